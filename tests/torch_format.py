@@ -48,6 +48,14 @@ class WithState:
   state: Any
 
 
+@dataclasses.dataclass(frozen=True)
+class Pickled:
+  """What Python pickles by itself, with a protocol of its own."""
+
+  value: Any
+  protocol: int
+
+
 def tensor(
   base: np.ndarray,
   shape: tuple[int, ...],
@@ -123,6 +131,10 @@ def _dumps(value: Any, storages: dict[int, tuple[str, np.ndarray]]) -> bytes:
       return dumps(value.function, value.arguments) + b'R'
     case WithState():
       return dumps(value.value, value.state) + b'b'
+    case Pickled():
+      pickled = pickle.dumps(value.value, value.protocol)
+      begin = 11 if value.protocol >= 4 and pickled[2:3] == b'\x95' else 2
+      return pickled[begin:-1]  # without its header, frame and end
     case Storage():
       x = value.array
       key, _ = storages.setdefault(id(x), (str(len(storages)), x))

@@ -68,12 +68,19 @@ def define_from(flag_values: flags.FlagValues) -> None:
 
 
 def define_overrides(flag_values: flags.FlagValues) -> None:
-  """Defines `--step`, `--image_size` and `--model.KEY=VALUE`, for `load`."""
+  """Defines `--step`, `--state`, `--image_size` and `--model.KEY=VALUE`."""
   flags.DEFINE_string(
     'step',
     None,
     'The checkpoint of a work directory: its step, best or newest. Default:'
     ' the best if there is one.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_string(
+    'state',
+    None,
+    'Which state of a training checkpoint of torch, by its key, as student.'
+    ' Default: averaged weights and a teacher before others.',
     flag_values=flag_values,
   )
   flags.DEFINE_string(
@@ -206,6 +213,8 @@ def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
   overrides: dict[str, Any] = {}
   if step := flag_values['step'].value:
     overrides['step'] = step
+  if state := flag_values['state'].value:
+    overrides['state'] = state
   for text in flag_values['model'].value or ():
     key, has_value, value = text.partition('=')
     if not key or not has_value:

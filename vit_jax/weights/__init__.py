@@ -252,6 +252,7 @@ def load(
   *,
   pretrained: str | None = None,
   step: int | str | None = None,
+  state: str | None = None,
   resize: str | None = None,
   quantize: str | None = None,
   as_stored: bool = False,
@@ -282,6 +283,9 @@ def load(
       `vit_jax.list_models(pretrained=True)`.
     step: Checkpoint of a work directory: its step, 'best' or 'newest'; None:
       the best if there is one, else the newest good one.
+    state: Which of the states in a training checkpoint of torch is read, by its
+      key, such as 'model' or 'student'; None: averaged weights and a teacher
+      before others.
     resize: How positions are resized, one of `resize.METHODS`; None: as in the
       code that the checkpoint comes from.
     quantize: 'int8': kernels are int8, a quarter of the bytes, only to predict
@@ -305,6 +309,11 @@ def load(
   overrides = dict(model_overrides)
   step = origin_lib.parse_step(step)
   if is_workdir(local):
+    if state is not None:
+      raise config_lib.UserError(
+        f'{path} is a work directory, which has no states to choose from: leave'
+        ' state out'
+      )
     loaded = _from_workdir(local, step)  # its config has all fields
   else:
     if step is not None:
@@ -314,7 +323,7 @@ def load(
       )
     unseen = {k: overrides.pop(k) for k in foreign.UNSEEN if k in overrides}
     size = None if image_size is None else fit.pair(image_size)
-    loaded = _from_file(local, unseen, position_size or size)
+    loaded = _from_file(local, unseen, position_size or size, state)
   wanted = num_classes, image_size, resize, quantize
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size
   if fits and not overrides and all(x is None for x in wanted):
@@ -441,9 +450,12 @@ def _stored(
 
 
 def _from_file(
-  path: pathlib.Path, unseen: dict[str, Any], size: tuple[int, int] | None
+  path: pathlib.Path,
+  unseen: dict[str, Any],
+  size: tuple[int, int] | None,
+  state: str | None,
 ) -> Loaded:
-  read = foreign.read(path, unseen, size)
+  read = foreign.read(path, unseen, size, state)
   description = read.description
   return Loaded(
     description.model,

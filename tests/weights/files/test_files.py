@@ -297,7 +297,7 @@ def _nested_key(depth: int) -> bytes:
     (b'\x8d' + b'\xff' * 7 + b'\x7f', 'pickle is damaged'),
     (b'\x8a\xff' + b'1' * 10, 'pickle is damaged'),
     (b'\x82\x01', 'the instruction EXT1'),
-    (b'ctorch\nSize\n)\x81', 'the instruction NEWOBJ'),
+    (b'ctorch\nSize\n)\x81', 'pickle is damaged'),
     (b'\x96' + b'\xff' * 7 + b'\x0f', 'damaged|the instruction BYTEARRAY8'),
     (b'ctorch\nFloatStorage\n)R', 'pickle is damaged'),
     (b'ctorch\nSize\n}X\4\0\0\0nameK\1sb', 'pickle is damaged'),

@@ -516,7 +516,7 @@ def changed(source, path, key, value, file='config.json', base=None):
     ('pretrained_cfg.crop_pct', float('nan'), 'a finite number above 0'),
     ('pretrained_cfg.crop_pct', 1.2, 'not be above 1'),
     ('pretrained_cfg.crop_mode', 1, "'center', 'squash'"),
-    ('pretrained_cfg.crop_mode', 'border', "'center', 'squash'"),
+    ('pretrained_cfg.crop_mode', 'none', "'center', 'squash', 'border'"),
     ('pretrained_cfg.interpolation', 'lanczos', "'bilinear', 'bicubic'"),
     ('pretrained_cfg.input_size', 32, 'three whole numbers'),
     ('pretrained_cfg.mean', [0.5, 0.5], 'one for each of 3 channels'),

@@ -43,10 +43,14 @@ class Arrays:
     read: Returns the array of a name, C-contiguous and in the byte order of the
       machine, or raises a UserError if it is damaged; several threads may call
       it at once.
+    state: Key of the state dict that they are, if the file has several things.
+    others: Keys of other state dicts in the file.
   """
 
   shapes: dict[str, tuple[int, ...]]
   read: Callable[[str], np.ndarray]
+  state: str = ''
+  others: tuple[str, ...] = ()
 
 
 class Archive:

@@ -20,6 +20,7 @@ from typing import Any
 from typing import BinaryIO
 import zipfile
 
+from absl import logging
 import ml_dtypes
 import numpy as np
 import safetensors
@@ -31,6 +32,7 @@ from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
 from vit_jax.weights.files import archives
+from vit_jax.weights.files import prefixes
 from vit_jax.weights.files import torch_files
 from vit_jax.weights.files.archives import Arrays
 
@@ -74,21 +76,61 @@ _OTHERS = (
 
 
 @contextlib.contextmanager
-def open_arrays(path: pathlib.Path) -> Iterator[Arrays]:
+def open_arrays(
+  path: pathlib.Path, state: str | None = None
+) -> Iterator[Arrays]:
   """Opens a checkpoint of another program.
 
   Args:
     path: An npz, safetensors or pth file, or the index (`*.index.json`) of a
       checkpoint in several files.
+    state: Which of the states in a training checkpoint is read, by its key or
+      by the attribute that holds the model, such as 'model_ema' or 'student';
+      None: averaged weights and a teacher before others, which a line says.
 
   Yields:
-    Its arrays, which can be read until the context ends.
+    Its arrays, which can be read until the context ends, by names without the
+    prefixes of training.
 
   Raises:
-    UserError: It is not such a file, it is damaged, or reading it is not safe.
+    UserError: It is not such a file, it is damaged, reading it is not safe, or
+      it has no such state.
   """
   with contextlib.ExitStack() as stack:
-    yield _one_file(path, stack)
+    stored = _one_file(path, stack, state=state)
+    with explained(str(path)):
+      names = prefixes.plain_names(stored.shapes, state)
+    _check_state(path, stored, names, state)
+    plain = names.stored
+    shapes = {name: stored.shapes[x] for name, x in plain.items()}
+    yield Arrays(shapes, lambda name: stored.read(plain[name]))
+
+
+def _check_state(
+  path: pathlib.Path, stored: Arrays, names: prefixes.Names, state: str | None
+) -> None:
+  """Says which of several states is read.
+
+  Raises:
+    UserError: The file has no state of the name that is asked for.
+  """
+  read = [x for x in (stored.state, *names.holders) if x]
+  others = (*stored.others, *names.others)
+  last = stored.state.rpartition('.')[2]
+  if state is not None and state not in (last, *read):
+    raise UserError(
+      f'{path} holds no state {archives.quoted(state)}: those that it has are'
+      f' {some([*read, *others]) or "without a name"}'
+    )
+  left = len(stored.shapes) - len(names.stored)
+  if others:
+    logging.info(
+      'read the state %s of %s; to read another (%s), name it: --state=%s',
+      *(' / '.join(read), path, some(others), others[0]),
+    )
+  if left:
+    beside = [x for x in stored.shapes if x not in {*names.stored.values()}]
+    logging.info('left out of %s, as beside the model: %s', path, some(beside))
 
 
 def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> BinaryIO:
@@ -101,7 +143,10 @@ def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> BinaryIO:
 
 
 def _one_file(
-  path: pathlib.Path, stack: contextlib.ExitStack, is_shard: bool = False
+  path: pathlib.Path,
+  stack: contextlib.ExitStack,
+  is_shard: bool = False,
+  state: str | None = None,
 ) -> Arrays:
   """Opens one file with the reader that its first bytes call for."""
   file = _open(path, stack)
@@ -114,7 +159,7 @@ def _one_file(
   if head.startswith((b'PK\x03\x04', b'PK\x05\x06')):
     archive = archives.Archive(path, file)
     if torch_files.is_torch(archive):
-      return torch_files.read(archive)
+      return torch_files.read(archive, state)
     return _npz(archive)
   if head.lstrip().startswith(b'{') and not is_shard:
     return _shards(path, file, stack)

@@ -27,8 +27,14 @@ def is_torch(archive: archives.Archive) -> bool:
   return any(x.endswith('/data.pkl') for x in archive.members)
 
 
-def read(archive: archives.Archive) -> archives.Arrays:
+def read(
+  archive: archives.Archive, state: str | None = None
+) -> archives.Arrays:
   """Opens a file of torch.save: a pickle, and a member for each storage.
+
+  Args:
+    archive: The file.
+    state: Which of several state dicts; see `pickles.state_dict`.
 
   Raises:
     UserError: It is damaged, or does not hold a state dict.
@@ -41,7 +47,8 @@ def read(archive: archives.Archive) -> archives.Arrays:
       ' a state dict needs: save the state dict alone, by torch.save'
     )
   with explained(f'{archive.path} is refused', pickles.PickleError):
-    tensors = pickles.state_dict(pickles.load(archive.read(pickle)))
+    chosen = pickles.state_dict(pickles.load(archive.read(pickle)), state)
+  tensors = chosen.tensors
   total = 0
   for name, tensor in tensors.items():
     total += math.prod(tensor.shape) * tensor.storage.dtype.itemsize
@@ -51,9 +58,8 @@ def read(archive: archives.Archive) -> archives.Arrays:
   def read_one(name: str) -> np.ndarray:
     return _read_tensor(archive, root, name, tensors[name])
 
-  return archives.Arrays(
-    {name: x.shape for name, x in tensors.items()}, read_one
-  )
+  shapes = {name: x.shape for name, x in tensors.items()}
+  return archives.Arrays(shapes, read_one, chosen.name, chosen.others)
 
 
 def _root(archive: archives.Archive) -> str:

@@ -39,6 +39,7 @@ _WEIGHTS = (
 )
 SUFFIXES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 
+_MOST_PREFIXES = 3  # names of modules before those of a model
 # Fields of models that arrays do not show.
 UNSEEN = tuple(
   dict.fromkeys(
@@ -98,6 +99,7 @@ def read(
   path: pathlib.Path,
   overrides: dict[str, Any],
   image_size: tuple[int, int] | None,
+  state: str | None = None,
 ) -> Foreign:
   """Reads a file of weights, or a directory with one.
 
@@ -108,6 +110,7 @@ def read(
     overrides: Fields of the model that its arrays do not show.
     image_size: (height, width) that the caller requests, which can determine a
       grid that is not square; or None.
+    state: As of `containers.open_arrays`.
 
   Raises:
     UserError: It is damaged, of no known format, or does not fit; the message
@@ -116,12 +119,12 @@ def read(
   file = _weights_in(path) if path.is_dir() else path
   config = _json(file.with_name('config.json'))
   preprocessor = _json(file.with_name('preprocessor_config.json'))
-  with containers.open_arrays(file) as opened_file, _named(path):
+  with containers.open_arrays(file, state) as opened_file, _named(path):
     hints = base.Hints(overrides, config, preprocessor, image_size)
     is_ours = _is_ours(config, file.name)
     if is_ours:
       hints = _completed(hints)
-    stored = google_towers.image_tower(opened_file)
+    stored = _plain(google_towers.image_tower(opened_file))
     form = _format(list(stored.shapes))
     arrays = form.prepare(stored)
     description = _cropped(form.describe(arrays, hints), hints)
@@ -177,7 +180,8 @@ def read_beside(
       differences.
   """
   with opened(path) as found:
-    arrays = _format(list(found.shapes)).prepare(found)
+    plain = _plain(found)
+    arrays = _format(list(plain.shapes)).prepare(plain)
     wanted = tables.entries(whole.rules, abstract)
     if not any(name in arrays.shapes for x in wanted for name in x.names):
       return None
@@ -226,10 +230,52 @@ def _say_assumed(path: pathlib.Path, description: base.Description) -> None:
   )
 
 
+def _plain(arrays: containers.Arrays) -> containers.Arrays:
+  """Returns the arrays of a model that is part of another, by its own names.
+
+  `open_arrays` removes the prefixes that training usually makes. Any other,
+  such as `image_encoder.vit.`, is known by the names of a format behind it.
+
+  Raises:
+    UserError: There are several such models.
+  """
+  if _recognising([*arrays.shapes]):
+    return arrays
+  groups: dict[str, list[str]] = {}
+  for name in arrays.shapes:
+    parts = name.split('.')
+    for depth in range(1, min(_MOST_PREFIXES, len(parts) - 1) + 1):
+      groups.setdefault('.'.join(parts[:depth]) + '.', []).append(name)
+  fits = {
+    prefix: names
+    for prefix, names in groups.items()
+    if _recognising([name.removeprefix(prefix) for name in names])
+  }
+  if not fits:
+    return arrays
+  most = max(map(len, fits.values()))
+  prefix, *others = [x for x, names in fits.items() if 2 * len(names) >= most]
+  others = [x for x in others if not x.startswith(prefix)]
+  if others:
+    raise UserError(
+      f'it holds several models, {", ".join((prefix, *others))}: name one, as'
+      f' --state={prefix.partition(".")[0]} (state= in load)'
+    )
+  logging.info('read the arrays whose names begin with %s', prefix)
+  names = {name.removeprefix(prefix): name for name in fits[prefix]}
+  return containers.Arrays(
+    {name: arrays.shapes[x] for name, x in names.items()},
+    lambda name: arrays.read(names[name]),
+  )
+
+
+def _recognising(names: list[str]) -> base.Format | None:
+  return next((form for form in FORMATS if form.recognises(names)), None)
+
+
 def _format(names: list[str]) -> base.Format:
-  for form in FORMATS:
-    if form.recognises(names):
-      return form
+  if form := _recognising(names):
+    return form
   raise UserError(
     f'it holds {len(names)} arrays of no known format'
     f' ({", ".join(names[:3])}, ...): those of Google, timm and Hugging Face'

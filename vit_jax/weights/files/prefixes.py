@@ -1,0 +1,99 @@
+"""Plain names of arrays, for those that training puts a prefix before.
+
+DistributedDataParallel, FSDP and torch.compile wrap a model, and Lightning and
+others hold it in an attribute: `module._orig_mod.model.blocks.0.norm1.weight`.
+"""
+
+import collections
+from collections.abc import Collection
+import dataclasses
+import re
+
+from vit_jax.config import UserError
+from vit_jax.weights.files import archives
+
+# Wrappers of a model or, but for the first, of its layers.
+_OUTER = re.compile(r'^(module\.)+')
+_WRAPPERS = re.compile(
+  r'(?:(?<=\.)|^)'
+  r'(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)'
+  r'\.'
+)
+# Attributes that hold a model, the preferred first.
+_HOLDERS = (
+  *('model_ema', 'ema_model', 'ema', 'model', 'net', 'network'),
+  *('base_model', 'teacher', 'student'),
+)
+# Those that a format of ours reads, too, if other parts are beside them.
+_PARTS = ('backbone', 'encoder')
+_COUNT = 'n_averaged'  # torch.optim.swa_utils.AveragedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+  """Plain names of the arrays in a file.
+
+  Attributes:
+    stored: Names in the file by plain names.
+    holders: Attributes in which the model was, the outermost first.
+    others: Other attributes of `_HOLDERS` beside them.
+  """
+
+  stored: dict[str, str]
+  holders: tuple[str, ...]
+  others: tuple[str, ...]
+
+
+def plain_names(names: Collection[str], holder: str | None = None) -> Names:
+  """Returns the names in a file without prefixes.
+
+  Of a model within another module, what is beside it is left out.
+
+  Args:
+    names: Names of the arrays in a file.
+    holder: Attribute that holds the model, if there are several; None: the
+      first of `_HOLDERS` that has at least half as many arrays as the largest.
+
+  Raises:
+    UserError: Two names are the same without their prefixes.
+  """
+  plain = {name: _unwrapped(name) for name in names}
+  holders: list[str] = []
+  others: list[str] = []
+  while held := _held([*plain.values()], holder):
+    holders.append(held[0])
+    others += held[1:]
+    prefix = f'{held[0]}.'
+    plain = {
+      name: _unwrapped(text.removeprefix(prefix))
+      for name, text in plain.items()
+      if text.startswith(prefix)
+    }
+  stored: dict[str, str] = {}
+  for name, text in plain.items():
+    if text in stored:
+      raise UserError(f'it holds {archives.array_named(text)} twice')
+    stored[text] = name
+  if len(stored) > 1:
+    stored.pop(_COUNT, None)
+  return Names(stored, tuple(holders), tuple(others))
+
+
+def _unwrapped(name: str) -> str:
+  before = None
+  while before != name:
+    before, name = name, _OUTER.sub('', _WRAPPERS.sub('', name))
+  return name
+
+
+def _held(names: Collection[str], holder: str | None) -> list[str]:
+  """Returns attributes that hold a model, the one to be read first."""
+  counts = collections.Counter(
+    name.partition('.')[0] for name in names if '.' in name
+  )
+  least = max(counts.values(), default=0) / 2
+  held = [x for x in _HOLDERS if counts[x] >= max(least, 1)]
+  if holder is not None and holder in counts:
+    return [holder, *(x for x in held if x != holder)]
+  total = sum(name != _COUNT for name in names)
+  return held or [x for x in _PARTS if counts[x] == total > 0]
