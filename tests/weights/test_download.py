@@ -455,6 +455,14 @@ def test_a_directory_with_a_pickle(hub):
   assert (path / 'pytorch_model.bin').read_bytes() == b'pickle'
 
 
+def test_a_pickle_in_several_files(hub):
+  content = index('pytorch_model-1-of-1.bin')
+  shard = {'pytorch_model-1-of-1__bin': b'pickle'}
+  hub(config__json=b'{}', pytorch_model__bin__index__json=content, **shard)
+  path = download.fetch('hf:timm/vit', sleep=no_sleep)
+  assert (path / 'pytorch_model-1-of-1.bin').read_bytes() == b'pickle'
+
+
 def test_a_directory_without_weights(hub):
   hub(config__json=b'{}')
   assert 'hf:timm/vit has neither model.safetensors' in error('hf:timm/vit')

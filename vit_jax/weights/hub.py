@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 NAME = r'\w[\w.-]*/\w[\w.-]*'
 _INDEX = 'model.safetensors.index.json'
+_TORCH_INDEX = 'pytorch_model.bin.index.json'
 # Of the texts of CLIP and SigLIP.
 _VOCABULARIES = ('merges.txt', 'spiece.model')
 
@@ -66,7 +67,13 @@ def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
   if index := repository.find(_INDEX):
     for shard in _shards(index):
       repository.get(shard)
-  elif not repository.find('pytorch_model.bin'):
+    return directory
+  if repository.find('pytorch_model.bin'):
+    return directory
+  if index := repository.find(_TORCH_INDEX):
+    for shard in _shards(index):
+      repository.get(shard)
+  else:
     raise UserError(
       f'{path} has neither model.safetensors, {_INDEX} nor pytorch_model.bin;'
       ' pass the URL of its weights'
@@ -274,23 +281,27 @@ def _is_whole(directory: pathlib.Path) -> bool:
     return False
   if has('model.safetensors') or has('pytorch_model.bin'):
     return True
-  return has(_INDEX) and has(*_shards(directory / _INDEX))
+  return any(
+    has(index) and has(*_shards(directory / index))
+    for index in (_INDEX, _TORCH_INDEX)
+  )
 
 
 def _shards(index: pathlib.Path) -> list[str]:
   """Returns names of the files in an index, which are in its directory."""
+  kind = 'bin' if index.name == _TORCH_INDEX else 'safetensors'
   try:
     stored = safe_io.parse_json(safe_io.read_text(index))
     names = set(stored['weight_map'].values())
   except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
     raise UserError(
-      f'{index} is no index of safetensors files ({type(e).__name__}:'
+      f'{index} is no index of {kind} files ({type(e).__name__}:'
       f' {config_lib.one_line(e)}); remove it and try again'
     ) from None
   for name in names:
-    if not re.fullmatch(r'\w[\w.-]*\.safetensors', str(name), re.ASCII):
+    if not re.fullmatch(rf'\w[\w.-]*\.{kind}', str(name), re.ASCII):
       raise UserError(
-        f'{index} names {name!r}, which is no safetensors file beside it; it is'
+        f'{index} names {name!r}, which is no {kind} file beside it; it is'
         ' not to be trusted: take another repository'
       )
   if not names:

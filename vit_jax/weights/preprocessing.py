@@ -58,6 +58,11 @@ TIMM = Usual()
 # For models that timm has from Google.
 TIMM_OF_GOOGLE = dataclasses.replace(TIMM, mean_std=HALF)
 
+# Value of a border; timm has none, and takes the mean.
+FILL = 'fill_color'
+LEVEL = typed.Kind(
+  'a whole number from 0 to 255', lambda x: type(x) is int and 0 <= x <= 255
+)
 _CROP_MODE = typed.one_of(*geometry.CROP_MODES)
 
 
@@ -104,11 +109,13 @@ def of_timm(
     'resize_like': usual.resize_like,
   }
   if mode == 'border':
-    preprocess['fill'] = tuple(round(255 * x) for x in mean)
+    fill = config.get(f'{key}.{FILL}', LEVEL)
+    usual_fill = tuple(round(255 * x) for x in mean)
+    preprocess['fill'] = usual_fill if fill is None else (fill,)
   return preprocess, silent
 
 
-_CLIP = (
+CLIP = (
   (0.48145466, 0.4578275, 0.40821073),
   (0.26862954, 0.26130258, 0.27577711),
 )
@@ -128,8 +135,8 @@ _CLASSES = {
   'DeiT': _Processor((256, 256), True, 3, HALF),
   'Beit': _Processor((256, 256), True, 3, HALF),
   'DINOv3ViT': _Processor((224, 224), False, 2, base.IMAGENET),
-  'Bit': _Processor(224, True, 3, _CLIP),
-  'CLIP': _Processor(224, True, 3, _CLIP),
+  'Bit': _Processor(224, True, 3, CLIP),
+  'CLIP': _Processor(224, True, 3, CLIP),
   'Siglip': _Processor((224, 224), False, 3, HALF),
 }
 _CLASS = (
@@ -150,7 +157,7 @@ _CLASS_OF = {
 # Mean and standard deviation of published models, unless ImageNet's.
 _USUAL = {
   **dict.fromkeys(('vit', 'beit', 'siglip', 'siglip2', 'bit'), HALF),
-  **dict.fromkeys(('clip', 'aimv2_vision_model'), _CLIP),
+  **dict.fromkeys(('clip', 'aimv2_vision_model'), CLIP),
 }
 RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 

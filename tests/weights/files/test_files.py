@@ -7,11 +7,13 @@ import os
 import pathlib
 import pickle
 import resource
+import shutil
 import struct
 import tracemalloc
 from typing import Any
 import zipfile
 
+import foreign
 import ml_dtypes
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ import torch_format
 from torch_format import Call
 from torch_format import Name
 
+import vit_jax
 from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 
@@ -499,34 +502,61 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path):
 # Checkpoints in several files.
 
 
-def sharded(tmp_path: pathlib.Path, **changes: str) -> pathlib.Path:
+def sharded(
+  tmp_path: pathlib.Path, ending: str = 'safetensors', **changes: str
+) -> pathlib.Path:
   arrays = {f'x{i}': np.full(3, i) for i in range(4)}
-  where = {k: f'{int(k[1]) // 2}.safetensors' for k in arrays}
-  for shard in ('0.safetensors', '1.safetensors'):
+  where = {k: f'{int(k[1]) // 2}.{ending}' for k in arrays}
+  for shard in sorted(set(where.values())):
     held = {k: x for k, x in arrays.items() if where[k] == shard}
-    write(tmp_path / shard, held)
-  index = tmp_path / 'model.safetensors.index.json'
+    if ending == 'bin':
+      torch_format.save(tmp_path / shard, torch_format.state_dict(held))
+    else:
+      write(tmp_path / shard, held)
+  stem = 'pytorch_model' if ending == 'bin' else 'model'
+  index = tmp_path / f'{stem}.{ending}.index.json'
   index.write_text(json.dumps({'weight_map': where | changes}))
   return index
 
 
-def test_shards(tmp_path):
-  index = sharded(tmp_path)
+@pytest.mark.parametrize('ending', ['safetensors', 'bin'])
+def test_shards(tmp_path, ending):
+  index = sharded(tmp_path, ending)
   assert_same(read(index), {f'x{i}': np.full(3, i) for i in range(4)})
 
 
+@pytest.mark.parametrize('ending', ['safetensors', 'bin'])
 @pytest.mark.parametrize(
   'name, file, message',
   [
-    ('x0', '2.safetensors', 'there is no file .*/2.safetensors'),
-    ('x0', '../0.safetensors', "the file '../0.safetensors', which is not in"),
+    ('x0', '2.{}', r'there is no file .*/2\.{}'),
+    ('x0', '../0.{}', r"the file '../0\.{}', which is not in"),
     ('x0', '/etc/passwd', "the file '/etc/passwd', which is not in"),
     ('x0', '..', 'which is not in'),
-    ('x9', '0.safetensors', "array 'x9', which 0.safetensors does not hold"),
-    ('x0', 'model.safetensors.index.json', 'neither npz, safetensors nor pth'),
+    ('x9', '0.{}', r"array 'x9', which 0\.{} does not hold"),
+    ('x0', 'INDEX', 'neither npz, safetensors nor pth'),
   ],
 )
-def test_shards_that_are_wrong(tmp_path, name, file, message):
-  with pytest.raises(UserError, match=message) as e:
-    read(sharded(tmp_path, **{name: file}))
-  assert '\n' not in str(e.value) and str(tmp_path) in str(e.value)
+def test_shards_that_are_wrong(tmp_path, name, file, message, ending):
+  """Also through a directory, whose index is found."""
+  index = sharded(tmp_path, ending).name
+  file = file.format(ending).replace('INDEX', index)
+  path = sharded(tmp_path, ending, **{name: file})
+  for there in (path, path.parent):
+    with pytest.raises(UserError, match=message.format(ending)) as e:
+      vit_jax.load(there)
+    assert '\n' not in str(e.value) and str(tmp_path) in str(e.value)
+
+
+def test_a_directory_of_torchs_shards(tmp_path):
+  """As `save_pretrained` wrote large models of Hugging Face."""
+  source = foreign.TORCH / 'hf_vit'
+  arrays = foreign.read(source / 'model.safetensors')
+  where = {name: f'{i % 3}.bin' for i, name in enumerate(arrays)}
+  for shard in ('0.bin', '1.bin', '2.bin'):
+    held = {k: x for k, x in arrays.items() if where[k] == shard}
+    torch_format.save(tmp_path / shard, torch_format.state_dict(held))
+  index = tmp_path / 'pytorch_model.bin.index.json'
+  index.write_text(json.dumps({'metadata': {}, 'weight_map': where}))
+  shutil.copy(source / 'config.json', tmp_path)
+  foreign.assert_same(vit_jax.load(tmp_path), vit_jax.load(source))

@@ -9,8 +9,9 @@ from foreign import logits
 from foreign import of_transformers
 from foreign import random_model
 from foreign import read
+import libraries
 import numpy as np
-import other_libraries
+from photographs import differences
 import pytest
 
 import vit_jax
@@ -159,7 +160,8 @@ def test_parts_without_a_place(tmp_path, to, changed, message):
 @pytest.mark.parametrize('act', ['gelu', 'quick_gelu'])
 def test_open_clip(tmp_path, act):
   """The image tower of its state dict, whose GELU the caller names."""
-  torch, open_clip = other_libraries.modules('torch', 'open_clip')
+  torch = pytest.importorskip('torch', reason=_REASON)
+  open_clip = libraries.imported('open_clip')
   torch.manual_seed(0)
   model = open_clip.model.CLIP(
     embed_dim=16,
@@ -183,6 +185,139 @@ def test_open_clip(tmp_path, act):
     expected = model.visual(pixels).numpy()
   found = logits(loaded, images) @ arrays['visual.proj']
   np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+OPEN_CLIP = {
+  'embed_dim': 16,
+  'vision_cfg': {'layers': 2, 'width': 96, 'patch_size': 8, 'image_size': 32},
+  'text_cfg': {'layers': 1, 'width': 64, 'heads': 1, 'vocab_size': 20},
+}
+
+
+@pytest.mark.parametrize(
+  'model_cfg, vision, preprocess_cfg',
+  [
+    ({'quick_gelu': True}, {'head_width': 32}, {}),
+    ({}, {'head_width': 24}, {'resize_mode': 'squash'}),
+    (
+      {'quick_gelu': False},
+      {'head_width': 48, 'ls_init_value': 0.1, 'mlp_ratio': 2.5},
+      {'resize_mode': 'longest', 'mean': [0.1, 0.2, 0.3], 'fill_color': 9},
+    ),
+    (
+      {},
+      {'head_width': 96, 'act_kwargs': {'approximate': 'tanh'}},
+      {'interpolation': 'bilinear', 'std': [0.5, 0.6, 0.7]},
+    ),
+    (
+      {'quick_gelu': True},
+      {'head_width': 32, 'image_size': [32, 48], 'pool_type': 'avg'},
+      {'interpolation': 'bilinear', 'resize_mode': 'shortest'},
+    ),
+    (
+      {},
+      {'norm_kwargs': {'eps': 1e-3}, 'no_ln_pre': True, 'head_width': 32},
+      {'resize_mode': 'longest', 'size': 224, 'interpolation': 'random'},
+    ),
+  ],
+)
+@pytest.mark.parametrize('name', ['open_clip_model.safetensors', 'x.pth'])
+def test_directories_of_open_clip(
+  tmp_path, jpegs, model_cfg, vision, preprocess_cfg, name
+):
+  """Features and pixels are open_clip's, by its own config alone."""
+  open_clip = libraries.imported('open_clip')
+  import torch
+
+  torch.manual_seed(0)
+  config = OPEN_CLIP | model_cfg
+  config['vision_cfg'] = OPEN_CLIP['vision_cfg'] | vision
+  (tmp_path / 'open_clip_config.json').write_text(
+    json.dumps({'model_cfg': config, 'preprocess_cfg': preprocess_cfg})
+  )
+  model = open_clip.model.CLIP(**config).eval()
+  with torch.no_grad():
+    for parameter in model.visual.parameters():
+      parameter.normal_(std=0.3)
+  arrays = {k: x.contiguous().numpy() for k, x in model.state_dict().items()}
+  if name == 'x.pth':
+    torch.save({'state_dict': model.state_dict()}, tmp_path / name)
+  else:
+    containers.write_safetensors(tmp_path / name, arrays, {})
+  loaded = vit_jax.load(tmp_path)
+  images = open_clip.transform.PreprocessCfg(
+    **preprocess_cfg | {'size': config['vision_cfg']['image_size']}
+  )
+  transform = open_clip.transform.image_transform_v2(images, is_train=False)
+
+  def theirs(image):
+    return transform(image).numpy().transpose(1, 2, 0)
+
+  assert max(differences(loaded.preprocess, jpegs, theirs)) < 1e-6
+  pixels = loaded.preprocess(jpegs[:2])
+  with torch.no_grad():
+    expected = model.visual(torch.tensor(np.moveaxis(pixels, -1, 1).copy()))
+  features = logits(loaded, pixels) @ arrays['visual.proj']
+  np.testing.assert_allclose(
+    features, expected, atol=2e-4 * abs(features).max()
+  )
+
+
+def test_open_clips_tower_of_timm(tmp_path):
+  """Its name says the GELU and heads; the GELU of the text does not matter."""
+  open_clip = libraries.imported('open_clip')
+  import torch
+
+  torch.manual_seed(0)
+  vision = {'timm_model_name': 'test_vit', 'timm_pool': 'token'}
+  config = OPEN_CLIP | {'quick_gelu': True}
+  config['vision_cfg'] = vision | {'image_size': 160}
+  model = open_clip.model.CustomTextCLIP(**config).eval()
+  (tmp_path / 'open_clip_config.json').write_text(
+    json.dumps({'model_cfg': config})
+  )
+  arrays = {k: x.contiguous().numpy() for k, x in model.state_dict().items()}
+  path = tmp_path / 'open_clip_model.safetensors'
+  containers.write_safetensors(path, arrays, {})
+  loaded = vit_jax.load(tmp_path)
+  images = images_of(160, 160)
+  with torch.no_grad():
+    pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
+    expected = model.visual.trunk(pixels).numpy()
+  np.testing.assert_allclose(logits(loaded, images), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  'key, value, wanted',
+  [
+    ('model_cfg.quick_gelu', 3, 'true or false'),
+    ('model_cfg.vision_cfg.head_width', 7, 'divide the width 64'),
+    ('model_cfg.vision_cfg.qk_norm', True, 'not known here'),
+    ('model_cfg.vision_cfg.pool_type', 'none', 'tok'),
+    ('model_cfg.vision_cfg.act_kwargs', {'inplace': True}, 'not known here'),
+    ('preprocess_cfg.resize_mode', 'crop', 'shortest'),
+    ('preprocess_cfg.mean', [1, 2], 'one for each of 3'),
+    ('preprocess_cfg.fill_color', 300, '0 to 255'),
+  ],
+)
+def test_json_of_open_clip(tmp_path, key, value, wanted):
+  arrays = {
+    'visual.class_embedding': np.zeros(64, np.float32),
+    'visual.ln_post.weight': np.zeros(64, np.float32),
+  }
+  path = tmp_path / 'open_clip_model.safetensors'
+  containers.write_safetensors(path, arrays, {})
+  content = {'model_cfg': {'vision_cfg': {'width': 64}}, 'preprocess_cfg': {}}
+  *parents, last = key.split('.')
+  place = content
+  for parent in parents:
+    place = place[parent]
+  place[last] = value
+  (tmp_path / 'open_clip_config.json').write_text(json.dumps(content))
+  with pytest.raises(
+    UserError, match=f'its open_clip_config.json says {key}.*{wanted}'
+  ):
+    vit_jax.load(tmp_path)
 
 
 def open_clips(name):

@@ -52,7 +52,7 @@ def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
   preprocess = loaded.preprocess
   parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(loaded.params))
   resize = preprocess.resize
-  if preprocess.fill is not None:
+  if preprocess.fill is not None and isinstance(resize, tuple):
     values = ', '.join(map(str, preprocess.fill))
     resized = f'to fit into {_by(resize)}, with a border of {values}'
   elif isinstance(resize, int):

@@ -24,8 +24,10 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import google_towers
 from vit_jax.weights.formats import huggingface
+from vit_jax.weights.formats import open_clip_config
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm
+from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import whole as whole_lib
 
 FORMATS: tuple[base.Format, ...] = (google, huggingface, timm)
@@ -35,7 +37,10 @@ _WEIGHTS = (
   'model.safetensors',
   'model.safetensors.index.json',
   'pytorch_model.bin',
+  'pytorch_model.bin.index.json',
   'model.npz',
+  'open_clip_model.safetensors',
+  'open_clip_pytorch_model.bin',
 )
 SUFFIXES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 
@@ -120,11 +125,13 @@ def read(
   config = _json(file.with_name('config.json'))
   preprocessor = _json(file.with_name('preprocessor_config.json'))
   with containers.open_arrays(file, state) as opened_file, _named(path):
-    hints = base.Hints(overrides, config, preprocessor, image_size)
+    stored = _plain(google_towers.image_tower(opened_file))
     is_ours = _is_ours(config, file.name)
+    if not is_ours and timm_clip.recognises(stored.shapes):
+      config = _config_of_open_clip(file) or config
+    hints = base.Hints(overrides, config, preprocessor, image_size)
     if is_ours:
       hints = _completed(hints)
-    stored = _plain(google_towers.image_tower(opened_file))
     form = _format(list(stored.shapes))
     arrays = form.prepare(stored)
     description = _cropped(form.describe(arrays, hints), hints)
@@ -347,6 +354,12 @@ def _json(path: pathlib.Path) -> typed.Json:
   if content is not None and not isinstance(content, dict):
     raise UserError(f'{path} holds no object: repair it, or remove it')
   return typed.Json(path.name, content or {})
+
+
+def _config_of_open_clip(file: pathlib.Path) -> typed.Json | None:
+  """Returns open_clip's config beside its weights, as timm would have it."""
+  config = _json(file.with_name(open_clip_config.FILE))
+  return open_clip_config.as_timm(config) if config.content else None
 
 
 def _weights_in(directory: pathlib.Path) -> pathlib.Path:

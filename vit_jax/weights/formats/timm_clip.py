@@ -64,13 +64,14 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
   Raises:
     UserError: The image tower is a ResNet, or pools by attention.
   """
+  is_timms = any(x.startswith(_TRUNK) for x in arrays.shapes)
   wrong = next((x for x in arrays.shapes if re.match(_NOT_COMPUTED, x)), None)
-  if wrong:
+  if wrong and not is_timms:
     raise UserError(
       f'it has {wrong}: of open_clip the ViTs that read a class token, and'
       ' those of timm, can be computed'
     )
-  visual = base.Renamed(arrays, _timms)
+  visual = base.Renamed(arrays, _trunk_name if is_timms else _timms)
   tokens = filter(visual.shapes.__contains__, ('cls_token', 'pos_embed'))
   made = {name: ([name], _batched) for name in tokens}
   return base.Renamed(base.derived(visual, made), show=visual.stored)
@@ -81,9 +82,12 @@ def _batched(x: np.ndarray) -> np.ndarray:
   return x.reshape(*[1] * (3 - x.ndim), *x.shape)
 
 
+def _trunk_name(name: str) -> str:
+  plain = name.removeprefix(_TRUNK)
+  return plain if plain != name else _OUTSIDE + name
+
+
 def _timms(name: str) -> str:
-  if name.startswith(_TRUNK):
-    return name.removeprefix(_TRUNK)
   own = name.removeprefix(_VISUAL)
   if own == name or own == 'proj':
     return _OUTSIDE + name
@@ -95,9 +99,13 @@ def _timms(name: str) -> str:
 def fields(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
   """Returns the fields in which a tower differs from timm's ViT."""
   is_there = 'norm_pre.weight' in shapes
-  if not hints.config.get('model_args.pre_norm', typed.TRUTH, is_there):
+  pre_norm = hints.config.get('model_args.pre_norm', typed.TRUTH, is_there)
+  has_bias = 'patch_embed.proj.bias' in shapes
+  is_open_clips = any(x.startswith(_OUTSIDE) for x in shapes.names)
+  if not pre_norm and (has_bias or not is_open_clips):
     return {}
   said = hints.stored_size or 'gelu' in hints.overrides
+  said = said or hints.config.get('model_args.act_layer', typed.TEXT)
   if not said and not hints.config.get('architecture', typed.TEXT, ''):
     logging.warning(
       'warning: no file says which GELU it has; assumed: the exact one; for a'
@@ -105,9 +113,11 @@ def fields(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
       ' --model.gelu=sigmoid)'
     )
   return {
-    'pre_norm': True,
-    'patch_bias': 'patch_embed.proj.bias' in shapes,
-    'layer_norm_epsilon': _EPSILON,
+    'pre_norm': pre_norm,
+    'patch_bias': has_bias,
+    'layer_norm_epsilon': hints.config.get(
+      'norm_kwargs.eps', typed.POSITIVE, _EPSILON
+    ),
   }
 
 
