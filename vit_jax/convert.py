@@ -260,8 +260,23 @@ def _whole(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
 def _write_dense(source: str, path: pathlib.Path) -> None:
   """Writes a run of segmentation whole, under another program's names."""
   from vit_jax.weights.formats import dense
+  from vit_jax.weights.formats import uncommon
 
-  dense.write(_of_segmentation(cli.load(FLAGS, source)), path, str(_TO.value))
+  loaded = cli.load(FLAGS, source)
+  params = _of_segmentation(loaded)
+  if new := uncommon.activation(loaded.model):
+    raise UserError(
+      f'{source} cannot be written with --to={_TO.value}, which has no place'
+      f' for {new}: use --to=vit_jax'
+    )
+  dense.write(params, path, str(_TO.value))
+  gelu = getattr(loaded.model, 'gelu', 'exact')
+  if gelu != 'exact':
+    logging.warning(
+      'warning: this model has %s; %s computes the exact one',
+      uncommon.GELUS[gelu],
+      dense.FORMATS[str(_TO.value)].program,
+    )
 
 
 def _read_dense(source: str, path: pathlib.Path) -> None:

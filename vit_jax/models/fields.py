@@ -210,12 +210,13 @@ def _check_size(name: str, field: Field, value: Any) -> None:
     raise ValueError(
       f'{name} has {len(numbers)} numbers: at most {_MOST_NUMBERS}'
     )
-  least = 1 if isinstance(value, tuple) else -math.inf
+  least = max(field.least, 1) if isinstance(value, tuple) else field.least
+  bounds = f'at most {field.most:,}'
+  if least > -math.inf:
+    bounds = f'from {least:,} to {field.most:,}'
   for x in numbers:
     if type(x) is int and not least <= x <= field.most:
-      raise ValueError(
-        f'{name} is {reprlib.repr(value)}: it must be from 1 to {field.most:,}'
-      )
+      raise ValueError(f'{name} is {reprlib.repr(value)}: it must be {bounds}')
 
 
 def _check_value(name: str, field: Field, value: Any) -> None:
@@ -224,8 +225,6 @@ def _check_value(name: str, field: Field, value: Any) -> None:
     raise ValueError(
       f'{name} is {value!r}: choose one of {", ".join(field.choices)}'
     )
-  if type(value) is int and value < field.least:
-    raise ValueError(f'{name} is {value}: it must be at least {field.least}')
   if field.interval:
     is_low = value < 0 or (value == 0 and field.interval.startswith('('))
     least_excluded = math.inf if field.interval.endswith('inf)') else 1

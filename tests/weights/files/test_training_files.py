@@ -348,11 +348,11 @@ def test_files_that_take_time(tmp_path, program, message):
 # Prefixes, and several states.
 
 PREFIXES = [
-  *('module.', '_orig_mod.', 'model.', 'net.', 'network.', 'backbone.'),
+  *('module.', '_orig_mod.', 'model.', 'net.', 'network.', 'base_model.'),
   *('encoder.', 'teacher.', 'student.', 'ema_model.', 'module.module.'),
   *('module._orig_mod.', '_orig_mod.module.', 'model._orig_mod.'),
   *('_forward_module.model._orig_mod.', 'model.module._orig_mod.'),
-  *('model.model.', 'model.backbone.', 'student._orig_mod.backbone.'),
+  *('model.model.', 'student._orig_mod.encoder.'),
   *('_fsdp_wrapped_module.', 'module.model.encoder.'),
 ]
 
@@ -437,17 +437,27 @@ def test_one_of_several_states(tmp_path, monkeypatch, taken, other, is_prefix):
 
 
 @pytest.mark.parametrize(
-  'prefix', ['vit.', 'image_encoder.vit.', 'module.a._orig_mod.b.', 'trunk.']
+  'prefix',
+  [
+    *('vit.', 'image_encoder.vit.', 'module.a._orig_mod.b.', 'trunk.'),
+    *('backbone.', 'model.backbone.', 'student._orig_mod.backbone.encoder.'),
+  ],
 )
 def test_prefixes_of_any_name(tmp_path, prefix):
   """They are known by the names behind them; what is beside is left out."""
   arrays = foreign.read(foreign.TORCH / 'vit_registers_layerscale.safetensors')
   value = {f'{prefix}{k}': x for k, x in arrays.items()}
-  value['text.embedding.weight'] = ARRAYS['cls_token']
+  if not prefix.startswith('backbone.'):  # as DINO has it, beside its heads
+    value['text.embedding.weight'] = ARRAYS['cls_token']
   save(tmp_path / 'x.pth', {'state_dict': value})
   loaded = vit_jax.load(tmp_path / 'x.pth', num_heads=3)
   head = loaded.params['head']['bias']
   np.testing.assert_array_equal(head, arrays['head.bias'])
+
+
+def test_several_models_in_one_state(tmp_path):
+  arrays = foreign.read(foreign.TORCH / 'vit_registers_layerscale.safetensors')
+  value = {f'a.b.{k}': x for k, x in arrays.items()}
   value |= {f'other.{k}': x for k, x in arrays.items()}
   save(tmp_path / 'x.pth', {'state_dict': value})
   with pytest.raises(UserError, match='name one, as --state'):

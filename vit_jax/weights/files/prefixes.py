@@ -24,8 +24,8 @@ _HOLDERS = (
   *('model_ema', 'ema_model', 'ema', 'model', 'net', 'network'),
   *('base_model', 'teacher', 'student'),
 )
-# Those that a format of ours reads, too, if other parts are beside them.
-_PARTS = ('backbone', 'encoder')
+# An attribute that formats have, too, if other parts are beside it.
+_ENCODER = 'encoder'
 _COUNT = 'n_averaged'  # torch.optim.swa_utils.AveragedModel
 
 
@@ -96,4 +96,4 @@ def _held(names: Collection[str], holder: str | None) -> list[str]:
   if holder is not None and holder in counts:
     return [holder, *(x for x in held if x != holder)]
   total = sum(name != _COUNT for name in names)
-  return held or [x for x in _PARTS if counts[x] == total > 0]
+  return held or [_ENCODER] * (counts[_ENCODER] == total > 0)

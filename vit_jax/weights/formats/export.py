@@ -38,6 +38,7 @@ from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_config
 from vit_jax.weights.formats import timm_parallel
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats import whole as whole_lib
 
 OURS = 'vit_jax'
@@ -161,7 +162,9 @@ def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
     )
 
   def lacks(form: base.Format) -> equivalent.Lacks:
-    return lambda model: form.unsupported(model, size)
+    return lambda model: (
+      uncommon.activation(model) or form.unsupported(model, size)
+    )
 
   found = {
     form.NAME: equivalent.form_of(model, lacks(form))
@@ -173,7 +176,7 @@ def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
     able = [other for other in found if found[other] is not None]
     raise UserError(
       f'{source} cannot be written with --to={name}, which has no place for'
-      f' {form.unsupported(model, size)}: use'
+      f' {lacks(form)(model)}: use'
       f' --to={" or --to=".join([*able, OURS])}'
     )
   return target

@@ -32,6 +32,7 @@ NAME = 'google'
 
 # Fields that arrays do not show, as in models_vit.py and models_mixer.py.
 _FIELDS = {'gelu': 'tanh', 'layer_norm_epsilon': 1e-6}
+_GELU = uncommon.GELUS['tanh']
 
 
 def _pair(
@@ -411,7 +412,8 @@ def notes(model: models.Model) -> list[str]:
     return ["BiT's own code has 32 groups, and zeros around what it pools"]
   found = []
   if model.gelu != _FIELDS['gelu']:
-    found.append('the exact GELU; the code of this format approximates it')
+    gelu = uncommon.GELUS[model.gelu]
+    found.append(f'{gelu}; the code of this format has {_GELU}')
   if model.layer_norm_epsilon != _FIELDS['layer_norm_epsilon']:
     epsilon = f'{model.layer_norm_epsilon:g} in its LayerNorms'
     found.append(f'the epsilon {epsilon}; the code of this format has 1e-06')

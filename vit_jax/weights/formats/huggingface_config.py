@@ -12,6 +12,7 @@ from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import huggingface_aimv2 as aimv2
 from vit_jax.weights.formats import huggingface_beit
 from vit_jax.weights.formats import huggingface_bit as bit
+from vit_jax.weights.formats import huggingface_clip as clip
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
 from vit_jax.weights.formats import huggingface_kinds
 from vit_jax.weights.formats import huggingface_towers as towers
@@ -60,7 +61,7 @@ def _config(
     'hidden_size': model.hidden_size,
     'num_hidden_layers': model.depth,
     'num_attention_heads': model.num_heads,
-    'hidden_act': 'gelu' if model.gelu == 'exact' else 'gelu_pytorch_tanh',
+    'hidden_act': clip.ACTIVATIONS[model.gelu],
     'hidden_dropout_prob': model.dropout_rate,
     'attention_probs_dropout_prob': model.attention_dropout_rate,
     'layer_norm_eps': model.layer_norm_epsilon,

@@ -238,6 +238,7 @@ def beside(
   pools = ('largest', 'end') if is_clip else ('last',)
   fits = (
     tower.causal == is_clip
+    and tower.gelu in clip.ACTIVATIONS
     and tower.pool in pools
     and tower.has_head_bias != is_clip
     and bool(model.projection) == is_clip

@@ -74,4 +74,7 @@ def unsupported(model: vit.ViT) -> dict[str, Any]:
     'normalised queries and keys beside relative positions': model.qk_norm,
     'a ResNet stem beside relative positions': model.resnet_stages is not None,
     'a gated MLP beside relative positions': model.gated_mlp,
+    'approximations of the GELU beside relative positions': (
+      model.gelu != 'exact'
+    ),
   }

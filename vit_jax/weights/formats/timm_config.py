@@ -20,6 +20,7 @@ from vit_jax.weights.formats import timm_eva
 from vit_jax.weights.formats import timm_naflex
 from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats import timm_relpos
+from vit_jax.weights.formats import uncommon
 
 # timm's names of the paper's sizes.
 _SIZES = {'Ti': 'tiny', 'S': 'small', 'L': 'large', 'H': 'huge', 'g': 'giant'}
@@ -44,6 +45,10 @@ _HYBRIDS: Mapping[tuple[int, ...], str] = {
 }
 # timm's names of functions that are not its default.
 _GELUS = {'tanh': 'gelu_tanh', 'sigmoid': 'quick_gelu'}
+_MIXERS_GELUS = {
+  'tanh': 'timm.layers.GELUTanh',
+  'sigmoid': 'timm.layers.activations.QuickGELU',
+}
 
 
 def companions(
@@ -133,10 +138,11 @@ def notes(model: models.Model) -> list[str]:
       f' has {usual:g}'
     )
   if isinstance(model, mixer.Mixer):
-    if model.gelu == 'tanh':
+    if model.gelu in _MIXERS_GELUS:
       found.append(
-        'GELU: this model has the tanh approximation; timm computes the exact'
-        ' function unless `MlpMixer` is given act_layer=timm.layers.GELUTanh'
+        f'GELU: this model has {uncommon.GELUS[model.gelu]}; timm computes the'
+        ' exact function unless `MlpMixer` is given'
+        f' act_layer={_MIXERS_GELUS[model.gelu]}'
       )
   elif model.resnet_stages is not None:
     found.append(

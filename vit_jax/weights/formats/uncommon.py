@@ -1,5 +1,6 @@
 """Parts of ViTs that few formats have a place for."""
 
+from vit_jax import models
 from vit_jax.models import vit
 
 NO_KEY_BIAS = 'queries and values with biases, and keys without'
@@ -27,10 +28,22 @@ BRANCHES = 'several attentions beside each other'
 DIFFERENTIAL = 'differential attention'
 FEWER_KEYS = 'fewer heads of keys than of queries'
 ATTENTION_SCALE = 'LayerScale of attention alone'
+# The activations of `spec.GELUS` that formats have names for.
+GELUS = {
+  'exact': 'the exact GELU',
+  'tanh': 'the tanh approximation of the GELU',
+  'sigmoid': QUICK_GELU,
+}
 # Those of `parts` that CLIP's image tower has.
 CLIPS = (PRE_NORM, NO_PATCH_BIAS, QUICK_GELU)
 # Those of `parts` that BEiT has.
 BEITS = (NO_KEY_BIAS, RELATIVE, MASK_TOKEN)
+
+
+def activation(model: models.Model) -> str | None:
+  """Returns the activation of a model if no format has a name for it."""
+  name = getattr(model, 'gelu', 'exact')
+  return None if name in GELUS else f'the activation {name!r}'
 
 
 def is_flexible(model: vit.ViT) -> bool:

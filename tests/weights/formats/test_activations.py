@@ -1,0 +1,73 @@
+"""Each activation is written by its true name, or refused, in each format."""
+
+import dataclasses
+import json
+
+from foreign import random_model
+import pytest
+
+import vit_jax
+from vit_jax.config import UserError
+from vit_jax.models import spec
+from vit_jax.weights.formats import export
+
+MODELS = {
+  'vit': {},
+  'dinov2': {'layer_scale': 0.1, 'pool': 'token+gap'},
+  'clip': {'pre_norm': True, 'patch_bias': False, 'num_classes': 0},
+  'siglip': {
+    **{'pool': 'map', 'class_token': False, 'num_classes': 0},
+    'position_tokens': 'patches',
+  },
+  'beit': {
+    **{'relative_positions': 'layers', 'position_embedding': 'none'},
+    **{'key_bias': False, 'layer_scale': 0.1},
+    **{'pool': 'gap', 'norm_after_pool': True, 'class_token': True},
+  },
+  'parallel': {'parallel_mlp': True, 'layer_scale': 0.1},
+  'branches': {'branches': 2},
+  'rotary': {'rotary': 'eva02', 'attention_norm': True, 'key_bias': False},
+  'relpos': {
+    **{'relative_positions': 'layers_mlp', 'position_embedding': 'none'},
+    **{'pool': 'gap', 'class_token': False},
+  },
+  'hybrid': {'name': 'R+ViT-Ti/16', 'num_classes': 5},
+  'mixer': {'name': 'Mixer-S/32', 'num_classes': 5, 'depth': 1},
+}
+
+
+def written(path, model, form):
+  """Writes a directory as others would, and returns the notes."""
+  notes = export.write(model, path, form, 'here')
+  config = json.loads((path / 'config.json').read_text())
+  config.pop('vit_jax', None)
+  (path / 'config.json').write_text(json.dumps(config))
+  return ' '.join(notes)
+
+
+@pytest.mark.parametrize('form', ['google', 'timm', 'huggingface'])
+@pytest.mark.parametrize('name', MODELS)
+def test_activations_are_written_or_refused(tmp_path, form, name):
+  for gelu in spec.GELUS:
+    fields = {'gelu': gelu, **MODELS[name]}
+    model = random_model(**fields)
+    path = tmp_path / gelu
+    try:
+      notes = written(path, model, form)
+    except UserError as e:
+      assert 'has no place for' in str(e)
+      continue
+    heads = {'num_heads': model.model.num_heads} if name != 'mixer' else {}
+    if 'GELU' not in notes:
+      assert vit_jax.load(path, **heads).model.gelu == gelu
+
+
+@pytest.mark.parametrize('form', ['google', 'timm', 'huggingface'])
+@pytest.mark.parametrize('name', MODELS)
+def test_a_new_activation_is_refused_by_its_name(tmp_path, form, name):
+  """One that is in `spec.GELUS`, and that no format has a name for."""
+  model = random_model(**MODELS[name])
+  model = dataclasses.replace(model, model=model.model.clone(gelu='mish'))
+  with pytest.raises(UserError, match="has no place for the activation 'mish'"):
+    export.write(model, tmp_path / 'x', form, 'here')
+  assert not (tmp_path / 'x').exists()
