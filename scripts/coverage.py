@@ -130,9 +130,8 @@ def _print_table(library: str, models: Callable[[], Iterator[Any]]) -> None:
   """Tries the models of a library, and prints how each one ended."""
   for name in ('torch', library):
     try:
-      if name == 'timm':
-        torchvision_operators.import_torchvision()
       importlib.import_module(name)
+      torchvision_operators.define_missing()
     except (ImportError, RuntimeError) as e:
       reason = str(e).partition('\n')[0]
       raise UserError(

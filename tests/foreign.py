@@ -50,12 +50,12 @@ def of_transformers(name, fields):
     name: Its class; what follows a comma is left out.
     fields: Of its config.
   """
-  import libraries  # of pytest, which scripts/fuzz.py does without
+  import other_libraries  # of pytest, which scripts/fuzz.py does without
   import pytest
 
   reason = "needs torch and transformers: pip install -e '.[compat]'"
   torch = pytest.importorskip('torch', reason=reason)
-  transformers = libraries.imported('transformers', reason)
+  transformers = other_libraries.imported('transformers', reason)
   torch.manual_seed(0)
   module = getattr(transformers, name.split(',')[0])
   model = module(module.config_class(**fields)).eval()

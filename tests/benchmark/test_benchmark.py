@@ -9,6 +9,7 @@ import types
 
 import commands
 import numpy as np
+import other_libraries
 import pytest
 import rates
 import tiny
@@ -82,7 +83,7 @@ def test_what_a_save_costs(bench):
 
 def test_transformers_in_turns(config):
   pytest.importorskip('torch', reason='needs torch and transformers')
-  pytest.importorskip('transformers', reason='needs transformers')
+  other_libraries.imported('transformers')
   bench = measures.Bench(config, 2, 1e9, 'transformers')
   bench.check()
   for entry in (bench.infer(), bench.train()):

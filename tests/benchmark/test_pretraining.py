@@ -3,6 +3,7 @@
 import sys
 
 import commands
+import other_libraries
 import pytest
 import rates
 import tiny
@@ -58,7 +59,7 @@ def config_of(name):
 @pytest.mark.parametrize('name', sorted(set(_OPTIONS) - {'dinov2'}))
 def test_a_method_in_turns_with_pytorch(name):
   pytest.importorskip('torch', reason='needs torch and transformers')
-  pytest.importorskip('transformers', reason='needs transformers')
+  other_libraries.imported('transformers')
   if name == 'unetr':
     pytest.importorskip('monai', reason='needs monai')
   bench = pretraining.Bench(name, config_of(name), blocks=2)

@@ -5,8 +5,8 @@ import json
 import math
 
 from foreign import random_model
-import libraries
 import numpy as np
+import other_libraries
 from photographs import differences
 from photographs import MEAN
 from photographs import STD
@@ -137,7 +137,7 @@ def test_pixels_of_the_timm_that_is_installed(
   of_timm, jpegs, mode, interpolation
 ):
   """Equal but for the rounding of the normalisation in float32."""
-  create_transform = libraries.imported('timm.data').create_transform
+  create_transform = other_libraries.imported('timm.data').create_transform
   fields = {'interpolation': interpolation, 'crop_mode': mode}
   sizes = [(112, 112), (161, 161), (64, 41), (41, 64), (33, 35)]
   for crop_pct, size in zip(_CROP_PCTS[:5], sizes, strict=True):

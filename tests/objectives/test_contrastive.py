@@ -8,6 +8,7 @@ import cv2
 import jax
 import methods
 import numpy as np
+import other_libraries
 import pytest
 import tiny
 
@@ -410,7 +411,7 @@ FILES = {
 def test_transformers_embeds_the_same(kind, tmp_path):
   """Both towers are written as theirs, and a run starts from them."""
   torch = pytest.importorskip('torch')
-  transformers = pytest.importorskip('transformers')
+  transformers = other_libraries.imported('transformers')
   options, fields = FILES[kind]
   config = config_of(options, **SGD | fields, train__duration='3 steps')
   config.evals.zero.split = config.evals.found.split = ''
@@ -456,7 +457,7 @@ def test_towers_that_no_file_has(finished, tmp_path):
 def test_a_file_of_both_towers_compares_and_finds(tmp_path, capsys):
   """CLIP of transformers, with the vocabulary beside it."""
   torch = pytest.importorskip('torch')
-  transformers = pytest.importorskip('transformers')
+  transformers = other_libraries.imported('transformers')
   pytest.importorskip('tokenizers')
   small = {
     'hidden_size': 16,

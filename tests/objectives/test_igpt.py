@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import methods
 import numpy as np
+import other_libraries
 import pytest
 import tiny
 
@@ -223,7 +224,7 @@ def test_pictures_need_the_right_input(finished, arguments, message):
 
 
 def test_files_of_transformers_are_the_same_model(finished, images, tmp_path):
-  transformers = pytest.importorskip('transformers')
+  transformers = other_libraries.imported('transformers')
   assert (
     commands.run(convert, finished, tmp_path / 'hf', '--to=huggingface') == 0
   )

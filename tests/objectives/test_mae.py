@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import methods
 import numpy as np
+import other_libraries
 import pytest
 import tiny
 
@@ -153,7 +154,7 @@ def test_files_of_others_hold_all_of_it_to_the_bit(finished, name, tmp_path):
 
 def test_transformers_computes_the_same_loss(finished, tmp_path):
   torch = pytest.importorskip('torch')
-  transformers = pytest.importorskip('transformers')
+  transformers = other_libraries.imported('transformers')
   args = f'{finished} {tmp_path}/there --to=huggingface --whole'.split()
   assert commands.run(convert, *args) == 0
   theirs, report = transformers.ViTMAEForPreTraining.from_pretrained(

@@ -3,6 +3,7 @@
 import importlib.util
 
 import commands
+import other_libraries
 import pytest
 import tiny
 
@@ -13,7 +14,7 @@ def run(*flags):
 
 def test_models_of_transformers():
   pytest.importorskip('torch', reason='needs torch and transformers')
-  pytest.importorskip('transformers', reason='needs torch and transformers')
+  other_libraries.imported('transformers')
   result = run('--transformers', '--only=VisionModel')
   assert result.returncode == 0, result.stderr
   rows = [x.split(' | ') for x in result.stdout.splitlines() if '| 2 |' in x]

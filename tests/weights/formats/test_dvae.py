@@ -2,8 +2,8 @@
 
 import dvae_file
 import jax.numpy as jnp
-import libraries
 import numpy as np
+import other_libraries
 import pytest
 from safetensors.numpy import save_file
 
@@ -28,7 +28,7 @@ def authors(state):
 @pytest.mark.parametrize('size', [(16, 24), (32, 16)])
 def test_the_tokens_of_transformers(tmp_path, blocks, size):
   torch = pytest.importorskip('torch', reason=_REASON)
-  transformers = libraries.imported('transformers', _REASON)
+  transformers = other_libraries.imported('transformers', _REASON)
   config = transformers.FlavaImageCodebookConfig(
     hidden_size=8, vocab_size=24, num_blocks_per_group=blocks
   )

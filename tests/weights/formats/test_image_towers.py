@@ -9,8 +9,8 @@ from foreign import logits
 from foreign import of_transformers
 from foreign import random_model
 from foreign import read
-import libraries
 import numpy as np
+import other_libraries
 from photographs import differences
 import pytest
 
@@ -161,7 +161,7 @@ def test_parts_without_a_place(tmp_path, to, changed, message):
 def test_open_clip(tmp_path, act):
   """The image tower of its state dict, whose GELU the caller names."""
   torch = pytest.importorskip('torch', reason=_REASON)
-  open_clip = libraries.imported('open_clip')
+  open_clip = other_libraries.imported('open_clip')
   torch.manual_seed(0)
   model = open_clip.model.CLIP(
     embed_dim=16,
@@ -226,7 +226,7 @@ def test_directories_of_open_clip(
   tmp_path, jpegs, model_cfg, vision, preprocess_cfg, name
 ):
   """Features and pixels are open_clip's, by its own config alone."""
-  open_clip = libraries.imported('open_clip')
+  open_clip = other_libraries.imported('open_clip')
   import torch
 
   torch.manual_seed(0)
@@ -265,7 +265,7 @@ def test_directories_of_open_clip(
 
 def test_open_clips_tower_of_timm(tmp_path):
   """Its name says the GELU and heads; the GELU of the text does not matter."""
-  open_clip = libraries.imported('open_clip')
+  open_clip = other_libraries.imported('open_clip')
   import torch
 
   torch.manual_seed(0)

@@ -7,8 +7,8 @@ from foreign import images_of
 from foreign import logits
 from foreign import of_transformers
 from foreign import random_model
-import libraries
 import numpy as np
+import other_libraries
 from photographs import differences
 from photographs import MEAN
 import pytest
@@ -18,7 +18,7 @@ from vit_jax.weights.formats import export
 
 _REASON = "needs torch and transformers: pip install -e '.[compat]'"
 torch = pytest.importorskip('torch', reason=_REASON)
-transformers = libraries.imported('transformers', _REASON)
+transformers = other_libraries.imported('transformers', _REASON)
 
 TOLERANCE = {'atol': 1e-4, 'rtol': 0}
 SMALL = {

@@ -147,8 +147,8 @@ def _import(module: str, name: str) -> Any:
     UserError: The library or a dependency is missing; says what to install.
   """
   try:
-    if module == 'timm':
-      torchvision_operators.import_torchvision()
+    if module != 'torch':
+      torchvision_operators.define_missing()
     return importlib.import_module(module)
   except ImportError as e:
     raise UserError(

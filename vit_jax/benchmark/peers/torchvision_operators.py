@@ -1,12 +1,14 @@
-"""torchvision, which timm imports, beside a PyTorch that it was not built for.
+"""torchvision beside a PyTorch that it was not built for.
 
 PyPI's torchvision 0.28.0 is built for PyTorch with CUDA, whose packages take
 5 GB. Without them `pip install --no-deps torchvision==0.28.0` installs it
 beside PyTorch for CPUs, where its operators cannot be loaded, and its import
-fails. Transforms and models of timm call none of them.
+fails. timm, open_clip and transformers import it; their transforms and ViTs
+call none of the operators.
 """
 
 import importlib
+import importlib.util
 import sys
 from typing import Any
 
@@ -15,12 +17,10 @@ _OPERATORS = ('nms', 'qnms')
 _LIBRARIES: list[Any] = []  # an operator lives as long
 
 
-def import_torchvision() -> None:
-  """Imports torchvision; operators that cannot be loaded raise when called.
-
-  Raises:
-    ImportError: It is not installed.
-  """
+def define_missing() -> None:
+  """Makes torchvision importable, if it is installed; call it before others."""
+  if importlib.util.find_spec('torchvision') is None:
+    return
   try:
     importlib.import_module('torchvision')
   except RuntimeError:  # operator torchvision::nms does not exist
