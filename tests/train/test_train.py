@@ -302,6 +302,43 @@ def test_another_config_is_refused(finished, tmp_path):
     loop.run(config, str(workdir))
 
 
+def test_a_run_that_lost_all_steps_binds_nothing(finished, tmp_path):
+  workdir = copy_unfinished(finished[0], tmp_path)
+  shutil.rmtree(workdir / 'checkpoints')
+  shutil.rmtree(workdir / 'best')
+  config = tiny.config(train__duration='1 steps', optim__b1=0.5)
+  config.optim.warmup = '0 steps'
+  loop.run(config, str(workdir))
+  stored = json.loads((workdir / 'config.json').read_text())
+  assert stored['optim']['b1'] == 0.5
+  assert [line['step'] for line in tiny.metrics(workdir)] == [1, 1, 1]
+
+
+def test_a_run_that_failed_in_its_first_step_binds_nothing(tmp_path):
+  """Neither its config nor its classes, though it saved step 0."""
+  root = stand_in.write_folder(tmp_path / 'images', train=2, val=2)
+  images = sorted((root / 'train').rglob('*.png'))
+  whole = images[0].read_bytes()
+  for path in images:
+    path.write_bytes(whole[:30])
+  workdir = tmp_path / 'run'
+  with pytest.raises(UserError, match='is damaged'):
+    loop.run(stand_in.config(root), str(workdir))
+  assert (workdir / 'config.json').exists()
+  for path in images:
+    path.write_bytes(whole)
+  for split in ('train', 'val'):
+    (root / split / 'cow').rename(root / split / 'dog')
+  loop.run(
+    stand_in.config(root, train__duration='1 steps', optim__warmup='0 steps'),
+    str(workdir),
+  )
+  stored = json.loads((workdir / 'preprocess.json').read_text())
+  assert stored['classes'] == ['ant', 'bee', 'dog']
+  assert len(json.loads((workdir / 'run.json').read_text())['runs']) == 1
+  assert os.listdir(workdir / 'checkpoints') == ['1']
+
+
 def test_a_live_directory_is_refused(tmp_path):
   with loop.workdir_lib.lock(tmp_path):
     with pytest.raises(UserError, match='is in use by process'):

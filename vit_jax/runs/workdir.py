@@ -15,6 +15,7 @@ import os
 import pathlib
 import platform
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.runs import checkpoint_format
 from vit_jax.runs import locks
 from vit_jax.runs import parts
 from vit_jax.runs import safe_io
@@ -117,6 +119,32 @@ def _remove_refused(workdir: pathlib.Path) -> None:
       for file in files:
         file.unlink(missing_ok=True)
       workdir.rmdir()
+
+
+def discard_untrained(workdir: pathlib.Path) -> None:
+  """Removes what describes a run that no update was kept of.
+
+  Such a run was stopped or killed before its first checkpoint, or failed in its
+  first step. Nothing is left to resume, so the next start in its directory may
+  have any config, data and classes. train.log and the trackers' files stay.
+  """
+  is_task = (workdir / parts.FILE).exists()  # checkpoints are in the whole run
+  is_fresh = not (workdir / 'config.json').exists()
+  if is_task or is_fresh or (workdir / 'DONE').exists():
+    return
+  checkpoints = [
+    path
+    for name in ('checkpoints', 'best')
+    for path in checkpoint_format.newest_first(workdir / name)
+  ]
+  if any(int(path.name) for path in checkpoints):
+    return
+  logging.info('no step of an earlier run was saved here: it begins anew')
+  tasks = [path.parent for path in workdir.glob(f'tasks/*/{parts.FILE}')]
+  for folder in checkpoints + tasks:
+    shutil.rmtree(folder)
+  for name in ('run.json', 'preprocess.json', 'config.json'):
+    (workdir / name).unlink(missing_ok=True)
 
 
 def check_config(

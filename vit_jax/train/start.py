@@ -62,7 +62,11 @@ def check_data(experiment: tasks.Trainable) -> None:
 def look(
   path: pathlib.Path, config: ml_collections.ConfigDict
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-  """Returns the config of the run in a work directory, and how it ended."""
+  """Returns the config of the run in a work directory, and how it ended.
+
+  They are None where no step of a run was saved: nothing of it is left there.
+  """
+  workdir_lib.discard_untrained(path)
   done = safe_io.read_json(path / 'DONE')
   resumed = workdir_lib.check_config(path, config)
   if resumed is None:
