@@ -3,6 +3,7 @@ import shutil
 import sys
 
 from absl import logging
+import cv2
 import numpy as np
 import pytest
 import stand_in
@@ -373,3 +374,25 @@ def test_bits_are_those_of_a_sample(tmp_path):
   (tmp_path / 'a' / '3.png').write_bytes(stand_in.png(deep))
   (tmp_path / 'a' / '4.png').write_bytes(b'')
   assert open_folder(root).bits() == 16
+
+
+@pytest.mark.parametrize('ending', ['png', 'jpg', 'bmp', 'tif'])
+def test_a_size_that_images_do_not_have_is_refused_at_once(tmp_path, ending):
+  """Before anything is compiled; with the way out."""
+  root = tmp_path / 'images'
+  for split in ('train', 'val'):
+    for name, size in (('a', (20, 24)), ('b', (24, 24))):
+      (root / split / name).mkdir(parents=True)
+      for i in range(3):
+        path = root / split / name / f'{i}.{ending}'
+        assert cv2.imwrite(str(path), stand_in.pixels(i, *size))
+  config = stand_in.config(root, data__source_size=(24, 24))
+  message = (
+    r'a/\d\.\w+ has \(height, width\) \(20, 24\), not the \(24, 24\) .*'
+    r'--config\.data\.source_size=None'
+  )
+  for split in ('train', 'val'):
+    with pytest.raises(UserError, match=message):
+      data.open_source(config, split)
+  config.data.source_size = None
+  assert len(data.open_source(config, 'train')) == 6

@@ -27,6 +27,8 @@ from vit_jax.data import tokenizers
 from vit_jax.data import tones
 from vit_jax.data import voc
 from vit_jax.data import volumes
+from vit_jax.data.host import decode
+from vit_jax.data.host import transforms
 
 
 def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
@@ -37,10 +39,12 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
     split: A split specification, such as `config.data.split`.
 
   Raises:
-    UserError: There is no such dataset, folder or split, or it cannot be used.
+    UserError: There is no such dataset, folder or split, or it cannot be used;
+      or an image has another size than `data.source_size`.
   """
   data = config.data
   source = _without_damaged(config, split)
+  _check_sizes(config, source)
   words = tuple(data.words)
   if data.tokenizer == tokenizers.WORDS and not words:
     train = source
@@ -58,6 +62,33 @@ def _without_damaged(
     return source
   listed = skipping.read(config.data.skip_damaged, config.data.name)
   return skipping.without(source, listed, f'{config.data.name}, {split}')
+
+
+def _check_sizes(
+  config: ml_collections.ConfigDict, source: base.Source
+) -> None:
+  """Checks the sizes of some images before anything is compiled.
+
+  Raises:
+    UserError: One has another size than `data.source_size`.
+  """
+  kind = source.features['image']
+  image_size = kind.size if isinstance(kind, features_lib.Image) else None
+  if config.data.source_size is None or image_size is None:
+    return
+  step = -(-len(source) // folder.SAMPLE)
+  for position in range(0, len(source), step):
+    try:
+      example = source.read(position)
+    except config_lib.UserError:
+      continue  # a run names the file when it needs it
+    image = example.image
+    if isinstance(image, bytes):
+      size = decode.upright_size(image)
+    else:
+      size = (image.shape[0], image.shape[1])
+    if size is not None:
+      transforms.check_size(size, image_size, example.where)
 
 
 def _open(config: ml_collections.ConfigDict, split: str) -> base.Source:

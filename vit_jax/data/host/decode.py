@@ -161,7 +161,12 @@ def file_bits(path: str) -> int:
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
   """Returns (height, width) of a JPEG after rotation, from its header."""
-  size = stored_size(data) if data.startswith(_JPEG) else None
+  return upright_size(data) if data.startswith(_JPEG) else None
+
+
+def upright_size(data: bytes) -> tuple[int, int] | None:
+  """Returns (height, width) after rotation, if the header tells it."""
+  size = stored_size(data)
   return size[::-1] if size and orientation(data) >= 5 else size
 
 

@@ -196,11 +196,7 @@ def whole(
     pixels = decode.to_channels(levels.keep(image, where), channels)
   else:
     pixels = decode.decode(image, channels, where=where, levels=levels)
-  if pixels.shape[:-1] != size:
-    raise UserError(
-      f'{where} has (height, width) {pixels.shape[:-1]}, not the {size} of'
-      ' config.data.source_size'
-    )
+  check_size(pixels.shape[:-1], size, where)
   return pixels
 
 
@@ -217,6 +213,22 @@ def _padded(
   result[:] = crop.fill
   result[top : top + height, left : left + width] = pixels
   return result
+
+
+def check_size(
+  found: tuple[int, ...], size: tuple[int, ...], where: str
+) -> None:
+  """Checks the size of an image, which must be that of all images.
+
+  Raises:
+    UserError: It is another.
+  """
+  if found != size:
+    raise UserError(
+      f'{where} has (height, width) {found}, not the {size} of'
+      ' config.data.source_size: set the size that all images have, or where'
+      ' they differ --config.data.source_size=None'
+    )
 
 
 def _pad_then_cut(
