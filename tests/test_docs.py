@@ -218,8 +218,9 @@ def folder(digits_run, tmp_path_factory):
       },
     )
   (root / 'configs').symlink_to(tiny.ROOT / 'configs')
-  method, config = documented.blocks('docs/methods.md', 'python')[:2]
-  evaluator = documented.blocks('docs/methods.md', 'python')[-2]
+  method, config, *_, evaluator, _, _, _ = documented.blocks(
+    'docs/methods.md', 'python'
+  )
   (root / 'my_evaluator.py').write_text(evaluator)
   (root / 'my_method.py').write_text(method)
   (root / 'my_config.py').write_text(config)

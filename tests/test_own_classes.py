@@ -8,6 +8,7 @@ import commands
 import documented
 import numpy as np
 import pytest
+import stand_in
 import tiny
 
 import vit_jax
@@ -19,10 +20,14 @@ from vit_jax import objectives
 from vit_jax.rerun import replay
 from vit_jax.train import experiment as experiment_lib
 
+# A method and its config, Barlow Twins and its config, the metric of an
+# objective, an evaluator and its keys, and a source and its keys.
+PYTHON = documented.blocks('docs/methods.md', 'python')
+
 
 @pytest.mark.slow
 def test_a_method_of_ones_own(tmp_path, monkeypatch, capsys):
-  method, config, *_ = documented.blocks('docs/methods.md', 'python')
+  method, config = PYTHON[:2]
   assert len(method.splitlines()) < 60
   (tmp_path / 'my_method.py').write_text(method)
   (tmp_path / 'my_config.py').write_text(config)
@@ -45,7 +50,7 @@ def test_a_method_of_ones_own(tmp_path, monkeypatch, capsys):
 
 
 def test_an_evaluator_of_ones_own(digits_run, tmp_path, monkeypatch, capsys):
-  *_, evaluator, settings = documented.blocks('docs/methods.md', 'python')
+  evaluator, settings = PYTHON[5:7]
   (tmp_path / 'my_evaluator.py').write_text(evaluator)
   monkeypatch.syspath_prepend(tmp_path)
   config = tiny.config()
@@ -72,11 +77,43 @@ def test_an_evaluator_of_ones_own(digits_run, tmp_path, monkeypatch, capsys):
   assert found['examples'] == 359
 
 
+def test_a_metric_of_ones_own():
+  scope = {}
+  exec(PYTHON[4], scope)
+  outputs = {'error': np.float32([1, 2, 60])}
+  batch = {'valid': np.array([True, True, False])}
+  found = scope['measure'](None, outputs, batch).compute()
+  assert found == {'error': 1.5, 'examples': 2}
+
+
+def test_a_source_of_ones_own(tmp_path, monkeypatch):
+  source, settings = PYTHON[7:]
+  (tmp_path / 'my_data.py').write_text(source)
+  (tmp_path / 'scans').mkdir()
+  for i in range(20):
+    scan = stand_in.pixels(i, 9 + i % 3, 12).astype(np.uint16) * 256
+    np.save(tmp_path / 'scans' / f'{"cat" if i % 2 else "dog"}-{i}.npy', scan)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.chdir(tmp_path)
+  config = tiny.config(
+    data__channels=3, train__duration='1 steps', optim__warmup='0 steps'
+  )
+  exec(settings, {'config': config})
+  results = vit_jax.train(config, str(tmp_path / 'run'))
+  assert results.metrics['val/examples'] == 4
+  assert vit_jax.load(tmp_path / 'run').classes == ('cat', 'dog')
+  train, val = (data.open_source(config, x) for x in ('train', 'train[80%:]'))
+  assert {val.read(i).where for i in range(4)} <= {
+    train.read(i).where for i in range(20)
+  }
+  assert train.fingerprint() != val.fingerprint()
+
+
 @pytest.fixture(scope='module')
 def twins(tmp_path_factory):
   """The folder of the second method, with its files."""
   folder = tmp_path_factory.mktemp('twins')
-  method, config = documented.blocks('docs/methods.md', 'python')[2:4]
+  method, config = PYTHON[2:4]
   assert len(method.splitlines()) < 60
   (folder / 'my_twins.py').write_text(method)
   (folder / 'my_config.py').write_text(config)

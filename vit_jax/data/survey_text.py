@@ -56,8 +56,8 @@ def _about_images(found: Mapping[str, Any]) -> Iterator[str]:
     yield f'images by {what}: {counts}'
   if all(found['bits'].values()):
     yield (
-      'warning: some images have 8 bits and some 16: this works with'
-      ' config.data.intensity=type alone'
+      'warning: some images have 8 bits and some 16: leave'
+      ' config.data.intensity at type, since other settings need one depth'
     )
   if values := found['intensity']:
     low, high = values['percentiles'].values()

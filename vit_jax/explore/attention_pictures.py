@@ -24,9 +24,10 @@ Subject = subject_lib.Subject
 _VEIL = 0.8  # opacity of the cover of patches outside of a segment
 _COLUMNS = 8  # columns of a sheet with a group of tiles for each image
 _OVERLAID = (
-  ' Each map is laid in colours over the contours of its image. They go from 0'
-  ' to the number below the map: its largest value, or four times its mean'
-  ' where that is more, so that a nearly even map has nearly one colour.'
+  ' Each map is laid in colours over the contours of its image. The scale of'
+  ' the colours begins at 0 and ends at the number below the map. This number'
+  ' is the largest value of the map, or four times its mean if that is larger:'
+  ' a map that is nearly even then has nearly one colour.'
 )
 
 # For maps that each have their own scale.

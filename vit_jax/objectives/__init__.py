@@ -251,8 +251,8 @@ def of_loaded(
     return made, loaded.params
   if stored is None or (trained.trunk and class_of(stored).target is None):
     raise config_lib.UserError(
-      f'{loaded.origin.path} does not say how it is measured: measure its'
-      ' features, with --probe'
+      f'no metric is stored for the outputs of {loaded.origin.path}: measure'
+      ' its features instead, as with --probe=knn'
     )
   if loaded.beside:
     made, params = of_run(loaded, features)

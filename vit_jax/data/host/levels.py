@@ -164,7 +164,7 @@ def _check_window(key: str, window: Any) -> None:
 @functools.cache  # once
 def _say_reduced() -> None:
   logging.warning(
-    'warning: some images have 16 bits, and only the upper 8 are kept, as the'
-    ' model was trained (config.data.bits=8); one that is trained with'
-    ' --config.data.bits=16 sees all'
+    'warning: some images have 16 bits: only the upper 8 are kept, since the'
+    ' model was trained with config.data.bits=8; to use all 16, train with'
+    ' --config.data.bits=16'
   )
