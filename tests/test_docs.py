@@ -102,6 +102,9 @@ MODULES = {
   'main --config=configs/folder.py': HERE,
   'main --config=configs/folder.py --config.data.name=hf:': 'tests/data/'
   'test_hf.py::test_a_model_is_trained_and_evaluated',
+  'main --config=configs/folder_segmentation.py': 'tests/'
+  'test_folder_configs.py::test_images_with_maps',
+  'main --config=configs/folder_small.py': HERE,
   'main --config=configs/vit_i1k.py': 'tests/test_configs.py::'
   'test_recipe_is_traced',
   'main --config=configs/scenes_setr.py': CONFIGS,
@@ -157,6 +160,8 @@ MODULES = {
   'sweep --config=configs/folder.py': SWEEP + 'test_runs_are_jobs_of_submitit',
 }
 SCRIPTS = {
+  'draw_shapes': 'tests/test_folder_configs.py::'
+  'test_drawn_maps_fit_their_images',
   'coverage': 'tests/scripts/test_coverage.py::test_models_of_transformers',
   'fuzz': 'tests/test_fuzz.py::test_the_script_runs_the_same_cases',
   'notebooks': 'tests/scripts/test_notebooks.py::test_runs',

@@ -167,7 +167,7 @@ def test_options_from_the_command_line(twins, monkeypatch):
     objectives.fill_options(config.value)
     return config.value.objective.options.to_dict()
 
-  assert options('width=64') == {'width': 64, 'redundancy': 0.005}
+  assert options('width=64') == {'width': 64, 'redundancy': 0.1}
   assert options('redundancy=1') == {'width': 128, 'redundancy': 1.0}
   with pytest.raises(config_lib.UserError, match=r"no key 'widht'.*which has"):
     options('widht=64')

@@ -8,14 +8,18 @@ import commands
 import jax
 import jax.numpy as jnp
 import numpy as np
+import planted
 import pytest
 import tiny
 
 import vit_jax
+from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
+from vit_jax.explore import attention
 from vit_jax.explore import kinds
 from vit_jax.explore import pictures
 from vit_jax.explore import subject as subject_lib
@@ -261,3 +265,10 @@ def test_covered_patches():
   assert np.ptp(found[0, 0].astype(int)) > 20  # no grey
   half = tiles.cover(image, hidden, 0.5)
   np.testing.assert_allclose(half[0, 0], found[0, 0] / 2 + 100, atol=1)
+
+
+def test_the_demo_of_dino_has_a_class_token():
+  """Its attention is DINO's own picture."""
+  config = config_lib.load(f'{tiny.ROOT}/configs/digits_dino.py')
+  vit = planted.loaded(models.from_config(config.model, 0), size=(8, 8))
+  attention.check_class_token(vit)

@@ -353,7 +353,8 @@ def test_flags_of_windows_are_for_maps(tmp_path):
 
 
 @pytest.mark.parametrize('how', [(), ('--scales=1,1.5', '--flip')])
-def test_maps_of_images_of_any_size(how, finished, tmp_path, capsys):
+def test_maps_of_images_of_any_size(how, finished, tmp_path, capsys, caplog):
+  caplog.set_level('INFO', logger='absl')
   folder, output = tmp_path / 'images', tmp_path / 'maps'
   folder.mkdir()
   for i, size in enumerate([(16, 16), (21, 40), (9, 5)]):
@@ -364,6 +365,7 @@ def test_maps_of_images_of_any_size(how, finished, tmp_path, capsys):
   assert commands.run(predict, *args, *how) == 1
   captured = capsys.readouterr()
   assert 'bad.png' in captured.err
+  assert f'maps of 3 of 4 images are in {output}' in caplog.text
   found = json.loads(captured.out)
   for i, (height, width) in enumerate([(16, 16), (21, 40), (9, 5)]):
     labels = cv2.imread(str(output / f'{i}.map.png'), cv2.IMREAD_UNCHANGED)

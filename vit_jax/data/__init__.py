@@ -21,6 +21,7 @@ if TYPE_CHECKING:
   from vit_jax.data.host.prefetch import Batch as Batch
   from vit_jax.data.host.prefetch import Batches as Batches
   from vit_jax.data.preprocess import Preprocess as Preprocess
+  from vit_jax.data.sources import hold_out as hold_out
   from vit_jax.data.sources import open_source as open_source
   from vit_jax.data.sources import open_split as open_split
   from vit_jax.data.splits import SplitError as SplitError
@@ -33,6 +34,7 @@ _MODULES = {
   'SplitError': 'splits',
   'check': 'checks',
   'eval_batches': 'host.batches',
+  'hold_out': 'sources',
   'open_source': 'sources',
   'open_split': 'sources',
   'train_batches': 'host.batches',

@@ -161,6 +161,22 @@ def open_split(
     raise config_lib.UserError(f'config.{key}: {e}{hint}') from None
 
 
+def hold_out(config: ml_collections.ConfigDict) -> None:
+  """Evaluates on a fifth of the training images, if no others are there.
+
+  Data that has val, or test in its place, keeps the splits of the config. So
+  does data that cannot be opened, of which a run says what is wrong.
+  """
+  try:
+    open_source(config, config.evals.val.split)
+  except splits.SplitError as e:
+    whole = e.only or 'train'
+    config.data.split = f'{whole}[:80%]'
+    config.evals.val.split = f'{whole}[80%:]'
+  except config_lib.UserError:
+    return
+
+
 def damage_advice(
   config: ml_collections.ConfigDict, features: features_lib.Features
 ) -> str:

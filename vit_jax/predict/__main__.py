@@ -59,6 +59,7 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 from absl import flags
+from absl import logging
 
 from vit_jax import cli
 from vit_jax.cli import data_flags
@@ -212,6 +213,12 @@ def _segment(loaded: Any, paths: Sequence[str]) -> int:
   shares = ((path, _shares(segment.classes, x)) for path, x in results)
   width, origin = max(map(len, paths)), loaded.origin.to_dict()
   writers.NUMBERS[_FORMAT.value](shares, width, origin)
+  logging.info(
+    'maps of %d of %d images are in %s',
+    len(paths) - len(failed),
+    len(paths),
+    folder.absolute(),
+  )
   return 1 if failed else 0
 
 

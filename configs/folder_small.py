@@ -1,0 +1,55 @@
+r"""A first try on a folder of images: a small ViT on 32 x 32 pixels.
+
+  python -m vit_jax.main --config=configs/folder_small.py:folder:images \
+      --workdir=runs/images
+
+The argument is any `data.name`, as table:images.csv. configs/folder.py says how
+a folder is laid out; images may have any sizes. Without val and test, a fifth
+of train is held out.
+
+From the 90 images of three classes that `python scripts/draw_shapes.py images`
+writes, it learns to name 55.6% of 60 others (the same command; mean of seeds 0
+to 2: 56.7, 56.7, 53.3; chance is 33.3%), in 17 s of processor time of a machine
+with 2 CPU cores (26 November 2026).
+
+It has 147,587 parameters for three classes. It shows whether everything works,
+with dozens to thousands of images. With few images start from a published
+checkpoint (configs/finetune.py), and with very many take configs/folder.py.
+"""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.config import small_recipes
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config.
+
+  Args:
+    arg: The data, as `config.data.name`.
+  """
+  config = config_lib.default()
+  config.data.name = arg or 'folder:images'
+  config.data.split = 'train'
+  config.data.image_size = 32
+  config.data.crop_scale = (0.4, 1.0)
+
+  config.model.name = 'ViT-Ti/8'
+  small_recipes.small_vit(config)
+
+  config.train.duration = '40 epochs'
+  config.train.batch_size = 16
+  config.optim.learning_rate = 3e-3
+  config.optim.warmup = '20 steps'
+  config.optim.weight_decay = 0.1
+  config.optim.clip_norm = 1.0
+
+  config.evals.val.split = 'val'
+  config.evals.val.every = '10 epochs'
+  config.checkpoint.every = '10 epochs'
+  config.checkpoint.best = 'val/accuracy'
+  if arg:
+    data.hold_out(config)
+  return config
