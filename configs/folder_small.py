@@ -10,7 +10,8 @@ of train is held out.
 From the 90 images of three classes that `python scripts/draw_shapes.py images`
 writes, it learns to name 55.6% of 60 others (the same command; mean of seeds 0
 to 2: 56.7, 56.7, 53.3; chance is 33.3%), in 17 s of processor time of a machine
-with 2 CPU cores (26 November 2026).
+with 2 CPU cores (26 November 2026). With 30 photos of each of three classes of
+CIFAR-10 it is 71.2% (72.7, 70.7, 70.3).
 
 It has 147,587 parameters for three classes. It shows whether everything works,
 with dozens to thousands of images. With few images start from a published
