@@ -10,11 +10,31 @@ folder. Sizes are from 96 to 320 pixels a side, and all differ. The same
 arguments write the same pixels.
 """
 
-import argparse
 import pathlib
 
+from absl import flags
 import cv2
 import numpy as np
+
+from vit_jax import cli
+from vit_jax.config import UserError
+
+FLAGS = flags.FlagValues()  # separate from the flags of other commands
+_MASKS = flags.DEFINE_bool(
+  'masks', False, 'Draw all kinds, with maps of classes.', flag_values=FLAGS
+)
+_TRAIN = flags.DEFINE_integer(
+  'train', 30, 'Images of a class.', lower_bound=1, flag_values=FLAGS
+)
+_VAL = flags.DEFINE_integer(
+  'val', 20, 'Images of a class.', lower_bound=1, flag_values=FLAGS
+)
+_COUNT = flags.DEFINE_integer(
+  'count', 200, 'Images with --masks.', lower_bound=1, flag_values=FLAGS
+)
+_SEED = flags.DEFINE_integer(
+  'seed', 0, 'Other images.', lower_bound=0, flag_values=FLAGS
+)
 
 KINDS = ('dots', 'squares', 'stripes')
 _LEAST, _MOST = 96, 320  # pixels a side
@@ -71,9 +91,7 @@ def _figure(
   return mask.astype(bool)
 
 
-def write_classes(
-  root: pathlib.Path, train: int, val: int, seed: int = 0
-) -> None:
+def write_classes(root: pathlib.Path, train: int, val: int, seed: int) -> None:
   """Writes a folder of images by class; counts are those of each class."""
   rng = np.random.default_rng(seed)
   for split, count in (('train', train), ('val', val)):
@@ -84,7 +102,7 @@ def write_classes(
         _write(folder / f'{i:03}.jpg', draw(rng, (kind,))[0])
 
 
-def write_maps(root: pathlib.Path, count: int, seed: int = 0) -> None:
+def write_maps(root: pathlib.Path, count: int, seed: int) -> None:
   """Writes images with maps of classes, in a folder without splits."""
   rng = np.random.default_rng(seed)
   for name in ('images', 'masks'):
@@ -98,26 +116,22 @@ def write_maps(root: pathlib.Path, count: int, seed: int = 0) -> None:
 
 def _write(path: pathlib.Path, pixels: np.ndarray) -> None:
   if not cv2.imwrite(str(path), pixels):
-    raise SystemExit(f'{path} cannot be written')
+    raise UserError(f'{path} cannot be written: name another folder')
 
 
-def main() -> None:
-  """Reads the arguments, and writes the folder."""
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument('folder', type=pathlib.Path)
-  parser.add_argument('--masks', action='store_true', help='maps of classes')
-  parser.add_argument('--train', type=int, default=30, help='of each class')
-  parser.add_argument('--val', type=int, default=20, help='of each class')
-  parser.add_argument('--count', type=int, default=200, help='with --masks')
-  parser.add_argument('--seed', type=int, default=0)
-  args = parser.parse_args()
-  if args.masks:
-    write_maps(args.folder, args.count, args.seed)
+def main(argv: list[str]) -> int:
+  """Writes a folder, and returns the exit status."""
+  if len(argv) != 2:
+    raise UserError('name the folder to write, as in draw_shapes.py images')
+  root = pathlib.Path(argv[1])
+  if root.exists():
+    raise UserError(f'{root} is there already: name a new folder')
+  if _MASKS.value:
+    write_maps(root, _COUNT.value, _SEED.value)
   else:
-    write_classes(args.folder, args.train, args.val, args.seed)
+    write_classes(root, _TRAIN.value, _VAL.value, _SEED.value)
+  return 0
 
 
 if __name__ == '__main__':
-  main()
+  cli.run(main, __doc__, FLAGS)

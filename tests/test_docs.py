@@ -222,6 +222,13 @@ def folder(digits_run, tmp_path_factory):
         if x.parent.parent.name == split
       },
     )
+  for name in ('images', 'masks'):
+    (root / 'scenes' / name).mkdir(parents=True)
+    for i in range(5):
+      pixels = stand_in.pixels(i, 40, 48)
+      pixels = pixels if name == 'images' else pixels[..., 0] % 2
+      assert cv2.imwrite(str(root / 'scenes' / name / f'{i}.png'), pixels)
+  (root / 'scenes' / 'classes.txt').write_text('ground\nfigure\n')
   (root / 'configs').symlink_to(tiny.ROOT / 'configs')
   method, config, *_, evaluator, _, _, _ = documented.blocks(
     'docs/methods.md', 'python'
