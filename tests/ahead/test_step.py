@@ -143,6 +143,7 @@ def test_without_the_compiler(monkeypatch, capsys, caplog):
   assert estimate['hardware'] == 'TPU v5e'
 
 
+@pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(('scan', 'hidden_size'), [(False, 64), (True, 128)])
 def test_compiled_for_a_tpu(scan, hidden_size, capsys):
@@ -168,6 +169,7 @@ def test_compiled_for_a_tpu(scan, hidden_size, capsys):
   assert found['step_seconds'] > 0 and 0 < found['mfu'] < 1
 
 
+@pytest.mark.slow
 @needs_libtpu
 def test_what_does_not_fit_is_said(capsys):
   flags = ['--config.train.batch_size=4_000_000', '--hardware=v5e:1x1']

@@ -81,6 +81,7 @@ def test_what_a_save_costs(bench):
   )
 
 
+@pytest.mark.slow
 def test_transformers_in_turns(config):
   pytest.importorskip('torch', reason='needs torch and transformers')
   other_libraries.imported('transformers')
@@ -290,6 +291,7 @@ def test_parts_that_do_not_go_together():
     assert '--parts=compile and --hardware=v5e:2x2 go' in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None,
   reason='needs libtpu: vit_jax[compile-tpu]',
@@ -297,7 +299,7 @@ def test_parts_that_do_not_go_together():
 def test_steps_compiled_for_a_tpu_have_ratios():
   result = commands.python(
     *('-m', 'vit_jax.benchmark', '--parts=compile'),
-    *('--hardware=v5e:1x2', '--batch_size=8'),
+    *('--hardware=v5e:1x2', '--batch_size=8', '--model=ViT-Ti/16'),
   )
   assert result.returncode == 0, result.stderr
   report = json.loads(result.stdout)

@@ -56,6 +56,7 @@ def config_of(name):
   return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', sorted(set(_OPTIONS) - {'dinov2'}))
 def test_a_method_in_turns_with_pytorch(name):
   pytest.importorskip('torch', reason='needs torch and transformers')
@@ -69,6 +70,7 @@ def test_a_method_in_turns_with_pytorch(name):
   assert entry['parameters'] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['setr', 'unetr'])
 def test_sliding_windows_in_turns_with_pytorch(name):
   pytest.importorskip('torch', reason='needs torch')

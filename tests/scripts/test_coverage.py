@@ -12,6 +12,7 @@ def run(*flags):
   return commands.python(tiny.ROOT / 'scripts' / 'coverage.py', *flags)
 
 
+@pytest.mark.slow
 def test_models_of_transformers():
   pytest.importorskip('torch', reason='needs torch and transformers')
   other_libraries.imported('transformers')
