@@ -11,6 +11,7 @@ import vit_jax
 from vit_jax import models
 from vit_jax.models import fused_attention
 from vit_jax.models import rotary
+from vit_jax.models import vector_lanes
 
 # Tokens, hidden size, heads: of 64 channels as in most ViTs; of 80, which are
 # no divisor of a register's lanes, as in ViT-H; and of 256.
@@ -87,6 +88,12 @@ def test_a_model_of_kernels_is_the_same_function(fields):
   assert_same_function({'qk_norm': True, **fields})
 
 
+def mesh_of_one():
+  """Without a mesh in the context, several devices get no kernel."""
+  auto = (jax.sharding.AxisType.Auto,)
+  return jax.make_mesh((1,), ('data',), auto, devices=jax.devices()[:1])
+
+
 def assert_same_function(fields):
   """Compares the loss and its gradient with those of a plain formulation."""
   fields = {'hidden_size': 128, 'num_heads': 2, 'depth': 2, **fields}
@@ -104,10 +111,11 @@ def assert_same_function(fields):
   def grads(params, model):
     return (model.apply({'params': params}, images) ** 2).sum()
 
-  (loss, found), (expected_loss, expected) = (
-    grads(params, x)
-    for x in (model.clone(attention_implementation='fused'), model)
-  )
+  fused = model.clone(attention_implementation='fused')
+  with jax.set_mesh(mesh_of_one()):
+    assert 'pallas_call' in str(jax.make_jaxpr(grads, 1)(params, fused))
+    loss, found = grads(params, fused)
+  expected_loss, expected = grads(params, model)
   np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
   for layer in ('blocks_0', 'blocks_1'):
     # Without rotation softmax does not depend on a bias of keys.
@@ -155,6 +163,75 @@ def test_a_rotated_model_of_kernels_is_the_same_function(kind):
   assert_same_function(
     {'rotary': kind, 'position_embedding': 'none', 'registers': 2}
   )
+
+
+@pytest.mark.parametrize(
+  ('kind', 'normalizes'), [('dinov3', True), ('eva02', False)]
+)
+def test_derivatives_of_all_kinds(kind, normalizes):
+  """Forward mode, second order in each order of modes, and of examples."""
+  tokens, size = 5, 64
+  qkv, grad = example(tokens, 2 * size, jnp.float32)
+  tangent = jnp.flip(qkv, 1)
+  shape = (2, tokens, 2 * size)
+  tables = rotary.table(kind, (tokens, 1), size, 100.0)
+  turn = fused_attention.turn_of(tables, kind, shape, jnp.float32)
+  scales = 1 + jax.random.normal(jax.random.key(0), (2, 2, size))
+
+  def plainly(qkv, scales):
+    parts = [qkv[:, :, i].reshape(2, tokens, 2, size) for i in range(3)]
+    for i in range(2):
+      if normalizes:
+        parts[i] -= parts[i].mean(-1, keepdims=True)
+        parts[i] /= jnp.sqrt((parts[i] ** 2).mean(-1, keepdims=True) + 1e-6)
+        parts[i] = parts[i] * scales[i, 0] + scales[i, 1]
+      parts[i] = rotary.rotate(parts[i], tables, kind)
+    return plain(jnp.stack([x.reshape(shape) for x in parts], 2), 2)
+
+  def kernel(qkv, scales):
+    norms = vector_lanes.Norms(scales, 1e-6, True) if normalizes else None
+    return fused_attention.fused_attention(qkv, 2, turn, norms)
+
+  def derivatives(attend):
+    primals, tangents = (qkv, scales), (tangent, scales)
+
+    def loss(*primals):
+      return (grad * attend(*primals)).sum()
+
+    def slope(*primals):
+      return jax.jvp(loss, primals, tangents)[1]
+
+    def steepness(*primals):
+      grads = jax.grad(loss, (0, 1))(*primals)
+      return sum((x**2).sum() for x in grads)
+
+    @jax.jit
+    def compute():
+      return {
+        'forward': jax.jvp(attend, primals, tangents),
+        'reverse of forward': jax.grad(slope, (0, 1))(*primals),
+        'forward of reverse': jax.jvp(
+          jax.grad(loss, (0, 1)), primals, tangents
+        ),
+        'reverse of reverse': jax.grad(steepness, (0, 1))(*primals),
+        'forward of forward': jax.jvp(slope, primals, tangents),
+        'of several': jax.vmap(jax.grad(loss, (0, 1)))(
+          jnp.stack([qkv, tangent]), jnp.stack([scales, 2 * scales])
+        ),
+        'several tangents': jax.vmap(
+          lambda x: jax.jvp(attend, primals, (x, scales))[1]
+        )(jnp.stack([qkv, tangent])),
+      }
+
+    return compute()
+
+  found, expected = derivatives(kernel), derivatives(plainly)
+  for name, tree in expected.items():
+    for x, y in zip(
+      jax.tree.leaves(found[name]), jax.tree.leaves(tree), strict=True
+    ):
+      scale = max(abs(y).max(), 1e-3)
+      np.testing.assert_allclose(x, y, atol=3e-5 * scale, err_msg=name)
 
 
 def test_shapes_that_do_not_fit():

@@ -98,7 +98,7 @@ class Applied:
   def compute(self, function: base.Compute, inputs: Any) -> Any:
     """Applies a function to arrays that are no batch; see `base.Context`."""
     if function not in self._computed:
-      self._computed[function] = jax.jit(
+      self._computed[function] = self._jit(
         functools.partial(function, self._objective)
       )
     with memory.explained(memory.BATCHES):
@@ -115,8 +115,11 @@ class Applied:
       def prepared(params: Any, batch: dict[str, jax.Array]) -> Any:
         return function(self._objective, params, prepare(batch))
 
-      self._compiled[key] = jax.jit(prepared)
+      self._compiled[key] = self._jit(prepared)
     return self._compiled[key]
+
+  def _jit(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.jit(mesh_lib.in_context(function, self._mesh))
 
 
 def _fetch(key: Any, result: Any) -> tuple[Any, Any]:

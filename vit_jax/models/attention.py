@@ -5,11 +5,13 @@ head, R tokens with a query (all T, or fewer in the last layer).
 """
 
 from collections.abc import Iterator
+import functools
 import math
 from typing import Any
 from typing import cast
 from typing import Literal
 
+from absl import logging
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,17 @@ from vit_jax.models import vector_lanes
 _HIDDEN = -1e9
 # Names of the norms of queries and keys.
 _NORMS = ('query_norm', 'key_norm')
+
+
+@functools.cache  # once in a process
+def log_choice(platform: str, kernel: str, refusal: str) -> None:
+  """Logs which implementation of attention is used, and why."""
+  if refusal:
+    logging.info(
+      "attention on %s: 'einsum', not %r: %s", platform, kernel, refusal
+    )
+  else:
+    logging.info('attention on %s: %r', platform, kernel)
 
 
 def _attend_of_jax(
@@ -107,8 +120,8 @@ class Output(nn.Module):
 class Attention(nn.Module):
   """Multi-head self-attention: [B, T, D] -> [B, R, D].
 
-  Softmax is computed in float32. Heads come before tokens ([B, H, T, K]), so
-  that both products are plain batched matrix products.
+  `EncoderSpec.attention_implementation` says in which type the softmax is
+  computed, and in which order axes are.
 
   Attributes:
     spec: Fields of the layer.
@@ -169,7 +182,7 @@ class Attention(nn.Module):
       y, seen = join(y, weights if self.capture else None, context.layer)
       weights = seen if self.capture else weights
     if spec.attention_norm:
-      y = spec.layer_norm('norm')(y.reshape(*y.shape[:2], -1)).reshape(y.shape)
+      y = spec.layer_norm('norm')(jax.lax.collapse(y, 2)).reshape(y.shape)
     y = spec_lib.keep(Output(spec, name='out')(y))
     return y, weights
 
@@ -211,36 +224,57 @@ class Attention(nn.Module):
     bias: jax.Array | None,
   ) -> str:
     """Returns the implementation that can do this and suits it."""
-    spec = self.spec
+    spec, platform = self.spec, jax.default_backend()
     if self.capture:
       return 'plain'
-    found = spec_lib.attention_on(
-      jax.default_backend(), spec.attention_implementation
-    )
-    if spec.differential and found != 'plain':
-      return 'einsum'
-    if found not in ('fused', 'cudnn'):
-      return found
-    if self.returns_keys or (found == 'fused' and spec.key_heads):
-      return 'einsum'
+    chosen = spec_lib.attention_on(platform, spec.attention_implementation)
+    if chosen not in ('fused', 'cudnn'):
+      return 'einsum' if spec.differential and chosen == 'xla' else chosen
     drops = dropout_key is not None and spec.attention_dropout_rate > 0
-    if found == 'fused':
-      fits = fused_attention.fits(
+    refusal = self._refusal(chosen, x, drops, bias)
+    log_choice(platform, chosen, refusal)
+    return 'einsum' if refusal else chosen
+
+  def _refusal(
+    self, kernel: str, x: jax.Array, drops: bool, bias: jax.Array | None
+  ) -> str:
+    """Returns why 'fused' or 'cudnn' cannot compute this; '' if it can."""
+    spec, is_fused = self.spec, kernel == 'fused'
+    reasons = {
+      'weights are differences': spec.differential,
+      'keys are returned': self.returns_keys,
+      'heads share keys': is_fused and spec.key_heads,
+      'scores have a bias': bias is not None,
+      'tokens attend to earlier ones': is_fused and spec.causal,
+      'weights are dropped': drops,
+      'only first tokens attend': self.num_queries,
+      'the batch is empty': not x.size,
+    }
+    for reason, holds in reasons.items():
+      if holds:
+        return reason
+    if is_fused:
+      return fused_attention.refusal(
         *(x.shape, spec.num_heads, spec.dtype), normalizes=spec.qk_norm
       )
-    else:
-      fits = self._fits_cudnn(x.shape[-1] // spec.num_heads)
-    is_plain = bias is None and not (found == 'fused' and spec.causal)
-    can = fits and is_plain and not drops and not self.num_queries
-    return found if can else 'einsum'
+    return self._refusal_of_cudnn(x.shape[-1] // spec.num_heads)
 
-  def _fits_cudnn(self, size: int) -> bool:
-    """Returns whether cuDNN can attend with heads of `size` channels."""
-    is_half = jnp.dtype(self.spec.dtype).itemsize == 2
-    device = jax.devices()[0]
-    # Flash attention came with Ampere, compute capability 8.0.
-    is_old = device.platform == 'gpu' and float(device.compute_capability) < 8
-    return is_half and size % 8 == 0 and size <= 128 and not is_old
+  def _refusal_of_cudnn(self, size: int) -> str:
+    """Returns why cuDNN cannot attend with heads of `size` channels, or ''."""
+    dtype, device = jnp.dtype(self.spec.dtype), jax.devices()[0]
+    if dtype.itemsize != 2:
+      return f'the type is {dtype.name}'
+    if size % 8 or size > 128:
+      return f'heads have {size} channels'
+    if device.platform != 'gpu':  # ahead of time
+      return ''
+    # Flash attention came with Ampere, 8.0. AMD's GPUs have names: 'gfx942'.
+    capability = str(getattr(device, 'compute_capability', ''))
+    major = capability.partition('.')[0]
+    is_new = major.isdecimal() and int(major) >= 8
+    return (
+      '' if is_new else f'cuDNN needs compute capability 8, not {capability}'
+    )
 
   def _prepared(
     self,
@@ -294,7 +328,11 @@ class Attention(nn.Module):
     dropout_key: dropout.DropoutKey | None,
     perturbation: jax.Array | None,
   ) -> tuple[jax.Array, jax.Array | None]:
-    """Maps [B, T, H, K] to the values [B, R, H, K] and the weights."""
+    """Maps [B, T, H, K] to the values [B, R, H, K] and the weights.
+
+    Heads come before tokens ([B, H, T, K]), so that both products are plain
+    batched matrix products. The softmax is computed in float32.
+    """
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
     # Scores and their sum are float32: bfloat16 has 8 significant bits, too few
     # for a sum over all tokens.
@@ -330,7 +368,8 @@ class Attention(nn.Module):
     """Maps [B, T, H, K] to the values [B, R, H, K].
 
     As in `flax.linen.dot_product_attention`: a transpose of [B, T, H, K] would
-    be a copy in memory, and scores in float32 twice the traffic.
+    be a copy in memory, and scores in float32 twice the traffic. So the scores
+    and their softmax have the type of the queries.
     """
     scores = jnp.einsum('bqhk,bthk->bhqt', query * query.shape[-1] ** -0.5, key)
     scores = self._masked(scores, bias)

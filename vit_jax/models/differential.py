@@ -27,15 +27,17 @@ def halves(
   Returns:
     [B, R, 2 H, K / 2], [B, T, 2 H, K / 2] and [B, T, 2 H, K].
   """
-  b, _, heads, size = key.shape
-  shape = b, -1, 2 * heads, size // 2
-  return query.reshape(shape), key.reshape(shape), jnp.repeat(value, 2, axis=2)
+  query, key = (
+    x.reshape(*x.shape[:2], 2 * x.shape[2], x.shape[3] // 2)
+    for x in (query, key)
+  )
+  return query, key, jnp.repeat(value, 2, axis=2)
 
 
 def of_first(perturbation: jax.Array) -> jax.Array:
   """Returns what is added to both halves' weights, [B, 2 H, R, T]."""
   both = jnp.stack([perturbation, jnp.zeros_like(perturbation)], axis=2)
-  return both.reshape(len(both), -1, *both.shape[3:])
+  return jax.lax.collapse(both, 1, 3)
 
 
 class Difference(nn.Module):

@@ -23,7 +23,7 @@ def patches(images: _Array, patch_size: tuple[int, int]) -> _Array:
   p, q = patch_size
   h, w = height // p, width // q
   x = images[:, : h * p, : w * q].reshape(b, h, p, w, q, c)
-  return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * q * c)
+  return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, h * w, p * q * c)
 
 
 def unpatchify(

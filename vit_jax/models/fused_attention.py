@@ -8,6 +8,9 @@ scores again: equations of its appendix B.2, with whole rows. Rotary embeddings
 and QK-norm are applied on the chip, too: outside, [B, T, H, K] of 64 channels
 takes twice the memory of [B, T, D], and is copied.
 
+Forward-mode derivatives, and those of second order, come from the same function
+in plain JAX.
+
 In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
 head.
 """
@@ -15,11 +18,16 @@ head.
 from collections.abc import Callable
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+from jax.interpreters import batching
+from jax.interpreters import mlir
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
@@ -28,13 +36,35 @@ from vit_jax.models import vector_lanes
 
 # The axis of the mesh that splits heads; all others split the batch.
 _HEADS = 'tensor'
-# TPU v4 has the least memory on the chip, 16 MiB a core, of which some is the
-# compiler's. Newer ones have 64 MiB and more.
-_CHIP_BYTES = 12 * 2**20
-_MOST_BYTES = 14 * 2**20
+# Their matrix units take no bfloat16 operands from a kernel.
+_OLD_CHIPS = ('TPU v2', 'TPU v3')
+_TYPES = ('bfloat16', 'float32')
+# Values of `jax_default_matmul_precision` with products as fast as without it.
+_PRECISIONS = (None, 'default', 'fastest', 'bfloat16')
 
 # What precedes the scores.
 _Before = tuple[vector_lanes.Turn | None, vector_lanes.Norms | None]
+_Inputs = tuple[jax.Array, _Before]
+
+
+@dataclasses.dataclass(frozen=True)
+class _ChipMemory:
+  """Memory on a chip, in bytes.
+
+  Attributes:
+    estimate: The most that `fits` may count.
+    limit: The most that the compiler may use, which needs up to a fifth more
+      than is counted.
+  """
+
+  estimate: int
+  limit: int
+
+
+# TPU v4 has the least, 16 MiB a core, of which some is the compiler's. Newer
+# ones have 64 MiB and more.
+_SMALL_CHIP = _ChipMemory(23 * 2**19, 14 * 2**20)
+_LARGE_CHIP = _ChipMemory(24 * 2**20, 40 * 2**20)
 
 
 def turn_of(
@@ -64,6 +94,38 @@ def turn_of(
   )
 
 
+def refusal(
+  shape: tuple[int, ...],
+  num_heads: int,
+  dtype: jax.typing.DTypeLike,
+  normalizes: bool = False,
+) -> str:
+  """Returns why the kernel cannot compute a layer's attention; '' if it can.
+
+  Args:
+    shape: Shape of the tokens, (B, T, D).
+    num_heads: H, which divides D.
+    dtype: Type of queries, keys and values.
+    normalizes: Whether the kernel normalises queries and keys.
+  """
+  mesh, kind = jax.sharding.get_abstract_mesh(), _device_kind()
+  precision = jax.config.jax_default_matmul_precision
+  explicit = [mesh.shape[axis] for axis in mesh.explicit_axes]
+  dtype = jnp.dtype(dtype)
+  is_alone = not mesh.empty or jax.device_count() == 1
+  is_precise = precision not in _PRECISIONS
+  does_fit = fits(shape, num_heads, dtype, normalizes=normalizes)
+  reasons = {
+    f'{kind} is too old': kind in _OLD_CHIPS,
+    f'the type is {dtype.name}': dtype.name not in _TYPES,
+    f'jax_default_matmul_precision is {precision}': is_precise,
+    'several devices are visible, and jax.set_mesh has set none': not is_alone,
+    'axes of the mesh are explicit': math.prod(explicit) > 1,
+    f'{shape} with {num_heads} heads does not fit a chip': not does_fit,
+  }
+  return next((reason for reason, holds in reasons.items() if holds), '')
+
+
 def fits(
   shape: tuple[int, ...],
   num_heads: int,
@@ -71,13 +133,13 @@ def fits(
   rotates: bool = False,
   normalizes: bool = False,
 ) -> bool:
-  """Returns whether the kernel can compute a layer's attention.
+  """Returns whether a layer's attention fits a chip's memory and registers.
 
   Args:
     shape: Shape of the tokens, (B, T, D).
     num_heads: H, which divides D.
     dtype: Type of queries, keys and values.
-    rotates: Whether it also rotates queries and keys.
+    rotates: Whether the kernel also rotates queries and keys.
     normalizes: Whether it also normalises them.
   """
   b, t, d = shape
@@ -96,14 +158,32 @@ def fits(
     # Queries and keys of a head in float32: centred, squares and gradients.
     width = vector_lanes.LANES * (1 if vector_lanes.LANES % size == 0 else 2)
     moved += 2 * 3 * 4 * rows * width
-  return moved + 5 * 4 * rows * columns <= _CHIP_BYTES
+  return b > 0 and moved + 5 * 4 * rows * columns <= _chip_memory().estimate
+
+
+def _device_kind() -> str:
+  """Returns the kind of device of the mesh in the context, or of JAX."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return (device or jax.devices()[0]).device_kind
+
+
+def _chip_memory() -> _ChipMemory:
+  kind = _device_kind()
+  is_large = kind.startswith('TPU') and kind != 'TPU v4'
+  return _LARGE_CHIP if is_large else _SMALL_CHIP
+
+
+def _split_axes() -> tuple[str, ...]:
+  """Returns the axes of the mesh that the compiler splits arrays by."""
+  return jax.sharding.get_abstract_mesh().auto_axes
 
 
 def _split() -> tuple[int, int]:
   """Returns into how many parts the mesh splits the batch, and the heads."""
-  mesh = jax.sharding.get_abstract_mesh()
-  heads = dict(mesh.shape).get(_HEADS, 1)
-  return mesh.size // heads if mesh.shape else 1, heads
+  shape = jax.sharding.get_abstract_mesh().shape
+  sizes = {axis: shape[axis] for axis in _split_axes()}
+  heads = sizes.pop(_HEADS, 1)
+  return math.prod(sizes.values()), heads
 
 
 def splits_heads() -> bool:
@@ -133,61 +213,153 @@ def fused_attention(
   batch, ways = _split()
   compute = functools.partial(_attend, num_heads // ways)
   if batch * ways > 1:
-    axes = jax.sharding.get_abstract_mesh().axis_names
+    axes = _split_axes()
     rows = tuple(axis for axis in axes if axis != _HEADS)
+    heads = _HEADS if _HEADS in axes else None
     compute = jax.shard_map(
       compute,
-      in_specs=(PartitionSpec(rows, None, None, _HEADS), PartitionSpec()),
-      out_specs=PartitionSpec(rows, None, _HEADS),
+      in_specs=(PartitionSpec(rows, None, None, heads), PartitionSpec()),
+      out_specs=PartitionSpec(rows, None, heads),
+      axis_names=set(axes),
       check_vma=False,
     )
   return compute(qkv, (turn, norms))
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _attend(num_heads: int, qkv: jax.Array, before: _Before) -> jax.Array:
-  size = qkv.shape[-1] // num_heads
-  times = vector_lanes.table_width(qkv.shape[-1], size) // size
-  before = jax.tree.map(lambda x: jnp.concat([x] * times, axis=-1), before)
-  return _attention(qkv.reshape(*qkv.shape[:2], -1), before, num_heads)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _attention(qkv: jax.Array, before: _Before, num_heads: int) -> jax.Array:
-  """Maps [B, T, 3 D] to [B, T, D].
-
-  Args:
-    qkv: Queries, keys and values.
-    before: Arrays as wide as whole registers; see `vector_lanes.table_width`.
-    num_heads: H.
-  """
-  shape = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
-  (y,) = _call(_forward_kernel, [qkv] * 3, before, [shape], num_heads)
+  """Maps [B, T, 3, D] to [B, T, D]."""
+  b, t, _, d = qkv.shape
+  flat = qkv.reshape(b, t, 3 * d)
+  shape = jax.ShapeDtypeStruct((b, t, d), qkv.dtype)
+  tables, _ = _tiled(before, d, num_heads)
+  (y,) = _call(_forward_kernel, [flat] * 3, tables, [shape], num_heads)
   return y
 
 
-def _save(
-  qkv: jax.Array, before: _Before, num_heads: int
-) -> tuple[jax.Array, tuple[jax.Array, _Before]]:
-  return _attention(qkv, before, num_heads), (qkv, before)
+@_attend.defjvp
+def _attend_jvp(
+  num_heads: int, primals: _Inputs, tangents: _Inputs
+) -> tuple[jax.Array, jax.Array]:
+  arrays, form = jax.tree.flatten(primals)
+  tangent = _tangent_p.bind(
+    *arrays, *jax.tree.leaves(tangents), num_heads=num_heads, form=form
+  )
+  return _attend(num_heads, *primals), tangent
 
 
-def _backward(
-  num_heads: int, saved: tuple[jax.Array, _Before], grad: jax.Array
-) -> tuple[jax.Array, _Before]:
-  qkv, (turn, norms) = saved
-  shapes = [jax.ShapeDtypeStruct(qkv.shape, qkv.dtype)]
-  if norms is not None:  # a gradient from each image
-    scales = norms.scales
-    shapes.append(jax.ShapeDtypeStruct((len(qkv), *scales.shape), scales.dtype))
-  found, *of_scales = _call(
-    _backward_kernel, [qkv, qkv, qkv, grad], saved[1], shapes, num_heads
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _gradients(
+  num_heads: int, qkv: jax.Array, before: _Before, grad: jax.Array
+) -> _Inputs:
+  """Returns the gradients of qkv and `before` for that of the output."""
+  b, t, _, d = qkv.shape
+  flat = qkv.reshape(b, t, 3 * d)
+  turn, norms = before
+  shapes = [jax.ShapeDtypeStruct(flat.shape, qkv.dtype)]
+  tables, times = _tiled(before, d, num_heads)
+  if tables[1] is not None:  # a gradient from each image
+    scales = tables[1].scales
+    shapes.append(jax.ShapeDtypeStruct((b, *scales.shape), scales.dtype))
+  qkv_grad, *scales_grad = _call(
+    _backward_kernel, [flat, flat, flat, grad], tables, shapes, num_heads
   )
   if norms is not None:
-    norms = dataclasses.replace(norms, scales=of_scales[0].sum(axis=0))
-  return found, (jax.tree.map(jnp.zeros_like, turn), norms)
+    total = scales_grad[0].sum(axis=0).reshape(2, 2, times, -1).sum(axis=2)
+    norms = dataclasses.replace(norms, scales=total)
+  return qkv_grad.reshape(qkv.shape), (
+    jax.tree.map(jnp.zeros_like, turn),
+    norms,
+  )
 
 
-_attention.defvjp(_save, _backward)
+@_gradients.defjvp
+def _gradients_jvp(num_heads: int, primals: Any, tangents: Any) -> Any:
+  def plain(qkv: jax.Array, before: _Before, grad: jax.Array) -> Any:
+    return jax.vjp(functools.partial(_plain, num_heads), qkv, before)[1](grad)
+
+  return _gradients(num_heads, *primals), jax.jvp(plain, primals, tangents)[1]
+
+
+def _tangent(*arrays: jax.Array, num_heads: int, form: Any) -> jax.Array:
+  """Returns the tangent of the output.
+
+  Args:
+    *arrays: qkv and the arrays of `before`, then their tangents.
+    num_heads: H.
+    form: Tree of the first half.
+  """
+  count = form.num_leaves
+  primals, tangents = (
+    jax.tree.unflatten(form, part) for part in (arrays[:count], arrays[count:])
+  )
+  return jax.jvp(functools.partial(_plain, num_heads), primals, tangents)[1]
+
+
+def _transposed_tangent(
+  grad: Any, *arrays: Any, num_heads: int, form: Any
+) -> list[jax.Array | None]:
+  """Returns the gradients of those of `arrays` that are not known."""
+  count = form.num_leaves
+  primals = jax.tree.unflatten(form, arrays[:count])
+  grads = _gradients(num_heads, *primals, ad.instantiate_zeros(grad))
+  return [None] * count + [
+    x if ad.is_undefined_primal(tangent) else None
+    for x, tangent in zip(jax.tree.leaves(grads), arrays[count:], strict=True)
+  ]
+
+
+def _jvp_of_tangent(
+  primals: Any, tangents: Any, **form: Any
+) -> tuple[jax.Array, jax.Array]:
+  tangents = tuple(map(ad.instantiate_zeros, tangents))
+  return jax.jvp(functools.partial(_tangent, **form), primals, tangents)
+
+
+def _batched_tangent(
+  arrays: Any, axes: Any, **form: Any
+) -> tuple[jax.Array, int]:
+  return jax.vmap(functools.partial(_tangent, **form), axes)(*arrays), 0
+
+
+# `jax.custom_vjp` has no forward mode. This is linear in the tangents, computed
+# plainly, and its transpose is the backward kernel.
+_tangent_p = Primitive('attention_tangent')
+_tangent_p.def_impl(_tangent)
+_tangent_p.def_abstract_eval(
+  lambda qkv, *_, **form: qkv.update(shape=(*qkv.shape[:2], qkv.shape[3]))
+)
+mlir.register_lowering(
+  _tangent_p, mlir.lower_fun(_tangent, multiple_results=False)
+)
+ad.primitive_jvps[_tangent_p] = _jvp_of_tangent
+ad.primitive_transposes[_tangent_p] = _transposed_tangent
+batching.primitive_batchers[_tangent_p] = _batched_tangent
+
+
+def _plain(num_heads: int, qkv: jax.Array, before: _Before) -> jax.Array:
+  """The same function as `_attend`, in plain JAX."""
+  turn, norms = before
+  b, t, _, d = qkv.shape
+  heads = qkv.reshape(b, t, 3, num_heads, d // num_heads).astype(jnp.float32)
+  query, key, value = (heads[:, :, i] for i in range(3))
+  if norms is not None:
+    query, key = (
+      vector_lanes.normed_heads(x, scales, norms)
+      for x, scales in zip((query, key), norms.scales, strict=True)
+    )
+  if turn is not None:
+    query, key = (vector_lanes.turned_heads(x, turn) for x in (query, key))
+  scores = jnp.einsum('bqhk,bthk->bhqt', query, key) * query.shape[-1] ** -0.5
+  y = jnp.einsum('bhqt,bthk->bqhk', jax.nn.softmax(scores), value)
+  return y.reshape(b, t, d).astype(qkv.dtype)
+
+
+def _tiled(before: _Before, width: int, num_heads: int) -> tuple[_Before, int]:
+  """Returns tables as wide as whole registers, and how often they repeat."""
+  size = width // num_heads
+  times = vector_lanes.table_width(width, size) // size
+  return jax.tree.map(lambda x: jnp.concat([x] * times, axis=-1), before), times
 
 
 def _call(
@@ -231,7 +403,7 @@ def _call(
     in_specs=specs,
     out_specs=[image(x) for x in shapes],
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=('parallel',), vmem_limit_bytes=_MOST_BYTES
+      dimension_semantics=('parallel',), vmem_limit_bytes=_chip_memory().limit
     ),
     cost_estimate=pl.CostEstimate(
       flops=2 * products * b * t * t * d,

@@ -195,7 +195,7 @@ class IGPT(heads.Classifier, PixelSpec):
   def _ids(self, images: jax.Array) -> jax.Array:
     """Returns the colours of images, int32 [B, N]."""
     if jnp.issubdtype(images.dtype, jnp.integer):
-      return images.reshape(images.shape[0], -1).astype(jnp.int32)
+      return jax.lax.collapse(images, 1).astype(jnp.int32)
     if not self.has_clusters:
       raise ValueError(
         'this model has no colour clusters, so that its input cannot be an'
@@ -206,7 +206,7 @@ class IGPT(heads.Classifier, PixelSpec):
     shape = (self.colours, images.shape[-1])
     clusters = self.param('clusters', nn.initializers.normal(1.0), shape)
     clusters = jax.lax.stop_gradient(clusters)
-    pixels = images.reshape(images.shape[0], -1, images.shape[-1])
+    pixels = jax.lax.collapse(images, 1, 3)
     return nearest(pixels.astype(jnp.float32), clusters)
 
 

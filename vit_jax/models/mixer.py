@@ -143,7 +143,7 @@ class Mixer(heads.Classifier, MixerSpec):
     )(images)
     # No position embeddings: the MLP over tokens depends on their order anyway
     # (section 2 of the paper).
-    x = x.reshape(x.shape[0], -1, self.hidden_size)  # [B, T, D]
+    x = jax.lax.collapse(x, 1, 3)  # [B, T, D]
     size = images.shape[1:-1]
     for layers, axis in (('blocks_0', 0), ('blocks', 1)):
       path = layers, 'token_mlp', 'up', 'kernel'

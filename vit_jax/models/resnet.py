@@ -327,6 +327,6 @@ class BiT(heads.Classifier):
       self.sow('levels', 'tokens', found[0])
     x = nn.relu(norm(name='norm')(found[-1]))
     return {
-      'tokens': x.reshape(x.shape[0], -1, x.shape[-1]),
+      'tokens': jax.lax.collapse(x, 1, 3),
       'features': x.mean(axis=(1, 2)).astype(jnp.float32),
     }

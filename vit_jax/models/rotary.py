@@ -211,7 +211,7 @@ def rotate(x: jax.Array, rotation: Rotation, kind: str) -> jax.Array:
     first, second = jnp.split(wide, 2, axis=-1)
     turned = jnp.concatenate([-second, first], axis=-1)
   else:
-    pairs = wide.reshape(*x.shape[:-1], -1, 2)
+    pairs = wide.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
     turned = jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1)
     turned = turned.reshape(x.shape)
   return (wide * cos + turned * sin).astype(x.dtype)

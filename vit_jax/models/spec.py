@@ -110,7 +110,8 @@ def attention_on(platform: str, implementation: str) -> str:
   """
   if implementation != 'auto':
     return implementation
-  return {'cpu': 'plain', 'tpu': 'fused'}.get(platform, 'cudnn')
+  kernels = {'cpu': 'plain', 'tpu': 'fused', 'gpu': 'cudnn'}
+  return kernels.get(platform, 'einsum')
 
 
 def remat_on(platform: str, scan: bool, remat: str) -> str:
@@ -213,8 +214,8 @@ class LayerSpec:
       all but the results of dense layers and of attention; 'full', all of them;
       or a name of `jax.checkpoint_policies`. 'auto' is one of these by the
       platform, see `remat_on`.
-    dtype: Type in which layers compute. Parameters, softmax, LayerNorm's
-      statistics and logits are float32.
+    dtype: Type in which layers compute. Parameters, LayerNorm's statistics and
+      logits are float32; that of the softmax depends on the attention.
   """
 
   hidden_size: Annotated[int, SIZE]
@@ -328,11 +329,13 @@ class EncoderSpec(LayerSpec):
     attention_implementation: 'plain', for CPUs: heads before tokens, and a
       softmax in float32 that divides after the product with the values;
       'fused', for TPUs: one kernel, see `fused_attention`; 'cudnn', for GPUs,
-      and 'xla', of `jax.nn.dot_product_attention`; 'einsum': the compiler
-      chooses the order of axes, and the softmax is in `dtype`; 'auto': 'plain',
-      'fused' or 'cudnn', by the platform. What a kernel cannot compute, such as
-      dropout, 'einsum' computes; where the attention weights are captured,
-      'plain' is always used.
+      and 'xla', of `jax.nn.dot_product_attention`, all with a softmax in
+      float32; 'einsum': the compiler chooses the order of axes, and scores and
+      softmax are in `dtype`; 'auto': 'plain', 'fused' or 'cudnn', by the
+      platform. What a kernel cannot compute, such as dropout, 'einsum'
+      computes, and the log says why. That is also so on several TPUs without a
+      mesh in the context (`jax.set_mesh`), since the compiler cannot split a
+      kernel. Where the attention weights are captured, 'plain' is always used.
   """
 
   num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]

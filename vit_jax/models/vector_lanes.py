@@ -131,6 +131,22 @@ def turned(
   return (wide * cos + partner * sin).astype(x.dtype)
 
 
+def normed_heads(x: jax.Array, scales: jax.Array, norms: Norms) -> jax.Array:
+  """Normalises float32 [B, T, H, K] in plain JAX; scale and bias are [2, K]."""
+  if norms.centers:
+    x -= x.mean(axis=-1, keepdims=True)
+  variance = (x * x).mean(axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(variance + norms.epsilon) * scales[0] + scales[1]
+
+
+def turned_heads(x: jax.Array, turn: Turn) -> jax.Array:
+  """Rotates float32 [B, T, H, K] in plain JAX."""
+  pairs = x.reshape(*x.shape[:-1], -1, 2, turn.distance)
+  first, second = pairs[..., 0, :], pairs[..., 1, :]
+  partner = jnp.stack([-second, first], axis=-2).reshape(x.shape)
+  return x * turn.cos[:, None] + partner * turn.sin[:, None]
+
+
 def only(mine: jax.Array, x: jax.Array) -> jax.Array:
   """Returns x with zeros in the lanes of other heads."""
   return jnp.where(mine, x, jnp.zeros_like(x))

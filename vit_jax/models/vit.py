@@ -301,7 +301,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     if self.patch_norm:
       x = self.layer_norm('patch_norm')(x)
     b, *grid = x.shape[:-1]
-    x = self._mask(x.reshape(b, -1, d), masked)
+    x = self._mask(jax.lax.collapse(x, 1, x.ndim - 1), masked)
     prefix = self._prefix_tokens()
     if self.position_embedding in embedding.SINCOS:
       table = embedding.sincos2d(

@@ -238,6 +238,24 @@ def _split(x: jax.Array, names: Sequence[str], mesh: Mesh) -> jax.Array:
   )
 
 
+def in_context(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+  """Wraps a function that jit traces, so that kernels see the mesh.
+
+  The compiler cannot split a kernel, so a kernel asks the context for the mesh.
+
+  Args:
+    fn: The function.
+    mesh: The mesh of devices; also of one.
+  """
+
+  @functools.wraps(fn)
+  def wrapped(*args: Any, **kwargs: Any) -> Any:
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      return fn(*args, **kwargs)
+
+  return wrapped
+
+
 def keep_batch_split(
   fn: Callable[..., Any], mesh: Mesh, batch_size: int
 ) -> Callable[..., Any]:
@@ -245,7 +263,7 @@ def keep_batch_split(
 
   The output of each module is constrained to be split over the batch. Otherwise
   the compiler might gather activations instead of parameters. Inputs and output
-  of a module with experts are split by these.
+  of a module with experts are split by these. The mesh is in the context.
 
   Args:
     fn: The function, which jit traces.
@@ -253,6 +271,7 @@ def keep_batch_split(
     batch_size: B; only outputs of shape [B, ...] are constrained, and those of
       several crops of each image, [B crops, ...].
   """
+  fn = in_context(fn, mesh)
   if mesh.size == 1:
     return fn
 
@@ -277,9 +296,7 @@ def keep_batch_split(
     return _split(result, split, mesh)
 
   def wrapped(*args: Any, **kwargs: Any) -> Any:
-    # Kernels, which the compiler cannot split, find the mesh in the context.
-    context = jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
-    with context, nn.intercept_methods(intercept):
+    with nn.intercept_methods(intercept):
       return fn(*args, **kwargs)
 
   return wrapped

@@ -271,6 +271,7 @@ class Program:
     """
     shardings = shardings or self._init.shardings
     where, how = (shardings, self._replicated), self._options
+    step = mesh_lib.in_context(step, self.mesh)
     return jax.jit(
       step, donate_argnums=0, out_shardings=where, compiler_options=how
     )
@@ -289,6 +290,7 @@ class Program:
 
   def _compiled_replicated(self, fn: Callable[..., Any]) -> Any:
     where, how = self._replicated, self._options
+    fn = mesh_lib.in_context(fn, self.mesh)
     return jax.jit(fn, out_shardings=where, compiler_options=how)
 
   def abstract_state(self) -> TrainState:

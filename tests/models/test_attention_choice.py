@@ -1,0 +1,197 @@
+"""Which attention a layer takes on a platform; what it cannot do, it avoids."""
+
+import contextlib
+import types
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+import pytest
+
+from vit_jax import models
+from vit_jax.models import attention
+from vit_jax.models import spec as spec_lib
+
+FIELDS = {'hidden_size': 128, 'num_heads': 2, 'mlp_dim': 32, 'depth': 2}
+KERNEL = 'tpu_custom_call'
+
+
+def tpu(kind, count=1):
+  """Puts a mesh of TPUs in the context."""
+  device = jax.sharding.AbstractDevice(kind, 1, 'tpu')
+  mesh = jax.sharding.AbstractMesh(
+    (count,),
+    ('data',),
+    (jax.sharding.AxisType.Auto,),
+    abstract_device=device,
+  )
+  return jax.sharding.use_abstract_mesh(mesh)
+
+
+def trace(batch_size=2, implementation='auto', **fields):
+  """Traces the gradient of a model for the platform of `default_backend`."""
+  fields = FIELDS | {'attention_implementation': implementation} | fields
+  model = models.create_model('ViT-Ti/4', 5, **fields)
+  params = models.abstract_params(model, (8, 8, 3))
+  images = jax.ShapeDtypeStruct((batch_size, 8, 8, 3), jnp.float32)
+
+  def loss(params, images):
+    return (model.apply({'params': params}, images) ** 2).sum()
+
+  return jax.jit(jax.grad(loss)).trace(params, images)
+
+
+def has_kernel(traced):
+  """Whether a program that can be lowered for TPUs has the kernel."""
+  return KERNEL in traced.lower(lowering_platforms=('tpu',)).as_text()
+
+
+@pytest.fixture
+def on(monkeypatch):
+  """Sets the platform, and devices that JAX sees."""
+
+  def set_platform(platform, **device):
+    monkeypatch.setattr(jax, 'default_backend', lambda: platform)
+    if device:
+      device = types.SimpleNamespace(platform=platform, **device)
+      monkeypatch.setattr(jax, 'devices', lambda: [device])
+
+  return set_platform
+
+
+@pytest.mark.parametrize('implementation', ['auto', 'fused'])
+@pytest.mark.parametrize(
+  ('kind', 'fields', 'precision', 'expected'),
+  [
+    ('TPU v4', {}, None, True),
+    ('TPU v5 lite', {'dtype': jnp.bfloat16}, None, True),
+    ('TPU v6 lite', {'dtype': jnp.bfloat16}, 'default', True),
+    ('TPU v5', {'qk_norm': True}, 'bfloat16', True),
+    ('TPU v2', {}, None, False),
+    ('TPU v3', {'dtype': jnp.bfloat16}, None, False),
+    ('TPU v5', {'dtype': jnp.float16}, None, False),
+    ('TPU v5', {}, 'high', False),
+    ('TPU v5', {}, 'highest', False),
+    ('TPU v5', {'dtype': jnp.bfloat16}, 'tensorfloat32', False),
+    ('TPU v5', {}, 'F32_F32_F32', False),
+    ('TPU v5', {'batch_size': 0}, None, False),
+    ('TPU v5', {'hidden_size': 96}, None, False),  # not whole registers
+  ],
+)
+def test_tpus_get_what_works(
+  implementation, kind, fields, precision, expected, on
+):
+  on('tpu')
+  matmul = jax.default_matmul_precision(precision)
+  with tpu(kind), matmul if precision else contextlib.nullcontext():
+    assert (
+      has_kernel(trace(implementation=implementation, **fields)) == expected
+    )
+
+
+@pytest.mark.parametrize(
+  ('kind', 'tokens', 'expected'),
+  [
+    ('TPU v4', 197, True),
+    ('TPU v4', 577, False),
+    ('TPU v5 lite', 577, True),
+    ('TPU7x', 577, True),
+    ('TPU v5 lite', 1025, False),
+  ],
+)
+def test_more_tokens_fit_where_a_chip_has_more_memory(
+  kind, tokens, expected, on
+):
+  on('tpu')
+  spec = spec_lib.EncoderSpec(
+    hidden_size=768, num_heads=12, mlp_dim=32, depth=1, dtype=jnp.bfloat16
+  )
+  layer = attention.Attention(spec)
+  x = jax.ShapeDtypeStruct((2, tokens, 768), jnp.bfloat16)
+  with tpu(kind):
+    variables = jax.eval_shape(layer.init, jax.random.key(0), x, None)
+    traced = jax.jit(layer.apply).trace(variables, x, None)
+    assert has_kernel(traced) == expected
+
+
+@pytest.mark.parametrize(
+  ('platform', 'device', 'expected'),
+  [
+    ('gpu', {'compute_capability': '9.0'}, 'cudnn'),
+    ('gpu', {'compute_capability': '12.1'}, 'cudnn'),
+    ('gpu', {'compute_capability': '7.5'}, 'einsum'),
+    ('gpu', {'compute_capability': 'gfx942'}, 'einsum'),  # ROCm
+    ('gpu', {}, 'einsum'),
+    ('METAL', {}, 'einsum'),
+    ('xpu', {}, 'einsum'),
+  ],
+)
+@pytest.mark.parametrize('implementation', ['auto', 'cudnn'])
+def test_gpus_get_what_works(
+  platform, device, expected, implementation, on, monkeypatch
+):
+  attend, taken = jax.nn.dot_product_attention, []
+
+  def recording(*args, implementation, **how):
+    taken.append(implementation)
+    return attend(*args, **how)
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', recording)
+  on(platform, device_kind='', **device)
+  if platform != 'gpu' and implementation == 'cudnn':
+    pytest.skip('only who asks for cuDNN gets it there')
+  trace(implementation=implementation, dtype=jnp.bfloat16)
+  assert ('cudnn' in taken) == (expected == 'cudnn')
+
+
+def test_auto_says_in_the_log_what_it_takes(on, monkeypatch):
+  lines = []
+  monkeypatch.setattr(
+    logging, 'info', lambda text, *args: lines.append(text % args)
+  )
+  attention.log_choice.cache_clear()
+  on('tpu')
+  with tpu('TPU v5 lite'):
+    trace()
+    trace(dtype=jnp.float16)
+    trace()
+  trace()
+  text = '\n'.join(lines)
+  assert "'fused'" in text
+  assert 'float16' in text
+  assert 'jax.set_mesh' in text
+  assert len(lines) == len(set(lines))
+
+
+def softmax_types(implementation):
+  """Types of the exponentials in a layer that computes in bfloat16."""
+  traced = trace(implementation=implementation, dtype=jnp.bfloat16)
+  found = set()
+
+  def visit(jaxpr):
+    for equation in jaxpr.eqns:
+      if equation.primitive.name == 'exp' and equation.outvars[0].aval.ndim > 1:
+        found.add(equation.outvars[0].aval.dtype.name)
+      for value in jax.tree.leaves(equation.params):
+        for inner in (value, getattr(value, 'jaxpr', None)):
+          if hasattr(inner, 'eqns'):
+            visit(inner)
+
+  visit(traced.jaxpr.jaxpr)
+  return found
+
+
+@pytest.mark.parametrize(
+  ('implementation', 'expected'),
+  [
+    ('plain', {'float32'}),
+    ('einsum', {'bfloat16'}),
+    ('xla', {'float32'}),
+    # The last layer, whose first token alone attends, is 'einsum'.
+    ('fused', {'float32', 'bfloat16'}),
+  ],
+)
+def test_the_softmax_has_the_type_that_is_documented(implementation, expected):
+  """In the docstring of `EncoderSpec`; kernels compute it in float32."""
+  with tpu('TPU v5 lite'):
+    assert softmax_types(implementation) == expected
