@@ -166,7 +166,8 @@ def dropout(
 ) -> jax.Array:
   """Zeroes each element of x [B, ...] with probability `rate`, scales the rest.
 
-  Without a key (not training), or at a fixed rate of 0, x is returned.
+  Without a key (not training), or at a rate of 0 that is no array, x is
+  returned.
 
   Args:
     x: [B, ...].
@@ -177,7 +178,8 @@ def dropout(
       that x gets the same mask as it would as a part of that. None: x is the
       full array.
   """
-  if dropout_key is None or (isinstance(rate, float) and rate == 0.0):
+  is_zero = not isinstance(rate, jax.Array) and rate == 0
+  if dropout_key is None or is_zero:
     return x
   keep = keep_mask(dropout_key, rate, whole or x.shape[1:])
   keep = keep[tuple(map(slice, x.shape))]

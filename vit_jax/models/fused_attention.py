@@ -47,24 +47,13 @@ _Before = tuple[vector_lanes.Turn | None, vector_lanes.Norms | None]
 _Inputs = tuple[jax.Array, _Before]
 
 
-@dataclasses.dataclass(frozen=True)
-class _ChipMemory:
-  """Memory on a chip, in bytes.
-
-  Attributes:
-    estimate: The most that `fits` may count.
-    limit: The most that the compiler may use, which needs up to a fifth more
-      than is counted.
-  """
-
-  estimate: int
-  limit: int
-
-
-# TPU v4 has the least, 16 MiB a core, of which some is the compiler's. Newer
-# ones have 64 MiB and more.
-_SMALL_CHIP = _ChipMemory(23 * 2**19, 14 * 2**20)
-_LARGE_CHIP = _ChipMemory(24 * 2**20, 40 * 2**20)
+# TPU v4 has the least memory on the chip, 16 MiB a core, of which some is the
+# compiler's. Newer ones have 64 MiB and more. A kernel's need is an estimate,
+# and the compiler takes up to a fifth more.
+_SMALL_CHIP = 23 * 2**19
+_LARGE_CHIP = 24 * 2**20
+_SMALL_LIMIT = 14 * 2**20
+_LARGE_LIMIT = 40 * 2**20
 
 
 def turn_of(
@@ -109,7 +98,8 @@ def refusal(
     normalizes: Whether the kernel normalises queries and keys.
   """
   mesh, kind = jax.sharding.get_abstract_mesh(), _device_kind()
-  precision = jax.config.jax_default_matmul_precision
+  config: Any = jax.config
+  precision = config.jax_default_matmul_precision
   explicit = [mesh.shape[axis] for axis in mesh.explicit_axes]
   dtype = jnp.dtype(dtype)
   is_alone = not mesh.empty or jax.device_count() == 1
@@ -146,31 +136,35 @@ def fits(
   batch, ways = _split()
   if num_heads % ways or b % batch or (d // ways) % vector_lanes.LANES:
     return False
-  size, d = d // num_heads, d // ways
+  kind = _device_kind()
+  is_large = kind.startswith('TPU') and kind != 'TPU v4'
+  itemsize = jnp.dtype(dtype).itemsize
+  need = _need(t, d // ways, d // num_heads, itemsize, rotates, normalizes)
+  return b > 0 and need <= (_LARGE_CHIP if is_large else _SMALL_CHIP)
+
+
+def _need(
+  t: int, d: int, size: int, itemsize: int, rotates: bool, normalizes: bool
+) -> int:
+  """Returns about how many bytes of a chip's memory the kernel needs."""
   rows = -(-t // 16) * 16
   columns = -(-t // vector_lanes.LANES) * vector_lanes.LANES
   # The backward program reads and writes seven arrays [T, D], while those of
   # the next and the last image move; and has five of float32 [T, T].
-  moved = 7 * 2 * jnp.dtype(dtype).itemsize * rows * d
+  moved = 7 * 2 * itemsize * rows * d
   if rotates:
     moved += 2 * 2 * 4 * rows * vector_lanes.table_width(d, size)
   if normalizes:
     # Queries and keys of a head in float32: centred, squares and gradients.
     width = vector_lanes.LANES * (1 if vector_lanes.LANES % size == 0 else 2)
     moved += 2 * 3 * 4 * rows * width
-  return b > 0 and moved + 5 * 4 * rows * columns <= _chip_memory().estimate
+  return moved + 5 * 4 * rows * columns
 
 
 def _device_kind() -> str:
   """Returns the kind of device of the mesh in the context, or of JAX."""
   device = jax.sharding.get_abstract_mesh().abstract_device
   return (device or jax.devices()[0]).device_kind
-
-
-def _chip_memory() -> _ChipMemory:
-  kind = _device_kind()
-  is_large = kind.startswith('TPU') and kind != 'TPU v4'
-  return _LARGE_CHIP if is_large else _SMALL_CHIP
 
 
 def _split_axes() -> tuple[str, ...]:
@@ -298,7 +292,7 @@ def _tangent(*arrays: jax.Array, num_heads: int, form: Any) -> jax.Array:
 
 def _transposed_tangent(
   grad: Any, *arrays: Any, num_heads: int, form: Any
-) -> list[jax.Array | None]:
+) -> list[Any]:
   """Returns the gradients of those of `arrays` that are not known."""
   count = form.num_leaves
   primals = jax.tree.unflatten(form, arrays[:count])
@@ -390,6 +384,13 @@ def _call(
     rest = (0,) * (x.ndim - 1)
     return pl.BlockSpec((1, *x.shape[1:]), lambda i: (i, *rest))
 
+  # The limit of a small chip where that suffices: what a kernel may take, the
+  # program around it does not use.
+  is_small = _SMALL_CHIP >= _need(
+    *(t, d, d // num_heads, arrays[0].dtype.itemsize),
+    *(x is not None for x in before),
+  )
+  limit = _SMALL_LIMIT if is_small else _LARGE_LIMIT
   tables, form = jax.tree.flatten(before)
   specs = [part(0), part(1), part(2), part(0)][: len(arrays)]
   specs += [pl.BlockSpec(x.shape, lambda i, n=x.ndim: (0,) * n) for x in tables]
@@ -403,7 +404,7 @@ def _call(
     in_specs=specs,
     out_specs=[image(x) for x in shapes],
     compiler_params=pltpu.CompilerParams(
-      dimension_semantics=('parallel',), vmem_limit_bytes=_chip_memory().limit
+      dimension_semantics=('parallel',), vmem_limit_bytes=limit
     ),
     cost_estimate=pl.CostEstimate(
       flops=2 * products * b * t * t * d,

@@ -22,6 +22,7 @@ from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
+from vit_jax.models import norms
 
 # Units in each stage, and the width factor: Section 3 and Table 1 of the BiT
 # paper.
@@ -89,7 +90,7 @@ class _Unit(nn.Module):
     stride: Stride of the 3 x 3 convolution and of the shortcut.
     project: Whether the shortcut is a convolution.
     conv: A partial `StdConv`.
-    norm: A partial `nn.GroupNorm`.
+    norm: A partial `norms.GroupNorm`.
   """
 
   features: int
@@ -146,7 +147,7 @@ class Stage(nn.Module):
     features: F, channels of their outputs.
     stride: Stride of the first unit.
     conv: A partial `StdConv`.
-    norm: A partial `nn.GroupNorm`.
+    norm: A partial `norms.GroupNorm`.
   """
 
   unit: Any
@@ -224,7 +225,7 @@ class ResNetStem(nn.Module):
       kernel_init=initializers_lib.INITIALIZERS[self.initializers].patch,
       dtype=self.dtype,
     )
-    norm = functools.partial(nn.GroupNorm, 32, dtype=self.dtype)
+    norm = functools.partial(norms.GroupNorm, 32, dtype=self.dtype)
     x = conv(self.width, (7, 7), 2, name='conv')(images)
     x = nn.relu(norm(name='norm')(x))
     x = nn.max_pool(x, (3, 3), (2, 2), 'SAME')
@@ -315,7 +316,7 @@ class BiT(heads.Classifier):
       dtype=self.dtype,
     )
     norm = functools.partial(
-      nn.GroupNorm, self.num_groups, epsilon=1e-5, dtype=self.dtype
+      norms.GroupNorm, self.num_groups, epsilon=1e-5, dtype=self.dtype
     )
     factor = self.width_factor
     channels = [factor * n for n in self.channels]

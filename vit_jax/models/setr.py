@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import maps
+from vit_jax.models import norms
 from vit_jax.models import projection
 
 _EPSILON = 1e-6  # of LayerNorm
@@ -58,7 +59,7 @@ class UpHead(nn.Module):
       x: Tokens.
       train: Whether BatchNorm measures this batch.
     """
-    x = nn.LayerNorm(_EPSILON, self.dtype, name='norm')(x)
+    x = norms.LayerNorm(_EPSILON, self.dtype, name='norm')(x)
     for i in range(self.convs):
       x = maps.Convolution(
         self.channels,
@@ -98,7 +99,7 @@ class Neck(nn.Module):
     """Maps levels [B, h, w, D] to [B, h, w, channels], the deepest first."""
     projected = []
     for i, x in enumerate(levels):
-      x = nn.LayerNorm(_EPSILON, self.dtype, name=f'norms_{i}')(x)
+      x = norms.LayerNorm(_EPSILON, self.dtype, name=f'norms_{i}')(x)
       projected.append(
         maps.Convolution(
           self.channels, 1, dtype=self.dtype, name=f'inputs_{i}'

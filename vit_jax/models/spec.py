@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import norms
 from vit_jax.models import relative
 from vit_jax.models import rotary as rotary_lib
 from vit_jax.models.fields import EXECUTION
@@ -260,7 +261,7 @@ class LayerSpec:
 
     Its statistics are always computed in float32.
     """
-    return nn.LayerNorm(self.layer_norm_epsilon, self.dtype, name=name)
+    return norms.LayerNorm(self.layer_norm_epsilon, self.dtype, name=name)
 
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
