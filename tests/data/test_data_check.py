@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import shutil
 import sys
 
 from absl import logging
@@ -17,6 +18,7 @@ from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import __main__ as command
 from vit_jax.data import survey
+from vit_jax.runs import checkpoint_format
 from vit_jax.train import loop
 
 
@@ -154,8 +156,12 @@ config = functools.partial(stand_in.config, data__image_size=8)
 
 
 def test_a_run_that_stopped_goes_on_without_what_is_damaged(folder, tmp_path):
-  spoil(folder)
   run = tmp_path / 'run'
+  assert loop.run(config(folder), str(run)).status == 0
+  (run / 'DONE').unlink()  # as if it had stopped after its first checkpoint
+  for later in checkpoint_format.newest_first(run / 'checkpoints')[:-1]:
+    shutil.rmtree(later)
+  spoil(folder)
   with pytest.raises(UserError, match=r'damaged|empty') as e:
     loop.run(config(folder), str(run))
   assert f'run python -m vit_jax.data check {folder} --out=' in str(e.value)

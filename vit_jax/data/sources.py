@@ -72,9 +72,9 @@ def _check_sizes(
   Raises:
     UserError: One has another size than `data.source_size`.
   """
-  kind = source.features['image']
-  image_size = kind.size if isinstance(kind, features_lib.Image) else None
-  if config.data.source_size is None or image_size is None:
+  image_size = getattr(source.features.get('image'), 'size', None)
+  # Volumes and videos have three sides; their sources look at them.
+  if config.data.source_size is None or len(image_size or ()) != 2:
     return
   step = -(-len(source) // folder.SAMPLE)
   for position in range(0, len(source), step):

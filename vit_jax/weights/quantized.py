@@ -44,6 +44,11 @@ class Kernel:
     return jnp.asarray(self).astype(dtype)
 
   @property
+  def shape(self) -> tuple[int, ...]:
+    """Shape of the kernel in floats."""
+    return tuple(self.stored.qvalue.shape)
+
+  @property
   def size(self) -> int:
     """Number of weights."""
     return int(self.stored.qvalue.size)

@@ -33,10 +33,6 @@ class Crop:
     resize: Short side, or size, to which an image is resized before it is
       cropped; 'random_resized' ignores it. None: the image just fills `size`,
       or, with 'scaled', has its own.
-    crop_pct: timm's share of the sides of `resize` that `size` is; None: none
-      was set.
-    border: Whether an image keeps its ratio and fits into `resize`, a size, and
-      is padded to `size` where it is smaller, as with timm's 'border'.
     scale: Range of the area of a 'random_resized' crop, as a fraction.
     ratio: Range of width / height of a 'random_resized' crop.
     pad: Pixels added to each side by 'pad', after resizing.
@@ -47,13 +43,15 @@ class Crop:
     resize_like: Library whose filters and rounding are used, one of LIKE; '':
       our own.
     zoom: Range of the factor by which 'scaled' multiplies the resized image.
+    crop_pct: timm's share of the sides of `resize` that `size` is; None: none
+      was set.
+    border: Whether an image keeps its ratio and fits into `resize`, a size, and
+      is padded to `size` where it is smaller, as with timm's 'border'.
   """
 
   kind: str
   size: Size
   resize: int | Size | None = None
-  crop_pct: float | None = None
-  border: bool = False
   scale: tuple[float, float] = (1.0, 1.0)
   ratio: tuple[float, float] = (1.0, 1.0)
   pad: int = 0
@@ -63,6 +61,8 @@ class Crop:
   interpolation: str = 'bilinear'
   resize_like: str = ''
   zoom: tuple[float, float] = (1.0, 1.0)
+  crop_pct: float | None = None
+  border: bool = False
 
   @property
   def uses_pillow(self) -> bool:
