@@ -276,7 +276,7 @@ def _made_timm(name: str) -> tuple[Any, dict[str, int]]:
   """Makes a model of timm; returns the argument with its layers, too."""
   import timm
 
-  one = {'depth': 1}
+  one: dict[str, Any] = {'depth': 1}
   for arguments in (one, one | {'num_kv_heads': 1}, {'num_blocks': 1}, {}):
     # The class has no such argument, or one for each layer beside it.
     with contextlib.suppress(TypeError, AssertionError):

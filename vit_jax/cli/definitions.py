@@ -7,6 +7,7 @@ import re
 import sys
 from typing import Any
 from typing import cast
+from typing import overload
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -109,12 +110,30 @@ def define_quantize(flag_values: flags.FlagValues) -> None:
   )
 
 
+@overload
+def define_path(
+  name: str,
+  default: str,
+  meaning: str,
+  flag_values: flags.FlagValues = flags.FLAGS,
+) -> flags.FlagHolder[str]: ...
+
+
+@overload
+def define_path(
+  name: str,
+  default: None,
+  meaning: str,
+  flag_values: flags.FlagValues = flags.FLAGS,
+) -> flags.FlagHolder[str | None]: ...
+
+
 def define_path(
   name: str,
   default: str | None,
   meaning: str,
   flag_values: flags.FlagValues = flags.FLAGS,
-) -> flags.FlagHolder[str | None]:
+) -> flags.FlagHolder:
   """Defines a flag for a local path that is written to; addresses are refused.
 
   Args:
