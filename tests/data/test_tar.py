@@ -107,18 +107,29 @@ def test_of_two_images_the_config_names_one(tmp_path, photo, mask):
   with pytest.raises(UserError, match=f'a.tar, sample 0 has 2.*({names})'):
     open_images(tmp_path)
   for column, image in ((photo, PHOTO), (mask, MASK)):
-    source = open_images(tmp_path, image=column.lower())
+    source = open_images(tmp_path, image=column)
     assert [source.read(i).image for i in range(2)] == [image] * 2
     assert source.classes == ('0', '1')
   config = tiny.config(
     data__name=f'tar:{tmp_path}',
-    data__columns__map=mask.lower(),
+    data__columns__map=mask,
     data__map__classes=('road', 'sky'),
   )
   data.check(config)
   source = data.open_source(config, 'train')
   assert source.read(0).image == PHOTO
   assert source.read(0).values['map'] == MASK
+
+
+def test_images_that_are_maps_alone_are_refused_at_the_start(tmp_path):
+  stand_in.write_shard(tmp_path / 'a.tar', {'x/1': {'png': MASK}})
+  config = tiny.config(
+    data__name=f'tar:{tmp_path}',
+    data__columns__map='png',
+    data__map__classes=('road', 'sky'),
+  )
+  with pytest.raises(UserError, match=r'sample x/1 has no image \(1 of 1 '):
+    data.open_source(config, 'train')
 
 
 def test_of_two_labels_the_config_names_one(tmp_path):

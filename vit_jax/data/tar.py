@@ -97,12 +97,29 @@ class TarSource(rows.RowSource):
       numbers += range(first, len(self._samples))
     if not self._samples:
       raise UserError(f'tar:{pattern}: the shards are empty')
+    columns = self._in_small_letters(columns)
     self._named = {*rows.columns_of(columns.to_dict())}
     self._names = self._chosen(f'tar:{pattern}', columns)
     self._check_samples()
     super().__init__(
       *(f'tar:{pattern}', split, self._names, by_split, '', {}),
       *(image_shape, codes),
+    )
+
+  def _in_small_letters(
+    self, columns: ml_collections.ConfigDict
+  ) -> ml_collections.ConfigDict:
+    """Returns the columns, those that name an ending as the index has it."""
+    endings = {x for *_, places in self._samples for x in places}
+
+    def written(column: str) -> str:
+      return column.lower() if column.lower() in endings else column
+
+    return ml_collections.ConfigDict(
+      {
+        name: written(x) if isinstance(x, str) else tuple(map(written, x))
+        for name, x in columns.items()
+      }
     )
 
   def _chosen(
@@ -155,8 +172,8 @@ class TarSource(rows.RowSource):
     present = {x: () for *_, places in self._samples for x in places}
     for name, columns in self._names.items():
       for column in [columns] if isinstance(columns, str) else columns:
-        if not self._serving(column, present):
-          continue  # a key of .json: whoever reads it checks it
+        if 'json' in present and not self._serving(column, present):
+          continue  # a key of it: whoever reads it checks it
         lacking = []
         for number, (*_, places) in enumerate(self._samples):
           endings = self._serving(column, places)
@@ -186,8 +203,8 @@ class TarSource(rows.RowSource):
     endings = sorted(self._samples[first][2])
     dots = f' ({_DOTS})' if any('.' in x for x in endings) else ''
     line = (
-      f'{self._where(("", first))} has no {column}, which other samples have'
-      f' ({len(numbers)} of {len(self._samples)} have none); its files end with'
+      f'{self._where(("", first))} has no {column} ({len(numbers)} of'
+      f' {len(self._samples)} samples have none); its files end with'
       f' {some(endings)}{dots}: add the file, or leave the sample out'
     )
     if name not in ('text', 'labels'):
