@@ -180,6 +180,21 @@ def test_samples_of_one_name_are_all_kept(tmp_path, names):
       assert example.image == contents['png'][label]
 
 
+def test_shards_of_one_name_in_several_folders(tmp_path):
+  """They are several shards, and the folder may say the split."""
+  for number, place in enumerate(('a', 'b', 'val')):
+    (tmp_path / place).mkdir()
+    sample = {'png': stand_in.png(stand_in.pixels(number, 8, 8)), 'cls': b'3'}
+    stand_in.write_shard(tmp_path / place / '000.tar', {'1': sample})
+  pattern = f'{tmp_path}/*/000.tar'
+  train = open_images(pattern)
+  assert {train.id(0), train.id(1)} == {'a/000.tar/1', 'b/000.tar/1'}
+  val = open_shards(pattern, 'val', tokenizer='')
+  alone = open_images(tmp_path / 'val')
+  assert len(val) == 1 and val.read(0).image == alone.read(0).image
+  assert alone.id(0) == '000.tar/1'
+
+
 def test_files_whose_sample_is_not_clear_are_told(tmp_path):
   with tarfile.open(tmp_path / 'a.tar', 'w') as archive:
     for name in ('a.png', 'a.png', 'a.cls', 'a.cls'):

@@ -11,7 +11,8 @@ sample whose name occurs again in a shard is another sample.
 
 A pattern has {000..099}, or * and ? as in a shell; a folder stands for all
 shards in it. A shard whose name has the word train, val or test belongs to
-that split, and others to train.
+that split, and others to train. Of shards in several folders, the folder's name
+says it where that of the shard does not.
 
 Each shard is read once, and the places of its files are written beside it, as
 shards-000.tar.index.json; after that, a sample is read by itself.
@@ -87,13 +88,14 @@ class TarSource(rows.RowSource):
         ' its name'
       )
     shards = expand(pattern)
+    self._root = os.path.commonpath([os.path.dirname(x) for x in shards])
     self._samples: list[tuple[str, str, Places]] = []  # shard, key, places
     by_split: dict[str, list[int]] = {}
     for shard in shards:
       samples = index(shard)
       first = len(self._samples)
       self._samples += [(shard, key, places) for key, places in samples.items()]
-      numbers = by_split.setdefault(_split_of(shard), [])
+      numbers = by_split.setdefault(_split_of(self._name(shard)), [])
       numbers += range(first, len(self._samples))
     if not self._samples:
       raise UserError(f'tar:{pattern}: the shards are empty')
@@ -233,7 +235,11 @@ class TarSource(rows.RowSource):
 
   def _key(self, row: rows.Row) -> str:
     shard, key, _ = self._samples[row[1]]
-    return f'{os.path.basename(shard)}/{key}'
+    return f'{self._name(shard)}/{key}'
+
+  def _name(self, shard: str) -> str:
+    """Returns a shard's path below the folder that all shards are in."""
+    return os.path.relpath(shard, self._root)
 
   def fingerprint(self) -> str:
     """Returns a digest of names and sizes, not of what the files hold."""
@@ -318,11 +324,12 @@ def _expand_ranges(pattern: str) -> Iterator[str]:
     )
 
 
-def _split_of(shard: str) -> str:
-  """Returns the split that a word of a shard's name says."""
-  for word in re.split(r'[^a-z]+', os.path.basename(shard).lower()):
-    if word in folder.SPLITS:
-      return folder.SPLITS[word]
+def _split_of(name: str) -> str:
+  """Returns the split that a word of a shard's name, or of its folder, says."""
+  for part in os.path.split(name.lower())[::-1]:
+    for word in re.split(r'[^a-z]+', part):
+      if word in folder.SPLITS:
+        return folder.SPLITS[word]
   return 'train'
 
 
