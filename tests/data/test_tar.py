@@ -107,18 +107,29 @@ def test_of_two_images_the_config_names_one(tmp_path, photo, mask):
   with pytest.raises(UserError, match=f'a.tar, sample 0 has 2.*({names})'):
     open_images(tmp_path)
   for column, image in ((photo, PHOTO), (mask, MASK)):
-    source = open_images(tmp_path, image=column.lower())
+    source = open_images(tmp_path, image=column)
     assert [source.read(i).image for i in range(2)] == [image] * 2
     assert source.classes == ('0', '1')
   config = tiny.config(
     data__name=f'tar:{tmp_path}',
-    data__columns__map=mask.lower(),
+    data__columns__map=mask,
     data__map__classes=('road', 'sky'),
   )
   data.check(config)
   source = data.open_source(config, 'train')
   assert source.read(0).image == PHOTO
   assert source.read(0).values['map'] == MASK
+
+
+def test_images_that_are_maps_alone_are_refused_at_the_start(tmp_path):
+  stand_in.write_shard(tmp_path / 'a.tar', {'x/1': {'png': MASK}})
+  config = tiny.config(
+    data__name=f'tar:{tmp_path}',
+    data__columns__map='png',
+    data__map__classes=('road', 'sky'),
+  )
+  with pytest.raises(UserError, match=r'sample x/1 has no image \(1 of 1 '):
+    data.open_source(config, 'train')
 
 
 def test_of_two_labels_the_config_names_one(tmp_path):
@@ -167,6 +178,21 @@ def test_samples_of_one_name_are_all_kept(tmp_path, names):
     for example in map(source.read, range(3)):
       label = int(source.classes[example.values['label']])
       assert example.image == contents['png'][label]
+
+
+def test_shards_of_one_name_in_several_folders(tmp_path):
+  """They are several shards, and the folder may say the split."""
+  for number, place in enumerate(('a', 'b', 'val')):
+    (tmp_path / place).mkdir()
+    sample = {'png': stand_in.png(stand_in.pixels(number, 8, 8)), 'cls': b'3'}
+    stand_in.write_shard(tmp_path / place / '000.tar', {'1': sample})
+  pattern = f'{tmp_path}/*/000.tar'
+  train = open_images(pattern)
+  assert {train.id(0), train.id(1)} == {'a/000.tar/1', 'b/000.tar/1'}
+  val = open_shards(pattern, 'val', tokenizer='')
+  alone = open_images(tmp_path / 'val')
+  assert len(val) == 1 and val.read(0).image == alone.read(0).image
+  assert alone.id(0) == '000.tar/1'
 
 
 def test_files_whose_sample_is_not_clear_are_told(tmp_path):

@@ -11,7 +11,8 @@ sample whose name occurs again in a shard is another sample.
 
 A pattern has {000..099}, or * and ? as in a shell; a folder stands for all
 shards in it. A shard whose name has the word train, val or test belongs to
-that split, and others to train.
+that split, and others to train. Of shards in several folders, the folder's name
+says it where that of the shard does not.
 
 Each shard is read once, and the places of its files are written beside it, as
 shards-000.tar.index.json; after that, a sample is read by itself.
@@ -87,22 +88,40 @@ class TarSource(rows.RowSource):
         ' its name'
       )
     shards = expand(pattern)
+    self._root = os.path.commonpath([os.path.dirname(x) for x in shards])
     self._samples: list[tuple[str, str, Places]] = []  # shard, key, places
     by_split: dict[str, list[int]] = {}
     for shard in shards:
       samples = index(shard)
       first = len(self._samples)
       self._samples += [(shard, key, places) for key, places in samples.items()]
-      numbers = by_split.setdefault(_split_of(shard), [])
+      numbers = by_split.setdefault(_split_of(self._name(shard)), [])
       numbers += range(first, len(self._samples))
     if not self._samples:
       raise UserError(f'tar:{pattern}: the shards are empty')
+    columns = self._in_small_letters(columns)
     self._named = {*rows.columns_of(columns.to_dict())}
     self._names = self._chosen(f'tar:{pattern}', columns)
     self._check_samples()
     super().__init__(
       *(f'tar:{pattern}', split, self._names, by_split, '', {}),
       *(image_shape, codes),
+    )
+
+  def _in_small_letters(
+    self, columns: ml_collections.ConfigDict
+  ) -> ml_collections.ConfigDict:
+    """Returns the columns, those that name an ending as the index has it."""
+    endings = {x for *_, places in self._samples for x in places}
+
+    def written(column: str) -> str:
+      return column.lower() if column.lower() in endings else column
+
+    return ml_collections.ConfigDict(
+      {
+        name: written(x) if isinstance(x, str) else tuple(map(written, x))
+        for name, x in columns.items()
+      }
     )
 
   def _chosen(
@@ -155,8 +174,8 @@ class TarSource(rows.RowSource):
     present = {x: () for *_, places in self._samples for x in places}
     for name, columns in self._names.items():
       for column in [columns] if isinstance(columns, str) else columns:
-        if not self._serving(column, present):
-          continue  # a key of .json: whoever reads it checks it
+        if 'json' in present and not self._serving(column, present):
+          continue  # a key of it: whoever reads it checks it
         lacking = []
         for number, (*_, places) in enumerate(self._samples):
           endings = self._serving(column, places)
@@ -186,8 +205,8 @@ class TarSource(rows.RowSource):
     endings = sorted(self._samples[first][2])
     dots = f' ({_DOTS})' if any('.' in x for x in endings) else ''
     line = (
-      f'{self._where(("", first))} has no {column}, which other samples have'
-      f' ({len(numbers)} of {len(self._samples)} have none); its files end with'
+      f'{self._where(("", first))} has no {column} ({len(numbers)} of'
+      f' {len(self._samples)} samples have none); its files end with'
       f' {some(endings)}{dots}: add the file, or leave the sample out'
     )
     if name not in ('text', 'labels'):
@@ -216,7 +235,11 @@ class TarSource(rows.RowSource):
 
   def _key(self, row: rows.Row) -> str:
     shard, key, _ = self._samples[row[1]]
-    return f'{os.path.basename(shard)}/{key}'
+    return f'{self._name(shard)}/{key}'
+
+  def _name(self, shard: str) -> str:
+    """Returns a shard's path below the folder that all shards are in."""
+    return os.path.relpath(shard, self._root)
 
   def fingerprint(self) -> str:
     """Returns a digest of names and sizes, not of what the files hold."""
@@ -301,11 +324,12 @@ def _expand_ranges(pattern: str) -> Iterator[str]:
     )
 
 
-def _split_of(shard: str) -> str:
-  """Returns the split that a word of a shard's name says."""
-  for word in re.split(r'[^a-z]+', os.path.basename(shard).lower()):
-    if word in folder.SPLITS:
-      return folder.SPLITS[word]
+def _split_of(name: str) -> str:
+  """Returns the split that a word of a shard's name, or of its folder, says."""
+  for part in os.path.split(name.lower())[::-1]:
+    for word in re.split(r'[^a-z]+', part):
+      if word in folder.SPLITS:
+        return folder.SPLITS[word]
   return 'train'
 
 

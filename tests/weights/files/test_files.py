@@ -1,5 +1,6 @@
 """Files of arrays: what is read and written, and what is refused."""
 
+import argparse
 import gzip
 import io
 import json
@@ -235,7 +236,8 @@ def test_pth_of_torch_itself(tmp_path):
     expected = {k: x.detach().numpy().copy() for k, x in value.items()}
     assert_same(read(tmp_path / 'x.pth'), expected)
   old = tmp_path / 'old.pth'
-  torch.save(value, old, _use_new_zipfile_serialization=False)
+  checkpoint = {'model': value, 'args': argparse.Namespace(lr=0.1)}
+  torch.save(checkpoint, old, _use_new_zipfile_serialization=False)
   exec(refused(old).split('python -c ')[1].strip('"'))
   assert_same(read(tmp_path / 'old-new.pth'), expected)
 
@@ -341,7 +343,9 @@ def test_pth_with_other_members(tmp_path):
 def test_pth_of_the_old_format(tmp_path):
   (tmp_path / 'x.pth').write_bytes(torch_format.LEGACY + b'...')
   assert refused(tmp_path / 'x.pth').endswith(
-    f"""python -c "import torch; torch.save(torch.load('{tmp_path}/x.pth',"""
+    """python -c "import argparse, torch;"""
+    """ torch.serialization.add_safe_globals([argparse.Namespace]);"""
+    f""" torch.save(torch.load('{tmp_path}/x.pth',"""
     f""" map_location='cpu', weights_only=True), '{tmp_path}/x-new.pth')\""""
   )
 

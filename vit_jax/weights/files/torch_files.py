@@ -136,7 +136,9 @@ def legacy_error(path: pathlib.Path) -> UserError:
   """Returns the error for a file of the old format."""
   new = path.with_name(f'{path.stem}-new{path.suffix}')
   code = (
-    f"import torch; torch.save(torch.load({str(path)!r}, map_location='cpu',"
+    'import argparse, torch;'
+    ' torch.serialization.add_safe_globals([argparse.Namespace]);'
+    f" torch.save(torch.load({str(path)!r}, map_location='cpu',"
     f' weights_only=True), {str(new)!r})'
   )
   plain = not any(x in code for x in '"$`\\!')
