@@ -72,9 +72,9 @@ def _check_sizes(
   Raises:
     UserError: One has another size than `data.source_size`.
   """
-  image_size = getattr(source.features.get('image'), 'size', None)
+  image_size = getattr(source.features.get('image'), 'size', None) or ()
   # Volumes and videos have three sides; their sources look at them.
-  if config.data.source_size is None or len(image_size or ()) != 2:
+  if config.data.source_size is None or len(image_size) != 2:
     return
   step = -(-len(source) // folder.SAMPLE)
   for position in range(0, len(source), step):
