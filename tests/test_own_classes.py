@@ -185,10 +185,15 @@ def test_the_template_of_an_objective(tmp_path, monkeypatch):
     'train.duration': '4 steps',
     'optim.warmup': '1 steps',
     'evals.knn.every': '2 steps',
+    'train.log_every': '1 steps',
+    'model.dropout_rate': 0.1,
+    'objective.options.noise': 0.0,
   }
   config = config_lib.load(tmp_path / 'my_objective.py', settings)
   results = vit_jax.train(config, str(tmp_path / 'run'))
   assert 0 < results.metrics['knn/accuracy'] <= 1
+  first = tiny.metrics(tmp_path / 'run')[0]
+  assert first['train/distance'] > 0.01  # of views that drop on their own
   vit = vit_jax.load(tmp_path / 'run')
   assert vit.predict([np.zeros((8, 8), np.uint8)]).shape == (1, 64)
   config.objective.options.noise = -1.0

@@ -56,6 +56,69 @@ class Mine(ours.{name}):
     self.plain = self.model
 {init}
 """
+# Layers beside the trunk, of which the logits are computed.
+BESIDE = """
+    self.adapter = nn.Dense(10, kernel_init=nn.initializers.lecun_normal())
+
+  def inputs(self, params, images):
+    {features}
+
+  def init(self, key):
+    trunk = super().init(key)
+    images = jnp.zeros((1, *self.image_shape))
+    features = self.inputs({{'trunk': trunk}}, images)
+    adapter = self.adapter.init(key, features)['params']
+    return {{'trunk': trunk, 'adapter': adapter}}
+
+  def outputs(self, params, batch):
+    features = self.inputs(params, batch['image'])
+    return {{'logits': self.adapter.apply(
+      {{'params': params['adapter']}}, features)}}
+
+  def loss(self, params, extra, batch, rng):
+    logits = self.outputs(params, batch)['logits']
+    return self.cross_entropy(logits, batch['label']).mean(), {{}}, extra
+"""
+WITH_HEAD = BESIDE.format(
+  features="return self.apply(params['trunk'], images)[:, ::-1]"
+)
+WITHOUT_HEAD = (
+  BESIDE.format(features="return self.apply(params['trunk'], images)")
+  + """
+  @classmethod
+  def num_outputs(cls, features):
+    return 0
+
+  def output_facts(self):
+    return {}
+"""
+)
+OWN_OUTPUTS = """    self.flipped = True
+
+  def outputs(self, params, batch):
+    return {'logits': self.apply(params, batch['image'][:, ::-1])}
+
+  def loss(self, params, extra, batch, rng):
+    logits = self.outputs(params, batch)['logits']
+    return self.cross_entropy(logits, batch['label']).mean(), {}, extra
+"""
+PROJECTOR = """    self.projector = nn.Dense(3)
+
+  def init(self, key):
+    trunk = super().init(key)
+    projector = self.projector.init(key, jnp.zeros((1, 10)))['params']
+    return {'trunk': trunk, 'projector': projector}
+
+  def outputs(self, params, batch):
+    logits = self.apply(params['trunk'], batch['image'])
+    variables = {'params': params['projector']}
+    projected = self.projector.apply(variables, logits)
+    return {'logits': logits, 'projected': projected}
+
+  def loss(self, params, extra, batch, rng):
+    logits = self.outputs(params, batch)['logits']
+    return self.cross_entropy(logits, batch['label']).mean(), {}, extra
+"""
 _count = itertools.count()  # a module is imported once
 
 
@@ -158,9 +221,29 @@ def test_a_model_that_the_config_does_not_build(write, init, message):
   assert '\n' not in str(e.value)
 
 
-def test_a_model_that_computes_in_another_way(write, tmp_path, capsys):
-  """It is that of the config, so that commands measure what was trained."""
-  name = write('    self.model = self.model.clone(remat="full")\n')
+def test_logits_from_parameters_beside_the_trunk(write):
+  """The commands that compute the model alone would take its own head."""
+  config = tiny.config(objective__name=write(WITH_HEAD))
+  config.evals.val.split = ''
+  config.checkpoint.best = ''
+  message = r'outputs computes logits .* \(adapter/bias, adapter/kernel\)'
+  with pytest.raises(UserError, match=message) as e:
+    experiment_lib.build(config)
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'init',
+  [
+    '    self.model = self.model.clone(remat="full")\n',
+    WITHOUT_HEAD,
+    OWN_OUTPUTS,
+    PROJECTOR,
+  ],
+  ids=['remat', 'head_beside', 'own_outputs', 'projector'],
+)
+def test_commands_measure_what_was_trained(write, init, tmp_path, capsys):
+  name = write(init)
   run = str(tmp_path / 'run')
   results = loop.run(tiny.config(objective__name=name), run)
   args = '--data=digits', '--split=train[80%:]', '--format=json'

@@ -231,7 +231,8 @@ def of_loaded(
   """Returns the objective that measures a loaded model, and its parameters.
 
   A classifier is measured by `config.objective`, with softmax cross-entropy
-  whatever loss it was trained with; another model by the objective of its run.
+  whatever loss it was trained with; another model by the objective of its run,
+  and so is a classifier whose objective computes outputs of its own.
 
   Args:
     loaded: The model.
@@ -254,6 +255,8 @@ def of_loaded(
       f'no metric is stored for the outputs of {loaded.origin.path}: measure'
       ' its features instead, as with --probe=knn'
     )
+  if _has_label_logits(loaded):  # the data may have some of the classes
+    features = _trained_features(loaded)
   if loaded.beside:
     made, params = of_run(loaded, features)
   else:
@@ -261,8 +264,8 @@ def of_loaded(
     config.model = stored.model.copy_and_resolve_references()
     made, params = create(config, features), loaded.params
     made.model = loaded.model
-  if made.target is None:
-    return made, params
+  if made.target is None or _has_label_logits(loaded):
+    return made, params  # positions of labels are matched by their names
   name, _ = made.target
   wanted = features_lib.from_dict(trained.features[name])
   if features[name].names != wanted.names:
@@ -286,7 +289,7 @@ def of_run(
   Raises:
     UserError: The model is not that of a run, or it was changed.
   """
-  config, trained = loaded.trained_with, loaded.preprocess
+  config = loaded.trained_with
   if config is None:
     raise config_lib.UserError(
       'the model is of a file, which does not say how it was trained: give the'
@@ -299,21 +302,38 @@ def of_run(
     )
   config = config.copy_and_resolve_references()
   fill_options(config)  # a run of an earlier version lacks some
-  known = {k: features_lib.from_dict(x) for k, x in trained.features.items()}
+  known = _trained_features(loaded)
   for feature in known.values():
     if isinstance(feature, features_lib.Text):
       feature.check_vocabulary()
   made = create(config, known if features is None else features)
-  return made, whole.joined(loaded.params, trained.trunk, loaded.beside)
+  trunk = loaded.preprocess.trunk
+  return made, whole.joined(loaded.params, trunk, loaded.beside)
+
+
+def _trained_features(loaded: weights.Loaded) -> dict[str, Any]:
+  """Returns the features of the examples that a model was trained on."""
+  stored = loaded.preprocess.features
+  return {name: features_lib.from_dict(x) for name, x in stored.items()}
+
+
+def _has_label_logits(loaded: weights.Loaded) -> bool:
+  """Whether the objective of a run says that logits are of the label."""
+  facts = loaded.preprocess.outputs.get('logits', {})
+  return facts.get('feature') == 'label'
 
 
 def _is_classifier(loaded: weights.Loaded) -> bool:
-  """Whether a model's logits belong to mutually exclusive classes."""
+  """Whether a model's own logits belong to mutually exclusive classes."""
   stored = loaded.trained_with
-  if 'logits' in loaded.preprocess.outputs or stored is None:
+  if stored is None:
     return loaded.preprocess.has_label
-  target = class_of(stored).target
-  return target is not None and target[0] == 'label'
+  cls = class_of(stored)
+  if loaded.beside or cls.outputs is not Objective.outputs:
+    return False
+  if 'logits' in loaded.preprocess.outputs:
+    return loaded.preprocess.has_label
+  return cls.target is not None and cls.target[0] == 'label'
 
 
 def lower_is_better(config: ml_collections.ConfigDict) -> bool:

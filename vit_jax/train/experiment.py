@@ -342,8 +342,8 @@ def build(
     with config_lib.explained(f'config.evals.{name}'):
       evaluator.check_model(program.objective.model)
   start = initial.Start(config, source.classes, loaded, program.objective)
-  if 'accuracy' in (x.kind for x in config.evals.values() if x.split):
-    program.check_evaluation()
+  kinds = {x.kind for x in config.evals.values() if x.split}
+  program.check_evaluation(measures='accuracy' in kinds)
   _warn_of_zero_head(config, program.rules, start)
   return Experiment(
     **timetable.make(config, lengths),

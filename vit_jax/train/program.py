@@ -386,11 +386,15 @@ class Program:
     _ = self.train_step  # cached here, so that two threads do not make two
     return in_thread(self.compile)
 
-  def check_evaluation(self) -> None:
+  def check_evaluation(self, measures: bool) -> None:
     """Traces the evaluation of a user's objective, to find mistakes early.
 
+    Args:
+      measures: Whether the run computes the metrics of the objective.
+
     Raises:
-      UserError: `outputs` or `measure` returns something else than it should.
+      UserError: `outputs` or `measure` returns something else than it should,
+        or logits that later commands could not compute.
     """
     if type(self.objective).__module__.startswith('vit_jax.'):
       return
@@ -400,6 +404,9 @@ class Program:
       self.abstract_batch(batch_size),
     )
     batch = jax.eval_shape(self._prepare, batch)
+    trunk.check_outputs(self.objective, params, batch)
+    if not measures:
+      return
 
     def evaluate(params: Any, batch: Any) -> Any:
       outputs = contract.outputs(self.objective, params, batch)

@@ -10,6 +10,8 @@ from typing import Any
 
 from flax import traverse_util
 import jax
+from jax.interpreters import partial_eval
+import jax.numpy as jnp
 import ml_collections
 
 from vit_jax import config as config_lib
@@ -19,6 +21,7 @@ from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.models import fields as fields_lib
 from vit_jax.objectives import base
+from vit_jax.objectives import contract
 from vit_jax.weights import fit
 from vit_jax.weights.formats import whole
 
@@ -59,6 +62,44 @@ def check(
       f' and export build: {config_lib.some(problems)}. Let init return what'
       " super().init returns, or that under the key 'trunk' and others beside"
       ' it'
+    )
+
+
+def check_outputs(
+  objective: objectives.Objective, params: Any, batch: Any
+) -> None:
+  """Checks that the logits of an objective are those of the model.
+
+  `predict`, `explore` and `export` compute the model alone, whose head would
+  never have been trained if the logits came from parameters beside it.
+
+  Args:
+    objective: An objective of a user's own.
+    params: Shapes of all its parameters.
+    batch: Shapes of a batch of evaluation.
+
+  Raises:
+    UserError: Logits that `output_facts` names depend on other parameters.
+  """
+  path = objectives.trunk_path(objective)
+  if not path or 'logits' not in objective.output_facts():
+    return
+
+  def logits(params: Any) -> Any:
+    inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
+    return contract.outputs(objective, params, inputs).get('logits')
+
+  jaxpr = jax.make_jaxpr(logits)(params).jaxpr
+  _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+  tree = jax.tree.unflatten(jax.tree.structure(params), used)
+  flat = traverse_util.flatten_dict(whole.beside(tree, path), sep='/')
+  if read := [name for name, is_used in flat.items() if is_used]:
+    raise config_lib.UserError(
+      f'{_name(objective)}: outputs computes logits from parameters beside the'
+      f' trunk ({config_lib.some(read)}), which predict, explore and export do'
+      ' not apply: they would take the head of the trunk, which learns nothing.'
+      ' Leave that head out, by num_outputs that returns 0 and output_facts'
+      ' that returns {}; evaluate then measures what outputs returns'
     )
 
 
