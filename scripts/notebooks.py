@@ -109,6 +109,7 @@ def _environment(folder: str) -> dict[str, str]:
     'IPYTHONDIR': os.path.join(folder, '.ipython'),
     'JAX_PLATFORMS': 'cpu',
     'PYTHONPATH': str(_ROOT),
+    'VIT_JAX_ALLOCATOR': 'none',  # else a line names a path of this machine
   }
 
 

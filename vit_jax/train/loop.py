@@ -72,7 +72,6 @@ def run(
   config_lib.check_local(workdir, 'workdir')
   path = pathlib.Path(workdir).absolute()
   with reporting.shown(), monitor_lib.Stop() as stop:
-    allocator.hint()
     with _explained():
       same = processes.call_on_first(lambda: config_lib.to_dict(config))
       processes.call_on_all(lambda: _check(config, same))
@@ -81,6 +80,7 @@ def run(
     if processes.first():
       print(f'work directory: {path}', file=sys.stderr)
     with _owning(path), _explained():
+      allocator.hint()
       return _run_in(path, config, stop)
 
 
