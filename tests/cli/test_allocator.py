@@ -200,14 +200,17 @@ def test_an_unknown_choice_is_one_line():
 )
 def test_signals_reach_a_command(number, status, tmp_path):
   """Before a run begins: tests/test_main.py has those that come later."""
+  # A shell ignores it for what it starts in the background, as these tests.
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
   config = write(
     tmp_path, 'import signal\nprint("ready", flush=True)\nsignal.pause()\n'
   )
   process = start(['-m', 'vit_jax.main', config])
+  signal.signal(signal.SIGINT, before)
   with contextlib.closing(process.stdout):
     assert process.stdout.readline() == 'ready\n'
     process.send_signal(number)
-    assert process.wait() == status
+    assert process.wait(timeout=60) == status
 
 
 def test_too_little_memory_is_an_error_as_before(tmp_path):
