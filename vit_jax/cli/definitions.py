@@ -385,8 +385,8 @@ def config_path(argv: Sequence[str]) -> str | None:
 
 def _keys_set(argv: Sequence[str]) -> list[str]:
   """Returns the keys of `--config.KEY=VALUE` in a command line."""
-  found = (re.match(r'--?(?:no)?config\.([^=]+)', arg) for arg in argv)
-  return [match[1] for match in found if match]
+  matches = (re.match(r'--?(?:no)?config\.([^=]+)', arg) for arg in argv)
+  return [match[1] for match in matches if match]
 
 
 # What the messages of absl say of a value -> what a flag takes.

@@ -17,17 +17,17 @@ _MOUNTS = {
 }
 
 
-def check_local(path: str | os.PathLike[str], what: str) -> None:
+def check_local(path: str | os.PathLike[str], label: str) -> None:
   """Raises a UserError if a path is an address, as of a bucket.
 
   Python would take 'gs://bucket/run' for the folder 'gs:' in this one.
 
   Args:
     path: The path of what is to be written, or of a run.
-    what: What names it, as '--workdir'.
+    label: What names it, as '--workdir'.
   """
   text = os.fspath(path)
   if match := _ADDRESS.match(text):
     scheme = (match[1] or match[2]).lower()
     advice = _MOUNTS.get(scheme, 'name a local folder, or a mounted one')
-    raise UserError(f'{what}={text}: it must be a local path: {advice}')
+    raise UserError(f'{label}={text}: it must be a local path: {advice}')

@@ -23,7 +23,7 @@ def meaning(key: str) -> str:
   """
   key = re.sub(_TASK, '', key)
   if match := re.fullmatch(r'evals\.\w+\.(\w+)', key):
-    return _of_evaluations().get(match[1], '')
+    return _evaluation_meanings().get(match[1], '')
   while key:
     if text := _comments().get(key):
       return text
@@ -56,18 +56,21 @@ def _read(
         continue
       key = prefix + name.partition('.')[2]
       comment = _above(lines, node.lineno - 1)
-      beside = _beside(lines[(node.end_lineno or node.lineno) - 1])
-      block = comment if comment or beside else block
-      yield key.rstrip('.'), ' '.join(filter(None, (comment, beside))) or block
-      if made := _called(function, value):
-        inner = inspect.getsource(made)
+      trailing = _trailing(lines[(node.end_lineno or node.lineno) - 1])
+      block = comment if comment or trailing else block
+      yield (
+        key.rstrip('.'),
+        ' '.join(filter(None, (comment, trailing))) or block,
+      )
+      if callee := _called(function, value):
+        inner = inspect.getsource(callee)
         (returned,) = re.findall(r'^  return (\w+)$', inner, re.MULTILINE)
-        yield from _read(made, returned, f'{key}.')
+        yield from _read(callee, returned, f'{key}.')
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
       arguments = [ast.unparse(x) for x in node.value.args]
-      if arguments == [variable] and (made := _called(function, node.value)):
+      if arguments == [variable] and (callee := _called(function, node.value)):
         yield from _read(
-          made, next(iter(inspect.signature(made).parameters)), prefix
+          callee, next(iter(inspect.signature(callee).parameters)), prefix
         )
 
 
@@ -89,12 +92,12 @@ def _called(
   """Returns the function of this package that a value calls, or None."""
   if not isinstance(value, ast.Call):
     return None
-  found: Any = types.SimpleNamespace(**function.__globals__)
+  target: Any = types.SimpleNamespace(**function.__globals__)
   for part in ast.unparse(value.func).split('.'):
-    found = getattr(found, part, None)
-  ours = __name__.rpartition('.')[0]
-  is_ours = inspect.isfunction(found) and found.__module__.startswith(ours)
-  return found if is_ours and found is not evaluation else None
+    target = getattr(target, part, None)
+  package = __name__.rpartition('.')[0]
+  is_ours = inspect.isfunction(target) and target.__module__.startswith(package)
+  return target if is_ours and target is not evaluation else None
 
 
 def _above(lines: list[str], end: int) -> str:
@@ -105,15 +108,15 @@ def _above(lines: list[str], end: int) -> str:
   return ' '.join(line.strip().lstrip('# ') for line in lines[start:end])
 
 
-def _beside(line: str) -> str:
+def _trailing(line: str) -> str:
   """Returns the comment at the end of a line."""
   return line.partition('  # ')[2]
 
 
 @functools.cache
-def _of_evaluations() -> dict[str, str]:
+def _evaluation_meanings() -> dict[str, str]:
   """Returns the meanings of the keys of an evaluation."""
   text = inspect.getdoc(evaluation) or ''
   arguments = text.partition('Args:\n')[2]
-  found = re.findall(r'^  (\w+): (.*(?:\n    .*)*)', arguments, re.MULTILINE)
-  return {name: ' '.join(meaning.split()) for name, meaning in found}
+  entries = re.findall(r'^  (\w+): (.*(?:\n    .*)*)', arguments, re.MULTILINE)
+  return {name: ' '.join(meaning.split()) for name, meaning in entries}
