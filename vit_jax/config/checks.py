@@ -15,6 +15,7 @@ from vit_jax.config.evaluations import evaluation
 from vit_jax.config.keys import check_set
 from vit_jax.config.keys import flatten
 from vit_jax.config.keys import unknown_key
+from vit_jax.config.keys import value_at
 from vit_jax.config.microbatches import accumulation
 from vit_jax.config.microbatches import AUTO
 
@@ -48,9 +49,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   lengths += ['optim.warmup', 'optim.cooldown', 'optim.timescale']
   lengths += ['checkpoint.every', 'checkpoint.keep_every']
   lengths += [f'evals.{name}.every' for name in config.evals]
-  values = dict(flatten(config))
   for key in lengths:
-    _check_length(config, key, values[key])
+    _check_length(config, key, value_at(config, key))
   _check_train(config)
   _check_best(config)
 
@@ -142,14 +142,14 @@ def at_least(
   config: ml_collections.ConfigDict, key: str, minimum: float
 ) -> None:
   """Raises a UserError if `config.<key>` is set and less than `minimum`."""
-  value = dict(flatten(config))[key]
+  value = value_at(config, key)
   if value is not None and not minimum <= value < math.inf:
     raise UserError(f'config.{key} is {value}: it must be at least {minimum}')
 
 
 def positive(config: ml_collections.ConfigDict, key: str) -> None:
   """Raises a UserError unless `config.<key>` is more than 0."""
-  value = dict(flatten(config))[key]
+  value = value_at(config, key)
   if not value > 0:
     raise UserError(f'config.{key} is {value}: it must be more than 0')
 
@@ -158,7 +158,7 @@ def share(
   config: ml_collections.ConfigDict, key: str, below_1: bool = False
 ) -> None:
   """Raises a UserError unless `config.<key>` is from 0 to 1, or below 1."""
-  value = dict(flatten(config))[key]
+  value = value_at(config, key)
   if not 0 <= value <= 1 or (below_1 and value == 1):
     end = ')' if below_1 else ']'
     raise UserError(f'config.{key} is {value}: it must be in [0, 1{end}')
@@ -171,12 +171,12 @@ def duration(config: ml_collections.ConfigDict, key: str) -> fractions.Fraction:
     UserError: It is no length of time.
   """
   with explained(f'config.{key}'):
-    return parse_duration(dict(flatten(config))[key])[0]
+    return parse_duration(value_at(config, key))[0]
 
 
 def check_numbers(config: ml_collections.ConfigDict, key: str) -> None:
   """Raises a UserError if not all elements of a tuple are finite numbers."""
-  value = dict(flatten(config))[key]
+  value = value_at(config, key)
   if not all(isinstance(x, int | float) and math.isfinite(x) for x in value):
     raise UserError(
       f'config.{key} is {value}: it must hold finite numbers, as in (0.5, 1.0)'
@@ -187,7 +187,7 @@ def one_of(
   config: ml_collections.ConfigDict, key: str, choices: tuple[str, ...]
 ) -> None:
   """Raises a UserError if `config.<key>` is none of `choices`."""
-  value = dict(flatten(config))[key]
+  value = value_at(config, key)
   if value not in choices:
     raise UserError(
       f'config.{key} is {value!r}: choose one of {", ".join(choices)}'

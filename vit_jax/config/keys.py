@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import contextlib
 import functools
 import json
 import re
@@ -59,6 +58,15 @@ def flatten(
       yield from flatten(value, f'{prefix}{key}.')
     else:
       yield prefix + key, value
+
+
+def value_at(config: Mapping[str, Any], key: str) -> Any:
+  """Returns `config.model.depth` for 'model.depth'.
+
+  Raises:
+    KeyError: There is no such key.
+  """
+  return functools.reduce(lambda node, name: node[name], key.split('.'), config)
 
 
 def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -167,8 +175,11 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     if leaf not in node or isinstance(node[leaf], ml_collections.ConfigDict):
       raise KeyError(leaf)
     check_set(key, value)
-    with node.ignore_type() if value is None else contextlib.nullcontext():
+    if value is not None:
       node[leaf] = _tuples(value)
+    elif node[leaf] is not None:  # ignore_type visits every key
+      with node.ignore_type():
+        node[leaf] = None
   except (KeyError, AttributeError):
     raise unknown_key(config, key) from None
   except TypeError:

@@ -150,7 +150,7 @@ def open_split(
     UserError: As `open_source`; an error about the split names the key.
   """
   try:
-    return open_source(config, dict(config_lib.flatten(config))[key])
+    return open_source(config, config_lib.value_at(config, key))
   except splits.SplitError as e:
     hint = ''
     if e.only and key != 'data.split':

@@ -14,7 +14,6 @@ import functools
 
 import numpy as np
 from scipy import fft
-from scipy import signal
 from scipy import sparse
 
 from vit_jax.config import UserError
@@ -73,6 +72,8 @@ def resampled(waveform: np.ndarray, rate: int, how: inputs.Audio) -> np.ndarray:
   """
   if rate == how.sample_rate:
     return waveform
+  from scipy import signal  # takes a second, and few runs are of sounds
+
   common = np.gcd(rate, how.sample_rate)
   up, down = how.sample_rate // common, rate // common
   return signal.resample_poly(waveform, up, down).astype(np.float32)
@@ -112,6 +113,8 @@ def long_enough(
 @functools.lru_cache(maxsize=8)
 def _window(kind: str, length: int) -> np.ndarray:
   """Returns a symmetric window, float32 [length]."""
+  from scipy import signal
+
   return signal.get_window(kind, length, fftbins=False).astype(np.float32)
 
 

@@ -7,10 +7,10 @@ import struct
 import time
 from typing import Any
 
-from tensorboardX import summary as summary_lib
-from tensorboardX.proto import event_pb2
-from tensorboardX.proto import summary_pb2
-from tensorboardX.record_writer import masked_crc32c
+from vit_jax.runs.event_protos import event_pb2
+from vit_jax.runs.event_protos import masked_crc32c
+from vit_jax.runs.event_protos import summary as summary_lib
+from vit_jax.runs.event_protos import summary_pb2
 
 
 class Events:

@@ -335,7 +335,7 @@ def _check_value(config_flags: Sequence[str], key: str, value: Any) -> None:
   with config_lib.explained(f'in the space: {key}={text(value)}'):
     config = parse(config_flags, {key: value})
     _check_config(config)
-  found = dict(config_lib.flatten(config))[key]
+  found = config_lib.value_at(config, key)
   if found != value:
     raise UserError(
       f'in the space: {key}={text(value)}: the config takes it for {found!r},'

@@ -9,6 +9,7 @@ from vit_jax.config import counted
 from vit_jax.data import balance
 from vit_jax.data import features as features_lib
 from vit_jax.optim import rules as rules_lib
+from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.train import cost
@@ -20,8 +21,13 @@ from vit_jax.train.experiment import Experiment
 _WITH_NAMES = {'label': 'classes', 'map': 'classes in maps'}
 
 
-def log(experiment: tasks.Trainable) -> None:
-  """Logs the model as a table, the data and the devices."""
+def log(experiment: tasks.Trainable, is_dry: bool = False) -> None:
+  """Logs the model as a table, the data and the devices.
+
+  Args:
+    experiment: The experiment to describe.
+    is_dry: Whether no step will run.
+  """
   e = experiment
   program, state = e.program, e.program.abstract_state()
   logging.info('%s', sharding.table(program.param_shardings))
@@ -33,7 +39,7 @@ def log(experiment: tasks.Trainable) -> None:
       logging.info(
         'task %s: %d of %d steps', name, part.total_steps, e.total_steps
       )
-    _log_part(part)
+    _log_part(part, is_dry)
   logging.info(
     'devices: %d x %s in %s, mesh %s; %.1f MiB of state on each',
     program.mesh.size,
@@ -57,10 +63,12 @@ def log(experiment: tasks.Trainable) -> None:
   )
 
 
-def _log_part(e: Experiment) -> None:
+def _log_part(e: Experiment, is_dry: bool) -> None:
   """Logs the data of a task, what it learns, and how it is evaluated."""
   program = e.program
-  logging.info('%s', cost.show(program.flops, e.config.train.batch_size))
+  # Counting takes a trace of the step, which a run reads only for train/mfu.
+  if hardware.peak_flops(program.mesh.devices.flat[0]) or is_dry:
+    logging.info('%s', cost.show(program.flops, e.config.train.batch_size))
   logging.info(
     'training on %s: %s, %s',
     e.config.data.split,

@@ -97,7 +97,7 @@ def _dry_run(config: ml_collections.ConfigDict) -> Results:
     part.cache.check()
   if config.train.accumulation == config_lib.AUTO:
     experiment = accumulation.choose(experiment)
-  describe.log(experiment)
+  describe.log(experiment, is_dry=True)
   sizes = describe.dry_run(experiment)
   if processes.first():
     print(json.dumps(sizes))
