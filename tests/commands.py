@@ -7,6 +7,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from absl import flags
+from absl.testing import flagsaver
 import pytest
 import tiny
 
@@ -39,16 +41,17 @@ def run(command: ModuleType, *args: Any) -> int:
   """Returns the exit status of a command; its mistakes are raised.
 
   Args:
-    command: Its module, with FLAGS of its own.
+    command: Its module, with FLAGS of its own or the global ones.
     *args: Of the command line.
   """
-  for name in list(command.FLAGS):  # what an earlier call has set
-    if name.startswith('config.'):  # keys, which each config defines anew
-      delattr(command.FLAGS, name)
-    else:
-      command.FLAGS[name].unparse()
-  argv = cli.parse_flags(['command', *map(str, args)], command.FLAGS)
-  return command.main(argv) or 0
+  values = getattr(command, 'FLAGS', flags.FLAGS)
+  before = flagsaver.save_flag_values(values)
+  argv, sys.argv = sys.argv, ['command', *map(str, args)]
+  try:
+    return command.main(cli.parse_flags(sys.argv, values)) or 0
+  finally:
+    sys.argv = argv
+    flagsaver.restore_flag_values(before, values)
 
 
 def mistake(command: ModuleType, *args: Any, has_config: bool = True) -> str:

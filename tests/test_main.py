@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import commands
 from commands import CPU_ENV
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import stand_in
 import tiny
 
+from vit_jax import main
 from vit_jax.runs import restoring
 
 # Metrics of a run's speed.
@@ -255,21 +257,26 @@ MISTAKES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('mistake', MISTAKES)
-def test_mistakes_get_one_line(mistake, folder, tmp_path):
+def test_mistakes_get_one_line(mistake, folder, tmp_path, monkeypatch):
+  monkeypatch.chdir(tiny.ROOT)
   args, begins, contains = MISTAKES[mistake]
   args = [arg.format(folder=folder) for arg in args]
   if mistake not in ('no config', 'no such file'):
     args = ['--config=configs/digits.py', *args]
   workdir = tmp_path / 'run'
-  status, out, err = run(*args, f'--workdir={workdir}')
+  line = commands.mistake(main, *args, f'--workdir={workdir}')
+  assert line.startswith(begins.format(folder=folder)), line
+  assert contains in line
+  assert not (workdir / 'checkpoints').exists()
+
+
+def test_a_mistake_ends_a_process_with_status_1(tmp_path):
+  flags = tiny.flags(model__num_heads=5)
+  status, out, err = run(*flags, f'--workdir={tmp_path}/run')
   lines = [line for line in err.splitlines() if line.startswith('error: ')]
   assert status == 1 and len(lines) == 1, err
-  assert lines[0].startswith(f'error: {begins.format(folder=folder)}'), lines
-  assert contains in lines[0]
   assert 'Traceback' not in err and out == ''
-  assert not (workdir / 'checkpoints').exists()
 
 
 def test_devices_must_divide_the_batch(tmp_path):

@@ -15,6 +15,7 @@ import rates
 import tiny
 
 from vit_jax import config as config_lib
+from vit_jax.benchmark import compile_part
 from vit_jax.benchmark import guard
 from vit_jax.benchmark import measures
 from vit_jax.benchmark import peers
@@ -22,6 +23,7 @@ from vit_jax.benchmark import processes
 from vit_jax.benchmark import report as report_lib
 from vit_jax.benchmark import setting as setting_lib
 from vit_jax.benchmark import timing
+from vit_jax.parallel import topologies
 
 steps_per_block = timing.steps_per_block
 
@@ -297,16 +299,20 @@ def test_parts_that_do_not_go_together():
   reason='needs libtpu: vit_jax[compile-tpu]',
 )
 def test_steps_compiled_for_a_tpu_have_ratios():
-  result = commands.python(
-    *('-m', 'vit_jax.benchmark', '--parts=compile'),
-    *('--hardware=v5e:1x2', '--batch_size=8', '--model=ViT-Ti/16'),
+  config = tiny.config(
+    model__pool='token',
+    model__depth=2,
+    model__hidden_size=128,
+    model__num_classes=10,
+    data__image_size=32,
+    train__dtype='bfloat16',
   )
-  assert result.returncode == 0, result.stderr
-  report = json.loads(result.stdout)
-  assert report['compile']['devices'] == 2
+  report = compile_part.measure(config, topologies.parse('v5e:1x2'))
+  assert report['devices'] == 2
   for key in ('temporary_gib', 'accessed_gb', 'tflop', 'copies'):
     ours, plain = report['ours'][key], report['plain'][key]
     assert ours > 0 and plain > 0
     assert report['ratios'][key] == pytest.approx(ours / plain)
-  # The model is the same: only the plain one computes the last layer in full.
-  assert 0.7 < report['ratios']['tflop'] < 1.05
+  # The model is the same: only the plain one computes the last of two layers
+  # in full.
+  assert 0.5 < report['ratios']['tflop'] < 1.05
