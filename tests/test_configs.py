@@ -169,7 +169,7 @@ def shrink(config):
   config.objective.options.update(
     {key: x for key, x in options.items() if key in config.objective.options}
   )
-  config.model.depth = 2
+  config.model.depth = 2 if is_unetr else 1  # compiles sooner
   config.model.hidden_size = 16
   config.model.mlp_dim = 32
   if config.model.name.startswith('Mixer'):
