@@ -80,25 +80,29 @@ _ALONE = ('modern', 'packing')
 _ALLOCATOR = 'allocator'
 PARTS = (*_TIMED, *_ALONE, _ALLOCATOR, _COMPILE)
 
+USAGE = 'benchmark'
 _PARTS = flags.DEFINE_list('parts', list(_TIMED), 'Parts to measure.')
 _OBJECTIVE = flags.DEFINE_string(
   'objective',
   None,
-  'A method, as mae or clip, for --parts=train; setr, unetr: also infer.',
+  'A method for --parts=train, such as mae or clip. setr and unetr also have'
+  ' --parts=infer.',
 )
 _MODEL = flags.DEFINE_string(
-  'model', 'tutorial', 'A name, or the ViT of configs/cifar10_tutorial.py.'
+  'model',
+  'tutorial',
+  'A model name, or the ViT of configs/cifar10_tutorial.py.',
 )
 _IMAGE_SIZE = flags.DEFINE_integer(
   'image_size',
   None,
-  'Pixels; by default 32 for the tutorial, else 224.',
+  'Image size in pixels. Default: 32 for the tutorial, else 224.',
   lower_bound=1,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size',
   None,
-  'Images in a step; the default suits a CPU.',
+  'Images in a step. Default: a number that suits a CPU.',
   lower_bound=1,
 )
 _DTYPE = flags.DEFINE_enum(
@@ -110,7 +114,7 @@ _ATTENTION = flags.DEFINE_string(
 _SCAN = flags.DEFINE_bool('scan', None, 'Value of config.model.scan.')
 _REMAT = flags.DEFINE_string('remat', None, 'Value of config.model.remat.')
 _HARDWARE = flags.DEFINE_string(
-  'hardware', None, 'For --parts=compile: a topology, as v5e:2x2 or h100:8.'
+  'hardware', None, 'Topology for --parts=compile: v5e:2x2 or h100:8.'
 )
 _BLOCKS = flags.DEFINE_integer(
   'blocks', 10, 'Number of timed blocks.', lower_bound=1
@@ -119,13 +123,13 @@ _COMPARE = flags.DEFINE_enum(
   'compare',
   'baseline',
   ['baseline', 'timm', 'transformers'],
-  'Formulation of the model that takes turns with ours.',
+  'Implementation to compare with.',
 )
 _TORCH_COMPILE = flags.DEFINE_bool(
-  'torch_compile', False, 'Whether PyTorch compiles the model.'
+  'torch_compile', False, 'Compile the PyTorch model.'
 )
 _DATA = flags.DEFINE_string(
-  'data', None, 'folder:PATH of images; 32x32 ones for the tutorial.'
+  'data', None, 'folder:PATH of images, of 32x32 pixels for the tutorial.'
 )
 
 
@@ -280,4 +284,4 @@ def _described(config: Any) -> dict[str, Any]:
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__)
+  cli.run(main, __doc__, usage=USAGE)

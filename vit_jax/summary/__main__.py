@@ -95,18 +95,22 @@ if TYPE_CHECKING:
     | tuple[plan_lib.Plan, list[roofline.Estimate]]
   )
 
+USAGE = 'summary (--config=FILE.py | --from=PATH)'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _CONFIG = cli.define_config(FLAGS)
 cli.define_from(FLAGS)
 _DEPTH = flags.DEFINE_integer(
   'depth',
   1,
-  'Levels of modules within modules to show.',
+  'Number of levels of nested modules to show.',
   lower_bound=1,
   flag_values=FLAGS,
 )
 _MEMORY = flags.DEFINE_bool(
-  'memory', True, 'Compile a training step, for its memory.', flag_values=FLAGS
+  'memory',
+  True,
+  'Compile a training step to print its memory.',
+  flag_values=FLAGS,
 )
 _DEVICES = flags.DEFINE_integer(
   'devices', None, 'Number of devices to plan for.', flag_values=FLAGS
@@ -114,17 +118,19 @@ _DEVICES = flags.DEFINE_integer(
 _MESH = flags.DEFINE_string(
   'mesh',
   None,
-  "Their mesh, as data=1,fsdp=8,tensor=1, fsdp=8 or 1,8,1; else the config's.",
+  'Mesh of the devices: data=1,fsdp=8,tensor=1, or fsdp=8, or 1,8,1. Default:'
+  " the config's.",
   flag_values=FLAGS,
 )
 _HARDWARE = flags.DEFINE_string(
   'hardware',
   None,
-  'Kind of device, as H100 or v5e (default: all), or a topology, as v5e:4x4.',
+  'Kind of device, such as H100 or v5e, or a topology, such as v5e:4x4.'
+  ' Default: all kinds.',
   flag_values=FLAGS,
 )
 _SLICES = flags.DEFINE_integer(
-  'slices', 1, 'TPU slices or nodes of --hardware=v5e:4x4.', flag_values=FLAGS
+  'slices', 1, 'Number of TPU slices or nodes.', flag_values=FLAGS
 )
 _FIT = flags.DEFINE_bool(
   'fit',
@@ -138,7 +144,7 @@ _KEYS: flags.FlagHolder[str | None] = flags.DEFINE_flag(
     flags.ArgumentSerializer(),
     'keys',
     None,
-    'List the keys of the config; --keys=WORD: those that have the word.',
+    'List the keys of the config. --keys=WORD lists the keys with the word.',
     boolean=True,  # so that it may stand without a value, which is 'true'
   ),
   FLAGS,
@@ -460,4 +466,4 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS)
+  cli.run(main, __doc__, FLAGS, USAGE)

@@ -332,6 +332,13 @@ def load(
     return loaded.adapted(*wanted, **overrides)
 
 
+def check_path(path: str) -> None:
+  """Raises a UserError if `load` cannot find a path; downloads nothing."""
+  address = _address(path)
+  if not download.is_remote(address):
+    download.fetch(address)
+
+
 def _address(path: str) -> str:
   """Returns the address of a published name's checkpoint, or the path itself.
 
