@@ -238,7 +238,7 @@ def test_a_wrong_model_is_the_first_mistake():
 
 
 def test_an_empty_path_is_a_mistake():
-  with pytest.raises(UserError, match='^--workdir is empty: name a path'):
+  with pytest.raises(UserError, match=r'^--workdir is empty: name a path'):
     values = flags.FlagValues()
     cli.define_path('workdir', None, 'Folder.', flag_values=values)
     cli.parse_flags(['command', '--workdir='], values)

@@ -14,7 +14,7 @@ from absl import flags
 
 from vit_jax.parallel import allocator
 
-_WIDEST = 100  # columns
+_NARROWEST, _WIDEST = 60, 100  # columns
 _INDENT = 24  # columns before the meaning of a flag
 
 # Titles of groups, with the flags in them, of all commands. A flag that is in
@@ -121,7 +121,7 @@ def _option(flag: flags.Flag, usage: str) -> Option:
     text = f'--{flag.name}={value}'
   meaning = ' '.join((flag.help or '').split())
   if written := re.match(r'(--\S+) (.*)', meaning):
-    text, meaning = written[1], written[2].capitalize()
+    text, meaning = written[1], written[2][:1].upper() + written[2][1:]
   if choices:
     meaning = meaning.removeprefix(f'<{"|".join(choices)}>: ')
     meaning += f' One of {", ".join(choices)}.' if in_usage else ''
@@ -153,7 +153,8 @@ def text(
       outside of [] and () are required. '': a program that has no usage line.
     everything: Whether to print the details, too, as for `--helpfull`.
   """
-  width = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 0)).columns)
+  columns = shutil.get_terminal_size((_WIDEST, 0)).columns
+  width = max(_NARROWEST, min(_WIDEST, columns))
   sentence, examples, details = parts(doc)
   lines = _usage_lines(usage, width) if usage else []
   lines += [*textwrap.wrap(sentence, width), '']

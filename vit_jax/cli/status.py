@@ -105,7 +105,8 @@ def _status(
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
   except (config_lib.UserError, OSError) as e:
-    print(f'error: {config_lib.one_line(e)}', file=sys.stderr)
+    error = help_lib.as_started(config_lib.one_line(e))
+    print(f'error: {error}', file=sys.stderr)
     return 1
   except KeyboardInterrupt:  # before there is anything to save
     return 128 + signal.SIGINT
