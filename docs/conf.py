@@ -28,7 +28,6 @@ nb_execution_mode = 'off'  # tests run the notebooks
 myst_heading_anchors = 3
 autodoc_typehints_format = 'short'
 python_maximum_signature_line_length = 70
-add_module_names = False
 autodoc_member_order = 'bysource'
 
 

@@ -33,10 +33,11 @@ _TABLES = re.compile(
   r'|keys|\w*recipes)\.py|benchmark/.*'
 )
 
+_USAGE_COLUMNS = 80
 # Quoted values, flags, and names with an underscore.
 _CODE = re.compile(
-  r"`[^`]+`|(?<!\w)'[^']*'(?!\w)|--[\w.]+(?:=[^\s;)]*[^\s;),.])?"
-  r'|[\w./:]*\w_\w(?:[\w./:]*\w)?'
+  r"`[^`]+`|(?<!\w)'[^']*'(?!\w)|--\w+(?:\.\w+)*(?:=[^\s;)]*[^\s;),.])?"
+  r'|[\w./:]*\w_\w(?:[\w./:]*\w(?:\(\))?)?'
 )
 
 
@@ -92,21 +93,20 @@ def _type(config: Any, key: str) -> str:
 
 def _entry(key: str, value: Any, kind: str, meaning: str | None = None) -> str:
   """Returns a key as an object of Sphinx, which its search ranks first."""
-  name = key.rpartition('.')[2].replace('_', ' ')
   default = str(value) if isinstance(value, float) else repr(value)
   text = meanings.meaning(key) if meaning is None else meaning
   readers, group = _readers().get(key, []), key.rpartition('.')[0]
   if not readers and '.' in group:  # read together with its group
     readers = _readers().get(group, [])
   lines = [
-    f'```{{index}} single: {name}\n```',
     f'({key})=',
     f'````{{configkey}} {key}: {kind} = {default}',
     _markdown(text[:1].upper() + text[1:]),
   ]
   if readers:
     files = ', '.join(f'`{reader}`' for reader in readers)
-    lines += ['', f'Read by {files}.']
+    lines[-1] += '\\' if text else ''
+    lines.append(f'Read by {files}.')
   return '\n'.join([*lines, '````'])
 
 
@@ -278,10 +278,11 @@ def command_line() -> str:
     flag_values = getattr(command, 'FLAGS', None) or _global_flags()
     doc = help_lib.console(command.__doc__ or '')
     sentence, examples, details = help_lib.parts(doc)
-    usage = f'vit-jax {command.USAGE} [--FLAG=VALUE ...]'
+    usage = help_lib.usage_lines(command.USAGE, _USAGE_COLUMNS)
     texts += [f'(vit-jax-{verb.replace(" ", "-")})=\n## vit-jax {verb}']
     texts += [f'```{{program}} vit-jax {verb}\n```']
-    texts += [sentence, _block([usage]), _block(examples)]
+    texts += [sentence, help_lib.console(_block('text', usage))]
+    texts.append(_block('sh', examples))
     for title, options in help_lib.grouped(flag_values, command.USAGE).items():
       texts += [f'**{title}**', *map(_flag, options)]
     if details:
@@ -307,8 +308,8 @@ def _global_flags() -> Any:
   return flags.FLAGS
 
 
-def _block(lines: list[str]) -> str:
-  return '\n'.join(['```sh', *lines, '```'])
+def _block(language: str, lines: list[str]) -> str:
+  return '\n'.join([f'```{language}', *lines, '```'])
 
 
 def _flag(option: help_lib.Option) -> str:
@@ -360,9 +361,8 @@ def parse_key(
   kind, _, default = rest.partition('=')
   if kind.strip():
     node += sphinx.addnodes.desc_annotation('', f': {kind.strip()}')
-  node += sphinx.addnodes.desc_annotation(
-    '', '', nodes.literal('', f' = {default.strip()}')
-  )
+  value = nodes.literal('', default.strip())
+  node += sphinx.addnodes.desc_annotation('', ' = ', value)
   return key
 
 

@@ -156,7 +156,7 @@ def text(
   columns = shutil.get_terminal_size((_WIDEST, 0)).columns
   width = max(_NARROWEST, min(_WIDEST, columns))
   sentence, examples, details = parts(doc)
-  lines = _usage_lines(usage, width) if usage else []
+  lines = [*usage_lines(usage, width), ''] if usage else []
   lines += [*textwrap.wrap(sentence, width), '']
   lines += [*(f'  {line}' for line in examples), ''] if examples else []
   groups = grouped(flag_values, usage)
@@ -182,17 +182,17 @@ def parts(doc: str) -> tuple[str, list[str], str]:
   return sentence, textwrap.dedent(block).splitlines(), details.strip('\n')
 
 
-def _usage_lines(usage: str, width: int) -> list[str]:
-  """Returns the usage line, broken between its arguments."""
+def usage_lines(usage: str, width: int) -> list[str]:
+  """Returns the usage, as in `text`, in lines of at most `width` columns."""
   verb, _, arguments = usage.partition(' ')
-  lines = [as_started(f'usage: python -m vit_jax.{module(verb)}')]
+  lines = [f'usage: python -m vit_jax.{module(verb)}']
   for argument in re.findall(
     r'\[[^\]]*\]|\([^)]*\)|\S+', f'{arguments} [--FLAG=VALUE ...]'
   ):
     if len(lines[-1]) + 1 + len(argument) > width:
       lines.append(' ' * 6)
     lines[-1] += f' {argument}'
-  return [*lines, '']
+  return lines
 
 
 def _table(options: list[Option], width: int) -> Iterator[str]:
