@@ -27,6 +27,7 @@ html_extra_path = ['site']
 nb_execution_mode = 'off'  # tests run the notebooks
 myst_heading_anchors = 3
 autodoc_typehints_format = 'short'
+napoleon_use_ivar = True
 python_maximum_signature_line_length = 70
 autodoc_member_order = 'bysource'
 
