@@ -152,7 +152,7 @@ def _options() -> Iterator[str]:
         )
         text = _markdown(' '.join(filter(None, comments)))
         cell = text.replace('|', '\\|')
-        rows.append(f'| `{key.value}` | `{ast.unparse(value)}` | {cell} |')
+        rows.append(f'| `{key.value!s}` | `{ast.unparse(value)}` | {cell} |')
       yield '\n'.join(rows)
 
 
@@ -213,7 +213,7 @@ class _Reads(ast.NodeVisitor):
   def visit_Subscript(self, node: ast.Subscript) -> None:
     """Notes a key that is read by its name, as `config.data['mean']`."""
     if isinstance(node.slice, ast.Constant):
-      self._note(f'{self._chain(node.value)}.{node.slice.value}')
+      self._note(f'{self._chain(node.value)}.{node.slice.value!s}')
     self.generic_visit(node)
 
   def visit_For(self, node: ast.For) -> None:
@@ -224,7 +224,7 @@ class _Reads(ast.NodeVisitor):
           if ast.unparse(child.slice) == ast.unparse(node.target):
             for name in node.iter.elts:
               if isinstance(name, ast.Constant):
-                self._note(f'{self._chain(child.value)}.{name.value}')
+                self._note(f'{self._chain(child.value)}.{name.value!s}')
     self.generic_visit(node)
 
   def visit_Constant(self, node: ast.Constant) -> None:

@@ -420,7 +420,7 @@ def test_flags_in_the_text_are_there(page, known_flags, monkeypatch):
   for span in documented.spans(page):
     for word in re.findall(r'(?:^|(?<= ))--[a-z]\w*(?:\.[\w.]+)?=?\S*', span):
       name = re.split('[.=]', word.removeprefix('--'))[0]
-      assert name in known_flags | {'help', 'numprocesses'}, span
+      assert name in known_flags | {'help', 'helpfull', 'numprocesses'}, span
     if span.startswith('--config.') and 'KEY' not in span:
       config = '--config=configs/digits.py'
       words = ['python', '-m', 'vit_jax.main', config]
