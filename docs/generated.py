@@ -7,9 +7,9 @@ import ast
 from collections.abc import Iterator
 import functools
 import importlib
-import inspect
 import pathlib
 import re
+import textwrap
 from typing import Any
 from typing import ClassVar
 
@@ -37,7 +37,7 @@ _USAGE_COLUMNS = 80
 # Quoted values, flags, and names with an underscore.
 _CODE = re.compile(
   r"`[^`]+`|(?<!\w)'[^']*'(?!\w)|--\w+(?:\.\w+)*(?:=[^\s;)]*[^\s;),.])?"
-  r'|[\w./:]*\w_\w(?:[\w./:]*\w(?:\(\))?)?'
+  r'|[$~/\w.:]*\w_\w(?:[\w./:]*\w(?:\(\))?)?'
 )
 
 
@@ -121,7 +121,7 @@ def _markdown(text: str) -> str:
   text = re.sub(_CODE, keep, text)
   text = re.sub(r'([*<$\[\]{}\\_^~])', r'\\\1', text)
   text = re.sub('\0(\\d+)\0', lambda match: codes[int(match[1])], text)
-  return text and text + ('' if text.endswith('.') else '.')
+  return text and text + ('' if text.endswith(('.', ':')) else '.')
 
 
 def _options() -> Iterator[str]:
@@ -327,7 +327,7 @@ def _details(text: str) -> str:
   parts = []
   for paragraph in text.split('\n\n'):
     if paragraph.startswith(' '):
-      parts.append(f'```text\n{inspect.cleandoc(paragraph)}\n```')
+      parts.append(f'```text\n{textwrap.dedent(paragraph)}\n```')
     else:
       lines = paragraph.splitlines()
       start = next((i for i, x in enumerate(lines) if x[:1] == ' '), None)

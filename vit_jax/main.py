@@ -8,11 +8,12 @@ Everything is in the config; any key of it can be set on the command line:
 
 The same command on the same work directory resumes an interrupted run.
 
+To train again with the config of a run:
+
   python -m vit_jax.main --reproduce=runs/digits
 
-trains again with the config of a run. It first lists what has changed since
-then (versions, code, devices, data), and at the end says whether the results
-are equal.
+It first lists the changes since then (versions, code, devices, data), and at
+the end says whether the results are equal.
 
 To use several hosts, start the same command once on each host of a SLURM step,
 an Open MPI job, a TPU pod or an indexed job of Kubernetes: the processes then

@@ -25,36 +25,45 @@ parts in other processes (startup, restart, parallel) are not compared.
   checkpoint      steps with a save among them, against steps alone
   end_to_end      the whole loop
 
+Modern parts:
+
   python -m vit_jax.benchmark --parts=modern,packing --model=ViT-Ti/16
 
-times the forward and backward pass with each modern part (RoPE, registers,
+This times the forward and backward pass with each modern part (RoPE, registers,
 SwiGLU of as many parameters, QK-norm, RMSNorm, layer scale, merged tokens, soft
 experts) against that of the plain ViT, in turns in one run: a ratio above 1 is
 faster. `packing` is images of their own sizes, a quarter to all of the tokens:
 several in a sequence (NaViT), against each padded to the largest; both must
 give the same loss.
 
+The allocator:
+
   python -m vit_jax.benchmark --parts=allocator --model=ViT-Ti/16
 
-times steps with mimalloc, which commands use on CPUs, in turns with glibc's
-malloc.
+This times steps with mimalloc, which commands use on CPUs, in turns with
+glibc's malloc.
+
+Other methods:
 
   python -m vit_jax.benchmark --parts=train --objective=mae
 
-times the training step of a method without labels (mae, beit, igpt, dino,
+This times the training step of a method without labels (mae, beit, igpt, dino,
 dinov2, mocov3), of image-text pairs (clip) or of segmentation (setr, unetr) in
 turns with PyTorch's: the classes of transformers and MONAI, or, for dino,
 mocov3 and setr, a plain formulation; there is none of dinov2. The settings are
 those of the method's recipe in configs/, with ViT-Ti/16, iGPT-S or ViT-B/32, or
 --model. Both must have as many parameters, and about the same first loss.
 
+Devices that are not here:
+
   python -m vit_jax.benchmark --parts=compile --hardware=v5e:2x2 \
       --model=ViT-B/16 --batch_size=128
 
-compiles the train step for devices that are not here, with their own compiler
-(extra [compile-tpu] or [cuda]), in bfloat16: temporary memory, bytes accessed,
-TFLOP and copies of ours and of the baseline, with the ratios. The batch size is
-that of one device. This part runs only where --hardware names a topology.
+This compiles the train step for devices that are not here, with their own
+compiler (extra [compile-tpu] or [cuda]), in bfloat16: temporary memory, bytes
+accessed, TFLOP and copies of ours and of the baseline, with the ratios. The
+batch size is that of one device. This part runs only where --hardware names a
+topology.
 """
 
 from collections.abc import Callable
