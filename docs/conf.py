@@ -3,6 +3,7 @@
 import ast
 import pathlib
 import re
+import sys
 
 import sphinx.application
 
@@ -10,7 +11,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 project = 'vit_jax'
 copyright = 'the authors of vit_jax'
-extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
+sys.path.append(str(ROOT / 'docs'))  # of the extension `generated`
+extensions = [
+  'generated',
+  'myst_nb',
+  'sphinx.ext.autodoc',
+  'sphinx.ext.napoleon',
+]
 root_doc = 'docs/index'
 include_patterns = ['docs/*.md', 'notebooks/*.ipynb', '*.md']
 html_theme = 'sphinx_book_theme'
@@ -19,7 +26,9 @@ html_theme_options = {'use_download_button': False, 'show_toc_level': 2}
 html_extra_path = ['site']
 nb_execution_mode = 'off'  # tests run the notebooks
 myst_heading_anchors = 3
-autodoc_typehints = 'none'  # the signature has them
+autodoc_typehints_format = 'short'
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 70
 autodoc_member_order = 'bysource'
 
 

@@ -28,6 +28,8 @@ def value(rate, decay, seed, step=STEPS):
 def train(argv):
   flags = dict(arg.removeprefix('--').split('=', 1) for arg in argv)
   workdir = pathlib.Path(flags['workdir'])
+  if flags.get('config.optim.decay_pattern') == 'refused':
+    sys.exit('error: config.optim.warmup is too long')
   workdir.mkdir(parents=True, exist_ok=True)
   lock = (workdir / 'lock').open('w')
   fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # or fail

@@ -19,6 +19,7 @@ import tiny
 import vit_jax
 from vit_jax import config as config_lib
 from vit_jax.ahead import plan
+from vit_jax.cli import verbs
 from vit_jax.parallel import hardware
 from vit_jax.parallel import topologies
 from vit_jax.sweep import space
@@ -429,7 +430,7 @@ def test_flags_in_the_text_are_there(page, known_flags, monkeypatch):
   for span in documented.spans(page):
     for word in re.findall(r'(?:^|(?<= ))--[a-z]\w*(?:\.[\w.]+)?=?\S*', span):
       name = re.split('[.=]', word.removeprefix('--'))[0]
-      assert name in known_flags | {'help', 'numprocesses'}, span
+      assert name in known_flags | {'help', 'helpfull', 'numprocesses'}, span
     if span.startswith('--config.') and 'KEY' not in span:
       config = '--config=configs/digits.py'
       words = ['python', '-m', 'vit_jax.main', config]
@@ -511,3 +512,34 @@ def test_the_evaluation_of_the_page(here):
   exec(text, {'config': config, 'config_lib': config_lib})
   experiment.check(config)
   assert config.evals.knn.kind == 'knn'
+
+
+def test_every_key_has_its_meaning_and_its_readers_on_the_site(monkeypatch):
+  """In the page that docs/generated.py makes, as objects that search finds."""
+  pytest.importorskip('sphinx')
+  monkeypatch.syspath_prepend(str(tiny.ROOT / 'docs'))
+  import generated
+
+  page = generated.config_keys()
+  entries = dict(
+    re.findall(r'^````\{configkey\} (\S+): (.*?)^````', page, re.M | re.S)
+  )
+  keys = {key for key, _ in config_lib.flatten(config_lib.default())}
+  keys = {re.sub(r'^evals\.\w+', 'evals.NAME', key) for key in keys}
+  assert keys <= set(entries)
+  rate = entries['optim.learning_rate']
+  assert rate.startswith('float = 0.001\nThe maximum, which is reached')
+  assert '`optim/schedules.py`' in rate
+  assert '`evaluation/knn.py`' in entries['evals.NAME.k']
+  assert all('Read by' in text for text in entries.values())
+
+
+def test_every_flag_is_on_the_site(monkeypatch):
+  pytest.importorskip('sphinx')
+  monkeypatch.syspath_prepend(str(tiny.ROOT / 'docs'))
+  import generated
+
+  page = generated.command_line()
+  for verb in verbs.VERBS:
+    assert f'## vit-jax {verb}\n' in page
+  assert '{option} --from=PATH' in page and 'python -m' not in page

@@ -338,6 +338,7 @@ def test_nearest_neighbours_of_a_run(digits_run, capsys, features, embed):
   flags = '--k=3', '--batch_size=50', f'--features={features}'
   found = run(capsys, *args, '--probe=knn', *flags)
   vit = vit_jax.load(digits_run)
+  assert '\n' not in repr(vit) and '10 classes' in repr(vit)
   (x, y), (test, expected) = (
     (embed(vit, list(source.arrays['image'])), source.arrays['label'])
     for source in (

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
   from vit_jax.runs import records
   from vit_jax.weights.formats import whole as whole_lib
 
+USAGE = 'convert SRC DST --to=FORMAT'
 FLAGS = flags.FlagValues()  # separate, since other commands share flag names
 cli.define_overrides(FLAGS)
 cli.define_compile_cache(FLAGS)
@@ -77,26 +78,26 @@ _TO = flags.DEFINE_enum(
 _WHOLE = flags.DEFINE_boolean(
   'whole',
   False,
-  "Also write the objective's other parameters, such as a decoder.",
+  "Also write the objective's other parameters, such as MAE's decoder.",
   flag_values=FLAGS,
 )
 _LIKE = flags.DEFINE_string(
   'like',
   None,
-  'A run of segmentation that a file of mmsegmentation or MONAI is like.',
+  'A run of segmentation with the model of an mmsegmentation or MONAI file.',
   flag_values=FLAGS,
 )
 _PUSH = flags.DEFINE_string(
-  'push', '', 'Upload it to this address, hf:OWNER/NAME.', flag_values=FLAGS
+  'push', '', 'Upload the result to hf:OWNER/NAME.', flag_values=FLAGS
 )
 _LICENSE = flags.DEFINE_string(
   'license',
   '',
-  'Licence of the weights, for the card, as the Hub names it: apache-2.0.',
+  "Licence of the weights for the card, by the Hub's name: apache-2.0.",
   flag_values=FLAGS,
 )
 _DRY_RUN = flags.DEFINE_boolean(
-  'dry_run', False, 'With --push: list the files only.', flag_values=FLAGS
+  'dry_run', False, 'With --push: only list the files.', flag_values=FLAGS
 )
 
 
@@ -381,4 +382,4 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS)
+  cli.run(main, __doc__, FLAGS, USAGE)

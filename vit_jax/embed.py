@@ -58,18 +58,21 @@ if TYPE_CHECKING:
   from vit_jax import weights
   from vit_jax.evaluation.embedded import Embedded
 
+USAGE = (
+  'embed --from=PATH --out=FILE (--data=NAME | --images=PATH | --text=TEXT)'
+)
 FLAGS = flags.FlagValues()  # separate, since other commands share flag names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
 data_flags.define(FLAGS, 'embed')
 _IMAGES = flags.DEFINE_multi_string(
-  'images', [], 'A file, a folder or a pattern.', flag_values=FLAGS
+  'images', [], 'Image file, folder or pattern.', flag_values=FLAGS
 )
 _TEXT = flags.DEFINE_multi_string(
-  'text', [], 'A text, for a model of images and texts.', flag_values=FLAGS
+  'text', [], 'Text, for a model of images and texts.', flag_values=FLAGS
 )
 _OUT = cli.define_path(
-  'out', None, 'FILE.npz or FILE.parquet.', flag_values=FLAGS
+  'out', None, 'FILE.npz or FILE.parquet to write.', flag_values=FLAGS
 )
 
 _ROWS = 4096  # rows of a group in a Parquet file
@@ -321,4 +324,4 @@ _WRITERS: dict[str, type[_Npz] | type[_Parquet]] = {
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS)
+  cli.run(main, __doc__, FLAGS, USAGE)

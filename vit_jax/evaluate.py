@@ -104,6 +104,7 @@ if TYPE_CHECKING:
 _TOP = 5  # classes of a prediction
 _ZERO_SHOT = 'zero_shot'
 
+USAGE = 'evaluate --from=PATH --data=NAME [--split=SPLIT]'
 FLAGS = flags.FlagValues()  # separate, since other commands share flag names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
@@ -113,71 +114,73 @@ _FORMAT = cli.define_format(FLAGS)
 _PREDICTIONS = cli.define_path(
   'predictions',
   None,
-  'FILE.csv or FILE.parquet, for the prediction of each example.',
+  'FILE.csv or FILE.parquet to write the prediction of each example to.',
   flag_values=FLAGS,
 )
 _PROBE = flags.DEFINE_string(
   'probe',
   None,
-  'knn, few_shot or linear: measure a classifier of what the head reads, not'
-  ' the head. zero_shot or retrieval: compare images and texts. Or an evaluator'
-  ' of your own, as my_module:MyEvaluator.',
+  'knn, few_shot or linear fit a classifier to the features of --train_split.'
+  ' zero_shot and retrieval compare images with texts. my_module:MyEvaluator is'
+  ' an evaluator of your own.',
   flag_values=FLAGS,
 )
 _HAUSDORFF = flags.DEFINE_bool(
   'hausdorff',
   False,
-  'Of a segmentation: the 95% Hausdorff distance, too, which takes time.',
+  'Also compute the 95% Hausdorff distance, which takes time.',
   flag_values=FLAGS,
 )
 _WHOLE = flags.DEFINE_bool(
   'whole',
   False,
-  'Of a segmentation of images: measure whole images at their own size, by'
-  ' windows that slide over them; the next flags imply it.',
+  'Measure whole images at their own size, by sliding windows, instead of'
+  ' center crops. --scales, --flip, --overlap and --gaussian imply it.',
   flag_values=FLAGS,
 )
 window_flags.define(FLAGS)
 _TRAIN_SPLIT = flags.DEFINE_string(
   'train_split',
   None,
-  'The split that a probe learns from; has no image of --split.',
+  'The split that the probe is fitted to. It must not share images with'
+  ' --split.',
   flag_values=FLAGS,
 )
 _FEATURES = flags.DEFINE_enum(
   'features',
   None,
   ['head', 'tokens', 'layers'],
-  "What a probe reads: the head's input (default), or side by side all tokens,"
-  ' or the means of all layers.',
+  "Features of the probe: the head's input, all tokens, or the mean patch of"
+  ' each layer. Default: head.',
   flag_values=FLAGS,
 )
 _K = flags.DEFINE_integer(
   'k',
   None,
-  'Neighbours that vote, of --probe=knn. Default: 20.',
+  'Number of neighbours that vote, for --probe=knn. Default: 20.',
   lower_bound=1,
   flag_values=FLAGS,
 )
 _SHOTS = flags.DEFINE_string(
   'shots',
   None,
-  'Images of each class, of --probe=few_shot. Default: 1,5,10,25.',
+  'Images of each class, for --probe=few_shot. Default: 1,5,10,25.',
   flag_values=FLAGS,
 )
 _TEMPLATES = flags.DEFINE_string(
   'templates',
   None,
-  "Of --probe=zero_shot: 'a photo of a {}.|a {}.'; imagenet (80 of CLIP) or"
-  ' cifar (18 of CLIP); or a file with one on each line.',
+  "Captions for --probe=zero_shot: 'a photo of a {}.|a {}.', or CLIP's lists"
+  ' imagenet (80 captions) and cifar (18), or a file with a caption on each'
+  ' line.',
   flag_values=FLAGS,
 )
 _CLASS_NAMES = flags.DEFINE_string(
   'class_names',
   None,
-  'Of --probe=zero_shot: cifar10, cifar100, food101, imagenet2012,'
-  ' oxford_iiit_pet, or a file with a name on each line. Default: the names of'
-  ' the data.',
+  'Names of the classes for --probe=zero_shot: cifar10, cifar100, food101,'
+  ' imagenet2012, oxford_iiit_pet, or a file with a name on each line. Default:'
+  " the data's names.",
   flag_values=FLAGS,
 )
 variant_flags.define(FLAGS)
@@ -469,4 +472,4 @@ def _report(
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS)
+  cli.run(main, __doc__, FLAGS, USAGE)

@@ -8,11 +8,12 @@ Everything is in the config; any key of it can be set on the command line:
 
 The same command on the same work directory resumes an interrupted run.
 
+To train again with the config of a run:
+
   python -m vit_jax.main --reproduce=runs/digits
 
-trains again with the config of a run. It first lists what has changed since
-then (versions, code, devices, data), and at the end says whether the results
-are equal.
+It first lists the changes since then (versions, code, devices, data), and at
+the end says whether the results are equal.
 
 To use several hosts, start the same command once on each host of a SLURM step,
 an Open MPI job, a TPU pod or an indexed job of Kubernetes: the processes then
@@ -34,25 +35,26 @@ from vit_jax import cli
 from vit_jax.parallel import clusters
 from vit_jax.parallel import processes as processes_lib
 
+USAGE = 'train --config=FILE.py [--workdir=PATH] [--config.KEY=VALUE ...]'
 _CONFIG = cli.define_config()
 _WORKDIR = cli.define_path(
-  'workdir', None, 'Directory of the run. Default: runs/<config>-<time>.'
+  'workdir', None, 'Folder of the run. Default: runs/<config>-<time>.'
 )
 _DRY_RUN = flags.DEFINE_bool(
-  'dry_run', False, 'Check, compile, print sizes and stop; write nothing.'
+  'dry_run', False, 'Check, compile and print the sizes, but write nothing.'
 )
 _REPLAY = flags.DEFINE_integer(
   'replay',
   None,
   'Repeat this step of the run in --workdir, and say where its numbers stop'
-  ' being finite. Changes nothing of the run.',
+  ' being finite. The run does not change.',
   lower_bound=1,
 )
 _REPRODUCE = cli.define_path(
   'reproduce',
   None,
-  'Train once more, in --workdir, with the config of the run in this work'
-  ' directory, and compare. Without --config.',
+  'Train again in --workdir with the config of this run, and compare the'
+  ' results. Takes the place of --config.',
 )
 cli.define_compile_cache()
 clusters.define_flags()
@@ -109,10 +111,6 @@ def _name(path: str | None) -> str:
   from vit_jax import config as config_lib  # does not import jax
 
   original = _REPRODUCE.value
-  if original == '':
-    raise config_lib.UserError(
-      '--reproduce is empty: name a run, as in --reproduce=runs/digits'
-    )
   if original is None:
     if path is None:
       raise cli.missing('config', 'a config file', 'configs/digits.py')
@@ -126,4 +124,4 @@ def _name(path: str | None) -> str:
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__)
+  cli.run(main, __doc__, usage=USAGE)

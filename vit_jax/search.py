@@ -49,24 +49,32 @@ if TYPE_CHECKING:
   from vit_jax.evaluation import gallery as gallery_lib
   from vit_jax.objectives.embedder import Embedder
 
+USAGE = 'search --from=PATH FOLDER (--text=TEXT | --image=FILE)'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
 _TEXT = flags.DEFINE_multi_string(
-  'text', [], 'A text that the images shall fit.', flag_values=FLAGS
+  'text', [], 'Text to search for.', flag_values=FLAGS
 )
 _IMAGE = flags.DEFINE_multi_string(
-  'image', [], 'An image that the images shall be like.', flag_values=FLAGS
+  'image', [], 'Image whose like to search for.', flag_values=FLAGS
 )
 _TOP = flags.DEFINE_integer(
-  'top', 10, 'Images for each query.', lower_bound=1, flag_values=FLAGS
+  'top',
+  10,
+  'Number of images for each query.',
+  lower_bound=1,
+  flag_values=FLAGS,
 )
 _FORMAT = cli.define_format(FLAGS, 'csv')
 _PICTURE = cli.define_path(
-  'picture', None, 'FILE.png of the images that were found.', flag_values=FLAGS
+  'picture', None, 'FILE.png to draw the results to.', flag_values=FLAGS
 )
 _CACHE = cli.define_path(
-  'cache', None, 'FILE.npz that keeps the embeddings.', flag_values=FLAGS
+  'cache',
+  None,
+  'FILE.npz that keeps the embeddings. Default: next to the folder.',
+  flag_values=FLAGS,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size', 32, 'Images at a time.', lower_bound=1, flag_values=FLAGS
@@ -238,4 +246,4 @@ _FORMATS = {'table': _write_table, 'json': _write_json, 'csv': _write_csv}
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS)
+  cli.run(main, __doc__, FLAGS, USAGE)

@@ -12,6 +12,8 @@ import tiny
 
 from vit_jax import cli
 from vit_jax.cli import columns
+from vit_jax.cli import help as help_lib
+from vit_jax.cli import verbs
 from vit_jax.config import UserError
 
 
@@ -27,6 +29,7 @@ def _commands():
 
 # Processes that others start.
 INTERNAL = {'vit_jax.benchmark.worker'}
+VERB_MODULES = {f'vit_jax.{module}' for module, _ in verbs.VERBS.values()}
 COMMANDS = [[name] for name in _commands() if name not in INTERNAL]
 COMMANDS += [['vit_jax.explore', *verb] for verb in ([], ['data'], ['serve'])]
 
@@ -57,7 +60,12 @@ def test_help_is_quick_and_has_an_example(command):
   )
   result = python('-c', code)
   assert result.returncode == 0, result.stderr
-  assert f'python -m {name}' in result.stdout
+  usage, *lines = result.stdout.splitlines()
+  assert f'python -m {name}' in '\n'.join(lines)
+  assert max(map(len, [usage, *lines])) <= 100
+  assert '(default: ' not in result.stdout and 'None' not in result.stdout
+  if name in VERB_MODULES:
+    assert usage.startswith(f'usage: {" ".join(["python -m", *command])}')
 
 
 @pytest.mark.parametrize(
@@ -190,12 +198,50 @@ def vit_jax(*args):
 def test_the_verbs_of_the_console_script():
   help_text = vit_jax('--help')
   assert help_text.returncode == 0 and 'vit-jax train' in help_text.stdout
+  assert help_text.stdout.startswith('usage: vit-jax VERB')
   listed = re.findall(r'^  ([a-z]+)  ', help_text.stdout, re.M)
-  for verb in listed:
-    one = vit_jax(verb, '--help')
-    assert one.returncode == 0 and 'python -m vit_jax' in one.stdout, one.stderr
-  wrong = vit_jax('tain')
-  assert wrong.returncode == 1 and "error: 'tain' is no verb" in wrong.stderr
+  assert listed == list(verbs.VERBS)
+  wrong = vit_jax('predct')
+  assert wrong.returncode == 1
+  assert wrong.stderr == "error: 'predct' is no verb: did you mean predict?\n"
+
+
+def test_help_is_written_as_the_command_was_started(tmp_path):
+  script = tmp_path / 'vit-jax'
+  script.write_text('from vit_jax.cli import verbs\nverbs.run()\n')
+  env = CPU_ENV | {'PYTHONPATH': str(tiny.ROOT)}
+  out = python(str(script), 'train', '--help', env=env).stdout
+  assert out.startswith('usage: vit-jax train --config=FILE.py')
+  assert '\n  vit-jax train --config=configs/digits.py' in out
+  assert 'python -m' not in out
+
+
+def test_flags_are_in_groups_with_their_defaults():
+  values = flags.FlagValues()
+  cli.define_from(values)
+  cli.define_format(values)
+  flags.DEFINE_integer('top', 5, 'Classes to print.', flag_values=values)
+  groups = help_lib.grouped(values, 'predict --from=PATH [--top=N]')
+  assert list(groups) == ['What to read', 'What to do', 'Output']
+  first = groups['What to read'][0]
+  assert first.text == '--from=PATH' and first.required
+  assert '--model.KEY=VALUE' in {x.text for x in groups['What to read']}
+  (top,) = groups['What to do']
+  assert top == help_lib.Option('--top=N', 'Classes to print.', '5', False)
+  assert groups['Output'][0].text == '--format=table|json'
+
+
+def test_a_wrong_model_is_the_first_mistake():
+  result = python('-m', 'vit_jax.evaluate', '--from=runs/nosuch', '--data=x')
+  assert result.returncode == 1
+  assert "'runs/nosuch': there is no such file" in result.stderr
+
+
+def test_an_empty_path_is_a_mistake():
+  with pytest.raises(UserError, match=r'^--workdir is empty: name a path'):
+    values = flags.FlagValues()
+    cli.define_path('workdir', None, 'Folder.', flag_values=values)
+    cli.parse_flags(['command', '--workdir='], values)
 
 
 def test_what_follows_two_dashes_is_for_another_command():

@@ -163,7 +163,7 @@ def test_config_is_needed(run):
     (['date'], 1, "error: 'date' is no verb: choose one of pictures"),
     (['date', '--x=1'], 1, "error: 'date' is no verb"),
     (['--help'], 0, 'data       the images of a training step'),
-    (['data', '--help'], 0, '--config: Config file'),
+    (['data', '--help'], 0, '--config=FILE.py      Config file'),
     (['data', '--count=0'], 1, 'error: '),
   ],
 )

@@ -431,7 +431,7 @@ def test_mistakes_get_one_line(digits_run, tmp_path, monkeypatch):
     (['--only=rollout'], 1, 'error: --from is missing'),
     (['pictures', '--only=rollout'], 1, 'error: --from is missing'),
     (['picture'], 1, "error: 'picture' is no verb: choose one of pictures"),
-    (['pictures', '--help'], 0, '--query: ROW,COLUMN'),
+    (['pictures', '--help'], 0, 'ROW,COLUMN of the query patch'),
     (['--help'], 0, 'pictures   a report on a model'),
   ],
 )

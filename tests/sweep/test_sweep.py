@@ -215,6 +215,19 @@ def test_what_one_process_leaves_another_takes(files):
   assert counts == [1, 1, 2, 2]
 
 
+def test_a_config_that_every_trial_refuses_ends_the_sweep(files, run):
+  flags = files(RANDOM)
+  flags.append('--config.optim.decay_pattern=refused')
+  with pytest.raises(config_lib.UserError) as error:
+    run(*flags)
+  assert str(error.value) == (
+    'the first 2 trials failed alike, and so would all: config.optim.warmup is'
+    ' too long (status 1)'
+  )
+  states = [row['state'] for row in leaderboard(flags)]
+  assert states == ['failed', 'failed']
+
+
 def test_failures_are_recorded_and_do_not_end_the_sweep(files, run):
   flags = files("""
     space={'optim.decay_pattern': sweep.choice('kernel$', 'fails', 'dies')},

@@ -25,36 +25,45 @@ parts in other processes (startup, restart, parallel) are not compared.
   checkpoint      steps with a save among them, against steps alone
   end_to_end      the whole loop
 
+Modern parts:
+
   python -m vit_jax.benchmark --parts=modern,packing --model=ViT-Ti/16
 
-times the forward and backward pass with each modern part (RoPE, registers,
+This times the forward and backward pass with each modern part (RoPE, registers,
 SwiGLU of as many parameters, QK-norm, RMSNorm, layer scale, merged tokens, soft
 experts) against that of the plain ViT, in turns in one run: a ratio above 1 is
 faster. `packing` is images of their own sizes, a quarter to all of the tokens:
 several in a sequence (NaViT), against each padded to the largest; both must
 give the same loss.
 
+The allocator:
+
   python -m vit_jax.benchmark --parts=allocator --model=ViT-Ti/16
 
-times steps with mimalloc, which commands use on CPUs, in turns with glibc's
-malloc.
+This times steps with mimalloc, which commands use on CPUs, in turns with
+glibc's malloc.
+
+Other methods:
 
   python -m vit_jax.benchmark --parts=train --objective=mae
 
-times the training step of a method without labels (mae, beit, igpt, dino,
+This times the training step of a method without labels (mae, beit, igpt, dino,
 dinov2, mocov3), of image-text pairs (clip) or of segmentation (setr, unetr) in
 turns with PyTorch's: the classes of transformers and MONAI, or, for dino,
 mocov3 and setr, a plain formulation; there is none of dinov2. The settings are
 those of the method's recipe in configs/, with ViT-Ti/16, iGPT-S or ViT-B/32, or
 --model. Both must have as many parameters, and about the same first loss.
 
+Devices that are not here:
+
   python -m vit_jax.benchmark --parts=compile --hardware=v5e:2x2 \
       --model=ViT-B/16 --batch_size=128
 
-compiles the train step for devices that are not here, with their own compiler
-(extra [compile-tpu] or [cuda]), in bfloat16: temporary memory, bytes accessed,
-TFLOP and copies of ours and of the baseline, with the ratios. The batch size is
-that of one device. This part runs only where --hardware names a topology.
+This compiles the train step for devices that are not here, with their own
+compiler (extra [compile-tpu] or [cuda]), in bfloat16: temporary memory, bytes
+accessed, TFLOP and copies of ours and of the baseline, with the ratios. The
+batch size is that of one device. This part runs only where --hardware names a
+topology.
 """
 
 from collections.abc import Callable
@@ -80,25 +89,29 @@ _ALONE = ('modern', 'packing')
 _ALLOCATOR = 'allocator'
 PARTS = (*_TIMED, *_ALONE, _ALLOCATOR, _COMPILE)
 
+USAGE = 'benchmark'
 _PARTS = flags.DEFINE_list('parts', list(_TIMED), 'Parts to measure.')
 _OBJECTIVE = flags.DEFINE_string(
   'objective',
   None,
-  'A method, as mae or clip, for --parts=train; setr, unetr: also infer.',
+  'A method for --parts=train, such as mae or clip. setr and unetr also have'
+  ' --parts=infer.',
 )
 _MODEL = flags.DEFINE_string(
-  'model', 'tutorial', 'A name, or the ViT of configs/cifar10_tutorial.py.'
+  'model',
+  'tutorial',
+  'A model name, or the ViT of configs/cifar10_tutorial.py.',
 )
 _IMAGE_SIZE = flags.DEFINE_integer(
   'image_size',
   None,
-  'Pixels; by default 32 for the tutorial, else 224.',
+  'Image size in pixels. Default: 32 for the tutorial, else 224.',
   lower_bound=1,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size',
   None,
-  'Images in a step; the default suits a CPU.',
+  'Images in a step. Default: a number that suits a CPU.',
   lower_bound=1,
 )
 _DTYPE = flags.DEFINE_enum(
@@ -110,7 +123,7 @@ _ATTENTION = flags.DEFINE_string(
 _SCAN = flags.DEFINE_bool('scan', None, 'Value of config.model.scan.')
 _REMAT = flags.DEFINE_string('remat', None, 'Value of config.model.remat.')
 _HARDWARE = flags.DEFINE_string(
-  'hardware', None, 'For --parts=compile: a topology, as v5e:2x2 or h100:8.'
+  'hardware', None, 'Topology for --parts=compile: v5e:2x2 or h100:8.'
 )
 _BLOCKS = flags.DEFINE_integer(
   'blocks', 10, 'Number of timed blocks.', lower_bound=1
@@ -119,13 +132,13 @@ _COMPARE = flags.DEFINE_enum(
   'compare',
   'baseline',
   ['baseline', 'timm', 'transformers'],
-  'Formulation of the model that takes turns with ours.',
+  'Implementation to compare with.',
 )
 _TORCH_COMPILE = flags.DEFINE_bool(
-  'torch_compile', False, 'Whether PyTorch compiles the model.'
+  'torch_compile', False, 'Compile the PyTorch model.'
 )
 _DATA = flags.DEFINE_string(
-  'data', None, 'folder:PATH of images; 32x32 ones for the tutorial.'
+  'data', None, 'folder:PATH of images, of 32x32 pixels for the tutorial.'
 )
 
 
@@ -280,4 +293,4 @@ def _described(config: Any) -> dict[str, Any]:
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__)
+  cli.run(main, __doc__, usage=USAGE)

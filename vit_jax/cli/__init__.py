@@ -1,5 +1,6 @@
 """The common part of all commands: flags, errors and exit statuses."""
 
+from vit_jax.cli.definitions import check_from as check_from
 from vit_jax.cli.definitions import config_path as config_path
 from vit_jax.cli.definitions import define_compile_cache as define_compile_cache
 from vit_jax.cli.definitions import define_config as define_config

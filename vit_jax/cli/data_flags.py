@@ -22,9 +22,6 @@ if TYPE_CHECKING:
   from vit_jax import data
   from vit_jax import weights
 
-# `--help` shows the flags that are defined here as the command's own.
-flags.disclaim_key_flags()
-
 # The flags that replace keys of the config in errors.
 _FLAG_OF = {
   'config.data.name': '--data',
@@ -44,10 +41,10 @@ def define(flag_values: flags.FlagValues, what: str) -> None:
   texts = {
     'data': f"Data to {what}: 'digits', 'folder:PATH', 'table:FILE',"
     " 'hf:NAME' or a TFDS name.",
-    'split': "The split, as 'test' or 'train[90%:]'. Default: the only split of"
-    ' a folder.',
-    'data_dir': 'Folder of TFDS datasets, or cache of hf: ones.',
-    'source_size': 'Size of all stored images, as 32x32, so that the device'
+    'split': "The split, such as 'test' or 'train[90%:]'. Default: the only"
+    ' split of a folder.',
+    'data_dir': 'Folder of TFDS datasets, or cache of hf: datasets.',
+    'source_size': 'Size of all stored images, such as 32x32; the device then'
     ' crops them. For a run that was trained with config.data.source_size.',
   }
   for name, text in texts.items():
@@ -62,7 +59,7 @@ def define(flag_values: flags.FlagValues, what: str) -> None:
   flags.DEFINE_integer(
     'num_workers',
     0,
-    'Processes that read and decode; 0: threads.',
+    'Processes that read and decode images. 0: threads of this process.',
     lower_bound=0,
     flag_values=flag_values,
   )
@@ -75,8 +72,8 @@ def define_same_order(
   return flags.DEFINE_bool(
     'same_order',
     False,
-    'The classes of the data are those of the model and in the same order,'
-    ' although their names differ.',
+    'The data and the model have the same classes in the same order, although'
+    ' the names differ.',
     flag_values=flag_values,
   )
 
@@ -89,9 +86,11 @@ def check(flag_values: flags.FlagValues, argv: list[str]) -> None:
     argv: The command's name and the arguments that are not flags.
 
   Raises:
-    UserError: There is such an argument, or --data or --split is missing.
+    UserError: There is such an argument, there is no such model, or --data or
+      --split is missing.
   """
   cli.refuse_arguments(argv)
+  cli.check_from(flag_values)
   if not flag_values['data'].value:
     raise cli.missing('data', 'a dataset', 'digits')
   if not flag_values['split'].value:

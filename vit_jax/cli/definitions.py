@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Sequence
 import difflib
+import os
 import re
 import sys
 from typing import Any
@@ -20,9 +21,6 @@ from vit_jax.config import synonyms
 if TYPE_CHECKING:
   from vit_jax import weights
 
-# `--help` shows the flags that are defined here as the command's own.
-flags.disclaim_key_flags()
-
 
 def define_config(
   flag_values: flags.FlagValues = flags.FLAGS,
@@ -31,8 +29,8 @@ def define_config(
   holder = config_flags.DEFINE_config_file(
     'config',
     None,
-    'Config file; text after a colon is the argument of its get_config().'
-    ' --config.KEY=VALUE sets a key.',
+    'Config file. Text after a colon is the argument of its get_config().'
+    ' --config.KEY=VALUE sets a key of it.',
     flag_values,
   )
   flag_values['config'].parser = _ConfigParser()
@@ -62,7 +60,7 @@ def define_from(flag_values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     'from',
     None,
-    'The model: a work directory, or any other path that `vit_jax.load` reads.',
+    'The model: a work directory, or any other path that vit_jax.load reads.',
     flag_values=flag_values,
   )
   define_overrides(flag_values)
@@ -73,29 +71,29 @@ def define_overrides(flag_values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     'step',
     None,
-    'The checkpoint of a work directory: its step, best or newest. Default:'
-    ' the best if there is one.',
+    'The checkpoint of a work directory: a step, best or newest. Default: the'
+    ' best if there is one, else the newest.',
     flag_values=flag_values,
   )
   flags.DEFINE_string(
     'state',
     None,
-    'Which state of a training checkpoint of torch, by its key, as student.'
-    ' Default: averaged weights and a teacher before others.',
+    'The state to read from a training checkpoint of PyTorch, by its key, such'
+    ' as student. Default: averaged weights or a teacher, if there are any.',
     flag_values=flag_values,
   )
   flags.DEFINE_string(
     'image_size',
     None,
-    "Size of the model's input in pixels, as 384 or 224x320 (height x width)."
-    ' Default: that of the checkpoint.',
+    "Size of the model's input in pixels: 384, or 224x320 (height x width)."
+    " Default: the checkpoint's.",
     flag_values=flag_values,
   )
   flags.DEFINE_multi_string(
     'model',
     [],
-    '--model.KEY=VALUE sets a field of the model that its file does not say, as'
-    ' --model.num_heads=3.',
+    '--model.KEY=VALUE sets a field of the model that its file does not say.'
+    ' Example: --model.num_heads=3.',
     flag_values=flag_values,
   )
 
@@ -105,7 +103,7 @@ def define_quantize(flag_values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     'quantize',
     None,
-    'int8: the kernels of the model in int8, a quarter of the bytes.',
+    'int8 stores the kernels of the model in int8, in a quarter of the bytes.',
     flag_values=flag_values,
   )
 
@@ -143,22 +141,30 @@ def define_path(
     flag_values: The flags of the command.
   """
   return flags.DEFINE(
-    _PathParser(name), name, default, meaning, flag_values=flag_values
+    _PathParser(name, default is not None),
+    name,
+    default,
+    meaning,
+    flag_values=flag_values,
   )
 
 
 class _PathParser(flags.ArgumentParser[str]):
   """Refuses what is no local path."""
 
-  def __init__(self, name: str):
-    self._name = name
+  def __init__(self, name: str, may_be_empty: bool):
+    self._name, self._may_be_empty = name, may_be_empty
 
   def parse(self, argument: str) -> str:
     """Returns the path.
 
     Raises:
-      UserError: It is an address.
+      UserError: It is an address, or empty where that means nothing.
     """
+    if not argument and not self._may_be_empty:
+      raise config_lib.UserError(
+        f'--{self._name} is empty: name a path, or leave the flag out'
+      )
     config_lib.check_local(argument, f'--{self._name}')
     return argument
 
@@ -174,9 +180,20 @@ def define_format(
     'format',
     'table',
     ['table', 'json', *others],
-    'Of stdout.',
+    'Format of standard output.',
     flag_values=flag_values,
   )
+
+
+def check_from(flag_values: flags.FlagValues) -> None:
+  """Raises a UserError if `--from` is missing or names nothing."""
+  path = flag_values['from'].value
+  if not path:
+    raise missing('from', 'a model', 'runs/digits')
+  if not os.path.exists(path):
+    from vit_jax import weights  # after the flags, since it imports jax
+
+    weights.check_path(path)
 
 
 def load(
@@ -274,7 +291,7 @@ def define_compile_cache(flag_values: flags.FlagValues = flags.FLAGS) -> None:
   flags.DEFINE_string(
     'compile_cache',
     None,
-    "Where JAX keeps compiled programs for the next process; '': nowhere."
+    "Folder where JAX keeps compiled programs for the next process. '': none."
     ' Default: $JAX_COMPILATION_CACHE_DIR, else $VIT_JAX_CACHE/xla, which is'
     ' ~/.cache/vit_jax/xla.',
     flag_values=flag_values,

@@ -15,15 +15,15 @@ from absl import flags
 from absl import logging
 
 from vit_jax import config as config_lib
+from vit_jax.cli import help as help_lib
 from vit_jax.cli.definitions import parse_flags
 from vit_jax.downloads import places
+from vit_jax.parallel import accelerators
 from vit_jax.parallel import allocator
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 
-# `--help` shows the flags that are defined here as the command's own.
-flags.disclaim_key_flags()
-
+_HELPS = {'--help', '-h', '-help', '--helpfull'}
 _ESCAPED = 'vit_jax.escaped'  # name of `_escaped`
 
 
@@ -31,6 +31,7 @@ def run(
   main: Callable[[list[str]], int | None],
   doc: str,
   flag_values: flags.FlagValues = flags.FLAGS,
+  usage: str = '',
   computes: bool = True,
 ) -> None:
   """Parses the flags, calls `main` with the other arguments, and exits.
@@ -45,14 +46,15 @@ def run(
     main: The command.
     doc: Its documentation, for `--help`.
     flag_values: Its flags, if they are separate from other commands'.
+    usage: Its usage, as in `help.text`.
     computes: Whether it runs models, for which the process starts once more
       with another allocator (`allocator.start_again`).
   """
   _use_utf_8()
   argv = sys.argv
-  if {'--help', '-h', '-help', '--helpfull'} & set(argv[1:]):
-    print(doc.strip(), flag_values.main_module_help(), sep='\n')
-    sys.exit(0)
+  if _HELPS & set(argv[1:]):
+    text = help_lib.text(doc, flag_values, usage, '--helpfull' in argv)
+    argv, main, computes = argv[:1], lambda _: print(text), False
   _log_plainly()
   processes.exit_process(_status(main, argv, flag_values, computes))
 
@@ -91,6 +93,7 @@ def _status(
   try:
     if computes:
       allocator.start_again()  # before a config, which is code, is read
+      accelerators.use_cpu_without_tpu()
     with memory.explained(memory.ANYTHING):
       rest = parse_flags(argv, flag_values)
       if 'compile_cache' in flag_values:
@@ -102,7 +105,8 @@ def _status(
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
   except (config_lib.UserError, OSError) as e:
-    print(f'error: {config_lib.one_line(e)}', file=sys.stderr)
+    error = help_lib.as_started(config_lib.one_line(e))
+    print(f'error: {error}', file=sys.stderr)
     return 1
   except KeyboardInterrupt:  # before there is anything to save
     return 128 + signal.SIGINT

@@ -10,19 +10,17 @@ from vit_jax import cli
 from vit_jax.cli import columns
 from vit_jax.config import UserError
 
-# `--help` shows the flags that are defined here as the command's own.
-flags.disclaim_key_flags()
-
 _MOST = 100  # variants
 
 
 def define(flag_values: flags.FlagValues) -> None:
   """Defines the flags of variants but --image_size, which is there."""
   for name, text in {
-    'patch_size': 'Sizes of the patch, as 4,2x4, to which it is resized.',
-    'merge': 'Tokens that a layer merges into others, as 0,2,4.',
-    'quantize': 'none, int8: kernels in floats, or in a quarter of the bytes.',
-    'plot': 'FILE.png, for the accuracy by images per second.',
+    'patch_size': 'Patch sizes to resize the model to, such as 4,2x4.',
+    'merge': 'Numbers of tokens that each layer merges, such as 0,2,4.',
+    'quantize': 'int8 stores the kernels in a quarter of the bytes; none,int8'
+    ' measures the model without and with it.',
+    'plot': 'FILE.png to draw accuracy over images per second.',
   }.items():
     flags.DEFINE_string(name, None, text, flag_values=flag_values)
 

@@ -1,29 +1,43 @@
-"""The program `vit-jax`: the commands of `python -m vit_jax.*` by their verbs.
+"""The program `vit-jax`: every command of the package as a verb."""
 
-vit-jax train --config=digits --workdir=runs/digits
-vit-jax predict --from=runs/digits images/val
-vit-jax VERB --help
-"""
-
+import difflib
 import importlib.metadata
 import runpy
 import sys
 
+_HELP = """usage: vit-jax VERB [--FLAG=VALUE ...]
+
+Trains, evaluates and explains Vision Transformers.
+
+  vit-jax train --config=digits --workdir=runs/digits
+  vit-jax predict --from=runs/digits images/val
+
+Verbs:
+{}
+
+`vit-jax VERB --help` lists the flags of a verb."""
+
 # Verb: module, and what it does.
-_VERBS = {
-  'train': ('main', 'trains a model, or resumes its training'),
-  'evaluate': ('evaluate', 'metrics of a model over a split'),
-  'predict': ('predict', 'the classes of images'),
-  'embed': ('embed', 'the features of images, as a table or an array'),
-  'search': ('search', 'the images of a folder that fit a text or an image'),
-  'explore': ('explore', 'pictures of what a model does: a report, or a page'),
-  'data': ('data', 'checks the data of a config'),
-  'convert': ('convert', 'writes a model in the format of another program'),
-  'export': ('export', 'writes a model as ONNX or StableHLO'),
-  'summary': ('summary', 'sizes, and what a step needs on other hardware'),
-  'compare': ('compare', 'two runs or more, side by side'),
-  'sweep': ('sweep', 'runs over many values of keys'),
-  'benchmark': ('benchmark', 'measures speed'),
+VERBS = {
+  'train': ('main', 'train a model, or resume its training'),
+  'evaluate': ('evaluate', 'measure a model on a split'),
+  'predict': ('predict', 'name the classes of images'),
+  'embed': ('embed', 'write the features of images as a table or an array'),
+  'search': (
+    'search',
+    'find the images of a folder that fit a text or an image',
+  ),
+  'explore': ('explore', 'draw what a model does, as a report or a live page'),
+  'data': ('data', 'check a folder of images or the data of a config'),
+  'convert': ('convert', 'write a model in the format of another program'),
+  'export': ('export', 'write a model as ONNX or StableHLO'),
+  'summary': (
+    'summary',
+    'print sizes, config keys, and plans for other hardware',
+  ),
+  'compare': ('compare', 'compare the configs, results and curves of runs'),
+  'sweep': ('sweep', 'run a config with many values of its keys'),
+  'benchmark': ('benchmark', 'measure speed'),
 }
 
 
@@ -39,18 +53,17 @@ def run() -> None:
   if verb == '--version':
     print(importlib.metadata.version('vit_jax'))
     sys.exit(0)
-  if verb not in _VERBS:
-    sys.exit(
-      f'error: {verb!r} is no verb: choose one of {", ".join(_VERBS)}, as in'
-      ' vit-jax train --config=digits'
-    )
+  if verb not in VERBS:
+    near = difflib.get_close_matches(verb, VERBS, n=1)
+    hint = f'did you mean {near[0]}?' if near else 'see vit-jax --help'
+    sys.exit(f'error: {verb!r} is no verb: {hint}')
   del sys.argv[1]
-  module, _ = _VERBS[verb]
+  module, _ = VERBS[verb]
   runpy.run_module(f'vit_jax.{module}', run_name='__main__', alter_sys=True)
 
 
 def _help() -> str:
   """Returns the text of --help: every verb with what it does."""
-  width = max(map(len, _VERBS))
-  rows = [f'  {verb:{width}}  {text}' for verb, (_, text) in _VERBS.items()]
-  return '\n'.join([(__doc__ or '').strip(), '', *rows])
+  width = max(map(len, VERBS))
+  rows = [f'  {verb:{width}}  {text}' for verb, (_, text) in VERBS.items()]
+  return _HELP.format('\n'.join(rows))

@@ -6,9 +6,6 @@ from absl import flags
 
 from vit_jax.config import UserError
 
-# `--help` shows the flags that are defined here as the command's own.
-flags.disclaim_key_flags()
-
 _MOST_SCALE = 100.0
 
 
@@ -17,20 +14,21 @@ def define(flag_values: flags.FlagValues) -> None:
   flags.DEFINE_list(
     'scales',
     ['1'],
-    'Of a segmentation: sizes of the image to average over, as 0.75,1,1.25.',
+    'Factors of the image size to average predictions over, such as'
+    ' 0.75,1,1.25.',
     flag_values=flag_values,
   )
   flags.DEFINE_bool(
     'flip',
     False,
-    'Of a segmentation: average over the mirrored image, too.',
+    'Average the predictions for the image and for its mirror image.',
     flag_values=flag_values,
   )
   flags.DEFINE_float(
     'overlap',
     None,
-    'Of a segmentation: share of a window that the next one covers. Default: a'
-    ' third for images, and for volumes that of the run.',
+    'Fraction of a window that the next window covers. Default: a third for'
+    " images, the run's value for volumes.",
     lower_bound=0.0,
     upper_bound=0.99,
     flag_values=flag_values,
@@ -38,8 +36,8 @@ def define(flag_values: flags.FlagValues) -> None:
   flags.DEFINE_bool(
     'gaussian',
     None,
-    'Of a segmentation: windows count less towards their edges. Default: not'
-    ' for images, and for volumes as in the run.',
+    'Weight predictions less towards the edges of a window. Default: not for'
+    " images, the run's value for volumes.",
     flag_values=flag_values,
   )
 

@@ -46,19 +46,23 @@ from vit_jax.compare import comparison
 from vit_jax.config import tables
 from vit_jax.runs import records
 
+USAGE = 'compare RUN ...'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _OUT = cli.define_path(
-  'out', 'compare.png', "The picture; '': none.", flag_values=FLAGS
+  'out', 'compare.png', "The picture. '': none.", flag_values=FLAGS
 )
 _X = flags.DEFINE_enum(
   'x',
   'step',
   ['step', 'epoch', 'examples', 'time'],
-  'What the curves are drawn over.',
+  'Horizontal axis of the curves.',
   flag_values=FLAGS,
 )
 _GROUP = flags.DEFINE_bool(
-  'group', False, 'Take runs with several seeds together.', flag_values=FLAGS
+  'group',
+  False,
+  'Combine runs that differ only in the seed.',
+  flag_values=FLAGS,
 )
 _FORMAT = cli.define_format(FLAGS)
 
@@ -208,4 +212,4 @@ def _print_table(
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS, computes=False)
+  cli.run(main, __doc__, FLAGS, USAGE, computes=False)

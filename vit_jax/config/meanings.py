@@ -11,6 +11,7 @@ from typing import Any
 
 from vit_jax.config.defaults import default
 from vit_jax.config.evaluations import evaluation
+from vit_jax.config.tasks import task
 
 _TASK = r'^tasks\.\w+\.'
 
@@ -21,9 +22,12 @@ def meaning(key: str) -> str:
   Args:
     key: As 'optim.learning_rate', or of a task or an evaluation of any name.
   """
+  if match := re.fullmatch(r'tasks\.\w+\.(\w+)', key):
+    if text := _arguments(task).get(match[1]):
+      return text
   key = re.sub(_TASK, '', key)
   if match := re.fullmatch(r'evals\.\w+\.(\w+)', key):
-    return _evaluation_meanings().get(match[1], '')
+    return _arguments(evaluation).get(match[1], '')
   while key:
     if text := _comments().get(key):
       return text
@@ -55,12 +59,12 @@ def _read(
       if name.split('.')[0] != variable:
         continue
       key = prefix + name.partition('.')[2]
-      comment = _above(lines, node.lineno - 1)
-      trailing = _trailing(lines[(node.end_lineno or node.lineno) - 1])
-      block = comment if comment or trailing else block
+      comment = above(lines, node.lineno - 1)
+      beside = trailing(lines[(node.end_lineno or node.lineno) - 1])
+      block = comment if comment or beside else block
       yield (
         key.rstrip('.'),
-        ' '.join(filter(None, (comment, trailing))) or block,
+        ' '.join(filter(None, (comment, beside))) or block,
       )
       if callee := _called(function, value):
         inner = inspect.getsource(callee)
@@ -100,7 +104,7 @@ def _called(
   return target if is_ours and target is not evaluation else None
 
 
-def _above(lines: list[str], end: int) -> str:
+def above(lines: list[str], end: int) -> str:
   """Returns the comment that ends above a line, in one line."""
   start = end
   while lines[start - 1].lstrip().startswith('#'):
@@ -108,15 +112,15 @@ def _above(lines: list[str], end: int) -> str:
   return ' '.join(line.strip().lstrip('# ') for line in lines[start:end])
 
 
-def _trailing(line: str) -> str:
+def trailing(line: str) -> str:
   """Returns the comment at the end of a line."""
   return line.partition('  # ')[2]
 
 
 @functools.cache
-def _evaluation_meanings() -> dict[str, str]:
-  """Returns the meanings of the keys of an evaluation."""
-  text = inspect.getdoc(evaluation) or ''
+def _arguments(function: Callable[..., Any]) -> dict[str, str]:
+  """Returns the meanings of a function's arguments, from its docstring."""
+  text = inspect.getdoc(function) or ''
   arguments = text.partition('Args:\n')[2]
   entries = re.findall(r'^  (\w+): (.*(?:\n    .*)*)', arguments, re.MULTILINE)
   return {name: ' '.join(meaning.split()) for name, meaning in entries}

@@ -48,18 +48,19 @@ from vit_jax.config import nearby
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
 
+USAGE = 'data check (FOLDER | FILE.py)'
 FLAGS = flags.FlagValues()  # other commands have flags of the same names
 _CONFIG = cli.define_config(FLAGS)
 _FORMAT = cli.define_format(FLAGS)
 _OUT = cli.define_path(
-  'out', None, 'FILE for the JSON, too.', flag_values=FLAGS
+  'out', None, 'File to write the report to, as JSON.', flag_values=FLAGS
 )
 
 
 def run() -> None:
   """Runs the verb given as the first argument, and exits."""
   sys.argv[1:] = with_config(sys.argv[1:])
-  cli.run(main, __doc__, FLAGS, computes=False)
+  cli.run(main, __doc__, FLAGS, USAGE, computes=False)
 
 
 def with_config(arguments: list[str]) -> list[str]:

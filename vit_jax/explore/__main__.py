@@ -14,8 +14,12 @@
 import importlib
 import sys
 
+from absl import flags
+
 from vit_jax import cli
 from vit_jax.config import UserError
+
+USAGE = 'explore [VERB]'
 
 # Modules with main, FLAGS and the text of --help.
 _VERBS = {
@@ -30,17 +34,16 @@ def run() -> None:
   """Runs the verb given as the first argument, and exits."""
   verb = sys.argv[1] if sys.argv[1:] else ''
   if verb.startswith(('-h', '--h')):
-    cli.run(_refuse, __doc__)
+    cli.run(_refuse, __doc__, flags.FlagValues(), USAGE)
   if not verb or verb.startswith('-'):
     verb = _DEFAULT
     sys.argv.insert(1, verb)
   if verb not in _VERBS:
     del sys.argv[2:]  # the flags of an unknown verb
-    cli.run(_refuse, __doc__)
+    cli.run(_refuse, __doc__, flags.FlagValues(), USAGE)
   command = importlib.import_module(_VERBS[verb])
-  # absl finds a module's flags by the program name.
   sys.argv[:2] = [command.__name__]
-  cli.run(command.main, command.__doc__ or '', command.FLAGS)
+  cli.run(command.main, command.__doc__ or '', command.FLAGS, command.USAGE)
 
 
 def _refuse(argv: list[str]) -> None:

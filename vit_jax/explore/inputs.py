@@ -21,19 +21,20 @@ from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 
+USAGE = 'explore data --config=FILE.py [--config.KEY=VALUE ...]'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _CONFIG = cli.define_config(FLAGS)
 cli.define_compile_cache(FLAGS)
 _OUT = cli.define_path(
   'out',
   None,
-  'The PNG. Default: runs/data-<config>-<step>.png.',
+  'FILE.png to draw. Default: runs/data-<config>-<step>.png.',
   flag_values=FLAGS,
 )
 _STEP = flags.DEFINE_integer(
   'step',
   0,
-  'Number of completed updates; the batch of the next one is drawn.',
+  'Number of completed updates. The batch of the next update is drawn.',
   lower_bound=0,
   flag_values=FLAGS,
 )

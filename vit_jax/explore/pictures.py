@@ -54,18 +54,18 @@ if TYPE_CHECKING:
   from vit_jax.explore import report as report_lib
   from vit_jax.explore import subject as subject_lib
 
+USAGE = 'explore --from=PATH (--data=NAME | --images=PATH)'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
 _OTHER = flags.DEFINE_string(
   'other',
   None,
-  'A second model, loaded unchanged, whose layers are compared with those of'
-  ' --from.',
+  'A second model. Its layers are compared with the layers of --from.',
   flag_values=FLAGS,
 )
 _IMAGES = flags.DEFINE_multi_string(
-  'images', [], 'File, folder or pattern of images.', flag_values=FLAGS
+  'images', [], 'Image file, folder or pattern.', flag_values=FLAGS
 )
 _OUT = cli.define_path(
   'out',
@@ -74,7 +74,11 @@ _OUT = cli.define_path(
   flag_values=FLAGS,
 )
 _MAX_IMAGES = flags.DEFINE_integer(
-  'max_images', 16, 'Most images to show.', lower_bound=1, flag_values=FLAGS
+  'max_images',
+  16,
+  'Largest number of images to show.',
+  lower_bound=1,
+  flag_values=FLAGS,
 )
 _ONLY = flags.DEFINE_list(
   'only', [], 'Names of the pictures to draw. Default: all.', FLAGS
@@ -82,14 +86,13 @@ _ONLY = flags.DEFINE_list(
 _LAYERS = flags.DEFINE_list(
   'layers',
   [],
-  'Layers whose maps are shown, from 0; -1 is the last. Default: all.',
+  'Layers whose maps are drawn, from 0. -1 is the last layer. Default: all.',
   FLAGS,
 )
 _QUERY = flags.DEFINE_string(
   'query',
   None,
-  'ROW,COLUMN of the patch that others are compared with, from 0. Default: the'
-  ' one in the middle.',
+  'ROW,COLUMN of the query patch, from 0. Default: the middle.',
   flag_values=FLAGS,
 )
 _CLASSES = flags.DEFINE_list(
@@ -102,7 +105,7 @@ _CLASSES = flags.DEFINE_list(
 _MASS = flags.DEFINE_float(
   'mass',
   0.6,
-  "Share of the class token's attention that segments hold.",
+  "Fraction of the class token's attention that a segment holds.",
   lower_bound=0.01,
   upper_bound=1.0,
   flag_values=FLAGS,
@@ -110,16 +113,16 @@ _MASS = flags.DEFINE_float(
 _NEIGHBORS = flags.DEFINE_integer(
   'neighbors',
   5,
-  'Nearest neighbours to show of each image; they are searched among those of'
-  ' --data, or else among the images.',
+  'Number of nearest neighbours to show for each image. They come from --data,'
+  ' or else from the images.',
   lower_bound=1,
   flag_values=FLAGS,
 )
 _POSITION_SIZE = flags.DEFINE_string(
   'position_size',
   None,
-  'Image size, as 384 or 224x320, that position embeddings are resized for.'
-  ' Default: 1.5 times that of the model.',
+  'Image size that position embeddings are resized for. Default: 1.5 times the'
+  " model's.",
   flag_values=FLAGS,
 )
 data_flags.define(FLAGS, 'take labelled images from')
@@ -127,7 +130,7 @@ _SAME_ORDER = data_flags.define_same_order(FLAGS)
 _MAX_EXAMPLES = flags.DEFINE_integer(
   'max_examples',
   1000,
-  'Most labelled images to read, from the first of the split on.',
+  'Largest number of labelled images to read, from the start of the split.',
   lower_bound=1,
   flag_values=FLAGS,
 )
@@ -212,8 +215,7 @@ def _check_flags() -> pathlib.Path:
   from vit_jax.explore import report_folder
   from vit_jax.plots import canvas
 
-  if not FLAGS['from'].value:
-    raise cli.missing('from', 'a model', 'runs/digits')
+  cli.check_from(FLAGS)
   for given, wanted, example in (
     ('data', 'split', 'val'),
     ('split', 'data', 'folder:images'),

@@ -32,12 +32,13 @@ if TYPE_CHECKING:
   from starlette import types
   import uvicorn
 
+USAGE = 'explore serve --from=PATH'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _FROM = flags.DEFINE_multi_string(
   'from',
   [],
-  'The model: a work directory, or any other path that `vit_jax.load` reads.'
-  ' Twice: two models side by side.',
+  'The model: a work directory, or any other path that vit_jax.load reads. Two'
+  ' models are shown side by side.',
   flag_values=FLAGS,
 )
 cli.define_overrides(FLAGS)
@@ -45,13 +46,13 @@ cli.define_compile_cache(FLAGS)
 _HOST = flags.DEFINE_string(
   'host',
   '127.0.0.1',
-  'Address to listen at; 0.0.0.0 lets other machines in.',
+  'Address to listen at. 0.0.0.0 lets other machines in.',
   flag_values=FLAGS,
 )
 _PORT = flags.DEFINE_integer(
   'port',
   8000,
-  'Port to listen at; 0: any free port.',
+  'Port to listen at. 0: any free port.',
   lower_bound=0,
   upper_bound=65535,
   flag_values=FLAGS,

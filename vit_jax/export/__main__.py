@@ -62,22 +62,23 @@ if TYPE_CHECKING:
 FORMATS = ('stablehlo', 'onnx')
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 
+USAGE = 'export --from=PATH --to=FORMAT [--out=FILE]'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
 _TO = flags.DEFINE_enum(
-  'to', None, FORMATS, 'What to write.', flag_values=FLAGS
+  'to', None, FORMATS, 'Format to write.', flag_values=FLAGS
 )
 _OUT = cli.define_path(
   'out',
   None,
-  'FILE. Default: named after the model, here, as digits.onnx.',
+  'File to write. Default: named after the model, such as digits.onnx.',
   flag_values=FLAGS,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size',
   None,
-  'Number of images in a batch. Default: any number.',
+  'Fixed number of images in a batch. Default: any number.',
   lower_bound=1,
   flag_values=FLAGS,
 )
@@ -439,4 +440,4 @@ _OPEN = {'stablehlo': _open_stablehlo, 'onnx': _open_onnx}
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS)
+  cli.run(main, __doc__, FLAGS, USAGE)

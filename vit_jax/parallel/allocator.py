@@ -12,11 +12,8 @@ nothing of this happens.
 This module does not import jax, since that would then be imported twice.
 """
 
-from collections.abc import Iterator
 import ctypes
 import functools
-import glob
-import importlib.util
 import json
 import logging as python_logging
 import os
@@ -28,6 +25,7 @@ from absl import logging
 import psutil
 
 from vit_jax.config import UserError
+from vit_jax.parallel import accelerators
 from vit_jax.parallel import memory
 
 VARIABLE = 'VIT_JAX_ALLOCATOR'
@@ -41,13 +39,6 @@ _OPTIONS = {
   'MIMALLOC_PURGE_DELAY': '-1',
   'MIMALLOC_ARENA_MAX_OBJECT_SIZE': '16GiB',
 }
-# Devices of JAX's plugins, by the start of their names. JAX itself looks for
-# these of NVIDIA.
-_DEVICES = {
-  'xla_cuda': ('/dev/nvidia0', '/dev/nvidiactl', '/dev/dxg'),
-  'xla_rocm': ('/dev/kfd',),
-}
-_TPUS = ('/dev/accel[0-9]*', '/dev/vfio/[0-9]*')
 # Options of Python, as -X or -um. The last letter of some takes a value, which
 # may be the next argument.
 _OPTION = re.compile(r'-(?!-|$)[^cmWX]*(?:([cmWX])(.*))?', re.DOTALL)
@@ -162,7 +153,7 @@ def _library() -> str | None:
     or 'malloc' in os.environ.get(_PRELOAD, '')
     or memory.has_address_limit()
     or not _has_malloc_of_glibc()
-    or _has_accelerator()
+    or accelerators.present()
   ):
     return None
   paths = (os.path.abspath(os.path.join(x, _LIBRARY)) for x in sys.path)
@@ -181,34 +172,6 @@ def _has_malloc_of_glibc() -> bool:
   return re.match(r'libc[.-]|python', file) is not None
 
 
-def _has_accelerator() -> bool:
-  """Whether JAX will compute on a GPU or TPU."""
-  platforms = os.environ.get('JAX_PLATFORMS') or os.environ.get(
-    'JAX_PLATFORM_NAME'
-  )
-  if platforms:
-    return platforms.split(',')[0] != 'cpu'
-  if importlib.util.find_spec('libtpu') and any(map(glob.glob, _TPUS)):
-    return True
-  return any(map(_has_device, _plugins()))
-
-
-def _plugins() -> Iterator[str]:
-  """Yields the names of JAX's plugins."""
-  spec = importlib.util.find_spec('jax_plugins')  # a namespace
-  for folder in (spec and spec.submodule_search_locations) or ():
-    yield from os.listdir(folder)
-
-
-def _has_device(plugin: str) -> bool:
-  """Whether there is a device for a plugin; unknown plugins have theirs."""
-  for start, paths in _DEVICES.items():
-    if plugin.startswith(start):
-      hidden = os.environ.get('CUDA_VISIBLE_DEVICES') in ('', '-1')
-      return any(map(os.path.exists, paths)) and not hidden
-  return not plugin.startswith('_')
-
-
 def _is_command() -> bool:
   """Whether this process was started for a command of this package alone."""
   if sys.gettrace() or sys.getprofile():
@@ -217,10 +180,10 @@ def _is_command() -> bool:
     is_python = os.path.samefile(sys.executable, '/proc/self/exe')
   except OSError:
     return False
-  return is_python and _COMMAND.fullmatch(_program()) is not None
+  return is_python and _COMMAND.fullmatch(program()) is not None
 
 
-def _program() -> str:
+def program() -> str:
   """Returns what Python was started for: '-m MODULE', or a path."""
   arguments = iter(sys.orig_argv[1:])
   for argument in arguments:

@@ -19,9 +19,6 @@ from vit_jax import config as config_lib
 
 OR_FLAGS = '; or pass --coordinator, --process_id and --num_processes'
 
-# So that a command's `--help` shows the flags that are defined here.
-flags.disclaim_key_flags()
-
 
 class Cluster(NamedTuple):
   """A way to connect the processes of a run.
@@ -40,8 +37,8 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
   flags.DEFINE_string(
     'coordinator',
     None,
-    'HOST:PORT where process 0 of a run over several processes is reached. On'
-    ' SLURM, Open MPI and TPU pods this is found without flags.',
+    'Address of process 0 in a run of several processes. SLURM, Open MPI, TPU'
+    ' pods and Kubernetes need no flag.',
     flag_values=flag_values,
   )
   flags.DEFINE_integer(
@@ -54,7 +51,7 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
   flags.DEFINE_integer(
     'num_processes',
     None,
-    'How many processes are this run.',
+    'Number of processes of the run.',
     lower_bound=1,
     flag_values=flag_values,
   )

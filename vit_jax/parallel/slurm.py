@@ -19,9 +19,6 @@ from vit_jax.config import UserError
 if TYPE_CHECKING:
   import submitit
 
-# So that a command's `--help` shows the flags that are defined here.
-flags.disclaim_key_flags()
-
 TRAIN = (sys.executable, '-m', 'vit_jax.main')
 
 _STOPPED = 128 + signal.SIGTERM  # the status of a run that saved and ended
@@ -38,10 +35,10 @@ def define_flags(flag_values: flags.FlagValues) -> None:
     )
 
   flags.DEFINE_bool(
-    'local', False, 'Run here, without SLURM, and wait.', flag_values
+    'local', False, 'Try --slurm on this machine, without SLURM.', flag_values
   )
   flags.DEFINE_string(
-    'partition', None, "SLURM's partition; None: its default.", flag_values
+    'partition', None, "SLURM's partition. Default: SLURM's own.", flag_values
   )
   integer('nodes', 1, 'Number of nodes.')
   integer('tasks_per_node', 1, 'Processes on each node, which share its GPUs.')
@@ -49,7 +46,7 @@ def define_flags(flag_values: flags.FlagValues) -> None:
   integer(
     'cpus_per_task',
     None,
-    'CPU cores of each process; reading and decoding images takes many.',
+    'CPU cores of each process. Decoding images needs many.',
   )
   integer(
     'timeout_min', 60, 'Minutes until the job is stopped, and queued again.'
@@ -60,13 +57,13 @@ def define_flags(flag_values: flags.FlagValues) -> None:
   integer(
     'max_requeues',
     1000,
-    'How often the job may run out of time (--local: 5 at most).',
+    'How often the job may run out of time. With --local, 5 at most.',
     least=0,
   )
   flags.DEFINE_multi_string(
     'sbatch',
     [],
-    'KEY=VALUE: any other option of sbatch, as --sbatch=account=vision.',
+    'Another option of sbatch, such as --sbatch=account=vision.',
     flag_values=flag_values,
   )
 

@@ -71,12 +71,17 @@ from vit_jax.predict import writers
 if TYPE_CHECKING:
   import numpy as np
 
+USAGE = 'predict --from=PATH IMAGE ...'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
 cli.define_quantize(FLAGS)
 _TOP = flags.DEFINE_integer(
-  'top', 5, 'Classes to name.', lower_bound=1, flag_values=FLAGS
+  'top',
+  5,
+  'Number of classes to print for each image.',
+  lower_bound=1,
+  flag_values=FLAGS,
 )
 _FORMAT = cli.define_format(FLAGS, 'csv')
 _BATCH_SIZE = flags.DEFINE_integer(
@@ -85,35 +90,39 @@ _BATCH_SIZE = flags.DEFINE_integer(
 _SAMPLE = flags.DEFINE_integer(
   'sample',
   None,
-  'Images that an iGPT draws; with --complete, lower halves of each image.',
+  'Number of images that an iGPT draws. With --complete: lower halves of each'
+  ' image.',
   lower_bound=1,
   flag_values=FLAGS,
 )
 _COMPLETE = flags.DEFINE_bool(
-  'complete', False, 'Draw lower halves of the images.', flag_values=FLAGS
+  'complete',
+  False,
+  'Let an iGPT complete the upper halves of the images.',
+  flag_values=FLAGS,
 )
 _TEMPERATURE = flags.DEFINE_float(
   'temperature',
   1.0,
-  'Of --sample: below 1 likely colours become more likely; 0: always the most'
-  ' probable colour.',
+  'Temperature of --sample. Below 1, likely colours become more likely. 0:'
+  ' always the most probable colour.',
   lower_bound=0.0,
   flag_values=FLAGS,
 )
 _SEED = flags.DEFINE_integer(
-  'seed', 0, 'Of --sample.', lower_bound=0, flag_values=FLAGS
+  'seed', 0, 'Random seed of --sample.', lower_bound=0, flag_values=FLAGS
 )
 _OUTPUT = cli.define_path(
   'output',
   None,
-  'Picture of --sample; folder of the maps of a segmentation. Default:'
-  ' samples.png, and maps.',
+  'File of the picture of --sample, or folder for the masks of a segmentation.'
+  ' Default: samples.png or maps.',
   flag_values=FLAGS,
 )
 _PROMPTS = flags.DEFINE_string(
   'prompts',
   None,
-  "Texts to compare images with, as 'a photo of a cat,a photo of a dog'.",
+  "Texts to choose from: 'a photo of a cat,a photo of a dog'.",
   flag_values=FLAGS,
 )
 window_flags.define(FLAGS)
@@ -305,4 +314,4 @@ def _named(
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS)
+  cli.run(main, __doc__, FLAGS, USAGE)

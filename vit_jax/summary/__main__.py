@@ -7,43 +7,51 @@ The columns are the shape of the output (for B images), the number of
 parameters, whether they are trainable (yes, no or part), and the GFLOP of
 matrix products and convolutions in a forward pass of one image.
 
+To list the keys of the config instead:
+
   python -m vit_jax.summary --config=configs/digits.py --keys
   python -m vit_jax.summary --config=configs/digits.py --keys='learning rate'
 
-lists the keys of the config instead, each with its value in force (defaults and
-those of the named model included) and its meaning: all of them, or those with
-these words in their name or meaning, or which other libraries call so. None is
-what the data or the checkpoint decide, or what is off. Nothing is opened.
+Each key has its value in force, which includes the defaults and the values of
+the named model, and its meaning. With words, only the keys are listed that have
+the words in their name or meaning, or in their name in other libraries. None
+means that the data or the checkpoint decides, or that the feature is off. No
+data and no checkpoint is opened.
 
 For a config or a work directory, the memory for training at its batch size
 follows, as planned by the compiler of this machine's backend; --nomemory leaves
 it out, and compiles nothing.
 
+To plan for devices that are not here:
+
   python -m vit_jax.summary --config=configs/folder.py --devices=8 \
       --mesh=fsdp=8 --hardware=H100 --config.model.name=ViT-H/14 \
       --config.model.scan=True --config.model.num_classes=1000
 
-plans for devices that are not here instead: another process compiles the step
-for as many virtual CPU devices, without data. It shows the memory, products and
-communication of each device, and estimates the time of a step on GPUs and TPUs,
-with all assumptions. --mesh=data=2,fsdp=4,tensor=1 gives the sizes of the mesh
-axes: missing ones are 1, except for data, which takes the remaining devices;
-without --mesh they are those of the config. --hardware shows one kind of device
-instead of all.
+Another process compiles the step for as many virtual CPU devices, without data.
+It shows the memory, products and communication of each device, and estimates
+the time of a step on GPUs and TPUs, with all assumptions.
+--mesh=data=2,fsdp=4,tensor=1 gives the sizes of the mesh axes: missing ones are
+1, except for data, which takes the remaining devices; without --mesh they are
+those of the config. --hardware shows one kind of device instead of all.
+
+To use the real compiler of a TPU or GPU:
 
   python -m vit_jax.summary --config=configs/digits.py --hardware=v5e:4x4
 
-compiles the step with the compiler of that TPU or GPU (v5p:2x2x2, h100:8; also
-v4, v6e, v7x, a100, h200 and b200), which runs without one: extra [compile-tpu]
-or [cuda]. --slices=2 is for two TPU slices or nodes of this shape. The result
-is the memory, the operations and the collectives of each device. If the
-compiler is missing, the step is planned on virtual CPU devices.
+This compiles the step with the compiler of that TPU or GPU (v5p:2x2x2, h100:8;
+also v4, v6e, v7x, a100, h200 and b200), which runs without one: extra
+[compile-tpu] or [cuda]. --slices=2 is for two TPU slices or nodes of this
+shape. The result is the memory, the operations and the collectives of each
+device. If the compiler is missing, the step is planned on virtual CPU devices.
+
+To find the largest batch that fits:
 
   python -m vit_jax.summary --config=configs/digits.py --hardware=v5e:4x4 --fit
 
-finds the largest batch that fits, for layers unrolled and scanned with each way
-to recompute activations (model.remat). It compiles three or four batch sizes
-for each of the eight rows, and logs each row as soon as it is known.
+It is searched for layers unrolled and scanned with each way to recompute
+activations (model.remat). It compiles three or four batch sizes for each of the
+eight rows, and logs each row as soon as it is known.
 
 --format=json is one object: modules (module, output_shape for one image,
 parameters, trainable, gflop), the same four of the whole model, checkpoint
@@ -95,18 +103,22 @@ if TYPE_CHECKING:
     | tuple[plan_lib.Plan, list[roofline.Estimate]]
   )
 
+USAGE = 'summary (--config=FILE.py | --from=PATH)'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _CONFIG = cli.define_config(FLAGS)
 cli.define_from(FLAGS)
 _DEPTH = flags.DEFINE_integer(
   'depth',
   1,
-  'Levels of modules within modules to show.',
+  'Number of levels of nested modules to show.',
   lower_bound=1,
   flag_values=FLAGS,
 )
 _MEMORY = flags.DEFINE_bool(
-  'memory', True, 'Compile a training step, for its memory.', flag_values=FLAGS
+  'memory',
+  True,
+  'Compile a training step to print its memory.',
+  flag_values=FLAGS,
 )
 _DEVICES = flags.DEFINE_integer(
   'devices', None, 'Number of devices to plan for.', flag_values=FLAGS
@@ -114,17 +126,19 @@ _DEVICES = flags.DEFINE_integer(
 _MESH = flags.DEFINE_string(
   'mesh',
   None,
-  "Their mesh, as data=1,fsdp=8,tensor=1, fsdp=8 or 1,8,1; else the config's.",
+  'Mesh of the devices: data=1,fsdp=8,tensor=1, or fsdp=8, or 1,8,1. Default:'
+  " the config's.",
   flag_values=FLAGS,
 )
 _HARDWARE = flags.DEFINE_string(
   'hardware',
   None,
-  'Kind of device, as H100 or v5e (default: all), or a topology, as v5e:4x4.',
+  'Kind of device, such as H100 or v5e, or a topology, such as v5e:4x4.'
+  ' Default: all kinds.',
   flag_values=FLAGS,
 )
 _SLICES = flags.DEFINE_integer(
-  'slices', 1, 'TPU slices or nodes of --hardware=v5e:4x4.', flag_values=FLAGS
+  'slices', 1, 'Number of TPU slices or nodes.', flag_values=FLAGS
 )
 _FIT = flags.DEFINE_bool(
   'fit',
@@ -138,7 +152,7 @@ _KEYS: flags.FlagHolder[str | None] = flags.DEFINE_flag(
     flags.ArgumentSerializer(),
     'keys',
     None,
-    'List the keys of the config; --keys=WORD: those that have the word.',
+    'List the keys of the config. --keys=WORD lists the keys with the word.',
     boolean=True,  # so that it may stand without a value, which is 'true'
   ),
   FLAGS,
@@ -460,4 +474,4 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS)
+  cli.run(main, __doc__, FLAGS, USAGE)

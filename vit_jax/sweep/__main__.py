@@ -47,39 +47,40 @@ from vit_jax.sweep import space as space_lib
 if TYPE_CHECKING:
   from vit_jax.sweep import study as study_lib
 
+USAGE = 'sweep --config=FILE.py --sweep=FILE.py [--config.KEY=VALUE ...]'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_config(FLAGS)
 _SWEEP = flags.DEFINE_string(
   'sweep',
   None,
-  'Sweep file; what follows a colon is the argument of its get_sweep().',
+  'Sweep file. Text after a colon is the argument of its get_sweep().',
   flag_values=FLAGS,
 )
 _WORKDIR = cli.define_path(
   'workdir',
   None,
-  'Where the sweep is kept. Default: runs/<sweep>-<time>.',
+  'Folder of the sweep. Default: runs/<sweep>-<time>.',
   flag_values=FLAGS,
 )
 _TRIALS = flags.DEFINE_integer(
   'trials',
   None,
-  "How many, in place of the sweep file's.",
+  "Number of trials. Default: the sweep file's.",
   lower_bound=1,
   flag_values=FLAGS,
 )
 _JOBS = flags.DEFINE_integer(
-  'jobs', 1, 'Runs at once, of this command.', lower_bound=1, flag_values=FLAGS
+  'jobs', 1, 'Number of runs at once.', lower_bound=1, flag_values=FLAGS
 )
 _GPUS = flags.DEFINE_string(
   'gpus',
   None,
-  'GPUs of this machine to share out among the --jobs, as 0,1,2,3; None: each'
-  ' run has all of them.',
+  'GPUs to share out among the --jobs, such as 0,1,2,3. Default: each run uses'
+  ' all GPUs.',
   flag_values=FLAGS,
 )
 _SLURM = flags.DEFINE_bool(
-  'slurm', False, 'Run as jobs of SLURM.', flag_values=FLAGS
+  'slurm', False, 'Start each run as a job of SLURM.', flag_values=FLAGS
 )
 _FORMAT = cli.define_format(FLAGS)
 _HERE = frozenset(FLAGS)
@@ -211,4 +212,4 @@ def _workdir() -> pathlib.Path:
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS, computes=False)
+  cli.run(main, __doc__, FLAGS, USAGE, computes=False)

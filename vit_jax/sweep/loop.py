@@ -13,11 +13,13 @@ import signal
 
 from absl import logging
 
+from vit_jax.config import UserError
 from vit_jax.sweep import board as board_lib
 from vit_jax.sweep import runs
 from vit_jax.sweep import study as study_lib
 from vit_jax.sweep import trials as trials_lib
 
+_ALIKE = 2  # trials that fail in the same way before the sweep ends
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -86,18 +88,30 @@ class _Loop:
     self._flags = config_flags
     self._jobs = jobs
     self._publish = publish
+    self._refusals: list[str] = []  # by trials that have ended
 
   def running(self) -> int:
     """Returns the number of current runs."""
     return sum(len(trial.running()) for trial in self.trials)
 
   def watch(self, stopping: bool = False) -> None:
-    """Checks the runs; reports the trials that have ended."""
+    """Checks the runs; reports the trials that have ended.
+
+    Raises:
+      UserError: The first two trials were refused alike: so would be all.
+    """
     ended = [trial for trial in self.trials if trial.watch(stopping)]
     self.trials = [trial for trial in self.trials if trial not in ended]
     if ended:
       with self._study.lock:  # one process writes at a time
         self._publish(self._study.rows())
+    self._refusals += [trial.refusal() for trial in ended]
+    first = self._refusals[:_ALIKE]
+    if len(first) == _ALIKE and first[0] and len(set(first)) == 1:
+      raise UserError(
+        f'the first {_ALIKE} trials failed alike, and so would all:'
+        f' {first[0].removeprefix("seed 0: ")}'
+      )
 
   def start(self, signals: '_Signals') -> None:
     """Starts runs up to the number of concurrent jobs."""

@@ -153,6 +153,11 @@ class Trial:
     point = space_lib.show(self.claim.point)
     return f'trial {self.claim.number}{how}: {point}'
 
+  def refusal(self) -> str:
+    """Returns why no run made its folder, as of a wrong config; '': one did."""
+    begun = any(seed.workdir.exists() for seed in self.seeds)
+    return '' if begun else self.error
+
   def step(self) -> int:
     """Returns the step of the current runs, or of all if none is running."""
     return max(seed.metrics.step for seed in self.running() or self.seeds)

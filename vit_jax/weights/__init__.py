@@ -39,7 +39,7 @@ from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import whole as whole_lib
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Loaded:
   """A model with its parameters and the preprocessing of its images.
 
@@ -61,7 +61,7 @@ class Loaded:
   """
 
   model: models.Model
-  params: Any = dataclasses.field(repr=False)
+  params: Any
   preprocess: data.Preprocess
   position_size: tuple[int, int]
   resize: str
@@ -69,11 +69,17 @@ class Loaded:
   changes: tuple[edit.Change, ...] = ()
   origin: origin_lib.Origin = origin_lib.MEMORY
   trained_with: ml_collections.ConfigDict | None = dataclasses.field(
-    default=None, repr=False, compare=False
+    default=None, compare=False
   )
-  beside: Any = dataclasses.field(
-    default_factory=dict, repr=False, compare=False
-  )
+  beside: Any = dataclasses.field(default_factory=dict, compare=False)
+
+  def __repr__(self) -> str:
+    """Returns the facts in one line; `model` and `changes` have the fields."""
+    sides = ' × '.join(map(str, self.preprocess.image_size))
+    facts = [self.describe(), f'images of {sides} pixels']
+    if self.classes:
+      facts.append(f'{len(self.classes)} classes')
+    return f'<{type(self).__name__}: {", ".join(facts)}, {self.origin}>'
 
   @property
   def classes(self) -> tuple[str, ...]:
@@ -297,6 +303,9 @@ def load(
       `image_size`.
     **model_overrides: Fields of the model.
 
+  Returns:
+    The model with its parameters and its preprocessing.
+
   Raises:
     UserError: There is no such model, it is damaged, or it does not fit.
   """
@@ -330,6 +339,13 @@ def load(
     return loaded
   with config_lib.explained(str(path)):
     return loaded.adapted(*wanted, **overrides)
+
+
+def check_path(path: str) -> None:
+  """Raises a UserError if `load` cannot find a path; downloads nothing."""
+  address = _address(path)
+  if not download.is_remote(address):
+    download.fetch(address)
 
 
 def _address(path: str) -> str:

@@ -21,7 +21,13 @@ from vit_jax.downloads import places
 from vit_jax.downloads import transfer
 from vit_jax.weights import hub
 
+_REMOTE = ('hf:', 'gs://', 'https://', 'http://')
 _GCS = 'https://storage.googleapis.com'
+
+
+def is_remote(path: str) -> bool:
+  """Whether a path is an address, so that `fetch` downloads it."""
+  return path.startswith(_REMOTE)
 
 
 def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
