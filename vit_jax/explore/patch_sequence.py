@@ -8,6 +8,7 @@ import numpy as np
 
 from vit_jax import weights
 from vit_jax.plots import canvas
+from vit_jax.plots import style
 from vit_jax.plots import tiles as tiles_lib
 from vit_jax.weights import features
 
@@ -102,7 +103,7 @@ def _draw_lines(
   """Draws the borders of the patches over an image in (left, top, w, h)."""
   left, top, width, height = box
   # Visible on black and on white.
-  line: Any = {'color': canvas.FAINT, 'linewidth': 0.8}
+  line: Any = {'color': style.FAINT, 'linewidth': 0.8}
   for i in range(1, grid[0]):
     y = top + i * height / grid[0]
     axes.plot([left, left + width], [y, y], **line)
@@ -115,7 +116,7 @@ def _draw_other(axes: 'axes_lib.Axes', x: float, y: float, name: str) -> None:
   """Draws a token that is not a patch."""
   from matplotlib import patches
 
-  box: Any = {'facecolor': '#EDEDED', 'edgecolor': canvas.PALE}
+  box: Any = {'facecolor': '#EDEDED', 'edgecolor': style.PALE}
   axes.add_patch(patches.Rectangle((x, y), _SIDE, _SIDE, **box))
   middle = x + _SIDE / 2, y + _SIDE / 2
   axes.text(*middle, name, ha='center', va='center', fontsize=7)

@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.explore import predictions
 from vit_jax.plots import canvas
+from vit_jax.plots import style
 from vit_jax.plots import texts
 from vit_jax.plots import tiles as tiles_lib
 
@@ -81,7 +82,7 @@ def _draw_bars(
   for i, (_, probability, right) in enumerate(classes):
     y = top + canvas.LINE + (i + 0.5) * _ROW
     axes.text(start - canvas.GAP, y, names[i], ha='right', va='center')
-    color = canvas.GREEN if right else canvas.BLUE
+    color = style.GREEN if right else style.BLUE
     width = max(probability * _LONGEST, 1)
     axes.barh(y, width, _ROW - 6, left=start, color=color)
     axes.text(start + width + canvas.GAP, y, f'{probability:.1%}', va='center')
@@ -97,12 +98,12 @@ def reliability(bins: Sequence[predictions.Bin]) -> 'figure_lib.Figure':
   above, below = figure.subplots(
     2, 1, sharex=True, gridspec_kw={'height_ratios': [3, 1]}
   )
-  above.plot([0, 1], [0, 1], '--', color=canvas.PALE, label='calibrated')
+  above.plot([0, 1], [0, 1], '--', color=style.PALE, label='calibrated')
   x = np.array([b.confidence for b in bins])
   y = np.array([b.accuracy for b in bins])
   sides = np.abs(np.array([b.interval for b in bins]).T - y)
   marks: Any = {
-    'color': canvas.BLUE,
+    'color': style.BLUE,
     'capsize': 3,
     'fmt': 'o-',
     'markersize': 4,
@@ -114,7 +115,7 @@ def reliability(bins: Sequence[predictions.Bin]) -> 'figure_lib.Figure':
   figure.legend(loc='outside upper left', frameon=False, ncols=2)
   middles = (predictions.bin_numbers(x) + 0.5) / predictions.BINS
   counts = [b.examples for b in bins]
-  below.bar(middles, counts, 0.9 / predictions.BINS, color=canvas.BLUE)
+  below.bar(middles, counts, 0.9 / predictions.BINS, color=style.BLUE)
   below.set_ylabel('examples')
   below.set_xlabel('confidence')
   return figure
@@ -144,7 +145,7 @@ def embedding_map(
   order = strays_last(points, labels)
   x, y = points[order].T
   left.scatter(x, y, s=9, c=colors[labels[order]], linewidths=0)
-  right.scatter(x, y, s=3, c=canvas.FAINT, linewidths=0)
+  right.scatter(x, y, s=3, c=style.FAINT, linewidths=0)
   for i in apart(points, _PANEL):
     _draw_thumbnail(right, images[i], points[i], colors[labels[i]])
   for cell in (left, right):

@@ -20,6 +20,7 @@ import warnings
 import numpy as np
 
 from vit_jax.config import check_package
+from vit_jax.plots import style as style_lib
 from vit_jax.plots import texts as texts_lib
 from vit_jax.plots import tiles as tiles_lib
 from vit_jax.runs import safe_io
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 DPI = texts_lib.DPI  # resolution of sheets; charts have twice as much
 LINE = 17  # pixels of a line of text
 GAP = 4  # pixels between tiles
-INK, PALE, FAINT = '#303030', '#808080', '#C8C8C8'
-# Okabe and Ito's colours, which are distinguishable for the colour-blind.
-BLUE, RED, GREEN, PURPLE = '#0072B2', '#D55E00', '#009E73', '#CC79A7'
-ORANGE, SKY, GREY = '#E69F00', '#56B4E9', '#8C8C8C'
 _FRAME = 0xC8  # the grey level of FAINT
 _TICKS = 4  # approximate number of ticks of a colour scale
 _BETWEEN = 0.18  # least part of a colour scale from a tick to its ends
@@ -65,15 +62,15 @@ _STYLE: Any = {
   'axes.titlelocation': 'left',
   'axes.spines.top': False,
   'axes.spines.right': False,
-  'axes.edgecolor': PALE,
-  'axes.labelcolor': INK,
+  'axes.edgecolor': style_lib.PALE,
+  'axes.labelcolor': style_lib.INK,
   'axes.grid': True,
   'axes.axisbelow': True,
   'grid.color': '#E6E6E6',
-  'text.color': INK,
+  'text.color': style_lib.INK,
   'text.parse_math': False,  # a $ in a name is a $
-  'xtick.color': INK,
-  'ytick.color': INK,
+  'xtick.color': style_lib.INK,
+  'ytick.color': style_lib.INK,
   'image.composite_image': False,
   # SVG files are reproducible, and their text stays text.
   'svg.hashsalt': 'vit_jax',

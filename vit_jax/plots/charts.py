@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vit_jax.plots import canvas
+from vit_jax.plots import style
 from vit_jax.plots import tiles as tiles_lib
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ def heads_by_depth(panels: Sequence[Panel]) -> 'figure_lib.Figure':
   cells = figure.subplots(1, len(panels), squeeze=False)[0]
   for cell, panel in zip(cells, panels, strict=True):
     layers = np.arange(len(panel.values))
-    marks: Any = {'color': canvas.BLUE, 'alpha': 0.5, 'markersize': 4}
+    marks: Any = {'color': style.BLUE, 'alpha': 0.5, 'markersize': 4}
     for i, values in enumerate(panel.values.T):
       label = '' if i else 'a head'  # one entry of the legend
       cell.plot(layers, values, 'o', label=label, **marks)
     mean = panel.values.mean(axis=1)
-    cell.plot(layers, mean, color=canvas.RED, label='mean of the heads')
+    cell.plot(layers, mean, color=style.RED, label='mean of the heads')
     _draw_level(cell, panel.level)
     cell.set_ylabel(panel.label)
     _count_layers(cell, len(layers))
@@ -75,7 +76,7 @@ def _add_legend(figure: 'figure_lib.Figure', cell: 'axes_lib.Axes') -> None:
 def _draw_level(cell: 'axes_lib.Axes', level: Level) -> None:
   cell.axhline(
     level.value,
-    color=canvas.PALE,
+    color=style.PALE,
     linestyle='--',
     linewidth=1,
     label=level.label,
@@ -106,12 +107,12 @@ def norms_by_depth(
   cell = figure.subplots()
   layers = np.arange(len(patches))
   low, middle, high = np.percentile(patches, (5, 50, 95), axis=1)
-  band: Any = {'color': canvas.BLUE, 'alpha': 0.25, 'linewidth': 0}
+  band: Any = {'color': style.BLUE, 'alpha': 0.25, 'linewidth': 0}
   cell.fill_between(layers, low, high, label='patches, 5% to 95%', **band)
-  cell.plot(layers, middle, color=canvas.BLUE, label='patches, median')
+  cell.plot(layers, middle, color=style.BLUE, label='patches, median')
   top = patches.max(axis=1)
-  cell.plot(layers, top, '.:', color=canvas.BLUE, label='patches, largest')
-  colors = (canvas.RED, canvas.PURPLE, canvas.GREEN)
+  cell.plot(layers, top, '.:', color=style.BLUE, label='patches, largest')
+  colors = (style.RED, style.PURPLE, style.GREEN)
   for i, (name, norms) in enumerate(others.items()):
     cell.plot(layers, norms, '.-', color=colors[i % len(colors)], label=name)
   # Plain numbers as labels, also for some values between powers of ten.
@@ -149,7 +150,7 @@ def accuracy_by_depth(
   # Rounding may give a side of an interval the wrong sign.
   sides = np.abs(intervals.T - accuracy)
   line: Any = {
-    'color': canvas.BLUE,
+    'color': style.BLUE,
     'capsize': 3,
     'label': 'accuracy, 95% interval',
   }
@@ -181,7 +182,7 @@ def accuracy_by_speed(
   figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
   cell = figure.subplots()
   order = np.argsort(speed)
-  line: Any = {'color': canvas.BLUE, 'capsize': 3, 'label': 'accuracy'}
+  line: Any = {'color': style.BLUE, 'capsize': 3, 'label': 'accuracy'}
   sides = None
   if intervals is not None:
     sides = np.abs(intervals.T - accuracy)[:, order]
@@ -190,7 +191,7 @@ def accuracy_by_speed(
   if knee is not None:
     label = f'the knee: {names[knee]}'
     at = speed[knee], accuracy[knee]
-    cell.plot(*at, 'o', color=canvas.RED, markersize=8, label=label)
+    cell.plot(*at, 'o', color=style.RED, markersize=8, label=label)
   for x, y, name in zip(speed, accuracy, names, strict=True):
     cell.annotate(
       name, (x, y), textcoords='offset points', xytext=(4, 6), fontsize=8

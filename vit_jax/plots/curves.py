@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.plots import canvas
+from vit_jax.plots import style
 from vit_jax.plots import texts
 from vit_jax.runs import safe_io
 
@@ -28,14 +29,14 @@ ENDINGS = ('.png', '.pdf', '.svg')
 
 # Grey replaces yellow, which is too pale for lines.
 _COLORS = (
-  canvas.BLUE,
-  canvas.RED,
-  canvas.GREEN,
-  canvas.PURPLE,
-  canvas.ORANGE,
-  canvas.SKY,
+  style.BLUE,
+  style.RED,
+  style.GREEN,
+  style.PURPLE,
+  style.ORANGE,
+  style.SKY,
   '#000000',
-  canvas.GREY,
+  style.GREY,
 )
 _DASHES = ('-', '--', ':')  # in turn, once all colours are used
 _COLUMNS = 3

@@ -3,8 +3,8 @@
 Two engines take it from here. `sheet.draw` puts tiles (images, maps, labels)
 with column heads, captions, a colour bar and a legend onto one picture, uint8
 [H, W, 3], with OpenCV alone. `canvas.figure` makes charts with matplotlib,
-which training and most commands do without. Lengths are in pixels of a page. Files
-have `DENSITY` times as many, and are sharp on screens of high density.
+which training and most commands do without. Lengths are in pixels of a page.
+Files have `DENSITY` times as many, and are sharp on screens of high density.
 """
 
 from collections.abc import Sequence

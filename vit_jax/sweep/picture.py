@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.config import counted
 from vit_jax.plots import canvas
+from vit_jax.plots import style
 from vit_jax.runs import safe_io
 from vit_jax.sweep import board as board_lib
 from vit_jax.sweep import space as space_lib
@@ -28,13 +29,13 @@ _LETTERS = 30  # below a panel; longer labels are rotated
 _ROOM = 4.0  # range of the y axis, in distances of the median from the best
 _BEYOND = ('below the panel', 'above the panel')
 _MARKS: dict[str, dict[str, Any]] = {
-  'pruned': {'marker': 'x', 'color': canvas.GREY, 'markersize': 6},
-  _BEYOND[0]: {'marker': 'v', 'color': canvas.GREY, 'markersize': 6},
-  _BEYOND[1]: {'marker': '^', 'color': canvas.GREY, 'markersize': 6},
-  'failed': {'marker': '|', 'color': canvas.RED, 'markersize': 9},
+  'pruned': {'marker': 'x', 'color': style.GREY, 'markersize': 6},
+  _BEYOND[0]: {'marker': 'v', 'color': style.GREY, 'markersize': 6},
+  _BEYOND[1]: {'marker': '^', 'color': style.GREY, 'markersize': 6},
+  'failed': {'marker': '|', 'color': style.RED, 'markersize': 9},
   'best': {
     'marker': '*',
-    'color': canvas.ORANGE,
+    'color': style.ORANGE,
     'markeredgecolor': 'black',
     'markersize': 14,
     'zorder': 5,
@@ -181,8 +182,8 @@ def _draw_panel(
     [row.value or 0.0 for row in complete],
     yerr=np.nan_to_num(halves) if several else None,
     fmt='o',
-    color=canvas.BLUE,
-    ecolor=canvas.BLUE + '80',
+    color=style.BLUE,
+    ecolor=style.BLUE + '80',
     markersize=5,
     capsize=2,
     label=_COMPLETE[several],
@@ -190,10 +191,10 @@ def _draw_panel(
   for kind, some in kinds.items():
     if some:
       ys = [edge if kind in _BEYOND else row.value or 0.0 for row in some]
-      style = dict(_MARKS[kind])
+      mark = dict(_MARKS[kind])
       if kind == 'failed':  # at the bottom of the axes
-        ys, style['transform'] = [0.03] * len(ys), cell.get_xaxis_transform()
-      cell.plot(xs(some), ys, linestyle='', label=kind, **style)
+        ys, mark['transform'] = [0.03] * len(ys), cell.get_xaxis_transform()
+      cell.plot(xs(some), ys, linestyle='', label=kind, **mark)
 
 
 def _kinds(
@@ -322,7 +323,7 @@ def _frame(cell: 'axes.Axes', x: float, y: float) -> None:
       0.94,
       0.92,
       fill=False,
-      edgecolor=canvas.RED,
+      edgecolor=style.RED,
       linewidth=3,
     )
   )
