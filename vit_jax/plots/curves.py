@@ -18,7 +18,6 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.plots import canvas
 from vit_jax.plots import style
-from vit_jax.plots import texts
 from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
@@ -222,7 +221,7 @@ def _add_legend(
 ) -> None:
   from matplotlib import lines
 
-  wide = max(map(texts.width, styles)) + _SAMPLE
+  wide = max(map(canvas.text_width, styles)) + _SAMPLE
   per_row = math.floor(columns * _WIDTH / wide)
   handles = [lines.Line2D([], [], **style) for style in styles.values()]
   figure.legend(
