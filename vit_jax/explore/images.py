@@ -83,7 +83,7 @@ def from_examples(
     truths = tuple(examples.classes[i] for i in examples.labels[rows])
   if examples.numbered:
     naming = (
-      "In names, no. is an example's position in the split, from 0 and before"
+      'Examples are numbered by their position in the split, from 0 and before'
       ' slicing.'
     )
   return subject_lib.Images(

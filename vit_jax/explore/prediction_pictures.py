@@ -11,8 +11,8 @@ from vit_jax.explore import examples as examples_lib
 from vit_jax.explore import prediction_charts
 from vit_jax.explore import predictions as predictions_lib
 from vit_jax.explore import subject as subject_lib
-from vit_jax.plots import canvas
 from vit_jax.plots import charts
+from vit_jax.plots import sheet
 from vit_jax.plots import tiles
 
 Drawn = subject_lib.Drawn
@@ -96,19 +96,22 @@ def _mistake_sheet(
   """Returns the chosen examples with their predictions and labels."""
   preprocess = subject.vit.preprocess
   shape = tiles.tile_shape(
-    preprocess.image_size, (1, 1), _MISTAKE_COLUMNS, limits=(96, 140)
+    preprocess.image_size, (1, 1), _MISTAKE_COLUMNS, limits=(192, 280)
   )
   pixels = tiles.pixels(preprocess, subject.examples.inputs(chosen))
-  groups = [[tile] for tile in tiles.fit_all(pixels, shape)]
   captions = [
     subject_lib.caption(
       x['name'], x['prediction'], x['probability'], x['label']
     )
     for x in numbers
   ]
-  return canvas.sheet(
-    tiles.grouped(groups, _MISTAKE_COLUMNS), captions=captions
-  )
+  groups = [
+    [sheet.Tile(tile, caption)]
+    for tile, caption in zip(
+      tiles.fit_all(pixels, shape), captions, strict=True
+    )
+  ]
+  return sheet.draw(tiles.grouped(groups, _MISTAKE_COLUMNS))
 
 
 def confusion(subject: Subject) -> Drawn:

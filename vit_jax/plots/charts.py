@@ -14,7 +14,6 @@ import numpy as np
 
 from vit_jax.plots import canvas
 from vit_jax.plots import style
-from vit_jax.plots import tiles as tiles_lib
 
 if TYPE_CHECKING:
   from matplotlib import axes as axes_lib
@@ -227,7 +226,7 @@ def matrix(
   side = float(np.clip(34 * max(rows, columns), 280, 680))
   figure = canvas.figure(side + 150, side * rows / max(rows, columns) + 90)
   cell = figure.subplots()
-  image = cell.imshow(values, tiles_lib.VALUES, vmin=limits[0], vmax=limits[1])
+  image = cell.imshow(values, style.HEAT, vmin=limits[0], vmax=limits[1])
   cell.grid(False)
   cell.set_xlabel(x)
   cell.set_ylabel(y)
