@@ -108,6 +108,11 @@ def drawable(text: str) -> str:
   )
 
 
+def has_letters(text: str) -> bool:
+  """Whether the font has all letters of a text."""
+  return all(map(_has_glyph, unicodedata.normalize('NFC', text)))
+
+
 @functools.cache
 def _has_glyph(letter: str) -> bool:
   """Whether the font has a letter; it draws a '?' for others."""
