@@ -4,6 +4,7 @@ In comments: L layers, H heads. Each function returns a figure of matplotlib,
 made within `canvas.style`.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _PANEL = 460, 330  # pixels
 _WRITTEN = 20  # maximum rows and columns of a matrix with numbers in it
 _NARROW = 5  # a logarithmic axis below this ratio has few powers of ten
+_LEAST_SPAN = 10  # percent of accuracy; less would magnify noise
 _NAMED = 40  # maximum rows and columns that all have names
 
 
@@ -71,6 +73,15 @@ def _add_legend(figure: 'figure_lib.Figure', cell: 'axes_lib.Axes') -> None:
   """Puts the legend of a panel above all panels, where no data are."""
   place: Any = {'loc': 'outside upper left', 'ncols': 3, 'frameon': False}
   figure.legend(*cell.get_legend_handles_labels(), **place)
+
+
+def legend_entries(cells: 'Iterable[axes_lib.Axes]') -> dict[str, Any]:
+  """Returns the handles of several panels by their labels, each label once."""
+  entries: dict[str, Any] = {}
+  for cell in cells:
+    handles, labels = cell.get_legend_handles_labels()
+    entries |= dict(zip(labels, handles, strict=True))
+  return entries
 
 
 def _draw_level(cell: 'axes_lib.Axes', level: Level) -> None:
@@ -185,20 +196,24 @@ def accuracy_by_speed(
   line: Any = {'color': style.BLUE, 'capsize': 3, 'label': 'accuracy'}
   sides = None
   if intervals is not None:
-    sides = np.abs(intervals.T - accuracy)[:, order]
+    sides = 100 * np.abs(intervals.T - accuracy)[:, order]
     line['label'] = 'accuracy, 95% interval'
-  cell.errorbar(speed[order], accuracy[order], sides, fmt='.-', **line)
+  percent = 100 * accuracy
+  cell.errorbar(speed[order], percent[order], sides, fmt='.-', **line)
   if knee is not None:
     label = f'the knee: {names[knee]}'
-    at = speed[knee], accuracy[knee]
+    at = speed[knee], percent[knee]
     cell.plot(*at, 'o', color=style.RED, markersize=8, label=label)
-  for x, y, name in zip(speed, accuracy, names, strict=True):
+  for x, y, name in zip(speed, percent, names, strict=True):
     cell.annotate(
       name, (x, y), textcoords='offset points', xytext=(4, 6), fontsize=8
     )
+  low, high = 100 * min(accuracy), 100 * max(accuracy)
+  middle, half = (low + high) / 2, max((high - low) * 0.75, _LEAST_SPAN / 2)
+  cell.set_ylim(middle - half, middle + half)
   cell.set_xlabel('images per second, on one device')
-  cell.set_ylabel('accuracy')
-  cell.legend(frameon=False)
+  cell.set_ylabel('accuracy (%)')
+  _add_legend(figure, cell)
   return figure
 
 
