@@ -29,6 +29,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from vit_jax import explore
+from vit_jax.explore import samples as samples_lib
 from vit_jax.explore import uploads
 from vit_jax.explore import viewer as viewer_lib
 from vit_jax.plots import tiles
@@ -52,7 +53,7 @@ PATIENCE_S = 60
 WIDE, NARROW = (1280, 900), (360, 740)
 GRID = (4, 6)
 READOUT = re.compile(
-  r'The (.*) looks most at row (\d+), column (\d+): ([\d.]+) %'
+  r'The (.*) looks most at row (\d+), column (\d+): ([\d.]+)%'
 )
 
 
@@ -261,6 +262,25 @@ def test_an_image_is_looked_at(browser, vit, image, maps):
       max(probabilities[i] * item.size['width'], 2), abs=2
     )
   browser.keep('wide')
+
+
+def test_images_of_the_data_are_offered(driver, vit, maps, image):
+  """The first is shown at once, and the image stays beside its map."""
+  files = [page_server.picture(seed=1), image.read_bytes()]
+  samples = [samples_lib.Sample(f'no. {i}', x) for i, x in enumerate(files)]
+  viewers = [viewer_lib.Viewer(vit, 'one')]
+  resize(driver, *WIDE)
+  with page_server.serving(viewers, samples=samples) as address:
+    page = Browser(driver, address)
+    page.settle('no. 0')
+    page.all('#samples button')[1].click()
+    page.settle('no. 1')
+    check(page, 'class token', maps())
+    pixels = tiles.pixels(vit.preprocess, vit.preprocess(image))[0]
+    np.testing.assert_array_equal(page.pixels('.original')[..., :3], pixels)
+    stage, original = page.one('.stage'), page.one('.original')
+    assert original.location['y'] == stage.location['y']
+    page.keep('samples')
 
 
 def test_hovering_shows_where_a_patch_looks(browser, image, maps):
