@@ -1,5 +1,6 @@
 """Pictures of predictions, mistakes and embeddings."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def confusion(subject: Subject) -> Drawn:
     limits=(0.0, 1.0),
     written=np.where(shown, shown.astype(str), ''),
   )
-  correct = int((predicted.top[:, 0] == predicted.label).sum())
+  correct = int(np.trace(counts))
   caption = (
     f'How {_examples(subject)} were classified. Rows are true classes, columns'
     ' predicted ones; colours are fractions of a row.'
@@ -141,7 +142,25 @@ def confusion(subject: Subject) -> Drawn:
       f' The {len(chosen)} of {len(names)} classes with the most mistakes are'
       ' shown.'
     )
-  return Drawn(caption, [('', figure)], {'classes': some, 'counts': shown})
+  numbers = {
+    'classes': some,
+    'counts': shown,
+    'examples': len(predicted.label),
+    'accuracy': correct / len(predicted.label),
+    'interval': report.wilson(correct, len(predicted.label)),
+    'classes_by_accuracy': _by_accuracy(counts, names),
+  }
+  return Drawn(caption, [('', figure)], numbers)
+
+
+def _by_accuracy(
+  counts: np.ndarray, names: Sequence[str]
+) -> list[tuple[str, float]]:
+  """Returns classes that have examples, from the lowest accuracy on."""
+  totals = counts.sum(axis=1)
+  accuracy = np.diag(counts) / np.maximum(totals, 1)
+  order = np.argsort(accuracy, kind='stable')
+  return [(names[i], float(accuracy[i])) for i in order if totals[i]]
 
 
 def _most_confused(counts: np.ndarray) -> np.ndarray:
@@ -159,13 +178,16 @@ def reliability(subject: Subject) -> Drawn:
   right = predicted.top[:, 0] == predicted.label
   bins = predictions_lib.reliability_bins(confidence, right)
   error = report.calibration_error(confidence, right)
-  figure = prediction_charts.reliability(bins)
+  figure = prediction_charts.reliability(bins, error)
+  least = prediction_charts.LEAST_IN_BAR
   caption = (
     f'{_capital(_examples(subject))} in {predictions_lib.BINS} ranges of'
-    ' confidence (the probability of the predicted class): the accuracy in each'
-    ' range, with 95% intervals (Wilson), and the number of examples. Below'
-    ' the diagonal the model is overconfident. The expected calibration error,'
-    f' the mean distance from the diagonal, is {error:.4f} (arXiv:1706.04599).'
+    ' confidence (the probability of the predicted class). A bar is the'
+    ' accuracy in its range, with a 95% interval (Wilson); the hatched part is'
+    ' the gap to the mean confidence. Gaps above a bar show overconfidence.'
+    ' Bars of few examples are pale, and ranges with fewer than'
+    f' {least} have none. The expected calibration error (ECE) is the mean gap'
+    f' over all examples: {error:.4f} (arXiv:1706.04599).'
   )
   numbers = {
     'calibration_error': error,
@@ -184,16 +206,21 @@ def embedding(subject: Subject) -> Drawn:
     )
   components, parts = predictions_lib.principal_components(subject.embeddings)
   points = {'PCA': components[:, :2], 't-SNE': predictions_lib.tsne(components)}
-  axes = {
+  axes: dict[str, tuple[str, str] | None] = {
     'PCA': (f'component 1 ({parts[0]:.0%})', f'component 2 ({parts[1]:.0%})'),
-    't-SNE': ('dimension 1 of t-SNE', 'dimension 2 of t-SNE'),
+    't-SNE': None,
   }
   thumbnails = examples.thumbnails(subject.vit.preprocess)
   figures = (
     (
       label,
       prediction_charts.embedding_map(
-        plane, examples.label, examples.classes, thumbnails, axes[label]
+        plane,
+        examples.label,
+        examples.classes,
+        thumbnails,
+        label,
+        axes[label],
       ),
     )
     for label, plane in points.items()
