@@ -1,9 +1,11 @@
 """Charts of predictions: probabilities, reliability, maps of embeddings.
 
-Each function returns a figure of matplotlib, made within `canvas.style`.
+Functions return figures of matplotlib, made within `canvas.style`, but for
+`bars`, which needs no matplotlib.
 """
 
 from collections.abc import Sequence
+import functools
 import math
 from typing import Any
 from typing import NamedTuple
@@ -13,6 +15,7 @@ import numpy as np
 
 from vit_jax.explore import predictions
 from vit_jax.plots import canvas
+from vit_jax.plots import paper as paper_lib
 from vit_jax.plots import style
 from vit_jax.plots import texts
 from vit_jax.plots import tiles as tiles_lib
@@ -21,8 +24,8 @@ if TYPE_CHECKING:
   from matplotlib import axes as axes_lib
   from matplotlib import figure as figure_lib
 
-_THUMBNAIL = 108  # pixels
-_ROW, _NAME, _LONGEST, _NUMBER = 20, 130, 130, 44  # pixels of a bar
+_THUMBNAIL = 216  # pixels of the file, as the lengths of bars
+_ROW, _NAME, _LONGEST, _NUMBER = 42, 300, 300, 88
 _COLUMNS = 2  # of images with their bars
 _MAP = 1030, 600  # pixels of the two panels together
 _PANEL = 400, 520  # approximate pixels of a panel for points
@@ -52,49 +55,54 @@ class Bar(NamedTuple):
 
 def bars(
   images: np.ndarray, captions: Sequence[str], classes: Sequence[Sequence[Bar]]
-) -> 'figure_lib.Figure':
-  """Returns images with the probabilities of a few classes.
+) -> np.ndarray:
+  """Returns images with the probabilities of a few classes, uint8 [h, w, 3].
 
   Args:
     images: uint8 [B, H, W, 3].
     captions: Texts above the images.
     classes: Some classes for each image, the most probable first.
   """
+  gap, line = paper_lib.GAP, paper_lib.LINE
   scale = _THUMBNAIL / max(images.shape[1:3])
-  shape = tuple(max(1, round(n * scale)) for n in images.shape[1:3])
-  lines = max(map(len, classes))
-  widest = max(texts.width(bar.name) for row in classes for bar in row)
-  name = min(_NAME, math.ceil(widest))
-  high = canvas.LINE + max(shape[0], lines * _ROW) + 4 * canvas.GAP
-  wide = _THUMBNAIL + name + _LONGEST + _NUMBER + 8 * canvas.GAP
+  high, wide = (max(1, round(n * scale)) for n in images.shape[1:3])
+  names = [bar.name for row in classes for bar in row]
+  room = min(_NAME, math.ceil(max(map(paper_lib.width, names))))
+  pitch = _THUMBNAIL + room + _LONGEST + _NUMBER + 6 * gap
+  down = line + max(high, max(map(len, classes)) * _ROW) + 3 * gap
   columns = min(_COLUMNS, len(images))
-  rows = -(-len(images) // columns)
-  figure, axes = canvas.pixel_figure(columns * wide, canvas.GAP + rows * high)
-  short = texts.shorten(captions, wide - 4 * canvas.GAP, 'bold')
+  bold = functools.partial(paper_lib.width, bold=True)
+  short = texts.shorten(captions, pitch - 3 * gap, bold)
+  paper = paper_lib.Paper(
+    columns * pitch, gap + -(-len(images) // columns) * down
+  )
   for i, (image, text, row) in enumerate(
     zip(images, short, classes, strict=True)
   ):
-    left = canvas.GAP + i % columns * wide
-    top = canvas.GAP + i // columns * high
-    axes.text(left, top + canvas.LINE / 2, text, va='center', weight='bold')
-    tile = tiles_lib.fit(image, (shape[0], shape[1]))
-    canvas.place(axes, tile, left, top + canvas.LINE)
-    start = left + _THUMBNAIL + name + 4 * canvas.GAP
-    _draw_bars(axes, start, top, row)
-  return figure
+    left, top = gap + i % columns * pitch, gap + i // columns * down
+    paper.write([text], left, top, bold=True)
+    top += line + gap // 2
+    paper.paste(tiles_lib.fit(image, (high, wide)), left, top)
+    _draw_bars(paper, left + _THUMBNAIL + room + 2 * gap, top, row, room)
+  return paper.pixels
 
 
 def _draw_bars(
-  axes: 'axes_lib.Axes', start: float, top: float, classes: Sequence[Bar]
+  paper: paper_lib.Paper,
+  start: float,
+  top: float,
+  classes: Sequence[Bar],
+  room: float,
 ) -> None:
-  names = texts.shorten([bar.name for bar in classes], _NAME)
+  names = texts.shorten([bar.name for bar in classes], room, paper_lib.width)
+  gap = paper_lib.GAP
   for i, (_, probability, right) in enumerate(classes):
-    y = top + canvas.LINE + (i + 0.5) * _ROW
-    axes.text(start - canvas.GAP, y, names[i], ha='right', va='center')
-    color = style.GREEN if right else style.BLUE
-    width = max(probability * _LONGEST, 1)
-    axes.barh(y, width, _ROW - 6, left=start, color=color)
-    axes.text(start + width + canvas.GAP, y, f'{probability:.1%}', va='center')
+    y = top + i * _ROW
+    paper.write([names[i]], start - gap, y, align=1)
+    colour = style.GREEN if right else style.BLUE
+    width = max(probability * _LONGEST, 2)
+    paper.fill(start, y + 4, width, _ROW - 10, colour)
+    paper.write([f'{probability:.1%}'], start + width + gap, y)
 
 
 def reliability(

@@ -18,7 +18,6 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.plots import canvas
 from vit_jax.plots import style
-from vit_jax.plots import texts
 from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ def draw(
       place.set_axis_off()
       _add_legend(place, styles, note, loc='center left')
     else:
-      wide = max(map(texts.width, names)) + _SAMPLE
+      wide = max(map(canvas.text_width, names)) + _SAMPLE
       per_row = math.floor(columns * _WIDTH / wide)
       _add_legend(figure, styles, note, per_row, loc='outside lower center')
     try:
