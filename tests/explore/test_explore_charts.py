@@ -301,21 +301,6 @@ def test_white_patches_have_frames(style):
     assert (same.all(-1) | ~seen).all((2, 3)).sum() == count
 
 
-def test_a_matrix_names_some_of_many(style):
-  names = [f'class {i}' for i in range(90)]
-  figure = charts.matrix(
-    np.eye(90),
-    x='x',
-    y='y',
-    label='part',
-    names=(names, names),
-    limits=(0.0, 1.0),
-    written=np.eye(90, dtype=int),
-  )
-  ticks = [x.get_text() for x in figure.axes[0].get_xticklabels()]
-  assert ticks == names[::3] and not figure.axes[0].texts
-
-
 def test_thumbnails_stay_apart():
   points = np.random.default_rng(0).normal(size=(400, 2))
   chosen = prediction_charts.apart(points, (500, 400))

@@ -1,4 +1,4 @@
-"""Charts of numbers by layer, and matrices.
+"""Charts of numbers by layer.
 
 In comments: L layers, H heads. Each function returns a figure of matplotlib,
 made within `canvas.style`.
@@ -15,17 +15,14 @@ import numpy as np
 
 from vit_jax.plots import canvas
 from vit_jax.plots import style
-from vit_jax.plots import tiles as tiles_lib
 
 if TYPE_CHECKING:
   from matplotlib import axes as axes_lib
   from matplotlib import figure as figure_lib
 
 _PANEL = 460, 330  # pixels
-_WRITTEN = 20  # maximum rows and columns of a matrix with numbers in it
 _NARROW = 5  # a logarithmic axis below this ratio has few powers of ten
 _LEAST_SPAN = 10  # percent of accuracy; less would magnify noise
-_NAMED = 40  # maximum rows and columns that all have names
 
 
 class Level(NamedTuple):
@@ -215,57 +212,3 @@ def accuracy_by_speed(
   cell.set_ylabel('accuracy (%)')
   _add_legend(figure, cell)
   return figure
-
-
-def matrix(
-  values: np.ndarray,
-  *,
-  x: str,
-  y: str,
-  label: str,
-  names: tuple[Sequence[str], Sequence[str]],
-  limits: tuple[float, float],
-  written: np.ndarray | None = None,
-) -> 'figure_lib.Figure':
-  """Draws a matrix in colours, with its first row on top.
-
-  Args:
-    values: Float [R, C].
-    x: Label of the columns.
-    y: Label of the rows.
-    label: Label of the colours.
-    names: Names of the rows and of the columns.
-    limits: Values of the first and the last colour.
-    written: Texts to write into the fields if they are few, [R, C].
-  """
-  rows, columns = values.shape
-  side = float(np.clip(34 * max(rows, columns), 280, 680))
-  figure = canvas.figure(side + 150, side * rows / max(rows, columns) + 90)
-  cell = figure.subplots()
-  image = cell.imshow(values, tiles_lib.VALUES, vmin=limits[0], vmax=limits[1])
-  cell.grid(False)
-  cell.set_xlabel(x)
-  cell.set_ylabel(y)
-  step = -(-max(rows, columns) // _NAMED)
-  row_ticks, column_ticks = range(0, rows, step), range(0, columns, step)
-  cell.set_yticks(row_ticks, [names[0][i] for i in row_ticks])
-  labels = [names[1][i] for i in column_ticks]
-  crowded = max(map(len, labels)) > 3
-  cell.set_xticks(column_ticks, labels, rotation=90 if crowded else 0)
-  if written is not None and max(rows, columns) <= _WRITTEN:
-    _write_texts(cell, values, written, limits)
-  bar = figure.colorbar(image, label=label, shrink=0.8)
-  bar.outline.set_visible(False)  # type: ignore[operator]
-  return figure
-
-
-def _write_texts(
-  cell: 'axes_lib.Axes',
-  values: np.ndarray,
-  written: np.ndarray,
-  limits: tuple[float, float],
-) -> None:
-  middle = 0.6 * limits[1] + 0.4 * limits[0]
-  for (i, j), text in np.ndenumerate(written):
-    color = 'black' if values[i, j] > middle else 'white'
-    cell.text(j, i, text, ha='center', va='center', color=color, fontsize=8)

@@ -86,7 +86,7 @@ def draw(
   """
   table = _table(rows, heads, names, group or max(map(len, rows), default=1))
   widths = [table.shape[1], 2 * GAP + paper_lib.width(title, bold=True)]
-  blocks = [_bar(scale)] if scale else []
+  blocks = [bar(scale)] if scale else []
   right = max(*widths, *(block.shape[1] for block in blocks))
   if title:
     paper = paper_lib.Paper(right, GAP + LINE)
@@ -152,7 +152,7 @@ def _draw_tile(
   paper.write(lines, left + wide / 2, top + high + edge, align=0.5, colour=ink)
 
 
-def _bar(scale: Scale) -> np.ndarray:
+def bar(scale: Scale) -> np.ndarray:
   """Returns a scale: its colours with numbers below, and its label."""
   places = ticks(scale.low, scale.high)
   numbers = [number(x) for x in places]
