@@ -284,7 +284,7 @@ def test_a_run_on_its_data(digits_run, tmp_path, capsys):
   vit = vit_jax.load(digits_run)
   shown = numbers['predictions']
   names = shown['images']
-  assert len(names) == 4 and all(name.startswith('no. ') for name in names)
+  assert len(names) == 4 and all(name.startswith('example ') for name in names)
   assert set(shown['labels']) <= set(vit.classes)
   assert page.count('position in the split') == 3
   for row in shown['probabilities']:
