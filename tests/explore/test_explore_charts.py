@@ -11,6 +11,7 @@ from vit_jax import data
 from vit_jax.explore import images as images_lib
 from vit_jax.explore import patch_sequence
 from vit_jax.explore import prediction_charts
+from vit_jax.explore import predictions
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
 from vit_jax.plots import tiles
@@ -300,21 +301,6 @@ def test_white_patches_have_frames(style):
     assert (same.all(-1) | ~seen).all((2, 3)).sum() == count
 
 
-def test_a_matrix_names_some_of_many(style):
-  names = [f'class {i}' for i in range(90)]
-  figure = charts.matrix(
-    np.eye(90),
-    x='x',
-    y='y',
-    label='part',
-    names=(names, names),
-    limits=(0.0, 1.0),
-    written=np.eye(90, dtype=int),
-  )
-  ticks = [x.get_text() for x in figure.axes[0].get_xticklabels()]
-  assert ticks == names[::3] and not figure.axes[0].texts
-
-
 def test_thumbnails_stay_apart():
   points = np.random.default_rng(0).normal(size=(400, 2))
   chosen = prediction_charts.apart(points, (500, 400))
@@ -335,12 +321,32 @@ def test_strays_lie_on_top(style):
   assert sorted(order) == list(range(90)) and set(order[-2:]) == {7, 40}
   assert len(prediction_charts.strays_last(points[:5], labels[:5])) == 5
   images = np.zeros((90, 8, 8, 3), np.uint8)
-  figure = prediction_charts.embedding_map(
-    points, labels, 'abc', images, ('', '')
-  )
-  left, right = figure.axes
-  assert len(left.collections[0].get_offsets()) == 90 and not left.artists
-  assert right.artists
+  for axes_names in (('x', 'y'), None):
+    figure = prediction_charts.embedding_map(
+      points, labels, 'abc', images, 't-SNE', axes_names
+    )
+    left, right = figure.axes
+    assert len(left.collections[0].get_offsets()) == 90 and not left.artists
+    assert right.artists and left.get_title() == 't-SNE'
+    ticks = left.xaxis.get_major_ticks()[0]
+    assert (ticks.label1.get_color() == 'none') == (axes_names is None)
+
+
+def test_reliability_is_in_bars_that_fade(style):
+  """Of few examples there is no bar; the histogram has them, in percent."""
+  bins = [
+    predictions.Bin(0.3, 1.0, (0.2, 1.0), 1),
+    predictions.Bin(0.65, 0.5, (0.3, 0.7), 9),
+    predictions.Bin(0.95, 0.9, (0.85, 0.95), 90),
+  ]
+  above, below = prediction_charts.reliability(bins, 0.0625).axes
+  bars = [x for x in above.patches if x.get_height()]
+  heights = [0.5, 0.65 - 0.5, 0.9, 0.95 - 0.9]
+  assert [x.get_height() for x in bars] == pytest.approx(heights)
+  assert [x.get_y() for x in bars] == pytest.approx([0, 0.5, 0, 0.9])
+  assert bars[0].get_alpha() < bars[2].get_alpha() == 1
+  assert [x.get_height() for x in below.patches] == pytest.approx([1, 9, 90])
+  assert 'ECE 0.062' in [x.get_text() for x in above.texts]
 
 
 def test_names_of_any_bytes():

@@ -17,6 +17,8 @@ from vit_jax.explore import similarity as similarity_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import tokens as tokens_lib
 from vit_jax.plots import charts
+from vit_jax.plots import matrix
+from vit_jax.plots import paper
 from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles
@@ -351,15 +353,20 @@ def _layer_cka(subject: Subject) -> np.ndarray:
 def _cka_matrix(values: np.ndarray, mine: str, others: str) -> Any:
   same = mine == others
   rows, columns = ([str(i) for i in range(n)] for n in values.shape)
-  return charts.matrix(
-    values,
-    x='layer' if same else f'layer of {others}',
-    y='layer' if same else f'layer of {mine}',
-    label='CKA',
-    names=(rows, columns),
-    limits=(float(np.min(np.nan_to_num(values), initial=0.0)), 1.0),
-    written=np.vectorize(lambda x: '' if np.isnan(x) else f'{x:.2f}')(values),
+  texts = np.vectorize(lambda x: '' if np.isnan(x) else f'{x:.2f}')(values)
+  low = float(np.min(np.nan_to_num(values), initial=0.0))
+  cells = matrix.draw(
+    (values - low) / (1 - low),
+    texts,
+    (rows, columns),
+    (
+      'layer' if same else f'layer of {mine}',
+      'layer' if same else f'layer of {others}',
+    ),
+    style.HEAT,
   )
+  scale = sheet.Scale(low, 1.0, 'CKA (1: equal but for rotation and scale)')
+  return paper.stack([sheet.bar(scale), cells])
 
 
 def decodability(subject: Subject) -> Drawn:

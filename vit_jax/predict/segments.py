@@ -11,6 +11,7 @@ from vit_jax.config import UserError
 from vit_jax.data import scans
 from vit_jax.objectives import segmenter
 from vit_jax.plots import class_maps
+from vit_jax.plots import style
 
 
 def write(
@@ -22,7 +23,7 @@ def write(
   """Writes three files for each image; yields its path and shares of classes.
 
   NAME.map.png has the position of each pixel's class, NAME.colour.png its
-  colour in Pascal VOC's palette, and NAME.overlay.png both the image and these
+  colour (`style.label_colours`), and NAME.overlay.png both the image and these
   colours. The map of a scan is a file like the scan, NAME.map.nii.gz or so, and
   its overlay shows the three middle slices; there is no third file.
 
@@ -33,7 +34,7 @@ def write(
     report: Called with the error of each image that is left out.
   """
   folder.mkdir(parents=True, exist_ok=True)
-  palette = class_maps.palette(len(segment.classes))
+  palette = style.label_colours(segment.classes)
   seen: dict[str, int] = {}
   names: set[str] = set()
   for path in paths:
