@@ -149,7 +149,7 @@ def sheet(fed: Fed, title: str = '') -> np.ndarray:
     tiles_lib.grouped(groups, _COLUMNS),
     title=title,
     heads=heads,
-    group=len(columns),
+    group=len(columns) if len(columns) > 1 else 0,
     legend=_legend(fed),
   )
 
@@ -157,28 +157,32 @@ def sheet(fed: Fed, title: str = '') -> np.ndarray:
 def _columns(fed: Fed) -> Iterator[tuple[str, list[np.ndarray]]]:
   """Yields names of columns and their tiles, one for each example."""
   for name, images in fed.images.items():
-    for head, part in _slices(name, images):
+    for head, part in _slices(fed, name, images):
       tiles = [sheet_lib.readable(image) for image in part]
       yield head, tiles
       if name in fed.hidden:
         covered = map(tiles_lib.cover, tiles, fed.hidden[name])
-        yield f'{head}, masked', list(covered)
+        is_single = len(fed.images) == 1
+        yield 'masked' if is_single else f'{head}, masked', list(covered)
   for name, maps in fed.maps.items():
     colours = style.label_colours(fed.features[name].names)
     colours = np.concatenate([colours, [style.rgb(style.VOID)]])
     # What does not count has the last colour.
     known = np.where(maps < len(colours) - 1, maps, -1)
-    for head, part in _slices(name, colours[known].astype(np.uint8)):
+    for head, part in _slices(fed, name, colours[known].astype(np.uint8)):
       yield head, [sheet_lib.readable(image) for image in part]
 
 
-def _slices(name: str, arrays: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _slices(
+  fed: Fed, name: str, arrays: np.ndarray
+) -> Iterator[tuple[str, np.ndarray]]:
   """Yields heads and images [b, H, W, C] of images or of slices."""
   if arrays.ndim == 4:
     yield name, arrays
     return
+  is_video = isinstance(fed.features['image'], features_lib.Video)
   for i in tiles_lib.spread(arrays.shape[1], _SLICES):
-    yield f'{name}, slice {i}', arrays[:, i]
+    yield f'{name}, {"frame" if is_video else "slice"} {i}', arrays[:, i]
 
 
 def _legend(fed: Fed) -> list[tuple[str, np.ndarray]]:
@@ -221,7 +225,7 @@ def captions(
 
 
 def caption(label: np.ndarray, classes: Sequence[str]) -> str:
-  """Returns the caption of a label, as 'cat' or 'mixed: 79% cat, 21% dog'.
+  """Returns the caption of a label: 'cat', or '79% cat,' and '21% dog' below.
 
   A name that consists of digits is preceded by the word 'class' beside a share,
   and a name with letters that pictures lack by the number of the class.
@@ -239,7 +243,7 @@ def caption(label: np.ndarray, classes: Sequence[str]) -> str:
     for name, share in shown
     if share >= _LEAST
   ]
-  return shown[0][0] if len(shares) == 1 else f'mixed: {", ".join(shares)}'
+  return shown[0][0] if len(shares) == 1 else ',\n'.join(shares)
 
 
 def _class_name(classes: Sequence[str], number: int) -> str:

@@ -11,8 +11,7 @@ export function setColours(colours) {
  * Returns the value of the brightest colour of a map; that of the darkest is 0.
  *
  * It is the largest value, or four times the mean if that is more, so that a
- * nearly uniform map has nearly one colour, and not the brightest. Reports use
- * the same rule (`tiles.top`).
+ * nearly uniform map has nearly one colour, and not the brightest.
  *
  * @param {ArrayLike<number>} values Values of the map, none negative.
  */
