@@ -73,7 +73,9 @@ def test_columns_and_scales_are_named(tmp_path):
     for text in texts:
       assert lettering.shows(shown, text), (file, text)
   tokens = 1 / numbers['attention']['uniform_attention']
-  assert tokens == pytest.approx(9, rel=1e-4)  # 2 x 4 patches and the class token
+  assert tokens == pytest.approx(
+    9, rel=1e-4
+  )  # 2 x 4 patches and the class token
 
 
 @pytest.mark.slow

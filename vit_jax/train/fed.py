@@ -164,13 +164,14 @@ def _columns(fed: Fed) -> Iterator[tuple[str, list[np.ndarray]]]:
         covered = map(tiles_lib.cover, tiles, fed.hidden[name])
         is_single = len(fed.images) == 1
         yield 'masked' if is_single else f'{head}, masked', list(covered)
+  shape = tiles[0].shape[:2]
   for name, maps in fed.maps.items():
     colours = style.label_colours(fed.features[name].names)
     colours = np.concatenate([colours, [style.rgb(style.VOID)]])
     # What does not count has the last colour.
     known = np.where(maps < len(colours) - 1, maps, -1)
     for head, part in _slices(fed, name, colours[known].astype(np.uint8)):
-      yield head, [sheet_lib.readable(image) for image in part]
+      yield head, [tiles_lib.fit(x, shape, mixes=False) for x in part]
 
 
 def _slices(
