@@ -230,6 +230,7 @@ def check(browser, who, expected):
   assert found == who
   assert brightest == np.unravel_index(expected.argmax(), GRID)
   assert share == pytest.approx(expected.max(), abs=0.002)
+<<<<<<< HEAD
   # Reports have the same scale of colours, which ends at this.
   top = float(browser.one('.most').text.rstrip(' %')) / 100
   assert top == pytest.approx(
@@ -237,6 +238,8 @@ def check(browser, who, expected):
   )
   mean = f'the mean is {100 * expected.mean():.2f}'[:-2]
   assert mean in browser.one('.rule').text
+=======
+>>>>>>> charts
   # Lightness grows with what is shown, so brightness does.
   pixels = browser.pixels('.map')[..., :3].astype(float) @ [0.21, 0.72, 0.07]
   assert pixels.shape == GRID
@@ -248,6 +251,15 @@ def test_an_image_is_looked_at(browser, vit, image, maps):
   assert browser.one('.answers').text == ''
   browser.choose(image)
   check(browser, 'class token', maps())
+  # One scale for all layers and heads, in multiples of uniform attention.
+  tokens = 1 + GRID[0] * GRID[1]
+  attention = explore.attention_maps(vit, vit.preprocess(image))
+  high = max(np.percentile(attention, 99) * tokens, 2)
+  scale = browser.one('.most').text
+  assert float(scale.strip('≥ ×')) == pytest.approx(high, abs=0.06)
+  browser.slide('layer', Keys.HOME)
+  assert browser.one('.most').text == scale
+  browser.slide('layer', Keys.END)
   items = browser.all('.panel:first-child .answers li')
   logits = vit.predict(image)[0]
   probabilities = np.exp(logits) / np.exp(logits).sum()

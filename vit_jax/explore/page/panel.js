@@ -1,6 +1,6 @@
 // One model: its image, its predictions and its attention.
 
-import { meanOf, paint, paintPixels, rangeOf, topOf } from "./colours.js";
+import { paint, paintPixels, rangeOf } from "./colours.js";
 
 const STEPS = {
   ArrowUp: [-1, 0],
@@ -8,6 +8,7 @@ const STEPS = {
   ArrowLeft: [0, -1],
   ArrowRight: [0, 1],
 };
+const LEAST_TOP = 2; // so that nearly uniform attention is nearly one colour
 const SMOOTH = 64; // images of this side or more are shown smoothed
 
 export class Panel {
@@ -292,15 +293,16 @@ export class Panel {
     for (let i = 1; i < weights.length; i++) {
       if (weights[i] > weights[best]) best = i;
     }
-    const map = this.find(".map");
-    const top = topOf(weights);
-    paint(map, this.model.grid, weights, top);
+    const { uniform } = this.model;
+    const top = Math.max(this.reply.high, LEAST_TOP * uniform);
+    paint(this.find(".map"), this.model.grid, weights, top);
     this.fade(this.strength.value / 100);
     this.find(".least").textContent = "0";
-    this.find(".most").textContent = percent(top);
+    this.find(".most").textContent = `≥\u00a0${(top / uniform).toFixed(1)}×`;
     this.find(".rule").textContent =
-      "The colours go from 0 to the largest value, or to four times the mean" +
-      ` where that is more; the mean is ${percent(meanOf(weights))}.`;
+      "Attention as a multiple of uniform attention, which is" +
+      ` ${percent(uniform)} for each token. All layers and heads have this` +
+      " scale.";
     this.find(".readout").textContent =
       `The ${this.who()} looks most at ${this.where(best)}:` +
       ` ${percent(weights[best])}`;
