@@ -66,10 +66,10 @@ def unpack(answer):
 
 
 @contextlib.contextmanager
-def serving(viewers, hosts=()):
+def serving(viewers, hosts=(), samples=()):
   """Yields the address of a page for some viewers."""
   with serve.listen('127.0.0.1', 0) as listener:
-    running = serve.make_server(server.application(viewers, hosts))
+    running = serve.make_server(server.application(viewers, hosts, samples))
     thread = threading.Thread(target=running.run, args=([listener],))
     thread.start()
     try:

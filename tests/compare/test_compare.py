@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import pathlib
+import re
 
 import commands
 import cv2
@@ -123,7 +124,8 @@ def test_json(two, capsys):
   assert a['paths'] == [str(two[0])] and b['states'] == ['stopped']
   assert a['step'] == 8 and a['epoch'] == 1
   best = {'best': 0.75, 'best_interval': None, 'best_step': 5}
-  last = {'last': 0.5, 'last_interval': None}
+  best['best_range'] = None
+  last = {'last': 0.5, 'last_interval': None, 'last_range': None}
   assert a['metrics']['val/accuracy'] == last | best
   assert b['metrics']['train/loss']['last'] is None
 
@@ -146,7 +148,13 @@ def test_a_real_run_with_itself_elsewhere(digits_run, tmp_path, capsys):
   assert found['git'][1] == 'ffffffffff with changes'
   assert found['state'] == ['finished', 'stopped']
   text = out.read_text()
-  for shown in ('train/loss', 'val/accuracy', 'time (seconds)', 'other'):
+  for shown in (
+    'Loss (training)',
+    'Accuracy (val)',
+    'accuracy',
+    'time (seconds)',
+    'other',
+  ):
     assert f'>{shown}</text>' in text
 
 
@@ -158,7 +166,7 @@ def test_groups(tmp_path, capsys, caplog):
   write(tmp_path / 'b', accuracies(0.5), optim__name='sgd')
   commands.run(compare, *sorted(tmp_path.iterdir()), '--group', '--out=')
   found = rows(capsys.readouterr().out)
-  assert found['results'] == ['a-seed', 'b']
+  assert found['results'] == ['a-seed (n=3)', 'b']
   assert found['seed'] == ['0, 1, 2, 3', '0']
   assert found['state'] == ['3 finished, 1 stopped', 'finished']
   half = 4.302653 * 0.25 / math.sqrt(3)
@@ -166,13 +174,26 @@ def test_groups(tmp_path, capsys, caplog):
   assert not caplog.records
   columns = comparison.read([tmp_path / f'a-seed{i}' for i in (0, 1)], True)
   _, panels = comparison.lines(columns, 'epoch')
-  line = panels['val/accuracy']['a-seed']
+  line = panels['val/accuracy']['a-seed (n=2)']
   assert line.x.tolist() == [10 / 8, 11 / 8]
   assert line.y.tolist() == [0.5, 0.625]
   assert (line.low.tolist(), line.high.tolist()) == ([0.5, 0.5], [0.5, 0.75])
   write(tmp_path / 'c', accuracies(0.5), optim__name='sgd')
   comparison.read([tmp_path / 'b', tmp_path / 'c'], True)
   assert 'b, c: some have the same seed' in caplog.text
+
+
+def test_two_runs_of_a_group_show_both_values(tmp_path, capsys):
+  """Half of an interval of two is 12.7 standard errors."""
+  for seed, speed in enumerate((793.0, 1167.0)):
+    lines = [{'step': 1, 'train/images_per_second': speed}]
+    run = {'train__duration': '2_700 steps', 'seed': seed}
+    write(tmp_path / f'a{seed}', lines, **run)
+  write(tmp_path / 'b', lines, train__duration='900 steps')
+  commands.run(compare, *sorted(tmp_path.iterdir()), '--group', '--out=')
+  found = rows(capsys.readouterr().out)
+  assert found['images/s'] == ['980 (793 and 1,167)', '1,167']
+  assert found['train.duration'] == ['2,700 steps', '900 steps']
 
 
 def test_what_a_method_measures_is_drawn(tmp_path, digits_run):
@@ -283,13 +304,28 @@ def test_all_runs_are_smoothed_alike(tmp_path):
     x_label='step',
     smooth=('train/loss',),
   )
-  assert (
-    out.read_text().count('>mean over 5 steps; thin: each value</text>') == 1
-  )
+  note = '>Training: mean over 5 steps, thin: each value</text>'
+  assert out.read_text().count(note) == 1
   # Where there is nothing to take together, nothing is said.
   few = {'train/loss': {'a': seldom, 'b': seldom}}
   curves.draw(few, ['a', 'b'], out, x_label='step', smooth=('train/loss',))
   assert 'mean over' not in out.read_text()
+
+
+@pytest.mark.parametrize('count, rows', [(1, 1), (4, 2), (5, 2), (7, 2)])
+def test_panels_are_named_and_of_equal_lines(count, rows, tmp_path):
+  """Each axis has a name; the width of a line says nothing of its run."""
+  line = curves.Line(np.arange(3.0), np.ones(3))
+  panels = {f'val{i}/miou': {'a': line, 'b': line} for i in range(count)}
+  out = tmp_path / 'x.svg'
+  curves.draw(panels, ['a', 'b'], out, x_label='step')
+  text = out.read_text()
+  assert text.count('>mIoU</text>') == text.count('>step</text>') == count
+  assert all(f'>mIoU (val{i})</text>' in text for i in range(count))
+  widths = re.findall(r'stroke: #(?:0072b2|d55e00); stroke-width: (.*?);', text)
+  assert len({*widths}) == 1
+  height = float(re.search(r'height="([\d.]+)pt"', text)[1])
+  assert round(height / 238) == rows
 
 
 def test_smoothing():

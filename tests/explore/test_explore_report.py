@@ -9,8 +9,10 @@ import stand_in
 
 from vit_jax.config import UserError
 from vit_jax.explore import report
+from vit_jax.explore import summaries
 
 FLAG = report.Missing('query', 'Query', 'give --query=ROW,COLUMN, say')
+NO_CARD = summaries.Summary()
 VOID = {'meta', 'img', 'link', 'br'}
 
 
@@ -40,7 +42,7 @@ class Page(parser.HTMLParser):
 
 @pytest.fixture
 def write(tmp_path):
-  def write_page(title='Inside', missing=()):
+  def write_page(title='Inside', missing=(), card=NO_CARD):
     pictures = []
     for i in range(3):
       file = tmp_path / f'{i}.png'
@@ -51,7 +53,7 @@ def write(tmp_path):
     )
     path = tmp_path / 'report.html'
     facts = {'Model': 'caf\udce9 <script>'}
-    report.write(path, title, facts, [section], missing)
+    report.write(path, title, card, facts, [section], missing)
     return path.read_text()
 
   return write_page
@@ -77,18 +79,24 @@ def test_all_is_in_the_page(write, tmp_path):
   assert 'It has none.' in page.text and 'caf? <script>' in page.text
 
 
-def test_long_pictures_are_folded_to_their_upper_part(tmp_path):
-  file = tmp_path / '0.png'
-  file.write_bytes(stand_in.png(stand_in.pixels(0, 4, 6)))
-  sizes = ((900, 300), (900, 2000))
-  pictures = tuple(report.Picture(file, f'{h}', (w, h)) for w, h in sizes)
-  section = report.Section('maps', 'Maps', 'Caption.', pictures)
-  path = tmp_path / 'report.html'
-  report.write(path, 'Inside', {}, [section], [])
-  page = Page(path.read_text())
-  assert [x.get('class') for x in page.of('details')] == ['more']
-  assert page.text.count('Show all of it') == 1
-  assert len(page.of('img')) == 2
+def test_results_come_first(write):
+  """With the numbers of the pictures; without them there is no card."""
+  results = summaries.Result('Accuracy', '96.0%', ('95% interval: 94% to 97%',))
+  thumbnail = summaries.Thumbnail('AAAA', (8, 8), ('no. 3', '4, 89%'))
+  text = write(card=summaries.Summary((results,), (thumbnail,)))
+  page = Page(text)
+  assert page.text.index('96.0%') < page.text.index('Attention & maps')
+  assert {'95% interval: 94% to 97%', 'no. 3', '4, 89%'} < {*page.text}
+  assert page.of('img')[0]['src'] == 'data:image/png;base64,AAAA'
+  assert 'class="card"' in text and 'class="card"' not in write()
+
+
+def test_captions_follow_their_figures_and_names_stand_once(write):
+  text = write()
+  assert text.index('data:image/png') < text.index('>arXiv:2010.11929')
+  page = Page(text)
+  assert not page.of('figcaption') and 'image <0>' not in page.text
+  assert len(page.of('details')) == 1 and '1 more' in page.text
 
 
 def test_it_is_the_same_each_time_and_fits_all_screens(write):
@@ -98,6 +106,7 @@ def test_it_is_the_same_each_time_and_fits_all_screens(write):
   assert 'width=device-width' in text
 
 
-def test_what_cannot_be_written(write, tmp_path):
+def test_what_cannot_be_written(tmp_path):
+  path = tmp_path / 'none' / 'report.html'
   with pytest.raises(UserError, match='cannot write'):
-    report.write(tmp_path / 'none' / 'report.html', 'x', {}, [], [])
+    report.write(path, 'x', NO_CARD, {}, [], [])

@@ -24,7 +24,9 @@ pytest.importorskip('uvicorn', reason='uvicorn is not installed')
 import page_server
 
 from vit_jax import convert
+from vit_jax import weights
 from vit_jax.config import UserError
+from vit_jax.explore import samples as samples_lib
 from vit_jax.explore import serve
 from vit_jax.explore import uploads
 from vit_jax.explore import viewer as viewer_lib
@@ -99,6 +101,23 @@ def test_an_upload_is_answered(page, viewers):
     answer = look(page, model=i)
     assert answer.status_code == 200
     assert answer.content == viewer_lib.Viewer.look(viewer, PICTURE)
+
+
+def test_images_of_the_data_of_a_run(digits_run, viewers, tmp_path):
+  """They are files that the page takes; of data elsewhere there are none."""
+  found = samples_lib.read(weights.load(digits_run))
+  assert len(found) == 12 and len({x.file for x in found}) == 12
+  with page_server.serving(viewers, samples=found) as page:
+    names = requests.get(f'{page}api/models').json()['samples']
+    assert names == [x.name for x in found]
+    answer = requests.get(f'{page}api/samples/11')
+    assert answer.content == found[11].file
+    assert look(page, answer.content).status_code == 200
+    assert requests.get(f'{page}api/samples/12').status_code == 404
+  loaded = weights.load(digits_run)
+  loaded.trained_with.data.name = f'folder:{tmp_path}/gone'
+  assert samples_lib.read(loaded) == []
+  assert samples_lib.read(page_server.load()) == []
 
 
 def test_twenty_at_once_are_answered_one_after_the_other(page, viewers):
@@ -376,7 +395,9 @@ def test_the_command_serves_until_it_is_stopped(digits_run, name, status):
     try:
       page = process.stdout.readline().strip()
       assert page.startswith('http://127.0.0.1:'), process.stderr.read()
-      assert 'Where it looks' in requests.get(page).text
+      assert 'Attention and predictions' in requests.get(page).text
+      samples = requests.get(f'{page}api/models').json()['samples']
+      assert len(samples) == 12
       models = requests.get(f'{page}api/models').json()['models']
       assert len(models) == (2 if name == 'SIGINT' else 1)
       seen = page_server.unpack(look(page, page_server.picture((8, 8))).content)

@@ -20,6 +20,8 @@ from vit_jax.benchmark import timing
 from vit_jax.benchmark.peers import ours
 from vit_jax.config import tables
 from vit_jax.plots import canvas
+from vit_jax.plots import charts
+from vit_jax.plots import style
 from vit_jax.train import program as program_lib
 
 Point = dict[str, float]
@@ -49,6 +51,10 @@ _WIDTH, _HEAD, _BATCH = 192, 64, 8
 _BATCH_OF_TOKENS = 1
 # Points for the exponent: the last ones, where constant costs no longer count.
 _FITTED = 3
+_MEMORY = {
+  'temporary_mib': ('temporary memory', style.GREEN),
+  'state_mib': ('parameters and optimizer state', style.PURPLE),
+}
 
 
 def measure(axis: str, blocks: int) -> list[Point]:
@@ -192,27 +198,32 @@ def plot(curves: Mapping[str, Sequence[Point]], path: pathlib.Path) -> None:
     cells = figure.subplots(len(curves), 2, squeeze=False)
     for (left, right), (axis, curve) in zip(cells, curves.items(), strict=True):
       _plot_time(left, axis, curve)
-      for key in ('temporary_mib', 'state_mib'):
+      for key in _MEMORY:
         if key in curve[0]:
           y = [point[key] for point in curve]
-          label = key.removesuffix('_mib')
-          right.plot([p['value'] for p in curve], y, 'o-', label=label)
+          label, colour = _MEMORY[key]
+          x = [point['value'] for point in curve]
+          right.plot(x, y, 'o-', color=colour, label=label)
       canvas.make_log(right.yaxis)
-      right.set_ylabel('MiB')
+      right.set_ylabel('memory (MiB)')
       for panel in (left, right):
         _finish(panel, axis, curve)
+    entries = charts.legend_entries(figure.axes)
+    place: Any = {'loc': 'outside upper left', 'ncols': 2, 'frameon': False}
+    figure.legend(entries.values(), entries.keys(), **place)
     figure.savefig(path)
 
 
 def _plot_time(cell: Any, axis: str, curve: Sequence[Point]) -> None:
-  """Draws the time of a step, and how it would grow with the products."""
+  """Draws the time of a step, and how it would grow with its FLOP."""
   x = [point['value'] for point in curve]
   milliseconds = np.array([1e3 * point['seconds'] for point in curve])
   gflop = np.array([point['gflop'] for point in curve])
   expected = milliseconds[-1] * gflop / gflop[-1]
-  cell.plot(x, milliseconds, 'o-', label='measured')
-  cell.plot(x, expected, '--', label='as the products')
-  cell.set_ylabel('ms a step')
+  cell.plot(x, milliseconds, 'o-', color=style.BLUE, label='time, measured')
+  label = 'time, in proportion to the FLOP'
+  cell.plot(x, expected, '--', color=style.RED, label=label)
+  cell.set_ylabel('time per step (ms)')
   if axis == 'devices':  # expected to make no difference
     cell.set_ylim(0, 1.1 * milliseconds.max())
   else:
@@ -230,4 +241,3 @@ def _finish(cell: Any, axis: str, curve: Sequence[Point]) -> None:
   cell.set_xlabel(axis)
   cell.set_xticks(shown, [f'{value:,}' for value in shown], minor=False)
   cell.minorticks_off()
-  cell.legend(frameon=False)

@@ -16,16 +16,18 @@ what the method measures of its training, as teacher_entropy of DINO, and the
 evaluations; --out='' draws none.
 
 --group combines runs whose configs differ only in the seed. Tables then show
-the mean and half of its 95% interval (Student's t), and curves the mean and a
-band from the smallest to the largest value. If some runs of a group are
+the mean, and curves the mean and a band from the smallest to the largest value.
+After the mean comes half of its 95% interval (Student's t) or, for two runs,
+both values: an interval of two says little. If some runs of a group are
 finished, only these count.
 
 --format=json is one object: config and setting (for each key that differs, the
 values by name of the run) and runs. A run has name, paths, states, count (the
 number of runs that count), step, epoch, and metrics. Each metric, by name, has
 last, best and best_step; seconds, useful_seconds and images_per_second are
-metrics, too. If several runs count, last and best are means, and last_interval
-and best_interval are half of their intervals; otherwise these are null.
+metrics, too. If several runs count, last and best are means, last_interval and
+best_interval are half of their intervals, and last_range and best_range are
+the smallest and the largest value; otherwise these are null.
 """
 
 from collections.abc import Mapping
@@ -81,17 +83,18 @@ def main(argv: list[str]) -> None:
   config = comparison.differences(columns, lambda run: run.config)
   setting = comparison.differences(columns, comparison.setting)
   reports = [comparison.report(column) for column in columns]
+  labels = [column.label for column in columns]
   if _FORMAT.value == 'json':
     print(json.dumps({'config': config, 'setting': setting, 'runs': reports}))
   else:
     names = [column.name for column in columns]
     for title, values in (('config', config), ('setting', setting)):
-      _print_table(title, names, _difference_rows(names, values))
-    _print_table('results', names, _result_rows(reports))
+      _print_table(title, labels, _difference_rows(names, values))
+    _print_table('results', labels, _result_rows(reports))
   if out is not None and any(run.curves for c in columns for run in c.runs):
     x_label, panels = comparison.lines(columns, _X.value)
-    names = [column.name for column in columns]
-    curves.draw(panels, names, out, x_label=x_label, smooth=(comparison.LOSS,))
+    smooth = [x for x in panels if comparison.is_noisy(x)]
+    curves.draw(panels, labels, out, x_label=x_label, smooth=smooth)
     logging.info('the curves are in %s', out)
 
 
@@ -101,12 +104,21 @@ def _difference_rows(
   rows = []
   for key, by_name in values.items():
     shown = {
-      name: ', '.join(x if isinstance(x, str) and x else repr(x) for x in found)
-      for name, found in by_name.items()
+      name: ', '.join(map(_show_value, values_of_runs))
+      for name, values_of_runs in by_name.items()
     }
     texts = [shown.get(name) for name in names]
     rows.append([key, *_cut(texts)])
   return rows
+
+
+def _show_value(value: Any) -> str:
+  """Returns a value of a config; 2_700 steps becomes 2,700 steps."""
+  if not isinstance(value, str) or not value:
+    return repr(value)
+  number, _, unit = value.partition(' ')
+  is_length = unit.isalpha() and number.replace('_', '').isdecimal()
+  return f'{int(number):,} {unit}' if is_length else value
 
 
 def _cut(texts: Sequence[str | None]) -> list[str]:
@@ -175,7 +187,9 @@ def _show_mean(report: Mapping[str, Any], name: str, which: str) -> str:
   if found[which] is None:
     return 'nan'
   text = _show(found[which])
-  half = found[f'{which}_interval']
+  half, ends = found[f'{which}_interval'], found[f'{which}_range']
+  if report['count'] == 2 and ends is not None:
+    return f'{text} ({" and ".join(map(_show, ends))})'
   if half is not None:
     return f'{text} ± {half:.0f}' if half > 10 else f'{text} ± {half:.2g}'
   step = found.get('best_step') if which == 'best' else None

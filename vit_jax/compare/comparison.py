@@ -47,6 +47,12 @@ class Column:
   runs: Sequence[records.Record]
 
   @property
+  def label(self) -> str:
+    """The name, with the number of runs that count if there are several."""
+    count = len(self.counted)
+    return self.name if len(self.runs) == 1 else f'{self.name} (n={count})'
+
+  @property
   def counted(self) -> Sequence[records.Record]:
     """The finished runs; all runs if none has finished."""
     return [run for run in self.runs if run.state == 'finished'] or self.runs
@@ -220,13 +226,17 @@ def _speed(run: records.Record) -> float | None:
   return statistics.median(values) if values else None
 
 
-def _mean(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
-  """Returns a mean and half its interval; None if unknown."""
+def _mean(name: str, values: Sequence[float | None]) -> dict[str, Any]:
+  """Returns a mean, half its interval, and its range; None if unknown."""
   known = [x for x in values if x is not None]
   mean, half = (known[0], math.nan) if len(known) == 1 else (math.nan, math.nan)
   if len(known) > 1:
     mean, half = intervals.mean_interval(known)
-  return {name: _number(mean), f'{name}_interval': _number(half)}
+  return {
+    name: _number(mean),
+    f'{name}_interval': _number(half),
+    f'{name}_range': [min(known), max(known)] if len(known) > 1 else None,
+  }
 
 
 def _number(x: float) -> float | None:
@@ -236,7 +246,7 @@ def _number(x: float) -> float | None:
 def lines(
   columns: Sequence[Column], x: str
 ) -> tuple[str, dict[str, 'dict[str, curves.Line]']]:
-  """Returns the label of the x axis, and the lines of each metric's panel.
+  """Returns the label of the x axis, and each metric's lines by label.
 
   Args:
     columns: Columns, some of them with metrics.
@@ -252,9 +262,14 @@ def lines(
   )
   panels = {}
   for name in shown:
-    found = {c.name: _line(c.counted, name, x, scale) for c in columns}
+    found = {c.label: _line(c.counted, name, x, scale) for c in columns}
     panels[name] = {k: line for k, line in found.items() if line is not None}
   return {'time': f'time ({unit})'}.get(x, x), panels
+
+
+def is_noisy(name: str) -> bool:
+  """Whether curves of a metric are smoothed: those measured on batches."""
+  return not records.is_evaluation(name) and name != _RATE
 
 
 def _is_of_method(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,8 +14,8 @@ from vit_jax.explore import attention as attention_lib
 from vit_jax.explore import captured as captured_lib
 from vit_jax.explore import gradients
 from vit_jax.explore import subject as subject_lib
-from vit_jax.plots import canvas
 from vit_jax.plots import charts
+from vit_jax.plots import sheet
 from vit_jax.plots import tiles
 from vit_jax.weights import features
 
@@ -23,21 +24,9 @@ Subject = subject_lib.Subject
 
 _VEIL = 0.8  # opacity of the cover of patches outside of a segment
 _COLUMNS = 8  # columns of a sheet with a group of tiles for each image
-_OVERLAID = (
-  ' Each map is laid in colours over the contours of its image. The scale of'
-  ' the colours begins at 0 and ends at the number below the map. This number'
-  ' is the largest value of the map, or four times its mean if that is larger:'
-  ' a map that is nearly even then has nearly one colour.'
-)
-
-# For maps that each have their own scale.
-_SCALE = canvas.Scale(
-  0.0,
-  1.0,
-  'of the number below each map',
-  tiles.HEAT,
-  ('0', '25%', '50%', '75%', '100%'),
-)
+_TOP = 97  # percentile of the values that has the last colour, if it is high
+_LEAST_TOP = 2.0  # so that nearly uniform attention is nearly one colour
+_UNIFORM = 'attention / uniform attention (1 = all tokens alike)'
 
 
 def maps(subject: Subject) -> Drawn:
@@ -45,56 +34,69 @@ def maps(subject: Subject) -> Drawn:
   attention = _attention(subject)
   layers = subject.options.layers
   vit = subject.vit
-  grid = features.patch_grid(vit)
-  columns = len(layers) + 1
-  shape = tiles.tile_shape(vit.preprocess.image_size, grid, columns)
-  images = tiles.fit_all(subject.pixels, shape)
+  values = attention.maps[list(layers)] * features.num_tokens(vit)
+  scale = _scale(values, _UNIFORM)
+  heads = values.shape[2]
+  images = _images(subject, heads + 2)
 
   def figures() -> Iterator[tuple[str, Any]]:
     for i, caption in enumerate(subject.captions):
       title = subject_lib.one_line(caption)
-      yield title, _map_sheet(images[i], attention.maps[:, i], layers, title)
+      rows = [
+        [sheet.Tile(images[i]), *_tiles([x.mean(axis=0), *x], images, scale)]
+        for x in values[:, i]
+      ]
+      drawn = sheet.draw(
+        rows,
+        title=title,
+        heads=['image', 'mean', *(f'head {head}' for head in range(heads))],
+        names=[f'layer {layer}' for layer in layers],
+        scale=scale,
+      )
+      yield title, drawn
 
   caption = (
-    f'The attention of {_who(vit)} to each patch: a column for each layer, from'
-    ' the first to the last, and a row for each head, with the mean over the'
-    ' heads on top. Attention is the softmax of the products of queries'
-    ' and keys (arXiv:2010.11929, appendix A).' + _OVERLAID
+    f'Attention of {_who(vit)} to each patch (arXiv:2010.11929, appendix A), by'
+    ' layer and head, and its mean over the heads. All pictures of this section'
+    ' have one scale: multiples of uniform attention,'
+    f' 1/{features.num_tokens(vit)} for each of {features.num_tokens(vit)}'
+    ' tokens. Layers and heads are counted from 0.'
   )
-  return Drawn(caption, figures())
+  return Drawn(caption, figures(), _scale_numbers(scale, vit))
 
 
-def _map_sheet(
-  image: np.ndarray, found: np.ndarray, layers: tuple[int, ...], title: str
-) -> Any:
-  """Returns a sheet of maps [L, H, h, w] of one image."""
-  heads = found.shape[1]
-  rows = [[found[i].mean(axis=0) for i in layers]]
-  rows += [[found[i, head] for i in layers] for head in range(heads)]
-  first: list[np.ndarray | None] = [image, *[None] * heads]
-  return canvas.sheet(
-    [
-      [before, *(tiles.overlay(image, one) for one in row)]
-      for before, row in zip(first, rows, strict=True)
-    ],
-    title=title,
-    columns=['image', *map(str, layers)],
-    corner='layer',
-    rows=['mean', *(f'head {head}' for head in range(heads))],
-    captions=_tops(rows),
-    scale=_SCALE,
-  )
+def _scale(values: np.ndarray, label: str) -> sheet.Scale:
+  """Returns one scale for all maps, from 0 to nearly their largest value.
+
+  A few very large values would make all others dark, and have the last colour.
+  """
+  high = max(float(np.percentile(values, _TOP)), _LEAST_TOP)
+  step = 10.0 ** (math.floor(math.log10(high)) - 1)
+  high = math.ceil(high / step) * step
+  return sheet.Scale(0.0, high, label, exceeded=bool(values.max() > high))
 
 
-def _tops(rows: Sequence[Sequence[np.ndarray]]) -> list[str]:
-  """Returns the captions of a column of images and rows of attention."""
-  return [text for row in rows for text in ('', *map(_percent, row))]
+def _scale_numbers(scale: sheet.Scale, vit: weights.Loaded) -> dict[str, float]:
+  """Returns what a reader of numbers.json needs to read the colours."""
+  uniform = 1 / features.num_tokens(vit)
+  return {'uniform_attention': uniform, 'last_colour': scale.high}
 
 
-def _percent(found: np.ndarray) -> str:
-  """Returns the value of the last colour of an attention map, in percent."""
-  share = tiles.top(found)
-  return f'{share:.1%}' if share >= 0.1 else f'{share:.2%}'
+def _images(subject: Subject, columns: int) -> list[np.ndarray]:
+  """Returns the images as tiles for a sheet with some columns."""
+  vit = subject.vit
+  grid = features.patch_grid(vit)
+  shape = tiles.tile_shape(vit.preprocess.image_size, grid, columns)
+  return tiles.fit_all(subject.pixels, shape)
+
+
+def _tiles(
+  values: Sequence[np.ndarray], images: list[np.ndarray], scale: sheet.Scale
+) -> list[sheet.Tile]:
+  """Returns maps [h, w] in colours, as large as the images."""
+  height, width = images[0].shape[:2]
+  limits = scale.low, scale.high
+  return [sheet.Tile(tiles.color(x, (height, width), limits)) for x in values]
 
 
 def segments(subject: Subject) -> Drawn:
@@ -102,49 +104,49 @@ def segments(subject: Subject) -> Drawn:
   attention_lib.check_class_token(subject.vit)
   mass = subject.options.mass
   # The last layer, whichever layers --layers shows.
-  found = attention_lib.segments(_attention(subject).maps[-1], mass)
-  grid = features.patch_grid(subject.vit)
-  heads = found.shape[1]
-  size = subject.vit.preprocess.image_size
-  images = tiles.fit_all(
-    subject.pixels, tiles.tile_shape(size, grid, heads + 1, limits=(64, 112))
-  )
-  figure = canvas.sheet(
+  patches = attention_lib.segments(_attention(subject).maps[-1], mass)
+  heads = patches.shape[1]
+  images = _images(subject, heads + 1)
+  rows = [
     [
-      [image, *(tiles.cover(image, ~one, _VEIL) for one in of_heads)]
-      for image, of_heads in zip(images, found, strict=True)
-    ],
-    columns=['image', *(f'head {head}' for head in range(heads))],
-    rows=subject.captions,
-    captions=[
-      text
-      for of_heads in found
-      for text in ('', *(f'{x.sum()} of {x.size}' for x in of_heads))
-    ],
+      sheet.Tile(image),
+      *(
+        sheet.Tile(tiles.cover(image, ~x, _VEIL), f'{x.sum()} of {x.size}')
+        for x in by_head
+      ),
+    ]
+    for image, by_head in zip(images, patches, strict=True)
+  ]
+  drawn = sheet.draw(
+    rows,
+    heads=['image', *(f'head {head}' for head in range(heads))],
+    names=subject.captions,
   )
   caption = (
     f'The smallest set of patches that holds {mass:.0%} of the attention of the'
     ' class token to all patches (another share with --mass), in each head of'
-    ' the last layer (arXiv:2104.14294, section 4.2.2 and figure 4); the others'
-    ' are covered. Below each image is the number of patches in the set.'
+    ' the last layer (arXiv:2104.14294, section 4.2.2 and figure 4). Other'
+    ' patches are covered. Below each image is the number of patches in the'
+    ' set.'
   )
-  numbers = {'mass': mass, 'patches': found.sum(axis=(2, 3))}
-  return Drawn(caption, [('', figure)], numbers)
+  numbers = {'mass': mass, 'patches': patches.sum(axis=(2, 3))}
+  return Drawn(caption, [('', drawn)], numbers)
 
 
 def rollout(subject: Subject) -> Drawn:
   """Draws attention rollout."""
-  found = _attention(subject).rollout
+  vit, shares = subject.vit, _attention(subject).rollout
+  values = shares * features.num_tokens(vit)
+  scale = _scale(values, 'share / equal share (1 = all tokens alike)')
   caption = (
-    'How much of each patch reaches what the head reads, by attention rollout:'
-    ' the mean attention of the heads and the identity in equal parts, for the'
-    ' residual, multiplied through all layers (arXiv:2005.00928, section 3).'
-    + _read(subject.vit)
-    + _OVERLAID
+    'The share of each patch in the input of the classifier, by attention'
+    ' rollout (arXiv:2005.00928, section 3): the mean attention of the heads'
+    ' and the identity in equal parts, for the residual, multiplied through all'
+    ' layers.' + _read(vit)
   )
-  captions = [_percent(one) for one in found]
-  figure = _overlays(subject, found[:, None], captions)
-  return Drawn(caption, [('', figure)], {'rollout': found})
+  drawn = _sheet(subject, values[:, None], ['rollout'], scale)
+  numbers = {'rollout': shares, **_scale_numbers(scale, vit)}
+  return Drawn(caption, [('', drawn)], numbers)
 
 
 def relevance(subject: Subject) -> Drawn:
@@ -154,22 +156,23 @@ def relevance(subject: Subject) -> Drawn:
   which = (
     'those of --classes' if subject.options.classes else 'the most probable'
   )
+  mean = found.mean(axis=(-2, -1), keepdims=True)
+  values = np.divide(found, mean, out=np.zeros_like(found), where=mean > 0)
+  scale = _scale(values, 'relevance / mean of the map (1 = all patches alike)')
   caption = (
     f'The relevance of each patch for a class, here {which}: attention weighted'
     " by the positive part of the gradient of the class's logit, mean over the"
-    ' heads, followed through all layers to the tokens that the head reads'
-    ' (arXiv:2103.15679, equations 5 and 6).' + _read(subject.vit) + _OVERLAID
+    ' heads, followed through all layers to the tokens that the classifier'
+    ' reads (arXiv:2103.15679, equations 5 and 6).' + _read(subject.vit)
   )
-  texts = [
-    f'{text}\n{tiles.top(one):.2g}'
-    for text, one in zip(
-      captions, found.reshape(-1, *found.shape[2:]), strict=True
-    )
-  ]
-  figure = _overlays(subject, found, texts)
-  return Drawn(
-    caption, [('', figure)], {'classes': classes, 'relevance': found}
-  )
+  heads = classes if subject.options.classes else ['relevance']
+  drawn = _sheet(subject, values, heads, scale, captions)
+  numbers = {
+    'classes': classes,
+    'relevance': found,
+    'last_colour': scale.high,
+  }
+  return Drawn(caption, [('', drawn)], numbers)
 
 
 def _class_relevance(
@@ -189,32 +192,33 @@ def _class_relevance(
 
 def query(subject: Subject) -> Drawn:
   """Draws the attention of a chosen patch."""
-  found = _attention(subject).query
   layers, patch = subject.options.layers, subject.options.query
+  vit = subject.vit
+  values = _attention(subject).query[list(layers)] * features.num_tokens(vit)
+  scale = _scale(values, _UNIFORM)
   caption = (
-    f'The attention of the patch in row {patch[0]}, column {patch[1]}, counted'
-    ' from 0 (framed; another with --query=ROW,COLUMN), to all patches in each'
-    ' layer, mean over the heads.' + _OVERLAID
+    f'Attention of the patch in row {patch[0]}, column {patch[1]}, to all'
+    ' patches in each layer, mean over the heads. The patch is framed; choose'
+    ' another with --query=ROW,COLUMN. Rows, columns and layers are counted'
+    ' from 0.'
   )
-  grid = features.patch_grid(subject.vit)
-  size = subject.vit.preprocess.image_size
-  images = tiles.fit_all(
-    subject.pixels, tiles.tile_shape(size, grid, len(layers) + 1)
-  )
-  maps_of = [[found[layer, i] for layer in layers] for i in range(len(images))]
-  rows: list[list[np.ndarray | None]] = []
-  for image, row in zip(images, maps_of, strict=True):
-    overlaid = [tiles.overlay(image, one) for one in row]
-    rows.append([tiles.mark(x, patch, grid) for x in (image, *overlaid)])
-  figure = canvas.sheet(
+  images = _images(subject, len(layers) + 1)
+  grid = features.patch_grid(vit)
+  rows = [
+    [
+      sheet.Tile(tiles.mark(tile.image, patch, grid))
+      for tile in (sheet.Tile(image), *_tiles(values[:, i], images, scale))
+    ]
+    for i, image in enumerate(images)
+  ]
+  drawn = sheet.draw(
     rows,
-    columns=['image', *map(str, layers)],
-    corner='layer',
-    rows=subject.captions,
-    captions=_tops(maps_of),
-    scale=_SCALE,
+    heads=['image', *(f'layer {layer}' for layer in layers)],
+    names=subject.captions,
+    scale=scale,
   )
-  return Drawn(caption, [('', figure)], {'patch': patch})
+  numbers = {'patch': patch, **_scale_numbers(scale, vit)}
+  return Drawn(caption, [('', drawn)], numbers)
 
 
 def distance(subject: Subject) -> Drawn:
@@ -285,32 +289,36 @@ def _read(vit: weights.Loaded) -> str:
   )
 
 
-def _overlays(
+def _sheet(
   subject: Subject,
-  found: np.ndarray,
-  captions: Sequence[str],
-) -> Any:
-  """Returns a sheet with each image and maps over it.
+  values: np.ndarray,
+  heads: Sequence[str],
+  scale: sheet.Scale,
+  captions: Sequence[str] = (),
+) -> np.ndarray:
+  """Returns a sheet with each image beside its maps.
 
   Args:
     subject: The model and the images.
-    found: K maps for each image, [B, K, h, w].
-    captions: Texts below the B x K maps, in this order; the last line is the
-      value of the last colour.
+    values: K maps for each image, [B, K, h, w].
+    heads: Names of the K maps.
+    scale: Scale of all maps.
+    captions: Texts below the B x K maps, in this order.
   """
-  vit = subject.vit
-  size = found.shape[1] + 1
+  size = values.shape[1] + 1
   beside = max(1, _COLUMNS // size) * size
-  grid = features.patch_grid(vit)
-  shape = tiles.tile_shape(vit.preprocess.image_size, grid, max(beside, 6))
-  images = tiles.fit_all(subject.pixels, shape)
+  images = _images(subject, max(beside, 6))
+  below = iter(captions)
   groups = [
-    [image, *(tiles.overlay(image, one) for one in maps_of)]
-    for image, maps_of in zip(images, found, strict=True)
+    [
+      sheet.Tile(image, caption),
+      *(
+        x._replace(caption=next(below, '')) for x in _tiles(row, images, scale)
+      ),
+    ]
+    for image, row, caption in zip(
+      images, values, subject.captions, strict=True
+    )
   ]
-  texts: list[str] = []
-  for i, caption in enumerate(subject.captions):
-    texts += [caption, *captions[i * (size - 1) : (i + 1) * (size - 1)]]
-  return canvas.sheet(
-    tiles.grouped(groups, beside), captions=texts, group=size, scale=_SCALE
-  )
+  rows = tiles.grouped(groups, beside)
+  return sheet.draw(rows, heads=['image', *heads], group=size, scale=scale)

@@ -203,4 +203,4 @@ def _names(source: data.Source, index: np.ndarray) -> tuple[str, ...]:
 
 
 def _numbers(index: np.ndarray) -> tuple[str, ...]:
-  return tuple(f'no. {number}' for number in index.tolist())
+  return tuple(f'example {number}' for number in index.tolist())

@@ -82,10 +82,7 @@ def from_examples(
   if examples.labels is not None:
     truths = tuple(examples.classes[i] for i in examples.labels[rows])
   if examples.numbered:
-    naming = (
-      "In names, no. is an example's position in the split, from 0 and before"
-      ' slicing.'
-    )
+    naming = 'Numbers of examples count the whole split from 0.'
   return subject_lib.Images(
     names=tuple(printable(examples.names[i]) for i in rows),
     truths=truths,

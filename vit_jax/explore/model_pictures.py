@@ -1,5 +1,7 @@
 """Pictures of the parameters of a model, and of an image as its patches."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from vit_jax import models
@@ -10,7 +12,8 @@ from vit_jax.explore import positions
 from vit_jax.explore import subject as subject_lib
 from vit_jax.models import embedding
 from vit_jax.models import vit as vit_lib
-from vit_jax.plots import canvas
+from vit_jax.plots import sheet
+from vit_jax.plots import style
 from vit_jax.plots import tiles
 from vit_jax.weights import features
 
@@ -18,6 +21,8 @@ Drawn = subject_lib.Drawn
 
 _FILTERS = 28  # as in the figure of the ViT paper
 _FILTER_COLUMNS = 14
+_STEM_COLUMNS = 16
+_WITH_COLOURS = (3, 4)  # channels of images with colours
 _MOST_QUERIES = 14  # along each side of a grid of grids
 _PREFIX = {
   'class_token': 'class',
@@ -31,7 +36,7 @@ def patches(subject: subject_lib.Subject) -> Drawn:
   vit = subject.vit
   grid = features.patch_grid(vit)
   size = vit.preprocess.image_size
-  shape = tiles.tile_shape(size, grid, 1, limits=(96, 336))
+  shape = tiles.tile_shape(size, grid, 1, limits=(192, 560))
   image = tiles.fit(subject.pixels[0], shape)
   caption = (
     f'{subject.images.names[0]}, {size[0]} × {size[1]} pixels, is cut into'
@@ -72,41 +77,71 @@ def prefix_names(vit: weights.Loaded) -> list[tuple[str, str]]:
 
 def filters(subject: subject_lib.Subject) -> Drawn:
   """Draws the principal components of the patch embedding's filters."""
-  found = positions.embedding_filters(subject.vit, count=_FILTERS)
+  found, shares = positions.filter_components(subject.vit, count=_FILTERS)
   p, q = found.shape[1:3]
-  shape = tiles.tile_shape((p, q), (p, q), _FILTER_COLUMNS, limits=(48, 64))
+  shape = tiles.tile_shape((p, q), (p, q), _FILTER_COLUMNS, limits=(120, 128))
+  captions = [f'{i + 1}\n{share:.1%}' for i, share in enumerate(shares)]
   caption = (
     f'The first {len(found)} principal components of the filters of the patch'
-    ' embedding, as in the ViT paper (arXiv:2010.11929, figure 7, left). Each'
-    ' is scaled from its smallest to its largest weight; its sign has no'
-    ' meaning.'
+    ' embedding (arXiv:2010.11929, figure 7, left), with the share of the'
+    f' variance that each explains; together {shares.sum():.1%}. The sign of a'
+    f' component has no meaning. {_filter_colours(found)}'
   )
-  return Drawn(caption, [('', _filter_sheet(found, shape))])
+  numbers = {'explained_variance': shares}
+  drawn = _filter_sheet(found, shape, _FILTER_COLUMNS, captions)
+  return Drawn(caption, [('', drawn)], numbers)
 
 
 def stem(subject: subject_lib.Subject) -> Drawn:
   """Draws the first filters of a ResNet."""
   found = positions.stem_filters(subject.vit)
-  shape = tiles.tile_shape(found.shape[1:3], found.shape[1:3], 16)
-  where = 'this ResNet (arXiv:1912.11370)'
+  shape = tiles.tile_shape(
+    found.shape[1:3], found.shape[1:3], _STEM_COLUMNS, limits=(80, 112)
+  )
+  name = 'this ResNet (arXiv:1912.11370)'
   if isinstance(subject.vit.model, vit_lib.ViT):
-    where = (
+    name = (
       'the ResNet that comes before the encoder (the hybrid of'
       ' arXiv:2010.11929, section 3.1)'
     )
   caption = (
-    f'The {len(found)} filters of the first convolution of {where},'
-    ' standardised as the model uses them. Each is scaled from its smallest to'
-    ' its largest weight.'
+    f'The {len(found)} filters of the first convolution of {name},'
+    f' standardised as the model uses them. {_filter_colours(found)}'
   )
-  return Drawn(caption, [('', _filter_sheet(found, shape, 16))])
+  captions = [str(i) for i in range(len(found))]
+  drawn = _filter_sheet(found, shape, _STEM_COLUMNS, captions)
+  return Drawn(caption, [('', drawn)])
+
+
+def _filter_colours(filters: np.ndarray) -> str:
+  """Returns a sentence on the colours of filters [F, p, q, C]."""
+  if filters.shape[-1] in _WITH_COLOURS:
+    return 'Colours are weights of red, green and blue; grey is 0.'
+  return 'Colours are weights relative to the largest of each filter.'
 
 
 def _filter_sheet(
-  found: np.ndarray, shape: tuple[int, int], columns: int = _FILTER_COLUMNS
-) -> 'subject_lib.Figure':
-  groups = [[tiles.fit(image, shape)] for image in tiles.stretched(found)]
-  return canvas.sheet(tiles.grouped(groups, columns))
+  filters: np.ndarray,
+  shape: tuple[int, int],
+  columns: int,
+  captions: Sequence[str],
+) -> np.ndarray:
+  """Returns a sheet of filters [F, p, q, C], each scaled by its largest."""
+  largest = np.abs(filters).max(axis=(1, 2, 3), keepdims=True)
+  scaled = filters / np.where(largest > 0, largest, 1)
+  if filters.shape[-1] in _WITH_COLOURS:
+    shown = tiles.fit_all(tiles.to_rgb((scaled[..., :3] + 1) / 2), shape)
+    scale = None
+  else:
+    limits = -1.0, 1.0
+    shown = [
+      tiles.color(x[..., 0], shape, limits, style.SIGNED) for x in scaled
+    ]
+    scale = sheet.Scale(*limits, 'weight / largest weight', style.SIGNED)
+  groups = [
+    [sheet.Tile(x, caption)] for x, caption in zip(shown, captions, strict=True)
+  ]
+  return sheet.draw(tiles.grouped(groups, columns), scale=scale)
 
 
 def positions_grid(subject: subject_lib.Subject) -> Drawn:
@@ -127,9 +162,9 @@ def positions_grid(subject: subject_lib.Subject) -> Drawn:
       label += ', resized'
     figures.append((label, _grid_of_grids(similarity)))
   caption = (
-    'Each small map belongs to the patch at its place in the image. It shows'
-    " the cosine similarity of that patch's position embedding to those of all"
-    ' patches (arXiv:2010.11929, figure 7, centre).'
+    'The map in row i, column j is the cosine similarity of the position'
+    ' embedding of the patch in row i, column j of the image to the embeddings'
+    ' of all patches (arXiv:2010.11929, figure 7, centre).'
     f'{_which_rows(features.patch_grid(vit), resized_grid)} {_resize(vit)}'
   )
   return Drawn(caption, figures)
@@ -140,7 +175,7 @@ def _which_rows(*grids: tuple[int, int]) -> str:
     return ''
   return (
     f' Where there are more than {_MOST_QUERIES} rows or columns, evenly spread'
-    ' ones are shown, with their numbers.'
+    ' ones are shown.'
   )
 
 
@@ -170,18 +205,21 @@ def _larger(vit: weights.Loaded) -> tuple[int, int]:
   return h, w
 
 
-def _grid_of_grids(similarity: np.ndarray) -> 'subject_lib.Figure':
+def _grid_of_grids(similarity: np.ndarray) -> np.ndarray:
   """Returns a sheet of similarity [h, w, h, w], for evenly spread patches."""
   h, w = similarity.shape[:2]
   rows, columns = (tiles.spread(n, _MOST_QUERIES) for n in (h, w))
-  limits = float(similarity.min()), 1.0
-  shape = tiles.tile_shape((h, w), (h, w), len(columns), width=860)
-  return canvas.sheet(
+  limits = -1.0, 1.0
+  shape = tiles.tile_shape((h, w), (h, w), len(columns), width=1720)
+  return sheet.draw(
     [
-      [tiles.color(similarity[i, j], shape, limits) for j in columns]
+      [
+        sheet.Tile(tiles.color(similarity[i, j], shape, limits, style.SIGNED))
+        for j in columns
+      ]
       for i in rows
     ],
-    columns=[str(j) for j in columns],
-    rows=[str(i) for i in rows],
-    scale=canvas.Scale(*limits, 'cosine similarity'),
+    heads=[f'column {j}' for j in columns],
+    names=[f'row {i}' for i in rows],
+    scale=sheet.Scale(*limits, 'cosine similarity', style.SIGNED),
   )

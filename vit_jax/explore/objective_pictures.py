@@ -14,7 +14,7 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.explore import predictions as predictions_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.objectives import base
-from vit_jax.plots import canvas
+from vit_jax.plots import sheet
 from vit_jax.plots import tiles
 from vit_jax.runs import restoring
 from vit_jax.train import step as step_lib
@@ -27,7 +27,7 @@ Subject = subject_lib.Subject
 
 _BATCH = 16  # maximum number of images at a time
 _COLUMNS = 9  # of a sheet with a group of tiles for each image
-_LIMITS = (112, 144)  # pixels of a tile's longer side: its caption needs them
+_LIMITS = (224, 288)  # pixels of a tile's longer side: its caption needs them
 _SAMPLES = 36  # images that are drawn
 _COMPLETED = 8  # most images that are completed
 _COMPLETIONS = 4  # of each of these
@@ -46,20 +46,23 @@ def objective(subject: Subject) -> Drawn:
   beside = max(1, _COLUMNS // len(columns)) * len(columns)
   shape = tiles.tile_shape(size, grid, beside, limits=_LIMITS)
   shown = [_tiles(subject, column, grid, shape) for column in columns]
-  captions: list[str] = []
-  for text in subject.captions:
-    captions += [*(column.name for column in columns[:-1]), text]
-  groups = list(zip(*shown, strict=True))
-  figure = canvas.sheet(
-    tiles.grouped(groups, beside), captions=captions, group=len(columns)
+  groups = [
+    [sheet.Tile(tile) for tile in group] for group in zip(*shown, strict=True)
+  ]
+  for group, text in zip(groups, subject.captions, strict=True):
+    group[-1] = group[-1]._replace(caption=text)
+  drawn = sheet.draw(
+    tiles.grouped(groups, beside),
+    heads=[column.name for column in columns],
+    group=len(columns),
   )
-  caption = f'{made.pictures_caption} The last of each group is the original.'
+  caption = made.pictures_caption
   if any(column.hidden is not None for column in columns):
     caption += (
       ' Masks are those of the step of training that follows this checkpoint,'
       f' number {subject.vit.origin.step}, whose images are others.'
     )
-  return Drawn(caption, [('', figure)])
+  return Drawn(caption, [('', drawn)])
 
 
 def _objective_of(
@@ -124,14 +127,14 @@ def samples(subject: Subject) -> Drawn:
   """Draws new images of a model that predicts pixels."""
   found = sampling.sample(subject.vit, _SAMPLES)
   shown = _fitted(subject, found)
-  rows = tiles.grouped([[tile] for tile in shown], _COLUMNS)
+  rows = tiles.grouped([[sheet.Tile(tile)] for tile in shown], _COLUMNS)
   caption = (
     f'{_SAMPLES} images that the model draws, one pixel after another, each'
     ' from its distribution of colours given those before it (Chen et al.,'
     ' 2020, Generative Pretraining from Pixels); with temperature 1 and seed 0,'
     ' as `predict --sample` draws them.'
   )
-  return Drawn(caption, [('', canvas.sheet(rows))])
+  return Drawn(caption, [('', sheet.draw(rows))])
 
 
 def completions(subject: Subject) -> Drawn:
@@ -141,17 +144,17 @@ def completions(subject: Subject) -> Drawn:
   images, drawn = sampling.complete(
     subject.vit, subject.images.inputs[chosen], _COMPLETIONS
   )
-  rows: list[list[np.ndarray | None]] = []
-  for image, each in zip(images, drawn, strict=True):
-    *others, original = _fitted(subject, np.stack([*each, image]))
+  rows = []
+  for image, lower_halves in zip(images, drawn, strict=True):
+    *completed, original = _fitted(subject, np.stack([*lower_halves, image]))
     half = tiles.cover(
       original, np.arange(len(image))[:, None] >= len(image) // 2
     )
-    rows.append([half, *others, original])
-  figure = canvas.sheet(
+    rows.append([sheet.Tile(x) for x in (half, *completed, original)])
+  picture = sheet.draw(
     rows,
-    columns=['given', *['drawn'] * _COMPLETIONS, 'original'],
-    rows=[subject.captions[i] for i in chosen],
+    heads=['given', *['drawn'] * _COMPLETIONS, 'original'],
+    names=[subject.captions[i] for i in chosen],
   )
   caption = (
     f'Lower halves of {counted(len(chosen), "image")} that the model draws'
@@ -159,7 +162,7 @@ def completions(subject: Subject) -> Drawn:
     ' from Pixels, figure 1), with temperature 1 and seed 0. Originals are in'
     ' the colours of the model.'
   )
-  return Drawn(caption, [('', figure)])
+  return Drawn(caption, [('', picture)])
 
 
 def _fitted(subject: Subject, images: np.ndarray) -> list[np.ndarray]:

@@ -188,6 +188,7 @@ def _write(
   """Writes numbers.json and report.html into the folder of the pictures."""
   from vit_jax.explore import report
   from vit_jax.explore import report_folder
+  from vit_jax.explore import summaries
   from vit_jax.runs import safe_io
 
   if not contents.sections:
@@ -203,6 +204,7 @@ def _write(
   report.write(
     folder / 'report.html',
     f'Inside {subject.name}',
+    summaries.summarize(subject, contents.numbers),
     _facts(subject, failed),
     contents.sections,
     contents.missing,
@@ -405,18 +407,17 @@ def _facts(
     facts['Compared with'] = f'{_OTHER.value}: {subject.other.describe()}'
   if subject.given is not None:
     count, found = len(subject.given.names), subject.given.found
-    chosen = f'{count}' if count == found else f'{count} of {found}'
-    size = subject.vit.preprocess.image_size
+    height, width = subject.vit.preprocess.image_size
     facts['Images'] = (
-      f'{chosen}, as {size[0]} × {size[1]} pixels. Captions have the name, the'
-      ' most probable class with its probability, and the label, as far as they'
-      f' are known. {subject.given.naming}'
+      f'{count} of {found}, resized to {height} × {width} pixels, as the model'
+      ' sees them. Captions have the name, the most probable class with its'
+      f' probability, and the label. {subject.given.naming}'
     ).rstrip()
   if failed:
     facts['Left out'] = '; '.join(map(str, failed))
   if subject.labelled is not None:
     examples = subject.labelled
-    facts['Labelled'] = (
-      f'{examples.where}: {len(examples)} of {examples.total} examples'
+    facts['Labelled examples'] = (
+      f'{len(examples)} of {examples.total} in {examples.where}'
     )
   return facts

@@ -80,6 +80,16 @@ def embedding_filters(vit: weights.Loaded, count: int = 28) -> np.ndarray:
     UserError: The model does not embed patches of pixels, or its filters are
       not finite.
   """
+  return filter_components(vit, count)[0]
+
+
+def filter_components(
+  vit: weights.Loaded, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns `embedding_filters`, and the part of the variance of each.
+
+  The parts of all components add up to 1, float64 [count].
+  """
   if 'patch_embedding' not in vit.params or 'stem' in vit.params:
     raise UserError(
       'the model embeds no patches of pixels but what a ResNet makes of them:'
@@ -88,13 +98,16 @@ def embedding_filters(vit: weights.Loaded, count: int = 28) -> np.ndarray:
   kernel = np.asarray(vit.params['patch_embedding']['kernel'], np.float64)
   kernel = _finite(kernel, 'filters')
   shape, filters = kernel.shape[:3], kernel.reshape(-1, kernel.shape[-1]).T
-  _, _, components = np.linalg.svd(
+  _, deviations, components = np.linalg.svd(
     filters - filters.mean(axis=0), full_matrices=False
   )
   components = components[:count]
   largest = np.abs(components).argmax(axis=1)
   signs = np.sign(components[np.arange(len(components)), largest])
-  return (components * signs[:, None]).reshape(-1, *shape).astype(np.float32)
+  signed = (components * signs[:, None]).reshape(-1, *shape)
+  variances = deviations**2
+  shares = variances[:count] / (variances.sum() or 1)
+  return signed.astype(np.float32), shares
 
 
 def stem_filters(vit: weights.Loaded) -> np.ndarray:

@@ -1,9 +1,11 @@
 """Charts of predictions: probabilities, reliability, maps of embeddings.
 
-Each function returns a figure of matplotlib, made within `canvas.style`.
+Functions return figures of matplotlib, made within `canvas.style`, but for
+`bars`, which needs no matplotlib.
 """
 
 from collections.abc import Sequence
+import functools
 import math
 from typing import Any
 from typing import NamedTuple
@@ -13,6 +15,8 @@ import numpy as np
 
 from vit_jax.explore import predictions
 from vit_jax.plots import canvas
+from vit_jax.plots import paper as paper_lib
+from vit_jax.plots import style
 from vit_jax.plots import texts
 from vit_jax.plots import tiles as tiles_lib
 
@@ -20,8 +24,8 @@ if TYPE_CHECKING:
   from matplotlib import axes as axes_lib
   from matplotlib import figure as figure_lib
 
-_THUMBNAIL = 108  # pixels
-_ROW, _NAME, _LONGEST, _NUMBER = 20, 130, 130, 44  # pixels of a bar
+_THUMBNAIL = 216  # pixels of the file, as the lengths of bars
+_ROW, _NAME, _LONGEST, _NUMBER = 42, 300, 300, 88
 _COLUMNS = 2  # of images with their bars
 _MAP = 1030, 600  # pixels of the two panels together
 _PANEL = 400, 520  # approximate pixels of a panel for points
@@ -30,6 +34,15 @@ _APART = 28  # minimum pixels between the centres of two thumbnails
 _NEIGHBOURS = 10  # number of neighbours whose labels are compared
 _MOST_THUMBNAILS = 90
 _LISTED = 20  # largest number of classes that a legend names
+_RELIABILITY = 480, 540  # pixels of both panels together
+LEAST_IN_BAR = 5  # examples; the accuracy of fewer says nothing
+_FULL = 30  # examples of a bar that does not fade
+_GAP: Any = {
+  'facecolor': 'none',
+  'edgecolor': style.RED,
+  'hatch': '////',
+  'linewidth': 0.8,
+}
 
 
 class Bar(NamedTuple):
@@ -42,82 +55,104 @@ class Bar(NamedTuple):
 
 def bars(
   images: np.ndarray, captions: Sequence[str], classes: Sequence[Sequence[Bar]]
-) -> 'figure_lib.Figure':
-  """Returns images with the probabilities of a few classes.
+) -> np.ndarray:
+  """Returns images with the probabilities of a few classes, uint8 [h, w, 3].
 
   Args:
     images: uint8 [B, H, W, 3].
     captions: Texts above the images.
     classes: Some classes for each image, the most probable first.
   """
+  gap, line = paper_lib.GAP, paper_lib.LINE
   scale = _THUMBNAIL / max(images.shape[1:3])
-  shape = tuple(max(1, round(n * scale)) for n in images.shape[1:3])
-  lines = max(map(len, classes))
-  widest = max(texts.width(bar.name) for row in classes for bar in row)
-  name = min(_NAME, math.ceil(widest))
-  high = canvas.LINE + max(shape[0], lines * _ROW) + 4 * canvas.GAP
-  wide = _THUMBNAIL + name + _LONGEST + _NUMBER + 8 * canvas.GAP
+  high, wide = (max(1, round(n * scale)) for n in images.shape[1:3])
+  names = [bar.name for row in classes for bar in row]
+  room = min(_NAME, math.ceil(max(map(paper_lib.width, names))))
+  pitch = _THUMBNAIL + room + _LONGEST + _NUMBER + 6 * gap
+  down = line + max(high, max(map(len, classes)) * _ROW) + 3 * gap
   columns = min(_COLUMNS, len(images))
-  rows = -(-len(images) // columns)
-  figure, axes = canvas.pixel_figure(columns * wide, canvas.GAP + rows * high)
-  short = texts.shorten(captions, wide - 4 * canvas.GAP, 'bold')
+  bold = functools.partial(paper_lib.width, bold=True)
+  short = texts.shorten(captions, pitch - 3 * gap, bold)
+  paper = paper_lib.Paper(
+    columns * pitch, gap + -(-len(images) // columns) * down
+  )
   for i, (image, text, row) in enumerate(
     zip(images, short, classes, strict=True)
   ):
-    left = canvas.GAP + i % columns * wide
-    top = canvas.GAP + i // columns * high
-    axes.text(left, top + canvas.LINE / 2, text, va='center', weight='bold')
-    tile = tiles_lib.fit(image, (shape[0], shape[1]))
-    canvas.place(axes, tile, left, top + canvas.LINE)
-    start = left + _THUMBNAIL + name + 4 * canvas.GAP
-    _draw_bars(axes, start, top, row)
-  return figure
+    left, top = gap + i % columns * pitch, gap + i // columns * down
+    paper.write([text], left, top, bold=True)
+    top += line + gap // 2
+    paper.paste(tiles_lib.fit(image, (high, wide)), left, top)
+    _draw_bars(paper, left + _THUMBNAIL + room + 2 * gap, top, row, room)
+  return paper.pixels
 
 
 def _draw_bars(
-  axes: 'axes_lib.Axes', start: float, top: float, classes: Sequence[Bar]
+  paper: paper_lib.Paper,
+  start: float,
+  top: float,
+  classes: Sequence[Bar],
+  room: float,
 ) -> None:
-  names = texts.shorten([bar.name for bar in classes], _NAME)
+  names = texts.shorten([bar.name for bar in classes], room, paper_lib.width)
+  gap = paper_lib.GAP
   for i, (_, probability, right) in enumerate(classes):
-    y = top + canvas.LINE + (i + 0.5) * _ROW
-    axes.text(start - canvas.GAP, y, names[i], ha='right', va='center')
-    color = canvas.GREEN if right else canvas.BLUE
-    width = max(probability * _LONGEST, 1)
-    axes.barh(y, width, _ROW - 6, left=start, color=color)
-    axes.text(start + width + canvas.GAP, y, f'{probability:.1%}', va='center')
+    y = top + i * _ROW
+    paper.write([names[i]], start - gap, y, align=1)
+    colour = style.GREEN if right else style.BLUE
+    width = max(probability * _LONGEST, 2)
+    paper.fill(start, y + 4, width, _ROW - 10, colour)
+    paper.write([f'{probability:.1%}'], start + width + gap, y)
 
 
-def reliability(bins: Sequence[predictions.Bin]) -> 'figure_lib.Figure':
-  """Returns a reliability diagram, with the number of examples below.
+def reliability(
+  bins: Sequence[predictions.Bin], error: float
+) -> 'figure_lib.Figure':
+  """Returns a reliability diagram, with the share of examples below.
+
+  A bar is the accuracy in a range of confidence. It fades with the number of
+  examples, and is left out below `LEAST_IN_BAR`.
 
   Args:
     bins: The bins that contain examples.
+    error: The expected calibration error, which is written into the panel.
   """
-  figure = canvas.figure(460, 520)
+  figure = canvas.figure(*_RELIABILITY)
   above, below = figure.subplots(
     2, 1, sharex=True, gridspec_kw={'height_ratios': [3, 1]}
   )
-  above.plot([0, 1], [0, 1], '--', color=canvas.PALE, label='calibrated')
-  x = np.array([b.confidence for b in bins])
-  y = np.array([b.accuracy for b in bins])
-  sides = np.abs(np.array([b.interval for b in bins]).T - y)
-  marks: Any = {
-    'color': canvas.BLUE,
-    'capsize': 3,
-    'fmt': 'o-',
-    'markersize': 4,
-  }
-  above.errorbar(x, y, sides, label='the model, 95% intervals', **marks)
+  above.plot([0, 1], [0, 1], '--', color=style.PALE, label='calibrated')
+  wide = 0.9 / predictions.BINS
+  for bin_ in bins:
+    if bin_.examples < LEAST_IN_BAR:
+      continue
+    x = _middle(bin_)
+    alpha = float(np.clip(bin_.examples / _FULL, 0.25, 1))
+    above.bar(x, bin_.accuracy, wide, color=style.BLUE, alpha=alpha)
+    gap = bin_.confidence - bin_.accuracy
+    above.bar(x, gap, wide, bin_.accuracy, alpha=alpha, **_GAP)
+    above.vlines(x, *bin_.interval, color=style.INK, linewidth=1)
+  # Empty marks, since bars of the legend must not fade.
+  above.bar(0, 0, 0, color=style.BLUE, label='accuracy')
+  above.bar(0, 0, 0, label='gap to the confidence', **_GAP)
+  above.plot([], [], color=style.INK, linewidth=1, label='95% interval')
+  above.text(0.03, 0.94, f'ECE {error:.3f}', va='center', weight='bold')
   above.set_ylabel('accuracy')
   above.set_xlim(0, 1)
-  above.set_ylim(-0.02, 1.02)
+  above.set_ylim(0, 1)
   figure.legend(loc='outside upper left', frameon=False, ncols=2)
-  middles = (predictions.bin_numbers(x) + 0.5) / predictions.BINS
-  counts = [b.examples for b in bins]
-  below.bar(middles, counts, 0.9 / predictions.BINS, color=canvas.BLUE)
-  below.set_ylabel('examples')
-  below.set_xlabel('confidence')
+  total = sum(b.examples for b in bins)
+  shares = [100 * b.examples / total for b in bins]
+  below.bar([_middle(b) for b in bins], shares, wide, color=style.BLUE)
+  below.set_ylabel('examples (%)')
+  below.set_xlabel('confidence (probability of the predicted class)')
   return figure
+
+
+def _middle(bin_: predictions.Bin) -> float:
+  """Returns the middle of a bin's range of confidence."""
+  number = predictions.bin_numbers(np.array(bin_.confidence))
+  return float(number + 0.5) / predictions.BINS
 
 
 def embedding_map(
@@ -125,7 +160,8 @@ def embedding_map(
   labels: np.ndarray,
   names: Sequence[str],
   images: np.ndarray,
-  axes_names: tuple[str, str],
+  title: str,
+  axes_names: tuple[str, str] | None,
 ) -> 'figure_lib.Figure':
   """Returns a map of points coloured by class, and one of thumbnails.
 
@@ -136,24 +172,29 @@ def embedding_map(
     labels: Positions in `names`, int [N].
     names: Names of the classes.
     images: Thumbnails, uint8 [N, h, w, 3].
-    axes_names: Labels of the two axes.
+    title: Name of the map.
+    axes_names: Labels of the two axes; None: coordinates mean nothing.
   """
   figure = canvas.figure(*_MAP)
   left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-  colors = class_colors(len(names))
+  colours = style.class_colours(len(names)) / 255
   order = strays_last(points, labels)
   x, y = points[order].T
-  left.scatter(x, y, s=9, c=colors[labels[order]], linewidths=0)
-  right.scatter(x, y, s=3, c=canvas.FAINT, linewidths=0)
+  left.scatter(x, y, s=9, c=colours[labels[order]], linewidths=0)
+  right.scatter(x, y, s=3, c=style.FAINT, linewidths=0)
   for i in apart(points, _PANEL):
-    _draw_thumbnail(right, images[i], points[i], colors[labels[i]])
-  for cell in (left, right):
-    cell.set_xlabel(axes_names[0])
-  left.set_ylabel(axes_names[1])
+    _draw_thumbnail(right, images[i], points[i], colours[labels[i]])
+  left.set_title(title)
+  if axes_names is None:
+    left.tick_params(length=0, labelcolor='none')
+    right.tick_params(length=0, labelcolor='none')
+  else:
+    left.set(xlabel=axes_names[0], ylabel=axes_names[1])
+    right.set_xlabel(axes_names[0])
   if len(names) <= _LISTED:
     for i in np.unique(labels):
-      left.scatter([], [], s=24, c=[colors[i]], label=names[i])
-    figure.legend(loc='outside right center', frameon=False)
+      left.scatter([], [], s=24, color=colours[i], label=names[i])
+    figure.legend(loc='outside right upper', frameon=False, title='label')
   return figure
 
 
@@ -172,16 +213,6 @@ def _draw_thumbnail(
     thumbnail, tuple(point), pad=0.1, bboxprops=frame
   )
   cell.add_artist(box)
-
-
-def class_colors(count: int) -> np.ndarray:
-  """Returns a colour for each class, float [count, 4]."""
-  import matplotlib
-
-  if count <= _LISTED:
-    name = 'tab10' if count <= 10 else 'tab20'
-    return matplotlib.colormaps[name](np.arange(count))
-  return matplotlib.colormaps['turbo'](np.linspace(0, 1, count))
 
 
 def strays_last(points: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Pictures of predictions, mistakes and embeddings."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from vit_jax.explore import examples as examples_lib
 from vit_jax.explore import prediction_charts
 from vit_jax.explore import predictions as predictions_lib
 from vit_jax.explore import subject as subject_lib
-from vit_jax.plots import canvas
-from vit_jax.plots import charts
+from vit_jax.plots import matrix
+from vit_jax.plots import sheet
 from vit_jax.plots import tiles
 
 Drawn = subject_lib.Drawn
@@ -21,7 +22,6 @@ Subject = subject_lib.Subject
 _TOP = 5
 _MISTAKES = 24
 _MISTAKE_COLUMNS = 6
-_MOST_CLASSES = 40  # maximum number of classes in a confusion matrix
 
 
 def predictions(subject: Subject) -> Drawn:
@@ -92,64 +92,55 @@ def mistakes(subject: Subject) -> Drawn:
 
 def _mistake_sheet(
   subject: Subject, chosen: np.ndarray, numbers: list[dict[str, Any]]
-) -> Any:
+) -> np.ndarray:
   """Returns the chosen examples with their predictions and labels."""
   preprocess = subject.vit.preprocess
-  shape = tiles.tile_shape(
-    preprocess.image_size, (1, 1), _MISTAKE_COLUMNS, limits=(96, 140)
-  )
   pixels = tiles.pixels(preprocess, subject.examples.inputs(chosen))
-  groups = [[tile] for tile in tiles.fit_all(pixels, shape)]
   captions = [
     subject_lib.caption(
       x['name'], x['prediction'], x['probability'], x['label']
     )
     for x in numbers
   ]
-  return canvas.sheet(
-    tiles.grouped(groups, _MISTAKE_COLUMNS), captions=captions
-  )
+  groups = [
+    [sheet.Tile(sheet.readable(image), text)]
+    for image, text in zip(pixels, captions, strict=True)
+  ]
+  return sheet.draw(tiles.grouped(groups, _MISTAKE_COLUMNS))
 
 
 def confusion(subject: Subject) -> Drawn:
   """Draws the confusion matrix."""
   predicted, names = subject.predictions
   counts = report.confusion(predicted.label, predicted.top[:, 0], len(names))
-  chosen = _most_confused(counts)
-  shown = counts[np.ix_(chosen, chosen)]
-  # A row's total includes predictions of classes that are not shown.
-  parts = shown / np.maximum(counts[chosen].sum(axis=1, keepdims=True), 1)
-  some = [names[i] for i in chosen]
-  figure = charts.matrix(
-    parts,
-    x='predicted class',
-    y='true class',
-    label='fraction of the true class',
-    names=(some, some),
-    limits=(0.0, 1.0),
-    written=np.where(shown, shown.astype(str), ''),
-  )
-  correct = int((predicted.top[:, 0] == predicted.label).sum())
+  chosen = matrix.most_confused(counts)
+  correct = int(np.trace(counts))
   caption = (
     f'How {_examples(subject)} were classified. Rows are true classes, columns'
-    ' predicted ones; colours are fractions of a row.'
-    f' {correct} of {len(predicted.label)} are right'
+    ' predicted ones. A cell has the number of examples and the colour of their'
+    ' share of the true class. On the right is the share of each class that is'
+    f' classified correctly: {correct} of {len(predicted.label)} in all'
     f' ({correct / len(predicted.label):.1%}).'
   )
-  if len(chosen) < len(names):
-    caption += (
-      f' The {len(chosen)} of {len(names)} classes with the most mistakes are'
-      ' shown.'
-    )
-  return Drawn(caption, [('', figure)], {'classes': some, 'counts': shown})
+  numbers = {
+    'classes': [names[i] for i in chosen],
+    'counts': counts[np.ix_(chosen, chosen)],
+    'examples': len(predicted.label),
+    'accuracy': correct / len(predicted.label),
+    'interval': report.wilson(correct, len(predicted.label)),
+    'classes_by_accuracy': _by_accuracy(counts, names),
+  }
+  return Drawn(caption, [('', matrix.confusion(counts, names))], numbers)
 
 
-def _most_confused(counts: np.ndarray) -> np.ndarray:
-  """Returns the classes with the most mistakes, in ascending order."""
-  if len(counts) <= _MOST_CLASSES:
-    return np.arange(len(counts))
-  wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * np.diag(counts)
-  return np.sort(np.argsort(-wrong, kind='stable')[:_MOST_CLASSES])
+def _by_accuracy(
+  counts: np.ndarray, names: Sequence[str]
+) -> list[tuple[str, float]]:
+  """Returns classes that have examples, from the lowest accuracy on."""
+  totals = counts.sum(axis=1)
+  accuracy = np.diag(counts) / np.maximum(totals, 1)
+  order = np.argsort(accuracy, kind='stable')
+  return [(names[i], float(accuracy[i])) for i in order if totals[i]]
 
 
 def reliability(subject: Subject) -> Drawn:
@@ -159,13 +150,16 @@ def reliability(subject: Subject) -> Drawn:
   right = predicted.top[:, 0] == predicted.label
   bins = predictions_lib.reliability_bins(confidence, right)
   error = report.calibration_error(confidence, right)
-  figure = prediction_charts.reliability(bins)
+  figure = prediction_charts.reliability(bins, error)
+  least = prediction_charts.LEAST_IN_BAR
   caption = (
     f'{_capital(_examples(subject))} in {predictions_lib.BINS} ranges of'
-    ' confidence (the probability of the predicted class): the accuracy in each'
-    ' range, with 95% intervals (Wilson), and the number of examples. Below'
-    ' the diagonal the model is overconfident. The expected calibration error,'
-    f' the mean distance from the diagonal, is {error:.4f} (arXiv:1706.04599).'
+    ' confidence (the probability of the predicted class). A bar is the'
+    ' accuracy in its range, with a 95% interval (Wilson); the hatched part is'
+    ' the gap to the mean confidence. Gaps above a bar show overconfidence.'
+    ' Bars of few examples are pale, and ranges with fewer than'
+    f' {least} have none. The expected calibration error (ECE) is the mean gap'
+    f' over all examples: {error:.4f} (arXiv:1706.04599).'
   )
   numbers = {
     'calibration_error': error,
@@ -184,16 +178,21 @@ def embedding(subject: Subject) -> Drawn:
     )
   components, parts = predictions_lib.principal_components(subject.embeddings)
   points = {'PCA': components[:, :2], 't-SNE': predictions_lib.tsne(components)}
-  axes = {
+  axes: dict[str, tuple[str, str] | None] = {
     'PCA': (f'component 1 ({parts[0]:.0%})', f'component 2 ({parts[1]:.0%})'),
-    't-SNE': ('dimension 1 of t-SNE', 'dimension 2 of t-SNE'),
+    't-SNE': None,
   }
   thumbnails = examples.thumbnails(subject.vit.preprocess)
   figures = (
     (
       label,
       prediction_charts.embedding_map(
-        plane, examples.label, examples.classes, thumbnails, axes[label]
+        plane,
+        examples.label,
+        examples.classes,
+        thumbnails,
+        label,
+        axes[label],
       ),
     )
     for label, plane in points.items()

@@ -9,13 +9,15 @@ import re
 from typing import TYPE_CHECKING
 
 from vit_jax.config import check_package
+from vit_jax.explore import summaries
 from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
   import jinja2
 
 _SHOWN = 2  # pictures of a section that are not folded
-_LONG = 640  # pixels; the lower part of higher pictures is folded
+_NARROW = 560  # pixels; a narrower section is widened for its caption
+_GAP = 34  # pixels between two pictures, with their frames
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +50,19 @@ class Section:
     title: Heading.
     caption: Explains the pictures and how they were computed; papers are cited
       as arXiv:NUMBER.
-    pictures: Pictures in order. All but the first two are folded, and so is the
-      lower part of long ones.
+    pictures: Pictures in order. All but the first two are folded.
   """
 
   name: str
   title: str
   caption: str
   pictures: tuple[Picture, ...]
+
+  @property
+  def width(self) -> int:
+    """Width in pixels; narrow sections stand next to each other."""
+    widths = [picture.size[0] + _GAP for picture in self.pictures[:_SHOWN]]
+    return max(_NARROW, sum(widths))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,24 +93,25 @@ def check() -> None:
 def write(
   path: pathlib.Path,
   title: str,
+  summary: summaries.Summary,
   facts: Mapping[str, str],
   sections: Sequence[Section],
   missing: Sequence[Missing],
 ) -> None:
   """Writes the page, which needs no other file and no network.
 
-  The facts are a table at the top.
+  The summary is a card at the top, and the facts are a table below it.
 
   Raises:
     UserError: The file cannot be written.
   """
   text = _template().render(
     title=title,
+    summary=summary,
     facts=facts,
     sections=sections,
     missing=missing,
     shown=_SHOWN,
-    long=_LONG,
   )
   with safe_io.replacing(path) as file:
     # The name of a file may be invalid UTF-8.

@@ -1,8 +1,9 @@
-"""Pictures of maps of classes: overlays, and where they are wrong.
+"""Pictures of maps of classes: labels, predictions and errors.
 
-In comments: B images, (H, W) the size of the model's input.
+In comments: B images, (H, W) the size of the model's input, K classes.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,111 +13,143 @@ import numpy as np
 from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data.device import views
+from vit_jax.evaluation import segments
 from vit_jax.explore import subject as subject_lib
-from vit_jax.plots import canvas
 from vit_jax.plots import class_maps
+from vit_jax.plots import sheet
+from vit_jax.plots import style
 from vit_jax.plots import tiles
 from vit_jax.weights import batched
 
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
+Legend = list[tuple[str, np.ndarray]]
 
 _BATCH = 16  # maximum number of images at a time
-_COLUMNS = 8  # of a sheet with a group of tiles for each image
-_WORST = 12  # examples with the lowest overlap that are shown
-_LIMITS = (112, 224)  # pixels of a tile's longer side: its caption needs them
-_SWATCH = 48  # side of a colour in the legend
-_WRONG = np.array([220, 40, 40], np.uint8)
-_DARK = 0.35  # brightness of places that are right, in the picture of errors
+_GROUPS = 2  # images of a row, each with its maps
+_WORST = 12  # examples with the lowest mIoU that are shown
+_LIMITS = (128, 288)  # pixels of a tile's longer side, in the file
+_HEADS = ('image', 'ground truth', 'prediction', 'errors')
+_KEY = (
+  'Class colours are those of the legend. In the errors, wrong pixels are red'
+  ' over the image in grey, and pixels that do not count are white.'
+)
 
 
 def overlays(subject: Subject) -> Drawn:
-  """Draws the predicted classes over each image, with a legend."""
-  made, params = _objective(subject)
-  outputs = jax.jit(
-    lambda images: made.outputs(params, {'image': images})['segments']
+  """Draws the predicted classes of each image, and its labels if known."""
+  objective, params = _objective(subject)
+  names, images = _names(objective), subject.images
+  has_labels = bool(images.rows) and subject.examples.maps is not None
+  if has_labels:
+    found = _compare(subject, np.array(images.rows))
+    captions = [
+      f'{name}\nmIoU {miou:.2f}'
+      for name, miou in zip(images.names, found['miou'], strict=True)
+    ]
+  else:
+    apply = jax.jit(
+      lambda x: {
+        'segments': objective.outputs(params, {'image': x})['segments']
+      }
+    )
+    found = batched.in_batches(apply, [images.inputs], _BATCH)
+    captions = list(subject.captions)
+  caption = 'Each image, and the class that the model predicts for each pixel'
+  caption += (
+    ', with the ground truth before it. mIoU is the mean over the classes of an'
+    f' image of the intersection over union. {_KEY}'
+    if has_labels
+    else '.'
   )
-  found = batched.in_batches(outputs, [subject.images.inputs], _BATCH)
-  colours = _colours(made)
-  groups = [
-    [image, class_maps.overlay(_grey(image), labels, colours)]
-    for image, labels in zip(subject.pixels, found, strict=True)
-  ]
-  captions: list[str] = []
-  for text in subject.captions:
-    captions += [text, '']
-  figures = [
-    ('', _sheet(subject, groups, captions)),
-    ('Colours', _legend(made, np.unique(found), colours)),
-  ]
-  caption = (
-    'Each image, and the classes that the model predicts for its pixels, in the'
-    ' colours of Pascal VOC. Images are those of the model: resized, and cut in'
-    ' their middle.'
-  )
-  names = _names(made)
   shares = [
-    np.bincount(x.ravel(), minlength=len(names)) / x.size for x in found
+    np.bincount(x.ravel(), minlength=len(names)) / x.size
+    for x in found['segments']
   ]
-  numbers = {
-    'images': list(subject.images.names),
-    'classes': names,
-    'shares': shares,
-  }
-  return Drawn(caption, figures, numbers)
+  numbers = {'images': list(images.names), 'classes': names, 'shares': shares}
+  picture = _sheet(objective, subject.pixels, found, captions)
+  return Drawn(caption, [('', picture)], numbers)
 
 
 def errors(subject: Subject) -> Drawn:
-  """Draws the examples with the lowest overlap, and their wrong pixels."""
-  made, params = _objective(subject)
+  """Draws the examples with the lowest mIoU, and their wrong pixels."""
+  objective, _ = _objective(subject)
+  examples, names = subject.examples, _names(objective)
+  found = _compare(subject, np.arange(len(examples)))
+  miou = found['miou']
+  worst = np.argsort(miou, kind='stable')[:_WORST]
+  pixels = tiles.pixels(subject.vit.preprocess, found['image'][worst])
+  captions = [f'{examples.names[i]}\nmIoU {miou[i]:.2f}' for i in worst]
+  shown = {name: found[name][worst] for name in ('map', 'segments')}
+  picture = _sheet(objective, pixels, shown, captions)
+  caption = (
+    f'The {len(worst)} of {len(examples)} examples with the lowest mIoU: the'
+    f' mean over the classes of an image of the intersection over union. {_KEY}'
+  )
+  overlaps = segments.overlaps(
+    segments.confusion(
+      found['map'], found['segments'], len(names), _ignored(objective)
+    )
+  )
+  measured = [
+    i for i in np.argsort(overlaps.iou) if np.isfinite(overlaps.iou[i])
+  ]
+  numbers = {
+    'worst': [
+      {'index': int(examples.index[i]), 'miou': float(miou[i])} for i in worst
+    ],
+    'examples': len(examples),
+    'miou': overlaps.mean_iou,
+    'classes_by_iou': [(names[i], float(overlaps.iou[i])) for i in measured],
+  }
+  return Drawn(caption, [('', picture)], numbers)
+
+
+def _compare(subject: Subject, rows: np.ndarray) -> dict[str, np.ndarray]:
+  """Applies the model to labelled examples.
+
+  Args:
+    subject: The model and the examples.
+    rows: Positions among the examples, int [B].
+
+  Returns:
+    image: Inputs of the model, float32 [B, H, W, C].
+    map: Labels, int [B, H, W].
+    segments: Predictions, int [B, H, W].
+    miou: Mean intersection over union of each example, float32 [B].
+
+  Raises:
+    UserError: There are no labels, or their classes are not the model's.
+  """
+  objective, params = _objective(subject)
   examples = subject.examples
   if examples.maps is None:
     raise UserError(
       'needs images with maps of classes: give --data and --split'
     )
-  features = {'image': examples.features['image'], 'map': made.features['map']}
-  if examples.classes != tuple(_names(made)):
+  features = {
+    'image': examples.features['image'],
+    'map': objective.features['map'],
+  }
+  if examples.classes != tuple(_names(objective)):
     raise UserError('the classes of the data are not those of the model')
   prepare = views.eval_batch(examples.config, features)
 
   def apply(image: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
     batch = prepare({'image': image, 'map': labels})
-    outputs = made.outputs(params, batch)
-    return made.of_each(outputs, batch) | {
+    outputs = objective.outputs(params, batch)
+    return {
+      'image': batch['image'],
+      'map': batch['map'],
       'segments': outputs['segments'],
-      **batch,
+      'miou': objective.of_each(outputs, batch)['miou'],
     }
 
-  inputs = [examples.image, examples.maps]
-  found = batched.in_batches(jax.jit(apply), inputs, _BATCH)
-  overlap = np.asarray(found['miou'])
-  worst = np.argsort(overlap, kind='stable')[:_WORST]
-  colours = _colours(made)
-  pixels = tiles.pixels(subject.vit.preprocess, found['image'][worst])
-  ignore: int = getattr(made.features['map'], 'ignore', -1)
-  groups = [
-    _compared(image, found['map'][i], found['segments'][i], colours, ignore)
-    for image, i in zip(pixels, worst, strict=True)
-  ]
-  captions: list[str] = []
-  for i in worst:
-    text = f'{examples.names[i]}\n{overlap[i]:.3f}'
-    captions += [text, 'label', 'prediction', 'wrong']
-  shown = np.unique([found['map'][worst], found['segments'][worst]])
-  figures = [
-    ('', _sheet(subject, groups, captions)),
-    ('Colours', _legend(made, shown[shown != ignore], colours)),
-  ]
-  caption = (
-    f'The {len(worst)} of {len(examples)} examples with the lowest mean overlap'
-    ' of their classes (the number below the name): the image, its map, the'
-    ' prediction, and the wrong pixels in red. Pixels that do not count have no'
-    ' colour.'
+  inputs = [examples.image[rows], examples.maps[rows]]
+  found: dict[str, np.ndarray] = batched.in_batches(
+    jax.jit(apply), inputs, _BATCH
   )
-  numbers = [
-    {'index': int(examples.index[i]), 'miou': float(overlap[i])} for i in worst
-  ]
-  return Drawn(caption, figures, {'worst': numbers})
+  return found
 
 
 def _objective(subject: Subject) -> tuple[objectives.Objective, Any]:
@@ -130,59 +163,63 @@ def _objective(subject: Subject) -> tuple[objectives.Objective, Any]:
   return objectives.of_run(subject.vit)
 
 
-def _names(made: objectives.Objective) -> list[str]:
-  return list(made.features['map'].names)
+def _names(objective: objectives.Objective) -> list[str]:
+  return list(objective.features['map'].names)
 
 
-def _colours(made: objectives.Objective) -> np.ndarray:
-  return class_maps.palette(len(_names(made)))
-
-
-def _compared(
-  image: np.ndarray,
-  labels: np.ndarray,
-  segments: np.ndarray,
-  colours: np.ndarray,
-  ignore: int,
-) -> list[np.ndarray]:
-  """Returns four tiles, uint8 [H, W, 3]: image, label, prediction, errors."""
-  counted, grey = (labels != ignore)[..., None], _grey(image)
-  known = np.where(labels == ignore, 0, labels)
-  truth, guess = (
-    np.where(counted, class_maps.overlay(grey, x, colours), grey)
-    for x in (known, segments)
-  )
-  dark = np.round(grey * _DARK).astype(np.uint8)
-  wrong = counted & (known != segments)[..., None]
-  return [image, truth, guess, np.where(wrong, _WRONG, dark)]
-
-
-def _grey(image: np.ndarray) -> np.ndarray:
-  """Returns an image without its colours, which overlays would mix with."""
-  return np.repeat(image.mean(axis=-1, keepdims=True), 3, axis=-1)
+def _ignored(objective: objectives.Objective) -> int:
+  """Returns the label of pixels that do not count."""
+  return getattr(objective.features['map'], 'ignore', segments.IGNORE)
 
 
 def _sheet(
-  subject: Subject, groups: list[list[np.ndarray]], captions: Sequence[str]
-) -> Any:
-  """Returns groups of tiles, one for each image."""
-  size = subject.vit.preprocess.image_size
-  beside = max(1, _COLUMNS // len(groups[0])) * len(groups[0])
-  shape = tiles.tile_shape(size, size, beside, limits=_LIMITS)
-  fitted = [tiles.fit_all(np.stack(group), shape) for group in groups]
-  return canvas.sheet(
-    tiles.grouped(fitted, beside), captions=captions, group=len(groups[0])
+  objective: objectives.Objective,
+  images: np.ndarray,
+  maps: Mapping[str, np.ndarray],
+  captions: Sequence[str],
+) -> np.ndarray:
+  """Returns a sheet with a group of tiles for each image, and a legend.
+
+  Args:
+    objective: Has the classes.
+    images: uint8 [B, H, W, 3].
+    maps: `segments` and, if there are labels, `map`, int [B, H, W] each.
+    captions: Texts below the images.
+  """
+  names, ignore = _names(objective), _ignored(objective)
+  colours = style.label_colours(names)
+  shape = tiles.tile_shape(
+    images.shape[1:3], images.shape[1:3], 1, limits=_LIMITS
+  )
+  groups = []
+  for i, caption in enumerate(captions):
+    shown = {name: labels[i] for name, labels in maps.items()}
+    drawn = class_maps.compared(images[i], shown, colours, ignore)
+    group = [sheet.Tile(tiles.fit(images[i], shape), caption)]
+    group += [sheet.Tile(tiles.fit(x, shape, mixes=False)) for x in drawn]
+    groups.append(group)
+  heads = _HEADS if 'map' in maps else (_HEADS[0], _HEADS[2])
+  return sheet.draw(
+    tiles.grouped(groups, _GROUPS * len(heads)),
+    heads=heads,
+    group=len(heads),
+    legend=_legend(names, maps, colours, ignore),
   )
 
 
 def _legend(
-  made: objectives.Objective, classes: np.ndarray, colours: np.ndarray
-) -> Any:
-  """Returns the colours of some classes with their names."""
-  names = _names(made)
-  shape = (_SWATCH, 2 * _SWATCH, 3)
-  groups = [[np.broadcast_to(colours[i], shape)] for i in classes.tolist()]
-  return canvas.sheet(
-    tiles.grouped(groups, _COLUMNS),
-    captions=[names[i] for i in classes.tolist()],
-  )
+  names: Sequence[str],
+  maps: Mapping[str, np.ndarray],
+  colours: np.ndarray,
+  ignore: int,
+) -> Legend:
+  """Returns the names and colours that occur in maps."""
+  classes = np.unique(np.concatenate([x.ravel() for x in maps.values()]))
+  legend = [
+    (names[i], colours[i]) for i in classes.tolist() if i not in (ignore, -1)
+  ]
+  if ignore in classes:
+    legend.append(('does not count', np.array(style.rgb(style.VOID), np.uint8)))
+  if 'map' in maps:
+    legend.append(('wrong', class_maps.WRONG))
+  return legend

@@ -3,11 +3,13 @@
   python -m vit_jax.explore serve --from=runs/digits
   python -m vit_jax.explore serve --from=runs/small --from=runs/large --port=0
 
-Prints the address of a page: drop an image on it to see the predictions, and
-move over the image to see the attention of each patch to the others, in any
-layer and head, or attention rollout (arXiv:2005.00928). --from twice shows two
-models side by side. A model of images and texts also compares the image with
-sentences that are typed, and shows which places speak for each.
+Prints the address of a page. It offers some images of the data that the model
+was trained on, if they are on this machine, and takes any image that is dropped
+on it. It shows the predictions, and the attention of the patch below the mouse
+to the others, in any layer and head, or attention rollout (arXiv:2005.00928).
+--from twice shows two models side by side. A model of images and texts also
+compares the image with sentences that are typed, and shows which places speak
+for each.
 
 Only this machine can open the page, unless --host says otherwise; it needs no
 network. Uploads stay in memory. Ctrl-C ends the server.
@@ -81,6 +83,7 @@ def main(argv: list[str]) -> int:
           f'--from={path} takes volumes or videos, and the page shows images:'
           ' see what predict writes'
         )
+    from vit_jax.explore import samples
     from vit_jax.explore import server
     from vit_jax.explore import viewer
 
@@ -97,7 +100,7 @@ def main(argv: list[str]) -> int:
     if host in _EVERYWHERE:
       host = socket.gethostname()  # for the address that a browser opens
       logging.warning('everyone who reaches this machine can use the page')
-    app = server.application(viewers, [host])
+    app = server.application(viewers, [host], samples.read(models[0]))
     logging.info('open this address in a browser; Ctrl-C ends the server')
     print(_address(host, listener.getsockname()[1]), flush=True)
     return run(make_server(app), listener)

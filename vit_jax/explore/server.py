@@ -23,8 +23,10 @@ from starlette import staticfiles
 from starlette import types
 
 from vit_jax import config as config_lib
+from vit_jax.explore import samples as samples_lib
 from vit_jax.explore import uploads
 from vit_jax.explore import viewer as viewer_lib
+from vit_jax.plots import style
 
 _PAGE = pathlib.Path(__file__).with_name('page')
 _HEADERS = {
@@ -42,14 +44,19 @@ _HEADERS = {
 
 
 def application(
-  viewers: Sequence[viewer_lib.Viewer], hosts: Collection[str] = ()
+  viewers: Sequence[viewer_lib.Viewer],
+  hosts: Collection[str] = (),
+  samples: Sequence[samples_lib.Sample] = (),
 ) -> types.ASGIApp:
   """Returns the ASGI application.
 
-  GET / is the page; GET /api/models describes the models and the limits; POST
-  /api/look/N takes an image file and returns the result of `Viewer.look` for
-  model N. POST /api/fit/N takes JSON and an image file as `uploads.parse` reads
-  them, and returns the result of `Viewer.fit`. Errors are JSON,
+  GET / is the page; GET /api/models describes the models, the limits, the names
+  of samples and the colours of maps; GET /api/samples/N is the file of sample
+  N.
+
+  POST /api/look/N takes an image file and returns the result of `Viewer.look`
+  for model N. POST /api/fit/N takes JSON and an image file as `uploads.parse`
+  reads them, and returns the result of `Viewer.fit`. Errors are JSON,
   {"error": line}. Uploads stay in memory.
 
   Args:
@@ -57,10 +64,12 @@ def application(
     hosts: Names of this machine. Requests for any other name are refused,
       except for localhost and addresses: with such a name, a page of another
       site could read the results (DNS rebinding).
+    samples: Images that the page offers.
   """
-  api = _Api(viewers)
+  api = _Api(viewers, samples)
   routes = [
     routing.Route('/models', api.describe),
+    routing.Route('/samples/{number:int}', api.sample),
     routing.Route('/look/{number}', api.look, methods=['POST']),
     routing.Route('/fit/{number}', api.fit, methods=['POST']),
   ]
@@ -81,16 +90,34 @@ def application(
 class _Api:
   """The requests of the page; the models process one image at a time."""
 
-  def __init__(self, viewers: Sequence[viewer_lib.Viewer]):
+  def __init__(
+    self,
+    viewers: Sequence[viewer_lib.Viewer],
+    samples: Sequence[samples_lib.Sample],
+  ):
+    self._samples = samples
     self._viewers = {str(i): viewer for i, viewer in enumerate(viewers)}
     self._turn = asyncio.Lock()
 
   async def describe(self, _: requests.Request) -> responses.Response:
-    """Describes the models and the limits."""
-    models = [viewer.describe() for viewer in self._viewers.values()]
+    """Describes the models, the limits, the samples and the colours of maps."""
     return responses.JSONResponse(
-      {'models': models, 'most_bytes': uploads.MOST_BYTES}
+      {
+        'models': [viewer.describe() for viewer in self._viewers.values()],
+        'most_bytes': uploads.MOST_BYTES,
+        'samples': [sample.name for sample in self._samples],
+        'colours': style.colour_table(style.HEAT).tolist(),
+      }
     )
+
+  async def sample(self, request: requests.Request) -> responses.Response:
+    """Returns the file of a sample."""
+    number = request.path_params['number']
+    if number >= len(self._samples):
+      raise exceptions.HTTPException(404, f'there is no sample {number}')
+    file = self._samples[number].file
+    # Browsers read the format off the file.
+    return responses.Response(file, media_type='image/*')
 
   async def look(self, request: requests.Request) -> responses.Response:
     """Applies a model to an uploaded image."""

@@ -1,7 +1,6 @@
 """Pictures of tokens: norms, similarity, components, classification."""
 
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -17,17 +16,19 @@ from vit_jax.explore import predictions as predictions_lib
 from vit_jax.explore import similarity as similarity_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import tokens as tokens_lib
-from vit_jax.plots import canvas
 from vit_jax.plots import charts
+from vit_jax.plots import matrix
+from vit_jax.plots import paper
+from vit_jax.plots import sheet
+from vit_jax.plots import style
 from vit_jax.plots import tiles
 from vit_jax.weights import features
 
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
 
-_SIGNED = 'coolwarm'  # colours of values below and above 0
 _COLUMNS = 10  # columns of a sheet with a group of tiles for each image
-_LIMITS = (112, 144)  # pixels of a tile's longer side: its caption needs them
+_LIMITS = (224, 288)  # pixels of a tile's longer side: its caption needs them
 _MOST_DECODED = (
   1000  # examples that a linear classifier is trained and tested on
 )
@@ -53,50 +54,35 @@ def norms(subject: Subject) -> Drawn:
     'The L2 norm of each token in the residual stream after each layer. A few'
     ' patches with very large norms are outliers: large models store global'
     ' information in patches with little content; registers take over that'
-    ' role (arXiv:2309.16588, section 2). In the maps each column is a layer,'
-    ' with one scale from the smallest to the largest norm over all images:'
-    ' the two numbers above it.'
+    ' role (arXiv:2309.16588, section 2). The maps of all images and layers'
+    ' have one scale.'
   )
   percentiles = np.percentile(patches, (5, 50, 95, 100), axis=(1, 2)).T
   numbers = {'patches_percentiles_5_50_95_100': percentiles, **others}
   return Drawn(caption, figures(), numbers)
 
 
-def _norm_maps(subject: Subject, patches: np.ndarray) -> Any:
+def _norm_maps(subject: Subject, patches: np.ndarray) -> np.ndarray:
   """Returns a sheet of the norms of patches [L, B, h * w]."""
-  layers = subject.options.layers
   maps = patches.reshape(*patches.shape[:2], *features.patch_grid(subject.vit))
-  limits = [(float(maps[i].min()), float(maps[i].max())) for i in layers]
-  columns = [
-    f'{i}\n{low:.3g}\n{high:.3g}'
-    for i, (low, high) in zip(layers, limits, strict=True)
-  ]
-  scale = canvas.Scale(
-    0.0, 1.0, "of the layer's norms", ticks=('least', 'largest')
-  )
-  columns = ['image\n\n', *columns]
-  corner = 'layer\nleast\nlargest'
-  return _map_rows(subject, maps, limits, columns, corner, scale)
+  shown = maps[list(subject.options.layers)]
+  low, high = float(shown.min()), float(shown.max())
+  scale = sheet.Scale(low, high, 'L2 norm of the token')
+  return _map_rows(subject, maps, scale)
 
 
 def _map_rows(
   subject: Subject,
   maps: np.ndarray,
-  limits: list[tuple[float, float]],
-  columns: Sequence[str],
-  corner: str,
-  scale: canvas.Scale,
+  scale: sheet.Scale,
   marked: tuple[int, int] | None = None,
-) -> Any:
+) -> np.ndarray:
   """Returns a row for each image: itself, and its map in each layer shown.
 
   Args:
     subject: The model and the images.
     maps: [L, B, h, w].
-    limits: Values of the first and the last colour, for each layer shown.
-    columns: Labels above the columns.
-    corner: What their lines are.
-    scale: Colour scale of the maps.
+    scale: Scale of all maps.
     marked: (row, column) of a patch to frame in the image.
   """
   layers, grid = subject.options.layers, features.patch_grid(subject.vit)
@@ -106,18 +92,22 @@ def _map_rows(
   images = tiles.fit_all(subject.pixels, shape)
   if marked is not None:
     images = [tiles.mark(image, marked, grid) for image in images]
-  rows: list[list[np.ndarray | None]] = [
+  limits = scale.low, scale.high
+  rows = [
     [
-      image,
+      sheet.Tile(image),
       *(
-        tiles.color(maps[layer, i], shape, limit)
-        for layer, limit in zip(layers, limits, strict=True)
+        sheet.Tile(tiles.color(maps[x, i], shape, limits, scale.colours))
+        for x in layers
       ),
     ]
     for i, image in enumerate(images)
   ]
-  return canvas.sheet(
-    rows, columns=columns, corner=corner, rows=subject.captions, scale=scale
+  return sheet.draw(
+    rows,
+    heads=['image', *(f'layer {layer}' for layer in layers)],
+    names=subject.captions,
+    scale=scale,
   )
 
 
@@ -125,23 +115,17 @@ def similarity(subject: Subject) -> Drawn:
   """Draws the cosine similarity of each patch to a chosen one, by layer."""
   found = subject.captured.similarity
   layers, patch = subject.options.layers, subject.options.query
-  limits = float(found[list(layers)].min()), 1.0
-  figure = _map_rows(
-    subject,
-    found,
-    [limits] * len(layers),
-    ['image', *map(str, layers)],
-    'layer',
-    canvas.Scale(*limits, 'cosine similarity'),
-    patch,
-  )
+  scale = sheet.Scale(0.0, 1.0, 'cosine similarity')
+  if found[list(layers)].min() < 0:
+    scale = scale._replace(low=-1.0, colours=style.SIGNED)
+  drawn = _map_rows(subject, found, scale, patch)
   caption = (
-    f'How alike the token of each patch is to that in row {patch[0]}, column'
-    f' {patch[1]}, counted from 0 (framed; another with --query=ROW,COLUMN),'
-    ' after each layer:'
-    ' the cosine of the two, as DINOv3 shows it (arXiv:2508.10104).'
+    'Cosine similarity of the token of each patch to that of the patch in row'
+    f' {patch[0]}, column {patch[1]}, after each layer (as in DINOv3,'
+    ' arXiv:2508.10104). The patch is framed; choose another with'
+    ' --query=ROW,COLUMN. Rows, columns and layers are counted from 0.'
   )
-  return Drawn(caption, [('', figure)], {'patch': patch})
+  return Drawn(caption, [('', drawn)], {'patch': patch})
 
 
 def pca(subject: Subject) -> Drawn:
@@ -157,23 +141,28 @@ def pca(subject: Subject) -> Drawn:
     subject.vit.preprocess.image_size, grid, beside, limits=_LIMITS
   )
   groups = [
-    [image, *(tiles.fit(tiles.to_rgb(x[i]), shape) for x in found.values())]
-    for i, image in enumerate(tiles.fit_all(subject.pixels, shape))
+    [
+      sheet.Tile(image, caption),
+      *(
+        sheet.Tile(tiles.fit(tiles.to_rgb(x[i]), shape)) for x in found.values()
+      ),
+    ]
+    for i, (image, caption) in enumerate(
+      zip(tiles.fit_all(subject.pixels, shape), subject.captions, strict=True)
+    )
   ]
-  captions: list[str] = []
-  for caption in subject.captions:
-    captions += [caption, *(f'layer {layer}' for layer in found)]
-  figure = canvas.sheet(
-    tiles.grouped(groups, beside), captions=captions, group=size
+  drawn = sheet.draw(
+    tiles.grouped(groups, beside),
+    heads=['image', *(f'layer {layer}' for layer in found)],
+    group=size,
   )
   caption = (
     'The first three principal components of the tokens of all patches of all'
     ' images together, as red, green and blue, from the 1st to the 99th'
-    ' percentile of each (arXiv:2304.07193, figure 1; below, without the'
-    ' background). Similar colours in one layer are similar tokens, also in'
-    ' different images.'
+    ' percentile of each (arXiv:2304.07193, figure 1). Similar colours in one'
+    ' layer are similar tokens, also in different images.'
   )
-  return Drawn(caption, [('', figure)])
+  return Drawn(caption, [('', drawn)])
 
 
 def foreground(subject: Subject) -> Drawn:
@@ -190,33 +179,36 @@ def foreground(subject: Subject) -> Drawn:
   images = tiles.fit_all(subject.pixels, shape)
   groups = [
     [
-      image,
-      tiles.color(score, shape, (-limit, limit), _SIGNED),
-      tiles.cover(tiles.fit(tiles.to_rgb(colors), shape), score <= 0),
+      sheet.Tile(image, caption),
+      sheet.Tile(tiles.color(score, shape, (-limit, limit), style.SIGNED)),
+      sheet.Tile(
+        tiles.cover(tiles.fit(tiles.to_rgb(colors), shape), score <= 0)
+      ),
     ]
-    for image, score, colors in zip(images, *found, strict=True)
+    for image, caption, score, colors in zip(
+      images, subject.captions, *found, strict=True
+    )
   ]
-  captions: list[str] = []
-  for caption in subject.captions:
-    captions += [caption, 'first PCA', 'second PCA']
-  figure = canvas.sheet(
+  drawn = sheet.draw(
     tiles.grouped(groups, beside),
-    captions=captions,
+    heads=['image', 'first component', 'foreground'],
     group=3,
-    scale=canvas.Scale(-limit, limit, 'first component', _SIGNED),
+    scale=sheet.Scale(-limit, limit, 'first component', style.SIGNED),
   )
   caption = (
     f'Two PCAs of the patch features of {counted(len(images), "image")}'
     ' together, after the last norm (arXiv:2304.07193, figure 1). Patches whose'
-    ' first component is positive are the foreground, the others are covered;'
-    ' its sign is chosen so that the foreground has fewer of its patches at the'
-    ' borders of images. The second PCA is over the foreground of all images:'
-    ' its first three components are red, green and blue, from the 1st to the'
-    ' 99th percentile of each. The same colour in two images is a similar'
-    ' feature.'
+    ' first component is positive are the foreground, and the others are'
+    ' covered. The sign of the component is chosen so that fewer patches of the'
+    ' foreground are at the borders of images. The second PCA is over the'
+    ' foreground of all images. Its first three components are red, green and'
+    ' blue, from the 1st to the 99th percentile of each. The picture is'
+    ' meaningful for photos of objects before a background, and for large'
+    ' models that are trained without labels. Elsewhere the first component'
+    ' need not separate an object from its background.'
   )
   share = (found.score > 0).mean(axis=(1, 2))
-  return Drawn(caption, [('', figure)], {'foreground_share': share})
+  return Drawn(caption, [('', drawn)], {'foreground_share': share})
 
 
 def neighbors(subject: Subject) -> Drawn:
@@ -229,30 +221,49 @@ def neighbors(subject: Subject) -> Drawn:
     )
   size = subject.vit.preprocess.image_size
   count = found.similarity.shape[1]
-  shape = tiles.tile_shape(size, size, count + 1, limits=(96, 112))
-  rows: list[list[np.ndarray | None]] = []
-  captions: list[str] = []
-  for i, image in enumerate(tiles.fit_all(subject.pixels, shape)):
-    rows.append([image, *tiles.fit_all(found.pixels[i], shape)])
-    captions += ['', *found.captions[i]]
-  figure = canvas.sheet(
+  shape = tiles.tile_shape(size, size, count + 1, limits=(192, 224))
+  rows = [
+    [sheet.Tile(image), *_neighbor_tiles(found, i, truth, shape)]
+    for i, (image, truth) in enumerate(
+      zip(
+        tiles.fit_all(subject.pixels, shape),
+        subject.images.truths,
+        strict=True,
+      )
+    )
+  ]
+  drawn = sheet.draw(
     rows,
-    columns=['image', *(str(i + 1) for i in range(count))],
-    rows=subject.captions,
-    captions=captions,
+    heads=['image', *(f'neighbour {i + 1}' for i in range(count))],
+    names=subject.captions,
   )
   caption = (
-    f'The {count} nearest neighbours of each image among {found.where}, with'
-    ' the cosine similarity of the inputs of the head. Another number with'
-    ' --neighbors.'
+    f'The {count} nearest neighbours of each image among {found.where}, by the'
+    " cosine similarity of the classifier's inputs, which is below each. Choose"
+    ' another number with --neighbors.'
   )
+  if any(subject.images.truths) and any(map(any, found.labels)):
+    caption += ' Neighbours with another label than the image are framed.'
   numbers = {
     'images': subject.images.names,
     'neighbors': found.names,
     'labels': found.labels,
     'similarity': found.similarity,
   }
-  return Drawn(caption, [('', figure)], numbers)
+  return Drawn(caption, [('', drawn)], numbers)
+
+
+def _neighbor_tiles(
+  found: '_Neighbors', row: int, truth: str, shape: tuple[int, int]
+) -> list[sheet.Tile]:
+  """Returns the neighbours of an image whose label is `truth`, or ''."""
+  result = []
+  for i, pixels in enumerate(tiles.fit_all(found.pixels[row], shape)):
+    label = found.labels[row][i]
+    caption = f'{label or found.names[row][i]}\n{found.similarity[row, i]:.3f}'
+    is_wrong = bool(truth and label) and label != truth
+    result.append(sheet.Tile(pixels, caption, style.WRONG if is_wrong else ''))
+  return result
 
 
 class _Neighbors(NamedTuple):
@@ -271,21 +282,6 @@ class _Neighbors(NamedTuple):
   labels: list[list[str]]
   pixels: np.ndarray
   where: str
-
-  @property
-  def captions(self) -> list[list[str]]:
-    """Captions: the name, the similarity, and the label if it is known."""
-    shown = [
-      zip(*each, strict=True)
-      for each in zip(self.names, self.similarity, self.labels, strict=True)
-    ]
-    return [
-      [
-        subject_lib.caption(f'{name}\n{x:.3f}', label=label)
-        for name, x, label in row
-      ]
-      for row in shown
-    ]
 
 
 def _neighbors_of(subject: Subject) -> _Neighbors:
@@ -357,15 +353,20 @@ def _layer_cka(subject: Subject) -> np.ndarray:
 def _cka_matrix(values: np.ndarray, mine: str, others: str) -> Any:
   same = mine == others
   rows, columns = ([str(i) for i in range(n)] for n in values.shape)
-  return charts.matrix(
-    values,
-    x='layer' if same else f'layer of {others}',
-    y='layer' if same else f'layer of {mine}',
-    label='CKA',
-    names=(rows, columns),
-    limits=(float(np.min(np.nan_to_num(values), initial=0.0)), 1.0),
-    written=np.vectorize(lambda x: '' if np.isnan(x) else f'{x:.2f}')(values),
+  texts = np.vectorize(lambda x: '' if np.isnan(x) else f'{x:.2f}')(values)
+  low = float(np.min(np.nan_to_num(values), initial=0.0))
+  cells = matrix.draw(
+    (values - low) / (1 - low),
+    texts,
+    (rows, columns),
+    (
+      'layer' if same else f'layer of {mine}',
+      'layer' if same else f'layer of {others}',
+    ),
+    style.HEAT,
   )
+  scale = sheet.Scale(low, 1.0, 'CKA (1: equal but for rotation and scale)')
+  return paper.stack([sheet.bar(scale), cells])
 
 
 def decodability(subject: Subject) -> Drawn:

@@ -26,6 +26,7 @@ from vit_jax.weights import batched
 from vit_jax.weights import features
 
 _TOP = 5
+_PERCENTILE = 99  # of attention that has the last colour, as in reports
 _MOST_NUMBERS = 2**26  # maximum attention weights in a reply, a byte each
 
 
@@ -53,8 +54,9 @@ class Viewer:
     """Returns the facts about the model that the page needs, for JSON.
 
     If there is attention to show, `heads` is positive, and there are `layers`,
-    `grid` (rows and columns of patches) and `start` (the query that is shown
-    while no patch is chosen). If sentences can be compared with images, `texts`
+    `grid` (rows and columns of patches), `uniform` (the attention that each
+    token has if all have the same) and `start` (the query that is shown while
+    no patch is chosen). If sentences can be compared with images, `texts`
     is 'together' (probabilities of all sentences add up to 1) or 'each', and
     there is `grid`.
     """
@@ -77,6 +79,7 @@ class Viewer:
       result |= {
         'layers': features.depth(self._vit),
         'grid': features.patch_grid(self._vit),
+        'uniform': 1 / features.num_tokens(self._vit),
         'start': 'class token' if has_class else 'mean of all patches',
       }
     return result
@@ -95,7 +98,9 @@ class Viewer:
 
     In the JSON, `top` has name, index and probability of the most probable
     classes, in descending order; it is empty if the model has no head. Of a
-    model that predicts numbers, it has name, index and number of each. Arrays:
+    model that predicts numbers, it has name, index and number of each. If
+    attention is shown, `high` is the 99th percentile of the first queries'
+    attention in all layers and heads, for one scale of all maps. Arrays:
 
       peaks: float32 [M, 1 + P], the largest value of each row of `weights`. M
         counts heads within layers; attention rollout comes last. Missing if no
@@ -114,9 +119,11 @@ class Viewer:
     """
     x = self._vit.preprocess(image)
     seen = self._see(x)
-    top = self._top(seen.pop('logits'))
+    head: dict[str, Any] = {'top': self._top(seen.pop('logits'))}
+    if 'high' in seen:
+      head['high'] = float(seen.pop('high'))
     seen['pixels'] = tiles.pixels(self._vit.preprocess, x)[0]
-    return packed({'top': top}, seen)
+    return packed(head, seen)
 
   def fit(self, image: bytes, text: str, template: str) -> bytes:
     """Compares sentences with an image; returns the page's content.
@@ -184,6 +191,7 @@ class Viewer:
     shares = rows / jnp.maximum(peaks, jnp.finfo(peaks.dtype).tiny)
     return {
       'logits': seen['logits'][0],
+      'high': jnp.percentile(start[:-1], _PERCENTILE),
       'peaks': peaks[..., 0],
       'weights': jnp.rint(shares * 255).astype(jnp.uint8),
     }

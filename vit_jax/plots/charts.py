@@ -1,9 +1,10 @@
-"""Charts of numbers by layer, and matrices.
+"""Charts of numbers by layer.
 
 In comments: L layers, H heads. Each function returns a figure of matplotlib,
 made within `canvas.style`.
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -13,16 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vit_jax.plots import canvas
-from vit_jax.plots import tiles as tiles_lib
+from vit_jax.plots import style
 
 if TYPE_CHECKING:
   from matplotlib import axes as axes_lib
   from matplotlib import figure as figure_lib
 
 _PANEL = 460, 330  # pixels
-_WRITTEN = 20  # maximum rows and columns of a matrix with numbers in it
 _NARROW = 5  # a logarithmic axis below this ratio has few powers of ten
-_NAMED = 40  # maximum rows and columns that all have names
+_LEAST_SPAN = 10  # percent of accuracy; less would magnify noise
 
 
 class Level(NamedTuple):
@@ -52,12 +52,12 @@ def heads_by_depth(panels: Sequence[Panel]) -> 'figure_lib.Figure':
   cells = figure.subplots(1, len(panels), squeeze=False)[0]
   for cell, panel in zip(cells, panels, strict=True):
     layers = np.arange(len(panel.values))
-    marks: Any = {'color': canvas.BLUE, 'alpha': 0.5, 'markersize': 4}
+    marks: Any = {'color': style.BLUE, 'alpha': 0.5, 'markersize': 4}
     for i, values in enumerate(panel.values.T):
       label = '' if i else 'a head'  # one entry of the legend
       cell.plot(layers, values, 'o', label=label, **marks)
     mean = panel.values.mean(axis=1)
-    cell.plot(layers, mean, color=canvas.RED, label='mean of the heads')
+    cell.plot(layers, mean, color=style.RED, label='mean of the heads')
     _draw_level(cell, panel.level)
     cell.set_ylabel(panel.label)
     _count_layers(cell, len(layers))
@@ -72,10 +72,19 @@ def _add_legend(figure: 'figure_lib.Figure', cell: 'axes_lib.Axes') -> None:
   figure.legend(*cell.get_legend_handles_labels(), **place)
 
 
+def legend_entries(cells: 'Iterable[axes_lib.Axes]') -> dict[str, Any]:
+  """Returns the handles of several panels by their labels, each label once."""
+  entries: dict[str, Any] = {}
+  for cell in cells:
+    handles, labels = cell.get_legend_handles_labels()
+    entries |= dict(zip(labels, handles, strict=True))
+  return entries
+
+
 def _draw_level(cell: 'axes_lib.Axes', level: Level) -> None:
   cell.axhline(
     level.value,
-    color=canvas.PALE,
+    color=style.PALE,
     linestyle='--',
     linewidth=1,
     label=level.label,
@@ -106,12 +115,12 @@ def norms_by_depth(
   cell = figure.subplots()
   layers = np.arange(len(patches))
   low, middle, high = np.percentile(patches, (5, 50, 95), axis=1)
-  band: Any = {'color': canvas.BLUE, 'alpha': 0.25, 'linewidth': 0}
+  band: Any = {'color': style.BLUE, 'alpha': 0.25, 'linewidth': 0}
   cell.fill_between(layers, low, high, label='patches, 5% to 95%', **band)
-  cell.plot(layers, middle, color=canvas.BLUE, label='patches, median')
+  cell.plot(layers, middle, color=style.BLUE, label='patches, median')
   top = patches.max(axis=1)
-  cell.plot(layers, top, '.:', color=canvas.BLUE, label='patches, largest')
-  colors = (canvas.RED, canvas.PURPLE, canvas.GREEN)
+  cell.plot(layers, top, '.:', color=style.BLUE, label='patches, largest')
+  colors = (style.RED, style.PURPLE, style.GREEN)
   for i, (name, norms) in enumerate(others.items()):
     cell.plot(layers, norms, '.-', color=colors[i % len(colors)], label=name)
   # Plain numbers as labels, also for some values between powers of ten.
@@ -149,7 +158,7 @@ def accuracy_by_depth(
   # Rounding may give a side of an interval the wrong sign.
   sides = np.abs(intervals.T - accuracy)
   line: Any = {
-    'color': canvas.BLUE,
+    'color': style.BLUE,
     'capsize': 3,
     'label': 'accuracy, 95% interval',
   }
@@ -181,75 +190,25 @@ def accuracy_by_speed(
   figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
   cell = figure.subplots()
   order = np.argsort(speed)
-  line: Any = {'color': canvas.BLUE, 'capsize': 3, 'label': 'accuracy'}
+  line: Any = {'color': style.BLUE, 'capsize': 3, 'label': 'accuracy'}
   sides = None
   if intervals is not None:
-    sides = np.abs(intervals.T - accuracy)[:, order]
+    sides = 100 * np.abs(intervals.T - accuracy)[:, order]
     line['label'] = 'accuracy, 95% interval'
-  cell.errorbar(speed[order], accuracy[order], sides, fmt='.-', **line)
+  percent = 100 * accuracy
+  cell.errorbar(speed[order], percent[order], sides, fmt='.-', **line)
   if knee is not None:
     label = f'the knee: {names[knee]}'
-    at = speed[knee], accuracy[knee]
-    cell.plot(*at, 'o', color=canvas.RED, markersize=8, label=label)
-  for x, y, name in zip(speed, accuracy, names, strict=True):
+    at = speed[knee], percent[knee]
+    cell.plot(*at, 'o', color=style.RED, markersize=8, label=label)
+  for x, y, name in zip(speed, percent, names, strict=True):
     cell.annotate(
       name, (x, y), textcoords='offset points', xytext=(4, 6), fontsize=8
     )
+  low, high = 100 * min(accuracy), 100 * max(accuracy)
+  middle, half = (low + high) / 2, max((high - low) * 0.75, _LEAST_SPAN / 2)
+  cell.set_ylim(middle - half, middle + half)
   cell.set_xlabel('images per second, on one device')
-  cell.set_ylabel('accuracy')
-  cell.legend(frameon=False)
+  cell.set_ylabel('accuracy (%)')
+  _add_legend(figure, cell)
   return figure
-
-
-def matrix(
-  values: np.ndarray,
-  *,
-  x: str,
-  y: str,
-  label: str,
-  names: tuple[Sequence[str], Sequence[str]],
-  limits: tuple[float, float],
-  written: np.ndarray | None = None,
-) -> 'figure_lib.Figure':
-  """Draws a matrix in colours, with its first row on top.
-
-  Args:
-    values: Float [R, C].
-    x: Label of the columns.
-    y: Label of the rows.
-    label: Label of the colours.
-    names: Names of the rows and of the columns.
-    limits: Values of the first and the last colour.
-    written: Texts to write into the fields if they are few, [R, C].
-  """
-  rows, columns = values.shape
-  side = float(np.clip(34 * max(rows, columns), 280, 680))
-  figure = canvas.figure(side + 150, side * rows / max(rows, columns) + 90)
-  cell = figure.subplots()
-  image = cell.imshow(values, tiles_lib.VALUES, vmin=limits[0], vmax=limits[1])
-  cell.grid(False)
-  cell.set_xlabel(x)
-  cell.set_ylabel(y)
-  step = -(-max(rows, columns) // _NAMED)
-  row_ticks, column_ticks = range(0, rows, step), range(0, columns, step)
-  cell.set_yticks(row_ticks, [names[0][i] for i in row_ticks])
-  labels = [names[1][i] for i in column_ticks]
-  crowded = max(map(len, labels)) > 3
-  cell.set_xticks(column_ticks, labels, rotation=90 if crowded else 0)
-  if written is not None and max(rows, columns) <= _WRITTEN:
-    _write_texts(cell, values, written, limits)
-  bar = figure.colorbar(image, label=label, shrink=0.8)
-  bar.outline.set_visible(False)  # type: ignore[operator]
-  return figure
-
-
-def _write_texts(
-  cell: 'axes_lib.Axes',
-  values: np.ndarray,
-  written: np.ndarray,
-  limits: tuple[float, float],
-) -> None:
-  middle = 0.6 * limits[1] + 0.4 * limits[0]
-  for (i, j), text in np.ndenumerate(written):
-    color = 'black' if values[i, j] > middle else 'white'
-    cell.text(j, i, text, ha='center', va='center', color=color, fontsize=8)

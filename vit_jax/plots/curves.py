@@ -17,7 +17,8 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.plots import canvas
-from vit_jax.plots import texts
+from vit_jax.plots import paper
+from vit_jax.plots import style
 from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
@@ -28,19 +29,23 @@ ENDINGS = ('.png', '.pdf', '.svg')
 
 # Grey replaces yellow, which is too pale for lines.
 _COLORS = (
-  canvas.BLUE,
-  canvas.RED,
-  canvas.GREEN,
-  canvas.PURPLE,
-  canvas.ORANGE,
-  canvas.SKY,
+  style.BLUE,
+  style.RED,
+  style.GREEN,
+  style.PURPLE,
+  style.ORANGE,
+  style.SKY,
   '#000000',
-  canvas.GREY,
+  style.GREY,
 )
 _DASHES = ('-', '--', ':')  # in turn, once all colours are used
-_COLUMNS = 3
-_WIDTH, _HEIGHT, _LEGEND = 460, 330, 50  # pixels of a panel and the legend
+_COLUMNS = 3, 4  # of panels, from four panels on
+_WIDTH, _HEIGHT, _LEGEND = 440, 330, 50  # pixels of a panel and the legend
+_LINE_WIDTH = 1.6
+_WORDS = {'miou': 'mIoU', 'iou': 'IoU', 'map': 'mAP', 'mfu': 'MFU'}
 _SAMPLE = 60  # pixels before a name in the legend, for the sample of its line
+# Pixels of letters of charts on a page, relative to those of sheets in files.
+_WIDER = 1.2 / style.DENSITY
 _SMOOTHING = 0.05  # window of the mean, as a fraction of a panel's width
 _LOG_RANGE = 100.0  # the axis of losses is logarithmic above this ratio
 _MARKED = 25  # maximum number of points that are marked
@@ -102,51 +107,63 @@ def draw(
   Raises:
     UserError: It cannot be written.
   """
-  columns = 2 if len(panels) in (2, 4) else min(len(panels), _COLUMNS)
+  columns = _columns(len(panels))
   rows = -(-len(panels) // columns)
+  room = rows * columns - len(panels)  # empty cells, where the legend goes
+  width = _window(
+    line for metric in smooth for line in panels.get(metric, {}).values()
+  )
   with canvas.style():
-    figure = canvas.figure(columns * _WIDTH, rows * _HEIGHT + _LEGEND)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
-    cells = list(grid.flat)
+    height = rows * _HEIGHT + (0 if room else _LEGEND)
+    figure = canvas.figure(columns * _WIDTH, height)
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.04)
+    grid = figure.add_gridspec(rows, columns)
     styles = dict(zip(names, _styles(len(names)), strict=True))
-    for cell, (metric, lines) in zip(cells, panels.items(), strict=False):
-      _draw_panel(cell, metric, lines, styles, x_label, metric in smooth)
-    for cell in cells[len(panels) :]:
-      cell.set_axis_off()
-    _add_legend(figure, styles, columns)
+    for i, (metric, lines) in enumerate(panels.items()):
+      cell = figure.add_subplot(grid[divmod(i, columns)])
+      for name, line in lines.items():
+        _draw_line(cell, line, styles[name], width if metric in smooth else 0.0)
+      _finish(cell, metric, lines, x_label)
+    note = _smoothing_note(panels, smooth, width, x_label)
+    if room:
+      place = figure.add_subplot(grid[-1, -room:])
+      place.set_axis_off()
+      _add_legend(place, styles, note, loc='center left')
+    else:
+      wide = _WIDER * max(map(paper.width, names)) + _SAMPLE
+      per_row = math.floor(columns * _WIDTH / wide)
+      _add_legend(figure, styles, note, per_row, loc='outside lower center')
     try:
       figure.savefig(path)
     except OSError as e:
       raise safe_io.cannot_write(path, e) from e
 
 
-def _draw_panel(
-  cell: 'axes.Axes',
-  metric: str,
-  lines: Mapping[str, Line],
-  styles: Mapping[str, Mapping[str, Any]],
-  x_label: str,
-  is_smoothed: bool,
-) -> None:
-  width = _window(lines.values()) if is_smoothed else 0.0
-  for name, line in lines.items():
-    _draw_line(cell, line, styles[name], width)
-  _finish(cell, metric, lines, x_label)
-  if width:
-    has_thin = any(line.low is None for line in lines.values())
-    _say_smoothed(cell, width, x_label, has_thin)
+def _columns(panels: int) -> int:
+  """Returns the number of columns that leaves the fewest cells empty."""
+  if panels <= _COLUMNS[0]:
+    return panels
+  if panels == 4:
+    return 2
+  return min(_COLUMNS, key=lambda columns: -panels % columns)
+
+
+def title(metric: str) -> str:
+  """Returns words for a metric: 'Learning rate (training)'."""
+  source, _, name = metric.rpartition('/')
+  words = [_WORDS.get(x, x) for x in name.replace('_', ' ').split()]
+  text = ' '.join(words)
+  text = text if words[0] in _WORDS.values() else text[:1].upper() + text[1:]
+  source = {'train': 'training'}.get(source, source)
+  return f'{text} ({source})' if source else text
 
 
 def _styles(count: int) -> list[dict[str, Any]]:
-  """Returns the style of each line.
-
-  The first lines are wider, so that they stay visible below others.
-  """
-  widths = np.linspace(2.0, 1.3, count)
+  """Returns the style of each line."""
   styles = itertools.cycle(itertools.product(_DASHES, _COLORS))
   return [
-    {'linestyle': dash, 'color': color, 'linewidth': float(width)}
-    for (dash, color), width in zip(styles, widths, strict=False)
+    {'linestyle': dash, 'color': color, 'linewidth': _LINE_WIDTH}
+    for dash, color in itertools.islice(styles, count)
   ]
 
 
@@ -160,14 +177,21 @@ def _window(lines: Iterable[Line]) -> float:
   return float(width) if nearest <= width / 2 else 0.0
 
 
-def _say_smoothed(
-  cell: 'axes.Axes', width: float, x_label: str, has_thin: bool
-) -> None:
+def _smoothing_note(
+  panels: Mapping[str, Mapping[str, Line]],
+  smooth: Sequence[str],
+  width: float,
+  x_label: str,
+) -> str:
+  """Returns words for the smoothing of some panels; '' without it."""
+  if not width:
+    return ''
   unit = {'step': 'steps', 'epoch': 'epochs'}.get(x_label, x_label)
   unit = unit.removeprefix('time (').removesuffix(')')
-  thin = '; thin: each value' if has_thin else ''
-  text = f'mean over {width:.3g} {unit}{thin}'
-  cell.set_title(text, loc='right', fontsize=8, fontweight='normal')
+  lines = [x for name in smooth for x in panels.get(name, {}).values()]
+  thin = ', thin: each value' if any(x.low is None for x in lines) else ''
+  shown = f'{width:.0f}' if width >= 10 else f'{width:.2g}'
+  return f'Training: mean over {shown} {unit}{thin}'
 
 
 def _draw_line(
@@ -204,9 +228,11 @@ def _smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
 def _finish(
   cell: 'axes.Axes', metric: str, lines: Mapping[str, Line], x_label: str
 ) -> None:
-  cell.set_title(metric)
+  words = title(metric)
+  cell.set_title(words)
   cell.set_xlabel(x_label)
-  cell.tick_params(labelbottom=True)  # also above other panels
+  name = words.partition(' (')[0]
+  cell.set_ylabel(name if name in _WORDS.values() else name.lower())
   values = np.concatenate([line.y for line in lines.values()])
   values = values[np.isfinite(values)]
   if metric.endswith('loss') and values.size and values.min() > 0:
@@ -215,19 +241,23 @@ def _finish(
 
 
 def _add_legend(
-  figure: 'figure.Figure',
+  owner: 'figure.Figure | axes.Axes',
   styles: Mapping[str, Mapping[str, Any]],
-  columns: int,
+  note: str,
+  per_row: int = 1,
+  *,
+  loc: str,
 ) -> None:
+  """Adds the legend of all panels, with a note above it."""
   from matplotlib import lines
 
-  wide = max(map(texts.width, styles)) + _SAMPLE
-  per_row = math.floor(columns * _WIDTH / wide)
   handles = [lines.Line2D([], [], **style) for style in styles.values()]
-  figure.legend(
+  owner.legend(
     handles,
     list(styles),
-    loc='outside lower center',
+    loc=loc,
     ncols=max(1, min(len(styles), per_row)),
+    title=note,
+    alignment='left',
     frameon=False,
   )

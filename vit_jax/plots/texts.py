@@ -1,30 +1,26 @@
-"""Widths of texts in pictures, and texts that are cut to a width.
+"""Texts that are cut or wrapped to a width.
 
-Used within `canvas.style`, which sets the fonts.
+Widths come from a function of the caller, `measure`, since sheets and charts
+have other fonts.
 """
 
 from collections.abc import Callable
 from collections.abc import Sequence
 import functools
 import itertools
-from typing import Any
+import re
 
 from vit_jax.runs import records
 
-DPI = 100  # widths are in pixels at this resolution
+Measure = Callable[[str], float]
+
 _ELLIPSIS = '…'
 # How much of what is kept of a text is its beginning; the first is preferred.
 _BEGINNINGS = (0.5, 0.25, 0.0, 0.75, 1.0)
+_PIECES = re.compile(r'\s+|[^\s_/-]*[_/-]|[^\s_/-]+')  # between line breaks
 
 
-def width(text: str, weight: str = 'normal') -> float:
-  """Returns the width of a line of text in pixels."""
-  return sum(_advance(letter, weight) for letter in text)
-
-
-def shorten(
-  texts: Sequence[str], most: float, weight: str = 'normal'
-) -> list[str]:
+def shorten(texts: Sequence[str], most: float, measure: Measure) -> list[str]:
   """Cuts the texts that are wider than `most` pixels.
 
   An ellipsis replaces the middle of a text. If that makes different texts
@@ -33,11 +29,10 @@ def shorten(
   if they were, or if there is no room for what distinguishes them.
   """
   known = list(dict.fromkeys(texts))
-  wide = {text for text in known if width(text, weight) > most}
+  wide = {text for text in known if measure(text) > most}
   if not wide:
     return list(texts)
-  room = most - width(_ELLIPSIS, weight)
-  measure = functools.partial(_advance, weight=weight)
+  room = most - measure(_ELLIPSIS)
   start = len(records.common_start([*wide]))
   ways: list[Callable[[str], str]] = [
     functools.partial(_ends, room=room, beginning=part, measure=measure)
@@ -48,50 +43,49 @@ def shorten(
   def apply(way: Callable[[str], str]) -> dict[str, str]:
     return {text: way(text) if text in wide else text for text in known}
 
-  found = max(map(apply, ways), key=lambda short: len({*short.values()}))
-  return [found[text] for text in texts]
+  short = max(map(apply, ways), key=lambda found: len({*found.values()}))
+  return [short[text] for text in texts]
 
 
-def _ends(
-  text: str, room: float, beginning: float, measure: Callable[[str], float]
-) -> str:
+def wrap(
+  texts: Sequence[str], most: float, measure: Measure, limit: int
+) -> list[list[str]]:
+  """Returns the lines of texts, none wider than `most` pixels.
+
+  A line ends at a space, or after one of `_/-`. What does not fit into `limit`
+  lines is shortened.
+  """
+  result = [_wrapped(text, most, measure) for text in texts]
+  long = [lines for lines in result if len(lines) > limit]
+  ends = [' '.join(lines[limit - 1 :]) for lines in long]
+  for lines, end in zip(long, shorten(ends, most, measure), strict=True):
+    lines[limit - 1 :] = [end]
+  return [shorten(lines, most, measure) for lines in result]
+
+
+def _wrapped(text: str, most: float, measure: Measure) -> list[str]:
+  lines = ['']
+  for piece in _PIECES.findall(text):
+    if lines[-1].strip() and measure(lines[-1] + piece.rstrip()) > most:
+      lines.append('')
+    lines[-1] += piece
+  return [line.strip() for line in lines]
+
+
+def _ends(text: str, room: float, beginning: float, measure: Measure) -> str:
   """Returns the beginning and the end of a text."""
   head = _fitting(text, beginning * room, measure)
-  rest = room - sum(map(measure, head))
-  tail = _fitting(text[::-1], rest, measure)[::-1]
+  tail = _fitting(text[::-1], room - sum(map(measure, head)), measure)[::-1]
   return f'{head}{_ELLIPSIS}{tail}'
 
 
-def _part(
-  text: str, room: float, start: int, measure: Callable[[str], float]
-) -> str:
+def _part(text: str, room: float, start: int, measure: Measure) -> str:
   """Returns the part of a text from a letter on."""
   inner = _fitting(text[start:], room - measure(_ELLIPSIS), measure)
   return f'{_ELLIPSIS}{inner}{_ELLIPSIS}'
 
 
-def _fitting(text: str, room: float, measure: Callable[[str], float]) -> str:
+def _fitting(text: str, room: float, measure: Measure) -> str:
   """Returns the most letters of a text, from the first on, that have room."""
   ends = itertools.accumulate(map(measure, text))
   return text[: sum(end <= room for end in ends)]
-
-
-@functools.cache
-def _advance(letter: str, weight: str) -> float:
-  """Returns the pixels from one letter to the next."""
-  return _line_width(f'|{letter}|', weight) - _line_width('||', weight)
-
-
-def _line_width(text: str, weight: str) -> float:
-  from matplotlib import font_manager
-
-  font = font_manager.FontProperties(weight=weight)
-  found = _renderer().get_text_width_height_descent(text, font, ismath=False)
-  return found[0]
-
-
-@functools.cache
-def _renderer() -> Any:
-  from matplotlib.backends import backend_agg
-
-  return backend_agg.RendererAgg(1, 1, DPI)

@@ -1,23 +1,18 @@
-"""Draws images and maps as tiles: small pictures of one size.
+"""Images and maps as tiles: small pictures of one size.
 
 In comments: [H, W] the pixels of an image, [h, w] its grid of patches.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import cv2
 import numpy as np
 
 from vit_jax.data import preprocess as preprocess_lib
+from vit_jax.plots import style
 
-# Perceptually uniform, and readable by the colour-blind.
-VALUES = 'viridis'
-# For maps over images: its first colour is blue, unlike dark pixels.
-HEAT = 'plasma'
-_DETAIL = 0.15  # of the image's contrast that is visible through a map
-_TIMES_MEAN = 4.0
-_MARK = (0, 235, 255)  # red, green, blue; neither map has it
-_COVER = (146, 160, 184)  # unlike the greys of an image
+T = TypeVar('T')
 
 
 def pixels(
@@ -59,8 +54,8 @@ def tile_shape(
   grid: tuple[int, int],
   columns: int,
   *,
-  width: int = 960,
-  limits: tuple[int, int] = (40, 144),
+  width: int = 1920,
+  limits: tuple[int, int] = (80, 288),
 ) -> tuple[int, int]:
   """Returns (height, width) of tiles in which each patch has whole pixels.
 
@@ -80,10 +75,15 @@ def tile_shape(
   return grid[0] * high, grid[1] * wide
 
 
-def fit(image: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-  """Resizes an image uint8 [H, W, 3]; enlarged pixels stay visible."""
+def fit(
+  image: np.ndarray, shape: tuple[int, int], mixes: bool = True
+) -> np.ndarray:
+  """Resizes an image uint8 [H, W, 3]; enlarged pixels stay visible.
+
+  If it shrinks, it `mixes` the colours of its pixels, or else drops pixels.
+  """
   h, w = shape
-  shrinks = h * w < image.shape[0] * image.shape[1]
+  shrinks = mixes and h * w < image.shape[0] * image.shape[1]
   how = cv2.INTER_AREA if shrinks else cv2.INTER_NEAREST
   return cv2.resize(np.ascontiguousarray(image), (w, h), interpolation=how)
 
@@ -97,7 +97,7 @@ def color(
   values: np.ndarray,
   shape: tuple[int, int],
   limits: tuple[float, float],
-  name: str = VALUES,
+  name: str = style.HEAT,
 ) -> np.ndarray:
   """Returns a map in colours, with one colour for each patch.
 
@@ -105,48 +105,14 @@ def color(
     values: [h, w].
     shape: (height, width) of the result.
     limits: Values of the first and the last colour.
-    name: Name of the colour map in matplotlib.
+    name: Name of the colour map; see `style`.
 
   Returns:
     uint8 [height, width, 3].
   """
-  import matplotlib
-
   scaled = _scaled(np.asarray(values, np.float64), *limits)
-  colors = matplotlib.colormaps[name](scaled)[..., :3]
-  return fit(np.round(colors * 255).astype(np.uint8), shape)
-
-
-def top(values: np.ndarray) -> float:
-  """Returns the value of a map's last colour; the first colour means 0.
-
-  It is the largest value, or four times the mean if that is more, so that a
-  nearly uniform map has nearly one colour, and not the brightest. The page uses
-  the same rule (page/colours.js).
-
-  Args:
-    values: The map, without negative values.
-  """
-  return float(max(np.max(values), _TIMES_MEAN * np.mean(values)))
-
-
-def overlay(image: np.ndarray, values: np.ndarray) -> np.ndarray:
-  """Lays a map in colours over the contours of an image.
-
-  The brightness of the whole image does not change the colours.
-
-  Args:
-    image: uint8 [height, width, 3].
-    values: [h, w]; the colours go from 0 to `top`.
-
-  Returns:
-    uint8 [height, width, 3].
-  """
-  shape = image.shape[0], image.shape[1]
-  heat = color(values, shape, (0.0, top(values)), HEAT)
-  grey = image.mean(axis=-1, keepdims=True)
-  found = heat + _DETAIL * (grey - grey.mean())
-  return np.round(np.clip(found, 0, 255)).astype(np.uint8)
+  table = style.colour_table(name)
+  return fit(table[np.round(scaled * (len(table) - 1)).astype(int)], shape)
 
 
 def cover(
@@ -161,7 +127,7 @@ def cover(
   """
   shape = image.shape[0], image.shape[1]
   covered = fit(np.asarray(hidden).astype(np.uint8), shape)[..., None] * opacity
-  found = image * (1 - covered) + np.asarray(_COVER) * covered
+  found = image * (1 - covered) + np.asarray(style.rgb(style.HIDDEN)) * covered
   return np.round(found).astype(np.uint8)
 
 
@@ -175,26 +141,9 @@ def mark(
   bottom, right = round((patch[0] + 1) * high), round((patch[1] + 1) * wide)
   marked = np.ascontiguousarray(image).copy()
   # Around the patch if there is room, so that a small one stays visible.
-  start = max(left - 2, 0), max(top - 2, 0)
-  stop = min(right + 1, width - 1), min(bottom + 1, height - 1)
-  return cv2.rectangle(marked, start, stop, _MARK, 2)
-
-
-def stretched(filters: np.ndarray) -> np.ndarray:
-  """Returns filters as colours, each scaled from its least to largest weight.
-
-  Args:
-    filters: Float [F, p, q, C].
-
-  Returns:
-    uint8 [F, p, q, 3].
-  """
-  shown = filters[..., :3]  # alpha has no colour
-  if shown.shape[-1] == 2:
-    shown = shown[..., :1]
-  axes = (1, 2, 3)
-  low, high = shown.min(axes, keepdims=True), shown.max(axes, keepdims=True)
-  return to_rgb(_scaled(shown, low, high))
+  start = max(left - 3, 0), max(top - 3, 0)
+  stop = min(right + 2, width - 1), min(bottom + 2, height - 1)
+  return cv2.rectangle(marked, start, stop, style.rgb(style.MARK), 4)
 
 
 def spread(count: int, most: int) -> list[int]:
@@ -204,16 +153,14 @@ def spread(count: int, most: int) -> list[int]:
   return np.round(np.linspace(0, count - 1, most)).astype(int).tolist()
 
 
-def grouped(
-  groups: Sequence[Sequence[np.ndarray]], most: int
-) -> list[list[np.ndarray | None]]:
+def grouped(groups: Sequence[Sequence[T]], most: int) -> list[list[T | None]]:
   """Puts groups of equally many tiles into rows of at most `most` tiles.
 
   A row has at least one group; the last row is filled up with None.
   """
   size = len(groups[0])
   per_row = max(1, min(most // size, len(groups)))
-  rows: list[list[np.ndarray | None]] = []
+  rows: list[list[T | None]] = []
   for start in range(0, len(groups), per_row):
     row = [tile for group in groups[start : start + per_row] for tile in group]
     rows.append([*row, *[None] * (per_row * size - len(row))])

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import math
 import pathlib
-import textwrap
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,9 @@ import numpy as np
 
 from vit_jax.config import counted
 from vit_jax.plots import canvas
+from vit_jax.plots import charts
+from vit_jax.plots import curves
+from vit_jax.plots import style
 from vit_jax.runs import safe_io
 from vit_jax.sweep import board as board_lib
 from vit_jax.sweep import space as space_lib
@@ -28,13 +30,13 @@ _LETTERS = 30  # below a panel; longer labels are rotated
 _ROOM = 4.0  # range of the y axis, in distances of the median from the best
 _BEYOND = ('below the panel', 'above the panel')
 _MARKS: dict[str, dict[str, Any]] = {
-  'pruned': {'marker': 'x', 'color': canvas.GREY, 'markersize': 6},
-  _BEYOND[0]: {'marker': 'v', 'color': canvas.GREY, 'markersize': 6},
-  _BEYOND[1]: {'marker': '^', 'color': canvas.GREY, 'markersize': 6},
-  'failed': {'marker': '|', 'color': canvas.RED, 'markersize': 9},
+  'pruned': {'marker': 'x', 'color': style.GREY, 'markersize': 6},
+  _BEYOND[0]: {'marker': 'v', 'color': style.GREY, 'markersize': 6},
+  _BEYOND[1]: {'marker': '^', 'color': style.GREY, 'markersize': 6},
+  'failed': {'marker': '|', 'color': style.RED, 'markersize': 9},
   'best': {
     'marker': '*',
-    'color': canvas.ORANGE,
+    'color': style.ORANGE,
     'markeredgecolor': 'black',
     'markersize': 14,
     'zorder': 5,
@@ -63,15 +65,15 @@ def draw(
   valued = [row for row in rows if _value(row) is not None]
   if not valued or not sweep.space:
     return
+  title, best = _title(rows), _best(rows, sweep)
   with canvas.style():
     figure = canvas.figure(_WIDTH, _HEIGHT)  # its size depends on the content
     if sweep.sampler == 'grid' and len(sweep.space) == 2:
       _draw_map(figure, rows, sweep)
+      title += f'; framed is the {_best_label(best)}' if best else ''
     else:
       _draw_panels(figure, rows, sweep)
-    letters = int(figure.get_figwidth() * 11)  # letters that fit in a line
-    lines = [textwrap.fill(x, letters) for x in _title(rows, sweep)]
-    figure.suptitle('\n'.join(lines), x=0.01, ha='left', fontsize=11)
+    figure.suptitle(title, x=0.01, ha='left', fontsize=11)
     with safe_io.replacing_path(path) as temporary:
       figure.savefig(temporary, format='png')
 
@@ -88,22 +90,21 @@ def _best(
   return first if first.state == 'complete' else None
 
 
-def _title(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> list[str]:
+def _title(rows: Sequence[study_lib.Row]) -> str:
+  """Returns how many trials there are, by their state."""
   counts = {
     state: sum(row.state == state for row in rows)
     for state in ('complete', 'pruned', 'failed')
   }
-  found = ', '.join(f'{n} {state}' for state, n in counts.items() if n)
-  title = [f'{counted(len(rows), "trial")}: {found}']
-  best = _best(rows, sweep)
-  if best is not None and best.value is not None:
-    half = board_lib.spread(best)
-    interval = f' ± {half:.2g}' if math.isfinite(half) else ''
-    title.append(
-      f'best: {sweep.metric} {best.value:.5g}{interval}'
-      f' (trial {best.number}: {space_lib.show(best.point)})'
-    )
-  return title
+  states = ', '.join(f'{n} {state}' for state, n in counts.items() if n)
+  return f'{counted(len(rows), "trial")}: {states}'
+
+
+def _best_label(best: study_lib.Row) -> str:
+  """Returns the entry of the best trial in the legend."""
+  half = board_lib.spread(best)
+  interval = f' ± {half:.2g}' if math.isfinite(half) else ''
+  return f'best: {best.value:.4g}{interval} (trial {best.number})'
 
 
 def _draw_panels(
@@ -125,7 +126,7 @@ def _draw_panels(
     _draw_panel(cell, rows, sweep, keys[i], edge)
     cell.set_xlabel(keys[i])
     if i % columns == 0:
-      cell.set_ylabel(sweep.metric)
+      cell.set_ylabel(curves.title(sweep.metric))
   _add_legend(figure, cells.flat)
 
 
@@ -144,14 +145,11 @@ def _edge(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> float:
 def _add_legend(
   figure: 'figure_lib.Figure', cells: Iterable['axes.Axes']
 ) -> None:
-  found: dict[str, Any] = {}
-  for cell in cells:
-    handles, labels = cell.get_legend_handles_labels()
-    found |= dict(zip(labels, handles, strict=True))
+  entries = charts.legend_entries(cells)
   # Matplotlib puts entries with error bars last; they belong in front.
-  names = sorted(found, key=lambda name: name not in _COMPLETE)
+  names = sorted(entries, key=lambda name: name not in _COMPLETE)
   figure.legend(
-    [found[name] for name in names],
+    [entries[name] for name in names],
     names,
     loc='outside lower center',
     ncols=5,
@@ -181,8 +179,8 @@ def _draw_panel(
     [row.value or 0.0 for row in complete],
     yerr=np.nan_to_num(halves) if several else None,
     fmt='o',
-    color=canvas.BLUE,
-    ecolor=canvas.BLUE + '80',
+    color=style.BLUE,
+    ecolor=style.BLUE + '80',
     markersize=5,
     capsize=2,
     label=_COMPLETE[several],
@@ -190,10 +188,11 @@ def _draw_panel(
   for kind, some in kinds.items():
     if some:
       ys = [edge if kind in _BEYOND else row.value or 0.0 for row in some]
-      style = dict(_MARKS[kind])
+      mark = dict(_MARKS[kind])
       if kind == 'failed':  # at the bottom of the axes
-        ys, style['transform'] = [0.03] * len(ys), cell.get_xaxis_transform()
-      cell.plot(xs(some), ys, linestyle='', label=kind, **style)
+        ys, mark['transform'] = [0.03] * len(ys), cell.get_xaxis_transform()
+      label = _best_label(some[0]) if kind == 'best' else kind
+      cell.plot(xs(some), ys, linestyle='', label=label, **mark)
 
 
 def _kinds(
@@ -226,8 +225,12 @@ def _axis(
   Returns:
     A function that places a value of a trial, by its number, on the axis.
   """
+  from matplotlib import ticker
+
   if isinstance(dimension, space_lib.Range):
-    if dimension.log:
+    if dimension.whole:
+      cell.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    elif dimension.log:
       canvas.make_log(cell.xaxis)
       # The whole range: a part may contain no power of ten, and so no label.
       cell.set_xlim(dimension.low / 1.2, dimension.high * 1.2)
@@ -280,7 +283,7 @@ def _draw_map(
     if row.state == 'complete' and (value := _value(row)) is not None:
       means[at] = value
     notes[at] = _note(row), row
-  image = cell.imshow(means, cmap='viridis', origin='lower', aspect='auto')
+  image = cell.imshow(means, cmap=style.HEAT, origin='lower', aspect='auto')
   cell.set_facecolor('#EEEEEE')
   best = _best(rows, sweep)
   for (i, j), (text, row) in notes.items():
@@ -298,7 +301,7 @@ def _draw_map(
   for side in ('left', 'bottom'):
     cell.spines[side].set_visible(False)
   if np.isfinite(means).any():
-    figure.colorbar(image, ax=cell, label=sweep.metric)
+    figure.colorbar(image, ax=cell, label=curves.title(sweep.metric))
 
 
 def _note(row: study_lib.Row) -> str:
@@ -322,7 +325,7 @@ def _frame(cell: 'axes.Axes', x: float, y: float) -> None:
       0.94,
       0.92,
       fill=False,
-      edgecolor=canvas.RED,
+      edgecolor=style.RED,
       linewidth=3,
     )
   )

@@ -22,7 +22,8 @@ from vit_jax.evaluation import base
 from vit_jax.objectives import flexible
 from vit_jax.parallel import processes
 from vit_jax.parallel import watch as watch_lib
-from vit_jax.plots import confusion_sheet
+from vit_jax.plots import matrix
+from vit_jax.plots import paper
 from vit_jax.runs import reporting
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
@@ -100,8 +101,8 @@ def _show_confusion(
   """Reports an evaluation's confusion matrix, int [K, K], as a picture."""
   if len(classes) != len(counts):  # the objective has classes of its own
     classes = tuple(map(str, range(len(counts))))
-  png = confusion_sheet.encode(counts, classes, f'{name}, step {step}')
-  reporter.show(step, f'{name}/confusion', png)
+  picture = matrix.confusion(counts, classes, f'{name}, step {step:,}')
+  reporter.show(step, f'{name}/confusion', paper.encode(picture))
 
 
 def show(results: Mapping[str, float | None]) -> str:

@@ -1,7 +1,8 @@
 // The page: takes images, and sends them to each model.
 
+import { setColours } from "./colours.js";
 import { Panel } from "./panel.js";
-import { describe, fit, look, Refused } from "./reply.js";
+import { describe, fit, look, Refused, sample } from "./reply.js";
 
 const find = (id) => document.getElementById(id);
 
@@ -13,8 +14,10 @@ let running = new AbortController();
 
 async function start() {
   try {
-    const { models, most_bytes } = await describe();
+    const { models, most_bytes, samples, colours } = await describe();
     if (panels.length) return; // requested twice
+    setColours(colours);
+    offer(samples);
     mostBytes = most_bytes;
     panels = models.map((model) => new Panel(model, pointAt));
     find("words").hidden = !models.some((model) => model.texts);
@@ -24,6 +27,26 @@ async function start() {
   }
   find("panels").replaceChildren(...panels.map((panel) => panel.element));
   say("");
+  find("samples").querySelector("button")?.click();
+}
+
+/** Shows images of the server's, each of which a click chooses. */
+function offer(names) {
+  const buttons = names.map((name, i) => {
+    const [button, picture] = ["button", "img"].map((tag) =>
+      document.createElement(tag),
+    );
+    picture.src = `api/samples/${i}`;
+    picture.alt = button.title = name;
+    button.type = "button";
+    button.append(picture);
+    button.addEventListener("click", () =>
+      take({ name, size: 0, arrayBuffer: () => sample(i) }),
+    );
+    return button;
+  });
+  find("samples").replaceChildren(...buttons);
+  find("offer").hidden = !names.length;
 }
 
 /** Points at one place of the image in all panels. */
@@ -74,7 +97,7 @@ function showFits(replies) {
   panels.forEach((panel, i) => panel.showFit(replies[i]));
 }
 
-/** Sends an image to all models. */
+/** Sends an image, a File or the like, to all models. */
 async function take(file) {
   await send(file.name, async (signal) => {
     const bytes = await read(file);

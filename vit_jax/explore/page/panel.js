@@ -1,6 +1,6 @@
 // One model: its image, its predictions and its attention.
 
-import { meanOf, paint, paintPixels, rangeOf, topOf } from "./colours.js";
+import { paint, paintPixels, rangeOf } from "./colours.js";
 
 const STEPS = {
   ArrowUp: [-1, 0],
@@ -8,6 +8,7 @@ const STEPS = {
   ArrowLeft: [0, -1],
   ArrowRight: [0, 1],
 };
+const LEAST_TOP = 2; // so that nearly uniform attention is nearly one colour
 const SMOOTH = 64; // images of this side or more are shown smoothed
 
 export class Panel {
@@ -37,6 +38,8 @@ export class Panel {
     this.sentence = null; // of which the map is shown; null: attention
     this.find(".controls").hidden = !model.heads;
     this.find(".looking").hidden = !model.heads;
+    // Without a map, the stage shows the image itself.
+    this.find(".original").hidden = !model.heads && !model.texts;
     this.find(".leave").addEventListener("click", () => this.choose(null));
     this.find(".leave").hidden = !model.heads;
     if (model.heads) {
@@ -70,7 +73,7 @@ export class Panel {
     const texts = {
       layer: `${this.layer.value} (0 to ${layers - 1})`,
       head: head < 0 ? "mean of all" : `${head} (0 to ${heads - 1})`,
-      strength: `${this.strength.value}\u00a0%`,
+      strength: `${this.strength.value}%`,
     };
     for (const [name, text] of Object.entries(texts)) {
       this.find(`.${name} output`).textContent = text;
@@ -152,9 +155,11 @@ export class Panel {
   show(reply) {
     this.reply = reply;
     const { shape, data } = reply.pixels;
-    paintPixels(this.find(".picture"), shape, data);
     const isSmall = Math.min(shape[0], shape[1]) < SMOOTH;
-    this.find(".picture").classList.toggle("squares", isSmall);
+    for (const canvas of [this.find(".picture"), this.find(".original")]) {
+      paintPixels(canvas, shape, data);
+      canvas.classList.toggle("squares", isSmall);
+    }
     this.stage.style.aspectRatio = `${shape[1]} / ${shape[0]}`;
     this.element.classList.add("shown");
     this.find(".controls").disabled = false;
@@ -188,7 +193,7 @@ export class Panel {
     this.find(".meaning").textContent =
       (this.model.texts === "each"
         ? "Each sentence has a probability of its own."
-        : "The probabilities add up to 100\u00a0%.") +
+        : "The probabilities add up to 100%.") +
       " Choose a sentence to see which places speak for it.";
     const items = fit.sentences.map((sentence) => {
       const { text, probability, index } = sentence;
@@ -229,7 +234,7 @@ export class Panel {
     const [least, most] = rangeOf(places.data);
     const above = Array.from(values, (value) => value - least);
     paint(this.find(".map"), [rows, columns], above, most - least);
-    this.fade(this.strength ? this.strength.value / 100 : 0.65);
+    this.fade(this.strength ? this.strength.value / 100 : 1);
     this.find(".least").textContent = least.toFixed(3);
     this.find(".most").textContent = most.toFixed(3);
     this.find(".rule").textContent =
@@ -288,15 +293,16 @@ export class Panel {
     for (let i = 1; i < weights.length; i++) {
       if (weights[i] > weights[best]) best = i;
     }
-    const map = this.find(".map");
-    const top = topOf(weights);
-    paint(map, this.model.grid, weights, top);
+    const { uniform } = this.model;
+    const top = Math.max(this.reply.high, LEAST_TOP * uniform);
+    paint(this.find(".map"), this.model.grid, weights, top);
     this.fade(this.strength.value / 100);
     this.find(".least").textContent = "0";
-    this.find(".most").textContent = percent(top);
+    this.find(".most").textContent = `≥\u00a0${(top / uniform).toFixed(1)}×`;
     this.find(".rule").textContent =
-      "The colours go from 0 to the largest value, or to four times the mean" +
-      ` where that is more; the mean is ${percent(meanOf(weights))}.`;
+      "Attention as a multiple of uniform attention, which is" +
+      ` ${percent(uniform)} for each token. All layers and heads have this` +
+      " scale.";
     this.find(".readout").textContent =
       `The ${this.who()} looks most at ${this.where(best)}:` +
       ` ${percent(weights[best])}`;
@@ -338,12 +344,11 @@ function bar(name, share, number) {
     return part;
   });
   parts[0].textContent = parts[0].title = name;
-  parts[1].textContent = number?.toPrecision(4) ?? percent(share);
+  parts[1].textContent = number?.toPrecision(4) ?? percent(share, 1);
   parts[2].style.width = `${100 * share}%`;
   return parts;
 }
 
-function percent(share) {
-  const digits = share >= 0.1 ? 1 : 2;
-  return `${(100 * share).toFixed(digits)}\u00a0%`; // in one line
+function percent(share, digits = share >= 0.1 ? 1 : 2) {
+  return `${(100 * share).toFixed(digits)}%`;
 }

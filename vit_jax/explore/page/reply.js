@@ -8,6 +8,11 @@ export async function describe() {
   return (await ask("api/models")).json();
 }
 
+/** Returns the bytes of one of the images that the server offers. */
+export async function sample(number) {
+  return (await ask(`api/samples/${number}`)).arrayBuffer();
+}
+
 /**
  * Applies a model to an image.
  *

@@ -1,0 +1,187 @@
+"""Matrices in colours, such as confusion matrices, without matplotlib.
+
+In comments: [R, C] the rows and columns of a matrix, K classes. Lengths are in
+pixels of the file.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.plots import paper as paper_lib
+from vit_jax.plots import style
+from vit_jax.plots import texts as texts_lib
+
+MOST_CLASSES = 40  # of a confusion matrix
+_SIDE = 1000  # approximate sides of a matrix
+_CELL = paper_lib.LINE, 76  # minimum and maximum sides of a cell
+_WRITTEN = 20  # maximum rows and columns of a matrix with texts in its cells
+_NAMES = 260  # largest width of a name
+_LEAST_SHADE = 0.1  # of a count that is not 0, so that single errors are seen
+_DARK = 160  # the mean of a colour below which texts are white
+
+
+class Margin(NamedTuple):
+  """A column on the right of a matrix.
+
+  Attributes:
+    head: Its name.
+    texts: A text for each row.
+  """
+
+  head: str
+  texts: Sequence[str]
+
+
+def confusion(
+  counts: np.ndarray, classes: Sequence[str], title: str = ''
+) -> np.ndarray:
+  """Returns a confusion matrix as a picture, uint8 [H, W, 3].
+
+  A cell has the number of its examples, and the colour of their share of the
+  true class; it is empty without examples. The margin is the share of a class
+  that is classified correctly. Of many classes those of `most_confused` are
+  shown.
+
+  Args:
+    counts: Examples by label and prediction, int [K, K].
+    classes: Names of the classes.
+    title: A line above the matrix.
+  """
+  chosen = most_confused(counts)
+  # The total of a row includes predictions of classes that are not shown.
+  totals = counts.sum(axis=1)[chosen]
+  shown = counts[np.ix_(chosen, chosen)]
+  shares = shown / np.maximum(totals, 1)[:, None]
+  names = [classes[i] for i in chosen]
+  correct = np.diag(shown)
+  accuracy = [
+    f'{100 * n / total:.0f}%' if total else '–'
+    for n, total in zip(correct, totals, strict=True)
+  ]
+  if len(chosen) < len(counts):
+    part = f'{len(chosen)} of {len(counts)} classes, with the most errors'
+    title = f'{title}: {part}' if title else part
+  cells = draw(
+    np.where(shown, _LEAST_SHADE + (1 - _LEAST_SHADE) * shares, np.nan),
+    np.where(shown, shown.astype(str), ''),
+    (names, names),
+    ('true class', 'predicted class'),
+    style.COUNTS,
+    Margin('correct', accuracy),
+  )
+  if not title:
+    return cells
+  head = paper_lib.Paper(
+    paper_lib.width(title, bold=True) + 2 * paper_lib.GAP, paper_lib.LINE
+  )
+  head.write([title], paper_lib.GAP, 0, bold=True)
+  return paper_lib.stack([head.pixels, cells])
+
+
+def most_confused(counts: np.ndarray) -> np.ndarray:
+  """Returns the classes with the most errors, ascending; all of a few.
+
+  Args:
+    counts: Examples by label and prediction, int [K, K].
+  """
+  if len(counts) <= MOST_CLASSES:
+    return np.arange(len(counts))
+  wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * np.diag(counts)
+  return np.sort(np.argsort(-wrong, kind='stable')[:MOST_CLASSES])
+
+
+def draw(
+  shades: np.ndarray,
+  texts: np.ndarray,
+  names: tuple[Sequence[str], Sequence[str]],
+  axes: tuple[str, str],
+  colours: str,
+  margin: Margin | None = None,
+) -> np.ndarray:
+  """Returns a matrix with its first row on top, uint8 [H, W, 3].
+
+  Args:
+    shades: Positions in the colour map, 0 to 1, float [R, C]; nan: no colour.
+    texts: Written into the cells of a matrix that has few, str [R, C].
+    names: Names of the rows and of the columns.
+    axes: Names of what the rows and the columns are.
+    colours: Name of the colour map; see `style`.
+    margin: A column on the right.
+  """
+  rows, columns = shades.shape
+  widest = max(map(paper_lib.width, texts.ravel())) + paper_lib.GAP
+  side = round(np.clip(_SIDE / max(rows, columns), *_CELL))
+  if max(rows, columns) <= _WRITTEN:
+    side = max(side, round(widest))
+  left_names, below_names = (
+    texts_lib.shorten(list(x), _NAMES, paper_lib.width) for x in names
+  )
+  # A name that is wider than its column is turned.
+  below_images = [_line(name, side - paper_lib.GAP) for name in below_names]
+  left = (
+    2 * paper_lib.LINE + max(map(paper_lib.width, left_names)) + paper_lib.GAP
+  )
+  top = paper_lib.LINE + paper_lib.GAP
+  right = left + columns * side
+  bottom = top + rows * side
+  end = right + (paper_lib.GAP + paper_lib.width(margin.head) if margin else 0)
+  below = max(map(len, below_images))
+  picture = paper_lib.Paper(
+    end + 2 * paper_lib.GAP, bottom + below + paper_lib.LINE + 3 * paper_lib.GAP
+  )
+  _draw_cells(picture, (left, top), side, shades, texts, colours)
+  step = -(-paper_lib.LINE // side)  # names that would touch are left out
+  for i in range(0, rows, step):
+    y = top + (i + 0.5) * side - paper_lib.LINE / 2
+    picture.write([left_names[i]], left - paper_lib.GAP, y, align=1)
+    if margin:
+      picture.write([margin.texts[i]], end + paper_lib.GAP, y, align=1)
+  for j in range(0, columns, step):
+    image = below_images[j]
+    x = left + (j + 0.5) * side - image.shape[1] / 2
+    picture.paste(image, x, bottom + paper_lib.GAP)
+  if margin:
+    picture.write([margin.head], end + paper_lib.GAP, 0, align=1)
+  y_name, x_name = axes
+  beside = _line(y_name, 0)
+  middle = (top + bottom - len(beside)) / 2
+  picture.paste(beside, paper_lib.GAP, max(0, middle))
+  y = bottom + below + 2 * paper_lib.GAP
+  picture.write([x_name], (left + right) / 2, y, align=0.5)
+  return picture.pixels
+
+
+def _draw_cells(
+  picture: paper_lib.Paper,
+  corner: tuple[float, float],
+  side: int,
+  shades: np.ndarray,
+  texts: np.ndarray,
+  colours: str,
+) -> None:
+  """Draws the cells and, if they are few, their texts."""
+  left, top = corner
+  rows, columns = shades.shape
+  table = style.colour_table(colours)
+  picture.fill(
+    left - 1, top - 1, columns * side + 1, rows * side + 1, style.FAINT
+  )
+  for (i, j), shade in np.ndenumerate(shades):
+    colour = np.full(3, 255) if np.isnan(shade) else table[round(255 * shade)]
+    cell = np.tile(colour.astype(np.uint8), (side - 1, side - 1, 1))
+    x, y = left + j * side, top + i * side
+    picture.paste(cell, x, y)
+    if max(rows, columns) <= _WRITTEN:
+      ink = style.PAPER if colour.mean() < _DARK else style.INK
+      middle = y + (side - paper_lib.LINE) / 2
+      picture.write([texts[i, j]], x + side / 2, middle, align=0.5, colour=ink)
+
+
+def _line(text: str, room: float) -> np.ndarray:
+  """Returns a line, uint8 [h, w, 3]; turned if it is wider than `room`."""
+  width = paper_lib.width(text)
+  line = paper_lib.Paper(width + 1, paper_lib.LINE)
+  line.write([text], 0, 0)
+  return line.pixels if width <= room else np.rot90(line.pixels)

@@ -1,0 +1,260 @@
+"""Sheets of tiles: images and maps with heads, captions, a scale and a legend.
+
+A sheet needs OpenCV alone, no matplotlib. Lengths are in pixels of the file.
+"""
+
+from collections.abc import Sequence
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.plots import paper as paper_lib
+from vit_jax.plots import style
+from vit_jax.plots import texts as texts_lib
+from vit_jax.plots import tiles as tiles_lib
+
+LINE, GAP = paper_lib.LINE, paper_lib.GAP
+_FRAME = 2 * style.DENSITY  # of a marked tile
+_APART = 28  # more between groups of tiles
+_BEFORE = 360  # largest width of the names of rows
+_HEAD_LINES, _BEFORE_LINES, _CAPTION_LINES = 3, 6, 2
+_BAR = 440, 20  # width and height of a scale's colours
+_TICK, _TICKS = 6, 7  # length of marks below it, and their largest number
+_NEAR = 0.12  # of a scale's length: ticks so near to its ends are left out
+_SWATCH = 28  # side of a colour in a legend
+_READABLE = 192, 448  # limits of the longer side of an image
+
+
+class Tile(NamedTuple):
+  """A tile of a sheet.
+
+  Attributes:
+    image: uint8 [h, w, 3].
+    caption: Text below it, of one or more lines.
+    frame: Colour of its frame and its caption; '': a thin grey frame.
+  """
+
+  image: np.ndarray
+  caption: str = ''
+  frame: str = ''
+
+
+class Scale(NamedTuple):
+  """The values that the colours of a sheet's maps stand for.
+
+  Attributes:
+    low: Value of the first colour.
+    high: Value of the last colour.
+    label: Name of the values, with their unit.
+    colours: Name of the colour map; see `style`.
+    exceeded: Whether some values are above `high`.
+  """
+
+  low: float
+  high: float
+  label: str
+  colours: str = style.HEAT
+  exceeded: bool = False
+
+
+def draw(
+  rows: Sequence[Sequence[Tile | None]],
+  *,
+  title: str = '',
+  heads: Sequence[str] = (),
+  names: Sequence[str] = (),
+  group: int = 0,
+  scale: Scale | None = None,
+  legend: Sequence[tuple[str, np.ndarray]] = (),
+) -> np.ndarray:
+  """Returns a sheet of tiles in rows, uint8 [H, W, 3].
+
+  Texts may have several lines. Names of rows and captions are wrapped where
+  they are too wide, and only then shortened, so that different ones stay
+  different.
+
+  Args:
+    rows: Tiles in rows of equal length; None leaves a place empty. Tiles that
+      are smaller than others are centred.
+    title: A line above all.
+    heads: Names of the columns of a group, which are repeated for each group.
+    names: Names of the rows.
+    group: Number of tiles of a row that belong together; 0: all of them.
+    scale: Scale of the maps.
+    legend: Names and colours, uint8 [3], of classes.
+  """
+  table = _table(rows, heads, names, group or max(map(len, rows), default=1))
+  widths = [table.shape[1], 2 * GAP + paper_lib.width(title, bold=True)]
+  blocks = [bar(scale)] if scale else []
+  right = max(*widths, *(block.shape[1] for block in blocks))
+  if title:
+    paper = paper_lib.Paper(right, GAP + LINE)
+    paper.write([title], GAP, GAP, bold=True)
+    blocks.insert(0, paper.pixels)
+  if legend:
+    blocks.append(_swatches(legend, right))
+  return paper_lib.stack([*blocks, table])
+
+
+def _table(
+  rows: Sequence[Sequence[Tile | None]],
+  heads: Sequence[str],
+  names: Sequence[str],
+  group: int,
+) -> np.ndarray:
+  """Returns the tiles with their texts; see `draw`."""
+  cells = [tile for row in rows for tile in row]
+  wide = max((tile.image.shape[1] for tile in cells if tile), default=0)
+  above = _wrap(heads, wide + GAP, _HEAD_LINES)
+  before = _wrap(names, _BEFORE, _BEFORE_LINES)
+  captions = [tile.caption if tile else '' for tile in cells]
+  below = iter(_wrap(captions, wide, _CAPTION_LINES))
+  left = GAP + max((GAP + _widest(lines) for lines in before), default=0)
+  count = max(map(len, rows), default=0)
+  lefts = [left + j * (wide + GAP) + j // group * _APART for j in range(count)]
+  top = LINE * _most(above) + GAP
+  header = paper_lib.Paper(lefts[-1] + wide + GAP if lefts else left, top)
+  for j, x in enumerate(lefts):
+    lines = above[j % group] if above else []
+    y = top - LINE * len(lines) - _FRAME
+    header.write(lines, x + wide / 2, y, align=0.5)
+  blocks = [header.pixels]
+  for row, name in zip(rows, before or [[]] * len(rows), strict=True):
+    high = max((tile.image.shape[0] for tile in row if tile), default=0)
+    texts = [next(below) for _ in row]
+    tall = max(high + _FRAME + LINE * _most(texts), LINE * len(name))
+    strip = paper_lib.Paper(header.pixels.shape[1], _FRAME + tall + GAP)
+    start = max(0, (high - LINE * len(name)) / 2)
+    strip.write(name, left - GAP, _FRAME + start, align=1)
+    for x, tile, lines in zip(lefts, row, texts, strict=False):
+      if tile:
+        _draw_tile(strip, tile, lines, (x, _FRAME, wide, high))
+    blocks.append(strip.pixels)
+  return paper_lib.stack(blocks)
+
+
+def _draw_tile(
+  paper: paper_lib.Paper,
+  tile: Tile,
+  lines: Sequence[str],
+  cell: tuple[int, int, int, int],
+) -> None:
+  """Draws a tile in the middle of a cell (left, top, width, height)."""
+  left, top, wide, high = cell
+  h, w = tile.image.shape[:2]
+  x, y = left + (wide - w) // 2, top + (high - h) // 2
+  edge = _FRAME if tile.frame else 1  # a tile may be as white as the paper
+  colour = tile.frame or style.FAINT
+  paper.fill(x - edge, y - edge, w + 2 * edge, h + 2 * edge, colour)
+  paper.paste(tile.image, x, y)
+  ink = tile.frame or style.INK
+  paper.write(
+    lines, left + wide / 2, top + high + _FRAME, align=0.5, colour=ink
+  )
+
+
+def bar(scale: Scale) -> np.ndarray:
+  """Returns a scale: its colours with numbers below, and its label."""
+  places = ticks(scale.low, scale.high)
+  numbers = [number(x) for x in places]
+  if scale.exceeded:
+    numbers[-1] = f'\N{GREATER-THAN OR EQUAL TO} {numbers[-1]}'
+  left = GAP + paper_lib.width(numbers[0]) / 2
+  right = left + _BAR[0] + max(GAP, paper_lib.width(numbers[-1]) / 2)
+  paper = paper_lib.Paper(
+    right + paper_lib.width(scale.label) + 2 * GAP, 2 * GAP + 2 * LINE
+  )
+  table = style.colour_table(scale.colours)
+  steps = np.linspace(0, len(table) - 1, _BAR[0]).round().astype(int)
+  paper.paste(np.broadcast_to(table[steps], (_BAR[1], _BAR[0], 3)), left, GAP)
+  below = GAP + _BAR[1]
+  span = (scale.high - scale.low) or 1
+  for value, text in zip(places, numbers, strict=True):
+    x = left + (value - scale.low) / span * (_BAR[0] - 2)
+    paper.fill(x, below, 2, _TICK, style.INK)
+    paper.write([text], x, below + _TICK, align=0.5)
+  paper.write([scale.label], right, GAP + (_BAR[1] - LINE) / 2)
+  return paper.pixels
+
+
+def ticks(low: float, high: float) -> list[float]:
+  """Returns three to six round numbers from `low` to `high`, with both ends."""
+  if high <= low:
+    return [low]
+  power = 10.0 ** math.floor(math.log10(high - low))
+  steps = (factor * power / 10 for factor in (1, 2, 2.5, 5, 10, 20, 25, 50))
+  step = next(x for x in steps if (high - low) / x <= _TICKS)
+  first, last = math.ceil(low / step), math.floor(high / step)
+  inner = [i * step for i in range(first, last + 1)]
+  near = _NEAR * (high - low)
+  return [low, *(x for x in inner if low + near < x < high - near), high]
+
+
+def number(value: float) -> str:
+  """Returns a number as text with three digits."""
+  return f'{value + 0.0:.3g}'.replace('-', '\N{MINUS SIGN}')
+
+
+def _swatches(
+  legend: Sequence[tuple[str, np.ndarray]], right: int
+) -> np.ndarray:
+  """Returns names beside their colours, in as many lines as they need."""
+  names = texts_lib.shorten(
+    [name for name, _ in legend], right / 2, paper_lib.width
+  )
+  places = []
+  x, line = GAP, 0
+  for name in names:
+    wide = _SWATCH + GAP + round(paper_lib.width(name)) + 2 * GAP
+    if x > GAP and x + wide > right:
+      x, line = GAP, line + 1
+    places.append((x, GAP + line * (LINE + GAP // 2)))
+    x += wide
+  paper = paper_lib.Paper(right, places[-1][1] + LINE)
+  for (x, y), name, (_, colour) in zip(places, names, legend, strict=True):
+    top = y + (LINE - _SWATCH) / 2
+    paper.fill(x, top, _SWATCH, _SWATCH, style.FAINT)
+    shape = _SWATCH - 2, _SWATCH - 2, 3
+    paper.paste(np.broadcast_to(colour, shape), x + 1, top + 1)
+    paper.write([name], x + _SWATCH + GAP / 2, y)
+  return paper.pixels
+
+
+def _wrap(texts: Sequence[str], most: float, limit: int) -> list[list[str]]:
+  """Wraps each line of texts to at most `limit` lines of a width."""
+  lines = [text.split('\n') if text else [] for text in texts]
+  flat = [line for each in lines for line in each]
+  wrapped = iter(texts_lib.wrap(flat, most, paper_lib.width, limit))
+  return [[part for _ in each for part in next(wrapped)] for each in lines]
+
+
+def _most(lines: Sequence[Sequence[str]]) -> int:
+  return max(map(len, lines), default=0)
+
+
+def _widest(lines: Sequence[str]) -> int:
+  return max((math.ceil(paper_lib.width(line)) for line in lines), default=0)
+
+
+def readable(image: np.ndarray) -> np.ndarray:
+  """Resizes an image [h, w, C] to a tile that is easily seen.
+
+  Args:
+    image: uint8, or float from 0 to 1; C as for `tiles.to_rgb`.
+
+  Returns:
+    uint8 [H, W, 3]. Values that are not finite are magenta.
+  """
+  scale = 255 if image.dtype == np.uint8 else 1
+  values = image.astype(np.float32) / scale
+  finite = np.isfinite(values).all(axis=-1, keepdims=True)
+  rgb = tiles_lib.to_rgb(np.nan_to_num(values))
+  rgb = np.where(finite, rgb, style.rgb(style.NOT_FINITE)).astype(np.uint8)
+  longest = max(rgb.shape[:2])
+  if longest < _READABLE[0]:
+    factor = -(-_READABLE[0] // longest)
+    return rgb.repeat(factor, axis=0).repeat(factor, axis=1)
+  small = min(1.0, _READABLE[1] / longest)
+  h, w = (max(1, round(n * small)) for n in rgb.shape[:2])
+  return tiles_lib.fit(rgb, (h, w))
