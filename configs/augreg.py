@@ -1,18 +1,17 @@
 r"""A checkpoint of "How to train your ViT?" (AugReg), fine-tuned.
 
-  python -m vit_jax.main --config=configs/augreg.py:B/16,oxford_iiit_pet
+  vit-jax train --config=augreg:B/16,oxford_iiit_pet
 
 The model is Ti/16, S/32, S/16, B/32, B/16, L/16, R+Ti/16, R26+S/32 or R50+L/32.
-Its recommended checkpoint is used: the one of ImageNet-21k with the best
-final_val in index.csv. A full file name from that table works, too:
+The config takes its recommended checkpoint: the ImageNet-21k one with the best
+final_val in index.csv. A full file name from that table also works:
 
-  python -m vit_jax.main --config=configs/augreg.py:B_16-i21k-300ep-lr_0.001\
+  vit-jax train --config=augreg:B_16-i21k-300ep-lr_0.001\
 -aug_medium1-wd_0.1-do_0.0-sd_0.0,cifar10
 
-The authors (arXiv:2106.10270) report for fine-tuning on ImageNet at 384 px:
-Ti/16 78.22%, S/16 83.73, B/16 85.49, L/16 85.59, R+Ti/16 75.40, R26+S/32 83.85,
-R50+L/32 85.99. Not run by us: it starts from gs://vit_models/augreg, which we
-could not reach.
+Accuracy after fine-tuning on ImageNet-1k at 384 px (arXiv:2106.10270): Ti/16
+78.22%, S/16 83.73%, B/16 85.49%, L/16 85.59%, R+Ti/16 75.40%, R26+S/32 83.85%,
+R50+L/32 85.99%. Not run by us: we could not reach gs://vit_models/augreg.
 """
 
 import ml_collections

@@ -1,21 +1,21 @@
-r"""Fine-tuning of BEiT on ImageNet-1k.
+"""Fine-tuning of BEiT on ImageNet-1k.
 
-  python -m vit_jax.main --config=configs/beit_finetune_i1k.py:B/16,runs/beit
+  vit-jax train --config=beit_finetune_i1k:B/16,runs/beit
 
-of a run of configs/beit_i1k.py, or of a published file (beit_base_patch16_224
-of microsoft/unilm or Hugging Face). VARIANT is B/16 or L/16.
+The first argument is B/16 or L/16. The second is a run of configs/beit_i1k.py,
+or a published file (beit_base_patch16_224 of microsoft/unilm or Hugging Face).
 
 Source: "BEiT: BERT Pre-Training of Image Transformers", arXiv:2106.08254, the
-table of fine-tuning in its appendix; the learning rates, which the paper
-searches, are of the authors' commands (microsoft/unilm, beit). Validation
-accuracy: B 83.2%, L 85.2. Not run by us.
+table of fine-tuning in its appendix. The paper searches the learning rate; the
+values here are those of the authors' commands (microsoft/unilm, beit).
+Validation accuracy: B 83.2%, L 85.2%. Not run by us.
 
-The relative positions, which all layers share in pre-training, are copied to
-each layer, and each copy then learns by itself, as in the authors' code.
+In pre-training all layers share the relative positions. Fine-tuning copies them
+to each layer, and each copy learns separately, as in the authors' code.
 
-Differences: `recipes.deit` lists those of images and schedule; there is no
-repeated augmentation here. The LayerNorm after the mean starts from that of
-pre-training, the authors' at ones and zeros.
+Differences: `recipes.deit` lists those of images and schedule. There is no
+repeated augmentation. The LayerNorm after the mean starts from pre-training;
+the authors start it at ones and zeros.
 """
 
 import dataclasses

@@ -1,22 +1,27 @@
 r"""BEiT on ImageNet-1k: pre-training without labels.
 
-  python -m vit_jax.main --config=configs/beit_i1k.py:B/16 \
+  vit-jax train --config=beit_i1k:B/16 \
       --config.objective.options.tokenizer=PATH
 
-and then configs/beit_finetune_i1k.py. VARIANT is B/16 or L/16. PATH is the
-paper's tokenizer, DALL-E's encoder, in a file (docs/self_supervision.md) or as
-hf:facebook/flava-image-codebook; or the work directory of a tokenizer with
-14 x 14 tokens, such as 112 pixels in patches of 8, trained with
---config.objective.name=tokenizer. Without one, tokens are k-means of the
-patches, which the paper does not use.
+The argument is B/16 or L/16. configs/beit_finetune_i1k.py fine-tunes the
+result. PATH is one of:
+
+- DALL-E's encoder, the paper's tokenizer, in a file (docs/self_supervision.md)
+  or as hf:facebook/flava-image-codebook,
+- a tokenizer run with 14 x 14 tokens, trained with
+  --config.objective.name=tokenizer, for example on 112 pixels with patches of
+  8.
+
+Without PATH, tokens are k-means of the patches, which the paper does not use.
 
 Source: "BEiT: BERT Pre-Training of Image Transformers", arXiv:2106.08254,
 section 3.1 and the table of pre-training in its appendix, and the authors'
 commands (microsoft/unilm, beit). Validation accuracy after fine-tuning: B
-83.2%, L 85.2. Not run by us.
+83.2%, L 85.2%. Not run by us.
 
-Differences: images are resized bilinearly with antialias, theirs bicubically;
-the tokenizer sees the resized crop, theirs the same crop of the photograph.
+Differences: images are resized bilinearly with antialiasing, the authors' use
+bicubic interpolation. The tokenizer sees the resized crop, theirs sees the same
+crop of the photograph.
 """
 
 import dataclasses

@@ -1,15 +1,15 @@
-r"""A linear probe of BEiT on ImageNet-1k: a layer after the frozen trunk.
+"""A linear probe of BEiT on ImageNet-1k, on a frozen backbone.
 
-  python -m vit_jax.main --config=configs/beit_probe_i1k.py:B/16,runs/beit
+  vit-jax train --config=beit_probe_i1k:B/16,runs/beit
 
-of a run of configs/beit_i1k.py, or of a published file. VARIANT is B/16 or
-L/16.
+The first argument is B/16 or L/16. The second is a run of configs/beit_i1k.py,
+or a published file.
 
 Source: the authors' code (microsoft/unilm, beit/run_linear_eval.py) and its
 command. Not run by us.
 
-Differences: the authors train a layer after each layer of the trunk, and
-features from the middle are the best ones; here they are those of the last.
+Difference: the authors train one probe per layer, and middle layers give the
+best features. This config probes the last layer.
 """
 
 import ml_collections

@@ -1,11 +1,12 @@
-r"""CLIP on CIFAR-10, with captions made of the names of the classes.
+"""CLIP on CIFAR-10, with captions made from the class names.
 
-  python -m vit_jax.main --config=configs/cifar10_clip.py:EPOCHS
+  vit-jax train --config=cifar10_clip:EPOCHS
 
-on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
---config.data.name=folder:/path/to/cifar10. EPOCHS is 2 by default. The image
-tower and its schedule are those of configs/cifar10.py, without its RoPE and
-mimetic initialization.
+The data is TFDS' `cifar10`, or a folder with train/<class>/ and test/<class>/:
+--config.data.name=folder:/path/to/cifar10. EPOCHS is 2 by default.
+
+The image tower and its schedule are those of configs/cifar10.py, without RoPE
+and mimetic initialization. docs/images_and_text.md has results.
 """
 
 import ml_collections

@@ -1,15 +1,14 @@
-r"""A small iGPT on CIFAR-10, without its labels.
+"""A small iGPT on CIFAR-10, without its labels.
 
-  python -m vit_jax.main --config=configs/cifar10_igpt.py:EPOCHS
+  vit-jax train --config=cifar10_igpt:EPOCHS
 
-on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
+The data is TFDS' `cifar10`, or a folder with train/<class>/ and test/<class>/:
 --config.data.name=folder:/path/to/cifar10. EPOCHS is 10 by default.
 
-Measured on a JPEG copy of CIFAR-10 (quality 75), seed 0, 5 epochs: a linear
-probe of the features is right for 44.6% of the 5,000 held-out images. Features
-of an untrained trunk reach 30.4%. Those of layers 3 and 5 reach 41.2% and
-44.4%; the layer was chosen on the same images. The model trains at about 100
-images/s on 2 CPU cores.
+Accuracy on 5,000 held-out images of a JPEG copy (quality 75), seed 0, 5 epochs:
+a linear probe of layer 4 reaches 44.6%; the untrained backbone 30.4%. Layer 3
+reaches 41.2%, and layer 5 44.4%. The layer was chosen on the same images. The
+model trains at about 100 images/s on 2 CPU cores.
 """
 
 import ml_collections

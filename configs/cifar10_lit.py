@@ -1,11 +1,13 @@
-r"""LiT on CIFAR-10: a text tower learns from an image tower that is locked.
+"""LiT on CIFAR-10: a text tower learns from a frozen image tower.
 
-  python -m vit_jax.main --config=configs/cifar10_lit.py:EPOCHS
+  vit-jax train --config=cifar10_lit:EPOCHS
 
-on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
---config.data.name=folder:/path/to/cifar10. EPOCHS is 1 by default. The image
-tower is that of runs/cifar10, a run of configs/cifar10.py;
---config.init_from.path names another.
+The data is TFDS' `cifar10`, or a folder with train/<class>/ and test/<class>/:
+--config.data.name=folder:/path/to/cifar10. EPOCHS is 1 by default.
+
+The image tower is that of runs/cifar10, a run of configs/cifar10.py.
+--config.init_from.path selects another run. docs/images_and_text.md has
+results.
 """
 
 import ml_collections

@@ -1,19 +1,19 @@
 r"""The ViT of a well-known tutorial, from scratch on CIFAR-10, exactly.
 
-  python -m vit_jax.main --config=configs/cifar10_tutorial.py
+  vit-jax train --config=cifar10_tutorial
 
-on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
+The data is TFDS' `cifar10`, or a folder with train/<class>/ and test/<class>/:
 
-  python -m vit_jax.main --config=configs/cifar10_tutorial.py \
+  vit-jax train --config=cifar10_tutorial \
       --config.data.name=folder:/path/to/cifar10
 
 Source: P. Lippe, UvA Deep Learning Tutorials, tutorial 15 (JAX), "Vision
-Transformers": 3,195,146 parameters, AdamW, 200 epochs; test accuracy 78.4%,
-validation 52.1% after 2 epochs, 65.4% after 10.
+Transformers": 3,195,146 parameters, AdamW, 200 epochs. Test accuracy 78.4%;
+validation accuracy 52.1% after 2 epochs, 65.4% after 10.
 
-Measured on a JPEG copy of CIFAR-10 (quality 75), in float32 on 2 CPU cores:
-validation 52.7% after 2 epochs, in 24 minutes at 65 images/s. The 200 epochs
-were not run.
+Validation accuracy on a JPEG copy of CIFAR-10 (quality 75), float32, 2 CPU
+cores: 52.7% after 2 of the 200 epochs, in 24 minutes at 65 images/s. Not run in
+full by us.
 """
 
 import ml_collections

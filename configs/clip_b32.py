@@ -1,16 +1,16 @@
 """CLIP ViT-B/32, from scratch on pairs of images and captions.
 
-  python -m vit_jax.main --config=configs/clip_b32.py:table:pairs.parquet
+  vit-jax train --config=clip_b32:table:pairs.parquet
 
-The argument is the data: a table with a column of images and one of captions.
-CLIP's vocabulary is downloaded.
+The argument is the data: a table with a column of images and a column of
+captions. CLIP's vocabulary is downloaded.
 
 Source: "Learning Transferable Visual Models From Natural Language Supervision",
-arXiv:2103.00020, tables 18 to 20. Its 400 million pairs are not public; with
-them, zero-shot accuracy on ImageNet is 63.2%. Not run by us.
+arXiv:2103.00020, tables 18 to 20. Zero-shot accuracy on ImageNet-1k with the
+paper's 400 million pairs, which are not public: 63.2%. Not run by us.
 
-Differences: crops have at least 0.9 of the image's area; the paper takes a
-random square of the resized image. Layers compute in bfloat16, theirs in
+Differences: crops cover at least 0.9 of the image's area; the paper takes a
+random square of the resized image. Layers compute in bfloat16, the authors' in
 float16 (mixed precision).
 """
 

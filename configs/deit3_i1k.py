@@ -1,20 +1,18 @@
-r"""DeiT III from scratch on ImageNet-1k.
+"""DeiT III from scratch on ImageNet-1k.
 
-  python -m vit_jax.main --config=configs/deit3_i1k.py:B --workdir=runs/deit3
+  vit-jax train --config=deit3_i1k:B --workdir=runs/deit3
 
-and then, for B, L and H, at 224 px:
+The variant is S, B, L or H. B, L and H then train for 20 more epochs at 224 px:
 
-  python -m vit_jax.main --config=configs/deit3_i1k.py:B,runs/deit3
-
-VARIANT is S, B, L or H.
+  vit-jax train --config=deit3_i1k:B,runs/deit3
 
 Source: "DeiT III: Revenge of the ViT", arXiv:2204.07118, and its authors'
 commands (facebookresearch/deit, README_revenge.md), 800 epochs and 20 more.
-Validation accuracy at 224 px: S 81.4%, B 83.8, L 84.9, H 85.2. Not run by us.
-Memory: --config.train.accumulation=4, for L and H more.
+Validation accuracy at 224 px: S 81.4%, B 83.8%, L 84.9%, H 85.2%. Not run by
+us. To save memory: --config.train.accumulation=4, for L and H more.
 
 Differences: `recipes.deit` lists those of images and schedule. H trains at 160
-px; its patches of 14 cover only 154 of them.
+px; its patches of 14 cover 154 of them.
 """
 
 import dataclasses

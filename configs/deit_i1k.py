@@ -1,20 +1,21 @@
 r"""DeiT from scratch on ImageNet-1k, with or without a teacher.
 
-  python -m vit_jax.main --config=configs/deit_i1k.py:S
+  vit-jax train --config=deit_i1k:S
 
-or Ti or B; with a teacher, any ImageNet-1k model that `vit_jax.load` reads:
+The variant is Ti, S or B. A teacher is any ImageNet-1k model that
+`vit_jax.load` reads:
 
-  python -m vit_jax.main --config=configs/deit_i1k.py:S,distilled \
+  vit-jax train --config=deit_i1k:S,distilled \
       --config.objective.teacher=PATH
 
 Source: "Training data-efficient image transformers", arXiv:2012.12877, table 9,
-and the authors' code. Validation accuracy after 300 epochs: Ti 72.2%, S 79.9,
-B 81.8; distilled from a RegNetY-16GF 74.5, 81.2 and 83.4. That teacher is not
-among our models; BiT-M-R152x2-ILSVRC2012 is another strong convnet. Not run by
-us. The authors' Ti and S took less than 3 days on 4 GPUs.
+and the authors' code. Validation accuracy after 300 epochs: Ti 72.2%, S 79.9%,
+B 81.8%; distilled from a RegNetY-16GF 74.5%, 81.2% and 83.4%. Not run by us.
+The authors' Ti and S took less than 3 days on 4 GPUs.
 
-Differences: `recipes.deit` lists those of images and schedule. The authors also
-keep an average of the parameters, which these results do not use.
+Differences: `recipes.deit` lists those of images and schedule. RegNetY is not
+among our models; BiT-M-R152x2-ILSVRC2012 is another strong convnet. The authors
+also keep an average of the parameters, which these results do not use.
 """
 
 import ml_collections

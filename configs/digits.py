@@ -1,11 +1,11 @@
 """A small ViT on scikit-learn's 1,797 handwritten digits, 8x8 grey.
 
-python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
+vit-jax train --config=digits --workdir=runs/digits
 
-136,010 parameters. A fixed fifth of the digits, 359, is held out: the accuracy
-on them is 98.3% (seeds 0 to 2: 98.3, 99.4, 98.9), after 30 to 50 s on 2 CPU
-cores from start to exit. One digit is 0.3%: other CPUs round differently, and
-gave 99.4, 99.2 and 99.7 for the same seeds.
+The model has 136,010 parameters. A fixed fifth of the digits, 359, is held out.
+Validation accuracy: 98.9% (mean of seeds 0 to 2: 98.3, 99.4, 98.9), after 30 to
+50 s on 2 CPU cores from start to exit. One digit is 0.3%. Other CPUs round
+differently; another CPU gave 99.4, 99.2 and 99.7.
 """
 
 import ml_collections

@@ -1,10 +1,13 @@
 """DINOv2 on scikit-learn's 1,797 handwritten digits, without labels.
 
-python -m vit_jax.main --config=configs/digits_dinov2.py --workdir=runs/dinov2
+vit-jax train --config=digits_dinov2 --workdir=runs/dinov2
 
-A linear probe of all tokens is right for 96.1% of the held-out fifth (seeds 0
-and 1: 96.1, 96.4; the settings were chosen on the same digits), and one of the
-head's input for 94.4%. It takes 31 s from start to exit on 2 CPU cores.
+Accuracy on the held-out fifth, after 31 s from start to exit on 2 CPU cores:
+
+  linear probe, all tokens         96.1% and 96.4% (seeds 0 and 1)
+  linear probe, the head's input   94.4%
+
+The settings were chosen on the same digits.
 """
 
 import ml_collections

@@ -1,11 +1,14 @@
 """An iGPT on scikit-learn's 1,797 handwritten digits, 8x8 grey.
 
-python -m vit_jax.main --config=configs/digits_igpt.py --workdir=runs/igpt
+vit-jax train --config=digits_igpt --workdir=runs/igpt
 
-Trained without labels. A linear probe of all tokens of the layer in the middle
-was right for 95.3% of the 359 held-out digits (seed 0; the settings and the
-penalty were chosen on the same digits); one of their mean for 93.6%. It takes
-57 s from start to exit on 2 CPU cores.
+It trains without labels. Accuracy on the 359 held-out digits, seed 0, after 57
+s from start to exit on 2 CPU cores:
+
+  linear probe, all tokens of the middle layer   95.3%
+  linear probe, their mean                       93.6%
+
+The settings and the penalty were chosen on the same digits.
 """
 
 import ml_collections

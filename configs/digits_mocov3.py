@@ -1,12 +1,11 @@
 """MoCo v3 on scikit-learn's 1,797 handwritten digits, without their labels.
 
-python -m vit_jax.main --config=configs/digits_mocov3.py \
-  --workdir=runs/digits_mocov3
+vit-jax train --config=digits_mocov3 --workdir=runs/digits_mocov3
 
-A fixed fifth of the digits, 359, is held out: a linear probe of the features,
-fitted on the others, is right for 95.5% of them (seeds 0 to 2: 95.5, 96.9,
-95.0; the settings were chosen on the same digits), after 36 s from start to
-exit on 2 CPU cores. A probe of the pixels themselves: 95.5%.
+A fixed fifth of the digits, 359, is held out. A linear probe of the features,
+fitted to the others, reaches 95.8% (mean of seeds 0 to 2: 95.5, 96.9, 95.0),
+after 36 s from start to exit on 2 CPU cores. A probe of the pixels reaches
+95.5%. The settings were chosen on the same digits.
 """
 
 import ml_collections

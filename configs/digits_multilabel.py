@@ -1,15 +1,16 @@
-"""Two digits side by side, in images of 8 x 16: which digits are there?
+r"""Multi-label classification: which digits are in an image of two?
 
-python -m vit_jax.main --config=configs/digits_multilabel.py \
-  --workdir=runs/digits_multilabel
+vit-jax train --config=configs/digits_multilabel.py \
+    --workdir=runs/digits_multilabel
 
-Each image has one or two of ten classes. The mean average precision `val/map`
-on pairs of held-out digits is 99.5%, after 50 s on 2 CPU cores from start to
-exit. Patches of 4 x 4 are better here than the 2 x 2 of configs/digits.py
-(96.5% after 85 s), and there are a quarter as many of them.
+Images are 8 x 16 pixels, and have one or two of ten classes. The mean average
+precision `val/map` on pairs of held-out digits is 99.5%, after 50 s on 2 CPU
+cores from start to exit. Patches of 4 x 4 are better here than the 2 x 2 of
+configs/digits.py (96.5% after 85 s), with a quarter of the tokens.
 
-Training digits are paired with each other, and so are validation digits. Run it
-from the root of the repository, since `data.name` names a class in this file.
+Training digits are paired with each other, and so are validation digits. Run
+the command from the root of the repository, since `data.name` names a class in
+this file.
 """
 
 import pathlib

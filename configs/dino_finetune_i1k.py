@@ -1,14 +1,16 @@
-r"""Fine-tuning of DINO on ImageNet-1k, as DeiT is trained.
+"""Fine-tuning of DINO on ImageNet-1k, with DeiT's protocol.
 
-  python -m vit_jax.main --config=configs/dino_finetune_i1k.py:S,runs/dino
+  vit-jax train --config=dino_finetune_i1k:S,runs/dino
 
-of a run of configs/dino_i1k.py, or of the authors' file. VARIANT is S or B.
+The first argument is S or B. The second is a run of configs/dino_i1k.py, or the
+authors' file.
 
 Source: "Emerging properties in self-supervised vision transformers",
 arXiv:2104.14294, table 6: DeiT's protocol, that of configs/deit_i1k.py.
-Validation accuracy: S 81.5%, B 82.8. Not run by us.
+Validation accuracy: S 81.5%, B 82.8%. Not run by us.
 
-Differences: the paper does not say how many epochs; here are DeiT's 300.
+Difference: the paper does not state the number of epochs; here it is DeiT's
+300.
 """
 
 import ml_collections

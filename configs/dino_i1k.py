@@ -1,18 +1,18 @@
 """DINO on ImageNet-1k, without labels.
 
-  python -m vit_jax.main --config=configs/dino_i1k.py:S
+  vit-jax train --config=dino_i1k:S
 
-or B. Source: "Emerging properties in self-supervised vision transformers",
+The variant is S or B. configs/dino_finetune_i1k.py fine-tunes the result, and
+configs/dino_probe_i1k.py trains a linear probe as the authors do.
+
+Source: "Emerging properties in self-supervised vision transformers",
 arXiv:2104.14294, section 3.2 and appendix C, and the authors' code. Accuracy of
-k nearest neighbours and of a linear probe: S/16 74.5% and 77.0 after 800 epochs
-(69.3 and 74.0 after 100), B/16 76.1 and 78.2 after 400 (table 2). Not run by
-us.
+k nearest neighbours and of a linear probe (table 2): S/16 74.5% and 77.0% after
+800 epochs (69.3% and 74.0% after 100), B/16 76.1% and 78.2% after 400. Not run
+by us.
 
-`configs/dino_finetune_i1k.py` fine-tunes the result, and dino_probe_i1k.py
-trains a linear probe as the authors do.
-
-Differences: the authors' teacher's temperature rises once an epoch, and the
-last layer's Adam begins after it is no longer frozen.
+Differences: the authors' teacher temperature rises once per epoch. Their Adam
+of the last layer begins when the layer is no longer frozen.
 """
 
 import ml_collections

@@ -1,17 +1,17 @@
-r"""A linear probe of DINO on ImageNet-1k: a layer after the frozen trunk.
+"""A linear probe of DINO on ImageNet-1k, on a frozen backbone.
 
-  python -m vit_jax.main --config=configs/dino_probe_i1k.py:B/16,runs/dino
+  vit-jax train --config=dino_probe_i1k:B/16,runs/dino
 
-of a run of configs/dino_i1k.py, or of the authors' file. VARIANT is S/16, S/8,
-B/16 or B/8.
+The first argument is S/16, S/8, B/16 or B/8. The second is a run of
+configs/dino_i1k.py, or the authors' file.
 
 Source: the authors' code (facebookresearch/dino, eval_linear.py). Validation
-accuracy (arXiv:2104.14294, table 2): S/16 77.0%, S/8 79.7, B/16 78.2, B/8 80.1.
-Not run by us.
+accuracy (arXiv:2104.14294, table 2): S/16 77.0%, S/8 79.7%, B/16 78.2%, B/8
+80.1%. Not run by us.
 
-Features of B are the class token and the mean of the patches. Differences: the
-authors' of S are the class tokens of the last four layers, here that of the
-last. `--probe=knn` of vit_jax.evaluate is their other measure.
+Features of B are the class token and the mean of the patches. Difference: the
+authors' features of S are the class tokens of the last four layers, here of the
+last one. `--probe=knn` of `vit-jax evaluate` is the authors' other metric.
 """
 
 import ml_collections

@@ -1,18 +1,18 @@
-r"""A linear probe of DINOv2 on ImageNet-1k: a layer after the frozen trunk.
+"""A linear probe of DINOv2 on ImageNet-1k, on a frozen backbone.
 
-  python -m vit_jax.main --config=configs/dinov2_probe_i1k.py:L/16,runs/dinov2
+  vit-jax train --config=dinov2_probe_i1k:L/16,runs/dinov2
 
-of a run of configs/dinov2_i1k.py, or of a published file. VARIANT is S/14,
-B/14, L/14, or L/16, the size of that run.
+The first argument is S/14, B/14, L/14, or L/16, the size of
+configs/dinov2_i1k.py. The second is a run of that config, or a published file.
 
 Source: the authors' code (facebookresearch/dinov2, eval/linear.py). Validation
-accuracy of the published models (arXiv:2304.07193, table 4): S 81.1%, B 84.5, L
-86.3. Not run by us.
+accuracy of the published models (arXiv:2304.07193, table 4): S 81.1%, B 84.5%,
+L 86.3%. Not run by us.
 
-The authors train many layers at once and report the best one: of learning rates
-of 256 images from 1e-5 to 0.1, with features of the last layer or of four, with
-and without the mean of the patches. This is one of them; try others with
---config.optim.learning_rate.
+Difference: the authors train many probes at once and report the best. Theirs
+vary the learning rate (1e-5 to 0.1 for 256 images), the layers (the last or
+four) and the mean of the patches (with or without). This config trains one of
+them; set --config.optim.learning_rate to try others.
 """
 
 import ml_collections

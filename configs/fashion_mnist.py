@@ -1,10 +1,10 @@
 """A small ViT from scratch on Fashion-MNIST, 28x28 grey.
 
-python -m vit_jax.main --config=configs/fashion_mnist.py:4
+vit-jax train --config=fashion_mnist:4
 
-or 7, the patch size, on TFDS' `fashion_mnist`. The model of configs/mnist.py,
-trained for longer and with more augmentation. It has not been run, and no
-result is known.
+The argument is the patch size, 4 or 7. The data is TFDS' `fashion_mnist`. The
+model is that of configs/mnist.py, trained for longer and with more
+augmentation. Not run by us.
 """
 
 import ml_collections

@@ -1,20 +1,20 @@
 r"""Any checkpoint, fine-tuned on any dataset.
 
-  python -m vit_jax.main --config=configs/finetune.py:MODEL,DATASET
+  vit-jax train --config=finetune:MODEL,DATASET
 
 MODEL is a published name (ViT-B/16, R50+ViT-B/16, Mixer-B/16, ...), a work
 directory, an .npz, .safetensors or .pth file, a directory of Hugging Face or
-timm, an address (https://, gs://) or hf:owner/name. DATASET is a name of TFDS,
+timm, an address (https://, gs://) or hf:owner/name. DATASET is a TFDS name,
 folder:PATH or digits:
 
-  python -m vit_jax.main --config=configs/finetune.py:ViT-B/16,oxford_iiit_pet
-  python -m vit_jax.main --config=configs/finetune.py:runs/mine,folder:images \
+  vit-jax train --config=finetune:ViT-B/16,oxford_iiit_pet
+  vit-jax train --config=finetune:runs/mine,folder:images \
       --config.data.image_size=224
 
-The protocol is that of the ViT and AugReg papers; try the learning rates 0.001,
+The protocol is that of the ViT and AugReg papers. Try the learning rates 0.001,
 0.003, 0.01 and 0.03 (--config.optim.learning_rate). The architecture, mean and
-std come from the checkpoint. --config.optim.trainable='^head/', for instance,
-trains only a part. For measurements, see docs/fine_tuning.md.
+std come from the checkpoint. --config.optim.trainable='^head/' trains the head
+only. docs/fine_tuning.md has results.
 """
 
 import ml_collections

@@ -1,17 +1,17 @@
 r"""A ViT-S/16 from scratch on any folder of images.
 
-  python -m vit_jax.main --config=configs/folder.py \
+  vit-jax train --config=folder \
       --config.data.name=folder:/path/to/images
 
-The folder contains train/<class>/ and val/<class>/, or test/<class>/, which is
-then used for val (training, validation and other usual names work, too). If it
-contains only <class>/ folders, hold out a slice:
+The folder contains train/<class>/ and val/<class>/. Other usual names such as
+training and validation work, and test/<class>/ is used if there is no val. If
+there are only <class>/ folders, hold out a slice:
 
       --config.data.split='train[:90%]' --config.evals.val.split='train[90%:]'
 
-The recipe is a common one for 100,000 images and more. No result was measured,
-as it depends on the images. Without a GPU it is slow: try
---config.model.name=ViT-Ti/16 --config.data.image_size=112 first.
+The recipe is a common one for 100,000 images and more. The result depends on
+the images, so there is no figure. Without a GPU it is slow: first try
+--config.model.name=ViT-Ti/16 --config.data.image_size=112.
 """
 
 import ml_collections

@@ -1,19 +1,18 @@
 """ViTs and Mixers from scratch on ImageNet-1k with GSAM, almost unaugmented.
 
-python -m vit_jax.main --config=configs/gsam_i1k.py:S/16
+vit-jax train --config=gsam_i1k:S/16
 
-or B/16, B/32 or Mixer-B/16.
+The variant is S/16, B/16, B/32 or Mixer-B/16.
 
 Source: "Surrogate Gap Minimization Improves Sharpness-Aware Training",
 arXiv:2203.08065, and its authors' config for B/32 in big_vision. Validation
-accuracy after 300 epochs: S/16 79.5%, B/16 81.0, Mixer-B/16 77.8 (with SAM
-78.1, 79.9 and 77.4: sam_i1k.py). Not run by us. A step makes two passes over
-each of 64 microbatches, one after the other: on many devices it is slow.
+accuracy after 300 epochs: S/16 79.5%, B/16 81.0%, Mixer-B/16 77.8%. With SAM
+(sam_i1k.py) it is 78.1%, 79.9% and 77.4%. Not run by us.
 
-The norm of the perturbation (rho) follows the learning rate; there are 64
-microbatches, as for SAM. The authors' config has a weight decay of 1e-3, which
-is multiplied only by the schedule. Here it is the paper's 0.3, which is
-multiplied by the learning rate, 3e-3.
+A step makes two passes over each of 64 microbatches in sequence, as for SAM. On
+many devices it is slow. The norm of the perturbation (rho) follows the learning
+rate. The authors' weight decay of 1e-3 is multiplied by the schedule only. Here
+it is the paper's 0.3, which is multiplied by the learning rate, 3e-3.
 """
 
 import ml_collections

@@ -1,16 +1,17 @@
 """iGPT on ImageNet-1k at 32x32 (Chen et al., 2020).
 
-python -m vit_jax.main --config=configs/igpt_i1k.py:SIZE
+vit-jax train --config=igpt_i1k:SIZE
 
-SIZE is S, M or L, by default S: 76, 455 or 1,362 million parameters. Settings
-are those of sections 3.1 to 3.3 and appendix B (table 5) of Generative
-Pretraining from Pixels. Not run by us. The authors' code reports losses of
-2.0895, 2.0614 and 2.0466 nats per pixel after a million steps.
+SIZE is S (default), M or L: 76, 455 or 1,362 million parameters.
 
-Colours are 512 clusters of the training images. The authors resize a short side
-to 256 to 384 pixels and cut out 224 x 224; here a square of the same share of
-the area, of a square image, is cut out directly. Their model has no biases:
-biases stay at zero here.
+Source: "Generative Pretraining from Pixels", sections 3.1 to 3.3 and appendix B
+(table 5). The authors' code reports losses of 2.0895, 2.0614 and 2.0466 nats
+per pixel after a million steps. Not run by us.
+
+Differences: the authors resize the short side to 256 to 384 pixels and crop 224
+x 224. Here a square with the same fraction of the area is cropped directly.
+Their model has no biases; here biases stay at zero. Colours are 512 clusters of
+the training images.
 """
 
 import ml_collections

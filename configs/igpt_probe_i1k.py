@@ -1,13 +1,14 @@
 """A linear probe on an iGPT's features on ImageNet-1k (Chen et al., 2020).
 
-python -m vit_jax.main --config=configs/igpt_probe_i1k.py:SIZE,LAYER
+vit-jax train --config=igpt_probe_i1k:SIZE,LAYER
 
-The checkpoint is that of configs/igpt_i1k.py at runs/igpt_i1k, or another one
-at --config.init_from.path, such as hf:openai/imagegpt-small. SIZE is S, M or L,
-by default S; LAYER the layer whose features are read, from 0, by default the
-middle one. Settings are those of section 3.4 of Generative Pretraining from
-Pixels: SGD with momentum for a million steps. Not run by us. The paper reports
-60.3% for iGPT-L at 32x32.
+SIZE is S (default), M or L. LAYER is the layer of the features, counted from 0;
+the default is the middle one. The checkpoint is runs/igpt_i1k, a run of
+configs/igpt_i1k.py. --config.init_from.path selects another, for example
+hf:openai/imagegpt-small.
+
+Source: "Generative Pretraining from Pixels", section 3.4: SGD with momentum for
+a million steps. Accuracy of iGPT-L at 32x32: 60.3%. Not run by us.
 """
 
 import ml_collections

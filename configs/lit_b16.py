@@ -1,19 +1,19 @@
-"""LiT: a text tower learns from a locked ViT-B/16.
+"""LiT: a text tower learns from a frozen ViT-B/16.
 
-  python -m vit_jax.main --config=configs/lit_b16.py:table:pairs.parquet
+  vit-jax train --config=lit_b16:table:pairs.parquet
 
-The argument is the data: a table with a column of images and one of captions.
-The vocabulary, BERT's uncased one, and the image tower, AugReg's ViT-B/16 of
-ImageNet-21k, are downloaded.
+The argument is the data: a table with a column of images and a column of
+captions. BERT's uncased vocabulary and AugReg's ViT-B/16 of ImageNet-21k are
+downloaded.
 
 Source: "LiT: Zero-Shot Transfer with Locked-image text Tuning",
 arXiv:2111.07991, in the form of its authors' public config
-(google-research/big_vision, configs/proj/image_text/lit_coco.py). Their
-LiT-B16B, whose text tower is a BERT-base, has a zero-shot accuracy of 72.07% on
-ImageNet. Not run by us.
+(google-research/big_vision, configs/proj/image_text/lit_coco.py). Zero-shot
+accuracy on ImageNet-1k of their LiT-B16B, whose text tower is a BERT-base:
+72.07%. Not run by us.
 
-Difference: the text tower is a pre-LN transformer of the same size that starts
-at random, theirs a pre-trained BERT; the temperature starts at 0.07, theirs at
+Differences: the text tower is a pre-LN transformer of the same size with random
+weights, theirs is a pre-trained BERT. The temperature starts at 0.07, theirs at
 0.1.
 """
 

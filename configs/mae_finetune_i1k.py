@@ -1,16 +1,16 @@
-r"""Fine-tuning of MAE on ImageNet-1k.
+"""Fine-tuning of MAE on ImageNet-1k.
 
-  python -m vit_jax.main --config=configs/mae_finetune_i1k.py:B/16,runs/mae
+  vit-jax train --config=mae_finetune_i1k:B/16,runs/mae
 
-of a run of configs/mae_i1k.py, or of the authors' file
-(mae_pretrain_vit_base.pth). VARIANT is B/16, L/16 or H/14.
+The first argument is B/16, L/16 or H/14. The second is a run of
+configs/mae_i1k.py, or the authors' file (mae_pretrain_vit_base.pth).
 
 Source: "Masked Autoencoders Are Scalable Vision Learners", arXiv:2111.06377,
 table 9, and its authors' commands (facebookresearch/mae, FINETUNE.md).
-Validation accuracy: B 83.6%, L 85.9, H 86.9. Not run by us.
+Validation accuracy: B 83.6%, L 85.9%, H 86.9%. Not run by us.
 
-Differences: `recipes.deit` lists those of images and schedule; there is no
-repeated augmentation here.
+Differences: `recipes.deit` lists those of images and schedule. There is no
+repeated augmentation.
 """
 
 import dataclasses

@@ -1,17 +1,18 @@
-r"""MAE on ImageNet-1k: pre-training without labels.
+"""MAE on ImageNet-1k: pre-training without labels.
 
-  python -m vit_jax.main --config=configs/mae_i1k.py:B/16 --workdir=runs/mae
+  vit-jax train --config=mae_i1k:B/16 --workdir=runs/mae
 
-and then configs/mae_finetune_i1k.py or configs/mae_probe_i1k.py. VARIANT is
-B/16, L/16 or H/14.
+The variant is B/16, L/16 or H/14. configs/mae_finetune_i1k.py fine-tunes the
+result, and configs/mae_probe_i1k.py trains a linear probe.
 
 Source: "Masked Autoencoders Are Scalable Vision Learners", arXiv:2111.06377,
-table 8; 800 epochs, as in the paper's ablations (--config.train.duration of
-1600 epochs: its tables 3 and 4). Validation accuracy after fine-tuning and of a
-linear probe, after 1,600 epochs, by the authors' code: B 83.66% and 67.8, L
-85.95 and 76.0, H 86.93 and 77.2. Not run by us.
+table 8; 800 epochs, as in the paper's ablations. Its tables 3 and 4 have 1,600
+epochs (--config.train.duration='1600 epochs'). Validation accuracy by the
+authors' code after 1,600 epochs, fine-tuned and of a linear probe: B 83.66% and
+67.8%, L 85.95% and 76.0%, H 86.93% and 77.2%. Not run by us.
 
-Difference: images are resized bilinearly with antialias, theirs bicubically.
+Difference: images are resized bilinearly with antialiasing, theirs with bicubic
+interpolation.
 """
 
 import ml_collections

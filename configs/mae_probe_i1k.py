@@ -1,16 +1,16 @@
-r"""A linear probe of MAE on ImageNet-1k: a layer after the frozen encoder.
+"""A linear probe of MAE on ImageNet-1k, on a frozen encoder.
 
-  python -m vit_jax.main --config=configs/mae_probe_i1k.py:B/16,runs/mae
+  vit-jax train --config=mae_probe_i1k:B/16,runs/mae
 
-of a run of configs/mae_i1k.py, or of the authors' file. VARIANT is B/16, L/16
-or H/14.
+The first argument is B/16, L/16 or H/14. The second is a run of
+configs/mae_i1k.py, or the authors' file.
 
 Source: "Masked Autoencoders Are Scalable Vision Learners", arXiv:2111.06377,
 table 10, and its authors' commands (facebookresearch/mae, FINETUNE.md).
-Validation accuracy: B 67.8%, L 76.0, H 77.2. Not run by us.
+Validation accuracy: B 67.8%, L 76.0%, H 77.2%. Not run by us.
 
-Differences: the layer starts at zeros. `--probe=linear` of vit_jax.evaluate,
-which standardises the features, is a faster way to a similar number.
+Difference: the linear layer starts at zero. `--probe=linear` of `vit-jax
+evaluate` standardises the features, and gives a similar number faster.
 """
 
 import ml_collections

@@ -1,12 +1,13 @@
-r"""Fine-tuning of MoCo v3 on ImageNet-1k, as DeiT is trained.
+"""Fine-tuning of MoCo v3 on ImageNet-1k, with DeiT's protocol.
 
-  python -m vit_jax.main --config=configs/mocov3_finetune_i1k.py:B,runs/moco
+  vit-jax train --config=mocov3_finetune_i1k:B,runs/moco
 
-of a run of configs/mocov3_i1k.py, or of the authors' file. VARIANT is S or B.
+The first argument is S or B. The second is a run of configs/mocov3_i1k.py, or
+the authors' file.
 
-Source: the authors' README (facebookresearch/moco-v3): all settings are DeiT's,
-those of configs/deit_i1k.py, but the 150 epochs of B. Validation accuracy: S
-81.4%, B 83.2. Not run by us.
+Source: the authors' README (facebookresearch/moco-v3). All settings are DeiT's,
+those of configs/deit_i1k.py, except for the 150 epochs of B. Validation
+accuracy: S 81.4%, B 83.2%. Not run by us.
 """
 
 import ml_collections

@@ -1,16 +1,16 @@
-r"""MoCo v3 on ImageNet-1k: pre-training without labels.
+"""MoCo v3 on ImageNet-1k: pre-training without labels.
 
-  python -m vit_jax.main --config=configs/mocov3_i1k.py:S/16 --workdir=runs/moco
+  vit-jax train --config=mocov3_i1k:S/16 --workdir=runs/moco
 
-and then configs/mocov3_probe_i1k.py. VARIANT is S/16 or B/16.
+The variant is S/16 or B/16. configs/mocov3_probe_i1k.py trains a linear probe.
 
 Source: "An Empirical Study of Training Self-Supervised Vision Transformers",
 arXiv:2104.02057, sections 4 and 5, and its authors' code
 (facebookresearch/moco-v3). Validation accuracy of a linear probe after 300
 epochs: S 73.2%, B 76.7%. Not run by us.
 
-As in their code, weight decay is of all parameters that train, and ViT-S has
-12 heads. Differences: layers compute in bfloat16, theirs in float16 (mixed
+As in their code, weight decay applies to all trainable parameters, and ViT-S
+has 12 heads. Difference: layers compute in bfloat16, theirs in float16 (mixed
 precision).
 """
 

@@ -1,13 +1,14 @@
-r"""A linear probe of MoCo v3 on ImageNet-1k: a layer after the frozen encoder.
+"""A linear probe of MoCo v3 on ImageNet-1k, on a frozen encoder.
 
-  python -m vit_jax.main --config=configs/mocov3_probe_i1k.py:S/16,runs/moco
+  vit-jax train --config=mocov3_probe_i1k:S/16,runs/moco
 
-of a run of configs/mocov3_i1k.py, or of the authors' file
-(vit-s-300ep.pth.tar, renamed to end with .pth). VARIANT is S/16 or B/16.
+The first argument is S/16 or B/16. The second is a run of
+configs/mocov3_i1k.py, or the authors' file (vit-s-300ep.pth.tar, renamed to end
+with .pth).
 
 Source: the authors' code (facebookresearch/moco-v3, main_lincls.py) and its
-commands. Validation accuracy (arXiv:2104.02057): S 73.2%, B 76.7%. Not
-run by us.
+commands. Validation accuracy (arXiv:2104.02057): S 73.2%, B 76.7%. Not run by
+us.
 """
 
 import ml_collections

@@ -1,10 +1,11 @@
-"""A small ViT on videos of a moving digit, whose direction it tells.
+"""Video classification: the direction of a moving digit.
 
-python -m vit_jax.main --config=configs/moving_digits.py --workdir=runs/moving
+vit-jax train --config=moving_digits --workdir=runs/moving
 
-145,864 parameters. A clip of 8 frames tells one of eight directions, and a
-frame does not. The accuracy on 1,000 videos of other digits is 98.8% (seeds 0
-to 2: 98.8, 93.8, 96.5), after 70 s of CPU time from start to exit, on 2 cores.
+The model has 145,864 parameters. A digit moves in one of eight directions over
+8 frames; a single frame does not show the direction. Test accuracy on 1,000
+videos of other digits: 96.4% (mean of seeds 0 to 2: 98.8, 93.8, 96.5), after 70
+s of CPU time on 2 cores.
 """
 
 import ml_collections

@@ -1,23 +1,23 @@
-r"""PolyViT-B/16: nine datasets of images, videos and sounds on one trunk.
+"""PolyViT-B/16: nine datasets of images, videos and sounds on one backbone.
 
-  python -m vit_jax.main --config=configs/polyvit_b16.py:/path/to/data
+  vit-jax train --config=polyvit_b16:/path/to/data
 
-In /path/to/data are the folders kinetics400, moments_in_time, vggsound and
-audioset, each with train/<class>/ and val/<class>/; the images are those of
-TFDS. The clips of AudioSet have several labels: the recipe reads a folder of
-one class each, or give a source of your own that has `labels`, with
+/path/to/data has the folders kinetics400, moments_in_time, vggsound and
+audioset, each with train/<class>/ and val/<class>/. The images are those of
+TFDS. The clips of AudioSet have several labels; the recipe reads a folder with
+one class per clip. A source of your own with `labels` replaces it:
 --config.tasks.audioset.data.name=my_module:MySource and
 --config.tasks.audioset.objective.name=multilabel.
 
 Source: "PolyViT: co-training vision transformers on images, videos and audio",
-arXiv:2111.12993, by the settings of its code (scenic, projects/polyvit, config
-polyvit_all): the steps of each dataset are those of training it alone, steps of
-all are drawn in proportion to them, each dataset has a learning rate of its
-own, and the trunk starts from a ViT-B/16 of ImageNet-21k. Not run by us.
+arXiv:2111.12993, and its code (scenic, projects/polyvit, config polyvit_all).
+Each dataset gets the steps of its single-task training, and its own learning
+rate. The task of a step is drawn in proportion to these steps. The backbone
+starts from a ViT-B/16 of ImageNet-21k. Not run by us.
 
-Differences: colours and scale of videos are not jittered; SpecAugment hides as
-many ranges of time as bands of frequency, one of each, not four and one; the
-mean over several clips of a video is not evaluated.
+Differences: videos have no colour and scale jittering. SpecAugment masks one
+range of frames and one of bands, theirs four and one. The mean over several
+clips of a video is not evaluated.
 """
 
 import ml_collections

@@ -1,21 +1,24 @@
-r"""PolyViT: images, videos and sounds on one trunk.
+r"""PolyViT: images, videos and sounds on one backbone.
 
-  python -m vit_jax.main --config=configs/polyvit_demo.py \
+  vit-jax train --config=polyvit_demo \
       --workdir=runs/polyvit
 
 Four tasks: handwritten digits, CIFAR-10, the direction of a moving digit in a
-video, and the melody of three tones. The layers are those of all tasks, the
-patches and positions those of a modality, and each task has its own head. Each
-step takes a batch of every task. CIFAR-10 is TFDS' `cifar10`, or a folder with
+video, and the melody of three tones. All tasks share the layers. Tasks of one
+modality share patches and positions. Each task has its own head. Each step
+takes a batch of every task. CIFAR-10 is TFDS' `cifar10`, or a folder with
 train/<class>/: --config.tasks.cifar10.data.name=folder:/path/to/cifar10.
 
-347,458 parameters, 299,328 of them in the shared layers. Accuracy on what is
-held out, seed 0 (of models trained for a task alone, with as many steps, in
-brackets): digits 98.3% (98.3), CIFAR-10, from a JPEG copy, 51.7% (53.2), moving
-99.9% (100.0), tones 99.3% (100.0). It took 17 min on one CPU core.
+347,458 parameters, 299,328 of them in the shared layers. Accuracy on held-out
+examples, seed 0, 17 minutes on one CPU core; a model for one task, with as many
+steps, in brackets:
 
-configs/polyvit_demo.py:TASK trains one of the tasks alone, as often as it comes
-here: digits, cifar10, moving or tones.
+  digits                   98.3% (98.3%)
+  CIFAR-10, a JPEG copy    51.7% (53.2%)
+  moving digits            99.9% (100.0%)
+  tones                    99.3% (100.0%)
+
+polyvit_demo:TASK trains one task only: digits, cifar10, moving or tones.
 """
 
 import ml_collections

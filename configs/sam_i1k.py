@@ -1,20 +1,21 @@
 """ViTs and Mixers from scratch on ImageNet-1k with SAM, almost unaugmented.
 
-python -m vit_jax.main --config=configs/sam_i1k.py:S/16
+vit-jax train --config=sam_i1k:S/16
 
-or B/16, B/32 or Mixer-B/16. Without SAM: --config.optim.sam.rho=0.
+The variant is S/16, B/16, B/32 or Mixer-B/16. --config.optim.sam.rho=0 switches
+SAM off.
 
 Source: "When Vision Transformers Outperform ResNets without Pre-training or
 Strong Data Augmentations", arXiv:2106.01548. Validation accuracy after 300
-epochs, with AdamW and with SAM: S/16 74.4% and 78.1; B/16 74.6 and 79.9;
-Mixer-B/16 66.4 and 77.4. Not run by us. A step makes two passes over each of 64
-microbatches, one after the other: on many devices it is slow.
+epochs, with AdamW and with SAM: S/16 74.4% and 78.1%; B/16 74.6% and 79.9%;
+Mixer-B/16 66.4% and 77.4%. Not run by us. A step makes two passes over each of
+64 microbatches in sequence. On many devices it is slow.
 
 SAM perturbs the weights separately for each of 64 microbatches, since its
 authors used 64 TPU chips. They found that fewer chips need a larger rho
-(google-research/vision_transformer, issue 153); that issue confirms the rho of
-B/16. The other values of rho could not be checked against the paper, nor could
-the loss, bias and schedule, which are those of the ViT paper.
+(google-research/vision_transformer, issue 153). That issue confirms the rho of
+B/16. We could not check the other values of rho against the paper. The loss,
+bias and schedule are those of the ViT paper, also unchecked.
 """
 
 import ml_collections

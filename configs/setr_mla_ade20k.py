@@ -1,16 +1,15 @@
 r"""SETR-MLA with ViT-L/16 on ADE20K.
 
-  python -m vit_jax.main \
-    --config=configs/setr_mla_ade20k.py:folder:ADEChallengeData2016
+  vit-jax train \
+    --config=setr_mla_ade20k:folder:ADEChallengeData2016
 
 The argument is the folder of the scene parsing benchmark, which holds images/
-and annotations/, with a file classes.txt: its 150 classes, one a line. Labels
-are stored from 1; 0 does not count.
+and annotations/. Add a file classes.txt with its 150 classes, one per line.
+Labels are stored from 1; 0 is ignored.
 
-Source: arXiv:2012.15840, section 4.1; `dense_recipes.setr` lists the settings
-and what differs. The paper's mean
-intersection over union on the validation split is 48.64%, at one scale.
-Not run by us.
+Source: arXiv:2012.15840, section 4.1. Validation mIoU in the paper, at a single
+scale: 48.64%. Not run by us. `dense_recipes.setr` lists the settings and
+differences.
 """
 
 import ml_collections

@@ -1,15 +1,14 @@
 r"""SETR-PUP with ViT-L/16 on Cityscapes.
 
-  python -m vit_jax.main \
-    --config=configs/setr_pup_cityscapes.py:folder:cityscapes
+  vit-jax train \
+    --config=setr_pup_cityscapes:folder:cityscapes
 
-The argument is the folder that holds leftImg8bit/ and gtFine/, with a file
-classes.txt: the 19 classes from road to bicycle, one a line.
+The argument is the folder that holds leftImg8bit/ and gtFine/. Add a file
+classes.txt with the 19 classes from road to bicycle, one per line.
 
-Source: arXiv:2012.15840, section 4.1; `dense_recipes.setr` lists the settings
-and what differs. The paper's mean
-intersection over union on the validation split is 79.34%, at one scale.
-Not run by us.
+Source: arXiv:2012.15840, section 4.1. Validation mIoU in the paper, at a single
+scale: 79.34%. Not run by us. `dense_recipes.setr` lists the settings and
+differences.
 """
 
 import ml_collections

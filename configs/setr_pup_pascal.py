@@ -1,14 +1,15 @@
 r"""SETR-PUP with ViT-L/16 on Pascal Context.
 
-  python -m vit_jax.main \
-    --config=configs/setr_pup_pascal.py:folder:pascal_context
+  vit-jax train \
+    --config=setr_pup_pascal:folder:pascal_context
 
-The argument is a folder with images/{train,val}, maps of the 59 classes and the
-background in masks/{train,val}, and classes.txt, which names these 60.
+The argument is a folder with images/{train,val}, masks/{train,val} and
+classes.txt. Masks have 59 classes and the background. classes.txt names these
+60.
 
-Source: arXiv:2012.15840, section 4.1; `dense_recipes.setr` lists the settings
-and what differs. Images are scaled from their own size, where mmsegmentation
-brings their long side to 520 pixels before. Not run by us.
+Source: arXiv:2012.15840, section 4.1. Not run by us. `dense_recipes.setr` lists
+the settings and differences. Another difference: images are scaled from their
+stored size; mmsegmentation first resizes the long side to 520 pixels.
 """
 
 import ml_collections

@@ -1,13 +1,14 @@
 """SigLIP ViT-B/16, from scratch on pairs of images and captions.
 
-  python -m vit_jax.main --config=configs/siglip_b16.py:table:pairs.parquet
+  vit-jax train --config=siglip_b16:table:pairs.parquet
 
-The argument is the data: a table with a column of images and one of captions.
-SigLIP's vocabulary is downloaded.
+The argument is the data: a table with a column of images and a column of
+captions. SigLIP's vocabulary is downloaded.
 
 Source: "Sigmoid Loss for Language Image Pre-Training", arXiv:2303.15343, and
-its authors' code (google-research/big_vision, trainers/proj/image_text/siglip):
-9 billion pairs of WebLI, which is not public. Not run by us.
+its authors' code (google-research/big_vision, trainers/proj/image_text/siglip).
+The paper trains on 9 billion pairs of WebLI, which is not public. Not run by
+us.
 """
 
 import ml_collections

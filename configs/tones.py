@@ -1,9 +1,9 @@
-"""A small ViT on spectrograms of three tones, whose melody it tells.
+"""Audio classification: the melody of three tones, from spectrograms.
 
-python -m vit_jax.main --config=configs/tones.py --workdir=runs/tones
+vit-jax train --config=tones --workdir=runs/tones
 
-143,686 parameters. The accuracy on 1,000 other sounds is 96.2% (seeds 0 to 2:
-96.2, 97.1, 95.7), after 90 s of CPU time from start to exit, on 2 cores.
+The model has 143,686 parameters. Test accuracy on 1,000 other sounds: 96.3%
+(mean of seeds 0 to 2: 96.2, 97.1, 95.7), after 90 s of CPU time on 2 cores.
 """
 
 import ml_collections

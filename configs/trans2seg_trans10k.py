@@ -1,17 +1,18 @@
-r"""Trans2Seg with BiT-R50x1 on transparent objects (Trans10K-v2).
+"""Trans2Seg with BiT-R50x1 on transparent objects (Trans10K-v2).
 
-  python -m vit_jax.main --config=configs/trans2seg_trans10k.py:folder:trans10k
+  vit-jax train --config=trans2seg_trans10k:folder:trans10k
 
-The argument is a folder with images/{train,val,test}, maps of 11 classes and
-the background in masks/, and classes.txt, which names these 12, one a line.
+The argument is a folder with images/{train,val,test}, masks/ and classes.txt.
+Masks have 11 classes and the background. classes.txt names these 12, one per
+line.
 
 Source: "Segmenting Transparent Object in the Wild with Transformer",
 arXiv:2101.08461: sizes of the transformer, 512 pixels, 50 epochs, Adam with
-1e-4. The paper's mean intersection over union is 72.15%. Not run by us.
+1e-4. The paper's mIoU is 72.15%. Not run by us.
 
-Differences: the features are those of BiT, which halves its grid to 16 x 16 in
-the last stage; the authors' ResNet-50 is dilated there, and has 32 x 32. Batch
-and augmentation are our choice, as is the power of the polynomial schedule.
+Differences: BiT halves its grid to 16 x 16 in the last stage; the authors'
+ResNet-50 is dilated there, and has 32 x 32. Batch size, augmentation and the
+power of the polynomial schedule are our choice.
 """
 
 import ml_collections

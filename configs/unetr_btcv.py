@@ -1,19 +1,21 @@
-r"""UNETR with ViT-B/16 on abdominal CT (BTCV), from scratch.
+"""UNETR with ViT-B/16 on abdominal CT (BTCV), from scratch.
 
-  python -m vit_jax.main --config=configs/unetr_btcv.py:folder:btcv
+  vit-jax train --config=unetr_btcv:folder:btcv
 
-The argument is a folder of scans and maps of 13 organs and the background, laid
-out as the Medical Segmentation Decathlon's: dataset.json, imagesTr, labelsTr.
+The argument is a folder in the layout of the Medical Segmentation Decathlon:
+dataset.json, imagesTr, labelsTr. Masks have 13 organs and the background.
 
 Source: "UNETR: Transformers for 3D Medical Image Segmentation",
 arXiv:2103.10504, section 4: spacing, window, crops, kinds of augmentation,
-batch, steps and learning rate; probabilities, weight decay, warm-up and cosine
-are those of the authors' code. The paper's mean Dice is 85.6%. Not run by us.
+batch, steps and learning rate. The authors' code gives the probabilities,
+weight decay, warm-up and cosine schedule. The paper's mean Dice is 85.6%. Not
+run by us.
 
-Differences: every crop's intensities change, where the authors' code changes
-one of ten; the loss has MONAI's usual smoothing of 1e-5. Scans are evaluated
-whole, by windows, as many at a time as a batch has: --config.evals.val.split=''
-leaves that to `evaluate --batch_size=1`.
+Differences: the intensities of every crop change, in the authors' code those of
+one in ten. The loss has MONAI's usual smoothing of 1e-5. Validation covers
+whole scans by sliding windows, one batch of scans at a time.
+--config.evals.val.split='' skips it; `vit-jax evaluate --batch_size=1` then
+measures a finished run.
 """
 
 import ml_collections

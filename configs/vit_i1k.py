@@ -1,22 +1,23 @@
-r"""ViTs from scratch on ImageNet-1k with AugReg.
+"""ViTs from scratch on ImageNet-1k with AugReg.
 
-  python -m vit_jax.main --config=configs/vit_i1k.py:B/16,medium2
+  vit-jax train --config=vit_i1k:B/16,medium2
+  vit-jax train --config=vit_i1k:B/16,medium1,0.1
 
-VARIANT is Ti/16, S/32, S/16, B/32, B/16, L/16, R+Ti/16, R26+S/32 or R50+L/32;
-AUG is none, light1, light2, medium1, medium2, strong1 or strong2 (default: that
-of the authors' published config for the variant); REG, after another comma, is
-0 (default) or 0.1: dropout and stochastic depth.
+The arguments are VARIANT,AUG,REG:
 
-  python -m vit_jax.main --config=configs/vit_i1k.py:B/16,medium1,0.1
+- VARIANT is Ti/16, S/32, S/16, B/32, B/16, L/16, R+Ti/16, R26+S/32 or R50+L/32.
+- AUG is none, light1, light2, medium1, medium2, strong1 or strong2. The default
+  is that of the authors' published config for the variant.
+- REG is the rate of dropout and stochastic depth, 0 (default) or 0.1.
 
 Source: "How to train your ViT?", arXiv:2106.10270, sections 3.2 to 3.4, 300
-epochs. Table 3 gives, for the best setting of each variant at 224 px: Ti/16
-72.59%, S/32 72.07, S/16 79.00, B/32 74.42, B/16 79.84, L/16 75.72, R+Ti/16
-70.13, R26+S/32 79.61, R50+L/32 76.84; figure 4 has all settings. Not run by us.
+epochs. Table 3 gives the best setting of each variant at 224 px: Ti/16 72.59%,
+S/32 72.07%, S/16 79.00%, B/32 74.42%, B/16 79.84%, L/16 75.72%, R+Ti/16 70.13%,
+R26+S/32 79.61%, R50+L/32 76.84%. Figure 4 has all settings. Not run by us.
 
 The head has a hidden layer; the paper has models with and without it
-(--config.model.pre_logits=0). It also uses a weight decay of 0.03.
-Memory: --config.train.accumulation=8.
+(--config.model.pre_logits=0). The paper also uses a weight decay of 0.03. To
+save memory: --config.train.accumulation=8.
 """
 
 import ml_collections

@@ -1,24 +1,23 @@
 r"""The first ViTs, trained from scratch as in their paper.
 
-  python -m vit_jax.main --config=configs/vit_paper_i1k.py:B/16
-
-on ImageNet-1k; VARIANT is B/16, B/32, L/16 or L/32. On ImageNet-21k, which TFDS
-does not have:
-
-  python -m vit_jax.main --config=configs/vit_paper_i1k.py:B/16,i21k \
+  vit-jax train --config=vit_paper_i1k:B/16
+  vit-jax train --config=vit_paper_i1k:B/16,i21k \
       --config.data.name=folder:/path/to/imagenet21k
 
+The first command trains on ImageNet-1k. The second trains on ImageNet-21k,
+which TFDS does not have. The variant is B/16, B/32, L/16 or L/32. vit_i1k.py
+and vit_i21k.py are better recipes.
+
 Source: "An Image is Worth 16x16 Words", arXiv:2010.11929, appendix B.1 and
-table 3. Its authors report (google-research/vision_transformer, issue 62),
-after 300 epochs of ImageNet-1k at 224 px: B/16 74.79%, B/32 69.19, L/16 72.59,
-L/32 66.90; after 90 epochs of ImageNet-21k, on its classes: B/16 47.88%, B/32
-44.04, L/16 49.90, L/32 45.42. Not run by us. vit_i1k.py and vit_i21k.py are
-better.
+table 3. Its authors report (google-research/vision_transformer, issue 62) after
+300 epochs of ImageNet-1k at 224 px: B/16 74.79%, B/32 69.19%, L/16 72.59%, L/32
+66.90%. After 90 epochs of ImageNet-21k, on its classes: B/16 47.88%, B/32
+44.04%, L/16 49.90%, L/32 45.42%. Not run by us.
 
 As in that repository (issues 2 and 89), the loss is sigmoid cross-entropy, the
-head has a hidden layer, and its bias starts at -10; on ImageNet-21k the
-learning rate ends at 1e-5, and gradients are not clipped.
-Memory: --config.train.accumulation=8.
+head has a hidden layer, and its bias starts at -10. On ImageNet-21k the
+learning rate ends at 1e-5, and gradients are not clipped. To save memory:
+--config.train.accumulation=8.
 """
 
 import ml_collections

@@ -1,16 +1,17 @@
 """A plain ViT-S/16 from scratch on ImageNet-1k: a baseline.
 
-python -m vit_jax.main --config=configs/vit_s16_i1k.py:90ep
+vit-jax train --config=vit_s16_i1k:90ep
 
-or 300ep, on TFDS' `imagenet2012` (scripts/prepare_tfds.py), or on a folder with
-train/<class>/ and validation/<class>/: --config.data.name=folder:PATH.
+The argument is 90ep or 300ep. The data is TFDS' `imagenet2012`
+(scripts/prepare_tfds.py), or a folder with train/<class>/ and
+validation/<class>/: --config.data.name=folder:PATH.
 
 Source: "Better plain ViT baselines for ImageNet-1k", arXiv:2205.01580, and its
-published config. Table 1: 76.5% of the validation images after 90 epochs, in 6
-to 7 hours on a TPUv3-8; 80.0% after 300. With a linear head
+published config. Validation accuracy (table 1): 76.5% after 90 epochs, in 6 to
+7 hours on a TPUv3-8; 80.0% after 300. With a linear head
 (--config.model.pre_logits=0) 76.7% and 79.8%. Not run by us.
 
-The source's weight decay, 1e-4, is multiplied only by the schedule. Ours is
+The source's weight decay, 1e-4, is multiplied by the schedule only. Ours is
 also multiplied by the learning rate, 1e-3, so it is 1e-4 / 1e-3.
 """
 

@@ -1,14 +1,14 @@
-r"""UNETR on volumes of tubes and spheres that the code makes, 32 x 32 x 32.
+"""UNETR on synthetic volumes of tubes and spheres, 32 x 32 x 32 voxels.
 
-  python -m vit_jax.main --config=configs/volumes_unetr.py --workdir=runs/unetr
+  vit-jax train --config=volumes_unetr --workdir=runs/unetr
 
-The mean Dice of the 3 classes on the 40 volumes of test is 94.1% (`val/dice`,
-one seed): background 99.9%, tubes 84.9%, spheres 97.6%. It took 1.9 minutes on
-2 CPU cores.
+Test Dice (`val/dice`) on 40 volumes, seed 0: mean of 3 classes 94.1%,
+background 99.9%, tubes 84.9%, spheres 97.6%. It took 1.9 minutes on 2 CPU
+cores.
 
-Crops are whole volumes here. Of larger ones, as with
---config.data.source_size='(48,48,48)', training sees crops, and evaluation
-windows that overlap.
+Crops are whole volumes here. With larger volumes, for example
+--config.data.source_size='(48,48,48)', training takes random crops, and
+evaluation slides overlapping windows.
 """
 
 import ml_collections

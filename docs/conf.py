@@ -19,7 +19,7 @@ extensions = [
   'sphinx.ext.napoleon',
 ]
 root_doc = 'docs/index'
-include_patterns = ['docs/*.md', 'notebooks/*.ipynb', '*.md']
+include_patterns = ['docs/*.md', 'docs/log/*.md', 'notebooks/*.ipynb', '*.md']
 html_theme = 'sphinx_book_theme'
 html_title = 'vit_jax'
 html_theme_options = {'use_download_button': False, 'show_toc_level': 2}

@@ -463,7 +463,7 @@ def test_keys_in_the_text_are_there(page):
   )
   for span in documented.spans(page):
     match = pattern.fullmatch(span)
-    if match is None or match[1] in ('data.checks', 'optim.sam'):
+    if match is None or match[1] in ('data.checks', 'optim.sam', 'train.log'):
       continue
     key = match[1]
     if not key.startswith('objective.options'):
@@ -505,7 +505,7 @@ def test_functions_of_the_readme(digits_run, here, monkeypatch):
 def test_the_evaluation_of_the_page(here):
   (text,) = [
     x
-    for x in documented.blocks('docs/look_inside.md', '')
+    for x in documented.blocks('docs/look_inside.md', 'python')
     if x.startswith('config.evals')
   ]
   config = config_lib.load('configs/digits.py')

@@ -1,9 +1,9 @@
 r"""A grid of learning rates and weight decays, each with three seeds.
 
-python -m vit_jax.sweep --config=configs/digits.py \
+vit-jax sweep --config=digits \
     --sweep=configs/sweeps/grid.py --workdir=runs/grid --jobs=2
 
-4 x 3 points, 36 runs; sweep.png is a map of them. Not run in full by us.
+4 x 3 points, 36 runs. sweep.png is a heat map of them. Not run in full by us.
 """
 
 from vit_jax import config as config_lib

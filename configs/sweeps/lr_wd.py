@@ -1,6 +1,6 @@
 r"""Learning rate and weight decay, by a tree-structured Parzen estimator.
 
-python -m vit_jax.sweep --config=configs/digits.py \
+vit-jax sweep --config=digits \
     --sweep=configs/sweeps/lr_wd.py --workdir=runs/lr_wd --jobs=2
 
 20 trials; bad ones are pruned. Not run in full by us.

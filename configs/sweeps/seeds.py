@@ -1,6 +1,6 @@
 r"""The unchanged config with several seeds: a mean and its interval.
 
-python -m vit_jax.sweep --config=configs/digits.py \
+vit-jax sweep --config=digits \
     --sweep=configs/sweeps/seeds.py:5 --workdir=runs/seeds
 
 The argument is the number of seeds, 3 by default.

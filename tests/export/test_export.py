@@ -230,7 +230,7 @@ def test_the_example_of_the_page(digits_run, tmp_path, monkeypatch, capsys):
     assert (
       commands.run(export, f'--from={digits_run}', f'--to={form}', out) == 0
     )
-  (code,) = documented.blocks('docs/look_inside.md', 'python')
+  *_, code = documented.blocks('docs/look_inside.md', 'python')
   exec(code, {})  # compares both
   names = ast.literal_eval(capsys.readouterr().out)
   assert len(names) == 5 and set(names) <= set('0123456789')
