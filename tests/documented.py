@@ -16,7 +16,6 @@ from absl.testing import flagsaver
 import tiny
 
 from vit_jax import cli
-from vit_jax.cli import verbs
 from vit_jax.explore import __main__ as explore
 import vit_jax.main
 
@@ -27,14 +26,10 @@ PAGES = (
 )
 _BLOCK = re.compile(r'^```(\w*)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 _COMMAND = re.compile(
-  r'(vit-jax |python3? -m|python scripts/|bash |scripts/\w+\.\w+ |pip install'
-  r'|docker|kubectl|\w+=\S+ python)'
+  r'(python3? -m|python scripts/|bash |scripts/\w+\.\w+ |pip install|docker'
+  r'|kubectl|\w+=\S+ python)'
 )
-# The name of a program.
-_MENTION = re.compile(r'python -m vit_jax\.[\w.]+|vit-jax( [\w-]+)*')
-# A config or a sweep that comes with vit_jax, by its name.
-_NAMED = re.compile(r'--(config|sweep)=(\w+)(?=[: ]|$)')
-_FOLDERS = {'config': 'configs', 'sweep': 'configs/sweeps'}
+_MENTION = re.compile(r'python -m vit_jax\.[\w.]+')  # the name of a program
 # Stands for what a reader replaces.
 _EXAMPLES = {
   '/path/to/cifar10': 'images',
@@ -81,28 +76,13 @@ def spans(page: str) -> list[str]:
 
 
 def commands(page: str) -> list[str]:
-  """Returns the commands of a page, each on one line, in their order.
-
-  `vit-jax VERB` is written as the module that it runs, and a config that comes
-  with vit_jax as its file.
-  """
+  """Returns the commands of a page, each on one line, in their order."""
   lines = [x for x in spans(page) if not _MENTION.fullmatch(x)]
   for language in ('', 'sh'):
     for text in blocks(page, language):
       lines += text.replace('\\\n', ' ').splitlines()
   parts = [' '.join(part.split()) for x in lines for part in x.split('&&')]
-  return list(dict.fromkeys(_module(x) for x in parts if _COMMAND.match(x)))
-
-
-def _module(command: str) -> str:
-  """Returns a command with its module and files for their short names."""
-  if command.startswith('vit-jax ') and not command.startswith('vit-jax --'):
-    _, verb, *words = command.split(' ', 2)
-    module, _ = verbs._VERBS[verb]
-    command = ' '.join([f'python -m vit_jax.{module}', *words])
-  return _NAMED.sub(
-    lambda m: f'--{m[1]}={_FOLDERS[m[1]]}/{m[2]}.py', command
-  )
+  return list(dict.fromkeys(x for x in parts if _COMMAND.match(x)))
 
 
 def indented(page: str) -> list[str]:
