@@ -48,6 +48,7 @@ OTHERS = {
   'python -m pytest': '.ci/run',
   'python3 -m venv': '.ci/run',
   'scripts/gpu_report.sh': 'needs a machine with JAX for CUDA',
+  'vit-jax --version': '.ci/run',
 }
 MODULES = {
   'benchmark': BENCHMARK + 'test_the_command_prints_one_json_object',
@@ -97,6 +98,7 @@ MODULES = {
   'main --config=configs/digits.py': '.ci/run',
   'main --config=configs/digits_': CONFIGS,
   'main --config=configs/finetune.py': HERE,
+  'main --config=configs/flexivit_digits.py': CONFIGS,
   'main --config=configs/finetune.py:ViT-B/16': CONFIGS,
   'main --config=configs/finetune.py:runs/dino': MAE
   + 'test_its_trunk_is_loaded_probed_and_fine_tuned',
@@ -106,8 +108,6 @@ MODULES = {
   'main --config=configs/folder_segmentation.py': 'tests/'
   'test_folder_configs.py::test_images_with_maps',
   'main --config=configs/folder_small.py': HERE,
-  'main --config=configs/vit_i1k.py': 'tests/test_configs.py::'
-  'test_recipe_is_traced',
   'main --config=configs/scenes_setr.py': CONFIGS,
   'evaluate --from=runs/cifar10_clip': 'tests/objectives/'
   'test_contrastive.py::test_the_command_measures_a_run',
@@ -170,6 +170,9 @@ SCRIPTS = {
   'scaling': 'tests/scripts/test_scaling.py::test_the_line_of_a_model',
   'slurm': LAUNCHERS + 'test_two_local_tasks_are_one_run_that_is_requeued',
   'soak': 'takes a quarter of an hour',
+  'draw_pictures': 'takes about 15 minutes',
+  'record_terminal': 'tests/scripts/test_pictures.py::'
+  'test_a_terminal_is_recorded',
 }
 RUN_BY = (
   OTHERS
@@ -463,7 +466,36 @@ def test_keys_in_the_text_are_there(page):
 
 
 def test_the_readme_is_short():
-  assert len(documented.read('README.md').splitlines()) <= 250
+  assert len(documented.read('README.md').splitlines()) <= 140
+
+
+def test_badges_are_true():
+  setup = (tiny.ROOT / 'setup.py').read_text()
+  badges = [
+    (tiny.ROOT / 'docs' / 'pictures' / f'{name}.svg').read_text()
+    for name in ('python', 'jax', 'license')
+  ]
+  (jax_version,) = re.findall(r"'jax>=([\d.]+)'", setup)
+  assert "python_requires='>=3.11,<3.14'" in setup
+  assert 'Python: 3.11 | 3.12 | 3.13' in badges[0]
+  assert f'JAX: ≥ {jax_version}' in badges[1]
+  assert "license='Apache-2.0'" in setup and 'license: Apache-2.0' in badges[2]
+
+
+def test_each_extra_is_explained():
+  _, setup = (tiny.ROOT / 'setup.py').read_text().split('extras_require=')
+  extras = re.findall(r"^    '([\w-]+)': \[", setup, re.MULTILINE)
+  table = documented.read('docs/install.md')
+  rows = re.findall(r'^\| (`.*?) \|', table, re.MULTILINE)
+  explained = [name for row in rows for name in re.findall(r'`([\w-]+)`', row)]
+  assert sorted(explained) == sorted(extras)
+
+
+def test_the_words_of_the_glossary_are_sorted():
+  rows = re.findall(
+    r'^\| (\w.*?) \|', documented.read('docs/glossary.md'), re.M
+  )
+  assert rows[1:] == sorted(rows[1:])
 
 
 def test_the_sweep_of_the_page(tmp_path, here):
