@@ -1,4 +1,8 @@
-"""The commands of the pages, and how their programs parse them."""
+"""The commands of the pages, and how their programs parse them.
+
+`vit-jax VERB` is read as the module of the verb, and `--config=NAME` as the
+file of that name: a command has one form here, however a page writes it.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -16,6 +20,7 @@ from absl.testing import flagsaver
 import tiny
 
 from vit_jax import cli
+from vit_jax.cli import verbs
 from vit_jax.explore import __main__ as explore
 import vit_jax.main
 
@@ -24,11 +29,18 @@ PAGES = (
   'README.md',
   *sorted(f'docs/{x.name}' for x in tiny.ROOT.glob('docs/*.md')),
 )
-_BLOCK = re.compile(r'^```(\w*)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(
+  r'^(?P<fence>`{3,})(?P<language>\S*)[^\n]*\n(?P<code>.*?)^(?P=fence)$',
+  re.DOTALL | re.MULTILINE,
+)
 _COMMAND = re.compile(
   r'(python3? -m|python scripts/|bash |scripts/\w+\.\w+ |pip install|docker'
   r'|kubectl|\w+=\S+ python)'
 )
+_LANGUAGES = ('', 'sh', 'bash', 'console')  # of blocks that hold commands
+_PROMPT = re.compile(r'^\$ ', re.MULTILINE)
+_VERB = re.compile(r'^((?:\w+=\S+ )*)vit-jax ([a-z]+)\b')
+_CONFIG_NAME = re.compile(r'(--config=)(\w+)(?=[:\s]|$)')
 _MENTION = re.compile(r'python -m vit_jax\.[\w.]+')  # the name of a program
 # Stands for what a reader replaces.
 _EXAMPLES = {
@@ -66,7 +78,8 @@ def read(page: str) -> str:
 
 def blocks(page: str, language: str) -> list[str]:
   """Returns the code blocks of a page in one language, '' being none."""
-  return [text for name, text in _BLOCK.findall(read(page)) if name == language]
+  matches = _BLOCK.finditer(read(page))
+  return [x['code'] for x in matches if x['language'] == language]
 
 
 def spans(page: str) -> list[str]:
@@ -77,12 +90,25 @@ def spans(page: str) -> list[str]:
 
 def commands(page: str) -> list[str]:
   """Returns the commands of a page, each on one line, in their order."""
-  lines = [x for x in spans(page) if not _MENTION.fullmatch(x)]
-  for language in ('', 'sh'):
+  lines = [x for x in spans(page) if not _MENTION.fullmatch(_canonical(x))]
+  for language in _LANGUAGES:
     for text in blocks(page, language):
-      lines += text.replace('\\\n', ' ').splitlines()
+      lines += _PROMPT.sub('', text).replace('\\\n', ' ').splitlines()
   parts = [' '.join(part.split()) for x in lines for part in x.split('&&')]
-  return list(dict.fromkeys(x for x in parts if _COMMAND.match(x)))
+  canonical = [_canonical(x) for x in parts]
+  return list(dict.fromkeys(x for x in canonical if _COMMAND.match(x)))
+
+
+def _canonical(command: str) -> str:
+  """Returns a command with its module and the path of its config file.
+
+  Raises:
+    KeyError: `vit-jax` has no such verb.
+  """
+  command = _VERB.sub(
+    lambda x: f'{x[1]}python -m vit_jax.{verbs._VERBS[x[2]][0]}', command
+  )
+  return _CONFIG_NAME.sub(r'\1configs/\2.py', command)
 
 
 def indented(page: str) -> list[str]:
@@ -105,7 +131,7 @@ def docstring_commands() -> list[str]:
   ]
   docs = [ast.get_docstring(ast.parse(x.read_text()), False) for x in files]
   text = '\n'.join(doc or '' for doc in docs).replace('\\\n', ' ')
-  lines = [' '.join(line.split()) for line in text.splitlines()]
+  lines = [_canonical(' '.join(line.split())) for line in text.splitlines()]
   return list(dict.fromkeys(x for x in lines if is_ours(x)))
 
 
