@@ -37,7 +37,7 @@ _COMMAND = re.compile(
   r'(python3? -m|python scripts/|bash |scripts/\w+\.\w+ |pip install|docker'
   r'|kubectl|\w+=\S+ python)'
 )
-_LANGUAGES = ('', 'sh', 'bash', 'console')  # of blocks that hold commands
+_LANGUAGES = ('', 'sh', 'console')  # of blocks that hold commands
 _PROMPT = re.compile(r'^\$ ', re.MULTILINE)
 _VERB = re.compile(r'^((?:\w+=\S+ )*)vit-jax ([a-z]+)\b')
 _CONFIG_NAME = re.compile(r'(--config=)(\w+)(?=[:\s]|$)')

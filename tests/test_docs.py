@@ -32,6 +32,10 @@ EXPLORE = 'tests/explore/test_explore_pictures.py::'
 LAUNCHERS = 'tests/scripts/test_launchers.py::'
 BENCHMARK = 'tests/benchmark/test_benchmark.py::'
 SWEEP = 'tests/sweep/test_sweep.py::'
+VARIANTS = (
+  'tests/evaluation/test_variants.py::'
+  'test_merging_and_patches_are_a_table_and_a_picture'
+)
 MAE = 'tests/objectives/test_mae.py::'
 VIDEOS = 'tests/data/test_videos.py::test_a_run_names_the_classes_of_files'
 CONFIGS = 'tests/test_configs.py::test_config_trains_and_evaluates'
@@ -72,6 +76,7 @@ MODULES = {
   'evaluate': HERE,
   'evaluate --from=runs/dino': MAE
   + 'test_its_trunk_is_loaded_probed_and_fine_tuned',
+  'evaluate --from=runs/flexi': VARIANTS,
   'evaluate --from=runs/images': 'tests/test_evaluate.py::'
   'test_predictions_of_a_folder',
   'evaluate --from=runs/rotation': 'tests/test_own_classes.py::'
@@ -89,6 +94,9 @@ MODULES = {
   'test_the_command_serves_until_it_is_stopped',
   'export': 'tests/export/test_export.py::test_the_command',
   'main --config=configs/cifar10': CONFIGS,
+  'main --config=configs/digits.py --config.model.scan=False '
+  '--config.model.experts': 'tests/models/test_experts.py::'
+  'test_trains_resumes_and_loads',
   'main --config=configs/digits.py --config.seed=1': HERE,
   'main --config=configs/digits.py --config.optim.name': (
     'tests/optim/test_named.py::test_is_the_function_of_optax'
@@ -97,6 +105,7 @@ MODULES = {
   'test_processes.py::test_killed_and_resumed_on_any_number',
   'main --config=configs/digits.py': '.ci/run',
   'main --config=configs/digits_': CONFIGS,
+  'main --config=configs/flexivit_digits.py': CONFIGS,
   'main --config=configs/finetune.py': HERE,
   'main --config=configs/flexivit_digits.py': CONFIGS,
   'main --config=configs/finetune.py:ViT-B/16': CONFIGS,
