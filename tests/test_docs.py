@@ -94,6 +94,7 @@ MODULES = {
   'test_the_command_serves_until_it_is_stopped',
   'export': 'tests/export/test_export.py::test_the_command',
   'main --config=configs/cifar10': CONFIGS,
+  'main --config=configs/digits.py': CONFIGS,
   'main --config=configs/digits.py --config.model.scan=False '
   '--config.model.experts': 'tests/models/test_experts.py::'
   'test_trains_resumes_and_loads',
