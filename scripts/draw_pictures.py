@@ -12,6 +12,7 @@ two CPU cores.
 import pathlib
 import re
 import subprocess
+from typing import Any
 
 from absl import flags
 import numpy as np
@@ -88,6 +89,7 @@ def draw_readme(
     target: File of the picture.
   """
   # After the flags: these import JAX.
+  import matplotlib
   from matplotlib import colors
   from matplotlib import pyplot as plt
 
@@ -115,7 +117,7 @@ def draw_readme(
   for axis, title in zip(axes[0], titles, strict=True):
     axis.set_title(title, fontsize=11)
   # The background is grey, and so no digit is.
-  digits = [*plt.get_cmap('tab10').colors]
+  digits: list[Any] = [*matplotlib.color_sequences['tab10']]
   digits[7] = '#f0e442'
   palette = colors.ListedColormap(['0.25', *digits])
   maps = {'cmap': palette, 'vmin': 0, 'vmax': 10, 'interpolation': 'nearest'}

@@ -4,8 +4,8 @@
 
 writes docs/pictures/terminal.svg, the end of the run on the digits. The command
 runs in a pseudo-terminal, so that it writes what a person would see; the
-picture has the last lines of its screen. It takes about a minute, and needs the
-extra [docs].
+picture has the command and the last lines of its screen. It takes about a
+minute, and needs the extra [docs].
 """
 
 import importlib.util
@@ -13,9 +13,10 @@ import io
 import os
 import pathlib
 import pty
-import select
+import shutil
 import subprocess
 import tempfile
+import termios
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -40,7 +41,7 @@ _COLUMNS = flags.DEFINE_integer(
   'columns', 100, 'Width of the terminal.', lower_bound=20, flag_values=FLAGS
 )
 _ROWS = flags.DEFINE_integer(
-  'rows', 24, 'Lines of the picture.', lower_bound=1, flag_values=FLAGS
+  'rows', 24, 'Lines of the picture.', lower_bound=3, flag_values=FLAGS
 )
 _OUT = flags.DEFINE_string(
   'out',
@@ -49,6 +50,8 @@ _OUT = flags.DEFINE_string(
   flag_values=FLAGS,
 )
 PROMPT = '$ '
+# Where the command runs: its name is in the picture, and always the same.
+_FOLDER = pathlib.Path(tempfile.gettempdir()) / 'demo'
 _HISTORY = 10_000  # lines that are kept above the screen
 _COLOURS = {'brown': 'yellow'}  # pyte's names that differ from rich's
 
@@ -57,7 +60,7 @@ def record(command: str, columns: int, rows: int) -> 'pyte.HistoryScreen':
   """Runs a command in a terminal of a size, and returns its last screen.
 
   Raises:
-    UserError: The command fails.
+    UserError: The command fails, or its folder is there already.
   """
   import pyte
 
@@ -65,47 +68,53 @@ def record(command: str, columns: int, rows: int) -> 'pyte.HistoryScreen':
   stream = pyte.ByteStream(screen)
   # As a person's terminal would show it: with its line feeds.
   stream.feed(f'{PROMPT}{command}\r\n'.encode())
+  if _FOLDER.exists():
+    raise UserError(f'{_FOLDER} is there already: move it away')
+  _FOLDER.mkdir()
   master, terminal = pty.openpty()
-  os.set_blocking(master, False)
-  env = os.environ | {
-    'COLUMNS': str(columns),
-    'LINES': str(rows),
-    'TERM': 'xterm-256color',
-    'JAX_PLATFORMS': 'cpu',
-  }
-  with tempfile.TemporaryDirectory() as folder:
+  termios.tcsetwinsize(terminal, (rows, columns))
+  env = {'TERM': 'xterm-256color', 'JAX_PLATFORMS': 'cpu'}
+  try:
     process = subprocess.Popen(
       command,
       shell=True,
-      cwd=folder,
-      env=env,
+      cwd=_FOLDER,
+      env=os.environ | env,
       stdin=terminal,
       stdout=terminal,
       stderr=terminal,
     )
     os.close(terminal)
-    while select.select([master], [], [])[0]:
-      try:
-        written = os.read(master, 2**16)
-      except OSError:  # Linux says so that the last writer has closed it
-        break
+    while written := _read(master):
       stream.feed(written)
-    if process.wait():
-      raise SystemExit(
-        '\n'.join([*screen.display, 'error: the command failed'])
-      )
-  os.close(master)
+    status = process.wait()
+  finally:
+    os.close(master)
+    shutil.rmtree(_FOLDER)
+  if status:
+    lines = [line.strip() for line in screen.display if line.strip()]
+    raise UserError(f'{command} failed: {lines[-1]}')
   return screen
 
 
+def _read(master: int) -> bytes:
+  """Returns what was written to a terminal; b'' once its programs ended."""
+  try:
+    return os.read(master, 2**16)
+  except OSError:  # of Linux, once the last writer has closed the terminal
+    return b''
+
+
 def as_text(screen: 'pyte.HistoryScreen', rows: int) -> rich.text.Text:
-  """Returns the last lines of a screen that are not empty, with their style."""
+  """Returns the first and the last lines of a screen, with their style."""
   lines = [*screen.history.top]
   lines += [screen.buffer[row] for row in range(screen.lines)]
   styled = [_styled(line, screen.columns) for line in lines]
   while styled and not styled[-1].plain.strip():
     styled.pop()
-  return rich.text.Text('\n').join(styled[-rows:])
+  if len(styled) > rows:
+    styled = [styled[0], rich.text.Text('...', 'dim'), *styled[2 - rows :]]
+  return rich.text.Text('\n').join(styled)
 
 
 def _styled(
