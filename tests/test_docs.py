@@ -531,6 +531,20 @@ def test_functions_of_the_readme(digits_run, here, monkeypatch):
   inspect.signature(vit_jax.train).bind(config, workdir)
 
 
+def test_the_python_of_the_first_hour(here):
+  (code,) = documented.blocks('docs/first_hour.md', 'python')
+  scope = {}
+  exec(code, scope)
+  assert len(scope['maps']) == len(scope['images']) == 3
+
+
+def test_the_model_zoo_has_the_sizes_of_all_models():
+  page = documented.read('docs/model_zoo.md')
+  rows = re.findall(r'^\| (\S+) \| [\d.]+M \|$', page, re.MULTILINE)
+  names = {x.model for x in vit_jax.list_models(pretrained=True)}
+  assert names == {*rows}
+
+
 def test_the_evaluation_of_the_page(here):
   (text,) = [
     x
