@@ -129,7 +129,16 @@ setuptools.setup(
       'sentencepiece>=0.2.2',
       'tokenizers>=0.22',
     ],  # captions
-    'docs': ['myst-nb>=1.4', 'sphinx>=9.0', 'sphinx-book-theme>=1.4'],
+    'docs': [
+      'myst-nb>=1.4',
+      'pyte>=0.8.2',  # the terminal that scripts/record_terminal.py draws
+      'rich>=15.0',
+      'selenium>=4.51',  # scripts/check_pages.py
+      'sphinx>=9.0',
+      'sphinx-book-theme>=1.4',
+      'sphinx-copybutton>=0.5.2',
+      'sphinx-design>=0.8',
+    ],
     # For the tests that compare with transformers alone.
     'compat': ['torch==2.13.0', 'transformers>=5.23'],
     'test': [

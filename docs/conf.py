@@ -6,25 +6,42 @@ import re
 import sys
 
 import sphinx.application
+import yaml
+
+import vit_jax
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 project = 'vit_jax'
-copyright = 'the authors of vit_jax'
+citation = yaml.safe_load((ROOT / 'CITATION.cff').read_text())
+author = ', '.join(x['name'] for x in citation['authors'])
+copyright = author
+release = str(citation['version'])
 sys.path.append(str(ROOT / 'docs'))  # of the extension `generated`
 extensions = [
   'generated',
   'myst_nb',
   'sphinx.ext.autodoc',
   'sphinx.ext.napoleon',
+  'sphinx_copybutton',
+  'sphinx_design',
 ]
 root_doc = 'docs/index'
 include_patterns = ['docs/*.md', 'docs/log/*.md', 'notebooks/*.ipynb', '*.md']
 html_theme = 'sphinx_book_theme'
-html_title = 'vit_jax'
-html_theme_options = {'use_download_button': False, 'show_toc_level': 2}
+html_title = project
+html_theme_options = {
+  'use_download_button': False,
+  'show_toc_level': 2,
+  'navbar_persistent': [],  # a second field for the search
+  'footer_content_items': ['copyright.html'],
+}
 html_extra_path = ['site']
+html_static_path = ['static']
+html_css_files = ['custom.css']
+highlight_language = 'none'  # of a block that names none: commands, output
 nb_execution_mode = 'off'  # tests run the notebooks
+myst_enable_extensions = ['colon_fence', 'dollarmath']
 myst_heading_anchors = 3
 autodoc_typehints_format = 'short'
 napoleon_use_ivar = True
@@ -39,12 +56,13 @@ def configs() -> str:
   for path in sorted(ROOT.glob('configs/*.py')):
     doc = ast.get_docstring(ast.parse(path.read_text())) or ''
     title, _, rest = doc.partition('\n')
+    # Longer schedules of a config that was run "have not been run".
     unrun = re.search(
-      r'not run by us|not been run|not run in full', ' '.join(doc.split()), re.I
+      r'not run by us|it has not been run', ' '.join(doc.split()), re.I
     )
     table.append(
       f'| [{path.stem}](#config-{path.stem}) | {title} |'
-      f' {"no, or not in full" if unrun else "see its figures"} |'
+      f' {"no" if unrun else "yes"} |'
     )
     texts += [
       f'(config-{path.stem})=',
@@ -55,10 +73,25 @@ def configs() -> str:
   return '\n'.join(table) + '\n\n' + '\n\n'.join(texts)
 
 
+def model_zoo() -> str:
+  """Returns a table of the published checkpoints that have a name."""
+  table = ['| model | `pretrained` | image size | file |', '|---|---|---|---|']
+  for checkpoint in vit_jax.list_models(pretrained=True):
+    table.append(
+      f'| {checkpoint.model} | `{checkpoint.tag}` |'
+      f' {checkpoint.image_size or ""} | `{checkpoint.address}` |'
+    )
+  return '\n'.join(table)
+
+
+# What is added to a page, by its path.
+GENERATED = {'docs/all_configs': configs, 'docs/model_zoo': model_zoo}
+
+
 def change_source(
   app: sphinx.application.Sphinx, page: str, source: list[str]
 ) -> None:
-  """Inserts the configs, and unlinks folders, which are no pages.
+  """Adds generated tables, and unlinks folders, which are no pages.
 
   Args:
     app: Sphinx.
@@ -67,8 +100,8 @@ def change_source(
   """
   del app
   text = source[0]
-  if page == 'docs/all_configs':
-    text += configs()
+  if page in GENERATED:
+    text += GENERATED[page]()
   folder = (ROOT / page).parent
 
   def unlinked(link: re.Match[str]) -> str:

@@ -116,8 +116,6 @@ MODULES = {
   'main --config=configs/folder_segmentation.py': 'tests/'
   'test_folder_configs.py::test_images_with_maps',
   'main --config=configs/folder_small.py': HERE,
-  'main --config=configs/vit_i1k.py': 'tests/test_configs.py::'
-  'test_recipe_is_traced',
   'main --config=configs/scenes_setr.py': CONFIGS,
   'evaluate --from=runs/cifar10_clip': 'tests/objectives/'
   'test_contrastive.py::test_the_command_measures_a_run',
@@ -180,6 +178,9 @@ SCRIPTS = {
   'scaling': 'tests/scripts/test_scaling.py::test_the_line_of_a_model',
   'slurm': LAUNCHERS + 'test_two_local_tasks_are_one_run_that_is_requeued',
   'soak': 'takes a quarter of an hour',
+  'draw_pictures': 'takes about 15 minutes',
+  'record_terminal': 'tests/scripts/test_pictures.py::'
+  'test_a_terminal_is_recorded',
 }
 RUN_BY = (
   OTHERS
@@ -471,7 +472,36 @@ def test_keys_in_the_text_are_there(page):
 
 
 def test_the_readme_is_short():
-  assert len(documented.read('README.md').splitlines()) <= 250
+  assert len(documented.read('README.md').splitlines()) <= 140
+
+
+def test_badges_are_true():
+  setup = (tiny.ROOT / 'setup.py').read_text()
+  badges = [
+    (tiny.ROOT / 'docs' / 'pictures' / f'{name}.svg').read_text()
+    for name in ('python', 'jax', 'license')
+  ]
+  (jax_version,) = re.findall(r"'jax>=([\d.]+)'", setup)
+  assert "python_requires='>=3.11,<3.14'" in setup
+  assert 'Python: 3.11 | 3.12 | 3.13' in badges[0]
+  assert f'JAX: ≥ {jax_version}' in badges[1]
+  assert "license='Apache-2.0'" in setup and 'license: Apache-2.0' in badges[2]
+
+
+def test_each_extra_is_explained():
+  _, setup = (tiny.ROOT / 'setup.py').read_text().split('extras_require=')
+  extras = re.findall(r"^    '([\w-]+)': \[", setup, re.MULTILINE)
+  table = documented.read('docs/install.md')
+  rows = re.findall(r'^\| (`.*?) \|', table, re.MULTILINE)
+  explained = [name for row in rows for name in re.findall(r'`([\w-]+)`', row)]
+  assert sorted(explained) == sorted(extras)
+
+
+def test_the_words_of_the_glossary_are_sorted():
+  rows = re.findall(
+    r'^\| (\w.*?) \|', documented.read('docs/glossary.md'), re.M
+  )
+  assert rows[1:] == sorted(rows[1:])
 
 
 def test_the_sweep_of_the_page(tmp_path, here):
@@ -500,6 +530,20 @@ def test_functions_of_the_readme(digits_run, here, monkeypatch):
   assert config.train.duration == '3 epochs' and workdir == 'runs/python'
   monkeypatch.undo()
   inspect.signature(vit_jax.train).bind(config, workdir)
+
+
+def test_the_python_of_the_first_hour(here):
+  (code,) = documented.blocks('docs/first_hour.md', 'python')
+  scope = {}
+  exec(code, scope)
+  assert len(scope['maps']) == len(scope['images']) == 3
+
+
+def test_the_model_zoo_has_the_sizes_of_all_models():
+  page = documented.read('docs/model_zoo.md')
+  rows = re.findall(r'^\| (\S+) \| [\d.]+M \|$', page, re.MULTILINE)
+  names = {x.model for x in vit_jax.list_models(pretrained=True)}
+  assert names == {*rows}
 
 
 def test_the_evaluation_of_the_page(here):
