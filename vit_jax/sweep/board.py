@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-import csv
 import math
 import pathlib
 import shutil
@@ -12,7 +11,7 @@ from typing import Any
 
 from absl import logging
 
-from vit_jax.config import tables
+from vit_jax import tables
 from vit_jax.evaluation import intervals
 from vit_jax.runs import safe_io
 from vit_jax.sweep import space as space_lib
@@ -98,31 +97,30 @@ def write_csv(
   empty = study_lib.Row(0, {}, 'unfinished', -1, None, {}, '')
   with safe_io.replacing(workdir / 'leaderboard.csv') as file:
     names = list(entry(empty, sweep, workdir))
-    writer = csv.DictWriter(file, names, lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(entries)
+    tables.Table(names, [[*x.values()] for x in entries]).write_csv(file)
 
 
-def table(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> list[str]:
-  """Returns the lines of a readable table, without the errors."""
+def table(
+  rows: Sequence[study_lib.Row], sweep: space_lib.Sweep
+) -> tables.Table:
+  """Returns a row for each trial, without the errors."""
   keys = sorted(sweep.space)
-  names = _short(keys)
-  header = ['trial', *names, 'state', 'step', sweep.metric, '± 95%', 'seeds']
-  lines = [header]
+  measures = 'state', 'step', sweep.metric, '± 95%', 'seeds'
+  lines = []
   for row in rows:
     half = spread(row)
     lines.append(
       [
-        str(row.number),
+        row.number,
         *(_cell(row.point, key) for key in keys),
         row.state,
-        str(row.step) if row.step >= 0 else '',
+        row.step if row.step >= 0 else None,
         '' if row.value is None else f'{row.value:.5g}',
         f'{half:.2g}' if math.isfinite(half) else '',
-        str(len(row.seeds)) if row.seeds else '',
+        len(row.seeds) or None,
       ]
     )
-  return tables.aligned(lines, right=range(len(header)))
+  return tables.Table(['trial', *_short(keys), *measures], lines)
 
 
 def _cell(point: Mapping[str, Any], key: str) -> str:
@@ -163,7 +161,7 @@ class Board:
     size = shutil.get_terminal_size()
     rows = ranked(rows, self._sweep)
     shown = _choose(rows, max(size.lines - 4, 1))
-    lines = table(shown, self._sweep)
+    lines = table(shown, self._sweep).text().split('\n')
     if len(shown) < len(rows):
       lines.append(f'... and {len(rows) - len(shown)} more')
     self._clear()
