@@ -81,12 +81,12 @@ setuptools.setup(
     'pillow>=11.0',
     'psutil>=6.0',
     'requests>=2.32',
+    'rich>=14.0',  # what a terminal shows: vit_jax/runs/terminal.py
     'safetensors>=0.8',
     'scikit-learn>=1.6',
     'simplejpeg>=1.8',
     'tensorboardX>=2.6.5',
     'tensorflow-datasets>=4.9.10',
-    'tqdm>=4.67',
   ],
   extras_require={
     'cuda': ['jax[cuda12]'],

@@ -68,7 +68,8 @@ def test_csv_and_table_say_the_same(digits_run, images, capsys):
   assert commands.run(predict, *args, '--format=csv') == 0
   rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
   assert commands.run(predict, *args) == 0
-  table = capsys.readouterr().out.splitlines()
+  head, *table = capsys.readouterr().out.splitlines()
+  assert head.split() == ['image', 'probability', 'class']
   assert len(rows) == len(table) == 6
   assert rows[4]['image'] == f'{images}/c d/é,"1".png'
   for row, line in zip(rows, table, strict=True):

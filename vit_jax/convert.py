@@ -56,6 +56,7 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
+from vit_jax import tables
 from vit_jax.config import check_local
 from vit_jax.config import UserError
 
@@ -138,8 +139,8 @@ def main(argv: list[str]) -> None:
   if _PUSH.value:
     _add_facts(path, pathlib.Path(argv[1]), loaded.origin.step)
     if _DRY_RUN.value:
-      for file in sorted(path.iterdir()):
-        print(f'{file.stat().st_size:>14,}  {file.name}')
+      rows = [(x.stat().st_size, x.name) for x in sorted(path.iterdir())]
+      print(tables.Table((), rows).text())
     else:
       logging.info('uploaded to %s', hub.push(path, _PUSH.value))
 

@@ -85,6 +85,7 @@ from absl import flags
 
 from vit_jax import cli
 from vit_jax import config as config_lib
+from vit_jax import tables
 from vit_jax.cli import columns
 from vit_jax.cli import data_flags
 from vit_jax.cli import variant_flags
@@ -229,7 +230,7 @@ def _evaluate_variants(
   if plot:
     variants.draw(rows, plot)
   summary = {'variants': rows, 'checkpoint': loaded.origin.to_dict()}
-  return summary, variants.table(rows)
+  return summary, variants.table(rows).text(tables.room())
 
 
 def _evaluator() -> 'Evaluator':

@@ -43,6 +43,9 @@ _WORKDIR = cli.define_path(
 _DRY_RUN = flags.DEFINE_bool(
   'dry_run', False, 'Check, compile and print the sizes, but write nothing.'
 )
+_VERBOSE = flags.DEFINE_bool(
+  'verbose', False, 'Show tables of all parameters before the first step.'
+)
 _REPLAY = flags.DEFINE_integer(
   'replay',
   None,
@@ -96,7 +99,8 @@ def main(argv: list[str]) -> int:
     return reproduce.run(_REPRODUCE.value, workdir, _DRY_RUN.value)
   from vit_jax.train import loop  # after the flags: imports jax
 
-  return loop.run(_CONFIG.value, workdir, _DRY_RUN.value).status
+  results = loop.run(_CONFIG.value, workdir, _DRY_RUN.value, _VERBOSE.value)
+  return results.status
 
 
 def _name(path: str | None) -> str:

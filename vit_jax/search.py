@@ -26,8 +26,6 @@ the exit status is then 1.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-import csv
-import json
 import os
 import pathlib
 import sys
@@ -38,6 +36,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from vit_jax import cli
+from vit_jax import tables
 from vit_jax.cli import columns
 from vit_jax.cli import image_files
 from vit_jax.config import UserError
@@ -217,37 +216,39 @@ def _draw(
   paper.save(path, sheet.draw(rows, names=names))
 
 
-def _write_table(answers: Sequence[Answer], _: dict[str, Any]) -> None:
+def _write_text(answers: Sequence[Answer], _: dict[str, Any]) -> None:
   for answer in answers:
     print(answer.query)
-    for file, similarity in answer.found:
-      print(f'  {similarity:7.4f}  {file}')
+    rows = [(similarity, file) for file, similarity in answer.found]
+    names = 'similarity', 'image'
+    table = tables.Table(names, rows, {'similarity': '.4f'})
+    print(table.text(indent='  '))
 
 
 def _write_json(answers: Sequence[Answer], origin: dict[str, Any]) -> None:
-  lines = [
-    json.dumps(
-      {
-        'query': answer.query,
-        'kind': answer.kind,
-        'found': [{'image': x, 'similarity': s} for x, s in answer.found],
-        'checkpoint': origin,
-      }
-    )
+  objects = (
+    {
+      'query': answer.query,
+      'kind': answer.kind,
+      'found': [{'image': x, 'similarity': s} for x, s in answer.found],
+      'checkpoint': origin,
+    }
     for answer in answers
-  ]
-  print('[\n' + ',\n'.join(lines) + '\n]')
+  )
+  tables.write_json(objects, sys.stdout)
 
 
 def _write_csv(answers: Sequence[Answer], _: dict[str, Any]) -> None:
-  writer = csv.writer(sys.stdout, lineterminator='\n')
-  writer.writerow(['query', 'rank', 'image', 'similarity'])
-  for answer in answers:
-    for rank, (file, similarity) in enumerate(answer.found, 1):
-      writer.writerow([answer.query, rank, file, similarity])
+  names = 'query', 'rank', 'image', 'similarity'
+  rows = (
+    (answer.query, rank, *pair)
+    for answer in answers
+    for rank, pair in enumerate(answer.found, 1)
+  )
+  tables.Table(names, rows).write_csv(sys.stdout)
 
 
-_FORMATS = {'table': _write_table, 'json': _write_json, 'csv': _write_csv}
+_FORMATS = {'table': _write_text, 'json': _write_json, 'csv': _write_csv}
 
 
 if __name__ == '__main__':

@@ -403,7 +403,7 @@ def test_the_table_says_what_trains_and_how():
     weight_decay=0.1,
   )
   cells = [
-    re.split('  +', line) for line in rules_lib.table(rules).splitlines()
+    re.split('  +', line) for line in rules_lib.table(rules).text().splitlines()
   ]
   assert ['blocks_0 to blocks_10', '132', '24,464', 'no', '-', '-'] in cells
   assert ['blocks_11: kernel', '4', '2,048', 'yes', 'x 1', '0.1'] in cells

@@ -364,7 +364,7 @@ def test_meshes_that_do_not_work(overrides, message):
 
 
 def test_the_table_says_where_everything_is():
-  table = sharding.table(place(params_of('ViT-S/16', False), (1, 8, 1)))
+  table = sharding.table(place(params_of('ViT-S/16', False), (1, 8, 1))).text()
   cells = [re.split('  +', row) for row in table.split('\n')]
   rows = {row[0]: row[1:] for row in cells}
   size = 12 * 384 * 1536 * 4 // 8

@@ -200,6 +200,7 @@ def test_a_bar_on_a_terminal(
   monkeypatch: pytest.MonkeyPatch,
 ) -> None:
   caplog.set_level('INFO', 'absl')
+  monkeypatch.delenv('TERM', raising=False)
   stream = tiny.Terminal()
   monkeypatch.setattr(sys, 'stderr', stream)
   log = tmp_path / 'train.log'
@@ -210,8 +211,8 @@ def test_a_bar_on_a_terminal(
     reporter.progress(50, {'loss': 0.5})
     logging.info('hello')
     reporter.progress(100, {'loss': 0.25})
-  assert '100/100' in stream.getvalue()
-  assert 'loss=0.25' in stream.getvalue()
+  assert 'step 100/100' in stream.getvalue()
+  assert '\nloss 0.25\n' in stream.getvalue()
   # pytest may listen to the file's own logger too; the terminal does not.
   shown = [x.getMessage() for x in caplog.records if x.name == 'absl']
   assert shown == ['hello']

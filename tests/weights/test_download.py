@@ -272,8 +272,8 @@ def test_a_bar_on_a_terminal(server, monkeypatch):
   monkeypatch.setattr(sys, 'stderr', terminal)
   server.replies['/a.npz'] = Reply()
   download.fetch(f'{server.url}/a.npz')
-  assert 'a.npz: 100%' in terminal.getvalue()
-  assert '307k/307k' in terminal.getvalue()
+  assert 'a.npz 100%' in terminal.getvalue()
+  assert '307.2 kB/307.2 kB' in terminal.getvalue()
 
 
 # What a server gives to verify.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
+from vit_jax import tables
 from vit_jax.ahead import step
-from vit_jax.config import tables
 from vit_jax.parallel import topologies
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _guess(points: Sequence[tuple[int, float]], limit: float) -> float | None:
 
 def table(fits: Sequence[Fit], topology: str) -> str:
   """Returns the largest batches as readable text."""
-  header = (
+  names = (
     'layers',
     'remat',
     'images each',
@@ -163,12 +163,11 @@ def table(fits: Sequence[Fit], topology: str) -> str:
     'images/s',
     'MFU',
   )
-  rows = [header, *map(_cells, fits)]
   return '\n'.join(
     [
       f'the largest batch on {topology} (compiled; times: all operations at the'
       ' peaks, computed)',
-      *tables.aligned(rows, right=(2, 3, 4, 5, 6, 7)),
+      tables.Table(names, map(_cells, fits)).text(tables.room()),
     ]
   )
 

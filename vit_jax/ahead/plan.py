@@ -24,10 +24,10 @@ from typing import cast
 from typing import TYPE_CHECKING
 
 from vit_jax import config as config_lib
+from vit_jax import tables
 from vit_jax.ahead import collectives
 from vit_jax.ahead import hlo
 from vit_jax.ahead import products
-from vit_jax.config import tables
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ def table(plan: Plan) -> str:
   if plan.hides_remat:
     lines.append('  (it shows what remat saves only with model.scan=True)')
   memory = [(name, f'{scale * x:.3f}') for name, x in plan.memory.items()]
-  lines += [f'  {line}' for line in tables.aligned(memory, right=(1,))]
+  lines.append(tables.Table((), memory).text(indent='  '))
   lines += [
     '',
     f'GFLOP of products: {plan.flops / 1e9:,.4g} computed,'
@@ -328,7 +328,7 @@ def table(plan: Plan) -> str:
     '',
     'collectives of the compiled program',
   ]
-  lines += [f'  {line}' for line in collective_lines(plan.collectives)]
+  lines.append(collective_text(plan.collectives))
   if plan.unknown_loops:
     lines.append(
       f'  at least: XLA does not say how often {len(plan.unknown_loops)} loops'
@@ -337,21 +337,21 @@ def table(plan: Plan) -> str:
   return '\n'.join(lines)
 
 
-def collective_lines(found: list[collectives.Collective]) -> list[str]:
-  """Returns collectives as the lines of a table."""
+def collective_text(found: list[collectives.Collective]) -> str:
+  """Returns collectives as a table for people."""
   rows = [
     (
       c.kind,
       '+'.join(c.axes),
-      str(c.group_size),
-      str(c.executions),
+      c.group_size,
+      c.executions,
       f'{c.bytes / 2**20:.3f}',
       f'each keeps 1/{c.parts}' if c.parts > 1 else _beside(c),
     )
     for c in found
   ]
-  header = 'kind', 'along', 'among', 'times', 'MiB', ''
-  return tables.aligned([header, *rows], right=(2, 3, 4)) if rows else ['none']
+  names = 'kind', 'along', 'among', 'times', 'MiB', ''
+  return tables.Table(names, rows).text(indent='  ') if rows else '  none'
 
 
 def _beside(c: collectives.Collective) -> str:

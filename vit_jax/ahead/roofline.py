@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vit_jax.config import tables
+from vit_jax import tables
 from vit_jax.parallel import hardware as hardware_lib
 
 if TYPE_CHECKING:
@@ -219,8 +219,8 @@ def table(estimates: Sequence[Estimate]) -> str:
   names = (
     'device compute memory update exchange step efficiency images/s longest'
   )
-  rows = [tuple(names.split()), *map(_cells, estimates)]
-  lines = tables.aligned(rows)
+  table = tables.Table(names.split(), map(_cells, estimates))
+  lines = [table.text(tables.room())]
   if not all(e.fits for e in estimates):
     lines.append('* the planned memory is more than it has')
   lines.append('times in ms, from the best to the worst case; this assumes:')

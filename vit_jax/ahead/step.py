@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 from absl import logging
 
 from vit_jax import config as config_lib
+from vit_jax import tables
 from vit_jax.ahead import collectives as collectives_lib
 from vit_jax.ahead import compiled as compiled_lib
 from vit_jax.ahead import plan as plan_lib
 from vit_jax.ahead import roofline
-from vit_jax.config import tables
 from vit_jax.config import UserError
 from vit_jax.parallel import topologies
 
@@ -314,11 +314,11 @@ def table(ahead: Ahead) -> str:
       ('step, one by one', f'{1e3 * ahead.step_seconds:.2f} ms', 'assumed'),
       ('MFU', f'{ahead.mfu:.1%}', 'assumed'),
     ]
-  lines += [f'  {line}' for line in tables.aligned(rows, right=(1,))]
+  lines.append(tables.Table((), rows).text(indent='  '))
   lines += ['', 'collectives (compiled)']
-  lines += [f'  {x}' for x in plan_lib.collective_lines(ahead.collectives)]
+  lines.append(plan_lib.collective_text(ahead.collectives))
   lines += ['', f'the {len(cost.slowest)} longest operations (computed)']
-  lines += [f'  {line}' for line in _operation_lines(cost.slowest)]
+  lines.append(_operations(cost.slowest).text(tables.room(), '  '))
   if cost.unknown_loops:
     lines.append(
       f'at least: {len(cost.unknown_loops)} loops have an unknown number of'
@@ -327,21 +327,21 @@ def table(ahead: Ahead) -> str:
   return '\n'.join(lines)
 
 
-def _operation_lines(found: list[compiled_lib.Operation]) -> list[str]:
-  header = 'operation', 'times', 'ms', 'GFLOP', 'MB', 'module', 'source'
+def _operations(slowest: list[compiled_lib.Operation]) -> tables.Table:
+  names = 'operation', 'times', 'ms', 'GFLOP', 'MB', 'module', 'source'
   rows = [
     (
       x.name,
-      str(x.executions),
+      x.executions,
       f'{1e3 * x.seconds:.3f}',
       f'{x.flops / 1e9:.1f}',
       f'{x.bytes / 1e6:.1f}',
       x.module,
       '/'.join(x.source.split('/')[-2:]),
     )
-    for x in found
+    for x in slowest
   ]
-  return tables.aligned([header, *rows], right=(1, 2, 3, 4))
+  return tables.Table(names, rows)
 
 
 def main() -> None:

@@ -16,10 +16,10 @@ import jax
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax import tables
 from vit_jax.benchmark import measures
 from vit_jax.benchmark import setting as setting_lib
 from vit_jax.benchmark import timing
-from vit_jax.config import tables
 from vit_jax.data.host import batches
 from vit_jax.parallel import hardware
 
@@ -266,7 +266,7 @@ def _facts() -> dict[str, Any]:
 def markdown(report: Row) -> str:
   """Returns a report as a Markdown table."""
   rate = 'MFU' if report['peak_tflops'] else 'of the products'
-  header = (
+  names = (
     *('what', 'model', 'batch', 'choices', 'images/s (least - most)', rate),
     *('against', 'its images/s', 'ratio (least - most)'),
   )
@@ -275,7 +275,7 @@ def markdown(report: Row) -> str:
     f' {report["date"]}; products of bfloat16 matrices at'
     f' {report["matmul_tflops"]:.4g} TFLOP/s.',
     '',
-    *tables.markdown([header, *map(_cells, report['rows'])]),
+    *tables.Table(names, map(_cells, report['rows'])).markdown(),
   ]
   return '\n'.join(lines) + '\n'
 

@@ -14,11 +14,11 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import optim
+from vit_jax import tables
 from vit_jax.benchmark import processes
 from vit_jax.benchmark import setting as setting_lib
 from vit_jax.benchmark import timing
 from vit_jax.benchmark.peers import ours
-from vit_jax.config import tables
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
 from vit_jax.plots import style
@@ -163,11 +163,11 @@ def table(curves: Mapping[str, Sequence[Point]]) -> str:
     exponents = [
       f'{name} {exponent(curve, key):z.2f}' for key, name in names.items()
     ]
-    header = axis, 'ms a step', 'GFLOP/s', 'state, MiB', 'temporary, MiB'
+    names = axis, 'ms a step', 'GFLOP/s', 'state, MiB', 'temporary, MiB'
     lines += [
       f'{axis}: exponents at the upper end: {", ".join(exponents)}',
       '',
-      *tables.markdown([header, *(_cells(axis, point) for point in curve)]),
+      *tables.Table(names, [_cells(axis, x) for x in curve]).markdown(),
       '',
     ]
   return '\n'.join(lines)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.config import tables
+from vit_jax import tables
 
-_HEADER = ('', 'images/s', 'against', 'images/s', 'ratio', 'GFLOP/s', 'MiB')
+_NAMES = ('', 'images/s', 'against', 'images/s', 'ratio', 'GFLOP/s', 'MiB')
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -21,12 +21,12 @@ def table(report: Mapping[str, Any]) -> str:
     entries |= {f'{part} {name}': row for name, row in rows_of.items()}
     if not rows_of:
       entries[part] = entry
-  rows = [_HEADER] + [
+  rows = [
     _row(name, entry)
     for name, entry in entries.items()
     if 'images_per_second' in entry
   ]
-  lines = tables.aligned(rows) if len(rows) > 1 else []
+  lines = [tables.Table(_NAMES, rows).text()] if rows else []
   lines += [
     f'{name}: {_pairs(entry)}'
     for name, entry in entries.items()

@@ -1,13 +1,12 @@
 """Writes tables: CSV, or Parquet if pyarrow is installed."""
 
 from collections.abc import Sequence
-import csv
 import importlib.util
-import json
 import os
 import pathlib
 from typing import Any
 
+from vit_jax import tables
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
 
@@ -76,12 +75,8 @@ def _write_csv(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
   with open(
     path, 'w', encoding='utf-8', newline='', errors='surrogateescape'
   ) as f:
-    writer = csv.writer(f, lineterminator='\n')
-    writer.writerow(columns)
-    for row in zip(*columns.values(), strict=True):
-      writer.writerow(
-        [json.dumps(x) if isinstance(x, list) else x for x in row]
-      )
+    rows = zip(*columns.values(), strict=True)
+    tables.Table([*columns], rows).write_csv(f)
 
 
 def as_text(name: str | None) -> str | None:

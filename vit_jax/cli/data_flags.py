@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import re
-import sys
-from typing import Any
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -15,6 +13,7 @@ from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax.config import texts as texts_lib
 from vit_jax.config import UserError
+from vit_jax.runs import terminal
 
 if TYPE_CHECKING:
   import ml_collections
@@ -178,19 +177,11 @@ def explained(flag_of: Mapping[str, str] | None = None) -> Iterator[None]:
     raise UserError(text) from None
 
 
-def progress(total: int, hidden: bool = False) -> Any:
+def progress(total: int, hidden: bool = False) -> terminal.Bar:
   """Returns a progress bar over images, shown if stderr is a terminal.
 
   Args:
     total: Number of images.
     hidden: Whether it is not shown there, either.
   """
-  import tqdm
-
-  return tqdm.tqdm(
-    total=total,
-    unit='image',
-    file=sys.stderr,
-    disable=hidden or None,  # None: where stderr is no terminal
-    leave=False,
-  )
+  return terminal.Bar(total, 'images', hidden=hidden)

@@ -34,18 +34,15 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import datetime
 import json
-import math
 import pathlib
-import shutil
-import sys
 from typing import Any
 
 from absl import flags
 from absl import logging
 
 from vit_jax import cli
+from vit_jax import tables
 from vit_jax.compare import comparison
-from vit_jax.config import tables
 from vit_jax.runs import records
 
 USAGE = 'compare RUN ...'
@@ -173,11 +170,7 @@ def _show_states(states: Sequence[str]) -> str:
 
 
 def _show(value: float | None) -> str:
-  from vit_jax.runs import (
-    reporting,  # after the flags: it imports TensorBoard's writer
-  )
-
-  return _ABSENT if value is None else reporting.text(value)
+  return _ABSENT if value is None else tables.number(value)
 
 
 def _show_mean(report: Mapping[str, Any], name: str, which: str) -> str:
@@ -205,24 +198,12 @@ def _show_time(measured: Mapping[str, Any] | None) -> str:
 def _print_table(
   title: str, names: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-  """Prints a table; on a terminal in parts that fit its width."""
+  """Prints a table, or that there is none."""
   if not rows:
     print(f'{title}: no differences\n')
     return
-  table = [[title, *names], *rows]
-  widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-  room = math.inf
-  if sys.stdout.isatty():
-    room = shutil.get_terminal_size().columns
-  first = 1
-  while first < len(widths):
-    end, used = first + 1, widths[0] + 2 + widths[first]
-    while end < len(widths) and used + 2 + widths[end] <= room:
-      used += 2 + widths[end]
-      end += 1
-    part = [[line[0], *line[first:end]] for line in table]
-    print('\n'.join(tables.aligned(part)), end='\n\n')
-    first = end
+  table = tables.Table([title, *names], rows)
+  print(table.text(tables.room()), end='\n\n')
 
 
 if __name__ == '__main__':

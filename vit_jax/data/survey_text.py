@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.config import tables
+from vit_jax import tables
 
 _MOST_LINES = 20  # of one kind
 _MOST_CLASSES = 10  # with more, only the smallest and largest are shown
@@ -15,11 +15,11 @@ def as_text(found: Mapping[str, Any]) -> str:
   """Returns what `survey.report` found as a report for people."""
   splits = found['splits']
   rows = [
-    (name, f'{part["examples"]:,}', _classes(part['classes']))
+    (name, part['examples'], _classes(part['classes']))
     for name, part in splits.items()
   ]
-  header = 'split', 'examples', 'classes'
-  lines = [found['data'], *tables.aligned([header, *rows], right=(1,))]
+  table = tables.Table(('split', 'examples', 'classes'), rows)
+  lines = [found['data'], table.text(tables.room())]
   lines += [*_about_images(found)]
   for ending, files in found['ignored'].items():
     lines.append(

@@ -16,18 +16,17 @@ import os
 import pathlib
 import re
 import shutil
-import sys
 from typing import TYPE_CHECKING
 from urllib import parse
 
 from absl import logging
-import tqdm
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.downloads import checksums
 from vit_jax.runs import locks
 from vit_jax.runs import safe_io
+from vit_jax.runs import terminal
 
 if TYPE_CHECKING:
   import requests  # imported by the functions, since few runs download
@@ -247,16 +246,7 @@ def _append(
   response: 'requests.Response', part: _Part, size: int | None
 ) -> None:
   chunks = response.iter_content(_CHUNK_BYTES)
-  bar = tqdm.tqdm(
-    desc=part.path.stem,
-    total=size,
-    initial=part.size,
-    unit='B',
-    unit_scale=True,
-    dynamic_ncols=True,
-    file=sys.stderr,
-    disable=None,  # disabled without a terminal
-  )
+  bar = terminal.Bar(size, 'B', part.path.stem, part.size)
   with bar, part.path.open('ab') as file:
     while chunk := _next(chunks):
       file.write(chunk)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import tables
+from vit_jax import tables
 from vit_jax.evaluation.base import Evaluator
 from vit_jax.evaluation.predictions import Predictions
 
@@ -16,6 +16,7 @@ _BINS = 15  # bins of the confidence, as in arXiv:1706.04599
 _MOST_CONFUSED = 2000  # classes; the matrix grows with the square
 _WORST = 10  # examples that are listed
 _MOST_SHOWN = 20  # classes in a table
+_TITLES = {'iou': 'IoU', 'class_dice': 'Dice'}  # of metrics of a class
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
@@ -148,84 +149,117 @@ def summarize_probe(
 
 def probe_as_text(summary: Mapping[str, Any]) -> str:
   """Returns what `--probe` with `--format=table` prints."""
-  shown = {
-    name: x for name, x in summary.items() if not name.endswith('_interval')
-  }
-  rows = []
-  for name, x in shown.items():
-    value = x
-    if summary.get(f'{name}_interval'):
-      value = _show_rate(summary, name)
-    elif x is None or isinstance(x, float):
-      value = 'nan' if x is None else f'{x:.4g}'
-    rows.append((name.replace('_', ' '), str(value)))
-  return '\n'.join([*tables.aligned(rows), ''])
+  rows = [
+    (name.replace('_', ' '), *_measured(summary, name))
+    for name in summary
+    if not name.endswith('_interval')
+  ]
+  return tables.Table((), rows).text() + '\n'
 
 
 def as_text(summary: Mapping[str, Any]) -> str:
   """Returns what `--format=table` prints: a summary for people."""
-  lines = tables.aligned(
-    [
-      ('examples', str(summary['examples'])),
-      ('accuracy', _show_rate(summary, 'accuracy')),
-      (f'top-{summary["k"]}', _show_rate(summary, 'top_k_accuracy')),
-      ('loss', _show(summary['loss'])),
-      ('calibration error', _show(summary['calibration_error'])),
-    ]
-  )
-  return '\n'.join([*lines, '', *_class_lines(summary), ''])
+  shown = {
+    'examples': 'examples',
+    'accuracy': 'accuracy',
+    'top_k_accuracy': f'top-{summary["k"]}',
+    'loss': 'loss',
+    'calibration_error': 'calibration error',
+  }
+  rows = [(x, *_measured(summary, name)) for name, x in shown.items()]
+  parts = [tables.Table((), rows).text(), *_class_parts(summary)]
+  return '\n\n'.join(parts) + '\n'
 
 
-def _class_lines(summary: Mapping[str, Any]) -> list[str]:
+def _class_parts(summary: Mapping[str, Any]) -> list[str]:
+  """Returns tables of classes: their accuracy, and what is confused."""
   classes = list(enumerate(summary['classes']))
   few = len(classes) <= _MOST_SHOWN
   if not few:
     seen = [(i, x) for i, x in classes if x['examples']]
     classes = sorted(seen, key=lambda c: c[1]['accuracy'])[:_MOST_SHOWN]
   rows = [
-    (str(i), x['name'], str(x['examples']), _show_rate(x, 'accuracy'))
-    for i, x in classes
+    (i, x['name'], x['examples'], *_measured(x, 'accuracy')) for i, x in classes
   ]
-  header = '', 'class', 'examples', 'accuracy'
-  lines = tables.aligned([header, *rows], right=(0, 2))
+  names = 'index', 'class', 'examples', 'accuracy', '95% interval'
+  table = tables.Table(names, rows).text(tables.room())
   if not few:
-    return [f'the {_MOST_SHOWN} worst classes (--format=json has all)', *lines]
+    return [f'the {_MOST_SHOWN} worst classes (--format=json has all)\n{table}']
   matrix = summary['confusion']
-  counts = [['', *map(str, range(len(matrix)))]]
-  counts += [[str(i), *map(str, row)] for i, row in enumerate(matrix)]
+  counts = tables.Table(
+    ('', *map(str, range(len(matrix)))),
+    [(i, *row) for i, row in enumerate(matrix)],
+  )
   return [
-    *lines,
-    '',
-    'confusion: a row is a true class, a column a predicted one',
-    *tables.aligned(counts, right=range(len(counts))),
+    table,
+    'confusion: a row is a true class, a column a predicted one\n'
+    + counts.text(tables.room()),
   ]
 
 
-def _show(x: float | None) -> str:
-  return 'nan' if x is None else f'{x:.4f}'
-
-
-def _show_rate(summary: Mapping[str, Any], name: str) -> str:
-  low, high = summary[f'{name}_interval']
-  return f'{_show(summary[name])}  (95%: {low:.4f} to {high:.4f})'
+def _measured(summary: Mapping[str, Any], name: str) -> tuple[Any, str]:
+  """Returns the cells of a metric: its value, and its 95% interval."""
+  value = summary[name]
+  if value is None or (isinstance(value, float) and math.isnan(value)):
+    return 'nan', ''
+  if isinstance(value, float):
+    is_usual = not value or 1e-3 <= abs(value) < 10
+    value = f'{value:.4f}' if is_usual else tables.number(value)
+  low, high = summary.get(f'{name}_interval') or (None, None)
+  return value, '' if low is None else f'({low:.4f} to {high:.4f})'
 
 
 def metrics_as_text(summary: Mapping[str, Any]) -> str:
-  """Returns metrics by name, a line each, and the worst examples."""
+  """Returns metrics as a table, those of classes and the worst examples."""
   numbers = {k: x for k, x in summary.items() if isinstance(x, float | int)}
-  cells = []
-  for name, x in numbers.items():
-    low, high = summary.get(f'{name}_interval', (None, None))
-    shown = '' if low is None else f'  (95%: {low:.4g} to {high:.4g})'
-    cells.append((name, f'{x:.6g}{shown}'))
-  lines = tables.aligned(cells)
-  for name, rows in summary.get('worst', {}).items():
-    lines += ['', f'the examples with the lowest {name}']
-    lines += tables.aligned(
-      [(str(x['index']), f'{x[name]:.4f}', x['file'] or '') for x in rows],
-      right=(0, 1),
+  rows = [
+    (name.replace('_', ' '), *_measured(summary, name))
+    for name in numbers
+    if '/' not in name
+  ]
+  names = 'metric', 'value', '95% interval'
+  parts = [tables.Table(names, rows).text(tables.room())]
+  parts += _metrics_of_classes(summary, [x for x in numbers if '/' in x])
+  for name, examples in summary.get('worst', {}).items():
+    worst_rows = [(x['index'], x[name], x['file']) for x in examples]
+    table = tables.Table(('index', name, 'file'), worst_rows, {name: '.4f'})
+    parts.append(
+      f'the examples with the lowest {name}\n{table.text(tables.room())}'
     )
-  return ''.join(f'{line}\n' for line in lines)
+  return '\n\n'.join(parts) + '\n'
+
+
+def _metrics_of_classes(
+  summary: Mapping[str, Any], keys: Sequence[str]
+) -> list[str]:
+  """Returns a table with a row for each class; [] without such metrics.
+
+  Args:
+    summary: The metrics by name.
+    keys: Metrics of a class, such as 'iou/road'.
+  """
+  metrics = list(dict.fromkeys(key.partition('/')[0] for key in keys))
+  classes = list(dict.fromkeys(key.partition('/')[2] for key in keys))
+  if not classes:
+    return []
+  names = ['class']
+  columns: list[Sequence[Any]] = [classes]
+  for metric in metrics:
+    by_class = [f'{metric}/{name}' for name in classes]
+    cells = [
+      _measured(summary, x) if x in summary else ('', '') for x in by_class
+    ]
+    values, bounds = zip(*cells, strict=True)
+    names.append(_TITLES.get(metric, metric.replace('_', ' ')))
+    columns.append(values)
+    if any(bounds):
+      names.append('95% interval')
+      columns.append(bounds)
+  if len(matrix := summary.get('confusion') or ()) == len(classes):
+    names.append('pixels')
+    columns.append([sum(row) for row in matrix])
+  rows = list(zip(*columns, strict=True))
+  return [tables.Table(names, rows).text(tables.room())]
 
 
 def worst(

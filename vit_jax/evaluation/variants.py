@@ -19,8 +19,8 @@ import jax
 import numpy as np
 
 from vit_jax import models
+from vit_jax import tables
 from vit_jax import weights
-from vit_jax.config import tables
 from vit_jax.config import UserError
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
@@ -217,8 +217,8 @@ def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
   return int(order[best]) if above[best] > 1e-9 else None
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns rows as text for people, with the intervals of rates.
+def table(rows: Sequence[Mapping[str, Any]]) -> tables.Table:
+  """Returns rows for people, with the intervals of rates.
 
   Args:
     rows: What changed and metrics, by name; all have the same names. A row with
@@ -229,18 +229,21 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for name, x in rows[0].items()
     if name != 'knee' and (x is None or isinstance(x, int | float | str))
   ]
-  shown = [[name.replace('_', ' ') for name in names] + ['']]
-  for row in rows:
-    cells = [_cell(row, name) for name in names]
-    shown.append([*cells, 'the knee' if row.get('knee') else ''])
-  return '\n'.join([*tables.aligned(shown, right=range(len(names))), ''])
+  return tables.Table(
+    [*(name.replace('_', ' ') for name in names), ''],
+    [
+      [
+        *(_cell(row, name) for name in names),
+        'the knee' if row.get('knee') else '',
+      ]
+      for row in rows
+    ],
+  )
 
 
-def _cell(row: Mapping[str, Any], name: str) -> str:
+def _cell(row: Mapping[str, Any], name: str) -> Any:
   value = row[name]
   low, high = row.get(f'{name}_interval') or (None, None)
   if low is not None:
     return f'{value:.4f} ({low:.4f} to {high:.4f})'
-  if isinstance(value, float):
-    return f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'
-  return 'nan' if value is None else str(value)
+  return 'nan' if value is None else value

@@ -19,7 +19,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax.config import tables
+from vit_jax import tables
 from vit_jax.models import stack
 from vit_jax.parallel import sharding
 
@@ -329,7 +329,7 @@ def _per_layer(values: Sequence[float], x: Any) -> Any:
   return np.array(values, np.float32).reshape(-1, *[1] * (x.ndim - 1))
 
 
-def table(rules: Rules) -> str:
+def table(rules: Rules) -> tables.Table:
   """Returns the rules as a table for people.
 
   Parameters and layers with the same treatment share a line.
@@ -338,20 +338,22 @@ def table(rules: Rules) -> str:
   for name, parameter in rules.parameters.items():
     top, rest = sharding.split_layer(name)
     groups.setdefault(top, {})[rest] = parameter
-  rows: list[Sequence[str]] = [
-    ('what', 'arrays', 'parameters', 'trains', 'learning_rate', 'weight_decay')
-  ]
+  names = (
+    *('part', 'arrays', 'parameters', 'trains'),
+    *('learning rate', 'weight decay'),
+  )
+  rows: list[Sequence[str | int]] = []
   for alike, run in itertools.groupby(groups.items(), key=lambda g: g[1]):
     tops = [top for top, _ in run]
     label = tops[0] if len(tops) == 1 else f'{tops[0]} to {tops[-1]}'
     rows += _rows(label, alike, len(tops))
-  return '\n'.join(tables.aligned(rows, right=(1, 2)))
+  return tables.Table(names, rows)
 
 
 def _rows(
   label: str, group: dict[str, Parameter], count: int
-) -> list[tuple[str, ...]]:
-  """Returns a line for each treatment within `count` identical groups."""
+) -> list[tuple[str | int, ...]]:
+  """Returns a row for each treatment within `count` identical groups."""
   kinds: dict[tuple[bool, float, float], list[str]] = {}
   for name, p in group.items():
     kind = (True, p.factor, p.decay) if p.trains else (False, 0.0, 0.0)
@@ -359,8 +361,8 @@ def _rows(
   return [
     (
       label + _which(names, group),
-      f'{count * len(names):,}',
-      f'{count * sum(group[name].size for name in names):,}',
+      count * len(names),
+      count * sum(group[name].size for name in names),
       'yes' if trains else 'no',
       f'x {factor:.4g}' if trains else '-',
       f'{decay:g}' if trains else '-',

@@ -32,7 +32,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax.config import tables
+from vit_jax import tables
 from vit_jax.parallel import mesh as mesh_lib
 
 Entry = str | tuple[str, ...] | None
@@ -357,35 +357,36 @@ def bytes_per_device(tree: Any) -> int:
   )
 
 
-def table(shardings: Mapping[str, ParamSharding]) -> str:
-  """Returns the shardings of parameters as a table for people.
+def table(shardings: Mapping[str, ParamSharding]) -> tables.Table:
+  """Returns the shardings of parameters.
 
-  Layers with the same shardings share a line, `blocks_0..11`, which shows their
+  Layers with the same shardings share a row, `blocks_0..11`, which shows their
   total bytes.
   """
   groups: dict[str, dict[str, ParamSharding]] = {}
   for name, sharding in shardings.items():
     top, rest = split_layer(name)
     groups.setdefault(top, {})[rest] = sharding
-  rows = [('parameter', 'shape', 'spec', 'arrays', 'bytes_per_device')]
+  rows: list[tuple[str | int, ...]] = []
   tops = sorted(groups, key=_by_layer)
   for group, run in itertools.groupby(tops, key=lambda top: groups[top]):
-    names = list(run)
-    label = names[0]
-    if len(names) > 1:
-      label += f'..{names[-1].rpartition("_")[2]}'
+    layers = list(run)
+    label = layers[0]
+    if len(layers) > 1:
+      label += f'..{layers[-1].rpartition("_")[2]}'
     rows += [
       (
         f'{label}/{rest}'.rstrip('/'),
         str(list(p.shape)),
         ' '.join('+'.join(entry_axes(x)) or '.' for x in p.spec)
         or 'on every device',
-        f'{len(names):,}',
-        f'{len(names) * p.bytes_per_device:,}',
+        len(layers),
+        len(layers) * p.bytes_per_device,
       )
       for rest, p in group.items()
     ]
-  return '\n'.join(tables.aligned(rows, right=(3, 4)))
+  names = 'parameter', 'shape', 'sharding', 'arrays', 'bytes a device'
+  return tables.Table(names, rows)
 
 
 def unsplit(

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
-import csv
-import json
 import sys
 from typing import Any
 from typing import NamedTuple
+
+from vit_jax import tables
 
 
 class Prediction(NamedTuple):
@@ -23,84 +23,91 @@ Predictions = Iterable[tuple[str, Sequence[Prediction]]]
 Checkpoint = dict[str, Any]  # where the model comes from
 
 
-def _write_table(predictions: Predictions, width: int, _: Checkpoint) -> None:
-  for path, classes in predictions:
-    for i, x in enumerate(classes):
-      image = '' if i else path
-      print(f'{image:{width}}  {x.probability:.4f}  {x.name}')
+def _write_text(predictions: Predictions, width: int, _: Checkpoint) -> None:
+  _print(predictions, width, ('probability', 'class'), '.4f')
+
+
+def _write_numbers(predictions: Predictions, width: int, _: Checkpoint) -> None:
+  _print(predictions, width, ('value', 'name'), '.6g')
+
+
+def _print(
+  predictions: Predictions, width: int, names: tuple[str, str], form: str
+) -> None:
+  """Prints lines as the images are read: there may be many of these.
+
+  Args:
+    predictions: What is printed.
+    width: Letters of the longest path.
+    names: Of the columns after the image.
+    form: How numbers are written.
+  """
+  rows = (
+    ('' if i else path, x.probability, x.name)
+    for path, ranked in predictions
+    for i, x in enumerate(ranked)
+  )
+  table = tables.Table(('image', *names), rows, {names[0]: form})
+  for line in table.stream([max(width, len('image')), 11]):
+    print(line)
 
 
 def _write_json(predictions: Predictions, _: int, origin: Checkpoint) -> None:
-  _write_objects(
-    (
-      {
-        'image': path,
-        'predictions': [
-          {'class': x.name, 'index': x.number, 'probability': x.probability}
-          for x in classes
-        ],
-      }
-      for path, classes in predictions
-    ),
-    origin,
+  objects = (
+    {
+      'image': path,
+      'predictions': [
+        {'class': x.name, 'index': x.number, 'probability': x.probability}
+        for x in ranked
+      ],
+      'checkpoint': origin,
+    }
+    for path, ranked in predictions
   )
-
-
-def _write_objects(
-  objects: Iterable[dict[str, Any]], origin: Checkpoint
-) -> None:
-  """Prints an array of JSON with one object a line."""
-  separator = '['
-  for each in objects:
-    line = json.dumps({**each, 'checkpoint': origin})
-    print(f'{separator}\n{line}', end='')
-    separator = ','
-  print('\n]' if separator == ',' else '[]')
-
-
-def _write_csv(predictions: Predictions, _: int, __: Checkpoint) -> None:
-  writer = csv.writer(sys.stdout, lineterminator='\n')
-  writer.writerow(['image', 'rank', 'class', 'index', 'probability'])
-  for path, classes in predictions:
-    for rank, x in enumerate(classes, 1):
-      writer.writerow([path, rank, x.name, x.number, x.probability])
-
-
-def _write_number_table(
-  predictions: Predictions, width: int, _: Checkpoint
-) -> None:
-  for path, numbers in predictions:
-    for i, x in enumerate(numbers):
-      print(f'{"" if i else path:{width}}  {x.probability:<12.6g}  {x.name}')
+  tables.write_json(objects, sys.stdout)
 
 
 def _write_number_json(
   predictions: Predictions, _: int, origin: Checkpoint
 ) -> None:
-  _write_objects(
-    (
-      {'image': path, 'numbers': {x.name: x.probability for x in numbers}}
-      for path, numbers in predictions
-    ),
-    origin,
+  objects = (
+    {
+      'image': path,
+      'numbers': {x.name: x.probability for x in numbers},
+      'checkpoint': origin,
+    }
+    for path, numbers in predictions
   )
+  tables.write_json(objects, sys.stdout)
+
+
+def _write_csv(predictions: Predictions, _: int, __: Checkpoint) -> None:
+  names = 'image', 'rank', 'class', 'index', 'probability'
+  rows = (
+    (path, rank, x.name, x.number, x.probability)
+    for path, ranked in predictions
+    for rank, x in enumerate(ranked, 1)
+  )
+  tables.Table(names, rows).write_csv(sys.stdout)
 
 
 def _write_number_csv(predictions: Predictions, _: int, __: Checkpoint) -> None:
-  writer = csv.writer(sys.stdout, lineterminator='\n')
-  writer.writerow(['image', 'name', 'value'])
-  for path, numbers in predictions:
-    writer.writerows([path, x.name, x.probability] for x in numbers)
+  rows = (
+    (path, x.name, x.probability)
+    for path, numbers in predictions
+    for x in numbers
+  )
+  tables.Table(('image', 'name', 'value'), rows).write_csv(sys.stdout)
 
 
 Writer = Callable[[Predictions, int, Checkpoint], None]
 CLASSES: dict[str, Writer] = {
-  'table': _write_table,
+  'table': _write_text,
   'json': _write_json,
   'csv': _write_csv,
 }
 NUMBERS: dict[str, Writer] = {
-  'table': _write_number_table,
+  'table': _write_numbers,
   'json': _write_number_json,
   'csv': _write_number_csv,
 }

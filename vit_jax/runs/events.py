@@ -1,9 +1,17 @@
-"""Writes event files for TensorBoard."""
+"""Writes event files for TensorBoard.
 
+TensorBoard groups names by their part before the first slash. So measures of
+the machine, such as train/mfu, are below perf/ there, and metrics of classes,
+such as val/iou/road, below val_iou/; metrics.jsonl has the names of the run.
+"""
+
+from collections.abc import Collection
 from collections.abc import Mapping
+import json
 import pathlib
 import socket
 import struct
+import textwrap
 import time
 from typing import Any
 
@@ -11,6 +19,8 @@ from vit_jax.runs.event_protos import event_pb2
 from vit_jax.runs.event_protos import masked_crc32c
 from vit_jax.runs.event_protos import summary as summary_lib
 from vit_jax.runs.event_protos import summary_pb2
+
+from vit_jax.runs import records
 
 
 class Events:
@@ -37,6 +47,7 @@ class Events:
     stamp = max(int(time.time()), newest + 1)
     name = f'{prefix}{stamp:010d}.{socket.gethostname()}'
     self._file = (directory / name).open('xb')
+    self._epoch_step = -1  # the last step whose epoch was written
     self._write(
       event_pb2.Event(wall_time=time.time(), file_version='brain.Event:2')
     )
@@ -53,28 +64,53 @@ class Events:
   def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
     """Writes scalars, except for counts of examples, which are constant."""
     values = [
-      summary_pb2.Summary.Value(tag=name, simple_value=value)
+      summary_pb2.Summary.Value(tag=_tag(name), simple_value=value)
       for name, value in scalars.items()
       if not name.endswith('/examples')
+      and (name != 'epoch' or step > self._epoch_step)
     ]
+    self._epoch_step = step
     if values:
       self._summarize(step, now, summary_pb2.Summary(value=values))
 
-  def write_config(self, step: int, config: Mapping[str, Any]) -> None:
-    """Writes a config for the tabs TEXT and HPARAMS.
+  def write_config(
+    self,
+    step: int,
+    config: Mapping[str, Any],
+    changed: Collection[str],
+    record: Mapping[str, Any],
+  ) -> None:
+    """Writes a config for the tabs TEXT and HPARAMS, and the run's record.
 
-    The metrics of HPARAMS are not listed, so TensorBoard shows all scalars.
+    HPARAMS has the keys that were changed. Its metrics are not listed, so
+    TensorBoard shows the last values of all scalars, also of several runs.
 
     Args:
       step: Step at which it is shown.
       config: The value of each leaf by its dotted key.
+      changed: Keys that differ from the defaults.
+      record: The entry of run.json.
     """
-    # Markdown shows indented text as code.
-    lines = '\n'.join(f'    {key} = {x!r}' for key, x in config.items())
-    self._summarize(step, time.time(), summary_lib.text('config', lines))
+    parts = {
+      'changed keys': {key: config[key] for key in changed},
+      'all keys': config,
+    }
+    text = '\n\n'.join(
+      f'**{title}**\n\n'
+      + _code('\n'.join(f'{key} = {x!r}' for key, x in values.items()))
+      for title, values in parts.items()
+    )
+    texts = {'config': text}
+    if record:
+      texts |= {
+        'command': _code(str(record['command'])),
+        'run': _code(json.dumps(record, indent=2)),
+      }
+    for name, content in texts.items():
+      self._summarize(step, time.time(), summary_lib.text(name, content))
     shown = {
       key: x if isinstance(x, bool | int | float | str) else repr(x)
-      for key, x in config.items()
+      for key, x in parts['changed keys'].items()
       if x is not None
     }
     _, started, _ = summary_lib.hparams(shown, {})
@@ -110,3 +146,19 @@ class Events:
     sums = [struct.pack('<I', masked_crc32c(part)) for part in (size, data)]
     self._file.write(size + sums[0] + data + sums[1])  # a TFRecord
     self._file.flush()
+
+
+def _tag(name: str) -> str:
+  """Returns the name of a metric in TensorBoard."""
+  if records.is_timed(name):
+    return f'perf/{name.removeprefix("train/")}'
+  group, _, metric = name.partition('/')
+  metric, _, class_name = metric.partition('/')
+  if class_name and group != 'train':
+    return f'{group}_{metric.removeprefix("class_")}/{class_name}'
+  return name
+
+
+def _code(text: str) -> str:
+  """Returns text as Markdown that is shown as it is."""
+  return textwrap.indent(text, '    ')

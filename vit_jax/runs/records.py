@@ -74,19 +74,22 @@ class Record:
   def best(self, name: str) -> Point | None:
     """Returns a metric's best point; None if no value is finite."""
     points = [p for p in self.curves.get(name, ()) if math.isfinite(p.value)]
-    sign = -1 if self.is_better_low(name) else 1
+    sign = -1 if is_better_low(name, self.directions) else 1
     return max(points, key=lambda p: sign * p.value, default=None)
 
-  def is_better_low(self, name: str) -> bool:
-    """Whether lower values of a metric are better.
 
-    run.json says this. For older runs, whose run.json does not, lower is better
-    if the name ends like that of a loss or an error.
-    """
-    for known, direction in self.directions.items():
-      if name == known or (known.endswith('/') and name.startswith(known)):
-        return direction == 'min'
-    return name.endswith(('loss', 'error'))
+def is_better_low(name: str, directions: Mapping[str, str]) -> bool:
+  """Whether lower values of a metric are better.
+
+  Args:
+    name: As 'val/loss'.
+    directions: As of a `Record`. Where they do not have the metric, lower is
+      better if its name ends like that of a loss or an error.
+  """
+  for key, direction in directions.items():
+    if name == key or (key.endswith('/') and name.startswith(key)):
+      return direction == 'min'
+  return name.endswith(('loss', 'error'))
 
 
 def is_evaluation(name: str) -> bool:

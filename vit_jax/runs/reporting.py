@@ -13,25 +13,26 @@ is not reported again.
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import json
 import logging as python_logging
 import math
 import pathlib
-import sys
 import time
 from typing import Any
 from typing import IO
 
 from absl import logging
-import tqdm
 
+from vit_jax import tables
 from vit_jax.config import UserError
 from vit_jax.runs import records
 from vit_jax.runs import safe_io
+from vit_jax.runs import terminal
 from vit_jax.runs import trackers
 
-# Logs only to the file: the terminal shows these messages in another form.
+# Logs only to the file: a terminal shows these messages in another form.
 _FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
 
 
@@ -59,6 +60,25 @@ def shown() -> Iterator[None]:
     logger.removeHandler(handler)
     logging.set_verbosity(before)
     logger.setLevel(level)  # set_verbosity changes it, too
+
+
+def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
+  """Shows named facts: in a frame on a terminal, else as lines of the log.
+
+  The log file has the lines in both cases.
+  """
+  lines = '\n'.join(f'{name}: {value}' for name, value in facts)
+  shows = logging.get_absl_logger().isEnabledFor(python_logging.INFO)
+  if shows and terminal.can_draw():
+    _FILE_ONLY.info('%s', lines)
+    terminal.panel(title, facts)
+  else:
+    logging.info('%s', lines)
+
+
+def show_details(text: str, verbose: bool) -> None:
+  """Writes a text to the log file, and where `verbose` also to stderr."""
+  (logging if verbose else _FILE_ONLY).info('%s', text)
 
 
 @contextlib.contextmanager
@@ -112,6 +132,7 @@ class Reporter:
     start_step: int = 0,
     *,
     reports_to: str = 'tensorboard',
+    directions: Mapping[str, str] | None = None,
     writes: bool = True,
   ):
     """Opens metrics.jsonl and the trackers, and cuts off later entries.
@@ -121,6 +142,7 @@ class Reporter:
       total_steps: Number of steps of the whole run.
       start_step: Number of updates that were completed before.
       reports_to: Where metrics go as well: `config.reporting`.
+      directions: The better direction, 'max' or 'min', of metrics by name.
       writes: Whether this process reports. If not, all methods do nothing.
 
     Raises:
@@ -133,17 +155,18 @@ class Reporter:
     self._total_steps = total_steps
     self._start_step = start_step
     self._path = pathlib.Path(workdir) / 'metrics.jsonl'
-    # Time and step from which the remaining time is estimated.
-    self._since: tuple[float, int] | None = None
+    self._pace = terminal.Pace()
     with safe_io.writing(self._path):
       self._before = cut_back(self._path, start_step)
       self._metrics: IO[str] = self._path.open('a', encoding='utf-8')
       self._trackers = trackers.begin(
         reports_to, pathlib.Path(workdir), start_step
       )
-    self._bar = _progress_bar(total_steps, start_step)
-    if self._bar is not None:
-      logging.get_absl_logger().addFilter(self._clear_bar)
+    self._screen: terminal.Screen | None = None
+    if terminal.can_draw():
+      lines = safe_io.read_lines(self._path)
+      earlier = filter(None, map(records.parse_metrics, lines))
+      self._screen = terminal.Screen(total_steps, directions or {}, earlier)
 
   def __enter__(self) -> 'Reporter':
     return self
@@ -151,19 +174,30 @@ class Reporter:
   def __exit__(self, *_: object) -> None:
     self.close()
 
-  def describe(self, config: Mapping[str, Any]) -> None:
-    """Writes the config to the trackers.
+  def describe(
+    self, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+  ) -> None:
+    """Writes the config, and the newest entry of run.json, to the trackers.
 
     Args:
       config: The value of each leaf by its dotted key.
+      defaults: The same of the default config; None: all keys are changed.
 
     Raises:
       UserError: It cannot be written.
     """
     if self._writes:
+      defaults = defaults or {}
+      changed = [
+        key
+        for key, value in config.items()
+        if key not in defaults or defaults[key] != value
+      ]
+      starts = safe_io.read_json(self._path.with_name('run.json')) or {}
+      record = starts.get('runs', [{}])[-1]
       with safe_io.writing(self._path):
         for tracker in self._trackers:
-          tracker.write_config(self._start_step, config)
+          tracker.write_config(self._start_step, config, changed, record)
 
   def show(self, step: int, name: str, png: bytes) -> None:
     """Writes an image to the trackers.
@@ -210,7 +244,7 @@ class Reporter:
       self._metrics.write(json.dumps(line, allow_nan=False) + '\n')
       self._metrics.flush()
       for tracker in self._trackers:
-        tracker.write(step, now, values)
+        tracker.write(step, now, {'epoch': epoch, **values})
 
   def before(self, name: str) -> float | None:
     """Returns the newest value of a metric when this reporter was opened.
@@ -224,59 +258,76 @@ class Reporter:
     """
     return self._before.get(name, (0, None))[1]
 
-  def progress(self, step: int, fields: Mapping[str, float | str]) -> None:
-    """Shows the progress of the run: a bar on a terminal, else a line.
+  def advance(self, step: int) -> None:
+    """Moves the bar, if there is a terminal.
+
+    Args:
+      step: Number of completed updates.
+    """
+    if self._writes and self._screen is not None:
+      self._screen.advance(step)
+
+  def progress(
+    self,
+    step: int,
+    fields: Mapping[str, float | str],
+    next_evaluation: int | None = None,
+  ) -> None:
+    """Shows the metrics of a step: at a bar on a terminal, else as a line.
 
     The log file has the line in both cases.
 
     Args:
       step: Number of completed updates.
       fields: Values to show, such as {'loss': 0.5}.
+      next_evaluation: Its step; None: at the end.
     """
     if not self._writes:
       return
-    shown = {name: text(value) for name, value in fields.items()}
-    line = f'step {step}/{self._total_steps}: ' + ', '.join(
-      [f'{name} {value}' for name, value in shown.items()] + self._left(step)
-    )
-    if self._bar is None:
+    shown = ', '.join(f'{k} {tables.number(x)}' for k, x in fields.items())
+    left = self._pace.left(step, self._total_steps)
+    line = f'step {step}/{self._total_steps}: {shown}'
+    if left is not None:
+      line += f', {terminal.duration(left)} left'
+    if self._screen is None:
       logging.info('%s', line)
       return
     _FILE_ONLY.info('%s', line)
-    self._bar.set_postfix(shown, refresh=False)
-    self._bar.update(step - self._bar.n)
+    self._screen.progress(step, shown, next_evaluation or self._total_steps)
+
+  def evaluated(
+    self, step: int, epoch: float, results: Mapping[str, float]
+  ) -> None:
+    """Reports the results of evaluations, and shows them.
+
+    Args:
+      step: Number of completed updates.
+      epoch: Passes over the examples so far.
+      results: Values by name, such as 'val/accuracy'.
+
+    Raises:
+      UserError: They cannot be written.
+    """
+    self.write(step, epoch, results)
+    line = f'evaluated at step {step}: {results_text(results)}'
+    if not self._writes or self._screen is None:
+      logging.info('%s', line)
+      return
+    _FILE_ONLY.info('%s', line)
+    self._screen.evaluated(step, epoch, results)
 
   def close(self) -> None:
     """Closes the files and ends the bar."""
     if not self._writes:
       return
-    if self._bar is not None:
-      logging.get_absl_logger().removeFilter(self._clear_bar)
-      self._bar.close()
+    if self._screen is not None:
+      self._screen.close()
     # `write` has already reported write errors.
     with contextlib.suppress(OSError):
       self._metrics.close()
     for tracker in self._trackers:
       with contextlib.suppress(OSError):
         tracker.close()
-
-  def _left(self, step: int) -> list[str]:
-    """Returns the remaining time, once the speed is known."""
-    now = time.perf_counter()
-    if self._since is None:  # the first steps compile
-      self._since = (now, step)
-    start, first = self._since
-    if step == first:
-      return []
-    seconds = (now - start) / (step - first) * (self._total_steps - step)
-    return [f'{tqdm.tqdm.format_interval(seconds)} left']
-
-  def _clear_bar(self, record: python_logging.LogRecord) -> bool:
-    """Clears the bar for a message; it is drawn again below the message."""
-    del record
-    if self._bar is not None:
-      self._bar.clear()
-    return True
 
 
 def cut_back(
@@ -307,20 +358,20 @@ def cut_back(
   return kept
 
 
-def _progress_bar(total_steps: int, start_step: int) -> tqdm.tqdm | None:
-  if not sys.stderr.isatty():
-    return None
-  return tqdm.tqdm(
-    total=total_steps,
-    initial=start_step,
-    file=sys.stderr,
-    unit='step',
-    dynamic_ncols=True,
-  )
+def results_text(
+  results: Mapping[str, float | None], most: int | None = None
+) -> str:
+  """Returns results as text for people, without the metrics of classes.
 
-
-def text(value: float | str) -> str:
-  """Formats a metric for people: '0.9833', '10,000'."""
-  if isinstance(value, str):
-    return value
-  return f'{value:,.0f}' if 1000 <= abs(value) < 1e9 else f'{value:.4g}'
+  Args:
+    results: Values by name, such as 'val/accuracy'; None is not finite.
+    most: Number of metrics to show; None: all.
+  """
+  names = [name for name in results if name.count('/') < 2][:most]
+  shown = [
+    f'{name} {"nan" if (x := results[name]) is None else tables.number(x)}'
+    for name in names
+  ]
+  if len(names) < len(results):
+    shown.append(f'{len(results) - len(names)} more in metrics.jsonl')
+  return ', '.join(shown) or 'nothing was evaluated'

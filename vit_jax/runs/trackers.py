@@ -12,6 +12,7 @@ not stop training: a warning says so, and metrics.jsonl has every value.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Mapping
 import functools
 import importlib
@@ -42,8 +43,21 @@ class Tracker(Protocol):
   def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
     """Takes scalars by name, and the seconds since 1970."""
 
-  def write_config(self, step: int, config: Mapping[str, Any]) -> None:
-    """Takes the value of each leaf by its dotted key."""
+  def write_config(
+    self,
+    step: int,
+    config: Mapping[str, Any],
+    changed: Collection[str],
+    record: Mapping[str, Any],
+  ) -> None:
+    """Takes a config, and what run.json says of this start.
+
+    Args:
+      step: Completed updates.
+      config: The value of each leaf by its dotted key.
+      changed: Keys that differ from the defaults.
+      record: The command, the versions and the devices; {}: not known.
+    """
 
   def write_image(self, step: int, name: str, png: bytes) -> None:
     """Takes the content of a PNG file."""
@@ -85,9 +99,16 @@ class _Wandb:
     del now
     self._run.log({**scalars, 'step': step})
 
-  def write_config(self, step: int, config: Mapping[str, Any]) -> None:
-    del step
-    self._run.config.update(dict(config), allow_val_change=True)
+  def write_config(
+    self,
+    step: int,
+    config: Mapping[str, Any],
+    changed: Collection[str],
+    record: Mapping[str, Any],
+  ) -> None:
+    del step, changed  # W&B shows the keys that differ between runs
+    values = {**config, 'run': dict(record)} if record else dict(config)
+    self._run.config.update(values, allow_val_change=True)
 
   def write_image(self, step: int, name: str, png: bytes) -> None:
     image = self._wandb.Image(Image.open(io.BytesIO(png)))
@@ -135,8 +156,18 @@ class _Mlflow:
     values = [metric(name, value) for name, value in scalars.items()]
     self._try(lambda: self._client.log_batch(self._id, metrics=values))
 
-  def write_config(self, step: int, config: Mapping[str, Any]) -> None:
-    del step
+  def write_config(
+    self,
+    step: int,
+    config: Mapping[str, Any],
+    changed: Collection[str],
+    record: Mapping[str, Any],
+  ) -> None:
+    del step, changed  # MLflow shows the keys that differ between runs
+    if record:
+      self._try(
+        lambda: self._client.log_dict(self._id, dict(record), 'run.json')
+      )
     if not self._is_new:  # parameters of a run cannot change
       return
     params = [

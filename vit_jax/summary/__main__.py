@@ -78,9 +78,9 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
+from vit_jax import tables
 from vit_jax.config import counted
 from vit_jax.config import explained
-from vit_jax.config import tables
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def _print_keys(word: str) -> None:
   if _JSON.value or _FORMAT.value == 'json':
     print(json.dumps(keys.as_json(found)))
   else:
-    print(keys.table(found))
+    print(keys.table(found).text(tables.room()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -438,7 +438,8 @@ def _as_text(
 ) -> list[str]:
   from vit_jax.summary import rows as rows_lib
 
-  lines = [rows_lib.table(rows)]
+  width = tables.room()
+  lines = [rows_lib.table(rows).text(width)]
   if memory is not None:
     lines += _memory_lines(memory)
   if isinstance(planned, tuple):
@@ -466,11 +467,8 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
     f'{unit} a device for training with {counted(batch_size, "image")},'
     f' as the compiler for {device} plans it:'
   )
-  lines = [(name, f'{scale * gib:.3f}') for name, gib in sizes.items()]
-  return [
-    title,
-    *(f'  {line}' for line in tables.aligned(lines, right=(1,))),
-  ]
+  rows = [(name, f'{scale * gib:.3f}') for name, gib in sizes.items()]
+  return [title, tables.Table((), rows).text(indent='  ')]
 
 
 if __name__ == '__main__':

@@ -6,9 +6,9 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 from vit_jax import config as config_lib
+from vit_jax import tables
 from vit_jax.config import explained
 from vit_jax.config import synonyms
-from vit_jax.config import tables
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -95,8 +95,6 @@ def as_json(keys: list[Key]) -> dict[str, Any]:
   return {x.key: {'value': x.value, 'meaning': x.meaning} for x in keys}
 
 
-def table(keys: list[Key]) -> str:
-  """Returns a line for each key."""
-  return '\n'.join(
-    tables.aligned([(x.key, repr(x.value), x.meaning) for x in keys])
-  )
+def table(keys: list[Key]) -> tables.Table:
+  """Returns a row for each key."""
+  return tables.Table((), [(x.key, repr(x.value), x.meaning) for x in keys])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from vit_jax import models
-from vit_jax.config import tables
+from vit_jax import tables
 from vit_jax.optim import rules as rules_lib
 from vit_jax.train import flops
 
@@ -104,8 +104,8 @@ def _row(
   return Row(name, shape, size, trainable if inside else '-', flop / 1e9)
 
 
-def table(rows: list[Row]) -> str:
-  """Returns the rows of a model, the whole model first, as a table."""
+def table(rows: list[Row]) -> tables.Table:
+  """Returns the modules of a model, the whole model last."""
   whole, *modules = rows
   lines = [
     (
@@ -113,11 +113,11 @@ def table(rows: list[Row]) -> str:
       ', '.join(['B', *map(str, row.output_shape[1:])])
       if row.output_shape
       else '',
-      f'{row.parameters:,}',
+      row.parameters,
       row.trainable,
-      f'{row.gflop:.4g}',
+      row.gflop,
     )
     for row in (*modules, whole)
   ]
-  header = 'module', 'output', 'parameters', 'trainable', 'gflop'
-  return '\n'.join(tables.aligned([header, *lines], right=(2, 4)))
+  names = 'module', 'output', 'parameters', 'trainable', 'GFLOP'
+  return tables.Table(names, lines)

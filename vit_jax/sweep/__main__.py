@@ -38,6 +38,7 @@ from absl import logging
 from ml_collections import config_flags
 
 from vit_jax import cli
+from vit_jax import tables
 from vit_jax.config import check_package
 from vit_jax.config import counted
 from vit_jax.config import UserError
@@ -133,7 +134,7 @@ def main(
     entries = [board.entry(row, sweep, study.workdir) for row in rows]
     print(json.dumps(entries))
   else:
-    print(*board.table(rows, sweep), sep='\n')
+    print(board.table(rows, sweep).text(tables.room()))
   logging.info('see %s', study.workdir)
   if not status and all(row.state != 'complete' for row in rows):
     errors = [row.error for row in rows if row.error] or ['all were pruned']

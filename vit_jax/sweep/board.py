@@ -2,19 +2,15 @@
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-import csv
 import math
 import pathlib
-import shutil
 import statistics
-import sys
 from typing import Any
 
-from absl import logging
-
-from vit_jax.config import tables
+from vit_jax import tables
 from vit_jax.evaluation import intervals
 from vit_jax.runs import safe_io
+from vit_jax.runs import terminal
 from vit_jax.sweep import space as space_lib
 from vit_jax.sweep import study as study_lib
 
@@ -98,31 +94,30 @@ def write_csv(
   empty = study_lib.Row(0, {}, 'unfinished', -1, None, {}, '')
   with safe_io.replacing(workdir / 'leaderboard.csv') as file:
     names = list(entry(empty, sweep, workdir))
-    writer = csv.DictWriter(file, names, lineterminator='\n')
-    writer.writeheader()
-    writer.writerows(entries)
+    tables.Table(names, [[*x.values()] for x in entries]).write_csv(file)
 
 
-def table(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> list[str]:
-  """Returns the lines of a readable table, without the errors."""
+def table(
+  rows: Sequence[study_lib.Row], sweep: space_lib.Sweep
+) -> tables.Table:
+  """Returns a row for each trial, without the errors."""
   keys = sorted(sweep.space)
-  names = _short(keys)
-  header = ['trial', *names, 'state', 'step', sweep.metric, '± 95%', 'seeds']
-  lines = [header]
+  measures = 'state', 'step', sweep.metric, '± 95%', 'seeds'
+  lines = []
   for row in rows:
     half = spread(row)
     lines.append(
       [
-        str(row.number),
+        row.number,
         *(_cell(row.point, key) for key in keys),
         row.state,
-        str(row.step) if row.step >= 0 else '',
+        row.step if row.step >= 0 else None,
         '' if row.value is None else f'{row.value:.5g}',
         f'{half:.2g}' if math.isfinite(half) else '',
-        str(len(row.seeds)) if row.seeds else '',
+        len(row.seeds) or None,
       ]
     )
-  return tables.aligned(lines, right=range(len(header)))
+  return tables.Table(['trial', *_short(keys), *measures], lines)
 
 
 def _cell(point: Mapping[str, Any], key: str) -> str:
@@ -145,41 +140,25 @@ class Board:
   def __init__(self, sweep: space_lib.Sweep):
     """Shows nothing yet."""
     self._sweep = sweep
-    self._stream = sys.stderr
-    self._lines = 0
+    self._region = terminal.Region() if terminal.can_draw() else None
 
   def __enter__(self) -> 'Board':
-    logging.get_absl_logger().addFilter(self._clear)
     return self
 
   def __exit__(self, *_: object) -> None:
-    self._clear()
-    logging.get_absl_logger().removeFilter(self._clear)
+    if self._region is not None:
+      self._region.close()
 
   def show(self, rows: Sequence[study_lib.Row]) -> None:
     """Redraws the table."""
-    if not self._stream.isatty():
+    if self._region is None:
       return
-    size = shutil.get_terminal_size()
     rows = ranked(rows, self._sweep)
-    shown = _choose(rows, max(size.lines - 4, 1))
-    lines = table(shown, self._sweep)
+    shown = _choose(rows, max(self._region.console.height - 4, 1))
+    text = table(shown, self._sweep).text()
     if len(shown) < len(rows):
-      lines.append(f'... and {len(rows) - len(shown)} more')
-    self._clear()
-    for line in lines:
-      self._stream.write(line[: size.columns - 1] + '\n')
-    self._stream.flush()
-    self._lines = len(lines)
-
-  def _clear(self, record: object = None) -> bool:
-    """Clears the table for a message; it is redrawn below."""
-    del record
-    if self._lines:
-      self._stream.write(f'\x1b[{self._lines}A\x1b[J')
-      self._stream.flush()
-      self._lines = 0
-    return True
+      text += f'\n... and {len(rows) - len(shown)} more'
+    self._region.draw(self._region.render(text))
 
 
 def _choose(

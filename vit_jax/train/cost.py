@@ -185,15 +185,12 @@ def _count_parts(
 
 
 def show(flops: StepFlops, batch_size: int) -> str:
-  """Returns a line about the operations per image, for people."""
+  """Returns the GFLOP per image as text for people."""
   gflop = {
     name: f'{x / batch_size / 1e9:.4g}'
     for name, x in dataclasses.asdict(flops).items()
   }
-  line = (
-    f'GFLOP per image: {gflop["forward"]} forward, {gflop["step"]} in a'
-    ' training step'
-  )
+  line = f'{gflop["forward"]} forward, {gflop["step"]} in a training step'
   if flops.step < flops.everything:
     line += f' (training everything: {gflop["everything"]})'
   return line

@@ -1,5 +1,8 @@
 """Describes an experiment for the log and for a dry run."""
 
+from collections.abc import Iterator
+import pathlib
+
 from absl import logging
 import jax
 
@@ -12,6 +15,8 @@ from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
+from vit_jax.runs import reporting
+from vit_jax.runs import terminal
 from vit_jax.train import cost
 from vit_jax.train import program as program_lib
 from vit_jax.train import tasks
@@ -21,60 +26,101 @@ from vit_jax.train.experiment import Experiment
 _WITH_NAMES = {'label': 'classes', 'map': 'classes in maps'}
 
 
-def log(experiment: tasks.Trainable, is_dry: bool = False) -> None:
-  """Logs the model as a table, the data and the devices.
+def log(
+  experiment: tasks.Trainable,
+  workdir: pathlib.Path | None = None,
+  verbose: bool = False,
+) -> None:
+  """Shows what is trained, on what and how long.
 
   Args:
-    experiment: The experiment to describe.
-    is_dry: Whether no step will run.
+    experiment: The experiment.
+    workdir: The work directory; None: nothing is written.
+    verbose: Whether tables of all parameters are shown, too; the log file has
+      them in any case.
   """
   e = experiment
-  program, state = e.program, e.program.abstract_state()
-  logging.info('%s', sharding.table(program.param_shardings))
+  program = e.program
+  reporting.show_details(
+    sharding.table(program.param_shardings).text(), verbose
+  )
+  reporting.show_details(rules_lib.table(program.rules).text(), verbose)
+  facts = [('model', _model(e))]
+  for name, part in e.parts.items():
+    facts += _part_facts(name, part, e.total_steps, is_dry=workdir is None)
+  facts += [('devices', _devices(e)), ('duration', _duration(e))]
+  if workdir is not None and terminal.can_draw():  # else it was named before
+    facts.append(('work directory', str(workdir)))
+  reporting.show_facts('vit_jax', facts)
   if line := sharding.unsplit(program.param_shardings, program.mesh.shape):
     logging.warning('warning: %s', line)
-  logging.info('%s', rules_lib.table(program.rules))
-  for name, part in e.parts.items():
-    if name:
-      logging.info(
-        'task %s: %d of %d steps', name, part.total_steps, e.total_steps
-      )
-    _log_part(part, is_dry)
-  logging.info(
-    'devices: %d x %s in %s, mesh %s; %.1f MiB of state on each',
-    program.mesh.size,
-    program.mesh.devices.flat[0].device_kind,
-    counted(jax.process_count(), 'process'),
-    mesh_lib.show_shape(program.mesh.shape),
-    sharding.bytes_per_device(state) / 2**20,
-  )
+  for part in e.parts.values():
+    _log_part(part)
   if program.mesh.size < jax.device_count():
     logging.warning(
       'warning: %d of %d devices are idle: config.mesh.data=-1 uses all',
       *(jax.device_count() - program.mesh.size, jax.device_count()),
     )
+
+
+def _model(e: tasks.Trainable) -> str:
+  parameters = e.program.rules.parameters.values()
+  total = sum(x.size for x in parameters)
+  trained = sum(x.size for x in parameters if x.trains)
+  names = dict.fromkeys(x.config.model.name for x in e.parts.values())
+  text = f'{", ".join(map(str, names))}, {total:,} parameters'
+  return text if trained == total else f'{text}, {trained:,} of which train'
+
+
+def _devices(e: tasks.Trainable) -> str:
+  mesh = e.program.mesh
+  state = sharding.bytes_per_device(e.program.abstract_state())
+  return (
+    f'{mesh.size} x {mesh.devices.flat[0].device_kind} in'
+    f' {counted(jax.process_count(), "process")}, mesh'
+    f' {mesh_lib.show_shape(mesh.shape)}; {state / 2**20:.1f} MiB of state on'
+    ' each'
+  )
+
+
+def _duration(e: tasks.Trainable) -> str:
   parts = config_lib.accumulation(e.config)
-  logging.info(
-    '%s of %s%s: %.1f epochs',
-    counted(e.total_steps, 'step'),
-    counted(e.config.train.batch_size, 'image'),
-    f' in {parts} microbatches' if parts > 1 else '',
-    e.epoch(e.total_steps),
+  microbatches = f' in {parts} microbatches' if parts > 1 else ''
+  return (
+    f'{e.total_steps:,} steps of {e.config.train.batch_size:,}'
+    f' images{microbatches}:'
+    f' {e.epoch(e.total_steps):.1f} epochs'
   )
 
 
-def _log_part(e: Experiment, is_dry: bool) -> None:
-  """Logs the data of a task, what it learns, and how it is evaluated."""
-  program = e.program
+def _part_facts(
+  name: str, e: Experiment, total_steps: int, is_dry: bool
+) -> Iterator[tuple[str, str]]:
+  """Yields the data of a task, and how it is evaluated."""
+  if name:
+    yield f'task {name}', f'{e.total_steps:,} of {total_steps:,} steps'
   # Counting takes a trace of the step, which a run reads only for train/mfu.
-  if hardware.peak_flops(program.mesh.devices.flat[0]) or is_dry:
-    logging.info('%s', cost.show(program.flops, e.config.train.batch_size))
-  logging.info(
-    'training on %s: %s, %s',
-    e.config.data.split,
-    counted(len(e.source), 'example'),
-    _show_features(e.source),
+  if is_dry or hardware.peak_flops(e.program.mesh.devices.flat[0]):
+    gflop = cost.show(e.program.flops, e.config.train.batch_size)
+    yield 'GFLOP per image', gflop
+  examples = f'{len(e.source):,} examples'
+  yield (
+    'training data',
+    f'{e.config.data.name} {e.config.data.split}: {examples},'
+    f' {_show_features(e.source)}',
   )
+  for key, source in e.eval_sources.items():
+    spec = e.config.evals[key]
+    text = f'{spec.split}: {len(source):,} examples'
+    if key in e.probe_sources:
+      examples = f'{len(e.probe_sources[key]):,} examples'
+      text += f'; {spec.kind} learns from {spec.train_split}: {examples}'
+    yield f'evaluation {key}', text
+
+
+def _log_part(e: Experiment) -> None:
+  """Logs what a task learns, and what is wrong with its data."""
+  program = e.program
   if e.config.train.batch_size > len(e.source):
     logging.warning(
       'warning: config.train.batch_size=%d is more than the %s: each batch'
@@ -95,22 +141,6 @@ def _log_part(e: Experiment, is_dry: bool) -> None:
   if sampling is not None:
     shares = balance.show('shares of draws', e.source.classes, sampling.shares)
     logging.info('%s', shares)
-  _log_evaluations(e)
-
-
-def _log_evaluations(e: Experiment) -> None:
-  for name, source in e.eval_sources.items():
-    spec = e.config.evals[name]
-    logging.info(
-      'evaluating %s on %s: %s',
-      *(name, spec.split, counted(len(source), 'example')),
-    )
-    if name in e.probe_sources:
-      logging.info(
-        '  %s, which learns from %s: %s',
-        *(spec.kind, spec.train_split),
-        counted(len(e.probe_sources[name]), 'example'),
-      )
 
 
 def _show_features(source: data.Source) -> str:

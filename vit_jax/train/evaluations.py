@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import functools
 from typing import Any
 
-from absl import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +24,7 @@ from vit_jax.parallel import watch as watch_lib
 from vit_jax.plots import matrix
 from vit_jax.plots import paper
 from vit_jax.runs import reporting
+from vit_jax.train import eval_pictures
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import monitor as monitor_lib
@@ -66,6 +66,7 @@ def evaluate(
   """
   results: Scalars = {}
   confusions: dict[str, Any] = {}
+  pictures: dict[str, bytes] = {}
   for part, params, own, where in experiment.measured(state, names):
     contexts: dict[flexible.Patch | None, TrainContext] = {}
     for name, key in own.items():
@@ -83,12 +84,42 @@ def evaluate(
         confusions[name] = found.pop('confusion'), part.source.classes
       scalars = {f'{name}/{metric}': float(x) for metric, x in found.items()}
       results |= processes.call_on_first(functools.partial(dict, scalars))
+    try:
+      pictures |= _pictures(experiment, part, params, state, own, stop, watch)
+    except _StoppedError:
+      return None
   if results:
-    reporter.write(step, experiment.epoch(step), results)
+    reporter.evaluated(step, experiment.epoch(step), results)
     for name, (counts, classes) in confusions.items():
       _show_confusion(classes, reporter, step, name, np.asarray(counts))
-    logging.info('evaluated at step %d: %s', step, show(results))
+    for name, png in pictures.items():
+      reporter.show(step, name, png)
   return results
+
+
+def _pictures(
+  experiment: tasks.Trainable,
+  part: experiment_lib.Experiment,
+  params: Any,
+  state: experiment_lib.TrainState,
+  names: Mapping[str, str],
+  stop: monitor_lib.Stop,
+  watch: watch_lib.Watch,
+) -> dict[str, bytes]:
+  """Returns what the model makes of some examples, PNGs by their names.
+
+  Of the first evaluation of a task; {}: nothing can be drawn, or no tracker
+  would show it.
+  """
+  kind = eval_pictures.kind(part.program.objective)
+  has_own_state = list(experiment.parts) == ['']
+  if not (kind and names and has_own_state and experiment.config.reporting):
+    return {}
+  name, key = next(iter(names.items()))
+  pair = params, state.extra
+  context = TrainContext(part, pair, stop, watch)
+  split = part.evaluators[key].spec.split
+  return {f'{name}/{kind}': eval_pictures.encode(part, context, split)}
 
 
 def _show_confusion(
@@ -103,15 +134,6 @@ def _show_confusion(
     classes = tuple(map(str, range(len(counts))))
   picture = matrix.confusion(counts, classes, f'{name}, step {step:,}')
   reporter.show(step, f'{name}/confusion', paper.encode(picture))
-
-
-def show(results: Mapping[str, float | None]) -> str:
-  """Returns results as text for people."""
-  shown = [
-    f'{name} {"nan" if x is None else reporting.text(x)}'
-    for name, x in results.items()
-  ]
-  return ', '.join(shown) or 'nothing was evaluated'
 
 
 class TrainContext(base.Context):

@@ -35,6 +35,7 @@ from vit_jax.parallel import watch as watch_lib
 from vit_jax.runs import checkpoint
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
+from vit_jax.runs import terminal
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import accumulation
 from vit_jax.train import clock as clock_lib
@@ -50,7 +51,10 @@ Scalars = dict[str, float]
 
 
 def run(
-  config: ml_collections.ConfigDict, workdir: str, dry_run: bool = False
+  config: ml_collections.ConfigDict,
+  workdir: str,
+  dry_run: bool = False,
+  verbose: bool = False,
 ) -> Results:
   """Trains, or resumes, in a work directory.
 
@@ -61,6 +65,7 @@ def run(
     config: Locked, from a file in `configs/`.
     workdir: The work directory; created if it does not exist.
     dry_run: Compile, print sizes as JSON, write nothing.
+    verbose: Show tables of all parameters before the first step.
 
   Returns:
     How the run ended. A stop by a signal is not an error.
@@ -76,12 +81,12 @@ def run(
       same = processes.call_on_first(lambda: config_lib.to_dict(config))
       processes.call_on_all(lambda: _check(config, same))
       if dry_run:
-        return _dry_run(config)
-    if processes.first():
+        return _dry_run(config, verbose)
+    if processes.first() and not terminal.can_draw():  # else a panel has it
       print(f'work directory: {path}', file=sys.stderr)
     with _owning(path), _explained():
       allocator.hint()
-      return _run_in(path, config, stop)
+      return _run_in(path, config, stop, verbose)
 
 
 @contextlib.contextmanager
@@ -91,13 +96,13 @@ def _explained() -> Iterator[None]:
     yield
 
 
-def _dry_run(config: ml_collections.ConfigDict) -> Results:
+def _dry_run(config: ml_collections.ConfigDict, verbose: bool) -> Results:
   experiment = tasks.build(config)
   for part in experiment.parts.values():
     part.cache.check()
   if config.train.accumulation == config_lib.AUTO:
     experiment = accumulation.choose(experiment)
-  describe.log(experiment, is_dry=True)
+  describe.log(experiment, verbose=verbose)
   sizes = describe.dry_run(experiment)
   if processes.first():
     print(json.dumps(sizes))
@@ -130,7 +135,10 @@ def _owning(path: pathlib.Path) -> Iterator[None]:
 
 
 def _run_in(
-  path: pathlib.Path, config: ml_collections.ConfigDict, stop: monitor_lib.Stop
+  path: pathlib.Path,
+  config: ml_collections.ConfigDict,
+  stop: monitor_lib.Stop,
+  verbose: bool,
 ) -> Results:
   """Trains in a work directory that this run has locked."""
   stored, done = processes.call_on_first(lambda: start_lib.look(path, config))
@@ -151,7 +159,7 @@ def _run_in(
   compiling = start_lib.compile_ahead(experiment)
   start_lib.check_data(experiment)
   _prepare(path, experiment)
-  describe.log(experiment)
+  describe.log(experiment, path, verbose)
   cached: Callable[[], tasks.Trainable] = experiment.cached
   experiment = processes.call_on_all(cached)
   start = time.perf_counter()
@@ -252,6 +260,7 @@ def _begin(
       e.total_steps,
       step,
       reports_to=e.config.reporting,
+      directions=objectives.directions(e.config),
       writes=processes.first(),
     )
   )

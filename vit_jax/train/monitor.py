@@ -282,6 +282,7 @@ class Monitor:
         self._not_finite(step, scalars, index if index.ndim == 1 else index[i])
       if due:
         self._report(step, scalars)
+    self._reporter.advance(call.step)
 
   def _not_finite(self, step: int, scalars: Scalars, index: jax.Array) -> None:
     examples = multihost_utils.process_allgather(index, tiled=True)
@@ -320,10 +321,13 @@ class Monitor:
       rates['skipped_steps'] = self.skipped.total
     metrics = _train_metrics(scalars) | loop_metrics(rates)
     self._reporter.write(step, e.epoch(step), metrics)
-    shown = {'loss': scalars['loss']}
+    shown = {
+      'loss': scalars['loss'],
+      'learning rate': scalars['learning_rate'],
+    }
     if rates:
       shown['images/s'] = rates['images_per_second']
-    self._reporter.progress(step, shown)
+    self._reporter.progress(step, shown, e.next_evaluation(step))
 
 
 def loop_metrics(measures: Scalars) -> Scalars:

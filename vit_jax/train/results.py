@@ -5,7 +5,9 @@ import dataclasses
 import math
 from typing import Any
 
-from vit_jax.train import evaluations
+from vit_jax.runs import reporting
+
+_MOST = 4  # metrics in the last line of the log
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Results:
     signal: Number of the signal that stopped the run; 0: none.
   """
 
-  metrics: evaluations.Scalars
+  metrics: dict[str, float]
   best_step: int | None = None
   reason: str = ''
   signal: int = 0
@@ -51,7 +53,7 @@ class Results:
     return cls(metrics, done.get('best_step'), done.get('reason', ''))
 
   def __str__(self) -> str:
-    parts = [evaluations.show(self.metrics)]
+    parts = [reporting.results_text(self.metrics, _MOST)]
     if self.reason:
       parts.append(f'it ended early: {self.reason}')
     return '; '.join(parts)

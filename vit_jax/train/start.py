@@ -172,8 +172,11 @@ def show(
 
   The step may still be compiling in its thread.
   """
-  config = experiment.config
-  reporter.describe(dict(config_lib.flatten(config_lib.to_dict(config))))
+  config, defaults = (
+    dict(config_lib.flatten(config_lib.to_dict(x)))
+    for x in (experiment.config, config_lib.default())
+  )
+  reporter.describe(config, defaults)
   if step or not processes.first():
     return
   for name, part in experiment.parts.items():

@@ -21,6 +21,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
+import sys
 from typing import Any
 from typing import Self
 
@@ -32,7 +33,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import objectives
-from vit_jax.config import tables
+from vit_jax import tables
 from vit_jax.data import base as data_base
 from vit_jax.runs import parts as parts_lib
 from vit_jax.train import experiment as experiment_lib
@@ -304,7 +305,8 @@ class Tasks(timetable.Timetable):
   def table(self, results: Mapping[str, float | None], step: int) -> str:
     """Returns the results by task, as a table for people."""
     done = self.steps_before(step)
-    rows = [('task', 'examples', 'steps', 'epochs', 'results')]
+    names = 'task', 'examples', 'steps', 'epochs', 'results'
+    rows = []
     for name, part in self.parts.items():
       known = self._evaluations(name)
       shown = [
@@ -317,13 +319,13 @@ class Tasks(timetable.Timetable):
       rows.append(
         (
           name,
-          f'{len(part.source):,}',
-          f'{done[name]:,}',
+          len(part.source),
+          done[name],
           f'{done[name] * part.config.train.batch_size / len(part.source):.1f}',
           ', '.join(shown),
         )
       )
-    return '\n'.join(tables.aligned(rows, right=(1, 2, 3)))
+    return tables.Table(names, rows).text(tables.room(sys.stderr))
 
   @property
   def splits(self) -> dict[str, data.Source]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
 import fractions
+import math
 from typing import Any
 from typing import NamedTuple
 
@@ -48,6 +49,15 @@ class Timetable:
       for name, every in self.eval_every.items()
       if step == self.total_steps or config_lib.is_due(step, every)
     ]
+
+  def next_evaluation(self, step: int) -> int:
+    """Returns the first step after `step` at which an evaluation is due."""
+    steps = [
+      math.ceil((step // every + 1) * every)
+      for every in self.eval_every.values()
+      if every is not None
+    ]
+    return min([self.total_steps, *steps])
 
   def log_due(self, step: int) -> bool:
     """Whether to log a step; the first and the last are always logged."""

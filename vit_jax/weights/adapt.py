@@ -23,6 +23,7 @@ In comments: [h, w] grid of patches, N = h * w, D hidden size, C channels.
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import sys
 from typing import Any
 
 from flax import linen as nn
@@ -32,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import models
-from vit_jax.config import tables
+from vit_jax import tables
 from vit_jax.config import UserError
 from vit_jax.models import embedding
 from vit_jax.models import heads
@@ -124,11 +125,10 @@ def _check_family(
 
 
 def changes_table(changes: Sequence[edit_lib.Change]) -> str:
-  """Returns the changes as a table to print, one line each below a header."""
-  rows = [('parameter', 'checkpoint', 'model', 'what was done')]
-  for x in changes:
-    rows.append((x.path, fit.show(x.old), fit.show(x.new), x.action))
-  return '\n'.join(tables.aligned(rows))
+  """Returns the changes as a table to print, a line each below their names."""
+  names = 'parameter', 'checkpoint', 'model', 'what was done'
+  rows = [(x.path, fit.show(x.old), fit.show(x.new), x.action) for x in changes]
+  return tables.Table(names, rows).text(tables.room(sys.stderr))
 
 
 def _check_source(params: Mapping[str, Any], source: models.Model) -> None:

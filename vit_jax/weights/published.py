@@ -12,8 +12,8 @@ import dataclasses
 import fnmatch
 
 from vit_jax import models
+from vit_jax import tables
 from vit_jax.config import recipes
-from vit_jax.config import tables
 from vit_jax.config import UserError
 
 AUTHORS = 'authors_in21k'
@@ -79,9 +79,9 @@ class Table(list[Published]):
 
   def __str__(self) -> str:
     """Returns a line for each."""
-    rows = [('model', 'pretrained', 'image_size', 'address')]
-    rows += [(x.model, x.tag, str(x.image_size or ''), x.address) for x in self]
-    return '\n'.join(tables.aligned(rows))
+    names = 'model', 'pretrained', 'image_size', 'address'
+    rows = [(x.model, x.tag, x.image_size, x.address) for x in self]
+    return tables.Table(names, rows).text()
 
 
 def list_models(
