@@ -171,7 +171,9 @@ def _folded(
       yield ''
     for row in cells:
       yield _line(
-        *([values[k] for k in part] for values in (row, widths, right))
+        [row[k] for k in part],
+        [widths[k] for k in part],
+        [right[k] for k in part],
       )
 
 

@@ -139,9 +139,9 @@ def finished(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(evaluations_lib.TrainContext, 'apply', apply)
     assert loop.run(config(train__ema_decay=0.5), str(workdir)).status == 0
-  # At each of steps 5, 10 and 12 the metrics, and both splits of the probes:
-  # those of one step share what is embedded.
-  assert len(passes) == 9
+  # At each of steps 5, 10 and 12 the metrics, a picture, and both splits of the
+  # probes: those of one step share what is embedded.
+  assert len(passes) == 12
   return workdir
 
 
@@ -265,7 +265,7 @@ def test_several_processes_come_to_the_same(tmp_path):
 def test_dry_run_opens_what_probes_learn_from(tmp_path, capsys, caplog):
   caplog.set_level('INFO', logger='absl')
   assert loop.run(config(), str(tmp_path / 'run'), dry_run=True).status == 0
-  assert 'knn, which learns from train[:80%]: 1438 examples' in caplog.text
+  assert 'knn learns from train[:80%]: 1,438 examples' in caplog.text
   assert json.loads(capsys.readouterr().out)['parameters'] > 0
   assert not (tmp_path / 'run').exists()
 

@@ -241,14 +241,29 @@ def test_what_tensorboard_shows(finished):
   shown = multiplexer.GetAccumulator('run')
   tags = shown.Tags()['tensors']
   assert 'val/loss' in tags and 'val/examples' not in tags
+  assert 'perf/images_per_second' in tags
+  assert 'train/images_per_second' not in tags
+  epochs = [e.step for e in shown.Tensors('epoch')]
+  assert epochs == sorted(set(epochs)) and epochs[-1] == 12
   (text,) = shown.Tensors('config/text_summary')
+  changed, every = text.tensor_proto.string_val[0].decode().split('**all')
   line = f'optim.learning_rate = {config.optim.learning_rate}'
-  assert line in text.tensor_proto.string_val[0].decode()
+  assert line in changed and line in every
+  assert 'train.rng =' in every and 'train.rng =' not in changed
+  (command,) = shown.Tensors('command/text_summary')
+  record = json.loads((workdir / 'run.json').read_text())['runs'][0]
+  assert record['command'] in command.tensor_proto.string_val[0].decode()
   images = {
-    name: shown.Tensors(name) for name in ('train/images', 'val/confusion')
+    name: shown.Tensors(name)
+    for name in ('train/images', 'val/confusion', 'val/predictions')
   }
   steps = {name: [e.step for e in found] for name, found in images.items()}
-  assert steps == {'train/images': [0], 'val/confusion': [5, 10, 12]}
+  evaluated = [5, 10, 12]
+  assert steps == {
+    'train/images': [0],
+    'val/confusion': evaluated,
+    'val/predictions': evaluated,
+  }
   for name, found in images.items():
     width, height, png = found[-1].tensor_proto.string_val
     picture = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR)
@@ -263,7 +278,7 @@ def test_what_tensorboard_shows(finished):
   assert session['hparams']['optim.learning_rate'] == pytest.approx(
     config.optim.learning_rate
   )
-  assert session['hparams']['optim.name'] == config.optim.name
+  assert 'train.rng' not in session['hparams']  # it has its default
   values = {x['name']['tag']: x['value'] for x in session['metricValues']}
   losses = [x['val/loss'] for x in tiny.metrics(workdir) if 'val/loss' in x]
   assert values['val/loss'] == pytest.approx(losses[-1])

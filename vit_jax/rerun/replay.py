@@ -20,12 +20,12 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax import tables
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.plots import contact_sheet
 from vit_jax.rerun import diagnose
 from vit_jax.runs import records
-from vit_jax.runs import reporting
 from vit_jax.runs import restoring
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
@@ -353,7 +353,7 @@ def _draw(
 def _lines(report: dict[str, Any]) -> Iterator[str]:
   """Yields lines of the report as readable text."""
   metrics = ', '.join(
-    f'{name} {"not finite" if x is None else reporting.text(x)}'
+    f'{name} {"not finite" if x is None else tables.number(x)}'
     for name, x in report['metrics'].items()
   )
   yield f'step {report["step"]} again: {metrics}'

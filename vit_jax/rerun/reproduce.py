@@ -17,6 +17,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import data
+from vit_jax import tables
 from vit_jax.config import UserError
 from vit_jax.data import sources
 from vit_jax.parallel import processes
@@ -222,7 +223,7 @@ def outcome(old: records.Record, new: records.Record) -> list[str]:
   last = {name: step for name, step in sorted(pairs)}
   for name, step in last.items():
     if records.is_evaluation(name):
-      was, now = map(reporting.text, pairs[name, step])
+      was, now = map(tables.number, pairs[name, step])
       lines.append(f'{name} {now}, was {was} (step {step})')
   others = {key: _difference(*pair) for key, pair in pairs.items()}
   others = {key: x for key, x in others.items() if x}

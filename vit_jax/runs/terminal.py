@@ -7,6 +7,7 @@ rich is imported for drawing alone, since the import takes 50 ms.
 
 from collections.abc import Iterable
 from collections.abc import Mapping
+import itertools
 import logging as python_logging
 import math
 import os
@@ -219,7 +220,7 @@ class Screen:
     """
     self._region = Region()
     utf8 = self._region.console.encoding.startswith('utf')
-    self._marks = '▲▼' if utf8 else '+-'
+    self._marks = ('▲', '▼') if utf8 else ('+', '-')
     self._total = total_steps
     self._directions = directions
     self._rows: list[_Evaluation] = []
@@ -305,9 +306,15 @@ class Screen:
     best = self._best()
     rows = self._rows[-most:]
     older = [x for x in self._rows[:-most] if (x.name, x.step) in best.values()]
-    names = list(dict.fromkeys(m for row in rows for m in row.metrics))
-    width = self._region.console.width - len('  step   epoch  evaluation ')
-    fit = max(width // (max(map(len, names)) + 5), 1)
+    signs = {
+      metric: self._sign(f'{row.name}/{metric}')
+      for row in rows
+      for metric in row.metrics
+    }
+    names = sorted(signs, key=lambda name: not signs[name])
+    room = self._region.console.width - len('1,000,000  100.0  evaluation  ')
+    ends = itertools.accumulate(max(len(name), 8) + 4 for name in names)
+    fit = max(sum(end <= room for end in ends), 1)
     grid = table.Table(box=None, padding=(0, 2, 0, 0), header_style='bold')
     for name in ('step', 'epoch', 'evaluation', *names[:fit]):
       justify: Any = 'left' if name == 'evaluation' else 'right'
@@ -361,15 +368,18 @@ class Screen:
     for row in self._rows:
       for metric, value in row.metrics.items():
         key = row.name, metric
-        gain = self._sign(f'{row.name}/{metric}') * value
+        sign = self._sign(f'{row.name}/{metric}')
+        gain = sign * value if sign else math.nan
         is_first = key not in best and not math.isnan(gain)
         if is_first or (key in best and gain > best[key][0]):
           best[key] = gain, row
     return {key: (row.name, row.step) for key, (_, row) in best.items()}
 
   def _sign(self, name: str) -> int:
-    """Returns 1 if more is better, else -1."""
-    return -1 if records.is_better_low(name, self._directions) else 1
+    """Returns 1 if more is better, -1 if less is, and 0 if neither."""
+    if records.is_better_low(name, self._directions):
+      return -1
+    return int(name in self._directions)
 
 
 def _console() -> 'rich_console.Console':

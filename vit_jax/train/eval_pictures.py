@@ -60,7 +60,7 @@ def encode(
     split: The split of the evaluation.
   """
   compute, draw = _KINDS[kind(e.program.objective)]
-  found = next(iter(context.apply(compute, split)))
+  found = next(context.apply(compute, split))
   rows = list(draw(e, found))
   group = len(rows[0])
   shown = [tile for row in rows for tile in row]
@@ -87,7 +87,8 @@ def _columns(
   images = batch['image'][:_EXAMPLES]
   key = step_lib.step_key(objective.config.seed, 0)
   rng = Rng(key, jnp.arange(len(images), dtype=jnp.int32))
-  return objective.pictures(*pair, images, rng)
+  params, extra = pair
+  return objective.pictures(params, extra, images, rng)
 
 
 def _predictions(
@@ -124,7 +125,7 @@ def _pictures(
 ) -> Iterator[Sequence[_Tile]]:
   parts = []
   for column in found:
-    images = list(_pixels(e, column.images))
+    images = list(_pixels(e, np.asarray(column.images)))
     if column.hidden is not None:
       height, width = images[0].shape[:2]
       # Patches are square.
@@ -141,7 +142,7 @@ def _pixels(e: experiment_lib.Experiment, images: np.ndarray) -> np.ndarray:
   mean, std = (
     np.asarray(x, np.float32) for x in config_lib.normalization(e.config)
   )
-  return tiles.to_rgb(_middle(np.asarray(images), 4) * std + mean)
+  return tiles.to_rgb(_middle(images, 4) * std + mean)
 
 
 def _middle(x: np.ndarray, ndim: int) -> np.ndarray:
