@@ -25,3 +25,18 @@ def test_one_class_is_warned_of(classes, tmp_path, caplog):
   experiment_lib.check(config)
   describe.log(experiment_lib.build(config))
   assert ("has one class alone, 'cat'" in caplog.text) == (len(classes) == 1)
+
+
+@pytest.mark.parametrize('verbose', [False, True])
+def test_tables_of_all_parameters_are_in_the_log_file(verbose, caplog):
+  """And on stderr where they are asked for."""
+  caplog.set_level('INFO')
+  describe.log(experiment_lib.build(tiny.config()), verbose=verbose)
+  by_logger = {'absl': '', 'vit_jax.file_only': ''}
+  for record in caplog.records:
+    by_logger[record.name] += record.getMessage()
+  tables = by_logger['absl' if verbose else 'vit_jax.file_only']
+  for head in ('parameter ', 'weight decay'):
+    assert head in tables
+  assert ('weight decay' in by_logger['absl']) == verbose
+  assert ' parameters' in by_logger['absl']
