@@ -3,8 +3,6 @@
 In comments: B images, (H, W) the size of the model's input, K classes.
 """
 
-from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,20 +14,14 @@ from vit_jax.data.device import views
 from vit_jax.evaluation import segments
 from vit_jax.explore import subject as subject_lib
 from vit_jax.plots import class_maps
-from vit_jax.plots import sheet
-from vit_jax.plots import style
 from vit_jax.plots import tiles
 from vit_jax.weights import batched
 
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
-Legend = list[tuple[str, np.ndarray]]
 
 _BATCH = 16  # maximum number of images at a time
-_GROUPS = 2  # images of a row, each with its maps
 _WORST = 12  # examples with the lowest mIoU that are shown
-_LIMITS = (128, 288)  # pixels of a tile's longer side, in the file
-_HEADS = ('image', 'ground truth', 'prediction', 'errors')
 _KEY = (
   'Class colours are those of the legend. In the errors, wrong pixels are red'
   ' over the image in grey, and pixels that do not count are white.'
@@ -67,7 +59,8 @@ def overlays(subject: Subject) -> Drawn:
     for x in found['segments']
   ]
   numbers = {'images': list(images.names), 'classes': names, 'shares': shares}
-  picture = _sheet(objective, subject.pixels, found, captions)
+  ignore = _ignored(objective)
+  picture = class_maps.draw(names, ignore, subject.pixels, found, captions)
   return Drawn(caption, [('', picture)], numbers)
 
 
@@ -81,7 +74,8 @@ def errors(subject: Subject) -> Drawn:
   pixels = tiles.pixels(subject.vit.preprocess, found['image'][worst])
   captions = [f'{examples.names[i]}\nmIoU {miou[i]:.2f}' for i in worst]
   shown = {name: found[name][worst] for name in ('map', 'segments')}
-  picture = _sheet(objective, pixels, shown, captions)
+  names, ignore = _names(objective), _ignored(objective)
+  picture = class_maps.draw(names, ignore, pixels, shown, captions)
   caption = (
     f'The {len(worst)} of {len(examples)} examples with the lowest mIoU: the'
     f' mean over the classes of an image of the intersection over union. {_KEY}'
@@ -170,56 +164,3 @@ def _names(objective: objectives.Objective) -> list[str]:
 def _ignored(objective: objectives.Objective) -> int:
   """Returns the label of pixels that do not count."""
   return getattr(objective.features['map'], 'ignore', segments.IGNORE)
-
-
-def _sheet(
-  objective: objectives.Objective,
-  images: np.ndarray,
-  maps: Mapping[str, np.ndarray],
-  captions: Sequence[str],
-) -> np.ndarray:
-  """Returns a sheet with a group of tiles for each image, and a legend.
-
-  Args:
-    objective: Has the classes.
-    images: uint8 [B, H, W, 3].
-    maps: `segments` and, if there are labels, `map`, int [B, H, W] each.
-    captions: Texts below the images.
-  """
-  names, ignore = _names(objective), _ignored(objective)
-  colours = style.label_colours(names)
-  shape = tiles.tile_shape(
-    images.shape[1:3], images.shape[1:3], 1, limits=_LIMITS
-  )
-  groups = []
-  for i, caption in enumerate(captions):
-    shown = {name: labels[i] for name, labels in maps.items()}
-    drawn = class_maps.compared(images[i], shown, colours, ignore)
-    group = [sheet.Tile(tiles.fit(images[i], shape), caption)]
-    group += [sheet.Tile(tiles.fit(x, shape, mixes=False)) for x in drawn]
-    groups.append(group)
-  heads = _HEADS if 'map' in maps else (_HEADS[0], _HEADS[2])
-  return sheet.draw(
-    tiles.grouped(groups, _GROUPS * len(heads)),
-    heads=heads,
-    group=len(heads),
-    legend=_legend(names, maps, colours, ignore),
-  )
-
-
-def _legend(
-  names: Sequence[str],
-  maps: Mapping[str, np.ndarray],
-  colours: np.ndarray,
-  ignore: int,
-) -> Legend:
-  """Returns the names and colours that occur in maps."""
-  classes = np.unique(np.concatenate([x.ravel() for x in maps.values()]))
-  legend = [
-    (names[i], colours[i]) for i in classes.tolist() if i not in (ignore, -1)
-  ]
-  if ignore in classes:
-    legend.append(('does not count', np.array(style.rgb(style.VOID), np.uint8)))
-  if 'map' in maps:
-    legend.append(('wrong', class_maps.WRONG))
-  return legend

@@ -1,14 +1,22 @@
 """Draws maps of classes in colours."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 
+from vit_jax.plots import sheet
 from vit_jax.plots import style
+from vit_jax.plots import tiles
+
+Legend = list[tuple[str, np.ndarray]]
 
 WRONG = np.array([220, 0, 0], np.uint8)  # of pixels; no class has it
 _SHARE = 0.55  # of the colours in an overlay
 _CONTRAST = 0.45  # of the grey image below wrong pixels
+_GROUPS = 2  # images of a row, each with its maps
+_LIMITS = (128, 288)  # pixels of a tile's longer side, in the file
+_HEADS = ('image', 'ground truth', 'prediction', 'errors')
 
 
 def overlay(
@@ -62,3 +70,57 @@ def compared(
     np.where(is_wrong, WRONG, pale),
   )
   return [np.where(counts, x, void) for x in drawn]
+
+
+def draw(
+  names: Sequence[str],
+  ignore: int,
+  images: np.ndarray,
+  maps: Mapping[str, np.ndarray],
+  captions: Sequence[str],
+) -> np.ndarray:
+  """Returns a sheet with a group of tiles for each image, and a legend.
+
+  Args:
+    names: Names of the classes.
+    ignore: The label of pixels that do not count.
+    images: uint8 [B, H, W, 3].
+    maps: `segments` and, if there are labels, `map`, int [B, H, W] each.
+    captions: Texts below the images.
+  """
+  colours = style.label_colours(names)
+  shape = tiles.tile_shape(
+    images.shape[1:3], images.shape[1:3], 1, limits=_LIMITS
+  )
+  groups = []
+  for i, caption in enumerate(captions):
+    shown = {name: labels[i] for name, labels in maps.items()}
+    drawn = compared(images[i], shown, colours, ignore)
+    group = [sheet.Tile(tiles.fit(images[i], shape), caption)]
+    group += [sheet.Tile(tiles.fit(x, shape, mixes=False)) for x in drawn]
+    groups.append(group)
+  heads = _HEADS if 'map' in maps else (_HEADS[0], _HEADS[2])
+  return sheet.draw(
+    tiles.grouped(groups, _GROUPS * len(heads)),
+    heads=heads,
+    group=len(heads),
+    legend=_legend(names, maps, colours, ignore),
+  )
+
+
+def _legend(
+  names: Sequence[str],
+  maps: Mapping[str, np.ndarray],
+  colours: np.ndarray,
+  ignore: int,
+) -> Legend:
+  """Returns the names and colours that occur in maps."""
+  classes = np.unique(np.concatenate([x.ravel() for x in maps.values()]))
+  legend = [
+    (names[i], colours[i]) for i in classes.tolist() if i not in (ignore, -1)
+  ]
+  if ignore in classes:
+    legend.append(('does not count', np.array(style.rgb(style.VOID), np.uint8)))
+  if 'map' in maps:
+    legend.append(('wrong', WRONG))
+  return legend

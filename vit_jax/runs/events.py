@@ -15,12 +15,11 @@ import textwrap
 import time
 from typing import Any
 
+from vit_jax.runs import records
 from vit_jax.runs.event_protos import event_pb2
 from vit_jax.runs.event_protos import masked_crc32c
 from vit_jax.runs.event_protos import summary as summary_lib
 from vit_jax.runs.event_protos import summary_pb2
-
-from vit_jax.runs import records
 
 
 class Events:

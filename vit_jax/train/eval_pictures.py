@@ -6,12 +6,10 @@ reconstructions of MAE.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import math
 from typing import Any
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,19 +21,15 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import base
 from vit_jax.objectives import base as objective_base
 from vit_jax.plots import class_maps
-from vit_jax.plots import contact_sheet
+from vit_jax.plots import paper
+from vit_jax.plots import sheet
+from vit_jax.plots import style
 from vit_jax.plots import tiles
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import step as step_lib
 
 _EXAMPLES = 8  # of a picture
 _COLUMNS = 8  # at most
-
-
-class _Tile(NamedTuple):
-  image: np.ndarray  # uint8 [h, w, 3]
-  caption: str
-  is_wrong: bool = False
 
 
 def kind(objective: objectives.Objective) -> str:
@@ -60,16 +54,7 @@ def encode(
     split: The split of the evaluation.
   """
   compute, draw = _KINDS[kind(e.program.objective)]
-  found = next(context.apply(compute, split))
-  rows = list(draw(e, found))
-  group = len(rows[0])
-  shown = [tile for row in rows for tile in row]
-  return contact_sheet.encode(
-    [tile.image for tile in shown],
-    [tile.caption for tile in shown],
-    marked=[i for i, tile in enumerate(shown) if tile.is_wrong],
-    columns=group * max(1, _COLUMNS // group),
-  )
+  return paper.encode(draw(e, next(context.apply(compute, split))))
 
 
 def _first(
@@ -92,49 +77,57 @@ def _columns(
 
 
 def _predictions(
-  e: experiment_lib.Experiment, found: Mapping[str, np.ndarray]
-) -> Iterator[Sequence[_Tile]]:
+  e: experiment_lib.Experiment, outputs: Mapping[str, np.ndarray]
+) -> np.ndarray:
   names = e.source.classes
-  predicted = found['logits'].argmax(axis=-1)
+  row = []
   for image, label, guess in zip(
-    _pixels(e, found['image']), found['label'], predicted, strict=True
+    _pixels(e, outputs['image']),
+    outputs['label'],
+    outputs['logits'].argmax(axis=-1),
+    strict=True,
   ):
     is_wrong = bool(label != guess)
     caption = names[guess] if guess < len(names) else f'class {guess}'
     caption += f'\nnot {names[label]}' * is_wrong
-    yield [_Tile(image, caption, is_wrong)]
+    frame = style.WRONG if is_wrong else ''
+    row.append(sheet.Tile(sheet.readable(image), caption, frame))
+  return sheet.draw([row])
 
 
 def _masks(
-  e: experiment_lib.Experiment, found: Mapping[str, np.ndarray]
-) -> Iterator[Sequence[_Tile]]:
-  count = len(e.program.features['map'].names)
-  colours = class_maps.palette(count)
-  parts = [_pixels(e, found['image'])]
-  for name in ('map', 'segments'):
-    labels = _middle(found[name], 3)
-    # What does not count has the colour of the first class.
-    parts.append(colours[np.where(labels < count, labels, 0)])
-  for row in zip(*parts, strict=True):
-    titles = 'image', 'true mask', 'prediction'
-    yield [_Tile(*pair) for pair in zip(row, titles, strict=True)]
+  e: experiment_lib.Experiment, outputs: Mapping[str, np.ndarray]
+) -> np.ndarray:
+  feature = e.program.features['map']
+  assert isinstance(feature, features_lib.SegmentationMap)
+  maps = {name: _middle(outputs[name], 3) for name in ('map', 'segments')}
+  images = _pixels(e, outputs['image'])
+  captions = [''] * len(images)
+  return class_maps.draw(feature.names, feature.ignore, images, maps, captions)
 
 
 def _pictures(
-  e: experiment_lib.Experiment, found: Sequence[objective_base.Column]
-) -> Iterator[Sequence[_Tile]]:
-  parts = []
-  for column in found:
-    images = list(_pixels(e, np.asarray(column.images)))
-    if column.hidden is not None:
-      height, width = images[0].shape[:2]
-      # Patches are square.
-      rows = round(math.sqrt(column.hidden.shape[1] * height / width))
-      grids = column.hidden.reshape(len(images), rows, -1)
-      images = list(map(tiles.cover, images, grids))
-    parts.append(images)
-  for row in zip(*parts, strict=True):
-    yield [_Tile(x, c.name) for x, c in zip(row, found, strict=True)]
+  e: experiment_lib.Experiment, columns: Sequence[objective_base.Column]
+) -> np.ndarray:
+  groups = zip(*(_column(e, column) for column in columns), strict=True)
+  return sheet.draw(
+    tiles.grouped([list(group) for group in groups], _COLUMNS),
+    heads=[column.name for column in columns],
+    group=len(columns),
+  )
+
+
+def _column(
+  e: experiment_lib.Experiment, column: objective_base.Column
+) -> list[sheet.Tile]:
+  images = list(map(sheet.readable, _pixels(e, np.asarray(column.images))))
+  if column.hidden is not None:
+    height, width = images[0].shape[:2]
+    # Patches are square.
+    rows = round(math.sqrt(column.hidden.shape[1] * height / width))
+    grids = np.asarray(column.hidden).reshape(len(images), rows, -1)
+    images = list(map(tiles.cover, images, grids))
+  return [sheet.Tile(image) for image in images]
 
 
 def _pixels(e: experiment_lib.Experiment, images: np.ndarray) -> np.ndarray:
@@ -150,7 +143,7 @@ def _middle(x: np.ndarray, ndim: int) -> np.ndarray:
   return x[:, x.shape[1] // 2] if x.ndim > ndim else x
 
 
-_Kind = tuple[Callable[..., Any], Callable[..., Iterator[Sequence[_Tile]]]]
+_Kind = tuple[Callable[..., Any], Callable[..., np.ndarray]]
 _KINDS: dict[str, _Kind] = {
   'predictions': (_first, _predictions),
   'masks': (_first, _masks),
