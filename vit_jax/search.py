@@ -192,16 +192,21 @@ def _draw(
   loaded: 'weights.Loaded', answers: Sequence[Answer], path: pathlib.Path
 ) -> None:
   """Draws the images that were found, as the model sees them."""
-  from vit_jax.plots import contact_sheet  # imports OpenCV
+  from vit_jax.plots import paper  # these import OpenCV
+  from vit_jax.plots import sheet
 
-  images, captions = [], []
-  for answer in answers:
-    for file, similarity in answer.found:
-      images.append(loaded.preprocess.pixels(file)[0])
-      captions.append(f'{similarity:.3f} {os.path.basename(file)}')
-  queries = [answer.query for answer in answers]
-  count = len(answers[0].found)  # all queries find as many
-  contact_sheet.draw(images, captions, path, rows=queries, columns=count)
+  rows = [
+    [
+      sheet.Tile(
+        sheet.readable(loaded.preprocess.pixels(file)[0]),
+        f'{similarity:.3f}\n{os.path.basename(file)}',
+      )
+      for file, similarity in answer.found
+    ]
+    for answer in answers
+  ]
+  names = [answer.query for answer in answers]
+  paper.save(path, sheet.draw(rows, names=names))
 
 
 def _write_table(answers: Sequence[Answer], _: dict[str, Any]) -> None:

@@ -242,7 +242,9 @@ def test_a_window_of_other_bits_is_refused(folder, tmp_path):
 
 def test_explore_data_shows_the_window(folder):
   made = config(folder, data__intensity=(0, 4095))
-  assert fed.load(made, 0, 16).images.max() > 0.5  # of all 16 bits: 0.05
+  assert (
+    fed.load(made, 0, 16).images['image'].max() > 0.5
+  )  # of all 16 bits: 0.05
 
 
 def test_sample_does_not_depend_on_the_seed(folder):

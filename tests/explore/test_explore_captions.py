@@ -1,15 +1,18 @@
 """Captions of images: one form in all pictures, whatever is known."""
 
-import re
-
+import cv2
+import lettering
 import numpy as np
 import planted
 import pytest
 
 from vit_jax.explore import kinds
 from vit_jax.explore import subject as subject_lib
+from vit_jax.plots import style
+from vit_jax.plots import tiles
 
 NAMES = tuple(f'photo_of_a_handwritten_digit_{i:04d}.png' for i in range(4))
+UNIFORM = 'attention / uniform attention (1 = all tokens alike)'
 OF_IMAGES = (
   'segments',
   'rollout',
@@ -32,10 +35,9 @@ def subject_of(vit, truths=('',) * 4):
   return subject_lib.Subject(vit, 'it', images, None, options)
 
 
-def texts(folder, name):
-  """Returns the texts of a picture of many images."""
-  file = folder / ('norms-2.svg' if name == 'norms' else f'{name}.svg')
-  return re.findall(r'<text[^>]*>([^<]*)</text>', file.read_text())
+def pixels(folder, name):
+  """Returns a picture, uint8 [h, w, 3]."""
+  return cv2.imread(str(folder / f'{name}.png'))[..., ::-1].copy()
 
 
 @pytest.mark.slow
@@ -46,27 +48,53 @@ def test_they_have_one_form_in_all_pictures(tmp_path):
   lines = [f'{"abcde"[i]}, {p:.0%}' for i, p in zip(order, best, strict=True)]
   kinds.draw(subject, [*OF_IMAGES, 'attention'], tmp_path, lambda _: None)
   for name in OF_IMAGES:
-    found = texts(tmp_path, name)
-    shown = [x for x in found if x.startswith('photo')]
-    assert len({*shown}) >= len(NAMES), name
-    assert all('…' in x and x.endswith('.png') for x in shown), name
-    assert {*lines, 'label e', 'label a', 'label b'} <= {*found}, name
+    shown = pixels(tmp_path, 'norms-2' if name == 'norms' else name)
+    for line in (*lines, 'photo_of_a_', 'label e', 'label a', 'label b'):
+      assert lettering.shows(shown, line), (name, line)
   # In that of one image they are its title.
-  titles = texts(tmp_path, 'attention-3')
-  assert f'{NAMES[2]} – {lines[2]} – label a' in titles
+  title = f'{NAMES[2]} – {lines[2]} – label a'
+  assert lettering.shows(pixels(tmp_path, 'attention-3'), title, bold=True)
 
 
 @pytest.mark.slow
-def test_no_layer_is_above_the_image(tmp_path):
-  """Columns are the image and the layers; what numbers mean is beside them."""
+def test_columns_and_scales_are_named(tmp_path):
   subject = subject_of(planted.loaded(planted.tiny()))
-  names = ('attention', 'query', 'norms', 'similarity')
-  kinds.draw(subject, names, tmp_path, lambda _: None)
-  place = r'<text [^>]*x="([\d.]+)"[^>]*>([^<]*)</text>'
-  for file in ('attention-1', 'query', 'norms-2', 'similarity'):
-    svg = (tmp_path / f'{file}.svg').read_text()
-    at = {text: float(x) for x, text in re.findall(place, svg)}
-    assert at['layer'] < at['image'] < at['2'], file
+  names = ('attention', 'query', 'norms', 'similarity', 'positions', 'rollout')
+  _, _, numbers = kinds.draw(subject, names, tmp_path, lambda _: None)
+  for file, texts in {
+    'attention-1': ['image', 'mean', 'head 1', 'layer 2', UNIFORM],
+    'query': ['image', 'layer 0', 'layer 2', UNIFORM],
+    'norms-2': ['image', 'layer 2', 'L2 norm of the token'],
+    'similarity': ['image', 'layer 2', 'cosine similarity'],
+    'positions-1': ['column 3', 'row 1', 'cosine similarity', '−1', '1'],
+    'rollout': ['image', 'rollout'],
+  }.items():
+    shown = pixels(tmp_path, file)
+    for text in texts:
+      assert lettering.shows(shown, text), (file, text)
+  tokens = 1 / numbers['attention']['uniform_attention']
+  assert tokens == pytest.approx(
+    9, rel=1e-4
+  )  # 2 x 4 patches and the class token
+
+
+@pytest.mark.slow
+def test_equal_attention_has_equal_colours(tmp_path):
+  """One scale holds for all heads, layers and images of the pictures."""
+  subject = subject_of(planted.loaded(planted.tiny()))
+  _, _, numbers = kinds.draw(subject, ['attention'], tmp_path, lambda _: None)
+  high = numbers['attention']['last_colour']
+  values = subject.captured.attention.maps * 9  # of 9 tokens
+  table = style.colour_table(style.HEAT)
+  for image in (0, 3):
+    shown = pixels(tmp_path, f'attention-{image + 1}')
+    for layer, head in ((0, 1), (2, 0)):
+      share = np.clip(values[layer, image, head] / high, 0, 1)
+      expected = table[np.round(share * 255).astype(int)]
+      side = tiles.tile_shape((8, 16), (2, 4), 4)[0] // 2
+      tile = expected.repeat(side, axis=0).repeat(side, axis=1)
+      unlike = cv2.matchTemplate(shown, tile, cv2.TM_SQDIFF_NORMED)
+      assert unlike.min() < 1e-6, (image, layer, head)
 
 
 def test_what_is_not_known_is_left_out():

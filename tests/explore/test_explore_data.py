@@ -1,6 +1,7 @@
 """The contact sheet shows what a step of training feeds the model."""
 
 import importlib
+import re
 import sys
 
 import commands
@@ -8,15 +9,17 @@ import cv2
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import lettering
 import numpy as np
 import pytest
 import stand_in
 import tiny
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.explore import __main__ as explore
 from vit_jax.explore import inputs
-from vit_jax.plots import contact_sheet
+from vit_jax.plots import style
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed as fed_lib
 
@@ -33,15 +36,7 @@ MIXED = {
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-  """Returns what runs the command; gives its captions, title and picture."""
-  drawn = {}
-  draw = contact_sheet.draw
-
-  def draw_and_remember(images, captions, path, title):
-    drawn.update(captions=captions, title=title)
-    draw(images, captions, path, title=title)
-
-  monkeypatch.setattr(contact_sheet, 'draw', draw_and_remember)
+  """Returns what runs the command; gives its picture and its output."""
   monkeypatch.chdir(tmp_path)
 
   def run_command(*args):
@@ -49,8 +44,7 @@ def run(monkeypatch, capsys, tmp_path):
     command = importlib.reload(inputs)  # config flags are defined only once
     assert commands.run(command, *args) == 0
     out = capsys.readouterr().out
-    picture = cv2.imread(out.removesuffix('\n'))
-    return drawn['captions'], drawn['title'], picture, out
+    return cv2.imread(out.removesuffix('\n'))[..., ::-1].copy(), out
 
   return run_command
 
@@ -86,19 +80,18 @@ def test_it_is_what_the_model_is_fed():
   config = tiny.config(**MIXED)
   wanted = model_images(config, 5) * np.float32(0.3) + np.float32(0.4)
   found = fed_lib.load(config, 5, 7)  # of 16; the last with its neighbour
-  np.testing.assert_allclose(found.images, wanted[:7], atol=1e-5)
+  np.testing.assert_allclose(found.images['image'], wanted[:7], atol=1e-5)
   assert len(found.captions) == 7
-  shares = [
-    line.split(' ')[0] for x in found.captions for line in x.split('\n')
-  ]
-  assert any(0 < float(share) < 1 for share in shares)
+  assert any(re.search(r'\d+% class \d', x) for x in found.captions)
 
 
 def test_sheet_of_digits(run):
-  captions, title, picture, out = run(*tiny.flags(), '--out=sheet.png')
-  assert out == 'sheet.png\n' and picture.shape[1] > 8 * 96
-  assert len(captions) == 16 and set(captions) <= set('0123456789')
-  assert title == '16 of 16, step 0: digits, train[:80%]'
+  picture, out = run(*tiny.flags(), '--out=sheet.png')
+  assert out == 'sheet.png\n' and picture.shape[1] > 8 * 192
+  title = '16 of 16 examples of step 0: digits, train[:80%]'
+  assert lettering.shows(picture, title, bold=True)
+  digits = (lettering.places(picture, str(i)) for i in range(10))
+  assert sum(map(len, digits)) == 16
 
 
 def test_sheet_of_a_folder(run, tmp_path):
@@ -113,14 +106,46 @@ def test_sheet_of_a_folder(run, tmp_path):
     'augment__jitter': (0.5, 0.0, 0.0, 0.0),
   }
   flags = tiny.flags(**changes)
-  captions, title, picture, out = run(*flags, '--count=3', '--step=7')
-  assert out == 'runs/data-digits-7.png\n' and picture is not None
-  assert len(captions) == 3 and title.startswith('3 of 16, step 7: folder:')
-  for caption in captions:
-    shares = [line.split(' ')[0] for line in caption.split('\n')]
-    if len(shares) == 2:
-      assert sum(map(float, shares)) == pytest.approx(1, abs=0.011)
-    assert all(line[-3:] in stand_in.CLASSES for line in caption.split('\n'))
+  picture, out = run(*flags, '--count=3', '--step=7')
+  assert out == 'runs/data-digits-7.png\n' and picture.shape[1] > 3 * 192
+  found = fed_lib.load(tiny.config(**changes), 7, 3).captions
+  for caption in found:
+    lines = caption.split(',\n')
+    shares = [int(line.split('%')[0]) for line in lines if '%' in line]
+    assert sum(shares) in ((99, 100, 101) if shares else (0,))
+    assert all(line[-3:] in stand_in.CLASSES for line in lines)
+
+
+def test_crops_and_masks_are_those_of_the_method():
+  """Of iBOT's kind each global crop has a mask, and of MAE the image."""
+  config = config_lib.load(f'{tiny.ROOT}/configs/digits_dinov2.py')
+  found = fed_lib.load(config, 3, 4)
+  names = ['global 1', 'global 2', 'local 1', 'local 2']
+  assert list(found.images) == names
+  assert found.images['local 1'].shape[1] < found.images['global 1'].shape[1]
+  assert list(found.hidden) == names[:2]
+  assert any(mask.any() for mask in found.hidden.values())
+  pixels = fed_lib.sheet(found)
+  for head in (*names, 'global 2, masked'):
+    assert lettering.shows(pixels, head), head
+  config = config_lib.load(f'{tiny.ROOT}/configs/digits_mae.py')
+  (mask,) = fed_lib.load(config, 3, 4).hidden.values()
+  patches = mask[0].size
+  ratio = config.objective.options.get('mask_ratio', 0.75)
+  assert (mask.sum(axis=(1, 2)) == round(ratio * patches)).all()
+
+
+def test_label_maps_are_beside_their_images():
+  config = config_lib.load(f'{tiny.ROOT}/configs/scenes_setr.py')
+  found = fed_lib.load(config, 0, 2)
+  (labels,) = found.maps.values()
+  assert labels.shape == found.images['image'].shape[:-1]
+  pixels = fed_lib.sheet(found)
+  assert lettering.shows(pixels, 'background')
+  names = found.features['map'].names
+  for i in set(np.unique(labels).tolist()) - {0} & set(range(len(names))):
+    colour = style.label_colours(names)[i]
+    assert (pixels == colour).all(axis=-1).sum() > 100
 
 
 @pytest.mark.parametrize(
@@ -128,12 +153,13 @@ def test_sheet_of_a_folder(run, tmp_path):
   [
     (np.int32(1), 'bee'),
     (np.array([0.0, 1.0, 0.0]), 'bee'),
-    (np.array([0.375, 0.0, 0.625]), '.62 cow\n.38 ant'),
+    (np.array([0.375, 0.0, 0.625]), '62% cow,\n38% ant'),
     (np.array([0.001, 0.0, 0.999]), 'cow'),
   ],
 )
 def test_captions(label, caption):
-  assert contact_sheet.caption(label, stand_in.CLASSES) == caption
+  assert fed_lib.caption(label, stand_in.CLASSES) == caption
+  assert fed_lib.caption(np.int32(2), ('a', 'b', 'नि')) == '2: नि'
 
 
 @pytest.mark.parametrize(

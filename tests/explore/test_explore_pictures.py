@@ -97,7 +97,6 @@ def test_what_each_model_can_show(model, missing, tmp_path):
     assert section.caption.endswith('.')
     for picture in section.pictures:
       assert picture.file.stat().st_size > 500
-      assert picture.file.with_suffix('.svg').read_text().startswith('<?xml')
   json.dumps(numbers, allow_nan=False)
 
 
@@ -232,7 +231,7 @@ def test_captions_are_true(tmp_path):
   assert 'computed anew' in fixed and 'have been resized' not in fixed
   assert 'attention pooling' not in caption('rollout')
   assert 'attention pooling' in caption('rollout', pool='map')
-  assert 'attention of the class token' in caption('attention')
+  assert 'Attention of the class token' in caption('attention')
   assert 'the mean patch' in caption('attention', pool='gap')
 
 
@@ -291,7 +290,7 @@ def test_a_run_on_its_data(digits_run, tmp_path, capsys):
   names = shown['images']
   assert len(names) == 4 and all(name.startswith('example ') for name in names)
   assert set(shown['labels']) <= set(vit.classes)
-  assert page.count('count the whole split') == 3
+  assert page.count('count the whole split from 0') >= 3
   for row in shown['probabilities']:
     assert len(row) == 5 and sum(row) <= 1 + 1e-5
   assert all(set(row) <= set(vit.classes) for row in shown['classes'])
@@ -319,10 +318,8 @@ def test_images_of_files(digits_run, tmp_path, capsys):
   assert sorted(x.name for x in (tmp_path / 'out').iterdir()) == [
     'numbers.json',
     'predictions.png',
-    'predictions.svg',
     'report.html',
     'rollout.png',
-    'rollout.svg',
   ]
 
 
@@ -335,9 +332,8 @@ def test_a_new_report_takes_the_place_of_another(
   (tmp_path / 'filters.png').write_text('a picture of mine')
 
   def is_there(*names):
-    files = {f'{name}.{ending}' for name in names for ending in ('png', 'svg')}
     assert {x.name for x in tmp_path.iterdir()} == {
-      *files,
+      *(f'{name}.png' for name in names),
       'filters.png',
       'report.html',
       'numbers.json',

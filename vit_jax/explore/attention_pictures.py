@@ -24,7 +24,7 @@ Subject = subject_lib.Subject
 
 _VEIL = 0.8  # opacity of the cover of patches outside of a segment
 _COLUMNS = 8  # columns of a sheet with a group of tiles for each image
-_TOP = 99  # percentile of the values that has the last colour, if it is high
+_TOP = 97  # percentile of the values that has the last colour, if it is high
 _LEAST_TOP = 2.0  # so that nearly uniform attention is nearly one colour
 _UNIFORM = 'attention / uniform attention (1 = all tokens alike)'
 

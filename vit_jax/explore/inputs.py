@@ -4,10 +4,11 @@ r"""Draws the images of a training step, as the model gets them, with labels.
   python -m vit_jax.explore data --config=configs/cifar10_tutorial.py \
       --config.augment.mixup=0.8 --step=100 --count=32 --out=mixed.png
 
-Reads only the data, no model and no checkpoint. The images are the first of the
-step's global batch, cropped, augmented and mixed exactly as in training with
-this config; only the normalisation is undone. The caption of a mixed image has
-the weights of its classes.
+Reads the data alone, no checkpoint. The images are the first of the step's
+global batch, cropped, augmented and mixed as in training with this config. Only
+the normalisation is undone. The picture has all crops of a method such as DINO,
+the patches that a method such as MAE masks, and the label maps of segmentation.
+The caption of a mixed image has the shares of its classes.
 
 Prints the path of the PNG.
 """
@@ -58,15 +59,13 @@ def main(argv: list[str]) -> None:
     raise UserError(f'--out={path}: what is written is a .png file')
   if _OUT.value and not path.parent.is_dir():
     raise UserError(f'--out={path}: there is no folder {path.parent}')
-  from vit_jax.plots import contact_sheet
+  from vit_jax.plots import paper
   from vit_jax.train import fed as fed_lib  # imports jax
 
   batch = fed_lib.load(config, step, _COUNT.value)
-  contact_sheet.draw(
-    list(batch.images),
-    batch.captions,
-    path,
-    title=f'{len(batch.images)} of {config.train.batch_size}, step {step}:'
-    f' {config.data.name}, {config.data.split}',
+  title = (
+    f'{len(batch.captions)} of {config.train.batch_size} examples of step'
+    f' {step}: {config.data.name}, {config.data.split}'
   )
+  paper.save(path, fed_lib.sheet(batch, title))
   print(path)

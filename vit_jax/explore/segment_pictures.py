@@ -197,7 +197,7 @@ def _sheet(
     shown = {name: labels[i] for name, labels in maps.items()}
     drawn = class_maps.compared(images[i], shown, colours, ignore)
     group = [sheet.Tile(tiles.fit(images[i], shape), caption)]
-    group += [sheet.Tile(class_maps.fit(x, shape)) for x in drawn]
+    group += [sheet.Tile(tiles.fit(x, shape, mixes=False)) for x in drawn]
     groups.append(group)
   heads = _HEADS if 'map' in maps else (_HEADS[0], _HEADS[2])
   return sheet.draw(

@@ -96,7 +96,10 @@ def _map_rows(
   rows = [
     [
       sheet.Tile(image),
-      *(sheet.Tile(tiles.color(maps[x, i], shape, limits)) for x in layers),
+      *(
+        sheet.Tile(tiles.color(maps[x, i], shape, limits, scale.colours))
+        for x in layers
+      ),
     ]
     for i, image in enumerate(images)
   ]
@@ -112,10 +115,10 @@ def similarity(subject: Subject) -> Drawn:
   """Draws the cosine similarity of each patch to a chosen one, by layer."""
   found = subject.captured.similarity
   layers, patch = subject.options.layers, subject.options.query
-  low = min(0.0, float(found[list(layers)].min()))
-  drawn = _map_rows(
-    subject, found, sheet.Scale(low, 1.0, 'cosine similarity'), patch
-  )
+  scale = sheet.Scale(0.0, 1.0, 'cosine similarity')
+  if found[list(layers)].min() < 0:
+    scale = scale._replace(low=-1.0, colours=style.SIGNED)
+  drawn = _map_rows(subject, found, scale, patch)
   caption = (
     'Cosine similarity of the token of each patch to that of the patch in row'
     f' {patch[0]}, column {patch[1]}, after each layer (as in DINOv3,'

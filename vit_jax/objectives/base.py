@@ -368,6 +368,20 @@ class Objective(abc.ABC):
     del params, extra, images, rng
     return []
 
+  def hidden(self, rng: Rng, step: int) -> dict[str, jax.Array]:
+    """Returns the patches that `loss` hides from the model, by view.
+
+    Args:
+      rng: Random key of the step, and rows of its batch, as for `loss`.
+      step: Completed updates.
+
+    Returns:
+      bool [rows, h, w] for a grid of h x w patches, or [rows, count, h, w] for
+      a view with several crops.
+    """
+    del rng, step
+    return {}
+
   def trunk(self, params: Params) -> tuple[models.Model, Params]:
     """Returns the model for use after training, and its parameters.
 

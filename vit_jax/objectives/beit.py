@@ -250,6 +250,12 @@ class BEiT(base.Objective):
         columns.append(base.Column(name, drawn))
     return [*columns, base.Column('original', images)]
 
+  def hidden(self, rng: base.Rng, step: int) -> dict[str, jax.Array]:
+    """Returns the patches that the mask token replaces."""
+    del step
+    masked = self._mask(rng.fold(base.Purpose.OBJECTIVE))
+    return {'image': masked.reshape(-1, *self.masks.grid)}
+
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
     """Returns the trunk's features, [B, D]."""
     return {'features': self.apply(params['trunk'], batch['image'])}

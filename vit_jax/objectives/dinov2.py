@@ -262,6 +262,12 @@ class DinoV2(dino.Dino):
       base.Column('original', images),
     ]
 
+  def hidden(self, rng: base.Rng, step: int) -> dict[str, jax.Array]:
+    """Returns the patches of global crops that the student does not see."""
+    is_begun = step >= self.num_steps(self._options.mask_start)
+    masks = self.draw_masks(rng) & is_begun
+    return {'global': masks.reshape(*masks.shape[:2], *self._grid)}
+
   def draw_masks(self, rng: base.Rng) -> jax.Array:
     """Draws the masks of the global crops, bool [B, 2, N]."""
     crops = jnp.arange(2, dtype=jnp.int32)

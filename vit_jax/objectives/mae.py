@@ -258,6 +258,12 @@ class MAE(base.Objective):
       base.Column('original', images),
     ]
 
+  def hidden(self, rng: base.Rng, step: int) -> dict[str, jax.Array]:
+    """Returns the patches that the encoder does not see."""
+    del step
+    drawn = self._masks(rng.fold(base.Purpose.OBJECTIVE).per_row())
+    return {'image': (drawn.removed > 0).reshape(-1, *self._grid)}
+
   def predict(
     self,
     params: base.Params,

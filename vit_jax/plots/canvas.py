@@ -26,18 +26,10 @@ if TYPE_CHECKING:
 
 # For scripts that DejaVu Sans does not have.
 _MORE_FONTS = (
-  'Noto Sans CJK JP',
-  'Noto Sans CJK SC',
-  'Noto Sans JP',
-  'Noto Sans SC',
-  'WenQuanYi Micro Hei',
-  'WenQuanYi Zen Hei',
-  'Droid Sans Fallback',
+  *(f'Noto Sans {x}' for x in ('CJK JP', 'CJK SC', 'JP', 'SC')),
+  *('WenQuanYi Micro Hei', 'WenQuanYi Zen Hei', 'Droid Sans Fallback'),
+  *(f'Noto Sans {x}' for x in ('Devanagari', 'Bengali', 'Tamil', 'Thai')),
   'Arial Unicode MS',
-  'Noto Sans Devanagari',
-  'Noto Sans Bengali',
-  'Noto Sans Tamil',
-  'Noto Sans Thai',
 )
 _STYLE: Any = {
   'font.size': 9,
@@ -111,24 +103,6 @@ def make_log(axis: 'axis_lib.XAxis | axis_lib.YAxis') -> None:
   axis.axes.set(**{f'{axis.axis_name}scale': 'log'})
   axis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
   axis.set_minor_formatter(ticker.NullFormatter())
-
-
-@functools.cache
-def text_width(text: str) -> float:
-  """Returns the width of a line of text in pixels of the page."""
-  from matplotlib import font_manager
-
-  font = font_manager.FontProperties()
-  return float(
-    _renderer().get_text_width_height_descent(text, font, ismath=False)[0]
-  )
-
-
-@functools.cache
-def _renderer() -> Any:
-  from matplotlib.backends import backend_agg
-
-  return backend_agg.RendererAgg(1, 1, style_lib.DPI / style_lib.DENSITY)
 
 
 def save(

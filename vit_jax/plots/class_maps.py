@@ -1,14 +1,10 @@
 """Draws maps of classes in colours."""
 
 from collections.abc import Mapping
-import pathlib
-from typing import Any
 
-import cv2
 import numpy as np
 
 from vit_jax.plots import style
-from vit_jax.runs import safe_io
 
 WRONG = np.array([220, 0, 0], np.uint8)  # of pixels; no class has it
 _SHARE = 0.55  # of the colours in an overlay
@@ -66,62 +62,3 @@ def compared(
     np.where(is_wrong, WRONG, pale),
   )
   return [np.where(counts, x, void) for x in drawn]
-
-
-def fit(picture: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-  """Resizes a map in colours to (height, width), without new colours."""
-  size = shape[::-1]
-  return cv2.resize(picture, size, interpolation=cv2.INTER_NEAREST)
-
-
-def middle_slices(
-  volume: np.ndarray, labels: np.ndarray, colours: np.ndarray
-) -> np.ndarray:
-  """Returns the overlays of a volume's three middle slices beside each other.
-
-  Args:
-    volume: uint8 [d, h, w, 3].
-    labels: int [d, h, w].
-    colours: From `style.label_colours`.
-
-  Returns:
-    uint8 [H, W, 3]; the slices' rows and columns are the volume's axes.
-  """
-  tiles = [
-    overlay(volume.take(n // 2, axis), labels.take(n // 2, axis), colours)
-    for axis, n in enumerate(labels.shape)
-  ]
-  most = max(len(x) for x in tiles)
-  pads = [((0, most - len(x)), (0, 0), (0, 0)) for x in tiles]
-  return np.hstack(list(map(np.pad, tiles, pads)))
-
-
-def save(path: pathlib.Path, pixels: np.ndarray) -> None:
-  """Writes a PNG: grey [h, w], or colours, uint8 [h, w, 3]."""
-  shown: Any = pixels[..., ::-1] if pixels.ndim == 3 else pixels
-  _, encoded = cv2.imencode('.png', shown)
-  with safe_io.replacing_path(path) as temporary:
-    temporary.write_bytes(encoded.tobytes())
-
-
-def write(
-  stem: pathlib.Path,
-  image: np.ndarray,
-  labels: np.ndarray,
-  colours: np.ndarray,
-) -> None:
-  """Writes STEM.map.png, STEM.colour.png and STEM.overlay.png.
-
-  Args:
-    stem: Folder and name of the files.
-    image: uint8 [h, w, 3].
-    labels: int [h, w]; the file has 8 bits, or 16 for more than 256 classes.
-    colours: From `style.label_colours`.
-  """
-  wide = np.uint8 if len(colours) <= 256 else np.uint16
-  for kind, pixels in (
-    ('map', labels.astype(wide)),
-    ('colour', colours[labels]),
-    ('overlay', overlay(image, labels, colours)),
-  ):
-    save(stem.with_name(f'{stem.name}.{kind}.png'), pixels)

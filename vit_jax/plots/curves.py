@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.plots import canvas
+from vit_jax.plots import paper
 from vit_jax.plots import style
 from vit_jax.runs import safe_io
 
@@ -43,6 +44,8 @@ _WIDTH, _HEIGHT, _LEGEND = 440, 330, 50  # pixels of a panel and the legend
 _LINE_WIDTH = 1.6
 _WORDS = {'miou': 'mIoU', 'iou': 'IoU', 'map': 'mAP', 'mfu': 'MFU'}
 _SAMPLE = 60  # pixels before a name in the legend, for the sample of its line
+# Pixels of letters of charts on a page, relative to those of sheets in files.
+_WIDER = 1.2 / style.DENSITY
 _SMOOTHING = 0.05  # window of the mean, as a fraction of a panel's width
 _LOG_RANGE = 100.0  # the axis of losses is logarithmic above this ratio
 _MARKED = 25  # maximum number of points that are marked
@@ -127,7 +130,7 @@ def draw(
       place.set_axis_off()
       _add_legend(place, styles, note, loc='center left')
     else:
-      wide = max(map(canvas.text_width, names)) + _SAMPLE
+      wide = _WIDER * max(map(paper.width, names)) + _SAMPLE
       per_row = math.floor(columns * _WIDTH / wide)
       _add_legend(figure, styles, note, per_row, loc='outside lower center')
     try:

@@ -80,14 +80,11 @@ class Paper:
 def stack(blocks: Sequence[np.ndarray]) -> np.ndarray:
   """Puts pictures uint8 [h, w, 3] below each other, with their left sides."""
   right = max(block.shape[1] for block in blocks)
-  white = style.rgb(style.PAPER)[0]
-  sides = [((0, 0), (0, right - x.shape[1]), (0, 0)) for x in blocks]
-  return np.concatenate(
-    [
-      np.pad(x, side, constant_values=white)
-      for x, side in zip(blocks, sides, strict=True)
-    ]
-  )
+  paper, top = Paper(right, sum(map(len, blocks))), 0
+  for block in blocks:
+    paper.paste(block, 0, top)
+    top += len(block)
+  return paper.pixels
 
 
 @functools.lru_cache(maxsize=4096)
@@ -106,6 +103,11 @@ def drawable(text: str) -> str:
     c if _has_glyph(c) else c.encode('unicode_escape').decode()
     for c in unicodedata.normalize('NFC', text)  # macOS stores accents apart
   )
+
+
+def has_letters(text: str) -> bool:
+  """Whether the font has all letters of a text."""
+  return all(map(_has_glyph, unicodedata.normalize('NFC', text)))
 
 
 @functools.cache

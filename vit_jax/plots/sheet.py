@@ -15,12 +15,12 @@ from vit_jax.plots import texts as texts_lib
 from vit_jax.plots import tiles as tiles_lib
 
 LINE, GAP = paper_lib.LINE, paper_lib.GAP
-_FRAME = 3 * style.DENSITY  # of a marked tile
+_FRAME = 2 * style.DENSITY  # of a marked tile
 _APART = 28  # more between groups of tiles
 _BEFORE = 360  # largest width of the names of rows
 _HEAD_LINES, _BEFORE_LINES, _CAPTION_LINES = 3, 6, 2
-_BAR = 400, 20  # width and height of a scale's colours
-_TICK, _TICKS = 6, 5  # length of marks below it, and their largest number
+_BAR = 440, 20  # width and height of a scale's colours
+_TICK, _TICKS = 6, 7  # length of marks below it, and their largest number
 _NEAR = 0.12  # of a scale's length: ticks so near to its ends are left out
 _SWATCH = 28  # side of a colour in a legend
 _READABLE = 192, 448  # limits of the longer side of an image
@@ -123,7 +123,7 @@ def _table(
   for row, name in zip(rows, before or [[]] * len(rows), strict=True):
     high = max((tile.image.shape[0] for tile in row if tile), default=0)
     texts = [next(below) for _ in row]
-    tall = max(high + LINE * _most(texts), LINE * len(name))
+    tall = max(high + _FRAME + LINE * _most(texts), LINE * len(name))
     strip = paper_lib.Paper(header.pixels.shape[1], _FRAME + tall + GAP)
     start = max(0, (high - LINE * len(name)) / 2)
     strip.write(name, left - GAP, _FRAME + start, align=1)
@@ -149,7 +149,9 @@ def _draw_tile(
   paper.fill(x - edge, y - edge, w + 2 * edge, h + 2 * edge, colour)
   paper.paste(tile.image, x, y)
   ink = tile.frame or style.INK
-  paper.write(lines, left + wide / 2, top + high + edge, align=0.5, colour=ink)
+  paper.write(
+    lines, left + wide / 2, top + high + _FRAME, align=0.5, colour=ink
+  )
 
 
 def bar(scale: Scale) -> np.ndarray:

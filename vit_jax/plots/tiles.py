@@ -75,10 +75,15 @@ def tile_shape(
   return grid[0] * high, grid[1] * wide
 
 
-def fit(image: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-  """Resizes an image uint8 [H, W, 3]; enlarged pixels stay visible."""
+def fit(
+  image: np.ndarray, shape: tuple[int, int], mixes: bool = True
+) -> np.ndarray:
+  """Resizes an image uint8 [H, W, 3]; enlarged pixels stay visible.
+
+  If it shrinks, it `mixes` the colours of its pixels, or else drops pixels.
+  """
   h, w = shape
-  shrinks = h * w < image.shape[0] * image.shape[1]
+  shrinks = mixes and h * w < image.shape[0] * image.shape[1]
   how = cv2.INTER_AREA if shrinks else cv2.INTER_NEAREST
   return cv2.resize(np.ascontiguousarray(image), (w, h), interpolation=how)
 

@@ -75,6 +75,7 @@ FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
 cli.define_quantize(FLAGS)
+_SAMPLE_COLUMNS = 8  # of the picture of --sample
 _TOP = flags.DEFINE_integer(
   'top', 5, 'Classes to name.', lower_bound=1, flag_values=FLAGS
 )
@@ -245,42 +246,39 @@ def _draw(arguments: Sequence[str]) -> int:
   loaded = cli.load(FLAGS)
   import numpy as np
 
-  from vit_jax.plots import contact_sheet  # these import jax
+  from vit_jax.plots import paper  # these import jax
+  from vit_jax.plots import sheet
   from vit_jax.plots import tiles
   from vit_jax.weights import sampling
 
   sampling.check(loaded)
   count, how = _SAMPLE.value or 1, (_TEMPERATURE.value, _SEED.value)
+
+  def as_tiles(images: 'np.ndarray') -> list[sheet.Tile]:
+    pixels = tiles.pixels(loaded.preprocess, images)
+    return [sheet.Tile(sheet.readable(x)) for x in pixels]
+
   if _COMPLETE.value:
     images, drawn = sampling.complete(
       loaded, loaded.preprocess(paths), count, *how
     )
-    rows = zip(paths, images, drawn, strict=True)
-    cells = [cell for row in rows for cell in _completed(*row)]
-    columns = count + 2
+    rows = []
+    for image, completions in zip(images, drawn, strict=True):
+      half = image.copy()
+      half[len(half) // 2 :] = 0
+      rows.append(as_tiles(np.stack([half, *completions, image])))
+    picture = sheet.draw(
+      rows,
+      heads=['given', *(f'drawn {i + 1}' for i in range(count)), 'original'],
+      names=[os.path.basename(path) for path in paths],
+    )
   else:
-    drawn = sampling.sample(loaded, count, *how)
-    cells, columns = [('', image) for image in drawn], 8
-  captions, shown = zip(*cells, strict=True)
-  pixels = tiles.pixels(loaded.preprocess, np.stack(shown))
+    samples = as_tiles(sampling.sample(loaded, count, *how))
+    picture = sheet.draw(tiles.grouped([[x] for x in samples], _SAMPLE_COLUMNS))
   path = pathlib.Path(_OUTPUT.value or 'samples.png')
-  contact_sheet.draw(list(pixels), captions, path, columns=columns)
+  paper.save(path, picture)
   print(path)
   return 0
-
-
-def _completed(
-  path: str, image: 'np.ndarray', drawn: 'np.ndarray'
-) -> 'list[tuple[str, np.ndarray]]':
-  """Returns an image's given half, its completions, and itself, with captions.
-
-  The image is [H, W, C], and the completions are [count, H, W, C].
-  """
-  half = image.copy()
-  half[len(half) // 2 :] = 0
-  cells = [(os.path.basename(path), half)]
-  cells += [(f'completed {i}', x) for i, x in enumerate(drawn, 1)]
-  return [*cells, ('the image', image)]
 
 
 def _named(

@@ -11,6 +11,7 @@ from vit_jax.config import UserError
 from vit_jax.data import scans
 from vit_jax.objectives import segmenter
 from vit_jax.plots import class_maps
+from vit_jax.plots import paper
 from vit_jax.plots import style
 
 
@@ -50,7 +51,7 @@ def write(
     if segment.takes_volumes:
       _write_scan(folder / name, path, image, labels, palette)
     else:
-      class_maps.write(folder / name, image, labels, palette)
+      _write_image(folder / name, image, labels, palette)
     counts = np.bincount(labels.ravel(), minlength=len(segment.classes))
     yield path, counts / labels.size
 
@@ -75,5 +76,52 @@ def _write_scan(
     stem.with_name(f'{stem.name}.map{ending}'), labels.astype(wide), path
   )
   small = scans.fitted(labels, volume.shape[:3])
-  slices = class_maps.middle_slices(volume, small, palette)
-  class_maps.save(stem.with_name(f'{stem.name}.overlay.png'), slices)
+  slices = _middle_slices(volume, small, palette)
+  paper.save(stem.with_name(f'{stem.name}.overlay.png'), slices)
+
+
+def _middle_slices(
+  volume: np.ndarray, labels: np.ndarray, colours: np.ndarray
+) -> np.ndarray:
+  """Returns the overlays of a volume's three middle slices beside each other.
+
+  Args:
+    volume: uint8 [d, h, w, 3].
+    labels: int [d, h, w].
+    colours: From `style.label_colours`.
+
+  Returns:
+    uint8 [H, W, 3]; the slices' rows and columns are the volume's axes.
+  """
+  tiles = [
+    class_maps.overlay(
+      volume.take(n // 2, axis), labels.take(n // 2, axis), colours
+    )
+    for axis, n in enumerate(labels.shape)
+  ]
+  most = max(len(x) for x in tiles)
+  pads = [((0, most - len(x)), (0, 0), (0, 0)) for x in tiles]
+  return np.hstack(list(map(np.pad, tiles, pads)))
+
+
+def _write_image(
+  stem: pathlib.Path,
+  image: np.ndarray,
+  labels: np.ndarray,
+  colours: np.ndarray,
+) -> None:
+  """Writes STEM.map.png, STEM.colour.png and STEM.overlay.png.
+
+  Args:
+    stem: Folder and name of the files.
+    image: uint8 [h, w, 3].
+    labels: int [h, w]; the file has 8 bits, or 16 for more than 256 classes.
+    colours: From `style.label_colours`.
+  """
+  wide = np.uint8 if len(colours) <= 256 else np.uint16
+  for kind, pixels in (
+    ('map', labels.astype(wide)),
+    ('colour', colours[labels]),
+    ('overlay', class_maps.overlay(image, labels, colours)),
+  ):
+    paper.save(stem.with_name(f'{stem.name}.{kind}.png'), pixels)

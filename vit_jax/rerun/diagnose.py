@@ -5,6 +5,7 @@ each layer has a name. In comments: B images, E events.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 import dataclasses
 import functools
 from typing import Any
@@ -24,7 +25,6 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.models import stack
 from vit_jax.objectives import flexible
 from vit_jax.parallel import mesh as mesh_lib
-from vit_jax.plots import contact_sheet
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import program as program_lib
 from vit_jax.train import step as train_step_lib
@@ -127,7 +127,7 @@ def examine(
   )(state, batch, np.int32(step))
   bad = np.asarray(trace.bad)
   first = next((i for i, count in enumerate(bad) if count.any()), 0)
-  drawn = contact_sheet.choose(len(bad[first]), np.flatnonzero(bad[first]))
+  drawn = choose(len(bad[first]), np.flatnonzero(bad[first]))
   images, index, targets = jax.jit(
     lambda fed, rows, *others: (fed[rows], *others), out_shardings=everywhere
   )(fed, np.array(drawn), batch['index'], targets)
@@ -141,6 +141,19 @@ def examine(
     drawn=drawn,
     images=np.asarray(images),
   )
+
+
+def choose(
+  count: int, marked: Collection[int] = (), most: int = 64
+) -> list[int]:
+  """Returns which of `count` images to draw: marked ones first if not all fit.
+
+  Images are given by their positions, at most `most` of them.
+  """
+  if count <= most:
+    return list(range(count))
+  others = [i for i in range(count) if i not in set(marked)]
+  return [*sorted(marked), *others][:most]
 
 
 def _forward(

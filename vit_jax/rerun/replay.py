@@ -22,7 +22,10 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
-from vit_jax.plots import contact_sheet
+from vit_jax.plots import paper
+from vit_jax.plots import sheet
+from vit_jax.plots import style
+from vit_jax.plots import tiles
 from vit_jax.rerun import diagnose
 from vit_jax.runs import records
 from vit_jax.runs import reporting
@@ -30,12 +33,14 @@ from vit_jax.runs import restoring
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import fed
 from vit_jax.train import feed
 from vit_jax.train import step as train_step_lib
 
 UserError = config_lib.UserError
 Scalars = dict[str, float]
 
+_COLUMNS = 8  # of the picture of a batch
 _STAGES = {
   'forward': 'the forward pass',
   'loss': 'the loss, though what it is computed from is finite',
@@ -333,20 +338,24 @@ def _draw(
 ) -> str:
   """Draws the model's input images; returns the path of the picture."""
   guilty = set((report['first'] or {}).get('examples', ()))
-  marked = [i for i, row in enumerate(f.drawn) if f.index[row] in guilty]
   mean, std = (
     np.asarray(x, np.float32) for x in config_lib.normalization(e.config)
   )
   number, total = len(f.drawn), len(f.index)
   which = f'{number} of {total}' if number < total else str(total)
-  captions = contact_sheet.captions(f.targets, e.source.features, total)
-  contact_sheet.draw(
-    list(f.images * std + mean),
-    [f'{f.index[i]}: {captions[i]}' for i in f.drawn],
-    path,
-    marked=marked,
-    title=f'step {report["step"]}: {which} examples, as the model sees them',
-  )
+  captions = fed.captions(f.targets, e.source.features, total)
+  groups = [
+    [
+      sheet.Tile(
+        sheet.readable(image),
+        f'example {f.index[row]}: {captions[row]}',
+        style.WRONG if f.index[row] in guilty else '',
+      )
+    ]
+    for image, row in zip(f.images * std + mean, f.drawn, strict=True)
+  ]
+  title = f'Step {report["step"]}: {which} examples, as the model sees them'
+  paper.save(path, sheet.draw(tiles.grouped(groups, _COLUMNS), title=title))
   return str(path)
 
 

@@ -328,7 +328,7 @@ def build(
     names = {name: x.names for name, x in source.features.items()}
     workdir_lib.check_names(resumes, names)
   evaluators = _evaluators(config, splits)
-  _fill(config, source, bool(resumes))
+  fill(config, source, bool(resumes))
   lengths = lengths or timetable.find_lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
@@ -372,8 +372,8 @@ def _evaluators(
   return evaluators
 
 
-def _fill(
-  config: ml_collections.ConfigDict, source: data.Source, resumes: bool
+def fill(
+  config: ml_collections.ConfigDict, source: data.Source, resumes: bool = False
 ) -> None:
   """Sets unset keys of the config from the training data."""
   objectives.fill_options(config)

@@ -1,5 +1,9 @@
 """The images that the model gets at a training step, for display."""
 
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 from typing import NamedTuple
 
 import jax
@@ -9,26 +13,46 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import data
+from vit_jax import objectives
+from vit_jax.config import some
 from vit_jax.data import features as features_lib
-from vit_jax.data import intensity
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import batches
+from vit_jax.data.host import geometry
 from vit_jax.objectives import base
-from vit_jax.plots import contact_sheet
+from vit_jax.plots import paper
+from vit_jax.plots import sheet as sheet_lib
+from vit_jax.plots import style
+from vit_jax.plots import tiles as tiles_lib
+from vit_jax.train import experiment
 from vit_jax.train import step as step_lib
+from vit_jax.train import timetable
+
+_COLUMNS = 8  # of a sheet; an example with more tiles has a row of its own
+_SLICES = 4  # of a video or a volume
+_LEAST = 0.005  # the share of a class that a caption of a mixed image names
 
 
 class Fed(NamedTuple):
   """The first examples of a global batch, as the model gets them.
 
   Attributes:
-    images: float32 [b, H, W, C], 0 to 1.
-    captions: Their targets as text.
+    images: Crops by their names, float32 [b, H, W, C] each, 0 to 1; of volumes
+      and videos [b, D, H, W, C].
+    hidden: Patches that the model does not see, by the name of the crop, bool
+      [b, h, w].
+    maps: Classes of pixels by the name of the feature, int [b, H, W]; of
+      volumes [b, D, H, W].
+    captions: Their other targets as text.
+    features: Features of the examples.
   """
 
-  images: np.ndarray
+  images: Mapping[str, np.ndarray]
+  hidden: Mapping[str, np.ndarray]
+  maps: Mapping[str, np.ndarray]
   captions: list[str]
+  features: features_lib.Features
 
 
 def load(config: ml_collections.ConfigDict, step: int, count: int) -> Fed:
@@ -46,20 +70,22 @@ def load(config: ml_collections.ConfigDict, step: int, count: int) -> Fed:
   data.check(config)
   source = data.open_split(config)
   config = config.copy_and_resolve_references()
-  config.model.num_classes = len(source.classes)
-  intensity.fill(config, source)
-  return of(config, source, step, count)
+  experiment.fill(config, source)
+  lengths = timetable.find_lengths(config, len(source))
+  objective = objectives.create(config, source.features, lengths)
+  return draw(config, source, objective, step, count)
 
 
-def of(
+def draw(
   config: ml_collections.ConfigDict,
   source: data.Source,
+  objective: objectives.Objective,
   step: int,
   count: int,
 ) -> Fed:
   """Returns the input of the model at a step, from an open source.
 
-  As `load`, but with a config that has the number of classes.
+  As `load`, but with a config whose unset keys are filled.
 
   Raises:
     UserError: An image cannot be read.
@@ -67,18 +93,160 @@ def of(
   # The rest of the batch is not needed, except for the partners of mixed pairs.
   count = min(count, config.train.batch_size)
   rows = range(min(count + count % 2, config.train.batch_size))
-  batch = batches.train_rows(source, config, step, rows)
-  key = step_lib.step_key(config.seed, step)
-  rng = Rng(key, jnp.asarray(rows, jnp.int32)).fold(base.Purpose.AUGMENTATION)
-  fed = jax.jit(views.train_transform(config, source.features))(batch, rng)
-  targets = {
-    name: np.asarray(fed[name])[:count]
-    for name in features_lib.targets(source.features)
-  }
+  crops = objective.views
+  batch = batches.train_rows(source, config, step, rows, crops)
+  rng = Rng(step_lib.step_key(config.seed, step), jnp.asarray(rows, jnp.int32))
+  transform = views.train_transform(config, source.features, crops)
+  fed = jax.jit(transform)(batch, rng.fold(base.Purpose.AUGMENTATION))
+  fed = {name: np.asarray(x)[:count] for name, x in fed.items()}
   mean, std = (
     np.asarray(x, np.float32) for x in config_lib.normalization(config)
   )
+  images = {
+    name: crop * std + mean
+    for name, crop in _by_crop({view: fed[view] for view in crops}, crops)
+  }
+  masks = objective.hidden(rng, step)
+  maps = features_lib.maps(source.features)
   return Fed(
-    images=np.asarray(fed['image'])[:count] * std + mean,
-    captions=contact_sheet.captions(targets, source.features, count),
+    images=images,
+    hidden={
+      name: np.asarray(mask)[:count] for name, mask in _by_crop(masks, crops)
+    },
+    maps={name: fed[name] for name in maps if name in fed},
+    captions=captions(fed, source.features, count),
+    features=source.features,
   )
+
+
+def _by_crop(
+  arrays: Mapping[str, Any], views: Mapping[str, geometry.View]
+) -> Iterator[tuple[str, Any]]:
+  """Yields names of crops, as 'local 2', and their parts of the arrays."""
+  for view, array in arrays.items():
+    count = views[view].count
+    if count is None:
+      yield view, array
+    else:
+      yield from ((f'{view} {i + 1}', array[:, i]) for i in range(count))
+
+
+def sheet(fed: Fed, title: str = '') -> np.ndarray:
+  """Returns the images as a picture, uint8 [H, W, 3].
+
+  Beside each crop are the patches that the model sees of it, and the map of its
+  classes. Of a video or a volume a few slices are drawn.
+  """
+  columns = list(_columns(fed))
+  groups = [
+    [sheet_lib.Tile(tile) for tile in tiles]
+    for tiles in zip(*(tiles for _, tiles in columns), strict=True)
+  ]
+  for group, caption in zip(groups, fed.captions, strict=True):
+    group[0] = group[0]._replace(caption=caption)
+  heads = [name for name, _ in columns] if len(columns) > 1 else []
+  return sheet_lib.draw(
+    tiles_lib.grouped(groups, _COLUMNS),
+    title=title,
+    heads=heads,
+    group=len(columns) if len(columns) > 1 else 0,
+    legend=_legend(fed),
+  )
+
+
+def _columns(fed: Fed) -> Iterator[tuple[str, list[np.ndarray]]]:
+  """Yields names of columns and their tiles, one for each example."""
+  for name, images in fed.images.items():
+    for head, part in _slices(fed, name, images):
+      tiles = [sheet_lib.readable(image) for image in part]
+      yield head, tiles
+      if name in fed.hidden:
+        covered = map(tiles_lib.cover, tiles, fed.hidden[name])
+        is_single = len(fed.images) == 1
+        yield 'masked' if is_single else f'{head}, masked', list(covered)
+  shape = tiles[0].shape[:2]
+  for name, maps in fed.maps.items():
+    colours = style.label_colours(fed.features[name].names)
+    colours = np.concatenate([colours, [style.rgb(style.VOID)]])
+    # What does not count has the last colour.
+    known = np.where(maps < len(colours) - 1, maps, -1)
+    for head, part in _slices(fed, name, colours[known].astype(np.uint8)):
+      yield head, [tiles_lib.fit(x, shape, mixes=False) for x in part]
+
+
+def _slices(
+  fed: Fed, name: str, arrays: np.ndarray
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields heads and images [b, H, W, C] of images or of slices."""
+  if arrays.ndim == 4:
+    yield name, arrays
+    return
+  is_video = isinstance(fed.features['image'], features_lib.Video)
+  for i in tiles_lib.spread(arrays.shape[1], _SLICES):
+    yield f'{name}, {"frame" if is_video else "slice"} {i}', arrays[:, i]
+
+
+def _legend(fed: Fed) -> list[tuple[str, np.ndarray]]:
+  """Returns the classes that occur in the maps, with their colours."""
+  legend = []
+  for name, maps in fed.maps.items():
+    names = fed.features[name].names
+    colours = style.label_colours(names)
+    present = np.unique(maps)
+    legend += [
+      (names[i], colours[i]) for i in present[present < len(names)].tolist()
+    ]
+  return legend
+
+
+def captions(
+  targets: Mapping[str, np.ndarray], features: features_lib.Features, count: int
+) -> list[str]:
+  """Describes the targets of examples.
+
+  Args:
+    targets: Arrays [B, ...] by the name of the feature, mixed or not.
+    features: Features of the examples.
+    count: Number of examples, B.
+  """
+  lines: list[list[str]] = [[] for _ in range(count)]
+  for name, feature in features_lib.targets(features).items():
+    for line, value in zip(lines, targets[name], strict=True):
+      if isinstance(feature, features_lib.Label):
+        line.append(caption(value, feature.names))
+      elif isinstance(feature, features_lib.MultiLabel):
+        present = np.flatnonzero(value).tolist()
+        line.append(some([feature.names[i] for i in present], 3) or 'none')
+      elif isinstance(feature, features_lib.Text):
+        line.append(feature.decode(value))
+      else:
+        pairs = zip(feature.names, value.tolist(), strict=True)
+        line += [f'{k} {x:.4g}' for k, x in list(pairs)[:2]]
+  return ['\n'.join(line) for line in lines]
+
+
+def caption(label: np.ndarray, classes: Sequence[str]) -> str:
+  """Returns the caption of a label: 'cat', or '79% cat,' and '21% dog' below.
+
+  A name that consists of digits is preceded by the word 'class' beside a share,
+  and a name with letters that pictures lack by the number of the class.
+
+  Args:
+    label: int scalar, or shares of the classes, float [classes].
+    classes: Names of the classes.
+  """
+  if not label.ndim:
+    return _class_name(classes, int(label))
+  largest = np.argsort(-label, kind='stable')[:2].tolist()
+  shown = [(_class_name(classes, i), label[i]) for i in largest]
+  shares = [
+    f'{share:.0%} {f"class {name}" if name.isdecimal() else name}'
+    for name, share in shown
+    if share >= _LEAST
+  ]
+  return shown[0][0] if len(shares) == 1 else ',\n'.join(shares)
+
+
+def _class_name(classes: Sequence[str], number: int) -> str:
+  name = classes[number]
+  return name if paper.has_letters(name) else f'{number}: {name}'

@@ -10,7 +10,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.parallel import processes
-from vit_jax.plots import contact_sheet
+from vit_jax.plots import paper
 from vit_jax.runs import checkpoint_format
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
@@ -178,10 +178,11 @@ def show(
     return
   for name, part in experiment.parts.items():
     try:
-      fed = fed_lib.of(part.config, part.source, step, _SHOWN)
+      fed = fed_lib.draw(
+        part.config, part.source, part.program.objective, step, _SHOWN
+      )
     except config_lib.UserError:
       return  # the loop reads the same image first, and reports the error
-    png = contact_sheet.encode(
-      list(fed.images), fed.captions, title='of the first batch, as it is fed'
-    )
+    pixels = fed_lib.sheet(fed, 'The first images, as the model gets them')
+    png = paper.encode(pixels)
     reporter.show(step, f'train/{name}/images' if name else 'train/images', png)

@@ -105,13 +105,14 @@ def train_rows(
   config: ml_collections.ConfigDict,
   step: int,
   rows: range,
+  views: Views | None = None,
 ) -> Batch:
   """Returns some rows of one global batch of a run, as `train_batches` would.
 
   Raises:
     UserError: An image cannot be read.
   """
-  return _train_maker(source, config, rows, None)(step)
+  return _train_maker(source, config, rows, views)(step)
 
 
 def _train_maker(
