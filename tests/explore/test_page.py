@@ -230,16 +230,6 @@ def check(browser, who, expected):
   assert found == who
   assert brightest == np.unravel_index(expected.argmax(), GRID)
   assert share == pytest.approx(expected.max(), abs=0.002)
-<<<<<<< HEAD
-  # Reports have the same scale of colours, which ends at this.
-  top = float(browser.one('.most').text.rstrip(' %')) / 100
-  assert top == pytest.approx(
-    max(expected.max(), 4 * expected.mean()), abs=0.002
-  )
-  mean = f'the mean is {100 * expected.mean():.2f}'[:-2]
-  assert mean in browser.one('.rule').text
-=======
->>>>>>> charts
   # Lightness grows with what is shown, so brightness does.
   pixels = browser.pixels('.map')[..., :3].astype(float) @ [0.21, 0.72, 0.07]
   assert pixels.shape == GRID
