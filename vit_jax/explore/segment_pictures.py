@@ -23,7 +23,6 @@ from vit_jax.weights import batched
 
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
-Legend = list[tuple[str, np.ndarray]]
 
 _BATCH = 16  # maximum number of images at a time
 _GROUPS = 2  # images of a row, each with its maps
@@ -67,7 +66,9 @@ def overlays(subject: Subject) -> Drawn:
     for x in found['segments']
   ]
   numbers = {'images': list(images.names), 'classes': names, 'shares': shares}
-  maps = {name: found[name] for name in ('map', 'segments') if name in found}
+  maps: dict[str, np.ndarray] = {
+    name: found[name] for name in ('map', 'segments') if name in found
+  }
   picture = _sheet(objective, subject.pixels, maps, captions)
   return Drawn(caption, [('', picture)], numbers)
 
@@ -213,7 +214,7 @@ def _legend(
   maps: Mapping[str, np.ndarray],
   colours: np.ndarray,
   ignore: int,
-) -> Legend:
+) -> list[tuple[str, np.ndarray]]:
   """Returns the names and colours that occur in maps."""
   classes = {i for labels in maps.values() for i in np.unique(labels).tolist()}
   legend = [(names[i], colours[i]) for i in sorted(classes - {ignore})]
