@@ -23,7 +23,6 @@ from vit_jax.weights import batched
 
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
-Legend = list[tuple[str, np.ndarray]]
 
 _BATCH = 16  # maximum number of images at a time
 _GROUPS = 2  # images of a row, each with its maps
@@ -67,7 +66,10 @@ def overlays(subject: Subject) -> Drawn:
     for x in found['segments']
   ]
   numbers = {'images': list(images.names), 'classes': names, 'shares': shares}
-  picture = _sheet(objective, subject.pixels, found, captions)
+  maps: dict[str, np.ndarray] = {
+    name: found[name] for name in ('map', 'segments') if name in found
+  }
+  picture = _sheet(objective, subject.pixels, maps, captions)
   return Drawn(caption, [('', picture)], numbers)
 
 
@@ -169,7 +171,7 @@ def _names(objective: objectives.Objective) -> list[str]:
 
 def _ignored(objective: objectives.Objective) -> int:
   """Returns the label of pixels that do not count."""
-  return getattr(objective.features['map'], 'ignore', segments.IGNORE)
+  return getattr(objective.features['map'], 'ignore', -1)
 
 
 def _sheet(
@@ -212,12 +214,10 @@ def _legend(
   maps: Mapping[str, np.ndarray],
   colours: np.ndarray,
   ignore: int,
-) -> Legend:
+) -> list[tuple[str, np.ndarray]]:
   """Returns the names and colours that occur in maps."""
-  classes = np.unique(np.concatenate([x.ravel() for x in maps.values()]))
-  legend = [
-    (names[i], colours[i]) for i in classes.tolist() if i not in (ignore, -1)
-  ]
+  classes = {i for labels in maps.values() for i in np.unique(labels).tolist()}
+  legend = [(names[i], colours[i]) for i in sorted(classes - {ignore})]
   if ignore in classes:
     legend.append(('does not count', np.array(style.rgb(style.VOID), np.uint8)))
   if 'map' in maps:
