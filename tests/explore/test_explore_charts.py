@@ -205,7 +205,7 @@ def test_strays_lie_on_top(style):
     )
     left, right = figure.axes
     assert len(left.collections[0].get_offsets()) == 90 and not left.artists
-    assert right.artists and left.get_title() == 't-SNE'
+    assert right.artists and left.get_title('left') == 't-SNE'
     ticks = left.xaxis.get_major_ticks()[0]
     assert (ticks.label1.get_color() == 'none') == (axes_names is None)
 

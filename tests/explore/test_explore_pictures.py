@@ -274,6 +274,11 @@ def test_a_run_on_its_data(digits_run, tmp_path, capsys):
   assert found == set(kinds.KINDS) - {'stem', 'segments'} - OF_METHODS
   counts = np.array(numbers['confusion']['counts'])
   assert counts.sum() == 60 and counts.shape == (10, 10)
+  accuracy = numbers['confusion']['accuracy']
+  assert accuracy == pytest.approx(counts.trace() / 60, rel=1e-5)
+  assert f'<dd class="value">{accuracy:.1%}</dd>' in page
+  ascending = [x for _, x in numbers['confusion']['classes_by_accuracy']]
+  assert ascending == sorted(ascending) and len(ascending) <= 10
   answered = sum(x['examples'] for x in numbers['reliability']['bins'])
   assert answered == 60
   assert len(numbers['embedding']['t-SNE']) == 60

@@ -414,6 +414,18 @@ def test_pictures_of_maps_and_their_errors(finished, tmp_path, capsys):
     assert (tmp_path / 'out' / f'{name}.png').stat().st_size > 500
   page = (tmp_path / 'out' / 'report.html').read_text()
   assert 'id="overlays"' in page and 'and these have maps' in page
+  # The card has the numbers of all examples, not the mean over the worst.
+  by_class = dict(numbers['errors']['classes_by_iou'])
+  assert numbers['errors']['miou'] == pytest.approx(
+    np.mean(list(by_class.values())), rel=1e-4
+  )
+  assert f'<dd class="value">{numbers["errors"]["miou"]:.3f}</dd>' in page
+  # Both of the pictures have images with ground truth, prediction and errors.
+  wide = [
+    cv2.imread(str(tmp_path / 'out' / f'{name}.png')).shape[1]
+    for name in ('overlays', 'errors')
+  ]
+  assert wide[0] == wide[1] > 1000
 
 
 def test_a_map_is_that_of_the_objective(finished):

@@ -1,5 +1,6 @@
 """Pictures of attention and of its contribution to the output."""
 
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import math
@@ -91,7 +92,7 @@ def _images(subject: Subject, columns: int) -> list[np.ndarray]:
 
 
 def _tiles(
-  values: Sequence[np.ndarray], images: list[np.ndarray], scale: sheet.Scale
+  values: Iterable[np.ndarray], images: list[np.ndarray], scale: sheet.Scale
 ) -> list[sheet.Tile]:
   """Returns maps [h, w] in colours, as large as the images."""
   height, width = images[0].shape[:2]

@@ -59,8 +59,11 @@ def overlays(subject: Subject) -> Drawn:
     for x in found['segments']
   ]
   numbers = {'images': list(images.names), 'classes': names, 'shares': shares}
+  maps: dict[str, np.ndarray] = {
+    name: found[name] for name in ('map', 'segments') if name in found
+  }
   ignore = _ignored(objective)
-  picture = class_maps.draw(names, ignore, subject.pixels, found, captions)
+  picture = class_maps.draw(names, ignore, subject.pixels, maps, captions)
   return Drawn(caption, [('', picture)], numbers)
 
 
@@ -163,4 +166,4 @@ def _names(objective: objectives.Objective) -> list[str]:
 
 def _ignored(objective: objectives.Objective) -> int:
   """Returns the label of pixels that do not count."""
-  return getattr(objective.features['map'], 'ignore', segments.IGNORE)
+  return getattr(objective.features['map'], 'ignore', -1)

@@ -32,13 +32,13 @@ class Drawn:
 
   Attributes:
     caption: Explains the pictures and how they were computed.
-    figures: Figures with their labels ('' for a single one), made one at a
-      time.
+    figures: Charts, and pixels of sheets uint8 [H, W, 3], with their labels
+      ('' for a single one); made one at a time.
     numbers: Numbers behind the pictures, unless there are many.
   """
 
   caption: str
-  figures: 'Iterable[tuple[str, Figure]]'
+  figures: 'Iterable[tuple[str, Figure | np.ndarray]]'
   numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

@@ -12,7 +12,7 @@ from vit_jax.config import UserError
 from vit_jax.explore import subject as subject_lib
 
 _IMAGES = 8  # maximum number of thumbnails
-_SIDE = 88  # pixels of the longer side of a thumbnail on the page
+_SIDE = 96  # pixels of the longer side of a thumbnail on the page
 _WORST = 3  # classes that are named
 
 

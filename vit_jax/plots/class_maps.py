@@ -9,8 +9,6 @@ from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles
 
-Legend = list[tuple[str, np.ndarray]]
-
 WRONG = np.array([220, 0, 0], np.uint8)  # of pixels; no class has it
 _SHARE = 0.55  # of the colours in an overlay
 _CONTRAST = 0.45  # of the grey image below wrong pixels
@@ -113,12 +111,10 @@ def _legend(
   maps: Mapping[str, np.ndarray],
   colours: np.ndarray,
   ignore: int,
-) -> Legend:
+) -> list[tuple[str, np.ndarray]]:
   """Returns the names and colours that occur in maps."""
-  classes = np.unique(np.concatenate([x.ravel() for x in maps.values()]))
-  legend = [
-    (names[i], colours[i]) for i in classes.tolist() if i not in (ignore, -1)
-  ]
+  classes = {i for labels in maps.values() for i in np.unique(labels).tolist()}
+  legend = [(names[i], colours[i]) for i in sorted(classes - {ignore})]
   if ignore in classes:
     legend.append(('does not count', np.array(style.rgb(style.VOID), np.uint8)))
   if 'map' in maps:

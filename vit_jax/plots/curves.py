@@ -246,7 +246,7 @@ def _add_legend(
   note: str,
   per_row: int = 1,
   *,
-  loc: str,
+  loc: Any,
 ) -> None:
   """Adds the legend of all panels, with a note above it."""
   from matplotlib import lines

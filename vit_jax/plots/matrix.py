@@ -123,7 +123,7 @@ def draw(
   left = (
     2 * paper_lib.LINE + max(map(paper_lib.width, left_names)) + paper_lib.GAP
   )
-  top = paper_lib.LINE + paper_lib.GAP
+  top = paper_lib.GAP + (paper_lib.LINE if margin else 0)
   right = left + columns * side
   bottom = top + rows * side
   end = right + (paper_lib.GAP + paper_lib.width(margin.head) if margin else 0)

@@ -115,7 +115,7 @@ def _has_glyph(letter: str) -> bool:
   """Whether the font has a letter; it draws a '?' for others."""
   if letter.isascii() or not letter.isprintable():
     return letter.isprintable()
-  return not np.array_equal(*map(_letter, (letter, '?')))
+  return not np.array_equal(_letter(letter), _letter('?'))
 
 
 def _letter(letter: str) -> np.ndarray:
