@@ -120,8 +120,9 @@ def _clean(notebook: Any, folder: str) -> None:
     'language_info': {'name': 'python'},
   }
   for output in _outputs(notebook):
-    if 'metadata' in output:
-      output.metadata = {}
+    if 'metadata' in output:  # the sizes at which figures are shown stay
+      sizes = output.metadata.get('image/png')
+      output.metadata = {'image/png': sizes} if sizes else {}
     for holder, key in _texts(output):
       holder[key] = holder[key].replace(folder, '.')
 

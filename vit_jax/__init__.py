@@ -15,6 +15,7 @@ if TYPE_CHECKING:
   from vit_jax import config as config
   from vit_jax import explore as explore
   from vit_jax import train as train
+  from vit_jax.data.sources import open_source as open_source
   from vit_jax.objectives.loading import load as load
   from vit_jax.weights.features import embeddings as embeddings
   from vit_jax.weights.features import features as features
@@ -27,6 +28,7 @@ _MODULES = {
   'features': 'vit_jax.weights.features',
   'list_models': 'vit_jax.weights.published',
   'load': 'vit_jax.objectives.loading',
+  'open_source': 'vit_jax.data.sources',
 }
 
 _PACKAGES = ('config', 'explore', 'train')
@@ -39,6 +41,7 @@ __all__ = [
   'features',
   'list_models',
   'load',
+  'open_source',
   'train',
 ]
 
