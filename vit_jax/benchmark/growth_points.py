@@ -163,11 +163,11 @@ def table(curves: Mapping[str, Sequence[Point]]) -> str:
     exponents = [
       f'{name} {exponent(curve, key):z.2f}' for key, name in names.items()
     ]
-    names = axis, 'ms a step', 'GFLOP/s', 'state, MiB', 'temporary, MiB'
+    columns = axis, 'ms a step', 'GFLOP/s', 'state, MiB', 'temporary, MiB'
     lines += [
       f'{axis}: exponents at the upper end: {", ".join(exponents)}',
       '',
-      *tables.Table(names, [_cells(axis, x) for x in curve]).markdown(),
+      *tables.Table(columns, [_cells(axis, x) for x in curve]).markdown(),
       '',
     ]
   return '\n'.join(lines)

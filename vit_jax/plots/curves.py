@@ -116,7 +116,7 @@ def draw(
   with canvas.style():
     height = rows * _HEIGHT + (0 if room else _LEGEND)
     figure = canvas.figure(columns * _WIDTH, height)
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.04)
+    figure.set_layout_engine('constrained', w_pad=0.1, h_pad=0.1, wspace=0.04)
     grid = figure.add_gridspec(rows, columns)
     styles = dict(zip(names, _styles(len(names)), strict=True))
     for i, (metric, lines) in enumerate(panels.items()):
