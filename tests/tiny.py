@@ -33,6 +33,7 @@ TINY = {
   'optim.warmup': '2 steps',
   'evals.val.every': '5 steps',
   'checkpoint.every': '4 steps',
+  'reporting': '',
   'mesh.data': 1,
 }
 
