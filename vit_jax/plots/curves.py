@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 import pathlib
+import re
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,8 @@ def draw(
   with canvas.style():
     height = rows * _HEIGHT + (0 if room else _LEGEND)
     figure = canvas.figure(columns * _WIDTH, height)
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1, wspace=0.04)
+    layout: Any = figure.get_layout_engine()
+    layout.set(w_pad=0.1, h_pad=0.1, wspace=0.04)
     grid = figure.add_gridspec(rows, columns)
     styles = dict(zip(names, _styles(len(names)), strict=True))
     for i, (metric, lines) in enumerate(panels.items()):
@@ -150,12 +152,13 @@ def _columns(panels: int) -> int:
 
 def title(metric: str) -> str:
   """Returns words for a metric: 'Learning rate (training)'."""
-  source, _, name = metric.rpartition('/')
-  words = [_WORDS.get(x, x) for x in name.replace('_', ' ').split()]
+  source, _, name = metric.partition('/')
+  words = [_WORDS.get(x, x) for x in re.split('[_/]', name or source)]
   text = ' '.join(words)
-  text = text if words[0] in _WORDS.values() else text[:1].upper() + text[1:]
+  if words[0] not in _WORDS.values():
+    text = text[:1].upper() + text[1:]
   source = {'train': 'training'}.get(source, source)
-  return f'{text} ({source})' if source else text
+  return f'{text} ({source})' if name else text
 
 
 def _styles(count: int) -> list[dict[str, Any]]:
@@ -232,7 +235,8 @@ def _finish(
   cell.set_title(words)
   cell.set_xlabel(x_label)
   name = words.partition(' (')[0]
-  cell.set_ylabel(name if name in _WORDS.values() else name.lower())
+  is_abbreviated = name.split()[0] in _WORDS.values()
+  cell.set_ylabel(name if is_abbreviated else name[:1].lower() + name[1:])
   values = np.concatenate([line.y for line in lines.values()])
   values = values[np.isfinite(values)]
   if metric.endswith('loss') and values.size and values.min() > 0:

@@ -176,7 +176,9 @@ def _draw_cells(
     if max(rows, columns) <= _WRITTEN:
       ink = style.PAPER if colour.mean() < _DARK else style.INK
       middle = y + (side - paper_lib.LINE) / 2
-      picture.write([texts[i, j]], x + side / 2, middle, align=0.5, colour=ink)
+      picture.write(
+        [str(texts[i, j])], x + side / 2, middle, align=0.5, colour=ink
+      )
 
 
 def _line(text: str, room: float) -> np.ndarray:
