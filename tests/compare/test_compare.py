@@ -199,6 +199,7 @@ def test_two_runs_of_a_group_show_both_values(tmp_path, capsys):
 def test_what_a_method_measures_is_drawn(tmp_path, digits_run):
   lines = [
     {'step': i, 'train/loss': 1.0, 'train/teacher_entropy': i, 'train/mfu': 0.5}
+    | {'val/miou': 0.5, 'val/iou/cat': 0.5, 'val/examples': 9}
     for i in (1, 2)
   ]
   columns = comparison.read(
@@ -208,6 +209,9 @@ def test_what_a_method_measures_is_drawn(tmp_path, digits_run):
   assert panels['train/teacher_entropy']['dino'].y.tolist() == [1, 2]
   assert not {'b'} & panels['train/teacher_entropy'].keys()
   assert 'train/mfu' not in panels
+  # A panel for each class would be too many.
+  evaluations = [name for name in panels if name.startswith('val/')]
+  assert evaluations == ['val/accuracy', 'val/miou']
   # All else that a run writes is the loop's.
   _, panels = comparison.lines(
     comparison.read([digits_run, tmp_path / 'b']), 'step'
@@ -326,6 +330,20 @@ def test_panels_are_named_and_of_equal_lines(count, rows, tmp_path):
   assert len({*widths}) == 1
   height = float(re.search(r'height="([\d.]+)pt"', text)[1])
   assert round(height / 238) == rows
+
+
+@pytest.mark.parametrize(
+  'metric, title',
+  [
+    ('train/learning_rate', 'Learning rate (training)'),
+    ('val/miou', 'mIoU (val)'),
+    ('val/class_dice/background', 'Class dice background (val)'),
+    ('val/iou/0', 'IoU 0 (val)'),
+    ('loss', 'Loss'),
+  ],
+)
+def test_titles_are_words(metric, title):
+  assert curves.title(metric) == title
 
 
 def test_smoothing():

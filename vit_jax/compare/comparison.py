@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 import statistics
 from typing import Any
 from typing import TYPE_CHECKING
@@ -258,7 +259,10 @@ def lines(
   shown = [n for n in (LOSS, _RATE) if n in names]
   shown += sorted(filter(_is_of_method, names))
   shown += sorted(
-    n for n in names if records.is_evaluation(n) and not n.endswith('/examples')
+    n
+    for n in names
+    # Those of single classes, as val/iou/cat, are in the tables alone.
+    if records.is_evaluation(n) and not re.search('/.*/|/examples$', n)
   )
   panels = {}
   for name in shown:

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import math
 import pathlib
+import re
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -150,12 +151,13 @@ def _columns(panels: int) -> int:
 
 def title(metric: str) -> str:
   """Returns words for a metric: 'Learning rate (training)'."""
-  source, _, name = metric.rpartition('/')
-  words = [_WORDS.get(x, x) for x in name.replace('_', ' ').split()]
+  source, _, name = metric.partition('/')
+  words = [_WORDS.get(x, x) for x in re.split('[_/]', name or source)]
   text = ' '.join(words)
-  text = text if words[0] in _WORDS.values() else text[:1].upper() + text[1:]
+  if words[0] not in _WORDS.values():
+    text = text[:1].upper() + text[1:]
   source = {'train': 'training'}.get(source, source)
-  return f'{text} ({source})' if source else text
+  return f'{text} ({source})' if name else text
 
 
 def _styles(count: int) -> list[dict[str, Any]]:
@@ -232,7 +234,8 @@ def _finish(
   cell.set_title(words)
   cell.set_xlabel(x_label)
   name = words.partition(' (')[0]
-  cell.set_ylabel(name if name in _WORDS.values() else name.lower())
+  is_abbreviated = name.split()[0] in _WORDS.values()
+  cell.set_ylabel(name if is_abbreviated else name[:1].lower() + name[1:])
   values = np.concatenate([line.y for line in lines.values()])
   values = values[np.isfinite(values)]
   if metric.endswith('loss') and values.size and values.min() > 0:
