@@ -12,7 +12,6 @@ two CPU cores.
 import pathlib
 import re
 import subprocess
-from typing import Any
 
 from absl import flags
 import numpy as np
@@ -89,13 +88,12 @@ def draw_readme(
     target: File of the picture.
   """
   # After the flags: these import JAX.
-  import matplotlib
-  from matplotlib import colors
   from matplotlib import pyplot as plt
 
   import vit_jax
   from vit_jax.data import scenes
   from vit_jax.objectives import segmenter
+  from vit_jax.plots import style
 
   classifier = vit_jax.load(str(runs / 'cifar10-small'))
   photos = [cifar10 / 'test' / name for name in _PHOTOS]
@@ -116,22 +114,18 @@ def draw_readme(
   )
   for axis, title in zip(axes[0], titles, strict=True):
     axis.set_title(title, fontsize=11)
-  # The background is grey, and so no digit is.
-  digits: list[Any] = [*matplotlib.color_sequences['tab10']]
-  digits[7] = '#f0e442'
-  palette = colors.ListedColormap(['0.25', *digits])
-  maps = {'cmap': palette, 'vmin': 0, 'vmax': 10, 'interpolation': 'nearest'}
+  colours = style.label_colours(source.features['map'].names)
   for row, photo, attention, components, index in zip(
     axes, photos, rollout, tokens, _SCENES, strict=True
   ):
     scene = source.read(index).values
     row[0].imshow(np.asarray(Image.open(photo)))
-    row[1].imshow(attention, cmap='magma', vmin=0, vmax=rollout.max())
+    row[1].imshow(attention, cmap=style.HEAT, vmin=0, vmax=rollout.max())
     row[2].imshow(components)
     pixels, prediction = predict_map(scene['image'])
     row[3].imshow(pixels)
-    row[4].imshow(np.squeeze(scene['map']), **maps)
-    row[5].imshow(prediction, **maps)
+    row[4].imshow(colours[np.squeeze(scene['map'])])
+    row[5].imshow(colours[prediction])
     for axis in row:
       axis.set_axis_off()
   figure.savefig(target, dpi=140, pil_kwargs={'quality': 85})
