@@ -30,7 +30,7 @@ _WORK = flags.DEFINE_string(
 )
 PICTURES = ROOT / 'docs' / 'pictures'
 _CIFAR10 = '/path/to/cifar10'  # in the commands of the page
-_COLOURS = 128  # of a PNG's palette
+_COLOURS = 256  # of a PNG's palette
 _MOST_PIXELS = 1_200  # of the longer side
 # Images of the test split of CIFAR-10, and scenes, of the picture of README.md.
 _PHOTOS = ('horse/0824.jpg', 'ship/0305.jpg')
