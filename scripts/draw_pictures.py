@@ -71,7 +71,9 @@ def compress(source: pathlib.Path, target: pathlib.Path) -> None:
     image = picture.convert('RGB')
   image.thumbnail((_MOST_PIXELS, _MOST_PIXELS), Image.Resampling.LANCZOS)
   if target.suffix == '.png':
-    image = image.quantize(_COLOURS, dither=Image.Dither.NONE)
+    # Colours of a few pixels, as of scales, are kept.
+    how = Image.Quantize.MAXCOVERAGE
+    image = image.quantize(_COLOURS, how, dither=Image.Dither.NONE)
     image.save(target, optimize=True)
   else:
     image.save(target, quality=80, optimize=True)

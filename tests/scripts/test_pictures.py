@@ -18,7 +18,7 @@ def _script(name):
 
 
 def test_pictures_are_few_bytes():
-  assert sum(x.stat().st_size for x in PICTURES.rglob('*.*')) < 2.5e6
+  assert sum(x.stat().st_size for x in PICTURES.rglob('*.*')) < 2e6
 
 
 def test_each_picture_of_the_gallery_is_drawn_by_its_commands():
