@@ -311,7 +311,7 @@ def _write(
   f: diagnose.Findings,
   report: dict[str, Any],
 ) -> None:
-  """Writes report and contact sheet; prints the report and logs both."""
+  """Writes report and images; prints the report and logs both."""
   report['contact_sheet'] = _draw(path.with_suffix('.png'), e, f, report)
   report['report'] = str(path.with_suffix('.json'))
   modules = {
