@@ -106,7 +106,7 @@ def _canonical(command: str) -> str:
     KeyError: `vit-jax` has no such verb.
   """
   command = _VERB.sub(
-    lambda x: f'{x[1]}python -m vit_jax.{verbs._VERBS[x[2]][0]}', command
+    lambda x: f'{x[1]}python -m vit_jax.{verbs.VERBS[x[2]][0]}', command
   )
   return _CONFIG_NAME.sub(r'\1configs/\2.py', command)
 

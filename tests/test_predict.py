@@ -241,7 +241,9 @@ def test_the_command_itself(digits_run, images, tmp_path):
     input=f'{images}/b.png\n',
   )
   assert result.returncode == 0, result.stderr
-  assert result.stdout.startswith(f'{images}/b.png  0.')
+  head, line = result.stdout.splitlines()
+  assert head.split() == ['image', 'probability', 'class']
+  assert line.startswith(f'{images}/b.png') and ' 0.' in line
   (line,) = result.stderr.splitlines()
   assert line.startswith(f'loaded {digits_run}/checkpoints/3: step 3, ')
   assert any((tmp_path / 'cache' / 'xla').iterdir())

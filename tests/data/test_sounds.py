@@ -283,7 +283,7 @@ def test_a_run_names_the_classes_of_files(tmp_path, capsys):
   assert found.metrics['val/accuracy'] == 1.0
   paths = [root / 'val' / 'high', root / 'val' / 'low' / 'b.flac']
   assert commands.run(predict, f'--from={run}', '--top=1', *paths) == 0
-  lines = capsys.readouterr().out.splitlines()
+  _, *lines = capsys.readouterr().out.splitlines()
   assert [x.split()[-1] for x in lines] == ['high', 'high', 'high', 'low']
   arguments = f'--from={run}', f'--data=audio:{root}', '--split=val'
   assert commands.run(evaluate, *arguments) == 0

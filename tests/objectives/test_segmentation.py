@@ -380,7 +380,7 @@ def test_maps_of_images_of_any_size(how, finished, tmp_path, capsys, caplog):
     assert cv2.imread(str(output / f'{i}.overlay.png')).shape == colours.shape
   args = f'--from={finished}', folder / '0.png', f'--output={output}', '--top=2'
   assert commands.run(predict, *args, *how) == 0
-  lines = capsys.readouterr().out.splitlines()
+  _, *lines = capsys.readouterr().out.splitlines()
   largest = sorted(filter(None, found[0]['numbers'].values()), reverse=True)[:2]
   assert [x.split()[-2] for x in lines] == [f'{x:.6g}' for x in largest]
 

@@ -174,7 +174,7 @@ def test_ema_is_the_average_and_is_evaluated(tmp_path):
 def finished(tmp_path_factory):
   """A whole run: its work directory and config."""
   workdir = tmp_path_factory.mktemp('runs') / 'new' / 'run'
-  config = tiny.config(checkpoint__best='val/loss')
+  config = tiny.config(checkpoint__best='val/loss', reporting='tensorboard')
   assert loop.run(config, str(workdir)).status == 0
   return workdir, config
 

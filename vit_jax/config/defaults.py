@@ -332,7 +332,7 @@ def _optim() -> ml_collections.ConfigDict:
   # For 'step': fractions of the duration at which the learning rate is
   # multiplied by step_factor.
   optim.step_at = (0.6, 0.85)
-  optim.step_factor = 0.1
+  optim.step_factor = 0.1  # for 'step': the learning rate after / before it
   optim.cooldown = '0 steps'  # for 'wsd' and 'rsqrt': the end of the duration
   # For 'rsqrt': time until the learning rate has fallen to 1 / sqrt(2).
   optim.timescale = '10_000 steps'

@@ -92,8 +92,8 @@ def start_again() -> None:
     )
   except OSError as e:  # for example, another architecture or a sandbox
     print(
-      f'mimalloc cannot be loaded, so that training is slower ({VARIABLE}=none:'
-      f' no such line): {e}',
+      f'mimalloc cannot be loaded, so that training is slower ({VARIABLE}=none'
+      f' hides this line): {e}',
       file=sys.stderr,  # absl warns of what is logged before flags are parsed
     )
 
@@ -126,7 +126,7 @@ def _log_hint() -> None:
     variables = {_PRELOAD: library, **_OPTIONS}
     logging.info(
       'models train faster on a CPU if their program starts with mimalloc: %s'
-      ' python my.py (%s=none: no such line)',
+      ' python my.py (%s=none hides this line)',
       ' '.join(f'{name}={value}' for name, value in variables.items()),
       VARIABLE,
     )
