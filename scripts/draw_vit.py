@@ -42,8 +42,9 @@ def main(argv: list[str]) -> None:
 
 def draw(path: pathlib.Path) -> None:
   """Writes the diagram as an SVG file; equal calls write equal bytes."""
-  settings = {'svg.hashsalt': 'vit', 'svg.fonttype': 'path', 'font.size': 12}
-  with matplotlib.rc_context(settings):
+  with matplotlib.rc_context(
+    {'svg.hashsalt': 'vit', 'svg.fonttype': 'path', 'font.size': 12}
+  ):
     fig = figure.Figure(figsize=(_WIDTH, _HEIGHT), facecolor='white')
     ax = fig.add_axes((0, 0, 1, 1))
     ax.set(xlim=(0, _WIDTH), ylim=(0, _HEIGHT))
