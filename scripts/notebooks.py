@@ -1,7 +1,10 @@
 r"""Runs the notebooks, and stores them with their outputs.
 
-  python scripts/notebooks.py
-  python scripts/notebooks.py notebooks/1_build_a_vit.ipynb
+  CIFAR10=folder:/path/to/cifar10 python scripts/notebooks.py
+  CIFAR10=cifar10 python scripts/notebooks.py notebooks/1_build_a_vit.ipynb
+
+CIFAR10 names the copy of CIFAR-10, as config.data.name does: the stored outputs
+have its results.
 
 Each runs from top to bottom in a new process and an empty folder, on the CPU.
 If a cell fails, its traceback is shown and nothing is stored. Outputs that

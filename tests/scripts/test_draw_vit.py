@@ -9,7 +9,7 @@ pytest.importorskip('matplotlib', reason='needs matplotlib: vit_jax[notebooks]')
 
 
 def test_the_stored_file_is_drawn(tmp_path):
-  """But for digits after the point, which differ between versions."""
+  """Coordinates may differ between versions of matplotlib, shapes do not."""
   path = tiny.ROOT / 'scripts' / 'draw_vit.py'
   spec = importlib.util.spec_from_file_location('draw_vit', path)
   script = importlib.util.module_from_spec(spec)
