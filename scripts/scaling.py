@@ -19,9 +19,9 @@ from absl import logging
 
 from vit_jax import cli
 from vit_jax import config as config_lib
+from vit_jax import tables
 from vit_jax.ahead import plan as plan_lib
 from vit_jax.ahead import roofline
-from vit_jax.config import tables
 from vit_jax.parallel import hardware as hardware_lib
 
 # Images of a microbatch on one device, whose activations fit into 80 GB.
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> None:
   for hardware in chosen:
     print(f'\n{hardware.name}, {_BATCH_SIZE.value:,} images a step:\n')
     rows = [row(name, n, of, hardware) for (name, n), of in found.items()]
-    print(*tables.markdown([_HEADER, *rows]), sep='\n')
+    print(*tables.Table(_HEADER, rows).markdown(), sep='\n')
 
 
 if __name__ == '__main__':

@@ -275,7 +275,7 @@ def test_a_run_names_the_classes_of_files(tmp_path, capsys):
   val = root / 'val' / 'brighter'
   paths = [val / 'a.mp4', val / 'c', root / 'val' / 'darker' / 'deep']
   assert commands.run(predict, f'--from={run}', '--top=1', *paths) == 0
-  lines = capsys.readouterr().out.splitlines()
+  _, *lines = capsys.readouterr().out.splitlines()
   assert [x.split()[-1] for x in lines] == ['brighter', 'brighter', 'darker']
   arguments = f'--from={run}', f'--data=video:{root}', '--split=val'
   assert commands.run(evaluate, *arguments) == 0
