@@ -271,7 +271,8 @@ def test_params_come_from_the_newest_where_there_is_no_best(
   params, step, where = restoring.restore_params(tmp_path)
   assert (step, where) == (2, tmp_path / 'checkpoints/2')
   assert_same_bits(params, jax.device_get(make_state(2).params))
-  biggest_file(where).unlink()
+  for file in where.rglob('d/*'):  # the largest may lack the parameters
+    file.unlink()
   assert restoring.restore_params(tmp_path)[1] == 1
   assert saved_steps(tmp_path) == [1, 2]  # nothing is changed
 
