@@ -18,8 +18,8 @@ _NARROWEST, _WIDEST = 60, 100  # columns
 _INDENT = 24  # columns before the meaning of a flag
 
 # Titles of groups, with the flags in them, of all commands. A flag that is in
-# none is in the group _OTHER.
-_OTHER = 'What to do'
+# none is in the group _DEFAULT_GROUP.
+_DEFAULT_GROUP = 'What to do'
 _GROUPS = {
   'What to read': (
     *('config', 'from', 'step', 'state', 'model', 'image_size', 'quantize'),
@@ -27,7 +27,7 @@ _GROUPS = {
     *('text', 'image', 'sweep', 'same_order', 'max_images', 'max_examples'),
     'count',
   ),
-  _OTHER: (),
+  _DEFAULT_GROUP: (),
   'Probes': (
     *('probe', 'train_split', 'features', 'k', 'shots', 'templates'),
     'class_names',
@@ -106,7 +106,7 @@ def grouped(
   order = [*group_of, *named]
   for name in sorted(named, key=order.index):
     option = _option(named[name], usage)
-    groups[group_of.get(name, _OTHER)].append(option)
+    groups[group_of.get(name, _DEFAULT_GROUP)].append(option)
   return {title: options for title, options in groups.items() if options}
 
 
@@ -174,11 +174,11 @@ def parts(doc: str) -> tuple[str, list[str], str]:
 
   The examples are the indented lines after the sentence, without their indent.
   """
-  first, _, rest = doc.strip().partition('\n\n')
-  block, _, details = rest.partition('\n\n')
+  first, _, body = doc.strip().partition('\n\n')
+  block, _, details = body.partition('\n\n')
   sentence = ' '.join(first.split())
   if not block.startswith('  '):
-    return sentence, [], rest.strip('\n')
+    return sentence, [], body.strip('\n')
   return sentence, textwrap.dedent(block).splitlines(), details.strip('\n')
 
 

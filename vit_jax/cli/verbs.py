@@ -54,8 +54,8 @@ def run() -> None:
     print(importlib.metadata.version('vit_jax'))
     sys.exit(0)
   if verb not in VERBS:
-    near = difflib.get_close_matches(verb, VERBS, n=1)
-    hint = f'did you mean {near[0]}?' if near else 'see vit-jax --help'
+    matches = difflib.get_close_matches(verb, VERBS, n=1)
+    hint = f'did you mean {matches[0]}?' if matches else 'see vit-jax --help'
     sys.exit(f'error: {verb!r} is no verb: {hint}')
   del sys.argv[1]
   module, _ = VERBS[verb]

@@ -1,5 +1,6 @@
 """Draws maps of classes in colours."""
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -102,21 +103,27 @@ def draw(
     tiles.grouped(groups, _GROUPS * len(heads)),
     heads=heads,
     group=len(heads),
-    legend=_legend(names, maps, colours, ignore),
+    legend=[
+      *legend(names, maps.values(), ignore),
+      *([('wrong', WRONG)] if 'map' in maps else []),
+    ],
   )
 
 
-def _legend(
-  names: Sequence[str],
-  maps: Mapping[str, np.ndarray],
-  colours: np.ndarray,
-  ignore: int,
+def legend(
+  names: Sequence[str], maps: Iterable[np.ndarray], ignore: int
 ) -> list[tuple[str, np.ndarray]]:
-  """Returns the names and colours that occur in maps."""
-  classes = {i for labels in maps.values() for i in np.unique(labels).tolist()}
-  legend = [(names[i], colours[i]) for i in sorted(classes - {ignore})]
+  """Returns the names and colours of the classes that occur in maps.
+
+  Args:
+    names: Names of the classes.
+    maps: Labels, int [...] each.
+    ignore: The label of pixels that do not count.
+  """
+  colours = style.label_colours(names)
+  classes = {i for labels in maps for i in np.unique(labels).tolist()}
+  entries = [(names[i], colours[i]) for i in sorted(classes - {ignore})]
   if ignore in classes:
-    legend.append(('does not count', np.array(style.rgb(style.VOID), np.uint8)))
-  if 'map' in maps:
-    legend.append(('wrong', WRONG))
-  return legend
+    void = np.array(style.rgb(style.VOID), np.uint8)
+    entries.append(('does not count', void))
+  return entries

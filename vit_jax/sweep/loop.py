@@ -19,7 +19,6 @@ from vit_jax.sweep import runs
 from vit_jax.sweep import study as study_lib
 from vit_jax.sweep import trials as trials_lib
 
-_ALIKE = 2  # trials that fail in the same way before the sweep ends
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -88,7 +87,8 @@ class _Loop:
     self._flags = config_flags
     self._jobs = jobs
     self._publish = publish
-    self._refusals: list[str] = []  # by trials that have ended
+    self._refusals: list[str] = []  # errors of the trials that have ended
+    self._refused_values: dict[str, set[str]] = {}  # by keys of the space
 
   def running(self) -> int:
     """Returns the number of current runs."""
@@ -98,19 +98,29 @@ class _Loop:
     """Checks the runs; reports the trials that have ended.
 
     Raises:
-      UserError: The first two trials were refused alike: so would be all.
+      UserError: All trials were refused alike so far, with at least two values
+        of each key: so would be all.
     """
     ended = [trial for trial in self.trials if trial.watch(stopping)]
     self.trials = [trial for trial in self.trials if trial not in ended]
     if ended:
       with self._study.lock:  # one process writes at a time
         self._publish(self._study.rows())
-    self._refusals += [trial.refusal() for trial in ended]
-    first = self._refusals[:_ALIKE]
-    if len(first) == _ALIKE and first[0] and len(set(first)) == 1:
+    for trial in ended:
+      self._refusals.append(trial.refusal())
+      for key, value in trial.claim.point.items():
+        self._refused_values.setdefault(key, set()).add(repr(value))
+    if ended and not stopping:
+      self._check_refusals()
+
+  def _check_refusals(self) -> None:
+    refusal, *others = set(self._refusals)
+    # Trials that share a value may be refused for that value alone.
+    varied = all(len(values) > 1 for values in self._refused_values.values())
+    if refusal and not others and varied:
       raise UserError(
-        f'the first {_ALIKE} trials failed alike, and so would all:'
-        f' {first[0].removeprefix("seed 0: ")}'
+        f'the first {len(self._refusals)} trials failed alike, and so would'
+        f' all: {refusal.removeprefix("seed 0: ")}'
       )
 
   def start(self, signals: '_Signals') -> None:

@@ -21,6 +21,7 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import batches
 from vit_jax.data.host import geometry
 from vit_jax.objectives import base
+from vit_jax.plots import class_maps
 from vit_jax.plots import paper
 from vit_jax.plots import sheet as sheet_lib
 from vit_jax.plots import style
@@ -188,15 +189,12 @@ def _slices(
 
 def _legend(fed: Fed) -> list[tuple[str, np.ndarray]]:
   """Returns the classes that occur in the maps, with their colours."""
-  legend = []
+  entries = []
   for name, maps in fed.maps.items():
-    names = fed.features[name].names
-    colours = style.label_colours(names)
-    present = np.unique(maps)
-    legend += [
-      (names[i], colours[i]) for i in present[present < len(names)].tolist()
-    ]
-  return legend
+    feature = fed.features[name]
+    assert isinstance(feature, features_lib.SegmentationMap)
+    entries += class_maps.legend(feature.names, [maps], feature.ignore)
+  return entries
 
 
 def captions(
