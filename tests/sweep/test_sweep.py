@@ -228,16 +228,6 @@ def test_a_config_that_every_trial_refuses_ends_the_sweep(files, run):
   assert states == ['failed', 'failed']
 
 
-def test_one_refused_value_does_not_end_the_sweep(files, run):
-  """Two trials that share it fail alike; the others may work."""
-  flags = files("""
-    space={'optim.decay_pattern': sweep.choice('refused', 'kernel$'),
-           'optim.b1': sweep.choice(0.8, 0.9)},
-    sampler='grid'""")
-  states = {(row['optim.decay_pattern'], row['state']) for row in run(*flags)}
-  assert states == {('refused', 'failed'), ('kernel$', 'complete')}
-
-
 def test_failures_are_recorded_and_do_not_end_the_sweep(files, run):
   flags = files("""
     space={'optim.decay_pattern': sweep.choice('kernel$', 'fails', 'dies')},
