@@ -391,6 +391,7 @@ def test_resumes_in_another_way(finished, tmp_path, caplog):
   shutil.rmtree(workdir / 'checkpoints' / '12')
   config = tiny.config(
     checkpoint__best='val/loss',
+    reporting='tensorboard',
     mesh__data=4,
     mesh__fsdp=2,
     mesh__min_size=0,
