@@ -18,10 +18,10 @@ from vit_jax.models import embedding
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import igpt
 from vit_jax.models import initializers
+from vit_jax.models import kernels
 from vit_jax.models import mixer
 from vit_jax.models import names
 from vit_jax.models import resnet
-from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models import vit
 
@@ -214,10 +214,10 @@ def on_platform(config: Any, platform: str) -> Any:
   if platform == jax.default_backend() or 'remat' not in fields_lib.of(module):
     return config
   result = config.copy_and_resolve_references()
-  result.model.remat = spec_lib.remat_on(platform, model.scan, model.remat)
+  result.model.remat = stack.remat_on(platform, model.scan, model.remat)
   if 'attention_implementation' in fields_lib.of(module):
     chosen = model.attention_implementation or 'auto'
-    found = spec_lib.attention_on(platform, chosen)
+    found = kernels.on_platform(platform, chosen)
     result.model.attention_implementation = found
   return result
 

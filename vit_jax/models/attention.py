@@ -1,334 +1,179 @@
-"""Multi-head self-attention.
+"""Multi-head self-attention (arXiv:2010.11929, appendix A).
 
 In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
 head, R tokens with a query (all T, or fewer in the last layer).
 """
 
 from collections.abc import Iterator
-import functools
 import math
-from typing import Any
-from typing import cast
-from typing import Literal
+from typing import Annotated
+from typing import ClassVar
 
-from absl import logging
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import differential
-from vit_jax.models import dropout
-from vit_jax.models import fused_attention
-from vit_jax.models import qkv as qkv_lib
-from vit_jax.models import relative
-from vit_jax.models import rotary
-from vit_jax.models import spec as spec_lib
-from vit_jax.models import vector_lanes
+from vit_jax.models import fields
+from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import kernels
+from vit_jax.models import norms
+from vit_jax.models.context import Context
+from vit_jax.models.dropout import Purpose
+from vit_jax.models.fields import Field
+from vit_jax.models.fields import Kind
+from vit_jax.models.mlp import keep
 
 # Added to the scores of tokens that are not attended to: their weights are 0,
 # and it is finite in all types but float16.
 _HIDDEN = -1e9
-# Names of the norms of queries and keys.
-_NORMS = ('query_norm', 'key_norm')
 
-
-@functools.cache  # once in a process
-def log_choice(platform: str, kernel: str, refusal: str) -> None:
-  """Logs which implementation of attention is used, and why."""
-  if refusal:
-    logging.info(
-      "attention on %s: 'einsum', not %r: %s", platform, kernel, refusal
-    )
-  else:
-    logging.info('attention on %s: %r', platform, kernel)
-
-
-def _attend_of_jax(
-  query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
-  bias: jax.Array | None,
-  *,
-  causal: bool,
-  implementation: str,
-) -> jax.Array:
-  """Maps [B, T, H, K] to the values [B, R, H, K] by `jax.nn`.
-
-  Args:
-    query: Queries, [B, R, H, K].
-    key: Keys.
-    value: Values.
-    bias: Added to the scores, [H, R, T] or [B, H, R, T], or None.
-    causal: Whether a token attends only to itself and those before it.
-    implementation: 'xla' or 'cudnn'.
-  """
-  lengths: dict[str, Any] = {}
-  if bias is not None and bias.ndim < query.ndim:
-    bias = bias[None]
-  b, r = query.shape[:2]
-  t = key.shape[1]
-  if implementation == 'cudnn' and (r % 2 or t % 2):
-    # The backward pass of cuDNN needs even lengths, and 14 x 14 patches with a
-    # class token are 197.
-    even = [
-      jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
-      for x in (query, key, value)
-    ]
-    query, key, value = even
-    lengths = {
-      'query_seq_lengths': jnp.full((b,), r, jnp.int32),
-      'key_value_seq_lengths': jnp.full((b,), t, jnp.int32),
-    }
-  y = jax.nn.dot_product_attention(
-    query,
-    key,
-    value,
-    bias if bias is None else bias.astype(query.dtype),
-    is_causal=causal,
-    implementation=cast(Literal['xla', 'cudnn'], implementation),
-    **lengths,
-  )
-  return y[:, :r]
-
-
-class Output(nn.Module):
-  """The layer after the heads: [B, R, H, K] -> [B, R, D].
-
-  As a `DenseGeneral` over both last axes, but as a product of matrices: for one
-  over two axes, TPUs' compiler transposes the values in memory.
-  """
-
-  spec: spec_lib.EncoderSpec
-
-  @nn.compact
-  def __call__(self, y: jax.Array) -> jax.Array:
-    """Returns tokens."""
-    spec, heads = self.spec, y.shape[2:]
-    d = math.prod(heads)
-
-    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-      return spec.starts.kernel(key, (d, d)).reshape(shape)
-
-    kernel = self.param('kernel', init, (*heads, d)).astype(spec.dtype)
-    y = y.reshape(*y.shape[:2], d) @ kernel.reshape(d, d)
-    if not spec.dense_bias:
-      return y
-    bias = self.param('bias', nn.initializers.zeros, (d,))
-    return y + bias.astype(spec.dtype)
+QKV = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Attention(nn.Module):
   """Multi-head self-attention: [B, T, D] -> [B, R, D].
 
-  `EncoderSpec.attention_implementation` says in which type the softmax is
-  computed, and in which order axes are.
-
   Attributes:
-    spec: Fields of the layer.
-    num_queries: R, the number of first tokens that attend to all tokens; None:
-      all tokens attend.
-    capture: Whether the weights are returned.
-    returns_keys: Whether the keys' mean over all heads is returned instead.
+    num_heads: H, which divides D.
+    qkv_bias: Whether queries, keys and values have biases.
+    key_bias: Whether keys have one where `qkv_bias` is True. Without rotation
+      it does not change the softmax (BEiT, arXiv:2106.08254, its code).
+    out_bias: Whether the layer after the heads has a bias.
+    qk_norm: Whether a norm over each head's channels follows queries and keys
+      (Scaling Vision Transformers to 22 Billion Parameters, arXiv:2302.05442).
+    out_norm: Whether a norm over the channels of all heads precedes the layer
+      after them (sub-LN of Magneto, arXiv:2210.06423, section 2).
+    causal: Whether a token attends only to itself and those before it.
+    dropout_rate: Dropout rate of the attention weights.
+    norm: The norm of `qk_norm` and `out_norm`.
+    implementation: 'plain', for CPUs: heads before tokens, and a softmax that
+      divides after the product with the values; 'fused', for TPUs: one kernel,
+      see `fused_attention`; 'cudnn', for GPUs, and 'xla', of
+      `jax.nn.dot_product_attention`; 'einsum': the compiler chooses the order
+      of axes, and scores and softmax are in `dtype`; 'auto': 'plain', 'fused'
+      or 'cudnn', by the platform. The softmax of all others is in float32. What
+      a kernel cannot compute, such as dropout, 'einsum' computes, and the log
+      says why. That is also so on several TPUs without a mesh in the context
+      (`jax.set_mesh`), since the compiler cannot split a kernel. Where the
+      attention weights are captured, 'plain' is always used.
+    initializers: Name of the initial values.
+    dtype: Type in which layers compute.
   """
 
-  spec: spec_lib.EncoderSpec
-  num_queries: int | None = None
-  capture: bool = False
-  returns_keys: bool = False
+  # The kernels that compute what this class does.
+  supported: ClassVar[tuple[str, ...]] = ('fused', 'cudnn', 'xla')
+
+  num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
+  qkv_bias: Annotated[bool, fields.FUNCTION] = True
+  key_bias: Annotated[bool, fields.FUNCTION] = True
+  out_bias: Annotated[bool, fields.FUNCTION] = True
+  qk_norm: Annotated[bool, fields.FUNCTION] = False
+  out_norm: Annotated[bool, fields.FUNCTION] = False
+  causal: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
+  dropout_rate: Annotated[
+    float,
+    Field(Kind.TRAINING, interval='[0, 1)', key='attention_dropout_rate'),
+  ] = 0.0
+  norm: Annotated[nn.Module, fields.PART] = norms.LayerNorm()
+  implementation: Annotated[
+    str,
+    Field(
+      Kind.EXECUTION,
+      choices=kernels.IMPLEMENTATIONS,
+      key='attention_implementation',
+    ),
+  ] = 'auto'
+  initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
+  dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   @nn.compact
-  def __call__(
-    self,
-    x: jax.Array,
-    dropout_key: dropout.DropoutKey | None,
-    context: spec_lib.Context | None = None,
-    perturbation: jax.Array | None = None,
-  ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the output, and the weights [B, H, R, T] or keys [B, T, K].
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns the output for the first R tokens.
 
-    Args:
-      x: [B, T, D].
-      dropout_key: Key of the layer; None when not training.
-      context: What the layers have in common; None: nothing.
-      perturbation: Added to the weights that are captured, [B, H, R, T].
+    It captures the weights as `attention` [B, H, R, T], and the mean of the
+    keys over all heads as `keys` [B, T, K].
     """
-    spec, context = self.spec, context or spec_lib.Context()
-    bias, rotation = self._bias(context), context.rotation
-    implementation = self._implementation(x, dropout_key, bias)
-    weights = None
+    bias = self.bias(context)
+    implementation = kernels.choose(self, x, context, bias)
     if implementation == 'fused':
-      y = self._attend_fused(x, rotation)
+      y = kernels.attend_fused(self, x, context)
     else:
-      query, key, value = qkv_lib.QKV(spec, name='qkv')(x, self.num_queries)
-      if spec.differential:
-        query, key, value = differential.halves(query, key, value)
-        if perturbation is not None:
-          perturbation = differential.of_first(perturbation)
-      qkv = self._prepared(query, key, value, rotation)
+      query, key, value = self.prepare(*self.project(x, context), context)
       if implementation == 'plain':
-        y, weights = self._attend(*qkv, bias, dropout_key, perturbation)
+        y = self.attend(query, key, value, bias, context)
       elif implementation == 'einsum':
-        y = self._attend_by_einsum(*qkv, bias, dropout_key)
+        y = self.attend_by_einsum(query, key, value, bias, context)
       else:
-        y = _attend_of_jax(
-          *qkv, bias, causal=spec.causal, implementation=implementation
+        y = kernels.attend_by_jax(
+          query, key, value, bias, self.causal, implementation
         )
-      if self.returns_keys:
-        weights = qkv[1].mean(axis=2)
-    y = spec_lib.keep(y)
-    if spec.differential:
-      assert context.layer is not None
-      join = differential.Difference(spec.dtype, name='difference')
-      y, seen = join(y, weights if self.capture else None, context.layer)
-      weights = seen if self.capture else weights
-    if spec.attention_norm:
-      y = spec.layer_norm('norm')(jax.lax.collapse(y, 2)).reshape(y.shape)
-    y = spec_lib.keep(Output(spec, name='out')(y))
-    return y, weights
+      if 'keys' in context.captures:
+        context.capture('keys', key.mean(axis=2))
+    y = self.join(keep(y), context)
+    if self.out_norm:
+      y = self.norm(jax.lax.collapse(y, 2)).reshape(y.shape)
+    out = Output(self.out_bias, self.initializers, self.dtype, name='out')
+    return keep(out(y))
 
-  def _bias(self, context: spec_lib.Context) -> jax.Array | None:
+  def project(self, x: jax.Array, context: Context) -> QKV:
+    """Returns queries [B, R, H, K], keys and values [B, T, H, K]."""
+    return self.qkv_layer()(x, context.num_read)
+
+  def qkv_layer(self) -> 'Projection':
+    """Returns the layer of queries, keys and values."""
+    return Projection(
+      self.num_heads,
+      self.qkv_bias,
+      self.key_bias,
+      self.initializers,
+      self.dtype,
+      name='qkv',
+    )
+
+  def prepare(
+    self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context
+  ) -> QKV:
+    """Normalises and rotates queries and keys."""
+    if self.qk_norm:
+      # This keeps logits from growing until training diverges.
+      query = self.norm.copy(name='query_norm')(query)
+      key = self.norm.copy(name='key_norm')(key)
+    if context.rotation is not None:
+      query = context.rotation(query, context.layer)
+      key = context.rotation(key, context.layer)
+    return query, key, value
+
+  def join(self, y: jax.Array, context: Context) -> jax.Array:
+    """Returns what the layer after the heads gets of values [B, R, H, K]."""
+    del context
+    return y
+
+  def bias(self, context: Context) -> jax.Array | None:
     """Returns what is added to the scores, or None.
 
     It is [H, R, T]; where some tokens are not attended to, [B, H or 1, R or 1,
     T].
     """
-    bias, spec = context.bias, self.spec
-    if spec.relative_positions.startswith('layers'):
-      assert context.grid is not None
-      bias = relative.bias(
-        *(self, spec.relative_positions, context.grid, spec.num_heads),
-        prefix=context.prefix,
-        hidden=spec.relative_mlp_dim,
-      )
+    bias = context.bias
+    if context.layer_bias is not None:
+      part = context.layer_bias.copy(name='bias')
+      nn.share_scope(self, part)
+      bias = part(context)
     if bias is not None:
-      bias = bias[:, : self.num_queries]
-    for add in self._of_keys(context):
-      bias = add if bias is None else add + bias
+      bias = bias[:, : context.num_read]
+    for mask in _masks(context):
+      bias = mask if bias is None else mask + bias
     return bias
 
-  def _of_keys(self, context: spec_lib.Context) -> Iterator[jax.Array]:
-    """Yields what is added to the scores of keys, [B, 1, 1 or T, T] each."""
-    segments = context.segments
-    if segments is not None:  # a matrix of blocks; padding attends to itself
-      is_own = segments[:, :, None] == segments[:, None]
-      yield jnp.where(is_own, 0.0, _HIDDEN)[:, None]
-    elif context.attended is not None:
-      yield jnp.where(context.attended, 0.0, _HIDDEN)[:, None, None]
-    if context.sizes is not None:
-      yield jnp.log(context.sizes)[:, None, None]
-
-  def _implementation(
-    self,
-    x: jax.Array,
-    dropout_key: dropout.DropoutKey | None,
-    bias: jax.Array | None,
-  ) -> str:
-    """Returns the implementation that can do this and suits it."""
-    spec, platform = self.spec, jax.default_backend()
-    if self.capture:
-      return 'plain'
-    chosen = spec_lib.attention_on(platform, spec.attention_implementation)
-    if chosen not in ('fused', 'cudnn'):
-      return 'einsum' if spec.differential and chosen == 'xla' else chosen
-    drops = dropout_key is not None and spec.attention_dropout_rate > 0
-    refusal = self._refusal(chosen, x, drops, bias)
-    log_choice(platform, chosen, refusal)
-    return 'einsum' if refusal else chosen
-
-  def _refusal(
-    self, kernel: str, x: jax.Array, drops: bool, bias: jax.Array | None
-  ) -> str:
-    """Returns why 'fused' or 'cudnn' cannot compute this; '' if it can."""
-    spec, is_fused = self.spec, kernel == 'fused'
-    reasons = {
-      'weights are differences': spec.differential,
-      'keys are returned': self.returns_keys,
-      'heads share keys': is_fused and spec.key_heads,
-      'scores have a bias': bias is not None,
-      'tokens attend to earlier ones': is_fused and spec.causal,
-      'weights are dropped': drops,
-      'only first tokens attend': self.num_queries,
-      'the batch is empty': not x.size,
-    }
-    for reason, holds in reasons.items():
-      if holds:
-        return reason
-    if is_fused:
-      return fused_attention.refusal(
-        *(x.shape, spec.num_heads, spec.dtype), normalizes=spec.qk_norm
-      )
-    return self._refusal_of_cudnn(x.shape[-1] // spec.num_heads)
-
-  def _refusal_of_cudnn(self, size: int) -> str:
-    """Returns why cuDNN cannot attend with heads of `size` channels, or ''."""
-    dtype, device = jnp.dtype(self.spec.dtype), jax.devices()[0]
-    if dtype.itemsize != 2:
-      return f'the type is {dtype.name}'
-    if size % 8 or size > 128:
-      return f'heads have {size} channels'
-    if device.platform != 'gpu':  # ahead of time
-      return ''
-    # Flash attention came with Ampere, 8.0. AMD's GPUs have names: 'gfx942'.
-    capability = str(getattr(device, 'compute_capability', ''))
-    major = capability.partition('.')[0]
-    is_new = major.isdecimal() and int(major) >= 8
-    return (
-      '' if is_new else f'cuDNN needs compute capability 8, not {capability}'
-    )
-
-  def _prepared(
+  def attend(
     self,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    rotation: rotary.Rotation | None,
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalises and rotates [B, T, H, K], as `qk_norm` and `rotary` say."""
-    if self.spec.qk_norm:
-      # This keeps logits from growing until training diverges.
-      query, key = (
-        self.spec.layer_norm(name)(x)
-        for name, x in zip(_NORMS, (query, key), strict=True)
-      )
-    if rotation is not None:
-      query = rotary.rotate(query, rotation, self.spec.rotary)
-      key = rotary.rotate(key, rotation, self.spec.rotary)
-    return query, key, value
-
-  def _attend_fused(
-    self, x: jax.Array, rotation: rotary.Rotation | None
+    bias: jax.Array | None,
+    context: Context,
   ) -> jax.Array:
-    """Maps [B, T, D] to the values [B, T, H, K]."""
-    spec = self.spec
-    (qkv,) = qkv_lib.QKV(spec, packed=True, name='qkv')(x)
-    heads = *x.shape[:2], spec.num_heads, x.shape[-1] // spec.num_heads
-    turn = norms = None
-    if rotation is not None:
-      turn = fused_attention.turn_of(
-        *(rotation, spec.rotary, x.shape, spec.dtype, spec.qk_norm)
-      )
-    if rotation is not None and turn is None:  # the kernel cannot rotate
-      query, key, value = (qkv[:, :, i].reshape(heads) for i in range(3))
-      parts = self._prepared(query, key, value, rotation)
-      qkv = jnp.stack([y.reshape(x.shape) for y in parts], axis=2)
-    elif spec.qk_norm:
-      both = [spec.norm_parameters(x, heads[-1]) for x in _NORMS]
-      norms = vector_lanes.Norms(
-        *(jnp.stack(both), spec.layer_norm_epsilon, spec.norm == 'layer')
-      )
-    y = fused_attention.fused_attention(qkv, spec.num_heads, turn, norms)
-    return y.reshape(heads)
-
-  def _attend(
-    self,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None,
-    dropout_key: dropout.DropoutKey | None,
-    perturbation: jax.Array | None,
-  ) -> tuple[jax.Array, jax.Array | None]:
-    """Maps [B, T, H, K] to the values [B, R, H, K] and the weights.
+    """Maps [B, T, H, K] to the values [B, R, H, K].
 
     Heads come before tokens ([B, H, T, K]), so that both products are plain
     batched matrix products. The softmax is computed in float32.
@@ -342,28 +187,31 @@ class Attention(nn.Module):
       key,
       preferred_element_type=jnp.float32,
     )
-    scores = self._masked(scores, bias)
+    scores = self.masked(scores, bias)
     # Subtracting the largest score of a row does not change its softmax, and
     # keeps the exponentials from overflowing.
     most = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
     scores = jnp.exp(scores - most)
     total = scores.sum(axis=-1, keepdims=True)
-    if perturbation is not None:
-      scores += perturbation * total  # scores are divided by `total` below
-    dropped = self._dropped(scores.astype(self.spec.dtype), dropout_key)
+    if context.perturbation is not None:
+      # Scores are divided by `total` below.
+      scores += self.perturbation(context) * total
+    if 'attention' in context.captures:
+      self.capture_weights(scores / total, context)
+    dropped = self.dropped(scores.astype(self.dtype), context)
     # Softmax's division follows the product with the values, which has fewer
     # elements than the weights.
     y = jnp.einsum('bhqt,bhtk->bhqk', dropped, value)
-    y = (y / total).astype(self.spec.dtype)
-    return jnp.swapaxes(y, 1, 2), scores / total if self.capture else None
+    y = (y / total).astype(self.dtype)
+    return jnp.swapaxes(y, 1, 2)
 
-  def _attend_by_einsum(
+  def attend_by_einsum(
     self,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     bias: jax.Array | None,
-    dropout_key: dropout.DropoutKey | None,
+    context: Context,
   ) -> jax.Array:
     """Maps [B, T, H, K] to the values [B, R, H, K].
 
@@ -372,27 +220,138 @@ class Attention(nn.Module):
     and their softmax have the type of the queries.
     """
     scores = jnp.einsum('bqhk,bthk->bhqt', query * query.shape[-1] ** -0.5, key)
-    scores = self._masked(scores, bias)
-    weights = self._dropped(nn.softmax(scores), dropout_key)
+    scores = self.masked(scores, bias)
+    weights = self.dropped(nn.softmax(scores), context)
     return jnp.einsum('bhqt,bthk->bqhk', weights, value)
 
-  def _dropped(
-    self, weights: jax.Array, dropout_key: dropout.DropoutKey | None
-  ) -> jax.Array:
+  def perturbation(self, context: Context) -> jax.Array | None:
+    """Returns what is added to the weights of all heads, [B, H, R, T]."""
+    return context.perturbation
+
+  def capture_weights(self, weights: jax.Array, context: Context) -> None:
+    """Captures the weights, float32 [B, H, R, T]."""
+    context.capture('attention', weights)
+
+  def dropped(self, weights: jax.Array, context: Context) -> jax.Array:
     """Applies dropout to weights [B, H, R, T]; masks are drawn for R = T."""
     _, heads, _, tokens = weights.shape
-    return dropout.dropout(
+    return context.dropout(
       weights,
-      self.spec.attention_dropout_rate,
-      dropout.fold(dropout_key, dropout.Purpose.ATTENTION_WEIGHTS),
+      self.dropout_rate,
+      Purpose.ATTENTION_WEIGHTS,
       (heads, tokens, tokens),
     )
 
-  def _masked(self, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
+  def masked(self, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Adds the bias to scores [B, H, R, T], and masks later tokens."""
     if bias is not None:
       scores += bias.astype(scores.dtype)
-    if not self.spec.causal:
+    if not self.causal:
       return scores
     sees = jnp.tri(scores.shape[2], scores.shape[3], dtype=bool)
     return jnp.where(sees, scores, jnp.finfo(scores.dtype).min)
+
+
+def _masks(context: Context) -> Iterator[jax.Array]:
+  """Yields what is added to the scores of keys, [B, 1, 1 or T, T] each."""
+  segments = context.segments
+  if segments is not None:  # a matrix of blocks; padding attends to itself
+    is_same_image = segments[:, :, None] == segments[:, None]
+    yield jnp.where(is_same_image, 0.0, _HIDDEN)[:, None]
+  elif context.attended is not None:
+    yield jnp.where(context.attended, 0.0, _HIDDEN)[:, None, None]
+  if context.sizes is not None:
+    yield jnp.log(context.sizes)[:, None, None]
+
+
+class Projection(nn.Module):
+  """Queries, keys and values: [B, T, D] -> [B, R, H, K] and twice [B, T, H, K].
+
+  They share one kernel, [D, 3, H, K], but are three matrix products: on CPUs
+  the backward pass of a single product would copy its gradients in memory.
+
+  Attributes:
+    num_heads: H.
+    has_bias: Whether they have biases.
+    has_key_bias: Whether keys have one, too.
+    initializers: Name of the initial values.
+    dtype: Type in which the layer computes.
+  """
+
+  num_heads: int
+  has_bias: bool = True
+  has_key_bias: bool = True
+  initializers: str = 'vit'
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, num_queries: int | None = None, packed: bool = False
+  ) -> QKV | jax.Array:
+    """Returns queries (of the first R = `num_queries` tokens), keys, values.
+
+    With `packed` they are one product and one array instead, [B, T, 3, D].
+    """
+    d = x.shape[-1]
+    shape = (3, self.num_heads, d // self.num_heads)
+    starts = initializers_lib.INITIALIZERS[self.initializers]
+
+    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+      flat = initializers_lib.separate(starts.kernel, 3)(key, (d, 3 * d))
+      return flat.reshape(shape)
+
+    kernel = self.param('kernel', init, (d, *shape)).astype(self.dtype)
+    bias = self._bias(shape)
+    x = x.astype(self.dtype)
+    if packed:
+      return keep(kernels.packed_product(x, kernel, bias))
+    query, key, value = (
+      keep(jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i])
+      for i, tokens in enumerate((x[:, :num_queries], x, x))
+    )
+    return query, key, value
+
+  def _bias(self, shape: tuple[int, int, int]) -> jax.Array:
+    """Returns the biases of queries, keys and values, [3, H, K]."""
+    if not self.has_bias:
+      return jnp.zeros(shape, self.dtype)
+    count = 3 if self.has_key_bias else 2  # queries and values
+    bias = self.param('bias', nn.initializers.zeros, (count, *shape[1:]))
+    bias = bias.astype(self.dtype)
+    if self.has_key_bias:
+      return bias
+    return jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
+
+
+class Output(nn.Module):
+  """The layer after the heads: [B, R, H, K] -> [B, R, D].
+
+  As a `DenseGeneral` over both last axes, but as a product of matrices: for one
+  over two axes, TPUs' compiler transposes the values in memory.
+
+  Attributes:
+    has_bias: Whether it has a bias.
+    initializers: Name of the initial values.
+    dtype: Type in which it computes.
+  """
+
+  has_bias: bool = True
+  initializers: str = 'vit'
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(self, y: jax.Array) -> jax.Array:
+    """Returns tokens."""
+    heads = y.shape[2:]
+    d = math.prod(heads)
+    starts = initializers_lib.INITIALIZERS[self.initializers]
+
+    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+      return starts.kernel(key, (d, d)).reshape(shape)
+
+    kernel = self.param('kernel', init, (*heads, d)).astype(self.dtype)
+    y = y.reshape(*y.shape[:2], d) @ kernel.reshape(d, d)
+    if not self.has_bias:
+      return y
+    bias = self.param('bias', nn.initializers.zeros, (d,))
+    return y + bias.astype(self.dtype)

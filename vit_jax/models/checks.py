@@ -1,7 +1,6 @@
 """Checks of whether the fields of a model fit together."""
 
 from vit_jax.models import embedding
-from vit_jax.models import experts
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import igpt
@@ -92,7 +91,7 @@ def _check_experts(model: vit.ViT) -> None:
       f'expert_layers is {numbers}: write different numbers from 1 to the'
       f' depth, {model.depth}'
     )
-  if not experts.layers(model):
+  if not model.experts_part().routed_layers(model.depth):
     raise ValueError(
       f'experts={model.experts}: every second layer would have them, and the'
       f' depth is {model.depth}; choose layers with expert_layers=(1,)'

@@ -8,10 +8,9 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
-from vit_jax.models import encoder
 from vit_jax.models import spec as spec_lib
-from vit_jax.models import stack
 
 
 class Decoder(nn.Module):
@@ -49,7 +48,7 @@ class Decoder(nn.Module):
     table = embedding.sincos2d(grid, spec.hidden_size, 'sincos2d_mae')
     patches += table.astype(x.dtype)
     x = jnp.concatenate([x[:, :p], patches], axis=1)  # [B, P + N, D]
-    x = stack.apply_blocks(self, encoder.EncoderBlock, spec, x, None)
+    x, _ = spec.layers(self, x, context_lib.Context())
     x = spec.layer_norm('norm')(x[:, p:])
     return self._dense(self.outputs, 'prediction')(x).astype(jnp.float32)
 

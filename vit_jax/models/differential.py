@@ -7,37 +7,67 @@ In comments: B images, T tokens, R tokens with a query, H heads, K channels of a
 head.
 """
 
+from typing import ClassVar
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import attention
+from vit_jax.models.attention import QKV
+from vit_jax.models.context import Context
+
 _EPSILON = 1e-5  # of the norm, as in the authors' code and in timm
 
 
-def halves(
-  query: jax.Array, key: jax.Array, value: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns both halves of each head as two heads, and its values twice.
+class Differential(attention.Attention):
+  """Attention whose weights are the difference of two softmaxes."""
 
-  Args:
-    query: [B, R, H, K].
-    key: [B, T, H, K].
-    value: [B, T, H, K].
+  supported: ClassVar[tuple[str, ...]] = ()
 
-  Returns:
-    [B, R, 2 H, K / 2], [B, T, 2 H, K / 2] and [B, T, 2 H, K].
-  """
-  query, key = (
-    x.reshape(*x.shape[:2], 2 * x.shape[2], x.shape[3] // 2)
-    for x in (query, key)
-  )
-  return query, key, jnp.repeat(value, 2, axis=2)
+  def prepare(
+    self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context
+  ) -> QKV:
+    """Returns both halves of each head as two heads, and its values twice.
 
+    Args:
+      query: [B, R, H, K].
+      key: [B, T, H, K].
+      value: [B, T, H, K].
+      context: The layer's context.
 
-def of_first(perturbation: jax.Array) -> jax.Array:
-  """Returns what is added to both halves' weights, [B, 2 H, R, T]."""
-  both = jnp.stack([perturbation, jnp.zeros_like(perturbation)], axis=2)
-  return jax.lax.collapse(both, 1, 3)
+    Returns:
+      [B, R, 2 H, K / 2], [B, T, 2 H, K / 2] and [B, T, 2 H, K].
+
+    Raises:
+      ValueError: Positions rotate queries and keys.
+    """
+    if context.rotation is not None:
+      raise ValueError('differential attention has no rotary positions')
+    query, key = (
+      x.reshape(*x.shape[:2], 2 * x.shape[2], x.shape[3] // 2)
+      for x in (query, key)
+    )
+    value = jnp.repeat(value, 2, axis=2)
+    return super().prepare(query, key, value, context)
+
+  def perturbation(self, context: Context) -> jax.Array | None:
+    """Returns what is added to the weights of both halves, [B, 2 H, R, T]."""
+    added = context.perturbation
+    if added is None:
+      return None
+    halves = jnp.stack([added, jnp.zeros_like(added)], axis=2)
+    return jax.lax.collapse(halves, 1, 3)
+
+  def join(self, y: jax.Array, context: Context) -> jax.Array:
+    """Returns the differences of both halves, [B, R, H, K]."""
+    assert context.layer is not None
+    weights = context.outputs.get('attention')
+    join = Difference(self.dtype, name='difference')
+    y, weights = join(y, weights, context.layer)
+    if weights is not None:
+      context.outputs['attention'] = weights
+    return y
 
 
 class Difference(nn.Module):

@@ -17,8 +17,6 @@ from jax.extend import random as jex_random
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models import spec as spec_lib
-
 
 class DropoutKey(NamedTuple):
   """Key from which the random masks of a batch are drawn.
@@ -186,40 +184,40 @@ def dropout(
   return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), 0)
 
 
-def embedded(
-  x: jax.Array, spec: spec_lib.LayerSpec, dropout_key: DropoutKey | None
-) -> jax.Array:
-  """Applies dropout to embedded tokens [B, T, D], with the key of a step."""
-  # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
-  own = fold(fold(dropout_key, spec.depth), Purpose.EMBEDDING)
-  return dropout(x, spec.dropout_rate, own)
-
-
 def drop_path(
   x: jax.Array,
-  spec: spec_lib.LayerSpec,
-  layer: jax.Array,
-  dropout_key: DropoutKey | None,
-  purpose: Purpose,
+  rate: float,
+  dropout_key: DropoutKey,
+  layer: jax.Array | None,
+  depth: int,
 ) -> jax.Array:
   """Stochastic depth (arXiv:1603.09382): zeroes x [B, T, D] for whole examples.
 
   Args:
     x: Output of a branch, before it is added to the residual.
-    spec: Its `stochastic_depth` is the rate of the last layer. The rate grows
-      linearly from 0, as in the paper, or is the same in all layers where
-      `stochastic_depth_uniform` says so (DeiT III, arXiv:2204.07118).
-    layer: Index of the layer, from 0, as an int32 scalar.
-    dropout_key: Key of the layer; None when not training.
-    purpose: ATTENTION_PATH or MLP_PATH, for the layer's two residuals.
+    rate: Probability of zero in the last layer. It grows linearly from 0, as in
+      the paper.
+    dropout_key: Key of the residual in this layer.
+    layer: Index of the layer, from 0, as an int32 scalar; None: all layers have
+      the same rate (DeiT III, arXiv:2204.07118).
+    depth: Number of layers.
   """
-  dropout_key = fold(dropout_key, purpose) if spec.stochastic_depth else None
+  layer_rate = jnp.float32(rate)
+  if layer is not None:
+    layer_rate = rate * layer / max(depth - 1, 1)
+  # Kept rows are scaled up, so that the expected value stays the same.
+  keep = keep_mask(dropout_key, layer_rate, (1, 1))
+  return jnp.where(keep, x / (1 - layer_rate).astype(x.dtype), 0)
+
+
+def embedded(
+  x: jax.Array, rate: float, depth: int, dropout_key: DropoutKey | None
+) -> jax.Array:
+  """Applies dropout to embedded tokens [B, T, D], with the key of a step.
+
+  Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
+  """
   if dropout_key is None:
     return x
-  if spec.stochastic_depth_uniform:
-    rate = jnp.float32(spec.stochastic_depth)
-  else:
-    rate = spec.stochastic_depth * layer / max(spec.depth - 1, 1)
-  # Kept rows are scaled up, so that the expected value stays the same.
-  keep = keep_mask(dropout_key, rate, (1, 1))
-  return jnp.where(keep, x / (1 - rate).astype(x.dtype), 0)
+  key = dropout_key.fold(depth).fold(Purpose.EMBEDDING)
+  return dropout(x, rate, key)

@@ -11,10 +11,10 @@ expert's buffer for a group, K experts of a token, D hidden size, M width of an
 expert.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 import math
+from typing import Annotated
 from typing import Any
 from typing import ClassVar
 
@@ -25,10 +25,15 @@ import jax.numpy as jnp
 
 from vit_jax.models import dropout
 from vit_jax.models import initializers
-from vit_jax.models import mlp
-from vit_jax.models import spec as spec_lib
+from vit_jax.models.context import Context
+from vit_jax.models.fields import EXECUTION
+from vit_jax.models.fields import Field
+from vit_jax.models.fields import Kind
+from vit_jax.models.fields import RATE
+from vit_jax.models.fields import TRAINING
+from vit_jax.models.mlp import keep
 
-LOSSES = 'losses'  # collection that gets the balancing losses in training
+ROUTINGS = ('top_experts', 'top_tokens', 'soft')
 _MULTIPLE = 4  # of a buffer's places, as in V-MoE's code
 _HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -228,76 +233,42 @@ def _variation(x: jax.Array) -> jax.Array:
   return (x.std(axis=-1) / x.mean(axis=-1)) ** 2
 
 
-def layers(spec: spec_lib.EncoderSpec) -> tuple[int, ...]:
-  """Returns the layers that have experts, from 0.
-
-  By default every second layer, as in V-MoE, or with 'soft' the second half, as
-  in Soft MoE.
-  """
-  if not spec.experts:
-    return ()
-  if spec.expert_layers:
-    return tuple(n - 1 for n in spec.expert_layers)
-  half = spec.depth // 2
-  is_soft = spec.routing == 'soft'
-  return tuple(range(half if is_soft else 1, spec.depth, 1 if is_soft else 2))
-
-
-def has_loss(model: Any) -> bool:
-  """Whether training a model gives balancing losses."""
-  return bool(
-    getattr(model, 'experts', 0)
-    and model.expert_loss
-    and model.routing == 'top_experts'
-  )
-
-
-def fields(
-  spec: spec_lib.EncoderSpec, each: Sequence[Mapping[str, Any]]
-) -> Sequence[Mapping[str, Any]]:
-  """Adds `has_experts` to other fields of each layer; () if none has any."""
-  if not spec.experts:
-    return each
-  chosen, others = layers(spec), each or [{}] * spec.depth
-  return [{**x, 'has_experts': i in chosen} for i, x in enumerate(others)]
-
-
-class Experts(nn.Module):
+class _Mlps(nn.Module):
   """Experts' MLPs: [E, G, C, D] -> [E, G, C, D].
 
   Attributes:
-    spec: Fields of the layer.
+    mlp: An expert.
     split: How a mesh may split the dimensions of input and output: by experts,
       and the images by what is left.
   """
 
-  spec: spec_lib.EncoderSpec
+  mlp: nn.Module
   split: ClassVar[tuple[str, ...]] = ('experts', 'others')
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """Applies each expert to its buffers."""
-    spec, d = self.spec, x.shape[-1]
-    width = 2 * spec.mlp_dim if spec.gated_mlp else spec.mlp_dim
-    y = spec_lib.keep(_Dense(spec, width, name='up')(x))
-    y = mlp.activate(spec, y, spec.gated_mlp, spec.gate)
-    return spec_lib.keep(_Dense(spec, d, name='down')(y))
+    mlp: Any = self.mlp
+    dense = functools.partial(_Dense, mlp.initializers, mlp.dtype)
+    y = keep(dense(mlp.width, name='up')(x))
+    return keep(dense(x.shape[-1], name='down')(mlp.activate(y)))
 
 
 class _Dense(nn.Module):
   """A dense layer for each expert: [E, G, C, D] -> [E, G, C, width]."""
 
-  spec: spec_lib.EncoderSpec
+  initializers: str
+  dtype: jax.typing.DTypeLike
   width: int
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    starts, dtype = self.spec.starts, self.spec.dtype
+    starts = initializers.INITIALIZERS[self.initializers]
     e, shape = x.shape[0], (x.shape[-1], self.width)
     kernel = self.param('kernel', _each(starts.kernel), (e, *shape))
     bias = self.param('bias', starts.mlp_bias, (e, self.width))
-    y = jnp.einsum('egcd,edm->egcm', x, kernel.astype(dtype))
-    return y + bias[:, None, None].astype(dtype)
+    y = jnp.einsum('egcd,edm->egcm', x, kernel.astype(self.dtype))
+    return y + bias[:, None, None].astype(self.dtype)
 
 
 def _each(init: initializers.Initializer) -> initializers.Initializer:
@@ -310,106 +281,157 @@ def _each(init: initializers.Initializer) -> initializers.Initializer:
   return make
 
 
-class MixtureOfExperts(nn.Module):
+class Experts(nn.Module):
   """Routes tokens to experts and back: [B, T, D] -> [B, T, D].
 
-  In training, a balancing loss is sown into the collection `losses`, where that
-  is mutable: half the importance and half the load of all images together (V-
-  MoE, appendix A), times `spec.expert_loss`.
+  In training, 'top_experts' returns a balancing loss, `balance`: half the
+  importance and half the load of all images together (V-MoE, appendix A), times
+  `loss`.
+
+  Attributes:
+    count: E, the number of experts.
+    routing: How tokens come to experts: 'top_experts' (V-MoE), 'top_tokens'
+      (expert choice) or 'soft' (Soft MoE).
+    mlp: An expert; also the MLP of layers without experts.
+    layers: Layers with experts, counted from 1; (): every second one, as in
+      V-MoE, or with 'soft' the second half, as in Soft MoE.
+    slots: With 'soft', slots of an expert; 0: of all experts together as many
+      as the image has tokens with which the model is initialised.
+    per_token: With 'top_experts', how many a token goes to.
+    capacity: Places that all experts have, as a share of those that the tokens
+      of an image need; tokens without a place skip the MLP.
+    priority: Whether tokens with larger gates get their places first.
+    noise: Standard deviation of the noise that training adds to the router's
+      logits, times the number of experts.
+    loss: Weight of the loss by which 'top_experts' learns to use all experts.
+    dropout_rate: Dropout rate of the output.
+    dtype: Type in which experts compute.
   """
 
-  spec: spec_lib.EncoderSpec
+  scope_name: ClassVar[str] = 'moe'
+  routes_tokens: ClassVar[bool] = True
+
+  count: Annotated[int, Field(Kind.FUNCTION, least=1, most=2**16)]
+  mlp: Annotated[nn.Module, Field(Kind.FUNCTION, part='mlp')]
+  routing: Annotated[str, Field(Kind.FUNCTION, choices=ROUTINGS)] = (
+    'top_experts'
+  )
+  layers: Annotated[
+    tuple[int, ...], Field(Kind.FUNCTION, least=1, most=1_000)
+  ] = ()
+  slots: Annotated[int, Field(Kind.FUNCTION, least=0)] = 0
+  per_token: Annotated[
+    int, Field(Kind.FUNCTION, is_visible=False, least=1)
+  ] = 2
+  capacity: Annotated[float, Field(Kind.TRAINING, interval='(0, inf)')] = 1.05
+  priority: Annotated[bool, TRAINING] = False
+  noise: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = 1.0
+  loss: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = 0.01
+  dropout_rate: Annotated[float, RATE] = 0.0
+  dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32
+
+  def at_layer(self, layer: int, depth: int) -> nn.Module:
+    """Returns the MLP of a layer, with experts or without."""
+    return self if layer in self.routed_layers(depth) else self.mlp
+
+  def routed_layers(self, depth: int) -> tuple[int, ...]:
+    """Returns the layers that have experts, from 0."""
+    return layers(depth, self.routing == 'soft', self.layers)
 
   @nn.compact
-  def __call__(
-    self,
-    x: jax.Array,
-    dropout_key: dropout.DropoutKey | None,
-    attended: jax.Array | None = None,
-  ) -> jax.Array:
-    """Returns the output; that of a dropped token is 0.
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns the output; that of a dropped token is 0."""
+    route = self._soft if self.routing == 'soft' else self._gated
+    routes = route(x, context)
+    buffers = routes.gather(x.astype(self.dtype)).astype(self.dtype)
+    y = _Mlps(self.mlp.clone(parent=None), name='experts')(buffers)
+    y = routes.scatter(y).astype(self.dtype)
+    return context.dropout(y, self.dropout_rate, dropout.Purpose.MLP_OUTPUT)
 
-    Args:
-      x: [B, T, D].
-      dropout_key: Key of the layer; None when not training.
-      attended: bool [B, T], tokens that are no padding; None: all.
-    """
-    spec = self.spec
-    route = self._soft if spec.routing == 'soft' else self._gated
-    routes = route(x, dropout_key, attended)
-    buffers = routes.gather(x.astype(spec.dtype)).astype(spec.dtype)
-    y = Experts(spec, name='experts')(buffers)
-    y = routes.scatter(y).astype(spec.dtype)
-    key = dropout.fold(dropout_key, dropout.Purpose.MLP_OUTPUT)
-    return dropout.dropout(y, spec.dropout_rate, key)
-
-  def _soft(
-    self,
-    x: jax.Array,
-    dropout_key: dropout.DropoutKey | None,
-    attended: jax.Array | None,
-  ) -> Routes:
-    del dropout_key
-    spec, (tokens, d) = self.spec, x.shape[1:]
-    slots = spec.expert_slots or soft_slots(tokens, spec.experts)
+  def _soft(self, x: jax.Array, context: Context) -> Routes:
+    """Returns the routes of 'soft'."""
+    tokens, d = x.shape[1:]
+    slots = self.slots or soft_slots(tokens, self.count)
     # Smaller crops, or some patches of an image, share the slots of the image.
     stored: jax.Array | None = self.get_variable('params', 'slots')
     if stored is not None:
       slots = stored.shape[-1]
     scale = self.param('scale', nn.initializers.ones, ())
     init = nn.initializers.lecun_normal()
-    directions = self.param('slots', init, (d, spec.experts, slots))
-    return soft(x, directions, scale, attended)
+    directions = self.param('slots', init, (d, self.count, slots))
+    return soft(x, directions, scale, context.attended)
 
-  def _gated(
-    self,
-    x: jax.Array,
-    dropout_key: dropout.DropoutKey | None,
-    attended: jax.Array | None,
-  ) -> Routes:
+  def _gated(self, x: jax.Array, context: Context) -> Routes:
     """Returns the routes of 'top_experts' and 'top_tokens'."""
-    spec, tokens = self.spec, x.shape[1]
+    tokens, attended = x.shape[1], context.attended
     logits = nn.Dense(
-      spec.experts,
+      self.count,
       use_bias=False,
       kernel_init=nn.initializers.normal(0.02),
       name='router',
     )(x.astype(jnp.float32))
-    gates, noise = nn.softmax(logits), spec.expert_noise / spec.experts
-    noisy = logits + noise * dropout.noise(dropout_key, logits.shape[1:])
-    if dropout_key is not None:
-      self._sow(gates, logits, noisy, noise, attended)
+    gates, noise = nn.softmax(logits), self.noise / self.count
+    key = context.dropout_key
+    noisy = logits + noise * dropout.noise(key, logits.shape[1:])
+    if key is not None:
+      self._balance(gates, logits, noisy, noise, context)
       gates = nn.softmax(noisy)
-    if spec.routing == 'top_tokens':
-      places = capacity(tokens, spec.experts, spec.expert_capacity, 1)
+    if self.routing == 'top_tokens':
+      places = capacity(tokens, self.count, self.capacity, 1)
       return top_tokens(gates, min(places, tokens), attended)
-    count = min(spec.experts_per_token, spec.experts)
-    places = capacity(tokens * count, spec.experts, spec.expert_capacity)
-    return top_experts(gates, count, places, spec.expert_priority, attended)
+    count = min(self.per_token, self.count)
+    places = capacity(tokens * count, self.count, self.capacity)
+    return top_experts(gates, count, places, self.priority, attended)
 
-  def _sow(
+  def _balance(
     self,
     gates: jax.Array,
     logits: jax.Array,
     noisy: jax.Array,
     noise: float,
-    attended: jax.Array | None,
+    context: Context,
   ) -> None:
-    """Sows the balancing loss of all tokens of a batch that are no padding."""
-    if not has_loss(self.spec):
+    """Returns the balancing loss of all tokens that are no padding."""
+    if not self.has_loss:
       return
-    count = min(self.spec.experts_per_token, self.spec.experts)
+    count = min(self.per_token, self.count)
     flat = functools.partial(jnp.reshape, shape=(1, -1, logits.shape[-1]))
-    found = importance_loss(flat(gates))
+    attended = context.attended
+    balance = importance_loss(flat(gates))
     if attended is not None:
-      found = importance_loss(flat(gates * attended[..., None]))
+      balance = importance_loss(flat(gates * attended[..., None]))
     if noise and attended is None:
       loads = load_loss(flat(logits), flat(noisy), count, noise)
-      found = (found + loads) / 2
-    loss = self.spec.expert_loss * found[0]
-    self.sow(LOSSES, 'balance', loss, reduce_fn=lambda _, new: new)
+      balance = (balance + loads) / 2
+    context.outputs['balance'] = self.loss * balance[0]
+
+  @property
+  def has_loss(self) -> bool:
+    """Whether training gives balancing losses."""
+    return self.loss > 0 and self.routing == 'top_experts'
+
+
+def layers(
+  depth: int, is_soft: bool, numbers: Sequence[int] = ()
+) -> tuple[int, ...]:
+  """Returns the layers that have experts, from 0.
+
+  Args:
+    depth: Number of layers.
+    is_soft: Whether the experts are those of Soft MoE.
+    numbers: Layers, counted from 1; (): the default, see `Experts`.
+  """
+  if numbers:
+    return tuple(n - 1 for n in numbers)
+  half = depth // 2
+  return tuple(range(half if is_soft else 1, depth, 1 if is_soft else 2))
 
 
 def soft_slots(tokens: int, experts: int) -> int:
   """Returns the slots of an expert where there are as many slots as tokens."""
   return max(1, round(tokens / experts))
+
+
+def has_loss(model: Any) -> bool:
+  """Whether training a model gives balancing losses."""
+  return getattr(model, 'experts', 0) > 0 and model.experts_part().has_loss

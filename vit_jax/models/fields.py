@@ -72,6 +72,10 @@ class Field:
     interval: Interval of a real number: '[0, 1)', '(0, 1)', '(0, inf)',
       '[0, inf)', or '' for any.
     choices: The allowed strings; () for any.
+    key: Key of `config.model` that fills a part's field which its text does not
+      set; '' stands for the key of the field's name.
+    part: Name of the part that a field holds if neither its text nor a key says
+      which, as 'mlp'; '' elsewhere.
   """
 
   kind: Kind
@@ -80,6 +84,8 @@ class Field:
   most: int = 2**20
   interval: str = ''
   choices: tuple[str, ...] = ()
+  key: str = ''
+  part: str = ''
 
 
 SIZE = Field(Kind.SIZE, least=1)
@@ -89,6 +95,7 @@ FITTED = Field(Kind.FITTED)
 TRAINING = Field(Kind.TRAINING)
 RATE = Field(Kind.TRAINING, interval='[0, 1)')
 EXECUTION = Field(Kind.EXECUTION)
+PART = Field(Kind.FUNCTION)  # a module, whose own fields say their kinds
 
 _MOST_NUMBERS = 16  # most numbers in a tuple, such as stages of a ResNet
 _MOST_FLOAT = 1e30

@@ -57,8 +57,8 @@ _LARGE_LIMIT = 40 * 2**20
 
 
 def turn_of(
-  rotation: rotary.Rotation,
-  kind: str,
+  rotation: rotary.Rotation | rotary.MixedRotation,
+  layer: jax.Array | None,
   shape: tuple[int, ...],
   dtype: jax.typing.DTypeLike,
   normalizes: bool = False,
@@ -66,21 +66,18 @@ def turn_of(
   """Returns how the kernel rotates, or None if it cannot.
 
   Args:
-    rotation: Cosines and sines; the kernel takes those of all heads and images,
-      [T, K].
-    kind: A name in `rotary.KINDS`.
+    rotation: The kernel takes one of all heads and images, [T, K].
+    layer: Index of the layer.
     shape: Shape of the tokens, (B, T, D).
     dtype: Type of queries, keys and values.
     normalizes: Whether the kernel normalises them, too.
   """
-  cos, sin = rotation
+  cos, sin = rotation.tables(layer)
   size = cos.shape[-1]
   heads = shape[-1] // size
   if cos.ndim > 2 or not fits(shape, heads, dtype, True, normalizes):
     return None
-  return vector_lanes.Turn(
-    cos, sin, size // 2 if rotary.KINDS[kind].halves else 1
-  )
+  return vector_lanes.Turn(cos, sin, size // 2 if rotation.halves else 1)
 
 
 def refusal(

@@ -9,20 +9,19 @@ In comments: B images, N pixels, C channels, D hidden size, L layers, K colours.
 
 import dataclasses
 from typing import Annotated
-from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import block as block_lib
 from vit_jax.models import dropout
-from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
 from vit_jax.models import spec as spec_lib
-from vit_jax.models import stack
+from vit_jax.models.context import Context
 from vit_jax.models.fields import Kind
 
 # Section 3.1 of the paper; the heads are those of the authors' code.
@@ -82,42 +81,18 @@ class PixelSpec(spec_lib.EncoderSpec):
     return self.depth // 2 if chosen is None else chosen
 
 
-class Layer(nn.Module):
-  """A layer that also hands on the features of the layer that is read."""
+class PixelBlock(block_lib.Block):
+  """A layer that also returns the mean of its input after its first norm.
 
-  spec: PixelSpec
-  capture: bool
+  That is `layer_features`, float32 [B, D].
+  """
 
-  @nn.compact
-  def __call__(
-    self, x: tuple[jax.Array, jax.Array], layer: jax.Array, *args: Any
-  ) -> tuple[tuple[jax.Array, jax.Array], dict[str, jax.Array]]:
-    """Applies the layer.
-
-    Args:
-      x: Tokens [B, N, D], and the features so far, float32 [B, D].
-      layer: Index of this layer, from 0, as an int32 scalar.
-      *args: Further arguments of `encoder.EncoderBlock`.
-
-    Returns:
-      The same, and the layer's intermediates.
-    """
-    tokens, features = x
-    block = encoder.EncoderBlock(self.spec, self.capture)
-    nn.share_scope(self, block)
-    normed: list[jax.Array] = []
-
-    def keep(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-      y = call(*args, **kwargs)
-      if context.module.name == 'norm1':
-        normed.append(y)
-      return y
-
-    with nn.intercept_methods(keep):
-      tokens, intermediates = block(tokens, layer, *args)
-    found = normed[0].mean(axis=1, dtype=jnp.float32)
-    features = jnp.where(layer == self.spec.read, found, features)
-    return (tokens, features), intermediates
+  def attend(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns what attention adds to x, [B, N, D]."""
+    normed = self.norm.copy(name='norm1')(x)
+    context.outputs['layer_features'] = normed.mean(axis=1, dtype=jnp.float32)
+    y = self.attention(normed, context)
+    return self.drop_attention(self.scale(1, y), context)
 
 
 class IGPT(heads.Classifier, PixelSpec):
@@ -175,14 +150,13 @@ class IGPT(heads.Classifier, PixelSpec):
     x = table.astype(self.dtype)[before] + position.astype(self.dtype)
     embedded = x
     key = dropout.key_of(self, ids.shape[0], train, rows)
-    x = dropout.embedded(x, self, key)
-    both: Any = (x, jnp.zeros((x.shape[0], d), jnp.float32))
-    x, features = stack.apply_blocks(
-      self, Layer, PixelSpec.take(self), both, key
-    )
+    x = dropout.embedded(x, self.dropout_rate, self.depth, key)
+    x, outputs = self.layers(self, x, Context(dropout_key=key), PixelBlock)
     x = self.layer_norm('norm')(x)
     if self.read == self.depth:
       features = x.mean(axis=1, dtype=jnp.float32)
+    else:
+      features = outputs['layer_features'][self.read]
     logits = output_layer(self)(x)
     return {
       'embedded': embedded,

@@ -96,6 +96,32 @@ INITIALIZERS[MIMETIC] = INITIALIZERS['vit']
 FIELD = fields.Field(fields.Kind.TRAINING, choices=tuple(INITIALIZERS))
 
 
+def separate(
+  init: Initializer, count: int
+) -> Initializer:
+  """Initialises several matrices that are stored as one wide kernel.
+
+  The bounds of Xavier's and LeCun's initializers depend on the matrix shape.
+  They must use the shape of one query, key or value matrix, not of all three
+  together.
+
+  Args:
+    init: Initializer of one matrix.
+    count: Number of matrices side by side in the last axis.
+  """
+
+  def init_each(
+    key: jax.Array,
+    shape: tuple[int, ...],
+    dtype: jax.typing.DTypeLike = jnp.float32,
+  ) -> jax.Array:
+    one = (*shape[:-1], shape[-1] // count)
+    keys = jax.random.split(key, count)
+    return jnp.concatenate([init(k, one, dtype) for k in keys], axis=-1)
+
+  return init_each
+
+
 def mimetic(params: dict[str, Any], key: jax.Array) -> dict[str, Any]:
   """Starts attention as it is in pre-trained models (arXiv:2305.09828).
 

@@ -8,15 +8,21 @@ In comments: B images, T tokens, E and O of them at even and odd places, P
 protected tokens in front, r merged tokens, D channels.
 """
 
-import dataclasses
-from typing import Self
+from typing import Annotated
 
 import flax
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.models import context as context_lib
+from vit_jax.models import fields
 from vit_jax.models import projection
+from vit_jax.models.block import Block
+from vit_jax.models.context import Context
+from vit_jax.models.fields import Field
+from vit_jax.models.fields import Kind
 
 
 @flax.struct.dataclass
@@ -72,46 +78,83 @@ class Merge:
     return _at(x, self.places)
 
 
-@flax.struct.dataclass
-class Merged:
-  """Tokens between two layers of a stack that merges them.
+class Merging(Block):
+  """A layer that merges tokens between attention and MLP (ToMe).
 
-  Attributes:
-    tokens: [B, T, D].
-    sizes: float32 [B, T], how many patches each stands for.
-    places: int32 [B, N], the token that has each of the N first tokens.
-    is_proportional: Whether attention counts a token as often as it stands for
-      patches (section 3 of the paper).
+  It returns `sizes`, float32 [B, T'], how many patches each of its tokens
+  stands for, and `places`, int32 [B, N], the token that has each of the N first
+  tokens. Layers have different numbers of tokens, so they cannot be scanned.
+
+  Attributes, beside those of `Block`:
+    merge: r, how many tokens an average layer merges into others.
+    decreasing: Whether the first layers merge more than the last.
+    proportional: Whether attention counts a merged token as often as it stands
+      for patches (section 3 of the paper).
+    merges: How many tokens this layer merges; None outside of the layers.
   """
 
-  tokens: jax.Array
-  sizes: jax.Array
-  places: jax.Array
-  is_proportional: bool = flax.struct.field(pytree_node=False, default=True)
+  merge: Annotated[int, Field(Kind.TRAINING, least=0)] = 0
+  decreasing: Annotated[bool, fields.TRAINING] = False
+  proportional: Annotated[bool, fields.TRAINING] = True
+  merges: Annotated[int | None, fields.TRAINING] = None
 
-  @classmethod
-  def start(cls, tokens: jax.Array, is_proportional: bool) -> Self:
-    """Returns tokens [B, N, D] of which none is merged."""
-    b, n = tokens.shape[:2]
-    places = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (b, n))
-    return cls(tokens, jnp.ones((b, n)), places, is_proportional)
+  def at_layer(self, layer: int, depth: int) -> Block:
+    """Returns the block of a layer."""
+    counts = schedule(depth, self.merge, self.decreasing)
+    return self.clone(merges=counts[layer])
 
-  @property
-  def counts(self) -> dict[str, jax.Array]:
-    """The sizes and places, by name."""
-    return {'sizes': self.sizes, 'places': self.places}
+  @nn.compact
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Maps tokens [B, T, D] to [B, T - r, D].
 
-  def merged(self, keys: jax.Array, count: int, protected: int) -> Self:
-    """Merges the tokens that are most alike; arguments as of `match`."""
-    found = match(keys, count, protected)
-    if found is None:
-      return self
-    return dataclasses.replace(
-      self,
-      tokens=found.mean(self.tokens, self.sizes),
-      sizes=found.sizes(self.sizes),
-      places=jnp.take_along_axis(found.places, self.places, axis=1),
+    Raises:
+      ValueError: Merged tokens are captured, or some tokens are padding.
+    """
+    if self.is_initializing() or not self.merge:
+      return super().__call__(x, context)
+    if 'tokens' in context.captures:
+      raise ValueError(
+        'layers that merge tokens have different numbers of them: set merge=0'
+        ' to capture their intermediates'
+      )
+    if context.attended is not None:
+      raise ValueError('padding cannot be merged: set merge=0')
+    sizes, places = self._before(x, context)
+    keys = context_lib.Outputs()
+    x = self.add(
+      x,
+      self.attend(
+        x,
+        context.replace(
+          sizes=sizes if self.proportional else None,
+          captures=('keys',),
+          outputs=keys,
+        ),
+      ),
+      context,
     )
+    merge = None
+    if not context.num_read:
+      merge = match(keys['keys'], self.merges or 0, context.prefix)
+    if merge is not None:
+      x, sizes, places = (
+        merge.mean(x, sizes),
+        merge.sizes(sizes),
+        jnp.take_along_axis(merge.places, places, axis=1),
+      )
+      context = context.replace(num_tokens=x.shape[1])
+    context.outputs.update(sizes=sizes, places=places)
+    return self.add(x, self.transform(x, context), context)
+
+  def _before(
+    self, x: jax.Array, context: Context
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns the sizes and places of the tokens [B, T, D] of this layer."""
+    if 'sizes' in context.previous:
+      return context.previous['sizes'], context.previous['places']
+    b, n = x.shape[:2]
+    places = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (b, n))
+    return jnp.ones((b, n)), places
 
 
 def match(keys: jax.Array, count: int, protected: int) -> Merge | None:

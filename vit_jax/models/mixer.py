@@ -10,15 +10,17 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import block as block_lib
 from vit_jax.models import dropout
 from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
-from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
+from vit_jax.models.context import Context
+from vit_jax.models.dropout import Purpose
 
 # Hidden size, the two MLPs' sizes, layers: Table 1 of the paper.
 SIZES = {
@@ -49,48 +51,26 @@ class MixerSpec(spec_lib.LayerSpec):
   tokens_mlp_dim: Annotated[int, fields.SIZE]
 
 
-class MixerBlock(nn.Module):
-  """One pre-LN layer: an MLP over tokens and one over channels."""
+class MixerBlock(block_lib.Block):
+  """One pre-LN layer: an MLP over tokens and one over channels.
 
-  spec: MixerSpec
-  capture: bool
+  All channels share one MLP over tokens. It replaces a ViT's attention, and
+  uses the dropout masks of attention.
+  """
 
   @nn.compact
-  def __call__(
-    self,
-    x: jax.Array,
-    layer: jax.Array,
-    dropout_key: dropout.DropoutKey | None,
-    context: None = None,
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Applies the layer: equation 1 of the paper.
-
-    Args:
-      x: [B, T, D].
-      layer: Index of this layer, from 0, as an int32 scalar.
-      dropout_key: Key of the step; None when not training.
-      context: Not used.
-
-    Returns:
-      [B, T, D], and a dict with the same array as `tokens` if intermediates are
-      captured.
-    """
-    del context
-    spec, purpose = self.spec, dropout.Purpose
-    key = dropout.fold(dropout_key, layer)
-    # All channels share one MLP over tokens. It replaces a ViT's attention, and
-    # uses the dropout masks of attention.
-    y = jnp.swapaxes(spec.layer_norm('norm1')(x), 1, 2)  # [B, D, T]
-    y = mlp.Mlp(spec, spec.tokens_mlp_dim, name='token_mlp')(
-      y, dropout.fold(key, purpose.ATTENTION_OUTPUT)
-    )
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Applies the layer: equation 1 of the paper, [B, T, D] -> [B, T, D]."""
+    key = dropout.fold(context.dropout_key, Purpose.ATTENTION_OUTPUT)
+    of_channels = context.replace(dropout_key=key, num_tokens=x.shape[2])
+    y = jnp.swapaxes(self.norm.copy(name='norm1')(x), 1, 2)  # [B, D, T]
+    y = self.attention.copy(name='token_mlp')(y, of_channels)
     y = jnp.swapaxes(y, 1, 2)  # [B, T, D]
-    x = x + dropout.drop_path(y, spec, layer, key, purpose.ATTENTION_PATH)
-    y = mlp.Mlp(spec, spec.mlp_dim, name='channel_mlp')(
-      spec.layer_norm('norm2')(x), key
+    x = x + self.drop_path(y, context, Purpose.ATTENTION_PATH)
+    y = self.mlp.copy(name='channel_mlp')(
+      self.norm.copy(name='norm2')(x), context
     )
-    x = x + dropout.drop_path(y, spec, layer, key, purpose.MLP_PATH)
-    return x, {'tokens': x} if self.capture else {}
+    return x + self.drop_path(y, context, Purpose.MLP_PATH)
 
 
 class Mixer(heads.Classifier, MixerSpec):
@@ -148,6 +128,22 @@ class Mixer(heads.Classifier, MixerSpec):
     for layers, axis in (('blocks_0', 0), ('blocks', 1)):
       path = layers, 'token_mlp', 'up', 'kernel'
       inputs.check_tokens(self, size, self.patch_size, x.shape[1], path, axis)
-    x = stack.apply_blocks(self, MixerBlock, MixerSpec.take(self), x, key)
+    block = MixerBlock(
+      self.mlp_part(self.tokens_mlp_dim),
+      self.mlp_part(),
+      self.norm_part(),
+      stochastic_depth=self.stochastic_depth,
+      stochastic_depth_uniform=self.stochastic_depth_uniform,
+      parent=None,
+    )
+    x, _ = stack.apply(
+      self,
+      block,
+      x,
+      Context(dropout_key=key),
+      depth=self.depth,
+      scan=self.scan,
+      remat=self.remat,
+    )
     x = self.layer_norm('norm')(x)
     return {'tokens': x, 'features': x.mean(axis=1).astype(jnp.float32)}

@@ -5,11 +5,19 @@ that leaves no digit of it where the mean is a few thousand deviations from 0.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import fields
+from vit_jax.models.fields import Field
+from vit_jax.models.fields import Kind
+
+EPSILON = Field(
+  Kind.FUNCTION, is_visible=False, interval='(0, 1)', key='layer_norm_epsilon'
+)
 
 class LayerNorm(nn.Module):
   """Normalises the channels of each token: [..., D] -> [..., D].
@@ -19,8 +27,8 @@ class LayerNorm(nn.Module):
     dtype: Type of the result. Mean and variance are float32.
   """
 
-  epsilon: float = 1e-6
-  dtype: jax.typing.DTypeLike = jnp.float32
+  epsilon: Annotated[float, EPSILON] = 1e-6
+  dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -30,6 +38,27 @@ class LayerNorm(nn.Module):
     bias = self.param('bias', nn.initializers.zeros, shape)
     x, factor = _centered(x, (-1,), self.epsilon)
     return (x * (factor * scale) + bias).astype(self.dtype)
+
+
+class RMSNorm(nn.Module):
+  """Scales the channels of each token: [..., D] -> [..., D].
+
+  They are divided by the root of their mean square (arXiv:1910.07467).
+
+  Attributes:
+    epsilon: Added to the mean square.
+    dtype: Type of the result. The mean square is float32.
+  """
+
+  epsilon: Annotated[float, EPSILON] = 1e-6
+  dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns scaled tokens."""
+    norm = nn.RMSNorm(self.epsilon, self.dtype)
+    nn.share_scope(self, norm)
+    return norm(x)
 
 
 class GroupNorm(nn.Module):

@@ -8,6 +8,7 @@ In comments: B images, N pixels, D hidden size, H heads, K = D / H, L layers.
 """
 
 from collections.abc import Mapping
+import dataclasses
 import functools
 from typing import Any
 
@@ -16,37 +17,39 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import attention
-from vit_jax.models import encoder
 from vit_jax.models import igpt
-from vit_jax.models import qkv as qkv_lib
-from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
+from vit_jax.models.context import Context
+from vit_jax.models.context import Outputs
 
 # Keys and values of the tokens so far, [B, N, H, K] each; of all layers with a
 # leading axis L.
 Cache = tuple[jax.Array, jax.Array]
+_FIELDS = [
+  field
+  for field in dataclasses.fields(attention.Attention)
+  if field.name not in ('parent', 'name')
+]
 
 
 class CachedAttention(attention.Attention):
-  """Attention of one token to itself and those before it: [B, 1, D]."""
+  """Attention of one token to itself and those before it: [B, 1, D].
+
+  The context's `previous` has the cache of the tokens before it, as `keys` and
+  `values`, and its `position`, an int32 scalar. The cache with this token is
+  returned in `outputs`.
+  """
 
   @nn.compact
-  def __call__(  # type: ignore[override]
-    self, x: jax.Array, cache: Cache, position: jax.Array
-  ) -> tuple[jax.Array, Cache]:
-    """Returns [B, 1, D], and the cache with this token.
-
-    Args:
-      x: [B, 1, D].
-      cache: Keys and values of the tokens before it.
-      position: Position of the token, an int32 scalar.
-    """
-    query, key, value = qkv_lib.QKV(self.spec, name='qkv')(x)
-    query, *new = self._prepared(query, key, value, None)
-    keys, values = (
-      jax.lax.dynamic_update_slice_in_dim(old, one, position, axis=1)
-      for old, one in zip(cache, new, strict=True)
-    )
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns [B, 1, D]."""
+    query, key, value = self.prepare(*self.project(x, context), context)
+    position = context.previous['position']
+    for name, new in (('keys', key), ('values', value)):
+      context.outputs[name] = jax.lax.dynamic_update_slice_in_dim(
+        context.previous[name], new, position, axis=1
+      )
+    keys, values = context.outputs['keys'], context.outputs['values']
     scores = jnp.einsum(
       'bqhk,bthk->bhqt',
       query * query.shape[-1] ** -0.5,
@@ -56,24 +59,10 @@ class CachedAttention(attention.Attention):
     is_known = jnp.arange(keys.shape[1]) <= position
     weights = nn.softmax(jnp.where(is_known, scores, -jnp.inf))
     y = jnp.einsum('bhqt,bthk->bqhk', weights.astype(values.dtype), values)
-    return attention.Output(self.spec, name='out')(y), (keys, values)
-
-
-class CachedLayer(encoder.EncoderBlock):
-  """One layer for one token: [B, 1, D]."""
-
-  @nn.compact
-  def __call__(  # type: ignore[override]
-    self, x: jax.Array, cache: Cache, position: jax.Array
-  ) -> tuple[jax.Array, Cache]:
-    """Returns [B, 1, D], and the cache with this token; see `Attention`."""
-    spec = self.spec
-    y, cache = CachedAttention(spec, name='attention')(
-      spec.layer_norm('norm1')(x), cache, position
+    out = attention.Output(
+      self.out_bias, self.initializers, self.dtype, name='out'
     )
-    x = x + self._scale('layer_scale1', y)
-    y = self._mlp(spec.layer_norm('norm2')(x), None, 1, spec_lib.Context())
-    return x + self._scale('layer_scale2', y), cache
+    return out(y)
 
 
 def empty(model: igpt.IGPT, batch_size: int, length: int) -> Cache:
@@ -105,16 +94,23 @@ def step(
     position: Position of the next pixel, from 0, an int32 scalar.
     cache: Of the tokens before this one.
   """
-  spec = spec_lib.EncoderSpec.take(model)
+  block = model.block_part()
+  values = {f.name: getattr(block.attention, f.name) for f in _FIELDS}
+  block = block.clone(attention=CachedAttention(**values, parent=None))
   x = params['token_embedding'].astype(model.dtype)[token]
   x += params['position_embedding'].astype(model.dtype)[0, position]
 
   def apply(x: jax.Array, layer: tuple[Any, Cache]) -> Any:
-    module = CachedLayer(spec, capture=False)
-    return module.apply({'params': layer[0]}, x, layer[1], position)
+    of_layer, (keys, values) = layer
+    context = Context(
+      previous={'keys': keys, 'values': values, 'position': position},
+      outputs=(outputs := Outputs()),
+    )
+    x = block.apply({'params': of_layer}, x, context)
+    return x, (outputs['keys'], outputs['values'])
 
   x, cache = jax.lax.scan(apply, x[:, None], (params['blocks'], cache))
-  x = spec.layer_norm('norm').apply({'params': params['norm']}, x[:, 0])
+  x = model.norm_part().apply({'params': params['norm']}, x[:, 0])
   logits = igpt.output_layer(model).apply({'params': params['output']}, x)
   return jnp.asarray(logits, jnp.float32), cache
 

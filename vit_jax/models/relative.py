@@ -7,10 +7,19 @@ section 3.2, in the form of timm).
 In comments: P tokens before the patches, T tokens, H heads.
 """
 
+from typing import Annotated
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from vit_jax.models import embedding
+from vit_jax.models import fields
+from vit_jax.models import positions
+from vit_jax.models.context import Context
+from vit_jax.models.fields import Field
+from vit_jax.models.fields import Kind
 
 # Kinds of tables and of MLPs: one for all layers, or one in each.
 TABLES = ('shared', 'layers')
@@ -46,36 +55,6 @@ def rows(grid: tuple[int, int]) -> int:
   return (2 * grid[0] - 1) * (2 * grid[1] - 1) + 3
 
 
-def bias(
-  module: nn.Module,
-  kind: str,
-  grid: tuple[int, int],
-  num_heads: int,
-  *,
-  prefix: int,
-  hidden: int,
-) -> jax.Array:
-  """Returns the bias of a module's table or MLP, float32 [H, T, T].
-
-  A table is the parameter `relative_position_bias`; it starts at zero, as in
-  BEiT's code. An MLP is `relative_mlp`.
-
-  Args:
-    module: Linen module, in its compact method.
-    kind: One of `TABLES` or `MLPS`.
-    grid: Patches (h, w).
-    num_heads: H.
-    prefix: P; a table needs a class token, and no other.
-    hidden: Size of the MLP's hidden layer.
-  """
-  if kind in MLPS:
-    return RelativeMlp(num_heads, hidden, name='relative_mlp')(grid, prefix)
-  table = module.param(
-    'relative_position_bias', nn.initializers.zeros, (rows(grid), num_heads)
-  )
-  return jnp.moveaxis(table[index(grid)], 2, 0)
-
-
 class RelativeMlp(nn.Module):
   """Maps distances of patches to biases of attention.
 
@@ -104,3 +83,112 @@ class RelativeMlp(nn.Module):
     z = nn.Dense(self.num_heads, name='down')(z)
     z = jnp.moveaxis(z[where.reshape(steps.shape[:2])], 2, 0)
     return jnp.pad(z, ((0, 0), (prefix, 0), (prefix, 0)))
+
+
+class _Table(nn.Module):
+  """A number for each distance and head; it starts at zero, as in BEiT's code.
+
+  Attributes:
+    num_heads: H.
+  """
+
+  num_heads: int
+
+  @nn.compact
+  def __call__(self, context: Context) -> jax.Array:
+    """Returns the bias of scores, float32 [H, T, T]."""
+    grid = embedding.pair(context.grid or ())
+    shape = (rows(grid), self.num_heads)
+    init = nn.initializers.zeros
+    table = self.param('relative_position_bias', init, shape)
+    return jnp.moveaxis(table[index(grid)], 2, 0)
+
+
+class _Computed(nn.Module):
+  """The MLP that computes biases, for the context of a layer.
+
+  Attributes:
+    num_heads: H.
+    hidden: Size of the hidden layer.
+  """
+
+  num_heads: int
+  hidden: int
+
+  @nn.compact
+  def __call__(self, context: Context) -> jax.Array:
+    """Returns the bias of scores, float32 [H, T, T]."""
+    mlp = RelativeMlp(self.num_heads, self.hidden, name='relative_mlp')
+    return mlp(embedding.pair(context.grid or ()), context.prefix)
+
+
+class RelativeBias(nn.Module):
+  """A learned bias of attention for each distance between two patches.
+
+  BEiT, its code, after T5 (arXiv:1910.10683, section 2.1).
+
+  Attributes:
+    num_heads: H, of the layers.
+    shared: Whether all layers have the same; else each has its own.
+  """
+
+  num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
+  shared: Annotated[bool, fields.FITTED] = True
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, context: Context
+  ) -> tuple[jax.Array, Context]:
+    """Says in the context what is added to scores; tokens stay as they are.
+
+    Raises:
+      ValueError: Some patches are left out, or these are not a class token and
+        patches of images of one grid.
+    """
+    _check(context)
+    if not context.class_token or context.prefix != 1:
+      raise ValueError(
+        'relative_bias is of a class token and patches: no other tokens'
+      )
+    return x, _given(self, _Table(self.num_heads, parent=None), context)
+
+
+class RelativeMlpBias(nn.Module):
+  """A bias of attention that a small MLP computes from the distance.
+
+  Swin Transformer V2 (arXiv:2111.09883, section 3.2).
+
+  Attributes:
+    num_heads: H, of the layers.
+    hidden_dim: Size of the MLP's hidden layer.
+    shared: Whether all layers have the same MLP; else each has its own.
+  """
+
+  num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
+  hidden_dim: Annotated[int, Field(Kind.FITTED, least=1)] = 128
+  shared: Annotated[bool, fields.FITTED] = True
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, context: Context
+  ) -> tuple[jax.Array, Context]:
+    """As of `RelativeBias`; there may be any tokens before the patches."""
+    _check(context)
+    part = _Computed(self.num_heads, self.hidden_dim, parent=None)
+    return x, _given(self, part, context)
+
+
+def _check(context: Context) -> None:
+  """Raises a ValueError if not all patches of one grid are among the tokens."""
+  positions.refuse_grids(context)
+  if context.kept is not None:
+    raise ValueError('relative positions need all patches: none left out')
+
+
+def _given(module: nn.Module, part: nn.Module, context: Context) -> Context:
+  """Returns a context with the bias of a part, for all layers or for each."""
+  if not module.shared:  # type: ignore[attr-defined]
+    return context.replace(layer_bias=part)
+  part = part.copy(parent=module, name='bias')
+  nn.share_scope(module, part)
+  return context.replace(bias=part(context))

@@ -10,13 +10,70 @@ In comments: N patches, T tokens, H heads, K channels of a head.
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+from typing import Annotated
+from typing import ClassVar
 
+import flax
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.models import embedding
+from vit_jax.models import fields
+from vit_jax.models import positions
+from vit_jax.models.context import Context
+from vit_jax.models.fields import Field
+from vit_jax.models.fields import Kind as FieldKind
+
 # Cosines and sines, [..., T, K] each, or [..., T, H, K].
-Rotation = tuple[jax.Array, jax.Array]
+Tables = tuple[jax.Array, jax.Array]
+
+
+@flax.struct.dataclass
+class Rotation:
+  """Rotates queries and keys, as layers are given it.
+
+  Attributes:
+    cos: Cosines, float32 [T, K] or [B, T, K].
+    sin: Sines.
+    halves: As of `Kind`.
+  """
+
+  cos: jax.Array
+  sin: jax.Array
+  halves: bool = flax.struct.field(pytree_node=False)
+
+  def tables(self, layer: jax.Array | None) -> Tables:
+    """Returns cosines and sines of a layer."""
+    del layer
+    return self.cos, self.sin
+
+  def __call__(self, x: jax.Array, layer: jax.Array | None) -> jax.Array:
+    """Rotates queries or keys of a layer, [B, T', H, K]."""
+    return rotate(x, self.tables(layer), self.halves)
+
+
+@flax.struct.dataclass
+class MixedRotation:
+  """Rotates by learned frequencies, those of each layer.
+
+  Attributes:
+    coordinates: Columns and rows of the tokens, [1 or B, T, 2].
+    frequencies: float32 [2, L, H, K / 2].
+  """
+
+  coordinates: jax.Array
+  frequencies: jax.Array
+  halves: ClassVar[bool] = False
+
+  def tables(self, layer: jax.Array | None) -> Tables:
+    """Returns cosines and sines of a layer, [1 or B, T, H, K]."""
+    return mixed(self.coordinates, self.frequencies[:, layer])
+
+  def __call__(self, x: jax.Array, layer: jax.Array | None) -> jax.Array:
+    """Rotates queries or keys of a layer, [B, T', H, K]."""
+    return rotate(x, self.tables(layer), self.halves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +160,7 @@ def coordinates(
   return jnp.pad(patches, ((0, 0), (prefix, 0), (0, 0)))
 
 
-def mixed(of_tokens: jax.Array, of_layer: jax.Array) -> Rotation:
+def mixed(of_tokens: jax.Array, of_layer: jax.Array) -> Tables:
   """Returns the rotation of a layer by learned frequencies.
 
   Args:
@@ -171,7 +228,7 @@ def table(
 
 def of_tokens(
   cos: np.ndarray, sin: np.ndarray, prefix: int, kept: jax.Array | None
-) -> Rotation:
+) -> Tables:
   """Returns the rotation of all tokens; those before the patches stay.
 
   Args:
@@ -195,19 +252,19 @@ def of_tokens(
   return whole(cos, 1.0), whole(sin, 0.0)
 
 
-def rotate(x: jax.Array, rotation: Rotation, kind: str) -> jax.Array:
+def rotate(x: jax.Array, tables: Tables, halves: bool) -> jax.Array:
   """Rotates queries or keys; in float32, and the result is of their type.
 
   Args:
     x: [B, T', H, K], the first T' of all T tokens.
-    rotation: Cosines and sines, [T, K] or [B, T, K]; [1 or B, T, H, K] if
-      heads differ.
-    kind: A name in `KINDS`.
+    tables: Cosines and sines, [T, K] or [B, T, K]; [1 or B, T, H, K] if heads
+      differ.
+    halves: As of `Kind`.
   """
-  by_head = [p if p.ndim == x.ndim else p[..., None, :] for p in rotation]
+  by_head = [p if p.ndim == x.ndim else p[..., None, :] for p in tables]
   cos, sin = (part[..., : x.shape[1], :, :] for part in by_head)
   wide = x.astype(jnp.float32)
-  if KINDS[kind].halves:
+  if halves:
     first, second = jnp.split(wide, 2, axis=-1)
     turned = jnp.concatenate([-second, first], axis=-1)
   else:
@@ -215,3 +272,56 @@ def rotate(x: jax.Array, rotation: Rotation, kind: str) -> jax.Array:
     turned = jnp.stack([-pairs[..., 1], pairs[..., 0]], axis=-1)
     turned = turned.reshape(x.shape)
   return (wide * cos + turned * sin).astype(x.dtype)
+
+
+class Rope(nn.Module):
+  """Rotary positions of patches.
+
+  Attributes:
+    num_heads: H, of the layers.
+    kind: A name in `KINDS`.
+    base: Base of the frequencies; DINOv3's is 100, EVA-02's 10,000.
+    grid: Grid (h, w) of patches to which their indices are scaled; None: they
+      are not scaled.
+    offset: Added to the indices before that (Perception Encoder,
+      arXiv:2504.13181, its code).
+  """
+
+  num_heads: Annotated[int, Field(FieldKind.SIZE, is_visible=False, least=1)]
+  kind: Annotated[
+    str, Field(FieldKind.FUNCTION, is_visible=False, choices=tuple(KINDS))
+  ] = 'dinov3'
+  base: Annotated[
+    float, Field(FieldKind.FUNCTION, is_visible=False, interval='(0, inf)')
+  ] = 100.0
+  grid: Annotated[
+    tuple[int, ...] | None,
+    Field(FieldKind.FUNCTION, is_visible=False, least=1),
+  ] = None
+  offset: Annotated[
+    float, Field(FieldKind.FUNCTION, is_visible=False, interval='[0, inf)')
+  ] = 0.0
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, context: Context
+  ) -> tuple[jax.Array, Context]:
+    """Says in the context how layers rotate; tokens stay as they are.
+
+    Raises:
+      ValueError: Images have their own grids, or patches are of volumes.
+    """
+    positions.refuse_grids(context)
+    grid, prefix = embedding.pair(context.grid or ()), context.prefix
+    channels = x.shape[-1] // self.num_heads
+    if KINDS[self.kind].is_learned:
+      shape = (2, context.depth, self.num_heads, channels // 2)
+      rates = self.param('rotary_frequencies', frequencies, shape, self.base)
+      places = coordinates(grid, prefix, context.kept)
+      return x, context.replace(rotation=MixedRotation(places, rates))
+    cos, sin = table(
+      self.kind, grid, channels, self.base, self.grid, self.offset
+    )
+    tables = of_tokens(cos, sin, prefix, context.kept)
+    rotation = Rotation(*tables, KINDS[self.kind].halves)
+    return x, context.replace(rotation=rotation)

@@ -5,26 +5,29 @@ set one. It passes all of them to the stack, the blocks, attention and MLP as a
 single object, `EncoderSpec.take(model)`.
 """
 
-from collections.abc import Callable
-from collections.abc import Mapping
 import dataclasses
-import functools
 from typing import Annotated
 from typing import Any
 from typing import Self
 
-import flax
 from flax import linen as nn
 import jax
-from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import layout
 import jax.numpy as jnp
 
+from vit_jax.models import attention as attention_lib
+from vit_jax.models import block as block_lib
+from vit_jax.models import blocks
+from vit_jax.models import context as context_lib
+from vit_jax.models import differential
+from vit_jax.models import experts as experts_lib
 from vit_jax.models import fields
+from vit_jax.models import grouped
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import kernels
+from vit_jax.models import mlp as mlp_lib
 from vit_jax.models import norms
-from vit_jax.models import relative
 from vit_jax.models import rotary as rotary_lib
+from vit_jax.models import stack
 from vit_jax.models.fields import EXECUTION
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import FUNCTION
@@ -33,159 +36,14 @@ from vit_jax.models.fields import RATE
 from vit_jax.models.fields import SIZE
 from vit_jax.models.fields import TRAINING
 
-GELUS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
-  'tanh': functools.partial(nn.gelu, approximate=True),
-  'exact': functools.partial(nn.gelu, approximate=False),
-  # An approximation (arXiv:1606.08415, section 2), in iGPT and CLIP.
-  'sigmoid': lambda x: x * nn.sigmoid(1.702 * x),
-}
-# GLU variants (arXiv:2002.05202): SwiGLU, GLU and GEGLU.
-GATES: Mapping[str, Callable[[jax.Array], jax.Array]] = {
-  'silu': nn.silu,
-  'sigmoid': nn.sigmoid,
-  'gelu': GELUS['exact'],
+# GLU variants (arXiv:2002.05202), by their gates.
+GATES = {
+  'silu': mlp_lib.SwiGLU,
+  'sigmoid': mlp_lib.GLU,
+  'gelu': mlp_lib.GEGLU,
 }
 NORMS = ('layer', 'rms')
-ROUTINGS = ('top_experts', 'top_tokens', 'soft')
-RELATIVE_POSITIONS = ('none', *relative.TABLES, *relative.MLPS)
-REMAT_POLICIES = (
-  'auto',
-  'none',
-  'activations',
-  'products',
-  'full',
-  'dots_saveable',
-  'dots_with_no_batch_dims_saveable',
-)
-_KEPT = 'kept'
-# Before JAX 0.11, a constraint of the layout gathers what devices share.
-_KEEPS_ORDER = jax.__version_info__ >= (0, 11)
-# Name of results of activation functions, for remat='activations'.
-_ACTIVATED = 'activated'
-ATTENTION_IMPLEMENTATIONS = (
-  'auto',
-  'plain',
-  'einsum',
-  'fused',
-  'xla',
-  'cudnn',
-)
-
-
-def keep(x: jax.Array) -> jax.Array:
-  """Marks a result that is not recomputed with remat='products'."""
-  return checkpoint_name(x, _KEPT)
-
-
-def activated(x: jax.Array) -> jax.Array:
-  """Marks a result of an activation function, for remat='activations'."""
-  return checkpoint_name(x, _ACTIVATED)
-
-
-def activations_policy() -> Callable[..., bool]:
-  """Returns the policy of `jax.checkpoint` for remat='activations'.
-
-  The argument and the result of the activation function are kept, since one
-  product of the forward pass writes both. What its derivative needs is
-  recomputed. To recompute the result as well would read and write [B, T, M]
-  four more times.
-  """
-  return jax.checkpoint_policies.save_only_these_names(_ACTIVATED)
-
-
-def products_policy() -> Callable[..., bool]:
-  """Returns the policy of `jax.checkpoint` for remat='products'.
-
-  Unlike `dots_saveable` it keeps results after their bias is added, which the
-  compiler does in the same operation, and those of kernels.
-  """
-  return jax.checkpoint_policies.save_only_these_names(_KEPT)
-
-
-def attention_on(platform: str, implementation: str) -> str:
-  """Returns the implementation that 'auto' stands for; others as they are.
-
-  Args:
-    platform: 'cpu', 'tpu' or 'gpu'.
-    implementation: One of `ATTENTION_IMPLEMENTATIONS`.
-  """
-  if implementation != 'auto':
-    return implementation
-  kernels = {'cpu': 'plain', 'tpu': 'fused', 'gpu': 'cudnn'}
-  return kernels.get(platform, 'einsum')
-
-
-def remat_on(platform: str, scan: bool, remat: str) -> str:
-  """Returns the recomputation that 'auto' stands for; others as they are.
-
-  A compiler keeps every value that the backward pass takes out of a scan. Where
-  layers are unrolled, TPUs' compiler recomputes elementwise functions by
-  itself; that of GPUs does not, and would keep several values of [B, T, M]
-  within the activation function. On CPUs memory is plentiful, and to compute
-  is slow.
-
-  Args:
-    platform: 'cpu', 'tpu' or 'gpu'.
-    scan: Whether layers are scanned.
-    remat: One of `REMAT_POLICIES`.
-  """
-  if remat != 'auto':
-    return remat
-  if platform == 'cpu':
-    return 'none'
-  if scan:
-    return 'products'
-  return 'none' if platform == 'tpu' else 'activations'
-
-
-@flax.struct.dataclass
-class Context:
-  """What all layers of a stack are given beside their tokens.
-
-  Attributes:
-    bias: Added to the scores of attention, float32 [H, T, T], or None.
-    rotation: Cosines and sines by which queries and keys are rotated, float32
-      [T, K] each, [B, T, K] or [B, T, H, K]; or None.
-    frequencies: Those of all layers, if they are learned, float32
-      [2, L, H, K / 2]; or None.
-    coordinates: Columns and rows of the tokens, [1 or B, T, 2], if there are
-      learned frequencies.
-    grid: (h, w) of the patches, or None.
-    prefix: P, the number of tokens before the patches, if there is a grid.
-    attended: bool [B, T], tokens that others attend to; None: all. With
-      `segments`, [B, S, T], the tokens of each image.
-    segments: int32 [B, T], the image of a token, if a sequence has several;
-      tokens attend to those of their image alone. None: one.
-    sizes: float32 [B, T], how often each token counts in attention; None: once.
-    layer: Index of the layer, an int32 scalar; None outside of the layers.
-  """
-
-  bias: jax.Array | None = None
-  rotation: rotary_lib.Rotation | None = None
-  frequencies: jax.Array | None = None
-  coordinates: jax.Array | None = None
-  grid: tuple[int, int] | None = flax.struct.field(
-    pytree_node=False, default=None
-  )
-  prefix: int = flax.struct.field(pytree_node=False, default=0)
-  attended: jax.Array | None = None
-  segments: jax.Array | None = None
-  sizes: jax.Array | None = None
-  layer: jax.Array | None = None
-
-  def at(self, layer: jax.Array) -> Self:
-    """Returns what one layer is given, with a rotation of its own.
-
-    Args:
-      layer: Index of the layer, an int32 scalar.
-    """
-    if self.frequencies is None:
-      return dataclasses.replace(self, layer=layer)
-    assert self.coordinates is not None
-    own = rotary_lib.mixed(self.coordinates, self.frequencies[:, layer])
-    return dataclasses.replace(
-      self, rotation=own, frequencies=None, coordinates=None, layer=layer
-    )
+RELATIVE_POSITIONS = ('none', 'shared', 'layers', 'shared_mlp', 'layers_mlp')
 
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
@@ -226,14 +84,14 @@ class LayerSpec:
   stochastic_depth: Annotated[float, RATE] = 0.0
   stochastic_depth_uniform: Annotated[bool, TRAINING] = False
   gelu: Annotated[
-    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(GELUS))
+    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(mlp_lib.GELUS))
   ] = 'tanh'
   layer_norm_epsilon: Annotated[
     float, Field(Kind.FUNCTION, is_visible=False, interval='(0, 1)')
   ] = 1e-6
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   scan: Annotated[bool, EXECUTION] = False
-  remat: Annotated[str, Field(Kind.EXECUTION, choices=REMAT_POLICIES)] = 'auto'
+  remat: Annotated[str, Field(Kind.EXECUTION, choices=stack.REMAT_POLICIES)] = 'auto'
   dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32
 
   @classmethod
@@ -246,22 +104,29 @@ class LayerSpec:
       raise dataclasses.FrozenInstanceError(f'cannot assign to {name!r}')
     super().__setattr__(name, value)
 
-  def of_layer(self, layer: int) -> Self:
-    """Returns the fields of one layer, counted from 0."""
-    del layer
-    return self
-
   @property
   def starts(self) -> initializers_lib.Initializers:
     """Initializers of each kind of parameter."""
     return initializers_lib.INITIALIZERS[self.initializers]
 
-  def layer_norm(self, name: str) -> nn.Module:
-    """Returns a LayerNorm, to be called in a module's compact method.
+  def norm_part(self) -> nn.Module:
+    """Returns the norm of the layers."""
+    return norms.LayerNorm(self.layer_norm_epsilon, self.dtype, parent=None)
 
-    Its statistics are always computed in float32.
-    """
-    return norms.LayerNorm(self.layer_norm_epsilon, self.dtype, name=name)
+  def layer_norm(self, name: str) -> nn.Module:
+    """Returns such a norm, to be called in a module's compact method."""
+    return self.norm_part().copy(name=name)
+
+  def mlp_part(self, width: int | None = None) -> mlp_lib.Mlp:
+    """Returns an MLP of a width, or that of the layers."""
+    return mlp_lib.Mlp(
+      width or self.mlp_dim,
+      self.gelu,
+      dropout_rate=self.dropout_rate,
+      initializers=self.initializers,
+      dtype=self.dtype,
+      parent=None,
+    )
 
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
@@ -370,7 +235,7 @@ class EncoderSpec(LayerSpec):
   ] = 'silu'
   mlp_norm: Annotated[bool, FUNCTION] = False
   experts: Annotated[int, Field(Kind.FUNCTION, least=0, most=2**16)] = 0
-  routing: Annotated[str, Field(Kind.FUNCTION, choices=ROUTINGS)] = (
+  routing: Annotated[str, Field(Kind.FUNCTION, choices=experts_lib.ROUTINGS)] = (
     'top_experts'
   )
   expert_layers: Annotated[
@@ -391,64 +256,122 @@ class EncoderSpec(LayerSpec):
     0.01
   )
   attention_implementation: Annotated[
-    str, Field(Kind.EXECUTION, choices=ATTENTION_IMPLEMENTATIONS)
+    str, Field(Kind.EXECUTION, choices=kernels.IMPLEMENTATIONS)
   ] = 'auto'
-
-  def of_layer(self, layer: int) -> Self:
-    """Returns the fields of one layer, whose keys may have all heads."""
-    if self.full_key_layers <= layer < self.depth - self.full_key_layers:
-      return self
-    return dataclasses.replace(self, key_heads=None)
-
-  def row_major(self, x: jax.Array) -> jax.Array:
-    """Keeps the order of tokens [B, T, D] in memory on GPUs.
-
-    Their compiler would store the sums of the residuals as [T, D, B], and so
-    transpose them before and after each product. Only layers with cuDNN's
-    attention, the default on GPUs, are constrained: exported programs have
-    another attention, and cannot hold the constraint.
-    """
-    platform, attention = jax.default_backend(), self.attention_implementation
-    if not _KEEPS_ORDER or attention_on(platform, attention) != 'cudnn':
-      return x
-    order = layout.Layout(tuple(range(x.ndim)))
-    return layout.with_layout_constraint(x, order)
 
   @property
   def captured_heads(self) -> int:
     """Number of heads in the attention of a layer that is captured."""
     return self.num_heads * self.branches
 
-  def layer_norm(self, name: str) -> nn.Module:
-    """Returns a normalisation, to be called in a module's compact method.
-
-    `_NormParameters` has the same parameters.
-    """
+  def norm_part(self) -> nn.Module:
+    """Returns the norm of the layers."""
     if self.norm == 'layer':
-      return super().layer_norm(name)
-    return nn.RMSNorm(self.layer_norm_epsilon, self.dtype, name=name)
+      return super().norm_part()
+    return norms.RMSNorm(self.layer_norm_epsilon, self.dtype, parent=None)
 
-  def norm_parameters(self, name: str, size: int) -> jax.Array:
-    """Returns scale and bias of a norm that other code applies, [2, size]."""
-    return _NormParameters(size, self.norm == 'layer', name=name)()
+  def mlp_part(self, width: int | None = None) -> mlp_lib.Mlp:
+    """Returns an MLP of a width, or that of the layers."""
+    if width:
+      return super().mlp_part(width)
+    part = GATES[self.gate] if self.gated_mlp else mlp_lib.Mlp
+    return part(
+      self.mlp_dim,
+      self.gelu,
+      self.dense_bias,
+      self.mlp_norm,
+      self.dropout_rate,
+      self.norm_part(),
+      self.initializers,
+      self.dtype,
+      parent=None,
+    )
 
+  def attention_part(self) -> nn.Module:
+    """Returns the attention of the layers."""
+    values: dict[str, Any] = {
+      'num_heads': self.num_heads,
+      'qkv_bias': self.qkv_bias,
+      'key_bias': self.key_bias,
+      'out_bias': self.dense_bias,
+      'qk_norm': self.qk_norm,
+      'out_norm': self.attention_norm,
+      'causal': self.causal,
+      'dropout_rate': self.attention_dropout_rate,
+      'norm': self.norm_part(),
+      'implementation': self.attention_implementation,
+      'initializers': self.initializers,
+      'dtype': self.dtype,
+      'parent': None,
+    }
+    if self.differential:
+      return differential.Differential(**values)
+    if self.key_heads:
+      return grouped.Grouped(
+        key_heads=self.key_heads, full_layers=self.full_key_layers, **values
+      )
+    return attention_lib.Attention(**values)
 
-class _NormParameters(nn.Module):
-  """The parameters of a `LayerNorm` or `RMSNorm`, by their names.
+  def experts_part(self) -> nn.Module:
+    """Returns the experts of the layers."""
+    return experts_lib.Experts(
+      self.experts,
+      self.mlp_part(),
+      self.routing,
+      self.expert_layers,
+      self.expert_slots,
+      self.experts_per_token,
+      self.expert_capacity,
+      self.expert_priority,
+      self.expert_noise,
+      self.expert_loss,
+      self.dropout_rate,
+      self.dtype,
+      parent=None,
+    )
 
-  Attributes:
-    size: Number of channels.
-    has_bias: Whether there is a bias; else it is 0.
-  """
+  def block_part(self, kind: type[block_lib.Block] | None = None) -> Any:
+    """Returns the layers' block.
 
-  size: int
-  has_bias: bool
+    Args:
+      kind: Its class; None: that of the fields.
+    """
+    further: dict[str, Any] = {}
+    if kind is None:
+      kind = block_lib.Block
+      if self.post_norm:
+        kind = blocks.PostNorm
+      if self.parallel_mlp:
+        kind = blocks.Parallel
+      if self.branches > 1:
+        kind, further = blocks.Branches, {'count': self.branches}
+    return kind(
+      self.attention_part(),
+      self.experts_part() if self.experts else self.mlp_part(),
+      self.norm_part(),
+      self.layer_scale,
+      self.layer_scale_mlp,
+      self.dropout_rate,
+      self.stochastic_depth,
+      self.stochastic_depth_uniform,
+      **further,
+      parent=None,
+    )
 
-  @nn.compact
-  def __call__(self) -> jax.Array:
-    """Returns scale and bias, [2, size]."""
-    shape = (self.size,)
-    scale = self.param('scale', nn.initializers.ones, shape)
-    if not self.has_bias:
-      return jnp.stack([scale, jnp.zeros_like(scale)])
-    return jnp.stack([scale, self.param('bias', nn.initializers.zeros, shape)])
+  def layers(
+    self,
+    model: nn.Module,
+    x: jax.Array,
+    context: context_lib.Context,
+    kind: type[block_lib.Block] | None = None,
+  ) -> tuple[jax.Array, dict[str, Any]]:
+    """Applies a stack of the block, as `stack.apply` does."""
+    return stack.apply(
+      model,
+      self.block_part(kind),
+      x,
+      context,
+      depth=self.depth,
+      scan=self.scan,
+      remat=self.remat,
+    )

@@ -15,7 +15,7 @@ In comments: B images, T tokens, D hidden size, H heads, L layers.
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence
+import dataclasses
 import re
 from typing import Any
 
@@ -24,127 +24,246 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models import dropout
-from vit_jax.models import spec as spec_lib
+from vit_jax.models import context as context_lib
+from vit_jax.models import mlp
 
 # Collection that gets the tokens of all layers where it is mutable.
 LEVELS = 'levels'
+REMAT_POLICIES = (
+  'auto',
+  'none',
+  'activations',
+  'products',
+  'full',
+  'dots_saveable',
+  'dots_with_no_batch_dims_saveable',
+)
 
 
-def apply_blocks(
+def remat_on(platform: str, scan: bool, remat: str) -> str:
+  """Returns the recomputation that 'auto' stands for; others as they are.
+
+  A compiler keeps every value that the backward pass takes out of a scan. Where
+  layers are unrolled, TPUs' compiler recomputes elementwise functions by
+  itself; that of GPUs does not, and would keep several values of [B, T, M]
+  within the activation function. On CPUs memory is plentiful, and to compute
+  is slow.
+
+  Args:
+    platform: 'cpu', 'tpu' or 'gpu'.
+    scan: Whether layers are scanned.
+    remat: One of `REMAT_POLICIES`.
+  """
+  if remat != 'auto':
+    return remat
+  if platform == 'cpu':
+    return 'none'
+  if scan:
+    return 'products'
+  return 'none' if platform == 'tpu' else 'activations'
+
+
+def apply(
   model: nn.Module,
-  block: Any,
-  spec: spec_lib.LayerSpec,
+  block: nn.Module,
   x: jax.Array,
-  dropout_key: dropout.DropoutKey | None,
-  last: Mapping[str, Any] | None = None,
-  context: spec_lib.Context | None = None,
-  each: Sequence[Mapping[str, Any]] = (),
-) -> Any:
-  """Applies a stack of blocks to x; sows the intermediates that they return.
+  context: context_lib.Context,
+  *,
+  depth: int,
+  scan: bool = False,
+  remat: str = 'auto',
+  num_read: int | None = None,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Applies a stack of blocks to x; sows the intermediates that they capture.
 
-  A block is made from `spec` and `capture`, and maps (x, layer, dropout_key,
-  context) to (x, dict of intermediates). If the collection `intermediates` is
-  mutable and the collection `perturbations` has a variable `attention`
-  [L, ...], each block also gets its layer of that variable, and adds it to its
-  attention weights.
-
-  If the collection `levels` is mutable instead, the blocks return their tokens
-  alone, and it gets `tokens` [L, B, T, D], for heads that read several layers.
+  A block maps (x, context) to x. If the collection `intermediates` is mutable,
+  the model gets what its blocks capture as `attention` and `tokens`, [L, ...]
+  each. If the collection `perturbations` also has a variable `attention`, each
+  block gets its layer of it, and adds it to its attention weights. If the
+  collection `levels` is mutable instead, it gets the `tokens` alone, for heads
+  that read several layers.
 
   Args:
     model: Linen module that gets the parameters; in its compact method.
-    block: Linen module class.
-    spec: Fields of the layers, including the depth.
-    x: [B, T, D], or what the blocks take instead.
-    dropout_key: Key of the step; None when not training.
-    last: Additional fields of the last block; used only if the blocks are
-      unrolled and capture nothing.
-    context: What all blocks are given beside x.
-    each: Additional fields of each block, which are then unrolled.
+    block: The part that each layer is a copy of. Where layers differ, it has a
+      method `at_layer`, see `equal_layers`.
+    x: Tokens [B, T, D].
+    context: What all layers are given; its `dropout_key` is that of the step.
+    depth: Number of layers, L.
+    scan: Whether one layer is compiled and run L times.
+    remat: One of `REMAT_POLICIES`.
+    num_read: Number of first tokens that the last layer may compute alone; used
+      only if the layers are unrolled and capture nothing.
 
   Returns:
-    The output of the last block: [B, T, D], or fewer tokens as `last` says.
+    The output of the last block, [B, T, D], or fewer tokens; and what the
+    layers returned beside them, but for intermediates, each [L', ...] of the L'
+    layers that returned it, or a tuple where these have several shapes.
   """
-  capture, keep = (
-    not model.is_initializing() and model.is_mutable_collection(name)
-    for name in ('intermediates', LEVELS)
+  captures = _captures(model)
+  perturbation = None
+  if 'attention' in captures:
+    perturbation = model.get_variable('perturbations', 'attention')
+  policy = remat_on(jax.default_backend(), scan, remat)
+  context = context.replace(
+    captures=captures, depth=depth, num_tokens=x.shape[1], remat=policy
   )
-  added = model.get_variable('perturbations', 'attention') if capture else None
-  perturbations: tuple[jax.Array, ...] = () if added is None else (added,)
-  inputs = x, dropout_key, context, perturbations
-  fields = {'spec': spec, 'capture': capture}
-  if keep:
-    fields['keep_tokens'] = True
-  block = _recomputed(block, spec)
-  if spec.scan:
-    x, captured = _scan(block, fields, *inputs)
+  layer = _recomputed(_layer, policy, scan)
+  if scan:
+    x, outputs = _scan(model, layer, block, x, context, perturbation)
   else:
-    last = {} if capture or keep else last
-    further = [dict(x) for x in each or [{}] * spec.depth]
-    further[-1] |= last or {}
-    x, captured = _unroll(block, fields, further, *inputs)
-  for name, value in captured.items():
-    collection = 'intermediates' if capture else LEVELS
-    model.sow(collection, name, value, reduce_fn=lambda _, new: new)
-  return x
+    num_read = None if captures else num_read
+    x, outputs = _unroll(
+      model, layer, block, x, context, perturbation, num_read
+    )
+  collection = LEVELS if captures == ('tokens',) else 'intermediates'
+  for name in captures:
+    if name in outputs:
+      value = outputs.pop(name)
+      model.sow(collection, name, value, reduce_fn=lambda _, new: new)
+  return x, outputs
 
 
-def _recomputed(block: Any, spec: spec_lib.LayerSpec) -> Any:
-  """Returns a block that recomputes in the backward pass what it shall."""
-  remat = spec_lib.remat_on(jax.default_backend(), spec.scan, spec.remat)
-  if remat in ('none', 'activations'):  # `Mlp` does the latter
-    return block
-  policy = getattr(jax.checkpoint_policies, remat, None)
-  if remat == 'products':
-    policy = spec_lib.products_policy()
+def _captures(model: nn.Module) -> tuple[str, ...]:
+  """Returns the names of the intermediates that a model is asked for."""
+  if model.is_initializing():
+    return ()
+  if model.is_mutable_collection('intermediates'):
+    return ('attention', 'tokens')
+  return ('tokens',) if model.is_mutable_collection(LEVELS) else ()
+
+
+def _layer(
+  block: nn.Module,
+  x: jax.Array,
+  layer: jax.Array,
+  perturbation: jax.Array | None,
+  context: context_lib.Context,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Applies one layer; returns x, and what it returns beside it."""
+  outputs = context_lib.Outputs()
+  key = context.dropout_key
+  context = context.replace(
+    dropout_key=None if key is None else key.fold(layer),
+    layer=layer,
+    perturbation=perturbation,
+    outputs=outputs,
+  )
+  x = block(x, context)
+  context.capture('tokens', x)
+  return x, dict(outputs)
+
+
+def _recomputed(layer: Any, policy: str, scan: bool) -> Any:
+  """Returns a layer that recomputes in the backward pass what it shall."""
+  if policy in ('none', 'activations'):  # `Mlp` does the latter
+    return layer
+  if policy == 'products':
+    # Unlike `dots_saveable` this keeps results after their bias is added, which
+    # the compiler does in the same operation, and those of kernels.
+    saveable = jax.checkpoint_policies.save_only_these_names(mlp.KEPT)
+  else:
+    saveable = getattr(jax.checkpoint_policies, policy, None)
   # Inside a scan, XLA cannot merge the recomputation with the forward pass
   # anyway (CSE), so nothing has to prevent that.
-  return nn.remat(block, policy=policy, prevent_cse=not spec.scan)
+  return nn.remat(layer, policy=saveable, prevent_cse=not scan)
 
 
 def _scan(
-  block: Any,
-  fields: dict[str, Any],
+  model: nn.Module,
+  layer: Any,
+  block: nn.Module,
   x: jax.Array,
-  dropout_key: dropout.DropoutKey | None,
-  context: spec_lib.Context | None,
-  perturbations: tuple[jax.Array, ...],
+  context: context_lib.Context,
+  perturbation: jax.Array | None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  depth = fields['spec'].depth
   scanned = nn.scan(
-    block,
+    layer,
     variable_axes={'params': 0},
     split_rngs={'params': True},
-    in_axes=(0, nn.broadcast, nn.broadcast, *(0 for _ in perturbations)),
-    length=depth,
+    in_axes=(0, nn.broadcast if perturbation is None else 0, nn.broadcast),
+    length=context.depth,
   )
-  layers = jnp.arange(depth, dtype=jnp.int32)
-  return scanned(**fields, name='blocks')(
-    x, layers, dropout_key, context, *perturbations
-  )
+  layers = jnp.arange(context.depth, dtype=jnp.int32)
+  block = block.copy(parent=model, name='blocks')
+  return scanned(block, x, layers, perturbation, context)
 
 
 def _unroll(
-  block: Any,
-  fields: dict[str, Any],
-  further: Sequence[Mapping[str, Any]],
+  model: nn.Module,
+  layer: Any,
+  block: nn.Module,
   x: jax.Array,
-  dropout_key: dropout.DropoutKey | None,
-  context: spec_lib.Context | None,
-  perturbations: tuple[jax.Array, ...],
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-  spec: spec_lib.LayerSpec = fields['spec']
-  layers = jnp.arange(spec.depth, dtype=jnp.int32)
-  each: list[dict[str, jax.Array]] = []
-  for i in range(spec.depth):
-    own = fields | {'spec': spec.of_layer(i)}
-    one = block(name=f'blocks_{i}', **own, **further[i])
-    x, intermediates = one(
-      x, layers[i], dropout_key, context, *(p[i] for p in perturbations)
-    )
-    each.append(intermediates)
-  return x, jax.tree.map(lambda *layers: jnp.stack(layers), *each)
+  context: context_lib.Context,
+  perturbation: jax.Array | None,
+  num_read: int | None,
+) -> tuple[jax.Array, dict[str, Any]]:
+  layers = jnp.arange(context.depth, dtype=jnp.int32)
+  gathered: dict[str, list[jax.Array]] = {}
+  last = context.depth - 1
+  for i in range(context.depth):
+    part = at_layer(block, i, context.depth)
+    if i == last and not _routes(part):
+      context = context.replace(num_read=num_read)
+    context = context.replace(num_tokens=x.shape[1])
+    part = part.copy(parent=model, name=f'blocks_{i}')
+    added = None if perturbation is None else perturbation[i]
+    x, outputs = layer(part, x, layers[i], added, context)
+    context = context.replace(previous=outputs)
+    for name, value in outputs.items():
+      gathered.setdefault(name, []).append(value)
+  return x, {
+    name: jnp.stack(values)
+    if len({x.shape for x in values}) == 1
+    else tuple(values)
+    for name, values in gathered.items()
+  }
+
+
+def at_layer(part: nn.Module, layer: int, depth: int) -> nn.Module:
+  """Returns the part of one layer, which may differ from those of others.
+
+  A part whose layers differ has a method `at_layer(layer, depth)`; parts that
+  hold such a part differ with it.
+
+  Args:
+    part: A part that is not bound.
+    layer: Index of the layer, from 0.
+    depth: Number of layers.
+  """
+  changes = {}
+  for field in dataclasses.fields(part):
+    value = getattr(part, field.name)
+    if field.name != 'parent' and isinstance(value, nn.Module):
+      inner = at_layer(value, layer, depth)
+      if inner is not value:
+        changes[field.name] = inner
+  if changes:
+    part = part.clone(**changes)
+  method = getattr(part, 'at_layer', None)
+  return part if method is None else method(layer, depth)
+
+
+def _routes(part: nn.Module) -> bool:
+  """Whether a part routes all tokens together, so that none may be missing."""
+  return getattr(part, 'routes_tokens', False) or any(map(_routes, parts(part)))
+
+
+def parts(part: nn.Module) -> list[nn.Module]:
+  """Returns the parts that are fields of a part."""
+  values = (
+    getattr(part, field.name)
+    for field in dataclasses.fields(part)
+    if field.name != 'parent'
+  )
+  return [x for x in values if isinstance(x, nn.Module)]
+
+
+def has_equal_layers(part: nn.Module) -> bool:
+  """Whether all layers of a stack have this part, without differences."""
+  return not hasattr(part, 'at_layer') and all(
+    map(has_equal_layers, parts(part))
+  )
 
 
 def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,13 +16,11 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import attention
+from vit_jax.models import blocks
 from vit_jax.models import dropout
-from vit_jax.models import encoder
 from vit_jax.models import fields
-from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
-from vit_jax.models import stack
+from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
 
@@ -87,12 +85,9 @@ class TextTower(nn.Module, spec_lib.EncoderSpec):
     shape = (1, self.length, self.hidden_size)
     position = self.param('position_embedding', self.starts.position, shape)
     x += position[:, :count].astype(x.dtype)
-    x = dropout.embedded(x, self, key)
-    spec = spec_lib.EncoderSpec.take(self)
-    context = spec_lib.Context(attended=attended)
-    x = stack.apply_blocks(
-      self, encoder.EncoderBlock, spec, x, key, context=context
-    )
+    x = dropout.embedded(x, self.dropout_rate, self.depth, key)
+    context = Context(attended=attended, dropout_key=key)
+    x, _ = self.layers(self, x, context)
     x = self.layer_norm('norm')(x)
     pooled = self._read(x, tokens).astype(jnp.float32)
     features = pooled
@@ -114,38 +109,6 @@ class TextTower(nn.Module, spec_lib.EncoderSpec):
     found = tokens if self.pool == 'largest' else tokens == self.end_token
     where = found.argmax(axis=1)[:, None, None]
     return jnp.take_along_axis(x, where, axis=1)[:, 0]
-
-
-class PostNormBlock(nn.Module):
-  """One layer of BERT: attention, then an MLP; a norm follows each residual."""
-
-  spec: spec_lib.EncoderSpec
-  capture: bool
-
-  @nn.compact
-  def __call__(
-    self,
-    x: jax.Array,
-    layer: jax.Array,
-    dropout_key: dropout.DropoutKey | None,
-    context: spec_lib.Context | None = None,
-    perturbation: jax.Array | None = None,
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Applies the layer; arguments and results as of `encoder.EncoderBlock`."""
-    spec, whole, purpose = self.spec, x.shape[1:], dropout.Purpose
-    key = dropout.fold(dropout_key, layer)
-    attend = attention.Attention(spec, None, self.capture, name='attention')
-    y, weights = attend(x, key, context, perturbation)
-    y = dropout.dropout(
-      y, spec.dropout_rate, dropout.fold(key, purpose.ATTENTION_OUTPUT), whole
-    )
-    x = spec.layer_norm('norm1')(x + y)
-    y = mlp.Mlp(spec, spec.mlp_dim, name='mlp')(x, key)
-    x = spec.layer_norm('norm2')(x + y)
-    if not self.capture:
-      return x, {}
-    assert weights is not None
-    return x, {'attention': weights, 'tokens': x}
 
 
 class Bert(nn.Module, spec_lib.EncoderSpec):
@@ -194,11 +157,10 @@ class Bert(nn.Module, spec_lib.EncoderSpec):
     x += _table(self, self.length, 'position_embedding')(jnp.arange(count))
     x += _table(self, self.segments, 'segment_embedding')(jnp.zeros(1, int))
     x = self.layer_norm('norm_before')(x)
-    x = dropout.embedded(x, self, key)
+    x = dropout.embedded(x, self.dropout_rate, self.depth, key)
     attended = tokens != 0 if attended is None else attended
-    spec = spec_lib.EncoderSpec.take(self)
-    context = spec_lib.Context(attended=attended)
-    x = stack.apply_blocks(self, PostNormBlock, spec, x, key, context=context)
+    context = Context(attended=attended, dropout_key=key)
+    x, _ = self.layers(self, x, context, blocks.BertBlock)
     pooled = x[:, 0].astype(jnp.float32)
     head = nn.Dense(self.out_dim, kernel_init=self.starts.kernel, name='head')
     return {'tokens': x, 'pooled': pooled, 'features': head(pooled)}

@@ -12,11 +12,9 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import encoder
+from vit_jax.models import context as context_lib
 from vit_jax.models import maps
-from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
-from vit_jax.models import stack
 
 MLP_RATIO = 3  # width of an MLP as a multiple of the token's
 
@@ -88,7 +86,8 @@ class ClassDecoder(nn.Module):
     """
     x = x + x
     y = self.spec.layer_norm(f'norm_{name}')(x)
-    return x + mlp.Mlp(self.spec, width, name=f'mlp_{name}')(y, None)
+    mlp = self.spec.mlp_part(width).copy(name=f'mlp_{name}')
+    return x + mlp(y, context_lib.Context())
 
 
 class Trans2Seg(nn.Module):
@@ -149,7 +148,7 @@ class Trans2Seg(nn.Module):
       'position_embedding', starts.position, (1, 1 + h * w, d)
     )
     x = jnp.concatenate([token, x], axis=1) + position.astype(x.dtype)
-    x = stack.apply_blocks(self, encoder.EncoderBlock, spec, x, None)
+    x, _ = spec.layers(self, x, context_lib.Context())
     return spec.layer_norm('norm')(x)[:, 1:]
 
   def _drawn(

@@ -4,6 +4,7 @@ In comments: B images, T tokens, D hidden size, H heads, L layers, P tokens
 before the patches.
 """
 
+from collections.abc import Iterator
 import dataclasses
 from typing import Annotated
 from typing import Any
@@ -13,20 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models import dropout
 from vit_jax.models import embedding
-from vit_jax.models import encoder
-from vit_jax.models import experts
 from vit_jax.models import fields
 from vit_jax.models import heads
-from vit_jax.models import inputs
 from vit_jax.models import merging
+from vit_jax.models import patches
+from vit_jax.models import pooling
 from vit_jax.models import positions
-from vit_jax.models import projection
-from vit_jax.models import resnet
+from vit_jax.models import relative
 from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
-from vit_jax.models import stack
+from vit_jax.models import vision_transformer
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import FITTED
 from vit_jax.models.fields import Kind
@@ -147,7 +145,6 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
   resnet_stages: Annotated[tuple[int, ...] | None, fields.STAGES] = None
   resnet_width: Annotated[int, fields.SIZE] = 64
 
-  @nn.compact
   def trunk(
     self,
     images: jax.Array,
@@ -200,24 +197,142 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       ValueError: The image's size is not a multiple of the patch's, or the
         model cannot mask patches or leave some out.
     """
-    # Not len(images), since the batch size may be symbolic.
-    key = dropout.key_of(self, images.shape[0], train, rows)
-    own = dropout.fold(key, self.depth)  # as for the dropout of embeddings
-    x, context = self._embed(images, masked, kept, grids, own)
-    if self.pre_norm:
-      x = self.layer_norm('norm_before')(x)
-    x = dropout.embedded(x, self, key)
-    # The last layer needs no queries and no MLP for tokens that the pool does
-    # not read, since no further layer attends to them.
-    reads, is_routed = {}, self.depth - 1 in experts.layers(self)
-    if features_only and self.pool == 'token' and not is_routed:
-      reads = {'num_read': 1 + self.has_two_heads}
-    x, each = self._mergeable(x, context)
-    inputs = x, key, reads, context, experts.fields(self, each)
-    x = stack.apply_blocks(self, encoder.EncoderBlock, self.layer_spec, *inputs)
-    if isinstance(x, merging.Merged):
-      return heads.read(self, x.tokens, x.sizes) | x.counts
-    return heads.read(self, x[:, : reads.get('num_read')], context.attended)
+    return self._apply(
+      'trunk',
+      images,
+      train=train,
+      rows=rows,
+      features_only=features_only,
+      masked=masked,
+      kept=kept,
+      grids=grids,
+    )
+
+  @nn.compact
+  def _apply(self, method: str, images: jax.Array, **kwargs: Any) -> Any:
+    """Applies a method of the model of parts, whose parameters are these."""
+    model = self.parts().copy(name='parts')
+    nn.share_scope(self, model)
+    return getattr(model, method)(images, **kwargs)
+
+  def head(self) -> dict[str, Any]:
+    """Returns the fields of the head: there is none."""
+    return {'num_classes': 0}
+
+  def parts(self) -> vision_transformer.ViT:
+    """Returns the model of parts that these fields describe."""
+    block = self.block_part()
+    if self.merge:
+      values = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
+      values |= {'parent': None, 'name': None}
+      block = merging.Merging(
+        **values,
+        merge=self.merge,
+        decreasing=self.merge_decreasing,
+        proportional=self.merge_proportional,
+      )
+    return vision_transformer.ViT(
+      hidden_size=self.hidden_size,
+      depth=self.depth,
+      patches=self._patches_part(),
+      block=block,
+      pool=self.pool_part(),
+      positions=tuple(self._positions_parts()),
+      norm=self.norm_part(),
+      last_norm=self.last_norm,
+      pre_norm=self.pre_norm,
+      class_token=self.class_token,
+      distillation_token=self.distillation_token,
+      distillation_head=self.distillation_head,
+      registers=self.registers,
+      mask_token=self.mask_token,
+      dropout_rate=self.dropout_rate,
+      patch_dropout=self.patch_dropout,
+      **self.head(),
+      initializers=self.initializers,
+      scan=self.scan,
+      remat=self.remat,
+      dtype=self.dtype,
+      parent=None,
+    )
+
+  def _patches_part(self) -> nn.Module:
+    values: dict[str, Any] = {
+      'hidden_size': self.hidden_size,
+      'patch_size': self.patch_size,
+      'bias': self.patch_bias,
+      'crop': self.crop_to_patches,
+      'initializers': self.initializers,
+      'dtype': self.dtype,
+      'parent': None,
+    }
+    if self.resnet_stages is not None:
+      return patches.HybridPatches(
+        stages=self.resnet_stages, width=self.resnet_width, **values
+      )
+    if self.patch_norm:
+      return patches.NormedPatches(patch_norm=self.norm_part(), **values)
+    return patches.Patches(**values)
+
+  def pool_part(self) -> nn.Module:
+    """Returns the pool."""
+    if self.pool == 'gap':
+      return pooling.Mean(self.norm_after_pool, parent=None)
+    if self.pool != 'map':
+      kinds = {'token': pooling.Token, 'token+gap': pooling.TokenAndMean}
+      return kinds[self.pool](parent=None)
+    width = self.mlp_dim if self.map_mlp_dim is None else self.map_mlp_dim
+    return pooling.Map(
+      self.map_heads or self.num_heads,
+      width,
+      self.map_prefix,
+      self.map_query,
+      self.map_bias,
+      self.gelu,
+      self.norm_part(),
+      self.initializers,
+      self.dtype,
+      parent=None,
+    )
+
+  def _positions_parts(self) -> Iterator[nn.Module]:
+    kind, is_kept = self.position_embedding, self.position_aspect
+    if kind == 'learned':
+      yield positions.Learned(
+        self.position_tokens,
+        self.position_resize,
+        is_kept,
+        self.position_grid,
+        self.initializers,
+        parent=None,
+      )
+    elif kind == 'factorized':
+      yield positions.Factorized(
+        is_kept, self.position_grid, self.initializers, parent=None
+      )
+    elif kind != 'none':
+      yield positions.SinCos(kind, parent=None)
+    if self.rotary != 'none':
+      yield rotary.Rope(
+        self.num_heads,
+        self.rotary,
+        self.rotary_base,
+        self.rotary_grid,
+        self.rotary_offset,
+        parent=None,
+      )
+    relation, _, computed = self.relative_positions.partition('_')
+    if computed:
+      yield relative.RelativeMlpBias(
+        self.num_heads,
+        self.relative_mlp_dim,
+        relation == 'shared',
+        parent=None,
+      )
+    elif relation != 'none':
+      yield relative.RelativeBias(
+        self.num_heads, relation == 'shared', parent=None
+      )
 
   @property
   def layer_spec(self) -> spec_lib.EncoderSpec:
@@ -268,117 +383,6 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       self.rotary_offset,
     )
 
-  def _embed(
-    self,
-    images: jax.Array,
-    masked: jax.Array | None,
-    kept: jax.Array | None,
-    grids: jax.Array | None,
-    key: dropout.DropoutKey | None,
-  ) -> tuple[jax.Array, spec_lib.Context]:
-    """Returns tokens with their positions, [B, T, D], and the context."""
-    d, starts = self.hidden_size, self.starts
-    if grids is None:
-      is_plain = self.resnet_stages is None
-      first = ('patch_embedding',) if is_plain else ('stem', 'conv')
-      inputs.check_images(self, images, (*first, 'kernel'), self.patch_size)
-    x = images
-    if self.resnet_stages is not None:
-      x = resnet.ResNetStem(
-        self.resnet_stages, self.resnet_width, self.dtype, name='stem'
-      )(x)
-    # Equation 1 of the paper: project patches, prepend tokens, add position
-    # embeddings.
-    x = embedding.PatchEmbedding(
-      d,
-      self.patch_size,
-      starts.patch,
-      self.dtype,
-      self.patch_bias,
-      self.crop_to_patches,
-      name='patch_embedding',
-    )(x)
-    if self.patch_norm:
-      x = self.layer_norm('patch_norm')(x)
-    b, *grid = x.shape[:-1]
-    x = self._mask(jax.lax.collapse(x, 1, x.ndim - 1), masked)
-    prefix = self._prefix_tokens()
-    if self.position_embedding in embedding.SINCOS:
-      table = embedding.sincos2d(
-        embedding.pair(grid), d, self.position_embedding
-      )
-      x += table.astype(x.dtype)
-    if self.position_embedding in LEARNED:
-      p = self.positioned_prefix
-      if grids is None:
-        inputs.check_tokens(
-          self,
-          images.shape[1:-1],
-          self.patch_size if self.resnet_stages is None else (),
-          p + x.shape[1],
-          ('position_embedding',),
-          axis=1,
-          others=p,
-        )
-      position = positions.learned(self, tuple(grid), grids).astype(x.dtype)
-      x += position[:, p:]
-      others = (0, prefix.shape[1] - p)
-      prefix += jnp.pad(position[:, :p], ((0, 0), others, (0, 0)))
-    if kept is None and self.patch_dropout:
-      kept = dropout.kept_patches(key, x.shape[1], self.patch_dropout)
-    if kept is not None:
-      x = jnp.take_along_axis(x, kept[..., None], axis=1)
-    prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
-    context = positions.context(self, tuple(grid), kept, grids)
-    return jnp.concatenate([prefix, x], axis=1), context
-
-  def _mask(self, x: jax.Array, masked: jax.Array | None) -> jax.Array:
-    """Replaces masked patches of [B, N, D] by the mask token."""
-    if not self.mask_token:
-      if masked is not None:
-        raise ValueError('patches are masked, but mask_token is False')
-      return x
-    shape = (1, 1, self.hidden_size)
-    token = self.param('mask_token', self.starts.position, shape)
-    if masked is None:
-      return x
-    return jnp.where(masked[..., None], token.astype(x.dtype), x)
-
-  def _prefix_tokens(self) -> jax.Array:
-    """Returns the tokens before the patches, [1, P, D]."""
-    d, starts = self.hidden_size, self.starts
-    tokens = [jnp.zeros((1, 0, d), self.dtype)]
-    for name in self.prefix:
-      count = self.registers if name == 'register_tokens' else 1
-      is_class = name == 'class_token'
-      # The class token may start at zero. Registers may not: without position
-      # embeddings, tokens that start equal would stay equal.
-      token_init = starts.class_token if is_class else starts.position
-      token = self.param(name, token_init, (1, count, d))
-      tokens.append(token.astype(self.dtype))
-    return jnp.concatenate(tokens, axis=1)
-
-  def _mergeable(
-    self, x: jax.Array, context: spec_lib.Context
-  ) -> tuple[Any, list[dict[str, int]]]:
-    """Returns what the layers are given, and fields of each layer.
-
-    Raises:
-      ValueError: Merged tokens are captured, or some tokens are padding.
-    """
-    if not self.merge or self.is_initializing():
-      return x, []
-    if any(map(self.is_mutable_collection, ('intermediates', stack.LEVELS))):
-      raise ValueError(
-        'layers that merge tokens have different numbers of them: set merge=0'
-        ' to capture their intermediates'
-      )
-    if context.attended is not None:
-      raise ValueError('padding cannot be merged: set merge=0')
-    counts = merging.schedule(self.depth, self.merge, self.merge_decreasing)
-    each = [{'merges': n, 'protected': self.prefix_length} for n in counts]
-    return merging.Merged.start(x, self.merge_proportional), each
-
 
 class ViT(Trunk):
   """A Vision Transformer for classification: a trunk and its heads.
@@ -393,28 +397,11 @@ class ViT(Trunk):
       logarithm of a class's frequency.
   """
 
-  num_classes: Annotated[int, heads.NUM_CLASSES]
+  num_classes: Annotated[int, vision_transformer.NUM_CLASSES]
   _: dataclasses.KW_ONLY
   pre_logits: Annotated[int, Field(Kind.FITTED, least=0)] = 0
   head_norm: Annotated[str, Field(Kind.FITTED, choices=HEAD_NORMS)] = 'none'
   head_bias: Annotated[float, fields.TRAINING] = 0.0
-
-  def setup(self) -> None:
-    """Makes the heads; their parameters are in the same dict as the trunk's."""
-    starts = self.starts
-    if self.pre_logits:
-      self.before_head = nn.Dense(
-        self.pre_logits, kernel_init=starts.kernel, name='pre_logits'
-      )
-    if self.num_classes and self.head_norm == 'batch':
-      self.batch_norm = projection.StoredBatchNorm(
-        affine=False, epsilon=1e-6, name='head_norm'
-      )
-    if self.num_classes:
-      head = (self.num_classes, starts.head, self.head_bias)
-      self.head = heads.linear(*head)
-      if self.has_two_heads:
-        self.head_distillation = heads.linear(*head)
 
   def __call__(
     self,
@@ -441,21 +428,20 @@ class ViT(Trunk):
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
     """
-    seen = self.trunk(
-      images, train=train, rows=rows, features_only=True, grids=grids
+    return self._apply(
+      '__call__',
+      images,
+      train=train,
+      rows=rows,
+      merge_heads=merge_heads,
+      grids=grids,
     )
-    x = self._classify(seen['features'], train)
-    return x.mean(axis=1) if self.has_two_heads and merge_heads else x
 
-  def _classify(self, x: jax.Array, train: bool) -> jax.Array:
-    """Returns the logits of all heads, or the features if there is no head."""
-    if self.pre_logits:
-      x = nn.tanh(self.before_head(x))
-    if not self.num_classes:
-      return x
-    if self.head_norm == 'batch':
-      x = self.batch_norm(x, train=train)
-    if not self.has_two_heads:
-      return self.head(x)
-    both = self.head(x[:, 0]), self.head_distillation(x[:, 1])
-    return jnp.stack(both, axis=1)
+  def head(self) -> dict[str, Any]:
+    """Returns the fields of the head."""
+    return {
+      'num_classes': self.num_classes,
+      'pre_logits': self.pre_logits,
+      'head_norm': self.head_norm,
+      'head_bias': self.head_bias,
+    }

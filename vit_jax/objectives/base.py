@@ -448,9 +448,9 @@ class Objective(abc.ABC):
     if self._balance is None or not experts.has_loss(self.model):
       return self.apply(params, images, **how)
     asked = how.pop('mutable', [])
-    mutable = [*asked, experts.LOSSES]
+    mutable = [*asked, 'losses']
     found, state = self.apply(params, images, **how, mutable=mutable)
-    self._balance += jax.tree.leaves(state.pop(experts.LOSSES))
+    self._balance += jax.tree.leaves(state.pop('losses'))
     return (found, state) if asked else found
 
   def train_arguments(self, rng: Rng) -> dict[str, Any]:

@@ -27,10 +27,9 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import features as features_lib
+from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
-from vit_jax.models import encoder
 from vit_jax.models import spec as spec_lib
-from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.objectives import base
 
@@ -60,7 +59,7 @@ class Decoder(nn.Module):
     x = nn.Dense(d, use_bias=False, dtype=spec.dtype, name='codebook')(weights)
     x += embedding.sincos2d(self.grid, d).astype(x.dtype)
     if spec.depth:
-      x = stack.apply_blocks(self, encoder.EncoderBlock, spec, x, None)
+      x, _ = spec.layers(self, x, context_lib.Context())
     x = spec.layer_norm('norm')(x)
     return nn.Dense(self.values, kernel_init=starts.kernel, name='pixels')(x)
 

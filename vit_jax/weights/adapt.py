@@ -36,7 +36,6 @@ from vit_jax import models
 from vit_jax import tables
 from vit_jax.config import UserError
 from vit_jax.models import embedding
-from vit_jax.models import heads
 from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import stack
@@ -425,7 +424,7 @@ def _replace(
     return
   module: nn.Module
   if name == 'map_head':
-    module = heads.map_head(target)
+    module = target.pool_part()
   else:
     kernel_init = target.starts.kernel
     module = nn.Dense(target.pre_logits, kernel_init=kernel_init)

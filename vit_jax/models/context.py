@@ -1,0 +1,143 @@
+"""What all parts of a layer are given beside its tokens.
+
+In comments: B images, T tokens, D hidden size, H heads, K channels of a head, N
+patches, P tokens before them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+from typing import Self
+
+import flax
+from flax import linen as nn
+import jax
+
+from vit_jax.models import dropout as dropout_lib
+
+
+def _static(default: Any = None) -> Any:
+  """Returns a field that is no array."""
+  return flax.struct.field(pytree_node=False, default=default)
+
+
+class Outputs(dict[str, jax.Array]):
+  """What the parts of a layer return beside its tokens, by name."""
+
+  # JAX compares and hashes what is no array; each layer has its own outputs.
+  __hash__ = object.__hash__  # type: ignore[assignment]
+  __eq__ = object.__eq__
+  __ne__ = object.__ne__
+
+
+@flax.struct.dataclass
+class Context:
+  """What all parts of a layer are given.
+
+  Attributes:
+    dropout_key: Key of the layer, and the positions of the images in the global
+      batch; None when not training.
+    layer: Index of the layer, an int32 scalar; None outside of the layers.
+    depth: Number of layers, L.
+    num_tokens: T, the number of tokens of the layer's input.
+    num_read: R, the number of first tokens that are read after this layer, so
+      that others need not be computed; None: T.
+    grid: Grid of the patches, (h, w) or (d, h, w); None: there is none.
+    prefix: P, the number of tokens before the patches.
+    class_token: Whether the first of them is a class token.
+    image_size: Sides of the images in pixels; () if they are not known.
+    patch_size: Sides of a patch in pixels; () if they are not known.
+    kept: int32 [B, K], the patches that are among the tokens, in their order;
+      None: all.
+    grids: int32 [B, 2], rows and columns of the patches of images of different
+      shapes, with padding behind; or [B, S, 2], S images in a sequence; None:
+      all have `grid`.
+    attended: bool [B, T], tokens that may be attended to; None: all. With
+      `segments`, [B, S, T], the tokens of each image.
+    segments: int32 [B, T], the image of a token, if a sequence has several;
+      tokens attend to those of their image alone. None: one.
+    sizes: float32 [B, T], how often each token counts in attention; None: once.
+    bias: Added to the scores of attention, float32 [H, T, T], or None.
+    layer_bias: Part that computes such a bias in each layer, from the context,
+      with parameters of the layer's attention; or None.
+    rotation: Rotates queries and keys [B, T', H, K] of the first T' tokens, as
+      `rotation(x, layer)`; or None.
+    perturbation: Added to the weights of attention, [B, H, T, T], or None: its
+      gradient is theirs.
+    captures: Names of what the caller asks for, as 'attention'.
+    remat: What the backward pass recomputes within the layer, a policy of
+      `stack.REMAT_POLICIES` but 'auto'.
+    previous: What the layer before returned beside its tokens; {} where layers
+      are scanned.
+    outputs: What this layer returns beside its tokens.
+  """
+
+  dropout_key: dropout_lib.DropoutKey | None = None
+  layer: jax.Array | None = None
+  depth: int = _static(1)
+  num_tokens: int = _static(0)
+  num_read: int | None = _static()
+  grid: tuple[int, ...] | None = _static()
+  prefix: int = _static(0)
+  class_token: bool = _static(False)
+  image_size: tuple[int, ...] = _static(())
+  patch_size: tuple[int, ...] = _static(())
+  kept: jax.Array | None = None
+  grids: jax.Array | None = None
+  attended: jax.Array | None = None
+  segments: jax.Array | None = None
+  sizes: jax.Array | None = None
+  bias: jax.Array | None = None
+  layer_bias: Any = _static()
+  rotation: Any = None
+  perturbation: jax.Array | None = None
+  captures: tuple[str, ...] = _static(())
+  remat: str = _static('none')
+  previous: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
+  outputs: Outputs = flax.struct.field(
+    pytree_node=False, default_factory=Outputs
+  )
+
+  @property
+  def train(self) -> bool:
+    """Whether this is training."""
+    return self.dropout_key is not None
+
+  def replace(self, **changes: Any) -> Self:
+    """Returns a context with other values."""
+    return dataclasses.replace(self, **changes)
+
+  def capture(self, name: str, x: jax.Array) -> None:
+    """Returns x to the caller of the model, if it asks for that name."""
+    if name in self.captures:
+      self.outputs[name] = x
+
+  def dropout(
+    self,
+    x: jax.Array,
+    rate: float | jax.Array,
+    purpose: int,
+    whole: tuple[int, ...] | None = None,
+  ) -> jax.Array:
+    """Applies dropout in training; arguments as of `dropout.dropout`.
+
+    Args:
+      x: [B, ...].
+      rate: Probability of zero.
+      purpose: What is dropped, which gives each use a mask of its own.
+      whole: Shape of one row of the full array, for which masks are drawn.
+    """
+    if self.dropout_key is None:
+      return x
+    return dropout_lib.dropout(x, rate, self.dropout_key.fold(purpose), whole)
+
+
+def scoped(part: nn.Module) -> nn.Module:
+  """Returns a part that is called in the scope of its parameters.
+
+  That is the field which holds the part, or what its class says in
+  `scope_name`.
+  """
+  name = getattr(part, 'scope_name', None)
+  return part.copy(name=name) if name else part

@@ -1,0 +1,58 @@
+"""Images of different shapes in a batch, or several in a sequence.
+
+NaFlex (SigLIP 2, arXiv:2502.14786) pads each image; NaViT (arXiv:2307.06304)
+puts several behind each other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+
+from vit_jax.models import embedding
+from vit_jax.models import fields
+from vit_jax.models.context import Context
+
+if TYPE_CHECKING:
+  from vit_jax.models import vision_transformer
+
+
+def context(
+  model: vision_transformer.ViT, given: Context, count: int
+) -> Context:
+  """Returns a context that says which tokens attend to which.
+
+  Args:
+    model: The model.
+    given: Its context, with `grids`.
+    count: N, patches of a sequence with its padding.
+
+  Raises:
+    ValueError: The model mixes the tokens of a sequence in other ways.
+  """
+  grids = given.grids
+  assert grids is not None
+  if given.kept is not None:
+    raise ValueError('no patches are left out of images of any grid')
+  if grids.ndim < 3:
+    inside = embedding.inside_grids(grids, count, model.prefix_length)
+    return given.replace(attended=inside)
+  attention = getattr(model.block, 'attention', None)
+  mlp = getattr(model.block, 'mlp', None)
+  wrong = {
+    f'{", ".join(model.prefix)}, of which a sequence has one': model.prefix,
+    f"pool={type(model.pool).__name__}: take 'mean' or 'map'": getattr(
+      model.pool, 'reads_class_token', False
+    ),
+    'experts, which take the tokens of a sequence together': getattr(
+      mlp, 'routes_tokens', False
+    ),
+    'causal=True': getattr(attention, 'causal', False),
+  }
+  fields.refuse(wrong, 'several images in a sequence do not go with {}')
+  owner, _ = embedding.owners(grids, count)
+  number = grids.shape[1]
+  return given.replace(
+    attended=owner[:, None] == jnp.arange(number)[:, None], segments=owner
+  )

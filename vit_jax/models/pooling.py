@@ -1,0 +1,182 @@
+"""Pooling of tokens to the features of an image.
+
+In comments: B images, P tokens before the patches, N patches, T = P + N tokens,
+D hidden size, H heads, K = D / H.
+"""
+
+import functools
+from typing import Annotated
+from typing import ClassVar
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import embedding
+from vit_jax.models import fields
+from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import mlp as mlp_lib
+from vit_jax.models import norms
+from vit_jax.models.context import Context
+from vit_jax.models.fields import Field
+from vit_jax.models.fields import Kind
+
+
+class Token(nn.Module):
+  """The class token: [B, T, D] -> [B, D]."""
+
+  # Tokens in front that it reads, and how many.
+  reads_class_token: ClassVar[bool] = True
+  num_read: ClassVar[int] = 1
+
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns the first token."""
+    del context
+    return x[:, 0]
+
+
+class Mean(nn.Module):
+  """The mean of the patches: [B, T, D] -> [B, D].
+
+  Attributes:
+    norm_after: Whether the model's last norm follows the mean, in place of
+      preceding it (MAE's fine-tuning, arXiv:2111.06377, its code).
+  """
+
+  norm_after: Annotated[bool, fields.FITTED] = False
+
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns the mean of tokens that are no padding.
+
+    For S images in a sequence it is [B, S, D], 0 for missing images.
+    """
+    return embedding.weighted_mean(x[:, context.prefix :], _weights(context))
+
+
+class TokenAndMean(nn.Module):
+  """The class token beside the mean of the patches: [B, T, D] -> [B, 2 D].
+
+  DINOv2's linear probe (arXiv:2304.07193, its code).
+  """
+
+  reads_class_token: ClassVar[bool] = True
+
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns both, side by side."""
+    patches = embedding.weighted_mean(x[:, context.prefix :], _weights(context))
+    return jnp.concatenate([x[:, 0], patches], axis=-1)
+
+
+class Map(nn.Module):
+  """Multi-head attention pooling: [B, T, D] -> [B, D].
+
+  One learned query attends to the patches; an MLP with a residual connection
+  follows (Scaling Vision Transformers, arXiv:2106.04560, section 3.2, in the
+  form of big_vision).
+
+  Attributes:
+    num_heads: H, which divides D.
+    mlp_dim: Size of the MLP's hidden layer; 0: no MLP.
+    prefix: Whether it attends to the tokens before the patches, too.
+    query: Whether its query is a projection of what is learned.
+    bias: Whether query, keys and values have biases.
+    gelu: As of `mlp.Mlp`.
+    norm: The norm before the MLP.
+    initializers: Name of the initial values.
+    dtype: Type in which layers compute.
+  """
+
+  scope_name: ClassVar[str] = 'map_head'
+
+  num_heads: Annotated[int, Field(Kind.FITTED, is_visible=False, least=1)]
+  mlp_dim: Annotated[int, Field(Kind.FITTED, least=0)]
+  prefix: Annotated[bool, Field(Kind.FITTED, is_visible=False)] = False
+  query: Annotated[bool, fields.FITTED] = True
+  bias: Annotated[bool, fields.FITTED] = True
+  gelu: Annotated[
+    str,
+    Field(Kind.FUNCTION, is_visible=False, choices=tuple(mlp_lib.GELUS)),
+  ] = 'tanh'
+  norm: Annotated[nn.Module, fields.PART] = norms.LayerNorm()
+  initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
+  dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns one vector per image, [B, D].
+
+    Where tokens are those of S images in a sequence (`context.attended` is
+    [B, S, T]), it is [B, S, D], 0 for missing images. With
+    `mutable=['pooling']`, Linen also returns the `weights` of the tokens,
+    float32 [B, H, T], or [B, H, S, T].
+    """
+    attended, front = context.attended, context.prefix
+    is_packed = attended is not None and attended.ndim == 3
+    is_there = attended[..., front:].any(axis=-1) if is_packed else None
+    if not self.prefix:
+      x = x[:, front:]
+      attended = None if attended is None else attended[..., front:]
+    y = self._attend(x, attended)  # [B, S, D]
+    if self.mlp_dim:
+      mlp = mlp_lib.Mlp(
+        self.mlp_dim,
+        self.gelu,
+        initializers=self.initializers,
+        dtype=self.dtype,
+        name='mlp',
+      )
+      y += mlp(self.norm(y), Context())
+    return jnp.where(is_there[..., None], y, 0) if is_packed else y[:, 0]
+
+  def _attend(self, x: jax.Array, attended: jax.Array | None) -> jax.Array:
+    """Returns what the query attends to in [B, T, D], [B, S, D]; S may be 1.
+
+    Args:
+      x: The tokens.
+      attended: bool [B, T] or [B, S, T], tokens that are no padding; None: all.
+    """
+    starts = initializers_lib.INITIALIZERS[self.initializers]
+    d = x.shape[-1]
+    heads = (h := self.num_heads, k := d // h)
+    dense = functools.partial(
+      nn.DenseGeneral, kernel_init=starts.kernel, dtype=self.dtype
+    )
+    probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, d))
+    query = probe.astype(self.dtype)
+    if self.query:
+      query = dense(heads, use_bias=self.bias, name='query')(query)
+    query = query.reshape(heads)
+    key_value = nn.DenseGeneral(
+      (2, *heads),
+      use_bias=self.bias,
+      kernel_init=initializers_lib.separate(starts.kernel, 2),
+      dtype=self.dtype,
+      name='key_value',
+    )(x)  # [B, T, 2, H, K]
+    key, value = jnp.moveaxis(key_value, (2, 3), (0, 2))  # [B, H, T, K]
+    scores = jnp.einsum(
+      'hk,bhtk->bht',
+      query * k**-0.5,
+      key,
+      preferred_element_type=jnp.float32,
+    )
+    is_packed = attended is not None and attended.ndim == 3
+    if is_packed:
+      scores = scores[:, :, None]
+    if attended is not None:
+      hidden = jnp.finfo(scores.dtype).min  # a missing image has no tokens
+      scores = jnp.where(attended[:, None], scores, hidden)
+    weights = nn.softmax(scores)
+    # Kept only where this collection is mutable.
+    self.sow('pooling', 'weights', weights, reduce_fn=lambda _, new: new)
+    weights = weights.astype(self.dtype)
+    if not is_packed:
+      weights = weights[:, :, None]
+    y = jnp.einsum('bhst,bhtk->bshk', weights, value)
+    return dense(d, axis=(-2, -1), name='out')(y)
+
+
+def _weights(context: Context) -> jax.Array | None:
+  """Returns how often the patches count in a mean, [B, N] or [B, S, N]."""
+  weights = context.sizes if context.attended is None else context.attended
+  return None if weights is None else weights[..., context.prefix :]
