@@ -135,9 +135,10 @@ class _Reader:
       )
     options = {}
     for keyword in call.keywords:
-      if keyword.arg is None or keyword.arg in options:
-        problem = 'has no name' if keyword.arg is None else 'is there twice'
-        raise UserError(f'{self._where}: {self._shown(keyword)} {problem}')
+      if keyword.arg is None:
+        raise UserError(f'{self._where}: {self._shown(keyword)} {NO_LITERAL}')
+      if keyword.arg in options:
+        raise UserError(f'{self._where}: {keyword.arg} is there twice')
       options[keyword.arg] = self._value(keyword.value, keyword)
     args = tuple(self._value(x, x) for x in call.args)
     return Part(call.func.id.translate(_FROM_PYTHON), args, options)
