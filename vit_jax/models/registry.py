@@ -17,6 +17,7 @@ import functools
 import importlib
 import inspect
 import re
+import sys
 import traceback
 import types
 import typing
@@ -28,6 +29,7 @@ import jax.numpy as jnp
 
 from vit_jax.config import own
 from vit_jax.config import parts
+from vit_jax.config.errors import counted
 from vit_jax.config.errors import one_line
 from vit_jax.config.errors import UserError
 from vit_jax.config.parts import Part
@@ -95,7 +97,8 @@ KEYS = (
   'dtype',
 )
 _DTYPES = ('float32', 'bfloat16', 'float16')
-_LIBRARIES = ('vit_jax', 'flax', 'jax')  # whose classes are not the user's
+# Modules whose classes are not the user's.
+_LIBRARIES = {'vit_jax', 'flax', 'jax', *sys.stdlib_module_names}
 _NOTHING = dataclasses.MISSING
 
 
@@ -249,8 +252,8 @@ class _Builder:
       return _load(PARTS[kind or homes[name]][name])
     if name in homes:
       raise UserError(
-        f'config.{self.key}: {name!r} is a part of the kind {homes[name]!r},'
-        f' not {kind!r}: write it in config.model.{homes[name]}'
+        f'config.{self.key}: {name!r} is a part of config.model.{homes[name]},'
+        f' not of config.model.{kind}. There are {", ".join(known)}'
       )
     raise UserError(
       f'config.{self.key}: there is no {kind or "part"} {name!r}:'
@@ -264,8 +267,9 @@ class _Builder:
     parts.check_options(part, self.key, known)
     if len(part.args) > len(known):
       raise UserError(
-        f'config.{self.key}: {part.name} has {len(part.args)} values without a'
-        f' name: there are {len(known)} options, {", ".join(known) or "none"}'
+        f'config.{self.key}: {part.name} has'
+        f' {counted(len(part.args), "value")} without a name, and'
+        f' {counted(len(known), "option")}'
       )
     given = dict(zip(known, part.args, strict=False))
     for name in given:
@@ -278,7 +282,9 @@ class _Builder:
 
   def _value(self, option: _Option, value: Any, owner: str) -> Any:
     """Returns the value of an option that a text gives."""
-    if isinstance(value, Part):
+    if _is_dtype(option):
+      value = str(value)
+    elif isinstance(value, Part):
       if not _may_be_part(option):
         raise UserError(
           f'config.{self.key}: {owner}.{option.name} is {value}: it must be of'
@@ -446,11 +452,13 @@ def _may_be_part(option: _Option) -> bool:
 
 def _check_module(option: _Option, value: Any) -> None:
   """Raises a ValueError if an option that holds a part gets something else."""
-  options = [option.hint, *typing.get_args(option.hint)]
-  classes = [
-    x for x in options if isinstance(x, type) and issubclass(x, nn.Module)
-  ]
-  if classes and value is not None and not isinstance(value, tuple(classes)):
+  allowed = tuple(
+    x
+    for x in (option.hint, *typing.get_args(option.hint))
+    if isinstance(x, type) and issubclass(x, nn.Module | types.NoneType)
+  )
+  is_part = any(issubclass(x, nn.Module) for x in allowed)
+  if is_part and not isinstance(value, allowed):
     shown = name_of('', type(value)) if isinstance(value, nn.Module) else value
     raise ValueError(
       f'{option.name} is {shown!r}: it must be a {_type_name(option.hint)}'
@@ -598,7 +606,7 @@ def _files(module: type[nn.Module]) -> set[str]:
   """Returns the files of a user's class, and of those that it inherits from."""
   files = set()
   for home in module.__mro__:
-    if home.__module__.split('.')[0] not in (*_LIBRARIES, 'builtins'):
+    if home.__module__.split('.')[0] not in _LIBRARIES:
       source = inspect.getmodule(home)
       files.add(str(getattr(source, '__file__', None)))
   return files
