@@ -75,13 +75,14 @@ class Free(nn.Module):
 """
 
 
-@pytest.fixture
-def own(tmp_path, monkeypatch):
+@pytest.fixture(scope='module')
+def own(tmp_path_factory):
   """The file of a module of the user's."""
-  path = tmp_path / 'own_parts.py'
+  path = tmp_path_factory.mktemp('own') / 'own_parts.py'
   path.write_text(OWN)
-  monkeypatch.syspath_prepend(str(tmp_path))
-  return path
+  with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(path.parent))
+    yield path
 
 
 def build(kind, text, **values):
@@ -135,6 +136,9 @@ def test_sums():
   assert registry.build_sum('positions', 'none', VALUES, 'k') == ()
 
 
+NEEDS = {'experts': '(8)'}  # what a part cannot be without
+
+
 def drawn(option, kind, rng, depth=0):
   """Returns the text of a random value of an option; None: leave it out."""
   field, default = option.field, option.default
@@ -172,9 +176,6 @@ def drawn_part(kind, name, rng, depth=0):
   return f'{name}({", ".join(texts)})'
 
 
-NEEDS = {'experts': '(8)'}
-
-
 @pytest.mark.parametrize('kind', registry.PARTS)
 def test_a_part_is_built_from_its_description(kind):
   rng = random.Random(0)
@@ -184,11 +185,6 @@ def test_a_part_is_built_from_its_description(kind):
       part = build(kind, text)
       described = registry.describe(kind, part, VALUES)
       assert build(kind, described) == part, (text, described)
-      assert (
-        build(kind, described).dtype == part.dtype
-        if ('dtype' in registry.options_of(type(part)))
-        else True
-      )
 
 
 def test_a_description_has_what_differs_alone():
@@ -266,7 +262,7 @@ def test_errors_are_one_line(kind, text, said, own):
 def test_errors_about_filled_options_name_the_key():
   with pytest.raises(config_lib.UserError, match=r'of config\.model\.mlp_dim$'):
     build('mlp', 'mlp', mlp_dim=0)
-  with pytest.raises(config_lib.UserError, match='or config.model.mlp_dim$'):
+  with pytest.raises(config_lib.UserError, match=r'or config\.model\.mlp_dim$'):
     build('mlp', 'mlp', mlp_dim=None)
   with pytest.raises(config_lib.UserError, match=r'^config\.model\.norm: '):
     build('mlp', 'mlp', norm='layernorm')
@@ -285,10 +281,11 @@ def test_what_a_class_of_the_user_raises_names_its_line(own):
     ('Above', 'TypeError', 'jnp.ones(self'),
   ]:
     model = build('block', 'block', attention=f'own_parts:{name}')
-    x = jnp.zeros((1, 3, 32))
-    with pytest.raises(Exception) as raw:  # noqa: PT011
+    with pytest.raises(Exception) as raw:
       jax.eval_shape(
-        lambda model=model: model.init(jax.random.key(0), x, Context())
+        lambda model=model: model.init(
+          jax.random.key(0), jnp.zeros((1, 3, 32)), Context()
+        )
       )
     found = registry.user_error(raw.value, model)
     line = 1 + next(i for i, x in enumerate(lines) if text in x)
@@ -301,7 +298,7 @@ def test_other_errors_are_not_the_users(own):
   model = build('block', 'block')
   assert registry.user_error(ValueError('a'), model) is None
   model = build('block', 'block', attention='own_parts:Window')
-  with pytest.raises(Exception) as raw:  # noqa: PT011
+  with pytest.raises(Exception) as raw:
     model.init(jax.random.key(0), 'no array', Context())
   registry.user_error(raw.value, model)
   assert registry.user_error(config_lib.UserError('a'), model) is None
