@@ -278,7 +278,7 @@ def test_what_a_class_of_the_user_raises_names_its_line(own):
   )
   for name, raised, text in [
     ('Window(window=7)', 'KeyError', "'no such window'"),
-    ('Above', 'TypeError', 'jnp.ones(self'),
+    ('Above', 'ValueError', 'jnp.ones(self'),
   ]:
     model = build('block', 'block', attention=f'own_parts:{name}')
     with pytest.raises(Exception) as raw:
