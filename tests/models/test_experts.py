@@ -26,9 +26,13 @@ ROUTINGS = {
 
 def test_layers_with_experts():
   model = models.create_model('ViT-Ti/4', 0, depth=6, experts=4)
-  assert experts.layers(model) == (1, 3, 5)
-  assert experts.layers(model.clone(routing='soft')) == (3, 4, 5)
-  assert experts.layers(model.clone(expert_layers=(1, 6))) == (0, 5)
+  for fields, expected in (
+    ({}, (1, 3, 5)),
+    ({'routing': 'soft'}, (3, 4, 5)),
+    ({'expert_layers': (1, 6)}, (0, 5)),
+  ):
+    part = model.clone(**fields).experts_part()
+    assert part.routed_layers(6) == expected
   params = models.abstract_params(model, (8, 8, 3))
   assert 'moe' in params['blocks_1'] and 'mlp' in params['blocks_0']
 

@@ -320,9 +320,7 @@ class Experts(nn.Module):
     tuple[int, ...], Field(Kind.FUNCTION, least=1, most=1_000)
   ] = ()
   slots: Annotated[int, Field(Kind.FUNCTION, least=0)] = 0
-  per_token: Annotated[
-    int, Field(Kind.FUNCTION, is_visible=False, least=1)
-  ] = 2
+  per_token: Annotated[int, Field(Kind.FUNCTION, is_visible=False, least=1)] = 2
   capacity: Annotated[float, Field(Kind.TRAINING, interval='(0, inf)')] = 1.05
   priority: Annotated[bool, TRAINING] = False
   noise: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = 1.0

@@ -74,7 +74,9 @@ class Classifier(nn.Module):
   def setup(self) -> None:
     """Makes the head."""
     if self.num_classes:
-      self.head = vision_transformer.linear(self.num_classes, self.starts.head, self.head_bias)
+      self.head = vision_transformer.linear(
+        self.num_classes, self.starts.head, self.head_bias
+      )
 
   def trunk(
     self,

@@ -1,8 +1,7 @@
-"""Layer specifications: the fields that a model passes to its layers.
+"""Layer specifications: the fields from which a model makes its parts.
 
 A model inherits these fields, so `create_model('ViT-S/16', qk_norm=True)` can
-set one. It passes all of them to the stack, the blocks, attention and MLP as a
-single object, `EncoderSpec.take(model)`.
+set one.
 """
 
 import dataclasses
@@ -74,7 +73,7 @@ class LayerSpec:
       or a name of `jax.checkpoint_policies`. 'auto' is one of these by the
       platform, see `remat_on`.
     dtype: Type in which layers compute. Parameters, LayerNorm's statistics and
-      logits are float32; that of the softmax depends on the attention.
+      logits are float32, as is the softmax.
   """
 
   hidden_size: Annotated[int, SIZE]
@@ -91,7 +90,9 @@ class LayerSpec:
   ] = 1e-6
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   scan: Annotated[bool, EXECUTION] = False
-  remat: Annotated[str, Field(Kind.EXECUTION, choices=stack.REMAT_POLICIES)] = 'auto'
+  remat: Annotated[str, Field(Kind.EXECUTION, choices=stack.REMAT_POLICIES)] = (
+    'auto'
+  )
   dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32
 
   @classmethod
@@ -192,16 +193,7 @@ class EncoderSpec(LayerSpec):
       router's logits, times the number of experts.
     expert_loss: Weight of the loss by which 'top_experts' learns to use all
       experts.
-    attention_implementation: 'plain', for CPUs: heads before tokens, and a
-      softmax in float32 that divides after the product with the values;
-      'fused', for TPUs: one kernel, see `fused_attention`; 'cudnn', for GPUs,
-      and 'xla', of `jax.nn.dot_product_attention`, all with a softmax in
-      float32; 'einsum': the compiler chooses the order of axes, and scores and
-      softmax are in `dtype`; 'auto': 'plain', 'fused' or 'cudnn', by the
-      platform. What a kernel cannot compute, such as dropout, 'einsum'
-      computes, and the log says why. That is also so on several TPUs without a
-      mesh in the context (`jax.set_mesh`), since the compiler cannot split a
-      kernel. Where the attention weights are captured, 'plain' is always used.
+    attention_implementation: One of `kernels.IMPLEMENTATIONS`, see `Attention`.
   """
 
   num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
@@ -235,9 +227,9 @@ class EncoderSpec(LayerSpec):
   ] = 'silu'
   mlp_norm: Annotated[bool, FUNCTION] = False
   experts: Annotated[int, Field(Kind.FUNCTION, least=0, most=2**16)] = 0
-  routing: Annotated[str, Field(Kind.FUNCTION, choices=experts_lib.ROUTINGS)] = (
-    'top_experts'
-  )
+  routing: Annotated[
+    str, Field(Kind.FUNCTION, choices=experts_lib.ROUTINGS)
+  ] = 'top_experts'
   expert_layers: Annotated[
     tuple[int, ...], Field(Kind.FUNCTION, least=1, most=1_000)
   ] = ()

@@ -11,7 +11,6 @@ from typing import Any
 
 from flax import linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models import embedding
@@ -223,7 +222,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     """Returns the model of parts that these fields describe."""
     block = self.block_part()
     if self.merge:
-      values = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
+      values = {
+        f.name: getattr(block, f.name) for f in dataclasses.fields(block)
+      }
       values |= {'parent': None, 'name': None}
       block = merging.Merging(
         **values,
