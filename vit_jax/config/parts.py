@@ -1,10 +1,12 @@
 """The language in which a key names a thing with options of its own.
 
     name
-    name(option=value, ...)
+    name(1, option=value, ...)
     my_module:Name(option=value, ...)
 
-Values are Python literals. The text is read, never run.
+Values are Python literals, or again things: `swiglu`, `swiglu(hidden_dim=512)`.
+Where several go together, a key has their sum, as `learned + rope(base=100.0)`.
+The text is read, never run.
 """
 
 import ast
@@ -13,11 +15,30 @@ import dataclasses
 import difflib
 import re
 from typing import Any
+import warnings
 
 from vit_jax.config.errors import UserError
 
-_PART = re.compile(
-  r'\s*([A-Za-z_][\w.]*(?::[A-Za-z_][\w.]*)?)\s*(\(.*\))?\s*', re.DOTALL
+# So that no number is too long to be printed, and no text to be read.
+_MOST_LETTERS = 2_000
+_MOST_SHOWN = 100
+# Strings, which stay as they are, or a name in a module.
+_NAME_IN_MODULE = re.compile(
+  r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|"""
+  r'(?<![\w.])(?!(?:True|False|None):)([^\W\d][\w.]*:[^\W\d][\w.]*)',
+  re.DOTALL,
+)
+# Letters of Python's names, which stand for the colon and the dots of a name in
+# a module while Python reads the text.
+_TO_PYTHON = str.maketrans(':.', 'ː·')
+_FROM_PYTHON = str.maketrans('ː·', ':.')
+_ADVICE = (
+  "write a name, or a name with options, as 'name(option=1)' or"
+  " 'my_module:Name(option=1)'"
+)
+NO_LITERAL = (
+  "is no literal: write a number, True, False, None, a 'text', or a list or"
+  ' tuple of these'
 )
 
 
@@ -27,11 +48,23 @@ class Part:
 
   Attributes:
     name: As 'adamw' or 'my_module:Name'.
+    args: Values without a name.
     options: Values by the names of the options.
   """
 
   name: str
-  options: dict[str, Any]
+  args: tuple[Any, ...] = ()
+  options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __str__(self) -> str:
+    """Returns a text of this part, which `parse` reads."""
+    values = [*map(_text, self.args)]
+    values += [f'{name}={_text(x)}' for name, x in self.options.items()]
+    return f'{self.name}({", ".join(values)})' if values else self.name
+
+
+def _text(value: Any) -> str:
+  return str(value) if isinstance(value, Part) else repr(value)
 
 
 def parse(text: str, key: str) -> Part:
@@ -44,32 +77,95 @@ def parse(text: str, key: str) -> Part:
   Raises:
     UserError: It is not written so.
   """
-  where = f'config.{key} is {text!r}'
-  match = _PART.fullmatch(text)
-  try:
-    call = (
-      ast.parse(f'f{match[2] or "()"}', mode='eval').body if match else None
-    )
-  except (SyntaxError, ValueError, RecursionError, MemoryError):
-    call = None
-  if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-    raise UserError(
-      f'{where}: write a name, or a name with options, as'
-      " 'optax:adan(b1=0.98, b2=0.92)'"
-    )
-  assert match is not None
-  options = {}
-  for keyword in call.keywords:
-    try:
-      options[str(keyword.arg)] = ast.literal_eval(keyword.value)
-    except (ValueError, TypeError, RecursionError, MemoryError):
+  return _Reader(text, key).part()
+
+
+def parse_sum(text: str, key: str) -> tuple[Part, ...]:
+  """Parses a sum, as 'a + b(x=1)'; 'none' and '' are that of no parts.
+
+  Arguments and errors are those of `parse`.
+  """
+  if isinstance(text, str) and text.strip() in ('', 'none'):
+    return ()
+  return _Reader(text, key).parts()
+
+
+class _Reader:
+  """Reads one text."""
+
+  def __init__(self, text: str, key: str):
+    if not isinstance(text, str):
       raise UserError(
-        f'{where}: {ast.unparse(keyword)} is no literal: write a number, True,'
-        " False, None, a 'text', or a list or tuple of these"
+        f'config.{key} must be a text, not {type(text).__name__}: {_ADVICE}'
+      )
+    self._where = f'config.{key} is {_short(text)!r}'
+    if len(text) > _MOST_LETTERS:
+      raise UserError(
+        f'{self._where}: it has {len(text):,} letters, and at most'
+        f' {_MOST_LETTERS:,} are read'
+      )
+    self._source = _NAME_IN_MODULE.sub(_python_name, text.strip())
+    try:
+      with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # on a backslash that means nothing
+        self._tree = ast.parse(self._source, mode='eval').body
+    except SyntaxError as e:
+      said = (e.msg or 'it cannot be read').translate(_FROM_PYTHON)
+      raise UserError(f'{self._where}: {said}: {_ADVICE}') from None
+    except (ValueError, RecursionError, MemoryError):
+      raise UserError(f'{self._where}: {_ADVICE}') from None
+
+  def part(self) -> Part:
+    """Returns the only part."""
+    return self._part(self._tree)
+
+  def parts(self) -> tuple[Part, ...]:
+    """Returns the parts of a sum."""
+    terms, node = [], self._tree
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+      terms.append(node.right)
+      node = node.left
+    return tuple(self._part(term) for term in (node, *reversed(terms)))
+
+  def _part(self, node: ast.expr) -> Part:
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    if not isinstance(call.func, ast.Name):
+      raise UserError(
+        f'{self._where}: {self._shown(node)} is no name: {_ADVICE}'
+      )
+    options = {}
+    for keyword in call.keywords:
+      if keyword.arg is None:
+        raise UserError(f'{self._where}: {self._shown(keyword)} {NO_LITERAL}')
+      if keyword.arg in options:
+        raise UserError(f'{self._where}: {keyword.arg} is there twice')
+      options[keyword.arg] = self._value(keyword.value, keyword)
+    args = tuple(self._value(x, x) for x in call.args)
+    return Part(call.func.id.translate(_FROM_PYTHON), args, options)
+
+  def _value(self, node: ast.expr, shown: ast.AST) -> Any:
+    """Returns the value of an option, which errors show as `shown`."""
+    if isinstance(node, ast.Name | ast.Call):
+      return self._part(node)
+    try:
+      return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
+      raise UserError(
+        f'{self._where}: {self._shown(shown)} {NO_LITERAL}'
       ) from None
-  if call.args or any(keyword.arg is None for keyword in call.keywords):
-    raise UserError(f'{where}: write each option with its name, as b1=0.98')
-  return Part(match[1], options)
+
+  def _shown(self, node: ast.AST) -> str:
+    """Returns the text of a node, in one line."""
+    text = ast.get_source_segment(self._source, node) or ''
+    return _short(' '.join(text.translate(_FROM_PYTHON).split()))
+
+
+def _python_name(match: re.Match[str]) -> str:
+  return match[1].translate(_TO_PYTHON) if match[1] else match[0]
+
+
+def _short(text: str) -> str:
+  return text if len(text) <= _MOST_SHOWN else f'{text[:_MOST_SHOWN]}...'
 
 
 def check_options(part: Part, key: str, known: Collection[str]) -> None:
@@ -80,6 +176,16 @@ def check_options(part: Part, key: str, known: Collection[str]) -> None:
         f'config.{key}: {part.name} has no option {option!r}:'
         f' {nearest(option, known)}'
       )
+
+
+def check_literals(part: Part, key: str) -> None:
+  """Raises a UserError unless all values are literals that have a name."""
+  where = f'config.{key} is {_short(str(part))!r}'
+  if part.args:
+    raise UserError(f'{where}: write each option with its name, as b1=0.98')
+  for name, value in part.options.items():
+    if isinstance(value, Part):
+      raise UserError(f'{where}: {name}={value} {NO_LITERAL}')
 
 
 def nearest(name: str, known: Collection[str]) -> str:

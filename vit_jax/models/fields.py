@@ -12,6 +12,7 @@ uses it, to `vit_jax/config/architecture.py`, and to each module of
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import difflib
 import enum
@@ -112,13 +113,19 @@ def of(module: type[Any]) -> dict[str, Field]:
 
 
 def _field_of(module: type[Any], name: str, hint: Any) -> Field:
-  said = [x for x in getattr(hint, '__metadata__', ()) if isinstance(x, Field)]
-  if len(said) != 1:
+  field = annotated(hint)
+  if field is None:
     raise TypeError(
       f'{module.__name__}.{name} does not say what it is: annotate it with a'
       ' `fields.Field`'
     )
-  return said[0]
+  return field
+
+
+def annotated(hint: Any) -> Field | None:
+  """Returns the field of a type hint; None: it has none, or several."""
+  said = [x for x in getattr(hint, '__metadata__', ()) if isinstance(x, Field)]
+  return said[0] if len(said) == 1 else None
 
 
 def of_kind(module: type[Any], *kinds: Kind) -> list[str]:
@@ -129,8 +136,6 @@ def of_kind(module: type[Any], *kinds: Kind) -> list[str]:
 def checked(module: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns values of a module's fields, converted to the fields' types.
 
-  Lists (from JSON) become tuples, and a single patch size becomes a pair.
-
   Raises:
     UnknownFieldError: There is no such field.
     ValueError: A value has another type.
@@ -139,19 +144,62 @@ def checked(module: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
   for key in values:
     if key not in known:
       raise UnknownFieldError(module, key, known)
-  result = {
-    key: tuple(value) if isinstance(value, list) else value
-    for key, value in values.items()
-  }
-  if 'patch_size' in result:
-    result['patch_size'] = _sides(result['patch_size'])
   hints = typing.get_type_hints(module)
-  for key, value in result.items():
-    if not _is_of_type(value, hints[key]):
-      raise ValueError(
-        f'{key} is {value!r}: it must be of the type {_show(hints[key])}'
-      )
-  return result
+  return {key: converted(key, x, hints[key]) for key, x in values.items()}
+
+
+def converted(name: str, value: Any, hint: Any) -> Any:
+  """Returns the value of a field, converted to its type.
+
+  Lists (from JSON) become tuples, a single patch size becomes a pair, and an
+  integer a float where only that is allowed.
+
+  Args:
+    name: Name of the field.
+    value: The value.
+    hint: Type of the field.
+
+  Raises:
+    ValueError: The value has another type.
+  """
+  options = map(typing.get_origin, _options(hint))
+  if name == 'patch_size' and tuple in options:
+    value = _sides(value)
+  value = _of_numbers(value, hint)
+  if not _is_of_type(value, hint):
+    raise ValueError(
+      f'{name} is {reprlib.repr(value)}: it must be of the type {_show(hint)}'
+    )
+  return value
+
+
+def _of_numbers(value: Any, hint: Any) -> Any:
+  """Returns a tuple of a list, and a float of an integer, by the type."""
+  if isinstance(value, list | tuple):
+    numbers = _elements(hint, len(value))
+    return tuple(map(_of_numbers, value, numbers))
+  options = _options(hint)
+  if type(value) is int and float in options and int not in options:
+    with contextlib.suppress(OverflowError):  # it is out of bounds
+      return float(value)
+  return value
+
+
+def _options(hint: Any) -> tuple[Any, ...]:
+  """Returns the types of which a value may have one."""
+  is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+  return typing.get_args(hint) if is_union else (hint,)
+
+
+def _elements(hint: Any, count: int) -> list[Any]:
+  """Returns the types of the elements of a tuple; Any where none is said."""
+  for option in _options(hint):
+    kinds = typing.get_args(option)
+    if typing.get_origin(option) is tuple and kinds[1:] == (...,):
+      return [kinds[0]] * count
+    if typing.get_origin(option) is tuple and len(kinds) == count:
+      return [*kinds]
+  return [Any] * count
 
 
 def _sides(patch_size: Any) -> tuple[int, ...]:
@@ -175,9 +223,14 @@ def _is_of_type(value: Any, hint: Any) -> bool:
   if origin in (types.UnionType, typing.Union):
     return any(_is_of_type(value, each) for each in arguments)
   if origin is tuple:
-    return isinstance(value, tuple) and all(
-      _is_of_type(x, arguments[0]) for x in value
+    if not isinstance(value, tuple):
+      return False
+    is_any_length = arguments[1:] == (...,)
+    return (is_any_length or len(arguments) == len(value)) and all(
+      map(_is_of_type, value, _elements(hint, len(value)))
     )
+  if origin is typing.Literal:
+    return value in arguments
   if hint in (int, float):
     allowed = (int, float) if hint is float else int
     return isinstance(value, allowed) and not isinstance(value, bool)
@@ -201,6 +254,13 @@ def check_values(model: Any) -> None:
     _check_size(name, field, found[name])
   for name, field in of(type(model)).items():
     _check_value(name, field, found[name])
+
+
+def check_value(name: str, field: Field, value: Any) -> None:
+  """Raises a ValueError if a field does not allow a value of its type."""
+  if value is not None:
+    _check_size(name, field, value)
+    _check_value(name, field, value)
 
 
 def refuse(reasons: Mapping[str, object], message: str = '{}') -> None:

@@ -72,6 +72,7 @@ def _function(
 ) -> Callable[..., optax.GradientTransformation]:
   """Returns the function with its options."""
   part = parts.parse(config.name, _KEY)
+  parts.check_literals(part, _KEY)
   function = config_lib.load_function(part.name, _KEY, _RATE)
   parameters = dict(inspect.signature(function).parameters)
   del parameters[_RATE]

@@ -18,6 +18,16 @@ the words in their name or meaning, or in their name in other libraries. None
 means that the data or the checkpoint decides, or that the feature is off. No
 data and no checkpoint is opened.
 
+To list the parts of which models are made:
+
+  python -m vit_jax.summary --parts
+  python -m vit_jax.summary --parts=attention
+
+Each part has the key of the config that names it, its name there, what it is,
+its papers and its options. An option that is not set has this default, or the
+value of this key of the config. --parts=attention lists the parts of
+config.model.attention alone.
+
 For a config or a work directory, the memory for training at its batch size
 follows, as planned by the compiler of this machine's backend; --nomemory leaves
 it out, and compiles nothing.
@@ -63,7 +73,8 @@ collectives (bytes a step), flops and model_flops (a step, of a device),
 unknown_loops, seconds, estimates (times in seconds) and the assumptions behind
 them; ahead, the compiled step (null without a topology): see
 `ahead.step.Ahead`; and fit (null without --fit): see `ahead.fit.Fit`. With
---keys it is {key: {"value": ..., "meaning": ...}}. --json is short for
+--keys it is {key: {"value": ..., "meaning": ...}}, and with --parts an array of
+objects: kind, name, class_name, options, summary, sources. --json is short for
 --format=json.
 """
 
@@ -103,7 +114,7 @@ if TYPE_CHECKING:
     | tuple[plan_lib.Plan, list[roofline.Estimate]]
   )
 
-USAGE = 'summary (--config=FILE.py | --from=PATH)'
+USAGE = 'summary (--config=FILE.py | --from=PATH | --parts)'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _CONFIG = cli.define_config(FLAGS)
 cli.define_from(FLAGS)
@@ -146,16 +157,31 @@ _FIT = flags.DEFINE_bool(
   'Find the largest batch that fits on --hardware=v5e:4x4.',
   flag_values=FLAGS,
 )
-_KEYS: flags.FlagHolder[str | None] = flags.DEFINE_flag(
-  flags.Flag(
-    flags.ArgumentParser(),
-    flags.ArgumentSerializer(),
-    'keys',
-    None,
-    'List the keys of the config. --keys=WORD lists the keys with the word.',
-    boolean=True,  # so that it may stand without a value, which is 'true'
-  ),
-  FLAGS,
+
+
+def _define_list(name: str, text: str) -> flags.FlagHolder[str | None]:
+  """Defines a flag with or without a value, which is then 'true'."""
+  return flags.DEFINE_flag(
+    flags.Flag(
+      flags.ArgumentParser(),
+      flags.ArgumentSerializer(),
+      name,
+      None,
+      text,
+      boolean=True,  # so that it may stand without a value
+    ),
+    FLAGS,
+  )
+
+
+_KEYS = _define_list(
+  'keys',
+  'List the keys of the config. --keys=WORD lists the keys with the word.',
+)
+_PARTS = _define_list(
+  'parts',
+  'List the parts of models. --parts=attention lists those of'
+  ' config.model.attention.',
 )
 _JSON = flags.DEFINE_bool(
   'json', False, 'Same as --format=json.', flag_values=FLAGS
@@ -168,6 +194,9 @@ def main(argv: list[str]) -> int:
   if _KEYS.value is not None and argv[1:]:
     raise UserError(f"write the words after =, as in --keys='{argv[1]}'")
   cli.refuse_arguments(argv)
+  if _PARTS.value not in (None, 'false'):
+    _print_parts(None if _PARTS.value == 'true' else _PARTS.value)
+    return 0
   if (_CONFIG.value is None) == (FLAGS['from'].value is None):
     raise UserError(
       'name one model: --config=configs/digits.py, or --from=runs/digits'
@@ -215,6 +244,24 @@ def _print_keys(word: str) -> None:
     print(json.dumps(keys.as_json(found)))
   else:
     print(keys.table(found).text(tables.room()))
+
+
+def _print_parts(kind: str | None) -> None:
+  """Prints the parts of models, or those of a kind."""
+  from vit_jax.models import registry
+
+  with explained('--parts'):
+    found = registry.list_parts(kind)
+  if _JSON.value or _FORMAT.value == 'json':
+    print(json.dumps([dataclasses.asdict(x) for x in found]))
+    return
+  rows = []
+  for part in found:
+    papers = [f'arXiv:{x}' for x in part.sources if x not in part.summary]
+    options = ', '.join(f'{name}={x}' for name, x in part.options.items())
+    about = ' '.join([part.summary, *papers, f'Options: {options or "none"}'])
+    rows.append((f'model.{part.kind}', part.name, about))
+  print(tables.Table(('key', 'part', 'meaning'), rows).text(tables.room()))
 
 
 @dataclasses.dataclass(frozen=True)
