@@ -25,6 +25,7 @@ from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import kernels
 from vit_jax.models import mlp as mlp_lib
 from vit_jax.models import norms
+from vit_jax.models import registry
 from vit_jax.models import rotary as rotary_lib
 from vit_jax.models import stack
 from vit_jax.models.fields import EXECUTION
@@ -42,6 +43,7 @@ GATES = {
   'gelu': mlp_lib.GEGLU,
 }
 NORMS = ('layer', 'rms')
+_TEXT = Field(Kind.FUNCTION, is_visible=False)
 RELATIVE_POSITIONS = ('none', 'shared', 'layers', 'shared_mlp', 'layers_mlp')
 
 
@@ -194,6 +196,10 @@ class EncoderSpec(LayerSpec):
     expert_loss: Weight of the loss by which 'top_experts' learns to use all
       experts.
     attention_implementation: One of `kernels.IMPLEMENTATIONS`, see `Attention`.
+    block: A part of `registry.PARTS`, or of the user's, in place of the block
+      that the other fields describe; '': that one.
+    attention: As `block`, of attention.
+    mlp: As `block`, of the MLP.
   """
 
   num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
@@ -250,6 +256,9 @@ class EncoderSpec(LayerSpec):
   attention_implementation: Annotated[
     str, Field(Kind.EXECUTION, choices=kernels.IMPLEMENTATIONS)
   ] = 'auto'
+  block: Annotated[str, _TEXT] = ''
+  attention: Annotated[str, _TEXT] = ''
+  mlp: Annotated[str, _TEXT] = ''
 
   @property
   def captured_heads(self) -> int:
@@ -281,6 +290,8 @@ class EncoderSpec(LayerSpec):
 
   def attention_part(self) -> nn.Module:
     """Returns the attention of the layers."""
+    if self.attention:
+      return self.named_part('attention', self.attention)
     values: dict[str, Any] = {
       'num_heads': self.num_heads,
       'qkv_bias': self.qkv_bias,
@@ -322,12 +333,20 @@ class EncoderSpec(LayerSpec):
       parent=None,
     )
 
+  def hidden_part(self) -> nn.Module:
+    """Returns what follows attention: an MLP, or experts."""
+    if self.mlp:
+      return self.named_part('mlp', self.mlp)
+    return self.experts_part() if self.experts else self.mlp_part()
+
   def block_part(self, kind: type[block_lib.Block] | None = None) -> Any:
     """Returns the layers' block.
 
     Args:
       kind: Its class; None: that of the fields.
     """
+    if self.block and kind is None:
+      return self.named_part('block', self.block)
     further: dict[str, Any] = {}
     if kind is None:
       kind = block_lib.Block
@@ -339,7 +358,7 @@ class EncoderSpec(LayerSpec):
         kind, further = blocks.Branches, {'count': self.branches}
     return kind(
       self.attention_part(),
-      self.experts_part() if self.experts else self.mlp_part(),
+      self.hidden_part(),
       self.norm_part(),
       self.layer_scale,
       self.layer_scale_mlp,
@@ -349,6 +368,22 @@ class EncoderSpec(LayerSpec):
       **further,
       parent=None,
     )
+
+  def named_part(self, kind: str, text: str) -> Any:
+    """Returns the part of a kind that a text names."""
+    return registry.build(kind, text, self.part_values(kind), f'model.{kind}')
+
+  def part_values(self, kind: str) -> dict[str, Any]:
+    """Returns the values that fill the fields of a part, by names of keys."""
+    values = {name: getattr(self, name) for name in fields.of(type(self))}
+    values['norm'] = {'layer': 'layer_norm', 'rms': 'rms_norm'}[self.norm]
+    if kind == 'block':
+      parts = {'attention': self.attention_part, 'mlp': self.hidden_part}
+      for name, part in parts.items():
+        values[name] = values[name] or registry.describe(name, part(), values)
+    return {
+      name: None if value == '' else value for name, value in values.items()
+    }
 
   def layers(
     self,

@@ -214,7 +214,7 @@ def _spec(
 
 
 def _by_shape(shape: tuple[int, ...]) -> Spec:
-  """Returns a spec whose `fsdp` splits the largest dimension; () of a vector."""
+  """Returns a spec that splits the largest dimension; () of a vector."""
   if len(shape) < 2:
     return ()
   largest = shape.index(max(shape))
