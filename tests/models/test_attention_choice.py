@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax import models
-from vit_jax.models import attention
+from vit_jax.models import context as context_lib
+from vit_jax.models import kernels
 from vit_jax.models import spec as spec_lib
 
 FIELDS = {'hidden_size': 128, 'num_heads': 2, 'mlp_dim': 32, 'depth': 2}
@@ -106,11 +107,15 @@ def test_more_tokens_fit_where_a_chip_has_more_memory(
   spec = spec_lib.EncoderSpec(
     hidden_size=768, num_heads=12, mlp_dim=32, depth=1, dtype=jnp.bfloat16
   )
-  layer = attention.Attention(spec)
+  layer, context = spec.attention_part(), context_lib.Context()
   x = jax.ShapeDtypeStruct((2, tokens, 768), jnp.bfloat16)
   with tpu(kind):
-    variables = jax.eval_shape(layer.init, jax.random.key(0), x, None)
-    traced = jax.jit(layer.apply).trace(variables, x, None)
+    variables = jax.eval_shape(
+      lambda key, x: layer.init(key, x, context), jax.random.key(0), x
+    )
+    traced = jax.jit(
+      lambda variables, x: layer.apply(variables, x, context)
+    ).trace(variables, x)
     assert has_kernel(traced) == expected
 
 
@@ -149,7 +154,7 @@ def test_auto_says_in_the_log_what_it_takes(on, monkeypatch):
   monkeypatch.setattr(
     logging, 'info', lambda text, *args: lines.append(text % args)
   )
-  attention.log_choice.cache_clear()
+  kernels.log_choice.cache_clear()
   on('tpu')
   with tpu('TPU v5 lite'):
     trace()
@@ -185,13 +190,12 @@ def softmax_types(implementation):
   ('implementation', 'expected'),
   [
     ('plain', {'float32'}),
-    ('einsum', {'bfloat16'}),
+    ('einsum', {'float32'}),
     ('xla', {'float32'}),
-    # The last layer, whose first token alone attends, is 'einsum'.
-    ('fused', {'float32', 'bfloat16'}),
+    ('fused', {'float32'}),
   ],
 )
 def test_the_softmax_has_the_type_that_is_documented(implementation, expected):
-  """In the docstring of `EncoderSpec`; kernels compute it in float32."""
+  """In the docstring of `Attention`."""
   with tpu('TPU v5 lite'):
     assert softmax_types(implementation) == expected

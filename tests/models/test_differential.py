@@ -7,21 +7,37 @@ import numpy as np
 import pytest
 
 from vit_jax import models
-from vit_jax.models import attention
-from vit_jax.models import spec as spec_lib
+from vit_jax.models import context as context_lib
 
 TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 2}
 LAYER = 1
-CONTEXT = spec_lib.Context(layer=jnp.int32(LAYER))
+
+
+def apply(module, params, x, added=None):
+  """Returns the output of a layer's attention, and its weights."""
+
+  def call(params, x, added):
+    outputs = context_lib.Outputs()
+    context = context_lib.Context(
+      layer=jnp.int32(LAYER),
+      perturbation=added,
+      captures=('attention',),
+      outputs=outputs,
+    )
+    y = module.apply({'params': params}, x, context)
+    return y, outputs['attention']
+
+  return jax.jit(call)(params, x, added)
 
 
 @pytest.fixture
 def layer():
   """Attention, its parameters, and tokens."""
   model = models.create_model('ViT-Ti/4', 3, **TINY, differential=True)
-  module = attention.Attention(model.layer_spec, capture=True)
+  module = model.layer_spec.attention_part()
   x = jax.random.normal(jax.random.key(0), (2, 5, 16))
-  params = compiled.init(module, jax.random.key(1), x, None, CONTEXT)['params']
+  context = context_lib.Context(layer=jnp.int32(LAYER))
+  params = compiled.init(module, jax.random.key(1), x, context)['params']
   keys = iter(jax.random.split(jax.random.key(2), 100))
 
   def shift(x):
@@ -40,7 +56,7 @@ def factor(params):
 
 def test_a_head_is_a_difference_of_two_softmaxes(layer):
   module, params, x = layer
-  y, weights = compiled.apply(module, {'params': params}, x, None, CONTEXT)
+  y, weights = apply(module, params, x)
   by, start = factor(params)
   qkv = jnp.einsum('btd,dihk->ibthk', x, params['qkv']['kernel'])
   query, key, value = qkv + params['qkv']['bias'][:, None, None]
@@ -64,8 +80,8 @@ def test_a_head_is_a_difference_of_two_softmaxes(layer):
 def test_what_is_added_to_the_weights_is_added_to_the_difference(layer):
   module, params, x = layer
   added = jax.random.normal(jax.random.key(3), (2, 2, 5, 5))
-  plain = compiled.apply(module, {'params': params}, x, None, CONTEXT)
-  other = compiled.apply(module, {'params': params}, x, None, CONTEXT, added)
+  plain = apply(module, params, x)
+  other = apply(module, params, x, added)
   np.testing.assert_allclose(other[1], plain[1] + added, atol=1e-5)
   assert abs(other[0] - plain[0]).max() > 1e-2
 

@@ -137,9 +137,12 @@ def test_rotates_queries_and_keys(tokens, hidden_size, num_heads, kind):
   qkv, grad = example(tokens, hidden_size, jnp.float32)
   size = hidden_size // num_heads
   tables = rotary.table(kind, (tokens - 1, 1), size, 100.0)
-  rotation = rotary.of_tokens(*tables, prefix=1, kept=None)
+  rotation = rotary.Rotation(
+    *rotary.of_tokens(*tables, prefix=1, kept=None),
+    rotary.KINDS[kind].halves,
+  )
   shape = (2, tokens, hidden_size)
-  turn = fused_attention.turn_of(rotation, kind, shape, jnp.float32)
+  turn = fused_attention.turn_of(rotation, None, shape, jnp.float32)
   assert turn is not None
 
   def inside(qkv, num_heads):
@@ -147,7 +150,7 @@ def test_rotates_queries_and_keys(tokens, hidden_size, num_heads, kind):
 
   def outside(qkv, num_heads):
     parts = [qkv[:, :, i].reshape(2, tokens, num_heads, -1) for i in range(3)]
-    parts[:2] = (rotary.rotate(x, rotation, kind) for x in parts[:2])
+    parts[:2] = (rotation(x, None) for x in parts[:2])
     return plain(jnp.stack([x.reshape(shape) for x in parts], 2), num_heads)
 
   found = both(inside, qkv, num_heads, grad)
@@ -175,7 +178,8 @@ def test_derivatives_of_all_kinds(kind, normalizes):
   tangent = jnp.flip(qkv, 1)
   shape = (2, tokens, 2 * size)
   tables = rotary.table(kind, (tokens, 1), size, 100.0)
-  turn = fused_attention.turn_of(tables, kind, shape, jnp.float32)
+  rotation = rotary.Rotation(*tables, rotary.KINDS[kind].halves)
+  turn = fused_attention.turn_of(rotation, None, shape, jnp.float32)
   scales = 1 + jax.random.normal(jax.random.key(0), (2, 2, size))
 
   def plainly(qkv, scales):
@@ -185,7 +189,7 @@ def test_derivatives_of_all_kinds(kind, normalizes):
         parts[i] -= parts[i].mean(-1, keepdims=True)
         parts[i] /= jnp.sqrt((parts[i] ** 2).mean(-1, keepdims=True) + 1e-6)
         parts[i] = parts[i] * scales[i, 0] + scales[i, 1]
-      parts[i] = rotary.rotate(parts[i], tables, kind)
+      parts[i] = rotation(parts[i], None)
     return plain(jnp.stack([x.reshape(shape) for x in parts], 2), 2)
 
   def kernel(qkv, scales):

@@ -16,9 +16,10 @@ from vit_jax.models import attention as attention_lib
 from vit_jax.models import dropout
 from vit_jax.models import embedding
 from vit_jax.models import heads
-from vit_jax.models import spec
+from vit_jax.models import mlp
 from vit_jax.models import stack
 from vit_jax.models import vit
+from vit_jax.models.context import Context
 from vit_jax.train import flops
 
 # Parameters at 224 px and 1000 classes; forward GFLOP where it is published.
@@ -287,10 +288,8 @@ def test_equals_linens_own_attention():
   params, _ = example()
   block = params['blocks_1']['attention']
   x = jax.random.normal(jax.random.key(3), (2, 9, 32))
-  attention = attention_lib.Attention(
-    spec.EncoderSpec(hidden_size=32, mlp_dim=48, depth=1, num_heads=4)
-  )
-  found, _ = compiled.apply(attention, {'params': block}, x, None)
+  attention = attention_lib.Attention(num_heads=4)
+  found = compiled.apply(attention, {'params': block}, x, Context())
   qkv, names = block['qkv'], ('query', 'key', 'value')
   theirs = {
     name: {'kernel': qkv['kernel'][:, i], 'bias': qkv['bias'][i]}
@@ -343,7 +342,7 @@ def test_sincos2d_is_separable_and_unit_circles():
 
 
 @pytest.mark.parametrize(
-  ('name', 'gelu'), [*((VIT, x) for x in spec.GELUS), (MIXER, 'tanh')]
+  ('name', 'gelu'), [*((VIT, x) for x in mlp.GELUS), (MIXER, 'tanh')]
 )
 def test_bfloat16_computes_with_float32_parameters(name, gelu):
   params, images = example(name)

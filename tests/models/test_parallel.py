@@ -10,8 +10,7 @@ import pytest
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.models import attention
-from vit_jax.models import mlp
+from vit_jax.models import context as context_lib
 from vit_jax.models import stack
 from vit_jax.parallel import sharding
 
@@ -51,12 +50,13 @@ def test_an_mlp_beside_attention_is_one_sum():
   off = layer | {'layer_scale1': jnp.zeros_like(layer['layer_scale1'])}
   x = seen(model, params | {'blocks_0': off})
   y = spec.layer_norm('norm').apply({'params': layer['norm1']}, x)
-  attend, transform = (
-    attention.Attention(spec),
-    mlp.Mlp(spec, spec.mlp_dim),
+  attend, transform, context = (
+    spec.attention_part(),
+    spec.mlp_part(),
+    context_lib.Context(),
   )
-  added, _ = compiled.apply(attend, {'params': layer['attention']}, y, None)
-  added += compiled.apply(transform, {'params': layer['mlp']}, y, None)
+  added = compiled.apply(attend, {'params': layer['attention']}, y, context)
+  added += compiled.apply(transform, {'params': layer['mlp']}, y, context)
   expected = x + added * layer['layer_scale1']
   np.testing.assert_allclose(seen(model, params), expected, atol=1e-5)
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from vit_jax import models
+from vit_jax.models import context as context_lib
 from vit_jax.models import dropout
-from vit_jax.models import mlp as mlp_lib
+from vit_jax.models import kernels
 from vit_jax.models import spec as spec_lib
 
 FIELDS = {'hidden_size': 32, 'mlp_dim': 48, 'num_heads': 4, 'depth': 1}
@@ -16,7 +17,7 @@ FIELDS = {'hidden_size': 32, 'mlp_dim': 48, 'num_heads': 4, 'depth': 1}
 @pytest.fixture
 def any_version(monkeypatch):
   """The order is kept with the JAX of before 0.11, too."""
-  monkeypatch.setattr(spec_lib, '_KEEPS_ORDER', True)
+  monkeypatch.setattr(kernels, '_KEEPS_ORDER', True)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +35,10 @@ def test_gpus_keep_the_order_of_tokens(
 ):
   """The constraint is in the program, and in that of the gradient."""
   spec = spec_lib.EncoderSpec(**FIELDS, attention_implementation=implementation)
+  part = spec.attention_part()
 
   def loss(x):
-    return (spec.row_major(x) ** 2).sum()
+    return (kernels.row_major(x, part) ** 2).sum()
 
   with monkeypatch.context() as patch:
     patch.setattr(jax, 'default_backend', lambda: platform)
@@ -58,7 +60,7 @@ def test_each_layer_keeps_the_order(version, monkeypatch):
 
   monkeypatch.setattr(jax.nn, 'dot_product_attention', attend_here)
   if version == 'any':
-    monkeypatch.setattr(spec_lib, '_KEEPS_ORDER', True)
+    monkeypatch.setattr(kernels, '_KEEPS_ORDER', True)
   model = models.create_model(
     *('ViT-Ti/4', 5), **FIELDS | {'depth': 2}, attention_implementation='cudnn'
   )
@@ -81,14 +83,14 @@ def test_each_layer_keeps_the_order(version, monkeypatch):
 def test_remat_of_activations_keeps_their_arguments_and_results(capsys):
   """And nothing else that is as wide as the MLP."""
   for remat in ('none', 'activations'):
-    spec = spec_lib.EncoderSpec(**FIELDS, remat=remat, dropout_rate=0.1)
-    mlp = mlp_lib.Mlp(spec, spec.mlp_dim)
+    mlp = spec_lib.EncoderSpec(**FIELDS, dropout_rate=0.1).mlp_part()
     x = jnp.ones((2, 5, 32))
-    params = mlp.init(jax.random.key(0), x, None)
+    params = mlp.init(jax.random.key(0), x, context_lib.Context())
     key = dropout.DropoutKey(jax.random.key(1), jnp.arange(2))
+    context = context_lib.Context(dropout_key=key, remat=remat)
 
-    def loss(params, x, mlp=mlp, key=key):
-      return (mlp.apply(params, x, key) ** 2).sum()
+    def loss(params, x, mlp=mlp, context=context):
+      return (mlp.apply(params, x, context) ** 2).sum()
 
     jax.ad_checkpoint.print_saved_residuals(loss, params, x)
     kept = capsys.readouterr().out.count('f32[2,5,48]')

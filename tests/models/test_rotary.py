@@ -61,7 +61,7 @@ def test_products_depend_on_the_distance_alone(kind):
 
   def turned(x):
     same = jnp.broadcast_to(jnp.asarray(x), (1, 20, 1, channels))
-    return rotary.rotate(same, rotation, kind)[0, :, 0]
+    return rotary.rotate(same, rotation, rotary.KINDS[kind].halves)[0, :, 0]
 
   products = np.asarray(turned(query) @ turned(key).T).reshape(*grid, *grid)
   np.testing.assert_allclose(
@@ -88,7 +88,7 @@ def test_tokens_before_the_patches_are_not_rotated():
   whole = rotary.of_tokens(cos, sin, 3, jnp.array([[3, 1], [0, 2]]))
   assert whole[0].shape == whole[1].shape == (2, 5, 8)
   x = jnp.ones((2, 4, 2, 8))  # the first queries, as a last layer has them
-  turned = rotary.rotate(x, whole, 'dinov3')
+  turned = rotary.rotate(x, whole, halves=True)
   np.testing.assert_array_equal(turned[:, :3], x[:, :3])
   assert abs(turned[:, 3] - 1).max() > 0.1
 

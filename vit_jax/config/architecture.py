@@ -26,6 +26,14 @@ def model() -> ml_collections.ConfigDict:
   # The keys below override fields of the named model; None keeps the model's
   # value. Not every model family has every field. models/spec.py,
   # models/vit.py, models/mixer.py and models/resnet.py explain them.
+  # Parts by name, in place of what other keys describe: 'parallel',
+  # 'attention(qk_norm=True)', 'experts(8)', 'learned + rope', or a class of
+  # your own, as 'my_parts:WindowAttention(window=7)'. The page of parts lists
+  # them with their options; so does `python -m vit_jax.summary --parts`.
+  keys.block = config_dict.placeholder(str)
+  keys.attention = config_dict.placeholder(str)
+  keys.mlp = config_dict.placeholder(str)
+  keys.positions = config_dict.placeholder(str)
   keys.hidden_size = config_dict.placeholder(int)  # width D of a token
   keys.mlp_dim = config_dict.placeholder(int)  # hidden width of an MLP
   keys.num_heads = config_dict.placeholder(int)  # attention heads of a layer

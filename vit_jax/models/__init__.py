@@ -275,10 +275,9 @@ def is_not_filled(model: Model, side: int, patch: int) -> bool:
 
 def has_equal_layers(model: Model) -> bool:
   """Whether a model has layers, and they differ in parameters' values only."""
-  differ = (
-    getattr(model, name, 0) for name in ('experts', 'merge', 'full_key_layers')
-  )
-  return not isinstance(model, resnet.BiT) and not any(differ)
+  if isinstance(model, vit.ViT):
+    return not model.merge and stack.has_equal_layers(model.block_part())
+  return not isinstance(model, resnet.BiT)
 
 
 def pixels_per_token(model: Model) -> tuple[int, ...] | None:

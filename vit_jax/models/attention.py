@@ -50,12 +50,12 @@ class Attention(nn.Module):
       divides after the product with the values; 'fused', for TPUs: one kernel,
       see `fused_attention`; 'cudnn', for GPUs, and 'xla', of
       `jax.nn.dot_product_attention`; 'einsum': the compiler chooses the order
-      of axes, and scores and softmax are in `dtype`; 'auto': 'plain', 'fused'
-      or 'cudnn', by the platform. The softmax of all others is in float32. What
-      a kernel cannot compute, such as dropout, 'einsum' computes, and the log
-      says why. That is also so on several TPUs without a mesh in the context
-      (`jax.set_mesh`), since the compiler cannot split a kernel. Where the
-      attention weights are captured, 'plain' is always used.
+      of axes; 'auto': 'plain', 'fused' or 'cudnn', by the platform. All compute
+      the softmax in float32. What a kernel cannot compute, such as dropout,
+      'einsum' computes, and the log says why. That is also so on several TPUs
+      without a mesh in the context (`jax.set_mesh`), since the compiler cannot
+      split a kernel. Where the attention weights are captured, 'plain' is
+      always used.
     initializers: Name of the initial values.
     dtype: Type in which layers compute.
   """
@@ -215,13 +215,17 @@ class Attention(nn.Module):
   ) -> jax.Array:
     """Maps [B, T, H, K] to the values [B, R, H, K].
 
-    As in `flax.linen.dot_product_attention`: a transpose of [B, T, H, K] would
-    be a copy in memory, and scores in float32 twice the traffic. So the scores
-    and their softmax have the type of the queries.
+    The compiler chooses the order of axes, as a transpose of [B, T, H, K] would
+    be a copy in memory. Scores and softmax are float32, as in `attend`.
     """
-    scores = jnp.einsum('bqhk,bthk->bhqt', query * query.shape[-1] ** -0.5, key)
-    scores = self.masked(scores, bias)
-    weights = self.dropped(nn.softmax(scores), context)
+    scores = jnp.einsum(
+      'bqhk,bthk->bhqt',
+      query * query.shape[-1] ** -0.5,
+      key,
+      preferred_element_type=jnp.float32,
+    )
+    weights = nn.softmax(self.masked(scores, bias)).astype(self.dtype)
+    weights = self.dropped(weights, context)
     return jnp.einsum('bhqt,bthk->bqhk', weights, value)
 
   def perturbation(self, context: Context) -> jax.Array | None:

@@ -79,9 +79,7 @@ class Block(nn.Module):
   def drop_attention(self, y: jax.Array, context: Context) -> jax.Array:
     """Applies dropout and stochastic depth to the output of attention."""
     whole = context.num_tokens, y.shape[-1]
-    y = context.dropout(
-      y, self.dropout_rate, Purpose.ATTENTION_OUTPUT, whole
-    )
+    y = context.dropout(y, self.dropout_rate, Purpose.ATTENTION_OUTPUT, whole)
     return self.drop_path(y, context, Purpose.ATTENTION_PATH)
 
   def drop_path(

@@ -33,6 +33,7 @@ from vit_jax.models.fields import RATE
 from vit_jax.models.fields import TRAINING
 from vit_jax.models.mlp import keep
 
+LOSSES = 'losses'  # collection of a model that gets the balancing losses
 ROUTINGS = ('top_experts', 'top_tokens', 'soft')
 _MULTIPLE = 4  # of a buffer's places, as in V-MoE's code
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -320,9 +321,7 @@ class Experts(nn.Module):
     tuple[int, ...], Field(Kind.FUNCTION, least=1, most=1_000)
   ] = ()
   slots: Annotated[int, Field(Kind.FUNCTION, least=0)] = 0
-  per_token: Annotated[
-    int, Field(Kind.FUNCTION, is_visible=False, least=1)
-  ] = 2
+  per_token: Annotated[int, Field(Kind.FUNCTION, is_visible=False, least=1)] = 2
   capacity: Annotated[float, Field(Kind.TRAINING, interval='(0, inf)')] = 1.05
   priority: Annotated[bool, TRAINING] = False
   noise: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = 1.0

@@ -1,5 +1,6 @@
 """Grouped queries: several heads of queries share a head of keys and values."""
 
+import dataclasses
 import functools
 from typing import Annotated
 from typing import ClassVar
@@ -37,15 +38,13 @@ class Grouped(attention.Attention):
     """Returns the attention of a layer."""
     if self.full_layers <= layer < depth - self.full_layers:
       return self
-    names = attention.Attention.__dataclass_fields__
-    return attention.Attention(
-      **{
-        name: getattr(self, name)
-        for name in names
-        if name not in ('parent', 'name')
-      },
-      parent=None,
-    )
+    fields = dataclasses.fields(attention.Attention)
+    values = {
+      field.name: getattr(self, field.name)
+      for field in fields
+      if field.name not in ('parent', 'name')
+    }
+    return attention.Attention(**values, parent=None)
 
   def project(self, x: jax.Array, context: Context) -> QKV:
     """Returns queries, and each head of keys and values repeated."""

@@ -25,7 +25,8 @@ class PoolSpec:
   Attributes:
     pool: Pooling of tokens to features: 'token', the class token; 'gap', the
       mean over patch tokens; 'map', attention over them by a learned query;
-      'token+gap', the first two side by side (DINOv2, arXiv:2304.07193).
+      'token+gap', the first two side by side (DINOv2, arXiv:2304.07193); or a
+      part of the user's.
     last_norm: Whether a norm follows the last layer.
     norm_after_pool: For 'gap', whether the last norm is applied to the mean,
       and not to the tokens.
@@ -38,7 +39,7 @@ class PoolSpec:
       None: mlp_dim.
   """
 
-  pool: Annotated[str, Field(Kind.FITTED, choices=POOLS)] = 'token'
+  pool: Annotated[str, fields.FITTED] = 'token'
   last_norm: Annotated[bool, fields.FUNCTION] = True
   norm_after_pool: Annotated[bool, fields.FITTED] = False
   map_prefix: Annotated[bool, Field(Kind.FITTED, is_visible=False)] = False
@@ -74,7 +75,9 @@ class Classifier(nn.Module):
   def setup(self) -> None:
     """Makes the head."""
     if self.num_classes:
-      self.head = vision_transformer.linear(self.num_classes, self.starts.head, self.head_bias)
+      self.head = vision_transformer.linear(
+        self.num_classes, self.starts.head, self.head_bias
+      )
 
   def trunk(
     self,

@@ -96,9 +96,7 @@ INITIALIZERS[MIMETIC] = INITIALIZERS['vit']
 FIELD = fields.Field(fields.Kind.TRAINING, choices=tuple(INITIALIZERS))
 
 
-def separate(
-  init: Initializer, count: int
-) -> Initializer:
+def separate(init: Initializer, count: int) -> Initializer:
   """Initialises several matrices that are stored as one wide kernel.
 
   The bounds of Xavier's and LeCun's initializers depend on the matrix shape.

@@ -87,12 +87,12 @@ class Mlp(nn.Module):
       dtype=self.dtype,
     )
 
-    def finish(_: Mlp, y: jax.Array, context: Context) -> jax.Array:
-      y = checkpoint_name(self.activate(y), ACTIVATED)
+    def finish(mlp: Mlp, y: jax.Array, context: Context) -> jax.Array:
+      y = checkpoint_name(mlp.activate(y), ACTIVATED)
       whole = tokens, y.shape[-1]
       y = context.dropout(y, self.dropout_rate, Purpose.MLP_HIDDEN, whole)
       if self.hidden_norm:
-        y = self.norm.copy(name='norm')(y)
+        y = mlp.norm(y)
       y = keep(dense(d, name='down')(y))
       whole = tokens, d
       return context.dropout(y, self.dropout_rate, Purpose.MLP_OUTPUT, whole)

@@ -19,6 +19,7 @@ EPSILON = Field(
   Kind.FUNCTION, is_visible=False, interval='(0, 1)', key='layer_norm_epsilon'
 )
 
+
 class LayerNorm(nn.Module):
   """Normalises the channels of each token: [..., D] -> [..., D].
 

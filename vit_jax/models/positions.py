@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import embedding
-from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
 from vit_jax.models.context import Context
@@ -21,6 +20,8 @@ from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
 
 TOKENS = ('all', 'class', 'patches')
+# Parameters of factorised positions.
+ROWS, COLUMNS = 'rows_position_embedding', 'columns_position_embedding'
 _ONE_SHAPE = 'a model is initialised with images of one shape'
 
 
@@ -138,7 +139,7 @@ class Factorized(nn.Module):
 
   def _axis(self, axis: int, d: int, context: Context) -> jax.Array:
     """Returns the positions of rows (0) or columns (1), [h or w, D]."""
-    name = ('rows_position_embedding', 'columns_position_embedding')[axis]
+    name = (ROWS, COLUMNS)[axis]
     stored: jax.Array | None = self.get_variable('params', name)
     if stored is None and context.grids is not None:
       raise ValueError(_ONE_SHAPE)
@@ -158,9 +159,9 @@ class SinCos(nn.Module):
       v3.
   """
 
-  kind: Annotated[
-    str, Field(Kind.FITTED, choices=tuple(embedding.SINCOS))
-  ] = 'sincos2d'
+  kind: Annotated[str, Field(Kind.FITTED, choices=tuple(embedding.SINCOS))] = (
+    'sincos2d'
+  )
 
   @nn.compact
   def __call__(

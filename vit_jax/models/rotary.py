@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models import embedding
-from vit_jax.models import fields
 from vit_jax.models import positions
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field

@@ -1,8 +1,7 @@
-"""Layer specifications: the fields that a model passes to its layers.
+"""Layer specifications: the fields from which a model makes its parts.
 
 A model inherits these fields, so `create_model('ViT-S/16', qk_norm=True)` can
-set one. It passes all of them to the stack, the blocks, attention and MLP as a
-single object, `EncoderSpec.take(model)`.
+set one.
 """
 
 import dataclasses
@@ -26,6 +25,7 @@ from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import kernels
 from vit_jax.models import mlp as mlp_lib
 from vit_jax.models import norms
+from vit_jax.models import registry
 from vit_jax.models import rotary as rotary_lib
 from vit_jax.models import stack
 from vit_jax.models.fields import EXECUTION
@@ -43,6 +43,7 @@ GATES = {
   'gelu': mlp_lib.GEGLU,
 }
 NORMS = ('layer', 'rms')
+_TEXT = Field(Kind.FUNCTION, is_visible=False)
 RELATIVE_POSITIONS = ('none', 'shared', 'layers', 'shared_mlp', 'layers_mlp')
 
 
@@ -74,7 +75,7 @@ class LayerSpec:
       or a name of `jax.checkpoint_policies`. 'auto' is one of these by the
       platform, see `remat_on`.
     dtype: Type in which layers compute. Parameters, LayerNorm's statistics and
-      logits are float32; that of the softmax depends on the attention.
+      logits are float32, as is the softmax.
   """
 
   hidden_size: Annotated[int, SIZE]
@@ -91,7 +92,9 @@ class LayerSpec:
   ] = 1e-6
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   scan: Annotated[bool, EXECUTION] = False
-  remat: Annotated[str, Field(Kind.EXECUTION, choices=stack.REMAT_POLICIES)] = 'auto'
+  remat: Annotated[str, Field(Kind.EXECUTION, choices=stack.REMAT_POLICIES)] = (
+    'auto'
+  )
   dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32
 
   @classmethod
@@ -192,16 +195,11 @@ class EncoderSpec(LayerSpec):
       router's logits, times the number of experts.
     expert_loss: Weight of the loss by which 'top_experts' learns to use all
       experts.
-    attention_implementation: 'plain', for CPUs: heads before tokens, and a
-      softmax in float32 that divides after the product with the values;
-      'fused', for TPUs: one kernel, see `fused_attention`; 'cudnn', for GPUs,
-      and 'xla', of `jax.nn.dot_product_attention`, all with a softmax in
-      float32; 'einsum': the compiler chooses the order of axes, and scores and
-      softmax are in `dtype`; 'auto': 'plain', 'fused' or 'cudnn', by the
-      platform. What a kernel cannot compute, such as dropout, 'einsum'
-      computes, and the log says why. That is also so on several TPUs without a
-      mesh in the context (`jax.set_mesh`), since the compiler cannot split a
-      kernel. Where the attention weights are captured, 'plain' is always used.
+    attention_implementation: One of `kernels.IMPLEMENTATIONS`, see `Attention`.
+    block: A part of `registry.PARTS`, or of the user's, in place of the block
+      that the other fields describe; '': that one.
+    attention: As `block`, of attention.
+    mlp: As `block`, of the MLP.
   """
 
   num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
@@ -235,9 +233,9 @@ class EncoderSpec(LayerSpec):
   ] = 'silu'
   mlp_norm: Annotated[bool, FUNCTION] = False
   experts: Annotated[int, Field(Kind.FUNCTION, least=0, most=2**16)] = 0
-  routing: Annotated[str, Field(Kind.FUNCTION, choices=experts_lib.ROUTINGS)] = (
-    'top_experts'
-  )
+  routing: Annotated[
+    str, Field(Kind.FUNCTION, choices=experts_lib.ROUTINGS)
+  ] = 'top_experts'
   expert_layers: Annotated[
     tuple[int, ...], Field(Kind.FUNCTION, least=1, most=1_000)
   ] = ()
@@ -258,6 +256,9 @@ class EncoderSpec(LayerSpec):
   attention_implementation: Annotated[
     str, Field(Kind.EXECUTION, choices=kernels.IMPLEMENTATIONS)
   ] = 'auto'
+  block: Annotated[str, _TEXT] = ''
+  attention: Annotated[str, _TEXT] = ''
+  mlp: Annotated[str, _TEXT] = ''
 
   @property
   def captured_heads(self) -> int:
@@ -289,6 +290,8 @@ class EncoderSpec(LayerSpec):
 
   def attention_part(self) -> nn.Module:
     """Returns the attention of the layers."""
+    if self.attention:
+      return self.named_part('attention', self.attention)
     values: dict[str, Any] = {
       'num_heads': self.num_heads,
       'qkv_bias': self.qkv_bias,
@@ -330,12 +333,20 @@ class EncoderSpec(LayerSpec):
       parent=None,
     )
 
+  def hidden_part(self) -> nn.Module:
+    """Returns what follows attention: an MLP, or experts."""
+    if self.mlp:
+      return self.named_part('mlp', self.mlp)
+    return self.experts_part() if self.experts else self.mlp_part()
+
   def block_part(self, kind: type[block_lib.Block] | None = None) -> Any:
     """Returns the layers' block.
 
     Args:
       kind: Its class; None: that of the fields.
     """
+    if self.block and kind is None:
+      return self.named_part('block', self.block)
     further: dict[str, Any] = {}
     if kind is None:
       kind = block_lib.Block
@@ -347,7 +358,7 @@ class EncoderSpec(LayerSpec):
         kind, further = blocks.Branches, {'count': self.branches}
     return kind(
       self.attention_part(),
-      self.experts_part() if self.experts else self.mlp_part(),
+      self.hidden_part(),
       self.norm_part(),
       self.layer_scale,
       self.layer_scale_mlp,
@@ -357,6 +368,22 @@ class EncoderSpec(LayerSpec):
       **further,
       parent=None,
     )
+
+  def named_part(self, kind: str, text: str) -> Any:
+    """Returns the part of a kind that a text names."""
+    return registry.build(kind, text, self.part_values(kind), f'model.{kind}')
+
+  def part_values(self, kind: str) -> dict[str, Any]:
+    """Returns the values that fill the fields of a part, by names of keys."""
+    values = {name: getattr(self, name) for name in fields.of(type(self))}
+    values['norm'] = {'layer': 'layer_norm', 'rms': 'rms_norm'}[self.norm]
+    if kind == 'block':
+      parts = {'attention': self.attention_part, 'mlp': self.hidden_part}
+      for name, part in parts.items():
+        values[name] = values[name] or registry.describe(name, part(), values)
+    return {
+      name: None if value == '' else value for name, value in values.items()
+    }
 
   def layers(
     self,

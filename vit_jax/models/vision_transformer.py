@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from vit_jax.models import context as context_lib
 from vit_jax.models import dropout
-from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import norms
@@ -75,8 +74,8 @@ class ViT(nn.Module):
       all but the results of dense layers and of attention; 'full', all of them;
       or a name of `jax.checkpoint_policies`. 'auto' is one of these by the
       platform, see `stack.remat_on`.
-    dtype: Type in which layers compute. Parameters, the statistics of norms and
-      logits are float32; that of the softmax depends on the attention.
+    dtype: Type in which layers compute. Parameters, the statistics of norms,
+      the softmax of attention and logits are float32.
   """
 
   num_classes: Annotated[int, NUM_CLASSES]
@@ -250,7 +249,12 @@ class ViT(nn.Module):
       num_read=num_read,
     )
     if 'balance' in outputs:
-      self.sow('losses', 'balance', outputs.pop('balance'), reduce_fn=_newest)
+      self.sow(
+        'losses',
+        'balance',
+        outputs.pop('balance'),
+        reduce_fn=_newest,
+      )
     sizes = outputs.get('sizes')
     if sizes is not None:
       context = context.replace(sizes=sizes[-1])

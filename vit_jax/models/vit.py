@@ -11,7 +11,6 @@ from typing import Any
 
 from flax import linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models import embedding
@@ -21,6 +20,7 @@ from vit_jax.models import merging
 from vit_jax.models import patches
 from vit_jax.models import pooling
 from vit_jax.models import positions
+from vit_jax.models import registry
 from vit_jax.models import relative
 from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
@@ -97,6 +97,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     resnet_stages: Units in each stage of a ResNet before the patch embedding,
       () for only its stem; None: no ResNet.
     resnet_width: Channels of that stem.
+    positions: Parts of `registry.PARTS`, or of the user's, as 'learned + rope',
+      in place of what the other fields describe; '': those.
   """
 
   _: dataclasses.KW_ONLY
@@ -144,6 +146,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
   merge_proportional: Annotated[bool, fields.TRAINING] = True
   resnet_stages: Annotated[tuple[int, ...] | None, fields.STAGES] = None
   resnet_width: Annotated[int, fields.SIZE] = 64
+  positions: Annotated[str, Field(Kind.FUNCTION, is_visible=False)] = ''
 
   def trunk(
     self,
@@ -223,7 +226,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     """Returns the model of parts that these fields describe."""
     block = self.block_part()
     if self.merge:
-      values = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
+      values = {
+        f.name: getattr(block, f.name) for f in dataclasses.fields(block)
+      }
       values |= {'parent': None, 'name': None}
       block = merging.Merging(
         **values,
@@ -276,6 +281,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
 
   def pool_part(self) -> nn.Module:
     """Returns the pool."""
+    if self.pool not in heads.POOLS:
+      return self.named_part('pool', self.pool)
     if self.pool == 'gap':
       return pooling.Mean(self.norm_after_pool, parent=None)
     if self.pool != 'map':
@@ -296,6 +303,12 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     )
 
   def _positions_parts(self) -> Iterator[nn.Module]:
+    if self.positions:
+      kind = 'positions'
+      yield from registry.build_sum(
+        kind, self.positions, self.part_values(kind), f'model.{kind}'
+      )
+      return
     kind, is_kept = self.position_embedding, self.position_aspect
     if kind == 'learned':
       yield positions.Learned(

@@ -69,7 +69,9 @@ class BEiT(base.Objective):
     self._batch_size = config.train.batch_size
     self._parts = config_lib.num_microbatches(config)
     self._tokenizer = visual_tokens.make(config, self.masks.grid)
-    self._head = vision_transformer.linear(options.tokens, trunk.starts.kernel, 0.0)
+    self._head = vision_transformer.linear(
+      options.tokens, trunk.starts.kernel, 0.0
+    )
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:

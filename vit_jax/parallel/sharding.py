@@ -40,8 +40,11 @@ Spec = tuple[Entry, ...]
 
 _DEFAULT = 'the default rule'
 _CONVOLUTION: Spec = (None, None, None, 'fsdp')
+# `fsdp` splits the largest dimension that it divides.
+_BY_SHAPE: Spec = ('by shape',)
 
-# The first rule that matches wins; parameters without a matching rule are
+# The first rule that matches wins. Where none does, `_BY_SHAPE` splits arrays
+# of several dimensions, as those of a user's own parts, and vectors are
 # replicated. `tensor` splits the first matrix of an MLP by columns and the
 # second by rows, so that one reduction per MLP is enough (Megatron-LM, section
 # 3); likewise qkv and the output of attention, by heads. It does not split the
@@ -196,6 +199,8 @@ def _spec(
   layer_shape = shape[1:] if is_stacked else shape
   if math.prod(layer_shape) < config.min_size and rule == _DEFAULT:
     spec = ()
+  if spec == _BY_SHAPE:
+    spec = _by_shape(layer_shape)
   if rule == _DEFAULT and spec == _CONVOLUTION and len(layer_shape) == 5:
     spec = (None, *spec)  # [d, h, w, C, D], of volumes
   lacks_fsdp = False
@@ -206,6 +211,14 @@ def _spec(
   _check_fits(layers[0], layer_shape, spec, sizes, rule)
   spec = _only_split(spec, sizes)
   return (None, *spec) if spec and is_stacked else spec, rule, lacks_fsdp
+
+
+def _by_shape(shape: tuple[int, ...]) -> Spec:
+  """Returns a spec that splits the largest dimension; () of a vector."""
+  if len(shape) < 2:
+    return ()
+  largest = shape.index(max(shape))
+  return tuple('fsdp' if i == largest else None for i in range(len(shape)))
 
 
 def _has_fsdp(spec: Spec) -> bool:
@@ -246,8 +259,8 @@ def _rule(config: ml_collections.ConfigDict, name: str) -> tuple[Spec, str]:
   for i, (pattern, spec) in enumerate(config.rules):
     if re.search(pattern, name):
       return tuple(spec), f'config.mesh.rules[{i}]'
-  found = (spec for pattern, spec in DEFAULT_RULES if re.search(pattern, name))
-  return next(found, ()), _DEFAULT
+  specs = (spec for pattern, spec in DEFAULT_RULES if re.search(pattern, name))
+  return next(specs, _BY_SHAPE), _DEFAULT
 
 
 def _only_split(spec: Spec, sizes: Mapping[str, int]) -> Spec:
