@@ -392,7 +392,7 @@ def _load(path: str) -> type[nn.Module]:
 
 
 @functools.cache
-def options_of(module: type[nn.Module]) -> Mapping[str, _Option]:
+def options_of(module: type[Any]) -> Mapping[str, _Option]:
   """Returns the fields of a part by name, those of the class itself first.
 
   Raises:
