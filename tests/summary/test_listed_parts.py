@@ -3,8 +3,10 @@
 import json
 
 import commands
+import pytest
 
 import vit_jax
+from vit_jax import config as config_lib
 from vit_jax.summary import __main__ as summary
 
 
@@ -32,6 +34,6 @@ def test_parts_of_a_kind_as_json(capsys):
   assert listed[2]['options']['mlp_dim'] == 'config.model.mlp_dim'
 
 
-def test_an_unknown_kind(capsys):
-  assert commands.run(summary, '--parts=atention') == 1
-  assert "did you mean 'attention'?" in capsys.readouterr().err
+def test_an_unknown_kind():
+  with pytest.raises(config_lib.UserError, match="did you mean 'attention'"):
+    commands.run(summary, '--parts=atention')
