@@ -208,7 +208,7 @@ def test_what_systems_and_runs_leave_is_no_data(
   for place in places:
     told = f'{tmp_path}/{place.partition("/")[0]}'.rstrip('/')
     (line,) = (x for x in lines if x.startswith(f'{told}: '))
-    assert 'left out' in line and top in line
+    assert ': skipped hidden files' in line and top in line
 
 
 def test_a_run_within_its_data(tmp_path, monkeypatch):
@@ -347,7 +347,9 @@ def test_split_without_classes_is_left_out_with_a_word(tmp_path, monkeypatch):
   lines = said(monkeypatch)
   root = write(tmp_path, 'train/a/1.png', 'test/1.png', 'notes/1.txt')
   assert len(open_folder(root)) == 1
-  assert lines == [f'{root}/test has images and no classes: it is left out']
+  assert lines == [
+    f'{root}/test has images, but no folders of classes, and is not read'
+  ]
 
 
 def test_classes_alone_are_told_the_flags(tmp_path):

@@ -86,7 +86,7 @@ def reporter(
 
   def report(error: UserError) -> None:
     failed.append(error)
-    write(f'error: {error}; it is left out', file=sys.stderr)
+    write(f'error: {error}. The image is skipped.', file=sys.stderr)
 
   return report
 

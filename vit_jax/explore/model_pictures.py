@@ -39,10 +39,10 @@ def patches(subject: subject_lib.Subject) -> Drawn:
   shape = tiles.tile_shape(size, grid, 1, limits=(192, 560))
   image = tiles.fit(subject.pixels[0], shape)
   caption = (
-    f'{subject.images.names[0]}, {size[0]} × {size[1]} pixels, is cut into'
-    f' {grid[0]} × {grid[1]} patches that do not overlap. A linear map makes'
-    ' a token of each, and they are read in this order (arXiv:2010.11929,'
-    ' section 3.1).'
+    f'The image {subject.images.names[0]}, {size[0]} × {size[1]} pixels, cut'
+    f' into {grid[0]} × {grid[1]} patches that do not overlap. A linear map'
+    ' turns each patch into a token. The sequence has the tokens in this order'
+    ' (arXiv:2010.11929, section 3.1).'
   )
   if subject.images.naming:
     caption += f' {subject.images.naming}'

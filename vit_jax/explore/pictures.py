@@ -153,8 +153,9 @@ def main(argv: list[str]) -> int:
       subject, names, new, lambda name: logging.info('drawing %s', name)
     )
     _write(subject, contents, new, failed)
-  for reason, left_out in _by_reason(contents.missing).items():
-    logging.info('left out %s: %s', ', '.join(left_out), reason)
+  if contents.missing:
+    lines = _missing_lines(contents.missing)
+    logging.info('not in the report:\n%s', '\n'.join(f'  {x}' for x in lines))
   print(out / 'report.html')
   return 1 if failed else 0
 
@@ -192,7 +193,8 @@ def _write(
   from vit_jax.runs import safe_io
 
   if not contents.sections:
-    raise _nothing_shown(contents.missing)
+    reasons = '; '.join(_missing_lines(contents.missing))
+    raise UserError(f'there is nothing to draw: {reasons}')
   numbers = {
     report_folder.FILES: sorted(os.listdir(folder)),
     **contents.numbers,
@@ -277,8 +279,7 @@ def _options(vit: 'weights.Loaded') -> 'subject_lib.Options':
   if len(vit.preprocess.image_size) == 3:
     raise UserError(
       'this model takes volumes or videos, and explore draws images: predict'
-      ' writes'
-      ' slices of their maps'
+      ' writes slices of their maps'
     )
   query = _query()
   layers: tuple[int, ...] = ()
@@ -378,21 +379,12 @@ def _read_images(
   return None
 
 
-def _by_reason(
-  missing: 'Sequence[report_lib.Missing]',
-) -> dict[str, list[str]]:
-  """Returns the names of the kinds without pictures, by the reason."""
+def _missing_lines(missing: 'Sequence[report_lib.Missing]') -> list[str]:
+  """Returns why there are no pictures, as 'stem, cka: REASON'."""
   names: dict[str, list[str]] = {}
-  for each in missing:
-    names.setdefault(each.reason, []).append(each.name)
-  return names
-
-
-def _nothing_shown(missing: 'Sequence[report_lib.Missing]') -> UserError:
-  """Returns the error that says why there is no picture at all."""
-  names = _by_reason(missing)
-  reasons = [f'{why} ({", ".join(which)})' for why, which in names.items()]
-  return UserError(f'nothing can be shown: {"; ".join(reasons)}')
+  for kind in missing:
+    names.setdefault(kind.reason, []).append(kind.name)
+  return [f'{", ".join(kinds)}: {why}' for why, kinds in names.items()]
 
 
 def _facts(
@@ -414,7 +406,7 @@ def _facts(
       f' probability, and the label. {subject.given.naming}'
     ).rstrip()
   if failed:
-    facts['Left out'] = '; '.join(map(str, failed))
+    facts['Unreadable'] = '; '.join(map(str, failed))
   if subject.labelled is not None:
     examples = subject.labelled
     facts['Labelled examples'] = (

@@ -91,11 +91,11 @@ def _rate(accuracy: Mapping[str, Any]) -> Result:
 
 def _worst(measure: str, ascending: list[tuple[str, float]]) -> Result:
   """Returns the classes with the lowest values, of pairs in ascending order."""
-  worst, *more = [
+  lowest, *more = [
     f'{name}: {x:.1%}' if measure == 'accuracy' else f'{name}: {x:.2f}'
     for name, x in ascending[:_WORST]
   ]
-  return Result('Worst classes', worst, (*more, f'by {measure}'))
+  return Result(f'Lowest {measure} of a class', lowest, tuple(more))
 
 
 def _thumbnails(subject: subject_lib.Subject) -> tuple[Thumbnail, ...]:
