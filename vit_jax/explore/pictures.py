@@ -393,7 +393,7 @@ def _facts(
   """Returns the table at the top of the report."""
   facts = {
     'Model': f'{FLAGS["from"].value}: {subject.vit.describe()}',
-    'Loaded': str(subject.vit.origin),
+    'Checkpoint': str(subject.vit.origin),
   }
   if subject.other is not None:
     facts['Compared with'] = f'{_OTHER.value}: {subject.other.describe()}'
