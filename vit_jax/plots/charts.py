@@ -130,10 +130,10 @@ def norms_by_depth(
     cell.yaxis.set_major_locator(ticker.MaxNLocator(6))
     cell.yaxis.set_minor_locator(ticker.NullLocator())
   else:
-    shown = '235' if span < 4 * _NARROW else '25'
+    subticks = '235' if span < 4 * _NARROW else '25'
     cell.yaxis.set_minor_formatter(
       ticker.FuncFormatter(
-        lambda x, _: f'{x:g}' if f'{x:e}'.startswith((*shown,)) else ''
+        lambda x, _: f'{x:g}' if f'{x:e}'.startswith((*subticks,)) else ''
       )
     )
   cell.set_ylabel('norm of the token')

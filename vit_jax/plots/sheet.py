@@ -4,6 +4,7 @@ A sheet needs OpenCV alone, no matplotlib. Lengths are in pixels of the file.
 """
 
 from collections.abc import Sequence
+import itertools
 import math
 from typing import NamedTuple
 
@@ -187,8 +188,8 @@ def ticks(low: float, high: float) -> list[float]:
   step = next(x for x in steps if (high - low) / x <= _TICKS)
   first, last = math.ceil(low / step), math.floor(high / step)
   inner = [i * step for i in range(first, last + 1)]
-  near = _NEAR * (high - low)
-  return [low, *(x for x in inner if low + near < x < high - near), high]
+  margin = _NEAR * (high - low)
+  return [low, *(x for x in inner if low + margin < x < high - margin), high]
 
 
 def number(value: float) -> str:
@@ -224,9 +225,11 @@ def _swatches(
 def _wrap(texts: Sequence[str], most: float, limit: int) -> list[list[str]]:
   """Wraps each line of texts to at most `limit` lines of a width."""
   lines = [text.split('\n') if text else [] for text in texts]
-  flat = [line for each in lines for line in each]
+  flat = list(itertools.chain.from_iterable(lines))
   wrapped = iter(texts_lib.wrap(flat, most, paper_lib.width, limit))
-  return [[part for _ in each for part in next(wrapped)] for each in lines]
+  return [
+    [part for _ in text_lines for part in next(wrapped)] for text_lines in lines
+  ]
 
 
 def _most(lines: Sequence[Sequence[str]]) -> int:

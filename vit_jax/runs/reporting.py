@@ -204,16 +204,17 @@ class Reporter:
     """
     if self._writes:
       defaults = defaults or {}
-      changed = [
-        key
+      changed = {
+        key: value
         for key, value in config.items()
         if key not in defaults or defaults[key] != value
-      ]
+      }
       starts = safe_io.read_json(self._path.with_name('run.json')) or {}
       record = starts.get('runs', [{}])[-1]
+      start = records.Start(self._start_step, config, changed, record)
       with safe_io.writing(self._path):
         for tracker in self._trackers:
-          tracker.write_config(self._start_step, config, changed, record)
+          tracker.write_start(start)
 
   def show(self, step: int, name: str, png: bytes) -> None:
     """Writes an image to the trackers.
