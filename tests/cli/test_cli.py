@@ -248,6 +248,10 @@ def test_flags_are_in_groups_with_their_defaults():
   (top,) = groups['What to do']
   assert top == help_lib.Option('--top=N', 'Classes to print.', '5', False)
   assert groups['Output'][0].text == '--format=table|json'
+  # convert's --whole is another one than evaluate's.
+  flags.DEFINE_bool('whole', False, 'All parameters.', flag_values=values)
+  assert 'Segmentation' in help_lib.grouped(values, 'evaluate --from=PATH')
+  assert 'Segmentation' not in help_lib.grouped(values, 'convert SRC DST')
 
 
 def test_a_wrong_model_is_the_first_mistake():

@@ -160,7 +160,7 @@ def in_batches(
   Args:
     images: From `decode`.
     size: Number of images in each batch.
-    report: Called with the error of each image that is left out.
+    report: Called with the error of each image that is skipped.
   """
   import numpy as np
 

@@ -45,7 +45,7 @@ window slides over larger images. A model of volumes reads scans, .nii, .nii.gz
 or .npy, and writes NAME.map.nii.gz with the affine of the scan, or
 NAME.map.npy, and slices of it as NAME.overlay.png.
 
-An image that cannot be read is reported on stderr and left out; the exit
+An image that cannot be read is reported on stderr and skipped; the exit
 status is then 1.
 """
 
