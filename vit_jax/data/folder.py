@@ -456,8 +456,8 @@ def _list(
   found = look_into(folder, classes, kind)
   if found.others:
     warn_once(
-      f'{folder}: {len(found.others)} files are not {kind.name} of a class, and'
-      f' are ignored: {found.others[0]}, for example'
+      f'{folder}: ignored files that are not {kind.name} of a class'
+      f' ({len(found.others)}): {some(found.others)}'
     )
   if found.problems:
     raise UserError(found.problems[0])

@@ -102,7 +102,7 @@ def as_stored(
       known kind.
   """
   if not data:
-    raise DamagedError(f'{where} is damaged: the file has no bytes')
+    raise DamagedError(f'{where} is empty: the file has no bytes')
   size, colors = _stored(data)
   if size is not None and size[0] * size[1] > MAX_PIXELS:
     raise DamagedError(
