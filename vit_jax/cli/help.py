@@ -58,10 +58,12 @@ _UNGROUPED = {('convert', 'whole')}
 _VALUES = {
   **dict.fromkeys(('compile_cache', 'data_dir', 'other', 'like'), 'PATH'),
   **dict.fromkeys(('image_size', 'source_size', 'position_size'), 'SIZE'),
+  'config': 'FILE.py',
   'coordinator': 'HOST:PORT',
   'data': 'NAME',
   'patch_size': 'SIZES',
   'split': 'SPLIT',
+  'step': 'STEP',
   'string': 'TEXT',
   'multi string': 'TEXT',
   'path': 'PATH',

@@ -379,7 +379,7 @@ def _cka_matrix(values: np.ndarray, row_model: str, column_model: str) -> Any:
     style.HEAT,
   )
   scale = sheet.Scale(low, 1.0, 'CKA (1: equal but for rotation and scale)')
-  return paper.stack([sheet.bar(scale), cells])
+  return paper.stack([sheet.draw_scale(scale), cells])
 
 
 def decodability(subject: Subject) -> Drawn:

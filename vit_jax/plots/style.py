@@ -96,9 +96,9 @@ def class_colours(count: int) -> np.ndarray:
   chroma = np.hypot(red_green, yellow_blue)
   fits = (lightness > _LIGHTNESS[0]) & (lightness < _LIGHTNESS[1])
   grid = grid[fits & (chroma > _CHROMA[0]) & (chroma < _CHROMA[1])]
-  colours = _seen(grid)
+  colours = _perceived(grid)
   fixed = np.array([*chosen, *map(rgb, (BACKGROUND, VOID))], np.float64)
-  nearest = _distances(colours, _seen(fixed)).min(axis=1)
+  nearest = _distances(colours, _perceived(fixed)).min(axis=1)
   while len(chosen) < count:
     best = int(nearest.argmax())
     red, green, blue = np.round(grid[best]).astype(int).tolist()
@@ -121,7 +121,7 @@ def label_colours(names: Sequence[str]) -> np.ndarray:
   return colours
 
 
-def _seen(colours: np.ndarray) -> np.ndarray:
+def _perceived(colours: np.ndarray) -> np.ndarray:
   """Returns CIELAB with normal sight and with deuteranopia, [N, 2, 3]."""
   linear = (colours / 255) ** 2.2
   weak_sight = np.clip(linear @ _DEUTERANOPIA.T, 0, 1) ** (1 / 2.2) * 255
@@ -135,8 +135,8 @@ def _lab(colours: np.ndarray) -> np.ndarray:
   return lab
 
 
-def _distances(seen: np.ndarray, others: np.ndarray) -> np.ndarray:
+def _distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
   """Returns how unlike colours are: the lesser of both sights, [N, M]."""
-  distances = np.linalg.norm(seen[:, None] - others[None], axis=-1)
+  distances = np.linalg.norm(first[:, None] - second[None], axis=-1)
   lesser: np.ndarray = distances.min(axis=-1)
   return lesser

@@ -43,7 +43,9 @@ def shorten(texts: Sequence[str], most: float, measure: Measure) -> list[str]:
   def apply(way: Callable[[str], str]) -> dict[str, str]:
     return {text: way(text) if text in wide else text for text in distinct}
 
-  short = max(map(apply, ways), key=lambda found: len({*found.values()}))
+  short = max(
+    map(apply, ways), key=lambda shortened: len({*shortened.values()})
+  )
   return [short[text] for text in texts]
 
 
