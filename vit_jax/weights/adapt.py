@@ -35,6 +35,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax import tables
 from vit_jax.config import UserError
+from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
 from vit_jax.models import igpt
 from vit_jax.models import mixer
@@ -430,7 +431,7 @@ def _replace(
     module = nn.Dense(target.pre_logits, kernel_init=kernel_init)
   width = target.hidden_size * (1 + (target.pool == 'token+gap'))
   key = jax.random.key(('map_head', 'pre_logits').index(name))
-  new = jax.jit(module.init)(key, jnp.zeros((1, 1, width)))['params']
+  new = jax.jit(module.init)(key, jnp.zeros((1, 1, width)), *context)['params']
   for path, value in traverse_util.flatten_dict(new, sep='/').items():
     what = f'new: {reason}'
     edit.put(f'{name}/{path}', np.asarray(value), what, is_fresh=True)
