@@ -424,8 +424,9 @@ def _replace(
   if not _kept(edit, name, expected, 'dropped with the head'):
     return
   module: nn.Module
+  context: tuple[context_lib.Context, ...] = ()
   if name == 'map_head':
-    module = target.pool_part()
+    module, context = target.pool_part(), (context_lib.Context(),)
   else:
     kernel_init = target.starts.kernel
     module = nn.Dense(target.pre_logits, kernel_init=kernel_init)
