@@ -83,6 +83,11 @@ def train(config, path=None):
   return state, scalars_by_step
 
 
+def losses_of(config):
+  """Returns the training losses of a config, step by step, as `train` does."""
+  return [x['loss'] for x in train(config)[1].values()]
+
+
 def per_step(scalars, length):
   """Yields the scalars of each step of a call."""
   for i in range(length):

@@ -67,7 +67,8 @@ def cache_variables(platform: str) -> dict[str, str]:
   name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
   return {
     'JAX_COMPILATION_CACHE_DIR': os.path.join(root, name),
-    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
+    # The smallest, too: tests make thousands of them op by op.
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
   }
 

@@ -1,5 +1,6 @@
 """Steps of methods, in turns with PyTorch's; tiny models."""
 
+import functools
 import sys
 
 import commands
@@ -53,18 +54,27 @@ def config_of(name):
   tiny.change(config, changes, 'model.')
   if name == 'igpt':
     config.model.colours = 32
+  # MONAI's UNETR has 12 layers, as which scanned ones compile sooner.
+  config.model.scan = name == 'unetr'
   return config
+
+
+@pytest.fixture(scope='module')
+def bench():
+  """Returns a function: the benchmark of a method, made once."""
+  return functools.cache(
+    lambda name: pretraining.Bench(name, config_of(name), blocks=2)
+  )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', sorted(set(_OPTIONS) - {'dinov2'}))
-def test_a_method_in_turns_with_pytorch(name):
+def test_a_method_in_turns_with_pytorch(name, bench):
   pytest.importorskip('torch', reason='needs torch and transformers')
   other_libraries.imported('transformers')
   if name == 'unetr':
     pytest.importorskip('monai', reason='needs monai')
-  bench = pretraining.Bench(name, config_of(name), blocks=2)
-  entry = bench.train()
+  entry = bench(name).train()
   rates.check_rates(entry)
   assert entry['against'] in ('torch', 'transformers', 'monai')
   assert entry['parameters'] > 0
@@ -72,11 +82,11 @@ def test_a_method_in_turns_with_pytorch(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['setr', 'unetr'])
-def test_sliding_windows_in_turns_with_pytorch(name):
+def test_sliding_windows_in_turns_with_pytorch(name, bench):
   pytest.importorskip('torch', reason='needs torch')
   if name == 'unetr':
     pytest.importorskip('monai', reason='needs monai')
-  entry = pretraining.Bench(name, config_of(name), blocks=1).infer()
+  entry = bench(name).infer()
   rates.check_rates(entry)
   assert entry['against'] == {'setr': 'torch', 'unetr': 'monai'}[name]
   assert entry['windows_per_image'] == 2

@@ -267,6 +267,7 @@ def test_a_run_names_the_classes_of_files(tmp_path, capsys):
     train__batch_size=6,
     train__ema_decay=0.0,
     optim__learning_rate=1e-2,
+    checkpoint__every='',
     evals__val__split='val',
     evals__val__every='',
   )

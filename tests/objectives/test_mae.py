@@ -70,10 +70,9 @@ def test_one_result_however_it_is_computed(finished, how):
 
 
 @pytest.mark.slow
-def test_the_loss_falls(tmp_path):
+def test_the_loss_falls():
   config = config_of(train__duration='60 steps', optim__learning_rate=1e-2)
-  assert loop.run(config, str(tmp_path / 'run')).status == 0
-  losses = methods.losses(tmp_path / 'run')
+  losses = methods.losses_of(config)
   assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:2])
 
 

@@ -147,7 +147,11 @@ class Bench:
     shape = (self.config.train.batch_size, *size, channels)
     images = np.random.default_rng(0).random(shape, np.float32)
     outputs = jax.jit(self.program.objective.outputs)
-    params = self._ours.state.params
+    # Those of the peer: steps that were timed before have changed the state's.
+    params = jax.device_put(
+      self._params,
+      jax.tree.map(lambda x: x.sharding, self._ours.state.params),
+    )
 
     def apply(x: np.ndarray) -> np.ndarray:
       return np.asarray(outputs(params, {'image': x})['logits'])

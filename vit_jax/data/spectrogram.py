@@ -11,13 +11,15 @@ comments: T frames, M bands, S samples.
 """
 
 import functools
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import fft
-from scipy import sparse
 
 from vit_jax.config import UserError
 from vit_jax.data import inputs
+
+if TYPE_CHECKING:
+  from scipy import sparse  # else imported where it is used: few runs need it
 
 # Natural logarithms that become 0 and the largest integer: of the least energy
 # that Kaldi tells from silence, and more than that of a full-scale tone.
@@ -49,6 +51,8 @@ def log_mel(waveform: np.ndarray, how: inputs.Audio) -> np.ndarray:
     waveform: As of `of_waveform`.
     how: Settings.
   """
+  from scipy import fft
+
   length = how.window_length
   frames = np.lib.stride_tricks.sliding_window_view(waveform, length)
   frames = frames[:: how.hop_length].astype(np.float32)  # [T, length]
@@ -72,7 +76,7 @@ def resampled(waveform: np.ndarray, rate: int, how: inputs.Audio) -> np.ndarray:
   """
   if rate == how.sample_rate:
     return waveform
-  from scipy import signal  # takes a second, and few runs are of sounds
+  from scipy import signal
 
   common = np.gcd(rate, how.sample_rate)
   up, down = how.sample_rate // common, rate // common
@@ -119,7 +123,7 @@ def _window(kind: str, length: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=8)
-def _bands(mels: int, fft_length: int, sample_rate: int) -> sparse.csr_array:
+def _bands(mels: int, fft_length: int, sample_rate: int) -> 'sparse.csr_array':
   """Returns the weights of frequencies in bands, float32 [M, F].
 
   The bands are triangles over the mel scale, equally wide on it. Most weights
@@ -131,6 +135,8 @@ def _bands(mels: int, fft_length: int, sample_rate: int) -> sparse.csr_array:
     fft_length: Samples of a transform; F is half of it, and one.
     sample_rate: Samples per second.
   """
+  from scipy import sparse
+
   frequencies = np.arange(fft_length // 2 + 1) * (sample_rate / fft_length)
   edges = np.linspace(_mel(_LOWEST), _mel(sample_rate / 2), mels + 2)
   left, middle, right = (edges[i : mels + i, None] for i in range(3))
