@@ -22,10 +22,12 @@ from vit_jax.config.errors import UserError
 # So that no number is too long to be printed, and no text to be read.
 _MOST_LETTERS = 2_000
 _MOST_SHOWN = 100
+_DOTTED = r'[^\W\d]\w*(?:\.[^\W\d]\w*)*'
+_NAME = re.compile(rf'\w+|{_DOTTED}:{_DOTTED}')
 # Strings, which stay as they are, or a name in a module.
 _NAME_IN_MODULE = re.compile(
   r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|"""
-  r'(?<![\w.])(?!(?:True|False|None):)([^\W\d][\w.]*:[^\W\d][\w.]*)',
+  rf'(?<![\w.])(?!(?:True|False|None):)({_DOTTED}:{_DOTTED})',
   re.DOTALL,
 )
 # Letters of Python's names, which stand for the colon and the dots of a name in
@@ -129,7 +131,8 @@ class _Reader:
 
   def _part(self, node: ast.expr) -> Part:
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
-    if not isinstance(call.func, ast.Name):
+    name = getattr(call.func, 'id', '').translate(_FROM_PYTHON)
+    if not _NAME.fullmatch(name):
       raise UserError(
         f'{self._where}: {self._shown(node)} is no name: {_ADVICE}'
       )
@@ -141,7 +144,7 @@ class _Reader:
         raise UserError(f'{self._where}: {keyword.arg} is there twice')
       options[keyword.arg] = self._value(keyword.value, keyword)
     args = tuple(self._value(x, x) for x in call.args)
-    return Part(call.func.id.translate(_FROM_PYTHON), args, options)
+    return Part(name, args, options)
 
   def _value(self, node: ast.expr, shown: ast.AST) -> Any:
     """Returns the value of an option, which errors show as `shown`."""
