@@ -157,3 +157,45 @@ def test_an_objective_that_cannot_balance_says_so():
   c = config(objective__name='mae', model__position_embedding='sincos2d_mae')
   with pytest.raises(config_lib.UserError, match='cannot balance experts'):
     trained(c, 1)
+
+
+MAPPED = """
+import jax
+
+from vit_jax.data.device.rng import Rng
+from vit_jax.objectives import classification
+
+
+class Mapped(classification.Classification):
+  options = classification.Classification.options | {'adds': False}
+
+  def loss(self, params, extra, batch, rng):
+    adds = self.config.objective.options.adds
+    how = {'mutable': ['losses']} if adds else {}
+
+    def loss_of(example):
+      image, row = example
+      outputs = self.apply_train(
+        params, image[None], Rng(rng.key, row[None]), **how
+      )
+      if not adds:
+        return outputs.sum()
+      logits, state = outputs
+      return logits.sum() + state['losses']['balance'].sum()
+
+    losses = jax.lax.map(loss_of, (batch['image'], rng.rows))
+    return losses.mean(), {}, extra
+"""
+
+
+def test_a_loss_that_maps_over_images_adds_their_losses(tmp_path, monkeypatch):
+  """Within a transformation they leave by the result, or the run says so."""
+  (tmp_path / 'mapped.py').write_text(MAPPED)
+  monkeypatch.syspath_prepend(tmp_path)
+  fields = {'objective__name': 'mapped:Mapped', 'train__accumulation': 1}
+  with pytest.raises(config_lib.UserError, match='add them to the loss'):
+    trained(config(**fields), 1)
+  adding = config(**fields)
+  adding.objective.options.update({'adds': True})
+  _, losses, _ = trained(adding, 1)
+  assert losses[0] > 0

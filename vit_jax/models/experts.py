@@ -33,6 +33,7 @@ from vit_jax.models.fields import RATE
 from vit_jax.models.fields import TRAINING
 from vit_jax.models.mlp import keep
 
+LOSSES = 'losses'  # collection of a model that gets the balancing losses
 ROUTINGS = ('top_experts', 'top_tokens', 'soft')
 _MULTIPLE = 4  # of a buffer's places, as in V-MoE's code
 _HIGHEST = jax.lax.Precision.HIGHEST

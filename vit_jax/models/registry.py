@@ -17,6 +17,7 @@ import functools
 import importlib
 import inspect
 import re
+import reprlib
 import sys
 import traceback
 import types
@@ -235,8 +236,9 @@ class _Builder:
         default = self._filled(option, name)
       if default is not _NOTHING and _is_same(value, default):
         continue
-      if option.kind is not None and isinstance(value, nn.Module):
-        given[option.name] = self._inside(option).described(option.kind, value)
+      if isinstance(value, nn.Module):
+        inside = self._inside(option)
+        given[option.name] = inside.described(option.kind or '', value)
       else:
         given[option.name] = self._literal(option, value, name)
     return Part(name, (), given)
@@ -363,8 +365,8 @@ class _Builder:
       is_literal = False
     if not is_literal:
       raise UserError(
-        f'{owner}.{option.name} is {one_line(ValueError(repr(value)))}: a text'
-        ' of the config cannot say that'
+        f'{owner}.{option.name} is {reprlib.repr(value)}: a text of the config'
+        ' cannot say that'
       )
     return value
 

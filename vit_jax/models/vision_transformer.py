@@ -249,7 +249,12 @@ class ViT(nn.Module):
       num_read=num_read,
     )
     if 'balance' in outputs:
-      self.sow('losses', 'balance', outputs.pop('balance'), reduce_fn=_newest)
+      self.sow(
+        'losses',
+        'balance',
+        outputs.pop('balance'),
+        reduce_fn=_newest,
+      )
     sizes = outputs.get('sizes')
     if sizes is not None:
       context = context.replace(sizes=sizes[-1])

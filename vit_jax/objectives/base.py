@@ -8,6 +8,7 @@ checkpoints use only this interface.
 import abc
 from collections.abc import Callable
 from collections.abc import Mapping
+import dataclasses
 import enum
 from typing import Any
 from typing import ClassVar
@@ -16,6 +17,7 @@ from clu import metrics as clu_metrics
 import flax
 from flax import traverse_util
 import jax
+from jax.extend import core as jax_core
 import jax.numpy as jnp
 import ml_collections
 
@@ -73,6 +75,23 @@ class Column:
   name: str = flax.struct.field(pytree_node=False)
   images: jax.Array
   hidden: jax.Array | None = None
+
+
+@dataclasses.dataclass
+class _BalanceLosses:
+  """Balancing losses of experts, while a loss is traced.
+
+  Attributes:
+    losses: Those of each application of the model, [L'].
+    are_added: Whether the loss adds them itself.
+    trace: The trace in which the loss is computed.
+  """
+
+  losses: list[jax.Array] = dataclasses.field(default_factory=list)
+  are_added: bool = False
+  trace: Any = dataclasses.field(
+    default_factory=jax_core.get_opaque_trace_state
+  )
 
 
 class Objective(abc.ABC):
@@ -140,7 +159,7 @@ class Objective(abc.ABC):
     self.views = geometry.train_views(config)
     self.fitted: Fitted = lambda model, params: (model, params)
     self._rng = config.train.rng
-    self._balance: list[jax.Array] | None = None  # while a step is traced
+    self._balance: _BalanceLosses | None = None  # while a step is traced
 
   @property
   def frozen(self) -> str:
@@ -272,19 +291,20 @@ class Objective(abc.ABC):
     """
     if not experts.has_loss(self.model):
       return contract.loss(self, params, extra, batch, rng)
-    self._balance = []
+    self._balance = balance_losses = _BalanceLosses()
     try:
       loss, scalars, extra = contract.loss(self, params, extra, batch, rng)
-      found = self._balance
     finally:
       self._balance = None
-    if not found:
+    if balance_losses.are_added:
+      return loss, scalars, extra
+    if not balance_losses.losses:
       raise config_lib.UserError(
         f'config.objective.name={self.config.objective.name} cannot balance'
         ' experts: set config.model.routing to soft, or'
         ' config.model.expert_loss to 0'
       )
-    balance = jnp.stack(found).mean()
+    balance = jnp.stack(balance_losses.losses).mean()
     return loss + balance, scalars | {contract.BALANCE: balance}, extra
 
   def after_update(
@@ -435,7 +455,12 @@ class Objective(abc.ABC):
       params: Parameters of the model.
       images: float32 [n B, H, W, C], one view of all rows after the other.
       rng: Random key of this step and these rows, [B] or [n B].
-      **kwargs: Passed on to the module.
+      **kwargs: Passed on to the module. With `mutable=['losses']`, a loss adds
+        the balancing losses of experts itself.
+
+    Raises:
+      UserError: It is called within a transformation of the loss, as
+        `jax.lax.map`, where balancing losses cannot leave by themselves.
     """
     count, num_rows = len(images), len(rng.rows)
     if count != num_rows:
@@ -448,10 +473,20 @@ class Objective(abc.ABC):
     if self._balance is None or not experts.has_loss(self.model):
       return self.apply(params, images, **how)
     asked = how.pop('mutable', [])
-    mutable = [*asked, 'losses']
-    found, state = self.apply(params, images, **how, mutable=mutable)
-    self._balance += jax.tree.leaves(state.pop('losses'))
-    return (found, state) if asked else found
+    if experts.LOSSES in asked:
+      self._balance.are_added = True
+      return self.apply(params, images, **how, mutable=asked)
+    if self._balance.trace != jax_core.get_opaque_trace_state():
+      raise config_lib.UserError(
+        f'config.objective.name={self.config.objective.name} applies the model'
+        ' within jax.lax.map or another transformation: take the balancing'
+        " losses of experts from apply_train(..., mutable=['losses']) and add"
+        ' them to the loss, or set config.model.expert_loss to 0'
+      )
+    mutable = [*asked, experts.LOSSES]
+    outputs, state = self.apply(params, images, **how, mutable=mutable)
+    self._balance.losses += jax.tree.leaves(state.pop(experts.LOSSES))
+    return (outputs, state) if asked else outputs
 
   def train_arguments(self, rng: Rng) -> dict[str, Any]:
     """Returns the arguments with which a model is applied for training."""
