@@ -162,7 +162,7 @@ def converted(name: str, value: Any, hint: Any) -> Any:
   Raises:
     ValueError: The value has another type.
   """
-  options = map(typing.get_origin, _options(hint))
+  options = [*map(typing.get_origin, _options(hint))]
   if name == 'patch_size' and tuple in options:
     value = _sides(value)
   value = _of_numbers(value, hint)

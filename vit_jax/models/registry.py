@@ -391,13 +391,18 @@ def _load(path: str) -> type[nn.Module]:
   return found
 
 
-@functools.cache
-def options_of(module: type[nn.Module]) -> Mapping[str, _Option]:
+def options_of(module: type[Any]) -> Mapping[str, _Option]:
   """Returns the fields of a part by name, those of the class itself first.
 
   Raises:
     UserError: The types of a class's fields cannot be read.
   """
+  key: Any = module
+  return _options_of(key)
+
+
+@functools.cache
+def _options_of(module: type[Any]) -> Mapping[str, _Option]:
   try:
     hints = typing.get_type_hints(module, include_extras=True)
     plain = typing.get_type_hints(module)
