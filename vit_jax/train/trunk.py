@@ -116,7 +116,7 @@ def _check_model(
       f'{start}, but config.model builds a {type(built).__name__}, which load,'
       ' evaluate and export would take in its place: keep the model that'
       ' super().__init__ makes, name parts of your own by config.model.block,'
-      ' attention, mlp, positions or pool (docs/own_parts.md), and apply further'
+      ' attention, mlp, positions or pool (docs/own_parts.md), and apply other'
       " layers beside it, with parameters beside those of the 'trunk'"
       ' (docs/methods.md)'
     )
