@@ -199,6 +199,7 @@ def test_an_array_with_another_shape_than_ours_is_split_by_shape():
   assert found.spec == ('fsdp', None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', PARTS)
 def test_each_part_goes_with_parts_of_ours(name):
   """In bfloat16, and where the pool reads one token of the last layer."""
