@@ -39,6 +39,7 @@ html_theme_options = {
 html_extra_path = ['site']
 html_static_path = ['static']
 html_css_files = ['custom.css']
+html_search_scorer = str(ROOT / 'docs/scorer.js')
 highlight_language = 'none'  # of a block that names none: commands, output
 nb_execution_mode = 'off'  # tests run the notebooks
 myst_enable_extensions = ['colon_fence', 'dollarmath']
@@ -51,7 +52,7 @@ autodoc_member_order = 'bysource'
 
 def configs() -> str:
   """Returns a table of all configs, and the docstring of each, as Markdown."""
-  table = ['| config | what it trains | run by us |', '|---|---|---|']
+  table = ['| config | trains | run by us |', '|---|---|---|']
   texts = []
   for path in sorted(ROOT.glob('configs/*.py')):
     doc = ast.get_docstring(ast.parse(path.read_text())) or ''

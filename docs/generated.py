@@ -35,10 +35,11 @@ _TABLES = re.compile(
 )
 
 _USAGE_COLUMNS = 80
-# Quoted values, flags, and names with an underscore.
+# Quoted values, flags, names with an underscore, keys, and empty tuples.
 _CODE = re.compile(
   r"`[^`]+`|(?<!\w)'[^']*'(?!\w)|--\w+(?:\.\w+)*(?:=[^\s;)]*[^\s;),.])?"
   r'|[$~/\w.:]*\w_\w(?:[\w./:]*\w(?:\(\))?)?'
+  rf'|\b(?:config|{"|".join(config_lib.default())})\.\w+(?:\.\w+)*|\(\)(?=:)'
 )
 
 

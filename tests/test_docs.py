@@ -40,7 +40,7 @@ MAE = 'tests/objectives/test_mae.py::'
 VIDEOS = 'tests/data/test_videos.py::test_a_run_names_the_classes_of_files'
 CONFIGS = 'tests/test_configs.py::test_config_trains_and_evaluates'
 OTHERS = {
-  'VIT_JAX_TEST_PLATFORM=cuda': 'where they have not been run yet',
+  'VIT_JAX_TEST_PLATFORM=cuda': 'have not been run on a GPU yet',
   'bash .ci/run': '.ci/run',
   'bash scripts/build_docs.sh': '.ci/run',
   'bash scripts/check_versions.sh': 'takes as long as all tests',
@@ -589,7 +589,7 @@ def test_every_key_has_its_meaning_and_its_readers_on_the_site(monkeypatch):
   keys = {re.sub(r'^evals\.\w+', 'evals.NAME', key) for key in keys}
   assert keys <= set(entries)
   rate = entries['optim.learning_rate']
-  assert rate.startswith('float = 0.001\nThe maximum, which is reached')
+  assert rate.startswith('float = 0.001\nThe learning rate after the warm-up')
   assert '`optim/schedules.py`' in rate
   assert '`evaluation/knn.py`' in entries['evals.NAME.k']
   assert all('Read by' in text for text in entries.values())

@@ -103,7 +103,7 @@ def test_a_damaged_image_is_reported_and_the_rest_goes_on(
   cut, none = [line for line in err.splitlines() if str(tmp_path) in line]
   assert 'cut.png is damaged' in cut
   assert 'none.jpg cannot be read: No such file' in none
-  assert all(line.endswith('; it is left out') for line in (cut, none))
+  assert all(line.endswith('. The image is skipped.') for line in (cut, none))
 
 
 def test_only_damaged_images(digits_run, images, capsys):
@@ -112,7 +112,7 @@ def test_only_damaged_images(digits_run, images, capsys):
   )
   out, err = capsys.readouterr()
   assert status == 1 and json.loads(out) == []
-  assert 'notes.txt is damaged, or no image' in err
+  assert 'notes.txt is damaged or no image' in err
   assert 'no JPEG, PNG, WebP, TIFF, BMP or GIF' in err and 'convert it' in err
 
 
@@ -225,9 +225,9 @@ def test_mistakes_get_one_line(digits_run, images, tmp_path):
   assert "num_heads is 'three'" in wrong
   assert str(tmp_path) in message(f'--from={tmp_path}', image)
   for flag in ('--overlap=0.5', '--flip', '--output=maps'):
-    assert 'is for maps of segmentation' in message(source, image, flag)
+    assert 'is for models of segmentation' in message(source, image, flag)
   for flag in ('--temperature=0.5', '--seed=1'):
-    assert 'is for --sample' in message(source, image, flag)
+    assert 'no effect without --sample' in message(source, image, flag)
 
 
 def test_the_command_itself(digits_run, images, tmp_path):

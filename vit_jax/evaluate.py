@@ -396,7 +396,7 @@ def _windows(
   if not given:
     return loaded, None
   if not segmenter.is_segmentation(loaded) or not evaluator.uses_outputs:
-    raise UserError(f'{given[0]} is for maps of segmentation: leave it out')
+    raise UserError(f'{given[0]} is for models of segmentation: leave it out')
   how = segmenter.How(**window_flags.read(FLAGS))
   segment = segmenter.Segmenter(loaded, how)
   loaded = segmenter.with_windows(loaded, how)

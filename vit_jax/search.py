@@ -19,7 +19,7 @@ with one query a line; --format=csv has the columns query, rank (from 1), image
 and similarity. --picture=FILE.png draws the images that were found, a row for
 each query.
 
-An image of the folder that cannot be read is reported on stderr and left out;
+An image of the folder that cannot be read is reported on stderr and skipped;
 the exit status is then 1.
 """
 
@@ -56,7 +56,7 @@ _TEXT = flags.DEFINE_multi_string(
   'text', [], 'Text to search for.', flag_values=FLAGS
 )
 _IMAGE = flags.DEFINE_multi_string(
-  'image', [], 'Image whose like to search for.', flag_values=FLAGS
+  'image', [], 'Image to search for similar ones.', flag_values=FLAGS
 )
 _TOP = flags.DEFINE_integer(
   'top',

@@ -1,5 +1,6 @@
 """What all commands share, each in a process of its own."""
 
+import glob
 import importlib.util
 import pathlib
 import re
@@ -184,6 +185,24 @@ def test_what_jax_says_of_memory_is_one_line():
   assert 'Out of memory allocating 70368744177664 bytes' in last
 
 
+@pytest.mark.parametrize('platform', ['cuda', 'nothing'])
+def test_devices_that_are_not_there_are_one_line(platform):
+  """JAX fails in its own ways, deep inside of a command."""
+  if platform == 'cuda' and glob.glob('/dev/nvidia*'):
+    pytest.skip('there is a GPU')
+  code = (
+    'from vit_jax import cli\n'
+    'def main(argv):\n'
+    '  import jax\n'
+    '  jax.jit(lambda key: key)(jax.random.key(0))\n'
+    'cli.run(main, "")\n'
+  )
+  result = python('-c', code, env=CPU_ENV | {'JAX_PLATFORMS': platform})
+  assert result.returncode == 1 and 'Traceback' not in result.stderr
+  last = result.stderr.splitlines()[-1]
+  assert last.startswith(f'error: JAX_PLATFORMS={platform}, but JAX finds no')
+
+
 def vit_jax(*args):
   """Runs the console script, as its entry point does."""
   code = (
@@ -229,6 +248,10 @@ def test_flags_are_in_groups_with_their_defaults():
   (top,) = groups['What to do']
   assert top == help_lib.Option('--top=N', 'Classes to print.', '5', False)
   assert groups['Output'][0].text == '--format=table|json'
+  # convert's --whole is another one than evaluate's.
+  flags.DEFINE_bool('whole', False, 'All parameters.', flag_values=values)
+  assert 'Segmentation' in help_lib.grouped(values, 'evaluate --from=PATH')
+  assert 'Segmentation' not in help_lib.grouped(values, 'convert SRC DST')
 
 
 def test_a_wrong_model_is_the_first_mistake():

@@ -104,8 +104,8 @@ def test_other_files_are_counted_and_named_once(tmp_path, monkeypatch):
   for split in ('train', 'train[:50%]'):
     open_folder(root, split)
   assert lines == [
-    f'{root}: 5 files are not images of a class, and are ignored:'
-    ' a/2.png.bak, for example'
+    f'{root}: ignored files that are not images of a class (5):'
+    ' a/2.png.bak, a/broken.png, a/notes.txt, readme.md, stray.png'
   ]
   assert len(open_folder(root)) == 2
 
@@ -122,7 +122,8 @@ def test_a_stray_image_beside_classes_changes_nothing(tmp_path, monkeypatch):
   for split in ('train', 'val'):
     source = open_folder(root, split)
     assert source.classes == ('a', 'b') and len(source) == 4
-  assert len(lines) == 2 and all('1 files are not images' in x for x in lines)
+  assert len(lines) == 2
+  assert all(x.endswith('not images of a class (1): stray.png') for x in lines)
 
 
 def test_links_are_followed_but_not_for_ever(tmp_path):
@@ -208,7 +209,7 @@ def test_what_systems_and_runs_leave_is_no_data(
   for place in places:
     told = f'{tmp_path}/{place.partition("/")[0]}'.rstrip('/')
     (line,) = (x for x in lines if x.startswith(f'{told}: '))
-    assert 'left out' in line and top in line
+    assert ': skipped hidden files' in line and top in line
 
 
 def test_a_run_within_its_data(tmp_path, monkeypatch):
@@ -347,7 +348,9 @@ def test_split_without_classes_is_left_out_with_a_word(tmp_path, monkeypatch):
   lines = said(monkeypatch)
   root = write(tmp_path, 'train/a/1.png', 'test/1.png', 'notes/1.txt')
   assert len(open_folder(root)) == 1
-  assert lines == [f'{root}/test has images and no classes: it is left out']
+  assert lines == [
+    f'{root}/test has images, but no folders of classes, and is not read'
+  ]
 
 
 def test_classes_alone_are_told_the_flags(tmp_path):

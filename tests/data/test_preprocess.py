@@ -82,7 +82,7 @@ def test_pil_images_are_seen_as_files_are(channels):
   'image, message',
   [
     ('/no/such.png', '/no/such.png cannot be read: No such file'),
-    (b'nothing', 'image 1 is damaged, or no image'),
+    (b'nothing', 'image 1 is damaged or no image'),
     (
       np.zeros((4, 4)),
       r'image 1 is an array of type float64 and shape \(4, 4\)',

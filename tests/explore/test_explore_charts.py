@@ -181,13 +181,13 @@ def test_white_patches_have_frames():
 
 def test_thumbnails_stay_apart():
   points = np.random.default_rng(0).normal(size=(400, 2))
-  chosen = prediction_charts.apart(points, (500, 400))
+  chosen = prediction_charts.separate_points(points, (500, 400))
   assert 30 < len(chosen) <= 90
   span = points.max(axis=0) - points.min(axis=0)
   places = (points / span * (500, 400))[chosen]
   distances = np.abs(places[:, None] - places).max(axis=-1)
   assert distances[~np.eye(len(chosen), dtype=bool)].min() > 28
-  assert prediction_charts.apart(np.zeros((3, 2)), (500, 400)) == [0]
+  assert prediction_charts.separate_points(np.zeros((3, 2)), (500, 400)) == [0]
 
 
 def test_strays_lie_on_top(style):

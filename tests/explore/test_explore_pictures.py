@@ -341,28 +341,28 @@ def test_a_new_report_takes_the_place_of_another(
 
   run(capsys, *args, '--only=confusion,positions')
   is_there('confusion', 'positions-1', 'positions-2')
-  assert caplog.messages[-2:] == ['drawing positions', 'drawing confusion']
+  assert caplog.messages[-2:] == ['drawing confusion', 'drawing positions']
   # Nothing is lost where there is nothing new.
   page = (tmp_path / 'report.html').read_bytes()
   with pytest.raises(UserError) as e:
     commands.run(pictures, *args, '--only=stem,cka', '--max_images=1')
   assert str(e.value) == (
-    'nothing can be shown: this ViT has no stem of convolutions: see the'
-    ' filters of its patch embedding (stem); CKA of 1 image cannot be'
-    ' estimated: give at least 4 (cka)'
+    'there is nothing to draw: stem: this ViT has no stem of convolutions: see'
+    ' the filters of its patch embedding; cka: CKA of 1 image cannot be'
+    ' estimated: give at least 4'
   )
   is_there('confusion', 'positions-1', 'positions-2')
   assert (tmp_path / 'report.html').read_bytes() == page
   caplog.clear()
   run(capsys, *args, '--only=stem,patches,confusion,overlays,errors')
   is_there('confusion', 'patches')
-  assert caplog.messages[-4:] == [
-    'drawing patches',
+  assert caplog.messages[-3:] == [
     'drawing confusion',
-    'left out stem: this ViT has no stem of convolutions: see the filters of'
-    ' its patch embedding',
-    'left out overlays, errors: the model does not predict the class of each'
-    ' pixel',
+    'drawing patches',
+    'not in the report:\n'
+    '  errors, overlays: the model does not predict the class of each pixel\n'
+    '  stem: this ViT has no stem of convolutions: see the filters of its patch'
+    ' embedding',
   ]
 
 

@@ -72,6 +72,8 @@ class Above(attention.Attention):
 class Free(nn.Module):
   rate: float
   pool: str = 'max'
+  patch_size: int = 0
+  offsets: tuple[int, ...] = ()
 """
 
 
@@ -215,7 +217,10 @@ def test_own_classes(own):
     build('attention', registry.describe('attention', part, VALUES)) == part
   )
   # A text of a part fills fields that hold parts alone.
-  assert build('norm', 'own_parts:Free(1)').pool == 'max'
+  text = 'own_parts:Free(rate=1.0, patch_size=3, offsets=(0, -1))'
+  part = build('norm', text)
+  assert part.pool == 'max'
+  assert registry.describe('norm', part, VALUES) == text
 
 
 @pytest.mark.parametrize(
@@ -248,6 +253,7 @@ def test_own_classes(own):
     ('attention', 'own_parts:Window(inner=[a])', 'inner=[a] is no literal'),
     ('attention', 'own_parts:Window(inner=b)', "there is no part 'b'"),
     ('attention', 'own_parts:Free', "own_parts:Free needs the option 'rate'"),
+    ('attention', 'own_parts:Free(1)', 'type int, of config.model.patch_size'),
     ('attention', 'own_parts:Strict(window=10)', 'ZeroDivisionError: too wid'),
   ],
 )  # fmt: skip

@@ -348,7 +348,7 @@ def test_flags_of_windows_are_for_maps(tmp_path):
   config = tiny.config(train__duration='4 steps')
   assert loop.run(config, str(tmp_path / 'run')).status == 0
   args = f'--from={tmp_path}/run', '--data=digits', '--split=train[:8]'
-  with pytest.raises(UserError, match='--flip is for maps of segmentation'):
+  with pytest.raises(UserError, match='--flip is for models of segmentation'):
     commands.run(evaluate, *args, '--flip')
 
 

@@ -29,10 +29,10 @@ def test_all_keys_have_their_value_and_meaning(capsys):
   assert values['model.num_classes'] is None and values['data.mean'] != []
   meanings = {key: x['meaning'] for key, x in found.items()}
   assert all(text and '\n' not in text for text in meanings.values())
-  assert meanings['optim.learning_rate'].startswith('the maximum, which')
-  assert meanings['optim.sam.rho'].startswith('norm of the perturbation')
-  assert meanings['evals.val.k'].startswith('Number of neighbours')
-  assert meanings['augment.volume.flip'].startswith('probability that an axis')
+  assert meanings['optim.learning_rate'].startswith('The learning rate after')
+  assert meanings['optim.sam.rho'].startswith('SAM (sharpness-aware')
+  assert meanings['evals.val.k'].startswith("For 'knn': number of")
+  assert meanings['augment.volume.flip'].startswith('Probability that an axis')
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_all_keys_have_their_value_and_meaning(capsys):
     ('learning rate', 'optim.learning_rate'),
     ('LR', 'optim.learning_rate'),
     ('drop_path', 'model.stochastic_depth'),
-    ('CutMix', 'augment.mixup'),  # in its meaning alone
+    ('early stopping', 'train.patience'),  # in its meaning alone
     ('model.depth', 'model.depth'),
     ('batch size', 'train.batch_size'),
   ],

@@ -228,6 +228,19 @@ def test_a_config_that_every_trial_refuses_ends_the_sweep(files, run):
   assert states == ['failed', 'failed']
 
 
+def test_one_refused_value_does_not_end_the_sweep(files, run):
+  """The first two trials share it and fail alike; the others work."""
+  flags = files("""
+    space={'optim.decay_pattern': sweep.choice('refused', 'kernel$'),
+           'optim.weight_decay': sweep.choice(0.1, 0.2)},
+    sampler='grid', sampler_seed=4""")
+  rows = run(*flags)
+  patterns = [row['optim.decay_pattern'] for row in rows]
+  assert patterns == ['refused', 'refused', 'kernel$', 'kernel$']
+  states = [row['state'] for row in rows]
+  assert states == ['failed', 'failed', 'complete', 'complete']
+
+
 def test_failures_are_recorded_and_do_not_end_the_sweep(files, run):
   flags = files("""
     space={'optim.decay_pattern': sweep.choice('kernel$', 'fails', 'dies')},

@@ -656,9 +656,12 @@ def test_patience_ends_the_run(tmp_path, caplog, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_from_python_shows_its_progress(tmp_path):
-  """In a process of its own, which has not set up any logging."""
+  """In a process of its own, which has not set up any logging.
+
+  absl does so when Orbax is imported, as by `vit_jax.load`.
+  """
   code = (
-    'import tiny\nfrom vit_jax import train\n'
+    'import orbax.checkpoint\nimport tiny\nfrom vit_jax import train\n'
     'config = tiny.config(train__duration="2 steps", optim__warmup="0 steps")\n'
     f'results = train(config, {str(tmp_path)!r})\n'
     'print(results.metrics["val/accuracy"], results.status)\n'
@@ -668,7 +671,8 @@ def test_a_run_from_python_shows_its_progress(tmp_path):
   assert found.returncode == 0, found.stderr
   done = json.loads((tmp_path / 'DONE').read_text())
   assert found.stdout == f'{done["val/accuracy"]} 0\n'
-  assert found.stderr.count('step 2/2: loss') == 1
+  assert found.stderr.count('\nstep 2/2: loss') == 1
+  assert 'INFO:absl' not in found.stderr
   assert 'evaluated at step 2: val/accuracy' in found.stderr
   assert 'step 2/2: loss' in (tmp_path / 'train.log').read_text()
 

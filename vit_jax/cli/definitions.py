@@ -92,7 +92,7 @@ def define_overrides(flag_values: flags.FlagValues) -> None:
   flags.DEFINE_multi_string(
     'model',
     [],
-    '--model.KEY=VALUE sets a field of the model that its file does not say.'
+    '--model.KEY=VALUE sets a field of the model that its file does not have.'
     ' Example: --model.num_heads=3.',
     flag_values=flag_values,
   )

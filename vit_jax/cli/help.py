@@ -51,14 +51,19 @@ _GROUPS = {
     *('max_requeues', 'sbatch'),
   ),
 }
+# Flags, by verb and name, that have the name of another command's flag and are
+# in no group.
+_UNGROUPED = {('convert', 'whole')}
 # By the name of a flag, or by its type.
 _VALUES = {
   **dict.fromkeys(('compile_cache', 'data_dir', 'other', 'like'), 'PATH'),
   **dict.fromkeys(('image_size', 'source_size', 'position_size'), 'SIZE'),
+  'config': 'FILE.py',
   'coordinator': 'HOST:PORT',
   'data': 'NAME',
   'patch_size': 'SIZES',
   'split': 'SPLIT',
+  'step': 'STEP',
   'string': 'TEXT',
   'multi string': 'TEXT',
   'path': 'PATH',
@@ -101,12 +106,18 @@ def grouped(
     for flag in module_flags
     if not module.startswith('absl')
   }
-  group_of = {name: title for title, names in _GROUPS.items() for name in names}
+  verb = usage.partition(' ')[0]
+  titles = {
+    name: title
+    for title, names in _GROUPS.items()
+    for name in names
+    if (verb, name) not in _UNGROUPED
+  }
   groups: dict[str, list[Option]] = {title: [] for title in _GROUPS}
-  order = [*group_of, *named]
+  order = [*titles, *named]
   for name in sorted(named, key=order.index):
     option = _option(named[name], usage)
-    groups[group_of.get(name, _DEFAULT_GROUP)].append(option)
+    groups[titles.get(name, _DEFAULT_GROUP)].append(option)
   return {title: options for title, options in groups.items() if options}
 
 

@@ -86,7 +86,7 @@ def reporter(
 
   def report(error: UserError) -> None:
     failed.append(error)
-    write(f'error: {error}; it is left out', file=sys.stderr)
+    write(f'error: {error}. The image is skipped.', file=sys.stderr)
 
   return report
 
@@ -160,7 +160,7 @@ def in_batches(
   Args:
     images: From `decode`.
     size: Number of images in each batch.
-    report: Called with the error of each image that is left out.
+    report: Called with the error of each image that is skipped.
   """
   import numpy as np
 

@@ -94,7 +94,7 @@ def _status(
     if computes:
       allocator.start_again()  # before a config, which is code, is read
       accelerators.use_cpu_without_tpu()
-    with memory.explained(memory.ANYTHING):
+    with memory.explained(memory.ANYTHING), accelerators.explained():
       rest = parse_flags(argv, flag_values)
       if 'compile_cache' in flag_values:
         _keep_compiled(flag_values['compile_cache'].value)

@@ -21,7 +21,9 @@ def default() -> ml_collections.ConfigDict:
   A key without a default is a typed placeholder: it is None until it is set.
   """
   config = ml_collections.ConfigDict()
-  config.seed = 0  # for the initial parameters, data order, crops and dropout
+  # The seed of the initial parameters, the order of the data, the augmentation
+  # and dropout.
+  config.seed = 0
   config.model = architecture.model()
   config.data = _data()
   config.augment = _augment()
@@ -34,23 +36,25 @@ def default() -> ml_collections.ConfigDict:
   config.checkpoint = _checkpoint()
   config.init_from = ml_collections.ConfigDict()
   # The checkpoint whose parameters training starts from: a file, a directory,
-  # https://, gs:// or hf:owner/name. '': random parameters.
+  # or an address such as https://..., gs://... or hf:OWNER/NAME. '': training
+  # starts from random parameters.
   config.init_from.path = ''
-  # How positions are resized to another number of patches: 'corner',
+  # How position embeddings are resized to another number of patches: 'corner',
   # 'half_pixel', 'bicubic', 'bicubic_antialias', 'dino', or 'geometric' (BEiT's
-  # of relative positions). '': the method of the code that the checkpoint comes
-  # from.
+  # method for relative positions). '': as the library that wrote the checkpoint
+  # does.
   config.init_from.resize = ''
-  # Start only the trunk from the checkpoint, although it also has the other
-  # parameters of the objective, such as a decoder.
+  # Whether only the backbone starts from the checkpoint, even if the checkpoint
+  # has the other parameters of the objective, such as a decoder.
   config.init_from.trunk_only = False
   config.mesh = _mesh()
-  # Where metrics go beside metrics.jsonl: 'tensorboard', 'wandb' and 'mlflow',
-  # with commas between; '': nowhere else.
+  # Where metrics go in addition to metrics.jsonl: 'tensorboard', 'wandb',
+  # 'mlflow', or several of them with commas between. '': nowhere else.
   config.reporting = 'tensorboard'
-  # Tasks that share one trunk, by name, each from `config.task`: its data, its
-  # objective, its evaluations. Then `data`, `augment`, `objective` and `evals`
-  # above only serve as their defaults. {}: one task, that of the keys above.
+  # Tasks that share one backbone, by name. A task has its data, its objective
+  # and its evaluations; `config.task` makes one. The other keys `data`,
+  # `augment`, `objective` and `evals` are then the defaults of the tasks. {}:
+  # the run has one task, which those keys describe.
   config.tasks = ml_collections.ConfigDict()
   config.lock()
   config.evals.unlock()  # a config file may add evaluations of its own
@@ -61,149 +65,196 @@ def default() -> ml_collections.ConfigDict:
 
 def _data() -> ml_collections.ConfigDict:
   data = ml_collections.ConfigDict()
-  # 'digits'; 'scenes' of digits, with maps of classes; 'volumes' of tubes and
-  # spheres, with maps; 'moving_digits', videos; 'tones', sounds; 'folder:PATH',
-  # also one with images/ and masks/ of images or scans, or of the Medical
-  # Segmentation Decathlon; 'video:PATH' and 'audio:PATH', folders of classes;
-  # 'table:FILE' (CSV, TSV or Parquet); 'tar:shards-{000..099}.tar' or
-  # 'tar:FOLDER' (WebDataset); 'hf:DIRECTORY' or 'hf:OWNER/NAME' (the datasets
-  # library); the name of a TFDS dataset; or a class of your own,
+  # Where examples come from. Built-in data: 'digits', 'scenes' (digits with
+  # label maps), 'volumes' (tubes and spheres with label maps), 'moving_digits'
+  # (videos) and 'tones' (sounds). Files: 'folder:PATH' (one folder per class,
+  # or images/ and masks/ with images or scans, or the Medical Segmentation
+  # Decathlon), 'video:PATH' and 'audio:PATH' (one folder per class),
+  # 'table:FILE' (CSV, TSV or Parquet), 'tar:shards-{000..099}.tar' or
+  # 'tar:FOLDER' (WebDataset). Libraries: 'hf:DIRECTORY' or 'hf:OWNER/NAME'
+  # (Hugging Face), or the name of a TFDS dataset. Your own class:
   # 'my_module:MySource'.
   data.name = 'digits'
-  # Columns of a table or of an hf: dataset: images (paths, or encoded bytes),
-  # one class, several classes, and the split of each row (only tables). '': the
-  # column with the right type or a usual name. `numbers` lists the columns of
-  # numbers to predict.
+  # Columns of a table or an hf: dataset. '': the column whose type or name
+  # fits.
   data.columns = ml_collections.ConfigDict()
+  # The column of images: paths, or encoded bytes. '': the column whose type or
+  # name fits.
   data.columns.image = ''
+  # The column of the class of an image. '': the column whose type or name fits.
   data.columns.label = ''
+  # The column of several classes of an image (multi-label). '': the column
+  # whose type or name fits.
   data.columns.labels = ''
-  data.columns.map = ''  # maps of classes; data.map.classes names them
+  # The column of label maps; data.map.classes names their classes. '': the
+  # column whose type or name fits.
+  data.columns.map = ''
+  # The column with the split of each row of a table. '': the column whose name
+  # fits.
   data.columns.split = ''
+  # The columns of numbers to predict (regression). (): no regression.
   data.columns.numbers = ()
   texts.add_keys(data)
-  data.dir = config_dict.placeholder(str)  # TFDS data, or cache of hf: datasets
-  data.split = 'train'  # the training split, as a TFDS slice: 'train[:90%]'
-  # Size of the model's input, in pixels: an int or (height, width); of volumes
-  # (depth, height, width), of videos (frames, height, width), of sounds (frames
-  # of the spectrogram, mels).
+  # The folder of TFDS data, or the cache of hf: datasets. None: the default of
+  # the library.
+  data.dir = config_dict.placeholder(str)
+  # The training split, which may be a slice as in TFDS: 'train[:90%]'.
+  data.split = 'train'
+  # Size of the model's input in pixels: an int, or (height, width). Volumes
+  # have (depth, height, width), videos (frames, height, width), and sounds
+  # (frames of the spectrogram, mel bands).
   data.image_size = config_dict.FieldReference(224, field_type=object)
-  # Balances rare classes by drawing their images more often: 0, off; 1 or
-  # 'classes', all classes equally often; 0.5, in proportion to the square roots
-  # of the class sizes. The number of images in an epoch stays the same.
+  # Draws images of rare classes more often. 0: off. 1 or 'classes': all classes
+  # equally often. 0.5: in proportion to the square roots of the class sizes.
+  # The number of images in an epoch does not change.
   data.balance = config_dict.FieldReference(0.0, field_type=object)
-  # 1: grey, 3: RGB, 4: RGB and alpha; of volumes, that of the scans.
+  # Number of channels of an image: 1 is grey, 3 is RGB, 4 is RGB and alpha. For
+  # volumes, the number of channels of the scans.
   data.channels = 3
-  # Mean and standard deviation of pixels in [0, 1]: one number for all channels
-  # or one per channel. (): the checkpoint's at init_from.path; without a
-  # checkpoint, (0.5,).
+  # Mean that is subtracted from pixels in [0, 1]: one number for all channels,
+  # or one for each. (): that of the checkpoint at init_from.path, or (0.5,)
+  # without one.
   data.mean = ()
+  # Standard deviation that pixels are divided by, after data.mean: one number
+  # for all channels, or one for each. (): that of the checkpoint at
+  # init_from.path, or (0.5,) without one.
   data.std = ()
-  # The stored values that become 0 and 1, before mean and std: 'type', the
-  # range of the stored type; (low, high); or 'percentiles(0.5,99.5)' of the
-  # training split. Values outside are clipped.
+  # The stored values that become 0 and 1, before data.mean and data.std.
+  # 'type': the range of the stored type. Or (low, high), or
+  # 'percentiles(0.5,99.5)' of the training split. Values outside are clipped.
   data.intensity = config_dict.FieldReference('type', field_type=object)
-  # Bits of a stored value that are kept when an image is decoded, 8 or 16.
-  # None: taken from the headers of some training images.
+  # Bits of a pixel that decoding keeps: 8 or 16. None: the headers of some
+  # training images decide.
   data.bits = config_dict.placeholder(int)
-  # The (low, high) of intensity='percentiles(...)'. (): measured at the start.
+  # The measured (low, high) of data.intensity='percentiles(...)'. (): the run
+  # measures it at its start.
   data.intensity_window = ()
-  # (height, width) of all stored images, if they have one size; then they are
-  # cropped on the device. Of volumes (depth, height, width); of moving_digits
+  # (height, width) of the stored images, if all have one size. They are then
+  # cropped on the device. Volumes have (depth, height, width), moving_digits
   # (frames, height, width). None: the size that the source declares, if any.
   data.source_size = config_dict.placeholder(object)
-  # How training images are cropped. 'random_resized' resizes a random
-  # rectangle, whose share of the area is in crop_scale and whose width / height
-  # is in crop_ratio. The other crops come after `resize`: 'random'; 'pad', a
-  # random crop after `pad` black pixels are added on each side; 'scaled', a
-  # random crop after both sides are multiplied by a random factor in crop_zoom,
-  # filled at its right and bottom where it is larger; or 'center'.
+  # How training images are cropped. 'random_resized': a random rectangle
+  # (data.crop_scale, data.crop_ratio) is resized to the model's input. The
+  # other crops come after data.resize. 'random': a random crop. 'pad': a random
+  # crop after data.pad black pixels are added on each side. 'scaled': a random
+  # crop after both sides are multiplied by a factor from data.crop_zoom; a crop
+  # that is larger than the image is filled at the right and the bottom.
+  # 'center': the middle.
   data.crop = 'random_resized'
+  # For data.crop='scaled': the smallest and the largest factor.
   data.crop_zoom = (0.5, 2.0)
+  # For data.crop='random_resized': the smallest and the largest fraction of the
+  # image's area.
   data.crop_scale = (0.08, 1.0)
+  # For data.crop='random_resized': the smallest and the largest width / height.
   data.crop_ratio = (3 / 4, 4 / 3)
+  # For data.crop='pad': the number of black pixels on each side.
   data.pad = 4
-  data.flip = True  # flip training images left to right, with probability 1/2
-  # Size before the crop, in training and in evaluation: an int is the length of
-  # the short side, (height, width) the exact size, and a float the exact size
-  # as a multiple of image_size. 'center(0.875)', 'squash(0.9)' and 'border(1.0,
-  # 0, 0, 0)' are timm's crop_mode and crop_pct, the last with the values around
-  # an image that is not cut. None: the smallest size that covers the crop.
+  # Whether training mirrors an image left to right with probability 1/2.
+  data.flip = True
+  # Size of a training image before the crop. An int is the length of the short
+  # side, (height, width) the exact size, and a float the exact size as a
+  # multiple of data.image_size. 'center(0.875)', 'squash(0.9)' and 'border(1.0,
+  # 0, 0, 0)' are timm's crop_mode and crop_pct; the last one names the values
+  # of the border around an image that is not cut. None: the smallest size that
+  # covers the crop.
   data.resize = config_dict.placeholder(object)
+  # Size of an evaluated image before the crop, with the values of data.resize.
   data.eval_resize = config_dict.placeholder(object)
-  # How maps of classes in a folder are stored. `labels` lists the stored number
-  # of each class, `colours` the (red, green, blue) of each class; all others do
-  # not count, as 0 in ADE20K. (): numbers from 0. Files have the names of their
-  # images, which end with image_suffix, and maps with suffix, as in Cityscapes.
-  # `classes` names the classes, the first of label 0; (): those of the folder.
+  # How files store label maps.
   data.map = ml_collections.ConfigDict()
+  # The stored number of each class; other numbers are ignored, like 0 in
+  # ADE20K. (): numbers from 0.
   data.map.labels = ()
+  # Names of the classes; the first one has label 0. (): the data has them.
   data.map.classes = ()
+  # The (red, green, blue) of each class, if maps are stored as colours; other
+  # colours are ignored. (): maps are stored as numbers.
   data.map.colours = ()
+  # The end of the names of image files, without '.png'. An image and its map
+  # have the same name apart from these ends. Cityscapes has '_leftImg8bit'.
   data.map.image_suffix = ''
+  # The end of the names of map files, as data.map.image_suffix. Cityscapes has
+  # '_gtFine_labelIds'.
   data.map.suffix = ''
   data.volume = ml_collections.ConfigDict()
-  # Of volumes in files: the distance of neighbours along the axes right,
-  # anterior and superior, in mm, to which scans are resampled. (): as stored.
+  # Voxel spacing in mm along the axes right, anterior and superior, to which
+  # scans are resampled. (): as stored.
   data.volume.spacing = ()
-  # The values that become 0 and 1; others are clipped. 'type': the range of
-  # uint8 or uint16; (low, high) in the unit of the files, as Hounsfield's; or
-  # 'percentiles(0.5,99.5)' of each scan and modality.
+  # The stored values that become 0 and 1; values outside are clipped. 'type':
+  # the range of uint8 or uint16. Or (low, high) in the unit of the files, such
+  # as Hounsfield units; or 'percentiles(0.5,99.5)' of each scan and modality.
   data.volume.window = config_dict.FieldReference('type', field_type=object)
   data.video, data.audio = media.video(), media.audio()
-  data.antialias = True  # when shrinking; False: plain bilinear, as TensorFlow
-  # 'bilinear' or 'bicubic' (Pillow's, with antialias). '': the checkpoint's at
-  # init_from.path; without a checkpoint, 'bilinear'.
+  # Whether shrinking an image averages pixels. False: plain bilinear sampling,
+  # as TensorFlow does.
+  data.antialias = True
+  # Filter that resizes images: 'bilinear' or 'bicubic', as Pillow's if
+  # data.antialias is on. '': that of the checkpoint at init_from.path, or
+  # 'bilinear' without one.
   data.interpolation = ''
-  # 'timm' or 'transformers': resize and crop with Pillow's filters and that
-  # library's rounding of sizes and offsets, so that pixels are equal to its
-  # own.
+  # 'timm' or 'transformers': resizing and cropping use Pillow and that
+  # library's rounding of sizes and offsets, so that pixels equal those of the
+  # library. '': our own resizing.
   data.resize_like = ''
-  # Processes that read and decode images; 0: threads of the main process.
+  # Number of processes that read and decode images. 0: threads of the main
+  # process do.
   data.num_workers = 0
-  data.num_threads = config_dict.placeholder(int)  # None: one per CPU core
-  # A JSON file of `python -m vit_jax.data check`: the damaged images that it
-  # lists are skipped. The `index` of the other images stays the same.
+  # Number of threads that read and decode images. None: one per CPU core.
+  data.num_threads = config_dict.placeholder(int)
+  # A JSON file that `vit-jax data check --out=FILE` wrote: training skips the
+  # damaged images that it lists. The `index` of the other images does not
+  # change.
   data.skip_damaged = ''
-  # Where decoded images of one size are kept: 'none'; 'host', in memory; or
-  # 'device', on every device. It does not change the batches.
+  # Where decoded images of one size are kept: 'none'; 'host' (main memory); or
+  # 'device' (the memory of every device). Batches do not depend on it.
   data.cache = 'none'
   return data
 
 
 def _augment() -> ml_collections.ConfigDict:
   augment = ml_collections.ConfigDict()
-  # Random changes of colours and geometry, after the crop:
-  # 'randaugment(2,10)': number of layers and magnitude, as in AugReg and
-  # big_vision; 'rand-m9-mstd0.5-inc1': timm's syntax and operations;
-  # 'trivialaugment'; 'autoaugment', the CIFAR policy; '3augment', of DeiT III.
-  # '': none.
+  # Random changes of colours and geometry, after the crop. 'randaugment(2,10)'
+  # has the number of layers and the magnitude, as in AugReg and big_vision.
+  # 'rand-m9-mstd0.5-inc1' has timm's syntax and operations. Also
+  # 'trivialaugment', 'autoaugment' (the policy for CIFAR) and '3augment' (of
+  # DeiT III). '': none.
   augment.policy = ''
-  # Largest changes of brightness, contrast, saturation and hue (hue: at most
-  # 0.5); each image gets its own random changes. (): none.
+  # The largest changes of brightness, contrast, saturation and hue (of hue at
+  # most 0.5). Each image has random changes of its own. (): none.
   augment.jitter = ()
-  augment.jitter_probability = 1.0  # probability that an image's colours change
-  # Probabilities that an image becomes grey, is blurred (by a standard
-  # deviation of 0.1 to 2 pixels) and is solarized (values from 128 up are
-  # inverted): one for each crop, in the order of the objective's views; the
-  # last holds for all further crops. (): none.
+  # Probability that augment.jitter changes an image.
+  augment.jitter_probability = 1.0
+  # Probability that a crop becomes grey: one number for each crop, in the order
+  # of the objective's views. The last number holds for all further crops. ():
+  # never.
   augment.gray = ()
+  # Probability that a crop is blurred, by a Gaussian with a standard deviation
+  # of 0.1 to 2 pixels: one number for each crop, as augment.gray. (): never.
   augment.blur = ()
+  # Probability that a crop is solarized, which inverts values from 128 up: one
+  # number for each crop, as augment.gray. (): never.
   augment.solarize = ()
-  # Random erasing: the probability that a rectangle becomes noise, its share of
-  # the image's area, and its height / width.
+  # Random erasing: the probability that a rectangle of an image becomes noise.
   augment.erase = 0.0
+  # Random erasing: the smallest and the largest fraction of the image's area.
   augment.erase_area = (0.02, 1 / 3)
+  # Random erasing: the smallest and the largest height / width.
   augment.erase_ratio = (0.3, 10 / 3)
-  # Mixup and CutMix mix an image and its label with those of its neighbour in
-  # the batch. The neighbour's share is drawn from Beta(alpha, alpha); these are
-  # the alphas. 0: off.
+  # Mixup adds an image and its label to those of its neighbour in the batch.
+  # The weight of the neighbour is drawn from Beta(alpha, alpha), and this is
+  # alpha. 0: off.
   augment.mixup = 0.0
+  # CutMix pastes a rectangle of the neighbour in the batch into an image. Its
+  # fraction of the area is drawn from Beta(alpha, alpha), and this is alpha. 0:
+  # off.
   augment.cutmix = 0.0
-  augment.mix_probability = 1.0  # probability that an image is mixed
-  augment.cutmix_share = 0.5  # probability of cutmix if both are on
-  # How often each image occurs in a batch, augmented differently each time. All
-  # copies count towards the length of an epoch.
+  # Probability that an image is mixed, by Mixup or CutMix.
+  augment.mix_probability = 1.0
+  # Probability that a mixed image has CutMix, if Mixup and CutMix are both on.
+  augment.cutmix_share = 0.5
+  # Repeated augmentation: how often an image occurs in a batch, each time with
+  # other augmentation. All copies count towards the length of an epoch.
   augment.repeats = 1
   augment.volume, augment.audio = _volume(), media.masks()
   return augment
@@ -212,167 +263,212 @@ def _augment() -> ml_collections.ConfigDict:
 def _volume() -> ml_collections.ConfigDict:
   """Returns how training changes volumes, which nothing else augments."""
   volume = ml_collections.ConfigDict()
-  # Probability that a crop has a place of a class other than the first in its
-  # middle, or as near to it as the volume's border allows. Other crops are
-  # anywhere.
+  # Probability that a crop has a voxel of a class other than the first in its
+  # middle, or as near to it as the volume's border allows. Other crops have any
+  # position.
   volume.foreground = 0.0
-  volume.flip = 0.0  # probability that an axis is mirrored, for each axis
-  # Probability of a turn by 90, 180 or 270 degrees, in each plane of two axes
-  # in which the crop is as long.
+  # Probability that an axis is mirrored, for each axis.
+  volume.flip = 0.0
+  # Probability of a rotation by 90, 180 or 270 degrees in a plane of two axes,
+  # for each plane in which the crop is a square.
   volume.turn = 0.0
-  # Intensities in [0, 1] are multiplied by 1 plus, and then added to, uniform
-  # numbers between minus these and these.
+  # Intensities in [0, 1] are multiplied by 1 + x, where x is uniform between
+  # minus this value and this value.
   volume.scale = 0.0
+  # After volume.scale, a number is added to intensities. It is uniform between
+  # minus this value and this value.
   volume.shift = 0.0
   return volume
 
 
 def _objective() -> ml_collections.ConfigDict:
   objective = ml_collections.ConfigDict()
-  objective.name = 'classification'  # or 'distillation', from a teacher
-  # 'softmax'; 'sigmoid', a binary loss for each class; or 'sigmoid_any', where
-  # the target of both classes of a mixed image is 1, whatever their shares.
+  # The training method: the name of a file in vit_jax/objectives, such as
+  # 'classification', 'distillation' or 'mae', or your own class,
+  # 'my_module:MyObjective'.
+  objective.name = 'classification'
+  # The loss of a classifier. 'softmax': cross-entropy. 'sigmoid': a binary loss
+  # for each class. 'sigmoid_any': as 'sigmoid', where the target of both
+  # classes of a mixed image is 1.
   objective.loss = 'softmax'
-  # Share of the target that all classes get alike.
+  # The part of the target that is spread over all classes equally.
   objective.label_smoothing = 0.0
-  # Weights of the classes in the training loss. If n_c of N images are in class
-  # c of K, 'balanced' is N / (K n_c), and 'inverse' is proportional to 1 / n_c
-  # with mean 1 over the classes. Or one number for each class, in class order.
-  # (): all are 1.
+  # Weights of the classes in the training loss, one number for each class in
+  # class order. If n_c of N images are in class c of K, 'balanced' is N / (K
+  # n_c), and 'inverse' is proportional to 1 / n_c with mean 1 over the classes.
+  # (): all weights are 1.
   objective.class_weights = config_dict.FieldReference((), field_type=object)
-  # Number of images of each class, for 'balanced' and 'inverse'. None: counted
-  # in the training split.
+  # Number of images of each class, for 'balanced' and 'inverse'. None: the run
+  # counts them in the training split.
   objective.class_counts = config_dict.placeholder(tuple)
   # The teacher of distillation: any path that `vit_jax.load` reads.
   objective.teacher = ''
-  # What the student learns from the teacher: 'hard', its class; 'soft', its
-  # logits.
+  # What the student learns from the teacher. 'hard': the class that the teacher
+  # predicts. 'soft': the teacher's logits.
   objective.distillation = 'hard'
-  objective.teacher_weight = 0.5  # weight of the teacher in the loss, 0 to 1
-  objective.temperature = 3.0  # for 'soft': divides the logits of both models
-  # Keys of other objectives; their files list them with defaults. A config file
-  # may set some: config.objective.options.delta = 2.0.
+  # Weight of the teacher in the loss, from 0 to 1.
+  objective.teacher_weight = 0.5
+  # For objective.distillation='soft': the logits of both models are divided by
+  # it.
+  objective.temperature = 3.0
+  # Keys that only some objectives have; the file of an objective lists them
+  # with their defaults. A config file sets one by
+  # config.objective.options.delta = 2.0.
   objective.options = ml_collections.ConfigDict()
   return objective
 
 
 def _train() -> ml_collections.ConfigDict:
   train = ml_collections.ConfigDict()
-  # Lengths of time are a number and a unit: '100 epochs', '10_000 steps' or
-  # '1.5e6 examples'. A step is one update of the parameters.
+  # Length of the run: a number and a unit, as in '100 epochs', '10_000 steps'
+  # or '1.5e6 examples'. A step is one update of the parameters.
   train.duration = '100 epochs'
-  train.batch_size = 128  # per update: over all devices and microbatches
-  # Number of microbatches that a batch is split into to save memory (gradient
-  # accumulation); the result is the same. 'auto': the fewest that fit in
-  # memory; a resumed run keeps their number.
+  # Batch size: the number of examples of one update, over all devices and
+  # microbatches.
+  train.batch_size = 128
+  # Gradient accumulation: the number of microbatches that a batch is split into
+  # to save memory. The result is the same. 'auto': as few as fit in memory; a
+  # resumed run keeps their number.
   train.accumulation = config_dict.FieldReference(1, field_type=object)
-  # Updates that are sent to the device in one call. Evaluations and checkpoints
-  # still happen at their own steps, between calls.
+  # Number of updates that one call sends to the device. Evaluations and
+  # checkpoints still happen at their own steps, between calls.
   train.steps_per_call = 1
-  # Of several tasks, the task of a step is drawn from the seed and the step:
-  # 'epochs', in proportion to the steps of an epoch of the task's data;
-  # 'uniform'; 'weighted', in proportion to config.tasks.NAME.weight; or it
-  # follows their order, 'alternating'. 'accumulated': every step computes a
-  # batch of each task, and uses the weighted mean of their losses.
+  # With several tasks: how the task of a step is chosen. 'epochs', 'uniform'
+  # and 'weighted' draw it from the seed and the step: in proportion to the
+  # steps of an epoch of the task's data, all alike, or in proportion to
+  # config.tasks.NAME.weight. 'alternating': the tasks take turns.
+  # 'accumulated': every step computes a batch of each task, and uses the
+  # weighted mean of their losses.
   train.task_sampling = 'epochs'
-  # Of several tasks, the number of first layers that each modality has for
-  # itself; the layers after them are shared by all tasks.
+  # With several tasks: the number of first layers that each modality has for
+  # itself. All tasks share the layers after them.
   train.task_layers = 0
-  # Sizes of the patch, each an int or (height, width), of which every step
-  # draws one (FlexiViT): the parameters, those of the model's own patch size,
-  # are resized to it. (): the model's own alone.
+  # FlexiViT: patch sizes, each an int or (height, width), from which every step
+  # draws one. The kernel of the model's own patch size is resized to it. ():
+  # the model's own patch size alone.
   train.patch_sizes = ()
-  train.log_every = '50 steps'  # time between rows of metrics.jsonl
-  train.dtype = 'float32'  # type in which layers compute; or 'bfloat16'
-  # 'rbg' is faster on TPU, but its masks of dropout depend on the mesh and on
-  # train.accumulation, which a resumed run then cannot change.
+  # Time between two rows of training metrics in metrics.jsonl.
+  train.log_every = '50 steps'
+  # The type in which layers compute: 'float32' or 'bfloat16'. Parameters stay
+  # float32.
+  train.dtype = 'float32'
+  # Generator of random numbers: 'threefry' or 'rbg'. 'rbg' is faster on TPU,
+  # but its dropout masks depend on the mesh and on train.accumulation, which a
+  # resumed run then cannot change.
   train.rng = 'threefry'
   # Decay of a moving average of the parameters (EMA). Evaluation and prediction
   # then use the average. 0: no average.
   train.ema_decay = 0.0
-  # Limit the decay to (1 + t) / (10 + t) after t steps.
+  # Whether the decay is at most (1 + t) / (10 + t) after t steps.
   train.ema_warmup = False
-  # Whether a step with a loss or gradient that is not finite is skipped: its
-  # update is discarded and the run goes on. False: the run ends.
+  # Whether a step is skipped if its loss or gradient is not finite. Its update
+  # is discarded, and the run goes on. False: the run ends with an error.
   train.skip_nonfinite = False
-  train.max_skipped_in_a_row = 20  # one more ends the run with an error
-  # Ends the run when the metric of checkpoint.best has not improved for this
-  # long; checked after each evaluation. '': never. The learning rate still
-  # follows the schedule of train.duration, so a run that ends early never
-  # reaches the low learning rates: optim.schedule='constant' suits it best.
+  # The number of skipped steps in a row that a run survives. One more ends it
+  # with an error.
+  train.max_skipped_in_a_row = 20
+  # Early stopping: the run ends when the metric of checkpoint.best has not
+  # improved for this long, as in '10 epochs'. It is checked after each
+  # evaluation. '': never. The learning rate still follows the schedule of
+  # train.duration, so a run that ends early misses the low learning rates:
+  # optim.schedule='constant' suits it best.
   train.patience = ''
-  # A run without a step for this many seconds counts as hung and is ended; 0:
-  # never.
+  # Number of seconds without a step after which the run counts as hung and is
+  # ended. 0: never.
   train.stall_timeout = 900
   return train
 
 
 def _optim() -> ml_collections.ConfigDict:
   optim = ml_collections.ConfigDict()
-  # 'adamw', 'sgd', 'lamb', 'lars', 'lion', 'adafactor', 'muon' or
-  # 'adam_big_vision'. The last is Adam whose weight decay is multiplied by the
-  # schedule, scaled to a maximum of 1, and not by the learning rate. Or a
-  # function with its options: 'optax:adan(b1=0.98)', 'my_module:my_optimizer'.
+  # The optimizer: 'adamw', 'sgd', 'lamb', 'lars', 'lion', 'adafactor', 'muon'
+  # or 'adam_big_vision'. The last one is Adam whose weight decay is multiplied
+  # by the schedule, scaled to a maximum of 1, and not by the learning rate. Or
+  # a function with its options: 'optax:adan(b1=0.98)',
+  # 'my_module:my_optimizer'.
   optim.name = 'adamw'
-  optim.learning_rate = 1e-3  # the maximum, which is reached after the warm-up
-  # 'cosine', 'linear' and 'poly', from learning_rate to final_factor of it;
-  # 'step'; 'constant'; 'wsd', constant until a linear cooldown; or 'rsqrt',
-  # which falls as 1 / sqrt(t) until a linear cooldown.
+  # The learning rate after the warm-up, which is the maximum.
+  optim.learning_rate = 1e-3
+  # How the learning rate changes after the warm-up. 'cosine', 'linear' and
+  # 'poly' fall to optim.final_factor of it; 'step' falls at optim.step_at;
+  # 'constant' does not change; 'wsd' is constant until a linear cooldown;
+  # 'rsqrt' falls as 1 / sqrt(t) until a linear cooldown.
   optim.schedule = 'cosine'
-  optim.warmup = '0 steps'  # linear, from warmup_factor of the maximum
-  optim.warmup_factor = 0.0  # learning rate at the start / learning_rate
-  # Whether the last step of the warm-up has the maximum already, as in DINO's
-  # code, and not only the step after it.
+  # Length of the warm-up, in which the learning rate rises linearly from
+  # optim.warmup_factor of the maximum.
+  optim.warmup = '0 steps'
+  # The learning rate at the start of the warm-up / optim.learning_rate.
+  optim.warmup_factor = 0.0
+  # Whether the last step of the warm-up already has the maximum, as in DINO's
+  # code. False: the step after it is the first to have it.
   optim.warmup_inclusive = False
-  optim.final_factor = 0.0  # final learning rate / learning_rate
-  # For 'poly': the rate falls as (1 - t)^power; and whether the last step has
-  # the final rate already, as in mmengine, and not only the step after it.
+  # The learning rate at the end of the run / optim.learning_rate.
+  optim.final_factor = 0.0
+  # For optim.schedule='poly': the learning rate falls as (1 - t)^power.
   optim.power = 0.9
+  # For optim.schedule='poly': whether the last step already has the final
+  # learning rate, as in mmengine. False: the step after the last one would.
   optim.final_inclusive = False
-  # For 'step': fractions of the duration at which the learning rate is
-  # multiplied by step_factor.
+  # For optim.schedule='step': fractions of the duration at which the learning
+  # rate is multiplied by optim.step_factor.
   optim.step_at = (0.6, 0.85)
-  optim.step_factor = 0.1  # for 'step': the learning rate after / before it
-  optim.cooldown = '0 steps'  # for 'wsd' and 'rsqrt': the end of the duration
-  # For 'rsqrt': time until the learning rate has fallen to 1 / sqrt(2).
+  # For optim.schedule='step': the learning rate after a drop / before it.
+  optim.step_factor = 0.1
+  # For optim.schedule='wsd' and 'rsqrt': length of the cooldown, which is the
+  # last part of the run.
+  optim.cooldown = '0 steps'
+  # For optim.schedule='rsqrt': the time until the learning rate has fallen to
+  # 1 / sqrt(2) of the maximum.
   optim.timescale = '10_000 steps'
-  optim.clip_norm = 0.0  # largest norm of the whole gradient; 0: no clipping
-  # Largest norm of the gradient of each parameter by itself, as in DINO; 0: no
-  # clipping.
+  # Gradient clipping: the largest norm of the whole gradient. 0: no clipping.
+  optim.clip_norm = 0.0
+  # Gradient clipping: the largest norm of the gradient of each parameter, as in
+  # DINO. 0: no clipping.
   optim.clip_each = 0.0
-  # Adaptive clipping: largest norm of the gradient of a unit (one output of a
-  # layer), as a multiple of the norm of its weights; heads are not clipped. 0:
-  # no clipping.
+  # Adaptive gradient clipping: the largest norm of the gradient of a unit (one
+  # output of a layer), as a multiple of the norm of its weights. Heads are not
+  # clipped. 0: no clipping.
   optim.clip_adaptive = 0.0
-  optim.weight_decay = 0.0  # multiplied by the learning rate, as in optax
-  # The weight decay at the end of the run, to which it changes by half a cosine
-  # from weight_decay, as in DINO; decays of `rules` change by the same factor.
-  # None: it stays.
+  # Weight decay, which is multiplied by the learning rate, as in optax.
+  optim.weight_decay = 0.0
+  # The weight decay at the end of the run. It changes from optim.weight_decay
+  # by half a cosine, as in DINO, and decays of optim.rules change by the same
+  # factor. None: it is constant.
   optim.final_weight_decay = config_dict.placeholder(float)
-  # Regular expression for the paths of the parameters with weight decay; LAMB
-  # and LARS adapt the learning rate of the same parameters.
+  # Regular expression for the paths of the parameters that have weight decay.
+  # LAMB and LARS adapt the learning rate of the same parameters.
   optim.decay_pattern = r'kernel$'
-  optim.adapt_all = False  # LAMB and LARS adapt that of all parameters instead
-  # For 'lars': the norm of an update before momentum, at learning rate 1, as a
-  # multiple of the parameter's norm.
+  # Whether LAMB and LARS adapt the learning rate of all parameters, not only of
+  # those with weight decay.
+  optim.adapt_all = False
+  # For optim.name='lars': the norm of an update before momentum, at a learning
+  # rate of 1, as a multiple of the parameter's norm.
   optim.trust_coefficient = 1e-3
-  optim.b1 = 0.9  # decay of the first moment, as of Adam and Lion
-  # Decay of the second moment. Lion: usually 0.99; Adafactor: the largest.
+  # Decay of the first moment, for optimizers such as Adam and Lion.
+  optim.b1 = 0.9
+  # Decay of the second moment. Lion usually has 0.99. For Adafactor it is the
+  # largest decay.
   optim.b2 = 0.999
-  optim.eps = 1e-8  # Adam and LAMB: added to the root of the second moment
-  optim.momentum = 0.9  # for 'sgd', 'lars' and 'muon'
-  # Type of the first moment or the momentum; 'bfloat16' halves its memory.
+  # For Adam and LAMB: the number that is added to the root of the second
+  # moment.
+  optim.eps = 1e-8
+  # Momentum, for optim.name='sgd', 'lars' and 'muon'.
+  optim.momentum = 0.9
+  # Type in which the first moment or the momentum is stored. 'bfloat16' halves
+  # its memory.
   optim.momentum_dtype = 'float32'
-  optim.nesterov = False  # for 'sgd' and 'lars'
+  # Whether the momentum is Nesterov's, for optim.name='sgd' and 'lars'.
+  optim.nesterov = False
   optim.sam = _sam()
-  # Regular expressions that are searched for in the paths of parameters, such
-  # as `blocks_3/norm1/scale`. Scanned layers have the same paths, but must be
-  # frozen all alike. `trainable` selects the parameters that train ('': all),
-  # and `freeze` excludes some of them, as '^(patch_embedding|blocks_[0-5])/'.
+  # Regular expression that selects the parameters that train. It is searched
+  # for in their paths, such as `blocks_3/norm1/scale`. Scanned layers have the
+  # same paths, but can only be frozen all together. '': all parameters train.
   optim.trainable = ''
+  # Regular expression that excludes parameters from training, with the paths of
+  # optim.trainable: '^(patch_embedding|blocks_[0-5])/'.
   optim.freeze = ''
-  # The learning rate of a layer is that of the next layer times this factor;
-  # the head has the full learning rate.
+  # Layer-wise decay: the learning rate of a layer is that of the next layer
+  # times this factor. The head has the full learning rate.
   optim.layer_decay = 1.0
   # Rules of (pattern, factor of the learning rate, weight decay). A decay of
   # None keeps optim.weight_decay. The first match wins:
@@ -383,36 +479,47 @@ def _optim() -> ml_collections.ConfigDict:
 
 def _sam() -> ml_collections.ConfigDict:
   sam = ml_collections.ConfigDict()
-  sam.rho = 0.0  # norm of the perturbation of the parameters; 0: SAM is off
-  # GSAM: rho at the final learning rate. Before that, rho falls with the
-  # learning rate. None: rho is constant.
+  # SAM (sharpness-aware minimization): the norm of the perturbation of the
+  # parameters. 0: off.
+  sam.rho = 0.0
+  # GSAM: the value of rho at the final learning rate. Rho falls with the
+  # learning rate to it. None: rho is constant.
   sam.rho_min = config_dict.placeholder(float)
-  # GSAM: weight of the term that it subtracts, the component of the plain
-  # gradient that is orthogonal to the perturbed gradient.
+  # GSAM: weight of the term that is subtracted from the gradient, the component
+  # of the plain gradient that is orthogonal to the perturbed gradient.
   sam.alpha = 0.0
-  # Number of equal groups of the global batch, each with its own perturbation.
+  # Number of equal groups of the batch, each with a perturbation of its own.
   sam.groups = 1
   return sam
 
 
 def _checkpoint() -> ml_collections.ConfigDict:
   checkpoint = ml_collections.ConfigDict()
-  checkpoint.every = '1 epochs'  # time between checkpoints
-  checkpoint.keep = 2  # number of newest checkpoints kept; at least 2
-  checkpoint.keep_every = ''  # also keep one per period: '50 epochs'
-  checkpoint.best = ''  # also keep the best by this metric: 'val/accuracy'
+  # Time between two checkpoints.
+  checkpoint.every = '1 epochs'
+  # Number of newest checkpoints that are kept, at least 2.
+  checkpoint.keep = 2
+  # Keeps one more checkpoint in each period, as in '50 epochs'. '': none.
+  checkpoint.keep_every = ''
+  # Keeps the checkpoint with the best value of this metric, as in
+  # 'val/accuracy'. '': none.
+  checkpoint.best = ''
   return checkpoint
 
 
 def _mesh() -> ml_collections.ConfigDict:
   mesh = ml_collections.ConfigDict()
-  # Number of devices along each axis; one may be -1, which takes all remaining
-  # devices.
-  mesh.data = -1  # splits the batch
-  mesh.fsdp = 1  # splits the batch and the train state
-  mesh.tensor = 1  # splits the heads and the MLP of each layer
-  # Rules of (pattern, one axis or None for each dimension), which come before
-  # the default rules of parallel/sharding.py. The first match wins:
+  # Number of devices that split the batch (data parallelism). -1: all devices
+  # that the other axes leave.
+  mesh.data = -1
+  # Number of devices that split both the batch and the train state (FSDP). -1:
+  # all devices that the other axes leave.
+  mesh.fsdp = 1
+  # Number of devices that split the heads and the MLP of each layer (tensor
+  # parallelism). -1: all devices that the other axes leave.
+  mesh.tensor = 1
+  # Sharding rules of (pattern, one axis or None for each dimension). They come
+  # before the default rules of parallel/sharding.py. The first match wins:
   # (('^head/kernel$', (None, 'fsdp')),)
   mesh.rules = ()
   # Parameters with fewer elements than this are replicated on every device.

@@ -19,28 +19,30 @@ def evaluation(
   """Returns one entry of `config.evals`.
 
   Args:
-    split: The split to evaluate, as `data.split`; '' turns the evaluation off.
-    every: Time between evaluations, as `train.duration`; '': only at the end.
-    kind: 'accuracy' computes the objective's metrics. 'knn' (nearest
-      neighbours), 'few_shot' (least squares on a few images of each class) and
-      'linear' (logistic regression) fit a classifier on the features of
-      `train_split`. 'zero_shot' classifies images by the captions of classes,
-      and 'retrieval' finds images by captions and captions by images. Or an
-      evaluator of your own, 'my_module:MyEvaluator'.
-    train_split: The split that the classifier is fitted on, disjoint from
-      `split`; only for kinds that fit one.
-    k: Number of neighbours that vote, for 'knn'.
-    shots: Numbers of images of each class, for 'few_shot'.
-    templates: Captions of a class, with {} for its name, for 'zero_shot':
-      'A {}.|B {}.', a list of vit_jax/data/templates, as 'imagenet', or a file
-      with one on each line.
-    class_names: Names of the classes, for 'zero_shot': as
-      `config.data.class_names`.
-    patch_size: Size of the patches, an int or (height, width), to which the
-      model is resized as in `train.patch_sizes`; None: the model's own.
-    features: What 'knn', 'few_shot' and 'linear' read: the input of the
-      'head', or all 'tokens' after the last norm, side by side, or the means
-      of the patches after each of the 'layers', side by side.
+    split: The split that is evaluated, as in `data.split`. '': this evaluation
+      is off.
+    every: Time between two evaluations, as in `train.duration`. '': only at
+      the end of the run.
+    kind: The evaluator. 'accuracy' computes the metrics of the objective. 'knn'
+      (nearest neighbours), 'few_shot' (least squares on a few images of each
+      class) and 'linear' (logistic regression) fit a classifier on the features
+      of `train_split`. 'zero_shot' classifies images by captions of the
+      classes. 'retrieval' finds images by captions, and captions by images.
+      Your own evaluator is 'my_module:MyEvaluator'.
+    train_split: For 'knn', 'few_shot' and 'linear': the split that the
+      classifier is fitted on. It shares no example with `split`.
+    k: For 'knn': number of neighbours that vote.
+    shots: For 'few_shot': numbers of images of each class.
+    templates: For 'zero_shot': captions of a class, with {} for its name. They
+      are written as 'A {}.|B {}.', or as a list of vit_jax/data/templates, such
+      as 'imagenet', or as a file with one caption per line.
+    class_names: For 'zero_shot': names of the classes, as in
+      `data.class_names`.
+    patch_size: Patch size, an int or (height, width), to which the model is
+      resized as in `train.patch_sizes`. None: the model's own.
+    features: The features that 'knn', 'few_shot' and 'linear' read. 'head': the
+      input of the head. 'tokens': all tokens after the last norm, concatenated.
+      'layers': the means of the patches after each layer, concatenated.
   """
   result = ml_collections.ConfigDict(
     {

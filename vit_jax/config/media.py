@@ -9,9 +9,10 @@ def video() -> ml_collections.ConfigDict:
   The number of frames of a clip is the first of `config.data.image_size`.
   """
   keys = ml_collections.ConfigDict()
-  keys.stride = 1  # every how many frames of a video a clip has one
-  # What becomes of a video that is shorter than a clip: 'refuse', or 'pad',
-  # which repeats its last frame.
+  # The frames of a clip are this many frames of the video apart.
+  keys.stride = 1
+  # What happens to a video that is shorter than a clip. 'refuse': an error.
+  # 'pad': its last frame is repeated.
   keys.short = 'refuse'
   return keys
 
@@ -22,14 +23,19 @@ def audio() -> ml_collections.ConfigDict:
   `config.data.image_size` is (frames, mels) of the model's input.
   """
   keys = ml_collections.ConfigDict()
-  keys.sample_rate = 16_000  # samples per second
-  keys.window = 'hamming'  # or 'hann'
-  keys.window_ms = 25.0  # length of the window, in milliseconds
-  keys.hop_ms = 10.0  # from one frame to the next
-  # Whether files with another sample rate are resampled; False: refused.
+  # Samples per second.
+  keys.sample_rate = 16_000
+  # Window function of the spectrogram: 'hamming' or 'hann'.
+  keys.window = 'hamming'
+  # Length of the window in milliseconds.
+  keys.window_ms = 25.0
+  # Time between two frames of the spectrogram, in milliseconds.
+  keys.hop_ms = 10.0
+  # Whether files with another sample rate are resampled. False: they are an
+  # error.
   keys.resample = True
-  # What becomes of a sound that is shorter than the model's input: 'refuse', or
-  # 'pad', which adds silence at its end.
+  # What happens to a sound that is shorter than the model's input. 'refuse': an
+  # error. 'pad': silence is added at its end.
   keys.short = 'pad'
   return keys
 
@@ -41,7 +47,10 @@ def masks() -> ml_collections.ConfigDict:
   length is drawn from 0 to the largest, and its place is anywhere.
   """
   keys = ml_collections.ConfigDict()
-  keys.time_mask = 0  # most frames of a mask; 0: none
-  keys.frequency_mask = 0  # most bands of a mask; 0: none
-  keys.masks = 1  # of each kind
+  # SpecAugment: the largest number of frames that a mask hides. 0: no masks.
+  keys.time_mask = 0
+  # SpecAugment: the largest number of mel bands that a mask hides. 0: no masks.
+  keys.frequency_mask = 0
+  # SpecAugment: the number of masks in time, and that in frequency.
+  keys.masks = 1
   return keys

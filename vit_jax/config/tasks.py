@@ -27,11 +27,13 @@ def task(
 
   Args:
     config: The full config.
-    weight: Its share of the steps for `train.task_sampling` 'weighted', and its
-      weight in the loss for 'accumulated', relative to those of other tasks.
-    modality: Tasks of one modality share the embedding of patches and the
-      positions. '': the kind of the data, as 'image' or 'volume'.
-    batch_size: Examples in a step of this task; 0: `train.batch_size`.
+    weight: Weight of the task, relative to the other tasks. It is the fraction
+      of the steps for `train.task_sampling` 'weighted', and the weight in the
+      loss for 'accumulated'.
+    modality: Tasks of one modality share the patch embedding and the positions.
+      '': the kind of the data, such as 'image' or 'volume'.
+    batch_size: Number of examples in a step of this task. 0:
+      `train.batch_size`.
     rate_factor: Factor of the learning rate in steps of this task.
   """
   parts = {part: keys.to_dict(config)[part] for part in keys.TASK_PARTS}

@@ -303,7 +303,7 @@ def _check_beside(
       f' with images of its own: if it is a class, move it into'
       f' {root}/{splits_there[0]}, or else out of {root}'
     )
-  warn_once(f'{folder} has images and no classes: it is left out')
+  warn_once(f'{folder} has images, but no folders of classes, and is not read')
 
 
 def _tell_splits(root: str, folders: dict[str, str]) -> None:
@@ -388,8 +388,8 @@ def _tell_left_out(folder: str, paths: Sequence[str]) -> None:
   if paths:
     names = sorted(os.path.relpath(x, folder) for x in paths)
     inform_once(
-      f'{folder}: {len(names)} files and folders are left out, as systems and'
-      f' runs make them: {some(names)}'
+      f'{folder}: skipped hidden files, system files and work directories'
+      f' ({len(names)}): {some(names)}'
     )
 
 
@@ -456,8 +456,8 @@ def _list(
   found = look_into(folder, classes, kind)
   if found.others:
     warn_once(
-      f'{folder}: {len(found.others)} files are not {kind.name} of a class, and'
-      f' are ignored: {found.others[0]}, for example'
+      f'{folder}: ignored files that are not {kind.name} of a class'
+      f' ({len(found.others)}): {some(found.others)}'
     )
   if found.problems:
     raise UserError(found.problems[0])

@@ -186,7 +186,7 @@ def split_folders(root: str) -> dict[str, Pair]:
       ' none of them: lay out the maps as the images'
     )
   for name in inner.keys() - there.keys():
-    logging.info('%s has no maps: it is left out', inner[name][0])
+    logging.info('%s has no maps, and is not read', inner[name][0])
   return _by_split(root, there)
 
 

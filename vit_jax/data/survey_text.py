@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax import tables
+from vit_jax.config import counted
 
 _MOST_LINES = 20  # of one kind
 _MOST_CLASSES = 10  # with more, only the smallest and largest are shown
@@ -23,8 +24,8 @@ def as_text(found: Mapping[str, Any]) -> str:
   lines += [*_about_images(found)]
   for ending, files in found['ignored'].items():
     lines.append(
-      f'ignored: {files["count"]} files with the ending {ending}, as'
-      f' {files["example"]}'
+      f'ignored: {counted(files["count"], "file")} with the ending {ending},'
+      f' such as {files["example"]}'
     )
   lines += [*_about_maps(found['maps'])]
   lines += [f'warning: {x}' for x in found['warnings']]
@@ -48,12 +49,12 @@ def _about_images(found: Mapping[str, Any]) -> Iterator[str]:
   common = sizes['common'][0]
   yield (
     f'height x width: {_by(sizes["smallest"])} to {_by(sizes["largest"])},'
-    f' {sizes["different"]} different; most often {_by(common["size"])}'
-    f' ({common["count"]})'
+    f' {counted(sizes["different"], "size")}; most often'
+    f' {_by(common["size"])} ({counted(common["count"], "image")})'
   )
-  for what in ('channels', 'bits'):
-    counts = ', '.join(f'{n} of {key}' for key, n in found[what].items() if n)
-    yield f'images by {what}: {counts}'
+  for name in ('channels', 'bits'):
+    counts = ', '.join(f'{x} ({n})' for x, n in found[name].items() if n)
+    yield f'{name} (images): {counts}'
   if all(found['bits'].values()):
     yield (
       'warning: some images have 8 bits and some 16: leave'
@@ -78,8 +79,8 @@ def _about_maps(maps: Mapping[str, Any]) -> Iterator[str]:
       kind = 'classes' if len(shares) <= _MOST_CLASSES else 'rarest classes'
       text = ', '.join(f'{k} {shares[k]:.1%}' for k in shares if k in least)
       yield (
-        f'{kind} of the places of {areas["maps"]} maps ({name} of {split}):'
-        f' {text}; {areas["ignored"] / total:.1%} do not count'
+        f'{kind} of the pixels of {counted(areas["maps"], "map")} ({name} of'
+        f' {split}): {text}; {areas["ignored"] / total:.1%} are ignored'
       )
 
 

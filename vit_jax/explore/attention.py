@@ -48,7 +48,7 @@ def attention_maps(
     vit,
     images,
     ('attention',),
-    lambda seen: maps(seen['attention'], grid, queries),
+    lambda arrays: maps(arrays['attention'], grid, queries),
     axis=1,
   )
 
@@ -111,7 +111,7 @@ def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
     vit,
     images,
     ('attention',),
-    lambda seen: read_out(vit, rollout(seen['attention'])),
+    lambda arrays: read_out(vit, rollout(arrays['attention'])),
   )
 
 
@@ -135,14 +135,14 @@ def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
   features.check_attention(vit)
   grid, patch = features.patch_grid(vit), patch_size(vit)
   prefix = features.prefix_length(vit)
-  each = features.reduced(
+  distances_of_queries = features.reduced(
     vit,
     images,
     ('attention',),
-    lambda seen: distances(seen['attention'], grid, patch, prefix),
+    lambda arrays: distances(arrays['attention'], grid, patch, prefix),
     axis=1,
   )
-  return each.mean(axis=1)
+  return distances_of_queries.mean(axis=1)
 
 
 def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
@@ -160,14 +160,14 @@ def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
     UserError: The model has no attention, or an image cannot be read.
   """
   features.check_attention(vit)
-  each = features.reduced(
+  entropies_of_queries = features.reduced(
     vit,
     images,
     ('attention',),
-    lambda seen: entropies(seen['attention']),
+    lambda arrays: entropies(arrays['attention']),
     axis=1,
   )
-  return each.mean(axis=1)
+  return entropies_of_queries.mean(axis=1)
 
 
 def patch_size(vit: weights.Loaded) -> tuple[int, int]:
@@ -269,10 +269,10 @@ def segments(maps: np.ndarray, mass: float) -> np.ndarray:
   total = np.cumsum(largest, axis=1)
   before = total - largest
   # Attention is float32: without the tolerance rounding could add a patch.
-  wanted = before < mass * total[:, -1:] * (1 - _ROUNDING)
-  found = np.zeros(flat.shape, bool)
-  np.put_along_axis(found, order, wanted, axis=1)
-  return found.reshape(maps.shape)
+  selected = before < mass * total[:, -1:] * (1 - _ROUNDING)
+  mask = np.zeros(flat.shape, bool)
+  np.put_along_axis(mask, order, selected, axis=1)
+  return mask.reshape(maps.shape)
 
 
 @jax.jit
@@ -337,12 +337,12 @@ def distances(
   The arguments are those of `mean_distance`, its mean over images.
   """
   centres = np.indices(grid).reshape(2, -1).T * patch  # [h * w, 2], in pixels
-  apart = np.linalg.norm(centres[:, None] - centres, axis=-1)
+  gaps = np.linalg.norm(centres[:, None] - centres, axis=-1)
   patches = attention[..., prefix:, prefix:]
-  far = jnp.einsum('lbhqk,qk->lbhq', patches, apart.astype(np.float32))
+  reach = jnp.einsum('lbhqk,qk->lbhq', patches, gaps.astype(np.float32))
   # A query may attend to no patch at all.
   total = jnp.maximum(patches.sum(axis=-1), jnp.finfo(jnp.float32).tiny)
-  return (far / total).mean(axis=-1)
+  return (reach / total).mean(axis=-1)
 
 
 @jax.jit

@@ -57,9 +57,9 @@ def maps(subject: Subject) -> Drawn:
       yield title, drawn
 
   caption = (
-    f'Attention of {_who(vit)} to each patch (arXiv:2010.11929, appendix A), by'
-    ' layer and head, and its mean over the heads. All pictures of this section'
-    ' have one scale: multiples of uniform attention,'
+    f'Attention of {_query_token(vit)} to each patch (arXiv:2010.11929,'
+    ' appendix A), by layer and head, and its mean over the heads. All pictures'
+    ' of this section have one scale: multiples of uniform attention,'
     f' 1/{features.num_tokens(vit)} for each of {features.num_tokens(vit)}'
     ' tokens. Layers and heads are counted from 0.'
   )
@@ -153,24 +153,27 @@ def rollout(subject: Subject) -> Drawn:
 def relevance(subject: Subject) -> Drawn:
   """Draws class relevance."""
   attention_lib.attentive(subject.vit)
-  found, classes, captions = _class_relevance(subject)
-  which = (
+  relevance, classes, captions = _class_relevance(subject)
+  chosen_classes = (
     'those of --classes' if subject.options.classes else 'the most probable'
   )
-  mean = found.mean(axis=(-2, -1), keepdims=True)
-  values = np.divide(found, mean, out=np.zeros_like(found), where=mean > 0)
+  mean = relevance.mean(axis=(-2, -1), keepdims=True)
+  values = np.divide(
+    relevance, mean, out=np.zeros_like(relevance), where=mean > 0
+  )
   scale = _scale(values, 'relevance / mean of the map (1 = all patches alike)')
   caption = (
-    f'The relevance of each patch for a class, here {which}: attention weighted'
-    " by the positive part of the gradient of the class's logit, mean over the"
-    ' heads, followed through all layers to the tokens that the classifier'
+    f'The relevance of each patch for a class, here {chosen_classes}: attention'
+    " weighted by the positive part of the gradient of the class's logit, mean"
+    ' over the heads, followed through all layers to the tokens that the'
+    ' classifier'
     ' reads (arXiv:2103.15679, equations 5 and 6).' + _read(subject.vit)
   )
   heads = classes if subject.options.classes else ['relevance']
   drawn = _sheet(subject, values, heads, scale, captions)
   numbers = {
     'classes': classes,
-    'relevance': found,
+    'relevance': relevance,
     'last_colour': scale.high,
   }
   return Drawn(caption, [('', drawn)], numbers)
@@ -182,9 +185,9 @@ def _class_relevance(
   """Returns maps [B, K, h, w], names of the classes, and B x K captions."""
   vit, names, inputs = subject.vit, subject.names, subject.images.inputs
   if chosen := subject.options.classes:
-    found = [gradients.class_relevance(vit, inputs, i) for i in chosen]
+    relevance = [gradients.class_relevance(vit, inputs, i) for i in chosen]
     classes = [names[i] for i in chosen]
-    return np.stack(found, axis=1), classes, classes * len(inputs)
+    return np.stack(relevance, axis=1), classes, classes * len(inputs)
   best = subject.probabilities.argmax(axis=1)
   captions = [names[i] for i in best]
   maps_of = gradients.class_relevance(vit, inputs, best.tolist())
@@ -269,12 +272,12 @@ def _attention(subject: Subject) -> captured_lib.Attention:
     UserError: The model has no attention.
   """
   attention_lib.attentive(subject.vit)
-  found = subject.captured.attention
-  assert found is not None
-  return found
+  attention = subject.captured.attention
+  assert attention is not None
+  return attention
 
 
-def _who(vit: weights.Loaded) -> str:
+def _query_token(vit: weights.Loaded) -> str:
   """Returns words for the token whose attention the maps show."""
   if 'class_token' in attention_lib.attentive(vit).prefix:
     return 'the class token'
@@ -307,8 +310,8 @@ def _sheet(
     captions: Texts below the B x K maps, in this order.
   """
   size = values.shape[1] + 1
-  beside = max(1, _COLUMNS // size) * size
-  images = _images(subject, max(beside, 6))
+  columns = max(1, _COLUMNS // size) * size
+  images = _images(subject, max(columns, 6))
   below = iter(captions)
   groups = [
     [
@@ -321,5 +324,5 @@ def _sheet(
       images, values, subject.captions, strict=True
     )
   ]
-  rows = tiles.grouped(groups, beside)
+  rows = tiles.grouped(groups, columns)
   return sheet.draw(rows, heads=['image', *heads], group=size, scale=scale)

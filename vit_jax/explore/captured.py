@@ -62,7 +62,7 @@ class Captured:
   layers: tuple[int, ...]
   attention: Attention | None
 
-  def tokens_of(self, layer: int) -> np.ndarray:
+  def layer_tokens(self, layer: int) -> np.ndarray:
     """Returns the tokens of a layer in `layers`, [B, N, D]."""
     return self.tokens[self.layers.index(layer)]
 
@@ -96,22 +96,22 @@ def capture(
     similarity = jax.vmap(
       lambda layer: tokens_lib.similarity_to(layer, grid, index)
     )
-    found = {
+    arrays = {
       'logits': values['logits'][None],
       'norms': tokens_lib.norms(tokens),
       'similarity': similarity(tokens),
       'tokens': tokens[np.asarray(layers)],
     }
     if attends:
-      found |= _reduce_attention(vit, values['attention'], query)
-    return found
+      arrays |= _reduce_attention(vit, values['attention'], query)
+    return arrays
 
   names = ('logits', 'tokens', *(['attention'] if attends else []))
-  found = features.reduced(vit, inputs, names, reduce, axis=1)
-  logits = found.pop('logits')[0]
+  arrays = features.reduced(vit, inputs, names, reduce, axis=1)
+  logits = arrays.pop('logits')[0]
   predictions.check_finite(logits)
-  attention = _pop_attention(found) if attends else None
-  return Captured(logits=logits, layers=layers, attention=attention, **found)
+  attention = _pop_attention(arrays) if attends else None
+  return Captured(logits=logits, layers=layers, attention=attention, **arrays)
 
 
 def _layers_to_keep(
@@ -143,12 +143,12 @@ def _reduce_attention(
   }
 
 
-def _pop_attention(found: dict[str, np.ndarray]) -> Attention:
+def _pop_attention(arrays: dict[str, np.ndarray]) -> Attention:
   """Removes the arrays of `_reduce_attention` and returns them."""
   return Attention(
-    maps=found.pop('maps'),
-    query=found.pop('query'),
-    rollout=found.pop('rollout')[0],
-    distance=found.pop('distance').mean(axis=1),
-    entropy=found.pop('entropy').mean(axis=1),
+    maps=arrays.pop('maps'),
+    query=arrays.pop('query'),
+    rollout=arrays.pop('rollout')[0],
+    distance=arrays.pop('distance').mean(axis=1),
+    entropy=arrays.pop('entropy').mean(axis=1),
   )

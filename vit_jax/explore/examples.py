@@ -29,7 +29,7 @@ class Examples:
   """The first N examples of a split.
 
   Attributes:
-    where: Names of the dataset and the split.
+    source_name: Names of the dataset and the split.
     total: Number of examples in the split.
     classes: Names of the classes in the data.
     image: uint8 [N, h, w, C], in the stored size if all images have one size,
@@ -45,7 +45,7 @@ class Examples:
     image_shape: (h, w) if the images are resized on the device, else None.
   """
 
-  where: str
+  source_name: str
   total: int
   classes: tuple[str, ...]
   image: np.ndarray
@@ -120,9 +120,9 @@ class Examples:
         vit, head, self.config, batches(), self.image_shape
       )
     ]
-    found = {key: np.concatenate([x[key] for x in parts]) for key in parts[0]}
+    columns = {key: np.concatenate([x[key] for x in parts]) for key in parts[0]}
     predicted = evaluation_predictions.Predictions(
-      index=self.index, label=label, **found
+      index=self.index, label=label, **columns
     )
     return predicted, head.names
 
@@ -172,34 +172,34 @@ def load(
       parts.append({key: x[batch['valid']] for key, x in batch.items()})
       if len(parts) * size >= most:
         break
-  found = {
+  columns = {
     key: np.concatenate([part[key] for part in parts])[:most]
     for key in ('image', 'label', 'map', 'index')
     if key in parts[0]
   }
   return Examples(
-    where=f'{config.data.name}, {config.data.split}',
+    source_name=f'{config.data.name}, {config.data.split}',
     total=len(source),
     classes=source.classes,
     config=config,
     image_shape=source.image_shape,
-    names=_names(source, found['index']),
-    image=found['image'],
-    labels=found.get('label'),
-    maps=found.get('map'),
+    names=_names(source, columns['index']),
+    image=columns['image'],
+    labels=columns.get('label'),
+    maps=columns.get('map'),
     features=source.features,
-    index=found['index'],
+    index=columns['index'],
   )
 
 
 def _names(source: data.Source, index: np.ndarray) -> tuple[str, ...]:
   """Returns names of the first examples of a source."""
   files = [source.file(i) for i in range(len(index))]
-  found = [x for x in files if x]
-  if len(found) < len(files):
+  readable = [x for x in files if x]
+  if len(readable) < len(files):
     return _numbers(index)
-  folder = os.path.commonpath([os.path.dirname(x) for x in found])
-  return tuple(os.path.relpath(x, folder) for x in found)
+  folder = os.path.commonpath([os.path.dirname(x) for x in readable])
+  return tuple(os.path.relpath(x, folder) for x in readable)
 
 
 def _numbers(index: np.ndarray) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def attention_gradients(
   Returns:
     Attention and gradients, each float32 [L, B, H, N, N].
   """
-  return _with_gradients(vit, images, classes, lambda *both: both, axis=1)
+  return _with_gradients(vit, images, classes, lambda *pair: pair, axis=1)
 
 
 @jax.jit

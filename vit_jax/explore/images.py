@@ -48,7 +48,7 @@ def read(
     truths=('',) * len(chosen),
     inputs=np.concatenate(inputs),
     sources=chosen,
-    found=len(paths),
+    available=len(paths),
   )
 
 
@@ -88,7 +88,7 @@ def from_examples(
     truths=truths,
     inputs=examples.inputs(rows),
     sources=list(examples.image[rows]),
-    found=len(examples),
+    available=len(examples),
     naming=naming,
     rows=tuple(rows.tolist()),
   )

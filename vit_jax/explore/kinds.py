@@ -34,13 +34,23 @@ class Kind(NamedTuple):
   draw: Callable[[subject_lib.Subject], subject_lib.Drawn]
 
 
-# By the names for --only, in the order of the page.
+# By the names for --only, in the order of the page: first where the model is
+# wrong, then what it attends to, then its parameters and its layers.
 KINDS: Mapping[str, Kind] = {
-  'patches': Kind('An image as a sequence of patches', model_pictures.patches),
-  'filters': Kind('Filters of the patch embedding', model_pictures.filters),
-  'stem': Kind('First filters of the stem', model_pictures.stem),
-  'positions': Kind(
-    'Similarity of position embeddings', model_pictures.positions_grid
+  'mistakes': Kind('Most confident mistakes', prediction_pictures.mistakes),
+  'confusion': Kind('Confusion matrix', prediction_pictures.confusion),
+  'errors': Kind('Maps with the lowest overlap', segment_pictures.errors),
+  'overlays': Kind('Classes of pixels', segment_pictures.overlays),
+  'predictions': Kind('Predictions', prediction_pictures.predictions),
+  'reliability': Kind('Reliability', prediction_pictures.reliability),
+  'embedding': Kind('Map of embeddings', prediction_pictures.embedding),
+  'neighbors': Kind('Nearest neighbours', token_pictures.neighbors),
+  'objective': Kind(
+    'What the training method makes of images', objective_pictures.objective
+  ),
+  'samples': Kind('Images that the model draws', objective_pictures.samples),
+  'completions': Kind(
+    'Lower halves that the model draws', objective_pictures.completions
   ),
   'attention': Kind('Attention maps', attention_pictures.maps),
   'segments': Kind(
@@ -49,6 +59,12 @@ KINDS: Mapping[str, Kind] = {
   'rollout': Kind('Attention rollout', attention_pictures.rollout),
   'relevance': Kind('Class relevance', attention_pictures.relevance),
   'query': Kind('Attention of a chosen patch', attention_pictures.query),
+  'patches': Kind('An image as a sequence of patches', model_pictures.patches),
+  'filters': Kind('Filters of the patch embedding', model_pictures.filters),
+  'stem': Kind('First filters of the stem', model_pictures.stem),
+  'positions': Kind(
+    'Similarity of position embeddings', model_pictures.positions_grid
+  ),
   'distance': Kind(
     'Attention distance and entropy', attention_pictures.distance
   ),
@@ -62,21 +78,6 @@ KINDS: Mapping[str, Kind] = {
   'decodability': Kind(
     'Linear classification of each layer', token_pictures.decodability
   ),
-  'neighbors': Kind('Nearest neighbours', token_pictures.neighbors),
-  'objective': Kind(
-    'What the training method makes of images', objective_pictures.objective
-  ),
-  'samples': Kind('Images that the model draws', objective_pictures.samples),
-  'completions': Kind(
-    'Lower halves that the model draws', objective_pictures.completions
-  ),
-  'overlays': Kind('Classes of pixels', segment_pictures.overlays),
-  'errors': Kind('Maps with the lowest overlap', segment_pictures.errors),
-  'predictions': Kind('Predictions', prediction_pictures.predictions),
-  'mistakes': Kind('Most confident mistakes', prediction_pictures.mistakes),
-  'confusion': Kind('Confusion matrix', prediction_pictures.confusion),
-  'reliability': Kind('Reliability', prediction_pictures.reliability),
-  'embedding': Kind('Map of embeddings', prediction_pictures.embedding),
 }
 
 

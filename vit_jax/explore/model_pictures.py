@@ -39,10 +39,10 @@ def patches(subject: subject_lib.Subject) -> Drawn:
   shape = tiles.tile_shape(size, grid, 1, limits=(192, 560))
   image = tiles.fit(subject.pixels[0], shape)
   caption = (
-    f'{subject.images.names[0]}, {size[0]} × {size[1]} pixels, is cut into'
-    f' {grid[0]} × {grid[1]} patches that do not overlap. A linear map makes'
-    ' a token of each, and they are read in this order (arXiv:2010.11929,'
-    ' section 3.1).'
+    f'The image {subject.images.names[0]}, {size[0]} × {size[1]} pixels, cut'
+    f' into {grid[0]} × {grid[1]} patches that do not overlap. A linear map'
+    ' turns each patch into a token. The sequence has the tokens in this order'
+    ' (arXiv:2010.11929, section 3.1).'
   )
   if subject.images.naming:
     caption += f' {subject.images.naming}'
@@ -77,26 +77,26 @@ def prefix_names(vit: weights.Loaded) -> list[tuple[str, str]]:
 
 def filters(subject: subject_lib.Subject) -> Drawn:
   """Draws the principal components of the patch embedding's filters."""
-  found, shares = positions.filter_components(subject.vit, count=_FILTERS)
-  p, q = found.shape[1:3]
+  components, shares = positions.filter_components(subject.vit, count=_FILTERS)
+  p, q = components.shape[1:3]
   shape = tiles.tile_shape((p, q), (p, q), _FILTER_COLUMNS, limits=(120, 128))
   captions = [f'{i + 1}\n{share:.1%}' for i, share in enumerate(shares)]
   caption = (
-    f'The first {len(found)} principal components of the filters of the patch'
-    ' embedding (arXiv:2010.11929, figure 7, left), with the share of the'
+    f'The first {len(components)} principal components of the filters of the'
+    ' patch embedding (arXiv:2010.11929, figure 7, left), with the share of the'
     f' variance that each explains; together {shares.sum():.1%}. The sign of a'
-    f' component has no meaning. {_filter_colours(found)}'
+    f' component has no meaning. {_filter_colours(components)}'
   )
   numbers = {'explained_variance': shares}
-  drawn = _filter_sheet(found, shape, _FILTER_COLUMNS, captions)
+  drawn = _filter_sheet(components, shape, _FILTER_COLUMNS, captions)
   return Drawn(caption, [('', drawn)], numbers)
 
 
 def stem(subject: subject_lib.Subject) -> Drawn:
   """Draws the first filters of a ResNet."""
-  found = positions.stem_filters(subject.vit)
+  filters = positions.stem_filters(subject.vit)
   shape = tiles.tile_shape(
-    found.shape[1:3], found.shape[1:3], _STEM_COLUMNS, limits=(80, 112)
+    filters.shape[1:3], filters.shape[1:3], _STEM_COLUMNS, limits=(80, 112)
   )
   name = 'this ResNet (arXiv:1912.11370)'
   if isinstance(subject.vit.model, vit_lib.ViT):
@@ -105,11 +105,11 @@ def stem(subject: subject_lib.Subject) -> Drawn:
       ' arXiv:2010.11929, section 3.1)'
     )
   caption = (
-    f'The {len(found)} filters of the first convolution of {name},'
-    f' standardised as the model uses them. {_filter_colours(found)}'
+    f'The {len(filters)} filters of the first convolution of {name},'
+    f' standardised as the model uses them. {_filter_colours(filters)}'
   )
-  captions = [str(i) for i in range(len(found))]
-  drawn = _filter_sheet(found, shape, _STEM_COLUMNS, captions)
+  captions = [str(i) for i in range(len(filters))]
+  drawn = _filter_sheet(filters, shape, _STEM_COLUMNS, captions)
   return Drawn(caption, [('', drawn)])
 
 
@@ -130,16 +130,17 @@ def _filter_sheet(
   largest = np.abs(filters).max(axis=(1, 2, 3), keepdims=True)
   scaled = filters / np.where(largest > 0, largest, 1)
   if filters.shape[-1] in _WITH_COLOURS:
-    shown = tiles.fit_all(tiles.to_rgb((scaled[..., :3] + 1) / 2), shape)
+    images = tiles.fit_all(tiles.to_rgb((scaled[..., :3] + 1) / 2), shape)
     scale = None
   else:
     limits = -1.0, 1.0
-    shown = [
+    images = [
       tiles.color(x[..., 0], shape, limits, style.SIGNED) for x in scaled
     ]
     scale = sheet.Scale(*limits, 'weight / largest weight', style.SIGNED)
   groups = [
-    [sheet.Tile(x, caption)] for x, caption in zip(shown, captions, strict=True)
+    [sheet.Tile(x, caption)]
+    for x, caption in zip(images, captions, strict=True)
   ]
   return sheet.draw(tiles.grouped(groups, columns), scale=scale)
 
@@ -182,14 +183,15 @@ def _which_rows(*grids: tuple[int, int]) -> str:
 def _resize(vit: weights.Loaded) -> str:
   """Describes how the second picture was computed."""
   if getattr(vit.model, 'position_embedding', '') in embedding.SINCOS:
-    how = 'for another image size: sines and cosines are computed anew'
+    explanation = 'for another image size: sines and cosines are computed anew'
   else:
-    how = (
+    explanation = (
       'after the embeddings have been resized for another image size, as for'
       f' fine-tuning (method {vit.resize!r})'
     )
   return (
-    f'The second picture is the same {how}. --position_size sets another size.'
+    f'The second picture is the same {explanation}. --position_size sets'
+    ' another size.'
   )
 
 

@@ -13,48 +13,48 @@ from vit_jax.weights import features
 
 
 def nearest_images(
-  vit: weights.Loaded, images: Any, others: Any = None, count: int = 5
+  vit: weights.Loaded, images: Any, gallery: Any = None, count: int = 5
 ) -> tuple[np.ndarray, np.ndarray]:
   """Finds the nearest neighbours of images, by the input of the head.
 
   Args:
     vit: Any model.
     images: Images that `vit.preprocess` accepts, or its output.
-    others: The images to search, in the same form; None: `images`, where none
+    gallery: The images to search, in the same form; None: `images`, where none
       is its own neighbour.
     count: Neighbours of each image; fewer if there are not so many images.
 
   Returns:
     Cosine similarity, float32 [B, count], in descending order; and positions in
-    `others`, int32 [B, count].
+    `gallery`, int32 [B, count].
 
   Raises:
     UserError: An image cannot be read.
   """
   x = features.embeddings(vit, images)
-  if others is None:
+  if gallery is None:
     return nearest(x, x, np.arange(len(x)), count)
-  return nearest(x, features.embeddings(vit, others), None, count)
+  return nearest(x, features.embeddings(vit, gallery), None, count)
 
 
 def nearest(
-  x: np.ndarray, others: np.ndarray, own: np.ndarray | None, count: int
+  x: np.ndarray, gallery: np.ndarray, positions: np.ndarray | None, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Finds the nearest neighbours of vectors; see `nearest_images`.
 
   Args:
     x: float32 [B, D'].
-    others: float32 [N, D'].
-    own: Positions of `x` in `others`, [B], which are left out; None: it has
-      none there.
+    gallery: float32 [N, D'].
+    positions: Positions of `x` in `gallery`, [B], which are left out; None: it
+      has none there.
     count: Neighbours of each.
   """
-  if own is None:
-    return knn.nearest(others, x, min(count, len(others)))
-  count = min(count, len(others) - 1)
-  similarity, found = knn.nearest(others, x, count + 1)
+  if positions is None:
+    return knn.nearest(gallery, x, min(count, len(gallery)))
+  count = min(count, len(gallery) - 1)
+  similarity, neighbors = knn.nearest(gallery, x, count + 1)
   # Others may be as near as the vector itself, and come before it.
-  is_own = found == own[:, None]
+  is_own = neighbors == positions[:, None]
   is_own[~is_own.any(axis=1), -1] = True
   shape = len(x), count
-  return similarity[~is_own].reshape(shape), found[~is_own].reshape(shape)
+  return similarity[~is_own].reshape(shape), neighbors[~is_own].reshape(shape)

@@ -39,24 +39,25 @@ def objective(subject: Subject) -> Drawn:
   The columns are those of `objectives.Objective.pictures`, with a group of
   tiles for each image.
   """
-  made, params = _objective_of(subject)
-  columns = _columns(subject, made, params)
+  objective, params = _objective(subject)
+  columns = _columns(subject, objective, params)
   grid = features.patch_grid(subject.vit)
   size = subject.vit.preprocess.image_size
-  beside = max(1, _COLUMNS // len(columns)) * len(columns)
-  shape = tiles.tile_shape(size, grid, beside, limits=_LIMITS)
-  shown = [_tiles(subject, column, grid, shape) for column in columns]
+  columns_wide = max(1, _COLUMNS // len(columns)) * len(columns)
+  shape = tiles.tile_shape(size, grid, columns_wide, limits=_LIMITS)
+  column_tiles = [_tiles(subject, column, grid, shape) for column in columns]
   groups = [
-    [sheet.Tile(tile) for tile in group] for group in zip(*shown, strict=True)
+    [sheet.Tile(tile) for tile in group]
+    for group in zip(*column_tiles, strict=True)
   ]
   for group, text in zip(groups, subject.captions, strict=True):
     group[-1] = group[-1]._replace(caption=text)
   drawn = sheet.draw(
-    tiles.grouped(groups, beside),
+    tiles.grouped(groups, columns_wide),
     heads=[column.name for column in columns],
     group=len(columns),
   )
-  caption = made.pictures_caption
+  caption = objective.pictures_caption
   if any(column.hidden is not None for column in columns):
     caption += (
       ' Masks are those of the step of training that follows this checkpoint,'
@@ -65,7 +66,7 @@ def objective(subject: Subject) -> Drawn:
   return Drawn(caption, [('', drawn)])
 
 
-def _objective_of(
+def _objective(
   subject: Subject,
 ) -> tuple[objectives.Objective, objectives.Params]:
   """Returns the objective of the run, and its parameters.
@@ -73,17 +74,17 @@ def _objective_of(
   Raises:
     UserError: The model is not that of a run, or its method has no pictures.
   """
-  made, params = objectives.of_run(subject.vit)
-  if not made.pictures_caption:
+  objective, params = objectives.of_run(subject.vit)
+  if not objective.pictures_caption:
     raise UserError(
-      f'the objective of the run, {made.config.objective.name}, has no pictures'
-      ' of its own'
+      f'the objective of the run, {objective.config.objective.name}, has no'
+      ' pictures of its own'
     )
-  return made, params
+  return objective, params
 
 
 def _columns(
-  subject: Subject, made: objectives.Objective, params: objectives.Params
+  subject: Subject, objective: objectives.Objective, params: objectives.Params
 ) -> list[base.Column]:
   """Returns what the objective shows of all images."""
   vit = subject.vit
@@ -94,18 +95,18 @@ def _columns(
     (params, restoring.restore_extra(vit.origin.path, vit.origin.task)),
   )
   key = step_lib.step_key(config.seed, vit.origin.step or 0)
-  draw = jax.jit(made.pictures)
+  draw = jax.jit(objective.pictures)
   inputs = subject.images.inputs
   # A method may draw something for the whole batch at once.
   rows = np.arange(len(inputs), dtype=np.int32) % config.train.batch_size
-  found: list[base.Column] = batched.in_batches(
+  columns: list[base.Column] = batched.in_batches(
     lambda images, rows: draw(params, extra, images, Rng(key, rows)),
     [inputs, rows],
     _BATCH,
   )
-  for column in found:
+  for column in columns:
     predictions_lib.check_finite(np.asarray(column.images))
-  return found
+  return columns
 
 
 def _tiles(
@@ -116,18 +117,18 @@ def _tiles(
 ) -> list[np.ndarray]:
   """Returns the tiles of a column, uint8 [*shape, 3] each."""
   pixels = tiles.pixels(subject.vit.preprocess, np.asarray(column.images))
-  found = tiles.fit_all(pixels, shape)
+  images = tiles.fit_all(pixels, shape)
   if column.hidden is None:
-    return found
+    return images
   hidden = np.asarray(column.hidden).reshape(-1, *grid)
-  return [tiles.cover(*one) for one in zip(found, hidden, strict=True)]
+  return [tiles.cover(*pair) for pair in zip(images, hidden, strict=True)]
 
 
 def samples(subject: Subject) -> Drawn:
   """Draws new images of a model that predicts pixels."""
-  found = sampling.sample(subject.vit, _SAMPLES)
-  shown = _fitted(subject, found)
-  rows = tiles.grouped([[sheet.Tile(tile)] for tile in shown], _COLUMNS)
+  pixels = sampling.sample(subject.vit, _SAMPLES)
+  images = _fitted(subject, pixels)
+  rows = tiles.grouped([[sheet.Tile(tile)] for tile in images], _COLUMNS)
   caption = (
     f'{_SAMPLES} images that the model draws, one pixel after another, each'
     ' from its distribution of colours given those before it (Chen et al.,'

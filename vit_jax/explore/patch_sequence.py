@@ -57,8 +57,8 @@ def draw(
   h, w = grid
   a, b = image.shape[0] // h, image.shape[1] // w
   patches = image.reshape(h, a, w, b, 3).swapaxes(1, 2).reshape(-1, a, b, 3)
-  whole = sheet.draw(
-    [[sheet.Tile(_ruled(image, grid)), sheet.Tile(_apart(patches, grid))]],
+  picture = sheet.draw(
+    [[sheet.Tile(_ruled(image, grid)), sheet.Tile(_spread(patches, grid))]],
     heads=[f'{h} × {w} patches', 'in the order of reading'],
   )
   tokens = [sheet.Tile(_box(_TOKEN), name) for name in prefix]
@@ -69,7 +69,7 @@ def draw(
     token = tiles_lib.fit(patches[patch], (_SIDE, _SIDE))
     tokens.append(sheet.Tile(token, str(patch)))
   title = f'The sequence of {len(prefix) + h * w} tokens'
-  return paper_lib.stack([whole, sheet.draw([tokens], title=title)])
+  return paper_lib.stack([picture, sheet.draw([tokens], title=title)])
 
 
 def shown_patches(count: int, most: int) -> list[int | None]:
@@ -95,7 +95,7 @@ def _ruled(image: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   return ruled
 
 
-def _apart(patches: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+def _spread(patches: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   """Returns the patches [h * w, a, b, 3] in their places, in frames."""
   gap = _NARROW if max(grid) > _MANY else _WIDE
   framed = np.pad(

@@ -58,7 +58,7 @@ USAGE = 'explore --from=PATH (--data=NAME | --images=PATH)'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
-_OTHER = flags.DEFINE_string(
+_OTHER_MODEL = flags.DEFINE_string(
   'other',
   None,
   'A second model. Its layers are compared with the layers of --from.',
@@ -153,8 +153,9 @@ def main(argv: list[str]) -> int:
       subject, names, new, lambda name: logging.info('drawing %s', name)
     )
     _write(subject, contents, new, failed)
-  for reason, left_out in _by_reason(contents.missing).items():
-    logging.info('left out %s: %s', ', '.join(left_out), reason)
+  if contents.missing:
+    lines = _missing_lines(contents.missing)
+    logging.info('not in the report:\n%s', '\n'.join(f'  {x}' for x in lines))
   print(out / 'report.html')
   return 1 if failed else 0
 
@@ -169,13 +170,13 @@ def _subject(
   options = _options(vit)
   examples = _examples(vit)
   images = _read_images(vit, paths, examples, failed)
-  other = None
-  if _OTHER.value:
-    other = weights.load(_OTHER.value)
-    logging.info('loaded %s', other.origin)
+  other_model = None
+  if _OTHER_MODEL.value:
+    other_model = weights.load(_OTHER_MODEL.value)
+    logging.info('loaded %s', other_model.origin)
   name, other_name = _model_names()
   return subject_lib.Subject(
-    vit, name, images, examples, options, other, other_name
+    vit, name, images, examples, options, other_model, other_name
   )
 
 
@@ -192,14 +193,15 @@ def _write(
   from vit_jax.runs import safe_io
 
   if not contents.sections:
-    raise _nothing_shown(contents.missing)
+    reasons = '; '.join(_missing_lines(contents.missing))
+    raise UserError(f'there is nothing to draw: {reasons}')
   numbers = {
     report_folder.FILES: sorted(os.listdir(folder)),
     **contents.numbers,
     'checkpoint': subject.vit.origin.to_dict(),
   }
-  if subject.other is not None:
-    numbers['other_checkpoint'] = subject.other.origin.to_dict()
+  if subject.second_vit is not None:
+    numbers['other_checkpoint'] = subject.second_vit.origin.to_dict()
   safe_io.write_json(folder / report_folder.NUMBERS, numbers)
   report.write(
     folder / 'report.html',
@@ -218,13 +220,13 @@ def _check_flags() -> pathlib.Path:
   from vit_jax.plots import canvas
 
   cli.check_from(FLAGS)
-  for given, wanted, example in (
+  for flag, needed, example in (
     ('data', 'split', 'val'),
     ('split', 'data', 'folder:images'),
   ):
-    if FLAGS[given].value and not FLAGS[wanted].value:
+    if FLAGS[flag].value and not FLAGS[needed].value:
       raise UserError(
-        f'--{given} needs --{wanted} beside it, as --{wanted}={example}'
+        f'--{flag} needs --{needed} beside it, as --{needed}={example}'
       )
   canvas.check()
   report.check()
@@ -237,7 +239,7 @@ def _check_flags() -> pathlib.Path:
 
 def _model_names() -> tuple[str, str]:
   """Returns short names of both models, or their paths if those are equal."""
-  paths = FLAGS['from'].value or '', _OTHER.value or ''
+  paths = FLAGS['from'].value or '', _OTHER_MODEL.value or ''
   names = _model_name(paths[0]), _model_name(paths[1])
   return paths if names[0] == names[1] else names
 
@@ -247,14 +249,14 @@ def _model_name(path: Any) -> str:
   return os.path.basename(os.path.abspath(path)) or 'model'
 
 
-def _chosen_kinds(known: list[str]) -> list[str]:
+def _chosen_kinds(kinds: list[str]) -> list[str]:
   """Returns the kinds of --only, in the order of the page."""
   for name in _ONLY.value:
-    if name not in known:
+    if name not in kinds:
       raise UserError(
-        f'--only: there is no picture {name!r}: choose from {", ".join(known)}'
+        f'--only: there is no picture {name!r}: choose from {", ".join(kinds)}'
       )
-  return [name for name in known if name in (_ONLY.value or known)]
+  return [name for name in kinds if name in (_ONLY.value or kinds)]
 
 
 def _query() -> tuple[int, int] | None:
@@ -277,8 +279,7 @@ def _options(vit: 'weights.Loaded') -> 'subject_lib.Options':
   if len(vit.preprocess.image_size) == 3:
     raise UserError(
       'this model takes volumes or videos, and explore draws images: predict'
-      ' writes'
-      ' slices of their maps'
+      ' writes slices of their maps'
     )
   query = _query()
   layers: tuple[int, ...] = ()
@@ -320,33 +321,33 @@ def _layers(vit: 'weights.Loaded') -> tuple[int, ...]:
 
   if not _LAYERS.value:
     return tuple(range(features.depth(vit)))
-  found = set()
+  layers = set()
   for text in _LAYERS.value:
     if not re.fullmatch(r'-?\d{1,6}', text):
       raise UserError(f'--layers: {text!r} is no number: write, say, 0,5,-1')
     try:
-      found.add(features.layer_index(vit, int(text)))
+      layers.add(features.layer_index(vit, int(text)))
     except UserError as e:
       raise UserError(f'--layers: {e}') from None
-  return tuple(sorted(found))
+  return tuple(sorted(layers))
 
 
 def _classes(vit: 'weights.Loaded') -> tuple[int, ...]:
   """Returns the positions of --classes in the model's output."""
-  found = []
+  positions = []
   if _CLASSES.value and not vit.model.num_classes:
     raise UserError('--classes: the model has no head, and so no classes')
   for text in _CLASSES.value:
     if text in vit.classes:
-      found.append(vit.classes.index(text))
+      positions.append(vit.classes.index(text))
     elif text.isdecimal() and int(text) < vit.model.num_classes:
-      found.append(int(text))
+      positions.append(int(text))
     else:
       raise UserError(
         f'--classes: there is no class {text!r}: give names, or numbers from 0'
         f' to {vit.model.num_classes - 1}'
       )
-  return tuple(found)
+  return tuple(positions)
 
 
 def _examples(vit: 'weights.Loaded') -> 'examples_lib.Examples | None':
@@ -378,21 +379,12 @@ def _read_images(
   return None
 
 
-def _by_reason(
-  missing: 'Sequence[report_lib.Missing]',
-) -> dict[str, list[str]]:
-  """Returns the names of the kinds without pictures, by the reason."""
+def _missing_lines(missing: 'Sequence[report_lib.Missing]') -> list[str]:
+  """Returns why there are no pictures, as 'stem, cka: REASON'."""
   names: dict[str, list[str]] = {}
-  for each in missing:
-    names.setdefault(each.reason, []).append(each.name)
-  return names
-
-
-def _nothing_shown(missing: 'Sequence[report_lib.Missing]') -> UserError:
-  """Returns the error that says why there is no picture at all."""
-  names = _by_reason(missing)
-  reasons = [f'{why} ({", ".join(which)})' for why, which in names.items()]
-  return UserError(f'nothing can be shown: {"; ".join(reasons)}')
+  for kind in missing:
+    names.setdefault(kind.reason, []).append(kind.name)
+  return [f'{", ".join(kinds)}: {reason}' for reason, kinds in names.items()]
 
 
 def _facts(
@@ -401,23 +393,28 @@ def _facts(
   """Returns the table at the top of the report."""
   facts = {
     'Model': f'{FLAGS["from"].value}: {subject.vit.describe()}',
-    'Loaded': str(subject.vit.origin),
+    'Checkpoint': str(subject.vit.origin),
   }
-  if subject.other is not None:
-    facts['Compared with'] = f'{_OTHER.value}: {subject.other.describe()}'
-  if subject.given is not None:
-    count, found = len(subject.given.names), subject.given.found
+  if subject.second_vit is not None:
+    facts['Compared with'] = (
+      f'{_OTHER_MODEL.value}: {subject.second_vit.describe()}'
+    )
+  if subject.chosen_images is not None:
+    count, total = (
+      len(subject.chosen_images.names),
+      subject.chosen_images.available,
+    )
     height, width = subject.vit.preprocess.image_size
     facts['Images'] = (
-      f'{count} of {found}, resized to {height} × {width} pixels, as the model'
+      f'{count} of {total}, resized to {height} × {width} pixels, as the model'
       ' sees them. Captions have the name, the most probable class with its'
-      f' probability, and the label. {subject.given.naming}'
+      f' probability, and the label. {subject.chosen_images.naming}'
     ).rstrip()
   if failed:
-    facts['Left out'] = '; '.join(map(str, failed))
+    facts['Unreadable'] = '; '.join(map(str, failed))
   if subject.labelled is not None:
     examples = subject.labelled
     facts['Labelled examples'] = (
-      f'{len(examples)} of {examples.total} in {examples.where}'
+      f'{len(examples)} of {examples.total} in {examples.source_name}'
     )
   return facts

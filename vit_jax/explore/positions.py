@@ -50,13 +50,16 @@ def position_similarity(
       jnp.asarray(vit.params[name])[0]
       for name in (positions_lib.ROWS, positions_lib.COLUMNS)
     )
-    own = embedding.factorized_positions(
-      rows, columns, jnp.array([[h, w]]), h * w, model.position_aspect
+    grids = jnp.array([[h, w]])
+    table = np.asarray(
+      embedding.factorized_positions(
+        rows, columns, grids, h * w, model.position_aspect
+      )[0]
     )
-    table = _finite(np.asarray(own[0]), 'positions')
+    table = _finite(table, 'positions')
   else:
-    whole = np.asarray(vit.params['position_embedding'], np.float32)
-    table = _finite(whole[0, model.positioned_prefix :], 'positions')
+    vectors = np.asarray(vit.params['position_embedding'], np.float32)
+    table = _finite(vectors[0, model.positioned_prefix :], 'positions')
   table = embedded.normalised(table)
   return (table @ table.T).reshape(h, w, h, w)
 
@@ -134,12 +137,12 @@ def stem_filters(vit: weights.Loaded) -> np.ndarray:
   return (filters / (std + _EPSILON)).astype(np.float32)
 
 
-def _finite(x: np.ndarray, what: str) -> np.ndarray:
-  """Returns the parameters x; `what` is their name.
+def _finite(x: np.ndarray, name: str) -> np.ndarray:
+  """Returns the parameters x; `name` is their name.
 
   Raises:
     UserError: The parameters are not finite.
   """
   if not np.isfinite(x).all():
-    raise UserError(f'the {what} of the model are not finite: it has diverged')
+    raise UserError(f'the {name} of the model are not finite: it has diverged')
   return x

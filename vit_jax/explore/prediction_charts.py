@@ -30,7 +30,7 @@ _COLUMNS = 2  # of images with their bars
 _MAP = 1030, 600  # pixels of the two panels together
 _PANEL = 400, 520  # approximate pixels of a panel for points
 _ON_MAP = 22  # pixels of a thumbnail on a map
-_APART = 28  # minimum pixels between the centres of two thumbnails
+_DISTANCE = 28  # minimum pixels between the centres of two thumbnails
 _NEIGHBOURS = 10  # number of neighbours whose labels are compared
 _MOST_THUMBNAILS = 90
 _LISTED = 20  # largest number of classes that a legend names
@@ -45,7 +45,7 @@ _GAP: Any = {
 }
 
 
-class Bar(NamedTuple):
+class ClassBar(NamedTuple):
   """A class with its probability, and whether it is the label."""
 
   name: str
@@ -54,7 +54,9 @@ class Bar(NamedTuple):
 
 
 def bars(
-  images: np.ndarray, captions: Sequence[str], classes: Sequence[Sequence[Bar]]
+  images: np.ndarray,
+  captions: Sequence[str],
+  classes: Sequence[Sequence[ClassBar]],
 ) -> np.ndarray:
   """Returns images with the probabilities of a few classes, uint8 [h, w, 3].
 
@@ -66,7 +68,7 @@ def bars(
   gap, line = paper_lib.GAP, paper_lib.LINE
   scale = _THUMBNAIL / max(images.shape[1:3])
   high, wide = (max(1, round(n * scale)) for n in images.shape[1:3])
-  names = [bar.name for row in classes for bar in row]
+  names = [prediction.name for row in classes for prediction in row]
   room = min(_NAME, math.ceil(max(map(paper_lib.width, names))))
   pitch = _THUMBNAIL + room + _LONGEST + _NUMBER + 6 * gap
   down = line + max(high, max(map(len, classes)) * _ROW) + 3 * gap
@@ -91,10 +93,12 @@ def _draw_bars(
   paper: paper_lib.Paper,
   start: float,
   top: float,
-  classes: Sequence[Bar],
+  classes: Sequence[ClassBar],
   room: float,
 ) -> None:
-  names = texts.shorten([bar.name for bar in classes], room, paper_lib.width)
+  names = texts.shorten(
+    [prediction.name for prediction in classes], room, paper_lib.width
+  )
   gap = paper_lib.GAP
   for i, (_, probability, right) in enumerate(classes):
     y = top + i * _ROW
@@ -182,7 +186,7 @@ def embedding_map(
   x, y = points[order].T
   left.scatter(x, y, s=9, c=colours[labels[order]], linewidths=0)
   right.scatter(x, y, s=3, c=style.FAINT, linewidths=0)
-  for i in apart(points, _PANEL):
+  for i in separate_points(points, _PANEL):
     _draw_thumbnail(right, images[i], points[i], colours[labels[i]])
   left.set_title(title)
   if axes_names is None:
@@ -228,12 +232,12 @@ def strays_last(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
   from sklearn import neighbors  # here: it takes a second to import
 
   count = min(_NEIGHBOURS, len(points) - 1)
-  near = neighbors.NearestNeighbors(n_neighbors=count).fit(points)
-  alike = labels[near.kneighbors(return_distance=False)] == labels[:, None]
+  search = neighbors.NearestNeighbors(n_neighbors=count).fit(points)
+  alike = labels[search.kneighbors(return_distance=False)] == labels[:, None]
   return np.argsort(-alike.mean(axis=1), kind='stable')
 
 
-def apart(points: np.ndarray, size: tuple[int, int]) -> list[int]:
+def separate_points(points: np.ndarray, size: tuple[int, int]) -> list[int]:
   """Chooses points whose thumbnails do not overlap; returns their positions.
 
   Args:
@@ -246,7 +250,7 @@ def apart(points: np.ndarray, size: tuple[int, int]) -> list[int]:
   chosen: list[int] = []
   for i, place in enumerate(places):
     distances = np.abs(places[chosen] - place).max(axis=1)
-    if (distances > _APART).all():
+    if (distances > _DISTANCE).all():
       chosen.append(i)
     if len(chosen) == _MOST_THUMBNAILS:
       break

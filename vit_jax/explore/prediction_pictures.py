@@ -29,19 +29,21 @@ def predictions(subject: Subject) -> Drawn:
   names, probabilities = subject.names, subject.probabilities
   order = np.argsort(-probabilities, axis=1, kind='stable')[:, :_TOP]
   # A model that does not predict the label has no classes of labels.
-  known = subject.vit.classes
-  truths = [x if x in known else None for x in subject.images.truths]
+  classes = subject.vit.classes
+  truths = [x if x in classes else None for x in subject.images.truths]
   bars = [
     [
-      prediction_charts.Bar(names[i], float(row[i]), names[i] == truth)
+      prediction_charts.ClassBar(names[i], float(row[i]), names[i] == truth)
       for i in best
     ]
     for row, best, truth in zip(probabilities, order, truths, strict=True)
   ]
-  how = 'the softmax of the logits, whatever loss the model was trained with'
+  meaning = (
+    'the softmax of the logits, whatever loss the model was trained with'
+  )
   if not subject.vit.preprocess.has_label:
-    how = 'each has a probability of its own, the sigmoid of its logit'
-  caption = f'The most probable classes of each image: {how}.'
+    meaning = 'each has a probability of its own, the sigmoid of its logit'
+  caption = f'The most probable classes of each image: {meaning}.'
   images = subject.images
   if any(truths):
     caption += ' The class of the label is green.'
@@ -51,8 +53,10 @@ def predictions(subject: Subject) -> Drawn:
   numbers = {
     'images': images.names,
     'labels': images.truths,
-    'classes': [[bar.name for bar in row] for row in bars],
-    'probabilities': [[bar.probability for bar in row] for row in bars],
+    'classes': [[prediction.name for prediction in row] for row in bars],
+    'probabilities': [
+      [prediction.probability for prediction in row] for row in bars
+    ],
   }
   captions = [
     subject_lib.one_line(subject_lib.caption(name, label=truth))
@@ -224,8 +228,8 @@ def describe(examples: examples_lib.Examples) -> str:
   """Returns words for examples, as 'the 359 examples of digits, test'."""
   count, total = len(examples), examples.total
   if count == total:
-    return f'the {counted(count, "example")} of {examples.where}'
-  return f'the first {count} of {total} examples of {examples.where}'
+    return f'the {counted(count, "example")} of {examples.source_name}'
+  return f'the first {count} of {total} examples of {examples.source_name}'
 
 
 def _capital(text: str) -> str:

@@ -221,10 +221,10 @@ def tsne(components: np.ndarray) -> np.ndarray:
   from sklearn import manifold
 
   method = 'exact' if len(components) <= _FEW_POINTS else 'barnes_hut'
-  found = manifold.TSNE(
+  points = manifold.TSNE(
     perplexity=min(30.0, (len(components) - 1) / 3),
     init='pca',
     random_state=0,
     method=method,
   ).fit_transform(components)
-  return np.asarray(found, np.float64)
+  return np.asarray(points, np.float64)

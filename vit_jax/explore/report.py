@@ -15,7 +15,7 @@ from vit_jax.runs import safe_io
 if TYPE_CHECKING:
   import jinja2
 
-_SHOWN = 2  # pictures of a section that are not folded
+_UNFOLDED = 2  # pictures of a section that are not folded
 _NARROW = 560  # pixels; a narrower section is widened for its caption
 _GAP = 34  # pixels between two pictures, with their frames
 
@@ -61,7 +61,7 @@ class Section:
   @property
   def width(self) -> int:
     """Width in pixels; narrow sections stand next to each other."""
-    widths = [picture.size[0] + _GAP for picture in self.pictures[:_SHOWN]]
+    widths = [picture.size[0] + _GAP for picture in self.pictures[:_UNFOLDED]]
     return max(_NARROW, sum(widths))
 
 
@@ -111,7 +111,7 @@ def write(
     facts=facts,
     sections=sections,
     missing=missing,
-    shown=_SHOWN,
+    shown=_UNFOLDED,
   )
   with safe_io.replacing(path) as file:
     # The name of a file may be invalid UTF-8.

@@ -23,13 +23,14 @@ _PICTURE = re.compile(r'[a-z]+(-\d+)?\.(png|svg)')
 
 def check(folder: pathlib.Path) -> None:
   """Raises a UserError if nothing can be written to a folder."""
-  whole = folder.absolute()
-  there = next(p for p in (whole, *whole.parents) if os.path.exists(p))
-  if not os.path.isdir(there):
-    raise UserError(f'--out={folder}: {there} is a file; name a folder')
-  if not os.access(there, os.W_OK | os.X_OK):
+  path = folder.absolute()
+  existing = next(p for p in (path, *path.parents) if os.path.exists(p))
+  if not os.path.isdir(existing):
+    raise UserError(f'--out={folder}: {existing} is a file; name a folder')
+  if not os.access(existing, os.W_OK | os.X_OK):
     raise UserError(
-      f'--out={folder}: nothing can be written in {there}; name another folder'
+      f'--out={folder}: nothing can be written in {existing}; name another'
+      ' folder'
     )
 
 

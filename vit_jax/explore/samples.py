@@ -49,12 +49,12 @@ def read(loaded: weights.Loaded) -> list[Sample]:
     examples = examples_lib.load(source, config, _MOST)
   except UserError:
     return []
-  found = []
+  samples = []
   for i, name in enumerate(examples.names):
     file = _stored(source.file(i)) or _encoded(examples, i)
     if file is not None:
-      found.append(Sample(images.printable(name), file))
-  return found
+      samples.append(Sample(images.printable(name), file))
+  return samples
 
 
 def _stored(path: str | None) -> bytes | None:

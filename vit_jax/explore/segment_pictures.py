@@ -34,10 +34,10 @@ def overlays(subject: Subject) -> Drawn:
   names, images = _names(objective), subject.images
   has_labels = bool(images.rows) and subject.examples.maps is not None
   if has_labels:
-    found = _compare(subject, np.array(images.rows))
+    comparison = _compare(subject, np.array(images.rows))
     captions = [
       f'{name}\nmIoU {miou:.2f}'
-      for name, miou in zip(images.names, found['miou'], strict=True)
+      for name, miou in zip(images.names, comparison['miou'], strict=True)
     ]
   else:
     apply = jax.jit(
@@ -45,7 +45,7 @@ def overlays(subject: Subject) -> Drawn:
         'segments': objective.outputs(params, {'image': x})['segments']
       }
     )
-    found = batched.in_batches(apply, [images.inputs], _BATCH)
+    comparison = batched.in_batches(apply, [images.inputs], _BATCH)
     captions = list(subject.captions)
   caption = 'Each image, and the class that the model predicts for each pixel'
   caption += (
@@ -56,11 +56,11 @@ def overlays(subject: Subject) -> Drawn:
   )
   shares = [
     np.bincount(x.ravel(), minlength=len(names)) / x.size
-    for x in found['segments']
+    for x in comparison['segments']
   ]
   numbers = {'images': list(images.names), 'classes': names, 'shares': shares}
   maps: dict[str, np.ndarray] = {
-    name: found[name] for name in ('map', 'segments') if name in found
+    name: comparison[name] for name in ('map', 'segments') if name in comparison
   }
   ignore = _ignored(objective)
   picture = class_maps.draw(names, ignore, subject.pixels, maps, captions)
@@ -71,21 +71,21 @@ def errors(subject: Subject) -> Drawn:
   """Draws the examples with the lowest mIoU, and their wrong pixels."""
   objective, _ = _objective(subject)
   examples, names = subject.examples, _names(objective)
-  found = _compare(subject, np.arange(len(examples)))
-  miou = found['miou']
+  comparison = _compare(subject, np.arange(len(examples)))
+  miou = comparison['miou']
   worst = np.argsort(miou, kind='stable')[:_WORST]
-  pixels = tiles.pixels(subject.vit.preprocess, found['image'][worst])
+  pixels = tiles.pixels(subject.vit.preprocess, comparison['image'][worst])
   captions = [f'{examples.names[i]}\nmIoU {miou[i]:.2f}' for i in worst]
-  shown = {name: found[name][worst] for name in ('map', 'segments')}
+  label_maps = {name: comparison[name][worst] for name in ('map', 'segments')}
   names, ignore = _names(objective), _ignored(objective)
-  picture = class_maps.draw(names, ignore, pixels, shown, captions)
+  picture = class_maps.draw(names, ignore, pixels, label_maps, captions)
   caption = (
     f'The {len(worst)} of {len(examples)} examples with the lowest mIoU: the'
     f' mean over the classes of an image of the intersection over union. {_KEY}'
   )
   overlaps = segments.overlaps(
     segments.confusion(
-      found['map'], found['segments'], len(names), _ignored(objective)
+      comparison['map'], comparison['segments'], len(names), _ignored(objective)
     )
   )
   measured = [
@@ -143,10 +143,10 @@ def _compare(subject: Subject, rows: np.ndarray) -> dict[str, np.ndarray]:
     }
 
   inputs = [examples.image[rows], examples.maps[rows]]
-  found: dict[str, np.ndarray] = batched.in_batches(
+  comparison: dict[str, np.ndarray] = batched.in_batches(
     jax.jit(apply), inputs, _BATCH
   )
-  return found
+  return comparison
 
 
 def _objective(subject: Subject) -> tuple[objectives.Objective, Any]:

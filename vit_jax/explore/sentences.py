@@ -49,19 +49,19 @@ class Sentences:
   """A model of images and texts, which compares sentences with an image.
 
   Attributes:
-    each: Whether a probability is one sentence's own, as with SigLIP's loss;
-      else those of all sentences add up to 1.
+    independent: Whether each sentence has a probability of its own, as with
+      SigLIP's loss; else the probabilities of all sentences add up to 1.
   """
 
   def __init__(
     self, embedder: embedder_lib.Embedder, towers: Any, grid: tuple[int, int]
   ):
-    """Holds the model; use `of`."""
+    """Holds the model; use `load`."""
     self._embedder, self._towers, self._grid = embedder, towers, grid
-    self.each: bool = towers.towers.has_bias
+    self.independent: bool = towers.towers.has_bias
 
   @classmethod
-  def of(cls, loaded: weights.Loaded) -> Self | None:
+  def load(cls, loaded: weights.Loaded) -> Self | None:
     """Copies a model to the device; None: it has no text tower.
 
     Raises:
@@ -89,16 +89,16 @@ class Sentences:
       size *= 2
     padded = np.pad(tokens, ((0, size - count), (0, 0)))
     number = windows(self._grid)
-    shown = _shown(number, image.shape[1:3])
-    found = self._embedder.applied.compute(
-      _embed, {'image': image, 'shown': shown, 'tokens': padded}
+    visible = _visible_pixels(number, image.shape[1:3])
+    embeddings = self._embedder.applied.compute(
+      _embed, {'image': image, 'shown': visible, 'tokens': padded}
     )
-    texts = found['texts'][:count]
+    texts = embeddings['texts'][:count]
     probability = self._towers.probabilities(
-      self._embedder.params, found['image'], texts
+      self._embedder.params, embeddings['image'], texts
     )
-    cosine = texts @ found['image'][0]
-    falls = cosine[:, None] - texts @ found['hidden'].T  # [C, S]
+    cosine = texts @ embeddings['image'][0]
+    falls = cosine[:, None] - texts @ embeddings['hidden'].T  # [C, S]
     return Fit(np.asarray(probability[0], np.float32), cosine, falls[:, number])
 
 
@@ -115,11 +115,11 @@ def windows(grid: tuple[int, int]) -> np.ndarray:
   while -(-h // side) * -(-w // side) > _PLACES:
     side += 1
   rows, columns = np.arange(h) // side, np.arange(w) // side
-  found: np.ndarray = rows[:, None] * -(-w // side) + columns
-  return found
+  numbers: np.ndarray = rows[:, None] * -(-w // side) + columns
+  return numbers
 
 
-def _shown(number: np.ndarray, size: Sequence[int]) -> np.ndarray:
+def _visible_pixels(number: np.ndarray, size: Sequence[int]) -> np.ndarray:
   """Returns the pixels that stay if a place is hidden, bool [S, H, W, 1]."""
   rows, columns = (
     np.arange(length) * n // length
@@ -143,15 +143,15 @@ def split(text: str, template: str = '{}') -> list[str]:
   (template,) = captions.check_templates([template.strip() or '{}'], 'template')
   lines = [x.strip() for x in text.splitlines() if x.strip()]
   parts = lines[0].split(',') if len(lines) == 1 else lines
-  found = [x.strip() for x in parts if x.strip()]
-  if not found:
+  sentences = [x.strip() for x in parts if x.strip()]
+  if not sentences:
     raise UserError('there is no sentence: write one, or several classes')
-  if len(found) > MOST:
+  if len(sentences) > MOST:
     raise UserError(
-      f'there are {len(found)} sentences, and at most {MOST} are compared at a'
-      ' time: leave some out'
+      f'there are {len(sentences)} sentences, and at most {MOST} are compared'
+      ' at a time: leave some out'
     )
-  return [x for name in found for x in captions.fill([template], name)]
+  return [x for name in sentences for x in captions.fill([template], name)]
 
 
 def _embed(
@@ -167,11 +167,11 @@ def _embed(
   """
   image = inputs['image']
 
-  def embed(shown: jax.Array) -> jax.Array:
+  def embed(visible: jax.Array) -> jax.Array:
     # 0 is the mean colour of the data that the model was trained on.
-    one = image * shown
-    found: jax.Array = objective.embed(params, 'image', one)[0]
-    return found
+    masked = image * visible
+    embedding: jax.Array = objective.embed(params, 'image', masked)[0]
+    return embedding
 
   return {
     'image': objective.embed(params, 'image', image),

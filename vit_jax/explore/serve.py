@@ -91,11 +91,11 @@ def main(argv: list[str]) -> int:
       viewer.Viewer(model, name)
       for model, name in zip(models, _names(paths), strict=True)
     ]
-    for each in viewers:
+    for model_viewer in viewers:
       start = time.monotonic()
-      each.warm()
+      model_viewer.warm()
       seconds = time.monotonic() - start
-      logging.info('%s: compiled in %.1f s', each.name, seconds)
+      logging.info('%s: compiled in %.1f s', model_viewer.name, seconds)
     host = _HOST.value
     if host in _EVERYWHERE:
       host = socket.gethostname()  # for the address that a browser opens
@@ -128,10 +128,12 @@ def listen(host: str, port: int) -> socket.socket:
     )[0]
     return socket.create_server(address[:2], family=family)
   except (OSError, UnicodeError) as e:  # the latter for an invalid name
-    why = e.strerror if isinstance(e, OSError) else 'that is no name of a host'
+    reason = (
+      e.strerror if isinstance(e, OSError) else 'that is no name of a host'
+    )
     raise UserError(
-      f'--host={host} --port={port} cannot be listened at: {why}; give another,'
-      ' or --port=0 for any that is free'
+      f'--host={host} --port={port} cannot be listened at: {reason}; give'
+      ' another, or --port=0 for any that is free'
     ) from None
 
 

@@ -147,8 +147,8 @@ class _Api:
     async with self._turn:
       if await request.is_disconnected():
         return responses.Response(status_code=400)
-      found = await concurrency.run_in_threadpool(function, *args)
-    return responses.Response(found, media_type='application/octet-stream')
+      reply = await concurrency.run_in_threadpool(function, *args)
+    return responses.Response(reply, media_type='application/octet-stream')
 
 
 async def _body(request: requests.Request, most: int) -> bytes:

@@ -24,7 +24,7 @@ _PENALTIES = np.logspace(-2, 5, 8)  # tried for the linear classifier
 
 
 def layer_cka(
-  vit: weights.Loaded, images: Any, other: weights.Loaded | None = None
+  vit: weights.Loaded, images: Any, other_vit: weights.Loaded | None = None
 ) -> np.ndarray:
   """Returns linear CKA between all pairs of layers.
 
@@ -36,7 +36,7 @@ def layer_cka(
   Args:
     vit: A ViT, hybrid or Mixer.
     images: At least 4 images that `preprocess` of both models accepts.
-    other: A second model; None: `vit` itself.
+    other_vit: A second model; None: `vit` itself.
 
   Returns:
     float32 [L, L'], at most 1: 1 if one representation is a rotation of the
@@ -47,10 +47,10 @@ def layer_cka(
     UserError: A model has no tokens, there are fewer than 4 images, or one
       cannot be read.
   """
-  both = [vit] if other is None else [vit, other]
-  for each in both:
-    features.check_tokens(each)
-  inputs = [features.prepared(each, images) for each in both]
+  models = [vit] if other_vit is None else [vit, other_vit]
+  for model in models:
+    features.check_tokens(model)
+  inputs = [features.prepared(model, images) for model in models]
   count = len(inputs[0])
   if count < LEAST:
     raise UserError(
@@ -60,7 +60,8 @@ def layer_cka(
   terms = []
   for part in np.array_split(np.arange(count), -(-count // _BATCH)):
     grams = [
-      _grams_of(each, x[part]) for each, x in zip(both, inputs, strict=True)
+      _gram_matrices(model, x[part])
+      for model, x in zip(models, inputs, strict=True)
     ]
     terms.append(_hsic(grams[0], grams[-1]))
   cross, first, second = (
@@ -94,7 +95,7 @@ def layer_decodability(
     UserError: The model has no tokens or none that are finite, labels are
       missing or all equal, or an image cannot be read.
   """
-  x, test_x = (mean_patches(vit, each) for each in (images, test_images))
+  x, test_x = (mean_patches(vit, batch) for batch in (images, test_images))
   return decodability(x, labels, test_x, test_labels)
 
 
@@ -117,7 +118,7 @@ def mean_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
     vit,
     images,
     ('tokens',),
-    lambda seen: seen['tokens'][:, :, prefix:].mean(axis=2),
+    lambda arrays: arrays['tokens'][:, :, prefix:].mean(axis=2),
     axis=1,
   )
 
@@ -200,12 +201,12 @@ def _checked(labels: Any, x: np.ndarray) -> np.ndarray:
   return y
 
 
-def _grams_of(vit: weights.Loaded, images: np.ndarray) -> np.ndarray:
+def _gram_matrices(vit: weights.Loaded, images: np.ndarray) -> np.ndarray:
   return features.reduced(
     vit,
     images,
     ('tokens',),
-    lambda seen: _grams(seen['tokens']),
+    lambda arrays: _grams(arrays['tokens']),
     axis=1,
     batch_size=len(images),
   )
@@ -230,7 +231,9 @@ def _hsic(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """
   n = first.shape[-1]
   scale = n * (n - 3)
-  x, y = (_u_centred(np.asarray(each, np.float64)) for each in (first, second))
+  x, y = (
+    _u_centred(np.asarray(features, np.float64)) for features in (first, second)
+  )
   cross = x @ y.T
   return cross / scale, (x**2).sum(axis=1) / scale, (y**2).sum(axis=1) / scale
 
@@ -242,11 +245,11 @@ def _u_centred(gram: np.ndarray) -> np.ndarray:
   and Rizzo, 2014 (arXiv:1310.2926).
   """
   n = gram.shape[-1]
-  others = 1 - np.eye(n)  # the diagonal is left out
-  gram = gram * others
+  off_diagonal = 1 - np.eye(n)  # the diagonal is left out
+  gram = gram * off_diagonal
   rows = gram.sum(axis=-1) / (n - 2)
   total = gram.sum(axis=(1, 2))[:, None, None] / ((n - 1) * (n - 2))
-  centred = (gram - rows[:, :, None] - rows[:, None, :] + total) * others
+  centred = (gram - rows[:, :, None] - rows[:, None, :] + total) * off_diagonal
   return centred.reshape(len(gram), -1)
 
 
@@ -256,5 +259,5 @@ def _ratio(
   """Returns CKA, float32 [L, L'], from the results of `_hsic`."""
   scale = np.sqrt(first[:, None] * second)
   missing = np.full_like(cross, np.nan)
-  found = np.divide(cross, scale, out=missing, where=scale > 0)
-  return found.astype(np.float32)
+  cka = np.divide(cross, scale, out=missing, where=scale > 0)
+  return cka.astype(np.float32)

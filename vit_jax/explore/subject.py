@@ -23,7 +23,7 @@ from vit_jax.weights import batched
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
-_SOME = 4  # number of layers in `some_layers`
+_LAYERS = 4  # number of layers in `some_layers`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Images:
     inputs: Input of the model, float32 [B, H, W, C].
     sources: The images before preprocessing, for another model: paths, or
       arrays uint8 [h, w, C].
-    found: Number of images that these were chosen from.
+    available: Number of images that these were chosen from.
     naming: A sentence that explains the names; '' for names of files.
     rows: Their positions among the labelled examples; () for other images.
   """
@@ -85,7 +85,7 @@ class Images:
   truths: tuple[str, ...]
   inputs: np.ndarray
   sources: Sequence[Any]
-  found: int
+  available: int
   naming: str = ''
   rows: tuple[int, ...] = ()
 
@@ -118,7 +118,7 @@ class Options:
   @property
   def some_layers(self) -> tuple[int, ...]:
     """A few of the layers, evenly spread, for large pictures."""
-    chosen = tiles.spread(len(self.layers), _SOME)
+    chosen = tiles.spread(len(self.layers), _LAYERS)
     return tuple(self.layers[i] for i in chosen)
 
 
@@ -129,20 +129,20 @@ class Subject:
   Attributes:
     vit: The model.
     name: Name of the model.
-    given: The images, if any.
+    chosen_images: The images, if any.
     labelled: Labelled examples, if any.
     options: Options of the report.
-    other: A second model to compare with, if any.
-    other_name: Name of the second model.
+    second_vit: A second model to compare with, if any.
+    second_name: Name of the second model.
   """
 
   vit: weights.Loaded
   name: str
-  given: Images | None
+  chosen_images: Images | None
   labelled: examples_lib.Examples | None
   options: Options
-  other: weights.Loaded | None = None
-  other_name: str = ''
+  second_vit: weights.Loaded | None = None
+  second_name: str = ''
 
   @property
   def images(self) -> Images:
@@ -151,9 +151,9 @@ class Subject:
     Raises:
       UserError: There are none.
     """
-    if self.given is None:
+    if self.chosen_images is None:
       raise UserError('there are no images: give some with --images')
-    return self.given
+    return self.chosen_images
 
   @property
   def examples(self) -> examples_lib.Examples:
@@ -198,8 +198,8 @@ class Subject:
     count = self.vit.model.num_classes
     if not count:
       raise UserError('the model has no head, so it names no classes')
-    known = self.vit.classes or self.vit.target.names
-    return (*known, *map(str, range(len(known), count)))
+    names = self.vit.classes or self.vit.target.names
+    return (*names, *map(str, range(len(names), count)))
 
   @functools.cached_property
   def probabilities(self) -> np.ndarray:
@@ -240,6 +240,8 @@ class Subject:
       UserError: There are no examples, the model has no head or other classes,
         or its output is not finite.
     """
-    found, names = self.examples.predictions(self.vit, self.options.same_order)
-    predictions_lib.check_finite(found.probability)
-    return found, names
+    predictions, names = self.examples.predictions(
+      self.vit, self.options.same_order
+    )
+    predictions_lib.check_finite(predictions.probability)
+    return predictions, names

@@ -65,19 +65,19 @@ def summarize(
       those of 'confusion', 'reliability' and 'errors', as far as they were
       drawn.
   """
-  found: list[Result] = []
+  results: list[Result] = []
   if accuracy := numbers.get('confusion'):
-    found.append(_rate(accuracy))
+    results.append(_rate(accuracy))
   if error := numbers.get('reliability'):
     value = f'{error["calibration_error"]:.3f}'
-    found.append(Result('Calibration error', value, ('0 is perfect',)))
+    results.append(Result('Calibration error', value, ('0 is perfect',)))
   if accuracy:
-    found.append(_worst('accuracy', accuracy['classes_by_accuracy']))
+    results.append(_worst('accuracy', accuracy['classes_by_accuracy']))
   if overlap := numbers.get('errors'):
     lines = (f'{overlap["examples"]} examples',)
-    found.append(Result('Mean IoU', f'{overlap["miou"]:.3f}', lines))
-    found.append(_worst('IoU', overlap['classes_by_iou']))
-  return Summary(tuple(found), _thumbnails(subject))
+    results.append(Result('Mean IoU', f'{overlap["miou"]:.3f}', lines))
+    results.append(_worst('IoU', overlap['classes_by_iou']))
+  return Summary(tuple(results), _thumbnails(subject))
 
 
 def _rate(accuracy: Mapping[str, Any]) -> Result:
@@ -91,11 +91,11 @@ def _rate(accuracy: Mapping[str, Any]) -> Result:
 
 def _worst(measure: str, ascending: list[tuple[str, float]]) -> Result:
   """Returns the classes with the lowest values, of pairs in ascending order."""
-  worst, *more = [
+  lowest, *more = [
     f'{name}: {x:.1%}' if measure == 'accuracy' else f'{name}: {x:.2f}'
     for name, x in ascending[:_WORST]
   ]
-  return Result('Worst classes', worst, (*more, f'by {measure}'))
+  return Result(f'Lowest {measure} of a class', lowest, tuple(more))
 
 
 def _thumbnails(subject: subject_lib.Subject) -> tuple[Thumbnail, ...]:

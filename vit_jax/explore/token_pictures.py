@@ -37,17 +37,17 @@ _LEAST_DECODED = 4
 
 def norms(subject: Subject) -> Drawn:
   """Draws the norms of tokens, by layer and as maps."""
-  vit, found = subject.vit, subject.captured.norms
-  patches = found[:, :, features.prefix_length(vit) :]
+  vit, norms_by_layer = subject.vit, subject.captured.norms
+  patches = norms_by_layer[:, :, features.prefix_length(vit) :]
   kinds = [kind for _, kind in model_pictures.prefix_names(vit)]
-  others = {}
+  token_norms = {}
   for kind in dict.fromkeys(kinds):
     tokens = [i for i, k in enumerate(kinds) if k == kind]
-    others[kind] = found[:, :, tokens].mean(axis=(1, 2))
+    token_norms[kind] = norms_by_layer[:, :, tokens].mean(axis=(1, 2))
 
   def figures() -> Iterator[tuple[str, Any]]:
     flat = patches.reshape(len(patches), -1)
-    yield 'by layer', charts.norms_by_depth(flat, others)
+    yield 'by layer', charts.norms_by_depth(flat, token_norms)
     yield 'of each patch', _norm_maps(subject, patches)
 
   caption = (
@@ -58,15 +58,15 @@ def norms(subject: Subject) -> Drawn:
     ' have one scale.'
   )
   percentiles = np.percentile(patches, (5, 50, 95, 100), axis=(1, 2)).T
-  numbers = {'patches_percentiles_5_50_95_100': percentiles, **others}
+  numbers = {'patches_percentiles_5_50_95_100': percentiles, **token_norms}
   return Drawn(caption, figures(), numbers)
 
 
 def _norm_maps(subject: Subject, patches: np.ndarray) -> np.ndarray:
   """Returns a sheet of the norms of patches [L, B, h * w]."""
   maps = patches.reshape(*patches.shape[:2], *features.patch_grid(subject.vit))
-  shown = maps[list(subject.options.layers)]
-  low, high = float(shown.min()), float(shown.max())
+  values = maps[list(subject.options.layers)]
+  low, high = float(values.min()), float(values.max())
   scale = sheet.Scale(low, high, 'L2 norm of the token')
   return _map_rows(subject, maps, scale)
 
@@ -113,12 +113,12 @@ def _map_rows(
 
 def similarity(subject: Subject) -> Drawn:
   """Draws the cosine similarity of each patch to a chosen one, by layer."""
-  found = subject.captured.similarity
+  similarity = subject.captured.similarity
   layers, patch = subject.options.layers, subject.options.query
   scale = sheet.Scale(0.0, 1.0, 'cosine similarity')
-  if found[list(layers)].min() < 0:
+  if similarity[list(layers)].min() < 0:
     scale = scale._replace(low=-1.0, colours=style.SIGNED)
-  drawn = _map_rows(subject, found, scale, patch)
+  drawn = _map_rows(subject, similarity, scale, patch)
   caption = (
     'Cosine similarity of the token of each patch to that of the patch in row'
     f' {patch[0]}, column {patch[1]}, after each layer (as in DINOv3,'
@@ -131,20 +131,21 @@ def similarity(subject: Subject) -> Drawn:
 def pca(subject: Subject) -> Drawn:
   """Draws the principal components of patch tokens as colours."""
   grid = features.patch_grid(subject.vit)
-  found = {
-    layer: tokens_lib.pca(subject.captured.tokens_of(layer), grid)
+  components = {
+    layer: tokens_lib.pca(subject.captured.layer_tokens(layer), grid)
     for layer in subject.options.some_layers
   }
-  size = len(found) + 1
-  beside = max(1, _COLUMNS // size) * size
+  size = len(components) + 1
+  columns = max(1, _COLUMNS // size) * size
   shape = tiles.tile_shape(
-    subject.vit.preprocess.image_size, grid, beside, limits=_LIMITS
+    subject.vit.preprocess.image_size, grid, columns, limits=_LIMITS
   )
   groups = [
     [
       sheet.Tile(image, caption),
       *(
-        sheet.Tile(tiles.fit(tiles.to_rgb(x[i]), shape)) for x in found.values()
+        sheet.Tile(tiles.fit(tiles.to_rgb(x[i]), shape))
+        for x in components.values()
       ),
     ]
     for i, (image, caption) in enumerate(
@@ -152,8 +153,8 @@ def pca(subject: Subject) -> Drawn:
     )
   ]
   drawn = sheet.draw(
-    tiles.grouped(groups, beside),
-    heads=['image', *(f'layer {layer}' for layer in found)],
+    tiles.grouped(groups, columns),
+    heads=['image', *(f'layer {layer}' for layer in components)],
     group=size,
   )
   caption = (
@@ -170,12 +171,12 @@ def foreground(subject: Subject) -> Drawn:
   vit, grid = subject.vit, features.patch_grid(subject.vit)
   patches = tokens_lib.patch_features(vit, subject.images.inputs)
   predictions_lib.check_finite(patches)
-  found = tokens_lib.foreground(patches, grid)
-  beside = max(1, _COLUMNS // 3) * 3
+  foreground = tokens_lib.foreground(patches, grid)
+  columns = max(1, _COLUMNS // 3) * 3
   shape = tiles.tile_shape(
-    vit.preprocess.image_size, grid, beside, limits=_LIMITS
+    vit.preprocess.image_size, grid, columns, limits=_LIMITS
   )
-  limit = float(np.abs(found.score).max()) or 1.0
+  limit = float(np.abs(foreground.score).max()) or 1.0
   images = tiles.fit_all(subject.pixels, shape)
   groups = [
     [
@@ -186,11 +187,11 @@ def foreground(subject: Subject) -> Drawn:
       ),
     ]
     for image, caption, score, colors in zip(
-      images, subject.captions, *found, strict=True
+      images, subject.captions, *foreground, strict=True
     )
   ]
   drawn = sheet.draw(
-    tiles.grouped(groups, beside),
+    tiles.grouped(groups, columns),
     heads=['image', 'first component', 'foreground'],
     group=3,
     scale=sheet.Scale(-limit, limit, 'first component', style.SIGNED),
@@ -207,23 +208,23 @@ def foreground(subject: Subject) -> Drawn:
     ' models that are trained without labels. Elsewhere the first component'
     ' need not separate an object from its background.'
   )
-  share = (found.score > 0).mean(axis=(1, 2))
+  share = (foreground.score > 0).mean(axis=(1, 2))
   return Drawn(caption, [('', drawn)], {'foreground_share': share})
 
 
 def neighbors(subject: Subject) -> Drawn:
   """Draws the nearest neighbours of each image, by the input of the head."""
-  found = _neighbors_of(subject)
-  if not found.similarity.size:
+  neighbors = _nearest(subject)
+  if not neighbors.similarity.size:
     raise UserError(
       'one image has no neighbours: give more with --images, or with --data and'
       ' --split'
     )
   size = subject.vit.preprocess.image_size
-  count = found.similarity.shape[1]
+  count = neighbors.similarity.shape[1]
   shape = tiles.tile_shape(size, size, count + 1, limits=(192, 224))
   rows = [
-    [sheet.Tile(image), *_neighbor_tiles(found, i, truth, shape)]
+    [sheet.Tile(image), *_neighbor_tiles(neighbors, i, truth, shape)]
     for i, (image, truth) in enumerate(
       zip(
         tiles.fit_all(subject.pixels, shape),
@@ -238,29 +239,31 @@ def neighbors(subject: Subject) -> Drawn:
     names=subject.captions,
   )
   caption = (
-    f'The {count} nearest neighbours of each image among {found.where}, by the'
-    " cosine similarity of the classifier's inputs, which is below each. Choose"
-    ' another number with --neighbors.'
+    f'The {count} nearest neighbours of each image among {neighbors.gallery},'
+    " by the cosine similarity of the classifier's inputs, which is below each."
+    ' Choose another number with --neighbors.'
   )
-  if any(subject.images.truths) and any(map(any, found.labels)):
+  if any(subject.images.truths) and any(map(any, neighbors.labels)):
     caption += ' Neighbours with another label than the image are framed.'
   numbers = {
     'images': subject.images.names,
-    'neighbors': found.names,
-    'labels': found.labels,
-    'similarity': found.similarity,
+    'neighbors': neighbors.names,
+    'labels': neighbors.labels,
+    'similarity': neighbors.similarity,
   }
   return Drawn(caption, [('', drawn)], numbers)
 
 
 def _neighbor_tiles(
-  found: '_Neighbors', row: int, truth: str, shape: tuple[int, int]
+  neighbors: '_Neighbors', row: int, truth: str, shape: tuple[int, int]
 ) -> list[sheet.Tile]:
   """Returns the neighbours of an image whose label is `truth`, or ''."""
   result = []
-  for i, pixels in enumerate(tiles.fit_all(found.pixels[row], shape)):
-    label = found.labels[row][i]
-    caption = f'{label or found.names[row][i]}\n{found.similarity[row, i]:.3f}'
+  for i, pixels in enumerate(tiles.fit_all(neighbors.pixels[row], shape)):
+    label = neighbors.labels[row][i]
+    caption = (
+      f'{label or neighbors.names[row][i]}\n{neighbors.similarity[row, i]:.3f}'
+    )
     is_wrong = bool(truth and label) and label != truth
     result.append(sheet.Tile(pixels, caption, style.WRONG if is_wrong else ''))
   return result
@@ -274,56 +277,66 @@ class _Neighbors(NamedTuple):
     names: Names of the neighbours, B times k.
     labels: Names of their labels, B times k; '' where unknown.
     pixels: uint8 [B, k, H, W, 3].
-    where: What was searched.
+    gallery: Words for the images that were searched.
   """
 
   similarity: np.ndarray
   names: list[list[str]]
   labels: list[list[str]]
   pixels: np.ndarray
-  where: str
+  gallery: str
 
 
-def _neighbors_of(subject: Subject) -> _Neighbors:
+def _nearest(subject: Subject) -> _Neighbors:
   """Returns neighbours among the labelled examples, else among the images."""
   images, count = subject.images, subject.options.neighbors
   x = features.embeddings(subject.vit, images.inputs)
   predictions_lib.check_finite(x)
   if subject.labelled is None:
-    own = np.arange(len(x))
-    similarity, found = neighbors_lib.nearest(x, x, own, count)
-    names = [[images.names[i] for i in row] for row in found]
-    where = f'the other {counted(len(x) - 1, "image")}'
-    labels = [['' for _ in row] for row in found]
-    return _Neighbors(similarity, names, labels, subject.pixels[found], where)
+    similarity, positions = neighbors_lib.nearest(
+      x, x, np.arange(len(x)), count
+    )
+    names = [[images.names[i] for i in row] for row in positions]
+    gallery = f'the other {counted(len(x) - 1, "image")}'
+    labels = [['' for _ in row] for row in positions]
+    return _Neighbors(
+      similarity, names, labels, subject.pixels[positions], gallery
+    )
   examples = subject.examples
   rows = np.asarray(images.rows) if images.rows else None
-  similarity, found = neighbors_lib.nearest(x, subject.embeddings, rows, count)
-  names = [[examples.names[i] for i in row] for row in found]
-  labels = [[examples.classes[examples.label[i]] for i in row] for row in found]
-  shown = examples.inputs(found.reshape(-1))
-  pixels = tiles.pixels(subject.vit.preprocess, shown)
-  where = prediction_pictures.describe(examples)
-  pixels = pixels.reshape(*found.shape, *pixels.shape[1:])
-  return _Neighbors(similarity, names, labels, pixels, where)
+  similarity, positions = neighbors_lib.nearest(
+    x, subject.embeddings, rows, count
+  )
+  names = [[examples.names[i] for i in row] for row in positions]
+  labels = [
+    [examples.classes[examples.label[i]] for i in row] for row in positions
+  ]
+  inputs = examples.inputs(positions.reshape(-1))
+  pixels = tiles.pixels(subject.vit.preprocess, inputs)
+  gallery = prediction_pictures.describe(examples)
+  pixels = pixels.reshape(*positions.shape, *pixels.shape[1:])
+  return _Neighbors(similarity, names, labels, pixels, gallery)
 
 
 def cka(subject: Subject) -> Drawn:
   """Draws CKA between the layers of one model, or of two."""
   count = len(subject.images.inputs)
-  found = _layer_cka(subject)
-  other = None
-  if subject.other is not None:
-    other = similarity_lib.layer_cka(
-      subject.vit, subject.images.sources, subject.other
+  similarity = _layer_cka(subject)
+  other_similarity = None
+  if subject.second_vit is not None:
+    other_similarity = similarity_lib.layer_cka(
+      subject.vit, subject.images.sources, subject.second_vit
     )
 
   def figures() -> Iterator[tuple[str, Any]]:
-    label = subject.name if other is not None else ''
-    yield label, _cka_matrix(found, subject.name, subject.name)
-    if other is not None:
-      label = f'{subject.name} and {subject.other_name}'
-      yield label, _cka_matrix(other, subject.name, subject.other_name)
+    label = subject.name if other_similarity is not None else ''
+    yield label, _cka_matrix(similarity, subject.name, subject.name)
+    if other_similarity is not None:
+      label = f'{subject.name} and {subject.second_name}'
+      yield (
+        label,
+        _cka_matrix(other_similarity, subject.name, subject.second_name),
+      )
 
   caption = (
     f'How alike the tokens of {count} images are after any two layers, by'
@@ -332,11 +345,11 @@ def cka(subject: Subject) -> Drawn:
     ' is a rotation of the other, about 0 where they have nothing in common;'
     ' of few images it is noisy, and may be below 0.'
   )
-  if other is None:
+  if other_similarity is None:
     caption += ' With --other=PATH, of two models.'
-  numbers = {'layers': found}
-  if other is not None:
-    numbers['layers_and_other'] = other
+  numbers = {'layers': similarity}
+  if other_similarity is not None:
+    numbers['layers_and_other'] = other_similarity
   return Drawn(caption, figures(), numbers)
 
 
@@ -350,8 +363,8 @@ def _layer_cka(subject: Subject) -> np.ndarray:
   return similarity_lib.layer_cka(subject.vit, inputs)
 
 
-def _cka_matrix(values: np.ndarray, mine: str, others: str) -> Any:
-  same = mine == others
+def _cka_matrix(values: np.ndarray, row_model: str, column_model: str) -> Any:
+  is_symmetric = row_model == column_model
   rows, columns = ([str(i) for i in range(n)] for n in values.shape)
   texts = np.vectorize(lambda x: '' if np.isnan(x) else f'{x:.2f}')(values)
   low = float(np.min(np.nan_to_num(values), initial=0.0))
@@ -360,13 +373,13 @@ def _cka_matrix(values: np.ndarray, mine: str, others: str) -> Any:
     texts,
     (rows, columns),
     (
-      'layer' if same else f'layer of {mine}',
-      'layer' if same else f'layer of {others}',
+      'layer' if is_symmetric else f'layer of {row_model}',
+      'layer' if is_symmetric else f'layer of {column_model}',
     ),
     style.HEAT,
   )
   scale = sheet.Scale(low, 1.0, 'CKA (1: equal but for rotation and scale)')
-  return paper.stack([sheet.bar(scale), cells])
+  return paper.stack([sheet.draw_scale(scale), cells])
 
 
 def decodability(subject: Subject) -> Drawn:

@@ -47,7 +47,7 @@ def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
   """
   features.check_tokens(vit)
   return features.reduced(
-    vit, images, ('tokens',), lambda seen: norms(seen['tokens']), axis=1
+    vit, images, ('tokens',), lambda arrays: norms(arrays['tokens']), axis=1
   )
 
 
@@ -75,7 +75,7 @@ def patch_similarity(
     vit,
     images,
     ('tokens',),
-    lambda seen: similarity_to(seen['tokens'][layer], grid, index),
+    lambda arrays: similarity_to(arrays['tokens'][layer], grid, index),
   )
 
 
@@ -165,8 +165,8 @@ def patch_features(vit: weights.Loaded, images: Any) -> np.ndarray:
 def _trunk_tokens(
   model: models.Model, params: Any, images: jax.Array
 ) -> jax.Array:
-  found: Any = model.apply({'params': params}, images, method='trunk')
-  return found['tokens'].astype(jnp.float32)
+  outputs: Any = model.apply({'params': params}, images, method='trunk')
+  return outputs['tokens'].astype(jnp.float32)
 
 
 @jax.jit

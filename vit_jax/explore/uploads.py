@@ -38,8 +38,8 @@ def parse(data: bytes, names: Sequence[str]) -> tuple[list[str], bytes]:
       f'the texts have more than {MOST_TEXT // 2**10} KiB: leave some out'
     )
   try:
-    found = json.loads(data[4 : 4 + length])
-    texts = [found[name] for name in names]
+    fields = json.loads(data[4 : 4 + length])
+    texts = [fields[name] for name in names]
   except (ValueError, LookupError, TypeError, RecursionError):
     texts = [None]
   if not all(isinstance(x, str) for x in texts):
@@ -62,15 +62,15 @@ def check(data: bytes) -> None:
     size = None
   if size is None or min(size) < 1:
     raise UserError(_NO_IMAGE)
-  shown = f'it has {size[1]} x {size[0]} pixels'
+  size_text = f'it has {size[1]} x {size[0]} pixels'
   if size[0] * size[1] > MOST_PIXELS:
     raise UserError(
-      f'{shown}, and at most {MOST_PIXELS / 1e6:.0f} million are read: make it'
-      ' smaller'
+      f'{size_text}, and at most {MOST_PIXELS / 1e6:.0f} million are read: make'
+      ' it smaller'
     )
   if max(size) > _MOST_RATIO * min(size):
     raise UserError(
-      f'{shown}: one side may be at most {_MOST_RATIO} times the other'
+      f'{size_text}: one side may be at most {_MOST_RATIO} times the other'
     )
 
 

@@ -40,15 +40,15 @@ class Viewer:
   def __init__(self, vit: weights.Loaded, name: str):
     """Copies the parameters to the device; compiles nothing yet."""
     self.name = name
-    self._sentences, why = _sentences_of(vit)
+    self._sentences, problem = _load_sentences(vit)
     self._vit = dataclasses.replace(vit, params=jax.device_put(vit.params))
     self._heads, note = _shown_heads(vit)
-    self._note = ' '.join(filter(None, (note, why)))
+    self._note = ' '.join(filter(None, (note, problem)))
     self._pack = jax.jit(self._packable)
-    known = vit.classes or vit.target.names
+    names = vit.classes or vit.target.names
     count = vit.model.num_classes
-    unnamed = [f'class {i}' for i in range(len(known), count)]
-    self._names = (*known[:count], *unnamed)
+    unnamed = [f'class {i}' for i in range(len(names), count)]
+    self._names = (*names[:count], *unnamed)
 
   def describe(self) -> dict[str, Any]:
     """Returns the facts about the model that the page needs, for JSON.
@@ -71,7 +71,7 @@ class Viewer:
     }
     if self._sentences:
       result |= {
-        'texts': 'each' if self._sentences.each else 'together',
+        'texts': 'each' if self._sentences.independent else 'together',
         'grid': features.patch_grid(self._vit),
       }
     if self._heads:
@@ -118,12 +118,12 @@ class Viewer:
       UserError: The image cannot be decoded, or the output is not finite.
     """
     x = self._vit.preprocess(image)
-    seen = self._see(x)
-    head: dict[str, Any] = {'top': self._top(seen.pop('logits'))}
-    if 'high' in seen:
-      head['high'] = float(seen.pop('high'))
-    seen['pixels'] = tiles.pixels(self._vit.preprocess, x)[0]
-    return packed(head, seen)
+    arrays = self._see(x)
+    head: dict[str, Any] = {'top': self._top(arrays.pop('logits'))}
+    if 'high' in arrays:
+      head['high'] = float(arrays.pop('high'))
+    arrays['pixels'] = tiles.pixels(self._vit.preprocess, x)[0]
+    return packed(head, arrays)
 
   def fit(self, image: bytes, text: str, template: str) -> bytes:
     """Compares sentences with an image; returns the page's content.
@@ -145,20 +145,20 @@ class Viewer:
     """
     if self._sentences is None:
       raise config_lib.UserError(f'{self.name} reads no texts')
-    given = sentences_lib.split(text, template)
-    found = self._sentences.compare(self._vit.preprocess(image), given)
-    predictions.check_finite(found.places)
-    order = np.argsort(-found.probability, kind='stable').tolist()
+    sentences = sentences_lib.split(text, template)
+    comparison = self._sentences.compare(self._vit.preprocess(image), sentences)
+    predictions.check_finite(comparison.places)
+    order = np.argsort(-comparison.probability, kind='stable').tolist()
     listed = [
       {
-        'text': given[i],
+        'text': sentences[i],
         'index': i,
-        'probability': float(found.probability[i]),
-        'cosine': float(found.cosine[i]),
+        'probability': float(comparison.probability[i]),
+        'cosine': float(comparison.cosine[i]),
       }
       for i in order
     ]
-    return packed({'sentences': listed}, {'places': found.places})
+    return packed({'sentences': listed}, {'places': comparison.places})
 
   def _see(self, x: np.ndarray) -> dict[str, np.ndarray]:
     """Returns logits [classes], and peaks and weights if they are shown."""
@@ -168,10 +168,10 @@ class Viewer:
     names = ('logits', 'attention')
     return features.reduced(self._vit, x, names, self._pack)
 
-  def _packable(self, seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  def _packable(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the arrays of a reply from logits and attention of one image."""
     vit, grid = self._vit, features.patch_grid(self._vit)
-    attention = seen['attention']  # [L, 1, H, N, N]
+    attention = arrays['attention']  # [L, 1, H, N, N]
     rollout = attention_lib.rollout(attention)  # [1, N, N]
     if self._heads < attention.shape[2]:
       attention = attention.mean(axis=2, keepdims=True)
@@ -190,7 +190,7 @@ class Viewer:
     peaks = rows.max(axis=-1, keepdims=True)
     shares = rows / jnp.maximum(peaks, jnp.finfo(peaks.dtype).tiny)
     return {
-      'logits': seen['logits'][0],
+      'logits': arrays['logits'][0],
       'high': jnp.percentile(start[:-1], _PERCENTILE),
       'peaks': peaks[..., 0],
       'weights': jnp.rint(shares * 255).astype(jnp.uint8),
@@ -201,12 +201,14 @@ class Viewer:
     if not self._names:  # the output is features
       return []
     head = evaluation_predictions.Head.of(self._vit, _TOP)
-    found = head.rank(jnp.asarray(logits[None]))
-    what = 'number' if head.predicts_numbers else 'probability'
+    ranking = head.rank(jnp.asarray(logits[None]))
+    quantity = 'number' if head.predicts_numbers else 'probability'
     return [
-      {'name': self._names[i], 'index': i, what: x}
+      {'name': self._names[i], 'index': i, quantity: x}
       for i, x in zip(
-        found['top'][0].tolist(), found['probability'][0].tolist(), strict=True
+        ranking['top'][0].tolist(),
+        ranking['probability'][0].tolist(),
+        strict=True,
       )
     ]
 
@@ -231,7 +233,7 @@ def packed(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
   )
 
 
-def _sentences_of(
+def _load_sentences(
   vit: weights.Loaded,
 ) -> tuple[sentences_lib.Sentences | None, str]:
   """Returns what compares sentences, and a note if the vocabulary is missing.
@@ -239,7 +241,7 @@ def _sentences_of(
   A model without a text tower has neither.
   """
   try:
-    return sentences_lib.Sentences.of(vit), ''
+    return sentences_lib.Sentences.load(vit), ''
   except config_lib.UserError as e:
     return None, f'Sentences cannot be compared: {config_lib.one_line(e)}.'
 
@@ -251,11 +253,11 @@ def _shown_heads(vit: weights.Loaded) -> tuple[int, str]:
   if isinstance(vit.model, mixer.Mixer):
     return 0, 'A Mixer has no attention: an MLP mixes its patches.'
   h, w = features.patch_grid(vit)
-  each = (features.depth(vit) + 1) * (1 + h * w) * h * w
+  numbers = (features.depth(vit) + 1) * (1 + h * w) * h * w
   heads = getattr(vit.model, 'captured_heads', 1)
-  if each * heads <= _MOST_NUMBERS:
+  if numbers * heads <= _MOST_NUMBERS:
     return heads, ''
-  what = f'The attention between {h * w} patches is too much to show'
-  if each <= _MOST_NUMBERS:
-    return 1, f'{what} of all {heads} heads: it is their mean.'
-  return 0, f'{what}.'
+  problem = f'The attention between {h * w} patches is too much to show'
+  if numbers <= _MOST_NUMBERS:
+    return 1, f'{problem} of all {heads} heads: it is their mean.'
+  return 0, f'{problem}.'

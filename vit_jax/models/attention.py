@@ -7,6 +7,7 @@ head, R tokens with a query (all T, or fewer in the last layer).
 from collections.abc import Iterator
 import math
 from typing import Annotated
+from typing import Any
 from typing import ClassVar
 
 from flax import linen as nn
@@ -117,18 +118,13 @@ class Attention(nn.Module):
 
   def project(self, x: jax.Array, context: Context) -> QKV:
     """Returns queries [B, R, H, K], keys and values [B, T, H, K]."""
-    return self.qkv_layer()(x, context.num_read)
+    projection = Projection(*self.projection_fields(), name='qkv')
+    return projection(x, context.num_read)
 
-  def qkv_layer(self) -> 'Projection':
-    """Returns the layer of queries, keys and values."""
-    return Projection(
-      self.num_heads,
-      self.qkv_bias,
-      self.key_bias,
-      self.initializers,
-      self.dtype,
-      name='qkv',
-    )
+  def projection_fields(self) -> tuple[Any, ...]:
+    """Returns the fields of the layer of queries, keys and values."""
+    biases = self.qkv_bias, self.key_bias
+    return (self.num_heads, *biases, self.initializers, self.dtype)
 
   def prepare(
     self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context
@@ -193,9 +189,8 @@ class Attention(nn.Module):
     most = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
     scores = jnp.exp(scores - most)
     total = scores.sum(axis=-1, keepdims=True)
-    if context.perturbation is not None:
-      # Scores are divided by `total` below.
-      scores += self.perturbation(context) * total
+    if (added := self.perturbation(context)) is not None:
+      scores += added * total  # scores are divided by `total` below
     if 'attention' in context.captures:
       self.capture_weights(scores / total, context)
     dropped = self.dropped(scores.astype(self.dtype), context)
@@ -289,14 +284,18 @@ class Projection(nn.Module):
   dtype: jax.typing.DTypeLike = jnp.float32
 
   @nn.compact
-  def __call__(
-    self, x: jax.Array, num_queries: int | None = None, packed: bool = False
-  ) -> QKV | jax.Array:
-    """Returns queries (of the first R = `num_queries` tokens), keys, values.
+  def __call__(self, x: jax.Array, num_queries: int | None = None) -> QKV:
+    """Returns queries (of the first R = `num_queries` tokens), keys, values."""
+    kernel, bias = self.weights(x.shape[-1])
+    x = x.astype(self.dtype)
+    query, key, value = (
+      keep(jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i])
+      for i, tokens in enumerate((x[:, :num_queries], x, x))
+    )
+    return query, key, value
 
-    With `packed` they are one product and one array instead, [B, T, 3, D].
-    """
-    d = x.shape[-1]
+  def weights(self, d: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the kernel [D, 3, H, K] and the biases [3, H, K]."""
     shape = (3, self.num_heads, d // self.num_heads)
     starts = initializers_lib.INITIALIZERS[self.initializers]
 
@@ -305,15 +304,7 @@ class Projection(nn.Module):
       return flat.reshape(shape)
 
     kernel = self.param('kernel', init, (d, *shape)).astype(self.dtype)
-    bias = self._bias(shape)
-    x = x.astype(self.dtype)
-    if packed:
-      return keep(kernels.packed_product(x, kernel, bias))
-    query, key, value = (
-      keep(jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i])
-      for i, tokens in enumerate((x[:, :num_queries], x, x))
-    )
-    return query, key, value
+    return kernel, self._bias(shape)
 
   def _bias(self, shape: tuple[int, int, int]) -> jax.Array:
     """Returns the biases of queries, keys and values, [3, H, K]."""
@@ -325,6 +316,16 @@ class Projection(nn.Module):
     if self.has_key_bias:
       return bias
     return jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
+
+
+class PackedProjection(Projection):
+  """The same as one product and one array, [B, T, D] -> [B, T, 3, D]."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
+    """Returns queries, keys and values of all tokens."""
+    kernel, bias = self.weights(x.shape[-1])
+    return keep(kernels.packed_product(x.astype(self.dtype), kernel, bias))
 
 
 class Output(nn.Module):

@@ -60,8 +60,9 @@ class Block(nn.Module):
     return self.drop_path(self.scale(2, y), context, Purpose.MLP_PATH)
 
   def add(self, x: jax.Array, y: jax.Array, context: Context) -> jax.Array:
-    """Returns the sum of a residual: the first R of x [B, T, D] and y."""
-    x = x[:, : context.num_read] + y
+    """Returns the sum of a residual: the first R tokens of x and of y."""
+    # A user's attention may return all T tokens.
+    x = x[:, : context.num_read] + y[:, : context.num_read]
     return kernels.row_major(x, self.attention)
 
   def scale(self, index: int, y: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ def _check_heads(model: vit.ViT | igpt.IGPT) -> None:
 def check_igpt(model: igpt.IGPT) -> None:
   """Raises a ValueError if the fields of an iGPT do not fit together."""
   _check_heads(model)
+  _check_named(model)
   if model.read > model.depth:
     raise ValueError(
       f'feature_layer is {model.feature_layer}: it must be at most the depth,'
@@ -223,10 +224,41 @@ def _check_pool(model: vit.ViT) -> None:
     )
 
 
+def _check_named(model: vit.ViT | igpt.IGPT) -> None:
+  """Raises a ValueError if a part is both named and described by fields."""
+  described: dict[str, dict[str, object]] = {
+    'attention': {
+      'differential=True': model.differential,
+      f'key_heads={model.key_heads}': model.key_heads,
+    },
+    'mlp': {
+      f'experts={model.experts}': model.experts,
+      'gated_mlp=True': model.gated_mlp,
+    },
+    'block': {
+      'post_norm=True': model.post_norm,
+      'parallel_mlp=True': model.parallel_mlp,
+      f'branches={model.branches}': model.branches > 1,
+    },
+  }
+  if isinstance(model, vit.ViT):
+    described['block'][f'merge={model.merge}'] = model.merge
+    position, relation = model.position_embedding, model.relative_positions
+    described['positions'] = {
+      f'position_embedding={position!r}': position != 'learned',
+      f'rotary={model.rotary!r}': model.rotary != 'none',
+      f'relative_positions={relation!r}': relation != 'none',
+    }
+  for kind, wrong in described.items():
+    if text := getattr(model, kind):
+      fields.refuse(wrong, f'{kind}={text!r} does not go with {{}}: choose one')
+
+
 def check_vit(model: vit.ViT) -> None:
   """Raises a ValueError if the fields of a ViT do not fit together."""
   d = model.hidden_size
   _check_heads(model)
+  _check_named(model)
   of_jax = model.attention_implementation in ('xla', 'cudnn')
   if of_jax and model.attention_dropout_rate:
     raise ValueError(

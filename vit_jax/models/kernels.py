@@ -203,10 +203,12 @@ def attend_fused(
   attention: attention_lib.Attention, x: jax.Array, context: Context
 ) -> jax.Array:
   """Maps [B, T, D] to the values [B, T, H, K] by the kernel for TPUs."""
+  from vit_jax.models import attention as attention_lib
   from vit_jax.models import fused_attention
   from vit_jax.models import vector_lanes
 
-  qkv = attention.qkv_layer()(x, packed=True)
+  fields = attention.projection_fields()
+  qkv = attention_lib.PackedProjection(*fields, name='qkv')(x)
   num_heads, rotation = attention.num_heads, context.rotation
   heads = *x.shape[:2], num_heads, x.shape[-1] // num_heads
   turn = norms = None

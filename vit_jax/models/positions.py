@@ -143,10 +143,8 @@ class Factorized(nn.Module):
     stored: jax.Array | None = self.get_variable('params', name)
     if stored is None and context.grids is not None:
       raise ValueError(_ONE_SHAPE)
-    size = self.grid or context.grid
-    shape = (1, embedding.pair(size)[axis], d)
-    if stored is not None:
-      shape = stored.shape
+    size = embedding.pair(self.grid or context.grid or ())
+    shape = (1, size[axis], d) if stored is None else stored.shape
     init = initializers_lib.INITIALIZERS[self.initializers].position
     return self.param(name, init, shape)[0]
 

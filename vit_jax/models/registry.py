@@ -12,6 +12,7 @@ import ast
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -101,6 +102,7 @@ _DTYPES = ('float32', 'bfloat16', 'float16')
 # Modules whose classes are not the user's.
 _LIBRARIES = {'vit_jax', 'flax', 'jax', *sys.stdlib_module_names}
 _NOTHING = dataclasses.MISSING
+_PLAIN = Field(fields.Kind.FUNCTION)  # of an annotation that is a type alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +111,7 @@ class _Option:
 
   Attributes:
     name: Its name.
-    field: Its kind and bounds.
+    field: Its kind and bounds; `_PLAIN` has no bounds.
     hint: Its type.
     default: The class's default; `_NOTHING`: there is none.
     kind: Kind of the part that it holds; '': any kind; None: it holds no part.
@@ -233,7 +235,9 @@ class _Builder:
     for option in options_of(type(module)).values():
       value, default = getattr(module, option.name), option.default
       if self._is_filled(option):
-        default = self._filled(option, name)
+        default = _NOTHING
+        with contextlib.suppress(UserError):  # of another type than the option
+          default = self._filled(option, name)
       if default is not _NOTHING and _is_same(value, default):
         continue
       if isinstance(value, nn.Module):
@@ -341,7 +345,8 @@ class _Builder:
         return _dtype(option.name, value)
       value = fields.converted(option.name, value, option.hint)
       _check_module(option, value)
-      fields.check_value(option.name, option.field, value)
+      if option.field is not _PLAIN:
+        fields.check_value(option.name, option.field, value)
     except ValueError as e:
       raise UserError(
         f'config.{self.key}: {owner}.{one_line(e)}{origin}'
@@ -433,7 +438,7 @@ def _option(
   declared: 'dataclasses.Field[Any]', hint: Any, plain: Any
 ) -> _Option:
   """Returns a field of a part."""
-  field = fields.annotated(hint) or fields.FUNCTION
+  field = fields.annotated(hint) or _PLAIN
   default = declared.default
   if declared.default_factory is not _NOTHING:
     default = declared.default_factory()

@@ -101,7 +101,7 @@ def apply(
     layers that returned it, or a tuple where these have several shapes.
   """
   captures = _captures(model)
-  perturbation = None
+  perturbation: jax.Array | None = None
   if 'attention' in captures:
     perturbation = model.get_variable('perturbations', 'attention')
   policy = remat_on(jax.default_backend(), scan, remat)
@@ -231,7 +231,7 @@ def at_layer(part: nn.Module, layer: int, depth: int) -> nn.Module:
     layer: Index of the layer, from 0.
     depth: Number of layers.
   """
-  changes = {}
+  changes: dict[str, Any] = {}
   for field in dataclasses.fields(part):
     value = getattr(part, field.name)
     if field.name != 'parent' and isinstance(value, nn.Module):

@@ -41,15 +41,19 @@ class BEiT(base.Objective):
 
   reads_patches: ClassVar[bool] = True
   options: ClassVar = {
-    # The tokenizer: work directory of a run of the objective 'tokenizer', or
-    # weights of DALL-E's encoder. '': k-means of the training patches.
+    # The tokenizer: the work directory of a run of the objective 'tokenizer',
+    # or the weights of DALL-E's encoder. '': k-means of the training patches.
     'tokenizer': '',
-    'tokens': 8192,  # K, the number of different tokens
-    # Masks: patches to mask; the least area of a block, and the most patches
-    # that one block adds (0: no limit); the least ratio of its sides.
+    # K, the number of different tokens.
+    'tokens': 8192,
+    # The number of patches that are masked.
     'masked': 75,
+    # The smallest area of a masked block, in patches.
     'block_least': 16,
+    # The largest number of patches that one block adds to the mask. 0: no
+    # limit.
     'block_most': 0,
+    # The smallest ratio of the sides of a block.
     'block_aspect': 0.3,
   }
 

@@ -61,20 +61,31 @@ class Contrastive(towers_lib.Towers, base.Objective):
   couples_examples: ClassVar[bool] = True
   caches_gradients: ClassVar[bool] = True
   options: ClassVar[Mapping[str, Any]] = {
-    'loss': 'softmax',  # or 'sigmoid'
-    # E, the size of a dense layer without a bias after each tower. 0: the image
-    # tower has none, and the text tower's gives as many numbers (SigLIP, LiT).
+    # 'softmax' (CLIP) or 'sigmoid' (SigLIP).
+    'loss': 'softmax',
+    # E, the size of the embeddings, which a dense layer without a bias after
+    # each tower computes. 0: the image tower has no such layer, and that of the
+    # text tower has the width of the image tower (SigLIP, LiT).
     'dim': 512,
+    # Hidden size of the text tower.
     'text_width': 512,
-    'text_mlp_dim': 0,  # 0: four times the width
+    # Hidden size of the MLPs of the text tower. 0: four times the width.
+    'text_mlp_dim': 0,
+    # Number of layers of the text tower.
     'text_depth': 12,
+    # Number of attention heads of the text tower.
     'text_heads': 8,
+    # Whether a token of the text attends only to itself and earlier tokens.
     'text_causal': True,
-    'text_pool': 'largest',  # one of `models.text.POOLS`
-    'locked': '',  # the tower that does not train: 'image' (LiT) or 'text'
-    # The largest inverse temperature; 0: no limit. CLIP's is 100.
+    # The token whose features stand for the text: 'last', 'first', 'end', or
+    # 'largest' (the token with the largest number, as in CLIP).
+    'text_pool': 'largest',
+    # The tower that does not train: 'image' (LiT) or 'text'. '': both train.
+    'locked': '',
+    # The largest inverse temperature, 100 in CLIP. 0: no limit.
     'largest_scale': 100.0,
-    # Parts in which rows of the [B, B] similarities are computed, one by one.
+    # The number of parts in which rows of the [B, B] similarities are computed,
+    # one after the other, to save memory.
     'parts': 1,
   }
 

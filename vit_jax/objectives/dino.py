@@ -53,28 +53,45 @@ class Dino(base.Objective):
   """
 
   options: ClassVar[Mapping[str, Any]] = {
+    # Number of small crops of an image, beside the two large ones.
     'local_crops': 8,
-    'local_size': 96,  # pixels
-    'local_scale': (0.05, 0.4),  # share of the image's area
-    # How learned positions are resized for local crops: as init_from.resize.
+    # Side of a small crop in pixels.
+    'local_size': 96,
+    # The smallest and the largest fraction of the image's area in a small crop.
+    'local_scale': (0.05, 0.4),
+    # How learned positions are resized for small crops, as init_from.resize.
     'resize': 'bicubic',
+    # Number of prototypes, which are the outputs of the head.
     'prototypes': 65_536,
+    # Number of dense layers of the head before the prototypes.
     'head_layers': 3,
+    # Hidden size of the head.
     'head_hidden': 2_048,
+    # Size of the vectors that are compared with the prototypes.
     'bottleneck': 256,
-    'batch_norm': False,  # in the head
-    'trains_scale': False,  # the norms of the prototypes; False: they are 1
+    # Whether the head has batch normalization.
+    'batch_norm': False,
+    # Whether the norms of the prototypes are trained. False: they are 1.
+    'trains_scale': False,
+    # Temperature of the student's softmax.
     'student_temperature': 0.1,
-    # The teacher's temperature rises over its warm-up from _start.
+    # Temperature of the teacher's softmax after its warm-up.
     'teacher_temperature': 0.04,
+    # Temperature of the teacher's softmax at the start of its warm-up.
     'teacher_temperature_start': 0.04,
+    # Length of the warm-up of the teacher's temperature.
     'teacher_temperature_warmup': '0 epochs',
-    # What keeps the teacher from collapsing: 'centre', or 'sinkhorn'.
+    # What keeps the teacher from collapsing: 'centre' or 'sinkhorn'.
     'assignment': 'centre',
+    # For 'centre': weight of the old centre in its moving average.
     'centre_momentum': 0.9,
+    # For 'sinkhorn': number of iterations.
     'sinkhorn_iterations': 3,
-    'momentum': 0.996,  # of the teacher; rises to 1 on half a cosine
-    'freeze_last_layer': '1 epochs',  # so long the last layer does not learn
+    # Weight of the old teacher in its moving average, at the start of the run.
+    # It rises to 1 by half a cosine.
+    'momentum': 0.996,
+    # The time for which the last layer of the head does not train.
+    'freeze_last_layer': '1 epochs',
   }
 
   foreign_heads: ClassVar[Mapping[str, str]] = {'head': 'head'}

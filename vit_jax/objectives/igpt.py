@@ -45,16 +45,15 @@ def gen_loss(out: Mapping[str, jax.Array]) -> jax.Array:
 
 
 class IGPT(base.Objective):
-  """Predicts each pixel's colour from those of the pixels before it.
-
-  Options:
-    palette: The colours, one word for each: 2 or 4 hexadecimal digits for each
-      channel, as 'ff0000' or 'ffff00000000'. '': found in the training split,
-      or those of the checkpoint at init_from.path.
-  """
+  """Predicts each pixel's colour from those of the pixels before it."""
 
   metrics: ClassVar[Mapping[str, str]] = {'loss': 'min', 'examples': 'max'}
-  options: ClassVar[Mapping[str, Any]] = {'palette': ''}
+  options: ClassVar[Mapping[str, Any]] = {
+    # The colours, one word for each: 2 or 4 hexadecimal digits for each
+    # channel, as 'ff0000' or 'ffff00000000'. '': those of the checkpoint at
+    # init_from.path, or colours that the run finds in the training split.
+    'palette': '',
+  }
 
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features

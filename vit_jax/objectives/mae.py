@@ -116,12 +116,19 @@ class MAE(base.Objective):
   reads_patches: ClassVar[bool] = True
   metrics: ClassVar = {'loss': 'min', 'examples': 'max'}
   options: ClassVar = {
+    # Fraction of the patches that are masked.
     'mask_ratio': 0.75,
+    # Whether the target is normalized by the mean and the standard deviation of
+    # each patch.
     'normalize_targets': True,
+    # Hidden size of the decoder.
     'decoder_width': 512,
+    # Number of layers of the decoder.
     'decoder_depth': 8,
+    # Number of attention heads of the decoder.
     'decoder_heads': 16,
-    'decoder_mlp_dim': 0,  # 0: four times the width
+    # Hidden size of the MLPs of the decoder. 0: four times the width.
+    'decoder_mlp_dim': 0,
   }
 
   def __init__(

@@ -29,27 +29,24 @@ from vit_jax.weights.formats import whole
 
 
 class MoCoV3(base.Objective):
-  """Learns features that tell the views of an image from other images.
-
-  Options:
-    temperature: T; similarities of unit vectors are divided by it.
-    momentum: Weight of the old momentum encoder at the start of the run; it
-      grows to 1 as half a cosine.
-    width: Hidden size of projector and predictor.
-    dim: C.
-    projector_layers: Dense layers of the projector.
-    predictor_layers: Dense layers of the predictor.
-    freeze_patches: Whether the patch embedding keeps its random start, which
-      makes training more stable (section 4.2).
-  """
+  """Learns features that tell the views of an image from other images."""
 
   options: ClassVar[Mapping[str, Any]] = {
+    # T: similarities of unit vectors are divided by it.
     'temperature': 0.2,
+    # Weight of the old momentum encoder in its moving average, at the start of
+    # the run. It rises to 1 by half a cosine.
     'momentum': 0.99,
+    # Hidden size of the projector and the predictor.
     'width': 4096,
+    # C, the size of an embedding.
     'dim': 256,
+    # Number of dense layers of the projector.
     'projector_layers': 3,
+    # Number of dense layers of the predictor.
     'predictor_layers': 2,
+    # Whether the patch embedding keeps its random parameters, which makes
+    # training more stable (section 4.2).
     'freeze_patches': True,
   }
   couples_examples: ClassVar[bool] = True

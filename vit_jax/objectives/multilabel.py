@@ -30,7 +30,8 @@ class Multilabel(base.Objective):
     'examples': 'max',
   }
   options: ClassVar[Mapping[str, Any]] = {
-    'positive_weight': 1.0,  # weight of classes that are present, in the loss
+    # Weight of the classes of an image in the loss, relative to absent classes.
+    'positive_weight': 1.0,
   }
 
   def __init__(

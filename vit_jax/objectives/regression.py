@@ -39,11 +39,15 @@ class Regression(base.Objective):
     'examples': 'max',
   }
   options: ClassVar[Mapping[str, Any]] = {
-    'loss': 'mse',  # or 'huber', in which large errors have less weight
-    'delta': 1.0,  # huber is linear above this error, in standard deviations
-    # Mean and std of the training split, a number for each quantity;
-    # (): computed.
+    # 'mse', or 'huber', which gives large errors less weight.
+    'loss': 'mse',
+    # For 'huber': the error from which the loss is linear, in standard
+    # deviations.
+    'delta': 1.0,
+    # Mean of each quantity in the training split. (): the run computes it.
     'mean': (),
+    # Standard deviation of each quantity in the training split. (): the run
+    # computes it.
     'std': (),
   }
 

@@ -84,35 +84,46 @@ class Segmentation(base.Objective):
     'examples': 'max',
   }
   options: ClassVar[Mapping[str, Any]] = {
-    'head': 'pup',  # one of HEADS
-    # Layers that the heads read, from 0; (): four at equal distances, without
-    # the last for 'unetr'.
+    # The decoder: 'linear', 'naive', 'pup' or 'mla' (SETR), 'trans2seg', or
+    # 'unetr' for volumes.
+    'head': 'pup',
+    # The layers that the decoder reads, from 0. (): four at equal distances,
+    # without the last one for 'unetr'.
     'layers': (),
-    # 0: as published, 256; 16 of 'unetr', and 64 of 'trans2seg'.
+    # Channels of the decoder. 0: as published, which is 16 for 'unetr', 64 for
+    # 'trans2seg' and 256 for the others.
     'channels': 0,
-    'auxiliary_weight': 0.4,  # of each auxiliary loss; 0: no auxiliary heads
-    # Convolutions of the heads of 'naive' and 'pup'. Each of 'pup' doubles the
-    # grid: log2 of the patch lead to the image's. 0: as published.
+    # Weight of the loss of each auxiliary head. 0: no auxiliary heads.
+    'auxiliary_weight': 0.4,
+    # Number of convolutions of 'naive' and 'pup'. Each convolution of 'pup'
+    # doubles the grid: log2 of the patch size reach the image's size. 0: as
+    # published.
     'convs': 0,
+    # Number of convolutions of each auxiliary head.
     'auxiliary_convs': 1,
+    # Whether resizing keeps the centres of the corner pixels in their places.
+    # False: it keeps the outer edges, as for images.
     'align_corners': False,
-    # One of LOSSES; '': as published, 'cross_entropy', or 'dice_cross_entropy'
-    # of 'unetr'.
+    # 'cross_entropy', 'dice_cross_entropy', 'focal' or 'hard_examples'. '': as
+    # published, which is
+    # 'dice_cross_entropy' for 'unetr' and 'cross_entropy' for the others.
     'loss': '',
-    # Pixels over which 'cross_entropy' is averaged: 'all', also those that do
-    # not count, as mmsegmentation does by default; or the 'valid' ones, as
-    # evaluations and the other losses do.
+    # The pixels over which 'cross_entropy' is averaged. 'all': also ignored
+    # pixels, as mmsegmentation does by default. 'valid': without ignored
+    # pixels, as evaluations and the other losses do.
     'loss_mean': 'all',
-    'class_weights': (),  # a number for each class; (): 1
-    # Of the transformer of 'trans2seg': size of a token, layers of its encoder
-    # and of its decoder, and heads.
+    # Weight of each class in the loss. (): all weights are 1.
+    'class_weights': (),
+    # For 'trans2seg': hidden size of its transformer.
     'width': 256,
+    # For 'trans2seg': number of layers of its encoder, and of its decoder.
     'depth': 4,
+    # For 'trans2seg': number of attention heads.
     'heads': 8,
-    # Share of a window that the next one covers, where volumes are larger than
-    # the model's input.
+    # Fraction of a window that the next window covers, where volumes are larger
+    # than the model's input.
     'overlap': 0.5,
-    # Whether a window counts less towards its edges, as MONAI's Gaussian.
+    # Whether a window has less weight towards its edges, as MONAI's Gaussian.
     'gaussian': False,
   }
 

@@ -70,18 +70,24 @@ class Tokenizer(base.Objective):
   reads_patches: ClassVar[bool] = True
   metrics: ClassVar = {'loss': 'min', 'examples': 'max'}
   options: ClassVar = {
-    'tokens': 8192,  # K
-    # Layers of the decoder; its other sizes are the trunk's.
+    # K, the number of different tokens.
+    'tokens': 8192,
+    # Number of layers of the decoder. Its other sizes are those of the
+    # backbone.
     'decoder_depth': 2,
-    # Temperature of the relaxation at the start, and after `anneal`, with a
-    # cosine between (DALL-E, appendix A.2).
+    # Temperature of the relaxation at the start of the run (DALL-E, appendix
+    # A.2).
     'temperature': 1.0,
+    # Temperature of the relaxation after `anneal`.
     'final_temperature': 1 / 16,
+    # The time in which the temperature falls to `final_temperature`, by half a
+    # cosine.
     'anneal': '150_000 steps',
-    # Weight of the divergence of the tokens from uniform ones, in nats a patch,
-    # and the time in which it grows from 0. DALL-E's 6.6, where the loss is a
-    # mean over the 192 values of a patch.
+    # Weight of the divergence of the tokens from uniform tokens, in nats per
+    # patch. DALL-E has 6.6, where the loss is a mean over the 192 values of a
+    # patch.
     'divergence': 6.6 / 192,
+    # The time in which that weight rises from 0.
     'divergence_warmup': '5_000 steps',
   }
 

@@ -1,9 +1,13 @@
 """Which accelerators there are, without importing jax."""
 
 from collections.abc import Iterator
+import contextlib
 import glob
 import importlib.util
 import os
+import sys
+
+from vit_jax import config as config_lib
 
 # Devices of JAX's plugins, by the start of their names. JAX itself looks for
 # these of NVIDIA.
@@ -34,6 +38,41 @@ def present() -> bool:
   if importlib.util.find_spec('libtpu') and any(map(glob.glob, _TPUS)):
     return True
   return any(map(_has_device, _plugins()))
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+  """Turns JAX's failure to start on its devices into a UserError.
+
+  JAX raises a RuntimeError for it, or an AssertionError without a text where
+  `JAX_PLATFORMS` asks for CUDA and there is no GPU.
+  """
+  try:
+    yield
+  except (AssertionError, RuntimeError):
+    jax = sys.modules.get('jax')
+    if jax is None:
+      raise
+    try:
+      jax.devices()  # fails again if this was the cause
+    except (AssertionError, RuntimeError) as e:
+      raise config_lib.UserError(_no_devices(e)) from e
+    raise
+
+
+def _no_devices(error: Exception) -> str:
+  """Returns the message for JAX's error at its start."""
+  reason, _, _ = config_lib.one_line(error).partition(' (set JAX_PLATFORMS')
+  detail = f' ({reason})' if str(error) else ''
+  if platforms := os.environ.get('JAX_PLATFORMS'):
+    return (
+      f'JAX_PLATFORMS={platforms}, but JAX finds no such device{detail}: unset'
+      ' the variable, or see docs/install.md for GPUs and TPUs'
+    )
+  return (
+    f'JAX cannot use the devices of this machine{detail}: reinstall JAX, or set'
+    ' JAX_PLATFORMS=cpu'
+  )
 
 
 def _plugins() -> Iterator[str]:

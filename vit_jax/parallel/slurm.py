@@ -57,7 +57,8 @@ def define_flags(flag_values: flags.FlagValues) -> None:
   integer(
     'max_requeues',
     1000,
-    'How often the job may run out of time. With --local, 5 at most.',
+    'How often the job is queued again when its time is over. With --local, 5'
+    ' at most.',
     least=0,
   )
   flags.DEFINE_multi_string(

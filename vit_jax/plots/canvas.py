@@ -74,9 +74,9 @@ def fonts() -> Mapping[str, Any]:
   """Returns a style with fonts for all scripts that are installed here."""
   from matplotlib import font_manager
 
-  known = set(font_manager.get_font_names())
+  installed = set(font_manager.get_font_names())
   return {
-    'font.family': ['DejaVu Sans', *(x for x in _MORE_FONTS if x in known)]
+    'font.family': ['DejaVu Sans', *(x for x in _MORE_FONTS if x in installed)]
   }
 
 

@@ -101,13 +101,13 @@ def _count_layers(cell: 'axes_lib.Axes', count: int) -> None:
 
 
 def norms_by_depth(
-  patches: np.ndarray, others: Mapping[str, np.ndarray]
+  patches: np.ndarray, prefix_tokens: Mapping[str, np.ndarray]
 ) -> 'figure_lib.Figure':
   """Draws the norms of tokens by layer, on a logarithmic axis.
 
   Args:
     patches: Norms of patch tokens, float [L, M], M over images and patches.
-    others: Mean norms of other tokens by their name, float [L].
+    prefix_tokens: Mean norms of other tokens by their name, float [L].
   """
   from matplotlib import ticker
 
@@ -121,7 +121,7 @@ def norms_by_depth(
   top = patches.max(axis=1)
   cell.plot(layers, top, '.:', color=style.BLUE, label='patches, largest')
   colors = (style.RED, style.PURPLE, style.GREEN)
-  for i, (name, norms) in enumerate(others.items()):
+  for i, (name, norms) in enumerate(prefix_tokens.items()):
     cell.plot(layers, norms, '.-', color=colors[i % len(colors)], label=name)
   # Plain numbers as labels, also for some values between powers of ten.
   canvas.make_log(cell.yaxis)
@@ -130,10 +130,10 @@ def norms_by_depth(
     cell.yaxis.set_major_locator(ticker.MaxNLocator(6))
     cell.yaxis.set_minor_locator(ticker.NullLocator())
   else:
-    shown = '235' if span < 4 * _NARROW else '25'
+    subticks = '235' if span < 4 * _NARROW else '25'
     cell.yaxis.set_minor_formatter(
       ticker.FuncFormatter(
-        lambda x, _: f'{x:g}' if f'{x:e}'.startswith((*shown,)) else ''
+        lambda x, _: f'{x:g}' if f'{x:e}'.startswith((*subticks,)) else ''
       )
     )
   cell.set_ylabel('norm of the token')

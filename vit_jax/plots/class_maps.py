@@ -93,8 +93,8 @@ def draw(
   )
   groups = []
   for i, caption in enumerate(captions):
-    shown = {name: labels[i] for name, labels in maps.items()}
-    drawn = compared(images[i], shown, colours, ignore)
+    label_maps = {name: labels[i] for name, labels in maps.items()}
+    drawn = compared(images[i], label_maps, colours, ignore)
     group = [sheet.Tile(tiles.fit(images[i], shape), caption)]
     group += [sheet.Tile(tiles.fit(x, shape, mixes=False)) for x in drawn]
     groups.append(group)

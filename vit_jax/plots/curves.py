@@ -192,8 +192,8 @@ def _smoothing_note(
   unit = unit.removeprefix('time (').removesuffix(')')
   lines = [x for name in smooth for x in panels.get(name, {}).values()]
   thin = ', thin: each value' if any(x.low is None for x in lines) else ''
-  shown = f'{width:.0f}' if width >= 10 else f'{width:.2g}'
-  return f'Training: mean over {shown} {unit}{thin}'
+  width_text = f'{width:.0f}' if width >= 10 else f'{width:.2g}'
+  return f'Training: mean over {width_text} {unit}{thin}'
 
 
 def _draw_line(
@@ -216,15 +216,15 @@ def _smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
 
   x is ascending.
   """
-  known = np.isfinite(y)
+  finite = np.isfinite(y)
   sums, counts = (
     np.concatenate([[0.0], np.cumsum(values)])
-    for values in (np.where(known, y, 0.0), known)
+    for values in (np.where(finite, y, 0.0), finite)
   )
   start = np.searchsorted(x, x - width / 2, 'left')
   end = np.searchsorted(x, x + width / 2, 'right')
   means = (sums[end] - sums[start]) / np.maximum(counts[end] - counts[start], 1)
-  return np.where(known, means, np.nan)
+  return np.where(finite, means, np.nan)
 
 
 def _finish(

@@ -52,10 +52,10 @@ def confusion(
   chosen = most_confused(counts)
   # The total of a row includes predictions of classes that are not shown.
   totals = counts.sum(axis=1)[chosen]
-  shown = counts[np.ix_(chosen, chosen)]
-  shares = shown / np.maximum(totals, 1)[:, None]
+  chosen_counts = counts[np.ix_(chosen, chosen)]
+  shares = chosen_counts / np.maximum(totals, 1)[:, None]
   names = [classes[i] for i in chosen]
-  correct = np.diag(shown)
+  correct = np.diag(chosen_counts)
   accuracy = [
     f'{100 * n / total:.0f}%' if total else '–'
     for n, total in zip(correct, totals, strict=True)
@@ -64,8 +64,8 @@ def confusion(
     part = f'{len(chosen)} of {len(counts)} classes, with the most errors'
     title = f'{title}: {part}' if title else part
   cells = draw(
-    np.where(shown, _LEAST_SHADE + (1 - _LEAST_SHADE) * shares, np.nan),
-    np.where(shown, shown.astype(str), ''),
+    np.where(chosen_counts, _LEAST_SHADE + (1 - _LEAST_SHADE) * shares, np.nan),
+    np.where(chosen_counts, chosen_counts.astype(str), ''),
     (names, names),
     ('true class', 'predicted class'),
     style.COUNTS,
@@ -145,9 +145,9 @@ def draw(
   if margin:
     picture.write([margin.head], end + paper_lib.GAP, 0, align=1)
   y_name, x_name = axes
-  beside = _line(y_name, 0)
-  middle = (top + bottom - len(beside)) / 2
-  picture.paste(beside, paper_lib.GAP, max(0, middle))
+  title = _line(y_name, 0)
+  middle = (top + bottom - len(title)) / 2
+  picture.paste(title, paper_lib.GAP, max(0, middle))
   y = bottom + below + 2 * paper_lib.GAP
   picture.write([x_name], (left + right) / 2, y, align=0.5)
   return picture.pixels

@@ -4,6 +4,7 @@ A sheet needs OpenCV alone, no matplotlib. Lengths are in pixels of the file.
 """
 
 from collections.abc import Sequence
+import itertools
 import math
 from typing import NamedTuple
 
@@ -16,12 +17,14 @@ from vit_jax.plots import tiles as tiles_lib
 
 LINE, GAP = paper_lib.LINE, paper_lib.GAP
 _FRAME = 2 * style.DENSITY  # of a marked tile
-_APART = 28  # more between groups of tiles
+_GROUP_GAP = 28  # more between groups of tiles
 _BEFORE = 360  # largest width of the names of rows
 _HEAD_LINES, _BEFORE_LINES, _CAPTION_LINES = 3, 6, 2
-_BAR = 440, 20  # width and height of a scale's colours
+_SCALE_SIZE = 440, 20  # width and height of a scale's colours
 _TICK, _TICKS = 6, 7  # length of marks below it, and their largest number
-_NEAR = 0.12  # of a scale's length: ticks so near to its ends are left out
+_TICK_MARGIN = (
+  0.12  # of a scale's length: ticks so near to its ends are left out
+)
 _SWATCH = 28  # side of a colour in a legend
 _READABLE = 192, 448  # limits of the longer side of an image
 
@@ -86,7 +89,7 @@ def draw(
   """
   table = _table(rows, heads, names, group or max(map(len, rows), default=1))
   widths = [table.shape[1], 2 * GAP + paper_lib.width(title, bold=True)]
-  blocks = [bar(scale)] if scale else []
+  blocks = [draw_scale(scale)] if scale else []
   right = max(*widths, *(block.shape[1] for block in blocks))
   if title:
     paper = paper_lib.Paper(right, GAP + LINE)
@@ -112,7 +115,9 @@ def _table(
   below = iter(_wrap(captions, wide, _CAPTION_LINES))
   left = GAP + max((GAP + _widest(lines) for lines in before), default=0)
   count = max(map(len, rows), default=0)
-  lefts = [left + j * (wide + GAP) + j // group * _APART for j in range(count)]
+  lefts = [
+    left + j * (wide + GAP) + j // group * _GROUP_GAP for j in range(count)
+  ]
   top = LINE * _most(above) + GAP
   header = paper_lib.Paper(lefts[-1] + wide + GAP if lefts else left, top)
   for j, x in enumerate(lefts):
@@ -154,27 +159,31 @@ def _draw_tile(
   )
 
 
-def bar(scale: Scale) -> np.ndarray:
+def draw_scale(scale: Scale) -> np.ndarray:
   """Returns a scale: its colours with numbers below, and its label."""
   places = ticks(scale.low, scale.high)
   numbers = [number(x) for x in places]
   if scale.exceeded:
     numbers[-1] = f'\N{GREATER-THAN OR EQUAL TO} {numbers[-1]}'
   left = GAP + paper_lib.width(numbers[0]) / 2
-  right = left + _BAR[0] + max(GAP, paper_lib.width(numbers[-1]) / 2)
+  right = left + _SCALE_SIZE[0] + max(GAP, paper_lib.width(numbers[-1]) / 2)
   paper = paper_lib.Paper(
     right + paper_lib.width(scale.label) + 2 * GAP, 2 * GAP + 2 * LINE
   )
   table = style.colour_table(scale.colours)
-  steps = np.linspace(0, len(table) - 1, _BAR[0]).round().astype(int)
-  paper.paste(np.broadcast_to(table[steps], (_BAR[1], _BAR[0], 3)), left, GAP)
-  below = GAP + _BAR[1]
+  steps = np.linspace(0, len(table) - 1, _SCALE_SIZE[0]).round().astype(int)
+  paper.paste(
+    np.broadcast_to(table[steps], (_SCALE_SIZE[1], _SCALE_SIZE[0], 3)),
+    left,
+    GAP,
+  )
+  below = GAP + _SCALE_SIZE[1]
   span = (scale.high - scale.low) or 1
   for value, text in zip(places, numbers, strict=True):
-    x = left + (value - scale.low) / span * (_BAR[0] - 2)
+    x = left + (value - scale.low) / span * (_SCALE_SIZE[0] - 2)
     paper.fill(x, below, 2, _TICK, style.INK)
     paper.write([text], x, below + _TICK, align=0.5)
-  paper.write([scale.label], right, GAP + (_BAR[1] - LINE) / 2)
+  paper.write([scale.label], right, GAP + (_SCALE_SIZE[1] - LINE) / 2)
   return paper.pixels
 
 
@@ -187,8 +196,8 @@ def ticks(low: float, high: float) -> list[float]:
   step = next(x for x in steps if (high - low) / x <= _TICKS)
   first, last = math.ceil(low / step), math.floor(high / step)
   inner = [i * step for i in range(first, last + 1)]
-  near = _NEAR * (high - low)
-  return [low, *(x for x in inner if low + near < x < high - near), high]
+  margin = _TICK_MARGIN * (high - low)
+  return [low, *(x for x in inner if low + margin < x < high - margin), high]
 
 
 def number(value: float) -> str:
@@ -224,9 +233,11 @@ def _swatches(
 def _wrap(texts: Sequence[str], most: float, limit: int) -> list[list[str]]:
   """Wraps each line of texts to at most `limit` lines of a width."""
   lines = [text.split('\n') if text else [] for text in texts]
-  flat = [line for each in lines for line in each]
+  flat = list(itertools.chain.from_iterable(lines))
   wrapped = iter(texts_lib.wrap(flat, most, paper_lib.width, limit))
-  return [[part for _ in each for part in next(wrapped)] for each in lines]
+  return [
+    [part for _ in text_lines for part in next(wrapped)] for text_lines in lines
+  ]
 
 
 def _most(lines: Sequence[Sequence[str]]) -> int:

@@ -96,14 +96,16 @@ def class_colours(count: int) -> np.ndarray:
   chroma = np.hypot(red_green, yellow_blue)
   fits = (lightness > _LIGHTNESS[0]) & (lightness < _LIGHTNESS[1])
   grid = grid[fits & (chroma > _CHROMA[0]) & (chroma < _CHROMA[1])]
-  seen = _seen(grid)
-  taken = np.array([*chosen, *map(rgb, (BACKGROUND, VOID))], np.float64)
-  nearest = _distances(seen, _seen(taken)).min(axis=1)
+  colours = _perceived(grid)
+  fixed = np.array([*chosen, *map(rgb, (BACKGROUND, VOID))], np.float64)
+  nearest = _distances(colours, _perceived(fixed)).min(axis=1)
   while len(chosen) < count:
     best = int(nearest.argmax())
     red, green, blue = np.round(grid[best]).astype(int).tolist()
     chosen.append((red, green, blue))
-    nearest = np.minimum(nearest, _distances(seen, seen[best : best + 1])[:, 0])
+    nearest = np.minimum(
+      nearest, _distances(colours, colours[best : best + 1])[:, 0]
+    )
   return np.array(chosen, np.uint8)
 
 
@@ -119,11 +121,11 @@ def label_colours(names: Sequence[str]) -> np.ndarray:
   return colours
 
 
-def _seen(colours: np.ndarray) -> np.ndarray:
+def _perceived(colours: np.ndarray) -> np.ndarray:
   """Returns CIELAB with normal sight and with deuteranopia, [N, 2, 3]."""
   linear = (colours / 255) ** 2.2
-  seen = np.clip(linear @ _DEUTERANOPIA.T, 0, 1) ** (1 / 2.2) * 255
-  return np.stack([_lab(colours), _lab(seen)], axis=1)
+  weak_sight = np.clip(linear @ _DEUTERANOPIA.T, 0, 1) ** (1 / 2.2) * 255
+  return np.stack([_lab(colours), _lab(weak_sight)], axis=1)
 
 
 def _lab(colours: np.ndarray) -> np.ndarray:
@@ -133,8 +135,8 @@ def _lab(colours: np.ndarray) -> np.ndarray:
   return lab
 
 
-def _distances(seen: np.ndarray, others: np.ndarray) -> np.ndarray:
+def _distances(first: np.ndarray, second: np.ndarray) -> np.ndarray:
   """Returns how unlike colours are: the lesser of both sights, [N, M]."""
-  apart = np.linalg.norm(seen[:, None] - others[None], axis=-1)
-  lesser: np.ndarray = apart.min(axis=-1)
+  distances = np.linalg.norm(first[:, None] - second[None], axis=-1)
+  lesser: np.ndarray = distances.min(axis=-1)
   return lesser

@@ -28,8 +28,8 @@ def shorten(texts: Sequence[str], most: float, measure: Measure) -> list[str]:
   `photo_0002.png` may become `…0001.png` and `…0002.png`. Texts are equal only
   if they were, or if there is no room for what distinguishes them.
   """
-  known = list(dict.fromkeys(texts))
-  wide = {text for text in known if measure(text) > most}
+  distinct = list(dict.fromkeys(texts))
+  wide = {text for text in distinct if measure(text) > most}
   if not wide:
     return list(texts)
   room = most - measure(_ELLIPSIS)
@@ -41,9 +41,11 @@ def shorten(texts: Sequence[str], most: float, measure: Measure) -> list[str]:
   ways.append(functools.partial(_part, room=room, start=start, measure=measure))
 
   def apply(way: Callable[[str], str]) -> dict[str, str]:
-    return {text: way(text) if text in wide else text for text in known}
+    return {text: way(text) if text in wide else text for text in distinct}
 
-  short = max(map(apply, ways), key=lambda found: len({*found.values()}))
+  short = max(
+    map(apply, ways), key=lambda shortened: len({*shortened.values()})
+  )
   return [short[text] for text in texts]
 
 

@@ -84,8 +84,10 @@ def fit(
   """
   h, w = shape
   shrinks = mixes and h * w < image.shape[0] * image.shape[1]
-  how = cv2.INTER_AREA if shrinks else cv2.INTER_NEAREST
-  return cv2.resize(np.ascontiguousarray(image), (w, h), interpolation=how)
+  interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_NEAREST
+  return cv2.resize(
+    np.ascontiguousarray(image), (w, h), interpolation=interpolation
+  )
 
 
 def fit_all(images: np.ndarray, shape: tuple[int, int]) -> list[np.ndarray]:
@@ -127,8 +129,10 @@ def cover(
   """
   shape = image.shape[0], image.shape[1]
   covered = fit(np.asarray(hidden).astype(np.uint8), shape)[..., None] * opacity
-  found = image * (1 - covered) + np.asarray(style.rgb(style.HIDDEN)) * covered
-  return np.round(found).astype(np.uint8)
+  blended = (
+    image * (1 - covered) + np.asarray(style.rgb(style.HIDDEN)) * covered
+  )
+  return np.round(blended).astype(np.uint8)
 
 
 def mark(

@@ -45,7 +45,7 @@ window slides over larger images. A model of volumes reads scans, .nii, .nii.gz
 or .npy, and writes NAME.map.nii.gz with the affine of the scan, or
 NAME.map.npy, and slices of it as NAME.overlay.png.
 
-An image that cannot be read is reported on stderr and left out; the exit
+An image that cannot be read is reported on stderr and skipped; the exit
 status is then 1.
 """
 
@@ -135,7 +135,7 @@ def main(argv: list[str]) -> int:
     return _draw(argv[1:])
   for name in ('temperature', 'seed'):
     if FLAGS[name].present:
-      raise UserError(f'--{name} is for --sample: leave it out, or add that')
+      raise UserError(f'--{name} has no effect without --sample=N')
   texts = _prompts()
   paths = image_files.find(argv[1:])
   loaded = cli.load(FLAGS)
@@ -148,7 +148,7 @@ def main(argv: list[str]) -> int:
     return _segment(loaded, paths)
   given = window_flags.given(FLAGS) + ['--output'] * bool(_OUTPUT.value)
   if given:
-    raise UserError(f'{given[0]} is for maps of segmentation: leave it out')
+    raise UserError(f'{given[0]} is for models of segmentation: leave it out')
   batch_size = min(_BATCH_SIZE.value, len(paths))
   names, predicts_numbers, answer = _answers(loaded, texts, batch_size)
   # The bar would be among the predictions if these go to the terminal, too.
@@ -248,8 +248,8 @@ def _draw(arguments: Sequence[str]) -> int:
   """Draws what --sample and --complete ask for; returns the exit status."""
   if arguments and not _COMPLETE.value:
     raise UserError(
-      f'{arguments[0]}: --sample draws new images: add --complete to draw the'
-      ' lower halves of these'
+      f'{arguments[0]}: --sample reads no images; with --complete it draws the'
+      ' lower halves of these images'
     )
   paths = image_files.find(arguments) if _COMPLETE.value else []
   loaded = cli.load(FLAGS)

@@ -5,7 +5,6 @@ the machine, such as train/mfu, are below perf/ there, and metrics of classes,
 such as val/iou/road, below val_iou/; metrics.jsonl has the names of the run.
 """
 
-from collections.abc import Collection
 from collections.abc import Mapping
 import json
 import pathlib
@@ -13,7 +12,6 @@ import socket
 import struct
 import textwrap
 import time
-from typing import Any
 
 from vit_jax.runs import records
 from vit_jax.runs.event_protos import event_pb2
@@ -72,48 +70,33 @@ class Events:
     if values:
       self._summarize(step, now, summary_pb2.Summary(value=values))
 
-  def write_config(
-    self,
-    step: int,
-    config: Mapping[str, Any],
-    changed: Collection[str],
-    record: Mapping[str, Any],
-  ) -> None:
-    """Writes a config for the tabs TEXT and HPARAMS, and the run's record.
+  def write_start(self, start: records.Start) -> None:
+    """Writes the config for the tabs TEXT and HPARAMS, and the run's record.
 
     HPARAMS has the keys that were changed. Its metrics are not listed, so
     TensorBoard shows the last values of all scalars, also of several runs.
-
-    Args:
-      step: Step at which it is shown.
-      config: The value of each leaf by its dotted key.
-      changed: Keys that differ from the defaults.
-      record: The entry of run.json.
     """
-    parts = {
-      'changed keys': {key: config[key] for key in changed},
-      'all keys': config,
-    }
+    parts = {'changed keys': start.changed, 'all keys': start.config}
     text = '\n\n'.join(
       f'**{title}**\n\n'
       + _code('\n'.join(f'{key} = {x!r}' for key, x in values.items()))
       for title, values in parts.items()
     )
     texts = {'config': text}
-    if record:
+    if start.record:
       texts |= {
-        'command': _code(str(record['command'])),
-        'run': _code(json.dumps(record, indent=2)),
+        'command': _code(str(start.record['command'])),
+        'run': _code(json.dumps(start.record, indent=2)),
       }
     for name, content in texts.items():
-      self._summarize(step, time.time(), summary_lib.text(name, content))
-    shown = {
+      self._summarize(start.step, time.time(), summary_lib.text(name, content))
+    parameters = {
       key: x if isinstance(x, bool | int | float | str) else repr(x)
-      for key, x in parts['changed keys'].items()
+      for key, x in start.changed.items()
       if x is not None
     }
-    _, started, _ = summary_lib.hparams(shown, {})
-    self._summarize(step, time.time(), started)
+    _, started, _ = summary_lib.hparams(parameters, {})
+    self._summarize(start.step, time.time(), started)
 
   def write_image(self, step: int, name: str, png: bytes) -> None:
     """Writes an image for the tab IMAGES.

@@ -41,6 +41,23 @@ class Point(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Start:
+  """A start of a run, as trackers get it.
+
+  Attributes:
+    step: Completed updates.
+    config: The value of each leaf by its dotted key.
+    changed: The leaves that differ from the defaults.
+    record: The entry of run.json: command, versions, devices; {}: not known.
+  """
+
+  step: int
+  config: Mapping[str, Any]
+  changed: Mapping[str, Any]
+  record: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
 class Record:
   """The record of a run.
 

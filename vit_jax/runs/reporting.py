@@ -48,18 +48,34 @@ def shown() -> Iterator[None]:
   if is_set or logger.isEnabledFor(python_logging.INFO):
     yield
     return
-  before, level = logging.get_verbosity(), logger.level
-  handler = python_logging.StreamHandler()
-  handler.setFormatter(python_logging.Formatter('%(message)s'))
-  if not logger.hasHandlers():  # else the caller's handlers show messages
-    logger.addHandler(handler)
+  root = python_logging.getLogger()
+  verbosity, level = logging.get_verbosity(), logger.level
+  handlers = list(root.handlers)
+  if all(map(_is_absls, handlers)):  # else the caller's handlers show messages
+    handler = python_logging.StreamHandler()
+    handler.setFormatter(python_logging.Formatter('%(message)s'))
+    root.handlers[:] = [handler]
   logging.set_verbosity(logging.INFO)
   try:
     yield
   finally:
-    logger.removeHandler(handler)
-    logging.set_verbosity(before)
+    root.handlers[:] = handlers
+    logging.set_verbosity(verbosity)
     logger.setLevel(level)  # set_verbosity changes it, too
+
+
+def _is_absls(handler: python_logging.Handler) -> bool:
+  """Whether a handler of the root logger may be absl's, not the caller's.
+
+  absl calls `logging.basicConfig()` at the first message, such as one of Orbax
+  when it is imported. Lines of that handler begin with 'INFO:absl:'.
+  """
+  if type(handler) is not python_logging.StreamHandler:
+    return False
+  record = python_logging.makeLogRecord({'msg': 'text'})
+  basic = python_logging.Formatter(python_logging.BASIC_FORMAT)
+  untouched = python_logging.getLogger().level == python_logging.WARNING
+  return untouched and handler.format(record) == basic.format(record)
 
 
 def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
@@ -188,16 +204,17 @@ class Reporter:
     """
     if self._writes:
       defaults = defaults or {}
-      changed = [
-        key
+      changed = {
+        key: value
         for key, value in config.items()
         if key not in defaults or defaults[key] != value
-      ]
+      }
       starts = safe_io.read_json(self._path.with_name('run.json')) or {}
       record = starts.get('runs', [{}])[-1]
+      start = records.Start(self._start_step, config, changed, record)
       with safe_io.writing(self._path):
         for tracker in self._trackers:
-          tracker.write_config(self._start_step, config, changed, record)
+          tracker.write_start(start)
 
   def show(self, step: int, name: str, png: bytes) -> None:
     """Writes an image to the trackers.

@@ -12,7 +12,6 @@ not stop training: a warning says so, and metrics.jsonl has every value.
 """
 
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Mapping
 import functools
 import importlib
@@ -32,6 +31,7 @@ from PIL import Image
 from vit_jax.config import check_package
 from vit_jax.config import UserError
 from vit_jax.runs import events
+from vit_jax.runs import records
 from vit_jax.runs import safe_io
 
 _PROJECT = 'vit_jax'  # where no variable names another
@@ -43,21 +43,8 @@ class Tracker(Protocol):
   def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
     """Takes scalars by name, and the seconds since 1970."""
 
-  def write_config(
-    self,
-    step: int,
-    config: Mapping[str, Any],
-    changed: Collection[str],
-    record: Mapping[str, Any],
-  ) -> None:
-    """Takes a config, and what run.json says of this start.
-
-    Args:
-      step: Completed updates.
-      config: The value of each leaf by its dotted key.
-      changed: Keys that differ from the defaults.
-      record: The command, the versions and the devices; {}: not known.
-    """
+  def write_start(self, start: records.Start) -> None:
+    """Takes the config and the entry of run.json of a start."""
 
   def write_image(self, step: int, name: str, png: bytes) -> None:
     """Takes the content of a PNG file."""
@@ -99,15 +86,11 @@ class _Wandb:
     del now
     self._run.log({**scalars, 'step': step})
 
-  def write_config(
-    self,
-    step: int,
-    config: Mapping[str, Any],
-    changed: Collection[str],
-    record: Mapping[str, Any],
-  ) -> None:
-    del step, changed  # W&B shows the keys that differ between runs
-    values = {**config, 'run': dict(record)} if record else dict(config)
+  def write_start(self, start: records.Start) -> None:
+    # W&B itself shows the keys that differ between runs.
+    values = dict(start.config)
+    if start.record:
+      values['run'] = dict(start.record)
     self._run.config.update(values, allow_val_change=True)
 
   def write_image(self, step: int, name: str, png: bytes) -> None:
@@ -156,23 +139,17 @@ class _Mlflow:
     values = [metric(name, value) for name, value in scalars.items()]
     self._try(lambda: self._client.log_batch(self._id, metrics=values))
 
-  def write_config(
-    self,
-    step: int,
-    config: Mapping[str, Any],
-    changed: Collection[str],
-    record: Mapping[str, Any],
-  ) -> None:
-    del step, changed  # MLflow shows the keys that differ between runs
-    if record:
+  def write_start(self, start: records.Start) -> None:
+    # MLflow itself shows the keys that differ between runs.
+    if start.record:
       self._try(
-        lambda: self._client.log_dict(self._id, dict(record), 'run.json')
+        lambda: self._client.log_dict(self._id, dict(start.record), 'run.json')
       )
     if not self._is_new:  # parameters of a run cannot change
       return
     params = [
       self._entities.Param(key, str(value)[:500])
-      for key, value in config.items()
+      for key, value in start.config.items()
     ]
     for i in range(0, len(params), 100):  # at most 100 at once
       part = params[i : i + 100]

@@ -35,6 +35,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax import tables
 from vit_jax.config import UserError
+from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
 from vit_jax.models import igpt
 from vit_jax.models import mixer
@@ -423,14 +424,15 @@ def _replace(
   if not _kept(edit, name, expected, 'dropped with the head'):
     return
   module: nn.Module
+  context: tuple[context_lib.Context, ...] = ()
   if name == 'map_head':
-    module = target.pool_part()
+    module, context = target.pool_part(), (context_lib.Context(),)
   else:
     kernel_init = target.starts.kernel
     module = nn.Dense(target.pre_logits, kernel_init=kernel_init)
   width = target.hidden_size * (1 + (target.pool == 'token+gap'))
   key = jax.random.key(('map_head', 'pre_logits').index(name))
-  new = jax.jit(module.init)(key, jnp.zeros((1, 1, width)))['params']
+  new = jax.jit(module.init)(key, jnp.zeros((1, 1, width)), *context)['params']
   for path, value in traverse_util.flatten_dict(new, sep='/').items():
     what = f'new: {reason}'
     edit.put(f'{name}/{path}', np.asarray(value), what, is_fresh=True)

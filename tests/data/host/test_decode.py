@@ -242,7 +242,7 @@ def test_large_jpeg_is_decoded_smaller_but_not_below(orientation):
 @pytest.mark.parametrize('part', [0, 0.02, 0.5, 0.9, 0.99])
 def test_truncated_file_is_refused_by_name(name, part, capfd):
   data = FILES[name][: int(part * len(FILES[name]))]
-  with pytest.raises(UserError, match=r'^a/b\.png .*cannot be decoded') as e:
+  with pytest.raises(UserError, match=r'^a/b\.png is (damaged|empty)') as e:
     decode.decode(data, 3, where='a/b.png')
   assert '\n' not in str(e.value)
   assert not capfd.readouterr().err

@@ -102,9 +102,7 @@ def as_stored(
       known kind.
   """
   if not data:
-    raise DamagedError(
-      f'{where} is empty: a file of no bytes is no image, and cannot be decoded'
-    )
+    raise DamagedError(f'{where} is empty: the file has no bytes')
   size, colors = _stored(data)
   if size is not None and size[0] * size[1] > MAX_PIXELS:
     raise DamagedError(
@@ -125,7 +123,7 @@ def as_stored(
       pixels = _decode_other(data)
   except (ValueError, cv2.error) as e:
     raise DamagedError(
-      f'{where} is damaged, or no image, and cannot be decoded: {one_line(e)}'
+      f'{where} is damaged or no image: {one_line(e)}'
     ) from None
   return turned(pixels, turn)
 

@@ -99,7 +99,7 @@ def _decode_png(data: bytes, where: str) -> np.ndarray:
     SyntaxError,
   ) as e:
     raise decode.DamagedError(
-      f'{where} is damaged, or no image, and cannot be decoded: {one_line(e)}'
+      f'{where} is damaged or no image: {one_line(e)}'
     ) from None
   if labels.dtype == bool:  # grey of 1 bit
     return labels.astype(np.uint8)

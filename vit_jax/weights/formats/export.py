@@ -163,7 +163,9 @@ def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
 
   def lacks(form: base.Format) -> equivalent.Lacks:
     return lambda model: (
-      uncommon.activation(model) or form.unsupported(model, size)
+      uncommon.activation(model)
+      or uncommon.named_part(model)
+      or form.unsupported(model, size)
     )
 
   found = {

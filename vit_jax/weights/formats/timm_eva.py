@@ -260,8 +260,10 @@ def arguments(model: vit.ViT) -> dict[str, Any]:
     found['attn_pool_mlp_ratio'] = width / model.hidden_size
   is_rms, keys = model.norm == 'rms', model.key_heads is not None
   if keys or is_rms:  # else the values that go with the name stay
-    each = map(model.layer_spec.of_layer, range(model.depth))
-    found['num_kv_heads'] = [x.key_heads or model.num_heads for x in each]
+    full, heads = model.full_key_layers, model.key_heads or model.num_heads
+    inner = model.depth - 2 * full
+    ends = [model.num_heads] * full
+    found['num_kv_heads'] = ends + [heads] * inner + ends
   if is_rms or not model.layer_scale_mlp:
     found['attn_only_layer_scale'] = not model.layer_scale_mlp
   is_rope = keys or (model.qkv_bias and model.key_bias)

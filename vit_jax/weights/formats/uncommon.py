@@ -1,6 +1,7 @@
 """Parts of ViTs that few formats have a place for."""
 
 from vit_jax import models
+from vit_jax.models import heads
 from vit_jax.models import vit
 
 NO_KEY_BIAS = 'queries and values with biases, and keys without'
@@ -28,7 +29,7 @@ BRANCHES = 'several attentions beside each other'
 DIFFERENTIAL = 'differential attention'
 FEWER_KEYS = 'fewer heads of keys than of queries'
 ATTENTION_SCALE = 'LayerScale of attention alone'
-# The activations of `spec.GELUS` that formats have names for.
+# The activations of `mlp.GELUS` that formats have names for.
 GELUS = {
   'exact': 'the exact GELU',
   'tanh': 'the tanh approximation of the GELU',
@@ -59,6 +60,15 @@ def _has_other_map(model: vit.ViT) -> bool:
   heads = model.map_heads not in (None, model.num_heads)
   mlp = model.map_mlp_dim not in (None, model.mlp_dim)
   return model.pool == 'map' and (heads or mlp)
+
+
+def named_part(model: models.Model) -> str | None:
+  """Returns the part of a model that its config names; None: there is none."""
+  for kind in ('block', 'attention', 'mlp', 'positions', 'pool'):
+    text = getattr(model, kind, '')
+    if text and text not in heads.POOLS:
+      return f'the {kind} {text!r}'
+  return None
 
 
 def parts(model: vit.ViT) -> dict[str, bool]:
