@@ -70,6 +70,17 @@ class Narrow(nn.Module):
   @nn.compact
   def __call__(self, x, context):
     return nn.Dense(3)(x)
+
+
+class Widening(nn.Module):
+  width: int = 4
+
+  def at_layer(self, layer, depth):
+    return self.clone(width=4 + layer)
+
+  @nn.compact
+  def __call__(self, x, context):
+    return nn.Dense(x.shape[-1])(nn.Dense(self.width)(x))
 """
 
 
@@ -270,6 +281,21 @@ def test_a_wrong_text_is_one_line(key, text, said):
   assert re.match(r'config\.model\b', message)
   assert message.count('config.model:') <= 1 and '\n' not in message
   assert re.search(said, message), message
+
+
+def test_layers_that_differ_are_not_scanned():
+  settings = {'model__mlp': 'wrong_parts:Widening', 'model__depth': 2}
+  config = tiny.config(**settings)
+  experiment_lib.check(config)
+  params = models.abstract_params(
+    models.from_config(config.model, 10), (8, 8, 1)
+  )
+  widths = [
+    params[f'blocks_{i}']['mlp']['Dense_1']['bias'].size for i in (0, 1)
+  ]
+  assert widths == [4, 5]
+  with pytest.raises(config_lib.UserError, match=r'set config\.model\.scan'):
+    experiment_lib.check(tiny.config(**settings, model__scan=True))
 
 
 def test_what_is_raised_in_training_alone_is_one_line(tmp_path):

@@ -262,6 +262,11 @@ def check(
       f' config.data.image_size, {embedding.times(image_size)}: change one of'
       ' them'
     )
+  if getattr(model, 'scan', False) and not has_equal_layers(model):
+    raise ValueError(
+      'scan=True compiles one layer for all, but the layers of a part differ'
+      ' (its class has at_layer): set config.model.scan=False'
+    )
   # This evaluates shapes only, and finds problems that no single field shows.
   # It uses a scan, so that only one layer is traced.
   if has_equal_layers(model):
