@@ -1,5 +1,6 @@
 """The parts of docs/own_parts.md: a user's own attention and all else."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -19,6 +20,7 @@ from vit_jax import data
 from vit_jax import evaluate
 from vit_jax import main
 from vit_jax import models
+from vit_jax.explore import attention
 from vit_jax.explore import gradients
 from vit_jax.parallel import sharding
 from vit_jax.train import experiment as experiment_lib
@@ -44,6 +46,7 @@ SETTINGS = PARTS | {
 }
 WRONG_CLASSES = """
 from flax import linen as nn
+import jax.numpy as jnp
 
 
 class Constructor(nn.Module):
@@ -81,6 +84,17 @@ class Widening(nn.Module):
   @nn.compact
   def __call__(self, x, context):
     return nn.Dense(x.shape[-1])(nn.Dense(self.width)(x))
+
+
+class Hidden(nn.Module):
+  captures: bool
+
+  @nn.compact
+  def __call__(self, x, context):
+    weights = jnp.ones((len(x), 2, x.shape[1], x.shape[1])) / x.shape[1]
+    if self.captures:
+      context.capture('attention', weights)
+    return nn.Dense(x.shape[-1])(weights[:, 0] @ x)
 """
 
 
@@ -156,6 +170,26 @@ def test_attention_is_captured_within_windows(trained):
   assert (weights[..., place[:, None] == place] > 0).all()
   maps = gradients.class_relevance(vit, images)
   assert np.isfinite(maps).all() and np.ptp(maps) > 0
+
+
+@pytest.mark.parametrize(
+  ('captures', 'said'),
+  [(False, r'context\.capture'), (True, r'context\.perturbation')],
+)
+def test_attention_that_cannot_be_looked_into_says_so(
+  captures, said, digits_run
+):
+  text = f'wrong_parts:Hidden(captures={captures})'
+  model = models.from_config(tiny.config(model__attention=text).model, 10)
+  params = models.init_params(model, jax.random.key(0), (8, 8, 1))
+  params['head']['kernel'] += 1
+  vit = dataclasses.replace(
+    vit_jax.load(digits_run), model=model, params=params
+  )
+  images = [np.zeros((8, 8), np.uint8)]
+  look = gradients.class_relevance if captures else attention.attention_maps
+  with pytest.raises(config_lib.UserError, match=said):
+    look(vit, images)
 
 
 def test_scanned_layers_are_the_same(trained):
@@ -259,12 +293,12 @@ def test_exported_it_runs_without_its_file(trained, tmp_path):
     (
       'attention',
       'wrong_parts:Constructor',
-      r"wrong_parts:Constructor raises KeyError: 'made' \(.*s\.py, line 8\)",
+      r"wrong_parts:Constructor raises KeyError: 'made' \(.*s\.py, line 9\)",
     ),
     (
       'mlp',
       'wrong_parts:Call',
-      r"wrong_parts:Call raises KeyError: 'called' \(.*_parts\.py, line 14\)",
+      r"wrong_parts:Call raises KeyError: 'called' \(.*_parts\.py, line 15\)",
     ),
     (
       'mlp',
@@ -302,7 +336,7 @@ def test_what_is_raised_in_training_alone_is_one_line(tmp_path):
   flags = tiny.flags(model__mlp='wrong_parts:Training')
   text = commands.mistake(main, *flags, f'--workdir={tmp_path}')
   assert re.search(
-    r"wrong_parts:Training raises KeyError: 'trained' \(.*, line 21\)", text
+    r"wrong_parts:Training raises KeyError: 'trained' \(.*, line 22\)", text
   )
 
 
@@ -315,4 +349,4 @@ def test_the_command_ends_with_status_1(folder, tmp_path):
   )
   assert done.returncode == 1 and 'Traceback' not in done.stderr
   (line,) = [x for x in done.stderr.splitlines() if x.startswith('error: ')]
-  assert line.endswith(f'({folder}/wrong_parts.py, line 14)')
+  assert line.endswith(f'({folder}/wrong_parts.py, line 15)')
