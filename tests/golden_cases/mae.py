@@ -8,8 +8,8 @@ import optax
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.data import features
+from vit_jax.models import block
 from vit_jax.models import decoder
-from vit_jax.models import encoder
 from vit_jax.objectives import mae
 from vit_jax.weights import initial
 
@@ -126,7 +126,7 @@ def _table_gradients(objective, params, image, drawn):
   def loss(added):
     def intercept(call, args, kwargs, context):
       is_first = context.method_name == '__call__' and isinstance(
-        context.module, encoder.EncoderBlock
+        context.module, block.Block
       )
       if is_first and context.module.name == 'blocks_0':
         is_decoder = isinstance(context.module.parent, decoder.Decoder)

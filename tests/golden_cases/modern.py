@@ -15,11 +15,12 @@ from vit_jax import weights
 from vit_jax.data import naflex as naflex_lib
 from vit_jax.models import dropout
 from vit_jax.models import experts
-from vit_jax.models import heads
 from vit_jax.models import merging
 from vit_jax.models import mlp
+from vit_jax.models import norms
+from vit_jax.models import pooling
 from vit_jax.models import rotary
-from vit_jax.models import spec as spec_lib
+from vit_jax.models.context import Context
 from vit_jax.objectives import mae
 from vit_jax.weights import resize
 from vit_jax.weights.files import containers
@@ -139,14 +140,16 @@ def rotations(case: golden_cases.Case) -> Mapping[str, Any]:
     reference = (int(match[3]),) * 2 if match[3] else None
     cos, sin = rotary.table(kind, grid, dims['head_dim'], base, reference)
     rotation = rotary.of_tokens(cos, sin, prefix, None)
-    turned = rotary.rotate(query, rotation, kind).swapaxes(1, 2)
+    turned = rotary.rotate(query, rotation, rotary.KINDS[kind].halves).swapaxes(
+      1, 2
+    )
     answers |= {f'cos_{name}': cos, f'sin_{name}': sin, f'q_{name}': turned}
   places = rotary.coordinates(grid, prefix, None)
   frequencies = jnp.asarray(case.inputs['mixed_freqs'])
   layers = [
     rotary.mixed(places, frequencies[:, i]) for i in range(dims['depth'])
   ]
-  turned = rotary.rotate(query, layers[0], 'rope_vit_mixed')
+  turned = rotary.rotate(query, layers[0], halves=False)
   answers['q_mixed_xy'] = turned.swapaxes(1, 2)
   for i, name in enumerate(('cos', 'sin')):
     each = jnp.stack([x[i][0, prefix:] for x in layers])  # [L, N, H, K]
@@ -168,19 +171,27 @@ def _params(
     return tables.read(arrays, rules, abstract, ignored='.*')
 
 
+def _abstract(layer: nn.Module, x: jax.Array) -> Any:
+  """Returns the shapes of the parameters of a part."""
+  key = jax.random.key(0)
+  return jax.eval_shape(lambda x: layer.init(key, x, Context()), x)['params']
+
+
 def gated(case: golden_cases.Case) -> Mapping[str, Any]:
   """SwiGLU: one kernel or two, and with a norm."""
-  width, hidden = case.dims['D'], case.dims['H']
-  x = jnp.asarray(case.inputs['x'])
+  hidden, x = case.dims['H'], jnp.asarray(case.inputs['x'])
+  norm = norms.LayerNorm(1e-5)
 
-  def run(rules: list[tables.Rule], **fields: Any) -> jax.Array:
-    spec = spec_lib.LayerSpec(
-      hidden_size=width, mlp_dim=hidden, depth=1, layer_norm_epsilon=1e-5
-    )
-    layer = mlp.Mlp(spec, hidden, gated=True, **fields)
-    abstract = jax.eval_shape(layer.init, jax.random.key(0), x, None)['params']
+  def run(
+    rules: list[tables.Rule],
+    kind: type[mlp.Mlp] = mlp.SwiGLU,
+    hidden_norm: bool = False,
+  ) -> jax.Array:
+    layer = kind(hidden, hidden_norm=hidden_norm, norm=norm)
+    abstract = _abstract(layer, x)
     rules = [*rules, *_dense('down', 'fc2'), *_norm('norm', 'norm')]
-    return layer.apply({'params': _params(case, rules, abstract)}, x, None)
+    own = {'params': _params(case, rules, abstract)}
+    return layer.apply(own, x, Context())
 
   first = _dense('up', 'fc1')
   plain = run(first)
@@ -191,8 +202,8 @@ def gated(case: golden_cases.Case) -> Mapping[str, Any]:
   return {
     'packed': plain,
     'unpacked': plain,
-    'unpacked_norm': run(first, norm=True),
-    'glu_last': run(last, gate='sigmoid'),
+    'unpacked_norm': run(first, hidden_norm=True),
+    'glu_last': run(last, mlp.GLU),
   }
 
 
@@ -218,17 +229,11 @@ def attention_pool(case: golden_cases.Case) -> Mapping[str, Any]:
   ]
 
   def run(gelu: str, attended: jax.Array | None) -> tuple[jax.Array, Any]:
-    spec = spec_lib.EncoderSpec(
-      hidden_size=width,
-      mlp_dim=int(width * case.dims['mlp_ratio']),
-      depth=1,
-      num_heads=case.dims['heads'],
-      gelu=gelu,
-    )
-    head = heads.MapHead(spec)
-    abstract = jax.eval_shape(head.init, jax.random.key(0), x)['params']
-    own = {'params': _params(case, rules, abstract)}
-    return head.apply(own, x, attended, mutable=['pooling'])
+    hidden = int(width * case.dims['mlp_ratio'])
+    head = pooling.Map(case.dims['heads'], hidden, gelu=gelu)
+    own = {'params': _params(case, rules, _abstract(head, x))}
+    context = Context(attended=attended)
+    return head.apply(own, x, context, mutable=['pooling'])
 
   pooled, seen = run('exact', None)
   return {

@@ -10,8 +10,8 @@ import numpy as np
 import golden_cases
 from vit_jax import weights
 from vit_jax.models import mlp
-from vit_jax.models import spec as spec_lib
 from vit_jax.models import vit as vit_lib
+from vit_jax.models.context import Context
 from vit_jax.weights import features
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import tables
@@ -109,11 +109,11 @@ def _with_masked(case: golden_cases.Case) -> dict[str, Any]:
 
 def dinov2_swiglu(case: golden_cases.Case) -> Mapping[str, Any]:
   """DINOv2's gated MLP alone: [B, T, D] -> [B, T, D]."""
-  width, hidden = case.fields['in'], case.fields['hidden']
-  spec = spec_lib.LayerSpec(hidden_size=width, mlp_dim=hidden, depth=1)
-  layer = mlp.Mlp(spec, hidden, gated=True)
+  hidden = case.fields['hidden']
+  layer, context = mlp.SwiGLU(hidden), Context()
   x = jnp.asarray(case.inputs['x'])
-  abstract = jax.eval_shape(layer.init, jax.random.key(0), x, None)['params']
+  key = jax.random.key(0)
+  abstract = jax.eval_shape(lambda x: layer.init(key, x, context), x)['params']
   rules = [
     *tables.torch_dense('up', 'w12'),
     *tables.torch_dense('down', 'w3'),
@@ -121,7 +121,7 @@ def dinov2_swiglu(case: golden_cases.Case) -> Mapping[str, Any]:
   assert case.weights is not None
   with containers.open_arrays(case.weights) as arrays:
     params = tables.read(arrays, rules, abstract, ignored='')
-  return {'output': layer.apply({'params': params}, x, None)}
+  return {'output': layer.apply({'params': params}, x, context)}
 
 
 def dinov3(case: golden_cases.Case) -> Mapping[str, Any]:
