@@ -44,7 +44,7 @@ SETTINGS = PARTS | {
   'optim__warmup': '0 steps',
   'evals__val__every': '4 steps',
 }
-WRONG_CLASSES = """
+CLASSES_OF_TESTS = """
 from flax import linen as nn
 import jax.numpy as jnp
 
@@ -86,6 +86,14 @@ class Widening(nn.Module):
     return nn.Dense(x.shape[-1])(nn.Dense(self.width)(x))
 
 
+class First(nn.Module):
+  reads_class_token = True
+  num_read = 1
+
+  def __call__(self, x, context):
+    return x[:, 0]
+
+
 class Hidden(nn.Module):
   captures: bool
 
@@ -103,7 +111,7 @@ def folder(tmp_path_factory):
   """A folder of modules that Python finds."""
   path = tmp_path_factory.mktemp('own')
   (path / 'my_parts.py').write_text('\n\n'.join(CLASSES))
-  (path / 'wrong_parts.py').write_text(WRONG_CLASSES)
+  (path / 'short_parts.py').write_text(CLASSES_OF_TESTS)
   with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(path)
     yield path
@@ -149,6 +157,9 @@ def test_the_loaded_model_is_the_trained_one(trained, capsys):
   assert found['accuracy'] == pytest.approx(wanted['val/accuracy'], abs=1e-6)
   assert found['loss'] == pytest.approx(wanted['val/loss'], rel=1e-5)
   vit = vit_jax.load(path)
+  larger = vit_jax.load(path, image_size=16)
+  assert larger.params['position_embedding'].shape == (1, 64, 16)
+  assert np.isfinite(larger.predict([np.zeros((16, 16), np.uint8)])).all()
   names = {*flax.traverse_util.flatten_dict(vit.params, sep='/')}
   assert {'radial/kernel', 'pool/power', 'blocks_1/mlp/gate/kernel'} <= names
 
@@ -179,7 +190,7 @@ def test_attention_is_captured_within_windows(trained):
 def test_attention_that_cannot_be_looked_into_says_so(
   captures, said, digits_run
 ):
-  text = f'wrong_parts:Hidden(captures={captures})'
+  text = f'short_parts:Hidden(captures={captures})'
   model = models.from_config(tiny.config(model__attention=text).model, 10)
   params = models.init_params(model, jax.random.key(0), (8, 8, 1))
   params['head']['kernel'] += 1
@@ -190,6 +201,13 @@ def test_attention_that_cannot_be_looked_into_says_so(
   look = gradients.class_relevance if captures else attention.attention_maps
   with pytest.raises(config_lib.UserError, match=said):
     look(vit, images)
+
+
+def test_a_pool_may_read_the_class_token():
+  config = tiny.config(model__pool='short_parts:First')
+  model = models.from_config(config.model, 10)
+  params = models.abstract_params(model, (8, 8, 1))
+  assert model.prefix == ('class_token',) and 'class_token' in params
 
 
 def test_scanned_layers_are_the_same(trained):
@@ -292,18 +310,18 @@ def test_exported_it_runs_without_its_file(trained, tmp_path):
     ('name', 'my_parts:Gated', r'a class of your own: .* config\.model\.block'),
     (
       'attention',
-      'wrong_parts:Constructor',
-      r"wrong_parts:Constructor raises KeyError: 'made' \(.*s\.py, line 9\)",
+      'short_parts:Constructor',
+      r"short_parts:Constructor raises KeyError: 'made' \(.*s\.py, line 9\)",
     ),
     (
       'mlp',
-      'wrong_parts:Call',
-      r"wrong_parts:Call raises KeyError: 'called' \(.*_parts\.py, line 15\)",
+      'short_parts:Call',
+      r"short_parts:Call raises KeyError: 'called' \(.*_parts\.py, line 15\)",
     ),
     (
       'mlp',
-      'wrong_parts:Narrow',
-      r'a model with wrong_parts:Narrow raises TypeError: .*own_parts\.md',
+      'short_parts:Narrow',
+      r'a model with short_parts:Narrow raises TypeError: .*own_parts\.md',
     ),
   ],
 )
@@ -318,7 +336,7 @@ def test_a_wrong_text_is_one_line(key, text, said):
 
 
 def test_layers_that_differ_are_not_scanned():
-  settings = {'model__mlp': 'wrong_parts:Widening', 'model__depth': 2}
+  settings = {'model__mlp': 'short_parts:Widening', 'model__depth': 2}
   config = tiny.config(**settings)
   experiment_lib.check(config)
   params = models.abstract_params(
@@ -333,20 +351,20 @@ def test_layers_that_differ_are_not_scanned():
 
 
 def test_what_is_raised_in_training_alone_is_one_line(tmp_path):
-  flags = tiny.flags(model__mlp='wrong_parts:Training')
+  flags = tiny.flags(model__mlp='short_parts:Training')
   text = commands.mistake(main, *flags, f'--workdir={tmp_path}')
   assert re.search(
-    r"wrong_parts:Training raises KeyError: 'trained' \(.*, line 22\)", text
+    r"short_parts:Training raises KeyError: 'trained' \(.*, line 22\)", text
   )
 
 
 @pytest.mark.slow
 def test_the_command_ends_with_status_1(folder, tmp_path):
-  flags = tiny.flags(model__mlp='wrong_parts:Call')
+  flags = tiny.flags(model__mlp='short_parts:Call')
   env = commands.CPU_ENV | {'PYTHONPATH': f'{tiny.ROOT}:{folder}'}
   done = commands.python(
     *('-m', 'vit_jax.main', *flags, f'--workdir={tmp_path}'), env=env
   )
   assert done.returncode == 1 and 'Traceback' not in done.stderr
   (line,) = [x for x in done.stderr.splitlines() if x.startswith('error: ')]
-  assert line.endswith(f'({folder}/wrong_parts.py, line 15)')
+  assert line.endswith(f'({folder}/short_parts.py, line 15)')
