@@ -18,6 +18,7 @@ import sphinx.addnodes
 import sphinx.application
 import sphinx.environment
 
+import vit_jax
 from vit_jax import config as config_lib
 from vit_jax.cli import help as help_lib
 from vit_jax.cli import verbs
@@ -52,7 +53,10 @@ def config_keys() -> str:
     entries.setdefault(title, []).append(_entry(key, value, _type(config, key)))
   texts = []
   for title, keys in entries.items():
-    texts += [f'(keys-{title})=\n## {title}', *keys]
+    texts.append(f'(keys-{title})=\n## {title}')
+    if title == 'model':
+      texts.append('[Parts of a model](parts.md) has the parts by name.')
+    texts += keys
   return '\n\n'.join([*texts, *_options()])
 
 
@@ -338,7 +342,37 @@ def _details(text: str) -> str:
   return '\n\n'.join(parts)
 
 
-PAGES = {'docs/config_keys': config_keys, 'docs/command_line': command_line}
+def parts() -> str:
+  """Returns the parts of models that have a name, by kind."""
+  texts = []
+  kind = ''
+  for entry in vit_jax.list_parts():
+    if entry.kind != kind:
+      kind = entry.kind
+      texts.append(f'(parts-{kind})=\n## {kind}')
+    file = f'{entry.class_name.partition(":")[0].replace(".", "/")}.py'
+    papers = [
+      f'[arXiv:{x}](https://arxiv.org/abs/{x})'
+      for x in entry.sources
+      if x not in entry.summary
+    ]
+    places = ', '.join([*papers, f'[{file}](../{file})'])
+    texts += [
+      f'(parts-{kind}-{entry.name})=\n### {entry.name}',
+      f'{_markdown(entry.summary)} Source: {places}.',
+    ]
+    rows = [f'| `{x}` | `{value}` |' for x, value in entry.options.items()]
+    if rows:
+      head = ['| option | where the text does not set it |', '|---|---|']
+      texts.append('\n'.join([*head, *rows]))
+  return '\n\n'.join(texts)
+
+
+PAGES = {
+  'docs/config_keys': config_keys,
+  'docs/command_line': command_line,
+  'docs/parts': parts,
+}
 
 
 def add_page(

@@ -82,6 +82,16 @@ MODULES = {
   'test_a_method_of_ones_own',
   'main --config=configs/digits.py --config.init_from': 'tests/weights/'
   'test_init_from.py::test_a_run_resumes_and_loads_without_the_checkpoint',
+  'evaluate --from=runs/window': 'tests/test_own_parts.py::'
+  'test_the_loaded_model_is_the_trained_one',
+  'explore --from=runs/window': 'tests/test_own_parts.py::'
+  'test_attention_is_captured_within_windows',
+  'export --from=runs/window': 'tests/test_own_parts.py::'
+  'test_exported_it_runs_without_its_file',
+  'main --config=configs/digits.py --workdir=runs/window': 'tests/'
+  'test_own_parts.py::test_it_resumes_to_the_bit',
+  'main --config=configs/digits.py --workdir=runs/parts': 'tests/'
+  'test_own_parts.py::test_it_resumes_to_the_bit',
   'evaluate --from=runs/digits_regression': 'tests/objectives/test_methods.py::'
   'test_evaluation_is_that_of_training',
   'explore --from': EXPLORE + 'test_a_run_on_its_data',
@@ -164,6 +174,8 @@ MODULES = {
   'summary --config=configs/vit_i1k.py': 'tests/ahead/test_step.py::'
   'test_compiled_for_a_tpu',
   'summary --from': HERE,
+  'summary --parts': 'tests/summary/test_listed_parts.py::'
+  'test_all_parts_are_listed',
   'sweep --config=configs/digits.py': SWEEP
   + 'test_a_real_run_is_stopped_and_resumed',
   'sweep --config=configs/folder.py': SWEEP + 'test_runs_are_jobs_of_submitit',
@@ -248,6 +260,10 @@ def folder(digits_run, tmp_path_factory):
   (root / 'my_evaluator.py').write_text(evaluator)
   (root / 'my_method.py').write_text(method)
   (root / 'my_config.py').write_text(config)
+  classes = documented.blocks('docs/own_parts.md', 'python')
+  (root / 'my_parts.py').write_text(
+    '\n\n'.join(x for x in classes if 'class ' in x)
+  )
   shutil.copy(tiny.ROOT / 'tests' / 'my_objective.py', root)
   for name in ('digits', 'digits-2', 'images'):
     shutil.copytree(digits_run, root / 'runs' / name)

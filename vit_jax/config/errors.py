@@ -76,6 +76,8 @@ def import_package(what: str, package: str, extra: str) -> Any:
 def explained(what: str, *kinds: type[Exception]) -> Iterator[None]:
   """Turns errors into a UserError whose message begins with `what`.
 
+  A UserError that begins with it, as one about a key below, stays as it is.
+
   Args:
     what: As 'config.data.split', or the path of a file.
     *kinds: The errors; by default only a UserError.
@@ -84,4 +86,6 @@ def explained(what: str, *kinds: type[Exception]) -> Iterator[None]:
   try:
     yield
   except expected as e:
+    if isinstance(e, UserError) and str(e).startswith(what):
+      raise
     raise UserError(f'{what}: {reason(e)}') from None

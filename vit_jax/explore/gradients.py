@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.explore import attention as attention_lib
@@ -46,8 +47,8 @@ def class_relevance(
     Relevance, float32 [B, h, w], at least 0, in the scale of the logits.
 
   Raises:
-    UserError: The model has no attention, no head or no such class, or an image
-      cannot be read.
+    UserError: The model has no attention, no head or no such class, an image
+      cannot be read, or all gradients are zero.
   """
 
   def follow(attention: jax.Array, gradients: jax.Array) -> jax.Array:
@@ -116,7 +117,15 @@ def _with_gradients(
   shape = _attention_shape(vit)
 
   def apply(x: np.ndarray, y: np.ndarray) -> Any:
-    return reduce(*_gradients(model, shape, params, x, y))
+    with models.explained_parts(model):
+      attention, gradients = _gradients(model, shape, params, x, y)
+    if not gradients.any():
+      raise UserError(
+        'no logit depends on the weights of attention: the head is zero, or the'
+        " class of the model's attention does not add context.perturbation to"
+        ' its weights'
+      )
+    return reduce(attention, gradients)
 
   batch_size = min(features.attention_batch(vit), _GRADIENT_BATCH)
   return batched.in_batches(apply, [inputs, chosen], batch_size, axis)

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.evaluation import embedded
@@ -34,7 +35,8 @@ def position_similarity(
       size does not fit.
   """
   model = vit.model
-  if not isinstance(model, vit_lib.ViT) or model.position_embedding == 'none':
+  part = _table_part(model)
+  if part is None:
     raise UserError(
       f'this {type(model).__name__} has no position embeddings to compare:'
       ' choose a ViT or a hybrid that has'
@@ -42,10 +44,9 @@ def position_similarity(
   if image_size is not None:
     vit = vit.adapted(image_size=image_size)
   h, w = weights.grid(model, vit.position_size)
-  kind = model.position_embedding
-  if kind in embedding.SINCOS:
-    table = embedding.sincos2d((h, w), model.hidden_size, kind)[0]
-  elif kind == 'factorized':
+  if isinstance(part, positions_lib.SinCos):
+    table = embedding.sincos2d((h, w), model.hidden_size, part.kind)[0]
+  elif isinstance(part, positions_lib.Factorized):
     rows, columns = (
       jnp.asarray(vit.params[name])[0]
       for name in (positions_lib.ROWS, positions_lib.COLUMNS)
@@ -53,15 +54,34 @@ def position_similarity(
     grids = jnp.array([[h, w]])
     table = np.asarray(
       embedding.factorized_positions(
-        rows, columns, grids, h * w, model.position_aspect
+        rows, columns, grids, h * w, part.keep_aspect
       )[0]
     )
     table = _finite(table, 'positions')
   else:
     vectors = np.asarray(vit.params['position_embedding'], np.float32)
-    table = _finite(vectors[0, model.positioned_prefix :], 'positions')
+    table = _finite(vectors[0, -h * w :], 'positions')  # patches come last
   table = embedded.normalised(table)
   return (table @ table.T).reshape(h, w, h, w)
+
+
+def _table_part(
+  model: models.Model,
+) -> (
+  positions_lib.Learned | positions_lib.Factorized | positions_lib.SinCos | None
+):
+  """Returns the part whose positions are added to tokens; None: there is none.
+
+  Positions of a user's own are computed, and are not shown.
+  """
+  parts = model.parts().positions if isinstance(model, vit_lib.ViT) else ()
+  for part in parts:
+    if isinstance(
+      part,
+      positions_lib.Learned | positions_lib.Factorized | positions_lib.SinCos,
+    ):
+      return part
+  return None
 
 
 def embedding_filters(vit: weights.Loaded, count: int = 28) -> np.ndarray:

@@ -3,7 +3,9 @@
 This package imports nothing else of vit_jax.
 """
 
+from collections.abc import Iterator
 from collections.abc import Mapping
+import contextlib
 import difflib
 import fnmatch
 import functools
@@ -21,6 +23,7 @@ from vit_jax.models import initializers
 from vit_jax.models import kernels
 from vit_jax.models import mixer
 from vit_jax.models import names
+from vit_jax.models import registry
 from vit_jax.models import resnet
 from vit_jax.models import stack
 from vit_jax.models import vit
@@ -138,10 +141,9 @@ def _unknown_name(name: str) -> ValueError:
     )
   if re.fullmatch(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*', name):
     return ValueError(
-      f'{name!r} is a class of your own, which cannot be named as a model yet:'
-      " name one of ours, as 'ViT-Ti/4', with an objective of your own, which"
-      ' may apply further layers to its tokens (docs/methods.md); or add the'
-      ' class to vit_jax/models, in a clone'
+      f'{name!r} is a class of your own: name a model of ours, as'
+      " 'ViT-Ti/4', and a part of your own by config.model.block, attention,"
+      ' mlp, positions or pool (docs/own_parts.md)'
     )
   near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.7)
   hint = f'did you mean {near[0]!r}? ' if near else ''
@@ -260,6 +262,11 @@ def check(
       f' config.data.image_size, {embedding.times(image_size)}: change one of'
       ' them'
     )
+  if getattr(model, 'scan', False) and not has_equal_layers(model):
+    raise ValueError(
+      'scan=True compiles one layer for all, but the layers of a part differ'
+      ' (its class has at_layer): set config.model.scan=False'
+    )
   # This evaluates shapes only, and finds problems that no single field shows.
   # It uses a scan, so that only one layer is traced.
   if has_equal_layers(model):
@@ -324,8 +331,28 @@ def init_params(
     model: From `create_model`.
     key: Random key.
     image_shape: (height, width, C); of volumes (depth, height, width, C).
+
+  Raises:
+    UserError: As `explained_parts`.
   """
-  return _init(model, key, tuple(image_shape))
+  with explained_parts(model):
+    return _init(model, key, tuple(image_shape))
+
+
+@contextlib.contextmanager
+def explained_parts(model: Model) -> Iterator[None]:
+  """Names the user's part that raises an exception while a model is traced.
+
+  Raises:
+    UserError: A part of the user's has raised one, or does not fit the others.
+  """
+  try:
+    yield
+  except Exception as e:  # a class of the user's may raise any
+    parts = model.parts() if isinstance(model, vit.Trunk) else model
+    if error := registry.user_error(e, parts):
+      raise error from e
+    raise
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))

@@ -585,15 +585,17 @@ def user_error(error: BaseException, model: nn.Module) -> UserError | None:
     model: The model, or one of its parts.
 
   Returns:
-    The error that names the part's class and its line; None: no class of the
-    user's is in the model, or has raised it.
+    The error that names the part's class and its line, or where other parts
+    could not take what it returns; None: no class of the user's is in the
+    model, or it is an error of another kind.
   """
   if isinstance(error, UserError):
     return None
   found = [type(x) for x in _modules(model) if _files(type(x))]
   frames = _frames(error, found)
   if not frames:
-    return None
+    is_about_values = isinstance(error, AttributeError | TypeError | ValueError)
+    return _around(found, error) if found and is_about_values else None
   owners = [type(frame.f_locals.get('self')) for frame, _ in frames]
   classes = [x for x in owners if x in found]
   if not classes:
@@ -647,6 +649,23 @@ def _raised(
     return what
   frame, line = frames[-1]
   return f'{what} ({frame.f_code.co_filename}, line {line})'
+
+
+def _around(
+  classes: Sequence[type[nn.Module]], error: BaseException
+) -> UserError:
+  """Returns the error of a model that a user's part does not fit into."""
+  titles = ', '.join(dict.fromkeys(map(_title, classes)))
+  lines = [
+    f' ({frame.f_code.co_filename}, line {line})'
+    for frame, line in traceback.walk_tb(error.__traceback__)
+    if frame.f_globals.get('__name__', '').startswith('vit_jax.')
+  ]
+  return UserError(
+    f'a model with {titles} raises {type(error).__name__}:'
+    f' {one_line(error)}{"".join(lines[-1:])}: docs/own_parts.md has what such'
+    ' a part takes and returns'
+  )
 
 
 def _title(module: type[nn.Module]) -> str:

@@ -357,7 +357,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     """Names of the parameters of the tokens before the patches, in order."""
     class_token = self.class_token
     if class_token is None:
-      class_token = 'token' in self.pool
+      class_token = getattr(self.pool_part(), 'reads_class_token', False)
     present = {
       'class_token': class_token,
       'distillation_token': self.distillation_token,

@@ -435,9 +435,13 @@ class Objective(abc.ABC):
 
     With `method='trunk'` the result is that of `trunk`, a dict of arrays; with
     `mutable` it is a pair, as Linen returns it.
+
+    Raises:
+      UserError: A part of the user's raises an exception.
     """
     model, params = self.fitted(self.model, params)
-    found = model.apply({'params': params}, images, **kwargs)
+    with models.explained_parts(model):
+      found = model.apply({'params': params}, images, **kwargs)
     assert 'mutable' in kwargs or not isinstance(found, tuple)
     return found
 

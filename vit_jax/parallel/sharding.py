@@ -199,10 +199,12 @@ def _spec(
   layer_shape = shape[1:] if is_stacked else shape
   if math.prod(layer_shape) < config.min_size and rule == _DEFAULT:
     spec = ()
-  if spec == _BY_SHAPE:
-    spec = _by_shape(layer_shape)
   if rule == _DEFAULT and spec == _CONVOLUTION and len(layer_shape) == 5:
     spec = (None, *spec)  # [d, h, w, C, D], of volumes
+  # An array of a user's own part may have the path of one of ours.
+  is_other = rule == _DEFAULT and spec and len(spec) != len(layer_shape)
+  if spec == _BY_SHAPE or is_other:
+    spec = _by_shape(layer_shape)
   lacks_fsdp = False
   if rule == _DEFAULT and len(spec) == len(layer_shape):
     fitted = _with_fsdp(layer_shape, spec, sizes)

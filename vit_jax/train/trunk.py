@@ -114,10 +114,11 @@ def _check_model(
   if type(model) is not type(built):
     raise config_lib.UserError(
       f'{start}, but config.model builds a {type(built).__name__}, which load,'
-      ' evaluate and export would take in its place. A config cannot name a'
-      ' model of your own yet: keep the model that super().__init__ makes, and'
-      ' apply your layers beside it, with parameters beside those of the'
-      " 'trunk' (docs/methods.md)"
+      ' evaluate and export would take in its place: keep the model that'
+      ' super().__init__ makes, name parts of your own by config.model.block,'
+      ' attention, mlp, positions or pool (docs/own_parts.md), and apply other'
+      " layers beside it, with parameters beside those of the 'trunk'"
+      ' (docs/methods.md)'
     )
   kinds = [x for x in fields_lib.Kind if x != fields_lib.Kind.EXECUTION]
   for name in fields_lib.of_kind(type(built), *kinds):

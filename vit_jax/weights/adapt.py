@@ -39,6 +39,7 @@ from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
 from vit_jax.models import igpt
 from vit_jax.models import mixer
+from vit_jax.models import positions
 from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.weights import edit as edit_lib
@@ -137,7 +138,7 @@ def _check_source(params: Mapping[str, Any], source: models.Model) -> None:
   if isinstance(source, vit.ViT):
     names += source.prefix
     names += ['mask_token'] * source.mask_token
-    if source.position_embedding == 'learned':
+    if _position_kind(source)[0] == 'learned':
       names.append('position_embedding')
   missing = [name for name in names if name not in params]
   if missing:
@@ -250,10 +251,11 @@ def _adapt_positions(
   method: str,
 ) -> None:
   """Makes the positions that the model needs from those in `rows`."""
-  path, kind = 'position_embedding', target.position_embedding
+  path, kind = 'position_embedding', _position_kind(target)[0]
+  old_kind, _ = _position_kind(source)
   done = []
-  if kind != source.position_embedding:
-    done.append(f'{source.position_embedding} -> {kind}')
+  if kind != old_kind:
+    done.append(f'{old_kind} -> {kind}')
   if kind != 'learned':
     if path in edit.params:
       edit.drop(path, f'{done[0]}: dropped')
@@ -288,7 +290,7 @@ def _patch_positions(
       return stored, ''
     how = f'grid {fit.show(old)} -> {fit.show(new)}, {method}'
     return resize_lib.positions(stored, old, new, method), how
-  kind = source.position_embedding
+  kind, _ = _position_kind(source)
   if kind in embedding.SINCOS:
     table = embedding.sincos2d(new, source.hidden_size, kind)
     return table, 'the same values'
@@ -301,7 +303,7 @@ def _split_positions(
 ) -> dict[str, np.ndarray]:
   """Returns the checkpoint's learned positions by token, [1, n, D] each."""
   path = 'position_embedding'
-  if source.position_embedding != 'learned':
+  if _position_kind(source)[0] != 'learned':
     return {}
   table, rows, start = edit.host(path), {}, 0
   for name in _positioned(source):
@@ -328,10 +330,24 @@ def _fresh_tokens(name: str, count: int, d: int) -> np.ndarray:
 
 def _positioned(model: vit.ViT) -> tuple[str, ...]:
   """Returns names of the tokens before the patches with a learned position."""
-  if model.position_embedding != 'learned':
+  kind, tokens = _position_kind(model)
+  if kind != 'learned':
     return ()
   names = {'all': _PREFIX, 'class': _PREFIX[:1], 'patches': ()}
-  return tuple(x for x in model.prefix if x in names[model.position_tokens])
+  return tuple(x for x in model.prefix if x in names[tokens])
+
+
+def _position_kind(model: vit.ViT) -> tuple[str, str]:
+  """Returns which positions are added to tokens, and to which tokens."""
+  for part in model.parts().positions:
+    match part:
+      case positions.Learned():
+        return 'learned', part.tokens
+      case positions.Factorized():
+        return 'factorized', 'patches'
+      case positions.SinCos():
+        return part.kind, 'patches'
+  return 'none', 'all'
 
 
 def _count(model: vit.ViT, name: str) -> int:

@@ -223,7 +223,8 @@ def reduced(
     The results of `reduce` for all images, as NumPy arrays.
 
   Raises:
-    UserError: An image cannot be read.
+    UserError: An image cannot be read, or an attention of the user's does not
+      return its weights.
   """
   if 'attention' in names:
     batch_size = min(batch_size, attention_batch(vit))
@@ -248,4 +249,9 @@ def _look(
   variables = {'params': params}
   logits, state = model.apply(variables, images, mutable=['intermediates'])
   seen = {'logits': logits, **state['intermediates']}
+  if 'attention' in names and 'attention' not in seen:
+    raise UserError(
+      'the attention of the model does not return its weights: let its class'
+      " call context.capture('attention', weights), [B, H, T, T]"
+    )
   return {name: seen[name].astype(jnp.float32) for name in names}
