@@ -6,9 +6,9 @@ import numpy as np
 
 import golden_cases
 from vit_jax.evaluation import knn
-from vit_jax.models import vision_transformer
 from vit_jax.models import initializers
 from vit_jax.models import projection
+from vit_jax.models import vision_transformer
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables

@@ -384,7 +384,15 @@ class ViT(nn.Module):
     x = norm(x)
     if self.has_two_heads:
       return x, x[:, :2]
-    return x, context_lib.scoped(self.pool)(x, context)
+    features = context_lib.scoped(self.pool)(x, context)
+    is_packed = context.grids is not None and context.grids.ndim == 3
+    if features.ndim != 2 + is_packed:
+      axes = '[B, S, D]' if is_packed else '[B, D]'
+      raise ValueError(
+        f'{type(self.pool).__name__} returns features of the shape'
+        f' {list(features.shape)}: they must be {axes}'
+      )
+    return x, features
 
 
 def _newest(_: Any, new: jax.Array) -> jax.Array:
