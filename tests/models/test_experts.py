@@ -37,6 +37,21 @@ def test_layers_with_experts():
   assert 'moe' in params['blocks_1'] and 'mlp' in params['blocks_0']
 
 
+@pytest.mark.parametrize(
+  ('fields', 'expected'),
+  [
+    ({'experts': 4}, True),
+    ({'mlp': 'experts(4)'}, True),
+    ({'mlp': 'experts(4, loss=0)'}, False),
+    ({'mlp': "experts(4, routing='soft')"}, False),
+    ({}, False),
+  ],
+)
+def test_which_models_have_a_balancing_loss(fields, expected):
+  model = models.create_model('ViT-Ti/4', 0, depth=2, **fields)
+  assert experts.has_loss(model) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('routing', ROUTINGS)
 def test_images_and_padding_do_not_change_others(routing):

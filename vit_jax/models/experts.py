@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import dropout
 from vit_jax.models import initializers
+from vit_jax.models import stack
 from vit_jax.models.context import Context
 from vit_jax.models.fields import EXECUTION
 from vit_jax.models.fields import Field
@@ -433,4 +434,9 @@ def soft_slots(tokens: int, experts: int) -> int:
 
 def has_loss(model: Any) -> bool:
   """Whether training a model gives balancing losses."""
-  return getattr(model, 'experts', 0) > 0 and model.experts_part().has_loss
+  if not hasattr(model, 'block_part'):
+    return False
+  return any(
+    isinstance(part, Experts) and part.has_loss
+    for part in stack.inner_parts(model.block_part())
+  )

@@ -14,6 +14,7 @@ variables, as large as all attention weights, whenever a model is initialised.
 In comments: B images, T tokens, D hidden size, H heads, L layers.
 """
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
 import re
@@ -244,26 +245,23 @@ def at_layer(part: nn.Module, layer: int, depth: int) -> nn.Module:
   return part if method is None else method(layer, depth)
 
 
+def inner_parts(part: nn.Module) -> Iterator[nn.Module]:
+  """Yields a part, and the parts that it holds, at any depth."""
+  yield part
+  for field in dataclasses.fields(part):
+    value = getattr(part, field.name)
+    if field.name != 'parent' and isinstance(value, nn.Module):
+      yield from inner_parts(value)
+
+
 def _routes(part: nn.Module) -> bool:
   """Whether a part routes all tokens together, so that none may be missing."""
-  return getattr(part, 'routes_tokens', False) or any(map(_routes, parts(part)))
-
-
-def parts(part: nn.Module) -> list[nn.Module]:
-  """Returns the parts that are fields of a part."""
-  values = (
-    getattr(part, field.name)
-    for field in dataclasses.fields(part)
-    if field.name != 'parent'
-  )
-  return [x for x in values if isinstance(x, nn.Module)]
+  return any(getattr(x, 'routes_tokens', False) for x in inner_parts(part))
 
 
 def has_equal_layers(part: nn.Module) -> bool:
   """Whether all layers of a stack have this part, without differences."""
-  return not hasattr(part, 'at_layer') and all(
-    map(has_equal_layers, parts(part))
-  )
+  return not any(hasattr(x, 'at_layer') for x in inner_parts(part))
 
 
 def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
