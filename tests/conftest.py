@@ -48,22 +48,9 @@ def room_for_programs():
   maps = pathlib.Path('/proc/self/maps')
   if maps.exists() and maps.read_bytes().count(b'\n') > 25_000:
     import jax
-    import programs
 
-    programs.forget()
     jax.clear_caches()
   yield
-
-
-@pytest.fixture(autouse=True)
-def programs_of_one_config(request):
-  """Makes them once, but for tests that change what they are made of."""
-  import programs
-
-  if 'monkeypatch' in request.fixturenames:
-    programs.make_anew()
-  else:
-    programs.share()
 
 
 @pytest.fixture(autouse=True)
