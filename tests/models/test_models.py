@@ -519,7 +519,7 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
     ('ViT-Ti/4', {'branches': 101}, 'it must be from 1 to 100'),
     ('R26+ViT-S/32', {'resnet_stages': (0,)}, 'it must be from 1 to 1,000'),
     ('ViT-Ti/4', {'num_classes': 2**63}, 'num_classes is 9223372036854775808'),
-    ('ViT-Ti/4', {'layer_norm_epsilon': 2**31}, 'epsilon is 2147483648: it mu'),
+    ('ViT-Ti/4', {'layer_norm_epsilon': 2**31}, 'epsilon is 2147483648.0: it '),
     ('ViT-Ti/4', {'head_bias': float('nan')}, 'head_bias is nan: it must be'),
     ('ViT-Ti/4', {'layer_scale': 1e308}, 'layer_scale is 1e+308: it must be'),
     ('R26+ViT-S/32', {'resnet_stages': (2**32,)}, 'resnet_stages is (42949672'),

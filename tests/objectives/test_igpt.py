@@ -214,7 +214,7 @@ def test_pictures_are_drawn(finished, images, tmp_path, capsys):
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
-    (['--sample=2', 'x.png'], 'add --complete'),
+    (['--sample=2', 'x.png'], 'with --complete it draws'),
     (['--complete'], 'there are no images'),
   ],
 )

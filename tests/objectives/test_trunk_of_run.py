@@ -284,6 +284,6 @@ def test_a_run_whose_parameters_are_of_another_model(digits_run, tmp_path):
 
 def test_a_model_of_ones_own_in_the_config():
   config = tiny.config(model__name='my_window:WindowViT')
-  message = r"'my_window:WindowViT' is a class of your own, which cannot be n"
+  message = "'my_window:WindowViT' is a class of your own: name a model of ours"
   with pytest.raises(UserError, match=message):
     experiment_lib.check(config)

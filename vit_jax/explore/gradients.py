@@ -119,11 +119,11 @@ def _with_gradients(
   def apply(x: np.ndarray, y: np.ndarray) -> Any:
     with models.explained_parts(model):
       attention, gradients = _gradients(model, shape, params, x, y)
-    if not gradients.any():
+    is_named = getattr(model, 'attention', '') or getattr(model, 'block', '')
+    if is_named and not gradients.any():
       raise UserError(
         'no logit depends on the weights of attention: the head is zero, or the'
-        " class of the model's attention does not add context.perturbation to"
-        ' its weights'
+        f' class {is_named!r} does not add context.perturbation to its weights'
       )
     return reduce(attention, gradients)
 

@@ -5,6 +5,7 @@ from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import igpt
 from vit_jax.models import initializers
+from vit_jax.models import registry
 from vit_jax.models import rotary
 from vit_jax.models import vit
 
@@ -209,7 +210,15 @@ def _check_rotary(model: vit.ViT) -> None:
 
 def _check_pool(model: vit.ViT) -> None:
   """Raises a ValueError if fields of the pooling do not fit."""
-  if 'token' in model.pool and 'class_token' not in model.prefix:
+  name = model.pool.partition('(')[0]
+  names = (*heads.POOLS, *registry.PARTS['pool'])
+  if ':' not in name and name not in names:
+    raise ValueError(
+      f'pool is {model.pool!r}: choose one of {", ".join(names)}, or a class of'
+      " your own, as 'my_parts:MyPool'"
+    )
+  reads_class_token = getattr(model.pool_part(), 'reads_class_token', False)
+  if reads_class_token and 'class_token' not in model.prefix:
     raise ValueError(
       f'pool={model.pool!r} reads the class token, but class_token is False'
     )

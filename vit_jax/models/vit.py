@@ -214,8 +214,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
   @nn.compact
   def _apply(self, method: str, images: jax.Array, **kwargs: Any) -> Any:
     """Applies a method of the model of parts, whose parameters are these."""
-    model = self.parts().copy(name='parts')
-    nn.share_scope(self, model)
+    model = self.parts().clone(parent=self.scope)
     return getattr(model, method)(images, **kwargs)
 
   def head(self) -> dict[str, Any]:

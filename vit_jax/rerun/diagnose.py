@@ -227,6 +227,7 @@ class _Recorder:
     self._events: list[Event] = []
     self._values: list[Values] = []
     self._root: Any = None
+    self._open: set[str] = set()  # paths of the modules that are being called
     self.images: jax.Array | None = None
 
   def intercept(
@@ -244,10 +245,14 @@ class _Recorder:
     if context.method_name != '__call__' or root is not self._root:
       return call(*args, **kwargs)
     path = '/'.join(context.module.path)
+    if path in self._open:  # a part that shares the scope of its model
+      return call(*args, **kwargs)
     if not path:
       self.images = args[0]
     self._note(path, 'input', args)
+    self._open.add(path)
     result = call(*args, **kwargs)
+    self._open.remove(path)
     self._note(path, 'output', result)
     return result
 
