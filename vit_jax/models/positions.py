@@ -143,8 +143,11 @@ class Factorized(nn.Module):
     stored: jax.Array | None = self.get_variable('params', name)
     if stored is None and context.grids is not None:
       raise ValueError(_ONE_SHAPE)
-    size = embedding.pair(self.grid or context.grid or ())
-    shape = (1, size[axis], d) if stored is None else stored.shape
+    if stored is None:
+      size = embedding.pair(self.grid or context.grid or ())
+      shape: tuple[int, ...] = (1, size[axis], d)
+    else:
+      shape = stored.shape
     init = initializers_lib.INITIALIZERS[self.initializers].position
     return self.param(name, init, shape)[0]
 
