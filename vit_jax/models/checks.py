@@ -211,7 +211,7 @@ def _check_rotary(model: vit.ViT) -> None:
 def _check_pool(model: vit.ViT) -> None:
   """Raises a ValueError if fields of the pooling do not fit."""
   name = model.pool.partition('(')[0]
-  names = (*heads.POOLS, *registry.PARTS['pool'])
+  names = dict.fromkeys((*heads.POOLS, *registry.PARTS['pool']))
   if ':' not in name and name not in names:
     raise ValueError(
       f'pool is {model.pool!r}: choose one of {", ".join(names)}, or a class of'
