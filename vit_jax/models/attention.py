@@ -325,7 +325,7 @@ class PackedProjection(Projection):
   def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
     """Returns queries, keys and values of all tokens."""
     kernel, bias = self.weights(x.shape[-1])
-    return keep(kernels.packed_product(x.astype(self.dtype), kernel, bias))
+    return kernels.packed_product(x.astype(self.dtype), kernel, bias)
 
 
 class Output(nn.Module):

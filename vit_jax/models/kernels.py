@@ -19,6 +19,7 @@ from jax.experimental import layout
 import jax.numpy as jnp
 
 from vit_jax.models import norms as norms_lib
+from vit_jax.models.mlp import keep
 
 if TYPE_CHECKING:
   from vit_jax.models import attention as attention_lib
@@ -196,7 +197,8 @@ def packed_product(
   # transposes it to the kernel's order in memory.
   width = (3, d) if fused_attention.splits_heads() else (3 * d,)
   y = jnp.tensordot(x, kernel.reshape(d, *width), 1) + bias.reshape(width)
-  return y.reshape(*x.shape[:2], 3, d)
+  # TPUs would keep [B, T, 3, D] with 8 rows for its 3.
+  return keep(y).reshape(*x.shape[:2], 3, d)
 
 
 def attend_fused(
