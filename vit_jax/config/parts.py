@@ -100,10 +100,10 @@ class _Reader:
       raise UserError(
         f'config.{key} must be a text, not {type(text).__name__}: {_ADVICE}'
       )
-    self._where = f'config.{key} is {_short(text)!r}'
+    self._prefix = f'config.{key} is {_short(text)!r}'
     if len(text) > _MOST_LETTERS:
       raise UserError(
-        f'{self._where}: it has {len(text):,} letters, and at most'
+        f'{self._prefix}: it has {len(text):,} letters, and at most'
         f' {_MOST_LETTERS:,} are read'
       )
     self._source = _NAME_IN_MODULE.sub(_python_name, text.strip())
@@ -112,10 +112,10 @@ class _Reader:
         warnings.simplefilter('ignore')  # on a backslash that means nothing
         self._tree = ast.parse(self._source, mode='eval').body
     except SyntaxError as e:
-      said = (e.msg or 'it cannot be read').translate(_FROM_PYTHON)
-      raise UserError(f'{self._where}: {said}: {_ADVICE}') from None
+      problem = (e.msg or 'it cannot be read').translate(_FROM_PYTHON)
+      raise UserError(f'{self._prefix}: {problem}: {_ADVICE}') from None
     except (ValueError, RecursionError, MemoryError):
-      raise UserError(f'{self._where}: {_ADVICE}') from None
+      raise UserError(f'{self._prefix}: {_ADVICE}') from None
 
   def part(self) -> Part:
     """Returns the only part."""
@@ -134,30 +134,32 @@ class _Reader:
     name = getattr(call.func, 'id', '').translate(_FROM_PYTHON)
     if not _NAME.fullmatch(name):
       raise UserError(
-        f'{self._where}: {self._shown(node)} is no name: {_ADVICE}'
+        f'{self._prefix}: {self._node_text(node)} is no name: {_ADVICE}'
       )
     options = {}
     for keyword in call.keywords:
       if keyword.arg is None:
-        raise UserError(f'{self._where}: {self._shown(keyword)} {NO_LITERAL}')
+        raise UserError(
+          f'{self._prefix}: {self._node_text(keyword)} {NO_LITERAL}'
+        )
       if keyword.arg in options:
-        raise UserError(f'{self._where}: {keyword.arg} is there twice')
+        raise UserError(f'{self._prefix}: {keyword.arg} is there twice')
       options[keyword.arg] = self._value(keyword.value, keyword)
     args = tuple(self._value(x, x) for x in call.args)
     return Part(name, args, options)
 
-  def _value(self, node: ast.expr, shown: ast.AST) -> Any:
-    """Returns the value of an option, which errors show as `shown`."""
+  def _value(self, node: ast.expr, culprit: ast.AST) -> Any:
+    """Returns the value of an option, which errors show as `culprit`."""
     if isinstance(node, ast.Name | ast.Call):
       return self._part(node)
     try:
       return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
       raise UserError(
-        f'{self._where}: {self._shown(shown)} {NO_LITERAL}'
+        f'{self._prefix}: {self._node_text(culprit)} {NO_LITERAL}'
       ) from None
 
-  def _shown(self, node: ast.AST) -> str:
+  def _node_text(self, node: ast.AST) -> str:
     """Returns the text of a node, in one line."""
     text = ast.get_source_segment(self._source, node) or ''
     return _short(' '.join(text.translate(_FROM_PYTHON).split()))

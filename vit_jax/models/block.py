@@ -79,8 +79,10 @@ class Block(nn.Module):
 
   def drop_attention(self, y: jax.Array, context: Context) -> jax.Array:
     """Applies dropout and stochastic depth to the output of attention."""
-    whole = context.num_tokens, y.shape[-1]
-    y = context.dropout(y, self.dropout_rate, Purpose.ATTENTION_OUTPUT, whole)
+    full_shape = context.num_tokens, y.shape[-1]
+    y = context.dropout(
+      y, self.dropout_rate, Purpose.ATTENTION_OUTPUT, full_shape
+    )
     return self.drop_path(y, context, Purpose.ATTENTION_PATH)
 
   def drop_path(

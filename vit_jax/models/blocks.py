@@ -60,8 +60,10 @@ class Parallel(Block):
     """Maps tokens [B, T, D] to [B, R, D]."""
     normed = self.norm.copy(name='norm1')(x)
     y = self.attention(normed, context)
-    whole = context.num_tokens, y.shape[-1]
-    y = context.dropout(y, self.dropout_rate, Purpose.ATTENTION_OUTPUT, whole)
+    full_shape = context.num_tokens, y.shape[-1]
+    y = context.dropout(
+      y, self.dropout_rate, Purpose.ATTENTION_OUTPUT, full_shape
+    )
     y = y + scoped(self.mlp)(normed[:, : context.num_read], context)
     # One sum, with one factor.
     y = self.drop_path(self.scale(1, y), context, Purpose.ATTENTION_PATH)
@@ -96,39 +98,37 @@ class Branches(Block):
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Maps tokens [B, T, D] to [B, R, D]."""
     branches = [
-      _Branch(
-        self.attention.clone(parent=None),
-        self.mlp.clone(parent=None),
-        self.norm.clone(parent=None),
-        self.layer_scale,
-        self.layer_scale_mlp,
-        self.dropout_rate,
-        self.stochastic_depth,
-        self.stochastic_depth_uniform,
+      context_lib.as_class(
+        self,
+        _Branch,
+        attention=self.attention.clone(parent=None),
+        mlp=self.mlp.clone(parent=None),
+        norm=self.norm.clone(parent=None),
+        parent=self,
         name=f'branch_{i}',
       )
       for i in range(1, self.count)
     ]
     contexts = self._contexts(context)
     y = self.attend(x, contexts[0])
-    for branch, given in zip(branches, contexts[1:], strict=True):
-      y += branch('attend', x, given)
+    for branch, branch_context in zip(branches, contexts[1:], strict=True):
+      y += branch('attend', x, branch_context)
     _gather(context, contexts)
     x = self.add(x, y, context)
     y = self.transform(x, contexts[0])
-    for branch, given in zip(branches, contexts[1:], strict=True):
-      y += branch('transform', x, given)
+    for branch, branch_context in zip(branches, contexts[1:], strict=True):
+      y += branch('transform', x, branch_context)
     return self.add(x, y, context)
 
   def _contexts(self, context: Context) -> list[Context]:
     """Returns the context of each branch; the first has the layer's key."""
-    others = dropout.fold(context.dropout_key, Purpose.BRANCHES)
+    key = dropout.fold(context.dropout_key, Purpose.BRANCHES)
     added: list[jax.Array | None] = [None] * self.count
     if context.perturbation is not None:
       added = [*jnp.split(context.perturbation, self.count, axis=1)]
     return [
       context.replace(
-        dropout_key=dropout.fold(others, i) if i else context.dropout_key,
+        dropout_key=dropout.fold(key, i) if i else context.dropout_key,
         perturbation=added[i],
         outputs=context_lib.Outputs(),
       )
@@ -139,5 +139,5 @@ class Branches(Block):
 def _gather(context: Context, contexts: list[Context]) -> None:
   """Joins the heads of what branches captured."""
   for name in contexts[0].outputs:
-    values = [given.outputs[name] for given in contexts]
+    values = [branch.outputs[name] for branch in contexts]
     context.outputs[name] = jnp.concatenate(values, axis=1)

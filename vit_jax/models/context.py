@@ -133,6 +133,22 @@ class Context:
     return dropout_lib.dropout(x, rate, self.dropout_key.fold(purpose), whole)
 
 
+def as_class(part: nn.Module, kind: Any, **values: Any) -> Any:
+  """Returns a part of another class with a part's values of its fields.
+
+  Args:
+    part: A part.
+    kind: The class.
+    **values: Values of other fields.
+  """
+  shared = {
+    field.name: getattr(part, field.name)
+    for field in dataclasses.fields(kind)
+    if field.name not in ('parent', 'name') and hasattr(part, field.name)
+  }
+  return kind(**shared | {'parent': None} | values)
+
+
 def scoped(part: nn.Module) -> nn.Module:
   """Returns a part that is called in the scope of its parameters.
 

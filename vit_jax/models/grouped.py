@@ -1,6 +1,5 @@
 """Grouped queries: several heads of queries share a head of keys and values."""
 
-import dataclasses
 import functools
 from typing import Annotated
 from typing import ClassVar
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 from vit_jax.models import attention
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models.attention import QKV
+from vit_jax.models.context import as_class
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
@@ -38,13 +38,7 @@ class Grouped(attention.Attention):
     """Returns the attention of a layer."""
     if self.full_layers <= layer < depth - self.full_layers:
       return self
-    fields = dataclasses.fields(attention.Attention)
-    values = {
-      field.name: getattr(self, field.name)
-      for field in fields
-      if field.name not in ('parent', 'name')
-    }
-    return attention.Attention(**values, parent=None)
+    return as_class(self, attention.Attention)
 
   def project(self, x: jax.Array, context: Context) -> QKV:
     """Returns queries, and each head of keys and values repeated."""

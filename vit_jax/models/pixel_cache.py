@@ -8,7 +8,6 @@ In comments: B images, N pixels, D hidden size, H heads, K = D / H, L layers.
 """
 
 from collections.abc import Mapping
-import dataclasses
 import functools
 from typing import Any
 
@@ -19,17 +18,13 @@ import jax.numpy as jnp
 from vit_jax.models import attention
 from vit_jax.models import igpt
 from vit_jax.models import stack
+from vit_jax.models.context import as_class
 from vit_jax.models.context import Context
 from vit_jax.models.context import Outputs
 
 # Keys and values of the tokens so far, [B, N, H, K] each; of all layers with a
 # leading axis L.
 Cache = tuple[jax.Array, jax.Array]
-_FIELDS = [
-  field
-  for field in dataclasses.fields(attention.Attention)
-  if field.name not in ('parent', 'name')
-]
 
 
 class CachedAttention(attention.Attention):
@@ -95,8 +90,7 @@ def step(
     cache: Of the tokens before this one.
   """
   block = model.block_part()
-  values = {f.name: getattr(block.attention, f.name) for f in _FIELDS}
-  block = block.clone(attention=CachedAttention(**values, parent=None))
+  block = block.clone(attention=as_class(block.attention, CachedAttention))
   x = params['token_embedding'].astype(model.dtype)[token]
   x += params['position_embedding'].astype(model.dtype)[0, position]
 

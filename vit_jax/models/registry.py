@@ -9,7 +9,6 @@ inherits.
 """
 
 import ast
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
@@ -36,6 +35,7 @@ from vit_jax.config.errors import one_line
 from vit_jax.config.errors import UserError
 from vit_jax.config.parts import Part
 from vit_jax.models import fields
+from vit_jax.models import stack
 from vit_jax.models.fields import Field
 
 # By kind, which is the key of `config.model` that names such a part.
@@ -591,7 +591,7 @@ def user_error(error: BaseException, model: nn.Module) -> UserError | None:
   """
   if isinstance(error, UserError):
     return None
-  found = [type(x) for x in _modules(model) if _files(type(x))]
+  found = [type(x) for x in stack.inner_parts(model) if _files(type(x))]
   frames = _frames(error, found)
   if not frames:
     is_about_values = isinstance(error, AttributeError | TypeError | ValueError)
@@ -602,18 +602,6 @@ def user_error(error: BaseException, model: nn.Module) -> UserError | None:
     file = frames[-1][0].f_code.co_filename
     classes = [x for x in found if file in _files(x)]
   return UserError(_raised(classes[-1], error, frames))
-
-
-def _modules(value: Any) -> Iterator[nn.Module]:
-  """Yields a module and all those in its fields."""
-  if isinstance(value, tuple | list):
-    for x in value:
-      yield from _modules(x)
-  if isinstance(value, nn.Module):
-    yield value
-    for field in dataclasses.fields(value):
-      if field.name not in ('parent', 'name'):
-        yield from _modules(getattr(value, field.name, None))
 
 
 def _files(module: type[nn.Module]) -> set[str]:

@@ -114,11 +114,6 @@ def is_scaled(kind: str) -> bool:
   return not (KINDS[kind].centred or KINDS[kind].is_learned)
 
 
-def is_learned(kind: str) -> bool:
-  """Whether a kind, or 'none', has parameters."""
-  return kind in KINDS and KINDS[kind].is_learned
-
-
 def frequencies(
   key: jax.Array, shape: tuple[int, int, int, int], base: float
 ) -> jax.Array:

@@ -26,6 +26,7 @@ from vit_jax.models import kernels
 from vit_jax.models import mlp as mlp_lib
 from vit_jax.models import norms
 from vit_jax.models import registry
+from vit_jax.models import relative
 from vit_jax.models import rotary as rotary_lib
 from vit_jax.models import stack
 from vit_jax.models.fields import EXECUTION
@@ -44,7 +45,7 @@ GATES = {
 }
 NORMS = ('layer', 'rms')
 _TEXT = Field(Kind.FUNCTION, is_visible=False)
-RELATIVE_POSITIONS = ('none', 'shared', 'layers', 'shared_mlp', 'layers_mlp')
+RELATIVE_POSITIONS = ('none', *relative.TABLES, *relative.MLPS)
 
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)

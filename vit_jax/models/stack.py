@@ -87,7 +87,7 @@ def apply(
   Args:
     model: Linen module that gets the parameters; in its compact method.
     block: The part that each layer is a copy of. Where layers differ, it has a
-      method `at_layer`, see `equal_layers`.
+      method, see `at_layer`.
     x: Tokens [B, T, D].
     context: What all layers are given; its `dropout_key` is that of the step.
     depth: Number of layers, L.
@@ -245,13 +245,16 @@ def at_layer(part: nn.Module, layer: int, depth: int) -> nn.Module:
   return part if method is None else method(layer, depth)
 
 
-def inner_parts(part: nn.Module) -> Iterator[nn.Module]:
-  """Yields a part, and the parts that it holds, at any depth."""
-  yield part
-  for field in dataclasses.fields(part):
-    value = getattr(part, field.name)
-    if field.name != 'parent' and isinstance(value, nn.Module):
-      yield from inner_parts(value)
+def inner_parts(part: Any) -> Iterator[nn.Module]:
+  """Yields a part, or each of a tuple, and the parts in its fields."""
+  if isinstance(part, tuple | list):
+    for x in part:
+      yield from inner_parts(x)
+  if isinstance(part, nn.Module):
+    yield part
+    for field in dataclasses.fields(part):
+      if field.name not in ('parent', 'name'):
+        yield from inner_parts(getattr(part, field.name, None))
 
 
 def _routes(part: nn.Module) -> bool:

@@ -13,6 +13,7 @@ from flax import linen as nn
 import jax
 import numpy as np
 
+from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import heads
@@ -42,8 +43,6 @@ SIZES = {
 
 LEARNED = ('learned', 'factorized')
 POSITION_EMBEDDINGS = (*LEARNED, *embedding.SINCOS, 'none')
-HEAD_NORMS = ('none', 'batch')
-POSITION_TOKENS = ('all', 'class', 'patches')
 
 
 class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
@@ -114,7 +113,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     str, Field(Kind.FITTED, choices=POSITION_EMBEDDINGS)
   ] = 'learned'
   position_tokens: Annotated[
-    str, Field(Kind.FITTED, choices=POSITION_TOKENS)
+    str, Field(Kind.FITTED, choices=positions.TOKENS)
   ] = 'all'
   position_resize: Annotated[
     str, Field(Kind.FUNCTION, is_visible=False, choices=embedding.RESIZES)
@@ -159,47 +158,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     kept: jax.Array | None = None,
     grids: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
-    """Returns tokens and features.
-
-    With `mutable=['intermediates']`, Linen also returns `attention`
-    [L, B, H, T, T] and `tokens` [L, B, T, D], each layer's output. With
-    `mutable=['levels']` it returns these tokens alone.
-
-    If there is also a variable `attention` [L, B, H, T, T] in the collection
-    `perturbations`, it is added to the attention weights. Its gradient is then
-    the gradient of the attention weights.
-
-    Args:
-      images: [B, height, width, C], height and width multiples of the patch
-        unless `crop_to_patches`; or volumes [B, depth, height, width, C] with a
-        patch of three numbers.
-      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
-      rows: int32 [B], the images' positions in the global batch, if this is a
-        part of one; by default 0 to B - 1.
-      features_only: Whether the last layer may skip tokens that the features do
-        not depend on; `tokens` then lacks them.
-      masked: bool [B, N], patches that the mask token replaces (BEiT); their
-        positions are kept.
-      kept: int32 [B, K], the patches that the layers see, in this order (MAE);
-        None: all. `tokens` then has only these patches.
-      grids: int32 [B, 2], rows and columns of patches, if `images` are patches
-        of images of different shapes, [B, N, p * q * C], each with padding
-        behind (NaFlex). Padding changes no other token and no feature. Or
-        [B, S, 2], S images in a sequence, one behind the other (NaViT), (0, 0)
-        for missing ones: `features` are then [B, S, D].
-
-    Returns:
-      `tokens` [B, T, D] after the last LayerNorm (before it with
-      `norm_after_pool`), in the dtype of the computation; patches come last,
-      row by row. `features`, float32 [B, D]; [B, 2 D] with 'token+gap', and
-      [B, 2, D] if a distillation token has its own head. With `merge`, also
-      `sizes` [B, T], how many patches each token stands for, and `places`, the
-      token that has each of the N first ones, int32 [B, N].
-
-    Raises:
-      ValueError: The image's size is not a multiple of the patch's, or the
-        model cannot mask patches or leave some out.
-    """
+    """Returns what `vision_transformer.ViT.trunk` does."""
     return self._apply(
       'trunk',
       images,
@@ -225,12 +184,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     """Returns the model of parts that these fields describe."""
     block = self.block_part()
     if self.merge:
-      values = {
-        f.name: getattr(block, f.name) for f in dataclasses.fields(block)
-      }
-      values |= {'parent': None, 'name': None}
-      block = merging.Merging(
-        **values,
+      block = context_lib.as_class(
+        block,
+        merging.Merging,
         merge=self.merge,
         decreasing=self.merge_decreasing,
         proportional=self.merge_proportional,
@@ -412,7 +368,9 @@ class ViT(Trunk):
   num_classes: Annotated[int, vision_transformer.NUM_CLASSES]
   _: dataclasses.KW_ONLY
   pre_logits: Annotated[int, Field(Kind.FITTED, least=0)] = 0
-  head_norm: Annotated[str, Field(Kind.FITTED, choices=HEAD_NORMS)] = 'none'
+  head_norm: Annotated[
+    str, Field(Kind.FITTED, choices=vision_transformer.HEAD_NORMS)
+  ] = 'none'
   head_bias: Annotated[float, fields.TRAINING] = 0.0
 
   def __call__(
@@ -424,22 +382,7 @@ class ViT(Trunk):
     merge_heads: bool = True,
     grids: jax.Array | None = None,
   ) -> jax.Array:
-    """Classifies images; captures and perturbs attention as `trunk` does.
-
-    Args:
-      images: As of `trunk`.
-      train: As of `trunk`.
-      rows: As of `trunk`.
-      merge_heads: Whether the logits of two heads are averaged.
-      grids: As of `trunk`.
-
-    Returns:
-      Logits, float32 [B, num_classes]; without `merge_heads` the logits of two
-      heads are [B, 2, num_classes], the class token's first.
-
-    Raises:
-      ValueError: The image's size is not a multiple of the patch's.
-    """
+    """Returns what `vision_transformer.ViT` does."""
     return self._apply(
       '__call__',
       images,
