@@ -15,6 +15,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.models import embedding
+from vit_jax.models import positions
 from vit_jax.models import vit
 from vit_jax.weights import adapt
 
@@ -57,9 +58,10 @@ def _forms(model: models.Model) -> Iterator[models.Model]:
   for scale in scales:
     if scale:
       yield model.clone(**scale)
-    for tokens in vit.POSITION_TOKENS:
-      positions = {'position_embedding': 'learned', 'position_tokens': tokens}
-      yield model.clone(**scale | positions)
+    for tokens in positions.TOKENS:
+      yield model.clone(
+        **scale, position_embedding='learned', position_tokens=tokens
+      )
 
 
 def rewrite(
