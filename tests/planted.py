@@ -9,17 +9,17 @@ import numpy as np
 from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.models import flat
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.weights import features
 
 SIZE = (8, 16)  # of images; in patches, 2 x 4
 BRIGHT = (1, 2)  # row and column of the bright patch
 
 
-def tiny(**overrides: Any) -> vit.ViT:
+def tiny(**overrides: Any) -> flat.ViT:
   fields = {
     'num_classes': 5,
     'patch_size': (4, 4),
@@ -28,7 +28,7 @@ def tiny(**overrides: Any) -> vit.ViT:
     'num_heads': 2,
     'depth': 3,
   }
-  return vit.ViT(**(fields | overrides))
+  return flat.ViT(**(fields | overrides))
 
 
 def tiny_mixer(**overrides: Any) -> mixer.Mixer:

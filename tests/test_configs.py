@@ -23,7 +23,7 @@ from vit_jax.data import features
 from vit_jax.data import sources
 from vit_jax.data import splits
 from vit_jax.evaluation import accuracy
-from vit_jax.models import vit
+from vit_jax.models import flat
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.weights.files import containers as weights_files
 from vit_jax.weights.formats import google
@@ -248,7 +248,7 @@ VARIANTS = [
 
 def least_formats(model):
   """Returns how many formats of others can store a model at least."""
-  if not isinstance(model, vit.ViT):
+  if not isinstance(model, flat.ViT):
     return 2
   if model.rotary != 'none':
     return 0  # as EVA-02's and DINOv3's alone
@@ -318,7 +318,7 @@ def test_what_a_config_trains_converts(name, formats_written):
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   written = formats_written(model, size, config.data.channels)
   assert len(written) >= least_formats(model)
-  if isinstance(model, vit.ViT) and not (
+  if isinstance(model, flat.ViT) and not (
     model.pre_logits
     or model.resnet_stages is not None
     or least_formats(model) < 2

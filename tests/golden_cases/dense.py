@@ -14,12 +14,12 @@ from vit_jax import config as config_lib
 from vit_jax import optim
 from vit_jax.evaluation import segments
 from vit_jax.evaluation import windows
+from vit_jax.models import flat
 from vit_jax.models import maps
 from vit_jax.models import setr as setr_lib
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import trans2seg as trans2seg_lib
 from vit_jax.models import unetr as unetr_lib
-from vit_jax.models import vit
 from vit_jax.objectives import pixel_losses
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
@@ -134,7 +134,7 @@ def setr(kind, case):
 
 def _unetr(dims):
   """Returns a trunk and a decoder with the dimensions of a case."""
-  trunk = vit.ViT(
+  trunk = flat.ViT(
     0,
     hidden_size=dims['hidden_size'],
     mlp_dim=dims['mlp_dim'],
@@ -198,7 +198,7 @@ def _exactly(name):
 def patch_perceptron(case):
   """A patch embedding of volumes, stored as a dense layer."""
   volume, dims = jnp.asarray(case.inputs['volume']), case.dims
-  trunk = vit.ViT(
+  trunk = flat.ViT(
     0,
     hidden_size=dims['hidden_size'],
     mlp_dim=dims['hidden_size'],
@@ -215,7 +215,7 @@ def patch_perceptron(case):
   # Stored as a convolution it must be the same layer.
   again = _theirs(monai.TRUNK, params)
   kernel = again['patch_embedding.patch_embeddings.weight']
-  embedding = vit.embedding.PatchEmbedding(
+  embedding = flat.embedding.PatchEmbedding(
     dims['hidden_size'], tuple(dims['patch_size']), nn.initializers.zeros
   )
   found = {}
@@ -225,8 +225,8 @@ def patch_perceptron(case):
   ):
     layer = params['patch_embedding'] | {'kernel': jnp.asarray(x)}
     y = embedding.apply({'params': layer}, volume)
-    flat = y.reshape(len(y), -1, y.shape[-1])
-    found[name] = flat + params['position_embedding']
+    patches = y.reshape(len(y), -1, y.shape[-1])
+    found[name] = patches + params['position_embedding']
   return found
 
 
@@ -280,7 +280,7 @@ def _unetr_counts(size, channels, classes, features, hidden, mlp):
 def _setr_counts(kind, size, classes, convs):
   """Numbers of a SETR's parameters, by head."""
   module = setr_lib.SETR(kind, classes, auxiliary_convs=convs)
-  width = vit.SIZES[size]['hidden_size']
+  width = flat.SIZES[size]['hidden_size']
   levels = [jax.ShapeDtypeStruct((1, 2, 2, width), jnp.float32)] * 4
   params = jax.eval_shape(module.init, jax.random.key(0), levels)['params']
   others = sorted(k for k in params if k.startswith('auxiliary'))

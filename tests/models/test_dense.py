@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.models import flat
 from vit_jax.models import maps
 from vit_jax.models import setr
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models import trans2seg
 from vit_jax.models import unetr
-from vit_jax.models import vit
 from vit_jax.weights.formats import mmseg
 from vit_jax.weights.formats import monai
 from vit_jax.weights.formats import tables
@@ -28,7 +28,7 @@ SPEC = spec_lib.EncoderSpec(
 
 def trunk_of(**fields):
   sizes = {'hidden_size': 8, 'mlp_dim': 16, 'num_heads': 2, 'depth': 3}
-  return vit.ViT(0, pool='gap', **{'patch_size': (2, 2), **sizes, **fields})
+  return flat.ViT(0, pool='gap', **{'patch_size': (2, 2), **sizes, **fields})
 
 
 def fresh(module, *args, **kwargs):

@@ -12,7 +12,7 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import experts
-from vit_jax.models import vit
+from vit_jax.models import flat
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
@@ -59,7 +59,7 @@ def test_images_and_padding_do_not_change_others(routing):
   fields = TINY | ROUTINGS[routing] | {'routing': routing, 'experts': 3}
   # Buffers hold as many tokens, whatever the padding.
   fields['expert_capacity'] = 3.0
-  model = vit.ViT(0, patch_size=(2, 2), pool='gap', **fields)
+  model = flat.ViT(0, patch_size=(2, 2), pool='gap', **fields)
   images = jax.random.normal(jax.random.key(0), (3, 6, 6, 3))
   params = compiled.init(model, jax.random.key(1), images)['params']
   whole = compiled.apply(model, {'params': params}, images)
@@ -68,7 +68,7 @@ def test_images_and_padding_do_not_change_others(routing):
     np.testing.assert_allclose(alone, whole[i : i + 1], atol=1e-5)
   if routing == 'top_tokens':
     return  # experts take a share of all places
-  cut = vit.embedding.patches(images, (2, 2))
+  cut = flat.embedding.patches(images, (2, 2))
   grids = jnp.full((3, 2), 3)
   for count in (0, 5):
     padded = jnp.pad(cut, ((0, 0), (0, count), (0, 0)), constant_values=7.0)
@@ -79,7 +79,7 @@ def test_images_and_padding_do_not_change_others(routing):
 def test_some_patches_share_the_slots_of_an_image():
   """As in MAE's encoder, and in DINO's local crops."""
   fields = TINY | {'routing': 'soft', 'experts': 2}
-  model = vit.ViT(
+  model = flat.ViT(
     0, patch_size=(2, 2), pool='gap', position_embedding='none', **fields
   )
   images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))

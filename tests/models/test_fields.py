@@ -11,10 +11,10 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.config import keys
 from vit_jax.models import fields
+from vit_jax.models import flat
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import spec
-from vit_jax.models import vit
 from vit_jax.weights.formats import foreign
 
 FAMILIES = typing.get_args(models.Model)
@@ -46,7 +46,7 @@ def test_kinds():
     'depth',
     'tokens_mlp_dim',
   ]
-  assert fields.of_kind(vit.ViT, fields.Kind.EXECUTION) == [
+  assert fields.of_kind(flat.ViT, fields.Kind.EXECUTION) == [
     'scan',
     'remat',
     'dtype',
@@ -103,7 +103,7 @@ def test_formats_know_all_fields_that_change_the_function(name):
   code = ''.join(path.read_text() for path in folder.glob(f'{name}*.py'))
   if 'uncommon.parts(model)' in code:
     code += (folder / 'uncommon.py').read_text()
-  for field in fields.of_kind(vit.ViT, fields.Kind.FUNCTION):
+  for field in fields.of_kind(flat.ViT, fields.Kind.FUNCTION):
     if field in NAMED:
       continue  # no format of others stores them, see tests/test_own_parts.py
     assert f'model.{field}' in code, field

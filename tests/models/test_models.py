@@ -15,10 +15,10 @@ from vit_jax import models
 from vit_jax.models import attention as attention_lib
 from vit_jax.models import dropout
 from vit_jax.models import embedding
+from vit_jax.models import flat
 from vit_jax.models import heads
 from vit_jax.models import mlp
 from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.models.context import Context
 from vit_jax.train import flops
 
@@ -317,7 +317,7 @@ def test_patch_embedding_is_a_convolution():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('pool', heads.POOLS)
-@pytest.mark.parametrize('position', vit.POSITION_EMBEDDINGS)
+@pytest.mark.parametrize('position', flat.POSITION_EMBEDDINGS)
 def test_positions_and_pools(pool, position):
   model = tiny(pool=pool, position_embedding=position, depth=1)
   params = models.init_params(model, jax.random.key(0), (8, 16, 3))
@@ -568,7 +568,7 @@ def test_trunk_gives_tokens_and_what_the_head_reads(pool):
 def test_a_trunk_stands_without_its_head():
   params, images = example()
   model = tiny()
-  trunk = vit.Trunk.take(model)
+  trunk = flat.Trunk.take(model)
   own = compiled.init(trunk, jax.random.key(0), images, method='trunk')[
     'params'
   ]

@@ -9,8 +9,8 @@ import pytest
 from vit_jax import models
 from vit_jax.data import naflex
 from vit_jax.models import embedding
+from vit_jax.models import flat
 from vit_jax.models import relative
-from vit_jax.models import vit
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
 TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 2}
@@ -177,7 +177,7 @@ NAFLEX = {
 )
 def test_images_of_different_shapes(fields):
   """Padding changes nothing; a square of the own grid is a plain image."""
-  model = vit.ViT(0, **NAFLEX | fields)
+  model = flat.ViT(0, **NAFLEX | fields)
   rng = np.random.default_rng(0)
   square, wide = (rng.normal(size=(1, *x, 3)) for x in ((6, 6), (4, 10)))
   params = compiled.init(model, jax.random.key(0), square)['params']
@@ -200,7 +200,7 @@ def test_images_of_different_shapes(fields):
 
 
 def test_only_learned_positions_are_resized_for_each_image():
-  model = vit.ViT(0, position_embedding='none', pool='gap', **NAFLEX)
+  model = flat.ViT(0, position_embedding='none', pool='gap', **NAFLEX)
   patches, grids = np.zeros((1, 4, 12)), np.array([[2, 2]])
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
@@ -226,7 +226,7 @@ def test_only_learned_positions_are_resized_for_each_image():
 )
 def test_packing_changes_no_answer(fields):
   """Neither other images of a sequence, nor padding, nor their order."""
-  model = vit.ViT(0, **NAFLEX | fields)
+  model = flat.ViT(0, **NAFLEX | fields)
   rng = np.random.default_rng(0)
   grids = [(2, 3), (3, 3), (1, 4), (4, 1), (2, 2)]
   images = [rng.normal(size=(2 * h, 2 * w, 3)) for h, w in grids]
@@ -266,7 +266,7 @@ def test_what_cannot_be_packed():
     ({'pool': 'token'}, 'class_token'),
     ({'pool': 'gap', 'experts': 2}, 'experts'),
   ):
-    model = vit.ViT(0, **NAFLEX | fields)
+    model = flat.ViT(0, **NAFLEX | fields)
     params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
       'params'
     ]

@@ -26,11 +26,11 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import models
-from vit_jax.models import vit
+from vit_jax.models import flat
 from vit_jax.objectives import {module} as ours
 
 
-class WindowViT(vit.ViT):
+class WindowViT(flat.ViT):
   def __call__(self, images, *args, **kwargs):
     return super().__call__(images[:, ::-1], *args, **kwargs)
 
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 class Wrapped(nn.Module):
-  trunk: vit.ViT
+  trunk: flat.ViT
 
   @nn.compact
   def __call__(self, images, train=False, rows=None):

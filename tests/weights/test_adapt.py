@@ -9,10 +9,10 @@ import pytest
 import scipy.ndimage
 
 from vit_jax.config import UserError
+from vit_jax.models import flat
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import fit
 from vit_jax.weights import resize
@@ -23,7 +23,7 @@ GRID = (2, 3)
 def tiny(**overrides):
   fields = {'hidden_size': 16, 'mlp_dim': 24, 'num_heads': 2, 'depth': 2}
   fields |= {'patch_size': (4, 4)} | overrides
-  return vit.ViT(fields.pop('num_classes', 5), **fields)
+  return flat.ViT(fields.pop('num_classes', 5), **fields)
 
 
 @functools.cache
@@ -307,7 +307,7 @@ def test_positions_added_to_their_tokens_are_the_same_function(to):
 @pytest.mark.parametrize('source', ['class', 'patches', 'sincos2d', 'none'])
 def test_new_positions_of_zero_are_the_same_function(source):
   fields = {'position_tokens': source}
-  if source in vit.POSITION_EMBEDDINGS:
+  if source in flat.POSITION_EMBEDDINGS:
     fields = {'position_embedding': source}
   model = tiny(distillation_token=True, registers=2)
   changes = assert_same_function(model.clone(**fields), model)

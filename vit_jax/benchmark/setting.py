@@ -12,7 +12,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.benchmark import photographs
-from vit_jax.models import vit
+from vit_jax.models import flat
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
 # The ViT of this config.
@@ -126,7 +126,7 @@ def _model_changes(name: str) -> Changes:
     return {'train.batch_size': _TUTORIAL_BATCH}
   with config_lib.explained('--model', ValueError):
     model = models.create_model(name)
-  if not isinstance(model, vit.ViT) or model.resnet_stages is not None:
+  if not isinstance(model, flat.ViT) or model.resnet_stages is not None:
     raise config_lib.UserError(
       f'--model={name}: there is no plain formulation of it to compare with;'
       f' choose {TUTORIAL} or a ViT, as ViT-B/16'

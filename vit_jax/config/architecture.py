@@ -25,7 +25,7 @@ def model() -> ml_collections.ConfigDict:
   keys.attention_implementation = config_dict.placeholder(str)
   # The keys below override fields of the named model; None keeps the model's
   # value. Not every model family has every field. models/spec.py,
-  # models/vit.py, models/mixer.py and models/resnet.py explain them.
+  # models/flat.py, models/mixer.py and models/resnet.py explain them.
   # Parts by name, in place of what other keys describe: 'parallel',
   # 'attention(qk_norm=True)', 'experts(8)', 'learned + rope', or a class of
   # your own, as 'my_parts:WindowAttention(window=7)'. The page of parts lists

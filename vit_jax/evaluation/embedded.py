@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.models import flat
 from vit_jax.models import stack
-from vit_jax.models import vit
 
 _TINY = 1e-12  # avoids a division by 0
 
@@ -121,7 +121,7 @@ def check(model: Any, read: str) -> None:
   Raises:
     UserError: It cannot.
   """
-  is_vit = isinstance(model, vit.Trunk)
+  is_vit = isinstance(model, flat.Trunk)
   if read == 'layers' and not (is_vit and not model.merge):
     raise UserError(
       "features='layers' is for a ViT whose layers all have the patches of an"

@@ -17,7 +17,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
-from vit_jax.models import vit as vit_lib
+from vit_jax.models import flat
 from vit_jax.weights import features
 
 _ROUNDING = 1e-6  # of a map's sum
@@ -354,14 +354,14 @@ def entropies(attention: jax.Array) -> jax.Array:
   return jax.scipy.special.entr(attention).sum(axis=-1).mean(axis=-1)
 
 
-def attentive(vit: weights.Loaded) -> vit_lib.ViT:
+def attentive(vit: weights.Loaded) -> flat.ViT:
   """Returns the model as a ViT.
 
   Raises:
     UserError: The model has no attention, or reads pixels one after another.
   """
   features.check_attention(vit)
-  if not isinstance(vit.model, vit_lib.ViT):
+  if not isinstance(vit.model, flat.ViT):
     raise UserError(
       f'the model is an {type(vit.model).__name__}, whose pixels attend to'
       ' those before them: choose a ViT or a hybrid'

@@ -18,7 +18,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.explore import attention as attention_lib
-from vit_jax.models import vit as vit_lib
+from vit_jax.models import flat
 from vit_jax.weights import batched
 from vit_jax.weights import features
 
@@ -158,7 +158,7 @@ def _attention_shape(vit: weights.Loaded) -> tuple[int, int, int, int]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _gradients(
-  model: vit_lib.ViT,
+  model: flat.ViT,
   shape: tuple[int, int, int, int],
   params: Any,
   images: jax.Array,

@@ -11,7 +11,7 @@ from vit_jax.explore import patch_sequence
 from vit_jax.explore import positions
 from vit_jax.explore import subject as subject_lib
 from vit_jax.models import embedding
-from vit_jax.models import vit as vit_lib
+from vit_jax.models import flat
 from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles
@@ -54,7 +54,7 @@ def patches(subject: subject_lib.Subject) -> Drawn:
       ' This hybrid embeds the features of a ResNet at the patch, which depend'
       ' on pixels around the patch, too.'
     )
-  elif not isinstance(vit.model, vit_lib.ViT):
+  elif not isinstance(vit.model, flat.ViT):
     caption += (
       ' A Mixer (arXiv:2105.01601) mixes them by their place in the sequence.'
     )
@@ -99,7 +99,7 @@ def stem(subject: subject_lib.Subject) -> Drawn:
     filters.shape[1:3], filters.shape[1:3], _STEM_COLUMNS, limits=(80, 112)
   )
   name = 'this ResNet (arXiv:1912.11370)'
-  if isinstance(subject.vit.model, vit_lib.ViT):
+  if isinstance(subject.vit.model, flat.ViT):
     name = (
       'the ResNet that comes before the encoder (the hybrid of'
       ' arXiv:2010.11929, section 3.1)'

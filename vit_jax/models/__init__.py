@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from vit_jax.models import checks
 from vit_jax.models import embedding
 from vit_jax.models import fields as fields_lib
+from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import initializers
 from vit_jax.models import kernels
@@ -26,9 +27,8 @@ from vit_jax.models import names
 from vit_jax.models import registry
 from vit_jax.models import resnet
 from vit_jax.models import stack
-from vit_jax.models import vit
 
-Model = vit.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
+Model = flat.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
 
 # The published sizes and patch sizes.
 NAMES = (
@@ -116,7 +116,7 @@ def _parse(name: str) -> tuple[type[Model], dict[str, Any]]:
   if match is None or int(match[4]) < 1:
     raise _unknown_name(name)
   stem, family, size, patch = match[1], match[2], match[3], int(match[4])
-  sizes: Mapping[str, Any] = vit.SIZES if family == 'ViT' else mixer.SIZES
+  sizes: Mapping[str, Any] = flat.SIZES if family == 'ViT' else mixer.SIZES
   if size not in sizes or (
     stem and (family, (stem, patch) in _STEMS) != ('ViT', True)
   ):
@@ -124,10 +124,10 @@ def _parse(name: str) -> tuple[type[Model], dict[str, Any]]:
   if family == 'Mixer':
     return mixer.Mixer, {'patch_size': patch, **sizes[size]}
   if not stem:
-    return vit.ViT, {'patch_size': patch, **sizes[size]}
+    return flat.ViT, {'patch_size': patch, **sizes[size]}
   stages, patch = _STEMS[stem, patch]
   fields = {'patch_size': patch, 'resnet_stages': stages, **sizes[size]}
-  return vit.ViT, fields
+  return flat.ViT, fields
 
 
 def _unknown_name(name: str) -> ValueError:
@@ -149,7 +149,7 @@ def _unknown_name(name: str) -> ValueError:
   hint = f'did you mean {near[0]!r}? ' if near else ''
   return ValueError(
     f'no model is named {name!r}: {hint}Sizes of ViT are'
-    f' {", ".join(vit.SIZES)}, of Mixer {", ".join(mixer.SIZES)}, with any'
+    f' {", ".join(flat.SIZES)}, of Mixer {", ".join(mixer.SIZES)}, with any'
     ' patch size after the slash'
   )
 
@@ -162,7 +162,7 @@ def model_of(module: type[Model], fields: Mapping[str, Any]) -> Model:
   """
   model = module(**fields_lib.checked(module, fields))
   fields_lib.check_values(model)
-  if isinstance(model, vit.ViT):
+  if isinstance(model, flat.ViT):
     checks.check_vit(model)
   if isinstance(model, igpt.IGPT):
     checks.check_igpt(model)
@@ -282,7 +282,7 @@ def is_not_filled(model: Model, side: int, patch: int) -> bool:
 
 def has_equal_layers(model: Model) -> bool:
   """Whether a model has layers, and they differ in parameters' values only."""
-  if isinstance(model, vit.ViT):
+  if isinstance(model, flat.ViT):
     return not model.merge and stack.has_equal_layers(model.block_part())
   return not isinstance(model, resnet.BiT)
 
@@ -349,7 +349,7 @@ def explained_parts(model: Model) -> Iterator[None]:
   try:
     yield
   except Exception as e:  # a class of the user's may raise any
-    parts = model.parts() if isinstance(model, vit.Trunk) else model
+    parts = model.parts() if isinstance(model, flat.Trunk) else model
     if error := registry.user_error(e, parts):
       raise error from e
     raise

@@ -2,15 +2,15 @@
 
 from vit_jax.models import embedding
 from vit_jax.models import fields
+from vit_jax.models import flat
 from vit_jax.models import heads
 from vit_jax.models import igpt
 from vit_jax.models import initializers
 from vit_jax.models import registry
 from vit_jax.models import rotary
-from vit_jax.models import vit
 
 
-def _check_heads(model: vit.ViT | igpt.IGPT) -> None:
+def _check_heads(model: flat.ViT | igpt.IGPT) -> None:
   d = model.hidden_size
   if d % model.num_heads:
     raise ValueError(
@@ -60,7 +60,7 @@ def check_igpt(model: igpt.IGPT) -> None:
     )
 
 
-def _check_merge(model: vit.ViT) -> None:
+def _check_merge(model: flat.ViT) -> None:
   """Raises a ValueError if tokens are merged that cannot be."""
   if not model.merge:
     return
@@ -75,7 +75,7 @@ def _check_merge(model: vit.ViT) -> None:
   fields.refuse(wrong, f'merge={model.merge} does not go with {{}}')
 
 
-def _check_experts(model: vit.ViT) -> None:
+def _check_experts(model: flat.ViT) -> None:
   """Raises a ValueError if layers cannot have experts as the fields say."""
   if not model.experts:
     return
@@ -100,7 +100,7 @@ def _check_experts(model: vit.ViT) -> None:
     )
 
 
-def _check_parallel(model: vit.ViT) -> None:
+def _check_parallel(model: flat.ViT) -> None:
   """Raises a ValueError if parts beside each other do not fit the others."""
   wrong = {
     'merge, between attention and MLP': model.merge > 0,
@@ -120,7 +120,7 @@ def _check_parallel(model: vit.ViT) -> None:
     fields.refuse(wrong, f'{branches} does not go with {{}}')
 
 
-def _check_differential(model: vit.ViT) -> None:
+def _check_differential(model: flat.ViT) -> None:
   """Raises a ValueError if differential attention does not fit the others."""
   if not model.differential:
     return
@@ -135,7 +135,7 @@ def _check_differential(model: vit.ViT) -> None:
   fields.refuse(wrong, 'differential=True does not go with {}')
 
 
-def _check_keys(model: vit.ViT) -> None:
+def _check_keys(model: flat.ViT) -> None:
   """Raises a ValueError if heads of keys do not fit those of queries."""
   heads, keys, full = model.num_heads, model.key_heads, model.full_key_layers
   if keys is None:
@@ -164,20 +164,20 @@ def _check_keys(model: vit.ViT) -> None:
 
 
 def check_initializers(
-  model: vit.ViT | igpt.IGPT | heads.Classifier,
+  model: flat.ViT | igpt.IGPT | heads.Classifier,
 ) -> None:
   """Raises a ValueError if the initial values are those of other layers."""
   if model.initializers != initializers.MIMETIC:
     return
   wrong = {
-    'layers without attention': not isinstance(model, vit.ViT | igpt.IGPT),
+    'layers without attention': not isinstance(model, flat.ViT | igpt.IGPT),
     'key_heads': getattr(model, 'key_heads', None) is not None,
     'differential=True': getattr(model, 'differential', False),
   }
   fields.refuse(wrong, "initializers='mimetic' does not go with {}")
 
 
-def _check_scales(model: vit.ViT | igpt.IGPT) -> None:
+def _check_scales(model: flat.ViT | igpt.IGPT) -> None:
   """Raises a ValueError if a LayerScale is described that is not there."""
   if not model.layer_scale_mlp and model.layer_scale is None:
     raise ValueError(
@@ -185,7 +185,7 @@ def _check_scales(model: vit.ViT | igpt.IGPT) -> None:
     )
 
 
-def _check_rotary(model: vit.ViT) -> None:
+def _check_rotary(model: flat.ViT) -> None:
   """Raises a ValueError if fields of rotary positions do not fit."""
   width = model.hidden_size // model.num_heads
   if model.rotary != 'none' and width % 4:
@@ -208,7 +208,7 @@ def _check_rotary(model: vit.ViT) -> None:
       )
 
 
-def _check_pool(model: vit.ViT) -> None:
+def _check_pool(model: flat.ViT) -> None:
   """Raises a ValueError if fields of the pooling do not fit."""
   name = model.pool.partition('(')[0]
   names = dict.fromkeys((*heads.POOLS, *registry.PARTS['pool']))
@@ -233,7 +233,7 @@ def _check_pool(model: vit.ViT) -> None:
     )
 
 
-def _check_named(model: vit.ViT | igpt.IGPT) -> None:
+def _check_named(model: flat.ViT | igpt.IGPT) -> None:
   """Raises a ValueError if a part is both named and described by fields."""
   described: dict[str, dict[str, object]] = {
     'attention': {
@@ -250,7 +250,7 @@ def _check_named(model: vit.ViT | igpt.IGPT) -> None:
       f'branches={model.branches}': model.branches > 1,
     },
   }
-  if isinstance(model, vit.ViT):
+  if isinstance(model, flat.ViT):
     described['block'][f'merge={model.merge}'] = model.merge
     position, relation = model.position_embedding, model.relative_positions
     described['positions'] = {
@@ -263,7 +263,7 @@ def _check_named(model: vit.ViT | igpt.IGPT) -> None:
       fields.refuse(wrong, f'{kind}={text!r} does not go with {{}}: choose one')
 
 
-def check_vit(model: vit.ViT) -> None:
+def check_vit(model: flat.ViT) -> None:
   """Raises a ValueError if the fields of a ViT do not fit together."""
   d = model.hidden_size
   _check_heads(model)

@@ -11,7 +11,7 @@ import jax
 
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import vision_transformer
+from vit_jax.models import vit
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
 
@@ -62,7 +62,7 @@ class Classifier(nn.Module):
       logarithm of a class's frequency.
   """
 
-  num_classes: Annotated[int, vision_transformer.NUM_CLASSES]
+  num_classes: Annotated[int, vit.NUM_CLASSES]
   _: dataclasses.KW_ONLY
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   head_bias: Annotated[float, fields.TRAINING] = 0.0
@@ -75,9 +75,7 @@ class Classifier(nn.Module):
   def setup(self) -> None:
     """Makes the head."""
     if self.num_classes:
-      self.head = vision_transformer.linear(
-        self.num_classes, self.starts.head, self.head_bias
-      )
+      self.head = vit.linear(self.num_classes, self.starts.head, self.head_bias)
 
   def trunk(
     self,

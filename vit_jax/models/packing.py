@@ -15,12 +15,10 @@ from vit_jax.models import fields
 from vit_jax.models.context import Context
 
 if TYPE_CHECKING:
-  from vit_jax.models import vision_transformer
+  from vit_jax.models import vit
 
 
-def context(
-  model: vision_transformer.ViT, given: Context, count: int
-) -> Context:
+def context(model: vit.ViT, given: Context, count: int) -> Context:
   """Returns a context that says which tokens attend to which.
 
   Args:

@@ -12,9 +12,9 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import flat
 from vit_jax.models import projection
 from vit_jax.models import text
-from vit_jax.models import vit
 
 # The temperature at the start: CLIP's is 0.07 (section 2.5), SigLIP's 0.1, with
 # a bias of -10 (algorithm 1).
@@ -37,7 +37,7 @@ class TwoTowers(nn.Module):
     any_grid: Whether images come as patches of any grid (SigLIP 2's NaFlex).
   """
 
-  image: vit.ViT
+  image: flat.ViT
   text: text.TextTower | text.Bert
   projection: int = 0
   has_bias: bool = False
@@ -70,8 +70,8 @@ class TwoTowers(nn.Module):
     Args:
       images: [B, height, width, channels].
       train: Whether to apply dropout.
-      rows: As of `vit.ViT`.
-      grids: As of `vit.ViT`; `images` are then patches.
+      rows: As of `flat.ViT`.
+      grids: As of `flat.ViT`; `images` are then patches.
     """
     x = self.project(self.image(images, train=train, rows=rows, grids=grids))
     return {'features': x, 'embedding': projection.unit(x)}

@@ -24,7 +24,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import embedding
-from vit_jax.models import vit
+from vit_jax.models import flat
 from vit_jax.objectives import base
 from vit_jax.weights import resize
 from vit_jax.weights.formats import whole
@@ -118,7 +118,7 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
     UserError: Its model has no patches that can be resized.
   """
   model = objective.model
-  if not isinstance(model, vit.ViT) or whole.trunk_path(objective):
+  if not isinstance(model, flat.ViT) or whole.trunk_path(objective):
     raise config_lib.UserError(
       'patches of several sizes are for a ViT that is trained by itself, not'
       f' for config.objective.name={objective.config.objective.name} with a'
@@ -144,7 +144,7 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
   def fitted(
     model: models.Model, params: base.Params
   ) -> tuple[models.Model, base.Params]:
-    assert isinstance(model, vit.ViT)
+    assert isinstance(model, flat.ViT)
     old = cast(Patch, model.patch_size)
     changed = resized(params, image, old, patch)
     return model.clone(patch_size=patch), changed

@@ -19,9 +19,9 @@ from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.models import decoder
 from vit_jax.models import embedding
+from vit_jax.models import flat
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import feature_checks
 from vit_jax.weights.formats import mae as mae_files
@@ -143,7 +143,7 @@ class MAE(base.Objective):
     self._options = config.objective.options
     model = self.model.clone(num_classes=0)
     self._patch = _check_model(model, config)
-    assert isinstance(model, vit.ViT)
+    assert isinstance(model, flat.ViT)
     self.model = model
     height, width, channels = self.image_shape
     p, q = self._patch
@@ -324,7 +324,7 @@ class MAE(base.Objective):
 
 
 def _decoder_spec(
-  model: vit.ViT, options: ml_collections.ConfigDict
+  model: flat.ViT, options: ml_collections.ConfigDict
 ) -> spec_lib.EncoderSpec:
   """Returns the fields of the decoder's layers."""
   width = options.decoder_width
@@ -354,7 +354,7 @@ def _check_model(
     UserError: It cannot.
   """
   name = f'config.objective.name={config.objective.name}'
-  if not isinstance(model, vit.ViT):
+  if not isinstance(model, flat.ViT):
     raise config_lib.UserError(
       f'{name} leaves tokens out, which a {type(model).__name__} cannot: choose'
       ' a ViT, as --config.model.name=ViT-B/16'

@@ -22,13 +22,13 @@ from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import segments as segments_lib
 from vit_jax.evaluation import windows
+from vit_jax.models import flat
 from vit_jax.models import maps
 from vit_jax.models import resnet
 from vit_jax.models import setr
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import trans2seg
 from vit_jax.models import unetr
-from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import feature_checks
 from vit_jax.objectives import pixel_losses
@@ -397,9 +397,9 @@ def _checked(model: models.Model, config: ml_collections.ConfigDict) -> Any:
   reads_features = config.objective.options.head == _TRANS2SEG
   if isinstance(model, resnet.BiT) and reads_features:
     return model
-  is_plain = isinstance(model, vit.ViT) and model.resnet_stages is None
+  is_plain = isinstance(model, flat.ViT) and model.resnet_stages is None
   if is_plain and not reads_features:
-    assert isinstance(model, vit.ViT)
+    assert isinstance(model, flat.ViT)
     _check_patch(model, config)
     return model
   wanted = "a BiT, as 'BiT-R50x1'"
@@ -412,7 +412,7 @@ def _checked(model: models.Model, config: ml_collections.ConfigDict) -> Any:
   )
 
 
-def _check_patch(model: vit.ViT, config: ml_collections.ConfigDict) -> None:
+def _check_patch(model: flat.ViT, config: ml_collections.ConfigDict) -> None:
   patch, head = model.patch_size, config.objective.options.head
   if head == _UNETR and set(patch) != {unetr.PATCH}:
     raise config_lib.UserError(
@@ -430,7 +430,7 @@ def _layers(
     UserError: The model does not have them.
   """
   given = tuple(config.objective.options.layers)
-  if not isinstance(model, vit.ViT):
+  if not isinstance(model, flat.ViT):
     return ()
   depth = model.depth
   is_unetr = config.objective.options.head == _UNETR

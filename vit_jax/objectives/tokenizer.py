@@ -29,8 +29,8 @@ from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
+from vit_jax.models import flat
 from vit_jax.models import spec as spec_lib
-from vit_jax.models import vit
 from vit_jax.objectives import base
 
 
@@ -95,7 +95,7 @@ class Tokenizer(base.Objective):
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
     super().__init__(config, features)
-    assert isinstance(self.model, vit.ViT)
+    assert isinstance(self.model, flat.ViT)
     options, trunk = config.objective.options, self.model
     self._options, self.count = options, options.tokens
     self._patch = patch = models.patch_of_images(trunk)
@@ -256,7 +256,7 @@ def check_is_vit(config: ml_collections.ConfigDict) -> None:
   name = config.model.name
   if name == config_lib.INIT_FROM:
     return
-  if not isinstance(models.from_config(config.model, 0), vit.ViT):
+  if not isinstance(models.from_config(config.model, 0), flat.ViT):
     raise config_lib.UserError(
       f'config.model.name is {name!r}, but'
       f' config.objective.name={config.objective.name} needs a ViT: choose'

@@ -37,11 +37,11 @@ from vit_jax import tables
 from vit_jax.config import UserError
 from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
+from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import positions
 from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
 from vit_jax.weights import relative
@@ -90,7 +90,7 @@ def adapt(
   _check_source(edit.params, source)
   expected = fit.expected_shapes(target, target_grid, channels)
   _adapt_embedding(edit, target, channels)
-  if isinstance(source, vit.ViT) and isinstance(target, vit.ViT):
+  if isinstance(source, flat.ViT) and isinstance(target, flat.ViT):
     _adapt_mask_token(edit, source, target)
     rows = _adapt_prefix(edit, source, target, source_grid)
     grids = source_grid, target_grid
@@ -135,7 +135,7 @@ def changes_table(changes: Sequence[edit_lib.Change]) -> str:
 def _check_source(params: Mapping[str, Any], source: models.Model) -> None:
   """Checks that no array is missing: it would be taken for a new one."""
   names = ['head/kernel', 'head/bias'] if source.num_classes else []
-  if isinstance(source, vit.ViT):
+  if isinstance(source, flat.ViT):
     names += source.prefix
     names += ['mask_token'] * source.mask_token
     if _position_kind(source)[0] == 'learned':
@@ -168,7 +168,7 @@ def _adapt_embedding(edit: edit_lib.Edit, target: Any, channels: int) -> None:
 
 
 def _adapt_prefix(
-  edit: edit_lib.Edit, source: vit.ViT, target: vit.ViT, grid: Grid
+  edit: edit_lib.Edit, source: flat.ViT, target: flat.ViT, grid: Grid
 ) -> dict[str, np.ndarray]:
   """Keeps, drops or adds the tokens before the patches.
 
@@ -200,7 +200,7 @@ def _adapt_prefix(
 
 
 def _adapt_mask_token(
-  edit: edit_lib.Edit, source: vit.ViT, target: vit.ViT
+  edit: edit_lib.Edit, source: flat.ViT, target: flat.ViT
 ) -> None:
   """Drops the token of masked patches, or adds a new one."""
   name = 'mask_token'
@@ -244,8 +244,8 @@ def _adapt_token(
 
 def _adapt_positions(
   edit: edit_lib.Edit,
-  source: vit.ViT,
-  target: vit.ViT,
+  source: flat.ViT,
+  target: flat.ViT,
   grids: tuple[Grid, Grid],
   rows: dict[str, np.ndarray],
   method: str,
@@ -275,7 +275,7 @@ def _adapt_positions(
 
 
 def _patch_positions(
-  source: vit.ViT,
+  source: flat.ViT,
   grids: tuple[Grid, Grid],
   stored: np.ndarray | None,
   method: str,
@@ -299,7 +299,7 @@ def _patch_positions(
 
 
 def _split_positions(
-  edit: edit_lib.Edit, source: vit.ViT, grid: Grid
+  edit: edit_lib.Edit, source: flat.ViT, grid: Grid
 ) -> dict[str, np.ndarray]:
   """Returns the checkpoint's learned positions by token, [1, n, D] each."""
   path = 'position_embedding'
@@ -328,7 +328,7 @@ def _fresh_tokens(name: str, count: int, d: int) -> np.ndarray:
   return rng.normal(0, 0.02, (1, count, d)).astype(np.float32)
 
 
-def _positioned(model: vit.ViT) -> tuple[str, ...]:
+def _positioned(model: flat.ViT) -> tuple[str, ...]:
   """Returns names of the tokens before the patches with a learned position."""
   kind, tokens = _position_kind(model)
   if kind != 'learned':
@@ -337,7 +337,7 @@ def _positioned(model: vit.ViT) -> tuple[str, ...]:
   return tuple(x for x in model.prefix if x in names[tokens])
 
 
-def _position_kind(model: vit.ViT) -> tuple[str, str]:
+def _position_kind(model: flat.ViT) -> tuple[str, str]:
   """Returns which positions are added to tokens, and to which tokens."""
   for part in model.parts().positions:
     match part:
@@ -350,7 +350,7 @@ def _position_kind(model: vit.ViT) -> tuple[str, str]:
   return 'none', 'all'
 
 
-def _count(model: vit.ViT, name: str) -> int:
+def _count(model: flat.ViT, name: str) -> int:
   return model.registers if name == 'register_tokens' else 1
 
 
@@ -415,7 +415,7 @@ def _reads_other(source: Any, target: Any) -> str:
   A change between the class token and the mean over patches keeps the head:
   the two are similar enough.
   """
-  if not isinstance(target, vit.ViT):
+  if not isinstance(target, flat.ViT):
     return ''
   pools = source.pool, target.pool
   if pools[0] != pools[1] and {'map', 'token+gap'} & {*pools}:
@@ -429,7 +429,7 @@ def _reads_other(source: Any, target: Any) -> str:
 def _replace(
   edit: edit_lib.Edit,
   name: str,
-  target: vit.ViT,
+  target: flat.ViT,
   expected: Mapping[str, tuple[int, ...]],
   reason: str,
 ) -> None:

@@ -8,8 +8,8 @@ computes them suits any grid.
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.models import flat
 from vit_jax.models import relative
-from vit_jax.models import vit
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
 from vit_jax.weights import resize as resize_lib
@@ -21,8 +21,8 @@ _NAME = 'relative_position_bias'
 
 def adapt(
   edit: edit_lib.Edit,
-  source: vit.ViT,
-  target: vit.ViT,
+  source: flat.ViT,
+  target: flat.ViT,
   grids: tuple[Grid, Grid],
   method: str,
 ) -> None:
@@ -71,7 +71,7 @@ def adapt(
       edit.put(path, table, '; '.join(done))
 
 
-def _paths(edit: edit_lib.Edit, target: vit.ViT) -> dict[str, tuple[int, ...]]:
+def _paths(edit: edit_lib.Edit, target: flat.ViT) -> dict[str, tuple[int, ...]]:
   """Returns the paths of a model's tables, each with the axis of its layers.
 
   The layers are stacked or not as those of the checkpoint.

@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import data
-from vit_jax.models import vit
+from vit_jax.models import flat
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Task:
     preprocess: The preprocessing before the model.
   """
 
-  model: vit.ViT
+  model: flat.ViT
   params: Any
   images: np.ndarray
   labels: np.ndarray

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from vit_jax import objectives
-from vit_jax.models import vit
+from vit_jax.models import flat
 
 
 class ViT(nn.Module):
@@ -25,7 +25,7 @@ class ViT(nn.Module):
     """Makes a twin of an objective's model, with new parameters."""
     super().__init__()
     model, (height, width, channels) = objective.model, objective.image_shape
-    assert isinstance(model, vit.ViT)
+    assert isinstance(model, flat.ViT)
     self.width = d = model.hidden_size
     p, q = model.patch_size
     self.patches = nn.Conv2d(channels, d, (p, q), (p, q))
@@ -70,7 +70,7 @@ class ViT(nn.Module):
 class _Block(nn.Module):
   """Attention and an MLP, each after a norm and with a shortcut."""
 
-  def __init__(self, model: vit.ViT):
+  def __init__(self, model: flat.ViT):
     super().__init__()
     d, epsilon = model.hidden_size, model.layer_norm_epsilon
     self._heads = model.num_heads

@@ -19,7 +19,7 @@ from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
 from vit_jax.models import fields as fields_lib
-from vit_jax.models import vit
+from vit_jax.models import flat
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import tables
@@ -363,7 +363,7 @@ def num_heads(
   """
   sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   published = (
-    x['num_heads'] for x in vit.SIZES.values() if sizes.items() <= x.items()
+    x['num_heads'] for x in flat.SIZES.values() if sizes.items() <= x.items()
   )
   found = hints.overrides.get('num_heads')
   if found is None:

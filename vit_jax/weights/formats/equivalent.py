@@ -15,8 +15,8 @@ import numpy as np
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.models import embedding
+from vit_jax.models import flat
 from vit_jax.models import positions
-from vit_jax.models import vit
 from vit_jax.weights import adapt
 
 # Model -> part of it that a format cannot store; None: no part.
@@ -47,7 +47,7 @@ def _forms(model: models.Model) -> Iterator[models.Model]:
   can be multiplied into the layer that it scales.
   """
   yield model
-  if not isinstance(model, vit.ViT):
+  if not isinstance(model, flat.ViT):
     return
   if model.mask_token:
     model = model.clone(mask_token=False)
@@ -74,7 +74,7 @@ def rewrite(
   source, params = loaded.model, loaded.params
   if target is source:
     return loaded, []
-  assert isinstance(source, vit.ViT) and isinstance(target, vit.ViT)
+  assert isinstance(source, flat.ViT) and isinstance(target, flat.ViT)
   notes = []
   if source.mask_token and not target.mask_token:
     notes.append('the token of masked patches is left out')
@@ -99,7 +99,7 @@ def rewrite(
   return dataclasses.replace(loaded, model=target, params=params), notes
 
 
-def _position_notes(source: vit.ViT, target: vit.ViT) -> list[str]:
+def _position_notes(source: flat.ViT, target: flat.ViT) -> list[str]:
   """Returns a note if positions are stored in another way."""
   kind = source.position_embedding
   if kind != target.position_embedding:

@@ -14,7 +14,7 @@ from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
 from vit_jax.models import fields
-from vit_jax.models import vit
+from vit_jax.models import flat
 from vit_jax.runs import safe_io
 from vit_jax.weights import preprocessing
 from vit_jax.weights import resize as resize_lib
@@ -204,7 +204,7 @@ def _cropped(
   out; timm's can be told to pad it.
   """
   model = description.model
-  if not isinstance(model, vit.ViT) or 'crop_to_patches' in hints.overrides:
+  if not isinstance(model, flat.ViT) or 'crop_to_patches' in hints.overrides:
     return description
   patch = models.pixels_per_token(model) or ()
   rest = any(n % p for n, p in zip(description.image_size, patch, strict=False))

@@ -17,10 +17,10 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax import models
+from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import resnet
-from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
@@ -153,7 +153,7 @@ BIT = [
 
 IGNORED = r'(?!)'  # nothing
 _RULES: Mapping[type, Sequence[tables.Rule]] = {
-  vit.ViT: VIT,
+  flat.ViT: VIT,
   mixer.Mixer: MIXER,
   resnet.BiT: BIT,
 }
@@ -198,7 +198,7 @@ _PATCHES = 'pos_embedding'  # big_vision's, with positions of patches only
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
   """Returns the table for a model."""
   if (
-    isinstance(model, vit.ViT) and not model.positioned_prefix and model.prefix
+    isinstance(model, flat.ViT) and not model.positioned_prefix and model.prefix
   ):
     return [rule('position_embedding', _PATCHES), *VIT]
   return _RULES[type(model)]
@@ -206,7 +206,7 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
 
 def stored_name(model: nn.Module, name: str) -> str:
   """Returns a name in the style of the code that can compute the model."""
-  is_published = not isinstance(model, vit.ViT) or not (
+  is_published = not isinstance(model, flat.ViT) or not (
     model.pool == 'map'
     or model.position_embedding == 'sincos2d'
     or (model.position_tokens == 'patches' and model.prefix)
@@ -324,7 +324,7 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     fields['position_embedding'] = 'sincos2d'  # big_vision's other kind
   fields['num_classes'] = shapes.size('head/kernel', -1)
   size = base.image_size(tokens, [stride * p for p in patch], hints)
-  model = base.build(vit.ViT, fields, hints)
+  model = base.build(flat.ViT, fields, hints)
   return _description(model, size, channels, hints)
 
 
@@ -382,7 +382,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   del image_size
   if isinstance(model, igpt.IGPT):
     return 'an iGPT'
-  if not isinstance(model, vit.ViT):
+  if not isinstance(model, flat.ViT):
     return None
   wrong = {
     'a distillation token': model.distillation_token,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.models import flat
 from vit_jax.models import text
 from vit_jax.models import two_towers
-from vit_jax.models import vit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
@@ -192,7 +192,7 @@ def describe(
   shapes = base.Shapes(arrays)
   found = google.describe(base.Renamed(_tower(arrays, 'img/')), hints)
   tower = _text(shapes) if _is_own(shapes) else _bert(shapes, text_heads)
-  assert isinstance(found.model, vit.ViT)
+  assert isinstance(found.model, flat.ViT)
   model = two_towers.TwoTowers(found.model, tower, has_bias='b' in shapes)
   return model, found.image_size
 

@@ -14,9 +14,9 @@ from absl import logging
 from flax import linen as nn
 
 from vit_jax.config import UserError
+from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import resnet
-from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -188,7 +188,7 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
     return imagegpt.RULES
   if isinstance(model, resnet.BiT):
     return bit.RULES
-  assert isinstance(model, vit.ViT)
+  assert isinstance(model, flat.ViT)
   if aimv2.is_kind(model):
     return aimv2.RULES
   if dinov3.is_kind(model):
@@ -248,8 +248,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   fields |= _fields(shapes, config, kind)
   heads = config.get('num_attention_heads', typed.COUNT)
   fields['num_heads'] = base.num_heads(hints, heads, fields)
-  model = base.build(vit.ViT, fields, hints)
-  assert isinstance(model, vit.ViT)
+  model = base.build(flat.ViT, fields, hints)
+  assert isinstance(model, flat.ViT)
   size = _image_size(shapes, patch, hints, model)
   preprocess, silent = preprocessing.of_transformers(
     hints.preprocessor, kind, size, channels
@@ -263,7 +263,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   )
 
 
-def _resize(model: vit.ViT, kind: str) -> str:
+def _resize(model: flat.ViT, kind: str) -> str:
   """Returns how transformers' class resizes positions."""
   if kind == beit.KIND:
     return beit.resize(model)
@@ -349,7 +349,7 @@ def _image_size(
   shapes: base.Shapes,
   patch: Sequence[int],
   hints: base.Hints,
-  model: vit.ViT,
+  model: flat.ViT,
 ) -> tuple[int, int]:
   size = hints.config.get('image_size', typed.SIZE)
   default = preprocessing.pair(size) if size else None
@@ -379,6 +379,6 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     return imagegpt.unsupported(model)
   if isinstance(model, resnet.BiT):
     return bit.unsupported(model)
-  if not isinstance(model, vit.ViT):
+  if not isinstance(model, flat.ViT):
     return f'a {type(model).__name__}'
   return kinds.unsupported(model, image_size)

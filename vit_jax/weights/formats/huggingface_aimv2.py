@@ -13,7 +13,7 @@ from typing import Any
 from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.models import embedding
-from vit_jax.models import vit
+from vit_jax.models import flat
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -85,7 +85,7 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   )
 
 
-def is_kind(model: vit.ViT) -> bool:
+def is_kind(model: flat.ViT) -> bool:
   """Whether only this kind can hold a model."""
   return model.patch_norm
 
@@ -128,7 +128,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     'dense_bias': shapes.count(f'{_LAYER}.ffn.down_proj.bias') > 0,
     **_pooling(shapes),
   }
-  model = base.build(vit.ViT, fields, hints)
+  model = base.build(flat.ViT, fields, hints)
   size = base.image_size(count, patch, hints, default)
   preprocess, silent = preprocessing.of_transformers(
     hints.preprocessor, KIND, size, channels
@@ -149,7 +149,7 @@ def _pooling(shapes: base.Shapes) -> dict[str, Any]:
   }
 
 
-def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
+def unsupported(model: flat.ViT, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   rare: dict[str, Any] = uncommon.parts(model)
   for part in (
@@ -198,7 +198,7 @@ def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
 
 
 def config(
-  model: vit.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
+  model: flat.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, Any]:
   """Returns the content of config.json."""
   return {

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from vit_jax.config import UserError
-from vit_jax.models import vit
+from vit_jax.models import flat
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
@@ -56,7 +56,7 @@ RULES = [
 HEAD = _dense('head', 'lm_head')
 
 
-def norm(model: vit.ViT) -> list[tables.Rule]:
+def norm(model: flat.ViT) -> list[tables.Rule]:
   """Returns the rules of the last norm."""
   return _norm('norm', _POOLED if model.norm_after_pool else _TOKENS)
 
@@ -105,17 +105,17 @@ def rows(shapes: base.Shapes) -> int:
   return shapes.get(_OF_LAYER, 2)[0] if shapes.count(_OF_LAYER) else 0
 
 
-def resize(model: vit.ViT) -> str:
+def resize(model: flat.ViT) -> str:
   """Returns how transformers resizes positions: tables linearly."""
   return 'bicubic' if model.position_embedding == 'learned' else 'half_pixel'
 
 
-def is_kind(model: vit.ViT) -> bool:
+def is_kind(model: flat.ViT) -> bool:
   """Whether only this kind can hold a model."""
   return model.relative_positions != 'none' or not model.key_bias
 
 
-def unsupported(model: vit.ViT) -> str | None:
+def unsupported(model: flat.ViT) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   pooled = model.pool == 'gap' and model.norm_after_pool
   return base.first_of(
@@ -149,7 +149,7 @@ def unsupported(model: vit.ViT) -> str | None:
   )
 
 
-def config(model: vit.ViT) -> dict[str, Any]:
+def config(model: flat.ViT) -> dict[str, Any]:
   """Returns fields of config.json that other kinds do not have."""
   # BEiT's own class without a last norm has one after its pool.
   bare = {'model_type': BARE, 'architectures': ['Data2VecVisionModel']}

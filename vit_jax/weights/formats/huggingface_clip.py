@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.models import flat
 from vit_jax.models import text
 from vit_jax.models import two_towers
-from vit_jax.models import vit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
@@ -173,7 +173,7 @@ def describe(
   tower = _text(shapes, config, kind)
   projection = shapes.size('visual_projection.weight', 0)
   return two_towers.TwoTowers(
-    vit.ViT(**fields), tower, projection, kind != CLIP, kind == SIGLIP2
+    flat.ViT(**fields), tower, projection, kind != CLIP, kind == SIGLIP2
   ), size
 
 

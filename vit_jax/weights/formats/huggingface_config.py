@@ -3,9 +3,9 @@
 from typing import Any
 
 from vit_jax import data
+from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import resnet
-from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface
@@ -28,7 +28,7 @@ _RESAMPLE = {name: i for i, name in preprocessing.RESAMPLE.items()}
 
 
 def companions(
-  model: vit.ViT | resnet.BiT,
+  model: flat.ViT | resnet.BiT,
   preprocess: data.Preprocess,
   image_size: tuple[int, int],
 ) -> dict[str, dict[str, Any]]:
@@ -40,7 +40,7 @@ def companions(
 
 
 def _config(
-  model: vit.ViT | resnet.BiT,
+  model: flat.ViT | resnet.BiT,
   preprocess: data.Preprocess,
   image_size: tuple[int, int],
 ) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _config(
 
 
 def _labels(
-  model: vit.ViT | resnet.BiT, preprocess: data.Preprocess
+  model: flat.ViT | resnet.BiT, preprocess: data.Preprocess
 ) -> dict[str, Any]:
   """Returns the fields with the names of classes, if there are any."""
   names = [*preprocess.classes]
@@ -89,7 +89,7 @@ def _labels(
   }
 
 
-def _of_kind(model: vit.ViT, kind: str) -> dict[str, Any]:
+def _of_kind(model: flat.ViT, kind: str) -> dict[str, Any]:
   """Returns the fields that only some of transformers' classes have."""
   if kind == huggingface_beit.KIND:
     return huggingface_beit.config(model)
@@ -145,7 +145,7 @@ def _preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
   }
 
 
-def notes(model: vit.ViT | igpt.IGPT | resnet.BiT) -> list[str]:
+def notes(model: flat.ViT | igpt.IGPT | resnet.BiT) -> list[str]:
   """Returns notes on where transformers computes something else."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.NOTES
@@ -168,7 +168,7 @@ def notes(model: vit.ViT | igpt.IGPT | resnet.BiT) -> list[str]:
 
 
 def usage(
-  model: vit.ViT | igpt.IGPT | resnet.BiT, directory: str, file: str
+  model: flat.ViT | igpt.IGPT | resnet.BiT, directory: str, file: str
 ) -> tuple[str, str]:
   """Returns the name of a program, and Python code that loads the model."""
   del file

@@ -7,7 +7,7 @@ from typing import Any
 
 from vit_jax import data
 from vit_jax.config import UserError
-from vit_jax.models import vit
+from vit_jax.models import flat
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
@@ -56,7 +56,7 @@ _GATED = tables.torch_halves(
 )
 
 
-def rules(model: vit.ViT) -> list[tables.Rule]:
+def rules(model: flat.ViT) -> list[tables.Rule]:
   """Returns the table for a model."""
   biased = _QKV if model.key_bias else _NO_KEY
   bias = rule(
@@ -102,7 +102,7 @@ def describe(
   fields['num_heads'] = base.num_heads(hints, heads, fields)
   if gated:
     config.get('hidden_act', typed.one_of('silu'))
-  model = base.build(vit.ViT, fields, hints)
+  model = base.build(flat.ViT, fields, hints)
   stated = config.get('image_size', typed.SIZE)
   default = preprocessing.pair(stated) if stated else None
   size = base.image_size(None, patch, hints, default)
@@ -134,12 +134,12 @@ def _biases(config: typed.Json) -> dict[str, bool]:
   return {'qkv_bias': query, 'key_bias': key or not query}
 
 
-def is_kind(model: vit.ViT) -> bool:
+def is_kind(model: flat.ViT) -> bool:
   """Whether only this kind can hold a model."""
   return model.rotary == 'dinov3'
 
 
-def unsupported(model: vit.ViT) -> str | None:
+def unsupported(model: flat.ViT) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   wrong: dict[str, Any] = uncommon.parts(model)
   for part in (uncommon.NO_KEY_BIAS, uncommon.ROTARY, uncommon.MASK_TOKEN):
@@ -158,7 +158,7 @@ def unsupported(model: vit.ViT) -> str | None:
   return base.first_of(wrong)
 
 
-def unused(model: vit.ViT) -> dict[str, tuple[int, ...]]:
+def unused(model: flat.ViT) -> dict[str, tuple[int, ...]]:
   """Returns shapes of arrays that transformers expects, of no use here."""
   d = model.hidden_size
   found: dict[str, tuple[int, ...]] = {}
@@ -170,7 +170,7 @@ def unused(model: vit.ViT) -> dict[str, tuple[int, ...]]:
 
 
 def config(
-  model: vit.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
+  model: flat.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, Any]:
   """Returns the content of config.json."""
   height, width = image_size

@@ -2,8 +2,8 @@
 
 from flax import linen as nn
 
+from vit_jax.models import flat
 from vit_jax.models import resnet
-from vit_jax.models import vit
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface_aimv2 as aimv2
 from vit_jax.weights.formats import huggingface_beit as beit
@@ -17,7 +17,7 @@ def model_type(model: nn.Module) -> str:
   """Returns the `model_type` of config.json for a model."""
   if isinstance(model, resnet.BiT):
     return bit.KIND
-  assert isinstance(model, vit.ViT)
+  assert isinstance(model, flat.ViT)
   if aimv2.is_kind(model):
     return aimv2.KIND
   if dinov3.is_kind(model):
@@ -33,7 +33,7 @@ def model_type(model: nn.Module) -> str:
   return 'deit' if model.distillation_token else 'vit'
 
 
-def mlp_ratio(model: vit.ViT) -> int | None:
+def mlp_ratio(model: flat.ViT) -> int | None:
   """Returns `mlp_ratio` of DINOv2's config.json; None: no value fits.
 
   transformers accepts only integers. Of a gated MLP's hidden layer it uses two
@@ -60,14 +60,14 @@ _CLASSES = (
 )
 
 
-def _pooling(model: vit.ViT) -> str:
+def _pooling(model: flat.ViT) -> str:
   text = f'the pool {model.pool!r}'
   if model.layer_scale is not None:
     return f'{text} with LayerScale'
   return f'{text} beside {", ".join(model.prefix)}' if model.prefix else text
 
 
-def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
+def unsupported(model: flat.ViT, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   kind = model_type(model)
   if kind == beit.KIND:
@@ -115,7 +115,7 @@ def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
 
 def unused(model: nn.Module) -> dict[str, tuple[int, ...]]:
   """Returns shapes of arrays that transformers expects but does not use."""
-  if not isinstance(model, vit.ViT):
+  if not isinstance(model, flat.ViT):
     return {}
   if dinov3.is_kind(model):
     return dinov3.unused(model)

@@ -15,10 +15,10 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax.config import UserError
+from vit_jax.models import flat
 from vit_jax.models import spec
 from vit_jax.models import text
 from vit_jax.models import two_towers
-from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -74,14 +74,14 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   return base.Renamed(_convolved(clip.unpacked(arrays)))
 
 
-def kind_of(model: vit.ViT) -> str | None:
+def kind_of(model: flat.ViT) -> str | None:
   """Returns which tower a model is; None: neither."""
   if model.pre_norm:
     return clip.CLIP
   return clip.SIGLIP if model.pool == 'map' else None
 
 
-def rules(model: vit.ViT) -> list[tables.Rule]:
+def rules(model: flat.ViT) -> list[tables.Rule]:
   """Returns the table for a model."""
   return clip.image_rules(kind_of(model) or clip.SIGLIP)
 
@@ -111,7 +111,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
       'it has a classifier of the mean over its tokens, which is not computed'
       ' here: towers alone, or beside one of texts, can be read'
     )
-  model = base.build(vit.ViT, fields, hints)
+  model = base.build(flat.ViT, fields, hints)
   preprocess, silent = preprocessing.of_transformers(
     _preprocessor(hints.preprocessor, kind, size), kind, size, channels
   )
@@ -145,7 +145,7 @@ def _preprocessor(
 _OF_PATCHES = ('max_num_patches', 'patch_size')
 
 
-def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
+def unsupported(model: flat.ViT, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   is_clip = kind_of(model) == clip.CLIP
   kind = 'CLIP' if is_clip else 'SigLIP'
@@ -182,7 +182,7 @@ def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
 
 
 def config(
-  model: vit.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
+  model: flat.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, Any]:
   """Returns the content of config.json."""
   kind = kind_of(model)
@@ -195,7 +195,7 @@ def config(
   }
 
 
-def _image_config(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
+def _image_config(model: flat.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
   """Returns what config.json says of an image tower; `shape` is (H, W, C)."""
   return {
     'model_type': f'{kind_of(model)}_vision_model',

@@ -24,7 +24,7 @@ _POINTS = tables.Layout(
 # MONAI's blocks have a norm for cross-attention that UNETR does not use.
 IGNORED = r'(vit\.)?blocks\.\d+\.(norm_cross_attn|cross_attn)\..*'
 
-# Of a trunk, `models.vit.Trunk`, behind the prefix `vit.`.
+# Of a trunk, `models.flat.Trunk`, behind the prefix `vit.`.
 TRUNK = [
   rule(
     'patch_embedding/kernel', 'patch_embedding.patch_embeddings.weight', _CONV

@@ -18,10 +18,10 @@ from flax import linen as nn
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import embedding
+from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import resnet
-from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -92,7 +92,7 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
     return timm_tables.MIXER
   if isinstance(model, resnet.BiT):
     return timm_tables.BIT
-  assert isinstance(model, vit.ViT)
+  assert isinstance(model, flat.ViT)
   after = model.pool == 'gap' and model.norm_after_pool
   norm = _norm('norm', 'fc_norm' if after else 'norm')
   stem = timm_tables.STEM_ALONE
@@ -211,7 +211,7 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   positions, size = _positions(shapes, [stride * p for p in patch], hints)
   if timm_naflex.has_signs(shapes):
     positions, size = timm_naflex.fields(shapes, tuple(patch), hints)
-  model = cast(vit.ViT, base.build(vit.ViT, fields | positions, hints))
+  model = cast(flat.ViT, base.build(flat.ViT, fields | positions, hints))
   # DeiT, MAE and DINO use ImageNet's mean; hybrids, SigLIP and BEiT Google's.
   is_google = model.resnet_stages is not None or model.pool == 'map'
   is_google |= timm_beit.is_kind(model)
@@ -349,7 +349,7 @@ def _description(
   )
 
 
-def _unsupported_of_vit(model: vit.ViT) -> dict[str, bool]:
+def _unsupported_of_vit(model: flat.ViT) -> dict[str, bool]:
   """Returns what timm's ViT has, unless other parts are beside it."""
   is_rms = model.norm == 'rms'
   return {
@@ -372,7 +372,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   del image_size
   if isinstance(model, igpt.IGPT):
     return 'an iGPT'
-  if not isinstance(model, vit.ViT):
+  if not isinstance(model, flat.ViT):
     return None
   wrong = {
     'a head that reads class token and mean': model.pool == 'token+gap',

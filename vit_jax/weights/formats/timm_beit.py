@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from vit_jax.models import flat
 from vit_jax.models import relative
-from vit_jax.models import vit
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import uncommon
@@ -33,7 +33,7 @@ HOLDS = uncommon.BEITS
 IGNORED = r'lm_head\..*|.*relative_position_index'
 
 
-def is_kind(model: vit.ViT) -> bool:
+def is_kind(model: flat.ViT) -> bool:
   """Whether a model has parts that only BEiT's names have a place for."""
   return model.relative_positions in relative.TABLES
 
@@ -60,7 +60,7 @@ def fields(shapes: base.Shapes) -> dict[str, Any]:
   }
 
 
-def unsupported(model: vit.ViT) -> dict[str, Any]:
+def unsupported(model: flat.ViT) -> dict[str, Any]:
   """Returns what these names have no place for, and whether a model has it."""
   return {
     'keys with biases beside relative positions': model.qkv_bias

@@ -13,7 +13,7 @@ from absl import logging
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.models import vit
+from vit_jax.models import flat
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
@@ -129,7 +129,7 @@ def heads(shapes: base.Shapes) -> int | None:
   return 16 if width in _WIDE else width // 64 or None
 
 
-def unsupported(model: vit.ViT, is_vit: bool) -> dict[str, bool]:
+def unsupported(model: flat.ViT, is_vit: bool) -> dict[str, bool]:
   """Returns what a class has no place for, and whether a model has it.
 
   Args:

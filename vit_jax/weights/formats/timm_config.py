@@ -11,9 +11,9 @@ from typing import Any
 
 from vit_jax import data
 from vit_jax import models
+from vit_jax.models import flat
 from vit_jax.models import mixer
 from vit_jax.models import resnet
-from vit_jax.models import vit
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_eva
@@ -126,7 +126,7 @@ def notes(model: models.Model) -> list[str]:
     )
   has_pre_norm = getattr(model, 'pre_norm', False)
   is_clip = has_pre_norm and not timm_parallel.is_kind(model)
-  is_eva = isinstance(model, vit.ViT) and timm_eva.is_kind(model)
+  is_eva = isinstance(model, flat.ViT) and timm_eva.is_kind(model)
   only_scales = is_eva and model.norm == 'rms'
   is_dino = getattr(model, 'rotary', '') == 'dinov3'
   is_aim = getattr(model, 'patch_norm', False)
@@ -171,7 +171,7 @@ def _usage_with_pre_logits(
   model: models.Model, directory: str, file: str
 ) -> str:
   """Returns Python code that makes both layers the head of timm's class."""
-  assert isinstance(model, vit.ViT)
+  assert isinstance(model, flat.ViT)
   d, n, classes = model.hidden_size, model.pre_logits, model.num_classes
   last = f',\n    torch.nn.Linear({n}, {classes})' if classes else ''
   return f"""\
@@ -215,7 +215,7 @@ def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
   if model.resnet_stages is not None:
     stem = 'stem.' if model.resnet_stages else ''
     first_conv = f'patch_embed.backbone.{stem}conv'
-  assert isinstance(model, vit.ViT)
+  assert isinstance(model, flat.ViT)
   if timm_naflex.is_kind(model):
     first_conv = 'embeds.proj'
   arguments = _vit_arguments(model, shape)
@@ -237,7 +237,7 @@ def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
   }
 
 
-def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
+def _vit_arguments(model: flat.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
   patch = model.patch_size
   is_packed = model.gated_mlp and not model.patch_norm
   d, wide = model.hidden_size, model.mlp_dim * (1 + is_packed)
@@ -283,7 +283,7 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
   return arguments
 
 
-def _parallel_arguments(model: vit.ViT) -> dict[str, Any]:
+def _parallel_arguments(model: flat.ViT) -> dict[str, Any]:
   """Returns arguments that the names of parallel layers change."""
   if not model.parallel_mlp:  # timm drops None
     return {'init_values': model.layer_scale or 0.0}
@@ -291,7 +291,9 @@ def _parallel_arguments(model: vit.ViT) -> dict[str, Any]:
   return {'pre_norm': model.pre_norm, 'norm_layer': norm}
 
 
-def _eva_arguments(model: vit.ViT, arguments: dict[str, Any]) -> dict[str, Any]:
+def _eva_arguments(
+  model: flat.ViT, arguments: dict[str, Any]
+) -> dict[str, Any]:
   """Returns the arguments of timm's class Eva for those of its ViT."""
   others = 'reg_tokens fc_norm pos_embed pre_norm final_norm act_layer'
   for key in (*others.split(), 'norm_layer', 'pool_include_prefix'):
@@ -300,7 +302,7 @@ def _eva_arguments(model: vit.ViT, arguments: dict[str, Any]) -> dict[str, Any]:
   return arguments | timm_eva.arguments(model)
 
 
-def _beit_arguments(model: vit.ViT) -> dict[str, Any]:
+def _beit_arguments(model: flat.ViT) -> dict[str, Any]:
   """Returns arguments of timm's class of BEiT that its ViT does not share."""
   return {
     'init_values': model.layer_scale or 0.0,  # timm drops None
@@ -313,7 +315,7 @@ def _beit_arguments(model: vit.ViT) -> dict[str, Any]:
 
 
 def _relpos_arguments(
-  model: vit.ViT, arguments: dict[str, Any]
+  model: flat.ViT, arguments: dict[str, Any]
 ) -> dict[str, Any]:
   """Returns the arguments of timm's class with MLPs of relative positions."""
   for key in ('reg_tokens', 'no_embed_class', 'pos_embed'):
@@ -331,7 +333,7 @@ def ratio(number: int, base: int) -> float:
   return int(result) if result == int(result) else result
 
 
-def _vit_name(model: vit.ViT) -> str:
+def _vit_name(model: flat.ViT) -> str:
   if timm_beit.is_kind(model):
     return f'beit_{"large" if _is_size(model, "L") else "base"}_patch16_224'
   if model.resnet_stages is not None:
@@ -370,9 +372,9 @@ def _vit_name(model: vit.ViT) -> str:
   return 'vit_base_patch16_224'
 
 
-def _is_size(model: vit.ViT, size: str) -> bool:
+def _is_size(model: flat.ViT, size: str) -> bool:
   fields = models.fields_of(model)
-  return all(fields[key] == x for key, x in vit.SIZES[size].items())
+  return all(fields[key] == x for key, x in flat.SIZES[size].items())
 
 
 def _mixer_name(model: mixer.Mixer) -> str | None:

@@ -11,8 +11,8 @@ from typing import Any
 from absl import logging
 
 from vit_jax.config import UserError
+from vit_jax.models import flat
 from vit_jax.models import rotary
-from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
@@ -106,7 +106,7 @@ def has_signs(shapes: base.Shapes, config: typed.Json) -> bool:
   )
 
 
-def is_kind(model: vit.ViT) -> bool:
+def is_kind(model: flat.ViT) -> bool:
   """Whether only this class can hold a model, and not BEiT's."""
   lacks_key_bias = model.qkv_bias and not model.key_bias
   norms = model.mlp_norm, model.attention_norm, model.post_norm
@@ -115,7 +115,7 @@ def is_kind(model: vit.ViT) -> bool:
   return others and model.relative_positions == 'none'
 
 
-def rules(model: vit.ViT) -> list[tables.Rule]:
+def rules(model: flat.ViT) -> list[tables.Rule]:
   """Returns the rules that come before those of timm's ViT."""
   found = [*_SCALES, _FREQUENCIES]
   if not model.key_bias:
@@ -241,7 +241,7 @@ def _by_arrays(shapes: base.Shapes) -> Mapping[str, Any]:
   return _DINOV3 if both else _EVA02
 
 
-def arguments(model: vit.ViT) -> dict[str, Any]:
+def arguments(model: flat.ViT) -> dict[str, Any]:
   """Returns `model_args` that timm's ViT does not have."""
   found: dict[str, Any] = {'use_rot_pos_emb': model.rotary != 'none'}
   if model.rotary != 'none':
@@ -283,7 +283,7 @@ def arguments(model: vit.ViT) -> dict[str, Any]:
   }
 
 
-def unsupported(model: vit.ViT) -> dict[str, Any]:
+def unsupported(model: flat.ViT) -> dict[str, Any]:
   """Returns what this class has no place for, and whether a model has it."""
   return {
     'a distillation token beside rotary embeddings': model.distillation_token,

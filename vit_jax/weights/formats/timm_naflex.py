@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.models import flat
 from vit_jax.models import positions
-from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -53,12 +53,12 @@ def has_signs(shapes: Any) -> bool:
   return _SIGN in shapes
 
 
-def is_kind(model: vit.ViT) -> bool:
+def is_kind(model: flat.ViT) -> bool:
   """Whether only this class can hold a model."""
   return uncommon.is_flexible(model)
 
 
-def rules(model: vit.ViT) -> list[tables.Rule]:
+def rules(model: flat.ViT) -> list[tables.Rule]:
   """Returns the rules that come before those of timm's ViT."""
   given = model.position_grid
 
@@ -156,12 +156,12 @@ def _resize(config: typed.Json) -> str:
   raise config.error(f'{key}_interp_mode', mode, wrong)
 
 
-def resize(model: vit.ViT) -> str:
+def resize(model: flat.ViT) -> str:
   """Returns the method by which positions are resized to another grid."""
   return _RESIZES[model.position_resize][3]
 
 
-def arguments(model: vit.ViT) -> dict[str, Any]:
+def arguments(model: flat.ViT) -> dict[str, Any]:
   """Returns `model_args` that timm's ViT does not have."""
   mode, antialias, corners, _ = _RESIZES[model.position_resize]
   changed = {
@@ -176,7 +176,7 @@ def arguments(model: vit.ViT) -> dict[str, Any]:
   }
 
 
-def unsupported(model: vit.ViT) -> dict[str, Any]:
+def unsupported(model: flat.ViT) -> dict[str, Any]:
   """Returns what this class has no place for, and whether a model has it."""
   return {
     'a distillation token beside flexible positions': model.distillation_token,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import models
-from vit_jax.models import vit
+from vit_jax.models import flat
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
@@ -55,7 +55,7 @@ HOLDS = (uncommon.PARALLEL_MLP, uncommon.BRANCHES)
 
 def is_kind(model: models.Model) -> bool:
   """Whether a model has such layers."""
-  if not isinstance(model, vit.ViT):
+  if not isinstance(model, flat.ViT):
     return False
   return model.parallel_mlp or model.branches > 1
 
@@ -123,7 +123,7 @@ def _vits(name: str) -> str:
 
 
 def as_timm(
-  model: vit.ViT, arrays: Mapping[str, np.ndarray]
+  model: flat.ViT, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
   """Returns the arrays under timm's names: the inverse of `as_vit`."""
   found = {_timms(model, name): x for name, x in arrays.items()}
@@ -145,7 +145,7 @@ def as_timm(
   return found
 
 
-def _timms(model: vit.ViT, name: str) -> str:
+def _timms(model: flat.ViT, name: str) -> str:
   match = re.fullmatch(rf'{_BLOCK}(?:branch_(\d+)\.)?(.*)', name)
   if not match:
     return name
@@ -158,7 +158,7 @@ def _timms(model: vit.ViT, name: str) -> str:
   return name
 
 
-def rules(model: vit.ViT, plain: Sequence[tables.Rule]) -> list[tables.Rule]:
+def rules(model: flat.ViT, plain: Sequence[tables.Rule]) -> list[tables.Rule]:
   """Returns the rules that come before `plain`, those of timm's ViT."""
   if model.parallel_mlp:
     return tables.torch_norm('blocks_{}/norm1', f'blocks.{{}}.{_IN_NORM}')
@@ -184,7 +184,7 @@ def fields(shapes: base.Shapes) -> dict[str, Any]:
   return {**kinds, 'layer_norm_epsilon': 1e-6}
 
 
-def unsupported(model: vit.ViT) -> dict[str, Any]:
+def unsupported(model: flat.ViT) -> dict[str, Any]:
   """Returns what these blocks have no place for, and whether a model has it."""
   beside = 'in layers with parts beside each other'
   return {

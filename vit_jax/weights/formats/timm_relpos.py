@@ -7,8 +7,8 @@ in config.json, or from the caller.
 
 from typing import Any
 
+from vit_jax.models import flat
 from vit_jax.models import relative
-from vit_jax.models import vit
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import torch_dense as _dense
@@ -25,7 +25,7 @@ RULES = [
 HOLDS = (uncommon.RELATIVE, uncommon.POST_NORM)
 
 
-def is_kind(model: vit.ViT) -> bool:
+def is_kind(model: flat.ViT) -> bool:
   """Whether only this class can hold a model."""
   return model.relative_positions in relative.MLPS
 
@@ -58,7 +58,7 @@ def fields(shapes: base.Shapes) -> dict[str, Any]:
   }
 
 
-def arguments(model: vit.ViT) -> dict[str, Any]:
+def arguments(model: flat.ViT) -> dict[str, Any]:
   """Returns `model_args` that timm's ViT does not have."""
   return {
     'rel_pos_type': 'mlp',
@@ -67,7 +67,7 @@ def arguments(model: vit.ViT) -> dict[str, Any]:
   }
 
 
-def unsupported(model: vit.ViT) -> dict[str, Any]:
+def unsupported(model: flat.ViT) -> dict[str, Any]:
   """Returns what this class has no place for, and whether a model has it."""
   beside = 'beside MLPs of relative positions'
   return {

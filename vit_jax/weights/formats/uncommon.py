@@ -1,8 +1,8 @@
 """Parts of ViTs that few formats have a place for."""
 
 from vit_jax import models
+from vit_jax.models import flat
 from vit_jax.models import heads
-from vit_jax.models import vit
 
 NO_KEY_BIAS = 'queries and values with biases, and keys without'
 ROTARY = 'rotary position embeddings'
@@ -47,7 +47,7 @@ def activation(model: models.Model) -> str | None:
   return None if name in GELUS else f'the activation {name!r}'
 
 
-def is_flexible(model: vit.ViT) -> bool:
+def is_flexible(model: flat.ViT) -> bool:
   """Whether only the names of timm's NaFlexViT have a place for positions."""
   is_factorized = model.position_embedding == 'factorized'
   return (
@@ -55,7 +55,7 @@ def is_flexible(model: vit.ViT) -> bool:
   )
 
 
-def _has_other_map(model: vit.ViT) -> bool:
+def _has_other_map(model: flat.ViT) -> bool:
   """Whether attention pooling has other sizes than the layers."""
   heads = model.map_heads not in (None, model.num_heads)
   mlp = model.map_mlp_dim not in (None, model.mlp_dim)
@@ -71,7 +71,7 @@ def named_part(model: models.Model) -> str | None:
   return None
 
 
-def parts(model: vit.ViT) -> dict[str, bool]:
+def parts(model: flat.ViT) -> dict[str, bool]:
   """Returns what few formats have a place for, and whether a model has it."""
   # What model.rotary_base and model.rotary_grid say goes with model.rotary;
   # model.crop_to_patches with the size of images;
