@@ -40,7 +40,7 @@ def get_config(arg: str = 'S/16') -> ml_collections.ConfigDict:
     config.model.name = arg
   else:
     config.model.name = recipes.vit_name(arg)
-    config.model.pool = 'gap'
+    config.model.pool = 'mean'
   config.model.head_bias = -10.0
   config.objective.loss = 'sigmoid'
 

@@ -32,8 +32,8 @@ def get_config(arg: str = '90ep') -> ml_collections.ConfigDict:
   config.augment.mixup = 0.2
 
   config.model.name = 'ViT-S/16'
-  config.model.pool = 'gap'
-  config.model.position_embedding = 'sincos2d'
+  config.model.pool = 'mean'
+  config.model.positions = 'sincos2d'
   config.model.pre_logits = 384
 
   config.train.duration = f'{arg.removesuffix("ep")} epochs'

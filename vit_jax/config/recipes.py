@@ -363,7 +363,7 @@ def _from_pytorch(
   config.data.crop_scale = crop_scale
   config.data.mean = IMAGENET_MEAN
   config.data.std = IMAGENET_STD
-  config.model.gelu = 'exact'
+  config.model.mlp = "mlp(gelu='exact')"
   config.model.initializers = 'deit'
   config.train.dtype = 'bfloat16'
   config.optim.schedule = 'cosine'
