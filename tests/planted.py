@@ -99,9 +99,9 @@ def finder(**overrides: Any) -> weights.Loaded:
   keys are channel 0. What is found adds its brightness to channel 1, which
   speaks for class 1; class 0 has no kernel.
   """
-  model = tiny(
-    hidden_size=8, depth=2, position_embedding='none', num_classes=2
-  ).clone(**overrides)
+  model = tiny(hidden_size=8, depth=2, positions='none', num_classes=2).clone(
+    **overrides
+  )
   shapes = models.abstract_params(model.clone(scan=False), (*SIZE, 3))
   params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes)
   if 'class_token' in params:

@@ -25,7 +25,7 @@ ROUTINGS = {
 
 
 def test_layers_with_experts():
-  model = models.create_model('ViT-Ti/4', 0, depth=6, experts=4)
+  model = models.create_model('ViT-Ti/4', 0, depth=6, mlp='experts(4)')
   for fields, expected in (
     ({}, (1, 3, 5)),
     ({'routing': 'soft'}, (3, 4, 5)),
@@ -40,7 +40,6 @@ def test_layers_with_experts():
 @pytest.mark.parametrize(
   ('fields', 'expected'),
   [
-    ({'experts': 4}, True),
     ({'mlp': 'experts(4)'}, True),
     ({'mlp': 'experts(4, loss=0)'}, False),
     ({'mlp': "experts(4, routing='soft')"}, False),
@@ -78,7 +77,7 @@ def test_images_and_padding_do_not_change_others(routing):
 
 def test_some_patches_share_the_slots_of_an_image():
   """As in MAE's encoder, and in DINO's local crops."""
-  fields = TINY | {'routing': 'soft', 'experts': 2}
+  fields = TINY | {'mlp': "experts(2, routing='soft')"}
   model = flat.ViT(
     0, patch_size=(2, 2), pool='gap', position_embedding='none', **fields
   )

@@ -79,13 +79,15 @@ def test_bfloat16_is_as_exact_as_the_plain_formulation(
   [
     {},
     {'hidden_size': 640, 'num_heads': 8},  # heads that share registers unevenly
-    {'norm': 'rms', 'rotary': 'dinov3'},
-    {'rotary': 'rope_vit_mixed'},  # outside the kernel
+    {'norm': 'rms_norm', 'positions': 'learned + rope'},
+    {
+      'positions': "learned + rope(kind='rope_vit_mixed')"
+    },  # outside the kernel
   ],
 )
 def test_a_model_of_kernels_is_the_same_function(fields):
   """With norms of queries and keys; the last layer reads one token."""
-  assert_same_function({'qk_norm': True, **fields})
+  assert_same_function({'attention': 'attention(qk_norm=True)', **fields})
 
 
 def mesh_of_one():

@@ -67,7 +67,7 @@ def test_equal_patches_can_be_merged(pool, registers, falls):
 
 @pytest.mark.slow
 def test_training_with_merged_tokens_and_without_some_patches():
-  model = _model(merge=2, patch_dropout=0.5, dropout_rate=0.1)
+  model = _model(block='merging(2)', patch_dropout=0.5, dropout_rate=0.1)
   params = compiled.init(model, jax.random.key(0), IMAGES)['params']
 
   @jax.jit

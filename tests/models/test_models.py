@@ -418,7 +418,9 @@ def test_uniform_stochastic_depth_skips_all_layers(scan):
   if scan:
     params = stack.stack_layers(params)
   model = tiny(
-    stochastic_depth=0.9999, stochastic_depth_uniform=True, scan=scan
+    stochastic_depth=0.9999,
+    block='block(stochastic_depth_uniform=True)',
+    scan=scan,
   )
   _, state = apply(model, params, images, seed=0, mutable=('intermediates',))
   tokens = state['intermediates']['tokens']
@@ -433,8 +435,8 @@ def test_the_head_starts_with_its_bias():
     np.testing.assert_allclose(shapes['head']['bias'], -6.9, rtol=1e-6)
 
 
-GELU = {'gelu': 'exact'}
-HUGGINGFACE = {'gelu': 'exact', 'layer_norm_epsilon': 1e-12}
+GELU = {'mlp': "mlp(gelu='exact')"}
+HUGGINGFACE = {'mlp': "mlp(gelu='exact')", 'layer_norm_epsilon': 1e-12}
 GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
 
 
@@ -444,7 +446,11 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
     ('vit_base_patch16_224', 'ViT-B/16', GELU),
     ('vit_tiny_patch16_384.augreg_in21k', 'ViT-Ti/16', GELU),
     ('timm/vit_giant_patch14_224', 'ViT-g/14', GELU),
-    ('vit_base_patch16_224_miil', 'ViT-B/16', GELU | {'qkv_bias': False}),
+    (
+      'vit_base_patch16_224_miil',
+      'ViT-B/16',
+      GELU | {'attention': 'attention(qkv_bias=False)'},
+    ),
     ('vit_base_r50_s16_384', 'R50+ViT-B/16', GELU),
     ('vit_tiny_r_s16_p8_224', 'R+ViT-Ti/16', GELU),
     ('deit_small_patch16_224', 'ViT-S/16', GELU),
@@ -456,13 +462,25 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
     (
       'deit3_huge_patch14_224',
       'ViT-H/14',
-      GELU | {'layer_scale': 1e-6, 'position_tokens': 'patches'},
+      GELU
+      | {
+        'positions': "learned(tokens='patches')",
+        'block': 'block(layer_scale=1e-6)',
+      },
     ),
-    ('vit_base_patch16_siglip_224', 'ViT-B/16', GELU | {'pool': 'map'}),
+    (
+      'vit_base_patch16_siglip_224',
+      'ViT-B/16',
+      GELU | {'pool': "map(gelu='exact')"},
+    ),
     (
       'vit_small_patch14_reg4_dinov2',
       'ViT-S/14',
-      {'registers': 4, 'position_tokens': 'patches', 'layer_scale': 1e-5}
+      {
+        'registers': 4,
+        'positions': "learned(tokens='patches')",
+        'block': 'block(layer_scale=1e-5)',
+      }
       | GELU,
     ),
     ('mixer_l16_224.goog_in21k', 'Mixer-L/16', GELU),
@@ -478,10 +496,13 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
     (
       'facebook/dinov2-with-registers-giant-imagenet1k-1-layer',
       'ViT-g/14',
-      {'registers': 4, 'position_tokens': 'class', 'layer_scale': 1.0}
-      | {'pool': 'token+gap', 'gated_mlp': True}
-      | GIANT
-      | GELU,
+      {
+        'registers': 4,
+        'positions': "learned(tokens='class')",
+        'block': 'block(layer_scale=1.0)',
+      }
+      | {'mlp': "swiglu(gelu='exact')", 'pool': 'token_and_mean'}
+      | GIANT,
     ),
   ],
 )

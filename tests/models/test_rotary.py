@@ -18,7 +18,7 @@ SMALL = {
   'mlp_dim': 32,
   'num_heads': 3,
   'depth': 2,
-  'position_embedding': 'none',
+  'positions': 'none',
   'registers': 2,
 }
 
@@ -96,7 +96,7 @@ def test_tokens_before_the_patches_are_not_rotated():
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', rotary.KINDS)
 def test_scanned_unrolled_and_each_implementation(kind):
-  model, params = trunk(kind, qk_norm=True)
+  model, params = trunk(kind, attention='attention(qk_norm=True)')
   expected = tokens(model, params, images())
   stacked = models.stack.stack_layers(params)
   found = tokens(model.clone(scan=True), stacked, images())

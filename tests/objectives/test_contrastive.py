@@ -384,7 +384,7 @@ def test_a_search_keeps_the_embeddings_of_one_model(
     assert commands.run(search, *args, '--format=csv', *more) == 0
     return capsys.readouterr().out
 
-  merging, cache = '--model.merge=1', f'--cache={tmp_path}/cache.npz'
+  merging, cache = '--model.block=merging(1)', f'--cache={tmp_path}/cache.npz'
   plain, merged = run(), run(merging)
   assert merged != plain
   assert len([*tmp_path.glob('photos.embeddings-*.npz')]) == 2

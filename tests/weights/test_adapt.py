@@ -235,7 +235,7 @@ def test_grey_images_in_a_model_that_took_rgb():
 @pytest.mark.parametrize('family', ['hybrid', 'BiT'])
 def test_standardized_kernels_ignore_a_new_alpha(family):
   if family == 'hybrid':
-    fields = {'resnet_stages': (), 'resnet_width': 32, 'patch_size': (2, 2)}
+    fields = {'patches': 'hybrid(width=32)', 'patch_size': (2, 2)}
     model = tiny(**fields)
   else:
     model = resnet.BiT(5, (1,), stem_width=32, channels=(128,))
@@ -324,15 +324,15 @@ def test_learned_positions_are_dropped(to):
 
 
 def test_class_token_dropped():
-  for source in (tiny(), tiny(pool='gap', class_token=True)):
-    adapted, changes = adapt(source, tiny(pool='gap'))
+  for source in (tiny(), tiny(pool='mean', class_token=True)):
+    adapted, changes = adapt(source, tiny(pool='mean'))
     assert changes['class_token'].action == 'dropped, and its position'
     old = init(source)['position_embedding']
     np.testing.assert_array_equal(adapted['position_embedding'], old[:, 1:])
 
 
 def test_tokens_added():
-  source = tiny(pool='gap')
+  source = tiny(pool='mean')
   target = tiny(distillation_token=True, registers=3)
   adapted, changes = adapt(source, target)
   assert not adapted['class_token'].any()
@@ -408,19 +408,19 @@ def test_features_alone():
 
 
 def test_head_of_another_pool():
-  adapted, changes = adapt(tiny(), tiny(pool='gap'))
+  adapted, changes = adapt(tiny(), tiny(pool='mean'))
   assert adapted['head']['kernel'] is init(tiny())['head']['kernel']
   assert 'kept, but it reads' in changes['head/kernel'].action
-  adapted, changes = adapt(tiny(), tiny(pool='token+gap'))
+  adapted, changes = adapt(tiny(), tiny(pool='token_and_mean'))
   assert adapted['head']['kernel'].shape == (32, 5)
   assert changes['head/kernel'].action.startswith('zeros: it reads')
 
 
 HEADS = {
   'map': {'pool': 'map'},
-  'token+gap': {'pool': 'token+gap'},
+  'token+gap': {'pool': 'token_and_mean'},
   'MLP': {'pre_logits': 12},
-  'MLP of both': {'pool': 'token+gap', 'pre_logits': 8},
+  'MLP of both': {'pool': 'token_and_mean', 'pre_logits': 8},
 }
 
 
