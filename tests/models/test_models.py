@@ -565,6 +565,17 @@ def test_trunk_gives_tokens_and_what_the_head_reads(pool):
   )
 
 
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize(('pool', 'count'), [('token', 1), ('gap', 9)])
+def test_the_last_norm_reads_only_what_the_pool_reads(pool, count, scan):
+  model = tiny(pool=pool, class_token=True, scan=scan)
+  params, images = example()
+  params = stack.stack_layers(params) if scan else params
+  read = functools.partial(model.apply, method='trunk', features_only=True)
+  shapes = jax.eval_shape(read, {'params': params}, images)
+  assert shapes['tokens'].shape == (6, count, 32)
+
+
 def test_a_trunk_stands_without_its_head():
   params, images = example()
   model = tiny()
