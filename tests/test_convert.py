@@ -186,7 +186,7 @@ def test_fixed_positions_become_learned_ones(tmp_path, form):
   assert any('fixed positions are stored as learned' in x for x in notes)
   assert notes[0] in (tmp_path / form / 'README.md').read_text()
   found = vit_jax.load(tmp_path / form)
-  assert found.model.position_embedding == 'learned'
+  assert models.flattened(found.model).position_embedding == 'learned'
   images = np.random.default_rng(1).normal(size=(2, 32, 32, 3))
   images = images.astype(np.float32)
   np.testing.assert_array_equal(logits(found, images), logits(random, images))

@@ -240,7 +240,8 @@ def test_half_precision(form, tmp_path):
   """ONNX computes in float32, and says so."""
   model = loaded('token')
   half = dataclasses.replace(
-    model, model=model.model.clone(dtype=jnp.bfloat16, remat='full')
+    model,
+    model=models.with_fields(model.model, dtype=jnp.bfloat16, remat='full'),
   )
   path = tmp_path / 'half'
   notes = export.write(half, path, form)

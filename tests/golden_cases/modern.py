@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import golden_cases
+from vit_jax import models
 from vit_jax import weights
 from vit_jax.data import naflex as naflex_lib
 from vit_jax.models import dropout
@@ -451,9 +452,13 @@ def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
   for i, grid in enumerate(grids):
     image = given[f'image_{i}']
     count = int(grid.prod())
-    cut, size = naflex_lib.padded(image, model.patch_size, count)
+    cut, size = naflex_lib.padded(
+      image, models.flattened(model).patch_size, count
+    )
     assert size == tuple(grid)
-    padded, _ = naflex_lib.padded(image, model.patch_size, len(patches[i]))
+    padded, _ = naflex_lib.padded(
+      image, models.flattened(model).patch_size, len(patches[i])
+    )
     np.testing.assert_allclose(padded, patches[i], atol=1e-6)
     answers[f'logits_single_{i}'] = model.apply(
       own, cut[None], grids=grid[None]

@@ -34,7 +34,7 @@ def apply(module, params, x, added=None):
 def layer():
   """Attention, its parameters, and tokens."""
   model = models.create_model('ViT-Ti/4', 3, **TINY, attention='differential')
-  module = model.layer_spec.attention_part()
+  module = model.block.attention
   x = jax.random.normal(jax.random.key(0), (2, 5, 16))
   context = context_lib.Context(layer=jnp.int32(LAYER))
   params = compiled.init(module, jax.random.key(1), x, context)['params']

@@ -31,7 +31,7 @@ def test_layers_with_experts():
     ({'routing': 'soft'}, (3, 4, 5)),
     ({'expert_layers': (1, 6)}, (0, 5)),
   ):
-    part = model.clone(**fields).experts_part()
+    part = models.with_fields(model, **fields).block.mlp
     assert part.routed_layers(6) == expected
   params = models.abstract_params(model, (8, 8, 3))
   assert 'moe' in params['blocks_1'] and 'mlp' in params['blocks_0']
@@ -58,7 +58,7 @@ def test_images_and_padding_do_not_change_others(routing):
   fields = TINY | ROUTINGS[routing] | {'routing': routing, 'experts': 3}
   # Buffers hold as many tokens, whatever the padding.
   fields['expert_capacity'] = 3.0
-  model = flat.ViT(0, patch_size=(2, 2), pool='gap', **fields)
+  model = flat.ViT(0, patch_size=(2, 2), pool='gap', **fields).parts()
   images = jax.random.normal(jax.random.key(0), (3, 6, 6, 3))
   params = compiled.init(model, jax.random.key(1), images)['params']
   whole = compiled.apply(model, {'params': params}, images)
@@ -80,7 +80,7 @@ def test_some_patches_share_the_slots_of_an_image():
   fields = TINY | {'mlp': "experts(2, routing='soft')"}
   model = flat.ViT(
     0, patch_size=(2, 2), pool='gap', position_embedding='none', **fields
-  )
+  ).parts()
   images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
   variables = compiled.init(model, jax.random.key(1), images)
   kept = jnp.broadcast_to(jnp.arange(8), (2, 8))
@@ -163,7 +163,7 @@ def test_trains_resumes_and_loads(tmp_path):
   path = tmp_path / 'whole'
   assert loop.run(c, str(path)).status == 0
   methods.assert_resumes_to_the_bit(c, path, tmp_path / 'parts')
-  assert vit_jax.load(path).model.experts == 8
+  assert models.flattened(vit_jax.load(path).model).experts == 8
   assert all(x['train/balance_loss'] > 0 for x in tiny.metrics(path)[:1])
 
 

@@ -65,16 +65,16 @@ def test_heads_of_queries_share_heads_of_keys(
       qkv = repeated(qkv, 4 // key_heads)
     attention = layer['attention'] | {'qkv': qkv}
     layers[f'blocks_{i}'] = layer | {'attention': attention}
-  found = model.clone(attention_implementation=implementation).apply(
-    {'params': params}, IMAGES
-  )
+  found = models.with_fields(
+    model, attention_implementation=implementation
+  ).apply({'params': params}, IMAGES)
   expected = compiled.apply(whole, {'params': params | layers}, IMAGES)
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_layer_scale_of_attention_alone():
   model, params = make(**SCALED)
-  whole = model.clone(layer_scale_mlp=True)
+  whole = models.with_fields(model, layer_scale_mlp=True)
   layers = {
     name: layer | {'layer_scale2': jnp.ones(16)}
     for name, layer in params.items()

@@ -54,13 +54,13 @@ def test_equal_patches_can_be_merged(pool, registers, falls):
   patch = jax.random.normal(jax.random.key(2), (1, 2, 2, 3))
   image = jnp.tile(patch, (1, 4, 4, 1))
   params = {'params': compiled.init(model, jax.random.key(0), image)['params']}
-  merged = model.clone(merge=4, merge_decreasing=falls)
+  merged = models.with_fields(model, merge=4, merge_decreasing=falls)
   wanted = compiled.apply(model, params, image, method='trunk')['features']
   seen = compiled.apply(merged, params, image, method='trunk')
   np.testing.assert_allclose(seen['features'], wanted, atol=1e-5)
   assert seen['sizes'].sum() == 16 + merged.prefix_length
   assert seen['tokens'].shape[1] == 16 + merged.prefix_length - 12
-  unweighted = merged.clone(merge_proportional=False)
+  unweighted = models.with_fields(merged, merge_proportional=False)
   seen = compiled.apply(unweighted, params, image, method='trunk')
   assert abs(seen['features'] - wanted).max() > 1e-6
 

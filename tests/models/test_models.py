@@ -178,7 +178,7 @@ def test_implementations_of_attention_are_one_function(implementation, qk_norm):
   model = tiny(qk_norm=qk_norm, dropout_rate=0.1, attention_dropout_rate=rate)
   _, images = example()
   params = models.init_params(model, jax.random.key(0), images.shape[1:])
-  twin = model.clone(attention_implementation=implementation)
+  twin = models.with_fields(model, attention_implementation=implementation)
 
   @functools.partial(jax.jit, static_argnums=1)
   @jax.value_and_grad
@@ -211,7 +211,7 @@ def test_odd_lengths_are_padded_for_cudnn(monkeypatch):
   monkeypatch.setattr(jax.nn, 'dot_product_attention', even)
   model = tiny(dtype=jnp.bfloat16, dropout_rate=0.0, stochastic_depth=0.0)
   params, images = example()
-  twin = model.clone(attention_implementation='cudnn')
+  twin = models.with_fields(model, attention_implementation='cudnn')
 
   @functools.partial(jax.jit, static_argnums=1)
   @jax.value_and_grad
@@ -586,15 +586,25 @@ def test_trunk_gives_tokens_and_what_the_head_reads(pool):
   )
 
 
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize(('pool', 'count'), [('token', 1), ('gap', 9)])
+def test_the_last_norm_reads_only_what_the_pool_reads(pool, count, scan):
+  model = tiny(pool=pool, class_token=True, scan=scan)
+  params, images = example()
+  params = stack.stack_layers(params) if scan else params
+  read = functools.partial(model.apply, method='trunk', features_only=True)
+  shapes = jax.eval_shape(read, {'params': params}, images)
+  assert shapes['tokens'].shape == (6, count, 32)
+
+
 def test_a_trunk_stands_without_its_head():
   params, images = example()
   model = tiny()
-  trunk = flat.Trunk.take(model)
-  own = compiled.init(trunk, jax.random.key(0), images, method='trunk')[
+  own = compiled.init(model, jax.random.key(0), images, method='trunk')[
     'params'
   ]
   assert own.keys() == params.keys() - {'head'}
-  found = compiled.apply(trunk, {'params': own}, images, method='trunk')
+  found = compiled.apply(model, {'params': own}, images, method='trunk')
   whole = compiled.apply(
     model, {'params': params | own}, images, method='trunk'
   )

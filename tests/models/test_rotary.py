@@ -102,13 +102,13 @@ def test_scanned_unrolled_and_each_implementation(kind):
   found = tokens(model.clone(scan=True), stacked, images())
   np.testing.assert_allclose(found, expected, atol=2e-5)
   for name in ('einsum', 'xla'):
-    other = model.clone(attention_implementation=name)
+    other = models.with_fields(model, attention_implementation=name)
     np.testing.assert_allclose(
       tokens(other, params, images()), expected, atol=2e-5
     )
   first = compiled.apply(model, {'params': params}, images())
   np.testing.assert_allclose(first, expected[:, 0], atol=2e-5)
-  unrotated = model.clone(rotary='none')
+  unrotated = models.with_fields(model, rotary='none')
   assert abs(tokens(unrotated, params, images()) - expected).max() > 1e-2
 
 
@@ -116,7 +116,7 @@ def test_the_kernel_gets_rotated_queries_and_keys():
   fields = {'hidden_size': 128, 'num_heads': 2}
   model, params = trunk('dinov3', **fields)
   assert fused_attention.fits((2, 15, 128), 2, jnp.float32)
-  fused = model.clone(attention_implementation='fused')
+  fused = models.with_fields(model, attention_implementation='fused')
   np.testing.assert_allclose(
     tokens(fused, params, images()),
     tokens(model, params, images()),
@@ -156,7 +156,7 @@ def test_captured_attention_is_the_rotated_one():
   )
   attention = seen['intermediates']['attention']
   np.testing.assert_allclose(attention.sum(-1), 1, atol=1e-5)
-  _, other = model.clone(rotary='none', rotary_grid=None).apply(
+  _, other = models.with_fields(model, rotary='none', rotary_grid=None).apply(
     {'params': params}, images(), method='trunk', mutable=('intermediates',)
   )
   assert abs(attention - other['intermediates']['attention']).max() > 1e-3

@@ -65,7 +65,7 @@ def test_one_function_however_it_is_computed(fields):
   model, params = make(**fields)
   expected = tokens(model, params)
   for how in ('einsum', 'xla'):
-    other = model.clone(attention_implementation=how)
+    other = models.with_fields(model, attention_implementation=how)
     np.testing.assert_allclose(tokens(other, params), expected, atol=2e-6)
   scanned = model.clone(scan=True)
   stacked = models.stack.stack_layers(params)
@@ -184,7 +184,7 @@ NAFLEX = {
 )
 def test_images_of_different_shapes(fields):
   """Padding changes nothing; a square of the own grid is a plain image."""
-  model = flat.ViT(0, **NAFLEX | fields)
+  model = flat.ViT(0, **NAFLEX | fields).parts()
   rng = np.random.default_rng(0)
   square, wide = (rng.normal(size=(1, *x, 3)) for x in ((6, 6), (4, 10)))
   params = compiled.init(model, jax.random.key(0), square)['params']
@@ -207,7 +207,7 @@ def test_images_of_different_shapes(fields):
 
 
 def test_only_learned_positions_are_resized_for_each_image():
-  model = flat.ViT(0, position_embedding='none', pool='gap', **NAFLEX)
+  model = flat.ViT(0, position_embedding='none', pool='gap', **NAFLEX).parts()
   patches, grids = np.zeros((1, 4, 12)), np.array([[2, 2]])
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
@@ -215,7 +215,9 @@ def test_only_learned_positions_are_resized_for_each_image():
   assert compiled.apply(
     model, {'params': params}, patches, grids=grids
   ).shape == (1, 8)
-  model = model.clone(position_embedding='learned', rotary='dinov3')
+  model = models.with_fields(
+    model, position_embedding='learned', rotary='dinov3'
+  )
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
   ]
@@ -233,7 +235,7 @@ def test_only_learned_positions_are_resized_for_each_image():
 )
 def test_packing_changes_no_answer(fields):
   """Neither other images of a sequence, nor padding, nor their order."""
-  model = flat.ViT(0, **NAFLEX | fields)
+  model = flat.ViT(0, **NAFLEX | fields).parts()
   rng = np.random.default_rng(0)
   grids = [(2, 3), (3, 3), (1, 4), (4, 1), (2, 2)]
   images = [rng.normal(size=(2 * h, 2 * w, 3)) for h, w in grids]
@@ -273,7 +275,7 @@ def test_what_cannot_be_packed():
     ({'pool': 'token'}, 'class_token'),
     ({'pool': 'gap', 'experts': 2}, 'experts'),
   ):
-    model = flat.ViT(0, **NAFLEX | fields)
+    model = flat.ViT(0, **NAFLEX | fields).parts()
     params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
       'params'
     ]

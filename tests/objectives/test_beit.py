@@ -11,6 +11,7 @@ import tiny
 
 import vit_jax
 from vit_jax import convert
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data import sources
 from vit_jax.models import embedding
@@ -163,7 +164,7 @@ def test_the_trunk_is_loaded_and_continues(finished, tmp_path):
   config.init_from.path = str(finished)
   assert loop.run(config, str(tmp_path)).status == 0
   tuned = vit_jax.load(tmp_path)
-  assert tuned.model.relative_positions == 'layers'
+  assert models.flattened(tuned.model).relative_positions == 'layers'
   assert tuned.params['blocks_0']['attention']['relative_position_bias'].any()
 
 

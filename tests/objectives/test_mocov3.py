@@ -11,6 +11,7 @@ import tiny
 
 import vit_jax
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.models import projection
@@ -119,7 +120,9 @@ def published(finished, path):
 
   e = experiment_lib.build(config(init_from__path=str(finished)))
   params = jax.device_get(e.init().params)
-  model = e.program.objective.model.clone(position_embedding='learned')
+  model = models.with_fields(
+    e.program.objective.model, position_embedding='learned'
+  )
   positions = {'position_embedding': np.zeros((1, 5, 16), np.float32)}
   trunk = params['trunk'] | positions
   arrays = {

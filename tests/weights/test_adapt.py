@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import flat
 from vit_jax.models import mixer
@@ -23,7 +24,7 @@ GRID = (2, 3)
 def tiny(**overrides):
   fields = {'hidden_size': 16, 'mlp_dim': 24, 'num_heads': 2, 'depth': 2}
   fields |= {'patch_size': (4, 4)} | overrides
-  return flat.ViT(fields.pop('num_classes', 5), **fields)
+  return flat.ViT(fields.pop('num_classes', 5), **fields).parts()
 
 
 @functools.cache
@@ -273,7 +274,12 @@ def test_nothing_to_do_copies_nothing():
   model = tiny(pre_logits=12)
   params = init(model)
   adapted, changes = adapt_lib.adapt(
-    params, model, model.clone(dropout_rate=0.1), GRID, GRID, channels=3
+    params,
+    model,
+    models.with_fields(model, dropout_rate=0.1),
+    GRID,
+    GRID,
+    channels=3,
   )
   assert not changes
   assert all(
@@ -299,7 +305,9 @@ def test_positions_of_another_grid(method):
 @pytest.mark.parametrize('to', ['class', 'patches'])
 def test_positions_added_to_their_tokens_are_the_same_function(to):
   source = tiny(distillation_token=True, registers=2)
-  changes = assert_same_function(source, source.clone(position_tokens=to))
+  changes = assert_same_function(
+    source, models.with_fields(source, position_tokens=to)
+  )
   assert 'the same function' in changes['register_tokens'].action
   assert ('class_token' in changes) == (to == 'patches')
 
@@ -310,7 +318,7 @@ def test_new_positions_of_zero_are_the_same_function(source):
   if source in flat.POSITION_EMBEDDINGS:
     fields = {'position_embedding': source}
   model = tiny(distillation_token=True, registers=2)
-  changes = assert_same_function(model.clone(**fields), model)
+  changes = assert_same_function(models.with_fields(model, **fields), model)
   assert list(changes) == ['position_embedding']
 
 
@@ -491,7 +499,9 @@ def test_mixer():
   model = mixer.Mixer(
     5, (4, 4), hidden_size=16, tokens_mlp_dim=8, mlp_dim=24, depth=2
   )
-  target = model.clone(num_classes=3, patch_size=(6, 8), scan=True)
+  target = models.with_fields(
+    model, num_classes=3, patch_size=(6, 8), scan=True
+  )
   _, changes = adapt(model, target, channels=1)
   assert set(changes) == {
     'patch_embedding/kernel',

@@ -20,6 +20,7 @@ from vit_jax import models
 from vit_jax.benchmark import timing
 from vit_jax.data import naflex
 from vit_jax.models import flat
+from vit_jax.models import vit
 
 Entry = dict[str, Any]
 
@@ -29,14 +30,16 @@ _SMALLEST = 0.25  # of images of their own shapes, as a share of the tokens
 _EXACT, _ROUNDED = 1e-4, 5e-2
 
 
-def fields(model: flat.ViT, tokens: int) -> dict[str, dict[str, Any]]:
+def fields(model: vit.ViT, tokens: int) -> dict[str, dict[str, Any]]:
   """Returns what differs from a plain ViT, by the name of the part.
 
   Args:
     model: The plain ViT.
     tokens: Patches of an image.
   """
-  narrower = 2 * model.mlp_dim // 3  # three matrices, and as many parameters
+  narrower = (
+    2 * flat.flatten(model).mlp_dim // 3
+  )  # three matrices, and as many parameters
   return {
     _PLAIN: {},
     'rope': {'rotary': 'dinov3', 'position_embedding': 'none'},
@@ -116,7 +119,7 @@ def packing(config: ml_collections.ConfigDict, blocks: int) -> Entry:
 
 
 def _images(
-  config: ml_collections.ConfigDict, model: flat.ViT
+  config: ml_collections.ConfigDict, model: vit.ViT
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
   """Returns random images of their own grids, padded and packed.
 
@@ -149,7 +152,7 @@ def _images(
   return (patches, labels, grids), (x, own, where)
 
 
-def _plain(config: ml_collections.ConfigDict) -> flat.ViT:
+def _plain(config: ml_collections.ConfigDict) -> vit.ViT:
   """Returns the plain ViT of a config: unrolled, and without dropout.
 
   Raises:
@@ -157,24 +160,26 @@ def _plain(config: ml_collections.ConfigDict) -> flat.ViT:
   """
   count = config.model.num_classes or 10
   model = models.from_config(config.model, count, config.train.dtype)
-  if not isinstance(model, flat.ViT):
+  if not isinstance(model, vit.ViT):
     raise config_lib.UserError(
       '--parts=modern and packing are for a ViT: leave --model out, or give the'
       ' name of one'
     )
-  return model.clone(scan=False, dropout_rate=0.0, stochastic_depth=0.0)
+  return _with(
+    model, {'scan': False, 'dropout_rate': 0.0, 'stochastic_depth': 0.0}
+  )
 
 
-def _with(model: flat.ViT, changes: Mapping[str, Any]) -> flat.ViT:
+def _with(model: vit.ViT, changes: Mapping[str, Any]) -> vit.ViT:
   """Returns a ViT with other fields, which are checked."""
-  own = models.fields_of(model) | {'dtype': model.dtype} | dict(changes)
-  made = models.model_of(flat.ViT, own)
-  assert isinstance(made, flat.ViT)
+  fields = models.fields_of(model) | {'dtype': model.dtype} | dict(changes)
+  made = models.model_of(flat.ViT, fields)
+  assert isinstance(made, vit.ViT)
   return made
 
 
 def _step(
-  model: flat.ViT,
+  model: vit.ViT,
   params: Any,
   images: np.ndarray,
   labels: np.ndarray,

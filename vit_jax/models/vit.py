@@ -248,6 +248,8 @@ class ViT(nn.Module):
       remat=self.remat,
       num_read=num_read,
     )
+    # Scanned layers return all tokens: the last norm would read each of them.
+    x = x[:, :num_read]
     if 'balance' in outputs:
       self.sow(
         'losses',
@@ -322,8 +324,9 @@ class ViT(nn.Module):
     Equation 1 of the paper: project patches, prepend tokens, add position
     embeddings.
     """
-    nn.share_scope(self, self.patches)
-    x = self.patches(images)
+    # A copy, since a bound model may be called again.
+    nn.share_scope(self, patches := self.patches.copy())
+    x = patches(images)
     b, *grid = x.shape[:-1]
     x = self._mask(jax.lax.collapse(x, 1, x.ndim - 1), masked)
     prefix = self._prefix_tokens()
@@ -336,8 +339,8 @@ class ViT(nn.Module):
       context = packing.context(self, context, x.shape[1])
     context = context.replace(kept=kept, grid=tuple(grid))
     x = jnp.concatenate([prefix, x], axis=1)
-    for part in self.positions:
-      nn.share_scope(self, part)
+    for positions in self.positions:
+      nn.share_scope(self, part := positions.copy())
       x, context = part(x, context)
     if kept is not None:
       p = context.prefix

@@ -21,7 +21,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
-from vit_jax.models import flat
+from vit_jax.models import initializers
 from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import block_masks
@@ -67,13 +67,14 @@ class BEiT(base.Objective):
     """
     super().__init__(config, features)
     options, trunk = config.objective.options, self.model
-    assert isinstance(trunk, flat.ViT)
+    assert isinstance(trunk, vit.ViT)
     self._count = options.masked
     self.masks = masks_of(config)
     self._batch_size = config.train.batch_size
     self._parts = config_lib.num_microbatches(config)
     self._tokenizer = visual_tokens.make(config, self.masks.grid)
-    self._head = vit.linear(options.tokens, trunk.starts.kernel, 0.0)
+    starts = initializers.INITIALIZERS[trunk.initializers]
+    self._head = vit.linear(options.tokens, starts.kernel, 0.0)
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:

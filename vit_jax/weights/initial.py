@@ -15,6 +15,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.data.host import levels
 from vit_jax.models import fields
+from vit_jax.models import flat
 from vit_jax.models import stack
 from vit_jax.models.fields import Kind
 from vit_jax.weights import adapt
@@ -99,15 +100,17 @@ def fill(
 def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
   """Sets the model's fields, except for those that each run chooses."""
   config.model.name = models.name_of(model)
-  kept = fields.of_kind(type(model), Kind.SIZE, Kind.FUNCTION, Kind.FITTED)
+  described = models.flattened(model)
+  kept = fields.of_kind(type(described), Kind.SIZE, Kind.FUNCTION, Kind.FITTED)
   kept.remove('num_classes')
   if 'mask_token' in kept:
     kept.remove('mask_token')  # for runs that mask patches, which say so
   if config.model.num_classes != model.num_classes and 'pre_logits' in kept:
     kept.remove('pre_logits')  # dropped together with the head
-  for key in kept:
+  values = {key: getattr(described, key) for key in kept}
+  for key, value in flat.without_named(values, config.model).items():
     if config.model[key] is None:
-      config_lib.set_value(config, f'model.{key}', getattr(model, key))
+      config_lib.set_value(config, f'model.{key}', value)
 
 
 def _compare_levels(

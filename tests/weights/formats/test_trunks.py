@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import vit_jax
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import export
@@ -182,7 +183,7 @@ def test_dinov2s_own_names_with_registers(tmp_path):
   path = theirs(tmp_path, ours, *names, pos_embed=table, mask_token=mask)
   loaded = vit_jax.load(path, num_heads=3)
   assert loaded.resize == 'bicubic_antialias'
-  assert loaded.model.position_tokens == 'class'
+  assert models.flattened(loaded.model).position_tokens == 'class'
   images = images_of(32, 32)
   ours.params['class_token'] = ours.params['class_token'] + row
   np.testing.assert_allclose(
@@ -324,7 +325,7 @@ def test_how_a_bare_file_rotates_is_said(tmp_path, caplog):
   with caplog.at_level('WARNING', 'absl'):
     loaded = vit_jax.load(path, num_heads=3)
   assert "assumed: rotary='eva02'" in caplog.text
-  assert loaded.model.rotary_grid == (16, 16)
+  assert models.flattened(loaded.model).rotary_grid == (16, 16)
   assert flat(loaded).keys() == flat(random_model(**EVA02)).keys()
   loaded = vit_jax.load(path, num_heads=3, rotary='none')
-  assert loaded.model.rotary == 'none'
+  assert models.flattened(loaded.model).rotary == 'none'

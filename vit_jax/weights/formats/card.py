@@ -106,7 +106,8 @@ def _classes(loaded: weights.Loaded) -> str:
 
 def _fields(model: models.Model) -> list[tuple[str, Any]]:
   """Returns the model's fields that differ from their defaults."""
-  defaults = {field.name: field.default for field in dataclasses.fields(model)}
-  found = models.fields_of(model).items()
+  described = models.flattened(model)
+  defaults = {x.name: x.default for x in dataclasses.fields(described)}
+  found = models.fields_of(described).items()
   changed = [(key, x) for key, x in found if x != defaults[key]]
   return [('family', type(model).__name__), *changed]
