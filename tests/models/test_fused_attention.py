@@ -113,7 +113,7 @@ def assert_same_function(fields):
   def grads(params, model):
     return (model.apply({'params': params}, images) ** 2).sum()
 
-  fused = models.with_fields(model, attention_implementation='fused')
+  fused = models.with_kernel(model, 'fused')
   with jax.set_mesh(mesh_of_one()):
     assert 'pallas_call' in str(jax.make_jaxpr(grads, 1)(params, fused))
     loss, found = grads(params, fused)
@@ -165,9 +165,7 @@ def test_rotates_queries_and_keys(tokens, hidden_size, num_heads, kind):
   'kind', ['dinov3', 'eva02', 'rope_vit', 'rope_vit_mixed']
 )
 def test_a_rotated_model_of_kernels_is_the_same_function(kind):
-  assert_same_function(
-    {'rotary': kind, 'position_embedding': 'none', 'registers': 2}
-  )
+  assert_same_function({'positions': f"rope(kind='{kind}')", 'registers': 2})
 
 
 @pytest.mark.parametrize(

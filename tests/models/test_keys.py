@@ -65,9 +65,9 @@ def test_heads_of_queries_share_heads_of_keys(
       qkv = repeated(qkv, 4 // key_heads)
     attention = layer['attention'] | {'qkv': qkv}
     layers[f'blocks_{i}'] = layer | {'attention': attention}
-  found = models.with_fields(
-    model, attention_implementation=implementation
-  ).apply({'params': params}, IMAGES)
+  found = models.with_kernel(model, implementation).apply(
+    {'params': params}, IMAGES
+  )
   expected = compiled.apply(whole, {'params': params | layers}, IMAGES)
   np.testing.assert_allclose(found, expected, atol=1e-5)
 

@@ -15,9 +15,8 @@ from vit_jax import models
 from vit_jax.models import attention as attention_lib
 from vit_jax.models import dropout
 from vit_jax.models import embedding
-from vit_jax.models import flat
-from vit_jax.models import heads
 from vit_jax.models import mlp
+from vit_jax.models import registry
 from vit_jax.models import stack
 from vit_jax.models.context import Context
 from vit_jax.train import flops
@@ -61,6 +60,12 @@ RATES = {
   'stochastic_depth': 0.4,
 }
 VIT, MIXER = 'ViT-Ti/4', 'Mixer-S/4'
+POSITIONS = (
+  'none',
+  'learned',
+  'factorized',
+  *(f"sincos2d(kind='{kind}')" for kind in embedding.SINCOS),
+)
 SIZES = {
   VIT: {'hidden_size': 32, 'mlp_dim': 48, 'num_heads': 4},
   MIXER: {'hidden_size': 24, 'mlp_dim': 32, 'tokens_mlp_dim': 10},
@@ -175,10 +180,14 @@ def test_scanned_remat_and_unrolled_are_one_function(name, twins):
 def test_implementations_of_attention_are_one_function(implementation, qk_norm):
   """Outputs and gradients; where it is returned the plain one computes it."""
   rate = 0.1 if implementation == 'einsum' else 0.0
-  model = tiny(qk_norm=qk_norm, dropout_rate=0.1, attention_dropout_rate=rate)
+  model = tiny(
+    attention=f'attention(qk_norm={qk_norm})',
+    dropout_rate=0.1,
+    attention_dropout_rate=rate,
+  )
   _, images = example()
   params = models.init_params(model, jax.random.key(0), images.shape[1:])
-  twin = models.with_fields(model, attention_implementation=implementation)
+  twin = models.with_kernel(model, implementation)
 
   @functools.partial(jax.jit, static_argnums=1)
   @jax.value_and_grad
@@ -211,7 +220,7 @@ def test_odd_lengths_are_padded_for_cudnn(monkeypatch):
   monkeypatch.setattr(jax.nn, 'dot_product_attention', even)
   model = tiny(dtype=jnp.bfloat16, dropout_rate=0.0, stochastic_depth=0.0)
   params, images = example()
-  twin = models.with_fields(model, attention_implementation='cudnn')
+  twin = models.with_kernel(model, 'cudnn')
 
   @functools.partial(jax.jit, static_argnums=1)
   @jax.value_and_grad
@@ -316,10 +325,10 @@ def test_patch_embedding_is_a_convolution():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('pool', heads.POOLS)
-@pytest.mark.parametrize('position', flat.POSITION_EMBEDDINGS)
+@pytest.mark.parametrize('pool', registry.PARTS['pool'])
+@pytest.mark.parametrize('position', POSITIONS)
 def test_positions_and_pools(pool, position):
-  model = tiny(pool=pool, position_embedding=position, depth=1)
+  model = tiny(pool=pool, positions=position, depth=1)
   params = models.init_params(model, jax.random.key(0), (8, 16, 3))
   assert ('class_token' in params) == ('token' in pool)
   assert ('position_embedding' in params) == (position == 'learned')
@@ -346,12 +355,13 @@ def test_sincos2d_is_separable_and_unit_circles():
 )
 def test_bfloat16_computes_with_float32_parameters(name, gelu):
   params, images = example(name)
-  model = tiny(name, dtype=jnp.bfloat16, gelu=gelu)
+  fields = {'gelu': gelu} if name == MIXER else {'mlp': f"mlp(gelu='{gelu}')"}
+  model = tiny(name, dtype=jnp.bfloat16, **fields)
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
   logits, state = apply(model, params, images, mutable=('intermediates',))
   assert logits.dtype == jnp.float32
   assert state['intermediates']['tokens'].dtype == jnp.bfloat16
-  exact = apply(tiny(name, gelu=gelu), params, images)
+  exact = apply(tiny(name, **fields), params, images)
   assert abs(logits - exact).max() < 0.05 * abs(exact).max()
 
 
@@ -483,7 +493,7 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
       }
       | GELU,
     ),
-    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', GELU),
+    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', {'gelu': 'exact'}),
     ('resnetv2_101x3_bit.goog_in21k', 'BiT-R101x3', {}),
     ('google/vit-large-patch32-384', 'ViT-L/32', HUGGINGFACE),
     ('hf:google/vit-base-patch16-224-in21k', 'ViT-B/16', HUGGINGFACE),
@@ -567,7 +577,7 @@ def test_image_must_be_a_multiple_of_the_patch(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('pool', heads.POOLS)
+@pytest.mark.parametrize('pool', registry.PARTS['pool'])
 def test_trunk_gives_tokens_and_what_the_head_reads(pool):
   model = tiny(pool=pool, depth=1, registers=2)
   images = example()[1]
@@ -576,8 +586,8 @@ def test_trunk_gives_tokens_and_what_the_head_reads(pool):
   prefix = model.prefix_length
   assert seen['tokens'].shape == (6, prefix + 8, 32)
   reads = {'token': seen['tokens'][:, 0]}
-  reads['gap'] = seen['tokens'][:, prefix:].mean(axis=1)
-  reads['token+gap'] = jnp.concatenate([reads['token'], reads['gap']], axis=1)
+  reads['mean'] = seen['tokens'][:, prefix:].mean(axis=1)
+  reads['token_and_mean'] = jnp.concatenate(list(reads.values()), axis=1)
   if pool in reads:
     np.testing.assert_allclose(seen['features'], reads[pool], atol=1e-6)
   logits = nn.Dense(5).apply({'params': params['head']}, seen['features'])
@@ -587,7 +597,7 @@ def test_trunk_gives_tokens_and_what_the_head_reads(pool):
 
 
 @pytest.mark.parametrize('scan', [False, True])
-@pytest.mark.parametrize(('pool', 'count'), [('token', 1), ('gap', 9)])
+@pytest.mark.parametrize(('pool', 'count'), [('token', 1), ('mean', 9)])
 def test_the_last_norm_reads_only_what_the_pool_reads(pool, count, scan):
   model = tiny(pool=pool, class_token=True, scan=scan)
   params, images = example()

@@ -10,6 +10,7 @@ from vit_jax import models
 from vit_jax.data import naflex
 from vit_jax.models import embedding
 from vit_jax.models import flat
+from vit_jax.models import registry
 from vit_jax.models import relative
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
@@ -177,7 +178,7 @@ NAFLEX = {
 @pytest.mark.parametrize(
   'fields',
   [
-    *({'pool': pool} for pool in ('map', 'gap', 'token', 'token+gap')),
+    *({'pool': pool} for pool in registry.PARTS['pool']),
     {'positions': "learned(resize='bicubic')", 'registers': 2},
     {'positions': 'factorized(keep_aspect=True)'},
   ],
@@ -207,7 +208,7 @@ def test_images_of_different_shapes(fields):
 
 
 def test_only_learned_positions_are_resized_for_each_image():
-  model = flat.ViT(0, position_embedding='none', pool='gap', **NAFLEX).parts()
+  model = flat.ViT(0, positions='none', pool='mean', **NAFLEX).parts()
   patches, grids = np.zeros((1, 4, 12)), np.array([[2, 2]])
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
@@ -215,9 +216,7 @@ def test_only_learned_positions_are_resized_for_each_image():
   assert compiled.apply(
     model, {'params': params}, patches, grids=grids
   ).shape == (1, 8)
-  model = models.with_fields(
-    model, position_embedding='learned', rotary='dinov3'
-  )
+  model = models.with_fields(model, positions='learned + rope')
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
   ]

@@ -46,7 +46,6 @@ MIXER = {
   'model__name': 'Mixer-S/4',
   'model__num_heads': None,
   'model__pool': None,
-  'model__position_embedding': None,
 }
 # Neither depends on the rounding of values whose gradient is zero.
 SGD = {'optim__name': 'sgd'}
@@ -399,10 +398,13 @@ def test_a_search_keeps_the_embeddings_of_one_model(
     run(f'--cache={folder}/1.png')
 
 
-CLIP = {'model__pre_norm': True, 'model__patch_bias': False}
+CLIP = {'model__pre_norm': True, 'model__patches': 'patches(bias=False)'}
 SIGLIP = {'loss': 'sigmoid', 'dim': 0, 'text_causal': False}
 FILES = {
-  'clip': ({}, CLIP | {'model__pool': 'token', 'model__gelu': 'sigmoid'}),
+  'clip': (
+    {},
+    CLIP | {'model__mlp': "mlp(gelu='sigmoid')", 'model__pool': 'token'},
+  ),
   'siglip': (SIGLIP | {'text_pool': 'last'}, {'model__pool': 'map'}),
 }
 

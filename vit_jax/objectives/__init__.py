@@ -13,6 +13,7 @@ from vit_jax import config as config_lib
 from vit_jax import evaluation
 from vit_jax import optim
 from vit_jax import weights
+from vit_jax.config import parts
 from vit_jax.data import features as features_lib
 from vit_jax.objectives import flexible
 from vit_jax.objectives.base import Batch
@@ -170,12 +171,22 @@ def _check_patches(
   config: ml_collections.ConfigDict, cls: type[Objective]
 ) -> None:
   """Checks that the model has a token in the place of each patch."""
-  for key in ('patch_dropout', 'merge'):
-    if cls.reads_patches and config.model[key]:
+  if not cls.reads_patches:
+    return
+  model = config.model
+  block = parts.parse(model.block, 'model.block').name if model.block else ''
+  removes = {
+    'patch_dropout': bool(model.patch_dropout),
+    'merge': bool(model.merge),
+    'block': block == 'merging',
+  }
+  for key, is_set in removes.items():
+    if is_set:
+      advice = 'choose another' if key == 'block' else 'set it to 0'
       raise config_lib.UserError(
-        f'config.model.{key} is {config.model[key]}, but'
+        f'config.model.{key} is {model[key]}, but'
         f' config.objective.name={config.objective.name} reads the token of'
-        ' each patch in its place: set it to 0'
+        f' each patch in its place: {advice}'
       )
 
 

@@ -154,8 +154,10 @@ def test_dinos_file_is_resized_as_its_code_does(tmp_path):
 @pytest.mark.parametrize('gated', [False, True])
 @pytest.mark.parametrize('chunks', [False, True])
 def test_dinov2s_own_names(tmp_path, gated, chunks):
+  name = 'swiglu' if gated else 'mlp'
+  fields = DINO | {'mlp': f"{name}(gelu='exact')"}
   ours = random_model(
-    layer_scale=1e-5, gated_mlp=gated, mask_token=True, **DINO
+    block='block(layer_scale=1e-5)', mask_token=True, **fields
   )
   names = [(r'mlp\.fc1', 'mlp.w12'), (r'mlp\.fc2', 'mlp.w3')] * gated
   names += [(r'^blocks\.', 'blocks.0.')] * chunks
@@ -193,7 +195,8 @@ def test_dinov2s_own_names_with_registers(tmp_path):
 
 @pytest.mark.parametrize('normalised', [False, True])
 def test_eva02s_own_names(tmp_path, normalised):
-  ours = random_model(mlp_norm=normalised, **EVA02)
+  mlp = f"swiglu(gelu='exact', hidden_norm={normalised})"
+  ours = random_model(**EVA02 | {'mlp': mlp})
   names = [
     (r'mlp\.fc1\.', 'mlp.w12.'),
     (r'mlp\.fc1_g', 'mlp.w1'),
