@@ -99,12 +99,9 @@ def fill(
 
 def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
   """Sets the model's fields, except for those that each run chooses."""
-  config.model.name = models.name_of(model)
+  values = models.config_of(model)
+  config.model.name = values.pop('name')
   described = models.flattened(model)
-  kept = fields.of_kind(type(described), Kind.SIZE, Kind.FUNCTION, Kind.FITTED)
-  kept.remove('num_classes')
-  if 'mask_token' in kept:
-    kept.remove('mask_token')  # for runs that mask patches, which say so
   if config.model.num_classes != model.num_classes and 'pre_logits' in kept:
     kept.remove('pre_logits')  # dropped together with the head
   values = {key: getattr(described, key) for key in kept}
