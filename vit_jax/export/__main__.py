@@ -410,7 +410,7 @@ def _simplified(
   import jax.numpy as jnp
 
   from vit_jax import models
-  from vit_jax.models import stack
+  from vit_jax.models import layouts
 
   size = sum(x.nbytes for x in jax.tree.leaves(vit.params))
   if size > _MOST_BYTES:
@@ -423,7 +423,7 @@ def _simplified(
   params, notes = vit.params, []
   if form == 'onnx':
     if getattr(vit.model, 'scan', False):  # loops are slow in onnxruntime
-      params, plain['scan'] = stack.unstack_layers(params), False
+      params, plain['scan'] = layouts.unstack_layers(params), False
     plain['dtype'] = jnp.float32
     if (dtype := jnp.dtype(vit.model.dtype)) != jnp.float32:
       notes.append(

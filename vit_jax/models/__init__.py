@@ -22,6 +22,7 @@ from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import initializers
 from vit_jax.models import kernels
+from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import names
 from vit_jax.models import registry
@@ -371,4 +372,4 @@ def _init(
   if model.initializers == initializers.MIMETIC:
     params = initializers.mimetic(params, jax.random.fold_in(key, 1))
   # Parameters of layers that are not equal are unrolled already.
-  return params if model.scan else stack.unstack_layers(params)
+  return params if model.scan else layouts.unstack_layers(params)

@@ -39,9 +39,9 @@ from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
 from vit_jax.models import flat
 from vit_jax.models import igpt
+from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import positions
-from vit_jax.models import stack
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
 from vit_jax.weights import relative
@@ -457,8 +457,8 @@ def _replace(
 def _as_scanned(params: dict[str, Any], target: Any) -> dict[str, Any]:
   """Stacks or unrolls the layers as the model's `scan` says."""
   if not getattr(target, 'scan', False):
-    return stack.unstack_layers(params)
-  return params if 'blocks' in params else stack.stack_layers(params)
+    return layouts.unstack_layers(params)
+  return params if 'blocks' in params else layouts.stack_layers(params)
 
 
 def _tokens(counts: Sequence[tuple[str, int]]) -> str:

@@ -15,7 +15,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.data.host import levels
 from vit_jax.models import fields
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.models.fields import Kind
 from vit_jax.weights import adapt
 from vit_jax.weights import fit
@@ -218,7 +218,7 @@ class Start:
     """
     if not abstract or self._config.init_from.trunk_only:
       return {}
-    unrolled = jax.eval_shape(stack.unstack_all, abstract)
+    unrolled = jax.eval_shape(layouts.unstack_all, abstract)
     try:
       found = self._read_beside(loaded, unrolled)
     except config_lib.UserError as e:
@@ -231,7 +231,7 @@ class Start:
       logging.info('it has no parameters of %s: they start at random', names)
       return {}
     logging.info('%s: also from there', names)
-    return stack.relayout(found, abstract)
+    return layouts.relayout(found, abstract)
 
   def _read_beside(self, loaded: weights.Loaded, abstract: Any) -> Any:
     """Returns the parameters beside the trunk, unrolled, or None."""
@@ -242,7 +242,7 @@ class Start:
       return whole and foreign.read_beside(path, whole, abstract)
     if trained_with.objective.name != self._config.objective.name:
       return None
-    found = stack.unstack_all(loaded.beside)
+    found = layouts.unstack_all(loaded.beside)
     if problems := fit.different_shapes(_shapes(found), _shapes(abstract)):
       raise config_lib.UserError(f'it does not fit: {"; ".join(problems)}')
     return found
