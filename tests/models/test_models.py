@@ -19,6 +19,7 @@ from vit_jax.models import flat
 from vit_jax.models import heads
 from vit_jax.models import layouts
 from vit_jax.models import mlp
+from vit_jax.models import patches
 from vit_jax.models.context import Context
 from vit_jax.train import flops
 
@@ -304,7 +305,7 @@ def test_equals_linens_own_attention():
 
 def test_patch_embedding_is_a_convolution():
   images = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
-  embed = embedding.PatchEmbedding(7, (3, 5), nn.initializers.lecun_normal())
+  embed = patches.Patches(7, (3, 5))
   params = compiled.init(embed, jax.random.key(1), images)['params']
   conv = nn.Conv(7, (3, 5), strides=(3, 5), padding='VALID')
   np.testing.assert_allclose(

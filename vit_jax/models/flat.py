@@ -25,6 +25,7 @@ from vit_jax.models import registry
 from vit_jax.models import relative
 from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
+from vit_jax.models import stems
 from vit_jax.models import vit
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import FITTED
@@ -113,7 +114,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     str, Field(Kind.FITTED, choices=POSITION_EMBEDDINGS)
   ] = 'learned'
   position_tokens: Annotated[
-    str, Field(Kind.FITTED, choices=positions.TOKENS)
+    str, Field(Kind.FITTED, choices=patches.TOKENS)
   ] = 'all'
   position_resize: Annotated[
     str, Field(Kind.FUNCTION, is_visible=False, choices=embedding.RESIZES)
@@ -227,11 +228,11 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       'parent': None,
     }
     if self.resnet_stages is not None:
-      return patches.HybridPatches(
+      return stems.HybridPatches(
         stages=self.resnet_stages, width=self.resnet_width, **values
       )
     if self.patch_norm:
-      return patches.NormedPatches(patch_norm=self.norm_part(), **values)
+      return stems.NormedPatches(patch_norm=self.norm_part(), **values)
     return patches.Patches(**values)
 
   def pool_part(self) -> nn.Module:
@@ -266,7 +267,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       return
     kind, is_kept = self.position_embedding, self.position_aspect
     if kind == 'learned':
-      yield positions.Learned(
+      yield patches.Learned(
         self.position_tokens,
         self.position_resize,
         is_kept,

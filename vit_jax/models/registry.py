@@ -64,7 +64,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     'rms_norm': 'vit_jax.models.norms:RMSNorm',
   },
   'positions': {
-    'learned': 'vit_jax.models.positions:Learned',
+    'learned': 'vit_jax.models.patches:Learned',
     'factorized': 'vit_jax.models.positions:Factorized',
     'sincos2d': 'vit_jax.models.positions:SinCos',
     'rope': 'vit_jax.models.rotary:Rope',
@@ -79,8 +79,8 @@ PARTS: Mapping[str, Mapping[str, str]] = {
   },
   'patches': {
     'patches': 'vit_jax.models.patches:Patches',
-    'normed': 'vit_jax.models.patches:NormedPatches',
-    'hybrid': 'vit_jax.models.patches:HybridPatches',
+    'normed': 'vit_jax.models.stems:NormedPatches',
+    'hybrid': 'vit_jax.models.stems:HybridPatches',
   },
 }
 # Keys of `config.model` beside the kinds that fill the fields of their names.

@@ -322,8 +322,10 @@ class ViT(nn.Module):
     Equation 1 of the paper: project patches, prepend tokens, add position
     embeddings.
     """
-    nn.share_scope(self, self.patches)
-    x = self.patches(images)
+    patches = context_lib.scoped(self.patches)
+    if patches is self.patches:
+      nn.share_scope(self, patches)
+    x = patches(images)
     b, *grid = x.shape[:-1]
     x = self._mask(jax.lax.collapse(x, 1, x.ndim - 1), masked)
     prefix = self._prefix_tokens()

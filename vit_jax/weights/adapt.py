@@ -41,6 +41,7 @@ from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import layouts
 from vit_jax.models import mixer
+from vit_jax.models import patches as patches_lib
 from vit_jax.models import positions
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
@@ -341,7 +342,7 @@ def _position_kind(model: flat.ViT) -> tuple[str, str]:
   """Returns which positions are added to tokens, and to which tokens."""
   for part in model.parts().positions:
     match part:
-      case positions.Learned():
+      case patches_lib.Learned():
         return 'learned', part.tokens
       case positions.Factorized():
         return 'factorized', 'patches'
