@@ -13,11 +13,11 @@ import numpy as np
 import golden_cases
 from vit_jax import weights
 from vit_jax.data import naflex as naflex_lib
+from vit_jax.models import block
 from vit_jax.models import dropout
 from vit_jax.models import experts
 from vit_jax.models import merging
 from vit_jax.models import mlp
-from vit_jax.models import norms
 from vit_jax.models import pooling
 from vit_jax.models import rotary
 from vit_jax.models.context import Context
@@ -180,11 +180,11 @@ def _abstract(layer: nn.Module, x: jax.Array) -> Any:
 def gated(case: golden_cases.Case) -> Mapping[str, Any]:
   """SwiGLU: one kernel or two, and with a norm."""
   hidden, x = case.dims['H'], jnp.asarray(case.inputs['x'])
-  norm = norms.LayerNorm(1e-5)
+  norm = block.LayerNorm(1e-5)
 
   def run(
     rules: list[tables.Rule],
-    kind: type[mlp.Mlp] = mlp.SwiGLU,
+    kind: type[block.Mlp] = mlp.SwiGLU,
     hidden_norm: bool = False,
   ) -> jax.Array:
     layer = kind(hidden, hidden_norm=hidden_norm, norm=norm)

@@ -13,12 +13,12 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import attention as attention_lib
+from vit_jax.models import block
 from vit_jax.models import dropout
 from vit_jax.models import embedding
 from vit_jax.models import flat
 from vit_jax.models import heads
 from vit_jax.models import layouts
-from vit_jax.models import mlp
 from vit_jax.models import patches
 from vit_jax.models.context import Context
 from vit_jax.train import flops
@@ -343,7 +343,7 @@ def test_sincos2d_is_separable_and_unit_circles():
 
 
 @pytest.mark.parametrize(
-  ('name', 'gelu'), [*((VIT, x) for x in mlp.GELUS), (MIXER, 'tanh')]
+  ('name', 'gelu'), [*((VIT, x) for x in block.GELUS), (MIXER, 'tanh')]
 )
 def test_bfloat16_computes_with_float32_parameters(name, gelu):
   params, images = example(name)

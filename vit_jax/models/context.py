@@ -147,13 +147,3 @@ def as_class(part: nn.Module, kind: Any, **values: Any) -> Any:
     if field.name not in ('parent', 'name') and hasattr(part, field.name)
   }
   return kind(**shared | {'parent': None} | values)
-
-
-def scoped(part: nn.Module) -> nn.Module:
-  """Returns a part that is called in the scope of its parameters.
-
-  That is the field which holds the part, or what its class says in
-  `scope_name`.
-  """
-  name = getattr(part, 'scope_name', None)
-  return part.copy(name=name) if name else part

@@ -12,11 +12,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import block as block_lib
 from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import mlp as mlp_lib
-from vit_jax.models import norms
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
@@ -80,7 +79,7 @@ class Map(nn.Module):
     prefix: Whether it attends to the tokens before the patches, too.
     query: Whether its query is a projection of what is learned.
     bias: Whether query, keys and values have biases.
-    gelu: As of `mlp.Mlp`.
+    gelu: As of `block.Mlp`.
     norm: The norm before the MLP.
     initializers: Name of the initial values.
     dtype: Type in which layers compute.
@@ -95,9 +94,9 @@ class Map(nn.Module):
   bias: Annotated[bool, fields.FITTED] = True
   gelu: Annotated[
     str,
-    Field(Kind.FUNCTION, is_visible=False, choices=tuple(mlp_lib.GELUS)),
+    Field(Kind.FUNCTION, is_visible=False, choices=tuple(block_lib.GELUS)),
   ] = 'tanh'
-  norm: Annotated[nn.Module, fields.PART] = norms.LayerNorm()
+  norm: Annotated[nn.Module, fields.PART] = block_lib.LayerNorm()
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
@@ -119,7 +118,7 @@ class Map(nn.Module):
       attended = None if attended is None else attended[..., front:]
     y = self._attend(x, attended)  # [B, S, D]
     if self.mlp_dim:
-      mlp = mlp_lib.Mlp(
+      mlp = block_lib.Mlp(
         self.mlp_dim,
         self.gelu,
         initializers=self.initializers,

@@ -53,14 +53,14 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     'differential': 'vit_jax.models.differential:Differential',
   },
   'mlp': {
-    'mlp': 'vit_jax.models.mlp:Mlp',
+    'mlp': 'vit_jax.models.block:Mlp',
     'swiglu': 'vit_jax.models.mlp:SwiGLU',
     'glu': 'vit_jax.models.mlp:GLU',
     'geglu': 'vit_jax.models.mlp:GEGLU',
     'experts': 'vit_jax.models.experts:Experts',
   },
   'norm': {
-    'layer_norm': 'vit_jax.models.norms:LayerNorm',
+    'layer_norm': 'vit_jax.models.block:LayerNorm',
     'rms_norm': 'vit_jax.models.norms:RMSNorm',
   },
   'positions': {
@@ -511,7 +511,7 @@ class Entry:
   Attributes:
     kind: Key of `config.model` that names such a part, as 'mlp'.
     name: Its name there.
-    class_name: As 'vit_jax.models.mlp:Mlp'.
+    class_name: As 'vit_jax.models.block:Mlp'.
     options: By name, what an option is that a text does not set: its default,
       as Python, a key of the config, or 'required'.
     summary: The first sentence of the class's docstring.

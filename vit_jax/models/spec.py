@@ -86,7 +86,7 @@ class LayerSpec:
   stochastic_depth: Annotated[float, RATE] = 0.0
   stochastic_depth_uniform: Annotated[bool, TRAINING] = False
   gelu: Annotated[
-    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(mlp_lib.GELUS))
+    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(block_lib.GELUS))
   ] = 'tanh'
   layer_norm_epsilon: Annotated[
     float, Field(Kind.FUNCTION, is_visible=False, interval='(0, 1)')
@@ -115,15 +115,15 @@ class LayerSpec:
 
   def norm_part(self) -> nn.Module:
     """Returns the norm of the layers."""
-    return norms.LayerNorm(self.layer_norm_epsilon, self.dtype, parent=None)
+    return block_lib.LayerNorm(self.layer_norm_epsilon, self.dtype, parent=None)
 
   def layer_norm(self, name: str) -> nn.Module:
     """Returns such a norm, to be called in a module's compact method."""
     return self.norm_part().copy(name=name)
 
-  def mlp_part(self, width: int | None = None) -> mlp_lib.Mlp:
+  def mlp_part(self, width: int | None = None) -> block_lib.Mlp:
     """Returns an MLP of a width, or that of the layers."""
-    return mlp_lib.Mlp(
+    return block_lib.Mlp(
       width or self.mlp_dim,
       self.gelu,
       dropout_rate=self.dropout_rate,
@@ -272,11 +272,11 @@ class EncoderSpec(LayerSpec):
       return super().norm_part()
     return norms.RMSNorm(self.layer_norm_epsilon, self.dtype, parent=None)
 
-  def mlp_part(self, width: int | None = None) -> mlp_lib.Mlp:
+  def mlp_part(self, width: int | None = None) -> block_lib.Mlp:
     """Returns an MLP of a width, or that of the layers."""
     if width:
       return super().mlp_part(width)
-    part = GATES[self.gate] if self.gated_mlp else mlp_lib.Mlp
+    part = GATES[self.gate] if self.gated_mlp else block_lib.Mlp
     return part(
       self.mlp_dim,
       self.gelu,

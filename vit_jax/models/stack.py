@@ -22,8 +22,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import block as block_lib
 from vit_jax.models import context as context_lib
-from vit_jax.models import mlp
 
 # Collection that gets the tokens of all layers where it is mutable.
 LEVELS = 'levels'
@@ -159,7 +159,7 @@ def _recomputed(layer: Any, policy: str, scan: bool) -> Any:
   if policy == 'products':
     # Unlike `dots_saveable` this keeps results after their bias is added, which
     # the compiler does in the same operation, and those of kernels.
-    saveable = jax.checkpoint_policies.save_only_these_names(mlp.KEPT)
+    saveable = jax.checkpoint_policies.save_only_these_names(block_lib.KEPT)
   else:
     saveable = getattr(jax.checkpoint_policies, policy, None)
   # Inside a scan, XLA cannot merge the recomputation with the forward pass

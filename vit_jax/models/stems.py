@@ -11,8 +11,8 @@ import jax
 
 from vit_jax.models import fields
 from vit_jax.models import inputs
-from vit_jax.models import norms
 from vit_jax.models import resnet
+from vit_jax.models.block import LayerNorm
 from vit_jax.models.context import as_class
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
@@ -32,7 +32,7 @@ class NormedPatches(Patches):
   scope_name: ClassVar[str] = ''
 
   patch_norm: Annotated[nn.Module, Field(Kind.FUNCTION, key='norm')] = (
-    norms.LayerNorm()
+    LayerNorm()
   )
 
   @nn.compact

@@ -18,10 +18,11 @@ from vit_jax.models import context as context_lib
 from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import norms
 from vit_jax.models import packing
 from vit_jax.models import projection
 from vit_jax.models import stack
+from vit_jax.models.block import LayerNorm
+from vit_jax.models.block import scoped
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import FITTED
 from vit_jax.models.fields import Kind
@@ -85,7 +86,7 @@ class ViT(nn.Module):
   block: Annotated[nn.Module, PART]
   pool: Annotated[nn.Module, PART]
   positions: Annotated[tuple[nn.Module, ...], PART] = ()
-  norm: Annotated[nn.Module, PART] = norms.LayerNorm()
+  norm: Annotated[nn.Module, PART] = LayerNorm()
   last_norm: Annotated[bool, fields.FUNCTION] = True
   pre_norm: Annotated[bool, fields.FUNCTION] = False
   class_token: Annotated[bool | None, FITTED] = None
@@ -322,7 +323,7 @@ class ViT(nn.Module):
     Equation 1 of the paper: project patches, prepend tokens, add position
     embeddings.
     """
-    patches = context_lib.scoped(self.patches)
+    patches = scoped(self.patches)
     if patches is self.patches:
       nn.share_scope(self, patches)
     x = patches(images)
@@ -382,11 +383,11 @@ class ViT(nn.Module):
     # (equation 4 of the paper).
     norm = self.norm if self.last_norm else lambda x: x
     if getattr(self.pool, 'norm_after', False):
-      return x, norm(context_lib.scoped(self.pool)(x, context))
+      return x, norm(scoped(self.pool)(x, context))
     x = norm(x)
     if self.has_two_heads:
       return x, x[:, :2]
-    features = context_lib.scoped(self.pool)(x, context)
+    features = scoped(self.pool)(x, context)
     is_packed = context.grids is not None and context.grids.ndim == 3
     if features.ndim != 2 + is_packed:
       axes = '[B, S, D]' if is_packed else '[B, D]'

@@ -8,7 +8,7 @@ import pytest
 
 import vit_jax
 from vit_jax.config import UserError
-from vit_jax.models import mlp
+from vit_jax.models import block
 from vit_jax.weights.formats import export
 
 MODELS = {
@@ -48,7 +48,7 @@ def written(path, model, form):
 @pytest.mark.parametrize('form', ['google', 'timm', 'huggingface'])
 @pytest.mark.parametrize('name', MODELS)
 def test_activations_are_written_or_refused(tmp_path, form, name):
-  for gelu in mlp.GELUS:
+  for gelu in block.GELUS:
     fields = {'gelu': gelu, **MODELS[name]}
     model = random_model(**fields)
     path = tmp_path / gelu
@@ -65,7 +65,7 @@ def test_activations_are_written_or_refused(tmp_path, form, name):
 @pytest.mark.parametrize('form', ['google', 'timm', 'huggingface'])
 @pytest.mark.parametrize('name', MODELS)
 def test_a_new_activation_is_refused_by_its_name(tmp_path, form, name):
-  """One that is in `mlp.GELUS`, and that no format has a name for."""
+  """One that is in `block.GELUS`, and that no format has a name for."""
   model = random_model(**MODELS[name])
   model = dataclasses.replace(model, model=model.model.clone(gelu='mish'))
   with pytest.raises(UserError, match="has no place for the activation 'mish'"):
