@@ -26,6 +26,7 @@ from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import names
 from vit_jax.models import registry
+from vit_jax.models import remat
 from vit_jax.models import resnet
 from vit_jax.models import stack
 
@@ -217,7 +218,7 @@ def on_platform(config: Any, platform: str) -> Any:
   if platform == jax.default_backend() or 'remat' not in fields_lib.of(module):
     return config
   result = config.copy_and_resolve_references()
-  result.model.remat = stack.remat_on(platform, model.scan, model.remat)
+  result.model.remat = remat.on_platform(platform, model.scan, model.remat)
   if 'attention_implementation' in fields_lib.of(module):
     chosen = model.attention_implementation or 'auto'
     found = kernels.on_platform(platform, chosen)

@@ -179,7 +179,7 @@ class Attention(nn.Module):
     if (added := self.perturbation(context)) is not None:
       scores += added * total  # scores are divided by `total` below
     if 'attention' in context.captures:
-      self.capture_weights(scores / total, context)
+      context.capture('attention', scores / total)
     dropped = self.dropped(scores.astype(self.dtype), context)
     # Softmax's division follows the product with the values, which has fewer
     # elements than the weights.
@@ -190,10 +190,6 @@ class Attention(nn.Module):
   def perturbation(self, context: Context) -> jax.Array | None:
     """Returns what is added to the weights of all heads, [B, H, R, T]."""
     return context.perturbation
-
-  def capture_weights(self, weights: jax.Array, context: Context) -> None:
-    """Captures the weights, float32 [B, H, R, T]."""
-    context.capture('attention', weights)
 
   def dropped(self, weights: jax.Array, context: Context) -> jax.Array:
     """Applies dropout to weights [B, H, R, T]; masks are drawn for R = T."""

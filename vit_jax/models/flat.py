@@ -177,9 +177,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     model = self.parts().clone(parent=self.scope)
     return getattr(model, method)(images, **kwargs)
 
-  def head(self) -> dict[str, Any]:
-    """Returns the fields of the head: there is none."""
-    return {'num_classes': 0}
+  def head_part(self) -> vit.Linear:
+    """Returns the head: there is none."""
+    return vit.Linear(0, distillation=self.distillation_head, parent=None)
 
   def parts(self) -> vit.ViT:
     """Returns the model of parts that these fields describe."""
@@ -192,24 +192,25 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
         decreasing=self.merge_decreasing,
         proportional=self.merge_proportional,
       )
+    head = self.head_part()
     return vit.ViT(
       hidden_size=self.hidden_size,
       depth=self.depth,
       patches=self._patches_part(),
       block=block,
+      num_classes=head.num_classes,
       pool=self.pool_part(),
+      head=head,
       positions=tuple(self._positions_parts()),
       norm=self.norm_part(),
       last_norm=self.last_norm,
       pre_norm=self.pre_norm,
       class_token=self.class_token,
       distillation_token=self.distillation_token,
-      distillation_head=self.distillation_head,
       registers=self.registers,
       mask_token=self.mask_token,
       dropout_rate=self.dropout_rate,
       patch_dropout=self.patch_dropout,
-      **self.head(),
       initializers=self.initializers,
       scan=self.scan,
       remat=self.remat,
@@ -240,9 +241,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     if self.pool not in heads.POOLS:
       return self.named_part('pool', self.pool)
     if self.pool == 'gap':
-      return pooling.Mean(self.norm_after_pool, parent=None)
+      return vit.Mean(self.norm_after_pool, parent=None)
     if self.pool != 'map':
-      kinds = {'token': pooling.Token, 'token+gap': pooling.TokenAndMean}
+      kinds = {'token': vit.Token, 'token+gap': pooling.TokenAndMean}
       return kinds[self.pool](parent=None)
     width = self.mlp_dim if self.map_mlp_dim is None else self.map_mlp_dim
     return pooling.Map(
@@ -391,11 +392,14 @@ class ViT(Trunk):
       grids=grids,
     )
 
-  def head(self) -> dict[str, Any]:
-    """Returns the fields of the head."""
-    return {
-      'num_classes': self.num_classes,
-      'pre_logits': self.pre_logits,
-      'head_norm': self.head_norm,
-      'head_bias': self.head_bias,
-    }
+  def head_part(self) -> vit.Linear:
+    """Returns the head."""
+    return vit.Linear(
+      self.num_classes,
+      self.pre_logits,
+      self.head_norm,
+      self.head_bias,
+      self.distillation_head,
+      self.initializers,
+      parent=None,
+    )

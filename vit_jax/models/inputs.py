@@ -96,6 +96,15 @@ def check_tokens(
   )
 
 
+def features_error(pool: nn.Module, x: jax.Array, ndim: int) -> ValueError:
+  """Returns the error about features that have another number of axes."""
+  axes = '[B, D]' if ndim == 2 else '[B, S, D]'
+  return ValueError(
+    f'{type(pool).__name__} returns features of the shape {list(x.shape)}: they'
+    f' must be {axes}'
+  )
+
+
 def _shape(model: nn.Module, *path: str) -> tuple[int, ...] | None:
   """Returns the shape of a stored parameter; None if there is none."""
   node: Any = model.variables.get('params', {})

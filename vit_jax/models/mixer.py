@@ -111,7 +111,7 @@ class Mixer(heads.Classifier, MixerSpec):
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
     """
-    key = dropout.key_of(self, images.shape[0], train, rows)
+    key = dropout.key_of(self, images, rows) if train else None
     x = Patches(
       self.hidden_size,
       self.patch_size,

@@ -80,3 +80,9 @@ def _masks(context: Context) -> Iterator[jax.Array]:
     yield jnp.where(context.attended, 0.0, _HIDDEN)[:, None, None]
   if context.sizes is not None:
     yield jnp.log(context.sizes)[:, None, None]
+
+
+def weights(context: Context) -> jax.Array | None:
+  """Returns how often the patches count in a mean, [B, N] or [B, S, N]."""
+  weights = context.sizes if context.attended is None else context.attended
+  return None if weights is None else weights[..., context.prefix :]

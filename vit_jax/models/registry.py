@@ -72,10 +72,13 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     'relative_mlp_bias': 'vit_jax.models.relative:RelativeMlpBias',
   },
   'pool': {
-    'token': 'vit_jax.models.pooling:Token',
-    'mean': 'vit_jax.models.pooling:Mean',
+    'token': 'vit_jax.models.vit:Token',
+    'mean': 'vit_jax.models.vit:Mean',
     'map': 'vit_jax.models.pooling:Map',
     'token_and_mean': 'vit_jax.models.pooling:TokenAndMean',
+  },
+  'head': {
+    'linear': 'vit_jax.models.vit:Linear',
   },
   'patches': {
     'patches': 'vit_jax.models.patches:Patches',
@@ -86,6 +89,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
 # Keys of `config.model` beside the kinds that fill the fields of their names.
 # `dtype` is `config.train.dtype`.
 KEYS = (
+  'num_classes',
   'hidden_size',
   'num_heads',
   'mlp_dim',
@@ -530,8 +534,8 @@ def list_parts(kind: str | None = None) -> list[Entry]:
   """Returns the parts that have a name, as their classes are.
 
   Args:
-    kind: 'block', 'attention', 'mlp', 'norm', 'positions', 'pool' or 'patches';
-      None: all.
+    kind: 'block', 'attention', 'mlp', 'norm', 'positions', 'pool', 'head' or
+      'patches'; None: all.
 
   Raises:
     UserError: There is no such kind.

@@ -27,6 +27,7 @@ from vit_jax.models import mlp as mlp_lib
 from vit_jax.models import norms
 from vit_jax.models import registry
 from vit_jax.models import relative
+from vit_jax.models import remat as remat_lib
 from vit_jax.models import rotary as rotary_lib
 from vit_jax.models import stack
 from vit_jax.models.fields import EXECUTION
@@ -74,7 +75,7 @@ class LayerSpec:
       those within the MLP's activation function, and its dropout; 'products',
       all but the results of dense layers and of attention; 'full', all of them;
       or a name of `jax.checkpoint_policies`. 'auto' is one of these by the
-      platform, see `remat_on`.
+      platform, see `remat.on_platform`.
     dtype: Type in which layers compute. Parameters, LayerNorm's statistics and
       logits are float32, as is the softmax.
   """
@@ -93,7 +94,7 @@ class LayerSpec:
   ] = 1e-6
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   scan: Annotated[bool, EXECUTION] = False
-  remat: Annotated[str, Field(Kind.EXECUTION, choices=stack.REMAT_POLICIES)] = (
+  remat: Annotated[str, Field(Kind.EXECUTION, choices=remat_lib.POLICIES)] = (
     'auto'
   )
   dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32

@@ -22,43 +22,11 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import block as block_lib
 from vit_jax.models import context as context_lib
+from vit_jax.models import remat as remat_lib
 
 # Collection that gets the tokens of all layers where it is mutable.
 LEVELS = 'levels'
-REMAT_POLICIES = (
-  'auto',
-  'none',
-  'activations',
-  'products',
-  'full',
-  'dots_saveable',
-  'dots_with_no_batch_dims_saveable',
-)
-
-
-def remat_on(platform: str, scan: bool, remat: str) -> str:
-  """Returns the recomputation that 'auto' stands for; others as they are.
-
-  A compiler keeps every value that the backward pass takes out of a scan. Where
-  layers are unrolled, TPUs' compiler recomputes elementwise functions by
-  itself; that of GPUs does not, and would keep several values of [B, T, M]
-  within the activation function. On CPUs memory is plentiful, and to compute
-  is slow.
-
-  Args:
-    platform: 'cpu', 'tpu' or 'gpu'.
-    scan: Whether layers are scanned.
-    remat: One of `REMAT_POLICIES`.
-  """
-  if remat != 'auto':
-    return remat
-  if platform == 'cpu':
-    return 'none'
-  if scan:
-    return 'products'
-  return 'none' if platform == 'tpu' else 'activations'
 
 
 def apply(
@@ -89,7 +57,7 @@ def apply(
     context: What all layers are given; its `dropout_key` is that of the step.
     depth: Number of layers, L.
     scan: Whether one layer is compiled and run L times.
-    remat: One of `REMAT_POLICIES`.
+    remat: One of `remat.POLICIES`.
     num_read: Number of first tokens that the last layer may compute alone; used
       only if the layers are unrolled and capture nothing.
 
@@ -102,11 +70,14 @@ def apply(
   perturbation: jax.Array | None = None
   if 'attention' in captures:
     perturbation = model.get_variable('perturbations', 'attention')
-  policy = remat_on(jax.default_backend(), scan, remat)
+  layer, platform = _layer, jax.default_backend()
+  if remat != 'none' and (remat, platform) != ('auto', 'cpu'):
+    remat = remat_lib.on_platform(platform, scan, remat)
+    layer = remat_lib.recomputed(_layer, remat, scan)
+    context = context.replace(remat=remat)
   context = context.replace(
-    captures=captures, depth=depth, num_tokens=x.shape[1], remat=policy
+    captures=captures, depth=depth, num_tokens=x.shape[1]
   )
-  layer = _recomputed(_layer, policy, scan)
   if scan:
     x, outputs = _scan(model, layer, block, x, context, perturbation)
   else:
@@ -115,10 +86,10 @@ def apply(
       model, layer, block, x, context, perturbation, num_read
     )
   collection = LEVELS if captures == ('tokens',) else 'intermediates'
-  for name in captures:
-    if name in outputs:
-      value = outputs.pop(name)
-      model.sow(collection, name, value, reduce_fn=lambda _, new: new)
+  homes = dict.fromkeys(captures, collection) | {'balance': 'losses'}
+  for name in homes.keys() & outputs.keys():
+    value = outputs.pop(name)
+    model.sow(homes[name], name, value, reduce_fn=lambda _, new: new)
   return x, outputs
 
 
@@ -148,23 +119,9 @@ def _layer(
     outputs=outputs,
   )
   x = block(x, context)
-  context.capture('tokens', x)
+  if 'tokens' in context.captures:
+    context.capture('tokens', x)
   return x, dict(outputs)
-
-
-def _recomputed(layer: Any, policy: str, scan: bool) -> Any:
-  """Returns a layer that recomputes in the backward pass what it shall."""
-  if policy in ('none', 'activations'):  # `Mlp` does the latter
-    return layer
-  if policy == 'products':
-    # Unlike `dots_saveable` this keeps results after their bias is added, which
-    # the compiler does in the same operation, and those of kernels.
-    saveable = jax.checkpoint_policies.save_only_these_names(block_lib.KEPT)
-  else:
-    saveable = getattr(jax.checkpoint_policies, policy, None)
-  # Inside a scan, XLA cannot merge the recomputation with the forward pass
-  # anyway (CSE), so nothing has to prevent that.
-  return nn.remat(layer, policy=saveable, prevent_cse=not scan)
 
 
 def _scan(

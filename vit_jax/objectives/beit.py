@@ -22,7 +22,7 @@ from vit_jax import models
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
 from vit_jax.models import flat
-from vit_jax.models import vit
+from vit_jax.models import heads
 from vit_jax.objectives import base
 from vit_jax.objectives import block_masks
 from vit_jax.objectives import tokenizer
@@ -73,7 +73,7 @@ class BEiT(base.Objective):
     self._batch_size = config.train.batch_size
     self._parts = config_lib.num_microbatches(config)
     self._tokenizer = visual_tokens.make(config, self.masks.grid)
-    self._head = vit.linear(options.tokens, trunk.starts.kernel, 0.0)
+    self._head = heads.linear(options.tokens, trunk.starts.kernel, 0.0)
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
