@@ -17,6 +17,7 @@ from vit_jax.models import experts
 from vit_jax.models import fields
 from vit_jax.models import norms
 from vit_jax.models import registry
+from vit_jax.models import vit
 from vit_jax.models.context import Context
 
 VALUES = {
@@ -38,6 +39,8 @@ VALUES = {
   'positions': 'learned',
   'pool': 'token',
   'patches': 'patches',
+  'head': 'linear',
+  'num_classes': 3,
 }
 OWN = """
 from typing import Any
@@ -111,6 +114,8 @@ def test_values_without_a_name_go_to_the_class_first():
   assert build('mlp', 'swiglu(512)').hidden_dim == 512
   assert build('block', 'branches(3)').count == 3
   assert build('attention', 'grouped(2)').key_heads == 2
+  head = build('head', "linear(pre_logits=8, norm='batch')")
+  assert head == vit.Linear(3, 8, 'batch', initializers='mixer')
   norm = build('patches', 'normed(layer_norm(epsilon=0.01))').patch_norm
   assert norm == block_lib.LayerNorm(0.01, jnp.bfloat16)
 

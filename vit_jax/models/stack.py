@@ -87,9 +87,10 @@ def apply(
     )
   collection = LEVELS if captures == ('tokens',) else 'intermediates'
   homes = dict.fromkeys(captures, collection) | {'balance': 'losses'}
-  for name in homes.keys() & outputs.keys():
-    value = outputs.pop(name)
-    model.sow(homes[name], name, value, reduce_fn=lambda _, new: new)
+  for name, home in homes.items():
+    if name in outputs:
+      value = outputs.pop(name)
+      model.sow(home, name, value, reduce_fn=lambda _, new: new)
   return x, outputs
 
 

@@ -111,21 +111,18 @@ class ViT(nn.Module):
     merge_heads: bool = True,
     grids: jax.Array | None = None,
   ) -> jax.Array:
-    """Classifies images; captures and perturbs attention as `trunk` does.
+    """Classifies images; arguments, captures and errors are those of `trunk`.
 
     Args:
-      images: As of `trunk`.
-      train: As of `trunk`.
-      rows: As of `trunk`.
+      images: Images.
+      train: Whether to apply dropout.
+      rows: The images' positions in the global batch.
       merge_heads: Whether the logits of two heads are averaged.
-      grids: As of `trunk`.
+      grids: Grids of images of different shapes.
 
     Returns:
       Logits, float32 [B, num_classes]; without `merge_heads` the logits of two
       heads are [B, 2, num_classes], the class token's first.
-
-    Raises:
-      ValueError: The image's size is not a multiple of the patch's.
     """
     result, context = self._encode(
       images, train, rows, features_only=True, grids=grids
