@@ -23,9 +23,11 @@ from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import initializers
 from vit_jax.models import kernels
+from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import names
 from vit_jax.models import registry
+from vit_jax.models import remat
 from vit_jax.models import resnet
 from vit_jax.models import stack
 from vit_jax.models import vit
@@ -76,6 +78,7 @@ KEYS = (
   'mlp',
   'norm',
   'pool',
+  'head',
   'last_norm',
   'pre_norm',
   'class_token',
@@ -261,14 +264,13 @@ def keys_of(model: vit.ViT) -> dict[str, Any]:
   for kind in ('attention', 'mlp'):
     if part := getattr(model.block, kind, None):
       values[kind] = registry.describe(kind, part, values)
-  for kind in ('block', 'patches', 'pool'):
+  for kind in ('block', 'patches', 'pool', 'head'):
     values[kind] = registry.describe(kind, getattr(model, kind), values)
   values['positions'] = registry.describe_sum(
     'positions', model.positions, values
   )
   return {
-    key: values[key] if key in values else getattr(model, key)
-    for key in KEYS
+    key: values[key] if key in values else getattr(model, key) for key in KEYS
   }
 
 
@@ -337,7 +339,7 @@ def on_platform(config: Any, platform: str) -> Any:
   if platform == jax.default_backend() or 'remat' not in fields_lib.of(module):
     return config
   result = config.copy_and_resolve_references()
-  result.model.remat = stack.remat_on(platform, model.scan, model.remat)
+  result.model.remat = remat.on_platform(platform, model.scan, model.remat)
   if 'attention_implementation' in fields_lib.of(module):
     chosen = model.attention_implementation or 'auto'
     found = kernels.on_platform(platform, chosen)
@@ -520,4 +522,4 @@ def _init(
   if model.initializers == initializers.MIMETIC:
     params = initializers.mimetic(params, jax.random.fold_in(key, 1))
   # Parameters of layers that are not equal are unrolled already.
-  return params if model.scan else stack.unstack_layers(params)
+  return params if model.scan else layouts.unstack_layers(params)
