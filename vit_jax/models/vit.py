@@ -9,6 +9,7 @@ before the patches.
 
 import functools
 from typing import Annotated
+from typing import Any
 from typing import ClassVar
 
 from flax import linen as nn
