@@ -101,7 +101,7 @@ def finder(**overrides: Any) -> weights.Loaded:
   speaks for class 1; class 0 has no kernel.
   """
   model = models.with_fields(
-    tiny(hidden_size=8, depth=2, position_embedding='none', num_classes=2),
+    tiny(hidden_size=8, depth=2, positions='none', num_classes=2),
     **overrides,
   )
   shapes = models.abstract_params(model.clone(scan=False), (*SIZE, 3))

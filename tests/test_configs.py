@@ -102,14 +102,15 @@ def index_of_augreg(tmp_path, monkeypatch):
 def write_checkpoint(config, path):
   """Writes what a config starts from: its model, with another head."""
   model = models.from_config(config.model, 21).clone(num_classes=21)
-  if getattr(model, 'head_norm', 'none') != 'none':  # the run's own
+  fields = models.fields_of(model)
+  if fields.get('head_norm', 'none') != 'none':  # the run's own
     model = model.clone(head_norm='none')
   size = config_lib.pair(config.data.image_size, 'data.image_size')
-  if not getattr(model, 'key_bias', True):
-    model = models.with_fields(model, relative_positions='shared')
-  if config.model.pool == 'token+gap':  # of methods without a head
+  if not fields.get('key_bias', True):
+    model = models.with_fields(model, positions='relative_bias')
+  if config.model.pool == 'token_and_mean':  # of methods without a head
     model = models.with_fields(model, num_classes=0, pool='token')
-  if getattr(model, 'layer_scale', None) or not model.num_classes:
+  if fields.get('layer_scale') or not model.num_classes:
     form, path = timm, path.with_suffix('.safetensors')
   else:
     form = google

@@ -119,8 +119,8 @@ def _objective(case):
   config.model.num_heads = fields['heads']
   config.model.mlp_dim = fields['mlp']
   config.model.layer_norm_epsilon = fields['layer_norm_eps']
-  config.model.gelu = 'exact'
-  config.model.position_embedding = 'sincos2d_moco'
+  config.model.mlp = "mlp(gelu='exact')"
+  config.model.positions = "sincos2d(kind='sincos2d_moco')"
   config.objective.name = 'mocov3'
   config.init_from.path = str(case.weights)
   with _opened(case, 'base_encoder.') as arrays:

@@ -33,7 +33,7 @@ def apply(module, params, x, added=None):
 @pytest.fixture
 def layer():
   """Attention, its parameters, and tokens."""
-  model = models.create_model('ViT-Ti/4', 3, **TINY, differential=True)
+  model = models.create_model('ViT-Ti/4', 3, **TINY, attention='differential')
   module = model.block.attention
   x = jax.random.normal(jax.random.key(0), (2, 5, 16))
   context = context_lib.Context(layer=jnp.int32(LAYER))

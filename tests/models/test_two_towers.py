@@ -78,7 +78,7 @@ def test_a_text_that_is_too_long():
 @pytest.mark.parametrize('has_bias', [False, True])
 def test_logits_compare_embeddings(has_bias):
   image = models.create_model(
-    'ViT-Ti/8', 0, pre_norm=True, patch_bias=False, **_SMALL
+    'ViT-Ti/8', 0, pre_norm=True, patches='patches(bias=False)', **_SMALL
   )
   tower, _ = _tower(out_dim=8)
   model = two_towers.TwoTowers(image, tower, 8, has_bias)

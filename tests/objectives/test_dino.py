@@ -141,7 +141,7 @@ def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
   found = build(
     method,
     **{**RANDOM, 'init_from__path': str(tmp_path / 'x.pth')},
-    model__gelu='tanh',
+    model__mlp='mlp',
   ).init()
   params, _, _ = restoring.restore_params(path, None)
   flat, wanted = (
@@ -152,7 +152,7 @@ def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
     np.testing.assert_array_equal(flat[key], wanted[key])
   key = 'trunk/blocks_1/mlp/up/kernel'
   np.testing.assert_array_equal(flat[key], wanted[key])
-  config = config_of(method, {'bottleneck': 4}, model__gelu='tanh', **RANDOM)
+  config = config_of(method, {'bottleneck': 4}, model__mlp='mlp', **RANDOM)
   config.init_from.path = str(tmp_path / 'x.pth')
   with pytest.raises(UserError, match=r'^[^\n]*beside its trunk[^\n]*$'):
     experiment_lib.build(config)
@@ -365,7 +365,12 @@ MIXER = {
       'KoLeo compares each image with another',
     ),
     ('dinov2', {}, {'model__mask_token': False}, 'mask_token is False'),
-    ('dinov2', {}, {'model__merge': 1}, 'merge is 1.*each patch'),
+    (
+      'dinov2',
+      {},
+      {'model__block': 'merging(1)'},
+      'block is merging.*each patch',
+    ),
     ('dinov2', {}, {'model__patch_dropout': 0.5}, 'patch_dropout is 0.5'),
     ('dinov2', {'mask_ratio': (0.1, 2.0)}, {}, 'mask_ratio is .*patches'),
     ('dinov2', {'mask_probability': 2.0}, {}, 'mask_probability is 2.0'),

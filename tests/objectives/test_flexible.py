@@ -153,7 +153,7 @@ def test_costs_are_the_mean_over_sizes():
     ({'train__patch_sizes': (2, 2)}, 'write each size once'),
     ({'evals__val__patch_size': 5}, 'evals.val.patch_size: a patch of 5 x 5'),
     ({'train__steps_per_call': 2}, 'set it to 1'),
-    ({'model__position_embedding': 'factorized'}, 'do not go with'),
+    ({'model__positions': 'factorized'}, 'do not go with'),
     ({'model__name': 'Mixer-S/2', 'model__pool': None}, 'are for a ViT'),
   ],
 )

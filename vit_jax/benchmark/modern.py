@@ -42,14 +42,14 @@ def fields(model: vit.ViT, tokens: int) -> dict[str, dict[str, Any]]:
   )  # three matrices, and as many parameters
   return {
     _PLAIN: {},
-    'rope': {'rotary': 'dinov3', 'position_embedding': 'none'},
+    'rope': {'positions': 'rope'},
     'registers': {'registers': 4},
-    'swiglu': {'gated_mlp': True, 'mlp_dim': narrower},
-    'qk_norm': {'qk_norm': True},
-    'rms_norm': {'norm': 'rms'},
-    'layer_scale': {'layer_scale': 0.1},
-    'merging': {'merge': max(1, tokens // (2 * model.depth))},
-    'experts': {'experts': 4, 'routing': 'soft'},
+    'swiglu': {'mlp': f'swiglu({narrower})'},
+    'qk_norm': {'attention': 'attention(qk_norm=True)'},
+    'rms_norm': {'norm': 'rms_norm'},
+    'layer_scale': {'block': 'block(layer_scale=0.1)'},
+    'merging': {'block': f'merging({max(1, tokens // (2 * model.depth))})'},
+    'experts': {'mlp': "experts(4, routing='soft')"},
   }
 
 
@@ -82,7 +82,7 @@ def packing(config: ml_collections.ConfigDict, blocks: int) -> Entry:
   """Times steps on images of their own sizes, packed against padded.
 
   Args:
-    config: The config of the model, as of `modern`; its pool becomes 'gap'.
+    config: The config of the model, as of `modern`; its pool becomes 'mean'.
     blocks: Number of timed blocks.
 
   Raises:
@@ -91,7 +91,7 @@ def packing(config: ml_collections.ConfigDict, blocks: int) -> Entry:
   plain = _plain(config)
   model = _with(
     plain,
-    {'pool': 'gap', 'class_token': False, 'position_embedding': 'learned'},
+    {'pool': 'mean', 'class_token': False, 'positions': 'learned'},
   )
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   image_shape = (*size, config.data.channels)
@@ -172,8 +172,9 @@ def _plain(config: ml_collections.ConfigDict) -> vit.ViT:
 
 def _with(model: vit.ViT, changes: Mapping[str, Any]) -> vit.ViT:
   """Returns a ViT with other fields, which are checked."""
-  fields = models.fields_of(model) | {'dtype': model.dtype} | dict(changes)
-  made = models.model_of(flat.ViT, fields)
+  fields = flat.without_named(models.fields_of(model), changes)
+  values = fields | {'dtype': model.dtype} | dict(changes)
+  made = models.model_of(flat.ViT, values)
   assert isinstance(made, vit.ViT)
   return made
 

@@ -94,10 +94,11 @@ class BEiT(base.Objective):
         f'config.model.mask_token is {config.model.mask_token}, but masked'
         ' patches are replaced by that token: set it to True'
       )
-    if config.model.pool == 'gap' and config.model.norm_after_pool:
+    pool = models.from_config(config.model, 0).pool
+    if getattr(pool, 'norm_after', False):
       raise config_lib.UserError(
-        'config.model.norm_after_pool is True, but tokens are predicted from'
-        ' normalised patches: set it to False'
+        f'config.model.pool is {config.model.pool!r}, but tokens are predicted'
+        " from normalised patches: set it to 'mean'"
       )
     masks = masks_of(config)
     patches = math.prod(masks.grid)

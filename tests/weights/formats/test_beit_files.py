@@ -19,23 +19,24 @@ from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.weights.formats import export
 
-BEIT = {'class_token': True, 'key_bias': False, 'gelu': 'exact'}
+BEIT = {
+  'class_token': True,
+  'attention': 'attention(key_bias=False)',
+  'mlp': "mlp(gelu='exact')",
+}
 KINDS = {
   'pre-trained': BEIT
   | {
-    'relative_positions': 'shared',
-    'position_embedding': 'none',
+    'positions': 'relative_bias',
+    'block': 'block(layer_scale=0.1)',
     'mask_token': True,
-    'layer_scale': 0.1,
     'num_classes': 0,
   },
   'fine-tuned': BEIT
   | {
-    'relative_positions': 'layers',
-    'position_embedding': 'none',
-    'pool': 'gap',
-    'norm_after_pool': True,
-    'layer_scale': 1e-5,
+    'positions': 'relative_bias(shared=False)',
+    'block': 'block(layer_scale=1e-5)',
+    'pool': 'mean(norm_after=True)',
   },
   'absolute': BEIT,
 }

@@ -109,7 +109,9 @@ def test_what_is_assumed_of_a_bare_file(name, mean, resized, tmp_path, caplog):
 
 
 def test_the_epsilons_of_timms_hybrids_are_said(tmp_path, caplog):
-  random = random_model(name='R+ViT-Ti/16', resnet_width=32, size=(64, 64))
+  random = random_model(
+    name='R+ViT-Ti/16', patches='hybrid(width=32)', size=(64, 64)
+  )
   export.write(random, tmp_path / 'x', 'timm', 'here')
   vit_jax.load(tmp_path / 'x')  # ours
   assert 'logits differ' not in caplog.text
@@ -139,7 +141,9 @@ def test_what_is_assumed_can_be_said_otherwise(name, tmp_path, caplog):
 
 def test_a_model_of_ours_assumes_nothing(tmp_path, caplog):
   for form in ('google', 'timm', 'huggingface'):
-    export.write(random_model(gelu='exact'), tmp_path / form, form, 'here')
+    export.write(
+      random_model(mlp="mlp(gelu='exact')"), tmp_path / form, form, 'here'
+    )
     vit_jax.load(tmp_path / form)
   assert not caplog.messages
 
@@ -268,7 +272,7 @@ def test_state_dicts_of_torch(tmp_path):
 def test_a_directory_of_timms_hub(tmp_path):
   """Its config.json says what the arrays do not."""
   random = random_model(
-    pool='gap', class_token=True, gelu='tanh', layer_scale=0.1, registers=4
+    block='block(layer_scale=0.1)', pool='mean', class_token=True, registers=4
   )
   export.write(random, tmp_path / 'timm', 'timm', 'here')
   path = tmp_path / 'timm' / 'config.json'
@@ -342,10 +346,10 @@ def dinov2(tmp_path):
   """A directory whose images are smaller than its positions, as Meta's are."""
   random = random_model(
     size=(40, 40),
-    pool='token+gap',
-    layer_scale=1.0,
-    position_tokens='class',
-    gelu='exact',
+    positions="learned(tokens='class')",
+    mlp="mlp(gelu='exact')",
+    block='block(layer_scale=1.0)',
+    pool='token_and_mean',
   )
   random = dataclasses.replace(
     random,

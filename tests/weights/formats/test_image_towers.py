@@ -41,7 +41,11 @@ THEIRS = {
   'Siglip2VisionModel': PATCHES,
   'Siglip2Model': {'vision_config': PATCHES, 'text_config': TEXT},
 }
-CLIP = {'pre_norm': True, 'patch_bias': False, 'layer_norm_epsilon': 1e-5}
+CLIP = {
+  'pre_norm': True,
+  'patches': 'patches(bias=False)',
+  'layer_norm_epsilon': 1e-5,
+}
 
 
 def pooled(torch, model, images):
@@ -124,11 +128,10 @@ def test_a_tower_of_another_model_is_refused(tmp_path):
 
 
 TIMM = {
-  'CLIP': CLIP | {'gelu': 'exact'},
-  'CLIP, OpenAI': CLIP | {'gelu': 'sigmoid', 'num_classes': 0},
-  'RMSNorm': {'norm': 'rms', 'gelu': 'exact', 'registers': 1},
-  'CLIP, the mean': CLIP
-  | {'gelu': 'tanh', 'pool': 'gap', 'norm_after_pool': True},
+  'CLIP': CLIP | {'mlp': "mlp(gelu='exact')"},
+  'CLIP, OpenAI': CLIP | {'mlp': "mlp(gelu='sigmoid')", 'num_classes': 0},
+  'RMSNorm': {'norm': 'rms_norm', 'mlp': "mlp(gelu='exact')", 'registers': 1},
+  'CLIP, the mean': CLIP | {'pool': 'mean(norm_after=True)'},
 }
 
 
