@@ -10,9 +10,9 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.models import flat
+from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import resnet
-from vit_jax.models import stack
 from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
 
@@ -75,7 +75,7 @@ def scanned(model: weights.Loaded) -> weights.Loaded:
   return dataclasses.replace(
     model,
     model=model.model.clone(scan=True),
-    params=stack.stack_layers(model.params),
+    params=layouts.stack_layers(model.params),
   )
 
 

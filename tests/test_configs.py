@@ -115,7 +115,7 @@ def write_checkpoint(config, path):
   else:
     form = google
   params = models.init_params(model, jax.random.key(1), (*size, 3))
-  arrays = tables.write(form.rules(model), params)
+  arrays = tables.write(form.rules(models.flattened(model)), params)
   if form is google:
     weights_files.write_npz(path, arrays)
   else:

@@ -19,7 +19,7 @@ import vit_jax
 from vit_jax import convert
 from vit_jax import models
 from vit_jax.data import features
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.weights.formats import export
 from vit_jax.weights.formats import timm_config
 
@@ -80,7 +80,7 @@ def scanned(tmp_path):
     classes=tuple('abcde'),
     mlp="mlp(gelu='exact')",
   )
-  params = stack.stack_layers(random.params)
+  params = layouts.stack_layers(random.params)
   scanned = dataclasses.replace(
     random, model=random.model.clone(scan=True), params=params
   )
@@ -231,7 +231,9 @@ def test_timms_names():
   def name(ours, **fields):
     random = random_model()  # for what goes before it
     model = models.create_model(ours, **fields)
-    found = timm_config.companions(model, random.preprocess, (224, 224))
+    found = timm_config.companions(
+      models.flattened(model), random.preprocess, (224, 224)
+    )
     return found['config.json']['architecture']
 
   assert name('ViT-Ti/16') == 'vit_tiny_patch16_224'

@@ -22,6 +22,8 @@ from vit_jax import main
 from vit_jax import models
 from vit_jax.explore import attention
 from vit_jax.explore import gradients
+from vit_jax.models import flat
+from vit_jax.models import registry
 from vit_jax.parallel import sharding
 from vit_jax.train import experiment as experiment_lib
 
@@ -103,6 +105,17 @@ class Hidden(nn.Module):
     if self.captures:
       context.capture('attention', weights)
     return nn.Dense(x.shape[-1])(weights[:, 0] @ x)
+
+
+class Cosine(nn.Module):
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x, context):
+    shape = x.shape[-1], self.num_classes
+    kernel = self.param('kernel', nn.initializers.normal(), shape)
+    unit = lambda x, axis: x / jnp.linalg.norm(x, axis=axis, keepdims=True)
+    return unit(x, -1) @ unit(kernel, 0)
 """
 
 
@@ -210,13 +223,37 @@ def test_a_pool_may_read_the_class_token():
   assert model.prefix == ('class_token',) and 'class_token' in params
 
 
+def test_a_head_gets_features_and_returns_logits():
+  text = 'short_parts:Cosine'
+  head = registry.build('head', text, {'num_classes': 5}, 'model.head')
+  plain = flat.ViT(
+    5, patch_size=(4, 4), hidden_size=16, mlp_dim=16, num_heads=2, depth=1
+  )
+  model = plain.parts().clone(head=head)
+  x = jax.random.normal(jax.random.key(1), (2, 8, 8, 1))
+  params = model.init(jax.random.key(0), x)['params']
+  assert {name: x.shape for name, x in params['head'].items()} == {
+    'kernel': (16, 5)
+  }
+  features = model.apply({'params': params}, x, method='trunk')['features']
+  kernel = params['head']['kernel']
+  np.testing.assert_allclose(
+    model.apply({'params': params}, x),
+    features
+    @ kernel
+    / jnp.linalg.norm(features, axis=1)[:, None]
+    / jnp.linalg.norm(kernel, axis=0),
+    atol=1e-5,
+  )
+
+
 def test_scanned_layers_are_the_same(trained):
   vit = vit_jax.load(trained[0])
   x = jnp.asarray(
     np.random.default_rng(0).standard_normal((3, 8, 8, 1)), jnp.float32
   )
   scanned = vit.model.clone(scan=True)
-  params = models.stack.stack_layers(vit.params)
+  params = models.layouts.stack_layers(vit.params)
 
   def logits(model, params, **kwargs):
     return model.apply({'params': params}, x, **kwargs)
@@ -272,7 +309,7 @@ def test_each_part_goes_with_parts_of_ours(name):
   params = models.init_params(model, jax.random.key(0), (8, 8, 1))
   x = jax.random.normal(jax.random.key(1), (3, 8, 8, 1))
   unrolled = jax.jit(model.apply)({'params': params}, x)
-  scanned = {'params': models.stack.stack_layers(params)}
+  scanned = {'params': models.layouts.stack_layers(params)}
   assert np.isfinite(unrolled).all()
   np.testing.assert_allclose(
     jax.jit(model.clone(scan=True).apply)(scanned, x), unrolled, atol=0.02

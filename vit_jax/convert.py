@@ -374,11 +374,10 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   config.data.image_size = loaded.position_size
   config.init_from.resize = loaded.resize
   config.train.dtype = jnp.dtype(loaded.model.dtype).name
-  config.model.name = models.name_of(loaded.model)
   trained = loaded.trained_with
   if trained is not None and not loaded.beside:  # it is of the model alone
     config.objective = trained.objective.copy_and_resolve_references()
-  for key, value in models.fields_of(loaded.model).items():
+  for key, value in models.config_of(loaded.model).items():
     if value is not None:
       config_lib.set_value(config, f'model.{key}', value)
   return config

@@ -4,7 +4,6 @@ import functools
 import itertools
 import re
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,8 +214,8 @@ def patch_perceptron(case):
   # Stored as a convolution it must be the same layer.
   again = _theirs(monai.TRUNK, params)
   kernel = again['patch_embedding.patch_embeddings.weight']
-  embedding = flat.embedding.PatchEmbedding(
-    dims['hidden_size'], tuple(dims['patch_size']), nn.initializers.zeros
+  embedding = flat.patches.Patches(
+    dims['hidden_size'], tuple(dims['patch_size'])
   )
   found = {}
   for name, x in (

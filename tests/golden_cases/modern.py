@@ -14,11 +14,11 @@ import golden_cases
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.data import naflex as naflex_lib
+from vit_jax.models import block
 from vit_jax.models import dropout
 from vit_jax.models import experts
 from vit_jax.models import merging
 from vit_jax.models import mlp
-from vit_jax.models import norms
 from vit_jax.models import pooling
 from vit_jax.models import rotary
 from vit_jax.models.context import Context
@@ -181,11 +181,11 @@ def _abstract(layer: nn.Module, x: jax.Array) -> Any:
 def gated(case: golden_cases.Case) -> Mapping[str, Any]:
   """SwiGLU: one kernel or two, and with a norm."""
   hidden, x = case.dims['H'], jnp.asarray(case.inputs['x'])
-  norm = norms.LayerNorm(1e-5)
+  norm = block.LayerNorm(1e-5)
 
   def run(
     rules: list[tables.Rule],
-    kind: type[mlp.Mlp] = mlp.SwiGLU,
+    kind: type[block.Mlp] = mlp.SwiGLU,
     hidden_norm: bool = False,
   ) -> jax.Array:
     layer = kind(hidden, hidden_norm=hidden_norm, norm=norm)
@@ -418,7 +418,10 @@ def _flexible(case: golden_cases.Case) -> weights.Loaded:
   assert case.weights is not None
   with containers.open_arrays(case.weights) as arrays:
     stored = {name: arrays.read(name) for name in arrays.shapes}
-  rules, params = timm.rules(found.model), jax.device_get(found.params)
+  rules, params = (
+    timm.rules(models.flattened(found.model)),
+    jax.device_get(found.params),
+  )
   written = dict(tables.write(rules, params))
   assert written.keys() == stored.keys()
   for name, x in stored.items():

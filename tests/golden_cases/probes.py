@@ -6,9 +6,9 @@ import numpy as np
 
 import golden_cases
 from vit_jax.evaluation import knn
+from vit_jax.models import heads
 from vit_jax.models import initializers
 from vit_jax.models import projection
-from vit_jax.models import vit
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
@@ -59,7 +59,7 @@ def linear_probe(case):
     affine=False, epsilon=case.fields['batch_norm_eps']
   )
   start = initializers.INITIALIZERS['vit'].head
-  head = vit.linear(case.fields['classes'], start, 0.0)
+  head = heads.linear(case.fields['classes'], start, 0.0)
   x = {name: jnp.asarray(x) for name, x in case.inputs.items()}
   modules = {'head_norm': norm, 'head': head}
   abstract = {

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from vit_jax.models import flat
+from vit_jax.models import layouts
 from vit_jax.models import maps
 from vit_jax.models import setr
 from vit_jax.models import spec as spec_lib
-from vit_jax.models import stack
 from vit_jax.models import trans2seg
 from vit_jax.models import unetr
 from vit_jax.weights.formats import mmseg
@@ -144,7 +144,7 @@ def test_levels_are_the_tokens_of_all_layers():
   for name, model, p, collection in (
     ('all', unrolled, params, 'intermediates'),
     ('levels', unrolled, params, 'levels'),
-    ('scanned', scanned, stack.stack_layers(params), 'levels'),
+    ('scanned', scanned, layouts.stack_layers(params), 'levels'),
   ):
     _, state = compiled.apply(
       model, {'params': p}, images, method='trunk', mutable=(collection,)

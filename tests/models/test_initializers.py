@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax import models
-from vit_jax.models import stack
+from vit_jax.models import layouts
 
 
 def tiny(**overrides):
@@ -49,7 +49,7 @@ def test_mimetic_initialisation(scan):
   )
   found = start(mimetic, key)
   if scan:
-    found = stack.unstack_layers(found)
+    found = layouts.unstack_layers(found)
   flat, others = (
     flax.traverse_util.flatten_dict(x, sep='/')
     for x in (found, start(paper.clone(scan=False), key))

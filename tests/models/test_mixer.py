@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from vit_jax.models import layouts
 from vit_jax.models import mixer
-from vit_jax.models import stack
 
 
 def tiny(**overrides):
@@ -82,7 +82,7 @@ def test_equals_a_formulation_in_numpy():
 @pytest.mark.parametrize('scan', [False, True])
 def test_intermediates(scan):
   params, images = example()
-  params = stack.stack_layers(params) if scan else params
+  params = layouts.stack_layers(params) if scan else params
   model = tiny(scan=scan)
   logits, state = compiled.apply(
     model, {'params': params}, images, mutable=('intermediates',)

@@ -13,11 +13,12 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import attention as attention_lib
+from vit_jax.models import block
 from vit_jax.models import dropout
 from vit_jax.models import embedding
-from vit_jax.models import mlp
+from vit_jax.models import layouts
+from vit_jax.models import patches
 from vit_jax.models import registry
-from vit_jax.models import stack
 from vit_jax.models.context import Context
 from vit_jax.train import flops
 
@@ -150,7 +151,7 @@ def test_all_published_names_are_listed():
 def test_scanned_remat_and_unrolled_are_one_function(name, twins):
   """Outputs, gradients, dropout and stochastic depth."""
   params, images = example(name)
-  stacked = stack.stack_layers(params)
+  stacked = layouts.stack_layers(params)
 
   @functools.partial(jax.jit, static_argnums=1)
   @functools.partial(jax.value_and_grad, has_aux=True)
@@ -164,7 +165,7 @@ def test_scanned_remat_and_unrolled_are_one_function(name, twins):
   for scan, remat in twins:
     twin = model.clone(scan=scan, remat=remat)
     (_, found), found_grads = grads(stacked if scan else params, twin)
-    found_grads = stack.unstack_layers(found_grads) if scan else found_grads
+    found_grads = layouts.unstack_layers(found_grads) if scan else found_grads
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
       (found, found_grads),
@@ -244,17 +245,17 @@ def test_init_does_not_depend_on_scan():
   init = functools.partial(models.init_params, image_shape=(8, 16, 3))
   scanned = init(tiny(scan=True), jax.random.key(0))
   jax.tree.map(
-    np.testing.assert_array_equal, scanned, stack.stack_layers(params)
+    np.testing.assert_array_equal, scanned, layouts.stack_layers(params)
   )
   jax.tree.map(
-    np.testing.assert_array_equal, stack.unstack_layers(scanned), params
+    np.testing.assert_array_equal, layouts.unstack_layers(scanned), params
   )
 
 
 @pytest.mark.parametrize('scan', [False, True])
 def test_intermediates(scan):
   params, images = example()
-  params = stack.stack_layers(params) if scan else params
+  params = layouts.stack_layers(params) if scan else params
   model = tiny(scan=scan)
   logits, state = apply(model, params, images, mutable=('intermediates',))
   attention = state['intermediates']['attention']
@@ -313,7 +314,7 @@ def test_equals_linens_own_attention():
 
 def test_patch_embedding_is_a_convolution():
   images = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
-  embed = embedding.PatchEmbedding(7, (3, 5), nn.initializers.lecun_normal())
+  embed = patches.Patches(7, (3, 5))
   params = compiled.init(embed, jax.random.key(1), images)['params']
   conv = nn.Conv(7, (3, 5), strides=(3, 5), padding='VALID')
   np.testing.assert_allclose(
@@ -351,7 +352,7 @@ def test_sincos2d_is_separable_and_unit_circles():
 
 
 @pytest.mark.parametrize(
-  ('name', 'gelu'), [*((VIT, x) for x in mlp.GELUS), (MIXER, 'tanh')]
+  ('name', 'gelu'), [*((VIT, x) for x in block.GELUS), (MIXER, 'tanh')]
 )
 def test_bfloat16_computes_with_float32_parameters(name, gelu):
   params, images = example(name)
@@ -426,7 +427,7 @@ def test_stochastic_depth_grows_linearly(name):
 def test_uniform_stochastic_depth_skips_all_layers(scan):
   params, images = example()
   if scan:
-    params = stack.stack_layers(params)
+    params = layouts.stack_layers(params)
   model = tiny(
     stochastic_depth=0.9999,
     block='block(stochastic_depth_uniform=True)',
@@ -601,7 +602,7 @@ def test_trunk_gives_tokens_and_what_the_head_reads(pool):
 def test_the_last_norm_reads_only_what_the_pool_reads(pool, count, scan):
   model = tiny(pool=pool, class_token=True, scan=scan)
   params, images = example()
-  params = stack.stack_layers(params) if scan else params
+  params = layouts.stack_layers(params) if scan else params
   read = functools.partial(model.apply, method='trunk', features_only=True)
   shapes = jax.eval_shape(read, {'params': params}, images)
   assert shapes['tokens'].shape == (6, count, 32)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax import models
+from vit_jax.models import block
 from vit_jax.models import norms
 from vit_jax.models import setr
 from vit_jax.models import spec as spec_lib
@@ -43,7 +44,7 @@ def exact(x, axes):
 def test_layer_norm_is_exact_for_any_mean(channels, mean, spread):
   x = numbers((64, channels), mean, spread)
   params = {'scale': jnp.ones(channels), 'bias': jnp.zeros(channels)}
-  y = norms.LayerNorm(EPSILON).apply({'params': params}, x)
+  y = block.LayerNorm(EPSILON).apply({'params': params}, x)
   np.testing.assert_allclose(y, exact(x, -1), atol=1e-5, rtol=1e-5)
 
 
@@ -52,7 +53,7 @@ def test_layer_norm_is_exact_with_an_outlier(outlier):
   """As in large ViTs, whose tokens have a channel a hundred times the rest."""
   x = numbers((64, 192), 0, 1).at[:, outlier].add(3_000)
   params = {'scale': jnp.ones(192), 'bias': jnp.zeros(192)}
-  y = norms.LayerNorm(EPSILON).apply({'params': params}, x)
+  y = block.LayerNorm(EPSILON).apply({'params': params}, x)
   np.testing.assert_allclose(y, exact(x, -1), atol=1e-5, rtol=1e-4)
 
 
@@ -72,7 +73,7 @@ def test_values_and_gradients_are_those_of_linen(dtype):
   target = numbers(x.shape, 0, 1, seed=1)
   pairs = [
     (
-      norms.LayerNorm(EPSILON, dtype),
+      block.LayerNorm(EPSILON, dtype),
       nn.LayerNorm(epsilon=EPSILON, dtype=dtype),
     ),
     (
@@ -143,7 +144,7 @@ def test_all_stacks_of_layers_have_it():
     spec_lib.LayerSpec(**fields),
     spec_lib.EncoderSpec(**fields, num_heads=1),
   ):
-    assert isinstance(spec.layer_norm('norm'), norms.LayerNorm)
+    assert isinstance(spec.layer_norm('norm'), block.LayerNorm)
 
 
 def test_groups_that_do_not_divide_the_channels():

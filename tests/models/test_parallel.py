@@ -11,7 +11,7 @@ import pytest
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import context as context_lib
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.parallel import sharding
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 8, 12, 3))
@@ -101,9 +101,9 @@ def test_scan_and_remat_change_nothing_in_training(fields):
 
     return jax.jit(jax.grad(loss))(params)
 
-  expected = stack.stack_layers(grads(model, params))
+  expected = layouts.stack_layers(grads(model, params))
   scanned = model.clone(scan=True, remat='full')
-  found = grads(scanned, stack.stack_layers(params))
+  found = grads(scanned, layouts.stack_layers(params))
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4),
     found,

@@ -12,11 +12,12 @@ import pytest
 import vit_jax
 from vit_jax import config as config_lib
 from vit_jax.models import attention
+from vit_jax.models import block as block_lib
 from vit_jax.models import experts
 from vit_jax.models import fields
-from vit_jax.models import mlp
 from vit_jax.models import norms
 from vit_jax.models import registry
+from vit_jax.models import vit
 from vit_jax.models.context import Context
 
 VALUES = {
@@ -38,6 +39,8 @@ VALUES = {
   'positions': 'learned',
   'pool': 'token',
   'patches': 'patches',
+  'head': 'linear',
+  'num_classes': 3,
 }
 OWN = """
 from typing import Any
@@ -111,8 +114,10 @@ def test_values_without_a_name_go_to_the_class_first():
   assert build('mlp', 'swiglu(512)').hidden_dim == 512
   assert build('block', 'branches(3)').count == 3
   assert build('attention', 'grouped(2)').key_heads == 2
+  head = build('head', "linear(pre_logits=8, norm='batch')")
+  assert head == vit.Linear(3, 8, 'batch', initializers='mixer')
   norm = build('patches', 'normed(layer_norm(epsilon=0.01))').patch_norm
-  assert norm == norms.LayerNorm(0.01, jnp.bfloat16)
+  assert norm == block_lib.LayerNorm(0.01, jnp.bfloat16)
 
 
 def test_parts_in_parts():
@@ -328,7 +333,7 @@ def test_the_list_has_all_parts():
     assert {*entry.options} == {*fields.of(type(part))}
   swiglu = next(x for x in listed if x.name == 'swiglu')
   assert swiglu.options['hidden_dim'] == 'config.model.mlp_dim'
-  assert swiglu.options['gelu'] == repr(mlp.Mlp(1).gelu)
+  assert swiglu.options['gelu'] == repr(block_lib.Mlp(1).gelu)
   assert swiglu.options['dtype'] == 'config.train.dtype'
   assert swiglu.sources == ('2002.05202',)
   with pytest.raises(config_lib.UserError, match="did you mean 'mlp'"):

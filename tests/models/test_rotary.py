@@ -102,7 +102,7 @@ def test_tokens_before_the_patches_are_not_rotated():
 def test_scanned_unrolled_and_each_implementation(kind):
   model, params = trunk(kind, attention='attention(qk_norm=True)')
   expected = tokens(model, params, images())
-  stacked = models.stack.stack_layers(params)
+  stacked = models.layouts.stack_layers(params)
   found = tokens(model.clone(scan=True), stacked, images())
   np.testing.assert_allclose(found, expected, atol=2e-5)
   for name in ('einsum', 'xla'):
@@ -144,7 +144,7 @@ def test_kept_patches_are_rotated_by_their_own_positions(kind):
   for i in range(2):
     alone = tokens(model, params, images()[i : i + 1], kept=kept[i : i + 1])
     np.testing.assert_allclose(both[i], alone[0], atol=2e-5)
-  stacked = models.stack.stack_layers(params)
+  stacked = models.layouts.stack_layers(params)
   scanned = tokens(model.clone(scan=True), stacked, images(), kept=kept)
   np.testing.assert_allclose(scanned, both, atol=2e-5)
 

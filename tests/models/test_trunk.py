@@ -69,7 +69,7 @@ def test_one_function_however_it_is_computed(fields):
     other = models.with_kernel(model, how)
     np.testing.assert_allclose(tokens(other, params), expected, atol=2e-6)
   scanned = model.clone(scan=True)
-  stacked = models.stack.stack_layers(params)
+  stacked = models.layouts.stack_layers(params)
   np.testing.assert_allclose(tokens(scanned, stacked), expected, atol=2e-6)
 
 

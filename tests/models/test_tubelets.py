@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 
 from vit_jax import models
-from vit_jax.models import embedding
+from vit_jax.models import patches
 
 
 def test_a_tubelet_is_a_convolution_whose_stride_is_its_size():
   """As ViViT embeds them (arXiv:2103.15691, section 3.2)."""
   rng = np.random.default_rng(0)
   clips = rng.normal(size=(2, 4, 6, 9, 3)).astype(np.float32)
-  layer = embedding.PatchEmbedding(
-    5, (2, 3, 3), jax.nn.initializers.normal(1.0)
-  )
+  layer = patches.Patches(5, (2, 3, 3))
   params = compiled.init(layer, jax.random.key(0), clips)
   kernel = params['params']['kernel']
   assert kernel.shape == (2, 3, 3, 3, 5)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax import models
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.models import text
 from vit_jax.models import two_towers
 
@@ -63,7 +63,7 @@ def test_tokens_that_are_not_attended_to(how):
 def test_scanned_is_the_same():
   model, params = _tower(out_dim=5)
   scanned = model.clone(scan=True)
-  found = _features(scanned, stack.stack_layers(params), _TOKENS)
+  found = _features(scanned, layouts.stack_layers(params), _TOKENS)
   expected = _features(model, params, _TOKENS)
   np.testing.assert_allclose(found, expected, atol=1e-6)
   assert expected.shape == (2, 5)

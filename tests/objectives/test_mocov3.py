@@ -126,7 +126,7 @@ def published(finished, path):
   arrays = {
     f'module.{prefix}_encoder.{name}': np.ascontiguousarray(x)
     for prefix in ('base', 'momentum')
-    for name, x in tables.write(timm.rules(model), trunk)
+    for name, x in tables.write(timm.rules(models.flattened(model)), trunk)
   }
   whole = e.program.objective.foreign('timm')
   heads = {k: params[k] for k in ('projector', 'predictor')}

@@ -14,7 +14,7 @@ import tiny
 import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import optim
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.rerun import reproduce
 from vit_jax.train import experiment as experiment_lib
 
@@ -124,19 +124,19 @@ def test_is_the_function_of_optax(text, function, options):
 @pytest.mark.parametrize('text', ['optax:fromage', 'optax:lamb', 'optax:adan'])
 def test_scanned_layers_get_the_same_updates(text):
   params, gradients = draws()
-  stacked = [stack.stack_layers(tree) for tree in (params, *gradients)]
+  stacked = [layouts.stack_layers(tree) for tree in (params, *gradients)]
   assert 'blocks' in stacked[0]
   optimizer = make(text)[1]
   found = trained(optimizer, stacked[0], stacked[1:])
   expected = trained(optimizer, params, gradients)
-  assert_near(stack.unstack_layers(found), expected)
+  assert_near(layouts.unstack_layers(found), expected)
 
 
 def test_a_number_of_all_parameters_needs_unrolled_layers(own):
   params, gradients = draws()
   optimizer = make('own_optimizers:whole')[1]
   trained(optimizer, params, gradients)
-  scanned = stack.stack_layers(params)
+  scanned = layouts.stack_layers(params)
   with pytest.raises(UserError, match=r'^[^\n]*set config.model.scan=False$'):
     optimizer.update(scanned, optimizer.init(scanned), scanned)
 

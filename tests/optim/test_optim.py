@@ -13,7 +13,7 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.optim import optimizers
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
@@ -215,7 +215,7 @@ def by_name(tree):
   """A tree of any layout as the unrolled model has it, by path."""
   result = {}
   for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(tree)):
-    names, is_stacked = stack.layer_names(path, x)
+    names, is_stacked = layouts.layer_names(path, x)
     result |= zip(names, x if is_stacked else [x], strict=True)
   return result
 
@@ -225,7 +225,7 @@ def laid_out(layout):
   trees = [draws()[0], *draws()[1]]
   if layout != 'unrolled':
     like = shapes(scan=True)
-    trees = [stack.relayout(tree, like) for tree in trees]
+    trees = [layouts.relayout(tree, like) for tree in trees]
   if layout == 'frozen':
     config = config_of('adamw', freeze='^(position|blocks_./mlp)')
     rules = rules_lib.make(config.optim, like)
@@ -297,7 +297,7 @@ def test_a_state_changes_its_layout(name):
   """Two steps scanned, the third unrolled, and the other way round."""
   for first, then in (('scanned', 'unrolled'), ('unrolled', 'scanned')):
     half, like = trained(name, first)[-2], trained(name, then)[-2]
-    params, state = stack.relayout(half, like)
+    params, state = layouts.relayout(half, like)
     assert jax.tree.structure(state) == jax.tree.structure(like[1])
     params, _ = make(name)[1](params, state, laid_out(then)[1][-1])
     expected = by_name(trained(name, then)[-1][0])
@@ -353,7 +353,7 @@ def test_a_checkpoint_changes_its_layout(name, tmp_path):
   jax.tree.map(
     np.testing.assert_array_equal,
     restored,
-    stack.relayout(jax.device_get(state), own),
+    layouts.relayout(jax.device_get(state), own),
   )
   # What is as large as its parameter is laid out as that is.
   path, moments = 'blocks/mlp/up/kernel', 0

@@ -21,7 +21,7 @@ from vit_jax import models
 from vit_jax import optim
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.objectives import Purpose
 from vit_jax.optim import rules as rules_lib
 from vit_jax.train import experiment as experiment_lib
@@ -80,7 +80,7 @@ def frozen_run(name, how):
 
 def unrolled(params):
   """Parameters of any layout, as the unrolled model has them, by path."""
-  params = stack.unstack_layers(jax.device_get(params))
+  params = layouts.unstack_layers(jax.device_get(params))
   leaves = jax.tree_util.tree_leaves_with_path(params)
   names = [
     jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in leaves
@@ -343,9 +343,9 @@ def test_runs_of_earlier_checkpoints_are_joined():
   cut = {name: x for name, x in params.items() if name != 'blocks'}
   for name, layers in (('blocks_1-2', slice(1, 3)), ('blocks_0-0', slice(1))):
     cut[name] = jax.tree.map(lambda x, part=layers: x[part], params['blocks'])
-  joined = stack.join_runs(cut)
+  joined = layouts.join_runs(cut)
   jax.tree.map(np.testing.assert_array_equal, joined, params)
-  assert stack.join_runs(params) is params
+  assert layouts.join_runs(params) is params
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from vit_jax import config as config_lib
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.optim import sam
 from vit_jax.train import experiment as experiment_lib
 
@@ -100,7 +100,7 @@ def parameters(**overrides):
       assert metrics['ok']
   params = jax.device_get(state.params)
   is_scanned = 'blocks' in params
-  return stack.unstack_layers(params) if is_scanned else params
+  return layouts.unstack_layers(params) if is_scanned else params
 
 
 def distance(a, b):

@@ -11,7 +11,7 @@ import tiny
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint
@@ -67,7 +67,7 @@ def reference():
 def assert_as_reference(params, losses, start=0):
   expected, expected_losses = reference()
   np.testing.assert_allclose(losses, expected_losses[start:], rtol=1e-5)
-  unrolled = stack.relayout(jax.device_get(params), expected)
+  unrolled = layouts.relayout(jax.device_get(params), expected)
   jax.tree.map(
     lambda a, b: np.testing.assert_array_less(
       np.linalg.norm(a - b), 1e-5 * np.linalg.norm(b) + 1e-12
@@ -146,7 +146,7 @@ def test_resumes_on_any_mesh(tmp_path):
     jax.tree.map(
       np.testing.assert_array_equal,
       jax.device_get(restored),
-      stack.relayout(saved, restored),
+      layouts.relayout(saved, restored),
     )
     state, losses = run_steps(experiments[i - 1], restored, step, STEPS)
     assert_as_reference(state.params, losses, start=half)

@@ -21,7 +21,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
 from vit_jax.evaluation import accuracy
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.runs import reporting
 from vit_jax.runs import restoring
 from vit_jax.train import experiment as experiment_lib
@@ -86,7 +86,7 @@ def test_one_result_however_it_is_computed(reference, how):
   state, losses = run_steps(build(**overrides, **how), 3)
   params = state.params
   if 'model__scan' in how:
-    params = stack.unstack_layers(params)
+    params = layouts.unstack_layers(params)
   np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
   assert_close(params, expected.params, 1e-5)
 

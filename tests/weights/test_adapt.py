@@ -11,9 +11,9 @@ import scipy.ndimage
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import flat
+from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import resnet
-from vit_jax.models import stack
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import fit
 from vit_jax.weights import resize
@@ -478,7 +478,7 @@ def test_layers_stacked_or_unrolled_and_kinds_of_arrays():
   stacked, changes = adapt(source, scanned)
   assert not changes
   jax.tree.map(
-    np.testing.assert_array_equal, stacked, stack.stack_layers(unrolled)
+    np.testing.assert_array_equal, stacked, layouts.stack_layers(unrolled)
   )
   back, _ = adapt_lib.adapt(stacked, scanned, source, GRID, GRID, channels=3)
   jax.tree.map(np.testing.assert_array_equal, back, unrolled)

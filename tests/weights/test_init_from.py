@@ -44,7 +44,7 @@ def checkpoint(tmp_path_factory):
   directory = tmp_path_factory.mktemp('checkpoint')
   model = models.create_model('ViT-Ti/4', 5, **FIELDS)
   params = models.init_params(model, jax.random.key(3), (16, 16, 3))
-  arrays = dict(tables.write(timm.rules(model), params))
+  arrays = dict(tables.write(timm.rules(models.flattened(model)), params))
   containers.write_safetensors(directory / 'model.safetensors', arrays, {})
   config = {
     'architecture': 'none',
@@ -226,7 +226,7 @@ def test_how_positions_are_resized_is_kept(checkpoint, tmp_path):
   theirs = tmp_path / 'dino.safetensors'
   model = models.with_fields(loaded.model, registers=0, block='block')
   params = models.init_params(model, jax.random.key(3), (16, 16, 3))
-  arrays = dict(tables.write(timm.rules(model), params))
+  arrays = dict(tables.write(timm.rules(models.flattened(model)), params))
   containers.write_safetensors(theirs, arrays, {})
   config = tuned(theirs, train__duration='3 steps')
   config.model.num_heads = 2

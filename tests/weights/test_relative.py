@@ -11,8 +11,8 @@ from test_adapt import init
 from test_adapt import tiny
 
 from vit_jax.config import UserError
+from vit_jax.models import layouts
 from vit_jax.models import relative
-from vit_jax.models import stack
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import resize
 
@@ -58,13 +58,13 @@ def test_another_grid(method):
 
 def test_stacked_layers():
   source, target = (x.clone(scan=True) for x in (LAYERS, LAYERS))
-  params = stack.stack_layers(init(LAYERS))
+  params = layouts.stack_layers(init(LAYERS))
   found, _ = adapt_lib.adapt(
     params, source, target, GRID, (3, 3), channels=3, resize='bicubic'
   )
   expected, _ = adapt(LAYERS, LAYERS, (3, 3), resize='bicubic')
   jax.tree.map(
-    np.testing.assert_array_equal, stack.unstack_layers(found), expected
+    np.testing.assert_array_equal, layouts.unstack_layers(found), expected
   )
 
 

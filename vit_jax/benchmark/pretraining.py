@@ -31,7 +31,7 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device import rng as rng_lib
 from vit_jax.data.device import views
 from vit_jax.evaluation import windows
-from vit_jax.models import stack
+from vit_jax.models import layouts
 
 Entry = dict[str, Any]
 
@@ -219,7 +219,7 @@ class Bench:
     """Returns the task for PyTorch, with layers unrolled."""
     program, params = self.program, self._params
     params = {
-      k: stack.unstack_layers(x) if 'blocks' in x else x
+      k: layouts.unstack_layers(x) if 'blocks' in x else x
       for k, x in params.items()
     }
     rows = jnp.arange(self.config.train.batch_size, dtype=jnp.int32)

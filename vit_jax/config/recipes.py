@@ -249,7 +249,7 @@ def imagenet21k() -> ml_collections.ConfigDict:
   config.evals.val.split = 'train[25600:51200]'
   config.evals.test.split = 'train[:25600]'
   config.objective.loss = 'sigmoid'
-  config.model.head_bias = -10.0
+  config.model.head = 'linear(bias=-10.0)'
   _every(config, '1 epochs')
   return config
 

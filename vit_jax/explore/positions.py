@@ -8,6 +8,7 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.evaluation import embedded
 from vit_jax.models import embedding
+from vit_jax.models import patches as patches_lib
 from vit_jax.models import positions as positions_lib
 from vit_jax.models import vit as vit_lib
 
@@ -68,7 +69,7 @@ def position_similarity(
 def _table_part(
   model: models.Model,
 ) -> (
-  positions_lib.Learned | positions_lib.Factorized | positions_lib.SinCos | None
+  patches_lib.Learned | positions_lib.Factorized | positions_lib.SinCos | None
 ):
   """Returns the part whose positions are added to tokens; None: there is none.
 
@@ -78,7 +79,7 @@ def _table_part(
   for part in parts:
     if isinstance(
       part,
-      positions_lib.Learned | positions_lib.Factorized | positions_lib.SinCos,
+      patches_lib.Learned | positions_lib.Factorized | positions_lib.SinCos,
     ):
       return part
   return None

@@ -410,7 +410,7 @@ def _simplified(
   import jax.numpy as jnp
 
   from vit_jax import models
-  from vit_jax.models import stack
+  from vit_jax.models import layouts
 
   size = sum(x.nbytes for x in jax.tree.leaves(vit.params))
   if size > _MOST_BYTES:
@@ -424,7 +424,7 @@ def _simplified(
     model = model.clone(remat='none')
   if form == 'onnx':
     if getattr(vit.model, 'scan', False):  # loops are slow in onnxruntime
-      params = stack.unstack_layers(params)
+      params = layouts.unstack_layers(params)
       model = model.clone(scan=False)
     if (dtype := jnp.dtype(vit.model.dtype)) != jnp.float32:
       notes.append(

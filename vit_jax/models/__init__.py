@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax.config import parts
 from vit_jax.models import checks
 from vit_jax.models import embedding
 from vit_jax.models import fields as fields_lib
@@ -22,9 +23,11 @@ from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import initializers
 from vit_jax.models import kernels
+from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import names
 from vit_jax.models import registry
+from vit_jax.models import remat
 from vit_jax.models import resnet
 from vit_jax.models import stack
 from vit_jax.models import vit
@@ -59,6 +62,40 @@ NAMES = (
   *(f'iGPT-{size}' for size in igpt.SIZES),
 )
 
+# The keys of `config.model`, but the name. What is not among them is an option
+# of a part.
+KEYS = (
+  'num_classes',
+  'hidden_size',
+  'mlp_dim',
+  'num_heads',
+  'depth',
+  'patch_size',
+  'patches',
+  'positions',
+  'block',
+  'attention',
+  'mlp',
+  'norm',
+  'pool',
+  'head',
+  'last_norm',
+  'pre_norm',
+  'class_token',
+  'distillation_token',
+  'registers',
+  'mask_token',
+  'dropout_rate',
+  'attention_dropout_rate',
+  'stochastic_depth',
+  'patch_dropout',
+  'layer_norm_epsilon',
+  'initializers',
+  'scan',
+  'remat',
+  'attention_implementation',
+)
+
 # How a stack of layers is initialised: as a scan, which compiles one layer and
 # not all of them; and without kernels, which not every device and type has.
 FOR_INIT: dict[str, Any] = {
@@ -91,7 +128,8 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
 
   Args:
     name: Family, size and patch, as `ViT-S/16`, `R50+ViT-B/16`, `Mixer-B/16`;
-      or `BiT-R50x1`, `iGPT-S`. Or a name of timm or Hugging Face, as
+      or `BiT-R50x1`, `iGPT-S`, which may have options of the family, as
+      `iGPT-S(colours=256)`. Or a name of timm or Hugging Face, as
       `vit_base_patch16_224` or `facebook/dinov2-small`: the model then computes
       the same function as theirs.
     num_classes: Size of the head's output; 0: no head, the model returns
@@ -109,6 +147,12 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
 
 def _parse(name: str) -> tuple[type[Flat], dict[str, Any]]:
   """Returns the class and the fields that a name stands for."""
+  name, bracket, text = name.partition('(')
+  if bracket:
+    module, fields = _parse(name)
+    options = parts.parse(f'options({text}', 'model.name')
+    parts.check_options(options, 'model.name', options_of(module))
+    return module, fields | options.options
   if named := names.find(name):
     module, fields = _parse(named[0])
     return module, fields | named[1]
@@ -208,6 +252,56 @@ def fields_of(model: Model | Flat) -> dict[str, Any]:
   }
 
 
+def keys_of(model: vit.ViT) -> dict[str, Any]:
+  """Returns the keys of `config.model` that give a model, but its name.
+
+  Raises:
+    UserError: A text cannot say an option of a part, as a function.
+  """
+  spec = flat.flatten(model)
+  values = {key: getattr(spec, key) for key in registry.KEYS}
+  values['norm'] = registry.describe('norm', model.norm, values)
+  for kind in ('attention', 'mlp'):
+    if part := getattr(model.block, kind, None):
+      values[kind] = registry.describe(kind, part, values)
+  for kind in ('block', 'patches', 'pool', 'head'):
+    values[kind] = registry.describe(kind, getattr(model, kind), values)
+  values['positions'] = registry.describe_sum(
+    'positions', model.positions, values
+  )
+  return {
+    key: values[key] if key in values else getattr(model, key) for key in KEYS
+  }
+
+
+def options_of(module: type[Flat]) -> list[str]:
+  """Returns the fields of a class that `config.model` has no key for."""
+  if issubclass(module, flat.ViT):
+    return []
+  return [x for x in fields_lib.of(module) if x not in (*KEYS, 'dtype')]
+
+
+def config_of(model: Model) -> dict[str, Any]:
+  """Returns the values of `config.model` that give a model.
+
+  Raises:
+    UserError: As `keys_of`.
+  """
+  name = name_of(model)
+  if isinstance(model, vit.ViT):
+    return {'name': name} | keys_of(model)
+  module, named = _parse(name)
+  named_fields = fields_of(flat_model(module, {'num_classes': 0} | named))
+  fields = fields_of(model)
+  options = {
+    key: fields[key]
+    for key in options_of(module)
+    if fields[key] != named_fields[key]
+  }
+  keys = {key: value for key, value in fields.items() if key in KEYS}
+  return {'name': str(parts.Part(name, (), options))} | keys
+
+
 def from_config(
   config: Mapping[str, Any], num_classes: int, dtype: str = 'float32'
 ) -> Model:
@@ -245,7 +339,7 @@ def on_platform(config: Any, platform: str) -> Any:
   if platform == jax.default_backend() or 'remat' not in fields_lib.of(module):
     return config
   result = config.copy_and_resolve_references()
-  result.model.remat = stack.remat_on(platform, model.scan, model.remat)
+  result.model.remat = remat.on_platform(platform, model.scan, model.remat)
   if 'attention_implementation' in fields_lib.of(module):
     chosen = model.attention_implementation or 'auto'
     found = kernels.on_platform(platform, chosen)
@@ -428,4 +522,4 @@ def _init(
   if model.initializers == initializers.MIMETIC:
     params = initializers.mimetic(params, jax.random.fold_in(key, 1))
   # Parameters of layers that are not equal are unrolled already.
-  return params if model.scan else stack.unstack_layers(params)
+  return params if model.scan else layouts.unstack_layers(params)

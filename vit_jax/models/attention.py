@@ -4,7 +4,6 @@ In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
 head, R tokens with a query (all T, or fewer in the last layer).
 """
 
-from collections.abc import Iterator
 import math
 from typing import Annotated
 from typing import Any
@@ -17,16 +16,13 @@ import jax.numpy as jnp
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import kernels
-from vit_jax.models import norms
+from vit_jax.models import packing
+from vit_jax.models.block import keep
+from vit_jax.models.block import LayerNorm
 from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
-from vit_jax.models.mlp import keep
-
-# Added to the scores of tokens that are not attended to: their weights are 0,
-# and it is finite in all types but float16.
-_HIDDEN = -1e9
 
 QKV = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -47,16 +43,9 @@ class Attention(nn.Module):
     causal: Whether a token attends only to itself and those before it.
     dropout_rate: Dropout rate of the attention weights.
     norm: The norm of `qk_norm` and `out_norm`.
-    implementation: 'plain', for CPUs: heads before tokens, and a softmax that
-      divides after the product with the values; 'fused', for TPUs: one kernel,
-      see `fused_attention`; 'cudnn', for GPUs, and 'xla', of
-      `jax.nn.dot_product_attention`; 'einsum': the compiler chooses the order
-      of axes; 'auto': 'plain', 'fused' or 'cudnn', by the platform. All compute
-      the softmax in float32. What a kernel cannot compute, such as dropout,
-      'einsum' computes, and the log says why. That is also so on several TPUs
-      without a mesh in the context (`jax.set_mesh`), since the compiler cannot
-      split a kernel. Where the attention weights are captured, 'plain' is
-      always used.
+    implementation: 'auto': 'plain' on CPUs, kernels on TPUs and GPUs; or one of
+      `kernels.IMPLEMENTATIONS`. All compute the softmax in float32. Where the
+      attention weights are captured, 'plain' is always used.
     initializers: Name of the initial values.
     dtype: Type in which layers compute.
   """
@@ -75,7 +64,7 @@ class Attention(nn.Module):
     float,
     Field(Kind.TRAINING, interval='[0, 1)', key='attention_dropout_rate'),
   ] = 0.0
-  norm: Annotated[nn.Module, fields.PART] = norms.LayerNorm()
+  norm: Annotated[nn.Module, fields.PART] = LayerNorm()
   implementation: Annotated[
     str,
     Field(
@@ -87,6 +76,12 @@ class Attention(nn.Module):
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
+  @property
+  def is_plain(self) -> bool:
+    """Whether `attend` computes it; otherwise a kernel may."""
+    is_auto = self.implementation == 'auto' and jax.default_backend() == 'cpu'
+    return is_auto or self.implementation == 'plain'
+
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns the output for the first R tokens.
@@ -95,21 +90,11 @@ class Attention(nn.Module):
     keys over all heads as `keys` [B, T, K].
     """
     bias = self.bias(context)
-    implementation = kernels.choose(self, x, context, bias)
-    if implementation == 'fused':
-      y = kernels.attend_fused(self, x, context)
+    if self.is_plain or 'attention' in context.captures:
+      qkv = self.prepare(*self.project(x, context), context)
+      y = self.attend(*qkv, bias, context)
     else:
-      query, key, value = self.prepare(*self.project(x, context), context)
-      if implementation == 'plain':
-        y = self.attend(query, key, value, bias, context)
-      elif implementation == 'einsum':
-        y = self.attend_by_einsum(query, key, value, bias, context)
-      else:
-        y = kernels.attend_by_jax(
-          query, key, value, bias, self.causal, implementation
-        )
-      if 'keys' in context.captures:
-        context.capture('keys', key.mean(axis=2))
+      y = kernels.attend(self, x, bias, context)
     y = self.join(keep(y), context)
     if self.out_norm:
       y = self.norm(jax.lax.collapse(y, 2)).reshape(y.shape)
@@ -137,6 +122,8 @@ class Attention(nn.Module):
     if context.rotation is not None:
       query = context.rotation(query, context.layer)
       key = context.rotation(key, context.layer)
+    if 'keys' in context.captures:
+      context.capture('keys', key.mean(axis=2))
     return query, key, value
 
   def join(self, y: jax.Array, context: Context) -> jax.Array:
@@ -157,8 +144,8 @@ class Attention(nn.Module):
       bias = part(context)
     if bias is not None:
       bias = bias[:, : context.num_read]
-    for mask in _masks(context):
-      bias = mask if bias is None else mask + bias
+    if context.attended is not None or context.sizes is not None:
+      bias = packing.masked(bias, context)
     return bias
 
   def attend(
@@ -192,7 +179,7 @@ class Attention(nn.Module):
     if (added := self.perturbation(context)) is not None:
       scores += added * total  # scores are divided by `total` below
     if 'attention' in context.captures:
-      self.capture_weights(scores / total, context)
+      context.capture('attention', scores / total)
     dropped = self.dropped(scores.astype(self.dtype), context)
     # Softmax's division follows the product with the values, which has fewer
     # elements than the weights.
@@ -200,46 +187,22 @@ class Attention(nn.Module):
     y = (y / total).astype(self.dtype)
     return jnp.swapaxes(y, 1, 2)
 
-  def attend_by_einsum(
-    self,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None,
-    context: Context,
-  ) -> jax.Array:
-    """Maps [B, T, H, K] to the values [B, R, H, K].
-
-    The compiler chooses the order of axes, as a transpose of [B, T, H, K] would
-    be a copy in memory. Scores and softmax are float32, as in `attend`.
-    """
-    scores = jnp.einsum(
-      'bqhk,bthk->bhqt',
-      query * query.shape[-1] ** -0.5,
-      key,
-      preferred_element_type=jnp.float32,
-    )
-    weights = nn.softmax(self.masked(scores, bias)).astype(self.dtype)
-    weights = self.dropped(weights, context)
-    return jnp.einsum('bhqt,bthk->bqhk', weights, value)
-
   def perturbation(self, context: Context) -> jax.Array | None:
     """Returns what is added to the weights of all heads, [B, H, R, T]."""
     return context.perturbation
 
-  def capture_weights(self, weights: jax.Array, context: Context) -> None:
-    """Captures the weights, float32 [B, H, R, T]."""
-    context.capture('attention', weights)
-
   def dropped(self, weights: jax.Array, context: Context) -> jax.Array:
     """Applies dropout to weights [B, H, R, T]; masks are drawn for R = T."""
+    if context.dropout_key is None:
+      return weights
     _, heads, _, tokens = weights.shape
-    return context.dropout(
-      weights,
-      self.dropout_rate,
-      Purpose.ATTENTION_WEIGHTS,
-      (heads, tokens, tokens),
-    )
+    whole = heads, tokens, tokens
+    purpose = Purpose.ATTENTION_WEIGHTS
+    return context.dropout(weights, self.dropout_rate, purpose, whole)
+
+  def in_order(self, x: jax.Array) -> jax.Array:
+    """Returns the sum of a residual in an order that suits kernels."""
+    return x if self.is_plain else kernels.row_major(x, self)
 
   def masked(self, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Adds the bias to scores [B, H, R, T], and masks later tokens."""
@@ -249,18 +212,6 @@ class Attention(nn.Module):
       return scores
     sees = jnp.tri(scores.shape[2], scores.shape[3], dtype=bool)
     return jnp.where(sees, scores, jnp.finfo(scores.dtype).min)
-
-
-def _masks(context: Context) -> Iterator[jax.Array]:
-  """Yields what is added to the scores of keys, [B, 1, 1 or T, T] each."""
-  segments = context.segments
-  if segments is not None:  # a matrix of blocks; padding attends to itself
-    is_same_image = segments[:, :, None] == segments[:, None]
-    yield jnp.where(is_same_image, 0.0, _HIDDEN)[:, None]
-  elif context.attended is not None:
-    yield jnp.where(context.attended, 0.0, _HIDDEN)[:, None, None]
-  if context.sizes is not None:
-    yield jnp.log(context.sizes)[:, None, None]
 
 
 class Projection(nn.Module):
@@ -300,8 +251,9 @@ class Projection(nn.Module):
     starts = initializers_lib.INITIALIZERS[self.initializers]
 
     def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-      flat = initializers_lib.separate(starts.kernel, 3)(key, (d, 3 * d))
-      return flat.reshape(shape)
+      # The bounds of Xavier's initializer depend on the shape of a matrix.
+      matrices = [starts.kernel(k, (d, d)) for k in jax.random.split(key, 3)]
+      return jnp.stack(matrices, axis=1).reshape(shape)
 
     kernel = self.param('kernel', init, (d, *shape)).astype(self.dtype)
     return kernel, self._bias(shape)
@@ -316,16 +268,6 @@ class Projection(nn.Module):
     if self.has_key_bias:
       return bias
     return jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
-
-
-class PackedProjection(Projection):
-  """The same as one product and one array, [B, T, D] -> [B, T, 3, D]."""
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
-    """Returns queries, keys and values of all tokens."""
-    kernel, bias = self.weights(x.shape[-1])
-    return kernels.packed_product(x.astype(self.dtype), kernel, bias)
 
 
 class Output(nn.Module):

@@ -1,20 +1,165 @@
 """A layer of the Vision Transformer (arXiv:2010.11929, equations 2 and 3).
 
-In comments: B images, T tokens, R of them that are read, D hidden size.
+Its residuals, its norm and its MLP; `attention` is the other half. In comments:
+B images, T tokens, R of them that are read, D hidden size, M width of the MLP's
+hidden layer.
 """
 
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
 from typing import Annotated
 
 from flax import linen as nn
 import jax
+from jax.ad_checkpoint import checkpoint_name
+import jax.numpy as jnp
 
 from vit_jax.models import dropout
 from vit_jax.models import fields
-from vit_jax.models import kernels
-from vit_jax.models import norms
+from vit_jax.models import initializers as initializers_lib
 from vit_jax.models.context import Context
-from vit_jax.models.context import scoped
 from vit_jax.models.dropout import Purpose
+from vit_jax.models.fields import Field
+from vit_jax.models.fields import Kind
+
+GELUS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+  'tanh': functools.partial(nn.gelu, approximate=True),
+  'exact': functools.partial(nn.gelu, approximate=False),
+  # An approximation (arXiv:1606.08415, section 2), in iGPT and CLIP.
+  'sigmoid': lambda x: x * nn.sigmoid(1.702 * x),
+}
+# Names of results that the backward pass does not recompute: of dense layers,
+# attention and kernels with remat='products', and of activation functions with
+# remat='activations'.
+KEPT, ACTIVATED = 'kept', 'activated'
+EPSILON = Field(
+  Kind.FUNCTION, is_visible=False, interval='(0, 1)', key='layer_norm_epsilon'
+)
+
+
+def keep(x: jax.Array) -> jax.Array:
+  """Marks a result that is not recomputed with remat='products'."""
+  return checkpoint_name(x, KEPT)
+
+
+class LayerNorm(nn.Module):
+  """Normalises the channels of each token: [..., D] -> [..., D].
+
+  Attributes:
+    epsilon: Added to the variance.
+    dtype: Type of the result. Mean and variance are float32.
+  """
+
+  epsilon: Annotated[float, EPSILON] = 1e-6
+  dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns normalised tokens, with a learned scale and bias."""
+    shape = x.shape[-1:]
+    scale = self.param('scale', nn.initializers.ones, shape)
+    bias = self.param('bias', nn.initializers.zeros, shape)
+    x, factor = centered(x, (-1,), self.epsilon)
+    return (x * (factor * scale) + bias).astype(self.dtype)
+
+
+def centered(
+  x: jax.Array, axes: Sequence[int], epsilon: float
+) -> tuple[jax.Array, jax.Array]:
+  """Returns x without its mean, and the reciprocal of its deviation.
+
+  Linen computes the variance as E[x^2] - E[x]^2, in one pass over x. In float32
+  that leaves no digit of it where the mean is a few thousand deviations from 0.
+
+  Args:
+    x: Any array; both results are float32 or wider.
+    axes: Axes over which the mean is.
+    epsilon: Added to the variance.
+  """
+  is_wide = x.dtype.itemsize > 2
+  x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  if is_wide:
+    if jax.default_backend() == 'cpu':
+      # Else the compiler adds up all residuals again for each of the passes,
+      # and a step takes 1.8 times as long.
+      x = jax.lax.optimization_barrier(x)
+    # The results do not depend on this shift, so it needs no gradient, and no
+    # more exactness than a sum of large numbers has. A mean that is large for
+    # float32 leaves types of 16 bits no digits for the deviation, so that these
+    # are spared another pass.
+    x -= jax.lax.stop_gradient(x.mean(axes, keepdims=True))
+  mean = x.mean(axes, keepdims=True)
+  variance = jnp.square(x).mean(axes, keepdims=True) - jnp.square(mean)
+  # Rounding may make the variance of equal numbers negative.
+  return x - mean, jax.lax.rsqrt(jnp.maximum(variance, 0) + epsilon)
+
+
+class Mlp(nn.Module):
+  """Two dense layers with a GELU between: [B, T, D] -> [B, T, D].
+
+  Attributes:
+    hidden_dim: M, the width of the hidden layer.
+    gelu: 'tanh' (an approximation), 'exact', or 'sigmoid' (that of CLIP).
+    bias: Whether both layers have biases.
+    hidden_norm: Whether a norm follows the activation function (sub-LN of
+      EVA-02, arXiv:2303.11331, section 2).
+    dropout_rate: Dropout rate after both layers.
+    norm: The norm of `hidden_norm`.
+    initializers: Name of the initial values.
+    dtype: Type in which layers compute.
+  """
+
+  hidden_dim: Annotated[int, Field(Kind.SIZE, least=1, key='mlp_dim')]
+  gelu: Annotated[
+    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(GELUS))
+  ] = 'tanh'
+  bias: Annotated[bool, fields.FUNCTION] = True
+  hidden_norm: Annotated[bool, fields.FUNCTION] = False
+  dropout_rate: Annotated[float, fields.RATE] = 0.0
+  norm: Annotated[nn.Module, fields.PART] = LayerNorm()
+  initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
+  dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
+
+  @property
+  def width(self) -> int:
+    """Size of the first layer's output."""
+    return self.hidden_dim
+
+  def activate(self, y: jax.Array) -> jax.Array:
+    """Maps the first layer's output [..., width] to [..., M]."""
+    return GELUS[self.gelu](y)
+
+  @nn.compact
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns the output [B, T, D]; x may hold the first tokens alone."""
+    starts, d = initializers_lib.INITIALIZERS[self.initializers], x.shape[-1]
+    dense = functools.partial(
+      nn.Dense,
+      use_bias=self.bias,
+      kernel_init=starts.kernel,
+      bias_init=starts.mlp_bias,
+      dtype=self.dtype,
+    )
+
+    def finish(mlp: Mlp, y: jax.Array, context: Context) -> jax.Array:
+      y = checkpoint_name(mlp.activate(y), ACTIVATED)
+      y = drop(y, self.dropout_rate, Purpose.MLP_HIDDEN, context)
+      if self.hidden_norm:
+        y = mlp.norm(y)
+      y = keep(dense(d, name='down')(y))
+      return drop(y, self.dropout_rate, Purpose.MLP_OUTPUT, context)
+
+    if context.remat == 'activations':
+      # The argument and the result of the activation function are kept, since
+      # one product of the forward pass writes both. What its derivative needs
+      # is recomputed. To recompute the result as well would read and write [B,
+      # T, M] four more times.
+      policy = jax.checkpoint_policies.save_only_these_names(ACTIVATED)
+      finish = nn.remat(finish, policy=policy)
+    hidden = keep(dense(self.width, name='up')(x))
+    return finish(self, hidden, context)
 
 
 class Block(nn.Module):
@@ -36,7 +181,7 @@ class Block(nn.Module):
 
   attention: Annotated[nn.Module, fields.PART]
   mlp: Annotated[nn.Module, fields.PART]
-  norm: Annotated[nn.Module, fields.PART] = norms.LayerNorm()
+  norm: Annotated[nn.Module, fields.PART] = LayerNorm()
   layer_scale: Annotated[float | None, fields.FITTED] = None
   layer_scale_mlp: Annotated[bool, fields.FUNCTION] = True
   dropout_rate: Annotated[float, fields.RATE] = 0.0
@@ -63,7 +208,8 @@ class Block(nn.Module):
     """Returns the sum of a residual: the first R tokens of x and of y."""
     # A user's attention may return all T tokens.
     x = x[:, : context.num_read] + y[:, : context.num_read]
-    return kernels.row_major(x, self.attention)
+    order = getattr(self.attention, 'in_order', None)
+    return x if order is None else order(x)
 
   def scale(self, index: int, y: jax.Array) -> jax.Array:
     """Applies LayerScale to what attention (1) or the MLP (2) returned.
@@ -79,10 +225,7 @@ class Block(nn.Module):
 
   def drop_attention(self, y: jax.Array, context: Context) -> jax.Array:
     """Applies dropout and stochastic depth to the output of attention."""
-    full_shape = context.num_tokens, y.shape[-1]
-    y = context.dropout(
-      y, self.dropout_rate, Purpose.ATTENTION_OUTPUT, full_shape
-    )
+    y = drop(y, self.dropout_rate, Purpose.ATTENTION_OUTPUT, context)
     return self.drop_path(y, context, Purpose.ATTENTION_PATH)
 
   def drop_path(
@@ -98,3 +241,24 @@ class Block(nn.Module):
       layer=None if self.stochastic_depth_uniform else context.layer,
       depth=context.depth,
     )
+
+
+def drop(
+  y: jax.Array, rate: float, purpose: Purpose, context: Context
+) -> jax.Array:
+  """Applies dropout in training to the first tokens [B, R, D] of a layer."""
+  if context.dropout_key is None:
+    return y
+  # Masks are drawn for all tokens, so that the first ones get theirs.
+  whole = context.num_tokens or y.shape[1], y.shape[-1]
+  return context.dropout(y, rate, purpose, whole)
+
+
+def scoped(part: nn.Module) -> nn.Module:
+  """Returns a part that is called in the scope of its parameters.
+
+  That is the field which holds the part, or what its class says in
+  `scope_name`.
+  """
+  name = getattr(part, 'scope_name', None)
+  return part.copy(name=name) if name else part

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from vit_jax.models import context as context_lib
 from vit_jax.models import dropout
 from vit_jax.models.block import Block
+from vit_jax.models.block import drop
+from vit_jax.models.block import scoped
 from vit_jax.models.context import Context
-from vit_jax.models.context import scoped
 from vit_jax.models.dropout import Purpose
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
@@ -60,10 +61,7 @@ class Parallel(Block):
     """Maps tokens [B, T, D] to [B, R, D]."""
     normed = self.norm.copy(name='norm1')(x)
     y = self.attention(normed, context)
-    full_shape = context.num_tokens, y.shape[-1]
-    y = context.dropout(
-      y, self.dropout_rate, Purpose.ATTENTION_OUTPUT, full_shape
-    )
+    y = drop(y, self.dropout_rate, Purpose.ATTENTION_OUTPUT, context)
     y = y + scoped(self.mlp)(normed[:, : context.num_read], context)
     # One sum, with one factor.
     y = self.drop_path(self.scale(1, y), context, Purpose.ATTENTION_PATH)

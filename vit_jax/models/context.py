@@ -67,7 +67,7 @@ class Context:
       gradient is theirs.
     captures: Names of what the caller asks for, as 'attention'.
     remat: What the backward pass recomputes within the layer, a policy of
-      `stack.REMAT_POLICIES` but 'auto'.
+      `remat.POLICIES` but 'auto'.
     previous: What the layer before returned beside its tokens; {} where layers
       are scanned.
     outputs: What this layer returns beside its tokens.
@@ -147,13 +147,3 @@ def as_class(part: nn.Module, kind: Any, **values: Any) -> Any:
     if field.name not in ('parent', 'name') and hasattr(part, field.name)
   }
   return kind(**shared | {'parent': None} | values)
-
-
-def scoped(part: nn.Module) -> nn.Module:
-  """Returns a part that is called in the scope of its parameters.
-
-  That is the field which holds the part, or what its class says in
-  `scope_name`.
-  """
-  name = getattr(part, 'scope_name', None)
-  return part.copy(name=name) if name else part

@@ -39,22 +39,21 @@ class DropoutKey(NamedTuple):
 
 
 def key_of(
-  model: nn.Module, batch_size: int, train: bool, rows: jax.Array | None
-) -> DropoutKey | None:
-  """Returns a model's key for a step; None when not training.
+  model: nn.Module, batch: jax.Array, rows: jax.Array | None
+) -> DropoutKey:
+  """Returns a model's key for a step, given its batch [B, ...].
 
   Raises:
     ValueError: It is given none in training.
   """
-  if not train:
-    return None
   if not model.has_rng('dropout'):
     raise ValueError(
       'train=True needs a key for dropout: model.apply(..., train=True,'
       " rngs={'dropout': jax.random.key(0)})"
     )
   if rows is None:
-    rows = jnp.arange(batch_size, dtype=jnp.int32)
+    # Not len(batch), since the batch size may be symbolic.
+    rows = jnp.arange(batch.shape[0], dtype=jnp.int32)
   return DropoutKey(model.make_rng('dropout'), rows)
 
 
@@ -211,13 +210,11 @@ def drop_path(
 
 
 def embedded(
-  x: jax.Array, rate: float, depth: int, dropout_key: DropoutKey | None
+  x: jax.Array, rate: float, depth: int, dropout_key: DropoutKey
 ) -> jax.Array:
   """Applies dropout to embedded tokens [B, T, D], with the key of a step.
 
   Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
   """
-  if dropout_key is None:
-    return x
   key = dropout_key.fold(depth).fold(Purpose.EMBEDDING)
   return dropout(x, rate, key)

@@ -1,15 +1,12 @@
-"""Patch embeddings; fixed and relative positions."""
+"""Patches of images in arrays, and tables of positions."""
 
 from collections.abc import Sequence
 import math
 from typing import TypeVar
 
-from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from vit_jax.models import initializers
 
 _Array = TypeVar('_Array', jax.Array, np.ndarray)
 
@@ -53,64 +50,6 @@ def pair(size: Sequence[int]) -> tuple[int, int]:
       ' no masked patches'
     )
   return size[0], size[1]
-
-
-class PatchEmbedding(nn.Module):
-  """Projects non-overlapping patches: [B, height, width, C] -> [B, h, w, D].
-
-  Volumes [B, depth, height, width, C] become [B, d, h, w, D]. The kernel [p, q,
-  C, D] is that of a convolution whose stride is its size, but it is applied as
-  one matrix product.
-  """
-
-  hidden_size: int
-  patch_size: tuple[int, ...]
-  kernel_init: initializers.Initializer
-  dtype: jax.typing.DTypeLike = jnp.float32
-  has_bias: bool = True
-  crops: bool = False
-
-  @nn.compact
-  def __call__(self, images: jax.Array) -> jax.Array:
-    """Returns one token per patch; patches must divide the image, or `crops`.
-
-    Patches that are cut already, as by `patches`, are [B, N, p * q * C], and
-    become [B, N, D].
-    """
-    if images.ndim == 3:
-      return self._project(
-        images, images.shape[-1] // math.prod(self.patch_size)
-      )
-    (b, *size, c), patch = images.shape, self.patch_size
-    if len(size) != len(patch) or any(
-      n < p or (n % p and not self.crops)
-      for n, p in zip(size, patch, strict=True)
-    ):
-      raise ValueError(
-        f'the image, {times(size)}, is not a multiple of the patch,'
-        f' {times(patch)}'
-      )
-    grid = [n // p for n, p in zip(size, patch, strict=True)]
-    if self.crops:
-      whole = (slice(n * p) for n, p in zip(grid, patch, strict=True))
-      images = images[:, *whole]
-    # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
-    pairs = [n for both in zip(grid, patch, strict=True) for n in both]
-    axes = range(1, len(pairs) + 1)
-    x = images.astype(self.dtype).reshape(b, *pairs, c)
-    x = x.transpose(0, *axes[::2], *axes[1::2], len(pairs) + 1)
-    return self._project(x.reshape(b, *grid, math.prod(patch) * c), c)
-
-  def _project(self, x: jax.Array, channels: int) -> jax.Array:
-    """Maps patches [..., p * q * C] to tokens [..., D]."""
-    shape = (*self.patch_size, channels, self.hidden_size)
-    kernel = jnp.asarray(self.param('kernel', self.kernel_init, shape))
-    kernel = kernel.reshape(-1, self.hidden_size).astype(self.dtype)
-    x = x.astype(self.dtype) @ kernel
-    if not self.has_bias:
-      return x
-    bias = self.param('bias', nn.initializers.zeros, (self.hidden_size,))
-    return x + bias.astype(self.dtype)
 
 
 # position_embedding -> whether columns come before rows, and whether the

@@ -26,13 +26,13 @@ import jax.numpy as jnp
 from vit_jax.models import dropout
 from vit_jax.models import initializers
 from vit_jax.models import stack
+from vit_jax.models.block import keep
 from vit_jax.models.context import Context
 from vit_jax.models.fields import EXECUTION
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
 from vit_jax.models.fields import RATE
 from vit_jax.models.fields import TRAINING
-from vit_jax.models.mlp import keep
 
 LOSSES = 'losses'  # collection of a model that gets the balancing losses
 ROUTINGS = ('top_experts', 'top_tokens', 'soft')

@@ -32,6 +32,7 @@ from vit_jax.models import registry
 from vit_jax.models import relative
 from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
+from vit_jax.models import stems
 from vit_jax.models import vit
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import FITTED
@@ -75,6 +76,7 @@ TEXTS: Mapping[str, str] = {
   'patches': (
     'patch_bias crop_to_patches patch_norm resnet_stages resnet_width'
   ),
+  'head': 'pre_logits head_norm head_bias distillation_head',
   'pool': (
     'norm_after_pool map_prefix map_heads map_query map_bias map_mlp_dim'
   ),
@@ -140,6 +142,7 @@ class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
     positions: Parts of `registry.PARTS`, or of the user's, as 'learned + rope',
       in place of what the other fields describe; '': those.
     patches: As `positions`, of the patch embedding.
+    head: As `positions`, of the head.
   """
 
   num_classes: Annotated[int, vit.NUM_CLASSES] = dataclasses.field(
@@ -157,7 +160,7 @@ class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
     str, Field(Kind.FITTED, choices=POSITION_EMBEDDINGS)
   ] = 'learned'
   position_tokens: Annotated[
-    str, Field(Kind.FITTED, choices=positions_lib.TOKENS)
+    str, Field(Kind.FITTED, choices=patches_lib.TOKENS)
   ] = 'all'
   position_resize: Annotated[
     str, Field(Kind.FUNCTION, is_visible=False, choices=embedding.RESIZES)
@@ -194,6 +197,7 @@ class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
   head_bias: Annotated[float, fields.TRAINING] = 0.0
   positions: Annotated[str, Field(Kind.FUNCTION, is_visible=False)] = ''
   patches: Annotated[str, Field(Kind.FUNCTION, is_visible=False)] = ''
+  head: Annotated[str, Field(Kind.FUNCTION, is_visible=False)] = ''
 
   def clone(self, **changes: Any) -> Self:
     """Returns these fields with others in the place of some."""
@@ -213,19 +217,31 @@ class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
       pre_norm=self.pre_norm,
       class_token=self.class_token,
       distillation_token=self.distillation_token,
-      distillation_head=self.distillation_head,
       registers=self.registers,
       mask_token=self.mask_token,
       dropout_rate=self.dropout_rate,
       patch_dropout=self.patch_dropout,
       num_classes=self.num_classes,
-      pre_logits=self.pre_logits,
-      head_norm=self.head_norm,
-      head_bias=self.head_bias,
+      head=self.head_part(),
       initializers=self.initializers,
       scan=self.scan,
       remat=self.remat,
       dtype=self.dtype,
+      parent=None,
+    )
+
+  def head_part(self) -> nn.Module:
+    """Returns the head."""
+    if self.head:
+      part: nn.Module = self.named_part('head', self.head)
+      return part
+    return vit.Linear(
+      self.num_classes,
+      self.pre_logits,
+      self.head_norm,
+      self.head_bias,
+      self.distillation_head,
+      self.initializers,
       parent=None,
     )
 
@@ -257,11 +273,11 @@ class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
       'parent': None,
     }
     if self.resnet_stages is not None:
-      return patches_lib.HybridPatches(
+      return stems.HybridPatches(
         stages=self.resnet_stages, width=self.resnet_width, **values
       )
     if self.patch_norm:
-      return patches_lib.NormedPatches(patch_norm=self.norm_part(), **values)
+      return stems.NormedPatches(patch_norm=self.norm_part(), **values)
     return patches_lib.Patches(**values)
 
   def pool_part(self) -> nn.Module:
@@ -269,9 +285,9 @@ class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
     if self.pool not in heads.POOLS:
       return self.named_part('pool', self.pool)
     if self.pool == 'gap':
-      return pooling.Mean(self.norm_after_pool, parent=None)
+      return vit.Mean(self.norm_after_pool, parent=None)
     if self.pool != 'map':
-      kinds = {'token': pooling.Token, 'token+gap': pooling.TokenAndMean}
+      kinds = {'token': vit.Token, 'token+gap': pooling.TokenAndMean}
       return kinds[self.pool](parent=None)
     width = self.mlp_dim if self.map_mlp_dim is None else self.map_mlp_dim
     return pooling.Map(
@@ -297,7 +313,7 @@ class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
       return
     kind, is_kept = self.position_embedding, self.position_aspect
     if kind == 'learned':
-      yield positions_lib.Learned(
+      yield patches_lib.Learned(
         self.position_tokens,
         self.position_resize,
         is_kept,
@@ -374,14 +390,14 @@ def _same(text: str) -> dict[str, str]:
 # Class -> flat field: the option of the part that it is. A part has the rows of
 # all of its classes.
 _OPTIONS: Mapping[type[nn.Module], Mapping[str, str]] = {
-  norms.LayerNorm: {'layer_norm_epsilon': 'epsilon'},
+  block.LayerNorm: {'layer_norm_epsilon': 'epsilon'},
   norms.RMSNorm: {'layer_norm_epsilon': 'epsilon'},
   patches_lib.Patches: {
     'patch_size': 'patch_size',
     'patch_bias': 'bias',
     'crop_to_patches': 'crop',
   },
-  patches_lib.HybridPatches: {
+  stems.HybridPatches: {
     'resnet_stages': 'stages',
     'resnet_width': 'width',
   },
@@ -394,7 +410,7 @@ _OPTIONS: Mapping[type[nn.Module], Mapping[str, str]] = {
     'merge_decreasing': 'decreasing',
     'merge_proportional': 'proportional',
   },
-  positions_lib.Learned: {
+  patches_lib.Learned: {
     'position_tokens': 'tokens',
     'position_resize': 'resize',
     'position_aspect': 'keep_aspect',
@@ -435,7 +451,13 @@ _OPTIONS: Mapping[type[nn.Module], Mapping[str, str]] = {
     f'expert_{name}': name
     for name in 'layers slots capacity priority noise loss'.split()
   },
-  pooling.Mean: {'norm_after_pool': 'norm_after'},
+  vit.Linear: {
+    'pre_logits': 'pre_logits',
+    'head_norm': 'norm',
+    'head_bias': 'bias',
+    'distillation_head': 'distillation',
+  },
+  vit.Mean: {'norm_after_pool': 'norm_after'},
   pooling.Map: {
     'map_prefix': 'prefix',
     'map_query': 'query',
@@ -446,20 +468,20 @@ _OPTIONS: Mapping[type[nn.Module], Mapping[str, str]] = {
 }
 # Class -> values of flat fields that it stands for.
 _VALUES: Mapping[type[nn.Module], Mapping[str, Any]] = {
-  norms.LayerNorm: {'norm': 'layer'},
+  block.LayerNorm: {'norm': 'layer'},
   norms.RMSNorm: {'norm': 'rms'},
-  patches_lib.NormedPatches: {'patch_norm': True},
+  stems.NormedPatches: {'patch_norm': True},
   blocks.PostNorm: {'post_norm': True},
   blocks.Parallel: {'parallel_mlp': True},
-  positions_lib.Learned: {'position_embedding': 'learned'},
+  patches_lib.Learned: {'position_embedding': 'learned'},
   positions_lib.Factorized: {'position_embedding': 'factorized'},
   differential.Differential: {'differential': True},
   **{
     kind: {'gated_mlp': True, 'gate': gate}
     for gate, kind in spec_lib.GATES.items()
   },
-  pooling.Token: {'pool': 'token'},
-  pooling.Mean: {'pool': 'gap'},
+  vit.Token: {'pool': 'token'},
+  vit.Mean: {'pool': 'gap'},
   pooling.TokenAndMean: {'pool': 'token+gap'},
   pooling.Map: {'pool': 'map'},
 }
@@ -487,6 +509,7 @@ def flatten(model: vit.ViT) -> ViT:
   hidden = getattr(layer, 'mlp', None)
   parts = [
     *(model.norm, model.patches, layer, *model.positions, model.pool),
+    model.head,
     *(getattr(hidden, 'mlp', None), hidden, getattr(layer, 'attention', None)),
   ]
   values: dict[str, Any] = {
@@ -508,7 +531,7 @@ def flatten(model: vit.ViT) -> ViT:
   if values.get('map_mlp_dim') == values['mlp_dim']:
     del values['map_mlp_dim']
   result = ViT(**values)
-  for kind in ('norm', 'patches', 'attention', 'mlp', 'block', 'pool'):
+  for kind in ('norm', 'patches', 'attention', 'mlp', 'block', 'pool', 'head'):
     result = _with_text(result, kind, model)
   if tuple(result.positions_parts()) != model.positions:
     kind = 'positions'
@@ -546,6 +569,7 @@ def _with_text(spec: ViT, kind: str, model: vit.ViT) -> ViT:
     'mlp': spec.hidden_part,
     'block': spec.layer_part,
     'pool': spec.pool_part,
+    'head': spec.head_part,
   }[kind]()
   if part is None or part == described:
     return spec

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from vit_jax.models import attention
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models.attention import QKV
+from vit_jax.models.block import keep
 from vit_jax.models.context import as_class
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
-from vit_jax.models.mlp import keep
 
 
 class Grouped(attention.Attention):

@@ -51,6 +51,21 @@ class PoolSpec:
   map_mlp_dim: Annotated[int | None, Field(Kind.FITTED, least=0)] = None
 
 
+def linear(
+  num_classes: int,
+  kernel_init: initializers_lib.Initializer,
+  bias: float,
+  name: str | None = None,
+) -> nn.Dense:
+  """Returns the last layer, [..., D] -> [..., num_classes]."""
+  return nn.Dense(
+    num_classes,
+    kernel_init=kernel_init,
+    bias_init=nn.initializers.constant(bias),
+    name=name,
+  )
+
+
 class Classifier(nn.Module):
   """A trunk and a linear head; their parameters are in the same dict.
 
@@ -75,7 +90,7 @@ class Classifier(nn.Module):
   def setup(self) -> None:
     """Makes the head."""
     if self.num_classes:
-      self.head = vit.linear(self.num_classes, self.starts.head, self.head_bias)
+      self.head = linear(self.num_classes, self.starts.head, self.head_bias)
 
   def trunk(
     self,

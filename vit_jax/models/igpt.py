@@ -149,8 +149,9 @@ class IGPT(heads.Classifier, PixelSpec):
     before = shifted(ids, self.colours)
     x = table.astype(self.dtype)[before] + position.astype(self.dtype)
     embedded = x
-    key = dropout.key_of(self, ids.shape[0], train, rows)
-    x = dropout.embedded(x, self.dropout_rate, self.depth, key)
+    key = dropout.key_of(self, ids, rows) if train else None
+    if key is not None:
+      x = dropout.embedded(x, self.dropout_rate, self.depth, key)
     x, outputs = self.layers(self, x, Context(dropout_key=key), PixelBlock)
     x = self.layer_norm('norm')(x)
     if self.read == self.depth:

@@ -34,9 +34,6 @@ def check_images(
   channels = None if stored is None else stored[axis]
   shape, sides = images.shape, len(patch_size)
   size = 'height, width' if sides == 2 else 'depth, height, width'
-  if len(shape) == 3 and channels and path[0] == 'patch_embedding':
-    if shape[-1] == math.prod(patch_size) * channels:
-      return  # patches that are cut already
   if len(shape) != sides + 2:
     hint = (
       '; of one image, it is image[None]' if len(shape) == sides + 1 else ''
@@ -96,6 +93,15 @@ def check_tokens(
     f'an image{given} has {count - others} patches, but the parameters are for'
     f' {patches}{square}: give images of that size, or load the model for'
     f' these, as vit_jax.load(PATH, image_size=({asked}))'
+  )
+
+
+def features_error(pool: nn.Module, x: jax.Array, ndim: int) -> ValueError:
+  """Returns the error about features that have another number of axes."""
+  axes = '[B, D]' if ndim == 2 else '[B, S, D]'
+  return ValueError(
+    f'{type(pool).__name__} returns features of the shape {list(x.shape)}: they'
+    f' must be {axes}'
   )
 
 

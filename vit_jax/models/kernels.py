@@ -18,13 +18,20 @@ import jax
 from jax.experimental import layout
 import jax.numpy as jnp
 
-from vit_jax.models import norms as norms_lib
-from vit_jax.models.mlp import keep
+from vit_jax.models import norms
+from vit_jax.models.block import LayerNorm
 
 if TYPE_CHECKING:
   from vit_jax.models import attention as attention_lib
   from vit_jax.models.context import Context
 
+# 'plain', for CPUs: heads before tokens, and a softmax that divides after the
+# product with the values; 'fused', for TPUs: one kernel, see `fused_attention`;
+# 'cudnn', for GPUs, and 'xla', of `jax.nn.dot_product_attention`; 'einsum': the
+# compiler chooses the order of axes; 'auto': 'plain', 'fused' or 'cudnn', by
+# the platform. What a kernel cannot compute, such as dropout, 'einsum'
+# computes, and the log says why. That is also so on several TPUs without a mesh
+# in the context (`jax.set_mesh`), since the compiler cannot split a kernel.
 IMPLEMENTATIONS = ('auto', 'plain', 'einsum', 'fused', 'xla', 'cudnn')
 
 # Before JAX 0.11, a constraint of the layout gathers what devices share.
@@ -59,8 +66,6 @@ def choose(
     bias: What is added to its scores.
   """
   platform = jax.default_backend()
-  if 'attention' in context.captures:
-    return 'plain'
   chosen = on_platform(platform, attention.implementation)
   if chosen not in ('fused', 'cudnn'):
     is_possible = chosen != 'xla' or chosen in attention.supported
@@ -102,7 +107,7 @@ def _refusal(
     'only first tokens attend': context.num_read,
     'the batch is empty': not x.size,
     f'it does not compute {type(attention.norm).__name__}': normalizes
-    and type(attention.norm) not in (norms_lib.LayerNorm, norms_lib.RMSNorm),
+    and type(attention.norm) not in (LayerNorm, norms.RMSNorm),
   }
   for reason, holds in reasons.items():
     if holds:
@@ -132,6 +137,49 @@ def _refusal_of_cudnn(dtype: jax.typing.DTypeLike, size: int) -> str:
   major = capability.partition('.')[0]
   is_new = major.isdecimal() and int(major) >= 8
   return '' if is_new else f'cuDNN needs compute capability 8, not {capability}'
+
+
+def attend(
+  attention: attention_lib.Attention,
+  x: jax.Array,
+  bias: jax.Array | None,
+  context: Context,
+) -> jax.Array:
+  """Maps [B, T, D] to the values [B, R, H, K], with a kernel where one can."""
+  implementation = choose(attention, x, context, bias)
+  if implementation == 'fused':
+    from vit_jax.models import packed
+
+    return packed.attend(attention, x, context)
+  qkv = attention.prepare(*attention.project(x, context), context)
+  if implementation == 'einsum':
+    return _attend_by_einsum(attention, *qkv, bias, context)
+  return attend_by_jax(*qkv, bias, attention.causal, implementation)
+
+
+def _attend_by_einsum(
+  attention: attention_lib.Attention,
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  bias: jax.Array | None,
+  context: Context,
+) -> jax.Array:
+  """Maps [B, T, H, K] to the values [B, R, H, K].
+
+  The compiler chooses the order of axes, as a transpose of [B, T, H, K] would
+  be a copy in memory. Scores and softmax are float32, as in
+  `Attention.attend`.
+  """
+  scores = jnp.einsum(
+    'bqhk,bthk->bhqt',
+    query * query.shape[-1] ** -0.5,
+    key,
+    preferred_element_type=jnp.float32,
+  )
+  weights = nn.softmax(attention.masked(scores, bias)).astype(attention.dtype)
+  weights = attention.dropped(weights, context)
+  return jnp.einsum('bhqt,bthk->bqhk', weights, value)
 
 
 def attend_by_jax(
@@ -178,82 +226,6 @@ def attend_by_jax(
     **lengths,
   )
   return y[:, :r]
-
-
-def packed_product(
-  x: jax.Array, kernel: jax.Array, bias: jax.Array
-) -> jax.Array:
-  """Returns queries, keys and values in one array, [B, T, 3, D].
-
-  Args:
-    x: [B, T, D].
-    kernel: [D, 3, H, K].
-    bias: [3, H, K].
-  """
-  from vit_jax.models import fused_attention
-
-  d = x.shape[-1]
-  # A product with [D, 3, D] can be split by heads, but TPUs' compiler
-  # transposes it to the kernel's order in memory.
-  width = (3, d) if fused_attention.splits_heads() else (3 * d,)
-  y = jnp.tensordot(x, kernel.reshape(d, *width), 1) + bias.reshape(width)
-  # TPUs would keep [B, T, 3, D] with 8 rows for its 3.
-  return keep(y).reshape(*x.shape[:2], 3, d)
-
-
-def attend_fused(
-  attention: attention_lib.Attention, x: jax.Array, context: Context
-) -> jax.Array:
-  """Maps [B, T, D] to the values [B, T, H, K] by the kernel for TPUs."""
-  from vit_jax.models import attention as attention_lib
-  from vit_jax.models import fused_attention
-  from vit_jax.models import vector_lanes
-
-  fields = attention.projection_fields()
-  qkv = attention_lib.PackedProjection(*fields, name='qkv')(x)
-  num_heads, rotation = attention.num_heads, context.rotation
-  heads = *x.shape[:2], num_heads, x.shape[-1] // num_heads
-  turn = norms = None
-  if rotation is not None:
-    turn = fused_attention.turn_of(
-      *(rotation, context.layer, x.shape, attention.dtype, attention.qk_norm)
-    )
-  if rotation is not None and turn is None:  # the kernel cannot rotate
-    query, key, value = (qkv[:, :, i].reshape(heads) for i in range(3))
-    parts = attention.prepare(query, key, value, context)
-    qkv = jnp.stack([y.reshape(x.shape) for y in parts], axis=2)
-  elif attention.qk_norm:
-    has_bias = isinstance(attention.norm, norms_lib.LayerNorm)
-    scales = [
-      _NormParameters(heads[-1], has_bias, name=name)()
-      for name in ('query_norm', 'key_norm')
-    ]
-    norms = vector_lanes.Norms(
-      jnp.stack(scales), attention.norm.epsilon, has_bias
-    )
-  y = fused_attention.fused_attention(qkv, num_heads, turn, norms)
-  return y.reshape(heads)
-
-
-class _NormParameters(nn.Module):
-  """The parameters of a `LayerNorm` or `RMSNorm`, by their names.
-
-  Attributes:
-    size: Number of channels.
-    has_bias: Whether there is a bias; else it is 0.
-  """
-
-  size: int
-  has_bias: bool
-
-  @nn.compact
-  def __call__(self) -> jax.Array:
-    """Returns scale and bias, [2, size]."""
-    shape = (self.size,)
-    scale = self.param('scale', nn.initializers.ones, shape)
-    if not self.has_bias:
-      return jnp.stack([scale, jnp.zeros_like(scale)])
-    return jnp.stack([scale, self.param('bias', nn.initializers.zeros, shape)])
 
 
 def row_major(x: jax.Array, attention: nn.Module) -> jax.Array:

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from vit_jax.models import block as block_lib
 from vit_jax.models import dropout
-from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
@@ -21,6 +20,7 @@ from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
+from vit_jax.models.patches import Patches
 
 # Hidden size, the two MLPs' sizes, layers: Table 1 of the paper.
 SIZES = {
@@ -111,14 +111,12 @@ class Mixer(heads.Classifier, MixerSpec):
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
     """
-    kernel = 'patch_embedding', 'kernel'
-    inputs.check_images(self, images, kernel, self.patch_size)
-    key = dropout.key_of(self, images.shape[0], train, rows)
-    x = embedding.PatchEmbedding(
+    key = dropout.key_of(self, images, rows) if train else None
+    x = Patches(
       self.hidden_size,
       self.patch_size,
-      self.starts.patch,
-      self.dtype,
+      initializers=self.initializers,
+      dtype=self.dtype,
       name='patch_embedding',
     )(images)
     # No position embeddings: the MLP over tokens depends on their order anyway

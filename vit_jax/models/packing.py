@@ -6,8 +6,10 @@ puts several behind each other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 
 from vit_jax.models import embedding
@@ -16,6 +18,11 @@ from vit_jax.models.context import Context
 
 if TYPE_CHECKING:
   from vit_jax.models import vit
+
+
+# Added to the scores of tokens that are not attended to: their weights are 0,
+# and it is finite in all types but float16.
+_HIDDEN = -1e9
 
 
 def context(model: vit.ViT, given: Context, count: int) -> Context:
@@ -54,3 +61,28 @@ def context(model: vit.ViT, given: Context, count: int) -> Context:
   return given.replace(
     attended=owner[:, None] == jnp.arange(number)[:, None], segments=owner
   )
+
+
+def masked(bias: jax.Array | None, context: Context) -> jax.Array | None:
+  """Adds what hides and weighs tokens to the bias of scores [B, H, R, T]."""
+  for mask in _masks(context):
+    bias = mask if bias is None else mask + bias
+  return bias
+
+
+def _masks(context: Context) -> Iterator[jax.Array]:
+  """Yields what is added to the scores of keys, [B, 1, 1 or T, T] each."""
+  segments = context.segments
+  if segments is not None:  # a matrix of blocks; padding attends to itself
+    is_same_image = segments[:, :, None] == segments[:, None]
+    yield jnp.where(is_same_image, 0.0, _HIDDEN)[:, None]
+  elif context.attended is not None:
+    yield jnp.where(context.attended, 0.0, _HIDDEN)[:, None, None]
+  if context.sizes is not None:
+    yield jnp.log(context.sizes)[:, None, None]
+
+
+def weights(context: Context) -> jax.Array | None:
+  """Returns how often the patches count in a mean, [B, N] or [B, S, N]."""
+  weights = context.sizes if context.attended is None else context.attended
+  return None if weights is None else weights[..., context.prefix :]

@@ -1,9 +1,12 @@
-"""Patch embeddings (equation 1 of the ViT paper, arXiv:2010.11929).
+"""Tokens of images: patches and learned positions.
 
-In comments: B images, [h, w] grid of patches, N patches, D hidden size.
+Equation 1 of the ViT paper (arXiv:2010.11929). In comments: B images, [h, w]
+grid of patches, N patches, P tokens before them, D hidden size.
 """
 
+import math
 from typing import Annotated
+from typing import ClassVar
 
 from flax import linen as nn
 import jax
@@ -13,18 +16,21 @@ from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
-from vit_jax.models import norms
-from vit_jax.models import resnet
+from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
+
+TOKENS = ('all', 'class', 'patches')
+ONE_SHAPE = 'a model is initialised with images of one shape'
 
 
 class Patches(nn.Module):
   """Projects patches: images [B, height, width, C] -> [B, h, w, D].
 
   Volumes [B, depth, height, width, C] become [B, d, h, w, D], and patches that
-  are cut already, [B, N, p * q * C], become [B, N, D]. The parameters are the
-  model's `patch_embedding`.
+  are cut already, as by `embedding.patches`, [B, N, p * q * C], become [B, N,
+  D]. The kernel [p, q, C, D] is that of a convolution whose stride is its size,
+  but it is applied as one matrix product.
 
   Attributes:
     hidden_size: D.
@@ -36,6 +42,8 @@ class Patches(nn.Module):
     initializers: Name of the initial values.
     dtype: Type in which it computes.
   """
+
+  scope_name: ClassVar[str] = 'patch_embedding'
 
   hidden_size: Annotated[int, fields.SIZE]
   patch_size: Annotated[tuple[int, ...], fields.FITTED]
@@ -49,7 +57,6 @@ class Patches(nn.Module):
     """Sides of what a token stands for, in pixels."""
     return self.patch_size
 
-  @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
     """Returns one token per patch.
 
@@ -57,69 +64,125 @@ class Patches(nn.Module):
       ValueError: The images are not those of the parameters, or patches do not
         divide them.
     """
-    path = 'patch_embedding', 'kernel'
-    inputs.check_images(self, images, path, self.patch_size)
+    kernel: jax.Array | None = self.get_variable('params', 'kernel')
+    fits = kernel is not None and images.ndim in (3, kernel.ndim)
+    if fits and kernel is not None:
+      first = 0 if images.ndim == 3 else -2
+      fits = images.shape[-1] == math.prod(kernel.shape[first:-1])
+    if not fits:
+      inputs.check_images(self, images, ('kernel',), self.patch_size)
     return self.project(images)
 
+  @nn.compact
   def project(self, images: jax.Array) -> jax.Array:
-    """Applies `patch_embedding`."""
+    """Returns one token per patch of images of any number of channels."""
+    patch, channels = self.patch_size, images.shape[-1]
+    if images.ndim == 3:
+      x, channels = images, channels // math.prod(patch)
+    else:
+      x = self._cut(images)
     starts = initializers_lib.INITIALIZERS[self.initializers]
-    layer = embedding.PatchEmbedding(
-      self.hidden_size,
-      self.patch_size,
-      starts.patch,
-      self.dtype,
-      self.bias,
-      self.crop,
-      name='patch_embedding',
-    )
-    return layer(images)
+    shape = *patch, channels, self.hidden_size
+    kernel = jnp.asarray(self.param('kernel', starts.patch, shape))
+    kernel = kernel.reshape(-1, self.hidden_size).astype(self.dtype)
+    x = x.astype(self.dtype) @ kernel
+    if not self.bias:
+      return x
+    bias = self.param('bias', nn.initializers.zeros, (self.hidden_size,))
+    return x + bias.astype(self.dtype)
+
+  def _cut(self, images: jax.Array) -> jax.Array:
+    """Returns the patches of images, [B, h, w, p * q * C]."""
+    (b, *size, c), patch = images.shape, self.patch_size
+    grid = [n // p for n, p in zip(size, patch, strict=True)]
+    whole = [n * p for n, p in zip(grid, patch, strict=True)]
+    if 0 in grid or (size != whole and not self.crop):
+      raise ValueError(
+        f'the image, {embedding.times(size)}, is not a multiple of the patch,'
+        f' {embedding.times(patch)}'
+      )
+    if self.crop:
+      images = images[:, *map(slice, whole)]
+    # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
+    sides = [n for pair in zip(grid, patch, strict=True) for n in pair]
+    axes = range(1, len(sides) + 1)
+    x = images.astype(self.dtype).reshape(b, *sides, c)
+    x = x.transpose(0, *axes[::2], *axes[1::2], len(sides) + 1)
+    return x.reshape(b, *grid, math.prod(patch) * c)
 
 
-class NormedPatches(Patches):
-  """Patches with a norm before positions are added.
+class Learned(nn.Module):
+  """One learned vector for each token (section 3.1 of the ViT paper).
 
-  AIMv2, arXiv:2411.14402, its code. Its parameters are the model's
-  `patch_norm`.
-
-  Attributes, beside those of `Patches`:
-    patch_norm: The norm.
+  Attributes:
+    tokens: Tokens with a position: 'all'; 'class', the class token and patches;
+      or 'patches'.
+    resize: How positions are resized to images of their own grids, one of
+      `embedding.RESIZES`.
+    keep_aspect: Whether they are resized to a square around a grid.
+    grid: Grid (h, w) of the positions, if images have their own; None: a
+      square.
+    initializers: Name of the initial values.
   """
 
-  patch_norm: Annotated[nn.Module, Field(Kind.FUNCTION, key='norm')] = (
-    norms.LayerNorm()
-  )
-
-  def project(self, images: jax.Array) -> jax.Array:
-    """Applies `patch_embedding` and the norm."""
-    return self.patch_norm(super().project(images))
-
-
-class HybridPatches(Patches):
-  """A ResNet before the patch embedding (section 3.1, "Hybrid Architecture").
-
-  Its parameters are the model's `stem`.
-
-  Attributes, beside those of `Patches`, whose `patch_size` is in cells of the
-  ResNet's output:
-    stages: Units in each stage; () for only the stem.
-    width: Channels of the stem.
-  """
-
-  stages: Annotated[tuple[int, ...], fields.STAGES] = ()
-  width: Annotated[int, fields.SIZE] = 64
-
-  @property
-  def pixels(self) -> tuple[int, ...]:
-    """Sides of what a token stands for, in pixels."""
-    stride = 4 * 2 ** max(len(self.stages) - 1, 0)
-    return tuple(stride * n for n in self.patch_size)
+  tokens: Annotated[str, Field(Kind.FITTED, choices=TOKENS)] = 'all'
+  resize: Annotated[
+    str, Field(Kind.FUNCTION, is_visible=False, choices=embedding.RESIZES)
+  ] = 'linear'
+  keep_aspect: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
+  grid: Annotated[
+    tuple[int, ...] | None, Field(Kind.FITTED, is_visible=False, least=1)
+  ] = None
+  initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
 
   @nn.compact
-  def __call__(self, images: jax.Array) -> jax.Array:
-    """Returns one token per patch of the ResNet's output."""
-    inputs.check_images(
-      self, images, ('stem', 'conv', 'kernel'), self.patch_size
+  def __call__(
+    self, x: jax.Array, context: Context
+  ) -> tuple[jax.Array, Context]:
+    """Adds positions to tokens [B, P + N, D].
+
+    Raises:
+      ValueError: The parameters are for another number of patches, or a model
+        is initialised with images of different shapes.
+    """
+    before = {
+      'all': context.prefix,
+      'class': int(context.class_token),
+      'patches': 0,
+    }[self.tokens]
+    table = self._table(x, context, before).astype(x.dtype)
+    if before < context.prefix:
+      gap = (0, 0), (0, context.prefix - before), (0, 0)
+      first = jnp.pad(table[:, :before], gap)
+      table = jnp.concatenate([first, table[:, before:]], axis=1)
+    return x + table, context
+
+  def _table(self, x: jax.Array, context: Context, before: int) -> jax.Array:
+    """Returns the positions of some tokens and of patches, [1 or B, n, D]."""
+    count, d = x.shape[1] - context.prefix, x.shape[2]
+    table: jax.Array | None = self.get_variable('params', 'position_embedding')
+    if context.grids is None:
+      shape = 1, before + count, d
+      if table is not None and table.shape[1] != shape[1]:
+        inputs.check_tokens(
+          self,
+          context.image_size,
+          context.patch_size,
+          shape[1],
+          ('position_embedding',),
+          axis=1,
+          others=before,
+        )
+      init = initializers_lib.INITIALIZERS[self.initializers].position
+      return self.param('position_embedding', init, shape)
+    if table is None:
+      raise ValueError(ONE_SHAPE)
+    return embedding.positions_of_grids(
+      table[0],
+      context.grids,
+      count,
+      before,
+      grid=self.grid,
+      resize=self.resize,
+      is_kept=self.keep_aspect,
     )
-    stem = resnet.ResNetStem(self.stages, self.width, self.dtype, name='stem')
-    return self.project(stem(images))

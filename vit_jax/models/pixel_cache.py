@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import attention
 from vit_jax.models import igpt
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.models.context import as_class
 from vit_jax.models.context import Context
 from vit_jax.models.context import Outputs
@@ -134,7 +134,7 @@ def draw(
   """
   b, n = given.shape
   if 'blocks' not in params:
-    params = stack.stack_layers(params)
+    params = layouts.stack_layers(params)
   keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
   def one(

@@ -1,4 +1,4 @@
-"""Pooling of tokens to the features of an image.
+"""Further pools of tokens to the features of an image.
 
 In comments: B images, P tokens before the patches, N patches, T = P + N tokens,
 D hidden size, H heads, K = D / H.
@@ -12,45 +12,14 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import block as block_lib
 from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import mlp as mlp_lib
-from vit_jax.models import norms
+from vit_jax.models import packing
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
-
-
-class Token(nn.Module):
-  """The class token: [B, T, D] -> [B, D]."""
-
-  # Tokens in front that it reads, and how many.
-  reads_class_token: ClassVar[bool] = True
-  num_read: ClassVar[int] = 1
-
-  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-    """Returns the first token."""
-    del context
-    return x[:, 0]
-
-
-class Mean(nn.Module):
-  """The mean of the patches: [B, T, D] -> [B, D].
-
-  Attributes:
-    norm_after: Whether the model's last norm follows the mean, in place of
-      preceding it (MAE's fine-tuning, arXiv:2111.06377, its code).
-  """
-
-  norm_after: Annotated[bool, fields.FITTED] = False
-
-  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-    """Returns the mean of tokens that are no padding.
-
-    For S images in a sequence it is [B, S, D], 0 for missing images.
-    """
-    return embedding.weighted_mean(x[:, context.prefix :], _weights(context))
 
 
 class TokenAndMean(nn.Module):
@@ -63,7 +32,9 @@ class TokenAndMean(nn.Module):
 
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns both, side by side."""
-    patches = embedding.weighted_mean(x[:, context.prefix :], _weights(context))
+    patches = embedding.weighted_mean(
+      x[:, context.prefix :], packing.weights(context)
+    )
     return jnp.concatenate([x[:, 0], patches], axis=-1)
 
 
@@ -80,7 +51,7 @@ class Map(nn.Module):
     prefix: Whether it attends to the tokens before the patches, too.
     query: Whether its query is a projection of what is learned.
     bias: Whether query, keys and values have biases.
-    gelu: As of `mlp.Mlp`.
+    gelu: As of `block.Mlp`.
     norm: The norm before the MLP.
     initializers: Name of the initial values.
     dtype: Type in which layers compute.
@@ -95,9 +66,9 @@ class Map(nn.Module):
   bias: Annotated[bool, fields.FITTED] = True
   gelu: Annotated[
     str,
-    Field(Kind.FUNCTION, is_visible=False, choices=tuple(mlp_lib.GELUS)),
+    Field(Kind.FUNCTION, is_visible=False, choices=tuple(block_lib.GELUS)),
   ] = 'tanh'
-  norm: Annotated[nn.Module, fields.PART] = norms.LayerNorm()
+  norm: Annotated[nn.Module, fields.PART] = block_lib.LayerNorm()
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
@@ -119,7 +90,7 @@ class Map(nn.Module):
       attended = None if attended is None else attended[..., front:]
     y = self._attend(x, attended)  # [B, S, D]
     if self.mlp_dim:
-      mlp = mlp_lib.Mlp(
+      mlp = block_lib.Mlp(
         self.mlp_dim,
         self.gelu,
         initializers=self.initializers,
@@ -175,9 +146,3 @@ class Map(nn.Module):
       weights = weights[:, :, None]
     y = jnp.einsum('bhst,bhtk->bshk', weights, value)
     return dense(d, axis=(-2, -1), name='out')(y)
-
-
-def _weights(context: Context) -> jax.Array | None:
-  """Returns how often the patches count in a mean, [B, N] or [B, S, N]."""
-  weights = context.sizes if context.attended is None else context.attended
-  return None if weights is None else weights[..., context.prefix :]

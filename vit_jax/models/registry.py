@@ -53,18 +53,18 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     'differential': 'vit_jax.models.differential:Differential',
   },
   'mlp': {
-    'mlp': 'vit_jax.models.mlp:Mlp',
+    'mlp': 'vit_jax.models.block:Mlp',
     'swiglu': 'vit_jax.models.mlp:SwiGLU',
     'glu': 'vit_jax.models.mlp:GLU',
     'geglu': 'vit_jax.models.mlp:GEGLU',
     'experts': 'vit_jax.models.experts:Experts',
   },
   'norm': {
-    'layer_norm': 'vit_jax.models.norms:LayerNorm',
+    'layer_norm': 'vit_jax.models.block:LayerNorm',
     'rms_norm': 'vit_jax.models.norms:RMSNorm',
   },
   'positions': {
-    'learned': 'vit_jax.models.positions:Learned',
+    'learned': 'vit_jax.models.patches:Learned',
     'factorized': 'vit_jax.models.positions:Factorized',
     'sincos2d': 'vit_jax.models.positions:SinCos',
     'rope': 'vit_jax.models.rotary:Rope',
@@ -72,20 +72,24 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     'relative_mlp_bias': 'vit_jax.models.relative:RelativeMlpBias',
   },
   'pool': {
-    'token': 'vit_jax.models.pooling:Token',
-    'mean': 'vit_jax.models.pooling:Mean',
+    'token': 'vit_jax.models.vit:Token',
+    'mean': 'vit_jax.models.vit:Mean',
     'map': 'vit_jax.models.pooling:Map',
     'token_and_mean': 'vit_jax.models.pooling:TokenAndMean',
   },
+  'head': {
+    'linear': 'vit_jax.models.vit:Linear',
+  },
   'patches': {
     'patches': 'vit_jax.models.patches:Patches',
-    'normed': 'vit_jax.models.patches:NormedPatches',
-    'hybrid': 'vit_jax.models.patches:HybridPatches',
+    'normed': 'vit_jax.models.stems:NormedPatches',
+    'hybrid': 'vit_jax.models.stems:HybridPatches',
   },
 }
 # Keys of `config.model` beside the kinds that fill the fields of their names.
 # `dtype` is `config.train.dtype`.
 KEYS = (
+  'num_classes',
   'hidden_size',
   'num_heads',
   'mlp_dim',
@@ -511,7 +515,7 @@ class Entry:
   Attributes:
     kind: Key of `config.model` that names such a part, as 'mlp'.
     name: Its name there.
-    class_name: As 'vit_jax.models.mlp:Mlp'.
+    class_name: As 'vit_jax.models.block:Mlp'.
     options: By name, what an option is that a text does not set: its default,
       as Python, a key of the config, or 'required'.
     summary: The first sentence of the class's docstring.
@@ -530,8 +534,8 @@ def list_parts(kind: str | None = None) -> list[Entry]:
   """Returns the parts that have a name, as their classes are.
 
   Args:
-    kind: 'block', 'attention', 'mlp', 'norm', 'positions', 'pool' or 'patches';
-      None: all.
+    kind: 'block', 'attention', 'mlp', 'norm', 'positions', 'pool', 'head' or
+      'patches'; None: all.
 
   Raises:
     UserError: There is no such kind.

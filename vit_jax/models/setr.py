@@ -13,8 +13,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import block
 from vit_jax.models import maps
-from vit_jax.models import norms
 from vit_jax.models import projection
 
 _EPSILON = 1e-6  # of LayerNorm
@@ -59,7 +59,7 @@ class UpHead(nn.Module):
       x: Tokens.
       train: Whether BatchNorm measures this batch.
     """
-    x = norms.LayerNorm(_EPSILON, self.dtype, name='norm')(x)
+    x = block.LayerNorm(_EPSILON, self.dtype, name='norm')(x)
     for i in range(self.convs):
       x = maps.Convolution(
         self.channels,
@@ -99,7 +99,7 @@ class Neck(nn.Module):
     """Maps levels [B, h, w, D] to [B, h, w, channels], the deepest first."""
     projected = []
     for i, x in enumerate(levels):
-      x = norms.LayerNorm(_EPSILON, self.dtype, name=f'norms_{i}')(x)
+      x = block.LayerNorm(_EPSILON, self.dtype, name=f'norms_{i}')(x)
       projected.append(
         maps.Convolution(
           self.channels, 1, dtype=self.dtype, name=f'inputs_{i}'

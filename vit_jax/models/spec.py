@@ -24,9 +24,9 @@ from vit_jax.models import grouped
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import kernels
 from vit_jax.models import mlp as mlp_lib
-from vit_jax.models import norms
 from vit_jax.models import registry
 from vit_jax.models import relative
+from vit_jax.models import remat as remat_lib
 from vit_jax.models import rotary as rotary_lib
 from vit_jax.models import stack
 from vit_jax.models.fields import EXECUTION
@@ -74,7 +74,7 @@ class LayerSpec:
       those within the MLP's activation function, and its dropout; 'products',
       all but the results of dense layers and of attention; 'full', all of them;
       or a name of `jax.checkpoint_policies`. 'auto' is one of these by the
-      platform, see `remat_on`.
+      platform, see `remat.on_platform`.
     dtype: Type in which layers compute. Parameters, LayerNorm's statistics and
       logits are float32, as is the softmax.
   """
@@ -86,14 +86,14 @@ class LayerSpec:
   stochastic_depth: Annotated[float, RATE] = 0.0
   stochastic_depth_uniform: Annotated[bool, TRAINING] = False
   gelu: Annotated[
-    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(mlp_lib.GELUS))
+    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(block_lib.GELUS))
   ] = 'tanh'
   layer_norm_epsilon: Annotated[
     float, Field(Kind.FUNCTION, is_visible=False, interval='(0, 1)')
   ] = 1e-6
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   scan: Annotated[bool, EXECUTION] = False
-  remat: Annotated[str, Field(Kind.EXECUTION, choices=stack.REMAT_POLICIES)] = (
+  remat: Annotated[str, Field(Kind.EXECUTION, choices=remat_lib.POLICIES)] = (
     'auto'
   )
   dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32
@@ -115,15 +115,15 @@ class LayerSpec:
 
   def norm_part(self) -> nn.Module:
     """Returns the norm of the layers."""
-    return norms.LayerNorm(self.layer_norm_epsilon, self.dtype, parent=None)
+    return block_lib.LayerNorm(self.layer_norm_epsilon, self.dtype, parent=None)
 
   def layer_norm(self, name: str) -> nn.Module:
     """Returns such a norm, to be called in a module's compact method."""
     return self.norm_part().copy(name=name)
 
-  def mlp_part(self, width: int | None = None) -> mlp_lib.Mlp:
+  def mlp_part(self, width: int | None = None) -> block_lib.Mlp:
     """Returns an MLP of a width, or that of the layers."""
-    return mlp_lib.Mlp(
+    return block_lib.Mlp(
       width or self.mlp_dim,
       self.gelu,
       dropout_rate=self.dropout_rate,
@@ -271,11 +271,11 @@ class EncoderSpec(LayerSpec):
     part: nn.Module = self.named_part('norm', NORMS.get(self.norm, self.norm))
     return part
 
-  def mlp_part(self, width: int | None = None) -> mlp_lib.Mlp:
+  def mlp_part(self, width: int | None = None) -> block_lib.Mlp:
     """Returns an MLP of a width, or that of the layers."""
     if width:
       return super().mlp_part(width)
-    part = GATES[self.gate] if self.gated_mlp else mlp_lib.Mlp
+    part = GATES[self.gate] if self.gated_mlp else block_lib.Mlp
     return part(
       self.mlp_dim,
       self.gelu,

@@ -1,8 +1,8 @@
 """A stack of equal layers, unrolled or scanned: the same function.
 
 An unrolled stack has its parameters in `blocks_0`, `blocks_1`, ...; a scanned
-stack in `blocks`, with a leading axis of depth. The functions that convert one
-form into the other are here.
+stack in `blocks`, with a leading axis of depth. `layouts` converts one form
+into the other.
 
 The gradient of the attention weights is the gradient of a variable that is
 added to them. Linen's own `Module.perturb` does not work here, for three
@@ -15,53 +15,18 @@ In comments: B images, T tokens, D hidden size, H heads, L layers.
 """
 
 from collections.abc import Iterator
-from collections.abc import Mapping
 import dataclasses
-import re
 from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vit_jax.models import context as context_lib
-from vit_jax.models import mlp
+from vit_jax.models import remat as remat_lib
 
 # Collection that gets the tokens of all layers where it is mutable.
 LEVELS = 'levels'
-REMAT_POLICIES = (
-  'auto',
-  'none',
-  'activations',
-  'products',
-  'full',
-  'dots_saveable',
-  'dots_with_no_batch_dims_saveable',
-)
-
-
-def remat_on(platform: str, scan: bool, remat: str) -> str:
-  """Returns the recomputation that 'auto' stands for; others as they are.
-
-  A compiler keeps every value that the backward pass takes out of a scan. Where
-  layers are unrolled, TPUs' compiler recomputes elementwise functions by
-  itself; that of GPUs does not, and would keep several values of [B, T, M]
-  within the activation function. On CPUs memory is plentiful, and to compute
-  is slow.
-
-  Args:
-    platform: 'cpu', 'tpu' or 'gpu'.
-    scan: Whether layers are scanned.
-    remat: One of `REMAT_POLICIES`.
-  """
-  if remat != 'auto':
-    return remat
-  if platform == 'cpu':
-    return 'none'
-  if scan:
-    return 'products'
-  return 'none' if platform == 'tpu' else 'activations'
 
 
 def apply(
@@ -92,7 +57,7 @@ def apply(
     context: What all layers are given; its `dropout_key` is that of the step.
     depth: Number of layers, L.
     scan: Whether one layer is compiled and run L times.
-    remat: One of `REMAT_POLICIES`.
+    remat: One of `remat.POLICIES`.
     num_read: Number of first tokens that the last layer may compute alone; used
       only if the layers are unrolled and capture nothing.
 
@@ -105,11 +70,14 @@ def apply(
   perturbation: jax.Array | None = None
   if 'attention' in captures:
     perturbation = model.get_variable('perturbations', 'attention')
-  policy = remat_on(jax.default_backend(), scan, remat)
+  layer, platform = _layer, jax.default_backend()
+  if remat != 'none' and (remat, platform) != ('auto', 'cpu'):
+    remat = remat_lib.on_platform(platform, scan, remat)
+    layer = remat_lib.recomputed(_layer, remat, scan)
+    context = context.replace(remat=remat)
   context = context.replace(
-    captures=captures, depth=depth, num_tokens=x.shape[1], remat=policy
+    captures=captures, depth=depth, num_tokens=x.shape[1]
   )
-  layer = _recomputed(_layer, policy, scan)
   if scan:
     x, outputs = _scan(model, layer, block, x, context, perturbation)
   else:
@@ -118,10 +86,11 @@ def apply(
       model, layer, block, x, context, perturbation, num_read
     )
   collection = LEVELS if captures == ('tokens',) else 'intermediates'
-  for name in captures:
+  homes = dict.fromkeys(captures, collection) | {'balance': 'losses'}
+  for name, home in homes.items():
     if name in outputs:
       value = outputs.pop(name)
-      model.sow(collection, name, value, reduce_fn=lambda _, new: new)
+      model.sow(home, name, value, reduce_fn=lambda _, new: new)
   return x, outputs
 
 
@@ -151,23 +120,9 @@ def _layer(
     outputs=outputs,
   )
   x = block(x, context)
-  context.capture('tokens', x)
+  if 'tokens' in context.captures:
+    context.capture('tokens', x)
   return x, dict(outputs)
-
-
-def _recomputed(layer: Any, policy: str, scan: bool) -> Any:
-  """Returns a layer that recomputes in the backward pass what it shall."""
-  if policy in ('none', 'activations'):  # `Mlp` does the latter
-    return layer
-  if policy == 'products':
-    # Unlike `dots_saveable` this keeps results after their bias is added, which
-    # the compiler does in the same operation, and those of kernels.
-    saveable = jax.checkpoint_policies.save_only_these_names(mlp.KEPT)
-  else:
-    saveable = getattr(jax.checkpoint_policies, policy, None)
-  # Inside a scan, XLA cannot merge the recomputation with the forward pass
-  # anyway (CSE), so nothing has to prevent that.
-  return nn.remat(layer, policy=saveable, prevent_cse=not scan)
 
 
 def _scan(
@@ -265,95 +220,3 @@ def _routes(part: nn.Module) -> bool:
 def has_equal_layers(part: nn.Module) -> bool:
   """Whether all layers of a stack have this part, without differences."""
   return not any(hasattr(x, 'at_layer') for x in inner_parts(part))
-
-
-def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns an unrolled model's parameters in the form of a scanned model.
-
-  `blocks_0`, `blocks_1`, ... become `blocks`, with a leading axis of depth.
-  NumPy arrays stay NumPy arrays.
-  """
-  names = [name for name in params if name.startswith('blocks_')]
-  names.sort(key=lambda name: int(name.removeprefix('blocks_')))
-  stacked = {k: v for k, v in params.items() if k not in names}
-  stacked['blocks'] = jax.tree.map(_stack, *(params[name] for name in names))
-  return stacked
-
-
-def _stack(*layers: Any) -> Any:
-  is_host = all(isinstance(x, np.ndarray) for x in layers)
-  return np.stack(layers) if is_host else jnp.stack(layers)
-
-
-def unstack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns unrolled parameters: the inverse of `stack_layers`.
-
-  Parameters that are already unrolled are returned unchanged.
-  """
-  unrolled = {k: v for k, v in params.items() if k != 'blocks'}
-  if len(unrolled) < len(params):
-    for i in range(len(jax.tree.leaves(params['blocks'])[0])):
-      unrolled[f'blocks_{i}'] = jax.tree.map(
-        lambda x, i=i: x[i], params['blocks']
-      )
-  return unrolled
-
-
-def unstack_all(tree: Any) -> Any:
-  """Returns a tree with the layers of all its stacks unrolled.
-
-  Args:
-    tree: Nested dicts of arrays, with `blocks` at any depth.
-  """
-  if not isinstance(tree, Mapping):
-    return tree
-  return unstack_layers({key: unstack_all(x) for key, x in tree.items()})
-
-
-def join_runs(params: Mapping[str, Any]) -> Any:
-  """Joins the stacks of older checkpoints into one.
-
-  Older checkpoints of scanned models with frozen layers have several stacks, as
-  `blocks_0-5` and `blocks_6-11`. Other parameters are returned unchanged.
-  """
-  starts = {name: re.fullmatch(r'blocks_(\d+)-\d+', name) for name in params}
-  runs = {name: int(match[1]) for name, match in starts.items() if match}
-  if not runs:
-    return params
-  result = {name: x for name, x in params.items() if name not in runs}
-  parts = [params[name] for name in sorted(runs, key=lambda name: runs[name])]
-  result['blocks'] = jax.tree.map(lambda *each: np.concatenate(each), *parts)
-  return result
-
-
-def relayout(tree: Any, target: Any) -> Any:
-  """Stacks or unrolls the layers of a tree, so that it is like `target`.
-
-  Args:
-    tree: A tree with parameters, or arrays like them, such as a train state.
-    target: Arrays or shapes of the same model, with layers stacked or unrolled.
-  """
-  layers = {}
-  for path, x in jax.tree_util.tree_leaves_with_path(tree):
-    names, is_stacked = layer_names(path, x)
-    for i, name in enumerate(names):
-      layers[name] = x[i] if is_stacked else x
-
-  def gather(path: tuple[Any, ...], like: Any) -> Any:
-    names, is_stacked = layer_names(path, like)
-    arrays = [layers[name] for name in names]
-    return jnp.stack(arrays) if is_stacked else arrays[0]
-
-  return jax.tree_util.tree_map_with_path(gather, target)
-
-
-def layer_names(path: tuple[Any, ...], x: Any) -> tuple[list[str], bool]:
-  """Returns the unrolled paths of an array, and whether it is a stack."""
-  parts = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
-  if 'blocks' not in parts:
-    return ['/'.join(parts)], False
-  i = parts.index('blocks')
-  return [
-    '/'.join([*parts[:i], f'blocks_{layer}', *parts[i + 1 :]])
-    for layer in range(x.shape[0])
-  ], True

@@ -80,12 +80,13 @@ class TextTower(nn.Module, spec_lib.EncoderSpec):
       ValueError: There are more tokens than positions.
     """
     count = _length(self, tokens)
-    key = dropout.key_of(self, tokens.shape[0], train, rows)
+    key = dropout.key_of(self, tokens, rows) if train else None
     x = _table(self, self.vocabulary, 'token_embedding')(tokens)
     shape = (1, self.length, self.hidden_size)
     position = self.param('position_embedding', self.starts.position, shape)
     x += position[:, :count].astype(x.dtype)
-    x = dropout.embedded(x, self.dropout_rate, self.depth, key)
+    if key is not None:
+      x = dropout.embedded(x, self.dropout_rate, self.depth, key)
     context = Context(attended=attended, dropout_key=key)
     x, _ = self.layers(self, x, context)
     x = self.layer_norm('norm')(x)
@@ -152,12 +153,13 @@ class Bert(nn.Module, spec_lib.EncoderSpec):
       ValueError: There are more tokens than positions.
     """
     count = _length(self, tokens)
-    key = dropout.key_of(self, tokens.shape[0], train, rows)
+    key = dropout.key_of(self, tokens, rows) if train else None
     x = _table(self, self.vocabulary, 'token_embedding')(tokens)
     x += _table(self, self.length, 'position_embedding')(jnp.arange(count))
     x += _table(self, self.segments, 'segment_embedding')(jnp.zeros(1, int))
     x = self.layer_norm('norm_before')(x)
-    x = dropout.embedded(x, self.dropout_rate, self.depth, key)
+    if key is not None:
+      x = dropout.embedded(x, self.dropout_rate, self.depth, key)
     attended = tokens != 0 if attended is None else attended
     context = Context(attended=attended, dropout_key=key)
     x, _ = self.layers(self, x, context, blocks.BertBlock)

@@ -1,27 +1,34 @@
 """The Vision Transformer (Dosovitskiy et al., 2020, arXiv:2010.11929).
 
-A model of parts: patches, positions, blocks of attention and MLPs, a norm and a
-pool are modules of their own, which may be replaced.
+A model of parts: patches, positions, blocks of attention and MLPs, a norm, a
+pool and a head are modules of their own, which may be replaced.
 
 In comments: B images, T tokens, D hidden size, H heads, L layers, P tokens
 before the patches.
 """
 
+import functools
 from typing import Annotated
 from typing import Any
+from typing import ClassVar
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import context as context_lib
 from vit_jax.models import dropout
+from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import norms
+from vit_jax.models import inputs
+from vit_jax.models import masking
 from vit_jax.models import packing
 from vit_jax.models import projection
+from vit_jax.models import remat as remat_lib
 from vit_jax.models import stack
+from vit_jax.models.block import LayerNorm
+from vit_jax.models.block import scoped
+from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import FITTED
 from vit_jax.models.fields import Kind
@@ -38,14 +45,15 @@ class ViT(nn.Module):
   All but the patches are optional.
 
   Attributes:
-    num_classes: Size of the head's output; 0: no head, and the model returns
-      what the head would get.
+    num_classes: Size of the head's output, which the head has, too; 0: there is
+      none.
     hidden_size: D, the width of a token.
     depth: L, the number of layers.
     patches: Maps images to patches [B, h, w, D].
     positions: Map tokens and a context to both, one after the other.
     block: A layer.
-    pool: Maps tokens to features.
+    pool: Maps tokens and a context to features.
+    head: Maps features and a context to logits.
     norm: Follows the last layer.
     last_norm: Whether it does.
     pre_norm: Whether such a norm precedes the layers (CLIP, arXiv:2103.00020,
@@ -53,18 +61,11 @@ class ViT(nn.Module):
     class_token: Whether there is one; None: only if the pool reads it.
     distillation_token: Whether there is one, with a separate head; the logits
       of both heads are averaged (DeiT, arXiv:2012.12877, section 4).
-    distillation_head: False: the distillation token has no head, and its output
-      is not used.
     registers: Number of register tokens (arXiv:2309.16588).
     mask_token: Whether there is a learned token for masked patches.
     dropout_rate: Dropout rate after positions are added.
     patch_dropout: Share of the patches that training leaves out at random
       (arXiv:2208.07220); the rest is not scaled.
-    pre_logits: Size of a dense layer with tanh before the head; 0: none.
-    head_norm: 'batch': a BatchNorm without affine parameters before the head,
-      as in the linear probes of MAE (arXiv:2111.06377, appendix A.1); 'none'.
-    head_bias: Initial value of the head's bias: with a sigmoid loss, the
-      logarithm of a class's frequency.
     initializers: Initial values of parameters, a name in
       `initializers.INITIALIZERS`.
     scan: Whether one layer is compiled and run L times by `nn.scan`, with
@@ -73,7 +74,7 @@ class ViT(nn.Module):
       those within the MLP's activation function, and its dropout; 'products',
       all but the results of dense layers and of attention; 'full', all of them;
       or a name of `jax.checkpoint_policies`. 'auto' is one of these by the
-      platform, see `stack.remat_on`.
+      platform, see `remat.on_platform`.
     dtype: Type in which layers compute. Parameters, the statistics of norms,
       the softmax of attention and logits are float32.
   """
@@ -84,25 +85,20 @@ class ViT(nn.Module):
   patches: Annotated[nn.Module, PART]
   block: Annotated[nn.Module, PART]
   pool: Annotated[nn.Module, PART]
+  head: Annotated[nn.Module, PART]
   positions: Annotated[tuple[nn.Module, ...], PART] = ()
-  norm: Annotated[nn.Module, PART] = norms.LayerNorm()
+  norm: Annotated[nn.Module, PART] = LayerNorm()
   last_norm: Annotated[bool, fields.FUNCTION] = True
   pre_norm: Annotated[bool, fields.FUNCTION] = False
   class_token: Annotated[bool | None, FITTED] = None
   distillation_token: Annotated[bool, FITTED] = False
-  distillation_head: Annotated[bool, Field(Kind.FITTED, is_visible=False)] = (
-    True
-  )
   registers: Annotated[int, Field(Kind.FITTED, least=0, most=2**16)] = 0
   mask_token: Annotated[bool, FITTED] = False
   dropout_rate: Annotated[float, fields.RATE] = 0.0
   patch_dropout: Annotated[float, fields.RATE] = 0.0
-  pre_logits: Annotated[int, Field(Kind.FITTED, least=0)] = 0
-  head_norm: Annotated[str, Field(Kind.FITTED, choices=HEAD_NORMS)] = 'none'
-  head_bias: Annotated[float, fields.TRAINING] = 0.0
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   scan: Annotated[bool, fields.EXECUTION] = False
-  remat: Annotated[str, Field(Kind.EXECUTION, choices=stack.REMAT_POLICIES)] = (
+  remat: Annotated[str, Field(Kind.EXECUTION, choices=remat_lib.POLICIES)] = (
     'auto'
   )
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
@@ -116,29 +112,21 @@ class ViT(nn.Module):
     merge_heads: bool = True,
     grids: jax.Array | None = None,
   ) -> jax.Array:
-    """Classifies images; captures and perturbs attention as `trunk` does.
+    """Classifies images; arguments, captures and errors are those of `trunk`.
 
     Args:
-      images: As of `trunk`.
-      train: As of `trunk`.
-      rows: As of `trunk`.
+      images: Images.
+      train: Whether to apply dropout.
+      rows: The images' positions in the global batch.
       merge_heads: Whether the logits of two heads are averaged.
-      grids: As of `trunk`.
+      grids: Grids of images of different shapes.
 
     Returns:
       Logits, float32 [B, num_classes]; without `merge_heads` the logits of two
       heads are [B, 2, num_classes], the class token's first.
-
-    Raises:
-      ValueError: The image's size is not a multiple of the patch's.
     """
-    logits = self._forward(
-      images,
-      train=train,
-      rows=rows,
-      features_only=True,
-      grids=grids,
-      classifies=True,
+    logits = self._encode(
+      images, train, rows, features_only=True, grids=grids, classifies=True
     )['logits']
     return logits.mean(axis=1) if self.has_two_heads and merge_heads else logits
 
@@ -193,21 +181,12 @@ class ViT(nn.Module):
       ValueError: The image's size is not a multiple of the patch's, or the
         model cannot mask patches or leave some out.
     """
-    return self._forward(
-      images,
-      train=train,
-      rows=rows,
-      features_only=features_only,
-      masked=masked,
-      kept=kept,
-      grids=grids,
-    )
+    return self._encode(images, train, rows, features_only, masked, kept, grids)
 
   @nn.compact
-  def _forward(
+  def _encode(
     self,
     images: jax.Array,
-    *,
     train: bool,
     rows: jax.Array | None,
     features_only: bool,
@@ -217,10 +196,8 @@ class ViT(nn.Module):
     classifies: bool = False,
   ) -> dict[str, jax.Array]:
     """Returns what `trunk` does, and `logits` if it classifies."""
-    # Not len(images), since the batch size may be symbolic.
-    key = dropout.key_of(self, images.shape[0], train, rows)
-    context = context_lib.Context(
-      dropout_key=key,
+    context = Context(
+      dropout_key=dropout.key_of(self, images, rows) if train else None,
       depth=self.depth,
       prefix=self.prefix_length,
       class_token='class_token' in self.prefix,
@@ -232,7 +209,10 @@ class ViT(nn.Module):
     x, context = self._embed(images, masked, context)
     if self.pre_norm:
       x = self.norm.copy(name='norm_before')(x)
-    x = dropout.embedded(x, self.dropout_rate, self.depth, key)
+    if context.dropout_key is not None:
+      x = dropout.embedded(
+        x, self.dropout_rate, self.depth, context.dropout_key
+      )
     # The last layer needs no queries and no MLP for tokens that the pool does
     # not read, since no further layer attends to them.
     num_read = getattr(self.pool, 'num_read', None) if features_only else None
@@ -250,45 +230,18 @@ class ViT(nn.Module):
     )
     # Scanned layers return all tokens: the last norm would read each of them.
     x = x[:, :num_read]
-    if 'balance' in outputs:
-      self.sow(
-        'losses',
-        'balance',
-        outputs.pop('balance'),
-        reduce_fn=_newest,
-      )
-    sizes = outputs.get('sizes')
-    if sizes is not None:
-      context = context.replace(sizes=sizes[-1])
+    last = {name: values[-1] for name, values in outputs.items()}
+    context = context.replace(sizes=last.get('sizes'))
     tokens, features = self._pooled(x, context)
     features = features.astype(jnp.float32)
-    result = {'tokens': tokens, 'features': features}
+    result = {'tokens': tokens, 'features': features, **last}
     if classifies:
-      result['logits'] = self._classify(features, train)
-    return result | {name: values[-1] for name, values in outputs.items()}
-
-  def _classify(self, x: jax.Array, train: bool) -> jax.Array:
-    """Returns the logits of all heads, or the features if there is no head."""
-    starts = initializers_lib.INITIALIZERS[self.initializers]
-    if self.pre_logits:
-      layer = nn.Dense(
-        self.pre_logits, kernel_init=starts.kernel, name='pre_logits'
-      )
-      x = nn.tanh(layer(x))
-    if not self.num_classes:
-      return x
-    if self.head_norm == 'batch':
-      norm = projection.StoredBatchNorm(
-        affine=False, epsilon=1e-6, name='head_norm'
-      )
-      x = norm(x, train=train)
-    head = linear(self.num_classes, starts.head, self.head_bias, name='head')
-    if not self.has_two_heads:
-      return head(x)
-    second = linear(
-      self.num_classes, starts.head, self.head_bias, name='head_distillation'
-    )
-    return jnp.stack([head(x[:, 0]), second(x[:, 1])], axis=1)
+      # Both may be those of a copy without a head.
+      has_count = hasattr(self.head, 'num_classes')
+      count: Any = {'num_classes': self.num_classes} if has_count else {}
+      head = self.head.copy(name='head', **count)
+      result['logits'] = head(features, context)
+    return result
 
   @property
   def prefix(self) -> tuple[str, ...]:
@@ -311,24 +264,30 @@ class ViT(nn.Module):
   @property
   def has_two_heads(self) -> bool:
     """Whether the distillation token has a head of its own."""
-    return self.distillation_token and self.distillation_head
+    has_second = getattr(self.head, 'distillation', False)
+    return self.distillation_token and has_second
 
   def _embed(
     self,
     images: jax.Array,
     masked: jax.Array | None,
-    context: context_lib.Context,
-  ) -> tuple[jax.Array, context_lib.Context]:
+    context: Context,
+  ) -> tuple[jax.Array, Context]:
     """Returns tokens with their positions, [B, T, D], and the context.
 
     Equation 1 of the paper: project patches, prepend tokens, add position
     embeddings.
     """
     # A copy, since a bound model may be called again.
-    nn.share_scope(self, patches := self.patches.copy())
+    name = getattr(self.patches, 'scope_name', None)
+    patches = self.patches.copy(name=name)
+    if name is None:
+      nn.share_scope(self, patches)
     x = patches(images)
     b, *grid = x.shape[:-1]
-    x = self._mask(jax.lax.collapse(x, 1, x.ndim - 1), masked)
+    x = jax.lax.collapse(x, 1, x.ndim - 1)
+    if self.mask_token or masked is not None:
+      x = masking.mask(self, x, masked)
     prefix = self._prefix_tokens()
     prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
     kept = context.kept
@@ -343,23 +302,8 @@ class ViT(nn.Module):
       nn.share_scope(self, part := positions.copy())
       x, context = part(x, context)
     if kept is not None:
-      p = context.prefix
-      patches = jnp.take_along_axis(x[:, p:], kept[..., None], axis=1)
-      x = jnp.concatenate([x[:, :p], patches], axis=1)
+      x = masking.keep(x, kept, context.prefix)
     return x, context
-
-  def _mask(self, x: jax.Array, masked: jax.Array | None) -> jax.Array:
-    """Replaces masked patches of [B, N, D] by the mask token."""
-    if not self.mask_token:
-      if masked is not None:
-        raise ValueError('patches are masked, but mask_token is False')
-      return x
-    shape = (1, 1, self.hidden_size)
-    starts = initializers_lib.INITIALIZERS[self.initializers]
-    token = self.param('mask_token', starts.position, shape)
-    if masked is None:
-      return x
-    return jnp.where(masked[..., None], token.astype(x.dtype), x)
 
   def _prefix_tokens(self) -> jax.Array:
     """Returns the tokens before the patches, [1, P, D]."""
@@ -376,42 +320,112 @@ class ViT(nn.Module):
     return jnp.concatenate(tokens, axis=1)
 
   def _pooled(
-    self, x: jax.Array, context: context_lib.Context
+    self, x: jax.Array, context: Context
   ) -> tuple[jax.Array, jax.Array]:
     """Returns tokens after the last norm, and features; see `trunk`."""
     # Pre-LN layers do not normalise the residual stream, so a last norm follows
     # (equation 4 of the paper).
     norm = self.norm if self.last_norm else lambda x: x
     if getattr(self.pool, 'norm_after', False):
-      return x, norm(context_lib.scoped(self.pool)(x, context))
+      return x, norm(scoped(self.pool)(x, context))
     x = norm(x)
     if self.has_two_heads:
       return x, x[:, :2]
-    features = context_lib.scoped(self.pool)(x, context)
-    is_packed = context.grids is not None and context.grids.ndim == 3
-    if features.ndim != 2 + is_packed:
-      axes = '[B, S, D]' if is_packed else '[B, D]'
-      raise ValueError(
-        f'{type(self.pool).__name__} returns features of the shape'
-        f' {list(features.shape)}: they must be {axes}'
-      )
+    features = scoped(self.pool)(x, context)
+    if features.ndim != _ndim(context):
+      raise inputs.features_error(self.pool, features, _ndim(context))
     return x, features
 
 
-def _newest(_: Any, new: jax.Array) -> jax.Array:
-  return new
+def _ndim(context: Context) -> int:
+  """Returns the number of axes of features: [B, D], or packed [B, S, D]."""
+  return 2 if context.grids is None else context.grids.ndim
 
 
-def linear(
-  num_classes: int,
-  kernel_init: initializers_lib.Initializer,
-  bias: float,
-  name: str | None = None,
-) -> nn.Dense:
-  """Returns the last layer, [..., D] -> [..., num_classes]."""
-  return nn.Dense(
-    num_classes,
-    kernel_init=kernel_init,
-    bias_init=nn.initializers.constant(bias),
-    name=name,
-  )
+class Token(nn.Module):
+  """The class token: [B, T, D] -> [B, D]."""
+
+  # Tokens in front that it reads, and how many.
+  reads_class_token: ClassVar[bool] = True
+  num_read: ClassVar[int] = 1
+
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns the first token."""
+    del context
+    return x[:, 0]
+
+
+class Mean(nn.Module):
+  """The mean of the patches: [B, T, D] -> [B, D].
+
+  Attributes:
+    norm_after: Whether the model's last norm follows the mean, in place of
+      preceding it (MAE's fine-tuning, arXiv:2111.06377, its code).
+  """
+
+  norm_after: Annotated[bool, FITTED] = False
+
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns the mean of tokens that are no padding.
+
+    For S images in a sequence it is [B, S, D], 0 for missing images.
+    """
+    patches = x[:, context.prefix :]
+    if context.attended is None and context.sizes is None:
+      return patches.mean(axis=1)
+    return embedding.weighted_mean(patches, packing.weights(context))
+
+
+class Linear(nn.Module):
+  """A linear head: features [B, D] -> logits [B, num_classes], float32.
+
+  The features of a class and a distillation token, [B, 2, D], have a head each.
+  The other parameters are beside `head`: `pre_logits`, `head_norm` and
+  `head_distillation`.
+
+  Attributes:
+    num_classes: Size of the output; 0: no head, and features are returned.
+    pre_logits: Size of a dense layer with tanh before the head; 0: none.
+    norm: 'batch': a BatchNorm without affine parameters before the head, as in
+      the linear probes of MAE (arXiv:2111.06377, appendix A.1); 'none'.
+    bias: Initial value of the bias: with a sigmoid loss, the logarithm of a
+      class's frequency.
+    distillation: False: the distillation token has no head, and its output is
+      not used.
+    initializers: Name of the initial values.
+  """
+
+  num_classes: Annotated[int, NUM_CLASSES]
+  pre_logits: Annotated[int, Field(Kind.FITTED, least=0)] = 0
+  norm: Annotated[str, Field(Kind.FITTED, choices=HEAD_NORMS)] = 'none'
+  bias: Annotated[float, fields.TRAINING] = 0.0
+  distillation: Annotated[bool, Field(Kind.FITTED, is_visible=False)] = True
+  initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
+
+  @nn.compact
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns logits; of features [B, 2, D], [B, 2, num_classes]."""
+    starts = initializers_lib.INITIALIZERS[self.initializers]
+    own: Any = self.scope
+    beside = own.parent
+    if self.pre_logits:
+      scope = beside.push('pre_logits')
+      layer = nn.Dense(self.pre_logits, kernel_init=starts.kernel, parent=scope)
+      x = nn.tanh(layer(x))
+    if not self.num_classes:
+      return x
+    if self.norm == 'batch':
+      scope = beside.push('head_norm')
+      norm = projection.StoredBatchNorm(False, 1e-6, parent=scope)
+      x = norm(x, train=context.train)
+    dense = functools.partial(
+      nn.Dense,
+      self.num_classes,
+      kernel_init=starts.head,
+      bias_init=nn.initializers.constant(self.bias),
+    )
+    head = dense(parent=own)
+    if x.ndim == _ndim(context):
+      return head(x)
+    second = dense(parent=beside.push('head_distillation'))
+    return jnp.stack([head(x[:, 0]), second(x[:, 1])], axis=1)

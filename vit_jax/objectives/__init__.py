@@ -142,13 +142,15 @@ def _check_statistics(
   config: ml_collections.ConfigDict, cls: type[Objective]
 ) -> None:
   """Checks that running statistics of the model are measured, and exactly."""
-  if config.model.head_norm != 'batch':
+  head = config.model.head
+  options = parts.parse(head, 'model.head').options if head else {}
+  if options.get('norm') != 'batch':
     return
-  where = f"config.model.head_norm is 'batch', but config.{'{}'}"
+  where = f'config.model.head is {head!r}, but config.{{}}'
   if not cls.moves_statistics:
     raise config_lib.UserError(
       where.format(f'objective.name={config.objective.name}')
-      + " does not measure its statistics: set head_norm='none'"
+      + " does not measure its statistics: leave norm='batch' out"
     )
   if config_lib.num_microbatches(config) > 1:
     raise config_lib.UserError(
@@ -158,7 +160,7 @@ def _check_statistics(
   if config.model.distillation_token:
     raise config_lib.UserError(
       where.format('model.distillation_token is True')
-      + ": a model with two heads has none, set head_norm='none'"
+      + ": a model with two heads has none, leave norm='batch' out"
     )
   if config.train.batch_size < 2:
     raise config_lib.UserError(
@@ -177,7 +179,6 @@ def _check_patches(
   block = parts.parse(model.block, 'model.block').name if model.block else ''
   removes = {
     'patch_dropout': bool(model.patch_dropout),
-    'merge': bool(model.merge),
     'block': block == 'merging',
   }
   for key, is_set in removes.items():

@@ -21,6 +21,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
+from vit_jax.models import heads
 from vit_jax.models import initializers
 from vit_jax.models import vit
 from vit_jax.objectives import base
@@ -74,7 +75,7 @@ class BEiT(base.Objective):
     self._parts = config_lib.num_microbatches(config)
     self._tokenizer = visual_tokens.make(config, self.masks.grid)
     starts = initializers.INITIALIZERS[trunk.initializers]
-    self._head = vit.linear(options.tokens, starts.kernel, 0.0)
+    self._head = heads.linear(options.tokens, starts.kernel, 0.0)
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:

@@ -27,7 +27,7 @@ from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.data import tokenizers
 from vit_jax.data import vocabularies
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.models import text
 from vit_jax.models import two_towers
 from vit_jax.models import vit
@@ -221,7 +221,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
     found = init(keys[1], tokens)['params']
     params = {
       'image': super().init(keys[0]),
-      'text': found if self.model.scan else stack.unstack_layers(found),
+      'text': found if self.model.scan else layouts.unstack_layers(found),
     }
     embedding = jnp.zeros((1, self._width), jnp.float32)
     beside = towers.init(keys[2], embedding, method='project')['params']

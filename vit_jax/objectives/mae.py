@@ -20,8 +20,8 @@ from vit_jax.data import features as features_lib
 from vit_jax.models import decoder
 from vit_jax.models import embedding
 from vit_jax.models import flat
+from vit_jax.models import layouts
 from vit_jax.models import spec as spec_lib
-from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import feature_checks
@@ -192,7 +192,7 @@ class MAE(base.Objective):
     places = jnp.zeros((1, h * w), jnp.int32)
     init = jax.jit(model.init, static_argnums=3)
     params = init(key, tokens, places, self._grid)['params']
-    return params if self.model.scan else stack.unstack_layers(params)
+    return params if self.model.scan else layouts.unstack_layers(params)
 
   def loss(
     self,

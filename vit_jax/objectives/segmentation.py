@@ -23,10 +23,10 @@ from vit_jax.data import features as features_lib
 from vit_jax.evaluation import segments as segments_lib
 from vit_jax.evaluation import windows
 from vit_jax.models import maps
-from vit_jax.models import patches
 from vit_jax.models import resnet
 from vit_jax.models import setr
 from vit_jax.models import spec as spec_lib
+from vit_jax.models import stems
 from vit_jax.models import trans2seg
 from vit_jax.models import unetr
 from vit_jax.models import vit
@@ -399,7 +399,7 @@ def _checked(model: models.Model, config: ml_collections.ConfigDict) -> Any:
   if isinstance(model, resnet.BiT) and reads_features:
     return model
   is_plain = isinstance(model, vit.ViT) and not isinstance(
-    model.patches, patches.HybridPatches
+    model.patches, stems.HybridPatches
   )
   if is_plain and not reads_features:
     assert isinstance(model, vit.ViT)

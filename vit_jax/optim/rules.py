@@ -20,7 +20,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import tables
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.parallel import sharding
 
 # Parameters before the first layer, for layer_decay. All other parameters
@@ -108,7 +108,7 @@ class Rules:
     return jax.tree_util.tree_map_with_path(scaled, updates)
 
   def _of(self, path: tuple[Any, ...], x: Any) -> list[Parameter]:
-    return [self.parameters[name] for name in stack.layer_names(path, x)[0]]
+    return [self.parameters[name] for name in layouts.layer_names(path, x)[0]]
 
 
 def merge(trained: Any, params: Any) -> Any:
@@ -219,14 +219,14 @@ def make(
 def _has_stack(params: Any) -> bool:
   """Whether layers are scanned, so that arrays hold several layers."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
-  return any(stack.layer_names(path, x)[1] for path, x in leaves)
+  return any(layouts.layer_names(path, x)[1] for path, x in leaves)
 
 
 def _sizes(params: Any) -> tuple[dict[str, int], int]:
   """Returns the sizes of unrolled parameters, in order of layers, and L."""
   found: dict[str, int] = {}
   for path, x in jax.tree_util.tree_leaves_with_path(params):
-    names = stack.layer_names(path, x)[0]
+    names = layouts.layer_names(path, x)[0]
     found |= dict.fromkeys(names, x.size // len(names))
   depth = 1 + max(_layer(name, -1) for name in found)
   order = sorted(found, key=lambda name: (_layer(name, depth), name))
@@ -318,7 +318,7 @@ def per_array(params: Any, value: Callable[[str], float]) -> Any:
   """
 
   def of_array(path: tuple[Any, ...], x: Any) -> Any:
-    return _per_layer([value(n) for n in stack.layer_names(path, x)[0]], x)
+    return _per_layer([value(n) for n in layouts.layer_names(path, x)[0]], x)
 
   return jax.tree_util.tree_map_with_path(of_array, params)
 

@@ -22,7 +22,7 @@ from vit_jax import objectives
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.objectives import flexible
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.train import experiment as experiment_lib
@@ -189,8 +189,8 @@ def _forward(
     params: Any, extra: Any, batch: objectives.Batch, step: jax.Array
   ) -> tuple[_Seen, jax.Array, Any]:
     like = jax.eval_shape(objective.init, jax.random.key(0))
-    params = stack.relayout(params, like)
-    extra = stack.relayout(extra, jax.eval_shape(objective.init_extra, like))
+    params = layouts.relayout(params, like)
+    extra = layouts.relayout(extra, jax.eval_shape(objective.init_extra, like))
     key = train_step_lib.step_key(config.seed, step)
 
     def one_part(_: None, part: Any) -> tuple[None, Any]:
@@ -312,7 +312,7 @@ def _by_path(tree: Any) -> _Seen:
   names: list[str] = []
   each = []
   for path, x in jax.tree_util.tree_leaves_with_path(tree):
-    layers, is_stacked = stack.layer_names(path, x)
+    layers, is_stacked = layouts.layer_names(path, x)
     names += layers
     each.append(_look(x, range(is_stacked, x.ndim)))
   bad, largest = (

@@ -26,7 +26,7 @@ from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import shapes as shapes_lib
 from vit_jax.evaluation import base as evaluation_base
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.objectives import contract
 from vit_jax.objectives import flexible
 from vit_jax.optim import rules as rules_lib
@@ -322,7 +322,7 @@ class Program:
     if stored.keys() == sharding.leaves(own.params).keys():
       return state
     shardings = jax.tree.map(lambda x: x.sharding, own)
-    relayout = functools.partial(stack.relayout, target=own)
+    relayout = functools.partial(layouts.relayout, target=own)
     return jax.jit(relayout, out_shardings=shardings)(state)
 
   def abstract_batch(

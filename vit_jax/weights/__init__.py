@@ -23,8 +23,8 @@ from vit_jax import models
 from vit_jax.config import recipes
 from vit_jax.data import features as features_lib
 from vit_jax.models import flat
+from vit_jax.models import layouts
 from vit_jax.models import names
-from vit_jax.models import stack
 from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import batched
@@ -390,7 +390,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   with config_lib.explained(str(workdir), ValueError):
     model, expected = model_of_run(config, preprocess)
   everything, _, found = restoring.restore_params(workdir, step)
-  params = stack.join_runs(whole_lib.at(everything, preprocess.trunk))
+  params = layouts.join_runs(whole_lib.at(everything, preprocess.trunk))
   flat = traverse_util.flatten_dict(params, sep='/')
   if problems := fit.different_arrays(flat, expected):
     raise config_lib.UserError(

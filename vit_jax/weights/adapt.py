@@ -39,9 +39,10 @@ from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
 from vit_jax.models import flat
 from vit_jax.models import igpt
+from vit_jax.models import layouts
 from vit_jax.models import mixer
+from vit_jax.models import patches as patches_lib
 from vit_jax.models import positions
-from vit_jax.models import stack
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
 from vit_jax.weights import relative
@@ -343,7 +344,7 @@ def _position_kind(model: flat.ViT) -> tuple[str, str]:
   """Returns which positions are added to tokens, and to which tokens."""
   for part in model.parts().positions:
     match part:
-      case positions.Learned():
+      case patches_lib.Learned():
         return 'learned', part.tokens
       case positions.Factorized():
         return 'factorized', 'patches'
@@ -460,8 +461,8 @@ def _replace(
 def _as_scanned(params: dict[str, Any], target: Any) -> dict[str, Any]:
   """Stacks or unrolls the layers as the model's `scan` says."""
   if not getattr(target, 'scan', False):
-    return stack.unstack_layers(params)
-  return params if 'blocks' in params else stack.stack_layers(params)
+    return layouts.unstack_layers(params)
+  return params if 'blocks' in params else layouts.stack_layers(params)
 
 
 def _tokens(counts: Sequence[tuple[str, int]]) -> str:

@@ -15,8 +15,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.data.host import levels
 from vit_jax.models import fields
-from vit_jax.models import flat
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.models.fields import Kind
 from vit_jax.weights import adapt
 from vit_jax.weights import fit
@@ -99,17 +98,17 @@ def fill(
 
 def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
   """Sets the model's fields, except for those that each run chooses."""
-  config.model.name = models.name_of(model)
   described = models.flattened(model)
-  kept = fields.of_kind(type(described), Kind.SIZE, Kind.FUNCTION, Kind.FITTED)
-  kept.remove('num_classes')
-  if 'mask_token' in kept:
-    kept.remove('mask_token')  # for runs that mask patches, which say so
-  if config.model.num_classes != model.num_classes and 'pre_logits' in kept:
-    kept.remove('pre_logits')  # dropped together with the head
-  values = {key: getattr(described, key) for key in kept}
-  for key, value in flat.without_named(values, config.model).items():
-    if config.model[key] is None:
+  chosen = fields.of_kind(type(described), Kind.TRAINING, Kind.EXECUTION)
+  chosen += ['num_classes', 'mask_token']  # runs that mask patches say so
+  if config.model.num_classes != model.num_classes and hasattr(
+    described, 'pre_logits'
+  ):
+    model = models.with_fields(model, pre_logits=0)  # goes with the head
+  values = models.config_of(model)
+  config.model.name = values.pop('name')
+  for key, value in values.items():
+    if config.model[key] is None and key not in chosen:
       config_lib.set_value(config, f'model.{key}', value)
 
 
@@ -221,7 +220,7 @@ class Start:
     """
     if not abstract or self._config.init_from.trunk_only:
       return {}
-    unrolled = jax.eval_shape(stack.unstack_all, abstract)
+    unrolled = jax.eval_shape(layouts.unstack_all, abstract)
     try:
       found = self._read_beside(loaded, unrolled)
     except config_lib.UserError as e:
@@ -234,7 +233,7 @@ class Start:
       logging.info('it has no parameters of %s: they start at random', names)
       return {}
     logging.info('%s: also from there', names)
-    return stack.relayout(found, abstract)
+    return layouts.relayout(found, abstract)
 
   def _read_beside(self, loaded: weights.Loaded, abstract: Any) -> Any:
     """Returns the parameters beside the trunk, unrolled, or None."""
@@ -245,7 +244,7 @@ class Start:
       return whole and foreign.read_beside(path, whole, abstract)
     if trained_with.objective.name != self._config.objective.name:
       return None
-    found = stack.unstack_all(loaded.beside)
+    found = layouts.unstack_all(loaded.beside)
     if problems := fit.different_shapes(_shapes(found), _shapes(abstract)):
       raise config_lib.UserError(f'it does not fit: {"; ".join(problems)}')
     return found

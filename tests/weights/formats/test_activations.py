@@ -9,7 +9,7 @@ import pytest
 import vit_jax
 from vit_jax import models
 from vit_jax.config import UserError
-from vit_jax.models import mlp
+from vit_jax.models import block
 from vit_jax.weights.formats import export
 
 MODELS = {
@@ -59,7 +59,7 @@ def written(path, model, form):
 @pytest.mark.parametrize('form', ['google', 'timm', 'huggingface'])
 @pytest.mark.parametrize('name', MODELS)
 def test_activations_are_written_or_refused(tmp_path, form, name):
-  for gelu in mlp.GELUS:
+  for gelu in block.GELUS:
     fields = {'mlp': f"mlp(gelu='{gelu}')"}
     if name == 'siglip':
       fields['pool'] = f"map(gelu='{gelu}')"
@@ -72,7 +72,8 @@ def test_activations_are_written_or_refused(tmp_path, form, name):
     except UserError as e:
       assert 'has no place for' in str(e)
       continue
-    heads = {'num_heads': model.model.num_heads} if name != 'mixer' else {}
+    spec = models.flattened(model.model)
+    heads = {'num_heads': spec.num_heads} if name != 'mixer' else {}
     if 'GELU' not in notes:
       assert models.flattened(vit_jax.load(path, **heads).model).gelu == gelu
 
@@ -80,7 +81,7 @@ def test_activations_are_written_or_refused(tmp_path, form, name):
 @pytest.mark.parametrize('form', ['google', 'timm', 'huggingface'])
 @pytest.mark.parametrize('name', MODELS)
 def test_a_new_activation_is_refused_by_its_name(tmp_path, form, name):
-  """One that is in `mlp.GELUS`, and that no format has a name for."""
+  """One that is in `block.GELUS`, and that no format has a name for."""
   model = random_model(**MODELS[name])
   model = dataclasses.replace(
     model, model=models.with_fields(model.model, gelu='mish')

@@ -290,7 +290,7 @@ def test_a_directory_of_timms_hub(tmp_path):
   assert loaded.preprocess.mean == pytest.approx((0.4,) * 3)
   assert loaded.preprocess.std == (0.1, 0.2, 0.3)
   assert loaded.preprocess.resize == 40
-  found = dataclasses.replace(loaded.model, layer_scale=0.1)
+  found = models.with_fields(loaded.model, layer_scale=0.1)
   assert models.fields_of(found) == models.fields_of(random.model)
 
 

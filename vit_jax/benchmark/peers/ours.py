@@ -11,7 +11,7 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax.benchmark.peers import base
 from vit_jax.data.device import views
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.models import vit
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import program as program_lib
@@ -97,7 +97,7 @@ class Ours(Training, base.Peer):
     # A copy, since each step donates its state.
     params = jax.tree.map(np.array, self.state.params)
     if 'blocks' in params:
-      params = stack.unstack_layers(params)
+      params = layouts.unstack_layers(params)
     return base.Task(
       model=model.clone(scan=False, remat='none'),
       params=params,

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.models import stack
+from vit_jax.models import layouts
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import mmseg
 from vit_jax.weights.formats import monai
@@ -107,7 +107,7 @@ def write(params: Any, path: pathlib.Path, name: str) -> None:
     raise UserError(
       f'{path}: --to={name} writes a new .safetensors file; name one'
     )
-  params = stack.unstack_all(jax.tree.map(np.asarray, params))
+  params = layouts.unstack_all(jax.tree.map(np.asarray, params))
   try:
     found = dict(tables.write(form.rules, params))
   except KeyError as e:
@@ -131,7 +131,7 @@ def read(path: pathlib.Path, like: Any) -> Any:
       message lists all differences.
   """
   abstract = traverse_util.flatten_dict(
-    jax.eval_shape(stack.unstack_all, like), sep='/'
+    jax.eval_shape(layouts.unstack_all, like), sep='/'
   )
   with containers.open_arrays(path) as arrays:
     form = _format_of(path, arrays)
@@ -151,7 +151,7 @@ def read(path: pathlib.Path, like: Any) -> Any:
     except UserError as e:
       raise UserError(f'{path}: {e}') from None
   flat = traverse_util.flatten_dict(found, sep='/') | filled
-  return stack.relayout(traverse_util.unflatten_dict(flat, sep='/'), like)
+  return layouts.relayout(traverse_util.unflatten_dict(flat, sep='/'), like)
 
 
 def _format_of(path: pathlib.Path, arrays: containers.Arrays) -> _Format:

@@ -16,7 +16,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.models import embedding
 from vit_jax.models import flat
-from vit_jax.models import positions
+from vit_jax.models import patches
 from vit_jax.weights import adapt
 
 # Model -> part of it that a format cannot store; None: no part.
@@ -58,7 +58,7 @@ def _forms(model: models.Flat) -> Iterator[models.Flat]:
   for scale in scales:
     if scale:
       yield model.clone(**scale)
-    for tokens in positions.TOKENS:
+    for tokens in patches.TOKENS:
       yield model.clone(
         **scale, position_embedding='learned', position_tokens=tokens
       )

@@ -22,8 +22,8 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.models import igpt
+from vit_jax.models import layouts
 from vit_jax.models import resnet
-from vit_jax.models import stack
 from vit_jax.runs import safe_io
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
@@ -234,8 +234,8 @@ def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
   """
   model, params = loaded.model, jax.tree.map(np.asarray, loaded.params)
   if not isinstance(model, resnet.BiT) and model.scan:
-    model, params = model.clone(scan=False), stack.unstack_layers(params)
-  beside = stack.unstack_all(jax.tree.map(np.asarray, loaded.beside))
+    model, params = model.clone(scan=False), layouts.unstack_layers(params)
+  beside = layouts.unstack_all(jax.tree.map(np.asarray, loaded.beside))
   return dataclasses.replace(loaded, model=model, params=params, beside=beside)
 
 

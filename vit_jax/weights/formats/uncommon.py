@@ -29,7 +29,7 @@ BRANCHES = 'several attentions beside each other'
 DIFFERENTIAL = 'differential attention'
 FEWER_KEYS = 'fewer heads of keys than of queries'
 ATTENTION_SCALE = 'LayerScale of attention alone'
-# The activations of `mlp.GELUS` that formats have names for.
+# The activations of `block.GELUS` that formats have names for.
 GELUS = {
   'exact': 'the exact GELU',
   'tanh': 'the tanh approximation of the GELU',

@@ -1,0 +1,105 @@
+"""Parameters of layers, unrolled or stacked: one form from the other.
+
+An unrolled stack of layers has its parameters in `blocks_0`, `blocks_1`, ...; a
+scanned stack in `blocks`, with a leading axis of depth.
+"""
+
+from collections.abc import Mapping
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns an unrolled model's parameters in the form of a scanned model.
+
+  `blocks_0`, `blocks_1`, ... become `blocks`, with a leading axis of depth.
+  NumPy arrays stay NumPy arrays.
+  """
+  names = [name for name in params if name.startswith('blocks_')]
+  names.sort(key=lambda name: int(name.removeprefix('blocks_')))
+  stacked = {k: v for k, v in params.items() if k not in names}
+  stacked['blocks'] = jax.tree.map(_stack, *(params[name] for name in names))
+  return stacked
+
+
+def _stack(*layers: Any) -> Any:
+  is_host = all(isinstance(x, np.ndarray) for x in layers)
+  return np.stack(layers) if is_host else jnp.stack(layers)
+
+
+def unstack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns unrolled parameters: the inverse of `stack_layers`.
+
+  Parameters that are already unrolled are returned unchanged.
+  """
+  unrolled = {k: v for k, v in params.items() if k != 'blocks'}
+  if len(unrolled) < len(params):
+    for i in range(len(jax.tree.leaves(params['blocks'])[0])):
+      unrolled[f'blocks_{i}'] = jax.tree.map(
+        lambda x, i=i: x[i], params['blocks']
+      )
+  return unrolled
+
+
+def unstack_all(tree: Any) -> Any:
+  """Returns a tree with the layers of all its stacks unrolled.
+
+  Args:
+    tree: Nested dicts of arrays, with `blocks` at any depth.
+  """
+  if not isinstance(tree, Mapping):
+    return tree
+  return unstack_layers({key: unstack_all(x) for key, x in tree.items()})
+
+
+def join_runs(params: Mapping[str, Any]) -> Any:
+  """Joins the stacks of older checkpoints into one.
+
+  Older checkpoints of scanned models with frozen layers have several stacks, as
+  `blocks_0-5` and `blocks_6-11`. Other parameters are returned unchanged.
+  """
+  starts = {name: re.fullmatch(r'blocks_(\d+)-\d+', name) for name in params}
+  runs = {name: int(match[1]) for name, match in starts.items() if match}
+  if not runs:
+    return params
+  result = {name: x for name, x in params.items() if name not in runs}
+  parts = [params[name] for name in sorted(runs, key=lambda name: runs[name])]
+  result['blocks'] = jax.tree.map(lambda *each: np.concatenate(each), *parts)
+  return result
+
+
+def relayout(tree: Any, target: Any) -> Any:
+  """Stacks or unrolls the layers of a tree, so that it is like `target`.
+
+  Args:
+    tree: A tree with parameters, or arrays like them, such as a train state.
+    target: Arrays or shapes of the same model, with layers stacked or unrolled.
+  """
+  layers = {}
+  for path, x in jax.tree_util.tree_leaves_with_path(tree):
+    names, is_stacked = layer_names(path, x)
+    for i, name in enumerate(names):
+      layers[name] = x[i] if is_stacked else x
+
+  def gather(path: tuple[Any, ...], like: Any) -> Any:
+    names, is_stacked = layer_names(path, like)
+    arrays = [layers[name] for name in names]
+    return jnp.stack(arrays) if is_stacked else arrays[0]
+
+  return jax.tree_util.tree_map_with_path(gather, target)
+
+
+def layer_names(path: tuple[Any, ...], x: Any) -> tuple[list[str], bool]:
+  """Returns the unrolled paths of an array, and whether it is a stack."""
+  parts = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
+  if 'blocks' not in parts:
+    return ['/'.join(parts)], False
+  i = parts.index('blocks')
+  return [
+    '/'.join([*parts[:i], f'blocks_{layer}', *parts[i + 1 :]])
+    for layer in range(x.shape[0])
+  ], True

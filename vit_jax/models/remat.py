@@ -1,0 +1,56 @@
+"""Which values of a layer the backward pass recomputes."""
+
+from typing import Any
+
+from flax import linen as nn
+import jax
+
+from vit_jax.models import block as block_lib
+
+POLICIES = (
+  'auto',
+  'none',
+  'activations',
+  'products',
+  'full',
+  'dots_saveable',
+  'dots_with_no_batch_dims_saveable',
+)
+
+
+def on_platform(platform: str, scan: bool, remat: str) -> str:
+  """Returns the recomputation that 'auto' stands for; others as they are.
+
+  A compiler keeps every value that the backward pass takes out of a scan. Where
+  layers are unrolled, TPUs' compiler recomputes elementwise functions by
+  itself; that of GPUs does not, and would keep several values of [B, T, M]
+  within the activation function. On CPUs memory is plentiful, and to compute
+  is slow.
+
+  Args:
+    platform: 'cpu', 'tpu' or 'gpu'.
+    scan: Whether layers are scanned.
+    remat: One of `POLICIES`.
+  """
+  if remat != 'auto':
+    return remat
+  if platform == 'cpu':
+    return 'none'
+  if scan:
+    return 'products'
+  return 'none' if platform == 'tpu' else 'activations'
+
+
+def recomputed(layer: Any, policy: str, scan: bool) -> Any:
+  """Returns a layer that recomputes in the backward pass what it shall."""
+  if policy in ('none', 'activations'):  # `Mlp` does the latter
+    return layer
+  if policy == 'products':
+    # Unlike `dots_saveable` this keeps results after their bias is added, which
+    # the compiler does in the same operation, and those of kernels.
+    saveable = jax.checkpoint_policies.save_only_these_names(block_lib.KEPT)
+  else:
+    saveable = getattr(jax.checkpoint_policies, policy, None)
+  # Inside a scan, XLA cannot merge the recomputation with the forward pass
+  # anyway (CSE), so nothing has to prevent that.
+  return nn.remat(layer, policy=saveable, prevent_cse=not scan)
