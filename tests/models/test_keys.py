@@ -132,7 +132,10 @@ def test_tensor_parallelism_may_have_more_parts_than_keys_have_heads():
     ({'key_heads': 2, 'key_bias': False}, 'key_bias=False'),
     (MIDDLE | {'scan': True}, 'scan=True and full_key_layers=1'),
     ({'layer_scale_mlp': False}, 'no effect without layer_scale'),
-    (SCALED | {'parallel_mlp': True}, 'they have one scale'),
+    (
+      {'block': 'parallel(layer_scale=0.5, layer_scale_mlp=False)'},
+      'they have one scale',
+    ),
   ],
 )
 def test_what_does_not_go_together(fields, message):

@@ -185,16 +185,19 @@ def test_a_norm_inside_the_mlp(gated):
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'rotary': 'dinov2'}, 'choose one of none, dinov3, eva02, rope_vit'),
+    ({'positions': "rope(kind='dinov2')"}, 'choose one of dinov3, eva02'),
     ({'num_heads': 8}, 'heads with a multiple of 4 channels, not 6'),
-    ({'rotary_base': 0.0}, r'rotary_base is 0\.0: it must be in \(0, inf\)'),
-    ({'rotary_grid': (4,), 'rotary': 'eva02'}, r'write \(rows, columns\)'),
-    ({'rotary_grid': (4, 4)}, "no effect with rotary='dinov3'"),
+    (
+      {'positions': 'rope(base=0.0)'},
+      r'base is 0\.0: it must be in \(0, inf\)',
+    ),
+    ({'positions': "rope(kind='eva02', grid=(4,))"}, r'\(rows, columns\)'),
+    ({'positions': 'rope(grid=(4, 4))'}, "no effect with rotary='dinov3'"),
   ],
 )
 def test_mistakes_are_named(fields, message):
   with pytest.raises(ValueError, match=message):
-    trunk(**{'kind': fields.pop('rotary', 'dinov3')} | fields)
+    trunk('dinov3', **fields)
 
 
 def test_published_sizes():

@@ -94,7 +94,7 @@ class BEiT(base.Objective):
         f'config.model.mask_token is {config.model.mask_token}, but masked'
         ' patches are replaced by that token: set it to True'
       )
-    pool = models.from_config(config.model, 0).pool
+    pool = getattr(models.from_config(config.model, 0), 'pool', None)
     if getattr(pool, 'norm_after', False):
       raise config_lib.UserError(
         f'config.model.pool is {config.model.pool!r}, but tokens are predicted'

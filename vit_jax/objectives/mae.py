@@ -19,8 +19,10 @@ from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.models import decoder
 from vit_jax.models import embedding
-from vit_jax.models import flat
 from vit_jax.models import layouts
+from vit_jax.models import patches as patches_lib
+from vit_jax.models import pooling
+from vit_jax.models import relative
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import vit
 from vit_jax.objectives import base
@@ -360,15 +362,23 @@ def _check_model(
       f'{name} leaves tokens out, which a {type(model).__name__} cannot: choose'
       ' a ViT, as --config.model.name=ViT-B/16'
     )
-  spec = flat.flatten(model)
+  biases = relative.RelativeBias | relative.RelativeMlpBias
   wrong = {
-    'a ResNet, which sees the removed patches': spec.resnet_stages is not None,
-    "pool='map', which this loss does not train": spec.pool == 'map',
-    'norm_after_pool, which this loss does not train': spec.norm_after_pool,
-    'pre_logits, which this loss does not train': bool(spec.pre_logits),
-    'a distillation_token, which needs a teacher': spec.distillation_token,
-    'relative_positions, which need all patches': (
-      spec.relative_positions != 'none'
+    'a ResNet, which sees the removed patches': isinstance(
+      model.patches, patches_lib.HybridPatches
+    ),
+    "pool='map', which this loss does not train": isinstance(
+      model.pool, pooling.Map
+    ),
+    'a norm after the pool, which this loss does not train': getattr(
+      model.pool, 'norm_after', False
+    ),
+    'pre_logits, which this loss does not train': bool(
+      models.fields_of(model)['pre_logits']
+    ),
+    'a distillation_token, which needs a teacher': model.distillation_token,
+    'relative positions, which need all patches': any(
+      isinstance(part, biases) for part in model.positions
     ),
   }
   if found := next((what for what, has in wrong.items() if has), ''):
