@@ -32,9 +32,11 @@ class UnknownFieldError(ValueError):
     known: The fields that there are.
   """
 
-  def __init__(self, module: type[Any], name: str, known: Sequence[str]):
+  def __init__(
+    self, module: type[Any], name: str, known: Sequence[str], hint: str = ''
+  ):
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    hint = (
+    hint = hint or (
       f'did you mean {near[0]!r}?' if near else f'it has {", ".join(known)}'
     )
     self.what = f'a {module.__name__} has no field {name!r}'

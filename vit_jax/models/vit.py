@@ -239,7 +239,8 @@ class ViT(nn.Module):
       # Both may be those of a copy without a head.
       has_count = hasattr(self.head, 'num_classes')
       count: Any = {'num_classes': self.num_classes} if has_count else {}
-      head = self.head.copy(name='head', **count)
+      scope: Any = self.scope
+      head = self.head.clone(parent=scope.push('head', reuse=True), **count)
       result['logits'] = head(features, context)
     return result
 
