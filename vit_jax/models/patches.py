@@ -164,15 +164,7 @@ class Learned(nn.Module):
     if context.grids is None:
       shape = 1, before + count, d
       if table is not None and table.shape[1] != shape[1]:
-        inputs.check_tokens(
-          self,
-          context.image_size,
-          context.patch_size,
-          shape[1],
-          ('position_embedding',),
-          axis=1,
-          others=before,
-        )
+        inputs.check_positions(self, context, count, before)
       init = initializers_lib.INITIALIZERS[self.initializers].position
       return self.param('position_embedding', init, shape)
     if table is None:

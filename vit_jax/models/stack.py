@@ -42,12 +42,10 @@ def apply(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Applies a stack of blocks to x; sows the intermediates that they capture.
 
-  A block maps (x, context) to x. If the collection `intermediates` is mutable,
-  the model gets what its blocks capture as `attention` and `tokens`, [L, ...]
-  each. If the collection `perturbations` also has a variable `attention`, each
-  block gets its layer of it, and adds it to its attention weights. If the
-  collection `levels` is mutable instead, it gets the `tokens` alone, for heads
-  that read several layers.
+  A block maps (x, context) to x. What it captures, as `attention` and `tokens`,
+  goes to the collection `intermediates`, [L, ...] each, or the `tokens` alone
+  to `levels`, for heads that read several layers. It is given its layer of the
+  variable `attention` of the collection `perturbations`.
 
   Args:
     model: Linen module that gets the parameters; in its compact method.
