@@ -16,12 +16,12 @@ from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
+from vit_jax.models import packing
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
 
 TOKENS = ('all', 'class', 'patches')
-ONE_SHAPE = 'a model is initialised with images of one shape'
 
 
 class Patches(nn.Module):
@@ -167,14 +167,4 @@ class Learned(nn.Module):
         inputs.check_positions(self, context, count, before)
       init = initializers_lib.INITIALIZERS[self.initializers].position
       return self.param('position_embedding', init, shape)
-    if table is None:
-      raise ValueError(ONE_SHAPE)
-    return embedding.positions_of_grids(
-      table[0],
-      context.grids,
-      count,
-      before,
-      grid=self.grid,
-      resize=self.resize,
-      is_kept=self.keep_aspect,
-    )
+    return packing.positions(self, table, context, count, before)

@@ -9,6 +9,7 @@ before the patches.
 
 import functools
 from typing import Annotated
+from typing import Any
 from typing import ClassVar
 
 from flax import linen as nn
@@ -396,16 +397,21 @@ class Linear(nn.Module):
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns logits; of features [B, 2, D], [B, 2, num_classes]."""
     starts = initializers_lib.INITIALIZERS[self.initializers]
-    beside = self.scope.parent
+    scope: Any = self.scope  # a parent, which Linen's types do not allow
+    beside = scope.parent
     if self.pre_logits:
-      scope = beside.push('pre_logits')
-      layer = nn.Dense(self.pre_logits, kernel_init=starts.kernel, parent=scope)
+      layer = nn.Dense(
+        self.pre_logits,
+        kernel_init=starts.kernel,
+        parent=beside.push('pre_logits'),
+      )
       x = nn.tanh(layer(x))
     if not self.num_classes:
       return x
     if self.norm == 'batch':
-      scope = beside.push('head_norm')
-      norm = projection.StoredBatchNorm(False, 1e-6, parent=scope)
+      norm = projection.StoredBatchNorm(
+        affine=False, epsilon=1e-6, parent=beside.push('head_norm')
+      )
       x = norm(x, train=context.train)
     dense = functools.partial(
       nn.Dense,
@@ -413,7 +419,7 @@ class Linear(nn.Module):
       kernel_init=starts.head,
       bias_init=nn.initializers.constant(self.bias),
     )
-    head = dense(parent=self.scope)
+    head = dense(parent=scope)
     if x.ndim == _ndim(context):
       return head(x)
     second = dense(parent=beside.push('head_distillation'))
