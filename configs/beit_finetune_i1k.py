@@ -63,13 +63,11 @@ def get_config(arg: str = 'B/16,runs/beit') -> ml_collections.ConfigDict:
   config.objective.label_smoothing = 0.1
 
   config.model.name = recipes.vit_name(size)
-  config.model.pool = 'gap'
+  config.model.pool = 'mean(norm_after=True)'
   config.model.class_token = True
-  config.model.norm_after_pool = True
-  config.model.key_bias = False
-  config.model.position_embedding = 'none'
-  config.model.relative_positions = 'layers'
-  config.model.layer_scale = variant.layer_scale
+  config.model.attention = 'attention(key_bias=False)'
+  config.model.positions = 'relative_bias(shared=False)'
+  config.model.block = f'block(layer_scale={variant.layer_scale})'
   config.model.stochastic_depth = variant.stochastic_depth
 
   config.train.duration = f'{variant.epochs} epochs'

@@ -68,13 +68,12 @@ def get_config(arg: str = 'B/16') -> ml_collections.ConfigDict:
   config.objective.options.block_aspect = 0.3
 
   config.model.name = recipes.vit_name(arg)
-  config.model.gelu = 'exact'
+  config.model.mlp = "mlp(gelu='exact')"
   config.model.initializers = 'deit'
   config.model.mask_token = True
-  config.model.key_bias = False
-  config.model.position_embedding = 'none'
-  config.model.relative_positions = 'shared'
-  config.model.layer_scale = variant.layer_scale
+  config.model.attention = 'attention(key_bias=False)'
+  config.model.positions = 'relative_bias'
+  config.model.block = f'block(layer_scale={variant.layer_scale})'
   config.model.stochastic_depth = 0.1
   config.train.dtype = 'bfloat16'
 

@@ -34,11 +34,10 @@ def get_config(arg: str = 'B/16,runs/beit') -> ml_collections.ConfigDict:
   config.data.std = (0.5,)
   config.data.interpolation = 'bicubic'
   config.model.name = recipes.vit_name(size)
-  config.model.pool = 'token+gap'
-  config.model.key_bias = False
-  config.model.position_embedding = 'none'
-  config.model.relative_positions = 'shared'
-  config.model.layer_scale = _VARIANTS[size]
+  config.model.pool = 'token_and_mean'
+  config.model.attention = 'attention(key_bias=False)'
+  config.model.positions = 'relative_bias'
+  config.model.block = f'block(layer_scale={_VARIANTS[size]})'
   config.train.duration = '100 epochs'
   config.optim.name = 'adamw'
   config.optim.learning_rate = 4e-3

@@ -36,7 +36,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   epochs = small_recipes.epochs(arg)
   config = small_recipes.cifar10_trained(arg)
   config.model.initializers = 'mimetic'
-  config.model.rotary = 'rope_vit'
+  config.model.positions = "sincos2d + rope(kind='rope_vit')"
   config.objective.label_smoothing = 0.1
   if epochs >= _LONG:
     _hold_back(config)

@@ -49,9 +49,9 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.model.num_heads = 12
   config.model.depth = 9
   config.model.stochastic_depth = 0.1
-  config.model.stochastic_depth_uniform = True
-  config.model.qkv_bias = False
-  config.model.gelu = 'exact'
+  config.model.block = 'block(stochastic_depth_uniform=True)'
+  config.model.attention = 'attention(qkv_bias=False)'
+  config.model.mlp = "mlp(gelu='exact')"
   config.model.layer_norm_epsilon = 1e-5
   config.model.initializers = 'lecun'
 

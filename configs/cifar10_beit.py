@@ -39,9 +39,9 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   config.objective.options.masked = 32  # of 8 x 8
   config.objective.options.block_least = 6
 
-  config.model.pool = 'token+gap'
+  config.model.pool = 'token_and_mean'
   config.model.mask_token = True
-  config.model.key_bias = False
-  config.model.relative_positions = 'shared'
-  config.model.layer_scale = 0.1
+  config.model.attention = 'attention(key_bias=False)'
+  config.model.positions = 'learned + relative_bias'
+  config.model.block = 'block(layer_scale=0.1)'
   return config

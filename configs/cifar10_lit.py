@@ -23,7 +23,7 @@ def get_config(arg: str = '1') -> ml_collections.ConfigDict:
   """
   config = small_recipes.cifar10_captioned(arg)
   config.init_from.path = 'runs/cifar10'
-  config.model.rotary = 'rope_vit'
+  config.model.positions = "sincos2d + rope(kind='rope_vit')"
   # As in LiT, both towers' outputs have the image tower's size.
   config.objective.options.update({'locked': 'image', 'dim': 0})
   return config

@@ -27,7 +27,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   config.data.crop = 'pad'
   config.data.pad = 4
 
-  config.model.position_embedding = 'sincos2d_mae'
+  config.model.positions = "sincos2d(kind='sincos2d_mae')"
   config.objective.name = 'mae'
   config.objective.options.decoder_width = 64
   config.objective.options.decoder_depth = 2

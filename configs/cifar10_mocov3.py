@@ -42,7 +42,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   config.model.mlp_dim = 384
   config.model.num_heads = 3
   config.model.scan = False
-  config.model.position_embedding = 'sincos2d_moco'
+  config.model.positions = "sincos2d(kind='sincos2d_moco')"
   config.model.initializers = 'moco'
   config.objective.name = 'mocov3'
   config.objective.options = {'width': 1024, 'dim': 128}

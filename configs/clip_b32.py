@@ -38,9 +38,9 @@ def get_config(arg: str = 'table:pairs.parquet') -> ml_collections.ConfigDict:
   config.data.tokenizer = 'clip'
 
   config.model.name = 'ViT-B/32'
-  config.model.patch_bias = False
+  config.model.patches = 'patches(bias=False)'
   config.model.pre_norm = True
-  config.model.gelu = 'sigmoid'
+  config.model.mlp = "mlp(gelu='sigmoid')"
   config.model.layer_norm_epsilon = 1e-5
   config.train.dtype = 'bfloat16'
   config.objective.name = 'contrastive'

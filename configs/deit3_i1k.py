@@ -54,9 +54,8 @@ def get_config(arg: str = 'B') -> ml_collections.ConfigDict:
   config.data.eval_resize = None  # the crop is the whole short side
 
   config.model.name = f'ViT-{size}/{variant.patch}'
-  config.model.layer_scale = 1e-4
-  config.model.stochastic_depth_uniform = True
-  config.model.position_tokens = 'patches'
+  config.model.block = 'block(layer_scale=1e-4, stochastic_depth_uniform=True)'
+  config.model.positions = "learned(tokens='patches')"
   if path:
     _fine_tune(config, variant, path)
   else:

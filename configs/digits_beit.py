@@ -45,12 +45,11 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.model.mlp_dim = 256
   config.model.num_heads = 4
   config.model.depth = 2
-  config.model.pool = 'token+gap'
+  config.model.pool = 'token_and_mean'
   config.model.mask_token = True
-  config.model.key_bias = False
-  config.model.position_embedding = 'learned'
-  config.model.relative_positions = 'shared'
-  config.model.layer_scale = 0.1
+  config.model.attention = 'attention(key_bias=False)'
+  config.model.positions = 'learned + relative_bias'
+  config.model.block = 'block(layer_scale=0.1)'
   config.model.initializers = 'lecun'
 
   config.train.duration = '200 steps'

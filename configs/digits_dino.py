@@ -8,7 +8,7 @@ Accuracy on the held-out fifth, seed 0:
   20 nearest neighbours   93.6%         91.9%
   linear probe            93.3%         96.1%
 
---config.model.pool=gap takes the mean of the patches; it took 21 s from start
+--config.model.pool=mean takes the mean of the patches; it took 21 s from start
 to exit on 2 CPU cores. The class token is the default, since `explore
 --only=segments` draws its attention, as DINO's paper does.
 

@@ -36,8 +36,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.model.mlp_dim = 384
   config.model.num_heads = 4
   config.model.depth = 2
-  config.model.pool = 'token+gap'
-  config.model.position_embedding = 'sincos2d_mae'
+  config.model.pool = 'token_and_mean'
+  config.model.positions = "sincos2d(kind='sincos2d_mae')"
 
   config.objective.name = 'mae'
   config.objective.options.mask_ratio = 0.5  # 2 of 4 are seen

@@ -32,8 +32,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.model.mlp_dim = 256
   config.model.depth = 2
   config.model.scan = False
-  config.model.pool = 'gap'
-  config.model.position_embedding = 'sincos2d_moco'
+  config.model.pool = 'mean'
+  config.model.positions = "sincos2d(kind='sincos2d_moco')"
 
   config.train.duration = '400 steps'
   config.train.batch_size = 128

@@ -35,7 +35,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.model.mlp_dim = 64
   config.model.num_heads = 2
   config.model.depth = 1
-  config.model.pool = 'gap'
+  config.model.pool = 'mean'
   config.model.initializers = 'lecun'
 
   config.train.duration = '800 steps'

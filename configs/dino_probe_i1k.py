@@ -33,7 +33,7 @@ def get_config(arg: str = 'B/16,runs/dino') -> ml_collections.ConfigDict:
   config.init_from.path = path or 'runs/dino'
   config.data.interpolation = 'bicubic'
   config.model.name = recipes.vit_name(size)
-  config.model.pool = 'token+gap' if size.startswith('B') else 'token'
+  config.model.pool = 'token_and_mean' if size.startswith('B') else 'token'
   config.train.duration = '100 epochs'
   config.optim.learning_rate = 1e-3 * 1024 / 256
   return config

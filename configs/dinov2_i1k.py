@@ -30,9 +30,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.crop_scale = (0.32, 1.0)
   config.model.name = 'ViT-L/16'
   config.model.mask_token = True
-  config.model.layer_scale = 1e-5
+  config.model.block = 'block(layer_scale=1e-5, stochastic_depth_uniform=True)'
   config.model.stochastic_depth = 0.3
-  config.model.stochastic_depth_uniform = True
 
   config.objective.name = 'dinov2'
   options = config.objective.options

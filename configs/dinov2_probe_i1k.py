@@ -34,8 +34,8 @@ def get_config(arg: str = 'L/16,runs/dinov2') -> ml_collections.ConfigDict:
   config.init_from.path = path or 'runs/dinov2'
   config.data.interpolation = 'bicubic'
   config.model.name = recipes.vit_name(size)
-  config.model.pool = 'token+gap'
-  config.model.layer_scale = 1e-5
+  config.model.pool = 'token_and_mean'
+  config.model.block = 'block(layer_scale=1e-5)'
   config.train.duration = '12_500 steps'
   config.optim.learning_rate = 5e-3 * 1024 / 256
   return config

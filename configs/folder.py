@@ -30,8 +30,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.eval_resize = 256
 
   config.model.name = 'ViT-S/16'
-  config.model.pool = 'gap'
-  config.model.position_embedding = 'sincos2d'
+  config.model.pool = 'mean'
+  config.model.positions = 'sincos2d'
   config.model.stochastic_depth = 0.1
 
   config.train.duration = '100 epochs'

@@ -35,8 +35,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   config.model.name = 'ViT-Ti/8'
   small_recipes.small_vit(config)
-  config.model.position_embedding = 'none'
-  config.model.rotary = 'rope_vit'  # a thing may be anywhere
+  # A thing may be anywhere.
+  config.model.positions = "rope(kind='rope_vit')"
 
   config.objective.name = 'segmentation'
   options = config.objective.options

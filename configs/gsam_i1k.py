@@ -40,8 +40,8 @@ def get_config(arg: str = 'S/16') -> ml_collections.ConfigDict:
     config.model.name = arg
   else:
     config.model.name = recipes.vit_name(arg)
-    config.model.pool = 'gap'
-  config.model.head_bias = -10.0
+    config.model.pool = 'mean'
+  config.model.head = 'linear(bias=-10.0)'
   config.objective.loss = 'sigmoid'
 
   config.train.duration = '300 epochs'

@@ -56,9 +56,8 @@ def get_config(arg: str = 'B/16,runs/mae') -> ml_collections.ConfigDict:
 
   config.model.name = recipes.vit_name(size)
   # The fixed positions of pre-training become learned ones, as theirs do.
-  config.model.pool = 'gap'
+  config.model.pool = 'mean(norm_after=True)'
   config.model.class_token = True
-  config.model.norm_after_pool = True
   config.model.stochastic_depth = variant.stochastic_depth
 
   config.train.duration = f'{variant.epochs} epochs'

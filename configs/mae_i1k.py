@@ -38,8 +38,8 @@ def get_config(arg: str = 'B/16') -> ml_collections.ConfigDict:
   config.data.std = recipes.IMAGENET_STD
 
   config.model.name = recipes.vit_name(arg)
-  config.model.gelu = 'exact'
-  config.model.position_embedding = 'sincos2d_mae'
+  config.model.mlp = "mlp(gelu='exact')"
+  config.model.positions = "sincos2d(kind='sincos2d_mae')"
   config.train.dtype = 'bfloat16'
   config.objective.name = 'mae'
   config.objective.options.mask_ratio = 0.75

@@ -32,8 +32,8 @@ def get_config(arg: str = 'B/16,runs/mae') -> ml_collections.ConfigDict:
   config = recipes.probe()
   config.init_from.path = path or 'runs/mae'
   config.model.name = recipes.vit_name(size)
-  config.model.position_embedding = 'sincos2d_mae'
-  config.model.head_norm = 'batch'
+  config.model.positions = "sincos2d(kind='sincos2d_mae')"
+  config.model.head = "linear(norm='batch')"
   config.train.duration = f'{_VARIANTS[size]} epochs'
   config.train.batch_size = 16_384
   config.optim.name = 'lars'

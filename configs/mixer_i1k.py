@@ -24,7 +24,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   config.model.name = 'Mixer-B/16'
   config.model.stochastic_depth = 0.1
-  config.model.head_bias = -6.9  # log(1 / 1000)
+  config.model.head = 'linear(bias=-6.9)'  # log(1 / 1000)
   config.objective.loss = 'sigmoid'
 
   config.train.duration = '300 epochs'

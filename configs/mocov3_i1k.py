@@ -45,8 +45,8 @@ def get_config(arg: str = 'S/16') -> ml_collections.ConfigDict:
 
   config.model.name = recipes.vit_name(arg)
   config.model.num_heads = 12
-  config.model.gelu = 'exact'
-  config.model.position_embedding = 'sincos2d_moco'
+  config.model.mlp = "mlp(gelu='exact')"
+  config.model.positions = "sincos2d(kind='sincos2d_moco')"
   config.model.initializers = 'moco'
   config.train.dtype = 'bfloat16'
   config.objective.name = 'mocov3'

@@ -28,7 +28,7 @@ def get_config(arg: str = 'S/16,runs/moco') -> ml_collections.ConfigDict:
   config.init_from.path = path or 'runs/moco'
   config.model.name = recipes.vit_name(size)
   config.model.num_heads = 12
-  config.model.position_embedding = 'sincos2d_moco'
+  config.model.positions = "sincos2d(kind='sincos2d_moco')"
   config.train.duration = '90 epochs'
   config.optim.learning_rate = 3.0 * 1024 / 256
   return config

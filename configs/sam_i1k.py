@@ -35,7 +35,7 @@ def get_config(arg: str = 'S/16') -> ml_collections.ConfigDict:
   config = recipes.imagenet()
   is_mixer = arg.startswith('Mixer')
   config.model.name = arg if is_mixer else recipes.vit_name(arg)
-  config.model.head_bias = -10.0
+  config.model.head = 'linear(bias=-10.0)'
   config.objective.loss = 'sigmoid'
 
   config.train.duration = '300 epochs'

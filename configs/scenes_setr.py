@@ -41,10 +41,10 @@ def get_config(arg: str = 'pup') -> ml_collections.ConfigDict:
   config.model.mlp_dim = 128
   config.model.num_heads = 4
   config.model.depth = 4
-  config.model.pool = 'gap'
+  config.model.pool = 'mean'
   config.model.initializers = 'lecun'
-  config.model.position_embedding = 'none'
-  config.model.rotary = 'rope_vit'  # a digit may be anywhere
+  # A digit may be anywhere.
+  config.model.positions = "rope(kind='rope_vit')"
 
   config.objective.name = 'segmentation'
   options = config.objective.options

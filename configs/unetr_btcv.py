@@ -46,9 +46,9 @@ def get_config(arg: str = 'folder:btcv') -> ml_collections.ConfigDict:
 
   config.model.name = 'ViT-B/16'
   config.model.patch_size = (16, 16, 16)
-  config.model.pool = 'gap'
-  config.model.qkv_bias = False
-  config.model.gelu = 'exact'
+  config.model.pool = 'mean'
+  config.model.attention = 'attention(qkv_bias=False)'
+  config.model.mlp = "mlp(gelu='exact')"
   config.model.layer_norm_epsilon = 1e-5
 
   config.objective.name = 'segmentation'

@@ -16,8 +16,8 @@ S/32 72.07%, S/16 79.00%, B/32 74.42%, B/16 79.84%, L/16 75.72%, R+Ti/16 70.13%,
 R26+S/32 79.61%, R50+L/32 76.84%. Figure 4 has all settings. Not run by us.
 
 The head has a hidden layer; the paper has models with and without it
-(--config.model.pre_logits=0). The paper also uses a weight decay of 0.03. To
-save memory: --config.train.accumulation=8.
+(--config.model.head='linear(bias=-6.9)'). The paper also uses a weight decay of
+0.03. To save memory: --config.train.accumulation=8.
 """
 
 import ml_collections
@@ -56,8 +56,9 @@ def get_config(arg: str = 'B/16') -> ml_collections.ConfigDict:
   recipes.augreg(config, aug or _AUG[variant])
 
   config.model.name = recipes.vit_name(variant)
-  config.model.pre_logits = recipes.hidden_size(variant)
-  config.model.head_bias = -6.9  # log(1 / 1000)
+  width = recipes.hidden_size(variant)
+  # The bias is log(1 / 1000).
+  config.model.head = f'linear(pre_logits={width}, bias=-6.9)'
   config.objective.loss = 'sigmoid'
   if reg == '0.1':
     config.model.dropout_rate = 0.1

@@ -39,9 +39,9 @@ def get_config(arg: str = 'B/16') -> ml_collections.ConfigDict:
   is_large = data == 'i21k'
   config = recipes.imagenet21k() if is_large else recipes.imagenet()
   config.model.name = recipes.vit_name(variant)
-  config.model.pre_logits = recipes.hidden_size(variant)
   config.model.dropout_rate = 0.1
-  config.model.head_bias = -10.0
+  width = recipes.hidden_size(variant)
+  config.model.head = f'linear(pre_logits={width}, bias=-10.0)'
   config.objective.loss = 'sigmoid'
 
   config.train.batch_size = 4096

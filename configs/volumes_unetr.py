@@ -35,7 +35,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.model.mlp_dim = 128
   config.model.num_heads = 4
   config.model.depth = 4
-  config.model.pool = 'gap'
+  config.model.pool = 'mean'
   config.model.initializers = 'lecun'
 
   config.objective.name = 'segmentation'

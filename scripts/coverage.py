@@ -190,8 +190,9 @@ class _Like:
 def _likened(folder: pathlib.Path, like: _Like) -> str:
   """Loads a model's file, and compares what its arrays do not show."""
   import vit_jax
+  from vit_jax import models
 
-  model = vit_jax.load(folder).model
+  model = models.flattened(vit_jax.load(folder).model)
   found = {
     'heads': (getattr(model, 'num_heads', 0), like.heads),
     'epsilon': (getattr(model, 'layer_norm_epsilon', 0), like.epsilon),

@@ -13,13 +13,14 @@ from vit_jax.models import flat
 from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import resnet
+from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
 
 SIZE = (8, 16)  # of images; in patches, 2 x 4
 BRIGHT = (1, 2)  # row and column of the bright patch
 
 
-def tiny(**overrides: Any) -> flat.ViT:
+def tiny(**overrides: Any) -> vit_lib.ViT:
   fields = {
     'num_classes': 5,
     'patch_size': (4, 4),
@@ -28,7 +29,7 @@ def tiny(**overrides: Any) -> flat.ViT:
     'num_heads': 2,
     'depth': 3,
   }
-  return flat.ViT(**(fields | overrides))
+  return flat.ViT(**(fields | overrides)).parts()
 
 
 def tiny_mixer(**overrides: Any) -> mixer.Mixer:
@@ -99,9 +100,10 @@ def finder(**overrides: Any) -> weights.Loaded:
   keys are channel 0. What is found adds its brightness to channel 1, which
   speaks for class 1; class 0 has no kernel.
   """
-  model = tiny(
-    hidden_size=8, depth=2, position_embedding='none', num_classes=2
-  ).clone(**overrides)
+  model = models.with_fields(
+    tiny(hidden_size=8, depth=2, positions='none', num_classes=2),
+    **overrides,
+  )
   shapes = models.abstract_params(model.clone(scan=False), (*SIZE, 3))
   params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes)
   if 'class_token' in params:

@@ -24,6 +24,7 @@ from vit_jax.data import sources
 from vit_jax.data import splits
 from vit_jax.evaluation import accuracy
 from vit_jax.models import flat
+from vit_jax.models import vit
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.weights.files import containers as weights_files
 from vit_jax.weights.formats import google
@@ -101,19 +102,20 @@ def index_of_augreg(tmp_path, monkeypatch):
 def write_checkpoint(config, path):
   """Writes what a config starts from: its model, with another head."""
   model = models.from_config(config.model, 21).clone(num_classes=21)
-  if getattr(model, 'head_norm', 'none') != 'none':  # the run's own
+  fields = models.fields_of(model)
+  if fields.get('head_norm', 'none') != 'none':  # the run's own
     model = model.clone(head_norm='none')
   size = config_lib.pair(config.data.image_size, 'data.image_size')
-  if not getattr(model, 'key_bias', True):
-    model = model.clone(relative_positions='shared')
-  if config.model.pool == 'token+gap':  # of methods without a head
-    model = model.clone(num_classes=0, pool='token')
-  if getattr(model, 'layer_scale', None) or not model.num_classes:
+  if not fields.get('key_bias', True):
+    model = models.with_fields(model, positions='relative_bias')
+  if config.model.pool == 'token_and_mean':  # of methods without a head
+    model = models.with_fields(model, num_classes=0, pool='token')
+  if fields.get('layer_scale') or not model.num_classes:
     form, path = timm, path.with_suffix('.safetensors')
   else:
     form = google
   params = models.init_params(model, jax.random.key(1), (*size, 3))
-  arrays = tables.write(form.rules(model), params)
+  arrays = tables.write(form.rules(models.flattened(model)), params)
   if form is google:
     weights_files.write_npz(path, arrays)
   else:
@@ -248,8 +250,9 @@ VARIANTS = [
 
 def least_formats(model):
   """Returns how many formats of others can store a model at least."""
-  if not isinstance(model, flat.ViT):
+  if not isinstance(model, vit.ViT):
     return 2
+  model = flat.flatten(model)
   if model.rotary != 'none':
     return 0  # as EVA-02's and DINOv3's alone
   # Only transformers' DINOv2 reads class token and mean; it has LayerScale.
@@ -318,11 +321,11 @@ def test_what_a_config_trains_converts(name, formats_written):
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   written = formats_written(model, size, config.data.channels)
   assert len(written) >= least_formats(model)
-  if isinstance(model, flat.ViT) and not (
+  if isinstance(model, vit.ViT) and not (
     model.pre_logits
-    or model.resnet_stages is not None
+    or 'stem' in models.abstract_params(model, (*size, config.data.channels))
     or least_formats(model) < 2
-    or len(set(model.patch_size)) > 1
+    or len(set(model.patches.patch_size)) > 1
   ):
     assert 'huggingface' in written
 

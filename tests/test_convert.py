@@ -74,7 +74,11 @@ def test_there_and_back(tmp_path, name, form):
 def scanned(tmp_path):
   """A work directory that all formats can hold, whose layers are scanned."""
   random = random_model(
-    size=(8, 8), patch_size=4, channels=1, classes=tuple('abcde'), gelu='exact'
+    size=(8, 8),
+    patch_size=4,
+    channels=1,
+    classes=tuple('abcde'),
+    mlp="mlp(gelu='exact')",
   )
   params = layouts.stack_layers(random.params)
   scanned = dataclasses.replace(
@@ -139,7 +143,9 @@ def test_what_the_outputs_mean(tmp_path, form, caplog):
 
 
 def test_a_work_directory_of_a_hybrid(tmp_path):
-  random = random_model(name='R+ViT-Ti/16', resnet_width=32, pool='map')
+  random = random_model(
+    name='R+ViT-Ti/16', patches='hybrid(width=32)', pool='map'
+  )
   convert.write_workdir(random, tmp_path / 'x', 'here')
   assert_same(vit_jax.load(tmp_path / 'x'), random)
 
@@ -150,7 +156,10 @@ def test_a_work_directory_of_a_hybrid(tmp_path):
 def test_positions_are_not_resized_unless_asked(tmp_path):
   """As for DINOv2, whose images are smaller than its positions."""
   random = random_model(
-    size=(40, 40), pool='token+gap', layer_scale=1.0, position_tokens='class'
+    size=(40, 40),
+    positions="learned(tokens='class')",
+    block='block(layer_scale=1.0)',
+    pool='token_and_mean',
   )
   random = dataclasses.replace(
     random,
@@ -172,12 +181,12 @@ def test_positions_are_not_resized_unless_asked(tmp_path):
 
 @pytest.mark.parametrize('form', ['timm', 'huggingface'])
 def test_fixed_positions_become_learned_ones(tmp_path, form):
-  random = random_model(pool='gap', position_embedding='sincos2d')
+  random = random_model(positions='sincos2d', pool='mean')
   notes = export.write(random, tmp_path / form, form, 'here')
   assert any('fixed positions are stored as learned' in x for x in notes)
   assert notes[0] in (tmp_path / form / 'README.md').read_text()
   found = vit_jax.load(tmp_path / form)
-  assert found.model.position_embedding == 'learned'
+  assert models.flattened(found.model).position_embedding == 'learned'
   images = np.random.default_rng(1).normal(size=(2, 32, 32, 3))
   images = images.astype(np.float32)
   np.testing.assert_array_equal(logits(found, images), logits(random, images))
@@ -222,7 +231,9 @@ def test_timms_names():
   def name(ours, **fields):
     random = random_model()  # for what goes before it
     model = models.create_model(ours, **fields)
-    found = timm_config.companions(model, random.preprocess, (224, 224))
+    found = timm_config.companions(
+      models.flattened(model), random.preprocess, (224, 224)
+    )
     return found['config.json']['architecture']
 
   assert name('ViT-Ti/16') == 'vit_tiny_patch16_224'
@@ -243,11 +254,10 @@ def test_timms_arguments():
   random = random_model(
     mlp_dim=101,
     registers=2,
-    pool='gap',
-    norm_after_pool=True,
-    layer_scale=0.1,
-    qk_norm=True,
-    position_tokens='patches',
+    positions="learned(tokens='patches')",
+    attention='attention(qk_norm=True)',
+    block='block(layer_scale=0.1)',
+    pool='mean(norm_after=True)',
   )
   files = timm_config.companions(random.model, random.preprocess, (32, 48))
   found = files['config.json']
@@ -282,7 +292,7 @@ def test_every_ratio_gives_its_size():
 
 
 def test_the_model_card(tmp_path):
-  random = random_model(classes=('ant', 'b|e'), gelu='exact')
+  random = random_model(classes=('ant', 'b|e'), mlp="mlp(gelu='exact')")
   notes = export.write(random, tmp_path / 'x', 'google', 'gs://there/x.npz')
   text = (tmp_path / 'x' / 'README.md').read_text()
   for part in (

@@ -38,7 +38,9 @@ def headless(tmp_path_factory):
   )
   params = models.init_params(model, jax.random.key(1), (24, 24, 3))
   path = tmp_path_factory.mktemp('models') / 'model.npz'
-  weights_files.write_npz(path, tables.write(google.rules(model), params))
+  weights_files.write_npz(
+    path, tables.write(google.rules(models.flattened(model)), params)
+  )
   return path
 
 

@@ -261,18 +261,20 @@ def _whole(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
 
 def _write_dense(source: str, path: pathlib.Path) -> None:
   """Writes a run of segmentation whole, under another program's names."""
+  from vit_jax import models
   from vit_jax.weights.formats import dense
   from vit_jax.weights.formats import uncommon
 
   loaded = cli.load(FLAGS, source)
   params = _of_segmentation(loaded)
-  if new := uncommon.activation(loaded.model):
+  model = models.flattened(loaded.model)
+  if new := uncommon.activation(model):
     raise UserError(
       f'{source} cannot be written with --to={_TO.value}, which has no place'
       f' for {new}: use --to=vit_jax'
     )
   dense.write(params, path, str(_TO.value))
-  gelu = getattr(loaded.model, 'gelu', 'exact')
+  gelu = getattr(model, 'gelu', 'exact')
   if gelu != 'exact':
     logging.warning(
       'warning: this model has %s; %s computes the exact one',
@@ -372,11 +374,10 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   config.data.image_size = loaded.position_size
   config.init_from.resize = loaded.resize
   config.train.dtype = jnp.dtype(loaded.model.dtype).name
-  config.model.name = models.name_of(loaded.model)
   trained = loaded.trained_with
   if trained is not None and not loaded.beside:  # it is of the model alone
     config.objective = trained.objective.copy_and_resolve_references()
-  for key, value in models.fields_of(loaded.model).items():
+  for key, value in models.config_of(loaded.model).items():
     if value is not None:
       config_lib.set_value(config, f'model.{key}', value)
   return config

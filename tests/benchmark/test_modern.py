@@ -34,7 +34,11 @@ def test_each_part_is_a_model():
 
 
 def test_each_part_has_a_ratio_to_the_plain_vit(monkeypatch):
-  some = {'plain': {}, 'swiglu': {'gated_mlp': True}, 'merging': {'merge': 4}}
+  some = {
+    'plain': {},
+    'swiglu': {'mlp': 'swiglu'},
+    'merging': {'block': 'merging(4)'},
+  }
   monkeypatch.setattr(modern, 'fields', lambda *_: some)
   found = modern.modern(config(), 2)
   assert {*found} == {'swiglu', 'merging'}

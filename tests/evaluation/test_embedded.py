@@ -29,7 +29,12 @@ def read(name, model, params):
 
 @pytest.mark.parametrize(
   'fields',
-  [{}, {'scan': True}, {'registers': 2, 'pool': 'gap'}, {'pool': 'token+gap'}],
+  [
+    {},
+    {'scan': True},
+    {'registers': 2, 'pool': 'mean'},
+    {'pool': 'token_and_mean'},
+  ],
 )
 def test_layers_are_means_of_their_normalised_patches(fields):
   model, params = build(**SIZES | fields)

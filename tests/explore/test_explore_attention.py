@@ -17,14 +17,14 @@ from vit_jax.weights import features
 PREFIXES = [
   {},
   {'distillation_token': True, 'registers': 2},
-  {'pool': 'gap'},
+  {'pool': 'mean'},
 ]
 FINDERS = [
   {},
-  {'pool': 'gap'},
-  {'pool': 'token+gap'},
+  {'pool': 'mean'},
+  {'pool': 'token_and_mean'},
   {'registers': 1},
-  {'pool': 'gap', 'class_token': True},
+  {'pool': 'mean', 'class_token': True},
 ]
 
 
@@ -198,7 +198,7 @@ def test_the_query_is_a_chosen_patch():
 
 
 def test_the_mean_query_stands_in_for_a_class_token():
-  vit = planted.loaded(planted.tiny(pool='gap', registers=1))
+  vit = planted.loaded(planted.tiny(pool='mean', registers=1))
   weights = planted.looked(vit, planted.images())['attention']
   found = explore.attention_maps(vit, planted.images())
   expected = weights[..., 1:, 1:].mean(axis=-2).reshape(3, 5, 2, 2, 4)
@@ -206,7 +206,7 @@ def test_the_mean_query_stands_in_for_a_class_token():
 
 
 def test_hybrids_have_maps_in_pixels_of_the_image():
-  model = planted.tiny(resnet_stages=(), resnet_width=32, patch_size=(2, 1))
+  model = planted.tiny(patches='hybrid(width=32)', patch_size=(2, 1))
   vit = planted.loaded(model, size=(16, 24))
   images = planted.images(size=(16, 24))
   assert features.patch_grid(vit) == (2, 6)
@@ -272,7 +272,7 @@ def test_perturbations_are_only_read():
   [
     {},
     {'scan': True, 'remat': 'full'},
-    {'pool': 'gap', 'attention_implementation': 'xla'},
+    {'attention': "attention(implementation='xla')", 'pool': 'mean'},
   ],
 )
 def test_gradients_are_finite_differences(overrides):
@@ -332,7 +332,7 @@ def test_two_heads_are_read_in_equal_parts():
   flow = np.random.default_rng(0).normal(size=(2, 10, 10)).astype(np.float32)
   expected = flow[:, :2, 2:].mean(axis=1).reshape(2, 2, 4)
   np.testing.assert_allclose(attention.read_out(vit, flow), expected, atol=1e-6)
-  vit = planted.loaded(planted.tiny(pool='token+gap'))
+  vit = planted.loaded(planted.tiny(pool='token_and_mean'))
   flow = flow[:, 1:, 1:]
   expected = (flow[:, 0, 1:] + flow[:, 1:, 1:].mean(axis=1)) / 2
   np.testing.assert_allclose(

@@ -44,7 +44,7 @@ OF_ATTENTION = {
   'distance',
 }
 OF_METHODS = {'objective', 'samples', 'completions', 'overlays', 'errors'}
-HYBRID = {'resnet_stages': (), 'resnet_width': 32, 'patch_size': (1, 2)}
+HYBRID = {'patches': 'hybrid(width=32)', 'patch_size': (1, 2)}
 
 
 def subject_of(vit, count=5, **overrides):
@@ -77,7 +77,7 @@ def draw(subject, folder, names=tuple(kinds.KINDS)):
   'model, missing',
   [
     (planted.tiny(registers=2, scan=True, dtype=jnp.bfloat16), {'stem'}),
-    (planted.tiny(pool='gap', **HYBRID), {'filters', 'segments'}),
+    (planted.tiny(pool='mean', **HYBRID), {'filters', 'segments'}),
     (planted.tiny_mixer(), {'stem', 'positions', *OF_ATTENTION}),
     (
       planted.tiny_bit(),

@@ -52,7 +52,7 @@ def test_positions_after_a_resize():
 
 
 def test_fixed_positions_depend_on_the_offset_alone():
-  model = planted.tiny(position_embedding='sincos2d', pool='gap')
+  model = planted.tiny(positions='sincos2d', pool='mean')
   for size in (None, (12, 20)):
     found = explore.position_similarity(planted.loaded(model), size)
     h, w = found.shape[:2]

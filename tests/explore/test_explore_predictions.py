@@ -113,6 +113,6 @@ def test_patches_are_in_the_order_of_reading():
   images = planted.images(2)
   found = explore.image_patches(vit, images)
   np.testing.assert_array_equal(found[1, 6], images[1, 4:8, 8:12])
-  hybrid = planted.tiny(resnet_stages=(), resnet_width=32, patch_size=(1, 2))
+  hybrid = planted.tiny(patches='hybrid(width=32)', patch_size=(1, 2))
   found = explore.image_patches(planted.loaded(hybrid), images)
   assert found.shape == (2, 4, 4, 8, 3)

@@ -11,10 +11,10 @@ from vit_jax.weights import features
 
 
 def every_kind():
-  hybrid = planted.tiny(resnet_stages=(), resnet_width=32, patch_size=(1, 1))
+  hybrid = planted.tiny(patches='hybrid(width=32)', patch_size=(1, 1))
   return [
     planted.loaded(planted.tiny()),
-    planted.loaded(planted.tiny(pool='gap', registers=3)),
+    planted.loaded(planted.tiny(pool='mean', registers=3)),
     planted.loaded(hybrid),
     planted.loaded(planted.tiny_mixer()),
   ]

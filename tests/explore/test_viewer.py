@@ -29,8 +29,8 @@ def seen_by(vit):
   [
     {},
     {'scan': True},
-    {'registers': 2, 'position_tokens': 'class'},
-    {'pool': 'gap', 'class_token': False},
+    {'registers': 2, 'positions': "learned(tokens='class')"},
+    {'pool': 'mean', 'class_token': False},
     {'name': 'R+ViT-Ti/16', 'size': (64, 32)},
     {'channels': 1, 'size': (8, 8)},
   ],

@@ -50,24 +50,23 @@ MODELS = {
   'token': VIT,
   'gap, sincos2d': VIT
   | {
-    'pool': 'gap',
-    'position_embedding': 'sincos2d',
-    'norm_after_pool': True,
-    'gelu': 'exact',
+    'positions': 'sincos2d',
+    'mlp': "mlp(gelu='exact')",
+    'pool': 'mean(norm_after=True)',
     'pre_logits': 8,
   },
   'map, registers': VIT
   | {
+    'attention': 'attention(qk_norm=True)',
+    'mlp': 'swiglu',
+    'block': 'block(layer_scale=0.5)',
     'pool': 'map',
     'registers': 2,
-    'qk_norm': True,
-    'layer_scale': 0.5,
-    'gated_mlp': True,
   },
   'two heads': VIT | {'distillation_token': True},
-  'features': VIT | {'pool': 'token+gap', 'num_classes': 0},
+  'features': VIT | {'pool': 'token_and_mean', 'num_classes': 0},
   'hybrid': VIT
-  | {'patch_size': 2, 'resnet_width': 32, 'resnet_stages': (1, 1)},
+  | {'patch_size': 2, 'patches': 'hybrid(stages=(1, 1), width=32)'},
   'Mixer': {
     'name': 'Mixer-B/8',
     'hidden_size': 24,
@@ -241,7 +240,8 @@ def test_half_precision(form, tmp_path):
   """ONNX computes in float32, and says so."""
   model = loaded('token')
   half = dataclasses.replace(
-    model, model=model.model.clone(dtype=jnp.bfloat16, remat='full')
+    model,
+    model=models.with_fields(model.model, dtype=jnp.bfloat16, remat='full'),
   )
   path = tmp_path / 'half'
   notes = export.write(half, path, form)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import vit_jax
+from vit_jax import models
 from vit_jax import weights
 
 
@@ -220,7 +221,7 @@ def load(
     tokens = {0: 'patches', 1: 'class', model.prefix_length: 'all'}
     if rows - cells not in tokens:
       raise ValueError(f'its {rows} positions are not for images of {size}')
-    model = model.clone(position_tokens=tokens[rows - cells])
+    model = models.with_fields(model, position_tokens=tokens[rows - cells])
   return dataclasses.replace(found, model=model, position_size=size)
 
 

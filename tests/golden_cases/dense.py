@@ -144,7 +144,7 @@ def _unetr(dims):
     qkv_bias=dims['qkv_bias'],
     gelu='exact',
     layer_norm_epsilon=dims['layer_norm_eps'],
-  )
+  ).parts()
   decoder = unetr_lib.UNETR(dims['out_channels'], dims['feature_size'])
   return trunk, decoder
 
@@ -205,7 +205,7 @@ def patch_perceptron(case):
     depth=1,
     patch_size=tuple(dims['patch_size']),
     pool='gap',
-  )
+  ).parts()
   abstract = jax.eval_shape(trunk.init, jax.random.key(0), volume)['params']
   names = ('patch_embedding', 'position_embedding')
   with containers.open_arrays(case.weights) as arrays:

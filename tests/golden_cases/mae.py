@@ -31,8 +31,8 @@ def _config(case):
   config.model.num_heads = fields['heads']
   config.model.mlp_dim = _mlp_dim(fields, '')
   config.model.layer_norm_epsilon = fields['layer_norm_eps']
-  config.model.gelu = 'exact'
-  config.model.position_embedding = 'sincos2d_mae'
+  config.model.mlp = "mlp(gelu='exact')"
+  config.model.positions = "sincos2d(kind='sincos2d_mae')"
   config.objective.name = 'mae'
   config.objective.options = {
     'mask_ratio': fields['mask_ratio'],

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.data import features
@@ -118,8 +119,8 @@ def _objective(case):
   config.model.num_heads = fields['heads']
   config.model.mlp_dim = fields['mlp']
   config.model.layer_norm_epsilon = fields['layer_norm_eps']
-  config.model.gelu = 'exact'
-  config.model.position_embedding = 'sincos2d_moco'
+  config.model.mlp = "mlp(gelu='exact')"
+  config.model.positions = "sincos2d(kind='sincos2d_moco')"
   config.objective.name = 'mocov3'
   config.init_from.path = str(case.weights)
   with _opened(case, 'base_encoder.') as arrays:
@@ -143,7 +144,7 @@ def _momentum_encoder(case, params):
   """Returns the momentum encoder of a file, with the shapes of the other."""
   trunk = [
     tables.Rule(f'trunk/{x.ours}', x.theirs, x.layout, x.offset)
-    for x in timm.rules(_objective(case)[0].model)
+    for x in timm.rules(models.flattened(_objective(case)[0].model))
   ]
   with _opened(case, 'momentum_encoder.') as arrays:
     layers = _layers(arrays, 'head')

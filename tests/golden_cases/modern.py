@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import golden_cases
+from vit_jax import models
 from vit_jax import weights
 from vit_jax.data import naflex as naflex_lib
 from vit_jax.models import block
@@ -417,7 +418,10 @@ def _flexible(case: golden_cases.Case) -> weights.Loaded:
   assert case.weights is not None
   with containers.open_arrays(case.weights) as arrays:
     stored = {name: arrays.read(name) for name in arrays.shapes}
-  rules, params = timm.rules(found.model), jax.device_get(found.params)
+  rules, params = (
+    timm.rules(models.flattened(found.model)),
+    jax.device_get(found.params),
+  )
   written = dict(tables.write(rules, params))
   assert written.keys() == stored.keys()
   for name, x in stored.items():
@@ -451,9 +455,13 @@ def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
   for i, grid in enumerate(grids):
     image = given[f'image_{i}']
     count = int(grid.prod())
-    cut, size = naflex_lib.padded(image, model.patch_size, count)
+    cut, size = naflex_lib.padded(
+      image, models.flattened(model).patch_size, count
+    )
     assert size == tuple(grid)
-    padded, _ = naflex_lib.padded(image, model.patch_size, len(patches[i]))
+    padded, _ = naflex_lib.padded(
+      image, models.flattened(model).patch_size, len(patches[i])
+    )
     np.testing.assert_allclose(padded, patches[i], atol=1e-6)
     answers[f'logits_single_{i}'] = model.apply(
       own, cut[None], grids=grid[None]

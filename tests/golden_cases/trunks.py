@@ -9,8 +9,8 @@ import numpy as np
 
 import golden_cases
 from vit_jax import weights
-from vit_jax.models import flat
 from vit_jax.models import mlp
+from vit_jax.models import vit as vit_lib
 from vit_jax.models.context import Context
 from vit_jax.weights import features
 from vit_jax.weights.files import containers
@@ -24,8 +24,8 @@ _RESIZES = {
 }
 
 
-def _vit(vit: weights.Loaded) -> flat.ViT:
-  assert isinstance(vit.model, flat.ViT)
+def _vit(vit: weights.Loaded) -> vit_lib.ViT:
+  assert isinstance(vit.model, vit_lib.ViT)
   return vit.model
 
 

@@ -67,7 +67,7 @@ def on(monkeypatch):
     ('TPU v4', {}, None, True),
     ('TPU v5 lite', {'dtype': jnp.bfloat16}, None, True),
     ('TPU v6 lite', {'dtype': jnp.bfloat16}, 'default', True),
-    ('TPU v5', {'qk_norm': True}, 'bfloat16', True),
+    ('TPU v5', {'attention': 'attention(qk_norm=True)'}, 'bfloat16', True),
     ('TPU v2', {}, None, False),
     ('TPU v3', {'dtype': jnp.bfloat16}, None, False),
     ('TPU v5', {'dtype': jnp.float16}, None, False),

@@ -28,7 +28,9 @@ SPEC = spec_lib.EncoderSpec(
 
 def trunk_of(**fields):
   sizes = {'hidden_size': 8, 'mlp_dim': 16, 'num_heads': 2, 'depth': 3}
-  return flat.ViT(0, pool='gap', **{'patch_size': (2, 2), **sizes, **fields})
+  return flat.ViT(
+    0, pool='gap', **{'patch_size': (2, 2), **sizes, **fields}
+  ).parts()
 
 
 def fresh(module, *args, **kwargs):

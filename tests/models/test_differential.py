@@ -33,8 +33,8 @@ def apply(module, params, x, added=None):
 @pytest.fixture
 def layer():
   """Attention, its parameters, and tokens."""
-  model = models.create_model('ViT-Ti/4', 3, **TINY, differential=True)
-  module = model.layer_spec.attention_part()
+  model = models.create_model('ViT-Ti/4', 3, **TINY, attention='differential')
+  module = model.block.attention
   x = jax.random.normal(jax.random.key(0), (2, 5, 16))
   context = context_lib.Context(layer=jnp.int32(LAYER))
   params = compiled.init(module, jax.random.key(1), x, context)['params']

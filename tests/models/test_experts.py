@@ -11,28 +11,27 @@ import tiny
 import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax.models import embedding
 from vit_jax.models import experts
-from vit_jax.models import flat
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
 TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 2}
 ROUTINGS = {
-  'top_experts': {'expert_loss': 0.01, 'experts_per_token': 2},
-  'top_tokens': {},
-  'soft': {'expert_slots': 3},
+  'top_experts': 'loss=0.01, per_token=2',
+  'top_tokens': '',
+  'soft': 'slots=3',
 }
 
 
 def test_layers_with_experts():
-  model = models.create_model('ViT-Ti/4', 0, depth=6, experts=4)
-  for fields, expected in (
-    ({}, (1, 3, 5)),
-    ({'routing': 'soft'}, (3, 4, 5)),
-    ({'expert_layers': (1, 6)}, (0, 5)),
+  for text, expected in (
+    ("experts(4, routing='soft')", (3, 4, 5)),
+    ('experts(4, layers=(1, 6))', (0, 5)),
+    ('experts(4)', (1, 3, 5)),
   ):
-    part = model.clone(**fields).experts_part()
-    assert part.routed_layers(6) == expected
+    model = models.create_model('ViT-Ti/4', 0, depth=6, mlp=text)
+    assert model.block.mlp.routed_layers(6) == expected
   params = models.abstract_params(model, (8, 8, 3))
   assert 'moe' in params['blocks_1'] and 'mlp' in params['blocks_0']
 
@@ -40,7 +39,6 @@ def test_layers_with_experts():
 @pytest.mark.parametrize(
   ('fields', 'expected'),
   [
-    ({'experts': 4}, True),
     ({'mlp': 'experts(4)'}, True),
     ({'mlp': 'experts(4, loss=0)'}, False),
     ({'mlp': "experts(4, routing='soft')"}, False),
@@ -56,10 +54,10 @@ def test_which_models_have_a_balancing_loss(fields, expected):
 @pytest.mark.parametrize('routing', ROUTINGS)
 def test_images_and_padding_do_not_change_others(routing):
   """An image's tokens are routed among themselves, and padding nowhere."""
-  fields = TINY | ROUTINGS[routing] | {'routing': routing, 'experts': 3}
   # Buffers hold as many tokens, whatever the padding.
-  fields['expert_capacity'] = 3.0
-  model = flat.ViT(0, patch_size=(2, 2), pool='gap', **fields)
+  options = f"3, routing='{routing}', capacity=3.0, {ROUTINGS[routing]}"
+  fields = TINY | {'pool': 'mean', 'mlp': f'experts({options})'}
+  model = models.create_model('ViT-Ti/2', 0, **fields)
   images = jax.random.normal(jax.random.key(0), (3, 6, 6, 3))
   params = compiled.init(model, jax.random.key(1), images)['params']
   whole = compiled.apply(model, {'params': params}, images)
@@ -68,7 +66,7 @@ def test_images_and_padding_do_not_change_others(routing):
     np.testing.assert_allclose(alone, whole[i : i + 1], atol=1e-5)
   if routing == 'top_tokens':
     return  # experts take a share of all places
-  cut = flat.embedding.patches(images, (2, 2))
+  cut = embedding.patches(images, (2, 2))
   grids = jnp.full((3, 2), 3)
   for count in (0, 5):
     padded = jnp.pad(cut, ((0, 0), (0, count), (0, 0)), constant_values=7.0)
@@ -78,9 +76,9 @@ def test_images_and_padding_do_not_change_others(routing):
 
 def test_some_patches_share_the_slots_of_an_image():
   """As in MAE's encoder, and in DINO's local crops."""
-  fields = TINY | {'routing': 'soft', 'experts': 2}
-  model = flat.ViT(
-    0, patch_size=(2, 2), pool='gap', position_embedding='none', **fields
+  fields = TINY | {'mlp': "experts(2, routing='soft')"}
+  model = models.create_model(
+    'ViT-Ti/2', 0, pool='mean', positions='none', **fields
   )
   images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
   variables = compiled.init(model, jax.random.key(1), images)
@@ -118,7 +116,7 @@ def config(mesh=(1, 1, 1), **overrides):
   axes = zip(('data', 'fsdp', 'tensor'), mesh, strict=True)
   fields = {
     'model__depth': 2,
-    'model__experts': 8,
+    'model__mlp': 'experts(8)',
     'model__dropout_rate': 0.1,
     'mesh__min_size': 0,
     'optim__name': 'sgd',
@@ -145,7 +143,7 @@ def trained(c, steps=4):
   ('routing', 'mesh'), [('top_experts', (2, 2, 2)), ('soft', (2, 4, 1))]
 )
 def test_eight_devices_equal_one(routing, mesh):
-  fields = {'model__routing': routing}
+  fields = {'model__mlp': f"experts(8, routing='{routing}')"}
   one, losses, metrics = trained(config(**fields))
   assert ('balance_loss' in metrics) == (routing == 'top_experts')
   many, others, _ = trained(config(mesh, **fields))
@@ -160,16 +158,17 @@ def test_eight_devices_equal_one(routing, mesh):
 
 @pytest.mark.slow
 def test_trains_resumes_and_loads(tmp_path):
-  c = config(train__duration='8 steps', model__expert_loss=1.0)
+  c = config(train__duration='8 steps', model__mlp='experts(8, loss=1.0)')
   path = tmp_path / 'whole'
   assert loop.run(c, str(path)).status == 0
   methods.assert_resumes_to_the_bit(c, path, tmp_path / 'parts')
-  assert vit_jax.load(path).model.experts == 8
+  assert models.flattened(vit_jax.load(path).model).experts == 8
   assert all(x['train/balance_loss'] > 0 for x in tiny.metrics(path)[:1])
 
 
 def test_an_objective_that_cannot_balance_says_so():
-  c = config(objective__name='mae', model__position_embedding='sincos2d_mae')
+  positions = "sincos2d(kind='sincos2d_mae')"
+  c = config(objective__name='mae', model__positions=positions)
   with pytest.raises(config_lib.UserError, match='cannot balance experts'):
     trained(c, 1)
 

@@ -13,14 +13,13 @@ from vit_jax.config import keys
 from vit_jax.models import fields
 from vit_jax.models import flat
 from vit_jax.models import mixer
-from vit_jax.models import resnet
 from vit_jax.models import spec
 from vit_jax.weights.formats import foreign
 
-FAMILIES = typing.get_args(models.Model)
+FAMILIES = typing.get_args(models.Flat)
 
 # Fields that name a part.
-NAMED = ('block', 'attention', 'mlp', 'positions')
+NAMED = ('block', 'attention', 'mlp', 'positions', 'patches')
 
 
 def test_the_config_has_a_key_for_each_field():
@@ -88,12 +87,12 @@ def test_a_field_must_say_what_it_is():
 
 def test_layers_are_given_the_fields_of_their_model():
   model = models.create_model('ViT-Ti/4', depth=3, qk_norm=True)
-  layers = model.layer_spec
+  layers = spec.EncoderSpec.take(models.flattened(model))
   assert (layers.depth, layers.qk_norm, layers.num_heads) == (3, True, 3)
-  assert hash(layers) == hash(model.clone(num_classes=7).layer_spec)
+  other = models.flattened(model.clone(num_classes=7))
+  assert hash(layers) == hash(spec.EncoderSpec.take(other))
   with pytest.raises(dataclasses.FrozenInstanceError):
     layers.depth = 4
-  assert not hasattr(resnet.BiT(5), 'layer_spec')
 
 
 @pytest.mark.parametrize('name', ['google', 'huggingface', 'timm'])

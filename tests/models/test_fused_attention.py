@@ -79,13 +79,15 @@ def test_bfloat16_is_as_exact_as_the_plain_formulation(
   [
     {},
     {'hidden_size': 640, 'num_heads': 8},  # heads that share registers unevenly
-    {'norm': 'rms', 'rotary': 'dinov3'},
-    {'rotary': 'rope_vit_mixed'},  # outside the kernel
+    {'norm': 'rms_norm', 'positions': 'learned + rope'},
+    {
+      'positions': "learned + rope(kind='rope_vit_mixed')"
+    },  # outside the kernel
   ],
 )
 def test_a_model_of_kernels_is_the_same_function(fields):
   """With norms of queries and keys; the last layer reads one token."""
-  assert_same_function({'qk_norm': True, **fields})
+  assert_same_function({'attention': 'attention(qk_norm=True)', **fields})
 
 
 def mesh_of_one():
@@ -111,7 +113,7 @@ def assert_same_function(fields):
   def grads(params, model):
     return (model.apply({'params': params}, images) ** 2).sum()
 
-  fused = model.clone(attention_implementation='fused')
+  fused = models.with_kernel(model, 'fused')
   with jax.set_mesh(mesh_of_one()):
     assert 'pallas_call' in str(jax.make_jaxpr(grads, 1)(params, fused))
     loss, found = grads(params, fused)
@@ -120,7 +122,7 @@ def assert_same_function(fields):
   for layer in ('blocks_0', 'blocks_1'):
     # Without rotation softmax does not depend on a bias of keys.
     of_keys = found[layer]['attention'].get('key_norm', {})
-    if 'bias' in of_keys and model.rotary == 'none':
+    if 'bias' in of_keys and models.flattened(model).rotary == 'none':
       np.testing.assert_allclose(of_keys.pop('bias'), 0, atol=1e-5)
       expected[layer]['attention']['key_norm'].pop('bias')
   jax.tree.map(
@@ -163,9 +165,7 @@ def test_rotates_queries_and_keys(tokens, hidden_size, num_heads, kind):
   'kind', ['dinov3', 'eva02', 'rope_vit', 'rope_vit_mixed']
 )
 def test_a_rotated_model_of_kernels_is_the_same_function(kind):
-  assert_same_function(
-    {'rotary': kind, 'position_embedding': 'none', 'registers': 2}
-  )
+  assert_same_function({'positions': f"rope(kind='{kind}')", 'registers': 2})
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from vit_jax.train import experiment as experiment_lib
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 8, 12, 3))
 TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 4, 'depth': 3}
-MIDDLE = {'key_heads': 2, 'full_key_layers': 1}
-SCALED = {'layer_scale': 0.5, 'layer_scale_mlp': False}
+MIDDLE = {'attention': 'grouped(key_heads=2, full_layers=1)'}
+SCALED = {'block': 'block(layer_scale=0.5, layer_scale_mlp=False)'}
 
 
 def make(**fields):
@@ -46,23 +46,26 @@ def repeated(qkv, times):
   }
 
 
-@pytest.mark.parametrize('fields', [{'key_heads': 1}, {'key_heads': 2}, MIDDLE])
+@pytest.mark.parametrize('key_heads,full_layers', [(1, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize('implementation', ['plain', 'fused'])
-def test_heads_of_queries_share_heads_of_keys(fields, implementation):
+def test_heads_of_queries_share_heads_of_keys(
+  key_heads, full_layers, implementation
+):
   # 128 channels, which the kernel takes where keys have all heads.
-  fields = fields | {'hidden_size': 128}
-  model, params = make(**fields, qk_norm=True, rotary='dinov3')
-  whole = model.clone(key_heads=None, full_key_layers=0)
+  fields = {'hidden_size': 128, 'positions': 'learned + rope'}
+  options = f'key_heads={key_heads}, full_layers={full_layers}, qk_norm=True'
+  model, params = make(**fields, attention=f'grouped({options})')
+  whole, _ = make(**fields, attention='attention(qk_norm=True)')
   layers = {}
   for i in range(model.depth):
     layer = params[f'blocks_{i}']
     qkv = layer['attention']['qkv']
-    assert ('query' in qkv) == (i == 1 or 'full_key_layers' not in fields)
+    assert ('query' in qkv) == (i == 1 or not full_layers)
     if 'query' in qkv:
-      qkv = repeated(qkv, 4 // fields['key_heads'])
+      qkv = repeated(qkv, 4 // key_heads)
     attention = layer['attention'] | {'qkv': qkv}
     layers[f'blocks_{i}'] = layer | {'attention': attention}
-  found = model.clone(attention_implementation=implementation).apply(
+  found = models.with_kernel(model, implementation).apply(
     {'params': params}, IMAGES
   )
   expected = compiled.apply(whole, {'params': params | layers}, IMAGES)
@@ -71,7 +74,7 @@ def test_heads_of_queries_share_heads_of_keys(fields, implementation):
 
 def test_layer_scale_of_attention_alone():
   model, params = make(**SCALED)
-  whole = model.clone(layer_scale_mlp=True)
+  whole = models.with_fields(model, layer_scale_mlp=True)
   layers = {
     name: layer | {'layer_scale2': jnp.ones(16)}
     for name, layer in params.items()
@@ -106,7 +109,7 @@ def test_a_training_step():
 
 
 def test_tensor_parallelism_may_have_more_parts_than_keys_have_heads():
-  _, params = make(key_heads=2)
+  _, params = make(attention='grouped(key_heads=2)')
   mesh = config_lib.default().mesh
   mesh.min_size = 0
   sizes = {'data': 1, 'fsdp': 1, 'tensor': 4}

@@ -42,32 +42,33 @@ def test_nothing_is_merged_where_all_are_protected():
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('pool', 'registers', 'falls'),
-  [('token', 0, False), ('gap', 2, True), ('token+gap', 1, False)],
+  [('token', 0, False), ('mean', 2, True), ('token_and_mean', 1, False)],
 )
 def test_equal_patches_can_be_merged(pool, registers, falls):
   """Merged tokens count as often as they stand for patches.
 
   So a model without positions gives the same for an image of equal patches.
   """
-  fields = {'pool': pool, 'registers': registers, 'position_embedding': 'none'}
+  fields = {'pool': pool, 'registers': registers, 'positions': 'none'}
   model = _model(**fields)
   patch = jax.random.normal(jax.random.key(2), (1, 2, 2, 3))
   image = jnp.tile(patch, (1, 4, 4, 1))
   params = {'params': compiled.init(model, jax.random.key(0), image)['params']}
-  merged = model.clone(merge=4, merge_decreasing=falls)
+  options = f'4, decreasing={falls}'
+  merged = _model(**fields, block=f'merging({options})')
   wanted = compiled.apply(model, params, image, method='trunk')['features']
   seen = compiled.apply(merged, params, image, method='trunk')
   np.testing.assert_allclose(seen['features'], wanted, atol=1e-5)
   assert seen['sizes'].sum() == 16 + merged.prefix_length
   assert seen['tokens'].shape[1] == 16 + merged.prefix_length - 12
-  unweighted = merged.clone(merge_proportional=False)
+  unweighted = _model(**fields, block=f'merging({options}, proportional=False)')
   seen = compiled.apply(unweighted, params, image, method='trunk')
   assert abs(seen['features'] - wanted).max() > 1e-6
 
 
 @pytest.mark.slow
 def test_training_with_merged_tokens_and_without_some_patches():
-  model = _model(merge=2, patch_dropout=0.5, dropout_rate=0.1)
+  model = _model(block='merging(2)', patch_dropout=0.5, dropout_rate=0.1)
   params = compiled.init(model, jax.random.key(0), IMAGES)['params']
 
   @jax.jit
@@ -112,7 +113,7 @@ def test_what_cannot_be_merged(fields, message):
 
 
 def test_merged_tokens_are_not_captured():
-  model = _model(merge=1)
+  model = _model(block='merging(1)')
   params = {'params': compiled.init(model, jax.random.key(0), IMAGES)['params']}
   with pytest.raises(ValueError, match='set merge=0 to capture'):
     compiled.apply(model, params, IMAGES, mutable=('intermediates',))

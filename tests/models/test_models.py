@@ -16,10 +16,9 @@ from vit_jax.models import attention as attention_lib
 from vit_jax.models import block
 from vit_jax.models import dropout
 from vit_jax.models import embedding
-from vit_jax.models import flat
-from vit_jax.models import heads
 from vit_jax.models import layouts
 from vit_jax.models import patches
+from vit_jax.models import registry
 from vit_jax.models.context import Context
 from vit_jax.train import flops
 
@@ -62,6 +61,12 @@ RATES = {
   'stochastic_depth': 0.4,
 }
 VIT, MIXER = 'ViT-Ti/4', 'Mixer-S/4'
+POSITIONS = (
+  'none',
+  'learned',
+  'factorized',
+  *(f"sincos2d(kind='{kind}')" for kind in embedding.SINCOS),
+)
 SIZES = {
   VIT: {'hidden_size': 32, 'mlp_dim': 48, 'num_heads': 4},
   MIXER: {'hidden_size': 24, 'mlp_dim': 32, 'tokens_mlp_dim': 10},
@@ -176,10 +181,14 @@ def test_scanned_remat_and_unrolled_are_one_function(name, twins):
 def test_implementations_of_attention_are_one_function(implementation, qk_norm):
   """Outputs and gradients; where it is returned the plain one computes it."""
   rate = 0.1 if implementation == 'einsum' else 0.0
-  model = tiny(qk_norm=qk_norm, dropout_rate=0.1, attention_dropout_rate=rate)
+  model = tiny(
+    attention=f'attention(qk_norm={qk_norm})',
+    dropout_rate=0.1,
+    attention_dropout_rate=rate,
+  )
   _, images = example()
   params = models.init_params(model, jax.random.key(0), images.shape[1:])
-  twin = model.clone(attention_implementation=implementation)
+  twin = models.with_kernel(model, implementation)
 
   @functools.partial(jax.jit, static_argnums=1)
   @jax.value_and_grad
@@ -212,7 +221,7 @@ def test_odd_lengths_are_padded_for_cudnn(monkeypatch):
   monkeypatch.setattr(jax.nn, 'dot_product_attention', even)
   model = tiny(dtype=jnp.bfloat16, dropout_rate=0.0, stochastic_depth=0.0)
   params, images = example()
-  twin = model.clone(attention_implementation='cudnn')
+  twin = models.with_kernel(model, 'cudnn')
 
   @functools.partial(jax.jit, static_argnums=1)
   @jax.value_and_grad
@@ -317,10 +326,10 @@ def test_patch_embedding_is_a_convolution():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('pool', heads.POOLS)
-@pytest.mark.parametrize('position', flat.POSITION_EMBEDDINGS)
+@pytest.mark.parametrize('pool', registry.PARTS['pool'])
+@pytest.mark.parametrize('position', POSITIONS)
 def test_positions_and_pools(pool, position):
-  model = tiny(pool=pool, position_embedding=position, depth=1)
+  model = tiny(pool=pool, positions=position, depth=1)
   params = models.init_params(model, jax.random.key(0), (8, 16, 3))
   assert ('class_token' in params) == ('token' in pool)
   assert ('position_embedding' in params) == (position == 'learned')
@@ -347,12 +356,13 @@ def test_sincos2d_is_separable_and_unit_circles():
 )
 def test_bfloat16_computes_with_float32_parameters(name, gelu):
   params, images = example(name)
-  model = tiny(name, dtype=jnp.bfloat16, gelu=gelu)
+  fields = {'gelu': gelu} if name == MIXER else {'mlp': f"mlp(gelu='{gelu}')"}
+  model = tiny(name, dtype=jnp.bfloat16, **fields)
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
   logits, state = apply(model, params, images, mutable=('intermediates',))
   assert logits.dtype == jnp.float32
   assert state['intermediates']['tokens'].dtype == jnp.bfloat16
-  exact = apply(tiny(name, gelu=gelu), params, images)
+  exact = apply(tiny(name, **fields), params, images)
   assert abs(logits - exact).max() < 0.05 * abs(exact).max()
 
 
@@ -419,7 +429,9 @@ def test_uniform_stochastic_depth_skips_all_layers(scan):
   if scan:
     params = layouts.stack_layers(params)
   model = tiny(
-    stochastic_depth=0.9999, stochastic_depth_uniform=True, scan=scan
+    stochastic_depth=0.9999,
+    block='block(stochastic_depth_uniform=True)',
+    scan=scan,
   )
   _, state = apply(model, params, images, seed=0, mutable=('intermediates',))
   tokens = state['intermediates']['tokens']
@@ -434,8 +446,8 @@ def test_the_head_starts_with_its_bias():
     np.testing.assert_allclose(shapes['head']['bias'], -6.9, rtol=1e-6)
 
 
-GELU = {'gelu': 'exact'}
-HUGGINGFACE = {'gelu': 'exact', 'layer_norm_epsilon': 1e-12}
+GELU = {'mlp': "mlp(gelu='exact')"}
+HUGGINGFACE = {'mlp': "mlp(gelu='exact')", 'layer_norm_epsilon': 1e-12}
 GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
 
 
@@ -445,7 +457,11 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
     ('vit_base_patch16_224', 'ViT-B/16', GELU),
     ('vit_tiny_patch16_384.augreg_in21k', 'ViT-Ti/16', GELU),
     ('timm/vit_giant_patch14_224', 'ViT-g/14', GELU),
-    ('vit_base_patch16_224_miil', 'ViT-B/16', GELU | {'qkv_bias': False}),
+    (
+      'vit_base_patch16_224_miil',
+      'ViT-B/16',
+      GELU | {'attention': 'attention(qkv_bias=False)'},
+    ),
     ('vit_base_r50_s16_384', 'R50+ViT-B/16', GELU),
     ('vit_tiny_r_s16_p8_224', 'R+ViT-Ti/16', GELU),
     ('deit_small_patch16_224', 'ViT-S/16', GELU),
@@ -457,16 +473,28 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
     (
       'deit3_huge_patch14_224',
       'ViT-H/14',
-      GELU | {'layer_scale': 1e-6, 'position_tokens': 'patches'},
+      GELU
+      | {
+        'positions': "learned(tokens='patches')",
+        'block': 'block(layer_scale=1e-6)',
+      },
     ),
-    ('vit_base_patch16_siglip_224', 'ViT-B/16', GELU | {'pool': 'map'}),
+    (
+      'vit_base_patch16_siglip_224',
+      'ViT-B/16',
+      GELU | {'pool': "map(gelu='exact')"},
+    ),
     (
       'vit_small_patch14_reg4_dinov2',
       'ViT-S/14',
-      {'registers': 4, 'position_tokens': 'patches', 'layer_scale': 1e-5}
+      {
+        'registers': 4,
+        'positions': "learned(tokens='patches')",
+        'block': 'block(layer_scale=1e-5)',
+      }
       | GELU,
     ),
-    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', GELU),
+    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', {'gelu': 'exact'}),
     ('resnetv2_101x3_bit.goog_in21k', 'BiT-R101x3', {}),
     ('google/vit-large-patch32-384', 'ViT-L/32', HUGGINGFACE),
     ('hf:google/vit-base-patch16-224-in21k', 'ViT-B/16', HUGGINGFACE),
@@ -479,10 +507,13 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
     (
       'facebook/dinov2-with-registers-giant-imagenet1k-1-layer',
       'ViT-g/14',
-      {'registers': 4, 'position_tokens': 'class', 'layer_scale': 1.0}
-      | {'pool': 'token+gap', 'gated_mlp': True}
-      | GIANT
-      | GELU,
+      {
+        'registers': 4,
+        'positions': "learned(tokens='class')",
+        'block': 'block(layer_scale=1.0)',
+      }
+      | {'mlp': "swiglu(gelu='exact')", 'pool': 'token_and_mean'}
+      | GIANT,
     ),
   ],
 )
@@ -547,7 +578,7 @@ def test_image_must_be_a_multiple_of_the_patch(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('pool', heads.POOLS)
+@pytest.mark.parametrize('pool', registry.PARTS['pool'])
 def test_trunk_gives_tokens_and_what_the_head_reads(pool):
   model = tiny(pool=pool, depth=1, registers=2)
   images = example()[1]
@@ -556,8 +587,8 @@ def test_trunk_gives_tokens_and_what_the_head_reads(pool):
   prefix = model.prefix_length
   assert seen['tokens'].shape == (6, prefix + 8, 32)
   reads = {'token': seen['tokens'][:, 0]}
-  reads['gap'] = seen['tokens'][:, prefix:].mean(axis=1)
-  reads['token+gap'] = jnp.concatenate([reads['token'], reads['gap']], axis=1)
+  reads['mean'] = seen['tokens'][:, prefix:].mean(axis=1)
+  reads['token_and_mean'] = jnp.concatenate(list(reads.values()), axis=1)
   if pool in reads:
     np.testing.assert_allclose(seen['features'], reads[pool], atol=1e-6)
   logits = nn.Dense(5).apply({'params': params['head']}, seen['features'])
@@ -566,15 +597,25 @@ def test_trunk_gives_tokens_and_what_the_head_reads(pool):
   )
 
 
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize(('pool', 'count'), [('token', 1), ('mean', 9)])
+def test_the_last_norm_reads_only_what_the_pool_reads(pool, count, scan):
+  model = tiny(pool=pool, class_token=True, scan=scan)
+  params, images = example()
+  params = layouts.stack_layers(params) if scan else params
+  read = functools.partial(model.apply, method='trunk', features_only=True)
+  shapes = jax.eval_shape(read, {'params': params}, images)
+  assert shapes['tokens'].shape == (6, count, 32)
+
+
 def test_a_trunk_stands_without_its_head():
   params, images = example()
   model = tiny()
-  trunk = flat.Trunk.take(model)
-  own = compiled.init(trunk, jax.random.key(0), images, method='trunk')[
+  own = compiled.init(model, jax.random.key(0), images, method='trunk')[
     'params'
   ]
   assert own.keys() == params.keys() - {'head'}
-  found = compiled.apply(trunk, {'params': own}, images, method='trunk')
+  found = compiled.apply(model, {'params': own}, images, method='trunk')
   whole = compiled.apply(
     model, {'params': params | own}, images, method='trunk'
   )

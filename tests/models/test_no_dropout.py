@@ -44,9 +44,12 @@ def draws(text):
   [
     *((name, {}) for name in RATES),
     ('ViT-Ti/4', {'scan': True}),
-    ('ViT-Ti/4', {'stochastic_depth_uniform': True}),
-    ('ViT-Ti/4', {'attention_implementation': 'einsum', 'pool': 'map'}),
-    ('ViT-Ti/4', {'gated_mlp': True, 'branches': 2}),
+    ('ViT-Ti/4', {'block': 'block(stochastic_depth_uniform=True)'}),
+    (
+      'ViT-Ti/4',
+      {'attention': "attention(implementation='einsum')", 'pool': 'map'},
+    ),
+    ('ViT-Ti/4', {'mlp': 'swiglu', 'block': 'branches(2)'}),
     ('ViT-Ti/4', {'remat': 'activations'}),
   ],
 )

@@ -62,7 +62,9 @@ def test_each_layer_keeps_the_order(version, monkeypatch):
   if version == 'any':
     monkeypatch.setattr(kernels, '_KEEPS_ORDER', True)
   model = models.create_model(
-    *('ViT-Ti/4', 5), **FIELDS | {'depth': 2}, attention_implementation='cudnn'
+    *('ViT-Ti/4', 5),
+    **FIELDS | {'depth': 2},
+    attention="attention(implementation='cudnn')",
   )
   images = jnp.ones((4, 8, 8, 3))
   params = models.init_params(model, jax.random.key(0), images.shape[1:])

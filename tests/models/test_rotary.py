@@ -18,15 +18,19 @@ SMALL = {
   'mlp_dim': 32,
   'num_heads': 3,
   'depth': 2,
-  'position_embedding': 'none',
   'registers': 2,
 }
+
+
+def rope(kind):
+  """Returns the text of rotary positions; those of 'none' are none."""
+  return 'none' if kind == 'none' else f"rope(kind='{kind}')"
 
 
 def trunk(kind, **fields):
   """Returns a small model, and parameters with no zeros."""
   model = models.create_model(
-    'ViT-S/16', 0, **SMALL | {'rotary': kind} | fields
+    'ViT-S/16', 0, **SMALL | {'positions': rope(kind)} | fields
   )
   rng = np.random.default_rng(0)
   shapes = models.abstract_params(model, (16, 12, 3))
@@ -96,19 +100,19 @@ def test_tokens_before_the_patches_are_not_rotated():
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', rotary.KINDS)
 def test_scanned_unrolled_and_each_implementation(kind):
-  model, params = trunk(kind, qk_norm=True)
+  model, params = trunk(kind, attention='attention(qk_norm=True)')
   expected = tokens(model, params, images())
   stacked = models.layouts.stack_layers(params)
   found = tokens(model.clone(scan=True), stacked, images())
   np.testing.assert_allclose(found, expected, atol=2e-5)
   for name in ('einsum', 'xla'):
-    other = model.clone(attention_implementation=name)
+    other = models.with_kernel(model, name)
     np.testing.assert_allclose(
       tokens(other, params, images()), expected, atol=2e-5
     )
   first = compiled.apply(model, {'params': params}, images())
   np.testing.assert_allclose(first, expected[:, 0], atol=2e-5)
-  unrotated = model.clone(rotary='none')
+  unrotated = model.clone(positions=())
   assert abs(tokens(unrotated, params, images()) - expected).max() > 1e-2
 
 
@@ -116,7 +120,7 @@ def test_the_kernel_gets_rotated_queries_and_keys():
   fields = {'hidden_size': 128, 'num_heads': 2}
   model, params = trunk('dinov3', **fields)
   assert fused_attention.fits((2, 15, 128), 2, jnp.float32)
-  fused = model.clone(attention_implementation='fused')
+  fused = models.with_kernel(model, 'fused')
   np.testing.assert_allclose(
     tokens(fused, params, images()),
     tokens(model, params, images()),
@@ -146,7 +150,7 @@ def test_kept_patches_are_rotated_by_their_own_positions(kind):
 
 
 def test_captured_attention_is_the_rotated_one():
-  model, params = trunk('eva02', rotary_grid=(4, 3))
+  model, params = trunk('eva02', positions="rope(kind='eva02', grid=(4, 3))")
   _, seen = compiled.apply(
     model,
     {'params': params},
@@ -156,7 +160,7 @@ def test_captured_attention_is_the_rotated_one():
   )
   attention = seen['intermediates']['attention']
   np.testing.assert_allclose(attention.sum(-1), 1, atol=1e-5)
-  _, other = model.clone(rotary='none', rotary_grid=None).apply(
+  _, other = model.clone(positions=()).apply(
     {'params': params}, images(), method='trunk', mutable=('intermediates',)
   )
   assert abs(attention - other['intermediates']['attention']).max() > 1e-3
@@ -165,7 +169,8 @@ def test_captured_attention_is_the_rotated_one():
 @pytest.mark.parametrize('gated', [False, True])
 def test_a_norm_inside_the_mlp(gated):
   """Then the scale of the first layer's output does not matter."""
-  model, params = trunk('none', mlp_norm=True, gated_mlp=gated)
+  name = 'swiglu' if gated else 'mlp'
+  model, params = trunk('none', mlp=f'{name}(hidden_norm=True)')
   mlp = params['blocks_0']['mlp']
   assert mlp['norm']['scale'].shape == (32,)
   expected = tokens(model, params, images())

@@ -10,26 +10,34 @@ from vit_jax import models
 from vit_jax.data import naflex
 from vit_jax.models import embedding
 from vit_jax.models import flat
+from vit_jax.models import registry
 from vit_jax.models import relative
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
 TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 2}
 RESTRICTED = {
-  'shared': {'relative_positions': 'shared'},
-  'in each layer': {'relative_positions': 'layers', 'key_bias': False},
-  'causal': {'causal': True, 'norm': 'rms', 'gelu': 'sigmoid'},
+  'shared': {'positions': 'learned + relative_bias'},
+  'in each layer': {
+    'positions': 'learned + relative_bias(shared=False)',
+    'attention': 'attention(key_bias=False)',
+  },
+  'causal': {
+    'norm': 'rms_norm',
+    'attention': 'attention(causal=True)',
+    'mlp': "mlp(gelu='sigmoid')",
+  },
   'learned rotation': {
-    'rotary': 'rope_vit_mixed',
-    'position_embedding': 'none',
+    'positions': "rope(kind='rope_vit_mixed')",
   },
-  'differential': {'differential': True, 'branches': 2, 'qk_norm': True},
+  'differential': {
+    'attention': 'differential(qk_norm=True)',
+    'block': 'branches(2)',
+  },
   'fewer keys': {
-    'key_heads': 1,
-    'qk_norm': True,
-    'layer_scale': 0.5,
-    'layer_scale_mlp': False,
+    'attention': 'grouped(key_heads=1, qk_norm=True)',
+    'block': 'block(layer_scale=0.5, layer_scale_mlp=False)',
   },
-  'gated': {'gated_mlp': True, 'gate': 'gelu', 'mlp_norm': True},
+  'gated': {'mlp': 'geglu(hidden_norm=True)'},
 }
 
 
@@ -58,7 +66,7 @@ def test_one_function_however_it_is_computed(fields):
   model, params = make(**fields)
   expected = tokens(model, params)
   for how in ('einsum', 'xla'):
-    other = model.clone(attention_implementation=how)
+    other = models.with_fields(model, attention_implementation=how)
     np.testing.assert_allclose(tokens(other, params), expected, atol=2e-6)
   scanned = model.clone(scan=True)
   stacked = models.layouts.stack_layers(params)
@@ -66,7 +74,7 @@ def test_one_function_however_it_is_computed(fields):
 
 
 def test_causal_attention_does_not_look_ahead():
-  model, params = make(causal=True)
+  model, params = make(attention='attention(causal=True)')
   changed = IMAGES.at[:, -4:].add(1.0)  # the last row of patches
   before = tokens(model, params)
   out = compiled.apply(model, {'params': params}, changed, method='trunk')[
@@ -170,14 +178,14 @@ NAFLEX = {
 @pytest.mark.parametrize(
   'fields',
   [
-    *({'pool': pool} for pool in ('map', 'gap', 'token', 'token+gap')),
-    {'position_resize': 'bicubic', 'registers': 2},
-    {'position_embedding': 'factorized', 'position_aspect': True},
+    *({'pool': pool} for pool in registry.PARTS['pool']),
+    {'positions': "learned(resize='bicubic')", 'registers': 2},
+    {'positions': 'factorized(keep_aspect=True)'},
   ],
 )
 def test_images_of_different_shapes(fields):
   """Padding changes nothing; a square of the own grid is a plain image."""
-  model = flat.ViT(0, **NAFLEX | fields)
+  model = flat.ViT(0, **NAFLEX | fields).parts()
   rng = np.random.default_rng(0)
   square, wide = (rng.normal(size=(1, *x, 3)) for x in ((6, 6), (4, 10)))
   params = compiled.init(model, jax.random.key(0), square)['params']
@@ -200,7 +208,7 @@ def test_images_of_different_shapes(fields):
 
 
 def test_only_learned_positions_are_resized_for_each_image():
-  model = flat.ViT(0, position_embedding='none', pool='gap', **NAFLEX)
+  model = flat.ViT(0, positions='none', pool='mean', **NAFLEX).parts()
   patches, grids = np.zeros((1, 4, 12)), np.array([[2, 2]])
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
@@ -208,7 +216,7 @@ def test_only_learned_positions_are_resized_for_each_image():
   assert compiled.apply(
     model, {'params': params}, patches, grids=grids
   ).shape == (1, 8)
-  model = model.clone(position_embedding='learned', rotary='dinov3')
+  model = models.with_fields(model, positions='learned + rope')
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
   ]
@@ -220,13 +228,13 @@ def test_only_learned_positions_are_resized_for_each_image():
 @pytest.mark.parametrize(
   'fields',
   [
-    {'pool': 'map', 'position_resize': 'bicubic'},
-    {'pool': 'gap', 'position_embedding': 'factorized'},
+    {'positions': "learned(resize='bicubic')", 'pool': 'map'},
+    {'positions': 'factorized', 'pool': 'mean'},
   ],
 )
 def test_packing_changes_no_answer(fields):
   """Neither other images of a sequence, nor padding, nor their order."""
-  model = flat.ViT(0, **NAFLEX | fields)
+  model = flat.ViT(0, **NAFLEX | fields).parts()
   rng = np.random.default_rng(0)
   grids = [(2, 3), (3, 3), (1, 4), (4, 1), (2, 2)]
   images = [rng.normal(size=(2 * h, 2 * w, 3)) for h, w in grids]
@@ -266,7 +274,7 @@ def test_what_cannot_be_packed():
     ({'pool': 'token'}, 'class_token'),
     ({'pool': 'gap', 'experts': 2}, 'experts'),
   ):
-    model = flat.ViT(0, **NAFLEX | fields)
+    model = flat.ViT(0, **NAFLEX | fields).parts()
     params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
       'params'
     ]

@@ -40,7 +40,7 @@ def video_model(**fields):
     mlp_dim=32,
     num_heads=2,
     depth=2,
-    pool='gap',
+    pool='mean',
     **fields,
   )
 

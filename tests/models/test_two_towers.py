@@ -54,7 +54,7 @@ def test_tokens_that_are_not_attended_to(how):
   model, params = _tower(pool='first', attention_implementation=how)
   one, two = (_features(model, params, x, attended) for x in (_TOKENS, other))
   np.testing.assert_allclose(one, two, atol=1e-6)
-  plain = model.clone(attention_implementation='plain')
+  plain = models.with_fields(model, attention_implementation='plain')
   expected = _features(plain, params, _TOKENS, attended)
   np.testing.assert_allclose(one, expected, atol=1e-5)
   assert not np.allclose(one, _features(model, params, _TOKENS), atol=1e-3)
@@ -78,7 +78,7 @@ def test_a_text_that_is_too_long():
 @pytest.mark.parametrize('has_bias', [False, True])
 def test_logits_compare_embeddings(has_bias):
   image = models.create_model(
-    'ViT-Ti/8', 0, pre_norm=True, patch_bias=False, **_SMALL
+    'ViT-Ti/8', 0, pre_norm=True, patches='patches(bias=False)', **_SMALL
   )
   tower, _ = _tower(out_dim=8)
   model = two_towers.TwoTowers(image, tower, 8, has_bias)

@@ -11,6 +11,7 @@ import tiny
 
 import vit_jax
 from vit_jax import convert
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data import sources
 from vit_jax.models import embedding
@@ -23,12 +24,11 @@ from vit_jax.weights.files import containers
 
 TRUNK = {
   'model__name': 'ViT-Ti/2',
+  'model__positions': 'relative_bias',
+  'model__block': 'block(layer_scale=0.1)',
+  'model__attention': 'attention(key_bias=False)',
+  'model__mlp': "mlp(gelu='exact')",
   'model__pool': 'token',
-  'model__key_bias': False,
-  'model__layer_scale': 0.1,
-  'model__gelu': 'exact',
-  'model__position_embedding': 'none',
-  'model__relative_positions': 'shared',
 }
 BEIT = TRUNK | {
   'objective__name': 'beit',
@@ -153,17 +153,16 @@ def test_the_trunk_is_loaded_and_continues(finished, tmp_path):
   config = tiny.config(
     **TRUNK
     | {
-      'model__pool': 'gap',
+      'model__positions': 'relative_bias(shared=False)',
+      'model__pool': 'mean(norm_after=True)',
       'model__class_token': True,
-      'model__norm_after_pool': True,
-      'model__relative_positions': 'layers',
       'train__duration': '3 steps',
     }
   )
   config.init_from.path = str(finished)
   assert loop.run(config, str(tmp_path)).status == 0
   tuned = vit_jax.load(tmp_path)
-  assert tuned.model.relative_positions == 'layers'
+  assert models.flattened(tuned.model).relative_positions == 'layers'
   assert tuned.params['blocks_0']['attention']['relative_position_bias'].any()
 
 
@@ -277,13 +276,12 @@ def test_beit_predicts_the_tokens_of_dalles_encoder(tmp_path):
     ({'model__name': 'ViT-Ti/8'}, 'masked is 6: it must be from 1 to 0'),
     (
       {
-        'model__pool': 'gap',
+        'model__pool': 'mean(norm_after=True)',
         'model__class_token': True,
-        'model__norm_after_pool': True,
       },
-      'norm_after_pool is True',
+      'normalised patches: set it to',
     ),
-    ({'model__merge': 1, 'model__relative_positions': 'none'}, 'merge is 1'),
+    ({'model__block': 'merging(1)', 'model__positions': 'none'}, 'block is'),
     ({'model__patch_dropout': 0.5}, 'patch_dropout is 0.5.*each patch'),
     ({'objective__options__tokenizer': '/nowhere'}, '/nowhere is no work dir'),
     ({'objective__options__tokens': 100_000}, 'have .* different patches'),

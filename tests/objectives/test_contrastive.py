@@ -46,7 +46,6 @@ MIXER = {
   'model__name': 'Mixer-S/4',
   'model__num_heads': None,
   'model__pool': None,
-  'model__position_embedding': None,
 }
 # Neither depends on the rounding of values whose gradient is zero.
 SGD = {'optim__name': 'sgd'}
@@ -384,7 +383,7 @@ def test_a_search_keeps_the_embeddings_of_one_model(
     assert commands.run(search, *args, '--format=csv', *more) == 0
     return capsys.readouterr().out
 
-  merging, cache = '--model.merge=1', f'--cache={tmp_path}/cache.npz'
+  merging, cache = '--model.block=merging(1)', f'--cache={tmp_path}/cache.npz'
   plain, merged = run(), run(merging)
   assert merged != plain
   assert len([*tmp_path.glob('photos.embeddings-*.npz')]) == 2
@@ -399,10 +398,13 @@ def test_a_search_keeps_the_embeddings_of_one_model(
     run(f'--cache={folder}/1.png')
 
 
-CLIP = {'model__pre_norm': True, 'model__patch_bias': False}
+CLIP = {'model__pre_norm': True, 'model__patches': 'patches(bias=False)'}
 SIGLIP = {'loss': 'sigmoid', 'dim': 0, 'text_causal': False}
 FILES = {
-  'clip': ({}, CLIP | {'model__pool': 'token', 'model__gelu': 'sigmoid'}),
+  'clip': (
+    {},
+    CLIP | {'model__mlp': "mlp(gelu='sigmoid')", 'model__pool': 'token'},
+  ),
   'siglip': (SIGLIP | {'text_pool': 'last'}, {'model__pool': 'map'}),
 }
 

@@ -13,6 +13,7 @@ import tiny
 
 import vit_jax
 from vit_jax import convert
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data import sources
 from vit_jax.data.device.rng import Rng
@@ -140,7 +141,7 @@ def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
   found = build(
     method,
     **{**RANDOM, 'init_from__path': str(tmp_path / 'x.pth')},
-    model__gelu='tanh',
+    model__mlp='mlp',
   ).init()
   params, _, _ = restoring.restore_params(path, None)
   flat, wanted = (
@@ -151,7 +152,7 @@ def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
     np.testing.assert_array_equal(flat[key], wanted[key])
   key = 'trunk/blocks_1/mlp/up/kernel'
   np.testing.assert_array_equal(flat[key], wanted[key])
-  config = config_of(method, {'bottleneck': 4}, model__gelu='tanh', **RANDOM)
+  config = config_of(method, {'bottleneck': 4}, model__mlp='mlp', **RANDOM)
   config.init_from.path = str(tmp_path / 'x.pth')
   with pytest.raises(UserError, match=r'^[^\n]*beside its trunk[^\n]*$'):
     experiment_lib.build(config)
@@ -215,7 +216,7 @@ def test_local_crops_have_resized_positions():
   images = jax.random.normal(jax.random.key(0), (2, 3, 4, 4, 1))
   found = jax.jit(objective.crops.apply)(params, images)['features']
   table = np.asarray(params['position_embedding'])
-  prefix = objective.model.positioned_prefix
+  prefix = models.flattened(objective.model).positioned_prefix
   assert prefix == 2  # registers
   small = resize.positions(table[:, prefix:], (4, 4), (2, 2), 'bicubic')
   own = params | {
@@ -364,7 +365,12 @@ MIXER = {
       'KoLeo compares each image with another',
     ),
     ('dinov2', {}, {'model__mask_token': False}, 'mask_token is False'),
-    ('dinov2', {}, {'model__merge': 1}, 'merge is 1.*each patch'),
+    (
+      'dinov2',
+      {},
+      {'model__block': 'merging(1)'},
+      'block is merging.*each patch',
+    ),
     ('dinov2', {}, {'model__patch_dropout': 0.5}, 'patch_dropout is 0.5'),
     ('dinov2', {'mask_ratio': (0.1, 2.0)}, {}, 'mask_ratio is .*patches'),
     ('dinov2', {'mask_probability': 2.0}, {}, 'mask_probability is 2.0'),

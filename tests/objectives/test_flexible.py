@@ -13,6 +13,7 @@ import tiny
 
 import vit_jax
 from vit_jax import evaluate
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.objectives import flexible
 from vit_jax.rerun import replay
@@ -58,7 +59,7 @@ def test_a_step_draws_one_size_from_seed_and_step():
 def test_the_parameters_are_resized_as_on_loading(finished):
   """And as the paper: by the pseudo-inverse, and linearly."""
   vit = vit_jax.load(finished)
-  assert vit.model.patch_size == (2, 2)
+  assert models.flattened(vit.model).patch_size == (2, 2)
   images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype('f')
   for size in ((2, 4), (4, 4)):
     other = vit.adapted(patch_size=size)
@@ -152,7 +153,7 @@ def test_costs_are_the_mean_over_sizes():
     ({'train__patch_sizes': (2, 2)}, 'write each size once'),
     ({'evals__val__patch_size': 5}, 'evals.val.patch_size: a patch of 5 x 5'),
     ({'train__steps_per_call': 2}, 'set it to 1'),
-    ({'model__position_embedding': 'factorized'}, 'do not go with'),
+    ({'model__positions': 'factorized'}, 'do not go with'),
     ({'model__name': 'Mixer-S/2', 'model__pool': None}, 'are for a ViT'),
   ],
 )

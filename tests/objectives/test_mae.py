@@ -33,9 +33,9 @@ OPTIONS = {
 }
 MODEL = {
   'model__name': 'ViT-Ti/2',
+  'model__positions': "sincos2d(kind='sincos2d_mae')",
+  'model__mlp': "mlp(gelu='exact')",
   'model__pool': 'token',
-  'model__gelu': 'exact',
-  'model__position_embedding': 'sincos2d_mae',
 }
 RUN = {
   'objective__name': 'mae',
@@ -280,7 +280,7 @@ def test_a_step_takes_three_fifths_of_a_supervised_one():
     ({'decoder_widht': 6}, {}, 'no key .decoder_widht'),
     ({}, {'model__pool': 'map'}, "pool='map'.*change config.model"),
     ({}, {'model__name': 'Mixer-S/4'}, 'which a Mixer cannot: choose a ViT'),
-    ({}, {'model__merge': 1}, 'merge is 1.*token of each patch'),
+    ({}, {'model__block': 'merging(1)'}, 'block is merging.*of each patch'),
     ({}, {'model__patch_dropout': 0.5}, 'patch_dropout is 0.5.*set it to 0'),
     (
       {'normalize_targets': True},

@@ -11,6 +11,7 @@ import tiny
 
 import vit_jax
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.models import projection
@@ -21,8 +22,8 @@ from vit_jax.weights.files import containers
 def config(**overrides):
   settings = {
     'objective__name': 'mocov3',
+    'model__positions': "sincos2d(kind='sincos2d_moco')",
     'model__pool': 'token',
-    'model__position_embedding': 'sincos2d_moco',
     'data__crop': 'random_resized',
     'augment__gray': (0.2,),
     'augment__solarize': (0.0, 0.2),
@@ -119,13 +120,13 @@ def published(finished, path):
 
   e = experiment_lib.build(config(init_from__path=str(finished)))
   params = jax.device_get(e.init().params)
-  model = e.program.objective.model.clone(position_embedding='learned')
+  model = models.with_fields(e.program.objective.model, positions='learned')
   positions = {'position_embedding': np.zeros((1, 5, 16), np.float32)}
   trunk = params['trunk'] | positions
   arrays = {
     f'module.{prefix}_encoder.{name}': np.ascontiguousarray(x)
     for prefix in ('base', 'momentum')
-    for name, x in tables.write(timm.rules(model), trunk)
+    for name, x in tables.write(timm.rules(models.flattened(model)), trunk)
   }
   whole = e.program.objective.foreign('timm')
   heads = {k: params[k] for k in ('projector', 'predictor')}
@@ -147,7 +148,7 @@ def test_files_of_the_authors_load(finished, tmp_path):
     vit.params['class_token'], params['trunk']['class_token']
   )
   e = experiment_lib.build(
-    config(init_from__path=str(path), model__gelu='exact')
+    config(init_from__path=str(path), model__mlp="mlp(gelu='exact')")
   )
   found = jax.device_get(e.init().params)
   for name in ('projector', 'predictor'):

@@ -244,7 +244,7 @@ def test_a_trunk_of_another_run(finished, tmp_path):
       'class_weights do not belong to',
     ),
     ({}, {'train__accumulation': 2}, 'accumulation is 2'),
-    ({}, {'model__merge': 1}, 'merge is 1.*each patch'),
+    ({}, {'model__block': 'merging(1)'}, 'block is merging.*each patch'),
     ({}, {'model__patch_dropout': 0.5}, 'patch_dropout is 0.5.*set it to 0'),
     ({}, {'data__name': 'digits'}, "learns 'map'"),
     ({'head': 'trans2seg'}, {}, "needs a BiT, as 'BiT-R50x1'"),

@@ -26,11 +26,11 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import models
-from vit_jax.models import flat
+from vit_jax.models import vit
 from vit_jax.objectives import {module} as ours
 
 
-class WindowViT(flat.ViT):
+class WindowViT(vit.ViT):
   def __call__(self, images, *args, **kwargs):
     return super().__call__(images[:, ::-1], *args, **kwargs)
 
@@ -42,7 +42,7 @@ class Net(nn.Module):
 
 
 class Wrapped(nn.Module):
-  trunk: flat.ViT
+  trunk: vit.ViT
 
   @nn.compact
   def __call__(self, images, train=False, rows=None):
@@ -172,11 +172,11 @@ OTHER_INIT = (
       r'self\.model is a WindowViT, but config.model builds a ViT',
     ),
     (
-      '    self.model = self.model.clone(pool="token")\n',
+      '    self.model = models.with_fields(self.model, pool="token")\n',
       r"is a ViT with pool='token', but .*: set config\.model\.pool='token'",
     ),
     (
-      '    self.model = self.model.clone(merge=1)\n',
+      '    self.model = models.with_fields(self.model, merge=1)\n',
       r'is a ViT with merge=1, but config.model builds one with merge=0, which',
     ),
     (

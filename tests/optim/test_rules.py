@@ -253,7 +253,9 @@ def test_layer_decay_is_that_of_beit():
   for name, parameter in parameters.items():
     assert parameter.factor == 0.75 ** (4 - ids[name.split('/')[0]])
   # One that all layers share is L + 1, too.
-  model = models.create_model('ViT-Ti/4', 0, relative_positions='shared')
+  model = models.create_model(
+    'ViT-Ti/4', 0, positions='learned + relative_bias'
+  )
   params = models.abstract_params(model, (8, 8, 3))
   parameters = make(params, layer_decay=0.75).parameters
   assert parameters['relative_position_bias'].factor == 1

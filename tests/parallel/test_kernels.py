@@ -20,7 +20,7 @@ FIELDS = {
   'model__name': 'ViT-Ti/4',
   'model__hidden_size': 128,
   'model__depth': 2,
-  'model__attention_implementation': 'fused',
+  'model__attention': "attention(implementation='fused')",
 }
 KERNEL = 'tpu_custom_call'
 

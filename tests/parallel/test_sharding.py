@@ -94,7 +94,14 @@ def test_same_numbers_on_every_mesh(i, scan):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'fields',
-  [{}, {'rotary': 'dinov3', 'qk_norm': True, 'norm': 'rms'}],
+  [
+    {},
+    {
+      'norm': 'rms_norm',
+      'positions': 'learned + rope',
+      'attention': 'attention(qk_norm=True)',
+    },
+  ],
 )
 def test_a_kernel_is_split_as_the_compiler_splits_the_rest(fields):
   """The kernel of TPUs, interpreted; it computes other bits than the plain."""

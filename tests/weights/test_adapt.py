@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import flat
 from vit_jax.models import layouts
@@ -23,7 +24,7 @@ GRID = (2, 3)
 def tiny(**overrides):
   fields = {'hidden_size': 16, 'mlp_dim': 24, 'num_heads': 2, 'depth': 2}
   fields |= {'patch_size': (4, 4)} | overrides
-  return flat.ViT(fields.pop('num_classes', 5), **fields)
+  return flat.ViT(fields.pop('num_classes', 5), **fields).parts()
 
 
 @functools.cache
@@ -235,7 +236,7 @@ def test_grey_images_in_a_model_that_took_rgb():
 @pytest.mark.parametrize('family', ['hybrid', 'BiT'])
 def test_standardized_kernels_ignore_a_new_alpha(family):
   if family == 'hybrid':
-    fields = {'resnet_stages': (), 'resnet_width': 32, 'patch_size': (2, 2)}
+    fields = {'patches': 'hybrid(width=32)', 'patch_size': (2, 2)}
     model = tiny(**fields)
   else:
     model = resnet.BiT(5, (1,), stem_width=32, channels=(128,))
@@ -273,7 +274,12 @@ def test_nothing_to_do_copies_nothing():
   model = tiny(pre_logits=12)
   params = init(model)
   adapted, changes = adapt_lib.adapt(
-    params, model, model.clone(dropout_rate=0.1), GRID, GRID, channels=3
+    params,
+    model,
+    models.with_fields(model, dropout_rate=0.1),
+    GRID,
+    GRID,
+    channels=3,
   )
   assert not changes
   assert all(
@@ -299,24 +305,27 @@ def test_positions_of_another_grid(method):
 @pytest.mark.parametrize('to', ['class', 'patches'])
 def test_positions_added_to_their_tokens_are_the_same_function(to):
   source = tiny(distillation_token=True, registers=2)
-  changes = assert_same_function(source, source.clone(position_tokens=to))
+  target = models.with_fields(source, positions=f"learned(tokens='{to}')")
+  changes = assert_same_function(source, target)
   assert 'the same function' in changes['register_tokens'].action
   assert ('class_token' in changes) == (to == 'patches')
 
 
-@pytest.mark.parametrize('source', ['class', 'patches', 'sincos2d', 'none'])
-def test_new_positions_of_zero_are_the_same_function(source):
-  fields = {'position_tokens': source}
-  if source in flat.POSITION_EMBEDDINGS:
-    fields = {'position_embedding': source}
-  model = tiny(distillation_token=True, registers=2)
-  changes = assert_same_function(model.clone(**fields), model)
+@pytest.mark.parametrize(
+  'positions',
+  ["learned(tokens='class')", "learned(tokens='patches')", 'sincos2d', 'none'],
+)
+def test_new_positions_of_zero_are_the_same_function(positions):
+  fields = {'distillation_token': True, 'registers': 2}
+  changes = assert_same_function(
+    tiny(positions=positions, **fields), tiny(**fields)
+  )
   assert list(changes) == ['position_embedding']
 
 
 @pytest.mark.parametrize('to', ['sincos2d', 'none'])
 def test_learned_positions_are_dropped(to):
-  adapted, changes = adapt(tiny(), tiny(position_embedding=to))
+  adapted, changes = adapt(tiny(), tiny(positions=to))
   assert changes['position_embedding'].action == f'learned -> {to}: dropped'
   params = init(tiny())
   expected = params['class_token'] + params['position_embedding'][:, :1]
@@ -324,15 +333,15 @@ def test_learned_positions_are_dropped(to):
 
 
 def test_class_token_dropped():
-  for source in (tiny(), tiny(pool='gap', class_token=True)):
-    adapted, changes = adapt(source, tiny(pool='gap'))
+  for source in (tiny(), tiny(pool='mean', class_token=True)):
+    adapted, changes = adapt(source, tiny(pool='mean'))
     assert changes['class_token'].action == 'dropped, and its position'
     old = init(source)['position_embedding']
     np.testing.assert_array_equal(adapted['position_embedding'], old[:, 1:])
 
 
 def test_tokens_added():
-  source = tiny(pool='gap')
+  source = tiny(pool='mean')
   target = tiny(distillation_token=True, registers=3)
   adapted, changes = adapt(source, target)
   assert not adapted['class_token'].any()
@@ -408,19 +417,19 @@ def test_features_alone():
 
 
 def test_head_of_another_pool():
-  adapted, changes = adapt(tiny(), tiny(pool='gap'))
+  adapted, changes = adapt(tiny(), tiny(pool='mean'))
   assert adapted['head']['kernel'] is init(tiny())['head']['kernel']
   assert 'kept, but it reads' in changes['head/kernel'].action
-  adapted, changes = adapt(tiny(), tiny(pool='token+gap'))
+  adapted, changes = adapt(tiny(), tiny(pool='token_and_mean'))
   assert adapted['head']['kernel'].shape == (32, 5)
   assert changes['head/kernel'].action.startswith('zeros: it reads')
 
 
 HEADS = {
   'map': {'pool': 'map'},
-  'token+gap': {'pool': 'token+gap'},
+  'token+gap': {'pool': 'token_and_mean'},
   'MLP': {'pre_logits': 12},
-  'MLP of both': {'pool': 'token+gap', 'pre_logits': 8},
+  'MLP of both': {'pool': 'token_and_mean', 'pre_logits': 8},
 }
 
 
@@ -491,7 +500,9 @@ def test_mixer():
   model = mixer.Mixer(
     5, (4, 4), hidden_size=16, tokens_mlp_dim=8, mlp_dim=24, depth=2
   )
-  target = model.clone(num_classes=3, patch_size=(6, 8), scan=True)
+  target = models.with_fields(
+    model, num_classes=3, patch_size=(6, 8), scan=True
+  )
   _, changes = adapt(model, target, channels=1)
   assert set(changes) == {
     'patch_embedding/kernel',
@@ -510,14 +521,19 @@ def test_bit():
 
 @pytest.mark.parametrize('stages', [(), (1,), (1, 1, 1)])
 def test_grid_of_a_hybrid(stages):
-  model = tiny(resnet_stages=stages, resnet_width=32, patch_size=(1, 2))
+  model = tiny(patches=f'hybrid(stages={stages}, width=32)', patch_size=(1, 2))
   _, changes = adapt(model, model, (3, 2))
   assert list(changes) == ['position_embedding']
 
 
 def test_all_differences_are_in_one_line():
   source = tiny()
-  target = tiny(num_heads=4, gelu='exact', layer_scale=0.1, depth=3)
+  target = tiny(
+    num_heads=4,
+    mlp="mlp(gelu='exact')",
+    block='block(layer_scale=0.1)',
+    depth=3,
+  )
   with pytest.raises(UserError) as error:
     adapt(source, target)
   message = str(error.value)
@@ -533,13 +549,13 @@ def test_all_differences_are_in_one_line():
   ):
     assert text in message
   with pytest.raises(UserError, match='layer_scale1: not in the model'):
-    adapt(tiny(layer_scale=0.1), tiny())
+    adapt(tiny(block='block(layer_scale=0.1)'), tiny())
 
 
 def test_norm_after_pool_matters_where_both_average():
-  source = tiny(pool='gap', norm_after_pool=True)
+  source = tiny(pool='mean(norm_after=True)')
   with pytest.raises(UserError, match='norm_after_pool is True'):
-    adapt(source, tiny(pool='gap'))
+    adapt(source, tiny(pool='mean'))
   adapt(source, tiny(pool='token'))
 
 

@@ -18,8 +18,7 @@ from vit_jax.weights import batched
 from vit_jax.weights import features
 
 HYBRID = {
-  'resnet_stages': (),
-  'resnet_width': 32,
+  'patches': 'hybrid(width=32)',
   'patch_size': (1, 2),
 }
 
@@ -37,7 +36,7 @@ def apply(model, params, images, mutable=False):
   [
     planted.tiny(),
     planted.tiny(distillation_token=True, registers=2),
-    planted.tiny(pool='gap', dtype=jnp.bfloat16),
+    planted.tiny(pool='mean', dtype=jnp.bfloat16),
     planted.tiny(**HYBRID),
     planted.tiny_mixer(),
   ],
@@ -128,9 +127,9 @@ def test_large_attention_is_held_for_few_images_at_a_time(monkeypatch):
   ('model', 'width'),
   [
     (planted.tiny(), 16),
-    (planted.tiny(pool='gap', norm_after_pool=True), 16),
+    (planted.tiny(pool='mean(norm_after=True)'), 16),
     (planted.tiny(pool='map'), 16),
-    (planted.tiny(pool='token+gap'), 32),
+    (planted.tiny(pool='token_and_mean'), 32),
     (planted.tiny(pre_logits=7), 7),
     (planted.tiny_mixer(), 16),
     (planted.tiny_bit(), 16),

@@ -25,13 +25,17 @@ FIELDS = {
   'mlp_dim': 32,
   'num_heads': 2,
   'depth': 1,
-  'gelu': 'exact',
-  'layer_scale': 0.1,
+  'mlp': "mlp(gelu='exact')",
+  'block': 'block(layer_scale=0.1)',
   'registers': 2,
   'initializers': 'lecun',
 }
 # Neither the starts of layers nor of tokens are among a file's arrays.
-EXPECTED = {'patch_size': (4, 4), 'initializers': None, 'layer_scale': 1e-5}
+EXPECTED = {
+  'patch_size': (4, 4),
+  'initializers': None,
+  'block': 'block(layer_scale=1e-5)',
+}
 
 
 @pytest.fixture(scope='module')
@@ -40,7 +44,7 @@ def checkpoint(tmp_path_factory):
   directory = tmp_path_factory.mktemp('checkpoint')
   model = models.create_model('ViT-Ti/4', 5, **FIELDS)
   params = models.init_params(model, jax.random.key(3), (16, 16, 3))
-  arrays = dict(tables.write(timm.rules(model), params))
+  arrays = dict(tables.write(timm.rules(models.flattened(model)), params))
   containers.write_safetensors(directory / 'model.safetensors', arrays, {})
   config = {
     'architecture': 'none',
@@ -137,7 +141,7 @@ def test_a_work_directory_gives_what_it_learned(checkpoint, tmp_path):
 
 @pytest.mark.parametrize(
   'fields',
-  [{'pool': 'map'}, {'pool': 'token+gap'}, {'pre_logits': 6}],
+  [{'pool': 'map'}, {'pool': 'token_and_mean'}, {'pre_logits': 6}],
 )
 def test_another_head_starts_anew(checkpoint, caplog, fields):
   """In a run, and where it is loaded; a table says what is new."""
@@ -220,9 +224,9 @@ def test_how_positions_are_resized_is_kept(checkpoint, tmp_path):
   """A run that begins with DINO's encoder resizes as DINO does."""
   loaded = vit_jax.load(checkpoint).adapted(num_classes=0)
   theirs = tmp_path / 'dino.safetensors'
-  model = loaded.model.clone(registers=0, layer_scale=None)
+  model = models.with_fields(loaded.model, registers=0, block='block')
   params = models.init_params(model, jax.random.key(3), (16, 16, 3))
-  arrays = dict(tables.write(timm.rules(model), params))
+  arrays = dict(tables.write(timm.rules(models.flattened(model)), params))
   containers.write_safetensors(theirs, arrays, {})
   config = tuned(theirs, train__duration='3 steps')
   config.model.num_heads = 2

@@ -24,7 +24,7 @@ SMALL = {'hidden_size': 128, 'mlp_dim': 256, 'num_heads': 4, 'depth': 2}
     ('ViT-Ti/4', {}),
     ('ViT-Ti/4', {'scan': True}),
     ('ViT-Ti/4', {'pool': 'map', 'dtype': 'bfloat16'}),
-    ('ViT-Ti/4', {'experts': 4}),
+    ('ViT-Ti/4', {'mlp': 'experts(4)'}),
     ('R+ViT-Ti/16', {}),
   ],
 )

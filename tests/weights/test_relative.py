@@ -16,9 +16,9 @@ from vit_jax.models import relative
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import resize
 
-FIELDS = {'class_token': True, 'position_embedding': 'none'}
-SHARED = tiny(relative_positions='shared', **FIELDS)
-LAYERS = tiny(relative_positions='layers', **FIELDS)
+FIELDS = {'class_token': True}
+SHARED = tiny(positions='relative_bias', **FIELDS)
+LAYERS = tiny(positions='relative_bias(shared=False)', **FIELDS)
 NAME = 'relative_position_bias'
 
 

@@ -19,7 +19,7 @@ from vit_jax.ahead import plan as plan_lib
 from vit_jax.ahead import step as ahead
 from vit_jax.benchmark import plain as plain_lib
 from vit_jax.benchmark.peers import baseline
-from vit_jax.models import flat
+from vit_jax.models import vit
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import topologies
 
@@ -82,7 +82,7 @@ def _lower_plain(
   model = models.from_config(
     config.model, config.model.num_classes, config.train.dtype
   )
-  assert isinstance(model, flat.ViT)
+  assert isinstance(model, vit.ViT)
   plain = baseline.make_model(model)
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   shape = (config.train.batch_size, *size, config.data.channels)

@@ -66,7 +66,7 @@ class Program:
 
 _FULL: Mapping[str, Any] = {'model.scan': True, 'model.remat': 'full'}
 _FSDP: Mapping[str, Any] = {'model.scan': True, 'mesh.data': 1, 'mesh.fsdp': 8}
-_HUGE: Mapping[str, Any] = {'model.name': 'ViT-H/14', 'model.pre_logits': 0}
+_HUGE: Mapping[str, Any] = {'model.name': 'ViT-H/14', 'model.head': 'linear'}
 _B16, _L16 = 'vit_i1k:B/16,none', 'vit_i1k:L/16,none'
 
 PROGRAMS = {

@@ -122,7 +122,7 @@ def _config(axis: str, value: int) -> Any:
     'model.mlp_dim': 4 * width,
     'model.num_heads': max(1, width // _HEAD),
     'model.depth': value if axis == 'depth' else 12,
-    'model.pool': 'gap',
+    'model.pool': 'mean',
     'model.scan': True,
     'model.num_classes': 10,
     'model.dropout_rate': 0.0,

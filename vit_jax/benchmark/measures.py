@@ -16,10 +16,12 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax.benchmark import peers
 from vit_jax.benchmark import timing
 from vit_jax.benchmark.peers import base
 from vit_jax.benchmark.peers import ours as ours_lib
+from vit_jax.models import vit
 from vit_jax.parallel import hardware
 from vit_jax.runs import checkpoint
 from vit_jax.train import experiment as experiment_lib
@@ -103,7 +105,8 @@ class Bench:
     self._note_memory('train', before, self.ours.compiled_step)
     is_reference = self._compare == 'baseline' and self._is_float32
     if not is_reference:
-      exact = self._task.model.clone(dtype=jnp.float32)
+      exact = models.with_fields(self._task.model, dtype=jnp.float32)
+      assert isinstance(exact, vit.ViT)
       task = dataclasses.replace(self._task, model=exact)
       self._check_logits(logits, peers.create('baseline', task))
     self._check_logits(logits, self.rival)

@@ -20,6 +20,7 @@ from vit_jax import models
 from vit_jax.benchmark import timing
 from vit_jax.data import naflex
 from vit_jax.models import flat
+from vit_jax.models import vit
 
 Entry = dict[str, Any]
 
@@ -29,24 +30,26 @@ _SMALLEST = 0.25  # of images of their own shapes, as a share of the tokens
 _EXACT, _ROUNDED = 1e-4, 5e-2
 
 
-def fields(model: flat.ViT, tokens: int) -> dict[str, dict[str, Any]]:
+def fields(model: vit.ViT, tokens: int) -> dict[str, dict[str, Any]]:
   """Returns what differs from a plain ViT, by the name of the part.
 
   Args:
     model: The plain ViT.
     tokens: Patches of an image.
   """
-  narrower = 2 * model.mlp_dim // 3  # three matrices, and as many parameters
+  narrower = (
+    2 * flat.flatten(model).mlp_dim // 3
+  )  # three matrices, and as many parameters
   return {
     _PLAIN: {},
-    'rope': {'rotary': 'dinov3', 'position_embedding': 'none'},
+    'rope': {'positions': 'rope'},
     'registers': {'registers': 4},
-    'swiglu': {'gated_mlp': True, 'mlp_dim': narrower},
-    'qk_norm': {'qk_norm': True},
-    'rms_norm': {'norm': 'rms'},
-    'layer_scale': {'layer_scale': 0.1},
-    'merging': {'merge': max(1, tokens // (2 * model.depth))},
-    'experts': {'experts': 4, 'routing': 'soft'},
+    'swiglu': {'mlp': f'swiglu({narrower})'},
+    'qk_norm': {'attention': 'attention(qk_norm=True)'},
+    'rms_norm': {'norm': 'rms_norm'},
+    'layer_scale': {'block': 'block(layer_scale=0.1)'},
+    'merging': {'block': f'merging({max(1, tokens // (2 * model.depth))})'},
+    'experts': {'mlp': "experts(4, routing='soft')"},
   }
 
 
@@ -79,7 +82,7 @@ def packing(config: ml_collections.ConfigDict, blocks: int) -> Entry:
   """Times steps on images of their own sizes, packed against padded.
 
   Args:
-    config: The config of the model, as of `modern`; its pool becomes 'gap'.
+    config: The config of the model, as of `modern`; its pool becomes 'mean'.
     blocks: Number of timed blocks.
 
   Raises:
@@ -88,7 +91,7 @@ def packing(config: ml_collections.ConfigDict, blocks: int) -> Entry:
   plain = _plain(config)
   model = _with(
     plain,
-    {'pool': 'gap', 'class_token': False, 'position_embedding': 'learned'},
+    {'pool': 'mean', 'class_token': False, 'positions': 'learned'},
   )
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   image_shape = (*size, config.data.channels)
@@ -116,7 +119,7 @@ def packing(config: ml_collections.ConfigDict, blocks: int) -> Entry:
 
 
 def _images(
-  config: ml_collections.ConfigDict, model: flat.ViT
+  config: ml_collections.ConfigDict, model: vit.ViT
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
   """Returns random images of their own grids, padded and packed.
 
@@ -149,7 +152,7 @@ def _images(
   return (patches, labels, grids), (x, own, where)
 
 
-def _plain(config: ml_collections.ConfigDict) -> flat.ViT:
+def _plain(config: ml_collections.ConfigDict) -> vit.ViT:
   """Returns the plain ViT of a config: unrolled, and without dropout.
 
   Raises:
@@ -157,24 +160,27 @@ def _plain(config: ml_collections.ConfigDict) -> flat.ViT:
   """
   count = config.model.num_classes or 10
   model = models.from_config(config.model, count, config.train.dtype)
-  if not isinstance(model, flat.ViT):
+  if not isinstance(model, vit.ViT):
     raise config_lib.UserError(
       '--parts=modern and packing are for a ViT: leave --model out, or give the'
       ' name of one'
     )
-  return model.clone(scan=False, dropout_rate=0.0, stochastic_depth=0.0)
+  return _with(
+    model, {'scan': False, 'dropout_rate': 0.0, 'stochastic_depth': 0.0}
+  )
 
 
-def _with(model: flat.ViT, changes: Mapping[str, Any]) -> flat.ViT:
+def _with(model: vit.ViT, changes: Mapping[str, Any]) -> vit.ViT:
   """Returns a ViT with other fields, which are checked."""
-  own = models.fields_of(model) | {'dtype': model.dtype} | dict(changes)
-  made = models.model_of(flat.ViT, own)
-  assert isinstance(made, flat.ViT)
+  fields = flat.without_named(models.fields_of(model), changes)
+  values = fields | {'dtype': model.dtype} | dict(changes)
+  made = models.model_of(flat.ViT, values)
+  assert isinstance(made, vit.ViT)
   return made
 
 
 def _step(
-  model: flat.ViT,
+  model: vit.ViT,
   params: Any,
   images: np.ndarray,
   labels: np.ndarray,

@@ -23,7 +23,7 @@ from vit_jax import models
 from vit_jax.benchmark import setting
 from vit_jax.benchmark import timing
 from vit_jax.benchmark.peers import baseline
-from vit_jax.models import flat
+from vit_jax.models import vit
 from vit_jax.parallel import allocator as allocator_lib
 
 Entry = dict[str, Any]
@@ -162,7 +162,7 @@ def _plain_arguments(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """Returns the argument of `plain_start` for the same model and batch."""
   classes = config.model.num_classes or setting.NUM_CLASSES
   model = models.from_config(config.model, classes, config.train.dtype)
-  assert isinstance(model, flat.ViT)
+  assert isinstance(model, vit.ViT)
   sizes = baseline.fields(model) | {'dtype': config.train.dtype}
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   optim = ('learning_rate', 'b1', 'b2', 'eps', 'weight_decay', 'clip_norm')

@@ -126,13 +126,14 @@ def _model_changes(name: str) -> Changes:
     return {'train.batch_size': _TUTORIAL_BATCH}
   with config_lib.explained('--model', ValueError):
     model = models.create_model(name)
-  if not isinstance(model, flat.ViT) or model.resnet_stages is not None:
+  spec = models.flattened(model)
+  if not isinstance(spec, flat.ViT) or spec.resnet_stages is not None:
     raise config_lib.UserError(
       f'--model={name}: there is no plain formulation of it to compare with;'
       f' choose {TUTORIAL} or a ViT, as ViT-B/16'
     )
   sizes = ('hidden_size', 'mlp_dim', 'num_heads', 'depth')
-  fields = {f'model.{key}': getattr(model, key) for key in sizes}
+  fields = {f'model.{key}': getattr(spec, key) for key in sizes}
   size = name.removeprefix('ViT-').split('/')[0]
   return fields | {
     'model.name': name,

@@ -34,6 +34,7 @@ def model() -> ml_collections.ConfigDict:
   keys.attention = config_dict.placeholder(str)
   keys.mlp = config_dict.placeholder(str)
   keys.positions = config_dict.placeholder(str)
+  keys.patches = config_dict.placeholder(str)
   keys.hidden_size = config_dict.placeholder(int)  # width D of a token
   keys.mlp_dim = config_dict.placeholder(int)  # hidden width of an MLP
   keys.num_heads = config_dict.placeholder(int)  # attention heads of a layer
@@ -104,7 +105,8 @@ def model() -> ml_collections.ConfigDict:
   # computes it, as Swin V2's: 'shared_mlp' or 'layers_mlp'; its width, 128.
   keys.relative_positions = config_dict.placeholder(str)
   keys.relative_mlp_dim = config_dict.placeholder(int)
-  keys.norm = config_dict.placeholder(str)  # 'layer' or 'rms' (scale only)
+  # 'layer' or 'rms' (scale only), or a part.
+  keys.norm = config_dict.placeholder(str)
   # Rotary position embeddings: 'dinov3', 'eva02', 'rope_vit', 'rope_vit_mixed'
   # (learned) or 'none'; the base of their frequencies, 100 (EVA-02: 10_000,
   # mixed: 10); the grid (h, w) to which 'eva02' and 'rope_vit' scale the

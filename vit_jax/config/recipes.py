@@ -249,7 +249,7 @@ def imagenet21k() -> ml_collections.ConfigDict:
   config.evals.val.split = 'train[25600:51200]'
   config.evals.test.split = 'train[:25600]'
   config.objective.loss = 'sigmoid'
-  config.model.head_bias = -10.0
+  config.model.head = 'linear(bias=-10.0)'
   _every(config, '1 epochs')
   return config
 
@@ -363,7 +363,7 @@ def _from_pytorch(
   config.data.crop_scale = crop_scale
   config.data.mean = IMAGENET_MEAN
   config.data.std = IMAGENET_STD
-  config.model.gelu = 'exact'
+  config.model.mlp = "mlp(gelu='exact')"
   config.model.initializers = 'deit'
   config.train.dtype = 'bfloat16'
   config.optim.schedule = 'cosine'

@@ -42,8 +42,8 @@ def cifar10_trained(arg: str) -> ml_collections.ConfigDict:
   config.model.mlp_dim = 512
   config.model.num_heads = 8
   config.model.depth = 6
-  config.model.pool = 'gap'
-  config.model.position_embedding = 'sincos2d'
+  config.model.pool = 'mean'
+  config.model.positions = 'sincos2d'
 
   config.train.duration = f'{count} epochs'
   config.train.batch_size = 128
@@ -114,7 +114,7 @@ def small_vit(config: ml_collections.ConfigDict) -> None:
   config.model.mlp_dim = 128
   config.model.num_heads = 4
   config.model.depth = 4
-  config.model.pool = 'gap'
+  config.model.pool = 'mean'
   config.model.initializers = 'lecun'
   config.model.scan = True  # compiles sooner
 
@@ -207,7 +207,7 @@ def cifar10_crops(arg: str, method: str) -> ml_collections.ConfigDict:
   config.augment.jitter_probability = 0.8
   config.augment.gray = (0.2,)
   config.augment.solarize = (0.0, 0.2, 0.0)
-  config.model.position_embedding = 'sincos2d'
+  config.model.positions = 'sincos2d'
   config.objective.name = method
   options = config.objective.options
   options.local_crops = 2

@@ -6,6 +6,7 @@ import re
 import ml_collections
 
 from vit_jax.config import keys
+from vit_jax.config import parts
 from vit_jax.config.errors import UserError
 
 # Which task a step is of; see `config.train.task_sampling`.
@@ -191,10 +192,12 @@ def _check_accumulated(config: ml_collections.ConfigDict) -> None:
       ' gradient for config.optim.sam.rho: set it to 0'
     )
   for name in config.tasks:
-    if for_task(config, name).model.head_norm == 'batch':
+    head = for_task(config, name).model.head
+    if head and parts.parse(head, 'model.head').options.get('norm') == 'batch':
       raise UserError(
         "config.train.task_sampling is 'accumulated', which does not measure"
-        f" the statistics of the model of task {name}: set head_norm='none'"
+        f' the statistics of the model of task {name}: leave norm of'
+        ' model.head out'
       )
     if config.tasks[name].rate_factor != 1:
       raise UserError(

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.models import flat
+from vit_jax.models import merging
 from vit_jax.models import stack
+from vit_jax.models import vit
 
 _TINY = 1e-12  # avoids a division by 0
 
@@ -121,12 +122,13 @@ def check(model: Any, read: str) -> None:
   Raises:
     UserError: It cannot.
   """
-  is_vit = isinstance(model, flat.Trunk)
-  if read == 'layers' and not (is_vit and not model.merge):
+  is_vit = isinstance(model, vit.ViT)
+  merges = is_vit and isinstance(model.block, merging.Merging)
+  if read == 'layers' and not (is_vit and not merges):
     raise UserError(
       "features='layers' is for a ViT whose layers all have the patches of an"
       f' image, and this is a {type(model).__name__}'
-      f"{' with merge' if is_vit else ''}: choose 'head'"
+      f"{' that merges tokens' if is_vit else ''}: choose 'head'"
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
-from vit_jax.models import flat
+from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
 
 _ROUNDING = 1e-6  # of a map's sum
@@ -206,7 +206,7 @@ def shown_queries(
 def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
   """Returns the contribution of each patch to the input of the head.
 
-  By `vit.model.pool`, that input is the class token, both tokens if there are
+  By the pool, that input is the class token, both tokens if there are
   two heads, the mean patch, or class token and mean patch in equal parts.
   Attention pooling ('map') is replaced by the mean patch.
 
@@ -224,9 +224,9 @@ def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
   model, (h, w) = attentive(vit), features.patch_grid(vit)
   prefix = features.prefix_length(vit)
   read = np.zeros((features.num_tokens(vit),), np.float32)
-  if 'token' in model.pool:
+  if getattr(model.pool, 'reads_class_token', False):
     read[: 1 + model.has_two_heads] = 1 / (1 + model.has_two_heads)
-  if model.pool != 'token':
+  if getattr(model.pool, 'num_read', None) is None:
     read[prefix:] = 1 / (h * w)
   maps = jnp.einsum('q,bqk->bk', read / read.sum(), flow)[:, prefix:]
   return maps.reshape(-1, h, w)
@@ -354,14 +354,14 @@ def entropies(attention: jax.Array) -> jax.Array:
   return jax.scipy.special.entr(attention).sum(axis=-1).mean(axis=-1)
 
 
-def attentive(vit: weights.Loaded) -> flat.ViT:
+def attentive(vit: weights.Loaded) -> vit_lib.ViT:
   """Returns the model as a ViT.
 
   Raises:
     UserError: The model has no attention, or reads pixels one after another.
   """
   features.check_attention(vit)
-  if not isinstance(vit.model, flat.ViT):
+  if not isinstance(vit.model, vit_lib.ViT):
     raise UserError(
       f'the model is an {type(vit.model).__name__}, whose pixels attend to'
       ' those before them: choose a ViT or a hybrid'

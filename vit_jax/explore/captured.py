@@ -13,7 +13,7 @@ from vit_jax import weights
 from vit_jax.explore import attention as attention_lib
 from vit_jax.explore import predictions
 from vit_jax.explore import tokens as tokens_lib
-from vit_jax.models import flat
+from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
 
 _MOST_BYTES = 2**30  # maximum size of the tokens of all layers to keep
@@ -89,7 +89,7 @@ def capture(
   grid = features.patch_grid(vit)
   index = features.patch_index(vit, query)
   layers = _layers_to_keep(vit, len(inputs), layers)
-  attends = isinstance(vit.model, flat.ViT)
+  attends = isinstance(vit.model, vit_lib.ViT)
 
   def reduce(values: dict[str, jax.Array]) -> dict[str, jax.Array]:
     tokens = values['tokens']

@@ -18,7 +18,8 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.explore import attention as attention_lib
-from vit_jax.models import flat
+from vit_jax.models import registry
+from vit_jax.models import vit as vit_lib
 from vit_jax.weights import batched
 from vit_jax.weights import features
 
@@ -114,16 +115,15 @@ def _with_gradients(
   inputs = features.prepared(vit, images)
   chosen = _checked_classes(model.num_classes, classes, len(inputs))
   params = jax.tree.map(jnp.asarray, vit.params)
-  shape = _attention_shape(vit)
+  shape = features.attention_shape(vit)
 
   def apply(x: np.ndarray, y: np.ndarray) -> Any:
     with models.explained_parts(model):
       attention, gradients = _gradients(model, shape, params, x, y)
-    is_named = getattr(model, 'attention', '') or getattr(model, 'block', '')
-    if is_named and not gradients.any():
+    if (name := _users_part(model)) and not gradients.any():
       raise UserError(
         'no logit depends on the weights of attention: the head is zero, or the'
-        f' class {is_named!r} does not add context.perturbation to its weights'
+        f' class {name!r} does not add context.perturbation to its weights'
       )
     return reduce(attention, gradients)
 
@@ -150,16 +150,20 @@ def _checked_classes(
   return np.broadcast_to(chosen, (images,)).astype(np.int32)
 
 
-def _attention_shape(vit: weights.Loaded) -> tuple[int, int, int, int]:
-  """Returns the shape of the attention for one image, (L, H, N, N)."""
-  model, tokens = attention_lib.attentive(vit), features.num_tokens(vit)
-  return model.depth, model.captured_heads, tokens, tokens
+def _users_part(model: vit_lib.ViT) -> str:
+  """Returns the name of an attention or block of the user's; '' without one."""
+  parts = {
+    'attention': getattr(model.block, 'attention', model.block),
+    'block': model.block,
+  }
+  names = [registry.name_of(kind, type(part)) for kind, part in parts.items()]
+  return next((name for name in names if ':' in name), '')
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _gradients(
-  model: flat.ViT,
-  shape: tuple[int, int, int, int],
+  model: vit_lib.ViT,
+  shape: tuple[int, ...],
   params: Any,
   images: jax.Array,
   classes: jax.Array,

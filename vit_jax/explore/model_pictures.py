@@ -10,8 +10,8 @@ from vit_jax.config import UserError
 from vit_jax.explore import patch_sequence
 from vit_jax.explore import positions
 from vit_jax.explore import subject as subject_lib
-from vit_jax.models import embedding
-from vit_jax.models import flat
+from vit_jax.models import positions as positions_lib
+from vit_jax.models import vit as vit_lib
 from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles
@@ -49,12 +49,12 @@ def patches(subject: subject_lib.Subject) -> Drawn:
   names = prefix_names(vit)
   if names:
     caption += ' Grey boxes are learned tokens before the patches.'
-  if getattr(vit.model, 'resnet_stages', None) is not None:
+  if 'stem' in vit.params and isinstance(vit.model, vit_lib.ViT):
     caption += (
       ' This hybrid embeds the features of a ResNet at the patch, which depend'
       ' on pixels around the patch, too.'
     )
-  elif not isinstance(vit.model, flat.ViT):
+  elif not isinstance(vit.model, vit_lib.ViT):
     caption += (
       ' A Mixer (arXiv:2105.01601) mixes them by their place in the sequence.'
     )
@@ -99,7 +99,7 @@ def stem(subject: subject_lib.Subject) -> Drawn:
     filters.shape[1:3], filters.shape[1:3], _STEM_COLUMNS, limits=(80, 112)
   )
   name = 'this ResNet (arXiv:1912.11370)'
-  if isinstance(subject.vit.model, flat.ViT):
+  if isinstance(subject.vit.model, vit_lib.ViT):
     name = (
       'the ResNet that comes before the encoder (the hybrid of'
       ' arXiv:2010.11929, section 3.1)'
@@ -182,7 +182,8 @@ def _which_rows(*grids: tuple[int, int]) -> str:
 
 def _resize(vit: weights.Loaded) -> str:
   """Describes how the second picture was computed."""
-  if getattr(vit.model, 'position_embedding', '') in embedding.SINCOS:
+  parts = getattr(vit.model, 'positions', ())
+  if any(isinstance(part, positions_lib.SinCos) for part in parts):
     explanation = 'for another image size: sines and cosines are computed anew'
   else:
     explanation = (

@@ -8,9 +8,9 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.evaluation import embedded
 from vit_jax.models import embedding
-from vit_jax.models import flat
 from vit_jax.models import patches as patches_lib
 from vit_jax.models import positions as positions_lib
+from vit_jax.models import vit as vit_lib
 
 _EPSILON = 1e-5  # as in resnet.ResNetStem
 
@@ -75,7 +75,7 @@ def _table_part(
 
   Positions of a user's own are computed, and are not shown.
   """
-  parts = model.parts().positions if isinstance(model, flat.ViT) else ()
+  parts = model.positions if isinstance(model, vit_lib.ViT) else ()
   for part in parts:
     if isinstance(
       part,

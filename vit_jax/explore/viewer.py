@@ -254,7 +254,7 @@ def _shown_heads(vit: weights.Loaded) -> tuple[int, str]:
     return 0, 'A Mixer has no attention: an MLP mixes its patches.'
   h, w = features.patch_grid(vit)
   numbers = (features.depth(vit) + 1) * (1 + h * w) * h * w
-  heads = getattr(vit.model, 'captured_heads', 1)
+  heads = features.attention_shape(vit)[1]
   if numbers * heads <= _MOST_NUMBERS:
     return heads, ''
   problem = f'The attention between {h * w} patches is too much to show'

@@ -419,19 +419,19 @@ def _simplified(
       ' less than 2 GiB: export a smaller model'
     )
   # These fields only say how the function is computed.
-  plain: dict[str, Any] = {'remat': 'none', 'attention_implementation': 'plain'}
-  params, notes = vit.params, []
+  model, params, notes = models.with_kernel(vit.model, 'plain'), vit.params, []
+  if hasattr(model, 'remat'):
+    model = model.clone(remat='none')
   if form == 'onnx':
     if getattr(vit.model, 'scan', False):  # loops are slow in onnxruntime
-      params, plain['scan'] = layouts.unstack_layers(params), False
-    plain['dtype'] = jnp.float32
+      params = layouts.unstack_layers(params)
+      model = model.clone(scan=False)
     if (dtype := jnp.dtype(vit.model.dtype)) != jnp.float32:
       notes.append(
         f'{dtype.name}, since onnxruntime has few operations of that type: the'
         ' file computes in float32'
       )
-  fields = {*models.fields_of(vit.model), 'dtype'}
-  model = vit.model.clone(**{k: x for k, x in plain.items() if k in fields})
+      model = models.with_fields(model, dtype=jnp.float32)
   return dataclasses.replace(vit, model=model, params=params), notes
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax.config import parts
 from vit_jax.models import checks
 from vit_jax.models import embedding
 from vit_jax.models import fields as fields_lib
@@ -29,8 +30,11 @@ from vit_jax.models import registry
 from vit_jax.models import remat
 from vit_jax.models import resnet
 from vit_jax.models import stack
+from vit_jax.models import vit
 
-Model = flat.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
+Model = vit.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
+# A model's fields as formats of checkpoints describe them.
+Flat = flat.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
 
 # The published sizes and patch sizes.
 NAMES = (
@@ -58,8 +62,42 @@ NAMES = (
   *(f'iGPT-{size}' for size in igpt.SIZES),
 )
 
-# How layers are initialised: as a scan, which compiles one layer and not all of
-# them; and without kernels, which not every device and type has.
+# The keys of `config.model`, but the name. What is not among them is an option
+# of a part.
+KEYS = (
+  'num_classes',
+  'hidden_size',
+  'mlp_dim',
+  'num_heads',
+  'depth',
+  'patch_size',
+  'patches',
+  'positions',
+  'block',
+  'attention',
+  'mlp',
+  'norm',
+  'pool',
+  'head',
+  'last_norm',
+  'pre_norm',
+  'class_token',
+  'distillation_token',
+  'registers',
+  'mask_token',
+  'dropout_rate',
+  'attention_dropout_rate',
+  'stochastic_depth',
+  'patch_dropout',
+  'layer_norm_epsilon',
+  'initializers',
+  'scan',
+  'remat',
+  'attention_implementation',
+)
+
+# How a stack of layers is initialised: as a scan, which compiles one layer and
+# not all of them; and without kernels, which not every device and type has.
 FOR_INIT: dict[str, Any] = {
   'scan': True,
   'remat': 'none',
@@ -90,7 +128,8 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
 
   Args:
     name: Family, size and patch, as `ViT-S/16`, `R50+ViT-B/16`, `Mixer-B/16`;
-      or `BiT-R50x1`, `iGPT-S`. Or a name of timm or Hugging Face, as
+      or `BiT-R50x1`, `iGPT-S`, which may have options of the family, as
+      `iGPT-S(colours=256)`. Or a name of timm or Hugging Face, as
       `vit_base_patch16_224` or `facebook/dinov2-small`: the model then computes
       the same function as theirs.
     num_classes: Size of the head's output; 0: no head, the model returns
@@ -102,11 +141,18 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
     ValueError: The name or a field is unknown, or the fields do not fit.
   """
   module, fields = _parse(name)
+  fields = flat.without_named(fields, overrides)
   return model_of(module, fields | {'num_classes': num_classes} | overrides)
 
 
-def _parse(name: str) -> tuple[type[Model], dict[str, Any]]:
+def _parse(name: str) -> tuple[type[Flat], dict[str, Any]]:
   """Returns the class and the fields that a name stands for."""
+  name, bracket, text = name.partition('(')
+  if bracket:
+    module, fields = _parse(name)
+    options = parts.parse(f'options({text}', 'model.name')
+    parts.check_options(options, 'model.name', options_of(module))
+    return module, fields | options.options
   if named := names.find(name):
     module, fields = _parse(named[0])
     return module, fields | named[1]
@@ -156,12 +202,17 @@ def _unknown_name(name: str) -> ValueError:
   )
 
 
-def model_of(module: type[Model], fields: Mapping[str, Any]) -> Model:
+def model_of(module: type[Flat], fields: Mapping[str, Any]) -> Model:
   """Returns a Linen module with the given fields, after checking them.
 
   Raises:
     ValueError: A field is unknown, or they do not fit.
   """
+  return from_flat(flat_model(module, fields))
+
+
+def flat_model(module: type[Flat], fields: Mapping[str, Any]) -> Flat:
+  """Returns flat fields, after checking them; see `model_of`."""
   model = module(**fields_lib.checked(module, fields))
   fields_lib.check_values(model)
   if isinstance(model, flat.ViT):
@@ -172,13 +223,83 @@ def model_of(module: type[Model], fields: Mapping[str, Any]) -> Model:
   return model
 
 
-def fields_of(model: Model) -> dict[str, Any]:
-  """Returns all fields of a model but `dtype`, by name."""
+def from_flat(model: Flat) -> Model:
+  """Returns the Linen module of flat fields; see `flattened`.
+
+  Raises:
+    ValueError: Parts that the fields name do not fit.
+  """
+  if not isinstance(model, flat.ViT):
+    return model
+  result = model.parts()
+  if any(getattr(model, kind) for kind in flat.TEXTS):
+    checks.check_vit(flat.flatten(result))
+  return result
+
+
+def flattened(model: Model | Flat) -> Flat:
+  """Returns the flat fields of a model."""
+  return flat.flatten(model) if isinstance(model, vit.ViT) else model
+
+
+def fields_of(model: Model | Flat) -> dict[str, Any]:
+  """Returns all flat fields of a model but `dtype`, by name."""
+  described = flattened(model)
   return {
-    name: getattr(model, name)
-    for name in fields_lib.of(type(model))
+    name: getattr(described, name)
+    for name in fields_lib.of(type(described))
     if name != 'dtype'
   }
+
+
+def keys_of(model: vit.ViT) -> dict[str, Any]:
+  """Returns the keys of `config.model` that give a model, but its name.
+
+  Raises:
+    UserError: A text cannot say an option of a part, as a function.
+  """
+  spec = flat.flatten(model)
+  values = {key: getattr(spec, key) for key in registry.KEYS}
+  values['norm'] = registry.describe('norm', model.norm, values)
+  for kind in ('attention', 'mlp'):
+    if part := getattr(model.block, kind, None):
+      values[kind] = registry.describe(kind, part, values)
+  for kind in ('block', 'patches', 'pool', 'head'):
+    values[kind] = registry.describe(kind, getattr(model, kind), values)
+  values['positions'] = registry.describe_sum(
+    'positions', model.positions, values
+  )
+  return {
+    key: values[key] if key in values else getattr(model, key) for key in KEYS
+  }
+
+
+def options_of(module: type[Flat]) -> list[str]:
+  """Returns the fields of a class that `config.model` has no key for."""
+  if issubclass(module, flat.ViT):
+    return []
+  return [x for x in fields_lib.of(module) if x not in (*KEYS, 'dtype')]
+
+
+def config_of(model: Model) -> dict[str, Any]:
+  """Returns the values of `config.model` that give a model.
+
+  Raises:
+    UserError: As `keys_of`.
+  """
+  name = name_of(model)
+  if isinstance(model, vit.ViT):
+    return {'name': name} | keys_of(model)
+  module, named = _parse(name)
+  named_fields = fields_of(flat_model(module, {'num_classes': 0} | named))
+  fields = fields_of(model)
+  options = {
+    key: fields[key]
+    for key in options_of(module)
+    if fields[key] != named_fields[key]
+  }
+  keys = {key: value for key, value in fields.items() if key in KEYS}
+  return {'name': str(parts.Part(name, (), options))} | keys
 
 
 def from_config(
@@ -214,7 +335,7 @@ def on_platform(config: Any, platform: str) -> Any:
     platform: 'cpu', 'tpu' or 'gpu'.
   """
   model = config.model
-  module = type(from_config(model, 0))
+  module = type(flattened(from_config(model, 0)))
   if platform == jax.default_backend() or 'remat' not in fields_lib.of(module):
     return config
   result = config.copy_and_resolve_references()
@@ -226,15 +347,42 @@ def on_platform(config: Any, platform: str) -> Any:
   return result
 
 
-def name_of(model: Model) -> str:
+def with_fields(model: Model, **changes: Any) -> Model:
+  """Returns a model with other values of flat fields, without checks."""
+  described = flattened(model)
+  if isinstance(described, flat.ViT):
+    values = flat.without_named(fields_of(described), changes)
+    values['dtype'] = described.dtype
+    return flat.ViT(**(values | changes)).parts()
+  return described.clone(**changes)
+
+
+def with_kernel(model: Model, implementation: str) -> Model:
+  """Returns a model whose attention is computed in another way.
+
+  Args:
+    model: The model; one of own attention, or without any, is not changed.
+    implementation: One of `kernels.IMPLEMENTATIONS`.
+  """
+  if isinstance(model, igpt.IGPT):
+    return model.clone(attention_implementation=implementation)
+  attention = getattr(getattr(model, 'block', None), 'attention', None)
+  if attention is None or not hasattr(attention, 'implementation'):
+    return model
+  assert isinstance(model, vit.ViT)
+  attention = attention.clone(implementation=implementation)
+  return model.clone(block=model.block.clone(attention=attention))
+
+
+def name_of(model: Model | Flat) -> str:
   """Returns the published name of the most similar model."""
   fields = fields_of(model)
 
   def alike(name: str) -> int:
     module, named = _parse(name)
-    if module is not type(model):
+    if module is not type(flattened(model)):
       return -1
-    model_fields = fields_of(model_of(module, {'num_classes': 0, **named}))
+    model_fields = fields_of(flat_model(module, {'num_classes': 0, **named}))
     return sum(fields[key] == value for key, value in model_fields.items())
 
   return max(NAMES, key=alike)
@@ -278,18 +426,18 @@ def check(
 
 def is_not_filled(model: Model, side: int, patch: int) -> bool:
   """Whether a model refuses images with a side that is no whole patches."""
-  crops = getattr(model, 'crop_to_patches', False)
+  crops = isinstance(model, vit.ViT) and getattr(model.patches, 'crop', False)
   return side < patch or (side % patch > 0 and not crops)
 
 
 def has_equal_layers(model: Model) -> bool:
   """Whether a model has layers, and they differ in parameters' values only."""
-  if isinstance(model, flat.ViT):
-    return not model.merge and stack.has_equal_layers(model.block_part())
+  if isinstance(model, vit.ViT):
+    return stack.has_equal_layers(model.block)
   return not isinstance(model, resnet.BiT)
 
 
-def pixels_per_token(model: Model) -> tuple[int, ...] | None:
+def pixels_per_token(model: Model | Flat) -> tuple[int, ...] | None:
   """Returns the pixels of a token, (height, width); None without patches.
 
   Those of volumes are (depth, height, width).
@@ -298,9 +446,12 @@ def pixels_per_token(model: Model) -> tuple[int, ...] | None:
     return None
   if isinstance(model, igpt.IGPT):
     return 1, 1
-  stages = getattr(model, 'resnet_stages', None)
-  stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
-  return tuple(stride * n for n in model.patch_size)
+  if isinstance(model, flat.ViT):
+    model = model.parts()
+  if isinstance(model, vit.ViT):
+    pixels: tuple[int, ...] = model.patches.pixels
+    return pixels
+  return model.patch_size
 
 
 def patch_of_images(model: Model) -> tuple[int, int]:
@@ -351,8 +502,7 @@ def explained_parts(model: Model) -> Iterator[None]:
   try:
     yield
   except Exception as e:  # a class of the user's may raise any
-    parts = model.parts() if isinstance(model, flat.Trunk) else model
-    if error := registry.user_error(e, parts):
+    if error := registry.user_error(e, model):
       raise error from e
     raise
 
@@ -366,10 +516,9 @@ def _init(
     images = jnp.zeros((1, *image_shape[:2]), jnp.int32)  # of colours
   if isinstance(model, resnet.BiT):
     return model.init(key, images)['params']
-  how = FOR_INIT | {'scan': has_equal_layers(model)}
-  if isinstance(model, mixer.Mixer):
-    del how['attention_implementation']
-  params = model.clone(**how).init(key, images)['params']
+  can_scan = has_equal_layers(model)
+  plain = with_kernel(model, 'plain').clone(scan=can_scan, remat='none')
+  params = plain.init(key, images)['params']
   if model.initializers == initializers.MIMETIC:
     params = initializers.mimetic(params, jax.random.fold_in(key, 1))
   # Parameters of layers that are not equal are unrolled already.

@@ -434,9 +434,7 @@ def soft_slots(tokens: int, experts: int) -> int:
 
 def has_loss(model: Any) -> bool:
   """Whether training a model gives balancing losses."""
-  if not hasattr(model, 'block_part'):
-    return False
   return any(
     isinstance(part, Experts) and part.has_loss
-    for part in stack.inner_parts(model.block_part())
+    for part in stack.inner_parts(getattr(model, 'block', None))
   )

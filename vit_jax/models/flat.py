@@ -1,26 +1,33 @@
-"""The Vision Transformer (Dosovitskiy et al., 2020, arXiv:2010.11929).
+"""A ViT by flat fields, as formats of checkpoints describe it.
 
-In comments: B images, T tokens, D hidden size, H heads, L layers, P tokens
-before the patches.
+`ViT.parts` makes the model of parts, and `flatten` is its inverse.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 from typing import Annotated
 from typing import Any
+from typing import Self
 
 from flax import linen as nn
-import jax
-import numpy as np
 
+from vit_jax.models import attention
+from vit_jax.models import block
+from vit_jax.models import blocks
 from vit_jax.models import context as context_lib
+from vit_jax.models import differential
 from vit_jax.models import embedding
+from vit_jax.models import experts
 from vit_jax.models import fields
+from vit_jax.models import grouped
 from vit_jax.models import heads
 from vit_jax.models import merging
-from vit_jax.models import patches
+from vit_jax.models import mlp
+from vit_jax.models import norms
+from vit_jax.models import patches as patches_lib
 from vit_jax.models import pooling
-from vit_jax.models import positions
+from vit_jax.models import positions as positions_lib
 from vit_jax.models import registry
 from vit_jax.models import relative
 from vit_jax.models import rotary
@@ -46,14 +53,44 @@ LEARNED = ('learned', 'factorized')
 POSITION_EMBEDDINGS = (*LEARNED, *embedding.SINCOS, 'none')
 
 
-class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
-  """A Vision Transformer without a head: images to tokens and features.
+# Kind of part, which is the field that names one: the fields that describe it.
+TEXTS: Mapping[str, str] = {
+  'block': (
+    'layer_scale layer_scale_mlp stochastic_depth_uniform branches post_norm'
+    ' parallel_mlp merge merge_decreasing merge_proportional'
+  ),
+  'attention': (
+    'qkv_bias key_bias qk_norm attention_norm causal key_heads full_key_layers'
+    ' differential'
+  ),
+  'mlp': (
+    'gelu mlp_norm gated_mlp gate experts routing expert_layers expert_slots'
+    ' experts_per_token expert_capacity expert_priority expert_noise'
+    ' expert_loss'
+  ),
+  'positions': (
+    'position_embedding position_tokens position_resize position_aspect'
+    ' position_grid rotary rotary_base rotary_grid rotary_offset'
+    ' relative_positions relative_mlp_dim'
+  ),
+  'patches': (
+    'patch_bias crop_to_patches patch_norm resnet_stages resnet_width'
+  ),
+  'head': 'pre_logits head_norm head_bias distillation_head',
+  'pool': (
+    'norm_after_pool map_prefix map_heads map_query map_bias map_mlp_dim'
+  ),
+}
 
-  The order of tokens is: class token, distillation token, registers, patches.
-  All but the patches are optional.
+
+@dataclasses.dataclass(kw_only=True, unsafe_hash=True)
+class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
+  """Fields of a Vision Transformer; `vit.ViT` computes it.
 
   Attributes, beside those of `spec.LayerSpec`, `spec.EncoderSpec` and
   `heads.PoolSpec`:
+    num_classes: Size of the head's output; 0: no head, and the model returns
+      what the head would get.
     patch_size: (height, width), in pixels of the image, or in cells of the
       ResNet's output grid; or (depth, height, width), for volumes.
     class_token: Whether there is one; None: only if the pool reads it.
@@ -97,11 +134,20 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     resnet_stages: Units in each stage of a ResNet before the patch embedding,
       () for only its stem; None: no ResNet.
     resnet_width: Channels of that stem.
+    pre_logits: Size of a dense layer with tanh before the head; 0: none.
+    head_norm: 'batch': a BatchNorm without affine parameters before the head,
+      as in the linear probes of MAE (arXiv:2111.06377, appendix A.1); 'none'.
+    head_bias: Initial value of the head's bias: with a sigmoid loss, the
+      logarithm of a class's frequency.
     positions: Parts of `registry.PARTS`, or of the user's, as 'learned + rope',
       in place of what the other fields describe; '': those.
+    patches: As `positions`, of the patch embedding.
+    head: As `positions`, of the head.
   """
 
-  _: dataclasses.KW_ONLY
+  num_classes: Annotated[int, vit.NUM_CLASSES] = dataclasses.field(
+    kw_only=False
+  )
   patch_size: Annotated[tuple[int, ...], FITTED]
   class_token: Annotated[bool | None, FITTED] = None
   distillation_token: Annotated[bool, FITTED] = False
@@ -114,7 +160,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     str, Field(Kind.FITTED, choices=POSITION_EMBEDDINGS)
   ] = 'learned'
   position_tokens: Annotated[
-    str, Field(Kind.FITTED, choices=patches.TOKENS)
+    str, Field(Kind.FITTED, choices=patches_lib.TOKENS)
   ] = 'all'
   position_resize: Annotated[
     str, Field(Kind.FUNCTION, is_visible=False, choices=embedding.RESIZES)
@@ -146,62 +192,26 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
   merge_proportional: Annotated[bool, fields.TRAINING] = True
   resnet_stages: Annotated[tuple[int, ...] | None, fields.STAGES] = None
   resnet_width: Annotated[int, fields.SIZE] = 64
+  pre_logits: Annotated[int, Field(Kind.FITTED, least=0)] = 0
+  head_norm: Annotated[str, Field(Kind.FITTED, choices=vit.HEAD_NORMS)] = 'none'
+  head_bias: Annotated[float, fields.TRAINING] = 0.0
   positions: Annotated[str, Field(Kind.FUNCTION, is_visible=False)] = ''
+  patches: Annotated[str, Field(Kind.FUNCTION, is_visible=False)] = ''
+  head: Annotated[str, Field(Kind.FUNCTION, is_visible=False)] = ''
 
-  def trunk(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
-    features_only: bool = False,
-    masked: jax.Array | None = None,
-    kept: jax.Array | None = None,
-    grids: jax.Array | None = None,
-  ) -> dict[str, jax.Array]:
-    """Returns what `vit.ViT.trunk` does."""
-    return self._apply(
-      'trunk',
-      images,
-      train=train,
-      rows=rows,
-      features_only=features_only,
-      masked=masked,
-      kept=kept,
-      grids=grids,
-    )
-
-  @nn.compact
-  def _apply(self, method: str, images: jax.Array, **kwargs: Any) -> Any:
-    """Applies a method of the model of parts, whose parameters are these."""
-    model = self.parts().clone(parent=self.scope)
-    return getattr(model, method)(images, **kwargs)
-
-  def head_part(self) -> vit.Linear:
-    """Returns the head: there is none."""
-    return vit.Linear(0, distillation=self.distillation_head, parent=None)
+  def clone(self, **changes: Any) -> Self:
+    """Returns these fields with others in the place of some."""
+    return dataclasses.replace(self, **changes)
 
   def parts(self) -> vit.ViT:
     """Returns the model of parts that these fields describe."""
-    block = self.block_part()
-    if self.merge:
-      block = context_lib.as_class(
-        block,
-        merging.Merging,
-        merge=self.merge,
-        decreasing=self.merge_decreasing,
-        proportional=self.merge_proportional,
-      )
-    head = self.head_part()
     return vit.ViT(
       hidden_size=self.hidden_size,
       depth=self.depth,
-      patches=self._patches_part(),
-      block=block,
-      num_classes=head.num_classes,
+      patches=self.patches_part(),
+      block=self.layer_part(),
       pool=self.pool_part(),
-      head=head,
-      positions=tuple(self._positions_parts()),
+      positions=tuple(self.positions_parts()),
       norm=self.norm_part(),
       last_norm=self.last_norm,
       pre_norm=self.pre_norm,
@@ -211,6 +221,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       mask_token=self.mask_token,
       dropout_rate=self.dropout_rate,
       patch_dropout=self.patch_dropout,
+      num_classes=self.num_classes,
+      head=self.head_part(),
       initializers=self.initializers,
       scan=self.scan,
       remat=self.remat,
@@ -218,7 +230,39 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       parent=None,
     )
 
-  def _patches_part(self) -> nn.Module:
+  def head_part(self) -> nn.Module:
+    """Returns the head."""
+    if self.head:
+      part: nn.Module = self.named_part('head', self.head)
+      return part
+    return vit.Linear(
+      self.num_classes,
+      self.pre_logits,
+      self.head_norm,
+      self.head_bias,
+      self.distillation_head,
+      self.initializers,
+      parent=None,
+    )
+
+  def layer_part(self) -> nn.Module:
+    """Returns the block, which may merge tokens."""
+    part: nn.Module = self.block_part()
+    if not self.merge:
+      return part
+    merged: nn.Module = context_lib.as_class(
+      part,
+      merging.Merging,
+      merge=self.merge,
+      decreasing=self.merge_decreasing,
+      proportional=self.merge_proportional,
+    )
+    return merged
+
+  def patches_part(self) -> nn.Module:
+    """Returns the patch embedding."""
+    if self.patches:
+      return self.named_part('patches', self.patches)
     values: dict[str, Any] = {
       'hidden_size': self.hidden_size,
       'patch_size': self.patch_size,
@@ -234,7 +278,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       )
     if self.patch_norm:
       return stems.NormedPatches(patch_norm=self.norm_part(), **values)
-    return patches.Patches(**values)
+    return patches_lib.Patches(**values)
 
   def pool_part(self) -> nn.Module:
     """Returns the pool."""
@@ -259,7 +303,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       parent=None,
     )
 
-  def _positions_parts(self) -> Iterator[nn.Module]:
+  def positions_parts(self) -> Iterator[nn.Module]:
+    """Yields the positions."""
     if self.positions:
       kind = 'positions'
       yield from registry.build_sum(
@@ -268,7 +313,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       return
     kind, is_kept = self.position_embedding, self.position_aspect
     if kind == 'learned':
-      yield patches.Learned(
+      yield patches_lib.Learned(
         self.position_tokens,
         self.position_resize,
         is_kept,
@@ -277,11 +322,11 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
         parent=None,
       )
     elif kind == 'factorized':
-      yield positions.Factorized(
+      yield positions_lib.Factorized(
         is_kept, self.position_grid, self.initializers, parent=None
       )
     elif kind != 'none':
-      yield positions.SinCos(kind, parent=None)
+      yield positions_lib.SinCos(kind, parent=None)
     if self.rotary != 'none':
       yield rotary.Rope(
         self.num_heads,
@@ -303,11 +348,6 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       yield relative.RelativeBias(
         self.num_heads, relation == 'shared', parent=None
       )
-
-  @property
-  def layer_spec(self) -> spec_lib.EncoderSpec:
-    """The fields that the layers are given."""
-    return spec_lib.EncoderSpec.take(self)
 
   @property
   def prefix(self) -> tuple[str, ...]:
@@ -342,64 +382,197 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     """Whether the distillation token has a head of its own."""
     return self.distillation_token and self.distillation_head
 
-  def rotation(self, grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns cosines and sines of a grid's patches, float32 [N, K] each."""
-    return rotary.table(
-      self.rotary,
-      grid,
-      self.hidden_size // self.num_heads,
-      self.rotary_base,
-      self.rotary_grid,
-      self.rotary_offset,
-    )
+
+def _same(text: str) -> dict[str, str]:
+  return {name: name for name in text.split()}
 
 
-class ViT(Trunk):
-  """A Vision Transformer for classification: a trunk and its heads.
+# Class -> flat field: the option of the part that it is. A part has the rows of
+# all of its classes.
+_OPTIONS: Mapping[type[nn.Module], Mapping[str, str]] = {
+  block.LayerNorm: {'layer_norm_epsilon': 'epsilon'},
+  norms.RMSNorm: {'layer_norm_epsilon': 'epsilon'},
+  patches_lib.Patches: {
+    'patch_size': 'patch_size',
+    'patch_bias': 'bias',
+    'crop_to_patches': 'crop',
+  },
+  stems.HybridPatches: {
+    'resnet_stages': 'stages',
+    'resnet_width': 'width',
+  },
+  block.Block: _same(
+    'layer_scale layer_scale_mlp stochastic_depth stochastic_depth_uniform'
+  ),
+  blocks.Branches: {'branches': 'count'},
+  merging.Merging: {
+    'merge': 'merge',
+    'merge_decreasing': 'decreasing',
+    'merge_proportional': 'proportional',
+  },
+  patches_lib.Learned: {
+    'position_tokens': 'tokens',
+    'position_resize': 'resize',
+    'position_aspect': 'keep_aspect',
+    'position_grid': 'grid',
+  },
+  positions_lib.Factorized: {
+    'position_aspect': 'keep_aspect',
+    'position_grid': 'grid',
+  },
+  positions_lib.SinCos: {'position_embedding': 'kind'},
+  rotary.Rope: {
+    'rotary': 'kind',
+    'rotary_base': 'base',
+    'rotary_grid': 'grid',
+    'rotary_offset': 'offset',
+  },
+  relative.RelativeMlpBias: {'relative_mlp_dim': 'hidden_dim'},
+  attention.Attention: {
+    'dense_bias': 'out_bias',
+    'attention_norm': 'out_norm',
+    'attention_dropout_rate': 'dropout_rate',
+    'attention_implementation': 'implementation',
+  }
+  | _same('num_heads qkv_bias key_bias qk_norm causal'),
+  grouped.Grouped: {'key_heads': 'key_heads', 'full_key_layers': 'full_layers'},
+  mlp.Mlp: {
+    'mlp_dim': 'hidden_dim',
+    'gelu': 'gelu',
+    'dense_bias': 'bias',
+    'mlp_norm': 'hidden_norm',
+  },
+  experts.Experts: {
+    'experts': 'count',
+    'routing': 'routing',
+    'experts_per_token': 'per_token',
+  }
+  | {
+    f'expert_{name}': name
+    for name in 'layers slots capacity priority noise loss'.split()
+  },
+  vit.Linear: {
+    'pre_logits': 'pre_logits',
+    'head_norm': 'norm',
+    'head_bias': 'bias',
+    'distillation_head': 'distillation',
+  },
+  vit.Mean: {'norm_after_pool': 'norm_after'},
+  pooling.Map: {
+    'map_prefix': 'prefix',
+    'map_query': 'query',
+    'map_bias': 'bias',
+    'map_heads': 'num_heads',
+    'map_mlp_dim': 'mlp_dim',
+  },
+}
+# Class -> values of flat fields that it stands for.
+_VALUES: Mapping[type[nn.Module], Mapping[str, Any]] = {
+  block.LayerNorm: {'norm': 'layer'},
+  norms.RMSNorm: {'norm': 'rms'},
+  stems.NormedPatches: {'patch_norm': True},
+  blocks.PostNorm: {'post_norm': True},
+  blocks.Parallel: {'parallel_mlp': True},
+  patches_lib.Learned: {'position_embedding': 'learned'},
+  positions_lib.Factorized: {'position_embedding': 'factorized'},
+  differential.Differential: {'differential': True},
+  **{
+    kind: {'gated_mlp': True, 'gate': gate}
+    for gate, kind in spec_lib.GATES.items()
+  },
+  vit.Token: {'pool': 'token'},
+  vit.Mean: {'pool': 'gap'},
+  pooling.TokenAndMean: {'pool': 'token+gap'},
+  pooling.Map: {'pool': 'map'},
+}
 
-  Attributes, beside those of the trunk:
-    num_classes: Size of the head's output; 0: no head, and the model returns
-      what the head would get.
-    pre_logits: Size of a dense layer with tanh before the head; 0: none.
-    head_norm: 'batch': a BatchNorm without affine parameters before the head,
-      as in the linear probes of MAE (arXiv:2111.06377, appendix A.1); 'none'.
-    head_bias: Initial value of the head's bias: with a sigmoid loss, the
-      logarithm of a class's frequency.
+
+def without_named(
+  values: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns values of fields but for those of parts that overrides name."""
+  dropped = {
+    name
+    for kind, names in TEXTS.items()
+    if overrides.get(kind) and overrides[kind] not in heads.POOLS
+    for name in names.split()
+  }
+  return {name: x for name, x in values.items() if name not in dropped}
+
+
+def flatten(model: vit.ViT) -> ViT:
+  """Returns the flat fields of a model of parts, the inverse of `ViT.parts`.
+
+  A part that no flat field describes, as one of the user's, is a text.
   """
-
-  num_classes: Annotated[int, vit.NUM_CLASSES]
-  _: dataclasses.KW_ONLY
-  pre_logits: Annotated[int, Field(Kind.FITTED, least=0)] = 0
-  head_norm: Annotated[str, Field(Kind.FITTED, choices=vit.HEAD_NORMS)] = 'none'
-  head_bias: Annotated[float, fields.TRAINING] = 0.0
-
-  def __call__(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
-    merge_heads: bool = True,
-    grids: jax.Array | None = None,
-  ) -> jax.Array:
-    """Returns what `vit.ViT` does."""
-    return self._apply(
-      '__call__',
-      images,
-      train=train,
-      rows=rows,
-      merge_heads=merge_heads,
-      grids=grids,
+  layer = model.block
+  hidden = getattr(layer, 'mlp', None)
+  parts = [
+    *(model.norm, model.patches, layer, *model.positions, model.pool),
+    model.head,
+    *(getattr(hidden, 'mlp', None), hidden, getattr(layer, 'attention', None)),
+  ]
+  values: dict[str, Any] = {
+    # Parts of the user's may have no such options.
+    'num_heads': 1,
+    'mlp_dim': model.hidden_size,
+    'patch_size': model.patches.pixels,
+    'position_embedding': 'none',
+  }
+  values |= {
+    name: getattr(model, name)
+    for name in fields.of(ViT)
+    if hasattr(model, name) and name not in registry.PARTS
+  }
+  for part in parts:
+    values |= _flat_values(part)
+  if values.get('map_heads') == values['num_heads']:
+    del values['map_heads']
+  if values.get('map_mlp_dim') == values['mlp_dim']:
+    del values['map_mlp_dim']
+  result = ViT(**values)
+  for kind in ('norm', 'patches', 'attention', 'mlp', 'block', 'pool', 'head'):
+    result = _with_text(result, kind, model)
+  if tuple(result.positions_parts()) != model.positions:
+    kind = 'positions'
+    text = registry.describe_sum(
+      kind, model.positions, result.part_values(kind)
     )
+    result = result.clone(positions=text)
+  return result
 
-  def head_part(self) -> vit.Linear:
-    """Returns the head."""
-    return vit.Linear(
-      self.num_classes,
-      self.pre_logits,
-      self.head_norm,
-      self.head_bias,
-      self.distillation_head,
-      self.initializers,
-      parent=None,
-    )
+
+def _flat_values(part: nn.Module | None) -> dict[str, Any]:
+  """Returns the flat fields that a part says."""
+  values: dict[str, Any] = {}
+  for kind, options in _OPTIONS.items():
+    if isinstance(part, kind):
+      values |= {name: getattr(part, x) for name, x in options.items()}
+  for kind, constants in _VALUES.items():
+    if isinstance(part, kind):
+      values |= constants
+  if isinstance(part, relative.RelativeBias | relative.RelativeMlpBias):
+    relation = 'shared' if part.shared else 'layers'
+    is_computed = isinstance(part, relative.RelativeMlpBias)
+    values['relative_positions'] = relation + '_mlp' * is_computed
+  return values
+
+
+def _with_text(spec: ViT, kind: str, model: vit.ViT) -> ViT:
+  """Returns flat fields with a text if they describe another part."""
+  home = model.block if kind in ('attention', 'mlp') else model
+  part = getattr(home, kind, None)
+  described = {
+    'norm': spec.norm_part,
+    'patches': spec.patches_part,
+    'attention': spec.attention_part,
+    'mlp': spec.hidden_part,
+    'block': spec.layer_part,
+    'pool': spec.pool_part,
+    'head': spec.head_part,
+  }[kind]()
+  if part is None or part == described:
+    return spec
+  return spec.clone(
+    **{kind: registry.describe(kind, part, spec.part_values(kind))}
+  )

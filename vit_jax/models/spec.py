@@ -24,7 +24,6 @@ from vit_jax.models import grouped
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import kernels
 from vit_jax.models import mlp as mlp_lib
-from vit_jax.models import norms
 from vit_jax.models import registry
 from vit_jax.models import relative
 from vit_jax.models import remat as remat_lib
@@ -44,7 +43,7 @@ GATES = {
   'sigmoid': mlp_lib.GLU,
   'gelu': mlp_lib.GEGLU,
 }
-NORMS = ('layer', 'rms')
+NORMS = {'layer': 'layer_norm', 'rms': 'rms_norm'}
 _TEXT = Field(Kind.FUNCTION, is_visible=False)
 RELATIVE_POSITIONS = ('none', *relative.TABLES, *relative.MLPS)
 
@@ -224,7 +223,7 @@ class EncoderSpec(LayerSpec):
     str, Field(Kind.FITTED, choices=RELATIVE_POSITIONS)
   ] = 'none'
   relative_mlp_dim: Annotated[int, Field(Kind.FITTED, least=1)] = 128
-  norm: Annotated[str, Field(Kind.FUNCTION, choices=NORMS)] = 'layer'
+  norm: Annotated[str, FUNCTION] = 'layer'
   rotary: Annotated[
     str,
     Field(Kind.FUNCTION, is_visible=False, choices=('none', *rotary_lib.KINDS)),
@@ -269,9 +268,8 @@ class EncoderSpec(LayerSpec):
 
   def norm_part(self) -> nn.Module:
     """Returns the norm of the layers."""
-    if self.norm == 'layer':
-      return super().norm_part()
-    return norms.RMSNorm(self.layer_norm_epsilon, self.dtype, parent=None)
+    part: nn.Module = self.named_part('norm', NORMS.get(self.norm, self.norm))
+    return part
 
   def mlp_part(self, width: int | None = None) -> block_lib.Mlp:
     """Returns an MLP of a width, or that of the layers."""
@@ -378,7 +376,7 @@ class EncoderSpec(LayerSpec):
   def part_values(self, kind: str) -> dict[str, Any]:
     """Returns the values that fill the fields of a part, by names of keys."""
     values = {name: getattr(self, name) for name in fields.of(type(self))}
-    values['norm'] = {'layer': 'layer_norm', 'rms': 'rms_norm'}[self.norm]
+    values['norm'] = NORMS.get(self.norm, self.norm)
     if kind == 'block':
       parts = {'attention': self.attention_part, 'mlp': self.hidden_part}
       for name, part in parts.items():

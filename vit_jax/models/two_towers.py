@@ -12,9 +12,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import flat
+from vit_jax.models import initializers
 from vit_jax.models import projection
 from vit_jax.models import text
+from vit_jax.models import vit
 
 # The temperature at the start: CLIP's is 0.07 (section 2.5), SigLIP's 0.1, with
 # a bias of -10 (algorithm 1).
@@ -37,7 +38,7 @@ class TwoTowers(nn.Module):
     any_grid: Whether images come as patches of any grid (SigLIP 2's NaFlex).
   """
 
-  image: flat.ViT
+  image: vit.ViT
   text: text.TextTower | text.Bert
   projection: int = 0
   has_bias: bool = False
@@ -53,8 +54,9 @@ class TwoTowers(nn.Module):
       bias = nn.initializers.constant(_BIAS)
       self.logit_bias = self.param('logit_bias', bias, ())
     if self.projection:
+      starts = initializers.INITIALIZERS[self.image.initializers]
       self.image_projection = nn.Dense(
-        self.projection, use_bias=False, kernel_init=self.image.starts.kernel
+        self.projection, use_bias=False, kernel_init=starts.kernel
       )
 
   def embed_images(
@@ -70,8 +72,8 @@ class TwoTowers(nn.Module):
     Args:
       images: [B, height, width, channels].
       train: Whether to apply dropout.
-      rows: As of `flat.ViT`.
-      grids: As of `flat.ViT`; `images` are then patches.
+      rows: As of `vit.ViT`.
+      grids: As of `vit.ViT`; `images` are then patches.
     """
     x = self.project(self.image(images, train=train, rows=rows, grids=grids))
     return {'features': x, 'embedding': projection.unit(x)}

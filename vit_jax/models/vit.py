@@ -125,10 +125,9 @@ class ViT(nn.Module):
       Logits, float32 [B, num_classes]; without `merge_heads` the logits of two
       heads are [B, 2, num_classes], the class token's first.
     """
-    result, context = self._encode(
-      images, train, rows, features_only=True, grids=grids
-    )
-    logits: jax.Array = self.head(result['features'], context)
+    logits = self._encode(
+      images, train, rows, features_only=True, grids=grids, classifies=True
+    )['logits']
     return logits.mean(axis=1) if self.has_two_heads and merge_heads else logits
 
   def trunk(
@@ -182,9 +181,7 @@ class ViT(nn.Module):
       ValueError: The image's size is not a multiple of the patch's, or the
         model cannot mask patches or leave some out.
     """
-    return self._encode(
-      images, train, rows, features_only, masked, kept, grids
-    )[0]
+    return self._encode(images, train, rows, features_only, masked, kept, grids)
 
   @nn.compact
   def _encode(
@@ -196,8 +193,9 @@ class ViT(nn.Module):
     masked: jax.Array | None = None,
     kept: jax.Array | None = None,
     grids: jax.Array | None = None,
-  ) -> tuple[dict[str, jax.Array], Context]:
-    """Returns what `trunk` does, and the context of the pool."""
+    classifies: bool = False,
+  ) -> dict[str, jax.Array]:
+    """Returns what `trunk` does, and `logits` if it classifies."""
     context = Context(
       dropout_key=dropout.key_of(self, images, rows) if train else None,
       depth=self.depth,
@@ -230,11 +228,21 @@ class ViT(nn.Module):
       remat=self.remat,
       num_read=num_read,
     )
+    # Scanned layers return all tokens: the last norm would read each of them.
+    x = x[:, :num_read]
     last = {name: values[-1] for name, values in outputs.items()}
     context = context.replace(sizes=last.get('sizes'))
     tokens, features = self._pooled(x, context)
     features = features.astype(jnp.float32)
-    return {'tokens': tokens, 'features': features, **last}, context
+    result = {'tokens': tokens, 'features': features, **last}
+    if classifies:
+      # Both may be those of a copy without a head.
+      has_count = hasattr(self.head, 'num_classes')
+      count: Any = {'num_classes': self.num_classes} if has_count else {}
+      scope: Any = self.scope
+      head = self.head.clone(parent=scope.push('head', reuse=True), **count)
+      result['logits'] = head(features, context)
+    return result
 
   @property
   def prefix(self) -> tuple[str, ...]:
@@ -271,8 +279,10 @@ class ViT(nn.Module):
     Equation 1 of the paper: project patches, prepend tokens, add position
     embeddings.
     """
-    patches = scoped(self.patches)
-    if patches is self.patches:
+    # A copy, since a bound model may be called again.
+    name = getattr(self.patches, 'scope_name', None)
+    patches = self.patches.copy(name=name or None)
+    if not name:
       nn.share_scope(self, patches)
     x = patches(images)
     b, *grid = x.shape[:-1]
@@ -289,8 +299,8 @@ class ViT(nn.Module):
       context = packing.context(self, context, x.shape[1])
     context = context.replace(kept=kept, grid=tuple(grid))
     x = jnp.concatenate([prefix, x], axis=1)
-    for part in self.positions:
-      nn.share_scope(self, part)
+    for positions in self.positions:
+      nn.share_scope(self, part := positions.copy())
       x, context = part(x, context)
     if kept is not None:
       x = masking.keep(x, kept, context.prefix)

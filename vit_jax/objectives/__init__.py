@@ -13,6 +13,7 @@ from vit_jax import config as config_lib
 from vit_jax import evaluation
 from vit_jax import optim
 from vit_jax import weights
+from vit_jax.config import parts
 from vit_jax.data import features as features_lib
 from vit_jax.objectives import flexible
 from vit_jax.objectives.base import Batch
@@ -141,13 +142,15 @@ def _check_statistics(
   config: ml_collections.ConfigDict, cls: type[Objective]
 ) -> None:
   """Checks that running statistics of the model are measured, and exactly."""
-  if config.model.head_norm != 'batch':
+  head = config.model.head
+  options = parts.parse(head, 'model.head').options if head else {}
+  if options.get('norm') != 'batch':
     return
-  where = f"config.model.head_norm is 'batch', but config.{'{}'}"
+  where = f'config.model.head is {head!r}, but config.{{}}'
   if not cls.moves_statistics:
     raise config_lib.UserError(
       where.format(f'objective.name={config.objective.name}')
-      + " does not measure its statistics: set head_norm='none'"
+      + " does not measure its statistics: leave norm='batch' out"
     )
   if config_lib.num_microbatches(config) > 1:
     raise config_lib.UserError(
@@ -157,7 +160,7 @@ def _check_statistics(
   if config.model.distillation_token:
     raise config_lib.UserError(
       where.format('model.distillation_token is True')
-      + ": a model with two heads has none, set head_norm='none'"
+      + ": a model with two heads has none, leave norm='batch' out"
     )
   if config.train.batch_size < 2:
     raise config_lib.UserError(
@@ -170,12 +173,21 @@ def _check_patches(
   config: ml_collections.ConfigDict, cls: type[Objective]
 ) -> None:
   """Checks that the model has a token in the place of each patch."""
-  for key in ('patch_dropout', 'merge'):
-    if cls.reads_patches and config.model[key]:
+  if not cls.reads_patches:
+    return
+  model = config.model
+  block = parts.parse(model.block, 'model.block').name if model.block else ''
+  removes = {
+    'patch_dropout': bool(model.patch_dropout),
+    'block': block == 'merging',
+  }
+  for key, is_set in removes.items():
+    if is_set:
+      advice = 'choose another' if key == 'block' else 'set it to 0'
       raise config_lib.UserError(
-        f'config.model.{key} is {config.model[key]}, but'
+        f'config.model.{key} is {model[key]}, but'
         f' config.objective.name={config.objective.name} reads the token of'
-        ' each patch in its place: set it to 0'
+        f' each patch in its place: {advice}'
       )
 
 

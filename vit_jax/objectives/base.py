@@ -301,8 +301,7 @@ class Objective(abc.ABC):
     if not balance_losses.losses:
       raise config_lib.UserError(
         f'config.objective.name={self.config.objective.name} cannot balance'
-        ' experts: set config.model.routing to soft, or'
-        ' config.model.expert_loss to 0'
+        " experts: set routing='soft' or loss=0 in config.model.mlp"
       )
     balance = jnp.stack(balance_losses.losses).mean()
     return loss + balance, scalars | {contract.BALANCE: balance}, extra
@@ -485,7 +484,7 @@ class Objective(abc.ABC):
         f'config.objective.name={self.config.objective.name} applies the model'
         ' within jax.lax.map or another transformation: take the balancing'
         " losses of experts from apply_train(..., mutable=['losses']) and add"
-        ' them to the loss, or set config.model.expert_loss to 0'
+        ' them to the loss, or set loss=0 in config.model.mlp'
       )
     mutable = [*asked, experts.LOSSES]
     outputs, state = self.apply(params, images, **how, mutable=mutable)

@@ -21,8 +21,9 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
-from vit_jax.models import flat
 from vit_jax.models import heads
+from vit_jax.models import initializers
+from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import block_masks
 from vit_jax.objectives import tokenizer
@@ -67,13 +68,14 @@ class BEiT(base.Objective):
     """
     super().__init__(config, features)
     options, trunk = config.objective.options, self.model
-    assert isinstance(trunk, flat.ViT)
+    assert isinstance(trunk, vit.ViT)
     self._count = options.masked
     self.masks = masks_of(config)
     self._batch_size = config.train.batch_size
     self._parts = config_lib.num_microbatches(config)
     self._tokenizer = visual_tokens.make(config, self.masks.grid)
-    self._head = heads.linear(options.tokens, trunk.starts.kernel, 0.0)
+    starts = initializers.INITIALIZERS[trunk.initializers]
+    self._head = heads.linear(options.tokens, starts.kernel, 0.0)
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
@@ -92,10 +94,11 @@ class BEiT(base.Objective):
         f'config.model.mask_token is {config.model.mask_token}, but masked'
         ' patches are replaced by that token: set it to True'
       )
-    if config.model.pool == 'gap' and config.model.norm_after_pool:
+    pool = models.from_config(config.model, 0).pool
+    if getattr(pool, 'norm_after', False):
       raise config_lib.UserError(
-        'config.model.norm_after_pool is True, but tokens are predicted from'
-        ' normalised patches: set it to False'
+        f'config.model.pool is {config.model.pool!r}, but tokens are predicted'
+        " from normalised patches: set it to 'mean'"
       )
     masks = masks_of(config)
     patches = math.prod(masks.grid)

@@ -27,10 +27,10 @@ from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.data import tokenizers
 from vit_jax.data import vocabularies
-from vit_jax.models import flat
 from vit_jax.models import layouts
 from vit_jax.models import text
 from vit_jax.models import two_towers
+from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import contrastive_losses
 from vit_jax.objectives import feature_checks
@@ -338,15 +338,13 @@ def _check_pool(pool: str, tokenizer: str) -> None:
     )
 
 
-def _checked(
-  model: models.Model, config: ml_collections.ConfigDict
-) -> flat.ViT:
+def _checked(model: models.Model, config: ml_collections.ConfigDict) -> vit.ViT:
   """Returns the image tower.
 
   Raises:
     UserError: It is no ViT.
   """
-  if isinstance(model, flat.ViT):
+  if isinstance(model, vit.ViT):
     return model
   raise config_lib.UserError(
     f'config.model.name is {config.model.name!r}: the image tower of'

@@ -14,7 +14,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data.host import geometry
 from vit_jax.models import embedding
-from vit_jax.models import flat
+from vit_jax.models import vit
 from vit_jax.objectives import flexible
 
 GLOBAL = 2  # number of global crops
@@ -69,7 +69,7 @@ class CropTrunk:
     Raises:
       UserError: It cannot.
     """
-    if not isinstance(self.model, flat.ViT) or self.model.has_two_heads:
+    if not isinstance(self.model, vit.ViT) or self.model.has_two_heads:
       raise config_lib.UserError(
         f'config.model.name is {config.model.name!r}, but'
         f' config.objective.name={config.objective.name} needs a ViT without a'

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax import weights
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
@@ -47,8 +48,8 @@ class Distillation(classification.Classification):
     self._normalization = config_lib.normalization(config)
     self._teacher = _load(config.objective.teacher, self.image_shape[:2])
     self._check_teacher(config)
-    self._teacher_model = self._teacher.model.clone(
-      dtype=jnp.dtype(config.train.dtype)
+    self._teacher_model = models.with_fields(
+      self._teacher.model, dtype=jnp.dtype(config.train.dtype)
     )
 
   def _check_teacher(self, config: ml_collections.ConfigDict) -> None:

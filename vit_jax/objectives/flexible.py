@@ -25,6 +25,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import embedding
 from vit_jax.models import flat
+from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.weights import resize
 from vit_jax.weights.formats import whole
@@ -118,21 +119,22 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
     UserError: Its model has no patches that can be resized.
   """
   model = objective.model
-  if not isinstance(model, flat.ViT) or whole.trunk_path(objective):
+  if not isinstance(model, vit.ViT) or whole.trunk_path(objective):
     raise config_lib.UserError(
       'patches of several sizes are for a ViT that is trained by itself, not'
       f' for config.objective.name={objective.config.objective.name} with a'
       f' {type(model).__name__}: leave train.patch_sizes out'
     )
+  spec = flat.flatten(model)
   wrong = {
-    'model.resnet_stages, whose output has the patches': model.resnet_stages
+    'model.resnet_stages, whose output has the patches': spec.resnet_stages
     is not None,
-    "model.position_embedding='factorized'": model.position_embedding
+    "model.position_embedding='factorized'": spec.position_embedding
     == 'factorized',
-    f'model.relative_positions={model.relative_positions!r}, of one grid': (
-      model.relative_positions != 'none'
+    f'model.relative_positions={spec.relative_positions!r}, of one grid': (
+      spec.relative_positions != 'none'
     ),
-    'model.rotary_grid, of one grid': model.rotary_grid is not None,
+    'model.rotary_grid, of one grid': spec.rotary_grid is not None,
   }
   for what, has in wrong.items():
     if has:
@@ -144,10 +146,11 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
   def fitted(
     model: models.Model, params: base.Params
   ) -> tuple[models.Model, base.Params]:
-    assert isinstance(model, flat.ViT)
-    old = cast(Patch, model.patch_size)
+    assert isinstance(model, vit.ViT)
+    old = cast(Patch, model.patches.patch_size)
     changed = resized(params, image, old, patch)
-    return model.clone(patch_size=patch), changed
+    patches = model.patches.clone(patch_size=patch)
+    return model.clone(patches=patches), changed
 
   other = copy.copy(objective)
   other.fitted = fitted

@@ -22,6 +22,7 @@ from vit_jax.models import embedding
 from vit_jax.models import flat
 from vit_jax.models import layouts
 from vit_jax.models import spec as spec_lib
+from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import feature_checks
 from vit_jax.weights.formats import mae as mae_files
@@ -143,7 +144,7 @@ class MAE(base.Objective):
     self._options = config.objective.options
     model = self.model.clone(num_classes=0)
     self._patch = _check_model(model, config)
-    assert isinstance(model, flat.ViT)
+    assert isinstance(model, vit.ViT)
     self.model = model
     height, width, channels = self.image_shape
     p, q = self._patch
@@ -324,16 +325,16 @@ class MAE(base.Objective):
 
 
 def _decoder_spec(
-  model: flat.ViT, options: ml_collections.ConfigDict
+  model: vit.ViT, options: ml_collections.ConfigDict
 ) -> spec_lib.EncoderSpec:
   """Returns the fields of the decoder's layers."""
-  width = options.decoder_width
+  width, shared = options.decoder_width, models.flattened(model)
   return spec_lib.EncoderSpec(
     hidden_size=width,
     mlp_dim=options.decoder_mlp_dim or 4 * width,
     depth=options.decoder_depth,
     num_heads=options.decoder_heads,
-    **{key: getattr(model, key) for key in _SHARED},
+    **{key: getattr(shared, key) for key in _SHARED},
   )
 
 
@@ -354,26 +355,27 @@ def _check_model(
     UserError: It cannot.
   """
   name = f'config.objective.name={config.objective.name}'
-  if not isinstance(model, flat.ViT):
+  if not isinstance(model, vit.ViT):
     raise config_lib.UserError(
       f'{name} leaves tokens out, which a {type(model).__name__} cannot: choose'
       ' a ViT, as --config.model.name=ViT-B/16'
     )
+  spec = flat.flatten(model)
   wrong = {
-    'a ResNet, which sees the removed patches': model.resnet_stages is not None,
-    "pool='map', which this loss does not train": model.pool == 'map',
-    'norm_after_pool, which this loss does not train': model.norm_after_pool,
-    'pre_logits, which this loss does not train': bool(model.pre_logits),
-    'a distillation_token, which needs a teacher': model.distillation_token,
+    'a ResNet, which sees the removed patches': spec.resnet_stages is not None,
+    "pool='map', which this loss does not train": spec.pool == 'map',
+    'norm_after_pool, which this loss does not train': spec.norm_after_pool,
+    'pre_logits, which this loss does not train': bool(spec.pre_logits),
+    'a distillation_token, which needs a teacher': spec.distillation_token,
     'relative_positions, which need all patches': (
-      model.relative_positions != 'none'
+      spec.relative_positions != 'none'
     ),
   }
   if found := next((what for what, has in wrong.items() if has), ''):
     raise config_lib.UserError(
       f'{name} trains no model with {found}: change config.model'
     )
-  patch_size = embedding.pair(model.patch_size)
+  patch_size = models.patch_of_images(model)
   _check_patches(patch_size, config)
   return patch_size
 

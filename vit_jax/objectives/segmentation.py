@@ -22,13 +22,14 @@ from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import segments as segments_lib
 from vit_jax.evaluation import windows
-from vit_jax.models import flat
 from vit_jax.models import maps
 from vit_jax.models import resnet
 from vit_jax.models import setr
 from vit_jax.models import spec as spec_lib
+from vit_jax.models import stems
 from vit_jax.models import trans2seg
 from vit_jax.models import unetr
+from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import feature_checks
 from vit_jax.objectives import pixel_losses
@@ -299,7 +300,7 @@ class Segmentation(base.Objective):
       step = 2 ** (len(self.model.stages) - 1)
       h, w = (-(-n // step) for n in fine.shape[1:3])
       return found['tokens'].reshape(len(images), h, w, -1), fine
-    prefix, sides = self.model.prefix_length, self.model.patch_size
+    prefix, sides = self.model.prefix_length, self.model.patches.pixels
     grid = [n // p for n, p in zip(self._window, sides, strict=True)]
     shape = (len(images), *grid, tokens.shape[-1])
     levels = [tokens[i][:, prefix:].reshape(shape) for i in self._layers]
@@ -397,9 +398,11 @@ def _checked(model: models.Model, config: ml_collections.ConfigDict) -> Any:
   reads_features = config.objective.options.head == _TRANS2SEG
   if isinstance(model, resnet.BiT) and reads_features:
     return model
-  is_plain = isinstance(model, flat.ViT) and model.resnet_stages is None
+  is_plain = isinstance(model, vit.ViT) and not isinstance(
+    model.patches, stems.HybridPatches
+  )
   if is_plain and not reads_features:
-    assert isinstance(model, flat.ViT)
+    assert isinstance(model, vit.ViT)
     _check_patch(model, config)
     return model
   wanted = "a BiT, as 'BiT-R50x1'"
@@ -412,8 +415,8 @@ def _checked(model: models.Model, config: ml_collections.ConfigDict) -> Any:
   )
 
 
-def _check_patch(model: flat.ViT, config: ml_collections.ConfigDict) -> None:
-  patch, head = model.patch_size, config.objective.options.head
+def _check_patch(model: vit.ViT, config: ml_collections.ConfigDict) -> None:
+  patch, head = model.patches.pixels, config.objective.options.head
   if head == _UNETR and set(patch) != {unetr.PATCH}:
     raise config_lib.UserError(
       f'config.objective.options.head={head} needs patches of {unetr.PATCH} on'
@@ -430,7 +433,7 @@ def _layers(
     UserError: The model does not have them.
   """
   given = tuple(config.objective.options.layers)
-  if not isinstance(model, flat.ViT):
+  if not isinstance(model, vit.ViT):
     return ()
   depth = model.depth
   is_unetr = config.objective.options.head == _UNETR

@@ -29,8 +29,9 @@ from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
-from vit_jax.models import flat
+from vit_jax.models import initializers
 from vit_jax.models import spec as spec_lib
+from vit_jax.models import vit
 from vit_jax.objectives import base
 
 
@@ -95,17 +96,18 @@ class Tokenizer(base.Objective):
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
     super().__init__(config, features)
-    assert isinstance(self.model, flat.ViT)
+    assert isinstance(self.model, vit.ViT)
     options, trunk = config.objective.options, self.model
     self._options, self.count = options, options.tokens
     self._patch = patch = models.patch_of_images(trunk)
     h, w, channels = self.image_shape
     self.grid = (h // patch[0], w // patch[1])
+    starts = initializers.INITIALIZERS[trunk.initializers]
     self._head = nn.Dense(
-      options.tokens, kernel_init=trunk.starts.kernel, dtype=trunk.dtype
+      options.tokens, kernel_init=starts.kernel, dtype=trunk.dtype
     )
     spec = dataclasses.replace(
-      trunk.layer_spec,
+      spec_lib.EncoderSpec.take(models.flattened(trunk)),
       **{'depth': options.decoder_depth, 'relative_positions': 'none'},
     )
     values = patch[0] * patch[1] * channels
@@ -256,7 +258,7 @@ def check_is_vit(config: ml_collections.ConfigDict) -> None:
   name = config.model.name
   if name == config_lib.INIT_FROM:
     return
-  if not isinstance(models.from_config(config.model, 0), flat.ViT):
+  if not isinstance(models.from_config(config.model, 0), vit.ViT):
     raise config_lib.UserError(
       f'config.model.name is {name!r}, but'
       f' config.objective.name={config.objective.name} needs a ViT: choose'

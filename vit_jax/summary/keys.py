@@ -82,9 +82,9 @@ def _in_force(
     initial.fill(config, None)
   if config.model.name != config_lib.INIT_FROM:
     with explained('config.model', ValueError):
-      fields = models.fields_of(models.from_config(config.model, 0))
-    for key, value in fields.items():
-      if key != 'num_classes' and key in config.model:
+      values = models.config_of(models.from_config(config.model, 0))
+    for key, value in values.items():
+      if key not in ('name', 'num_classes'):
         with config.model.ignore_type():
           config.model[key] = value
   return config

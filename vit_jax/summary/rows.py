@@ -14,13 +14,6 @@ from vit_jax import tables
 from vit_jax.optim import rules as rules_lib
 from vit_jax.train import flops
 
-# Fields that say how a model is executed, not what it computes.
-_PLAIN: dict[str, Any] = {
-  'scan': False,
-  'remat': 'none',
-  'attention_implementation': 'plain',
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -59,9 +52,9 @@ def summarize(
   Raises:
     UserError: A pattern matches nothing, or nothing is left to train.
   """
-  model = model.clone(
-    **{key: x for key, x in _PLAIN.items() if key in models.fields_of(model)}
-  )
+  model = models.with_kernel(model, 'plain')
+  if hasattr(model, 'scan'):
+    model = model.clone(scan=False, remat='none')
   params = models.abstract_params(model, image_shape)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   parameters = rules_lib.make(_of_trunk(optim, params), params).parameters

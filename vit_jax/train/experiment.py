@@ -95,16 +95,18 @@ def _check_model(
   """
   image_size = config_lib.sides(config.data.image_size)
   platform = platform or jax.default_backend()
-  if config.model.attention_implementation == 'cudnn' and (
+  with config_lib.explained('config.model', ValueError):
+    model = models.from_config(config.model, 0)
+    models.check(config.model, image_size, config.data.channels)
+  kernel = models.fields_of(model).get('attention_implementation')
+  if kernel == 'cudnn' and (
     config.train.dtype != 'bfloat16' or platform not in ('gpu', 'cuda')
   ):
     raise config_lib.UserError(
-      'config.model.attention_implementation=cudnn needs'
+      "the attention of config.model has implementation='cudnn', which needs"
       f' config.train.dtype=bfloat16, which is {config.train.dtype}, and a GPU,'
       f" where there is a {platform}: take 'plain' or 'xla'"
     )
-  with config_lib.explained('config.model', ValueError):
-    models.check(config.model, image_size, config.data.channels)
 
 
 @dataclasses.dataclass(frozen=True)

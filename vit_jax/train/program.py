@@ -113,7 +113,7 @@ class Program:
     Raises:
       UserError: The objective or its model has no such patches.
     """
-    if patch is None or patch == getattr(self.objective.model, 'patch_size', 0):
+    if patch in (None, models.pixels_per_token(self.objective.model)):
       return self
     if patch not in self._by_patch:
       _ = self._init  # which both share

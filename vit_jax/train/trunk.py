@@ -121,8 +121,9 @@ def _check_model(
       ' (docs/methods.md)'
     )
   kinds = [x for x in fields_lib.Kind if x != fields_lib.Kind.EXECUTION]
-  for name in fields_lib.of_kind(type(built), *kinds):
-    value, configured = getattr(model, name), getattr(built, name)
+  actual, expected = models.flattened(model), models.flattened(built)
+  for name in fields_lib.of_kind(type(expected), *kinds):
+    value, configured = getattr(actual, name), getattr(expected, name)
     if value != configured:
       raise config_lib.UserError(
         f'{start} with {name}={value!r}, but config.model builds one with'

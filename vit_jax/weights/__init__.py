@@ -22,6 +22,7 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax.config import recipes
 from vit_jax.data import features as features_lib
+from vit_jax.models import flat
 from vit_jax.models import layouts
 from vit_jax.models import names
 from vit_jax.runs import safe_io
@@ -227,7 +228,7 @@ class Loaded:
   ) -> models.Model:
     """Returns the module with other fields, without parameters."""
     fields = models.fields_of(self.model) | {'dtype': self.model.dtype}
-    fields |= overrides
+    fields = flat.without_named(fields, overrides) | {**overrides}
     if num_classes is not None and num_classes != fields['num_classes']:
       fields['num_classes'] = num_classes
       if 'pre_logits' in fields and 'pre_logits' not in overrides:
@@ -236,7 +237,7 @@ class Loaded:
       fields['dtype'] = _dtype(fields['dtype'])
     try:
       with model_fields.explained():
-        return models.model_of(type(self.model), fields)
+        return models.model_of(type(models.flattened(self.model)), fields)
     except ValueError as e:
       raise config_lib.UserError(config_lib.one_line(e)) from None
 
@@ -474,7 +475,7 @@ def _from_file(
   read = foreign.read(path, unseen, size, state)
   description = read.description
   return Loaded(
-    description.model,
+    models.from_flat(description.model),
     read.params,
     data.Preprocess.from_dict(description.preprocess),
     description.image_size,

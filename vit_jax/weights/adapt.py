@@ -91,12 +91,13 @@ def adapt(
   _check_source(edit.params, source)
   expected = fit.expected_shapes(target, target_grid, channels)
   _adapt_embedding(edit, target, channels)
-  if isinstance(source, flat.ViT) and isinstance(target, flat.ViT):
-    _adapt_mask_token(edit, source, target)
-    rows = _adapt_prefix(edit, source, target, source_grid)
+  old, new = models.flattened(source), models.flattened(target)
+  if isinstance(old, flat.ViT) and isinstance(new, flat.ViT):
+    _adapt_mask_token(edit, old, new)
+    rows = _adapt_prefix(edit, old, new, source_grid)
     grids = source_grid, target_grid
-    _adapt_positions(edit, source, target, grids, rows, resize)
-    relative.adapt(edit, source, target, grids, resize)
+    _adapt_positions(edit, old, new, grids, rows, resize)
+    relative.adapt(edit, old, new, grids, resize)
   _adapt_heads(edit, source, target, expected, classes)
   fit.check(edit.params, expected, source, target)
   adapted = traverse_util.unflatten_dict(edit.params, sep='/')
@@ -133,9 +134,10 @@ def changes_table(changes: Sequence[edit_lib.Change]) -> str:
   return tables.Table(names, rows).text(tables.room(sys.stderr))
 
 
-def _check_source(params: Mapping[str, Any], source: models.Model) -> None:
+def _check_source(params: Mapping[str, Any], model: models.Model) -> None:
   """Checks that no array is missing: it would be taken for a new one."""
-  names = ['head/kernel', 'head/bias'] if source.num_classes else []
+  names = ['head/kernel', 'head/bias'] if model.num_classes else []
+  source = models.flattened(model)
   if isinstance(source, flat.ViT):
     names += source.prefix
     names += ['mask_token'] * source.mask_token
@@ -161,7 +163,7 @@ def _adapt_embedding(edit: edit_lib.Edit, target: Any, channels: int) -> None:
       )
       edit.put(first, changed, f'{kernel.shape[-2]} -> {channels} channels')
   if patch in edit.params:
-    kernel, size = edit.host(patch), target.patch_size
+    kernel, size = edit.host(patch), models.flattened(target).patch_size
     if kernel.shape[:-2] != size:
       how = 'pseudo-inverse' if len(size) == 2 else 'in its middle frame'
       how = f'patch {fit.show(kernel.shape[:-2])} -> {fit.show(size)}, {how}'
@@ -363,18 +365,19 @@ def _adapt_heads(
   classes: tuple[Sequence[str], Sequence[str]] | None,
 ) -> None:
   """Keeps the heads and the layers before them, or replaces them."""
-  reads = _reads_other(source, target)
+  old, new = models.flattened(source), models.flattened(target)
+  reads = _reads_other(old, new)
   reason = ''
   if source.num_classes != target.num_classes:
     reason = f'{source.num_classes} -> {target.num_classes} classes'
   elif classes and all(classes) and list(classes[0]) != list(classes[1]):
     reason = 'other classes'
   reason = reason or reads
-  pools = [getattr(model, 'pool', '') for model in (source, target)]
+  pools = [getattr(model, 'pool', '') for model in (old, new)]
   if pools[0] != pools[1]:
-    _replace(edit, 'map_head', target, expected, reads)
-  if reads or (reason and not getattr(target, 'pre_logits', 0)):
-    _replace(edit, 'pre_logits', target, expected, reason)
+    _replace(edit, 'map_head', new, expected, reads)
+  if reads or (reason and not getattr(new, 'pre_logits', 0)):
+    _replace(edit, 'pre_logits', new, expected, reason)
   _adapt_head_norm(edit, expected)
   for name in ('head', 'head_distillation'):
     for path in _kept(edit, name, expected, 'dropped'):
@@ -430,7 +433,7 @@ def _reads_other(source: Any, target: Any) -> str:
 def _replace(
   edit: edit_lib.Edit,
   name: str,
-  target: flat.ViT,
+  target: Any,
   expected: Mapping[str, tuple[int, ...]],
   reason: str,
 ) -> None:

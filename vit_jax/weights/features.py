@@ -7,6 +7,7 @@ size, H heads, L layers, (h, w) grid of patches.
 from collections.abc import Callable
 from collections.abc import Sequence
 import functools
+import math
 from typing import Any
 
 import jax
@@ -235,11 +236,27 @@ def reduced(
 
 
 def attention_batch(vit: weights.Loaded) -> int:
-  """Returns the number of images whose attention fits in memory at a time."""
+  """Returns the number of images whose attention fits in memory at a time.
+
+  Raises:
+    UserError: As `attention_shape`.
+  """
+  shape = attention_shape(vit)
+  return int(np.clip(_MOST_ATTENTION // (4 * math.prod(shape)), 1, _BATCH))
+
+
+def attention_shape(vit: weights.Loaded) -> tuple[int, ...]:
+  """Returns the shape of the attention for one image, (L, H, N, N).
+
+  Raises:
+    UserError: There is none, or one of the user's does not return its weights.
+  """
   check_attention(vit)
-  heads = getattr(vit.model, 'captured_heads', 1)
-  each = 4 * depth(vit) * heads * num_tokens(vit) ** 2
-  return int(np.clip(_MOST_ATTENTION // each, 1, _BATCH))
+  size = (1, *vit.preprocess.image_size, vit.preprocess.channels)
+  images = jax.ShapeDtypeStruct(size, jnp.float32)
+  look = functools.partial(_look, vit.model, ('attention',))
+  depth, _, *shape = jax.eval_shape(look, vit.params, images)['attention'].shape
+  return depth, *shape
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -12,6 +12,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import fields as fields_lib
+from vit_jax.models import vit
 from vit_jax.weights import resize
 
 # Fields that change the function of models that pool alike.
@@ -140,7 +141,8 @@ def patch_kernel(
       f' of {show(size)}: those of volumes are not resized, so set'
       " config.model.patch_size to the checkpoint's"
     )
-  is_timms = getattr(model, 'position_resize', '') == 'bicubic'
+  parts = model.positions if isinstance(model, vit.ViT) else ()
+  is_timms = any(getattr(x, 'resize', '') == 'bicubic' for x in parts)
   method = 'bicubic_antialias' if is_timms else 'half_pixel'
   return resize.patch_kernel(kernel, size, method)
 
@@ -196,9 +198,12 @@ def different_arrays(
   )
 
 
-def _different_fields(source: models.Model, target: models.Model) -> list[str]:
+def _different_fields(
+  source: models.Model | models.Flat, target: models.Model | models.Flat
+) -> list[str]:
   """Lists fields that differ; shapes do not show all of them."""
   kinds = fields_lib.Kind.SIZE, fields_lib.Kind.FUNCTION
+  source, target = models.flattened(source), models.flattened(target)
   fields = fields_lib.of_kind(type(target), *kinds)
   pools = [getattr(model, 'pool', '') for model in (source, target)]
   if pools[0] == pools[1]:

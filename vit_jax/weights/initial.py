@@ -98,16 +98,18 @@ def fill(
 
 def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
   """Sets the model's fields, except for those that each run chooses."""
-  config.model.name = models.name_of(model)
-  kept = fields.of_kind(type(model), Kind.SIZE, Kind.FUNCTION, Kind.FITTED)
-  kept.remove('num_classes')
-  if 'mask_token' in kept:
-    kept.remove('mask_token')  # for runs that mask patches, which say so
-  if config.model.num_classes != model.num_classes and 'pre_logits' in kept:
-    kept.remove('pre_logits')  # dropped together with the head
-  for key in kept:
-    if config.model[key] is None:
-      config_lib.set_value(config, f'model.{key}', getattr(model, key))
+  described = models.flattened(model)
+  chosen = fields.of_kind(type(described), Kind.TRAINING, Kind.EXECUTION)
+  chosen += ['num_classes', 'mask_token']  # runs that mask patches say so
+  if config.model.num_classes != model.num_classes and hasattr(
+    described, 'pre_logits'
+  ):
+    model = models.with_fields(model, pre_logits=0)  # goes with the head
+  values = models.config_of(model)
+  config.model.name = values.pop('name')
+  for key, value in values.items():
+    if config.model[key] is None and key not in chosen:
+      config_lib.set_value(config, f'model.{key}', value)
 
 
 def _compare_levels(

@@ -7,29 +7,40 @@ from foreign import random_model
 import pytest
 
 import vit_jax
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import block
 from vit_jax.weights.formats import export
 
 MODELS = {
   'vit': {},
-  'dinov2': {'layer_scale': 0.1, 'pool': 'token+gap'},
-  'clip': {'pre_norm': True, 'patch_bias': False, 'num_classes': 0},
+  'dinov2': {'block': 'block(layer_scale=0.1)', 'pool': 'token_and_mean'},
+  'clip': {
+    'pre_norm': True,
+    'patches': 'patches(bias=False)',
+    'num_classes': 0,
+  },
   'siglip': {
     **{'pool': 'map', 'class_token': False, 'num_classes': 0},
-    'position_tokens': 'patches',
+    'positions': "learned(tokens='patches')",
   },
   'beit': {
-    **{'relative_positions': 'layers', 'position_embedding': 'none'},
-    **{'key_bias': False, 'layer_scale': 0.1},
-    **{'pool': 'gap', 'norm_after_pool': True, 'class_token': True},
+    **{'positions': 'relative_bias(shared=False)'},
+    **{
+      'attention': 'attention(key_bias=False)',
+      'block': 'block(layer_scale=0.1)',
+    },
+    **{'pool': 'mean(norm_after=True)', 'class_token': True},
   },
-  'parallel': {'parallel_mlp': True, 'layer_scale': 0.1},
-  'branches': {'branches': 2},
-  'rotary': {'rotary': 'eva02', 'attention_norm': True, 'key_bias': False},
+  'parallel': {'block': 'parallel(layer_scale=0.1)'},
+  'branches': {'block': 'branches(2)'},
+  'rotary': {
+    'positions': "learned + rope(kind='eva02')",
+    'attention': 'attention(key_bias=False, out_norm=True)',
+  },
   'relpos': {
-    **{'relative_positions': 'layers_mlp', 'position_embedding': 'none'},
-    **{'pool': 'gap', 'class_token': False},
+    **{'positions': 'relative_mlp_bias(shared=False)'},
+    **{'pool': 'mean', 'class_token': False},
   },
   'hybrid': {'name': 'R+ViT-Ti/16', 'num_classes': 5},
   'mixer': {'name': 'Mixer-S/32', 'num_classes': 5, 'depth': 1},
@@ -49,17 +60,22 @@ def written(path, model, form):
 @pytest.mark.parametrize('name', MODELS)
 def test_activations_are_written_or_refused(tmp_path, form, name):
   for gelu in block.GELUS:
-    fields = {'gelu': gelu, **MODELS[name]}
-    model = random_model(**fields)
+    fields = {'mlp': f"mlp(gelu='{gelu}')"}
+    if name == 'siglip':
+      fields['pool'] = f"map(gelu='{gelu}')"
+    if name == 'mixer':
+      fields = {'gelu': gelu}
+    model = random_model(**MODELS[name] | fields)
     path = tmp_path / gelu
     try:
       notes = written(path, model, form)
     except UserError as e:
       assert 'has no place for' in str(e)
       continue
-    heads = {'num_heads': model.model.num_heads} if name != 'mixer' else {}
+    spec = models.flattened(model.model)
+    heads = {'num_heads': spec.num_heads} if name != 'mixer' else {}
     if 'GELU' not in notes:
-      assert vit_jax.load(path, **heads).model.gelu == gelu
+      assert models.flattened(vit_jax.load(path, **heads).model).gelu == gelu
 
 
 @pytest.mark.parametrize('form', ['google', 'timm', 'huggingface'])
@@ -67,7 +83,9 @@ def test_activations_are_written_or_refused(tmp_path, form, name):
 def test_a_new_activation_is_refused_by_its_name(tmp_path, form, name):
   """One that is in `block.GELUS`, and that no format has a name for."""
   model = random_model(**MODELS[name])
-  model = dataclasses.replace(model, model=model.model.clone(gelu='mish'))
+  model = dataclasses.replace(
+    model, model=models.with_fields(model.model, gelu='mish')
+  )
   with pytest.raises(UserError, match="has no place for the activation 'mish'"):
     export.write(model, tmp_path / 'x', form, 'here')
   assert not (tmp_path / 'x').exists()

@@ -15,26 +15,28 @@ import pytest
 from safetensors import numpy as safetensors
 
 import vit_jax
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.weights.formats import export
 
-BEIT = {'class_token': True, 'key_bias': False, 'gelu': 'exact'}
+BEIT = {
+  'class_token': True,
+  'attention': 'attention(key_bias=False)',
+  'mlp': "mlp(gelu='exact')",
+}
 KINDS = {
   'pre-trained': BEIT
   | {
-    'relative_positions': 'shared',
-    'position_embedding': 'none',
+    'positions': 'relative_bias',
+    'block': 'block(layer_scale=0.1)',
     'mask_token': True,
-    'layer_scale': 0.1,
     'num_classes': 0,
   },
   'fine-tuned': BEIT
   | {
-    'relative_positions': 'layers',
-    'position_embedding': 'none',
-    'pool': 'gap',
-    'norm_after_pool': True,
-    'layer_scale': 1e-5,
+    'positions': 'relative_bias(shared=False)',
+    'block': 'block(layer_scale=1e-5)',
+    'pool': 'mean(norm_after=True)',
   },
   'absolute': BEIT,
 }
@@ -87,7 +89,7 @@ def test_a_file_alone(tmp_path):
   safetensors.save_file(arrays, tmp_path / 'alone.safetensors')
   found = vit_jax.load(tmp_path / 'alone.safetensors')
   assert found.position_size == (32, 32)
-  assert found.model.num_heads == 3
+  assert models.flattened(found.model).num_heads == 3
   assert found.resize == 'geometric'
   for ours, theirs in zip(arrays_of(found), arrays_of(loaded), strict=True):
     np.testing.assert_array_equal(ours, theirs)

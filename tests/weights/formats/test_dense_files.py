@@ -27,10 +27,10 @@ UNETR = {
   'data__image_size': (32, 32, 16),
   'data__channels': 1,
   'model__patch_size': (16, 16, 16),
-  'model__pool': 'gap',
+  'model__attention': 'attention(qkv_bias=False)',
+  'model__mlp': "mlp(gelu='exact')",
+  'model__pool': 'mean',
   'model__depth': 12,
-  'model__qkv_bias': False,
-  'model__gelu': 'exact',
   'model__layer_norm_epsilon': 1e-5,
 }
 
@@ -41,7 +41,7 @@ def write_run(path, seed=0, **settings):
   config = tiny.config(
     objective__name='segmentation',
     checkpoint__best='',
-    model__position_embedding='learned',
+    model__positions='learned',
     **settings,
   )
   config.objective.options.update(options | {'channels': 4})

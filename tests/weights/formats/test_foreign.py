@@ -109,12 +109,16 @@ def test_what_is_assumed_of_a_bare_file(name, mean, resized, tmp_path, caplog):
 
 
 def test_the_epsilons_of_timms_hybrids_are_said(tmp_path, caplog):
-  random = random_model(name='R+ViT-Ti/16', resnet_width=32, size=(64, 64))
+  random = random_model(
+    name='R+ViT-Ti/16', patches='hybrid(width=32)', size=(64, 64)
+  )
   export.write(random, tmp_path / 'x', 'timm', 'here')
   vit_jax.load(tmp_path / 'x')  # ours
   assert 'logits differ' not in caplog.text
   (tmp_path / 'x' / 'config.json').unlink()
-  vit_jax.load(tmp_path / 'x', num_heads=random.model.num_heads)
+  vit_jax.load(
+    tmp_path / 'x', num_heads=models.flattened(random.model).num_heads
+  )
   assert 'logits differ from those of timm' in caplog.text
 
 
@@ -137,7 +141,9 @@ def test_what_is_assumed_can_be_said_otherwise(name, tmp_path, caplog):
 
 def test_a_model_of_ours_assumes_nothing(tmp_path, caplog):
   for form in ('google', 'timm', 'huggingface'):
-    export.write(random_model(gelu='exact'), tmp_path / form, form, 'here')
+    export.write(
+      random_model(mlp="mlp(gelu='exact')"), tmp_path / form, form, 'here'
+    )
     vit_jax.load(tmp_path / form)
   assert not caplog.messages
 
@@ -266,7 +272,7 @@ def test_state_dicts_of_torch(tmp_path):
 def test_a_directory_of_timms_hub(tmp_path):
   """Its config.json says what the arrays do not."""
   random = random_model(
-    pool='gap', class_token=True, gelu='tanh', layer_scale=0.1, registers=4
+    block='block(layer_scale=0.1)', pool='mean', class_token=True, registers=4
   )
   export.write(random, tmp_path / 'timm', 'timm', 'here')
   path = tmp_path / 'timm' / 'config.json'
@@ -284,7 +290,7 @@ def test_a_directory_of_timms_hub(tmp_path):
   assert loaded.preprocess.mean == pytest.approx((0.4,) * 3)
   assert loaded.preprocess.std == (0.1, 0.2, 0.3)
   assert loaded.preprocess.resize == 40
-  found = dataclasses.replace(loaded.model, layer_scale=0.1)
+  found = models.with_fields(loaded.model, layer_scale=0.1)
   assert models.fields_of(found) == models.fields_of(random.model)
 
 
@@ -295,11 +301,16 @@ def test_heads_by_architecture_and_by_published_size(tmp_path):
   (tmp_path / 'timm' / 'config.json').write_text(
     json.dumps({'architecture': 'vit_little_patch16_reg4_gap_256'})
   )
-  assert vit_jax.load(tmp_path / 'timm').model.num_heads == 4
+  assert models.flattened(vit_jax.load(tmp_path / 'timm').model).num_heads == 4
   (tmp_path / 'timm' / 'config.json').unlink()
   with pytest.raises(UserError, match=r'num_heads= .*--model\.num_heads='):
     vit_jax.load(tmp_path / 'timm')
-  assert vit_jax.load(tmp_path / 'timm', num_heads=8).model.num_heads == 8
+  assert (
+    models.flattened(
+      vit_jax.load(tmp_path / 'timm', num_heads=8).model
+    ).num_heads
+    == 8
+  )
 
 
 @pytest.mark.parametrize(
@@ -335,10 +346,10 @@ def dinov2(tmp_path):
   """A directory whose images are smaller than its positions, as Meta's are."""
   random = random_model(
     size=(40, 40),
-    pool='token+gap',
-    layer_scale=1.0,
-    position_tokens='class',
-    gelu='exact',
+    positions="learned(tokens='class')",
+    mlp="mlp(gelu='exact')",
+    block='block(layer_scale=1.0)',
+    pool='token_and_mean',
   )
   random = dataclasses.replace(
     random,

@@ -15,6 +15,7 @@ from photographs import differences
 import pytest
 
 import vit_jax
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import export
@@ -40,7 +41,11 @@ THEIRS = {
   'Siglip2VisionModel': PATCHES,
   'Siglip2Model': {'vision_config': PATCHES, 'text_config': TEXT},
 }
-CLIP = {'pre_norm': True, 'patch_bias': False, 'layer_norm_epsilon': 1e-5}
+CLIP = {
+  'pre_norm': True,
+  'patches': 'patches(bias=False)',
+  'layer_norm_epsilon': 1e-5,
+}
 
 
 def pooled(torch, model, images):
@@ -123,11 +128,10 @@ def test_a_tower_of_another_model_is_refused(tmp_path):
 
 
 TIMM = {
-  'CLIP': CLIP | {'gelu': 'exact'},
-  'CLIP, OpenAI': CLIP | {'gelu': 'sigmoid', 'num_classes': 0},
-  'RMSNorm': {'norm': 'rms', 'gelu': 'exact', 'registers': 1},
-  'CLIP, the mean': CLIP
-  | {'gelu': 'tanh', 'pool': 'gap', 'norm_after_pool': True},
+  'CLIP': CLIP | {'mlp': "mlp(gelu='exact')"},
+  'CLIP, OpenAI': CLIP | {'mlp': "mlp(gelu='sigmoid')", 'num_classes': 0},
+  'RMSNorm': {'norm': 'rms_norm', 'mlp': "mlp(gelu='exact')", 'registers': 1},
+  'CLIP, the mean': CLIP | {'pool': 'mean(norm_after=True)'},
 }
 
 
@@ -178,7 +182,7 @@ def test_open_clip(tmp_path, act):
   containers.write_safetensors(path, arrays, {})
   gelu = 'sigmoid' if act == 'quick_gelu' else 'exact'
   loaded = vit_jax.load(path, gelu=gelu)
-  assert loaded.model.num_heads == 2 and loaded.model.pre_norm
+  assert models.flattened(loaded.model).num_heads == 2 and loaded.model.pre_norm
   images = images_of(32, 32)
   with torch.no_grad():
     pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())

@@ -37,13 +37,10 @@ THEIRS = {
   'Data2VecVisionModel': TOWER | {'use_relative_position_bias': True},
 }
 AIM = {
-  'pool': 'map',
-  'norm': 'rms',
-  'patch_norm': True,
-  'gated_mlp': True,
-  'gelu': 'exact',
-  'map_query': False,
-  'map_mlp_dim': 0,
+  'norm': 'rms_norm',
+  'patches': 'normed',
+  'mlp': "swiglu(gelu='exact')",
+  'pool': "map(mlp_dim=0, query=False, gelu='exact')",
   'num_classes': 0,
 }
 
@@ -86,9 +83,13 @@ def test_outputs_are_theirs_and_back(tmp_path, name):
 @pytest.mark.parametrize(
   'fields',
   [
-    AIM | {'qkv_bias': False, 'dense_bias': False, 'map_bias': False},
-    {k: x for k, x in AIM.items() if not k.startswith('map_')}
-    | {'pool': 'gap', 'position_embedding': 'sincos2d_mae'},
+    AIM
+    | {
+      'attention': 'attention(qkv_bias=False, out_bias=False)',
+      'mlp': "swiglu(gelu='exact', bias=False)",
+      'pool': "map(mlp_dim=0, query=False, bias=False, gelu='exact')",
+    },
+    AIM | {'positions': "sincos2d(kind='sincos2d_mae')", 'pool': 'mean'},
     {'name': 'BiT-R50x1', 'stages': (1, 1, 1, 1), 'num_classes': 5},
   ],
 )

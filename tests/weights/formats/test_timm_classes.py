@@ -15,71 +15,73 @@ import vit_jax
 from vit_jax.config import UserError
 from vit_jax.weights.formats import export
 
-EXACT = {'gelu': 'exact'}
+EXACT = {'mlp': "mlp(gelu='exact')"}
 ROPE = {
-  'rotary': 'rope_vit',
-  'rotary_base': 1e4,
-  'rotary_grid': (3, 3),
-  'rotary_offset': 1.0,
+  'positions': (
+    "learned + rope(kind='rope_vit', base=1e4, grid=(3, 3), offset=1.0)"
+  ),
 }
 # Perception Encoder.
 PE = {
   **ROPE,
   **EXACT,
   'pre_norm': True,
-  'patch_bias': False,
+  'patches': 'patches(bias=False)',
   'class_token': True,
   'layer_norm_epsilon': 1e-5,
 }
 AIM = {
   **EXACT,
-  'pool': 'gap',
-  'norm': 'rms',
-  'patch_norm': True,
-  'gated_mlp': True,
-  'dense_bias': False,
-  'qkv_bias': False,
+  'norm': 'rms_norm',
+  'patches': 'normed',
+  'attention': 'attention(qkv_bias=False, out_bias=False)',
+  'mlp': "swiglu(gelu='exact', bias=False)",
+  'pool': 'mean',
   'layer_norm_epsilon': 1e-5,
 }
 SAPIENS = {
-  'norm': 'rms',
-  'qk_norm': True,
-  'gated_mlp': True,
-  'rotary': 'dinov3',
-  'position_embedding': 'none',
+  'norm': 'rms_norm',
+  'positions': 'rope',
+  'attention': 'attention(qk_norm=True)',
+  'mlp': 'swiglu',
+  'block': 'block(layer_scale=1e-5, layer_scale_mlp=False)',
   'registers': 2,
-  'layer_scale': 1e-5,
-  'layer_scale_mlp': False,
 }
 RELATIVE = {
   **EXACT,
-  'pool': 'gap',
-  'position_embedding': 'none',
-  'relative_positions': 'layers_mlp',
-  'relative_mlp_dim': 8,
+  'positions': 'relative_mlp_bias(hidden_dim=8, shared=False)',
+  'pool': 'mean',
 }
 # Fields of a model, and name and arguments of timm's that is like it.
 SIZES = {'embed_dim': 24, 'depth': 2, 'num_heads': 3, 'mlp_ratio': 2}
 KINDS = {
   'EVA-02 CLIP': (
-    {'rotary': 'eva02', 'attention_norm': True, 'key_bias': False, **EXACT},
+    {
+      'positions': "learned + rope(kind='eva02')",
+      'attention': 'attention(key_bias=False, out_norm=True)',
+      **EXACT,
+    },
     ('eva02_base_patch16_clip_224', {'ref_feat_shape': (3, 3)}),
   ),
   'EVA-02 with norms after layers': (
-    {'post_norm': True, 'key_bias': False, **EXACT},
+    {'attention': 'attention(key_bias=False)', 'block': 'post_norm', **EXACT},
     ('eva02_enormous_patch14_clip_224', {}),
   ),
   'BEiT-3': (
-    {'attention_norm': True, 'mlp_norm': True, 'layer_norm_epsilon': 1e-5}
-    | EXACT,
+    {
+      'attention': 'attention(out_norm=True)',
+      'mlp': "mlp(gelu='exact', hidden_norm=True)",
+      'layer_norm_epsilon': 1e-5,
+    },
     ('beit3_base_patch16_224', {'global_pool': 'token'}),
   ),
   'PE of features': (
-    PE | {'pool': 'gap', 'last_norm': False, 'layer_scale': 1e-5},
+    PE
+    | {'block': 'block(layer_scale=1e-5)', 'pool': 'mean', 'last_norm': False},
     ('vit_pe_lang_large_patch14_448', {'ref_feat_shape': (3, 3)}),
   ),
   'PE with attention pooling': (
-    PE | {'pool': 'map', 'map_prefix': True, 'map_heads': 2, 'map_mlp_dim': 96},
+    PE | {'pool': "map(num_heads=2, mlp_dim=96, prefix=True, gelu='exact')"},
     (
       'vit_pe_core_base_patch16_224',
       {'ref_feat_shape': (3, 3), 'attn_pool_num_heads': 2},
@@ -88,7 +90,10 @@ KINDS = {
   'Sapiens2': (
     SAPIENS
     | {'hidden_size': 48, 'num_heads': 4, 'depth': 4}
-    | {'key_heads': 2, 'full_key_layers': 1, 'size': (32, 24)},
+    | {
+      'attention': 'grouped(key_heads=2, full_layers=1, qk_norm=True)',
+      'size': (32, 24),
+    },
     (
       'vit_large_patch16_sapiens2',
       {'embed_dim': 48, 'num_heads': 4, 'depth': 4}
@@ -106,10 +111,8 @@ KINDS = {
   'fewer heads of keys in all layers': (
     {
       **EXACT,
-      'key_heads': 1,
-      'qkv_bias': False,
-      'rotary': 'eva02',
-      'attention_norm': True,
+      'positions': "learned + rope(kind='eva02')",
+      'attention': 'grouped(key_heads=1, qkv_bias=False, out_norm=True)',
     },
     (
       'eva02_base_patch16_clip_224',
@@ -119,15 +122,16 @@ KINDS = {
   ),
   'AIMv2': (AIM, ('aimv2_large_patch14_224', {})),
   'an MLP in each layer': (
-    RELATIVE | {'norm_after_pool': True, 'layer_scale': 1e-5},
+    RELATIVE
+    | {'block': 'block(layer_scale=1e-5)', 'pool': 'mean(norm_after=True)'},
     ('vit_relpos_base_patch16_224', {'rel_pos_dim': 8}),
   ),
   'a shared MLP': (
     RELATIVE
     | {
-      'relative_positions': 'shared_mlp',
-      'class_token': True,
+      'positions': 'relative_mlp_bias(hidden_dim=8)',
       'pool': 'token',
+      'class_token': True,
     },
     (
       'vit_srelpos_small_patch16_224',
@@ -135,7 +139,7 @@ KINDS = {
     ),
   ),
   'an MLP, and norms after layers': (
-    RELATIVE | {'post_norm': True},
+    RELATIVE | {'block': 'post_norm'},
     ('vit_relpos_base_patch16_rpn_224', {'rel_pos_dim': 8}),
   ),
   'ViT without a last norm': (
@@ -143,46 +147,43 @@ KINDS = {
     ('vit_intern300m_patch14_448', {}),
   ),
   'ViT that pools all tokens': (
-    {'pool': 'map', 'map_prefix': True, 'registers': 1, **EXACT},
+    {'pool': "map(prefix=True, gelu='exact')", 'registers': 1, **EXACT},
     ('test_vit3', {}),
   ),
   'an MLP beside attention': (
     {
       **EXACT,
-      'parallel_mlp': True,
-      'pool': 'gap',
-      'norm_after_pool': True,
+      'positions': "learned(tokens='patches')",
+      'block': 'parallel(layer_scale=1e-5)',
+      'pool': 'mean(norm_after=True)',
       'registers': 1,
-      'position_tokens': 'patches',
-      'layer_scale': 1e-5,
     },
     ('vit_pwee_patch16_reg1_gap_256', {}),
   ),
   'an MLP beside attention, without biases of both': (
     {
       **EXACT,
-      'parallel_mlp': True,
-      'norm': 'rms',
+      'norm': 'rms_norm',
+      'patches': 'patches(bias=False)',
+      'positions': "learned(tokens='patches')",
+      'attention': 'attention(qkv_bias=False, qk_norm=True)',
+      'block': 'parallel',
       'pre_norm': True,
-      'patch_bias': False,
-      'qkv_bias': False,
-      'qk_norm': True,
-      'position_tokens': 'patches',
     },
     ('vit_base_patch16_xp_224', {}),
   ),
   'two attentions beside each other': (
-    {**EXACT, 'branches': 2, 'layer_scale': 1e-5},
+    {**EXACT, 'block': 'branches(2, layer_scale=1e-5)'},
     ('vit_small_patch16_18x2_224', {}),
   ),
   'two attentions after a norm': (
     {
       **EXACT,
-      'branches': 2,
-      'norm': 'rms',
-      'qk_norm': True,
+      'norm': 'rms_norm',
+      'patches': 'patches(bias=False)',
+      'attention': 'attention(qk_norm=True)',
+      'block': 'branches(2)',
       'pre_norm': True,
-      'patch_bias': False,
     },
     (
       'vit_base_patch16_18x2_224',
@@ -197,16 +198,19 @@ KINDS = {
   'differential attention beside an MLP': (
     {
       **EXACT,
-      'differential': True,
-      'parallel_mlp': True,
-      'pool': 'gap',
-      'norm_after_pool': True,
-      'layer_scale': 1e-5,
+      'attention': 'differential',
+      'block': 'parallel(layer_scale=1e-5)',
+      'pool': 'mean(norm_after=True)',
     },
     ('vit_dpwee_patch16_reg1_gap_256', {}),
   ),
   'images that are no whole patches': (
-    {**EXACT, 'size': (36, 39), 'crop_to_patches': True, 'pool': 'map'},
+    {
+      **EXACT,
+      'size': (36, 39),
+      'patches': 'patches(crop=True)',
+      'pool': "map(gelu='exact')",
+    },
     (
       'vit_so400m_patch14_siglip_384',
       {'img_size': (36, 39)},
@@ -215,18 +219,19 @@ KINDS = {
   'differential attention': (
     {
       **EXACT,
-      'differential': True,
-      'qk_norm': True,
-      'pool': 'gap',
-      'norm_after_pool': True,
+      'positions': "learned(tokens='patches')",
+      'attention': 'differential(qk_norm=True)',
+      'block': 'block(layer_scale=1e-5)',
+      'pool': 'mean(norm_after=True)',
       'registers': 1,
-      'position_tokens': 'patches',
-      'layer_scale': 1e-5,
     },
     ('vit_dwee_patch16_reg1_gap_256', {'qk_norm': True}),
   ),
   'ViT without biases': (
-    {'dense_bias': False, **EXACT},
+    {
+      'attention': 'attention(out_bias=False)',
+      'mlp': "mlp(gelu='exact', bias=False)",
+    },
     ('vit_base_patch16_224', {'proj_bias': False}),
   ),
 }
@@ -322,7 +327,7 @@ def test_layers_whose_keys_have_other_heads(tmp_path):
 
 
 def test_layer_scale_of_attention_alone_is_multiplied_in(tmp_path):
-  fields = {'layer_scale': 1.0, 'layer_scale_mlp': False, **EXACT}
+  fields = {'block': 'block(layer_scale=1.0, layer_scale_mlp=False)', **EXACT}
   ours = random_model(**fields)
   notes = export.write(ours, tmp_path / 'x', 'google', 'here')
   assert any('LayerScale is multiplied' in x for x in notes)
@@ -334,7 +339,7 @@ def test_layer_scale_of_attention_alone_is_multiplied_in(tmp_path):
 
 
 def test_layer_scale_after_norms_becomes_theirs(tmp_path):
-  ours = random_model(post_norm=True, layer_scale=1.0, **EXACT)
+  ours = random_model(block='post_norm(layer_scale=1.0)', **EXACT)
   notes = export.write(ours, tmp_path / 'x', 'timm', 'here')
   assert any('LayerScale is multiplied' in x for x in notes)
   images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)

@@ -115,24 +115,34 @@ def test_dinov2_with_images_smaller_than_its_positions(tmp_path):
 
 
 DINO_HERE = {
-  'pool': 'token+gap',
-  'layer_scale': 0.5,
-  'position_tokens': 'class',
+  'positions': "learned(tokens='class')",
+  'block': 'block(layer_scale=0.5)',
+  'pool': 'token_and_mean',
 }
 OURS = {
-  'ViT': {'gelu': 'exact'},
+  'ViT': {'mlp': "mlp(gelu='exact')"},
   'ViT, tanh': {'gelu': 'tanh', 'layer_norm_epsilon': 1e-12},
-  'ViT, grey, oblong': {'channels': 1, 'size': (16, 32), 'qkv_bias': False},
+  'ViT, grey, oblong': {
+    'channels': 1,
+    'size': (16, 32),
+    'attention': 'attention(qkv_bias=False)',
+  },
   'DeiT': {'distillation_token': True, 'distillation_head': False},
   'DeiT, distilled': {'distillation_token': True, 'mlp_dim': 50},
-  'I-JEPA': {'pool': 'gap'},
-  'fixed positions': {'pool': 'gap', 'position_embedding': 'sincos2d'},
-  'fixed, oblong': {'position_embedding': 'sincos2d', 'size': (16, 32)},
-  'DeiT III': {'layer_scale': 0.5, 'position_tokens': 'patches'},
-  'class without position': {'position_tokens': 'patches', 'gelu': 'exact'},
+  'I-JEPA': {'pool': 'mean'},
+  'fixed positions': {'positions': 'sincos2d', 'pool': 'mean'},
+  'fixed, oblong': {'positions': 'sincos2d', 'size': (16, 32)},
+  'DeiT III': {
+    'positions': "learned(tokens='patches')",
+    'block': 'block(layer_scale=0.5)',
+  },
+  'class without position': {
+    'positions': "learned(tokens='patches')",
+    'mlp': "mlp(gelu='exact')",
+  },
   'DINOv2': DINO_HERE,
-  'DINOv2, gated': DINO_HERE | {'gated_mlp': True, 'mlp_dim': 32},
-  'DINOv2, registers': DINO_HERE | {'registers': 3, 'gelu': 'exact'},
+  'DINOv2, gated': DINO_HERE | {'mlp': 'swiglu', 'mlp_dim': 32},
+  'DINOv2, registers': DINO_HERE | {'registers': 3, 'mlp': "mlp(gelu='exact')"},
 }
 
 

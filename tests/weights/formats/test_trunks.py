@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import vit_jax
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import export
@@ -34,17 +35,13 @@ THEIRS = {
   'all biases': {'key_bias': True, 'num_register_tokens': 1},
 }
 EVA02 = {
-  'pool': 'gap',
-  'norm_after_pool': True,
+  'positions': "learned + rope(kind='eva02', base=10000.0, grid=(3, 3))",
+  'attention': 'attention(key_bias=False)',
+  'mlp': "swiglu(gelu='exact')",
+  'pool': 'mean(norm_after=True)',
   'class_token': True,
-  'key_bias': False,
-  'gelu': 'exact',
-  'rotary': 'eva02',
-  'rotary_base': 1e4,
-  'rotary_grid': (3, 3),
-  'gated_mlp': True,
 }
-DINO = {'gelu': 'exact', 'num_classes': 0}
+DINO = {'mlp': "mlp(gelu='exact')", 'num_classes': 0}
 
 
 @functools.partial(
@@ -157,8 +154,10 @@ def test_dinos_file_is_resized_as_its_code_does(tmp_path):
 @pytest.mark.parametrize('gated', [False, True])
 @pytest.mark.parametrize('chunks', [False, True])
 def test_dinov2s_own_names(tmp_path, gated, chunks):
+  name = 'swiglu' if gated else 'mlp'
+  fields = DINO | {'mlp': f"{name}(gelu='exact')"}
   ours = random_model(
-    layer_scale=1e-5, gated_mlp=gated, mask_token=True, **DINO
+    block='block(layer_scale=1e-5)', mask_token=True, **fields
   )
   names = [(r'mlp\.fc1', 'mlp.w12'), (r'mlp\.fc2', 'mlp.w3')] * gated
   names += [(r'^blocks\.', 'blocks.0.')] * chunks
@@ -177,8 +176,8 @@ def test_dinov2s_own_names(tmp_path, gated, chunks):
 
 def test_dinov2s_own_names_with_registers(tmp_path):
   """Registers have no position in its file; timm adds the class token's."""
-  fields = {'layer_scale': 1e-5, 'registers': 4, **DINO}
-  ours = random_model(position_tokens='patches', **fields)
+  fields = {'block': 'block(layer_scale=1e-5)', 'registers': 4, **DINO}
+  ours = random_model(positions="learned(tokens='patches')", **fields)
   names = [('reg_token', 'register_tokens')]
   row = np.full((1, 1, 24), 0.25, np.float32)
   table = np.concatenate([row, ours.params['position_embedding']], axis=1)
@@ -186,7 +185,7 @@ def test_dinov2s_own_names_with_registers(tmp_path):
   path = theirs(tmp_path, ours, *names, pos_embed=table, mask_token=mask)
   loaded = vit_jax.load(path, num_heads=3)
   assert loaded.resize == 'bicubic_antialias'
-  assert loaded.model.position_tokens == 'class'
+  assert models.flattened(loaded.model).position_tokens == 'class'
   images = images_of(32, 32)
   ours.params['class_token'] = ours.params['class_token'] + row
   np.testing.assert_allclose(
@@ -196,7 +195,8 @@ def test_dinov2s_own_names_with_registers(tmp_path):
 
 @pytest.mark.parametrize('normalised', [False, True])
 def test_eva02s_own_names(tmp_path, normalised):
-  ours = random_model(mlp_norm=normalised, **EVA02)
+  mlp = f"swiglu(gelu='exact', hidden_norm={normalised})"
+  ours = random_model(**EVA02 | {'mlp': mlp})
   names = [
     (r'mlp\.fc1\.', 'mlp.w12.'),
     (r'mlp\.fc1_g', 'mlp.w1'),
@@ -226,11 +226,10 @@ def test_eva02s_own_names(tmp_path, normalised):
 def test_dinov3s_own_names(tmp_path):
   """Its keys' biases are masked, whatever they hold."""
   ours = random_model(
-    rotary='dinov3',
-    key_bias=False,
+    positions='rope',
+    attention='attention(key_bias=False)',
+    block='block(layer_scale=1e-5)',
     registers=4,
-    position_embedding='none',
-    layer_scale=1e-5,
     mask_token=True,
     layer_norm_epsilon=1e-5,
     **DINO,
@@ -260,12 +259,23 @@ def test_dinov3s_own_names(tmp_path):
   'fields',
   [
     EVA02,
-    EVA02 | {'mlp_norm': True, 'gelu': 'exact'},
-    EVA02 | {'gated_mlp': False, 'mlp_norm': True},
-    {'rotary': 'rope_vit', 'rotary_base': 10.0, 'gelu': 'exact'},
-    {'rotary': 'rope_vit_mixed', 'rotary_base': 10.0, 'gelu': 'exact'},
-    {'rotary': 'dinov3', 'qkv_bias': False, 'layer_scale': 1e-5, **DINO},
-    {'key_bias': False, 'gelu': 'exact'},
+    EVA02 | {'mlp': "swiglu(gelu='exact', hidden_norm=True)"},
+    EVA02 | {'mlp': "mlp(gelu='exact', hidden_norm=True)"},
+    {
+      'positions': "learned + rope(kind='rope_vit', base=10.0)",
+      'mlp': "mlp(gelu='exact')",
+    },
+    {
+      'positions': "learned + rope(kind='rope_vit_mixed', base=10.0)",
+      'mlp': "mlp(gelu='exact')",
+    },
+    {
+      'positions': 'learned + rope',
+      'attention': 'attention(qkv_bias=False)',
+      'block': 'block(layer_scale=1e-5)',
+      **DINO,
+    },
+    {'attention': 'attention(key_bias=False)', 'mlp': "mlp(gelu='exact')"},
   ],
 )
 def test_timms_eva_and_back(tmp_path, fields):
@@ -275,36 +285,40 @@ def test_timms_eva_and_back(tmp_path, fields):
 
 
 NAFLEX = {
-  'gelu': 'exact',
-  'position_resize': 'bicubic',
-  'position_tokens': 'patches',
+  'positions': "learned(tokens='patches', resize='bicubic')",
+  'mlp': "mlp(gelu='exact')",
 }
 
 
 @pytest.mark.parametrize(
   'fields',
   [
-    {'pool': 'map', 'position_grid': (2, 8)},
-    {'pool': 'gap', 'norm_after_pool': True, 'class_token': True},
+    {'positions': 'learned(grid=(2, 8))', 'pool': 'map'},
+    {'pool': 'mean(norm_after=True)', 'class_token': True},
     {
-      'pool': 'gap',
+      'positions': 'factorized(keep_aspect=True, grid=(4, 4))',
+      'block': 'block(layer_scale=1e-5)',
+      'pool': 'mean',
       'registers': 2,
-      'position_embedding': 'factorized',
-      'position_aspect': True,
-      'position_grid': (4, 4),
-      'layer_scale': 1e-5,
     },
-    {'position_resize': 'corner', 'position_aspect': True, 'last_norm': False},
-    {'position_resize': 'plain', 'class_token': True, 'registers': 2},
+    {
+      'positions': "learned(resize='corner', keep_aspect=True)",
+      'last_norm': False,
+    },
+    {
+      'positions': "learned(resize='plain')",
+      'class_token': True,
+      'registers': 2,
+    },
   ],
 )
 def test_timms_naflex_and_back(tmp_path, fields):
-  size = (16, 64) if fields.get('position_grid') == (2, 8) else (32, 32)
+  size = (16, 64) if '(2, 8)' in fields.get('positions', '') else (32, 32)
   ours = random_model(size, **NAFLEX | fields)
   export.write(ours, tmp_path / 'x', 'timm', 'here')
   loaded = vit_jax.load(tmp_path / 'x')
   assert_same(loaded, ours)
-  if fields.get('position_embedding'):  # resized for each image
+  if 'factorized' in fields.get('positions', ''):  # resized for each image
     other = loaded.adapted(image_size=(24, 40))
     assert logits(other, images_of(24, 40)).shape == (2, 5)
 
@@ -314,7 +328,7 @@ def test_how_a_bare_file_rotates_is_said(tmp_path, caplog):
   with caplog.at_level('WARNING', 'absl'):
     loaded = vit_jax.load(path, num_heads=3)
   assert "assumed: rotary='eva02'" in caplog.text
-  assert loaded.model.rotary_grid == (16, 16)
+  assert models.flattened(loaded.model).rotary_grid == (16, 16)
   assert flat(loaded).keys() == flat(random_model(**EVA02)).keys()
   loaded = vit_jax.load(path, num_heads=3, rotary='none')
-  assert loaded.model.rotary == 'none'
+  assert models.flattened(loaded.model).rotary == 'none'

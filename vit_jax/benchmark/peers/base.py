@@ -8,7 +8,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import data
-from vit_jax.models import flat
+from vit_jax.models import vit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Task:
     preprocess: The preprocessing before the model.
   """
 
-  model: flat.ViT
+  model: vit.ViT
   params: Any
   images: np.ndarray
   labels: np.ndarray

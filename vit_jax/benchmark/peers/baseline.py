@@ -12,17 +12,19 @@ from vit_jax.benchmark import plain
 from vit_jax.benchmark.peers import base
 from vit_jax.benchmark.peers import ours
 from vit_jax.models import flat
+from vit_jax.models import vit
 
 
-def fields(model: flat.ViT) -> dict[str, Any]:
+def fields(model: vit.ViT) -> dict[str, Any]:
   """Returns the fields of the plain twin of a ViT, as `make_model` has them."""
   names = {field.name for field in dataclasses.fields(plain.BaselineViT)}
   same = names - {'parent', 'name', 'patch_size'}
-  found = {name: getattr(model, name) for name in same}
-  return found | {'patch_size': model.patch_size[0]}
+  spec = flat.flatten(model)
+  sizes = {name: getattr(spec, name) for name in same}
+  return sizes | {'patch_size': spec.patch_size[0]}
 
 
-def make_model(model: flat.ViT) -> plain.BaselineViT:
+def make_model(model: vit.ViT) -> plain.BaselineViT:
   """Returns the plain twin of a ViT with a class token and square patches."""
   return plain.BaselineViT(**fields(model))
 

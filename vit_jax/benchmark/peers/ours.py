@@ -11,8 +11,8 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax.benchmark.peers import base
 from vit_jax.data.device import views
-from vit_jax.models import flat
 from vit_jax.models import layouts
+from vit_jax.models import vit
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import program as program_lib
 
@@ -93,7 +93,7 @@ class Ours(Training, base.Peer):
   def task(self) -> base.Task:
     """Returns the task for another formulation, with the same parameters."""
     config, model = self.experiment.config, self.model
-    assert isinstance(model, flat.ViT)
+    assert isinstance(model, vit.ViT)
     # A copy, since each step donates its state.
     params = jax.tree.map(np.array, self.state.params)
     if 'blocks' in params:

@@ -14,6 +14,7 @@ from torch.nn import functional
 import transformers
 
 from vit_jax import data
+from vit_jax import models
 from vit_jax import weights
 from vit_jax.benchmark.peers import torch_step
 from vit_jax.models import embedding
@@ -47,7 +48,7 @@ class BEiT(torch_step.TorchStep):
   def make(self) -> Any:
     """Returns the module."""
     task = self.task
-    patch = embedding.pair(task.objective.model.patch_size)
+    patch = models.patch_of_images(task.objective.model)
     patches = embedding.patches(task.views['image'], patch)
     codes = self.tensor(np.asarray(task.extra['tokenizer']['codes']))
     self._patches, self._codes = self.tensor(np.asarray(patches)), codes

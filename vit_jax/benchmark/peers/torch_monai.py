@@ -11,7 +11,9 @@ from monai.networks import nets
 import numpy as np
 from safetensors import torch as safetensors_torch
 
+from vit_jax import models
 from vit_jax.benchmark.peers import torch_step
+from vit_jax.models import flat
 from vit_jax.objectives import segmentation
 from vit_jax.weights.formats import dense
 
@@ -25,7 +27,8 @@ class UNETR(torch_step.TorchStep):
     """Returns the module."""
     task, objective = self.task, self.task.objective
     assert isinstance(objective, segmentation.Segmentation)
-    model, decoder = objective.model, objective.decoder
+    model, decoder = models.flattened(objective.model), objective.decoder
+    assert isinstance(model, flat.ViT)
     (volumes,) = task.views.values()
     self._volumes = self.tensor(np.moveaxis(volumes, -1, 1))
     self._labels = self.tensor(task.others['map'].astype(np.int64)[:, None])

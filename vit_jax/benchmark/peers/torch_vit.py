@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from vit_jax import models
 from vit_jax import objectives
 from vit_jax.models import flat
+from vit_jax.models import vit
 
 
 class ViT(nn.Module):
@@ -25,17 +27,19 @@ class ViT(nn.Module):
     """Makes a twin of an objective's model, with new parameters."""
     super().__init__()
     model, (height, width, channels) = objective.model, objective.image_shape
-    assert isinstance(model, flat.ViT)
-    self.width = d = model.hidden_size
-    p, q = model.patch_size
+    assert isinstance(model, vit.ViT)
+    spec = models.flattened(model)
+    assert isinstance(spec, flat.ViT)
+    self.width = d = spec.hidden_size
+    p, q = models.patch_of_images(model)
     self.patches = nn.Conv2d(channels, d, (p, q), (p, q))
     self._grid = height // p, width // q
     count = self._grid[0] * self._grid[1]
-    learns = model.position_embedding == 'learned'
+    learns = spec.position_embedding == 'learned'
     self.token = nn.Parameter(0.02 * torch.randn(1, 1, d))
     self.positions = nn.Parameter(0.02 * torch.randn(1, 1 + count, d), learns)
-    self.blocks = nn.Sequential(*[_Block(model) for _ in range(model.depth)])
-    self.norm = nn.LayerNorm(d, model.layer_norm_epsilon)
+    self.blocks = nn.Sequential(*[_Block(spec) for _ in range(spec.depth)])
+    self.norm = nn.LayerNorm(d, spec.layer_norm_epsilon)
 
   def forward(self, images: Any) -> Any:
     """Returns features [B, D] of images [B, C, height, width]."""

@@ -11,7 +11,6 @@ import re
 from typing import Any
 from typing import Protocol
 
-from flax import linen as nn
 import numpy as np
 
 from vit_jax import data
@@ -56,7 +55,7 @@ class Description:
   """The model that a file holds.
 
   Attributes:
-    model: Linen module, with as many classes as the file has.
+    model: Flat fields of the module, with as many classes as the file has.
     image_size: (height, width) that its positions are for.
     preprocess: Fields of `data.Preprocess`.
     resize: Method by which the original code resizes its positions.
@@ -65,7 +64,7 @@ class Description:
     others: Parameters that another file holds, float32 arrays by path.
   """
 
-  model: models.Model
+  model: models.Flat
   image_size: tuple[int, int]
   preprocess: dict[str, Any]
   resize: str
@@ -88,19 +87,19 @@ class Format(Protocol):
   def describe(self, arrays: 'Renamed', hints: Hints) -> Description:
     """Infers the architecture from the arrays' shapes."""
 
-  def rules(self, model: nn.Module) -> Sequence[tables.Rule]:
+  def rules(self, model: models.Flat) -> Sequence[tables.Rule]:
     """Returns the table for a model."""
 
-  def stored_name(self, model: nn.Module, name: str) -> str:
+  def stored_name(self, model: models.Flat, name: str) -> str:
     """Returns the name in a file for a name in the rules."""
 
   def unsupported(
-    self, model: nn.Module, image_size: tuple[int, int]
+    self, model: models.Flat, image_size: tuple[int, int]
   ) -> str | None:
     """Returns which part of a model the format cannot store; None: no part.
 
     Args:
-      model: Linen module.
+      model: Flat fields of the module.
       image_size: (height, width) that its positions are for.
     """
 
@@ -261,8 +260,8 @@ class Shapes:
 
 
 def build(
-  module: type[models.Model], fields: dict[str, Any], hints: Hints
-) -> models.Model:
+  module: type[models.Flat], fields: dict[str, Any], hints: Hints
+) -> models.Flat:
   """Returns a module with the given fields and the caller's overrides.
 
   Raises:
@@ -273,7 +272,7 @@ def build(
       raise UserError(
         f'it is a {module.__name__}, which has no field {key!r}: leave it out'
       )
-  return models.model_of(module, fields | hints.overrides)
+  return models.flat_model(module, fields | hints.overrides)
 
 
 def image_size(

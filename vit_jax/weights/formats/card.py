@@ -82,10 +82,11 @@ def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
 def _published_name(model: models.Model) -> str | None:
   """Returns the name of the published model of these sizes, if there is one."""
   name = models.name_of(model)
-  named = models.create_model(name)
+  described = models.flattened(model)
+  named = models.flattened(models.create_model(name))
   sizes = ['patch_size', *fields.of_kind(type(named), fields.Kind.SIZE)]
   is_same = all(
-    getattr(model, x, None) == getattr(named, x, None) for x in sizes
+    getattr(described, x, None) == getattr(named, x, None) for x in sizes
   )
   return name if is_same else None
 
@@ -106,7 +107,8 @@ def _classes(loaded: weights.Loaded) -> str:
 
 def _fields(model: models.Model) -> list[tuple[str, Any]]:
   """Returns the model's fields that differ from their defaults."""
-  defaults = {field.name: field.default for field in dataclasses.fields(model)}
-  found = models.fields_of(model).items()
+  described = models.flattened(model)
+  defaults = {x.name: x.default for x in dataclasses.fields(described)}
+  found = models.fields_of(described).items()
   changed = [(key, x) for key, x in found if x != defaults[key]]
   return [('family', type(model).__name__), *changed]

@@ -20,7 +20,7 @@ from vit_jax.models import patches
 from vit_jax.weights import adapt
 
 # Model -> part of it that a format cannot store; None: no part.
-Lacks = Callable[[models.Model], str | None]
+Lacks = Callable[[models.Flat], str | None]
 
 # Parameters with a factor for each channel -> layer whose output they multiply,
 # by whether the norms of a layer follow attention and MLP.
@@ -30,7 +30,7 @@ _SCALED = {
 }
 
 
-def form_of(model: models.Model, lacks: Lacks) -> models.Model | None:
+def form_of(model: models.Flat, lacks: Lacks) -> models.Flat | None:
   """Returns a model with the same function that a format can store, or None.
 
   It is the model itself if the format can store that.
@@ -38,7 +38,7 @@ def form_of(model: models.Model, lacks: Lacks) -> models.Model | None:
   return next((x for x in _forms(model) if not lacks(x)), None)
 
 
-def _forms(model: models.Model) -> Iterator[models.Model]:
+def _forms(model: models.Flat) -> Iterator[models.Flat]:
   """Yields the model and equivalent forms, the most similar first.
 
   A mask token, which no prediction needs, can be left out. Fixed positions can
@@ -65,14 +65,14 @@ def _forms(model: models.Model) -> Iterator[models.Model]:
 
 
 def rewrite(
-  loaded: weights.Loaded, target: models.Model
+  loaded: weights.Loaded, target: models.Flat
 ) -> tuple[weights.Loaded, list[str]]:
   """Returns a model in the form of `form_of`, and notes on what differs.
 
   Its layers are unrolled, and its arrays those of NumPy.
   """
-  source, params = loaded.model, loaded.params
-  if target is source:
+  source, params = models.flattened(loaded.model), loaded.params
+  if target == source:
     return loaded, []
   assert isinstance(source, flat.ViT) and isinstance(target, flat.ViT)
   notes = []
@@ -86,17 +86,19 @@ def rewrite(
       ' but for rounding'
     )
   notes += _position_notes(source, target)
-  grid = weights.grid(source, loaded.position_size)
+  grid = weights.grid(loaded.model, loaded.position_size)
   params, _ = adapt.adapt(
     params,
-    source,
-    target,
+    models.from_flat(source),
+    models.from_flat(target),
     grid,
     grid,
     channels=loaded.preprocess.channels,
     resize=loaded.resize,
   )
-  return dataclasses.replace(loaded, model=target, params=params), notes
+  return dataclasses.replace(
+    loaded, model=models.from_flat(target), params=params
+  ), notes
 
 
 def _position_notes(source: flat.ViT, target: flat.ViT) -> list[str]:

@@ -82,7 +82,7 @@ def write(
   form = {form.NAME: form for form in foreign.FORMATS}[name]
   loaded = _unrolled(loaded)
   target = _supported(loaded, name, source)
-  if whole is not None and timm_parallel.is_kind(loaded.model):
+  if whole is not None and timm_parallel.is_kind(target):
     raise UserError(
       f'{source}: files of --whole have no place for layers with parts beside'
       ' each other: leave --whole out'
@@ -93,7 +93,7 @@ def write(
   weights_file = path.name if is_file else f'model{suffix}'
   folder = path.absolute().parent.name if is_file else path.name
   writer = _WRITERS[name]
-  notes = changed + writer.notes(loaded.model)
+  notes = changed + writer.notes(target)
   notes += _level_notes(loaded) + _output_notes(loaded)
   notes += _border_notes(loaded.preprocess, name)
   with new_directory(path, is_file) as directory:
@@ -108,7 +108,7 @@ def write(
       title=path.stem if is_file else path.name,
       source=source,
       where=path.name,
-      usage=[writer.usage(loaded.model, folder, weights_file)],
+      usage=[writer.usage(target, folder, weights_file)],
       notes=notes,
     )
     _write_arrays(loaded, form, directory / weights_file, whole)
@@ -148,13 +148,13 @@ def check_path(path: pathlib.Path, name: str) -> bool:
   return is_file
 
 
-def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
+def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Flat:
   """Returns the form of a model that a format can store.
 
   Raises:
     UserError: There is none; the message names formats that have one.
   """
-  model, size = loaded.model, loaded.position_size
+  model, size = models.flattened(loaded.model), loaded.position_size
   if len(size) == 3:
     raise UserError(
       f'{source} cannot be written with --to={name}, which has no place for'
@@ -246,7 +246,8 @@ def _companions(
   size, preprocess = loaded.position_size, loaded.preprocess
   if isinstance(loaded.model, igpt.IGPT):
     return imagegpt.companions(loaded.model, loaded.params, preprocess, size)
-  found = writer.companions(loaded.model, preprocess, size)
+  model = models.flattened(loaded.model)
+  found = writer.companions(model, preprocess, size)
   if writer is not huggingface_config:  # transformers takes no other fields
     found['config.json']['vit_jax'] = {
       'file': weights_file,
@@ -316,7 +317,7 @@ def _write_arrays(
     containers.write_npz(path, arrays)
     return
   found = dict(arrays)  # views, which need no memory
-  model: Any = loaded.model
+  model: Any = models.flattened(loaded.model)
   if form.NAME == 'huggingface':
     found = dict(huggingface_clip.packed(found.items()))
     for name, shape in huggingface_kinds.unused(model).items():
@@ -330,7 +331,7 @@ def _arrays(
   loaded: weights.Loaded, form: base.Format, whole: whole_lib.Whole | None
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields the arrays of a file by name, as views."""
-  model = loaded.model
+  model = models.flattened(loaded.model)
   for name, array in tables.write(form.rules(model), loaded.params):
     stored = whole.stored(name) if whole else form.stored_name(model, name)
     yield stored, array

@@ -49,7 +49,7 @@ _MOST_PREFIXES = 3  # names of modules before those of a model
 UNSEEN = tuple(
   dict.fromkeys(
     name
-    for module in typing.get_args(models.Model)
+    for module in typing.get_args(models.Flat)
     for name, field in fields.of(module).items()
     if not field.is_visible
   )
@@ -139,7 +139,7 @@ def read(
       description = _restored(description, config)
     channels = description.preprocess['channels']
     abstract = models.abstract_params(
-      description.model, (*description.image_size, channels)
+      models.from_flat(description.model), (*description.image_size, channels)
     )
     rules, others = form.rules(description.model), description.others
     inside = {path: x for path, x in abstract.items() if path not in others}

@@ -12,7 +12,6 @@ import functools
 import re
 from typing import Any
 
-from flax import linen as nn
 import numpy as np
 
 from vit_jax import data
@@ -195,7 +194,7 @@ _POSITION = 'Transformer/posembed_input/pos_embedding'
 _PATCHES = 'pos_embedding'  # big_vision's, with positions of patches only
 
 
-def rules(model: nn.Module) -> Sequence[tables.Rule]:
+def rules(model: models.Flat) -> Sequence[tables.Rule]:
   """Returns the table for a model."""
   if (
     isinstance(model, flat.ViT) and not model.positioned_prefix and model.prefix
@@ -204,7 +203,7 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
   return _RULES[type(model)]
 
 
-def stored_name(model: nn.Module, name: str) -> str:
+def stored_name(model: models.Flat, name: str) -> str:
   """Returns a name in the style of the code that can compute the model."""
   is_published = not isinstance(model, flat.ViT) or not (
     model.pool == 'map'
@@ -364,7 +363,7 @@ def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
 
 
 def _description(
-  model: models.Model,
+  model: models.Flat,
   size: tuple[int, int],
   channels: int,
   hints: base.Hints,
@@ -377,7 +376,7 @@ def _description(
   )
 
 
-def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
+def unsupported(model: models.Flat, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   del image_size
   if isinstance(model, igpt.IGPT):
@@ -404,7 +403,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   return base.first_of(wrong)
 
 
-def notes(model: models.Model) -> list[str]:
+def notes(model: models.Flat) -> list[str]:
   """Returns notes on where the format's own code computes something else."""
   if isinstance(model, resnet.BiT):
     if model.num_groups == 32 and model.zero_padded_pool:
@@ -421,14 +420,14 @@ def notes(model: models.Model) -> list[str]:
 
 
 def companions(
-  model: models.Model, preprocess: data.Preprocess, image_size: tuple[int, int]
+  model: models.Flat, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, dict[str, Any]]:
   """Returns the JSON files by name; the format itself needs none."""
   del model, preprocess, image_size
   return {'config.json': {}}
 
 
-def usage(model: models.Model, directory: str, file: str) -> tuple[str, str]:
+def usage(model: models.Flat, directory: str, file: str) -> tuple[str, str]:
   """Returns the name of a program, and Python code that loads the arrays."""
   del model
   code = f"import numpy as np\narrays = np.load('{directory}/{file}')"

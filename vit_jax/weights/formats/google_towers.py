@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import flat
 from vit_jax.models import text
@@ -193,7 +194,8 @@ def describe(
   found = google.describe(base.Renamed(_tower(arrays, 'img/')), hints)
   tower = _text(shapes) if _is_own(shapes) else _bert(shapes, text_heads)
   assert isinstance(found.model, flat.ViT)
-  model = two_towers.TwoTowers(found.model, tower, has_bias='b' in shapes)
+  image = found.model.parts()
+  model = two_towers.TwoTowers(image, tower, has_bias='b' in shapes)
   return model, found.image_size
 
 
@@ -260,7 +262,9 @@ def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
   return [
     *(_OF_BERT if isinstance(model.text, text.Bert) else words),
     *_BESIDE,
-    *tables.below(google.rules(model.image), 'image/', 'img/'),
+    *tables.below(
+      google.rules(models.flattened(model.image)), 'image/', 'img/'
+    ),
   ]
 
 

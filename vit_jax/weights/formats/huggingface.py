@@ -11,8 +11,8 @@ import re
 from typing import Any
 
 from absl import logging
-from flax import linen as nn
 
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import flat
 from vit_jax.models import igpt
@@ -182,7 +182,7 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   return base.Renamed(arrays, rename, restore)
 
 
-def rules(model: nn.Module) -> Sequence[tables.Rule]:
+def rules(model: models.Flat) -> Sequence[tables.Rule]:
   """Returns the table for a model."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.RULES
@@ -208,7 +208,7 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
   return [*_NORM, *VIT, *(_TWO_HEADS if heads else _HEAD)]
 
 
-def stored_name(model: nn.Module, name: str) -> str:
+def stored_name(model: models.Flat, name: str) -> str:
   """Returns the name in a file for a name in the rules."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.stored_name(name)
@@ -373,7 +373,7 @@ def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
   return tuple(labels)
 
 
-def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
+def unsupported(model: models.Flat, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.unsupported(model)

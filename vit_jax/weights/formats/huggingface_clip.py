@@ -173,7 +173,7 @@ def describe(
   tower = _text(shapes, config, kind)
   projection = shapes.size('visual_projection.weight', 0)
   return two_towers.TwoTowers(
-    flat.ViT(**fields), tower, projection, kind != CLIP, kind == SIGLIP2
+    flat.ViT(**fields).parts(), tower, projection, kind != CLIP, kind == SIGLIP2
   ), size
 
 

@@ -1,7 +1,6 @@
 """Which class of transformers holds a ViT, and what that class cannot hold."""
 
-from flax import linen as nn
-
+from vit_jax import models
 from vit_jax.models import flat
 from vit_jax.models import resnet
 from vit_jax.weights.formats import base
@@ -13,7 +12,7 @@ from vit_jax.weights.formats import huggingface_towers as towers
 from vit_jax.weights.formats import uncommon
 
 
-def model_type(model: nn.Module) -> str:
+def model_type(model: models.Flat) -> str:
   """Returns the `model_type` of config.json for a model."""
   if isinstance(model, resnet.BiT):
     return bit.KIND
@@ -113,7 +112,7 @@ def unsupported(model: flat.ViT, image_size: tuple[int, int]) -> str | None:
   return base.first_of(wrong)
 
 
-def unused(model: nn.Module) -> dict[str, tuple[int, ...]]:
+def unused(model: models.Flat) -> dict[str, tuple[int, ...]]:
   """Returns shapes of arrays that transformers expects but does not use."""
   if not isinstance(model, flat.ViT):
     return {}

@@ -231,7 +231,8 @@ def beside(
   Returns:
     None: transformers has no class for these towers.
   """
-  tower, kind = model.text, kind_of(model.image)
+  image = flat.flatten(model.image)
+  tower, kind = model.text, kind_of(image)
   if not isinstance(tower, text.TextTower) or kind is None:
     return None
   is_clip = kind == clip.CLIP
@@ -258,7 +259,7 @@ def beside(
     words['projection_dim'] = model.projection
   else:
     words['projection_size'] = tower.out_dim
-  pixels = _image_config(model.image, shape)
+  pixels = _image_config(image, shape)
   content = {
     'model_type': kind,
     'architectures': ['CLIPModel' if is_clip else 'SiglipModel'],

@@ -13,7 +13,6 @@ from typing import Any
 from typing import cast
 
 from absl import logging
-from flax import linen as nn
 
 from vit_jax import models
 from vit_jax.config import UserError
@@ -86,7 +85,7 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   return originals.as_timm(arrays)
 
 
-def rules(model: nn.Module) -> Sequence[tables.Rule]:
+def rules(model: models.Flat) -> Sequence[tables.Rule]:
   """Returns the table for a model."""
   if isinstance(model, mixer.Mixer):
     return timm_tables.MIXER
@@ -116,7 +115,7 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
   return [*norm, *special, *timm_tables.VIT, *stem]
 
 
-def stored_name(model: nn.Module, name: str) -> str:
+def stored_name(model: models.Flat, name: str) -> str:
   """Returns the name in a file for a name in the rules."""
   del model
   return name
@@ -328,7 +327,7 @@ def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
 
 
 def _description(
-  model: models.Model,
+  model: models.Flat,
   size: tuple[int, int],
   channels: int,
   hints: base.Hints,
@@ -367,7 +366,7 @@ def _unsupported_of_vit(model: flat.ViT) -> dict[str, bool]:
   }
 
 
-def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
+def unsupported(model: models.Flat, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   del image_size
   if isinstance(model, igpt.IGPT):

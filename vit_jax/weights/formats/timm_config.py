@@ -52,7 +52,7 @@ _MIXERS_GELUS = {
 
 
 def companions(
-  model: models.Model, preprocess: data.Preprocess, image_size: tuple[int, int]
+  model: models.Flat, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, dict[str, Any]]:
   """Returns the content of the JSON files, by file name."""
   parts = _parts(model, (preprocess.channels, *image_size))
@@ -108,7 +108,7 @@ def _crop_pct(preprocess: data.Preprocess) -> float:
   raise AssertionError
 
 
-def notes(model: models.Model) -> list[str]:
+def notes(model: models.Flat) -> list[str]:
   """Returns notes on where timm's code differs or does not suffice."""
   found = []
   obstacle = _obstacle(model)
@@ -152,7 +152,7 @@ def notes(model: models.Model) -> list[str]:
   return found
 
 
-def usage(model: models.Model, directory: str, file: str) -> tuple[str, str]:
+def usage(model: models.Flat, directory: str, file: str) -> tuple[str, str]:
   """Returns the name of a program, and Python code that loads the model."""
   if _obstacle(model) == _PRE_LOGITS:
     return 'timm', _usage_with_pre_logits(model, directory, file)
@@ -168,7 +168,7 @@ def usage(model: models.Model, directory: str, file: str) -> tuple[str, str]:
 
 
 def _usage_with_pre_logits(
-  model: models.Model, directory: str, file: str
+  model: models.Flat, directory: str, file: str
 ) -> str:
   """Returns Python code that makes both layers the head of timm's class."""
   assert isinstance(model, flat.ViT)
@@ -191,7 +191,7 @@ model.load_state_dict({{
     for name, array in arrays.items()}})"""
 
 
-def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
+def _parts(model: models.Flat, shape: tuple[int, ...]) -> dict[str, Any]:
   """Returns the fields of a family; `shape` is (C, height, width)."""
   if isinstance(model, mixer.Mixer):
     return {
@@ -406,7 +406,7 @@ _BRANCHES = 2  # of timm's names
 _PRE_LOGITS = 'a layer before the head'
 
 
-def _obstacle(model: models.Model) -> str | None:
+def _obstacle(model: models.Flat) -> str | None:
   """Returns the part of a model that no timm name has; None: a name has all."""
   if isinstance(model, mixer.Mixer):
     return None if _mixer_name(model) else 'a Mixer of this size'

@@ -53,14 +53,14 @@ _Make = Callable[[np.ndarray], np.ndarray]
 HOLDS = (uncommon.PARALLEL_MLP, uncommon.BRANCHES)
 
 
-def is_kind(model: models.Model) -> bool:
+def is_kind(model: models.Flat) -> bool:
   """Whether a model has such layers."""
   if not isinstance(model, flat.ViT):
     return False
   return model.parallel_mlp or model.branches > 1
 
 
-def has_one_output(model: models.Model) -> bool:
+def has_one_output(model: models.Flat) -> bool:
   """Whether timm's block has one layer after attention and MLP."""
   return is_kind(model) and model.parallel_mlp and model.differential
 

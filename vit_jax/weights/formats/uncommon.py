@@ -41,7 +41,7 @@ CLIPS = (PRE_NORM, NO_PATCH_BIAS, QUICK_GELU)
 BEITS = (NO_KEY_BIAS, RELATIVE, MASK_TOKEN)
 
 
-def activation(model: models.Model) -> str | None:
+def activation(model: models.Flat) -> str | None:
   """Returns the activation of a model if no format has a name for it."""
   name = getattr(model, 'gelu', 'exact')
   return None if name in GELUS else f'the activation {name!r}'
@@ -62,7 +62,7 @@ def _has_other_map(model: flat.ViT) -> bool:
   return model.pool == 'map' and (heads or mlp)
 
 
-def named_part(model: models.Model) -> str | None:
+def named_part(model: models.Flat) -> str | None:
   """Returns the part of a model that its config names; None: there is none."""
   for kind in ('block', 'attention', 'mlp', 'positions', 'pool'):
     text = getattr(model, kind, '')
