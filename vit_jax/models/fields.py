@@ -98,6 +98,9 @@ FITTED = Field(Kind.FITTED)
 TRAINING = Field(Kind.TRAINING)
 RATE = Field(Kind.TRAINING, interval='[0, 1)')
 EXECUTION = Field(Kind.EXECUTION)
+EPSILON = Field(  # of norms
+  Kind.FUNCTION, is_visible=False, interval='(0, 1)', key='layer_norm_epsilon'
+)
 PART = Field(Kind.FUNCTION)  # a module, whose own fields say their kinds
 
 _MOST_NUMBERS = 16  # most numbers in a tuple, such as stages of a ResNet
