@@ -316,7 +316,7 @@ def test_what_a_config_trains_converts(name, formats_written):
   if not config.model.name.startswith('BiT'):
     config.model.depth = 1  # compiles sooner
   if '+' in config.model.name:
-    config.model.resnet_stages, config.model.resnet_width = (1,), 32
+    config.model.patches = 'hybrid(stages=(1,), width=32)'
   model = models.from_config(config.model, 4, 'float32')
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   written = formats_written(model, size, config.data.channels)

@@ -243,7 +243,7 @@ def test_timms_names():
   assert name('ViT-S/16', distillation_token=True) == (
     'deit_small_distilled_patch16_224'
   )
-  assert name('ViT-g/14', gated_mlp=True) == 'vit_giant_patch14_dinov2'
+  assert name('ViT-g/14', mlp='swiglu') == 'vit_giant_patch14_dinov2'
   assert name('R+ViT-Ti/16') == 'vit_tiny_r_s16_p8_224'
   assert name('R50+ViT-L/32') == 'vit_large_r50_s32_224'
   assert name('Mixer-B/16') == 'mixer_b16_224'

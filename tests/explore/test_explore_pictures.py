@@ -227,12 +227,12 @@ def test_captions_are_true(tmp_path):
     return draw(subject_of(vit), tmp_path, (kind,))[0][kind].caption
 
   assert 'have been resized' in caption('positions')
-  fixed = caption('positions', position_embedding='sincos2d')
+  fixed = caption('positions', positions='sincos2d')
   assert 'computed anew' in fixed and 'have been resized' not in fixed
   assert 'attention pooling' not in caption('rollout')
   assert 'attention pooling' in caption('rollout', pool='map')
   assert 'Attention of the class token' in caption('attention')
-  assert 'the mean patch' in caption('attention', pool='gap')
+  assert 'the mean patch' in caption('attention', pool='mean')
 
 
 def test_numbers_are_plain():

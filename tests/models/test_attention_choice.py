@@ -31,8 +31,8 @@ def tpu(kind, count=1):
 
 def trace(batch_size=2, implementation='auto', **fields):
   """Traces the gradient of a model for the platform of `default_backend`."""
-  fields = FIELDS | {'attention_implementation': implementation} | fields
-  model = models.create_model('ViT-Ti/4', 5, **fields)
+  model = models.create_model('ViT-Ti/4', 5, **FIELDS | fields)
+  model = models.with_kernel(model, implementation)
   params = models.abstract_params(model, (8, 8, 3))
   images = jax.ShapeDtypeStruct((batch_size, 8, 8, 3), jnp.float32)
 

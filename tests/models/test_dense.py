@@ -29,7 +29,7 @@ SPEC = spec_lib.EncoderSpec(
 def trunk_of(**fields):
   sizes = {'hidden_size': 8, 'mlp_dim': 16, 'num_heads': 2, 'depth': 3}
   return flat.ViT(
-    0, pool='gap', **{'patch_size': (2, 2), **sizes, **fields}
+    0, pool='mean', **{'patch_size': (2, 2), **sizes, **fields}
   ).parts()
 
 
@@ -118,7 +118,9 @@ def test_unetr_there_and_back():
   logits = apply({'params': params}, volume, [tokens] * 3, tokens)
   assert logits.shape == (1, 32, 16, 16, 3) and np.isfinite(logits).all()
   check_there_and_back(monai.DECODER, params)
-  trunk = trunk_of(patch_size=(16, 16, 16), qkv_bias=False)
+  trunk = trunk_of(
+    patch_size=(16, 16, 16), attention='attention(qkv_bias=False)'
+  )
   check_there_and_back(monai.TRUNK, fresh(trunk, volume))
 
 

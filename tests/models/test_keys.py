@@ -74,7 +74,7 @@ def test_heads_of_queries_share_heads_of_keys(
 
 def test_layer_scale_of_attention_alone():
   model, params = make(**SCALED)
-  whole = models.with_fields(model, layer_scale_mlp=True)
+  whole, _ = make(block='block(layer_scale=0.5)')
   layers = {
     name: layer | {'layer_scale2': jnp.ones(16)}
     for name, layer in params.items()

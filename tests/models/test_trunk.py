@@ -66,7 +66,7 @@ def test_one_function_however_it_is_computed(fields):
   model, params = make(**fields)
   expected = tokens(model, params)
   for how in ('einsum', 'xla'):
-    other = models.with_fields(model, attention_implementation=how)
+    other = models.with_kernel(model, how)
     np.testing.assert_allclose(tokens(other, params), expected, atol=2e-6)
   scanned = model.clone(scan=True)
   stacked = models.layouts.stack_layers(params)

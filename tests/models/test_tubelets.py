@@ -50,7 +50,7 @@ def test_the_order_of_frames_counts():
   clips = jax.random.normal(jax.random.key(1), (2, 4, 8, 8, 1))
   swapped = jnp.concatenate([clips[:, 2:], clips[:, :2]], axis=1)
   for position, is_told in (('learned', True), ('none', False)):
-    model = video_model(position_embedding=position)
+    model = video_model(positions=position)
     params = models.init_params(model, jax.random.key(0), clips.shape[1:])
     if is_told:
       assert params['position_embedding'].shape == (1, 8, 16)

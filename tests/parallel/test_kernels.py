@@ -101,7 +101,7 @@ def test_own_programs_work_without_a_mesh(implementation, split, monkeypatch):
     hidden_size=128,
     num_heads=2,
     depth=2,
-    attention_implementation=implementation,
+    attention=f"attention(implementation='{implementation}')",
   )
   mesh = jax.make_mesh(
     (8,), ('batch',), axis_types=(jax.sharding.AxisType.Auto,)

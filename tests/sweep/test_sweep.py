@@ -675,7 +675,7 @@ def test_the_work_directory_of_a_run_is_refused(files, run):
 
 
 VALUES = {
-  'model.layer_scale': (None, 0.1),
+  'model.block': (None, 'block(layer_scale=0.1)'),
   'data.flip': (True, False),
   'data.crop_scale': ((0.08, 1.0), (0.5, 1.0)),
   'optim.rules': ((), (('^head/', 10.0, 0.0),)),

@@ -118,6 +118,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
   def _text_tower(self) -> text.TextTower:
     """Returns the text tower of the options, which computes as the image's."""
     options, feature = self._options, self.text
+    image_tower = models.flattened(self.model)
     return text.TextTower(
       hidden_size=options.text_width,
       mlp_dim=options.text_mlp_dim or 4 * options.text_width,
@@ -130,7 +131,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
       has_head_bias=not options.dim,
       pool=options.text_pool,
       end_token=_end_token(feature) if options.text_pool == 'end' else 0,
-      **{name: getattr(self.model, name) for name in _SHARED},
+      **{name: getattr(image_tower, name) for name in _SHARED},
     )
 
   @property

@@ -24,7 +24,11 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import embedding
-from vit_jax.models import flat
+from vit_jax.models import patches as patches_lib
+from vit_jax.models import positions as positions_lib
+from vit_jax.models import registry
+from vit_jax.models import relative
+from vit_jax.models import rotary
 from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.weights import resize
@@ -125,21 +129,23 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
       f' for config.objective.name={objective.config.objective.name} with a'
       f' {type(model).__name__}: leave train.patch_sizes out'
     )
-  spec = flat.flatten(model)
-  wrong = {
-    'model.resnet_stages, whose output has the patches': spec.resnet_stages
-    is not None,
-    "model.position_embedding='factorized'": spec.position_embedding
-    == 'factorized',
-    f'model.relative_positions={spec.relative_positions!r}, of one grid': (
-      spec.relative_positions != 'none'
-    ),
-    'model.rotary_grid, of one grid': spec.rotary_grid is not None,
-  }
-  for what, has in wrong.items():
-    if has:
+  if isinstance(model.patches, patches_lib.HybridPatches):
+    raise config_lib.UserError(
+      'patches of several sizes do not go with a hybrid, whose ResNet has the'
+      ' patches: choose a ViT, as --config.model.name=ViT-B/16'
+    )
+  for part in model.positions:
+    is_of_one_grid = isinstance(
+      part,
+      positions_lib.Factorized
+      | relative.RelativeBias
+      | relative.RelativeMlpBias,
+    ) or (isinstance(part, rotary.Rope) and part.grid is not None)
+    if is_of_one_grid:
       raise config_lib.UserError(
-        f'patches of several sizes do not go with config.{what}: leave one out'
+        'patches of several sizes do not go with config.model.positions='
+        f'{registry.name_of("positions", type(part))!r} of one grid: leave one'
+        ' out'
       )
   image = cast(Patch, objective.image_shape[:2])
 
