@@ -29,10 +29,9 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   config.data.std = (0.5,)
 
   config.objective.name = 'igpt'
-  config.model.name = 'iGPT-S'
-  config.model.colours = 64
+  # Layer 4 is the best of 3, 4 and 5.
+  config.model.name = 'iGPT-S(colours=64, feature_layer=4)'
   config.model.depth = 6
-  config.model.feature_layer = 4  # the best of 3, 4 and 5
   config.model.pool = None  # it has features of its own
 
   config.evals.val.split = 'train[45000:]'

@@ -29,8 +29,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.crop = 'center'
   config.data.flip = False  # a mirrored digit is another sign
 
-  config.model.name = 'iGPT-S'
-  config.model.colours = 4
+  config.model.name = 'iGPT-S(colours=4)'
   config.model.hidden_size = 128
   config.model.mlp_dim = 256
   config.model.num_heads = 2

@@ -39,8 +39,7 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
   config.data.mean = (0.5,)
   config.data.std = (0.5,)
 
-  config.model.name = f'iGPT-{size}'
-  config.model.colours = 512
+  config.model.name = f'iGPT-{size}(colours=512)'
   config.model.scan = True
 
   config.train.duration = '1_000_000 steps'

@@ -34,10 +34,9 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
   config.data.crop_ratio = (1.0, 1.0)
   config.data.flip = False
 
-  config.model.name = f'iGPT-{size}'
+  options = f'(feature_layer={int(layer)})' if layer else ''
+  config.model.name = f'iGPT-{size}{options}'
   config.model.scan = True
-  if layer:
-    config.model.feature_layer = int(layer)
 
   config.train.duration = '1_000_000 steps'
   config.train.batch_size = 128

@@ -141,8 +141,38 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
     ValueError: The name or a field is unknown, or the fields do not fit.
   """
   module, fields = _parse(name)
+  if issubclass(module, flat.ViT):
+    for key in overrides:
+      if key not in (*KEYS, 'dtype'):
+        raise fields_lib.UnknownFieldError(vit.ViT, key, KEYS, _hint(key))
+  elif head := overrides.pop('head', None):
+    overrides['head_bias'] = _head_bias(module, head)
   fields = flat.without_named(fields, overrides)
   return model_of(module, fields | {'num_classes': num_classes} | overrides)
+
+
+def _hint(key: str) -> str:
+  """Returns which part has an option of a name; '' if none has."""
+  if not (part := registry.with_option(key)):
+    return ''
+  kind, name = part
+  return f"it is an option of a part: {kind}='{name}({key}=...)'"
+
+
+def _head_bias(module: type[Flat], text: str) -> float:
+  """Returns the bias of a head, which is all that other families choose.
+
+  Raises:
+    ValueError: The text has other options.
+  """
+  head = registry.build('head', text, {'num_classes': 0}, 'model.head')
+  bias: float = getattr(head, 'bias', 0.0)
+  if head != vit.Linear(0, bias=bias, parent=None):
+    raise ValueError(
+      f'head is {text!r}: the head of a {module.__name__} has the option bias'
+      " alone, as 'linear(bias=-6.9)'"
+    )
+  return bias
 
 
 def _parse(name: str) -> tuple[type[Flat], dict[str, Any]]:
@@ -176,6 +206,14 @@ def _parse(name: str) -> tuple[type[Flat], dict[str, Any]]:
   stages, patch = _STEMS[stem, patch]
   fields = {'patch_size': patch, 'resnet_stages': stages, **sizes[size]}
   return flat.ViT, fields
+
+
+def renamed(name: str, **options: Any) -> str:
+  """Returns a model's name with other options; those that are None go."""
+  name, _, text = name.partition('(')
+  part = parts.parse(f'options({text}' if text else 'options', 'model.name')
+  kept = {k: x for k, x in (part.options | options).items() if x is not None}
+  return name + str(parts.Part('', (), kept))
 
 
 def _unknown_name(name: str) -> ValueError:
@@ -299,6 +337,8 @@ def config_of(model: Model) -> dict[str, Any]:
     if fields[key] != named_fields[key]
   }
   keys = {key: value for key, value in fields.items() if key in KEYS}
+  if bias := options.pop('head_bias', 0.0):
+    keys['head'] = f'linear(bias={bias})'
   return {'name': str(parts.Part(name, (), options))} | keys
 
 

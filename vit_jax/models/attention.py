@@ -92,7 +92,7 @@ class Attention(nn.Module):
     bias = self.bias(context)
     if self.is_plain or 'attention' in context.captures:
       qkv = self.prepare(*self.project(x, context), context)
-      y = self.attend(*qkv, bias, context)
+      y = self.attend(qkv, bias, context)
     else:
       y = kernels.attend(self, x, bias, context)
     y = self.join(keep(y), context)
@@ -149,19 +149,14 @@ class Attention(nn.Module):
     return bias
 
   def attend(
-    self,
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    bias: jax.Array | None,
-    context: Context,
+    self, qkv: QKV, bias: jax.Array | None, context: Context
   ) -> jax.Array:
     """Maps [B, T, H, K] to the values [B, R, H, K].
 
     Heads come before tokens ([B, H, T, K]), so that both products are plain
     batched matrix products. The softmax is computed in float32.
     """
-    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in qkv)
     # Scores and their sum are float32: bfloat16 has 8 significant bits, too few
     # for a sum over all tokens.
     scores = jnp.einsum(

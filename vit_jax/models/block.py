@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import remat
 from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
 from vit_jax.models.fields import Field
@@ -30,18 +31,11 @@ GELUS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
   # An approximation (arXiv:1606.08415, section 2), in iGPT and CLIP.
   'sigmoid': lambda x: x * nn.sigmoid(1.702 * x),
 }
-# Names of results that the backward pass does not recompute: of dense layers,
-# attention and kernels with remat='products', and of activation functions with
-# remat='activations'.
-KEPT, ACTIVATED = 'kept', 'activated'
-EPSILON = Field(
-  Kind.FUNCTION, is_visible=False, interval='(0, 1)', key='layer_norm_epsilon'
-)
 
 
 def keep(x: jax.Array) -> jax.Array:
   """Marks a result that is not recomputed with remat='products'."""
-  return checkpoint_name(x, KEPT)
+  return checkpoint_name(x, remat.KEPT)
 
 
 class LayerNorm(nn.Module):
@@ -52,7 +46,7 @@ class LayerNorm(nn.Module):
     dtype: Type of the result. Mean and variance are float32.
   """
 
-  epsilon: Annotated[float, EPSILON] = 1e-6
+  epsilon: Annotated[float, fields.EPSILON] = 1e-6
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   @nn.compact
@@ -144,7 +138,7 @@ class Mlp(nn.Module):
     )
 
     def finish(mlp: Mlp, y: jax.Array, context: Context) -> jax.Array:
-      y = checkpoint_name(mlp.activate(y), ACTIVATED)
+      y = checkpoint_name(mlp.activate(y), remat.ACTIVATED)
       y = drop(y, self.dropout_rate, Purpose.MLP_HIDDEN, context)
       if self.hidden_norm:
         y = mlp.norm(y)
@@ -152,12 +146,7 @@ class Mlp(nn.Module):
       return drop(y, self.dropout_rate, Purpose.MLP_OUTPUT, context)
 
     if context.remat == 'activations':
-      # The argument and the result of the activation function are kept, since
-      # one product of the forward pass writes both. What its derivative needs
-      # is recomputed. To recompute the result as well would read and write [B,
-      # T, M] four more times.
-      policy = jax.checkpoint_policies.save_only_these_names(ACTIVATED)
-      finish = nn.remat(finish, policy=policy)
+      finish = remat.activations(finish)
     hidden = keep(dense(self.width, name='up')(x))
     return finish(self, hidden, context)
 

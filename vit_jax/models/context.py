@@ -1,5 +1,12 @@
 """What all parts of a layer are given beside its tokens.
 
+The gradient of the attention weights is the gradient of a variable that is
+added to them. Linen's own `Module.perturb` does not work here, for three
+reasons. It needs the value itself, but the attention normalises its weights
+only after the product with the values. It keeps a variable in each module, so
+unrolled and scanned models would need different collections. And it makes these
+variables, as large as all attention weights, whenever a model is initialised.
+
 In comments: B images, T tokens, D hidden size, H heads, K channels of a head, N
 patches, P tokens before them.
 """

@@ -32,9 +32,11 @@ class UnknownFieldError(ValueError):
     known: The fields that there are.
   """
 
-  def __init__(self, module: type[Any], name: str, known: Sequence[str]):
+  def __init__(
+    self, module: type[Any], name: str, known: Sequence[str], hint: str = ''
+  ):
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    hint = (
+    hint = hint or (
       f'did you mean {near[0]!r}?' if near else f'it has {", ".join(known)}'
     )
     self.what = f'a {module.__name__} has no field {name!r}'
@@ -96,6 +98,9 @@ FITTED = Field(Kind.FITTED)
 TRAINING = Field(Kind.TRAINING)
 RATE = Field(Kind.TRAINING, interval='[0, 1)')
 EXECUTION = Field(Kind.EXECUTION)
+EPSILON = Field(  # of norms
+  Kind.FUNCTION, is_visible=False, interval='(0, 1)', key='layer_norm_epsilon'
+)
 PART = Field(Kind.FUNCTION)  # a module, whose own fields say their kinds
 
 _MOST_NUMBERS = 16  # most numbers in a tuple, such as stages of a ResNet

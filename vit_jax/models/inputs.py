@@ -8,6 +8,7 @@ from flax import linen as nn
 import jax
 
 from vit_jax.models import embedding
+from vit_jax.models.context import Context
 
 
 def check_images(
@@ -54,6 +55,24 @@ def check_images(
       f'images have {shape[-1]} channels, shape {list(shape)}, but the'
       f' parameters are for {channels}'
     )
+
+
+def check_positions(
+  model: nn.Module, context: Context, count: int, before: int
+) -> None:
+  """Checks that there are as many learned positions as tokens that have one.
+
+  Args:
+    model: The positions.
+    context: What they are given.
+    count: Number of patches.
+    before: How many tokens before them have a position.
+
+  Raises:
+    ValueError: There are more, or fewer.
+  """
+  sizes, path = (context.image_size, context.patch_size), 'position_embedding'
+  check_tokens(model, *sizes, before + count, (path,), axis=1, others=before)
 
 
 def check_tokens(

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from vit_jax.models import block
 from vit_jax.models import fields
-from vit_jax.models.block import EPSILON
 
 
 class RMSNorm(nn.Module):
@@ -21,7 +20,7 @@ class RMSNorm(nn.Module):
     dtype: Type of the result. The mean square is float32.
   """
 
-  epsilon: Annotated[float, EPSILON] = 1e-6
+  epsilon: Annotated[float, fields.EPSILON] = 1e-6
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   @nn.compact

@@ -17,9 +17,10 @@ from vit_jax.models import fields
 from vit_jax.models.context import Context
 
 if TYPE_CHECKING:
+  from vit_jax.models import patches
   from vit_jax.models import vit
 
-
+ONE_SHAPE = 'a model is initialised with images of one shape'
 # Added to the scores of tokens that are not attended to: their weights are 0,
 # and it is finite in all types but float16.
 _HIDDEN = -1e9
@@ -60,6 +61,39 @@ def context(model: vit.ViT, given: Context, count: int) -> Context:
   number = grids.shape[1]
   return given.replace(
     attended=owner[:, None] == jnp.arange(number)[:, None], segments=owner
+  )
+
+
+def positions(
+  part: patches.Learned,
+  table: jax.Array | None,
+  context: Context,
+  count: int,
+  before: int,
+) -> jax.Array:
+  """Returns learned positions of images with their own grids, [B, n, D].
+
+  Args:
+    part: What has them.
+    table: Those that are stored, [1, n, D].
+    context: What the part is given.
+    count: N, patches of a sequence with its padding.
+    before: How many tokens before them have a position.
+
+  Raises:
+    ValueError: None are stored, since the model is being initialised.
+  """
+  if table is None:
+    raise ValueError(ONE_SHAPE)
+  assert context.grids is not None
+  return embedding.positions_of_grids(
+    table[0],
+    context.grids,
+    count,
+    before,
+    grid=part.grid,
+    resize=part.resize,
+    is_kept=part.keep_aspect,
   )
 
 

@@ -16,12 +16,12 @@ from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
+from vit_jax.models import packing
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
 
 TOKENS = ('all', 'class', 'patches')
-ONE_SHAPE = 'a model is initialised with images of one shape'
 
 
 class Patches(nn.Module):
@@ -164,25 +164,7 @@ class Learned(nn.Module):
     if context.grids is None:
       shape = 1, before + count, d
       if table is not None and table.shape[1] != shape[1]:
-        inputs.check_tokens(
-          self,
-          context.image_size,
-          context.patch_size,
-          shape[1],
-          ('position_embedding',),
-          axis=1,
-          others=before,
-        )
+        inputs.check_positions(self, context, count, before)
       init = initializers_lib.INITIALIZERS[self.initializers].position
       return self.param('position_embedding', init, shape)
-    if table is None:
-      raise ValueError(ONE_SHAPE)
-    return embedding.positions_of_grids(
-      table[0],
-      context.grids,
-      count,
-      before,
-      grid=self.grid,
-      resize=self.resize,
-      is_kept=self.keep_aspect,
-    )
+    return packing.positions(self, table, context, count, before)

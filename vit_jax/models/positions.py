@@ -17,7 +17,7 @@ from vit_jax.models import initializers as initializers_lib
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
-from vit_jax.models.patches import ONE_SHAPE
+from vit_jax.models.packing import ONE_SHAPE
 
 # Parameters of factorised positions.
 ROWS, COLUMNS = 'rows_position_embedding', 'columns_position_embedding'

@@ -393,6 +393,15 @@ def name_of(kind: str, module: type[nn.Module]) -> str:
   return names.get(target, target)
 
 
+def with_option(option: str) -> tuple[str, str] | None:
+  """Returns kind and name of the first part with an option; None: none has."""
+  for kind, names in PARTS.items():
+    for name, path in names.items():
+      if option in options_of(_load(path)):
+        return kind, name
+  return None
+
+
 def _load(path: str) -> type[nn.Module]:
   """Returns the class of 'module:Class' in this package."""
   module, _, name = path.partition(':')

@@ -5,8 +5,10 @@ from typing import Any
 from flax import linen as nn
 import jax
 
-from vit_jax.models import block as block_lib
-
+# Names of results that the backward pass does not recompute: of dense layers,
+# attention and kernels with remat='products', and of activation functions with
+# remat='activations'.
+KEPT, ACTIVATED = 'kept', 'activated'
 POLICIES = (
   'auto',
   'none',
@@ -48,9 +50,24 @@ def recomputed(layer: Any, policy: str, scan: bool) -> Any:
   if policy == 'products':
     # Unlike `dots_saveable` this keeps results after their bias is added, which
     # the compiler does in the same operation, and those of kernels.
-    saveable = jax.checkpoint_policies.save_only_these_names(block_lib.KEPT)
+    saveable = jax.checkpoint_policies.save_only_these_names(KEPT)
   else:
     saveable = getattr(jax.checkpoint_policies, policy, None)
   # Inside a scan, XLA cannot merge the recomputation with the forward pass
   # anyway (CSE), so nothing has to prevent that.
   return nn.remat(layer, policy=saveable, prevent_cse=not scan)
+
+
+def activations(finish: Any) -> Any:
+  """Returns the second half of an MLP that recomputes its activation function.
+
+  The argument and the result of the activation function are kept, since one
+  product of the forward pass writes both. What its derivative needs is
+  recomputed. To recompute the result as well would read and write [B, T, M]
+  four more times.
+
+  Args:
+    finish: A method of the MLP.
+  """
+  policy = jax.checkpoint_policies.save_only_these_names(ACTIVATED)
+  return nn.remat(finish, policy=policy)

@@ -4,13 +4,6 @@ An unrolled stack has its parameters in `blocks_0`, `blocks_1`, ...; a scanned
 stack in `blocks`, with a leading axis of depth. `layouts` converts one form
 into the other.
 
-The gradient of the attention weights is the gradient of a variable that is
-added to them. Linen's own `Module.perturb` does not work here, for three
-reasons. It needs the value itself, but the attention normalises its weights
-only after the product with the values. It keeps a variable in each module, so
-unrolled and scanned models would need different collections. And it makes these
-variables, as large as all attention weights, whenever a model is initialised.
-
 In comments: B images, T tokens, D hidden size, H heads, L layers.
 """
 
@@ -42,12 +35,10 @@ def apply(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Applies a stack of blocks to x; sows the intermediates that they capture.
 
-  A block maps (x, context) to x. If the collection `intermediates` is mutable,
-  the model gets what its blocks capture as `attention` and `tokens`, [L, ...]
-  each. If the collection `perturbations` also has a variable `attention`, each
-  block gets its layer of it, and adds it to its attention weights. If the
-  collection `levels` is mutable instead, it gets the `tokens` alone, for heads
-  that read several layers.
+  A block maps (x, context) to x. What it captures, as `attention` and `tokens`,
+  goes to the collection `intermediates`, [L, ...] each, or the `tokens` alone
+  to `levels`, for heads that read several layers. It is given its layer of the
+  variable `attention` of the collection `perturbations`.
 
   Args:
     model: Linen module that gets the parameters; in its compact method.

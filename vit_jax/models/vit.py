@@ -239,7 +239,8 @@ class ViT(nn.Module):
       # Both may be those of a copy without a head.
       has_count = hasattr(self.head, 'num_classes')
       count: Any = {'num_classes': self.num_classes} if has_count else {}
-      head = self.head.copy(name='head', **count)
+      scope: Any = self.scope
+      head = self.head.clone(parent=scope.push('head', reuse=True), **count)
       result['logits'] = head(features, context)
     return result
 
@@ -280,8 +281,8 @@ class ViT(nn.Module):
     """
     # A copy, since a bound model may be called again.
     name = getattr(self.patches, 'scope_name', None)
-    patches = self.patches.copy(name=name)
-    if name is None:
+    patches = self.patches.copy(name=name or None)
+    if not name:
       nn.share_scope(self, patches)
     x = patches(images)
     b, *grid = x.shape[:-1]
@@ -406,17 +407,21 @@ class Linear(nn.Module):
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns logits; of features [B, 2, D], [B, 2, num_classes]."""
     starts = initializers_lib.INITIALIZERS[self.initializers]
-    own: Any = self.scope
-    beside = own.parent
+    scope: Any = self.scope  # a parent, which Linen's types do not allow
+    beside = scope.parent
     if self.pre_logits:
-      scope = beside.push('pre_logits')
-      layer = nn.Dense(self.pre_logits, kernel_init=starts.kernel, parent=scope)
+      layer = nn.Dense(
+        self.pre_logits,
+        kernel_init=starts.kernel,
+        parent=beside.push('pre_logits'),
+      )
       x = nn.tanh(layer(x))
     if not self.num_classes:
       return x
     if self.norm == 'batch':
-      scope = beside.push('head_norm')
-      norm = projection.StoredBatchNorm(False, 1e-6, parent=scope)
+      norm = projection.StoredBatchNorm(
+        affine=False, epsilon=1e-6, parent=beside.push('head_norm')
+      )
       x = norm(x, train=context.train)
     dense = functools.partial(
       nn.Dense,
@@ -424,7 +429,7 @@ class Linear(nn.Module):
       kernel_init=starts.head,
       bias_init=nn.initializers.constant(self.bias),
     )
-    head = dense(parent=own)
+    head = dense(parent=scope)
     if x.ndim == _ndim(context):
       return head(x)
     second = dense(parent=beside.push('head_distillation'))

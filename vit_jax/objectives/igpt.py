@@ -148,8 +148,9 @@ def _check_model(model: models.Model) -> None:
     )
   if not model.has_clusters:
     raise config_lib.UserError(
-      'config.model.has_clusters is False, but config.objective.name=igpt'
-      ' learns from images: set it to True, or start from a checkpoint that has'
+      'has_clusters of config.model.name is False, but'
+      ' config.objective.name=igpt learns from images: leave it out, or start'
+      ' from a checkpoint that has'
       ' clusters in its preprocessor_config.json'
     )
 
@@ -179,7 +180,7 @@ def read_palette(
   if len(words) != model.colours:
     raise config_lib.UserError(
       f'{key} has {len(words)} colours, but the model has {model.colours}: set'
-      f' config.model.colours={len(words)}'
+      f' colours={len(words)} in the brackets of config.model.name'
     )
   values = [
     [int(word[i : i + digits], 16) for i in range(0, len(word), digits)]
@@ -212,8 +213,9 @@ def find_clusters(pixels: np.ndarray, count: int, seed: int) -> np.ndarray:
   colours, weights = np.unique(pixels, axis=0, return_counts=True)
   if len(colours) < count:
     raise config_lib.UserError(
-      f'config.model.colours is {count}, but the training images have only'
-      f' {len(colours)} colours: set it to {len(colours)} at most'
+      f'the iGPT of config.model.name has {count} colours, but the training'
+      f' images have only {len(colours)}: set colours={len(colours)} in its'
+      ' brackets at most'
     )
   # With several threads, the order of sums would differ from run to run.
   with threadpoolctl.threadpool_limits(1):

@@ -100,7 +100,7 @@ def _unread(
     config.optim[key] = ''
   config.optim.rules, config.optim.layer_decay = (), 1.0
   config_lib.set_value(config, 'model.depth', 1)
-  config_lib.set_value(config, 'model.feature_layer', None)
+  config.model.name = models.renamed(config.model.name, feature_layer=None)
   scanned = _count(config, features)
   config.model.scan = False
   read = _count(config, features)
