@@ -138,7 +138,7 @@ def test_segments_of_a_model():
   bright[planted.BRIGHT] = True
   assert found.shape == (1, 2, 2, 4)
   np.testing.assert_array_equal(found, np.broadcast_to(bright, found.shape))
-  gap = planted.loaded(planted.tiny(pool='gap'))
+  gap = planted.loaded(planted.tiny(pool='mean'))
   with pytest.raises(UserError, match='has no class token'):
     explore.attention_segments(gap, planted.images())
 

@@ -99,7 +99,7 @@ def test_filters_of_planted_components():
 
 
 def test_filters_of_a_stem_are_standardised():
-  hybrid = planted.tiny(resnet_stages=(), resnet_width=32, patch_size=(1, 1))
+  hybrid = planted.tiny(patches='hybrid(width=32)', patch_size=(1, 1))
   for model, width in ((hybrid, 32), (planted.tiny_bit(), 8)):
     vit = planted.loaded(model)
     found = explore.stem_filters(vit)
@@ -122,7 +122,7 @@ def test_filters_of_a_stem_are_standardised():
     ),
     (planted.tiny_bit(), explore.position_similarity, 'BiT has no position'),
     (
-      planted.tiny(position_embedding='none'),
+      planted.tiny(positions='none'),
       explore.position_similarity,
       'ViT has no position',
     ),

@@ -175,7 +175,7 @@ def test_a_volume_is_like_an_image_of_depth_one():
 
 def test_volumes_have_no_fixed_positions():
   volume = jnp.ones((1, 4, 4, 4, 1))
-  for fields in ({'position_embedding': 'sincos2d'}, {'rotary': 'dinov3'}):
+  for fields in ({'positions': 'sincos2d'}, {'positions': 'learned + rope'}):
     model = trunk_of(patch_size=(2, 2, 2), **fields)
     with pytest.raises(ValueError, match='is of volumes'):
       jax.eval_shape(model.init, jax.random.key(0), volume)

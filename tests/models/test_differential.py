@@ -89,11 +89,19 @@ def test_what_is_added_to_the_weights_is_added_to_the_difference(layer):
 @pytest.mark.parametrize(
   'fields,message',
   [
-    ({'rotary': 'dinov3'}, "rotary='dinov3'"),
-    ({'relative_positions': 'shared', 'key_bias': False}, 'shared'),
+    ({'positions': 'learned + rope'}, "rotary='dinov3'"),
+    (
+      {
+        'positions': 'learned + relative_bias',
+        'attention': 'attention(key_bias=False)',
+      },
+      'shared',
+    ),
     ({'hidden_size': 6}, 'heads of 3 channels'),
   ],
 )
 def test_what_does_not_go_together(fields, message):
   with pytest.raises(ValueError, match=f'differential=True .*{message}'):
-    models.create_model('ViT-Ti/4', 3, **TINY | fields, differential=True)
+    models.create_model(
+      'ViT-Ti/4', 3, **TINY | fields, attention='differential'
+    )

@@ -101,15 +101,15 @@ def test_full_buffers_drop_the_tokens_with_the_least_gates():
   ('fields', 'said'),
   [
     ({'scan': True}, 'scan=True'),
-    ({'merge': 2}, 'merge=2'),
-    ({'expert_layers': (3,)}, 'from 1 to the depth, 2'),
+    ({'block': 'merging(2)'}, 'merge=2'),
+    ({'mlp': 'experts(2, layers=(3,))'}, 'from 1 to the depth, 2'),
     ({'depth': 1}, 'choose layers'),
-    ({'routing': 'hard'}, 'choose one of top_experts'),
+    ({'mlp': "experts(2, routing='hard')"}, 'choose one of top_experts'),
   ],
 )
 def test_what_cannot_have_experts(fields, said):
   with pytest.raises(ValueError, match=said):
-    models.create_model('ViT-Ti/4', 0, **TINY | {'experts': 2} | fields)
+    models.create_model('ViT-Ti/4', 0, **TINY | {'mlp': 'experts(2)'} | fields)
 
 
 def config(mesh=(1, 1, 1), **overrides):

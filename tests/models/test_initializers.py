@@ -78,8 +78,16 @@ def test_mimetic_initialisation(scan):
   [
     ('Mixer-S/4', {}, 'layers without attention'),
     ('BiT-R50x1', {}, 'layers without attention'),
-    ('ViT-Ti/4', {'num_heads': 4, 'key_heads': 2, 'hidden_size': 32}, 'key_'),
-    ('ViT-Ti/4', {'differential': True, 'num_heads': 4}, 'differential=True'),
+    (
+      'ViT-Ti/4',
+      {'num_heads': 4, 'attention': 'grouped(key_heads=2)', 'hidden_size': 32},
+      'key_',
+    ),
+    (
+      'ViT-Ti/4',
+      {'attention': 'differential', 'num_heads': 4},
+      'differential=True',
+    ),
   ],
 )
 def test_mimetic_initialisation_is_of_plain_attention(name, fields, what):

@@ -123,15 +123,20 @@ def test_tensor_parallelism_may_have_more_parts_than_keys_have_heads():
 @pytest.mark.parametrize(
   'fields,message',
   [
-    ({'key_heads': 0}, 'from 1 to'),
-    ({'key_heads': 3}, 'it must divide num_heads=4'),
-    ({'key_heads': 4}, 'and be smaller'),
-    ({'full_key_layers': 1}, 'has no effect without key_heads'),
-    ({'key_heads': 2, 'full_key_layers': 2}, 'all layers of depth=3'),
-    ({'key_heads': 2, 'full_key_layers': -1}, 'from 0 to'),
-    ({'key_heads': 2, 'key_bias': False}, 'key_bias=False'),
+    ({'attention': 'grouped(0)'}, 'from 1 to'),
+    ({'attention': 'grouped(key_heads=3)'}, 'it must divide num_heads=4'),
+    ({'attention': 'grouped(key_heads=4)'}, 'and be smaller'),
+    (
+      {'attention': 'grouped(key_heads=2, full_layers=2)'},
+      'all layers of depth=3',
+    ),
+    ({'attention': 'grouped(2, full_layers=-1)'}, 'from 0 to'),
+    ({'attention': 'grouped(key_heads=2, key_bias=False)'}, 'key_bias=False'),
     (MIDDLE | {'scan': True}, 'scan=True and full_key_layers=1'),
-    ({'layer_scale_mlp': False}, 'no effect without layer_scale'),
+    (
+      {'block': 'block(layer_scale_mlp=False)'},
+      'no effect without layer_scale',
+    ),
     (
       {'block': 'parallel(layer_scale=0.5, layer_scale_mlp=False)'},
       'they have one scale',

@@ -103,13 +103,13 @@ def test_training_with_merged_tokens_and_without_some_patches():
   ('fields', 'message'),
   [
     ({'scan': True}, 'merge=1 does not go with scan=True'),
-    ({'rotary': 'eva02'}, "rotary='eva02'"),
+    ({'positions': "learned + rope(kind='eva02')"}, "rotary='eva02'"),
     ({'pool': 'map'}, "pool='map'"),
   ],
 )
 def test_what_cannot_be_merged(fields, message):
   with pytest.raises(ValueError, match=message):
-    _model(merge=1, **fields)
+    _model(block='merging(1)', **fields)
 
 
 def test_merged_tokens_are_not_captured():

@@ -162,15 +162,16 @@ def test_tensor_parallelism_splits_all_products(fields):
 @pytest.mark.parametrize(
   'fields,message',
   [
-    ({'parallel_mlp': True, 'branches': 2}, 'does not go with branches=2'),
-    ({'parallel_mlp': True, 'post_norm': True}, 'post_norm=True'),
-    ({'parallel_mlp': True, 'merge': 1}, 'merge, between'),
-    ({'branches': 2, 'experts': 2}, 'does not go with experts'),
+    ({'block': 'branches(2)', 'mlp': 'experts(2)'}, 'not go with experts'),
     (
-      {'branches': 2, 'relative_positions': 'layers', 'key_bias': False},
+      {
+        'block': 'branches(2)',
+        'positions': 'learned + relative_bias(shared=False)',
+        'attention': 'attention(key_bias=False)',
+      },
       'of one attention',
     ),
-    ({'branches': 0}, 'at least 1|from 1 to'),
+    ({'block': 'branches(0)'}, 'from 1 to'),
   ],
 )
 def test_what_does_not_go_together(fields, message):

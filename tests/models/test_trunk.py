@@ -130,15 +130,15 @@ def test_what_cannot_be_masked_or_left_out():
   model, params = make()
   with pytest.raises(ValueError, match='mask_token is False'):
     tokens(model, params, masked=jnp.zeros((2, 15), bool))
-  model, params = make(relative_positions='shared')
+  model, params = make(positions='learned + relative_bias')
   with pytest.raises(ValueError, match='none left out'):
     tokens(model, params, kept=jnp.zeros((2, 3), jnp.int32))
   with pytest.raises(ValueError, match='no other tokens'):
-    make(relative_positions='shared', registers=1)
+    make(positions='learned + relative_bias', registers=1)
 
 
 def test_what_is_behind_the_last_patch_is_left_out():
-  model, params = make(crop_to_patches=True)
+  model, params = make(patches='patches(crop=True)')
   whole = tokens(model, params)
   wider = jnp.pad(IMAGES, ((0, 0), (0, 3), (0, 1), (0, 0)), constant_values=9.0)
   out = compiled.apply(model, {'params': params}, wider, method='trunk')
@@ -148,7 +148,7 @@ def test_what_is_behind_the_last_patch_is_left_out():
   with pytest.raises(ValueError, match='3 x 20, is not a multiple'):
     compiled.apply(model, {'params': params}, IMAGES[:, :3])
   with pytest.raises(ValueError, match='resnet_stages pad'):
-    models.create_model('R+ViT-Ti/16', 0, crop_to_patches=True)
+    models.create_model('R+ViT-Ti/16', 0, patches='hybrid(crop=True)')
 
 
 @pytest.mark.parametrize('kind', embedding.SINCOS)
@@ -272,7 +272,7 @@ def test_what_cannot_be_packed():
   grids = np.array([[[1, 2], [2, 1]]])
   for fields, said in (
     ({'pool': 'token'}, 'class_token'),
-    ({'pool': 'gap', 'experts': 2}, 'experts'),
+    ({'mlp': 'experts(2)', 'pool': 'mean'}, 'experts'),
   ):
     model = flat.ViT(0, **NAFLEX | fields).parts()
     params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[

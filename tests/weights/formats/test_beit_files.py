@@ -115,15 +115,18 @@ def test_a_grid_that_is_not_square_must_be_said(tmp_path):
 @pytest.mark.parametrize(
   'fields',
   [
-    {'relative_positions': 'shared', 'pool': 'token+gap'},
-    {'relative_positions': 'layers', 'qk_norm': True},
-    {'key_bias': False, 'gated_mlp': True},
-    {'relative_positions': 'shared', 'key_bias': True},
+    {'positions': 'relative_bias', 'pool': 'token_and_mean'},
+    {
+      'positions': 'relative_bias(shared=False)',
+      'attention': 'attention(key_bias=False, qk_norm=True)',
+    },
+    {'mlp': "swiglu(gelu='exact')"},
+    {'positions': 'relative_bias', 'attention': 'attention'},
   ],
 )
 def test_what_its_files_cannot_hold(tmp_path, to, fields):
-  loaded = random_model(**BEIT | {'position_embedding': 'none'} | fields)
-  if to == 'timm' and 'gated_mlp' in fields:
+  loaded = random_model(**BEIT | {'positions': 'none'} | fields)
+  if to == 'timm' and 'mlp' in fields:
     export.write(loaded, tmp_path / 'x', to, 'here')  # as EVA-02
     assert_same(vit_jax.load(tmp_path / 'x', rotary='none'), loaded)
     return

@@ -150,8 +150,12 @@ def test_timms_names_both_ways(tmp_path, name):
   [
     ('huggingface', {'num_classes': 3}, 'a classifier after the tower of CLIP'),
     ('huggingface', {'registers': 2}, 'the tokens class_token, register_tok'),
-    ('timm', {'patch_bias': True}, 'after a patch embedding with a bias'),
-    ('timm', {'rotary': 'eva02'}, 'approximations of the GELU beside rotary'),
+    ('timm', {'patches': 'patches'}, 'after a patch embedding with a bias'),
+    (
+      'timm',
+      {'positions': "learned + rope(kind='eva02')"},
+      'approximations of the GELU beside rotary',
+    ),
     ('google', {}, 'a LayerNorm before the layers'),
   ],
 )
@@ -345,7 +349,7 @@ def open_clips(name):
 def test_names_of_open_clip(tmp_path, caplog):
   """Beside a text tower; where nothing says the GELU, that is said."""
   ours = random_model(
-    **CLIP | {'gelu': 'exact', 'num_classes': 0, 'hidden_size': 64},
+    **CLIP | {'mlp': "mlp(gelu='exact')", 'num_classes': 0, 'hidden_size': 64},
     num_heads=1,
     mlp_dim=64,
   )

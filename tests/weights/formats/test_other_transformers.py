@@ -104,10 +104,16 @@ def test_there_and_back(tmp_path, fields):
   'fields,message',
   [
     ({'num_classes': 3}, 'a classifier beside'),
-    ({'map_mlp_dim': 16}, 'attention pooling with an MLP'),
-    ({'qkv_bias': False}, 'biases of some dense layers alone'),
+    (
+      {'pool': "map(mlp_dim=16, query=False, gelu='exact')"},
+      'attention pooling with an MLP',
+    ),
+    (
+      {'attention': 'attention(qkv_bias=False)'},
+      'biases of some dense layers alone',
+    ),
     ({'registers': 2}, 'the tokens register_tokens beside'),
-    ({'norm': 'layer'}, 'norms that also shift'),
+    ({'norm': 'layer_norm'}, 'norms that also shift'),
   ],
 )
 def test_what_an_aimv2_has_no_place_for(tmp_path, fields, message):

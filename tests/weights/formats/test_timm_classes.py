@@ -311,7 +311,9 @@ def test_outputs_are_those_of_timm(tmp_path, kind, libraries):
 
 
 def test_layers_whose_keys_have_other_heads(tmp_path):
-  ours = random_model(**SAPIENS | {'depth': 4, 'key_heads': 1})
+  ours = random_model(
+    **SAPIENS | {'depth': 4, 'attention': 'grouped(key_heads=1, qk_norm=True)'}
+  )
   export.write(ours, tmp_path / 'x', 'timm', 'here')
   arrays = read(tmp_path / 'x' / 'model.safetensors')
   for x in 'kv':
@@ -366,20 +368,53 @@ def test_two_biases_become_one(tmp_path):
 @pytest.mark.parametrize(
   'fields,message',
   [
-    ({'patch_norm': True}, 'a norm after the patch embedding'),
+    ({'patches': 'normed'}, 'a norm after the patch embedding'),
     (PE | {'pool': 'map'}, 'attention pooling of patches alone'),
-    (PE | {'patch_bias': True}, 'a LayerNorm before the layers'),
-    ({'post_norm': True, 'qk_norm': True}, 'norms after attention and MLP'),
-    (RELATIVE | {'registers': 2}, 'tokens other than a class token'),
-    ({'pool': 'map', 'map_query': False}, 'a projection of its query'),
-    ({'rotary': 'eva02', 'dense_bias': False}, 'without biases'),
-    ({'rotary': 'eva02', 'branches': 2}, 'several attentions'),
-    ({'parallel_mlp': True, 'dense_bias': False}, 'outputs without biases'),
-    ({'branches': 2, 'gated_mlp': True}, 'a gated MLP in layers'),
-    ({'post_norm': True, 'key_heads': 1}, 'fewer heads of keys'),
-    ({'relative_positions': 'shared', 'key_heads': 1}, 'fewer heads of keys'),
+    (PE | {'patches': 'patches'}, 'a LayerNorm before the layers'),
     (
-      SAPIENS | {'gated_mlp': False, 'pool': 'map', 'map_prefix': True},
+      {'attention': 'attention(qk_norm=True)', 'block': 'post_norm'},
+      'norms after attention and MLP',
+    ),
+    (RELATIVE | {'registers': 2}, 'tokens other than a class token'),
+    ({'pool': "map(query=False, gelu='exact')"}, 'a projection of its query'),
+    (
+      {
+        'positions': "learned + rope(kind='eva02')",
+        'attention': 'attention(out_bias=False)',
+        'mlp': "mlp(gelu='exact', bias=False)",
+      },
+      'without biases',
+    ),
+    (
+      {'positions': "learned + rope(kind='eva02')", 'block': 'branches(2)'},
+      'several attentions',
+    ),
+    (
+      {
+        'attention': 'attention(out_bias=False)',
+        'mlp': "mlp(gelu='exact', bias=False)",
+        'block': 'parallel',
+      },
+      'outputs without biases',
+    ),
+    (
+      {'mlp': "swiglu(gelu='exact')", 'block': 'branches(2)'},
+      'a gated MLP in layers',
+    ),
+    (
+      {'attention': 'grouped(key_heads=1)', 'block': 'post_norm'},
+      'fewer heads of keys',
+    ),
+    (
+      {
+        'positions': 'learned + relative_bias',
+        'attention': 'grouped(key_heads=1)',
+      },
+      'fewer heads of keys',
+    ),
+    (
+      SAPIENS
+      | {'mlp': "mlp(gelu='exact')", 'pool': "map(prefix=True, gelu='exact')"},
       'attention pooling with norms',
     ),
   ],

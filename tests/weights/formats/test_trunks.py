@@ -99,13 +99,15 @@ def test_transformers_dinov3(tmp_path, name):
 
 def test_a_dinov3_without_what_transformers_needs(tmp_path):
   """Neither registers nor a mask token: their arrays are there, unused."""
-  fields = {'rotary': 'dinov3', 'position_embedding': 'none', **DINO}
-  ours = random_model(layer_scale=1.0, **fields)
+  fields = {'positions': 'rope', **DINO}
+  ours = random_model(block='block(layer_scale=1.0)', **fields)
   export.write(ours, tmp_path / 'x', 'huggingface', 'here')
   assert_same(vit_jax.load(tmp_path / 'x'), ours)
   with pytest.raises(UserError, match='no place for a classifier beside'):
     export.write(
-      random_model(layer_scale=1.0, **fields | {'num_classes': 3}),
+      random_model(
+        block='block(layer_scale=1.0)', **fields | {'num_classes': 3}
+      ),
       tmp_path / 'y',
       'huggingface',
       'here',
