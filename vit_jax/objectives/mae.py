@@ -20,7 +20,6 @@ from vit_jax.data import features as features_lib
 from vit_jax.models import decoder
 from vit_jax.models import embedding
 from vit_jax.models import layouts
-from vit_jax.models import patches as patches_lib
 from vit_jax.models import pooling
 from vit_jax.models import relative
 from vit_jax.models import spec as spec_lib
@@ -365,7 +364,7 @@ def _check_model(
   biases = relative.RelativeBias | relative.RelativeMlpBias
   wrong = {
     'a ResNet, which sees the removed patches': isinstance(
-      model.patches, patches_lib.HybridPatches
+      model.patches, stems.HybridPatches
     ),
     "pool='map', which this loss does not train": isinstance(
       model.pool, pooling.Map
