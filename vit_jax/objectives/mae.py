@@ -23,6 +23,7 @@ from vit_jax.models import layouts
 from vit_jax.models import pooling
 from vit_jax.models import relative
 from vit_jax.models import spec as spec_lib
+from vit_jax.models import stems
 from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import feature_checks
