@@ -117,7 +117,7 @@ def test_a_run_there_and_back(digits_run, tmp_path, form):
 @pytest.mark.parametrize('form', ['google', 'timm', 'vit_jax'])
 def test_what_the_outputs_mean(tmp_path, form, caplog):
   """Numbers stay numbers, in the units of the data."""
-  random = random_model(size=(8, 8), patch_size=4, gelu='tanh', num_classes=2)
+  random = random_model(size=(8, 8), patch_size=4, num_classes=2)
   preprocess = dataclasses.replace(
     random.preprocess,
     classes=(),

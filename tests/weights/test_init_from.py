@@ -141,7 +141,11 @@ def test_a_work_directory_gives_what_it_learned(checkpoint, tmp_path):
 
 @pytest.mark.parametrize(
   'fields',
-  [{'pool': 'map'}, {'pool': 'token_and_mean'}, {'pre_logits': 6}],
+  [
+    {'pool': 'map'},
+    {'pool': 'token_and_mean'},
+    {'head': 'linear(pre_logits=6)'},
+  ],
 )
 def test_another_head_starts_anew(checkpoint, caplog, fields):
   """In a run, and where it is loaded; a table says what is new."""
@@ -154,7 +158,7 @@ def test_another_head_starts_anew(checkpoint, caplog, fields):
   new = [x.path for x in loaded.changes if x.action.startswith('new: ')]
   assert all(path in caplog.text for path in new)
   assert ('map_head/probe' in new) == (fields.get('pool') == 'map')
-  assert ('pre_logits/kernel' in new) == ('pre_logits' in fields)
+  assert ('pre_logits/kernel' in new) == ('head' in fields)
 
 
 @pytest.mark.parametrize(

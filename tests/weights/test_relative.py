@@ -35,7 +35,7 @@ def test_a_shared_table_is_copied_to_each_layer():
 
 
 def test_new_tables_are_zeros_and_change_nothing():
-  plain = tiny(**FIELDS)
+  plain = tiny(positions='none', **FIELDS)
   changes = assert_same_function(plain, LAYERS)
   assert changes[f'blocks_0/attention/{NAME}'].is_fresh
   _, changes = adapt(SHARED, plain)

@@ -369,7 +369,7 @@ def test_two_biases_become_one(tmp_path):
   'fields,message',
   [
     ({'patches': 'normed'}, 'a norm after the patch embedding'),
-    (PE | {'pool': 'map'}, 'attention pooling of patches alone'),
+    (PE | {'pool': "map(gelu='exact')"}, 'attention pooling of patches alone'),
     (PE | {'patches': 'patches'}, 'a LayerNorm before the layers'),
     (
       {'attention': 'attention(qk_norm=True)', 'block': 'post_norm'},

@@ -121,13 +121,13 @@ DINO_HERE = {
 }
 OURS = {
   'ViT': {'mlp': "mlp(gelu='exact')"},
-  'ViT, tanh': {'gelu': 'tanh', 'layer_norm_epsilon': 1e-12},
+  'ViT, tanh': {'layer_norm_epsilon': 1e-12},
   'ViT, grey, oblong': {
     'channels': 1,
     'size': (16, 32),
     'attention': 'attention(qkv_bias=False)',
   },
-  'DeiT': {'distillation_token': True, 'distillation_head': False},
+  'DeiT': {'distillation_token': True, 'head': 'linear(distillation=False)'},
   'DeiT, distilled': {'distillation_token': True, 'mlp_dim': 50},
   'I-JEPA': {'pool': 'mean'},
   'fixed positions': {'positions': 'sincos2d', 'pool': 'mean'},

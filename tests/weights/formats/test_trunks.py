@@ -295,7 +295,10 @@ NAFLEX = {
 @pytest.mark.parametrize(
   'fields',
   [
-    {'positions': 'learned(grid=(2, 8))', 'pool': 'map'},
+    {
+      'positions': "learned(tokens='patches', resize='bicubic', grid=(2, 8))",
+      'pool': "map(gelu='exact')",
+    },
     {'pool': 'mean(norm_after=True)', 'class_token': True},
     {
       'positions': 'factorized(keep_aspect=True, grid=(4, 4))',
@@ -304,11 +307,13 @@ NAFLEX = {
       'registers': 2,
     },
     {
-      'positions': "learned(resize='corner', keep_aspect=True)",
+      'positions': (
+        "learned(tokens='patches', resize='corner', keep_aspect=True)"
+      ),
       'last_norm': False,
     },
     {
-      'positions': "learned(resize='plain')",
+      'positions': "learned(tokens='patches', resize='plain')",
       'class_token': True,
       'registers': 2,
     },
