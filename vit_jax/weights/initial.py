@@ -54,7 +54,7 @@ def load(config: ml_collections.ConfigDict) -> weights.Loaded:
   known = {
     key: config.model[key]
     for key in foreign.UNSEEN
-    if config.model[key] is not None
+    if config.model.get(key) is not None
   }
   size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
   try:
