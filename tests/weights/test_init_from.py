@@ -34,7 +34,7 @@ FIELDS = {
 EXPECTED = {
   'patch_size': (4, 4),
   'initializers': None,
-  'block': 'block(layer_scale=1e-5)',
+  'block': 'block(layer_scale=1e-05)',
 }
 
 
