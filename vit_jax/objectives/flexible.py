@@ -24,11 +24,11 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import embedding
-from vit_jax.models import patches as patches_lib
 from vit_jax.models import positions as positions_lib
 from vit_jax.models import registry
 from vit_jax.models import relative
 from vit_jax.models import rotary
+from vit_jax.models import stems
 from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.weights import resize
@@ -129,7 +129,7 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
       f' for config.objective.name={objective.config.objective.name} with a'
       f' {type(model).__name__}: leave train.patch_sizes out'
     )
-  if isinstance(model.patches, patches_lib.HybridPatches):
+  if isinstance(model.patches, stems.HybridPatches):
     raise config_lib.UserError(
       'patches of several sizes do not go with a hybrid, whose ResNet has the'
       ' patches: choose a ViT, as --config.model.name=ViT-B/16'
