@@ -250,11 +250,17 @@ def model_of(module: type[Flat], fields: Mapping[str, Any]) -> Model:
 
 
 def flat_model(module: type[Flat], fields: Mapping[str, Any]) -> Flat:
-  """Returns flat fields, after checking them; see `model_of`."""
+  """Returns flat fields, after checking them; see `model_of`.
+
+  Texts remain only of parts that no flat field describes.
+  """
   model = module(**fields_lib.checked(module, fields))
   fields_lib.check_values(model)
   if isinstance(model, flat.ViT):
     checks.check_vit(model)
+    if any(getattr(model, kind) for kind in flat.TEXTS):
+      model = flat.flatten(model.parts())
+      checks.check_vit(model)
   if isinstance(model, igpt.IGPT):
     checks.check_igpt(model)
   checks.check_initializers(model)
@@ -262,17 +268,8 @@ def flat_model(module: type[Flat], fields: Mapping[str, Any]) -> Flat:
 
 
 def from_flat(model: Flat) -> Model:
-  """Returns the Linen module of flat fields; see `flattened`.
-
-  Raises:
-    ValueError: Parts that the fields name do not fit.
-  """
-  if not isinstance(model, flat.ViT):
-    return model
-  result = model.parts()
-  if any(getattr(model, kind) for kind in flat.TEXTS):
-    checks.check_vit(flat.flatten(result))
-  return result
+  """Returns the Linen module of flat fields; see `flattened`."""
+  return model.parts() if isinstance(model, flat.ViT) else model
 
 
 def flattened(model: Model | Flat) -> Flat:

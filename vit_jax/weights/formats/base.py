@@ -272,6 +272,7 @@ def build(
       raise UserError(
         f'it is a {module.__name__}, which has no field {key!r}: leave it out'
       )
+  fields = flat.without_named(fields, hints.overrides)
   return models.flat_model(module, fields | hints.overrides)
 
 
