@@ -113,7 +113,9 @@ def test_a_run_resumes_and_loads_without_the_checkpoint(checkpoint, tmp_path):
   assert loop.run(config, str(cut)).status == 0
   (expected, found) = (vit_jax.load(path) for path in (whole, cut))
   jax.tree.map(np.testing.assert_array_equal, expected.params, found.params)
-  assert expected.model.gelu == 'exact' and expected.model.registers == 2
+  assert (
+    expected.model.block.mlp.gelu == 'exact' and expected.model.registers == 2
+  )
   assert expected.preprocess.mean == pytest.approx((0.5,))
   assert expected.preprocess.interpolation == 'bicubic'
   assert found.preprocess == expected.preprocess
