@@ -54,8 +54,7 @@ def load(config: ml_collections.ConfigDict) -> weights.Loaded:
   known = {
     key: config.model[key]
     for key in foreign.UNSEEN
-    # The head is this run's, and may be another.
-    if key != 'head' and config.model.get(key) is not None
+    if config.model.get(key) is not None
   }
   size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
   try:

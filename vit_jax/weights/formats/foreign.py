@@ -45,13 +45,13 @@ _WEIGHTS = (
 SUFFIXES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 
 _MOST_PREFIXES = 3  # names of modules before those of a model
-# Fields of models that arrays do not show.
+# Fields of models that arrays do not show. Another head starts anew.
 UNSEEN = tuple(
   dict.fromkeys(
     name
     for module in typing.get_args(models.Flat)
     for name, field in fields.of(module).items()
-    if not field.is_visible
+    if not field.is_visible and name != 'head'
   )
 )
 
