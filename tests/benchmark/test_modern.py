@@ -28,8 +28,7 @@ def test_each_part_is_a_model():
     'experts',
   }
   for changes in parts.values():
-    own = models.fields_of(plain) | changes
-    model = models.model_of(type(plain), own)
+    model = models.with_fields(plain, **changes)
     assert models.abstract_params(model, (8, 8, 1))
 
 

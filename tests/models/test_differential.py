@@ -93,7 +93,7 @@ def test_what_is_added_to_the_weights_is_added_to_the_difference(layer):
     (
       {
         'positions': 'learned + relative_bias',
-        'attention': 'attention(key_bias=False)',
+        'attention': 'differential(key_bias=False)',
       },
       'shared',
     ),
@@ -103,5 +103,5 @@ def test_what_is_added_to_the_weights_is_added_to_the_difference(layer):
 def test_what_does_not_go_together(fields, message):
   with pytest.raises(ValueError, match=f'differential=True .*{message}'):
     models.create_model(
-      'ViT-Ti/4', 3, **TINY | fields, attention='differential'
+      'ViT-Ti/4', 3, **TINY | {'attention': 'differential'} | fields
     )

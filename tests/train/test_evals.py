@@ -327,7 +327,9 @@ def test_data_that_cannot_work_are_refused_at_once(fields, message):
 
 def test_a_model_whose_layers_no_probe_reads_is_refused_at_once():
   near = {'kind': 'knn', 'features': 'layers'}
-  with pytest.raises(UserError, match=r'near: features=.* with merge: choose'):
+  with pytest.raises(
+    UserError, match=r'near: features=.* that merges tokens: choose'
+  ):
     experiment_lib.build(config({'near': near}, model__block='merging(1)'))
 
 
