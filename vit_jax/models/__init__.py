@@ -15,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config import parts
 from vit_jax.models import checks
 from vit_jax.models import embedding
 from vit_jax.models import fields as fields_lib
@@ -177,12 +176,11 @@ def _head_bias(module: type[Flat], text: str) -> float:
 
 def _parse(name: str) -> tuple[type[Flat], dict[str, Any]]:
   """Returns the class and the fields that a name stands for."""
-  name, bracket, text = name.partition('(')
-  if bracket:
+  name, options = registry.split_name(name)
+  if options:
     module, fields = _parse(name)
-    options = parts.parse(f'options({text}', 'model.name')
-    parts.check_options(options, 'model.name', options_of(module))
-    return module, fields | options.options
+    registry.check_name_options(name, options, options_of(module))
+    return module, fields | options
   if named := names.find(name):
     module, fields = _parse(named[0])
     return module, fields | named[1]
@@ -210,10 +208,9 @@ def _parse(name: str) -> tuple[type[Flat], dict[str, Any]]:
 
 def renamed(name: str, **options: Any) -> str:
   """Returns a model's name with other options; those that are None go."""
-  name, _, text = name.partition('(')
-  part = parts.parse(f'options({text}' if text else 'options', 'model.name')
-  kept = {k: x for k, x in (part.options | options).items() if x is not None}
-  return name + str(parts.Part('', (), kept))
+  name, named = registry.split_name(name)
+  kept = {key: x for key, x in (named | options).items() if x is not None}
+  return registry.join_name(name, kept)
 
 
 def _unknown_name(name: str) -> ValueError:
@@ -336,7 +333,7 @@ def config_of(model: Model) -> dict[str, Any]:
   keys = {key: value for key, value in fields.items() if key in KEYS}
   if bias := options.pop('head_bias', 0.0):
     keys['head'] = f'linear(bias={bias})'
-  return {'name': str(parts.Part(name, (), options))} | keys
+  return {'name': registry.join_name(name, options)} | keys
 
 
 def from_config(

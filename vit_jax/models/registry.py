@@ -393,6 +393,41 @@ def name_of(kind: str, module: type[nn.Module]) -> str:
   return names.get(target, target)
 
 
+def split_name(name: str) -> tuple[str, dict[str, Any]]:
+  """Returns a model's name without options, and these: 'iGPT-S(colours=64)'.
+
+  Raises:
+    UserError: The options cannot be read.
+  """
+  name, bracket, text = name.partition('(')
+  if not bracket:
+    return name, {}
+  part = parts.parse(f'options({text}', 'model.name')
+  if part.args:
+    raise UserError(
+      f'config.model.name: write options of {name} with their names, as'
+      " 'iGPT-S(colours=64)'"
+    )
+  return name, part.options
+
+
+def check_name_options(
+  name: str, options: Mapping[str, Any], known: Sequence[str]
+) -> None:
+  """Raises a UserError if a model's name has an option that is not known."""
+  if not known:
+    raise UserError(
+      f'config.model.name: {name} has no options in brackets: those of a ViT'
+      ' are those of its parts, as config.model.attention'
+    )
+  parts.check_options(Part(name, (), dict(options)), 'model.name', known)
+
+
+def join_name(name: str, options: Mapping[str, Any]) -> str:
+  """Returns a model's name with options; see `split_name`."""
+  return str(Part(name, (), dict(options)))
+
+
 def with_option(option: str) -> tuple[str, str] | None:
   """Returns kind and name of the first part with an option; None: none has."""
   for kind, names in PARTS.items():
