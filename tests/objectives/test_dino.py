@@ -320,8 +320,7 @@ def test_a_collapse_is_told_once(tmp_path, capsys):
 
 
 MIXER = {
-  'model__name': 'Mixer-S/4',
-  'model__tokens_mlp_dim': 8,
+  'model__name': 'Mixer-S/4(tokens_mlp_dim=8)',
   **dict.fromkeys(
     ('model__registers', 'model__mask_token', 'model__num_heads', 'model__pool')
   ),
