@@ -45,13 +45,14 @@ _WEIGHTS = (
 SUFFIXES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 
 _MOST_PREFIXES = 3  # names of modules before those of a model
-# Fields of models that arrays do not show. Another head starts anew.
+# Fields of models that arrays do not show. Another head starts anew, and files
+# may hold positions that the model computes.
 UNSEEN = tuple(
   dict.fromkeys(
     name
     for module in typing.get_args(models.Flat)
     for name, field in fields.of(module).items()
-    if not field.is_visible and name != 'head'
+    if not field.is_visible and name not in ('head', 'positions')
   )
 )
 
