@@ -259,7 +259,9 @@ def test_timms_arguments():
     block='block(layer_scale=0.1)',
     pool='mean(norm_after=True)',
   )
-  files = timm_config.companions(random.model, random.preprocess, (32, 48))
+  files = timm_config.companions(
+    models.flattened(random.model), random.preprocess, (32, 48)
+  )
   found = files['config.json']
   assert found['pretrained_cfg']['input_size'] == [3, 32, 48]
   assert found['pretrained_cfg']['crop_pct'] == pytest.approx(0.8)
@@ -308,8 +310,10 @@ def test_the_model_card(tmp_path):
   (note,) = notes
   assert 'exact GELU' in note and f'**Mind:** {note}' in text
   named = models.create_model('Mixer-B/16', gelu='tanh')
-  assert any('GELU' in note for note in timm_config.notes(named))
-  assert not timm_config.notes(random.model)
+  assert any(
+    'GELU' in note for note in timm_config.notes(models.flattened(named))
+  )
+  assert not timm_config.notes(models.flattened(random.model))
 
 
 # What is refused.

@@ -64,7 +64,7 @@ def test_tokens_are_side_by_side():
 @pytest.mark.parametrize(
   ('name', 'fields', 'what'),
   [
-    ('ViT-Ti/4', SIZES | {'block': 'merging(1)'}, 'ViT with merge'),
+    ('ViT-Ti/4', SIZES | {'block': 'merging(1)'}, 'ViT that merges'),
     ('Mixer-S/4', {}, 'Mixer'),
     ('BiT-R50x1', {}, 'BiT'),
   ],

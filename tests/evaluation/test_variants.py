@@ -109,7 +109,7 @@ def test_only_an_accuracy_is_drawn(tmp_path, digits_run, capsys):
 
 def test_probes_of_layers_see_no_merged_tokens(digits_run, capsys):
   knn = ['--probe=knn', '--features=layers', '--train_split=train[:50%]']
-  with pytest.raises(UserError, match='a ViT with merge: choose'):
+  with pytest.raises(UserError, match='a ViT that merges tokens: choose'):
     run(capsys, f'--from={digits_run}', *knn, '--merge=0,1')
 
 

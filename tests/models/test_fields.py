@@ -23,16 +23,17 @@ NAMED = ('block', 'attention', 'mlp', 'positions', 'patches')
 
 
 def test_the_config_has_a_key_for_each_field():
-  """`dtype` is config.train.dtype."""
-  named = {name for module in FAMILIES for name in fields.of(module)}
-  expected = (named - {'dtype'}) | {'name'}
-  assert set(config_lib.default().model) == expected
+  """Or an option in the name; `dtype` is config.train.dtype."""
+  assert {*config_lib.default().model} == {'name', *models.KEYS}
+  for module in FAMILIES[1:]:
+    options = {*models.options_of(module), 'dtype'}
+    assert {*fields.of(module)} - options <= {*models.KEYS}
 
 
 def test_a_resumed_run_may_change_how_a_model_is_computed():
   for module in FAMILIES:
     for name, field in fields.of(module).items():
-      if name != 'dtype':
+      if name in models.KEYS:
         is_resumable = re.fullmatch(keys.RESUMABLE_KEYS, f'model.{name}')
         is_execution = field.kind == fields.Kind.EXECUTION
         assert bool(is_resumable) == is_execution, name
@@ -86,7 +87,9 @@ def test_a_field_must_say_what_it_is():
 
 
 def test_layers_are_given_the_fields_of_their_model():
-  model = models.create_model('ViT-Ti/4', depth=3, qk_norm=True)
+  model = models.create_model(
+    'ViT-Ti/4', depth=3, attention='attention(qk_norm=True)'
+  )
   layers = spec.EncoderSpec.take(models.flattened(model))
   assert (layers.depth, layers.qk_norm, layers.num_heads) == (3, True, 3)
   other = models.flattened(model.clone(num_classes=7))

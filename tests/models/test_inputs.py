@@ -104,7 +104,7 @@ FIELDS = {
   'checkpoint_path': 'a model with its weights is vit_jax.load(PATH or name)',
   'img_size': 'it is no part of the model, but config.data.image_size',
   'in_chans': 'it is no part of the model, but config.data.channels',
-  'cheese': 'it has pool, ',
+  'cheese': 'it has num_classes, ',
 }
 
 

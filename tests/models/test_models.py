@@ -441,7 +441,9 @@ def test_uniform_stochastic_depth_skips_all_layers(scan):
 
 def test_the_head_starts_with_its_bias():
   for name in ('ViT-Ti/4', 'Mixer-S/4'):
-    model = vit_jax.create_model(name, num_classes=3, depth=1, head_bias=-6.9)
+    model = vit_jax.create_model(
+      name, num_classes=3, depth=1, head='linear(bias=-6.9)'
+    )
     shapes = models.init_params(model, jax.random.key(0), (8, 8, 3))
     np.testing.assert_allclose(shapes['head']['bias'], -6.9, rtol=1e-6)
 
@@ -521,8 +523,12 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
   expected = models.create_model(ours, 7, **fields)
   assert models.create_model(name, 7) == expected
   config = config_lib.default().model
-  config.name, config.head_bias = name, -2.0
-  assert models.from_config(config, 7) == expected.clone(head_bias=-2.0)
+  config.name, config.dropout_rate = name, 0.5
+  if 'dropout_rate' in models.fields_of(expected):
+    expected = models.with_fields(expected, dropout_rate=0.5)
+  else:
+    config.dropout_rate = None
+  assert models.from_config(config, 7) == expected
 
 
 @pytest.mark.parametrize(
@@ -532,7 +538,7 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
     ('ViT-B', {}, 'ViT-B'),
     ('vit_base_patch16_clip_224', {}, "load('hf:timm/vit_base_patch16_clip_"),
     ('openai/clip-vit-base', {}, "vit_jax.load('hf:openai/clip-vit-base')"),
-    ('ViT-Ti/4', {'heads': 3}, "did you mean 'num_heads'"),
+    ('ViT-Ti/4', {'n_heads': 3}, "did you mean 'num_heads'"),
     ('ViT-Ti/4', {'num_heads': 5}, 'num_heads=5 does not divide'),
     ('ViT-Ti/4', {'pool': 'cls'}, 'token, gap'),
     ('ViT-Ti/4', {'depth': 0}, 'depth is 0'),
@@ -556,7 +562,7 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
     ),
     ('ViT-Ti/4', {'num_classes': 2**63}, 'num_classes is 9223372036854775808'),
     ('ViT-Ti/4', {'layer_norm_epsilon': 2**31}, 'epsilon is 2147483648.0: it '),
-    ('ViT-Ti/4', {'head_bias': float('nan')}, 'head_bias is nan: it must be'),
+    ('ViT-Ti/4', {'head': 'linear(bias=1e999)'}, 'bias is inf: it must be'),
     (
       'ViT-Ti/4',
       {'block': 'block(layer_scale=1e308)'},

@@ -229,7 +229,7 @@ def test_an_extra_with_the_key_of_running_statistics(
     "    return {'statistics': {'means': jnp.zeros(3)}}\n"
   )
   config = tiny.config(
-    objective__name=f'{name}:Mine', model__head_norm=head_norm
+    objective__name=f'{name}:Mine', model__head=f'linear(norm={head_norm!r})'
   )
   with pytest.raises(UserError, match=r"returns 'means' under 'statistics', "):
     loop.run(config, str(tmp_path / 'run'))

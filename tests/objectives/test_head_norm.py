@@ -13,7 +13,7 @@ from vit_jax.train import loop
 # Adam would turn the rounding errors of the bias before the BatchNorm, whose
 # gradient is zero, into steps of the learning rate's size.
 RUN = {
-  'model__head_norm': 'batch',
+  'model__head': "linear(norm='batch')",
   'train__duration': '8 steps',
   'optim__name': 'sgd',
 }

@@ -30,10 +30,9 @@ from vit_jax.weights import sampling
 
 RUN = {
   'objective__name': 'igpt',
-  'model__name': 'iGPT-S',
+  'model__name': 'iGPT-S(colours=4)',
   'model__pool': None,  # a ViT's
   'model__depth': 2,
-  'model__colours': 4,
   'model__initializers': 'lecun',
   'train__duration': '8 steps',
   'train__ema_decay': 0.9,
@@ -47,6 +46,10 @@ FIELDS = {
   'colours': 8,
   'initializers': 'lecun',
 }
+
+
+def named(**options):
+  return {'model__name': models.renamed(RUN['model__name'], **options)}
 
 
 def config_of(**overrides):
@@ -120,7 +123,7 @@ def test_a_classifier_starts_from_it(finished, tmp_path):
   config = tiny.config(
     **{k: x for k, x in RUN.items() if k.startswith('model')},
     init_from__path=str(finished),
-    model__feature_layer=2,
+    **named(feature_layer=2),
     train__duration='3 steps',
   )
   assert loop.run(config, str(tmp_path / 'run')).status == 0
@@ -253,16 +256,13 @@ def test_files_of_transformers_are_the_same_model(finished, images, tmp_path):
 @pytest.mark.parametrize(
   ('overrides', 'message'),
   [
-    (
-      {'model__name': 'ViT-Ti/4', 'model__colours': None},
-      'set config.model.name to iGPT-S',
-    ),
-    ({'model__colours': 999}, 'have only 17 colours: set it to 17 at most'),
-    ({'model__has_clusters': False}, 'learns from images: set it to True'),
-    ({'model__feature_layer': 3}, 'it must be at most the depth, 2'),
-    ({'model__causal': False}, 'leave causal at True'),
-    ({'model__relative_positions': 'shared'}, 'knows no distances'),
-    ({'model__rotary': 'eva02'}, 'has learned positions alone'),
+    ({'model__name': 'ViT-Ti/4'}, 'set config.model.name to iGPT-S'),
+    (named(colours=999), 'have only 17: set colours=17 in its brackets'),
+    (named(has_clusters=False), 'learns from images: leave it out'),
+    (named(feature_layer=3), 'it must be at most the depth, 2'),
+    (named(causal=False), 'leave causal at True'),
+    (named(relative_positions='shared'), 'knows no distances'),
+    (named(rotary='eva02'), 'has learned positions alone'),
     ({'objective__options__palette': '00 7f'}, 'has 2 colours, but'),
     ({'objective__options__palette': '00 7f zz ff'}, 'write each colour as'),
   ],

@@ -165,7 +165,7 @@ def test_a_sigmoid_starts_at_its_bias():
   """A head of zeros says what the bias says: the loss is known."""
   bias = -np.log(9.0)  # one class of ten
   config = {'objective__loss': 'sigmoid', 'model__initializers': 'vit'}
-  _, _, _, found = first_step(**config, model__head_bias=float(bias))
+  _, _, _, found = first_step(**config, model__head=f'linear(bias={bias})')
   entropy = -np.log(0.1) - 9 * np.log(0.9)
   assert found['loss'] == pytest.approx(entropy, rel=1e-5)
   _, _, _, found = first_step(**config)

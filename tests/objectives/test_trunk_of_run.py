@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import models
+from vit_jax.models import context
 from vit_jax.models import vit
 from vit_jax.objectives import {module} as ours
 
@@ -136,10 +137,7 @@ def write(tmp_path, monkeypatch):
   return write
 
 
-SUBCLASS = (
-  '    fields = models.fields_of(self.model) | {"dtype": self.model.dtype}\n'
-  '    self.model = WindowViT(**fields)\n'
-)
+SUBCLASS = '    self.model = context.as_class(self.model, WindowViT)\n'
 OTHER_INIT = (
   '    self.model = self.model\n\n'
   '  def init(self, key):\n'

@@ -305,8 +305,11 @@ def test_tasks_that_do_not_fit(keys, message):
     ({'model__scan': True, 'train__task_layers': 1}, 'model.scan=False'),
     ({'checkpoint__best': 'val/accuracy'}, 'no such evaluation'),
     (
-      {'train__task_sampling': 'accumulated', 'model__head_norm': 'batch'},
-      "statistics of the model of task one: set head_norm='none'",
+      {
+        'train__task_sampling': 'accumulated',
+        'model__head': "linear(norm='batch')",
+      },
+      'statistics of the model of task one: leave norm of model.head out',
     ),
     (
       {'train__task_sampling': 'accumulated', 'tasks__two__rate_factor': 2.0},

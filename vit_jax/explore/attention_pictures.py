@@ -15,6 +15,7 @@ from vit_jax.explore import attention as attention_lib
 from vit_jax.explore import captured as captured_lib
 from vit_jax.explore import gradients
 from vit_jax.explore import subject as subject_lib
+from vit_jax.models import pooling
 from vit_jax.plots import charts
 from vit_jax.plots import sheet
 from vit_jax.plots import tiles
@@ -286,7 +287,7 @@ def _query_token(vit: weights.Loaded) -> str:
 
 def _read(vit: weights.Loaded) -> str:
   """Returns a note for a head with attention pooling."""
-  if attention_lib.attentive(vit).pool != 'map':
+  if not isinstance(attention_lib.attentive(vit).pool, pooling.Map):
     return ''
   return (
     ' The attention pooling of the head is replaced by the mean of all patches.'

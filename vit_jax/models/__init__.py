@@ -140,22 +140,39 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
     ValueError: The name or a field is unknown, or the fields do not fit.
   """
   module, fields = _parse(name)
+  fields |= {'num_classes': num_classes}
+  return model_of(module, overridden(module, fields, overrides))
+
+
+def overridden(
+  module: type[Flat], fields: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns flat fields with values of `KEYS` in the place of some.
+
+  Raises:
+    UnknownFieldError: A ViT has no such key.
+    ValueError: The head of another family has other options than its bias.
+  """
+  overrides = dict(overrides)
   if issubclass(module, flat.ViT):
     for key in overrides:
       if key not in (*KEYS, 'dtype'):
         raise fields_lib.UnknownFieldError(vit.ViT, key, KEYS, _hint(key))
   elif head := overrides.pop('head', None):
     overrides['head_bias'] = _head_bias(module, head)
-  fields = flat.without_named(fields, overrides)
-  return model_of(module, fields | {'num_classes': num_classes} | overrides)
+  return flat.without_named(fields, overrides) | overrides
 
 
 def _hint(key: str) -> str:
-  """Returns which part has an option of a name; '' if none has."""
-  if not (part := registry.with_option(key)):
-    return ''
-  kind, name = part
-  return f"it is an option of a part: {kind}='{name}({key}=...)'"
+  """Returns which part has an option of about a name; '' if none has."""
+  options = registry.all_options()
+  if key not in options:
+    near = difflib.get_close_matches(key, [*KEYS, *options], n=1, cutoff=0.7)
+    if not near or near[0] in KEYS:
+      return ''
+    (key,) = near
+  kind, name = options[key]
+  return f"did you mean {key!r}? It is an option: {kind}='{name}({key}=...)'"
 
 
 def _head_bias(module: type[Flat], text: str) -> float:
@@ -296,8 +313,10 @@ def keys_of(model: vit.ViT) -> dict[str, Any]:
   for kind in ('attention', 'mlp'):
     if part := getattr(model.block, kind, None):
       values[kind] = registry.describe(kind, part, values)
+  values['num_classes'] = getattr(model.head, 'num_classes', None)
   for kind in ('block', 'patches', 'pool', 'head'):
     values[kind] = registry.describe(kind, getattr(model, kind), values)
+  values['num_classes'] = model.num_classes
   values['positions'] = registry.describe_sum(
     'positions', model.positions, values
   )

@@ -571,6 +571,8 @@ def _with_text(spec: ViT, kind: str, model: vit.ViT) -> ViT:
     'pool': spec.pool_part,
     'head': spec.head_part,
   }[kind]()
+  if kind == 'head' and part is not None and hasattr(part, 'num_classes'):
+    part = part.clone(num_classes=model.num_classes)
   if part is None or part == described:
     return spec
   return spec.clone(

@@ -65,7 +65,7 @@ class Patches(nn.Module):
         divide them.
     """
     kernel: jax.Array | None = self.get_variable('params', 'kernel')
-    fits = kernel is not None and images.ndim in (3, kernel.ndim)
+    fits = kernel is not None and images.ndim in (3, len(kernel.shape))
     if fits and kernel is not None:
       first = 0 if images.ndim == 3 else -2
       fits = images.shape[-1] == math.prod(kernel.shape[first:-1])

@@ -428,13 +428,14 @@ def join_name(name: str, options: Mapping[str, Any]) -> str:
   return str(Part(name, (), dict(options)))
 
 
-def with_option(option: str) -> tuple[str, str] | None:
-  """Returns kind and name of the first part with an option; None: none has."""
+def all_options() -> dict[str, tuple[str, str]]:
+  """Returns kind and name of the first part that has each option."""
+  found: dict[str, tuple[str, str]] = {}
   for kind, names in PARTS.items():
     for name, path in names.items():
-      if option in options_of(_load(path)):
-        return kind, name
-  return None
+      for option in options_of(_load(path)):
+        found.setdefault(option, (kind, name))
+  return found
 
 
 def _load(path: str) -> type[nn.Module]:

@@ -1,5 +1,6 @@
 """Loads trained models of this and other packages, ready to predict."""
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import dataclasses
@@ -22,7 +23,6 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax.config import recipes
 from vit_jax.data import features as features_lib
-from vit_jax.models import flat
 from vit_jax.models import layouts
 from vit_jax.models import names
 from vit_jax.runs import safe_io
@@ -136,10 +136,11 @@ class Loaded:
     count = sum(x.size for x in quantized.leaves(self.params))
     shown = f'{count / 1e6:.1f} million' if count >= 1e6 else f'{count:,}'
     facts = [f'{type(self.model).__name__} of {shown} parameters']
+    spec = models.flattened(self.model)
     facts += [
-      f'{getattr(self.model, field)} {name}'
+      f'{getattr(spec, field)} {name}'
       for field, name in (('depth', 'layers'), ('num_heads', 'heads'))
-      if hasattr(self.model, field)
+      if hasattr(spec, field)
     ]
     if patch := models.pixels_per_token(self.model):
       facts.append(f'patches of {" × ".join(map(str, patch))} pixels')
@@ -228,18 +229,27 @@ class Loaded:
   ) -> models.Model:
     """Returns the module with other fields, without parameters."""
     fields = models.fields_of(self.model) | {'dtype': self.model.dtype}
-    fields = flat.without_named(fields, overrides) | {**overrides}
+    module = type(models.flattened(self.model))
+    with _explained():
+      fields = models.overridden(module, fields, overrides)
     if num_classes is not None and num_classes != fields['num_classes']:
       fields['num_classes'] = num_classes
       if 'pre_logits' in fields and 'pre_logits' not in overrides:
         fields['pre_logits'] = 0  # dropped together with the head
     if 'dtype' in overrides:
       fields['dtype'] = _dtype(fields['dtype'])
-    try:
-      with model_fields.explained():
-        return models.model_of(type(models.flattened(self.model)), fields)
-    except ValueError as e:
-      raise config_lib.UserError(config_lib.one_line(e)) from None
+    with _explained():
+      return models.model_of(module, fields)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+  """Raises a UserError for the ValueError about fields of a model."""
+  try:
+    with model_fields.explained():
+      yield
+  except ValueError as e:
+    raise config_lib.UserError(config_lib.one_line(e)) from None
 
 
 def _dtype(name: Any) -> Any:

@@ -316,7 +316,7 @@ def _completed(hints: base.Hints) -> base.Hints:
   model = hints.config.get('vit_jax.model', typed.OBJECT)
   return dataclasses.replace(
     hints,
-    overrides=dict(model) | hints.overrides,
+    overrides=flat.without_named(model, hints.overrides) | hints.overrides,
     stored_size=tuple(hints.config.get('vit_jax.image_size', typed.PAIR)),
   )
 
