@@ -13,6 +13,7 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
+from vit_jax.config import parts
 from vit_jax.config import recipes
 from vit_jax.train import experiment as experiment_lib
 
@@ -183,7 +184,8 @@ def test_recipe_regularises_as_published(
   assert (augment.erase, augment.repeats) == (float(erase), int(repeats))
   assert objective.label_smoothing == float(smoothing)
   assert objective.loss == loss
-  assert value(model.head_bias) == float(bias)
+  head = parts.parse(model.head or 'linear', 'model.head')
+  assert head.options.get('bias', 0.0) == float(bias)
   assert value(model.dropout_rate) == float(dropout)
   assert value(model.attention_dropout_rate) == 0
   assert value(model.stochastic_depth) == float(depth)

@@ -73,7 +73,6 @@ def test_kinds():
     'position_grid',
     'position_resize',
     'distillation_head',
-    *NAMED,
   }
 
 

@@ -62,7 +62,7 @@ PAPERS = {
   'dinov2_i1k.py': COMMON
   | {
     'model.name': 'ViT-L/16',
-    'model.block': 'block(layer_scale=1e-5)',
+    'model.block': ('block(layer_scale=1e-5, stochastic_depth_uniform=True)'),
     'model.stochastic_depth': 0.3,
     'data.crop_scale': (0.32, 1.0),
     'train.batch_size': 2048,

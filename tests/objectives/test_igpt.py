@@ -121,9 +121,9 @@ def test_loaded_and_looked_into(finished, images, capsys):
 
 def test_a_classifier_starts_from_it(finished, tmp_path):
   config = tiny.config(
-    **{k: x for k, x in RUN.items() if k.startswith('model')},
+    **{k: x for k, x in RUN.items() if k.startswith('model')}
+    | named(feature_layer=2),
     init_from__path=str(finished),
-    **named(feature_layer=2),
     train__duration='3 steps',
   )
   assert loop.run(config, str(tmp_path / 'run')).status == 0

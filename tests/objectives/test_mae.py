@@ -297,7 +297,7 @@ def test_a_step_takes_three_fifths_of_a_supervised_one():
 def test_mistakes_get_one_line(options, overrides, message):
   config = config_of(**overrides)
   if overrides.get('model__name', '').startswith('Mixer'):
-    left = ('num_heads', 'pool', 'position_embedding')
+    left = ('num_heads', 'pool', 'positions', 'mlp')
     tiny.change(config, dict.fromkeys(left), 'model.')
   config.objective.options.update(options)
   with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):

@@ -173,11 +173,9 @@ def assert_learns(objective):
 
 # A ResNet with two stages, on whose features Trans2Seg draws.
 TRANS2SEG = {
-  'model__name': 'BiT-R50x1',
-  'model__stages': (1, 1),
-  'model__channels': (16, 32),
-  'model__stem_width': 8,
-  'model__num_groups': 4,
+  'model__name': (
+    'BiT-R50x1(stages=(1, 1), channels=(16, 32), stem_width=8, num_groups=4)'
+  ),
 } | dict.fromkeys(
   (
     'model__patch_size',

@@ -22,6 +22,7 @@ from vit_jax import models
 from vit_jax import tables
 from vit_jax import weights
 from vit_jax.config import UserError
+from vit_jax.models import vit
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
 from vit_jax.weights import quantized
@@ -37,7 +38,8 @@ def adapted(
 
   Args:
     loaded: The model.
-    changes: Arguments of `Loaded.adapted`; all have the same names.
+    changes: Arguments of `Loaded.adapted`, or `merge`, how many tokens an
+      average layer merges; all have the same names.
   """
   own: dict[str, Any] = {}
   if 'merge' in changes[0]:  # leaves layers with different numbers of tokens
@@ -46,7 +48,21 @@ def adapted(
     loaded.model, loaded.beside
   ):
     own = {'scan': True}  # as int8 would be by itself
-  return [loaded.adapted(**change, **own) for change in changes]
+  return [
+    loaded.adapted(**_overrides(loaded, change), **own) for change in changes
+  ]
+
+
+def _overrides(
+  loaded: weights.Loaded, change: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns arguments of `Loaded.adapted`: `merge` is an option of a block."""
+  if 'merge' not in change or not isinstance(loaded.model, vit.ViT):
+    return dict(change)
+  model = models.with_fields(loaded.model, merge=change['merge'])
+  assert isinstance(model, vit.ViT)
+  rest = {key: x for key, x in change.items() if key != 'merge'}
+  return rest | {'block': models.keys_of(model)['block']}
 
 
 def rates(

@@ -274,6 +274,7 @@ def load(
   quantize: str | None = None,
   as_stored: bool = False,
   position_size: tuple[int, int] | None = None,
+  unseen: Mapping[str, Any] | None = None,
   **model_overrides: Any,
 ) -> Loaded:
   """Loads a model of Google (npz), timm, Hugging Face or this package.
@@ -312,7 +313,9 @@ def load(
     position_size: (height, width) of the images that a file's positions are
       for, where they are no square grid and nothing else defines it; None:
       `image_size`.
-    **model_overrides: Fields of the model.
+    unseen: Further values that a file's arrays do not show, see
+      `foreign.unseen`.
+    **model_overrides: Values of `models.KEYS`.
 
   Returns:
     The model with its parameters and its preprocessing.
@@ -341,7 +344,8 @@ def load(
         f'{path} is no work directory, and has no steps to choose from: leave'
         ' step out'
       )
-    unseen = {k: overrides.pop(k) for k in foreign.UNSEEN if k in overrides}
+    unseen = {**(unseen or {}), **foreign.unseen(overrides)}
+    overrides = {k: x for k, x in overrides.items() if k not in foreign.UNSEEN}
     size = None if image_size is None else fit.pair(image_size)
     loaded = _from_file(local, unseen, position_size or size, state)
   wanted = num_classes, image_size, resize, quantize

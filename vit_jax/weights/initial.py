@@ -51,14 +51,12 @@ def load(config: ml_collections.ConfigDict) -> weights.Loaded:
   Raises:
     UserError: There is no checkpoint, it cannot be fetched, or it is damaged.
   """
-  known = {
-    key: config.model[key]
-    for key in foreign.UNSEEN
-    if config.model.get(key) is not None
-  }
+  unseen = foreign.unseen(config.model)
   size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
   try:
-    return weights.load(config.init_from.path, position_size=size, **known)
+    return weights.load(
+      config.init_from.path, position_size=size, unseen=unseen
+    )
   except ValueError as e:
     message = config_lib.one_line(e)
     raise config_lib.UserError(f'config.init_from.path: {message}') from None

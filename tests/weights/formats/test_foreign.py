@@ -461,8 +461,8 @@ def test_arrays_of_no_known_format(tmp_path):
 
 
 def test_a_field_that_is_unknown():
-  with pytest.raises(UserError, match=r"no field 'headz': it has .*num_heads"):
-    vit_jax.load(GOOGLE / 'vit_gap.npz', headz=3)
+  with pytest.raises(UserError, match=r"no field 'sheep': it has .*num_heads"):
+    vit_jax.load(GOOGLE / 'vit_gap.npz', sheep=3)
 
 
 @pytest.mark.parametrize(

@@ -45,14 +45,13 @@ _WEIGHTS = (
 SUFFIXES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 
 _MOST_PREFIXES = 3  # names of modules before those of a model
-# Fields of models that arrays do not show. Another head starts anew, and files
-# may hold positions that the model computes.
+# Flat fields of models that arrays do not show.
 UNSEEN = tuple(
   dict.fromkeys(
     name
     for module in typing.get_args(models.Flat)
     for name, field in fields.of(module).items()
-    if not field.is_visible and name not in ('head', 'positions')
+    if not field.is_visible and name not in flat.TEXTS
   )
 )
 
@@ -84,6 +83,31 @@ _STORED: Mapping[str, tuple[typed.Kind, Any]] = {
   'interpolation': (base.INTERPOLATION, 'bilinear'),
   'resize_like': (typed.one_of('', *geometry.LIKE), ''),
 }
+
+
+def unseen(keys: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns flat fields that keys of a model say and arrays do not show.
+
+  What else their texts say of a part may differ from the checkpoint's.
+
+  Args:
+    keys: Values of `config.model`; None stands for none.
+
+  Raises:
+    UserError: A text names no part.
+  """
+  values = {key: x for key, x in keys.items() if x is not None}
+  plain = {name: values[name] for name in UNSEEN if name in values}
+  texts = {kind: values[kind] for kind in flat.TEXTS if kind in values}
+  if not texts:
+    return plain
+  sizes: dict[str, Any] = {'num_classes': 0, 'patch_size': (16, 16)}
+  sizes |= flat.SIZES['S']
+  numbers = [x for x in flat.SIZES['S'] if values.get(x)]
+  sizes |= {key: values[key] for key in numbers}
+  spec = flat.flatten(flat.ViT(**sizes | texts).parts())
+  names = {name for kind in texts for name in flat.TEXTS[kind].split()}
+  return plain | {name: getattr(spec, name) for name in UNSEEN if name in names}
 
 
 @dataclasses.dataclass(frozen=True)
