@@ -104,7 +104,7 @@ def write_checkpoint(config, path):
   model = models.from_config(config.model, 21).clone(num_classes=21)
   fields = models.fields_of(model)
   if fields.get('head_norm', 'none') != 'none':  # the run's own
-    model = model.clone(head_norm='none')
+    model = models.with_fields(model, head_norm='none')
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   if not fields.get('key_bias', True):
     model = models.with_fields(model, positions='relative_bias')
@@ -140,18 +140,20 @@ def shrink(config):
   config.train.batch_size = 8 * config_lib.num_microbatches(config)
   if config.model.name.startswith('BiT'):
     config.data.image_size = 32
-    config.model.stages = (1, 1)
-    config.model.channels = (32, 64)
-    config.model.stem_width = 8
-    config.model.num_groups = 4
+    config.model.name = models.renamed(
+      config.model.name,
+      **{'stages': (1, 1), 'channels': (32, 64), 'stem_width': 8},
+      num_groups=4,
+    )
     if config.objective.options.get('head') == 'trans2seg':
       config.objective.options.update({'width': 16, 'depth': 2, 'heads': 2})
     return
   if config.model.name.startswith('iGPT'):
     config.data.image_size = 4
-    config.model.colours = 3
+    config.model.name = models.renamed(
+      config.model.name, colours=3, feature_layer=None
+    )
     config.model.depth, config.model.num_heads = 2, 2
-    config.model.feature_layer = None
     config.model.hidden_size, config.model.mlp_dim = 16, 32
     return
   patch = int(re.search(r'/(\d+)$', config.model.name)[1])
@@ -175,7 +177,7 @@ def shrink(config):
   config.model.hidden_size = 16
   config.model.mlp_dim = 32
   if config.model.name.startswith('Mixer'):
-    config.model.tokens_mlp_dim = 8
+    config.model.name = models.renamed(config.model.name, tokens_mlp_dim=8)
   else:
     config.model.num_heads = 2
 
@@ -322,7 +324,7 @@ def test_what_a_config_trains_converts(name, formats_written):
   written = formats_written(model, size, config.data.channels)
   assert len(written) >= least_formats(model)
   if isinstance(model, vit.ViT) and not (
-    model.pre_logits
+    flat.flatten(model).pre_logits
     or 'stem' in models.abstract_params(model, (*size, config.data.channels))
     or least_formats(model) < 2
     or len(set(model.patches.patch_size)) > 1

@@ -53,7 +53,7 @@ def config_of(name):
   changes = {'hidden_size': 64, 'mlp_dim': 128, 'num_heads': 2, 'depth': depth}
   tiny.change(config, changes, 'model.')
   if name == 'igpt':
-    config.model.colours = 32
+    config.model.name = 'iGPT-S(colours=32)'
   # MONAI's UNETR has 12 layers, as which scanned ones compile sooner.
   config.model.scan = name == 'unetr'
   return config

@@ -52,9 +52,8 @@ METHODS = {
   'tokenizer': (PATCHES, {'tokens': 24, 'decoder_depth': 1}),
 }
 IGPT = {
-  'model__name': 'iGPT-S',
+  'model__name': 'iGPT-S(colours=4)',
   'model__pool': None,  # a ViT's
-  'model__colours': 4,
   'data__image_size': 4,
 }
 

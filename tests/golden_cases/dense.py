@@ -15,6 +15,7 @@ from vit_jax.evaluation import segments
 from vit_jax.evaluation import windows
 from vit_jax.models import flat
 from vit_jax.models import maps
+from vit_jax.models import patches as patches_lib
 from vit_jax.models import setr as setr_lib
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import trans2seg as trans2seg_lib
@@ -214,7 +215,7 @@ def patch_perceptron(case):
   # Stored as a convolution it must be the same layer.
   again = _theirs(monai.TRUNK, params)
   kernel = again['patch_embedding.patch_embeddings.weight']
-  embedding = flat.patches.Patches(
+  embedding = patches_lib.Patches(
     dims['hidden_size'], tuple(dims['patch_size'])
   )
   found = {}

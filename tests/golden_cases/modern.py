@@ -291,7 +291,7 @@ def merged_vit(case: golden_cases.Case) -> Mapping[str, Any]:
   answers = {'logits_plain': logits(), 'schedule': None}
   for count in case.dims['r']:
     for proportional in (True, False):
-      fields = {'merge': count, 'merge_proportional': proportional}
+      fields = {'block': f'merging({count}, proportional={proportional})'}
       end = f'r{count}_prop{int(proportional)}'
       vit = found.adapted(**fields)
       seen = vit.model.apply(own, images, method='trunk')
@@ -306,7 +306,9 @@ def merged_vit(case: golden_cases.Case) -> Mapping[str, Any]:
   # The authors' r = (3, -1): a mean number, falling.
   said = re.search(r'r = \((\d+)', case.described('logits_schedule'))
   largest = int(said[1]) if said else max(case.dims['r'])
-  answers['logits_schedule'] = logits(merge=largest, merge_decreasing=True)
+  answers['logits_schedule'] = logits(
+    block=f'merging({largest}, decreasing=True)'
+  )
   answers['schedule'] = merging.schedule(case.dims['depth'], largest, True)
   return answers
 

@@ -10,6 +10,7 @@ import numpy as np
 import golden_cases
 from vit_jax import weights
 from vit_jax.models import mlp
+from vit_jax.models import rotary as rotary_lib
 from vit_jax.models import vit as vit_lib
 from vit_jax.models.context import Context
 from vit_jax.weights import features
@@ -134,7 +135,16 @@ def dinov3(case: golden_cases.Case) -> Mapping[str, Any]:
 
 
 def _rotation(vit: weights.Loaded) -> tuple[np.ndarray, np.ndarray]:
-  return _vit(vit).rotation(weights.grid(vit.model, vit.position_size))
+  model = _vit(vit)
+  (part,) = (x for x in model.positions if isinstance(x, rotary_lib.Rope))
+  return rotary_lib.table(
+    part.kind,
+    weights.grid(model, vit.position_size),
+    model.hidden_size // part.num_heads,
+    part.base,
+    part.grid,
+    part.offset,
+  )
 
 
 def rotary(case: golden_cases.Case) -> Mapping[str, Any]:

@@ -83,7 +83,9 @@ def test_a_run_is_loaded_to_predict(digits_run, scan):
 def test_the_layers_are_scanned_where_they_can_be(digits_run):
   assert vit_jax.load(digits_run, quantize='int8').model.scan
   assert not vit_jax.load(digits_run, quantize='none').model.scan
-  assert not vit_jax.load(digits_run, quantize='int8', merge=1).model.scan
+  assert not vit_jax.load(
+    digits_run, quantize='int8', block='merging(1)'
+  ).model.scan
 
 
 def test_what_is_refused(digits_run, monkeypatch):

@@ -69,7 +69,7 @@ def config(
   if setting.model != setting_lib.TUTORIAL:
     method = dataclasses.replace(method, model=setting.model)
   with config_lib.explained('--model', ValueError):
-    model = models.create_model(method.model)
+    model = models.flattened(models.create_model(method.model))
   changes = _CHANGES | setting_lib.FIXED | {'model.name': method.model}
   for key in ('hidden_size', 'mlp_dim', 'num_heads', 'depth'):
     changes[f'model.{key}'] = getattr(model, key, None)

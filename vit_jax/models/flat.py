@@ -505,6 +505,8 @@ def flatten(model: vit.ViT) -> ViT:
 
   A part that no flat field describes, as one of the user's, is a text.
   """
+  if isinstance(model.block, merging.Merging) and not model.block.merge:
+    model = model.clone(block=context_lib.as_class(model.block, block.Block))
   layer = model.block
   hidden = getattr(layer, 'mlp', None)
   parts = [
