@@ -219,8 +219,8 @@ def test_mistakes_get_one_line(digits_run, images, tmp_path):
   assert 'no flag --fromat: did you mean --format?' in wrong
   assert 'write --model.KEY=VALUE' in message(source, image, '--model.depth')
   assert 'image_size=9by9' in message(source, image, '--image_size=9by9')
-  wrong = message(source, image, '--model.headz=3')
-  assert "a ViT has no field 'headz'" in wrong and 'num_heads' in wrong
+  wrong = message(source, image, '--model.sheep=3')
+  assert "a ViT has no field 'sheep'" in wrong and 'num_heads' in wrong
   wrong = message(source, image, '--model.num_heads=three')
   assert "num_heads is 'three'" in wrong
   assert str(tmp_path) in message(f'--from={tmp_path}', image)

@@ -53,7 +53,7 @@ MODELS = {
     'positions': 'sincos2d',
     'mlp': "mlp(gelu='exact')",
     'pool': 'mean(norm_after=True)',
-    'pre_logits': 8,
+    'head': 'linear(pre_logits=8)',
   },
   'map, registers': VIT
   | {

@@ -99,7 +99,7 @@ FIELDS = {
   'attn_drop_rate': "did you mean 'attention_dropout_rate'?",
   'embed_dim': "did you mean 'hidden_size'?",
   'num_layers': "did you mean 'depth'?",
-  'qk_nrom': "did you mean 'qk_norm'?",
+  'qk_nrom': "'qk_norm' is an option of a part: attention='attention(qk_",
   'pretrained': 'a model with its weights is vit_jax.load(PATH or name)',
   'checkpoint_path': 'a model with its weights is vit_jax.load(PATH or name)',
   'img_size': 'it is no part of the model, but config.data.image_size',

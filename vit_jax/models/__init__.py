@@ -172,7 +172,7 @@ def _hint(key: str) -> str:
       return ''
     (key,) = near
   kind, name = options[key]
-  return f"did you mean {key!r}? It is an option: {kind}='{name}({key}=...)'"
+  return f"{key!r} is an option of a part: {kind}='{name}({key}=...)'"
 
 
 def _head_bias(module: type[Flat], text: str) -> float:

@@ -537,9 +537,9 @@ def flatten(model: vit.ViT) -> ViT:
     result = _with_text(result, kind, model)
   if tuple(result.positions_parts()) != model.positions:
     kind = 'positions'
-    text = registry.describe_sum(
-      kind, model.positions, result.part_values(kind)
-    )
+    result = _without_kind(result, kind)
+    values = result.part_values(kind)
+    text = registry.describe_sum(kind, model.positions, values)
     result = result.clone(positions=text)
   return result
 
@@ -577,6 +577,14 @@ def _with_text(spec: ViT, kind: str, model: vit.ViT) -> ViT:
     part = part.clone(num_classes=model.num_classes)
   if part is None or part == described:
     return spec
+  spec = _without_kind(spec, kind)
   return spec.clone(
     **{kind: registry.describe(kind, part, spec.part_values(kind))}
   )
+
+
+def _without_kind(spec: ViT, kind: str) -> ViT:
+  """Returns flat fields with the defaults of those that describe a kind."""
+  defaults = {x.name: x.default for x in dataclasses.fields(ViT)}
+  names = TEXTS.get(kind, '').split()
+  return spec.clone(**{name: defaults[name] for name in names})
