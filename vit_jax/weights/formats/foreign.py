@@ -15,6 +15,7 @@ from vit_jax.config import UserError
 from vit_jax.data.host import geometry
 from vit_jax.models import fields
 from vit_jax.models import flat
+from vit_jax.models import registry
 from vit_jax.runs import safe_io
 from vit_jax.weights import preprocessing
 from vit_jax.weights import resize as resize_lib
@@ -97,6 +98,7 @@ def unseen(keys: Mapping[str, Any]) -> dict[str, Any]:
     UserError: A text names no part.
   """
   values = {key: x for key, x in keys.items() if x is not None}
+  values |= registry.split_name(values.get('name', ''))[1]
   plain = {name: values[name] for name in UNSEEN if name in values}
   texts = {kind: values[kind] for kind in flat.TEXTS if kind in values}
   if not texts:
