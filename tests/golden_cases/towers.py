@@ -133,7 +133,7 @@ def naflex(case):
   found, given = _load(case), case.inputs
   grids = jnp.asarray(given['spatial_shapes'])
   patches = jnp.asarray(given['pixel_values'])
-  patch, count = found.model.image.patch_size, patches.shape[1]
+  patch, count = found.model.image.patches.patch_size, patches.shape[1]
   for i in range(len(grids)):
     cut, size = naflex_lib.padded(given[f'image_{i}'], patch, count)
     if size != tuple(given['spatial_shapes'][i]):

@@ -68,7 +68,7 @@ def _last_class_tokens(
 ) -> np.ndarray:
   """Returns class tokens of the last layers, each through the last norm."""
   seen = features.features(vit, images, layers=range(-count, 0))[:, :, 0]
-  norm = _vit(vit).layer_norm(name=None).apply
+  norm = _vit(vit).norm.apply
   each = [norm({'params': vit.params['norm']}, x) for x in seen]
   return np.concatenate(each, axis=-1)
 
