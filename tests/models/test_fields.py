@@ -5,6 +5,7 @@ import pathlib
 import re
 import typing
 
+from flax import linen as nn
 import pytest
 
 from vit_jax import config as config_lib
@@ -26,7 +27,7 @@ def test_the_config_has_a_key_for_each_field():
   """Or an option in the name; `dtype` is config.train.dtype."""
   assert {*config_lib.default().model} == {'name', *models.KEYS}
   for module in FAMILIES[1:]:
-    options = {*models.options_of(module), 'dtype'}
+    options = {*models.family_options(module), 'dtype'}
     assert {*fields.of(module)} - options <= {*models.KEYS}
 
 
@@ -108,3 +109,19 @@ def test_formats_know_all_fields_that_change_the_function(name):
     if field in NAMED:
       continue  # no format of others stores them, see tests/test_own_parts.py
     assert f'model.{field}' in code, field
+
+
+class Still(nn.Module):
+  """A layer of a user's own, which has no attention."""
+
+  def __call__(self, x, context):
+    return x
+
+
+def test_a_model_with_a_block_of_ones_own_has_keys():
+  text = f'{__name__}:Still'
+  model = models.create_model('ViT-Ti/4', 3, block=text)
+  values = models.key_values(model)
+  assert values['block'] == text and values['attention'] is None
+  keys = {key: x for key, x in values.items() if x is not None}
+  assert models.create_model('ViT-Ti/4', **keys) == model

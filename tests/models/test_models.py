@@ -540,7 +540,7 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
     ('openai/clip-vit-base', {}, "vit_jax.load('hf:openai/clip-vit-base')"),
     ('ViT-Ti/4', {'n_heads': 3}, "did you mean 'num_heads'"),
     ('ViT-Ti/4', {'num_heads': 5}, 'num_heads=5 does not divide'),
-    ('ViT-Ti/4', {'pool': 'cls'}, 'token, gap'),
+    ('ViT-Ti/4', {'pool': 'cls'}, 'token, mean, map, token_and_mean, or'),
     ('ViT-Ti/4', {'depth': 0}, 'depth is 0'),
     ('ViT-Ti/4', {'dropout_rate': 1.0}, 'dropout_rate is 1.0'),
     ('ViT-Ti/4', {'remat': 'some'}, 'dots_saveable'),

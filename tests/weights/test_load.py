@@ -257,3 +257,17 @@ def test_no_images(tmp_path):
     preprocess([])
   with pytest.raises(UserError, match=r'\[h, w, 1 to 4\]'):
     preprocess(np.zeros((3, 80, 90), np.uint8))
+
+
+def test_a_kernel_of_the_training_machine_is_not_needed(digits_run, tmp_path):
+  """Also where the text of attention names it, which no CPU has."""
+  path = tmp_path / 'run'
+  shutil.copytree(digits_run, path)
+  config = json.loads((path / 'config.json').read_text())
+  config['model']['attention'] = "attention(implementation='cudnn')"
+  (path / 'config.json').write_text(json.dumps(config))
+  image = np.zeros((8, 8), np.uint8)
+  np.testing.assert_array_equal(
+    vit_jax.load(path).predict([image]),
+    vit_jax.load(digits_run).predict([image]),
+  )

@@ -37,9 +37,8 @@ def fields(model: vit.ViT, tokens: int) -> dict[str, dict[str, Any]]:
     model: The plain ViT.
     tokens: Patches of an image.
   """
-  narrower = (
-    2 * flat.flatten(model).mlp_dim // 3
-  )  # three matrices, and as many parameters
+  # Three matrices, and as many parameters.
+  narrower = 2 * flat.flatten(model).mlp_dim // 3
   return {
     _PLAIN: {},
     'rope': {'positions': 'rope'},

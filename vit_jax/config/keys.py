@@ -217,6 +217,11 @@ def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
   """Returns the error for an unknown key; it suggests a similar key."""
   meant = synonyms.meant(key, [name for name, _ in flatten(config)])
   hint = meant or 'all keys are in vit_jax/config/defaults.py'
+  if key.startswith('model.'):
+    hint += (
+      ". Options of a part are in its text, as model.attention='attention("
+      "qk_norm=True)'"
+    )
   return UserError(f'config has no key {key!r}: {hint}')
 
 

@@ -61,8 +61,8 @@ def _overrides(
     return dict(change)
   model = models.with_fields(loaded.model, merge=change['merge'])
   assert isinstance(model, vit.ViT)
-  rest = {key: x for key, x in change.items() if key != 'merge'}
-  return rest | {'block': models.keys_of(model)['block']}
+  arguments = {key: x for key, x in change.items() if key != 'merge'}
+  return arguments | {'block': models.key_values(model)['block']}
 
 
 def rates(

@@ -133,8 +133,8 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
       the same function as theirs.
     num_classes: Size of the head's output; 0: no head, the model returns
       features.
-    **overrides: Values of other fields of the module, instead of those of the
-      named model.
+    **overrides: Values of `KEYS`, instead of those of the named model; of
+      another family than ViT, any field of the module.
 
   Raises:
     ValueError: The name or a field is unknown, or the fields do not fit.
@@ -167,10 +167,10 @@ def _hint(key: str) -> str:
   """Returns which part has an option of about a name; '' if none has."""
   options = registry.all_options()
   if key not in options:
-    near = difflib.get_close_matches(key, [*KEYS, *options], n=1, cutoff=0.7)
-    if not near or near[0] in KEYS:
+    similar = difflib.get_close_matches(key, [*KEYS, *options], 1, 0.7)
+    if not similar or similar[0] in KEYS:
       return ''
-    (key,) = near
+    (key,) = similar
   kind, name = options[key]
   return f"{key!r} is an option of a part: {kind}='{name}({key}=...)'"
 
@@ -196,7 +196,7 @@ def _parse(name: str) -> tuple[type[Flat], dict[str, Any]]:
   name, options = registry.split_name(name)
   if options:
     module, fields = _parse(name)
-    registry.check_name_options(name, options, options_of(module))
+    registry.check_name_options(name, options, family_options(module))
     return module, fields | options
   if named := names.find(name):
     module, fields = _parse(named[0])
@@ -226,8 +226,8 @@ def _parse(name: str) -> tuple[type[Flat], dict[str, Any]]:
 def renamed(name: str, **options: Any) -> str:
   """Returns a model's name with other options; those that are None go."""
   name, named = registry.split_name(name)
-  kept = {key: x for key, x in (named | options).items() if x is not None}
-  return registry.join_name(name, kept)
+  options = {k: x for k, x in (named | options).items() if x is not None}
+  return registry.join_name(name, options)
 
 
 def _unknown_name(name: str) -> ValueError:
@@ -237,13 +237,13 @@ def _unknown_name(name: str) -> ValueError:
       f'{name!r} is no model that is known here by that name: where its'
       f" layers can be computed, vit_jax.load('hf:{stem}') reads its"
       ' architecture off its checkpoint; or give the fields of one of ours, as'
-      " create_model('ViT-B/16', pool='gap', registers=4)"
+      " create_model('ViT-B/16', pool='mean', registers=4)"
     )
   if re.fullmatch(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*', name):
     return ValueError(
       f'{name!r} is a class of your own: name a model of ours, as'
       " 'ViT-Ti/4', and a part of your own by config.model.block, attention,"
-      ' mlp, positions or pool (docs/own_parts.md)'
+      ' mlp, positions, pool or head (docs/own_parts.md)'
     )
   near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.7)
   hint = f'did you mean {near[0]!r}? ' if near else ''
@@ -301,7 +301,7 @@ def fields_of(model: Model | Flat) -> dict[str, Any]:
   }
 
 
-def keys_of(model: vit.ViT) -> dict[str, Any]:
+def key_values(model: vit.ViT) -> dict[str, Any]:
   """Returns the keys of `config.model` that give a model, but its name.
 
   Raises:
@@ -309,14 +309,18 @@ def keys_of(model: vit.ViT) -> dict[str, Any]:
   """
   spec = flat.flatten(model)
   values = {key: getattr(spec, key) for key in registry.KEYS}
-  values['norm'] = registry.describe('norm', model.norm, values)
-  for kind in ('attention', 'mlp'):
-    if part := getattr(model.block, kind, None):
-      values[kind] = registry.describe(kind, part, values)
-  values['num_classes'] = getattr(model.head, 'num_classes', None)
-  for kind in ('block', 'patches', 'pool', 'head'):
-    values[kind] = registry.describe(kind, getattr(model, kind), values)
-  values['num_classes'] = model.num_classes
+  parts = {
+    'norm': model.norm,
+    # A block of the user's may have neither.
+    'attention': getattr(model.block, 'attention', None),
+    'mlp': getattr(model.block, 'mlp', None),
+    'block': model.block,
+    'patches': model.patches,
+    'pool': model.pool,
+    'head': model.sized_head,
+  }
+  for kind, part in parts.items():
+    values[kind] = part and registry.describe(kind, part, values)
   values['positions'] = registry.describe_sum(
     'positions', model.positions, values
   )
@@ -325,28 +329,28 @@ def keys_of(model: vit.ViT) -> dict[str, Any]:
   }
 
 
-def options_of(module: type[Flat]) -> list[str]:
+def family_options(module: type[Flat]) -> list[str]:
   """Returns the fields of a class that `config.model` has no key for."""
   if issubclass(module, flat.ViT):
     return []
   return [x for x in fields_lib.of(module) if x not in (*KEYS, 'dtype')]
 
 
-def config_of(model: Model) -> dict[str, Any]:
+def config_values(model: Model) -> dict[str, Any]:
   """Returns the values of `config.model` that give a model.
 
   Raises:
-    UserError: As `keys_of`.
+    UserError: As `key_values`.
   """
   name = name_of(model)
   if isinstance(model, vit.ViT):
-    return {'name': name} | keys_of(model)
+    return {'name': name} | key_values(model)
   module, named = _parse(name)
   named_fields = fields_of(flat_model(module, {'num_classes': 0} | named))
   fields = fields_of(model)
   options = {
     key: fields[key]
-    for key in options_of(module)
+    for key in family_options(module)
     if fields[key] != named_fields[key]
   }
   keys = {key: value for key, value in fields.items() if key in KEYS}
@@ -388,15 +392,30 @@ def on_platform(config: Any, platform: str) -> Any:
     platform: 'cpu', 'tpu' or 'gpu'.
   """
   model = config.model
-  module = type(flattened(from_config(model, 0)))
-  if platform == jax.default_backend() or 'remat' not in fields_lib.of(module):
+  described = flattened(from_config(model, 0))
+  if platform == jax.default_backend() or not hasattr(described, 'remat'):
     return config
-  result = config.copy_and_resolve_references()
+  result = without_kernel(config)
   result.model.remat = remat.on_platform(platform, model.scan, model.remat)
-  if 'attention_implementation' in fields_lib.of(module):
-    chosen = model.attention_implementation or 'auto'
-    found = kernels.on_platform(platform, chosen)
-    result.model.attention_implementation = found
+  implementation = getattr(described, 'attention_implementation', None)
+  if implementation is not None:
+    implementation = kernels.on_platform(platform, implementation)
+    result.model.attention_implementation = implementation
+  return result
+
+
+def without_kernel(config: Any) -> Any:
+  """Returns a full config that leaves the choice of a kernel to the platform.
+
+  The text of `config.model.attention` may name one, too.
+  """
+  result = config.copy_and_resolve_references()
+  with result.ignore_type():
+    result.model.attention_implementation = None
+  if text := result.model.attention:
+    result.model.attention = registry.without_option(
+      text, 'implementation', 'model.attention'
+    )
   return result
 
 
@@ -429,11 +448,12 @@ def with_kernel(model: Model, implementation: str) -> Model:
 
 def name_of(model: Model | Flat) -> str:
   """Returns the published name of the most similar model."""
-  fields = fields_of(model)
+  described = flattened(model)
+  fields = fields_of(described)
 
   def alike(name: str) -> int:
     module, named = _parse(name)
-    if module is not type(flattened(model)):
+    if module is not type(described):
       return -1
     model_fields = fields_of(flat_model(module, {'num_classes': 0, **named}))
     return sum(fields[key] == value for key, value in model_fields.items())

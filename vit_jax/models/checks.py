@@ -211,8 +211,8 @@ def _check_rotary(model: flat.ViT) -> None:
 def _check_pool(model: flat.ViT) -> None:
   """Raises a ValueError if fields of the pooling do not fit."""
   name = model.pool.partition('(')[0]
-  names = dict.fromkeys((*heads.POOLS, *registry.PARTS['pool']))
-  if ':' not in name and name not in names:
+  names = registry.PARTS['pool']
+  if ':' not in name and name not in (*heads.POOLS, *names):
     raise ValueError(
       f'pool is {model.pool!r}: choose one of {", ".join(names)}, or a class of'
       " your own, as 'my_parts:MyPool'"

@@ -573,8 +573,8 @@ def _with_text(spec: ViT, kind: str, model: vit.ViT) -> ViT:
     'pool': spec.pool_part,
     'head': spec.head_part,
   }[kind]()
-  if kind == 'head' and part is not None and hasattr(part, 'num_classes'):
-    part = part.clone(num_classes=model.num_classes)
+  if kind == 'head':
+    part = model.sized_head
   if part is None or part == described:
     return spec
   spec = _without_kind(spec, kind)

@@ -428,6 +428,13 @@ def join_name(name: str, options: Mapping[str, Any]) -> str:
   return str(Part(name, (), dict(options)))
 
 
+def without_option(text: str, option: str, key: str) -> str:
+  """Returns the text of a part without an option; errors are `parse`'s."""
+  part = parts.parse(text, key)
+  options = {name: x for name, x in part.options.items() if name != option}
+  return str(dataclasses.replace(part, options=options))
+
+
 def all_options() -> dict[str, tuple[str, str]]:
   """Returns kind and name of the first part that has each option."""
   found: dict[str, tuple[str, str]] = {}

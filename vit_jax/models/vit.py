@@ -45,8 +45,8 @@ class ViT(nn.Module):
   All but the patches are optional.
 
   Attributes:
-    num_classes: Size of the head's output, which the head has, too; 0: there is
-      none.
+    num_classes: Size of the head's output, in place of the head's own number;
+      0: there is none.
     hidden_size: D, the width of a token.
     depth: L, the number of layers.
     patches: Maps images to patches [B, h, w, D].
@@ -236,13 +236,18 @@ class ViT(nn.Module):
     features = features.astype(jnp.float32)
     result = {'tokens': tokens, 'features': features, **last}
     if classifies:
-      # Both may be those of a copy without a head.
-      has_count = hasattr(self.head, 'num_classes')
-      count: Any = {'num_classes': self.num_classes} if has_count else {}
       scope: Any = self.scope
-      head = self.head.clone(parent=scope.push('head', reuse=True), **count)
+      head = self.sized_head.clone(parent=scope.push('head', reuse=True))
       result['logits'] = head(features, context)
     return result
+
+  @property
+  def sized_head(self) -> nn.Module:
+    """The head with this model's `num_classes`, which a copy may change."""
+    if not hasattr(self.head, 'num_classes'):
+      return self.head
+    sizes: Any = {'num_classes': self.num_classes}
+    return self.head.clone(parent=None, **sizes)
 
   @property
   def prefix(self) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def _in_force(
     initial.fill(config, None)
   if config.model.name != config_lib.INIT_FROM:
     with explained('config.model', ValueError):
-      values = models.config_of(models.from_config(config.model, 0))
+      values = models.config_values(models.from_config(config.model, 0))
     for key, value in values.items():
       if key not in ('name', 'num_classes'):
         with config.model.ignore_type():

@@ -47,10 +47,9 @@ def step_flops(
     features: Features of the examples, by name.
     params: Shapes of the parameters in the train state.
   """
-  config = config.copy_and_resolve_references()
-  config.model.remat = 'none'
   # A fused attention kernel would hide its matrix products from the count.
-  config_lib.set_value(config, 'model.attention_implementation', None)
+  config = models.without_kernel(config)
+  config.model.remat = 'none'
   config = models.on_platform(config, 'cpu')
   objective = objectives.create(config, features)
   rules = rules_lib.make(config.optim, params, objective.frozen)

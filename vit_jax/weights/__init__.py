@@ -228,8 +228,9 @@ class Loaded:
     self, num_classes: int | None, overrides: Mapping[str, Any]
   ) -> models.Model:
     """Returns the module with other fields, without parameters."""
-    fields = models.fields_of(self.model) | {'dtype': self.model.dtype}
-    module = type(models.flattened(self.model))
+    described = models.flattened(self.model)
+    fields = models.fields_of(described) | {'dtype': described.dtype}
+    module = type(described)
     with _explained():
       fields = models.overridden(module, fields, overrides)
     if num_classes is not None and num_classes != fields['num_classes']:
@@ -445,14 +446,14 @@ def model_of_run(
     ValueError: `config.model` describes none.
     UserError: It does not fit the images.
   """
-  # The implementation used in training may not be available here.
-  config_lib.set_value(config, 'model.attention_implementation', None)
   if preprocess.outputs and 'logits' not in preprocess.outputs:
     config.model.num_classes = 0  # what it predicts is beside the trunk
   size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
   model = models.from_config(
     config.model, len(preprocess.target.names), config.train.dtype
   )
+  # The kernel used in training may not be available here.
+  model = models.with_kernel(model, 'auto')
   return model, fit.expected_shapes(
     model, grid(model, size), preprocess.channels
   )

@@ -103,7 +103,7 @@ def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
     described, 'pre_logits'
   ):
     model = models.with_fields(model, pre_logits=0)  # goes with the head
-  values = models.config_of(model)
+  values = models.config_values(model)
   config.model.name = values.pop('name')
   for key, value in values.items():
     if config.model[key] is None and key not in chosen:
