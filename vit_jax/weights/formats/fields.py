@@ -2,8 +2,8 @@
 
 An entry names a value of a model (`models.values`) and how it is seen: in the
 arrays (`shape`, `count`, `has`, `seen`), or in a key of the format's config
-alone (`said`). From a table follow the model that a file holds, the config that is
-written, the keys that are known in it, and what the format cannot store.
+alone (`said`). From a table follow the model that a file holds, the config that
+is written, the keys that are known in it, and what the format cannot store.
 
     shape('registers', 'reg_token', 1, 'model_args.reg_tokens'),
     count('depth', 'blocks.#.', 'model_args.depth'),
