@@ -24,9 +24,11 @@ from vit_jax.data import sources
 from vit_jax.data import splits
 from vit_jax.evaluation import accuracy
 from vit_jax.models import flat
+from vit_jax.models import values
 from vit_jax.models import vit
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.weights.files import containers as weights_files
+from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm
@@ -111,12 +113,14 @@ def write_checkpoint(config, path):
   if config.model.pool == 'token_and_mean':  # of methods without a head
     model = models.with_fields(model, num_classes=0, pool='token')
   if fields.get('layer_scale') or not model.num_classes:
-    form, path = timm, path.with_suffix('.safetensors')
+    kind = format_lib.storing(timm.KINDS, model, size)
+    rules = kind.rules(values.model_values(model))
+    path = path.with_suffix('.safetensors')
   else:
-    form = google
+    rules = google.rules(models.flattened(model))
   params = models.init_params(model, jax.random.key(1), (*size, 3))
-  arrays = tables.write(form.rules(models.flattened(model)), params)
-  if form is google:
+  arrays = tables.write(rules, params)
+  if path.suffix == '.npz':
     weights_files.write_npz(path, arrays)
   else:
     weights_files.write_safetensors(path, dict(arrays), {})

@@ -24,6 +24,8 @@ import numpy as np
 import vit_jax
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.config import parts
+from vit_jax.weights.files import containers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +225,14 @@ def load(
       raise ValueError(f'its {rows} positions are not for images of {size}')
     model = models.with_fields(model, position_tokens=tokens[rows - cells])
   return dataclasses.replace(found, model=model, position_size=size)
+
+
+def with_rope(case: Case, **options: Any) -> str:
+  """Returns the positions of a case's model in a file of timm, with `rope`."""
+  assert case.weights is not None
+  rope = str(parts.Part('rope', (), options))
+  with containers.open_arrays(case.weights) as arrays:
+    return f'learned + {rope}' if 'pos_embed' in arrays.shapes else rope
 
 
 Check = Callable[[Case], Answers]

@@ -8,20 +8,20 @@ import numpy as np
 import optax
 
 from vit_jax import config as config_lib
-from vit_jax import models
 from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.data import features
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import embedding
 from vit_jax.models import projection
+from vit_jax.models import values
 from vit_jax.objectives import mocov3
 from vit_jax.weights import initial
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import moco
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import timm
+from vit_jax.weights.formats import timm_vit
 
 
 def loss(case):
@@ -144,7 +144,7 @@ def _momentum_encoder(case, params):
   """Returns the momentum encoder of a file, with the shapes of the other."""
   trunk = [
     tables.Rule(f'trunk/{x.ours}', x.theirs, x.layout, x.offset)
-    for x in timm.rules(models.flattened(_objective(case)[0].model))
+    for x in timm_vit.VIT.rules(values.model_values(_objective(case)[0].model))
   ]
   with _opened(case, 'momentum_encoder.') as arrays:
     layers = _layers(arrays, 'head')

@@ -21,16 +21,17 @@ from vit_jax.models import merging
 from vit_jax.models import mlp
 from vit_jax.models import pooling
 from vit_jax.models import rotary
+from vit_jax.models import values
 from vit_jax.models.context import Context
 from vit_jax.objectives import mae
 from vit_jax.weights import resize
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import timm
+from vit_jax.weights.formats import timm_naflex
 from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
-_POOLS = {'avg': 'gap', 'token': 'token', 'map': 'map'}
+_POOLS = {'avg': 'mean', 'token': 'token', 'map': 'map'}
 
 
 def _load(
@@ -46,12 +47,13 @@ def like(case: golden_cases.Case) -> Mapping[str, Any]:
   fields: dict[str, Any] = {}
   if 'global_pool' in case.dims:
     fields['pool'] = _POOLS[case.dims['global_pool']]
+  base = case.dims.get('rope_temperature')
   if grid := case.dims.get('ref_feat_shape'):
-    fields |= {'rotary': 'eva02', 'rotary_grid': tuple(grid)}
+    fields['positions'] = golden_cases.with_rope(
+      case, kind='eva02', grid=tuple(grid), base=base or 10_000.0
+    )
   elif 'dinov3' in case.name:
-    fields['rotary'] = 'dinov3'
-  if base := case.dims.get('rope_temperature'):
-    fields['rotary_base'] = base
+    fields['positions'] = golden_cases.with_rope(case, base=base or 100.0)
   vit = _load(case, case.dims['image_size'], **fields)
   own, images = {'params': vit.params}, case.inputs['images']
   seen = vit.model.apply(own, images, method='trunk')
@@ -411,17 +413,22 @@ def _flexible(case: golden_cases.Case) -> weights.Loaded:
   """Loads a NaFlexViT; written back, it has the file's bits."""
   dims = case.dims
   patch = golden_cases.pair(dims['patch'])
+  fields = {}
+  if 'global_pool' in dims:
+    fields['pool'] = _POOLS[dims['global_pool']]
+  if dims.get('pos_embed_ar_preserving', False):
+    grid = tuple(dims['pos_grid'])
+    fields['positions'] = f'factorized(keep_aspect=True, grid={grid})'
   found = _load(
     case,
     [n * p for n, p in zip(dims['pos_grid'], patch, strict=True)],
-    position_aspect=dims.get('pos_embed_ar_preserving', False),
-    **{'pool': _POOLS[dims['global_pool']]} if 'global_pool' in dims else {},
+    **fields,
   )
   assert case.weights is not None
   with containers.open_arrays(case.weights) as arrays:
     stored = {name: arrays.read(name) for name in arrays.shapes}
   rules, params = (
-    timm.rules(models.flattened(found.model)),
+    timm_naflex.NAFLEX.rules(values.model_values(found.model)),
     jax.device_get(found.params),
   )
   written = dict(tables.write(rules, params))

@@ -12,7 +12,7 @@ from vit_jax.models import projection
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import timm_tables
+from vit_jax.weights.formats import timm_vit
 
 _VOTES = 1e-4  # relative; classes and their ranking are exact
 
@@ -68,7 +68,7 @@ def linear_probe(case):
   }
   with containers.open_arrays(case.weights) as arrays:
     renamed = base.Renamed(arrays, 'head.{}'.format)
-    params = tables.read(renamed, timm_tables.HEAD_OF_PROBE, abstract, '.*')
+    params = tables.read(renamed, timm_vit.ARRAYS, abstract, '.*')
 
   def logits(y):
     return head.apply({'params': params['head']}, y)

@@ -151,9 +151,8 @@ def rotary(case: golden_cases.Case) -> Mapping[str, Any]:
   """EVA-02 and other rotary ViTs of timm, with a classifier."""
   grid = tuple(case.fields['reference_grid'])
   answers: dict[str, Any] = {}
-  for i, vit in enumerate(
-    _at_sizes(case, _load(case, rotary='eva02', rotary_grid=grid))
-  ):
+  positions = golden_cases.with_rope(case, kind='eva02', base=1e4, grid=grid)
+  for i, vit in enumerate(_at_sizes(case, _load(case, positions=positions))):
     images = case.inputs[f'image_{i}']
     cos, sin = _rotation(vit)
     answers |= {

@@ -114,9 +114,10 @@ def test_batch_norm_is_torchs():
 
 def published(finished, path):
   """Writes a run as a file with the names of the authors' files."""
+  from vit_jax.models import values
   from vit_jax.weights.formats import moco
   from vit_jax.weights.formats import tables
-  from vit_jax.weights.formats import timm
+  from vit_jax.weights.formats import timm_vit
 
   e = experiment_lib.build(config(init_from__path=str(finished)))
   params = jax.device_get(e.init().params)
@@ -126,7 +127,9 @@ def published(finished, path):
   arrays = {
     f'module.{prefix}_encoder.{name}': np.ascontiguousarray(x)
     for prefix in ('base', 'momentum')
-    for name, x in tables.write(timm.rules(models.flattened(model)), trunk)
+    for name, x in tables.write(
+      timm_vit.VIT.rules(values.model_values(model)), trunk
+    )
   }
   whole = e.program.objective.foreign('timm')
   heads = {k: params[k] for k in ('projector', 'predictor')}

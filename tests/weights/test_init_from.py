@@ -11,12 +11,13 @@ import vit_jax
 from vit_jax import data
 from vit_jax import models
 from vit_jax.config import UserError
+from vit_jax.models import values
 from vit_jax.runs import safe_io
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import timm
+from vit_jax.weights.formats import timm_vit
 
 # What the checkpoint has that a config's defaults do not.
 FIELDS = {
@@ -44,7 +45,8 @@ def checkpoint(tmp_path_factory):
   directory = tmp_path_factory.mktemp('checkpoint')
   model = models.create_model('ViT-Ti/4', 5, **FIELDS)
   params = models.init_params(model, jax.random.key(3), (16, 16, 3))
-  arrays = dict(tables.write(timm.rules(models.flattened(model)), params))
+  rules = timm_vit.VIT.rules(values.model_values(model))
+  arrays = dict(tables.write(rules, params))
   containers.write_safetensors(directory / 'model.safetensors', arrays, {})
   config = {
     'architecture': 'none',
@@ -232,7 +234,8 @@ def test_how_positions_are_resized_is_kept(checkpoint, tmp_path):
   theirs = tmp_path / 'dino.safetensors'
   model = models.with_fields(loaded.model, registers=0, block='block')
   params = models.init_params(model, jax.random.key(3), (16, 16, 3))
-  arrays = dict(tables.write(timm.rules(models.flattened(model)), params))
+  rules = timm_vit.VIT.rules(values.model_values(model))
+  arrays = dict(tables.write(rules, params))
   containers.write_safetensors(theirs, arrays, {})
   config = tuned(theirs, train__duration='3 steps')
   config.model.num_heads = 2

@@ -15,7 +15,6 @@ import pytest
 from safetensors import numpy as safetensors
 
 import vit_jax
-from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.weights.formats import export
 
@@ -89,7 +88,7 @@ def test_a_file_alone(tmp_path):
   safetensors.save_file(arrays, tmp_path / 'alone.safetensors')
   found = vit_jax.load(tmp_path / 'alone.safetensors')
   assert found.position_size == (32, 32)
-  assert models.flattened(found.model).num_heads == 3
+  assert found.model.block.attention.num_heads == 3
   assert found.resize == 'geometric'
   for ours, theirs in zip(arrays_of(found), arrays_of(loaded), strict=True):
     np.testing.assert_array_equal(ours, theirs)
@@ -128,7 +127,7 @@ def test_what_its_files_cannot_hold(tmp_path, to, fields):
   loaded = random_model(**BEIT | {'positions': 'none'} | fields)
   if to == 'timm' and 'mlp' in fields:
     export.write(loaded, tmp_path / 'x', to, 'here')  # as EVA-02
-    assert_same(vit_jax.load(tmp_path / 'x', rotary='none'), loaded)
+    assert_same(vit_jax.load(tmp_path / 'x', positions='none'), loaded)
     return
   with pytest.raises(UserError, match='no place for'):
     export.write(loaded, tmp_path / 'x', to, 'here')

@@ -369,13 +369,13 @@ def test_two_biases_become_one(tmp_path):
   'fields,message',
   [
     ({'patches': 'normed'}, 'a norm after the patch embedding'),
-    (PE | {'pool': "map(gelu='exact')"}, 'attention pooling of patches alone'),
-    (PE | {'patches': 'patches'}, 'a LayerNorm before the layers'),
+    (PE | {'pool': "map(gelu='exact')"}, r'pool\(prefix=False\)'),
+    (PE | {'patches': 'patches'}, 'pre_norm=True beside patches'),
     (
       {'attention': 'attention(qk_norm=True)', 'block': 'post_norm'},
-      'norms after attention and MLP',
+      r'attention\(qk_norm=True\) beside',
     ),
-    (RELATIVE | {'registers': 2}, 'tokens other than a class token'),
+    (RELATIVE | {'registers': 2}, 'registers=2'),
     ({'pool': "map(query=False, gelu='exact')"}, 'a projection of its query'),
     (
       {
@@ -383,11 +383,11 @@ def test_two_biases_become_one(tmp_path):
         'attention': 'attention(out_bias=False)',
         'mlp': "mlp(gelu='exact', bias=False)",
       },
-      'without biases',
+      r'attention\(out_bias=False\)',
     ),
     (
       {'positions': "learned + rope(kind='eva02')", 'block': 'branches(2)'},
-      'several attentions',
+      "block='branches'",
     ),
     (
       {
@@ -399,23 +399,23 @@ def test_two_biases_become_one(tmp_path):
     ),
     (
       {'mlp': 'swiglu', 'block': 'branches(2)'},
-      'a gated MLP in layers',
+      "mlp='swiglu' beside",
     ),
     (
       {'attention': 'grouped(key_heads=1)', 'block': 'post_norm'},
-      'fewer heads of keys',
+      "attention='grouped'",
     ),
     (
       {
         'positions': 'learned + relative_bias',
         'attention': 'grouped(key_heads=1)',
       },
-      'fewer heads of keys',
+      "attention='grouped'",
     ),
     (
       SAPIENS
       | {'mlp': "mlp(gelu='exact')", 'pool': "map(prefix=True, gelu='exact')"},
-      'attention pooling with norms',
+      'attention pooling beside norm',
     ),
   ],
 )

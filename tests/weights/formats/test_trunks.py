@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import export
@@ -186,7 +185,7 @@ def test_dinov2s_own_names_with_registers(tmp_path):
   path = theirs(tmp_path, ours, *names, pos_embed=table, mask_token=mask)
   loaded = vit_jax.load(path, num_heads=3)
   assert loaded.resize == 'bicubic_antialias'
-  assert models.flattened(loaded.model).position_tokens == 'class'
+  assert loaded.model.positions[0].tokens == 'class'
   images = images_of(32, 32)
   ours.params['class_token'] = ours.params['class_token'] + row
   np.testing.assert_allclose(
@@ -220,7 +219,7 @@ def test_eva02s_own_names(tmp_path, normalised):
         f'blocks.{i}.attn.q_bias'
       )
     containers.write_safetensors(path, arrays, {})
-  loaded = vit_jax.load(path, num_heads=3, rotary='eva02', rotary_grid=(3, 3))
+  loaded = vit_jax.load(path, num_heads=3, positions=EVA02['positions'])
   assert_same(loaded, ours)
 
 
@@ -333,8 +332,8 @@ def test_how_a_bare_file_rotates_is_said(tmp_path, caplog):
   path = theirs(tmp_path, random_model(**EVA02))
   with caplog.at_level('WARNING', 'absl'):
     loaded = vit_jax.load(path, num_heads=3)
-  assert "assumed: rotary='eva02'" in caplog.text
-  assert models.flattened(loaded.model).rotary_grid == (16, 16)
+  assert "assumed: rope(kind='eva02'" in caplog.text
+  assert loaded.model.positions[1].grid == (16, 16)
   assert flat(loaded).keys() == flat(random_model(**EVA02)).keys()
-  loaded = vit_jax.load(path, num_heads=3, rotary='none')
-  assert models.flattened(loaded.model).rotary == 'none'
+  loaded = vit_jax.load(path, num_heads=3, positions='learned')
+  assert len(loaded.model.positions) == 1

@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.config import one_line
+from vit_jax.config import UserError
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import registry
 from vit_jax.models import values as values_lib
@@ -89,15 +90,18 @@ class Format:
     """Returns the model that a file holds.
 
     Raises:
-      UserError: Its shapes do not show one, or its config says something that
-        is not computed here.
+      UserError: Its shapes do not show one, its config says something that is
+        not computed here, or its family has no value that the caller gives.
     """
     seen = Seen(base.Shapes(arrays), hints)
     self._check(seen.config)
     for entry in self.fields:
       if entry.ours:
         seen.values[entry.ours] = entry.value(seen)
-    model = self.build(seen.values | self._unseen(hints.values))
+    unseen = self._unseen(hints.values)
+    if self.family is not vit.ViT:
+      self._check_unseen(unseen)
+    model = self.build(seen.values | unseen)
     size = self.image_size(seen)
     preprocess, silent = self.preprocess(seen, size, self.channels(seen))
     return base.Description(
@@ -130,13 +134,15 @@ class Format:
     """Returns the config that says a model's values.
 
     Args:
-      values: Those of the model, and `image_size` and `channels` of its images.
+      values: Those of the model, and `image_size` and `image_channels` of its
+        images.
     """
     config = self.header(values)
     for entry in self.fields:
       word = entry.word(values) if entry.key else None
       is_usual = entry.ours and values.get(entry.ours) == entry.default
       if word is not None and (entry.is_stated or not is_usual):
+        word = None if word is fields.NULL else word
         _put(config, entry.key.split('.'), word)
     return config
 
@@ -147,11 +153,22 @@ class Format:
       model: The model, with layers unrolled.
       image_size: (height, width) that its positions are for.
     """
+    return next(iter(self.refusals(model, image_size)), None)
+
+  def refusals(self, model: models.Model, image_size: Size) -> dict[str, float]:
+    """Returns what has no place, and how much of the model each is."""
     if type(model) is not self.family:
-      return f'a {type(model).__name__}'
+      return {_with_article(type(model).__name__): 1.0}
     values = values_lib.model_values(model)
-    names = {entry.ours for entry in self.fields if not entry.is_read_only}
-    named = {path: x for path, x in values.items() if path in names}
+    known = {x.ours: x.words for x in self.fields if not x.is_read_only}
+    named = {path: x for path, x in values.items() if path in known}
+    wordless = {
+      path: x
+      for path, x in named.items()
+      if known[path] and x not in known[path].values()
+    }
+    if wordless:
+      return _weighed(wordless)
     for restored in (
       lambda: self.build(named),
       lambda: self._restored(model, image_size),
@@ -159,12 +176,13 @@ class Format:
       try:
         kept = values_lib.model_values(restored())
       except KeyError as e:
-        return f'the array {e.args[0]}'
+        return {f'the array {e.args[0]}': 5.0}
       except ValueError as e:  # includes UserError
-        return _other_part(values) or one_line(e)
+        return {_other_part(values) or one_line(e): 5.0}
       if changed := dict(self._changes(values, kept, is_noted=False)):
-        return show(*next(iter(changed.items())))
-    return self.lacks(values)
+        return _weighed(changed)
+    lacks = self.lacks(values)
+    return {lacks: 0.5} if lacks else {}
 
   def notes(self, model: models.Model, image_size: Size) -> list[str]:
     """Returns notes on where the format's own code computes something else."""
@@ -194,7 +212,7 @@ class Format:
     """
     channels = 3
     values = values_lib.model_values(model)
-    values |= {'image_size': image_size, 'channels': channels}
+    values |= {'image_size': image_size, 'image_channels': channels}
     rules = self.rules(values)
     shapes: dict[str, tuple[int, ...]] = {}
     grid = fit.grid(model, image_size)
@@ -230,6 +248,69 @@ class Format:
       for path, x in values.items()
       if path not in names and values_lib.is_unseen(path, values)
     }
+
+  def _check_unseen(self, values: Values) -> None:
+    """Checks that a family without parts has the caller's values.
+
+    Raises:
+      UserError: It does not.
+    """
+    for name in values:
+      if name not in fields_lib.of(self.family):
+        raise UserError(
+          f'it is a {self.family.__name__}, which has no field {name!r}: leave'
+          ' it out'
+        )
+
+
+def describe(
+  kinds: Sequence[Format], arrays: base.Renamed, hints: base.Hints
+) -> base.Description:
+  """Returns the model that a file holds, of the first kind that matches.
+
+  Raises:
+    UserError: As `Format.describe`.
+  """
+  seen = Seen(base.Shapes(arrays), hints)
+  kind = next(x for x in kinds if x.matches(seen))
+  return kind.describe(arrays, hints)
+
+
+def storing(
+  kinds: Sequence[Format], model: models.Model, image_size: Size
+) -> Format | None:
+  """Returns the first kind that can store a model; None: none can."""
+  able = (x for x in kinds if x.refusal(model, image_size) is None)
+  return next(able, None)
+
+
+def refusal(
+  kinds: Sequence[Format], model: models.Model, image_size: Size
+) -> str | None:
+  """Returns what of a model no kind has a place for; None: one can store it.
+
+  It is what the kind lacks that lacks the least; of several, the last one.
+  """
+  family = [x for x in kinds if x.family is type(model)] or kinds[:1]
+  reasons = [x.refusals(model, image_size) for x in reversed(family)]
+  return next(iter(min(reasons, key=lambda x: sum(x.values()))), None)
+
+
+def _weighed(changed: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the words for values that change; a part weighs as three options.
+
+  Args:
+    changed: Values by name.
+  """
+  weights = {}
+  for path, value in changed.items():
+    is_part = path in registry.PARTS or path.startswith(f'{values_lib.SUM}.')
+    weights[show(path, value)] = 3.0 if is_part and path.count('.') < 2 else 1.0
+  return weights
+
+
+def _with_article(noun: str) -> str:
+  return f'{"an" if noun[0] in "AEIOU" else "a"} {noun}'
 
 
 def show(path: str, value: Any) -> str:

@@ -2,79 +2,151 @@
 
 from typing import Any
 
-from vit_jax.models import flat
-from vit_jax.models import relative
+from vit_jax.models import vit
+from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import uncommon
-from vit_jax.weights.formats.tables import rule
-from vit_jax.weights.formats.tables import torch_dense as _dense
+from vit_jax.weights.formats import timm_names
+from vit_jax.weights.formats import timm_vit
+from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import changed
+from vit_jax.weights.formats.fields import has
+from vit_jax.weights.formats.fields import said
+from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import seen
+from vit_jax.weights.formats.fields import shape
+from vit_jax.weights.formats.fields import told
+from vit_jax.weights.formats.format import Format
+from vit_jax.weights.formats.format import Size
+from vit_jax.weights.formats.format import Values
 
 _TABLE = 'relative_position_bias_table'
-_SHARED = f'rel_pos_bias.{_TABLE}'
-_OF_LAYERS = f'blocks.{{}}.attn.{_TABLE}'
-RULES = [
-  rule('mask_token', 'mask_token'),
-  rule('relative_position_bias', _SHARED),
-  rule('blocks_{}/attention/relative_position_bias', _OF_LAYERS),
-  rule(
-    'blocks_{}/attention/qkv/bias',
-    ['blocks.{}.attn.q_bias', 'blocks.{}.attn.v_bias'],
-    tables.split(2, 0, tables.FLAT),
-  ),
-  rule('blocks_{}/layer_scale1', 'blocks.{}.gamma_1'),
-  rule('blocks_{}/layer_scale2', 'blocks.{}.gamma_2'),
+_SHARED, _LAYERS = f'rel_pos_bias.{_TABLE}', f'blocks.#.attn.{_TABLE}'
+# Layers of BEiT and of timm's class Eva.
+LAYERS = tables.arrays(
+  f"""
+blocks_#/attention/qkv/bias blocks.#.attn.{{q,v}}_bias qv ?!attention.key_bias
+blocks_#/layer_scale1       blocks.#.gamma_1
+blocks_#/layer_scale2       blocks.#.gamma_2
+{timm_vit.LAYERS}
+""",
+  qv=tables.split(2, 0, tables.FLAT),
+)
+ARRAYS = [
+  *tables.arrays(f"""
+relative_position_bias                     {_SHARED}
+blocks_#/attention/relative_position_bias  {_LAYERS}
+"""),
+  *LAYERS,
 ]
 # What an objective that predicts tokens has beside the trunk, as 'head'.
-HEAD = _dense('head', 'lm_head')
-# Those of `uncommon.parts` that this class has.
-HOLDS = uncommon.BEITS
+HEAD = tables.torch_dense('head', 'lm_head')
 # Arrays outside the model.
 IGNORED = r'lm_head\..*|.*relative_position_index'
+A, B = timm_vit.A, timm_vit.B
 
 
-def is_kind(model: flat.ViT) -> bool:
-  """Whether a model has parts that only BEiT's names have a place for."""
-  return model.relative_positions in relative.TABLES
+def _table(file: Seen) -> tuple[int, ...]:
+  """Returns the shape of a table of relative positions, [rows, H], or ()."""
+  return file.shape(_SHARED) or file.shape(_LAYERS)
 
 
-def table(shapes: base.Shapes) -> tuple[int, int] | None:
-  """Returns the shape of a table of relative positions, [rows, H], or None."""
-  for name in (_SHARED, _OF_LAYERS):
-    if name in shapes or shapes.count(name):
-      rows, heads = shapes.get(name, 2)
-      return rows, heads
-  return None
+def has_qkv_bias(file: Seen) -> bool:
+  """Whether queries and values have biases."""
+  return any(
+    file.has(f'{B}attn.{x}') for x in ('q_bias', 'qkv.bias', 'k_proj.bias')
+  )
 
 
-def fields(shapes: base.Shapes) -> dict[str, Any]:
-  """Returns the fields in which a model differs from timm's ViT."""
-  no_key_bias = shapes.count('blocks.{}.attn.q_bias') > 0
-  has_bias = shapes.count('blocks.{}.attn.qkv.bias') > 0
-  return {
-    'relative_positions': 'shared' if _SHARED in shapes else 'layers',
-    'mask_token': 'mask_token' in shapes,
-    'qkv_bias': has_bias or no_key_bias,
-    'key_bias': not no_key_bias,
-    'layer_scale': 1e-5 if shapes.count('blocks.{}.gamma_1') else None,
-  }
-
-
-def unsupported(model: flat.ViT) -> dict[str, Any]:
-  """Returns what these names have no place for, and whether a model has it."""
-  return {
-    'keys with biases beside relative positions': model.qkv_bias
-    and model.key_bias,
-    'tokens other than a class token beside relative positions': (
-      model.prefix != ('class_token',)
+FIELDS = (
+  *changed(
+    timm_vit.FIELDS,
+    said('mlp.gelu', '', 'exact'),
+    always('mlp.bias', True),
+    seen('attention.qkv_bias', has_qkv_bias, A + 'qkv_bias', is_stated=True),
+    always('attention.out_bias', True),
+    seen('num_heads', lambda file: _table(file)[1], A + 'num_heads'),
+    has('block.layer_scale', B + 'gamma_1', yes=1e-5, no=None),
+    seen('norm', lambda file: 'layer_norm'),
+    said('layer_norm_epsilon', '', 1e-6, is_noted=True),
+    always('class_token', True),
+    has('mask_token', 'mask_token'),
+    always('patches', 'patches'),
+    always('patches.bias', True),
+    seen(
+      'last_norm',
+      lambda file: file.has('norm.weight') or file.has('fc_norm.weight'),
     ),
-    'positions of patches alone beside relative ones': (
-      model.position_embedding == 'learned' and model.positioned_prefix != 1
+    has(
+      'positions.learned', 'pos_embed', A + 'use_abs_pos_emb', is_stated=True
     ),
-    'normalised queries and keys beside relative positions': model.qk_norm,
-    'a ResNet stem beside relative positions': model.resnet_stages is not None,
-    'a gated MLP beside relative positions': model.gated_mlp,
-    'approximations of the GELU beside relative positions': (
-      model.gelu != 'exact'
+    always('positions.learned.tokens', 'all'),
+    without=(
+      'block block.count mlp mlp.hidden_norm attention attention.qk_norm'
+      ' attention.out_norm distillation_token registers patches.stages'
+      f' patches.width pre_norm {A}no_embed_class'
     ),
-  }
+  ),
+  has('attention.key_bias', B + 'attn.q_bias', yes=False, no=True),
+  always('positions.relative_bias', True),
+  has('positions.relative_bias.shared', _SHARED),
+  told(
+    A + 'use_rel_pos_bias',
+    lambda values: not values['positions.relative_bias.shared'],
+  ),
+  told(
+    A + 'use_shared_rel_pos_bias',
+    lambda values: values['positions.relative_bias.shared'],
+  ),
+  *changed(
+    timm_vit.POOL,
+    has('pool.norm_after', 'fc_norm.weight', A + 'use_fc_norm', is_stated=True),
+    without='pool.prefix pool.query pool.bias pool.mlp_dim pool.gelu',
+  ),
+  shape('num_classes', 'head.weight', 0),
+)
+
+
+def image_size(file: Seen) -> Size:
+  """Returns (height, width) that the positions are for."""
+  patch, default = file.values['patch_size'], timm_names.input_size(file.config)
+  if file.has('pos_embed'):
+    return timm_vit.image_size(file)
+  return base.relative_size(_table(file)[0], patch, file.hints, default)
+
+
+def lacks(values: Values) -> str | None:
+  """Returns what timm's class has no place for, though its arrays have."""
+  if values['attention.qkv_bias'] and values['attention.key_bias']:
+    return 'attention(key_bias=True) beside relative_bias'
+  if values['pool'] == 'map':
+    return "pool='map' beside relative_bias"
+  return None if values['last_norm'] else 'last_norm=False'
+
+
+def header(values: Values) -> dict[str, Any]:
+  """Returns what timm's config.json says of the architecture."""
+  size = 'large' if timm_vit.is_of_size(values, 'L') else 'base'
+  return timm_vit.named(values, f'beit_{size}_patch16_224')
+
+
+BEIT = Format(
+  title="timm's Beit",
+  family=vit.ViT,
+  arrays=ARRAYS,
+  fields=FIELDS,
+  matches=lambda file: bool(_table(file)),
+  image_size=image_size,
+  channels=timm_vit.channels,
+  preprocess=timm_names.preprocess,
+  resize=lambda file: 'geometric',
+  scope='model_args',
+  known={
+    **timm_names.IGNORED,
+    'norm_layer': timm_names.LAYER_NORM,
+    'scale_mlp': typed.one_of(False),
+    'swiglu_mlp': typed.one_of(False),
+  },
+  header=header,
+  lacks=lacks,
+)

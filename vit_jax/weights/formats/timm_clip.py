@@ -7,24 +7,16 @@ names of OpenAI's code, or in `visual.trunk`, where it is a model of timm.
 
 from collections.abc import Collection
 import re
-from typing import Any
 
-from absl import logging
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.models import flat
 from vit_jax.weights.files import containers
-from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import uncommon
-from vit_jax.weights.formats.tables import torch_norm as _norm
 
-RULES = _norm('norm_before', 'norm_pre')
 # Arrays of open_clip's files outside the image tower.
 _OUTSIDE = 'outside.'
 IGNORED = r'outside\..*'
-_EPSILON = 1e-5
 # Widths of H, g and G, which have 16 heads; others have heads of 64 channels.
 _WIDE = (1280, 1408, 1664)
 
@@ -96,31 +88,6 @@ def _timms(name: str) -> str:
   return _NAMES.get(own, own)
 
 
-def fields(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
-  """Returns the fields in which a tower differs from timm's ViT."""
-  is_there = 'norm_pre.weight' in shapes
-  pre_norm = hints.config.get('model_args.pre_norm', typed.TRUTH, is_there)
-  has_bias = 'patch_embed.proj.bias' in shapes
-  is_open_clips = any(x.startswith(_OUTSIDE) for x in shapes.names)
-  if not pre_norm and (has_bias or not is_open_clips):
-    return {}
-  said = hints.stored_size or 'gelu' in hints.overrides
-  said = said or hints.config.get('model_args.act_layer', typed.TEXT)
-  if not said and not hints.config.get('architecture', typed.TEXT, ''):
-    logging.warning(
-      'warning: no file says which GELU it has; assumed: the exact one; for a'
-      " model of OpenAI give gelu='sigmoid' (on the command line"
-      ' --model.gelu=sigmoid)'
-    )
-  return {
-    'pre_norm': pre_norm,
-    'patch_bias': has_bias,
-    'layer_norm_epsilon': hints.config.get(
-      'norm_kwargs.eps', typed.POSITIVE, _EPSILON
-    ),
-  }
-
-
 def is_tower(shapes: base.Shapes) -> bool:
   """Whether arrays are open_clip's, as `as_timm` has them."""
   return any(x.startswith(_OUTSIDE) for x in shapes.names)
@@ -132,22 +99,3 @@ def heads(shapes: base.Shapes) -> int | None:
     return None
   width = shapes.get('cls_token', 3)[2]
   return 16 if width in _WIDE else width // 64 or None
-
-
-def unsupported(model: flat.ViT, is_vit: bool) -> dict[str, bool]:
-  """Returns what a class has no place for, and whether a model has it.
-
-  Args:
-    model: The model to be stored.
-    is_vit: Whether the class is timm's VisionTransformer, with these parts.
-  """
-  if not is_vit:
-    rare = uncommon.parts(model)
-    return {part: rare[part] for part in uncommon.CLIPS}
-  both = model.pre_norm and model.patch_bias
-  return {
-    uncommon.PRE_NORM: False,
-    uncommon.QUICK_GELU: False,
-    uncommon.NO_PATCH_BIAS: not model.patch_bias and not model.pre_norm,
-    f'{uncommon.PRE_NORM}, after a patch embedding with a bias': both,
-  }

@@ -16,12 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import models
-from vit_jax.models import flat
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import uncommon
 
 # Beginnings of names in a block: timm's, and those of its ViT. `in_norm` keeps
 # its name, by which such a file is known.
@@ -43,26 +39,22 @@ _THINGS = (
   ('ffns.{}.mlp.', 'mlp.'),
   ('ffns.{}.ls.', 'ls2.'),
 )
-_IN_NORM = 'in_norm'
 _BLOCK = r'(blocks\.\d+\.)'
 # What is joined, in this order.
 _INPUTS = ('mlp.fc1.', 'attn.qkv.')
 _OUTPUTS = ('attn.proj.', 'mlp.fc2.')
 _Make = Callable[[np.ndarray], np.ndarray]
-# Those of `uncommon.parts` that these blocks have.
-HOLDS = (uncommon.PARALLEL_MLP, uncommon.BRANCHES)
 
 
-def is_kind(model: models.Flat) -> bool:
+def is_joint(values: Mapping[str, Any]) -> bool:
   """Whether a model has such layers."""
-  if not isinstance(model, flat.ViT):
-    return False
-  return model.parallel_mlp or model.branches > 1
+  return values.get('block') in ('parallel', 'branches')
 
 
-def has_one_output(model: models.Flat) -> bool:
+def has_one_output(values: Mapping[str, Any]) -> bool:
   """Whether timm's block has one layer after attention and MLP."""
-  return is_kind(model) and model.parallel_mlp and model.differential
+  is_parallel: bool = values['block'] == 'parallel'
+  return is_parallel and values['attention'] == 'differential'
 
 
 def has_signs(names: Collection[str]) -> bool:
@@ -123,73 +115,66 @@ def _vits(name: str) -> str:
 
 
 def as_timm(
-  model: flat.ViT, arrays: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-  """Returns the arrays under timm's names: the inverse of `as_vit`."""
-  found = {_timms(model, name): x for name, x in arrays.items()}
+  values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> Mapping[str, np.ndarray]:
+  """Returns the arrays of a ViT under timm's names: the inverse of `as_vit`.
+
+  Args:
+    values: Those of the model.
+    arrays: By the names of timm's ViT.
+  """
+  if not is_joint(values):
+    return arrays
+  result = {_timms(values, name): x for name, x in arrays.items()}
 
   def pop(block: str, starts: Sequence[str], leaf: str) -> list[np.ndarray]:
-    return [found.pop(f'{block}{start}{leaf}') for start in starts]
+    return [result.pop(f'{block}{start}{leaf}') for start in starts]
 
-  for i in range(model.depth if model.parallel_mlp else 0):
-    block = f'blocks.{i}.'
-    for leaf in ('weight', 'bias') if model.qkv_bias else ('weight',):
-      both = np.concatenate(pop(block, _INPUTS, leaf))
-      found[f'{block}in_proj.{leaf}'] = both
-    if has_one_output(model):
+  depth = values['depth'] if values['block'] == 'parallel' else 0
+  for block in (f'blocks.{i}.' for i in range(depth)):
+    for leaf in _leaves(values):
+      joint = np.concatenate(pop(block, _INPUTS, leaf))
+      result[f'{block}in_proj.{leaf}'] = joint
+    if has_one_output(values):
       apart = ('attn_out_proj.', 'mlp_out_proj.')
       kernel = np.concatenate(pop(block, apart, 'weight'), axis=1)
-      found[f'{block}out_proj.weight'] = kernel
-      one, other = pop(block, apart, 'bias')
-      found[f'{block}out_proj.bias'] = one + other
-  return found
+      result[f'{block}out_proj.weight'] = kernel
+      result[f'{block}out_proj.bias'] = np.add(*pop(block, apart, 'bias'))
+  return result
 
 
-def _timms(model: flat.ViT, name: str) -> str:
+def _leaves(values: Mapping[str, Any]) -> tuple[str, ...]:
+  """Returns the arrays of the projection for attention and MLP."""
+  return ('weight', 'bias') if values['attention.qkv_bias'] else ('weight',)
+
+
+def _timms(values: Mapping[str, Any], name: str) -> str:
   match = re.fullmatch(rf'{_BLOCK}(?:branch_(\d+)\.)?(.*)', name)
   if not match:
     return name
-  block, branch, rest = match[1], match[2] or '0', match[3]
-  for theirs, ours in _SCALING if model.parallel_mlp else _THINGS:
+  block, branch, tail = match[1], match[2] or '0', match[3]
+  is_parallel = values['block'] == 'parallel'
+  for theirs, ours in _SCALING if is_parallel else _THINGS:
     # The bias of the MLP's first layer is in the projection, if that has one.
-    is_joint = theirs == 'mlp_bias' and model.qkv_bias
-    if rest.startswith(ours) and not is_joint:
-      return f'{block}{theirs.format(branch)}{rest.removeprefix(ours)}'
+    is_joint = theirs == 'mlp_bias' and 'bias' in _leaves(values)
+    if tail.startswith(ours) and not is_joint:
+      return f'{block}{theirs.format(branch)}{tail.removeprefix(ours)}'
   return name
 
 
-def rules(model: flat.ViT, plain: Sequence[tables.Rule]) -> list[tables.Rule]:
-  """Returns the rules that come before `plain`, those of timm's ViT."""
-  if model.parallel_mlp:
-    return tables.torch_norm('blocks_{}/norm1', f'blocks.{{}}.{_IN_NORM}')
-  return [
-    tables.rule(
-      line.ours.replace('blocks_{}/', 'blocks_{}/branch_{}/'),
-      [x.replace('blocks.{}.', 'blocks.{}.branch_{}.') for x in line.theirs],
-      line.layout,
-    )
-    for line in plain
-    if line.ours.startswith('blocks_{}/')
-  ]
-
-
-def fields(shapes: base.Shapes) -> dict[str, Any]:
-  """Returns the fields in which a model differs from timm's ViT."""
-  is_parallel = shapes.count(f'blocks.{{}}.{_IN_NORM}.') > 0
-  branches = max(1, shapes.count('blocks.0.branch_{}.'))
-  if not is_parallel and branches == 1:
-    return {}
-  # With a norm before the layers, too, which in CLIP means 1e-5.
-  kinds = {'parallel_mlp': is_parallel, 'branches': branches}
-  return {**kinds, 'layer_norm_epsilon': 1e-6}
-
-
-def unsupported(model: flat.ViT) -> dict[str, Any]:
-  """Returns what these blocks have no place for, and whether a model has it."""
-  beside = 'in layers with parts beside each other'
-  return {
-    f'a gated MLP {beside}': model.gated_mlp,
-    f'outputs without biases {beside}': not model.dense_bias,
-    f'a distillation token {beside}': model.distillation_token,
-    f'a ResNet stem {beside}': model.resnet_stages is not None,
+def lacks(values: Mapping[str, Any]) -> str | None:
+  """Returns what these blocks have no place for, though their arrays have."""
+  wrong = {
+    f'mlp={values["mlp"]!r}': values['mlp'] != 'mlp',
+    'mlp(hidden_norm=True)': values['mlp.hidden_norm'],
+    'attention(out_norm=True)': values['attention.out_norm'],
+    'outputs without biases': (
+      not values['mlp.bias'] or not values['attention.out_bias']
+    ),
+    'distillation_token=True': values['distillation_token'],
+    f'patches={values["patches"]!r}': values['patches'] != 'patches',
   }
+  reason = next((x for x, is_so in wrong.items() if is_so), None)
+  if not is_joint(values) or reason is None:
+    return None
+  return f'{reason} beside block={values["block"]!r}'

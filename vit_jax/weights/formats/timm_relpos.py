@@ -5,82 +5,135 @@ whether the norms of a layer follow attention and MLP: that comes from the name
 in config.json, or from the caller.
 """
 
+import re
 from typing import Any
 
-from vit_jax.models import flat
-from vit_jax.models import relative
+from vit_jax.models import vit
+from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import uncommon
-from vit_jax.weights.formats.tables import torch_dense as _dense
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm_names
+from vit_jax.weights.formats import timm_vit
+from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import changed
+from vit_jax.weights.formats.fields import said
+from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import seen
+from vit_jax.weights.formats.fields import shape
+from vit_jax.weights.formats.fields import told
+from vit_jax.weights.formats.format import Format
+from vit_jax.weights.formats.format import Size
+from vit_jax.weights.formats.format import Values
 
-_SHARED, _OF_LAYERS = 'shared_rel_pos.mlp', 'blocks.{}.attn.rel_pos.mlp'
-_OURS = 'blocks_{}/attention/relative_mlp'
-RULES = [
-  *_dense('relative_mlp/up', f'{_SHARED}.fc1'),
-  *_dense('relative_mlp/down', f'{_SHARED}.fc2'),
-  *_dense(f'{_OURS}/up', f'{_OF_LAYERS}.fc1'),
-  *_dense(f'{_OURS}/down', f'{_OF_LAYERS}.fc2'),
-]
-# Those of `uncommon.parts` that this class has.
-HOLDS = (uncommon.RELATIVE, uncommon.POST_NORM)
-
-
-def is_kind(model: flat.ViT) -> bool:
-  """Whether only this class can hold a model."""
-  return model.relative_positions in relative.MLPS
-
-
-def has_signs(shapes: base.Shapes) -> bool:
-  """Whether a file is of this class."""
-  shared = f'{_SHARED}.fc1.weight' in shapes
-  return shared or shapes.count(f'{_OF_LAYERS}.fc1.weight') > 0
-
-
-def _last(shapes: base.Shapes) -> tuple[int, ...]:
-  """Returns the shape of an MLP's last kernel, [H, hidden]."""
-  shared = f'{_SHARED}.fc2.weight'
-  return shapes.get(
-    shared if shared in shapes else f'{_OF_LAYERS}.fc2.weight', 2
-  )
+_SHARED, _LAYERS = 'shared_rel_pos.mlp', 'blocks.#.attn.rel_pos.mlp'
+_OURS = 'blocks_#/attention/relative_mlp'
+ARRAYS = tables.arrays(f"""
+relative_mlp/up    {_SHARED}.fc1  dense*
+relative_mlp/down  {_SHARED}.fc2  dense*
+{_OURS}/up         {_LAYERS}.fc1  dense*
+{_OURS}/down       {_LAYERS}.fc2  dense*
+{timm_vit.LAYERS}
+""")
+A = timm_vit.A
 
 
-def heads(shapes: base.Shapes) -> int | None:
-  """Returns the number of heads; None: the file is of another class."""
-  return _last(shapes)[0] if has_signs(shapes) else None
+def _last(file: Seen) -> tuple[int, ...]:
+  """Returns the shape of an MLP's last kernel, [H, hidden], or ()."""
+  last = '.fc2.weight'
+  return file.shape(_SHARED + last) or file.shape(_LAYERS + last)
 
 
-def fields(shapes: base.Shapes) -> dict[str, Any]:
-  """Returns the fields in which a model differs from timm's ViT."""
-  is_shared = f'{_SHARED}.fc1.weight' in shapes
-  return {
-    'relative_positions': 'shared_mlp' if is_shared else 'layers_mlp',
-    'relative_mlp_dim': _last(shapes)[1],
-  }
+def block(file: Seen) -> str:
+  """Returns which layers a name stands for, unless the caller says it."""
+  asked: str | None = file.hints.values.get('block')
+  if asked in ('block', 'post_norm'):
+    return asked
+  name = timm_names.architecture(file.config)
+  return 'post_norm' if re.match(r'vit_\w+_rpn_', name) else 'block'
 
 
-def arguments(model: flat.ViT) -> dict[str, Any]:
-  """Returns `model_args` that timm's ViT does not have."""
-  return {
-    'rel_pos_type': 'mlp',
-    'rel_pos_dim': model.relative_mlp_dim,
-    'shared_rel_pos': model.relative_positions == 'shared_mlp',
-  }
-
-
-def unsupported(model: flat.ViT) -> dict[str, Any]:
-  """Returns what this class has no place for, and whether a model has it."""
-  beside = 'beside MLPs of relative positions'
-  return {
-    f'tokens other than a class token {beside}': (
-      model.prefix not in ((), ('class_token',))
+_IS_SHARED = 'positions.relative_mlp_bias.shared'
+FIELDS = (
+  *changed(
+    timm_vit.FIELDS,
+    seen('block', block),
+    said('mlp.gelu', '', 'exact'),
+    always('mlp.bias', True),
+    always('attention.out_bias', True),
+    seen('num_heads', lambda file: _last(file)[0], A + 'num_heads'),
+    seen('norm', lambda file: 'layer_norm'),
+    said('layer_norm_epsilon', '', 1e-6, is_noted=True),
+    always('patches', 'patches'),
+    always('patches.bias', True),
+    seen(
+      'last_norm',
+      lambda file: file.has('norm.weight') or file.has('fc_norm.weight'),
     ),
-    f'position embeddings {beside}': model.position_embedding != 'none',
-    f'attention pooling {beside}': model.pool == 'map',
-    f'a ResNet stem {beside}': model.resnet_stages is not None,
-    f'a gated MLP {beside}': model.gated_mlp,
-    f'a layer before the head {beside}': model.pre_logits,
-    f'approximations of the GELU {beside}': model.gelu != 'exact',
-    f'norms after attention and MLP with LayerScale {beside}': (
-      model.post_norm and model.layer_scale is not None
+    always('positions.relative_mlp_bias', True),
+    seen(
+      'positions.relative_mlp_bias.hidden_dim',
+      lambda file: _last(file)[1],
+      A + 'rel_pos_dim',
     ),
-  }
+    seen(
+      _IS_SHARED,
+      lambda file: file.has(_SHARED),
+      A + 'shared_rel_pos',
+      is_stated=True,
+    ),
+    told(A + 'rel_pos_type', lambda values: 'mlp'),
+    without=(
+      'block.count mlp mlp.hidden_norm attention attention.out_norm'
+      ' distillation_token registers patches.stages patches.width pre_norm'
+      f' positions.learned positions.learned.tokens {A}no_embed_class'
+    ),
+  ),
+  *changed(
+    timm_vit.POOL,
+    without='pool.prefix pool.query pool.bias pool.mlp_dim pool.gelu',
+  ),
+  shape('num_classes', 'head.weight', 0),
+)
+
+
+def image_size(file: Seen) -> Size:
+  """Returns (height, width) of the images, which no array shows."""
+  patch, default = file.values['patch_size'], timm_names.input_size(file.config)
+  return base.image_size(None, patch, file.hints, default)
+
+
+def lacks(values: Values) -> str | None:
+  """Returns what timm's class has no place for, though its arrays have."""
+  if values['pool'] == 'map':
+    return "pool='map' beside relative_mlp_bias"
+  if values['block'] == 'post_norm' and values['block.layer_scale']:
+    return 'post_norm(layer_scale)'
+  return None if values['last_norm'] else 'last_norm=False'
+
+
+def header(values: Values) -> dict[str, Any]:
+  """Returns what timm's config.json says of the architecture."""
+  after = 'rpn_' if values['block'] == 'post_norm' else ''
+  return timm_vit.named(values, f'vit_relpos_base_patch16_{after}224')
+
+
+RELPOS = Format(
+  title="timm's VisionTransformerRelPos",
+  family=vit.ViT,
+  arrays=ARRAYS,
+  fields=FIELDS,
+  matches=lambda file: bool(_last(file)),
+  image_size=image_size,
+  channels=timm_vit.channels,
+  preprocess=timm_vit.preprocess,
+  resize=timm_vit.resize,
+  scope='model_args',
+  known={
+    **timm_names.IGNORED,
+    'act_layer': typed.one_of('gelu'),
+    'norm_layer': timm_names.LAYER_NORM,
+    'rel_pos_type': typed.one_of('mlp'),
+  },
+  header=header,
+  lacks=lacks,
+)

@@ -1,6 +1,10 @@
-"""timm's VisionTransformer, also after a ResNet: ViT, DeiT, CLIP, DINOv2."""
+"""timm's VisionTransformer, also after a ResNet: ViT, DeiT, CLIP, DINOv2.
+
+Its layers may have their parts beside each other (`timm_parallel`).
+"""
 
 from collections.abc import Mapping
+import dataclasses
 import re
 from typing import Any
 
@@ -16,17 +20,18 @@ from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import timm_names
+from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats.fields import count
 from vit_jax.weights.formats.fields import has
+from vit_jax.weights.formats.fields import NULL
 from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.fields import seen
 from vit_jax.weights.formats.fields import shape
 from vit_jax.weights.formats.fields import told
 from vit_jax.weights.formats.format import Format
-
-Size = tuple[int, int]
-Values = Mapping[str, Any]
+from vit_jax.weights.formats.format import Size
+from vit_jax.weights.formats.format import Values
 
 # Of all of timm's classes with layers of attention.
 LAYERS = """
@@ -80,9 +85,9 @@ stem/norm         norm              norm*
 _DIFFERENCE = 'blocks_#/attention/difference'
 # AIMv2's layers have the halves of a gated MLP apart; a probe of MAE's code, a
 # BatchNorm before its head.
-ARRAYS = [
+_VIT = [
   *tables.arrays(f"""
-blocks_#/mlp/up  blocks.#.mlp.fc1_{{g,x}}  halves*  ?mlp=swiglu&mlp.hidden_norm
+blocks_#/norm1   blocks.#.in_norm          norm*    ?block=parallel
 blocks_#/mlp/up  blocks.#.mlp.fc1_{{g,x}}  halves*  ?mlp=swiglu&patches=normed
 head_norm/mean        head.0.running_mean
 head_norm/var         head.0.running_var
@@ -101,9 +106,25 @@ head_distillation     head_dist                 dense*
   *tables.below(_STEM, '', f'{_BACKBONE}.'),
   *tables.below(UNITS, 'stem/', f'{_BACKBONE}.'),
 ]
+_BRANCH = 'branch_{}'
+_BRANCHES = [
+  dataclasses.replace(
+    x,
+    ours=x.ours.replace('blocks_{}', f'blocks_{{}}/{_BRANCH}'),
+    theirs=tuple(
+      name.replace('blocks.{}', f'blocks.{{}}.{_BRANCH}') for name in x.theirs
+    ),
+  )
+  for x in _VIT
+  if x.ours.startswith('blocks_{}/')
+]
+ARRAYS = [*_VIT, *_BRANCHES]
 
 A, B = 'model_args.', 'blocks.#.'
-GELUS = {'gelu': 'exact', 'gelu_tanh': 'tanh', 'quick_gelu': 'sigmoid'}
+# Of a gated MLP the function is its gate.
+GELUS = {'gelu': 'exact', 'gelu_tanh': 'tanh', 'quick_gelu': 'sigmoid'} | {
+  'silu': 'none'
+}
 NORMS = {
   'layernorm': 'layer_norm',
   'layernormfp32': 'layer_norm',
@@ -141,7 +162,8 @@ def pool(file: Seen) -> str:
       reason = 'a norm after the pool (fc_norm) is computed of avg alone'
       raise file.config.error('global_pool', said_pool, reason)
     return 'mean'
-  return 'token' if file.has('cls_token') and said_pool != 'avg' else 'mean'
+  reads_token = file.values['class_token'] and said_pool != 'avg'
+  return 'token' if reads_token else 'mean'
 
 
 def prefix(file: Seen) -> int:
@@ -206,7 +228,21 @@ def heads(file: Seen) -> int:
 
 def gelu(file: Seen) -> str:
   """Returns the GELU that the architecture's name stands for."""
+  is_said = timm_names.architecture(file.config) or file.hints.stored_size
+  if not is_said and (file.has('norm_pre.') or timm_clip.is_tower(file.shapes)):
+    logging.warning(
+      'warning: no file says which GELU it has; assumed: the exact one; for a'
+      ' model of OpenAI give mlp="mlp(gelu=\'sigmoid\')" (on the command line'
+      ' --model.mlp="mlp(gelu=\'sigmoid\')")'
+    )
   return timm_names.gelu(file.config)
+
+
+def block(file: Seen) -> str:
+  """Returns which layers it has."""
+  if file.has(B + 'in_norm.'):
+    return 'parallel'
+  return 'branches' if file.has(f'{B}branch_#.') else 'block'
 
 
 def stages(file: Seen) -> tuple[int, ...] | None:
@@ -230,12 +266,14 @@ def width(file: Seen) -> int | None:
 
 def _stem(file: Seen) -> str:
   """Returns the name of the ResNet's first layer."""
-  has_stages = bool(file.values['patches.stages'])
+  has_stages = bool(file.values.get('patches.stages'))
   return f'{_BACKBONE}.{"stem." if has_stages else ""}conv'
 
 
 def epsilon(file: Seen) -> float:
   """Returns the epsilon of norms that a file's kind of model has."""
+  if file.values['block'] != 'block':
+    return 1e-6
   if file.has('norm_pre.') or timm_clip.is_tower(file.shapes):
     return 1e-5
   is_aim = re.match('aimv2_|beit3_', timm_names.architecture(file.config))
@@ -247,6 +285,22 @@ def mlp_ratio(values: Values) -> float:
   is_packed = values['mlp'] == 'swiglu' and values['patches'] != 'normed'
   hidden, d = values['mlp_dim'] * (1 + is_packed), values['hidden_size']
   return base.ratio(hidden, d)
+
+
+def init_values(values: Values) -> Any:
+  """Returns timm's `init_values`, which that of the name is if nothing is said.
+
+  Without LayerScale that is 0, or in a parallel block null.
+  """
+  nothing = NULL if values['block'] == 'parallel' else 0.0
+  return values['block.layer_scale'] or nothing
+
+
+def norm_word(values: Values) -> str | None:
+  """Returns timm's `norm_layer`; None: that of the architecture's name."""
+  if values['norm'] == 'layer_norm':
+    return 'layernorm' if values['block'] == 'parallel' else None
+  return None if values['patches'] == 'normed' else 'rmsnorm'
 
 
 def patch_size(values: Values) -> int | list[int]:
@@ -268,10 +322,12 @@ SIZES = (
   told(A + 'mlp_ratio', mlp_ratio),
   count('depth', B, A + 'depth'),
   told(A + 'img_size', lambda values: list(values['image_size'])),
-  told(A + 'in_chans', lambda values: values['channels']),
+  told(A + 'in_chans', lambda values: values['image_channels']),
 )
 FIELDS = (
   *SIZES,
+  seen('block', block),
+  seen('block.count', lambda file: file.count(f'blocks.0.{_BRANCH}.') or None),
   seen('mlp', mlp),
   has('mlp.hidden_norm', B + 'mlp.norm.', A + 'scale_mlp_norm'),
   said('mlp.gelu', A + 'act_layer', gelu, GELUS),
@@ -283,6 +339,7 @@ FIELDS = (
     yes='differential',
     no='attention',
     words={'attn': 'attention', 'diff': 'differential'},
+    default='attention',
   ),
   has(
     'attention.qkv_bias', B + 'attn.qkv.bias', A + 'qkv_bias', is_stated=True
@@ -293,11 +350,25 @@ FIELDS = (
   has('attention.qk_norm', B + 'attn.q_norm.', A + 'qk_norm', is_stated=True),
   has('attention.out_norm', B + 'attn.norm.', A + 'scale_attn_norm'),
   said('num_heads', A + 'num_heads', heads, kind=typed.COUNT, is_stated=True),
-  has(
-    'block.layer_scale', B + 'ls1.gamma', A + 'init_values', yes=1e-5, no=None
+  has('block.layer_scale', B + 'ls1.gamma', yes=1e-5, no=None),
+  told(A + 'init_values', init_values),
+  seen(
+    'norm',
+    norm,
+    A + 'norm_layer',
+    words=NORMS,
+    default='layer_norm',
+    write=norm_word,
+    is_stated=True,
   ),
-  seen('norm', norm, A + 'norm_layer', words=NORMS, default='layer_norm'),
-  said('layer_norm_epsilon', '', epsilon, is_noted=True),
+  said(
+    'layer_norm_epsilon',
+    'norm_kwargs.eps',  # open_clip's: timm's classes have one each
+    epsilon,
+    kind=typed.POSITIVE,
+    write=lambda values: None,
+    is_noted=True,
+  ),
   has('class_token', 'cls_token', A + 'class_token', is_stated=True),
   has('distillation_token', 'dist_token'),
   shape('registers', 'reg_token', 1, A + 'reg_tokens', is_stated=True),
@@ -355,10 +426,22 @@ def pool_width(file: Seen) -> int | None:
   return None if hidden == file.values['mlp_dim'] else hidden or None
 
 
+def num_classes(file: Seen) -> int:
+  """Returns the size of the head's output."""
+  is_probe = file.values['head.norm'] == 'batch'
+  return file.size(f'head{".1" * is_probe}.weight', 0)
+
+
 POOL = (
   seen('pool', pool, A + 'global_pool', words=POOLS, is_stated=True),
   told('global_pool', lambda values: _word(values['pool'])),
-  has('pool.norm_after', 'fc_norm.weight', A + 'fc_norm', is_stated=True),
+  has(
+    'pool.norm_after',
+    'fc_norm.weight',
+    A + 'fc_norm',
+    write=lambda values: bool(values.get('pool.norm_after')),
+    is_stated=True,
+  ),
   said('pool.prefix', A + 'pool_include_prefix', pooled_prefix),
   has('pool.query', 'attn_pool.q.weight'),
   has('pool.bias', 'attn_pool.kv.bias'),
@@ -366,11 +449,8 @@ POOL = (
   seen('pool.gelu', lambda file: file.values['mlp.gelu']),
 )
 HEAD = (
-  seen(
-    'num_classes',
-    lambda file: file.size('head.weight', 0) or file.size('head.1.weight', 0),
-  ),
   has('head.norm', 'head.0.running_mean', yes='batch', no='none'),
+  seen('num_classes', num_classes),
   shape('head.pre_logits', 'pre_logits.fc.weight', 0),
   seen(
     'head.distillation',
@@ -407,6 +487,7 @@ _HYBRIDS: Mapping[tuple[int, ...], str] = {
   (3, 4, 9): 'vit_base_r50_s16_224',
   (3, 4, 6, 3): 'vit_large_r50_s32_224',
 }
+_JOINT = 'dpwee_patch16_reg1_gap_256'
 _PATCHES = (
   ('Ti', 16),
   ('S', 16),
@@ -427,6 +508,11 @@ def architecture(values: Values) -> str:
     return _HYBRIDS.get(values['patches.stages'], _HYBRIDS[3, 4, 9])
   if values['patches'] == 'normed':
     return 'aimv2_large_patch14_224'
+  if values['block'] == 'parallel':
+    is_apart = values['attention'] == 'attention'
+    return f'vit_{"base_patch16_xp_224" if is_apart else _JOINT}'
+  if values['block'] == 'branches':
+    return 'vit_base_patch16_18x2_224'
   if values['mlp'] == 'swiglu':
     return f'vit_giant_patch14{"_reg4" * bool(values["registers"])}_dinov2'
   if values['pre_norm']:
@@ -442,26 +528,49 @@ def architecture(values: Values) -> str:
 
 def lacks(values: Values) -> str | None:
   """Returns what timm's class has no place for, though its arrays have."""
-  is_aim = values['norm'] == 'rms_norm' and values['mlp'] == 'swiglu'
-  if values['patches'] == 'normed' and not is_aim:
-    return 'a norm after the patch embedding'
-  if values['pool'] == 'map':
-    if not (values['pool.query'] and values['pool.bias']):
-      return 'attention pooling without a projection of its query, or biases'
-    if values['norm'] == 'rms_norm' or values['mlp'] == 'swiglu':
-      return 'attention pooling with such norms or MLPs in its layers'
-  has_bias = values['patches.bias']
-  if values['pre_norm'] and has_bias:
-    return 'a LayerNorm before the layers, after a patch embedding with a bias'
-  if not values['pre_norm'] and not has_bias:
-    return 'a patch embedding without a bias'
-  return None
+  norm, mlp, pool = (values[key] for key in ('norm', 'mlp', 'pool'))
+  is_distilled = values['distillation_token']
+  positions = values.get('positions.learned.tokens')
+  bias, pre_norm = values['patches.bias'], values['pre_norm']
+  is_whole = values.get('pool.query') and values.get('pool.bias')
+  wrong = {
+    'a norm after the patch embedding, unless as in AIMv2': (
+      values['patches'] == 'normed' and (norm, mlp) != ('rms_norm', 'swiglu')
+    ),
+    f'attention pooling beside norm={norm!r} and mlp={mlp!r}': (
+      pool == 'map' and (norm, mlp) != ('layer_norm', 'mlp')
+    ),
+    'map without a projection of its query, or biases': (
+      pool == 'map' and not is_whole
+    ),
+    'swiglu(hidden_norm=True)': mlp == 'swiglu' and values['mlp.hidden_norm'],
+    'pre_norm=True after a patch embedding with a bias': bias and pre_norm,
+    'patches(bias=False)': not bias and not pre_norm,
+    "learned(tokens='class')": positions == 'class',
+    'a distillation token beside registers, or without a position or a head': (
+      is_distilled
+      and (
+        values['registers']
+        or positions != 'all'
+        or not values['head.distillation']
+      )
+    ),
+    'head(pre_logits) before two heads': (
+      is_distilled and values['head.pre_logits']
+    ),
+  }
+  reason = next((x for x, is_so in wrong.items() if is_so), None)
+  return reason or timm_parallel.lacks(values)
 
 
 def obstacle(values: Values) -> str | None:
   """Returns the part of a model that no timm name has; None: a name has all."""
   if values['head.pre_logits']:  # older versions of timm had it
     return 'a layer before the head'
+  if values.get('block.count', 2) != 2:
+    return f'block(count={values["block.count"]})'
+  if timm_parallel.has_one_output(values) and not values['block.layer_scale']:
+    return 'differential attention beside an MLP, without LayerScale'
   is_gated = values['mlp'] == 'swiglu'
   if values['patches'] != 'hybrid':
     has_both = is_gated and values['distillation_token']
@@ -479,11 +588,10 @@ def preprocess(
 ) -> tuple[dict[str, Any], str]:
   """Returns the preprocessing that the config says, or the usual one."""
   # DeiT, MAE and DINO use ImageNet's mean; hybrids and SigLIP Google's.
-  is_google = file.values['patches'] == 'hybrid' or file.values['pool'] == 'map'
+  is_google = file.values.get('patches') == 'hybrid'
+  is_google |= file.values['pool'] == 'map'
   usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
-  content, silent = preprocessing.of_timm(file.config, size, channels, usual)
-  labels = timm_names.labels(file.config, file.values['num_classes'])
-  return {'classes': labels, **content}, silent
+  return timm_names.preprocess(file, size, channels, usual)
 
 
 def resize(file: Seen) -> str:
@@ -499,8 +607,25 @@ def header(values: Values) -> dict[str, Any]:
     stem = 'stem.' if values['patches.stages'] else ''
     first = f'{_BACKBONE}.{stem}conv'
   heads = ['head', 'head_dist'] if values['distillation_token'] else 'head'
+  return named(values, architecture(values), first, heads)
+
+
+def named(
+  values: Values,
+  name: str,
+  first: str = 'patch_embed.proj',
+  heads: str | list[str] = 'head',
+) -> dict[str, Any]:
+  """Returns what timm's config.json says beside `model_args`.
+
+  Args:
+    values: Those of the model.
+    name: timm's name of the architecture.
+    first: Name of the first layer.
+    heads: Name of the head, or of both.
+  """
   return {
-    'architecture': architecture(values),
+    'architecture': name,
     'num_features': values['hidden_size'],
     'pretrained_cfg': {'first_conv': first, 'classifier': heads},
   }
@@ -529,6 +654,7 @@ VIT = Format(
     'swiglu_mlp': typed.one_of(False),
   },
   header=header,
+  finish=timm_parallel.as_timm,
   lacks=lacks,
   obstacle=obstacle,
 )

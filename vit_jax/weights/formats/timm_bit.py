@@ -1,0 +1,127 @@
+"""timm's ResNetV2, as BiT has it."""
+
+from typing import Any
+
+from vit_jax.models import resnet
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm_names
+from vit_jax.weights.formats import timm_vit
+from vit_jax.weights.formats.fields import said
+from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import seen
+from vit_jax.weights.formats.fields import shape
+from vit_jax.weights.formats.fields import told
+from vit_jax.weights.formats.format import Format
+from vit_jax.weights.formats.format import Size
+from vit_jax.weights.formats.format import Values
+
+ARRAYS = [
+  *tables.arrays(
+    """
+stem/conv/kernel  stem.conv.weight  conv
+norm              norm              norm*
+head/kernel       head.fc.weight    conv1x1
+head/bias         head.fc.bias
+""",
+    conv1x1=tables.CONV_1X1,
+  ),
+  *timm_vit.UNITS,
+]
+_STEM = 'stem.conv.weight'
+
+
+def stages(file: Seen) -> tuple[int, ...]:
+  """Returns the units in each stage."""
+  return file.shapes.stages('stages.{}.blocks.{}.', first=0)
+
+
+def channels(file: Seen) -> tuple[int, ...]:
+  """Returns the channels of each stage's output."""
+  return tuple(
+    file.shapes.get(f'stages.{stage}.blocks.0.conv3.weight', 4)[0]
+    for stage in range(len(file.values['stages']))
+  )
+
+
+def is_padded(file: Seen) -> bool:
+  """Whether the first pool's border is zeros, as in BiT's published sizes.
+
+  Other models of timm's class use its own padding.
+  """
+  width = file.size(_STEM, 0)
+  return '_bit' in timm_names.architecture(file.config) or any(
+    (file.values['stages'], width) == (x['stages'], 64 * x['width_factor'])
+    for x in resnet.BIT_SIZES.values()
+  )
+
+
+def _name(values: Values) -> str | None:
+  """Returns timm's name; None: its names' sizes cannot be changed."""
+  for name, size in resnet.BIT_SIZES.items():
+    factor = size['width_factor']
+    sizes = {
+      'stages': size['stages'],
+      'stem_width': 64 * factor,
+      'channels': tuple(factor * x for x in (256, 512, 1024, 2048)),
+      'num_groups': 32,
+      'zero_padded_pool': True,
+    }
+    if sizes.items() <= values.items():
+      return f'resnetv2_{name[1:]}_bit'
+  return None
+
+
+FIELDS = (
+  shape('num_classes', 'head.fc.weight', 0),
+  seen('stages', stages),
+  shape('stem_width', _STEM, 0, axes=4),
+  seen('channels', channels),
+  said('num_groups', '', 32, is_noted=True),
+  said('zero_padded_pool', '', is_padded, is_noted=True),
+  told('model_args.in_chans', lambda values: values['image_channels']),
+)
+
+
+def image_size(file: Seen) -> Size:
+  """Returns (height, width) of the images."""
+  default = timm_names.input_size(file.config) or (224, 224)
+  return base.image_size(None, (32, 32), file.hints, default)
+
+
+def header(values: Values) -> dict[str, Any]:
+  """Returns what timm's config.json says of the architecture."""
+  return {
+    'architecture': _name(values) or 'resnetv2_50x1_bit',
+    'num_features': values['channels'][-1],
+    'global_pool': 'avg',
+    'pretrained_cfg': {'first_conv': 'stem.conv', 'classifier': 'head.fc'},
+  }
+
+
+BIT = Format(
+  title="timm's ResNetV2",
+  family=resnet.BiT,
+  arrays=ARRAYS,
+  fields=FIELDS,
+  matches=lambda file: file.has(_STEM),
+  image_size=image_size,
+  channels=lambda file: file.size(_STEM, 1),
+  preprocess=timm_names.preprocess,
+  resize=lambda file: 'bicubic_antialias',
+  scope='model_args',
+  known={
+    **timm_names.COMMON,
+    **dict.fromkeys(
+      'channels layers stem_chs stem_type width_factor zero_init_last'.split()
+    ),
+    'act_layer': typed.one_of('relu'),
+    'bottle_ratio': typed.one_of(0.25),
+    'global_pool': typed.one_of('avg'),
+    'output_stride': typed.one_of(32),
+    'preact': typed.one_of(True),
+  },
+  header=header,
+  obstacle=lambda values: None if _name(values) else 'a BiT of this size',
+)

@@ -1,0 +1,115 @@
+"""timm's MlpMixer."""
+
+from typing import Any
+
+from vit_jax.config import UserError
+from vit_jax.models import mixer
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm_names
+from vit_jax.weights.formats.fields import count
+from vit_jax.weights.formats.fields import said
+from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import seen
+from vit_jax.weights.formats.fields import shape
+from vit_jax.weights.formats.fields import told
+from vit_jax.weights.formats.format import Format
+from vit_jax.weights.formats.format import Size
+from vit_jax.weights.formats.format import Values
+
+ARRAYS = tables.arrays("""
+patch_embedding            stem.proj                  conv*
+blocks_#/norm1             blocks.#.norm1             norm*
+blocks_#/token_mlp/up      blocks.#.mlp_tokens.fc1    dense*
+blocks_#/token_mlp/down    blocks.#.mlp_tokens.fc2    dense*
+blocks_#/norm2             blocks.#.norm2             norm*
+blocks_#/channel_mlp/up    blocks.#.mlp_channels.fc1  dense*
+blocks_#/channel_mlp/down  blocks.#.mlp_channels.fc2  dense*
+norm                       norm                       norm*
+head                       head                       dense*
+""")
+A, B, _STEM = 'model_args.', 'blocks.#.', 'stem.proj.weight'
+
+
+def tokens_mlp_dim(file: Seen) -> int:
+  """Returns the size of the hidden layer of the MLP over tokens.
+
+  Raises:
+    UserError: It is gated.
+  """
+  hidden = file.shapes.get('blocks.{}.mlp_tokens.fc1.weight', 2)[0]
+  if file.size(B + 'mlp_tokens.fc2.weight', 1) != hidden:
+    raise UserError(
+      'it has gated MLPs, as in timm with mlp_layer=GluMlp: those of a Mixer'
+      ' are not computed here'
+    )
+  return hidden
+
+
+FIELDS = (
+  shape('hidden_size', _STEM, 0, axes=4),
+  shape('patch_size', _STEM, (2, 3)),
+  seen('tokens_mlp_dim', tokens_mlp_dim),
+  shape('mlp_dim', B + 'mlp_channels.fc1.weight', 0, axes=2),
+  count('depth', B),
+  shape('num_classes', 'head.weight', 0),
+  said('gelu', '', 'exact', is_noted=True),
+  said('layer_norm_epsilon', '', 1e-6, is_noted=True),
+  told(A + 'img_size', lambda values: list(values['image_size'])),
+  told(A + 'in_chans', lambda values: values['image_channels']),
+)
+
+
+def matches(file: Seen) -> bool:
+  """Whether a file has this class."""
+  return file.has(_STEM) or file.has(B + 'mlp_tokens.')
+
+
+def image_size(file: Seen) -> Size:
+  """Returns (height, width) of the images that its tokens are of."""
+  tokens = file.size(B + 'mlp_tokens.fc1.weight', 1)
+  patch, default = file.values['patch_size'], timm_names.input_size(file.config)
+  return base.image_size(tokens, patch, file.hints, default)
+
+
+def _name(values: Values) -> str | None:
+  """Returns timm's name; None: its names' sizes cannot be changed."""
+  for size, patch in (('S', 16), ('S', 32), ('B', 16), ('B', 32), ('L', 16)):
+    sizes = {'patch_size': (patch, patch), **mixer.SIZES[size]}
+    if sizes.items() <= values.items():
+      return f'mixer_{size.lower()}{patch}_224'
+  return None
+
+
+def header(values: Values) -> dict[str, Any]:
+  """Returns what timm's config.json says of the architecture."""
+  return {
+    'architecture': _name(values) or 'mixer_b16_224',
+    'num_features': values['hidden_size'],
+    'global_pool': 'avg',
+    'pretrained_cfg': {'first_conv': 'stem.proj', 'classifier': 'head'},
+  }
+
+
+MIXER = Format(
+  title="timm's MlpMixer",
+  family=mixer.Mixer,
+  arrays=ARRAYS,
+  fields=FIELDS,
+  matches=matches,
+  image_size=image_size,
+  channels=lambda file: file.size(_STEM, 1),
+  preprocess=timm_names.preprocess,
+  resize=lambda file: 'bicubic_antialias',
+  scope='model_args',
+  known={
+    **timm_names.COMMON,
+    **dict.fromkeys('embed_dim mlp_ratio nlhb num_blocks patch_size'.split()),
+    'act_layer': typed.one_of('gelu'),
+    'global_pool': typed.one_of('avg'),
+    'norm_layer': timm_names.LAYER_NORM,
+  },
+  header=header,
+  obstacle=lambda values: None if _name(values) else 'a Mixer of this size',
+)
