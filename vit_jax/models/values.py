@@ -187,7 +187,8 @@ def _part(kind: str, name: str, path: str, values: Mapping[str, Any]) -> Part:
 def stated(keys: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the values that keys of `config.model` say themselves.
 
-  Options that a text does not have are not among them.
+  Options that a text does not have are not among them; positions that it does
+  not have are False.
 
   Raises:
     UserError: A text cannot be read, or names no part.
@@ -201,6 +202,7 @@ def stated(keys: Mapping[str, Any]) -> dict[str, Any]:
     elif key not in registry.PARTS:
       values[key] = text
     elif key == SUM:
+      values |= {f'{SUM}.{name}': False for name in registry.PARTS[SUM]}
       for part in parts.parse_sum(text, f'model.{key}'):
         path = f'{SUM}.{part.name}'
         values |= {path: True, **dict(_options(SUM, path, part))}

@@ -154,7 +154,7 @@ def test_timms_names_both_ways(tmp_path, name):
     (
       'timm',
       {'positions': "learned + rope(kind='eva02')"},
-      'approximations of the GELU beside rotary',
+      r"mlp\(gelu='tanh'\)",
     ),
     ('google', {}, 'a LayerNorm before the layers'),
   ],
@@ -185,7 +185,7 @@ def test_open_clip(tmp_path, act):
   path = tmp_path / 'open_clip_model.safetensors'
   containers.write_safetensors(path, arrays, {})
   gelu = 'sigmoid' if act == 'quick_gelu' else 'exact'
-  loaded = vit_jax.load(path, gelu=gelu)
+  loaded = vit_jax.load(path, mlp=f'mlp(gelu={gelu!r})')
   assert models.flattened(loaded.model).num_heads == 2 and loaded.model.pre_norm
   images = images_of(32, 32)
   with torch.no_grad():

@@ -95,6 +95,8 @@ class Format:
     """
     seen = Seen(base.Shapes(arrays), hints)
     self._check(seen.config)
+    if self.family is vit.ViT:
+      _check_names(hints.values)
     for entry in self.fields:
       if entry.ours:
         seen.values[entry.ours] = entry.value(seen)
@@ -263,6 +265,20 @@ class Format:
         )
 
 
+def _check_names(values: Values) -> None:
+  """Checks that a caller's values are of a ViT or of its parts.
+
+  Raises:
+    UnknownFieldError: One is not.
+  """
+  options = registry.all_options()
+  for name in values:
+    if '.' not in name and name not in (*models.KEYS, 'dtype'):
+      kind, part = options.get(name, ('', ''))
+      hint = f"give {kind}='{part}({name}=...)'" if kind else ''
+      raise fields_lib.UnknownFieldError(vit.ViT, name, models.KEYS, hint)
+
+
 def describe(
   kinds: Sequence[Format], arrays: base.Renamed, hints: base.Hints
 ) -> base.Description:
@@ -293,7 +309,8 @@ def refusal(
   """
   family = [x for x in kinds if x.family is type(model)] or kinds[:1]
   reasons = [x.refusals(model, image_size) for x in reversed(family)]
-  return next(iter(min(reasons, key=lambda x: sum(x.values()))), None)
+  least: dict[str, float] = min(reasons, key=lambda x: sum(x.values()))
+  return next(iter(least), None)
 
 
 def _weighed(changed: Mapping[str, Any]) -> dict[str, float]:

@@ -60,32 +60,19 @@ def has_qkv_bias(file: Seen) -> bool:
 
 FIELDS = (
   *changed(
-    timm_vit.FIELDS,
+    timm_vit.PLAIN,
     said('mlp.gelu', '', 'exact'),
-    always('mlp.bias', True),
     seen('attention.qkv_bias', has_qkv_bias, A + 'qkv_bias', is_stated=True),
-    always('attention.out_bias', True),
     seen('num_heads', lambda file: _table(file)[1], A + 'num_heads'),
     has('block.layer_scale', B + 'gamma_1', yes=1e-5, no=None),
-    seen('norm', lambda file: 'layer_norm'),
-    said('layer_norm_epsilon', '', 1e-6, is_noted=True),
     always('class_token', True),
     has('mask_token', 'mask_token'),
-    always('patches', 'patches'),
-    always('patches.bias', True),
-    seen(
-      'last_norm',
-      lambda file: file.has('norm.weight') or file.has('fc_norm.weight'),
-    ),
+    always('last_norm', True),
     has(
       'positions.learned', 'pos_embed', A + 'use_abs_pos_emb', is_stated=True
     ),
     always('positions.learned.tokens', 'all'),
-    without=(
-      'block block.count mlp mlp.hidden_norm attention attention.qk_norm'
-      ' attention.out_norm distillation_token registers patches.stages'
-      f' patches.width pre_norm {A}no_embed_class'
-    ),
+    without='attention.qk_norm registers',
   ),
   has('attention.key_bias', B + 'attn.q_bias', yes=False, no=True),
   always('positions.relative_bias', True),
@@ -99,9 +86,8 @@ FIELDS = (
     lambda values: values['positions.relative_bias.shared'],
   ),
   *changed(
-    timm_vit.POOL,
+    timm_vit.TOKEN_OR_MEAN,
     has('pool.norm_after', 'fc_norm.weight', A + 'use_fc_norm', is_stated=True),
-    without='pool.prefix pool.query pool.bias pool.mlp_dim pool.gelu',
   ),
   shape('num_classes', 'head.weight', 0),
 )
@@ -119,9 +105,7 @@ def lacks(values: Values) -> str | None:
   """Returns what timm's class has no place for, though its arrays have."""
   if values['attention.qkv_bias'] and values['attention.key_bias']:
     return 'attention(key_bias=True) beside relative_bias'
-  if values['pool'] == 'map':
-    return "pool='map' beside relative_bias"
-  return None if values['last_norm'] else 'last_norm=False'
+  return None
 
 
 def header(values: Values) -> dict[str, Any]:

@@ -50,11 +50,11 @@ blocks_#/mlp/up  blocks.#.mlp.fc1_{{g,x}}  halves*  ?mlp=swiglu&mlp.hidden_norm
 A, B = timm_vit.A, timm_vit.B
 
 Options = Mapping[str, Any]
-_PE = {'kind': 'rope_vit', 'base': 1e4, 'offset': 1.0}
-_EVA02 = {'kind': 'eva02', 'base': 1e4, 'grid': (16, 16)}
-_DINOV3 = {'kind': 'dinov3', 'base': 100.0}
-_ROPE_VIT = {'kind': 'rope_vit', 'base': 100.0}
-_MIXED = {'kind': 'rope_vit_mixed', 'base': 10.0}
+_PE: Options = {'kind': 'rope_vit', 'base': 1e4, 'offset': 1.0}
+_EVA02: Options = {'kind': 'eva02', 'base': 1e4, 'grid': (16, 16)}
+_DINOV3: Options = {'kind': 'dinov3', 'base': 100.0}
+_ROPE_VIT: Options = {'kind': 'rope_vit', 'base': 100.0}
+_MIXED: Options = {'kind': 'rope_vit_mixed', 'base': 10.0}
 _POST_NORM = r'eva02_enormous_'
 # Options of `rope` that the names of timm's architectures stand for.
 _BY_NAME: tuple[tuple[str, Options], ...] = (
@@ -81,10 +81,9 @@ def rotation(file: Seen) -> Options:
   """
   asked = file.hints.values
   if any(x.startswith('positions.') for x in asked):
-    options = registry.options_of(rotary.Rope)
     return {
       name: asked.get(f'positions.rope.{name}', option.default)
-      for name, option in options.items()
+      for name, option in registry.options_of(rotary.Rope).items()
       if name != 'num_heads' and asked.get('positions.rope')
     }
   config, name = file.config, timm_names.architecture(file.config)
@@ -365,8 +364,6 @@ FIELDS = (
       is_stated=True,
     ),
     has('pool.prefix', 'attn_pool.latent'),
-    always('pool.query', True),
-    always('pool.bias', True),
   ),
   said(
     'pool.num_heads',

@@ -175,17 +175,11 @@ def _aspect(ours: str) -> Entry:
 
 FIELDS = (
   *changed(
-    timm_vit.FIELDS,
+    timm_vit.PLAIN,
     shape('hidden_size', _SIGN, 0, A + 'embed_dim'),
     seen('patch_size', patch_size, A + 'patch_size', write=timm_vit.patch_size),
-    always('mlp.bias', True),
-    always('attention.out_bias', True),
-    seen('norm', lambda file: 'layer_norm'),
-    said('layer_norm_epsilon', '', 1e-6, is_noted=True),
     has('class_token', 'embeds.cls_token', A + 'class_token'),
     shape('registers', 'embeds.reg_token', 1, A + 'reg_tokens'),
-    always('patches', 'patches'),
-    always('patches.bias', True),
     seen('positions.learned', lambda file: bool(file.shape(_POSITIONS))),
     always('positions.learned.tokens', 'patches'),
     seen('positions.learned.resize', resize),
@@ -202,11 +196,6 @@ FIELDS = (
         n // p
         for n, p in zip(values['image_size'], values['patch_size'], strict=True)
       ],
-    ),
-    without=(
-      'block block.count mlp mlp.hidden_norm attention attention.out_norm'
-      ' distillation_token patches.stages patches.width pre_norm'
-      f' {A}no_embed_class'
     ),
   ),
   *timm_vit.POOL,
@@ -229,14 +218,6 @@ class NaFlex(Format):
     layout = tables.reshaped(gridded)
     rule = tables.rule('position_embedding', _POSITIONS, layout)
     return [rule, *super().rules(values)]
-
-
-def lacks(values: Values) -> str | None:
-  """Returns what timm's class has no place for, though its arrays have."""
-  is_whole = values.get('pool.query') and values.get('pool.bias')
-  if values['pool'] == 'map' and not is_whole:
-    return 'map without a projection of its query, or biases'
-  return None
 
 
 def header(values: Values) -> dict[str, Any]:
@@ -267,5 +248,4 @@ NAFLEX = NaFlex(
     'pos_embed_use_grid_sample': typed.one_of(False),
   },
   header=header,
-  lacks=lacks,
 )

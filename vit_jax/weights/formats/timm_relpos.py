@@ -16,6 +16,7 @@ from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
 from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import changed
+from vit_jax.weights.formats.fields import has
 from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.fields import seen
@@ -52,46 +53,21 @@ def block(file: Seen) -> str:
   return 'post_norm' if re.match(r'vit_\w+_rpn_', name) else 'block'
 
 
-_IS_SHARED = 'positions.relative_mlp_bias.shared'
+_OPTION = 'positions.relative_mlp_bias'
 FIELDS = (
   *changed(
-    timm_vit.FIELDS,
-    seen('block', block),
+    timm_vit.PLAIN,
     said('mlp.gelu', '', 'exact'),
-    always('mlp.bias', True),
-    always('attention.out_bias', True),
     seen('num_heads', lambda file: _last(file)[0], A + 'num_heads'),
-    seen('norm', lambda file: 'layer_norm'),
-    said('layer_norm_epsilon', '', 1e-6, is_noted=True),
-    always('patches', 'patches'),
-    always('patches.bias', True),
-    seen(
-      'last_norm',
-      lambda file: file.has('norm.weight') or file.has('fc_norm.weight'),
-    ),
-    always('positions.relative_mlp_bias', True),
-    seen(
-      'positions.relative_mlp_bias.hidden_dim',
-      lambda file: _last(file)[1],
-      A + 'rel_pos_dim',
-    ),
-    seen(
-      _IS_SHARED,
-      lambda file: file.has(_SHARED),
-      A + 'shared_rel_pos',
-      is_stated=True,
-    ),
-    told(A + 'rel_pos_type', lambda values: 'mlp'),
-    without=(
-      'block.count mlp mlp.hidden_norm attention attention.out_norm'
-      ' distillation_token registers patches.stages patches.width pre_norm'
-      f' positions.learned positions.learned.tokens {A}no_embed_class'
-    ),
+    always('last_norm', True),
+    without='registers positions.learned positions.learned.tokens',
   ),
-  *changed(
-    timm_vit.POOL,
-    without='pool.prefix pool.query pool.bias pool.mlp_dim pool.gelu',
-  ),
+  seen('block', block),
+  always(_OPTION, True),
+  seen(f'{_OPTION}.hidden_dim', lambda file: _last(file)[1], A + 'rel_pos_dim'),
+  has(f'{_OPTION}.shared', _SHARED, A + 'shared_rel_pos'),
+  told(A + 'rel_pos_type', lambda values: 'mlp'),
+  *timm_vit.TOKEN_OR_MEAN,
   shape('num_classes', 'head.weight', 0),
 )
 
@@ -104,11 +80,12 @@ def image_size(file: Seen) -> Size:
 
 def lacks(values: Values) -> str | None:
   """Returns what timm's class has no place for, though its arrays have."""
-  if values['pool'] == 'map':
-    return "pool='map' beside relative_mlp_bias"
-  if values['block'] == 'post_norm' and values['block.layer_scale']:
-    return 'post_norm(layer_scale)'
-  return None if values['last_norm'] else 'last_norm=False'
+  is_after = values['block'] == 'post_norm'
+  return (
+    'post_norm(layer_scale)'
+    if is_after and values['block.layer_scale']
+    else None
+  )
 
 
 def header(values: Values) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_parallel
+from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import changed
 from vit_jax.weights.formats.fields import count
 from vit_jax.weights.formats.fields import has
 from vit_jax.weights.formats.fields import NULL
@@ -107,6 +109,7 @@ head_distillation     head_dist                 dense*
   *tables.below(UNITS, 'stem/', f'{_BACKBONE}.'),
 ]
 _BRANCH = 'branch_{}'
+_PATCH_BIAS = 'patch_embed.proj.bias'
 _BRANCHES = [
   dataclasses.replace(
     x,
@@ -274,7 +277,9 @@ def epsilon(file: Seen) -> float:
   """Returns the epsilon of norms that a file's kind of model has."""
   if file.values['block'] != 'block':
     return 1e-6
-  if file.has('norm_pre.') or timm_clip.is_tower(file.shapes):
+  # open_clip's own towers have no bias of patches; there are those of timm.
+  is_own = timm_clip.is_tower(file.shapes)
+  if file.has('norm_pre.') or (is_own and not file.has(_PATCH_BIAS)):
     return 1e-5
   is_aim = re.match('aimv2_|beit3_', timm_names.architecture(file.config))
   return 1e-5 if is_aim or file.has('patch_embed.norm.') else 1e-6
@@ -392,7 +397,7 @@ FIELDS = (
   ),
   seen('patches.stages', stages),
   seen('patches.width', width),
-  has('patches.bias', 'patch_embed.proj.bias'),
+  has('patches.bias', _PATCH_BIAS),
   has('pre_norm', 'norm_pre.', A + 'pre_norm'),
   seen(
     'last_norm',
@@ -411,6 +416,23 @@ FIELDS = (
   told(
     A + 'no_embed_class',
     lambda values: values.get('positions.learned.tokens') == 'patches',
+  ),
+)
+
+
+# Of timm's other classes: their layers have fewer options.
+PLAIN = changed(
+  FIELDS,
+  always('mlp.bias', True),
+  always('attention.out_bias', True),
+  always('norm', 'layer_norm'),
+  said('layer_norm_epsilon', '', 1e-6, is_noted=True),
+  always('patches', 'patches'),
+  always('patches.bias', True),
+  without=(
+    'block block.count mlp mlp.hidden_norm attention attention.out_norm'
+    ' distillation_token patches.stages patches.width pre_norm'
+    f' {A}no_embed_class'
   ),
 )
 
@@ -443,10 +465,22 @@ POOL = (
     is_stated=True,
   ),
   said('pool.prefix', A + 'pool_include_prefix', pooled_prefix),
-  has('pool.query', 'attn_pool.q.weight'),
-  has('pool.bias', 'attn_pool.kv.bias'),
+  always('pool.query', True),
+  always('pool.bias', True),
   seen('pool.mlp_dim', pool_width),
   seen('pool.gelu', lambda file: file.values['mlp.gelu']),
+)
+# Of classes without attention pooling.
+TOKEN_OR_MEAN = changed(
+  POOL,
+  seen(
+    'pool',
+    pool,
+    A + 'global_pool',
+    words={'token': 'token', 'avg': 'mean'},
+    is_stated=True,
+  ),
+  without='pool.prefix pool.query pool.bias pool.mlp_dim pool.gelu',
 )
 HEAD = (
   has('head.norm', 'head.0.running_mean', yes='batch', no='none'),
@@ -532,16 +566,12 @@ def lacks(values: Values) -> str | None:
   is_distilled = values['distillation_token']
   positions = values.get('positions.learned.tokens')
   bias, pre_norm = values['patches.bias'], values['pre_norm']
-  is_whole = values.get('pool.query') and values.get('pool.bias')
   wrong = {
     'a norm after the patch embedding, unless as in AIMv2': (
       values['patches'] == 'normed' and (norm, mlp) != ('rms_norm', 'swiglu')
     ),
     f'attention pooling beside norm={norm!r} and mlp={mlp!r}': (
       pool == 'map' and (norm, mlp) != ('layer_norm', 'mlp')
-    ),
-    'map without a projection of its query, or biases': (
-      pool == 'map' and not is_whole
     ),
     'swiglu(hidden_norm=True)': mlp == 'swiglu' and values['mlp.hidden_norm'],
     'pre_norm=True after a patch embedding with a bias': bias and pre_norm,
