@@ -31,8 +31,6 @@ from vit_jax.weights.formats import timm_naflex
 from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
-_POOLS = {'avg': 'mean', 'token': 'token', 'map': 'map'}
-
 
 def _load(
   case: golden_cases.Case, size: int | Sequence[int], **fields: Any
@@ -42,11 +40,22 @@ def _load(
   )
 
 
+def _pool(case: golden_cases.Case) -> str:
+  """Returns the pool of a case, whose norm may follow it."""
+  assert case.weights is not None
+  pool = {'avg': 'mean', 'token': 'token', 'map': 'map'}[
+    case.dims['global_pool']
+  ]
+  with containers.open_arrays(case.weights) as arrays:
+    is_after = 'fc_norm.weight' in arrays.shapes
+  return 'mean(norm_after=True)' if is_after else pool
+
+
 def like(case: golden_cases.Case) -> Mapping[str, Any]:
   """A small version of a published ViT of timm."""
   fields: dict[str, Any] = {}
   if 'global_pool' in case.dims:
-    fields['pool'] = _POOLS[case.dims['global_pool']]
+    fields['pool'] = _pool(case)
   base = case.dims.get('rope_temperature')
   if grid := case.dims.get('ref_feat_shape'):
     fields['positions'] = golden_cases.with_rope(
@@ -415,7 +424,7 @@ def _flexible(case: golden_cases.Case) -> weights.Loaded:
   patch = golden_cases.pair(dims['patch'])
   fields = {}
   if 'global_pool' in dims:
-    fields['pool'] = _POOLS[dims['global_pool']]
+    fields['pool'] = _pool(case)
   if dims.get('pos_embed_ar_preserving', False):
     grid = tuple(dims['pos_grid'])
     fields['positions'] = f'factorized(keep_aspect=True, grid={grid})'
