@@ -180,7 +180,7 @@ def test_mistakes_get_one_line(overrides, options, message):
   wrong.objective.options.update(options)
   with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
     experiment_lib.check(wrong)
-    experiment_lib.build(wrong).program.update  # noqa: B018
+    experiment_lib.build(wrong).program.setup  # noqa: B018
 
 
 @pytest.mark.parametrize('size', ['S/16', 'B/16'])

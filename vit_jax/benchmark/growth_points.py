@@ -78,7 +78,7 @@ def _step(axis: str, value: int, blocks: int) -> Point:
   config = _config(axis, value)
   batch_sizes = {'batch': value, 'tokens': _BATCH_OF_TOKENS}
   config.train.batch_size = batch_sizes.get(axis, _BATCH)
-  program = program_lib.Program(
+  program = program_lib.create(
     config,
     objectives.class_of(config).stand_in(config),
     optim.Lengths(total=10**6),

@@ -23,7 +23,6 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import layouts
-from vit_jax.objectives import flexible
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import program as program_lib
@@ -123,7 +122,7 @@ def examine(
     out_shardings=(everywhere, mesh_lib.batch_sharding(mesh), everywhere),
   )(state.params, state.extra, batch, np.int32(step))
   arrays = jax.jit(
-    _backward(e.program.at_step(step)), out_shardings=everywhere
+    _backward(e.program.variant(step)), out_shardings=everywhere
   )(state, batch, np.int32(step))
   bad = np.asarray(trace.bad)
   first = next((i for i, count in enumerate(bad) if count.any()), 0)
@@ -173,9 +172,8 @@ def _forward(
   config.model.scan, config.model.remat = False, 'none'
   parts = config_lib.num_microbatches(config)
   features = e.source.features
-  objective = objectives.create(config, features, e.program.lengths)
-  if (patch := flexible.draw(config, number)) is not None:
-    objective = flexible.at_patch(objective, patch)
+  program = program_lib.create(config, features, e.program.lengths)
+  objective = program.variant(number).objective
   transform = views.train_transform(config, features, objective.views)
 
   def augment(batch: objectives.Batch, rng: Rng) -> objectives.Batch:
@@ -296,7 +294,7 @@ def _backward(
     batch: objectives.Batch,
     step: jax.Array,
   ) -> dict[str, _Seen]:
-    update = program.update(state, batch, step)
+    _, _, update = train_step_lib.train_step(program.setup, state, batch, step)
     trees = {
       'parameters': state.params,
       'gradient': update.grads,

@@ -140,7 +140,7 @@ def _repeat(
   told = mesh_lib.on_each_device(
     train_step_lib.BROKEN if batches.error else 0, e.program.mesh
   )
-  program = e.program.at_step(step - 1)
+  program = e.program.variant(step - 1)
   state, metrics = program.train_step(state, batch, np.int32(step - 1), told)
   scalars = {name: float(x) for name, x in metrics.items()}
   if scalars.pop('signal') >= train_step_lib.BROKEN:

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.evaluation import base
-from vit_jax.objectives import flexible
 from vit_jax.parallel import processes
 from vit_jax.parallel import watch as watch_lib
 from vit_jax.plots import matrix
@@ -28,7 +27,7 @@ from vit_jax.train import eval_pictures
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import monitor as monitor_lib
-from vit_jax.train import tasks
+from vit_jax.train import program as program_lib
 
 Scalars = dict[str, float]
 
@@ -38,7 +37,7 @@ class _StoppedError(Exception):
 
 
 def evaluate(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   state: experiment_lib.TrainState,
   step: int,
   names: Sequence[str],
@@ -68,14 +67,15 @@ def evaluate(
   confusions: dict[str, Any] = {}
   pictures: dict[str, bytes] = {}
   for part, params, own, where in experiment.measured(state, names):
-    contexts: dict[flexible.Patch | None, TrainContext] = {}
+    contexts: dict[int, TrainContext] = {}  # by the program's identity
     for name, key in own.items():
       evaluator = part.evaluators[key]
-      patch = flexible.of_evaluation(evaluator.spec)
-      if patch not in contexts:
-        contexts[patch] = TrainContext(part, params, stop, watch, patch)
+      program = part.program.for_evaluation(evaluator.spec)
+      if id(program) not in contexts:
+        context = TrainContext(part, program, params, stop, watch)
+        contexts[id(program)] = context
       try:
-        found = evaluator.results(contexts[patch])
+        found = evaluator.results(contexts[id(program)])
       except _StoppedError:
         return None
       except base.EvaluationError as error:
@@ -98,7 +98,7 @@ def evaluate(
 
 
 def _pictures(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   part: experiment_lib.Experiment,
   params: Any,
   state: experiment_lib.TrainState,
@@ -117,7 +117,7 @@ def _pictures(
     return {}
   name, key = next(iter(names.items()))
   pair = params, state.extra
-  context = TrainContext(part, pair, stop, watch)
+  context = TrainContext(part, part.program, pair, stop, watch)
   split = part.evaluators[key].spec.split
   return {f'{name}/{kind}': eval_pictures.encode(part, context, split)}
 
@@ -145,12 +145,12 @@ class TrainContext(base.Context):
   def __init__(
     self,
     experiment: experiment_lib.Experiment,
+    program: program_lib.Program,
     params: Any,
     stop: monitor_lib.Stop,
     watch: watch_lib.Watch,
-    patch: flexible.Patch | None = None,
   ):
-    self._program = experiment.program.at_patch(patch)
+    self._program = program
     target = self._program.objective.target
     features = experiment.source.features
     super().__init__(features, target[0] if target else None)

@@ -6,17 +6,64 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import optax
 
 from vit_jax import objectives
+from vit_jax import optim
 from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import sharding
 from vit_jax.train import step as train_step_lib
 
 TrainState = train_step_lib.TrainState
+
+
+def init_params(
+  config: ml_collections.ConfigDict,
+  objective: objectives.Objective,
+  params: Any = None,
+) -> objectives.Params:
+  """Returns the parameters before the first step.
+
+  Args:
+    config: The config, with its seed.
+    objective: The objective.
+    params: Those of its parameters that do not start at random, in their places
+      in its tree; None: all start at random.
+  """
+  key, _ = train_step_lib.seed_keys(config.seed)
+  fresh = objective.init(key)
+  if params is None:
+    return fresh
+  leaves, tree = jax.tree_util.tree_flatten_with_path(fresh)
+  starts = dict(jax.tree_util.tree_leaves_with_path(params))
+  leaves = [starts.pop(path, x) for path, x in leaves]
+  assert not starts, f'these are no parameters of the objective: {[*starts]}'
+  return jax.tree.unflatten(tree, leaves)
+
+
+def init_state(
+  config: ml_collections.ConfigDict,
+  optimizer: optim.Optimizer,
+  rules: rules_lib.Rules,
+  params: objectives.Params,
+  extra: objectives.Extra,
+) -> TrainState:
+  """Returns the state before the first step."""
+  trained = rules.trained(params)
+  return TrainState(
+    step=jnp.zeros((), jnp.int32),
+    params=params,
+    opt_state=optimizer.init(trained),
+    # A copy: two donated arguments must not share a buffer.
+    ema_params=jax.tree.map(jnp.copy, trained)
+    if config.train.ema_decay
+    else None,
+    extra=extra,
+  )
 
 
 class Init:
@@ -55,10 +102,10 @@ class Init:
 
   def _make(self, params: Any) -> TrainState:
     config, objective = self._config, self._objective
-    params = train_step_lib.init_params(config, objective, params)
+    params = init_params(config, objective, params)
     leaves, tree = jax.tree.flatten(contract.init_extra(objective, params))
     self._on_host = [x if isinstance(x, np.ndarray) else None for x in leaves]
-    return train_step_lib.init_state(
+    return init_state(
       config,
       self._optimizer,
       self._rules,

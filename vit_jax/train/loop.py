@@ -42,9 +42,9 @@ from vit_jax.train import clock as clock_lib
 from vit_jax.train import describe
 from vit_jax.train import evaluations
 from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import feed as feed_lib
 from vit_jax.train import monitor as monitor_lib
 from vit_jax.train import start as start_lib
-from vit_jax.train import tasks
 from vit_jax.train.results import Results
 
 Scalars = dict[str, float]
@@ -97,7 +97,7 @@ def _explained() -> Iterator[None]:
 
 
 def _dry_run(config: ml_collections.ConfigDict, verbose: bool) -> Results:
-  experiment = tasks.build(config)
+  experiment = experiment_lib.create(config)
   for part in experiment.parts.values():
     part.cache.check()
   if config.train.accumulation == config_lib.AUTO:
@@ -106,9 +106,7 @@ def _dry_run(config: ml_collections.ConfigDict, verbose: bool) -> Results:
   sizes = describe.dry_run(experiment)
   if processes.first():
     print(json.dumps(sizes))
-  accumulation.check(
-    experiment, experiment.program.heaviest.compile(), has_state=False
-  )
+  accumulation.check(experiment, experiment.program.compile(), has_state=False)
   return Results(sizes)
 
 
@@ -150,7 +148,7 @@ def _run_in(
     config = config_lib.from_dict(stored)
     processes.call_on_first(lambda: start_lib.check_devices(path, config))
   experiment = processes.call_on_all(
-    lambda: tasks.build(config, None if stored is None else path)
+    lambda: experiment_lib.create(config, None if stored is None else path)
   )
   processes.call_on_first(lambda: start_lib.check_longer(path, experiment))
   accumulation.check_state(experiment)
@@ -160,7 +158,7 @@ def _run_in(
   start_lib.check_data(experiment)
   _prepare(path, experiment)
   describe.log(experiment, path, verbose)
-  cached: Callable[[], tasks.Trainable] = experiment.cached
+  cached: Callable[[], experiment_lib.Experiment] = experiment.cached
   experiment = processes.call_on_all(cached)
   start = time.perf_counter()
   results = None if stop.signal else train(experiment, path, stop, compiling)
@@ -173,7 +171,7 @@ def _run_in(
   return results
 
 
-def _prepare(path: pathlib.Path, experiment: tasks.Trainable) -> None:
+def _prepare(path: pathlib.Path, experiment: experiment_lib.Experiment) -> None:
   """Writes the files that describe the run, or compares them if they exist."""
   config, preprocess = experiment.config, experiment.preprocess()
   fingerprint, files = experiment.fingerprint(), experiment.files()
@@ -190,7 +188,7 @@ def _prepare(path: pathlib.Path, experiment: tasks.Trainable) -> None:
 
 
 def train(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   workdir: pathlib.Path,
   stop: monitor_lib.Stop,
   compiling: concurrent.futures.Future[jax.stages.Compiled] | None = None,
@@ -229,7 +227,7 @@ def train(
 
 
 def _begin(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   workdir: pathlib.Path,
   stop: monitor_lib.Stop,
   stack: contextlib.ExitStack,
@@ -297,14 +295,14 @@ class _Loop:
     results: Results of the evaluations at `step`; None: still to be done.
   """
 
-  experiment: tasks.Trainable
+  experiment: experiment_lib.Experiment
   stop: monitor_lib.Stop
   clock: clock_lib.Timekeeper
   watch: watch_lib.Watch
   checkpoints: checkpoint.Checkpointer
   reporter: reporting.Reporter
   calls: Iterator[int]
-  batches: tasks.AnyFeed
+  batches: feed_lib.Feed
   monitor: monitor_lib.Monitor
   state: experiment_lib.TrainState
   step: int
@@ -408,13 +406,13 @@ class _Loop:
       batch = next(self.batches)
     told = monitor_lib.tell(self.stop, self.batches, mesh)
     count = next(self.calls)
-    run_steps = self.experiment.step_function(self.step, count)
+    program = self.experiment.program.variant(self.step)
+    run_steps = program.train_step if count == 1 else program.train_steps
     self.state, metrics = run_steps(
       self.state, batch, np.int32(self.step), told
     )
     self.step, self.results = self.step + count, None
-    index = self.experiment.indices(batch)
-    self.monitor.follow(self.step, count, metrics, index)
+    self.monitor.follow(self.step, count, metrics, batch['index'])
 
   def _save(self) -> None:
     """Saves the state, and reports where the time went."""

@@ -25,8 +25,9 @@ from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.runs import reporting
 from vit_jax.train import clock as clock_lib
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import feed as feed_lib
 from vit_jax.train import step as train_step_lib
-from vit_jax.train import tasks
 
 Scalars = dict[str, float]
 
@@ -81,14 +82,14 @@ class Stop:
 
 
 def tell(
-  stop: Stop, batches: tasks.AnyFeed, mesh: jax.sharding.Mesh
+  stop: Stop, batches: feed_lib.Feed, mesh: jax.sharding.Mesh
 ) -> jax.Array:
   """Returns the signal that this process sends, as int32 [devices]."""
   number = stop.own if batches.error is None else train_step_lib.BROKEN
   return mesh_lib.on_each_device(number, mesh)
 
 
-def hear(stop: Stop, batches: tasks.AnyFeed, heard: jax.Array) -> None:
+def hear(stop: Stop, batches: feed_lib.Feed, heard: jax.Array) -> None:
   """Notes the largest signal that any process has sent.
 
   Raises:
@@ -160,7 +161,7 @@ class Monitor:
 
   def __init__(
     self,
-    experiment: tasks.Trainable,
+    experiment: experiment_lib.Experiment,
     reporter: reporting.Reporter,
     clock: clock_lib.Timekeeper,
     hear: Callable[[jax.Array], None],
@@ -286,8 +287,8 @@ class Monitor:
 
   def _not_finite(self, step: int, scalars: Scalars, index: jax.Array) -> None:
     examples = multihost_utils.process_allgather(index, tiled=True)
-    task = self._experiment.task_of(step)
-    named = f'step {step}, of task {task},' if task else f'step {step}'
+    label = self._experiment.program.variant(step - 1).label
+    named = f'step {step}, of {label},' if label else f'step {step}'
     message = (
       f'{named} was not finite: loss {scalars["loss"]}, norm of the'
       f' gradient {scalars["grad_norm"]}, of the parameters after it'

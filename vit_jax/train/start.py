@@ -16,15 +16,15 @@ from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import accumulation
+from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed as fed_lib
-from vit_jax.train import tasks
 from vit_jax.train import timetable
 
 _SHOWN = 16  # images of the first batch in the trackers
 
 
 def compile_ahead(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
 ) -> concurrent.futures.Future[jax.stages.Compiled] | None:
   """Starts to compile the step while data and state are prepared.
 
@@ -37,10 +37,10 @@ def compile_ahead(
   )
   if not is_usual or jax.process_count() > 1:
     return None
-  return experiment.program.heaviest.compile_ahead()
+  return experiment.program.compile_ahead()
 
 
-def check_data(experiment: tasks.Trainable) -> None:
+def check_data(experiment: experiment_lib.Experiment) -> None:
   """Raises a UserError if a process sees other data than process 0."""
   if jax.process_count() == 1:
     return
@@ -80,7 +80,9 @@ def look(
   return config_lib.to_dict(resumed), done
 
 
-def check_longer(path: pathlib.Path, experiment: tasks.Trainable) -> None:
+def check_longer(
+  path: pathlib.Path, experiment: experiment_lib.Experiment
+) -> None:
   """Lets a finished run go on if its duration was raised.
 
   Args:
@@ -144,7 +146,7 @@ def check_devices(
 
 
 def check_memory(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   step: int,
   compiling: concurrent.futures.Future[jax.stages.Compiled] | None,
 ) -> None:
@@ -158,13 +160,12 @@ def check_memory(
   if compiling is not None:
     compiled = compiling.result()
   else:
-    program = experiment.program.heaviest
-    compiled = program.compile(experiment.first_call(step))
+    compiled = experiment.program.compile(experiment.first_call(step))
   accumulation.check(experiment, compiled, has_state=True)
 
 
 def show(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   step: int,
   reporter: reporting.Reporter,
 ) -> None:

@@ -1,36 +1,37 @@
 """The compiled functions of several tasks on one trunk."""
 
-from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
-import concurrent.futures
 import dataclasses
 import functools
 from typing import Any
 from typing import cast
-from typing import Self
 
 from flax import traverse_util
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import optim
+from vit_jax import objectives
+from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
-from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import parts as parts_lib
 from vit_jax.train import cost
+from vit_jax.train import init as init_lib
 from vit_jax.train import program as program_lib
 from vit_jax.train import step as train_step_lib
 
 TrainState = train_step_lib.TrainState
 
+_ROW = 'row'  # of an example in the batch of its task
 
-class TaskProgram:
+
+class TaskProgram(program_lib.Program):
   """The functions of several tasks, each of which is a `Program` of its own.
 
   The train state has the parameters of all tasks, at the places that
@@ -39,10 +40,7 @@ class TaskProgram:
 
   Attributes:
     places: Where the parameters of each task lie.
-    shares: Share of the steps in which each task takes part, 0 to 1.
-    mesh: Mesh of devices.
-    rules: Rules that say which parameters train, and how.
-    param_shardings: Where each parameter is on the mesh.
+    order: The task of each step, int32 [steps]; None: each step is of all.
   """
 
   def __init__(
@@ -50,7 +48,7 @@ class TaskProgram:
     config: ml_collections.ConfigDict,
     programs: Mapping[str, program_lib.Program],
     places: Mapping[str, parts_lib.Part],
-    shares: Mapping[str, float],
+    order: np.ndarray | None,
   ):
     """Joins the programs of tasks; compiles nothing yet.
 
@@ -58,214 +56,132 @@ class TaskProgram:
       config: The full config.
       programs: The program of each task alone, by name.
       places: As the attribute.
-      shares: As the attribute.
+      order: As the attribute, positions in `programs`.
 
     Raises:
       UserError: Parameters that tasks share have different shapes, or a task
         lacks some.
     """
-    self._config, self._programs = config, programs
-    self.places, self.shares = places, shares
-    self.mesh = next(iter(programs.values())).mesh
+    first = next(iter(programs.values()))
+    self.config, self.features = config, first.features
+    self.lengths, self.mesh = first.lengths, first.mesh
+    self.places, self._programs, self.order = places, programs, order
     names = {
       name: {p: places[name].address(p) for p in program.param_shardings}
       for name, program in programs.items()
     }
     _check_shared(programs, names)
+    self.objective = _Together(config, programs, places)
+    self.rules = _joined_rules(programs, places)
     self.param_shardings = {
       address: programs[name].param_shardings[p]
-      for name, own in names.items()
-      for p, address in own.items()
+      for name, addresses in names.items()
+      for p, address in addresses.items()
     }
-    self.rules = _joined_rules(programs, places)
     self._addresses = {
       name: _state_addresses(name, program.abstract_state(), names[name])
       for name, program in programs.items()
     }
-    self._abstract = self._abstract_state()
-    self._steps: dict[str, Any] = {}
+    self._check_state()
+    self._of_task = {
+      name: _OneTask(self, name, program) for name, program in programs.items()
+    }
 
-  def _abstract_state(self) -> TrainState:
-    """Returns the shapes, types and shardings of the whole state."""
-    found: dict[str, Any] = {}
-    for name, program in self._programs.items():
-      leaves = jax.tree.leaves(program.abstract_state())
-      found |= zip(self._addresses[name], leaves, strict=True)
-    params = traverse_util.unflatten_dict(below(found, 'params'), sep='/')
-    trained = self.rules.trained(params)
-    optimizer = optim.make_optimizer(self._config.optim)
-    opt_state = jax.eval_shape(optimizer.init, trained)
-    state = TrainState(
-      step=found['step'],
-      params=params,
-      opt_state=opt_state,
-      ema_params=trained if self._config.train.ema_decay else None,
-      extra={
-        name: program.abstract_state().extra
-        for name, program in self._programs.items()
-      },
-    )
-    names = list(sharding.leaves(state))
-    missing = found.keys() - set(names)
-    if missing or len(names) != len(found):
+  def _check_state(self) -> None:
+    """Raises a UserError if the optimizer's state is not by parameter."""
+    there = sharding.leaves(self.abstract_state()).keys()
+    missing = {x for names in self._addresses.values() for x in names} - there
+    if missing:
       raise config_lib.UserError(
-        f'config.optim.name={self._config.optim.name} does not keep its state'
-        f' by parameter, as several tasks need it ({sorted(missing)[:2]}):'
-        ' choose another, as adamw'
+        f'config.optim.name={self.config.optim.name} does not keep its state by'
+        f' parameter, as several tasks need it ({sorted(missing)[:2]}): choose'
+        ' another, as adamw'
       )
-    tree = jax.tree.structure(state)
-    return _state(tree, [found[x] for x in names])
 
-  def abstract_state(self) -> TrainState:
-    """Returns the state's shapes, types and shardings."""
-    return self._abstract
+  @functools.cached_property
+  def _init(self) -> init_lib.Init:
+    # The extra of an objective has the paths of its own tree.
+    paths = [program.param_shardings for program in self._programs.values()]
+    return self._make_init(
+      {name: x for path in paths for name, x in path.items()}
+      | self.param_shardings
+    )
+
+  @functools.cached_property
+  def setup(self) -> train_step_lib.Setup:
+    """What the steps of all tasks have in common."""
+    setup = next(iter(self._programs.values())).setup
+    return dataclasses.replace(
+      setup,
+      config=self.config,
+      objective=self.objective,
+      augment=lambda batch, rng: batch,  # the objective does it
+      rules=self.rules,
+      param_shardings=self.param_shardings,
+    )
+
+  def one_step(
+    self, state: TrainState, batch: Any, step: Any, signals: Any
+  ) -> tuple[TrainState, train_step_lib.Metrics]:
+    """The step of all tasks, before it is compiled."""
+    rows = {
+      f'{name}/{_ROW}': jnp.arange(len(batch[f'{name}/index']), dtype=jnp.int32)
+      for name in self._programs
+    }
+    return super().one_step(state, batch | rows, step, signals)
+
+  def variant(self, step: int) -> program_lib.Program:
+    """Returns the program of the task of a step."""
+    if self.order is None:
+      return self
+    return [*self._of_task.values()][self.order[step]]
+
+  @property
+  def variants(self) -> Sequence[program_lib.Program]:
+    """The program of each task, or of all."""
+    return (self,) if self.order is None else (*self._of_task.values(),)
 
   def state_to_read(self, names: Collection[str]) -> TrainState:
     """Returns the shapes, types and shardings to read a checkpoint into."""
     del names
-    return self._abstract
-
-  def adopt(self, state: TrainState) -> TrainState:
-    """Returns a restored state, which is as the run needs it."""
-    return state
+    return self.abstract_state()
 
   def part(self, state: TrainState, name: str) -> TrainState:
     """Returns the train state of one task, as a run of it alone has it."""
-    found = sharding.leaves(state)
+    leaves = sharding.leaves(state)
     tree = jax.tree.structure(self._programs[name].abstract_state())
-    own = [found[x] for x in self._addresses[name]]
-    return _state(tree, own)
+    part = [leaves[x] for x in self._addresses[name]]
+    return cast(TrainState, jax.tree.unflatten(tree, part))
 
-  def _with_part(
+  def with_part(
     self, state: TrainState, part: TrainState, name: str
   ) -> TrainState:
     """Returns the state with the train state of one task put back."""
-    found = sharding.leaves(state)
-    names = list(found)
-    found |= zip(self._addresses[name], jax.tree.leaves(part), strict=True)
-    tree = jax.tree.structure(state)
-    return _state(tree, [found[x] for x in names])
-
-  def initialise(
-    self, parts: Mapping[str, Callable[[], TrainState]]
-  ) -> TrainState:
-    """Returns the state before the first step.
-
-    What tasks share is that of the first.
-
-    Args:
-      parts: Each makes the state of one task before its first step.
-    """
-    found: dict[str, Any] = {}
-    for name, make in parts.items():
-      leaves = jax.tree.leaves(make())
-      own = dict(zip(self._addresses[name], leaves, strict=True))
-      found = own | found
-    tree = jax.tree.structure(self._abstract)
-    return _state(tree, [found[x] for x in sharding.leaves(self._abstract)])
-
-  def step(self, name: str) -> Any:
-    """Returns (state, batch, step, signals) -> (state, metrics), compiled.
-
-    It donates the state. Metrics of the objective begin with the name of the
-    task, as also its loss: 'digits/loss'.
-
-    Args:
-      name: The task; '': all, and the batch has that of each by name.
-    """
-    if name not in self._steps:
-      made = self._step_of(name) if name else self._step_of_all()
-      any_program = next(iter(self._programs.values()))
-      where = jax.tree.map(lambda x: x.sharding, self._abstract)
-      self._steps[name] = any_program.compiled_step(made, where)
-    return self._steps[name]
-
-  def _step_of(self, name: str) -> Callable[..., Any]:
-    program = self._programs[name]
-
-    def step(
-      state: TrainState, batch: Any, step: Any, signals: Any = None
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
-      with config_lib.explained(f'task {name}'):
-        part, metrics = program.one_step(
-          self.part(state, name), batch, step, signals
-        )
-      common = {k: x for k, x in metrics.items() if k in contract.STEP_METRICS}
-      own = {f'{name}/{k}': metrics[k] for k in metrics if k not in common}
-      own[f'{name}/loss'] = metrics['loss']
-      return self._with_part(state, part, name), common | own
-
-    return step
-
-  def _step_of_all(self) -> Callable[..., Any]:
-    """Returns the step that follows the mean of the losses of all tasks."""
-    config = self._config
-    first = next(iter(self._programs.values()))
-    update = train_step_lib.make_update(
-      self._gradient,
-      self._after_update,
-      self.rules,
-      optim.make_schedule(config.optim, first.lengths),
-      optim.make_decay(config.optim, first.lengths),
-      optim.make_optimizer(config.optim),
+    leaves = sharding.leaves(state)
+    names, tree = list(leaves), jax.tree.structure(state)
+    leaves |= zip(self._addresses[name], jax.tree.leaves(part), strict=True)
+    return cast(
+      TrainState, jax.tree.unflatten(tree, [leaves[x] for x in names])
     )
-    return train_step_lib.make_train_step(config, self.rules, update)
-
-  def _gradient(
-    self, state: TrainState, batches: Mapping[str, Any], step: jax.Array
-  ) -> train_step_lib.Gradient:
-    """Returns the weighted mean of the losses of tasks, and its gradient."""
-    total = sum(task.weight for task in self._config.tasks.values())
-    loss: Any = 0.0
-    means: dict[str, Any] = {}
-    extra: dict[str, Any] = {}
-    sums: dict[str, Any] = {}
-    for name, program in self._programs.items():
-      share = self._config.tasks[name].weight / total
-      with config_lib.explained(f'task {name}'):
-        found = program.gradient(self.part(state, name), batches[name], step)
-      loss += share * found.loss
-      means |= {f'{name}/{k}': x for k, x in found.means.items()}
-      means[f'{name}/loss'] = found.loss
-      extra[name] = found.extra
-      for path, x in sharding.leaves(found.grads).items():
-        address = self.places[name].address(path)
-        sums[address] = sums.get(address, 0.0) + share * x
-    trained = self.rules.trained(state.params)
-    grads = jax.tree.unflatten(
-      jax.tree.structure(trained), [sums[x] for x in sharding.leaves(trained)]
-    )
-    return train_step_lib.Gradient(loss, means, grads, extra)
-
-  def _after_update(
-    self, extra: Any, params: Any, step: jax.Array, before: Any
-  ) -> Any:
-    found = {}
-    for name, program in self._programs.items():
-      own = self.places[name].extract(params)
-      with config_lib.explained(f'task {name}'):
-        found[name] = contract.after_update(
-          program.objective, extra[name], own, step, before[name]
-        )
-    return found
 
   @functools.cached_property
   def flops(self) -> cost.StepFlops:
     """Operations of the matrix products in one step, on average."""
-    found = [
-      np.multiply(dataclasses.astuple(program.flops), self.shares[name])
-      for name, program in self._programs.items()
-    ]
-    return cost.StepFlops(*np.rint(np.sum(found, axis=0)).astype(int).tolist())
+    flops = [dataclasses.astuple(x.flops) for x in self._programs.values()]
+    shares = np.ones(len(flops))
+    if self.order is not None:
+      shares = np.bincount(self.order, minlength=len(flops)) / len(self.order)
+    return cost.StepFlops(
+      *np.rint(shares @ np.array(flops)).astype(int).tolist()
+    )
 
-  def abstract_batch(self) -> dict[str, Any]:
-    """Returns the shapes, types and shardings of a batch of each task."""
-    return {name: x.abstract_batch() for name, x in self._programs.items()}
-
-  @property
-  def heaviest(self) -> Self:
-    """The program itself: `compile` returns its heaviest step."""
-    return self
+  def abstract_batch(self, *args: Any) -> dict[str, Any]:
+    """Returns the shapes, types and shardings of a batch of all tasks."""
+    batches = {n: x.abstract_batch(*args) for n, x in self._programs.items()}
+    index = [batch['index'] for batch in batches.values()]
+    flat = traverse_util.flatten_dict(batches, sep='/')
+    size = sum(len(x) for x in index)
+    return flat | {'index': index[0].update(shape=(size,))}
 
   def compile(self, count: int = 1) -> jax.stages.Compiled:
     """Compiles the steps; their first calls then reuse that.
@@ -276,28 +192,125 @@ class TaskProgram:
     Returns:
       The step with the most temporary memory.
     """
-    assert count == 1
-    signals = mesh_lib.on_each_device(0, self.mesh)
-    found = [
-      self.step(name)
-      .lower(self._abstract, batch, np.int32(0), signals)
-      .compile()
-      for name, batch in self._batches().items()
-    ]
-    return max(found, key=program_lib.temporary_bytes)
+    if self.order is None:
+      return super().compile(count)
+    compiled = [x.compile(count) for x in self.variants]
+    return max(compiled, key=program_lib.temporary_bytes)
 
-  def _batches(self) -> dict[str, Any]:
-    """Returns the abstract batch of each step, by the name of the step."""
-    batches: dict[str, Any] = self.abstract_batch()
-    if self._config.train.task_sampling == 'accumulated':
-      return {'': batches}
-    return batches
 
-  def compile_ahead(self) -> concurrent.futures.Future[jax.stages.Compiled]:
-    """Begins to compile the steps in a thread."""
-    for name in self._batches():
-      self.step(name)  # made here, so that two threads do not make two
-    return program_lib.in_thread(self.compile)
+class _OneTask(program_lib.Program):
+  """The steps of one task, in the train state of all.
+
+  Attributes:
+    label: 'task' and its name.
+  """
+
+  def __init__(
+    self, whole: TaskProgram, name: str, program: program_lib.Program
+  ):
+    self.label, self._name = f'task {name}', name
+    self._whole, self._alone = whole, program
+    self.mesh, self._init = whole.mesh, whole._init
+
+  def abstract_batch(self, *args: Any) -> dict[str, Any]:
+    """Returns the shapes, types and shardings of a batch of the task."""
+    return self._alone.abstract_batch(*args)
+
+  def one_step(
+    self, state: TrainState, batch: Any, step: Any, signals: Any
+  ) -> tuple[TrainState, train_step_lib.Metrics]:
+    """Makes the step of a run of this task, with its part of the state."""
+    name = self._name
+    with config_lib.explained(self.label):
+      part, metrics = self._alone.one_step(
+        self._whole.part(state, name), batch, step, signals
+      )
+    common = {k: x for k, x in metrics.items() if k in contract.STEP_METRICS}
+    means = {f'{name}/{k}': metrics[k] for k in metrics if k not in common}
+    means[f'{name}/loss'] = metrics['loss']
+    return self._whole.with_part(state, part, name), common | means
+
+
+class _Together(objectives.Objective):
+  """The weighted mean of the losses of all tasks."""
+
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    programs: Mapping[str, program_lib.Program],
+    places: Mapping[str, parts_lib.Part],
+  ):
+    self.config, self._programs, self._places = config, programs, places
+    self._objectives = {name: x.objective for name, x in programs.items()}
+
+  @property
+  def caches_gradients(self) -> bool:  # type: ignore[override]
+    """Whether one of them needs its whole batch at once."""
+    return any(x.caches_gradients for x in self._objectives.values())
+
+  def init(self, key: jax.Array) -> Any:
+    """Returns fresh parameters; what tasks share is that of the first."""
+    return join(
+      {name: x.init(key) for name, x in self._objectives.items()}, self._places
+    )
+
+  def init_extra(self, params: Any) -> dict[str, Any]:
+    """Returns the extra of each task, by name."""
+    return {
+      name: contract.init_extra(x, self._places[name].extract(params))
+      for name, x in self._objectives.items()
+    }
+
+  def loss(self, params: Any, extra: Any, batch: Any, rng: Rng) -> Any:
+    """Returns the weighted mean, the loss and the means of each task."""
+    total = sum(task.weight for task in self.config.tasks.values())
+    loss: Any = 0.0
+    means: dict[str, Any] = {}
+    extras: dict[str, Any] = {}
+    for name, program in self._programs.items():
+      with config_lib.explained(f'task {name}'):
+        task_loss, scalars, extras[name] = program.setup.loss(
+          self._places[name].extract(params),
+          extra[name],
+          below(batch, name),
+          Rng(rng.key, batch[f'{name}/{_ROW}']),
+        )
+      loss += self.config.tasks[name].weight / total * task_loss
+      means |= {f'{name}/{k}': x for k, x in scalars.items()}
+      means[f'{name}/loss'] = task_loss
+    return loss, means, extras
+
+  def training_loss(self, params: Any, extra: Any, batch: Any, rng: Rng) -> Any:
+    """Returns what `loss` does, which has the balancing losses of tasks."""
+    return self.loss(params, extra, batch, rng)
+
+  def after_update(self, extra: Any, params: Any, step: Any) -> dict[str, Any]:
+    """Returns the extra of each task after the update."""
+    extras = {}
+    for name, program in self._programs.items():
+      with config_lib.explained(f'task {name}'):
+        extras[name] = contract.after_update(
+          program.objective,
+          extra[name],
+          self._places[name].extract(params),
+          step,
+          program.abstract_state().extra,
+        )
+    return extras
+
+
+def join(trees: Mapping[str, Any], places: Mapping[str, parts_lib.Part]) -> Any:
+  """Returns the parameters of a run; what tasks share is that of the first.
+
+  Args:
+    trees: The parameters of each task, or a part of them, by its name.
+    places: Where they lie.
+  """
+  joined: dict[str, Any] = {}
+  for name, tree in trees.items():
+    flat = traverse_util.flatten_dict(tree, sep='/')
+    joined = {places[name].address(p): x for p, x in flat.items()} | joined
+  return traverse_util.unflatten_dict(joined, sep='/')
 
 
 def _joined_rules(
@@ -322,11 +335,6 @@ def _joined_rules(
           f' config.tasks.{task}.modality to a name of its own'
         )
   return rules_lib.Rules({x: rule for x, (_, rule) in found.items()})
-
-
-def _state(tree: Any, leaves: Sequence[Any]) -> TrainState:
-  """Returns the train state of a structure."""
-  return cast(TrainState, jax.tree.unflatten(tree, leaves))
 
 
 def below(found: Mapping[str, Any], start: str) -> dict[str, Any]:
