@@ -335,7 +335,7 @@ def write_workdir(
   from vit_jax.runs import checkpoint
   from vit_jax.runs import safe_io
   from vit_jax.runs import workdir
-  from vit_jax.train import step
+  from vit_jax.train import state as state_lib
   from vit_jax.weights import preprocessing
   from vit_jax.weights.formats import export
 
@@ -344,7 +344,7 @@ def write_workdir(
     config = _config(loaded)
     outputs = preprocessing.of_head(preprocess.outputs)
     preprocess = dataclasses.replace(preprocess, outputs=outputs, trunk='')
-  state = step.TrainState(
+  state = state_lib.TrainState(
     jnp.zeros((), jnp.int32),
     loaded.params if whole is None else whole,
     opt_state=None,

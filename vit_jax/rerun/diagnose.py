@@ -26,6 +26,7 @@ from vit_jax.models import layouts
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import program as program_lib
+from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
 
 
@@ -103,7 +104,7 @@ class _Seen:
 
 def examine(
   e: experiment_lib.Experiment,
-  state: train_step_lib.TrainState,
+  state: state_lib.TrainState,
   batch: objectives.Batch,
   step: int,
 ) -> Findings:
@@ -189,7 +190,7 @@ def _forward(
     like = jax.eval_shape(objective.init, jax.random.key(0))
     params = layouts.relayout(params, like)
     extra = layouts.relayout(extra, jax.eval_shape(objective.init_extra, like))
-    key = train_step_lib.step_key(config.seed, step)
+    key = state_lib.step_key(config.seed, step)
 
     def one_part(_: None, part: Any) -> tuple[None, Any]:
       batch, rows = part
@@ -290,7 +291,7 @@ def _backward(
   """
 
   def run(
-    state: train_step_lib.TrainState,
+    state: state_lib.TrainState,
     batch: objectives.Batch,
     step: jax.Array,
   ) -> dict[str, _Seen]:

@@ -35,6 +35,7 @@ from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed
 from vit_jax.train import feed
+from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
 
 UserError = config_lib.UserError
@@ -115,7 +116,7 @@ def _open(
 
 def _restore(
   path: pathlib.Path, e: experiment_lib.Experiment, step: int
-) -> tuple[train_step_lib.TrainState, int]:
+) -> tuple[state_lib.TrainState, int]:
   """Returns the newest state before a step, and its number of updates."""
   restored = restoring.restore_at_most(path, step - 1, e.program.state_to_read)
   state, start = restored or (e.init(), 0)
@@ -131,11 +132,11 @@ def _restore(
 
 def _repeat(
   e: experiment_lib.Experiment,
-  state: train_step_lib.TrainState,
+  state: state_lib.TrainState,
   batches: feed.Feed,
   batch: feed.Batch,
   step: int,
-) -> tuple[train_step_lib.TrainState, dict[str, float]]:
+) -> tuple[state_lib.TrainState, dict[str, float]]:
   """Makes one update as the loop does; returns the state and the metrics."""
   told = mesh_lib.on_each_device(
     train_step_lib.BROKEN if batches.error else 0, e.program.mesh

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 from typing import Any
+from typing import TYPE_CHECKING
 
+from absl import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,14 +28,62 @@ from vit_jax.runs import reporting
 from vit_jax.train import eval_pictures
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
+from vit_jax.train import hooks
 from vit_jax.train import monitor as monitor_lib
 from vit_jax.train import program as program_lib
+
+if TYPE_CHECKING:
+  from vit_jax.train.loop import Run
 
 Scalars = dict[str, float]
 
 
 class _StoppedError(Exception):
   """A signal came during an evaluation."""
+
+
+class Evaluate(hooks.Hook):
+  """Runs the evaluations that are due."""
+
+  def before_call(self, run: 'Run') -> None:
+    """Evaluates this step."""
+    if run.is_due:
+      names = run.experiment.evals_due(run.step)
+      run.results = _evaluate(run, names)
+
+  def end(self, run: 'Run') -> None:
+    """Shows the results by task, if there are several."""
+    if table := run.experiment.table(run.results or {}, run.step):
+      logging.info('%s', table)
+
+
+class EvaluateRest(hooks.Hook):
+  """Runs all other evaluations where a run ends early, and saves."""
+
+  def before_call(self, run: 'Run') -> None:
+    """Evaluates the last step."""
+    if not run.reason:
+      return
+    results = run.results or {}
+    done = {name.partition('/')[0] for name in results}
+    rest = _evaluate(
+      run, [x for x in run.experiment.eval_every if x not in done]
+    )
+    run.results = None if rest is None else results | rest
+    run.save()
+
+
+def _evaluate(run: 'Run', names: Sequence[str]) -> Scalars | None:
+  with run.clock.paused():
+    return evaluate(
+      run.experiment,
+      run.state,
+      run.step,
+      names,
+      run.reporter,
+      run.stop,
+      run.watch,
+    )
 
 
 def evaluate(

@@ -35,12 +35,13 @@ from vit_jax.parallel import sharding
 from vit_jax.runs import trackers
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import feed
+from vit_jax.train import hooks
 from vit_jax.train import program as program_lib
-from vit_jax.train import step as train_step_lib
+from vit_jax.train import state as state_lib
 from vit_jax.train import timetable
 from vit_jax.weights import initial
 
-TrainState = train_step_lib.TrainState
+TrainState = state_lib.TrainState
 
 
 def check(
@@ -71,6 +72,7 @@ def check(
       ' config.evals.train_split'
     )
   trackers.check(config)
+  hooks.from_config(config)
 
 
 def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:

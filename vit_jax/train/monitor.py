@@ -12,7 +12,7 @@ import dataclasses
 import signal
 import threading
 import time
-from typing import Self
+from typing import TYPE_CHECKING
 
 from absl import logging
 import jax
@@ -27,7 +27,12 @@ from vit_jax.runs import reporting
 from vit_jax.train import clock as clock_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed as feed_lib
+from vit_jax.train import hooks
 from vit_jax.train import step as train_step_lib
+
+if TYPE_CHECKING:
+  from vit_jax.train.loop import Call
+  from vit_jax.train.loop import Run
 
 Scalars = dict[str, float]
 
@@ -148,7 +153,7 @@ class _Call:
   end: concurrent.futures.Future[float]
 
 
-class Monitor:
+class Monitor(hooks.Hook):
   """Reads the metrics of each call after the next call has started.
 
   Until then the metrics stay on the device, so the device never waits for the
@@ -190,10 +195,32 @@ class Monitor:
     peak = hardware.peak_flops(devices[0])
     self._peak_flops = peak and peak * len(devices)
 
-  def __enter__(self) -> Self:
-    return self
+  def before_call(self, run: 'Run') -> None:
+    """Ends a run that learns nothing; reads what comes before an evaluation."""
+    self.check_skipped()
+    if run.is_due:
+      self.settle()
 
-  def __exit__(self, *_: object) -> None:
+  def after_call(self, run: 'Run', call: 'Call') -> None:
+    """Reads the metrics of the previous call, and keeps this one for later."""
+    self.follow(
+      run.step, call.num_steps, dict(call.metrics), call.batch['index']
+    )
+
+  def end(self, run: 'Run') -> None:
+    """Adds the number of skipped steps to the results."""
+    skipped = self.skipped.total
+    if self._experiment.config.train.skip_nonfinite:
+      run.results = {**(run.results or {}), 'train/skipped_steps': skipped}
+    if skipped:
+      logging.warning(
+        'warning: %d of %d steps were not finite and were skipped: with a lower'
+        ' config.optim.learning_rate, or config.optim.clip_norm, they count',
+        *(skipped, run.step),
+      )
+
+  def close(self) -> None:
+    """Ends the thread."""
     self._thread.shutdown()
 
   def follow(

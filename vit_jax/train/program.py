@@ -34,11 +34,11 @@ from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
 from vit_jax.train import cost
-from vit_jax.train import init as init_lib
+from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
 from vit_jax.train import trunk
 
-TrainState = train_step_lib.TrainState
+TrainState = state_lib.TrainState
 # For programs that run once: with level 1 LLVM takes half the time, and they
 # run as fast. A level in XLA_FLAGS comes first.
 _LEVEL = 'xla_backend_optimization_level'
@@ -275,16 +275,16 @@ class Program:
     return self._init.run(params)
 
   @functools.cached_property
-  def _init(self) -> init_lib.Init:
+  def _init(self) -> state_lib.Init:
     return self._make_init(self.param_shardings)
 
   def _make_init(
     self, shardings: Mapping[str, sharding.ParamSharding]
-  ) -> init_lib.Init:
+  ) -> state_lib.Init:
     """Returns what makes the first state; `shardings` are by path."""
     is_cpu = self.mesh.devices.flat[0].platform == 'cpu'
     is_set = _LEVEL in os.environ.get('XLA_FLAGS', '')
-    return init_lib.Init(
+    return state_lib.Init(
       self.config,
       self.objective,
       self.rules,

@@ -1,6 +1,10 @@
 """Checks and preparations before the first step of a run."""
 
+from collections.abc import Iterator
+from collections.abc import Mapping
 import concurrent.futures
+import contextlib
+import json
 import pathlib
 from typing import Any
 
@@ -9,6 +13,7 @@ import jax
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax import objectives
 from vit_jax.parallel import processes
 from vit_jax.plots import paper
 from vit_jax.runs import checkpoint_format
@@ -16,11 +21,67 @@ from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import accumulation
+from vit_jax.train import describe
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed as fed_lib
 from vit_jax.train import timetable
 
 _SHOWN = 16  # images of the first batch in the trackers
+
+
+def check(config: ml_collections.ConfigDict, same: Mapping[str, Any]) -> None:
+  """Raises a UserError if a config is wrong, or differs between processes."""
+  if config_lib.to_dict(config) != same:
+    raise config_lib.UserError(
+      'this process has another config than process 0: give all the same flags'
+    )
+  experiment_lib.check(config)
+
+
+def dry_run(
+  config: ml_collections.ConfigDict, verbose: bool
+) -> dict[str, float]:
+  """Compiles a step of a config; prints its sizes as JSON, and returns them."""
+  experiment = experiment_lib.create(config)
+  for part in experiment.parts.values():
+    part.cache.check()
+  if config.train.accumulation == config_lib.AUTO:
+    experiment = accumulation.choose(experiment)
+  describe.log(experiment, verbose=verbose)
+  sizes = describe.dry_run(experiment)
+  if processes.first():
+    print(json.dumps(sizes))
+  accumulation.check(experiment, experiment.program.compile(), has_state=False)
+  return sizes
+
+
+@contextlib.contextmanager
+def owning(path: pathlib.Path) -> Iterator[None]:
+  """Locks the work directory and logs there, only in the first process."""
+  with contextlib.ExitStack() as stack:
+
+    def own() -> None:
+      stack.enter_context(workdir_lib.lock(path))
+      stack.enter_context(reporting.log_to(path / workdir_lib.LOG))
+
+    processes.call_on_first(own)
+    yield
+
+
+def prepare(path: pathlib.Path, experiment: experiment_lib.Experiment) -> None:
+  """Writes the files that describe the run, or compares them if they exist."""
+  config, preprocess = experiment.config, experiment.preprocess()
+  fingerprint, files = experiment.fingerprint(), experiment.files()
+  processes.call_on_first(
+    lambda: workdir_lib.prepare(
+      path,
+      config,
+      preprocess,
+      fingerprint,
+      objectives.directions(config),
+      files,
+    )
+  )
 
 
 def compile_ahead(

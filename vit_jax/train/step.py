@@ -10,7 +10,6 @@ import functools
 from typing import Any
 from typing import NamedTuple
 
-import flax
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -28,6 +27,8 @@ from vit_jax.optim import rules as rules_lib
 from vit_jax.optim import sam
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
+from vit_jax.train.state import step_key
+from vit_jax.train.state import TrainState
 
 # Signal value: this process could not make its part of the batch. Lower values
 # are the operating system's signal numbers, and 0 is no signal.
@@ -35,51 +36,6 @@ BROKEN = 1000
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike]
 Metrics = dict[str, jax.Array]
-
-
-@flax.struct.dataclass
-class TrainState:
-  """Everything that training changes; random keys derive from `step`.
-
-  Attributes:
-    step: int32 scalar, completed updates.
-    params: Parameters of the model.
-    opt_state: State of the optimizer, for the parameters that train.
-    ema_params: Moving average of params, with None for frozen ones; None: no
-      average is kept.
-    extra: The objective's own state: see `objectives.Objective.init_extra`.
-  """
-
-  step: jax.Array
-  params: Any
-  opt_state: Any
-  ema_params: Any
-  extra: Any
-
-  @property
-  def eval_params(self) -> Any:
-    """The parameters to evaluate: their moving average if there is one."""
-    if self.ema_params is None:
-      return self.extra.get(base.AVERAGE, self.params)
-    return rules_lib.merge(self.ema_params, self.params)
-
-
-def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the random keys of the initial parameters and of the steps."""
-  init_key, step_key = jax.random.split(
-    jax.random.key(seed, impl='threefry2x32')
-  )
-  return init_key, step_key
-
-
-def step_key(seed: int, step: jax.typing.ArrayLike) -> jax.Array:
-  """Returns the key of all random numbers of a step.
-
-  Args:
-    seed: Seed of the run.
-    step: Number of completed updates.
-  """
-  return jax.random.fold_in(seed_keys(seed)[1], step)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,11 +22,11 @@ from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import parts as parts_lib
 from vit_jax.train import cost
-from vit_jax.train import init as init_lib
 from vit_jax.train import program as program_lib
+from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
 
-TrainState = train_step_lib.TrainState
+TrainState = state_lib.TrainState
 
 _ROW = 'row'  # of an example in the batch of its task
 
@@ -99,7 +99,7 @@ class TaskProgram(program_lib.Program):
       )
 
   @functools.cached_property
-  def _init(self) -> init_lib.Init:
+  def _init(self) -> state_lib.Init:
     # The extra of an objective has the paths of its own tree.
     paths = [program.param_shardings for program in self._programs.values()]
     return self._make_init(

@@ -38,7 +38,7 @@ from vit_jax.train import feed
 from vit_jax.train import task_program
 from vit_jax.train import timetable
 from vit_jax.train.experiment import Experiment
-from vit_jax.train.step import TrainState
+from vit_jax.train.state import TrainState
 
 _DRAWS = 0x7A5C  # tells the draws of tasks from others of the same seed
 

@@ -1,10 +1,11 @@
-"""The train state before the first step."""
+"""The train state, and its values before the first step."""
 
 from collections.abc import Mapping
 import dataclasses
 import functools
 from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -13,12 +14,55 @@ import optax
 
 from vit_jax import objectives
 from vit_jax import optim
+from vit_jax.objectives import base
 from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import sharding
-from vit_jax.train import step as train_step_lib
 
-TrainState = train_step_lib.TrainState
+
+@flax.struct.dataclass
+class TrainState:
+  """Everything that training changes; random keys derive from `step`.
+
+  Attributes:
+    step: int32 scalar, completed updates.
+    params: Parameters of the model.
+    opt_state: State of the optimizer, for the parameters that train.
+    ema_params: Moving average of params, with None for frozen ones; None: no
+      average is kept.
+    extra: The objective's own state: see `objectives.Objective.init_extra`.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+  ema_params: Any
+  extra: Any
+
+  @property
+  def eval_params(self) -> Any:
+    """The parameters to evaluate: their moving average if there is one."""
+    if self.ema_params is None:
+      return self.extra.get(base.AVERAGE, self.params)
+    return rules_lib.merge(self.ema_params, self.params)
+
+
+def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the random keys of the initial parameters and of the steps."""
+  init_key, step_key = jax.random.split(
+    jax.random.key(seed, impl='threefry2x32')
+  )
+  return init_key, step_key
+
+
+def step_key(seed: int, step: jax.typing.ArrayLike) -> jax.Array:
+  """Returns the key of all random numbers of a step.
+
+  Args:
+    seed: Seed of the run.
+    step: Number of completed updates.
+  """
+  return jax.random.fold_in(seed_keys(seed)[1], step)
 
 
 def init_params(
@@ -34,7 +78,7 @@ def init_params(
     params: Those of its parameters that do not start at random, in their places
       in its tree; None: all start at random.
   """
-  key, _ = train_step_lib.seed_keys(config.seed)
+  key, _ = seed_keys(config.seed)
   fresh = objective.init(key)
   if params is None:
     return fresh
@@ -67,7 +111,7 @@ def init_state(
 
 
 class Init:
-  """Makes the train state.
+  """Makes the state before the first step.
 
   NumPy arrays in the objective's extra, such as a teacher's parameters, are
   copied to the devices directly. Otherwise they would be constants of the
