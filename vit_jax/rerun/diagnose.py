@@ -20,7 +20,6 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.data import features as features_lib
-from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import layouts
 from vit_jax.parallel import mesh as mesh_lib
@@ -174,15 +173,8 @@ def _forward(
   parts = config_lib.num_microbatches(config)
   features = e.source.features
   program = program_lib.create(config, features, e.program.lengths)
-  objective = program.variant(number).objective
-  transform = views.train_transform(config, features, objective.views)
-
-  def augment(batch: objectives.Batch, rng: Rng) -> objectives.Batch:
-    return transform(batch, rng.fold(objectives.Purpose.AUGMENTATION))
-
-  loss = mesh_lib.keep_batch_split(
-    objective.training_loss, e.program.mesh, config.train.batch_size // parts
-  )
+  setup = program.variant(number).setup
+  objective = setup.objective
 
   def run(
     params: Any, extra: Any, batch: objectives.Batch, step: jax.Array
@@ -196,8 +188,8 @@ def _forward(
       batch, rows = part
       rng, recorder = Rng(key, rows), _Recorder(len(rows))
       with nn.intercept_methods(recorder.intercept):
-        loss(params, extra, augment(batch, rng), rng)
-      fed = augment(batch, rng)
+        setup.loss(params, extra, batch, rng)
+      fed = setup.views(batch, rng)
       targets = {name: fed[name] for name in features_lib.targets(features)}
       return None, (recorder.trace(), recorder.images, targets)
 

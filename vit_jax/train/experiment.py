@@ -83,7 +83,7 @@ def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
   objectives.check(config)
   initial.check(config)
   sharding.check(config)
-  program_lib.class_of(config).check(config)
+  program_lib.program_class(config).check(config)
   if config.model.name != config_lib.INIT_FROM:  # else the checkpoint says it
     _check_model(config, platform)
 

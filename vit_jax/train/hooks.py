@@ -5,10 +5,11 @@ class of the user's that `config.train.hooks` names.
 """
 
 import inspect
-from typing import Any
+from typing import NamedTuple
 from typing import TYPE_CHECKING
 
 from absl import logging
+import jax
 import ml_collections
 
 from vit_jax import config as config_lib
@@ -18,6 +19,20 @@ if TYPE_CHECKING:
   from vit_jax.train.loop import Run
 
 _KEY = 'train.hooks'
+
+
+class Call(NamedTuple):
+  """A call of the compiled step.
+
+  Attributes:
+    num_steps: Number of updates in it.
+    metrics: Scalars of the update; of several updates, arrays [num_steps].
+    batch: Global arrays [B, ...]; of several updates, [num_steps, B, ...].
+  """
+
+  num_steps: int
+  metrics: dict[str, jax.Array]
+  batch: dict[str, jax.Array]
 
 
 class Hook:
@@ -33,12 +48,12 @@ class Hook:
     A hook may set `run.reason`: the run then ends at this step.
     """
 
-  def after_call(self, run: 'Run', call: Any) -> None:
+  def after_call(self, run: 'Run', call: Call) -> None:
     """Called when a call was given to the devices, which may still compute it.
 
     Args:
       run: The run, whose `step` counts the updates of this call, too.
-      call: The call, a `loop.Call`.
+      call: The call; its batch is not to be kept.
     """
 
   def end(self, run: 'Run') -> None:

@@ -17,7 +17,6 @@ import itertools
 import pathlib
 import sys
 import time
-from typing import NamedTuple
 
 from absl import logging
 import jax
@@ -245,20 +244,6 @@ def _begin(
   )
 
 
-class Call(NamedTuple):
-  """A call of the compiled step.
-
-  Attributes:
-    num_steps: Number of updates in it.
-    metrics: Scalars of the update; of several updates, arrays [num_steps].
-    batch: Global arrays [B, ...]; of several updates, [num_steps, B, ...].
-  """
-
-  num_steps: int
-  metrics: dict[str, jax.Array]
-  batch: dict[str, jax.Array]
-
-
 @dataclasses.dataclass
 class Run:
   """A run between two calls of the compiled step, as its hooks see it.
@@ -315,17 +300,18 @@ class Run:
         return None
       if self.is_complete:
         break
-      call = self._call()
-      for hook in self.hooks:
-        hook.after_call(self, call)
+      self._call()
     for hook in self.hooks:
       hook.end(self)
     has_best = self.experiment.patience is not None
     best_step = self.checkpoints.best_step if has_best else None
     return Results(dict(self.results or {}), best_step, self.reason)
 
-  def _call(self) -> Call:
-    """Gives one call to the devices, which compute it while hooks run."""
+  def _call(self) -> None:
+    """Gives one call to the devices, which compute it while hooks run.
+
+    No batch is kept after it, so that its memory is free for the next one.
+    """
     program = self.experiment.program.variant(self.step)
     if not self.batches.is_ready():
       self.monitor.join()  # the wait counts only once the device is idle
@@ -338,7 +324,9 @@ class Run:
       self.state, batch, np.int32(self.step), signals
     )
     self.step, self.results = self.step + count, None
-    return Call(count, metrics, batch)
+    call = hooks_lib.Call(count, metrics, batch)
+    for hook in self.hooks:
+      hook.after_call(self, call)
 
   def report(self, metrics: Scalars) -> None:
     """Writes scalars of this step to metrics.jsonl and the trackers."""

@@ -31,7 +31,6 @@ from vit_jax.train import hooks
 from vit_jax.train import step as train_step_lib
 
 if TYPE_CHECKING:
-  from vit_jax.train.loop import Call
   from vit_jax.train.loop import Run
 
 Scalars = dict[str, float]
@@ -201,11 +200,18 @@ class Monitor(hooks.Hook):
     if run.is_due:
       self.settle()
 
-  def after_call(self, run: 'Run', call: 'Call') -> None:
-    """Reads the metrics of the previous call, and keeps this one for later."""
-    self.follow(
-      run.step, call.num_steps, dict(call.metrics), call.batch['index']
-    )
+  def after_call(self, run: 'Run', call: hooks.Call) -> None:
+    """Reads the metrics of the previous call, and keeps this one for later.
+
+    Raises:
+      NonFiniteError: A step of the previous call was not finite.
+      BrokenBatchError: The previous call had no batch.
+    """
+    mark = self._clock.mark()
+    end = self._thread.submit(self._await, call.metrics)
+    self.settle()
+    metrics, index = dict(call.metrics), call.batch['index']
+    self._last = _Call(run.step, call.num_steps, metrics, index, mark, end)
 
   def end(self, run: 'Run') -> None:
     """Adds the number of skipped steps to the results."""
@@ -222,30 +228,6 @@ class Monitor(hooks.Hook):
   def close(self) -> None:
     """Ends the thread."""
     self._thread.shutdown()
-
-  def follow(
-    self,
-    step: int,
-    count: int,
-    metrics: dict[str, jax.Array],
-    index: jax.Array,
-  ) -> None:
-    """Reads the metrics of the previous call, and stores this call for later.
-
-    Args:
-      step: Completed updates, including those of the call just started.
-      count: Number of updates in this call.
-      metrics: Scalars of the update; for several updates, arrays [count].
-      index: int32 [B] or [count, B], ids of their examples.
-
-    Raises:
-      NonFiniteError: A step of the previous call was not finite.
-      BrokenBatchError: The previous call had no batch.
-    """
-    mark = self._clock.mark()
-    end = self._thread.submit(self._await, dict(metrics))
-    self.settle()
-    self._last = _Call(step, count, metrics, index, mark, end)
 
   def _await(self, metrics: dict[str, jax.Array]) -> float:
     """Returns the time when a call has been computed."""

@@ -55,10 +55,10 @@ def create(
   Raises:
     UserError: As `Program`.
   """
-  return class_of(config)(config, features, lengths, devices)
+  return program_class(config)(config, features, lengths, devices)
 
 
-def class_of(config: ml_collections.ConfigDict) -> 'type[Program]':
+def program_class(config: ml_collections.ConfigDict) -> 'type[Program]':
   """Returns the class of the program of a config of one task."""
   sizes = [x.patch_size for x in config.evals.values() if x.split]
   if not config.train.patch_sizes and sizes.count(None) == len(sizes):
@@ -256,8 +256,8 @@ class Program:
     """
     key = 'compute', function
     if key not in self._eval_steps:
-      made = functools.partial(function, self.objective)
-      self._eval_steps[key] = self._compiled_replicated(made)
+      compute = functools.partial(function, self.objective)
+      self._eval_steps[key] = self._compiled_replicated(compute)
     return self._eval_steps[key]
 
   @functools.cached_property
@@ -320,9 +320,10 @@ class Program:
     return self._compiled_replicated(step)
 
   def _compiled_replicated(self, fn: Callable[..., Any]) -> Any:
-    where, how = self._replicated, self._options
     fn = mesh_lib.in_context(fn, self.mesh)
-    return jax.jit(fn, out_shardings=where, compiler_options=how)
+    return jax.jit(
+      fn, out_shardings=self._replicated, compiler_options=self._options
+    )
 
   def abstract_state(self) -> TrainState:
     """Returns the state's shapes, types and shardings."""
@@ -348,12 +349,12 @@ class Program:
 
   def adopt(self, state: TrainState) -> TrainState:
     """Returns a restored state with layers scanned or unrolled as here."""
-    own = self.abstract_state()
+    target = self.abstract_state()
     stored = sharding.leaves(state.params)
-    if stored.keys() == sharding.leaves(own.params).keys():
+    if stored.keys() == sharding.leaves(target.params).keys():
       return state
-    shardings = jax.tree.map(lambda x: x.sharding, own)
-    relayout = functools.partial(layouts.relayout, target=own)
+    shardings = jax.tree.map(lambda x: x.sharding, target)
+    relayout = functools.partial(layouts.relayout, target=target)
     return jax.jit(relayout, out_shardings=shardings)(state)
 
   def abstract_batch(
@@ -369,11 +370,11 @@ class Program:
     """
     is_training = batch_size is None
     b = batch_size or self.config.train.batch_size
-    where = mesh_lib.batch_sharding(self.mesh)
+    batch_sharding = mesh_lib.batch_sharding(self.mesh)
     views = (
       self.objective.views if is_training else geometry.eval_views(self.config)
     )
-    each = shapes_lib.of_example(
+    example = shapes_lib.of_example(
       self.features if features is None else features,
       views,
       self.config.data.channels,
@@ -381,11 +382,11 @@ class Program:
       is_training,
     )
     shapes: dict[str, Any] = {
-      name: ((b, *shape), dtype) for name, (shape, dtype) in each.items()
+      name: ((b, *shape), dtype) for name, (shape, dtype) in example.items()
     }
     shapes |= {'valid': ((b,), jnp.bool_), 'index': ((b,), jnp.int32)}
     return {
-      name: jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+      name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding)
       for name, (shape, dtype) in shapes.items()
     }
 
@@ -400,9 +401,9 @@ class Program:
     if count == 1:
       lowered = self.train_step.lower(state, batch, np.int32(0), signals)
       return lowered.compile()
-    where = mesh_lib.batch_sharding(self.mesh, stacked=True)
+    stacked = mesh_lib.batch_sharding(self.mesh, stacked=True)
     batches = {
-      name: jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=where)
+      name: jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=stacked)
       for name, x in batch.items()
     }
     return self.train_steps.lower(

@@ -139,7 +139,7 @@ class Init:
     state = jax.eval_shape(self._make, None)
     self.shardings = sharding.tree_shardings(mesh, param_shardings, state)
     self.abstract = jax.tree.map(
-      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
       state,
       self.shardings,
     )
@@ -166,10 +166,10 @@ class Init:
       extra = jax.tree.leaves(state.extra)
       return dataclasses.replace(state, extra=self._only_computed(extra))
 
-    where = self._only_computed(jax.tree.leaves(self.shardings.extra))
+    shardings = self._only_computed(jax.tree.leaves(self.shardings.extra))
     return jax.jit(
       make,
-      out_shardings=dataclasses.replace(self.shardings, extra=where),
+      out_shardings=dataclasses.replace(self.shardings, extra=shardings),
       compiler_options=self._options,
     )
 
@@ -179,11 +179,11 @@ class Init:
 
   def run(self, params: Any) -> TrainState:
     """Returns the state; `params` None: with random parameters."""
-    made = self._computed(params)
-    computed = iter(made.extra)
-    where, tree = jax.tree.flatten(self.shardings.extra)
+    state = self._computed(params)
+    computed = iter(state.extra)
+    shardings, tree = jax.tree.flatten(self.shardings.extra)
     extra = [
       next(computed) if x is None else jax.device_put(x, s)
-      for s, x in zip(where, self._on_host, strict=True)
+      for s, x in zip(shardings, self._on_host, strict=True)
     ]
-    return dataclasses.replace(made, extra=jax.tree.unflatten(tree, extra))
+    return dataclasses.replace(state, extra=jax.tree.unflatten(tree, extra))

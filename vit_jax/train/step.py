@@ -19,7 +19,7 @@ import optax
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import optim
-from vit_jax.data.device import views
+from vit_jax.data.device import views as views_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import base
 from vit_jax.objectives import contract
@@ -56,7 +56,7 @@ class Setup:
 
   config: ml_collections.ConfigDict
   objective: objectives.Objective
-  augment: views.TrainTransform
+  augment: views_lib.TrainTransform
   rules: rules_lib.Rules
   schedule: Schedule
   decay: Schedule
@@ -81,8 +81,12 @@ class Setup:
     training_loss = mesh_lib.keep_batch_split(
       self.objective.training_loss, self.mesh, size
     )
-    views = self.augment(batch, rng.fold(objectives.Purpose.AUGMENTATION))
-    return training_loss(params, extra, views, rng)
+    batch = self.views(batch, rng)
+    return training_loss(params, extra, batch, rng)
+
+  def views(self, batch: objectives.Batch, rng: Rng) -> objectives.Batch:
+    """Returns the views of a microbatch of the host, and its targets."""
+    return self.augment(batch, rng.fold(objectives.Purpose.AUGMENTATION))
 
 
 class Update(NamedTuple):
