@@ -34,6 +34,8 @@ Model = vit.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
 # A model's fields as formats of checkpoints describe them.
 Flat = flat.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
 
+# How a model is computed, which does not change its function.
+EXECUTION = ('scan', 'remat', 'attention_implementation', 'dtype')
 # How a stack of layers is initialised: as a scan, which compiles one layer and
 # not all of them; and without kernels, which not every device and type has.
 FOR_INIT: dict[str, Any] = {
@@ -273,11 +275,11 @@ def with_keys(model: Model, **changes: Any) -> Model:
     ValueError: As `create_model`.
     UserError: As `key_values`.
   """
-  return _create(type(model), _values(model), changes)
+  return _create(type(model), full_values(model), changes)
 
 
-def _values(model: Model) -> dict[str, Any]:
-  """Returns the values of which `_create` makes a model."""
+def full_values(model: Model) -> dict[str, Any]:
+  """Returns all values that a model was made of, by key, option and 'dtype'."""
   if isinstance(model, vit.ViT):
     return key_values(model) | {'dtype': model.dtype}
   return {name: getattr(model, name) for name in fields_lib.of(type(model))}
@@ -309,10 +311,10 @@ def with_kernel(model: Model, implementation: str) -> Model:
 
 def name_of(model: Model) -> str:
   """Returns the published name of the most similar model."""
-  values = _values(model)
+  values = full_values(model)
 
   def likeness(name: str) -> int:
-    named = _values(create_model(name, 0))
+    named = full_values(create_model(name, 0))
     return sum(values[key] == x for key, x in named.items())
 
   return max(zoo.names(type(model)), key=likeness)

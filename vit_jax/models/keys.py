@@ -115,7 +115,7 @@ def read(model: vit.ViT) -> dict[str, Any]:
     for option in registry.options_of(type(part)).values():
       if option.key in (*KEYS, 'dtype') and option.key not in DEFAULTS:
         values.setdefault(option.key, getattr(part, option.name))
-  parts = {
+  parts: dict[str, Any] = {
     'norm': model.norm,
     # A block of the user's may have neither.
     'attention': getattr(model.block, 'attention', None),
