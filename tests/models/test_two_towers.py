@@ -54,7 +54,7 @@ def test_tokens_that_are_not_attended_to(how):
   model, params = _tower(pool='first', attention_implementation=how)
   one, two = (_features(model, params, x, attended) for x in (_TOKENS, other))
   np.testing.assert_allclose(one, two, atol=1e-6)
-  plain = models.with_fields(model, attention_implementation='plain')
+  plain = model.clone(attention_implementation='plain')
   expected = _features(plain, params, _TOKENS, attended)
   np.testing.assert_allclose(one, expected, atol=1e-5)
   assert not np.allclose(one, _features(model, params, _TOKENS), atol=1e-3)

@@ -276,7 +276,7 @@ def test_nothing_to_do_copies_nothing():
   adapted, changes = adapt_lib.adapt(
     params,
     model,
-    models.with_fields(model, dropout_rate=0.1),
+    models.with_keys(model, dropout_rate=0.1),
     GRID,
     GRID,
     channels=3,
@@ -305,7 +305,7 @@ def test_positions_of_another_grid(method):
 @pytest.mark.parametrize('to', ['class', 'patches'])
 def test_positions_added_to_their_tokens_are_the_same_function(to):
   source = tiny(distillation_token=True, registers=2)
-  target = models.with_fields(source, positions=f"learned(tokens='{to}')")
+  target = models.with_keys(source, positions=f"learned(tokens='{to}')")
   changes = assert_same_function(source, target)
   assert 'the same function' in changes['register_tokens'].action
   assert ('class_token' in changes) == (to == 'patches')
@@ -500,9 +500,7 @@ def test_mixer():
   model = mixer.Mixer(
     5, (4, 4), hidden_size=16, tokens_mlp_dim=8, mlp_dim=24, depth=2
   )
-  target = models.with_fields(
-    model, num_classes=3, patch_size=(6, 8), scan=True
-  )
+  target = models.with_keys(model, num_classes=3, patch_size=(6, 8), scan=True)
   _, changes = adapt(model, target, channels=1)
   assert set(changes) == {
     'patch_embedding/kernel',
