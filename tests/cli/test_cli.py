@@ -29,7 +29,7 @@ def _commands():
 
 
 # Processes that others start.
-INTERNAL = {'vit_jax.benchmark.worker'}
+INTERNAL = {'benchmarks.worker'}
 VERB_MODULES = {f'vit_jax.{module}' for module, _ in verbs.VERBS.values()}
 COMMANDS = [[name] for name in _commands() if name not in INTERNAL]
 COMMANDS += [['vit_jax.explore', *verb] for verb in ([], ['data'], ['serve'])]
