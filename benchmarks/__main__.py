@@ -89,7 +89,6 @@ _ALONE = ('modern', 'packing')
 _ALLOCATOR = 'allocator'
 PARTS = (*_TIMED, *_ALONE, _ALLOCATOR, _COMPILE)
 
-USAGE = 'benchmark'
 _PARTS = flags.DEFINE_list('parts', list(_TIMED), 'Parts to measure.')
 _OBJECTIVE = flags.DEFINE_string(
   'objective',
@@ -293,4 +292,4 @@ def _described(config: Any) -> dict[str, Any]:
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, usage=USAGE)
+  cli.run(main, __doc__)

@@ -32,7 +32,6 @@ import pathlib, sys, vit_jax
 package = pathlib.Path(vit_jax.__file__).parent
 assert package.is_relative_to(pathlib.Path(sys.argv[1]).resolve()), package
 for name in (
-  'benchmark/compiled_figures.json',
   'configs/digits.py',
   'data/class_names/cifar10.txt',
   'data/templates/cifar.txt',
