@@ -257,8 +257,8 @@ def is_fitted(path: str, values: Mapping[str, Any]) -> bool:
 
   Arguments are those of `is_unseen`.
   """
-  if path in _FITTED:
-    return True
+  if path in _FITTED or path.startswith('pool.'):
+    return path in _FITTED  # options of one pool change its function
   field = _field(path, values)
   return field is not None and field.kind is Kind.FITTED
 
