@@ -8,6 +8,7 @@ import pytest
 
 from vit_jax import models
 from vit_jax.models import layouts
+from vit_jax.models import registry
 from vit_jax.models import text
 from vit_jax.models import two_towers
 
@@ -16,7 +17,9 @@ _TOKENS = jnp.array([[4, 1, 2, 9, 0, 0], [3, 5, 9, 0, 0, 0]])
 
 
 def _tower(**fields):
-  model = text.TextTower(vocabulary=10, length=6, **(_SMALL | fields))
+  model = registry.build_model(
+    text.TextTower, vocabulary=10, length=6, **(_SMALL | fields)
+  )
   params = compiled.init(model, jax.random.key(0), _TOKENS)['params']
   return model, params
 
@@ -54,7 +57,7 @@ def test_tokens_that_are_not_attended_to(how):
   model, params = _tower(pool='first', attention_implementation=how)
   one, two = (_features(model, params, x, attended) for x in (_TOKENS, other))
   np.testing.assert_allclose(one, two, atol=1e-6)
-  plain = models.with_fields(model, attention_implementation='plain')
+  plain = models.with_kernel(model, 'plain')
   expected = _features(plain, params, _TOKENS, attended)
   np.testing.assert_allclose(one, expected, atol=1e-5)
   assert not np.allclose(one, _features(model, params, _TOKENS), atol=1e-3)

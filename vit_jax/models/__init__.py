@@ -11,7 +11,9 @@ import fnmatch
 import functools
 import re
 from typing import Any
+from typing import TypeVar
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -34,6 +36,7 @@ from vit_jax.models import vit
 Model = vit.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
 # A model's fields as formats of checkpoints describe them.
 Flat = flat.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
+_Module = TypeVar('_Module', bound=nn.Module)
 
 # The published sizes and patch sizes.
 NAMES = (
@@ -94,14 +97,6 @@ KEYS = (
   'remat',
   'attention_implementation',
 )
-
-# How a stack of layers is initialised: as a scan, which compiles one layer and
-# not all of them; and without kernels, which not every device and type has.
-FOR_INIT: dict[str, Any] = {
-  'scan': True,
-  'remat': 'none',
-  'attention_implementation': 'plain',
-}
 
 # A hybrid's ResNet, by its name and the patch size after the slash: the units
 # in each stage, and the patch size in the ResNet's output grid. R+ViT-Ti/16 has
@@ -429,21 +424,37 @@ def with_fields(model: Model, **changes: Any) -> Model:
   return described.clone(**changes)
 
 
-def with_kernel(model: Model, implementation: str) -> Model:
+def with_kernel(model: _Module, implementation: str) -> _Module:
   """Returns a model whose attention is computed in another way.
 
   Args:
-    model: The model; one of own attention, or without any, is not changed.
+    model: The model, or another stack of layers; one of own attention, or
+      without any, is not changed.
     implementation: One of `kernels.IMPLEMENTATIONS`.
   """
   if isinstance(model, igpt.IGPT):
     return model.clone(attention_implementation=implementation)
-  attention = getattr(getattr(model, 'block', None), 'attention', None)
+  block: Any = getattr(model, 'block', None)
+  attention = getattr(block, 'attention', None)
   if attention is None or not hasattr(attention, 'implementation'):
     return model
-  assert isinstance(model, vit.ViT)
   attention = attention.clone(implementation=implementation)
-  return model.clone(block=model.block.clone(attention=attention))
+  changes: Any = {'block': block.clone(attention=attention)}
+  return model.clone(**changes)
+
+
+def for_init(model: _Module, can_scan: bool = True) -> _Module:
+  """Returns a stack of layers as it is initialised.
+
+  It is a scan, which compiles one layer and not all of them; and without
+  kernels, which not every device and type has.
+
+  Args:
+    model: A model, a tower or a decoder.
+    can_scan: Whether its layers are equal.
+  """
+  changes: Any = {'scan': can_scan, 'remat': 'none'}
+  return with_kernel(model, 'plain').clone(**changes)
 
 
 def name_of(model: Model | Flat) -> str:
@@ -589,8 +600,7 @@ def _init(
     images = jnp.zeros((1, *image_shape[:2]), jnp.int32)  # of colours
   if isinstance(model, resnet.BiT):
     return model.init(key, images)['params']
-  can_scan = has_equal_layers(model)
-  plain = with_kernel(model, 'plain').clone(scan=can_scan, remat='none')
+  plain = for_init(model, has_equal_layers(model))
   params = plain.init(key, images)['params']
   if model.initializers == initializers.MIMETIC:
     params = initializers.mimetic(params, jax.random.fold_in(key, 1))

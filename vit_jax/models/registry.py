@@ -23,6 +23,7 @@ import traceback
 import types
 import typing
 from typing import Any
+from typing import TypeVar
 
 from flax import linen as nn
 import jax
@@ -107,6 +108,14 @@ _DTYPES = ('float32', 'bfloat16', 'float16')
 _LIBRARIES = {'vit_jax', 'flax', 'jax', *sys.stdlib_module_names}
 _NOTHING = dataclasses.MISSING
 _PLAIN = Field(fields.Kind.FUNCTION)  # of an annotation that is a type alone
+# The parts of a stack of layers that values do not name.
+_USUAL = {
+  'block': 'block',
+  'attention': 'attention',
+  'mlp': 'mlp',
+  'norm': 'layer_norm',
+}
+_Model = TypeVar('_Model', bound=nn.Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +176,54 @@ def build_sum(
   """
   builder = _Builder(values, key, frozenset([kind]))
   return tuple(builder.part(kind, part) for part in parts.parse_sum(text, key))
+
+
+def build_model(module: type[_Model], **values: Any) -> _Model:
+  """Builds a stack of layers with what is around them.
+
+  Args:
+    module: Its class, whose `block` and `norm` are parts.
+    **values: By name, fields of the class, options of its parts, as `gelu`, and
+      texts that name parts, as `mlp`. An option that no text sets has the value
+      of its name. None stands for a value that is not set.
+
+  Raises:
+    UnknownFieldError: Neither the class nor a part has an option of a name.
+    UserError: As `build`.
+  """
+  given = {name: x for name, x in values.items() if x is not None}
+  builder = _Builder(_USUAL | given, 'model', frozenset())
+  options = {}
+  for option in options_of(module).values():
+    owner = module.__name__
+    if option.kind is None and option.name in given:
+      options[option.name] = builder._checked(option, given[option.name], owner)
+    elif option.kind is not None and builder._is_filled(option):
+      options[option.name] = builder._filled(option, owner)
+  model = module(**options, parent=None)
+  known = {
+    name
+    for part in stack.inner_parts(model)
+    for option in options_of(type(part)).values()
+    for name in (option.key, option.name)
+  }
+  for name in values:
+    if name not in known:
+      raise fields.UnknownFieldError(module, name, sorted(known))
+  return model
+
+
+def values_of(model: nn.Module) -> dict[str, Any]:
+  """Returns the options of a model and of its parts, but for parts, by key.
+
+  Of options with the same key, the first in a model's fields is returned.
+  """
+  values: dict[str, Any] = {}
+  for part in stack.inner_parts(model):
+    for option in options_of(type(part)).values():
+      if option.kind is None:
+        values.setdefault(option.key, getattr(part, option.name))
+  return values
 
 
 def describe(kind: str, module: nn.Module, values: Mapping[str, Any]) -> str:
