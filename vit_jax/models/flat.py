@@ -37,17 +37,7 @@ from vit_jax.models import vit
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import FITTED
 from vit_jax.models.fields import Kind
-
-# Hidden size, MLP size, heads, layers: Table 1 of the paper; Ti and S of DeiT
-# (arXiv:2012.12877); g of Scaling Vision Transformers (arXiv:2106.04560).
-SIZES = {
-  'Ti': {'hidden_size': 192, 'mlp_dim': 768, 'num_heads': 3, 'depth': 12},
-  'S': {'hidden_size': 384, 'mlp_dim': 1536, 'num_heads': 6, 'depth': 12},
-  'B': {'hidden_size': 768, 'mlp_dim': 3072, 'num_heads': 12, 'depth': 12},
-  'L': {'hidden_size': 1024, 'mlp_dim': 4096, 'num_heads': 16, 'depth': 24},
-  'H': {'hidden_size': 1280, 'mlp_dim': 5120, 'num_heads': 16, 'depth': 32},
-  'g': {'hidden_size': 1408, 'mlp_dim': 6144, 'num_heads': 16, 'depth': 40},
-}
+from vit_jax.models.zoo.vit import SIZES as SIZES
 
 LEARNED = ('learned', 'factorized')
 POSITION_EMBEDDINGS = (*LEARNED, *embedding.SINCOS, 'none')

@@ -24,14 +24,16 @@ from vit_jax.models import spec as spec_lib
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Kind
 
-# Section 3.1 of the paper; the heads are those of the authors' code.
-SIZES = {
-  'S': {'hidden_size': 512, 'mlp_dim': 2048, 'num_heads': 8, 'depth': 24},
-  'M': {'hidden_size': 1024, 'mlp_dim': 4096, 'num_heads': 8, 'depth': 36},
-  'L': {'hidden_size': 1536, 'mlp_dim': 6144, 'num_heads': 16, 'depth': 48},
-}
-
 _FIELDS = fields.of(spec_lib.EncoderSpec)
+_DEFAULTS = {
+  x.name: x.default for x in dataclasses.fields(spec_lib.EncoderSpec)
+}
+# Fields of other layers, which must be left at their defaults.
+_UNUSED = (
+  *('experts', 'attention_norm', 'post_norm', 'parallel_mlp', 'branches'),
+  *('differential', 'key_heads', 'full_key_layers', 'rotary'),
+  'relative_positions',
+)
 
 
 def nearest(pixels: jax.Array, clusters: jax.Array) -> jax.Array:
@@ -110,6 +112,32 @@ class IGPT(heads.Classifier, PixelSpec):
   colours: Annotated[int, fields.Field(Kind.SIZE, least=1, most=2**16)] = 512
   has_clusters: Annotated[bool, fields.FITTED] = True
   initializers: Annotated[str, initializers_lib.FIELD] = 'igpt'
+
+  def check_model(self, model: nn.Module) -> None:
+    """Raises a ValueError if the fields do not fit together."""
+    del model
+    if self.hidden_size % self.num_heads:
+      raise ValueError(
+        f'num_heads={self.num_heads} does not divide'
+        f' hidden_size={self.hidden_size}: change one of them'
+      )
+    if self.read > self.depth:
+      raise ValueError(
+        f'feature_layer is {self.feature_layer}: it must be at most the depth,'
+        f' {self.depth}'
+      )
+    if not self.causal:
+      raise ValueError('an iGPT predicts the next pixel: leave causal at True')
+    if not self.layer_scale_mlp and self.layer_scale is None:
+      raise ValueError(
+        'layer_scale_mlp=False has no effect without layer_scale: leave it out'
+      )
+    for name in _UNUSED:
+      if getattr(self, name) != _DEFAULTS[name]:
+        raise ValueError(
+          f'{name}={getattr(self, name)!r}: an iGPT has no such layers: leave'
+          ' it out'
+        )
 
   @nn.compact
   def trunk(

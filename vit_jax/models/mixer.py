@@ -22,23 +22,6 @@ from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
 from vit_jax.models.patches import Patches
 
-# Hidden size, the two MLPs' sizes, layers: Table 1 of the paper.
-SIZES = {
-  'S': {'hidden_size': 512, 'tokens_mlp_dim': 256, 'mlp_dim': 2048, 'depth': 8},
-  'B': {
-    'hidden_size': 768,
-    'tokens_mlp_dim': 384,
-    'mlp_dim': 3072,
-    'depth': 12,
-  },
-  'L': {
-    'hidden_size': 1024,
-    'tokens_mlp_dim': 512,
-    'mlp_dim': 4096,
-    'depth': 24,
-  },
-}
-
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
 class MixerSpec(spec_lib.LayerSpec):

@@ -370,7 +370,7 @@ def _check_model(
       model.pool, 'norm_after', False
     ),
     'pre_logits, which this loss does not train': bool(
-      models.fields_of(model)['pre_logits']
+      getattr(model.head, 'pre_logits', 0)
     ),
     'a distillation_token, which needs a teacher': model.distillation_token,
     'relative positions, which need all patches': any(

@@ -14,14 +14,24 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.data.host import levels
-from vit_jax.models import fields
 from vit_jax.models import layouts
-from vit_jax.models.fields import Kind
 from vit_jax.weights import adapt
 from vit_jax.weights import fit
 from vit_jax.weights import resize
 from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import whole as whole_lib
+
+# Keys of `config.model` that each run chooses, whatever the checkpoint has.
+_CHOSEN = (
+  'num_classes',
+  'mask_token',  # runs that mask patches say so
+  'dropout_rate',
+  'attention_dropout_rate',
+  'stochastic_depth',
+  'patch_dropout',
+  'initializers',
+  *models.EXECUTION,
+)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -96,17 +106,12 @@ def fill(
 
 def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
   """Sets the model's fields, except for those that each run chooses."""
-  described = models.flattened(model)
-  chosen = fields.of_kind(type(described), Kind.TRAINING, Kind.EXECUTION)
-  chosen += ['num_classes', 'mask_token']  # runs that mask patches say so
-  if config.model.num_classes != model.num_classes and hasattr(
-    described, 'pre_logits'
-  ):
-    model = models.with_fields(model, pre_logits=0)  # goes with the head
+  if config.model.num_classes != model.num_classes:
+    model = models.without_head(model)
   values = models.config_values(model)
   config.model.name = values.pop('name')
   for key, value in values.items():
-    if config.model[key] is None and key not in chosen:
+    if config.model[key] is None and key not in _CHOSEN:
       config_lib.set_value(config, f'model.{key}', value)
 
 

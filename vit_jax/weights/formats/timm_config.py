@@ -14,6 +14,8 @@ from vit_jax import models
 from vit_jax.models import flat
 from vit_jax.models import mixer
 from vit_jax.models import resnet
+from vit_jax.models.zoo import bit
+from vit_jax.models.zoo import mixer as mixers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_eva
@@ -381,7 +383,7 @@ def _mixer_name(model: mixer.Mixer) -> str | None:
   """Returns timm's name; None: its names' sizes cannot be changed."""
   fields = models.fields_of(model)
   for size, patch in (('S', 16), ('S', 32), ('B', 16), ('B', 32), ('L', 16)):
-    sizes = {'patch_size': (patch, patch), **mixer.SIZES[size]}
+    sizes = {'patch_size': (patch, patch), **mixers.SIZES[size]}
     if all(fields[key] == x for key, x in sizes.items()):
       return f'mixer_{size.lower()}{patch}_224'
   return None
@@ -392,7 +394,7 @@ def _bit_name(model: resnet.BiT) -> str | None:
   if model.num_groups != 32 or not model.zero_padded_pool:
     return None
   wide = [c * model.width_factor for c in (model.stem_width, *model.channels)]
-  for size, fields in resnet.BIT_SIZES.items():
+  for size, fields in bit.SIZES.items():
     factor = fields['width_factor']
     if model.stages == fields['stages'] and wide == [
       factor * c for c in (64, 256, 512, 1024, 2048)

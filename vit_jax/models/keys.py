@@ -1,0 +1,190 @@
+"""A ViT of the keys of `config.model`, and the keys of a ViT."""
+
+from collections.abc import Mapping
+import difflib
+from typing import Any
+
+from vit_jax.models import fields
+from vit_jax.models import registry
+from vit_jax.models import stack
+from vit_jax.models import vit
+
+# The keys of `config.model`, but the name. What is not among them is an option
+# of a part.
+KEYS = (
+  'num_classes',
+  'hidden_size',
+  'mlp_dim',
+  'num_heads',
+  'depth',
+  'patch_size',
+  'patches',
+  'positions',
+  'block',
+  'attention',
+  'mlp',
+  'norm',
+  'pool',
+  'head',
+  'last_norm',
+  'pre_norm',
+  'class_token',
+  'distillation_token',
+  'registers',
+  'mask_token',
+  'dropout_rate',
+  'attention_dropout_rate',
+  'stochastic_depth',
+  'patch_dropout',
+  'layer_norm_epsilon',
+  'initializers',
+  'scan',
+  'remat',
+  'attention_implementation',
+)
+# The parts of a ViT whose keys are not set: those of the paper.
+DEFAULTS = {
+  'patches': 'patches',
+  'positions': 'learned',
+  'block': 'block',
+  'attention': 'attention',
+  'mlp': 'mlp',
+  'norm': 'layer_norm',
+  'pool': 'token',
+  'head': 'linear',
+}
+# Fields of the ViT that are the parts of a text each.
+_PARTS = ('patches', 'block', 'pool', 'head', 'norm')
+
+
+def build(values: Mapping[str, Any]) -> vit.ViT:
+  """Returns the ViT of values of `KEYS`, and of 'dtype'.
+
+  Those that are None or missing are the defaults.
+
+  Raises:
+    UnknownFieldError: There is no such key.
+    ValueError: A value is wrong, or the parts do not fit together.
+  """
+  for key in values:
+    if key not in (*KEYS, 'dtype'):
+      raise fields.UnknownFieldError(vit.ViT, key, KEYS, _hint(key))
+  values = DEFAULTS | {k: x for k, x in values.items() if x is not None}
+  own = fields.of(vit.ViT)
+  numbers = fields.checked(
+    vit.ViT,
+    {k: x for k, x in values.items() if k in own and k not in DEFAULTS},
+  )
+  for key, value in numbers.items():
+    fields.check_value(key, own[key], value)
+  values |= numbers
+  parts: dict[str, Any] = {
+    kind: registry.build(kind, values[kind], values, f'model.{kind}')
+    for kind in _PARTS
+  }
+  parts['positions'] = registry.build_sum(
+    'positions', values['positions'], values, 'model.positions'
+  )
+  model = vit.ViT(**numbers, **parts, parent=None)
+  check(model)
+  return model
+
+
+def _hint(key: str) -> str:
+  """Returns which part has an option of about a name; '' if none has."""
+  options = registry.all_options()
+  if key not in options:
+    similar = difflib.get_close_matches(key, [*KEYS, *options], 1, 0.7)
+    if not similar or similar[0] in KEYS:
+      return ''
+    (key,) = similar
+  kind, name = options[key]
+  return f"{key!r} is an option of a part: {kind}='{name}({key}=...)'"
+
+
+def read(model: vit.ViT) -> dict[str, Any]:
+  """Returns the values of `KEYS` from which `build` makes a model.
+
+  One that no part of the model has is None.
+
+  Raises:
+    UserError: A text cannot say an option of a part, as a function.
+  """
+  values: dict[str, Any] = {}
+  for part in (model, *stack.inner_parts((model.norm, model.block, model))):
+    for option in registry.options_of(type(part)).values():
+      if option.key in (*KEYS, 'dtype') and option.key not in DEFAULTS:
+        values.setdefault(option.key, getattr(part, option.name))
+  parts: dict[str, Any] = {
+    'norm': model.norm,
+    # A block of the user's may have neither.
+    'attention': getattr(model.block, 'attention', None),
+    'mlp': getattr(model.block, 'mlp', None),
+    'block': model.block,
+    'patches': model.patches,
+    'pool': model.pool,
+    'head': model.sized_head,
+  }
+  for kind, part in parts.items():
+    values[kind] = part and registry.describe(kind, part, values)
+  values['positions'] = registry.describe_sum(
+    'positions', model.positions, values
+  )
+  return {key: values.get(key) for key in KEYS}
+
+
+def check(model: Any) -> None:
+  """Checks that the parts of a model fit together.
+
+  A part whose class has a method `check_model(model)` checks what it needs of
+  the others; what any part of a kind needs is checked here.
+
+  Raises:
+    ValueError: They do not.
+  """
+  if isinstance(model, vit.ViT):
+    _check_layers(model)
+    _check_pool(model)
+  for part in stack.inner_parts(model):
+    if hasattr(part, 'check_model'):
+      part.check_model(model)
+
+
+def _check_layers(model: vit.ViT) -> None:
+  attention = getattr(model.block, 'attention', None)
+  heads = getattr(attention, 'num_heads', 1)
+  if model.hidden_size % heads:
+    raise ValueError(
+      f'num_heads={heads} does not divide hidden_size={model.hidden_size}:'
+      ' change one of them'
+    )
+  kernel = getattr(attention, 'implementation', '')
+  if kernel in ('xla', 'cudnn') and getattr(attention, 'dropout_rate', 0.0):
+    raise ValueError(
+      f'attention_implementation={kernel!r} has no attention_dropout_rate: set'
+      " it to 0, or take 'plain'"
+    )
+  has_scale = getattr(model.block, 'layer_scale', None) is not None
+  if not (has_scale or getattr(model.block, 'layer_scale_mlp', True)):
+    raise ValueError(
+      'block: layer_scale_mlp=False has no effect without layer_scale: leave it'
+      ' out'
+    )
+
+
+def _check_pool(model: vit.ViT) -> None:
+  name = registry.name_of('pool', type(model.pool))
+  reads_class_token = getattr(model.pool, 'reads_class_token', False)
+  if reads_class_token and 'class_token' not in model.prefix:
+    raise ValueError(
+      f'pool={name!r} reads the class token, but class_token is False'
+    )
+  if getattr(model.pool, 'norm_after', False) and not model.last_norm:
+    raise ValueError(
+      f'pool={name!r} with norm_after=True has no norm with last_norm=False:'
+      ' leave it out'
+    )
+  if model.distillation_token and not isinstance(model.pool, vit.Token):
+    raise ValueError(
+      f"a distillation_token needs pool='token', as DeiT has it, not {name!r}"
+    )

@@ -1,0 +1,48 @@
+"""DINOv2 (arXiv:2304.07193), with registers (arXiv:2309.16588) or without."""
+
+import re
+
+from vit_jax.models.zoo import Keys
+from vit_jax.models.zoo import vit
+
+NAMES = ()
+_GIANT = {
+  'hidden_size': 1536,
+  'mlp_dim': 4096,
+  'num_heads': 24,
+  'mlp': "swiglu(gelu='exact')",
+}
+
+
+def _sized(match: re.Match[str], **keys: object) -> Keys:
+  giant = _GIANT if match['size'] == 'giant' else {}
+  registers = {'registers': 4} if match['registers'] else {}
+  size = vit.SIZES[vit.WORDS[match['size']]]
+  return {**size, **vit.EXACT, **giant, **registers, **keys}
+
+
+def _timm(match: re.Match[str]) -> Keys:
+  tokens = "(tokens='patches')" if match['registers'] else ''
+  return _sized(
+    match,
+    patch_size=int(match['patch']),
+    positions=f'learned{tokens}',
+    block='block(layer_scale=1e-05)',
+  )
+
+
+def _huggingface(match: re.Match[str]) -> Keys:
+  return _sized(
+    match,
+    patch_size=14,
+    positions="learned(tokens='class')",
+    block='block(layer_scale=1.0)',
+    pool='token_and_mean',
+  )
+
+
+PATTERNS = {
+  rf'vit_{vit.SIZE}_patch{vit.PATCH}_(?P<registers>reg4_)?dinov2': _timm,
+  rf'{vit.OWNER}dinov2-(?P<registers>with-registers-)?{vit.SIZE}'
+  r'(-imagenet1k-1-layer)?': _huggingface,
+}
