@@ -568,7 +568,6 @@ def trans2seg(case):
     num_heads=dims['num_heads'],
     num_classes=dims['classes'],
     channels=dims['hid_dim'],
-    **trans2seg_lib.OPTIONS,
   )
   params = _read(case, trans2seg_names.RULES, module, deep, fine)
   found = module.apply({'params': params}, deep, fine)

@@ -125,11 +125,7 @@ def test_trans2seg_there_and_back():
   deep, fine = jnp.ones((2, 2, 3, 6)), jnp.ones((2, 4, 6, 5))
   sizes = {'hidden_size': 8, 'mlp_dim': 16, 'depth': 2, 'num_heads': 2}
   module = registry.build_model(
-    trans2seg.Trans2Seg,
-    num_classes=3,
-    channels=4,
-    **sizes,
-    **trans2seg.OPTIONS,
+    trans2seg.Trans2Seg, num_classes=3, channels=4, **sizes
   )
   params = fresh(module, deep, fine)
   found = jax.jit(module.apply)({'params': params}, deep, fine)

@@ -42,9 +42,7 @@ def test_a_resumed_run_may_change_how_a_model_is_computed():
 def test_kinds():
   assert fields.of_kind(mixer.Mixer, fields.Kind.SIZE) == [
     'hidden_size',
-    'mlp_dim',
     'depth',
-    'tokens_mlp_dim',
   ]
   assert fields.of_kind(flat.ViT, fields.Kind.EXECUTION) == [
     'scan',

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import embedding
+from vit_jax.models import encoder
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import flat
 from vit_jax.models import igpt
@@ -89,15 +90,20 @@ def _create(
   overrides = {k: x for k, x in overrides.items() if x is not None}
   if module is vit.ViT:
     return keys_lib.build({**values, **overrides})
+  known = (*KEYS, 'dtype', *family_options(module))
+  keys_lib.check_names(module, overrides, known)
   if head := overrides.pop('head', None):
     overrides['head_bias'] = _head_bias(module, head)
   return _of_fields(module, {**values, **overrides})
 
 
 def _of_fields(module: type[Any], values: Mapping[str, Any]) -> Any:
-  """Returns a model that is no ViT, by its fields."""
-  model = module(**fields_lib.checked(module, values))
-  fields_lib.check_values(model)
+  """Returns a model that is no ViT, by its fields and its parts' options."""
+  if issubclass(module, encoder.Encoder):
+    model: Any = registry.build_model(module, **values)
+  else:
+    model = module(**fields_lib.checked(module, values))
+    fields_lib.check_values(model)
   has_attention = issubclass(module, igpt.IGPT)
   if model.initializers == initializers.MIMETIC and not has_attention:
     raise ValueError(
@@ -160,12 +166,19 @@ def flattened(model: Model | Flat) -> Flat:
 
 def fields_of(model: Model | Flat) -> dict[str, Any]:
   """Returns all flat fields of a model but `dtype`, by name."""
+  values = values_of_kind(model, *fields_lib.Kind)
+  return {name: x for name, x in values.items() if name != 'dtype'}
+
+
+def values_of_kind(
+  model: Model | Flat, *kinds: fields_lib.Kind
+) -> dict[str, Any]:
+  """Returns the flat fields of some kinds, or the options of all parts."""
   described = flattened(model)
-  return {
-    name: getattr(described, name)
-    for name in fields_lib.of(type(described))
-    if name != 'dtype'
-  }
+  if isinstance(described, nn.Module):
+    return registry.values_of(described, kinds)
+  names = fields_lib.of_kind(type(described), *kinds)
+  return {name: getattr(described, name) for name in names}
 
 
 def key_values(model: Model) -> dict[str, Any]:
@@ -177,6 +190,10 @@ def key_values(model: Model) -> dict[str, Any]:
   if isinstance(model, vit.ViT):
     return keys_lib.read(model)
   values = {k: getattr(model, k) for k in KEYS if hasattr(model, k)}
+  if isinstance(model, encoder.Encoder):
+    values = keys_lib.read(model)
+  if isinstance(model, mixer.Mixer):
+    values['block'] = None  # there is one kind
   if model.head_bias:
     values['head'] = f'linear(bias={model.head_bias})'
   return values
@@ -186,7 +203,10 @@ def family_options(module: type[Any]) -> list[str]:
   """Returns the fields of a class that `config.model` has no key for."""
   if issubclass(module, vit.ViT):
     return []
-  return [x for x in fields_lib.of(module) if x not in (*KEYS, 'dtype')]
+  names = [*fields_lib.of(module)]
+  if issubclass(module, mixer.Mixer):
+    names += fields_lib.of(mixer.MixerBlock)
+  return [x for x in names if x not in (*KEYS, 'dtype')]
 
 
 def config_values(model: Model) -> dict[str, Any]:
@@ -196,11 +216,11 @@ def config_values(model: Model) -> dict[str, Any]:
     UserError: As `key_values`.
   """
   name, values = name_of(model), key_values(model)
-  named = create_model(name, 0)
+  found, named = (fields_of(x) for x in (model, create_model(name, 0)))
   options = {
-    key: getattr(model, key)
+    key: found[key]
     for key in family_options(type(model))
-    if key != 'head_bias' and getattr(model, key) != getattr(named, key)
+    if key != 'head_bias' and found[key] != named[key]
   }
   return {'name': registry.join_name(name, options)} | values
 
@@ -276,9 +296,11 @@ def with_keys(model: Model, **changes: Any) -> Model:
 
 def full_values(model: Model) -> dict[str, Any]:
   """Returns all values that a model was made of, by key, option and 'dtype'."""
-  if isinstance(model, vit.ViT):
-    return key_values(model) | {'dtype': model.dtype}
-  return {name: getattr(model, name) for name in fields_lib.of(type(model))}
+  if isinstance(model, resnet.BiT):
+    return {name: getattr(model, name) for name in fields_lib.of(type(model))}
+  fields = registry.values_of(model)
+  options = {name: fields[name] for name in family_options(type(model))}
+  return {**key_values(model), **options, 'dtype': model.dtype}
 
 
 def without_head(model: Model) -> Model:
@@ -296,8 +318,6 @@ def with_kernel(model: _Module, implementation: str) -> _Module:
       without any, is not changed.
     implementation: One of `kernels.IMPLEMENTATIONS`.
   """
-  if isinstance(model, igpt.IGPT):
-    return model.clone(attention_implementation=implementation)
   block: Any = getattr(model, 'block', None)
   attention = getattr(block, 'attention', None)
   if attention is None or not hasattr(attention, 'implementation'):

@@ -1,8 +1,10 @@
 """What transformers have that are no `vit.ViT`, as text towers and decoders."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Annotated
 from typing import Any
+from typing import ClassVar
 
 from flax import linen as nn
 import jax
@@ -22,6 +24,7 @@ class Encoder(nn.Module):
   """A stack of layers; a class that inherits from it says what is around them.
 
   `registry.build_model` makes one of sizes, and of options of its parts.
+  `usual` has the options, and names of parts, that are not given.
 
   Attributes, with the meaning that those of `vit.ViT` have:
     hidden_size: D, the width of a token.
@@ -34,6 +37,13 @@ class Encoder(nn.Module):
     remat: Values that the backward pass recomputes.
     dtype: Type in which layers compute.
   """
+
+  usual: ClassVar[Mapping[str, Any]] = {
+    'block': 'block',
+    'attention': 'attention',
+    'mlp': 'mlp',
+    'norm': 'layer_norm',
+  }
 
   _: dataclasses.KW_ONLY
   hidden_size: Annotated[int, fields.SIZE]

@@ -1,9 +1,11 @@
 """A ViT of the keys of `config.model`, and the keys of a ViT."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import difflib
 from typing import Any
 
+from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import registry
 from vit_jax.models import stack
@@ -66,9 +68,7 @@ def build(values: Mapping[str, Any]) -> vit.ViT:
     UnknownFieldError: There is no such key.
     ValueError: A value is wrong, or the parts do not fit together.
   """
-  for key in values:
-    if key not in (*KEYS, 'dtype'):
-      raise fields.UnknownFieldError(vit.ViT, key, KEYS, _hint(key))
+  check_names(vit.ViT, values, (*KEYS, 'dtype'))
   values = DEFAULTS | {k: x for k, x in values.items() if x is not None}
   own = fields.of(vit.ViT)
   numbers = fields.checked(
@@ -90,6 +90,15 @@ def build(values: Mapping[str, Any]) -> vit.ViT:
   return model
 
 
+def check_names(
+  module: type[Any], values: Mapping[str, Any], known: Sequence[str]
+) -> None:
+  """Raises an UnknownFieldError if a value of a model has no known name."""
+  for key in values:
+    if key not in known:
+      raise fields.UnknownFieldError(module, key, known, _hint(key))
+
+
 def _hint(key: str) -> str:
   """Returns which part has an option of about a name; '' if none has."""
   options = registry.all_options()
@@ -102,8 +111,8 @@ def _hint(key: str) -> str:
   return f"{key!r} is an option of a part: {kind}='{name}({key}=...)'"
 
 
-def read(model: vit.ViT) -> dict[str, Any]:
-  """Returns the values of `KEYS` from which `build` makes a model.
+def read(model: vit.ViT | encoder.Encoder) -> dict[str, Any]:
+  """Returns the values of `KEYS` from which a model is made.
 
   One that no part of the model has is None.
 
@@ -121,15 +130,19 @@ def read(model: vit.ViT) -> dict[str, Any]:
     'attention': getattr(model.block, 'attention', None),
     'mlp': getattr(model.block, 'mlp', None),
     'block': model.block,
-    'patches': model.patches,
-    'pool': model.pool,
-    'head': model.sized_head,
   }
+  if isinstance(model, vit.ViT):
+    parts |= {
+      'patches': model.patches,
+      'pool': model.pool,
+      'head': model.sized_head,
+    }
   for kind, part in parts.items():
     values[kind] = part and registry.describe(kind, part, values)
-  values['positions'] = registry.describe_sum(
-    'positions', model.positions, values
-  )
+  if isinstance(model, vit.ViT):
+    values['positions'] = registry.describe_sum(
+      'positions', model.positions, values
+    )
   return {key: values.get(key) for key in KEYS}
 
 
@@ -142,15 +155,16 @@ def check(model: Any) -> None:
   Raises:
     ValueError: They do not.
   """
-  if isinstance(model, vit.ViT):
+  if isinstance(model, vit.ViT | encoder.Encoder):
     _check_layers(model)
+  if isinstance(model, vit.ViT):
     _check_pool(model)
   for part in stack.inner_parts(model):
     if hasattr(part, 'check_model'):
       part.check_model(model)
 
 
-def _check_layers(model: vit.ViT) -> None:
+def _check_layers(model: vit.ViT | encoder.Encoder) -> None:
   attention = getattr(model.block, 'attention', None)
   heads = getattr(attention, 'num_heads', 1)
   if model.hidden_size % heads:

@@ -9,6 +9,7 @@ inherits.
 """
 
 import ast
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
@@ -108,13 +109,6 @@ _DTYPES = ('float32', 'bfloat16', 'float16')
 _LIBRARIES = {'vit_jax', 'flax', 'jax', *sys.stdlib_module_names}
 _NOTHING = dataclasses.MISSING
 _PLAIN = Field(fields.Kind.FUNCTION)  # of an annotation that is a type alone
-# The parts of a stack of layers that values do not name.
-_USUAL = {
-  'block': 'block',
-  'attention': 'attention',
-  'mlp': 'mlp',
-  'norm': 'layer_norm',
-}
 _Model = TypeVar('_Model', bound=nn.Module)
 
 
@@ -182,17 +176,19 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
   """Builds a stack of layers with what is around them.
 
   Args:
-    module: Its class, whose `block` and `norm` are parts.
+    module: Its class, as those that inherit from `encoder.Encoder`.
     **values: By name, fields of the class, options of its parts, as `gelu`, and
       texts that name parts, as `mlp`. An option that no text sets has the value
-      of its name. None stands for a value that is not set.
+      of its name. None stands for a value that is not set; the class says in
+      `usual` which values these have.
 
   Raises:
     UnknownFieldError: Neither the class nor a part has an option of a name.
     UserError: As `build`.
   """
-  given = {name: x for name, x in values.items() if x is not None}
-  builder = _Builder(_USUAL | given, 'model', frozenset())
+  usual: Any = getattr(module, 'usual', {})
+  given = {**usual, **{k: x for k, x in values.items() if x is not None}}
+  builder = _Builder(given, 'model', frozenset())
   options = {}
   for option in options_of(module).values():
     owner = module.__name__
@@ -207,22 +203,32 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
     for option in options_of(type(part)).values()
     for name in (option.key, option.name)
   }
-  for name in values:
-    if name not in known:
+  for name in given:
+    if name not in known and name not in usual:
       raise fields.UnknownFieldError(module, name, sorted(known))
   return model
 
 
-def values_of(model: nn.Module) -> dict[str, Any]:
-  """Returns the options of a model and of its parts, but for parts, by key.
+def values_of(
+  model: nn.Module, kinds: Collection[fields.Kind] = tuple(fields.Kind)
+) -> dict[str, Any]:
+  """Returns the options of a model and of its parts by key, as `build_model`.
 
-  Of options with the same key, the first in a model's fields is returned.
+  Of options with the same key, the first in a model's fields is returned; of a
+  part that an option holds, its name.
+
+  Args:
+    model: The model.
+    kinds: Kinds of the options.
   """
   values: dict[str, Any] = {}
   for part in stack.inner_parts(model):
     for option in options_of(type(part)).values():
-      if option.kind is None:
-        values.setdefault(option.key, getattr(part, option.name))
+      value = getattr(part, option.name)
+      if option.kind and isinstance(value, nn.Module):
+        value = name_of(option.kind, type(value))
+      if option.kind != '' and option.field.kind in kinds:
+        values.setdefault(option.kind or option.key, value)
   return values
 
 

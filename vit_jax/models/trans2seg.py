@@ -8,6 +8,10 @@ knows its parameter names. In comments: B images, [h, w] grid of the deepest
 features, N = h * w places, D width of a token, H heads, K classes.
 """
 
+from collections.abc import Mapping
+from typing import Any
+from typing import ClassVar
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -18,8 +22,6 @@ from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import maps
 
 MLP_RATIO = 3  # width of an MLP as a multiple of the token's
-# Options of its parts, as `registry.build_model` takes them.
-OPTIONS = {'qkv_bias': False, 'gelu': 'exact', 'layer_norm_epsilon': 1e-5}
 
 
 class CrossAttention(nn.Module):
@@ -120,6 +122,13 @@ class Trans2Seg(encoder.Encoder):
     num_classes: K.
     channels: Of the head's convolutions.
   """
+
+  usual: ClassVar[Mapping[str, Any]] = {
+    **encoder.Encoder.usual,
+    'qkv_bias': False,
+    'gelu': 'exact',
+    'layer_norm_epsilon': 1e-5,
+  }
 
   num_classes: int
   channels: int = 64

@@ -367,7 +367,6 @@ def _decoder(
       num_classes=classes,
       channels=options.channels or None,
       dtype=dtype,
-      **trans2seg.OPTIONS,
     )
   return setr.SETR(
     options.head,

@@ -204,15 +204,15 @@ def _different_fields(
   """Lists fields that differ; shapes do not show all of them."""
   kinds = fields_lib.Kind.SIZE, fields_lib.Kind.FUNCTION
   source, target = models.flattened(source), models.flattened(target)
-  fields = fields_lib.of_kind(type(target), *kinds)
+  old, new = (models.values_of_kind(x, *kinds) for x in (source, target))
   pools = [getattr(model, 'pool', '') for model in (source, target)]
   if pools[0] == pools[1]:
-    fields += _OF_POOLS.get(pools[0], [])
+    for field in _OF_POOLS.get(pools[0], []):
+      old[field], new[field] = getattr(source, field), getattr(target, field)
   return [
-    f'{field} is {getattr(source, field)!r} in the checkpoint,'
-    f' {getattr(target, field)!r} in the model'
-    for field in fields
-    if getattr(source, field, None) != getattr(target, field, None)
+    f'{field} is {old.get(field)!r} in the checkpoint, {value!r} in the model'
+    for field, value in new.items()
+    if old.get(field) != value
   ]
 
 

@@ -40,7 +40,7 @@ def _ours(match: re.Match[str]) -> Keys | None:
 
 def _timm(match: re.Match[str]) -> Keys:
   size = SIZES[match['size'].upper()]
-  return {**size, 'patch_size': int(match['patch']), 'gelu': 'exact'}
+  return {**size, 'patch_size': int(match['patch']), **vit.EXACT}
 
 
 PATTERNS = {

@@ -2,7 +2,6 @@
 
 from vit_jax import models
 from vit_jax.models import flat
-from vit_jax.models import heads
 
 NO_KEY_BIAS = 'queries and values with biases, and keys without'
 ROTARY = 'rotary position embeddings'
@@ -66,7 +65,7 @@ def named_part(model: models.Flat) -> str | None:
   """Returns the part of a model that its config names; None: there is none."""
   for kind in ('block', 'attention', 'mlp', 'positions', 'pool'):
     text = getattr(model, kind, '')
-    if text and text not in heads.POOLS:
+    if isinstance(text, str) and text and text not in flat.POOLS:
       return f'the {kind} {text!r}'
   return None
 
