@@ -42,7 +42,7 @@ BEITS = (NO_KEY_BIAS, RELATIVE, MASK_TOKEN)
 
 def activation(model: models.Flat) -> str | None:
   """Returns the activation of a model if no format has a name for it."""
-  name = getattr(model, 'gelu', 'exact')
+  name = models.fields_of(model).get('gelu', 'exact')
   return None if name in GELUS else f'the activation {name!r}'
 
 
