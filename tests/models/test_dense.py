@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import flat
+from vit_jax.models import keys
 from vit_jax.models import layouts
 from vit_jax.models import maps
 from vit_jax.models import registry
@@ -24,9 +24,8 @@ from vit_jax.weights.formats import trans2seg as trans2seg_names
 
 def trunk_of(**fields):
   sizes = {'hidden_size': 8, 'mlp_dim': 16, 'num_heads': 2, 'depth': 3}
-  return flat.ViT(
-    0, pool='mean', **{'patch_size': (2, 2), **sizes, **fields}
-  ).parts()
+  plain = {'num_classes': 0, 'pool': 'mean', 'patch_size': (2, 2)}
+  return keys.build(plain | sizes | fields)
 
 
 def fresh(module, *args, **kwargs):

@@ -14,9 +14,11 @@ from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import flat
 from vit_jax.models import mixer
+from vit_jax.models import vit
 from vit_jax.weights.formats import foreign
 
-FAMILIES = typing.get_args(models.Flat)
+# Families that are no ViT.
+FAMILIES = typing.get_args(models.Model)[1:]
 
 # Fields that name a part.
 NAMED = ('block', 'attention', 'mlp', 'positions', 'patches')
@@ -25,18 +27,18 @@ NAMED = ('block', 'attention', 'mlp', 'positions', 'patches')
 def test_the_config_has_a_key_for_each_field():
   """Or an option in the name; `dtype` is config.train.dtype."""
   assert {*config_lib.default().model} == {'name', *models.KEYS}
-  for module in FAMILIES[1:]:
+  for module in FAMILIES:
     options = {*models.family_options(module), 'dtype'}
     assert {*fields.of(module)} - options <= {*models.KEYS}
 
 
 def test_a_resumed_run_may_change_how_a_model_is_computed():
+  for key in models.KEYS:
+    is_resumable = re.fullmatch(keys.RESUMABLE_KEYS, f'model.{key}')
+    assert bool(is_resumable) == (key in models.EXECUTION), key
   for module in FAMILIES:
-    for name, field in fields.of(module).items():
-      if name in models.KEYS:
-        is_resumable = re.fullmatch(keys.RESUMABLE_KEYS, f'model.{name}')
-        is_execution = field.kind == fields.Kind.EXECUTION
-        assert bool(is_resumable) == is_execution, name
+    names = fields.of_kind(module, fields.Kind.EXECUTION)
+    assert {*names} <= {*models.EXECUTION}
 
 
 def test_kinds():
@@ -44,11 +46,10 @@ def test_kinds():
     'hidden_size',
     'depth',
   ]
-  assert fields.of_kind(flat.ViT, fields.Kind.EXECUTION) == [
+  assert fields.of_kind(vit.ViT, fields.Kind.EXECUTION) == [
     'scan',
     'remat',
     'dtype',
-    'attention_implementation',
   ]
   assert set(foreign.UNSEEN) == {
     'num_heads',

@@ -277,7 +277,7 @@ def test_nothing_to_do_copies_nothing():
   adapted, changes = adapt_lib.adapt(
     params,
     model,
-    models.with_fields(model, dropout_rate=0.1),
+    models.with_keys(model, dropout_rate=0.1),
     GRID,
     GRID,
     channels=3,
@@ -306,7 +306,7 @@ def test_positions_of_another_grid(method):
 @pytest.mark.parametrize('to', ['class', 'patches'])
 def test_positions_added_to_their_tokens_are_the_same_function(to):
   source = tiny(distillation_token=True, registers=2)
-  target = models.with_fields(source, positions=f"learned(tokens='{to}')")
+  target = models.with_keys(source, positions=f"learned(tokens='{to}')")
   changes = assert_same_function(source, target)
   assert 'the same function' in changes['register_tokens'].action
   assert ('class_token' in changes) == (to == 'patches')

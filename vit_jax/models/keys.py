@@ -165,7 +165,7 @@ def check(model: Any) -> None:
 
 
 def _check_layers(model: vit.ViT | encoder.Encoder) -> None:
-  attention = getattr(model.block, 'attention', None)
+  attention: Any = getattr(model.block, 'attention', None)
   heads = getattr(attention, 'num_heads', 1)
   if model.hidden_size % heads:
     raise ValueError(
@@ -173,7 +173,7 @@ def _check_layers(model: vit.ViT | encoder.Encoder) -> None:
       ' change one of them'
     )
   kernel = getattr(attention, 'implementation', '')
-  if kernel in ('xla', 'cudnn') and getattr(attention, 'dropout_rate', 0.0):
+  if kernel in ('xla', 'cudnn') and getattr(attention, 'dropout_rate', 0):
     raise ValueError(
       f'attention_implementation={kernel!r} has no attention_dropout_rate: set'
       " it to 0, or take 'plain'"
