@@ -121,7 +121,6 @@ def _bert(heads=3):
   tower = registry.build_model(
     text.Bert,
     **(_SMALL | {'num_heads': heads}),
-    layer_norm_epsilon=1e-12,
     vocabulary=9,
     length=5,
     out_dim=12,

@@ -9,17 +9,18 @@ tokens and are read at the last position. LiT's other tower is BERT
 In comments: B texts, T tokens, D hidden size, E the size of the output.
 """
 
+from collections.abc import Mapping
 from typing import Annotated
+from typing import Any
+from typing import ClassVar
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import blocks
 from vit_jax.models import dropout
 from vit_jax.models import encoder
 from vit_jax.models import fields
-from vit_jax.models.context import as_class
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
@@ -121,6 +122,12 @@ class Bert(encoder.Encoder):
     out_dim: E, size of the last layer's output.
   """
 
+  usual: ClassVar[Mapping[str, Any]] = {
+    **encoder.Encoder.usual,
+    'block': 'vit_jax.models.blocks:BertBlock',
+    'layer_norm_epsilon': 1e-12,
+  }
+
   vocabulary: Annotated[int, Field(Kind.SIZE, least=1, most=2**24)]
   length: Annotated[int, fields.SIZE]
   segments: Annotated[int, Field(Kind.FITTED, least=1)] = 2
@@ -160,7 +167,7 @@ class Bert(encoder.Encoder):
       x = dropout.embedded(x, self.dropout_rate, self.depth, key)
     attended = tokens != 0 if attended is None else attended
     context = Context(attended=attended, dropout_key=key)
-    x, _ = self.layers(x, context, as_class(self.block, blocks.BertBlock))
+    x, _ = self.layers(x, context)
     pooled = x[:, 0].astype(jnp.float32)
     head = nn.Dense(self.out_dim, kernel_init=self.starts.kernel, name='head')
     return {'tokens': x, 'pooled': pooled, 'features': head(pooled)}

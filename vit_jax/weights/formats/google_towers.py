@@ -251,7 +251,6 @@ def _bert(shapes: base.Shapes, heads: int | None) -> text.Bert:
     mlp_dim=shapes.get(f'{_BERT_LAYER}mlp_block/dense_layer/kernel', 2)[0],
     depth=shapes.count(_BERT_LAYER),
     num_heads=known,
-    layer_norm_epsilon=1e-12,
     vocabulary=vocabulary,
     length=shapes.get(f'{embedders}position_ids/embedding', 2)[0],
     segments=shapes.get(f'{embedders}segment_ids/embedding', 2)[0],
