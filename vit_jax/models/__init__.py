@@ -68,7 +68,7 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
     ValueError: The name or a field is unknown, or the fields do not fit.
   """
   module, values = _named(name)
-  return _create(module, {**values, 'num_classes': num_classes}, overrides)
+  return create(module, {**values, 'num_classes': num_classes}, overrides)
 
 
 def _named(name: str) -> tuple[type[Any], dict[str, Any]]:
@@ -83,22 +83,30 @@ def _named(name: str) -> tuple[type[Any], dict[str, Any]]:
   return module, {**values, **options}
 
 
-def _create(
-  module: type[Any], values: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> Model:
-  """Returns the model of values of keys, with others in the place of some."""
-  overrides = {k: x for k, x in overrides.items() if x is not None}
+def create(
+  module: type[Any],
+  values: Mapping[str, Any],
+  overrides: Mapping[str, Any] | None = None,
+) -> Any:
+  """Returns the model of a class.
+
+  Args:
+    module: The class.
+    values: Of a ViT, those of `KEYS`; of others, those of the class's fields.
+    overrides: Values in the place of these; None keeps them. Of other classes,
+      'head' may be there as well.
+
+  Raises:
+    ValueError: As `create_model`.
+  """
+  changes = {k: x for k, x in (overrides or {}).items() if x is not None}
   if module is vit.ViT:
-    return keys_lib.build({**values, **overrides})
+    return keys_lib.build({**values, **changes})
   known = (*KEYS, 'dtype', *family_options(module))
-  keys_lib.check_names(module, overrides, known)
-  if head := overrides.pop('head', None):
-    overrides['head_bias'] = _head_bias(module, head)
-  return _of_fields(module, {**values, **overrides})
-
-
-def _of_fields(module: type[Any], values: Mapping[str, Any]) -> Any:
-  """Returns a model that is no ViT, by its fields and its parts' options."""
+  keys_lib.check_names(module, changes, known)
+  if head := changes.pop('head', None):
+    changes['head_bias'] = _head_bias(module, head)
+  values = {**values, **changes}
   if issubclass(module, encoder.Encoder):
     model: Any = registry.build_model(module, **values)
   else:
@@ -145,7 +153,7 @@ def flat_model(module: type[Flat], fields: Mapping[str, Any]) -> Flat:
     ValueError: A field is unknown, or they do not fit.
   """
   if not issubclass(module, flat.ViT):
-    return _of_fields(module, fields)
+    return create(module, fields)
   model = module(**fields_lib.checked(module, fields))
   fields_lib.check_values(model)
   parts = model.parts()
@@ -154,7 +162,7 @@ def flat_model(module: type[Flat], fields: Mapping[str, Any]) -> Flat:
   return flat.flatten(parts) if has_texts else model
 
 
-def from_flat(model: Flat) -> Model:
+def from_flat(model: Flat | Model) -> Model:
   """Returns the Linen module of flat fields; see `flattened`."""
   return model.parts() if isinstance(model, flat.ViT) else model
 
@@ -291,7 +299,7 @@ def with_keys(model: Model, **changes: Any) -> Model:
     ValueError: As `create_model`.
     UserError: As `key_values`.
   """
-  return _create(type(model), full_values(model), changes)
+  return create(type(model), full_values(model), changes)
 
 
 def full_values(model: Model) -> dict[str, Any]:

@@ -426,18 +426,19 @@ class ViT:
 
   def mlp_part(self) -> nn.Module:
     """Returns the MLP of the layers."""
-    part = GATES[self.gate] if self.gated_mlp else block.Mlp
-    return part(
-      self.mlp_dim,
-      self.gelu,
-      self.dense_bias,
-      self.mlp_norm,
-      self.dropout_rate,
-      self.norm_part(),
-      self.initializers,
-      self.dtype,
-      parent=None,
-    )
+    options: dict[str, Any] = {
+      'hidden_dim': self.mlp_dim,
+      'bias': self.dense_bias,
+      'hidden_norm': self.mlp_norm,
+      'dropout_rate': self.dropout_rate,
+      'norm': self.norm_part(),
+      'initializers': self.initializers,
+      'dtype': self.dtype,
+      'parent': None,
+    }
+    if self.gated_mlp:
+      return GATES[self.gate](**options)
+    return block.Mlp(gelu=self.gelu, **options)
 
   def attention_part(self) -> nn.Module:
     """Returns the attention of the layers."""
@@ -847,7 +848,10 @@ def _flat_values(part: nn.Module | None) -> dict[str, Any]:
   values: dict[str, Any] = {}
   for kind, options in _OPTIONS.items():
     if isinstance(part, kind):
-      values |= {name: getattr(part, x) for name, x in options.items()}
+      known = registry.options_of(type(part))
+      values |= {
+        name: getattr(part, x) for name, x in options.items() if x in known
+      }
   for kind, constants in _VALUES.items():
     if isinstance(part, kind):
       values |= constants

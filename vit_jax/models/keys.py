@@ -44,17 +44,8 @@ KEYS = (
   'remat',
   'attention_implementation',
 )
-# The parts of a ViT whose keys are not set: those of the paper.
-DEFAULTS = {
-  'patches': 'patches',
-  'positions': 'learned',
-  'block': 'block',
-  'attention': 'attention',
-  'mlp': 'mlp',
-  'norm': 'layer_norm',
-  'pool': 'token',
-  'head': 'linear',
-}
+# The parts of a ViT whose keys are not set: the first of each kind.
+DEFAULTS = {kind: next(iter(names)) for kind, names in registry.PARTS.items()}
 # Fields of the ViT that are the parts of a text each.
 _PARTS = ('patches', 'block', 'pool', 'head', 'norm')
 

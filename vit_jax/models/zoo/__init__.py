@@ -2,7 +2,7 @@
 
 A family's module has
 
-  NAMES     names here, as `list_models` lists them; () if all are of others
+  NAMES     names here, as `list_models` lists them, if it has any
   PATTERNS  regular expressions of names here, of timm or of Hugging Face, and
             functions from a match to the keys of `config.model` that differ
             from `keys.DEFAULTS`; None: the match is no model
@@ -46,7 +46,7 @@ def names(module: type[Any] | None = None) -> list[str]:
     name
     for family in families()
     if module in (None, getattr(family, 'MODULE', ViT))
-    for name in family.NAMES
+    for name in getattr(family, 'NAMES', ())
   ]
 
 

@@ -18,15 +18,11 @@ SIZES: dict[str, Keys] = {
 NAMES = tuple(f'BiT-{size}' for size in SIZES)
 
 
-def _ours(match: re.Match[str]) -> Keys | None:
-  return SIZES.get(match['size'])
-
-
-def _timm(match: re.Match[str]) -> Keys | None:
+def _keys(match: re.Match[str]) -> Keys | None:
   return SIZES.get(f'R{match["size"]}')
 
 
 PATTERNS = {
-  r'BiT-(?P<size>\w+)': _ours,
-  r'resnetv2_(?P<size>\d+x\d)_bit(m|m_in21k|_\w+)?': _timm,
+  r'BiT-R(?P<size>\w+)': _keys,
+  r'resnetv2_(?P<size>\d+x\d)_bit(m|m_in21k|_\w+)?': _keys,
 }

@@ -5,36 +5,34 @@ import re
 from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
-NAMES = ()
 _GIANT = {
   'hidden_size': 1536,
   'mlp_dim': 4096,
   'num_heads': 24,
-  'mlp': "swiglu(gelu='exact')",
+  'depth': 40,
+  'mlp': 'swiglu',
 }
 
 
-def _sized(match: re.Match[str], **keys: object) -> Keys:
-  giant = _GIANT if match['size'] == 'giant' else {}
+def _keys(match: re.Match[str], **keys: object) -> Keys:
+  is_giant = match['size'] == 'giant'
+  size = _GIANT if is_giant else vit.WORDS[match['size']] | vit.EXACT
   registers = {'registers': 4} if match['registers'] else {}
-  size = vit.SIZES[vit.WORDS[match['size']]]
-  return {**size, **vit.EXACT, **giant, **registers, **keys}
+  return {**size, **registers, 'patch_size': 14, **keys}
 
 
 def _timm(match: re.Match[str]) -> Keys:
-  tokens = "(tokens='patches')" if match['registers'] else ''
-  return _sized(
+  return _keys(
     match,
     patch_size=int(match['patch']),
-    positions=f'learned{tokens}',
+    positions="learned(tokens='patches')" if match['registers'] else 'learned',
     block='block(layer_scale=1e-05)',
   )
 
 
 def _huggingface(match: re.Match[str]) -> Keys:
-  return _sized(
+  return _keys(
     match,
-    patch_size=14,
     positions="learned(tokens='class')",
     block='block(layer_scale=1.0)',
     pool='token_and_mean',

@@ -5,8 +5,7 @@ import re
 from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
-NAMES = ()
-_GATED = {'mlp': "swiglu(gelu='exact')"}
+_GATED = {'mlp': 'swiglu'}
 _S_PLUS = {**vit.SIZES['S'], **_GATED}
 _H_PLUS = {**vit.SIZES['H'], 'num_heads': 20, **_GATED}
 _7B = {

@@ -5,7 +5,6 @@ import re
 from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
-NAMES = ()
 _EVA02_MLP = {'tiny': 512, 'small': 1024, 'base': 2048, 'large': 2730}
 ROPE = "rope(kind='eva02', base=10000.0, grid=(16, 16))"
 SHARED = {
@@ -24,12 +23,12 @@ def _eva(match: re.Match[str]) -> Keys:
 
 def _eva02(match: re.Match[str]) -> Keys:
   size = match['size']
-  norm = ', hidden_norm=True' if size in ('base', 'large') else ''
+  norm = '(hidden_norm=True)' if size in ('base', 'large') else ''
   return {
-    **vit.SIZES[vit.WORDS[size]],
+    **vit.WORDS[size],
     **SHARED,
     'mlp_dim': _EVA02_MLP[size],
-    'mlp': f"swiglu(gelu='exact'{norm})",
+    'mlp': f'swiglu{norm}',
     'positions': f'learned + {ROPE}',
   }
 

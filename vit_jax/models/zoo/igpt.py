@@ -15,8 +15,8 @@ SIZES: dict[str, Keys] = {
 NAMES = tuple(f'iGPT-{size}' for size in SIZES)
 
 
-def _ours(match: re.Match[str]) -> Keys | None:
+def _keys(match: re.Match[str]) -> Keys | None:
   return SIZES.get(match['size'])
 
 
-PATTERNS = {r'iGPT-(?P<size>\w+)': _ours}
+PATTERNS = {r'iGPT-(?P<size>\w+)': _keys}

@@ -24,23 +24,17 @@ SIZES: dict[str, Keys] = {
   },
 }
 NAMES = (
-  'Mixer-S/16',
-  'Mixer-S/32',
-  'Mixer-B/16',
-  'Mixer-B/32',
-  'Mixer-L/16',
+  *('Mixer-S/16', 'Mixer-S/32', 'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16'),
 )
 
 
 def _ours(match: re.Match[str]) -> Keys | None:
-  if match['size'] not in SIZES:
-    return None
-  return {**SIZES[match['size']], 'patch_size': int(match['patch'])}
+  return vit.sized(match, SIZES)
 
 
-def _timm(match: re.Match[str]) -> Keys:
-  size = SIZES[match['size'].upper()]
-  return {**size, 'patch_size': int(match['patch']), **vit.EXACT}
+def _timm(match: re.Match[str]) -> Keys | None:
+  sizes = {name.lower(): size for name, size in SIZES.items()}
+  return vit.sized(match, sizes, **vit.EXACT)
 
 
 PATTERNS = {

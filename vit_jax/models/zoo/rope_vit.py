@@ -7,7 +7,6 @@ from vit_jax.models.zoo import eva
 from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
-NAMES = ()
 _SIZES: dict[str, Keys] = {
   'medium': deit.MEDIUM,
   'mediumd': {**deit.MEDIUM, 'depth': 20, **vit.NO_BIAS},
@@ -36,7 +35,7 @@ def _timm(match: re.Match[str]) -> Keys:
 def _rope_vit(match: re.Match[str]) -> Keys:
   rope = "rope(kind='rope_vit')"
   return {
-    **vit.SIZES[vit.WORDS[match['size']]],
+    **vit.WORDS[match['size']],
     **vit.EXACT,
     'patch_size': 16,
     'positions': f"learned(tokens='patches') + {rope}"

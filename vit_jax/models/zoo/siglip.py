@@ -5,23 +5,25 @@ import re
 from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
-NAMES = ()
-SO400M = {'hidden_size': 1152, 'mlp_dim': 4304, 'num_heads': 16, 'depth': 27}
-_SIZES = {'base': vit.SIZES['B'], 'large': vit.SIZES['L'], 'so400m': SO400M}
+_SIZES: dict[str, Keys] = {
+  'base': vit.SIZES['B'],
+  'large': vit.SIZES['L'],
+  'so400m': {
+    'hidden_size': 1152,
+    'mlp_dim': 4304,
+    'num_heads': 16,
+    'depth': 27,
+  },
+}
 
 
-def _timm(match: re.Match[str]) -> Keys:
-  size, patch = match['size'], int(match['patch'])
-  is_tanh = (size, patch) in (('so400m', 16), ('base', 32)) or (
-    size == 'large' and match[0].endswith('512')
-  )
+def _timm(match: re.Match[str]) -> Keys | None:
+  size, is_large = match['size'], match[0].endswith('512')
+  is_tanh = (size, match['patch']) in (('so400m', '16'), ('base', '32'))
+  is_tanh |= size == 'large' and is_large
   options = '' if is_tanh else "(gelu='exact')"
-  return {
-    **_SIZES[size],
-    'patch_size': patch,
-    'mlp': f'mlp{options}',
-    'pool': 'mean' if match['gap'] else f'map{options}',
-  }
+  pool = 'mean' if match['gap'] else f'map{options}'
+  return vit.sized(match, _SIZES, mlp=f'mlp{options}', pool=pool)
 
 
 PATTERNS = {

@@ -1,5 +1,6 @@
 """The ViT (arXiv:2010.11929) of the paper, of AugReg and of DINO."""
 
+from collections.abc import Mapping
 import re
 
 from vit_jax.models.zoo import Keys
@@ -14,26 +15,12 @@ SIZES: dict[str, Keys] = {
   'H': {'hidden_size': 1280, 'mlp_dim': 5120, 'num_heads': 16, 'depth': 32},
   'g': {'hidden_size': 1408, 'mlp_dim': 6144, 'num_heads': 16, 'depth': 40},
 }
-# The sizes as other libraries write them.
-WORDS = {
-  'tiny': 'Ti',
-  'small': 'S',
-  'base': 'B',
-  'large': 'L',
-  'huge': 'H',
-  'giant': 'g',
-}
+# As other libraries write them.
+_WORDS = ('tiny', 'small', 'base', 'large', 'huge', 'giant')
+WORDS = dict(zip(_WORDS, SIZES.values(), strict=True))
 NAMES = (
-  'ViT-Ti/16',
-  'ViT-S/16',
-  'ViT-S/32',
-  'ViT-B/8',
-  'ViT-B/16',
-  'ViT-B/32',
-  'ViT-L/16',
-  'ViT-L/32',
-  'ViT-H/14',
-  'ViT-g/14',
+  *('ViT-Ti/16', 'ViT-S/16', 'ViT-S/32', 'ViT-B/8', 'ViT-B/16', 'ViT-B/32'),
+  *('ViT-L/16', 'ViT-L/32', 'ViT-H/14', 'ViT-g/14'),
 )
 
 # Of the patterns of all families.
@@ -48,30 +35,38 @@ NO_BIAS = {'attention': 'attention(qkv_bias=False)'}
 HUGGINGFACE = {**EXACT, 'layer_norm_epsilon': 1e-12}
 
 
-def sized(match: re.Match[str], **keys: object) -> Keys:
-  """Returns keys with those of the size and the patch in a name."""
-  size = SIZES[WORDS[match['size']]]
-  return {**size, 'patch_size': int(match['patch']), **EXACT, **keys}
+def sized(
+  match: re.Match[str], sizes: Mapping[str, Keys] = WORDS, /, **keys: object
+) -> Keys | None:
+  """Returns keys with those of the size and the patch that a name has.
+
+  Args:
+    match: With the groups `size` and `patch`.
+    sizes: Keys by size; of one that is not there, the result is None.
+    **keys: Further keys.
+  """
+  if match['size'] not in sizes:
+    return None
+  return {**sizes[match['size']], 'patch_size': int(match['patch']), **keys}
 
 
 def _ours(match: re.Match[str]) -> Keys | None:
-  if match['size'] not in SIZES:
-    return None
-  return {**SIZES[match['size']], 'patch_size': int(match['patch'])}
+  return sized(match, SIZES)
 
 
-def _timm(match: re.Match[str]) -> Keys:
+def _timm(match: re.Match[str]) -> Keys | None:
   # MIIL's models were trained without these biases.
-  return sized(match, **NO_BIAS if match[0].endswith('_miil') else {})
+  biases = NO_BIAS if match[0].endswith('_miil') else {}
+  return sized(match, **EXACT, **biases)
 
 
-def _huggingface(match: re.Match[str]) -> Keys:
+def _huggingface(match: re.Match[str]) -> Keys | None:
   return sized(match, **HUGGINGFACE)
 
 
-def _dino(match: re.Match[str]) -> Keys:
-  size = SIZES[match['size'].upper()]
-  return {**size, 'patch_size': int(match['patch']), **HUGGINGFACE}
+def _dino(match: re.Match[str]) -> Keys | None:
+  sizes = {'s': SIZES['S'], 'b': SIZES['B']}
+  return sized(match, sizes, **HUGGINGFACE)
 
 
 PATTERNS = {

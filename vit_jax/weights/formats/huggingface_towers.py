@@ -240,6 +240,7 @@ def beside(
   pools = ('largest', 'end') if is_clip else ('last',)
   fits = (
     tower.block.attention.causal == is_clip
+    and not image.gated_mlp
     and tower.block.mlp.gelu in clip.ACTIVATIONS
     and tower.pool in pools
     and tower.has_head_bias != is_clip
