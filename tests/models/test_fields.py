@@ -103,6 +103,18 @@ class Still(nn.Module):
     return x
 
 
+class Wide(Still):
+  """One that must be as wide as nothing else here."""
+
+  def check_model(self, model):
+    raise ValueError(f'a width of {model.hidden_size} is too small')
+
+
+def test_a_part_of_ones_own_may_refuse_others():
+  with pytest.raises(ValueError, match='a width of 192 is too small'):
+    models.create_model('ViT-Ti/4', 3, block=f'{__name__}:Wide')
+
+
 def test_a_model_with_a_block_of_ones_own_has_keys():
   text = f'{__name__}:Still'
   model = models.create_model('ViT-Ti/4', 3, block=text)

@@ -147,7 +147,7 @@ def test_what_is_behind_the_last_patch_is_left_out():
     make()[0].apply({'params': params}, wider)
   with pytest.raises(ValueError, match='3 x 20, is not a multiple'):
     compiled.apply(model, {'params': params}, IMAGES[:, :3])
-  with pytest.raises(ValueError, match='resnet_stages pad'):
+  with pytest.raises(ValueError, match='convolutions pad'):
     models.create_model('R+ViT-Ti/16', 0, patches='hybrid(crop=True)')
 
 

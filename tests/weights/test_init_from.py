@@ -33,7 +33,7 @@ FIELDS = {
 # Neither the starts of layers nor of tokens are among a file's arrays.
 EXPECTED = {
   'patch_size': (4, 4),
-  'initializers': None,
+  'initializers': 'vit',
   'block': 'block(layer_scale=1e-05)',
 }
 

@@ -164,7 +164,8 @@ def _check_layers(model: vit.ViT | encoder.Encoder) -> None:
       ' change one of them'
     )
   kernel = getattr(attention, 'implementation', '')
-  if kernel in ('xla', 'cudnn') and getattr(attention, 'dropout_rate', 0):
+  rate = getattr(attention, 'dropout_rate', 0.0)
+  if kernel in ('xla', 'cudnn') and rate:
     raise ValueError(
       f'attention_implementation={kernel!r} has no attention_dropout_rate: set'
       " it to 0, or take 'plain'"
