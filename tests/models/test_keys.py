@@ -150,5 +150,5 @@ def test_what_does_not_go_together(fields, message):
 
 
 def test_an_igpt_has_equal_heads():
-  with pytest.raises(ValueError, match="attention='grouped': that of an iGPT"):
+  with pytest.raises(ValueError, match='Grouped: the attention of an iGPT'):
     models.create_model('iGPT-S', 0, attention='grouped(key_heads=2)')

@@ -270,7 +270,7 @@ def test_files_of_transformers_are_the_same_model(finished, images, tmp_path):
       'leave causal at True',
     ),
     ({'model__positions': 'relative_bias'}, "has no field 'positions'"),
-    ({'model__block': 'parallel'}, "are of the kind 'block'"),
+    ({'model__block': 'parallel'}, "of an iGPT are of the kind 'block'"),
     ({'objective__options__palette': '00 7f'}, 'has 2 colours, but'),
     ({'objective__options__palette': '00 7f zz ff'}, 'write each colour as'),
   ],

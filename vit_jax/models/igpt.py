@@ -23,7 +23,6 @@ from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import inputs
-from vit_jax.models import registry
 from vit_jax.models.attention import Attention
 from vit_jax.models.context import as_class
 from vit_jax.models.context import Context
@@ -110,19 +109,18 @@ class IGPT(heads.Classifier, encoder.Encoder):
         f'feature_layer is {self.feature_layer}: it must be at most the depth,'
         f' {self.depth}'
       )
-    mlp = getattr(self.block, 'mlp', None)
+    mlp: Any = getattr(self.block, 'mlp', None)
     if type(self.block) is not block_lib.Block or hasattr(mlp, 'routes_tokens'):
       raise ValueError(
-        f'block={registry.name_of("block", type(self.block))!r} with'
-        f' mlp={registry.name_of("mlp", type(mlp))!r}: the layers of an iGPT'
-        " are of the kind 'block', with one MLP each"
+        f'a {type(self.block).__name__} with a {type(mlp).__name__}: the layers'
+        " of an iGPT are of the kind 'block', with one MLP each"
       )
     attention = self.block.attention
     # The samples need a cache of keys and values (`pixel_cache`).
     if type(attention) is not Attention or attention.out_norm:
       raise ValueError(
-        f'attention={registry.name_of("attention", type(attention))!r}: that of'
-        " an iGPT is 'attention', without out_norm"
+        f'{type(attention).__name__}: the attention of an iGPT is of the kind'
+        " 'attention', without out_norm"
       )
     if not attention.causal:
       raise ValueError('an iGPT predicts the next pixel: leave causal at True')

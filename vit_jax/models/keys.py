@@ -46,8 +46,6 @@ KEYS = (
 )
 # The parts of a ViT whose keys are not set: the first of each kind.
 DEFAULTS = {kind: next(iter(names)) for kind, names in registry.PARTS.items()}
-# Fields of the ViT that are the parts of a text each.
-_PARTS = ('patches', 'block', 'pool', 'head', 'norm')
 
 
 def build(values: Mapping[str, Any]) -> vit.ViT:
@@ -61,22 +59,7 @@ def build(values: Mapping[str, Any]) -> vit.ViT:
   """
   check_names(vit.ViT, values, (*KEYS, 'dtype'))
   values = DEFAULTS | {k: x for k, x in values.items() if x is not None}
-  own = fields.of(vit.ViT)
-  numbers = fields.checked(
-    vit.ViT,
-    {k: x for k, x in values.items() if k in own and k not in DEFAULTS},
-  )
-  for key, value in numbers.items():
-    fields.check_value(key, own[key], value)
-  values |= numbers
-  parts: dict[str, Any] = {
-    kind: registry.build(kind, values[kind], values, f'model.{kind}')
-    for kind in _PARTS
-  }
-  parts['positions'] = registry.build_sum(
-    'positions', values['positions'], values, 'model.positions'
-  )
-  model = vit.ViT(**numbers, **parts, parent=None)
+  model = registry.build_model(vit.ViT, **values)
   check(model)
   return model
 

@@ -184,25 +184,31 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
 
   Raises:
     UnknownFieldError: Neither the class nor a part has an option of a name.
+    ValueError: A field of the class does not allow its value.
     UserError: As `build`.
   """
   usual: Any = getattr(module, 'usual', {})
   given = {**usual, **{k: x for k, x in values.items() if x is not None}}
-  builder = _Builder(given, 'model', frozenset())
-  options = {}
-  for option in options_of(module).values():
-    owner = module.__name__
-    if option.kind is None and option.name in given:
-      options[option.name] = builder._checked(option, given[option.name], owner)
-    elif option.kind is not None and builder._is_filled(option):
-      options[option.name] = builder._filled(option, owner)
+  own = options_of(module)
+  options = {
+    name: _converted(option, given[name])
+    for name, option in own.items()
+    if option.kind is None and name in given
+  }
+  builder = _Builder({**given, **options}, 'model', frozenset())
+  for name, option in own.items():
+    if option.kind is not None and builder._is_filled(option):
+      options[name] = builder._filled(option, module.__name__)
   model = module(**options, parent=None)
+  inner = [*stack.inner_parts(model)]
   known = {
     name
-    for part in stack.inner_parts(model)
+    for part in inner
     for option in options_of(type(part)).values()
     for name in (option.key, option.name)
   }
+  if any(_files(type(part)) for part in inner):
+    known |= {*KEYS}  # which a part of the user's need not have
   for name in given:
     if name not in known and name not in usual:
       raise fields.UnknownFieldError(module, name, sorted(known))
@@ -392,6 +398,8 @@ class _Builder:
         option, self.values[option.key], owner, f', of config.{key}'
       )
     kind, inside = option.kind, self._inside(option)
+    if self._has_text(option) and typing.get_origin(option.hint) is tuple:
+      return build_sum(kind, self.values[kind], self.values, f'model.{kind}')
     if self._has_text(option):
       inside = dataclasses.replace(inside, key=f'model.{kind}')
       part = parts.parse(self.values[kind], inside.key)
@@ -408,17 +416,11 @@ class _Builder:
   ) -> Any:
     """Returns a value of an option, converted and checked."""
     try:
-      if _is_dtype(option) and isinstance(value, str):
-        return _dtype(option.name, value)
-      value = fields.converted(option.name, value, option.hint)
-      _check_module(option, value)
-      if option.field is not _PLAIN:
-        fields.check_value(option.name, option.field, value)
+      return _converted(option, value)
     except ValueError as e:
       raise UserError(
         f'config.{self.key}: {owner}.{one_line(e)}{origin}'
       ) from None
-    return value
 
   def _missing(self, option: _Option, owner: str) -> str:
     """Returns the error about an option that nothing fills."""
@@ -584,6 +586,17 @@ def _may_be_part(option: _Option) -> bool:
   except ValueError:
     return False
   return True
+
+
+def _converted(option: _Option, value: Any) -> Any:
+  """Returns a value of an option's type, or raises a ValueError."""
+  if _is_dtype(option) and isinstance(value, str):
+    return _dtype(option.name, value)
+  value = fields.converted(option.name, value, option.hint)
+  _check_module(option, value)
+  if option.field is not _PLAIN:
+    fields.check_value(option.name, option.field, value)
+  return value
 
 
 def _check_module(option: _Option, value: Any) -> None:

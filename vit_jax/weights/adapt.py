@@ -39,6 +39,7 @@ from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
 from vit_jax.models import flat
 from vit_jax.models import igpt
+from vit_jax.models import initializers
 from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import patches as patches_lib
@@ -451,8 +452,8 @@ def _replace(
   if name == 'map_head':
     module, context = target.pool_part(), (context_lib.Context(),)
   else:
-    kernel_init = target.starts.kernel
-    module = nn.Dense(target.pre_logits, kernel_init=kernel_init)
+    starts = initializers.INITIALIZERS[target.initializers]
+    module = nn.Dense(target.pre_logits, kernel_init=starts.kernel)
   width = target.hidden_size * (1 + (target.pool == 'token+gap'))
   key = jax.random.key(('map_head', 'pre_logits').index(name))
   new = jax.jit(module.init)(key, jnp.zeros((1, 1, width)), *context)['params']
