@@ -102,8 +102,8 @@ def create(
   changes = {k: x for k, x in (overrides or {}).items() if x is not None}
   if module is vit.ViT:
     return keys_lib.build({**values, **changes})
-  known = (*KEYS, 'dtype', *family_options(module))
-  keys_lib.check_names(module, changes, known)
+  names = (*KEYS, 'dtype', *family_options(module))
+  keys_lib.check_names(module, changes, names)
   if head := changes.pop('head', None):
     changes['head_bias'] = _head_bias(module, head)
   values = {**values, **changes}
@@ -197,8 +197,9 @@ def key_values(model: Model) -> dict[str, Any]:
   """
   if isinstance(model, vit.ViT):
     return keys_lib.read(model)
-  values = {k: getattr(model, k) for k in KEYS if hasattr(model, k)}
-  if isinstance(model, encoder.Encoder):
+  if isinstance(model, resnet.BiT):
+    values = {k: getattr(model, k) for k in KEYS if hasattr(model, k)}
+  else:
     values = keys_lib.read(model)
   if isinstance(model, mixer.Mixer):
     values['block'] = None  # there is one kind
@@ -224,11 +225,11 @@ def config_values(model: Model) -> dict[str, Any]:
     UserError: As `key_values`.
   """
   name, values = name_of(model), key_values(model)
-  found, named = (fields_of(x) for x in (model, create_model(name, 0)))
+  fields, named = (fields_of(x) for x in (model, create_model(name, 0)))
   options = {
-    key: found[key]
+    key: fields[key]
     for key in family_options(type(model))
-    if key != 'head_bias' and found[key] != named[key]
+    if key != 'head_bias' and fields[key] != named[key]
   }
   return {'name': registry.join_name(name, options)} | values
 

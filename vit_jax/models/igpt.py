@@ -80,7 +80,6 @@ class IGPT(heads.Classifier, encoder.Encoder):
   """
 
   usual: ClassVar[Mapping[str, Any]] = {
-    **encoder.Encoder.usual,
     'norm': 'rms_norm',
     'initializers': 'igpt',
     'causal': True,

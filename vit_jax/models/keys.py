@@ -44,8 +44,6 @@ KEYS = (
   'remat',
   'attention_implementation',
 )
-# The parts of a ViT whose keys are not set: the first of each kind.
-DEFAULTS = {kind: next(iter(names)) for kind, names in registry.PARTS.items()}
 
 
 def build(values: Mapping[str, Any]) -> vit.ViT:
@@ -58,19 +56,18 @@ def build(values: Mapping[str, Any]) -> vit.ViT:
     ValueError: A value is wrong, or the parts do not fit together.
   """
   check_names(vit.ViT, values, (*KEYS, 'dtype'))
-  values = DEFAULTS | {k: x for k, x in values.items() if x is not None}
   model = registry.build_model(vit.ViT, **values)
   check(model)
   return model
 
 
 def check_names(
-  module: type[Any], values: Mapping[str, Any], known: Sequence[str]
+  module: type[Any], values: Mapping[str, Any], names: Sequence[str]
 ) -> None:
-  """Raises an UnknownFieldError if a value of a model has no known name."""
+  """Raises an UnknownFieldError if values of a model have other names."""
   for key in values:
-    if key not in known:
-      raise fields.UnknownFieldError(module, key, known, _hint(key))
+    if key not in names:
+      raise fields.UnknownFieldError(module, key, names, _hint(key))
 
 
 def _hint(key: str) -> str:
@@ -96,7 +93,7 @@ def read(model: vit.ViT | encoder.Encoder) -> dict[str, Any]:
   values: dict[str, Any] = {}
   for part in (model, *stack.inner_parts((model.norm, model.block, model))):
     for option in registry.options_of(type(part)).values():
-      if option.key in (*KEYS, 'dtype') and option.key not in DEFAULTS:
+      if option.key in (*KEYS, 'dtype') and option.key not in registry.PARTS:
         values.setdefault(option.key, getattr(part, option.name))
   parts: dict[str, Any] = {
     'norm': model.norm,

@@ -69,7 +69,6 @@ class Mixer(heads.Classifier, encoder.Encoder):
   """
 
   usual: ClassVar[Mapping[str, Any]] = {
-    **encoder.Encoder.usual,
     'block': f'{__name__}:MixerBlock',
     'initializers': 'mixer',
   }

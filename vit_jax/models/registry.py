@@ -88,6 +88,8 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     'hybrid': 'vit_jax.models.stems:HybridPatches',
   },
 }
+# The parts that nothing names: the first of each kind.
+DEFAULTS = {kind: next(iter(names)) for kind, names in PARTS.items()}
 # Keys of `config.model` beside the kinds that fill the fields of their names.
 # `dtype` is `config.train.dtype`.
 KEYS = (
@@ -176,42 +178,43 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
   """Builds a stack of layers with what is around them.
 
   Args:
-    module: Its class, as those that inherit from `encoder.Encoder`.
+    module: Its class, as `vit.ViT` and those that inherit from
+      `encoder.Encoder`.
     **values: By name, fields of the class, options of its parts, as `gelu`, and
       texts that name parts, as `mlp`. An option that no text sets has the value
-      of its name. None stands for a value that is not set; the class says in
-      `usual` which values these have.
+      of its name. None stands for a value that is not set. Such have the values
+      in `usual` of the class, if it has one, or in `DEFAULTS`.
 
   Raises:
     UnknownFieldError: Neither the class nor a part has an option of a name.
     ValueError: A field of the class does not allow its value.
     UserError: As `build`.
   """
-  usual: Any = getattr(module, 'usual', {})
-  given = {**usual, **{k: x for k, x in values.items() if x is not None}}
-  own = options_of(module)
+  chosen = {name: x for name, x in values.items() if x is not None}
+  filling: dict[str, Any] = {**getattr(module, 'usual', {}), **chosen}
+  declared = options_of(module)
   options = {
-    name: _converted(option, given[name])
-    for name, option in own.items()
-    if option.kind is None and name in given
+    name: _converted(option, filling[name])
+    for name, option in declared.items()
+    if option.kind is None and name in filling
   }
-  builder = _Builder({**given, **options}, 'model', frozenset())
-  for name, option in own.items():
+  builder = _Builder(DEFAULTS | filling | options, 'model', frozenset())
+  for name, option in declared.items():
     if option.kind is not None and builder._is_filled(option):
       options[name] = builder._filled(option, module.__name__)
   model = module(**options, parent=None)
   inner = [*stack.inner_parts(model)]
-  known = {
+  names = {
     name
     for part in inner
     for option in options_of(type(part)).values()
     for name in (option.key, option.name)
   }
-  if any(_files(type(part)) for part in inner):
-    known |= {*KEYS}  # which a part of the user's need not have
-  for name in given:
-    if name not in known and name not in usual:
-      raise fields.UnknownFieldError(module, name, sorted(known))
+  # A part of the user's need not have the options that fill those of ours.
+  is_free = any(_files(type(part)) for part in inner)
+  for name in chosen:
+    if name not in names and not (is_free and name in KEYS):
+      raise fields.UnknownFieldError(module, name, sorted(names))
   return model
 
 

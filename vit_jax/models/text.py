@@ -123,7 +123,6 @@ class Bert(encoder.Encoder):
   """
 
   usual: ClassVar[Mapping[str, Any]] = {
-    **encoder.Encoder.usual,
     'block': 'vit_jax.models.blocks:BertBlock',
     'layer_norm_epsilon': 1e-12,
   }

@@ -28,14 +28,10 @@ class CrossAttention(nn.Module):
   """Attention of classes to places, which also returns its scores.
 
   Attributes:
-    num_heads: H.
-    initializers: Name of the initial values.
-    dtype: Type in which layers compute.
+    encoders: Attention of the encoder, which has the same options.
   """
 
-  num_heads: int
-  initializers: str
-  dtype: jax.typing.DTypeLike
+  encoders: nn.Module
 
   @nn.compact
   def __call__(
@@ -47,7 +43,7 @@ class CrossAttention(nn.Module):
       query: [B, K, D].
       places: [B, N, D].
     """
-    (b, k, d), n, h = query.shape, places.shape[1], self.num_heads
+    (b, k, d), n, h = query.shape, places.shape[1], self.encoders.num_heads
     q = self._dense(d, False, 'query')(query)
     # The authors do not move the heads before the classes: a head mixes
     # channels of several classes. Their weights were trained so.
@@ -61,10 +57,9 @@ class CrossAttention(nn.Module):
     return x, scores.transpose(0, 2, 1, 3)
 
   def _dense(self, size: int, use_bias: bool, name: str) -> nn.Dense:
-    starts = initializers_lib.INITIALIZERS[self.initializers]
-    return nn.Dense(
-      size, use_bias, self.dtype, kernel_init=starts.kernel, name=name
-    )
+    starts = initializers_lib.INITIALIZERS[self.encoders.initializers]
+    dtype = self.encoders.dtype
+    return nn.Dense(size, use_bias, dtype, kernel_init=starts.kernel, name=name)
 
 
 class ClassDecoder(nn.Module):
@@ -86,13 +81,8 @@ class ClassDecoder(nn.Module):
       query: [B, K, D].
       places: [B, N, D].
     """
-    n, norm, attention = places.shape[1], self.block.norm, self.block.attention
-    cross = CrossAttention(
-      attention.num_heads,
-      attention.initializers,
-      attention.dtype,
-      name='attention',
-    )
+    n, norm = places.shape[1], self.block.norm
+    cross = CrossAttention(self.block.attention, name='attention')
     query = norm.copy(name='norm_classes')(query)
     query, scores = cross(query, norm.copy(name='norm_places')(places))
     width = self.block.mlp.hidden_dim
@@ -124,7 +114,6 @@ class Trans2Seg(encoder.Encoder):
   """
 
   usual: ClassVar[Mapping[str, Any]] = {
-    **encoder.Encoder.usual,
     'qkv_bias': False,
     'gelu': 'exact',
     'layer_norm_epsilon': 1e-5,
