@@ -150,11 +150,5 @@ def test_what_does_not_go_together(fields, message):
 
 
 def test_an_igpt_has_equal_heads():
-  with pytest.raises(ValueError, match='key_heads=2'):
-    models.create_model('iGPT-S', 0, key_heads=2)
-
-
-def test_an_igpt_has_all_heads():
-  for fields in ({'full_key_layers': 1}, {'layer_scale_mlp': False}):
-    with pytest.raises(ValueError, match=next(iter(fields))):
-      models.create_model('iGPT-S', 0, **fields)
+  with pytest.raises(ValueError, match='Grouped: the attention of an iGPT'):
+    models.create_model('iGPT-S', 0, attention='grouped(key_heads=2)')

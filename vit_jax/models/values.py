@@ -20,6 +20,7 @@ from flax import linen as nn
 
 from vit_jax.config import parts
 from vit_jax.config.parts import Part
+from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import registry
 from vit_jax.models import vit
@@ -56,22 +57,24 @@ def model_values(model: nn.Module) -> dict[str, Any]:
   """Returns the values of a model.
 
   Args:
-    model: From `create_model`; that of a family without parts has its fields.
+    model: From `create_model`; that of a family without layers has its fields.
   """
   values = {
     name: getattr(model, name)
     for name, field in fields.of(type(model)).items()
     if field.kind in COMPARED and field is not fields.PART
   }
-  if not isinstance(model, vit.ViT):
+  if not isinstance(model, vit.ViT | encoder.Encoder):
     return values
-  values['class_token'] = 'class_token' in model.prefix
   single = _parts(model)
   for key, (kind, option) in _FILLING.items():
-    values[key] = getattr(single[kind], option, None)
+    values.setdefault(key, getattr(single[kind], option, None))
   for kind, part in single.items():
     if part is not None:
       values |= _part_values(kind, kind, part, values)
+  if not isinstance(model, vit.ViT):
+    return values
+  values['class_token'] = 'class_token' in model.prefix
   values |= _irrelevant(model, values)
   for part in model.positions:
     name = registry.name_of(SUM, type(part))
@@ -101,12 +104,11 @@ def _irrelevant(model: vit.ViT, values: Mapping[str, Any]) -> dict[str, Any]:
   return defaults
 
 
-def _parts(model: vit.ViT) -> dict[str, nn.Module | None]:
+def _parts(model: nn.Module) -> dict[str, nn.Module | None]:
   """Returns the parts of a model that it has one of, by kind."""
-  block = model.block
-  inside = {x: getattr(block, x, None) for x in ('attention', 'mlp')}
-  outside = {'norm': model.norm, 'patches': model.patches, 'block': block}
-  return outside | inside | {'pool': model.pool, 'head': model.sized_head}
+  parts = {kind: getattr(model, kind, None) for kind in SINGLE}
+  inside = {x: getattr(model.block, x, None) for x in ('attention', 'mlp')}
+  return parts | inside | {'head': getattr(model, 'sized_head', None)}
 
 
 def _part_values(
