@@ -132,7 +132,7 @@ def test_tensor_parallelism_may_have_more_parts_than_keys_have_heads():
     ),
     ({'attention': 'grouped(2, full_layers=-1)'}, 'from 0 to'),
     ({'attention': 'grouped(key_heads=2, key_bias=False)'}, 'key_bias=False'),
-    (MIDDLE | {'scan': True}, 'scan=True and full_key_layers=1'),
+    (MIDDLE | {'scan': True}, 'scan=True and full_layers=1'),
     (
       {'block': 'block(layer_scale_mlp=False)'},
       'no effect without layer_scale',

@@ -536,7 +536,7 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
   [
     ('ViT-X/16', {}, "did you mean 'ViT-"),
     ('ViT-B', {}, 'ViT-B'),
-    ('vit_base_patch16_clip_224', {}, "load('hf:timm/vit_base_patch16_clip_"),
+    ('vit_base_patch16_rpn_224', {}, "load('hf:timm/vit_base_patch16_rpn_"),
     ('openai/clip-vit-base', {}, "vit_jax.load('hf:openai/clip-vit-base')"),
     ('ViT-Ti/4', {'n_heads': 3}, "did you mean 'num_heads'"),
     ('ViT-Ti/4', {'num_heads': 5}, 'num_heads=5 does not divide'),

@@ -90,7 +90,7 @@ def step(
     position: Position of the next pixel, from 0, an int32 scalar.
     cache: Of the tokens before this one.
   """
-  block, norm = model.block, model.norm
+  block: Any = model.block
   block = block.clone(attention=as_class(block.attention, CachedAttention))
   x = params['token_embedding'].astype(model.dtype)[token]
   x += params['position_embedding'].astype(model.dtype)[0, position]
@@ -105,7 +105,7 @@ def step(
     return x, (outputs['keys'], outputs['values'])
 
   x, cache = jax.lax.scan(apply, x[:, None], (params['blocks'], cache))
-  x = jnp.asarray(norm.apply({'params': params['norm']}, x[:, 0]))
+  x = model.norm.apply({'params': params['norm']}, x[:, 0])
   logits = igpt.output_layer(model).apply({'params': params['output']}, x)
   return jnp.asarray(logits, jnp.float32), cache
 

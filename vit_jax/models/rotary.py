@@ -109,8 +109,8 @@ KINDS: Mapping[str, Kind] = {
 
 
 def is_scaled(kind: str) -> bool:
-  """Whether a reference grid has an effect on a kind."""
-  return not (KINDS[kind].centred or KINDS[kind].is_learned)
+  """Whether a reference grid has an effect on a kind, or on 'none'."""
+  return kind in KINDS and not (KINDS[kind].centred or KINDS[kind].is_learned)
 
 
 def frequencies(

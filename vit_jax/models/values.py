@@ -254,23 +254,30 @@ def is_unseen(path: str, values: Mapping[str, Any]) -> bool:
   return field is not None and not field.is_visible
 
 
-def is_fitted(path: str, values: Mapping[str, Any]) -> bool:
+def is_fitted(
+  path: str, values: Mapping[str, Any], module: type[nn.Module]
+) -> bool:
   """Whether `weights.adapt` changes parameters that differ in a value.
 
-  Arguments are those of `is_unseen`.
+  Args:
+    path: As of `is_unseen`.
+    values: As of `is_unseen`.
+    module: The model's class.
   """
   if path in _FITTED or path.startswith('pool.'):
     return path in _FITTED  # options of one pool change its function
-  field = _field(path, values)
+  field = _field(path, values, module)
   return field is not None and field.kind is Kind.FITTED
 
 
-def _field(path: str, values: Mapping[str, Any]) -> fields.Field | None:
+def _field(
+  path: str, values: Mapping[str, Any], module: type[nn.Module] = vit.ViT
+) -> fields.Field | None:
   """Returns the kind of a value; None: it is the name of a part."""
   parent, _, option = path.rpartition('.')
   if not parent:
     if path not in _FILLING:
-      return fields.of(vit.ViT).get(path) if path not in SINGLE else None
+      return fields.of(module).get(path) if path not in SINGLE else None
     parent, option = _FILLING[path]
   kind, _, name = parent.partition('.')
   name = name or values.get(kind, next(iter(registry.PARTS[kind])))

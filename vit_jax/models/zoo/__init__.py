@@ -26,6 +26,7 @@ Keys = dict[str, Any]
 FAMILIES = (
   *('vit', 'hybrid', 'mixer', 'bit', 'igpt'),
   *('deit', 'siglip', 'dinov2', 'dinov3', 'eva', 'rope_vit'),
+  *('clip', 'beit', 'aimv2', 'naflex'),
 )
 # timm's architectures of such families, whether they are known here or not.
 _TIMM = r'[a-z]+\w*_(patch\d+_\w+|\w+_\d{3}|dinov\d)(\.\w+)?'

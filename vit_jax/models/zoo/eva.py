@@ -33,7 +33,18 @@ def _eva02(match: re.Match[str]) -> Keys:
   }
 
 
+def _eva02_clip(match: re.Match[str]) -> Keys | None:
+  attention = 'attention(key_bias=False, out_norm=True)'
+  return {
+    **_eva02(match),
+    'patch_size': int(match['patch']),
+    'attention': attention,
+    'pool': 'token',
+  }
+
+
 PATTERNS = {
   r'eva_giant_patch14_\d+': _eva,
   rf'eva02_(?P<size>{"|".join(_EVA02_MLP)})_patch14_\d+': _eva02,
+  rf'eva02_(?P<size>base|large)_patch{vit.PATCH}_clip_\d+': _eva02_clip,
 }

@@ -7,15 +7,11 @@ from vit_jax.models.zoo import eva
 from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
+BETWIXT = {'hidden_size': 640, 'mlp_dim': 2560, 'num_heads': 10, 'depth': 12}
 _SIZES: dict[str, Keys] = {
   'medium': deit.MEDIUM,
   'mediumd': {**deit.MEDIUM, 'depth': 20, **vit.NO_BIAS},
-  'betwixt': {
-    'hidden_size': 640,
-    'mlp_dim': 2560,
-    'num_heads': 10,
-    'depth': 12,
-  },
+  'betwixt': BETWIXT,
   'base': vit.SIZES['B'],
 }
 

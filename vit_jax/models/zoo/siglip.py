@@ -5,7 +5,7 @@ import re
 from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
-_SIZES: dict[str, Keys] = {
+SIZES: dict[str, Keys] = {
   'base': vit.SIZES['B'],
   'large': vit.SIZES['L'],
   'so400m': {
@@ -23,10 +23,10 @@ def _timm(match: re.Match[str]) -> Keys | None:
   is_tanh |= size == 'large' and is_large
   options = '' if is_tanh else "(gelu='exact')"
   pool = 'mean' if match['gap'] else f'map{options}'
-  return vit.sized(match, _SIZES, mlp=f'mlp{options}', pool=pool)
+  return vit.sized(match, SIZES, mlp=f'mlp{options}', pool=pool)
 
 
 PATTERNS = {
-  rf'vit_(?P<size>{"|".join(_SIZES)})_patch{vit.PATCH}_siglip_(?P<gap>gap_)?'
+  rf'vit_(?P<size>{"|".join(SIZES)})_patch{vit.PATCH}_siglip_(?P<gap>gap_)?'
   r'\d+': _timm,
 }
