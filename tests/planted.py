@@ -12,6 +12,7 @@ from vit_jax import weights
 from vit_jax.models import keys
 from vit_jax.models import layouts
 from vit_jax.models import mixer
+from vit_jax.models import registry
 from vit_jax.models import resnet
 from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
@@ -41,7 +42,7 @@ def tiny_mixer(**overrides: Any) -> mixer.Mixer:
     'mlp_dim': 24,
     'depth': 3,
   }
-  return mixer.Mixer(**(fields | overrides))
+  return registry.build_model(mixer.Mixer, **(fields | overrides))
 
 
 def tiny_bit(**overrides: Any) -> resnet.BiT:

@@ -16,8 +16,8 @@ from vit_jax.evaluation import windows
 from vit_jax.models import keys
 from vit_jax.models import maps
 from vit_jax.models import patches as patches_lib
+from vit_jax.models import registry
 from vit_jax.models import setr as setr_lib
-from vit_jax.models import spec as spec_lib
 from vit_jax.models import trans2seg as trans2seg_lib
 from vit_jax.models import unetr as unetr_lib
 from vit_jax.models.zoo import vit as zoo_vit
@@ -563,16 +563,15 @@ def trans2seg(case):
   """Masks in evaluation and in training, and the maps of each layer."""
   dims = case.dims
   deep, fine = (jnp.asarray(case.inputs[k]) for k in ('c4', 'c1'))
-  spec = spec_lib.EncoderSpec(
+  module = registry.build_model(
+    trans2seg_lib.Trans2Seg,
     hidden_size=dims['embed_dim'],
     mlp_dim=int(dims['embed_dim'] * dims['mlp_ratio']),
     depth=dims['depth'],
     num_heads=dims['num_heads'],
-    qkv_bias=False,
-    gelu='exact',
-    layer_norm_epsilon=1e-5,
+    num_classes=dims['classes'],
+    channels=dims['hid_dim'],
   )
-  module = trans2seg_lib.Trans2Seg(spec, dims['classes'], dims['hid_dim'])
   params = _read(case, trans2seg_names.RULES, module, deep, fine)
   found = module.apply({'params': params}, deep, fine)
   size = case.expected['masks_resized'].shape

@@ -1,6 +1,5 @@
 """What fields of models say of themselves."""
 
-import dataclasses
 import pathlib
 import re
 import typing
@@ -11,10 +10,10 @@ import pytest
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.config import keys
+from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import flat
 from vit_jax.models import mixer
-from vit_jax.models import spec
 from vit_jax.models import vit
 from vit_jax.weights.formats import foreign
 
@@ -45,9 +44,7 @@ def test_a_resumed_run_may_change_how_a_model_is_computed():
 def test_kinds():
   assert fields.of_kind(mixer.Mixer, fields.Kind.SIZE) == [
     'hidden_size',
-    'mlp_dim',
     'depth',
-    'tokens_mlp_dim',
   ]
   assert fields.of_kind(vit.ViT, fields.Kind.EXECUTION) == [
     'scan',
@@ -79,24 +76,11 @@ def test_kinds():
 
 
 def test_a_field_must_say_what_it_is():
-  @dataclasses.dataclass
-  class Spec(spec.LayerSpec):
+  class Unsaid(encoder.Encoder):
     unsaid: bool = False
 
-  with pytest.raises(TypeError, match=r'Spec\.unsaid does not say what it is'):
-    fields.of(Spec)
-
-
-def test_layers_are_given_the_fields_of_their_model():
-  model = models.create_model(
-    'ViT-Ti/4', depth=3, attention='attention(qk_norm=True)'
-  )
-  layers = spec.EncoderSpec.take(models.flattened(model))
-  assert (layers.depth, layers.qk_norm, layers.num_heads) == (3, True, 3)
-  other = models.flattened(model.clone(num_classes=7))
-  assert hash(layers) == hash(spec.EncoderSpec.take(other))
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    layers.depth = 4
+  with pytest.raises(TypeError, match=r'Unsaid\.unsaid does not say what it'):
+    fields.of(Unsaid)
 
 
 @pytest.mark.parametrize('name', ['google', 'huggingface', 'timm'])

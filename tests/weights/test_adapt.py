@@ -13,6 +13,7 @@ from vit_jax.config import UserError
 from vit_jax.models import flat
 from vit_jax.models import layouts
 from vit_jax.models import mixer
+from vit_jax.models import registry
 from vit_jax.models import resnet
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import fit
@@ -497,8 +498,9 @@ def test_layers_stacked_or_unrolled_and_kinds_of_arrays():
 
 
 def test_mixer():
-  model = mixer.Mixer(
-    5, (4, 4), hidden_size=16, tokens_mlp_dim=8, mlp_dim=24, depth=2
+  sizes = {'hidden_size': 16, 'tokens_mlp_dim': 8, 'mlp_dim': 24, 'depth': 2}
+  model = registry.build_model(
+    mixer.Mixer, num_classes=5, patch_size=(4, 4), **sizes
   )
   target = models.with_keys(model, num_classes=3, patch_size=(6, 8), scan=True)
   _, changes = adapt(model, target, channels=1)
@@ -552,7 +554,7 @@ def test_all_differences_are_in_one_line():
 
 def test_norm_after_pool_matters_where_both_average():
   source = tiny(pool='mean(norm_after=True)')
-  with pytest.raises(UserError, match='pool.norm_after is True'):
+  with pytest.raises(UserError, match=r'pool\.norm_after is True'):
     adapt(source, tiny(pool='mean'))
   adapt(source, tiny(pool='token'))
 

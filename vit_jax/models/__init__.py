@@ -9,11 +9,14 @@ import contextlib
 import fnmatch
 import functools
 from typing import Any
+from typing import TypeVar
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from vit_jax.models import embedding
+from vit_jax.models import encoder
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import flat
 from vit_jax.models import igpt
@@ -33,16 +36,10 @@ from vit_jax.models.keys import KEYS as KEYS
 Model = vit.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
 # A model's fields as formats of checkpoints describe them.
 Flat = flat.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
+_Module = TypeVar('_Module', bound=nn.Module)
 
 # How a model is computed, which does not change its function.
 EXECUTION = ('scan', 'remat', 'attention_implementation', 'dtype')
-# How a stack of layers is initialised: as a scan, which compiles one layer and
-# not all of them; and without kernels, which not every device and type has.
-FOR_INIT: dict[str, Any] = {
-  'scan': True,
-  'remat': 'none',
-  'attention_implementation': 'plain',
-}
 
 
 def list_models(pattern: str = '*') -> list[str]:
@@ -105,10 +102,16 @@ def create(
   changes = {k: x for k, x in (overrides or {}).items() if x is not None}
   if module is vit.ViT:
     return keys_lib.build({**values, **changes})
+  names = (*KEYS, 'dtype', *family_options(module))
+  keys_lib.check_names(module, changes, names)
   if head := changes.pop('head', None):
     changes['head_bias'] = _head_bias(module, head)
-  model = module(**fields_lib.checked(module, {**values, **changes}))
-  fields_lib.check_values(model)
+  values = {**values, **changes}
+  if issubclass(module, encoder.Encoder):
+    model: Any = registry.build_model(module, **values)
+  else:
+    model = module(**fields_lib.checked(module, values))
+    fields_lib.check_values(model)
   has_attention = issubclass(module, igpt.IGPT)
   if model.initializers == initializers.MIMETIC and not has_attention:
     raise ValueError(
@@ -171,12 +174,19 @@ def flattened(model: Model | Flat) -> Flat:
 
 def fields_of(model: Model | Flat) -> dict[str, Any]:
   """Returns all flat fields of a model but `dtype`, by name."""
+  values = values_of_kind(model, *fields_lib.Kind)
+  return {name: x for name, x in values.items() if name != 'dtype'}
+
+
+def values_of_kind(
+  model: Model | Flat, *kinds: fields_lib.Kind
+) -> dict[str, Any]:
+  """Returns the flat fields of some kinds, or the options of all parts."""
   described = flattened(model)
-  return {
-    name: getattr(described, name)
-    for name in fields_lib.of(type(described))
-    if name != 'dtype'
-  }
+  if isinstance(described, nn.Module):
+    return registry.values_of(described, kinds)
+  names = fields_lib.of_kind(type(described), *kinds)
+  return {name: getattr(described, name) for name in names}
 
 
 def key_values(model: Model) -> dict[str, Any]:
@@ -187,7 +197,12 @@ def key_values(model: Model) -> dict[str, Any]:
   """
   if isinstance(model, vit.ViT):
     return keys_lib.read(model)
-  values = {k: getattr(model, k) for k in KEYS if hasattr(model, k)}
+  if isinstance(model, resnet.BiT):
+    values = {k: getattr(model, k) for k in KEYS if hasattr(model, k)}
+  else:
+    values = keys_lib.read(model)
+  if isinstance(model, mixer.Mixer):
+    values['block'] = None  # there is one kind
   if model.head_bias:
     values['head'] = f'linear(bias={model.head_bias})'
   return values
@@ -197,7 +212,10 @@ def family_options(module: type[Any]) -> list[str]:
   """Returns the fields of a class that `config.model` has no key for."""
   if issubclass(module, vit.ViT):
     return []
-  return [x for x in fields_lib.of(module) if x not in (*KEYS, 'dtype')]
+  names = [*fields_lib.of(module)]
+  if issubclass(module, mixer.Mixer):
+    names += fields_lib.of(mixer.MixerBlock)
+  return [x for x in names if x not in (*KEYS, 'dtype')]
 
 
 def config_values(model: Model) -> dict[str, Any]:
@@ -207,11 +225,11 @@ def config_values(model: Model) -> dict[str, Any]:
     UserError: As `key_values`.
   """
   name, values = name_of(model), key_values(model)
-  named = create_model(name, 0)
+  fields, named = (fields_of(x) for x in (model, create_model(name, 0)))
   options = {
-    key: getattr(model, key)
+    key: fields[key]
     for key in family_options(type(model))
-    if key != 'head_bias' and getattr(model, key) != getattr(named, key)
+    if key != 'head_bias' and fields[key] != named[key]
   }
   return {'name': registry.join_name(name, options)} | values
 
@@ -287,9 +305,11 @@ def with_keys(model: Model, **changes: Any) -> Model:
 
 def full_values(model: Model) -> dict[str, Any]:
   """Returns all values that a model was made of, by key, option and 'dtype'."""
-  if isinstance(model, vit.ViT):
-    return key_values(model) | {'dtype': model.dtype}
-  return {name: getattr(model, name) for name in fields_lib.of(type(model))}
+  if isinstance(model, resnet.BiT):
+    return {name: getattr(model, name) for name in fields_lib.of(type(model))}
+  fields = registry.values_of(model)
+  options = {name: fields[name] for name in family_options(type(model))}
+  return {**key_values(model), **options, 'dtype': model.dtype}
 
 
 def without_head(model: Model) -> Model:
@@ -299,21 +319,35 @@ def without_head(model: Model) -> Model:
   return model.clone(num_classes=0)
 
 
-def with_kernel(model: Model, implementation: str) -> Model:
+def with_kernel(model: _Module, implementation: str) -> _Module:
   """Returns a model whose attention is computed in another way.
 
   Args:
-    model: The model; one of own attention, or without any, is not changed.
+    model: The model, or another stack of layers; one of own attention, or
+      without any, is not changed.
     implementation: One of `kernels.IMPLEMENTATIONS`.
   """
-  if isinstance(model, igpt.IGPT):
-    return model.clone(attention_implementation=implementation)
-  attention = getattr(getattr(model, 'block', None), 'attention', None)
+  block: Any = getattr(model, 'block', None)
+  attention = getattr(block, 'attention', None)
   if attention is None or not hasattr(attention, 'implementation'):
     return model
-  assert isinstance(model, vit.ViT)
   attention = attention.clone(implementation=implementation)
-  return model.clone(block=model.block.clone(attention=attention))
+  changes: Any = {'block': block.clone(attention=attention)}
+  return model.clone(**changes)
+
+
+def for_init(model: _Module, can_scan: bool = True) -> _Module:
+  """Returns a stack of layers as it is initialised.
+
+  It is a scan, which compiles one layer and not all of them; and without
+  kernels, which not every device and type has.
+
+  Args:
+    model: A model, a tower or a decoder.
+    can_scan: Whether its layers are equal.
+  """
+  changes: Any = {'scan': can_scan, 'remat': 'none'}
+  return with_kernel(model, 'plain').clone(**changes)
 
 
 def name_of(model: Model) -> str:
@@ -455,8 +489,7 @@ def _init(
     images = jnp.zeros((1, *image_shape[:2]), jnp.int32)  # of colours
   if isinstance(model, resnet.BiT):
     return model.init(key, images)['params']
-  can_scan = has_equal_layers(model)
-  plain = with_kernel(model, 'plain').clone(scan=can_scan, remat='none')
+  plain = for_init(model, has_equal_layers(model))
   params = plain.init(key, images)['params']
   if model.initializers == initializers.MIMETIC:
     params = initializers.mimetic(params, jax.random.fold_in(key, 1))

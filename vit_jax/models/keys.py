@@ -1,9 +1,11 @@
 """A ViT of the keys of `config.model`, and the keys of a ViT."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import difflib
 from typing import Any
 
+from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import registry
 from vit_jax.models import stack
@@ -42,10 +44,6 @@ KEYS = (
   'remat',
   'attention_implementation',
 )
-# The parts of a ViT whose keys are not set: the first of each kind.
-DEFAULTS = {kind: next(iter(names)) for kind, names in registry.PARTS.items()}
-# Fields of the ViT that are the parts of a text each.
-_PARTS = ('patches', 'block', 'pool', 'head', 'norm')
 
 
 def build(values: Mapping[str, Any]) -> vit.ViT:
@@ -57,28 +55,19 @@ def build(values: Mapping[str, Any]) -> vit.ViT:
     UnknownFieldError: There is no such key.
     ValueError: A value is wrong, or the parts do not fit together.
   """
-  for key in values:
-    if key not in (*KEYS, 'dtype'):
-      raise fields.UnknownFieldError(vit.ViT, key, KEYS, _hint(key))
-  values = DEFAULTS | {k: x for k, x in values.items() if x is not None}
-  own = fields.of(vit.ViT)
-  numbers = fields.checked(
-    vit.ViT,
-    {k: x for k, x in values.items() if k in own and k not in DEFAULTS},
-  )
-  for key, value in numbers.items():
-    fields.check_value(key, own[key], value)
-  values |= numbers
-  parts: dict[str, Any] = {
-    kind: registry.build(kind, values[kind], values, f'model.{kind}')
-    for kind in _PARTS
-  }
-  parts['positions'] = registry.build_sum(
-    'positions', values['positions'], values, 'model.positions'
-  )
-  model = vit.ViT(**numbers, **parts, parent=None)
+  check_names(vit.ViT, values, (*KEYS, 'dtype'))
+  model = registry.build_model(vit.ViT, **values)
   check(model)
   return model
+
+
+def check_names(
+  module: type[Any], values: Mapping[str, Any], names: Sequence[str]
+) -> None:
+  """Raises an UnknownFieldError if values of a model have other names."""
+  for key in values:
+    if key not in names:
+      raise fields.UnknownFieldError(module, key, names, _hint(key))
 
 
 def _hint(key: str) -> str:
@@ -93,8 +82,8 @@ def _hint(key: str) -> str:
   return f"{key!r} is an option of a part: {kind}='{name}({key}=...)'"
 
 
-def read(model: vit.ViT) -> dict[str, Any]:
-  """Returns the values of `KEYS` from which `build` makes a model.
+def read(model: vit.ViT | encoder.Encoder) -> dict[str, Any]:
+  """Returns the values of `KEYS` from which a model is made.
 
   One that no part of the model has is None.
 
@@ -104,7 +93,7 @@ def read(model: vit.ViT) -> dict[str, Any]:
   values: dict[str, Any] = {}
   for part in (model, *stack.inner_parts((model.norm, model.block, model))):
     for option in registry.options_of(type(part)).values():
-      if option.key in (*KEYS, 'dtype') and option.key not in DEFAULTS:
+      if option.key in (*KEYS, 'dtype') and option.key not in registry.PARTS:
         values.setdefault(option.key, getattr(part, option.name))
   parts: dict[str, Any] = {
     'norm': model.norm,
@@ -112,15 +101,19 @@ def read(model: vit.ViT) -> dict[str, Any]:
     'attention': getattr(model.block, 'attention', None),
     'mlp': getattr(model.block, 'mlp', None),
     'block': model.block,
-    'patches': model.patches,
-    'pool': model.pool,
-    'head': model.sized_head,
   }
+  if isinstance(model, vit.ViT):
+    parts |= {
+      'patches': model.patches,
+      'pool': model.pool,
+      'head': model.sized_head,
+    }
   for kind, part in parts.items():
     values[kind] = part and registry.describe(kind, part, values)
-  values['positions'] = registry.describe_sum(
-    'positions', model.positions, values
-  )
+  if isinstance(model, vit.ViT):
+    values['positions'] = registry.describe_sum(
+      'positions', model.positions, values
+    )
   return {key: values.get(key) for key in KEYS}
 
 
@@ -133,15 +126,16 @@ def check(model: Any) -> None:
   Raises:
     ValueError: They do not.
   """
-  if isinstance(model, vit.ViT):
+  if isinstance(model, vit.ViT | encoder.Encoder):
     _check_layers(model)
+  if isinstance(model, vit.ViT):
     _check_pool(model)
   for part in stack.inner_parts(model):
     if hasattr(part, 'check_model'):
       part.check_model(model)
 
 
-def _check_layers(model: vit.ViT) -> None:
+def _check_layers(model: vit.ViT | encoder.Encoder) -> None:
   attention: Any = getattr(model.block, 'attention', None)
   heads = getattr(attention, 'num_heads', 1)
   if model.hidden_size % heads:

@@ -5,7 +5,7 @@ A family's module has
   NAMES     names here, as `list_models` lists them, if it has any
   PATTERNS  regular expressions of names here, of timm or of Hugging Face, and
             functions from a match to the keys of `config.model` that differ
-            from `keys.DEFAULTS`; None: the match is no model
+            from `registry.DEFAULTS`; None: the match is no model
   MODULE    its class, if it is no ViT; its keys are that class's fields
 
 A name of another library gives a model with the same function as there. The

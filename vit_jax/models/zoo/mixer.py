@@ -34,7 +34,7 @@ def _ours(match: re.Match[str]) -> Keys | None:
 
 def _timm(match: re.Match[str]) -> Keys | None:
   sizes = {name.lower(): size for name, size in SIZES.items()}
-  return vit.sized(match, sizes, gelu='exact')
+  return vit.sized(match, sizes, **vit.EXACT)
 
 
 PATTERNS = {

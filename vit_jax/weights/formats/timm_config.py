@@ -200,17 +200,17 @@ def notes(model: models.Flat) -> list[str]:
   is_aim = getattr(model, 'patch_norm', False)
   is_other = (is_clip or is_dino) and not only_scales
   usual = 1e-5 if is_aim or is_other else 1e-6
-  if model.layer_norm_epsilon != usual:
+  # model.layer_norm_epsilon, or an option of its norm.
+  epsilon = models.fields_of(model)['layer_norm_epsilon']
+  if epsilon != usual:
     found.append(
-      f'LayerNorm: this model has epsilon {model.layer_norm_epsilon:g}, timm'
-      f' has {usual:g}'
+      f'LayerNorm: this model has epsilon {epsilon:g}, timm has {usual:g}'
     )
   if isinstance(model, mixer.Mixer):
-    if model.gelu in _MIXERS_GELUS:
+    if (gelu := model.block.mlp.gelu) in _MIXERS_GELUS:
       found.append(
-        f'GELU: this model has {uncommon.GELUS[model.gelu]}; timm computes the'
-        ' exact function unless `MlpMixer` is given'
-        f' act_layer={_MIXERS_GELUS[model.gelu]}'
+        f'GELU: this model has {uncommon.GELUS[gelu]}; timm computes the exact'
+        f' function unless `MlpMixer` is given act_layer={_MIXERS_GELUS[gelu]}'
       )
   elif model.resnet_stages is not None:
     found.append(
