@@ -137,11 +137,7 @@ class Loaded:
     count = sum(x.size for x in quantized.leaves(self.params))
     shown = f'{count / 1e6:.1f} million' if count >= 1e6 else f'{count:,}'
     facts = [f'{type(self.model).__name__} of {shown} parameters']
-<<<<<<< HEAD
     values = values_lib.model_values(self.model)
-=======
-    values = models.key_values(self.model)
->>>>>>> towers
     facts += [
       f'{values[key]} {name}'
       for key, name in (('depth', 'layers'), ('num_heads', 'heads'))
