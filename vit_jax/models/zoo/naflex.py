@@ -31,7 +31,7 @@ _POSITIONS = {
   'v3': "learned(tokens='patches', resize='corner', keep_aspect=True)",
   'v4': "learned(tokens='patches', resize='plain', keep_aspect=True)",
 }
-_POOLS = {
+_POOLS: dict[str, Keys] = {
   'gap': {'pool': 'mean(norm_after=True)', 'registers': 4, **_SCALE},
   'map': {'pool': "map(gelu='exact')", 'registers': 1, **_SCALE},
   'siglip': {'pool': "map(gelu='exact')"},
