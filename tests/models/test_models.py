@@ -518,7 +518,7 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
         'layer_norm_epsilon': 1e-5,
       },
     ),
-    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', {'gelu': 'exact'}),
+    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', GELU),
     ('resnetv2_101x3_bit.goog_in21k', 'BiT-R101x3', {}),
     ('google/vit-large-patch32-384', 'ViT-L/32', HUGGINGFACE),
     ('hf:google/vit-base-patch16-224-in21k', 'ViT-B/16', HUGGINGFACE),
