@@ -356,7 +356,7 @@ def test_sincos2d_is_separable_and_unit_circles():
 )
 def test_bfloat16_computes_with_float32_parameters(name, gelu):
   params, images = example(name)
-  fields = {'gelu': gelu} if name == MIXER else {'mlp': f"mlp(gelu='{gelu}')"}
+  fields = {'mlp': f"mlp(gelu='{gelu}')"}
   model = tiny(name, dtype=jnp.bfloat16, **fields)
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
   logits, state = apply(model, params, images, mutable=('intermediates',))
