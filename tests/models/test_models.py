@@ -496,6 +496,28 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
       }
       | GELU,
     ),
+    (
+      'beit_base_patch16_224',
+      'ViT-B/16',
+      {
+        'positions': 'relative_bias(shared=False)',
+        'block': 'block(layer_scale=0.1)',
+        'attention': 'attention(key_bias=False)',
+        'pool': 'mean(norm_after=True)',
+        'class_token': True,
+      }
+      | GELU,
+    ),
+    (
+      'vit_large_patch14_clip_quickgelu_224.openai',
+      'ViT-L/14',
+      {
+        'patches': 'patches(bias=False)',
+        'mlp': "mlp(gelu='sigmoid')",
+        'pre_norm': True,
+        'layer_norm_epsilon': 1e-5,
+      },
+    ),
     ('mixer_l16_224.goog_in21k', 'Mixer-L/16', GELU),
     ('resnetv2_101x3_bit.goog_in21k', 'BiT-R101x3', {}),
     ('google/vit-large-patch32-384', 'ViT-L/32', HUGGINGFACE),
