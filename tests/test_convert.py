@@ -309,7 +309,7 @@ def test_the_model_card(tmp_path):
   ):
     assert part in text
   (note,) = notes
-  assert 'exact GELU' in note and f'**Mind:** {note}' in text
+  assert "mlp(gelu='exact')" in note and f'**Mind:** {note}' in text
   named = models.create_model('Mixer-B/16', gelu='tanh')
   assert any(
     'GELU' in note for note in timm_config.notes(models.flattened(named))
@@ -340,10 +340,10 @@ def test_formats_without_the_family_or_feature(tmp_path):
   text = refused('google/hybrid_resnet.npz', 'huggingface')
   assert 'no place for a ResNet stem: use --to=google or --to=timm' in text
   name = 'torch/vit_registers_layerscale.safetensors'
-  assert 'no place for registers: use --to=timm' in refused(name, 'google')
+  assert 'no place for registers=4: use --to=timm' in refused(name, 'google')
   name = 'torch/deit_distilled.safetensors'
   text = refused(name, 'google', HEADS)
-  assert 'distillation token: use --to=huggingface or --to=timm' in text
+  assert 'distillation_token=True: use --to=huggingface or --to=timm' in text
   text = message(tmp_path / 'no.npz', tmp_path / 'x', '--to=timm')
   assert 'no.npz' in text
 

@@ -13,88 +13,62 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import models
 from vit_jax.config import UserError
-from vit_jax.models import flat
 from vit_jax.models import text
 from vit_jax.models import two_towers
+from vit_jax.models import values
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.tables import rule
 
 LIT, BIG_VISION = 'lit', 'big_vision'
 IGNORED = r'(opt|extra)/.*'
 _PREFIX = 'params/'
 _POSITION = 'Transformer/posembed_input/pos_embedding'
 _BLOCK = 'txt/Transformer/encoderblock_{}/'
-_TEXT = [
-  rule('text/token_embedding/embedding', 'txt/Embed_0/embedding'),
-  rule('text/position_embedding', 'txt/pos_embedding'),
-]
 _BERT = 'txt/BertEncoder_0/'
 _BERT_LAYER = f'{_BERT}encoder_block/layer_sequence/layers_{{}}/'
-_BERT_WORDS = f'{_BERT}embedder/embedders_token_ids/embedding'
+_EMBEDDERS = f'{_BERT}embedder/embedders_'
+_BERT_WORDS = f'{_EMBEDDERS}token_ids/embedding'
 # Attention heads by hidden size: the base and large models (arXiv:1810.04805,
 # section 3).
 _BERT_HEADS = {768: 12, 1024: 16}
-_BERT_PARTS = [
-  f'{_BERT_LAYER}attention_block/attention_layer/{x}/'
-  for x in ('query', 'key', 'value')
+_BESIDE = tables.arrays(
+  """
+log_scale   t  scalar
+logit_bias  b  scalar
+""",
+  scalar=tables.padded(0),
+)
+_WORDS = [
+  *tables.arrays("""
+text/token_embedding/embedding  txt/Embed_0/embedding
+text/position_embedding         txt/pos_embedding
+"""),
+  *tables.below(google.ENCODER, 'text/', 'txt/'),
 ]
-
-
-def _bert_dense(ours: str, theirs: str) -> list[tables.Rule]:
-  return [rule(f'text/{ours}/{x}', f'{theirs}/{x}') for x in ('kernel', 'bias')]
-
-
-def _bert_norm(ours: str, theirs: str) -> list[tables.Rule]:
-  return [
-    rule(f'text/{ours}/{x}', f'{theirs}/layer_norm/{x}')
-    for x in ('scale', 'bias')
-  ]
-
-
-_OF_BERT = [
-  *(
-    rule(
-      f'text/{x}_embedding/embedding',
-      f'{_BERT}embedder/embedders_{x}_ids/embedding',
-    )
-    for x in ('token', 'position', 'segment')
-  ),
-  *_bert_norm('norm_before', _BERT.rstrip('/')),
-  rule(
-    'text/blocks_{}/attention/qkv/kernel',
-    [f'{x}kernel' for x in _BERT_PARTS],
-    tables.split(3, 1, tables.FLAT_OUTPUTS),
-  ),
-  rule(
-    'text/blocks_{}/attention/qkv/bias',
-    [f'{x}bias' for x in _BERT_PARTS],
-    tables.split(3, 0, tables.FLAT),
-  ),
-  rule(
-    'text/blocks_{}/attention/out/kernel',
-    f'{_BERT_LAYER}attention_block/dense_layer/kernel',
-    tables.FLAT_INPUTS,
-  ),
-  rule(
-    'text/blocks_{}/attention/out/bias',
-    f'{_BERT_LAYER}attention_block/dense_layer/bias',
-  ),
-  *_bert_norm('blocks_{}/norm1', f'{_BERT_LAYER}attention_block'),
-  *_bert_dense('blocks_{}/mlp/up', f'{_BERT_LAYER}mlp_block/mlp/dense_layer'),
-  *_bert_dense('blocks_{}/mlp/down', f'{_BERT_LAYER}mlp_block/dense_layer'),
-  *_bert_norm('blocks_{}/norm2', f'{_BERT_LAYER}mlp_block'),
-  *_bert_dense('head', 'txt/head'),
-]
-_BESIDE = [
-  rule('log_scale', 't', tables.padded(0)),
-  rule('logit_bias', 'b', tables.padded(0)),
-]
+_L = _BERT_LAYER.replace('{}', '#')
+_A = f'{_L}attention_block'
+_S = f'{_A}/attention_layer'
+_OF_BERT = tables.arrays(
+  f"""
+text/token_embedding/embedding      {_BERT_WORDS}
+text/position_embedding/embedding   {_EMBEDDERS}position_ids/embedding
+text/segment_embedding/embedding    {_EMBEDDERS}segment_ids/embedding
+text/norm_before                    {_BERT}layer_norm                norm*
+text/blocks_#/attention/qkv         {_S}/{{query,key,value}}         flat_parts*
+text/blocks_#/attention/out/kernel  {_A}/dense_layer/kernel          flat_inputs
+text/blocks_#/attention/out/bias    {_A}/dense_layer/bias
+text/blocks_#/norm1                 {_A}/layer_norm                  norm*
+text/blocks_#/mlp/up                {_L}mlp_block/mlp/dense_layer    dense*
+text/blocks_#/mlp/down              {_L}mlp_block/dense_layer        dense*
+text/blocks_#/norm2                 {_L}mlp_block/layer_norm         norm*
+text/head                           txt/head                         dense*
+""",
+  'flax',
+)
 
 
 def recognises(names: Iterable[str]) -> bool:
@@ -193,9 +167,7 @@ def describe(
   shapes = base.Shapes(arrays)
   found = google.describe(base.Renamed(_tower(arrays, 'img/')), hints)
   tower = _text(shapes) if _is_own(shapes) else _bert(shapes, text_heads)
-  assert isinstance(found.model, flat.ViT)
-  image = found.model.parts()
-  model = two_towers.TwoTowers(image, tower, has_bias='b' in shapes)
+  model = two_towers.TwoTowers(found.model, tower, has_bias='b' in shapes)
   return model, found.image_size
 
 
@@ -242,7 +214,6 @@ def _bert(shapes: base.Shapes, heads: int | None) -> text.Bert:
       f'its text tower is a BERT of width {hidden}, and arrays do not show its'
       f' attention heads: text_heads={heads} must be given and divide the width'
     )
-  embedders = f'{_BERT}embedder/embedders_'
   return text.Bert(
     hidden_size=hidden,
     mlp_dim=shapes.get(f'{_BERT_LAYER}mlp_block/dense_layer/kernel', 2)[0],
@@ -250,21 +221,19 @@ def _bert(shapes: base.Shapes, heads: int | None) -> text.Bert:
     num_heads=known,
     layer_norm_epsilon=1e-12,
     vocabulary=vocabulary,
-    length=shapes.get(f'{embedders}position_ids/embedding', 2)[0],
-    segments=shapes.get(f'{embedders}segment_ids/embedding', 2)[0],
+    length=shapes.get(f'{_EMBEDDERS}position_ids/embedding', 2)[0],
+    segments=shapes.get(f'{_EMBEDDERS}segment_ids/embedding', 2)[0],
     out_dim=shapes.size('txt/head/kernel', -1),
   )
 
 
 def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
   """Returns the table for a model."""
-  words = [*_TEXT, *tables.below(google.VIT, 'text/', 'txt/')]
+  image = google.VIT.rules(values.model_values(model.image))
   return [
-    *(_OF_BERT if isinstance(model.text, text.Bert) else words),
+    *(_OF_BERT if isinstance(model.text, text.Bert) else _WORDS),
     *_BESIDE,
-    *tables.below(
-      google.rules(models.flattened(model.image)), 'image/', 'img/'
-    ),
+    *tables.below(image, 'image/', 'img/'),
   ]
 
 
