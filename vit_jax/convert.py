@@ -261,24 +261,17 @@ def _whole(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
 
 def _write_dense(source: str, path: pathlib.Path) -> None:
   """Writes a run of segmentation whole, under another program's names."""
-  from vit_jax import models
+  from vit_jax.models import values
   from vit_jax.weights.formats import dense
-  from vit_jax.weights.formats import uncommon
 
   loaded = cli.load(FLAGS, source)
   params = _of_segmentation(loaded)
-  model = models.flattened(loaded.model)
-  if new := uncommon.activation(model):
-    raise UserError(
-      f'{source} cannot be written with --to={_TO.value}, which has no place'
-      f' for {new}: use --to=vit_jax'
-    )
   dense.write(params, path, str(_TO.value))
-  gelu = getattr(model, 'gelu', 'exact')
+  gelu = values.model_values(loaded.model).get('mlp.gelu', 'exact')
   if gelu != 'exact':
     logging.warning(
-      'warning: this model has %s; %s computes the exact one',
-      uncommon.GELUS[gelu],
+      'warning: this model has mlp(gelu=%r); %s computes the exact GELU',
+      gelu,
       dense.FORMATS[str(_TO.value)].program,
     )
 

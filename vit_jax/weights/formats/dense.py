@@ -20,35 +20,6 @@ from vit_jax.weights.files import containers
 from vit_jax.weights.formats import mmseg
 from vit_jax.weights.formats import monai
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.tables import rule
-from vit_jax.weights.formats.tables import torch_dense
-from vit_jax.weights.formats.tables import torch_norm
-
-_LAYER = 'layers.{}'
-_MMSEG_TRUNK = [
-  rule('patch_embedding/kernel', 'patch_embed.projection.weight', tables.CONV),
-  rule('patch_embedding/bias', 'patch_embed.projection.bias'),
-  rule('class_token', 'cls_token'),
-  rule('position_embedding', 'pos_embed'),
-  *torch_norm('blocks_{}/norm1', f'{_LAYER}.ln1'),
-  rule(
-    'blocks_{}/attention/qkv/kernel',
-    f'{_LAYER}.attn.attn.in_proj_weight',
-    tables.linear(),
-  ),
-  rule(
-    'blocks_{}/attention/qkv/bias',
-    f'{_LAYER}.attn.attn.in_proj_bias',
-    tables.FLAT,
-  ),
-  *torch_dense(
-    'blocks_{}/attention/out', f'{_LAYER}.attn.attn.out_proj', inputs=2
-  ),
-  *torch_norm('blocks_{}/norm2', f'{_LAYER}.ln2'),
-  *torch_dense('blocks_{}/mlp/up', f'{_LAYER}.ffn.layers.0.0'),
-  *torch_dense('blocks_{}/mlp/down', f'{_LAYER}.ffn.layers.1'),
-  *torch_norm('norm', 'ln1'),
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +43,7 @@ FORMATS: Mapping[str, _Format] = {
   'mmseg': _Format(
     'mmsegmentation',
     [
-      *tables.below(_MMSEG_TRUNK, 'trunk/', 'backbone.'),
+      *tables.below(mmseg.TRUNK, 'trunk/', 'backbone.'),
       *tables.below(mmseg.SETR, 'decoder/', ''),
     ],
     r'.*\.num_batches_tracked',
