@@ -151,6 +151,16 @@ def test_a_work_directory_of_a_hybrid(tmp_path):
   assert_same(vit_jax.load(tmp_path / 'x'), random)
 
 
+def test_a_factor_of_all_widths_is_part_of_them(tmp_path):
+  random = random_model(
+    name='BiT-R50x1(width_factor=2, stages=(1,), channels=(64,))',
+    stem_width=32,
+    num_classes=3,
+  )
+  assert not export.write(random, tmp_path / 'x', 'google', 'here')
+  assert_same(vit_jax.load(tmp_path / 'x'), random)
+
+
 # What goes with the weights.
 
 

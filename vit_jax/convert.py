@@ -261,19 +261,16 @@ def _whole(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
 
 def _write_dense(source: str, path: pathlib.Path) -> None:
   """Writes a run of segmentation whole, under another program's names."""
-  from vit_jax.models import values
+  from vit_jax.models import vit
   from vit_jax.weights.formats import dense
 
-  loaded = cli.load(FLAGS, source)
+  loaded, name = cli.load(FLAGS, source), str(_TO.value)
   params = _of_segmentation(loaded)
-  dense.write(params, path, str(_TO.value))
-  gelu = values.model_values(loaded.model).get('mlp.gelu', 'exact')
-  if gelu != 'exact':
-    logging.warning(
-      'warning: this model has mlp(gelu=%r); %s computes the exact GELU',
-      gelu,
-      dense.FORMATS[str(_TO.value)].program,
-    )
+  assert isinstance(loaded.model, vit.ViT)  # as segmentation has checked
+  notes = dense.check(loaded.model, name)
+  dense.write(params, path, name)
+  for note in notes:
+    logging.warning('warning: %s', note)
 
 
 def _read_dense(source: str, path: pathlib.Path) -> None:

@@ -98,7 +98,7 @@ def test_layers_are_given_the_fields_of_their_model():
     layers.depth = 4
 
 
-@pytest.mark.parametrize('name', ['google', 'huggingface', 'timm'])
+@pytest.mark.parametrize('name', ['huggingface', 'timm'])
 def test_formats_know_all_fields_that_change_the_function(name):
   """One that they did not know would be lost without a word."""
   folder = pathlib.Path(foreign.__file__).parent

@@ -14,9 +14,13 @@ from flax import traverse_util
 import jax
 import numpy as np
 
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import layouts
+from vit_jax.models import values as values_lib
+from vit_jax.models import vit
 from vit_jax.weights.files import containers
+from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import mmseg
 from vit_jax.weights.formats import monai
 from vit_jax.weights.formats import tables
@@ -59,6 +63,40 @@ FORMATS: Mapping[str, _Format] = {
     {},
   ),
 }
+
+
+# Values of a trunk that arrays show, or that the programs' own code is told.
+_TRUNK = (
+  *('hidden_size', 'depth', 'num_heads', 'mlp_dim', 'patch_size'),
+  *('num_classes', 'layer_norm_epsilon', 'class_token', 'pool', 'mlp.gelu'),
+  *('attention.qkv_bias', 'positions.learned', 'positions.learned.tokens'),
+)
+
+
+def check(trunk: vit.ViT, name: str) -> list[str]:
+  """Returns notes on where a program's own code computes something else.
+
+  Args:
+    trunk: That of the segmentation.
+    name: A key of FORMATS.
+
+  Raises:
+    UserError: The program has no place for a part of the trunk.
+  """
+  program = FORMATS[name].program
+  values = values_lib.model_values(trunk)
+  kept = {path: x for path, x in values.items() if path in _TRUNK}
+  keys = values_lib.config_keys(kept)
+  restored = values_lib.model_values(models.create_model('ViT-S/16', **keys))
+  for path, (value, _) in values_lib.differences(values, restored).items():
+    raise UserError(
+      f'{program} has no place for {format_lib.show(path, value)} of the trunk:'
+      ' use --to=vit_jax'
+    )
+  gelu = values['mlp.gelu']
+  if gelu == 'exact':
+    return []
+  return [f'this model has mlp(gelu={gelu!r}); {program} has the exact GELU']
 
 
 def write(params: Any, path: pathlib.Path, name: str) -> None:

@@ -60,11 +60,14 @@ def rules(
 
 def statistics_rules(ours: str, theirs: str, layers: int) -> list[tables.Rule]:
   """Returns the table of a head's running statistics; see `rules`."""
-  return [
-    tables.rule(f'{ours}norm_{i}/{our}', f'{theirs}{name}.{their}')
+  lines = (
+    f"""
+{ours}norm_{i}/mean  {theirs}{name}.running_mean
+{ours}norm_{i}/var   {theirs}{name}.running_var
+"""
     for i, name in enumerate(_norms(layers, batch_norm=True))
-    for our, their in (('mean', 'running_mean'), ('var', 'running_var'))
-  ]
+  )
+  return tables.arrays(''.join(lines))
 
 
 def _dense(layers: int, batch_norm: bool) -> list[str]:

@@ -96,9 +96,7 @@ class Format:
     """
     seen = Seen(base.Shapes(arrays), hints)
     self._check(seen.config)
-    for entry in self.fields:
-      if entry.ours:
-        seen.values[entry.ours] = entry.value(seen)
+    fields.evaluate(self.fields, seen)
     unseen = self._unseen(hints.values)
     if self.family is not vit.ViT:
       self._check_unseen(unseen)

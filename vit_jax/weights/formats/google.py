@@ -34,7 +34,7 @@ from vit_jax.weights.formats.format import Format
 NAME = 'google'
 IGNORED = r'(?!)'  # nothing
 
-_POSITIONS = 'Transformer/posembed_input/pos_embedding'
+POSITIONS = 'Transformer/posembed_input/pos_embedding'
 _OF_PATCHES = 'pos_embedding'  # big_vision's, with positions of patches only
 _LAYER = 'Transformer/encoderblock_#'
 _ATTENTION = f'{_LAYER}/MultiHeadDotProductAttention_1'
@@ -61,7 +61,7 @@ _VIT = tables.arrays(
 patch_embedding      embedding                dense*
 class_token          cls
 position_embedding   {_OF_PATCHES}            ?positions.learned.tokens=patches
-position_embedding   {_POSITIONS}
+position_embedding   {POSITIONS}
 map_head/probe       {_MAP}/probe
 map_head/query       {_POOLING}/query         dense*
 map_head/key_value   {_POOLING}/{{key,value}} parts*
@@ -121,7 +121,7 @@ head/bias                       {_HEAD}/bias
 
 def _positioned(file: Seen) -> str | None:
   """Returns the name of the array of positions; None: they are fixed."""
-  names = _POSITIONS, _OF_PATCHES
+  names = POSITIONS, _OF_PATCHES
   return next((name for name in names if name in file.shapes), None)
 
 
@@ -144,7 +144,7 @@ def _image_size(file: Seen) -> format_lib.Size:
   tokens, name = None, _positioned(file)
   if name:
     tokens = file.shapes.get(name, 3)[1]
-    tokens -= name == _POSITIONS and file.values['class_token']
+    tokens -= name == POSITIONS and file.values['class_token']
   return base.image_size(tokens, base.patch_pixels(file.values), file.hints)
 
 
@@ -297,7 +297,7 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   def rename(name: str) -> str:
     name = published(name)
     # With a class token, the name tells whether that token has a position.
-    return _POSITIONS if name == _OF_PATCHES and 'cls' not in names else name
+    return POSITIONS if name == _OF_PATCHES and 'cls' not in names else name
 
   def restore(name: str) -> str:
     name = newer(name) if is_newer else name

@@ -366,7 +366,9 @@ POOL = (
 HEAD = (
   seen(
     'num_classes',
-    lambda file: file.size('head.weight', 0) or file.size('head.1.weight', 0),
+    lambda file: file.size(
+      f'head{".1" * file.has("head.0.running_mean")}.weight', 0
+    ),
   ),
   has('head.norm', 'head.0.running_mean', yes='batch', no='none'),
   shape('head.pre_logits', 'pre_logits.fc.weight', 0),
