@@ -10,6 +10,7 @@ import tiny
 from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.models import vit
 from vit_jax.weights.files import containers
 
 GOLDEN = tiny.TESTS / 'data' / 'golden'
@@ -71,8 +72,8 @@ def flat(loaded):
 
 def fields(loaded):
   """Returns the fields of a model, with nothing left open."""
-  result = models.fields_of(loaded.model)
-  if 'class_token' in result:
+  result = models.full_values(loaded.model)
+  if isinstance(loaded.model, vit.ViT):
     result['class_token'] = 'class_token' in loaded.model.prefix
   return result
 

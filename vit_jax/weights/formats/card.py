@@ -17,7 +17,7 @@ _SIZES_OF_VITS = ('patch_size', 'hidden_size', 'depth', 'num_heads', 'mlp_dim')
 _SIZES = (
   *_SIZES_OF_VITS,
   *('patches', 'patches.stages', 'patches.width'),
-  'tokens_mlp_dim',
+  'block.tokens_mlp_dim',
   *('stages', 'stem_width', 'channels'),
 )
 
@@ -116,7 +116,8 @@ def _values(model: models.Model) -> dict[str, Any]:
   """Returns the model's sizes, and its values that are not the usual ones."""
   values = {'family': type(model).__name__, **values_lib.model_values(model)}
   if not isinstance(model, vit.ViT):
-    return values
+    hidden = None, False, getattr(model, 'usual', {}).get('block')
+    return {k: x for k, x in values.items() if x not in hidden}
   sizes = {key: values[key] for key in ('num_classes', *_SIZES_OF_VITS)}
   usual = values_lib.model_values(models.create_model('ViT-S/16', **sizes))
   changed = values_lib.differences(values, usual)

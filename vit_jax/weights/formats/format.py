@@ -18,10 +18,10 @@ import numpy as np
 from vit_jax import models
 from vit_jax.config import one_line
 from vit_jax.config import UserError
-from vit_jax.models import fields as fields_lib
 from vit_jax.models import registry
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
+from vit_jax.models.fields import UnknownFieldError
 from vit_jax.weights import fit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -97,10 +97,13 @@ class Format:
     seen = Seen(base.Shapes(arrays), hints)
     self._check(seen.config)
     fields.evaluate(self.fields, seen)
-    unseen = self._unseen(hints.values)
-    if self.family is not vit.ViT:
-      self._check_unseen(unseen)
-    model = self.build(seen.values | unseen)
+    try:
+      model = self.build(seen.values | self._unseen(hints.values))
+    except UnknownFieldError as e:
+      raise UserError(
+        f'it is a {self.family.__name__}, which has no field {e.name!r}: leave'
+        ' it out'
+      ) from None
     size = self.image_size(seen)
     preprocess, silent = self.preprocess(seen, size, self.channels(seen))
     return base.Description(
@@ -119,11 +122,14 @@ class Format:
       ValueError: They do not fit.
     """
     if self.family is vit.ViT:
-      keys = values_lib.config_keys(values)
-      return models.create_model('ViT-S/16', **keys)
-    known = fields_lib.of(self.family)
-    chosen = {k: x for k, x in values.items() if k in known and x is not None}
-    return models.model_of(self.family, chosen)
+      model: models.Model = models.create(
+        vit.ViT, values_lib.config_keys(values)
+      )
+    else:
+      # Options of parts of other families are called by their names alone.
+      options = {path.rpartition('.')[2]: x for path, x in values.items()}
+      model = models.create(self.family, options)
+    return model
 
   def rules(self, values: Values) -> list[tables.Rule]:
     """Returns the rules of the arrays of a model with these values."""
@@ -235,19 +241,6 @@ class Format:
       for path, x in values.items()
       if path not in names and values_lib.is_unseen(path, values)
     }
-
-  def _check_unseen(self, values: Values) -> None:
-    """Checks that a family without parts has the caller's values.
-
-    Raises:
-      UserError: It does not.
-    """
-    for name in values:
-      if name not in fields_lib.of(self.family):
-        raise UserError(
-          f'it is a {self.family.__name__}, which has no field {name!r}: leave'
-          ' it out'
-        )
 
 
 def describe(

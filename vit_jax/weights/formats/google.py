@@ -233,9 +233,11 @@ MIXER = _format(
     shape('hidden_size', 'stem/kernel', 3, axes=4),
     shape('patch_size', 'stem/kernel', (0, 1)),
     count('depth', f'{_MIXER}/'),
-    shape('tokens_mlp_dim', f'{_MIXER}/token_mixing/Dense_0/kernel', 1, axes=2),
+    shape(
+      'block.tokens_mlp_dim', f'{_MIXER}/token_mixing/Dense_0/kernel', 1, axes=2
+    ),
     shape('mlp_dim', f'{_MIXER}/channel_mixing/Dense_0/kernel', 1, axes=2),
-    said('gelu', '', _GELU, is_noted=True),
+    said('mlp.gelu', '', _GELU, is_noted=True),
     said('layer_norm_epsilon', '', _EPSILON, is_noted=True),
     shape('num_classes', 'head/kernel', 1),
   ),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.models import registry
 from vit_jax.models import text
 from vit_jax.models import two_towers
 from vit_jax.models import values
@@ -24,7 +25,6 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import count
 from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
@@ -99,7 +99,6 @@ _BERT_FIELDS = (
     'num_heads', '', lambda file: _BERT_HEADS.get(file.values['hidden_size'])
   ),
   shape('mlp_dim', f'{_MLP}/dense_layer/kernel', 0, axes=2),
-  always('layer_norm_epsilon', 1e-12),
   shape('out_dim', 'txt/head/kernel', 1),
 )
 
@@ -214,7 +213,7 @@ def _words(file: Seen) -> text.TextTower | text.Bert:
   """
   if _TABLE in file.shapes:
     fields.evaluate(_FIELDS, file)
-    return text.TextTower(**file.values)
+    return registry.build_model(text.TextTower, **file.values)
   if _BERT_TABLE not in file.shapes:
     raise UserError(
       f'its text tower has no array {_TABLE} or {_BERT_TABLE}: the transformers'
@@ -227,7 +226,7 @@ def _words(file: Seen) -> text.TextTower | text.Bert:
       f'its text tower is a BERT of width {hidden}, and arrays do not show its'
       f' attention heads: text_heads={heads} must be given and divide the width'
     )
-  return text.Bert(**file.values)
+  return registry.build_model(text.Bert, **file.values)
 
 
 def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
