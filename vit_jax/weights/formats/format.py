@@ -157,7 +157,8 @@ class Format:
       image_size: (height, width) that its positions are for.
     """
     if type(model) is not self.family:
-      return f'a {type(model).__name__}'
+      name = type(model).__name__
+      return f'{"an" if name[0] in "AEIO" else "a"} {name}'
     values = values_lib.model_values(model)
     names = {entry.ours for entry in self.fields if not entry.is_read_only}
     named = {path: x for path, x in values.items() if path in names}
