@@ -147,7 +147,7 @@ def test_nothing_imports_the_facade():
 def test_models_import_nothing_of_ours():
   """A model is a file that can be copied into another project.
 
-  The registry and the values of a model, which no model imports, have the
+  The registry and the values of parts, which no model imports, have the
   language of parts.
   """
   language = {f'{FACADE}.config.{x}' for x in ('errors', 'own', 'parts')}
