@@ -23,6 +23,7 @@ from vit_jax.config.parts import Part
 from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import registry
+from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.models.fields import Kind
 from vit_jax.models.patches import Learned
@@ -64,6 +65,10 @@ def model_values(model: nn.Module) -> dict[str, Any]:
     for name, field in fields.of(type(model)).items()
     if field.kind in COMPARED and field is not fields.PART
   }
+  if isinstance(model, resnet.BiT):  # a factor of numbers that are values, too
+    factor = values.pop('width_factor')
+    values['stem_width'] *= factor
+    values['channels'] = tuple(factor * x for x in values['channels'])
   if not isinstance(model, vit.ViT | encoder.Encoder):
     return values
   single = _parts(model)

@@ -17,9 +17,11 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.config import one_line
+from vit_jax.config import UserError
 from vit_jax.models import registry
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
+from vit_jax.models.fields import UnknownFieldError
 from vit_jax.weights import fit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -50,7 +52,8 @@ class Format:
     resize: Returns how the format's code resizes positions, one of
       `resize.METHODS`.
     scope: Key of the config's object in which no other key may be set than
-      those of `fields` and `known`; '': the whole config.
+      those of `fields` and `known`; '': the whole config; None: nothing of it
+      is checked.
     known: Further keys there, with their types; None: any.
     header: Returns further keys of the config for a model's values.
     stored: Returns the name of an array in the file, for a model's values and
@@ -72,7 +75,7 @@ class Format:
   channels: Callable[[Seen], int]
   preprocess: Callable[[Seen, Size, int], tuple[dict[str, Any], str]]
   resize: Callable[[Seen], str]
-  scope: str = ''
+  scope: str | None = ''
   known: Mapping[str, typed.Kind | None] = dataclasses.field(
     default_factory=dict
   )
@@ -88,15 +91,19 @@ class Format:
     """Returns the model that a file holds.
 
     Raises:
-      UserError: Its shapes do not show one, or its config says something that
-        is not computed here.
+      UserError: Its shapes do not show one, its config says something that is
+        not computed here, or its family has no value that the caller gives.
     """
     seen = Seen(base.Shapes(arrays), hints)
     self._check(seen.config)
-    for entry in self.fields:
-      if entry.ours:
-        seen.values[entry.ours] = entry.value(seen)
-    model = self.build(seen.values | self._unseen(hints.values))
+    fields.evaluate(self.fields, seen)
+    try:
+      model = self.build(seen.values | self._unseen(hints.values))
+    except UnknownFieldError as e:
+      raise UserError(
+        f'it is a {self.family.__name__}, which has no field {e.name!r}: leave'
+        ' it out'
+      ) from None
     size = self.image_size(seen)
     preprocess, silent = self.preprocess(seen, size, self.channels(seen))
     return base.Description(
@@ -150,7 +157,8 @@ class Format:
       image_size: (height, width) that its positions are for.
     """
     if type(model) is not self.family:
-      return f'a {type(model).__name__}'
+      name = type(model).__name__
+      return f'{"an" if name[0] in "AEIO" else "a"} {name}'
     values = values_lib.model_values(model)
     names = {entry.ours for entry in self.fields if not entry.is_read_only}
     named = {path: x for path, x in values.items() if path in names}
@@ -216,6 +224,8 @@ class Format:
     Raises:
       UserError: It does.
     """
+    if self.scope is None:
+      return
     start = f'{self.scope}.' if self.scope else ''
     keys = {
       entry.key.removeprefix(start).partition('.')[0]: None
@@ -232,6 +242,31 @@ class Format:
       for path, x in values.items()
       if path not in names and values_lib.is_unseen(path, values)
     }
+
+
+def describe(
+  kinds: Sequence[Format], arrays: base.Renamed, hints: base.Hints
+) -> base.Description:
+  """Returns the model that a file holds, of the first kind that matches.
+
+  Raises:
+    UserError: As `Format.describe`.
+  """
+  seen = Seen(base.Shapes(arrays), hints)
+  kind = next(x for x in kinds if x.matches(seen))
+  return kind.describe(arrays, hints)
+
+
+def refusal(
+  kinds: Sequence[Format], model: models.Model, image_size: Size
+) -> str | None:
+  """Returns what of a model no kind has a place for; None: one has all.
+
+  It is what the last kind of the model's family lacks.
+  """
+  family = [x for x in kinds if x.family is type(model)]
+  reasons = [x.refusal(model, image_size) for x in family or kinds[-1:]]
+  return None if None in reasons else reasons[-1]
 
 
 def show(path: str, value: Any) -> str:
