@@ -22,6 +22,7 @@ from vit_jax.config import parts
 from vit_jax.config.parts import Part
 from vit_jax.models import fields
 from vit_jax.models import registry
+from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.models.fields import Kind
 from vit_jax.models.patches import Learned
@@ -57,6 +58,10 @@ def model_values(model: nn.Module) -> dict[str, Any]:
     for name, field in fields.of(type(model)).items()
     if field.kind in COMPARED and field is not fields.PART
   }
+  if isinstance(model, resnet.BiT):  # a factor of numbers that are values, too
+    factor = values.pop('width_factor')
+    values['stem_width'] *= factor
+    values['channels'] = tuple(factor * x for x in values['channels'])
   if not isinstance(model, vit.ViT):
     return values
   values['class_token'] = 'class_token' in model.prefix
@@ -88,11 +93,17 @@ def positioned_prefix(model: vit.ViT) -> int:
 def _irrelevant(model: vit.ViT, values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the defaults of options that change nothing in a model."""
   defaults: dict[str, Any] = {}
-  if not model.distillation_token and 'head.distillation' in values:
+  if not model.distillation_token:
     defaults['head.distillation'] = True
-  if not model.prefix and 'pool.prefix' in values:
+  if not model.prefix:
     defaults['pool.prefix'] = False
-  return defaults
+  if values.get('attention.qkv_bias') is False:
+    defaults['attention.key_bias'] = True
+  if values.get('block.layer_scale') is None:
+    defaults['block.layer_scale_mlp'] = True
+  if values.get('pool.mlp_dim') == 0:
+    defaults['pool.gelu'] = 'exact'
+  return {path: x for path, x in defaults.items() if path in values}
 
 
 def _parts(model: vit.ViT) -> dict[str, nn.Module | None]:
