@@ -33,10 +33,9 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import card
 from vit_jax.weights.formats import equivalent
 from vit_jax.weights.formats import foreign
+from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import google
-from vit_jax.weights.formats import huggingface_clip
 from vit_jax.weights.formats import huggingface_config
-from vit_jax.weights.formats import huggingface_kinds
 from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_config
@@ -48,7 +47,7 @@ from vit_jax.weights.formats.format import Format
 OURS = 'vit_jax'
 FORMATS = (*(form.NAME for form in foreign.FORMATS), OURS)
 
-_WRITERS: dict[str, base.Writer] = {
+_WRITERS: dict[str, Any] = {
   'google': google,
   'timm': timm_config,
   'huggingface': huggingface_config,
@@ -83,7 +82,7 @@ def write(
     UserError: The format cannot store the model, the path exists, or it cannot
       be written.
   """
-  form = {form.NAME: form for form in foreign.FORMATS}[name]
+  form: Any = {form.NAME: form for form in foreign.FORMATS}[name]
   loaded = _unrolled(loaded)
   target = _supported(loaded, name, source)
   if whole is not None and timm_parallel.is_kind(models.flattened(target)):
@@ -125,7 +124,7 @@ def write(
 
 
 def _kind(
-  form: base.Format, model: models.Model, image_size: tuple[int, int]
+  form: Any, model: models.Model, image_size: tuple[int, int]
 ) -> Format | None:
   """Returns the kind of model under which a format stores one, or None."""
   kinds: Sequence[Format] = getattr(form, 'KINDS', ())
@@ -196,10 +195,12 @@ def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
       f' volumes: use --to={OURS}, or --to=monai for a UNETR'
     )
 
-  def lacks(form: base.Format) -> equivalent.Lacks:
+  def lacks(form: Any) -> equivalent.Lacks:
     def reason(model: models.Model) -> str | None:
       if _kind(form, model, size) is not None:
         return None
+      if not hasattr(form, 'unsupported'):
+        return format_lib.refusal(form.KINDS, model, size)
       described = models.flattened(model)
       return (
         uncommon.activation(described)
@@ -356,7 +357,7 @@ def _output_notes(loaded: weights.Loaded) -> list[str]:
 
 def _write_arrays(
   loaded: weights.Loaded,
-  form: base.Format,
+  form: Any,
   path: pathlib.Path,
   whole: whole_lib.Whole | None,
   kind: Format | None,
@@ -372,18 +373,14 @@ def _write_arrays(
     containers.write_safetensors(path, found, {'format': 'pt'})
     return
   model: Any = models.flattened(loaded.model)
-  if form.NAME == 'huggingface':
-    found = dict(huggingface_clip.packed(found.items()))
-    for name, shape in huggingface_kinds.unused(model).items():
-      found[form.stored_name(model, name)] = np.zeros(shape, np.float32)
-  elif timm_parallel.is_kind(model):
+  if timm_parallel.is_kind(model):
     found = timm_parallel.as_timm(model, found)
   containers.write_safetensors(path, found, {'format': 'pt'})
 
 
 def _arrays(
   loaded: weights.Loaded,
-  form: base.Format,
+  form: Any,
   whole: whole_lib.Whole | None,
   kind: Format | None,
 ) -> Iterator[tuple[str, np.ndarray]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.models import embedding
 from vit_jax.models import spec as spec_lib
-from vit_jax.weights.formats import huggingface
+from vit_jax.weights.formats import huggingface_vit
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import whole
 from vit_jax.weights.formats.tables import rule
@@ -36,7 +36,11 @@ _HUGGINGFACE = [
   *_dense('decoder/embedding', 'decoder.decoder_embed'),
   rule('decoder/mask_token', 'decoder.mask_token'),
   *tables.below(
-    [x for x in huggingface.VIT if x.ours.startswith('blocks_{}/')],
+    [
+      x
+      for x in tables.arrays(huggingface_vit.LAYERS)
+      if x.ours.startswith('blocks_{}/')
+    ],
     'decoder/',
     'decoder.decoder_',
   ),
@@ -70,7 +74,7 @@ def whole_of(
     return None
   config = {
     'model_type': 'vit_mae',
-    'architectures': [huggingface.ARCHITECTURES['vit_mae']],
+    'architectures': [huggingface_vit.MAE],
     'decoder_hidden_size': spec.hidden_size,
     'decoder_intermediate_size': spec.mlp_dim,
     'decoder_num_attention_heads': spec.num_heads,
