@@ -554,7 +554,7 @@ def test_all_differences_are_in_one_line():
 
 def test_norm_after_pool_matters_where_both_average():
   source = tiny(pool='mean(norm_after=True)')
-  with pytest.raises(UserError, match='norm_after_pool is True'):
+  with pytest.raises(UserError, match='pool.norm_after is True'):
     adapt(source, tiny(pool='mean'))
   adapt(source, tiny(pool='token'))
 

@@ -38,6 +38,12 @@ OF_SIZE = (
   'positions.factorized.grid',
 )
 COMPARED = (Kind.SIZE, Kind.FUNCTION, Kind.FITTED)
+# Parts that a checkpoint's user may exchange: parameters are adapted.
+_FITTED = (
+  'pool',
+  'head',
+  *(f'{SUM}.{name}' for name in registry.PARTS[SUM] if name != 'rope'),
+)
 # Keys that fill options, and the option that has each.
 _FILLING = {
   'num_heads': ('attention', 'num_heads'),
@@ -253,14 +259,29 @@ def is_unseen(path: str, values: Mapping[str, Any]) -> bool:
     path: Its name.
     values: The values that name the parts.
   """
+  field = _field(path, values)
+  return field is not None and not field.is_visible
+
+
+def is_fitted(path: str, values: Mapping[str, Any]) -> bool:
+  """Whether `weights.adapt` changes parameters that differ in a value.
+
+  Arguments are those of `is_unseen`.
+  """
+  if path in _FITTED or path.startswith('pool.'):
+    return path in _FITTED  # options of one pool change its function
+  field = _field(path, values)
+  return field is not None and field.kind is Kind.FITTED
+
+
+def _field(path: str, values: Mapping[str, Any]) -> fields.Field | None:
+  """Returns the kind of a value; None: it is the name of a part."""
   parent, _, option = path.rpartition('.')
   if not parent:
-    filled = _FILLING.get(path)
-    if filled is None:
-      field = fields.of(vit.ViT).get(path)
-      return field is not None and not field.is_visible
-    parent, option = filled
+    if path not in _FILLING:
+      return fields.of(vit.ViT).get(path) if path not in SINGLE else None
+    parent, option = _FILLING[path]
   kind, _, name = parent.partition('.')
   name = name or values.get(kind, next(iter(registry.PARTS[kind])))
   options = registry.options_of(registry.part_class(kind, name))
-  return option in options and not options[option].field.is_visible
+  return options[option].field if option in options else None

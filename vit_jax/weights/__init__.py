@@ -25,6 +25,7 @@ from vit_jax.config import recipes
 from vit_jax.data import features as features_lib
 from vit_jax.models import layouts
 from vit_jax.models import names
+from vit_jax.models import registry
 from vit_jax.models import values as values_lib
 from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
@@ -137,11 +138,11 @@ class Loaded:
     count = sum(x.size for x in quantized.leaves(self.params))
     shown = f'{count / 1e6:.1f} million' if count >= 1e6 else f'{count:,}'
     facts = [f'{type(self.model).__name__} of {shown} parameters']
-    spec = models.flattened(self.model)
+    values = values_lib.model_values(self.model)
     facts += [
-      f'{getattr(spec, field)} {name}'
-      for field, name in (('depth', 'layers'), ('num_heads', 'heads'))
-      if hasattr(spec, field)
+      f'{values[key]} {name}'
+      for key, name in (('depth', 'layers'), ('num_heads', 'heads'))
+      if values.get(key)
     ]
     if patch := models.pixels_per_token(self.model):
       facts.append(f'patches of {" × ".join(map(str, patch))} pixels')
@@ -229,19 +230,23 @@ class Loaded:
     self, num_classes: int | None, overrides: Mapping[str, Any]
   ) -> models.Model:
     """Returns the module with other fields, without parameters."""
-    described = models.flattened(self.model)
-    fields = models.fields_of(described) | {'dtype': described.dtype}
-    module = type(described)
-    with _explained():
-      fields = models.overridden(module, fields, overrides)
-    if num_classes is not None and num_classes != fields['num_classes']:
-      fields['num_classes'] = num_classes
-      if 'pre_logits' in fields and 'pre_logits' not in overrides:
-        fields['pre_logits'] = 0  # dropped together with the head
+    keys = models.config_values(self.model)
+    # A block of the user's may have no such part.
+    keys = {
+      key: x for key, x in keys.items() if x is not None or key == 'class_token'
+    }
+    keys |= {'dtype': self.model.dtype, **overrides}
+    if num_classes is not None and num_classes != keys['num_classes']:
+      keys['num_classes'] = num_classes
+      if 'head' not in overrides and 'head' in keys:
+        # Dropped together with the head.
+        keys['head'] = registry.without_option(
+          keys['head'], 'pre_logits', 'model.head'
+        )
     if 'dtype' in overrides:
-      fields['dtype'] = _dtype(fields['dtype'])
+      keys['dtype'] = _dtype(keys['dtype'])
     with _explained():
-      return models.model_of(module, fields)
+      return models.create_model(**keys)
 
 
 @contextlib.contextmanager
