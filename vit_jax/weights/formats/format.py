@@ -300,7 +300,8 @@ def refusal(
   """
   able = [x for x in kinds if x.family is type(model)] or kinds[:1]
   reasons = [x.refusals(model, image_size) for x in reversed(able)]
-  return next(iter(min(reasons, key=len)), None)
+  fewest: list[str] = min(reasons, key=len)
+  return fewest[0] if fewest else None
 
 
 def _with_article(noun: str) -> str:

@@ -79,7 +79,9 @@ def header(model_type: str, architecture: str) -> dict[str, Any]:
 
 def activation(values: Values) -> str | None:
   """Returns transformers' name of the activation function of the MLPs."""
-  words = {ours: word for word, ours in reversed(ACTIVATIONS.items())}
+  words: dict[Any, str] = {
+    ours: word for word, ours in reversed(ACTIVATIONS.items())
+  }
   is_gated = values.get('mlp') == 'swiglu'
   return words.get('silu' if is_gated else values.get('mlp.gelu'))
 
