@@ -24,9 +24,8 @@ from vit_jax import models
 from vit_jax.config import recipes
 from vit_jax.data import features as features_lib
 from vit_jax.models import layouts
-from vit_jax.models import names
-from vit_jax.models import registry
 from vit_jax.models import values as values_lib
+from vit_jax.models import zoo
 from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import batched
@@ -230,23 +229,14 @@ class Loaded:
     self, num_classes: int | None, overrides: Mapping[str, Any]
   ) -> models.Model:
     """Returns the module with other fields, without parameters."""
-    keys = models.config_values(self.model)
-    # A block of the user's may have no such part.
-    keys = {
-      key: x for key, x in keys.items() if x is not None or key == 'class_token'
-    }
-    keys |= {'dtype': self.model.dtype, **overrides}
-    if num_classes is not None and num_classes != keys['num_classes']:
-      keys['num_classes'] = num_classes
-      if 'head' not in overrides and 'head' in keys:
-        # Dropped together with the head.
-        keys['head'] = registry.without_option(
-          keys['head'], 'pre_logits', 'model.head'
-        )
-    if 'dtype' in overrides:
-      keys['dtype'] = _dtype(keys['dtype'])
+    model, changes = self.model, dict(overrides)
+    if num_classes is not None and num_classes != model.num_classes:
+      model = models.without_head(model)
+      changes['num_classes'] = num_classes
+    if 'dtype' in changes:
+      changes['dtype'] = _dtype(changes['dtype'])
     with _explained():
-      return models.create_model(**keys)
+      return models.with_keys(model, **changes)
 
 
 @contextlib.contextmanager
@@ -387,7 +377,7 @@ def _address(path: str) -> str:
       f' name; those that are known are {known}; or give a path, or'
       ' hf:owner/name'
     )
-  if '/' not in path and names.is_timms(path):
+  if '/' not in path and zoo.is_timms(path):
     name, _, tag = path.partition('.')
     hub = f'hf:timm/{name}.{tag or "TAG"}'
     raise config_lib.UserError(

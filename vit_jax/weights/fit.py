@@ -199,7 +199,7 @@ def _different_fields(source: models.Model, target: models.Model) -> list[str]:
   return [
     f'{path} is {value!r} in the checkpoint, {other!r} in the model'
     for path, (value, other) in values_lib.differences(old, new).items()
-    if not values_lib.is_fitted(path, new)
+    if not values_lib.is_fitted(path, new, type(target))
   ]
 
 

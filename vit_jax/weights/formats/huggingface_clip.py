@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.models import registry
 from vit_jax.models import text
 from vit_jax.models import two_towers
 from vit_jax.models import values as values_lib
@@ -109,10 +110,11 @@ def _text(shapes: base.Shapes, config: typed.Json, kind: str) -> text.TextTower:
     f'{_WORDS}embeddings.position_embedding.weight', 2
   )[0]
   if kind != CLIP:
-    out_dim = shapes.get(f'{_WORDS}head.weight', 2)[0]
-    return text.TextTower(**fields, out_dim=out_dim)
+    fields['out_dim'] = shapes.get(f'{_WORDS}head.weight', 2)[0]
+    return registry.build_model(text.TextTower, **fields)
   end = config.get('text_config.eos_token_id', typed.COUNT, _LEGACY_END)
-  return text.TextTower(
+  return registry.build_model(
+    text.TextTower,
     **fields,
     out_dim=shapes.get('text_projection.weight', 2)[0],
     has_head_bias=False,
@@ -190,8 +192,8 @@ def beside(
   is_clip = kind is towers.CLIP
   pools = ('largest', 'end') if is_clip else ('last',)
   fits = (
-    tower.causal == is_clip
-    and common.activation({'mlp.gelu': tower.gelu}) is not None
+    tower.block.attention.causal == is_clip
+    and common.activation({'mlp.gelu': tower.block.mlp.gelu}) is not None
     and tower.pool in pools
     and tower.has_head_bias != is_clip
     and bool(model.projection) == is_clip
@@ -223,11 +225,11 @@ def _text_config(tower: text.TextTower) -> dict[str, Any]:
   """Returns what a config says of the sizes of a text tower."""
   return {
     'hidden_size': tower.hidden_size,
-    'intermediate_size': tower.mlp_dim,
+    'intermediate_size': tower.block.mlp.hidden_dim,
     'num_hidden_layers': tower.depth,
-    'num_attention_heads': tower.num_heads,
-    'hidden_act': common.activation({'mlp.gelu': tower.gelu}),
-    'layer_norm_eps': tower.layer_norm_epsilon,
+    'num_attention_heads': tower.block.attention.num_heads,
+    'hidden_act': common.activation({'mlp.gelu': tower.block.mlp.gelu}),
+    'layer_norm_eps': tower.norm.epsilon,
     'vocab_size': tower.vocabulary,
     'max_position_embeddings': tower.length,
   }

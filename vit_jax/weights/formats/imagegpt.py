@@ -148,7 +148,7 @@ FIELDS = (
     lambda file: file.has(_CLUSTERS) or _clusters(file) is not None,
   ),
   said(
-    'gelu',
+    'mlp.gelu',
     'activation_function',
     'sigmoid',
     common.GELUS,
@@ -161,7 +161,7 @@ FIELDS = (
     kind=typed.POSITIVE,
     is_stated=True,
   ),
-  has('qkv_bias', 'h.#.attn.c_attn.bias', is_read_only=True),
+  has('attention.qkv_bias', 'h.#.attn.c_attn.bias', is_read_only=True),
   told(
     'n_positions',
     lambda values: values['image_size'][0] * values['image_size'][1],
