@@ -75,7 +75,7 @@ def model_values(model: nn.Module) -> dict[str, Any]:
   for key, (kind, option) in _FILLING.items():
     values.setdefault(key, getattr(single[kind], option, None))
   for kind, part in single.items():
-    if part is not None:
+    if isinstance(part, nn.Module):
       values |= _part_values(kind, kind, part, values)
   if not isinstance(model, vit.ViT):
     return values

@@ -163,13 +163,8 @@ class Format:
     if type(model) is not self.family:
       return [_with_article(type(model).__name__)]
     values = values_lib.model_values(model)
-    names = {entry.ours for entry in self.fields if not entry.is_read_only}
-    named = {path: x for path, x in values.items() if path in names}
-    fixed = {
-      entry.ours: entry.default for entry in self.fields if entry.is_fixed
-    }
     try:
-      if changed := self._lost(values, self.build({**named, **fixed})):
+      if changed := self.unnamed(values):
         return changed
       restored, homeless = self._restored(model, image_size)
       changed = self._lost(values, restored)
@@ -179,6 +174,19 @@ class Format:
     if lacks := self.lacks({**values, 'image_size': image_size}):
       changed.append(lacks)
     return changed or [f'the array {path}' for path in homeless]
+
+  def unnamed(self, values: Values) -> list[str]:
+    """Returns the values of a model that no entry has, or has otherwise.
+
+    Raises:
+      ValueError: The others do not fit.
+    """
+    names = {entry.ours for entry in self.fields if not entry.is_read_only}
+    named = {path: x for path, x in values.items() if path in names}
+    fixed = {
+      entry.ours: entry.default for entry in self.fields if entry.is_fixed
+    }
+    return self._lost(values, self.build({**named, **fixed}))
 
   def _lost(self, values: Values, kept: models.Model) -> list[str]:
     """Returns the values that a model has not kept."""

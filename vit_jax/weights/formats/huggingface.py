@@ -63,10 +63,10 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   names = '|'.join(name.replace('-', '_') for name in TYPES)
   prefix = rf'^({names})\.'
   matches = (re.match(prefix, name) for name in arrays.shapes)
-  found = next(filter(None, matches), None)
+  first = next(filter(None, matches), None)
 
   def restore(name: str) -> str:
-    return name if not found or re.match(_HEADS, name) else found[0] + name
+    return name if not first or re.match(_HEADS, name) else first[0] + name
 
   def rename(name: str) -> str:
     if name.startswith(_MAE_LAYERS_BEFORE):

@@ -56,7 +56,7 @@ FIELDS = (
     shape(
       'mlp_dim', f'{L}.ffn.down_proj.weight', 1, 'intermediate_size', axes=2
     ),
-    num_heads=8,
+    heads_unsaid=8,
   ),
   said(
     'layer_norm_epsilon',

@@ -81,8 +81,12 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 def header(values: Values) -> dict[str, Any]:
   """Returns what a config says of the class."""
   name = 'BitForImageClassification' if values['num_classes'] else 'BitModel'
-  own = {'layer_type': 'preactivation', 'hidden_act': 'relu'}
-  return {**common.header(KIND, name), **own, 'width_factor': 1}
+  return {
+    **common.header(KIND, name),
+    'layer_type': 'preactivation',
+    'hidden_act': 'relu',
+    'width_factor': 1,
+  }
 
 
 def lacks(values: Values) -> str | None:

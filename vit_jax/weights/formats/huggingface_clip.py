@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.models import registry
 from vit_jax.models import text
 from vit_jax.models import two_towers
 from vit_jax.models import values as values_lib
@@ -27,6 +26,13 @@ from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import huggingface_towers as towers
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import whole
+from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import count
+from vit_jax.weights.formats.fields import Entry
+from vit_jax.weights.formats.fields import said
+from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import shape
+from vit_jax.weights.formats.format import Format
 
 CLIP, SIGLIP, SIGLIP2 = 'clip', 'siglip', 'siglip2'
 FORMAT = 'huggingface'
@@ -62,11 +68,91 @@ _CUT = tables.arrays(
 )
 _OF_KIND = {CLIP: _CLIP, SIGLIP: _SIGLIP, SIGLIP2: [*_CUT, *_SIGLIP]}
 
+_LAYER = f'{_WORDS}encoder.layers.#'
+
+
+def _text_format(
+  num_heads: int, gelu: str, epsilon: float, *more: Entry, **how: Any
+) -> Format:
+  """Returns the format of a text tower, whose config is `text_config`."""
+  up = f'{_LAYER}.mlp.fc1.weight'
+  embeddings = f'{_WORDS}embeddings.'
+  fields = (
+    shape('hidden_size', up, 1, 'hidden_size', axes=2),
+    shape('mlp_dim', up, 0, 'intermediate_size', axes=2),
+    count('depth', f'{_LAYER}.', 'num_hidden_layers'),
+    common.num_heads(num_heads),
+    common.gelu(gelu),
+    common.epsilon(epsilon),
+    shape('vocabulary', f'{embeddings}token_embedding.weight', 0, 'vocab_size'),
+    shape(
+      'length',
+      f'{embeddings}position_embedding.weight',
+      0,
+      'max_position_embeddings',
+    ),
+    *more,
+  )
+  return Format(
+    title="transformers' text tower",
+    family=text.TextTower,
+    arrays=[],
+    fields=fields,
+    image_size=lambda file: (1, 1),
+    channels=lambda file: 3,
+    preprocess=lambda file, size, channels: ({}, ''),
+    resize=lambda file: '',
+    matches=lambda file: True,
+    known=common.KNOWN,
+    **how,
+  )
+
+
+def _end(values: Mapping[str, Any]) -> int:
+  """Returns the number by which transformers finds the end of a text."""
+  is_largest = values['pool'] == 'largest'
+  return _LEGACY_END if is_largest else values['end_token']
+
+
+def _pool(file: Seen) -> str:
+  """Returns the position that is read."""
+  return 'largest' if file.values['end_token'] == _LEGACY_END else 'end'
+
+
+_POOLS = ('largest', 'end')
+_TEXTS = {
+  CLIP: _text_format(
+    8,
+    'sigmoid',
+    1e-5,
+    shape('out_dim', 'text_projection.weight', 0),
+    always('has_head_bias', False),
+    always('attention.causal', True),
+    said(
+      'end_token',
+      'eos_token_id',
+      _LEGACY_END,
+      kind=typed.COUNT,
+      write=_end,
+      is_stated=True,
+    ),
+    said('pool', '', _pool),
+    lacks=lambda values: None if values['pool'] in _POOLS else 'its pool',
+  ),
+  SIGLIP: _text_format(
+    12,
+    'tanh',
+    1e-6,
+    shape('out_dim', f'{_WORDS}head.weight', 0, 'projection_size'),
+    always('pool', 'last'),
+  ),
+}
+_TEXTS[SIGLIP2] = _TEXTS[SIGLIP]
+
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  known = set(names)
-  return {'logit_scale', f'{_WORDS}final_layer_norm.weight'} <= known
+  return {'logit_scale', f'{_WORDS}final_layer_norm.weight'} <= {*names}
 
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
@@ -94,60 +180,18 @@ def describe(
   nothing = dataclasses.replace(config, content={})
   hints = base.Hints({}, towers.tower_config(config), nothing, None)
   image = format_lib.describe(towers.KINDS, towers.prepare(arrays), hints)
-  shapes = base.Shapes(arrays)
-  tower = _text(shapes, config, kind)
-  projection = shapes.size('visual_projection.weight', 0)
-  return two_towers.TwoTowers(
-    cast(vit.ViT, image.model), tower, projection, kind != CLIP, kind == SIGLIP2
-  ), image.image_size
-
-
-def _text(shapes: base.Shapes, config: typed.Json, kind: str) -> text.TextTower:
-  table = f'{_WORDS}embeddings.token_embedding.weight'
-  fields = _layers(shapes, config, kind)
-  fields['vocabulary'] = shapes.get(table, 2)[0]
-  fields['length'] = shapes.get(
-    f'{_WORDS}embeddings.position_embedding.weight', 2
-  )[0]
-  if kind != CLIP:
-    fields['out_dim'] = shapes.get(f'{_WORDS}head.weight', 2)[0]
-    return registry.build_model(text.TextTower, **fields)
-  end = config.get('text_config.eos_token_id', typed.COUNT, _LEGACY_END)
-  return registry.build_model(
-    text.TextTower,
-    **fields,
-    out_dim=shapes.get('text_projection.weight', 2)[0],
-    has_head_bias=False,
-    causal=True,
-    pool='largest' if end == _LEGACY_END else 'end',
-    end_token=end,
+  words = config.get('text_config', typed.OBJECT, {})
+  hints = base.Hints(
+    {}, dataclasses.replace(config, content=words), nothing, None
   )
-
-
-def _layers(
-  shapes: base.Shapes, config: typed.Json, kind: str
-) -> dict[str, Any]:
-  """Returns the fields of the layers of a text tower."""
-  layer = f'{_WORDS}encoder.layers.{{}}.'
-  up = shapes.get(f'{layer}mlp.fc1.weight', 2)
-  is_clip = kind == CLIP
-
-  def say(key: str, kind: typed.Kind, default: Any) -> Any:
-    # A config leaves out the defaults of transformers' class.
-    return config.get(f'text_config.{key}', kind, default)
-
-  usual = 'quick_gelu' if is_clip else 'gelu_pytorch_tanh'
-  gelu = say('hidden_act', typed.one_of(*common.GELUS), usual)
-  return {
-    'hidden_size': up[1],
-    'mlp_dim': up[0],
-    'depth': shapes.count(layer),
-    'num_heads': say('num_attention_heads', typed.COUNT, 8 if is_clip else 12),
-    'gelu': common.GELUS[gelu],
-    'layer_norm_epsilon': say(
-      'layer_norm_eps', typed.POSITIVE, 1e-5 if is_clip else 1e-6
-    ),
-  }
+  tower = _TEXTS[kind].describe(arrays, hints)
+  return two_towers.TwoTowers(
+    cast(vit.ViT, image.model),
+    cast(text.TextTower, tower.model),
+    base.Shapes(arrays).size('visual_projection.weight', 0),
+    has_bias=kind != CLIP,
+    any_grid=kind == SIGLIP2,
+  ), image.image_size
 
 
 def kind_of(model: two_towers.TwoTowers) -> str:
@@ -190,46 +234,25 @@ def beside(
   if not isinstance(tower, text.TextTower) or kind is None:
     return None
   is_clip = kind is towers.CLIP
-  pools = ('largest', 'end') if is_clip else ('last',)
-  fits = (
-    tower.block.attention.causal == is_clip
-    and common.activation({'mlp.gelu': tower.block.mlp.gelu}) is not None
-    and tower.pool in pools
-    and tower.has_head_bias != is_clip
-    and bool(model.projection) == is_clip
-    and model.has_bias != is_clip
-  )
-  if not fits:
-    return None
   name = CLIP if is_clip else SIGLIP
-  words = {'model_type': f'{name}_text_model', **_text_config(tower)}
-  if is_clip:
-    # By this number transformers reads the largest token.
-    words['eos_token_id'] = 2 if tower.pool == 'largest' else tower.end_token
-    words['projection_dim'] = model.projection
-  else:
-    words['projection_size'] = tower.out_dim
+  words = values_lib.model_values(tower)
+  form = _TEXTS[name]
+  if form.unnamed(words) or form.lacks(words):
+    return None
+  if bool(model.projection) != is_clip or model.has_bias == is_clip:
+    return None
+  of_clip = {'projection_dim': model.projection} if is_clip else {}
   values = values_lib.model_values(image)
   values |= {'image_size': size, 'image_channels': shape[2]}
   content = {
     'model_type': name,
     'architectures': ['CLIPModel' if is_clip else 'SiglipModel'],
-    'text_config': words,
+    'text_config': {
+      'model_type': f'{name}_text_model',
+      **form.config(words),
+      **of_clip,
+    },
     'vision_config': kind.config(values),
-    **({'projection_dim': model.projection} if is_clip else {}),
+    **of_clip,
   }
   return whole.Whole([*_OF_KIND[name], *_TEXT], config=content)
-
-
-def _text_config(tower: text.TextTower) -> dict[str, Any]:
-  """Returns what a config says of the sizes of a text tower."""
-  return {
-    'hidden_size': tower.hidden_size,
-    'intermediate_size': tower.block.mlp.hidden_dim,
-    'num_hidden_layers': tower.depth,
-    'num_attention_heads': tower.block.attention.num_heads,
-    'hidden_act': common.activation({'mlp.gelu': tower.block.mlp.gelu}),
-    'layer_norm_eps': tower.norm.epsilon,
-    'vocab_size': tower.vocabulary,
-    'max_position_embeddings': tower.length,
-  }

@@ -96,12 +96,35 @@ def heads(file: Seen) -> int:
   return base.num_heads(file.hints, None, file.values)
 
 
+def num_heads(default: Any) -> Entry:
+  """Returns the entry of the number of heads."""
+  return said(
+    'num_heads',
+    'num_attention_heads',
+    default,
+    kind=typed.COUNT,
+    is_stated=True,
+  )
+
+
+def gelu(default: str) -> Entry:
+  """Returns the entry of the activation function."""
+  return said(
+    'mlp.gelu',
+    'hidden_act',
+    default,
+    ACTIVATIONS,
+    write=activation,
+    is_stated=True,
+  )
+
+
 def sizes(
   projection: str,
   layer: str,
   mlp: Entry,
-  num_heads: Any = heads,
-  gelu: str = 'exact',
+  heads_unsaid: Any = heads,
+  gelu_unsaid: str = 'exact',
 ) -> tuple[Entry, ...]:
   """Returns the entries of a model's sizes, and of its activation function.
 
@@ -109,9 +132,9 @@ def sizes(
     projection: Name of the kernel of patches.
     layer: Name of a layer, with `#` for its number.
     mlp: The entry of `mlp_dim`.
-    num_heads: What a config stands for that does not say it; or what returns
+    heads_unsaid: The number of heads that a config leaves out, or what returns
       it.
-    gelu: What a config stands for that does not say it.
+    gelu_unsaid: The GELU that a config leaves out.
   """
   return (
     shape('hidden_size', projection, 0, 'hidden_size', axes=4),
@@ -124,21 +147,8 @@ def sizes(
     ),
     count('depth', f'{layer}.', 'num_hidden_layers'),
     mlp,
-    said(
-      'num_heads',
-      'num_attention_heads',
-      num_heads,
-      kind=typed.COUNT,
-      is_stated=True,
-    ),
-    said(
-      'mlp.gelu',
-      'hidden_act',
-      gelu,
-      ACTIVATIONS,
-      write=activation,
-      is_stated=True,
-    ),
+    num_heads(heads_unsaid),
+    gelu(gelu_unsaid),
     told('num_channels', lambda values: values['image_channels']),
     told('image_size', lambda values: one_number(values['image_size'])),
   )
@@ -241,7 +251,11 @@ def vit_format(
 
 
 # Classes under other names, with the same preprocessing.
-_SAME = {'vit_msn': 'vit', 'data2vec-vision': 'beit'}
+_SAME = {
+  'vit_msn': 'vit',
+  'data2vec-vision': 'beit',
+  **{f'{name}_vision_model': name for name in ('clip', 'siglip', 'siglip2')},
+}
 
 
 def preprocess(

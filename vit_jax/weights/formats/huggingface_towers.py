@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
@@ -97,7 +96,7 @@ def unpacked(arrays: containers.Arrays) -> containers.Arrays:
 
   PyTorch's attention has queries, keys and values in one array, [3 D, D].
   """
-  made = {}
+  rows_of_packed = {}
   for name, sides in arrays.shapes.items():
     if name.startswith(_PACKED):
       d, leaf = sides[0] // 3, name.removeprefix(_PACKED)
@@ -105,8 +104,8 @@ def unpacked(arrays: containers.Arrays) -> containers.Arrays:
         # Rows that are too many do not fit then.
         end = (i + 1) * d if part != _PARTS[-1] else None
         rows = operator.itemgetter(slice(i * d, end))
-        made[f'{_HEAD}.{part}.{leaf}'] = ([name], rows)
-  return base.derived(arrays, made)
+        rows_of_packed[f'{_HEAD}.{part}.{leaf}'] = ([name], rows)
+  return base.derived(arrays, rows_of_packed)
 
 
 def packed(values: Values, arrays: Arrays) -> Arrays:
@@ -132,9 +131,9 @@ def _convolved(arrays: containers.Arrays) -> containers.Arrays:
 
   Patches of RGB images are assumed, of which its array is [D, p * p * 3].
   """
-  d, *rest = arrays.shapes.get(PATCH, (0,))
-  side = math.isqrt(rest[0] // _RGB) if len(rest) == 1 else 0
-  if not side or [_RGB * side**2] != rest:
+  d, *sizes = arrays.shapes.get(PATCH, (0,))
+  side = math.isqrt(sizes[0] // _RGB) if len(sizes) == 1 else 0
+  if not side or [_RGB * side**2] != sizes:
     return arrays
 
   def convolve(kernel: np.ndarray) -> np.ndarray:
@@ -157,8 +156,8 @@ def _sizes(gelu: str, epsilon: float) -> tuple[Entry, ...]:
       PATCH,
       L,
       shape('mlp_dim', f'{L}.mlp.fc1.weight', 0, 'intermediate_size', axes=2),
-      num_heads=12,
-      gelu=gelu,
+      heads_unsaid=12,
+      gelu_unsaid=gelu,
     ),
     common.epsilon(epsilon),
     always('positions.learned', True),
@@ -202,26 +201,25 @@ def preprocess(
 
   SigLIP 2's resizes each image to a number of patches.
   """
-  kind = file.config.get('model_type', typed.TEXT, '')
-  kind = kind.removesuffix('_vision_model')
-  given = file.hints.preprocessor
-  if kind == 'siglip2' and given.content:
-    of_patches = ('max_num_patches', 'patch_size')
-    content = {k: x for k, x in given.content.items() if k not in of_patches}
-    content |= {
+  processor = file.hints.preprocessor
+  if _is_any_grid(file) and processor.content:
+    content = {
+      'resample': 2,
+      **processor.content,
       'image_processor_type': 'SiglipImageProcessor',
       'size': {'height': size[0], 'width': size[1]},
-      'resample': given.content.get('resample', 2),
     }
-    given = dataclasses.replace(given, content=content)
-  content, silent = preprocessing.of_transformers(given, kind, size, channels)
-  return {'classes': (), **content}, silent
+    for key in ('max_num_patches', 'patch_size'):
+      content.pop(key, None)
+    processor = dataclasses.replace(processor, content=content)
+  hints = dataclasses.replace(file.hints, preprocessor=processor)
+  file = dataclasses.replace(file, hints=hints)
+  return common.preprocess(file, size, channels)
 
 
-def _resize(file: Seen) -> str:
-  """Returns how a class resizes positions."""
-  is_any_grid = common.is_type(file, ['siglip2_vision_model'])
-  return 'linear_antialias' if is_any_grid else 'bicubic'
+def _is_any_grid(file: Seen) -> bool:
+  """Whether a tower takes images of any grid, as SigLIP 2's."""
+  return common.is_type(file, ['siglip2_vision_model'])
 
 
 def _format(
@@ -235,7 +233,7 @@ def _format(
     fields,
     projection=PATCH,
     positions=POSITIONS,
-    resize=_resize,
+    resize=lambda file: 'linear_antialias' if _is_any_grid(file) else 'bicubic',
     preprocess=preprocess,
     header=lambda values: common.header(types[0], f'{title}VisionModel'),
     finish=packed,

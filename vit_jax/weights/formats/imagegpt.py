@@ -113,18 +113,18 @@ def _is_table(value: Any) -> bool:
 _TABLE = typed.Kind('a list of colours, each a list of numbers', _is_table)
 
 
-def clusters(given: typed.Json, colours: int) -> np.ndarray | None:
+def clusters(processor: typed.Json, colours: int) -> np.ndarray | None:
   """Returns the clusters of a preprocessor_config.json, float32 [K, C].
 
   Raises:
     UserError: They are of other colours than the model.
   """
-  table = given.get(_CLUSTERS, _TABLE)
+  table = processor.get(_CLUSTERS, _TABLE)
   if table is None:
     return None
   array = np.asarray(table, np.float32)
   if len(array) != colours or array.shape[1] not in (1, 3, 4):
-    raise given.error(
+    raise processor.error(
       _CLUSTERS,
       f'of shape {array.shape}',
       f'the model has {colours} colours, each of 1, 3 or 4 numbers',
@@ -250,8 +250,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
       ' its weights: the model takes ids of colours, and no images'
     )
     return description
-  others = {_CLUSTERS: jnp.asarray(table)}
-  return dataclasses.replace(description, others=others)
+  arrays_beside = {_CLUSTERS: jnp.asarray(table)}
+  return dataclasses.replace(description, others=arrays_beside)
 
 
 def companions(
