@@ -356,7 +356,7 @@ def test_sincos2d_is_separable_and_unit_circles():
 )
 def test_bfloat16_computes_with_float32_parameters(name, gelu):
   params, images = example(name)
-  fields = {'gelu': gelu} if name == MIXER else {'mlp': f"mlp(gelu='{gelu}')"}
+  fields = {'mlp': f"mlp(gelu='{gelu}')"}
   model = tiny(name, dtype=jnp.bfloat16, **fields)
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
   logits, state = apply(model, params, images, mutable=('intermediates',))
@@ -496,7 +496,29 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
       }
       | GELU,
     ),
-    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', {'gelu': 'exact'}),
+    (
+      'beit_base_patch16_224',
+      'ViT-B/16',
+      {
+        'positions': 'relative_bias(shared=False)',
+        'block': 'block(layer_scale=0.1)',
+        'attention': 'attention(key_bias=False)',
+        'pool': 'mean(norm_after=True)',
+        'class_token': True,
+      }
+      | GELU,
+    ),
+    (
+      'vit_large_patch14_clip_quickgelu_224.openai',
+      'ViT-L/14',
+      {
+        'patches': 'patches(bias=False)',
+        'mlp': "mlp(gelu='sigmoid')",
+        'pre_norm': True,
+        'layer_norm_epsilon': 1e-5,
+      },
+    ),
+    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', GELU),
     ('resnetv2_101x3_bit.goog_in21k', 'BiT-R101x3', {}),
     ('google/vit-large-patch32-384', 'ViT-L/32', HUGGINGFACE),
     ('hf:google/vit-base-patch16-224-in21k', 'ViT-B/16', HUGGINGFACE),

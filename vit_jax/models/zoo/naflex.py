@@ -40,7 +40,8 @@ _POOLS: dict[str, Keys] = {
 
 def _pooled(match: re.Match[str]) -> Keys | None:
   positions = _POSITIONS[match['positions'] or '']
-  keys = {**vit.EXACT, 'positions': positions, **_POOLS[match['pool']]}
+  pool = _POOLS[match['pool']]
+  keys: Keys = {**vit.EXACT, 'positions': positions, **pool}
   if match['registers']:
     keys['registers'] = int(match['registers'])
   return vit.sized(match, _SIZES, **keys)
