@@ -82,8 +82,7 @@ class Entry:
     words: Words of the config -> our values; {}: they are equal.
     default: Our value where nothing says it; or what returns it, or None.
     kind: Type of the key's value.
-    write: Returns the key's value, of a model's values, where null is `NULL`,
-      and None leaves the key out; None: ours by `words`.
+    write: Returns the key's value, of a model's values; None: ours by `words`.
     is_stated: Whether the key is written if it has the default.
     is_noted: Whether a model with another value is written, with a note that
       the format's own code computes the default.
@@ -149,8 +148,6 @@ class Entry:
 
 
 _ANY = typed.Kind('anything', lambda x: True)
-# What `Entry.write` returns for null.
-NULL = object()
 
 
 def shape(
@@ -227,24 +224,3 @@ def always(ours: str, value: Any) -> Entry:
 def told(key: str, write: Callable[[Mapping[str, Any]], Any]) -> Entry:
   """Returns the entry of a key that is written of several values, not read."""
   return Entry('', key=key, write=write, is_stated=True)
-
-
-def changed(
-  table: Sequence[Entry], *entries: Entry, without: str = ''
-) -> tuple[Entry, ...]:
-  """Returns a table with other entries in the places of some.
-
-  Args:
-    table: The table.
-    *entries: Each takes the place of that of the same value, or of the same key
-      if it is of no value. The others come last.
-    without: Names of values and keys whose entries are left out, with spaces.
-  """
-  others = {entry.ours or entry.key: entry for entry in entries}
-  dropped = without.split()
-  kept = []
-  for entry in table:
-    name = entry.ours or entry.key
-    if name not in dropped:
-      kept.append(others.pop(name, entry))
-  return (*kept, *others.values())

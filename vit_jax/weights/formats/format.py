@@ -145,7 +145,6 @@ class Format:
       word = entry.word(values) if entry.key else None
       is_usual = entry.ours and values.get(entry.ours) == entry.default
       if word is not None and (entry.is_stated or not is_usual):
-        word = None if word is fields.NULL else word
         _put(config, entry.key.split('.'), word)
     return config
 
