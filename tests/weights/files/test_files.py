@@ -540,16 +540,18 @@ def test_shards(tmp_path, ending):
   'name, file, message',
   [
     ('x0', '2.{}', r'there is no file .*/2\.{}'),
-    ('x0', '../0.{}', r"the file '../0\.{}', which is not in"),
-    ('x0', '/etc/passwd', "the file '/etc/passwd', which is not in"),
-    ('x0', '..', 'which is not in'),
+    ('x0', '../0.{}', r"the file '../0\.{}', which is not one"),
+    ('x0', '/etc/passwd', "the file '/etc/passwd', which is not one"),
+    ('x0', '..', 'which is not one of'),
     ('x9', '0.{}', r"array 'x9', which 0\.{} does not hold"),
-    ('x0', 'INDEX', 'neither npz, safetensors nor pth'),
+    ('x0', 'INDEX', r'\.index\.json., which is not one of'),
+    ('x0', 'index.{}', 'neither npz, safetensors nor pth'),
   ],
 )
 def test_shards_that_are_wrong(tmp_path, name, file, message, ending):
   """Also through a directory, whose index is found."""
   index = sharded(tmp_path, ending).name
+  (tmp_path / f'index.{ending}').write_text('{"weight_map": {}}')
   file = file.format(ending).replace('INDEX', index)
   path = sharded(tmp_path, ending, **{name: file})
   for there in (path, path.parent):

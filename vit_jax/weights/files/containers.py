@@ -15,6 +15,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import tokenize
 from typing import Any
 from typing import BinaryIO
@@ -42,6 +43,7 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _TYPES = {'bfloat16': 'BF16', 'bool': 'BOOL', 'complex64': 'C64'}
 _LONGEST_HEADER = 100_000_000  # the safetensors package has the same limit
 _LONGEST_INDEX = 4 << 20
+_SHARD = re.compile(r'[^/\\\0.][^/\\\0]*\.(safetensors|bin)')
 _LONGEST_NPY_HEADER = 10_000  # numpy has the same limit
 # What numpy raises for headers that are none.
 _HEADER_ERRORS = (
@@ -146,7 +148,7 @@ def _one_file(
       return torch_files.read(archive, state)
     return _npz(archive)
   if head.lstrip().startswith(b'{') and not is_shard:
-    return _shards(path, file, stack)
+    return _shards(path, stack)
   raise _refusal(path, head)
 
 
@@ -272,50 +274,47 @@ def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
   return Arrays(shapes, read)
 
 
-def _shards(
-  path: pathlib.Path, file: BinaryIO, stack: contextlib.ExitStack
-) -> Arrays:
+def _shards(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
   """Opens the files listed in an index."""
-  where = _weight_map(path, file)
-  shards = {}
-  for name in dict.fromkeys(where.values()):
-    shard = path.with_name(name)
-    shards[name] = _one_file(shard, stack, is_shard=True)
-  lost = [x for x in where if x not in shards[where[x]].shapes]
-  if lost:
-    raise UserError(
-      f'{path} names {archives.array_named(lost[0])}, which'
-      f' {where[lost[0]]} does not hold: download all files of the checkpoint'
-      ' again'
-    )
-  shapes = {
-    name: shape
-    for shard, arrays in shards.items()
-    for name, shape in arrays.shapes.items()
-    if where.get(name) == shard
+  files = weight_map(path)
+  shards = {
+    name: _one_file(path.with_name(name), stack, is_shard=True)
+    for name in dict.fromkeys(files.values())
   }
-  return Arrays(shapes, lambda name: shards[where[name]].read(name))
+  for name, file in files.items():
+    if name not in shards[file].shapes:
+      raise UserError(
+        f'{path} names {archives.array_named(name)}, which {file} does not'
+        ' hold: download all files of the checkpoint again'
+      )
+  shapes = {name: shards[file].shapes[name] for name, file in files.items()}
+  return Arrays(shapes, lambda name: shards[files[name]].read(name))
 
 
-def _weight_map(path: pathlib.Path, file: BinaryIO) -> dict[str, str]:
-  """Reads an index: array -> name of a file in the same directory."""
-  file.seek(0)
+def weight_map(path: pathlib.Path) -> dict[str, str]:
+  """Reads an index: array -> name of a file in the same directory.
+
+  Raises:
+    UserError: It is none, or names other files.
+  """
   try:
-    where = safe_io.parse_json(file.read(_LONGEST_INDEX))['weight_map']
-    if not where or not all(isinstance(x, str) for x in where.values()):
-      raise TypeError
-  except (ValueError, LookupError, TypeError, AttributeError):
+    content = safe_io.parse_json(safe_io.read_bytes(path, _LONGEST_INDEX))
+    files = content['weight_map']
+    names = {*files.values()}
+  except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    names = set()
+  if not names:
     raise UserError(
       f'{path} is neither a checkpoint nor the index of one: give the file'
       ' with the weights'
-    ) from None
-  for name in where.values():
-    if name in ('', '.', '..') or '/' in name or '\\' in name or '\0' in name:
+    )
+  for name in names:
+    if not isinstance(name, str) or not _SHARD.fullmatch(name):
       raise UserError(
-        f'{path} names the file {archives.quoted(name)}, which is not in its'
-        ' directory; repair the index'
+        f'{path} names the file {archives.quoted(name)}, which is not one of'
+        ' safetensors or bin in its directory; repair the index'
       )
-  return where
+  return files
 
 
 def write_npz(
