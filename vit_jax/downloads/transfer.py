@@ -51,7 +51,7 @@ class File:
     refused: Advice if the server refuses access.
     missing: Advice if the server has no such file.
     sha256: Digest of the content, hexadecimal, where it is known in advance;
-      '': what the server announces is compared alone.
+      '': that which the server announces is compared.
   """
 
   url: str
@@ -80,7 +80,8 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
   """
   if file.target.is_file():
     with config_lib.explained(f'{file.target} cannot be read', OSError):
-      problem = _other_content(file, file.target)
+      algorithm = 'sha256' if file.sha256 else ''
+      problem = checksums.mismatch(file.target, None, algorithm, file.sha256)
     if problem:  # it was put there by hand, or another was published
       raise UserError(
         f'{file.target} is not {file}: {problem}; remove it and try again, or'
@@ -192,9 +193,9 @@ def _receive(file: File, part: _Part, sleep: Sleep) -> _Version:
         furthest, failures = part.size, 0
       # Without any answer the machine is offline: fail at once.
       if failures == len(_PAUSES) or not answered:
-        kept = ' (what has come is kept)' if part.size else ''
+        hint = ' (what has come is kept)' if part.size else ''
         raise UserError(
-          f'cannot download {file}: {e}; try again{kept}, or {file.by_hand}'
+          f'cannot download {file}: {e}; try again{hint}, or {file.by_hand}'
         ) from None
       logging.warning('%s: %s; trying again', file, e)
       sleep(_PAUSES[failures])
@@ -230,12 +231,12 @@ def _attempt(file: File, part: _Part) -> _Version:
       'Downloading %s from %s on (of %s) to %s',
       *(file, _megabytes(part.size), _megabytes(version.size), file.target),
     )
-    bar = terminal.Bar(version.size, 'B', file.target.name, part.size)
-    with bar, part.path.open('ab') as content:
+    progress = terminal.Bar(version.size, 'B', file.target.name, part.size)
+    with progress, part.path.open('ab') as content:
       try:
         for chunk in response.iter_content(_CHUNK_BYTES):
           content.write(chunk)
-          bar.update(len(chunk))
+          progress.update(len(chunk))
       except requests.RequestException as e:
         reason = f'the connection was cut: {_reason(e)}'
         raise _InterruptedError(reason) from None
@@ -293,6 +294,8 @@ def _announced(file: File, response: 'requests.Response') -> _Version:
         f' there should be {int(linked):,}; try again later, or {file.by_hand}'
       )
     size = int(linked)
+  if file.sha256:
+    return _Version(validator, size, 'sha256', file.sha256)
   return _Version(validator, size, *_digest(response))
 
 
@@ -329,20 +332,13 @@ def _verify(file: File, part: _Part, version: _Version) -> None:
   """Compares size and hashes, and removes a file that differs."""
   problem = checksums.mismatch(
     part.path, version.size, version.algorithm, version.digest
-  ) or _other_content(file, part.path)
+  )
   if problem:
     part.discard()
     raise UserError(
       f'cannot download {file}: {problem}; what came was removed: try again, or'
       f' {file.by_hand}'
     )
-
-
-def _other_content(file: File, path: pathlib.Path) -> str:
-  """Returns how a file differs from the known digest; '' if it does not."""
-  if not file.sha256:
-    return ''
-  return checksums.mismatch(path, None, 'sha256', file.sha256)
 
 
 def _cannot_write(file: File, part: _Part, error: OSError) -> UserError:

@@ -47,13 +47,13 @@ class Arrays:
       machine, or raises a UserError if it is damaged; several threads may call
       it at once.
     state: Key of the state dict that they are, if the file has several things.
-    others: Keys of other state dicts in the file.
+    other_states: Keys of other state dicts in the file.
   """
 
   shapes: dict[str, tuple[int, ...]]
   read: Callable[[str], np.ndarray]
   state: str = ''
-  others: tuple[str, ...] = ()
+  other_states: tuple[str, ...] = ()
 
 
 class Archive:
@@ -82,7 +82,7 @@ class Archive:
     with self._reading('its table of contents'):
       self._zip = zipfile.ZipFile(file)
       self._check_count()
-    infos = [x for x in self._zip.infolist() if not x.is_dir()]
+    infos = [x for x in self._zip.infolist() if not x.filename.endswith('/')]
     check_total(path, sum(x.file_size for x in infos), self.size)
     self._check_apart(infos)
     self.members = {x.filename: x for x in infos}
@@ -109,7 +109,7 @@ class Archive:
     return bytes(data)
 
   def read_into(
-    self, name: str, target: memoryview, begin: int, what: str
+    self, name: str, target: memoryview, begin: int, subject: str
   ) -> None:
     """Reads a part of a member; the first call verifies the whole member.
 
@@ -117,13 +117,13 @@ class Archive:
       name: Name of the member.
       target: Bytes to fill.
       begin: First byte of the contents to copy.
-      what: Name of the contents, for messages.
+      subject: Name of the contents, for messages.
 
     Raises:
       UserError: The member is damaged.
     """
     info = self.members[name]
-    with self._reading(what):
+    with self._reading(subject):
       if name in self._verified and not is_deflated(info):
         self._read_at(self._start(info) + begin, target)
         return
@@ -141,13 +141,13 @@ class Archive:
     self._verified.add(name)
 
   @contextlib.contextmanager
-  def _reading(self, what: str) -> Iterator[None]:
+  def _reading(self, subject: str) -> Iterator[None]:
     try:
       yield
     except UserError:
       raise
     except _ERRORS as e:
-      problem = f'{what} cannot be read ({one_line(e)})'
+      problem = f'{subject} cannot be read ({one_line(e)})'
       raise damaged(self.path, problem) from None
 
   def _start(self, info: zipfile.ZipInfo) -> int:
@@ -165,14 +165,14 @@ class Archive:
       target, offset = target[count:], offset + count
 
   def _check_member(self, info: zipfile.ZipInfo) -> None:
-    what = quoted(info.filename)
+    subject = quoted(info.filename)
     methods = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
     if info.flag_bits & _ENCRYPTED or info.compress_type not in methods:
       raise UserError(
-        f'{self.path}: {what} is encrypted, or packed by another method than'
+        f'{self.path}: {subject} is encrypted, or packed by another method than'
         ' deflate; unpack the file, and zip it again'
       )
-    with self._reading(what):
+    with self._reading(subject):
       self._zip.open(info).close()  # compares the names in table and header
 
   def _check_count(self) -> None:

@@ -51,7 +51,7 @@ _HEADER_ERRORS = (
   *(SyntaxError, TypeError, ValueError, tokenize.TokenError),
 )
 # First bytes of other files that users mistake for checkpoints.
-_OTHERS = (
+_MISTAKEN = (
   (b'version https://git-lfs', 'a Git LFS pointer: fetch it by `git lfs pull`'),
   (b'<', 'a web page or an error message: download the file itself'),
   (b'\x93NUMPY', 'a single array: save it with its name, by np.savez'),
@@ -101,22 +101,24 @@ def _check_state(
     UserError: The file has no state of the name that is asked for.
   """
   read = [x for x in (stored.state, *names.holders) if x]
-  others = (*stored.others, *names.others)
+  alternatives = (*stored.other_states, *names.other_holders)
   last = stored.state.rpartition('.')[2]
   if state is not None and state not in (last, *read):
     raise UserError(
       f'{path} holds no state {archives.quoted(state)}: those that it has are'
-      f' {some([*read, *others]) or "without a name"}'
+      f' {some([*read, *alternatives]) or "without a name"}'
     )
   left = len(stored.shapes) - len(names.stored)
-  if others:
+  if alternatives:
     logging.info(
       'read the state %s of %s; to read another (%s), name it: --state=%s',
-      *(' / '.join(read), path, some(others), others[0]),
+      *(' / '.join(read), path, some(alternatives), alternatives[0]),
     )
   if left:
-    beside = [x for x in stored.shapes if x not in {*names.stored.values()}]
-    logging.info('left out of %s, as beside the model: %s', path, some(beside))
+    left_out = [x for x in stored.shapes if x not in {*names.stored.values()}]
+    logging.info(
+      'left out of %s, as beside the model: %s', path, some(left_out)
+    )
 
 
 def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> BinaryIO:
@@ -158,9 +160,9 @@ def _refusal(path: pathlib.Path, head: bytes) -> UserError:
   if head.startswith(torch_files.LEGACY):
     return torch_files.legacy_error(path)
   start = head.lstrip(b'\xef\xbb\xbf \t\r\n')
-  for magic, what in _OTHERS:
+  for magic, subject in _MISTAKEN:
     if start.startswith(magic):
-      return UserError(f'{path} is {what}')
+      return UserError(f'{path} is {subject}')
   return UserError(
     f'{path} is neither npz, safetensors nor pth: its first bytes are'
     f' {head[:8]!r}; if it should be, download or copy it again'
@@ -201,8 +203,8 @@ def _npz(archive: archives.Archive) -> Arrays:
   def read(name: str) -> np.ndarray:
     member, start, shape, is_fortran, dtype = entries[name]
     array = archives.empty(shape[::-1] if is_fortran else shape, dtype)
-    memory, what = archives.as_bytes(array), archives.array_named(name)
-    archive.read_into(member, memory, start, what)
+    memory, subject = archives.as_bytes(array), archives.array_named(name)
+    archive.read_into(member, memory, start, subject)
     if not dtype.isnative:
       array = array.byteswap(inplace=True).view(dtype.newbyteorder('='))
     if not is_fortran:
@@ -216,7 +218,7 @@ def _npz(archive: archives.Archive) -> Arrays:
 
 def _entry(archive: archives.Archive, member: str) -> _Entry:
   """Reads the header of an array, and checks it against the member's length."""
-  what = archives.array_named(member.removesuffix('.npy'))
+  subject = archives.array_named(member.removesuffix('.npy'))
   header = io.BytesIO(archive.head(member, _LONGEST_NPY_HEADER))
   try:
     is_short = np.lib.format.read_magic(header) == (1, 0)
@@ -226,18 +228,18 @@ def _entry(archive: archives.Archive, member: str) -> _Entry:
     shape, is_fortran, dtype = read(header)
   except _HEADER_ERRORS as e:
     raise archives.damaged(
-      archive.path, f'{what} has no header that can be read ({one_line(e)})'
+      archive.path, f'{subject} has no header that can be read ({one_line(e)})'
     ) from None
   if dtype.hasobject:
     raise UserError(
-      f'{archive.path} holds pickled objects ({what}), which could run any'
+      f'{archive.path} holds pickled objects ({subject}), which could run any'
       ' code: leave them out, and save it again'
     )
   if dtype.kind == 'V' and dtype.itemsize == 2:  # as numpy describes bfloat16
     dtype = _BFLOAT16
   if dtype.names or dtype.subdtype or not dtype.itemsize:
     raise UserError(
-      f'{archive.path}: {what} is of a type that is not read: {dtype}'
+      f'{archive.path}: {subject} is of a type that is not read: {dtype}'
     )
   start, size = header.tell(), archive.members[member].file_size
   if (
@@ -245,7 +247,7 @@ def _entry(archive: archives.Archive, member: str) -> _Entry:
     or start + math.prod(shape) * dtype.itemsize != size
   ):
     raise archives.damaged(
-      archive.path, f'{what} has another length than its shape says'
+      archive.path, f'{subject} has another length than its shape says'
     )
   return _Entry(member, start, shape, is_fortran, dtype)
 

@@ -342,12 +342,12 @@ class State:
   Attributes:
     name: Its keys, joined by '.'; '': it is the whole file.
     tensors: Its tensors by name.
-    others: Names of the other state dicts in the file.
+    other_states: Names of the other state dicts in the file.
   """
 
   name: str
   tensors: dict[str, Tensor]
-  others: tuple[str, ...] = ()
+  other_states: tuple[str, ...] = ()
 
 
 def state_dict(value: Any, name: str | None = None) -> State:
@@ -379,8 +379,8 @@ def state_dict(value: Any, name: str | None = None) -> State:
   for key, x in nested[chosen].items():
     if isinstance(x, _NOT_RUN) and _is_array(key, chosen):
       raise PickleError(f'{archives.array_named(str(key))} is {_not_run(x)}')
-  others = ['.'.join(keys) for keys in ranked if keys and keys != chosen]
-  return State('.'.join(chosen), _tensors(nested[chosen]), tuple(others))
+  other_states = ['.'.join(keys) for keys in ranked if keys and keys != chosen]
+  return State('.'.join(chosen), _tensors(nested[chosen]), tuple(other_states))
 
 
 def _no_tensors(value: Any) -> PickleError:

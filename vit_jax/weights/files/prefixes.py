@@ -36,12 +36,12 @@ class Names:
   Attributes:
     stored: Names in the file by plain names.
     holders: Attributes in which the model was, the outermost first.
-    others: Other attributes of `_HOLDERS` beside them.
+    other_holders: Other attributes of `_HOLDERS` beside them.
   """
 
   stored: dict[str, str]
   holders: tuple[str, ...]
-  others: tuple[str, ...]
+  other_holders: tuple[str, ...]
 
 
 def plain_names(names: Collection[str], holder: str | None = None) -> Names:
@@ -59,10 +59,10 @@ def plain_names(names: Collection[str], holder: str | None = None) -> Names:
   """
   plain = {name: _unwrapped(name) for name in names}
   holders: list[str] = []
-  others: list[str] = []
+  other_holders: list[str] = []
   while held := _held([*plain.values()], holder):
     holders.append(held[0])
-    others += held[1:]
+    other_holders += held[1:]
     prefix = f'{held[0]}.'
     plain = {
       name: _unwrapped(text.removeprefix(prefix))
@@ -76,7 +76,7 @@ def plain_names(names: Collection[str], holder: str | None = None) -> Names:
     stored[text] = name
   if len(stored) > 1:
     stored.pop(_COUNT, None)
-  return Names(stored, tuple(holders), tuple(others))
+  return Names(stored, tuple(holders), tuple(other_holders))
 
 
 def _unwrapped(name: str) -> str:

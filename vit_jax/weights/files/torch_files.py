@@ -60,7 +60,7 @@ def read(
     return _read_tensor(archive, root, name, tensors[name])
 
   shapes = {name: x.shape for name, x in tensors.items()}
-  return archives.Arrays(shapes, read_one, chosen.name, chosen.others)
+  return archives.Arrays(shapes, read_one, chosen.name, chosen.other_states)
 
 
 def _root(archive: archives.Archive) -> str:

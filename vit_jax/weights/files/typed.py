@@ -135,12 +135,12 @@ class Json:
     return value
 
   def check_known(
-    self, known: Mapping[str, Kind | None], key: str = ''
+    self, kinds: Mapping[str, Kind | None], key: str = ''
   ) -> None:
     """Checks that no field is set that this package would ignore.
 
     Args:
-      known: Field -> its kind; None: any value. All other fields must be off:
+      kinds: Field -> its kind; None: any value. All other fields must be off:
         null, false, 0 or empty.
       key: Key of the object with the fields; '': the whole file.
 
@@ -150,7 +150,7 @@ class Json:
     fields = self.get(key, OBJECT, {}) if key else self.content
     for name, value in fields.items():
       path = f'{key}.{name}' if key else name
-      if name not in known:
+      if name not in kinds:
         if value:
           raise self.error(
             path,
@@ -158,13 +158,14 @@ class Json:
             'it is not known here what that changes; remove it if'
             ' it is nothing',
           )
-      elif kind := known[name]:
+      elif kind := kinds[name]:
         self.get(path, kind)
 
-  def error(self, key: str, value: Any, wanted: str) -> UserError:
+  def error(self, key: str, value: Any, advice: str) -> UserError:
     """Returns the error for a field with a wrong value."""
-    shown = reprlib.repr(value)
-    return UserError(f'its {self.file} says {key} {shown}: {wanted}')
+    return UserError(
+      f'its {self.file} says {key} {reprlib.repr(value)}: {advice}'
+    )
 
   def channel_values(
     self,
