@@ -55,7 +55,6 @@ setuptools.setup(
   package_data={
     'vit_jax': [
       'py.typed',
-      'benchmark/compiled_figures.json',
       'data/class_names/*',
       'data/templates/*',
       'explore/page/*',

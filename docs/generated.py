@@ -31,7 +31,7 @@ _EVALUATION, _TASK = 'evals.NAME', 'tasks.NAME'
 # Modules that name all keys, and use none.
 _TABLES = re.compile(
   r'config/(defaults|architecture|evaluations|media|texts|synonyms'
-  r'|keys|\w*recipes)\.py|benchmark/.*'
+  r'|keys|\w*recipes)\.py'
 )
 
 _USAGE_COLUMNS = 80

@@ -36,8 +36,8 @@ from absl import flags
 from absl import logging
 import numpy as np
 
+from benchmarks.peers import torchvision_operators
 from vit_jax import cli
-from vit_jax.benchmark.peers import torchvision_operators
 from vit_jax.config import UserError
 
 _TIMM = flags.DEFINE_boolean('timm', False, "Try timm's models.")

@@ -3,9 +3,9 @@
 import pytest
 import tiny
 
+from benchmarks import modern
+from benchmarks import report as report_lib
 from vit_jax import models
-from vit_jax.benchmark import modern
-from vit_jax.benchmark import report as report_lib
 from vit_jax.config import UserError
 
 

@@ -514,7 +514,7 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
         'positions': "learned(tokens='class')",
         'block': 'block(layer_scale=1.0)',
       }
-      | {'mlp': "swiglu(gelu='exact')", 'pool': 'token_and_mean'}
+      | {'mlp': 'swiglu', 'pool': 'token_and_mean'}
       | GIANT,
     ),
   ],

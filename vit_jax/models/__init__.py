@@ -281,7 +281,7 @@ def flat_model(module: type[Flat], fields: Mapping[str, Any]) -> Flat:
   return model
 
 
-def from_flat(model: Flat) -> Model:
+def from_flat(model: Flat | Model) -> Model:
   """Returns the Linen module of flat fields; see `flattened`."""
   return model.parts() if isinstance(model, flat.ViT) else model
 

@@ -549,7 +549,10 @@ def _flat_values(part: nn.Module | None) -> dict[str, Any]:
   values: dict[str, Any] = {}
   for kind, options in _OPTIONS.items():
     if isinstance(part, kind):
-      values |= {name: getattr(part, x) for name, x in options.items()}
+      known = registry.options_of(type(part))
+      values |= {
+        name: getattr(part, x) for name, x in options.items() if x in known
+      }
   for kind, constants in _VALUES.items():
     if isinstance(part, kind):
       values |= constants

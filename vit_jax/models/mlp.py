@@ -3,6 +3,8 @@
 In comments: T tokens, M width of the hidden layer.
 """
 
+from typing import ClassVar
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,9 @@ class _Gated(Mlp):
 
   The gate is the first half, as in DINOv2's code.
   """
+
+  # The gate is the activation function, so this is no option here.
+  gelu: ClassVar[str] = 'none'  # type: ignore[misc]
 
   @property
   def width(self) -> int:

@@ -380,6 +380,11 @@ class _Builder:
     return value
 
 
+def part_class(kind: str, name: str) -> type[nn.Module]:
+  """Returns the class of a part; the arguments and errors are `build`'s."""
+  return _Builder({}, f'model.{kind}', frozenset())._class(kind, name)
+
+
 def name_of(kind: str, module: type[nn.Module]) -> str:
   """Returns the name of a class in a text.
 

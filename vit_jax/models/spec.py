@@ -275,18 +275,19 @@ class EncoderSpec(LayerSpec):
     """Returns an MLP of a width, or that of the layers."""
     if width:
       return super().mlp_part(width)
-    part = GATES[self.gate] if self.gated_mlp else block_lib.Mlp
-    return part(
-      self.mlp_dim,
-      self.gelu,
-      self.dense_bias,
-      self.mlp_norm,
-      self.dropout_rate,
-      self.norm_part(),
-      self.initializers,
-      self.dtype,
-      parent=None,
-    )
+    options: dict[str, Any] = {
+      'hidden_dim': self.mlp_dim,
+      'bias': self.dense_bias,
+      'hidden_norm': self.mlp_norm,
+      'dropout_rate': self.dropout_rate,
+      'norm': self.norm_part(),
+      'initializers': self.initializers,
+      'dtype': self.dtype,
+      'parent': None,
+    }
+    if self.gated_mlp:
+      return GATES[self.gate](**options)
+    return block_lib.Mlp(gelu=self.gelu, **options)
 
   def attention_part(self) -> nn.Module:
     """Returns the attention of the layers."""

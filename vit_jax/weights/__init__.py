@@ -25,6 +25,7 @@ from vit_jax.config import recipes
 from vit_jax.data import features as features_lib
 from vit_jax.models import layouts
 from vit_jax.models import names
+from vit_jax.models import values as values_lib
 from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import batched
@@ -314,8 +315,8 @@ def load(
     position_size: (height, width) of the images that a file's positions are
       for, where they are no square grid and nothing else defines it; None:
       `image_size`.
-    unseen: Further values that a file's arrays do not show, see
-      `foreign.unseen`.
+    unseen: Further values of `config.model`, of which a file's arrays do not
+      show some.
     **model_overrides: Values of `models.KEYS`.
 
   Returns:
@@ -345,10 +346,10 @@ def load(
         f'{path} is no work directory, and has no steps to choose from: leave'
         ' step out'
       )
-    unseen = {**(unseen or {}), **foreign.unseen(overrides)}
+    keys = {**(unseen or {}), **overrides}
     overrides = {k: x for k, x in overrides.items() if k not in foreign.UNSEEN}
     size = None if image_size is None else fit.pair(image_size)
-    loaded = _from_file(local, unseen, position_size or size, state)
+    loaded = _from_file(local, keys, position_size or size, state)
   wanted = num_classes, image_size, resize, quantize
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size
   if fits and not overrides and all(x is None for x in wanted):
@@ -483,11 +484,12 @@ def _stored(
 
 def _from_file(
   path: pathlib.Path,
-  unseen: dict[str, Any],
+  keys: Mapping[str, Any],
   size: tuple[int, int] | None,
   state: str | None,
 ) -> Loaded:
-  read = foreign.read(path, unseen, size, state)
+  stated = values_lib.stated(keys)
+  read = foreign.read(path, foreign.unseen(keys), size, state, stated)
   description = read.description
   return Loaded(
     models.from_flat(description.model),

@@ -43,6 +43,7 @@ from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import patches as patches_lib
 from vit_jax.models import positions
+from vit_jax.models import vit
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
 from vit_jax.weights import relative
@@ -141,7 +142,7 @@ def _check_source(params: Mapping[str, Any], model: models.Model) -> None:
   if isinstance(source, flat.ViT):
     names += source.prefix
     names += ['mask_token'] * source.mask_token
-    if _position_kind(source)[0] == 'learned':
+    if position_kind(source)[0] == 'learned':
       names.append('position_embedding')
   missing = [name for name in names if name not in params]
   if missing:
@@ -254,8 +255,8 @@ def _adapt_positions(
   method: str,
 ) -> None:
   """Makes the positions that the model needs from those in `rows`."""
-  path, kind = 'position_embedding', _position_kind(target)[0]
-  old_kind, _ = _position_kind(source)
+  path, kind = 'position_embedding', position_kind(target)[0]
+  old_kind, _ = position_kind(source)
   done = []
   if kind != old_kind:
     done.append(f'{old_kind} -> {kind}')
@@ -293,7 +294,7 @@ def _patch_positions(
       return stored, ''
     how = f'grid {fit.show(old)} -> {fit.show(new)}, {method}'
     return resize_lib.positions(stored, old, new, method), how
-  kind, _ = _position_kind(source)
+  kind, _ = position_kind(source)
   if kind in embedding.SINCOS:
     table = embedding.sincos2d(new, source.hidden_size, kind)
     return table, 'the same values'
@@ -306,7 +307,7 @@ def _split_positions(
 ) -> dict[str, np.ndarray]:
   """Returns the checkpoint's learned positions by token, [1, n, D] each."""
   path = 'position_embedding'
-  if _position_kind(source)[0] != 'learned':
+  if position_kind(source)[0] != 'learned':
     return {}
   table, rows, start = edit.host(path), {}, 0
   for name in _positioned(source):
@@ -333,16 +334,18 @@ def _fresh_tokens(name: str, count: int, d: int) -> np.ndarray:
 
 def _positioned(model: flat.ViT) -> tuple[str, ...]:
   """Returns names of the tokens before the patches with a learned position."""
-  kind, tokens = _position_kind(model)
+  kind, tokens = position_kind(model)
   if kind != 'learned':
     return ()
   names = {'all': _PREFIX, 'class': _PREFIX[:1], 'patches': ()}
   return tuple(x for x in model.prefix if x in names[tokens])
 
 
-def _position_kind(model: flat.ViT) -> tuple[str, str]:
+def position_kind(model: flat.ViT | vit.ViT) -> tuple[str, str]:
   """Returns which positions are added to tokens, and to which tokens."""
-  for part in model.parts().positions:
+  if isinstance(model, flat.ViT):
+    model = model.parts()
+  for part in model.positions:
     match part:
       case patches_lib.Learned():
         return 'learned', part.tokens

@@ -51,7 +51,7 @@ def load(config: ml_collections.ConfigDict) -> weights.Loaded:
   Raises:
     UserError: There is no checkpoint, it cannot be fetched, or it is damaged.
   """
-  unseen = foreign.unseen(config.model)
+  unseen = dict(config.model)
   size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
   try:
     return weights.load(

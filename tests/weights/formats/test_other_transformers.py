@@ -39,7 +39,7 @@ THEIRS = {
 AIM = {
   'norm': 'rms_norm',
   'patches': 'normed',
-  'mlp': "swiglu(gelu='exact')",
+  'mlp': 'swiglu',
   'pool': "map(mlp_dim=0, query=False, gelu='exact')",
   'num_classes': 0,
 }
@@ -86,7 +86,7 @@ def test_outputs_are_theirs_and_back(tmp_path, name):
     AIM
     | {
       'attention': 'attention(qkv_bias=False, out_bias=False)',
-      'mlp': "swiglu(gelu='exact', bias=False)",
+      'mlp': 'swiglu(bias=False)',
       'pool': "map(mlp_dim=0, query=False, bias=False, gelu='exact')",
     },
     AIM | {'positions': "sincos2d(kind='sincos2d_mae')", 'pool': 'mean'},

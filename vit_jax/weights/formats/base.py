@@ -41,6 +41,8 @@ class Hints:
     image_size: (height, width) that the caller requests, or None.
     stored_size: (height, width) that positions are for, if our export stored it
       in config.json; else None.
+    values: Values of the model that the caller gives, as `models.values.stated`
+      has them.
   """
 
   overrides: dict[str, Any]
@@ -48,6 +50,7 @@ class Hints:
   preprocessor: typed.Json
   image_size: tuple[int, int] | None
   stored_size: tuple[int, int] | None = None
+  values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +65,16 @@ class Description:
     silent: Name of the file that should define the preprocessing but does not;
       '' if it does.
     others: Parameters that another file holds, float32 arrays by path.
+    rules: The table of its arrays; None: that of its format for the model.
   """
 
-  model: models.Flat
+  model: models.Flat | models.Model
   image_size: tuple[int, int]
   preprocess: dict[str, Any]
   resize: str
   silent: str = ''
   others: dict[str, Any] = dataclasses.field(default_factory=dict)
+  rules: Sequence[tables.Rule] | None = None
 
 
 class Format(Protocol):
@@ -191,6 +196,11 @@ class Shapes:
 
   def __contains__(self, name: str) -> bool:
     return name in self._shapes
+
+  @property
+  def all(self) -> Mapping[str, Shape]:
+    """The shapes of all arrays by name."""
+    return self._shapes
 
   @property
   def names(self) -> Collection[str]:
@@ -386,6 +396,14 @@ def square_side(tokens: int) -> int:
   """Returns the side of a square grid; 0 if `tokens` is no square."""
   side = math.isqrt(max(tokens, 0))
   return side if side * side == tokens else 0
+
+
+def ratio(number: int, base: int) -> float:
+  """Returns r with int(base * r) == number, as an int if possible."""
+  result = number / base
+  if int(base * result) != number:
+    result = math.nextafter(result, math.inf)
+  return int(result) if result == int(result) else result
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> list[float]:

@@ -17,8 +17,8 @@ import ml_collections
 import numpy as np
 import torch
 
+from benchmarks.peers import torch_models
 from vit_jax import objectives
-from vit_jax.benchmark.peers import torch_models
 from vit_jax.data.host import batches
 
 

@@ -1,6 +1,6 @@
 r"""Measures ViTs on this accelerator within minutes: JSON and Markdown.
 
-  python -m vit_jax.benchmark.gpu_report --out=gpu_report --budget=500
+  python -m benchmarks.gpu_report --out=gpu_report --budget=500
 
 `scripts/gpu_report.sh` prepares a bare machine for it. Training steps and
 forward passes are in bfloat16, on batches that are on the device. For ViT-B/16,
@@ -26,7 +26,7 @@ from absl import flags
 from vit_jax import cli
 
 if TYPE_CHECKING:
-  from vit_jax.benchmark import gpu_rows
+  from benchmarks import gpu_rows
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_compile_cache(FLAGS)
@@ -64,12 +64,12 @@ def main(argv: list[str]) -> None:
   os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   import jax  # after the flags
 
-  from vit_jax.benchmark import gpu_rows
+  from benchmarks import gpu_rows
 
   if jax.default_backend() == 'cpu':
     raise config_lib.UserError(
       "JAX finds no GPU: install it for one, as in pip install -e '.[cuda]'; on"
-      ' a CPU, python -m vit_jax.benchmark measures'
+      ' a CPU, python -m benchmarks measures'
     )
   out = pathlib.Path(_OUT.value)
   out.mkdir(parents=True, exist_ok=True)

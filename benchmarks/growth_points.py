@@ -11,14 +11,14 @@ from absl import logging
 import jax
 import numpy as np
 
+from benchmarks import processes
+from benchmarks import setting as setting_lib
+from benchmarks import timing
+from benchmarks.peers import ours
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import optim
 from vit_jax import tables
-from vit_jax.benchmark import processes
-from vit_jax.benchmark import setting as setting_lib
-from vit_jax.benchmark import timing
-from vit_jax.benchmark.peers import ours
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
 from vit_jax.plots import style

@@ -20,13 +20,13 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from benchmarks import methods
+from benchmarks import setting as setting_lib
+from benchmarks import timing
+from benchmarks.peers import ours as ours_lib
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.ahead import plan
-from vit_jax.benchmark import methods
-from vit_jax.benchmark import setting as setting_lib
-from vit_jax.benchmark import timing
-from vit_jax.benchmark.peers import ours as ours_lib
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import rng as rng_lib
 from vit_jax.data.device import views
@@ -209,7 +209,7 @@ class Bench:
       return None, f'no package has a training step of {self.name}'
     module, _, cls = method.peer.partition(':')
     try:
-      found = importlib.import_module(f'vit_jax.benchmark.peers.{module}')
+      found = importlib.import_module(f'benchmarks.peers.{module}')
     except ImportError as e:
       logging.warning('warning: no peer of %s: %s', self.name, e)
       return None, f'nothing: pip install {method.packages}'

@@ -4,7 +4,7 @@ It initialises and trains the plain model on random images in memory, with one
 jitted function each. The argument is a JSON object with the fields of
 `plain.BaselineViT`, `image_shape`, `batch_size` and `optim`:
 
-  python -m vit_jax.benchmark.plain_start '{"model": {"num_classes": 10,
+  python -m benchmarks.plain_start '{"model": {"num_classes": 10,
     "patch_size": 4, "hidden_size": 256, "mlp_dim": 512, "num_heads": 8,
     "depth": 6, "dropout_rate": 0.2}, "image_shape": [32, 32, 3],
     "batch_size": 128, "optim": {"learning_rate": 3e-4, "b1": 0.9, "b2": 0.999,
@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax.benchmark import plain
+from benchmarks import plain
 
 
 def first_step(

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vit_jax.benchmark.peers import torch_step
-from vit_jax.benchmark.peers import torch_vit
+from benchmarks.peers import torch_step
+from benchmarks.peers import torch_vit
 
 
 class Dino(torch_step.TorchStep):

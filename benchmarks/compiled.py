@@ -1,8 +1,8 @@
 """Fails if a step that TPUs' compiler makes needs more than it once did.
 
-  python -m vit_jax.benchmark.compiled
-  python -m vit_jax.benchmark.compiled --only=l16_fsdp_v5p
-  python -m vit_jax.benchmark.compiled --all --write
+  python -m benchmarks.compiled
+  python -m benchmarks.compiled --only=l16_fsdp_v5p
+  python -m benchmarks.compiled --all --write
 
 Compiles training steps for TPUs that are not here (extra [compile-tpu]):
 ViT-B/16 unrolled and scanned on one chip, ViT-L/16 and ViT-H/14 with FSDP on

@@ -15,9 +15,9 @@ import ml_collections
 import numpy as np
 import optax
 
+from benchmarks import timing
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.benchmark import timing
 from vit_jax.data import naflex
 from vit_jax.models import flat
 from vit_jax.models import vit

@@ -1,6 +1,6 @@
 """Other formulations of the same model, timed in turns with ours."""
 
-from vit_jax.benchmark.peers import base
+from benchmarks.peers import base
 from vit_jax.config import UserError
 
 NAMES = ('baseline', 'timm', 'transformers')
@@ -18,11 +18,11 @@ def create(name: str, task: base.Task, compiles: bool = False) -> base.Peer:
     UserError: There is no such formulation, or its library is not installed.
   """
   if name == 'baseline':
-    from vit_jax.benchmark.peers import baseline
+    from benchmarks.peers import baseline
 
     return baseline.Baseline(task)
   if name not in NAMES:
     raise UserError(f'--compare={name}: choose one of {", ".join(NAMES)}')
-  from vit_jax.benchmark.peers import torch_models
+  from benchmarks.peers import torch_models
 
   return torch_models.TorchModel(name, task, compiles)

@@ -13,10 +13,10 @@ import torch
 from torch.nn import functional
 import transformers
 
+from benchmarks.peers import torch_step
 from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
-from vit_jax.benchmark.peers import torch_step
 from vit_jax.models import embedding
 from vit_jax.models import igpt
 from vit_jax.weights.formats import export

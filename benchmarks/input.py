@@ -26,11 +26,11 @@ import cv2
 import ml_collections
 import numpy as np
 
+from benchmarks import input_peers
+from benchmarks import photographs
+from benchmarks import timing
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax.benchmark import input_peers
-from vit_jax.benchmark import photographs
-from vit_jax.benchmark import timing
 from vit_jax.data.host import decode
 from vit_jax.data.host import transforms
 from vit_jax.data.host.geometry import Crop

@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
+from benchmarks import plain as plain_lib
+from benchmarks.peers import baseline
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.ahead import compiled as compiled_lib
 from vit_jax.ahead import plan as plan_lib
 from vit_jax.ahead import step as ahead
-from vit_jax.benchmark import plain as plain_lib
-from vit_jax.benchmark.peers import baseline
 from vit_jax.models import vit
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import topologies
@@ -45,7 +45,7 @@ def measure(
   config = config.copy_and_resolve_references()
   config.train.batch_size *= topology.size
   config.mesh.data = topology.size
-  return ahead.ask('vit_jax.benchmark.compile_part', config, topology)
+  return ahead.ask('benchmarks.compile_part', config, topology)
 
 
 def compare(

@@ -11,8 +11,8 @@ from monai.networks import nets
 import numpy as np
 from safetensors import torch as safetensors_torch
 
+from benchmarks.peers import torch_step
 from vit_jax import models
-from vit_jax.benchmark.peers import torch_step
 from vit_jax.models import flat
 from vit_jax.objectives import segmentation
 from vit_jax.weights.formats import dense

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks.peers import base
 from vit_jax import data
 from vit_jax import models
-from vit_jax.benchmark.peers import base
 from vit_jax.data.device import views
 from vit_jax.models import layouts
 from vit_jax.models import vit

@@ -1,8 +1,8 @@
 r"""Measures speed: JSON on stdout, and a table for people on stderr.
 
-  python -m vit_jax.benchmark
-  python -m vit_jax.benchmark --parts=train,infer --blocks=20
-  python -m vit_jax.benchmark --parts=train,infer --model=ViT-B/16 \
+  python -m benchmarks
+  python -m benchmarks --parts=train,infer --blocks=20
+  python -m benchmarks --parts=train,infer --model=ViT-B/16 \
       --compare=timm
 
 The model is the ViT of configs/cifar10_tutorial.py, or any other (--model), on
@@ -27,7 +27,7 @@ parts in other processes (startup, restart, parallel) are not compared.
 
 Modern parts:
 
-  python -m vit_jax.benchmark --parts=modern,packing --model=ViT-Ti/16
+  python -m benchmarks --parts=modern,packing --model=ViT-Ti/16
 
 This times the forward and backward pass with each modern part (RoPE, registers,
 SwiGLU of as many parameters, QK-norm, RMSNorm, layer scale, merged tokens, soft
@@ -38,14 +38,14 @@ give the same loss.
 
 The allocator:
 
-  python -m vit_jax.benchmark --parts=allocator --model=ViT-Ti/16
+  python -m benchmarks --parts=allocator --model=ViT-Ti/16
 
 This times steps with mimalloc, which commands use on CPUs, in turns with
 glibc's malloc.
 
 Other methods:
 
-  python -m vit_jax.benchmark --parts=train --objective=mae
+  python -m benchmarks --parts=train --objective=mae
 
 This times the training step of a method without labels (mae, beit, igpt, dino,
 dinov2, mocov3), of image-text pairs (clip) or of segmentation (setr, unetr) in
@@ -56,7 +56,7 @@ those of the method's recipe in configs/, with ViT-Ti/16, iGPT-S or ViT-B/32, or
 
 Devices that are not here:
 
-  python -m vit_jax.benchmark --parts=compile --hardware=v5e:2x2 \
+  python -m benchmarks --parts=compile --hardware=v5e:2x2 \
       --model=ViT-B/16 --batch_size=128
 
 This compiles the train step for devices that are not here, with their own
@@ -76,8 +76,8 @@ from typing import Any
 from absl import flags
 from absl import logging
 
+from benchmarks import methods
 from vit_jax import cli
-from vit_jax.benchmark import methods
 
 PROCESS_PARTS = ('startup', 'restart', 'parallel')
 # The first ones show their memory best.
@@ -89,7 +89,6 @@ _ALONE = ('modern', 'packing')
 _ALLOCATOR = 'allocator'
 PARTS = (*_TIMED, *_ALONE, _ALLOCATOR, _COMPILE)
 
-USAGE = 'benchmark'
 _PARTS = flags.DEFINE_list('parts', list(_TIMED), 'Parts to measure.')
 _OBJECTIVE = flags.DEFINE_string(
   'objective',
@@ -167,8 +166,8 @@ def main(argv: list[str]) -> None:
   is_torch = _COMPARE.value != 'baseline' or _OBJECTIVE.value is not None
   if is_torch:  # JAX would reserve the GPU's memory
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
-  from vit_jax.benchmark import report as report_lib
-  from vit_jax.benchmark import setting as setting_lib  # it imports jax
+  from benchmarks import report as report_lib
+  from benchmarks import setting as setting_lib  # it imports jax
 
   setting = setting_lib.Setting(
     model=_MODEL.value,
@@ -194,8 +193,8 @@ def _compile(setting: Any) -> dict[str, Any]:
   """Returns the report of the part `compile`."""
   import jax
 
-  from vit_jax.benchmark import compile_part
-  from vit_jax.benchmark import setting as setting_lib
+  from benchmarks import compile_part
+  from benchmarks import setting as setting_lib
   from vit_jax.parallel import topologies
 
   topology = topologies.parse(_HARDWARE.value or '')
@@ -220,12 +219,12 @@ def _compile(setting: Any) -> dict[str, Any]:
 
 def _measure(setting: Any) -> dict[str, Any]:
   """Returns the report; `setting` is a `setting.Setting`."""
-  from vit_jax.benchmark import input as input_lib
-  from vit_jax.benchmark import measures
-  from vit_jax.benchmark import modern
-  from vit_jax.benchmark import processes
-  from vit_jax.benchmark import setting as setting_lib
-  from vit_jax.benchmark import timing
+  from benchmarks import input as input_lib
+  from benchmarks import measures
+  from benchmarks import modern
+  from benchmarks import processes
+  from benchmarks import setting as setting_lib
+  from benchmarks import timing
 
   blocks, runs = _BLOCKS.value, min(_BLOCKS.value, 3)
   report: dict[str, Any] = {}
@@ -258,7 +257,7 @@ def _measure(setting: Any) -> dict[str, Any]:
 
 def _measure_method(setting: Any) -> dict[str, Any]:
   """Returns the report on --objective; `setting` is a `setting.Setting`."""
-  from vit_jax.benchmark import pretraining
+  from benchmarks import pretraining
 
   name = str(_OBJECTIVE.value)
   config = pretraining.config(name, setting)
@@ -293,4 +292,4 @@ def _described(config: Any) -> dict[str, Any]:
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, usage=USAGE)
+  cli.run(main, __doc__)

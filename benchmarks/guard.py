@@ -1,6 +1,6 @@
 """Fails if training or inference has lost its lead over the baseline.
 
-  python -m vit_jax.benchmark.guard
+  python -m benchmarks.guard
 
 The tutorial's ViT and a plain formulation of it take turns in small batches on
 the CPU. Only the ratios count, which hardly depend on the machine: none may be
@@ -24,8 +24,8 @@ _BATCH_SIZE, _BLOCKS = 32, 7
 
 def main(argv: list[str]) -> int:
   """Prints the ratios; returns the exit status, 1 if one is too low."""
-  from vit_jax.benchmark import measures  # after the flags: it imports jax
-  from vit_jax.benchmark import setting as setting_lib
+  from benchmarks import measures  # after the flags: it imports jax
+  from benchmarks import setting as setting_lib
 
   cli.refuse_arguments(argv)
   setting = setting_lib.Setting(batch_size=_BATCH_SIZE)

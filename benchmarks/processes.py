@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import ml_collections
 
+from benchmarks import setting
+from benchmarks import timing
+from benchmarks.peers import baseline
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.benchmark import setting
-from vit_jax.benchmark import timing
-from vit_jax.benchmark.peers import baseline
 from vit_jax.models import vit
 from vit_jax.parallel import allocator as allocator_lib
 
@@ -46,7 +46,7 @@ def startup(
     flags: Flags of `vit_jax.main` for the same config.
     runs: How often each is started.
   """
-  plain = [sys.executable, '-m', 'vit_jax.benchmark.plain_start']
+  plain = [sys.executable, '-m', 'benchmarks.plain_start']
   plain += [json.dumps(_plain_arguments(config))]
   ours: list[_Start] = []
   theirs: list[float] = []
@@ -261,7 +261,7 @@ def _worker(
   config.mesh.data = devices
   env = {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(devices)}
   with subprocess.Popen(
-    [sys.executable, '-m', 'vit_jax.benchmark.worker'],
+    [sys.executable, '-m', 'benchmarks.worker'],
     env=os.environ | env | dict(variables or {}),
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,

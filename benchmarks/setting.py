@@ -9,12 +9,12 @@ from typing import Any
 
 import ml_collections
 
+from benchmarks import photographs
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.benchmark import photographs
 from vit_jax.models import flat
 
-CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
+CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
 # The ViT of this config.
 TUTORIAL = 'tutorial'
 CONFIG = str(CONFIGS / 'cifar10_tutorial.py')

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vit_jax.benchmark.peers import torch_step
-from vit_jax.benchmark.peers import torch_vit
+from benchmarks.peers import torch_step
+from benchmarks.peers import torch_vit
 from vit_jax.evaluation import windows
 from vit_jax.models import setr
 from vit_jax.objectives import segmentation

@@ -15,11 +15,11 @@ from absl import logging
 import jax
 import ml_collections
 
+from benchmarks import measures
+from benchmarks import setting as setting_lib
+from benchmarks import timing
 from vit_jax import config as config_lib
 from vit_jax import tables
-from vit_jax.benchmark import measures
-from vit_jax.benchmark import setting as setting_lib
-from vit_jax.benchmark import timing
 from vit_jax.data.host import batches
 from vit_jax.parallel import hardware
 

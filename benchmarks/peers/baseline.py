@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.benchmark import plain
-from vit_jax.benchmark.peers import base
-from vit_jax.benchmark.peers import ours
+from benchmarks import plain
+from benchmarks.peers import base
+from benchmarks.peers import ours
 from vit_jax.models import flat
 from vit_jax.models import vit
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.peers import base
+from benchmarks.peers import torchvision_operators
 from vit_jax import weights
-from vit_jax.benchmark.peers import base
-from vit_jax.benchmark.peers import torchvision_operators
 from vit_jax.config import UserError
 from vit_jax.data.host import batches
 from vit_jax.weights.formats import export

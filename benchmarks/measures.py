@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from benchmarks import peers
+from benchmarks import timing
+from benchmarks.peers import base
+from benchmarks.peers import ours as ours_lib
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.benchmark import peers
-from vit_jax.benchmark import timing
-from vit_jax.benchmark.peers import base
-from vit_jax.benchmark.peers import ours as ours_lib
 from vit_jax.models import vit
 from vit_jax.parallel import hardware
 from vit_jax.runs import checkpoint

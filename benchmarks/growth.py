@@ -1,6 +1,6 @@
 """Measures the growth of time and memory of a training step.
 
-  python -m vit_jax.benchmark.growth --out=growth
+  python -m benchmarks.growth --out=growth
 
 One quantity grows at a time (depth, width, tokens, batch), from ViT-Ti/16 with
 images of 224 x 224 in batches of 8 (of one for tokens). The time of a step is
@@ -26,8 +26,8 @@ _BLOCKS = flags.DEFINE_integer(
 
 def main(argv: list[str]) -> None:
   """Measures, and writes growth.json, growth.md and growth.png."""
+  from benchmarks import growth_points  # after the flags
   from vit_jax import config as config_lib
-  from vit_jax.benchmark import growth_points  # after the flags
 
   if argv[1:] or set(_ONLY.value) - set(growth_points.AXES):
     raise config_lib.UserError(
