@@ -316,6 +316,7 @@ def _nested_key(depth: int) -> bytes:
     (b'ctorch\nSize\n}X\4\0\0\0nameK\1sb', 'pickle is damaged'),
     (b'N}X\1\0\0\0aK\1sb', 'pickle is damaged'),
     (_nested_key(500), 'no tensors under the names it has'),
+    (_nested_key(500)[1:-2] + b'X\1\0\0\0a\x93', 'pickle is damaged'),
     (b'})' + b'\x85' * 50_000 + b'Ns', 'no tensors under the names it has'),
     (b'\x8f(' + b')q\0h\0\x86q\0h\0\x86' + b'\x90', 'no dict of tensors'),
   ],

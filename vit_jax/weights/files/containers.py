@@ -307,8 +307,8 @@ def weight_map(path: pathlib.Path) -> dict[str, str]:
     names = set()
   if not names:
     raise UserError(
-      f'{path} is neither a checkpoint nor the index of one: give the file'
-      ' with the weights'
+      f'{path} is neither a checkpoint nor the index of one: download it'
+      ' again, or give the file with the weights'
     )
   for name in names:
     if not isinstance(name, str) or not _SHARD.fullmatch(name):

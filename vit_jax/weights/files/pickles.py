@@ -34,6 +34,7 @@ _NESTED = (
   *('target_encoder', 'student', 'encoder', 'backbone'),
 )
 _MOST_ARGUMENTS = 16  # of a function in `_CALLS`
+_LONGEST_TEXT = 1000  # of a key, and of a part of a name
 _MOST_DEPTH = 4  # dicts within each other that are searched for a state dict
 # Ends of the names of arrays without a module, such as 'pos_embed'.
 _ARRAY = re.compile(
@@ -222,8 +223,7 @@ def _run(data: bytes) -> Any:
       case 'GLOBAL':
         stack.append(Name(argument.replace(' ', '.', 1)))
       case 'STACK_GLOBAL':
-        module, name = take(2)
-        stack.append(Name(f'{module}.{name}'))
+        stack.append(_name(*take(2)))
       case 'REDUCE' | 'NEWOBJ':
         stack.append(_call(*take(2)))
       case 'NEWOBJ_EX':  # the last are arguments by name
@@ -241,6 +241,14 @@ def _run(data: bytes) -> Any:
   raise EOFError
 
 
+def _name(module: Any, name: Any) -> Name:
+  """Returns a name; nested tuples would take forever to become a text."""
+  for text in (module, name):
+    if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
+      raise TypeError
+  return Name(f'{module}.{name}')
+
+
 def _extend(target: Any, items: list[Any]) -> None:
   """Appends to a list; what subclasses of list are filled with is left out."""
   if isinstance(target, list):
@@ -255,7 +263,7 @@ def _set_items(target: Any, items: list[Any]) -> None:
     raise TypeError
   for key, value in zip(items[::2], items[1::2], strict=True):
     is_int = isinstance(key, int) and key.bit_length() < 64
-    if is_int or (isinstance(key, str) and len(key) < 1000):
+    if is_int or (isinstance(key, str) and len(key) < _LONGEST_TEXT):
       target[key] = value
 
 
