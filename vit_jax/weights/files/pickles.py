@@ -325,13 +325,8 @@ def _first(x: Any, *_: Any) -> Any:
   return x
 
 
-def _empty_dict() -> dict[Any, Any]:
-  """Takes no items, since these would not be checked."""
-  return {}
-
-
 _CALLS: dict[str, Callable[..., Any]] = {
-  'collections.OrderedDict': _empty_dict,
+  'collections.OrderedDict': lambda: {},  # items would not be checked
   'torch._utils._rebuild_tensor': _tensor,
   'torch._utils._rebuild_tensor_v2': _tensor,
   'torch._utils._rebuild_parameter': _first,

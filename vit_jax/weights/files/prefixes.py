@@ -13,9 +13,8 @@ from vit_jax.config import UserError
 from vit_jax.weights.files import archives
 
 # Wrappers of a model or, but for the first, of its layers.
-_OUTER = re.compile(r'^(module\.)+')
 _WRAPPERS = re.compile(
-  r'(?:(?<=\.)|^)'
+  r'^module\.|(?<![^.])'
   r'(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)'
   r'\.'
 )
@@ -80,9 +79,8 @@ def plain_names(names: Collection[str], holder: str | None = None) -> Names:
 
 
 def _unwrapped(name: str) -> str:
-  before = None
-  while before != name:
-    before, name = name, _OUTER.sub('', _WRAPPERS.sub('', name))
+  while (inner := _WRAPPERS.sub('', name)) != name:
+    name = inner
   return name
 
 

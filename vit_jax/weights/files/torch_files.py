@@ -6,6 +6,7 @@ storages; each storage is a member, which is read together with a tensor.
 
 import math
 import pathlib
+import re
 import shlex
 
 import numpy as np
@@ -70,7 +71,8 @@ def _root(archive: archives.Archive) -> str:
     UserError: Another program wrote the archive.
   """
   path, members = archive.path, archive.members
-  roots = [x.removesuffix('data.pkl') for x in members if _is_pickle(x)]
+  matches = [re.fullmatch('([^/]*/)data[.]pkl', name) for name in members]
+  roots = [match[1] for match in matches if match]
   if len(roots) != 1 or f'{roots[0]}constants.pkl' in members:
     raise UserError(
       f'{path} is a TorchScript program, or holds several pickles: save the'
@@ -88,10 +90,6 @@ def _root(archive: archives.Archive) -> str:
       ' another'
     )
   return root
-
-
-def _is_pickle(name: str) -> bool:
-  return name.endswith('/data.pkl') and name.count('/') == 1
 
 
 def _check_storage(
