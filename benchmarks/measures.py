@@ -105,7 +105,7 @@ class Bench:
     self._note_memory('train', before, self.ours.compiled_step)
     is_reference = self._compare == 'baseline' and self._is_float32
     if not is_reference:
-      exact = models.with_fields(self._task.model, dtype=jnp.float32)
+      exact = models.with_keys(self._task.model, dtype=jnp.float32)
       assert isinstance(exact, vit.ViT)
       task = dataclasses.replace(self._task, model=exact)
       self._check_logits(logits, peers.create('baseline', task))

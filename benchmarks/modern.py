@@ -19,7 +19,6 @@ from benchmarks import timing
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import naflex
-from vit_jax.models import flat
 from vit_jax.models import vit
 
 Entry = dict[str, Any]
@@ -38,7 +37,7 @@ def fields(model: vit.ViT, tokens: int) -> dict[str, dict[str, Any]]:
     tokens: Patches of an image.
   """
   # Three matrices, and as many parameters.
-  narrower = 2 * flat.flatten(model).mlp_dim // 3
+  narrower = 2 * models.key_values(model)['mlp_dim'] // 3
   return {
     _PLAIN: {},
     'rope': {'positions': 'rope'},
@@ -171,9 +170,7 @@ def _plain(config: ml_collections.ConfigDict) -> vit.ViT:
 
 def _with(model: vit.ViT, changes: Mapping[str, Any]) -> vit.ViT:
   """Returns a ViT with other fields, which are checked."""
-  fields = flat.without_named(models.fields_of(model), changes)
-  values = fields | {'dtype': model.dtype} | dict(changes)
-  made = models.model_of(flat.ViT, values)
+  made = models.with_keys(model, **changes)
   assert isinstance(made, vit.ViT)
   return made
 

@@ -69,10 +69,10 @@ def config(
   if setting.model != setting_lib.TUTORIAL:
     method = dataclasses.replace(method, model=setting.model)
   with config_lib.explained('--model', ValueError):
-    model = models.flattened(models.create_model(method.model))
+    values = models.key_values(models.create_model(method.model))
   changes = _CHANGES | setting_lib.FIXED | {'model.name': method.model}
   for key in ('hidden_size', 'mlp_dim', 'num_heads', 'depth'):
-    changes[f'model.{key}'] = getattr(model, key, None)
+    changes[f'model.{key}'] = values.get(key)
   changes |= {'train.batch_size': method.batch_size, **method.changes}
   changes |= setting.given()
   file = setting_lib.CONFIGS / f'{method.config}.py'

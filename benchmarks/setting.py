@@ -12,7 +12,8 @@ import ml_collections
 from benchmarks import photographs
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.models import flat
+from vit_jax.models import stems
+from vit_jax.models import vit
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
 # The ViT of this config.
@@ -126,14 +127,16 @@ def _model_changes(name: str) -> Changes:
     return {'train.batch_size': _TUTORIAL_BATCH}
   with config_lib.explained('--model', ValueError):
     model = models.create_model(name)
-  spec = models.flattened(model)
-  if not isinstance(spec, flat.ViT) or spec.resnet_stages is not None:
+  if not isinstance(model, vit.ViT) or isinstance(
+    model.patches, stems.HybridPatches
+  ):
     raise config_lib.UserError(
       f'--model={name}: there is no plain formulation of it to compare with;'
       f' choose {TUTORIAL} or a ViT, as ViT-B/16'
     )
+  keys = models.key_values(model)
   sizes = ('hidden_size', 'mlp_dim', 'num_heads', 'depth')
-  fields = {f'model.{key}': getattr(spec, key) for key in sizes}
+  fields = {f'model.{key}': keys[key] for key in sizes}
   size = name.removeprefix('ViT-').split('/')[0]
   return fields | {
     'model.name': name,

@@ -71,7 +71,7 @@ def flat(loaded):
 
 def fields(loaded):
   """Returns the fields of a model, with nothing left open."""
-  result = models.fields_of(loaded.model)
+  result = models.full_values(loaded.model)
   if 'class_token' in result:
     result['class_token'] = 'class_token' in loaded.model.prefix
   return result

@@ -310,7 +310,7 @@ def test_the_model_card(tmp_path):
     assert part in text
   (note,) = notes
   assert 'exact GELU' in note and f'**Mind:** {note}' in text
-  named = models.create_model('Mixer-B/16', gelu='tanh')
+  named = models.create_model('Mixer-B/16', mlp="mlp(gelu='tanh')")
   assert any(
     'GELU' in note for note in timm_config.notes(models.flattened(named))
   )

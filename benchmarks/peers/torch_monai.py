@@ -13,7 +13,6 @@ from safetensors import torch as safetensors_torch
 
 from benchmarks.peers import torch_step
 from vit_jax import models
-from vit_jax.models import flat
 from vit_jax.objectives import segmentation
 from vit_jax.weights.formats import dense
 
@@ -27,8 +26,7 @@ class UNETR(torch_step.TorchStep):
     """Returns the module."""
     task, objective = self.task, self.task.objective
     assert isinstance(objective, segmentation.Segmentation)
-    model, decoder = models.flattened(objective.model), objective.decoder
-    assert isinstance(model, flat.ViT)
+    decoder, keys = objective.decoder, models.key_values(objective.model)
     (volumes,) = task.views.values()
     self._volumes = self.tensor(np.moveaxis(volumes, -1, 1))
     self._labels = self.tensor(task.others['map'].astype(np.int64)[:, None])
@@ -38,9 +36,9 @@ class UNETR(torch_step.TorchStep):
       out_channels=decoder.num_classes,
       img_size=volumes.shape[1:-1],
       feature_size=decoder.features,
-      hidden_size=model.hidden_size,
-      mlp_dim=model.mlp_dim,
-      num_heads=model.num_heads,
+      hidden_size=keys['hidden_size'],
+      mlp_dim=keys['mlp_dim'],
+      num_heads=keys['num_heads'],
       proj_type='conv',
     )
     with tempfile.TemporaryDirectory() as folder:

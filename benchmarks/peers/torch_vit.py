@@ -3,6 +3,7 @@
 In comments: B images, T tokens, D width, H heads.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,6 @@ from torch.nn import functional
 
 from vit_jax import models
 from vit_jax import objectives
-from vit_jax.models import flat
 from vit_jax.models import vit
 
 
@@ -28,18 +28,17 @@ class ViT(nn.Module):
     super().__init__()
     model, (height, width, channels) = objective.model, objective.image_shape
     assert isinstance(model, vit.ViT)
-    spec = models.flattened(model)
-    assert isinstance(spec, flat.ViT)
-    self.width = d = spec.hidden_size
+    keys = models.key_values(model)
+    self.width = d = model.hidden_size
     p, q = models.patch_of_images(model)
     self.patches = nn.Conv2d(channels, d, (p, q), (p, q))
     self._grid = height // p, width // q
     count = self._grid[0] * self._grid[1]
-    learns = spec.position_embedding == 'learned'
+    learns = keys['positions'].startswith('learned')
     self.token = nn.Parameter(0.02 * torch.randn(1, 1, d))
     self.positions = nn.Parameter(0.02 * torch.randn(1, 1 + count, d), learns)
-    self.blocks = nn.Sequential(*[_Block(spec) for _ in range(spec.depth)])
-    self.norm = nn.LayerNorm(d, spec.layer_norm_epsilon)
+    self.blocks = nn.Sequential(*[_Block(keys) for _ in range(model.depth)])
+    self.norm = nn.LayerNorm(d, keys['layer_norm_epsilon'])
 
   def forward(self, images: Any) -> Any:
     """Returns features [B, D] of images [B, C, height, width]."""
@@ -74,14 +73,14 @@ class ViT(nn.Module):
 class _Block(nn.Module):
   """Attention and an MLP, each after a norm and with a shortcut."""
 
-  def __init__(self, model: flat.ViT):
+  def __init__(self, keys: Mapping[str, Any]):
     super().__init__()
-    d, epsilon = model.hidden_size, model.layer_norm_epsilon
-    self._heads = model.num_heads
+    d, epsilon = keys['hidden_size'], keys['layer_norm_epsilon']
+    self._heads, hidden = keys['num_heads'], keys['mlp_dim']
     self.norm1, self.norm2 = nn.LayerNorm(d, epsilon), nn.LayerNorm(d, epsilon)
     self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
     self.mlp = nn.Sequential(
-      nn.Linear(d, model.mlp_dim), nn.GELU(), nn.Linear(model.mlp_dim, d)
+      nn.Linear(d, hidden), nn.GELU(), nn.Linear(hidden, d)
     )
 
   def forward(self, x: Any) -> Any:

@@ -457,13 +457,10 @@ def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
   for i, grid in enumerate(grids):
     image = given[f'image_{i}']
     count = int(grid.prod())
-    cut, size = naflex_lib.padded(
-      image, models.flattened(model).patch_size, count
-    )
+    patch = model.patches.patch_size
+    cut, size = naflex_lib.padded(image, patch, count)
     assert size == tuple(grid)
-    padded, _ = naflex_lib.padded(
-      image, models.flattened(model).patch_size, len(patches[i])
-    )
+    padded, _ = naflex_lib.padded(image, patch, len(patches[i]))
     np.testing.assert_allclose(padded, patches[i], atol=1e-6)
     answers[f'logits_single_{i}'] = model.apply(
       own, cut[None], grids=grid[None]

@@ -102,8 +102,8 @@ def test_training_with_merged_tokens_and_without_some_patches():
 @pytest.mark.parametrize(
   ('fields', 'message'),
   [
-    ({'scan': True}, 'merge=1 does not go with scan=True'),
-    ({'positions': "learned + rope(kind='eva02')"}, "rotary='eva02'"),
+    ({'scan': True}, r'merging\(1\). does not go with scan=True'),
+    ({'positions': "learned + rope(kind='eva02')"}, "positions='rope'"),
     ({'pool': 'map'}, "pool='map'"),
   ],
 )

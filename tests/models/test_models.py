@@ -524,8 +524,8 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
   assert models.create_model(name, 7) == expected
   config = config_lib.default().model
   config.name, config.dropout_rate = name, 0.5
-  if 'dropout_rate' in models.fields_of(expected):
-    expected = models.with_fields(expected, dropout_rate=0.5)
+  if hasattr(expected, 'dropout_rate'):
+    expected = models.with_keys(expected, dropout_rate=0.5)
   else:
     config.dropout_rate = None
   assert models.from_config(config, 7) == expected
@@ -536,11 +536,11 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
   [
     ('ViT-X/16', {}, "did you mean 'ViT-"),
     ('ViT-B', {}, 'ViT-B'),
-    ('vit_base_patch16_clip_224', {}, "load('hf:timm/vit_base_patch16_clip_"),
+    ('vit_base_patch16_rpn_224', {}, "load('hf:timm/vit_base_patch16_rpn_"),
     ('openai/clip-vit-base', {}, "vit_jax.load('hf:openai/clip-vit-base')"),
     ('ViT-Ti/4', {'n_heads': 3}, "did you mean 'num_heads'"),
     ('ViT-Ti/4', {'num_heads': 5}, 'num_heads=5 does not divide'),
-    ('ViT-Ti/4', {'pool': 'cls'}, 'token, mean, map, token_and_mean, or'),
+    ('ViT-Ti/4', {'pool': 'cls'}, 'token, mean, map, token_and_mean; or'),
     ('ViT-Ti/4', {'depth': 0}, 'depth is 0'),
     ('ViT-Ti/4', {'dropout_rate': 1.0}, 'dropout_rate is 1.0'),
     ('ViT-Ti/4', {'remat': 'some'}, 'dots_saveable'),

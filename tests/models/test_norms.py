@@ -12,7 +12,6 @@ from vit_jax import models
 from vit_jax.models import block
 from vit_jax.models import norms
 from vit_jax.models import setr
-from vit_jax.models import spec as spec_lib
 
 EPSILON = 1e-6
 
@@ -136,15 +135,6 @@ def test_decoders_of_maps_have_it():
       found,
       expected,
     )
-
-
-def test_all_stacks_of_layers_have_it():
-  fields = {'hidden_size': 8, 'mlp_dim': 8, 'depth': 1}
-  for spec in (
-    spec_lib.LayerSpec(**fields),
-    spec_lib.EncoderSpec(**fields, num_heads=1),
-  ):
-    assert isinstance(spec.layer_norm('norm'), block.LayerNorm)
 
 
 def test_groups_that_do_not_divide_the_channels():

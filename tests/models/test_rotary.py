@@ -192,7 +192,7 @@ def test_a_norm_inside_the_mlp(gated):
       r'base is 0\.0: it must be in \(0, inf\)',
     ),
     ({'positions': "rope(kind='eva02', grid=(4,))"}, r'\(rows, columns\)'),
-    ({'positions': 'rope(grid=(4, 4))'}, "no effect with rotary='dinov3'"),
+    ({'positions': 'rope(grid=(4, 4))'}, "no effect with rope.'dinov3'"),
   ],
 )
 def test_mistakes_are_named(fields, message):

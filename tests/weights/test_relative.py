@@ -30,7 +30,7 @@ def table_of(grid, heads=2):
 def test_a_shared_table_is_copied_to_each_layer():
   changes = assert_same_function(SHARED, LAYERS)
   assert changes[f'blocks_1/attention/{NAME}'].action == 'shared -> layers'
-  with pytest.raises(UserError, match="set relative_positions='layers'"):
+  with pytest.raises(UserError, match=r'set config\.model\.positions'):
     adapt(LAYERS, SHARED)
 
 

@@ -4,6 +4,7 @@ In comments: B images, T tokens, R of them that are read, D hidden size.
 """
 
 from typing import Annotated
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import context as context_lib
 from vit_jax.models import dropout
+from vit_jax.models import fields
 from vit_jax.models.block import Block
 from vit_jax.models.block import drop
 from vit_jax.models.block import scoped
@@ -56,6 +58,15 @@ class Parallel(Block):
   section 2).
   """
 
+  def check_model(self, model: Any) -> None:
+    """Raises a ValueError if its MLP cannot be beside attention."""
+    del model
+    wrong = {
+      "mlp='experts'": hasattr(self.mlp, 'routes_tokens'),
+      'layer_scale_mlp=False: they have one scale': not self.layer_scale_mlp,
+    }
+    fields.refuse(wrong, "block='parallel' does not go with {}")
+
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Maps tokens [B, T, D] to [B, R, D]."""
@@ -91,6 +102,16 @@ class Branches(Block):
   """
 
   count: Annotated[int, Field(Kind.FUNCTION, least=1, most=100)] = 2
+
+  def check_model(self, model: Any) -> None:
+    """Raises a ValueError if parts are of one attention or one MLP."""
+    wrong = {
+      "mlp='experts'": hasattr(self.mlp, 'routes_tokens'),
+      'shared=False of positions, of one attention': any(
+        not getattr(x, 'shared', True) for x in model.positions
+      ),
+    }
+    fields.refuse(wrong, "block='branches' does not go with {}")
 
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:

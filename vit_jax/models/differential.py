@@ -7,6 +7,7 @@ In comments: B images, T tokens, R tokens with a query, H heads, K channels of a
 head.
 """
 
+from typing import Any
 from typing import ClassVar
 
 from flax import linen as nn
@@ -14,6 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import attention
+from vit_jax.models import fields
+from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import positions
 from vit_jax.models.attention import QKV
 from vit_jax.models.context import Context
 
@@ -24,6 +28,17 @@ class Differential(attention.Attention):
   """Attention whose weights are the difference of two softmaxes."""
 
   supported: ClassVar[tuple[str, ...]] = ()
+
+  def check_model(self, model: Any) -> None:
+    """Raises a ValueError if it does not fit the model's other parts."""
+    added, channels = positions.in_attention(model), model.hidden_size
+    channels //= self.num_heads
+    wrong = {
+      f'positions={added!r}': added,
+      f'heads of {channels} channels, which have no halves': channels % 2,
+      "initializers='mimetic'": self.initializers == initializers_lib.MIMETIC,
+    }
+    fields.refuse(wrong, "attention='differential' does not go with {}")
 
   def prepare(
     self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context
@@ -38,12 +53,7 @@ class Differential(attention.Attention):
 
     Returns:
       [B, R, 2 H, K / 2], [B, T, 2 H, K / 2] and [B, T, 2 H, K].
-
-    Raises:
-      ValueError: Positions rotate queries and keys.
     """
-    if context.rotation is not None:
-      raise ValueError('differential attention has no rotary positions')
     query, key = (
       x.reshape(*x.shape[:2], 2 * x.shape[2], x.shape[3] // 2)
       for x in (query, key)

@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import dropout
+from vit_jax.models import fields
 from vit_jax.models import initializers
 from vit_jax.models import stack
 from vit_jax.models.block import keep
@@ -329,6 +330,30 @@ class Experts(nn.Module):
   loss: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = 0.01
   dropout_rate: Annotated[float, RATE] = 0.0
   dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32
+
+  def check_model(self, model: Any) -> None:
+    """Raises a ValueError if it does not fit the model's other parts."""
+    wrong = {
+      'scan=True, since its layers differ': model.scan,
+      'hidden_norm=True': getattr(self.mlp, 'hidden_norm', False),
+      'bias=False': not getattr(self.mlp, 'bias', True),
+      'causal=True of attention, since all tokens are routed together': getattr(
+        getattr(model.block, 'attention', None), 'causal', False
+      ),
+    }
+    fields.refuse(wrong, f"mlp='experts({self.count})' does not go with {{}}")
+    if len({*self.layers}) < len(self.layers) or any(
+      x > model.depth for x in self.layers
+    ):
+      raise ValueError(
+        f"mlp='experts': layers is {self.layers}: write different numbers from"
+        f' 1 to the depth, {model.depth}'
+      )
+    if not self.routed_layers(model.depth):
+      raise ValueError(
+        "mlp='experts': every second layer would have them, and the depth is"
+        f' {model.depth}; choose layers, as experts({self.count}, layers=(1,))'
+      )
 
   def at_layer(self, layer: int, depth: int) -> nn.Module:
     """Returns the MLP of a layer, with experts or without."""

@@ -2,6 +2,7 @@
 
 import functools
 from typing import Annotated
+from typing import Any
 from typing import ClassVar
 
 from flax import linen as nn
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import attention
+from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models.attention import QKV
 from vit_jax.models.block import keep
@@ -33,6 +35,28 @@ class Grouped(attention.Attention):
 
   key_heads: Annotated[int, Field(Kind.FUNCTION, least=1)] = 1
   full_layers: Annotated[int, Field(Kind.FUNCTION, least=0, most=1_000)] = 0
+
+  def check_model(self, model: Any) -> None:
+    """Raises a ValueError if it does not fit the heads and the layers."""
+    heads, keys, full = self.num_heads, self.key_heads, self.full_layers
+    if keys == heads or heads % keys:
+      raise ValueError(
+        f"attention='grouped': key_heads is {keys}: it must divide"
+        f" num_heads={heads} and be smaller; 'attention' has as many"
+      )
+    if 2 * full >= model.depth:
+      raise ValueError(
+        f"attention='grouped': full_layers={full}, first and last, are all"
+        f' layers of depth={model.depth}: choose fewer'
+      )
+    wrong = {
+      'key_bias=False': not self.key_bias,
+      f'scan=True and full_layers={full}, since its layers differ': (
+        model.scan and full
+      ),
+      "initializers='mimetic'": self.initializers == initializers_lib.MIMETIC,
+    }
+    fields.refuse(wrong, "attention='grouped' does not go with {}")
 
   def at_layer(self, layer: int, depth: int) -> attention.Attention:
     """Returns the attention of a layer."""

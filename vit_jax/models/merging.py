@@ -9,6 +9,7 @@ protected tokens in front, r merged tokens, D channels.
 """
 
 from typing import Annotated
+from typing import Any
 
 import flax
 from flax import linen as nn
@@ -18,6 +19,7 @@ import numpy as np
 
 from vit_jax.models import context as context_lib
 from vit_jax.models import fields
+from vit_jax.models import positions
 from vit_jax.models import projection
 from vit_jax.models.block import Block
 from vit_jax.models.context import Context
@@ -97,6 +99,24 @@ class Merging(Block):
   decreasing: Annotated[bool, fields.TRAINING] = False
   proportional: Annotated[bool, fields.TRAINING] = True
   merges: Annotated[int | None, fields.TRAINING] = None
+
+  def check_model(self, model: Any) -> None:
+    """Raises a ValueError if it does not fit the model's other parts."""
+    if not self.merge:
+      return
+    added = positions.in_attention(model)
+    wrong = {
+      'scan=True: its layers have equal numbers of tokens': model.scan,
+      f'positions={added!r}, of one patch': added,
+      "pool='map', which counts a token once": hasattr(model.pool, 'query'),
+      "mlp='experts', which routes the tokens of an image": hasattr(
+        self.mlp, 'routes_tokens'
+      ),
+      'causal=True of attention, since merged tokens have no order': getattr(
+        self.attention, 'causal', False
+      ),
+    }
+    fields.refuse(wrong, f"block='merging({self.merge})' does not go with {{}}")
 
   def at_layer(self, layer: int, depth: int) -> Block:
     """Returns the block of a layer."""

@@ -6,6 +6,7 @@ D hidden size, H heads, K = D / H.
 
 import functools
 from typing import Annotated
+from typing import Any
 from typing import ClassVar
 
 from flax import linen as nn
@@ -71,6 +72,14 @@ class Map(nn.Module):
   norm: Annotated[nn.Module, fields.PART] = block_lib.LayerNorm()
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
+
+  def check_model(self, model: Any) -> None:
+    """Raises a ValueError if its heads do not divide the model's width."""
+    if model.hidden_size % self.num_heads:
+      raise ValueError(
+        f"pool='map': num_heads={self.num_heads} does not divide"
+        f' hidden_size={model.hidden_size}: change one of them'
+      )
 
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:

@@ -7,6 +7,7 @@ In comments: B images, P tokens before the patches, N patches, D hidden size.
 """
 
 from typing import Annotated
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import embedding
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import registry
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
@@ -87,6 +89,14 @@ class SinCos(nn.Module):
     'sincos2d'
   )
 
+  def check_model(self, model: Any) -> None:
+    """Raises a ValueError if it does not fit the model's width."""
+    if model.hidden_size % 4:
+      raise ValueError(
+        "positions='sincos2d' needs a hidden_size that is a multiple of 4, not"
+        f' {model.hidden_size}'
+      )
+
   @nn.compact
   def __call__(
     self, x: jax.Array, context: Context
@@ -101,6 +111,20 @@ class SinCos(nn.Module):
     table = embedding.sincos2d(grid, x.shape[2], self.kind)
     before = (0, 0), (context.prefix, 0), (0, 0)
     return x + jnp.pad(jnp.asarray(table, x.dtype), before), context
+
+
+def in_attention(model: Any) -> str:
+  """Returns the name of the positions that attention adds; '' if none are.
+
+  Their class says so by `in_attention`.
+  """
+  kinds = map(type, model.positions)
+  names = [
+    registry.name_of('positions', kind)
+    for kind in kinds
+    if getattr(kind, 'in_attention', False)
+  ]
+  return ' + '.join(names)
 
 
 def refuse_grids(context: Context) -> None:

@@ -8,6 +8,7 @@ In comments: P tokens before the patches, T tokens, H heads.
 """
 
 from typing import Annotated
+from typing import ClassVar
 
 from flax import linen as nn
 import jax
@@ -132,6 +133,8 @@ class RelativeBias(nn.Module):
     shared: Whether all layers have the same; else each has its own.
   """
 
+  in_attention: ClassVar[bool] = True
+
   num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
   shared: Annotated[bool, fields.FITTED] = True
 
@@ -163,6 +166,8 @@ class RelativeMlpBias(nn.Module):
     hidden_dim: Size of the MLP's hidden layer.
     shared: Whether all layers have the same MLP; else each has its own.
   """
+
+  in_attention: ClassVar[bool] = True
 
   num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
   hidden_dim: Annotated[int, Field(Kind.FITTED, least=1)] = 128

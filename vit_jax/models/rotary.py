@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 from typing import Annotated
+from typing import Any
 from typing import ClassVar
 
 import flax
@@ -109,9 +110,7 @@ KINDS: Mapping[str, Kind] = {
 
 def is_scaled(kind: str) -> bool:
   """Whether a reference grid has an effect on a kind, or on 'none'."""
-  if kind not in KINDS:
-    return False
-  return not (KINDS[kind].centred or KINDS[kind].is_learned)
+  return kind in KINDS and not (KINDS[kind].centred or KINDS[kind].is_learned)
 
 
 def frequencies(
@@ -281,6 +280,8 @@ class Rope(nn.Module):
       arXiv:2504.13181, its code).
   """
 
+  in_attention: ClassVar[bool] = True
+
   num_heads: Annotated[int, Field(FieldKind.SIZE, is_visible=False, least=1)]
   kind: Annotated[
     str, Field(FieldKind.FUNCTION, is_visible=False, choices=tuple(KINDS))
@@ -295,6 +296,24 @@ class Rope(nn.Module):
   offset: Annotated[
     float, Field(FieldKind.FUNCTION, is_visible=False, interval='[0, inf)')
   ] = 0.0
+
+  def check_model(self, model: Any) -> None:
+    """Raises a ValueError if it does not fit the heads, or has no effect."""
+    channels = model.hidden_size // self.num_heads
+    if channels % 4:
+      raise ValueError(
+        "positions='rope' needs heads with a multiple of 4 channels, not"
+        f' {channels}: change num_heads or hidden_size'
+      )
+    if self.grid is not None and len(self.grid) != 2:
+      raise ValueError(
+        f'positions: rope.grid is {self.grid}: write (rows, columns) of patches'
+      )
+    if not is_scaled(self.kind) and (self.grid is not None or self.offset):
+      raise ValueError(
+        f'positions: grid and offset have no effect with rope({self.kind!r}),'
+        ' which scales no indices: leave them out'
+      )
 
   @nn.compact
   def __call__(

@@ -4,6 +4,7 @@ In comments: B images, [h, w] grid of patches, D hidden size.
 """
 
 from typing import Annotated
+from typing import Any
 from typing import ClassVar
 
 from flax import linen as nn
@@ -57,6 +58,15 @@ class HybridPatches(Patches):
 
   stages: Annotated[tuple[int, ...], fields.STAGES] = ()
   width: Annotated[int, fields.SIZE] = 64
+
+  def check_model(self, model: Any) -> None:
+    """Raises a ValueError if images were to be cropped to patches."""
+    del model
+    if self.crop:
+      raise ValueError(
+        "patches='hybrid' does not go with crop=True, since its convolutions"
+        ' pad: leave it out'
+      )
 
   @property
   def pixels(self) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from vit_jax.train import accumulation
 from vit_jax.train import fed as fed_lib
 from vit_jax.train import tasks
 from vit_jax.train import timetable
+from vit_jax.weights import initial
 
 _SHOWN = 16  # images of the first batch in the trackers
 
@@ -68,7 +69,7 @@ def look(
   """
   workdir_lib.discard_untrained(path)
   done = safe_io.read_json(path / 'DONE')
-  resumed = workdir_lib.check_config(path, config)
+  resumed = workdir_lib.check_config(path, config, initial.aligned)
   if resumed is None:
     return None, done
   before = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
@@ -172,11 +173,15 @@ def show(
 
   The step may still be compiling in its thread.
   """
+  plain = config_lib.default()
+  default_name = plain.model.name
+  plain.model.name = experiment.config.model.name
+  initial.fill_model(plain)
   config, defaults = (
     dict(config_lib.flatten(config_lib.to_dict(x)))
-    for x in (experiment.config, config_lib.default())
+    for x in (experiment.config, plain)
   )
-  reporter.describe(config, defaults)
+  reporter.describe(config, defaults | {'model.name': default_name})
   if step or not processes.first():
     return
   for name, part in experiment.parts.items():

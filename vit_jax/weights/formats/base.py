@@ -277,13 +277,13 @@ def build(
   Raises:
     ValueError: They do not fit, or the family has no such field.
   """
-  for key in hints.overrides:
-    if key not in fields_lib.of(module):
-      raise UserError(
-        f'it is a {module.__name__}, which has no field {key!r}: leave it out'
-      )
   fields = flat.without_named(fields, hints.overrides)
-  return models.flat_model(module, fields | hints.overrides)
+  try:
+    return models.flat_model(module, fields | hints.overrides)
+  except fields_lib.UnknownFieldError as e:
+    raise UserError(
+      f'it is a {module.__name__}, which has no field {e.name!r}: leave it out'
+    ) from None
 
 
 def image_size(

@@ -9,7 +9,8 @@ import jax
 
 from vit_jax import models
 from vit_jax import weights
-from vit_jax.models import fields
+from vit_jax.models import encoder
+from vit_jax.models.fields import Kind
 
 _MOST_NAMES = 20
 
@@ -84,10 +85,9 @@ def _published_name(model: models.Model) -> str | None:
   name = models.name_of(model)
   described = models.flattened(model)
   named = models.flattened(models.create_model(name))
-  sizes = ['patch_size', *fields.of_kind(type(named), fields.Kind.SIZE)]
-  is_same = all(
-    getattr(described, x, None) == getattr(named, x, None) for x in sizes
-  )
+  sizes = [models.values_of_kind(x, Kind.SIZE) for x in (described, named)]
+  patches = [models.pixels_per_token(x) for x in (described, named)]
+  is_same = sizes[0] == sizes[1] and patches[0] == patches[1]
   return name if is_same else None
 
 
@@ -109,6 +109,8 @@ def _fields(model: models.Model) -> list[tuple[str, Any]]:
   """Returns the model's fields that differ from their defaults."""
   described = models.flattened(model)
   defaults = {x.name: x.default for x in dataclasses.fields(described)}
-  found = models.fields_of(described).items()
-  changed = [(key, x) for key, x in found if x != defaults[key]]
+  found = models.fields_of(described)
+  if isinstance(described, encoder.Encoder):
+    found = {k: x for k, x in models.key_values(described).items() if x}
+  changed = [(key, x) for key, x in found.items() if x != defaults.get(key)]
   return [('family', type(model).__name__), *changed]

@@ -17,7 +17,6 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.config import one_line
-from vit_jax.models import fields as fields_lib
 from vit_jax.models import registry
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
@@ -116,11 +115,14 @@ class Format:
       ValueError: They do not fit.
     """
     if self.family is vit.ViT:
-      keys = values_lib.config_keys(values)
-      return models.create_model('ViT-S/16', **keys)
-    known = fields_lib.of(self.family)
-    chosen = {k: x for k, x in values.items() if k in known and x is not None}
-    return models.model_of(self.family, chosen)
+      model: models.Model = models.create(
+        vit.ViT, values_lib.config_keys(values)
+      )
+    else:
+      # Options of parts of other families are called by their names alone.
+      options = {path.rpartition('.')[2]: x for path, x in values.items()}
+      model = models.create(self.family, options)
+    return model
 
   def rules(self, values: Values) -> list[tables.Rule]:
     """Returns the rules of the arrays of a model with these values."""

@@ -410,11 +410,13 @@ def notes(model: models.Flat) -> list[str]:
       return []
     return ["BiT's own code has 32 groups, and zeros around what it pools"]
   found = []
-  if model.gelu != _FIELDS['gelu']:
-    gelu = uncommon.GELUS[model.gelu]
+  # model.gelu and model.layer_norm_epsilon, or options of parts.
+  fields = models.fields_of(model)
+  if fields['gelu'] != _FIELDS['gelu']:
+    gelu = uncommon.GELUS[fields['gelu']]
     found.append(f'{gelu}; the code of this format has {_GELU}')
-  if model.layer_norm_epsilon != _FIELDS['layer_norm_epsilon']:
-    epsilon = f'{model.layer_norm_epsilon:g} in its LayerNorms'
+  if fields['layer_norm_epsilon'] != _FIELDS['layer_norm_epsilon']:
+    epsilon = f'{fields["layer_norm_epsilon"]:g} in its LayerNorms'
     found.append(f'the epsilon {epsilon}; the code of this format has 1e-06')
   return [f'this model has {what}' for what in found]
 

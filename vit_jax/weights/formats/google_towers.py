@@ -16,6 +16,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import flat
+from vit_jax.models import registry
 from vit_jax.models import text
 from vit_jax.models import two_towers
 from vit_jax.weights.files import containers
@@ -218,7 +219,8 @@ def _text(shapes: base.Shapes) -> text.TextTower:
   """Returns the text tower of LiT and big_vision."""
   vocabulary, hidden = shapes.get('txt/Embed_0/embedding', 2)
   attention = 'MultiHeadDotProductAttention_1/query/kernel'
-  return text.TextTower(
+  return registry.build_model(
+    text.TextTower,
     hidden_size=hidden,
     mlp_dim=shapes.get(_BLOCK + 'MlpBlock_3/Dense_0/kernel', 2)[1],
     depth=shapes.count(_BLOCK),
@@ -243,12 +245,12 @@ def _bert(shapes: base.Shapes, heads: int | None) -> text.Bert:
       f' attention heads: text_heads={heads} must be given and divide the width'
     )
   embedders = f'{_BERT}embedder/embedders_'
-  return text.Bert(
+  return registry.build_model(
+    text.Bert,
     hidden_size=hidden,
     mlp_dim=shapes.get(f'{_BERT_LAYER}mlp_block/dense_layer/kernel', 2)[0],
     depth=shapes.count(_BERT_LAYER),
     num_heads=known,
-    layer_norm_epsilon=1e-12,
     vocabulary=vocabulary,
     length=shapes.get(f'{embedders}position_ids/embedding', 2)[0],
     segments=shapes.get(f'{embedders}segment_ids/embedding', 2)[0],

@@ -15,6 +15,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.models import flat
+from vit_jax.models import registry
 from vit_jax.models import text
 from vit_jax.models import two_towers
 from vit_jax.weights.files import containers
@@ -215,10 +216,11 @@ def _text(shapes: base.Shapes, config: typed.Json, kind: str) -> text.TextTower:
     f'{_WORDS}.embeddings.position_embedding.weight', 2
   )[0]
   if kind != CLIP:
-    out_dim = shapes.get(f'{_WORDS}.head.weight', 2)[0]
-    return text.TextTower(**fields, out_dim=out_dim)
+    fields['out_dim'] = shapes.get(f'{_WORDS}.head.weight', 2)[0]
+    return registry.build_model(text.TextTower, **fields)
   end = config.get('text_config.eos_token_id', typed.COUNT, _LEGACY_END)
-  return text.TextTower(
+  return registry.build_model(
+    text.TextTower,
     **fields,
     out_dim=shapes.get('text_projection.weight', 2)[0],
     has_head_bias=False,

@@ -16,9 +16,9 @@ import numpy as np
 from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.models import flat
-from vit_jax.models import spec
 from vit_jax.models import text
 from vit_jax.models import two_towers
+from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -199,23 +199,24 @@ def _image_config(model: flat.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
   """Returns what config.json says of an image tower; `shape` is (H, W, C)."""
   return {
     'model_type': f'{kind_of(model)}_vision_model',
-    **_layers(model),
+    **_layers(model.parts()),
     'image_size': shape[0],
     'patch_size': model.patch_size[0],
     'num_channels': shape[2],
   }
 
 
-def _layers(model: spec.EncoderSpec) -> dict[str, Any]:
+def _layers(model: vit.ViT | text.TextTower) -> dict[str, Any]:
   """Returns what config.json says of the layers of a tower."""
+  attention, mlp = model.block.attention, model.block.mlp
   return {
     'hidden_size': model.hidden_size,
-    'intermediate_size': model.mlp_dim,
+    'intermediate_size': mlp.hidden_dim,
     'num_hidden_layers': model.depth,
-    'num_attention_heads': model.num_heads,
-    'hidden_act': clip.ACTIVATIONS[model.gelu],
-    'layer_norm_eps': model.layer_norm_epsilon,
-    'attention_dropout': model.attention_dropout_rate,
+    'num_attention_heads': attention.num_heads,
+    'hidden_act': clip.ACTIVATIONS[mlp.gelu],
+    'layer_norm_eps': model.norm.epsilon,
+    'attention_dropout': attention.dropout_rate,
   }
 
 
@@ -238,8 +239,9 @@ def beside(
   is_clip = kind == clip.CLIP
   pools = ('largest', 'end') if is_clip else ('last',)
   fits = (
-    tower.causal == is_clip
-    and tower.gelu in clip.ACTIVATIONS
+    tower.block.attention.causal == is_clip
+    and not image.gated_mlp
+    and tower.block.mlp.gelu in clip.ACTIVATIONS
     and tower.pool in pools
     and tower.has_head_bias != is_clip
     and bool(model.projection) == is_clip

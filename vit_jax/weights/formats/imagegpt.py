@@ -15,7 +15,9 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax.config import UserError
+from vit_jax.models import block
 from vit_jax.models import igpt
+from vit_jax.models import norms
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -192,15 +194,16 @@ _TABLE = typed.Kind('a list of colours, each a list of numbers', _is_table)
 
 def unsupported(model: igpt.IGPT) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
+  attention, mlp = model.block.attention, model.block.mlp
   return base.first_of(
     {
       'a classifier on the features of an iGPT': model.num_classes,
-      'normalised queries and keys': model.qk_norm,
-      'a gated MLP': model.gated_mlp,
-      'LayerScale': model.layer_scale is not None,
-      'an iGPT with LayerNorm': model.norm != 'rms',
-      'queries, keys and values without biases': not model.qkv_bias
-      or not model.key_bias,
+      'normalised queries and keys': attention.qk_norm,
+      'a gated MLP': type(mlp) is not block.Mlp,
+      'LayerScale': model.block.layer_scale is not None,
+      'an iGPT with LayerNorm': not isinstance(model.norm, norms.RMSNorm),
+      'queries, keys and values without biases': not attention.qkv_bias
+      or not attention.key_bias,
     }
   )
 
@@ -213,18 +216,19 @@ def companions(
 ) -> dict[str, dict[str, Any]]:
   """Returns the content of the JSON files, by file name."""
   names = {ours: theirs for theirs, ours in reversed(clip.GELUS.items())}
+  attention, mlp = model.block.attention, model.block.mlp
   height, width = image_size
   config = {
     'model_type': MODEL_TYPE,
     'architectures': ['ImageGPTForCausalImageModeling'],
-    'activation_function': names[model.gelu],
-    'attn_pdrop': model.attention_dropout_rate,
+    'activation_function': names[mlp.gelu],
+    'attn_pdrop': attention.dropout_rate,
     'embd_pdrop': model.dropout_rate,
     'resid_pdrop': model.dropout_rate,
-    'layer_norm_epsilon': model.layer_norm_epsilon,
+    'layer_norm_epsilon': model.norm.epsilon,
     'n_embd': model.hidden_size,
-    'n_head': model.num_heads,
-    'n_inner': model.mlp_dim,
+    'n_head': attention.num_heads,
+    'n_inner': mlp.hidden_dim,
     'n_layer': model.depth,
     'n_positions': height * width,
     'vocab_size': model.colours + 1,

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.models import decoder as decoder_lib
 from vit_jax.models import embedding
-from vit_jax.models import spec as spec_lib
 from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import whole
@@ -47,22 +47,20 @@ _HUGGINGFACE = [
 
 def whole_of(
   format_name: str,
-  spec: spec_lib.EncoderSpec,
+  decoder: decoder_lib.Decoder,
   grid: tuple[int, int],
-  prefix_length: int,
   options: Mapping[str, Any],
 ) -> whole.Whole | None:
   """Returns how a format stores the decoder; None: it has no such files.
 
   Args:
     format_name: 'google', 'timm' or 'huggingface'.
-    spec: Fields of the decoder's layers.
+    decoder: The decoder; positions of tokens before the patches are zeros.
     grid: Patches (h, w).
-    prefix_length: Tokens before the patches; their positions are zeros.
     options: Of the objective.
   """
-  patches = embedding.sincos2d(grid, spec.hidden_size, 'sincos2d_mae')
-  positions = np.pad(patches, ((0, 0), (prefix_length, 0), (0, 0)))
+  patches = embedding.sincos2d(grid, decoder.hidden_size, 'sincos2d_mae')
+  positions = np.pad(patches, ((0, 0), (decoder.prefix_length, 0), (0, 0)))
   if format_name == 'timm':
     constants = {'decoder_pos_embed': positions}
     return whole.Whole(_TIMM, constants=constants)
@@ -71,10 +69,10 @@ def whole_of(
   config = {
     'model_type': 'vit_mae',
     'architectures': [huggingface.ARCHITECTURES['vit_mae']],
-    'decoder_hidden_size': spec.hidden_size,
-    'decoder_intermediate_size': spec.mlp_dim,
-    'decoder_num_attention_heads': spec.num_heads,
-    'decoder_num_hidden_layers': spec.depth,
+    'decoder_hidden_size': decoder.hidden_size,
+    'decoder_intermediate_size': decoder.block.mlp.hidden_dim,
+    'decoder_num_attention_heads': decoder.block.attention.num_heads,
+    'decoder_num_hidden_layers': decoder.depth,
     'mask_ratio': options['mask_ratio'],
     'norm_pix_loss': options['normalize_targets'],
   }

@@ -21,6 +21,7 @@ from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import resnet
+from vit_jax.models.zoo import bit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -314,8 +315,7 @@ def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     for stage in range(len(stages))
   )
   published = {
-    (size['stages'], 64 * size['width_factor'])
-    for size in resnet.BIT_SIZES.values()
+    (size['stages'], 64 * size['width_factor']) for size in bit.SIZES.values()
   }
   fields: dict[str, Any] = {
     'num_classes': shapes.size('head.fc.weight', 0),

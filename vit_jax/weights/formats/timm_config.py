@@ -15,6 +15,8 @@ from vit_jax.models import flat
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import values as values_lib
+from vit_jax.models.zoo import bit
+from vit_jax.models.zoo import mixer as mixers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_eva
@@ -198,17 +200,17 @@ def notes(model: models.Flat) -> list[str]:
   is_aim = getattr(model, 'patch_norm', False)
   is_other = (is_clip or is_dino) and not only_scales
   usual = 1e-5 if is_aim or is_other else 1e-6
-  if model.layer_norm_epsilon != usual:
+  # model.layer_norm_epsilon, or an option of its norm.
+  epsilon = models.fields_of(model)['layer_norm_epsilon']
+  if epsilon != usual:
     found.append(
-      f'LayerNorm: this model has epsilon {model.layer_norm_epsilon:g}, timm'
-      f' has {usual:g}'
+      f'LayerNorm: this model has epsilon {epsilon:g}, timm has {usual:g}'
     )
   if isinstance(model, mixer.Mixer):
-    if model.gelu in _MIXERS_GELUS:
+    if (gelu := model.block.mlp.gelu) in _MIXERS_GELUS:
       found.append(
-        f'GELU: this model has {uncommon.GELUS[model.gelu]}; timm computes the'
-        ' exact function unless `MlpMixer` is given'
-        f' act_layer={_MIXERS_GELUS[model.gelu]}'
+        f'GELU: this model has {uncommon.GELUS[gelu]}; timm computes the exact'
+        f' function unless `MlpMixer` is given act_layer={_MIXERS_GELUS[gelu]}'
       )
   elif model.resnet_stages is not None:
     found.append(
@@ -437,7 +439,7 @@ def _mixer_name(model: mixer.Mixer) -> str | None:
   """Returns timm's name; None: its names' sizes cannot be changed."""
   fields = models.fields_of(model)
   for size, patch in (('S', 16), ('S', 32), ('B', 16), ('B', 32), ('L', 16)):
-    sizes = {'patch_size': (patch, patch), **mixer.SIZES[size]}
+    sizes = {'patch_size': (patch, patch), **mixers.SIZES[size]}
     if all(fields[key] == x for key, x in sizes.items()):
       return f'mixer_{size.lower()}{patch}_224'
   return None
@@ -448,7 +450,7 @@ def _bit_name(model: resnet.BiT) -> str | None:
   if model.num_groups != 32 or not model.zero_padded_pool:
     return None
   wide = [c * model.width_factor for c in (model.stem_width, *model.channels)]
-  for size, fields in resnet.BIT_SIZES.items():
+  for size, fields in bit.SIZES.items():
     factor = fields['width_factor']
     if model.stages == fields['stages'] and wide == [
       factor * c for c in (64, 256, 512, 1024, 2048)
