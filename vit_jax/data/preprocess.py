@@ -140,8 +140,8 @@ class Preprocess:
       key: tuple(value) if isinstance(value, list) else value
       for key, value in stored.items()
     }
-    what = 'what prediction needs (preprocess.json) cannot be used'
-    with config_lib.explained(what):
+    problem = 'what prediction needs (preprocess.json) cannot be used'
+    with config_lib.explained(problem):
       stored_preprocess.check(fields)
       result = cls(**fields)
       result._check_resize()
