@@ -20,6 +20,7 @@ from vit_jax import convert
 from vit_jax import models
 from vit_jax.data import features
 from vit_jax.models import layouts
+from vit_jax.weights.formats import base as base_lib
 from vit_jax.weights.formats import export
 from vit_jax.weights.formats import timm_config
 
@@ -147,6 +148,16 @@ def test_a_work_directory_of_a_hybrid(tmp_path):
     name='R+ViT-Ti/16', patches='hybrid(width=32)', pool='map'
   )
   convert.write_workdir(random, tmp_path / 'x', 'here')
+  assert_same(vit_jax.load(tmp_path / 'x'), random)
+
+
+def test_a_factor_of_all_widths_is_part_of_them(tmp_path):
+  random = random_model(
+    name='BiT-R50x1(width_factor=2, stages=(1,), channels=(64,))',
+    stem_width=32,
+    num_classes=3,
+  )
+  assert not export.write(random, tmp_path / 'x', 'google', 'here')
   assert_same(vit_jax.load(tmp_path / 'x'), random)
 
 
@@ -289,8 +300,8 @@ def test_timms_arguments():
 def test_every_ratio_gives_its_size():
   for base in (24, 48, 192, 384, 768, 1280):
     for number in range(1, 3000):
-      assert int(base * timm_config.ratio(number, base)) == number
-  assert timm_config.ratio(96, 24) == 4
+      assert int(base * base_lib.ratio(number, base)) == number
+  assert base_lib.ratio(96, 24) == 4
 
 
 def test_the_model_card(tmp_path):
@@ -308,8 +319,8 @@ def test_the_model_card(tmp_path):
   ):
     assert part in text
   (note,) = notes
-  assert 'exact GELU' in note and f'**Mind:** {note}' in text
-  named = models.create_model('Mixer-B/16', gelu='tanh')
+  assert "mlp(gelu='exact')" in note and f'**Mind:** {note}' in text
+  named = models.create_model('Mixer-B/16', mlp="mlp(gelu='tanh')")
   assert any(
     'GELU' in note for note in timm_config.notes(models.flattened(named))
   )
@@ -331,18 +342,18 @@ def test_formats_without_the_family_or_feature(tmp_path):
   text = refused('google/mixer.npz', 'huggingface')
   assert 'no place for a Mixer: use --to=google or --to=timm or' in text
   text = refused('torch/bit_tiny.safetensors', 'huggingface')
-  assert 'a pool that is not padded with zeros: use --to=google or' in text
+  assert 'zero_padded_pool=False: use --to=google or' in text
   text = refused('google/vit_token_prelogits.npz', 'huggingface')
-  assert 'a layer before the head: use --to=google or --to=timm' in text
+  assert 'head(pre_logits=' in text and ': use --to=google or --to=timm' in text
   text = refused('torch/vit_avg_fcnorm.safetensors', 'huggingface', HEADS)
-  assert 'the mean over normalised patches where there is no other' in text
+  assert 'no place for pool(norm_after=True)' in text
   text = refused('google/hybrid_resnet.npz', 'huggingface')
-  assert 'no place for a ResNet stem: use --to=google or --to=timm' in text
+  assert "no place for patches='hybrid': use --to=google or --to=timm" in text
   name = 'torch/vit_registers_layerscale.safetensors'
-  assert 'no place for registers: use --to=timm' in refused(name, 'google')
+  assert 'no place for registers=4: use --to=timm' in refused(name, 'google')
   name = 'torch/deit_distilled.safetensors'
   text = refused(name, 'google', HEADS)
-  assert 'distillation token: use --to=huggingface or --to=timm' in text
+  assert 'distillation_token=True: use --to=huggingface or --to=timm' in text
   text = message(tmp_path / 'no.npz', tmp_path / 'x', '--to=timm')
   assert 'no.npz' in text
 

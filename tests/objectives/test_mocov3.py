@@ -120,7 +120,7 @@ def published(finished, path):
 
   e = experiment_lib.build(config(init_from__path=str(finished)))
   params = jax.device_get(e.init().params)
-  model = models.with_fields(e.program.objective.model, positions='learned')
+  model = models.with_keys(e.program.objective.model, positions='learned')
   positions = {'position_embedding': np.zeros((1, 5, 16), np.float32)}
   trunk = params['trunk'] | positions
   arrays = {

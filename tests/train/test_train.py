@@ -317,6 +317,25 @@ def test_another_config_is_refused(finished, tmp_path):
     loop.run(config, str(workdir))
 
 
+def test_a_run_records_which_parts_its_model_has(finished, tmp_path):
+  """A resume may name a default, or write a part in another way."""
+  workdir = copy_unfinished(finished[0], tmp_path)
+  model = json.loads((workdir / 'config.json').read_text())['model']
+  assert model['positions'] == 'learned' and model['last_norm'] is True
+  assert (model['hidden_size'], model['num_heads']) == (16, 2)
+  config = tiny.config(
+    checkpoint__best='val/loss',
+    model__positions='learned()',
+    model__mlp="mlp(gelu='tanh')",
+    model__patch_size=4,
+  )
+  assert loop.run(config, str(workdir)).status == 0
+  assert json.loads((workdir / 'config.json').read_text())['model'] == model
+  config.model.mlp = "mlp(gelu='exact')"
+  with pytest.raises(UserError, match=r"config: model\.mlp: 'mlp' -> [^;]*;"):
+    loop.run(config, str(workdir))
+
+
 def test_a_run_that_lost_all_steps_binds_nothing(finished, tmp_path):
   workdir = copy_unfinished(finished[0], tmp_path)
   shutil.rmtree(workdir / 'checkpoints')

@@ -25,6 +25,7 @@ from vit_jax.train import describe
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed as fed_lib
 from vit_jax.train import timetable
+from vit_jax.weights import initial
 
 _SHOWN = 16  # images of the first batch in the trackers
 
@@ -129,7 +130,7 @@ def look(
   """
   workdir_lib.discard_untrained(path)
   done = safe_io.read_json(path / 'DONE')
-  resumed = workdir_lib.check_config(path, config)
+  resumed = workdir_lib.check_config(path, config, initial.aligned)
   if resumed is None:
     return None, done
   before = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
@@ -234,11 +235,15 @@ def show(
 
   The step may still be compiling in its thread.
   """
+  plain = config_lib.default()
+  default_name = plain.model.name
+  plain.model.name = experiment.config.model.name
+  initial.fill_model(plain)
   config, defaults = (
     dict(config_lib.flatten(config_lib.to_dict(x)))
-    for x in (experiment.config, config_lib.default())
+    for x in (experiment.config, plain)
   )
-  reporter.describe(config, defaults)
+  reporter.describe(config, defaults | {'model.name': default_name})
   if step or not processes.first():
     return
   for name, part in experiment.parts.items():

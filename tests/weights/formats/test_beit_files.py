@@ -120,7 +120,7 @@ def test_a_grid_that_is_not_square_must_be_said(tmp_path):
       'positions': 'relative_bias(shared=False)',
       'attention': 'attention(key_bias=False, qk_norm=True)',
     },
-    {'mlp': "swiglu(gelu='exact')"},
+    {'mlp': 'swiglu'},
     {'positions': 'relative_bias', 'attention': 'attention'},
   ],
 )

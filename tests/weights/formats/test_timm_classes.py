@@ -35,7 +35,7 @@ AIM = {
   'norm': 'rms_norm',
   'patches': 'normed',
   'attention': 'attention(qkv_bias=False, out_bias=False)',
-  'mlp': "swiglu(gelu='exact', bias=False)",
+  'mlp': 'swiglu(bias=False)',
   'pool': 'mean',
   'layer_norm_epsilon': 1e-5,
 }
@@ -398,7 +398,7 @@ def test_two_biases_become_one(tmp_path):
       'outputs without biases',
     ),
     (
-      {'mlp': "swiglu(gelu='exact')", 'block': 'branches(2)'},
+      {'mlp': 'swiglu', 'block': 'branches(2)'},
       'a gated MLP in layers',
     ),
     (

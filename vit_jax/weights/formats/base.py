@@ -13,7 +13,6 @@ from typing import Protocol
 
 import numpy as np
 
-from vit_jax import data
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
@@ -41,6 +40,8 @@ class Hints:
     image_size: (height, width) that the caller requests, or None.
     stored_size: (height, width) that positions are for, if our export stored it
       in config.json; else None.
+    values: Values of the model that the caller gives, as `models.values.stated`
+      has them.
   """
 
   overrides: dict[str, Any]
@@ -48,6 +49,7 @@ class Hints:
   preprocessor: typed.Json
   image_size: tuple[int, int] | None
   stored_size: tuple[int, int] | None = None
+  values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +64,16 @@ class Description:
     silent: Name of the file that should define the preprocessing but does not;
       '' if it does.
     others: Parameters that another file holds, float32 arrays by path.
+    rules: The table of its arrays; None: that of its format for the model.
   """
 
-  model: models.Flat
+  model: models.Flat | models.Model
   image_size: tuple[int, int]
   preprocess: dict[str, Any]
   resize: str
   silent: str = ''
   others: dict[str, Any] = dataclasses.field(default_factory=dict)
+  rules: Sequence[tables.Rule] | None = None
 
 
 class Format(Protocol):
@@ -86,40 +90,6 @@ class Format(Protocol):
 
   def describe(self, arrays: 'Renamed', hints: Hints) -> Description:
     """Infers the architecture from the arrays' shapes."""
-
-  def rules(self, model: models.Flat) -> Sequence[tables.Rule]:
-    """Returns the table for a model."""
-
-  def stored_name(self, model: models.Flat, name: str) -> str:
-    """Returns the name in a file for a name in the rules."""
-
-  def unsupported(
-    self, model: models.Flat, image_size: tuple[int, int]
-  ) -> str | None:
-    """Returns which part of a model the format cannot store; None: no part.
-
-    Args:
-      model: Flat fields of the module.
-      image_size: (height, width) that its positions are for.
-    """
-
-
-class Writer(Protocol):
-  """Interface of the modules that write the files beside a format's weights.
-
-  Models passed to it are unrolled, and the format can store them.
-  """
-
-  def companions(
-    self, model: Any, preprocess: data.Preprocess, image_size: tuple[int, int]
-  ) -> dict[str, dict[str, Any]]:
-    """Returns the content of the JSON files, by file name."""
-
-  def notes(self, model: Any) -> list[str]:
-    """Returns notes on where the format's own code computes something else."""
-
-  def usage(self, model: Any, directory: str, file: str) -> tuple[str, str]:
-    """Returns the name of a program, and Python code that loads the weights."""
 
 
 class Renamed(containers.Arrays):
@@ -191,6 +161,11 @@ class Shapes:
 
   def __contains__(self, name: str) -> bool:
     return name in self._shapes
+
+  @property
+  def all(self) -> Mapping[str, Shape]:
+    """The shapes of all arrays by name."""
+    return self._shapes
 
   @property
   def names(self) -> Collection[str]:
@@ -267,13 +242,13 @@ def build(
   Raises:
     ValueError: They do not fit, or the family has no such field.
   """
-  for key in hints.overrides:
-    if key not in fields_lib.of(module):
-      raise UserError(
-        f'it is a {module.__name__}, which has no field {key!r}: leave it out'
-      )
   fields = flat.without_named(fields, hints.overrides)
-  return models.flat_model(module, fields | hints.overrides)
+  try:
+    return models.flat_model(module, fields | hints.overrides)
+  except fields_lib.UnknownFieldError as e:
+    raise UserError(
+      f'it is a {module.__name__}, which has no field {e.name!r}: leave it out'
+    ) from None
 
 
 def image_size(
@@ -382,10 +357,25 @@ def tokens_of(size: tuple[int, int], patch: Sequence[int]) -> int:
   return (size[0] // patch[0]) * (size[1] // patch[1])
 
 
+def patch_pixels(values: Mapping[str, Any]) -> list[int]:
+  """Returns (height, width) of a ViT's patch in pixels of the image."""
+  stages = values.get('patches.stages')
+  stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
+  return [stride * side for side in values['patch_size']]
+
+
 def square_side(tokens: int) -> int:
   """Returns the side of a square grid; 0 if `tokens` is no square."""
   side = math.isqrt(max(tokens, 0))
   return side if side * side == tokens else 0
+
+
+def ratio(number: int, base: int) -> float:
+  """Returns r with int(base * r) == number, as an int if possible."""
+  result = number / base
+  if int(base * result) != number:
+    result = math.nextafter(result, math.inf)
+  return int(result) if result == int(result) else result
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> list[float]:

@@ -9,18 +9,22 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
+from flax import linen as nn
 from flax import traverse_util
 import numpy as np
 
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.models import embedding
-from vit_jax.models import flat
 from vit_jax.models import patches
+from vit_jax.models import values as values_lib
+from vit_jax.models import vit
+from vit_jax.models.parts import blocks
+from vit_jax.models.parts import positions
 from vit_jax.weights import adapt
 
-# Model -> part of it that a format cannot store; None: no part.
-Lacks = Callable[[models.Flat], str | None]
+# Model -> what of it a format cannot store; None: nothing.
+Lacks = Callable[[models.Model], str | None]
 
 # Parameters with a factor for each channel -> layer whose output they multiply,
 # by whether the norms of a layer follow attention and MLP.
@@ -30,7 +34,7 @@ _SCALED = {
 }
 
 
-def form_of(model: models.Flat, lacks: Lacks) -> models.Flat | None:
+def form_of(model: models.Model, lacks: Lacks) -> models.Model | None:
   """Returns a model with the same function that a format can store, or None.
 
   It is the model itself if the format can store that.
@@ -38,7 +42,7 @@ def form_of(model: models.Flat, lacks: Lacks) -> models.Flat | None:
   return next((x for x in _forms(model) if not lacks(x)), None)
 
 
-def _forms(model: models.Flat) -> Iterator[models.Flat]:
+def _forms(model: models.Model) -> Iterator[models.Model]:
   """Yields the model and equivalent forms, the most similar first.
 
   A mask token, which no prediction needs, can be left out. Fixed positions can
@@ -47,40 +51,53 @@ def _forms(model: models.Flat) -> Iterator[models.Flat]:
   can be multiplied into the layer that it scales.
   """
   yield model
-  if not isinstance(model, flat.ViT):
+  if not isinstance(model, vit.ViT):
     return
   if model.mask_token:
     model = model.clone(mask_token=False)
     yield model
-  scales: list[dict[str, Any]] = [{}]
-  if model.layer_scale is not None:
-    scales.append({'layer_scale': None, 'layer_scale_mlp': True})
-  for scale in scales:
-    if scale:
-      yield model.clone(**scale)
+  scales = [model]
+  if getattr(model.block, 'layer_scale', None) is not None:
+    scales.append(_without_scale(model))
+  for scaled in scales:
+    if scaled is not model:
+      yield scaled
     for tokens in patches.TOKENS:
-      yield model.clone(
-        **scale, position_embedding='learned', position_tokens=tokens
+      learned = patches.Learned(
+        tokens, initializers=model.initializers, parent=None
       )
+      yield scaled.clone(positions=(learned, *_other_positions(scaled)))
+
+
+def _without_scale(model: vit.ViT) -> vit.ViT:
+  """Returns a model without LayerScale."""
+  scale: Any = {'layer_scale': None, 'layer_scale_mlp': True}
+  return model.clone(block=model.block.clone(**scale))
+
+
+def _other_positions(model: vit.ViT) -> Iterator[nn.Module]:
+  """Yields the positions that are not added to tokens."""
+  added = patches.Learned | positions.Factorized | positions.SinCos
+  return (part for part in model.positions if not isinstance(part, added))
 
 
 def rewrite(
-  loaded: weights.Loaded, target: models.Flat
+  loaded: weights.Loaded, target: models.Model
 ) -> tuple[weights.Loaded, list[str]]:
   """Returns a model in the form of `form_of`, and notes on what differs.
 
   Its layers are unrolled, and its arrays those of NumPy.
   """
-  source, params = models.flattened(loaded.model), loaded.params
+  source, params = loaded.model, loaded.params
   if target == source:
     return loaded, []
-  assert isinstance(source, flat.ViT) and isinstance(target, flat.ViT)
+  assert isinstance(source, vit.ViT) and isinstance(target, vit.ViT)
   notes = []
   if source.mask_token and not target.mask_token:
     notes.append('the token of masked patches is left out')
-  if source.layer_scale is not None and target.layer_scale is None:
-    params = _scaled(params, _SCALED[source.post_norm])
-    source = source.clone(layer_scale=None, layer_scale_mlp=True)
+  if source.block.layer_scale is not None and target.block.layer_scale is None:
+    params = _scaled(params, _SCALED[isinstance(source.block, blocks.PostNorm)])
+    source = _without_scale(source)
     notes.append(
       'LayerScale is multiplied into the layers before it: the same function'
       ' but for rounding'
@@ -89,32 +106,31 @@ def rewrite(
   grid = weights.grid(loaded.model, loaded.position_size)
   params, _ = adapt.adapt(
     params,
-    models.from_flat(source),
-    models.from_flat(target),
+    source,
+    target,
     grid,
     grid,
     channels=loaded.preprocess.channels,
     resize=loaded.resize,
   )
-  return dataclasses.replace(
-    loaded, model=models.from_flat(target), params=params
-  ), notes
+  return dataclasses.replace(loaded, model=target, params=params), notes
 
 
-def _position_notes(source: flat.ViT, target: flat.ViT) -> list[str]:
+def _position_notes(source: vit.ViT, target: vit.ViT) -> list[str]:
   """Returns a note if positions are stored in another way."""
-  kind = source.position_embedding
-  if kind != target.position_embedding:
-    is_fixed = kind in embedding.SINCOS
+  kinds = [adapt.position_kind(model)[0] for model in (source, target)]
+  if kinds[0] != kinds[1]:
+    is_fixed = kinds[0] in embedding.SINCOS
     stored = 'the fixed positions' if is_fixed else 'no positions'
     values = 'of the same values' if is_fixed else 'of zeros'
     return [
       f'{stored} are stored as learned ones {values}: training would change'
       ' them, and another image size interpolates them'
     ]
-  if source.positioned_prefix > target.positioned_prefix:
+  counts = [values_lib.positioned_prefix(model) for model in (source, target)]
+  if counts[0] > counts[1]:
     return ['positions of tokens before the patches are part of the tokens']
-  if source.positioned_prefix < target.positioned_prefix:
+  if counts[0] < counts[1]:
     return ['tokens without a position are given one of zeros']
   return []
 

@@ -6,8 +6,10 @@ is complete.
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -24,27 +26,28 @@ from vit_jax.data import features
 from vit_jax.models import igpt
 from vit_jax.models import layouts
 from vit_jax.models import resnet
+from vit_jax.models import values as values_lib
 from vit_jax.runs import safe_io
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import card
 from vit_jax.weights.formats import equivalent
 from vit_jax.weights.formats import foreign
+from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import google
-from vit_jax.weights.formats import huggingface_clip
 from vit_jax.weights.formats import huggingface_config
-from vit_jax.weights.formats import huggingface_kinds
 from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_config
 from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats import whole as whole_lib
+from vit_jax.weights.formats.format import Format
 
 OURS = 'vit_jax'
 FORMATS = (*(form.NAME for form in foreign.FORMATS), OURS)
 
-_WRITERS: dict[str, base.Writer] = {
+_WRITERS: dict[str, Any] = {
   'google': google,
   'timm': timm_config,
   'huggingface': huggingface_config,
@@ -79,25 +82,30 @@ def write(
     UserError: The format cannot store the model, the path exists, or it cannot
       be written.
   """
-  form = {form.NAME: form for form in foreign.FORMATS}[name]
+  form: Any = {form.NAME: form for form in foreign.FORMATS}[name]
   loaded = _unrolled(loaded)
   target = _supported(loaded, name, source)
-  if whole is not None and timm_parallel.is_kind(target):
+  if whole is not None and timm_parallel.is_kind(models.flattened(target)):
     raise UserError(
       f'{source}: files of --whole have no place for layers with parts beside'
       ' each other: leave --whole out'
     )
   is_file = check_path(path, name)
   loaded, changed = equivalent.rewrite(loaded, target)
+  kind = _kind(form, target, loaded.position_size)
   suffix = _SUFFIXES.get(name, '.safetensors')
   weights_file = path.name if is_file else f'model{suffix}'
   folder = path.absolute().parent.name if is_file else path.name
-  writer = _WRITERS[name]
-  notes = changed + writer.notes(target)
+  writer: Any = _WRITERS[name]
+  if kind is None:
+    notes = changed + writer.notes(models.flattened(target))
+  else:
+    notes = changed + kind.notes(target, loaded.position_size)
+    notes += writer.notes_of_kind(kind, target)
   notes += _level_notes(loaded) + _output_notes(loaded)
   notes += _border_notes(loaded.preprocess, name)
   with new_directory(path, is_file) as directory:
-    companions = _companions(loaded, writer, weights_file)
+    companions = _companions(loaded, writer, weights_file, kind)
     if whole is not None:
       companions['config.json'].update(whole.config)
     for json_name, content in companions.items():
@@ -108,11 +116,37 @@ def write(
       title=path.stem if is_file else path.name,
       source=source,
       where=path.name,
-      usage=[writer.usage(target, folder, weights_file)],
+      usage=[_usage(writer, target, folder, weights_file, kind)],
       notes=notes,
     )
-    _write_arrays(loaded, form, directory / weights_file, whole)
+    _write_arrays(loaded, form, directory / weights_file, whole, kind)
   return notes
+
+
+def _kind(
+  form: Any, model: models.Model, image_size: tuple[int, int]
+) -> Format | None:
+  """Returns the kind of model under which a format stores one, or None."""
+  kinds: Sequence[Format] = getattr(form, 'KINDS', ())
+  able = (x for x in kinds if x.refusal(model, image_size) is None)
+  return next(able, None)
+
+
+def _usage(
+  writer: Any,
+  model: models.Model,
+  directory: str,
+  file: str,
+  kind: Format | None,
+) -> tuple[str, str]:
+  """Returns the name of a program, and Python code that loads the weights."""
+  if kind is None:
+    usage: tuple[str, str] = writer.usage(
+      models.flattened(model), directory, file
+    )
+  else:
+    usage = writer.usage_of_kind(kind, model, directory, file)
+  return usage
 
 
 def check_path(path: pathlib.Path, name: str) -> bool:
@@ -148,34 +182,42 @@ def check_path(path: pathlib.Path, name: str) -> bool:
   return is_file
 
 
-def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Flat:
+def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
   """Returns the form of a model that a format can store.
 
   Raises:
     UserError: There is none; the message names formats that have one.
   """
-  model, size = models.flattened(loaded.model), loaded.position_size
+  model, size = loaded.model, loaded.position_size
   if len(size) == 3:
     raise UserError(
       f'{source} cannot be written with --to={name}, which has no place for'
       f' volumes: use --to={OURS}, or --to=monai for a UNETR'
     )
 
-  def lacks(form: base.Format) -> equivalent.Lacks:
-    return lambda model: (
-      uncommon.activation(model)
-      or uncommon.named_part(model)
-      or form.unsupported(model, size)
-    )
+  def lacks(form: Any) -> equivalent.Lacks:
+    def reason(model: models.Model) -> str | None:
+      if _kind(form, model, size) is not None:
+        return None
+      if not hasattr(form, 'unsupported'):
+        return format_lib.refusal(form.KINDS, model, size)
+      described = models.flattened(model)
+      return (
+        uncommon.activation(described)
+        or uncommon.named_part(described)
+        or form.unsupported(described, size)
+      )
 
-  found = {
-    form.NAME: equivalent.form_of(model, lacks(form))
-    for form in foreign.FORMATS
-  }
-  target = found[name]
+    return reason
+
+  (form,) = (form for form in foreign.FORMATS if form.NAME == name)
+  target = equivalent.form_of(model, lacks(form))
   if target is None:
-    (form,) = (form for form in foreign.FORMATS if form.NAME == name)
-    able = [other for other in found if found[other] is not None]
+    able = [
+      x.NAME
+      for x in foreign.FORMATS
+      if x is not form and equivalent.form_of(model, lacks(x)) is not None
+    ]
     raise UserError(
       f'{source} cannot be written with --to={name}, which has no place for'
       f' {lacks(form)(model)}: use'
@@ -240,18 +282,25 @@ def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
 
 
 def _companions(
-  loaded: weights.Loaded, writer: base.Writer, weights_file: str
+  loaded: weights.Loaded,
+  writer: Any,
+  weights_file: str,
+  kind: Format | None,
 ) -> dict[str, Any]:
   """Returns the content of the JSON files, by file name."""
   size, preprocess = loaded.position_size, loaded.preprocess
   if isinstance(loaded.model, igpt.IGPT):
     return imagegpt.companions(loaded.model, loaded.params, preprocess, size)
-  model = models.flattened(loaded.model)
-  found = writer.companions(model, preprocess, size)
+  if kind is None:
+    model = models.flattened(loaded.model)
+    found = writer.companions(model, preprocess, size)
+  else:
+    found = writer.companions_of_kind(kind, loaded.model, preprocess, size)
   if writer is not huggingface_config:  # transformers takes no other fields
     found['config.json']['vit_jax'] = {
       'file': weights_file,
       'model': models.fields_of(loaded.model),
+      'keys': models.config_values(loaded.model),
       'image_size': size,
       'resize': loaded.resize,
       'preprocess': preprocess.to_dict(),
@@ -308,33 +357,44 @@ def _output_notes(loaded: weights.Loaded) -> list[str]:
 
 def _write_arrays(
   loaded: weights.Loaded,
-  form: base.Format,
+  form: Any,
   path: pathlib.Path,
   whole: whole_lib.Whole | None,
+  kind: Format | None,
 ) -> None:
-  arrays = _arrays(loaded, form, whole)
+  arrays = _arrays(loaded, form, whole, kind)
   if path.suffix == '.npz':
     containers.write_npz(path, arrays)
     return
   found = dict(arrays)  # views, which need no memory
+  if kind is not None:
+    values = values_lib.model_values(loaded.model)
+    found = dict(kind.finish(values, found))
+    containers.write_safetensors(path, found, {'format': 'pt'})
+    return
   model: Any = models.flattened(loaded.model)
-  if form.NAME == 'huggingface':
-    found = dict(huggingface_clip.packed(found.items()))
-    for name, shape in huggingface_kinds.unused(model).items():
-      found[form.stored_name(model, name)] = np.zeros(shape, np.float32)
-  elif timm_parallel.is_kind(model):
+  if timm_parallel.is_kind(model):
     found = timm_parallel.as_timm(model, found)
   containers.write_safetensors(path, found, {'format': 'pt'})
 
 
 def _arrays(
-  loaded: weights.Loaded, form: base.Format, whole: whole_lib.Whole | None
+  loaded: weights.Loaded,
+  form: Any,
+  whole: whole_lib.Whole | None,
+  kind: Format | None,
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields the arrays of a file by name, as views."""
-  model = models.flattened(loaded.model)
-  for name, array in tables.write(form.rules(model), loaded.params):
-    stored = whole.stored(name) if whole else form.stored_name(model, name)
-    yield stored, array
+  if kind is None:
+    model = models.flattened(loaded.model)
+    rules = form.rules(model)
+    stored_name = functools.partial(form.stored_name, model)
+  else:
+    values = values_lib.model_values(loaded.model)
+    rules = kind.rules(values)
+    stored_name = functools.partial(kind.stored, values)
+  for name, array in tables.write(rules, loaded.params):
+    yield whole.stored(name) if whole else stored_name(name), array
   if whole is not None:
     for name, array in tables.write(whole.rules, loaded.beside):
       yield whole.stored(name), array

@@ -16,6 +16,9 @@ from vit_jax.data.host import geometry
 from vit_jax.models import fields
 from vit_jax.models import flat
 from vit_jax.models import registry
+from vit_jax.models import values as values_lib
+from vit_jax.models import vit
+from vit_jax.models.parts import stems
 from vit_jax.runs import safe_io
 from vit_jax.weights import preprocessing
 from vit_jax.weights import resize as resize_lib
@@ -31,7 +34,7 @@ from vit_jax.weights.formats import timm
 from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import whole as whole_lib
 
-FORMATS: tuple[base.Format, ...] = (google, huggingface, timm)
+FORMATS: tuple[Any, ...] = (google, huggingface, timm)
 
 # Names of weights in a directory; the first that exists is read.
 _WEIGHTS = (
@@ -132,6 +135,7 @@ def read(
   overrides: dict[str, Any],
   image_size: tuple[int, int] | None,
   state: str | None = None,
+  values: Mapping[str, Any] | None = None,
 ) -> Foreign:
   """Reads a file of weights, or a directory with one.
 
@@ -143,6 +147,7 @@ def read(
     image_size: (height, width) that the caller requests, which can determine a
       grid that is not square; or None.
     state: As of `containers.open_arrays`.
+    values: Values of the model that the caller gives (`models.values.stated`).
 
   Raises:
     UserError: It is damaged, of no known format, or does not fit; the message
@@ -156,19 +161,24 @@ def read(
     is_ours = _is_ours(config, file.name)
     if not is_ours and timm_clip.recognises(stored.shapes):
       config = _config_of_open_clip(file) or config
-    hints = base.Hints(overrides, config, preprocessor, image_size)
+    hints = base.Hints(
+      overrides, config, preprocessor, image_size, values=values or {}
+    )
     if is_ours:
       hints = _completed(hints)
-    form = _format(list(stored.shapes))
+    form: Any = _format(list(stored.shapes))
     arrays = form.prepare(stored)
     description = _cropped(form.describe(arrays, hints), hints)
     if is_ours:
-      description = _restored(description, config)
+      description = _restored(description, config, values or {})
     channels = description.preprocess['channels']
     abstract = models.abstract_params(
       models.from_flat(description.model), (*description.image_size, channels)
     )
-    rules, others = form.rules(description.model), description.others
+    others, rules = description.others, description.rules
+    if rules is None:
+      assert not isinstance(description.model, vit.ViT)
+      rules = form.rules(description.model)
     inside = {path: x for path, x in abstract.items() if path not in others}
     params = tables.read(arrays, rules, inside, form.IGNORED, arrays.stored)
     params |= others
@@ -231,12 +241,22 @@ def _cropped(
   out; timm's can be told to pad it.
   """
   model = description.model
-  if not isinstance(model, flat.ViT) or 'crop_to_patches' in hints.overrides:
+  if isinstance(model, vit.ViT):
+    if 'patches.crop' in hints.values:
+      return description
+  elif not isinstance(model, flat.ViT) or 'crop_to_patches' in hints.overrides:
     return description
   patch = models.pixels_per_token(model) or ()
   rest = any(n % p for n, p in zip(description.image_size, patch, strict=False))
   pads = hints.config.get('model_args.dynamic_img_pad', typed.TRUTH, False)
-  if not rest or pads or model.resnet_stages is not None:
+  if not rest or pads:
+    return description
+  if isinstance(model, vit.ViT):
+    if isinstance(model.patches, stems.HybridPatches):
+      return description
+    cropped = model.patches.clone(crop=True)
+    return dataclasses.replace(description, model=model.clone(patches=cropped))
+  if model.resnet_stages is not None:
     return description
   return dataclasses.replace(
     description, model=model.clone(crop_to_patches=True)
@@ -303,11 +323,11 @@ def _plain(arrays: containers.Arrays) -> containers.Arrays:
   )
 
 
-def _recognising(names: list[str]) -> base.Format | None:
+def _recognising(names: list[str]) -> Any:
   return next((form for form in FORMATS if form.recognises(names)), None)
 
 
-def _format(names: list[str]) -> base.Format:
+def _format(names: list[str]) -> Any:
   if form := _recognising(names):
     return form
   raise UserError(
@@ -340,18 +360,30 @@ def _is_ours(config: typed.Json, name: str) -> bool:
 def _completed(hints: base.Hints) -> base.Hints:
   """Returns hints with the model's fields that `export` wrote."""
   model = hints.config.get('vit_jax.model', typed.OBJECT)
+  keys = hints.config.get('vit_jax.keys', typed.OBJECT, {})
   return dataclasses.replace(
     hints,
     overrides=flat.without_named(model, hints.overrides) | hints.overrides,
     stored_size=tuple(hints.config.get('vit_jax.image_size', typed.PAIR)),
+    values={**values_lib.stated(keys), **hints.values},
   )
 
 
 def _restored(
-  description: base.Description, config: typed.Json
+  description: base.Description, config: typed.Json, values: Mapping[str, Any]
 ) -> base.Description:
-  """Returns a description with the preprocessing that `export` wrote."""
+  """Returns a description with what `export` wrote.
+
+  That is the preprocessing, and the model unless the caller gives `values`.
+  """
   key, found = 'vit_jax.preprocess', description.preprocess
+  keys = config.get('vit_jax.keys', typed.OBJECT)
+  if keys and not values and description.rules is not None:
+    try:
+      model = models.create_model(**keys)
+    except TypeError:  # no name
+      raise config.error('vit_jax.keys', keys, 'it must have a name') from None
+    description = dataclasses.replace(description, model=model)
   channels = found['channels']
   preprocess = {
     'classes': tuple(config.get(f'{key}.classes', _NAMES, ())),

@@ -6,6 +6,7 @@ cut or joined in another way.
 
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
 import operator
 import re
@@ -98,17 +99,18 @@ def _renamed(name: str, names: Collection[str]) -> str:
   return name
 
 
-def resize(arrays: base.Renamed) -> str:
+def resize(all_shapes: Mapping[str, base.Shape]) -> str:
   """Returns how the authors' code resizes positions; '' if timm's does.
 
   DINO's files are encoders with a class token and positions, and nothing else.
   Those of DINOv2 have a mask token besides; with registers, its code smooths.
 
   Args:
-    arrays: Arrays of a file without a config.json, from `as_timm`.
+    all_shapes: Shapes of the arrays of a file without a config.json, by the
+      names of `as_timm`.
   """
-  names = (x for x in arrays.shapes if not re.match(dino_head.IGNORED, x))
-  shapes = {name: arrays.shapes[name] for name in names}
+  names = (x for x in all_shapes if not re.match(dino_head.IGNORED, x))
+  shapes = {name: all_shapes[name] for name in names}
   if len(shapes.get('mask_token', ())) == 2:  # [1, D]; MAE's has three axes
     return 'bicubic_antialias' if 'reg_token' in shapes else 'dino'
   others = (

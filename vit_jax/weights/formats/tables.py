@@ -2,7 +2,13 @@
 
 A rule maps a parameter's path in our tree to one or more arrays of a foreign
 file, with the transforms in both directions. `{}` stands for the number of a
-layer, a stage or a unit. The first rule that matches a path is used.
+layer, a stage or a unit. The first rule that matches a path is used. `arrays`
+reads a table of them, a rule or a layer a line:
+
+    patch_embedding         patch_embed.proj    conv*
+    class_token             cls_token
+    blocks_#/attention/out  blocks.#.attn.proj  dense2*
+    norm                    fc_norm             norm*  ?pool.norm_after
 
 Names and shapes are compared before any array is read, so one error reports all
 missing, misshapen and unexpected arrays.
@@ -48,9 +54,10 @@ def reshaped(to_theirs: Callable[[np.ndarray], np.ndarray]) -> Layout:
 
 # The same array, except for axes of length 1.
 SAME = reshaped(lambda a: a)
-# Torch's convolutions are [out, in, height, width].
+# Torch's convolutions are [out, in, ...], of any number of axes.
 CONV = Layout(
-  lambda a, _: a[0].transpose(2, 3, 1, 0), lambda a: [a.transpose(3, 2, 0, 1)]
+  lambda a, _: np.moveaxis(a[0], (0, 1), (-1, -2)),
+  lambda a: [np.moveaxis(a, (-1, -2), (0, 1))],
 )
 # A dense layer as a 1x1 convolution.
 CONV_1X1 = Layout(
@@ -117,12 +124,24 @@ class Rule:
     theirs: Names in the file, with a format field for each number.
     layout: Layout of the arrays in the file.
     offset: Number to add to ours to get theirs.
+    when: A model's value by which the rule holds (`holds`); '': always.
   """
 
   ours: str
   theirs: tuple[str, ...]
   layout: Layout = SAME
   offset: int = 0
+  when: str = ''
+
+  def holds(self, values: Mapping[str, Any]) -> bool:
+    """Whether a model has what the rule is for.
+
+    Args:
+      values: `models.values.model_values`. `when` is the name of one that is
+        on; or `name=text`; or `!` and one of these, if it must not be so; or
+        several, joined by `&`.
+    """
+    return all(_is_so(x, values) for x in filter(None, self.when.split('&')))
 
   def names(self, path: str) -> list[str] | None:
     """Returns the foreign names of our path; None if it does not match."""
@@ -135,6 +154,14 @@ class Rule:
   @functools.cached_property
   def _pattern(self) -> re.Pattern[str]:
     return re.compile(re.escape(self.ours).replace(r'\{\}', r'(\d+)'))
+
+
+def _is_so(condition: str, values: Mapping[str, Any]) -> bool:
+  """Whether one condition of `Rule.when` holds."""
+  name, _, text = condition.removeprefix('!').partition('=')
+  value = values.get(name)
+  is_so = str(value) == text if text else bool(value)
+  return is_so != condition.startswith('!')
 
 
 def rule(
@@ -230,10 +257,15 @@ def entries(rules: Sequence[Rule], params: Any) -> list[Entry]:
     KeyError: The format has no place for a parameter.
   """
   flat = flax.traverse_util.flatten_dict(params, sep='/')
-  return [_entry(rules, path, leaf.shape) for path, leaf in flat.items()]
+  return [entry(rules, path, leaf.shape) for path, leaf in flat.items()]
 
 
-def _entry(rules: Sequence[Rule], path: str, shape: Shape) -> Entry:
+def entry(rules: Sequence[Rule], path: str, shape: Shape) -> Entry:
+  """Returns the entry of one parameter.
+
+  Raises:
+    KeyError: The format has no place for it.
+  """
   for line in rules:
     names = line.names(path)
     if names is not None:
@@ -271,16 +303,16 @@ def read(
   faults = _differences(wanted, arrays.shapes, ignored, stored)
   # After a fault the other arrays are still checked, to report all faults.
   params, infinite = {}, []
-  for entry in wanted:
+  for parameter in wanted:
     theirs = []
-    for name, shape in zip(entry.names, entry.shapes, strict=True):
+    for name, shape in zip(parameter.names, parameter.shapes, strict=True):
       if not _fits(arrays.shapes.get(name), shape):
         continue
       theirs.append(arrays.read(name))
       if not np.isfinite(theirs[-1]).all():
         infinite.append(stored(name))
     if not faults:
-      params[entry.path] = _to_ours(entry, theirs)
+      params[parameter.path] = _to_ours(parameter, theirs)
   if infinite:
     faults.append(f'not finite: {", ".join(infinite)}')
   if faults:
@@ -303,8 +335,8 @@ def _differences(
 ) -> list[str]:
   """Lists missing, misshapen and unexpected arrays of a file."""
   missing, misshapen, used = [], [], set()
-  for entry in wanted:
-    for name, shape in zip(entry.names, entry.shapes, strict=True):
+  for parameter in wanted:
+    for name, shape in zip(parameter.names, parameter.shapes, strict=True):
       used.add(name)
       if name not in shapes:
         missing.append(f'{stored(name)} {shape}')
@@ -336,6 +368,114 @@ def write(
     KeyError: The format has no place for a parameter.
   """
   flat = flax.traverse_util.flatten_dict(params, sep='/')
-  for entry in entries(rules, params):
-    theirs = entry.layout.to_theirs(np.asarray(flat[entry.path]))
-    yield from zip(entry.names, theirs, strict=True)
+  for parameter in entries(rules, params):
+    theirs = parameter.layout.to_theirs(np.asarray(flat[parameter.path]))
+    yield from zip(parameter.names, theirs, strict=True)
+
+
+# The two arrays of a layer, by the kind of layer and the style of a file: names
+# here and there, and the layout. Parts of one layer, such as query, key and
+# value, lie on an axis before their outputs; halves, on the last axis.
+_Leaves = Sequence[tuple[str, str, Layout]]
+
+
+def _torch_leaves(kind: str, parts: int) -> _Leaves:
+  """Returns the arrays of a layer in a state dict of torch."""
+  norm = [('scale', 'weight', SAME), ('bias', 'bias', SAME)]
+  statistics = [('mean', 'running_mean', SAME), ('var', 'running_var', SAME)]
+  if kind == 'norm':
+    return norm
+  if kind == 'batch_norm':
+    return [*norm, *statistics]
+  if kind == 'conv_bn':  # a convolution with its norm in a module
+    after = _torch_leaves('batch_norm', parts)
+    return [
+      ('conv/kernel', 'conv.weight', CONV),
+      *((f'norm/{ours}', f'bn.{theirs}', same) for ours, theirs, same in after),
+    ]
+  kernel, bias = {
+    'conv': (CONV, SAME),
+    'conv1x1': (CONV_1X1, SAME),
+    'dense': (linear(), FLAT),
+    'dense2': (linear(2), FLAT),
+    'parts': (split(parts, 1, linear()), split(parts, 0, FLAT)),
+    'halves': (joined(parts, linear()), joined(parts)),
+  }[kind]
+  return [('kernel', 'weight', kernel), ('bias', 'bias', bias)]
+
+
+def _flax_leaves(kind: str, parts: int) -> _Leaves:
+  """Returns the arrays of a layer of Flax."""
+  if kind == 'norm':
+    return [('scale', 'scale', SAME), ('bias', 'bias', SAME)]
+  if kind == 'group_norm':
+    layout = padded(0, 1, 2)
+    return [('scale', 'scale', layout), ('bias', 'bias', layout)]
+  if kind == 'gamma_norm':
+    return [('scale', 'gamma', SAME), ('bias', 'beta', SAME)]
+  kernel, bias = {
+    'dense': (SAME, SAME),
+    'parts': (split(parts, 1), split(parts, 0)),
+    'flat_parts': (split(parts, 1, FLAT_OUTPUTS), split(parts, 0, FLAT)),
+  }[kind]
+  return [('kernel', 'kernel', kernel), ('bias', 'bias', bias)]
+
+
+# Style of a file -> what is between a layer and its array, and its layers.
+_STYLES: Mapping[str, tuple[str, Callable[[str, int], _Leaves]]] = {
+  'torch': ('.', _torch_leaves),
+  'flax': ('/', _flax_leaves),
+}
+_LAYOUTS = {
+  '': SAME,
+  'flat': FLAT,
+  'conv': CONV,
+  'dense': linear(),
+  'flat_outputs': FLAT_OUTPUTS,
+  'flat_inputs': FLAT_INPUTS,
+}
+
+
+def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
+  """Returns the rules of a table.
+
+  Args:
+    text: Lines of our path, with `#` for numbers; their name, or several joined
+      by `|`; the kind of layer with a star, or of an array's layout; `?` and a
+      condition (`Rule.holds`); and `-1`, what is added to the numbers. All but
+      the first two may be left out, and the names of parts may have what they
+      share before braces: `attn.{q,k,v}`.
+    style: 'torch' or 'flax'.
+    **layouts: Further layouts by name.
+  """
+  separator, leaves_of = _STYLES[style]
+  rules = []
+  for line in filter(str.strip, text.splitlines()):
+    ours, theirs, *rest = line.replace('#', '{}').split()
+    when = ''.join(x[1:] for x in rest if x.startswith('?'))
+    offset = sum(int(x) for x in rest if re.fullmatch(r'[+-]\d+', x))
+    kinds = [x for x in rest if re.match(r'\w', x)]
+    kind, names = ''.join(kinds), _names(theirs)
+    leaves: _Leaves = [
+      (
+        '',
+        '',
+        ({**_LAYOUTS, **layouts}[kind] if not kind.endswith('*') else SAME),
+      )
+    ]
+    if kind.endswith('*'):
+      leaves = leaves_of(kind[:-1], len(names))
+    for leaf, their_leaf, layout in leaves:
+      path = f'{ours}/{leaf}' if leaf else ours
+      after = separator + their_leaf if leaf else ''
+      rules.append(
+        Rule(path, tuple(x + after for x in names), layout, offset, when)
+      )
+  return rules
+
+
+def _names(text: str) -> list[str]:
+  """Returns the names of `a|b`, or of `a.{b,c}`."""
+  if match := re.fullmatch(r'(.*)\{(\w+(?:,\w+)+)\}(.*)', text):
+    return [match[1] + x + match[3] for x in match[2].split(',')]
+  return text.split('|')

@@ -21,6 +21,7 @@ from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import resnet
+from vit_jax.models.zoo import bit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -37,10 +38,13 @@ from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats import timm_relpos
 from vit_jax.weights.formats import timm_tables
+from vit_jax.weights.formats import timm_vit
 from vit_jax.weights.formats import uncommon
+from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'timm'
+KINDS: tuple[Format, ...] = (timm_vit.VIT,)
 # Arrays outside the model, which MAE, DINO and BEiT leave in their files.
 IGNORED = (
   r'mask_token|decoder_.*|fc_norm\.unused'
@@ -135,9 +139,13 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     family = 'relpos'
   elif timm_eva.has_signs(shapes, hints.config):
     family = 'eva'
+  is_special = timm_beit.table(shapes) or timm_parallel.fields(shapes)
+  if family == 'vit' and not is_special:
+    timm_names.check_arrays(arrays.shapes)
+    return timm_vit.VIT.describe(arrays, hints)
   timm_names.check(arrays.shapes, hints.config, family)
   found = read(shapes, hints)
-  resize = '' if hints.config.content else originals.resize(arrays)
+  resize = '' if hints.config.content else originals.resize(arrays.shapes)
   return dataclasses.replace(found, resize=resize or found.resize)
 
 
@@ -307,8 +315,7 @@ def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     for stage in range(len(stages))
   )
   published = {
-    (size['stages'], 64 * size['width_factor'])
-    for size in resnet.BIT_SIZES.values()
+    (size['stages'], 64 * size['width_factor']) for size in bit.SIZES.values()
   }
   fields: dict[str, Any] = {
     'num_classes': shapes.size('head.fc.weight', 0),

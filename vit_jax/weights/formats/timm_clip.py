@@ -121,6 +121,11 @@ def fields(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
   }
 
 
+def is_tower(shapes: base.Shapes) -> bool:
+  """Whether arrays are open_clip's, as `as_timm` has them."""
+  return any(x.startswith(_OUTSIDE) for x in shapes.names)
+
+
 def heads(shapes: base.Shapes) -> int | None:
   """Returns the heads of open_clip's published towers; None: another file."""
   if not any(x.startswith(_OUTSIDE) for x in shapes.names):

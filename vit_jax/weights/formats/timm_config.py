@@ -14,6 +14,9 @@ from vit_jax import models
 from vit_jax.models import flat
 from vit_jax.models import mixer
 from vit_jax.models import resnet
+from vit_jax.models import values as values_lib
+from vit_jax.models.zoo import bit
+from vit_jax.models.zoo import mixer as mixers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_eva
@@ -21,6 +24,7 @@ from vit_jax.weights.formats import timm_naflex
 from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats import timm_relpos
 from vit_jax.weights.formats import uncommon
+from vit_jax.weights.formats.format import Format
 
 # timm's names of the paper's sizes.
 _SIZES = {'Ti': 'tiny', 'S': 'small', 'L': 'large', 'H': 'huge', 'g': 'giant'}
@@ -83,6 +87,70 @@ def companions(
   return {'config.json': config}
 
 
+def companions_of_kind(
+  kind: Format,
+  model: models.Model,
+  preprocess: data.Preprocess,
+  image_size: tuple[int, int],
+) -> dict[str, dict[str, Any]]:
+  """Returns the content of the JSON files, by file name."""
+  channels = preprocess.channels
+  values = values_lib.model_values(model)
+  values |= {'image_size': image_size, 'image_channels': channels}
+  config = kind.config(values)
+  pretrained = {
+    'input_size': [channels, *image_size],
+    'fixed_input_size': not isinstance(model, resnet.BiT),
+    'interpolation': preprocess.interpolation,
+    'crop_pct': _crop_pct(preprocess),
+    'crop_mode': _crop_mode(preprocess),
+    'mean': base.per_channel(preprocess.mean, channels),
+    'std': base.per_channel(preprocess.std, channels),
+    'num_classes': model.num_classes,
+    'pool_size': None,
+    **config.pop('pretrained_cfg', {}),
+  }
+  if preprocess.classes:
+    pretrained['label_names'] = list(preprocess.classes)
+  config |= {'num_classes': model.num_classes, 'pretrained_cfg': pretrained}
+  return {'config.json': config}
+
+
+def notes_of_kind(kind: Format, model: models.Model) -> list[str]:
+  """Returns notes on where timm's code differs or does not suffice."""
+  values = values_lib.model_values(model)
+  notes = []
+  if obstacle := kind.obstacle(values):
+    notes.append(
+      f'timm has no architecture for {obstacle}: `create_model` alone does not'
+      ' rebuild this model; construct its class, and load the state dict'
+    )
+  if values.get('patches') == 'hybrid':
+    notes.append(
+      'the epsilons of the ResNet stem: GroupNorm has 1e-6 here and 1e-5 in'
+      ' timm'
+    )
+  return notes
+
+
+def usage_of_kind(
+  kind: Format, model: models.Model, directory: str, file: str
+) -> tuple[str, str]:
+  """Returns the name of a program, and Python code that loads the model."""
+  values = values_lib.model_values(model)
+  if values.get('head.pre_logits'):
+    return 'timm', _usage_with_pre_logits(values, directory, file)
+  if kind.obstacle(values):
+    return 'timm', (
+      'import safetensors.torch\n'
+      f"state_dict = safetensors.torch.load_file('{directory}/{file}')"
+    )
+  return 'timm', (
+    f"import timm\nmodel = timm.create_model('local-dir:{directory}',"
+    ' pretrained=True)'
+  )
+
+
 def _crop_mode(preprocess: data.Preprocess) -> str:
   if preprocess.fill is not None:
     return 'border'
@@ -132,17 +200,17 @@ def notes(model: models.Flat) -> list[str]:
   is_aim = getattr(model, 'patch_norm', False)
   is_other = (is_clip or is_dino) and not only_scales
   usual = 1e-5 if is_aim or is_other else 1e-6
-  if model.layer_norm_epsilon != usual:
+  # model.layer_norm_epsilon, or an option of its norm.
+  epsilon = models.fields_of(model)['layer_norm_epsilon']
+  if epsilon != usual:
     found.append(
-      f'LayerNorm: this model has epsilon {model.layer_norm_epsilon:g}, timm'
-      f' has {usual:g}'
+      f'LayerNorm: this model has epsilon {epsilon:g}, timm has {usual:g}'
     )
   if isinstance(model, mixer.Mixer):
-    if model.gelu in _MIXERS_GELUS:
+    if (gelu := model.block.mlp.gelu) in _MIXERS_GELUS:
       found.append(
-        f'GELU: this model has {uncommon.GELUS[model.gelu]}; timm computes the'
-        ' exact function unless `MlpMixer` is given'
-        f' act_layer={_MIXERS_GELUS[model.gelu]}'
+        f'GELU: this model has {uncommon.GELUS[gelu]}; timm computes the exact'
+        f' function unless `MlpMixer` is given act_layer={_MIXERS_GELUS[gelu]}'
       )
   elif model.resnet_stages is not None:
     found.append(
@@ -154,8 +222,6 @@ def notes(model: models.Flat) -> list[str]:
 
 def usage(model: models.Flat, directory: str, file: str) -> tuple[str, str]:
   """Returns the name of a program, and Python code that loads the model."""
-  if _obstacle(model) == _PRE_LOGITS:
-    return 'timm', _usage_with_pre_logits(model, directory, file)
   if _obstacle(model):
     return 'timm', (
       'import safetensors.torch\n'
@@ -168,11 +234,11 @@ def usage(model: models.Flat, directory: str, file: str) -> tuple[str, str]:
 
 
 def _usage_with_pre_logits(
-  model: models.Flat, directory: str, file: str
+  values: Mapping[str, Any], directory: str, file: str
 ) -> str:
   """Returns Python code that makes both layers the head of timm's class."""
-  assert isinstance(model, flat.ViT)
-  d, n, classes = model.hidden_size, model.pre_logits, model.num_classes
+  d, n = values['hidden_size'], values['head.pre_logits']
+  classes = values['num_classes']
   last = f',\n    torch.nn.Linear({n}, {classes})' if classes else ''
   return f"""\
 import json
@@ -248,7 +314,7 @@ def _vit_arguments(model: flat.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
     'embed_dim': d,
     'depth': model.depth,
     'num_heads': model.num_heads,
-    'mlp_ratio': ratio(wide, d),
+    'mlp_ratio': base.ratio(wide, d),
     'qkv_bias': model.qkv_bias,
   }
   if timm_beit.is_kind(model):
@@ -298,7 +364,7 @@ def _eva_arguments(
   others = 'reg_tokens fc_norm pos_embed pre_norm final_norm act_layer'
   for key in (*others.split(), 'norm_layer', 'pool_include_prefix'):
     arguments.pop(key, None)
-  arguments['mlp_ratio'] = ratio(model.mlp_dim, model.hidden_size)
+  arguments['mlp_ratio'] = base.ratio(model.mlp_dim, model.hidden_size)
   return arguments | timm_eva.arguments(model)
 
 
@@ -323,14 +389,6 @@ def _relpos_arguments(
   # timm's default is a factor, and None stands for the default.
   arguments['init_values'] = model.layer_scale or 0.0
   return arguments | timm_relpos.arguments(model)
-
-
-def ratio(number: int, base: int) -> float:
-  """Returns r with int(base * r) == number, as an int if possible."""
-  result = number / base
-  if int(base * result) != number:
-    result = math.nextafter(result, math.inf)
-  return int(result) if result == int(result) else result
 
 
 def _vit_name(model: flat.ViT) -> str:
@@ -381,7 +439,7 @@ def _mixer_name(model: mixer.Mixer) -> str | None:
   """Returns timm's name; None: its names' sizes cannot be changed."""
   fields = models.fields_of(model)
   for size, patch in (('S', 16), ('S', 32), ('B', 16), ('B', 32), ('L', 16)):
-    sizes = {'patch_size': (patch, patch), **mixer.SIZES[size]}
+    sizes = {'patch_size': (patch, patch), **mixers.SIZES[size]}
     if all(fields[key] == x for key, x in sizes.items()):
       return f'mixer_{size.lower()}{patch}_224'
   return None
@@ -392,7 +450,7 @@ def _bit_name(model: resnet.BiT) -> str | None:
   if model.num_groups != 32 or not model.zero_padded_pool:
     return None
   wide = [c * model.width_factor for c in (model.stem_width, *model.channels)]
-  for size, fields in resnet.BIT_SIZES.items():
+  for size, fields in bit.SIZES.items():
     factor = fields['width_factor']
     if model.stages == fields['stages'] and wide == [
       factor * c for c in (64, 256, 512, 1024, 2048)

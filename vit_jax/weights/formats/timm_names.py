@@ -43,6 +43,16 @@ _COMMON: dict[str, typed.Kind | None] = dict.fromkeys(
   drop_path_rate drop_rate img_size in_chans num_classes proj_drop_rate
   """.split()
 )
+# Of timm's VisionTransformer, what does not affect a trained model, or is read
+# of the arrays.
+IGNORED: dict[str, typed.Kind | None] = _COMMON | dict.fromkeys(
+  """
+  attn_drop_rate distilled dynamic_img_pad dynamic_img_size fix_init
+  head_init_scale patch_drop_rate pos_drop_rate qkv_bias_separate
+  use_abs_pos_emb use_fc_norm use_rel_pos_bias
+  use_shared_rel_pos_bias weight_init
+  """.split()
+)
 _LAYER_NORM = typed.one_of('layernorm', 'layernormfp32')
 _AVERAGE = typed.one_of('avg')
 _ARGUMENTS = {
@@ -171,10 +181,7 @@ def check(names: Collection[str], config: typed.Json, family: str) -> None:
   Raises:
     UserError: It does not; the message names the field of timm's class.
   """
-  for pattern, field in _FOREIGN_ARRAYS:
-    found = next((name for name in names if re.fullmatch(pattern, name)), None)
-    if found:
-      raise UserError(f'it has {found}, as in timm with {field}: {_SORRY}')
+  check_arrays(names)
   norms = (re.fullmatch(r'blocks\.\d+\.norm1\.(weight|bias)', x) for x in names)
   if family not in ('vit', 'eva') and {m[1] for m in norms if m} == {'weight'}:
     raise UserError(
@@ -182,6 +189,14 @@ def check(names: Collection[str], config: typed.Json, family: str) -> None:
       f' {_SORRY}'
     )
   config.check_known(_ARGUMENTS[family], 'model_args')
+
+
+def check_arrays(names: Collection[str]) -> None:
+  """Raises a UserError that names what is not computed of arrays' names."""
+  for pattern, field in _FOREIGN_ARRAYS:
+    name = next((x for x in names if re.fullmatch(pattern, x)), None)
+    if name:
+      raise UserError(f'it has {name}, as in timm with {field}: {_SORRY}')
 
 
 def gelu(config: typed.Json) -> str:

@@ -2,7 +2,6 @@
 
 from vit_jax import models
 from vit_jax.models import flat
-from vit_jax.models import heads
 
 NO_KEY_BIAS = 'queries and values with biases, and keys without'
 ROTARY = 'rotary position embeddings'
@@ -43,7 +42,7 @@ BEITS = (NO_KEY_BIAS, RELATIVE, MASK_TOKEN)
 
 def activation(model: models.Flat) -> str | None:
   """Returns the activation of a model if no format has a name for it."""
-  name = getattr(model, 'gelu', 'exact')
+  name = models.fields_of(model).get('gelu', 'exact')
   return None if name in GELUS else f'the activation {name!r}'
 
 
@@ -66,7 +65,7 @@ def named_part(model: models.Flat) -> str | None:
   """Returns the part of a model that its config names; None: there is none."""
   for kind in ('block', 'attention', 'mlp', 'positions', 'pool'):
     text = getattr(model, kind, '')
-    if text and text not in heads.POOLS:
+    if isinstance(text, str) and text and text not in flat.POOLS:
       return f'the {kind} {text!r}'
   return None
 

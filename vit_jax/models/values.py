@@ -1,0 +1,296 @@
+"""A model as values by dotted names, which weights of other programs describe.
+
+    hidden_size, depth, num_heads, mlp_dim, ...    keys of `config.model`
+    attention                                      the name of a part
+    attention.qk_norm                              an option of it
+    positions.rope, positions.rope.base            a part of a sum, an option
+
+They are a model's sizes and what changes its function. How it is trained and
+computed (`fields.Kind.TRAINING`, `EXECUTION`) is not among them. An option that
+has the value of the key that fills it is not, either.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+from typing import cast
+
+from flax import linen as nn
+
+from vit_jax.config import parts
+from vit_jax.config.parts import Part
+from vit_jax.models import encoder
+from vit_jax.models import fields
+from vit_jax.models import registry
+from vit_jax.models import resnet
+from vit_jax.models import vit
+from vit_jax.models.fields import Kind
+from vit_jax.models.patches import Learned
+
+# The kinds of parts that a model has one of.
+SINGLE = ('norm', 'patches', 'block', 'attention', 'mlp', 'pool', 'head')
+SUM = 'positions'
+# Options of parts that a checkpoint's user may choose anew for each size of
+# images: they are not compared.
+OF_SIZE = (
+  'patches.crop',
+  'positions.learned.grid',
+  'positions.factorized.grid',
+)
+COMPARED = (Kind.SIZE, Kind.FUNCTION, Kind.FITTED)
+# Parts that a checkpoint's user may exchange: parameters are adapted.
+_FITTED = (
+  'pool',
+  'head',
+  *(f'{SUM}.{name}' for name in registry.PARTS[SUM] if name != 'rope'),
+)
+# Keys that fill options, and the option that has each.
+_FILLING = {
+  'num_heads': ('attention', 'num_heads'),
+  'mlp_dim': ('mlp', 'hidden_dim'),
+  'patch_size': ('patches', 'patch_size'),
+  'layer_norm_epsilon': ('norm', 'epsilon'),
+}
+
+
+def model_values(model: nn.Module) -> dict[str, Any]:
+  """Returns the values of a model.
+
+  Args:
+    model: From `create_model`; that of a family without layers has its fields.
+  """
+  values = {
+    name: getattr(model, name)
+    for name, field in fields.of(type(model)).items()
+    if field.kind in COMPARED and field is not fields.PART
+  }
+  if isinstance(model, resnet.BiT):  # a factor of numbers that are values, too
+    factor = values.pop('width_factor')
+    values['stem_width'] *= factor
+    values['channels'] = tuple(factor * x for x in values['channels'])
+  if not isinstance(model, vit.ViT | encoder.Encoder):
+    return values
+  single = _parts(model)
+  for key, (kind, option) in _FILLING.items():
+    values.setdefault(key, getattr(single[kind], option, None))
+  for kind, part in single.items():
+    if isinstance(part, nn.Module):
+      values |= _part_values(kind, kind, part, values)
+  if not isinstance(model, vit.ViT):
+    return values
+  values['class_token'] = 'class_token' in model.prefix
+  values |= _irrelevant(model, values)
+  for part in model.positions:
+    name = registry.name_of(SUM, type(part))
+    path = f'{SUM}.{name}'
+    values |= {**_part_values(SUM, path, part, values), path: True}
+  tokens = f'{SUM}.learned.tokens'
+  if tokens in values and positioned_prefix(model) == model.prefix_length:
+    values[tokens] = 'all'
+  return values
+
+
+def positioned_prefix(model: vit.ViT) -> int:
+  """Returns the number of tokens before the patches with learned positions."""
+  tokens = [x.tokens for x in model.positions if isinstance(x, Learned)]
+  has_class = 'class_token' in model.prefix
+  counts = {'all': model.prefix_length, 'class': int(has_class), 'patches': 0}
+  return counts[tokens[0]] if tokens else 0
+
+
+def _irrelevant(model: vit.ViT, values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the defaults of options that change nothing in a model."""
+  defaults: dict[str, Any] = {}
+  if not model.distillation_token:
+    defaults['head.distillation'] = True
+  if not model.prefix:
+    defaults['pool.prefix'] = False
+  if values.get('attention.qkv_bias') is False:
+    defaults['attention.key_bias'] = True
+  if values.get('block.layer_scale') is None:
+    defaults['block.layer_scale_mlp'] = True
+  if values.get('pool.mlp_dim') == 0:
+    defaults['pool.gelu'] = 'exact'
+  return {path: x for path, x in defaults.items() if path in values}
+
+
+def _parts(model: nn.Module) -> dict[str, nn.Module | None]:
+  """Returns the parts of a model that it has one of, by kind."""
+  parts = {kind: getattr(model, kind, None) for kind in SINGLE}
+  inside = {x: getattr(model.block, x, None) for x in ('attention', 'mlp')}
+  return parts | inside | {'head': getattr(model, 'sized_head', None)}
+
+
+def _part_values(
+  kind: str, path: str, part: nn.Module, keys: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the name of a part and its options, below a path."""
+  module = _computed(type(part))
+  values: dict[str, Any] = {path: registry.name_of(kind, module)}
+  for option in registry.options_of(module).values():
+    if option.field.kind not in COMPARED or option.kind in SINGLE:
+      continue
+    value = getattr(part, option.name)
+    if option.key in keys and value == keys[option.key]:
+      continue
+    if option.kind is not None:
+      value = registry.describe(option.kind, value, keys)
+    values[f'{path}.{option.name}'] = value
+  return values
+
+
+def _computed(module: type[nn.Module]) -> type[nn.Module]:
+  """Returns the class whose function a class of ours has after training.
+
+  Merging tokens is such a class of a block: all its options are of training.
+  """
+  (base, *_) = module.__bases__
+  is_ours = module.__module__.startswith('vit_jax.')
+  if not is_ours or base is nn.Module or not dataclasses.is_dataclass(base):
+    return module
+  inherited = registry.options_of(base)
+  added = [
+    option.field.kind
+    for name, option in registry.options_of(module).items()
+    if name not in inherited
+  ]
+  is_training = added and not any(kind in COMPARED for kind in added)
+  return module if not is_training else cast(type[nn.Module], base)
+
+
+def config_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the keys of `config.model` that values stand for.
+
+  An option that the part does not have is left out, and one that is None. A
+  part has the default of its kind if no value names it.
+
+  Args:
+    values: As of `model_values`; None stands for no value.
+  """
+  values = {path: x for path, x in values.items() if x is not None}
+  keys: dict[str, Any] = {}
+  for path, value in values.items():
+    kind, _, option = path.partition('.')
+    if not option and kind not in SINGLE:
+      keys[kind] = value
+  for kind in SINGLE:
+    name = values.get(kind, next(iter(registry.PARTS[kind])))
+    keys[kind] = str(_part(kind, name, kind, values))
+  names = [
+    name for name in registry.PARTS[SUM] if values.get(f'{SUM}.{name}', False)
+  ]
+  texts = [str(_part(SUM, x, f'{SUM}.{x}', values)) for x in names]
+  keys[SUM] = ' + '.join(texts) or 'none'
+  return keys
+
+
+def _part(kind: str, name: str, path: str, values: Mapping[str, Any]) -> Part:
+  options = registry.options_of(registry.part_class(kind, name))
+  chosen = {
+    x: values[f'{path}.{x}'] for x in options if f'{path}.{x}' in values
+  }
+  return Part(name, (), chosen)
+
+
+def stated(keys: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the values that keys of `config.model` say themselves.
+
+  Options that a text does not have are not among them.
+
+  Raises:
+    UserError: A text cannot be read, or names no part.
+  """
+  values: dict[str, Any] = {}
+  for key, text in keys.items():
+    if text is None:
+      continue
+    if key == 'name':  # options of families without parts
+      values |= registry.split_name(text)[1]
+    elif key not in registry.PARTS:
+      values[key] = text
+    elif key == SUM:
+      for part in parts.parse_sum(text, f'model.{key}'):
+        path = f'{SUM}.{part.name}'
+        values |= {path: True, **dict(_options(SUM, path, part))}
+    else:
+      part = parts.parse(text, f'model.{key}')
+      values |= {key: part.name, **dict(_options(key, key, part))}
+  return values
+
+
+def _options(kind: str, path: str, part: Part) -> Iterator[tuple[str, Any]]:
+  names = registry.options_of(registry.part_class(kind, part.name))
+  yield from (
+    (f'{path}.{x}', y) for x, y in zip(names, part.args, strict=False)
+  )
+  yield from ((f'{path}.{name}', value) for name, value in part.options.items())
+
+
+def differences(
+  values: Mapping[str, Any], other: Mapping[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+  """Returns what differs between the values of two models, by name.
+
+  Initial values of the factors of LayerScale are not compared, but whether
+  there are any; options of parts that differ are not compared, either.
+  """
+  changed: dict[str, tuple[Any, Any]] = {}
+  for path in sorted({*values, *other}, key=lambda x: (x.count('.'), x)):
+    pair = values.get(path), other.get(path)
+    parent = path.rpartition('.')[0]
+    is_named = parent in changed and parent not in (SUM, '')
+    if is_named or path in OF_SIZE:
+      continue
+    if path == 'block.layer_scale':
+      pair = pair[0] is not None, pair[1] is not None
+    if pair[0] != pair[1] and not _are_off(pair):
+      changed[path] = pair
+  return changed
+
+
+def _are_off(pair: tuple[Any, Any]) -> bool:
+  """Whether neither model has a thing: None and False are the same."""
+  return all(x is None or x is False for x in pair)
+
+
+def is_unseen(path: str, values: Mapping[str, Any]) -> bool:
+  """Whether no checkpoint's arrays can show a value.
+
+  Args:
+    path: Its name.
+    values: The values that name the parts.
+  """
+  field = _field(path, values)
+  return field is not None and not field.is_visible
+
+
+def is_fitted(
+  path: str, values: Mapping[str, Any], module: type[nn.Module]
+) -> bool:
+  """Whether `weights.adapt` changes parameters that differ in a value.
+
+  Args:
+    path: As of `is_unseen`.
+    values: As of `is_unseen`.
+    module: The model's class.
+  """
+  if path in _FITTED or path.startswith('pool.'):
+    return path in _FITTED  # options of one pool change its function
+  field = _field(path, values, module)
+  return field is not None and field.kind is Kind.FITTED
+
+
+def _field(
+  path: str, values: Mapping[str, Any], module: type[nn.Module] = vit.ViT
+) -> fields.Field | None:
+  """Returns the kind of a value; None: it is the name of a part."""
+  parent, _, option = path.rpartition('.')
+  if not parent:
+    if path not in _FILLING:
+      return fields.of(module).get(path) if path not in SINGLE else None
+    parent, option = _FILLING[path]
+  kind, _, name = parent.partition('.')
+  name = name or values.get(kind, next(iter(registry.PARTS[kind])))
+  options = registry.options_of(registry.part_class(kind, name))
+  return options[option].field if option in options else None

@@ -1,0 +1,339 @@
+"""A kind of model in files of another program: two tables, and what follows.
+
+`Format.arrays` (`tables.arrays`) and `Format.fields` say all that is known of
+it. From them follow the model that a file holds, the arrays and the config that
+are written, the keys that are known in a config, and the refusals: a model that
+is read back otherwise than it was written cannot be stored.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from vit_jax import models
+from vit_jax.config import one_line
+from vit_jax.config import UserError
+from vit_jax.models import registry
+from vit_jax.models import values as values_lib
+from vit_jax.models import vit
+from vit_jax.models.fields import UnknownFieldError
+from vit_jax.weights import fit
+from vit_jax.weights.files import containers
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.fields import Seen
+
+Size = tuple[int, int]
+Values = Mapping[str, Any]
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+  """A kind of model in files of another program.
+
+  Attributes:
+    title: The class that computes it there, as "timm's VisionTransformer".
+    family: The class that computes it here.
+    arrays: The rules of its arrays.
+    fields: The entries of its values, in the order in which they are seen.
+    matches: Whether a file holds such a model.
+    image_size: Returns (height, width) that a file's positions are for.
+    channels: Returns the number of channels of its images.
+    preprocess: Returns fields of `data.Preprocess` for a size and channels, and
+      `Description.silent`.
+    resize: Returns how the format's code resizes positions, one of
+      `resize.METHODS`.
+    scope: Key of the config's object in which no other key may be set than
+      those of `fields` and `known`; '': the whole config; None: nothing of it
+      is checked.
+    known: Further keys there, with their types; None: any.
+    header: Returns further keys of the config for a model's values.
+    stored: Returns the name of an array in the file, for a model's values and
+      the name in `arrays`.
+    finish: Returns the arrays of a file, by name, for those of `arrays`: some
+      are joined, or are there though nothing reads them.
+    lacks: Returns what of a model the class has no place for, though `arrays`
+      have; None: nothing. The values have the `image_size`, too.
+    obstacle: Returns what the format's own code cannot build of a model whose
+      arrays it can store; None: it builds all.
+  """
+
+  title: str
+  family: type[Any]
+  arrays: Sequence[tables.Rule]
+  fields: Sequence[fields.Entry]
+  matches: Callable[[Seen], bool]
+  image_size: Callable[[Seen], Size]
+  channels: Callable[[Seen], int]
+  preprocess: Callable[[Seen, Size, int], tuple[dict[str, Any], str]]
+  resize: Callable[[Seen], str]
+  scope: str | None = ''
+  known: Mapping[str, typed.Kind | None] = dataclasses.field(
+    default_factory=dict
+  )
+  header: Callable[[Values], dict[str, Any]] = lambda values: {}
+  stored: Callable[[Values, str], str] = lambda values, name: name
+  finish: Callable[[Values, Arrays], Arrays] = lambda values, arrays: arrays
+  lacks: Callable[[Values], str | None] = lambda values: None
+  obstacle: Callable[[Values], str | None] = lambda values: None
+
+  def describe(
+    self, arrays: base.Renamed, hints: base.Hints
+  ) -> base.Description:
+    """Returns the model that a file holds.
+
+    Raises:
+      UserError: Its shapes do not show one, its config says something that is
+        not computed here, or its family has no value that the caller gives.
+    """
+    seen = Seen(base.Shapes(arrays), hints)
+    self._check(seen.config)
+    fields.evaluate(self.fields, seen)
+    try:
+      model = self.build(seen.values | self._unseen(hints.values))
+    except UnknownFieldError as e:
+      raise UserError(
+        f'it is a {self.family.__name__}, which has no field {e.name!r}: leave'
+        ' it out'
+      ) from None
+    size = self.image_size(seen)
+    preprocess, silent = self.preprocess(seen, size, self.channels(seen))
+    return base.Description(
+      model,
+      size,
+      preprocess,
+      self.resize(seen),
+      silent,
+      rules=self.rules(values_lib.model_values(model)),
+    )
+
+  def build(self, values: Values) -> models.Model:
+    """Returns the model of values.
+
+    Raises:
+      ValueError: They do not fit.
+    """
+    if self.family is vit.ViT:
+      model: models.Model = models.create(
+        vit.ViT, values_lib.config_keys(values)
+      )
+    else:
+      # Options of parts of other families are called by their names alone.
+      options = {path.rpartition('.')[2]: x for path, x in values.items()}
+      model = models.create(self.family, options)
+    return model
+
+  def rules(self, values: Values) -> list[tables.Rule]:
+    """Returns the rules of the arrays of a model with these values."""
+    return [rule for rule in self.arrays if rule.holds(values)]
+
+  def config(self, values: Values) -> dict[str, Any]:
+    """Returns the config that says a model's values.
+
+    Args:
+      values: Those of the model, and `image_size` and `image_channels` of its
+        images.
+    """
+    config = self.header(values)
+    for entry in self.fields:
+      word = entry.word(values) if entry.key else None
+      is_usual = entry.ours and values.get(entry.ours) == entry.default
+      if word is not None and (entry.is_stated or not is_usual):
+        _put(config, entry.key.split('.'), word)
+    return config
+
+  def refusal(self, model: models.Model, image_size: Size) -> str | None:
+    """Returns what of a model has no place; None: it can be stored.
+
+    Args:
+      model: The model, with layers unrolled.
+      image_size: (height, width) that its positions are for.
+    """
+    return next(iter(self.refusals(model, image_size)), None)
+
+  def refusals(self, model: models.Model, image_size: Size) -> list[str]:
+    """Returns all that has no place, as `refusal` has the first of."""
+    if type(model) is not self.family:
+      return [_with_article(type(model).__name__)]
+    values = values_lib.model_values(model)
+    try:
+      if changed := self.unnamed(values):
+        return changed
+      restored, homeless = self._restored(model, image_size)
+      changed = self._lost(values, restored)
+    except ValueError as e:  # includes UserError; nothing is kept
+      reason = _other_part(values) or one_line(e)
+      return [reason, *(show(*value) for value in values.items())]
+    if lacks := self.lacks({**values, 'image_size': image_size}):
+      changed.append(lacks)
+    return changed or [f'the array {path}' for path in homeless]
+
+  def unnamed(self, values: Values) -> list[str]:
+    """Returns the values of a model that no entry has, or has otherwise.
+
+    Raises:
+      ValueError: The others do not fit.
+    """
+    names = {entry.ours for entry in self.fields if not entry.is_read_only}
+    named = {path: x for path, x in values.items() if path in names}
+    fixed = {
+      entry.ours: entry.default for entry in self.fields if entry.is_fixed
+    }
+    return self._lost(values, self.build({**named, **fixed}))
+
+  def _lost(self, values: Values, kept: models.Model) -> list[str]:
+    """Returns the values that a model has not kept."""
+    kept_values = values_lib.model_values(kept)
+    changed = self._changes(values, kept_values, is_noted=False)
+    return [show(*change) for change in changed]
+
+  def notes(self, model: models.Model, image_size: Size) -> list[str]:
+    """Returns notes on where the format's own code computes something else."""
+    values = values_lib.model_values(model)
+    kept = values_lib.model_values(self._restored(model, image_size)[0])
+    return [
+      f'this model has {show(path, value)}; {self.title} has'
+      f' {show(path, kept.get(path))}'
+      for path, value in self._changes(values, kept, is_noted=True)
+    ]
+
+  def _changes(
+    self, values: Values, kept: Values, *, is_noted: bool
+  ) -> Iterator[tuple[str, Any]]:
+    """Yields values that are not kept, those that are noted or the others."""
+    noted = {entry.ours for entry in self.fields if entry.is_noted}
+    for path, (value, _) in values_lib.differences(values, kept).items():
+      if (path in noted) == is_noted:
+        yield path, value
+
+  def _restored(
+    self, model: models.Model, image_size: Size
+  ) -> tuple[models.Model, list[str]]:
+    """Returns the model that is read of what is written for a model.
+
+    And the paths of parameters that have no array.
+
+    Raises:
+      UserError: What is written cannot be read.
+    """
+    channels = 3
+    values = values_lib.model_values(model)
+    values |= {'image_size': image_size, 'image_channels': channels}
+    rules = self.rules(values)
+    shapes: dict[str, tuple[int, ...]] = {}
+    homeless = []
+    grid = fit.grid(model, image_size)
+    for path, shape in fit.expected_shapes(model, grid, channels).items():
+      try:
+        entry = tables.entry(rules, path, shape)
+      except KeyError:
+        homeless.append(path)
+      else:
+        shapes |= dict(zip(entry.names, entry.shapes, strict=True))
+    arrays = base.Renamed(containers.Arrays(shapes, _no_values))
+    config = typed.Json('config.json', self.config(values))
+    hints = base.Hints({}, config, typed.Json('', {}), None, image_size)
+    restored = self.describe(arrays, hints).model
+    assert not isinstance(restored, models.flat.ViT)
+    return restored, homeless
+
+  def _check(self, config: typed.Json) -> None:
+    """Checks that a config sets nothing that would be ignored.
+
+    Raises:
+      UserError: It does.
+    """
+    if self.scope is None:
+      return
+    start = f'{self.scope}.' if self.scope else ''
+    keys = {
+      entry.key.removeprefix(start).partition('.')[0]: None
+      for entry in self.fields
+      if entry.key.startswith(start) and entry.key
+    }
+    config.check_known({**keys, **self.known}, self.scope)
+
+  def _unseen(self, values: Values) -> dict[str, Any]:
+    """Returns the caller's values that no entry has and no array shows."""
+    names = {entry.ours for entry in self.fields}
+    return {
+      path: x
+      for path, x in values.items()
+      if path not in names and values_lib.is_unseen(path, values)
+    }
+
+
+def describe(
+  kinds: Sequence[Format], arrays: base.Renamed, hints: base.Hints
+) -> base.Description:
+  """Returns the model that a file holds, of the first kind that matches.
+
+  Raises:
+    UserError: As `Format.describe`.
+  """
+  seen = Seen(base.Shapes(arrays), hints)
+  kind = next(x for x in kinds if x.matches(seen))
+  return kind.describe(arrays, hints)
+
+
+def storing(
+  kinds: Sequence[Format], model: models.Model, image_size: Size
+) -> Format | None:
+  """Returns the first kind that can store a model; None: none can."""
+  able = (x for x in kinds if x.refusal(model, image_size) is None)
+  return next(able, None)
+
+
+def refusal(
+  kinds: Sequence[Format], model: models.Model, image_size: Size
+) -> str | None:
+  """Returns what of a model no kind has a place for; None: one can store it.
+
+  It is what the kind lacks that lacks the least; of several, the last one.
+  """
+  able = [x for x in kinds if x.family is type(model)] or kinds[:1]
+  reasons = [x.refusals(model, image_size) for x in reversed(able)]
+  fewest: list[str] = min(reasons, key=len)
+  return fewest[0] if fewest else None
+
+
+def _with_article(noun: str) -> str:
+  return f'{"an" if noun[0] in "AEIOU" else "a"} {noun}'
+
+
+def show(path: str, value: Any) -> str:
+  """Returns a value as a config has it, as 'attention(causal=True)'."""
+  if value is None:
+    value = False
+  *parents, name = path.split('.')
+  if parents == [values_lib.SUM]:
+    return f'{values_lib.SUM}={name!r}' if value else f'no {name} positions'
+  return f'{parents[-1]}({name}={value!r})' if parents else f'{name}={value!r}'
+
+
+def _other_part(values: Values) -> str | None:
+  """Returns a part of a model that is not the usual one of its kind."""
+  for kind in values_lib.SINGLE:
+    usual = next(iter(registry.PARTS[kind]))
+    if values.get(kind, usual) != usual:
+      return show(kind, values[kind])
+  return None
+
+
+def _put(config: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+  """Sets a key of a nested config."""
+  for key in keys[:-1]:
+    config = config.setdefault(key, {})
+  config[keys[-1]] = value
+
+
+def _no_values(name: str) -> Any:
+  raise AssertionError(f'{name} was read of a file that is not written yet')
