@@ -23,6 +23,7 @@ from vit_jax.data import features
 from vit_jax.data import sources
 from vit_jax.data import splits
 from vit_jax.evaluation import accuracy
+from vit_jax.models import values
 from vit_jax.models import vit
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.weights.files import containers as weights_files
@@ -109,12 +110,13 @@ def write_checkpoint(config, path):
   if config.model.pool == 'token_and_mean':  # of methods without a head
     model = models.with_keys(model, num_classes=0, pool='token')
   if 'layer_scale' in (config.model.block or '') or not model.num_classes:
-    form, path = timm, path.with_suffix('.safetensors')
+    rules = timm.rules(models.flattened(model))
+    path = path.with_suffix('.safetensors')
   else:
-    form = google
+    rules = google.VIT.rules(values.model_values(model))
   params = models.init_params(model, jax.random.key(1), (*size, 3))
-  arrays = tables.write(form.rules(models.flattened(model)), params)
-  if form is google:
+  arrays = tables.write(rules, params)
+  if path.suffix == '.npz':
     weights_files.write_npz(path, arrays)
   else:
     weights_files.write_safetensors(path, dict(arrays), {})

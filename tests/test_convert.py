@@ -151,6 +151,16 @@ def test_a_work_directory_of_a_hybrid(tmp_path):
   assert_same(vit_jax.load(tmp_path / 'x'), random)
 
 
+def test_a_factor_of_all_widths_is_part_of_them(tmp_path):
+  random = random_model(
+    name='BiT-R50x1(width_factor=2, stages=(1,), channels=(64,))',
+    stem_width=32,
+    num_classes=3,
+  )
+  assert not export.write(random, tmp_path / 'x', 'google', 'here')
+  assert_same(vit_jax.load(tmp_path / 'x'), random)
+
+
 # What goes with the weights.
 
 
@@ -309,7 +319,7 @@ def test_the_model_card(tmp_path):
   ):
     assert part in text
   (note,) = notes
-  assert 'exact GELU' in note and f'**Mind:** {note}' in text
+  assert "mlp(gelu='exact')" in note and f'**Mind:** {note}' in text
   named = models.create_model('Mixer-B/16', mlp="mlp(gelu='tanh')")
   assert any(
     'GELU' in note for note in timm_config.notes(models.flattened(named))
@@ -340,10 +350,10 @@ def test_formats_without_the_family_or_feature(tmp_path):
   text = refused('google/hybrid_resnet.npz', 'huggingface')
   assert "no place for patches='hybrid': use --to=google or --to=timm" in text
   name = 'torch/vit_registers_layerscale.safetensors'
-  assert 'no place for registers: use --to=timm' in refused(name, 'google')
+  assert 'no place for registers=4: use --to=timm' in refused(name, 'google')
   name = 'torch/deit_distilled.safetensors'
   text = refused(name, 'google', HEADS)
-  assert 'distillation token: use --to=huggingface or --to=timm' in text
+  assert 'distillation_token=True: use --to=huggingface or --to=timm' in text
   text = message(tmp_path / 'no.npz', tmp_path / 'x', '--to=timm')
   assert 'no.npz' in text
 

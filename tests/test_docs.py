@@ -24,6 +24,7 @@ from vit_jax.parallel import hardware
 from vit_jax.parallel import topologies
 from vit_jax.sweep import space
 from vit_jax.train import experiment
+from vit_jax.weights.formats import foreign
 
 # By how a command begins: HERE, the test that runs it, or where no test can,
 # words of each of its pages that say why. The longest beginning counts.
@@ -596,6 +597,20 @@ def test_every_key_has_its_meaning_and_its_readers_on_the_site(monkeypatch):
   assert '`optim/schedules.py`' in rate
   assert '`evaluation/knn.py`' in entries['evals.NAME.k']
   assert all('Read by' in text for text in entries.values())
+
+
+def test_every_kind_of_file_is_on_the_site(monkeypatch):
+  pytest.importorskip('sphinx')
+  monkeypatch.syspath_prepend(str(tiny.ROOT / 'docs'))
+  import generated
+
+  page = generated.formats()
+  for form in foreign.FORMATS:
+    assert all(
+      f'| {kind.title} |' in page for kind in getattr(form, 'KINDS', ())
+    )
+  (row,) = [x for x in page.splitlines() if x.startswith("| Google's ViT |")]
+  assert row.endswith('(`1e-06`), `pool.gelu` |')
 
 
 def test_every_flag_is_on_the_site(monkeypatch):

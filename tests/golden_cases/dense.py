@@ -34,9 +34,7 @@ _AUXILIARY_WEIGHT = 0.4
 _TRUNKS = {
   'conv': monai.TRUNK,
   'perceptron': [
-    *tables.torch_dense(
-      'patch_embedding', 'patch_embedding.patch_embeddings.1', inputs=4
-    ),
+    *tables.below(monai.PERCEPTRON, '', 'patch_embedding.'),
     *(x for x in monai.TRUNK if not x.ours.startswith('patch_embedding/')),
   ],
 }

@@ -83,7 +83,7 @@ def test_a_field_must_say_what_it_is():
     fields.of(Unsaid)
 
 
-@pytest.mark.parametrize('name', ['google', 'huggingface', 'timm'])
+@pytest.mark.parametrize('name', ['huggingface', 'timm'])
 def test_formats_know_all_fields_that_change_the_function(name):
   """One that they did not know would be lost without a word."""
   folder = pathlib.Path(foreign.__file__).parent

@@ -72,18 +72,18 @@ def test_activations_are_written_or_refused(tmp_path, form, name):
       continue
     values = models.key_values(model.model)
     heads = {'num_heads': values['num_heads']} if name != 'mixer' else {}
-    if 'GELU' not in notes:
+    if 'gelu' not in notes.lower():
       assert vit_jax.load(path, **heads).model.block.mlp.gelu == gelu
 
 
 @pytest.mark.parametrize('form', ['google', 'timm', 'huggingface'])
 @pytest.mark.parametrize('name', MODELS)
 def test_a_new_activation_is_refused_by_its_name(tmp_path, form, name):
-  """One that is in `block.GELUS`, and that no format has a name for."""
+  """One that no format has a name for."""
   model = random_model(**MODELS[name])
   block = model.model.block
   block = block.clone(mlp=block.mlp.clone(gelu='mish'))
   model = dataclasses.replace(model, model=model.model.clone(block=block))
-  with pytest.raises(UserError, match="has no place for the activation 'mish'"):
+  with pytest.raises(UserError, match='has no place for'):
     export.write(model, tmp_path / 'x', form, 'here')
   assert not (tmp_path / 'x').exists()

@@ -156,7 +156,7 @@ def test_timms_names_both_ways(tmp_path, name):
       {'positions': "learned + rope(kind='eva02')"},
       'approximations of the GELU beside rotary',
     ),
-    ('google', {}, 'a LayerNorm before the layers'),
+    ('google', {}, 'pre_norm=True'),
   ],
 )
 def test_parts_without_a_place(tmp_path, to, changed, message):

@@ -13,7 +13,6 @@ from typing import Protocol
 
 import numpy as np
 
-from vit_jax import data
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
@@ -91,40 +90,6 @@ class Format(Protocol):
 
   def describe(self, arrays: 'Renamed', hints: Hints) -> Description:
     """Infers the architecture from the arrays' shapes."""
-
-  def rules(self, model: models.Flat) -> Sequence[tables.Rule]:
-    """Returns the table for a model."""
-
-  def stored_name(self, model: models.Flat, name: str) -> str:
-    """Returns the name in a file for a name in the rules."""
-
-  def unsupported(
-    self, model: models.Flat, image_size: tuple[int, int]
-  ) -> str | None:
-    """Returns which part of a model the format cannot store; None: no part.
-
-    Args:
-      model: Flat fields of the module.
-      image_size: (height, width) that its positions are for.
-    """
-
-
-class Writer(Protocol):
-  """Interface of the modules that write the files beside a format's weights.
-
-  Models passed to it are unrolled, and the format can store them.
-  """
-
-  def companions(
-    self, model: Any, preprocess: data.Preprocess, image_size: tuple[int, int]
-  ) -> dict[str, dict[str, Any]]:
-    """Returns the content of the JSON files, by file name."""
-
-  def notes(self, model: Any) -> list[str]:
-    """Returns notes on where the format's own code computes something else."""
-
-  def usage(self, model: Any, directory: str, file: str) -> tuple[str, str]:
-    """Returns the name of a program, and Python code that loads the weights."""
 
 
 class Renamed(containers.Arrays):
@@ -390,6 +355,13 @@ def num_heads(
 def tokens_of(size: tuple[int, int], patch: Sequence[int]) -> int:
   """Returns the number of patches; both sizes are (height, width) in pixels."""
   return (size[0] // patch[0]) * (size[1] // patch[1])
+
+
+def patch_pixels(values: Mapping[str, Any]) -> list[int]:
+  """Returns (height, width) of a ViT's patch in pixels of the image."""
+  stages = values.get('patches.stages')
+  stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
+  return [stride * side for side in values['patch_size']]
 
 
 def square_side(tokens: int) -> int:

@@ -12,6 +12,7 @@ is written, the keys that are known in it, and what the format cannot store.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -145,6 +146,17 @@ class Entry:
       words = {ours: word for word, ours in reversed([*self.words.items()])}
       return words.get(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+def evaluate(entries: Iterable[Entry], seen: Seen) -> None:
+  """Sets `seen.values` to what a table of fields says of a file.
+
+  Raises:
+    UserError: As `Entry.value`.
+  """
+  for entry in entries:
+    if entry.ours:
+      seen.values[entry.ours] = entry.value(seen)
 
 
 _ANY = typed.Kind('anything', lambda x: True)

@@ -166,7 +166,7 @@ def read(
     )
     if is_ours:
       hints = _completed(hints)
-    form = _format(list(stored.shapes))
+    form: Any = _format(list(stored.shapes))
     arrays = form.prepare(stored)
     description = _cropped(form.describe(arrays, hints), hints)
     if is_ours:

@@ -18,10 +18,10 @@ import numpy as np
 from vit_jax import models
 from vit_jax.config import one_line
 from vit_jax.config import UserError
-from vit_jax.models import fields as fields_lib
 from vit_jax.models import registry
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
+from vit_jax.models.fields import UnknownFieldError
 from vit_jax.weights import fit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -52,7 +52,8 @@ class Format:
     resize: Returns how the format's code resizes positions, one of
       `resize.METHODS`.
     scope: Key of the config's object in which no other key may be set than
-      those of `fields` and `known`; '': the whole config.
+      those of `fields` and `known`; '': the whole config; None: nothing of it
+      is checked.
     known: Further keys there, with their types; None: any.
     header: Returns further keys of the config for a model's values.
     stored: Returns the name of an array in the file, for a model's values and
@@ -74,7 +75,7 @@ class Format:
   channels: Callable[[Seen], int]
   preprocess: Callable[[Seen, Size, int], tuple[dict[str, Any], str]]
   resize: Callable[[Seen], str]
-  scope: str = ''
+  scope: str | None = ''
   known: Mapping[str, typed.Kind | None] = dataclasses.field(
     default_factory=dict
   )
@@ -95,13 +96,14 @@ class Format:
     """
     seen = Seen(base.Shapes(arrays), hints)
     self._check(seen.config)
-    for entry in self.fields:
-      if entry.ours:
-        seen.values[entry.ours] = entry.value(seen)
-    unseen = self._unseen(hints.values)
-    if self.family is not vit.ViT:
-      self._check_unseen(unseen)
-    model = self.build(seen.values | unseen)
+    fields.evaluate(self.fields, seen)
+    try:
+      model = self.build(seen.values | self._unseen(hints.values))
+    except UnknownFieldError as e:
+      raise UserError(
+        f'it is a {self.family.__name__}, which has no field {e.name!r}: leave'
+        ' it out'
+      ) from None
     size = self.image_size(seen)
     preprocess, silent = self.preprocess(seen, size, self.channels(seen))
     return base.Description(
@@ -249,6 +251,8 @@ class Format:
     Raises:
       UserError: It does.
     """
+    if self.scope is None:
+      return
     start = f'{self.scope}.' if self.scope else ''
     keys = {
       entry.key.removeprefix(start).partition('.')[0]: None
@@ -265,19 +269,6 @@ class Format:
       for path, x in values.items()
       if path not in names and values_lib.is_unseen(path, values)
     }
-
-  def _check_unseen(self, values: Values) -> None:
-    """Checks that a family without parts has the caller's values.
-
-    Raises:
-      UserError: It does not.
-    """
-    for name in values:
-      if name not in fields_lib.of(self.family):
-        raise UserError(
-          f'it is a {self.family.__name__}, which has no field {name!r}: leave'
-          ' it out'
-        )
 
 
 def describe(

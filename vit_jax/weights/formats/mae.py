@@ -14,27 +14,26 @@ from vit_jax.models import embedding
 from vit_jax.weights.formats import huggingface_vit
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import whole
-from vit_jax.weights.formats.tables import rule
-from vit_jax.weights.formats.tables import torch_dense as _dense
-from vit_jax.weights.formats.tables import torch_norm as _norm
 
-_BLOCK = 'decoder/blocks_{}'
-_TIMM = [
-  *_dense('decoder/embedding', 'decoder_embed'),
-  rule('decoder/mask_token', 'mask_token'),
-  *_norm(f'{_BLOCK}/norm1', 'decoder_blocks.{}.norm1'),
-  *_dense(f'{_BLOCK}/attention/qkv', 'decoder_blocks.{}.attn.qkv'),
-  *_dense(f'{_BLOCK}/attention/out', 'decoder_blocks.{}.attn.proj', inputs=2),
-  *_norm(f'{_BLOCK}/norm2', 'decoder_blocks.{}.norm2'),
-  *_dense(f'{_BLOCK}/mlp/up', 'decoder_blocks.{}.mlp.fc1'),
-  *_dense(f'{_BLOCK}/mlp/down', 'decoder_blocks.{}.mlp.fc2'),
-  *_norm('decoder/norm', 'decoder_norm'),
-  *_dense('decoder/prediction', 'decoder_pred'),
-]
-
+_TIMM = tables.arrays("""
+decoder/embedding               decoder_embed               dense*
+decoder/mask_token              mask_token
+decoder/blocks_#/norm1          decoder_blocks.#.norm1      norm*
+decoder/blocks_#/attention/qkv  decoder_blocks.#.attn.qkv   dense*
+decoder/blocks_#/attention/out  decoder_blocks.#.attn.proj  dense2*
+decoder/blocks_#/norm2          decoder_blocks.#.norm2      norm*
+decoder/blocks_#/mlp/up         decoder_blocks.#.mlp.fc1    dense*
+decoder/blocks_#/mlp/down       decoder_blocks.#.mlp.fc2    dense*
+decoder/norm                    decoder_norm                norm*
+decoder/prediction              decoder_pred                dense*
+""")
 _HUGGINGFACE = [
-  *_dense('decoder/embedding', 'decoder.decoder_embed'),
-  rule('decoder/mask_token', 'decoder.mask_token'),
+  *tables.arrays("""
+decoder/embedding   decoder.decoder_embed  dense*
+decoder/mask_token  decoder.mask_token
+decoder/norm        decoder.decoder_norm   norm*
+decoder/prediction  decoder.decoder_pred   dense*
+"""),
   *tables.below(
     [
       x
@@ -44,8 +43,6 @@ _HUGGINGFACE = [
     'decoder/',
     'decoder.decoder_',
   ),
-  *_norm('decoder/norm', 'decoder.decoder_norm'),
-  *_dense('decoder/prediction', 'decoder.decoder_pred'),
 ]
 
 

@@ -150,13 +150,6 @@ def prefix(file: Seen) -> int:
   return tokens + file.size('reg_token', 1)
 
 
-def patch_pixels(file: Seen) -> list[int]:
-  """Returns (height, width) of a patch in pixels of the image."""
-  stages = file.values.get('patches.stages')
-  stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
-  return [stride * side for side in file.values['patch_size']]
-
-
 def positioned(file: Seen) -> str:
   """Returns which tokens have learned positions.
 
@@ -169,7 +162,10 @@ def positioned(file: Seen) -> str:
     tokens = {'patches': rows} | tokens
   if file.has('cls_token') and before > 1:
     tokens['class'] = rows - 1
-  pixels, default = patch_pixels(file), timm_names.input_size(file.config)
+  pixels, default = (
+    base.patch_pixels(file.values),
+    timm_names.input_size(file.config),
+  )
 
   def fits(name: str, *sizes: Size | None) -> bool:
     counts = (base.tokens_of(size, pixels) for size in sizes if size)
@@ -189,7 +185,9 @@ def image_size(file: Seen) -> Size:
     tokens = file.size('pos_embed', 1)
     tokens -= counts[file.values['positions.learned.tokens']]
   default = timm_names.input_size(file.config)
-  return base.image_size(tokens, patch_pixels(file), file.hints, default)
+  return base.image_size(
+    tokens, base.patch_pixels(file.values), file.hints, default
+  )
 
 
 def heads(file: Seen) -> int:
@@ -368,7 +366,9 @@ POOL = (
 HEAD = (
   seen(
     'num_classes',
-    lambda file: file.size('head.weight', 0) or file.size('head.1.weight', 0),
+    lambda file: file.size(
+      f'head{".1" * file.has("head.0.running_mean")}.weight', 0
+    ),
   ),
   has('head.norm', 'head.0.running_mean', yes='batch', no='none'),
   shape('head.pre_logits', 'pre_logits.fc.weight', 0),
