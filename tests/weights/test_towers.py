@@ -90,6 +90,14 @@ def test_siglip_2(tmp_path):
   assert found.model.any_grid
 
 
+@pytest.mark.parametrize('words', [{}, {'qk_norm': True}, {'pool': 'first'}])
+def test_a_text_tower_that_transformers_has(words):
+  """Its config has no word for what else a text tower may be."""
+  model, _ = _random(pool='map', has_bias=True, words=words)
+  stored = huggingface_clip.beside(model, (*_SIZE, 3))
+  assert (stored is None) == bool(words)
+
+
 def test_a_model_that_is_not_known(tmp_path):
   _write_siglip(tmp_path, model_type='flava')
   with pytest.raises(UserError, match="model_type 'flava': two towers of"):

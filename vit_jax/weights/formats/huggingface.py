@@ -40,38 +40,43 @@ IGNORED = (
 )
 # Layers of MAE's decoder, as transformers 5 writes them; published files have
 # the second name, and transformers reads both.
-MAE_LAYERS = 'decoder.decoder_encoder.layer.'
+_MAE_LAYERS = 'decoder.decoder_encoder.layer.'
 _MAE_LAYERS_BEFORE = 'decoder.decoder_layers.'
-_HEADS = r'(cls_|distillation_)?classifier\.'  # named without a prefix
+# Names without a prefix; and the prefixes beside those of `TYPES`.
+_ALONE = r'(cls_|distillation_)?classifier\.|lm_head\.'
+_PREFIXES = ('vision_model', 'transformer')
+_TOWER = r'(.*\.)?embeddings\.patch_embedding\.weight'
+_SIGNS = (
+  _TOWER,
+  r'(.*\.)?embeddings\.(cls_token|patch_embeddings).*',
+  r'(.*\.)?h\.\d+\.attn\.c_attn.*',
+  r'(vision_model\.)?embeddings\.patch_embed\.weight',
+  r'(bit\.)?embedder\.convolution\.weight',
+)
 
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  names = list(names)
-  alone = imagegpt, towers, aimv2, bit
-  return any(x.recognises(names) for x in alone) or any(
-    re.search(r'(^|\.)embeddings\.(cls_token|patch_embeddings)', name)
-    for name in names
-  )
+  signs = re.compile('|'.join(_SIGNS))
+  return any(map(signs.fullmatch, names))
 
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  for kind in (imagegpt, towers, aimv2, bit):
-    if kind.recognises(arrays.shapes):
-      return kind.prepare(arrays)
-  names = '|'.join(name.replace('-', '_') for name in TYPES)
-  prefix = rf'^({names})\.'
+  if any(re.fullmatch(_TOWER, name) for name in arrays.shapes):
+    return towers.prepare(arrays)
+  names = (name.replace('-', '_') for name in TYPES)
+  prefix = rf'({"|".join([*names, *_PREFIXES])})\.'
   matches = (re.match(prefix, name) for name in arrays.shapes)
   first = next(filter(None, matches), None)
 
   def restore(name: str) -> str:
-    return name if not first or re.match(_HEADS, name) else first[0] + name
+    return name if not first or re.match(_ALONE, name) else first[0] + name
 
   def rename(name: str) -> str:
     if name.startswith(_MAE_LAYERS_BEFORE):
-      return MAE_LAYERS + name.removeprefix(_MAE_LAYERS_BEFORE)
-    return re.sub(prefix, '', name)
+      return _MAE_LAYERS + name.removeprefix(_MAE_LAYERS_BEFORE)
+    return re.sub(f'^{prefix}', '', name)
 
   return base.Renamed(arrays, rename, restore)
 

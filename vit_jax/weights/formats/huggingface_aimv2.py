@@ -5,12 +5,7 @@ pooling, if there is any, neither projects its query nor has an MLP. Of a file
 of both towers the image tower is read.
 """
 
-from collections.abc import Iterable
-import re
-
-from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
-from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.fields import always
@@ -25,7 +20,7 @@ TYPES = (KIND,)
 # Arrays outside the image tower.
 IGNORED = r'text_model\..*|(text|visual)_projection\..*|logit_scale'
 
-_TOWER, L = 'vision_model.', 'encoder.layers.#'
+L = 'encoder.layers.#'
 _PATCH = 'embeddings.patch_embed'
 _POSITIONS = 'embeddings.position_embedding.weight'
 ARRAYS = tables.arrays(
@@ -86,19 +81,6 @@ FIELDS = (
   always('pool.gelu', 'exact'),
   always('num_classes', 0),
 )
-
-
-def recognises(names: Iterable[str]) -> bool:
-  """Whether a file with these arrays has such a tower."""
-  return any(name.removeprefix(_TOWER) == f'{_PATCH}.weight' for name in names)
-
-
-def prepare(arrays: containers.Arrays) -> base.Renamed:
-  """Returns the arrays under the names that the rules use."""
-  prefix = '' if f'{_PATCH}.weight' in arrays.shapes else _TOWER
-  return base.Renamed(
-    arrays, lambda x: re.sub(f'^{prefix}', '', x), lambda x: prefix + x
-  )
 
 
 AIMV2 = common.vit_format(

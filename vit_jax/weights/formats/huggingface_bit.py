@@ -1,12 +1,9 @@
 """BiT (arXiv:1912.11370) in the format of Hugging Face transformers."""
 
-from collections.abc import Iterable
 from collections.abc import Mapping
-import re
 from typing import Any
 
 from vit_jax.models import resnet
-from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface_fields as common
@@ -61,21 +58,6 @@ FIELDS = (
   shape('num_classes', 'classifier.1.weight', 0),
   told('num_channels', lambda values: values['image_channels']),
 )
-
-
-def recognises(names: Iterable[str]) -> bool:
-  """Whether a file with these arrays has such a model."""
-  return any(name.removeprefix(f'{KIND}.') == _STEM for name in names)
-
-
-def prepare(arrays: containers.Arrays) -> base.Renamed:
-  """Returns the arrays under the names that the rules use."""
-  prefix = '' if _STEM in arrays.shapes else f'{KIND}.'
-
-  def restore(name: str) -> str:
-    return name if name.startswith('classifier') else prefix + name
-
-  return base.Renamed(arrays, lambda x: re.sub(f'^{prefix}', '', x), restore)
 
 
 def header(values: Values) -> dict[str, Any]:

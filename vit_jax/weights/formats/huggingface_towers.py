@@ -5,13 +5,11 @@ arrays are ignored; it is written as a file of the tower alone. The layer that
 projects CLIP's features to an embedding is not part of the trunk.
 """
 
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
 import operator
-import re
 from typing import Any
 
 import numpy as np
@@ -79,12 +77,6 @@ map_head/mlp/up         {_HEAD}.mlp.fc1                    dense*
 map_head/mlp/down       {_HEAD}.mlp.fc2                    dense*
 """),
 ]
-
-
-def recognises(names: Iterable[str]) -> bool:
-  """Whether a file with these arrays has such a tower."""
-  sign = r'(.*\.)?embeddings\.patch_embedding\.weight'
-  return any(re.fullmatch(sign, name) for name in names)
 
 
 _PARTS = ('query', 'key', 'value')

@@ -4,10 +4,8 @@ config.json has the heads and the activation, preprocessor_config.json the
 clusters of colours. Without the latter, the model takes ids of colours alone.
 """
 
-from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
-import re
 from typing import Any
 
 from absl import logging
@@ -18,7 +16,6 @@ from vit_jax import data
 from vit_jax.models import igpt
 from vit_jax.models import values as values_lib
 from vit_jax.weights import preprocessing
-from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface_fields as common
@@ -71,20 +68,6 @@ clusters                   {_CLUSTERS}
 """,
   row=tables.squeezed(0),
 )
-
-
-def recognises(names: Iterable[str]) -> bool:
-  """Whether a file with these arrays is of an ImageGPT."""
-  return any(re.search(r'(^|\.)h\.\d+\.attn\.c_attn', name) for name in names)
-
-
-def prepare(arrays: containers.Arrays) -> base.Renamed:
-  """Returns the arrays under the names that the rules use."""
-  return base.Renamed(
-    arrays,
-    lambda name: name.removeprefix(_PREFIX),
-    lambda name: stored({}, name),
-  )
 
 
 def stored(values: Values, name: str) -> str:
