@@ -171,7 +171,7 @@ class Format:
       except KeyError as e:
         return f'the array {e.args[0]}'
       except ValueError as e:  # includes UserError
-        return _other_part(values) or one_line(e)
+        return _other_part(values, self.family) or one_line(e)
       if changed := dict(self._changes(values, kept, is_noted=False)):
         return show(*next(iter(changed.items())))
     return self.lacks(values)
@@ -279,10 +279,11 @@ def show(path: str, value: Any) -> str:
   return f'{parents[-1]}({name}={value!r})' if parents else f'{name}={value!r}'
 
 
-def _other_part(values: Values) -> str | None:
+def _other_part(values: Values, family: type[Any]) -> str | None:
   """Returns a part of a model that is not the usual one of its kind."""
+  usual_parts = getattr(family, 'usual', {})
   for kind in values_lib.SINGLE:
-    usual = next(iter(registry.PARTS[kind]))
+    usual = usual_parts.get(kind, next(iter(registry.PARTS[kind])))
     if values.get(kind, usual) != usual:
       return show(kind, values[kind])
   return None
