@@ -12,8 +12,8 @@ import ml_collections
 from benchmarks import photographs
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.models import stems
 from vit_jax.models import vit
+from vit_jax.models.parts import stems
 
 CONFIGS = pathlib.Path(__file__).parents[1] / 'configs'
 # The ViT of this config.

@@ -16,12 +16,12 @@ from vit_jax import weights
 from vit_jax.data import naflex as naflex_lib
 from vit_jax.models import block
 from vit_jax.models import dropout
-from vit_jax.models import experts
-from vit_jax.models import merging
-from vit_jax.models import mlp
-from vit_jax.models import pooling
-from vit_jax.models import rotary
 from vit_jax.models.context import Context
+from vit_jax.models.parts import experts
+from vit_jax.models.parts import merging
+from vit_jax.models.parts import mlp
+from vit_jax.models.parts import pooling
+from vit_jax.models.parts import rotary
 from vit_jax.objectives import mae
 from vit_jax.weights import resize
 from vit_jax.weights.files import containers

@@ -11,7 +11,7 @@ import pytest
 from vit_jax import models
 from vit_jax.models import attention
 from vit_jax.models import context as context_lib
-from vit_jax.models import kernels
+from vit_jax.models.parts import kernels
 
 FIELDS = {'hidden_size': 128, 'num_heads': 2, 'mlp_dim': 32, 'depth': 2}
 KERNEL = 'tpu_custom_call'

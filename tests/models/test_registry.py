@@ -13,12 +13,12 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax.models import attention
 from vit_jax.models import block as block_lib
-from vit_jax.models import experts
 from vit_jax.models import fields
-from vit_jax.models import norms
 from vit_jax.models import registry
 from vit_jax.models import vit
 from vit_jax.models.context import Context
+from vit_jax.models.parts import experts
+from vit_jax.models.parts import norms
 
 VALUES = {
   'num_heads': 4,

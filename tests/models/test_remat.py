@@ -10,7 +10,7 @@ from vit_jax.models import attention
 from vit_jax.models import block
 from vit_jax.models import context as context_lib
 from vit_jax.models import dropout
-from vit_jax.models import kernels
+from vit_jax.models.parts import kernels
 
 FIELDS = {'hidden_size': 32, 'mlp_dim': 48, 'num_heads': 4, 'depth': 1}
 

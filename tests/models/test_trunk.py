@@ -11,7 +11,7 @@ from vit_jax.data import naflex
 from vit_jax.models import embedding
 from vit_jax.models import keys
 from vit_jax.models import registry
-from vit_jax.models import relative
+from vit_jax.models.parts import relative
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
 TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 2}

@@ -12,7 +12,7 @@ from test_adapt import tiny
 
 from vit_jax.config import UserError
 from vit_jax.models import layouts
-from vit_jax.models import relative
+from vit_jax.models.parts import relative
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import resize
 

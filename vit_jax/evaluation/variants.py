@@ -24,8 +24,8 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.models import block as block_lib
 from vit_jax.models import context
-from vit_jax.models import merging
 from vit_jax.models import vit
+from vit_jax.models.parts import merging
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
 from vit_jax.weights import quantized

@@ -21,7 +21,6 @@ from vit_jax.models import fields as fields_lib
 from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import initializers
-from vit_jax.models import kernels
 from vit_jax.models import keys as keys_lib
 from vit_jax.models import layouts
 from vit_jax.models import mixer
@@ -32,6 +31,7 @@ from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.models import zoo
 from vit_jax.models.keys import KEYS as KEYS
+from vit_jax.models.parts import kernels
 
 Model = vit.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
 # A model's fields as formats of checkpoints describe them.

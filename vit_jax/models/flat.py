@@ -16,26 +16,13 @@ import jax.numpy as jnp
 
 from vit_jax.models import attention
 from vit_jax.models import block
-from vit_jax.models import blocks
 from vit_jax.models import context as context_lib
-from vit_jax.models import differential
 from vit_jax.models import embedding
-from vit_jax.models import experts as experts_lib
 from vit_jax.models import fields
-from vit_jax.models import grouped
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import kernels
-from vit_jax.models import merging
-from vit_jax.models import mlp
-from vit_jax.models import norms
 from vit_jax.models import patches as patches_lib
-from vit_jax.models import pooling
-from vit_jax.models import positions as positions_lib
 from vit_jax.models import registry
-from vit_jax.models import relative
 from vit_jax.models import remat as remat_lib
-from vit_jax.models import rotary as rotary_lib
-from vit_jax.models import stems
 from vit_jax.models import vit
 from vit_jax.models.fields import EXECUTION
 from vit_jax.models.fields import Field
@@ -45,6 +32,19 @@ from vit_jax.models.fields import Kind
 from vit_jax.models.fields import RATE
 from vit_jax.models.fields import SIZE
 from vit_jax.models.fields import TRAINING
+from vit_jax.models.parts import blocks
+from vit_jax.models.parts import differential
+from vit_jax.models.parts import experts as experts_lib
+from vit_jax.models.parts import grouped
+from vit_jax.models.parts import kernels
+from vit_jax.models.parts import merging
+from vit_jax.models.parts import mlp
+from vit_jax.models.parts import norms
+from vit_jax.models.parts import pooling
+from vit_jax.models.parts import positions as positions_lib
+from vit_jax.models.parts import relative
+from vit_jax.models.parts import rotary as rotary_lib
+from vit_jax.models.parts import stems
 from vit_jax.models.zoo.vit import SIZES as SIZES
 
 POOLS = ('token', 'gap', 'map', 'token+gap')

@@ -22,7 +22,7 @@ from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
-from vit_jax.models import norms
+from vit_jax.models.parts import norms
 
 
 class StdConv(nn.Module):

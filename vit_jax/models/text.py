@@ -123,7 +123,7 @@ class Bert(encoder.Encoder):
   """
 
   usual: ClassVar[Mapping[str, Any]] = {
-    'block': 'vit_jax.models.blocks:BertBlock',
+    'block': 'vit_jax.models.parts.blocks:BertBlock',
     'layer_norm_epsilon': 1e-12,
   }
 

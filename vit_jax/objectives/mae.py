@@ -19,11 +19,11 @@ from vit_jax.data import features as features_lib
 from vit_jax.models import decoder
 from vit_jax.models import embedding
 from vit_jax.models import layouts
-from vit_jax.models import pooling
 from vit_jax.models import registry
-from vit_jax.models import relative
-from vit_jax.models import stems
 from vit_jax.models import vit
+from vit_jax.models.parts import pooling
+from vit_jax.models.parts import relative
+from vit_jax.models.parts import stems
 from vit_jax.objectives import base
 from vit_jax.objectives import feature_checks
 from vit_jax.weights.formats import mae as mae_files

@@ -26,10 +26,10 @@ from vit_jax.models import maps
 from vit_jax.models import registry
 from vit_jax.models import resnet
 from vit_jax.models import setr
-from vit_jax.models import stems
 from vit_jax.models import trans2seg
 from vit_jax.models import unetr
 from vit_jax.models import vit
+from vit_jax.models.parts import stems
 from vit_jax.objectives import base
 from vit_jax.objectives import feature_checks
 from vit_jax.objectives import pixel_losses

@@ -42,10 +42,10 @@ from vit_jax.models import initializers
 from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import patches as patches_lib
-from vit_jax.models import pooling
-from vit_jax.models import positions
 from vit_jax.models import registry
 from vit_jax.models import vit
+from vit_jax.models.parts import pooling
+from vit_jax.models.parts import positions
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
 from vit_jax.weights import relative

@@ -1,7 +1,7 @@
 """Adapts a checkpoint's relative positions to another grid.
 
 A table is [R, H]: a row for each distance between two patches of a grid, and
-three for the class token, by head (`models.relative.index`). An MLP that
+three for the class token, by head (`models.parts.relative.index`). An MLP that
 computes them suits any grid.
 """
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.models import relative
 from vit_jax.models import vit
+from vit_jax.models.parts import relative
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
 from vit_jax.weights import resize as resize_lib

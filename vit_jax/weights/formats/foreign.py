@@ -16,9 +16,9 @@ from vit_jax.data.host import geometry
 from vit_jax.models import fields
 from vit_jax.models import flat
 from vit_jax.models import registry
-from vit_jax.models import stems
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
+from vit_jax.models.parts import stems
 from vit_jax.runs import safe_io
 from vit_jax.weights import preprocessing
 from vit_jax.weights import resize as resize_lib

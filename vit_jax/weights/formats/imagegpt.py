@@ -17,7 +17,7 @@ from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.models import block
 from vit_jax.models import igpt
-from vit_jax.models import norms
+from vit_jax.models.parts import norms
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed

@@ -3,7 +3,7 @@
 from typing import Any
 
 from vit_jax.models import flat
-from vit_jax.models import relative
+from vit_jax.models.parts import relative
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import uncommon

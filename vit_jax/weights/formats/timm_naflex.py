@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.models import flat
-from vit_jax.models import positions
+from vit_jax.models.parts import positions
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed

@@ -8,7 +8,7 @@ in config.json, or from the caller.
 from typing import Any
 
 from vit_jax.models import flat
-from vit_jax.models import relative
+from vit_jax.models.parts import relative
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import torch_dense as _dense

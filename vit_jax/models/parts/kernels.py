@@ -18,8 +18,8 @@ import jax
 from jax.experimental import layout
 import jax.numpy as jnp
 
-from vit_jax.models import norms
 from vit_jax.models.block import LayerNorm
+from vit_jax.models.parts import norms
 
 if TYPE_CHECKING:
   from vit_jax.models import attention as attention_lib
@@ -116,7 +116,7 @@ def _refusal(
     return _refusal_of_cudnn(
       attention.dtype, x.shape[-1] // attention.num_heads
     )
-  from vit_jax.models import fused_attention
+  from vit_jax.models.parts import fused_attention
 
   return fused_attention.refusal(
     x.shape, attention.num_heads, attention.dtype, normalizes=attention.qk_norm

@@ -19,12 +19,12 @@ import numpy as np
 
 from vit_jax.models import context as context_lib
 from vit_jax.models import fields
-from vit_jax.models import positions
 from vit_jax.models import projection
 from vit_jax.models.block import Block
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
+from vit_jax.models.parts import positions
 
 
 @flax.struct.dataclass

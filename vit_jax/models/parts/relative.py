@@ -17,10 +17,10 @@ import numpy as np
 
 from vit_jax.models import embedding
 from vit_jax.models import fields
-from vit_jax.models import positions
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
+from vit_jax.models.parts import positions
 
 # Kinds of tables and of MLPs: one for all layers, or one in each.
 TABLES = ('shared', 'layers')

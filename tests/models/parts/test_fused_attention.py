@@ -9,9 +9,9 @@ import pytest
 
 import vit_jax
 from vit_jax import models
-from vit_jax.models import fused_attention
-from vit_jax.models import rotary
-from vit_jax.models import vector_lanes
+from vit_jax.models.parts import fused_attention
+from vit_jax.models.parts import rotary
+from vit_jax.models.parts import vector_lanes
 
 # Tokens, hidden size, heads: of 64 channels as in most ViTs; of 80, which are
 # no divisor of a register's lanes, as in ViT-H; and of 256.

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from vit_jax import models
-from vit_jax.models import fused_attention
-from vit_jax.models import rotary
+from vit_jax.models.parts import fused_attention
+from vit_jax.models.parts import rotary
 
 SMALL = {
   'patch_size': 4,

@@ -12,7 +12,7 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import embedding
-from vit_jax.models import experts
+from vit_jax.models.parts import experts
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 

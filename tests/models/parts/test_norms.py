@@ -10,8 +10,8 @@ import pytest
 
 from vit_jax import models
 from vit_jax.models import block
-from vit_jax.models import norms
 from vit_jax.models import setr
+from vit_jax.models.parts import norms
 
 EPSILON = 1e-6
 

@@ -31,8 +31,8 @@ from jax.interpreters import mlir
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from vit_jax.models import rotary
-from vit_jax.models import vector_lanes
+from vit_jax.models.parts import rotary
+from vit_jax.models.parts import vector_lanes
 
 # The axis of the mesh that splits heads; all others split the batch.
 _HEADS = 'tensor'

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models import embedding
-from vit_jax.models import positions
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind as FieldKind
+from vit_jax.models.parts import positions
 
 # Cosines and sines, [..., T, K] each, or [..., T, H, K].
 Tables = tuple[jax.Array, jax.Array]

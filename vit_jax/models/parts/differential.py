@@ -17,9 +17,9 @@ import jax.numpy as jnp
 from vit_jax.models import attention
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import positions
 from vit_jax.models.attention import QKV
 from vit_jax.models.context import Context
+from vit_jax.models.parts import positions
 
 _EPSILON = 1e-5  # of the norm, as in the authors' code and in timm
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax import models
-from vit_jax.models import merging
+from vit_jax.models.parts import merging
 
 SIZES = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 3}
 IMAGES = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
