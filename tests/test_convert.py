@@ -342,13 +342,13 @@ def test_formats_without_the_family_or_feature(tmp_path):
   text = refused('google/mixer.npz', 'huggingface')
   assert 'no place for a Mixer: use --to=google or --to=timm or' in text
   text = refused('torch/bit_tiny.safetensors', 'huggingface')
-  assert 'a pool that is not padded with zeros: use --to=google or' in text
+  assert 'zero_padded_pool=False: use --to=google or' in text
   text = refused('google/vit_token_prelogits.npz', 'huggingface')
-  assert 'a layer before the head: use --to=google or --to=timm' in text
+  assert 'head(pre_logits=' in text and ': use --to=google or --to=timm' in text
   text = refused('torch/vit_avg_fcnorm.safetensors', 'huggingface', HEADS)
-  assert 'the mean over normalised patches where there is no other' in text
+  assert 'no place for pool(norm_after=True)' in text
   text = refused('google/hybrid_resnet.npz', 'huggingface')
-  assert 'no place for a ResNet stem: use --to=google or --to=timm' in text
+  assert "no place for patches='hybrid': use --to=google or --to=timm" in text
   name = 'torch/vit_registers_layerscale.safetensors'
   assert 'no place for registers=4: use --to=timm' in refused(name, 'google')
   name = 'torch/deit_distilled.safetensors'

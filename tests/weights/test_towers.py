@@ -73,7 +73,7 @@ def _write_siglip(tmp_path, any_grid=False, **changed):
   containers.write_safetensors(tmp_path / 'model.safetensors', arrays, {})
   config = {'model_type': 'siglip', **changed}
   for tower in ('text', 'vision'):
-    config[f'{tower}_config'] = {'num_attention_heads': 3, 'patch_size': 8}
+    config[f'{tower}_config'] = {'num_attention_heads': 3}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   return model, params
 

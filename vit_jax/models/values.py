@@ -75,7 +75,7 @@ def model_values(model: nn.Module) -> dict[str, Any]:
   for key, (kind, option) in _FILLING.items():
     values.setdefault(key, getattr(single[kind], option, None))
   for kind, part in single.items():
-    if part is not None:
+    if isinstance(part, nn.Module):
       values |= _part_values(kind, kind, part, values)
   if not isinstance(model, vit.ViT):
     return values
@@ -102,11 +102,17 @@ def positioned_prefix(model: vit.ViT) -> int:
 def _irrelevant(model: vit.ViT, values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the defaults of options that change nothing in a model."""
   defaults: dict[str, Any] = {}
-  if not model.distillation_token and 'head.distillation' in values:
+  if not model.distillation_token:
     defaults['head.distillation'] = True
-  if not model.prefix and 'pool.prefix' in values:
+  if not model.prefix:
     defaults['pool.prefix'] = False
-  return defaults
+  if values.get('attention.qkv_bias') is False:
+    defaults['attention.key_bias'] = True
+  if values.get('block.layer_scale') is None:
+    defaults['block.layer_scale_mlp'] = True
+  if values.get('pool.mlp_dim') == 0:
+    defaults['pool.gelu'] = 'exact'
+  return {path: x for path, x in defaults.items() if path in values}
 
 
 def _parts(model: nn.Module) -> dict[str, nn.Module | None]:

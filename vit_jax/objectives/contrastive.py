@@ -37,7 +37,7 @@ from vit_jax.objectives import contrastive_losses
 from vit_jax.objectives import feature_checks
 from vit_jax.objectives import towers as towers_lib
 from vit_jax.parallel import mesh as mesh_lib
-from vit_jax.weights.formats import huggingface_towers
+from vit_jax.weights.formats import huggingface_clip
 from vit_jax.weights.formats import whole
 
 _FEATURE = 'text'
@@ -236,9 +236,9 @@ class Contrastive(towers_lib.Towers, base.Objective):
 
   def foreign(self, format_name: str) -> whole.Whole | None:
     """Returns how transformers' CLIP and SigLIP store the text's tower."""
-    if format_name != huggingface_towers.FORMAT:
+    if format_name != huggingface_clip.FORMAT:
       return None
-    return huggingface_towers.beside(self.towers, self.image_shape)
+    return huggingface_clip.beside(self.towers, self.image_shape)
 
   def loss(
     self,

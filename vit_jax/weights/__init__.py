@@ -413,7 +413,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   resize = config.init_from.resize or 'corner'
   if config.train.patch_sizes:  # as in its training
     resize = 'linear_antialias'
-  origin = origin_lib.of_checkpoint(workdir, found)
+  origin = origin_lib.read(workdir, found)
   return Loaded(
     model,
     params,

@@ -35,9 +35,7 @@ from vit_jax.weights.formats import equivalent
 from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import google
-from vit_jax.weights.formats import huggingface_clip
 from vit_jax.weights.formats import huggingface_config
-from vit_jax.weights.formats import huggingface_kinds
 from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_config
@@ -375,11 +373,7 @@ def _write_arrays(
     containers.write_safetensors(path, found, {'format': 'pt'})
     return
   model: Any = models.flattened(loaded.model)
-  if form.NAME == 'huggingface':
-    found = dict(huggingface_clip.packed(found.items()))
-    for name, shape in huggingface_kinds.unused(model).items():
-      found[form.stored_name(model, name)] = np.zeros(shape, np.float32)
-  elif timm_parallel.is_kind(model):
+  if timm_parallel.is_kind(model):
     found = timm_parallel.as_timm(model, found)
   containers.write_safetensors(path, found, {'format': 'pt'})
 

@@ -102,6 +102,12 @@ class Entry:
   is_noted: bool = False
   is_read_only: bool = False
 
+  @property
+  def is_fixed(self) -> bool:
+    """Whether all models of the format have its value."""
+    is_said = self.read is not None or self.key or callable(self.default)
+    return bool(self.ours) and not is_said
+
   def value(self, seen: Seen) -> Any:
     """Returns our value for a file; None: nothing says it.
 

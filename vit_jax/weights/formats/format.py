@@ -61,7 +61,7 @@ class Format:
     finish: Returns the arrays of a file, by name, for those of `arrays`: some
       are joined, or are there though nothing reads them.
     lacks: Returns what of a model the class has no place for, though `arrays`
-      have; None: nothing.
+      have; None: nothing. The values have the `image_size`, too.
     obstacle: Returns what the format's own code cannot build of a model whose
       arrays it can store; None: it builds all.
   """
@@ -139,7 +139,8 @@ class Format:
     """Returns the config that says a model's values.
 
     Args:
-      values: Those of the model, and `image_size` and `channels` of its images.
+      values: Those of the model, and `image_size` and `image_channels` of its
+        images.
     """
     config = self.header(values)
     for entry in self.fields:
@@ -156,30 +157,48 @@ class Format:
       model: The model, with layers unrolled.
       image_size: (height, width) that its positions are for.
     """
+    return next(iter(self.refusals(model, image_size)), None)
+
+  def refusals(self, model: models.Model, image_size: Size) -> list[str]:
+    """Returns all that has no place, as `refusal` has the first of."""
     if type(model) is not self.family:
-      name = type(model).__name__
-      return f'{"an" if name[0] in "AEIO" else "a"} {name}'
+      return [_with_article(type(model).__name__)]
     values = values_lib.model_values(model)
+    try:
+      if changed := self.unnamed(values):
+        return changed
+      restored, homeless = self._restored(model, image_size)
+      changed = self._lost(values, restored)
+    except ValueError as e:  # includes UserError; nothing is kept
+      reason = _other_part(values, self.family) or one_line(e)
+      return [reason, *(show(*value) for value in values.items())]
+    if lacks := self.lacks({**values, 'image_size': image_size}):
+      changed.append(lacks)
+    return changed or [f'the array {path}' for path in homeless]
+
+  def unnamed(self, values: Values) -> list[str]:
+    """Returns the values of a model that no entry has, or has otherwise.
+
+    Raises:
+      ValueError: The others do not fit.
+    """
     names = {entry.ours for entry in self.fields if not entry.is_read_only}
     named = {path: x for path, x in values.items() if path in names}
-    for restored in (
-      lambda: self.build(named),
-      lambda: self._restored(model, image_size),
-    ):
-      try:
-        kept = values_lib.model_values(restored())
-      except KeyError as e:
-        return f'the array {e.args[0]}'
-      except ValueError as e:  # includes UserError
-        return _other_part(values, self.family) or one_line(e)
-      if changed := dict(self._changes(values, kept, is_noted=False)):
-        return show(*next(iter(changed.items())))
-    return self.lacks(values)
+    fixed = {
+      entry.ours: entry.default for entry in self.fields if entry.is_fixed
+    }
+    return self._lost(values, self.build({**named, **fixed}))
+
+  def _lost(self, values: Values, kept: models.Model) -> list[str]:
+    """Returns the values that a model has not kept."""
+    kept_values = values_lib.model_values(kept)
+    changed = self._changes(values, kept_values, is_noted=False)
+    return [show(*change) for change in changed]
 
   def notes(self, model: models.Model, image_size: Size) -> list[str]:
     """Returns notes on where the format's own code computes something else."""
     values = values_lib.model_values(model)
-    kept = values_lib.model_values(self._restored(model, image_size))
+    kept = values_lib.model_values(self._restored(model, image_size)[0])
     return [
       f'this model has {show(path, value)}; {self.title} has'
       f' {show(path, kept.get(path))}'
@@ -195,28 +214,36 @@ class Format:
       if (path in noted) == is_noted:
         yield path, value
 
-  def _restored(self, model: models.Model, image_size: Size) -> models.Model:
+  def _restored(
+    self, model: models.Model, image_size: Size
+  ) -> tuple[models.Model, list[str]]:
     """Returns the model that is read of what is written for a model.
 
+    And the paths of parameters that have no array.
+
     Raises:
-      KeyError: A parameter has no array.
       UserError: What is written cannot be read.
     """
     channels = 3
     values = values_lib.model_values(model)
-    values |= {'image_size': image_size, 'channels': channels}
+    values |= {'image_size': image_size, 'image_channels': channels}
     rules = self.rules(values)
     shapes: dict[str, tuple[int, ...]] = {}
+    homeless = []
     grid = fit.grid(model, image_size)
     for path, shape in fit.expected_shapes(model, grid, channels).items():
-      entry = tables.entry(rules, path, shape)
-      shapes |= dict(zip(entry.names, entry.shapes, strict=True))
+      try:
+        entry = tables.entry(rules, path, shape)
+      except KeyError:
+        homeless.append(path)
+      else:
+        shapes |= dict(zip(entry.names, entry.shapes, strict=True))
     arrays = base.Renamed(containers.Arrays(shapes, _no_values))
     config = typed.Json('config.json', self.config(values))
     hints = base.Hints({}, config, typed.Json('', {}), None, image_size)
     restored = self.describe(arrays, hints).model
     assert not isinstance(restored, models.flat.ViT)
-    return restored
+    return restored, homeless
 
   def _check(self, config: typed.Json) -> None:
     """Checks that a config sets nothing that would be ignored.
@@ -257,16 +284,29 @@ def describe(
   return kind.describe(arrays, hints)
 
 
+def storing(
+  kinds: Sequence[Format], model: models.Model, image_size: Size
+) -> Format | None:
+  """Returns the first kind that can store a model; None: none can."""
+  able = (x for x in kinds if x.refusal(model, image_size) is None)
+  return next(able, None)
+
+
 def refusal(
   kinds: Sequence[Format], model: models.Model, image_size: Size
 ) -> str | None:
-  """Returns what of a model no kind has a place for; None: one has all.
+  """Returns what of a model no kind has a place for; None: one can store it.
 
-  It is what the last kind of the model's family lacks.
+  It is what the kind lacks that lacks the least; of several, the last one.
   """
-  family = [x for x in kinds if x.family is type(model)]
-  reasons = [x.refusal(model, image_size) for x in family or kinds[-1:]]
-  return None if None in reasons else reasons[-1]
+  able = [x for x in kinds if x.family is type(model)] or kinds[:1]
+  reasons = [x.refusals(model, image_size) for x in reversed(able)]
+  fewest: list[str] = min(reasons, key=len)
+  return fewest[0] if fewest else None
+
+
+def _with_article(noun: str) -> str:
+  return f'{"an" if noun[0] in "AEIOU" else "a"} {noun}'
 
 
 def show(path: str, value: Any) -> str:

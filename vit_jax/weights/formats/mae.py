@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax.models import decoder as decoder_lib
 from vit_jax.models import embedding
-from vit_jax.weights.formats import huggingface
+from vit_jax.weights.formats import huggingface_vit
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import whole
 
@@ -35,7 +35,11 @@ decoder/norm        decoder.decoder_norm   norm*
 decoder/prediction  decoder.decoder_pred   dense*
 """),
   *tables.below(
-    [x for x in huggingface.VIT if x.ours.startswith('blocks_{}/')],
+    [
+      x
+      for x in tables.arrays(huggingface_vit.LAYERS)
+      if x.ours.startswith('blocks_{}/')
+    ],
     'decoder/',
     'decoder.decoder_',
   ),
@@ -65,7 +69,7 @@ def whole_of(
     return None
   config = {
     'model_type': 'vit_mae',
-    'architectures': [huggingface.ARCHITECTURES['vit_mae']],
+    'architectures': [huggingface_vit.MAE],
     'decoder_hidden_size': decoder.hidden_size,
     'decoder_intermediate_size': decoder.block.mlp.hidden_dim,
     'decoder_num_attention_heads': decoder.block.attention.num_heads,

@@ -96,7 +96,7 @@ def companions_of_kind(
   """Returns the content of the JSON files, by file name."""
   channels = preprocess.channels
   values = values_lib.model_values(model)
-  values |= {'image_size': image_size, 'channels': channels}
+  values |= {'image_size': image_size, 'image_channels': channels}
   config = kind.config(values)
   pretrained = {
     'input_size': [channels, *image_size],

@@ -266,7 +266,7 @@ SIZES = (
   told(A + 'mlp_ratio', mlp_ratio),
   count('depth', B, A + 'depth'),
   told(A + 'img_size', lambda values: list(values['image_size'])),
-  told(A + 'in_chans', lambda values: values['channels']),
+  told(A + 'in_chans', lambda values: values['image_channels']),
 )
 FIELDS = (
   *SIZES,
