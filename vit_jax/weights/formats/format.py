@@ -185,7 +185,9 @@ class Format:
     names = {entry.ours for entry in self.fields if not entry.is_read_only}
     named = {path: x for path, x in values.items() if path in names}
     fixed = {
-      entry.ours: entry.default for entry in self.fields if entry.is_fixed
+      entry.ours: entry.default
+      for entry in self.fields
+      if entry.is_fixed and not entry.is_noted
     }
     return self._lost(values, self.build({**named, **fixed}))
 
