@@ -373,7 +373,7 @@ def parts() -> str:
 def formats() -> str:
   """Returns which values of a model each kind of foreign file has."""
   rows = [
-    '| kind of file | its arrays show | its config says | nothing says |',
+    '| kind of file | its arrays show | its config says | neither says |',
     '|---|---|---|---|',
   ]
   for form in foreign.FORMATS:

@@ -94,7 +94,7 @@ MODULES = {
   'main --config=configs/cifar10': CONFIGS,
   'main --config=configs/digits.py': CONFIGS,
   'main --config=configs/digits.py --config.model.scan=False '
-  '--config.model.mlp': 'tests/models/test_experts.py::'
+  '--config.model.mlp': 'tests/models/parts/test_experts.py::'
   'test_trains_resumes_and_loads',
   'main --config=configs/digits.py --config.seed=1': HERE,
   'main --config=configs/digits.py --config.optim.name': (

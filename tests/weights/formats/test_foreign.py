@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import re
 import shutil
 
 from foreign import assert_same
@@ -254,6 +255,23 @@ def test_attention_pooling_as_big_vision_stores_it(tmp_path):
   # And so they are written.
   export.write(ours, tmp_path / 'written.npz', 'google', 'here')
   assert read(tmp_path / 'written.npz').keys() == arrays.keys()
+
+
+@pytest.mark.parametrize(
+  ('fields', 'lacked'),
+  [
+    ({'attention': 'attention(causal=True)'}, 'attention(causal=True)'),
+    ({'mlp': 'swiglu'}, "mlp='swiglu'"),
+    ({'pool': 'mean(norm_after=True)'}, 'pool(norm_after=True)'),
+    (
+      {'pool': 'map', 'class_token': True},
+      'a class token that the pool does not read',
+    ),
+  ],
+)
+def test_what_googles_code_cannot_compute(tmp_path, fields, lacked):
+  with pytest.raises(UserError, match=f'no place for {re.escape(lacked)}: use'):
+    export.write(random_model(**fields), tmp_path / 'x', 'google', 'here')
 
 
 # timm's and other state dicts.

@@ -88,7 +88,8 @@ def check(trunk: vit.ViT, name: str) -> list[str]:
   kept = {path: x for path, x in values.items() if path in _TRUNK}
   keys = values_lib.config_keys(kept)
   restored = values_lib.model_values(models.create_model('ViT-S/16', **keys))
-  for path, (value, _) in values_lib.differences(values, restored).items():
+  if changed := values_lib.differences(values, restored):
+    path, (value, _) = next(iter(changed.items()))
     raise UserError(
       f'{program} has no place for {format_lib.show(path, value)} of the trunk:'
       ' use --to=vit_jax'

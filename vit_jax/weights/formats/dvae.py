@@ -32,14 +32,14 @@ _CHANNELS = 3
 _BLOCK = 'blocks.group_#.block_#'
 # Our numbers begin with 0.
 _ARRAYS = tables.arrays(f"""
-input/kernel             blocks.input.w           conv
-input/bias               blocks.input.b
-output/kernel            blocks.output.conv.w     conv
-output/bias              blocks.output.conv.b
-group_#_#/shortcut/kernel  {_BLOCK}.id_path.w     conv  +1
-group_#_#/shortcut/bias  {_BLOCK}.id_path.b             +1
-group_#_#/conv_#/kernel  {_BLOCK}.res_path.conv_#.w  conv  +1
-group_#_#/conv_#/bias    {_BLOCK}.res_path.conv_#.b     +1
+input/kernel               blocks.input.w            conv
+input/bias                 blocks.input.b
+output/kernel              blocks.output.conv.w      conv
+output/bias                blocks.output.conv.b
+group_#_#/shortcut/kernel  {_BLOCK}.id_path.w        conv  +1
+group_#_#/shortcut/bias    {_BLOCK}.id_path.b              +1
+group_#_#/conv_#/kernel    {_BLOCK}.res_path.conv_#.w  conv  +1
+group_#_#/conv_#/bias      {_BLOCK}.res_path.conv_#.b        +1
 """)
 
 

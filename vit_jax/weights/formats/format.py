@@ -170,7 +170,7 @@ class Format:
       restored, homeless = self._restored(model, image_size)
       changed = self._lost(values, restored)
     except ValueError as e:  # includes UserError; nothing is kept
-      reason = _other_part(values) or one_line(e)
+      reason = _other_part(values, self.family) or one_line(e)
       return [reason, *(show(*value) for value in values.items())]
     if lacks := self.lacks({**values, 'image_size': image_size}):
       changed.append(lacks)
@@ -185,7 +185,9 @@ class Format:
     names = {entry.ours for entry in self.fields if not entry.is_read_only}
     named = {path: x for path, x in values.items() if path in names}
     fixed = {
-      entry.ours: entry.default for entry in self.fields if entry.is_fixed
+      entry.ours: entry.default
+      for entry in self.fields
+      if entry.is_fixed and not entry.is_noted
     }
     return self._lost(values, self.build({**named, **fixed}))
 
@@ -319,10 +321,11 @@ def show(path: str, value: Any) -> str:
   return f'{parents[-1]}({name}={value!r})' if parents else f'{name}={value!r}'
 
 
-def _other_part(values: Values) -> str | None:
+def _other_part(values: Values, family: type[Any]) -> str | None:
   """Returns a part of a model that is not the usual one of its kind."""
+  usual_parts = getattr(family, 'usual', {})
   for kind in values_lib.SINGLE:
-    usual = next(iter(registry.PARTS[kind]))
+    usual = usual_parts.get(kind, next(iter(registry.PARTS[kind])))
     if values.get(kind, usual) != usual:
       return show(kind, values[kind])
   return None

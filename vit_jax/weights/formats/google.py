@@ -289,17 +289,24 @@ def recognises(names: Iterable[str]) -> bool:
   )
 
 
-def prepare(arrays: containers.Arrays) -> base.Renamed:
-  """Returns the arrays under the names that the rules use."""
-  unstacked = Unstacked(arrays)
+def prepare(arrays: containers.Arrays, tower: str = '') -> base.Renamed:
+  """Returns the arrays under the names that the rules use.
+
+  Args:
+    arrays: Arrays of the file.
+    tower: What is before the names of a ViT that is a tower, as 'img/'.
+  """
+  unstacked = _Unstacked(arrays)
   names = {name.removeprefix('params/') for name in unstacked.shapes}
   is_prefixed = any(name.startswith('params/') for name in arrays.shapes)
   is_newer = any(published(name) != name for name in names)
+  has_class = f'{tower}cls' in names
 
   def rename(name: str) -> str:
     name = published(name)
     # With a class token, the name tells whether that token has a position.
-    return POSITIONS if name == _OF_PATCHES and 'cls' not in names else name
+    is_of_all = name == tower + _OF_PATCHES and not has_class
+    return tower + POSITIONS if is_of_all else name
 
   def restore(name: str) -> str:
     name = newer(name) if is_newer else name
@@ -308,14 +315,17 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   return base.Renamed(unstacked, rename, restore, unstacked.stored)
 
 
+# Parts of names in the published files, and in newer ones.
+_NEWER = (
+  ('/LayerNorm_2/', '/LayerNorm_1/'),
+  ('/MlpBlock_3/', '/MlpBlock_0/'),
+  ('DotProductAttention_1', 'DotProductAttention_0'),
+)
+
+
 def newer(name: str) -> str:
   """Returns the name in newer files for a name in the published files."""
-  for old, new in (
-    ('Transformer/posembed_input/', ''),
-    ('/LayerNorm_2/', '/LayerNorm_1/'),
-    ('/MlpBlock_3/', '/MlpBlock_0/'),
-    ('DotProductAttention_1', 'DotProductAttention_0'),
-  ):
+  for old, new in (('Transformer/posembed_input/', ''), *_NEWER):
     name = name.replace(old, new)
   return name
 
@@ -323,14 +333,13 @@ def newer(name: str) -> str:
 def published(name: str) -> str:
   """Returns the name in the published files for a name in newer files."""
   name = name.removeprefix('params/')
-  if re.match(r'Transformer/encoderblock(_\d+)?/', name):
-    name = name.replace('/LayerNorm_1/', '/LayerNorm_2/')
-    name = name.replace('/MlpBlock_0/', '/MlpBlock_3/')
-    name = name.replace('DotProductAttention_0', 'DotProductAttention_1')
+  if re.match(r'(\w+/)?Transformer/encoderblock(_\d+)?/', name):
+    for old, new in _NEWER:
+      name = name.replace(new, old)
   return name
 
 
-class Unstacked(containers.Arrays):
+class _Unstacked(containers.Arrays):
   """Presents stacked layers, `encoderblock/...` [L, ...], as separate ones.
 
   It leaves out the optimizer state of big_vision's training checkpoints.

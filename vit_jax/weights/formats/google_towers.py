@@ -117,34 +117,8 @@ def style(names: Iterable[str]) -> str:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  prefix = _PREFIX if style(arrays.shapes) == BIG_VISION else ''
-  plain = base.Renamed(
-    arrays,
-    lambda name: _plain(name.removeprefix(prefix)),
-    lambda name: prefix + _shown(name),
-  )
-  unstacked = google.Unstacked(plain)
-  has_class = 'img/cls' in unstacked.shapes
-
-  def rename(name: str) -> str:
-    tower, _, rest = name.partition('/')
-    if tower not in ('img', 'txt'):
-      return name
-    rest = google.published(rest)
-    if name == 'img/pos_embedding' and not has_class:
-      rest = google.POSITIONS
-    return f'{tower}/{rest}'
-
-  is_newer = any('/MlpBlock_0/' in name for name in unstacked.shapes)
-
-  def restore(name: str) -> str:
-    keep = name.endswith(google.POSITIONS) or not is_newer
-    return name if keep else google.newer(name)
-
-  def show(name: str) -> str:
-    return prefix + _shown(unstacked.stored(name))
-
-  return base.Renamed(unstacked, rename, restore, show)
+  prepared = google.prepare(base.Renamed(arrays, _plain), 'img/')
+  return base.Renamed(prepared, show=lambda name: _shown(prepared.stored(name)))
 
 
 def _plain(name: str) -> str:
