@@ -55,7 +55,6 @@ setuptools.setup(
   package_data={
     'vit_jax': [
       'py.typed',
-      'benchmark/compiled_figures.json',
       'data/class_names/*',
       'data/templates/*',
       'explore/page/*',
@@ -64,6 +63,7 @@ setuptools.setup(
   },
   install_requires=[
     'absl-py>=2.3',
+    'annotated-types>=0.7',
     'clu>=0.0.12',
     # An allocator for CPUs: vit_jax/parallel/allocator.py.
     'cmeel-mimalloc>=3.4; sys_platform == "linux"'
@@ -80,6 +80,7 @@ setuptools.setup(
     'orbax-checkpoint>=0.12',
     'pillow>=11.0',
     'psutil>=6.0',
+    'pydantic>=2.10',
     'requests>=2.32',
     'rich>=14.0',  # what a terminal shows: vit_jax/runs/terminal.py
     'safetensors>=0.8',

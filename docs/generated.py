@@ -23,6 +23,8 @@ from vit_jax import config as config_lib
 from vit_jax.cli import help as help_lib
 from vit_jax.cli import verbs
 from vit_jax.config import meanings
+from vit_jax.weights.formats import fields as fields_lib
+from vit_jax.weights.formats import foreign
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -31,7 +33,7 @@ _EVALUATION, _TASK = 'evals.NAME', 'tasks.NAME'
 # Modules that name all keys, and use none.
 _TABLES = re.compile(
   r'config/(defaults|architecture|evaluations|media|texts|synonyms'
-  r'|keys|\w*recipes)\.py|benchmark/.*'
+  r'|keys|\w*recipes)\.py'
 )
 
 _USAGE_COLUMNS = 80
@@ -368,7 +370,35 @@ def parts() -> str:
   return '\n\n'.join(texts)
 
 
+def formats() -> str:
+  """Returns which values of a model each kind of foreign file has."""
+  rows = [
+    '| kind of file | its arrays show | its config says | neither says |',
+    '|---|---|---|---|',
+  ]
+  for form in foreign.FORMATS:
+    for kind in getattr(form, 'KINDS', ()):
+      entries = [entry for entry in kind.fields if entry.ours]
+      shown = [x for x in entries if x.read]
+      said = [x for x in entries if not x.read and x.key]
+      assumed = [x for x in entries if not x.read and not x.key]
+      columns = (', '.join(map(_value, x)) for x in (shown, said, assumed))
+      rows.append(f'| {" | ".join((kind.title, *columns))} |')
+  return '\n'.join(rows)
+
+
+def _value(entry: fields_lib.Entry) -> str:
+  """Returns the name of a value, and what is special about it."""
+  notes = []
+  if entry.is_read_only:
+    notes.append('only read')
+  if not (entry.read or entry.key or callable(entry.default)):
+    notes.append(f'`{entry.default}`')
+  return f'`{entry.ours}`' + (f' ({", ".join(notes)})' if notes else '')
+
+
 PAGES = {
+  'docs/checkpoints': formats,
   'docs/config_keys': config_keys,
   'docs/command_line': command_line,
   'docs/parts': parts,

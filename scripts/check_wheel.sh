@@ -28,11 +28,10 @@ python -m pip --python="$scratch/venv/bin/python" install -q --no-deps \
 cd "$scratch"
 export PATH="$scratch/venv/bin:$PATH"
 python - "$scratch" <<'PYTHON'
-import pathlib, sys, vit_jax
+import pathlib, sys, zipfile, vit_jax
 package = pathlib.Path(vit_jax.__file__).parent
 assert package.is_relative_to(pathlib.Path(sys.argv[1]).resolve()), package
 for name in (
-  'benchmark/compiled_figures.json',
   'configs/digits.py',
   'data/class_names/cifar10.txt',
   'data/templates/cifar.txt',
@@ -40,6 +39,10 @@ for name in (
   'explore/templates',
 ):
   assert (package / name).exists(), name
+# Nothing of the clone beside the package.
+(wheel,) = pathlib.Path(sys.argv[1], 'dist').glob('*.whl')
+for name in zipfile.ZipFile(wheel).namelist():
+  assert name.startswith(('vit_jax/', 'vit_jax-')), name
 PYTHON
 vit-jax --help | grep evaluate
 vit-jax --version

@@ -36,8 +36,8 @@ from absl import flags
 from absl import logging
 import numpy as np
 
+from benchmarks.peers import torchvision_operators
 from vit_jax import cli
-from vit_jax.benchmark.peers import torchvision_operators
 from vit_jax.config import UserError
 
 _TIMM = flags.DEFINE_boolean('timm', False, "Try timm's models.")
@@ -192,10 +192,10 @@ def _likened(folder: pathlib.Path, like: _Like) -> str:
   import vit_jax
   from vit_jax import models
 
-  model = models.flattened(vit_jax.load(folder).model)
+  values = models.key_values(vit_jax.load(folder).model)
   found = {
-    'heads': (getattr(model, 'num_heads', 0), like.heads),
-    'epsilon': (getattr(model, 'layer_norm_epsilon', 0), like.epsilon),
+    'heads': (values.get('num_heads', 0), like.heads),
+    'epsilon': (values.get('layer_norm_epsilon', 0), like.epsilon),
   }
   for name, (ours, theirs) in found.items():
     if theirs and ours != theirs:

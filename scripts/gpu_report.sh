@@ -30,6 +30,6 @@ echo "$packages" > \
 pip install -q -e .
 export VIT_JAX_CACHE="$scratch/cache"
 # The time of the installation is part of the nine minutes.
-python -m vit_jax.benchmark.gpu_report \
+python -m benchmarks.gpu_report \
   --out="$out" --budget=$((520 - (SECONDS - start)))
 cat "$out/report.md"

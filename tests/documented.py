@@ -41,7 +41,9 @@ _LANGUAGES = ('', 'sh', 'console')  # of blocks that hold commands
 _PROMPT = re.compile(r'^\$ ', re.MULTILINE)
 _VERB = re.compile(r'^((?:\w+=\S+ )*)vit-jax ([a-z]+)\b')
 _CONFIG_NAME = re.compile(r'(--config=)(\w+)(?=[:\s]|$)')
-_MENTION = re.compile(r'python -m vit_jax\.[\w.]+')  # the name of a program
+# The name of a program.
+_MENTION = re.compile(r'python -m (vit_jax\.|benchmarks)[\w.]*')
+_OURS = ('python -m vit_jax', 'python -m benchmarks', 'python scripts/')
 # Stands for what a reader replaces.
 _EXAMPLES = {
   '/path/to/cifar10': 'images',
@@ -126,7 +128,10 @@ def docstring_commands() -> list[str]:
   """Returns the commands in docstrings of modules, each on one line."""
   files = [
     path
-    for pattern in ('configs/**/*.py', 'scripts/*.py', 'vit_jax/**/*.py')
+    for pattern in (
+      *('configs/**/*.py', 'scripts/*.py', 'vit_jax/**/*.py'),
+      'benchmarks/**/*.py',
+    )
     for path in sorted(tiny.ROOT.glob(pattern))
   ]
   docs = [ast.get_docstring(ast.parse(x.read_text()), False) for x in files]
@@ -137,7 +142,7 @@ def docstring_commands() -> list[str]:
 
 def is_ours(command: str) -> bool:
   """Returns whether a command runs a Python program of this repository."""
-  return command.startswith(('python -m vit_jax', 'python scripts/'))
+  return command.startswith(_OURS)
 
 
 def words(command: str) -> list[str]:

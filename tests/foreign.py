@@ -71,8 +71,8 @@ def flat(loaded):
 
 def fields(loaded):
   """Returns the fields of a model, with nothing left open."""
-  result = models.fields_of(loaded.model)
-  if 'class_token' in result:
+  result = models.full_values(loaded.model)
+  if hasattr(type(loaded.model), 'prefix'):
     result['class_token'] = 'class_token' in loaded.model.prefix
   return result
 

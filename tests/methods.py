@@ -75,7 +75,8 @@ def train(config, path=None):
   with experiment.train_batches(step, lengths) as batches:
     while step < experiment.total_steps:
       length = next(calls)
-      function = experiment.step_function(step, length)
+      program = experiment.program.variant(step)
+      function = program.train_step if length == 1 else program.train_steps
       state, scalars = function(state, next(batches), np.int32(step))
       for i, values in enumerate(per_step(jax.device_get(scalars), length)):
         scalars_by_step[step + i + 1] = values

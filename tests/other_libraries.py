@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vit_jax.benchmark.peers import torchvision_operators
+from benchmarks.peers import torchvision_operators
 
 
 def imported(name: str, reason: str = '') -> Any:

@@ -9,9 +9,10 @@ import numpy as np
 from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
-from vit_jax.models import flat
+from vit_jax.models import keys
 from vit_jax.models import layouts
 from vit_jax.models import mixer
+from vit_jax.models import registry
 from vit_jax.models import resnet
 from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
@@ -29,7 +30,7 @@ def tiny(**overrides: Any) -> vit_lib.ViT:
     'num_heads': 2,
     'depth': 3,
   }
-  return flat.ViT(**(fields | overrides)).parts()
+  return keys.build(fields | overrides)
 
 
 def tiny_mixer(**overrides: Any) -> mixer.Mixer:
@@ -41,7 +42,7 @@ def tiny_mixer(**overrides: Any) -> mixer.Mixer:
     'mlp_dim': 24,
     'depth': 3,
   }
-  return mixer.Mixer(**(fields | overrides))
+  return registry.build_model(mixer.Mixer, **(fields | overrides))
 
 
 def tiny_bit(**overrides: Any) -> resnet.BiT:
@@ -100,7 +101,7 @@ def finder(**overrides: Any) -> weights.Loaded:
   keys are channel 0. What is found adds its brightness to channel 1, which
   speaks for class 1; class 0 has no kernel.
   """
-  model = models.with_fields(
+  model = models.with_keys(
     tiny(hidden_size=8, depth=2, positions='none', num_classes=2),
     **overrides,
   )

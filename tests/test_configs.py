@@ -23,7 +23,6 @@ from vit_jax.data import features
 from vit_jax.data import sources
 from vit_jax.data import splits
 from vit_jax.evaluation import accuracy
-from vit_jax.models import flat
 from vit_jax.models import values
 from vit_jax.models import vit
 from vit_jax.train import experiment as experiment_lib
@@ -104,20 +103,19 @@ def index_of_augreg(tmp_path, monkeypatch):
 def write_checkpoint(config, path):
   """Writes what a config starts from: its model, with another head."""
   model = models.from_config(config.model, 21).clone(num_classes=21)
-  fields = models.fields_of(model)
-  if fields.get('head_norm', 'none') != 'none':  # the run's own
-    model = models.with_fields(model, head_norm='none')
+  if config.model.head and 'norm' in config.model.head:  # the run's own
+    model = models.with_keys(model, head='linear')
   size = config_lib.pair(config.data.image_size, 'data.image_size')
-  if not fields.get('key_bias', True):
-    model = models.with_fields(model, positions='relative_bias')
+  if 'key_bias=False' in (config.model.attention or ''):
+    model = models.with_keys(model, positions='relative_bias')
   if config.model.pool == 'token_and_mean':  # of methods without a head
-    model = models.with_fields(model, num_classes=0, pool='token')
-  if fields.get('layer_scale') or not model.num_classes:
+    model = models.with_keys(model, num_classes=0, pool='token')
+  if 'layer_scale' in (config.model.block or '') or not model.num_classes:
     kind = format_lib.storing(timm.KINDS, model, size)
     rules = kind.rules(values.model_values(model))
     path = path.with_suffix('.safetensors')
   else:
-    rules = google.rules(models.flattened(model))
+    rules = google.VIT.rules(values.model_values(model))
   params = models.init_params(model, jax.random.key(1), (*size, 3))
   arrays = tables.write(rules, params)
   if path.suffix == '.npz':
@@ -258,18 +256,18 @@ def least_formats(model):
   """Returns how many formats of others can store a model at least."""
   if not isinstance(model, vit.ViT):
     return 2
-  model = flat.flatten(model)
-  if model.rotary != 'none':
+  values = models.key_values(model)
+  if 'rope' in values['positions']:
     return 0  # as EVA-02's and DINOv3's alone
   # Only transformers' DINOv2 reads class token and mean; it has LayerScale.
-  if model.pool == 'token+gap':
-    has_place = model.layer_scale and model.relative_positions == 'none'
+  if values['pool'] == 'token_and_mean':
+    has_place = model.block.layer_scale and values['positions'] == 'learned'
     return 1 if has_place else 0
   # transformers has these towers without a classifier alone.
-  if model.pool == 'map' or model.pre_norm:
+  if values['pool'].startswith('map') or model.pre_norm:
     return 1
   # Only timm, and transformers' BEiT, have a norm after the mean.
-  return 1 if model.norm_after_pool or model.head_norm != 'none' else 2
+  return 1 if 'norm_after' in values['pool'] or model.head.norm != 'none' else 2
 
 
 @pytest.fixture(scope='module')
@@ -328,7 +326,7 @@ def test_what_a_config_trains_converts(name, formats_written):
   written = formats_written(model, size, config.data.channels)
   assert len(written) >= least_formats(model)
   if isinstance(model, vit.ViT) and not (
-    flat.flatten(model).pre_logits
+    model.head.pre_logits
     or 'stem' in models.abstract_params(model, (*size, config.data.channels))
     or least_formats(model) < 2
     or len(set(model.patches.patch_size)) > 1

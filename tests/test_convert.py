@@ -155,6 +155,16 @@ def test_a_work_directory_of_a_hybrid(tmp_path):
   assert_same(vit_jax.load(tmp_path / 'x'), random)
 
 
+def test_a_factor_of_all_widths_is_part_of_them(tmp_path):
+  random = random_model(
+    name='BiT-R50x1(width_factor=2, stages=(1,), channels=(64,))',
+    stem_width=32,
+    num_classes=3,
+  )
+  assert not export.write(random, tmp_path / 'x', 'google', 'here')
+  assert_same(vit_jax.load(tmp_path / 'x'), random)
+
+
 # What goes with the weights.
 
 
@@ -233,7 +243,7 @@ def test_class_names_and_normalisation_for_transformers(tmp_path):
 def timms_config(model, preprocess, size):
   """Returns the config.json of a model in timm's format."""
   kind = format_lib.storing(timm.KINDS, model, size)
-  files = timm_config.companions_of_kind(kind, model, preprocess, size)
+  files = timm_config.companions(kind, model, preprocess, size)
   return files['config.json']
 
 
@@ -317,8 +327,8 @@ def test_the_model_card(tmp_path):
   ):
     assert part in text
   (note,) = notes
-  assert 'exact GELU' in note and f'**Mind:** {note}' in text
-  mixer = models.create_model('Mixer-B/16', gelu='tanh')
+  assert "mlp(gelu='exact')" in note and f'**Mind:** {note}' in text
+  mixer = models.create_model('Mixer-B/16', mlp="mlp(gelu='tanh')")
   (note,) = timm_mixer.MIXER.notes(mixer, (224, 224))
   assert "gelu='tanh'" in note and "gelu='exact'" in note
   assert not timm_vit.VIT.notes(random.model, (32, 32))
@@ -339,18 +349,18 @@ def test_formats_without_the_family_or_feature(tmp_path):
   text = refused('google/mixer.npz', 'huggingface')
   assert 'no place for a Mixer: use --to=google or --to=timm or' in text
   text = refused('torch/bit_tiny.safetensors', 'huggingface')
-  assert 'a pool that is not padded with zeros: use --to=google or' in text
+  assert 'zero_padded_pool=False: use --to=google or' in text
   text = refused('google/vit_token_prelogits.npz', 'huggingface')
-  assert 'a layer before the head: use --to=google or --to=timm' in text
+  assert 'head(pre_logits=' in text and ': use --to=google or --to=timm' in text
   text = refused('torch/vit_avg_fcnorm.safetensors', 'huggingface', HEADS)
-  assert 'the mean over normalised patches where there is no other' in text
+  assert 'no place for pool(norm_after=True)' in text
   text = refused('google/hybrid_resnet.npz', 'huggingface')
-  assert 'no place for a ResNet stem: use --to=google or --to=timm' in text
+  assert "no place for patches='hybrid': use --to=google or --to=timm" in text
   name = 'torch/vit_registers_layerscale.safetensors'
-  assert 'no place for registers: use --to=timm' in refused(name, 'google')
+  assert 'no place for registers=4: use --to=timm' in refused(name, 'google')
   name = 'torch/deit_distilled.safetensors'
   text = refused(name, 'google', HEADS)
-  assert 'distillation token: use --to=huggingface or --to=timm' in text
+  assert 'distillation_token=True: use --to=huggingface or --to=timm' in text
   text = message(tmp_path / 'no.npz', tmp_path / 'x', '--to=timm')
   assert 'no.npz' in text
 

@@ -24,6 +24,7 @@ from vit_jax.parallel import hardware
 from vit_jax.parallel import topologies
 from vit_jax.sweep import space
 from vit_jax.train import experiment
+from vit_jax.weights.formats import foreign
 
 # By how a command begins: HERE, the test that runs it, or where no test can,
 # words of each of its pages that say why. The longest beginning counts.
@@ -54,18 +55,6 @@ OTHERS = {
   'scripts/gpu_report.sh': 'needs a machine with JAX for CUDA',
 }
 MODULES = {
-  'benchmark': BENCHMARK + 'test_the_command_prints_one_json_object',
-  'benchmark --parts=compile': BENCHMARK
-  + 'test_steps_compiled_for_a_tpu_have_ratios',
-  'benchmark --parts=input': 'tests/benchmark/test_input.py::'
-  'test_every_row_has_its_ratio',
-  'benchmark --parts=train --objective': 'tests/benchmark/'
-  'test_pretraining.py::test_a_method_in_turns_with_pytorch',
-  'benchmark --parts=train,infer': BENCHMARK + 'test_transformers_in_turns',
-  'benchmark.compiled': 'tests/benchmark/test_compiled.py::'
-  'test_the_usual_ones_have_every_chip',
-  'benchmark.growth': 'tests/benchmark/test_growth.py::'
-  'test_more_layers_take_more',
   'compare': HERE,
   'compare runs/cifar10': 'tests/compare/test_compare.py::test_groups',
   'convert': HERE,
@@ -105,7 +94,7 @@ MODULES = {
   'main --config=configs/cifar10': CONFIGS,
   'main --config=configs/digits.py': CONFIGS,
   'main --config=configs/digits.py --config.model.scan=False '
-  '--config.model.mlp': 'tests/models/test_experts.py::'
+  '--config.model.mlp': 'tests/models/parts/test_experts.py::'
   'test_trains_resumes_and_loads',
   'main --config=configs/digits.py --config.seed=1': HERE,
   'main --config=configs/digits.py --config.optim.name': (
@@ -180,6 +169,20 @@ MODULES = {
   + 'test_a_real_run_is_stopped_and_resumed',
   'sweep --config=configs/folder.py': SWEEP + 'test_runs_are_jobs_of_submitit',
 }
+BENCHMARKS = {
+  'benchmarks': BENCHMARK + 'test_the_command_prints_one_json_object',
+  'benchmarks --parts=compile': BENCHMARK
+  + 'test_steps_compiled_for_a_tpu_have_ratios',
+  'benchmarks --parts=input': 'tests/benchmark/test_input.py::'
+  'test_every_row_has_its_ratio',
+  'benchmarks --parts=train --objective': 'tests/benchmark/'
+  'test_pretraining.py::test_a_method_in_turns_with_pytorch',
+  'benchmarks --parts=train,infer': BENCHMARK + 'test_transformers_in_turns',
+  'benchmarks.compiled': 'tests/benchmark/test_compiled.py::'
+  'test_the_usual_ones_have_every_chip',
+  'benchmarks.growth': 'tests/benchmark/test_growth.py::'
+  'test_more_layers_take_more',
+}
 SCRIPTS = {
   'draw_shapes': 'tests/test_folder_configs.py::'
   'test_drawn_maps_fit_their_images',
@@ -197,6 +200,7 @@ SCRIPTS = {
 RUN_BY = (
   OTHERS
   | {f'python -m vit_jax.{key}': value for key, value in MODULES.items()}
+  | {f'python -m {key}': value for key, value in BENCHMARKS.items()}
   | {f'python scripts/{key}.py': value for key, value in SCRIPTS.items()}
 )
 # What makes training quick.
@@ -415,7 +419,7 @@ def test_pages_name_files_that_are_there(page):
     assert (tiny.ROOT / name).exists(), name
   for name in re.findall(r'\b(?:scripts|tests)/[\w/]+\.\w+', text):
     assert (tiny.ROOT / name).exists(), name
-  for name in re.findall(r'-m (vit_jax\.\w+)', text):
+  for name in re.findall(r'-m (vit_jax\.\w+|benchmarks(?:\.\w+)?)', text):
     module = tiny.ROOT / name.replace('.', '/')
     is_command = (module / '__main__.py').exists()
     assert is_command or module.with_suffix('.py').exists(), name
@@ -434,7 +438,7 @@ def known_flags(digits_run):
   """Names of the flags of all programs that the pages start."""
   names = set()
   for command in OURS:
-    if command.startswith('python -m vit_jax') or 'slurm' in command:
+    if command.startswith('python -m') or 'slurm' in command:
       words = documented.words(command)
       start = 4 if words[3:4] == ['serve'] or words[3:4] == ['data'] else 3
       with documented.parsed(words[: start if '-m' in words else 2]) as program:
@@ -593,6 +597,20 @@ def test_every_key_has_its_meaning_and_its_readers_on_the_site(monkeypatch):
   assert '`optim/schedules.py`' in rate
   assert '`evaluation/knn.py`' in entries['evals.NAME.k']
   assert all('Read by' in text for text in entries.values())
+
+
+def test_every_kind_of_file_is_on_the_site(monkeypatch):
+  pytest.importorskip('sphinx')
+  monkeypatch.syspath_prepend(str(tiny.ROOT / 'docs'))
+  import generated
+
+  page = generated.formats()
+  for form in foreign.FORMATS:
+    assert all(
+      f'| {kind.title} |' in page for kind in getattr(form, 'KINDS', ())
+    )
+  (row,) = [x for x in page.splitlines() if x.startswith("| Google's ViT |")]
+  assert row.endswith('(`1e-06`), `pool.gelu` |')
 
 
 def test_every_flag_is_on_the_site(monkeypatch):

@@ -16,6 +16,7 @@ from vit_jax import embed
 from vit_jax import models
 from vit_jax.cli import columns
 from vit_jax.config import UserError
+from vit_jax.models import values
 from vit_jax.weights.files import containers as weights_files
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import tables
@@ -39,7 +40,7 @@ def headless(tmp_path_factory):
   params = models.init_params(model, jax.random.key(1), (24, 24, 3))
   path = tmp_path_factory.mktemp('models') / 'model.npz'
   weights_files.write_npz(
-    path, tables.write(google.rules(models.flattened(model)), params)
+    path, tables.write(google.VIT.rules(values.model_values(model)), params)
   )
   return path
 

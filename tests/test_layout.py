@@ -12,6 +12,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / 'vit_jax'
+BENCHMARKS = 'benchmarks'  # beside the package, and not installed
 MOST_LOOSE_MODULES = 6
 
 TABLES = 'tables'  # one module, which all packages import
@@ -34,9 +35,9 @@ LEVELS = (
 )
 ALONGSIDE = {('runs', 'parallel'), ('optim', 'models')}
 # Verbs are above all of them and do not import each other: the loose modules,
-# the packages below, and the `__main__` of every other package.
+# the packages below, and the `__main__` of every other package. So are the
+# benchmarks.
 VERB_PACKAGES = (
-  'benchmark',
   'compare',
   'explore',
   'export',
@@ -58,9 +59,11 @@ class Import:
 
 @functools.cache
 def modules() -> dict[str, pathlib.Path]:
-  """Returns the files of the package by the names of their modules."""
+  """Returns the files of both packages by the names of their modules."""
   found = {}
-  for path in sorted(PACKAGE.rglob('*.py')):
+  for path in sorted(
+    [*PACKAGE.rglob('*.py'), *(ROOT / BENCHMARKS).rglob('*.py')]
+  ):
     name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
     found[name.removesuffix('.__init__')] = path
   return found
@@ -72,7 +75,7 @@ def imports_of(name: str) -> Iterator[Import]:
   while waiting:
     node, top = waiting.pop()
     for target in targets(node):
-      if target.split('.')[0] == FACADE:
+      if target.split('.')[0] in (FACADE, BENCHMARKS):
         yield Import(name, target, top)
     is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     is_typing = isinstance(node, ast.If) and 'TYPE_CHECKING' in ast.dump(
@@ -99,8 +102,9 @@ def imports() -> tuple[Import, ...]:
 
 
 def package(module: str) -> str:
-  """Returns the package of a module below vit_jax, or the loose module."""
-  return [*module.split('.'), FACADE][1]
+  """Returns the package of a module: below vit_jax, or a loose module there."""
+  parts = module.split('.')
+  return BENCHMARKS if parts[0] == BENCHMARKS else [*parts, FACADE][1]
 
 
 def level(module: str) -> int:
@@ -143,15 +147,16 @@ def test_nothing_imports_the_facade():
 def test_models_import_nothing_of_ours():
   """A model is a file that can be copied into another project.
 
-  The registry, which no model imports, has the language of parts.
+  The registry and the values of parts, which no model imports, have the
+  language of parts.
   """
   language = {f'{FACADE}.config.{x}' for x in ('errors', 'own', 'parts')}
-  registry = f'{FACADE}.models.registry'
+  readers = {f'{FACADE}.models.{x}' for x in ('registry', 'values')}
   wrong = [
     f'{each.source} imports {each.target}'
     for each in imports()
     if package(each.source) == 'models' != package(each.target)
-    and not (each.source == registry and each.target in language)
+    and not (each.source in readers and each.target in language)
   ]
   assert not wrong, '\n'.join(wrong)
 

@@ -50,7 +50,7 @@ def test_a_method_of_ones_own(tmp_path, monkeypatch, capsys):
 
 
 def test_an_evaluator_of_ones_own(digits_run, tmp_path, monkeypatch, capsys):
-  evaluator, settings = PYTHON[5:7]
+  evaluator, settings = PYTHON[6:8]
   (tmp_path / 'my_evaluator.py').write_text(evaluator)
   monkeypatch.syspath_prepend(tmp_path)
   config = tiny.config()
@@ -87,7 +87,7 @@ def test_a_metric_of_ones_own():
 
 
 def test_a_source_of_ones_own(tmp_path, monkeypatch):
-  source, settings = PYTHON[7:]
+  source, settings = PYTHON[-2:]
   (tmp_path / 'my_data.py').write_text(source)
   (tmp_path / 'scans').mkdir()
   for i in range(20):

@@ -22,7 +22,6 @@ from vit_jax import main
 from vit_jax import models
 from vit_jax.explore import attention
 from vit_jax.explore import gradients
-from vit_jax.models import flat
 from vit_jax.models import registry
 from vit_jax.parallel import sharding
 from vit_jax.train import experiment as experiment_lib
@@ -226,10 +225,8 @@ def test_a_pool_may_read_the_class_token():
 def test_a_head_gets_features_and_returns_logits():
   text = 'short_parts:Cosine'
   head = registry.build('head', text, {'num_classes': 5}, 'model.head')
-  plain = flat.ViT(
-    5, patch_size=(4, 4), hidden_size=16, mlp_dim=16, num_heads=2, depth=1
-  )
-  model = plain.parts().clone(head=head)
+  sizes = {'hidden_size': 16, 'mlp_dim': 16, 'num_heads': 2, 'depth': 1}
+  model = models.create_model('ViT-Ti/4', 5, **sizes).clone(head=head)
   x = jax.random.normal(jax.random.key(1), (2, 8, 8, 1))
   params = model.init(jax.random.key(0), x)['params']
   assert {name: x.shape for name, x in params['head'].items()} == {

@@ -74,7 +74,6 @@ _COMMANDS = (
   'summary',
   'compare',
   'sweep',
-  'benchmark',
 )
 # The command that a user probably meant by a name that is no command; 'main'
 # for all other names.

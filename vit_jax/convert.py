@@ -261,26 +261,16 @@ def _whole(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
 
 def _write_dense(source: str, path: pathlib.Path) -> None:
   """Writes a run of segmentation whole, under another program's names."""
-  from vit_jax import models
+  from vit_jax.models import vit
   from vit_jax.weights.formats import dense
-  from vit_jax.weights.formats import uncommon
 
-  loaded = cli.load(FLAGS, source)
+  loaded, name = cli.load(FLAGS, source), str(_TO.value)
   params = _of_segmentation(loaded)
-  model = models.flattened(loaded.model)
-  if new := uncommon.activation(model):
-    raise UserError(
-      f'{source} cannot be written with --to={_TO.value}, which has no place'
-      f' for {new}: use --to=vit_jax'
-    )
-  dense.write(params, path, str(_TO.value))
-  gelu = getattr(model, 'gelu', 'exact')
-  if gelu != 'exact':
-    logging.warning(
-      'warning: this model has %s; %s computes the exact one',
-      uncommon.GELUS[gelu],
-      dense.FORMATS[str(_TO.value)].program,
-    )
+  assert isinstance(loaded.model, vit.ViT)  # as segmentation has checked
+  notes = dense.check(loaded.model, name)
+  dense.write(params, path, name)
+  for note in notes:
+    logging.warning('warning: %s', note)
 
 
 def _read_dense(source: str, path: pathlib.Path) -> None:
@@ -335,7 +325,7 @@ def write_workdir(
   from vit_jax.runs import checkpoint
   from vit_jax.runs import safe_io
   from vit_jax.runs import workdir
-  from vit_jax.train import step
+  from vit_jax.train import state as state_lib
   from vit_jax.weights import preprocessing
   from vit_jax.weights.formats import export
 
@@ -344,7 +334,7 @@ def write_workdir(
     config = _config(loaded)
     outputs = preprocessing.of_head(preprocess.outputs)
     preprocess = dataclasses.replace(preprocess, outputs=outputs, trunk='')
-  state = step.TrainState(
+  state = state_lib.TrainState(
     jnp.zeros((), jnp.int32),
     loaded.params if whole is None else whole,
     opt_state=None,

@@ -37,7 +37,7 @@ def test_traffic_products_and_sources():
   # The kernel is on the chip: it is not read from memory.
   assert up.bytes == 2 * (128 * 64 + 128 * 32)
   assert up.module == 'blocks_0/mlp/up'
-  assert up.source == '/here/vit_jax/models/mlp.py:57'
+  assert up.source == '/here/vit_jax/models/parts/mlp.py:57'
   assert by_name['copy.1'].bytes == 2 * 2 * 128 * 64
   # A loop counts with all its rounds; each reads one layer of the stack.
   layer = by_name['layer_fusion']

@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope='module', autouse=True)
 def short_blocks():
-  from vit_jax.benchmark import timing
+  from benchmarks import timing
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(timing, 'steps_per_block', lambda *_, **__: 1)

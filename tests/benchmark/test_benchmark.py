@@ -14,15 +14,15 @@ import pytest
 import rates
 import tiny
 
+from benchmarks import compile_part
+from benchmarks import guard
+from benchmarks import measures
+from benchmarks import peers
+from benchmarks import processes
+from benchmarks import report as report_lib
+from benchmarks import setting as setting_lib
+from benchmarks import timing
 from vit_jax import config as config_lib
-from vit_jax.benchmark import compile_part
-from vit_jax.benchmark import guard
-from vit_jax.benchmark import measures
-from vit_jax.benchmark import peers
-from vit_jax.benchmark import processes
-from vit_jax.benchmark import report as report_lib
-from vit_jax.benchmark import setting as setting_lib
-from vit_jax.benchmark import timing
 from vit_jax.parallel import topologies
 
 steps_per_block = timing.steps_per_block
@@ -273,7 +273,7 @@ def test_functions_take_turns():
 @pytest.mark.slow
 def test_the_command_prints_one_json_object():
   result = commands.python(
-    *('-m', 'vit_jax.benchmark', '--parts=infer'),
+    *('-m', 'benchmarks', '--parts=infer'),
     *('--batch_size=4', '--blocks=1'),
   )
   assert result.returncode == 0, result.stderr
@@ -288,7 +288,7 @@ def test_the_command_prints_one_json_object():
 
 def test_parts_that_do_not_go_together():
   for flag in ('--parts=compile', '--hardware=v5e:1x1'):
-    result = commands.python('-m', 'vit_jax.benchmark', flag)
+    result = commands.python('-m', 'benchmarks', flag)
     assert result.returncode == 1 and not result.stdout
     assert '--parts=compile and --hardware=v5e:2x2 go' in result.stderr
 

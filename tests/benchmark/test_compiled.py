@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from benchmarks import compiled
 from vit_jax.ahead import collectives
 from vit_jax.ahead import compiled as compiled_lib
 from vit_jax.ahead import step
-from vit_jax.benchmark import compiled
 from vit_jax.config import UserError
 from vit_jax.parallel import topologies
 

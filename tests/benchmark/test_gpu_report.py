@@ -7,11 +7,11 @@ import types
 import commands
 import pytest
 
-from vit_jax.benchmark import gpu_report
-from vit_jax.benchmark import gpu_rows
-from vit_jax.benchmark import measures
-from vit_jax.benchmark import setting as setting_lib
-from vit_jax.benchmark import timing
+from benchmarks import gpu_report
+from benchmarks import gpu_rows
+from benchmarks import measures
+from benchmarks import setting as setting_lib
+from benchmarks import timing
 
 MODEL = 'ViT-Ti/16'
 
@@ -232,7 +232,7 @@ def test_what_pays_is_what_all_others_get(scan, remat):
 def test_without_a_gpu(tmp_path):
   """One line, before anything is made or measured."""
   result = commands.python(
-    *('-m', 'vit_jax.benchmark.gpu_report'),
+    *('-m', 'benchmarks.gpu_report'),
     *(f'--out={tmp_path / "report"}', '--compile_cache='),
     env=commands.CPU_ENV,
   )

@@ -5,7 +5,7 @@ import json
 import commands
 import pytest
 
-from vit_jax.benchmark import growth_points
+from benchmarks import growth_points
 
 
 def curve(law, values=(1, 2, 4, 8)):
@@ -74,6 +74,6 @@ def test_more_layers_take_more(monkeypatch):
   ],
 )
 def test_what_cannot_be_measured(flag, error):
-  result = commands.python('-m', 'vit_jax.benchmark.growth', flag)
+  result = commands.python('-m', 'benchmarks.growth', flag)
   assert result.returncode == 1
   assert error in result.stderr

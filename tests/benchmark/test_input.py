@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks import input as input_lib
+from benchmarks import input_peers
+from benchmarks import photographs
 from vit_jax import config as config_lib
-from vit_jax.benchmark import input as input_lib
-from vit_jax.benchmark import input_peers
-from vit_jax.benchmark import photographs
 from vit_jax.data.host import decode
 
 FEW = input_lib.Sizes(photographs=4, large=1, small=8, batch=2, epochs=1)

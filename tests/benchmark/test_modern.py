@@ -3,9 +3,9 @@
 import pytest
 import tiny
 
+from benchmarks import modern
+from benchmarks import report as report_lib
 from vit_jax import models
-from vit_jax.benchmark import modern
-from vit_jax.benchmark import report as report_lib
 from vit_jax.config import UserError
 
 
@@ -28,7 +28,7 @@ def test_each_part_is_a_model():
     'experts',
   }
   for changes in parts.values():
-    model = models.with_fields(plain, **changes)
+    model = models.with_keys(plain, **changes)
     assert models.abstract_params(model, (8, 8, 1))
 
 

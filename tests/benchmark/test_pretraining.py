@@ -9,12 +9,12 @@ import pytest
 import rates
 import tiny
 
+from benchmarks import methods
+from benchmarks import pretraining
+from benchmarks import report as report_lib
+from benchmarks import setting as setting_lib
 from vit_jax import config as config_lib
 from vit_jax.ahead import plan
-from vit_jax.benchmark import methods
-from vit_jax.benchmark import pretraining
-from vit_jax.benchmark import report as report_lib
-from vit_jax.benchmark import setting as setting_lib
 
 _OPTIONS = {
   'mae': {'decoder_width': 32, 'decoder_depth': 1, 'decoder_heads': 2},
@@ -105,7 +105,7 @@ def test_a_method_without_a_peer_has_our_figure_alone(monkeypatch):
   assert entry['against'] == 'no package has a training step of dinov2'
   assert 'no package has' in report_lib.table({'train': entry})
   for module in ('torch_library', 'torch_siamese'):
-    monkeypatch.setitem(sys.modules, f'vit_jax.benchmark.peers.{module}', None)
+    monkeypatch.setitem(sys.modules, f'benchmarks.peers.{module}', None)
   entry = pretraining.Bench('mae', config_of('mae'), blocks=1).train()
   assert entry['against'] == 'nothing: pip install torch transformers'
   assert 'ratio' not in entry
@@ -140,7 +140,7 @@ def test_what_is_not_the_same_is_not_timed():
   ],
 )
 def test_flags_that_cannot_work(flags, says):
-  result = commands.python('-m', 'vit_jax.benchmark', *flags)
+  result = commands.python('-m', 'benchmarks', *flags)
   assert result.returncode == 1 and not result.stdout
   (line,) = result.stderr.splitlines()
   assert says in line and line.startswith('error:')

@@ -21,7 +21,8 @@ from vit_jax.config import UserError
 def _commands():
   """Returns all modules that read flags, as `python -m` takes them."""
   found = []
-  for path in sorted((tiny.ROOT / 'vit_jax').rglob('*.py')):
+  packages = (tiny.ROOT / 'vit_jax', tiny.ROOT / 'benchmarks')
+  for path in sorted(path for x in packages for path in x.rglob('*.py')):
     if 'cli.run(main,' in path.read_text():
       name = '.'.join(path.relative_to(tiny.ROOT).with_suffix('').parts)
       found.append(name.removesuffix('.__main__'))
@@ -29,7 +30,7 @@ def _commands():
 
 
 # Processes that others start.
-INTERNAL = {'vit_jax.benchmark.worker'}
+INTERNAL = {'benchmarks.worker'}
 VERB_MODULES = {f'vit_jax.{module}' for module, _ in verbs.VERBS.values()}
 COMMANDS = [[name] for name in _commands() if name not in INTERNAL]
 COMMANDS += [['vit_jax.explore', *verb] for verb in ([], ['data'], ['serve'])]
@@ -37,15 +38,9 @@ COMMANDS += [['vit_jax.explore', *verb] for verb in ([], ['data'], ['serve'])]
 
 def test_commands_are_found():
   names = {name for name, *_ in COMMANDS}
-  for verb in (
-    'main',
-    'predict',
-    'evaluate',
-    'convert',
-    'summary',
-    'benchmark',
-  ):
+  for verb in ('main', 'predict', 'evaluate', 'convert', 'summary'):
     assert f'vit_jax.{verb}' in names
+  assert {'benchmarks', 'benchmarks.growth'} <= names
 
 
 @pytest.mark.parametrize('command', COMMANDS, ids='-'.join)

@@ -136,13 +136,13 @@ def test_a_run_that_was_stopped_between_calls_resumes_to_the_bit(
 ):
   """And with its images in another place."""
 
-  def follow(self, step, *args, follow=monitor.Monitor.follow):
-    follow(self, step, *args)
-    if step == 3:
+  def after_call(self, run, call, after_call=monitor.Monitor.after_call):
+    after_call(self, run, call)
+    if run.step == 3:
       monkeypatch.undo()
       os.kill(os.getpid(), signal.SIGTERM)
 
-  monkeypatch.setattr(monitor.Monitor, 'follow', follow)
+  monkeypatch.setattr(monitor.Monitor, 'after_call', after_call)
   made = tiny.config(**CALLS, **tiny.RANDOM, data__cache='device')
   assert loop.run(made, str(tmp_path)).status == 128 + signal.SIGTERM
   assert os.listdir(tmp_path / 'checkpoints') == ['3']

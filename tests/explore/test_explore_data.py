@@ -22,6 +22,7 @@ from vit_jax.explore import inputs
 from vit_jax.plots import style
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed as fed_lib
+from vit_jax.train import step as step_lib
 
 # On digits, whose batches are of 16.
 MIXED = {
@@ -67,7 +68,8 @@ def model_images(config, step):
       return call(*args, **kwargs)
 
     with nn.intercept_methods(look):
-      e.program.update(state.replace(params=params), batch, step)
+      before = state.replace(params=params)
+      step_lib.train_step(e.program.setup, before, batch, step)
     return seen[0]
 
   # Images do not depend on them.

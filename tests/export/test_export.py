@@ -241,7 +241,7 @@ def test_half_precision(form, tmp_path):
   model = loaded('token')
   half = dataclasses.replace(
     model,
-    model=models.with_fields(model.model, dtype=jnp.bfloat16, remat='full'),
+    model=models.with_keys(model.model, dtype=jnp.bfloat16, remat='full'),
   )
   path = tmp_path / 'half'
   notes = export.write(half, path, form)

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 import vit_jax
-from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import parts
 from vit_jax.weights.files import containers
@@ -223,7 +222,9 @@ def load(
     tokens = {0: 'patches', 1: 'class', model.prefix_length: 'all'}
     if rows - cells not in tokens:
       raise ValueError(f'its {rows} positions are not for images of {size}')
-    model = models.with_fields(model, position_tokens=tokens[rows - cells])
+    first, *others = model.positions
+    first = first.clone(tokens=tokens[rows - cells])
+    model = model.clone(positions=(first, *others))
   return dataclasses.replace(found, model=model, position_size=size)
 
 

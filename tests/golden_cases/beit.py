@@ -16,7 +16,7 @@ from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.data import features
-from vit_jax.models import relative
+from vit_jax.models.parts import relative
 from vit_jax.objectives import beit
 from vit_jax.objectives import block_masks
 from vit_jax.weights import initial

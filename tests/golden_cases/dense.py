@@ -13,13 +13,14 @@ from vit_jax import config as config_lib
 from vit_jax import optim
 from vit_jax.evaluation import segments
 from vit_jax.evaluation import windows
-from vit_jax.models import flat
+from vit_jax.models import keys
 from vit_jax.models import maps
 from vit_jax.models import patches as patches_lib
+from vit_jax.models import registry
 from vit_jax.models import setr as setr_lib
-from vit_jax.models import spec as spec_lib
 from vit_jax.models import trans2seg as trans2seg_lib
 from vit_jax.models import unetr as unetr_lib
+from vit_jax.models.zoo import vit as zoo_vit
 from vit_jax.objectives import pixel_losses
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
@@ -33,9 +34,7 @@ _AUXILIARY_WEIGHT = 0.4
 _TRUNKS = {
   'conv': monai.TRUNK,
   'perceptron': [
-    *tables.torch_dense(
-      'patch_embedding', 'patch_embedding.patch_embeddings.1', inputs=4
-    ),
+    *tables.below(monai.PERCEPTRON, '', 'patch_embedding.'),
     *(x for x in monai.TRUNK if not x.ours.startswith('patch_embedding/')),
   ],
 }
@@ -134,18 +133,18 @@ def setr(kind, case):
 
 def _unetr(dims):
   """Returns a trunk and a decoder with the dimensions of a case."""
-  trunk = flat.ViT(
-    0,
-    hidden_size=dims['hidden_size'],
-    mlp_dim=dims['mlp_dim'],
-    num_heads=dims['num_heads'],
-    depth=dims['num_layers'],
-    patch_size=(dims['patch_size'],) * 3,
-    pool='gap',
-    qkv_bias=dims['qkv_bias'],
-    gelu='exact',
-    layer_norm_epsilon=dims['layer_norm_eps'],
-  ).parts()
+  trunk = keys.build(
+    {
+      'num_classes': 0,
+      'depth': dims['num_layers'],
+      'patch_size': (dims['patch_size'],) * 3,
+      'pool': 'mean',
+      'attention': f'attention(qkv_bias={dims["qkv_bias"]})',
+      'mlp': "mlp(gelu='exact')",
+      'layer_norm_epsilon': dims['layer_norm_eps'],
+      **{key: dims[key] for key in ('hidden_size', 'mlp_dim', 'num_heads')},
+    }
+  )
   decoder = unetr_lib.UNETR(dims['out_channels'], dims['feature_size'])
   return trunk, decoder
 
@@ -198,15 +197,17 @@ def _exactly(name):
 def patch_perceptron(case):
   """A patch embedding of volumes, stored as a dense layer."""
   volume, dims = jnp.asarray(case.inputs['volume']), case.dims
-  trunk = flat.ViT(
-    0,
-    hidden_size=dims['hidden_size'],
-    mlp_dim=dims['hidden_size'],
-    num_heads=dims['num_heads'],
-    depth=1,
-    patch_size=tuple(dims['patch_size']),
-    pool='gap',
-  ).parts()
+  trunk = keys.build(
+    {
+      'num_classes': 0,
+      'hidden_size': dims['hidden_size'],
+      'mlp_dim': dims['hidden_size'],
+      'num_heads': dims['num_heads'],
+      'depth': 1,
+      'patch_size': tuple(dims['patch_size']),
+      'pool': 'mean',
+    }
+  )
   abstract = jax.eval_shape(trunk.init, jax.random.key(0), volume)['params']
   names = ('patch_embedding', 'position_embedding')
   with containers.open_arrays(case.weights) as arrays:
@@ -280,7 +281,7 @@ def _unetr_counts(size, channels, classes, features, hidden, mlp):
 def _setr_counts(kind, size, classes, convs):
   """Numbers of a SETR's parameters, by head."""
   module = setr_lib.SETR(kind, classes, auxiliary_convs=convs)
-  width = flat.SIZES[size]['hidden_size']
+  width = zoo_vit.SIZES[size]['hidden_size']
   levels = [jax.ShapeDtypeStruct((1, 2, 2, width), jnp.float32)] * 4
   params = jax.eval_shape(module.init, jax.random.key(0), levels)['params']
   others = sorted(k for k in params if k.startswith('auxiliary'))
@@ -560,16 +561,15 @@ def trans2seg(case):
   """Masks in evaluation and in training, and the maps of each layer."""
   dims = case.dims
   deep, fine = (jnp.asarray(case.inputs[k]) for k in ('c4', 'c1'))
-  spec = spec_lib.EncoderSpec(
+  module = registry.build_model(
+    trans2seg_lib.Trans2Seg,
     hidden_size=dims['embed_dim'],
     mlp_dim=int(dims['embed_dim'] * dims['mlp_ratio']),
     depth=dims['depth'],
     num_heads=dims['num_heads'],
-    qkv_bias=False,
-    gelu='exact',
-    layer_norm_epsilon=1e-5,
+    num_classes=dims['classes'],
+    channels=dims['hid_dim'],
   )
-  module = trans2seg_lib.Trans2Seg(spec, dims['classes'], dims['hid_dim'])
   params = _read(case, trans2seg_names.RULES, module, deep, fine)
   found = module.apply({'params': params}, deep, fine)
   size = case.expected['masks_resized'].shape

@@ -138,7 +138,7 @@ def _table_gradients(objective, params, image, drawn):
 
   b, k = drawn.kept.shape
   n = drawn.places.shape[1]
-  widths = objective.model.hidden_size, objective.decoder.spec.hidden_size
+  widths = objective.model.hidden_size, objective.decoder.hidden_size
   seen, whole = jax.jit(jax.grad(loss))(
     [jnp.zeros((b, 1 + k, widths[0])), jnp.zeros((1, 1 + n, widths[1]))]
   )

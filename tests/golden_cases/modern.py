@@ -11,18 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 import golden_cases
-from vit_jax import models
 from vit_jax import weights
 from vit_jax.data import naflex as naflex_lib
 from vit_jax.models import block
 from vit_jax.models import dropout
-from vit_jax.models import experts
-from vit_jax.models import merging
-from vit_jax.models import mlp
-from vit_jax.models import pooling
-from vit_jax.models import rotary
 from vit_jax.models import values
 from vit_jax.models.context import Context
+from vit_jax.models.parts import experts
+from vit_jax.models.parts import merging
+from vit_jax.models.parts import mlp
+from vit_jax.models.parts import pooling
+from vit_jax.models.parts import rotary
 from vit_jax.objectives import mae
 from vit_jax.weights import resize
 from vit_jax.weights.files import containers
@@ -43,7 +42,7 @@ def _load(
 def _pool(case: golden_cases.Case) -> str:
   """Returns the pool of a case, whose norm may follow it."""
   assert case.weights is not None
-  pool = {'avg': 'mean', 'token': 'token', 'map': 'map'}[
+  pool = {'avg': 'mean', 'token': 'token', 'map': "map(gelu='exact')"}[
     case.dims['global_pool']
   ]
   with containers.open_arrays(case.weights) as arrays:
@@ -473,13 +472,10 @@ def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
   for i, grid in enumerate(grids):
     image = given[f'image_{i}']
     count = int(grid.prod())
-    cut, size = naflex_lib.padded(
-      image, models.flattened(model).patch_size, count
-    )
+    patch = model.patches.patch_size
+    cut, size = naflex_lib.padded(image, patch, count)
     assert size == tuple(grid)
-    padded, _ = naflex_lib.padded(
-      image, models.flattened(model).patch_size, len(patches[i])
-    )
+    padded, _ = naflex_lib.padded(image, patch, len(patches[i]))
     np.testing.assert_allclose(padded, patches[i], atol=1e-6)
     answers[f'logits_single_{i}'] = model.apply(
       own, cut[None], grids=grid[None]

@@ -9,10 +9,10 @@ import numpy as np
 
 import golden_cases
 from vit_jax import weights
-from vit_jax.models import mlp
-from vit_jax.models import rotary as rotary_lib
 from vit_jax.models import vit as vit_lib
 from vit_jax.models.context import Context
+from vit_jax.models.parts import mlp
+from vit_jax.models.parts import rotary as rotary_lib
 from vit_jax.weights import features
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import tables

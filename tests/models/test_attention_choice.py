@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from vit_jax import models
+from vit_jax.models import attention
 from vit_jax.models import context as context_lib
-from vit_jax.models import kernels
-from vit_jax.models import spec as spec_lib
+from vit_jax.models.parts import kernels
 
 FIELDS = {'hidden_size': 128, 'num_heads': 2, 'mlp_dim': 32, 'depth': 2}
 KERNEL = 'tpu_custom_call'
@@ -104,10 +104,8 @@ def test_more_tokens_fit_where_a_chip_has_more_memory(
   kind, tokens, expected, on
 ):
   on('tpu')
-  spec = spec_lib.EncoderSpec(
-    hidden_size=768, num_heads=12, mlp_dim=32, depth=1, dtype=jnp.bfloat16
-  )
-  layer, context = spec.attention_part(), context_lib.Context()
+  layer = attention.Attention(12, dtype=jnp.bfloat16)
+  context = context_lib.Context()
   x = jax.ShapeDtypeStruct((2, tokens, 768), jnp.bfloat16)
   with tpu(kind):
     variables = jax.eval_shape(

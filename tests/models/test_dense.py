@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models import flat
+from vit_jax.models import keys
 from vit_jax.models import layouts
 from vit_jax.models import maps
+from vit_jax.models import registry
 from vit_jax.models import setr
-from vit_jax.models import spec as spec_lib
 from vit_jax.models import trans2seg
 from vit_jax.models import unetr
 from vit_jax.weights.formats import mmseg
@@ -21,16 +21,11 @@ from vit_jax.weights.formats import monai
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import trans2seg as trans2seg_names
 
-SPEC = spec_lib.EncoderSpec(
-  hidden_size=8, mlp_dim=16, depth=2, num_heads=2, qkv_bias=False
-)
-
 
 def trunk_of(**fields):
   sizes = {'hidden_size': 8, 'mlp_dim': 16, 'num_heads': 2, 'depth': 3}
-  return flat.ViT(
-    0, pool='mean', **{'patch_size': (2, 2), **sizes, **fields}
-  ).parts()
+  plain = {'num_classes': 0, 'pool': 'mean', 'patch_size': (2, 2)}
+  return keys.build(plain | sizes | fields)
 
 
 def fresh(module, *args, **kwargs):
@@ -127,7 +122,10 @@ def test_unetr_there_and_back():
 @pytest.mark.slow
 def test_trans2seg_there_and_back():
   deep, fine = jnp.ones((2, 2, 3, 6)), jnp.ones((2, 4, 6, 5))
-  module = trans2seg.Trans2Seg(SPEC, 3, channels=4)
+  sizes = {'hidden_size': 8, 'mlp_dim': 16, 'depth': 2, 'num_heads': 2}
+  module = registry.build_model(
+    trans2seg.Trans2Seg, num_classes=3, channels=4, **sizes
+  )
   params = fresh(module, deep, fine)
   found = jax.jit(module.apply)({'params': params}, deep, fine)
   assert found['logits'].shape == (2, 4, 6, 3)

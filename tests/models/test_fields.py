@@ -1,7 +1,5 @@
 """What fields of models say of themselves."""
 
-import dataclasses
-import pathlib
 import re
 import typing
 
@@ -11,13 +9,14 @@ import pytest
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.config import keys
+from vit_jax.models import encoder
 from vit_jax.models import fields
-from vit_jax.models import flat
 from vit_jax.models import mixer
-from vit_jax.models import spec
+from vit_jax.models import vit
 from vit_jax.weights.formats import foreign
 
-FAMILIES = typing.get_args(models.Flat)
+# Families that are no ViT.
+FAMILIES = typing.get_args(models.Model)[1:]
 
 # Fields that name a part.
 NAMED = ('block', 'attention', 'mlp', 'positions', 'patches')
@@ -26,32 +25,29 @@ NAMED = ('block', 'attention', 'mlp', 'positions', 'patches')
 def test_the_config_has_a_key_for_each_field():
   """Or an option in the name; `dtype` is config.train.dtype."""
   assert {*config_lib.default().model} == {'name', *models.KEYS}
-  for module in FAMILIES[1:]:
+  for module in FAMILIES:
     options = {*models.family_options(module), 'dtype'}
     assert {*fields.of(module)} - options <= {*models.KEYS}
 
 
 def test_a_resumed_run_may_change_how_a_model_is_computed():
+  for key in models.KEYS:
+    is_resumable = re.fullmatch(keys.RESUMABLE_KEYS, f'model.{key}')
+    assert bool(is_resumable) == (key in models.EXECUTION), key
   for module in FAMILIES:
-    for name, field in fields.of(module).items():
-      if name in models.KEYS:
-        is_resumable = re.fullmatch(keys.RESUMABLE_KEYS, f'model.{name}')
-        is_execution = field.kind == fields.Kind.EXECUTION
-        assert bool(is_resumable) == is_execution, name
+    names = fields.of_kind(module, fields.Kind.EXECUTION)
+    assert {*names} <= {*models.EXECUTION}
 
 
 def test_kinds():
   assert fields.of_kind(mixer.Mixer, fields.Kind.SIZE) == [
     'hidden_size',
-    'mlp_dim',
     'depth',
-    'tokens_mlp_dim',
   ]
-  assert fields.of_kind(flat.ViT, fields.Kind.EXECUTION) == [
+  assert fields.of_kind(vit.ViT, fields.Kind.EXECUTION) == [
     'scan',
     'remat',
     'dtype',
-    'attention_implementation',
   ]
   assert set(foreign.UNSEEN) == {
     'num_heads',
@@ -78,37 +74,11 @@ def test_kinds():
 
 
 def test_a_field_must_say_what_it_is():
-  @dataclasses.dataclass
-  class Spec(spec.LayerSpec):
+  class Unsaid(encoder.Encoder):
     unsaid: bool = False
 
-  with pytest.raises(TypeError, match=r'Spec\.unsaid does not say what it is'):
-    fields.of(Spec)
-
-
-def test_layers_are_given_the_fields_of_their_model():
-  model = models.create_model(
-    'ViT-Ti/4', depth=3, attention='attention(qk_norm=True)'
-  )
-  layers = spec.EncoderSpec.take(models.flattened(model))
-  assert (layers.depth, layers.qk_norm, layers.num_heads) == (3, True, 3)
-  other = models.flattened(model.clone(num_classes=7))
-  assert hash(layers) == hash(spec.EncoderSpec.take(other))
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    layers.depth = 4
-
-
-@pytest.mark.parametrize('name', ['google', 'huggingface'])
-def test_formats_know_all_fields_that_change_the_function(name):
-  """One that they did not know would be lost without a word."""
-  folder = pathlib.Path(foreign.__file__).parent
-  code = ''.join(path.read_text() for path in folder.glob(f'{name}*.py'))
-  if 'uncommon.parts(model)' in code:
-    code += (folder / 'uncommon.py').read_text()
-  for field in fields.of_kind(flat.ViT, fields.Kind.FUNCTION):
-    if field in NAMED:
-      continue  # no format of others stores them, see tests/test_own_parts.py
-    assert f'model.{field}' in code, field
+  with pytest.raises(TypeError, match=r'Unsaid\.unsaid does not say what it'):
+    fields.of(Unsaid)
 
 
 class Still(nn.Module):
@@ -116,6 +86,18 @@ class Still(nn.Module):
 
   def __call__(self, x, context):
     return x
+
+
+class Wide(Still):
+  """One that must be as wide as nothing else here."""
+
+  def check_model(self, model):
+    raise ValueError(f'a width of {model.hidden_size} is too small')
+
+
+def test_a_part_of_ones_own_may_refuse_others():
+  with pytest.raises(ValueError, match='a width of 192 is too small'):
+    models.create_model('ViT-Ti/4', 3, block=f'{__name__}:Wide')
 
 
 def test_a_model_with_a_block_of_ones_own_has_keys():

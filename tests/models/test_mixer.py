@@ -10,6 +10,7 @@ import pytest
 
 from vit_jax.models import layouts
 from vit_jax.models import mixer
+from vit_jax.models import registry
 
 
 def tiny(**overrides):
@@ -22,7 +23,7 @@ def tiny(**overrides):
     'depth': 3,
     'initializers': 'lecun',  # a head of zeros would make all models equal
   }
-  return mixer.Mixer(**(fields | overrides))
+  return registry.build_model(mixer.Mixer, **(fields | overrides))
 
 
 @functools.cache

@@ -356,7 +356,7 @@ def test_sincos2d_is_separable_and_unit_circles():
 )
 def test_bfloat16_computes_with_float32_parameters(name, gelu):
   params, images = example(name)
-  fields = {'gelu': gelu} if name == MIXER else {'mlp': f"mlp(gelu='{gelu}')"}
+  fields = {'mlp': f"mlp(gelu='{gelu}')"}
   model = tiny(name, dtype=jnp.bfloat16, **fields)
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
   logits, state = apply(model, params, images, mutable=('intermediates',))
@@ -496,7 +496,29 @@ GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
       }
       | GELU,
     ),
-    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', {'gelu': 'exact'}),
+    (
+      'beit_base_patch16_224',
+      'ViT-B/16',
+      {
+        'positions': 'relative_bias(shared=False)',
+        'block': 'block(layer_scale=0.1)',
+        'attention': 'attention(key_bias=False)',
+        'pool': 'mean(norm_after=True)',
+        'class_token': True,
+      }
+      | GELU,
+    ),
+    (
+      'vit_large_patch14_clip_quickgelu_224.openai',
+      'ViT-L/14',
+      {
+        'patches': 'patches(bias=False)',
+        'mlp': "mlp(gelu='sigmoid')",
+        'pre_norm': True,
+        'layer_norm_epsilon': 1e-5,
+      },
+    ),
+    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', GELU),
     ('resnetv2_101x3_bit.goog_in21k', 'BiT-R101x3', {}),
     ('google/vit-large-patch32-384', 'ViT-L/32', HUGGINGFACE),
     ('hf:google/vit-base-patch16-224-in21k', 'ViT-B/16', HUGGINGFACE),
@@ -524,8 +546,8 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
   assert models.create_model(name, 7) == expected
   config = config_lib.default().model
   config.name, config.dropout_rate = name, 0.5
-  if 'dropout_rate' in models.fields_of(expected):
-    expected = models.with_fields(expected, dropout_rate=0.5)
+  if hasattr(expected, 'dropout_rate'):
+    expected = models.with_keys(expected, dropout_rate=0.5)
   else:
     config.dropout_rate = None
   assert models.from_config(config, 7) == expected
@@ -536,11 +558,11 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
   [
     ('ViT-X/16', {}, "did you mean 'ViT-"),
     ('ViT-B', {}, 'ViT-B'),
-    ('vit_base_patch16_clip_224', {}, "load('hf:timm/vit_base_patch16_clip_"),
+    ('vit_base_patch16_rpn_224', {}, "load('hf:timm/vit_base_patch16_rpn_"),
     ('openai/clip-vit-base', {}, "vit_jax.load('hf:openai/clip-vit-base')"),
     ('ViT-Ti/4', {'n_heads': 3}, "did you mean 'num_heads'"),
     ('ViT-Ti/4', {'num_heads': 5}, 'num_heads=5 does not divide'),
-    ('ViT-Ti/4', {'pool': 'cls'}, 'token, mean, map, token_and_mean, or'),
+    ('ViT-Ti/4', {'pool': 'cls'}, 'token, mean, map, token_and_mean; or'),
     ('ViT-Ti/4', {'depth': 0}, 'depth is 0'),
     ('ViT-Ti/4', {'dropout_rate': 1.0}, 'dropout_rate is 1.0'),
     ('ViT-Ti/4', {'remat': 'some'}, 'dots_saveable'),

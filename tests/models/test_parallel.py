@@ -44,19 +44,16 @@ def seen(model, params):
 def test_an_mlp_beside_attention_is_one_sum():
   """As equation 1 of ViT-22B, times LayerScale."""
   model, params = make(block='parallel(layer_scale=1.0)')
-  layer, spec = params['blocks_0'], models.flattened(model)
+  layer, block = params['blocks_0'], model.block
   assert layer.keys() == {'norm1', 'attention', 'mlp', 'layer_scale1'}
   # Without its sum the layer returns what it is given.
   off = layer | {'layer_scale1': jnp.zeros_like(layer['layer_scale1'])}
   x = seen(model, params | {'blocks_0': off})
-  y = spec.layer_norm('norm').apply({'params': layer['norm1']}, x)
-  attend, transform, context = (
-    spec.attention_part(),
-    spec.mlp_part(),
-    context_lib.Context(),
-  )
-  added = compiled.apply(attend, {'params': layer['attention']}, y, context)
-  added += compiled.apply(transform, {'params': layer['mlp']}, y, context)
+  y = model.norm.apply({'params': layer['norm1']}, x)
+  context = context_lib.Context()
+  attention, mlp = ({'params': layer[x]} for x in ('attention', 'mlp'))
+  added = compiled.apply(block.attention, attention, y, context)
+  added += compiled.apply(block.mlp, mlp, y, context)
   expected = x + added * layer['layer_scale1']
   np.testing.assert_allclose(seen(model, params), expected, atol=1e-5)
 
@@ -162,7 +159,7 @@ def test_tensor_parallelism_splits_all_products(fields):
 @pytest.mark.parametrize(
   'fields,message',
   [
-    ({'block': 'branches(2)', 'mlp': 'experts(2)'}, 'not go with experts'),
+    ({'block': 'branches(2)', 'mlp': 'experts(2)'}, 'not go with mlp=.experts'),
     (
       {
         'block': 'branches(2)',

@@ -13,12 +13,12 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax.models import attention
 from vit_jax.models import block as block_lib
-from vit_jax.models import experts
 from vit_jax.models import fields
-from vit_jax.models import norms
 from vit_jax.models import registry
 from vit_jax.models import vit
 from vit_jax.models.context import Context
+from vit_jax.models.parts import experts
+from vit_jax.models.parts import norms
 
 VALUES = {
   'num_heads': 4,
@@ -333,7 +333,7 @@ def test_the_list_has_all_parts():
     assert {*entry.options} == {*fields.of(type(part))}
   swiglu = next(x for x in listed if x.name == 'swiglu')
   assert swiglu.options['hidden_dim'] == 'config.model.mlp_dim'
-  assert swiglu.options['gelu'] == repr(block_lib.Mlp(1).gelu)
+  assert swiglu.options['bias'] == repr(block_lib.Mlp(1).bias)
   assert swiglu.options['dtype'] == 'config.train.dtype'
   assert swiglu.sources == ('2002.05202',)
   with pytest.raises(config_lib.UserError, match="did you mean 'mlp'"):

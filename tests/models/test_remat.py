@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from vit_jax import models
+from vit_jax.models import attention
+from vit_jax.models import block
 from vit_jax.models import context as context_lib
 from vit_jax.models import dropout
-from vit_jax.models import kernels
-from vit_jax.models import spec as spec_lib
+from vit_jax.models.parts import kernels
 
 FIELDS = {'hidden_size': 32, 'mlp_dim': 48, 'num_heads': 4, 'depth': 1}
 
@@ -34,8 +35,7 @@ def test_gpus_keep_the_order_of_tokens(
   platform, implementation, is_kept, any_version, monkeypatch
 ):
   """The constraint is in the program, and in that of the gradient."""
-  spec = spec_lib.EncoderSpec(**FIELDS, attention_implementation=implementation)
-  part = spec.attention_part()
+  part = attention.Attention(4, implementation=implementation)
 
   def loss(x):
     return (kernels.row_major(x, part) ** 2).sum()
@@ -85,7 +85,7 @@ def test_each_layer_keeps_the_order(version, monkeypatch):
 def test_remat_of_activations_keeps_their_arguments_and_results(capsys):
   """And nothing else that is as wide as the MLP."""
   for remat in ('none', 'activations'):
-    mlp = spec_lib.EncoderSpec(**FIELDS, dropout_rate=0.1).mlp_part()
+    mlp = block.Mlp(48, dropout_rate=0.1)
     x = jnp.ones((2, 5, 32))
     params = mlp.init(jax.random.key(0), x, context_lib.Context())
     key = dropout.DropoutKey(jax.random.key(1), jnp.arange(2))

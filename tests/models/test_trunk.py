@@ -9,9 +9,9 @@ import pytest
 from vit_jax import models
 from vit_jax.data import naflex
 from vit_jax.models import embedding
-from vit_jax.models import flat
+from vit_jax.models import keys
 from vit_jax.models import registry
-from vit_jax.models import relative
+from vit_jax.models.parts import relative
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
 TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 2}
@@ -147,7 +147,7 @@ def test_what_is_behind_the_last_patch_is_left_out():
     make()[0].apply({'params': params}, wider)
   with pytest.raises(ValueError, match='3 x 20, is not a multiple'):
     compiled.apply(model, {'params': params}, IMAGES[:, :3])
-  with pytest.raises(ValueError, match='resnet_stages pad'):
+  with pytest.raises(ValueError, match='convolutions pad'):
     models.create_model('R+ViT-Ti/16', 0, patches='hybrid(crop=True)')
 
 
@@ -166,6 +166,7 @@ def test_fixed_positions(kind):
 
 
 NAFLEX = {
+  'num_classes': 0,
   'patch_size': (2, 2),
   'hidden_size': 8,
   'mlp_dim': 16,
@@ -185,7 +186,7 @@ NAFLEX = {
 )
 def test_images_of_different_shapes(fields):
   """Padding changes nothing; a square of the own grid is a plain image."""
-  model = flat.ViT(0, **NAFLEX | fields).parts()
+  model = keys.build(NAFLEX | fields)
   rng = np.random.default_rng(0)
   square, wide = (rng.normal(size=(1, *x, 3)) for x in ((6, 6), (4, 10)))
   params = compiled.init(model, jax.random.key(0), square)['params']
@@ -208,7 +209,7 @@ def test_images_of_different_shapes(fields):
 
 
 def test_only_learned_positions_are_resized_for_each_image():
-  model = flat.ViT(0, positions='none', pool='mean', **NAFLEX).parts()
+  model = keys.build(NAFLEX | {'positions': 'none', 'pool': 'mean'})
   patches, grids = np.zeros((1, 4, 12)), np.array([[2, 2]])
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
@@ -216,7 +217,7 @@ def test_only_learned_positions_are_resized_for_each_image():
   assert compiled.apply(
     model, {'params': params}, patches, grids=grids
   ).shape == (1, 8)
-  model = models.with_fields(model, positions='learned + rope')
+  model = models.with_keys(model, positions='learned + rope')
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
   ]
@@ -234,7 +235,7 @@ def test_only_learned_positions_are_resized_for_each_image():
 )
 def test_packing_changes_no_answer(fields):
   """Neither other images of a sequence, nor padding, nor their order."""
-  model = flat.ViT(0, **NAFLEX | fields).parts()
+  model = keys.build(NAFLEX | fields)
   rng = np.random.default_rng(0)
   grids = [(2, 3), (3, 3), (1, 4), (4, 1), (2, 2)]
   images = [rng.normal(size=(2 * h, 2 * w, 3)) for h, w in grids]
@@ -274,7 +275,7 @@ def test_what_cannot_be_packed():
     ({'pool': 'token'}, 'class_token'),
     ({'mlp': 'experts(2)', 'pool': 'mean'}, 'experts'),
   ):
-    model = flat.ViT(0, **NAFLEX | fields).parts()
+    model = keys.build(NAFLEX | fields)
     params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
       'params'
     ]

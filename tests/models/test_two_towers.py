@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from vit_jax import models
+from vit_jax.models import fields
 from vit_jax.models import layouts
+from vit_jax.models import registry
 from vit_jax.models import text
 from vit_jax.models import two_towers
 
@@ -15,8 +17,10 @@ _SMALL = {'hidden_size': 12, 'mlp_dim': 24, 'num_heads': 3, 'depth': 2}
 _TOKENS = jnp.array([[4, 1, 2, 9, 0, 0], [3, 5, 9, 0, 0, 0]])
 
 
-def _tower(**fields):
-  model = text.TextTower(vocabulary=10, length=6, **(_SMALL | fields))
+def _tower(**values):
+  model = registry.build_model(
+    text.TextTower, vocabulary=10, length=6, **(_SMALL | values)
+  )
   params = compiled.init(model, jax.random.key(0), _TOKENS)['params']
   return model, params
 
@@ -54,7 +58,7 @@ def test_tokens_that_are_not_attended_to(how):
   model, params = _tower(pool='first', attention_implementation=how)
   one, two = (_features(model, params, x, attended) for x in (_TOKENS, other))
   np.testing.assert_allclose(one, two, atol=1e-6)
-  plain = models.with_fields(model, attention_implementation='plain')
+  plain = models.with_kernel(model, 'plain')
   expected = _features(plain, params, _TOKENS, attended)
   np.testing.assert_allclose(one, expected, atol=1e-5)
   assert not np.allclose(one, _features(model, params, _TOKENS), atol=1e-3)
@@ -67,6 +71,16 @@ def test_scanned_is_the_same():
   expected = _features(model, params, _TOKENS)
   np.testing.assert_allclose(found, expected, atol=1e-6)
   assert expected.shape == (2, 5)
+
+
+def test_a_tower_is_made_of_the_options_of_its_parts():
+  model, _ = _tower(causal=True, gelu='sigmoid', layer_norm_epsilon=1e-5)
+  assert model.block.attention.causal and model.block.mlp.gelu == 'sigmoid'
+  assert model.norm.epsilon == model.block.norm.epsilon == 1e-5
+  values = registry.values_of(model)
+  assert registry.build_model(text.TextTower, **values) == model
+  with pytest.raises(fields.UnknownFieldError, match="did you mean 'gelu'"):
+    _tower(gelo='exact')
 
 
 def test_a_text_that_is_too_long():

@@ -11,7 +11,6 @@ import tiny
 
 import vit_jax
 from vit_jax import convert
-from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data import sources
 from vit_jax.models import embedding
@@ -162,7 +161,7 @@ def test_the_trunk_is_loaded_and_continues(finished, tmp_path):
   config.init_from.path = str(finished)
   assert loop.run(config, str(tmp_path)).status == 0
   tuned = vit_jax.load(tmp_path)
-  assert models.flattened(tuned.model).relative_positions == 'layers'
+  assert not tuned.model.positions[0].shared
   assert tuned.params['blocks_0']['attention']['relative_position_bias'].any()
 
 

@@ -13,7 +13,6 @@ import tiny
 
 import vit_jax
 from vit_jax import evaluate
-from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.objectives import flexible
 from vit_jax.rerun import replay
@@ -59,7 +58,7 @@ def test_a_step_draws_one_size_from_seed_and_step():
 def test_the_parameters_are_resized_as_on_loading(finished):
   """And as the paper: by the pseudo-inverse, and linearly."""
   vit = vit_jax.load(finished)
-  assert models.flattened(vit.model).patch_size == (2, 2)
+  assert vit.model.patches.patch_size == (2, 2)
   images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype('f')
   for size in ((2, 4), (4, 4)):
     other = vit.adapted(patch_size=size)

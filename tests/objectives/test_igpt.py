@@ -43,7 +43,6 @@ FIELDS = {
   'mlp_dim': 32,
   'num_heads': 2,
   'depth': 3,
-  'colours': 8,
   'initializers': 'lecun',
 }
 
@@ -65,7 +64,8 @@ def images():
 
 
 def model_of(size=(4, 4), **fields):
-  model = models.create_model('iGPT-S', 0, **FIELDS | fields)
+  name = 'iGPT-S(colours=8)'
+  model = models.create_model(name, 0, **FIELDS | fields)
   return model, models.init_params(model, jax.random.key(0), (*size, 3))
 
 
@@ -152,8 +152,13 @@ def test_a_pixel_depends_on_those_before_it():
   [
     {},
     {'scan': True, 'remat': 'full'},
-    {'qk_norm': True, 'layer_scale': 0.5, 'gated_mlp': True, 'norm': 'layer'},
-    {'gated_mlp': True, 'gate': 'gelu', 'dense_bias': False},
+    {
+      'attention': 'attention(qk_norm=True)',
+      'block': 'block(layer_scale=0.5)',
+      'mlp': 'swiglu',
+      'norm': 'layer_norm',
+    },
+    {'attention': 'attention(out_bias=False)', 'mlp': 'geglu(bias=False)'},
   ],
   ids=['plain', 'scanned', 'other layers', 'another gate'],
 )
@@ -260,9 +265,12 @@ def test_files_of_transformers_are_the_same_model(finished, images, tmp_path):
     (named(colours=999), 'have only 17: set colours=17 in its brackets'),
     (named(has_clusters=False), 'learns from images: leave it out'),
     (named(feature_layer=3), 'it must be at most the depth, 2'),
-    (named(causal=False), 'leave causal at True'),
-    (named(relative_positions='shared'), 'knows no distances'),
-    (named(rotary='eva02'), 'has learned positions alone'),
+    (
+      {'model__attention': 'attention(causal=False)'},
+      'leave causal at True',
+    ),
+    ({'model__positions': 'relative_bias'}, "has no field 'positions'"),
+    ({'model__block': 'parallel'}, "of an iGPT are of the kind 'block'"),
     ({'objective__options__palette': '00 7f'}, 'has 2 colours, but'),
     ({'objective__options__palette': '00 7f zz ff'}, 'write each colour as'),
   ],
@@ -281,7 +289,7 @@ def test_recipes_are_those_of_the_paper():
   for size, rate in rates.items():
     config = config_lib.load(f'{tiny.ROOT}/configs/igpt_i1k.py:{size}')
     model = models.from_config(config.model, 0)
-    found = model.depth, model.hidden_size, model.num_heads
+    found = model.depth, model.hidden_size, model.block.attention.num_heads
     assert found == sizes[size] and model.colours == 512
     assert config.optim.learning_rate == rate
     assert config.train.batch_size == 128

@@ -194,7 +194,7 @@ def test_mistakes_get_one_line(overrides, message):
   config = tiny.config(**overrides)
   with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
     experiment_lib.check(config)
-    experiment_lib.build(config).program.update  # noqa: B018
+    experiment_lib.build(config).program.setup  # noqa: B018
 
 
 def test_unknown_options_are_refused():

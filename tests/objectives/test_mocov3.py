@@ -121,7 +121,7 @@ def published(finished, path):
 
   e = experiment_lib.build(config(init_from__path=str(finished)))
   params = jax.device_get(e.init().params)
-  model = models.with_fields(e.program.objective.model, positions='learned')
+  model = models.with_keys(e.program.objective.model, positions='learned')
   positions = {'position_embedding': np.zeros((1, 5, 16), np.float32)}
   trunk = params['trunk'] | positions
   arrays = {
@@ -183,7 +183,7 @@ def test_mistakes_get_one_line(overrides, options, message):
   wrong.objective.options.update(options)
   with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
     experiment_lib.check(wrong)
-    experiment_lib.build(wrong).program.update  # noqa: B018
+    experiment_lib.build(wrong).program.setup  # noqa: B018
 
 
 @pytest.mark.parametrize('size', ['S/16', 'B/16'])

@@ -216,4 +216,4 @@ def test_mistakes_get_one_line(options, overrides, message):
   with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
     experiment_lib.check(config)
     program = experiment_lib.build(config).program
-    _ = program.update
+    _ = program.setup

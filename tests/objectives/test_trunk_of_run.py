@@ -170,12 +170,12 @@ OTHER_INIT = (
       r'self\.model is a WindowViT, but config.model builds a ViT',
     ),
     (
-      '    self.model = models.with_fields(self.model, pool="token")\n',
+      '    self.model = models.with_keys(self.model, pool="token")\n',
       r"is a ViT with pool='token', but .*: set config\.model\.pool='token'",
     ),
     (
-      '    self.model = models.with_fields(self.model, merge=1)\n',
-      r'is a ViT with merge=1, but config.model builds one with merge=0, which',
+      '    self.model = models.with_keys(self.model, block="merging(1)")\n',
+      r"is a ViT with block='merging.merge=1.', but .* with block='block'",
     ),
     (
       '    self.model = self.model.clone(num_classes=7)\n',

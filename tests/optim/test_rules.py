@@ -27,7 +27,7 @@ from vit_jax.optim import rules as rules_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import flops
 from vit_jax.train import loop
-from vit_jax.train import step as step_lib
+from vit_jax.train import state as state_lib
 
 UserError = config_lib.UserError
 
@@ -97,7 +97,7 @@ def masked_step():
   e = build()
   objective = e.program.objective
   augment = views.train_transform(e.config, e.source.features)
-  _, key = step_lib.seed_keys(e.config.seed)
+  _, key = state_lib.seed_keys(e.config.seed)
   optimizer = optax.chain(
     optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9)
   )

@@ -193,7 +193,7 @@ def place(params, mesh, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', models.NAMES)
+@pytest.mark.parametrize('name', models.list_models())
 def test_default_rules_know_every_model(name):
   """What is large is split by fsdp, and heads and MLPs by tensor."""
   scans = (False,) if name.startswith('BiT') else (False, True)

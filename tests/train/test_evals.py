@@ -196,7 +196,7 @@ def test_one_result_however_it_is_computed(how):
     e = experiment_lib.build(config(one, **overrides)).cached()
     with monitor.Stop() as stop, watch_lib.Watch(0, None) as watch:
       context = evaluations_lib.TrainContext(
-        e, e.init().eval_params, stop, watch
+        e, e.program, e.init().eval_params, stop, watch
       )
       return e, context.embed(SPLITS['train_split'])
 

@@ -29,7 +29,7 @@ def fastest_step(config):
       signals = mesh_lib.on_each_device(0, experiment.program.mesh)
       jax.block_until_ready((state, batch, signals))
       start = time.perf_counter()
-      state, metrics = experiment.step_function(step)(
+      state, metrics = experiment.program.variant(step).train_step(
         state, batch, np.int32(step), signals
       )
       jax.block_until_ready((state, metrics))

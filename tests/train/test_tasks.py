@@ -47,7 +47,7 @@ def run_steps(experiment, steps, state=None, start=0):
   found = []
   with experiment.train_batches(start) as batches:
     for step in range(start, start + steps):
-      run = experiment.step_function(step)
+      run = experiment.program.variant(step).train_step
       state, metrics = run(state, next(batches), np.int32(step))
       found.append({k: float(x) for k, x in metrics.items()})
   return jax.device_get(state), found
@@ -141,12 +141,16 @@ def test_the_log_has_each_task_in_each_interval(tmp_path):
   )
   config.tasks.one.weight = 5.0
   e = tasks.build(config)
+
+  def label(step):
+    return e.program.variant(step - 1).label
+
   logged = [step for step in range(1, 25) if e.log_due(step)]
   for interval in range(4):
     inside = range(max(1, 6 * interval), 6 * interval + 6)
-    there = {e.task_of(step) for step in inside}
-    assert {e.task_of(step) for step in inside if step in logged} == there
-  assert {e.task_of(step) for step in logged} == {'one', 'two'}
+    there = {label(step) for step in inside}
+    assert {label(step) for step in inside if step in logged} == there
+  assert {label(step) for step in logged} == {'task one', 'task two'}
   assert {1, 6, 12, 18, 24} <= set(logged) and len(logged) <= 10
 
 
@@ -228,6 +232,7 @@ def test_accumulated_steps_follow_the_mean_of_the_losses():
 def test_one_result_on_any_mesh(sampling):
   keys = {
     'train__task_sampling': sampling,
+    'optim__sam__rho': 0.05,
     'mesh__min_size': 0,
     'optim__name': 'sgd',
   }
@@ -260,7 +265,7 @@ def test_each_epoch_of_a_task_has_its_examples_once():
   seen = {'one': [], 'two': []}
   with e.train_batches(0) as batches:
     for step in range(e.total_steps):
-      name = [*e.parts][e.order[step]]
+      name = [*e.parts][e.program.order[step]]
       seen[name] += np.asarray(next(batches)['index']).tolist()
   for name, part in e.parts.items():
     size = len(part.source)

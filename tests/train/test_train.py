@@ -317,6 +317,25 @@ def test_another_config_is_refused(finished, tmp_path):
     loop.run(config, str(workdir))
 
 
+def test_a_run_records_which_parts_its_model_has(finished, tmp_path):
+  """A resume may name a default, or write a part in another way."""
+  workdir = copy_unfinished(finished[0], tmp_path)
+  model = json.loads((workdir / 'config.json').read_text())['model']
+  assert model['positions'] == 'learned' and model['last_norm'] is True
+  assert (model['hidden_size'], model['num_heads']) == (16, 2)
+  config = tiny.config(
+    checkpoint__best='val/loss',
+    model__positions='learned()',
+    model__mlp="mlp(gelu='tanh')",
+    model__patch_size=4,
+  )
+  assert loop.run(config, str(workdir)).status == 0
+  assert json.loads((workdir / 'config.json').read_text())['model'] == model
+  config.model.mlp = "mlp(gelu='exact')"
+  with pytest.raises(UserError, match=r"config: model\.mlp: 'mlp' -> [^;]*;"):
+    loop.run(config, str(workdir))
+
+
 def test_a_run_that_lost_all_steps_binds_nothing(finished, tmp_path):
   workdir = copy_unfinished(finished[0], tmp_path)
   shutil.rmtree(workdir / 'checkpoints')
@@ -488,9 +507,9 @@ def test_signals_save_within_a_step(tmp_path, monkeypatch, number, when):
     monkeypatch.undo()
     os.kill(os.getpid(), number)
 
-  def follow(self, step, *args, follow=monitor.Monitor.follow):
-    follow(self, step, *args)
-    if step == 5:
+  def after_call(self, run, call, after_call=monitor.Monitor.after_call):
+    after_call(self, run, call)
+    if run.step == 5:
       send()
 
   def close(self, close=feed.Feed.close):  # at first, of the evaluation
@@ -498,7 +517,7 @@ def test_signals_save_within_a_step(tmp_path, monkeypatch, number, when):
     send()
 
   target = {
-    'step': (monitor.Monitor, 'follow', follow),
+    'step': (monitor.Monitor, 'after_call', after_call),
     'evaluation': (feed.Feed, 'close', close),
   }[when]
   monkeypatch.setattr(*target)
@@ -573,13 +592,13 @@ def test_skipped_steps_are_counted(tmp_path, caplog, monkeypatch):
   counts = skipped_steps(tmp_path / 'whole')
   assert counts[12] == count and sorted(counts) == list(range(1, 13))
 
-  def follow(self, step, *args, follow=monitor.Monitor.follow):
-    follow(self, step, *args)
-    if step == 7:
+  def after_call(self, run, call, after_call=monitor.Monitor.after_call):
+    after_call(self, run, call)
+    if run.step == 7:
       os.kill(os.getpid(), signal.SIGTERM)
 
   with monkeypatch.context() as context:
-    context.setattr(monitor.Monitor, 'follow', follow)
+    context.setattr(monitor.Monitor, 'after_call', after_call)
     stopped = loop.run(tiny.config(**WILD), str(tmp_path / 'cut'))
   assert stopped.status == 128 + signal.SIGTERM and stopped.metrics == {}
   # What the terminal and metrics.jsonl showed is not what it counts from.
@@ -633,13 +652,13 @@ def test_patience_ends_the_run(tmp_path, caplog, monkeypatch):
   assert 'finished already: val/accuracy' in caplog.text
   assert 'it ended early: val/accuracy has not improved' in caplog.text
 
-  def follow(self, step, *args, follow=monitor.Monitor.follow):
-    follow(self, step, *args)
-    if step == 7:
+  def after_call(self, run, call, after_call=monitor.Monitor.after_call):
+    after_call(self, run, call)
+    if run.step == 7:
       raise KeyboardInterrupt  # as a kill: nothing is saved
 
   with monkeypatch.context() as context:
-    context.setattr(monitor.Monitor, 'follow', follow)
+    context.setattr(monitor.Monitor, 'after_call', after_call)
     with pytest.raises(KeyboardInterrupt):
       loop.run(config, str(tmp_path / 'cut'))
   assert loop.run(config, str(tmp_path / 'cut')) == whole

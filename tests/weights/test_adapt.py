@@ -13,6 +13,7 @@ from vit_jax.config import UserError
 from vit_jax.models import flat
 from vit_jax.models import layouts
 from vit_jax.models import mixer
+from vit_jax.models import registry
 from vit_jax.models import resnet
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import fit
@@ -276,7 +277,7 @@ def test_nothing_to_do_copies_nothing():
   adapted, changes = adapt_lib.adapt(
     params,
     model,
-    models.with_fields(model, dropout_rate=0.1),
+    models.with_keys(model, dropout_rate=0.1),
     GRID,
     GRID,
     channels=3,
@@ -305,7 +306,7 @@ def test_positions_of_another_grid(method):
 @pytest.mark.parametrize('to', ['class', 'patches'])
 def test_positions_added_to_their_tokens_are_the_same_function(to):
   source = tiny(distillation_token=True, registers=2)
-  target = models.with_fields(source, positions=f"learned(tokens='{to}')")
+  target = models.with_keys(source, positions=f"learned(tokens='{to}')")
   changes = assert_same_function(source, target)
   assert 'the same function' in changes['register_tokens'].action
   assert ('class_token' in changes) == (to == 'patches')
@@ -497,12 +498,11 @@ def test_layers_stacked_or_unrolled_and_kinds_of_arrays():
 
 
 def test_mixer():
-  model = mixer.Mixer(
-    5, (4, 4), hidden_size=16, tokens_mlp_dim=8, mlp_dim=24, depth=2
+  sizes = {'hidden_size': 16, 'tokens_mlp_dim': 8, 'mlp_dim': 24, 'depth': 2}
+  model = registry.build_model(
+    mixer.Mixer, num_classes=5, patch_size=(4, 4), **sizes
   )
-  target = models.with_fields(
-    model, num_classes=3, patch_size=(6, 8), scan=True
-  )
+  target = models.with_keys(model, num_classes=3, patch_size=(6, 8), scan=True)
   _, changes = adapt(model, target, channels=1)
   assert set(changes) == {
     'patch_embedding/kernel',
@@ -554,7 +554,7 @@ def test_all_differences_are_in_one_line():
 
 def test_norm_after_pool_matters_where_both_average():
   source = tiny(pool='mean(norm_after=True)')
-  with pytest.raises(UserError, match='norm_after_pool is True'):
+  with pytest.raises(UserError, match=r'pool\.norm_after is True'):
     adapt(source, tiny(pool='mean'))
   adapt(source, tiny(pool='token'))
 

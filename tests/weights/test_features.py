@@ -130,7 +130,7 @@ def test_large_attention_is_held_for_few_images_at_a_time(monkeypatch):
     (planted.tiny(pool='mean(norm_after=True)'), 16),
     (planted.tiny(pool='map'), 16),
     (planted.tiny(pool='token_and_mean'), 32),
-    (planted.tiny(pre_logits=7), 7),
+    (planted.tiny(head='linear(pre_logits=7)'), 7),
     (planted.tiny_mixer(), 16),
     (planted.tiny_bit(), 16),
   ],

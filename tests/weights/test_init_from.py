@@ -34,7 +34,7 @@ FIELDS = {
 # Neither the starts of layers nor of tokens are among a file's arrays.
 EXPECTED = {
   'patch_size': (4, 4),
-  'initializers': None,
+  'initializers': 'vit',
   'block': 'block(layer_scale=1e-05)',
 }
 
@@ -232,7 +232,7 @@ def test_how_positions_are_resized_is_kept(checkpoint, tmp_path):
   """A run that begins with DINO's encoder resizes as DINO does."""
   loaded = vit_jax.load(checkpoint).adapted(num_classes=0)
   theirs = tmp_path / 'dino.safetensors'
-  model = models.with_fields(loaded.model, registers=0, block='block')
+  model = models.with_keys(loaded.model, registers=0, block='block')
   params = models.init_params(model, jax.random.key(3), (16, 16, 3))
   rules = timm_vit.VIT.rules(values.model_values(model))
   arrays = dict(tables.write(rules, params))

@@ -12,7 +12,7 @@ from test_adapt import tiny
 
 from vit_jax.config import UserError
 from vit_jax.models import layouts
-from vit_jax.models import relative
+from vit_jax.models.parts import relative
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import resize
 
@@ -30,7 +30,7 @@ def table_of(grid, heads=2):
 def test_a_shared_table_is_copied_to_each_layer():
   changes = assert_same_function(SHARED, LAYERS)
   assert changes[f'blocks_1/attention/{NAME}'].action == 'shared -> layers'
-  with pytest.raises(UserError, match="set relative_positions='layers'"):
+  with pytest.raises(UserError, match=r'set config\.model\.positions'):
     adapt(LAYERS, SHARED)
 
 

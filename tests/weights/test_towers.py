@@ -12,6 +12,7 @@ import pytest
 import vit_jax
 from vit_jax import models
 from vit_jax.config import UserError
+from vit_jax.models import registry
 from vit_jax.models import text
 from vit_jax.models import two_towers
 from vit_jax.weights import two_towers as weights
@@ -25,8 +26,12 @@ _SIZE = (16, 16)
 
 def _random(projection=0, has_bias=False, words=None, **fields):
   image = models.create_model('ViT-Ti/8', 0, **(_SMALL | fields))
-  tower = text.TextTower(
-    vocabulary=9, length=5, out_dim=12, **(_SMALL | (words or {}))
+  tower = registry.build_model(
+    text.TextTower,
+    vocabulary=9,
+    length=5,
+    out_dim=12,
+    **(_SMALL | (words or {})),
   )
   model = two_towers.TwoTowers(image, tower, projection, has_bias)
   rng = np.random.default_rng(0)
@@ -68,7 +73,7 @@ def _write_siglip(tmp_path, any_grid=False, **changed):
   containers.write_safetensors(tmp_path / 'model.safetensors', arrays, {})
   config = {'model_type': 'siglip', **changed}
   for tower in ('text', 'vision'):
-    config[f'{tower}_config'] = {'num_attention_heads': 3, 'patch_size': 8}
+    config[f'{tower}_config'] = {'num_attention_heads': 3}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   return model, params
 
@@ -83,6 +88,14 @@ def test_siglip_2(tmp_path):
   found = weights.load(tmp_path)
   _assert_same(found, model, params)
   assert found.model.any_grid
+
+
+@pytest.mark.parametrize('words', [{}, {'qk_norm': True}, {'pool': 'first'}])
+def test_a_text_tower_that_transformers_has(words):
+  """Its config has no word for what else a text tower may be."""
+  model, _ = _random(pool='map', has_bias=True, words=words)
+  stored = huggingface_clip.beside(model, (*_SIZE, 3))
+  assert (stored is None) == bool(words)
 
 
 def test_a_model_that_is_not_known(tmp_path):
@@ -113,9 +126,9 @@ def test_all_differences_are_named(tmp_path):
 
 def _bert(heads=3):
   image = models.create_model('ViT-Ti/8', 0, **_SMALL)
-  tower = text.Bert(
+  tower = registry.build_model(
+    text.Bert,
     **(_SMALL | {'num_heads': heads}),
-    layer_norm_epsilon=1e-12,
     vocabulary=9,
     length=5,
     out_dim=12,

@@ -267,7 +267,7 @@ def make_program(
   features = objectives.class_of(config).stand_in(config, size)
   # The length of the run only changes constants of the program.
   lengths = optim.Lengths(total=1000)
-  return program_lib.Program(config, features, lengths, devices)
+  return program_lib.create(config, features, lengths, devices)
 
 
 def parse_mesh(text: str, devices: int | None) -> dict[str, int]:

@@ -37,7 +37,6 @@ VERBS = {
   ),
   'compare': ('compare', 'compare the configs, results and curves of runs'),
   'sweep': ('sweep', 'run a config with many values of its keys'),
-  'benchmark': ('benchmark', 'measure speed'),
 }
 
 

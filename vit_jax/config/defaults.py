@@ -376,6 +376,10 @@ def _train() -> ml_collections.ConfigDict:
   # Number of seconds without a step after which the run counts as hung and is
   # ended. 0: never.
   train.stall_timeout = 900
+  # Classes of your own that act beside the steps, each a subclass of
+  # vit_jax.train.hooks.Hook, with options: 'my_module:MyHook(every=100)';
+  # several are joined by +.
+  train.hooks = ''
   return train
 
 

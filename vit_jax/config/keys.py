@@ -24,7 +24,8 @@ from vit_jax.config.microbatches import with_accumulation
 # _KEYS_OF_MASKS); what happens
 # after a step that is not finite; and which damaged images are skipped.
 RESUMABLE_KEYS = (
-  r'train\.(log_every|skip_nonfinite|max_skipped_in_a_row|stall_timeout)'
+  r'train\.(log_every|skip_nonfinite|max_skipped_in_a_row|stall_timeout'
+  r'|hooks)'
   r'|train\.(accumulation|patience)'
   r'|checkpoint\..*|evals\..*|data\.(dir|num_workers|num_threads|cache'
   r'|skip_damaged)'

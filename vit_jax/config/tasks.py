@@ -186,11 +186,6 @@ def _check_whole(config: ml_collections.ConfigDict) -> None:
 
 def _check_accumulated(config: ml_collections.ConfigDict) -> None:
   """Checks keys that need an update of each task's own."""
-  if config.optim.sam.rho:
-    raise UserError(
-      "config.train.task_sampling is 'accumulated', which has no second"
-      ' gradient for config.optim.sam.rho: set it to 0'
-    )
   for name in config.tasks:
     head = for_task(config, name).model.head
     if head and parts.parse(head, 'model.head').options.get('norm') == 'batch':

@@ -1,11 +1,8 @@
 """Preprocessing for prediction, and its file preprocess.json."""
 
-from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
-import math
 import os
-import reprlib
 from typing import Any
 from typing import cast
 from typing import Self
@@ -24,94 +21,7 @@ from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import transforms
 
-
-def _are_numbers(value: Any, least: float = -math.inf) -> bool:
-  return isinstance(value, tuple) and all(
-    type(x) in (int, float) and abs(x) < _MOST and x > least for x in value
-  )
-
-
-def _is_size(value: Any) -> bool:
-  is_pair = isinstance(value, tuple) and len(value) == 2
-  return is_pair and all(map(_is_side, value))
-
-
-def _is_input(value: Any) -> bool:
-  is_triple = isinstance(value, tuple) and len(value) == 3
-  return _is_size(value) or (is_triple and all(map(_is_side, value)))
-
-
-def _is_side(value: Any) -> bool:
-  return type(value) is int and 0 < value <= config_lib.MOST_PIXELS
-
-
-def _is_window(value: Any) -> bool:
-  if value is None:
-    return True
-  is_pair = _are_numbers(value) and len(value) == 2
-  return is_pair and 0 <= value[0] < value[1]
-
-
-def _are_features(value: Any) -> bool:
-  try:
-    return isinstance(value, Mapping) and all(
-      map(features_lib.from_dict, value.values())
-    )
-  except UserError:
-    return False
-
-
-def _are_outputs(value: Any) -> bool:
-  if not isinstance(value, Mapping):
-    return False
-  return all(
-    isinstance(x, Mapping) and isinstance(x.get('feature'), str)
-    for x in value.values()
-  )
-
-
-_MOST = 1e30
 _IMAGE = features_lib.Image()
-_NUMBERS = 'one finite number, or one for each channel'
-# Field -> (whether a value is valid, text that says which values are).
-_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-  'channels': (lambda x: type(x) is int and 0 < x < 2**10, 'their number'),
-  'classes': (
-    lambda x: isinstance(x, tuple) and all(isinstance(y, str) for y in x),
-    'a list of names',
-  ),
-  'image_size': (_is_input, 'a height and a width in pixels'),
-  'mean': (_are_numbers, _NUMBERS),
-  'std': (lambda x: _are_numbers(x, 0), f'{_NUMBERS}, above 0'),
-  'resize': (
-    lambda x: x is None or _is_side(x) or _is_size(x),
-    'a side in pixels, or a height and a width',
-  ),
-  'crop_pct': (
-    lambda x: x is None or geometry.is_crop_pct(x),
-    'null, or a number above 0 and at most 1',
-  ),
-  'fill': (
-    lambda x: x is None or geometry.is_fill(x),
-    'null, or stored values of the channels',
-  ),
-  'antialias': (lambda x: isinstance(x, bool), 'true or false'),
-  'bits': (lambda x: type(x) is int and x in (8, 16), '8 or 16'),
-  'intensity': (_is_window, 'null, or (low, high) with 0 <= low < high'),
-  'interpolation': (
-    lambda x: x in geometry.INTERPOLATIONS,
-    f'one of {", ".join(geometry.INTERPOLATIONS)}',
-  ),
-  'spacing': (scans_lib.is_spacing, 'three distances in mm, or empty'),
-  'window': (scans_lib.is_window, "'type', (low, high) or percentiles"),
-  'features': (_are_features, 'an object of features'),
-  'outputs': (_are_outputs, 'an object of outputs'),
-  'trunk': (lambda x: isinstance(x, str), 'a path of parameters'),
-  'resize_like': (
-    lambda x: x in ('', *geometry.LIKE),
-    f'one of {", ".join(geometry.LIKE)}, or empty',
-  ),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,46 +134,27 @@ class Preprocess:
     Raises:
       UserError: A field is missing, unknown or cannot be used.
     """
+    from vit_jax.data import stored_preprocess  # it imports pydantic
+
     fields: dict[str, Any] = {
       key: tuple(value) if isinstance(value, list) else value
       for key, value in stored.items()
     }
-    with config_lib.explained(
-      'what prediction needs (preprocess.json)', TypeError
-    ):
+    problem = 'what prediction needs (preprocess.json) cannot be used'
+    with config_lib.explained(problem):
+      stored_preprocess.check(fields)
       result = cls(**fields)
-    result._check()
+      result._check_resize()
     return result
 
-  def _check(self) -> None:
-    """Raises a UserError that names a field that cannot be used."""
-    for field, (fits, wanted) in _FIELDS.items():
-      value = getattr(self, field)
-      good = fits(value)
-      if good and field in ('mean', 'std'):
-        good = len(value) in (1, self.channels)
-      if good and field == 'fill' and value is not None:
-        good = len(value) in (1, self.channels)
-        good &= geometry.is_fill(value, self.bits)
-      if good and field == 'outputs':
-        good = all(x['feature'] in self.features for x in value.values())
-      if not good:
-        raise UserError(
-          f'what prediction needs (preprocess.json) cannot be used: {field} is'
-          f' {reprlib.repr(value)}, and must be {wanted}'
-        )
-    if self.crop_pct is None and self.fill is None:
-      return
+  def _check_resize(self) -> None:
+    """Raises a UserError unless `crop_pct` makes `resize`."""
     if self.crop_pct is None:
-      raise UserError(
-        'what prediction needs (preprocess.json) cannot be used: fill is'
-        f' {self.fill}, and needs a crop_pct'
-      )
+      return
     resize = geometry.resizing(self._eval_resize, self.image_size, '')['resize']
     if resize != self.resize:
       raise UserError(
-        'what prediction needs (preprocess.json) cannot be used: resize is'
-        f' {self.resize}, but crop_pct {self.crop_pct} of image_size'
+        f'resize is {self.resize}, but crop_pct {self.crop_pct} of image_size'
         f' {self.image_size} makes {resize}: correct one of them, or set'
         ' crop_pct to null'
       )

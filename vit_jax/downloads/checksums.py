@@ -17,13 +17,14 @@ def mismatch(
     digest: Digest of its content, hexadecimal.
   """
   with path.open('rb') as content:
-    found = os.fstat(content.fileno()).st_size
-    if size not in (None, found):
-      return f'wrong size: {found:,} bytes, not {size:,}'
+    stored = os.fstat(content.fileno()).st_size
+    if size not in (None, stored):
+      return f'wrong size: {stored:,} bytes, not {size:,}'
     if not algorithm:
       return ''
     computed = hashlib.file_digest(
       content, lambda: hashlib.new(algorithm, usedforsecurity=False)
     ).hexdigest()
-  same = computed == digest
-  return '' if same else f'wrong {algorithm}: {computed}, not {digest}'
+  if computed == digest:
+    return ''
+  return f'wrong {algorithm}: {computed}, not {digest}'

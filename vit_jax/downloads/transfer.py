@@ -51,7 +51,7 @@ class File:
     refused: Advice if the server refuses access.
     missing: Advice if the server has no such file.
     sha256: Digest of the content, hexadecimal, where it is known in advance;
-      '': what the server announces is compared alone.
+      '': that which the server announces is compared.
   """
 
   url: str
@@ -79,15 +79,21 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
       differs from what the server announced or from its known digest.
   """
   if file.target.is_file():
-    _check_kept(file)
+    with config_lib.explained(f'{file.target} cannot be read', OSError):
+      algorithm = 'sha256' if file.sha256 else ''
+      problem = checksums.mismatch(file.target, None, algorithm, file.sha256)
+    if problem:  # it was put there by hand, or another was published
+      raise UserError(
+        f'{file.target} is not {file}: {problem}; remove it and try again, or'
+        f' {file.by_hand}'
+      )
     return file.target
   part = _Part(file.target)
   try:
     file.target.parent.mkdir(parents=True, exist_ok=True)
     with _lock(file.target):
       if not file.target.is_file():  # no other process was faster
-        version = _receive(file, part, sleep)
-        _verify(file, part, version)
+        _verify(file, part, _receive(file, part, sleep))
         part.publish(file.target)
   except OSError as e:
     raise _cannot_write(file, part, e) from None
@@ -133,8 +139,7 @@ class _Part:
   def begin(self, version: _Version) -> None:
     """Empties the file, and then records the version, in this order."""
     self.path.write_bytes(b'')
-    info = json.dumps(dataclasses.asdict(version))
-    self._info.write_text(info, 'utf-8')
+    self._info.write_text(json.dumps(dataclasses.asdict(version)), 'utf-8')
 
   def publish(self, target: pathlib.Path) -> None:
     """Moves the complete file to its target."""
@@ -188,9 +193,9 @@ def _receive(file: File, part: _Part, sleep: Sleep) -> _Version:
         furthest, failures = part.size, 0
       # Without any answer the machine is offline: fail at once.
       if failures == len(_PAUSES) or not answered:
-        kept = ' (what has come is kept)' if part.size else ''
+        hint = ' (what has come is kept)' if part.size else ''
         raise UserError(
-          f'cannot download {file}: {e}; try again{kept}, or {file.by_hand}'
+          f'cannot download {file}: {e}; try again{hint}, or {file.by_hand}'
         ) from None
       logging.warning('%s: %s; trying again', file, e)
       sleep(_PAUSES[failures])
@@ -199,67 +204,47 @@ def _receive(file: File, part: _Part, sleep: Sleep) -> _Version:
 
 def _attempt(file: File, part: _Part) -> _Version:
   """Requests the missing bytes once, and keeps those that arrive."""
+  import requests
+
   version = part.version()
   if version and version.size == part.size:
     return version
-  with _get(file, part, version) as response:
-    status = response.status_code
-    if status == 206 and version and _continues(response, version, part.size):
-      logging.info('Resuming %s at %s', file, _megabytes(part.size))
-    elif status in (206, 416):
-      part.discard()
-      raise _InterruptedError('the file has changed on the server')
-    else:
-      _check_status(file, response)
-      version = _announced(file, response)
-      part.begin(version)
-      size = (
-        'size unknown' if version.size is None else _megabytes(version.size)
-      )
-      logging.info('Downloading %s (%s) to %s', file, size, file.target)
-    _append(response, part, version.size)
-  if version.size is not None and part.size < version.size:
-    raise _InterruptedError(
-      f'it ended at {part.size:,} of {version.size:,} bytes'
-    )
-  return version
-
-
-def _get(
-  file: File, part: _Part, version: _Version | None
-) -> 'requests.Response':
-  import requests
-
   headers = {'Accept-Encoding': 'identity'}  # ranges count uncompressed bytes
   if version and version.validator and part.size:
     headers['Range'] = f'bytes={part.size}-'
     headers['If-Range'] = version.validator
   try:
-    return requests.get(
+    response = requests.get(
       file.url, headers=headers, stream=True, timeout=_TIMEOUT
     )
   except requests.RequestException as e:
     raise _InterruptedError(_reason(e), answered=False) from None
-
-
-def _append(
-  response: 'requests.Response', part: _Part, size: int | None
-) -> None:
-  chunks = response.iter_content(_CHUNK_BYTES)
-  bar = terminal.Bar(size, 'B', part.path.stem, part.size)
-  with bar, part.path.open('ab') as file:
-    while chunk := _next(chunks):
-      file.write(chunk)
-      bar.update(len(chunk))
-
-
-def _next(chunks: Iterator[bytes]) -> bytes:
-  import requests
-
-  try:
-    return next(chunks, b'')
-  except requests.RequestException as e:
-    raise _InterruptedError(f'the connection was cut: {_reason(e)}') from None
+  with response:
+    if not (version and _continues(response, version, part.size)):
+      if response.status_code in (206, 416):
+        part.discard()
+        raise _InterruptedError('the file has changed on the server')
+      _check_status(file, response)
+      version = _announced(file, response)
+      part.begin(version)
+    logging.info(
+      'Downloading %s from %s on (of %s) to %s',
+      *(file, _megabytes(part.size), _megabytes(version.size), file.target),
+    )
+    progress = terminal.Bar(version.size, 'B', file.target.name, part.size)
+    with progress, part.path.open('ab') as content:
+      try:
+        for chunk in response.iter_content(_CHUNK_BYTES):
+          content.write(chunk)
+          progress.update(len(chunk))
+      except requests.RequestException as e:
+        reason = f'the connection was cut: {_reason(e)}'
+        raise _InterruptedError(reason) from None
+  if version.size is not None and part.size < version.size:
+    raise _InterruptedError(
+      f'it ended at {part.size:,} of {version.size:,} bytes'
+    )
+  return version
 
 
 def _continues(
@@ -269,7 +254,8 @@ def _continues(
   content = response.headers.get('Content-Range', '')
   match = re.fullmatch(r'bytes (\d+)-\d+/(\d+|\*)', content.strip())
   return (
-    match is not None
+    response.status_code == 206
+    and match is not None
     and int(match[1]) == offset
     and match[2] in ('*', str(version.size))
     and _validator(response) in ('', version.validator)
@@ -308,6 +294,8 @@ def _announced(file: File, response: 'requests.Response') -> _Version:
         f' there should be {int(linked):,}; try again later, or {file.by_hand}'
       )
     size = int(linked)
+  if file.sha256:
+    return _Version(validator, size, 'sha256', file.sha256)
   return _Version(validator, size, *_digest(response))
 
 
@@ -344,35 +332,13 @@ def _verify(file: File, part: _Part, version: _Version) -> None:
   """Compares size and hashes, and removes a file that differs."""
   problem = checksums.mismatch(
     part.path, version.size, version.algorithm, version.digest
-  ) or _other_content(file, part.path)
+  )
   if problem:
     part.discard()
     raise UserError(
       f'cannot download {file}: {problem}; what came was removed: try again, or'
       f' {file.by_hand}'
     )
-
-
-def _check_kept(file: File) -> None:
-  """Compares a file that is there, perhaps put there by hand, with its hash.
-
-  Raises:
-    UserError: It differs, or cannot be read.
-  """
-  with config_lib.explained(f'{file.target} cannot be read', OSError):
-    problem = _other_content(file, file.target)
-  if problem:
-    raise UserError(
-      f'{file.target} is not {file}: {problem}; remove it and try again, or'
-      f' {file.by_hand}'
-    )
-
-
-def _other_content(file: File, path: pathlib.Path) -> str:
-  """Returns how a file differs from the known digest; '' if it does not."""
-  if not file.sha256:
-    return ''
-  return checksums.mismatch(path, None, 'sha256', file.sha256)
 
 
 def _cannot_write(file: File, part: _Part, error: OSError) -> UserError:
@@ -394,8 +360,8 @@ def _cannot_write(file: File, part: _Part, error: OSError) -> UserError:
   )
 
 
-def _megabytes(size: int) -> str:
-  return f'{size / 1e6:,.1f} MB'
+def _megabytes(size: int | None) -> str:
+  return 'unknown size' if size is None else f'{size / 1e6:,.1f} MB'
 
 
 def _reason(error: BaseException) -> str:

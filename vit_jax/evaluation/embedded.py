@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.models import merging
 from vit_jax.models import stack
 from vit_jax.models import vit
+from vit_jax.models.parts import merging
 
 _TINY = 1e-12  # avoids a division by 0
 

@@ -22,7 +22,10 @@ from vit_jax import models
 from vit_jax import tables
 from vit_jax import weights
 from vit_jax.config import UserError
+from vit_jax.models import block as block_lib
+from vit_jax.models import context
 from vit_jax.models import vit
+from vit_jax.models.parts import merging
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
 from vit_jax.weights import quantized
@@ -59,8 +62,14 @@ def _overrides(
   """Returns arguments of `Loaded.adapted`: `merge` is an option of a block."""
   if 'merge' not in change or not isinstance(loaded.model, vit.ViT):
     return dict(change)
-  model = models.with_fields(loaded.model, merge=change['merge'])
-  assert isinstance(model, vit.ViT)
+  block = loaded.model.block
+  if type(block) not in (block_lib.Block, merging.Merging):
+    raise UserError(
+      f'tokens cannot be merged in layers of {type(block).__name__}: that is of'
+      " models whose config.model.block is 'block' or 'merging'"
+    )
+  merged = context.as_class(block, merging.Merging, merge=change['merge'])
+  model = loaded.model.clone(block=merged)
   arguments = {key: x for key, x in change.items() if key != 'merge'}
   return arguments | {'block': models.key_values(model)['block']}
 

@@ -15,7 +15,7 @@ from vit_jax.explore import attention as attention_lib
 from vit_jax.explore import captured as captured_lib
 from vit_jax.explore import gradients
 from vit_jax.explore import subject as subject_lib
-from vit_jax.models import pooling
+from vit_jax.models.parts import pooling
 from vit_jax.plots import charts
 from vit_jax.plots import sheet
 from vit_jax.plots import tiles

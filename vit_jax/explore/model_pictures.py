@@ -10,8 +10,8 @@ from vit_jax.config import UserError
 from vit_jax.explore import patch_sequence
 from vit_jax.explore import positions
 from vit_jax.explore import subject as subject_lib
-from vit_jax.models import positions as positions_lib
 from vit_jax.models import vit as vit_lib
+from vit_jax.models.parts import positions as positions_lib
 from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles

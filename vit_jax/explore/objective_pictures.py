@@ -17,7 +17,7 @@ from vit_jax.objectives import base
 from vit_jax.plots import sheet
 from vit_jax.plots import tiles
 from vit_jax.runs import restoring
-from vit_jax.train import step as step_lib
+from vit_jax.train import state as state_lib
 from vit_jax.weights import batched
 from vit_jax.weights import features
 from vit_jax.weights import sampling
@@ -94,7 +94,7 @@ def _columns(
     jnp.asarray,
     (params, restoring.restore_extra(vit.origin.path, vit.origin.task)),
   )
-  key = step_lib.step_key(config.seed, vit.origin.step or 0)
+  key = state_lib.step_key(config.seed, vit.origin.step or 0)
   draw = jax.jit(objective.pictures)
   inputs = subject.images.inputs
   # A method may draw something for the whole batch at once.

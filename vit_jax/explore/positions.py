@@ -9,8 +9,8 @@ from vit_jax.config import UserError
 from vit_jax.evaluation import embedded
 from vit_jax.models import embedding
 from vit_jax.models import patches as patches_lib
-from vit_jax.models import positions as positions_lib
 from vit_jax.models import vit as vit_lib
+from vit_jax.models.parts import positions as positions_lib
 
 _EPSILON = 1e-5  # as in resnet.ResNetStem
 

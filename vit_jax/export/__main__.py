@@ -431,7 +431,7 @@ def _simplified(
         f'{dtype.name}, since onnxruntime has few operations of that type: the'
         ' file computes in float32'
       )
-      model = models.with_fields(model, dtype=jnp.float32)
+      model = models.with_keys(model, dtype=jnp.float32)
   return dataclasses.replace(vit, model=model, params=params), notes
 
 

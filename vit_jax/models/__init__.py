@@ -6,112 +6,40 @@ This package imports nothing else of vit_jax.
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
-import difflib
 import fnmatch
 import functools
-import re
 from typing import Any
+from typing import TypeVar
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import checks
 from vit_jax.models import embedding
+from vit_jax.models import encoder
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import initializers
-from vit_jax.models import kernels
+from vit_jax.models import keys as keys_lib
 from vit_jax.models import layouts
 from vit_jax.models import mixer
-from vit_jax.models import names
 from vit_jax.models import registry
 from vit_jax.models import remat
 from vit_jax.models import resnet
 from vit_jax.models import stack
 from vit_jax.models import vit
+from vit_jax.models import zoo
+from vit_jax.models.keys import KEYS as KEYS
+from vit_jax.models.parts import kernels
 
 Model = vit.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
 # A model's fields as formats of checkpoints describe them.
 Flat = flat.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
+_Module = TypeVar('_Module', bound=nn.Module)
 
-# The published sizes and patch sizes.
-NAMES = (
-  'ViT-Ti/16',
-  'ViT-S/16',
-  'ViT-S/32',
-  'ViT-B/8',
-  'ViT-B/16',
-  'ViT-B/32',
-  'ViT-L/16',
-  'ViT-L/32',
-  'ViT-H/14',
-  'ViT-g/14',
-  'R+ViT-Ti/16',
-  'R26+ViT-S/32',
-  'R26+ViT-B/32',
-  'R50+ViT-B/16',
-  'R50+ViT-L/32',
-  'Mixer-S/16',
-  'Mixer-S/32',
-  'Mixer-B/16',
-  'Mixer-B/32',
-  'Mixer-L/16',
-  *(f'BiT-{size}' for size in resnet.BIT_SIZES),
-  *(f'iGPT-{size}' for size in igpt.SIZES),
-)
-
-# The keys of `config.model`, but the name. What is not among them is an option
-# of a part.
-KEYS = (
-  'num_classes',
-  'hidden_size',
-  'mlp_dim',
-  'num_heads',
-  'depth',
-  'patch_size',
-  'patches',
-  'positions',
-  'block',
-  'attention',
-  'mlp',
-  'norm',
-  'pool',
-  'head',
-  'last_norm',
-  'pre_norm',
-  'class_token',
-  'distillation_token',
-  'registers',
-  'mask_token',
-  'dropout_rate',
-  'attention_dropout_rate',
-  'stochastic_depth',
-  'patch_dropout',
-  'layer_norm_epsilon',
-  'initializers',
-  'scan',
-  'remat',
-  'attention_implementation',
-)
-
-# How a stack of layers is initialised: as a scan, which compiles one layer and
-# not all of them; and without kernels, which not every device and type has.
-FOR_INIT: dict[str, Any] = {
-  'scan': True,
-  'remat': 'none',
-  'attention_implementation': 'plain',
-}
-
-# A hybrid's ResNet, by its name and the patch size after the slash: the units
-# in each stage, and the patch size in the ResNet's output grid. R+ViT-Ti/16 has
-# patches of 32 pixels; it is named after the ViT of the same cost.
-_STEMS: Mapping[tuple[str, int], tuple[tuple[int, ...], int]] = {
-  ('R', 16): ((), 8),
-  ('R26', 32): ((2, 2, 2, 2), 1),
-  ('R50', 16): ((3, 4, 9), 1),
-  ('R50', 32): ((3, 4, 6, 3), 1),
-}
+# How a model is computed, which does not change its function.
+EXECUTION = ('scan', 'remat', 'attention_implementation', 'dtype')
 
 
 def list_models(pattern: str = '*') -> list[str]:
@@ -119,7 +47,7 @@ def list_models(pattern: str = '*') -> list[str]:
 
   Any other patch size of ViT and Mixer works too: `ViT-Ti/4`.
   """
-  return [name for name in NAMES if fnmatch.fnmatchcase(name, pattern)]
+  return [name for name in zoo.names() if fnmatch.fnmatchcase(name, pattern)]
 
 
 def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
@@ -139,43 +67,61 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
   Raises:
     ValueError: The name or a field is unknown, or the fields do not fit.
   """
-  module, fields = _parse(name)
-  fields |= {'num_classes': num_classes}
-  return model_of(module, overridden(module, fields, overrides))
+  module, values = _named(name)
+  return create(module, {**values, 'num_classes': num_classes}, overrides)
 
 
-def overridden(
-  module: type[Flat], fields: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns flat fields with values of `KEYS` in the place of some.
+def _named(name: str) -> tuple[type[Any], dict[str, Any]]:
+  """Returns the class and the keys that a name stands for."""
+  name, options = registry.split_name(name)
+  named = zoo.find(name)
+  if named is None:
+    raise zoo.unknown(name)
+  module, values = named
+  if options:
+    registry.check_name_options(name, options, family_options(module))
+  return module, {**values, **options}
+
+
+def create(
+  module: type[Any],
+  values: Mapping[str, Any],
+  overrides: Mapping[str, Any] | None = None,
+) -> Any:
+  """Returns the model of a class.
+
+  Args:
+    module: The class.
+    values: Of a ViT, those of `KEYS`; of others, those of the class's fields.
+    overrides: Values in the place of these; None keeps them. Of other classes,
+      'head' may be there as well.
 
   Raises:
-    UnknownFieldError: A ViT has no such key.
-    ValueError: The head of another family has other options than its bias.
+    ValueError: As `create_model`.
   """
-  overrides = dict(overrides)
-  if issubclass(module, flat.ViT):
-    for key in overrides:
-      if key not in (*KEYS, 'dtype'):
-        raise fields_lib.UnknownFieldError(vit.ViT, key, KEYS, _hint(key))
-  elif head := overrides.pop('head', None):
-    overrides['head_bias'] = _head_bias(module, head)
-  return flat.without_named(fields, overrides) | overrides
+  changes = {k: x for k, x in (overrides or {}).items() if x is not None}
+  if module is vit.ViT:
+    return keys_lib.build({**values, **changes})
+  names = (*KEYS, 'dtype', *family_options(module))
+  keys_lib.check_names(module, changes, names)
+  if head := changes.pop('head', None):
+    changes['head_bias'] = _head_bias(module, head)
+  values = {**values, **changes}
+  if issubclass(module, encoder.Encoder):
+    model: Any = registry.build_model(module, **values)
+  else:
+    model = module(**fields_lib.checked(module, values))
+    fields_lib.check_values(model)
+  has_attention = issubclass(module, igpt.IGPT)
+  if model.initializers == initializers.MIMETIC and not has_attention:
+    raise ValueError(
+      "initializers='mimetic' does not go with layers without attention"
+    )
+  keys_lib.check(model)
+  return model
 
 
-def _hint(key: str) -> str:
-  """Returns which part has an option of about a name; '' if none has."""
-  options = registry.all_options()
-  if key not in options:
-    similar = difflib.get_close_matches(key, [*KEYS, *options], 1, 0.7)
-    if not similar or similar[0] in KEYS:
-      return ''
-    (key,) = similar
-  kind, name = options[key]
-  return f"{key!r} is an option of a part: {kind}='{name}({key}=...)'"
-
-
-def _head_bias(module: type[Flat], text: str) -> float:
+def _head_bias(module: type[Any], text: str) -> float:
   """Returns the bias of a head, which is all that other families choose.
 
   Raises:
@@ -191,38 +137,6 @@ def _head_bias(module: type[Flat], text: str) -> float:
   return bias
 
 
-def _parse(name: str) -> tuple[type[Flat], dict[str, Any]]:
-  """Returns the class and the fields that a name stands for."""
-  name, options = registry.split_name(name)
-  if options:
-    module, fields = _parse(name)
-    registry.check_name_options(name, options, family_options(module))
-    return module, fields | options
-  if named := names.find(name):
-    module, fields = _parse(named[0])
-    return module, fields | named[1]
-  match = re.fullmatch(r'(?:(R\d*)\+)?(ViT|Mixer)-([A-Za-z]+)/(\d+)', name)
-  if match is None and name.removeprefix('BiT-') in resnet.BIT_SIZES:
-    return resnet.BiT, dict(resnet.BIT_SIZES[name.removeprefix('BiT-')])
-  if match is None and name.removeprefix('iGPT-') in igpt.SIZES:
-    return igpt.IGPT, dict(igpt.SIZES[name.removeprefix('iGPT-')])
-  if match is None or int(match[4]) < 1:
-    raise _unknown_name(name)
-  stem, family, size, patch = match[1], match[2], match[3], int(match[4])
-  sizes: Mapping[str, Any] = flat.SIZES if family == 'ViT' else mixer.SIZES
-  if size not in sizes or (
-    stem and (family, (stem, patch) in _STEMS) != ('ViT', True)
-  ):
-    raise _unknown_name(name)
-  if family == 'Mixer':
-    return mixer.Mixer, {'patch_size': patch, **sizes[size]}
-  if not stem:
-    return flat.ViT, {'patch_size': patch, **sizes[size]}
-  stages, patch = _STEMS[stem, patch]
-  fields = {'patch_size': patch, 'resnet_stages': stages, **sizes[size]}
-  return flat.ViT, fields
-
-
 def renamed(name: str, **options: Any) -> str:
   """Returns a model's name with other options; those that are None go."""
   name, named = registry.split_name(name)
@@ -230,55 +144,22 @@ def renamed(name: str, **options: Any) -> str:
   return registry.join_name(name, options)
 
 
-def _unknown_name(name: str) -> ValueError:
-  if names.is_timms(name) or re.fullmatch(r'[a-z][\w.-]+/[\w.-]+', name):
-    stem = name if '/' in name else f'timm/{name.split(".")[0]}.TAG'
-    return ValueError(
-      f'{name!r} is no model that is known here by that name: where its'
-      f" layers can be computed, vit_jax.load('hf:{stem}') reads its"
-      ' architecture off its checkpoint; or give the fields of one of ours, as'
-      " create_model('ViT-B/16', pool='mean', registers=4)"
-    )
-  if re.fullmatch(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*', name):
-    return ValueError(
-      f'{name!r} is a class of your own: name a model of ours, as'
-      " 'ViT-Ti/4', and a part of your own by config.model.block, attention,"
-      ' mlp, positions, pool or head (docs/own_parts.md)'
-    )
-  near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.7)
-  hint = f'did you mean {near[0]!r}? ' if near else ''
-  return ValueError(
-    f'no model is named {name!r}: {hint}Sizes of ViT are'
-    f' {", ".join(flat.SIZES)}, of Mixer {", ".join(mixer.SIZES)}, with any'
-    ' patch size after the slash'
-  )
+def flat_model(module: type[Flat], fields: Mapping[str, Any]) -> Flat:
+  """Returns flat fields, after checking them.
 
-
-def model_of(module: type[Flat], fields: Mapping[str, Any]) -> Model:
-  """Returns a Linen module with the given fields, after checking them.
+  Texts remain only of parts that no flat field describes.
 
   Raises:
     ValueError: A field is unknown, or they do not fit.
   """
-  return from_flat(flat_model(module, fields))
-
-
-def flat_model(module: type[Flat], fields: Mapping[str, Any]) -> Flat:
-  """Returns flat fields, after checking them; see `model_of`.
-
-  Texts remain only of parts that no flat field describes.
-  """
+  if not issubclass(module, flat.ViT):
+    return create(module, fields)
   model = module(**fields_lib.checked(module, fields))
   fields_lib.check_values(model)
-  if isinstance(model, flat.ViT):
-    checks.check_vit(model)
-    if any(getattr(model, kind) for kind in flat.TEXTS):
-      model = flat.flatten(model.parts())
-      checks.check_vit(model)
-  if isinstance(model, igpt.IGPT):
-    checks.check_igpt(model)
-  checks.check_initializers(model)
-  return model
+  parts = model.parts()
+  keys_lib.check(parts)
+  has_texts = any(getattr(model, kind) for kind in flat.TEXTS)
+  return flat.flatten(parts) if has_texts else model
 
 
 def from_flat(model: Flat | Model) -> Model:
@@ -293,47 +174,48 @@ def flattened(model: Model | Flat) -> Flat:
 
 def fields_of(model: Model | Flat) -> dict[str, Any]:
   """Returns all flat fields of a model but `dtype`, by name."""
+  values = values_of_kind(model, *fields_lib.Kind)
+  return {name: x for name, x in values.items() if name != 'dtype'}
+
+
+def values_of_kind(
+  model: Model | Flat, *kinds: fields_lib.Kind
+) -> dict[str, Any]:
+  """Returns the flat fields of some kinds, or the options of all parts."""
   described = flattened(model)
-  return {
-    name: getattr(described, name)
-    for name in fields_lib.of(type(described))
-    if name != 'dtype'
-  }
+  if isinstance(described, nn.Module):
+    return registry.values_of(described, kinds)
+  names = fields_lib.of_kind(type(described), *kinds)
+  return {name: getattr(described, name) for name in names}
 
 
-def key_values(model: vit.ViT) -> dict[str, Any]:
-  """Returns the keys of `config.model` that give a model, but its name.
+def key_values(model: Model) -> dict[str, Any]:
+  """Returns the keys of `config.model` that a model has, but its name.
 
   Raises:
-    UserError: A text cannot say an option of a part, as a function.
+    UserError: As `keys.read`.
   """
-  spec = flat.flatten(model)
-  values = {key: getattr(spec, key) for key in registry.KEYS}
-  parts = {
-    'norm': model.norm,
-    # A block of the user's may have neither.
-    'attention': getattr(model.block, 'attention', None),
-    'mlp': getattr(model.block, 'mlp', None),
-    'block': model.block,
-    'patches': model.patches,
-    'pool': model.pool,
-    'head': model.sized_head,
-  }
-  for kind, part in parts.items():
-    values[kind] = part and registry.describe(kind, part, values)
-  values['positions'] = registry.describe_sum(
-    'positions', model.positions, values
-  )
-  return {
-    key: values[key] if key in values else getattr(model, key) for key in KEYS
-  }
+  if isinstance(model, vit.ViT):
+    return keys_lib.read(model)
+  if isinstance(model, resnet.BiT):
+    values = {k: getattr(model, k) for k in KEYS if hasattr(model, k)}
+  else:
+    values = keys_lib.read(model)
+  if isinstance(model, mixer.Mixer):
+    values['block'] = None  # there is one kind
+  if model.head_bias:
+    values['head'] = f'linear(bias={model.head_bias})'
+  return values
 
 
-def family_options(module: type[Flat]) -> list[str]:
+def family_options(module: type[Any]) -> list[str]:
   """Returns the fields of a class that `config.model` has no key for."""
-  if issubclass(module, flat.ViT):
+  if issubclass(module, vit.ViT):
     return []
-  return [x for x in fields_lib.of(module) if x not in (*KEYS, 'dtype')]
+  names = [*fields_lib.of(module)]
+  if issubclass(module, mixer.Mixer):
+    names += fields_lib.of(mixer.MixerBlock)
+  return [x for x in names if x not in (*KEYS, 'dtype')]
 
 
 def config_values(model: Model) -> dict[str, Any]:
@@ -342,21 +224,14 @@ def config_values(model: Model) -> dict[str, Any]:
   Raises:
     UserError: As `key_values`.
   """
-  name = name_of(model)
-  if isinstance(model, vit.ViT):
-    return {'name': name} | key_values(model)
-  module, named = _parse(name)
-  named_fields = fields_of(flat_model(module, {'num_classes': 0} | named))
-  fields = fields_of(model)
+  name, values = name_of(model), key_values(model)
+  fields, named = (fields_of(x) for x in (model, create_model(name, 0)))
   options = {
     key: fields[key]
-    for key in family_options(module)
-    if fields[key] != named_fields[key]
+    for key in family_options(type(model))
+    if key != 'head_bias' and fields[key] != named[key]
   }
-  keys = {key: value for key, value in fields.items() if key in KEYS}
-  if bias := options.pop('head_bias', 0.0):
-    keys['head'] = f'linear(bias={bias})'
-  return {'name': registry.join_name(name, options)} | keys
+  return {'name': registry.join_name(name, options)} | values
 
 
 def from_config(
@@ -374,7 +249,7 @@ def from_config(
   """
   fields = {k: v for k, v in config.items() if v is not None}
   fields.setdefault('num_classes', num_classes)
-  module, _ = _parse(fields['name'])
+  module, _ = _named(fields['name'])
   for key, unset in (('scan', (False,)), ('remat', ('auto', 'none'))):
     if fields.get(key) in unset and key not in fields_lib.of(module):
       del fields[key]
@@ -391,13 +266,12 @@ def on_platform(config: Any, platform: str) -> Any:
     config: The full config, which is not changed.
     platform: 'cpu', 'tpu' or 'gpu'.
   """
-  model = config.model
-  described = flattened(from_config(model, 0))
-  if platform == jax.default_backend() or not hasattr(described, 'remat'):
+  model = from_config(config.model, 0)
+  if platform == jax.default_backend() or isinstance(model, resnet.BiT):
     return config
   result = without_kernel(config)
   result.model.remat = remat.on_platform(platform, model.scan, model.remat)
-  implementation = getattr(described, 'attention_implementation', None)
+  implementation = key_values(model).get('attention_implementation')
   if implementation is not None:
     implementation = kernels.on_platform(platform, implementation)
     result.model.attention_implementation = implementation
@@ -419,46 +293,72 @@ def without_kernel(config: Any) -> Any:
   return result
 
 
-def with_fields(model: Model, **changes: Any) -> Model:
-  """Returns a model with other values of flat fields, without checks."""
-  described = flattened(model)
-  if isinstance(described, flat.ViT):
-    values = flat.without_named(fields_of(described), changes)
-    values['dtype'] = described.dtype
-    return flat.ViT(**(values | changes)).parts()
-  return described.clone(**changes)
+def with_keys(model: Model, **changes: Any) -> Model:
+  """Returns a model with other values of `KEYS`, or of 'dtype'.
+
+  Raises:
+    ValueError: As `create_model`.
+    UserError: As `key_values`.
+  """
+  return create(type(model), full_values(model), changes)
 
 
-def with_kernel(model: Model, implementation: str) -> Model:
+def full_values(model: Model) -> dict[str, Any]:
+  """Returns all values that a model was made of, by key, option and 'dtype'."""
+  if isinstance(model, resnet.BiT):
+    return {name: getattr(model, name) for name in fields_lib.of(type(model))}
+  fields = registry.values_of(model)
+  options = {name: fields[name] for name in family_options(type(model))}
+  return {**key_values(model), **options, 'dtype': model.dtype}
+
+
+def without_head(model: Model) -> Model:
+  """Returns a model without its head, and without the layer before that."""
+  if isinstance(model, vit.ViT) and hasattr(model.head, 'pre_logits'):
+    model = model.clone(head=model.head.clone(pre_logits=0))
+  return model.clone(num_classes=0)
+
+
+def with_kernel(model: _Module, implementation: str) -> _Module:
   """Returns a model whose attention is computed in another way.
 
   Args:
-    model: The model; one of own attention, or without any, is not changed.
+    model: The model, or another stack of layers; one of own attention, or
+      without any, is not changed.
     implementation: One of `kernels.IMPLEMENTATIONS`.
   """
-  if isinstance(model, igpt.IGPT):
-    return model.clone(attention_implementation=implementation)
-  attention = getattr(getattr(model, 'block', None), 'attention', None)
+  block: Any = getattr(model, 'block', None)
+  attention = getattr(block, 'attention', None)
   if attention is None or not hasattr(attention, 'implementation'):
     return model
-  assert isinstance(model, vit.ViT)
   attention = attention.clone(implementation=implementation)
-  return model.clone(block=model.block.clone(attention=attention))
+  changes: Any = {'block': block.clone(attention=attention)}
+  return model.clone(**changes)
 
 
-def name_of(model: Model | Flat) -> str:
+def for_init(model: _Module, can_scan: bool = True) -> _Module:
+  """Returns a stack of layers as it is initialised.
+
+  It is a scan, which compiles one layer and not all of them; and without
+  kernels, which not every device and type has.
+
+  Args:
+    model: A model, a tower or a decoder.
+    can_scan: Whether its layers are equal.
+  """
+  changes: Any = {'scan': can_scan, 'remat': 'none'}
+  return with_kernel(model, 'plain').clone(**changes)
+
+
+def name_of(model: Model) -> str:
   """Returns the published name of the most similar model."""
-  described = flattened(model)
-  fields = fields_of(described)
+  values = full_values(model)
 
-  def alike(name: str) -> int:
-    module, named = _parse(name)
-    if module is not type(described):
-      return -1
-    model_fields = fields_of(flat_model(module, {'num_classes': 0, **named}))
-    return sum(fields[key] == value for key, value in model_fields.items())
+  def likeness(name: str) -> int:
+    named = full_values(create_model(name, 0))
+    return sum(values[key] == x for key, x in named.items())
 
-  return max(NAMES, key=alike)
+  return max(zoo.names(type(model)), key=likeness)
 
 
 def check(
@@ -589,8 +489,7 @@ def _init(
     images = jnp.zeros((1, *image_shape[:2]), jnp.int32)  # of colours
   if isinstance(model, resnet.BiT):
     return model.init(key, images)['params']
-  can_scan = has_equal_layers(model)
-  plain = with_kernel(model, 'plain').clone(scan=can_scan, remat='none')
+  plain = for_init(model, has_equal_layers(model))
   params = plain.init(key, images)['params']
   if model.initializers == initializers.MIMETIC:
     params = initializers.mimetic(params, jax.random.fold_in(key, 1))

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import kernels
 from vit_jax.models import packing
 from vit_jax.models.block import keep
 from vit_jax.models.block import LayerNorm
@@ -23,6 +22,7 @@ from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
+from vit_jax.models.parts import kernels
 
 QKV = tuple[jax.Array, jax.Array, jax.Array]
 

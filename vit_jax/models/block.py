@@ -7,7 +7,6 @@ hidden layer.
 
 from collections.abc import Callable
 from collections.abc import Mapping
-from collections.abc import Sequence
 import functools
 from typing import Annotated
 
@@ -60,7 +59,7 @@ class LayerNorm(nn.Module):
 
 
 def centered(
-  x: jax.Array, axes: Sequence[int], epsilon: float
+  x: jax.Array, axes: tuple[int, ...], epsilon: float
 ) -> tuple[jax.Array, jax.Array]:
   """Returns x without its mean, and the reciprocal of its deviation.
 

@@ -10,23 +10,23 @@ import jax.numpy as jnp
 
 from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
-from vit_jax.models import spec as spec_lib
+from vit_jax.models import encoder
 
 
-class Decoder(nn.Module):
+class Decoder(encoder.Encoder):
   """Predicts all patches from those that an encoder saw (arXiv:2111.06377).
 
   A dense layer to the decoder's width; a learned mask token in the place of
   each patch that was not seen; fixed positions; layers as in the encoder; and a
   dense layer to the outputs of a patch.
 
-  Attributes:
-    spec: Fields of its layers; there is no dropout.
+  There is no dropout.
+
+  Attributes, beside those of `encoder.Encoder`:
     prefix_length: P.
     outputs: Numbers that are predicted for a patch.
   """
 
-  spec: spec_lib.EncoderSpec
   prefix_length: int
   outputs: int
 
@@ -42,26 +42,24 @@ class Decoder(nn.Module):
         are the seen patches, as in `tokens`.
       grid: Patches (h, w), N = h * w.
     """
-    spec, p = self.spec, self.prefix_length
-    x = self._dense(spec.hidden_size, 'embedding')(tokens)
+    d, p = self.hidden_size, self.prefix_length
+    x = self._dense(d, 'embedding')(tokens)
     patches = self._completed(x[:, p:], places)
-    table = embedding.sincos2d(grid, spec.hidden_size, 'sincos2d_mae')
+    table = embedding.sincos2d(grid, d, 'sincos2d_mae')
     patches += table.astype(x.dtype)
     x = jnp.concatenate([x[:, :p], patches], axis=1)  # [B, P + N, D]
-    x, _ = spec.layers(self, x, context_lib.Context())
-    x = spec.layer_norm('norm')(x[:, p:])
+    x, _ = self.layers(x, context_lib.Context())
+    x = self.norm(x[:, p:])
     return self._dense(self.outputs, 'prediction')(x).astype(jnp.float32)
 
   def _dense(self, size: int, name: str) -> nn.Dense:
-    kernel_init = self.spec.starts.kernel
-    return nn.Dense(
-      size, kernel_init=kernel_init, dtype=self.spec.dtype, name=name
-    )
+    kernel_init = self.starts.kernel
+    return nn.Dense(size, kernel_init=kernel_init, dtype=self.dtype, name=name)
 
   def _completed(self, seen: jax.Array, places: jax.Array) -> jax.Array:
     """Returns seen patches [B, K, D] and mask tokens in place, [B, N, D]."""
     b, k, d = seen.shape
-    token = self.param('mask_token', self.spec.starts.position, (1, 1, d))
+    token = self.param('mask_token', self.starts.position, (1, 1, d))
     token = token.astype(seen.dtype)
     masks = jnp.broadcast_to(token, (b, places.shape[1] - k, d))
     ordered = jnp.concatenate([seen, masks], axis=1)

@@ -1,13 +1,10 @@
 """Kinds of model fields, and the allowed values of a field.
 
-A field is declared once, in `spec.py` or in its model, together with its kind:
+A field is declared once, in its model or part, together with its kind:
 
     qk_norm: Annotated[bool, fields.FUNCTION] = False
 
-This is the only list of fields: `of_kind` returns, for example, all fields that
-change the model's function. A new field must also be added to the layer that
-uses it, to `vit_jax/config/architecture.py`, and to each module of
-`weights/formats/`, which says whether that format can store it.
+`of_kind` returns, for example, all fields of a class that change its function.
 """
 
 from collections.abc import Mapping

@@ -11,44 +11,52 @@ from typing import Any
 from typing import Self
 
 from flax import linen as nn
+import jax
+import jax.numpy as jnp
 
 from vit_jax.models import attention
 from vit_jax.models import block
-from vit_jax.models import blocks
 from vit_jax.models import context as context_lib
-from vit_jax.models import differential
 from vit_jax.models import embedding
-from vit_jax.models import experts
 from vit_jax.models import fields
-from vit_jax.models import grouped
-from vit_jax.models import heads
-from vit_jax.models import merging
-from vit_jax.models import mlp
-from vit_jax.models import norms
+from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import patches as patches_lib
-from vit_jax.models import pooling
-from vit_jax.models import positions as positions_lib
 from vit_jax.models import registry
-from vit_jax.models import relative
-from vit_jax.models import rotary
-from vit_jax.models import spec as spec_lib
-from vit_jax.models import stems
+from vit_jax.models import remat as remat_lib
 from vit_jax.models import vit
+from vit_jax.models.fields import EXECUTION
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import FITTED
+from vit_jax.models.fields import FUNCTION
 from vit_jax.models.fields import Kind
+from vit_jax.models.fields import RATE
+from vit_jax.models.fields import SIZE
+from vit_jax.models.fields import TRAINING
+from vit_jax.models.parts import blocks
+from vit_jax.models.parts import differential
+from vit_jax.models.parts import experts as experts_lib
+from vit_jax.models.parts import grouped
+from vit_jax.models.parts import kernels
+from vit_jax.models.parts import merging
+from vit_jax.models.parts import mlp
+from vit_jax.models.parts import norms
+from vit_jax.models.parts import pooling
+from vit_jax.models.parts import positions as positions_lib
+from vit_jax.models.parts import relative
+from vit_jax.models.parts import rotary as rotary_lib
+from vit_jax.models.parts import stems
+from vit_jax.models.zoo.vit import SIZES as SIZES
 
-# Hidden size, MLP size, heads, layers: Table 1 of the paper; Ti and S of DeiT
-# (arXiv:2012.12877); g of Scaling Vision Transformers (arXiv:2106.04560).
-SIZES = {
-  'Ti': {'hidden_size': 192, 'mlp_dim': 768, 'num_heads': 3, 'depth': 12},
-  'S': {'hidden_size': 384, 'mlp_dim': 1536, 'num_heads': 6, 'depth': 12},
-  'B': {'hidden_size': 768, 'mlp_dim': 3072, 'num_heads': 12, 'depth': 12},
-  'L': {'hidden_size': 1024, 'mlp_dim': 4096, 'num_heads': 16, 'depth': 24},
-  'H': {'hidden_size': 1280, 'mlp_dim': 5120, 'num_heads': 16, 'depth': 32},
-  'g': {'hidden_size': 1408, 'mlp_dim': 6144, 'num_heads': 16, 'depth': 40},
+POOLS = ('token', 'gap', 'map', 'token+gap')
+# GLU variants (arXiv:2002.05202), by their gates.
+GATES = {
+  'silu': mlp.SwiGLU,
+  'sigmoid': mlp.GLU,
+  'gelu': mlp.GEGLU,
 }
-
+NORMS = {'layer': 'layer_norm', 'rms': 'rms_norm'}
+_TEXT = Field(Kind.FUNCTION, is_visible=False)
+RELATIVE_POSITIONS = ('none', *relative.TABLES, *relative.MLPS)
 LEARNED = ('learned', 'factorized')
 POSITION_EMBEDDINGS = (*LEARNED, *embedding.SINCOS, 'none')
 
@@ -83,71 +91,102 @@ TEXTS: Mapping[str, str] = {
 }
 
 
-@dataclasses.dataclass(kw_only=True, unsafe_hash=True)
-class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
+@dataclasses.dataclass(kw_only=True, frozen=True)
+class ViT:
   """Fields of a Vision Transformer; `vit.ViT` computes it.
 
-  Attributes, beside those of `spec.LayerSpec`, `spec.EncoderSpec` and
-  `heads.PoolSpec`:
-    num_classes: Size of the head's output; 0: no head, and the model returns
-      what the head would get.
-    patch_size: (height, width), in pixels of the image, or in cells of the
-      ResNet's output grid; or (depth, height, width), for volumes.
-    class_token: Whether there is one; None: only if the pool reads it.
-    distillation_token: Whether there is one, with a separate head; the logits
-      of both heads are averaged (DeiT, arXiv:2012.12877, section 4).
-    distillation_head: False: the distillation token has no head, and its output
-      is not used.
-    registers: Number of register tokens (arXiv:2309.16588).
-    mask_token: Whether there is a learned token for masked patches.
-    position_embedding: 'learned'; or, of patches alone, 'factorized', sums of
-      learned ones of row and column (NaViT, arXiv:2307.06304), or fixed ones,
-      'sincos2d' (as big_vision), 'sincos2d_mae' or 'sincos2d_moco'; or 'none'.
-    position_tokens: Tokens with a learned position: 'all'; 'class', the class
-      token and patches; or 'patches'.
-    position_resize: How learned positions are resized to images of their own
-      grids, one of `embedding.RESIZES`.
-    position_aspect: Whether they are resized to a square around a grid.
-    position_grid: Grid (h, w) of the learned positions; None: a square, or for
-      factorised ones that of the first image.
-    rotary_base: Base of the frequencies of `rotary`; DINOv3's is 100, EVA-02's
-      10,000.
-    rotary_grid: Grid (h, w) of patches to which `rotary` scales their indices;
-      None: it does not scale them.
-    rotary_offset: Added to the indices before that (Perception Encoder,
-      arXiv:2504.13181, its code).
-    patch_bias: Whether the patch embedding has a bias.
-    crop_to_patches: Whether images lose the rows and columns behind their last
-      whole patch, as in a convolution without padding; otherwise a patch must
-      divide them.
-    patch_norm: Whether a norm follows it, before positions are added (AIMv2,
-      arXiv:2411.14402, its code).
-    pre_norm: Whether a LayerNorm precedes the layers (CLIP, arXiv:2103.00020,
-      section 2.4).
-    patch_dropout: Share of the patches that training leaves out at random
-      (arXiv:2208.07220); the rest is not scaled.
-    merge: r of token merging (`merging`): how many tokens an average layer
-      merges into others; 0: none.
-    merge_decreasing: Whether the first layers merge more than the last.
-    merge_proportional: Whether attention counts a merged token as often as it
-      stands for patches.
-    resnet_stages: Units in each stage of a ResNet before the patch embedding,
-      () for only its stem; None: no ResNet.
-    resnet_width: Channels of that stem.
-    pre_logits: Size of a dense layer with tanh before the head; 0: none.
-    head_norm: 'batch': a BatchNorm without affine parameters before the head,
-      as in the linear probes of MAE (arXiv:2111.06377, appendix A.1); 'none'.
-    head_bias: Initial value of the head's bias: with a sigmoid loss, the
-      logarithm of a class's frequency.
-    positions: Parts of `registry.PARTS`, or of the user's, as 'learned + rope',
-      in place of what the other fields describe; '': those.
-    patches: As `positions`, of the patch embedding.
-    head: As `positions`, of the head.
+  They are those of `vit.ViT`, or options of its parts: `_OPTIONS` says of
+  which, `_VALUES` and `parts` which parts they choose.
   """
 
   num_classes: Annotated[int, vit.NUM_CLASSES] = dataclasses.field(
     kw_only=False
   )
+  pool: Annotated[str, fields.FITTED] = 'token'
+  last_norm: Annotated[bool, fields.FUNCTION] = True
+  norm_after_pool: Annotated[bool, fields.FITTED] = False
+  map_prefix: Annotated[bool, Field(Kind.FITTED, is_visible=False)] = False
+  map_heads: Annotated[
+    int | None, Field(Kind.FITTED, is_visible=False, least=1)
+  ] = None
+  map_query: Annotated[bool, fields.FITTED] = True
+  map_bias: Annotated[bool, fields.FITTED] = True
+  map_mlp_dim: Annotated[int | None, Field(Kind.FITTED, least=0)] = None
+  hidden_size: Annotated[int, SIZE]
+  mlp_dim: Annotated[int, SIZE]
+  depth: Annotated[int, Field(Kind.SIZE, least=1, most=1_000)]
+  dropout_rate: Annotated[float, RATE] = 0.0
+  stochastic_depth: Annotated[float, RATE] = 0.0
+  stochastic_depth_uniform: Annotated[bool, TRAINING] = False
+  gelu: Annotated[
+    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(block.GELUS))
+  ] = 'tanh'
+  layer_norm_epsilon: Annotated[
+    float, Field(Kind.FUNCTION, is_visible=False, interval='(0, 1)')
+  ] = 1e-6
+  initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
+  scan: Annotated[bool, EXECUTION] = False
+  remat: Annotated[str, Field(Kind.EXECUTION, choices=remat_lib.POLICIES)] = (
+    'auto'
+  )
+  dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32
+  num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
+  key_heads: Annotated[int | None, Field(Kind.FUNCTION, least=1)] = None
+  full_key_layers: Annotated[int, Field(Kind.FUNCTION, least=0, most=1_000)] = 0
+  attention_dropout_rate: Annotated[float, RATE] = 0.0
+  layer_scale: Annotated[float | None, fields.FITTED] = None
+  layer_scale_mlp: Annotated[bool, FUNCTION] = True
+  qk_norm: Annotated[bool, FUNCTION] = False
+  qkv_bias: Annotated[bool, FUNCTION] = True
+  key_bias: Annotated[bool, FUNCTION] = True
+  dense_bias: Annotated[bool, FUNCTION] = True
+  attention_norm: Annotated[bool, FUNCTION] = False
+  post_norm: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
+  parallel_mlp: Annotated[bool, FUNCTION] = False
+  branches: Annotated[int, Field(Kind.FUNCTION, least=1, most=100)] = 1
+  differential: Annotated[bool, FUNCTION] = False
+  causal: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
+  relative_positions: Annotated[
+    str, Field(Kind.FITTED, choices=RELATIVE_POSITIONS)
+  ] = 'none'
+  relative_mlp_dim: Annotated[int, Field(Kind.FITTED, least=1)] = 128
+  norm: Annotated[str, FUNCTION] = 'layer'
+  rotary: Annotated[
+    str,
+    Field(Kind.FUNCTION, is_visible=False, choices=('none', *rotary_lib.KINDS)),
+  ] = 'none'
+  gated_mlp: Annotated[bool, FUNCTION] = False
+  gate: Annotated[
+    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(GATES))
+  ] = 'silu'
+  mlp_norm: Annotated[bool, FUNCTION] = False
+  experts: Annotated[int, Field(Kind.FUNCTION, least=0, most=2**16)] = 0
+  routing: Annotated[
+    str, Field(Kind.FUNCTION, choices=experts_lib.ROUTINGS)
+  ] = 'top_experts'
+  expert_layers: Annotated[
+    tuple[int, ...], Field(Kind.FUNCTION, least=1, most=1_000)
+  ] = ()
+  expert_slots: Annotated[int, Field(Kind.FUNCTION, least=0)] = 0
+  experts_per_token: Annotated[
+    int, Field(Kind.FUNCTION, is_visible=False, least=1)
+  ] = 2
+  expert_capacity: Annotated[
+    float, Field(Kind.TRAINING, interval='(0, inf)')
+  ] = 1.05
+  expert_priority: Annotated[bool, TRAINING] = False
+  expert_noise: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = (
+    1.0
+  )
+  expert_loss: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = (
+    0.01
+  )
+  attention_implementation: Annotated[
+    str, Field(Kind.EXECUTION, choices=kernels.IMPLEMENTATIONS)
+  ] = 'auto'
+  block: Annotated[str, _TEXT] = ''
+  attention: Annotated[str, _TEXT] = ''
+  mlp: Annotated[str, _TEXT] = ''
   patch_size: Annotated[tuple[int, ...], FITTED]
   class_token: Annotated[bool | None, FITTED] = None
   distillation_token: Annotated[bool, FITTED] = False
@@ -230,6 +269,119 @@ class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
       parent=None,
     )
 
+  def norm_part(self) -> nn.Module:
+    """Returns the norm of the layers."""
+    part: nn.Module = self.named_part('norm', NORMS.get(self.norm, self.norm))
+    return part
+
+  def mlp_part(self) -> nn.Module:
+    """Returns the MLP of the layers."""
+    options: dict[str, Any] = {
+      'hidden_dim': self.mlp_dim,
+      'bias': self.dense_bias,
+      'hidden_norm': self.mlp_norm,
+      'dropout_rate': self.dropout_rate,
+      'norm': self.norm_part(),
+      'initializers': self.initializers,
+      'dtype': self.dtype,
+      'parent': None,
+    }
+    if self.gated_mlp:
+      return GATES[self.gate](**options)
+    return block.Mlp(gelu=self.gelu, **options)
+
+  def attention_part(self) -> nn.Module:
+    """Returns the attention of the layers."""
+    if self.attention:
+      return self.named_part('attention', self.attention)
+    values: dict[str, Any] = {
+      'num_heads': self.num_heads,
+      'qkv_bias': self.qkv_bias,
+      'key_bias': self.key_bias,
+      'out_bias': self.dense_bias,
+      'qk_norm': self.qk_norm,
+      'out_norm': self.attention_norm,
+      'causal': self.causal,
+      'dropout_rate': self.attention_dropout_rate,
+      'norm': self.norm_part(),
+      'implementation': self.attention_implementation,
+      'initializers': self.initializers,
+      'dtype': self.dtype,
+      'parent': None,
+    }
+    if self.differential:
+      return differential.Differential(**values)
+    if self.key_heads:
+      return grouped.Grouped(
+        key_heads=self.key_heads, full_layers=self.full_key_layers, **values
+      )
+    return attention.Attention(**values)
+
+  def experts_part(self) -> nn.Module:
+    """Returns the experts of the layers."""
+    return experts_lib.Experts(
+      self.experts,
+      self.mlp_part(),
+      self.routing,
+      self.expert_layers,
+      self.expert_slots,
+      self.experts_per_token,
+      self.expert_capacity,
+      self.expert_priority,
+      self.expert_noise,
+      self.expert_loss,
+      self.dropout_rate,
+      self.dtype,
+      parent=None,
+    )
+
+  def hidden_part(self) -> nn.Module:
+    """Returns what follows attention: an MLP, or experts."""
+    if self.mlp:
+      return self.named_part('mlp', self.mlp)
+    return self.experts_part() if self.experts else self.mlp_part()
+
+  def block_part(self) -> Any:
+    """Returns the layers' block."""
+    if self.block:
+      return self.named_part('block', self.block)
+    kind: type[block.Block] = block.Block
+    further: dict[str, Any] = {}
+    if self.post_norm:
+      kind = blocks.PostNorm
+    if self.parallel_mlp:
+      kind = blocks.Parallel
+    if self.branches > 1:
+      kind, further = blocks.Branches, {'count': self.branches}
+    return kind(
+      self.attention_part(),
+      self.hidden_part(),
+      self.norm_part(),
+      self.layer_scale,
+      self.layer_scale_mlp,
+      self.dropout_rate,
+      self.stochastic_depth,
+      self.stochastic_depth_uniform,
+      **further,
+      parent=None,
+    )
+
+  def named_part(self, kind: str, text: str) -> Any:
+    """Returns the part of a kind that a text names."""
+    return registry.build(kind, text, self.part_values(kind), f'model.{kind}')
+
+  def part_values(self, kind: str) -> dict[str, Any]:
+    """Returns the values that fill the fields of a part, by names of keys."""
+    values = {name: getattr(self, name) for name in fields.of(type(self))}
+    values['norm'] = NORMS.get(self.norm, self.norm)
+    if kind == 'block':
+      parts = {'attention': self.attention_part, 'mlp': self.hidden_part}
+      for name, part in parts.items():
+        values[name] = values[name] or registry.describe(name, part(), values)
+    return {
+      name: None if value == '' else value for name, value in values.items()
+    }
+
   def head_part(self) -> nn.Module:
     """Returns the head."""
     if self.head:
@@ -282,7 +434,7 @@ class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
 
   def pool_part(self) -> nn.Module:
     """Returns the pool."""
-    if self.pool not in heads.POOLS:
+    if self.pool not in POOLS:
       return self.named_part('pool', self.pool)
     if self.pool == 'gap':
       return vit.Mean(self.norm_after_pool, parent=None)
@@ -328,7 +480,7 @@ class ViT(spec_lib.EncoderSpec, heads.PoolSpec):
     elif kind != 'none':
       yield positions_lib.SinCos(kind, parent=None)
     if self.rotary != 'none':
-      yield rotary.Rope(
+      yield rotary_lib.Rope(
         self.num_heads,
         self.rotary,
         self.rotary_base,
@@ -421,7 +573,7 @@ _OPTIONS: Mapping[type[nn.Module], Mapping[str, str]] = {
     'position_grid': 'grid',
   },
   positions_lib.SinCos: {'position_embedding': 'kind'},
-  rotary.Rope: {
+  rotary_lib.Rope: {
     'rotary': 'kind',
     'rotary_base': 'base',
     'rotary_grid': 'grid',
@@ -442,7 +594,7 @@ _OPTIONS: Mapping[type[nn.Module], Mapping[str, str]] = {
     'dense_bias': 'bias',
     'mlp_norm': 'hidden_norm',
   },
-  experts.Experts: {
+  experts_lib.Experts: {
     'experts': 'count',
     'routing': 'routing',
     'experts_per_token': 'per_token',
@@ -476,10 +628,7 @@ _VALUES: Mapping[type[nn.Module], Mapping[str, Any]] = {
   patches_lib.Learned: {'position_embedding': 'learned'},
   positions_lib.Factorized: {'position_embedding': 'factorized'},
   differential.Differential: {'differential': True},
-  **{
-    kind: {'gated_mlp': True, 'gate': gate}
-    for gate, kind in spec_lib.GATES.items()
-  },
+  **{kind: {'gated_mlp': True, 'gate': gate} for gate, kind in GATES.items()},
   vit.Token: {'pool': 'token'},
   vit.Mean: {'pool': 'gap'},
   pooling.TokenAndMean: {'pool': 'token+gap'},
@@ -494,7 +643,7 @@ def without_named(
   dropped = {
     name
     for kind, names in TEXTS.items()
-    if overrides.get(kind) and overrides[kind] not in heads.POOLS
+    if overrides.get(kind) and overrides[kind] not in POOLS
     for name in names.split()
   }
   return {name: x for name, x in values.items() if name not in dropped}

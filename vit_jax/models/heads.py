@@ -1,6 +1,6 @@
-"""Heads: pooling of a trunk's tokens, and the last layer.
+"""The last layer, and the classifier of models that are no `vit.ViT`.
 
-In comments: B images, T tokens, D hidden size, H heads, K = D / H.
+In comments: B images, T tokens, D hidden size.
 """
 
 import dataclasses
@@ -12,43 +12,6 @@ import jax
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import vit
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
-
-POOLS = ('token', 'gap', 'map', 'token+gap')
-
-
-@dataclasses.dataclass(kw_only=True, unsafe_hash=True)
-class PoolSpec:
-  """Fields of how a trunk's tokens become features.
-
-  Attributes:
-    pool: Pooling of tokens to features: 'token', the class token; 'gap', the
-      mean over patch tokens; 'map', attention over them by a learned query;
-      'token+gap', the first two side by side (DINOv2, arXiv:2304.07193); or a
-      part of the user's.
-    last_norm: Whether a norm follows the last layer.
-    norm_after_pool: For 'gap', whether the last norm is applied to the mean,
-      and not to the tokens.
-    map_prefix: For 'map', whether it also attends to the tokens before the
-      patches.
-    map_heads: For 'map', its number of heads, which divides D; None: num_heads.
-    map_query: For 'map', whether its query is a projection of what is learned.
-    map_bias: For 'map', whether its query, keys and values have biases.
-    map_mlp_dim: For 'map', size of the hidden layer of its MLP; 0: it has none;
-      None: mlp_dim.
-  """
-
-  pool: Annotated[str, fields.FITTED] = 'token'
-  last_norm: Annotated[bool, fields.FUNCTION] = True
-  norm_after_pool: Annotated[bool, fields.FITTED] = False
-  map_prefix: Annotated[bool, Field(Kind.FITTED, is_visible=False)] = False
-  map_heads: Annotated[
-    int | None, Field(Kind.FITTED, is_visible=False, least=1)
-  ] = None
-  map_query: Annotated[bool, fields.FITTED] = True
-  map_bias: Annotated[bool, fields.FITTED] = True
-  map_mlp_dim: Annotated[int | None, Field(Kind.FITTED, least=0)] = None
 
 
 def linear(

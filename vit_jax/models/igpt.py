@@ -7,8 +7,11 @@ parameter that is never trained, so that images can be the input.
 In comments: B images, N pixels, C channels, D hidden size, L layers, K colours.
 """
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Annotated
+from typing import Any
+from typing import ClassVar
 
 from flax import linen as nn
 import jax
@@ -16,22 +19,14 @@ import jax.numpy as jnp
 
 from vit_jax.models import block as block_lib
 from vit_jax.models import dropout
+from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import heads
-from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
-from vit_jax.models import spec as spec_lib
+from vit_jax.models.attention import Attention
+from vit_jax.models.context import as_class
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Kind
-
-# Section 3.1 of the paper; the heads are those of the authors' code.
-SIZES = {
-  'S': {'hidden_size': 512, 'mlp_dim': 2048, 'num_heads': 8, 'depth': 24},
-  'M': {'hidden_size': 1024, 'mlp_dim': 4096, 'num_heads': 8, 'depth': 36},
-  'L': {'hidden_size': 1536, 'mlp_dim': 6144, 'num_heads': 16, 'depth': 48},
-}
-
-_FIELDS = fields.of(spec_lib.EncoderSpec)
 
 
 def nearest(pixels: jax.Array, clusters: jax.Array) -> jax.Array:
@@ -55,32 +50,6 @@ def shifted(ids: jax.Array, start: int) -> jax.Array:
   return jnp.pad(ids[:, :-1], ((0, 0), (1, 0)), constant_values=start)
 
 
-@dataclasses.dataclass(kw_only=True, unsafe_hash=True)
-class PixelSpec(spec_lib.EncoderSpec):
-  """Fields of the layers; the defaults are those of the paper.
-
-  Attributes:
-    feature_layer: Index l of the layer that gives the features, from 0: the
-      mean over positions of its input after its first norm (f^l in section 2.3
-      of the paper). The depth: of the last layer's output after the last norm.
-      None: the middle, depth // 2.
-  """
-
-  feature_layer: Annotated[int | None, fields.Field(Kind.FITTED, least=0)] = (
-    None
-  )
-  norm: Annotated[str, _FIELDS['norm']] = 'rms'
-  gelu: Annotated[str, _FIELDS['gelu']] = 'sigmoid'
-  causal: Annotated[bool, _FIELDS['causal']] = True
-  layer_norm_epsilon: Annotated[float, _FIELDS['layer_norm_epsilon']] = 1e-5
-
-  @property
-  def read(self) -> int:
-    """The layer that gives the features, from 0 to the depth."""
-    chosen = self.feature_layer
-    return self.depth // 2 if chosen is None else chosen
-
-
 class PixelBlock(block_lib.Block):
   """A layer that also returns the mean of its input after its first norm.
 
@@ -95,21 +64,65 @@ class PixelBlock(block_lib.Block):
     return self.drop_attention(self.scale(1, y), context)
 
 
-class IGPT(heads.Classifier, PixelSpec):
+class IGPT(heads.Classifier, encoder.Encoder):
   """Image GPT: images, or colours, to features and the logits of colours.
 
   Position i sees the start token and the pixels before i, and predicts pixel i.
 
-  Attributes, beside those of `Classifier` and `PixelSpec`:
+  Attributes, beside those of `Classifier` and `Encoder`:
     colours: Number of colours, K.
+    feature_layer: Index l of the layer that gives the features, from 0: the
+      mean over positions of its input after its first norm (f^l in section 2.3
+      of the paper). The depth: of the last layer's output after the last norm.
+      None: the middle, depth // 2.
     has_clusters: Whether the model has the clusters; without them its input is
       the ids of colours, and no images.
   """
 
+  usual: ClassVar[Mapping[str, Any]] = {
+    'norm': 'rms_norm',
+    'initializers': 'igpt',
+    'causal': True,
+    'gelu': 'sigmoid',
+    'layer_norm_epsilon': 1e-5,
+  }
+
   _: dataclasses.KW_ONLY
   colours: Annotated[int, fields.Field(Kind.SIZE, least=1, most=2**16)] = 512
+  feature_layer: Annotated[int | None, fields.Field(Kind.FITTED, least=0)] = (
+    None
+  )
   has_clusters: Annotated[bool, fields.FITTED] = True
-  initializers: Annotated[str, initializers_lib.FIELD] = 'igpt'
+
+  @property
+  def read(self) -> int:
+    """The layer that gives the features, from 0 to the depth."""
+    chosen = self.feature_layer
+    return self.depth // 2 if chosen is None else chosen
+
+  def check_model(self, model: nn.Module) -> None:
+    """Raises a ValueError if the parts do not fit together."""
+    del model
+    if self.read > self.depth:
+      raise ValueError(
+        f'feature_layer is {self.feature_layer}: it must be at most the depth,'
+        f' {self.depth}'
+      )
+    mlp: Any = getattr(self.block, 'mlp', None)
+    if type(self.block) is not block_lib.Block or hasattr(mlp, 'routes_tokens'):
+      raise ValueError(
+        f'a {type(self.block).__name__} with a {type(mlp).__name__}: the layers'
+        " of an iGPT are of the kind 'block', with one MLP each"
+      )
+    attention = self.block.attention
+    # The samples need a cache of keys and values (`pixel_cache`).
+    if type(attention) is not Attention or attention.out_norm:
+      raise ValueError(
+        f'{type(attention).__name__}: the attention of an iGPT is of the kind'
+        " 'attention', without out_norm"
+      )
+    if not attention.causal:
+      raise ValueError('an iGPT predicts the next pixel: leave causal at True')
 
   @nn.compact
   def trunk(
@@ -152,8 +165,9 @@ class IGPT(heads.Classifier, PixelSpec):
     key = dropout.key_of(self, ids, rows) if train else None
     if key is not None:
       x = dropout.embedded(x, self.dropout_rate, self.depth, key)
-    x, outputs = self.layers(self, x, Context(dropout_key=key), PixelBlock)
-    x = self.layer_norm('norm')(x)
+    block = as_class(self.block, PixelBlock)
+    x, outputs = self.layers(x, Context(dropout_key=key), block)
+    x = self.norm(x)
     if self.read == self.depth:
       features = x.mean(axis=1, dtype=jnp.float32)
     else:

@@ -3,8 +3,11 @@
 In comments: B images, T tokens, D hidden size, L layers.
 """
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Annotated
+from typing import Any
+from typing import ClassVar
 
 from flax import linen as nn
 import jax
@@ -12,79 +15,67 @@ import jax.numpy as jnp
 
 from vit_jax.models import block as block_lib
 from vit_jax.models import dropout
+from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import heads
-from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
-from vit_jax.models import spec as spec_lib
-from vit_jax.models import stack
 from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
 from vit_jax.models.patches import Patches
 
-# Hidden size, the two MLPs' sizes, layers: Table 1 of the paper.
-SIZES = {
-  'S': {'hidden_size': 512, 'tokens_mlp_dim': 256, 'mlp_dim': 2048, 'depth': 8},
-  'B': {
-    'hidden_size': 768,
-    'tokens_mlp_dim': 384,
-    'mlp_dim': 3072,
-    'depth': 12,
-  },
-  'L': {
-    'hidden_size': 1024,
-    'tokens_mlp_dim': 512,
-    'mlp_dim': 4096,
-    'depth': 24,
-  },
-}
 
-
-@dataclasses.dataclass(kw_only=True, unsafe_hash=True)
-class MixerSpec(spec_lib.LayerSpec):
-  """Fields of layers that mix tokens with an MLP.
-
-  Attributes:
-    tokens_mlp_dim: Size of the hidden layer of the MLP over tokens.
-  """
-
-  tokens_mlp_dim: Annotated[int, fields.SIZE]
-
-
-class MixerBlock(block_lib.Block):
+class MixerBlock(nn.Module):
   """One pre-LN layer: an MLP over tokens and one over channels.
 
   All channels share one MLP over tokens. It replaces a ViT's attention, and
   uses the dropout masks of attention.
+
+  Attributes, beside those that `block.Block` has, too:
+    mlp: The MLP over channels; that over tokens differs in its width.
+    tokens_mlp_dim: Size of the hidden layer of the MLP over tokens.
   """
+
+  mlp: Annotated[nn.Module, fields.PART]
+  tokens_mlp_dim: Annotated[int, fields.SIZE]
+  norm: Annotated[nn.Module, fields.PART] = block_lib.LayerNorm()
+  stochastic_depth: Annotated[float, fields.RATE] = 0.0
+  stochastic_depth_uniform: Annotated[bool, fields.TRAINING] = False
+
+  _drop_path: ClassVar[Any] = block_lib.Block.drop_path
 
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Applies the layer: equation 1 of the paper, [B, T, D] -> [B, T, D]."""
     key = dropout.fold(context.dropout_key, Purpose.ATTENTION_OUTPUT)
     of_channels = context.replace(dropout_key=key, num_tokens=x.shape[2])
+    width: Any = {'hidden_dim': self.tokens_mlp_dim}
     y = jnp.swapaxes(self.norm.copy(name='norm1')(x), 1, 2)  # [B, D, T]
-    y = self.attention.copy(name='token_mlp')(y, of_channels)
+    y = self.mlp.copy(name='token_mlp', **width)(y, of_channels)
     y = jnp.swapaxes(y, 1, 2)  # [B, T, D]
-    x = x + self.drop_path(y, context, Purpose.ATTENTION_PATH)
+    x = x + self._drop_path(y, context, Purpose.ATTENTION_PATH)
     y = self.mlp.copy(name='channel_mlp')(
       self.norm.copy(name='norm2')(x), context
     )
-    return x + self.drop_path(y, context, Purpose.MLP_PATH)
+    return x + self._drop_path(y, context, Purpose.MLP_PATH)
 
 
-class Mixer(heads.Classifier, MixerSpec):
+class Mixer(heads.Classifier, encoder.Encoder):
   """MLP-Mixer for classification.
 
   The MLPs over tokens fix the number of patches, and so the image size.
 
-  Attributes, beside those of `Classifier`, `LayerSpec` and `MixerSpec`:
+  Attributes, beside those of `Classifier` and `Encoder`:
     patch_size: (height, width) in pixels.
   """
 
-  patch_size: Annotated[tuple[int, int], fields.FITTED]
+  usual: ClassVar[Mapping[str, Any]] = {
+    'block': f'{__name__}:MixerBlock',
+    'initializers': 'mixer',
+  }
+
   _: dataclasses.KW_ONLY
-  initializers: Annotated[str, initializers_lib.FIELD] = 'mixer'
+  patch_size: Annotated[tuple[int, int], fields.FITTED]
+  block: Annotated[MixerBlock, fields.PART]
 
   @nn.compact
   def trunk(
@@ -126,22 +117,6 @@ class Mixer(heads.Classifier, MixerSpec):
     for layers, axis in (('blocks_0', 0), ('blocks', 1)):
       path = layers, 'token_mlp', 'up', 'kernel'
       inputs.check_tokens(self, size, self.patch_size, x.shape[1], path, axis)
-    block = MixerBlock(
-      self.mlp_part(self.tokens_mlp_dim),
-      self.mlp_part(),
-      self.norm_part(),
-      stochastic_depth=self.stochastic_depth,
-      stochastic_depth_uniform=self.stochastic_depth_uniform,
-      parent=None,
-    )
-    x, _ = stack.apply(
-      self,
-      block,
-      x,
-      Context(dropout_key=key),
-      depth=self.depth,
-      scan=self.scan,
-      remat=self.remat,
-    )
-    x = self.layer_norm('norm')(x)
+    x, _ = self.layers(x, Context(dropout_key=key))
+    x = self.norm(x)
     return {'tokens': x, 'features': x.mean(axis=1).astype(jnp.float32)}

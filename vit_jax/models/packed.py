@@ -8,13 +8,13 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import fused_attention
-from vit_jax.models import vector_lanes
 from vit_jax.models.attention import Attention
 from vit_jax.models.attention import Projection
 from vit_jax.models.block import keep
 from vit_jax.models.block import LayerNorm
 from vit_jax.models.context import Context
+from vit_jax.models.parts import fused_attention
+from vit_jax.models.parts import vector_lanes
 
 
 def attend(attention: Attention, x: jax.Array, context: Context) -> jax.Array:

@@ -68,8 +68,9 @@ def empty(model: igpt.IGPT, batch_size: int, length: int) -> Cache:
     batch_size: Number of images, B.
     length: Number of pixels of an image, N.
   """
-  heads = model.num_heads, model.hidden_size // model.num_heads
-  shape = (model.depth, batch_size, length, *heads)
+  heads = model.block.attention.num_heads
+  sizes = length, heads, model.hidden_size // heads
+  shape = (model.depth, batch_size, *sizes)
   return jnp.zeros(shape, model.dtype), jnp.zeros(shape, model.dtype)
 
 
@@ -89,7 +90,7 @@ def step(
     position: Position of the next pixel, from 0, an int32 scalar.
     cache: Of the tokens before this one.
   """
-  block = model.block_part()
+  block: Any = model.block
   block = block.clone(attention=as_class(block.attention, CachedAttention))
   x = params['token_embedding'].astype(model.dtype)[token]
   x += params['position_embedding'].astype(model.dtype)[0, position]
@@ -100,11 +101,11 @@ def step(
       previous={'keys': keys, 'values': values, 'position': position},
       outputs=(outputs := Outputs()),
     )
-    x = block.apply({'params': of_layer}, x, context)
+    x = jnp.asarray(block.apply({'params': of_layer}, x, context))
     return x, (outputs['keys'], outputs['values'])
 
   x, cache = jax.lax.scan(apply, x[:, None], (params['blocks'], cache))
-  x = model.norm_part().apply({'params': params['norm']}, x[:, 0])
+  x = model.norm.apply({'params': params['norm']}, x[:, 0])
   logits = igpt.output_layer(model).apply({'params': params['output']}, x)
   return jnp.asarray(logits, jnp.float32), cache
 

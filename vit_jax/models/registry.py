@@ -9,6 +9,7 @@ inherits.
 """
 
 import ast
+from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
@@ -23,6 +24,7 @@ import traceback
 import types
 import typing
 from typing import Any
+from typing import TypeVar
 
 from flax import linen as nn
 import jax
@@ -42,50 +44,52 @@ from vit_jax.models.fields import Field
 PARTS: Mapping[str, Mapping[str, str]] = {
   'block': {
     'block': 'vit_jax.models.block:Block',
-    'parallel': 'vit_jax.models.blocks:Parallel',
-    'branches': 'vit_jax.models.blocks:Branches',
-    'post_norm': 'vit_jax.models.blocks:PostNorm',
-    'merging': 'vit_jax.models.merging:Merging',
+    'parallel': 'vit_jax.models.parts.blocks:Parallel',
+    'branches': 'vit_jax.models.parts.blocks:Branches',
+    'post_norm': 'vit_jax.models.parts.blocks:PostNorm',
+    'merging': 'vit_jax.models.parts.merging:Merging',
   },
   'attention': {
     'attention': 'vit_jax.models.attention:Attention',
-    'grouped': 'vit_jax.models.grouped:Grouped',
-    'differential': 'vit_jax.models.differential:Differential',
+    'grouped': 'vit_jax.models.parts.grouped:Grouped',
+    'differential': 'vit_jax.models.parts.differential:Differential',
   },
   'mlp': {
     'mlp': 'vit_jax.models.block:Mlp',
-    'swiglu': 'vit_jax.models.mlp:SwiGLU',
-    'glu': 'vit_jax.models.mlp:GLU',
-    'geglu': 'vit_jax.models.mlp:GEGLU',
-    'experts': 'vit_jax.models.experts:Experts',
+    'swiglu': 'vit_jax.models.parts.mlp:SwiGLU',
+    'glu': 'vit_jax.models.parts.mlp:GLU',
+    'geglu': 'vit_jax.models.parts.mlp:GEGLU',
+    'experts': 'vit_jax.models.parts.experts:Experts',
   },
   'norm': {
     'layer_norm': 'vit_jax.models.block:LayerNorm',
-    'rms_norm': 'vit_jax.models.norms:RMSNorm',
+    'rms_norm': 'vit_jax.models.parts.norms:RMSNorm',
   },
   'positions': {
     'learned': 'vit_jax.models.patches:Learned',
-    'factorized': 'vit_jax.models.positions:Factorized',
-    'sincos2d': 'vit_jax.models.positions:SinCos',
-    'rope': 'vit_jax.models.rotary:Rope',
-    'relative_bias': 'vit_jax.models.relative:RelativeBias',
-    'relative_mlp_bias': 'vit_jax.models.relative:RelativeMlpBias',
+    'factorized': 'vit_jax.models.parts.positions:Factorized',
+    'sincos2d': 'vit_jax.models.parts.positions:SinCos',
+    'rope': 'vit_jax.models.parts.rotary:Rope',
+    'relative_bias': 'vit_jax.models.parts.relative:RelativeBias',
+    'relative_mlp_bias': 'vit_jax.models.parts.relative:RelativeMlpBias',
   },
   'pool': {
     'token': 'vit_jax.models.vit:Token',
     'mean': 'vit_jax.models.vit:Mean',
-    'map': 'vit_jax.models.pooling:Map',
-    'token_and_mean': 'vit_jax.models.pooling:TokenAndMean',
+    'map': 'vit_jax.models.parts.pooling:Map',
+    'token_and_mean': 'vit_jax.models.parts.pooling:TokenAndMean',
   },
   'head': {
     'linear': 'vit_jax.models.vit:Linear',
   },
   'patches': {
     'patches': 'vit_jax.models.patches:Patches',
-    'normed': 'vit_jax.models.stems:NormedPatches',
-    'hybrid': 'vit_jax.models.stems:HybridPatches',
+    'normed': 'vit_jax.models.parts.stems:NormedPatches',
+    'hybrid': 'vit_jax.models.parts.stems:HybridPatches',
   },
 }
+# The parts that nothing names: the first of each kind.
+DEFAULTS = {kind: next(iter(names)) for kind, names in PARTS.items()}
 # Keys of `config.model` beside the kinds that fill the fields of their names.
 # `dtype` is `config.train.dtype`.
 KEYS = (
@@ -107,6 +111,7 @@ _DTYPES = ('float32', 'bfloat16', 'float16')
 _LIBRARIES = {'vit_jax', 'flax', 'jax', *sys.stdlib_module_names}
 _NOTHING = dataclasses.MISSING
 _PLAIN = Field(fields.Kind.FUNCTION)  # of an annotation that is a type alone
+_Model = TypeVar('_Model', bound=nn.Module)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +172,73 @@ def build_sum(
   """
   builder = _Builder(values, key, frozenset([kind]))
   return tuple(builder.part(kind, part) for part in parts.parse_sum(text, key))
+
+
+def build_model(module: type[_Model], **values: Any) -> _Model:
+  """Builds a stack of layers with what is around them.
+
+  Args:
+    module: Its class, as `vit.ViT` and those that inherit from
+      `encoder.Encoder`.
+    **values: By name, fields of the class, options of its parts, as `gelu`, and
+      texts that name parts, as `mlp`. An option that no text sets has the value
+      of its name. None stands for a value that is not set. Such have the values
+      in `usual` of the class, if it has one, or in `DEFAULTS`.
+
+  Raises:
+    UnknownFieldError: Neither the class nor a part has an option of a name.
+    ValueError: A field of the class does not allow its value.
+    UserError: As `build`.
+  """
+  chosen = {name: x for name, x in values.items() if x is not None}
+  filling: dict[str, Any] = {**getattr(module, 'usual', {}), **chosen}
+  declared = options_of(module)
+  options = {
+    name: _converted(option, filling[name])
+    for name, option in declared.items()
+    if option.kind is None and name in filling
+  }
+  builder = _Builder(DEFAULTS | filling | options, 'model', frozenset())
+  for name, option in declared.items():
+    if option.kind is not None and builder._is_filled(option):
+      options[name] = builder._filled(option, module.__name__)
+  model = module(**options, parent=None)
+  inner = [*stack.inner_parts(model)]
+  names = {
+    name
+    for part in inner
+    for option in options_of(type(part)).values()
+    for name in (option.key, option.name)
+  }
+  # A part of the user's need not have the options that fill those of ours.
+  is_free = any(_files(type(part)) for part in inner)
+  for name in chosen:
+    if name not in names and not (is_free and name in KEYS):
+      raise fields.UnknownFieldError(module, name, sorted(names))
+  return model
+
+
+def values_of(
+  model: nn.Module, kinds: Collection[fields.Kind] = tuple(fields.Kind)
+) -> dict[str, Any]:
+  """Returns the options of a model and of its parts by key, as `build_model`.
+
+  Of options with the same key, the first in a model's fields is returned; of a
+  part that an option holds, its name.
+
+  Args:
+    model: The model.
+    kinds: Kinds of the options.
+  """
+  values: dict[str, Any] = {}
+  for part in stack.inner_parts(model):
+    for option in options_of(type(part)).values():
+      value = getattr(part, option.name)
+      if option.kind and isinstance(value, nn.Module):
+        value = name_of(option.kind, type(value))
+      if option.kind != '' and option.field.kind in kinds:
+        values.setdefault(option.kind or option.key, value)
+  return values
 
 
 def describe(kind: str, module: nn.Module, values: Mapping[str, Any]) -> str:
@@ -329,6 +401,8 @@ class _Builder:
         option, self.values[option.key], owner, f', of config.{key}'
       )
     kind, inside = option.kind, self._inside(option)
+    if self._has_text(option) and typing.get_origin(option.hint) is tuple:
+      return build_sum(kind, self.values[kind], self.values, f'model.{kind}')
     if self._has_text(option):
       inside = dataclasses.replace(inside, key=f'model.{kind}')
       part = parts.parse(self.values[kind], inside.key)
@@ -345,17 +419,11 @@ class _Builder:
   ) -> Any:
     """Returns a value of an option, converted and checked."""
     try:
-      if _is_dtype(option) and isinstance(value, str):
-        return _dtype(option.name, value)
-      value = fields.converted(option.name, value, option.hint)
-      _check_module(option, value)
-      if option.field is not _PLAIN:
-        fields.check_value(option.name, option.field, value)
+      return _converted(option, value)
     except ValueError as e:
       raise UserError(
         f'config.{self.key}: {owner}.{one_line(e)}{origin}'
       ) from None
-    return value
 
   def _missing(self, option: _Option, owner: str) -> str:
     """Returns the error about an option that nothing fills."""
@@ -521,6 +589,17 @@ def _may_be_part(option: _Option) -> bool:
   except ValueError:
     return False
   return True
+
+
+def _converted(option: _Option, value: Any) -> Any:
+  """Returns a value of an option's type, or raises a ValueError."""
+  if _is_dtype(option) and isinstance(value, str):
+    return _dtype(option.name, value)
+  value = fields.converted(option.name, value, option.hint)
+  _check_module(option, value)
+  if option.field is not _PLAIN:
+    fields.check_value(option.name, option.field, value)
+  return value
 
 
 def _check_module(option: _Option, value: Any) -> None:

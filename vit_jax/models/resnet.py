@@ -22,18 +22,7 @@ from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
-from vit_jax.models import norms
-
-# Units in each stage, and the width factor: Section 3 and Table 1 of the BiT
-# paper.
-BIT_SIZES: dict[str, dict[str, Any]] = {
-  'R50x1': {'stages': (3, 4, 6, 3), 'width_factor': 1},
-  'R50x3': {'stages': (3, 4, 6, 3), 'width_factor': 3},
-  'R101x1': {'stages': (3, 4, 23, 3), 'width_factor': 1},
-  'R101x3': {'stages': (3, 4, 23, 3), 'width_factor': 3},
-  'R152x2': {'stages': (3, 8, 36, 3), 'width_factor': 2},
-  'R152x4': {'stages': (3, 8, 36, 3), 'width_factor': 4},
-}
+from vit_jax.models.parts import norms
 
 
 class StdConv(nn.Module):

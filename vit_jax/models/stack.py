@@ -150,8 +150,9 @@ def _unroll(
   last = context.depth - 1
   for i in range(context.depth):
     part = at_layer(block, i, context.depth)
-    if i == last and not _routes(part):
-      context = context.replace(num_read=num_read)
+    if i == last:  # where tokens are routed together, none may be missing
+      routes = any(hasattr(x, 'routes_tokens') for x in inner_parts(part))
+      context = context.replace(num_read=None if routes else num_read)
     context = context.replace(num_tokens=x.shape[1])
     part = part.copy(parent=model, name=f'blocks_{i}')
     added = None if perturbation is None else perturbation[i]
@@ -201,11 +202,6 @@ def inner_parts(part: Any) -> Iterator[nn.Module]:
     for field in dataclasses.fields(part):
       if field.name not in ('parent', 'name'):
         yield from inner_parts(getattr(part, field.name, None))
-
-
-def _routes(part: nn.Module) -> bool:
-  """Whether a part routes all tokens together, so that none may be missing."""
-  return any(getattr(x, 'routes_tokens', False) for x in inner_parts(part))
 
 
 def has_equal_layers(part: nn.Module) -> bool:

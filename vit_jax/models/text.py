@@ -9,17 +9,18 @@ tokens and are read at the last position. LiT's other tower is BERT
 In comments: B texts, T tokens, D hidden size, E the size of the output.
 """
 
-import dataclasses
+from collections.abc import Mapping
 from typing import Annotated
+from typing import Any
+from typing import ClassVar
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import blocks
 from vit_jax.models import dropout
+from vit_jax.models import encoder
 from vit_jax.models import fields
-from vit_jax.models import spec as spec_lib
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
@@ -27,10 +28,10 @@ from vit_jax.models.fields import Kind
 POOLS = ('last', 'first', 'end', 'largest')
 
 
-class TextTower(nn.Module, spec_lib.EncoderSpec):
+class TextTower(encoder.Encoder):
   """Tokens to features, as the image's trunk.
 
-  Attributes, beside those of `spec.LayerSpec` and `spec.EncoderSpec`:
+  Attributes, beside those of `encoder.Encoder`:
     vocabulary: Number of different tokens.
     length: T, the largest number of tokens.
     out_dim: E, size of the last layer's output; 0: no such layer.
@@ -41,7 +42,6 @@ class TextTower(nn.Module, spec_lib.EncoderSpec):
     end_token: Number of the token that ends a text, for 'end'.
   """
 
-  _: dataclasses.KW_ONLY
   vocabulary: Annotated[int, Field(Kind.SIZE, least=1, most=2**24)]
   length: Annotated[int, fields.SIZE]
   out_dim: Annotated[int, Field(Kind.FITTED, least=0)] = 0
@@ -88,8 +88,8 @@ class TextTower(nn.Module, spec_lib.EncoderSpec):
     if key is not None:
       x = dropout.embedded(x, self.dropout_rate, self.depth, key)
     context = Context(attended=attended, dropout_key=key)
-    x, _ = self.layers(self, x, context)
-    x = self.layer_norm('norm')(x)
+    x, _ = self.layers(x, context)
+    x = self.norm(x)
     pooled = self._read(x, tokens).astype(jnp.float32)
     features = pooled
     if self.out_dim:
@@ -112,17 +112,21 @@ class TextTower(nn.Module, spec_lib.EncoderSpec):
     return jnp.take_along_axis(x, where, axis=1)[:, 0]
 
 
-class Bert(nn.Module, spec_lib.EncoderSpec):
+class Bert(encoder.Encoder):
   """BERT, read at the first token, as LiT's text tower.
 
-  Attributes, beside those of `spec.LayerSpec` and `spec.EncoderSpec`:
+  Attributes, beside those of `encoder.Encoder`:
     vocabulary: Number of different tokens; 0 is padding.
     length: T, the largest number of tokens.
     segments: Number of kinds of sentences; a caption is of the first.
     out_dim: E, size of the last layer's output.
   """
 
-  _: dataclasses.KW_ONLY
+  usual: ClassVar[Mapping[str, Any]] = {
+    'block': 'vit_jax.models.parts.blocks:BertBlock',
+    'layer_norm_epsilon': 1e-12,
+  }
+
   vocabulary: Annotated[int, Field(Kind.SIZE, least=1, most=2**24)]
   length: Annotated[int, fields.SIZE]
   segments: Annotated[int, Field(Kind.FITTED, least=1)] = 2
@@ -157,12 +161,12 @@ class Bert(nn.Module, spec_lib.EncoderSpec):
     x = _table(self, self.vocabulary, 'token_embedding')(tokens)
     x += _table(self, self.length, 'position_embedding')(jnp.arange(count))
     x += _table(self, self.segments, 'segment_embedding')(jnp.zeros(1, int))
-    x = self.layer_norm('norm_before')(x)
+    x = self.norm.copy(name='norm_before')(x)
     if key is not None:
       x = dropout.embedded(x, self.dropout_rate, self.depth, key)
     attended = tokens != 0 if attended is None else attended
     context = Context(attended=attended, dropout_key=key)
-    x, _ = self.layers(self, x, context, blocks.BertBlock)
+    x, _ = self.layers(x, context)
     pooled = x[:, 0].astype(jnp.float32)
     head = nn.Dense(self.out_dim, kernel_init=self.starts.kernel, name='head')
     return {'tokens': x, 'pooled': pooled, 'features': head(pooled)}

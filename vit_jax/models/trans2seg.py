@@ -8,21 +8,30 @@ knows its parameter names. In comments: B images, [h, w] grid of the deepest
 features, N = h * w places, D width of a token, H heads, K classes.
 """
 
+from collections.abc import Mapping
+from typing import Any
+from typing import ClassVar
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from vit_jax.models import context as context_lib
+from vit_jax.models import encoder
+from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import maps
-from vit_jax.models import spec as spec_lib
 
 MLP_RATIO = 3  # width of an MLP as a multiple of the token's
 
 
 class CrossAttention(nn.Module):
-  """Attention of classes to places, which also returns its scores."""
+  """Attention of classes to places, which also returns its scores.
 
-  spec: spec_lib.EncoderSpec
+  Attributes:
+    encoders: Attention of the encoder, which has the same options.
+  """
+
+  encoders: nn.Module
 
   @nn.compact
   def __call__(
@@ -34,7 +43,7 @@ class CrossAttention(nn.Module):
       query: [B, K, D].
       places: [B, N, D].
     """
-    (b, k, d), n, h = query.shape, places.shape[1], self.spec.num_heads
+    (b, k, d), n, h = query.shape, places.shape[1], self.encoders.num_heads
     q = self._dense(d, False, 'query')(query)
     # The authors do not move the heads before the classes: a head mixes
     # channels of several classes. Their weights were trained so.
@@ -48,16 +57,19 @@ class CrossAttention(nn.Module):
     return x, scores.transpose(0, 2, 1, 3)
 
   def _dense(self, size: int, use_bias: bool, name: str) -> nn.Dense:
-    spec = self.spec
-    return nn.Dense(
-      size, use_bias, spec.dtype, kernel_init=spec.starts.kernel, name=name
-    )
+    starts = initializers_lib.INITIALIZERS[self.encoders.initializers]
+    dtype = self.encoders.dtype
+    return nn.Dense(size, use_bias, dtype, kernel_init=starts.kernel, name=name)
 
 
 class ClassDecoder(nn.Module):
-  """One layer of the decoder: classes attend to places; all are refined."""
+  """One layer of the decoder: classes attend to places; all are refined.
 
-  spec: spec_lib.EncoderSpec
+  Attributes:
+    block: The layer of the encoder, whose parts these are.
+  """
+
+  block: nn.Module
 
   @nn.compact
   def __call__(
@@ -69,12 +81,13 @@ class ClassDecoder(nn.Module):
       query: [B, K, D].
       places: [B, N, D].
     """
-    spec, n = self.spec, places.shape[1]
-    query = spec.layer_norm('norm_classes')(query)
-    seen = spec.layer_norm('norm_places')(places)
-    query, scores = CrossAttention(spec, name='attention')(query, seen)
-    query = self._refined(query, 'query', spec.mlp_dim)
-    places = self._refined(places, 'features', spec.mlp_dim)
+    n, norm = places.shape[1], self.block.norm
+    cross = CrossAttention(self.block.attention, name='attention')
+    query = norm.copy(name='norm_classes')(query)
+    query, scores = cross(query, norm.copy(name='norm_places')(places))
+    width = self.block.mlp.hidden_dim
+    query = self._refined(query, 'query', width)
+    places = self._refined(places, 'features', width)
     flat = scores.reshape(len(scores), -1, n)
     masks = self._refined(flat, 'masks', 3 * n)
     return query, places, masks.reshape(scores.shape)
@@ -85,21 +98,27 @@ class ClassDecoder(nn.Module):
     The authors add x to itself where other layers add it to their input.
     """
     x = x + x
-    y = self.spec.layer_norm(f'norm_{name}')(x)
-    mlp = self.spec.mlp_part(width).copy(name=f'mlp_{name}')
+    y = self.block.norm.copy(name=f'norm_{name}')(x)
+    mlp = self.block.mlp.copy(hidden_dim=width, name=f'mlp_{name}')
     return x + mlp(y, context_lib.Context())
 
 
-class Trans2Seg(nn.Module):
+class Trans2Seg(encoder.Encoder):
   """The transformer, and the head that draws its masks in a finer grid.
 
-  Attributes:
-    spec: Fields of the layers; as many in the encoder as in the decoder.
+  It has as many layers in the encoder as in the decoder.
+
+  Attributes, beside those of `encoder.Encoder`:
     num_classes: K.
     channels: Of the head's convolutions.
   """
 
-  spec: spec_lib.EncoderSpec
+  usual: ClassVar[Mapping[str, Any]] = {
+    'qkv_bias': False,
+    'gelu': 'exact',
+    'layer_norm_epsilon': 1e-5,
+  }
+
   num_classes: int
   channels: int = 64
 
@@ -123,24 +142,24 @@ class Trans2Seg(nn.Module):
     places = self._encoded(deep)
     found = {'features': places.reshape(b, h, w, -1)}
     prototypes = self.param(
-      'class_prototypes', self.spec.starts.position, (1, k, places.shape[-1])
+      'class_prototypes', self.starts.position, (1, k, places.shape[-1])
     )
     query = jnp.broadcast_to(prototypes, (b, *prototypes.shape[1:]))
     x = places
-    for i in range(self.spec.depth):
+    for i in range(self.depth):
       query = query + prototypes if i else query
-      layer = ClassDecoder(self.spec, name=f'decoder_{i}')
+      layer = ClassDecoder(self.block, name=f'decoder_{i}')
       query, x, found[f'masks_{i}'] = layer(query, x)
-    masks = found[f'masks_{self.spec.depth - 1}']
+    masks = found[f'masks_{self.depth - 1}']
     logits = self._drawn(found['features'], masks, fine, train)
     return found | {'logits': logits}
 
   def _encoded(self, deep: jax.Array) -> jax.Array:
     """Maps the deepest features [B, h, w, C] to places [B, N, D]."""
-    spec, (b, h, w, c) = self.spec, deep.shape
-    d, starts = spec.hidden_size, spec.starts
+    b, h, w, c = deep.shape
+    d, starts = self.hidden_size, self.starts
     x = nn.Dense(
-      d, kernel_init=starts.kernel, dtype=spec.dtype, name='embedding'
+      d, kernel_init=starts.kernel, dtype=self.dtype, name='embedding'
     )(deep.reshape(b, h * w, c))
     token = self.param('class_token', starts.class_token, (1, 1, d))
     token = jnp.broadcast_to(token, (b, 1, d)).astype(x.dtype)
@@ -148,8 +167,8 @@ class Trans2Seg(nn.Module):
       'position_embedding', starts.position, (1, 1 + h * w, d)
     )
     x = jnp.concatenate([token, x], axis=1) + position.astype(x.dtype)
-    x, _ = spec.layers(self, x, context_lib.Context())
-    return spec.layer_norm('norm')(x)[:, 1:]
+    x, _ = self.layers(x, context_lib.Context())
+    return self.norm(x)[:, 1:]
 
   def _drawn(
     self, features: jax.Array, masks: jax.Array, fine: jax.Array, train: bool
@@ -162,7 +181,7 @@ class Trans2Seg(nn.Module):
     x = self._separable(x, 0, train)
     x = self._separable(x, 1, train)
     x = maps.resize(x, fine.shape[1:3], align_corners=True)
-    one = maps.Convolution(self.channels, 1, dtype=self.spec.dtype, name='fine')
+    one = maps.Convolution(self.channels, 1, dtype=self.dtype, name='fine')
     x += jnp.repeat(one(fine, train=train), k, axis=0)
     x = self._separable(x, 2, train)
     x = maps.Classifier(1, name='classifier')(x)
@@ -170,7 +189,7 @@ class Trans2Seg(nn.Module):
 
   def _separable(self, x: jax.Array, index: int, train: bool) -> jax.Array:
     """Convolves each channel, then all at each place."""
-    c, dtype = x.shape[-1], self.spec.dtype
+    c, dtype = x.shape[-1], self.dtype
     for name, features, size, groups in (
       ('depthwise', c, 3, c),
       ('pointwise', self.channels, 1, 1),

@@ -20,6 +20,7 @@ from flax import linen as nn
 
 from vit_jax.config import parts
 from vit_jax.config.parts import Part
+from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import registry
 from vit_jax.models import resnet
@@ -38,6 +39,12 @@ OF_SIZE = (
   'positions.factorized.grid',
 )
 COMPARED = (Kind.SIZE, Kind.FUNCTION, Kind.FITTED)
+# Parts that a checkpoint's user may exchange: parameters are adapted.
+_FITTED = (
+  'pool',
+  'head',
+  *(f'{SUM}.{name}' for name in registry.PARTS[SUM] if name != 'rope'),
+)
 # Keys that fill options, and the option that has each.
 _FILLING = {
   'num_heads': ('attention', 'num_heads'),
@@ -51,7 +58,7 @@ def model_values(model: nn.Module) -> dict[str, Any]:
   """Returns the values of a model.
 
   Args:
-    model: From `create_model`; that of a family without parts has its fields.
+    model: From `create_model`; that of a family without layers has its fields.
   """
   values = {
     name: getattr(model, name)
@@ -62,15 +69,17 @@ def model_values(model: nn.Module) -> dict[str, Any]:
     factor = values.pop('width_factor')
     values['stem_width'] *= factor
     values['channels'] = tuple(factor * x for x in values['channels'])
+  if not isinstance(model, vit.ViT | encoder.Encoder):
+    return values
+  single = _parts(model)
+  for key, (kind, option) in _FILLING.items():
+    values.setdefault(key, getattr(single[kind], option, None))
+  for kind, part in single.items():
+    if isinstance(part, nn.Module):
+      values |= _part_values(kind, kind, part, values)
   if not isinstance(model, vit.ViT):
     return values
   values['class_token'] = 'class_token' in model.prefix
-  single = _parts(model)
-  for key, (kind, option) in _FILLING.items():
-    values[key] = getattr(single[kind], option, None)
-  for kind, part in single.items():
-    if part is not None:
-      values |= _part_values(kind, kind, part, values)
   values |= _irrelevant(model, values)
   values |= {f'{SUM}.{name}': False for name in registry.PARTS[SUM]}
   for part in model.positions:
@@ -102,15 +111,16 @@ def _irrelevant(model: vit.ViT, values: Mapping[str, Any]) -> dict[str, Any]:
     defaults['attention.key_bias'] = True
   if values.get('block.layer_scale') is None:
     defaults['block.layer_scale_mlp'] = True
+  if values.get('pool.mlp_dim') == 0:
+    defaults['pool.gelu'] = 'exact'
   return {path: x for path, x in defaults.items() if path in values}
 
 
-def _parts(model: vit.ViT) -> dict[str, nn.Module | None]:
+def _parts(model: nn.Module) -> dict[str, nn.Module | None]:
   """Returns the parts of a model that it has one of, by kind."""
-  block = model.block
-  inside = {x: getattr(block, x, None) for x in ('attention', 'mlp')}
-  outside = {'norm': model.norm, 'patches': model.patches, 'block': block}
-  return outside | inside | {'pool': model.pool, 'head': model.sized_head}
+  parts = {kind: getattr(model, kind, None) for kind in SINGLE}
+  inside = {x: getattr(model.block, x, None) for x in ('attention', 'mlp')}
+  return parts | inside | {'head': getattr(model, 'sized_head', None)}
 
 
 def _part_values(
@@ -254,14 +264,36 @@ def is_unseen(path: str, values: Mapping[str, Any]) -> bool:
     path: Its name.
     values: The values that name the parts.
   """
+  field = _field(path, values)
+  return field is not None and not field.is_visible
+
+
+def is_fitted(
+  path: str, values: Mapping[str, Any], module: type[nn.Module]
+) -> bool:
+  """Whether `weights.adapt` changes parameters that differ in a value.
+
+  Args:
+    path: As of `is_unseen`.
+    values: As of `is_unseen`.
+    module: The model's class.
+  """
+  if path in _FITTED or path.startswith('pool.'):
+    return path in _FITTED  # options of one pool change its function
+  field = _field(path, values, module)
+  return field is not None and field.kind is Kind.FITTED
+
+
+def _field(
+  path: str, values: Mapping[str, Any], module: type[nn.Module] = vit.ViT
+) -> fields.Field | None:
+  """Returns the kind of a value; None: it is the name of a part."""
   parent, _, option = path.rpartition('.')
   if not parent:
-    filled = _FILLING.get(path)
-    if filled is None:
-      field = fields.of(vit.ViT).get(path)
-      return field is not None and not field.is_visible
-    parent, option = filled
+    if path not in _FILLING:
+      return fields.of(module).get(path) if path not in SINGLE else None
+    parent, option = _FILLING[path]
   kind, _, name = parent.partition('.')
   name = name or values.get(kind, next(iter(registry.PARTS[kind])))
   options = registry.options_of(registry.part_class(kind, name))
-  return option in options and not options[option].field.is_visible
+  return options[option].field if option in options else None

@@ -30,9 +30,7 @@ from vit_jax.models.block import LayerNorm
 from vit_jax.models.block import scoped
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
-from vit_jax.models.fields import FITTED
 from vit_jax.models.fields import Kind
-from vit_jax.models.fields import PART
 
 HEAD_NORMS = ('none', 'batch')
 NUM_CLASSES = Field(Kind.FITTED, least=0, most=2**28)
@@ -82,18 +80,18 @@ class ViT(nn.Module):
   num_classes: Annotated[int, NUM_CLASSES]
   hidden_size: Annotated[int, fields.SIZE]
   depth: Annotated[int, Field(Kind.SIZE, least=1, most=1_000)]
-  patches: Annotated[nn.Module, PART]
-  block: Annotated[nn.Module, PART]
-  pool: Annotated[nn.Module, PART]
-  head: Annotated[nn.Module, PART]
-  positions: Annotated[tuple[nn.Module, ...], PART] = ()
-  norm: Annotated[nn.Module, PART] = LayerNorm()
+  patches: Annotated[nn.Module, fields.PART]
+  block: Annotated[nn.Module, fields.PART]
+  pool: Annotated[nn.Module, fields.PART]
+  head: Annotated[nn.Module, fields.PART]
+  positions: Annotated[tuple[nn.Module, ...], fields.PART] = ()
+  norm: Annotated[nn.Module, fields.PART] = LayerNorm()
   last_norm: Annotated[bool, fields.FUNCTION] = True
   pre_norm: Annotated[bool, fields.FUNCTION] = False
-  class_token: Annotated[bool | None, FITTED] = None
-  distillation_token: Annotated[bool, FITTED] = False
+  class_token: Annotated[bool | None, fields.FITTED] = None
+  distillation_token: Annotated[bool, fields.FITTED] = False
   registers: Annotated[int, Field(Kind.FITTED, least=0, most=2**16)] = 0
-  mask_token: Annotated[bool, FITTED] = False
+  mask_token: Annotated[bool, fields.FITTED] = False
   dropout_rate: Annotated[float, fields.RATE] = 0.0
   patch_dropout: Annotated[float, fields.RATE] = 0.0
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
@@ -369,7 +367,7 @@ class Mean(nn.Module):
       preceding it (MAE's fine-tuning, arXiv:2111.06377, its code).
   """
 
-  norm_after: Annotated[bool, FITTED] = False
+  norm_after: Annotated[bool, fields.FITTED] = False
 
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns the mean of tokens that are no padding.

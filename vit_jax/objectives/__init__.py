@@ -15,7 +15,6 @@ from vit_jax import optim
 from vit_jax import weights
 from vit_jax.config import parts
 from vit_jax.data import features as features_lib
-from vit_jax.objectives import flexible
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Extra
 from vit_jax.objectives.base import Objective
@@ -119,7 +118,6 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
   _check_statistics(config, cls)
   _check_patches(config, cls)
-  flexible.check(config)
 
 
 def check_best(config: ml_collections.ConfigDict) -> None:

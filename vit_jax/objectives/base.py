@@ -29,7 +29,7 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.evaluation import metrics
-from vit_jax.models import experts
+from vit_jax.models.parts import experts
 from vit_jax.objectives import contract
 from vit_jax.objectives import feature_checks
 from vit_jax.runs import checkpoint_format

@@ -28,6 +28,7 @@ from vit_jax.data import features as features_lib
 from vit_jax.data import tokenizers
 from vit_jax.data import vocabularies
 from vit_jax.models import layouts
+from vit_jax.models import registry
 from vit_jax.models import text
 from vit_jax.models import two_towers
 from vit_jax.models import vit
@@ -36,13 +37,13 @@ from vit_jax.objectives import contrastive_losses
 from vit_jax.objectives import feature_checks
 from vit_jax.objectives import towers as towers_lib
 from vit_jax.parallel import mesh as mesh_lib
-from vit_jax.weights.formats import huggingface_towers
+from vit_jax.weights.formats import huggingface_clip
 from vit_jax.weights.formats import whole
 
 _FEATURE = 'text'
 LOSSES = ('softmax', 'sigmoid')
 LOCKS = ('', 'image', 'text')
-# Fields of the image tower that the text tower shares.
+# Options of the image tower that the text tower shares.
 _SHARED = (
   'dropout_rate',
   'gelu',
@@ -118,8 +119,9 @@ class Contrastive(towers_lib.Towers, base.Objective):
   def _text_tower(self) -> text.TextTower:
     """Returns the text tower of the options, which computes as the image's."""
     options, feature = self._options, self.text
-    image_tower = models.flattened(self.model)
-    return text.TextTower(
+    image_tower = registry.values_of(self.model)
+    return registry.build_model(
+      text.TextTower,
       hidden_size=options.text_width,
       mlp_dim=options.text_mlp_dim or 4 * options.text_width,
       depth=options.text_depth,
@@ -131,7 +133,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
       has_head_bias=not options.dim,
       pool=options.text_pool,
       end_token=_end_token(feature) if options.text_pool == 'end' else 0,
-      **{name: getattr(image_tower, name) for name in _SHARED},
+      **{name: image_tower.get(name) for name in _SHARED},
     )
 
   @property
@@ -218,7 +220,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
     keys = jax.random.split(key, 3)
     towers = self.towers
     tokens = jnp.zeros((1, self.text.length), jnp.int32)
-    init = jax.jit(towers.text.clone(**models.FOR_INIT).init)
+    init = jax.jit(models.for_init(towers.text).init)
     found = init(keys[1], tokens)['params']
     params = {
       'image': super().init(keys[0]),
@@ -234,9 +236,9 @@ class Contrastive(towers_lib.Towers, base.Objective):
 
   def foreign(self, format_name: str) -> whole.Whole | None:
     """Returns how transformers' CLIP and SigLIP store the text's tower."""
-    if format_name != huggingface_towers.FORMAT:
+    if format_name != huggingface_clip.FORMAT:
       return None
-    return huggingface_towers.beside(self.towers, self.image_shape)
+    return huggingface_clip.beside(self.towers, self.image_shape)
 
   def loss(
     self,

@@ -48,7 +48,7 @@ class Distillation(classification.Classification):
     self._normalization = config_lib.normalization(config)
     self._teacher = _load(config.objective.teacher, self.image_shape[:2])
     self._check_teacher(config)
-    self._teacher_model = models.with_fields(
+    self._teacher_model = models.with_keys(
       self._teacher.model, dtype=jnp.dtype(config.train.dtype)
     )
 

@@ -98,7 +98,7 @@ class Embedder:
     model = self._loaded.model
     how = [
       self._loaded.preprocess.to_config().data.to_dict(),
-      models.fields_of(model),
+      models.config_values(model),
       jnp.dtype(model.dtype).name,
     ]
     found.update(json.dumps(how, default=str).encode())

@@ -24,12 +24,12 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import embedding
-from vit_jax.models import positions as positions_lib
 from vit_jax.models import registry
-from vit_jax.models import relative
-from vit_jax.models import rotary
-from vit_jax.models import stems
 from vit_jax.models import vit
+from vit_jax.models.parts import positions as positions_lib
+from vit_jax.models.parts import relative
+from vit_jax.models.parts import rotary
+from vit_jax.models.parts import stems
 from vit_jax.objectives import base
 from vit_jax.weights import resize
 from vit_jax.weights.formats import whole

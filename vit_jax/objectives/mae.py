@@ -4,7 +4,6 @@ In comments: B images, N patches, K of them seen, M = p * q * C numbers of a
 patch.
 """
 
-import dataclasses
 import math
 from typing import Any
 from typing import ClassVar
@@ -20,18 +19,18 @@ from vit_jax.data import features as features_lib
 from vit_jax.models import decoder
 from vit_jax.models import embedding
 from vit_jax.models import layouts
-from vit_jax.models import pooling
-from vit_jax.models import relative
-from vit_jax.models import spec as spec_lib
-from vit_jax.models import stems
+from vit_jax.models import registry
 from vit_jax.models import vit
+from vit_jax.models.parts import pooling
+from vit_jax.models.parts import relative
+from vit_jax.models.parts import stems
 from vit_jax.objectives import base
 from vit_jax.objectives import feature_checks
 from vit_jax.weights.formats import mae as mae_files
 from vit_jax.weights.formats import whole
 
 _EPSILON = 1e-6  # of the targets' variance
-# Fields that the decoder's layers have from the trunk's.
+# Options that the decoder's layers have from the trunk's.
 _SHARED = (
   'gelu',
   'layer_norm_epsilon',
@@ -151,11 +150,7 @@ class MAE(base.Objective):
     height, width, channels = self.image_shape
     p, q = self._patch
     self._grid = height // p, width // q
-    self.decoder = decoder.Decoder(
-      _decoder_spec(model, self._options),
-      model.prefix_length,
-      p * q * channels,
-    )
+    self.decoder = _decoder(model, self._options, p * q * channels)
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
@@ -188,8 +183,7 @@ class MAE(base.Objective):
     }
 
   def _init_decoder(self, key: jax.Array) -> base.Params:
-    spec = dataclasses.replace(self.decoder.spec, **models.FOR_INIT)
-    model, (h, w) = self.decoder.clone(spec=spec), self._grid
+    model, (h, w) = models.for_init(self.decoder), self._grid
     tokens = jnp.zeros((1, model.prefix_length + 1, self.model.hidden_size))
     places = jnp.zeros((1, h * w), jnp.int32)
     init = jax.jit(model.init, static_argnums=3)
@@ -319,24 +313,26 @@ class MAE(base.Objective):
     """Returns how the authors' files, or transformers', have the decoder."""
     return mae_files.whole_of(
       format_name,
-      self.decoder.spec,
+      self.decoder,
       self._grid,
-      self.model.prefix_length,
       self._options,
     )
 
 
-def _decoder_spec(
-  model: vit.ViT, options: ml_collections.ConfigDict
-) -> spec_lib.EncoderSpec:
-  """Returns the fields of the decoder's layers."""
-  width, shared = options.decoder_width, models.flattened(model)
-  return spec_lib.EncoderSpec(
+def _decoder(
+  model: vit.ViT, options: ml_collections.ConfigDict, outputs: int
+) -> decoder.Decoder:
+  """Returns the decoder, whose layers compute as the trunk's."""
+  width, trunk = options.decoder_width, registry.values_of(model)
+  return registry.build_model(
+    decoder.Decoder,
     hidden_size=width,
     mlp_dim=options.decoder_mlp_dim or 4 * width,
     depth=options.decoder_depth,
     num_heads=options.decoder_heads,
-    **{key: getattr(shared, key) for key in _SHARED},
+    prefix_length=model.prefix_length,
+    outputs=outputs,
+    **{name: trunk.get(name) for name in _SHARED},
   )
 
 
@@ -374,7 +370,7 @@ def _check_model(
       model.pool, 'norm_after', False
     ),
     'pre_logits, which this loss does not train': bool(
-      models.fields_of(model)['pre_logits']
+      getattr(model.head, 'pre_logits', 0)
     ),
     'a distillation_token, which needs a teacher': model.distillation_token,
     'relative positions, which need all patches': any(

@@ -23,13 +23,13 @@ from vit_jax.data import features as features_lib
 from vit_jax.evaluation import segments as segments_lib
 from vit_jax.evaluation import windows
 from vit_jax.models import maps
+from vit_jax.models import registry
 from vit_jax.models import resnet
 from vit_jax.models import setr
-from vit_jax.models import spec as spec_lib
-from vit_jax.models import stems
 from vit_jax.models import trans2seg
 from vit_jax.models import unetr
 from vit_jax.models import vit
+from vit_jax.models.parts import stems
 from vit_jax.objectives import base
 from vit_jax.objectives import feature_checks
 from vit_jax.objectives import pixel_losses
@@ -358,18 +358,16 @@ def _decoder(
     channels = options.channels or unetr.UNETR.features
     return unetr.UNETR(classes, channels, dtype)
   if options.head == _TRANS2SEG:
-    spec = spec_lib.EncoderSpec(
+    return registry.build_model(
+      trans2seg.Trans2Seg,
       hidden_size=options.width,
       mlp_dim=trans2seg.MLP_RATIO * options.width,
       depth=options.depth,
       num_heads=options.heads,
-      qkv_bias=False,
-      gelu='exact',
-      layer_norm_epsilon=1e-5,
+      num_classes=classes,
+      channels=options.channels or None,
       dtype=dtype,
     )
-    channels = options.channels or trans2seg.Trans2Seg.channels
-    return trans2seg.Trans2Seg(spec, classes, channels)
   return setr.SETR(
     options.head,
     classes,

@@ -14,7 +14,6 @@ be carried beside the parameters, and rare codes be revived.
 In comments: B images, N patches, D hidden size, K tokens, F values of a patch.
 """
 
-import dataclasses
 import math
 from typing import Any
 from typing import ClassVar
@@ -29,22 +28,20 @@ from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
+from vit_jax.models import encoder
 from vit_jax.models import initializers
-from vit_jax.models import spec as spec_lib
 from vit_jax.models import vit
 from vit_jax.objectives import base
 
 
-class Decoder(nn.Module):
+class Decoder(encoder.Encoder):
   """Draws patches from tokens: [B, N, K] -> [B, N, F].
 
-  Attributes:
-    spec: Fields of its layers.
+  Attributes, beside those of `encoder.Encoder`:
     grid: Patches (h, w).
     values: F.
   """
 
-  spec: spec_lib.EncoderSpec
   grid: tuple[int, int]
   values: int
 
@@ -55,14 +52,12 @@ class Decoder(nn.Module):
     Args:
       weights: Weights of the tokens, which sum to 1.
     """
-    spec, starts = self.spec, self.spec.starts
-    d = spec.hidden_size
-    x = nn.Dense(d, use_bias=False, dtype=spec.dtype, name='codebook')(weights)
+    d, kernel_init = self.hidden_size, self.starts.kernel
+    x = nn.Dense(d, use_bias=False, dtype=self.dtype, name='codebook')(weights)
     x += embedding.sincos2d(self.grid, d).astype(x.dtype)
-    if spec.depth:
-      x, _ = spec.layers(self, x, context_lib.Context())
-    x = spec.layer_norm('norm')(x)
-    return nn.Dense(self.values, kernel_init=starts.kernel, name='pixels')(x)
+    x, _ = self.layers(x, context_lib.Context())
+    x = self.norm(x)
+    return nn.Dense(self.values, kernel_init=kernel_init, name='pixels')(x)
 
 
 class Tokenizer(base.Objective):
@@ -106,12 +101,13 @@ class Tokenizer(base.Objective):
     self._head = nn.Dense(
       options.tokens, kernel_init=starts.kernel, dtype=trunk.dtype
     )
-    spec = dataclasses.replace(
-      spec_lib.EncoderSpec.take(models.flattened(trunk)),
-      **{'depth': options.decoder_depth, 'relative_positions': 'none'},
+    self._decoder: Decoder = context_lib.as_class(
+      trunk,
+      Decoder,
+      depth=options.decoder_depth,
+      grid=self.grid,
+      values=patch[0] * patch[1] * channels,
     )
-    values = patch[0] * patch[1] * channels
-    self._decoder = Decoder(spec, self.grid, values)
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:

@@ -20,13 +20,12 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.data import features as features_lib
-from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import layouts
-from vit_jax.objectives import flexible
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import program as program_lib
+from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
 
 
@@ -104,7 +103,7 @@ class _Seen:
 
 def examine(
   e: experiment_lib.Experiment,
-  state: train_step_lib.TrainState,
+  state: state_lib.TrainState,
   batch: objectives.Batch,
   step: int,
 ) -> Findings:
@@ -123,7 +122,7 @@ def examine(
     out_shardings=(everywhere, mesh_lib.batch_sharding(mesh), everywhere),
   )(state.params, state.extra, batch, np.int32(step))
   arrays = jax.jit(
-    _backward(e.program.at_step(step)), out_shardings=everywhere
+    _backward(e.program.variant(step)), out_shardings=everywhere
   )(state, batch, np.int32(step))
   bad = np.asarray(trace.bad)
   first = next((i for i, count in enumerate(bad) if count.any()), 0)
@@ -173,17 +172,9 @@ def _forward(
   config.model.scan, config.model.remat = False, 'none'
   parts = config_lib.num_microbatches(config)
   features = e.source.features
-  objective = objectives.create(config, features, e.program.lengths)
-  if (patch := flexible.draw(config, number)) is not None:
-    objective = flexible.at_patch(objective, patch)
-  transform = views.train_transform(config, features, objective.views)
-
-  def augment(batch: objectives.Batch, rng: Rng) -> objectives.Batch:
-    return transform(batch, rng.fold(objectives.Purpose.AUGMENTATION))
-
-  loss = mesh_lib.keep_batch_split(
-    objective.training_loss, e.program.mesh, config.train.batch_size // parts
-  )
+  program = program_lib.create(config, features, e.program.lengths)
+  setup = program.variant(number).setup
+  objective = setup.objective
 
   def run(
     params: Any, extra: Any, batch: objectives.Batch, step: jax.Array
@@ -191,14 +182,14 @@ def _forward(
     like = jax.eval_shape(objective.init, jax.random.key(0))
     params = layouts.relayout(params, like)
     extra = layouts.relayout(extra, jax.eval_shape(objective.init_extra, like))
-    key = train_step_lib.step_key(config.seed, step)
+    key = state_lib.step_key(config.seed, step)
 
     def one_part(_: None, part: Any) -> tuple[None, Any]:
       batch, rows = part
       rng, recorder = Rng(key, rows), _Recorder(len(rows))
       with nn.intercept_methods(recorder.intercept):
-        loss(params, extra, augment(batch, rng), rng)
-      fed = augment(batch, rng)
+        setup.loss(params, extra, batch, rng)
+      fed = setup.views(batch, rng)
       targets = {name: fed[name] for name in features_lib.targets(features)}
       return None, (recorder.trace(), recorder.images, targets)
 
@@ -292,11 +283,11 @@ def _backward(
   """
 
   def run(
-    state: train_step_lib.TrainState,
+    state: state_lib.TrainState,
     batch: objectives.Batch,
     step: jax.Array,
   ) -> dict[str, _Seen]:
-    update = program.update(state, batch, step)
+    _, _, update = train_step_lib.train_step(program.setup, state, batch, step)
     trees = {
       'parameters': state.params,
       'gradient': update.grads,

@@ -35,7 +35,9 @@ from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed
 from vit_jax.train import feed
+from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
+from vit_jax.weights import initial
 
 UserError = config_lib.UserError
 Scalars = dict[str, float]
@@ -94,7 +96,7 @@ def _open(
 ) -> experiment_lib.Experiment:
   """Returns the run's experiment."""
   experiment_lib.check(config)
-  resumed = workdir_lib.check_config(path, config)
+  resumed = workdir_lib.check_config(path, config, initial.aligned)
   if resumed is None:
     raise UserError(
       f'there is no run in {path}: give the --workdir of the run whose step is'
@@ -115,7 +117,7 @@ def _open(
 
 def _restore(
   path: pathlib.Path, e: experiment_lib.Experiment, step: int
-) -> tuple[train_step_lib.TrainState, int]:
+) -> tuple[state_lib.TrainState, int]:
   """Returns the newest state before a step, and its number of updates."""
   restored = restoring.restore_at_most(path, step - 1, e.program.state_to_read)
   state, start = restored or (e.init(), 0)
@@ -131,16 +133,16 @@ def _restore(
 
 def _repeat(
   e: experiment_lib.Experiment,
-  state: train_step_lib.TrainState,
+  state: state_lib.TrainState,
   batches: feed.Feed,
   batch: feed.Batch,
   step: int,
-) -> tuple[train_step_lib.TrainState, dict[str, float]]:
+) -> tuple[state_lib.TrainState, dict[str, float]]:
   """Makes one update as the loop does; returns the state and the metrics."""
   told = mesh_lib.on_each_device(
     train_step_lib.BROKEN if batches.error else 0, e.program.mesh
   )
-  program = e.program.at_step(step - 1)
+  program = e.program.variant(step - 1)
   state, metrics = program.train_step(state, batch, np.int32(step - 1), told)
   scalars = {name: float(x) for name, x in metrics.items()}
   if scalars.pop('signal') >= train_step_lib.BROKEN:

@@ -5,6 +5,7 @@ preprocess.json  what prediction needs in addition to the parameters
 run.json         {"runs": [...]}: the `run_info` of each start, the newest last
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -148,7 +149,13 @@ def discard_untrained(workdir: pathlib.Path) -> None:
 
 
 def check_config(
-  workdir: pathlib.Path, config: ml_collections.ConfigDict
+  workdir: pathlib.Path,
+  config: ml_collections.ConfigDict,
+  align: Callable[
+    [ml_collections.ConfigDict, ml_collections.ConfigDict],
+    ml_collections.ConfigDict,
+  ]
+  | None = None,
 ) -> ml_collections.ConfigDict | None:
   """Compares a config with that of the run in the work directory.
 
@@ -156,6 +163,8 @@ def check_config(
     workdir: The work directory.
     config: The whole config; values that come from the data and the checkpoint
       need not be set.
+    align: Maps the config and that of the run to the config written as the
+      run's, as far as it means the same; None: it is.
 
   Returns:
     The config with these values filled from the run; None if there is no run.
@@ -175,6 +184,8 @@ def check_config(
   with config_lib.explained(f'{workdir / "config.json"}'):
     before = config_lib.from_dict(stored)
   config = config_lib.resumed(config, before)
+  if align is not None:
+    config = align(config, before)
   differences = config_lib.differences(before, config)
   if [x.partition(':')[0] for x in differences] == ['train.duration']:
     raise UserError(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from vit_jax import config as config_lib
 from vit_jax import tables
-from vit_jax.config import explained
 from vit_jax.config import synonyms
 from vit_jax.config import UserError
 
@@ -70,23 +69,17 @@ def _in_force(
   config: 'ml_collections.ConfigDict',
 ) -> 'ml_collections.ConfigDict':
   """Returns a config with what its data need not say: options and model."""
-  from vit_jax import models  # after the flags, since these import jax
-  from vit_jax import objectives
+  from vit_jax import objectives  # after the flags, since these import jax
   from vit_jax.weights import initial
 
   config_lib.check(config)
   config = config.copy_and_resolve_references()
   if not config.tasks:
     objectives.fill_options(config)
-  if not config.init_from.path:
+  if config.init_from.path:
+    initial.fill_model(config)
+  else:
     initial.fill(config, None)
-  if config.model.name != config_lib.INIT_FROM:
-    with explained('config.model', ValueError):
-      values = models.config_values(models.from_config(config.model, 0))
-    for key, value in values.items():
-      if key not in ('name', 'num_classes'):
-        with config.model.ignore_type():
-          config.model[key] = value
   return config
 
 

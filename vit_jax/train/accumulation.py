@@ -19,15 +19,15 @@ from vit_jax import optim
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
+from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import program as program_lib
-from vit_jax.train import tasks
 
 _MOST_COMPILATIONS = 5
 _BATCHES = 3  # on a device: one in use, two prefetched
 _SHARE = 0.9  # largest share of the free memory that 'auto' uses
 
 
-def choose(experiment: tasks.Trainable) -> tasks.Trainable:
+def choose(experiment: experiment_lib.Experiment) -> experiment_lib.Experiment:
   """Returns the experiment with the fewest microbatches that fit.
 
   This also compiles its step.
@@ -55,7 +55,7 @@ def choose(experiment: tasks.Trainable) -> tasks.Trainable:
 
 
 def check(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   compiled: jax.stages.Compiled,
   has_state: bool,
 ) -> None:
@@ -83,7 +83,7 @@ def check(
   raise _too_small(experiment, parts, needed, room, found)
 
 
-def check_state(experiment: tasks.Trainable) -> None:
+def check_state(experiment: experiment_lib.Experiment) -> None:
   """Checks that the train state fits in memory, before anything is compiled.
 
   Raises:
@@ -98,7 +98,7 @@ def check_state(experiment: tasks.Trainable) -> None:
     )
 
 
-def _room(experiment: tasks.Trainable) -> int:
+def _room(experiment: experiment_lib.Experiment) -> int:
   """Returns the free memory of the device with the least, in bytes."""
   free = memory.free_per_device(experiment.program.mesh.local_devices)
   everywhere = processes.gather((socket.gethostname(), free))
@@ -109,12 +109,12 @@ def _room(experiment: tasks.Trainable) -> int:
   return min(free // sharing[host] for host, free in everywhere)
 
 
-def _is_on_host(experiment: tasks.Trainable) -> bool:
+def _is_on_host(experiment: experiment_lib.Experiment) -> bool:
   return experiment.program.mesh.devices.flat[0].platform == 'cpu'
 
 
 def _needed(
-  experiment: tasks.Trainable, temporary: int, has_state: bool
+  experiment: experiment_lib.Experiment, temporary: int, has_state: bool
 ) -> int:
   """Returns the least memory that a step needs per device, in bytes."""
   program = experiment.program
@@ -124,7 +124,7 @@ def _needed(
   return needed + sharding.bytes_per_device(program.abstract_state())
 
 
-def _times(experiment: tasks.Trainable) -> int:
+def _times(experiment: experiment_lib.Experiment) -> int:
   """Returns how many steps' temporary memory is held at once.
 
   The next step is dispatched before the current one has ended. On a CPU its
@@ -133,7 +133,7 @@ def _times(experiment: tasks.Trainable) -> int:
   return 2 if _is_on_host(experiment) and memory.has_address_limit() else 1
 
 
-def _beside(experiment: tasks.Trainable) -> int:
+def _beside(experiment: experiment_lib.Experiment) -> int:
   """Returns the memory of a run outside its steps, in bytes per device."""
   e = experiment
   beside = _BATCHES * sharding.bytes_per_device(e.program.abstract_batch())
@@ -144,8 +144,8 @@ def _beside(experiment: tasks.Trainable) -> int:
 
 
 def _search(
-  experiment: tasks.Trainable, measured: Mapping[int, int], room: int
-) -> tuple[tasks.Trainable | None, dict[int, int]]:
+  experiment: experiment_lib.Experiment, measured: Mapping[int, int], room: int
+) -> tuple[experiment_lib.Experiment | None, dict[int, int]]:
   """Finds the fewest microbatches with which a step fits.
 
   Args:
@@ -169,8 +169,7 @@ def _search(
     if parts is None:
       break
     candidate = experiment.with_accumulation(choices[parts])
-    program = candidate.program.heaviest
-    compiled = program.compile(candidate.first_call())
+    compiled = candidate.program.compile(candidate.first_call())
     known[parts] = program_lib.temporary_bytes(compiled)
     tried[parts] = _needed(candidate, known[parts], False)
     if known[parts] <= limit:
@@ -201,7 +200,7 @@ def _choices(config: ml_collections.ConfigDict) -> dict[int, int]:
 
 
 def _guess(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   choices: Mapping[int, int],
   known: Mapping[int, int],
   limit: float,
@@ -236,11 +235,11 @@ def _guess(
 
 
 def _too_small(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   parts: int,
   needed: int,
   room: int,
-  found: tasks.Trainable | None,
+  found: experiment_lib.Experiment | None,
 ) -> config_lib.UserError:
   """Returns the error for a step that does not fit."""
   train = experiment.config.train
@@ -264,7 +263,7 @@ def _too_small(
   )
 
 
-def _each(experiment: tasks.Trainable) -> str:
+def _each(experiment: experiment_lib.Experiment) -> str:
   return ' for each device' if experiment.program.mesh.size > 1 else ''
 
 

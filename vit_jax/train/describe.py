@@ -19,7 +19,6 @@ from vit_jax.runs import reporting
 from vit_jax.runs import terminal
 from vit_jax.train import cost
 from vit_jax.train import program as program_lib
-from vit_jax.train import tasks
 from vit_jax.train.experiment import Experiment
 
 # What the names of a feature are of, by the name of the feature.
@@ -27,7 +26,7 @@ _WITH_NAMES = {'label': 'classes', 'map': 'classes in maps'}
 
 
 def log(
-  experiment: tasks.Trainable,
+  experiment: Experiment,
   workdir: pathlib.Path | None = None,
   verbose: bool = False,
 ) -> None:
@@ -63,7 +62,7 @@ def log(
     )
 
 
-def _model(e: tasks.Trainable) -> str:
+def _model(e: Experiment) -> str:
   parameters = e.program.rules.parameters.values()
   total = sum(x.size for x in parameters)
   trained = sum(x.size for x in parameters if x.trains)
@@ -72,7 +71,7 @@ def _model(e: tasks.Trainable) -> str:
   return text if trained == total else f'{text}, {trained:,} of which train'
 
 
-def _devices(e: tasks.Trainable) -> str:
+def _devices(e: Experiment) -> str:
   mesh = e.program.mesh
   state = sharding.bytes_per_device(e.program.abstract_state())
   return (
@@ -83,7 +82,7 @@ def _devices(e: tasks.Trainable) -> str:
   )
 
 
-def _duration(e: tasks.Trainable) -> str:
+def _duration(e: Experiment) -> str:
   parts = config_lib.accumulation(e.config)
   microbatches = f' in {parts} microbatches' if parts > 1 else ''
   return (
@@ -155,7 +154,7 @@ def _show_features(source: data.Source) -> str:
   return ', '.join(shown) or 'images alone'
 
 
-def dry_run(experiment: tasks.Trainable) -> dict[str, float]:
+def dry_run(experiment: Experiment) -> dict[str, float]:
   """Compiles a step without running it, and returns its sizes.
 
   Returns:
@@ -164,7 +163,7 @@ def dry_run(experiment: tasks.Trainable) -> dict[str, float]:
   """
   e = experiment
   program, state = e.program, e.program.abstract_state()
-  temporary = program_lib.temporary_bytes(program.heaviest.compile())
+  temporary = program_lib.temporary_bytes(program.compile())
   state_bytes = sharding.bytes_per_device(state)
   return {
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),

@@ -26,7 +26,7 @@ from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles
 from vit_jax.train import experiment as experiment_lib
-from vit_jax.train import step as step_lib
+from vit_jax.train import state as state_lib
 
 _EXAMPLES = 8  # of a picture
 _COLUMNS = 8  # at most
@@ -70,7 +70,7 @@ def _columns(
 ) -> list[objective_base.Column]:
   """Returns what a method draws, with the same masks at every evaluation."""
   images = batch['image'][:_EXAMPLES]
-  key = step_lib.step_key(objective.config.seed, 0)
+  key = state_lib.step_key(objective.config.seed, 0)
   rng = Rng(key, jnp.arange(len(images), dtype=jnp.int32))
   params, extra = pair
   return objective.pictures(params, extra, images, rng)

@@ -12,23 +12,27 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 from typing import Any
+from typing import TYPE_CHECKING
 
+from absl import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.evaluation import base
-from vit_jax.objectives import flexible
 from vit_jax.parallel import processes
 from vit_jax.parallel import watch as watch_lib
 from vit_jax.plots import matrix
 from vit_jax.plots import paper
-from vit_jax.runs import reporting
 from vit_jax.train import eval_pictures
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
+from vit_jax.train import hooks
 from vit_jax.train import monitor as monitor_lib
-from vit_jax.train import tasks
+from vit_jax.train import program as program_lib
+
+if TYPE_CHECKING:
+  from vit_jax.train.loop import Run
 
 Scalars = dict[str, float]
 
@@ -37,25 +41,43 @@ class _StoppedError(Exception):
   """A signal came during an evaluation."""
 
 
-def evaluate(
-  experiment: tasks.Trainable,
-  state: experiment_lib.TrainState,
-  step: int,
-  names: Sequence[str],
-  reporter: reporting.Reporter,
-  stop: monitor_lib.Stop,
-  watch: watch_lib.Watch,
-) -> Scalars | None:
+class Evaluate(hooks.Hook):
+  """Runs the evaluations that are due."""
+
+  def before_call(self, run: 'Run') -> None:
+    """Evaluates this step."""
+    if run.is_due:
+      names = run.experiment.evals_due(run.step)
+      run.results = _evaluate(run, names)
+
+  def end(self, run: 'Run') -> None:
+    """Shows the results by task, if there are several."""
+    if table := run.experiment.table(run.results or {}, run.step):
+      logging.info('%s', table)
+
+
+class EvaluateRest(hooks.Hook):
+  """Runs all other evaluations where a run ends early, and saves."""
+
+  def before_call(self, run: 'Run') -> None:
+    """Evaluates the last step."""
+    if not run.reason:
+      return
+    results = run.results or {}
+    done = {name.partition('/')[0] for name in results}
+    remaining = _evaluate(
+      run, [x for x in run.experiment.eval_every if x not in done]
+    )
+    run.results = None if remaining is None else results | remaining
+    run.save()
+
+
+def _evaluate(run: 'Run', names: Sequence[str]) -> Scalars | None:
   """Runs some evaluations; reports and returns their results.
 
   Args:
-    experiment: The experiment that runs.
-    state: The state whose parameters are evaluated.
-    step: Number of completed updates.
+    run: The run.
     names: Names of the evaluations, as `experiment.evals_due` returns them.
-    reporter: Gets the results.
-    stop: Signals that ask to stop before the end.
-    watch: Called for each batch.
 
   Returns:
     Scalars such as `val/accuracy`; None if a signal stopped the evaluation.
@@ -64,47 +86,50 @@ def evaluate(
     BrokenBatchError: A process could not make its part of a batch.
     EvaluationError: An evaluator cannot measure the examples.
   """
-  results: Scalars = {}
-  confusions: dict[str, Any] = {}
-  pictures: dict[str, bytes] = {}
-  for part, params, own, where in experiment.measured(state, names):
-    contexts: dict[flexible.Patch | None, TrainContext] = {}
-    for name, key in own.items():
-      evaluator = part.evaluators[key]
-      patch = flexible.of_evaluation(evaluator.spec)
-      if patch not in contexts:
-        contexts[patch] = TrainContext(part, params, stop, watch, patch)
-      try:
-        found = evaluator.results(contexts[patch])
-      except _StoppedError:
-        return None
-      except base.EvaluationError as error:
-        raise base.EvaluationError(f'{where}.{key}: {error}') from None
-      if 'confusion' in found:
-        confusions[name] = found.pop('confusion'), part.source.classes
-      scalars = {f'{name}/{metric}': float(x) for metric, x in found.items()}
-      results |= processes.call_on_first(functools.partial(dict, scalars))
+  with run.clock.paused():
     try:
-      pictures |= _pictures(experiment, part, params, state, own, stop, watch)
+      return _results(run, names)
     except _StoppedError:
       return None
+
+
+def _results(run: 'Run', names: Sequence[str]) -> Scalars:
+  results: Scalars = {}
+  pictures: dict[str, bytes] = {}
+  for part, params, keys, place in run.experiment.measured(run.state, names):
+    contexts: dict[program_lib.Program, TrainContext] = {}
+    for name, key in keys.items():
+      evaluator = part.evaluators[key]
+      program = part.program.for_evaluation(evaluator.spec)
+      if program not in contexts:
+        contexts[program] = TrainContext(
+          part, program, params, run.stop, run.watch
+        )
+      try:
+        metrics = evaluator.results(contexts[program])
+      except base.EvaluationError as error:
+        raise base.EvaluationError(f'{place}.{key}: {error}') from None
+      if 'confusion' in metrics:
+        title = f'{name}, step {run.step:,}'
+        pictures[f'{name}/confusion'] = _confusion(
+          part.source.classes, metrics.pop('confusion'), title
+        )
+      scalars = {f'{name}/{metric}': float(x) for metric, x in metrics.items()}
+      results |= processes.call_on_first(functools.partial(dict, scalars))
+    pictures |= _pictures(run, part, params, keys)
   if results:
-    reporter.evaluated(step, experiment.epoch(step), results)
-    for name, (counts, classes) in confusions.items():
-      _show_confusion(classes, reporter, step, name, np.asarray(counts))
+    epoch = run.experiment.epoch(run.step)
+    run.reporter.evaluated(run.step, epoch, results)
     for name, png in pictures.items():
-      reporter.show(step, name, png)
+      run.reporter.show(run.step, name, png)
   return results
 
 
 def _pictures(
-  experiment: tasks.Trainable,
+  run: 'Run',
   part: experiment_lib.Experiment,
   params: Any,
-  state: experiment_lib.TrainState,
-  names: Mapping[str, str],
-  stop: monitor_lib.Stop,
-  watch: watch_lib.Watch,
+  keys: Mapping[str, str],
 ) -> dict[str, bytes]:
   """Returns what the model makes of some examples, PNGs by their names.
 
@@ -112,28 +137,21 @@ def _pictures(
   would show it.
   """
   kind = eval_pictures.kind(part.program.objective)
-  has_own_state = list(experiment.parts) == ['']
-  if not (kind and names and has_own_state and experiment.config.reporting):
+  is_whole, reporting = part is run.experiment, part.config.reporting
+  if not (kind and keys and is_whole and reporting):
     return {}
-  name, key = next(iter(names.items()))
-  pair = params, state.extra
-  context = TrainContext(part, pair, stop, watch)
+  name, key = next(iter(keys.items()))
+  pair = params, run.state.extra
+  context = TrainContext(part, part.program, pair, run.stop, run.watch)
   split = part.evaluators[key].spec.split
   return {f'{name}/{kind}': eval_pictures.encode(part, context, split)}
 
 
-def _show_confusion(
-  classes: Sequence[str],
-  reporter: reporting.Reporter,
-  step: int,
-  name: str,
-  counts: np.ndarray,
-) -> None:
-  """Reports an evaluation's confusion matrix, int [K, K], as a picture."""
+def _confusion(classes: Sequence[str], counts: np.ndarray, title: str) -> bytes:
+  """Returns a PNG of an evaluation's confusion matrix, int [K, K]."""
   if len(classes) != len(counts):  # the objective has classes of its own
     classes = tuple(map(str, range(len(counts))))
-  picture = matrix.confusion(counts, classes, f'{name}, step {step:,}')
-  reporter.show(step, f'{name}/confusion', paper.encode(picture))
+  return paper.encode(matrix.confusion(np.asarray(counts), classes, title))
 
 
 class TrainContext(base.Context):
@@ -145,12 +163,12 @@ class TrainContext(base.Context):
   def __init__(
     self,
     experiment: experiment_lib.Experiment,
+    program: program_lib.Program,
     params: Any,
     stop: monitor_lib.Stop,
     watch: watch_lib.Watch,
-    patch: flexible.Patch | None = None,
   ):
-    self._program = experiment.program.at_patch(patch)
+    self._program = program
     target = self._program.objective.target
     features = experiment.source.features
     super().__init__(features, target[0] if target else None)
@@ -188,8 +206,8 @@ class TrainContext(base.Context):
   def compute(self, function: base.Compute, inputs: Any) -> Any:
     """Applies a function to arrays that are no batch."""
     self.alive()
-    found = self._program.compute(function)(self._params, inputs)
-    return jax.device_get(found)
+    outputs = self._program.compute(function)(self._params, inputs)
+    return jax.device_get(outputs)
 
   def alive(self) -> None:
     """Called between parts of long work; their number may vary by process."""

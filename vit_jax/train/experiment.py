@@ -1,12 +1,12 @@
 """Experiments: a checked config with its data and its compiled functions."""
 
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
+import importlib
 import itertools
 import pathlib
 from typing import Any
@@ -35,12 +35,13 @@ from vit_jax.parallel import sharding
 from vit_jax.runs import trackers
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import feed
+from vit_jax.train import hooks
 from vit_jax.train import program as program_lib
-from vit_jax.train import step as train_step_lib
+from vit_jax.train import state as state_lib
 from vit_jax.train import timetable
 from vit_jax.weights import initial
 
-TrainState = train_step_lib.TrainState
+TrainState = state_lib.TrainState
 
 
 def check(
@@ -71,6 +72,7 @@ def check(
       ' config.evals.train_split'
     )
   trackers.check(config)
+  hooks.from_config(config)
 
 
 def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
@@ -81,6 +83,7 @@ def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
   objectives.check(config)
   initial.check(config)
   sharding.check(config)
+  program_lib.program_class(config).check(config)
   if config.model.name != config_lib.INIT_FROM:  # else the checkpoint says it
     _check_model(config, platform)
 
@@ -98,7 +101,7 @@ def _check_model(
   with config_lib.explained('config.model', ValueError):
     model = models.from_config(config.model, 0)
     models.check(config.model, image_size, config.data.channels)
-  kernel = models.fields_of(model).get('attention_implementation')
+  kernel = models.key_values(model).get('attention_implementation')
   if kernel == 'cudnn' and (
     config.train.dtype != 'bfloat16' or platform not in ('gpu', 'cuda')
   ):
@@ -126,8 +129,8 @@ class Experiment(timetable.Timetable):
   program: program_lib.Program
 
   @property
-  def parts(self) -> dict[str, 'Experiment']:
-    """The experiment of each task, by name: here it is the only one."""
+  def parts(self) -> Mapping[str, 'Experiment']:
+    """The experiments that this one is made of, by name: itself alone."""
     return {'': self}
 
   @property
@@ -165,7 +168,7 @@ class Experiment(timetable.Timetable):
     ):
       program = self.program.with_config(config)
     else:
-      program = program_lib.Program(config, self.source.features, self.lengths)
+      program = program_lib.create(config, self.source.features, self.lengths)
       program.objective.check_source(self.source)
     return dataclasses.replace(self, config=config, program=program)
 
@@ -192,25 +195,6 @@ class Experiment(timetable.Timetable):
     if calls is None:
       calls = itertools.repeat(1, self.total_steps - start)
     return self._feed('train', batches, None, calls)
-
-  def step_function(self, step: int, count: int = 1) -> Callable[..., Any]:
-    """Returns the compiled function of the next call.
-
-    Args:
-      step: Completed updates before it.
-      count: Updates in it.
-    """
-    program = self.program.at_step(step)
-    return program.train_step if count == 1 else program.train_steps
-
-  def task_of(self, step: int) -> str:
-    """Returns the task that a step is of; '': the only one."""
-    del step
-    return ''
-
-  def indices(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns the indices of the examples, int32 [B] or [steps, B]."""
-    return batch['index']
 
   def measured(
     self, state: TrainState, names: Sequence[str]
@@ -242,7 +226,7 @@ class Experiment(timetable.Timetable):
     return {}
 
   def table(self, results: Mapping[str, float | None], step: int) -> str:
-    """Returns a table of results by task; '' where there is one task."""
+    """Returns a table of results by part; '' where there is one."""
     del results, step
     return ''
 
@@ -299,6 +283,25 @@ class Experiment(timetable.Timetable):
     return dataclasses.replace(self, cache=self.cache.load())
 
 
+def create(
+  config: ml_collections.ConfigDict, resumes: pathlib.Path | None = None
+) -> Experiment:
+  """Returns the experiment of a config, of one task or of several.
+
+  Args:
+    config: Checked; is not changed.
+    resumes: Work directory of the run, if it has begun.
+
+  Raises:
+    UserError: As `build`.
+  """
+  if not config.tasks:
+    return build(config, resumes or False)
+  tasks = importlib.import_module('vit_jax.train.tasks')
+  experiment: Experiment = tasks.build(config, resumes)
+  return experiment
+
+
 def build(
   config: ml_collections.ConfigDict,
   resumes: bool | pathlib.Path = False,
@@ -338,7 +341,7 @@ def build(
   initial.fill(config, loaded)
   _check_model(config)
 
-  program = program_lib.Program(config, source.features, lengths)
+  program = program_lib.create(config, source.features, lengths)
   program.objective.check_source(source)
   for name, evaluator in evaluators.items():
     with config_lib.explained(f'config.evals.{name}'):

@@ -27,7 +27,7 @@ from vit_jax.plots import sheet as sheet_lib
 from vit_jax.plots import style
 from vit_jax.plots import tiles as tiles_lib
 from vit_jax.train import experiment
-from vit_jax.train import step as step_lib
+from vit_jax.train import state as state_lib
 from vit_jax.train import timetable
 
 _COLUMNS = 8  # of a sheet; an example with more tiles has a row of its own
@@ -96,7 +96,7 @@ def draw(
   rows = range(min(count + count % 2, config.train.batch_size))
   crops = objective.views
   batch = batches.train_rows(source, config, step, rows, crops)
-  rng = Rng(step_lib.step_key(config.seed, step), jnp.asarray(rows, jnp.int32))
+  rng = Rng(state_lib.step_key(config.seed, step), jnp.asarray(rows, jnp.int32))
   transform = views.train_transform(config, source.features, crops)
   fed = jax.jit(transform)(batch, rng.fold(base.Purpose.AUGMENTATION))
   fed = {name: np.asarray(x)[:count] for name, x in fed.items()}

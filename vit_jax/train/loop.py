@@ -1,24 +1,22 @@
 """The train loop.
 
-In this file `step` counts completed updates: an action at step k comes after k
-updates. The evaluations of a step come before its checkpoint, which stores
-their results. If a checkpoint has no results, its evaluations are still due.
+`run` is the command, and `Run.train` the loop. In this file `step` counts
+completed updates: an action at step k comes after k updates. The evaluations of
+a step come before its checkpoint, which stores their results. If a checkpoint
+has no results, its evaluations are still due.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import pathlib
 import sys
 import time
-from typing import Any
 
 from absl import logging
 import jax
@@ -42,10 +40,12 @@ from vit_jax.train import clock as clock_lib
 from vit_jax.train import describe
 from vit_jax.train import evaluations
 from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import feed as feed_lib
+from vit_jax.train import hooks as hooks_lib
 from vit_jax.train import monitor as monitor_lib
 from vit_jax.train import start as start_lib
-from vit_jax.train import tasks
 from vit_jax.train.results import Results
+from vit_jax.train.state import TrainState
 
 Scalars = dict[str, float]
 
@@ -79,12 +79,12 @@ def run(
   with reporting.shown(), monitor_lib.Stop() as stop:
     with _explained():
       same = processes.call_on_first(lambda: config_lib.to_dict(config))
-      processes.call_on_all(lambda: _check(config, same))
+      processes.call_on_all(lambda: start_lib.check(config, same))
       if dry_run:
-        return _dry_run(config, verbose)
+        return Results(start_lib.dry_run(config, verbose))
     if processes.first() and not terminal.can_draw():  # else a panel has it
       print(f'work directory: {path}', file=sys.stderr)
-    with _owning(path), _explained():
+    with start_lib.owning(path), _explained():
       allocator.hint()
       return _run_in(path, config, stop, verbose)
 
@@ -93,44 +93,6 @@ def run(
 def _explained() -> Iterator[None]:
   """Turns errors of too little memory or a lost process into a UserError."""
   with memory.explained(memory.TRAINING), processes.together():
-    yield
-
-
-def _dry_run(config: ml_collections.ConfigDict, verbose: bool) -> Results:
-  experiment = tasks.build(config)
-  for part in experiment.parts.values():
-    part.cache.check()
-  if config.train.accumulation == config_lib.AUTO:
-    experiment = accumulation.choose(experiment)
-  describe.log(experiment, verbose=verbose)
-  sizes = describe.dry_run(experiment)
-  if processes.first():
-    print(json.dumps(sizes))
-  accumulation.check(
-    experiment, experiment.program.heaviest.compile(), has_state=False
-  )
-  return Results(sizes)
-
-
-def _check(config: ml_collections.ConfigDict, same: Mapping[str, Any]) -> None:
-  """Raises a UserError if a config is wrong, or differs between processes."""
-  if config_lib.to_dict(config) != same:
-    raise config_lib.UserError(
-      'this process has another config than process 0: give all the same flags'
-    )
-  experiment_lib.check(config)
-
-
-@contextlib.contextmanager
-def _owning(path: pathlib.Path) -> Iterator[None]:
-  """Locks the work directory and logs there, only in the first process."""
-  with contextlib.ExitStack() as stack:
-
-    def own() -> None:
-      stack.enter_context(workdir_lib.lock(path))
-      stack.enter_context(reporting.log_to(path / workdir_lib.LOG))
-
-    processes.call_on_first(own)
     yield
 
 
@@ -150,7 +112,7 @@ def _run_in(
     config = config_lib.from_dict(stored)
     processes.call_on_first(lambda: start_lib.check_devices(path, config))
   experiment = processes.call_on_all(
-    lambda: tasks.build(config, None if stored is None else path)
+    lambda: experiment_lib.create(config, None if stored is None else path)
   )
   processes.call_on_first(lambda: start_lib.check_longer(path, experiment))
   accumulation.check_state(experiment)
@@ -158,9 +120,9 @@ def _run_in(
     experiment = accumulation.choose(experiment)
   compiling = start_lib.compile_ahead(experiment)
   start_lib.check_data(experiment)
-  _prepare(path, experiment)
+  start_lib.prepare(path, experiment)
   describe.log(experiment, path, verbose)
-  cached: Callable[[], tasks.Trainable] = experiment.cached
+  cached: Callable[[], experiment_lib.Experiment] = experiment.cached
   experiment = processes.call_on_all(cached)
   start = time.perf_counter()
   results = None if stop.signal else train(experiment, path, stop, compiling)
@@ -173,24 +135,8 @@ def _run_in(
   return results
 
 
-def _prepare(path: pathlib.Path, experiment: tasks.Trainable) -> None:
-  """Writes the files that describe the run, or compares them if they exist."""
-  config, preprocess = experiment.config, experiment.preprocess()
-  fingerprint, files = experiment.fingerprint(), experiment.files()
-  processes.call_on_first(
-    lambda: workdir_lib.prepare(
-      path,
-      config,
-      preprocess,
-      fingerprint,
-      objectives.directions(config),
-      files,
-    )
-  )
-
-
 def train(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   workdir: pathlib.Path,
   stop: monitor_lib.Stop,
   compiling: concurrent.futures.Future[jax.stages.Compiled] | None = None,
@@ -208,13 +154,13 @@ def train(
       damaged, or something could not be written.
   """
   with contextlib.ExitStack() as stack:
-    loop = _begin(experiment, workdir, stop, stack)
-    start_lib.show(experiment, loop.step, loop.reporter)
-    if loop.step < experiment.total_steps:
-      start_lib.check_memory(experiment, loop.step, compiling)
-    loop.clock.resume(loop.reporter.before('train/useful_seconds') or 0.0)
+    run = _begin(experiment, workdir, stop, stack)
+    start_lib.show(experiment, run.step, run.reporter)
+    if run.step < experiment.total_steps:
+      start_lib.check_memory(experiment, run.step, compiling)
+    run.clock.resume(run.reporter.before('train/useful_seconds') or 0.0)
     try:
-      return loop.run()
+      return run.train()
     except (
       monitor_lib.NonFiniteError,
       monitor_lib.BrokenBatchError,
@@ -222,19 +168,19 @@ def train(
     ) as error:
       problem = str(error)
       try:
-        loop.rescue()
+        run.rescue()
       except config_lib.UserError as another:
         problem += f' And then: {another}'
       raise config_lib.UserError(problem) from None
 
 
 def _begin(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   workdir: pathlib.Path,
   stop: monitor_lib.Stop,
   stack: contextlib.ExitStack,
-) -> '_Loop':
-  """Makes the loop, with its state restored from the last checkpoint."""
+) -> 'Run':
+  """Returns the run, with its state restored from the last checkpoint."""
   e = experiment
   clock = clock_lib.Timekeeper(clock_lib.age(workdir))
   log = workdir / workdir_lib.LOG if processes.first() else None
@@ -265,14 +211,23 @@ def _begin(
     )
   )
   calls, lengths = itertools.tee(e.calls(step))
-  batches = e.train_batches(step, lengths)
-  stack.enter_context(batches)
+  batches = stack.enter_context(e.train_batches(step, lengths))
   hear = functools.partial(monitor_lib.hear, stop, batches)
   skipped = monitor_lib.Skipped(**checkpoints.counts)
-  monitor = stack.enter_context(
-    monitor_lib.Monitor(e, reporter, clock, hear, skipped)
-  )
-  return _Loop(
+  monitor = monitor_lib.Monitor(e, reporter, clock, hear, skipped)
+  hooks: list[hooks_lib.Hook] = [
+    hooks_lib.Stall(),
+    monitor,
+    evaluations.Evaluate(),
+    hooks_lib.Save(),
+    hooks_lib.Patience(),
+    *hooks_lib.from_config(e.config),
+    evaluations.EvaluateRest(),
+    hooks_lib.Signals(),
+  ]
+  for hook in hooks:
+    stack.callback(hook.close)
+  return Run(
     e,
     stop,
     clock,
@@ -282,6 +237,7 @@ def _begin(
     calls,
     batches,
     monitor,
+    hooks,
     state,
     step,
     results,
@@ -289,145 +245,101 @@ def _begin(
 
 
 @dataclasses.dataclass
-class _Loop:
-  """The state of a run between two calls of the compiled step.
+class Run:
+  """A run between two calls of the compiled step, as its hooks see it.
 
   Attributes:
+    experiment: What runs: the config, the program, the data.
+    stop: Signals that ask the run to save and end.
+    clock: Measures how the time is spent.
+    watch: Ends a run that hangs.
+    checkpoints: The checkpoints of the work directory.
+    reporter: Writes metrics and pictures.
     calls: The number of updates in each remaining call.
+    batches: The batch of each remaining call.
+    monitor: Reads the metrics of calls.
+    hooks: What happens beside the steps, in this order.
+    state: The train state.
+    step: Number of completed updates.
     results: Results of the evaluations at `step`; None: still to be done.
+    is_due: Whether an evaluation or a checkpoint is still to be done at `step`.
+    reason: Why the run ends before its duration; '': it goes on.
+    is_stopped: Whether a signal has stopped it, and it is saved.
   """
 
-  experiment: tasks.Trainable
+  experiment: experiment_lib.Experiment
   stop: monitor_lib.Stop
   clock: clock_lib.Timekeeper
   watch: watch_lib.Watch
   checkpoints: checkpoint.Checkpointer
   reporter: reporting.Reporter
   calls: Iterator[int]
-  batches: tasks.AnyFeed
+  batches: feed_lib.Feed
   monitor: monitor_lib.Monitor
-  state: experiment_lib.TrainState
+  hooks: Sequence[hooks_lib.Hook]
+  state: TrainState
   step: int
   results: Scalars | None
+  is_due: bool = False
+  reason: str = ''
+  is_stopped: bool = False
 
-  def run(self) -> Results | None:
+  @property
+  def is_complete(self) -> bool:
+    """Whether the run has ended and was evaluated."""
+    is_last = bool(self.reason) or self.step == self.experiment.total_steps
+    return is_last and self.results is not None
+
+  def train(self) -> Results | None:
     """Returns how the run ended, or None if a signal stopped it."""
-    total_steps = self.experiment.total_steps
     while True:
-      self.watch.alive(self.step)
-      self.monitor.check_skipped()
-      if self.results is None and self.experiment.is_due(self.step):
-        self._evaluate_and_save()
-      reason = self._reason_to_end()
-      if reason:
-        self._evaluate_rest()
-      ends = bool(reason) or self.step == total_steps
-      if ends and self.results is not None:
-        return self._ended(reason)  # the run is complete: a signal is ignored
-      if self.stop.signal:
-        self.monitor.settle()
-        self._save()
-        self.checkpoints.wait()
-        logging.info('stopped at step %d of %d; saved', self.step, total_steps)
+      self.is_due = self.results is None and self.experiment.is_due(self.step)
+      for hook in self.hooks:
+        hook.before_call(self)
+      if self.is_stopped:
         return None
-      self._update()
+      if self.is_complete:
+        break
+      self._call()
+    for hook in self.hooks:
+      hook.end(self)
+    has_best = self.experiment.patience is not None
+    best_step = self.checkpoints.best_step if has_best else None
+    return Results(dict(self.results or {}), best_step, self.reason)
 
-  def _evaluate_and_save(self) -> None:
-    """Runs the evaluations and the checkpoint that are due at this step."""
-    self.monitor.settle()
-    self.results = self._evaluate(self.experiment.evals_due(self.step))
-    with self.clock.saving():
-      self.checkpoints.save_best(self.step, self.state, self.results)
-    if self.experiment.checkpoint_due(self.step):
-      self._save()
+  def _call(self) -> None:
+    """Gives one call to the devices, which compute it while hooks run.
 
-  def _evaluate(self, names: Sequence[str]) -> Scalars | None:
-    with self.clock.paused():
-      return evaluations.evaluate(
-        self.experiment,
-        self.state,
-        self.step,
-        names,
-        self.reporter,
-        self.stop,
-        self.watch,
-      )
-
-  def _reason_to_end(self) -> str:
-    """Returns why the run ends before its duration; '': it goes on.
-
-    The answer depends only on stored values: the step of the best checkpoint
-    and the results of this step. So a run that was killed and resumed ends at
-    the same step.
+    No batch is kept after it, so that its memory is free for the next one.
     """
-    e = self.experiment
-    metric, best = e.config.checkpoint.best, self.checkpoints.best_step
-    if e.patience is None or metric not in (self.results or {}):
-      return ''
-    if self.step - best < e.patience or self.step == e.total_steps:
-      return ''
-    since = f'since step {best}' if best else 'at all'
-    return (
-      f'{metric} has not improved {since}, by step {self.step}:'
-      f' config.train.patience is {e.config.train.patience!r}'
-    )
-
-  def _evaluate_rest(self) -> None:
-    """Runs all evaluations that are due at the end of a run that ends early."""
-    found = self.results or {}
-    done = {name.partition('/')[0] for name in found}
-    rest = self._evaluate(
-      [x for x in self.experiment.eval_every if x not in done]
-    )
-    self.results = None if rest is None else found | rest
-    self._save()
-
-  def _ended(self, reason: str) -> Results:
-    """Returns how the run ended."""
-    metrics, skipped = dict(self.results or {}), self.monitor.skipped.total
-    if table := self.experiment.table(metrics, self.step):
-      logging.info('%s', table)
-    if self.experiment.config.train.skip_nonfinite:
-      metrics['train/skipped_steps'] = skipped
-    if skipped:
-      logging.warning(
-        'warning: %d of %d steps were not finite and were skipped: with a lower'
-        ' config.optim.learning_rate, or config.optim.clip_norm, they count',
-        *(skipped, self.step),
-      )
-    watches = self.experiment.patience is not None
-    best_step = self.checkpoints.best_step if watches else None
-    return Results(metrics, best_step, reason)
-
-  def _update(self) -> None:
-    """Starts one call and, while it runs, reads the metrics of the last one."""
-    mesh = self.experiment.program.mesh
+    program = self.experiment.program.variant(self.step)
     if not self.batches.is_ready():
       self.monitor.join()  # the wait counts only once the device is idle
     with self.clock.waiting():
       batch = next(self.batches)
-    told = monitor_lib.tell(self.stop, self.batches, mesh)
+    signals = monitor_lib.tell(self.stop, self.batches, program.mesh)
     count = next(self.calls)
-    run_steps = self.experiment.step_function(self.step, count)
+    run_steps = program.train_step if count == 1 else program.train_steps
     self.state, metrics = run_steps(
-      self.state, batch, np.int32(self.step), told
+      self.state, batch, np.int32(self.step), signals
     )
     self.step, self.results = self.step + count, None
-    index = self.experiment.indices(batch)
-    self.monitor.follow(self.step, count, metrics, index)
+    call = hooks_lib.Call(count, metrics, batch)
+    for hook in self.hooks:
+      hook.after_call(self, call)
 
-  def _save(self) -> None:
+  def report(self, metrics: Scalars) -> None:
+    """Writes scalars of this step to metrics.jsonl and the trackers."""
+    self.reporter.write(self.step, self.experiment.epoch(self.step), metrics)
+
+  def save(self) -> None:
     """Saves the state, and reports where the time went."""
     with self.clock.saving():
       is_new = self.checkpoints.save(
         self.step, self.state, self.results, self._counts()
       )
     if is_new:
-      self.reporter.write(
-        self.step,
-        self.experiment.epoch(self.step),
-        monitor_lib.loop_metrics(self.clock.saved()),
-      )
+      self.report(monitor_lib.loop_metrics(self.clock.saved()))
 
   def rescue(self) -> None:
     """Saves the last good state, which a step that is not finite keeps."""

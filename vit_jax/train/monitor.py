@@ -12,7 +12,7 @@ import dataclasses
 import signal
 import threading
 import time
-from typing import Self
+from typing import TYPE_CHECKING
 
 from absl import logging
 import jax
@@ -25,8 +25,13 @@ from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.runs import reporting
 from vit_jax.train import clock as clock_lib
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import feed as feed_lib
+from vit_jax.train import hooks
 from vit_jax.train import step as train_step_lib
-from vit_jax.train import tasks
+
+if TYPE_CHECKING:
+  from vit_jax.train.loop import Run
 
 Scalars = dict[str, float]
 
@@ -81,14 +86,14 @@ class Stop:
 
 
 def tell(
-  stop: Stop, batches: tasks.AnyFeed, mesh: jax.sharding.Mesh
+  stop: Stop, batches: feed_lib.Feed, mesh: jax.sharding.Mesh
 ) -> jax.Array:
   """Returns the signal that this process sends, as int32 [devices]."""
   number = stop.own if batches.error is None else train_step_lib.BROKEN
   return mesh_lib.on_each_device(number, mesh)
 
 
-def hear(stop: Stop, batches: tasks.AnyFeed, heard: jax.Array) -> None:
+def hear(stop: Stop, batches: feed_lib.Feed, heard: jax.Array) -> None:
   """Notes the largest signal that any process has sent.
 
   Raises:
@@ -147,7 +152,7 @@ class _Call:
   end: concurrent.futures.Future[float]
 
 
-class Monitor:
+class Monitor(hooks.Hook):
   """Reads the metrics of each call after the next call has started.
 
   Until then the metrics stay on the device, so the device never waits for the
@@ -160,7 +165,7 @@ class Monitor:
 
   def __init__(
     self,
-    experiment: tasks.Trainable,
+    experiment: experiment_lib.Experiment,
     reporter: reporting.Reporter,
     clock: clock_lib.Timekeeper,
     hear: Callable[[jax.Array], None],
@@ -189,35 +194,40 @@ class Monitor:
     peak = hardware.peak_flops(devices[0])
     self._peak_flops = peak and peak * len(devices)
 
-  def __enter__(self) -> Self:
-    return self
+  def before_call(self, run: 'Run') -> None:
+    """Ends a run that learns nothing; reads what comes before an evaluation."""
+    self.check_skipped()
+    if run.is_due:
+      self.settle()
 
-  def __exit__(self, *_: object) -> None:
-    self._thread.shutdown()
-
-  def follow(
-    self,
-    step: int,
-    count: int,
-    metrics: dict[str, jax.Array],
-    index: jax.Array,
-  ) -> None:
-    """Reads the metrics of the previous call, and stores this call for later.
-
-    Args:
-      step: Completed updates, including those of the call just started.
-      count: Number of updates in this call.
-      metrics: Scalars of the update; for several updates, arrays [count].
-      index: int32 [B] or [count, B], ids of their examples.
+  def after_call(self, run: 'Run', call: hooks.Call) -> None:
+    """Reads the metrics of the previous call, and keeps this one for later.
 
     Raises:
       NonFiniteError: A step of the previous call was not finite.
       BrokenBatchError: The previous call had no batch.
     """
     mark = self._clock.mark()
-    end = self._thread.submit(self._await, dict(metrics))
+    end = self._thread.submit(self._await, call.metrics)
     self.settle()
-    self._last = _Call(step, count, metrics, index, mark, end)
+    metrics, index = dict(call.metrics), call.batch['index']
+    self._last = _Call(run.step, call.num_steps, metrics, index, mark, end)
+
+  def end(self, run: 'Run') -> None:
+    """Adds the number of skipped steps to the results."""
+    skipped = self.skipped.total
+    if self._experiment.config.train.skip_nonfinite:
+      run.results = {**(run.results or {}), 'train/skipped_steps': skipped}
+    if skipped:
+      logging.warning(
+        'warning: %d of %d steps were not finite and were skipped: with a lower'
+        ' config.optim.learning_rate, or config.optim.clip_norm, they count',
+        *(skipped, run.step),
+      )
+
+  def close(self) -> None:
+    """Ends the thread."""
+    self._thread.shutdown()
 
   def _await(self, metrics: dict[str, jax.Array]) -> float:
     """Returns the time when a call has been computed."""
@@ -286,8 +296,8 @@ class Monitor:
 
   def _not_finite(self, step: int, scalars: Scalars, index: jax.Array) -> None:
     examples = multihost_utils.process_allgather(index, tiled=True)
-    task = self._experiment.task_of(step)
-    named = f'step {step}, of task {task},' if task else f'step {step}'
+    label = self._experiment.program.variant(step - 1).label
+    named = f'step {step}, of {label},' if label else f'step {step}'
     message = (
       f'{named} was not finite: loss {scalars["loss"]}, norm of the'
       f' gradient {scalars["grad_norm"]}, of the parameters after it'

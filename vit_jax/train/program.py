@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
 import copy
 import functools
-import math
+import importlib
 import os
 import re
 from typing import Any
@@ -16,7 +17,6 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax import optim
@@ -28,23 +28,44 @@ from vit_jax.data.host import shapes as shapes_lib
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.models import layouts
 from vit_jax.objectives import contract
-from vit_jax.objectives import flexible
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
 from vit_jax.train import cost
-from vit_jax.train import init as init_lib
+from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
 from vit_jax.train import trunk
 
-TrainState = train_step_lib.TrainState
+TrainState = state_lib.TrainState
 # For programs that run once: with level 1 LLVM takes half the time, and they
 # run as fast. A level in XLA_FLAGS comes first.
 _LEVEL = 'xla_backend_optimization_level'
-# What is made for one size of patches.
-_OF_PATCHES = ('gradient', 'update', 'one_step', 'train_step', 'train_steps')
+
+
+def create(
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+  lengths: optim.Lengths,
+  devices: Sequence[jax.Device] | None = None,
+) -> 'Program':
+  """Returns the program of a config; arguments are those of `Program`.
+
+  Raises:
+    UserError: As `Program`.
+  """
+  return program_class(config)(config, features, lengths, devices)
+
+
+def program_class(config: ml_collections.ConfigDict) -> 'type[Program]':
+  """Returns the class of the program of a config of one task."""
+  sizes = [x.patch_size for x in config.evals.values() if x.split]
+  if not config.train.patch_sizes and sizes.count(None) == len(sizes):
+    return Program
+  patches = importlib.import_module('vit_jax.train.patches')
+  program: type[Program] = patches.PatchProgram
+  return program
 
 
 class Program:
@@ -58,7 +79,11 @@ class Program:
     mesh: Mesh of devices.
     rules: Rules that say which parameters train, and how.
     param_shardings: Where each parameter is on the mesh.
+    label: The name of these steps, as 'task digits', where steps differ by
+      their number.
   """
+
+  label = ''
 
   def __init__(
     self,
@@ -92,48 +117,58 @@ class Program:
     self.param_shardings = sharding.shard_params(
       config.mesh, self.mesh.shape, params
     )
-    self._eval_steps: dict[Any, Any] = {}
-    self._by_patch: dict[flexible.Patch, Program] = {}
-    platform = self.mesh.devices.flat[0].platform
-    self._is_cpu = platform == 'cpu'
-    self._options = hardware.compiler_options(self.mesh)
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks the keys that make steps differ by their number.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    del config
 
   @property
   def _replicated(self) -> jax.sharding.NamedSharding:
     return mesh_lib.replicated(self.mesh)
 
-  def at_patch(self, patch: flexible.Patch | None) -> 'Program':
-    """Returns the program whose patches have another size (FlexiViT).
-
-    The train state is the same: see `objectives.flexible`.
-
-    Args:
-      patch: (height, width); None: that of the model.
-
-    Raises:
-      UserError: The objective or its model has no such patches.
-    """
-    if patch in (None, models.pixels_per_token(self.objective.model)):
-      return self
-    if patch not in self._by_patch:
-      _ = self._init  # which both share
-      other = copy.copy(self)
-      for name in _OF_PATCHES:
-        other.__dict__.pop(name, None)  # compiled for the patches of this one
-      other.objective = flexible.at_patch(self.objective, patch)
-      other._eval_steps = {}
-      self._by_patch[patch] = other
-    return self._by_patch[patch]
-
-  def at_step(self, step: int) -> 'Program':
-    """Returns the program of a step, with the patches that it draws."""
-    return self.at_patch(flexible.draw(self.config, step))
+  @functools.cached_property
+  def _eval_steps(self) -> dict[Any, Any]:
+    """Compiled functions of evaluators."""
+    return {}
 
   @property
-  def heaviest(self) -> 'Program':
-    """The program of the steps with the most patches."""
-    sizes = flexible.sizes(self.config)
-    return self.at_patch(min(sizes, key=math.prod)) if sizes else self
+  def _options(self) -> dict[str, Any]:
+    return hardware.compiler_options(self.mesh)
+
+  def variant(self, step: int) -> 'Program':
+    """Returns the program of a step; most runs have one.
+
+    A subclass has steps that differ by their number, with one train state.
+
+    Args:
+      step: Number of completed updates.
+    """
+    del step
+    return self
+
+  @property
+  def variants(self) -> Sequence['Program']:
+    """The programs of all steps."""
+    return (self,)
+
+  def for_evaluation(self, spec: ml_collections.ConfigDict) -> 'Program':
+    """Returns the program of an evaluation, an entry of `config.evals`."""
+    del spec
+    return self
+
+  def with_objective(self, objective: objectives.Objective) -> 'Program':
+    """Returns the program of an objective that has the same train state."""
+    other = Program.__new__(Program)
+    other.config, other.features = self.config, self.features
+    other.lengths, other.mesh = self.lengths, self.mesh
+    other.rules, other.param_shardings = self.rules, self.param_shardings
+    other.objective, other._init = objective, self._init
+    return other
 
   def with_config(self, config: ml_collections.ConfigDict) -> 'Program':
     """Returns this program with a config that gives the same shapes."""
@@ -142,36 +177,39 @@ class Program:
     return other
 
   @functools.cached_property
-  def update(self) -> Callable[..., train_step_lib.Update]:
-    """(state, batch, step) -> the step's `Update`; not compiled."""
-    return train_step_lib.make_update(
-      self.gradient,
-      functools.partial(contract.after_update, self.objective),
-      self.rules,
-      optim.make_schedule(self.config.optim, self.lengths),
-      optim.make_decay(self.config.optim, self.lengths),
-      optim.make_optimizer(self.config.optim),
-      self.objective.moves_statistics,
-    )
-
-  @functools.cached_property
-  def gradient(self) -> Callable[..., train_step_lib.Gradient]:
-    """(state, batch, step) -> the step's `Gradient`; not compiled."""
+  def setup(self) -> train_step_lib.Setup:
+    """What the steps of the run have in common."""
     config, objective = self.config, self.objective
-    return train_step_lib.make_gradient(
-      config,
-      objective,
-      views.train_transform(config, self.features, objective.views),
-      self.rules,
-      optim.make_schedule(config.optim, self.lengths),
-      self.mesh,
-      self.param_shardings,
+    return train_step_lib.Setup(
+      config=config,
+      objective=objective,
+      augment=views.train_transform(config, self.features, objective.views),
+      rules=self.rules,
+      schedule=optim.make_schedule(config.optim, self.lengths),
+      decay=optim.make_decay(config.optim, self.lengths),
+      optimizer=optim.make_optimizer(config.optim),
+      mesh=self.mesh,
+      param_shardings=self.param_shardings,
     )
 
   @functools.cached_property
   def train_step(self) -> Any:
     """(state, batch, step, signals=None) -> (state, metrics); donates state."""
-    return self.compiled_step(self.one_step)
+
+    def train_step(
+      state: TrainState, batch: Any, step: Any, signals: Any = None
+    ) -> tuple[TrainState, train_step_lib.Metrics]:
+      return self.one_step(state, batch, step, signals)
+
+    return self._compiled_step(train_step)
+
+  def one_step(
+    self, state: TrainState, batch: Any, step: Any, signals: Any
+  ) -> tuple[TrainState, train_step_lib.Metrics]:
+    """`train_step` before it is compiled."""
+    return train_step_lib.train_step(self.setup, state, batch, step, signals)[
+      :2
+    ]
 
   @functools.cached_property
   def train_steps(self) -> Any:
@@ -179,7 +217,15 @@ class Program:
 
     Batches and metrics have a leading dimension of steps.
     """
-    return self.compiled_step(train_step_lib.make_train_steps(self.one_step))
+
+    def train_steps(
+      state: TrainState, batches: Any, step: Any, signals: Any = None
+    ) -> tuple[TrainState, train_step_lib.Metrics]:
+      return train_step_lib.train_steps(
+        self.setup, state, batches, step, signals
+      )
+
+    return self._compiled_step(train_steps)
 
   def eval_step(self, function: evaluation_base.Function) -> Any:
     """Returns an evaluator's function, compiled when it is first called.
@@ -210,24 +256,15 @@ class Program:
     """
     key = 'compute', function
     if key not in self._eval_steps:
-      made = functools.partial(function, self.objective)
-      self._eval_steps[key] = self._compiled_replicated(made)
+      compute = functools.partial(function, self.objective)
+      self._eval_steps[key] = self._compiled_replicated(compute)
     return self._eval_steps[key]
 
   @functools.cached_property
   def flops(self) -> cost.StepFlops:
-    """Operations of the matrix products in one step, on all devices.
-
-    The mean over the sizes of the patches, if steps draw them.
-    """
-    params, sizes = self.abstract_state().params, flexible.sizes(self.config)
-    counts = []
-    for patch in sizes or (None,):
-      config = self.config.copy_and_resolve_references()
-      if patch is not None:
-        config_lib.set_value(config, 'model.patch_size', patch)
-      counts.append(cost.step_flops(config, self.features, params))
-    return cost.mean(counts)
+    """Operations of the matrix products in one step, on all devices."""
+    params = self.abstract_state().params
+    return cost.step_flops(self.config, self.features, params)
 
   def initialise(self, params: Any = None) -> TrainState:
     """Returns the state before the first step, on the mesh.
@@ -238,42 +275,36 @@ class Program:
     return self._init.run(params)
 
   @functools.cached_property
-  def _init(self) -> init_lib.Init:
-    is_given = _LEVEL in os.environ.get('XLA_FLAGS', '')
-    quick = {_LEVEL: 1} if self._is_cpu and not is_given else {}
-    return init_lib.Init(
+  def _init(self) -> state_lib.Init:
+    return self._make_init(self.param_shardings)
+
+  def _make_init(
+    self, shardings: Mapping[str, sharding.ParamSharding]
+  ) -> state_lib.Init:
+    """Returns what makes the first state; `shardings` are by path."""
+    is_cpu = self.mesh.devices.flat[0].platform == 'cpu'
+    is_set = _LEVEL in os.environ.get('XLA_FLAGS', '')
+    return state_lib.Init(
       self.config,
       self.objective,
       self.rules,
       optim.make_optimizer(self.config.optim),
       self.mesh,
-      self.param_shardings,
-      self._options | quick,
+      shardings,
+      self._options | ({_LEVEL: 1} if is_cpu and not is_set else {}),
     )
-
-  @functools.cached_property
-  def one_step(self) -> Callable[..., Any]:
-    """`train_step` before it is compiled."""
-    return train_step_lib.make_train_step(self.config, self.rules, self.update)
 
   def _prepare(self, batch: objectives.Batch) -> objectives.Batch:
     """Returns a batch with its images and maps prepared for evaluation."""
     return views.eval_batch(self.config, self.features)(batch)
 
-  def compiled_step(
-    self, step: Callable[..., Any], shardings: Any = None
-  ) -> Any:
-    """Compiles (state, ...) -> (state, metrics), which donates the state.
-
-    Args:
-      step: The function.
-      shardings: Those of the state; None: of this program's.
-    """
-    shardings = shardings or self._init.shardings
-    where, how = (shardings, self._replicated), self._options
-    step = mesh_lib.in_context(step, self.mesh)
+  def _compiled_step(self, step: Callable[..., Any]) -> Any:
+    """Compiles (state, ...) -> (state, metrics), which donates the state."""
     return jax.jit(
-      step, donate_argnums=0, out_shardings=where, compiler_options=how
+      mesh_lib.in_context(step, self.mesh),
+      donate_argnums=0,
+      out_shardings=(self._init.shardings, self._replicated),
+      compiler_options=self._options,
     )
 
   def _compiled_eval(self, fn: Callable[..., Any]) -> Any:
@@ -289,9 +320,10 @@ class Program:
     return self._compiled_replicated(step)
 
   def _compiled_replicated(self, fn: Callable[..., Any]) -> Any:
-    where, how = self._replicated, self._options
     fn = mesh_lib.in_context(fn, self.mesh)
-    return jax.jit(fn, out_shardings=where, compiler_options=how)
+    return jax.jit(
+      fn, out_shardings=self._replicated, compiler_options=self._options
+    )
 
   def abstract_state(self) -> TrainState:
     """Returns the state's shapes, types and shardings."""
@@ -313,16 +345,16 @@ class Program:
       return self.abstract_state()
     config = self.config.copy_and_resolve_references()
     config.model.scan = not config.model.scan
-    return Program(config, self.features, self.lengths).abstract_state()
+    return create(config, self.features, self.lengths).abstract_state()
 
   def adopt(self, state: TrainState) -> TrainState:
     """Returns a restored state with layers scanned or unrolled as here."""
-    own = self.abstract_state()
+    target = self.abstract_state()
     stored = sharding.leaves(state.params)
-    if stored.keys() == sharding.leaves(own.params).keys():
+    if stored.keys() == sharding.leaves(target.params).keys():
       return state
-    shardings = jax.tree.map(lambda x: x.sharding, own)
-    relayout = functools.partial(layouts.relayout, target=own)
+    shardings = jax.tree.map(lambda x: x.sharding, target)
+    relayout = functools.partial(layouts.relayout, target=target)
     return jax.jit(relayout, out_shardings=shardings)(state)
 
   def abstract_batch(
@@ -338,11 +370,11 @@ class Program:
     """
     is_training = batch_size is None
     b = batch_size or self.config.train.batch_size
-    where = mesh_lib.batch_sharding(self.mesh)
+    batch_sharding = mesh_lib.batch_sharding(self.mesh)
     views = (
       self.objective.views if is_training else geometry.eval_views(self.config)
     )
-    each = shapes_lib.of_example(
+    example = shapes_lib.of_example(
       self.features if features is None else features,
       views,
       self.config.data.channels,
@@ -350,16 +382,16 @@ class Program:
       is_training,
     )
     shapes: dict[str, Any] = {
-      name: ((b, *shape), dtype) for name, (shape, dtype) in each.items()
+      name: ((b, *shape), dtype) for name, (shape, dtype) in example.items()
     }
     shapes |= {'valid': ((b,), jnp.bool_), 'index': ((b,), jnp.int32)}
     return {
-      name: jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+      name: jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding)
       for name, (shape, dtype) in shapes.items()
     }
 
   def compile(self, count: int = 1) -> jax.stages.Compiled:
-    """Compiles `train_step` or `train_steps`; its first call then reuses that.
+    """Compiles the first call, or that with the most work; it then reuses that.
 
     Args:
       count: Steps in the call.
@@ -369,9 +401,9 @@ class Program:
     if count == 1:
       lowered = self.train_step.lower(state, batch, np.int32(0), signals)
       return lowered.compile()
-    where = mesh_lib.batch_sharding(self.mesh, stacked=True)
+    stacked = mesh_lib.batch_sharding(self.mesh, stacked=True)
     batches = {
-      name: jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=where)
+      name: jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=stacked)
       for name, x in batch.items()
     }
     return self.train_steps.lower(
@@ -379,12 +411,18 @@ class Program:
     ).compile()
 
   def compile_ahead(self) -> concurrent.futures.Future[jax.stages.Compiled]:
-    """Begins to compile `train_step` in a thread.
+    """Begins to compile `train_step` in a thread that gets no signals.
 
     A call of `train_step` waits for the result and uses it.
     """
-    _ = self.train_step  # cached here, so that two threads do not make two
-    return in_thread(self.compile)
+    for program in self.variants:
+      _ = program.train_step  # cached here, so that two threads do not make two
+    thread = concurrent.futures.ThreadPoolExecutor(
+      1, initializer=processes.block_signals
+    )
+    compiling = thread.submit(self.compile)
+    thread.shutdown(wait=False)
+    return compiling
 
   def check_evaluation(self, measures: bool) -> None:
     """Traces the evaluation of a user's objective, to find mistakes early.
@@ -413,18 +451,6 @@ class Program:
       return contract.measure(self.objective, outputs, batch)
 
     jax.eval_shape(evaluate, params, batch)
-
-
-def in_thread(
-  compile_all: Callable[[], jax.stages.Compiled],
-) -> concurrent.futures.Future[jax.stages.Compiled]:
-  """Begins to compile in a thread that gets no signals."""
-  thread = concurrent.futures.ThreadPoolExecutor(
-    1, initializer=processes.block_signals
-  )
-  compiling = thread.submit(compile_all)
-  thread.shutdown(wait=False)
-  return compiling
 
 
 def temporary_bytes(compiled: jax.stages.Compiled) -> int:

@@ -1,6 +1,10 @@
 """Checks and preparations before the first step of a run."""
 
+from collections.abc import Iterator
+from collections.abc import Mapping
 import concurrent.futures
+import contextlib
+import json
 import pathlib
 from typing import Any
 
@@ -9,6 +13,7 @@ import jax
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax import objectives
 from vit_jax.parallel import processes
 from vit_jax.plots import paper
 from vit_jax.runs import checkpoint_format
@@ -16,15 +21,72 @@ from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import accumulation
+from vit_jax.train import describe
+from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed as fed_lib
-from vit_jax.train import tasks
 from vit_jax.train import timetable
+from vit_jax.weights import initial
 
 _SHOWN = 16  # images of the first batch in the trackers
 
 
+def check(config: ml_collections.ConfigDict, same: Mapping[str, Any]) -> None:
+  """Raises a UserError if a config is wrong, or differs between processes."""
+  if config_lib.to_dict(config) != same:
+    raise config_lib.UserError(
+      'this process has another config than process 0: give all the same flags'
+    )
+  experiment_lib.check(config)
+
+
+def dry_run(
+  config: ml_collections.ConfigDict, verbose: bool
+) -> dict[str, float]:
+  """Compiles a step of a config; prints its sizes as JSON, and returns them."""
+  experiment = experiment_lib.create(config)
+  for part in experiment.parts.values():
+    part.cache.check()
+  if config.train.accumulation == config_lib.AUTO:
+    experiment = accumulation.choose(experiment)
+  describe.log(experiment, verbose=verbose)
+  sizes = describe.dry_run(experiment)
+  if processes.first():
+    print(json.dumps(sizes))
+  accumulation.check(experiment, experiment.program.compile(), has_state=False)
+  return sizes
+
+
+@contextlib.contextmanager
+def owning(path: pathlib.Path) -> Iterator[None]:
+  """Locks the work directory and logs there, only in the first process."""
+  with contextlib.ExitStack() as stack:
+
+    def own() -> None:
+      stack.enter_context(workdir_lib.lock(path))
+      stack.enter_context(reporting.log_to(path / workdir_lib.LOG))
+
+    processes.call_on_first(own)
+    yield
+
+
+def prepare(path: pathlib.Path, experiment: experiment_lib.Experiment) -> None:
+  """Writes the files that describe the run, or compares them if they exist."""
+  config, preprocess = experiment.config, experiment.preprocess()
+  fingerprint, files = experiment.fingerprint(), experiment.files()
+  processes.call_on_first(
+    lambda: workdir_lib.prepare(
+      path,
+      config,
+      preprocess,
+      fingerprint,
+      objectives.directions(config),
+      files,
+    )
+  )
+
+
 def compile_ahead(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
 ) -> concurrent.futures.Future[jax.stages.Compiled] | None:
   """Starts to compile the step while data and state are prepared.
 
@@ -37,10 +99,10 @@ def compile_ahead(
   )
   if not is_usual or jax.process_count() > 1:
     return None
-  return experiment.program.heaviest.compile_ahead()
+  return experiment.program.compile_ahead()
 
 
-def check_data(experiment: tasks.Trainable) -> None:
+def check_data(experiment: experiment_lib.Experiment) -> None:
   """Raises a UserError if a process sees other data than process 0."""
   if jax.process_count() == 1:
     return
@@ -68,7 +130,7 @@ def look(
   """
   workdir_lib.discard_untrained(path)
   done = safe_io.read_json(path / 'DONE')
-  resumed = workdir_lib.check_config(path, config)
+  resumed = workdir_lib.check_config(path, config, initial.aligned)
   if resumed is None:
     return None, done
   before = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
@@ -80,7 +142,9 @@ def look(
   return config_lib.to_dict(resumed), done
 
 
-def check_longer(path: pathlib.Path, experiment: tasks.Trainable) -> None:
+def check_longer(
+  path: pathlib.Path, experiment: experiment_lib.Experiment
+) -> None:
   """Lets a finished run go on if its duration was raised.
 
   Args:
@@ -144,7 +208,7 @@ def check_devices(
 
 
 def check_memory(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   step: int,
   compiling: concurrent.futures.Future[jax.stages.Compiled] | None,
 ) -> None:
@@ -158,13 +222,12 @@ def check_memory(
   if compiling is not None:
     compiled = compiling.result()
   else:
-    program = experiment.program.heaviest
-    compiled = program.compile(experiment.first_call(step))
+    compiled = experiment.program.compile(experiment.first_call(step))
   accumulation.check(experiment, compiled, has_state=True)
 
 
 def show(
-  experiment: tasks.Trainable,
+  experiment: experiment_lib.Experiment,
   step: int,
   reporter: reporting.Reporter,
 ) -> None:
@@ -172,11 +235,15 @@ def show(
 
   The step may still be compiling in its thread.
   """
+  plain = config_lib.default()
+  default_name = plain.model.name
+  plain.model.name = experiment.config.model.name
+  initial.fill_model(plain)
   config, defaults = (
     dict(config_lib.flatten(config_lib.to_dict(x)))
-    for x in (experiment.config, config_lib.default())
+    for x in (experiment.config, plain)
   )
-  reporter.describe(config, defaults)
+  reporter.describe(config, defaults | {'model.name': default_name})
   if step or not processes.first():
     return
   for name, part in experiment.parts.items():

@@ -19,7 +19,6 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax import weights
-from vit_jax.models import fields as fields_lib
 from vit_jax.objectives import base
 from vit_jax.objectives import contract
 from vit_jax.weights import fit
@@ -120,11 +119,10 @@ def _check_model(
       " layers beside it, with parameters beside those of the 'trunk'"
       ' (docs/methods.md)'
     )
-  kinds = [x for x in fields_lib.Kind if x != fields_lib.Kind.EXECUTION]
-  actual, expected = models.flattened(model), models.flattened(built)
-  for name in fields_lib.of_kind(type(expected), *kinds):
-    value, configured = getattr(actual, name), getattr(expected, name)
-    if value != configured:
+  actual, expected = models.full_values(model), models.full_values(built)
+  for name, configured in expected.items():
+    value = actual[name]
+    if value != configured and name not in models.EXECUTION:
       raise config_lib.UserError(
         f'{start} with {name}={value!r}, but config.model builds one with'
         f' {name}={configured!r}, which load, evaluate and export would take'

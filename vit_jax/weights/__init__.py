@@ -24,8 +24,8 @@ from vit_jax import models
 from vit_jax.config import recipes
 from vit_jax.data import features as features_lib
 from vit_jax.models import layouts
-from vit_jax.models import names
 from vit_jax.models import values as values_lib
+from vit_jax.models import zoo
 from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import batched
@@ -137,11 +137,11 @@ class Loaded:
     count = sum(x.size for x in quantized.leaves(self.params))
     shown = f'{count / 1e6:.1f} million' if count >= 1e6 else f'{count:,}'
     facts = [f'{type(self.model).__name__} of {shown} parameters']
-    spec = models.flattened(self.model)
+    values = values_lib.model_values(self.model)
     facts += [
-      f'{getattr(spec, field)} {name}'
-      for field, name in (('depth', 'layers'), ('num_heads', 'heads'))
-      if hasattr(spec, field)
+      f'{values[key]} {name}'
+      for key, name in (('depth', 'layers'), ('num_heads', 'heads'))
+      if values.get(key)
     ]
     if patch := models.pixels_per_token(self.model):
       facts.append(f'patches of {" × ".join(map(str, patch))} pixels')
@@ -229,19 +229,14 @@ class Loaded:
     self, num_classes: int | None, overrides: Mapping[str, Any]
   ) -> models.Model:
     """Returns the module with other fields, without parameters."""
-    described = models.flattened(self.model)
-    fields = models.fields_of(described) | {'dtype': described.dtype}
-    module = type(described)
+    model, changes = self.model, dict(overrides)
+    if num_classes is not None and num_classes != model.num_classes:
+      model = models.without_head(model)
+      changes['num_classes'] = num_classes
+    if 'dtype' in changes:
+      changes['dtype'] = _dtype(changes['dtype'])
     with _explained():
-      fields = models.overridden(module, fields, overrides)
-    if num_classes is not None and num_classes != fields['num_classes']:
-      fields['num_classes'] = num_classes
-      if 'pre_logits' in fields and 'pre_logits' not in overrides:
-        fields['pre_logits'] = 0  # dropped together with the head
-    if 'dtype' in overrides:
-      fields['dtype'] = _dtype(fields['dtype'])
-    with _explained():
-      return models.model_of(module, fields)
+      return models.with_keys(model, **changes)
 
 
 @contextlib.contextmanager
@@ -382,7 +377,7 @@ def _address(path: str) -> str:
       f' name; those that are known are {known}; or give a path, or'
       ' hf:owner/name'
     )
-  if '/' not in path and names.is_timms(path):
+  if '/' not in path and zoo.is_timms(path):
     name, _, tag = path.partition('.')
     hub = f'hf:timm/{name}.{tag or "TAG"}'
     raise config_lib.UserError(
@@ -418,7 +413,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   resize = config.init_from.resize or 'corner'
   if config.train.patch_sizes:  # as in its training
     resize = 'linear_antialias'
-  origin = origin_lib.of_checkpoint(workdir, found)
+  origin = origin_lib.read(workdir, found)
   return Loaded(
     model,
     params,

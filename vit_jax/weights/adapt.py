@@ -37,13 +37,15 @@ from vit_jax import tables
 from vit_jax.config import UserError
 from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
-from vit_jax.models import flat
 from vit_jax.models import igpt
+from vit_jax.models import initializers
 from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import patches as patches_lib
-from vit_jax.models import positions
+from vit_jax.models import registry
 from vit_jax.models import vit
+from vit_jax.models.parts import pooling
+from vit_jax.models.parts import positions
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
 from vit_jax.weights import relative
@@ -92,13 +94,12 @@ def adapt(
   _check_source(edit.params, source)
   expected = fit.expected_shapes(target, target_grid, channels)
   _adapt_embedding(edit, target, channels)
-  old, new = models.flattened(source), models.flattened(target)
-  if isinstance(old, flat.ViT) and isinstance(new, flat.ViT):
-    _adapt_mask_token(edit, old, new)
-    rows = _adapt_prefix(edit, old, new, source_grid)
+  if isinstance(source, vit.ViT) and isinstance(target, vit.ViT):
+    _adapt_mask_token(edit, source, target)
+    rows = _adapt_prefix(edit, source, target, source_grid)
     grids = source_grid, target_grid
-    _adapt_positions(edit, old, new, grids, rows, resize)
-    relative.adapt(edit, old, new, grids, resize)
+    _adapt_positions(edit, source, target, grids, rows, resize)
+    relative.adapt(edit, source, target, grids, resize)
   _adapt_heads(edit, source, target, expected, classes)
   fit.check(edit.params, expected, source, target)
   adapted = traverse_util.unflatten_dict(edit.params, sep='/')
@@ -138,11 +139,10 @@ def changes_table(changes: Sequence[edit_lib.Change]) -> str:
 def _check_source(params: Mapping[str, Any], model: models.Model) -> None:
   """Checks that no array is missing: it would be taken for a new one."""
   names = ['head/kernel', 'head/bias'] if model.num_classes else []
-  source = models.flattened(model)
-  if isinstance(source, flat.ViT):
-    names += source.prefix
-    names += ['mask_token'] * source.mask_token
-    if position_kind(source)[0] == 'learned':
+  if isinstance(model, vit.ViT):
+    names += model.prefix
+    names += ['mask_token'] * model.mask_token
+    if position_kind(model)[0] == 'learned':
       names.append('position_embedding')
   missing = [name for name in names if name not in params]
   if missing:
@@ -164,15 +164,22 @@ def _adapt_embedding(edit: edit_lib.Edit, target: Any, channels: int) -> None:
       )
       edit.put(first, changed, f'{kernel.shape[-2]} -> {channels} channels')
   if patch in edit.params:
-    kernel, size = edit.host(patch), models.flattened(target).patch_size
+    kernel, size = edit.host(patch), _patch_size(target)
     if kernel.shape[:-2] != size:
       how = 'pseudo-inverse' if len(size) == 2 else 'in its middle frame'
       how = f'patch {fit.show(kernel.shape[:-2])} -> {fit.show(size)}, {how}'
       edit.put(patch, fit.patch_kernel(target, kernel, size), how)
 
 
+def _patch_size(model: models.Model) -> tuple[int, ...]:
+  """Returns the sides of the patch embedding's kernel."""
+  home: Any = model.patches if isinstance(model, vit.ViT) else model
+  size: tuple[int, ...] = home.patch_size
+  return size
+
+
 def _adapt_prefix(
-  edit: edit_lib.Edit, source: flat.ViT, target: flat.ViT, grid: Grid
+  edit: edit_lib.Edit, source: vit.ViT, target: vit.ViT, grid: Grid
 ) -> dict[str, np.ndarray]:
   """Keeps, drops or adds the tokens before the patches.
 
@@ -204,7 +211,7 @@ def _adapt_prefix(
 
 
 def _adapt_mask_token(
-  edit: edit_lib.Edit, source: flat.ViT, target: flat.ViT
+  edit: edit_lib.Edit, source: vit.ViT, target: vit.ViT
 ) -> None:
   """Drops the token of masked patches, or adds a new one."""
   name = 'mask_token'
@@ -248,8 +255,8 @@ def _adapt_token(
 
 def _adapt_positions(
   edit: edit_lib.Edit,
-  source: flat.ViT,
-  target: flat.ViT,
+  source: vit.ViT,
+  target: vit.ViT,
   grids: tuple[Grid, Grid],
   rows: dict[str, np.ndarray],
   method: str,
@@ -279,7 +286,7 @@ def _adapt_positions(
 
 
 def _patch_positions(
-  source: flat.ViT,
+  source: vit.ViT,
   grids: tuple[Grid, Grid],
   stored: np.ndarray | None,
   method: str,
@@ -303,7 +310,7 @@ def _patch_positions(
 
 
 def _split_positions(
-  edit: edit_lib.Edit, source: flat.ViT, grid: Grid
+  edit: edit_lib.Edit, source: vit.ViT, grid: Grid
 ) -> dict[str, np.ndarray]:
   """Returns the checkpoint's learned positions by token, [1, n, D] each."""
   path = 'position_embedding'
@@ -332,7 +339,7 @@ def _fresh_tokens(name: str, count: int, d: int) -> np.ndarray:
   return rng.normal(0, 0.02, (1, count, d)).astype(np.float32)
 
 
-def _positioned(model: flat.ViT) -> tuple[str, ...]:
+def _positioned(model: vit.ViT) -> tuple[str, ...]:
   """Returns names of the tokens before the patches with a learned position."""
   kind, tokens = position_kind(model)
   if kind != 'learned':
@@ -341,10 +348,8 @@ def _positioned(model: flat.ViT) -> tuple[str, ...]:
   return tuple(x for x in model.prefix if x in names[tokens])
 
 
-def position_kind(model: flat.ViT | vit.ViT) -> tuple[str, str]:
+def position_kind(model: vit.ViT) -> tuple[str, str]:
   """Returns which positions are added to tokens, and to which tokens."""
-  if isinstance(model, flat.ViT):
-    model = model.parts()
   for part in model.positions:
     match part:
       case patches_lib.Learned():
@@ -356,7 +361,7 @@ def position_kind(model: flat.ViT | vit.ViT) -> tuple[str, str]:
   return 'none', 'all'
 
 
-def _count(model: flat.ViT, name: str) -> int:
+def _count(model: vit.ViT, name: str) -> int:
   return model.registers if name == 'register_tokens' else 1
 
 
@@ -368,19 +373,18 @@ def _adapt_heads(
   classes: tuple[Sequence[str], Sequence[str]] | None,
 ) -> None:
   """Keeps the heads and the layers before them, or replaces them."""
-  old, new = models.flattened(source), models.flattened(target)
-  reads = _reads_other(old, new)
+  reads = _reads_other(source, target)
   reason = ''
   if source.num_classes != target.num_classes:
     reason = f'{source.num_classes} -> {target.num_classes} classes'
   elif classes and all(classes) and list(classes[0]) != list(classes[1]):
     reason = 'other classes'
   reason = reason or reads
-  pools = [getattr(model, 'pool', '') for model in (old, new)]
+  pools = [_pool_name(model) for model in (source, target)]
   if pools[0] != pools[1]:
-    _replace(edit, 'map_head', new, expected, reads)
-  if reads or (reason and not getattr(new, 'pre_logits', 0)):
-    _replace(edit, 'pre_logits', new, expected, reason)
+    _replace(edit, 'map_head', target, expected, reads)
+  if reads or (reason and not _pre_logits(target)):
+    _replace(edit, 'pre_logits', target, expected, reason)
   _adapt_head_norm(edit, expected)
   for name in ('head', 'head_distillation'):
     for path in _kept(edit, name, expected, 'dropped'):
@@ -422,15 +426,28 @@ def _reads_other(source: Any, target: Any) -> str:
   A change between the class token and the mean over patches keeps the head:
   the two are similar enough.
   """
-  if not isinstance(target, flat.ViT):
+  if not isinstance(target, vit.ViT):
     return ''
-  pools = source.pool, target.pool
-  if pools[0] != pools[1] and {'map', 'token+gap'} & {*pools}:
+  pools = _pool_name(source), _pool_name(target)
+  if pools[0] != pools[1] and not {*pools} <= {'token', 'mean'}:
     return f'it reads {pools[1]!r}, not {pools[0]!r}'
-  layers_before = source.pre_logits, target.pre_logits
+  layers_before = _pre_logits(source), _pre_logits(target)
   if layers_before[0] != layers_before[1]:
     return f'pre_logits {layers_before[0]} -> {layers_before[1]}'
   return ''
+
+
+def _pool_name(model: models.Model) -> str:
+  """Returns the name of a model's pool; '' for other families."""
+  if not isinstance(model, vit.ViT):
+    return ''
+  return registry.name_of('pool', type(model.pool))
+
+
+def _pre_logits(model: models.Model) -> int:
+  """Returns the size of the layer before the head; 0: there is none."""
+  head = getattr(model, 'head', None)
+  return getattr(head, 'pre_logits', 0)
 
 
 def _replace(
@@ -449,11 +466,12 @@ def _replace(
   module: nn.Module
   context: tuple[context_lib.Context, ...] = ()
   if name == 'map_head':
-    module, context = target.pool_part(), (context_lib.Context(),)
+    module, context = target.pool, (context_lib.Context(),)
   else:
-    kernel_init = target.starts.kernel
-    module = nn.Dense(target.pre_logits, kernel_init=kernel_init)
-  width = target.hidden_size * (1 + (target.pool == 'token+gap'))
+    starts = initializers.INITIALIZERS[target.initializers]
+    module = nn.Dense(_pre_logits(target), kernel_init=starts.kernel)
+  is_double = isinstance(target.pool, pooling.TokenAndMean)
+  width = target.hidden_size * (1 + is_double)
   key = jax.random.key(('map_head', 'pre_logits').index(name))
   new = jax.jit(module.init)(key, jnp.zeros((1, 1, width)), *context)['params']
   for path, value in traverse_util.flatten_dict(new, sep='/').items():

@@ -11,15 +11,10 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.config import UserError
-from vit_jax.models import fields as fields_lib
+from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 from vit_jax.weights import resize
 
-# Fields that change the function of models that pool alike.
-_OF_POOLS = {
-  'gap': ['norm_after_pool'],
-  'map': ['map_prefix', 'map_heads', 'map_query', 'map_bias', 'map_mlp_dim'],
-}
 _MOST_PIXELS = 2**14  # limit of a side: 1024 patches of 16 pixels
 
 
@@ -198,21 +193,13 @@ def different_arrays(
   )
 
 
-def _different_fields(
-  source: models.Model | models.Flat, target: models.Model | models.Flat
-) -> list[str]:
-  """Lists fields that differ; shapes do not show all of them."""
-  kinds = fields_lib.Kind.SIZE, fields_lib.Kind.FUNCTION
-  source, target = models.flattened(source), models.flattened(target)
-  fields = fields_lib.of_kind(type(target), *kinds)
-  pools = [getattr(model, 'pool', '') for model in (source, target)]
-  if pools[0] == pools[1]:
-    fields += _OF_POOLS.get(pools[0], [])
+def _different_fields(source: models.Model, target: models.Model) -> list[str]:
+  """Lists values that differ; shapes do not show all of them."""
+  old, new = map(values_lib.model_values, (source, target))
   return [
-    f'{field} is {getattr(source, field)!r} in the checkpoint,'
-    f' {getattr(target, field)!r} in the model'
-    for field in fields
-    if getattr(source, field, None) != getattr(target, field, None)
+    f'{path} is {value!r} in the checkpoint, {other!r} in the model'
+    for path, (value, other) in values_lib.differences(old, new).items()
+    if not values_lib.is_fitted(path, new, type(target))
   ]
 
 

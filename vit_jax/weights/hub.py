@@ -1,14 +1,14 @@
-"""Model directories of the Hugging Face Hub, with `huggingface_hub`.
+"""Model directories of the Hugging Face Hub, by `huggingface_hub`.
 
 Downloads go to a plain directory of our cache (the library's `local_dir`), so
-that a user without a network can put the same files there. The library leaves
-some tasks to this module: to choose files, to give errors of one line, to fail
-at once without a network, and to check the sha256. It removes an incomplete
-file and keeps complete ones.
+that a user without a network can put the same files there. This module chooses
+the files, fails at once without a network, checks the sha256, and gives errors
+of one line. The library resumes within a download, and removes what it did not
+finish.
 """
 
+from collections.abc import Collection
 import dataclasses
-import functools
 import os
 import pathlib
 import re
@@ -20,16 +20,21 @@ from vit_jax.config import UserError
 from vit_jax.downloads import checksums
 from vit_jax.downloads import places
 from vit_jax.downloads import transfer
-from vit_jax.runs import safe_io
+from vit_jax.weights.files import containers
 
 if TYPE_CHECKING:
-  import huggingface_hub
+  import huggingface_hub  # imported by the functions, since few runs need it
 
 NAME = r'\w[\w.-]*/\w[\w.-]*'
-_INDEX = 'model.safetensors.index.json'
-_TORCH_INDEX = 'pytorch_model.bin.index.json'
-# Of the texts of CLIP and SigLIP.
-_VOCABULARIES = ('merges.txt', 'spiece.model')
+# The preferred first; an index names the files that hold the weights.
+_WEIGHTS = (
+  'model.safetensors',
+  'model.safetensors.index.json',
+  'pytorch_model.bin',
+  'pytorch_model.bin.index.json',
+)
+# A repository may lack them; the last two are of the texts of CLIP and SigLIP.
+_BESIDE = ('preprocessor_config.json', 'merges.txt', 'spiece.model')
 
 
 def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
@@ -56,38 +61,36 @@ def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
   if _is_whole(directory):
     return directory
   repository = _Repository(name, revision, directory, places.hub(), _token())
-  config = repository.get('config.json')
-  if _has_texts(config):
-    for vocabulary in _VOCABULARIES:
-      repository.find(vocabulary)
-  # The weights come last, so a directory with weights is complete.
-  repository.find('preprocessor_config.json')
-  if repository.find('model.safetensors'):
-    return directory
-  if index := repository.find(_INDEX):
-    for shard in _shards(index):
-      repository.get(shard)
-    return directory
-  if repository.find('pytorch_model.bin'):
-    return directory
-  if index := repository.find(_TORCH_INDEX):
-    for shard in _shards(index):
-      repository.get(shard)
-  else:
-    raise UserError(
-      f'{path} has neither model.safetensors, {_INDEX} nor pytorch_model.bin;'
-      ' pass the URL of its weights'
-    )
-  return directory
+  repository.get('config.json')
+  for file_name in _BESIDE:
+    repository.find(file_name)
+  for file_name in _WEIGHTS:
+    if file := repository.find(file_name):
+      for shard in _shards(file):
+        repository.get(shard)
+      return directory
+  raise UserError(
+    f'{path} has neither {", ".join(_WEIGHTS[:-1])} nor {_WEIGHTS[-1]}; pass'
+    ' the URL of its weights'
+  )
 
 
-def _has_texts(config: pathlib.Path) -> bool:
-  """Whether a config.json is that of a model with a text tower."""
-  try:
-    found = safe_io.parse_json(config.read_bytes())
-  except (OSError, ValueError):  # reported when the model is read
+def _is_whole(directory: pathlib.Path) -> bool:
+  """Whether a directory has all that `fetch` cannot do without."""
+  if not (directory / 'config.json').is_file():
     return False
-  return isinstance(found, dict) and 'text_config' in found
+  return any(
+    file.is_file()
+    and all((directory / shard).is_file() for shard in _shards(file))
+    for file in (directory / name for name in _WEIGHTS)
+  )
+
+
+def _shards(file: pathlib.Path) -> Collection[str]:
+  """Returns the names of the files in an index; of another file none."""
+  if file.suffix != '.json':
+    return ()
+  return sorted({*containers.weight_map(file).values()})
 
 
 def check_name(path: str) -> str:
@@ -119,7 +122,7 @@ def push(directory: pathlib.Path, path: str) -> str:
   Raises:
     UserError: The server cannot be reached, or refuses.
   """
-  import huggingface_hub  # imported here, since few runs upload
+  import huggingface_hub
   from huggingface_hub import errors
 
   name = check_name(path)
@@ -132,9 +135,8 @@ def push(directory: pathlib.Path, path: str) -> str:
       commit_message=f'Upload {directory.name}',
     )
   except (OSError, errors.HTTPError, errors.LocalTokenNotFoundError) as e:
-    status = getattr(getattr(e, 'response', None), 'status_code', None)
     hint = 'try again with the same command and another directory'
-    if status in (None, 401, 403):
+    if _status(e) in (None, 401, 403):
       hint = 'set HF_TOKEN to a token that may write there, or hf auth login'
     raise UserError(
       f'cannot upload to {path}: {config_lib.one_line(e)}; {hint}; the files'
@@ -149,6 +151,11 @@ def _token() -> str | None:
   if not re.fullmatch('[!-~]*', token):
     raise UserError('HF_TOKEN has spaces or odd characters: it is not a token')
   return token or None
+
+
+def _status(error: Exception) -> int | None:
+  """Returns the HTTP status of an answer; None: there was none."""
+  return getattr(getattr(error, 'response', None), 'status_code', None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +180,7 @@ class _Repository:
 
   def find(self, name: str) -> pathlib.Path | None:
     """Returns a file, downloaded if needed; None if it is not on the Hub."""
-    import huggingface_hub  # imported here, since few runs download
+    import huggingface_hub
     from huggingface_hub import errors
 
     file = self.directory / name
@@ -190,11 +197,19 @@ class _Repository:
         endpoint=self.endpoint,
         token=self.token,
       )
-      self._verify(file, metadata.size, metadata.etag or '')
+      digest = metadata.etag or ''  # of small files it is none
+      algorithm = 'sha256' if re.fullmatch('[0-9a-f]{64}', digest) else ''
+      problem = checksums.mismatch(file, metadata.size, algorithm, digest)
     except (OSError, errors.HTTPError) as e:
-      if isinstance(e, errors.HfHubHTTPError) and e.response.status_code == 404:
+      if _status(e) == 404:
         return None
       raise self._error(name, e) from None
+    if problem:
+      file.unlink()
+      raise UserError(
+        f'cannot download {self._url(name)}: {problem}; what came was removed:'
+        f' try again, or {self._by_hand}'
+      )
     return file
 
   def _url(self, name: str) -> str:
@@ -204,106 +219,53 @@ class _Repository:
       self.name, name, revision=self.revision, endpoint=self.endpoint
     )
 
-  def _metadata(self, name: str) -> 'huggingface_hub.HfFileMetadata':
-    """Requests size and hash of a file.
+  def _metadata(
+    self, name: str, retry: bool = False
+  ) -> 'huggingface_hub.HfFileMetadata':
+    """Requests size and hash of a file; asks a busy server again.
 
-    Without a network `hf_hub_download` would retry for half a minute. This
-    retries only if the server is busy.
+    Without a network `hf_hub_download` would retry for half a minute.
     """
     import huggingface_hub
     from huggingface_hub import errors
 
-    ask = functools.partial(
-      huggingface_hub.get_hf_file_metadata,
-      self._url(name),
-      token=self.token,
-      endpoint=self.endpoint,
-    )
     try:
-      return ask(retry_on_errors=False)
-    except errors.HfHubHTTPError as e:
-      if e.response.status_code not in transfer.BUSY:
-        raise
-    return ask(retry_on_errors=True)
-
-  def _verify(self, file: pathlib.Path, size: int | None, etag: str) -> None:
-    """Compares size and sha256, and removes a file that differs."""
-    has_digest = re.fullmatch('[0-9a-f]{64}', etag)
-    algorithm = 'sha256' if has_digest else ''
-    if problem := checksums.mismatch(file, size, algorithm, etag):
-      file.unlink()
-      raise UserError(
-        f'cannot download {self._url(file.name)}: {problem}; what came was'
-        f' removed: try again, or {self._by_hand}'
+      return huggingface_hub.get_hf_file_metadata(
+        self._url(name),
+        token=self.token,
+        endpoint=self.endpoint,
+        retry_on_errors=retry,
       )
+    except errors.HfHubHTTPError as e:
+      if retry or _status(e) not in transfer.BUSY:
+        raise
+    return self._metadata(name, retry=True)
 
   def _error(self, name: str, error: Exception) -> UserError:
-    response = getattr(error, 'response', None)
-    page = f'{self.endpoint}/{self.name}'
-    if response is not None:
-      problem = f'status {response.status_code} {response.reason_phrase}'
-      if response.status_code in (401, 403):
-        problem += (
-          ': there is no such repository, or not for everyone: accept its terms'
-          f' at {page} if it has any, and set HF_TOKEN'
-        )
-        return UserError(f'cannot download {self._url(name)}: {problem}')
-    elif getattr(error, 'errno', None) is not None:
-      problem = config_lib.reason(error)
+    what = f'cannot download {self._url(name)}'
+    if (status := _status(error)) in (401, 403):
       return UserError(
-        f'cannot write {self.directory / name}: {problem}; make room for it, or'
-        ' set VIT_JAX_CACHE to another directory'
+        f'{what}: status {status}: there is no such repository, or not for'
+        f' everyone: accept its terms at {self.endpoint}/{self.name} if it has'
+        ' any, and set HF_TOKEN'
       )
-    else:
-      problem = config_lib.one_line(error.__cause__ or error)
-    return UserError(
-      f'cannot download {self._url(name)}: {problem}; try again, or'
-      f' {self._by_hand}'
-    )
+    if getattr(error, 'errno', None) is not None:
+      return UserError(
+        f'cannot write {self.directory / name}: {config_lib.reason(error)};'
+        ' make room for it, or set VIT_JAX_CACHE to another directory'
+      )
+    problem = config_lib.one_line(error.__cause__ or error)
+    if status:
+      problem = f'status {status}'
+    return UserError(f'{what}: {problem}; try again, or {self._by_hand}')
 
   @property
   def _by_hand(self) -> str:
     page = f'{self.endpoint}/{self.name}/tree'
     return (
       'where there is a network, download config.json, model.safetensors (or'
-      f' {_INDEX} and the files that it names, or pytorch_model.bin) and, if'
-      ' there is one, preprocessor_config.json from'
+      f' {_WEIGHTS[1]} and the files that it names, or pytorch_model.bin) and,'
+      f' if there is one, {_BESIDE[0]} from'
       f' {page}/{parse.quote(self.revision, safe="")}, and put them into'
       f' {self.directory}; or pass a local path'
     )
-
-
-def _is_whole(directory: pathlib.Path) -> bool:
-  def has(*names: str) -> bool:
-    return all((directory / name).is_file() for name in names)
-
-  if not has('config.json'):
-    return False
-  if has('model.safetensors') or has('pytorch_model.bin'):
-    return True
-  return any(
-    has(index) and has(*_shards(directory / index))
-    for index in (_INDEX, _TORCH_INDEX)
-  )
-
-
-def _shards(index: pathlib.Path) -> list[str]:
-  """Returns names of the files in an index, which are in its directory."""
-  kind = 'bin' if index.name == _TORCH_INDEX else 'safetensors'
-  try:
-    stored = safe_io.parse_json(safe_io.read_text(index))
-    names = set(stored['weight_map'].values())
-  except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
-    raise UserError(
-      f'{index} is no index of {kind} files ({type(e).__name__}:'
-      f' {config_lib.one_line(e)}); remove it and try again'
-    ) from None
-  for name in names:
-    if not re.fullmatch(rf'\w[\w.-]*\.{kind}', str(name), re.ASCII):
-      raise UserError(
-        f'{index} names {name!r}, which is no {kind} file beside it; it is'
-        ' not to be trusted: take another repository'
-      )
-  if not names:
-    raise UserError(f'{index} names no files; remove it and try again')
-  return sorted(names)

@@ -14,14 +14,24 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.data.host import levels
-from vit_jax.models import fields
 from vit_jax.models import layouts
-from vit_jax.models.fields import Kind
 from vit_jax.weights import adapt
 from vit_jax.weights import fit
 from vit_jax.weights import resize
 from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import whole as whole_lib
+
+# Keys of `config.model` that each run chooses, whatever the checkpoint has.
+_CHOSEN = (
+  'num_classes',
+  'mask_token',  # runs that mask patches say so
+  'dropout_rate',
+  'attention_dropout_rate',
+  'stochastic_depth',
+  'patch_dropout',
+  'initializers',
+  *models.EXECUTION,
+)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -70,7 +80,8 @@ def fill(
   These are the model's fields if its name is 'init_from', mean and std if they
   are (), and the interpolation and the method that resizes positions if they
   are ''. The method is kept, since this run's checkpoints are resized so, too.
-  `loaded` is None if there is no checkpoint, or no key is open.
+  `loaded` is None if there is no checkpoint, or no key is open. Other keys of
+  the model are set to the values in force.
   """
   if loaded is not None and config.model.name == config_lib.INIT_FROM:
     _fill_model(config, loaded.model)
@@ -92,21 +103,73 @@ def fill(
       config.data.interpolation = filled
   config.data.mean = config.data.mean or mean
   config.data.std = config.data.std or std
+  fill_model(config)
+
+
+def fill_model(config: ml_collections.ConfigDict) -> None:
+  """Sets the open keys of `config.model` to the values in force.
+
+  Raises:
+    UserError: There is no such model.
+  """
+  if config.model.name == config_lib.INIT_FROM:
+    return
+  for key, value in _model_values(config).items():
+    if key in config.model and config.model[key] is None:
+      if key != 'num_classes':
+        config_lib.set_value(config, f'model.{key}', value)
+
+
+def _model_values(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns the keys and options that `config.model` stands for, by name."""
+  with config_lib.explained('config.model', ValueError):
+    model = models.from_config(config.model, 0)
+  return models.full_values(model) | models.key_values(model)
+
+
+def aligned(
+  config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
+) -> ml_collections.ConfigDict:
+  """Returns a config whose model is written as that of the run it resumes.
+
+  A key of `config.model` that is None stands for the named model's value, and
+  several texts name one part. Of keys that mean the same in both configs the
+  result has the run's; of others, what they mean.
+
+  Args:
+    config: The config, with unset values filled from the run.
+    stored: The config of the run.
+
+  Raises:
+    UserError: There is no such model.
+  """
+  if config.tasks.keys() != stored.tasks.keys():
+    return config  # which `config.differences` then lists
+  tasks = {
+    name: aligned(*(config_lib.for_task(x, name) for x in (config, stored)))
+    for name in config.tasks
+  }
+  config = config.copy_and_resolve_references()
+  if config_lib.INIT_FROM not in (config.model.name, stored.model.name):
+    values, before = _model_values(config), _model_values(stored)
+    equal = {key for key, value in values.items() if value == before.get(key)}
+    if equal | {*models.EXECUTION} >= values.keys():
+      equal.add('name')
+    values |= {key: stored.model[key] for key in equal & {*config.model}}
+    with config.model.ignore_type():  # a patch is a number or several
+      for key in values.keys() & {*config.model}:
+        config.model[key] = values[key]
+  return config_lib.with_task_values(config, tasks) if tasks else config
 
 
 def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
   """Sets the model's fields, except for those that each run chooses."""
-  described = models.flattened(model)
-  chosen = fields.of_kind(type(described), Kind.TRAINING, Kind.EXECUTION)
-  chosen += ['num_classes', 'mask_token']  # runs that mask patches say so
-  if config.model.num_classes != model.num_classes and hasattr(
-    described, 'pre_logits'
-  ):
-    model = models.with_fields(model, pre_logits=0)  # goes with the head
+  if config.model.num_classes != model.num_classes:
+    model = models.without_head(model)
   values = models.config_values(model)
   config.model.name = values.pop('name')
   for key, value in values.items():
-    if config.model[key] is None and key not in chosen:
+    if config.model[key] is None and key not in _CHOSEN:
       config_lib.set_value(config, f'model.{key}', value)
 
 

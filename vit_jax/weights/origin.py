@@ -34,10 +34,10 @@ class Origin:
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the value of `checkpoint` in the JSON that commands write."""
-    found = dataclasses.asdict(self)
+    fields = dataclasses.asdict(self)
     if self.task is None:
-      del found['task']
-    return found
+      del fields['task']
+    return fields
 
   def __str__(self) -> str:
     """Returns one line of text."""
@@ -72,7 +72,7 @@ def parse_step(step: Any) -> int | str | None:
   )
 
 
-def of_checkpoint(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
+def read(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
   """Returns the origin of parameters read from a work directory.
 
   Args:
@@ -86,8 +86,8 @@ def of_checkpoint(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
   part = parts.read(workdir)
   if part is not None:
     workdir = parts.run_of(workdir)
-  kept = checkpoint_format.steps(workdir)['checkpoints']
-  step, newest = int(path.name), max(kept, default=None)
+  steps = checkpoint_format.steps(workdir)['checkpoints']
+  step, newest = int(path.name), max(steps, default=None)
   if path.parent.name == 'best':
     kind = 'best'
   else:

@@ -155,14 +155,14 @@ _CLASS_OF = {
   'siglip2': 'Siglip',
 }
 # Mean and standard deviation of published models, unless ImageNet's.
-_USUAL = {
+_MEAN_STD = {
   **dict.fromkeys(('vit', 'beit', 'siglip', 'siglip2', 'bit'), HALF),
   **dict.fromkeys(('clip', 'aimv2_vision_model'), CLIP),
 }
 RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 
 # Fields that are read below, or that do not affect the pixels.
-_KNOWN = dict.fromkeys(
+_PROCESSOR_FIELDS = dict.fromkeys(
   """
   crop_size default_to_square do_center_crop do_normalize do_rescale do_resize
   feature_extractor_type image_mean image_processor_type image_std resample
@@ -177,12 +177,12 @@ _KNOWN = dict.fromkeys(
 
 
 def of_transformers(
-  given: typed.Json, model_type: str, size: Pair, channels: int
+  config: typed.Json, model_type: str, size: Pair, channels: int
 ) -> tuple[dict[str, Any], str]:
   """Reads a preprocessor_config.json.
 
   Args:
-    given: Content of the file. If empty, images have `size`, and the mean and
+    config: Content of the file. If empty, images have `size`, and the mean and
       standard deviation of published models.
     model_type: The field of that name in config.json.
     size: (height, width) in config.json.
@@ -198,20 +198,20 @@ def of_transformers(
     'channels': channels,
     'resize_like': 'transformers',
   }
-  if not given.content:
-    mean, std = _USUAL.get(model_type, base.IMAGENET)
+  if not config.content:
+    mean, std = _MEAN_STD.get(model_type, base.IMAGENET)
     if channels != 3:
       mean, std = HALF
     preprocess |= {'image_size': size, 'resize': size, 'mean': mean, 'std': std}
     preprocess['interpolation'] = RESAMPLE[
       2 if model_type in ('vit', 'dinov3_vit') else 3
     ]
-    return preprocess, given.file
-  given.check_known(_KNOWN)
-  usual = _CLASSES[_class(given, model_type)]
-  resize, image_size = _sizes(given, usual)
-  mean, std = _mean_std(given, channels, usual)
-  resample = given.get('resample', typed.one_of(*RESAMPLE), usual.resample)
+    return preprocess, config.file
+  config.check_known(_PROCESSOR_FIELDS)
+  defaults = _CLASSES[_class(config, model_type)]
+  resize, image_size = _sizes(config, defaults)
+  mean, std = _mean_std(config, channels, defaults)
+  resample = config.get('resample', typed.one_of(*RESAMPLE), defaults.resample)
   return {
     **preprocess,
     'image_size': image_size,
@@ -222,42 +222,44 @@ def of_transformers(
   }, ''
 
 
-def _class(given: typed.Json, model_type: str) -> str:
+def _class(config: typed.Json, model_type: str) -> str:
   for key in ('image_processor_type', 'feature_extractor_type'):
-    name = given.get(key, typed.TEXT)
+    name = config.get(key, typed.TEXT)
     if name:
       match = re.fullmatch(_CLASS, name)
       if not match:
-        known = ', '.join(f'{x}ImageProcessor' for x in _CLASSES)
-        raise given.error(key, name, f'those that are computed are {known}')
+        names = ', '.join(f'{x}ImageProcessor' for x in _CLASSES)
+        raise config.error(key, name, f'those that are computed are {names}')
       return match[1]
   return _CLASS_OF.get(model_type, 'Bit')
 
 
-def _sizes(given: typed.Json, usual: _Processor) -> tuple[int | Pair, Pair]:
+def _sizes(config: typed.Json, defaults: _Processor) -> tuple[int | Pair, Pair]:
   """Returns the size to resize to, and the size of the centre crop."""
-  if not given.get('do_resize', typed.TRUTH, True):
-    raise given.error('do_resize', False, 'images are always resized here')
-  by_short = given.get(
-    'default_to_square', typed.TRUTH, isinstance(usual.size, tuple)
+  if not config.get('do_resize', typed.TRUTH, True):
+    raise config.error('do_resize', False, 'images are always resized here')
+  is_square = config.get(
+    'default_to_square', typed.TRUTH, isinstance(defaults.size, tuple)
   )
-  size = given.get('size', IMAGE_SIZE, usual.size)
-  resize = pair(size) if by_short or not typed.is_count(size) else size
-  if isinstance(size, Mapping) and size.get('shortest_edge'):
+  size = config.get('size', IMAGE_SIZE, defaults.size)
+  resize: int | Pair = pair(size)
+  if isinstance(size, int) and not is_square:
+    resize = size
+  elif isinstance(size, Mapping) and size.get('shortest_edge'):
     resize = size['shortest_edge']
-  if not given.get('do_center_crop', typed.TRUTH, usual.crop):
+  if not config.get('do_center_crop', typed.TRUTH, defaults.crop):
     if not isinstance(resize, tuple):
-      raise given.error(
+      raise config.error(
         'size',
         size,
         'with a shortest_edge alone images keep their ratio; set'
         ' do_center_crop and crop_size, or height and width',
       )
     return resize, resize
-  crop = pair(given.get('crop_size', IMAGE_SIZE, (224, 224)))
+  crop = pair(config.get('crop_size', IMAGE_SIZE, (224, 224)))
   least = resize if isinstance(resize, tuple) else (resize, resize)
   if least[0] < crop[0] or least[1] < crop[1]:
-    raise given.error(
+    raise config.error(
       'crop_size',
       crop,
       f'it must not be larger than size {resize}: images are not padded here',
@@ -265,15 +267,17 @@ def _sizes(given: typed.Json, usual: _Processor) -> tuple[int | Pair, Pair]:
   return resize, crop
 
 
-def _mean_std(given: typed.Json, channels: int, usual: _Processor) -> MeanStd:
+def _mean_std(
+  config: typed.Json, channels: int, defaults: _Processor
+) -> MeanStd:
   """Returns mean and standard deviation for pixels in [0, 1]."""
-  mean, std = usual.mean_std if channels == 3 else HALF
-  mean = given.channel_values('image_mean', channels, mean)
-  std = given.channel_values('image_std', channels, std, typed.is_positive)
-  if not given.get('do_normalize', typed.TRUTH, True):
+  mean, std = defaults.mean_std if channels == 3 else HALF
+  mean = config.channel_values('image_mean', channels, mean)
+  std = config.channel_values('image_std', channels, std, typed.is_positive)
+  if not config.get('do_normalize', typed.TRUTH, True):
     mean, std = (0.0,) * channels, (1.0,) * channels
-  factor = given.get('rescale_factor', typed.POSITIVE, 1 / 255)
-  if not given.get('do_rescale', typed.TRUTH, True):
+  factor = config.get('rescale_factor', typed.POSITIVE, 1 / 255)
+  if not config.get('do_rescale', typed.TRUTH, True):
     factor = 1.0
   white = 1.0 if math.isclose(factor, 1 / 255) else 255 * factor
   return tuple(x / white for x in mean), tuple(x / white for x in std)
@@ -295,9 +299,9 @@ def pair(size: Any) -> Pair:
 def _is_size(value: Any) -> bool:
   if not isinstance(value, Mapping):
     return typed.SIZE.fits(value)
-  said = {key: x for key, x in value.items() if x is not None}
+  sides = {key: x for key, x in value.items() if x is not None}
   ways = ({'shortest_edge'}, {'height', 'width'})
-  return said.keys() in ways and all(map(typed.is_count, said.values()))
+  return sides.keys() in ways and all(map(typed.is_count, sides.values()))
 
 
 IMAGE_SIZE = typed.Kind(

@@ -18,42 +18,25 @@ from vit_jax.config import UserError
 
 AUTHORS = 'authors_in21k'
 
-_Sizes = dict[str, tuple[int, ...]]
-_AUGREG: _Sizes = {'augreg_in21k': (224,), 'augreg_in21k_ft_in1k': (224, 384)}
-_AUGREG_1K: _Sizes = {'augreg_in1k': (224, 384)}
-_GOOG: _Sizes = {'goog_in21k': (224,), 'goog_in21k_ft_in1k': (224,)}
-# Name: its name at timm without the size, and the sizes of each tag.
-_TIMM: dict[str, tuple[str, _Sizes]] = {
-  'ViT-Ti/16': ('vit_tiny_patch16', _AUGREG),
-  'ViT-S/16': ('vit_small_patch16', _AUGREG | _AUGREG_1K),
-  'ViT-S/32': ('vit_small_patch32', _AUGREG),
-  'ViT-B/8': (
-    'vit_base_patch8',
-    {'augreg_in21k': (224,), 'augreg_in21k_ft_in1k': (224,)},
-  ),
-  'ViT-B/16': (
-    'vit_base_patch16',
-    {
-      **_AUGREG,
-      **_AUGREG_1K,
-      'orig_in21k': (224,),
-      'orig_in21k_ft_in1k': (224, 384),
-      'sam_in1k': (224,),
-    },
-  ),
-  'ViT-B/32': (
-    'vit_base_patch32',
-    {**_AUGREG, **_AUGREG_1K, 'orig_in21k': (224,), 'sam_in1k': (224,)},
-  ),
-  'ViT-L/16': ('vit_large_patch16', _AUGREG | {'orig_in21k': (224,)}),
-  'ViT-L/32': (
-    'vit_large_patch32',
-    {'orig_in21k': (224,), 'orig_in21k_ft_in1k': (384,)},
-  ),
-  'ViT-H/14': ('vit_huge_patch14', {'orig_in21k': (224,)}),
-  'Mixer-B/16': ('mixer_b16', _GOOG),
-  'Mixer-L/16': ('mixer_l16', _GOOG),
-}
+# A model's name here, and at timm without the size; then tags, each with sizes.
+_TIMM = """
+ViT-Ti/16   vit_tiny_patch16   augreg_in21k:224 augreg_in21k_ft_in1k:224,384
+ViT-S/16    vit_small_patch16  augreg_in21k:224 augreg_in21k_ft_in1k:224,384
+            augreg_in1k:224,384
+ViT-S/32    vit_small_patch32  augreg_in21k:224 augreg_in21k_ft_in1k:224,384
+ViT-B/8     vit_base_patch8    augreg_in21k:224 augreg_in21k_ft_in1k:224
+ViT-B/16    vit_base_patch16   augreg_in21k:224 augreg_in21k_ft_in1k:224,384
+            augreg_in1k:224,384 orig_in21k:224 orig_in21k_ft_in1k:224,384
+            sam_in1k:224
+ViT-B/32    vit_base_patch32   augreg_in21k:224 augreg_in21k_ft_in1k:224,384
+            augreg_in1k:224,384 orig_in21k:224 sam_in1k:224
+ViT-L/16    vit_large_patch16  augreg_in21k:224 augreg_in21k_ft_in1k:224,384
+            orig_in21k:224
+ViT-L/32    vit_large_patch32  orig_in21k:224 orig_in21k_ft_in1k:384
+ViT-H/14    vit_huge_patch14   orig_in21k:224
+Mixer-B/16  mixer_b16          goog_in21k:224 goog_in21k_ft_in1k:224
+Mixer-L/16  mixer_l16          goog_in21k:224 goog_in21k_ft_in1k:224
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,23 +111,25 @@ def find(
   Raises:
     UserError: There is none; the message has those that there are.
   """
-  known = [x for x in _all() if x.model == model]
-  found = [x for x in known if x.tag == tag]
-  if not found:
-    tags = ', '.join(dict.fromkeys(x.tag for x in known))
+  checkpoints = [x for x in _all() if x.model == model]
+  tagged = [x for x in checkpoints if x.tag == tag]
+  if not tagged:
+    tags = ', '.join(dict.fromkeys(x.tag for x in checkpoints))
     raise UserError(
       f'{model!r} has no published checkpoint pretrained={tag!r} here: '
       + (f'choose of {tags}' if tags else 'see list_models(pretrained=True)')
     )
-  wanted = image_size if isinstance(image_size, tuple) else (image_size,) * 2
-  return min(found, key=lambda x: (x.image_size,) * 2 != wanted)
+  size = image_size if isinstance(image_size, tuple) else (image_size,) * 2
+  return min(tagged, key=lambda x: (x.image_size,) * 2 != size)
 
 
 def _all() -> Iterator[Published]:
   """Yields all checkpoints, the authors' files last."""
-  for model, (name, tags) in _TIMM.items():
-    for tag, sizes in tags.items():
-      for size in sizes:
-        yield Published(model, tag, size, f'hf:timm/{name}_{size}.{tag}')
+  for line in _TIMM.replace('\n   ', ' ').strip().splitlines():
+    model, name, *tags = line.split()
+    for tag, _, sizes in (x.partition(':') for x in tags):
+      for size in sizes.split(','):
+        address = f'hf:timm/{name}_{size}.{tag}'
+        yield Published(model, tag, int(size), address)
   for model, address in recipes.CHECKPOINTS.items():
     yield Published(model, AUTHORS, None, address)

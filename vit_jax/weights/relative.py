@@ -1,15 +1,17 @@
 """Adapts a checkpoint's relative positions to another grid.
 
 A table is [R, H]: a row for each distance between two patches of a grid, and
-three for the class token, by head (`models.relative.index`). An MLP that
+three for the class token, by head (`models.parts.relative.index`). An MLP that
 computes them suits any grid.
 """
+
+from typing import Any
 
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.models import flat
-from vit_jax.models import relative
+from vit_jax.models import vit
+from vit_jax.models.parts import relative
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
 from vit_jax.weights import resize as resize_lib
@@ -21,8 +23,8 @@ _NAME = 'relative_position_bias'
 
 def adapt(
   edit: edit_lib.Edit,
-  source: flat.ViT,
-  target: flat.ViT,
+  source: vit.ViT,
+  target: vit.ViT,
   grids: tuple[Grid, Grid],
   method: str,
 ) -> None:
@@ -35,19 +37,21 @@ def adapt(
     UserError: The checkpoint has a table in each layer, and the model one; or
       only one of them has an MLP.
   """
-  kinds = source.relative_positions, target.relative_positions
-  if {*kinds} & {*relative.MLPS}:
-    if kinds[0] != kinds[1]:
+  biases = _bias(source), _bias(target)
+  if any(isinstance(x, relative.RelativeMlpBias) for x in biases):
+    if biases[0] != biases[1]:
       raise UserError(
-        f'the checkpoint has relative_positions={kinds[0]!r}, and the model'
-        f' {kinds[1]!r}: MLPs of relative positions are not adapted, so set'
-        f' relative_positions={kinds[0]!r}'
+        "the checkpoint's relative positions and the model's differ, and those"
+        ' of an MLP are not adapted: set config.model.positions to the'
+        " checkpoint's"
       )
     return
+  kinds = _kind(biases[0]), _kind(biases[1])
   if kinds == ('layers', 'shared'):
     raise UserError(
       "the checkpoint has relative positions in each layer, and the model's are"
-      " shared by all layers: set relative_positions='layers'"
+      ' shared by all layers: set config.model.positions to'
+      " 'relative_bias(shared=False)', beside what else it has"
     )
   shared = edit.host(_NAME) if kinds[0] == 'shared' else None
   wanted = _paths(edit, target)
@@ -56,7 +60,7 @@ def adapt(
       edit.drop(path, f'{kinds[0]} -> {kinds[1]}')
   for path, layers in wanted.items():
     if kinds[0] == 'none':
-      shape = (*layers, relative.rows(grids[1]), target.num_heads)
+      shape = (*layers, relative.rows(grids[1]), biases[1].num_heads)
       edit.put(path, np.zeros(shape, np.float32), 'new: zeros', is_fresh=True)
       continue
     table = edit.host(path) if shared is None else shared
@@ -71,14 +75,28 @@ def adapt(
       edit.put(path, table, '; '.join(done))
 
 
-def _paths(edit: edit_lib.Edit, target: flat.ViT) -> dict[str, tuple[int, ...]]:
+def _bias(model: vit.ViT) -> Any:
+  """Returns the relative positions of a model; None: it has none."""
+  kinds = relative.RelativeBias | relative.RelativeMlpBias
+  return next((x for x in model.positions if isinstance(x, kinds)), None)
+
+
+def _kind(bias: Any) -> str:
+  """Returns whether layers share a table: 'shared', 'layers' or 'none'."""
+  if bias is None:
+    return 'none'
+  return 'shared' if bias.shared else 'layers'
+
+
+def _paths(edit: edit_lib.Edit, target: vit.ViT) -> dict[str, tuple[int, ...]]:
   """Returns the paths of a model's tables, each with the axis of its layers.
 
   The layers are stacked or not as those of the checkpoint.
   """
-  if target.relative_positions == 'none':
+  kind = _kind(_bias(target))
+  if kind == 'none':
     return {}
-  if target.relative_positions == 'shared':
+  if kind == 'shared':
     return {_NAME: ()}
   if edit.below('blocks'):
     return {f'blocks/attention/{_NAME}': (target.depth,)}

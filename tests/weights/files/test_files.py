@@ -137,6 +137,14 @@ def test_safetensors_of_the_package_and_ours(tmp_path):
     assert file.metadata() == {'format': 'pt'}
 
 
+def test_a_type_that_numpy_lacks(tmp_path):
+  entry = {'dtype': 'F8_E4M3', 'shape': [2], 'data_offsets': [0, 2]}
+  header = json.dumps({'x': entry}).encode()
+  content = struct.pack('<Q', len(header)) + header + b'ab'
+  (tmp_path / 'x.safetensors').write_bytes(content)
+  refused(tmp_path / 'x.safetensors', "cannot read array 'x' of .*float8_e4m3")
+
+
 def test_one_array_is_held_at_a_time(tmp_path):
   def arrays():
     for i in range(8):
@@ -297,17 +305,18 @@ def _nested_key(depth: int) -> bytes:
 @pytest.mark.parametrize(
   'program, message',
   [
-    (b'Nr\xff\xff\xff\x7f', 'pickle is damaged'),  # 16 GB of memo
+    (b'Nr\xff\xff\xff\x7f', 'no dict of tensors'),  # 16 GB of memo
     (b'X\xff\xff\xff\x7fabc', 'pickle is damaged'),
     (b'\x8d' + b'\xff' * 7 + b'\x7f', 'pickle is damaged'),
     (b'\x8a\xff' + b'1' * 10, 'pickle is damaged'),
     (b'\x82\x01', 'the instruction EXT1'),
     (b'ctorch\nSize\n)\x81', 'pickle is damaged'),
     (b'\x96' + b'\xff' * 7 + b'\x0f', 'damaged|the instruction BYTEARRAY8'),
-    (b'ctorch\nFloatStorage\n)R', 'pickle is damaged'),
+    (b'ctorch\nFloatStorage\n)R', "object 'torch.FloatStorage'"),
     (b'ctorch\nSize\n}X\4\0\0\0nameK\1sb', 'pickle is damaged'),
     (b'N}X\1\0\0\0aK\1sb', 'pickle is damaged'),
     (_nested_key(500), 'no tensors under the names it has'),
+    (_nested_key(500)[1:-2] + b'X\1\0\0\0a\x93', 'pickle is damaged'),
     (b'})' + b'\x85' * 50_000 + b'Ns', 'no tensors under the names it has'),
     (b'\x8f(' + b')q\0h\0\x86q\0h\0\x86' + b'\x90', 'no dict of tensors'),
   ],
@@ -411,9 +420,7 @@ def test_a_zip_bomb(tmp_path):
   assert len(read(path)) == 4  # a head of zeros is none
   set_size(path, (1 << 32) - 2)
   refused(path, 'bytes say that they expand to 17,179,869,176')
-  set_size(path, 1 << 26)
-  refused(path, "'0.npy' is not where it should be")
-  for size in (1 << 20, (1 << 23) + 127):
+  for size in (1 << 20, (1 << 23) + 127, 1 << 26):
     set_size(path, size)
     refused(path, "array '0' has another length than its shape says")
   with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
@@ -421,7 +428,7 @@ def test_a_zip_bomb(tmp_path):
     np.save(file, X)
     archive.writestr('x.npy', file.getvalue() + bytes(20 << 20))
   set_size(path, len(file.getvalue()))
-  refused(path, "array 'x' is not as long as it should be")
+  refused(path, "'x.npy' cannot be read")
 
 
 def test_members_twice_or_within_another(tmp_path):
@@ -491,14 +498,14 @@ def test_a_flipped_bit_anywhere(tmp_path, name):
       errors.add(str(e))
       assert str(path) in str(e) and '\n' not in str(e)
     data[i] ^= 1 << i % 7
-  assert any("the checksum of array 'b/w' does not match" in x for x in errors)
+  assert any('b/w' in x and 'Bad CRC-32' in x for x in errors)
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path):
   for name in ('x.npz', 'x.pth', 'x.safetensors'):
-    path = small(tmp_path / name)
+    path = write(tmp_path / name, {'x': np.zeros(1 << 20, np.float32)})
     with containers.open_arrays(path) as arrays:
-      os.truncate(path, 200)
+      os.truncate(path, 1 << 20)
       with pytest.raises(UserError, match=name):
         _ = [arrays.read(x) for x in arrays.shapes]
 
@@ -534,16 +541,18 @@ def test_shards(tmp_path, ending):
   'name, file, message',
   [
     ('x0', '2.{}', r'there is no file .*/2\.{}'),
-    ('x0', '../0.{}', r"the file '../0\.{}', which is not in"),
-    ('x0', '/etc/passwd', "the file '/etc/passwd', which is not in"),
-    ('x0', '..', 'which is not in'),
+    ('x0', '../0.{}', r"the file '../0\.{}', which is not one"),
+    ('x0', '/etc/passwd', "the file '/etc/passwd', which is not one"),
+    ('x0', '..', 'which is not one of'),
     ('x9', '0.{}', r"array 'x9', which 0\.{} does not hold"),
-    ('x0', 'INDEX', 'neither npz, safetensors nor pth'),
+    ('x0', 'INDEX', r'\.index\.json., which is not one of'),
+    ('x0', 'index.{}', 'neither npz, safetensors nor pth'),
   ],
 )
 def test_shards_that_are_wrong(tmp_path, name, file, message, ending):
   """Also through a directory, whose index is found."""
   index = sharded(tmp_path, ending).name
+  (tmp_path / f'index.{ending}').write_text('{"weight_map": {}}')
   file = file.format(ending).replace('INDEX', index)
   path = sharded(tmp_path, ending, **{name: file})
   for there in (path, path.parent):

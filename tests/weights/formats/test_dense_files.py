@@ -164,6 +164,12 @@ def test_other_formats_have_no_place_for_volumes(tmp_path):
     commands.run(convert, tmp_path / 'run', tmp_path / 'out', '--to=timm')
 
 
+def test_parts_of_a_trunk_that_arrays_do_not_show(tmp_path):
+  write_run(tmp_path / 'run', **SETR | {'model__mlp': 'swiglu'})
+  with pytest.raises(UserError, match="no place for mlp='swiglu' of the trunk"):
+    commands.run(convert, tmp_path / 'run', tmp_path / 'x', '--to=mmseg')
+
+
 @pytest.mark.parametrize(
   ('args', 'message'),
   [

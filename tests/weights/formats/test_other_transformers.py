@@ -103,17 +103,17 @@ def test_there_and_back(tmp_path, fields):
 @pytest.mark.parametrize(
   'fields,message',
   [
-    ({'num_classes': 3}, 'a classifier beside'),
+    ({'num_classes': 3}, 'num_classes=3'),
     (
       {'pool': "map(mlp_dim=16, query=False, gelu='exact')"},
-      'attention pooling with an MLP',
+      r'pool\(mlp_dim=16\)',
     ),
     (
       {'attention': 'attention(qkv_bias=False)'},
-      'biases of some dense layers alone',
+      r'attention\(out_bias=True\)',
     ),
-    ({'registers': 2}, 'the tokens register_tokens beside'),
-    ({'norm': 'layer_norm'}, 'norms that also shift'),
+    ({'registers': 2}, 'registers=2'),
+    ({'norm': 'layer_norm'}, "norm='layer_norm'"),
   ],
 )
 def test_what_an_aimv2_has_no_place_for(tmp_path, fields, message):

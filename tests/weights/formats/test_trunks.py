@@ -102,7 +102,7 @@ def test_a_dinov3_without_what_transformers_needs(tmp_path):
   ours = random_model(block='block(layer_scale=1.0)', **fields)
   export.write(ours, tmp_path / 'x', 'huggingface', 'here')
   assert_same(vit_jax.load(tmp_path / 'x'), ours)
-  with pytest.raises(UserError, match='no place for a classifier beside'):
+  with pytest.raises(UserError, match='no place for num_classes=3'):
     export.write(
       random_model(
         block='block(layer_scale=1.0)', **fields | {'num_classes': 3}

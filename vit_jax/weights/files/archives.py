@@ -1,15 +1,15 @@
-"""Reads arrays from ZIP files, with all lengths and checksums verified.
+"""ZIP files of arrays: `zipfile` reads them, and this module distrusts them.
 
-`zipfile` reads the table of contents. This module reads the contents directly
-into arrays, at the speed of the disk, and checks each length before it
-allocates memory. `np.load` allocates what a header asks for without checking
-that the file has as much, and copies each part.
+`zipfile` verifies each member's checksum. This module refuses what it lets
+pass: members that damage hides, that are there twice, that overlap, or that
+expand to an implausible size. It reads into memory that JAX need not copy.
 """
 
 import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import math
 import os
@@ -24,14 +24,17 @@ import numpy as np
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 
-_LOCAL_HEADER = struct.Struct('<4s5H3I2H')
-_END = struct.Struct('<4s4H2IH')
+_END = struct.Struct('<4s4H2IH')  # the record at the end of a ZIP file
 _COUNTED_ELSEWHERE = 0xFFFF  # the count is in the ZIP64 record
 _ENCRYPTED = 0x2041  # bits of a member's flags
-_UTF8_NAME = 0x800
+_LOCAL_HEADER_BYTES = 30  # without the name and the extra field
 _CHUNK = 1 << 20
-_MOST_DEFLATED = 1032  # maximum compression ratio of deflate
 _MOST_DIMENSIONS = 32
+# What `zipfile` raises for damaged files.
+_ERRORS = (
+  *(zipfile.BadZipFile, zlib.error, struct.error, ArithmeticError, EOFError),
+  *(LookupError, MemoryError, OSError, RuntimeError, ValueError),
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,13 +47,13 @@ class Arrays:
       machine, or raises a UserError if it is damaged; several threads may call
       it at once.
     state: Key of the state dict that they are, if the file has several things.
-    others: Keys of other state dicts in the file.
+    other_states: Keys of other state dicts in the file.
   """
 
   shapes: dict[str, tuple[int, ...]]
   read: Callable[[str], np.ndarray]
   state: str = ''
-  others: tuple[str, ...] = ()
+  other_states: tuple[str, ...] = ()
 
 
 class Archive:
@@ -76,188 +79,125 @@ class Archive:
     self._file = file.fileno()
     self._verified: set[str] = set()
     self.size = os.fstat(self._file).st_size
-    try:
-      table = zipfile.ZipFile(file)
-    except (
-      zipfile.BadZipFile,
-      ArithmeticError,
-      LookupError,
-      MemoryError,
-      NotImplementedError,
-      OSError,
-      ValueError,
-      struct.error,
-    ) as e:
-      raise damaged(
-        path, f'its table of contents cannot be read ({one_line(e)})'
-      ) from None
-    self._check_count(table)
-    infos = [x for x in table.infolist() if not x.filename.endswith('/')]
+    with self._reading('its table of contents'):
+      self._zip = zipfile.ZipFile(file)
+      self._check_count()
+    infos = [x for x in self._zip.infolist() if not x.filename.endswith('/')]
     check_total(path, sum(x.file_size for x in infos), self.size)
-    # torch can leave out checksums, but only of all members.
-    self._has_checksums = any(x.CRC for x in infos)
-    self.members = {x.filename: x for x in infos}
-    self._start = {x.filename: self._contents(x) for x in infos}  # offsets
     self._check_apart(infos)
+    self.members = {x.filename: x for x in infos}
+    # torch can leave out checksums, but only of all members.
+    has_checksums = any(x.CRC for x in infos)
+    for info in infos:
+      if not has_checksums:
+        del info.CRC  # zipfile then checks none
+      self._check_member(info)
 
-  def head(self, member: zipfile.ZipInfo, count: int) -> bytes:
+  def head(self, name: str, count: int) -> bytes:
     """Returns up to `count` bytes of a member's start, without verification."""
-    data = bytearray(min(count, member.compress_size))
-    name = member.filename
-    self._read_at(self._start[name], memoryview(data), quoted(name))
-    if not is_deflated(member):
-      return bytes(data)
-    try:
-      return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, count)
-    except zlib.error:
-      return b''
+    with self._reading(quoted(name)), self._zip.open(name) as member:
+      return member.read(count)
 
-  def read(self, member: zipfile.ZipInfo) -> bytes:
+  def read(self, name: str) -> bytes:
     """Returns the contents of a small member.
 
     Raises:
       UserError: The member is damaged.
     """
-    data = bytearray(member.file_size)
-    self.read_into(member, memoryview(data), 0, quoted(member.filename))
+    data = bytearray(self.members[name].file_size)
+    self.read_into(name, memoryview(data), 0, quoted(name))
     return bytes(data)
 
   def read_into(
-    self, member: zipfile.ZipInfo, target: memoryview, begin: int, what: str
+    self, name: str, target: memoryview, begin: int, subject: str
   ) -> None:
     """Reads a part of a member; the first call verifies the whole member.
 
     Args:
-      member: Member to read.
+      name: Name of the member.
       target: Bytes to fill.
       begin: First byte of the contents to copy.
-      what: Name of the contents, for messages.
+      subject: Name of the contents, for messages.
 
     Raises:
       UserError: The member is damaged.
     """
-    if member.filename in self._verified and not is_deflated(member):
-      self._read_at(self._start[member.filename] + begin, target, what)
-      return
-    done = crc32 = 0
-    for chunk in self._chunks(member, what):
-      low = max(begin - done, 0)
-      high = min(begin + len(target) - done, len(chunk))
-      if low < high:
-        to = done - begin
-        target[to + low : to + high] = chunk[low:high]
-      crc32 = zlib.crc32(chunk, crc32)
-      done += len(chunk)
-    if self._has_checksums and member.CRC != crc32:
-      raise damaged(self.path, f'the checksum of {what} does not match')
-    self._verified.add(member.filename)
+    info = self.members[name]
+    with self._reading(subject):
+      if name in self._verified and not is_deflated(info):
+        self._read_at(self._start(info) + begin, target)
+        return
+      done = 0
+      with self._zip.open(info) as member:
+        while chunk := member.read(_CHUNK):
+          low = max(begin - done, 0)
+          high = min(begin + len(target) - done, len(chunk))
+          if low < high:
+            to = done - begin
+            target[to + low : to + high] = chunk[low:high]
+          done += len(chunk)
+      if done != info.file_size:
+        raise EOFError
+    self._verified.add(name)
 
-  def _chunks(self, member: zipfile.ZipInfo, what: str) -> Iterator[memoryview]:
-    """Yields the decompressed contents in chunks; the buffer is reused."""
-    if is_deflated(member):
-      yield from self._inflated(member, what)
-      return
-    size, start = member.file_size, self._start[member.filename]
-    buffer = memoryview(bytearray(min(_CHUNK, size)))
-    for at in range(0, size, _CHUNK):
-      chunk = buffer[: size - at]
-      self._read_at(start + at, chunk, what)
-      yield chunk
+  @contextlib.contextmanager
+  def _reading(self, subject: str) -> Iterator[None]:
+    try:
+      yield
+    except UserError:
+      raise
+    except _ERRORS as e:
+      problem = f'{subject} cannot be read ({one_line(e)})'
+      raise damaged(self.path, problem) from None
 
-  def _inflated(
-    self, member: zipfile.ZipInfo, what: str
-  ) -> Iterator[memoryview]:
-    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-    left, start = member.file_size, self._start[member.filename]
-    at = 0
-    while not inflate.eof:
-      data: bytes | bytearray = inflate.unconsumed_tail
-      if not data:
-        data = bytearray(min(_CHUNK, member.compress_size - at))
-        self._read_at(start + at, memoryview(data), what)
-        at += len(data)
-      try:
-        chunk = inflate.decompress(data, _CHUNK)
-      except zlib.error:
-        raise damaged(self.path, f'{what} cannot be unpacked') from None
-      left -= len(chunk)
-      if left < 0 or not (data or chunk):
-        break
-      yield memoryview(chunk)
-    if left or not inflate.eof:
-      raise damaged(self.path, f'{what} is not as long as it should be')
+  def _start(self, info: zipfile.ZipInfo) -> int:
+    """Returns the offset of a member's contents; `zipfile` does not tell."""
+    header = bytearray(_LOCAL_HEADER_BYTES)
+    self._read_at(info.header_offset, memoryview(header))
+    lengths = struct.unpack_from('<2H', header, len(header) - 4)
+    return info.header_offset + len(header) + sum(lengths)
 
-  def _read_at(self, offset: int, target: memoryview, what: str) -> None:
-    done = 0
-    while done < len(target):
-      try:
-        count = os.preadv(self._file, [target[done:]], offset + done)
-      except OSError as e:
-        raise UserError(
-          f'cannot read {what} of {self.path}: {e.strerror}'
-        ) from None
+  def _read_at(self, offset: int, target: memoryview) -> None:
+    while target:
+      count = os.preadv(self._file, [target], offset)
       if not count:
-        raise damaged(self.path, f'it ends in the midst of {what}')
-      done += count
+        raise EOFError
+      target, offset = target[count:], offset + count
 
-  def _contents(self, info: zipfile.ZipInfo) -> int:
-    """Returns the offset of a member's contents, after checks of its entry."""
-    what = quoted(info.filename)
+  def _check_member(self, info: zipfile.ZipInfo) -> None:
+    subject = quoted(info.filename)
     methods = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
     if info.flag_bits & _ENCRYPTED or info.compress_type not in methods:
       raise UserError(
-        f'{self.path}: {what} is encrypted, or packed by another method than'
+        f'{self.path}: {subject} is encrypted, or packed by another method than'
         ' deflate; unpack the file, and zip it again'
       )
-    if is_deflated(info):
-      possible = info.file_size <= _MOST_DEFLATED * (info.compress_size + 1)
-    else:
-      possible = info.file_size == info.compress_size
-    start = self._after_header(info)
-    if not possible or start is None or start + info.compress_size > self.size:
-      raise damaged(self.path, f'{what} is not where it should be')
-    return start
+    with self._reading(subject):
+      self._zip.open(info).close()  # compares the names in table and header
 
-  def _after_header(self, info: zipfile.ZipInfo) -> int | None:
-    """Returns the contents' offset; None if the header is another member's."""
-    encoding = 'utf-8' if info.flag_bits & _UTF8_NAME else 'cp437'
-    name = info.orig_filename.encode(encoding)
-    length = _LOCAL_HEADER.size + len(name)
-    if not 0 <= info.header_offset <= self.size - length:
-      return None
-    data = bytearray(length)
-    self._read_at(info.header_offset, memoryview(data), quoted(info.filename))
-    signature, *_, name_length, extra_length = _LOCAL_HEADER.unpack_from(data)
-    if signature != b'PK\x03\x04' or name_length != len(name):
-      return None
-    if data[_LOCAL_HEADER.size :] != name:
-      return None
-    return info.header_offset + length + extra_length
-
-  def _check_count(self, table: zipfile.ZipFile) -> None:
+  def _check_count(self) -> None:
     """Finds members hidden by damage, which zipfile would leave out."""
     end = bytearray(_END.size)
-    at = max(self.size - len(end) - len(table.comment), 0)
-    self._read_at(at, memoryview(end), 'its table of contents')
+    at = max(self.size - len(end) - len(self._zip.comment), 0)
+    self._read_at(at, memoryview(end))
     signature, *_, count, _, _, _ = _END.unpack(end)
-    found = len(table.infolist())
-    if signature != b'PK\x05\x06' or count not in (found, _COUNTED_ELSEWHERE):
+    listed = len(self._zip.infolist())
+    if signature != b'PK\x05\x06' or count not in (listed, _COUNTED_ELSEWHERE):
       raise damaged(
-        self.path, f'{found} of the {count} files that it holds can be found'
+        self.path, f'{listed} of the {count} files that it holds can be found'
       )
 
-  def _check_apart(self, members: list[zipfile.ZipInfo]) -> None:
-    if len(self.members) < len(members):
-      counts = collections.Counter(x.filename for x in members)
-      twice = quoted(counts.most_common(1)[0][0])
-      raise damaged(self.path, f'it holds {twice} twice')
+  def _check_apart(self, infos: list[zipfile.ZipInfo]) -> None:
+    counts = collections.Counter(x.filename for x in infos)
+    if twice := [name for name, count in counts.items() if count > 1]:
+      raise damaged(self.path, f'it holds {quoted(twice[0])} twice')
     end = 0
-    for member in sorted(members, key=lambda x: x.header_offset):
-      if member.header_offset < end:
+    for info in sorted(infos, key=lambda x: x.header_offset):
+      if info.header_offset < end:
         raise damaged(
-          self.path, f'{quoted(member.filename)} overlaps what is before it'
+          self.path, f'{quoted(info.filename)} overlaps what is before it'
         )
-      end = self._start[member.filename] + member.compress_size
+      end = info.header_offset + info.compress_size
 
 
 def is_deflated(member: zipfile.ZipInfo) -> bool:

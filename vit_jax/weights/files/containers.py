@@ -10,14 +10,16 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
-import dataclasses
+import io
 import json
 import math
 import os
 import pathlib
 import re
+import tokenize
 from typing import Any
 from typing import BinaryIO
+from typing import NamedTuple
 import zipfile
 
 from absl import logging
@@ -37,35 +39,19 @@ from vit_jax.weights.files import torch_files
 from vit_jax.weights.files.archives import Arrays
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_SAFETENSORS = {
-  'F64': np.dtype(np.float64),
-  'F32': np.dtype(np.float32),
-  'F16': np.dtype(np.float16),
-  'BF16': _BFLOAT16,
-  'I64': np.dtype(np.int64),
-  'I32': np.dtype(np.int32),
-  'I16': np.dtype(np.int16),
-  'I8': np.dtype(np.int8),
-  'U64': np.dtype(np.uint64),
-  'U32': np.dtype(np.uint32),
-  'U16': np.dtype(np.uint16),
-  'U8': np.dtype(np.uint8),
-  'BOOL': np.dtype(np.bool_),
-  'C64': np.dtype(np.complex64),
-}
+# Types whose names in safetensors files are not as F32 for float32.
+_TYPES = {'bfloat16': 'BF16', 'bool': 'BOOL', 'complex64': 'C64'}
 _LONGEST_HEADER = 100_000_000  # the safetensors package has the same limit
 _LONGEST_INDEX = 4 << 20
+_SHARD = re.compile(r'[^/\\\0.][^/\\\0]*\.(safetensors|bin)')
 _LONGEST_NPY_HEADER = 10_000  # numpy has the same limit
-# The header of an array in an npz file: magic, version, length, and a Python
-# dict, which is searched but not evaluated.
-_NPY = re.compile(
-  rb'\x93NUMPY(?:\x01\x00(?P<short>..)|\x02\x00(?P<long>....))', re.DOTALL
+# What numpy raises for headers that are none.
+_HEADER_ERRORS = (
+  *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError),
+  *(SyntaxError, TypeError, ValueError, tokenize.TokenError),
 )
-_DESCR = r"'descr': *'([<>|=]?[biufcSUVO]\d{0,6})'"
-_FORTRAN = r"'fortran_order': *(True|False)"
-_SHAPE = r"'shape': *\(([\dL, ]{0,600})\)"  # Python 2 wrote 3L
 # First bytes of other files that users mistake for checkpoints.
-_OTHERS = (
+_MISTAKEN = (
   (b'version https://git-lfs', 'a Git LFS pointer: fetch it by `git lfs pull`'),
   (b'<', 'a web page or an error message: download the file itself'),
   (b'\x93NUMPY', 'a single array: save it with its name, by np.savez'),
@@ -115,22 +101,24 @@ def _check_state(
     UserError: The file has no state of the name that is asked for.
   """
   read = [x for x in (stored.state, *names.holders) if x]
-  others = (*stored.others, *names.others)
+  alternatives = (*stored.other_states, *names.other_holders)
   last = stored.state.rpartition('.')[2]
   if state is not None and state not in (last, *read):
     raise UserError(
       f'{path} holds no state {archives.quoted(state)}: those that it has are'
-      f' {some([*read, *others]) or "without a name"}'
+      f' {some([*read, *alternatives]) or "without a name"}'
     )
   left = len(stored.shapes) - len(names.stored)
-  if others:
+  if alternatives:
     logging.info(
       'read the state %s of %s; to read another (%s), name it: --state=%s',
-      *(' / '.join(read), path, some(others), others[0]),
+      *(' / '.join(read), path, some(alternatives), alternatives[0]),
     )
   if left:
-    beside = [x for x in stored.shapes if x not in {*names.stored.values()}]
-    logging.info('left out of %s, as beside the model: %s', path, some(beside))
+    left_out = [x for x in stored.shapes if x not in {*names.stored.values()}]
+    logging.info(
+      'left out of %s, as beside the model: %s', path, some(left_out)
+    )
 
 
 def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> BinaryIO:
@@ -162,7 +150,7 @@ def _one_file(
       return torch_files.read(archive, state)
     return _npz(archive)
   if head.lstrip().startswith(b'{') and not is_shard:
-    return _shards(path, file, stack)
+    return _shards(path, stack)
   raise _refusal(path, head)
 
 
@@ -172,38 +160,37 @@ def _refusal(path: pathlib.Path, head: bytes) -> UserError:
   if head.startswith(torch_files.LEGACY):
     return torch_files.legacy_error(path)
   start = head.lstrip(b'\xef\xbb\xbf \t\r\n')
-  for magic, what in _OTHERS:
+  for magic, subject in _MISTAKEN:
     if start.startswith(magic):
-      return UserError(f'{path} is {what}')
+      return UserError(f'{path} is {subject}')
   return UserError(
     f'{path} is neither npz, safetensors nor pth: its first bytes are'
     f' {head[:8]!r}; if it should be, download or copy it again'
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
   """An array in an npz file.
 
   Attributes:
-    member: Entry of the archive that holds it.
+    member: Name of the archive's member that holds it.
     start: Offset of the numbers in the member, in bytes.
     shape: Shape of the array.
+    is_fortran: Whether the first axis varies fastest.
     dtype: Type of its elements, in the byte order of the file.
-    fortran: Whether the first axis varies fastest.
   """
 
-  member: zipfile.ZipInfo
+  member: str
   start: int
   shape: tuple[int, ...]
+  is_fortran: bool
   dtype: np.dtype
-  fortran: bool
 
 
 def _npz(archive: archives.Archive) -> Arrays:
   entries = {
-    name.removesuffix('.npy'): _entry(archive, member)
-    for name, member in archive.members.items()
+    name.removesuffix('.npy'): _entry(archive, name)
+    for name in archive.members
     if name.endswith('.npy')
   }
   if not entries:
@@ -214,67 +201,55 @@ def _npz(archive: archives.Archive) -> Arrays:
     )
 
   def read(name: str) -> np.ndarray:
-    entry = entries[name]
-    shape = entry.shape[::-1] if entry.fortran else entry.shape
-    array = archives.empty(shape, entry.dtype)
-    archive.read_into(
-      entry.member,
-      archives.as_bytes(array),
-      entry.start,
-      archives.array_named(name),
-    )
-    if not array.dtype.isnative:
-      array = array.byteswap(inplace=True).view(array.dtype.newbyteorder('='))
-    if not entry.fortran:
+    member, start, shape, is_fortran, dtype = entries[name]
+    array = archives.empty(shape[::-1] if is_fortran else shape, dtype)
+    memory, subject = archives.as_bytes(array), archives.array_named(name)
+    archive.read_into(member, memory, start, subject)
+    if not dtype.isnative:
+      array = array.byteswap(inplace=True).view(dtype.newbyteorder('='))
+    if not is_fortran:
       return array
-    result = archives.empty(entry.shape, array.dtype)
+    result = archives.empty(shape, array.dtype)
     result[...] = array.T
     return result
 
   return Arrays({name: x.shape for name, x in entries.items()}, read)
 
 
-def _entry(archive: archives.Archive, member: zipfile.ZipInfo) -> _Entry:
-  what = archives.array_named(member.filename.removesuffix('.npy'))
-  path = archive.path
-  header = archive.head(member, _LONGEST_NPY_HEADER)
-  match = _NPY.match(header)
-  if not match:
-    raise archives.damaged(path, f'{what} has no header that can be read')
-  size = int.from_bytes(match['long'] or match['short'], 'little')
-  start = match.end() + size
-  text = header[match.end() : start].decode('latin-1')
-  fields = [re.search(x, text) for x in (_DESCR, _FORTRAN, _SHAPE)]
-  descr, fortran, lengths = [x[1] if x else '' for x in fields]
-  if descr.endswith('O'):
+def _entry(archive: archives.Archive, member: str) -> _Entry:
+  """Reads the header of an array, and checks it against the member's length."""
+  subject = archives.array_named(member.removesuffix('.npy'))
+  header = io.BytesIO(archive.head(member, _LONGEST_NPY_HEADER))
+  try:
+    is_short = np.lib.format.read_magic(header) == (1, 0)
+    read = np.lib.format.read_array_header_2_0
+    if is_short:
+      read = np.lib.format.read_array_header_1_0
+    shape, is_fortran, dtype = read(header)
+  except _HEADER_ERRORS as e:
+    raise archives.damaged(
+      archive.path, f'{subject} has no header that can be read ({one_line(e)})'
+    ) from None
+  if dtype.hasobject:
     raise UserError(
-      f'{path} holds pickled objects ({what}), which could run any code: leave'
-      ' them out, and save it again'
+      f'{archive.path} holds pickled objects ({subject}), which could run any'
+      ' code: leave them out, and save it again'
     )
-  dtype = _npy_dtype(descr)
-  shape = tuple(int(x) for x in re.findall(r'\d+', lengths))
-  if not dtype or not fortran:
+  if dtype.kind == 'V' and dtype.itemsize == 2:  # as numpy describes bfloat16
+    dtype = _BFLOAT16
+  if dtype.names or dtype.subdtype or not dtype.itemsize:
     raise UserError(
-      f'{path}: {what} is of a type that is not read: {header[:100]!r}'
+      f'{archive.path}: {subject} is of a type that is not read: {dtype}'
     )
+  start, size = header.tell(), archive.members[member].file_size
   if (
     not archives.is_shape(shape, dtype.itemsize)
-    or start + math.prod(shape) * dtype.itemsize != member.file_size
+    or start + math.prod(shape) * dtype.itemsize != size
   ):
     raise archives.damaged(
-      path, f'{what} has another length than its shape says'
+      archive.path, f'{subject} has another length than its shape says'
     )
-  return _Entry(member, start, shape, dtype, fortran == 'True')
-
-
-def _npy_dtype(descr: str) -> np.dtype | None:
-  if descr.endswith('V2'):  # NumPy's description of bfloat16
-    return _BFLOAT16
-  try:
-    dtype = np.dtype(descr)
-  except TypeError:
-    return None
-  return dtype if dtype.itemsize else None
+  return _Entry(member, start, shape, is_fortran, dtype)
 
 
 def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
@@ -285,21 +260,15 @@ def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
       safetensors.safe_open(path, framework='np', backend='pread')
     )
     slices = {name: file.get_slice(name) for name in file.offset_keys()}
-    types = {name: x.get_dtype() for name, x in slices.items()}
     shapes = {name: tuple(x.get_shape()) for name, x in slices.items()}
   except (safetensors.SafetensorError, OSError, ValueError) as e:
     raise archives.damaged(path, one_line(e)) from None
-  unknown = [x for x in types if types[x] not in _SAFETENSORS]
-  if unknown:
-    raise UserError(
-      f'{path}: {archives.array_named(unknown[0])} has the type'
-      f' {types[unknown[0]]}; those that are read are {", ".join(_SAFETENSORS)}'
-    )
 
   def read(name: str) -> np.ndarray:
     try:
       return file.get_tensor(name)
-    except (safetensors.SafetensorError, OSError, ValueError) as e:
+    except (safetensors.SafetensorError, AttributeError, OSError) as e:
+      # An AttributeError: of a type that numpy lacks, as float8.
       raise UserError(
         f'cannot read {archives.array_named(name)} of {path}: {one_line(e)}'
       ) from None
@@ -307,50 +276,47 @@ def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
   return Arrays(shapes, read)
 
 
-def _shards(
-  path: pathlib.Path, file: BinaryIO, stack: contextlib.ExitStack
-) -> Arrays:
+def _shards(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
   """Opens the files listed in an index."""
-  where = _weight_map(path, file)
-  shards = {}
-  for name in dict.fromkeys(where.values()):
-    shard = path.with_name(name)
-    shards[name] = _one_file(shard, stack, is_shard=True)
-  lost = [x for x in where if x not in shards[where[x]].shapes]
-  if lost:
-    raise UserError(
-      f'{path} names {archives.array_named(lost[0])}, which'
-      f' {where[lost[0]]} does not hold: download all files of the checkpoint'
-      ' again'
-    )
-  shapes = {
-    name: shape
-    for shard, arrays in shards.items()
-    for name, shape in arrays.shapes.items()
-    if where.get(name) == shard
+  files = weight_map(path)
+  shards = {
+    name: _one_file(path.with_name(name), stack, is_shard=True)
+    for name in dict.fromkeys(files.values())
   }
-  return Arrays(shapes, lambda name: shards[where[name]].read(name))
-
-
-def _weight_map(path: pathlib.Path, file: BinaryIO) -> dict[str, str]:
-  """Reads an index: array -> name of a file in the same directory."""
-  file.seek(0)
-  try:
-    where = safe_io.parse_json(file.read(_LONGEST_INDEX))['weight_map']
-    if not where or not all(isinstance(x, str) for x in where.values()):
-      raise TypeError
-  except (ValueError, LookupError, TypeError, AttributeError):
-    raise UserError(
-      f'{path} is neither a checkpoint nor the index of one: give the file'
-      ' with the weights'
-    ) from None
-  for name in where.values():
-    if name in ('', '.', '..') or '/' in name or '\\' in name or '\0' in name:
+  for name, file in files.items():
+    if name not in shards[file].shapes:
       raise UserError(
-        f'{path} names the file {archives.quoted(name)}, which is not in its'
-        ' directory; repair the index'
+        f'{path} names {archives.array_named(name)}, which {file} does not'
+        ' hold: download all files of the checkpoint again'
       )
-  return where
+  shapes = {name: shards[file].shapes[name] for name, file in files.items()}
+  return Arrays(shapes, lambda name: shards[files[name]].read(name))
+
+
+def weight_map(path: pathlib.Path) -> dict[str, str]:
+  """Reads an index: array -> name of a file in the same directory.
+
+  Raises:
+    UserError: It is none, or names other files.
+  """
+  try:
+    content = safe_io.parse_json(safe_io.read_bytes(path, _LONGEST_INDEX))
+    files = content['weight_map']
+    names = {*files.values()}
+  except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    names = set()
+  if not names:
+    raise UserError(
+      f'{path} is neither a checkpoint nor the index of one: download it'
+      ' again, or give the file with the weights'
+    )
+  for name in names:
+    if not isinstance(name, str) or not _SHARD.fullmatch(name):
+      raise UserError(
+        f'{path} names the file {archives.quoted(name)}, which is not one of'
+        ' safetensors or bin in its directory; repair the index'
+      )
+  return files
 
 
 def write_npz(
@@ -377,17 +343,17 @@ def write_npz(
 
 
 def _header(
-  found: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
+  types: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
   metadata: Mapping[str, str],
 ) -> bytes:
   """Returns the header of arrays that follow it in this order."""
-  types = {dtype: name for name, dtype in _SAFETENSORS.items()}
   header: dict[str, Any] = {'__metadata__': dict(metadata)} if metadata else {}
   end = 0
-  for name, (dtype, shape) in found.items():
+  for name, (dtype, shape) in types.items():
     begin, end = end, end + math.prod(shape) * dtype.itemsize
+    number = f'{dtype.kind.upper()}{8 * dtype.itemsize}'
     header[name] = {
-      'dtype': types[dtype.newbyteorder('=')],
+      'dtype': _TYPES.get(dtype.name, number),
       'shape': list(shape),
       'data_offsets': [begin, end],
     }
@@ -407,20 +373,20 @@ def write_safetensors(
 
   Args:
     path: Path of the file.
-    arrays: Arrays by name; each is read twice, and copied only to write it.
+    arrays: Arrays by name; each is copied only to write it.
     metadata: Metadata of the header.
 
   Raises:
     UserError: It cannot be written; an existing file is intact.
   """
-  found = {name: (x.dtype, x.shape) for name, x in arrays.items()}
   # Wide types first, so that each array is aligned to its element size.
-  names = sorted(found, key=lambda name: -found[name][0].itemsize)
-  text = _header({name: found[name] for name in names}, metadata)
+  names = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
+  types = {name: (arrays[name].dtype, arrays[name].shape) for name in names}
+  text = _header(types, metadata)
   with _replacing(path) as file:
     file.write(len(text).to_bytes(8, 'little') + text)
     for name in names:
-      little = found[name][0].newbyteorder('<')
+      little = types[name][0].newbyteorder('<')
       array = np.asarray(arrays[name], little, order='C')
       file.write(archives.as_bytes(array))
 

@@ -13,9 +13,8 @@ from vit_jax.config import UserError
 from vit_jax.weights.files import archives
 
 # Wrappers of a model or, but for the first, of its layers.
-_OUTER = re.compile(r'^(module\.)+')
 _WRAPPERS = re.compile(
-  r'(?:(?<=\.)|^)'
+  r'^module\.|(?<![^.])'
   r'(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)'
   r'\.'
 )
@@ -36,12 +35,12 @@ class Names:
   Attributes:
     stored: Names in the file by plain names.
     holders: Attributes in which the model was, the outermost first.
-    others: Other attributes of `_HOLDERS` beside them.
+    other_holders: Other attributes of `_HOLDERS` beside them.
   """
 
   stored: dict[str, str]
   holders: tuple[str, ...]
-  others: tuple[str, ...]
+  other_holders: tuple[str, ...]
 
 
 def plain_names(names: Collection[str], holder: str | None = None) -> Names:
@@ -59,10 +58,10 @@ def plain_names(names: Collection[str], holder: str | None = None) -> Names:
   """
   plain = {name: _unwrapped(name) for name in names}
   holders: list[str] = []
-  others: list[str] = []
+  other_holders: list[str] = []
   while held := _held([*plain.values()], holder):
     holders.append(held[0])
-    others += held[1:]
+    other_holders += held[1:]
     prefix = f'{held[0]}.'
     plain = {
       name: _unwrapped(text.removeprefix(prefix))
@@ -76,13 +75,12 @@ def plain_names(names: Collection[str], holder: str | None = None) -> Names:
     stored[text] = name
   if len(stored) > 1:
     stored.pop(_COUNT, None)
-  return Names(stored, tuple(holders), tuple(others))
+  return Names(stored, tuple(holders), tuple(other_holders))
 
 
 def _unwrapped(name: str) -> str:
-  before = None
-  while before != name:
-    before, name = name, _OUTER.sub('', _WRAPPERS.sub('', name))
+  while (inner := _WRAPPERS.sub('', name)) != name:
+    name = inner
   return name
 
 

@@ -6,8 +6,8 @@ storages; each storage is a member, which is read together with a tensor.
 
 import math
 import pathlib
+import re
 import shlex
-import zipfile
 
 import numpy as np
 
@@ -47,19 +47,21 @@ def read(
       ' a state dict needs: save the state dict alone, by torch.save'
     )
   with explained(f'{archive.path} is refused', pickles.PickleError):
-    chosen = pickles.state_dict(pickles.load(archive.read(pickle)), state)
+    chosen = pickles.state_dict(
+      pickles.load(archive.read(pickle.filename)), state
+    )
   tensors = chosen.tensors
   total = 0
   for name, tensor in tensors.items():
     total += math.prod(tensor.shape) * tensor.storage.dtype.itemsize
-    _storage(archive, root, name, tensor)
+    _check_storage(archive, root, name, tensor)
   archives.check_total(archive.path, total, archive.size)
 
   def read_one(name: str) -> np.ndarray:
     return _read_tensor(archive, root, name, tensors[name])
 
   shapes = {name: x.shape for name, x in tensors.items()}
-  return archives.Arrays(shapes, read_one, chosen.name, chosen.others)
+  return archives.Arrays(shapes, read_one, chosen.name, chosen.other_states)
 
 
 def _root(archive: archives.Archive) -> str:
@@ -69,7 +71,8 @@ def _root(archive: archives.Archive) -> str:
     UserError: Another program wrote the archive.
   """
   path, members = archive.path, archive.members
-  roots = [x.removesuffix('data.pkl') for x in members if _is_pickle(x)]
+  matches = [re.fullmatch('([^/]*/)data[.]pkl', name) for name in members]
+  roots = [match[1] for match in matches if match]
   if len(roots) != 1 or f'{roots[0]}constants.pkl' in members:
     raise UserError(
       f'{path} is a TorchScript program, or holds several pickles: save the'
@@ -81,7 +84,7 @@ def _root(archive: archives.Archive) -> str:
       f'{path} is packed, which torch.save does not do: zip it again with -0'
     )
   order = members.get(f'{root}byteorder')
-  if order and archive.read(order).strip() != b'little':
+  if order and archive.read(order.filename).strip() != b'little':
     raise UserError(
       f'{path} was written on a big-endian machine: save it again by torch on'
       ' another'
@@ -89,14 +92,9 @@ def _root(archive: archives.Archive) -> str:
   return root
 
 
-def _is_pickle(name: str) -> bool:
-  return name.endswith('/data.pkl') and name.count('/') == 1
-
-
-def _storage(
+def _check_storage(
   archive: archives.Archive, root: str, name: str, tensor: pickles.Tensor
-) -> zipfile.ZipInfo:
-  """Returns the member of a tensor's storage, after a check of its length."""
+) -> None:
   storage = tensor.storage
   member = archive.members.get(f'{root}data/{storage.key}')
   if not member or member.file_size != storage.size * storage.dtype.itemsize:
@@ -104,7 +102,6 @@ def _storage(
       archive.path,
       f'the numbers of {archives.array_named(name)} are missing or cut short',
     )
-  return member
 
 
 def _read_tensor(
@@ -114,7 +111,7 @@ def _read_tensor(
   begin = tensor.offset * dtype.itemsize if tensor.span else 0
   numbers = archives.empty((tensor.span,), dtype)
   archive.read_into(
-    _storage(archive, root, name, tensor),
+    f'{root}data/{tensor.storage.key}',
     archives.as_bytes(numbers),
     begin,
     archives.array_named(name),

@@ -1,20 +1,44 @@
-"""Reads JSON files of other programs and checks the type of each field."""
+"""JSON of other programs, whose fields pydantic checks.
+
+It is imported when the first field is read, since most runs read none.
+"""
 
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 import re
 import reprlib
+from typing import Annotated
 from typing import Any
+from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from absl import logging
+from annotated_types import Interval
+from annotated_types import Len
+from annotated_types import Predicate
 
 from vit_jax.config import UserError
 
+if TYPE_CHECKING:
+  import pydantic
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
+# No number of a sensible config is beyond these.
+_Number = Annotated[float, Interval(gt=-1e30, lt=1e30)]
+_Positive = Annotated[float, Interval(gt=1e-30, lt=1e30)]
+_Count = Annotated[int, Interval(gt=0, lt=2**31)]
+_Pair = Annotated[list[_Count], Len(2, 2)]
+_Digits = Annotated[str, Predicate(re.compile('[0-9]{1,9}').fullmatch)]
+_Window = Annotated[
+  list[Annotated[float, Interval(ge=0, lt=1e30)]],
+  Len(2, 2),
+  Predicate(lambda x: x[0] < x[1]),
+]
+
+
+class Kind(NamedTuple):
   """A type of a field in a JSON file.
 
   Attributes:
@@ -26,20 +50,29 @@ class Kind:
   fits: Callable[[Any], bool]
 
 
-def is_number(value: Any) -> bool:
-  """Whether it is a finite number of a sensible size, and not a bool."""
-  is_any = isinstance(value, int | float) and not isinstance(value, bool)
-  return is_any and abs(value) < 1e30
+def _checked(schema: Any) -> Callable[[Any], bool]:
+  """Returns a function that says whether a value has the type of a schema."""
+
+  @functools.cache
+  def validator() -> 'pydantic.TypeAdapter[Any]':
+    import pydantic
+
+    return pydantic.TypeAdapter(schema, config=pydantic.ConfigDict(strict=True))
+
+  def fits(value: Any) -> bool:
+    try:
+      validator().validate_python(value)
+    except ValueError:
+      return False
+    return True
+
+  return fits
 
 
-def is_positive(value: Any) -> bool:
-  """Whether it is a finite number above 0."""
-  return is_number(value) and value > 1e-30
-
-
-def is_count(value: Any) -> bool:
-  """Whether it is a whole number above 0."""
-  return isinstance(value, int) and is_positive(value) and value < 2**31
+# A bool is no number, and neither are infinity and NaN.
+is_number = _checked(_Number)
+is_positive = _checked(_Positive)
+is_count = _checked(_Count)
 
 
 def are_counts(value: Any, number: int) -> bool:
@@ -48,47 +81,28 @@ def are_counts(value: Any, number: int) -> bool:
   return is_list and all(map(is_count, value))
 
 
-def _are_labels(value: Any) -> bool:
-  if isinstance(value, Mapping):
-    if not all(re.fullmatch('[0-9]{1,9}', key) for key in value):
-      return False
-    value = [*value.values()]
-  return isinstance(value, list) and all(
-    isinstance(x, str) or (isinstance(x, int) and not isinstance(x, bool))
-    for x in value
-  )
-
-
-TEXT = Kind('text', lambda x: isinstance(x, str))
-TRUTH = Kind('true or false', lambda x: isinstance(x, bool))
-OBJECT = Kind('an object', lambda x: isinstance(x, Mapping))
-COUNT = Kind('a whole number above 0', is_count)
-POSITIVE = Kind('a finite number above 0', is_positive)
-PAIR = Kind('two whole numbers above 0', lambda x: are_counts(x, 2))
-SIZE = Kind(
-  'one or two whole numbers above 0',
-  lambda x: is_count(x) or are_counts(x, 2),
-)
-BITS = Kind('8 or 16', lambda x: is_count(x) and x in (8, 16))
-WINDOW = Kind(
-  'two numbers from 0 on, the first the less',
-  lambda x: (
-    isinstance(x, list)
-    and len(x) == 2
-    and all(map(is_number, x))
-    and 0 <= x[0] < x[1]
-  ),
-)
-_LABELS = Kind('names in a list, or by the numbers of classes', _are_labels)
-
-
 def one_of(*values: Any) -> Kind:
   """Returns the kind of a field that has one of a few values."""
   text = f'one of {", ".join(repr(x) for x in values)}'
-  # Compare types as well, since 1 == True.
+  # pydantic takes true for 1.
   return Kind(
     text, lambda x: any(type(x) is type(y) and x == y for y in values)
   )
+
+
+TEXT = Kind('text', _checked(str))
+TRUTH = Kind('true or false', _checked(bool))
+OBJECT = Kind('an object', _checked(dict))
+COUNT = Kind('a whole number above 0', is_count)
+POSITIVE = Kind('a finite number above 0', is_positive)
+PAIR = Kind('two whole numbers above 0', _checked(_Pair))
+SIZE = Kind('one or two whole numbers above 0', _checked(_Count | _Pair))
+BITS = one_of(8, 16)
+WINDOW = Kind('two numbers from 0 on, the first the less', _checked(_Window))
+_LABELS = Kind(
+  'names in a list, or by the numbers of classes',
+  _checked(list[str | int] | dict[_Digits, str | int]),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,25 +125,22 @@ class Json:
     Raises:
       UserError: The field is not of the kind.
     """
-    value: Any = self.content
-    *parents, _ = names = key.split('.')
-    for i, name in enumerate(names):
-      value = value.get(name)
-      if value is None:
-        return default
-      wanted = kind if i == len(parents) else OBJECT
-      if not wanted.fits(value):
-        where = '.'.join(names[: i + 1])
-        raise self.error(where, value, f'it must be {wanted.text}')
+    parent, _, name = key.rpartition('.')
+    fields = self.get(parent, OBJECT) if parent else self.content
+    value = fields.get(name) if fields else None
+    if value is None:
+      return default
+    if not kind.fits(value):
+      raise self.error(key, value, f'it must be {kind.text}')
     return value
 
   def check_known(
-    self, known: Mapping[str, Kind | None], key: str = ''
+    self, kinds: Mapping[str, Kind | None], key: str = ''
   ) -> None:
     """Checks that no field is set that this package would ignore.
 
     Args:
-      known: Field -> its kind; None: any value. All other fields must be off:
+      kinds: Field -> its kind; None: any value. All other fields must be off:
         null, false, 0 or empty.
       key: Key of the object with the fields; '': the whole file.
 
@@ -139,7 +150,7 @@ class Json:
     fields = self.get(key, OBJECT, {}) if key else self.content
     for name, value in fields.items():
       path = f'{key}.{name}' if key else name
-      if name not in known:
+      if name not in kinds:
         if value:
           raise self.error(
             path,
@@ -147,13 +158,14 @@ class Json:
             'it is not known here what that changes; remove it if'
             ' it is nothing',
           )
-      elif kind := known[name]:
+      elif kind := kinds[name]:
         self.get(path, kind)
 
-  def error(self, key: str, value: Any, wanted: str) -> UserError:
+  def error(self, key: str, value: Any, advice: str) -> UserError:
     """Returns the error for a field with a wrong value."""
-    shown = reprlib.repr(value)
-    return UserError(f'its {self.file} says {key} {shown}: {wanted}')
+    return UserError(
+      f'its {self.file} says {key} {reprlib.repr(value)}: {advice}'
+    )
 
   def channel_values(
     self,

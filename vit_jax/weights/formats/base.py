@@ -16,7 +16,6 @@ import numpy as np
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
-from vit_jax.models import fields as fields_lib
 from vit_jax.models import flat
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -234,23 +233,6 @@ class Shapes:
     return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
 
 
-def build(
-  module: type[models.Flat], fields: dict[str, Any], hints: Hints
-) -> models.Flat:
-  """Returns a module with the given fields and the caller's overrides.
-
-  Raises:
-    ValueError: They do not fit, or the family has no such field.
-  """
-  for key in hints.overrides:
-    if key not in fields_lib.of(module):
-      raise UserError(
-        f'it is a {module.__name__}, which has no field {key!r}: leave it out'
-      )
-  fields = flat.without_named(fields, hints.overrides)
-  return models.flat_model(module, fields | hints.overrides)
-
-
 def image_size(
   tokens: int | None,
   patch: Sequence[int],
@@ -357,6 +339,13 @@ def tokens_of(size: tuple[int, int], patch: Sequence[int]) -> int:
   return (size[0] // patch[0]) * (size[1] // patch[1])
 
 
+def patch_pixels(values: Mapping[str, Any]) -> list[int]:
+  """Returns (height, width) of a ViT's patch in pixels of the image."""
+  stages = values.get('patches.stages')
+  stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
+  return [stride * side for side in values['patch_size']]
+
+
 def square_side(tokens: int) -> int:
   """Returns the side of a square grid; 0 if `tokens` is no square."""
   side = math.isqrt(max(tokens, 0))
@@ -374,8 +363,3 @@ def ratio(number: int, base: int) -> float:
 def per_channel(values: tuple[float, ...], channels: int) -> list[float]:
   """Returns a mean or standard deviation as one number for each channel."""
   return list(values) * (channels if len(values) == 1 else 1)
-
-
-def first_of(wrong: Mapping[str, Any]) -> str | None:
-  """Returns the first key whose value is true, or None."""
-  return next((what for what, has in wrong.items() if has), None)

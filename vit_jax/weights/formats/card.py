@@ -1,7 +1,6 @@
 """Makes the model card, the README.md of converted weights."""
 
 from collections.abc import Sequence
-import dataclasses
 import math
 from typing import Any
 
@@ -9,9 +8,18 @@ import jax
 
 from vit_jax import models
 from vit_jax import weights
-from vit_jax.models import fields
+from vit_jax.models import values as values_lib
+from vit_jax.models import vit
 
 _MOST_NAMES = 20
+_SIZES_OF_VITS = ('patch_size', 'hidden_size', 'depth', 'num_heads', 'mlp_dim')
+# What the name of a published model says.
+_SIZES = (
+  *_SIZES_OF_VITS,
+  *('patches', 'patches.stages', 'patches.width'),
+  'block.tokens_mlp_dim',
+  *('stages', 'stem_width', 'channels'),
+)
 
 
 def text(
@@ -44,7 +52,9 @@ def text(
   for program, code in (*usage, ('vit_jax', here)):
     lines += ['', f'## With {program}', '', '```python', code, '```']
   lines += ['', '## Architecture', '', '| field | value |', '|---|---|']
-  lines += [f'| {key} | {value} |' for key, value in _fields(loaded.model)]
+  lines += [
+    f'| {key} | {value} |' for key, value in _values(loaded.model).items()
+  ]
   return '\n'.join(lines) + '\n'
 
 
@@ -82,12 +92,9 @@ def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
 def _published_name(model: models.Model) -> str | None:
   """Returns the name of the published model of these sizes, if there is one."""
   name = models.name_of(model)
-  described = models.flattened(model)
-  named = models.flattened(models.create_model(name))
-  sizes = ['patch_size', *fields.of_kind(type(named), fields.Kind.SIZE)]
-  is_same = all(
-    getattr(described, x, None) == getattr(named, x, None) for x in sizes
-  )
+  values = values_lib.model_values(model)
+  named = values_lib.model_values(models.create_model(name))
+  is_same = all(values.get(x) == named.get(x) for x in _SIZES)
   return name if is_same else None
 
 
@@ -105,10 +112,13 @@ def _classes(loaded: weights.Loaded) -> str:
   return f'{count}: {shown}{", ..." if names[_MOST_NAMES:] else ""}'
 
 
-def _fields(model: models.Model) -> list[tuple[str, Any]]:
-  """Returns the model's fields that differ from their defaults."""
-  described = models.flattened(model)
-  defaults = {x.name: x.default for x in dataclasses.fields(described)}
-  found = models.fields_of(described).items()
-  changed = [(key, x) for key, x in found if x != defaults[key]]
-  return [('family', type(model).__name__), *changed]
+def _values(model: models.Model) -> dict[str, Any]:
+  """Returns the model's sizes, and its values that are not the usual ones."""
+  values = {'family': type(model).__name__, **values_lib.model_values(model)}
+  if not isinstance(model, vit.ViT):
+    hidden = None, False, getattr(model, 'usual', {}).get('block')
+    return {k: x for k, x in values.items() if x not in hidden}
+  sizes = {key: values[key] for key in ('num_classes', *_SIZES_OF_VITS)}
+  usual = values_lib.model_values(models.create_model('ViT-S/16', **sizes))
+  changed = values_lib.differences(values, usual)
+  return sizes | {path: value for path, (value, _) in changed.items()}

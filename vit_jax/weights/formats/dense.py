@@ -14,41 +14,16 @@ from flax import traverse_util
 import jax
 import numpy as np
 
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import layouts
+from vit_jax.models import values as values_lib
+from vit_jax.models import vit
 from vit_jax.weights.files import containers
+from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import mmseg
 from vit_jax.weights.formats import monai
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.tables import rule
-from vit_jax.weights.formats.tables import torch_dense
-from vit_jax.weights.formats.tables import torch_norm
-
-_LAYER = 'layers.{}'
-_MMSEG_TRUNK = [
-  rule('patch_embedding/kernel', 'patch_embed.projection.weight', tables.CONV),
-  rule('patch_embedding/bias', 'patch_embed.projection.bias'),
-  rule('class_token', 'cls_token'),
-  rule('position_embedding', 'pos_embed'),
-  *torch_norm('blocks_{}/norm1', f'{_LAYER}.ln1'),
-  rule(
-    'blocks_{}/attention/qkv/kernel',
-    f'{_LAYER}.attn.attn.in_proj_weight',
-    tables.linear(),
-  ),
-  rule(
-    'blocks_{}/attention/qkv/bias',
-    f'{_LAYER}.attn.attn.in_proj_bias',
-    tables.FLAT,
-  ),
-  *torch_dense(
-    'blocks_{}/attention/out', f'{_LAYER}.attn.attn.out_proj', inputs=2
-  ),
-  *torch_norm('blocks_{}/norm2', f'{_LAYER}.ln2'),
-  *torch_dense('blocks_{}/mlp/up', f'{_LAYER}.ffn.layers.0.0'),
-  *torch_dense('blocks_{}/mlp/down', f'{_LAYER}.ffn.layers.1'),
-  *torch_norm('norm', 'ln1'),
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +47,7 @@ FORMATS: Mapping[str, _Format] = {
   'mmseg': _Format(
     'mmsegmentation',
     [
-      *tables.below(_MMSEG_TRUNK, 'trunk/', 'backbone.'),
+      *tables.below(mmseg.TRUNK, 'trunk/', 'backbone.'),
       *tables.below(mmseg.SETR, 'decoder/', ''),
     ],
     r'.*\.num_batches_tracked',
@@ -88,6 +63,41 @@ FORMATS: Mapping[str, _Format] = {
     {},
   ),
 }
+
+
+# Values of a trunk that arrays show, or that the programs' own code is told.
+_TRUNK = (
+  *('hidden_size', 'depth', 'num_heads', 'mlp_dim', 'patch_size'),
+  *('num_classes', 'layer_norm_epsilon', 'class_token', 'pool', 'mlp.gelu'),
+  *('attention.qkv_bias', 'positions.learned', 'positions.learned.tokens'),
+)
+
+
+def check(trunk: vit.ViT, name: str) -> list[str]:
+  """Returns notes on where a program's own code computes something else.
+
+  Args:
+    trunk: That of the segmentation.
+    name: A key of FORMATS.
+
+  Raises:
+    UserError: The program has no place for a part of the trunk.
+  """
+  program = FORMATS[name].program
+  values = values_lib.model_values(trunk)
+  kept = {path: x for path, x in values.items() if path in _TRUNK}
+  keys = values_lib.config_keys(kept)
+  restored = values_lib.model_values(models.create_model('ViT-S/16', **keys))
+  if changed := values_lib.differences(values, restored):
+    path, (value, _) = next(iter(changed.items()))
+    raise UserError(
+      f'{program} has no place for {format_lib.show(path, value)} of the trunk:'
+      ' use --to=vit_jax'
+    )
+  gelu = values['mlp.gelu']
+  if gelu == 'exact':
+    return []
+  return [f'this model has mlp(gelu={gelu!r}); {program} has the exact GELU']
 
 
 def write(params: Any, path: pathlib.Path, name: str) -> None:

@@ -43,30 +43,31 @@ def rules(
     layers: Number of layers of the MLP.
     batch_norm: Whether it has BatchNorm.
   """
-  found = []
-  for i, name in enumerate(_dense(layers, batch_norm)):
-    found += tables.torch_dense(f'{ours}dense_{i}', f'{theirs}{name}')
-  for i, name in enumerate(_norms(layers, batch_norm)):
-    found += tables.torch_norm(f'{ours}norm_{i}', f'{theirs}{name}')
-  last_ours, last_theirs = f'{ours}last_layer', f'{theirs}last_layer'
-  return [
-    *found,
-    tables.rule(
-      f'{last_ours}/kernel', f'{last_theirs}.weight_v', tables.linear()
-    ),
-    tables.rule(
-      f'{last_ours}/scale', f'{last_theirs}.weight_g', tables.padded(1)
-    ),
+  lines = [
+    f'{ours}dense_{i} {theirs}{name} dense*'
+    for i, name in enumerate(_dense(layers, batch_norm))
   ]
+  lines += [
+    f'{ours}norm_{i} {theirs}{name} norm*'
+    for i, name in enumerate(_norms(layers, batch_norm))
+  ]
+  lines += [
+    f'{ours}last_layer/kernel {theirs}last_layer.weight_v dense',
+    f'{ours}last_layer/scale  {theirs}last_layer.weight_g column',
+  ]
+  return tables.arrays('\n'.join(lines), column=tables.padded(1))
 
 
 def statistics_rules(ours: str, theirs: str, layers: int) -> list[tables.Rule]:
   """Returns the table of a head's running statistics; see `rules`."""
-  return [
-    tables.rule(f'{ours}norm_{i}/{our}', f'{theirs}{name}.{their}')
+  lines = (
+    f"""
+{ours}norm_{i}/mean  {theirs}{name}.running_mean
+{ours}norm_{i}/var   {theirs}{name}.running_var
+"""
     for i, name in enumerate(_norms(layers, batch_norm=True))
-    for our, their in (('mean', 'running_mean'), ('var', 'running_var'))
-  ]
+  )
+  return tables.arrays(''.join(lines))
 
 
 def _dense(layers: int, batch_norm: bool) -> list[str]:

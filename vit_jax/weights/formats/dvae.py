@@ -18,7 +18,6 @@ from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.tables import rule
 
 _INPUT, _OUTPUT = 'blocks.input.w', 'blocks.output.conv.w'
 # What FLAVA adds to the authors' names.
@@ -30,6 +29,18 @@ _FLAVAS = (
   (r'\.bias$', '.b'),
 )
 _CHANNELS = 3
+_BLOCK = 'blocks.group_#.block_#'
+# Our numbers begin with 0.
+_ARRAYS = tables.arrays(f"""
+input/kernel               blocks.input.w            conv
+input/bias                 blocks.input.b
+output/kernel              blocks.output.conv.w      conv
+output/bias                blocks.output.conv.b
+group_#_#/shortcut/kernel  {_BLOCK}.id_path.w        conv  +1
+group_#_#/shortcut/bias    {_BLOCK}.id_path.b              +1
+group_#_#/conv_#/kernel    {_BLOCK}.res_path.conv_#.w  conv  +1
+group_#_#/conv_#/bias      {_BLOCK}.res_path.conv_#.b        +1
+""")
 
 
 def read(path: pathlib.Path) -> tuple[dvae.DalleEncoder, dict[str, Any]]:
@@ -49,7 +60,7 @@ def read(path: pathlib.Path) -> tuple[dvae.DalleEncoder, dict[str, Any]]:
     module = _describe(arrays)
     image = jnp.zeros((1, dvae.STRIDE, dvae.STRIDE, _CHANNELS))
     abstract = jax.eval_shape(module.init, jax.random.key(0), image)['params']
-    params = tables.read(arrays, _rules(), abstract, r'(?!blocks\.).*')
+    params = tables.read(arrays, _ARRAYS, abstract, r'(?!blocks\.).*')
   return module, params
 
 
@@ -73,21 +84,3 @@ def _describe(arrays: containers.Arrays) -> dvae.DalleEncoder:
     re.fullmatch(pattern, name) is not None for name in arrays.shapes
   )
   return dvae.DalleEncoder(last[0], first[0], max(blocks, 1))
-
-
-def _rules() -> list[tables.Rule]:
-  """Returns the table of encoders; our numbers begin with 0."""
-  block = 'blocks.group_{}.block_{}'
-  return [
-    *_conv('input', 'blocks.input'),
-    *_conv('output', 'blocks.output.conv'),
-    *_conv('group_{}_{}/shortcut', f'{block}.id_path', 1),
-    *_conv('group_{}_{}/conv_{}', f'{block}.res_path.conv_{{}}', 1),
-  ]
-
-
-def _conv(ours: str, theirs: str, offset: int = 0) -> list[tables.Rule]:
-  return [
-    rule(f'{ours}/kernel', f'{theirs}.w', tables.CONV, offset),
-    rule(f'{ours}/bias', f'{theirs}.b', tables.SAME, offset),
-  ]

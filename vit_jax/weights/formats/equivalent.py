@@ -15,12 +15,12 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax import weights
-from vit_jax.models import blocks
 from vit_jax.models import embedding
 from vit_jax.models import patches
-from vit_jax.models import positions
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
+from vit_jax.models.parts import blocks
+from vit_jax.models.parts import positions
 from vit_jax.weights import adapt
 
 # Model -> what of it a format cannot store; None: nothing.

@@ -6,10 +6,8 @@ is complete.
 """
 
 from collections.abc import Iterator
-from collections.abc import Sequence
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 import shutil
@@ -35,14 +33,11 @@ from vit_jax.weights.formats import equivalent
 from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import google
-from vit_jax.weights.formats import huggingface_clip
 from vit_jax.weights.formats import huggingface_config
-from vit_jax.weights.formats import huggingface_kinds
 from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_config
 from vit_jax.weights.formats import timm_parallel
-from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats import whole as whole_lib
 from vit_jax.weights.formats.format import Format
 
@@ -95,16 +90,14 @@ def write(
     )
   is_file = check_path(path, name)
   loaded, changed = equivalent.rewrite(loaded, target)
-  kind = _kind(form, target, loaded.position_size)
+  kind = format_lib.storing(form.KINDS, target, loaded.position_size)
+  assert kind is not None  # as `_supported` has checked
   suffix = _SUFFIXES.get(name, '.safetensors')
   weights_file = path.name if is_file else f'model{suffix}'
   folder = path.absolute().parent.name if is_file else path.name
   writer: Any = _WRITERS[name]
-  if kind is None:
-    notes = changed + writer.notes(models.flattened(target))
-  else:
-    notes = changed + kind.notes(target, loaded.position_size)
-    notes += writer.notes_of_kind(kind, target)
+  notes = changed + kind.notes(target, loaded.position_size)
+  notes += writer.notes(kind, target)
   notes += _level_notes(loaded) + _output_notes(loaded)
   notes += _border_notes(loaded.preprocess, name)
   with new_directory(path, is_file) as directory:
@@ -119,36 +112,11 @@ def write(
       title=path.stem if is_file else path.name,
       source=source,
       where=path.name,
-      usage=[_usage(writer, target, folder, weights_file, kind)],
+      usage=[writer.usage(kind, target, folder, weights_file)],
       notes=notes,
     )
-    _write_arrays(loaded, form, directory / weights_file, whole, kind)
+    _write_arrays(loaded, directory / weights_file, whole, kind)
   return notes
-
-
-def _kind(
-  form: Any, model: models.Model, image_size: tuple[int, int]
-) -> Format | None:
-  """Returns the kind of model under which a format stores one, or None."""
-  kinds: Sequence[Format] = getattr(form, 'KINDS', ())
-  return format_lib.storing(kinds, model, image_size)
-
-
-def _usage(
-  writer: Any,
-  model: models.Model,
-  directory: str,
-  file: str,
-  kind: Format | None,
-) -> tuple[str, str]:
-  """Returns the name of a program, and Python code that loads the weights."""
-  if kind is None:
-    usage: tuple[str, str] = writer.usage(
-      models.flattened(model), directory, file
-    )
-  else:
-    usage = writer.usage_of_kind(kind, model, directory, file)
-  return usage
 
 
 def check_path(path: pathlib.Path, name: str) -> bool:
@@ -199,16 +167,7 @@ def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
 
   def lacks(form: Any) -> equivalent.Lacks:
     def reason(model: models.Model) -> str | None:
-      if _kind(form, model, size) is not None:
-        return None
-      if not hasattr(form, 'unsupported'):
-        return format_lib.refusal(form.KINDS, model, size)
-      described = models.flattened(model)
-      return (
-        uncommon.activation(described)
-        or uncommon.named_part(described)
-        or form.unsupported(described, size)
-      )
+      return format_lib.refusal(form.KINDS, model, size)
 
     return reason
 
@@ -287,17 +246,13 @@ def _companions(
   loaded: weights.Loaded,
   writer: Any,
   weights_file: str,
-  kind: Format | None,
+  kind: Format,
 ) -> dict[str, Any]:
   """Returns the content of the JSON files, by file name."""
   size, preprocess = loaded.position_size, loaded.preprocess
   if isinstance(loaded.model, igpt.IGPT):
     return imagegpt.companions(loaded.model, loaded.params, preprocess, size)
-  if kind is None:
-    model = models.flattened(loaded.model)
-    found = writer.companions(model, preprocess, size)
-  else:
-    found = writer.companions_of_kind(kind, loaded.model, preprocess, size)
+  found = writer.companions(kind, loaded.model, preprocess, size)
   if writer is not huggingface_config:  # transformers takes no other fields
     found['config.json']['vit_jax'] = {
       'file': weights_file,
@@ -359,46 +314,29 @@ def _output_notes(loaded: weights.Loaded) -> list[str]:
 
 def _write_arrays(
   loaded: weights.Loaded,
-  form: Any,
   path: pathlib.Path,
   whole: whole_lib.Whole | None,
-  kind: Format | None,
+  kind: Format,
 ) -> None:
-  arrays = _arrays(loaded, form, whole, kind)
+  arrays = _arrays(loaded, whole, kind)
   if path.suffix == '.npz':
     containers.write_npz(path, arrays)
     return
-  found = dict(arrays)  # views, which need no memory
-  if kind is not None:
-    values = values_lib.model_values(loaded.model)
-    found = dict(kind.finish(values, found))
-    containers.write_safetensors(path, found, {'format': 'pt'})
-    return
-  model: Any = models.flattened(loaded.model)
-  if form.NAME == 'huggingface':
-    found = dict(huggingface_clip.packed(found.items()))
-    for name, shape in huggingface_kinds.unused(model).items():
-      found[form.stored_name(model, name)] = np.zeros(shape, np.float32)
-  containers.write_safetensors(path, found, {'format': 'pt'})
+  values = values_lib.model_values(loaded.model)
+  finished = dict(kind.finish(values, dict(arrays)))  # views: no memory
+  containers.write_safetensors(path, finished, {'format': 'pt'})
 
 
 def _arrays(
   loaded: weights.Loaded,
-  form: Any,
   whole: whole_lib.Whole | None,
-  kind: Format | None,
+  kind: Format,
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields the arrays of a file by name, as views."""
-  if kind is None:
-    model = models.flattened(loaded.model)
-    rules = form.rules(model)
-    stored_name = functools.partial(form.stored_name, model)
-  else:
-    values = values_lib.model_values(loaded.model)
-    rules = kind.rules(values)
-    stored_name = functools.partial(kind.stored, values)
+  values = values_lib.model_values(loaded.model)
+  rules = kind.rules(values)
   for name, array in tables.write(rules, loaded.params):
-    yield whole.stored(name) if whole else stored_name(name), array
+    yield whole.stored(name) if whole else kind.stored(values, name), array
   if whole is not None:
     for name, array in tables.write(whole.rules, loaded.beside):
       yield whole.stored(name), array

@@ -12,6 +12,7 @@ is written, the keys that are known in it, and what the format cannot store.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -102,6 +103,12 @@ class Entry:
   is_noted: bool = False
   is_read_only: bool = False
 
+  @property
+  def is_fixed(self) -> bool:
+    """Whether all models of the format have its value."""
+    is_said = self.read is not None or self.key or callable(self.default)
+    return bool(self.ours) and not is_said
+
   def value(self, seen: Seen) -> Any:
     """Returns our value for a file; None: nothing says it.
 
@@ -140,6 +147,17 @@ class Entry:
       words = {ours: word for word, ours in reversed([*self.words.items()])}
       return words.get(value)
     return list(value) if isinstance(value, tuple) else value
+
+
+def evaluate(entries: Iterable[Entry], seen: Seen) -> None:
+  """Sets `seen.values` to what a table of fields says of a file.
+
+  Raises:
+    UserError: As `Entry.value`.
+  """
+  for entry in entries:
+    if entry.ours:
+      seen.values[entry.ours] = entry.value(seen)
 
 
 _ANY = typed.Kind('anything', lambda x: True)
@@ -215,7 +233,7 @@ def said(
 
 def always(ours: str, value: Any) -> Entry:
   """Returns the entry of a value that all models of a format have."""
-  return Entry(ours, lambda seen: value)
+  return Entry(ours, default=value)
 
 
 def told(key: str, write: Callable[[Mapping[str, Any]], Any]) -> Entry:

@@ -16,9 +16,9 @@ from vit_jax.data.host import geometry
 from vit_jax.models import fields
 from vit_jax.models import flat
 from vit_jax.models import registry
-from vit_jax.models import stems
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
+from vit_jax.models.parts import stems
 from vit_jax.runs import safe_io
 from vit_jax.weights import preprocessing
 from vit_jax.weights import resize as resize_lib
@@ -34,7 +34,7 @@ from vit_jax.weights.formats import timm
 from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import whole as whole_lib
 
-FORMATS: tuple[base.Format, ...] = (google, huggingface, timm)
+FORMATS: tuple[Any, ...] = (google, huggingface, timm)
 
 # Names of weights in a directory; the first that exists is read.
 _WEIGHTS = (
@@ -323,11 +323,11 @@ def _plain(arrays: containers.Arrays) -> containers.Arrays:
   )
 
 
-def _recognising(names: list[str]) -> base.Format | None:
+def _recognising(names: list[str]) -> Any:
   return next((form for form in FORMATS if form.recognises(names)), None)
 
 
-def _format(names: list[str]) -> base.Format:
+def _format(names: list[str]) -> Any:
   if form := _recognising(names):
     return form
   raise UserError(

@@ -18,10 +18,10 @@ import numpy as np
 from vit_jax import models
 from vit_jax.config import one_line
 from vit_jax.config import UserError
-from vit_jax.models import fields as fields_lib
 from vit_jax.models import registry
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
+from vit_jax.models.fields import UnknownFieldError
 from vit_jax.weights import fit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
@@ -52,7 +52,8 @@ class Format:
     resize: Returns how the format's code resizes positions, one of
       `resize.METHODS`.
     scope: Key of the config's object in which no other key may be set than
-      those of `fields` and `known`; '': the whole config.
+      those of `fields` and `known`; '': the whole config; None: nothing of it
+      is checked.
     known: Further keys there, with their types; None: any.
     header: Returns further keys of the config for a model's values.
     stored: Returns the name of an array in the file, for a model's values and
@@ -60,7 +61,7 @@ class Format:
     finish: Returns the arrays of a file, by name, for those of `arrays`: some
       are joined, or are there though nothing reads them.
     lacks: Returns what of a model the class has no place for, though `arrays`
-      have; None: nothing.
+      have; None: nothing. The values have the `image_size`, too.
     obstacle: Returns what the format's own code cannot build of a model whose
       arrays it can store; None: it builds all.
   """
@@ -74,7 +75,7 @@ class Format:
   channels: Callable[[Seen], int]
   preprocess: Callable[[Seen, Size, int], tuple[dict[str, Any], str]]
   resize: Callable[[Seen], str]
-  scope: str = ''
+  scope: str | None = ''
   known: Mapping[str, typed.Kind | None] = dataclasses.field(
     default_factory=dict
   )
@@ -97,13 +98,14 @@ class Format:
     self._check(seen.config)
     if self.family is vit.ViT:
       _check_names(hints.values)
-    for entry in self.fields:
-      if entry.ours:
-        seen.values[entry.ours] = entry.value(seen)
-    unseen = self._unseen(hints.values)
-    if self.family is not vit.ViT:
-      self._check_unseen(unseen)
-    model = self.build(seen.values | unseen)
+    fields.evaluate(self.fields, seen)
+    try:
+      model = self.build(seen.values | self._unseen(hints.values))
+    except UnknownFieldError as e:
+      raise UserError(
+        f'it is a {self.family.__name__}, which has no field {e.name!r}: leave'
+        ' it out'
+      ) from None
     size = self.image_size(seen)
     preprocess, silent = self.preprocess(seen, size, self.channels(seen))
     return base.Description(
@@ -122,11 +124,14 @@ class Format:
       ValueError: They do not fit.
     """
     if self.family is vit.ViT:
-      keys = values_lib.config_keys(values)
-      return models.create_model('ViT-S/16', **keys)
-    known = fields_lib.of(self.family)
-    chosen = {k: x for k, x in values.items() if k in known and x is not None}
-    return models.model_of(self.family, chosen)
+      model: models.Model = models.create(
+        vit.ViT, values_lib.config_keys(values)
+      )
+    else:
+      # Options of parts of other families are called by their names alone.
+      options = {path.rpartition('.')[2]: x for path, x in values.items()}
+      model = models.create(self.family, options)
+    return model
 
   def rules(self, values: Values) -> list[tables.Rule]:
     """Returns the rules of the arrays of a model with these values."""
@@ -158,38 +163,56 @@ class Format:
     return next(iter(self.refusals(model, image_size)), None)
 
   def refusals(self, model: models.Model, image_size: Size) -> dict[str, float]:
-    """Returns what has no place, and how much of the model each is."""
+    """Returns all that has no place, and how much of the model each is."""
     if type(model) is not self.family:
       return {_with_article(type(model).__name__): 1.0}
     values = values_lib.model_values(model)
-    known = {x.ours: x.words for x in self.fields if not x.is_read_only}
-    named = {path: x for path, x in values.items() if path in known}
-    wordless = {
+    try:
+      if changed := self.unnamed(values):
+        return changed
+      restored, homeless = self._restored(model, image_size)
+      changed = self._lost(values, restored)
+    except ValueError as e:  # includes UserError; nothing is kept
+      reason = _other_part(values, self.family) or one_line(e)
+      return {reason: 1.0, **_weighed(values)}
+    if lacks := self.lacks({**values, 'image_size': image_size}):
+      changed[lacks] = 0.5
+    return changed or {f'the array {path}': 1.0 for path in homeless}
+
+  def unnamed(self, values: Values) -> dict[str, float]:
+    """Returns the values of a model that no entry has, or has otherwise.
+
+    They are as in `refusals`.
+
+    Raises:
+      ValueError: The others do not fit.
+    """
+    names = {entry.ours for entry in self.fields if not entry.is_read_only}
+    named = {path: x for path, x in values.items() if path in names}
+    words = {x.ours: x.words.values() for x in self.fields if x.words}
+    if wordless := {
       path: x
       for path, x in named.items()
-      if known[path] and x not in known[path].values()
-    }
-    if wordless:
+      if path in words and x not in words[path]
+    }:
       return _weighed(wordless)
-    for restored in (
-      lambda: self.build(named),
-      lambda: self._restored(model, image_size),
-    ):
-      try:
-        kept = values_lib.model_values(restored())
-      except KeyError as e:
-        return {f'the array {e.args[0]}': 5.0}
-      except ValueError as e:  # includes UserError
-        return {_other_part(values) or one_line(e): 5.0}
-      if changed := dict(self._changes(values, kept, is_noted=False)):
-        return _weighed(changed)
-    lacks = self.lacks(values)
-    return {lacks: 0.5} if lacks else {}
+    fixed = {
+      entry.ours: entry.default
+      for entry in self.fields
+      if entry.is_fixed and not entry.is_noted
+    }
+    return self._lost(values, self.build({**named, **fixed}))
+
+  def _lost(self, values: Values, kept: models.Model) -> dict[str, float]:
+    """Returns the values that a model has not kept, as in `refusals`."""
+    kept_values = values_lib.model_values(kept)
+    changed = self._changes(values, kept_values, is_noted=False)
+    return _weighed(dict(changed))
 
   def notes(self, model: models.Model, image_size: Size) -> list[str]:
     """Returns notes on where the format's own code computes something else."""
     values = values_lib.model_values(model)
-    kept = values_lib.model_values(self._restored(model, image_size))
+    kept = values_lib.model_values(self._restored(model, image_size)[0])
     return [
       f'this model has {show(path, value)}; {self.title} has'
       f' {show(path, kept.get(path))}'
@@ -205,11 +228,14 @@ class Format:
       if (path in noted) == is_noted:
         yield path, value
 
-  def _restored(self, model: models.Model, image_size: Size) -> models.Model:
+  def _restored(
+    self, model: models.Model, image_size: Size
+  ) -> tuple[models.Model, list[str]]:
     """Returns the model that is read of what is written for a model.
 
+    And the paths of parameters that have no array.
+
     Raises:
-      KeyError: A parameter has no array.
       UserError: What is written cannot be read.
     """
     channels = 3
@@ -217,16 +243,21 @@ class Format:
     values |= {'image_size': image_size, 'image_channels': channels}
     rules = self.rules(values)
     shapes: dict[str, tuple[int, ...]] = {}
+    homeless = []
     grid = fit.grid(model, image_size)
     for path, shape in fit.expected_shapes(model, grid, channels).items():
-      entry = tables.entry(rules, path, shape)
-      shapes |= dict(zip(entry.names, entry.shapes, strict=True))
+      try:
+        entry = tables.entry(rules, path, shape)
+      except KeyError:
+        homeless.append(path)
+      else:
+        shapes |= dict(zip(entry.names, entry.shapes, strict=True))
     arrays = base.Renamed(containers.Arrays(shapes, _no_values))
     config = typed.Json('config.json', self.config(values))
     hints = base.Hints({}, config, typed.Json('', {}), None, image_size)
     restored = self.describe(arrays, hints).model
     assert not isinstance(restored, models.flat.ViT)
-    return restored
+    return restored, homeless
 
   def _check(self, config: typed.Json) -> None:
     """Checks that a config sets nothing that would be ignored.
@@ -234,6 +265,8 @@ class Format:
     Raises:
       UserError: It does.
     """
+    if self.scope is None:
+      return
     start = f'{self.scope}.' if self.scope else ''
     keys = {
       entry.key.removeprefix(start).partition('.')[0]: None
@@ -251,19 +284,6 @@ class Format:
       if path not in names and values_lib.is_unseen(path, values)
     }
 
-  def _check_unseen(self, values: Values) -> None:
-    """Checks that a family without parts has the caller's values.
-
-    Raises:
-      UserError: It does not.
-    """
-    for name in values:
-      if name not in fields_lib.of(self.family):
-        raise UserError(
-          f'it is a {self.family.__name__}, which has no field {name!r}: leave'
-          ' it out'
-        )
-
 
 def _check_names(values: Values) -> None:
   """Checks that a caller's values are of a ViT or of its parts.
@@ -276,7 +296,7 @@ def _check_names(values: Values) -> None:
     if '.' not in name and name not in (*models.KEYS, 'dtype'):
       kind, part = options.get(name, ('', ''))
       hint = f"give {kind}='{part}({name}=...)'" if kind else ''
-      raise fields_lib.UnknownFieldError(vit.ViT, name, models.KEYS, hint)
+      raise UnknownFieldError(vit.ViT, name, models.KEYS, hint)
 
 
 def describe(
@@ -307,22 +327,20 @@ def refusal(
 
   It is what the kind lacks that lacks the least; of several, the last one.
   """
-  family = [x for x in kinds if x.family is type(model)] or kinds[:1]
-  reasons = [x.refusals(model, image_size) for x in reversed(family)]
+  able = [x for x in kinds if x.family is type(model)] or kinds[:1]
+  reasons = [x.refusals(model, image_size) for x in reversed(able)]
   least: dict[str, float] = min(reasons, key=lambda x: sum(x.values()))
   return next(iter(least), None)
 
 
-def _weighed(changed: Mapping[str, Any]) -> dict[str, float]:
-  """Returns the words for values that change; a part weighs as three options.
-
-  Args:
-    changed: Values by name.
-  """
+def _weighed(values: Values) -> dict[str, float]:
+  """Returns the words for values; a part weighs as three options."""
   weights = {}
-  for path, value in changed.items():
-    is_part = path in registry.PARTS or path.startswith(f'{values_lib.SUM}.')
-    weights[show(path, value)] = 3.0 if is_part and path.count('.') < 2 else 1.0
+  for path, value in values.items():
+    is_part = path in registry.PARTS or (
+      path.startswith(f'{values_lib.SUM}.') and path.count('.') == 1
+    )
+    weights[show(path, value)] = 3.0 if is_part else 1.0
   return weights
 
 
@@ -340,10 +358,11 @@ def show(path: str, value: Any) -> str:
   return f'{parents[-1]}({name}={value!r})' if parents else f'{name}={value!r}'
 
 
-def _other_part(values: Values) -> str | None:
+def _other_part(values: Values, family: type[Any]) -> str | None:
   """Returns a part of a model that is not the usual one of its kind."""
+  usual_parts = getattr(family, 'usual', {})
   for kind in values_lib.SINGLE:
-    usual = next(iter(registry.PARTS[kind]))
+    usual = usual_parts.get(kind, next(iter(registry.PARTS[kind])))
     if values.get(kind, usual) != usual:
       return show(kind, values[kind])
   return None

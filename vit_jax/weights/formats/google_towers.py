@@ -13,88 +13,94 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import models
 from vit_jax.config import UserError
-from vit_jax.models import flat
+from vit_jax.models import registry
 from vit_jax.models import text
 from vit_jax.models import two_towers
+from vit_jax.models import values
+from vit_jax.models import vit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.tables import rule
+from vit_jax.weights.formats.fields import count
+from vit_jax.weights.formats.fields import said
+from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import shape
 
 LIT, BIG_VISION = 'lit', 'big_vision'
 IGNORED = r'(opt|extra)/.*'
 _PREFIX = 'params/'
-_POSITION = 'Transformer/posembed_input/pos_embedding'
-_BLOCK = 'txt/Transformer/encoderblock_{}/'
-_TEXT = [
-  rule('text/token_embedding/embedding', 'txt/Embed_0/embedding'),
-  rule('text/position_embedding', 'txt/pos_embedding'),
-]
-_BERT = 'txt/BertEncoder_0/'
-_BERT_LAYER = f'{_BERT}encoder_block/layer_sequence/layers_{{}}/'
-_BERT_WORDS = f'{_BERT}embedder/embedders_token_ids/embedding'
+_TABLE = 'txt/Embed_0/embedding'
+_BERT = 'txt/BertEncoder_0'
+_EMBEDDERS = f'{_BERT}/embedder/embedders_'
+_BERT_TABLE = f'{_EMBEDDERS}token_ids/embedding'
+_LAYER = f'{_BERT}/encoder_block/layer_sequence/layers_#'
+_ATTENTION, _MLP = f'{_LAYER}/attention_block', f'{_LAYER}/mlp_block'
+_PARTS = f'{_ATTENTION}/attention_layer'
 # Attention heads by hidden size: the base and large models (arXiv:1810.04805,
 # section 3).
 _BERT_HEADS = {768: 12, 1024: 16}
-_BERT_PARTS = [
-  f'{_BERT_LAYER}attention_block/attention_layer/{x}/'
-  for x in ('query', 'key', 'value')
+_BESIDE = tables.arrays(
+  """
+log_scale   t  scalar
+logit_bias  b  scalar
+""",
+  scalar=tables.padded(0),
+)
+_WORDS = [
+  *tables.arrays("""
+text/token_embedding/embedding  txt/Embed_0/embedding
+text/position_embedding         txt/pos_embedding
+"""),
+  *tables.below(google.ENCODER, 'text/', 'txt/'),
 ]
-
-
-def _bert_dense(ours: str, theirs: str) -> list[tables.Rule]:
-  return [rule(f'text/{ours}/{x}', f'{theirs}/{x}') for x in ('kernel', 'bias')]
-
-
-def _bert_norm(ours: str, theirs: str) -> list[tables.Rule]:
-  return [
-    rule(f'text/{ours}/{x}', f'{theirs}/layer_norm/{x}')
-    for x in ('scale', 'bias')
-  ]
-
-
-_OF_BERT = [
-  *(
-    rule(
-      f'text/{x}_embedding/embedding',
-      f'{_BERT}embedder/embedders_{x}_ids/embedding',
-    )
-    for x in ('token', 'position', 'segment')
+_BERT_ARRAYS = tables.arrays(
+  f"""
+text/token_embedding/embedding      {_BERT_TABLE}
+text/position_embedding/embedding   {_EMBEDDERS}position_ids/embedding
+text/segment_embedding/embedding    {_EMBEDDERS}segment_ids/embedding
+text/norm_before                    {_BERT}/layer_norm             norm*
+text/blocks_#/attention/qkv         {_PARTS}/{{query,key,value}}   flat_parts*
+text/blocks_#/attention/out/kernel  {_ATTENTION}/dense_layer/kernel  flat_inputs
+text/blocks_#/attention/out/bias    {_ATTENTION}/dense_layer/bias
+text/blocks_#/norm1                 {_ATTENTION}/layer_norm        norm*
+text/blocks_#/mlp/up                {_MLP}/mlp/dense_layer         dense*
+text/blocks_#/mlp/down              {_MLP}/dense_layer             dense*
+text/blocks_#/norm2                 {_MLP}/layer_norm              norm*
+text/head                           txt/head                       dense*
+""",
+  'flax',
+)
+_LAYERS = 'txt/Transformer/encoderblock_#'
+_FIELDS = (
+  shape('vocabulary', _TABLE, 0, axes=2),
+  shape('hidden_size', _TABLE, 1),
+  shape('length', 'txt/pos_embedding', 1, axes=3),
+  count('depth', f'{_LAYERS}/'),
+  shape(
+    'num_heads',
+    f'{_LAYERS}/MultiHeadDotProductAttention_1/query/kernel',
+    1,
+    axes=3,
   ),
-  *_bert_norm('norm_before', _BERT.rstrip('/')),
-  rule(
-    'text/blocks_{}/attention/qkv/kernel',
-    [f'{x}kernel' for x in _BERT_PARTS],
-    tables.split(3, 1, tables.FLAT_OUTPUTS),
+  shape('mlp_dim', f'{_LAYERS}/MlpBlock_3/Dense_0/kernel', 1, axes=2),
+  shape('out_dim', 'txt/head/kernel', 1),
+)
+_BERT_FIELDS = (
+  shape('vocabulary', _BERT_TABLE, 0, axes=2),
+  shape('hidden_size', _BERT_TABLE, 1),
+  shape('length', f'{_EMBEDDERS}position_ids/embedding', 0, axes=2),
+  shape('segments', f'{_EMBEDDERS}segment_ids/embedding', 0, axes=2),
+  count('depth', f'{_LAYER}/'),
+  said(
+    'num_heads', '', lambda file: _BERT_HEADS.get(file.values['hidden_size'])
   ),
-  rule(
-    'text/blocks_{}/attention/qkv/bias',
-    [f'{x}bias' for x in _BERT_PARTS],
-    tables.split(3, 0, tables.FLAT),
-  ),
-  rule(
-    'text/blocks_{}/attention/out/kernel',
-    f'{_BERT_LAYER}attention_block/dense_layer/kernel',
-    tables.FLAT_INPUTS,
-  ),
-  rule(
-    'text/blocks_{}/attention/out/bias',
-    f'{_BERT_LAYER}attention_block/dense_layer/bias',
-  ),
-  *_bert_norm('blocks_{}/norm1', f'{_BERT_LAYER}attention_block'),
-  *_bert_dense('blocks_{}/mlp/up', f'{_BERT_LAYER}mlp_block/mlp/dense_layer'),
-  *_bert_dense('blocks_{}/mlp/down', f'{_BERT_LAYER}mlp_block/dense_layer'),
-  *_bert_norm('blocks_{}/norm2', f'{_BERT_LAYER}mlp_block'),
-  *_bert_dense('head', 'txt/head'),
-]
-_BESIDE = [
-  rule('log_scale', 't', tables.padded(0)),
-  rule('logit_bias', 'b', tables.padded(0)),
-]
+  shape('mlp_dim', f'{_MLP}/dense_layer/kernel', 0, axes=2),
+  shape('out_dim', 'txt/head/kernel', 1),
+)
 
 
 def recognises(names: Iterable[str]) -> bool:
@@ -111,34 +117,8 @@ def style(names: Iterable[str]) -> str:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  prefix = _PREFIX if style(arrays.shapes) == BIG_VISION else ''
-  plain = base.Renamed(
-    arrays,
-    lambda name: _plain(name.removeprefix(prefix)),
-    lambda name: prefix + _shown(name),
-  )
-  unstacked = google.Unstacked(plain)
-  has_class = 'img/cls' in unstacked.shapes
-
-  def rename(name: str) -> str:
-    tower, _, rest = name.partition('/')
-    if tower not in ('img', 'txt'):
-      return name
-    rest = google.published(rest)
-    if name == 'img/pos_embedding' and not has_class:
-      rest = _POSITION
-    return f'{tower}/{rest}'
-
-  is_newer = any('/MlpBlock_0/' in name for name in unstacked.shapes)
-
-  def restore(name: str) -> str:
-    keep = name.endswith(_POSITION) or not is_newer
-    return name if keep else google.newer(name)
-
-  def show(name: str) -> str:
-    return prefix + _shown(unstacked.stored(name))
-
-  return base.Renamed(unstacked, rename, restore, show)
+  prepared = google.prepare(base.Renamed(arrays, _plain), 'img/')
+  return base.Renamed(prepared, show=lambda name: _shown(prepared.stored(name)))
 
 
 def _plain(name: str) -> str:
@@ -189,82 +169,47 @@ def describe(
     UserError: The text tower is none of those that can be computed.
   """
   nothing = dataclasses.replace(config, content={})
-  hints = base.Hints({}, nothing, nothing, None)
-  shapes = base.Shapes(arrays)
-  found = google.describe(base.Renamed(_tower(arrays, 'img/')), hints)
-  tower = _text(shapes) if _is_own(shapes) else _bert(shapes, text_heads)
-  assert isinstance(found.model, flat.ViT)
-  image = found.model.parts()
-  model = two_towers.TwoTowers(image, tower, has_bias='b' in shapes)
-  return model, found.image_size
+  image_hints = base.Hints({}, nothing, nothing, None)
+  described = google.describe(base.Renamed(_tower(arrays, 'img/')), image_hints)
+  assert isinstance(described.model, vit.ViT)
+  hints = dataclasses.replace(image_hints, values={'num_heads': text_heads})
+  words = _words(Seen(base.Shapes(arrays), hints))
+  has_bias = 'b' in arrays.shapes
+  model = two_towers.TwoTowers(described.model, words, has_bias=has_bias)
+  return model, described.image_size
 
 
-def _is_own(shapes: base.Shapes) -> bool:
-  """Whether the text tower is a transformer like that of images, or BERT.
+def _words(file: Seen) -> text.TextTower | text.Bert:
+  """Returns the text tower: like that of images, or BERT.
 
   Raises:
-    UserError: It is neither.
+    UserError: It is neither, or the number of BERT's heads is not known.
   """
-  own, bert = 'txt/Embed_0/embedding', _BERT_WORDS
-  if own not in shapes and bert not in shapes:
+  if _TABLE in file.shapes:
+    fields.evaluate(_FIELDS, file)
+    return registry.build_model(text.TextTower, **file.values)
+  if _BERT_TABLE not in file.shapes:
     raise UserError(
-      f'its text tower has no array {own} or {bert}: the transformers and BERT'
-      ' of LiT and big_vision can be read'
+      f'its text tower has no array {_TABLE} or {_BERT_TABLE}: the transformers'
+      ' and BERT of LiT and big_vision can be read'
     )
-  return own in shapes
-
-
-def _text(shapes: base.Shapes) -> text.TextTower:
-  """Returns the text tower of LiT and big_vision."""
-  vocabulary, hidden = shapes.get('txt/Embed_0/embedding', 2)
-  attention = 'MultiHeadDotProductAttention_1/query/kernel'
-  return text.TextTower(
-    hidden_size=hidden,
-    mlp_dim=shapes.get(_BLOCK + 'MlpBlock_3/Dense_0/kernel', 2)[1],
-    depth=shapes.count(_BLOCK),
-    num_heads=shapes.get(_BLOCK + attention, 3)[1],
-    vocabulary=vocabulary,
-    length=shapes.get('txt/pos_embedding', 3)[1],
-    out_dim=shapes.size('txt/head/kernel', -1),
-  )
-
-
-def _bert(shapes: base.Shapes, heads: int | None) -> text.Bert:
-  """Returns LiT's BERT.
-
-  Raises:
-    UserError: The number of its heads is not known.
-  """
-  vocabulary, hidden = shapes.get(_BERT_WORDS, 2)
-  known = heads or _BERT_HEADS.get(hidden)
-  if known is None or hidden % known:
+  fields.evaluate(_BERT_FIELDS, file)
+  heads, hidden = file.values['num_heads'], file.values['hidden_size']
+  if heads is None or hidden % heads:
     raise UserError(
       f'its text tower is a BERT of width {hidden}, and arrays do not show its'
       f' attention heads: text_heads={heads} must be given and divide the width'
     )
-  embedders = f'{_BERT}embedder/embedders_'
-  return text.Bert(
-    hidden_size=hidden,
-    mlp_dim=shapes.get(f'{_BERT_LAYER}mlp_block/dense_layer/kernel', 2)[0],
-    depth=shapes.count(_BERT_LAYER),
-    num_heads=known,
-    layer_norm_epsilon=1e-12,
-    vocabulary=vocabulary,
-    length=shapes.get(f'{embedders}position_ids/embedding', 2)[0],
-    segments=shapes.get(f'{embedders}segment_ids/embedding', 2)[0],
-    out_dim=shapes.size('txt/head/kernel', -1),
-  )
+  return registry.build_model(text.Bert, **file.values)
 
 
 def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
   """Returns the table for a model."""
-  words = [*_TEXT, *tables.below(google.VIT, 'text/', 'txt/')]
+  image = google.VIT.rules(values.model_values(model.image))
   return [
-    *(_OF_BERT if isinstance(model.text, text.Bert) else words),
+    *(_BERT_ARRAYS if isinstance(model.text, text.Bert) else _WORDS),
     *_BESIDE,
-    *tables.below(
-      google.rules(models.flattened(model.image)), 'image/', 'img/'
-    ),
+    *tables.below(image, 'image/', 'img/'),
   ]
 
 
@@ -296,6 +241,6 @@ def write(
 
 def _stored(name: str, kind: str) -> str:
   """Returns the name in a file for a name in the rules."""
-  if not name.endswith(_POSITION):
+  if not name.endswith(google.POSITIONS):
     return (_PREFIX if kind == BIG_VISION else '') + _shown(google.newer(name))
   return name if kind == LIT else _PREFIX + google.newer(name)

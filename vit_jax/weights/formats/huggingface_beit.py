@@ -3,168 +3,170 @@
 Keys have no bias, each residual branch may be scaled, and positions are
 learned, relative (one table for all layers, or one in each), or both. A
 classifier reads the mean of the patches, and normalises it, or the class token.
+data2vec has the same layers.
 """
 
+from collections.abc import Mapping
 import re
 from typing import Any
 
-from vit_jax.config import UserError
-from vit_jax.models import flat
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import huggingface_fields as common
+from vit_jax.weights.formats import huggingface_vit as plain
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats import whole
-from vit_jax.weights.formats.tables import rule
-from vit_jax.weights.formats.tables import torch_dense as _dense
-from vit_jax.weights.formats.tables import torch_norm as _norm
+from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import has
+from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import seen
+from vit_jax.weights.formats.fields import told
+
+Values = Mapping[str, Any]
 
 FORMAT, KIND = 'huggingface', 'beit'
-BARE = 'data2vec-vision'  # the same layers
-# Fields of config.json that only this kind has.
-KNOWN = dict.fromkeys(
-  """
-  layer_scale_init_value use_absolute_position_embeddings use_mean_pooling
-  use_relative_position_bias use_shared_relative_position_bias vocab_size
-
-  add_fpn auxiliary_channels auxiliary_concat_input auxiliary_loss_weight
-  auxiliary_num_convs pool_scales segmentation_indices
-  semantic_loss_ignore_index use_auxiliary_head
-  """.split()
-)
+BARE = 'data2vec-vision'
+TYPES = (KIND, BARE)
 # Arrays that only prediction of tokens needs, and that are no parameters.
 IGNORED = r'lm_head\..*|.*relative_position_index'
 
-_LAYER = 'encoder.layer.{}'
-_ATTENTION = f'{_LAYER}.attention.attention'
+L, QKV = plain.L, plain.QKV
 _TABLE = 'relative_position_bias.relative_position_bias_table'
-_SHARED, _OF_LAYER = f'encoder.{_TABLE}', f'{_ATTENTION}.{_TABLE}'
+_SHARED, _OF_LAYER = f'encoder.{_TABLE}', f'{QKV}.{_TABLE}'
 _POOLED, _TOKENS = 'pooler.layernorm', 'layernorm'
-RULES = [
-  rule('mask_token', 'embeddings.mask_token'),
-  rule('relative_position_bias', _SHARED),
-  rule('blocks_{}/attention/relative_position_bias', _OF_LAYER),
-  rule(
-    'blocks_{}/attention/qkv/bias',
-    [f'{_ATTENTION}.{name}.bias' for name in ('query', 'value')],
-    tables.split(2, 0, tables.FLAT),
-  ),
-  rule('blocks_{}/layer_scale1', f'{_LAYER}.lambda_1'),
-  rule('blocks_{}/layer_scale2', f'{_LAYER}.lambda_2'),
-]
+_LAYER_TABLE = 'blocks_#/attention/relative_position_bias'
+ARRAYS = tables.arrays(
+  f"""
+mask_token                   embeddings.mask_token
+relative_position_bias       {_SHARED}
+{_LAYER_TABLE}               {_OF_LAYER}
+blocks_#/attention/qkv/bias  {QKV}.{{query,value}}.bias  two
+blocks_#/layer_scale1        {L}.lambda_1
+blocks_#/layer_scale2        {L}.lambda_2
+norm                         {_POOLED}                 norm*  ?pool.norm_after
+norm                         {_TOKENS}                 norm*
+{plain.LAYERS}
+""",
+  two=tables.split(2, 0, tables.FLAT),
+)
 # What an objective that predicts tokens has beside the trunk, as 'head'.
-HEAD = _dense('head', 'lm_head')
+HEAD = tables.arrays('head  lm_head  dense*')
 
 
-def norm(model: flat.ViT) -> list[tables.Rule]:
-  """Returns the rules of the last norm."""
-  return _norm('norm', _POOLED if model.norm_after_pool else _TOKENS)
-
-
-def fields(shapes: base.Shapes, config: typed.Json) -> dict[str, Any]:
-  """Returns fields of the model that other kinds have otherwise, or not.
+def pool(file: Seen) -> str:
+  """Returns the pool.
 
   Raises:
-    UserError: The file has a part that is not computed.
+    UserError: Tokens are normalised twice before they are predicted.
   """
-  pools = config.get('use_mean_pooling', typed.TRUTH, True)
-  predicts = 'lm_head.weight' in shapes
-  if predicts and not pools:
-    raise UserError(
-      'its config.json says use_mean_pooling false, so that tokens are'
-      ' normalised twice before they are predicted: that is not computed here'
+  key = 'use_mean_pooling'
+  if file.has('lm_head.') and not file.config.get(key, typed.TRUTH, True):
+    raise file.config.error(
+      key,
+      False,
+      'tokens are then normalised twice before they are predicted, which is'
+      ' not computed here',
     )
-  is_pooled = f'{_POOLED}.weight' in shapes
-  tables_of_layers = shapes.count(_OF_LAYER) > 0
-  has_scale = shapes.count(f'{_LAYER}.lambda_1') > 0
-  absolute = 'embeddings.position_embeddings' in shapes
-  has_norm = is_pooled or f'{_TOKENS}.weight' in shapes
-  return {
-    'pool': 'gap' if is_pooled else 'token',
-    'norm_after_pool': is_pooled,
-    'last_norm': has_norm,
-    'class_token': True,
-    'mask_token': 'embeddings.mask_token' in shapes,
-    'qkv_bias': shapes.count(f'{_ATTENTION}.query.bias') > 0,
-    'key_bias': False,
-    'layer_scale': config.get('layer_scale_init_value', typed.POSITIVE, 0.1)
-    if has_scale
-    else None,
-    'relative_positions': 'shared'
-    if _SHARED in shapes
-    else ('layers' if tables_of_layers else 'none'),
-    'position_embedding': 'learned' if absolute else 'none',
-    'mlp_dim': shapes.get(f'{_LAYER}.intermediate.dense.weight', 2)[0],
-  }
+  return 'mean' if file.has(f'{_POOLED}.') else 'token'
 
 
-def rows(shapes: base.Shapes) -> int:
-  """Returns the rows of a table of relative positions; 0 if there is none."""
-  if _SHARED in shapes:
-    return shapes.get(_SHARED, 2)[0]
-  return shapes.get(_OF_LAYER, 2)[0] if shapes.count(_OF_LAYER) else 0
+def tables_in(place: str, values: Values) -> bool:
+  """Whether the relative positions of a model are 'shared', or in 'layers'."""
+  if not values.get('positions.relative_bias'):
+    return False
+  return bool(values['positions.relative_bias.shared']) == (place == 'shared')
 
 
-def resize(model: flat.ViT) -> str:
-  """Returns how transformers resizes positions: tables linearly."""
-  return 'bicubic' if model.position_embedding == 'learned' else 'half_pixel'
+FIELDS = (
+  *common.sizes(f'{plain.PROJECTION}.weight', L, plain.MLP_DIM),
+  common.epsilon(1e-12),
+  always('attention.key_bias', False),
+  has('block.layer_scale', f'{L}.lambda_1', yes=0.1, no=None),
+  # transformers' classes have no factors where this is 0.
+  told(
+    'layer_scale_init_value',
+    lambda values: float(values['block.layer_scale'] or 0),
+  ),
+  always('class_token', True),
+  common.MASK_TOKEN,
+  has(
+    'positions.learned',
+    plain.POSITIONS,
+    'use_absolute_position_embeddings',
+    is_stated=True,
+  ),
+  seen(
+    'positions.relative_bias',
+    lambda file: file.has(_SHARED) or file.has(_OF_LAYER),
+  ),
+  has('positions.relative_bias.shared', _SHARED),
+  told(
+    'use_relative_position_bias', lambda values: tables_in('layers', values)
+  ),
+  told(
+    'use_shared_relative_position_bias',
+    lambda values: tables_in('shared', values),
+  ),
+  seen('pool', pool),
+  has('pool.norm_after', f'{_POOLED}.'),
+  seen(
+    'last_norm',
+    lambda file: file.has(f'{_POOLED}.') or file.has(f'{_TOKENS}.'),
+  ),
+  told(
+    'use_mean_pooling',
+    lambda values: values['pool'] == 'mean' or not values['last_norm'],
+  ),
+  seen('num_classes', plain.classes),
+)
 
 
-def is_kind(model: flat.ViT) -> bool:
-  """Whether only this kind can hold a model."""
-  return model.relative_positions != 'none' or not model.key_bias
-
-
-def unsupported(model: flat.ViT) -> str | None:
-  """Returns which part of a model the format cannot store; None: no part."""
-  pooled = model.pool == 'gap' and model.norm_after_pool
-  return base.first_of(
-    {
-      **{
-        what: has
-        for what, has in uncommon.parts(model).items()
-        if what not in (*uncommon.BEITS, uncommon.NO_LAST_NORM)
-      },
-      'a classifier without a norm before it': not model.last_norm
-      and model.num_classes,
-      'biases of keys beside relative positions': model.qkv_bias
-      and model.key_bias,
-      f'the tokens {", ".join(model.prefix)} beside relative positions': (
-        model.prefix != ('class_token',)
-      ),
-      f'the pool {model.pool!r} beside relative positions, but of the class'
-      ' token, or of the patches with a LayerNorm after it': (
-        model.pool != 'token' and not pooled
-      ),
-      'a ResNet stem': model.resnet_stages is not None,
-      'normalised queries and keys': model.qk_norm,
-      'a gated MLP beside relative positions': model.gated_mlp,
-      'a layer before the head': model.pre_logits,
-      'a patch that is not square': model.patch_size[0] != model.patch_size[1],
-      'fixed positions': model.position_embedding not in ('learned', 'none'),
-      'a class token without a position beside relative ones': (
-        model.position_embedding == 'learned' and model.positioned_prefix != 1
-      ),
-    }
-  )
-
-
-def config(model: flat.ViT) -> dict[str, Any]:
-  """Returns fields of config.json that other kinds do not have."""
+def header(values: Values) -> dict[str, Any]:
+  """Returns what a config says of the class."""
   # BEiT's own class without a last norm has one after its pool.
-  bare = {'model_type': BARE, 'architectures': ['Data2VecVisionModel']}
-  return {
-    **({} if model.last_norm else bare),
-    'intermediate_size': model.mlp_dim,
-    'use_mask_token': model.mask_token,
-    'use_mean_pooling': model.pool == 'gap' or not model.last_norm,
-    'use_absolute_position_embeddings': model.position_embedding == 'learned',
-    'use_relative_position_bias': model.relative_positions == 'layers',
-    'use_shared_relative_position_bias': model.relative_positions == 'shared',
-    # transformers' classes have no factors where this is 0.
-    'layer_scale_init_value': float(model.layer_scale or 0),
-    'drop_path_rate': model.stochastic_depth,
-  }
+  if not values['last_norm']:
+    return common.header(BARE, 'Data2VecVisionModel')
+  purpose = 'ForImageClassification' if values['num_classes'] else 'Model'
+  return common.header(KIND, f'Beit{purpose}')
+
+
+def stored(values: Values, name: str) -> str:
+  """Returns the name of an array: below the model's, beside a classifier."""
+  alone = 'classifier.' in name or not values['num_classes']
+  return name if alone else f'{KIND}.{name}'
+
+
+def lacks(values: Values) -> str | None:
+  """Returns what BEiT's class has no place for."""
+  if values['num_classes'] and not values['last_norm']:
+    return 'a classifier without a norm before it'
+  return common.oblong(values, 'patch_size')
+
+
+def image_size(file: Seen) -> tuple[int, int]:
+  """Returns (height, width) that the positions are for."""
+  rows = file.size(_SHARED, 0) or file.size(_OF_LAYER, 0)
+  if file.values['positions.learned'] or not rows:
+    return common.image_size(file, plain.POSITIONS)
+  patch = file.values['patch_size']
+  return base.relative_size(rows, patch, file.hints, common.stated_size(file))
+
+
+BEIT = common.vit_format(
+  TYPES,
+  'BEiT',
+  ARRAYS,
+  FIELDS,
+  projection=f'{plain.PROJECTION}.weight',
+  image_size=image_size,
+  # Tables are resized linearly.
+  resize=lambda file: (
+    'bicubic' if file.values['positions.learned'] else 'half_pixel'
+  ),
+  header=header,
+  stored=stored,
+  lacks=lacks,
+)
 
 
 def with_head(count: int) -> whole.Whole:
@@ -174,7 +176,7 @@ def with_head(count: int) -> whole.Whole:
     count: Number of different tokens.
   """
 
-  def stored(name: str) -> str:
+  def stored_name(name: str) -> str:
     is_outside = re.match(r'(lm_head|layernorm)\.', name)
     return name if is_outside else f'{KIND}.{name}'
 
@@ -183,4 +185,4 @@ def with_head(count: int) -> whole.Whole:
     'vocab_size': count,
     'use_mean_pooling': True,  # so that tokens are normalised once
   }
-  return whole.Whole(HEAD, stored, config=config)
+  return whole.Whole(HEAD, stored_name, config=config)

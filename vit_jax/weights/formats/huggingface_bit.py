@@ -1,124 +1,103 @@
 """BiT (arXiv:1912.11370) in the format of Hugging Face transformers."""
 
-from collections.abc import Iterable
-import re
+from collections.abc import Mapping
 from typing import Any
 
-from vit_jax import data
 from vit_jax.models import resnet
-from vit_jax.weights import preprocessing
-from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.tables import rule
-from vit_jax.weights.formats.tables import torch_norm as _norm
+from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import said
+from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import seen
+from vit_jax.weights.formats.fields import shape
+from vit_jax.weights.formats.fields import told
+from vit_jax.weights.formats.format import Format
+from vit_jax.weights.formats.format import show
 
-KIND, ARCHITECTURE = 'bit', 'BitForImageClassification'
+Values = Mapping[str, Any]
 
+KIND = 'bit'
+TYPES = (KIND,)
 _STEM = 'embedder.convolution.weight'
-_OURS = 'stage{}/unit{}'
-_STAGE = 'encoder.stages.{}.'
-_UNIT = f'{_STAGE}layers.{{}}.'
-_LAYERS = {'1': 'conv1', '2': 'conv2', '3': 'conv3', '_proj': 'downsample.conv'}
+U = 'encoder.stages.#.layers.#'
 # transformers counts from 0, we from 1.
-RULES = [
-  rule('stem/conv/kernel', _STEM, tables.CONV),
-  *(
-    rule(f'{_OURS}/conv{n}/kernel', f'{_UNIT}{name}.weight', tables.CONV, -1)
-    for n, name in _LAYERS.items()
+ARRAYS = tables.arrays(f"""
+stem/conv/kernel               {_STEM}                      conv
+stage#/unit#/conv1/kernel      {U}.conv1.weight             conv   -1
+stage#/unit#/conv2/kernel      {U}.conv2.weight             conv   -1
+stage#/unit#/conv3/kernel      {U}.conv3.weight             conv   -1
+stage#/unit#/conv_proj/kernel  {U}.downsample.conv.weight   conv   -1
+stage#/unit#/norm1             {U}.norm1                    norm*  -1
+stage#/unit#/norm2             {U}.norm2                    norm*  -1
+stage#/unit#/norm3             {U}.norm3                    norm*  -1
+norm                           norm                         norm*
+head                           classifier.1                 dense*
+""")
+
+
+def channels(file: Seen) -> tuple[int, ...]:
+  """Returns the channels of each stage's output."""
+  last = 'encoder.stages.{}.layers.0.conv3.weight'
+  stages = range(len(file.values['stages']))
+  return tuple(file.size(last.format(i), 0) for i in stages)
+
+
+FIELDS = (
+  seen(
+    'stages',
+    lambda file: file.shapes.stages(U.replace('#', '{}') + '.', first=0),
+    'depths',
   ),
-  *(
-    line
-    for n in '123'
-    for line in _norm(f'{_OURS}/norm{n}', f'{_UNIT}norm{n}', -1)
-  ),
-  *_norm('norm', 'norm'),
-  rule('head/kernel', 'classifier.1.weight', tables.linear()),
-  rule('head/bias', 'classifier.1.bias'),
-]
-# Fields of config.json that only this kind has, and values that are computed.
-KNOWN: dict[str, typed.Kind | None] = dict.fromkeys(
-  'depths embedding_size hidden_sizes num_groups width_factor'.split()
-) | {
-  'embedding_dynamic_padding': typed.one_of(False),
-  'global_padding': typed.one_of(None),
-  'layer_type': typed.one_of('preactivation'),
-  'output_stride': typed.one_of(32),
-}
+  shape('stem_width', _STEM, 0, 'embedding_size', axes=4),
+  seen('channels', channels, 'hidden_sizes'),
+  said('num_groups', 'num_groups', 32, kind=typed.COUNT, is_stated=True),
+  always('zero_padded_pool', True),
+  shape('num_classes', 'classifier.1.weight', 0),
+  told('num_channels', lambda values: values['image_channels']),
+)
 
 
-def recognises(names: Iterable[str]) -> bool:
-  """Whether a file with these arrays has such a model."""
-  return any(name.removeprefix(f'{KIND}.') == _STEM for name in names)
-
-
-def prepare(arrays: containers.Arrays) -> base.Renamed:
-  """Returns the arrays under the names that the rules use."""
-  prefix = '' if _STEM in arrays.shapes else f'{KIND}.'
-
-  def restore(name: str) -> str:
-    return name if name.startswith('classifier') else prefix + name
-
-  return base.Renamed(arrays, lambda x: re.sub(f'^{prefix}', '', x), restore)
-
-
-def describe(shapes: base.Shapes, hints: base.Hints) -> base.Description:
-  """Infers the architecture from the arrays' shapes and config.json.
-
-  Raises:
-    UserError: The file has a part that is not computed.
-  """
-  hints.config.get('hidden_act', typed.one_of('relu'))
-  width, channels, *_ = shapes.get(_STEM, 4)
-  stages = shapes.stages(_UNIT, first=0)
-  last = f'{_STAGE}layers.0.conv3.weight'
-  fields: dict[str, Any] = {
-    'num_classes': shapes.size('classifier.1.weight', 0),
-    'stages': stages,
-    'stem_width': width,
-    'channels': tuple(
-      shapes.get(last.format(i), 4)[0] for i in range(len(stages))
-    ),
-    'num_groups': hints.config.get('num_groups', typed.COUNT, 32),
-    'zero_padded_pool': True,
-  }
-  model = base.build(resnet.BiT, fields, hints)
-  size = base.image_size(None, (32, 32), hints, (224, 224))
-  preprocess, silent = preprocessing.of_transformers(
-    hints.preprocessor, KIND, size, channels
-  )
-  names = hints.config.labels('id2label', fields['num_classes'])
-  return base.Description(
-    model, size, {'classes': names, **preprocess}, 'bicubic', silent
-  )
-
-
-def unsupported(model: resnet.BiT) -> str | None:
-  """Returns which part of a model the format cannot store; None: no part."""
-  widths = [c * model.width_factor for c in model.channels]
-  return base.first_of(
-    {
-      'a pool that is not padded with zeros': not model.zero_padded_pool,
-      'channels that are no multiples of 32': any(c % 32 for c in widths),
-    }
-  )
-
-
-def config(model: resnet.BiT, preprocess: data.Preprocess) -> dict[str, Any]:
-  """Returns the content of config.json, but for the names of classes."""
-  factor = model.width_factor
+def header(values: Values) -> dict[str, Any]:
+  """Returns what a config says of the class."""
+  name = 'BitForImageClassification' if values['num_classes'] else 'BitModel'
   return {
-    'model_type': KIND,
-    'architectures': [ARCHITECTURE if model.num_classes else 'BitModel'],
-    'embedding_size': model.stem_width * factor,
-    'hidden_sizes': [c * factor for c in model.channels],
-    'depths': list(model.stages),
-    'width_factor': 1,
+    **common.header(KIND, name),
     'layer_type': 'preactivation',
     'hidden_act': 'relu',
-    'num_groups': model.num_groups,
-    'num_channels': preprocess.channels,
-    'dtype': 'float32',
-    'torch_dtype': 'float32',  # the key in older versions
+    'width_factor': 1,
   }
+
+
+def lacks(values: Values) -> str | None:
+  """Returns what the class has no place for: it has groups of 32 channels."""
+  widths = values['channels']
+  return show('channels', widths) if any(x % 32 for x in widths) else None
+
+
+BIT = Format(
+  title="transformers' BiT",
+  family=resnet.BiT,
+  arrays=ARRAYS,
+  fields=FIELDS,
+  image_size=lambda file: base.image_size(
+    None, (32, 32), file.hints, (224, 224)
+  ),
+  channels=lambda file: file.size(_STEM, 1),
+  preprocess=common.preprocess,
+  resize=lambda file: 'bicubic',
+  matches=lambda file: common.is_type(file, TYPES),
+  known={
+    **common.KNOWN,
+    'embedding_dynamic_padding': typed.one_of(False),
+    'global_padding': typed.one_of(None),
+    'hidden_act': typed.one_of('relu'),
+    'layer_type': typed.one_of('preactivation'),
+    'output_stride': typed.one_of(32),
+    'width_factor': None,
+  },
+  header=header,
+  lacks=lacks,
+)

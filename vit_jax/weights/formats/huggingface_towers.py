@@ -5,50 +5,117 @@ arrays are ignored; it is written as a file of the tower alone. The layer that
 projects CLIP's features to an embedding is not part of the trunk.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import math
-import re
+import operator
 from typing import Any
 
 import numpy as np
 
-from vit_jax import data
 from vit_jax.config import UserError
-from vit_jax.models import flat
-from vit_jax.models import spec
-from vit_jax.models import text
-from vit_jax.models import two_towers
-from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import huggingface_clip as clip
+from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import uncommon
-from vit_jax.weights.formats import whole
+from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import Entry
+from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import seen
+from vit_jax.weights.formats.fields import shape
+from vit_jax.weights.formats.format import Arrays
+from vit_jax.weights.formats.format import Format
 
-FORMAT = 'huggingface'
-_TOWER, _RGB = 'vision_model.', 3
-_PATCH = f'{_TOWER}embeddings.patch_embedding.weight'
-# model_type of a file with both towers or with the image tower -> its kind.
-KINDS = {
-  name: kind
-  for kind in (clip.CLIP, clip.SIGLIP, clip.SIGLIP2)
-  for name in (kind, f'{kind}_vision_model')
-}
-ARCHITECTURES = {clip.CLIP: 'CLIPVisionModel', clip.SIGLIP: 'SiglipVisionModel'}
+Values = Mapping[str, Any]
+Size = tuple[int, int]
+
+# Of files with both towers.
+OF_BOTH = ('clip', 'siglip', 'siglip2', 'aimv2')
 # Arrays outside the trunk.
 IGNORED = (
   r'text_model\..*|(text|visual)_projection\..*|logit_(scale|bias)'
   r'|.*\.position_ids'
 )
+TOWER, _RGB = 'vision_model.', 3
+L = f'{TOWER}encoder.layers.#'
+PATCH = f'{TOWER}embeddings.patch_embedding.weight'
+POSITIONS = f'{TOWER}embeddings.position_embedding.weight'
+_HEAD = f'{TOWER}head'
+# Of a tower of images or of texts.
+LAYERS = """
+position_embedding      {}embeddings.position_embedding.weight   row
+blocks_#/norm1          {}encoder.layers.#.layer_norm1           norm*
+blocks_#/norm2          {}encoder.layers.#.layer_norm2           norm*
+blocks_#/attention/qkv  {}encoder.layers.#.self_attn.PARTS_proj  parts*
+blocks_#/attention/out  {}encoder.layers.#.self_attn.out_proj    dense2*
+blocks_#/mlp/up         {}encoder.layers.#.mlp.fc1               dense*
+blocks_#/mlp/down       {}encoder.layers.#.mlp.fc2               dense*
+"""
 
 
-def recognises(names: Iterable[str]) -> bool:
-  """Whether a file with these arrays has such a tower."""
-  sign = r'(.*\.)?embeddings\.patch_embedding\.weight'
-  return any(re.fullmatch(sign, name) for name in names)
+def layers(tower: str) -> list[tables.Rule]:
+  """Returns the rules of the layers of a tower, and of its positions."""
+  text = LAYERS.replace('{}', tower).replace('PARTS', '{q,k,v}')
+  return tables.arrays(text, row=tables.squeezed(0))
+
+
+ARRAYS = [
+  *layers(TOWER),
+  *tables.arrays(f"""
+class_token             {TOWER}embeddings.class_embedding  flat
+patch_embedding         {TOWER}embeddings.patch_embedding  conv*
+norm_before             {TOWER}pre_layrnorm                norm*
+norm                    {TOWER}post_layernorm              norm*
+map_head/probe          {_HEAD}.probe
+map_head/query          {_HEAD}.query                      dense*
+map_head/key_value      {_HEAD}.{{key,value}}                parts*
+map_head/out            {_HEAD}.attention.out_proj         dense2*
+map_head/norm           {_HEAD}.layernorm                  norm*
+map_head/mlp/up         {_HEAD}.mlp.fc1                    dense*
+map_head/mlp/down       {_HEAD}.mlp.fc2                    dense*
+"""),
+]
+
+
+_PARTS = ('query', 'key', 'value')
+_PACKED = f'{_HEAD}.attention.in_proj_'
+
+
+def unpacked(arrays: containers.Arrays) -> containers.Arrays:
+  """Returns arrays with the joint projection of SigLIP's head as three.
+
+  PyTorch's attention has queries, keys and values in one array, [3 D, D].
+  """
+  rows_of_packed = {}
+  for name, sides in arrays.shapes.items():
+    if name.startswith(_PACKED):
+      d, leaf = sides[0] // 3, name.removeprefix(_PACKED)
+      for i, part in enumerate(_PARTS):
+        # Rows that are too many do not fit then.
+        end = (i + 1) * d if part != _PARTS[-1] else None
+        rows = operator.itemgetter(slice(i * d, end))
+        rows_of_packed[f'{_HEAD}.{part}.{leaf}'] = ([name], rows)
+  return base.derived(arrays, rows_of_packed)
+
+
+def packed(values: Values, arrays: Arrays) -> Arrays:
+  """Returns arrays with the projections of SigLIP's head as one, at the end."""
+  del values
+  parts = {
+    name: x
+    for name, x in arrays.items()
+    if name.startswith(tuple(f'{_HEAD}.{part}.' for part in _PARTS))
+  }
+  joint = {
+    _PACKED + leaf: np.concatenate(
+      [parts[f'{_HEAD}.{part}.{leaf}'] for part in _PARTS]
+    )
+    for leaf in ('weight', 'bias')
+    if parts
+  }
+  return {**{k: x for k, x in arrays.items() if k not in parts}, **joint}
 
 
 def _convolved(arrays: containers.Arrays) -> containers.Arrays:
@@ -56,216 +123,128 @@ def _convolved(arrays: containers.Arrays) -> containers.Arrays:
 
   Patches of RGB images are assumed, of which its array is [D, p * p * 3].
   """
-  d, *rest = arrays.shapes.get(_PATCH, (0,))
-  side = math.isqrt(rest[0] // _RGB) if len(rest) == 1 else 0
-  if not side or [_RGB * side**2] != rest:
+  d, *sizes = arrays.shapes.get(PATCH, (0,))
+  side = math.isqrt(sizes[0] // _RGB) if len(sizes) == 1 else 0
+  if not side or [_RGB * side**2] != sizes:
     return arrays
 
   def convolve(kernel: np.ndarray) -> np.ndarray:
     return kernel.reshape(d, side, side, _RGB).transpose(0, 3, 1, 2)
 
-  return base.derived(arrays, {_PATCH: ([_PATCH], convolve)})
+  return base.derived(arrays, {PATCH: ([PATCH], convolve)})
 
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  if not any(name.startswith(_TOWER) for name in arrays.shapes):
-    arrays = base.Renamed(arrays, lambda name: _TOWER + name)
-  return base.Renamed(_convolved(clip.unpacked(arrays)))
+  if not any(name.startswith(TOWER) for name in arrays.shapes):
+    arrays = base.Renamed(arrays, lambda name: TOWER + name)
+  return base.Renamed(_convolved(unpacked(arrays)))
 
 
-def kind_of(model: flat.ViT) -> str | None:
-  """Returns which tower a model is; None: neither."""
-  if model.pre_norm:
-    return clip.CLIP
-  return clip.SIGLIP if model.pool == 'map' else None
+def _sizes(gelu: str, epsilon: float) -> tuple[Entry, ...]:
+  """Returns the entries of a tower's sizes and layers."""
+  return (
+    *common.sizes(
+      PATCH,
+      L,
+      shape('mlp_dim', f'{L}.mlp.fc1.weight', 0, 'intermediate_size', axes=2),
+      heads_unsaid=12,
+      gelu_unsaid=gelu,
+    ),
+    common.epsilon(epsilon),
+    always('positions.learned', True),
+    seen('num_classes', _no_classes),
+  )
 
 
-def rules(model: flat.ViT) -> list[tables.Rule]:
-  """Returns the table for a model."""
-  return clip.image_rules(kind_of(model) or clip.SIGLIP)
-
-
-def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
-  """Infers the architecture from the arrays' shapes and config.json.
+def _no_classes(file: Seen) -> int:
+  """Returns the number of classes, 0.
 
   Raises:
-    UserError: config.json says what cannot be computed.
+    UserError: There is a classifier.
   """
-  shapes, config = base.Shapes(arrays), hints.config
-  name = config.get('model_type', typed.TEXT)
-  if name not in KINDS:
-    raise UserError(
-      f'its config.json says model_type {name!r}: image towers of'
-      f' {", ".join(map(repr, KINDS))} can be read'
-    )
-  kind = KINDS[name]
-  if name != kind:  # as in a file of both towers
-    content = {'vision_config': config.content}
-    config = dataclasses.replace(config, content=content)
-  hints = dataclasses.replace(hints, config=config)
-  _, channels, *patch = shapes.get(_PATCH, 4)
-  fields, size = clip.image_fields(shapes, hints, kind, (patch[0], patch[1]))
-  if 'classifier.weight' in shapes:
+  if file.has('classifier.weight'):
     raise UserError(
       'it has a classifier of the mean over its tokens, which is not computed'
       ' here: towers alone, or beside one of texts, can be read'
     )
-  model = base.build(flat.ViT, fields, hints)
-  preprocess, silent = preprocessing.of_transformers(
-    _preprocessor(hints.preprocessor, kind, size), kind, size, channels
-  )
-  return base.Description(
-    model,
-    size,
-    {'classes': (), **preprocess},
-    'linear_antialias' if kind == clip.SIGLIP2 else 'bicubic',
-    silent,
-  )
+  return 0
 
 
-def _preprocessor(
-  given: typed.Json, kind: str, size: tuple[int, int]
-) -> typed.Json:
-  """Returns what preprocessor_config.json says, of images of one size.
+CLIP_FIELDS = (
+  *_sizes('sigmoid', 1e-5),
+  always('class_token', True),
+  always('pool', 'token'),
+  always('pre_norm', True),
+  always('patches.bias', False),
+)
+SIGLIP_FIELDS = (
+  *_sizes('tanh', 1e-6),
+  always('class_token', False),
+  always('pool', 'map'),
+  seen('pool.gelu', lambda file: file.values['mlp.gelu']),
+)
+
+
+def preprocess(
+  file: Seen, size: Size, channels: int
+) -> tuple[dict[str, Any], str]:
+  """Returns the preprocessing, of images of one size.
 
   SigLIP 2's resizes each image to a number of patches.
   """
-  if kind != clip.SIGLIP2 or not given.content:
-    return given
-  fields = {k: x for k, x in given.content.items() if k not in _OF_PATCHES}
-  fields |= {
-    'image_processor_type': 'SiglipImageProcessor',
-    'size': {'height': size[0], 'width': size[1]},
-    'resample': given.content.get('resample', 2),
-  }
-  return dataclasses.replace(given, content=fields)
+  processor = file.hints.preprocessor
+  if _is_any_grid(file) and processor.content:
+    content = {
+      'resample': 2,
+      **processor.content,
+      'image_processor_type': 'SiglipImageProcessor',
+      'size': {'height': size[0], 'width': size[1]},
+    }
+    for key in ('max_num_patches', 'patch_size'):
+      content.pop(key, None)
+    processor = dataclasses.replace(processor, content=content)
+  hints = dataclasses.replace(file.hints, preprocessor=processor)
+  file = dataclasses.replace(file, hints=hints)
+  return common.preprocess(file, size, channels)
 
 
-_OF_PATCHES = ('max_num_patches', 'patch_size')
+def _is_any_grid(file: Seen) -> bool:
+  """Whether a tower takes images of any grid, as SigLIP 2's."""
+  return common.is_type(file, ['siglip2_vision_model'])
 
 
-def unsupported(model: flat.ViT, image_size: tuple[int, int]) -> str | None:
-  """Returns which part of a model the format cannot store; None: no part."""
-  is_clip = kind_of(model) == clip.CLIP
-  kind = 'CLIP' if is_clip else 'SigLIP'
-  rare = uncommon.parts(model)
-  for part in uncommon.CLIPS:
-    del rare[part]
-  wrong: dict[str, Any] = {
-    f'a classifier after the tower of {kind}': model.num_classes,
-    f'the pool {model.pool!r} after {uncommon.PRE_NORM}': is_clip
-    and model.pool != 'token',
-    f'the tokens {", ".join(model.prefix)} in the tower of {kind}': (
-      model.prefix != ('class_token',) * is_clip
-    ),
-    f'a patch embedding {"with" if is_clip else "without"} a bias': (
-      model.patch_bias == is_clip
-    ),
-    'positions of patches alone, or none': (
-      model.position_embedding != 'learned'
-      or model.positioned_prefix != model.prefix_length
-    ),
-    'layers without biases of queries, keys and values': not model.qkv_bias,
-    'normalised queries and keys': model.qk_norm,
-    'a gated MLP': model.gated_mlp,
-    'LayerScale': model.layer_scale is not None,
-    'a layer before the head': model.pre_logits,
-    'a ResNet stem': model.resnet_stages is not None,
-    'patches or images that are not square': (
-      model.patch_size[0] != model.patch_size[1]
-      or image_size[0] != image_size[1]
-    ),
-    **rare,
-  }
-  return base.first_of(wrong)
-
-
-def config(
-  model: flat.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
-) -> dict[str, Any]:
-  """Returns the content of config.json."""
-  kind = kind_of(model)
-  assert kind is not None
-  return {
-    **_image_config(model, (*image_size, preprocess.channels)),
-    'architectures': [ARCHITECTURES[kind]],
-    'dtype': 'float32',
-    'torch_dtype': 'float32',  # the key in older versions
-  }
-
-
-def _image_config(model: flat.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
-  """Returns what config.json says of an image tower; `shape` is (H, W, C)."""
-  return {
-    'model_type': f'{kind_of(model)}_vision_model',
-    **_layers(model),
-    'image_size': shape[0],
-    'patch_size': model.patch_size[0],
-    'num_channels': shape[2],
-  }
-
-
-def _layers(model: spec.EncoderSpec) -> dict[str, Any]:
-  """Returns what config.json says of the layers of a tower."""
-  return {
-    'hidden_size': model.hidden_size,
-    'intermediate_size': model.mlp_dim,
-    'num_hidden_layers': model.depth,
-    'num_attention_heads': model.num_heads,
-    'hidden_act': clip.ACTIVATIONS[model.gelu],
-    'layer_norm_eps': model.layer_norm_epsilon,
-    'attention_dropout': model.attention_dropout_rate,
-  }
-
-
-def beside(
-  model: two_towers.TwoTowers, shape: tuple[int, ...]
-) -> whole.Whole | None:
-  """Returns how a file of both towers stores what is beside the image tower.
-
-  Args:
-    model: Both towers.
-    shape: (height, width, channels) of an image.
-
-  Returns:
-    None: transformers has no class for these towers.
-  """
-  image = flat.flatten(model.image)
-  tower, kind = model.text, kind_of(image)
-  if not isinstance(tower, text.TextTower) or kind is None:
-    return None
-  is_clip = kind == clip.CLIP
-  pools = ('largest', 'end') if is_clip else ('last',)
-  fits = (
-    tower.causal == is_clip
-    and tower.gelu in clip.ACTIVATIONS
-    and tower.pool in pools
-    and tower.has_head_bias != is_clip
-    and bool(model.projection) == is_clip
-    and model.has_bias != is_clip
+def _format(
+  types: Sequence[str], title: str, fields: tuple[Entry, ...]
+) -> Format:
+  """Returns the format of a tower; the first of its types is written."""
+  return common.vit_format(
+    types,
+    title,
+    ARRAYS,
+    fields,
+    projection=PATCH,
+    positions=POSITIONS,
+    resize=lambda file: 'linear_antialias' if _is_any_grid(file) else 'bicubic',
+    preprocess=preprocess,
+    header=lambda values: common.header(types[0], f'{title}VisionModel'),
+    finish=packed,
+    lacks=lambda values: common.oblong(values, 'patch_size', 'image_size'),
   )
-  if not fits:
-    return None
-  words = {
-    'model_type': f'{kind}_text_model',
-    **_layers(tower),
-    'vocab_size': tower.vocabulary,
-    'max_position_embeddings': tower.length,
-  }
-  if is_clip:
-    # By this number transformers reads the largest token.
-    words['eos_token_id'] = 2 if tower.pool == 'largest' else tower.end_token
-    words['projection_dim'] = model.projection
-  else:
-    words['projection_size'] = tower.out_dim
-  pixels = _image_config(image, shape)
-  content = {
-    'model_type': kind,
-    'architectures': ['CLIPModel' if is_clip else 'SiglipModel'],
-    'text_config': words,
-    'vision_config': pixels,
-    **({'projection_dim': model.projection} if is_clip else {}),
-  }
-  rules = [x for x in clip.rules(model) if not x.ours.startswith('image/')]
-  return whole.Whole(rules, config=content)
+
+
+def tower_config(config: typed.Json) -> typed.Json:
+  """Returns the config of the image tower, that of both towers or its own."""
+  kind = config.get('model_type', typed.TEXT, '')
+  if kind not in OF_BOTH:
+    return config
+  content = config.get('vision_config', typed.OBJECT, {})
+  content = {**content, 'model_type': f'{kind}_vision_model'}
+  return dataclasses.replace(config, content=content)
+
+
+_SIGLIPS = ('siglip_vision_model', 'siglip2_vision_model')
+TYPES = ('clip_vision_model', *_SIGLIPS)
+CLIP = _format(TYPES[:1], 'CLIP', CLIP_FIELDS)
+SIGLIP = _format(_SIGLIPS, 'Siglip', SIGLIP_FIELDS)
+KINDS = (CLIP, SIGLIP)

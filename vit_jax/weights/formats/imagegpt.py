@@ -4,9 +4,8 @@ config.json has the heads and the activation, preprocessor_config.json the
 clusters of colours. Without the latter, the model takes ids of colours alone.
 """
 
-from collections.abc import Iterable
 from collections.abc import Mapping
-import re
+import dataclasses
 from typing import Any
 
 from absl import logging
@@ -14,166 +13,73 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import data
-from vit_jax.config import UserError
 from vit_jax.models import igpt
+from vit_jax.models import values as values_lib
 from vit_jax.weights import preprocessing
-from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import huggingface_clip as clip
+from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.tables import rule
+from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import count
+from vit_jax.weights.formats.fields import Entry
+from vit_jax.weights.formats.fields import has
+from vit_jax.weights.formats.fields import said
+from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import seen
+from vit_jax.weights.formats.fields import shape
+from vit_jax.weights.formats.fields import told
+from vit_jax.weights.formats.format import Arrays
+from vit_jax.weights.formats.format import Format
 
-MODEL_TYPE = 'imagegpt'
+Values = Mapping[str, Any]
+
+TYPES = (KIND := 'imagegpt',)
+ARCHITECTURE = 'ImageGPTForCausalImageModeling'
 # Masks that older versions of transformers stored.
 IGNORED = r'h\.\d+\.attn\.(bias|masked_bias)'
+NOTE = (
+  "transformers' image processor takes images of three channels: of others,"
+  ' give the model the ids of colours'
+)
 
-_PREFIX = 'transformer.'
+_PREFIX, _CLUSTERS = 'transformer.', 'clusters'
 _OUTPUT = 'lm_head.weight'  # named without the prefix
 _OFF = typed.one_of(False)
-
-# Fields of config.json that arrays show, that are read below, or that do not
-# affect the logits of a trained model.
-_KNOWN: dict[str, typed.Kind | None] = dict.fromkeys(
-  """
-  activation_function layer_norm_epsilon model_type n_embd n_head n_inner
-  n_layer n_positions vocab_size
-
-  attn_pdrop bos_token_id embd_pdrop eos_token_id gradient_checkpointing
-  id2label initializer_range label2id n_ctx pad_token_id
-  reorder_and_upcast_attn resid_pdrop use_cache
-
-  _commit_hash _name_or_path architectures attn_implementation dtype
-  output_attentions output_hidden_states return_dict torch_dtype torchscript
-  transformers_version use_bfloat16
-  chunk_size_feed_forward is_encoder_decoder max_length min_length num_beams
-  num_beam_groups num_return_sequences problem_type remove_invalid_values
-  return_dict_in_generate temperature tokenizer_class top_k top_p typical_p
-  diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-  length_penalty no_repeat_ngram_size output_scores repetition_penalty
-  """.split()
+B = 'blocks_#'
+# Weights are [in, out]. The clusters are in preprocessor_config.json.
+ARRAYS = tables.arrays(
+  f"""
+token_embedding            wte.weight
+position_embedding         wpe.weight                row
+{B}/norm1/scale            h.#.ln_1.weight
+{B}/attention/qkv/kernel   h.#.attn.c_attn.weight    flat_outputs
+{B}/attention/qkv/bias     h.#.attn.c_attn.bias      flat
+{B}/attention/out/kernel   h.#.attn.c_proj.weight    flat_inputs
+{B}/attention/out/bias     h.#.attn.c_proj.bias
+{B}/norm2/scale            h.#.ln_2.weight
+{B}/mlp/up/kernel          h.#.mlp.c_fc.weight
+{B}/mlp/up/bias            h.#.mlp.c_fc.bias
+{B}/mlp/down/kernel        h.#.mlp.c_proj.weight
+{B}/mlp/down/bias          h.#.mlp.c_proj.bias
+norm/scale                 ln_f.weight
+output/kernel              {_OUTPUT}                 dense
+clusters                   {_CLUSTERS}
+""",
+  row=tables.squeezed(0),
 )
-_KNOWN |= {
-  'add_cross_attention': _OFF,
-  'scale_attn_by_inverse_layer_idx': _OFF,
-  'scale_attn_weights': typed.one_of(True),
-  'tie_word_embeddings': _OFF,
-}
-
-_ELSEWHERE = tables.Layout(lambda a, _: a[0], lambda _: [])
-_LAYER = 'h.{}'
-# Weights are [in, out].
-RULES = [
-  rule('token_embedding', 'wte.weight'),
-  rule('position_embedding', 'wpe.weight', tables.squeezed(0)),
-  rule('blocks_{}/norm1/scale', f'{_LAYER}.ln_1.weight'),
-  rule(
-    'blocks_{}/attention/qkv/kernel',
-    f'{_LAYER}.attn.c_attn.weight',
-    tables.FLAT_OUTPUTS,
-  ),
-  rule(
-    'blocks_{}/attention/qkv/bias', f'{_LAYER}.attn.c_attn.bias', tables.FLAT
-  ),
-  rule(
-    'blocks_{}/attention/out/kernel',
-    f'{_LAYER}.attn.c_proj.weight',
-    tables.FLAT_INPUTS,
-  ),
-  rule('blocks_{}/attention/out/bias', f'{_LAYER}.attn.c_proj.bias'),
-  rule('blocks_{}/norm2/scale', f'{_LAYER}.ln_2.weight'),
-  rule('blocks_{}/mlp/up/kernel', f'{_LAYER}.mlp.c_fc.weight'),
-  rule('blocks_{}/mlp/up/bias', f'{_LAYER}.mlp.c_fc.bias'),
-  rule('blocks_{}/mlp/down/kernel', f'{_LAYER}.mlp.c_proj.weight'),
-  rule('blocks_{}/mlp/down/bias', f'{_LAYER}.mlp.c_proj.bias'),
-  rule('norm/scale', 'ln_f.weight'),
-  rule('output/kernel', _OUTPUT, tables.linear()),
-  rule('clusters', (), _ELSEWHERE),  # in preprocessor_config.json
-]
 
 
-def recognises(names: Iterable[str]) -> bool:
-  """Whether a file with these arrays is of an ImageGPT."""
-  found = set(names)
-  return any(re.search(r'(^|\.)h\.\d+\.attn\.c_attn', name) for name in found)
-
-
-def prepare(arrays: containers.Arrays) -> base.Renamed:
-  """Returns the arrays under the names that the rules use."""
-  return base.Renamed(
-    arrays, lambda name: name.removeprefix(_PREFIX), stored_name
-  )
-
-
-def stored_name(name: str) -> str:
+def stored(values: Values, name: str) -> str:
   """Returns the name in a file for a name in the rules."""
+  del values
   return name if name == _OUTPUT else _PREFIX + name
 
 
-def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
-  """Infers the architecture from the arrays' shapes and config.json."""
-  shapes, config = base.Shapes(arrays), hints.config
-  config.check_known(_KNOWN)
-  activation = config.get('activation_function', typed.TEXT, 'quick_gelu')
-  if activation not in clip.GELUS:
-    raise UserError(
-      f'its config.json says activation_function {activation!r}: those that can'
-      f' be computed are {", ".join(clip.GELUS)}'
-    )
-  rows, hidden = shapes.get('wte.weight', 2)
-  depth, mlp_dim = shapes.count('h.{}.'), shapes.get('h.{}.mlp.c_fc.weight', 2)
-  clusters = _clusters(hints.preprocessor, rows - 1)
-  sizes = {'hidden_size': hidden, 'mlp_dim': mlp_dim[1], 'depth': depth}
-  fields = {
-    **sizes,
-    'num_heads': base.num_heads(
-      hints, config.get('n_head', typed.COUNT), sizes
-    ),
-    'num_classes': 0,
-    'colours': rows - 1,
-    'has_clusters': clusters is not None,
-    'gelu': clip.GELUS[activation],
-    'layer_norm_epsilon': config.get(
-      'layer_norm_epsilon', typed.POSITIVE, 1e-5
-    ),
-    'qkv_bias': 'h.0.attn.c_attn.bias' in shapes,
-  }
-  model = base.build(igpt.IGPT, fields, hints)
-  positions = shapes.get('wpe.weight', 2)[0]
-  given = hints.preprocessor.get('size', preprocessing.IMAGE_SIZE)
-  default = preprocessing.pair(given) if given else None
-  size = base.image_size(positions, (1, 1), hints, default)
-  preprocess: dict[str, Any] = {
-    'channels': 3 if clusters is None else clusters.shape[1],
-    'image_size': size,
-    'resize': size,
-    'mean': (0.5,),
-    'std': (0.5,),
-    'interpolation': 'bilinear',
-    'resize_like': 'transformers',
-    'classes': (),
-  }
-  others = {} if clusters is None else {'clusters': jnp.asarray(clusters)}
-  return base.Description(model, size, preprocess, 'corner', others=others)
-
-
-def _clusters(given: typed.Json, colours: int) -> np.ndarray | None:
-  """Returns the clusters of a preprocessor_config.json, float32 [K, C]."""
-  found = given.get('clusters', _TABLE)
-  if found is None:
-    logging.warning(
-      'warning: no preprocessor_config.json with clusters of colours is beside'
-      ' its weights: the model takes ids of colours, and no images'
-    )
-    return None
-  clusters = np.asarray(found, np.float32)
-  if len(clusters) != colours or clusters.shape[1] not in (1, 3, 4):
-    raise given.error(
-      'clusters',
-      f'of shape {clusters.shape}',
-      f'the model has {colours} colours, each of 1, 3 or 4 numbers',
-    )
-  return clusters
+def finish(values: Values, arrays: Arrays) -> Arrays:
+  """Returns arrays without those that another file has."""
+  del values
+  return {k: x for k, x in arrays.items() if k != _PREFIX + _CLUSTERS}
 
 
 def _is_table(value: Any) -> bool:
@@ -190,19 +96,145 @@ def _is_table(value: Any) -> bool:
 _TABLE = typed.Kind('a list of colours, each a list of numbers', _is_table)
 
 
-def unsupported(model: igpt.IGPT) -> str | None:
-  """Returns which part of a model the format cannot store; None: no part."""
-  return base.first_of(
-    {
-      'a classifier on the features of an iGPT': model.num_classes,
-      'normalised queries and keys': model.qk_norm,
-      'a gated MLP': model.gated_mlp,
-      'LayerScale': model.layer_scale is not None,
-      'an iGPT with LayerNorm': model.norm != 'rms',
-      'queries, keys and values without biases': not model.qkv_bias
-      or not model.key_bias,
-    }
-  )
+def clusters(processor: typed.Json, colours: int) -> np.ndarray | None:
+  """Returns the clusters of a preprocessor_config.json, float32 [K, C].
+
+  Raises:
+    UserError: They are of other colours than the model.
+  """
+  table = processor.get(_CLUSTERS, _TABLE)
+  if table is None:
+    return None
+  array = np.asarray(table, np.float32)
+  if len(array) != colours or array.shape[1] not in (1, 3, 4):
+    raise processor.error(
+      _CLUSTERS,
+      f'of shape {array.shape}',
+      f'the model has {colours} colours, each of 1, 3 or 4 numbers',
+    )
+  return array
+
+
+def _clusters(file: Seen) -> np.ndarray | None:
+  return clusters(file.hints.preprocessor, file.values['colours'])
+
+
+FIELDS = (
+  shape('hidden_size', 'wte.weight', 1, 'n_embd', axes=2),
+  shape('mlp_dim', 'h.#.mlp.c_fc.weight', 1, 'n_inner', axes=2),
+  count('depth', 'h.#.', 'n_layer'),
+  said('num_heads', 'n_head', common.heads, kind=typed.COUNT),
+  seen('colours', lambda file: file.size('wte.weight', 0) - 1),
+  told('vocab_size', lambda values: values['colours'] + 1),
+  seen(
+    'has_clusters',
+    lambda file: file.has(_CLUSTERS) or _clusters(file) is not None,
+  ),
+  said(
+    'mlp.gelu',
+    'activation_function',
+    'sigmoid',
+    common.GELUS,
+    is_stated=True,
+  ),
+  said(
+    'layer_norm_epsilon',
+    'layer_norm_epsilon',
+    1e-5,
+    kind=typed.POSITIVE,
+    is_stated=True,
+  ),
+  has('attention.qkv_bias', 'h.#.attn.c_attn.bias', is_read_only=True),
+  told(
+    'n_positions',
+    lambda values: values['image_size'][0] * values['image_size'][1],
+  ),
+  always('num_classes', 0),
+  Entry('feature_layer', is_noted=True),
+)
+
+
+def header(values: Values) -> dict[str, Any]:
+  """Returns what a config says of the class."""
+  del values
+  return {
+    **common.header(KIND, ARCHITECTURE),
+    'scale_attn_weights': True,
+    'scale_attn_by_inverse_layer_idx': False,
+    'tie_word_embeddings': False,
+  }
+
+
+def image_size(file: Seen) -> tuple[int, int]:
+  """Returns (height, width) that the positions are for."""
+  size = file.hints.preprocessor.get('size', preprocessing.IMAGE_SIZE)
+  default = preprocessing.pair(size) if size else None
+  tokens = file.size('wpe.weight', 0)
+  return base.image_size(tokens, (1, 1), file.hints, default)
+
+
+def channels(file: Seen) -> int:
+  """Returns the number of channels of the colours."""
+  table = _clusters(file)
+  return 3 if table is None else table.shape[1]
+
+
+def preprocess(
+  file: Seen, size: tuple[int, int], channels: int
+) -> tuple[dict[str, Any], str]:
+  """Returns the preprocessing, which is always the same."""
+  del file
+  return {
+    'channels': channels,
+    'image_size': size,
+    'resize': size,
+    'mean': (0.5,),
+    'std': (0.5,),
+    'interpolation': 'bilinear',
+    'resize_like': 'transformers',
+    'classes': (),
+  }, ''
+
+
+IGPT = Format(
+  title="transformers' ImageGPT",
+  family=igpt.IGPT,
+  arrays=ARRAYS,
+  fields=FIELDS,
+  image_size=image_size,
+  channels=channels,
+  preprocess=preprocess,
+  resize=lambda file: 'corner',
+  matches=lambda file: common.is_type(file, TYPES),
+  known={
+    **common.KNOWN,
+    **dict.fromkeys(
+      'attn_pdrop embd_pdrop n_ctx reorder_and_upcast_attn resid_pdrop'.split()
+    ),
+    'add_cross_attention': _OFF,
+    'scale_attn_by_inverse_layer_idx': _OFF,
+    'scale_attn_weights': typed.one_of(True),
+    'tie_word_embeddings': _OFF,
+  },
+  header=header,
+  stored=stored,
+  finish=finish,
+)
+
+
+def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
+  """Returns the model that a file holds, and the clusters beside it."""
+  description = IGPT.describe(arrays, hints)
+  assert isinstance(description.model, igpt.IGPT)
+  table = clusters(hints.preprocessor, description.model.colours)
+  if table is None:
+    logging.warning(
+      'warning: no preprocessor_config.json with clusters of colours is beside'
+      ' its weights: the model takes ids of colours, and no images'
+    )
+    return description
+  arrays_beside = {_CLUSTERS: jnp.asarray(table)}
+  return dataclasses.replace(description, others=arrays_beside)
 
 
 def companions(
@@ -212,28 +244,9 @@ def companions(
   image_size: tuple[int, int],
 ) -> dict[str, dict[str, Any]]:
   """Returns the content of the JSON files, by file name."""
-  names = {ours: theirs for theirs, ours in reversed(clip.GELUS.items())}
   height, width = image_size
-  config = {
-    'model_type': MODEL_TYPE,
-    'architectures': ['ImageGPTForCausalImageModeling'],
-    'activation_function': names[model.gelu],
-    'attn_pdrop': model.attention_dropout_rate,
-    'embd_pdrop': model.dropout_rate,
-    'resid_pdrop': model.dropout_rate,
-    'layer_norm_epsilon': model.layer_norm_epsilon,
-    'n_embd': model.hidden_size,
-    'n_head': model.num_heads,
-    'n_inner': model.mlp_dim,
-    'n_layer': model.depth,
-    'n_positions': height * width,
-    'vocab_size': model.colours + 1,
-    'scale_attn_weights': True,
-    'scale_attn_by_inverse_layer_idx': False,
-    'tie_word_embeddings': False,
-    'dtype': 'float32',
-    'torch_dtype': 'float32',  # the key in older versions
-  }
+  values = values_lib.model_values(model)
+  config = IGPT.config({**values, 'image_size': image_size})
   processor: dict[str, Any] = {
     'image_processor_type': 'ImageGPTImageProcessor',
     'do_resize': True,
@@ -241,28 +254,11 @@ def companions(
     'resample': 2,
     'do_normalize': True,
   }
-  if 'clusters' in params:
-    clusters = np.asarray(params['clusters'])
+  if _CLUSTERS in params:
+    table = np.asarray(params[_CLUSTERS])
     mean, std = np.asarray(preprocess.mean), np.asarray(preprocess.std)
     if (mean != 0.5).any() or (std != 0.5).any():  # theirs are in [-1, 1]
-      clusters = 2 * (clusters * std + mean) - 1
+      table = 2 * (table * std + mean) - 1
     processor['do_color_quantize'] = True
-    processor['clusters'] = clusters.tolist()
+    processor[_CLUSTERS] = table.tolist()
   return {'config.json': config, 'preprocessor_config.json': processor}
-
-
-def usage(directory: str) -> tuple[str, str]:
-  """Returns the name of a program, and Python code that loads the model."""
-  name = 'ImageGPTForCausalImageModeling'
-  return 'transformers', (
-    f'from transformers import AutoImageProcessor, {name}\n'
-    f"model = {name}.from_pretrained('{directory}')\n"
-    f"processor = AutoImageProcessor.from_pretrained('{directory}')"
-  )
-
-
-# Where transformers computes something else.
-NOTES = [
-  "transformers' image processor takes images of three channels: of others,"
-  ' give the model the ids of colours'
-]

@@ -1,50 +1,31 @@
-"""Names of SETR's heads in the checkpoints of mmsegmentation."""
+"""Names of SETR in the checkpoints of mmsegmentation."""
 
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.tables import rule
-from vit_jax.weights.formats.tables import torch_norm
-
-
-def batch_norm(ours: str, theirs: str) -> list[tables.Rule]:
-  """Returns the rules of a BatchNorm with its running statistics."""
-  return [
-    *torch_norm(ours, theirs),
-    rule(f'{ours}/mean', f'{theirs}.running_mean'),
-    rule(f'{ours}/var', f'{theirs}.running_var'),
-  ]
-
-
-def convolution(ours: str, theirs: str) -> list[tables.Rule]:
-  """Returns the rules of a convolution with its BatchNorm (ConvModule)."""
-  return [
-    rule(f'{ours}/conv/kernel', f'{theirs}.conv.weight', tables.CONV),
-    *batch_norm(f'{ours}/norm', f'{theirs}.bn'),
-  ]
-
-
-def classifier(ours: str, theirs: str) -> list[tables.Rule]:
-  """Returns the rules of a 1 x 1 convolution that classifies."""
-  return [
-    rule(f'{ours}/dense/kernel', f'{theirs}.weight', tables.CONV_1X1),
-    rule(f'{ours}/dense/bias', f'{theirs}.bias'),
-  ]
-
-
-def _up_head(ours: str, theirs: str) -> list[tables.Rule]:
-  return [
-    *torch_norm(f'{ours}/norm', f'{theirs}.norm'),
-    *convolution(f'{ours}/convolutions_{{}}', f'{theirs}.up_convs.{{}}.0'),
-    *classifier(f'{ours}/classifier', f'{theirs}.conv_seg'),
-  ]
-
 
 # Of `models.setr.SETR`; the kinds of heads have parts of different names.
-SETR = [
-  *_up_head('decode', 'decode_head'),
-  *_up_head('auxiliary_{}', 'auxiliary_head.{}'),
-  *torch_norm('neck/norms_{}', 'neck.norm.{}'),
-  *convolution('neck/inputs_{}', 'neck.mla.channel_proj.{}'),
-  *convolution('neck/outputs_{}', 'neck.mla.feat_extract.{}'),
-  *convolution('decode/levels_{}_{}', 'decode_head.up_convs.{}.{}'),
-  *classifier('auxiliary_{}', 'auxiliary_head.{}.conv_seg'),
-]
+SETR = tables.arrays("""
+decode/norm                   decode_head.norm               norm*
+decode/convolutions_#         decode_head.up_convs.#.0       conv_bn*
+decode/classifier/dense       decode_head.conv_seg           conv1x1*
+auxiliary_#/norm              auxiliary_head.#.norm          norm*
+auxiliary_#/convolutions_#    auxiliary_head.#.up_convs.#.0  conv_bn*
+auxiliary_#/classifier/dense  auxiliary_head.#.conv_seg      conv1x1*
+neck/norms_#                  neck.norm.#                    norm*
+neck/inputs_#                 neck.mla.channel_proj.#        conv_bn*
+neck/outputs_#                neck.mla.feat_extract.#        conv_bn*
+decode/levels_#_#             decode_head.up_convs.#.#       conv_bn*
+auxiliary_#/dense             auxiliary_head.#.conv_seg      conv1x1*
+""")
+TRUNK = tables.arrays("""
+patch_embedding                patch_embed.projection             conv*
+class_token                    cls_token
+position_embedding             pos_embed
+blocks_#/norm1                 layers.#.ln1                       norm*
+blocks_#/attention/qkv/kernel  layers.#.attn.attn.in_proj_weight  dense
+blocks_#/attention/qkv/bias    layers.#.attn.attn.in_proj_bias    flat
+blocks_#/attention/out         layers.#.attn.attn.out_proj        dense2*
+blocks_#/norm2                 layers.#.ln2                       norm*
+blocks_#/mlp/up                layers.#.ffn.layers.0.0            dense*
+blocks_#/mlp/down              layers.#.ffn.layers.1              dense*
+norm                           ln1                                norm*
+""")

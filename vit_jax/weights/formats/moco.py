@@ -8,8 +8,6 @@ import re
 
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import whole
-from vit_jax.weights.formats.tables import rule
-from vit_jax.weights.formats.tables import torch_norm as _norm
 
 # It trains a base encoder, in a module that splits batches.
 _PREFIX = r'(module\.)?(base_encoder\.)?'
@@ -29,12 +27,14 @@ def whole_of(projector: int, predictor: int) -> whole.Whole:
 
 def mlp_rules(ours: str, theirs: str, layers: int) -> list[tables.Rule]:
   """Returns the rules of a head; after each dense layer comes its norm."""
-  table: list[tables.Rule] = []
-  for i in range(layers):
-    kernel = f'{theirs}.{3 * i}.weight'
-    table.append(rule(f'{ours}/dense_{i}/kernel', kernel, tables.linear()))
-    table += _norm(f'{ours}/norm_{i}', f'{theirs}.{3 * i + 1}')
-  return table
+  lines = (
+    f"""
+{ours}/dense_{i}/kernel  {theirs}.{3 * i}.weight  dense
+{ours}/norm_{i}          {theirs}.{3 * i + 1}     norm*
+"""
+    for i in range(layers)
+  )
+  return tables.arrays(''.join(lines))
 
 
 def stored(name: str) -> str:

@@ -3,15 +3,8 @@
 import numpy as np
 
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.tables import rule
-from vit_jax.weights.formats.tables import torch_dense
-from vit_jax.weights.formats.tables import torch_norm
 
-# Torch's convolutions are [out, in, ...], transposed ones [in, out, ...].
-_CONV = tables.Layout(
-  lambda a, _: np.moveaxis(a[0], (0, 1), (-1, -2)),
-  lambda a: [np.moveaxis(a, (-1, -2), (0, 1))],
-)
+# Torch's transposed convolutions are [in, out, ...].
 _TRANSPOSED = tables.Layout(
   lambda a, _: np.moveaxis(a[0], (0, 1), (-2, -1)),
   lambda a: [np.moveaxis(a, (-2, -1), (0, 1))],
@@ -24,60 +17,47 @@ _POINTS = tables.Layout(
 # MONAI's blocks have a norm for cross-attention that UNETR does not use.
 IGNORED = r'(vit\.)?blocks\.\d+\.(norm_cross_attn|cross_attn)\..*'
 
-# Of a trunk, `models.flat.Trunk`, behind the prefix `vit.`.
-TRUNK = [
-  rule(
-    'patch_embedding/kernel', 'patch_embedding.patch_embeddings.weight', _CONV
-  ),
-  rule('patch_embedding/bias', 'patch_embedding.patch_embeddings.bias'),
-  rule('position_embedding', 'patch_embedding.position_embeddings'),
-  *torch_norm('blocks_{}/norm1', 'blocks.{}.norm1'),
-  *torch_dense('blocks_{}/attention/qkv', 'blocks.{}.attn.qkv'),
-  *torch_dense('blocks_{}/attention/out', 'blocks.{}.attn.out_proj', inputs=2),
-  *torch_norm('blocks_{}/norm2', 'blocks.{}.norm2'),
-  *torch_dense('blocks_{}/mlp/up', 'blocks.{}.mlp.linear1'),
-  *torch_dense('blocks_{}/mlp/down', 'blocks.{}.mlp.linear2'),
-  *torch_norm('norm', 'norm'),
-]
-
-
+# Of a trunk, `models.vit.ViT`, behind the prefix `vit.`.
+TRUNK = tables.arrays("""
+patch_embedding         patch_embedding.patch_embeddings    conv*
+position_embedding      patch_embedding.position_embeddings
+blocks_#/norm1          blocks.#.norm1                      norm*
+blocks_#/attention/qkv  blocks.#.attn.qkv                   dense*
+blocks_#/attention/out  blocks.#.attn.out_proj              dense2*
+blocks_#/norm2          blocks.#.norm2                      norm*
+blocks_#/mlp/up         blocks.#.mlp.linear1                dense*
+blocks_#/mlp/down       blocks.#.mlp.linear2                dense*
+norm                    norm                                norm*
+""")
 # Of a patch embedding that is a dense layer: its columns are ordered by the
 # patch's axes, and then by channel.
-PERCEPTRON = [
-  *torch_dense('patch_embedding', 'patch_embeddings.1', inputs=4),
-  rule('position_embedding', 'position_embeddings'),
-]
-
-
-def _unit(ours: str, theirs: str) -> list[tables.Rule]:
-  return [
-    rule(f'{ours}/{name}/kernel', f'{theirs}.{other}.conv.weight', _CONV)
-    for name, other in (
-      ('conv1', 'conv1'),
-      ('conv2', 'conv2'),
-      ('conv_shortcut', 'conv3'),
-    )
-  ]
-
-
+PERCEPTRON = tables.arrays(
+  """
+patch_embedding/kernel  patch_embeddings.1.weight  columns
+patch_embedding/bias    patch_embeddings.1.bias
+position_embedding      position_embeddings
+""",
+  columns=tables.linear(4),
+)
+_UNIT = tables.arrays("""
+conv1/kernel          conv1.conv.weight  conv
+conv2/kernel          conv2.conv.weight  conv
+conv_shortcut/kernel  conv3.conv.weight  conv
+""")
 # Of the decoder, `models.unetr.UNETR`.
 DECODER = [
-  *_unit('encoder1', 'encoder1.layer'),
-  rule(
-    'encoder{}/first/kernel',
-    'encoder{}.transp_conv_init.conv.weight',
-    _TRANSPOSED,
+  *tables.below(_UNIT, 'encoder1/', 'encoder1.layer.'),
+  *tables.below(_UNIT, 'encoder{}/unit_{}/', 'encoder{}.blocks.{}.1.'),
+  *tables.below(_UNIT, 'decoder{}/unit/', 'decoder{}.conv_block.'),
+  *tables.arrays(
+    """
+encoder#/first/kernel      encoder#.transp_conv_init.conv.weight  transposed
+encoder#/doubled_#/kernel  encoder#.blocks.#.0.conv.weight        transposed
+decoder#/doubled/kernel    decoder#.transp_conv.conv.weight       transposed
+classifier/dense/kernel    out.conv.conv.weight                   points
+classifier/dense/bias      out.conv.conv.bias
+""",
+    transposed=_TRANSPOSED,
+    points=_POINTS,
   ),
-  rule(
-    'encoder{}/doubled_{}/kernel',
-    'encoder{}.blocks.{}.0.conv.weight',
-    _TRANSPOSED,
-  ),
-  *_unit('encoder{}/unit_{}', 'encoder{}.blocks.{}.1'),
-  rule(
-    'decoder{}/doubled/kernel', 'decoder{}.transp_conv.conv.weight', _TRANSPOSED
-  ),
-  *_unit('decoder{}/unit', 'decoder{}.conv_block'),
-  rule('classifier/dense/kernel', 'out.conv.conv.weight', _POINTS),
-  rule('classifier/dense/bias', 'out.conv.conv.bias'),
 ]

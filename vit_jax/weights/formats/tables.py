@@ -54,9 +54,10 @@ def reshaped(to_theirs: Callable[[np.ndarray], np.ndarray]) -> Layout:
 
 # The same array, except for axes of length 1.
 SAME = reshaped(lambda a: a)
-# Torch's convolutions are [out, in, height, width].
+# Torch's convolutions are [out, in, ...], of any number of axes.
 CONV = Layout(
-  lambda a, _: a[0].transpose(2, 3, 1, 0), lambda a: [a.transpose(3, 2, 0, 1)]
+  lambda a, _: np.moveaxis(a[0], (0, 1), (-1, -2)),
+  lambda a: [np.moveaxis(a, (-1, -2), (0, 1))],
 )
 # A dense layer as a 1x1 convolution.
 CONV_1X1 = Layout(
@@ -380,8 +381,18 @@ _Leaves = Sequence[tuple[str, str, Layout]]
 
 def _torch_leaves(kind: str, parts: int) -> _Leaves:
   """Returns the arrays of a layer in a state dict of torch."""
+  norm = [('scale', 'weight', SAME), ('bias', 'bias', SAME)]
+  statistics = [('mean', 'running_mean', SAME), ('var', 'running_var', SAME)]
   if kind == 'norm':
-    return [('scale', 'weight', SAME), ('bias', 'bias', SAME)]
+    return norm
+  if kind == 'batch_norm':
+    return [*norm, *statistics]
+  if kind == 'conv_bn':  # a convolution with its norm in a module
+    after = _torch_leaves('batch_norm', parts)
+    return [
+      ('conv/kernel', 'conv.weight', CONV),
+      *((f'norm/{ours}', f'bn.{theirs}', same) for ours, theirs, same in after),
+    ]
   kernel, bias = {
     'conv': (CONV, SAME),
     'conv1x1': (CONV_1X1, SAME),
@@ -400,9 +411,12 @@ def _flax_leaves(kind: str, parts: int) -> _Leaves:
   if kind == 'group_norm':
     layout = padded(0, 1, 2)
     return [('scale', 'scale', layout), ('bias', 'bias', layout)]
+  if kind == 'gamma_norm':
+    return [('scale', 'gamma', SAME), ('bias', 'beta', SAME)]
   kernel, bias = {
     'dense': (SAME, SAME),
     'parts': (split(parts, 1), split(parts, 0)),
+    'flat_parts': (split(parts, 1, FLAT_OUTPUTS), split(parts, 0, FLAT)),
   }[kind]
   return [('kernel', 'kernel', kernel), ('bias', 'bias', bias)]
 

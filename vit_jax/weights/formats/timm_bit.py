@@ -3,6 +3,7 @@
 from typing import Any
 
 from vit_jax.models import resnet
+from vit_jax.models.zoo import bit
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
@@ -53,13 +54,13 @@ def is_padded(file: Seen) -> bool:
   width = file.size(_STEM, 0)
   return '_bit' in timm_names.architecture(file.config) or any(
     (file.values['stages'], width) == (x['stages'], 64 * x['width_factor'])
-    for x in resnet.BIT_SIZES.values()
+    for x in bit.SIZES.values()
   )
 
 
 def _name(values: Values) -> str | None:
   """Returns timm's name; None: its names' sizes cannot be changed."""
-  for name, size in resnet.BIT_SIZES.items():
+  for name, size in bit.SIZES.items():
     factor = size['width_factor']
     sizes = {
       'stages': size['stages'],

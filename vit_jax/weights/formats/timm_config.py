@@ -19,7 +19,7 @@ from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats.format import Format
 
 
-def companions_of_kind(
+def companions(
   kind: Format,
   model: models.Model,
   preprocess: data.Preprocess,
@@ -48,7 +48,7 @@ def companions_of_kind(
   return {'config.json': config}
 
 
-def notes_of_kind(kind: Format, model: models.Model) -> list[str]:
+def notes(kind: Format, model: models.Model) -> list[str]:
   """Returns notes on where timm's code differs or does not suffice."""
   values = values_lib.model_values(model)
   notes = []
@@ -70,7 +70,7 @@ def notes_of_kind(kind: Format, model: models.Model) -> list[str]:
   return notes
 
 
-def usage_of_kind(
+def usage(
   kind: Format, model: models.Model, directory: str, file: str
 ) -> tuple[str, str]:
   """Returns the name of a program, and Python code that loads the model."""

@@ -12,8 +12,8 @@ from absl import logging
 
 from vit_jax.config import UserError
 from vit_jax.models import registry
-from vit_jax.models import rotary
 from vit_jax.models import vit
+from vit_jax.models.parts import rotary
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base

@@ -4,6 +4,7 @@ from typing import Any
 
 from vit_jax.config import UserError
 from vit_jax.models import mixer
+from vit_jax.models.zoo import mixer as named
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
@@ -50,11 +51,11 @@ def tokens_mlp_dim(file: Seen) -> int:
 FIELDS = (
   shape('hidden_size', _STEM, 0, axes=4),
   shape('patch_size', _STEM, (2, 3)),
-  seen('tokens_mlp_dim', tokens_mlp_dim),
+  seen('block.tokens_mlp_dim', tokens_mlp_dim),
   shape('mlp_dim', B + 'mlp_channels.fc1.weight', 0, axes=2),
   count('depth', B),
   shape('num_classes', 'head.weight', 0),
-  said('gelu', '', 'exact', is_noted=True),
+  said('mlp.gelu', '', 'exact', is_noted=True),
   said('layer_norm_epsilon', '', 1e-6, is_noted=True),
   told(A + 'img_size', lambda values: list(values['image_size'])),
   told(A + 'in_chans', lambda values: values['image_channels']),
@@ -76,7 +77,8 @@ def image_size(file: Seen) -> Size:
 def _name(values: Values) -> str | None:
   """Returns timm's name; None: its names' sizes cannot be changed."""
   for size, patch in (('S', 16), ('S', 32), ('B', 16), ('B', 32), ('L', 16)):
-    sizes = {'patch_size': (patch, patch), **mixer.SIZES[size]}
+    sizes = {'patch_size': (patch, patch), **named.SIZES[size]}
+    sizes['block.tokens_mlp_dim'] = sizes.pop('tokens_mlp_dim')
     if sizes.items() <= values.items():
       return f'mixer_{size.lower()}{patch}_224'
   return None

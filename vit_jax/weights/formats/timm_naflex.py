@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.models import positions
 from vit_jax.models import vit
+from vit_jax.models.parts import positions
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base

@@ -10,8 +10,8 @@ from typing import Any
 
 from absl import logging
 
-from vit_jax.models import flat
 from vit_jax.models import vit
+from vit_jax.models.zoo import vit as named_sizes
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
@@ -175,13 +175,6 @@ def prefix(file: Seen) -> int:
   return tokens + file.size('reg_token', 1)
 
 
-def patch_pixels(file: Seen) -> list[int]:
-  """Returns (height, width) of a patch in pixels of the image."""
-  stages = file.values.get('patches.stages')
-  stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
-  return [stride * side for side in file.values['patch_size']]
-
-
 def positioned(file: Seen) -> str:
   """Returns which tokens have learned positions.
 
@@ -194,7 +187,10 @@ def positioned(file: Seen) -> str:
     tokens = {'patches': rows} | tokens
   if file.has('cls_token') and before > 1:
     tokens['class'] = rows - 1
-  pixels, default = patch_pixels(file), timm_names.input_size(file.config)
+  pixels, default = (
+    base.patch_pixels(file.values),
+    timm_names.input_size(file.config),
+  )
 
   def fits(name: str, *sizes: Size | None) -> bool:
     counts = (base.tokens_of(size, pixels) for size in sizes if size)
@@ -214,7 +210,9 @@ def image_size(file: Seen) -> Size:
     tokens = file.size('pos_embed', 1)
     tokens -= counts[file.values['positions.learned.tokens']]
   default = timm_names.input_size(file.config)
-  return base.image_size(tokens, patch_pixels(file), file.hints, default)
+  return base.image_size(
+    tokens, base.patch_pixels(file.values), file.hints, default
+  )
 
 
 def heads(file: Seen) -> int:
@@ -503,7 +501,7 @@ def _word(pool_name: str) -> str | None:
 
 def is_of_size(values: Values, size: str) -> bool:
   """Whether a model has one of the paper's sizes."""
-  return all(values[key] == x for key, x in flat.SIZES[size].items())
+  return all(values[key] == x for key, x in named_sizes.SIZES[size].items())
 
 
 # timm's names of the paper's sizes.

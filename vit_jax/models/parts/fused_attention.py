@@ -1,0 +1,526 @@
+"""Attention as one TPU kernel, forward and backward, for short sequences.
+
+The scores of an image, [T, T] for each head, stay in the memory of the chip;
+only queries, keys, values and outputs are read and written. A ViT's sequences
+are short enough that a whole row of scores fits, so the softmax needs no second
+pass as in FlashAttention (arXiv:2205.14135). The backward pass computes the
+scores again: equations of its appendix B.2, with whole rows. Rotary embeddings
+and QK-norm are applied on the chip, too: outside, [B, T, H, K] of 64 channels
+takes twice the memory of [B, T, D], and is copied.
+
+Forward-mode derivatives, and those of second order, come from the same function
+in plain JAX.
+
+In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
+head.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+from jax.interpreters import batching
+from jax.interpreters import mlir
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from vit_jax.models.parts import rotary
+from vit_jax.models.parts import vector_lanes
+
+# The axis of the mesh that splits heads; all others split the batch.
+_HEADS = 'tensor'
+# Their matrix units take no bfloat16 operands from a kernel.
+_OLD_CHIPS = ('TPU v2', 'TPU v3')
+_TYPES = ('bfloat16', 'float32')
+# Values of `jax_default_matmul_precision` with products as fast as without it.
+_PRECISIONS = (None, 'default', 'fastest', 'bfloat16')
+
+# What precedes the scores.
+_Before = tuple[vector_lanes.Turn | None, vector_lanes.Norms | None]
+_Inputs = tuple[jax.Array, _Before]
+
+
+# TPU v4 has the least memory on the chip, 16 MiB a core, of which some is the
+# compiler's. Newer ones have 64 MiB and more. A kernel's need is an estimate,
+# and the compiler takes up to a fifth more.
+_SMALL_CHIP = 23 * 2**19
+_LARGE_CHIP = 24 * 2**20
+_SMALL_LIMIT = 14 * 2**20
+_LARGE_LIMIT = 40 * 2**20
+
+
+def turn_of(
+  rotation: rotary.Rotation | rotary.MixedRotation,
+  layer: jax.Array | None,
+  shape: tuple[int, ...],
+  dtype: jax.typing.DTypeLike,
+  normalizes: bool = False,
+) -> vector_lanes.Turn | None:
+  """Returns how the kernel rotates, or None if it cannot.
+
+  Args:
+    rotation: The kernel takes one of all heads and images, [T, K].
+    layer: Index of the layer.
+    shape: Shape of the tokens, (B, T, D).
+    dtype: Type of queries, keys and values.
+    normalizes: Whether the kernel normalises them, too.
+  """
+  cos, sin = rotation.tables(layer)
+  size = cos.shape[-1]
+  heads = shape[-1] // size
+  if cos.ndim > 2 or not fits(shape, heads, dtype, True, normalizes):
+    return None
+  return vector_lanes.Turn(cos, sin, size // 2 if rotation.halves else 1)
+
+
+def refusal(
+  shape: tuple[int, ...],
+  num_heads: int,
+  dtype: jax.typing.DTypeLike,
+  normalizes: bool = False,
+) -> str:
+  """Returns why the kernel cannot compute a layer's attention; '' if it can.
+
+  Args:
+    shape: Shape of the tokens, (B, T, D).
+    num_heads: H, which divides D.
+    dtype: Type of queries, keys and values.
+    normalizes: Whether the kernel normalises queries and keys.
+  """
+  mesh, kind = jax.sharding.get_abstract_mesh(), _device_kind()
+  config: Any = jax.config
+  precision = config.jax_default_matmul_precision
+  explicit = [mesh.shape[axis] for axis in mesh.explicit_axes]
+  dtype = jnp.dtype(dtype)
+  is_alone = not mesh.empty or jax.device_count() == 1
+  is_precise = precision not in _PRECISIONS
+  does_fit = fits(shape, num_heads, dtype, normalizes=normalizes)
+  reasons = {
+    f'{kind} is too old': kind in _OLD_CHIPS,
+    f'the type is {dtype.name}': dtype.name not in _TYPES,
+    f'jax_default_matmul_precision is {precision}': is_precise,
+    'several devices are visible, and jax.set_mesh has set none': not is_alone,
+    'axes of the mesh are explicit': math.prod(explicit) > 1,
+    f'{shape} with {num_heads} heads does not fit a chip': not does_fit,
+  }
+  return next((reason for reason, holds in reasons.items() if holds), '')
+
+
+def fits(
+  shape: tuple[int, ...],
+  num_heads: int,
+  dtype: jax.typing.DTypeLike,
+  rotates: bool = False,
+  normalizes: bool = False,
+) -> bool:
+  """Returns whether a layer's attention fits a chip's memory and registers.
+
+  Args:
+    shape: Shape of the tokens, (B, T, D).
+    num_heads: H, which divides D.
+    dtype: Type of queries, keys and values.
+    rotates: Whether the kernel also rotates queries and keys.
+    normalizes: Whether it also normalises them.
+  """
+  b, t, d = shape
+  batch, ways = _split()
+  if num_heads % ways or b % batch or (d // ways) % vector_lanes.LANES:
+    return False
+  kind = _device_kind()
+  is_large = kind.startswith('TPU') and kind != 'TPU v4'
+  itemsize = jnp.dtype(dtype).itemsize
+  need = _need(t, d // ways, d // num_heads, itemsize, rotates, normalizes)
+  return b > 0 and need <= (_LARGE_CHIP if is_large else _SMALL_CHIP)
+
+
+def _need(
+  t: int, d: int, size: int, itemsize: int, rotates: bool, normalizes: bool
+) -> int:
+  """Returns about how many bytes of a chip's memory the kernel needs."""
+  rows = -(-t // 16) * 16
+  columns = -(-t // vector_lanes.LANES) * vector_lanes.LANES
+  # The backward program reads and writes seven arrays [T, D], while those of
+  # the next and the last image move; and has five of float32 [T, T].
+  moved = 7 * 2 * itemsize * rows * d
+  if rotates:
+    moved += 2 * 2 * 4 * rows * vector_lanes.table_width(d, size)
+  if normalizes:
+    # Queries and keys of a head in float32: centred, squares and gradients.
+    width = vector_lanes.LANES * (1 if vector_lanes.LANES % size == 0 else 2)
+    moved += 2 * 3 * 4 * rows * width
+  return moved + 5 * 4 * rows * columns
+
+
+def _device_kind() -> str:
+  """Returns the kind of device of the mesh in the context, or of JAX."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return (device or jax.devices()[0]).device_kind
+
+
+def _split_axes() -> tuple[str, ...]:
+  """Returns the axes of the mesh that the compiler splits arrays by."""
+  return jax.sharding.get_abstract_mesh().auto_axes
+
+
+def _split() -> tuple[int, int]:
+  """Returns into how many parts the mesh splits the batch, and the heads."""
+  shape = jax.sharding.get_abstract_mesh().shape
+  sizes = {axis: shape[axis] for axis in _split_axes()}
+  heads = sizes.pop(_HEADS, 1)
+  return math.prod(sizes.values()), heads
+
+
+def splits_heads() -> bool:
+  """Returns whether the mesh splits the heads of a layer."""
+  return _split()[1] > 1
+
+
+def fused_attention(
+  qkv: jax.Array,
+  num_heads: int,
+  turn: vector_lanes.Turn | None = None,
+  norms: vector_lanes.Norms | None = None,
+) -> jax.Array:
+  """Multi-head self-attention: [B, T, 3, D] -> [B, T, D].
+
+  The softmax is computed in float32; products have operands of the argument's
+  type and float32 results. On a mesh, each device computes its part of the
+  batch and of the heads: the compiler cannot split a kernel by itself.
+
+  Args:
+    qkv: Queries, keys and values, the heads side by side in the last axis.
+    num_heads: H, which divides D. The kernel must fit, see `fits`.
+    turn: How queries and keys are rotated first; None: they are not. Its arrays
+      are constants, and get no gradient.
+    norms: How they are normalised before that; None: they are not.
+  """
+  batch, ways = _split()
+  compute = functools.partial(_attend, num_heads // ways)
+  if batch * ways > 1:
+    axes = _split_axes()
+    rows = tuple(axis for axis in axes if axis != _HEADS)
+    heads = _HEADS if _HEADS in axes else None
+    compute = jax.shard_map(
+      compute,
+      in_specs=(PartitionSpec(rows, None, None, heads), PartitionSpec()),
+      out_specs=PartitionSpec(rows, None, heads),
+      axis_names=set(axes),
+      check_vma=False,
+    )
+  return compute(qkv, (turn, norms))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _attend(num_heads: int, qkv: jax.Array, before: _Before) -> jax.Array:
+  """Maps [B, T, 3, D] to [B, T, D]."""
+  b, t, _, d = qkv.shape
+  flat = qkv.reshape(b, t, 3 * d)
+  shape = jax.ShapeDtypeStruct((b, t, d), qkv.dtype)
+  tables, _ = _tiled(before, d, num_heads)
+  (y,) = _call(_forward_kernel, [flat] * 3, tables, [shape], num_heads)
+  return y
+
+
+@_attend.defjvp
+def _attend_jvp(
+  num_heads: int, primals: _Inputs, tangents: _Inputs
+) -> tuple[jax.Array, jax.Array]:
+  arrays, form = jax.tree.flatten(primals)
+  tangent = _tangent_p.bind(
+    *arrays, *jax.tree.leaves(tangents), num_heads=num_heads, form=form
+  )
+  return _attend(num_heads, *primals), tangent
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _gradients(
+  num_heads: int, qkv: jax.Array, before: _Before, grad: jax.Array
+) -> _Inputs:
+  """Returns the gradients of qkv and `before` for that of the output."""
+  b, t, _, d = qkv.shape
+  flat = qkv.reshape(b, t, 3 * d)
+  turn, norms = before
+  shapes = [jax.ShapeDtypeStruct(flat.shape, qkv.dtype)]
+  tables, times = _tiled(before, d, num_heads)
+  if tables[1] is not None:  # a gradient from each image
+    scales = tables[1].scales
+    shapes.append(jax.ShapeDtypeStruct((b, *scales.shape), scales.dtype))
+  qkv_grad, *scales_grad = _call(
+    _backward_kernel, [flat, flat, flat, grad], tables, shapes, num_heads
+  )
+  if norms is not None:
+    total = scales_grad[0].sum(axis=0).reshape(2, 2, times, -1).sum(axis=2)
+    norms = dataclasses.replace(norms, scales=total)
+  return qkv_grad.reshape(qkv.shape), (
+    jax.tree.map(jnp.zeros_like, turn),
+    norms,
+  )
+
+
+@_gradients.defjvp
+def _gradients_jvp(num_heads: int, primals: Any, tangents: Any) -> Any:
+  def plain(qkv: jax.Array, before: _Before, grad: jax.Array) -> Any:
+    return jax.vjp(functools.partial(_plain, num_heads), qkv, before)[1](grad)
+
+  return _gradients(num_heads, *primals), jax.jvp(plain, primals, tangents)[1]
+
+
+def _tangent(*arrays: jax.Array, num_heads: int, form: Any) -> jax.Array:
+  """Returns the tangent of the output.
+
+  Args:
+    *arrays: qkv and the arrays of `before`, then their tangents.
+    num_heads: H.
+    form: Tree of the first half.
+  """
+  count = form.num_leaves
+  primals, tangents = (
+    jax.tree.unflatten(form, part) for part in (arrays[:count], arrays[count:])
+  )
+  return jax.jvp(functools.partial(_plain, num_heads), primals, tangents)[1]
+
+
+def _transposed_tangent(
+  grad: Any, *arrays: Any, num_heads: int, form: Any
+) -> list[Any]:
+  """Returns the gradients of those of `arrays` that are not known."""
+  count = form.num_leaves
+  primals = jax.tree.unflatten(form, arrays[:count])
+  grads = _gradients(num_heads, *primals, ad.instantiate_zeros(grad))
+  return [None] * count + [
+    x if ad.is_undefined_primal(tangent) else None
+    for x, tangent in zip(jax.tree.leaves(grads), arrays[count:], strict=True)
+  ]
+
+
+def _jvp_of_tangent(
+  primals: Any, tangents: Any, **form: Any
+) -> tuple[jax.Array, jax.Array]:
+  tangents = tuple(map(ad.instantiate_zeros, tangents))
+  return jax.jvp(functools.partial(_tangent, **form), primals, tangents)
+
+
+def _batched_tangent(
+  arrays: Any, axes: Any, **form: Any
+) -> tuple[jax.Array, int]:
+  return jax.vmap(functools.partial(_tangent, **form), axes)(*arrays), 0
+
+
+# `jax.custom_vjp` has no forward mode. This is linear in the tangents, computed
+# plainly, and its transpose is the backward kernel.
+_tangent_p = Primitive('attention_tangent')
+_tangent_p.def_impl(_tangent)
+_tangent_p.def_abstract_eval(
+  lambda qkv, *_, **form: qkv.update(shape=(*qkv.shape[:2], qkv.shape[3]))
+)
+mlir.register_lowering(
+  _tangent_p, mlir.lower_fun(_tangent, multiple_results=False)
+)
+ad.primitive_jvps[_tangent_p] = _jvp_of_tangent
+ad.primitive_transposes[_tangent_p] = _transposed_tangent
+batching.primitive_batchers[_tangent_p] = _batched_tangent
+
+
+def _plain(num_heads: int, qkv: jax.Array, before: _Before) -> jax.Array:
+  """The same function as `_attend`, in plain JAX."""
+  turn, norms = before
+  b, t, _, d = qkv.shape
+  heads = qkv.reshape(b, t, 3, num_heads, d // num_heads).astype(jnp.float32)
+  query, key, value = (heads[:, :, i] for i in range(3))
+  if norms is not None:
+    query, key = (
+      vector_lanes.normed_heads(x, scales, norms)
+      for x, scales in zip((query, key), norms.scales, strict=True)
+    )
+  if turn is not None:
+    query, key = (vector_lanes.turned_heads(x, turn) for x in (query, key))
+  scores = jnp.einsum('bqhk,bthk->bhqt', query, key) * query.shape[-1] ** -0.5
+  y = jnp.einsum('bhqt,bthk->bqhk', jax.nn.softmax(scores), value)
+  return y.reshape(b, t, d).astype(qkv.dtype)
+
+
+def _tiled(before: _Before, width: int, num_heads: int) -> tuple[_Before, int]:
+  """Returns tables as wide as whole registers, and how often they repeat."""
+  size = width // num_heads
+  times = vector_lanes.table_width(width, size) // size
+  return jax.tree.map(lambda x: jnp.concat([x] * times, axis=-1), before), times
+
+
+def _call(
+  kernel: Callable[..., None],
+  arrays: list[jax.Array],
+  before: _Before,
+  shapes: list[jax.ShapeDtypeStruct],
+  num_heads: int,
+) -> list[jax.Array]:
+  """Runs a kernel for each image; interpreted where there is no TPU.
+
+  Args:
+    kernel: Gets [1, T, D] of queries, keys, values and, if there is a fourth
+      array, of that, and the arrays of `before`; and writes an image's part of
+      the results.
+    arrays: [B, T, 3 D], three times, and maybe [B, T, D].
+    before: Arrays as wide as whole registers.
+    shapes: Of the results; the first is [B, T, D] or [B, T, 3 D].
+    num_heads: H.
+  """
+  b, t, d = arrays[0].shape
+  d //= 3
+
+  def part(index: int) -> pl.BlockSpec:
+    return pl.BlockSpec((1, t, d), lambda i: (i, 0, index))
+
+  def image(x: jax.ShapeDtypeStruct) -> pl.BlockSpec:
+    rest = (0,) * (x.ndim - 1)
+    return pl.BlockSpec((1, *x.shape[1:]), lambda i: (i, *rest))
+
+  # The limit of a small chip where that suffices: what a kernel may take, the
+  # program around it does not use.
+  is_small = _SMALL_CHIP >= _need(
+    *(t, d, d // num_heads, arrays[0].dtype.itemsize),
+    *(x is not None for x in before),
+  )
+  limit = _SMALL_LIMIT if is_small else _LARGE_LIMIT
+  tables, form = jax.tree.flatten(before)
+  specs = [part(0), part(1), part(2), part(0)][: len(arrays)]
+  specs += [pl.BlockSpec(x.shape, lambda i, n=x.ndim: (0,) * n) for x in tables]
+  width = shapes[0].shape[-1] // d
+  products = 2 if width == 1 else 5
+  call = functools.partial(
+    pl.pallas_call,
+    functools.partial(kernel, num_heads=num_heads, form=form),
+    out_shape=shapes,
+    grid=(b,),
+    in_specs=specs,
+    out_specs=[image(x) for x in shapes],
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=('parallel',), vmem_limit_bytes=limit
+    ),
+    cost_estimate=pl.CostEstimate(
+      flops=2 * products * b * t * t * d,
+      transcendentals=b * num_heads * t * t,
+      bytes_accessed=(len(arrays) + width) * b * t * d * arrays[0].itemsize,
+    ),
+    name='attention' if width == 1 else 'attention_backward',
+  )
+  return jax.lax.platform_dependent(
+    *arrays, *tables, tpu=call(interpret=False), default=call(interpret=True)
+  )
+
+
+def _forward_kernel(
+  query_ref: Any,
+  key_ref: Any,
+  value_ref: Any,
+  *refs: Any,
+  num_heads: int,
+  form: Any,
+) -> None:
+  *tables, out_ref = refs
+  turn, norms = jax.tree.unflatten(form, tables)
+  size = query_ref.shape[-1] // num_heads
+  for lanes, mine in vector_lanes.heads(query_ref.shape[-1], size):
+    normed = functools.partial(
+      vector_lanes.normed, norms=norms, mine=mine, size=size
+    )
+    query, key = (
+      normed(ref[0, :, lanes], vector_lanes.scales_of(norms, i, lanes))
+      for i, ref in enumerate((query_ref, key_ref))
+    )
+    query, key = (
+      vector_lanes.turned(x, lanes, turn).astype(query_ref.dtype)
+      for x in (query, key)
+    )
+    query = vector_lanes.only(mine, query)
+    weights, total = _softmax(query, key, size)
+    y = _dot(weights.astype(query.dtype), value_ref[0, :, lanes], (1, 0))
+    vector_lanes.write(out_ref, lanes, mine, y / total)
+
+
+def _backward_kernel(
+  query_ref: Any,
+  key_ref: Any,
+  value_ref: Any,
+  grad_ref: Any,
+  *refs: Any,
+  num_heads: int,
+  form: Any,
+) -> None:
+  turn, norms = jax.tree.unflatten(form, refs[: form.num_leaves])
+  qkv_grad_ref, *scales_grad_ref = refs[form.num_leaves :]
+  for ref in scales_grad_ref:
+    ref[...] = jnp.zeros_like(ref)
+  width, dtype = query_ref.shape[-1], query_ref.dtype
+  size = width // num_heads
+  for lanes, mine in vector_lanes.heads(width, size):
+    normed = functools.partial(
+      vector_lanes.normed, norms=norms, mine=mine, size=size
+    )
+    sides = [
+      jax.vjp(normed, ref[0, :, lanes], vector_lanes.scales_of(norms, i, lanes))
+      for i, ref in enumerate((query_ref, key_ref))
+    ]
+    query, key = (
+      vector_lanes.turned(x, lanes, turn).astype(dtype) for x, _ in sides
+    )
+    query = vector_lanes.only(mine, query)
+    grad = vector_lanes.only(mine, grad_ref[0, :, lanes])
+    grads = _grads(query, key, value_ref[0, :, lanes], grad, size)
+    for i, (_, pull_back) in enumerate(sides):
+      grads[i] = vector_lanes.turned(grads[i], lanes, turn, -1)
+      if norms is not None:
+        grads[i], change = pull_back(vector_lanes.only(mine, grads[i]))
+        to = vector_lanes.columns(norms.scales, lanes)
+        scales_grad_ref[0][0, i, :, to] += change
+    for i, x in enumerate(grads):
+      to = slice(i * width + lanes.start, i * width + lanes.stop)
+      vector_lanes.write(qkv_grad_ref, to, mine, x)
+
+
+def _grads(
+  query: jax.Array, key: jax.Array, value: jax.Array, grad: jax.Array, size: int
+) -> list[jax.Array]:
+  """Returns the gradients of a head's queries, keys and values, in float32.
+
+  Args:
+    query: [T, lanes], 0 in those of other heads.
+    key: [T, lanes].
+    value: [T, lanes].
+    grad: Of the output, [T, lanes], 0 in the lanes of other heads.
+    size: K.
+  """
+  weights, total = _softmax(query, key, size)
+  weights /= total
+  by_weights = _dot(grad, value, (1, 1))
+  mean = (weights * by_weights).sum(axis=-1, keepdims=True)
+  by_scores = size**-0.5 * weights * (by_weights - mean)
+  by_scores = by_scores.astype(query.dtype)
+  return [
+    _dot(by_scores, key, (1, 0)),
+    _dot(by_scores, query, (0, 0)),
+    _dot(weights.astype(grad.dtype), grad, (0, 0)),
+  ]
+
+
+def _softmax(
+  query: jax.Array, key: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the exponentials of a head's scores, [T, T], and rows' sums."""
+  scores = _dot(query, key, (1, 1)) * size**-0.5
+  weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+  return weights, weights.sum(axis=-1, keepdims=True)
+
+
+def _dot(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
+  """Returns the product over one axis of each, in float32."""
+  contracted = ((axes[0],), (axes[1],)), ((), ())
+  return jax.lax.dot_general(
+    x, y, contracted, preferred_element_type=jnp.float32
+  )

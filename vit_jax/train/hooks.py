@@ -1,0 +1,144 @@
+"""Hooks: what happens in a run beside its steps.
+
+Evaluations, checkpoints, logging, patience and signals are hooks, and so is a
+class of the user's that `config.train.hooks` names.
+"""
+
+import inspect
+from typing import NamedTuple
+from typing import TYPE_CHECKING
+
+from absl import logging
+import jax
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax.config import parts
+
+if TYPE_CHECKING:
+  from vit_jax.train.loop import Run
+
+_KEY = 'train.hooks'
+
+
+class Call(NamedTuple):
+  """A call of the compiled step.
+
+  Attributes:
+    num_steps: Number of updates in it.
+    metrics: Scalars of the update; of several updates, arrays [num_steps].
+    batch: Global arrays [B, ...]; of several updates, [num_steps, B, ...].
+  """
+
+  num_steps: int
+  metrics: dict[str, jax.Array]
+  batch: dict[str, jax.Array]
+
+
+class Hook:
+  """Something that happens in a run at certain steps.
+
+  All processes call the same hooks at the same steps. A hook reads the run and
+  reports what it finds; the state after each step stays that of the config.
+  """
+
+  def before_call(self, run: 'Run') -> None:
+    """Called after `run.step` updates, before the next call, and at the end.
+
+    A hook may set `run.reason`: the run then ends at this step.
+    """
+
+  def after_call(self, run: 'Run', call: Call) -> None:
+    """Called when a call was given to the devices, which may still compute it.
+
+    Args:
+      run: The run, whose `step` counts the updates of this call, too.
+      call: The call; its batch is not to be kept.
+    """
+
+  def end(self, run: 'Run') -> None:
+    """Called once the run is complete, before DONE is written."""
+
+  def close(self) -> None:
+    """Called however the run ends."""
+
+
+def from_config(config: ml_collections.ConfigDict) -> list[Hook]:
+  """Returns the hooks that `config.train.hooks` names, in their order.
+
+  Raises:
+    UserError: There is no such class or option, or the class raises one.
+  """
+  return [_create(x) for x in parts.parse_sum(config.train.hooks, _KEY)]
+
+
+def _create(part: parts.Part) -> Hook:
+  if ':' not in part.name:
+    raise config_lib.UserError(
+      f'config.{_KEY} is {part.name!r}: name a class of your own, as'
+      " 'my_module:MyHook' or 'my_module:MyHook(every=100)'"
+    )
+  parts.check_literals(part, _KEY)
+  make = config_lib.load_own(part.name, _KEY, Hook)
+  parts.check_options(part, _KEY, inspect.signature(make).parameters)
+  with config_lib.explained(f'config.{_KEY}={part}', ValueError, TypeError):
+    hook: Hook = make(**part.options)
+  return hook
+
+
+class Stall(Hook):
+  """Tells the watch of `train.stall_timeout` that the run makes progress."""
+
+  def before_call(self, run: 'Run') -> None:
+    """Says so."""
+    run.watch.alive(run.step)
+
+
+class Save(Hook):
+  """Saves checkpoints when they are due, and the best one."""
+
+  def before_call(self, run: 'Run') -> None:
+    """Saves, after the evaluations of this step."""
+    if run.is_due:
+      with run.clock.saving():
+        run.checkpoints.save_best(run.step, run.state, run.results)
+      if run.experiment.checkpoint_due(run.step):
+        run.save()
+
+
+class Patience(Hook):
+  """Ends a run whose best metric does not improve: `train.patience`.
+
+  The decision depends only on stored values: the step of the best checkpoint
+  and the results of this step. So a run that was killed and resumed ends at the
+  same step.
+  """
+
+  def before_call(self, run: 'Run') -> None:
+    """Ends the run if its metric has not improved for too long."""
+    e, metric = run.experiment, run.experiment.config.checkpoint.best
+    best = run.checkpoints.best_step
+    if e.patience is None or metric not in (run.results or {}):
+      return
+    if run.step - best < e.patience or run.step == e.total_steps:
+      return
+    since = f'since step {best}' if best else 'at all'
+    run.reason = (
+      f'{metric} has not improved {since}, by step {run.step}:'
+      f' config.train.patience is {e.config.train.patience!r}'
+    )
+
+
+class Signals(Hook):
+  """Saves and stops after a signal, unless the run is complete."""
+
+  def before_call(self, run: 'Run') -> None:
+    """Stops the run if there is a signal."""
+    if not run.stop.signal or run.is_complete:
+      return
+    run.monitor.settle()
+    run.save()
+    run.checkpoints.wait()
+    total_steps = run.experiment.total_steps
+    logging.info('stopped at step %d of %d; saved', run.step, total_steps)
+    run.is_stopped = True

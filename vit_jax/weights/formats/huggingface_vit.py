@@ -1,0 +1,288 @@
+"""ViT, DeiT, I-JEPA and DINOv2 in the format of Hugging Face transformers.
+
+MSN has ViT's class under another name; of MAE's files the encoder is read.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from absl import logging
+import numpy as np
+
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import huggingface_fields as common
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import has
+from vit_jax.weights.formats.fields import said
+from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import seen
+from vit_jax.weights.formats.fields import shape
+from vit_jax.weights.formats.fields import told
+from vit_jax.weights.formats.format import Arrays
+from vit_jax.weights.formats.format import show
+
+Values = Mapping[str, Any]
+
+L = 'encoder.layer.#'
+QKV = f'{L}.attention.attention'
+PROJECTION = 'embeddings.patch_embeddings.projection'
+POSITIONS = 'embeddings.position_embeddings'
+# Of BEiT, too.
+COMMON = f"""
+patch_embedding         {PROJECTION}                  conv*
+class_token             embeddings.cls_token
+distillation_token      embeddings.distillation_token
+register_tokens         embeddings.register_tokens
+position_embedding      {POSITIONS}
+blocks_#/attention/qkv  {QKV}.{{query,key,value}}       parts*
+blocks_#/attention/out  {L}.attention.output.dense    dense2*
+"""
+LAYERS = f"""
+{COMMON}
+blocks_#/norm1          {L}.layernorm_before          norm*
+blocks_#/norm2          {L}.layernorm_after           norm*
+blocks_#/mlp/up         {L}.intermediate.dense        dense*
+blocks_#/mlp/down       {L}.output.dense              dense*
+head                    classifier                    dense*
+"""
+_TWO_HEADS = 'distillation_token&head.distillation'
+ARRAYS = tables.arrays(f"""
+head                    cls_classifier                dense*  ?{_TWO_HEADS}
+head_distillation       distillation_classifier       dense*
+{LAYERS}
+norm                    layernorm                     norm*
+pre_logits              pooler.dense                  dense*
+""")
+DINO_ARRAYS = tables.arrays(
+  f"""
+{COMMON}
+mask_token              embeddings.mask_token         row
+blocks_#/norm1          {L}.norm1                     norm*
+blocks_#/norm2          {L}.norm2                     norm*
+blocks_#/layer_scale1   {L}.layer_scale1.lambda1
+blocks_#/layer_scale2   {L}.layer_scale2.lambda1
+blocks_#/mlp/up         {L}.mlp.weights_in            dense*  ?mlp=swiglu
+blocks_#/mlp/down       {L}.mlp.weights_out           dense*  ?mlp=swiglu
+blocks_#/mlp/up         {L}.mlp.fc1                   dense*
+blocks_#/mlp/down       {L}.mlp.fc2                   dense*
+norm                    layernorm                     norm*
+head                    classifier                    dense*
+""",
+  row=tables.squeezed(0),
+)
+
+# model_type -> the pool; and the name in that of its class.
+POOLS = {
+  'vit': 'token',
+  'deit': 'token',
+  'vit_msn': 'token',
+  'vit_mae': 'token',
+  'ijepa': 'mean',
+}
+_CLASSES = {
+  'vit': 'ViT',
+  'deit': 'DeiT',
+  'ijepa': 'IJepa',
+  'dinov2': 'Dinov2',
+  'dinov2_with_registers': 'Dinov2WithRegisters',
+}
+MAE = 'ViTMAEForPreTraining'
+DINO_TYPES = ('dinov2', 'dinov2_with_registers')
+TYPES = (*POOLS, *DINO_TYPES)
+
+
+def model_type(values: Values) -> str:
+  """Returns the `model_type` of a model."""
+  if values['pool'] == 'token_and_mean':
+    return 'dinov2_with_registers' if values['registers'] else 'dinov2'
+  if values['pool'] == 'mean':
+    return 'ijepa'
+  return 'deit' if values['distillation_token'] else 'vit'
+
+
+def header(values: Values) -> dict[str, Any]:
+  """Returns what a config says of the class."""
+  name = model_type(values)
+  purpose = 'ForImageClassification' if values['num_classes'] else 'Model'
+  if values['distillation_token'] and values['head.distillation']:
+    purpose += 'WithTeacher'
+  return common.header(name, _CLASSES[name] + purpose)
+
+
+def stored(values: Values, name: str) -> str:
+  """Returns the name of an array: below the model's, beside a classifier."""
+  is_head = 'classifier.' in name
+  alone = is_head or not values['num_classes']
+  return name if alone else f'{model_type(values)}.{name}'
+
+
+def classes(file: Seen) -> int:
+  """Returns the number of classes."""
+  return max(
+    file.size(f'{name}.weight', 0) for name in ('classifier', 'cls_classifier')
+  )
+
+
+def epsilon(file: Seen) -> float:
+  """Returns the epsilon that a config leaves out."""
+  kind = file.config.get('model_type', typed.TEXT)
+  return 1e-6 if kind == 'vit_msn' else 1e-12
+
+
+MLP_DIM = shape(
+  'mlp_dim', f'{L}.intermediate.dense.weight', 0, 'intermediate_size', axes=2
+)
+# A pooler is not used beside a classifier.
+FIELDS = (
+  said('pool', 'model_type', 'token', POOLS),
+  *common.sizes(f'{PROJECTION}.weight', L, MLP_DIM),
+  told('encoder_stride', lambda values: values['patch_size'][0]),
+  common.epsilon(epsilon),
+  has('attention.qkv_bias', f'{QKV}.query.bias', 'qkv_bias', is_stated=True),
+  always('positions.learned', True),
+  has('class_token', 'embeddings.cls_token'),
+  has('distillation_token', 'embeddings.distillation_token'),
+  seen('num_classes', classes),
+  seen(
+    'head.distillation',
+    lambda file: (
+      not file.values['distillation_token']
+      or file.has('distillation_classifier.')
+    ),
+  ),
+  seen(
+    'head.pre_logits',
+    lambda file: (
+      0 if file.values['num_classes'] else file.size('pooler.dense.weight', 0)
+    ),
+  ),
+  told('pooler_output_size', lambda values: values['head.pre_logits'] or None),
+)
+
+
+def lacks(values: Values) -> str | None:
+  """Returns what ViT, DeiT and I-JEPA have no place for."""
+  has_tokens = values['class_token'] or values['distillation_token']
+  if values['pool'] == 'mean' and has_tokens:
+    return f'{show("pool", "mean")} beside tokens before the patches'
+  if values['pool'] == 'token' and not values['class_token']:
+    return show('class_token', False)
+  return common.oblong(values, 'patch_size')
+
+
+def gated_hidden_size(d: int, ratio: int) -> int:
+  """Returns the size of the hidden layer of DINOv2's gated MLP."""
+  return (int(d * ratio * 2 / 3) + 7) // 8 * 8
+
+
+def mlp_ratio(values: Values) -> int | None:
+  """Returns DINOv2's `mlp_ratio`, a whole number; None: none fits."""
+  d, hidden = values['hidden_size'], values['mlp_dim']
+  is_gated = values['mlp'] == 'swiglu'
+  near = range(1, 2 * hidden // d + 2)
+  sizes = {r: gated_hidden_size(d, r) if is_gated else d * r for r in near}
+  return next((r for r, size in sizes.items() if size == hidden), None)
+
+
+def dino_classes(file: Seen) -> int:
+  """Returns the number of classes; without any, says what features are."""
+  number = classes(file)
+  if not number and file.hints.stored_size is None:
+    logging.warning(
+      'a %s without a classifier: its features are the class token and the'
+      ' mean of the patch tokens, side by side (2 x %d numbers); the first'
+      ' half is what transformers calls pooler_output',
+      file.config.get('model_type', typed.TEXT),
+      file.values['hidden_size'],
+    )
+  return number
+
+
+def dino_lacks(values: Values) -> str | None:
+  """Returns what DINOv2's class has no place for."""
+  if mlp_ratio(values) is None:
+    return show('mlp_dim', values['mlp_dim'])
+  return common.oblong(values, 'patch_size', 'image_size')
+
+
+def dino_finish(values: Values, arrays: Arrays) -> Arrays:
+  """Returns arrays with a mask token that DINOv2 with registers always has."""
+  if values['mask_token'] or not values['registers']:
+    return arrays
+  name = stored(values, 'embeddings.mask_token')
+  return {**arrays, name: np.zeros((1, values['hidden_size']), np.float32)}
+
+
+NUMBER = typed.Kind('a finite number', typed.is_number)
+DINO_FIELDS = (
+  has(
+    'mlp',
+    f'{L}.mlp.weights_in.',
+    'use_swiglu_ffn',
+    yes='swiglu',
+    no='mlp',
+    words={True: 'swiglu', False: 'mlp'},
+    is_stated=True,
+  ),
+  *common.sizes(
+    f'{PROJECTION}.weight',
+    L,
+    seen(
+      'mlp_dim',
+      lambda file: (
+        file.size(f'{L}.mlp.weights_out.weight', 1)
+        or file.size(f'{L}.mlp.fc2.weight', 1)
+      ),
+    ),
+  ),
+  told('mlp_ratio', mlp_ratio),
+  common.epsilon(1e-6),
+  has('attention.qkv_bias', f'{QKV}.query.bias', 'qkv_bias', is_stated=True),
+  said('block.layer_scale', 'layerscale_value', 1.0, kind=NUMBER),
+  always('class_token', True),
+  shape(
+    'registers',
+    'embeddings.register_tokens',
+    1,
+    'num_register_tokens',
+    default=0,
+  ),
+  common.MASK_TOKEN,
+  always('positions.learned', True),
+  always('positions.learned.tokens', 'class'),
+  always('pool', 'token_and_mean'),
+  seen('num_classes', dino_classes),
+)
+
+
+def dino_resize(file: Seen) -> str:
+  """Returns how DINOv2's classes resize positions."""
+  return 'bicubic_antialias' if file.values['registers'] else 'bicubic'
+
+
+VIT = common.vit_format(
+  (*POOLS,),
+  'ViT, DeiT and I-JEPA',
+  ARRAYS,
+  FIELDS,
+  projection=f'{PROJECTION}.weight',
+  positions=POSITIONS,
+  known={'pooler_act': typed.one_of('tanh')},
+  header=header,
+  stored=stored,
+  lacks=lacks,
+)
+DINOV2 = common.vit_format(
+  DINO_TYPES,
+  'DINOv2',
+  DINO_ARRAYS,
+  DINO_FIELDS,
+  projection=f'{PROJECTION}.weight',
+  positions=POSITIONS,
+  resize=dino_resize,
+  header=header,
+  stored=stored,
+  finish=dino_finish,
+  lacks=dino_lacks,
+)
