@@ -19,6 +19,7 @@ import vit_jax
 from vit_jax import convert
 from vit_jax import models
 from vit_jax.data import features
+from vit_jax.models import patches
 from vit_jax.models import layouts
 from vit_jax.weights.formats import base as base_lib
 from vit_jax.weights.formats import export
@@ -201,7 +202,8 @@ def test_fixed_positions_become_learned_ones(tmp_path, form):
   assert any('fixed positions are stored as learned' in x for x in notes)
   assert notes[0] in (tmp_path / form / 'README.md').read_text()
   found = vit_jax.load(tmp_path / form)
-  assert models.flattened(found.model).position_embedding == 'learned'
+  (positions,) = found.model.positions
+  assert isinstance(positions, patches.Learned)
   images = np.random.default_rng(1).normal(size=(2, 32, 32, 3))
   images = images.astype(np.float32)
   np.testing.assert_array_equal(logits(found, images), logits(random, images))

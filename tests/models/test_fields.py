@@ -49,28 +49,6 @@ def test_kinds():
     'remat',
     'dtype',
   ]
-  assert set(foreign.UNSEEN) == {
-    'num_heads',
-    'gelu',
-    'layer_norm_epsilon',
-    'causal',
-    'gate',
-    'rotary',
-    'rotary_base',
-    'rotary_grid',
-    'rotary_offset',
-    'crop_to_patches',
-    'post_norm',
-    'map_heads',
-    'map_prefix',
-    'num_groups',
-    'zero_padded_pool',
-    'experts_per_token',
-    'position_aspect',
-    'position_grid',
-    'position_resize',
-    'distillation_head',
-  }
 
 
 def test_a_field_must_say_what_it_is():

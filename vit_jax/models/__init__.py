@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from vit_jax.models import embedding
 from vit_jax.models import encoder
 from vit_jax.models import fields as fields_lib
-from vit_jax.models import flat
 from vit_jax.models import igpt
 from vit_jax.models import initializers
 from vit_jax.models import keys as keys_lib
@@ -34,8 +33,6 @@ from vit_jax.models.keys import KEYS as KEYS
 from vit_jax.models.parts import kernels
 
 Model = vit.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
-# A model's fields as formats of checkpoints describe them.
-Flat = flat.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
 _Module = TypeVar('_Module', bound=nn.Module)
 
 # How a model is computed, which does not change its function.
@@ -144,51 +141,6 @@ def renamed(name: str, **options: Any) -> str:
   return registry.join_name(name, options)
 
 
-def flat_model(module: type[Flat], fields: Mapping[str, Any]) -> Flat:
-  """Returns flat fields, after checking them.
-
-  Texts remain only of parts that no flat field describes.
-
-  Raises:
-    ValueError: A field is unknown, or they do not fit.
-  """
-  if not issubclass(module, flat.ViT):
-    return create(module, fields)
-  model = module(**fields_lib.checked(module, fields))
-  fields_lib.check_values(model)
-  parts = model.parts()
-  keys_lib.check(parts)
-  has_texts = any(getattr(model, kind) for kind in flat.TEXTS)
-  return flat.flatten(parts) if has_texts else model
-
-
-def from_flat(model: Flat | Model) -> Model:
-  """Returns the Linen module of flat fields; see `flattened`."""
-  return model.parts() if isinstance(model, flat.ViT) else model
-
-
-def flattened(model: Model | Flat) -> Flat:
-  """Returns the flat fields of a model."""
-  return flat.flatten(model) if isinstance(model, vit.ViT) else model
-
-
-def fields_of(model: Model | Flat) -> dict[str, Any]:
-  """Returns all flat fields of a model but `dtype`, by name."""
-  values = values_of_kind(model, *fields_lib.Kind)
-  return {name: x for name, x in values.items() if name != 'dtype'}
-
-
-def values_of_kind(
-  model: Model | Flat, *kinds: fields_lib.Kind
-) -> dict[str, Any]:
-  """Returns the flat fields of some kinds, or the options of all parts."""
-  described = flattened(model)
-  if isinstance(described, nn.Module):
-    return registry.values_of(described, kinds)
-  names = fields_lib.of_kind(type(described), *kinds)
-  return {name: getattr(described, name) for name in names}
-
-
 def key_values(model: Model) -> dict[str, Any]:
   """Returns the keys of `config.model` that a model has, but its name.
 
@@ -225,7 +177,7 @@ def config_values(model: Model) -> dict[str, Any]:
     UserError: As `key_values`.
   """
   name, values = name_of(model), key_values(model)
-  fields, named = (fields_of(x) for x in (model, create_model(name, 0)))
+  fields, named = map(full_values, (model, create_model(name, 0)))
   options = {
     key: fields[key]
     for key in family_options(type(model))
@@ -410,7 +362,7 @@ def has_equal_layers(model: Model) -> bool:
   return not isinstance(model, resnet.BiT)
 
 
-def pixels_per_token(model: Model | Flat) -> tuple[int, ...] | None:
+def pixels_per_token(model: Model) -> tuple[int, ...] | None:
   """Returns the pixels of a token, (height, width); None without patches.
 
   Those of volumes are (depth, height, width).
@@ -419,8 +371,6 @@ def pixels_per_token(model: Model | Flat) -> tuple[int, ...] | None:
     return None
   if isinstance(model, igpt.IGPT):
     return 1, 1
-  if isinstance(model, flat.ViT):
-    model = model.parts()
   if isinstance(model, vit.ViT):
     pixels: tuple[int, ...] = model.patches.pixels
     return pixels

@@ -342,7 +342,6 @@ def load(
         ' step out'
       )
     keys = {**(unseen or {}), **overrides}
-    overrides = {k: x for k, x in overrides.items() if k not in foreign.UNSEEN}
     size = None if image_size is None else fit.pair(image_size)
     loaded = _from_file(local, keys, position_size or size, state)
   wanted = num_classes, image_size, resize, quantize
@@ -483,11 +482,10 @@ def _from_file(
   size: tuple[int, int] | None,
   state: str | None,
 ) -> Loaded:
-  stated = values_lib.stated(keys)
-  read = foreign.read(path, foreign.unseen(keys), size, state, stated)
+  read = foreign.read(path, values_lib.stated(keys), size, state)
   description = read.description
   return Loaded(
-    models.from_flat(description.model),
+    description.model,
     read.params,
     data.Preprocess.from_dict(description.preprocess),
     description.image_size,

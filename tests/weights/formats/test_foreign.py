@@ -118,7 +118,7 @@ def test_the_epsilons_of_timms_hybrids_are_said(tmp_path, caplog):
   assert 'logits differ' not in caplog.text
   (tmp_path / 'x' / 'config.json').unlink()
   vit_jax.load(
-    tmp_path / 'x', num_heads=models.flattened(random.model).num_heads
+    tmp_path / 'x', num_heads=random.model.block.attention.num_heads
   )
   assert 'logits differ from those of timm' in caplog.text
 
@@ -320,16 +320,13 @@ def test_heads_by_architecture_and_by_published_size(tmp_path):
   (tmp_path / 'timm' / 'config.json').write_text(
     json.dumps({'architecture': 'vit_little_patch16_reg4_gap_256'})
   )
-  assert models.flattened(vit_jax.load(tmp_path / 'timm').model).num_heads == 4
+  loaded = vit_jax.load(tmp_path / 'timm')
+  assert loaded.model.block.attention.num_heads == 4
   (tmp_path / 'timm' / 'config.json').unlink()
   with pytest.raises(UserError, match=r'num_heads= .*--model\.num_heads='):
     vit_jax.load(tmp_path / 'timm')
-  assert (
-    models.flattened(
-      vit_jax.load(tmp_path / 'timm', num_heads=8).model
-    ).num_heads
-    == 8
-  )
+  loaded = vit_jax.load(tmp_path / 'timm', num_heads=8)
+  assert loaded.model.block.attention.num_heads == 8
 
 
 @pytest.mark.parametrize(
@@ -640,11 +637,11 @@ def test_preparation_that_is_not_computed(
   'key,value',
   [
     ('vit_jax', [1]),
-    ('vit_jax.keys', 'ViT'),
-    ('vit_jax.keys', {'depths': 2}),
-    ('vit_jax.keys', {'num_heads': [3]}),
-    ('vit_jax.keys', {'layer_norm_epsilon': 2147483648}),
-    ('vit_jax.keys', {'num_classes': 2**63}),
+    ('vit_jax.model', 'ViT'),
+    ('vit_jax.model', {'depths': 2}),
+    ('vit_jax.model', {'num_heads': [3]}),
+    ('vit_jax.model', {'layer_norm_epsilon': 2147483648}),
+    ('vit_jax.model', {'num_classes': 2**63}),
     ('vit_jax.preprocess.mean', [2**63, 0.5, 10**400]),
     ('vit_jax.image_size', 32),
     ('vit_jax.resize', 'nearest'),

@@ -186,7 +186,7 @@ def test_open_clip(tmp_path, act):
   containers.write_safetensors(path, arrays, {})
   gelu = 'sigmoid' if act == 'quick_gelu' else 'exact'
   loaded = vit_jax.load(path, mlp=f'mlp(gelu={gelu!r})')
-  assert models.flattened(loaded.model).num_heads == 2 and loaded.model.pre_norm
+  assert loaded.model.block.attention.num_heads == 2 and loaded.model.pre_norm
   images = images_of(32, 32)
   with torch.no_grad():
     pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())

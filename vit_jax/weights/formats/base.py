@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
-from vit_jax.models import flat
+from vit_jax.models.zoo import vit as named
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import tables
@@ -33,22 +33,20 @@ class Hints:
   """Facts about a checkpoint that its arrays do not show.
 
   Attributes:
-    overrides: Fields of the model that the caller gives.
+    values: Values of the model that the caller gives, as `models.values.stated`
+      has them.
     config: config.json in the file's directory; empty if there is none.
     preprocessor: preprocessor_config.json there; empty if there is none.
     image_size: (height, width) that the caller requests, or None.
     stored_size: (height, width) that positions are for, if our export stored it
       in config.json; else None.
-    values: Values of the model that the caller gives, as `models.values.stated`
-      has them.
   """
 
-  overrides: dict[str, Any]
+  values: Mapping[str, Any]
   config: typed.Json
   preprocessor: typed.Json
   image_size: tuple[int, int] | None
   stored_size: tuple[int, int] | None = None
-  values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,23 +54,23 @@ class Description:
   """The model that a file holds.
 
   Attributes:
-    model: Flat fields of the module, with as many classes as the file has.
+    model: The model, with as many classes as the file has.
     image_size: (height, width) that its positions are for.
     preprocess: Fields of `data.Preprocess`.
     resize: Method by which the original code resizes its positions.
     silent: Name of the file that should define the preprocessing but does not;
       '' if it does.
+    rules: The table of its arrays.
     others: Parameters that another file holds, float32 arrays by path.
-    rules: The table of its arrays; None: that of its format for the model.
   """
 
-  model: models.Flat | models.Model
+  model: models.Model
   image_size: tuple[int, int]
   preprocess: dict[str, Any]
   resize: str
+  rules: Sequence[tables.Rule]
   silent: str = ''
   others: dict[str, Any] = dataclasses.field(default_factory=dict)
-  rules: Sequence[tables.Rule] | None = None
 
 
 class Format(Protocol):
@@ -320,9 +318,9 @@ def num_heads(
   """
   sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   published = (
-    x['num_heads'] for x in flat.SIZES.values() if sizes.items() <= x.items()
+    x['num_heads'] for x in named.SIZES.values() if sizes.items() <= x.items()
   )
-  found = hints.overrides.get('num_heads')
+  found = hints.values.get('num_heads')
   if found is None:
     found = configured or next(published, None)
   if found is None:

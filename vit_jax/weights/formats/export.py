@@ -256,8 +256,7 @@ def _companions(
   if writer is not huggingface_config:  # transformers takes no other fields
     found['config.json']['vit_jax'] = {
       'file': weights_file,
-      'model': models.fields_of(loaded.model),
-      'keys': models.config_values(loaded.model),
+      'model': models.config_values(loaded.model),
       'image_size': size,
       'resize': loaded.resize,
       'preprocess': preprocess.to_dict(),

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import contextlib
 import dataclasses
 import pathlib
-import typing
 from typing import Any
 
 from absl import logging
@@ -13,9 +12,6 @@ from absl import logging
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
-from vit_jax.models import fields
-from vit_jax.models import flat
-from vit_jax.models import registry
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 from vit_jax.models.parts import stems
@@ -49,16 +45,6 @@ _WEIGHTS = (
 SUFFIXES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 
 _MOST_PREFIXES = 3  # names of modules before those of a model
-# Flat fields of models that arrays do not show.
-UNSEEN = tuple(
-  dict.fromkeys(
-    name
-    for module in typing.get_args(models.Flat)
-    for name, field in fields.of(module).items()
-    if not field.is_visible and name not in flat.TEXTS
-  )
-)
-
 _NAMES = typed.Kind(
   'a list of names',
   lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
@@ -89,32 +75,6 @@ _STORED: Mapping[str, tuple[typed.Kind, Any]] = {
 }
 
 
-def unseen(keys: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns flat fields that keys of a model say and arrays do not show.
-
-  What else their texts say of a part may differ from the checkpoint's.
-
-  Args:
-    keys: Values of `config.model`; None stands for none.
-
-  Raises:
-    UserError: A text names no part.
-  """
-  values = {key: x for key, x in keys.items() if x is not None}
-  values |= registry.split_name(values.get('name', ''))[1]
-  plain = {name: values[name] for name in UNSEEN if name in values}
-  texts = {kind: values[kind] for kind in flat.TEXTS if kind in values}
-  if not texts:
-    return plain
-  sizes: dict[str, Any] = {'num_classes': 0, 'patch_size': (16, 16)}
-  sizes |= flat.SIZES['S']
-  numbers = [x for x in flat.SIZES['S'] if values.get(x)]
-  sizes |= {key: values[key] for key in numbers}
-  spec = flat.flatten(flat.ViT(**sizes | texts).parts())
-  names = {name for kind in texts for name in flat.TEXTS[kind].split()}
-  return plain | {name: getattr(spec, name) for name in UNSEEN if name in names}
-
-
 @dataclasses.dataclass(frozen=True)
 class Foreign:
   """A checkpoint of another program, under our names.
@@ -132,10 +92,9 @@ class Foreign:
 
 def read(
   path: pathlib.Path,
-  overrides: dict[str, Any],
+  values: Mapping[str, Any],
   image_size: tuple[int, int] | None,
   state: str | None = None,
-  values: Mapping[str, Any] | None = None,
 ) -> Foreign:
   """Reads a file of weights, or a directory with one.
 
@@ -143,11 +102,11 @@ def read(
     path: An .npz, .safetensors or .pth file, or a directory in the format of
       Hugging Face or of timm's Hub. Of LiT's and big_vision's files with two
       towers, the image tower is read.
-    overrides: Fields of the model that its arrays do not show.
+    values: Values of the model that the caller gives (`models.values.stated`),
+      of which its arrays do not show some.
     image_size: (height, width) that the caller requests, which can determine a
       grid that is not square; or None.
     state: As of `containers.open_arrays`.
-    values: Values of the model that the caller gives (`models.values.stated`).
 
   Raises:
     UserError: It is damaged, of no known format, or does not fit; the message
@@ -161,24 +120,19 @@ def read(
     is_ours = _is_ours(config, file.name)
     if not is_ours and timm_clip.recognises(stored.shapes):
       config = _config_of_open_clip(file) or config
-    hints = base.Hints(
-      overrides, config, preprocessor, image_size, values=values or {}
-    )
+    hints = base.Hints(values, config, preprocessor, image_size)
     if is_ours:
       hints = _completed(hints)
     form: Any = _format(list(stored.shapes))
     arrays = form.prepare(stored)
     description = _cropped(form.describe(arrays, hints), hints)
     if is_ours:
-      description = _restored(description, config, values or {})
+      description = _restored(description, config, values)
     channels = description.preprocess['channels']
     abstract = models.abstract_params(
-      models.from_flat(description.model), (*description.image_size, channels)
+      description.model, (*description.image_size, channels)
     )
     others, rules = description.others, description.rules
-    if rules is None:
-      assert not isinstance(description.model, vit.ViT)
-      rules = form.rules(description.model)
     inside = {path: x for path, x in abstract.items() if path not in others}
     params = tables.read(arrays, rules, inside, form.IGNORED, arrays.stored)
     params |= others
@@ -241,26 +195,17 @@ def _cropped(
   out; timm's can be told to pad it.
   """
   model = description.model
-  if isinstance(model, vit.ViT):
-    if 'patches.crop' in hints.values:
-      return description
-  elif not isinstance(model, flat.ViT) or 'crop_to_patches' in hints.overrides:
+  if not isinstance(model, vit.ViT) or 'patches.crop' in hints.values:
     return description
-  patch = models.pixels_per_token(model) or ()
-  rest = any(n % p for n, p in zip(description.image_size, patch, strict=False))
-  pads = hints.config.get('model_args.dynamic_img_pad', typed.TRUTH, False)
-  if not rest or pads:
-    return description
-  if isinstance(model, vit.ViT):
-    if isinstance(model.patches, stems.HybridPatches):
-      return description
-    cropped = model.patches.clone(crop=True)
-    return dataclasses.replace(description, model=model.clone(patches=cropped))
-  if model.resnet_stages is not None:
-    return description
-  return dataclasses.replace(
-    description, model=model.clone(crop_to_patches=True)
+  rest = any(
+    n % p
+    for n, p in zip(description.image_size, model.patches.pixels, strict=False)
   )
+  pads = hints.config.get('model_args.dynamic_img_pad', typed.TRUTH, False)
+  if not rest or pads or isinstance(model.patches, stems.HybridPatches):
+    return description
+  cropped = model.patches.clone(crop=True)
+  return dataclasses.replace(description, model=model.clone(patches=cropped))
 
 
 def _say_assumed(path: pathlib.Path, description: base.Description) -> None:
@@ -359,13 +304,11 @@ def _is_ours(config: typed.Json, name: str) -> bool:
 
 def _completed(hints: base.Hints) -> base.Hints:
   """Returns hints with the model's fields that `export` wrote."""
-  model = hints.config.get('vit_jax.model', typed.OBJECT)
-  keys = hints.config.get('vit_jax.keys', typed.OBJECT, {})
+  keys = hints.config.get('vit_jax.model', typed.OBJECT)
   return dataclasses.replace(
     hints,
-    overrides=flat.without_named(model, hints.overrides) | hints.overrides,
-    stored_size=tuple(hints.config.get('vit_jax.image_size', typed.PAIR)),
     values={**values_lib.stated(keys), **hints.values},
+    stored_size=tuple(hints.config.get('vit_jax.image_size', typed.PAIR)),
   )
 
 
@@ -377,12 +320,12 @@ def _restored(
   That is the preprocessing, and the model unless the caller gives `values`.
   """
   key, found = 'vit_jax.preprocess', description.preprocess
-  keys = config.get('vit_jax.keys', typed.OBJECT)
-  if keys and not values and description.rules is not None:
+  keys = config.get('vit_jax.model', typed.OBJECT)
+  if not values:
     try:
       model = models.create_model(**keys)
     except TypeError:  # no name
-      raise config.error('vit_jax.keys', keys, 'it must have a name') from None
+      raise config.error('vit_jax.model', keys, 'it must have a name') from None
     description = dataclasses.replace(description, model=model)
   channels = found['channels']
   preprocess = {

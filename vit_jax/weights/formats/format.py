@@ -113,8 +113,8 @@ class Format:
       size,
       preprocess,
       self.resize(seen),
+      self.rules(values_lib.model_values(model)),
       silent,
-      rules=self.rules(values_lib.model_values(model)),
     )
 
   def build(self, values: Values) -> models.Model:
@@ -256,7 +256,6 @@ class Format:
     config = typed.Json('config.json', self.config(values))
     hints = base.Hints({}, config, typed.Json('', {}), None, image_size)
     restored = self.describe(arrays, hints).model
-    assert not isinstance(restored, models.flat.ViT)
     return restored, homeless
 
   def _check(self, config: typed.Json) -> None:
