@@ -197,8 +197,8 @@ def _part(kind: str, name: str, path: str, values: Mapping[str, Any]) -> Part:
 def stated(keys: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the values that keys of `config.model` say themselves.
 
-  Options that a text does not have are not among them; positions that it does
-  not have are False.
+  Options that a text does not have are not among them. Positions without `rope`
+  say that, too.
 
   Raises:
     UserError: A text cannot be read, or names no part.
@@ -212,7 +212,7 @@ def stated(keys: Mapping[str, Any]) -> dict[str, Any]:
     elif key not in registry.PARTS:
       values[key] = text
     elif key == SUM:
-      values |= {f'{SUM}.{name}': False for name in registry.PARTS[SUM]}
+      values[f'{SUM}.rope'] = False  # which no array shows
       for part in parts.parse_sum(text, f'model.{key}'):
         path = f'{SUM}.{part.name}'
         values |= {path: True, **dict(_options(SUM, path, part))}

@@ -190,18 +190,18 @@ class Format:
     names = {entry.ours for entry in self.fields if not entry.is_read_only}
     named = {path: x for path, x in values.items() if path in names}
     words = {x.ours: x.words.values() for x in self.fields if x.words}
-    if wordless := {
+    wordless = {
       path: x
       for path, x in named.items()
       if path in words and x not in words[path]
-    }:
-      return _weighed(wordless)
+    }
     fixed = {
       entry.ours: entry.default
       for entry in self.fields
       if entry.is_fixed and not entry.is_noted
     }
-    return self._lost(values, self.build({**named, **fixed}))
+    lost = self._lost(values, self.build({**named, **fixed}))
+    return {**_weighed(wordless), **lost}
 
   def _lost(self, values: Values, kept: models.Model) -> dict[str, float]:
     """Returns the values that a model has not kept, as in `refusals`."""

@@ -47,7 +47,7 @@ blocks_#/mlp/up  blocks.#.mlp.fc1_{{g,x}}  halves*  ?mlp=swiglu&mlp.hidden_norm
 """)
   + timm_beit.LAYERS
 )
-A, B = timm_vit.A, timm_vit.B
+A, B, _ROPE = timm_vit.A, timm_vit.B, 'positions.rope'
 
 Options = Mapping[str, Any]
 _PE: Options = {'kind': 'rope_vit', 'base': 1e4, 'offset': 1.0}
@@ -80,11 +80,11 @@ def rotation(file: Seen) -> Options:
     UserError: The config says something that is not computed here.
   """
   asked = file.hints.values
-  if any(x.startswith('positions.') for x in asked):
+  if _ROPE in asked:
     return {
-      name: asked.get(f'positions.rope.{name}', option.default)
+      name: asked.get(f'{_ROPE}.{name}', option.default)
       for name, option in registry.options_of(rotary.Rope).items()
-      if name != 'num_heads' and asked.get('positions.rope')
+      if name != 'num_heads' and asked[_ROPE]
     }
   config, name = file.config, timm_names.architecture(file.config)
   by_name = (x for pattern, x in _BY_NAME if re.match(pattern, name))
@@ -145,7 +145,7 @@ def is_rotary(file: Seen) -> bool:
     timm_names.architecture(file.config)
     or file.config.get(A + 'rope_type', typed.TEXT)
     or file.hints.stored_size
-    or any(x.startswith('positions.') for x in file.hints.values)
+    or _ROPE in file.hints.values
   )
   if options and not is_said:
     words = ', '.join(f'{k}={x!r}' for k, x in options.items())
@@ -258,7 +258,6 @@ def _if_rotary(word: Any) -> Any:
   return write
 
 
-_ROPE = 'positions.rope'
 FIELDS = (
   *changed(
     timm_vit.FIELDS,
