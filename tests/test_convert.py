@@ -19,8 +19,8 @@ import vit_jax
 from vit_jax import convert
 from vit_jax import models
 from vit_jax.data import features
-from vit_jax.models import patches
 from vit_jax.models import layouts
+from vit_jax.models import patches
 from vit_jax.weights.formats import base as base_lib
 from vit_jax.weights.formats import export
 from vit_jax.weights.formats import format as format_lib

@@ -13,7 +13,6 @@ from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import mixer
 from vit_jax.models import vit
-from vit_jax.weights.formats import foreign
 
 # Families that are no ViT.
 FAMILIES = typing.get_args(models.Model)[1:]

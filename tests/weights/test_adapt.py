@@ -10,11 +10,11 @@ import scipy.ndimage
 
 from vit_jax import models
 from vit_jax.config import UserError
-from vit_jax.models import flat
 from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import registry
 from vit_jax.models import resnet
+from vit_jax.models import vit
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import fit
 from vit_jax.weights import resize
@@ -25,7 +25,7 @@ GRID = (2, 3)
 def tiny(**overrides):
   fields = {'hidden_size': 16, 'mlp_dim': 24, 'num_heads': 2, 'depth': 2}
   fields |= {'patch_size': (4, 4)} | overrides
-  return flat.ViT(fields.pop('num_classes', 5), **fields).parts()
+  return models.create(vit.ViT, {'num_classes': 5, **fields})
 
 
 @functools.cache

@@ -117,9 +117,7 @@ def test_the_epsilons_of_timms_hybrids_are_said(tmp_path, caplog):
   vit_jax.load(tmp_path / 'x')  # ours
   assert 'logits differ' not in caplog.text
   (tmp_path / 'x' / 'config.json').unlink()
-  vit_jax.load(
-    tmp_path / 'x', num_heads=random.model.block.attention.num_heads
-  )
+  vit_jax.load(tmp_path / 'x', num_heads=random.model.block.attention.num_heads)
   assert 'logits differ from those of timm' in caplog.text
 
 

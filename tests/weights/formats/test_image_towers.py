@@ -15,7 +15,6 @@ from photographs import differences
 import pytest
 
 import vit_jax
-from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import export
