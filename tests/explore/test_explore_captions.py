@@ -98,7 +98,7 @@ def test_equal_attention_has_equal_colours(tmp_path):
 
 
 def test_what_is_not_known_is_left_out():
-  vit = planted.loaded(planted.tiny(num_classes=None))
+  vit = planted.loaded(planted.tiny(num_classes=0))
   assert subject_of(vit).captions == NAMES
   vit = planted.loaded(planted.tiny())
   vit.params['head']['bias'][0] = np.nan

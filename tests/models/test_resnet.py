@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import models
 from vit_jax.models import resnet
 
 
@@ -190,7 +189,7 @@ def test_bit_equals_a_formulation_in_numpy(height, zeros, fill):
 @pytest.mark.parametrize('model', [tiny_bit(), tiny_stem()])
 def test_bfloat16_computes_with_float32_parameters(model):
   params, images = example(model)
-  half = models.with_keys(model, dtype=jnp.bfloat16)
+  half = model.clone(dtype=jnp.bfloat16)
   fresh = jax.eval_shape(half.init, jax.random.key(0), images)
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(fresh))
   exact = apply(model, params, images)

@@ -272,7 +272,7 @@ def test_standardized_kernel_of_grey_images_keeps_its_filters():
 
 
 def test_nothing_to_do_copies_nothing():
-  model = tiny(pre_logits=12)
+  model = tiny(head='linear(pre_logits=12)')
   params = init(model)
   adapted, changes = adapt_lib.adapt(
     params,
@@ -382,13 +382,13 @@ def test_number_of_registers(count):
 
 
 def test_head_of_other_classes_is_zeros():
-  source = tiny(pre_logits=12)
+  source = tiny(head='linear(pre_logits=12)')
   adapted, changes = adapt(source, tiny(num_classes=7))
   assert not any(x.any() for x in adapted['head'].values())
   assert adapted['head']['kernel'].shape == (16, 7)
   assert changes['head/bias'].action == 'zeros: 5 -> 7 classes'
   assert changes['pre_logits/kernel'].new is None
-  kept, _ = adapt(source, tiny(num_classes=7, pre_logits=12))
+  kept, _ = adapt(source, tiny(num_classes=7, head='linear(pre_logits=12)'))
   assert kept['pre_logits']['kernel'] is init(source)['pre_logits']['kernel']
 
 
@@ -429,8 +429,8 @@ def test_head_of_another_pool():
 HEADS = {
   'map': {'pool': 'map'},
   'token+gap': {'pool': 'token_and_mean'},
-  'MLP': {'pre_logits': 12},
-  'MLP of both': {'pool': 'token_and_mean', 'pre_logits': 8},
+  'MLP': {'head': 'linear(pre_logits=12)'},
+  'MLP of both': {'pool': 'token_and_mean', 'head': 'linear(pre_logits=8)'},
 }
 
 
@@ -464,8 +464,10 @@ def test_another_kind_of_head_starts_anew(name, classes):
 def test_the_same_kind_of_head_is_kept():
   for fields in HEADS.values():
     assert not adapt(tiny(**fields), tiny(**fields))[1]
-  source = tiny(pool='map', pre_logits=12)
-  adapted, changes = adapt(source, tiny(pool='map', pre_logits=9))
+  source = tiny(pool='map', head='linear(pre_logits=12)')
+  adapted, changes = adapt(
+    source, tiny(pool='map', head='linear(pre_logits=9)')
+  )
   assert not any(path.startswith('map_head') for path in changes)
   assert adapted['pre_logits']['kernel'].shape == (16, 9)
 
