@@ -72,7 +72,11 @@ FLAGS = flags.FlagValues()  # separate, since other commands share flag names
 cli.define_overrides(FLAGS)
 cli.define_compile_cache(FLAGS)
 _DENSE = ['mmseg', 'monai']  # of whole models of segmentation
-_FORMATS = ['google', 'timm', 'huggingface', *_DENSE, 'vit_jax']
+_FORMATS = [
+  *('google', 'timm', 'huggingface', 'torchvision'),
+  *_DENSE,
+  'vit_jax',
+]
 _TO = flags.DEFINE_enum(
   'to', None, _FORMATS, 'Format to write.', flag_values=FLAGS
 )

@@ -54,7 +54,7 @@ class Loaded:
       volumes (depth, height, width).
     resize: Method by which the original code resizes positions, one of
       `resize.METHODS`.
-    format: Format that was read: 'vit_jax', 'google', 'timm' or 'huggingface'.
+    format: Format that was read, one of `export.FORMATS`.
     changes: Changes that were made to the parameters, in order.
     origin: The checkpoint that was read.
     trained_with: Config of the run that trained it, if that was one of ours.

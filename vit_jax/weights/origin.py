@@ -16,7 +16,7 @@ class Origin:
 
   Attributes:
     path: Path of the checkpoint, or of the file.
-    format: 'vit_jax', 'google', 'timm' or 'huggingface'.
+    format: One of `export.FORMATS`.
     step: Number of completed updates.
     kind: 'best' (by `checkpoint.best`), 'newest' or 'earlier'.
     averaged: Whether these are the moving averages of the parameters.

@@ -38,6 +38,7 @@ from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_config
 from vit_jax.weights.formats import timm_parallel
+from vit_jax.weights.formats import torchvision
 from vit_jax.weights.formats import whole as whole_lib
 from vit_jax.weights.formats.format import Format
 
@@ -48,9 +49,14 @@ _WRITERS: dict[str, Any] = {
   'google': google,
   'timm': timm_config,
   'huggingface': huggingface_config,
+  'torchvision': torchvision,
 }
 # Suffix of a single file by format; Hugging Face's needs a directory.
-_SUFFIXES = {'google': '.npz', 'timm': '.safetensors'}
+_SUFFIXES = {
+  'google': '.npz',
+  'timm': '.safetensors',
+  'torchvision': '.safetensors',
+}
 
 
 def write(

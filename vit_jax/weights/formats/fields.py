@@ -90,6 +90,8 @@ class Entry:
       the format's own code computes the default.
     is_read_only: Whether the format's own code has no place for it: files have
       it of other programs, and no model with it is written.
+    is_given: Whether who loads a file in that program gives the value, as the
+      number of heads where no config has it.
   """
 
   ours: str
@@ -102,6 +104,7 @@ class Entry:
   is_stated: bool = False
   is_noted: bool = False
   is_read_only: bool = False
+  is_given: bool = False
 
   @property
   def is_fixed(self) -> bool:

@@ -28,9 +28,10 @@ from vit_jax.weights.formats import open_clip_config
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm
 from vit_jax.weights.formats import timm_clip
+from vit_jax.weights.formats import torchvision
 from vit_jax.weights.formats import whole as whole_lib
 
-FORMATS: tuple[Any, ...] = (google, huggingface, timm)
+FORMATS: tuple[Any, ...] = (google, huggingface, torchvision, timm)
 
 # Names of weights in a directory; the first that exists is read.
 _WEIGHTS = (
@@ -277,8 +278,8 @@ def _format(names: list[str]) -> Any:
     return form
   raise UserError(
     f'it holds {len(names)} arrays of no known format'
-    f' ({", ".join(names[:3])}, ...): those of Google, timm and Hugging Face'
-    ' are known'
+    f' ({", ".join(names[:3])}, ...): those of Google, timm, Hugging Face'
+    ' and torchvision are known'
   )
 
 

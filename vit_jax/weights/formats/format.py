@@ -254,7 +254,8 @@ class Format:
         shapes |= dict(zip(entry.names, entry.shapes, strict=True))
     arrays = base.Renamed(containers.Arrays(shapes, _no_values))
     config = typed.Json('config.json', self.config(values))
-    hints = base.Hints({}, config, typed.Json('', {}), None, image_size)
+    given = {x.ours: values.get(x.ours) for x in self.fields if x.is_given}
+    hints = base.Hints(given, config, typed.Json('', {}), None, image_size)
     restored = self.describe(arrays, hints).model
     return restored, homeless
 

@@ -1,0 +1,73 @@
+"""torchvision's VisionTransformer: its own outputs, both ways."""
+
+from foreign import images_of
+from foreign import random_model
+import numpy as np
+from other_libraries import imported
+import pytest
+
+import vit_jax
+from vit_jax.config import UserError
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import export
+
+
+def their_model(seed=0):
+  torch = imported('torch')
+  module = imported('torchvision.models.vision_transformer')
+  torch.manual_seed(seed)
+  model = module.VisionTransformer(32, 8, 2, 3, 24, 40, num_classes=5)
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.normal_(std=0.1)
+  return torch, model.eval()
+
+
+def their_logits(torch, model, images):
+  with torch.no_grad():
+    pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
+    return model(pixels).numpy()
+
+
+@pytest.mark.parametrize('is_old', [False, True])
+def test_outputs_are_theirs(tmp_path, is_old):
+  torch, model = their_model()
+  arrays = {name: x.numpy().copy() for name, x in model.state_dict().items()}
+  if is_old:  # as the published checkpoints name them
+    arrays = {
+      name.replace('mlp.0.', 'mlp.linear_1.').replace(
+        'mlp.3.', 'mlp.linear_2.'
+      ): x
+      for name, x in arrays.items()
+    }
+  path = tmp_path / 'vit.safetensors'
+  containers.write_safetensors(path, arrays, {})
+  loaded = vit_jax.load(path, num_heads=3)
+  images = images_of(32, 32)
+  np.testing.assert_allclose(
+    loaded.model.apply({'params': loaded.params}, images),
+    their_logits(torch, model, images),
+    atol=1e-5,
+  )
+
+
+def test_what_is_written_is_theirs(tmp_path):
+  ours = random_model(num_classes=5, mlp="mlp(gelu='exact')")
+  export.write(ours, tmp_path / 'x', 'torchvision', 'here')
+  torch, _ = their_model()
+  text = (tmp_path / 'x' / 'README.md').read_text()
+  code = text.partition('```python\n')[2].partition('```')[0]
+  names = {}
+  exec(code.replace("'x/", f"'{tmp_path}/x/"), names)
+  images = images_of(*ours.position_size)
+  np.testing.assert_allclose(
+    their_logits(torch, names['model'].eval(), images),
+    ours.model.apply({'params': ours.params}, images),
+    atol=1e-4,
+  )
+
+
+def test_what_it_has_no_place_for(tmp_path):
+  ours = random_model(num_classes=5, registers=2)
+  with pytest.raises(UserError, match='no place for registers=2'):
+    export.write(ours, tmp_path / 'x', 'torchvision', 'here')
