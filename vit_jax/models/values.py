@@ -76,7 +76,7 @@ def model_values(model: nn.Module) -> dict[str, Any]:
     values.setdefault(key, getattr(single[kind], option, None))
   for kind, part in single.items():
     if isinstance(part, nn.Module):
-      values |= _part_values(kind, kind, part, values)
+      values |= _part_values(kind, kind, part, values, single)
   if not isinstance(model, vit.ViT):
     return values
   values['class_token'] = 'class_token' in model.prefix
@@ -85,7 +85,7 @@ def model_values(model: nn.Module) -> dict[str, Any]:
   for part in model.positions:
     name = registry.name_of(SUM, type(part))
     path = f'{SUM}.{name}'
-    values |= {**_part_values(SUM, path, part, values), path: True}
+    values |= {**_part_values(SUM, path, part, values, single), path: True}
   tokens = f'{SUM}.learned.tokens'
   if tokens in values and positioned_prefix(model) == model.prefix_length:
     values[tokens] = 'all'
@@ -124,15 +124,24 @@ def _parts(model: nn.Module) -> dict[str, nn.Module | None]:
 
 
 def _part_values(
-  kind: str, path: str, part: nn.Module, keys: Mapping[str, Any]
+  kind: str,
+  path: str,
+  part: nn.Module,
+  keys: Mapping[str, Any],
+  single: Mapping[str, nn.Module | None],
 ) -> dict[str, Any]:
-  """Returns the name of a part and its options, below a path."""
+  """Returns the name of a part and its options, below a path.
+
+  An option that holds a part which the model has anyhow is left out.
+  """
   module = _computed(type(part))
   values: dict[str, Any] = {path: registry.name_of(kind, module)}
   for option in registry.options_of(module).values():
-    if option.field.kind not in COMPARED or option.kind in SINGLE:
+    if option.field.kind not in COMPARED:
       continue
     value = getattr(part, option.name)
+    if option.kind and value == single.get(option.kind):
+      continue
     if option.key in keys and value == keys[option.key]:
       continue
     if option.kind is not None:

@@ -402,6 +402,10 @@ def test_two_biases_become_one(tmp_path):
       "mlp='swiglu' beside",
     ),
     (
+      {'attention': 'attention(qk_norm=True, norm=rms_norm)'},
+      r"attention\(norm='rms_norm'\)",
+    ),
+    (
       {'attention': 'grouped(key_heads=1)', 'block': 'post_norm'},
       "attention='grouped'",
     ),
