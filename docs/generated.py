@@ -253,6 +253,13 @@ class _Reads(ast.NodeVisitor):
           self._note(f'model.{ast.unparse(field.target)}', exact=True)
     self.generic_visit(node)
 
+  def visit_keyword(self, node: ast.keyword) -> None:
+    """Notes the key that fills a field of a part, as `Field(..., key='x')`."""
+    if self._file.startswith('models/') and node.arg == 'key':
+      if isinstance(node.value, ast.Constant):
+        self._note(f'model.{node.value.value!s}', exact=True)
+    self.generic_visit(node)
+
   def _chain(self, node: ast.AST) -> str:
     """Returns the dotted text of an expression; '' if it is no chain."""
     names: list[str] = []
