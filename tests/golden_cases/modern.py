@@ -27,8 +27,6 @@ from vit_jax.weights import resize
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_naflex
-from vit_jax.weights.formats.tables import torch_dense as _dense
-from vit_jax.weights.formats.tables import torch_norm as _norm
 
 
 def _load(
@@ -200,16 +198,21 @@ def gated(case: golden_cases.Case) -> Mapping[str, Any]:
   ) -> jax.Array:
     layer = kind(hidden, hidden_norm=hidden_norm, norm=norm)
     abstract = _abstract(layer, x)
-    rules = [*rules, *_dense('down', 'fc2'), *_norm('norm', 'norm')]
+    rules = [
+      *rules,
+      *tables.arrays("""
+down  fc2   dense*
+norm  norm  norm*
+"""),
+    ]
     own = {'params': _params(case, rules, abstract)}
     return layer.apply(own, x, Context())
 
-  first = _dense('up', 'fc1')
+  first = tables.arrays('up fc1 dense*')
   plain = run(first)
-  last = [
-    tables.rule('up/kernel', 'fc1.weight', _SWAPPED),
-    tables.rule('up/bias', 'fc1.bias', _SWAPPED),
-  ]
+  last = tables.arrays(
+    'up/kernel fc1.weight swapped\nup/bias fc1.bias swapped', swapped=_SWAPPED
+  )
   return {
     'packed': plain,
     'unpacked': plain,
@@ -229,15 +232,15 @@ def attention_pool(case: golden_cases.Case) -> Mapping[str, Any]:
   """Attention pooling, with and without padding."""
   width = case.dims['D']
   x, valid = jnp.asarray(case.inputs['x']), jnp.asarray(case.inputs['valid'])
-  rules = [
-    tables.rule('probe', 'latent'),
-    *_dense('query', 'q'),
-    *_dense('key_value', 'kv'),
-    *_dense('out', 'proj', inputs=2),
-    *_norm('norm', 'norm'),
-    *_dense('mlp/up', 'mlp.fc1'),
-    *_dense('mlp/down', 'mlp.fc2'),
-  ]
+  rules = tables.arrays("""
+probe      latent
+query      q        dense*
+key_value  kv       dense*
+out        proj     dense2*
+norm       norm     norm*
+mlp/up     mlp.fc1  dense*
+mlp/down   mlp.fc2  dense*
+""")
 
   def run(gelu: str, attended: jax.Array | None) -> tuple[jax.Array, Any]:
     hidden = int(width * case.dims['mlp_ratio'])

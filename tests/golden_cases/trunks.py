@@ -115,10 +115,10 @@ def dinov2_swiglu(case: golden_cases.Case) -> Mapping[str, Any]:
   x = jnp.asarray(case.inputs['x'])
   key = jax.random.key(0)
   abstract = jax.eval_shape(lambda x: layer.init(key, x, context), x)['params']
-  rules = [
-    *tables.torch_dense('up', 'w12'),
-    *tables.torch_dense('down', 'w3'),
-  ]
+  rules = tables.arrays("""
+up    w12  dense*
+down  w3   dense*
+""")
   assert case.weights is not None
   with containers.open_arrays(case.weights) as arrays:
     params = tables.read(arrays, rules, abstract, ignored='')

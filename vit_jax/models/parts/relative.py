@@ -22,10 +22,6 @@ from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
 from vit_jax.models.parts import positions
 
-# Kinds of tables and of MLPs: one for all layers, or one in each.
-TABLES = ('shared', 'layers')
-MLPS = ('shared_mlp', 'layers_mlp')
-
 
 def index(grid: tuple[int, int]) -> np.ndarray:
   """Returns the row of BEiT's table of relative positions for two tokens.

@@ -73,11 +73,15 @@ class Description:
   others: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class Format(Protocol):
-  """Interface of the modules that read a format."""
+class Library(Protocol):
+  """Interface of the modules that read files of another program."""
 
   NAME: str
   IGNORED: str  # regular expression of names outside the model
+
+  @property
+  def KINDS(self) -> Sequence[Any]:
+    """Its `format.Format`s; a model is written as the first that can be."""
 
   def recognises(self, names: Iterable[str]) -> bool:
     """Whether a file with these arrays has this format."""

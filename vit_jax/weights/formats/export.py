@@ -85,7 +85,7 @@ def write(
     UserError: The format cannot store the model, the path exists, or it cannot
       be written.
   """
-  form: Any = {form.NAME: form for form in foreign.FORMATS}[name]
+  form = {form.NAME: form for form in foreign.FORMATS}[name]
   loaded = _unrolled(loaded)
   target = _supported(loaded, name, source)
   target_values = values_lib.model_values(target)
@@ -171,7 +171,7 @@ def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
       f' volumes: use --to={OURS}, or --to=monai for a UNETR'
     )
 
-  def lacks(form: Any) -> equivalent.Lacks:
+  def lacks(form: base.Library) -> equivalent.Lacks:
     def reason(model: models.Model) -> str | None:
       return format_lib.refusal(form.KINDS, model, size)
 

@@ -31,7 +31,7 @@ from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import torchvision
 from vit_jax.weights.formats import whole as whole_lib
 
-FORMATS: tuple[Any, ...] = (google, huggingface, torchvision, timm)
+FORMATS: tuple[base.Library, ...] = (google, huggingface, torchvision, timm)
 
 # Names of weights in a directory; the first that exists is read.
 _WEIGHTS = (
@@ -124,7 +124,7 @@ def read(
     hints = base.Hints(values, config, preprocessor, image_size)
     if is_ours:
       hints = _completed(hints)
-    form: Any = _format(list(stored.shapes))
+    form = _format(list(stored.shapes))
     arrays = form.prepare(stored)
     description = _cropped(form.describe(arrays, hints), hints)
     if is_ours:
@@ -269,11 +269,11 @@ def _plain(arrays: containers.Arrays) -> containers.Arrays:
   )
 
 
-def _recognising(names: list[str]) -> Any:
+def _recognising(names: list[str]) -> base.Library | None:
   return next((form for form in FORMATS if form.recognises(names)), None)
 
 
-def _format(names: list[str]) -> Any:
+def _format(names: list[str]) -> base.Library:
   if form := _recognising(names):
     return form
   raise UserError(

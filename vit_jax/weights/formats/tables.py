@@ -164,61 +164,6 @@ def _is_so(condition: str, values: Mapping[str, Any]) -> bool:
   return is_so != condition.startswith('!')
 
 
-def rule(
-  ours: str, theirs: str | Sequence[str], layout: Layout = SAME, offset: int = 0
-) -> Rule:
-  """Returns a rule; `theirs` may be a single name."""
-  names = (theirs,) if isinstance(theirs, str) else tuple(theirs)
-  return Rule(ours, names, layout, offset)
-
-
-def torch_norm(ours: str, theirs: str, offset: int = 0) -> list[Rule]:
-  """Returns the rules of a norm in a state dict of torch."""
-  return [
-    rule(f'{ours}/scale', f'{theirs}.weight', offset=offset),
-    rule(f'{ours}/bias', f'{theirs}.bias', offset=offset),
-  ]
-
-
-def torch_dense(ours: str, theirs: str, inputs: int = 1) -> list[Rule]:
-  """Returns the rules of a dense layer; `inputs` as in `linear`."""
-  return [
-    rule(f'{ours}/kernel', f'{theirs}.weight', linear(inputs)),
-    rule(f'{ours}/bias', f'{theirs}.bias', FLAT),
-  ]
-
-
-def torch_parts(ours: str, parts: Sequence[str]) -> list[Rule]:
-  """Returns the rules of dense layers that are one here, such as q, k and v.
-
-  Args:
-    ours: Path of the layer, whose kernel's second axis is that of the parts.
-    parts: Names of the layers in the file.
-  """
-  kernel = split(len(parts), 1, linear())
-  bias = split(len(parts), 0, FLAT)
-  return [
-    rule(f'{ours}/kernel', [f'{x}.weight' for x in parts], kernel),
-    rule(f'{ours}/bias', [f'{x}.bias' for x in parts], bias),
-  ]
-
-
-def torch_halves(ours: str, halves: Sequence[str]) -> list[Rule]:
-  """Returns the rules of a gated MLP's first layer, whose halves are apart.
-
-  Args:
-    ours: Path of the layer.
-    halves: Names of the gate and of what it multiplies.
-  """
-  return [
-    rule(f'{ours}/{leaf}', [f'{x}.{theirs}' for x in halves], joined(2, layout))
-    for leaf, theirs, layout in (
-      ('kernel', 'weight', linear()),
-      ('bias', 'bias', SAME),
-    )
-  ]
-
-
 def below(rules: Iterable[Rule], ours: str, theirs: str) -> list[Rule]:
   """Returns rules of a part of our tree, and of a part of the file.
 

@@ -40,7 +40,7 @@ blocks_#/attention/relative_position_bias  {_LAYERS}
   *LAYERS,
 ]
 # What an objective that predicts tokens has beside the trunk, as 'head'.
-HEAD = tables.torch_dense('head', 'lm_head')
+HEAD = tables.arrays('head lm_head dense*')
 # Arrays outside the model.
 IGNORED = r'lm_head\..*|.*relative_position_index'
 A, B = timm_vit.A, timm_vit.B

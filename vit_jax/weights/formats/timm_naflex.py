@@ -215,9 +215,10 @@ class NaFlex(Format):
       is_grid = h * w == a.shape[1]  # else other tokens have positions, too
       return a.reshape(1, h, w, a.shape[2]) if is_grid else a
 
-    layout = tables.reshaped(gridded)
-    rule = tables.rule('position_embedding', _POSITIONS, layout)
-    return [rule, *super().rules(values)]
+    positions = tables.arrays(
+      f'position_embedding {_POSITIONS} grid', grid=tables.reshaped(gridded)
+    )
+    return [*positions, *super().rules(values)]
 
 
 def header(values: Values) -> dict[str, Any]:
