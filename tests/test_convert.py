@@ -353,9 +353,11 @@ def test_formats_without_the_family_or_feature(tmp_path):
   text = refused('torch/bit_tiny.safetensors', 'huggingface')
   assert 'zero_padded_pool=False: use --to=google or' in text
   text = refused('google/vit_token_prelogits.npz', 'huggingface')
-  assert 'head(pre_logits=' in text and ': use --to=google or --to=timm' in text
+  assert (
+    'linear(pre_logits=' in text and ': use --to=google or --to=timm' in text
+  )
   text = refused('torch/vit_avg_fcnorm.safetensors', 'huggingface', HEADS)
-  assert 'no place for pool(norm_after=True)' in text
+  assert 'no place for mean(norm_after=True)' in text
   text = refused('google/hybrid_resnet.npz', 'huggingface')
   assert "no place for patches='hybrid': use --to=google or --to=timm" in text
   name = 'torch/vit_registers_layerscale.safetensors'

@@ -3,16 +3,17 @@ r"""Converts a model to the format of another program, or to ours.
   python -m vit_jax.convert runs/flowers flowers-hf --to=huggingface
   python -m vit_jax.convert vit.npz vit-timm --to=timm --image_size=384
 
-SRC is any path that `vit_jax.load` reads: a file or directory of Google, timm
-or Hugging Face, a work directory, or a URL. DST is a new or empty directory;
-for google it may be an .npz file, for timm a .safetensors file, which gets a
-config.json and a README.md beside it.
+SRC is any path that `vit_jax.load` reads: a file or directory of Google, timm,
+Hugging Face or torchvision, a work directory, or a URL. DST is a new or empty
+directory; for google it may be an .npz file, for timm and torchvision a
+.safetensors file, which gets a config.json and a README.md beside it.
 
   google       model.npz, for google-research/vision_transformer, big_vision
                and BiT
   timm         config.json and model.safetensors, for timm.create_model
   huggingface  config.json, preprocessor_config.json and model.safetensors, for
                transformers
+  torchvision  model.safetensors, for torchvision.models.VisionTransformer
   vit_jax      a finished work directory
 
 With --push=hf:owner/name the directory is then uploaded to the Hugging Face

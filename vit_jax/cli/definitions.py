@@ -92,7 +92,7 @@ def define_overrides(flag_values: flags.FlagValues) -> None:
   flags.DEFINE_multi_string(
     'model',
     [],
-    '--model.KEY=VALUE sets a field of the model that its file does not have.'
+    '--model.KEY=VALUE sets a key of the model that its file does not have.'
     ' Example: --model.num_heads=3.',
     flag_values=flag_values,
   )
@@ -259,7 +259,7 @@ def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
       )
     if key == 'quantize':  # not every command can do with such a model
       raise config_lib.UserError(
-        '--model.quantize is no field of a model: evaluate and predict have'
+        '--model.quantize is no key of a model: evaluate and predict have'
         ' --quantize'
       )
     try:

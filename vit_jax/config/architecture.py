@@ -39,7 +39,8 @@ def model() -> ml_collections.ConfigDict:
   # Patch embedding: 'patches', 'normed', or 'hybrid', after a ResNet.
   keys.patches = config_dict.placeholder(str)
   # Positions, of which several may be added: 'learned', 'factorized',
-  # 'sincos2d', 'rope', 'relative_bias', as 'learned + rope'; or 'none'.
+  # 'sincos2d', 'rope', 'relative_bias', 'relative_mlp_bias', as
+  # 'learned + rope'; or 'none'.
   keys.positions = config_dict.placeholder(str)
   # A layer: 'block', 'parallel', 'branches', 'post_norm', 'merging'.
   keys.block = config_dict.placeholder(str)

@@ -1,6 +1,6 @@
 """Makes models from names such as `ViT-B/16`: family, size and patch size.
 
-This package imports nothing else of vit_jax.
+Of vit_jax it imports the language of parts alone (`vit_jax/config/parts.py`).
 """
 
 from collections.abc import Iterator

@@ -52,7 +52,7 @@ def pair(size: Sequence[int]) -> tuple[int, int]:
   return size[0], size[1]
 
 
-# position_embedding -> whether columns come before rows, and whether the
+# Kind of fixed positions -> whether columns come before rows, and whether the
 # longest wavelength is 10,000 * 2 pi patches, or the next one would be.
 SINCOS = {
   'sincos2d': (True, True),  # big_vision

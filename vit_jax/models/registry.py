@@ -182,8 +182,8 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
       `encoder.Encoder`.
     **values: By name, fields of the class, options of its parts, as `gelu`, and
       texts that name parts, as `mlp`. An option that no text sets has the value
-      of its name. None stands for a value that is not set. Such have the values
-      in `usual` of the class, if it has one, or in `DEFAULTS`.
+      of its name. None stands for a value that is not set: it is that of the
+      class's `usual`, if it has one, or of `DEFAULTS`.
 
   Raises:
     UnknownFieldError: Neither the class nor a part has an option of a name.

@@ -185,7 +185,7 @@ class Loaded:
       resize: How positions are resized, one of `resize.METHODS`; None: as in
         the code that the model comes from.
       quantize: 'int8', only to predict; see `weights.quantized`.
-      **model_overrides: Fields of the model.
+      **model_overrides: Values of `models.KEYS`.
 
     Raises:
       UserError: The parameters do not fit, or a field does not exist.
@@ -274,7 +274,7 @@ def load(
   unseen: Mapping[str, Any] | None = None,
   **model_overrides: Any,
 ) -> Loaded:
-  """Loads a model of Google (npz), timm, Hugging Face or this package.
+  """Loads a model of Google (npz), timm, Hugging Face, torchvision or ours.
 
   Shapes of the arrays determine the architecture. Fields that they do not show
   (heads of a fused qkv, GELU, epsilon, normalisation) come from

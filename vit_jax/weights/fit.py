@@ -175,7 +175,7 @@ def check(
   if problems:
     raise UserError(
       f'the checkpoint does not fit the model: {"; ".join(problems)}. Give the'
-      " model the checkpoint's fields, or choose another checkpoint"
+      " model the checkpoint's values, or choose another checkpoint"
     )
 
 

@@ -260,7 +260,7 @@ def test_attention_pooling_as_big_vision_stores_it(tmp_path):
   [
     ({'attention': 'attention(causal=True)'}, 'attention(causal=True)'),
     ({'mlp': 'swiglu'}, "mlp='swiglu'"),
-    ({'pool': 'mean(norm_after=True)'}, 'pool(norm_after=True)'),
+    ({'pool': 'mean(norm_after=True)'}, 'mean(norm_after=True)'),
     (
       {'pool': 'map', 'class_token': True},
       'a class token that the pool does not read',
@@ -341,15 +341,9 @@ def test_heads_by_architecture_and_by_published_size(tmp_path):
   ],
 )
 def test_names_of_timms_architectures(architecture, heads, gelu):
-  def config(**arguments):
-    content = {'architecture': architecture, 'model_args': arguments or None}
-    return typed.Json('config.json', content)
-
-  assert timm_names.heads(config(), 768) == heads
-  assert timm_names.gelu(config()) == gelu
-  assert timm_names.heads(config(num_heads=6), 768) == 6
-  assert timm_names.gelu(config(act_layer='gelu')) == 'exact'
-  assert timm_names.gelu(config(act_layer='gelu_tanh')) == 'tanh'
+  config = typed.Json('config.json', {'architecture': architecture})
+  assert timm_names.heads(config, 768) == heads
+  assert timm_names.gelu(architecture) == gelu
 
 
 # Hugging Face.
@@ -505,6 +499,15 @@ def exported(tmp_path_factory):
   return path
 
 
+def test_the_gate_of_a_file_must_be_a_silu(tmp_path):
+  export.write(random_model(mlp='swiglu'), tmp_path / 'x', 'timm', 'here')
+  path = changed(
+    tmp_path / 'x', tmp_path / 'y', 'model_args.act_layer', 'gelu_tanh'
+  )
+  with pytest.raises(UserError, match="'gelu_tanh': it must be 'silu'"):
+    vit_jax.load(path)
+
+
 def changed(source, path, key, value, file='config.json', base=None):
   """Copies a directory, with another value in one of its JSON files."""
   shutil.copytree(source, path)
@@ -529,6 +532,7 @@ def changed(source, path, key, value, file='config.json', base=None):
     ('label_descriptions', ['x'], 'an object'),
     ('model_args', [1], 'an object'),
     ('model_args.act_layer', 'relu', "'gelu', 'gelu_tanh', 'quick_gelu'"),
+    ('model_args.act_layer', 'silu', 'in a gated MLP, and only there'),
     ('model_args.num_heads', 3.0, 'a whole number'),
     ('model_args.num_kv_heads', 1, 'not known here'),
     ('model_args.pre_norm', 1, 'true or false'),

@@ -106,7 +106,7 @@ def test_there_and_back(tmp_path, fields):
     ({'num_classes': 3}, 'num_classes=3'),
     (
       {'pool': "map(mlp_dim=16, query=False, gelu='exact')"},
-      r'pool\(mlp_dim=16\)',
+      r'map\(mlp_dim=16\)',
     ),
     (
       {'attention': 'attention(qkv_bias=False)'},

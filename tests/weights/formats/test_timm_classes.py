@@ -369,14 +369,14 @@ def test_two_biases_become_one(tmp_path):
   'fields,message',
   [
     ({'patches': 'normed'}, 'a norm after the patch embedding'),
-    (PE | {'pool': "map(gelu='exact')"}, r'pool\(prefix=False\)'),
+    (PE | {'pool': "map(gelu='exact')"}, r'map\(prefix=False\)'),
     (PE | {'patches': 'patches'}, 'pre_norm=True beside patches'),
     (
       {'attention': 'attention(qk_norm=True)', 'block': 'post_norm'},
       r'attention\(qk_norm=True\) beside',
     ),
     (RELATIVE | {'registers': 2}, 'registers=2'),
-    ({'pool': "map(query=False, gelu='exact')"}, r'pool\(query=False\)'),
+    ({'pool': "map(query=False, gelu='exact')"}, r'map\(query=False\)'),
     (
       {
         'positions': "learned + rope(kind='eva02')",

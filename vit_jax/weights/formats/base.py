@@ -307,33 +307,28 @@ def relative_size(
   )
 
 
-def num_heads(
-  hints: Hints, configured: int | None, fields: Mapping[str, Any]
-) -> int:
+def num_heads(values: Mapping[str, Any], usual: int | None = None) -> int:
   """Returns the number of heads; the shape of a fused qkv does not show it.
 
   Args:
-    hints: The caller's number takes precedence.
-    configured: Number from a config file, or None.
-    fields: hidden_size, mlp_dim and depth, by which published ViTs are known.
+    values: hidden_size, mlp_dim and depth, by which published ViTs are known.
+    usual: Number that the file's kind stands for, or None.
 
   Raises:
     UserError: Nothing determines the number.
   """
-  sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
+  sizes = {k: values[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   published = (
     x['num_heads'] for x in named.SIZES.values() if sizes.items() <= x.items()
   )
-  found = hints.values.get('num_heads')
-  if found is None:
-    found = configured or next(published, None)
-  if found is None:
+  number = usual or next(published, None)
+  if number is None:
     raise UserError(
       f'its arrays do not say how many heads {sizes["hidden_size"]} channels'
       ' are divided into: give num_heads= (on the command line'
       ' --model.num_heads=; in a run --config.model.num_heads=)'
     )
-  return found
+  return number
 
 
 def tokens_of(size: tuple[int, int], patch: Sequence[int]) -> int:

@@ -90,9 +90,9 @@ def check(trunk: vit.ViT, name: str) -> list[str]:
   restored = values_lib.model_values(models.create_model('ViT-S/16', **keys))
   if changed := values_lib.differences(values, restored):
     path, (value, _) = next(iter(changed.items()))
+    shown = format_lib.show(path, value, values)
     raise UserError(
-      f'{program} has no place for {format_lib.show(path, value)} of the trunk:'
-      ' use --to=vit_jax'
+      f'{program} has no place for {shown} of the trunk: use --to=vit_jax'
     )
   gelu = values['mlp.gelu']
   if gelu == 'exact':

@@ -258,16 +258,16 @@ def _companions(
   size, preprocess = loaded.position_size, loaded.preprocess
   if isinstance(loaded.model, igpt.IGPT):
     return imagegpt.companions(loaded.model, loaded.params, preprocess, size)
-  found = writer.companions(kind, loaded.model, preprocess, size)
+  files = writer.companions(kind, loaded.model, preprocess, size)
   if writer is not huggingface_config:  # transformers takes no other fields
-    found['config.json']['vit_jax'] = {
+    files['config.json']['vit_jax'] = {
       'file': weights_file,
       'model': models.config_values(loaded.model),
       'image_size': size,
       'resize': loaded.resize,
       'preprocess': preprocess.to_dict(),
     }
-  return found
+  return files
 
 
 def _level_notes(loaded: weights.Loaded) -> list[str]:

@@ -85,6 +85,7 @@ class Entry:
     kind: Type of the key's value.
     write: Returns the key's value, of a model's values, where null is `NULL`,
       and None leaves the key out; None: ours by `words`.
+    check: Raises a UserError for what the config says beside other values.
     is_stated: Whether the key is written if it has the default.
     is_noted: Whether a model with another value is written, with a note that
       the format's own code computes the default.
@@ -101,6 +102,7 @@ class Entry:
   default: Any = None
   kind: typed.Kind | None = None
   write: Callable[[Mapping[str, Any]], Any] | None = None
+  check: Callable[[Seen], None] | None = None
   is_stated: bool = False
   is_noted: bool = False
   is_read_only: bool = False
@@ -120,6 +122,8 @@ class Entry:
     Raises:
       UserError: The config says something that is not computed here.
     """
+    if self.check:
+      self.check(seen)
     value = self.read(seen) if self.read else None
     said = self._said(seen.config)
     if value is None:
@@ -232,6 +236,26 @@ def said(
 ) -> Entry:
   """Returns the entry of what the config alone says."""
   return Entry(ours, None, key, words or {}, default, **more)
+
+
+def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
+  """Returns the check that a SiLU is the activation of gated MLPs alone.
+
+  Args:
+    key: Key of the config that says the activation; nothing need be there.
+    is_read: Whether the format's code reads the key where the MLP is gated.
+  """
+
+  def check(seen: Seen) -> None:
+    word = seen.config.get(key, typed.TEXT)
+    is_gated = seen.values['mlp'] == 'swiglu'
+    if word is None or (is_gated and not is_read):
+      return
+    if (word == 'silu') != is_gated:
+      advice = "it must be 'silu' in a gated MLP, and only there"
+      raise seen.config.error(key, word, advice)
+
+  return check
 
 
 def always(ours: str, value: Any) -> Entry:

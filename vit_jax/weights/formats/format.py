@@ -174,7 +174,7 @@ class Format:
       changed = self._lost(values, restored)
     except ValueError as e:  # includes UserError; nothing is kept
       reason = _other_part(values, self.family) or one_line(e)
-      return {reason: 1.0, **_weighed(values)}
+      return {reason: 1.0, **_weighed(values, values)}
     if lacks := self.lacks({**values, 'image_size': image_size}):
       changed[lacks] = 0.5
     return changed or {f'the array {path}': 1.0 for path in homeless}
@@ -201,21 +201,21 @@ class Format:
       if entry.is_fixed and not entry.is_noted
     }
     lost = self._lost(values, self.build({**named, **fixed}))
-    return {**_weighed(wordless), **lost}
+    return {**_weighed(wordless, values), **lost}
 
   def _lost(self, values: Values, kept: models.Model) -> dict[str, float]:
     """Returns the values that a model has not kept, as in `refusals`."""
     kept_values = values_lib.model_values(kept)
     changed = self._changes(values, kept_values, is_noted=False)
-    return _weighed(dict(changed))
+    return _weighed(dict(changed), values)
 
   def notes(self, model: models.Model, image_size: Size) -> list[str]:
     """Returns notes on where the format's own code computes something else."""
     values = values_lib.model_values(model)
     kept = values_lib.model_values(self._restored(model, image_size)[0])
     return [
-      f'this model has {show(path, value)}; {self.title} has'
-      f' {show(path, kept.get(path))}'
+      f'this model has {show(path, value, values)}; {self.title} has'
+      f' {show(path, kept.get(path), kept)}'
       for path, value in self._changes(values, kept, is_noted=True)
     ]
 
@@ -231,9 +231,9 @@ class Format:
   def _restored(
     self, model: models.Model, image_size: Size
   ) -> tuple[models.Model, list[str]]:
-    """Returns the model that is read of what is written for a model.
+    """Returns the model that is read of what is written, and what is not.
 
-    And the paths of parameters that have no array.
+    The second are paths of parameters that have no array.
 
     Raises:
       UserError: What is written cannot be read.
@@ -254,8 +254,12 @@ class Format:
         shapes |= dict(zip(entry.names, entry.shapes, strict=True))
     arrays = base.Renamed(containers.Arrays(shapes, _no_values))
     config = typed.Json('config.json', self.config(values))
-    given = {x.ours: values.get(x.ours) for x in self.fields if x.is_given}
-    hints = base.Hints(given, config, typed.Json('', {}), None, image_size)
+    loader_values = {
+      x.ours: values.get(x.ours) for x in self.fields if x.is_given
+    }
+    hints = base.Hints(
+      loader_values, config, typed.Json('', {}), None, image_size
+    )
     restored = self.describe(arrays, hints).model
     return restored, homeless
 
@@ -333,14 +337,19 @@ def refusal(
   return next(iter(least), None)
 
 
-def _weighed(values: Values) -> dict[str, float]:
-  """Returns the words for values; a part weighs as three options."""
+def _weighed(changed: Values, values: Values) -> dict[str, float]:
+  """Returns the words for values that change; a part weighs as three options.
+
+  Args:
+    changed: Values by name.
+    values: All of the model.
+  """
   weights = {}
-  for path, value in values.items():
+  for path, value in changed.items():
     is_part = path in registry.PARTS or (
       path.startswith(f'{values_lib.SUM}.') and path.count('.') == 1
     )
-    weights[show(path, value)] = 3.0 if is_part else 1.0
+    weights[show(path, value, values)] = 3.0 if is_part else 1.0
   return weights
 
 
@@ -348,14 +357,23 @@ def _with_article(noun: str) -> str:
   return f'{"an" if noun[0] in "AEIOU" else "a"} {noun}'
 
 
-def show(path: str, value: Any) -> str:
-  """Returns a value as a config has it, as 'attention(causal=True)'."""
+def show(path: str, value: Any, values: Values | None = None) -> str:
+  """Returns a value as a config has it, as 'mean(norm_after=True)'.
+
+  Args:
+    path: Its name, as 'pool.norm_after'.
+    value: The value.
+    values: Those of the model, which name its parts.
+  """
   if value is None:
     value = False
   *parents, name = path.split('.')
   if parents == [values_lib.SUM]:
     return f'{values_lib.SUM}={name!r}' if value else f'no {name} positions'
-  return f'{parents[-1]}({name}={value!r})' if parents else f'{name}={value!r}'
+  if not parents:
+    return f'{name}={value!r}'
+  part = (values or {}).get(parents[-1], parents[-1])
+  return f'{part}({name}={value!r})'
 
 
 def _other_part(values: Values, family: type[Any]) -> str | None:

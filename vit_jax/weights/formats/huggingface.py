@@ -87,14 +87,16 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   Raises:
     UserError: There is no config.json, or it is of no model that is computed.
   """
+  if not hints.config.content:
+    raise UserError(
+      'there is no config.json beside it, which a Hugging Face model needs'
+    )
   config = towers.tower_config(hints.config)
   kind = config.get('model_type', typed.TEXT)
   if kind not in TYPES:
     raise UserError(
       f'its config.json says model_type {kind!r}: those that can be read are'
       f' {", ".join([*TYPES, *towers.OF_BOTH])}'
-      if kind
-      else 'there is no config.json beside it, which a Hugging Face model needs'
     )
   if kind in imagegpt.TYPES:
     return imagegpt.describe(arrays, hints)

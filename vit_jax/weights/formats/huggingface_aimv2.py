@@ -9,6 +9,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import check_gate
 from vit_jax.weights.formats.fields import has
 from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import seen
@@ -52,6 +53,7 @@ FIELDS = (
       'mlp_dim', f'{L}.ffn.down_proj.weight', 1, 'intermediate_size', axes=2
     ),
     heads_unsaid=8,
+    check=check_gate('hidden_act'),
   ),
   said(
     'layer_norm_epsilon',
@@ -91,7 +93,7 @@ AIMV2 = common.vit_format(
   projection=f'{_PATCH}.weight',
   positions=_POSITIONS,
   resize='bicubic_antialias',
-  known={'hidden_act': typed.one_of('silu'), 'is_native': None},
+  known={'is_native': None},
   header=lambda values: common.header(KIND, 'Aimv2VisionModel'),
   lacks=lambda values: common.oblong(values, 'patch_size', 'image_size'),
 )

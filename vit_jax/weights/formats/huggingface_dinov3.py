@@ -12,6 +12,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import check_gate
 from vit_jax.weights.formats.fields import has
 from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import seen
@@ -62,6 +63,7 @@ FIELDS = (
     shape(
       'mlp_dim', f'{L}.mlp.down_proj.weight', 1, 'intermediate_size', axes=2
     ),
+    check=check_gate('hidden_act'),
   ),
   common.epsilon(1e-5),
   has('attention.qkv_bias', f'{L}.attention.q_proj.bias', 'query_bias'),

@@ -22,8 +22,8 @@ from vit_jax.weights.formats.format import show
 
 Values = Mapping[str, Any]
 
-# Keys that no entry has, and that do not change the logits of a trained model:
-# for generation, training, ...
+# Keys that not every table has, and that do not change the logits of a trained
+# model: for generation, training, ...
 KNOWN: Mapping[str, typed.Kind | None] = dict.fromkeys(
   """
   add_fpn apply_layernorm attention_dropout attention_probs_dropout_prob
@@ -64,7 +64,7 @@ GELUS = {
   'gelu_fast': 'tanh',
 }
 # The gate of an MLP is always a SiLU.
-ACTIVATIONS = {**GELUS, 'silu': 'silu'}
+ACTIVATIONS = {**GELUS, 'silu': 'none'}
 
 
 def header(model_type: str, architecture: str) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def activation(values: Values) -> str | None:
     ours: word for word, ours in reversed(ACTIVATIONS.items())
   }
   is_gated = values.get('mlp') == 'swiglu'
-  return words.get('silu' if is_gated else values.get('mlp.gelu'))
+  return words.get('none' if is_gated else values.get('mlp.gelu'))
 
 
 def one_number(sides: tuple[int, ...]) -> int | list[int]:
@@ -93,7 +93,7 @@ def one_number(sides: tuple[int, ...]) -> int | list[int]:
 
 def heads(file: Seen) -> int:
   """Returns the number of heads of a file whose config does not say it."""
-  return base.num_heads(file.hints, None, file.values)
+  return base.num_heads(file.values)
 
 
 def num_heads(default: Any) -> Entry:
@@ -107,14 +107,20 @@ def num_heads(default: Any) -> Entry:
   )
 
 
-def gelu(default: str) -> Entry:
-  """Returns the entry of the activation function."""
+def gelu(default: str, check: Callable[[Seen], None] | None = None) -> Entry:
+  """Returns the entry of the activation function.
+
+  Args:
+    default: The GELU that a config leaves out.
+    check: As of `Entry`, of a class that may have gated MLPs.
+  """
   return said(
     'mlp.gelu',
     'hidden_act',
     default,
-    ACTIVATIONS,
+    ACTIVATIONS if check else GELUS,
     write=activation,
+    check=check,
     is_stated=True,
   )
 
@@ -125,6 +131,7 @@ def sizes(
   mlp: Entry,
   heads_unsaid: Any = heads,
   gelu_unsaid: str = 'exact',
+  check: Callable[[Seen], None] | None = None,
 ) -> tuple[Entry, ...]:
   """Returns the entries of a model's sizes, and of its activation function.
 
@@ -135,6 +142,7 @@ def sizes(
     heads_unsaid: The number of heads that a config leaves out, or what returns
       it.
     gelu_unsaid: The GELU that a config leaves out.
+    check: As of `gelu`.
   """
   return (
     shape('hidden_size', projection, 0, 'hidden_size', axes=4),
@@ -148,7 +156,7 @@ def sizes(
     count('depth', f'{layer}.', 'num_hidden_layers'),
     mlp,
     num_heads(heads_unsaid),
-    gelu(gelu_unsaid),
+    gelu(gelu_unsaid, check),
     told('num_channels', lambda values: values['image_channels']),
     told('image_size', lambda values: one_number(values['image_size'])),
   )

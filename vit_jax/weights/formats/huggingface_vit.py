@@ -13,6 +13,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.fields import always
+from vit_jax.weights.formats.fields import check_gate
 from vit_jax.weights.formats.fields import has
 from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
@@ -235,6 +236,7 @@ DINO_FIELDS = (
         or file.size(f'{L}.mlp.fc2.weight', 1)
       ),
     ),
+    check=check_gate('hidden_act', is_read=False),
   ),
   told('mlp_ratio', mlp_ratio),
   common.epsilon(1e-6),

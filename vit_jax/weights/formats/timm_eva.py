@@ -406,7 +406,7 @@ def lacks(values: Values) -> str | None:
   path = next((x for x, is_there in missing.items() if is_there), None)
   if values['block'] == 'block' or path is None:
     return None
-  return f"{show(path, values[path])} beside block='post_norm'"
+  return f"{show(path, values[path], values)} beside block='post_norm'"
 
 
 def header(values: Values) -> dict[str, Any]:

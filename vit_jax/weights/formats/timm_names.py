@@ -46,12 +46,11 @@ IGNORED: dict[str, typed.Kind | None] = COMMON | dict.fromkeys(
   """
   attn_drop_rate distilled dynamic_img_pad dynamic_img_size fix_init
   head_init_scale patch_drop_rate pos_drop_rate qkv_bias_separate
-  use_abs_pos_emb use_fc_norm use_rel_pos_bias
-  use_shared_rel_pos_bias weight_init
+  weight_init
   """.split()
 )
 LAYER_NORM = typed.one_of('layernorm', 'layernormfp32')
-_ACTIVATIONS = {'gelu': 'exact', 'gelu_tanh': 'tanh', 'quick_gelu': 'sigmoid'}
+GELUS = {'gelu': 'exact', 'gelu_tanh': 'tanh', 'quick_gelu': 'sigmoid'}
 # Numbers of heads that differ from `_HEADS`, by name.
 _HEADS_BY_NAME = {
   r'vit_giantopt_patch16_siglip_': 16,
@@ -84,37 +83,26 @@ def check_arrays(names: Collection[str]) -> None:
       raise UserError(f'it has {name}, as in timm with {field}: {_SORRY}')
 
 
-def gelu(config: typed.Json) -> str:
-  """Returns the kind of GELU of a ViT: 'exact', 'tanh' or 'sigmoid'.
-
-  Raises:
-    UserError: config.json names another activation.
-  """
-  key, named = 'model_args.act_layer', architecture(config)
-  usual = 'gelu_tanh' if re.match(_TANH, named) else 'gelu'
-  if '_quickgelu_' in named:
-    usual = 'quick_gelu'
-  name = config.get(key, typed.TEXT, usual)
-  if name not in _ACTIVATIONS:
-    known = ', '.join(_ACTIVATIONS)
-    raise config.error(key, name, f'those that can be computed are {known}')
-  return _ACTIVATIONS[name]
+def gelu(name: str) -> str:
+  """Returns the kind of GELU that an architecture's name stands for."""
+  if '_quickgelu_' in name:
+    return 'sigmoid'
+  return 'tanh' if re.match(_TANH, name) else 'exact'
 
 
 def heads(config: typed.Json, hidden_size: int) -> int | None:
-  """Returns the number of heads of a ViT; None: config.json does not tell."""
+  """Returns the heads of an architecture by its name; None: it has others."""
   name = architecture(config)
-  found = [
+  numbers = [
     n for pattern, n in _HEADS_BY_NAME.items() if re.match(pattern, name)
   ]
   if name.startswith('aimv2_'):
-    found = [hidden_size // 128]
-  if not found and re.match(
+    numbers = [hidden_size // 128]
+  if not numbers and re.match(
     '(naflex)?vit_|deit|beit|flexivit_|eva|test_vit', name
   ):
-    found = [n for width, n in _HEADS.items() if width == hidden_size]
-  default = found[0] if found else None
-  return config.get('model_args.num_heads', typed.COUNT, default)
+    numbers = [n for width, n in _HEADS.items() if width == hidden_size]
+  return numbers[0] if numbers else None
 
 
 _INPUT_SIZE = typed.Kind(

@@ -23,6 +23,7 @@ from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import changed
+from vit_jax.weights.formats.fields import check_gate
 from vit_jax.weights.formats.fields import count
 from vit_jax.weights.formats.fields import has
 from vit_jax.weights.formats.fields import NULL
@@ -124,9 +125,9 @@ _BRANCHES = [
 ARRAYS = [*_VIT, *_BRANCHES]
 
 A, B = 'model_args.', 'blocks.#.'
-# Of a gated MLP the function is its gate.
-GELUS = {'gelu': 'exact', 'gelu_tanh': 'tanh', 'quick_gelu': 'sigmoid'} | {
-  'silu': 'none'
+GELUS = {
+  **timm_names.GELUS,
+  'silu': 'none',  # that of a gated MLP is its gate
 }
 NORMS = {
   'layernorm': 'layer_norm',
@@ -224,7 +225,7 @@ def heads(file: Seen) -> int:
   if not configured and (channels := file.size(B + 'attn.q_norm.weight', 0)):
     configured = hidden // channels
   configured = configured or timm_clip.heads(file.shapes)
-  return base.num_heads(file.hints, configured, file.values)
+  return base.num_heads(file.values, configured)
 
 
 def gelu(file: Seen) -> str:
@@ -236,7 +237,7 @@ def gelu(file: Seen) -> str:
       ' model of OpenAI give mlp="mlp(gelu=\'sigmoid\')" (on the command line'
       ' --model.mlp="mlp(gelu=\'sigmoid\')")'
     )
-  return timm_names.gelu(file.config)
+  return timm_names.gelu(timm_names.architecture(file.config))
 
 
 def block(file: Seen) -> str:
@@ -333,7 +334,9 @@ FIELDS = (
   seen('block.count', lambda file: file.count(f'blocks.0.{_BRANCH}.') or None),
   seen('mlp', mlp),
   has('mlp.hidden_norm', B + 'mlp.norm.', A + 'scale_mlp_norm'),
-  said('mlp.gelu', A + 'act_layer', gelu, GELUS),
+  said(
+    'mlp.gelu', A + 'act_layer', gelu, GELUS, check=check_gate(A + 'act_layer')
+  ),
   has('mlp.bias', B + 'mlp.fc2.bias'),
   has(
     'attention',
@@ -583,7 +586,7 @@ def lacks(values: Values) -> str | None:
         or not values['head.distillation']
       )
     ),
-    'head(pre_logits) before two heads': (
+    'linear(pre_logits=...) before two heads': (
       is_distilled and values['head.pre_logits']
     ),
   }

@@ -44,7 +44,7 @@ head                           heads.head                               dense*
 
 def heads(file: Seen) -> int:
   """Returns the heads of a published ViT of these sizes."""
-  return base.num_heads(file.hints, None, file.values)
+  return base.num_heads(file.values)
 
 
 FIELDS = (
