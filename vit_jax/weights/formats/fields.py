@@ -248,7 +248,7 @@ def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
 
   def check(seen: Seen) -> None:
     word = seen.config.get(key, typed.TEXT)
-    is_gated = seen.values['mlp'] == 'swiglu'
+    is_gated = seen.values.get('mlp') == 'swiglu'
     if word is None or (is_gated and not is_read):
       return
     if (word == 'silu') != is_gated:

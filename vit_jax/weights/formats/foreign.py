@@ -31,7 +31,7 @@ from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import torchvision
 from vit_jax.weights.formats import whole as whole_lib
 
-FORMATS: tuple[base.Library, ...] = (google, huggingface, torchvision, timm)
+FORMATS: tuple[base.Library, ...] = (google, huggingface, timm, torchvision)
 
 # Names of weights in a directory; the first that exists is read.
 _WEIGHTS = (
