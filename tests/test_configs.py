@@ -115,7 +115,8 @@ def write_checkpoint(config, path):
     rules = kind.rules(values.model_values(model))
     path = path.with_suffix('.safetensors')
   else:
-    rules = google.VIT.rules(values.model_values(model))
+    kind = next(x for x in google.KINDS if x.family is type(model))
+    rules = kind.rules(values.model_values(model))
   params = models.init_params(model, jax.random.key(1), (*size, 3))
   arrays = tables.write(rules, params)
   if path.suffix == '.npz':
