@@ -35,7 +35,7 @@ def _fits(is_valid: Callable[[Any], object], text: str) -> AfterValidator:
   return AfterValidator(check)
 
 
-def _one_of(*values: str) -> AfterValidator:
+def _choice(*values: str) -> AfterValidator:
   return _fits(values.__contains__, f'one of {", ".join(map(repr, values))}')
 
 
@@ -77,8 +77,8 @@ class _Stored(pydantic.BaseModel, extra='forbid', strict=True):
   antialias: bool = True
   bits: Literal[8, 16] = 8
   intensity: _Pair | None = None
-  interpolation: Annotated[str, _one_of(*geometry.INTERPOLATIONS)] = 'bilinear'
-  resize_like: Annotated[str, _one_of('', *geometry.LIKE)] = ''
+  interpolation: Annotated[str, _choice(*geometry.INTERPOLATIONS)] = 'bilinear'
+  resize_like: Annotated[str, _choice('', *geometry.LIKE)] = ''
   spacing: _Spacing = ()
   window: _Window = 'type'
   features: dict[str, _Feature] = {}

@@ -24,7 +24,7 @@ class Encoder(nn.Module):
   """A stack of layers; a class that inherits from it says what is around them.
 
   `registry.build_model` makes one of sizes, and of options of its parts;
-  `usual` says which values it then has that are not those of a ViT.
+  `class_defaults` says which values it then has that are not those of a ViT.
 
   Attributes, with the meaning that those of `vit.ViT` have:
     hidden_size: D, the width of a token.
@@ -38,7 +38,7 @@ class Encoder(nn.Module):
     dtype: Type in which layers compute.
   """
 
-  usual: ClassVar[Mapping[str, Any]] = {}
+  class_defaults: ClassVar[Mapping[str, Any]] = {}
 
   _: dataclasses.KW_ONLY
   hidden_size: Annotated[int, fields.SIZE]

@@ -79,7 +79,7 @@ class IGPT(heads.Classifier, encoder.Encoder):
       the ids of colours, and no images.
   """
 
-  usual: ClassVar[Mapping[str, Any]] = {
+  class_defaults: ClassVar[Mapping[str, Any]] = {
     'norm': 'rms_norm',
     'initializers': 'igpt',
     'causal': True,

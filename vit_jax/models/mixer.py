@@ -68,7 +68,7 @@ class Mixer(heads.Classifier, encoder.Encoder):
     patch_size: (height, width) in pixels.
   """
 
-  usual: ClassVar[Mapping[str, Any]] = {
+  class_defaults: ClassVar[Mapping[str, Any]] = {
     'block': f'{__name__}:MixerBlock',
     'initializers': 'mixer',
   }

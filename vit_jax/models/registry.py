@@ -183,7 +183,7 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
     **values: By name, fields of the class, options of its parts, as `gelu`, and
       texts that name parts, as `mlp`. An option that no text sets has the value
       of its name. None stands for a value that is not set: it is that of the
-      class's `usual`, if it has one, or of `DEFAULTS`.
+      class's `class_defaults`, if it has one, or of `DEFAULTS`.
 
   Raises:
     UnknownFieldError: Neither the class nor a part has an option of a name.
@@ -191,7 +191,7 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
     UserError: As `build`.
   """
   chosen = {name: x for name, x in values.items() if x is not None}
-  filling: dict[str, Any] = {**getattr(module, 'usual', {}), **chosen}
+  filling: dict[str, Any] = {**getattr(module, 'class_defaults', {}), **chosen}
   declared = options_of(module)
   options = {
     name: _converted(option, filling[name])

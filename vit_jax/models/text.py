@@ -122,7 +122,7 @@ class Bert(encoder.Encoder):
     out_dim: E, size of the last layer's output.
   """
 
-  usual: ClassVar[Mapping[str, Any]] = {
+  class_defaults: ClassVar[Mapping[str, Any]] = {
     'block': 'vit_jax.models.parts.blocks:BertBlock',
     'layer_norm_epsilon': 1e-12,
   }

@@ -113,7 +113,7 @@ class Trans2Seg(encoder.Encoder):
     channels: Of the head's convolutions.
   """
 
-  usual: ClassVar[Mapping[str, Any]] = {
+  class_defaults: ClassVar[Mapping[str, Any]] = {
     'qkv_bias': False,
     'gelu': 'exact',
     'layer_norm_epsilon': 1e-5,

@@ -415,7 +415,7 @@ class Objective(abc.ABC):
     `config.init_from` and `convert --whole` use it.
 
     Args:
-      format_name: 'google', 'timm' or 'huggingface'.
+      format_name: Name of a format that `convert` writes.
 
     Returns:
       The table of these parameters; None: such files have only the trunk.

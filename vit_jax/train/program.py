@@ -300,6 +300,7 @@ class Program:
 
   def _compiled_step(self, step: Callable[..., Any]) -> Any:
     """Compiles (state, ...) -> (state, metrics), which donates the state."""
+    _ = self.setup  # before the trace, in which JAX adds lines to errors
     return jax.jit(
       mesh_lib.in_context(step, self.mesh),
       donate_argnums=0,

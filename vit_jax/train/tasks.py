@@ -434,9 +434,12 @@ class TaskProgram(program_lib.Program):
   @functools.cached_property
   def setup(self) -> train_step_lib.Setup:
     """What the steps of all tasks have in common."""
-    setup = next(iter(self._programs.values())).setup
+    setups = []
+    for name, program in self._programs.items():
+      with config_lib.explained(f'task {name}'):
+        setups.append(program.setup)
     return dataclasses.replace(
-      setup,
+      setups[0],
       config=self.config,
       objective=self.objective,
       augment=lambda batch, rng: batch,  # the objective does it
@@ -535,6 +538,12 @@ class _OneTask(program_lib.Program):
     self.label, self._name = f'task {name}', name
     self._joint, self._alone = joint, program
     self.mesh, self._init = joint.mesh, joint._init
+
+  @functools.cached_property
+  def setup(self) -> train_step_lib.Setup:
+    """What the steps of the task have in common."""
+    with config_lib.explained(self.label):
+      return self._alone.setup
 
   def abstract_batch(self, *args: Any) -> dict[str, Any]:
     """Returns the shapes, types and shardings of a batch of the task."""

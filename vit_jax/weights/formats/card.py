@@ -116,7 +116,7 @@ def _values(model: models.Model) -> dict[str, Any]:
   """Returns the model's sizes, and its values that are not the usual ones."""
   values = {'family': type(model).__name__, **values_lib.model_values(model)}
   if not isinstance(model, vit.ViT):
-    hidden = None, False, getattr(model, 'usual', {}).get('block')
+    hidden = None, False, getattr(model, 'class_defaults', {}).get('block')
     return {k: x for k, x in values.items() if x not in hidden}
   sizes = {key: values[key] for key in ('num_classes', *_SIZES_OF_VITS)}
   usual = values_lib.model_values(models.create_model('ViT-S/16', **sizes))

@@ -87,7 +87,7 @@ def write(
   """
   form = {form.NAME: form for form in foreign.FORMATS}[name]
   loaded = _unrolled(loaded)
-  target = _supported(loaded, name, source)
+  target = _supported(loaded, form, source)
   target_values = values_lib.model_values(target)
   if whole is not None and timm_parallel.is_joint(target_values):
     raise UserError(
@@ -158,7 +158,9 @@ def check_path(path: pathlib.Path, name: str) -> bool:
   return is_file
 
 
-def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
+def _supported(
+  loaded: weights.Loaded, form: base.Library, source: str
+) -> models.Model:
   """Returns the form of a model that a format can store.
 
   Raises:
@@ -167,8 +169,8 @@ def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
   model, size = loaded.model, loaded.position_size
   if len(size) == 3:
     raise UserError(
-      f'{source} cannot be written with --to={name}, which has no place for'
-      f' volumes: use --to={OURS}, or --to=monai for a UNETR'
+      f'{source} cannot be written with --to={form.NAME}, which has no place'
+      f' for volumes: use --to={OURS}, or --to=monai for a UNETR'
     )
 
   def lacks(form: base.Library) -> equivalent.Lacks:
@@ -177,7 +179,6 @@ def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
 
     return reason
 
-  (form,) = (form for form in foreign.FORMATS if form.NAME == name)
   target = equivalent.form_of(model, lacks(form))
   if target is None:
     able = [
@@ -186,8 +187,8 @@ def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
       if x is not form and equivalent.form_of(model, lacks(x)) is not None
     ]
     raise UserError(
-      f'{source} cannot be written with --to={name}, which has no place for'
-      f' {lacks(form)(model)}: use'
+      f'{source} cannot be written with --to={form.NAME}, which has no place'
+      f' for {lacks(form)(model)}: use'
       f' --to={" or --to=".join([*able, OURS])}'
     )
   return target

@@ -258,9 +258,16 @@ def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
   return check
 
 
-def always(ours: str, value: Any) -> Entry:
-  """Returns the entry of a value that all models of a format have."""
-  return Entry(ours, default=value)
+def always(ours: str, value: Any, **more: Any) -> Entry:
+  """Returns the entry of what neither arrays nor config say.
+
+  Args:
+    ours: The value's name.
+    value: What all models of the format have unless the caller says otherwise;
+      or what returns it.
+    **more: Further fields of the entry.
+  """
+  return Entry(ours, default=value, **more)
 
 
 def told(key: str, write: Callable[[Mapping[str, Any]], Any]) -> Entry:

@@ -378,9 +378,9 @@ def show(path: str, value: Any, values: Values | None = None) -> str:
 
 def _other_part(values: Values, family: type[Any]) -> str | None:
   """Returns a part of a model that is not the usual one of its kind."""
-  usual_parts = getattr(family, 'usual', {})
+  default_parts = getattr(family, 'class_defaults', {})
   for kind in values_lib.SINGLE:
-    usual = usual_parts.get(kind, next(iter(registry.PARTS[kind])))
+    usual = default_parts.get(kind, next(iter(registry.PARTS[kind])))
     if values.get(kind, usual) != usual:
       return show(kind, values[kind])
   return None

@@ -23,9 +23,9 @@ from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import count
 from vit_jax.weights.formats.fields import has
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.fields import seen
 from vit_jax.weights.formats.fields import shape
@@ -198,8 +198,8 @@ VIT = _format(
     count('depth', f'{_LAYER}/'),
     shape('num_heads', f'{_ATTENTION}/query/kernel', 1, axes=3),
     shape('mlp_dim', f'{_LAYER}/MlpBlock_3/Dense_0/kernel', 1, axes=2),
-    said('mlp.gelu', '', _GELU, is_noted=True),
-    said('layer_norm_epsilon', '', _EPSILON, is_noted=True),
+    always('mlp.gelu', _GELU, is_noted=True),
+    always('layer_norm_epsilon', _EPSILON, is_noted=True),
     has('patches', 'conv_root/kernel', yes='hybrid', no='patches'),
     seen('patches.stages', _stages),
     seen(
@@ -215,7 +215,7 @@ VIT = _format(
     ),
     seen('positions.sincos2d', lambda file: _positioned(file) is None),
     seen('pool', _pool),
-    said('pool.gelu', '', lambda file: file.values['mlp.gelu'], is_noted=True),
+    always('pool.gelu', lambda file: file.values['mlp.gelu'], is_noted=True),
     shape('head.pre_logits', 'pre_logits/kernel', 1),
     shape('num_classes', 'head/kernel', 1),
   ),
@@ -237,8 +237,8 @@ MIXER = _format(
       'block.tokens_mlp_dim', f'{_MIXER}/token_mixing/Dense_0/kernel', 1, axes=2
     ),
     shape('mlp_dim', f'{_MIXER}/channel_mixing/Dense_0/kernel', 1, axes=2),
-    said('mlp.gelu', '', _GELU, is_noted=True),
-    said('layer_norm_epsilon', '', _EPSILON, is_noted=True),
+    always('mlp.gelu', _GELU, is_noted=True),
+    always('layer_norm_epsilon', _EPSILON, is_noted=True),
     shape('num_classes', 'head/kernel', 1),
   ),
   matches=lambda file: file.has('stem/kernel') or file.has('MixerBlock_'),
@@ -269,8 +269,8 @@ BIT = _format(
       lambda file: file.shapes.stages('resnet/block{}/unit{}/', first=1),
     ),
     seen('channels', _widths),
-    said('num_groups', '', 32, is_noted=True),
-    said('zero_padded_pool', '', True, is_noted=True),
+    always('num_groups', 32, is_noted=True),
+    always('zero_padded_pool', True, is_noted=True),
     shape('num_classes', f'{_HEAD}/kernel', 3),
   ),
   matches=lambda file: file.has(_ROOT),

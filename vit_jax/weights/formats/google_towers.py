@@ -25,8 +25,8 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import count
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.fields import shape
 
@@ -95,9 +95,7 @@ _BERT_FIELDS = (
   shape('length', f'{_EMBEDDERS}position_ids/embedding', 0, axes=2),
   shape('segments', f'{_EMBEDDERS}segment_ids/embedding', 0, axes=2),
   count('depth', f'{_LAYER}/'),
-  said(
-    'num_heads', '', lambda file: _BERT_HEADS.get(file.values['hidden_size'])
-  ),
+  always('num_heads', lambda file: _BERT_HEADS.get(file.values['hidden_size'])),
   shape('mlp_dim', f'{_MLP}/dense_layer/kernel', 0, axes=2),
   shape('out_dim', 'txt/head/kernel', 1),
 )

@@ -136,7 +136,7 @@ _TEXTS = {
       write=_end,
       is_stated=True,
     ),
-    said('pool', '', _pool),
+    always('pool', _pool),
     lacks=lambda values: None if values['pool'] in _POOLS else 'its pool',
   ),
   SIGLIP: _text_format(

@@ -11,7 +11,6 @@ from vit_jax.weights.formats import timm_vit
 from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import changed
 from vit_jax.weights.formats.fields import has
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.fields import seen
 from vit_jax.weights.formats.fields import shape
@@ -61,7 +60,7 @@ def has_qkv_bias(file: Seen) -> bool:
 FIELDS = (
   *changed(
     timm_vit.PLAIN,
-    said('mlp.gelu', '', 'exact'),
+    always('mlp.gelu', 'exact'),
     seen('attention.qkv_bias', has_qkv_bias, A + 'qkv_bias', is_stated=True),
     seen('num_heads', lambda file: _table(file)[1], A + 'num_heads'),
     has('block.layer_scale', B + 'gamma_1', yes=1e-5, no=None),

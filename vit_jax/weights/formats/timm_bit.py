@@ -9,7 +9,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import said
+from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.fields import seen
 from vit_jax.weights.formats.fields import shape
@@ -79,8 +79,8 @@ FIELDS = (
   seen('stages', stages),
   shape('stem_width', _STEM, 0, axes=4),
   seen('channels', channels),
-  said('num_groups', '', 32, is_noted=True),
-  said('zero_padded_pool', '', is_padded, is_noted=True),
+  always('num_groups', 32, is_noted=True),
+  always('zero_padded_pool', is_padded, is_noted=True),
   told('model_args.in_chans', lambda values: values['image_channels']),
 )
 

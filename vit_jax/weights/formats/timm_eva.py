@@ -278,7 +278,7 @@ FIELDS = (
       words={True: 'swiglu', False: 'mlp'},
     ),
     has('mlp.hidden_norm', B + 'mlp.norm.', A + 'scale_mlp'),
-    said('mlp.gelu', '', 'exact'),
+    always('mlp.gelu', 'exact'),
     always('mlp.bias', True),
     has(
       'attention',
@@ -299,7 +299,7 @@ FIELDS = (
         'layer_norm' if file.has('blocks.0.norm1.bias') else 'rms_norm'
       ),
     ),
-    said('layer_norm_epsilon', '', epsilon, is_noted=True),
+    always('layer_norm_epsilon', epsilon, is_noted=True),
     has('class_token', 'cls_token', A + 'class_token'),
     shape('registers', 'reg_token', 1, A + 'num_reg_tokens'),
     always('patches', 'patches'),

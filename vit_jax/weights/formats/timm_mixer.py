@@ -9,8 +9,8 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
+from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import count
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.fields import seen
 from vit_jax.weights.formats.fields import shape
@@ -55,8 +55,8 @@ FIELDS = (
   shape('mlp_dim', B + 'mlp_channels.fc1.weight', 0, axes=2),
   count('depth', B),
   shape('num_classes', 'head.weight', 0),
-  said('mlp.gelu', '', 'exact', is_noted=True),
-  said('layer_norm_epsilon', '', 1e-6, is_noted=True),
+  always('mlp.gelu', 'exact', is_noted=True),
+  always('layer_norm_epsilon', 1e-6, is_noted=True),
   told(A + 'img_size', lambda values: list(values['image_size'])),
   told(A + 'in_chans', lambda values: values['image_channels']),
 )

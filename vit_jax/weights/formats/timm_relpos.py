@@ -17,7 +17,6 @@ from vit_jax.weights.formats import timm_vit
 from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import changed
 from vit_jax.weights.formats.fields import has
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.fields import seen
 from vit_jax.weights.formats.fields import shape
@@ -57,7 +56,7 @@ _OPTION = 'positions.relative_mlp_bias'
 FIELDS = (
   *changed(
     timm_vit.PLAIN,
-    said('mlp.gelu', '', 'exact'),
+    always('mlp.gelu', 'exact'),
     seen('num_heads', lambda file: _last(file)[0], A + 'num_heads'),
     always('last_norm', True),
     without='registers positions.learned positions.learned.tokens',

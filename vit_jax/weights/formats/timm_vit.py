@@ -427,7 +427,7 @@ PLAIN = changed(
   always('mlp.bias', True),
   always('attention.out_bias', True),
   always('norm', 'layer_norm'),
-  said('layer_norm_epsilon', '', 1e-6, is_noted=True),
+  always('layer_norm_epsilon', 1e-6, is_noted=True),
   always('patches', 'patches'),
   always('patches.bias', True),
   without=(

@@ -12,8 +12,8 @@ from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import count
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.fields import shape
 from vit_jax.weights.formats.format import Format
@@ -54,10 +54,10 @@ FIELDS = (
   count('depth', f'{_LAYER}.'),
   shape('num_classes', 'heads.head.weight', 0),
   shape('head.pre_logits', 'heads.pre_logits.weight', 0),
-  said('num_heads', '', heads, is_given=True),
-  said('positions.learned', '', True),
-  said('mlp.gelu', '', 'exact', is_noted=True),
-  said('layer_norm_epsilon', '', 1e-6, is_noted=True),
+  always('num_heads', heads, is_given=True),
+  always('positions.learned', True),
+  always('mlp.gelu', 'exact', is_noted=True),
+  always('layer_norm_epsilon', 1e-6, is_noted=True),
 )
 # Of the published checkpoints: ViT_B_16_Weights.IMAGENET1K_V1 and its kin.
 _USUAL = preprocessing.Usual(interpolation='bilinear', resize_like='')
