@@ -50,10 +50,11 @@ from vit_jax.config.microbatches import AUTO as AUTO
 from vit_jax.config.microbatches import num_microbatches as num_microbatches
 from vit_jax.config.microbatches import with_accumulation as with_accumulation
 from vit_jax.config.near_paths import nearby as nearby
-from vit_jax.config.own import find_class as find_class
-from vit_jax.config.own import is_own as is_own
-from vit_jax.config.own import load_function as load_function
-from vit_jax.config.own import load_own as load_own
+from vit_jax.config.registry import find_class as find_class
+from vit_jax.config.registry import is_own as is_own
+from vit_jax.config.registry import load_function as load_function
+from vit_jax.config.registry import load_own as load_own
+from vit_jax.config.registry import wing as wing
 from vit_jax.config.tasks import all_evaluations as all_evaluations
 from vit_jax.config.tasks import each_task as each_task
 from vit_jax.config.tasks import for_task as for_task

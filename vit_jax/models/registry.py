@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
-import importlib
 import inspect
 import re
 import reprlib
@@ -30,8 +29,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config import own
 from vit_jax.config import parts
+from vit_jax.config import registry
 from vit_jax.config.errors import counted
 from vit_jax.config.errors import one_line
 from vit_jax.config.errors import UserError
@@ -326,12 +325,12 @@ class _Builder:
   def _class(self, kind: str, name: str) -> type[nn.Module]:
     """Returns the class of a part of a kind; '' is any."""
     if ':' in name:
-      found: type[nn.Module] = own.load_own(name, self.key, nn.Module)
+      found: type[nn.Module] = registry.load_own(name, self.key, nn.Module)
       return found
     homes = {x: of_kind for of_kind, names in PARTS.items() for x in names}
     known = PARTS.get(kind, homes)
     if name in known:
-      return _load(PARTS[kind or homes[name]][name])
+      return registry.wing(PARTS[kind or homes[name]][name])
     if name in homes:
       raise UserError(
         f'config.{self.key}: {name!r} is a part of config.model.{homes[name]},'
@@ -513,15 +512,8 @@ def all_options() -> dict[str, tuple[str, str]]:
   found: dict[str, tuple[str, str]] = {}
   for kind, names in PARTS.items():
     for name, path in names.items():
-      for option in options_of(_load(path)):
+      for option in options_of(registry.wing(path)):
         found.setdefault(option, (kind, name))
-  return found
-
-
-def _load(path: str) -> type[nn.Module]:
-  """Returns the class of 'module:Class' in this package."""
-  module, _, name = path.partition(':')
-  found: type[nn.Module] = getattr(importlib.import_module(module), name)
   return found
 
 
@@ -689,7 +681,7 @@ def list_parts(kind: str | None = None) -> list[Entry]:
 
 
 def _entry(kind: str, name: str, path: str) -> Entry:
-  module = _load(path)
+  module = registry.wing(path)
   text = inspect.getdoc(module) or ''
   summary, *_ = re.split(r'(?<=[.])\s', text, maxsplit=1)
   # What follows is on single options.

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
-import importlib
 import itertools
 import pathlib
 from typing import Any
@@ -297,8 +296,8 @@ def create(
   """
   if not config.tasks:
     return build(config, resumes or False)
-  tasks = importlib.import_module('vit_jax.train.tasks')
-  experiment: Experiment = tasks.build(config, resumes)
+  build_tasks = config_lib.wing('vit_jax.train.tasks:build')
+  experiment: Experiment = build_tasks(config, resumes)
   return experiment
 
 

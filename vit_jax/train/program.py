@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import concurrent.futures
 import copy
 import functools
-import importlib
 import os
 import re
 from typing import Any
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax import optim
@@ -63,8 +63,7 @@ def program_class(config: ml_collections.ConfigDict) -> 'type[Program]':
   sizes = [x.patch_size for x in config.evals.values() if x.split]
   if not config.train.patch_sizes and sizes.count(None) == len(sizes):
     return Program
-  patches = importlib.import_module('vit_jax.train.patches')
-  program: type[Program] = patches.PatchProgram
+  program: type[Program] = config_lib.wing('vit_jax.train.patches:PatchProgram')
   return program
 
 
