@@ -416,13 +416,14 @@ def _outputs(
     and, if the head predicts the label, the positions of the data's classes in
     the model's, int32 [classes of the data].
   """
-  from vit_jax import objectives  # they import jax
+  # They import jax.
   from vit_jax.evaluation import loaded as loaded_lib
   from vit_jax.evaluation import predictions as predictions_lib
+  from vit_jax.objectives import trained
 
   if not evaluator.uses_outputs:
     return loaded_lib.Trunk(loaded.model), loaded.params, None, None
-  objective, params = objectives.of_loaded(loaded, config, source.features)
+  objective, params = trained.measuring(loaded, config, source.features)
   if 'logits' not in objective.output_facts():
     return objective, params, None, None
   head = predictions_lib.Head.of(loaded, _TOP)

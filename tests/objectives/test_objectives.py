@@ -14,6 +14,7 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax.evaluation import accuracy
 from vit_jax.evaluation import metrics
+from vit_jax.objectives import class_weights
 from vit_jax.objectives import losses
 from vit_jax.rerun import diagnose
 from vit_jax.train import experiment as experiment_lib
@@ -56,7 +57,7 @@ def test_cross_entropy(name, smoothing, labels):
 def test_weights_of_classes(name, smoothing, labels):
   """A mixed image has the weighted losses of its classes, in their shares."""
   weights = np.array([0.5, 2, 3, 0.1], np.float32)
-  found = losses.weighted_cross_entropy(
+  found = class_weights.weighted_cross_entropy(
     LOGITS, jnp.asarray(labels), weights, name, smoothing
   )
   if labels.ndim == 1 or name == 'sigmoid_any':  # which has no shares
@@ -73,15 +74,15 @@ def test_weights_of_classes(name, smoothing, labels):
 def test_resolved_weights():
   """The published rules, by hand, for 60, 30, 10 and no images."""
   counts = (60, 30, 10, 0)
-  balanced = losses.class_weights('balanced', counts, 5)
+  balanced = class_weights.values('balanced', counts, 5)
   np.testing.assert_allclose(balanced, [100 / 180, 100 / 90, 100 / 30, 1, 1])
   assert (balanced[:3] * counts[:3]).sum() == pytest.approx(100)
-  inverse = losses.class_weights('inverse', counts, 4)
+  inverse = class_weights.values('inverse', counts, 4)
   np.testing.assert_allclose(inverse[:2], [1 / 3, 2 / 3])
   assert inverse[:3].mean() == pytest.approx(1)
-  given = losses.class_weights((1.0, 2.5), None, 3)
+  given = class_weights.values((1.0, 2.5), None, 3)
   assert given.tolist() == [1, 2.5, 1]
-  assert losses.class_weights((), None, 3) is None
+  assert class_weights.values((), None, 3) is None
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from vit_jax.evaluation import zero_shot
 from vit_jax.models import projection
 from vit_jax.objectives import contrastive
 from vit_jax.objectives import towers as towers_lib
+from vit_jax.objectives import trained
 
 _DIGEST = 8  # bytes
 
@@ -142,7 +143,7 @@ def _towers_of(
   elif loaded.beside and issubclass(
     objectives.class_of(stored), contrastive.Contrastive
   ):
-    objective, params = objectives.of_run(loaded)
+    objective, params = trained.restored(loaded)
     assert isinstance(objective, contrastive.Contrastive)
     found = objective, params
   return found or (None, loaded.params)

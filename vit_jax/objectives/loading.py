@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax import objectives
 from vit_jax import weights
+from vit_jax.objectives import trained
 from vit_jax.parallel import allocator
 from vit_jax.weights import batched
 
@@ -61,7 +62,7 @@ class Model(weights.Loaded):
   @functools.cached_property
   def _measured(self) -> Any:
     """Maps images [B, H, W, C] to the outputs of the objective."""
-    objective, params = objectives.of_run(self)
+    objective, params = trained.restored(self)
     apply = jax.jit(objective.outputs)
     return lambda images: apply(params, {'image': images})
 

@@ -35,9 +35,9 @@ from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed
 from vit_jax.train import feed
+from vit_jax.train import initial
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
-from vit_jax.weights import initial
 
 UserError = config_lib.UserError
 Scalars = dict[str, float]

@@ -160,9 +160,7 @@ def _count_parts(
   def loss_and_grads(params: Any, batch: Any, rows: Any) -> Any:
     def loss_fn(params: Any) -> Any:
       extra = objective.init_extra(params)
-      loss, *rest = objective.training_loss(
-        params, extra, batch, Rng(key, rows)
-      )
+      loss, *rest = objective.loss(params, extra, batch, Rng(key, rows))
       return loss, rest
 
     (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)

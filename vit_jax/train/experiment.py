@@ -35,10 +35,10 @@ from vit_jax.runs import trackers
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import feed
 from vit_jax.train import hooks
+from vit_jax.train import initial
 from vit_jax.train import program as program_lib
 from vit_jax.train import state as state_lib
 from vit_jax.train import timetable
-from vit_jax.weights import initial
 
 TrainState = state_lib.TrainState
 
@@ -118,13 +118,14 @@ class Experiment(timetable.Timetable):
   Attributes:
     cache: The splits, and their images if `data.cache` keeps them.
     evaluators: By the evaluation's name.
-    start: The checkpoint that parameters are loaded from, if there is one.
+    start: The checkpoint that parameters are loaded from; None: they are
+      random.
     program: The compiled functions.
   """
 
   cache: cache_lib.Cache
   evaluators: dict[str, evaluation_base.Evaluator]
-  start: initial.Start
+  start: initial.Start | None
   program: program_lib.Program
 
   @property
@@ -157,7 +158,11 @@ class Experiment(timetable.Timetable):
 
   def init(self) -> TrainState:
     """Returns the state before the first step."""
-    return self.program.initialise(self.start.take())
+    return self.program.initialise(self.loaded_params())
+
+  def loaded_params(self) -> Any:
+    """Returns the initial parameters that are not random; None: all are."""
+    return None if self.start is None else self.start.take()
 
   def with_accumulation(self, accumulation: int) -> Self:
     """Returns the experiment with another `train.accumulation`."""
@@ -217,7 +222,7 @@ class Experiment(timetable.Timetable):
       self.config,
       self.source.features,
       objective.output_facts(),
-      objectives.trunk_path(objective),
+      objective.trunk_path,
     ).to_dict()
 
   def files(self) -> dict[str, Any]:
@@ -336,8 +341,8 @@ def build(
   lengths = lengths or timetable.find_lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
-    loaded = initial.load(config)
-  initial.fill(config, loaded)
+    loaded = initial.fill_from_checkpoint(config)
+  initial.fill(config)
   _check_model(config)
 
   program = program_lib.create(config, source.features, lengths)
@@ -345,9 +350,11 @@ def build(
   for name, evaluator in evaluators.items():
     with config_lib.explained(f'config.evals.{name}'):
       evaluator.check_model(program.objective.model)
-  start = initial.Start(config, source.classes, loaded, program.objective)
-  kinds = {x.kind for x in config.evals.values() if x.split}
-  program.check_evaluation(measures='accuracy' in kinds)
+  start = initial.start(config, source.classes, loaded, program.objective)
+  if config_lib.is_own(config.objective.name):
+    kinds = {x.kind for x in config.evals.values() if x.split}
+    check = config_lib.wing('vit_jax.train.trunk:check_evaluation')
+    check(program, measures='accuracy' in kinds)
   _warn_of_zero_head(config, program.rules, start)
   return Experiment(
     **timetable.make(config, lengths),
@@ -428,13 +435,14 @@ def _fill_num_classes(config: ml_collections.ConfigDict, found: int) -> None:
 def _warn_of_zero_head(
   config: ml_collections.ConfigDict,
   rules: rules_lib.Rules,
-  start: initial.Start,
+  start: initial.Start | None,
 ) -> None:
   """Warns if the head is frozen at zeros: then all gradients below are 0."""
   head = rules.parameters.get('head/kernel')
-  is_zero = start.has_fresh_head
-  if not config.init_from.path:
+  if start is None:
     is_zero = config.model.initializers not in ('lecun', 'deit', 'moco')
+  else:
+    is_zero = start.has_fresh_head
   if head and not head.trains and is_zero:
     logging.warning(
       'warning: the head is new and all zeros, and does not train, so that'

@@ -27,7 +27,6 @@ from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import shapes as shapes_lib
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.models import layouts
-from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
@@ -36,7 +35,6 @@ from vit_jax.parallel import sharding
 from vit_jax.train import cost
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
-from vit_jax.train import trunk
 
 TrainState = state_lib.TrainState
 # For programs that run once: with level 1 LLVM takes half the time, and they
@@ -108,7 +106,9 @@ class Program:
     self.mesh = mesh_lib.make_mesh(config.mesh, devices)
     config = models.on_platform(config, self.mesh.devices.flat[0].platform)
     self.objective = objectives.create(config, features, lengths)
-    trunk.check(self.objective, self.config)
+    if config_lib.is_own(config.objective.name):
+      check = config_lib.wing('vit_jax.train.trunk:check')
+      check(self.objective, self.config)
     params = jax.eval_shape(self.objective.init, jax.random.key(0))
     self.rules = rules_lib.make(
       config.optim, params, self.objective.frozen, self.objective.held
@@ -423,34 +423,6 @@ class Program:
     compiling = thread.submit(self.compile)
     thread.shutdown(wait=False)
     return compiling
-
-  def check_evaluation(self, measures: bool) -> None:
-    """Traces the evaluation of a user's objective, to find mistakes early.
-
-    Args:
-      measures: Whether the run computes the metrics of the objective.
-
-    Raises:
-      UserError: `outputs` or `measure` returns something else than it should,
-        or logits that later commands could not compute.
-    """
-    if type(self.objective).__module__.startswith('vit_jax.'):
-      return
-    batch_size = self.config.train.batch_size
-    params, batch = (
-      self.abstract_state().params,
-      self.abstract_batch(batch_size),
-    )
-    batch = jax.eval_shape(self._prepare, batch)
-    trunk.check_outputs(self.objective, params, batch)
-    if not measures:
-      return
-
-    def evaluate(params: Any, batch: Any) -> Any:
-      outputs = contract.outputs(self.objective, params, batch)
-      return contract.measure(self.objective, outputs, batch)
-
-    jax.eval_shape(evaluate, params, batch)
 
 
 def temporary_bytes(compiled: jax.stages.Compiled) -> int:

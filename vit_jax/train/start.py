@@ -24,8 +24,8 @@ from vit_jax.train import accumulation
 from vit_jax.train import describe
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed as fed_lib
+from vit_jax.train import initial
 from vit_jax.train import timetable
-from vit_jax.weights import initial
 
 _SHOWN = 16  # images of the first batch in the trackers
 
