@@ -235,7 +235,7 @@ def _evaluate_variants(
 
 def _evaluator() -> 'Evaluator':
   """Returns the evaluator that the flags ask for; needs no model."""
-  from vit_jax import evaluation  # it imports jax
+  from vit_jax.evaluation import base  # it imports jax
 
   kind = _PROBE.value or 'accuracy'
   keys = {
@@ -250,7 +250,7 @@ def _evaluator() -> 'Evaluator':
   spec = config_lib.evaluation(str(FLAGS['split'].value), kind=kind)
   spec.update(given)
   with data_flags.explained({'config.evals.probe.kind': '--probe'}):
-    found = evaluation.create('evals.probe', spec)
+    found = base.create('evals.probe', spec)
   for name in given:
     if name not in found.keys:
       probe = {'k': '--probe=knn', 'shots': '--probe=few_shot'}
@@ -308,6 +308,7 @@ def _evaluate(
   from vit_jax.evaluation import loaded as loaded_lib
   from vit_jax.evaluation import measured_maps
   from vit_jax.evaluation import report
+  from vit_jax.evaluation import rows as rows_lib
 
   loaded, segment = _windows(loaded, evaluator)
   config, spec = data_flags.make_config(FLAGS, loaded), evaluator.spec
@@ -347,11 +348,11 @@ def _evaluate(
           segment, source, on_host, progress.update
         )
       else:
-        found, rows = evaluator.run_with_predictions(context, head, on_host)
+        found, rows = rows_lib.measure(context, spec.split, head, on_host)
       if 'areas' in rows:
         measured_maps.add_intervals(found, rows, source.classes)
       return _report(found, rows, head, source, path)
-    found = evaluator.results(context)
+    found = evaluator.run(context)
   found.pop('confusion', None)
   examples = len(learned_from) if learned_from else None
   summary = report.summarize_probe(evaluator, examples, found)

@@ -140,7 +140,7 @@ def _compare(subject: Subject, rows: np.ndarray) -> dict[str, np.ndarray]:
       'image': batch['image'],
       'map': batch['map'],
       'segments': outputs['segments'],
-      'miou': objective.of_each(outputs, batch)['miou'],
+      'miou': objective.example_measures(outputs, batch)['miou'],
     }
 
   inputs = [examples.image[rows], examples.maps[rows]]

@@ -10,13 +10,13 @@ from typing import Any
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import evaluation
 from vit_jax import models
 from vit_jax import optim
+from vit_jax.config import extension
 from vit_jax.config import parts
 from vit_jax.data import features as features_lib
+from vit_jax.evaluation import base as evaluation_base
 from vit_jax.models import stack
-from vit_jax.objectives import base
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Extra
 from vit_jax.objectives.base import Objective
@@ -100,7 +100,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   config = config.copy_and_resolve_references()
   fill_options(config)
   _check_keys(config)
-  evaluation.check_directions(
+  evaluation_base.check_directions(
     f'config.objective.name={config.objective.name}', cls.metrics
   )
   cls.check(config)
@@ -170,7 +170,7 @@ def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
     for name, spec in own.evals.items():
       if not spec.split:
         continue
-      evaluator = evaluation.create(f'evals.{name}', spec)
+      evaluator = evaluation_base.create(f'evals.{name}', spec)
       metrics = evaluator.metrics
       if metrics is None:
         metrics = class_of(own).metrics
@@ -205,10 +205,10 @@ def create(
     objective.lengths = lengths
   if config_lib.is_own(config.objective.name):
     checked = config_lib.wing('vit_jax.objectives.contract:Checked')
-    objective = base.extended(objective, checked)
+    objective = extension.extended(objective, checked)
   if adds_loss(objective.model):
     balanced = config_lib.wing('vit_jax.objectives.balancing:Balanced')
-    objective = base.extended(objective, balanced)
+    objective = extension.extended(objective, balanced)
   return objective
 
 

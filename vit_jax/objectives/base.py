@@ -7,7 +7,6 @@ checkpoints use only this interface.
 
 import abc
 from collections.abc import Mapping
-import copy
 import enum
 from typing import Any
 from typing import ClassVar
@@ -405,20 +404,6 @@ class Objective(abc.ABC):
       words = jax.random.bits(key, (4,), jnp.uint32)
       key = jax.random.wrap_key_data(words, impl='rbg')
     return {'train': True, 'rows': rng.rows, 'rngs': {'dropout': key}}
-
-
-def extended(objective: Objective, extension: type[Objective]) -> Objective:
-  """Returns an objective some of whose methods an extension overrides.
-
-  Args:
-    objective: The objective; is not changed.
-    extension: A class whose methods call those of the objective by `super()`.
-  """
-  cls, result = type(objective), copy.copy(objective)
-  names = ('__doc__', '__module__', '__qualname__')
-  members = {name: getattr(cls, name) for name in names}
-  result.__class__ = type(cls.__name__, (extension, cls), members)
-  return result
 
 
 def updated(params: Params, statistics: Params) -> Params:

@@ -23,6 +23,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax.config import extension
 from vit_jax.models import embedding
 from vit_jax.models import registry
 from vit_jax.models import vit
@@ -146,7 +147,7 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
         f'{registry.name_of("positions", type(part))!r} of one grid: leave one'
         ' out'
       )
-  other = cast(_AtPatch, base.extended(objective, _AtPatch))
+  other = cast(_AtPatch, extension.extended(objective, _AtPatch))
   other.stored_patch = cast(Patch, model.patches.patch_size)
   other.model = model.clone(patches=model.patches.clone(patch_size=patch))
   return other

@@ -264,7 +264,7 @@ class Segmentation(base.Objective):
       ignore=self._ignore,
     )
 
-  def of_each(
+  def example_measures(
     self, outputs: base.Outputs, batch: base.Batch
   ) -> dict[str, jax.Array]:
     """Returns the mean overlap and the accuracy of each image, [B].

@@ -17,7 +17,6 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax import evaluation
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax import optim
@@ -78,7 +77,7 @@ def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
   """Checks the config of a single task."""
   data.check(config)
   optim.check(config)
-  evaluation.check(config)
+  evaluation_base.check(config)
   objectives.check(config)
   initial.check(config)
   sharding.check(config)
@@ -373,7 +372,7 @@ def _evaluators(
   for name, spec in config.evals.items():
     if not spec.split:
       continue
-    evaluators[name] = evaluation.create(f'evals.{name}', spec)
+    evaluators[name] = evaluation_base.create(f'evals.{name}', spec)
     with config_lib.explained(
       f'config.evals.{name}', evaluation_base.EvaluationError
     ):
