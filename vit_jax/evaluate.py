@@ -343,7 +343,7 @@ def _evaluate(
           objective, tuple(config.data.volume.spacing)
         )
       if segment is not None:
-        results, rows = measured_maps.of_whole_images(
+        results, rows = measured_maps.measure_whole_images(
           segment, source, on_host, progress.update
         )
       else:
@@ -429,7 +429,7 @@ def _outputs(
   objective, params = objectives.of_loaded(loaded, config, source.features)
   if 'logits' not in objective.output_facts():
     return objective, params, None, None
-  head = predictions_lib.Head.of(loaded, _TOP)
+  head = predictions_lib.Head.from_loaded(loaded, _TOP)
   if not head.is_classifier:
     return objective, params, head, None
   names = () if _SAME_ORDER.value else loaded.classes

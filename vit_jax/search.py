@@ -105,7 +105,7 @@ def main(argv: list[str]) -> int:
   report = image_files.reporter(failed)
   embedder = embedder_lib.Embedder(loaded, _BATCH_SIZE.value)
   queries, digest = _queries(embedder, loaded), embedder.digest()
-  gallery = gallery_lib.of_folder(
+  gallery = gallery_lib.embed_folder(
     folder,
     _cache(folder, digest),
     digest,

@@ -64,7 +64,7 @@ class Head:
   std: np.ndarray
 
   @classmethod
-  def of(cls, loaded: weights.Loaded, top: int) -> Self:
+  def from_loaded(cls, loaded: weights.Loaded, top: int) -> Self:
     """Returns the head of a model.
 
     Args:
@@ -82,11 +82,11 @@ class Head:
       )
     facts = loaded.preprocess.outputs.get('logits', {})
     target = loaded.target
-    known = loaded.classes or target.names
+    classes = loaded.classes or target.names
     return cls(
       feature=facts.get('feature', 'label'),
       target=target,
-      names=(*known, *map(str, range(len(known), count))),
+      names=(*classes, *map(str, range(len(classes), count))),
       top=min(top, count),
       mean=np.asarray(facts.get('mean', 0), np.float32),
       std=np.asarray(facts.get('std', 1), np.float32),
@@ -128,12 +128,12 @@ class Head:
       order = jnp.broadcast_to(jnp.arange(values.shape[-1]), values.shape)
       return {'top': order, 'probability': values}
     probability, classes = jax.lax.top_k(values, self.top)
-    found = {'top': classes, 'probability': probability}
+    rows = {'top': classes, 'probability': probability}
     if labels is not None:
-      found['loss'] = optax.softmax_cross_entropy_with_integer_labels(
+      rows['loss'] = optax.softmax_cross_entropy_with_integer_labels(
         jnp.asarray(logits, jnp.float32), labels
       )
-    return found
+    return rows
 
   def read(
     self, outputs: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]

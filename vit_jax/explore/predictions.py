@@ -80,7 +80,7 @@ def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
     )
   if isinstance(target, features.MultiLabel):
     check_finite(logits)
-    head = evaluation_predictions.Head.of(vit, top=1)
+    head = evaluation_predictions.Head.from_loaded(vit, top=1)
     return np.asarray(head.values(jnp.asarray(logits)), np.float64)
   return softmax(logits)
 

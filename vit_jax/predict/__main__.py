@@ -206,7 +206,7 @@ def _answers(
   if texts:
     arguments = loaded, texts, _TOP.value, batch_size
     return texts, False, functools.partial(prompts.rank, *arguments)
-  head = predictions_lib.Head.of(loaded, _TOP.value)
+  head = predictions_lib.Head.from_loaded(loaded, _TOP.value)
   config = loaded.preprocess.to_config()
   config.train.batch_size = batch_size
   answer = functools.partial(predictions_lib.predict, loaded, head, config)

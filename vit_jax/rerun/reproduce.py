@@ -233,8 +233,8 @@ def outcome(old: records.Record, new: records.Record) -> list[str]:
   (name, step), largest = max(differences.items(), key=lambda item: item[1])
   lines.append(
     f'{len(differences)} of {len(pairs)} values of the metrics are others, from'
-    f' step {min(step for _, step in differences)} on; the largest difference is'
-    f' {largest:.2g} of the value, in {name} at step {step}'
+    f' step {min(step for _, step in differences)} on; the largest difference'
+    f' is {largest:.2g} of the value, in {name} at step {step}'
   )
   return lines
 
