@@ -33,6 +33,7 @@ from absl import logging
 
 from vit_jax import cli
 from vit_jax.parallel import clusters
+from vit_jax.parallel import peers
 from vit_jax.parallel import processes as processes_lib
 
 USAGE = 'train --config=FILE.py [--workdir=PATH] [--config.KEY=VALUE ...]'
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> int:
       hint = f'did you mean --config={argv[1]}?'
     raise config_lib.UserError(f'unexpected argument {argv[1]!r}: {hint}')
   name = _name(path)
-  if processes := processes_lib.initialize():
+  if processes := peers.initialize():
     logging.info('%s', processes)
     if not processes_lib.first():  # one log is enough
       logging.set_verbosity(logging.ERROR)

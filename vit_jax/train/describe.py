@@ -12,7 +12,6 @@ from vit_jax.config import counted
 from vit_jax.data import balance
 from vit_jax.data import features as features_lib
 from vit_jax.optim import rules as rules_lib
-from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import reporting
@@ -40,9 +39,9 @@ def log(
   """
   e = experiment
   program = e.program
-  reporting.show_details(
-    sharding.table(program.param_shardings).text(), verbose
-  )
+  if verbose or program.mesh.size > 1:
+    table = config_lib.wing('vit_jax.parallel.sharding_table:table')
+    reporting.show_details(table(program.param_shardings).text(), verbose)
   reporting.show_details(rules_lib.table(program.rules).text(), verbose)
   facts = [('model', _model(e))]
   for name, part in e.parts.items():
@@ -99,7 +98,7 @@ def _part_facts(
   if name:
     yield f'task {name}', f'{e.total_steps:,} of {total_steps:,} steps'
   # Counting takes a trace of the step, which a run reads only for train/mfu.
-  if is_dry or hardware.peak_flops(e.program.mesh.devices.flat[0]):
+  if is_dry or mesh_lib.peak_flops(e.program.mesh):
     gflop = cost.show(e.program.flops, e.config.train.batch_size)
     yield 'GFLOP per image', gflop
   examples = f'{len(e.source):,} examples'
