@@ -30,8 +30,8 @@ class Pairs(base.ArraySource):
   """Each digit of a split beside some others of it."""
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Reads a split of the digits; see `digits.open_digits`."""
-    source = digits.open_digits(split, config.data.channels)
+    """Reads a split of the digits; see `digits.DigitsSource`."""
+    source = digits.DigitsSource(split, config.data.channels)
     images, labels = source.arrays['image'], source.arrays['label']
     size = len(source)
     left = np.tile(np.arange(size), _PAIRS)

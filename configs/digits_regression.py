@@ -24,8 +24,8 @@ class InkCentre(base.ArraySource):
   """Digits with the mean position of their ink, from the top left corner."""
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Reads a split of the digits; see `digits.open_digits`."""
-    source = digits.open_digits(split, config.data.channels)
+    """Reads a split of the digits; see `digits.DigitsSource`."""
+    source = digits.DigitsSource(split, config.data.channels)
     images = source.arrays['image']
     ink = images[..., 0].astype(np.float64)
     total = ink.sum(axis=(1, 2))

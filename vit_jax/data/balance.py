@@ -10,6 +10,7 @@ of a rare class come several times, and some of a frequent class do not come.
 from collections.abc import Sequence
 import dataclasses
 
+import ml_collections
 import numpy as np
 
 from vit_jax.config import some
@@ -56,6 +57,18 @@ class Balance:
       drawn = np.concatenate([rng.permutation(members) for _ in range(passes)])
       positions.append(drawn[: counts[label]])
     return rng.permutation(np.concatenate(positions))
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Raises a UserError if `config.data.balance` cannot be used."""
+  value = config.data.balance
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if value != CLASSES and not (is_number and 0 <= value <= 1):
+    raise UserError(
+      f'config.data.balance is {value!r}: write a number from 0 (images are'
+      f' drawn as they are) to 1 (classes are drawn alike), or'
+      f' {CLASSES!r} for 1'
+    )
 
 
 def show(what: str, classes: Sequence[str], values: np.ndarray) -> str:

@@ -22,8 +22,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.data import base
 from vit_jax.data import features
-from vit_jax.data import sources
-from vit_jax.data.host import decode
+from vit_jax.data import skipping
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import shapes
 from vit_jax.parallel import memory
@@ -249,8 +248,8 @@ def _read_all(
       first, count = rows.stop, rows.stop - rows.start
       for name, array in arrays.items():
         array[rows] = batch[name][:count]
-  except decode.DamagedError as e:
-    advice = sources.damage_advice(config, source.features)
+  except base.DamagedError as e:
+    advice = skipping.advice(config, source.features)
     raise config_lib.UserError(f'{e}{advice}') from None
   logging.info(
     'decoded %s of %s in %.1f s: %.1f MiB',

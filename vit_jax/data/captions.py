@@ -18,6 +18,7 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features
+from vit_jax.data import sources
 from vit_jax.data import tokenizers
 from vit_jax.runs import safe_io
 
@@ -97,14 +98,14 @@ class CaptionedSource(base.Source):
 
 
 def attach(
-  source: base.Source, config: ml_collections.ConfigDict, words: Sequence[str]
+  source: base.Source, config: ml_collections.ConfigDict, split: str
 ) -> base.Source:
   """Returns a split with the captions that `config.data` asks for.
 
   Args:
     source: The split.
     config: The full config.
-    words: The words that the tokenizer 'words' knows.
+    split: Specification of the split.
 
   Raises:
     UserError: There are no captions, or the vocabulary cannot be read.
@@ -113,7 +114,9 @@ def attach(
   if not data.tokenizer:
     has_text = 'text' in source.features
     return CaptionedSource(source, None) if has_text else source
-  known = tuple(words) if data.tokenizer == tokenizers.WORDS else ()
+  known: tuple[str, ...] = ()
+  if data.tokenizer == tokenizers.WORDS:
+    known = tuple(data.words) or _training_words(source, config, split)
   made = tokenizers.make(data.tokenizer, data.text_length, known)
   text = features.Text(
     made.length,
@@ -124,6 +127,15 @@ def attach(
     cuts=data.text_too_long == 'cut',
   )
   return CaptionedSource(source, text, by_class(source, config))
+
+
+def _training_words(
+  source: base.Source, config: ml_collections.ConfigDict, split: str
+) -> tuple[str, ...]:
+  """Returns the words of the training split; `source` is another or this."""
+  if split == config.data.split:
+    return common_words(source, config)
+  return common_words(sources.open_stored(config, config.data.split), config)
 
 
 def by_class(

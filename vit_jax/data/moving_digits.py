@@ -9,9 +9,12 @@ of those of train. In comments: T frames, H, W sides of a frame.
 from typing import Any
 from typing import ClassVar
 
+import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import features
 from vit_jax.data import made
@@ -68,7 +71,18 @@ class MovingDigitsSource(made.MadeSource):
       'image': features.Video(self._size, 1, stride, short),
       'label': features.Label(CLASSES),
     }
-    self._digits = digits.of_parts()
+    self._digits = digits.train_and_test()
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Returns the videos of a split with the sides `data.source_size`."""
+    size, video = config.data.source_size, config.data.video
+    sides = SIZE
+    if size is not None:
+      sides = config_lib.sides(size, 'data.source_size')
+    return cls(split, sides, video.stride, video.short)
 
   def values(
     self, split: str, row: int, rng: np.random.Generator

@@ -12,6 +12,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data import folder
 from vit_jax.data import inputs
@@ -30,6 +31,13 @@ class VideoSource(folder.FolderSource):
     """Lists the files and folders, as `folder.FolderSource`."""
     super().__init__(root, split)
     self.features = {**self.features, 'image': video}
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens the videos of a split of a folder."""
+    return cls(base.data_path(config.data.name), split, video(config))
 
   def open(self, path: str) -> Any:
     """Returns the frames of a video, not decoded."""
@@ -53,6 +61,15 @@ class AudioSource(folder.FolderSource):
     super().__init__(root, split)
     self.features = {**self.features, 'image': audio}
     self._audio, self._frames = audio, frames
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens the sounds of a split of a folder."""
+    frames = config_lib.sides(config.data.image_size)[0]
+    root = base.data_path(config.data.name)
+    return cls(root, split, audio(config), frames)
 
   def open(self, path: str) -> Any:
     """Returns the whole spectrogram of a sound, uint16 [T, M, 1]."""

@@ -43,6 +43,8 @@ USUAL: Mapping[str, Sequence[str]] = {
 class RowSource(base.SelectedSource):
   """The rows of a split; a subclass says what is in their cells."""
 
+  has_columns = True
+
   def __init__(
     self,
     where: str,

@@ -69,6 +69,21 @@ class ScansSource(base.SelectedSource):
       'map': codes.Codes().feature(classes, root),
     }
 
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens a split of the folder that `config.data.name` names."""
+    return cls(base.data_path(config.data.name), split, config)
+
+  @classmethod
+  def split_names(cls, name: str) -> list[str]:
+    """Returns the splits of a folder, in order; 'train' of the Decathlon."""
+    root = base.data_path(name)
+    return (
+      list(pairs.split_folders(root)) if pairs.holds_pairs(root) else [_TRAIN]
+    )
+
   def read(self, position: int) -> base.Example:
     """Returns a scan, resampled and windowed, and its map.
 
@@ -144,6 +159,13 @@ class ScansSource(base.SelectedSource):
         ' smaller distances'
       )
     return header
+
+
+def find_source(root: str) -> type[base.Source] | None:
+  """Returns the class that reads a folder with maps; None: it has none."""
+  if holds_scans(root):
+    return ScansSource
+  return pairs.PairsSource if pairs.holds_maps(root) else None
 
 
 def holds_scans(root: str) -> bool:

@@ -117,7 +117,7 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
   if pairs_lib.holds_maps(root):
     names = voc.lists(root) or pairs_lib.split_folders(root)
     opened = {name: pairs_lib.PairsSource(root, name) for name in names}
-    return _of_sources(f'{sources.FOLDER}{root}', opened)
+    return _of_sources(f'{folder_lib.PREFIX}{root}', opened)
   folders = folder_lib.split_folders(root)
   classes = folder_lib.class_names(folders, folders)
   entries, ignored, problems = [], [], []
@@ -136,7 +136,7 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
           functools.partial(_read_file, path),
         )
       )
-  name = f'{sources.FOLDER}{root}'
+  name = f'{folder_lib.PREFIX}{root}'
   return Survey(name, classes, entries, folders, ignored, problems)
 
 
@@ -162,11 +162,10 @@ def list_config(config: ml_collections.ConfigDict) -> Survey:
   Raises:
     UserError: The data does not exist.
   """
-  root = sources.folder_path(config.data.name)
-  is_folder = config.data.name.startswith(sources.FOLDER)
+  root = base.data_path(config.data.name)
   opened, problems = _open_splits(config)
-  has_maps = pairs_lib.holds_maps(root) or scan_folder.holds_scans(root)
-  if is_folder and not has_maps:
+  is_folder = config.data.name.startswith(folder_lib.PREFIX)
+  if is_folder and scan_folder.find_source(root) is None:
     split_of = {
       source.id(i): split
       for split, source in reversed(opened.items())

@@ -6,9 +6,12 @@ In comments: D, H, W sides of a volume.
 from typing import Any
 from typing import ClassVar
 
+import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data import made
 
@@ -47,6 +50,16 @@ class VolumesSource(made.MadeSource):
       'image': features.Volume(self._size),
       'map': features.SegmentationMap(CLASSES),
     }
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Returns the volumes of a split with the sides `data.source_size`."""
+    size = config.data.source_size
+    if size is None:
+      return cls(split)
+    return cls(split, config_lib.sides(size, 'data.source_size'))
 
   def values(
     self, split: str, row: int, rng: np.random.Generator

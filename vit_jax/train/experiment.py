@@ -25,7 +25,6 @@ from vit_jax.data import cache as cache_lib
 from vit_jax.data import class_areas
 from vit_jax.data import features as features_lib
 from vit_jax.data import intensity
-from vit_jax.data import sources
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.objectives import feature_checks
 from vit_jax.optim import rules as rules_lib
@@ -267,7 +266,7 @@ class Experiment(timetable.Timetable):
     mesh, features = self.program.mesh, self.splits[split].features
     shapes = self.program.abstract_batch(batch_size, features)
     if not self.cache.on_devices:
-      advice = sources.damage_advice(self.config, features)
+      advice = functools.partial(_damage_advice, self.config, features)
       return feed.Feed(batches, mesh, shapes, calls, advice=advice)
     shapes = {'position': shapes['index']}
     take = functools.partial(self.cache.take, split)
@@ -280,6 +279,16 @@ class Experiment(timetable.Timetable):
       UserError: An image cannot be read, or there is too little memory.
     """
     return dataclasses.replace(self, cache=self.cache.load())
+
+
+def _damage_advice(
+  config: ml_collections.ConfigDict, features: features_lib.Features
+) -> str:
+  """Returns the end of an error about an image that is damaged."""
+  advice: str = config_lib.wing('vit_jax.data.skipping:advice')(
+    config, features
+  )
+  return advice
 
 
 def create(
