@@ -21,7 +21,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.data import base
 from vit_jax.data import digits
-from vit_jax.data import features
+from vit_jax.data import target_kinds
 
 _PAIRS = 4  # for each digit, with others on its right
 
@@ -46,7 +46,7 @@ class Pairs(base.ArraySource):
         'labels': present,
       },
       np.arange(len(left)),
-      {'labels': features.MultiLabel(source.classes)},
+      {'labels': target_kinds.MultiLabel(source.classes)},
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.data import base
 from vit_jax.data import digits
-from vit_jax.data import features
+from vit_jax.data import target_kinds
 
 
 class InkCentre(base.ArraySource):
@@ -35,7 +35,7 @@ class InkCentre(base.ArraySource):
     super().__init__(
       {'image': images, 'numbers': np.stack([row, column], axis=1)},
       source.indices,
-      {'numbers': features.Number(('row', 'column'))},
+      {'numbers': target_kinds.Number(('row', 'column'))},
     )
 
 

@@ -78,6 +78,16 @@ def show(what: str, classes: Sequence[str], values: np.ndarray) -> str:
   return f'{what}, {ends}: {some(shown, 10)}'
 
 
+def describe(source: base.Source, value: float | str) -> str:
+  """Returns a line with the share of the draws that each class gets.
+
+  Arguments and errors are those of `make`, whose sampling is on.
+  """
+  sampling = make(source, value)
+  assert sampling is not None
+  return show('shares of draws', source.classes, sampling.shares)
+
+
 def exponent(value: float | str) -> float:
   """Returns the value of `config.data.balance` as a number."""
   return 1.0 if value == CLASSES else float(value)

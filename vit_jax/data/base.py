@@ -204,7 +204,7 @@ class ArraySource(Source):
     self,
     arrays: Mapping[str, np.ndarray],
     indices: np.ndarray,
-    targets: Mapping[str, features_lib.Target | features_lib.SegmentationMap],
+    targets: Mapping[str, features_lib.Target | features_lib.Map],
     image: features_lib.Feature | None = None,
   ):
     """Holds the arrays.

@@ -19,6 +19,7 @@ from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data import sources
+from vit_jax.data import text_kind
 from vit_jax.data import tokenizers
 from vit_jax.runs import safe_io
 
@@ -35,7 +36,7 @@ class CaptionedSource(base.Source):
   def __init__(
     self,
     source: base.Source,
-    text: features.Text | None,
+    text: text_kind.Text | None,
     by_class: Sequence[tuple[str, ...]] = (),
   ):
     """Wraps a split.
@@ -92,7 +93,7 @@ class CaptionedSource(base.Source):
   def fingerprint(self) -> str:
     """Returns a digest of the split, its captions and the vocabulary."""
     text = self.features.get('text')
-    vocabulary = text.digest if isinstance(text, features.Text) else ''
+    vocabulary = text.digest if isinstance(text, text_kind.Text) else ''
     captions = itertools.chain.from_iterable(self._by_class)
     return base.digest([self._source.fingerprint(), vocabulary, *captions])
 
@@ -118,7 +119,7 @@ def attach(
   if data.tokenizer == tokenizers.WORDS:
     known = tuple(data.words) or _training_words(source, config, split)
   made = tokenizers.make(data.tokenizer, data.text_length, known)
-  text = features.Text(
+  text = text_kind.Text(
     made.length,
     made.vocabulary,
     data.tokenizer,

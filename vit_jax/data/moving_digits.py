@@ -17,6 +17,7 @@ from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import features
+from vit_jax.data import input_kinds
 from vit_jax.data import made
 
 Size = tuple[int, ...]
@@ -54,7 +55,7 @@ class MovingDigitsSource(made.MadeSource):
   ):
     """Reads the digits, for videos of a size (frames, height, width).
 
-    `stride` and `short` are those of `features.Video`.
+    `stride` and `short` are those of `input_kinds.Video`.
 
     Raises:
       UserError: There is no such split, or it is empty; or the size is not that
@@ -68,7 +69,7 @@ class MovingDigitsSource(made.MadeSource):
     self._size = (size[0], size[1], size[2])
     super().__init__(split, 'moving_digits', self._size)
     self.features = {
-      'image': features.Video(self._size, 1, stride, short),
+      'image': input_kinds.Video(self._size, 1, stride, short),
       'label': features.Label(CLASSES),
     }
     self._digits = digits.train_and_test()

@@ -16,6 +16,7 @@ from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import features
 from vit_jax.data import made
+from vit_jax.data import target_kinds
 from vit_jax.data.host.geometry import Size
 
 CLASSES = ('background', *map(str, range(10)))
@@ -52,7 +53,7 @@ class ScenesSource(made.MadeSource):
     """Reads the digits, for scenes of a size (height, width)."""
     self.features = {
       'image': features.Image(size),
-      'map': features.SegmentationMap(CLASSES),
+      'map': target_kinds.SegmentationMap(CLASSES),
     }
     super().__init__(split, 'scenes', size)
     self._size, self._digits = size, digits.train_and_test()

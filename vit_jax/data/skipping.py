@@ -14,6 +14,7 @@ from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features as features_lib
 from vit_jax.data import folder
+from vit_jax.data import input_kinds
 from vit_jax.runs import safe_io
 
 
@@ -97,7 +98,7 @@ def advice(
     config: The full config.
     features: Features of its examples.
   """
-  if isinstance(features['image'], features_lib.Volume):
+  if isinstance(features['image'], input_kinds.Volume):
     return ''
   name = config.data.name
   arguments = f'CONFIG.py --config.data.name={shlex.quote(name)}'

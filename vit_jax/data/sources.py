@@ -1,5 +1,8 @@
 """Opens the source that `config.data.name` names."""
 
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
 from typing import cast
 
 import ml_collections
@@ -92,6 +95,54 @@ def open_split(
         f" --config.data.split='{e.only}[:90%]' --config.{key}='{e.only}[90%:]'"
       )
     raise config_lib.UserError(f'config.{key}: {e}{hint}') from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits:
+  """The splits of an experiment, which are read anew at each step.
+
+  `data.cache.Cache` is one whose examples stay in memory.
+
+  Attributes:
+    config: The full config.
+    mesh: Devices that steps run on.
+    splits: Sources by use: 'train', 'evals.NAME', and 'evals.NAME.train' for
+      the examples that a probe learns from.
+    on_devices: Examples by split: arrays [N, ...] by feature name, and `index`,
+      replicated over the mesh; {} unless `load` put them there.
+  """
+
+  config: ml_collections.ConfigDict
+  mesh: Any
+  splits: Mapping[str, base.Source]
+  on_devices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def load(self) -> 'Splits':
+    """Returns the splits with what stays in memory."""
+    return self
+
+  def check(self) -> None:
+    """Raises a UserError if what stays does not fit into the memory."""
+
+  def bytes_on_device(self) -> int:
+    """Returns the bytes of a device's memory that examples take."""
+    return 0
+
+  def take(self, split: str, batch: Any) -> Any:
+    """Returns the batch of a step, gathered from what is `on_devices`."""
+    raise NotImplementedError(f'no examples of {split} are on the devices')
+
+
+def keep(
+  config: ml_collections.ConfigDict,
+  mesh: Any,
+  splits: Mapping[str, base.Source],
+) -> Splits:
+  """Returns splits that stay in memory, if `config.data.cache` says so."""
+  if config.data.cache == 'none':
+    return Splits(config, mesh, splits)
+  cache: type[Splits] = config_lib.wing('vit_jax.data.cache:Cache')
+  return cache(config, mesh, splits)
 
 
 def hold_out(config: ml_collections.ConfigDict) -> None:

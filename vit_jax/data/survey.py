@@ -19,12 +19,12 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import class_areas
-from vit_jax.data import features
 from vit_jax.data import folder as folder_lib
 from vit_jax.data import intensity
 from vit_jax.data import pairs as pairs_lib
 from vit_jax.data import scan_folder
 from vit_jax.data import sources
+from vit_jax.data import target_kinds
 from vit_jax.data import voc
 from vit_jax.data.host import batches
 from vit_jax.data.host import clips
@@ -52,7 +52,7 @@ class Entry:
   split: str
   label: str | None
   read: Callable[[], base.Example]
-  maps: Mapping[str, features.SegmentationMap] = dataclasses.field(
+  maps: Mapping[str, target_kinds.SegmentationMap] = dataclasses.field(
     default_factory=dict
   )
 
@@ -188,7 +188,11 @@ def _of_sources(
   """Returns all examples of some splits, each once."""
   found: dict[str, Entry] = {}
   for split, source in opened.items():
-    maps = features.maps(source.features)
+    maps = {
+      name: x
+      for name, x in source.features.items()
+      if isinstance(x, target_kinds.SegmentationMap)
+    }
     for i in range(len(source)):
       id_, read = source.id(i), functools.partial(source.read, i)
       found.setdefault(id_, Entry(id_, split, None, read, maps))

@@ -20,6 +20,7 @@ from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features as features_lib
 from vit_jax.data import splits
+from vit_jax.data import text_kind
 
 _FORMAT = 'array_record'
 # 'name' or 'name/config', optionally with ':version'.
@@ -126,7 +127,7 @@ class TfdsSource(base.SelectedSource):
     size = image_shape if None in stored else stored
     self.features = {'image': features_lib.Image(size)}
     if self._text_key:
-      self.features['text'] = features_lib.Text()
+      self.features['text'] = text_kind.Text()
     self._label_key = ''
     kinds = [type(x) for x in features.values()]
     if tfds.features.ClassLabel in kinds or not self._text_key:

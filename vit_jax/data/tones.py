@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.data import base
 from vit_jax.data import features
+from vit_jax.data import input_kinds
 from vit_jax.data import made
 from vit_jax.data import recordings
 from vit_jax.data import spectrogram
@@ -43,7 +44,7 @@ class TonesSource(made.MadeSource):
   kind = 'sound'
   sizes: ClassVar = {'train': 6_000, 'test': 1_000}
 
-  def __init__(self, split: str, how: features.Audio):
+  def __init__(self, split: str, how: input_kinds.Audio):
     """Selects sounds, for spectrograms with some settings."""
     samples = round(_SECONDS * how.sample_rate)
     frames = 1 + (samples - how.window_length) // how.hop_length

@@ -12,8 +12,9 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import base
-from vit_jax.data import features
+from vit_jax.data import input_kinds
 from vit_jax.data import made
+from vit_jax.data import target_kinds
 
 CLASSES = ('background', 'tube', 'sphere')
 SIZE = (32, 32, 32)  # unless the config has data.source_size
@@ -47,8 +48,8 @@ class VolumesSource(made.MadeSource):
     self._size = (size[0], size[1], size[2])
     super().__init__(split, 'volumes', self._size)
     self.features = {
-      'image': features.Volume(self._size),
-      'map': features.SegmentationMap(CLASSES),
+      'image': input_kinds.Volume(self._size),
+      'map': target_kinds.SegmentationMap(CLASSES),
     }
 
   @classmethod

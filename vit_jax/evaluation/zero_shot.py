@@ -20,6 +20,7 @@ from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import captions
 from vit_jax.data import features as features_lib
+from vit_jax.data import text_kind
 from vit_jax.evaluation import base
 from vit_jax.evaluation import embedded
 from vit_jax.evaluation import report
@@ -93,14 +94,14 @@ class ZeroShot(base.Evaluator):
     )
 
 
-def text_of(features: features_lib.Features, kind: str) -> features_lib.Text:
+def text_of(features: features_lib.Features, kind: str) -> text_kind.Text:
   """Returns the feature of captions; the error names the kind of evaluation.
 
   Raises:
     EvaluationError: There are no captions.
   """
   found = features.get('text')
-  if isinstance(found, features_lib.Text) and found.length:
+  if isinstance(found, text_kind.Text) and found.length:
     return found
   raise base.EvaluationError(
     f'{kind} compares images with texts, but there is no tokenizer: set'

@@ -16,7 +16,7 @@ _PNG_BITS, _PNG_COLORS = 24, 25  # bytes of a PNG's header; colours 0: grey
 
 
 def read(
-  example: Example, name: str, feature: features.SegmentationMap, size: Size
+  example: Example, name: str, feature: features.Map, size: Size
 ) -> np.ndarray:
   """Returns a map [H, W] of the feature's type, upright as its image is.
 
