@@ -86,15 +86,15 @@ def main(argv: list[str]) -> None:
   if _TEXT.value:
     _embed_texts(loaded, path)
     return
-  from vit_jax.data import features  # they import jax
   from vit_jax.data import files
+  from vit_jax.data import input_kinds
   from vit_jax.objectives import embedder
 
   config = data_flags.make_config(FLAGS, loaded)
   source: data.Source
   if paths:
     preprocess = loaded.preprocess
-    is_video = isinstance(preprocess.input, features.Video)
+    is_video = isinstance(preprocess.input, input_kinds.Video)
     paths = image_files.as_examples(paths, is_video)
     source = files.FilesSource(
       paths, preprocess.input, preprocess.image_size[0]

@@ -366,12 +366,12 @@ def _with_model_classes(
   Raises:
     UserError: The model has several classes at once, but not all of the data's.
   """
-  from vit_jax.data import features
   from vit_jax.data import relabelled
+  from vit_jax.data import target_kinds
 
   name = loaded.preprocess.outputs.get('logits', {}).get('feature')
   kinds = source.features.get(name), loaded.target
-  if not all(isinstance(x, features.MultiLabel) for x in kinds):
+  if not all(isinstance(x, target_kinds.MultiLabel) for x in kinds):
     return source
   if source.features[name].names == loaded.target.names:
     return source

@@ -96,7 +96,8 @@ def check(flag_values: flags.FlagValues, argv: list[str]) -> None:
     from vit_jax.data import sources  # after the flags: its import is slow
 
     with explained():
-      names = sources.folder_splits(flag_values['data'].value)
+      name = flag_values['data'].value
+      names = sources.find(name).split_names(name)
     if len(names) != 1:
       raise cli.missing('split', 'one', names[-1] if names else 'test')
     flag_values['split'].value = names[0]

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax import data
 from vit_jax.config import some
 from vit_jax.config import UserError
-from vit_jax.data import features as features_lib
+from vit_jax.data import target_kinds
 from vit_jax.data.host import maps
 from vit_jax.evaluation import metrics
 from vit_jax.evaluation import segments
@@ -104,7 +104,7 @@ def measure_whole_images(
     UserError: An image or its map cannot be read, or they differ in size.
   """
   feature = source.features['map']
-  assert isinstance(feature, features_lib.SegmentationMap)
+  assert isinstance(feature, target_kinds.SegmentationMap)
   count = len(feature.classes)
   total = np.zeros((count, count), np.int64)
   rows: list[Rows] = []

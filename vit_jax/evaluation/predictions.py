@@ -19,6 +19,7 @@ import optax
 from vit_jax import config as config_lib
 from vit_jax import weights
 from vit_jax.data import features as features_lib
+from vit_jax.data import target_kinds
 from vit_jax.evaluation import loaded as loaded_lib
 
 Arrays = dict[str, np.ndarray]
@@ -100,14 +101,14 @@ class Head:
   @property
   def predicts_numbers(self) -> bool:
     """Whether predictions are numbers in the units of the data."""
-    return isinstance(self.target, features_lib.Number)
+    return isinstance(self.target, target_kinds.Number)
 
   def values(self, logits: jax.Array) -> jax.Array:
     """Returns probabilities, or numbers in the units of the data, [B, K]."""
     logits = jnp.asarray(logits, jnp.float32)
     if self.predicts_numbers:
       return logits * self.std + self.mean
-    is_multi = isinstance(self.target, features_lib.MultiLabel)
+    is_multi = isinstance(self.target, target_kinds.MultiLabel)
     return (jax.nn.sigmoid if is_multi else jax.nn.softmax)(logits)
 
   def rank(

@@ -20,6 +20,7 @@ from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import captions
 from vit_jax.data import features as features_lib
+from vit_jax.data import text_kind
 from vit_jax.evaluation import base
 from vit_jax.evaluation import embedded
 from vit_jax.evaluation import report
@@ -95,14 +96,14 @@ class ZeroShot(base.Evaluator):
 
 def text_feature(
   features: features_lib.Features, kind: str
-) -> features_lib.Text:
+) -> text_kind.Text:
   """Returns the feature of captions; the error names the kind of evaluation.
 
   Raises:
     EvaluationError: There are no captions.
   """
   feature = features.get('text')
-  if isinstance(feature, features_lib.Text) and feature.length:
+  if isinstance(feature, text_kind.Text) and feature.length:
     return feature
   raise base.EvaluationError(
     f'{kind} compares images with texts, but there is no tokenizer: set'

@@ -139,10 +139,10 @@ def main(argv: list[str]) -> int:
   texts = _prompts()
   paths = image_files.find(argv[1:])
   loaded = cli.load(FLAGS)
-  from vit_jax.data import features
+  from vit_jax.data import input_kinds
   from vit_jax.objectives import segmenter  # imports jax
 
-  is_video = isinstance(loaded.preprocess.input, features.Video)
+  is_video = isinstance(loaded.preprocess.input, input_kinds.Video)
   paths = image_files.as_examples(paths, is_video)
   if segmenter.is_segmentation(loaded) and not texts:
     return _segment(loaded, paths)

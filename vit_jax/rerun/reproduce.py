@@ -19,7 +19,6 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import tables
 from vit_jax.config import UserError
-from vit_jax.data import sources
 from vit_jax.parallel import processes
 from vit_jax.runs import records
 from vit_jax.runs import reporting
@@ -177,7 +176,7 @@ def _check_paths(
   start, teacher = config.init_from.path, config.objective.teacher
   kind, _, path = name.partition(':')
   paths = {
-    'data.name': path if f'{kind}:' in (sources.FOLDER, sources.TABLE) else '',
+    'data.name': path if kind in ('folder', 'table') else '',
     'data.dir': config.data.dir or '',
     'data.skip_damaged': config.data.skip_damaged,
     # Paths with ':' are on the network.

@@ -9,8 +9,6 @@ import jax
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import counted
-from vit_jax.data import balance
-from vit_jax.data import features as features_lib
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
@@ -135,18 +133,17 @@ def _log_part(e: Experiment) -> None:
     )
   for line in program.objective.describe(e.source):
     logging.info('%s', line)
-  sampling = balance.make(e.source, e.config.data.balance)
-  if sampling is not None:
-    shares = balance.show('shares of draws', e.source.classes, sampling.shares)
-    logging.info('%s', shares)
+  if e.config.data.balance:
+    describe = config_lib.wing('vit_jax.data.balance:describe')
+    logging.info('%s', describe(e.source, e.config.data.balance))
 
 
 def _show_features(source: data.Source) -> str:
   """Returns the features of a source's examples as text for people."""
   shown = []
   for name, feature in source.features.items():
-    if isinstance(feature, features_lib.Text):
-      shown.append('captions')
+    if feature.plural:
+      shown.append(feature.plural)
     elif names := feature.names:
       what = _WITH_NAMES.get(name, name)
       shown.append(f'{len(names)} {what} ({config_lib.some(names, 10)})')
