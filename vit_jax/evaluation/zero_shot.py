@@ -94,9 +94,7 @@ class ZeroShot(base.Evaluator):
     )
 
 
-def text_feature(
-  features: features_lib.Features, kind: str
-) -> text_kind.Text:
+def text_feature(features: features_lib.Features, kind: str) -> text_kind.Text:
   """Returns the feature of captions; the error names the kind of evaluation.
 
   Raises:
