@@ -11,7 +11,7 @@ def check(
   config: ml_collections.ConfigDict,
   features: features_lib.Features,
 ) -> None:
-  """Checks that examples have what an objective sees and learns.
+  """Checks that examples have what a model sees and an objective learns.
 
   Args:
     target: Name and kind of the feature that it learns; None: only images.
@@ -21,14 +21,9 @@ def check(
   Raises:
     UserError: They do not.
   """
-  image, size = features['image'], config_lib.sides(config.data.image_size)
-  if not isinstance(image, features_lib.Image):
-    config_lib.wing('vit_jax.objectives.media_checks:check')(config, image)
-  elif len(size) == 3:
-    raise config_lib.UserError(
-      f'config.data.image_size is {size}, but the examples of'
-      f' {config.data.name} are images: write (height, width)'
-    )
+  image = features['image']
+  assert isinstance(image, features_lib.Image)
+  image.check_input(config)
   if target is None:
     return
   name, kind = target

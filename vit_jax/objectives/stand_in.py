@@ -30,9 +30,14 @@ def features(
   crop = config_lib.sides(config.data.image_size)
   image: features_lib.Feature = features_lib.Image(size)
   if len(crop) == 3:
-    channels = config.data.channels
-    stored: Any = size or crop
-    image = features_lib.Volume(stored, channels, fixed=size is not None)
+    image = features_lib.from_dict(
+      {
+        'kind': 'Volume',
+        'size': size or crop,
+        'channels': config.data.channels,
+        'fixed': size is not None,
+      }
+    )
   features = {'image': image}
   if cls.target:
     name, kind = cls.target

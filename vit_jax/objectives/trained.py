@@ -93,8 +93,7 @@ def restored(
   if features is None:
     features = _trained_features(loaded)
   for feature in _trained_features(loaded).values():
-    if isinstance(feature, features_lib.Text):
-      feature.check_vocabulary()
+    feature.check_vocabulary()
   trunk = loaded.preprocess.trunk
   params = subtrees.joined(loaded.params, trunk, loaded.beside)
   return objectives.create(config, features), params
