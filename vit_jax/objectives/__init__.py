@@ -99,7 +99,6 @@ def check(config: ml_collections.ConfigDict) -> None:
   cls = class_of(config)
   config = config.copy_and_resolve_references()
   fill_options(config)
-  _check_keys(config)
   evaluation_base.check_directions(
     f'config.objective.name={config.objective.name}', cls.metrics
   )
@@ -131,29 +130,6 @@ def check_best(config: ml_collections.ConfigDict) -> None:
     known = [x for x in metrics if x.startswith(f'{name}/')] or metrics
     raise config_lib.UserError(
       f'config.checkpoint.best is {best!r}: choose one of {", ".join(known)}'
-    )
-
-
-def _check_keys(config: ml_collections.ConfigDict) -> None:
-  """Checks keys of `config.objective` that several objectives share."""
-  objective = config.objective
-  for key in ('label_smoothing', 'teacher_weight'):
-    config_lib.share(config, f'objective.{key}')
-  config_lib.positive(config, 'objective.temperature')
-  if objective.name != 'distillation' and objective.teacher:
-    raise config_lib.UserError(
-      f'config.objective.teacher is {objective.teacher!r}, which'
-      f' config.objective.name={objective.name} does not use: set'
-      " config.objective.name to 'distillation'"
-    )
-  if (
-    objective.name == 'classification'
-    and config.model.distillation_token
-    and not config.init_from.path
-  ):
-    raise config_lib.UserError(
-      'config.model.distillation_token is True, but there is no teacher: set'
-      " config.objective.name to 'distillation', and its teacher"
     )
 
 

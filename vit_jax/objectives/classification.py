@@ -57,6 +57,16 @@ class Classification(base.Objective):
       UserError: A value cannot work.
     """
     config_lib.one_of(config, 'objective.loss', losses.NAMES)
+    config_lib.share(config, 'objective.label_smoothing')
+    if (
+      config.objective.name == 'classification'
+      and config.model.distillation_token
+      and not config.init_from.path
+    ):
+      raise config_lib.UserError(
+        'config.model.distillation_token is True, but there is no teacher: set'
+        " config.objective.name to 'distillation', and its teacher"
+      )
     objective = config.objective
     if objective.class_weights != () or objective.class_counts is not None:
       config_lib.wing(f'{_CLASS_WEIGHTS}:check')(config)
