@@ -108,7 +108,9 @@ def complete(
       raise UserError(
         f'{e}; to plan without the data, set --config.model.num_classes'
       ) from None
-    num_outputs = objectives.class_of(config).num_outputs(source.features)
+    num_outputs = objectives.objective_class(config).num_outputs(
+      source.features
+    )
     config.model.num_classes = num_outputs
     config.data.source_size = source.image_shape
     config.data.bits = config.data.bits or source.bits()

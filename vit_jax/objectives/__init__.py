@@ -34,23 +34,23 @@ __all__ = [
   'Purpose',
   'Scalars',
   'check',
-  'class_of',
   'create',
   'fill_options',
   'lower_is_better',
+  'objective_class',
 ]
 
 
-def class_of(config: ml_collections.ConfigDict) -> type[Objective]:
+def objective_class(config: ml_collections.ConfigDict) -> type[Objective]:
   """Returns the class that `config.objective.name` names.
 
   Raises:
     UserError: There is no such objective.
   """
-  found: type[Objective] = config_lib.find_class(
+  cls: type[Objective] = config_lib.find_class(
     config.objective.name, 'objective.name', Objective, __name__
   )
-  return found
+  return cls
 
 
 def fill_options(config: ml_collections.ConfigDict) -> None:
@@ -65,16 +65,16 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: The objective has no such key, or its value has another type.
   """
-  known = class_of(config).options
-  given = config.objective.options
-  for key, value in given.items():
-    if key not in known:
+  defaults = objective_class(config).options
+  options = config.objective.options
+  for key, value in options.items():
+    if key not in defaults:
       raise config_lib.UserError(
         f'config.objective.options has no key {key!r} for the objective'
         f' {config.objective.name}, which has'
-        f' {", ".join(known) or "none"}'
+        f' {", ".join(defaults) or "none"}'
       )
-    default = known[key]
+    default = defaults[key]
     is_number = isinstance(default, float) and type(value) is int
     if not is_number and not isinstance(value, type(default)):
       raise config_lib.UserError(
@@ -82,12 +82,12 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
         f' {type(default).__name__}, as its default, {default!r}'
       )
     if is_number:
-      with given.ignore_type():
-        given[key] = float(value)
-  with given.unlocked():
-    for key, value in known.items():
-      if key not in given:
-        given[key] = value
+      with options.ignore_type():
+        options[key] = float(value)
+  with options.unlocked():
+    for key, value in defaults.items():
+      if key not in options:
+        options[key] = value
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -96,7 +96,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: A value cannot work.
   """
-  cls = class_of(config)
+  cls = objective_class(config)
   config = config.copy_and_resolve_references()
   fill_options(config)
   evaluation_base.check_directions(
@@ -127,9 +127,9 @@ def check_best(config: ml_collections.ConfigDict) -> None:
   metrics = [x for x in directions(config) if not x.endswith('/')]
   if best and best not in metrics:
     name = best.partition('/')[0]
-    known = [x for x in metrics if x.startswith(f'{name}/')] or metrics
+    choices = [x for x in metrics if x.startswith(f'{name}/')] or metrics
     raise config_lib.UserError(
-      f'config.checkpoint.best is {best!r}: choose one of {", ".join(known)}'
+      f'config.checkpoint.best is {best!r}: choose one of {", ".join(choices)}'
     )
 
 
@@ -140,18 +140,17 @@ def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
     'max' or 'min' for each metric, as {'val/accuracy': 'max'}; a name that ends
     with '/' stands for several metrics.
   """
-  found: dict[str, str] = {}
-  for task, own in config_lib.each_task(config).items():
-    before = f'{task}_' if task else ''
-    for name, spec in own.evals.items():
+  better: dict[str, str] = {}
+  for task, task_config in config_lib.each_task(config).items():
+    prefix = f'{task}_' if task else ''
+    for name, spec in task_config.evals.items():
       if not spec.split:
         continue
-      evaluator = evaluation_base.create(f'evals.{name}', spec)
-      metrics = evaluator.metrics
+      metrics = evaluation_base.create(f'evals.{name}', spec).metrics
       if metrics is None:
-        metrics = class_of(own).metrics
-      found |= {f'{before}{name}/{metric}': x for metric, x in metrics.items()}
-  return found
+        metrics = objective_class(task_config).metrics
+      better |= {f'{prefix}{name}/{metric}': x for metric, x in metrics.items()}
+  return better
 
 
 def lower_is_better(config: ml_collections.ConfigDict) -> bool:
@@ -175,7 +174,7 @@ def create(
   Raises:
     UserError: The examples lack what the objective needs.
   """
-  make: Any = class_of(config)
+  make: Any = objective_class(config)
   objective: Objective = make(config, features)
   if lengths is not None:
     objective.lengths = lengths

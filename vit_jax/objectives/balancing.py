@@ -8,9 +8,10 @@ from jax.extend import core as jax_core
 import jax.numpy as jnp
 
 from vit_jax import config as config_lib
-from vit_jax.models.parts import experts
 from vit_jax.objectives import base
 from vit_jax.objectives import contract
+
+COLLECTION = 'losses'  # of a model, in which parts leave their losses
 
 
 @dataclasses.dataclass
@@ -77,7 +78,7 @@ class Balanced(base.Objective):
         `jax.lax.map`, which these losses cannot leave by themselves.
     """
     losses, mutable = self._losses, kwargs.get('mutable', [])
-    if losses is None or experts.LOSSES in mutable:
+    if losses is None or COLLECTION in mutable:
       if losses is not None:
         losses.are_added = True
       return super().apply_train(params, images, rng, **kwargs)
@@ -88,7 +89,7 @@ class Balanced(base.Objective):
         " losses of experts from apply_train(..., mutable=['losses']) and add"
         ' them to the loss, or set loss=0 in config.model.mlp'
       )
-    kwargs['mutable'] = [*mutable, experts.LOSSES]
+    kwargs['mutable'] = [*mutable, COLLECTION]
     outputs, state = super().apply_train(params, images, rng, **kwargs)
-    losses.arrays += jax.tree.leaves(state.pop(experts.LOSSES))
+    losses.arrays += jax.tree.leaves(state.pop(COLLECTION))
     return (outputs, state) if mutable else outputs

@@ -141,7 +141,7 @@ def _towers_of(
   if stored is None:
     found = towers_lib.of_file(loaded)
   elif loaded.beside and issubclass(
-    objectives.class_of(stored), contrastive.Contrastive
+    objectives.objective_class(stored), contrastive.Contrastive
   ):
     objective, params = trained.restored(loaded)
     assert isinstance(objective, contrastive.Contrastive)

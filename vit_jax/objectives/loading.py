@@ -57,7 +57,7 @@ class Model(weights.Loaded):
     stored = self.trained_with
     if not self.beside or stored is None or self.changes:
       return False
-    return objectives.class_of(stored).target is not None
+    return objectives.objective_class(stored).target is not None
 
   @functools.cached_property
   def _measured(self) -> Any:

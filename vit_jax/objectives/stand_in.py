@@ -22,7 +22,7 @@ def features(
     size: (height, width) of all stored images, or (depth, height, width) of
       volumes; None: they differ.
   """
-  cls = objectives.class_of(config)
+  cls = objectives.objective_class(config)
   own: Any = getattr(cls, 'stand_in', None)
   if own is not None:
     features: dict[str, features_lib.Feature] = own(config, size)

@@ -39,7 +39,7 @@ def measuring(
     objective.model = loaded.model
     return objective, loaded.params
   if stored is None or (
-    trained.trunk and objectives.class_of(stored).target is None
+    trained.trunk and objectives.objective_class(stored).target is None
   ):
     raise config_lib.UserError(
       f'no metric is stored for the outputs of {loaded.origin.path}: measure'
@@ -116,7 +116,7 @@ def _is_classifier(loaded: weights.Loaded) -> bool:
   stored = loaded.trained_with
   if stored is None:
     return loaded.preprocess.has_label
-  cls = objectives.class_of(stored)
+  cls = objectives.objective_class(stored)
   if loaded.beside or cls.outputs is not objectives.Objective.outputs:
     return False
   if 'logits' in loaded.preprocess.outputs:

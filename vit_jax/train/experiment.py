@@ -395,7 +395,7 @@ def fill(
 ) -> None:
   """Sets unset keys of the config from the training data."""
   objectives.fill_options(config)
-  objective = objectives.class_of(config)
+  objective = objectives.objective_class(config)
   feature_checks.check(objective.target, config, source.features)
   _fill_num_classes(config, objective.num_outputs(source.features))
   levels.fill(config, source, resumes)
