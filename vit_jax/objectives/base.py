@@ -26,7 +26,6 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.evaluation import metrics
-from vit_jax.objectives import feature_checks
 from vit_jax.runs import checkpoint_format
 
 Params = Any
@@ -121,7 +120,7 @@ class Objective(abc.ABC):
     Raises:
       UserError: The examples lack what the objective needs.
     """
-    feature_checks.check(self.target, config, features)
+    self.check_features(config, features)
     size = config_lib.sides(config.data.image_size)
     self.config, self.features = config, features
     self.image_shape = (*size, config.data.channels)
@@ -147,6 +146,29 @@ class Objective(abc.ABC):
     Raises:
       UserError: A value cannot work.
     """
+
+  @classmethod
+  def check_features(
+    cls, config: ml_collections.ConfigDict, features: features_lib.Features
+  ) -> None:
+    """Checks that examples have what the model sees and the objective learns.
+
+    Raises:
+      UserError: They do not.
+    """
+    image = features['image']
+    assert isinstance(image, features_lib.Image)
+    image.check_input(config)
+    if cls.target and not isinstance(
+      features.get(cls.target[0]), cls.target[1]
+    ):
+      kinds = (f'{key} ({type(x).__name__})' for key, x in features.items())
+      raise config_lib.UserError(
+        f'config.objective.name={config.objective.name} learns'
+        f' {cls.target[0]!r} ({cls.target[1].__name__}), but the examples of'
+        f' {config.data.name} have {", ".join(kinds)}: choose another'
+        ' objective, or data that have it'
+      )
 
   @classmethod
   def num_outputs(cls, features: features_lib.Features) -> int:

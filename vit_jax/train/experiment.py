@@ -24,7 +24,6 @@ from vit_jax.data import features as features_lib
 from vit_jax.data import sources
 from vit_jax.data.host import levels
 from vit_jax.evaluation import base as evaluation_base
-from vit_jax.objectives import feature_checks
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
@@ -396,7 +395,7 @@ def fill(
   """Sets unset keys of the config from the training data."""
   objectives.fill_options(config)
   objective = objectives.objective_class(config)
-  feature_checks.check(objective.target, config, source.features)
+  objective.check_features(config, source.features)
   _fill_num_classes(config, objective.num_outputs(source.features))
   levels.fill(config, source, resumes)
   if not resumes and objective.target:
