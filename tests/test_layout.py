@@ -179,6 +179,18 @@ def test_no_import_is_circular():
     pytest.fail(' -> '.join(e.args[1]))
 
 
+def test_training_imports_no_weights():
+  """A checkpoint to start from is found by the registry."""
+  waiting, loaded = ['vit_jax.train.loop'], set()
+  while waiting:
+    name = waiting.pop()
+    if name not in loaded and name in modules():
+      loaded.add(name)
+      waiting.append(name.rpartition('.')[0])
+      waiting += [x.target for x in imports() if x.source == name and x.top]
+  assert not {package(name) for name in loaded} & {'weights', 'downloads'}
+
+
 def test_loose_modules_are_few():
   loose = [x.stem for x in PACKAGE.glob('*.py') if x.stem != TABLES]
   assert len(loose) <= MOST_LOOSE_MODULES, loose

@@ -159,15 +159,15 @@ class Objective(abc.ABC):
     image = features['image']
     assert isinstance(image, features_lib.Image)
     image.check_input(config)
-    if cls.target and not isinstance(
-      features.get(cls.target[0]), cls.target[1]
-    ):
+    if cls.target is None:
+      return
+    name, kind = cls.target
+    if not isinstance(features.get(name), kind):
       kinds = (f'{key} ({type(x).__name__})' for key, x in features.items())
       raise config_lib.UserError(
-        f'config.objective.name={config.objective.name} learns'
-        f' {cls.target[0]!r} ({cls.target[1].__name__}), but the examples of'
-        f' {config.data.name} have {", ".join(kinds)}: choose another'
-        ' objective, or data that have it'
+        f'config.objective.name={config.objective.name} learns {name!r}'
+        f' ({kind.__name__}), but the examples of {config.data.name} have'
+        f' {", ".join(kinds)}: choose another objective, or data that have it'
       )
 
   @classmethod
