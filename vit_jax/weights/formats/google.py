@@ -136,14 +136,14 @@ def _stages(file: Seen) -> tuple[int, ...] | None:
   """Returns the units in each stage of a hybrid's ResNet; None: none."""
   if not file.has('conv_root/kernel'):
     return None
-  return file.shapes.stages('block{}/unit{}/', first=1)
+  return file.stages('block#/unit#/', first=1)
 
 
 def _image_size(file: Seen) -> format_lib.Size:
   """Returns (height, width) that the positions of a ViT are for."""
   tokens, name = None, _positioned(file)
   if name:
-    tokens = file.shapes.get(name, 3)[1]
+    tokens = file.shape(name, 3)[1]
     tokens -= name == POSITIONS and file.values['class_token']
   return base.image_size(tokens, base.patch_pixels(file.values), file.hints)
 
@@ -255,7 +255,7 @@ def _widths(file: Seen) -> tuple[int, ...]:
   """Returns the channels of the output of each stage of a BiT."""
   last = f'resnet/block{{}}/unit01/c/{_CONV}'
   stages = range(1, len(file.values['stages']) + 1)
-  return tuple(file.shapes.get(last.format(i), 4)[-1] for i in stages)
+  return tuple(file.shape(last.format(i), 4)[-1] for i in stages)
 
 
 BIT = _format(
@@ -266,7 +266,7 @@ BIT = _format(
     shape('stem_width', _ROOT, 3, axes=4),
     seen(
       'stages',
-      lambda file: file.shapes.stages('resnet/block{}/unit{}/', first=1),
+      lambda file: file.stages('resnet/block#/unit#/', first=1),
     ),
     seen('channels', _widths),
     always('num_groups', 32, is_noted=True),

@@ -171,7 +171,7 @@ def describe(
   described = google.describe(base.Renamed(_tower(arrays, 'img/')), image_hints)
   assert isinstance(described.model, vit.ViT)
   hints = dataclasses.replace(image_hints, values={'num_heads': text_heads})
-  words = _words(Seen(base.Shapes(arrays), hints))
+  words = _words(Seen(arrays, hints))
   has_bias = 'b' in arrays.shapes
   model = two_towers.TwoTowers(described.model, words, has_bias=has_bias)
   return model, described.image_size

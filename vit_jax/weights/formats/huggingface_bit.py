@@ -48,7 +48,7 @@ def channels(file: Seen) -> tuple[int, ...]:
 FIELDS = (
   seen(
     'stages',
-    lambda file: file.shapes.stages(U.replace('#', '{}') + '.', first=0),
+    lambda file: file.stages(U + '.', first=0),
     'depths',
   ),
   shape('stem_width', _STEM, 0, 'embedding_size', axes=4),

@@ -188,7 +188,7 @@ def describe(
   return two_towers.TwoTowers(
     cast(vit.ViT, image.model),
     cast(text.TextTower, tower.model),
-    base.Shapes(arrays).size('visual_projection.weight', 0),
+    arrays.shapes.get('visual_projection.weight', (0,))[0],
     has_bias=kind != CLIP,
     any_grid=kind == SIGLIP2,
   ), image.image_size
