@@ -1,6 +1,5 @@
 """Files of arrays: what is read and written, and what is refused."""
 
-import argparse
 import gzip
 import io
 import json
@@ -200,27 +199,6 @@ def test_pth_views_of_one_storage(tmp_path):
   views['scalar'] = np.ndarray((), np.float32, base, offset=4 * 48)
   torch_format.save(tmp_path / 'x', {k: view(x) for k, x in views.items()})
   assert_same(read(tmp_path / 'x'), views)
-
-
-def test_pth_of_torch_itself(tmp_path):
-  torch = pytest.importorskip('torch', reason='torch is not installed')
-  base = torch.arange(24.0).reshape(2, 3, 4)
-  layer = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-  value = {
-    **layer.state_dict(),
-    'view': base[1].T,
-    'parameter': torch.nn.Parameter(base),
-    'empty': base[:0],
-  }
-  for protocol in (2, 3, 4, 5):
-    torch.save({'model': value}, tmp_path / 'x.pth', pickle_protocol=protocol)
-    expected = {k: x.detach().numpy().copy() for k, x in value.items()}
-    assert_same(read(tmp_path / 'x.pth'), expected)
-  old = tmp_path / 'old.pth'
-  checkpoint = {'model': value, 'args': argparse.Namespace(lr=0.1)}
-  torch.save(checkpoint, old, _use_new_zipfile_serialization=False)
-  exec(refused(old).split('python -c ')[1].strip('"'))
-  assert_same(read(tmp_path / 'old-new.pth'), expected)
 
 
 X = np.arange(12, dtype=np.float32)
