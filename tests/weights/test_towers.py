@@ -8,6 +8,7 @@ import json
 import jax
 import numpy as np
 import pytest
+import tower_files
 
 import vit_jax
 from vit_jax import models
@@ -50,7 +51,8 @@ def _assert_same(found, model, params):
 def test_google(kind, stacked, tmp_path):
   model, params = _random(pool='map')
   path = tmp_path / 'towers.npz'
-  containers.write_npz(path, google_towers.write(model, params, kind, stacked))
+  arrays = tower_files.google_arrays(model, params, kind, stacked)
+  containers.write_npz(path, arrays.items())
   _assert_same(weights.load(path), model, params)
   trunk = vit_jax.load(path)
   jax.tree.map(np.testing.assert_array_equal, trunk.params, params['image'])
@@ -65,7 +67,7 @@ def test_google(kind, stacked, tmp_path):
 def _write_siglip(tmp_path, any_grid=False, **changed):
   model, params = _random(pool='map', words={'gelu': 'tanh'})
   model = model.clone(any_grid=any_grid)
-  arrays = dict(huggingface_clip.write(model, params))
+  arrays = tower_files.transformers_arrays(model, params)
   arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
   containers.write_safetensors(tmp_path / 'model.safetensors', arrays, {})
   config = {'model_type': 'siglip', **changed}
@@ -104,7 +106,7 @@ def test_files_of_other_models(tmp_path):
 
 def test_all_differences_are_named(tmp_path):
   model, params = _random()
-  arrays = dict(google_towers.write(model, params, 'lit', False))
+  arrays = tower_files.google_arrays(model, params, google_towers.LIT, False)
   del arrays['txt/Encoder_0/encoderblock_1/LayerNorm_1/bias']
   arrays['txt/more'] = np.zeros(3)
   path = tmp_path / 'towers.npz'
@@ -118,8 +120,8 @@ def test_all_differences_are_named(tmp_path):
 def test_lit_with_bert(tmp_path):
   model, params = _random(kind=text.Bert)
   path = tmp_path / 'towers.npz'
-  arrays = google_towers.write(model, params, google_towers.LIT, False)
-  containers.write_npz(path, arrays)
+  arrays = tower_files.google_arrays(model, params, google_towers.LIT, False)
+  containers.write_npz(path, arrays.items())
   _assert_same(weights.load(path, text_heads=3), model, params)
   for heads in (None, 5):
     with pytest.raises(UserError, match=r'BERT of width 12.*text_heads=') as e:

@@ -187,10 +187,10 @@ class Loaded:
       **model_overrides: Values of `models.KEYS`.
 
     Raises:
-      UserError: The parameters do not fit, or a field does not exist.
+      UserError: The parameters do not fit, or a key does not exist.
     """
     quantized.check(quantize, self.params)
-    target = self._with_fields(num_classes, model_overrides)
+    target = self._with_keys(num_classes, model_overrides)
     is_int8 = quantize == 'int8'
     if is_int8 and 'scan' not in model_overrides:
       if quantized.can_scan(target, self.beside):
@@ -224,10 +224,10 @@ class Loaded:
       beside=beside,
     )
 
-  def _with_fields(
+  def _with_keys(
     self, num_classes: int | None, overrides: Mapping[str, Any]
   ) -> models.Model:
-    """Returns the module with other fields, without parameters."""
+    """Returns the module with other values of keys, without parameters."""
     model, changes = self.model, dict(overrides)
     if num_classes is not None and num_classes != model.num_classes:
       model = models.without_head(model)
@@ -265,7 +265,7 @@ def load(
 ) -> Loaded:
   """Loads a model of Google (npz), timm, Hugging Face, torchvision or ours.
 
-  Shapes of the arrays determine the architecture. Fields that they do not show
+  Shapes of the arrays determine the architecture. Values that they do not show
   (heads of a fused qkv, GELU, epsilon, normalisation) come from
   `model_overrides`, else from config.json in the same directory, else from the
   published sizes.

@@ -264,7 +264,7 @@ def _nested_key(depth: int) -> bytes:
     (b'ctorch\nSize\n)\x81', 'pickle is damaged'),
     (b'\x96' + b'\xff' * 7 + b'\x0f', 'damaged|the instruction BYTEARRAY8'),
     (b'ctorch\nFloatStorage\n)R', "object 'torch.FloatStorage'"),
-    (b'ctorch\nSize\n}X\4\0\0\0nameK\1sb', 'pickle is damaged'),
+    (b'ctorch\nSize\n}X\4\0\0\0nameK\1sb', "object 'torch.Size'"),
     (b'N}X\1\0\0\0aK\1sb', 'pickle is damaged'),
     (_nested_key(500), 'no tensors under the names it has'),
     (_nested_key(500)[1:-2] + b'X\1\0\0\0a\x93', 'pickle is damaged'),
