@@ -134,14 +134,8 @@ class Rule:
   when: str = ''
 
   def holds(self, values: Mapping[str, Any]) -> bool:
-    """Whether a model has what the rule is for.
-
-    Args:
-      values: `models.values.model_values`. `when` is the name of one that is
-        on; or `name=text`; or `!` and one of these, if it must not be so; or
-        several, joined by `&`.
-    """
-    return all(_is_so(x, values) for x in filter(None, self.when.split('&')))
+    """Whether a model has what the rule is for; values as of `holds`."""
+    return holds(self.when, values)
 
   def names(self, path: str) -> list[str] | None:
     """Returns the foreign names of our path; None if it does not match."""
@@ -156,12 +150,52 @@ class Rule:
     return re.compile(re.escape(self.ours).replace(r'\{\}', r'(\d+)'))
 
 
-def _is_so(condition: str, values: Mapping[str, Any]) -> bool:
-  """Whether one condition of `Rule.when` holds."""
-  name, _, text = condition.removeprefix('!').partition('=')
-  value = values.get(name)
-  is_so = str(value) == text if text else bool(value)
-  return is_so != condition.startswith('!')
+def holds(condition: str, values: Mapping[str, Any]) -> bool:
+  """Whether a condition holds for a model.
+
+  Args:
+    condition: The name of a value that is on; or `name=text`, without spaces;
+      or `!` and one of these, if it must not be so; or several, joined by `&`;
+      or by `|`, of several of which one must hold.
+    values: As of `models.values.model_values`.
+  """
+
+  def is_so(text: str) -> bool:
+    name, _, word = text.removeprefix('!').partition('=')
+    value = values.get(name)
+    is_equal = str(value).replace(' ', '') == word if word else bool(value)
+    return is_equal != text.startswith('!')
+
+  return any(
+    all(is_so(x) for x in filter(None, each.split('&')))
+    for each in condition.split('|')
+  )
+
+
+def chosen(text: str) -> Callable[[Mapping[str, Any]], str | None]:
+  """Returns what finds the first line of a text whose condition holds.
+
+  Args:
+    text: Lines of a condition (`holds`; `-`: it always does), and of what is
+      returned, where `{name}` is a value as Python has it. An indented line
+      continues the one before; None is returned if no condition holds.
+  """
+  lines = [x.split(maxsplit=1) for x in joined_lines(text)]
+
+  def choose(values: Mapping[str, Any]) -> str | None:
+    words = (x for condition, x in lines if holds(condition.strip('-'), values))
+    return next(
+      (re.sub(r'{(.*?)}', lambda x: repr(values.get(x[1])), y) for y in words),
+      None,
+    )
+
+  return choose
+
+
+def joined_lines(text: str) -> list[str]:
+  """Returns the lines of a table; one that is indented continues another."""
+  lines = re.sub(r'\n +', ' ', text).splitlines()
+  return [line for line in lines if line]
 
 
 def below(rules: Iterable[Rule], ours: str, theirs: str) -> list[Rule]:
@@ -395,12 +429,12 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
   """
   separator, leaves_of = _STYLES[style]
   rules = []
-  for line in filter(str.strip, text.splitlines()):
+  for line in joined_lines(text):
     ours, theirs, *rest = line.replace('#', '{}').split()
     when = ''.join(x[1:] for x in rest if x.startswith('?'))
     offset = sum(int(x) for x in rest if re.fullmatch(r'[+-]\d+', x))
     kinds = [x for x in rest if re.match(r'\w', x)]
-    kind, names = ''.join(kinds), _names(theirs)
+    kind, names = ''.join(kinds), alternatives(theirs)
     leaves: _Leaves = [
       (
         '',
@@ -419,8 +453,11 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
   return rules
 
 
-def _names(text: str) -> list[str]:
+def alternatives(text: str) -> list[str]:
   """Returns the names of `a|b`, or of `a.{b,c}`."""
-  if match := re.fullmatch(r'(.*)\{(\w+(?:,\w+)+)\}(.*)', text):
-    return [match[1] + x + match[3] for x in match[2].split(',')]
-  return text.split('|')
+  names = []
+  for name in text.split('|'):
+    match = re.fullmatch(r'(.*)\{([\w.]+(?:,[\w.]+)+)\}(.*)', name)
+    choices = match[2].split(',') if match else []
+    names += [match[1] + x + match[3] for x in choices] if match else [name]
+  return names
