@@ -22,7 +22,6 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import Entry
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.format import Format
 
@@ -102,9 +101,8 @@ def _has_clusters(file: Seen) -> bool:
   return file.has(_CLUSTERS) or _clusters(file) is not None
 
 
-FIELDS = (
-  *fields.table(
-    """
+FIELDS = fields.table(
+  """
 hidden_size         wte.weight[1]            n_embd   axes=2
 mlp_dim             h.#.mlp.c_fc.weight[1]   n_inner  axes=2
 depth               h.#.[#]                  n_layer
@@ -117,15 +115,14 @@ layer_norm_epsilon  -  layer_norm_epsilon!   POSITIVE default=1e-5
 attention.qkv_bias  h.#.attn.c_attn.bias?    -  read_only
 >                   n_positions              positions()
 num_classes         =0
+feature_layer       -  -  noted
 """,
-    common.heads,
-    has_clusters=_has_clusters,
-    colours=lambda file: file.size('wte.weight', 0) - 1,
-    words=lambda values: values['colours'] + 1,
-    positions=lambda values: math.prod(values['image_size']),
-    GELUS=common.GELUS,
-  ),
-  Entry('feature_layer', is_noted=True),
+  common.heads,
+  has_clusters=_has_clusters,
+  colours=lambda file: file.size('wte.weight', 0) - 1,
+  words=lambda values: values['colours'] + 1,
+  positions=lambda values: math.prod(values['image_size']),
+  GELUS=common.GELUS,
 )
 
 
