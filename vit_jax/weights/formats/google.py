@@ -146,13 +146,6 @@ def _stored(values: format_lib.Values, name: str) -> str:
   return f'params/{newer(name)}' if is_big_vision else name
 
 
-def _lacks(values: format_lib.Values) -> str | None:
-  """Returns what big_vision cannot build, though the arrays have it."""
-  if values['class_token'] and values['pool'] != 'token':
-    return 'a class token that the pool does not read'
-  return None
-
-
 _format = functools.partial(
   Format,
   preprocess=preprocessing.as_timm(preprocessing.GOOGLE),
@@ -193,7 +186,9 @@ VIT = _format(
   image_size=_image_size,
   channels=_channels,
   stored=_stored,
-  lacks=_lacks,
+  lacks=tables.chosen(
+    'class_token&!pool=token  a class token that the pool does not read'
+  ),
 )
 MIXER = _format(
   title="Google's Mixer",

@@ -76,5 +76,5 @@ AIMV2 = common.vit_format(
   resize='bicubic_antialias',
   known={'is_native': None},
   header=lambda values: common.header(KIND, 'Aimv2VisionModel'),
-  lacks=lambda values: common.oblong(values, 'patch_size', 'image_size'),
+  lacks=common.lacking('patch_size', 'image_size'),
 )

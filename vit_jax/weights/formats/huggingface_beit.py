@@ -114,13 +114,6 @@ def header(values: Values) -> dict[str, Any]:
   return common.header(KIND, f'Beit{purpose}')
 
 
-def lacks(values: Values) -> str | None:
-  """Returns what BEiT's class has no place for."""
-  if values['num_classes'] and not values['last_norm']:
-    return 'a classifier without a norm before it'
-  return common.oblong(values, 'patch_size')
-
-
 def image_size(file: Seen) -> tuple[int, int]:
   """Returns (height, width) that the positions are for."""
   rows = file.size(_SHARED, 0) or file.size(_OF_LAYER, 0)
@@ -143,7 +136,10 @@ BEIT = common.vit_format(
   ),
   header=header,
   stored=functools.partial(common.below, KIND),
-  lacks=lacks,
+  lacks=common.lacking(
+    'patch_size',
+    text='num_classes&!last_norm  a classifier without a norm before it',
+  ),
 )
 
 

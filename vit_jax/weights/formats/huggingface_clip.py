@@ -125,9 +125,7 @@ attention.causal  =True
 end_token         -  eos_token_id!  COUNT default={_LEGACY_END} write=end()
 pool              =pool()
 """,
-    lacks=lambda values: (
-      None if values['pool'] in ('largest', 'end') else 'its pool'
-    ),
+    lacks=tables.chosen('!pool=largest&!pool=end  its pool'),
   ),
   SIGLIP: _text_format(
     12,

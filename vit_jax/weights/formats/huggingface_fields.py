@@ -155,10 +155,21 @@ layer_norm_epsilon  -                 layer_norm_eps!      POSITIVE
   )
 
 
-def oblong(values: Values, *names: str) -> str | None:
-  """Returns the first of some sizes that is no square; None: all are."""
-  sizes = ((name, values[name]) for name in names)
-  return next((show(*x) for x in sizes if x[1][0] != x[1][1]), None)
+def lacking(*squares: str, text: str = '') -> Callable[[Values], str | None]:
+  """Returns `Format.lacks` of a class.
+
+  Args:
+    *squares: The sizes whose sides must be equal.
+    text: What else it has no place for, as of `tables.chosen`.
+  """
+  choose = tables.chosen(text)
+
+  def lacks(values: Values) -> str | None:
+    sizes = ((name, values[name]) for name in squares)
+    oblong = (show(name, size) for name, size in sizes if len({*size}) > 1)
+    return choose(values) or next(oblong, None)
+
+  return lacks
 
 
 def stated_size(file: Seen) -> tuple[int, int] | None:

@@ -237,7 +237,7 @@ def _format(
     preprocess=preprocess,
     header=lambda values: common.header(types[0], f'{title}VisionModel'),
     finish=packed,
-    lacks=lambda values: common.oblong(values, 'patch_size', 'image_size'),
+    lacks=common.lacking('patch_size', 'image_size'),
   )
 
 

@@ -163,16 +163,6 @@ head.pre_logits     pre_logits()
 )
 
 
-def lacks(values: Values) -> str | None:
-  """Returns what ViT, DeiT and I-JEPA have no place for."""
-  has_tokens = values['class_token'] or values['distillation_token']
-  if values['pool'] == 'mean' and has_tokens:
-    return f'{show("pool", "mean")} beside tokens before the patches'
-  if values['pool'] == 'token' and not values['class_token']:
-    return show('class_token', False)
-  return common.oblong(values, 'patch_size')
-
-
 def mlp_ratio(values: Values) -> int | None:
   """Returns DINOv2's `mlp_ratio`, a whole number; None: none fits."""
   d, hidden = values['hidden_size'], values['mlp_dim']
@@ -197,13 +187,6 @@ def dino_classes(file: Seen) -> int:
       file.values['hidden_size'],
     )
   return number
-
-
-def dino_lacks(values: Values) -> str | None:
-  """Returns what DINOv2's class has no place for."""
-  if mlp_ratio(values) is None:
-    return show('mlp_dim', values['mlp_dim'])
-  return common.oblong(values, 'patch_size', 'image_size')
 
 
 def dino_finish(values: Values, arrays: Arrays) -> Arrays:
@@ -245,6 +228,7 @@ num_classes         dino_classes()
 )
 
 
+_DINO_LACKS = common.lacking('patch_size', 'image_size')
 VIT = common.vit_format(
   (*POOLS,),
   'ViT, DeiT and I-JEPA',
@@ -255,7 +239,14 @@ VIT = common.vit_format(
   known={'pooler_act': typed.one_of('tanh')},
   header=header,
   stored=stored,
-  lacks=lacks,
+  lacks=common.lacking(
+    'patch_size',
+    text="""
+pool=mean&class_token|pool=mean&distillation_token
+  pool={pool} beside tokens before the patches
+pool=token&!class_token  class_token=False
+""",
+  ),
 )
 DINOV2 = common.vit_format(
   DINO_TYPES,
@@ -270,5 +261,9 @@ DINOV2 = common.vit_format(
   header=header,
   stored=stored,
   finish=dino_finish,
-  lacks=dino_lacks,
+  lacks=lambda values: (
+    show('mlp_dim', values['mlp_dim'])
+    if mlp_ratio(values) is None
+    else _DINO_LACKS(values)
+  ),
 )
