@@ -91,6 +91,28 @@ class Library(Protocol):
     """Infers the architecture from the arrays' shapes."""
 
 
+class Writer:
+  """What a program needs beside the arrays; by default it is nothing."""
+
+  def companions(self, *_: Any) -> dict[str, dict[str, Any]]:
+    """Returns the JSON files by name.
+
+    Their arguments are the format, the model, its preprocessing and the size of
+    the images that its positions are for.
+    """
+    return {'config.json': {}}
+
+  def notes(self, *_: Any) -> list[str]:
+    """Returns notes on a format and a model, beside those of the tables."""
+    return []
+
+  def usage(
+    self, kind: Any, model: models.Model, directory: str, file: str
+  ) -> tuple[str, str]:
+    """Returns the name of a program, and Python code that loads the model."""
+    raise NotImplementedError
+
+
 class Renamed(containers.Arrays):
   """Presents an open file's arrays under other names."""
 

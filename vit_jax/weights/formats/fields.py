@@ -274,71 +274,6 @@ _ANY = typed.Kind('anything', lambda x: True)
 NULL = object()
 
 
-def shape(
-  ours: str,
-  name: str,
-  axis: int | Sequence[int],
-  key: str = '',
-  *,
-  axes: int = 0,
-  **more: Any,
-) -> Entry:
-  """Returns the entry of a side of an array, or of several.
-
-  Args:
-    ours: The value's name.
-    name: Pattern of the array's name.
-    axis: Number of the side, or numbers of several.
-    key: Key of the config.
-    axes: Number of axes that the array, which must be there, has; 0: it may be
-      absent, and its sides are then 0.
-    **more: Further fields of the entry.
-  """
-
-  def read(seen: Seen) -> Any:
-    seen.shape(name, axes)
-    if isinstance(axis, int):
-      return seen.size(name, axis)
-    return tuple(seen.size(name, i) for i in axis)
-
-  return Entry(ours, read, key, **more)
-
-
-def count(ours: str, pattern: str, key: str = '', **more: Any) -> Entry:
-  """Returns the entry of the number of layers with a name."""
-  return Entry(ours, lambda seen: seen.count(pattern), key, **more)
-
-
-def has(
-  ours: str,
-  pattern: str,
-  key: str = '',
-  yes: Any = True,
-  no: Any = False,
-  **more: Any,
-) -> Entry:
-  """Returns the entry of whether there is an array of a name."""
-  if {yes, no} == {True, False}:
-    more.setdefault('kind', typed.TRUTH)
-  return Entry(ours, lambda seen: yes if seen.has(pattern) else no, key, **more)
-
-
-def seen(ours: str, read: Read, key: str = '', **more: Any) -> Entry:
-  """Returns the entry of what a function sees in the arrays."""
-  return Entry(ours, read, key, **more)
-
-
-def said(
-  ours: str,
-  key: str,
-  default: Any,
-  words: Mapping[Any, Any] | None = None,
-  **more: Any,
-) -> Entry:
-  """Returns the entry of what the config alone says."""
-  return Entry(ours, None, key, words or {}, default, **more)
-
-
 def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
   """Returns the check that a SiLU is the activation of gated MLPs alone.
 
@@ -357,44 +292,6 @@ def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
       raise seen.config.error(key, word, advice)
 
   return check
-
-
-def always(ours: str, value: Any, **more: Any) -> Entry:
-  """Returns the entry of what neither arrays nor config say.
-
-  Args:
-    ours: The value's name.
-    value: What all models of the format have unless the caller says otherwise;
-      or what returns it.
-    **more: Further fields of the entry.
-  """
-  return Entry(ours, default=value, **more)
-
-
-def told(key: str, write: Callable[[Mapping[str, Any]], Any]) -> Entry:
-  """Returns the entry of a key that is written of several values, not read."""
-  return Entry('', key=key, write=write, is_stated=True)
-
-
-def changed(
-  table: Sequence[Entry], *entries: Entry, without: str = ''
-) -> tuple[Entry, ...]:
-  """Returns a table with other entries in the places of some.
-
-  Args:
-    table: The table.
-    *entries: Each takes the place of that of the same value, or of the same key
-      if it is of no value. The others come last.
-    without: Names of values and keys whose entries are left out, with spaces.
-  """
-  others = {entry.ours or entry.key: entry for entry in entries}
-  dropped = without.split()
-  kept = []
-  for entry in table:
-    name = entry.ours or entry.key
-    if name not in dropped:
-      kept.append(others.pop(name, entry))
-  return (*kept, *others.values())
 
 
 def table(
