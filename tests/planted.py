@@ -9,6 +9,7 @@ import numpy as np
 from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.models import describing
 from vit_jax.models import keys
 from vit_jax.models import layouts
 from vit_jax.models import mixer
@@ -101,7 +102,7 @@ def finder(**overrides: Any) -> weights.Loaded:
   keys are channel 0. What is found adds its brightness to channel 1, which
   speaks for class 1; class 0 has no kernel.
   """
-  model = models.with_keys(
+  model = describing.with_keys(
     tiny(hidden_size=8, depth=2, positions='none', num_classes=2),
     **overrides,
   )

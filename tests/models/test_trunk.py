@@ -8,6 +8,7 @@ import pytest
 
 from vit_jax import models
 from vit_jax.data import naflex
+from vit_jax.models import describing
 from vit_jax.models import embedding
 from vit_jax.models import keys
 from vit_jax.models import registry
@@ -217,7 +218,7 @@ def test_only_learned_positions_are_resized_for_each_image():
   assert compiled.apply(
     model, {'params': params}, patches, grids=grids
   ).shape == (1, 8)
-  model = models.with_keys(model, positions='learned + rope')
+  model = describing.with_keys(model, positions='learned + rope')
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
   ]

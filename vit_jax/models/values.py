@@ -62,8 +62,8 @@ def model_values(model: nn.Module) -> dict[str, Any]:
   """
   values = {
     name: getattr(model, name)
-    for name, field in fields.of(type(model)).items()
-    if field.kind in COMPARED and field is not fields.PART
+    for name, option in registry.options_of(type(model)).items()
+    if option.field.kind in COMPARED and option.field is not fields.PART
   }
   if isinstance(model, resnet.BiT):  # a factor of numbers that are values, too
     factor = values.pop('width_factor')
@@ -302,7 +302,8 @@ def _field(
   parent, _, option = path.rpartition('.')
   if not parent:
     if path not in _FILLING:
-      return fields.of(module).get(path) if path not in SINGLE else None
+      option = registry.options_of(module).get(path)
+      return option and option.field if path not in SINGLE else None
     parent, option = _FILLING[path]
   kind, _, name = parent.partition('.')
   name = name or values.get(kind, next(iter(registry.PARTS[kind])))

@@ -103,6 +103,7 @@ if TYPE_CHECKING:
   from vit_jax.ahead import plan as plan_lib
   from vit_jax.ahead import roofline
   from vit_jax.ahead import step as ahead_lib
+  from vit_jax.models import listing
   from vit_jax.parallel import hardware as hardware_lib
   from vit_jax.parallel import topologies
   from vit_jax.summary import rows as rows_lib
@@ -248,10 +249,8 @@ def _print_keys(word: str) -> None:
 
 def _print_parts(kind: str | None) -> None:
   """Prints the parts of models, or those of a kind."""
-  from vit_jax.models import registry
-
   with explained('--parts'):
-    found = registry.list_parts(kind)
+    found = listing.list_parts(kind)
   if _JSON.value or _FORMAT.value == 'json':
     print(json.dumps([dataclasses.asdict(x) for x in found]))
     return

@@ -100,7 +100,8 @@ def _check_model(
   with config_lib.explained('config.model', ValueError):
     model = models.from_config(config.model, 0)
     models.check(config.model, image_size, config.data.channels)
-  kernel = models.key_values(model).get('attention_implementation')
+  attention = getattr(getattr(model, 'block', None), 'attention', None)
+  kernel = getattr(attention, 'implementation', '')
   if kernel == 'cudnn' and (
     config.train.dtype != 'bfloat16' or platform not in ('gpu', 'cuda')
   ):
