@@ -117,8 +117,8 @@ def check_parts(model: nn.Module) -> None:
   Raises:
     ValueError: They do not.
   """
-  block = getattr(model, 'block', None)
-  attention = getattr(block, 'attention', None)
+  block: Any = getattr(model, 'block', None)
+  attention = attention_part(model)
   heads = getattr(attention, 'num_heads', 1)
   if block is not None and model.hidden_size % heads:
     raise ValueError(
@@ -251,13 +251,16 @@ def with_kernel(model: _Module, implementation: str) -> _Module:
       without any, is not changed.
     implementation: One of `attention.IMPLEMENTATIONS`.
   """
-  block: Any = getattr(model, 'block', None)
-  attention = getattr(block, 'attention', None)
-  if attention is None or not hasattr(attention, 'implementation'):
-    return model
-  attention = attention.clone(implementation=implementation)
-  changes: Any = {'block': block.clone(attention=attention)}
-  return model.clone(**changes)
+  attention, changes = attention_part(model), dict[str, Any]()
+  if hasattr(attention, 'implementation'):
+    attention = attention.clone(implementation=implementation)
+    changes['block'] = model.block.clone(attention=attention)
+  return model.clone(**changes) if changes else model
+
+
+def attention_part(model: nn.Module) -> Any:
+  """Returns the attention of a model's layers; None: they have none."""
+  return getattr(getattr(model, 'block', None), 'attention', None)
 
 
 def for_init(model: _Module, can_scan: bool = True) -> _Module:

@@ -37,8 +37,8 @@ def user_error(error: BaseException, model: nn.Module) -> UserError | None:
   """
   if isinstance(error, UserError):
     return None
-  parts = [*map(type, fields.inner_parts(model))]
-  users = [x for x in parts if registry.is_own(x)]
+  classes = [type(part) for part in fields.inner_parts(model)]
+  users = [x for x in classes if registry.is_own(x)]
   frames = _frames(error, users)
   if not frames:
     is_about_values = isinstance(error, AttributeError | TypeError | ValueError)

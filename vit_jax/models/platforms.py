@@ -20,7 +20,8 @@ def choose(config: Any, platform: str) -> Any:
     return config
   result = without_kernel(config)
   result.model.remat = remat.on_platform(platform, model.scan, model.remat)
-  implementation = models.key_values(model)['attention_implementation']
+  attention = models.attention_part(model)
+  implementation = getattr(attention, 'implementation', None)
   if implementation is not None:
     implementation = kernels.on_platform(platform, implementation)
     result.model.attention_implementation = implementation

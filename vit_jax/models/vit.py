@@ -280,8 +280,9 @@ class ViT(nn.Module):
       x, context = part(x, context)
     if context.kept is not None:
       p, kept = context.prefix, context.kept[..., None]
-      patches = jnp.take_along_axis(x[:, p:], kept, axis=1)
-      x = jnp.concatenate([x[:, :p], patches], axis=1)
+      x = jnp.concatenate(
+        [x[:, :p], jnp.take_along_axis(x[:, p:], kept, axis=1)], axis=1
+      )
     return x, context
 
   def _prefix_tokens(self) -> jax.Array:

@@ -100,8 +100,7 @@ def _check_model(
   with config_lib.explained('config.model', ValueError):
     model = models.from_config(config.model, 0)
     models.check(config.model, image_size, config.data.channels)
-  attention = getattr(getattr(model, 'block', None), 'attention', None)
-  kernel = getattr(attention, 'implementation', '')
+  kernel = getattr(models.attention_part(model), 'implementation', '')
   if kernel == 'cudnn' and (
     config.train.dtype != 'bfloat16' or platform not in ('gpu', 'cuda')
   ):
