@@ -126,7 +126,8 @@ def check_parts(model: nn.Module) -> None:
       ' change one of them'
     )
   kernel = getattr(attention, 'implementation', '')
-  if kernel in ('xla', 'cudnn') and getattr(attention, 'dropout_rate', 0.0):
+  rate: float = getattr(attention, 'dropout_rate', 0.0)
+  if kernel in ('xla', 'cudnn') and rate:
     raise ValueError(
       f'attention_implementation={kernel!r} has no attention_dropout_rate: set'
       " it to 0, or take 'plain'"
@@ -178,7 +179,7 @@ def values_in_force(config: Mapping[str, Any]) -> dict[str, Any]:
   outside = getattr(model, 'norm', None), getattr(model, 'block', None)
   for part in (model, *fields_lib.inner_parts((*outside, model))):
     for option in registry.options_of(type(part)).values():
-      if option.kind in registry.PARTS and option.has_choice:
+      if option.kind and option.has_choice:
         values.setdefault(option.kind, texts[option.kind])
       elif option.kind is None and option.key in KEYS:
         values.setdefault(option.key, getattr(part, option.name))
@@ -251,16 +252,19 @@ def with_kernel(model: _Module, implementation: str) -> _Module:
       without any, is not changed.
     implementation: One of `attention.IMPLEMENTATIONS`.
   """
-  attention, changes = attention_part(model), dict[str, Any]()
-  if hasattr(attention, 'implementation'):
-    attention = attention.clone(implementation=implementation)
-    changes['block'] = model.block.clone(attention=attention)
-  return model.clone(**changes) if changes else model
+  attention = attention_part(model)
+  if not hasattr(attention, 'implementation'):
+    return model
+  attention = attention.clone(implementation=implementation)
+  changes: Any = {'block': model.block.clone(attention=attention)}
+  return model.clone(**changes)
 
 
 def attention_part(model: nn.Module) -> Any:
   """Returns the attention of a model's layers; None: they have none."""
-  return getattr(getattr(model, 'block', None), 'attention', None)
+  block: Any = getattr(model, 'block', None)
+  attention: Any = getattr(block, 'attention', None)
+  return attention
 
 
 def for_init(model: _Module, can_scan: bool = True) -> _Module:

@@ -60,14 +60,25 @@ def apply(
     layer = remat_lib.recomputed(_layer, remat, scan)
     context = context.replace(remat=remat)
   context = context.replace(
-    captures=captures,
-    depth=model.depth,
-    num_tokens=x.shape[1],
-    num_read=None if captures else num_read,
+    captures=captures, depth=model.depth, num_tokens=x.shape[1]
   )
-  run = _scan if scan else _unroll
   block = block or model.block
-  x, outputs = run(model, layer, block, x, context, perturbation)
+  if scan:
+    scanned = nn.scan(
+      layer,
+      variable_axes={'params': 0},
+      split_rngs={'params': True},
+      in_axes=(0, nn.broadcast if perturbation is None else 0, nn.broadcast),
+      length=model.depth,
+    )
+    layers = jnp.arange(model.depth, dtype=jnp.int32)
+    block = block.copy(parent=model, name='blocks')
+    x, outputs = scanned(block, x, layers, perturbation, context)
+  else:
+    num_read = None if captures else num_read
+    x, outputs = _unroll(
+      model, layer, block, x, context, perturbation, num_read
+    )
   collection = LEVELS if captures == ('tokens',) else 'intermediates'
   homes = dict.fromkeys(captures, collection) | {'balance': 'losses'}
   for name, home in homes.items():
@@ -108,27 +119,6 @@ def _layer(
   return x, dict(outputs)
 
 
-def _scan(
-  model: nn.Module,
-  layer: Any,
-  block: nn.Module,
-  x: jax.Array,
-  context: context_lib.Context,
-  perturbation: jax.Array | None,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-  scanned = nn.scan(
-    layer,
-    variable_axes={'params': 0},
-    split_rngs={'params': True},
-    in_axes=(0, nn.broadcast if perturbation is None else 0, nn.broadcast),
-    length=context.depth,
-  )
-  layers = jnp.arange(context.depth, dtype=jnp.int32)
-  block = block.copy(parent=model, name='blocks')
-  context = context.replace(num_read=None)
-  return scanned(block, x, layers, perturbation, context)
-
-
 def _unroll(
   model: nn.Module,
   layer: Any,
@@ -136,8 +126,9 @@ def _unroll(
   x: jax.Array,
   context: context_lib.Context,
   perturbation: jax.Array | None,
+  num_read: int | None,
 ) -> tuple[jax.Array, dict[str, Any]]:
-  depth, num_read = context.depth, context.num_read
+  depth = context.depth
   layers = jnp.arange(depth, dtype=jnp.int32)
   gathered: dict[str, list[jax.Array]] = {}
   for i in range(depth):
@@ -171,14 +162,11 @@ def at_layer(part: nn.Module, layer: int, depth: int) -> nn.Module:
     layer: Index of the layer, from 0.
     depth: Number of layers.
   """
-  names = [x.name for x in dataclasses.fields(part) if x.name != 'parent']
-  held = {name: getattr(part, name) for name in names}
-  changes: dict[str, Any] = {
-    name: inner
-    for name, x in held.items()
-    if isinstance(x, nn.Module)
-    and (inner := at_layer(x, layer, depth)) is not x
-  }
-  part = part.clone(**changes) if changes else part
+  changes: dict[str, Any] = {}
+  for field in dataclasses.fields(part):
+    inner = getattr(part, field.name)
+    if field.name != 'parent' and isinstance(inner, nn.Module):
+      changes[field.name] = at_layer(inner, layer, depth)
+  part = part.clone(**changes)
   method = getattr(part, 'at_layer', None)
   return part if method is None else method(layer, depth)
