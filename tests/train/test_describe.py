@@ -31,7 +31,7 @@ def test_one_class_is_warned_of(classes, tmp_path, caplog):
 def test_tables_of_all_parameters_are_in_the_log_file(verbose, caplog):
   """And on stderr where they are asked for."""
   caplog.set_level('INFO')
-  describe.log(experiment_lib.build(tiny.config()), verbose=verbose)
+  describe.log(experiment_lib.build(tiny.config(mesh__data=2)), verbose=verbose)
   by_logger = {'absl': '', 'vit_jax.file_only': ''}
   for record in caplog.records:
     by_logger[record.name] += record.getMessage()

@@ -9,10 +9,7 @@ import jax
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import counted
-from vit_jax.data import balance
-from vit_jax.data import features as features_lib
 from vit_jax.optim import rules as rules_lib
-from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import reporting
@@ -40,9 +37,9 @@ def log(
   """
   e = experiment
   program = e.program
-  reporting.show_details(
-    sharding.table(program.param_shardings).text(), verbose
-  )
+  if verbose or program.mesh.size > 1:
+    table = config_lib.wing('vit_jax.parallel.sharding_table:table')
+    reporting.show_details(table(program.param_shardings).text(), verbose)
   reporting.show_details(rules_lib.table(program.rules).text(), verbose)
   facts = [('model', _model(e))]
   for name, part in e.parts.items():
@@ -99,7 +96,7 @@ def _part_facts(
   if name:
     yield f'task {name}', f'{e.total_steps:,} of {total_steps:,} steps'
   # Counting takes a trace of the step, which a run reads only for train/mfu.
-  if is_dry or hardware.peak_flops(e.program.mesh.devices.flat[0]):
+  if is_dry or mesh_lib.peak_flops(e.program.mesh):
     gflop = cost.show(e.program.flops, e.config.train.batch_size)
     yield 'GFLOP per image', gflop
   examples = f'{len(e.source):,} examples'
@@ -136,18 +133,17 @@ def _log_part(e: Experiment) -> None:
     )
   for line in program.objective.describe(e.source):
     logging.info('%s', line)
-  sampling = balance.make(e.source, e.config.data.balance)
-  if sampling is not None:
-    shares = balance.show('shares of draws', e.source.classes, sampling.shares)
-    logging.info('%s', shares)
+  if e.config.data.balance:
+    describe = config_lib.wing('vit_jax.data.balance:describe')
+    logging.info('%s', describe(e.source, e.config.data.balance))
 
 
 def _show_features(source: data.Source) -> str:
   """Returns the features of a source's examples as text for people."""
   shown = []
   for name, feature in source.features.items():
-    if isinstance(feature, features_lib.Text):
-      shown.append('captions')
+    if feature.plural:
+      shown.append(feature.plural)
     elif names := feature.names:
       what = _WITH_NAMES.get(name, name)
       shown.append(f'{len(names)} {what} ({config_lib.some(names, 10)})')
