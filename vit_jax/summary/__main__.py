@@ -103,6 +103,7 @@ if TYPE_CHECKING:
   from vit_jax.ahead import plan as plan_lib
   from vit_jax.ahead import roofline
   from vit_jax.ahead import step as ahead_lib
+  from vit_jax.parallel import hardware as hardware_lib
   from vit_jax.parallel import topologies
   from vit_jax.summary import rows as rows_lib
   from vit_jax.train import experiment as experiment_lib
