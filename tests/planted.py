@@ -10,11 +10,11 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.models import describing
-from vit_jax.models import keys
 from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import registry
 from vit_jax.models import resnet
+from vit_jax.models import vit
 from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
 
@@ -31,7 +31,7 @@ def tiny(**overrides: Any) -> vit_lib.ViT:
     'num_heads': 2,
     'depth': 3,
   }
-  return keys.build(fields | overrides)
+  return models.create(vit_lib.ViT, fields | overrides)
 
 
 def tiny_mixer(**overrides: Any) -> mixer.Mixer:
