@@ -14,7 +14,6 @@ from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import registry
 from vit_jax.models import resnet
-from vit_jax.models import vit
 from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
 
