@@ -33,8 +33,8 @@ from vit_jax.runs import restoring
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
-from vit_jax.train import fed
 from vit_jax.train import feed
+from vit_jax.train import model_inputs
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
 from vit_jax.weights import initial
@@ -345,7 +345,7 @@ def _draw(
   )
   number, total = len(f.drawn), len(f.index)
   which = f'{number} of {total}' if number < total else str(total)
-  captions = fed.captions(f.targets, e.source.features, total)
+  captions = model_inputs.captions(f.targets, e.source.features, total)
   groups = [
     [
       sheet.Tile(

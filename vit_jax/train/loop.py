@@ -35,7 +35,6 @@ from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import terminal
 from vit_jax.runs import workdir as workdir_lib
-from vit_jax.train import accumulation
 from vit_jax.train import clock as clock_lib
 from vit_jax.train import describe
 from vit_jax.train import evaluations
@@ -81,7 +80,8 @@ def run(
       same = processes.call_on_first(lambda: config_lib.to_dict(config))
       processes.call_on_all(lambda: start_lib.check(config, same))
       if dry_run:
-        return Results(start_lib.dry_run(config, verbose))
+        compile_only = config_lib.wing('vit_jax.train.dry_run:run')
+        return Results(compile_only(config, verbose))
     if processes.first() and not terminal.can_draw():  # else a panel has it
       print(f'work directory: {path}', file=sys.stderr)
     with start_lib.owning(path), _explained():
@@ -110,14 +110,17 @@ def _run_in(
     return before
   if stored is not None:
     config = config_lib.from_dict(stored)
-    processes.call_on_first(lambda: start_lib.check_devices(path, config))
+    resuming = config_lib.wing('vit_jax.train.resuming')
+    processes.call_on_first(lambda: resuming.check_devices(path, config))
   experiment = processes.call_on_all(
     lambda: experiment_lib.create(config, None if stored is None else path)
   )
-  processes.call_on_first(lambda: start_lib.check_longer(path, experiment))
-  accumulation.check_state(experiment)
+  if stored is not None:
+    processes.call_on_first(lambda: resuming.check_longer(path, experiment))
+  start_lib.check_state_memory(experiment)
   if config.train.accumulation == config_lib.AUTO:
-    experiment = accumulation.choose(experiment)
+    choose = config_lib.wing('vit_jax.train.accumulation:choose')
+    experiment = choose(experiment)
   compiling = start_lib.compile_ahead(experiment)
   start_lib.check_data(experiment)
   start_lib.prepare(path, experiment)
@@ -155,9 +158,9 @@ def train(
   """
   with contextlib.ExitStack() as stack:
     run = _begin(experiment, workdir, stop, stack)
-    start_lib.show(experiment, run.step, run.reporter)
+    start_lib.show_config(experiment, run.reporter)
     if run.step < experiment.total_steps:
-      start_lib.check_memory(experiment, run.step, compiling)
+      start_lib.await_step(experiment, run.step, compiling)
     run.clock.resume(run.reporter.before('train/useful_seconds') or 0.0)
     try:
       return run.train()
@@ -218,6 +221,7 @@ def _begin(
   hooks: list[hooks_lib.Hook] = [
     hooks_lib.Stall(),
     monitor,
+    hooks_lib.FirstPicture(),
     evaluations.Evaluate(),
     hooks_lib.Save(),
     hooks_lib.Patience(),
