@@ -35,29 +35,29 @@ def choose(experiment: experiment_lib.Experiment) -> experiment_lib.Experiment:
     UserError: No number of microbatches fits.
   """
   room = start.free_memory(experiment)
-  found, tried = _search(experiment, {}, room)
-  if found is None:
-    parts = min(tried, key=lambda parts: tried[parts])
-    raise _too_large(experiment, parts, tried[parts], room, None)
-  parts = found.config.train.accumulation
+  fit, needed = _search(experiment, {}, room)
+  if fit is None:
+    parts = min(needed, key=lambda parts: needed[parts])
+    raise _too_large(experiment, parts, needed[parts], room, None)
+  parts = fit.config.train.accumulation
   if parts > 1:
     logging.info(
       "config.train.accumulation='auto' is %d: a step of all %d images takes"
       ' %s, in %d microbatches %s, and %s is free',
-      *(parts, found.config.train.batch_size, start.gib(max(tried.values()))),
-      *(parts, start.gib(min(tried.values())), start.gib(room)),
+      *(parts, fit.config.train.batch_size, start.gib(max(needed.values()))),
+      *(parts, start.gib(min(needed.values())), start.gib(room)),
     )
-  return found
+  return fit
 
 
-def _beside(experiment: experiment_lib.Experiment) -> int:
+def _outside_steps(experiment: experiment_lib.Experiment) -> int:
   """Returns the memory of a run outside its steps, in bytes per device."""
   e = experiment
-  beside = _BATCHES * sharding.bytes_per_device(e.program.abstract_batch())
-  beside += sum(x.cache.bytes_on_device() for x in e.parts.values())
+  size = _BATCHES * sharding.bytes_per_device(e.program.abstract_batch())
+  size += sum(x.cache.bytes_on_device() for x in e.parts.values())
   if start.is_on_host(e):  # a checkpoint is copied while it is written
-    beside += sharding.bytes_per_device(e.program.abstract_state())
-  return beside
+    size += sharding.bytes_per_device(e.program.abstract_state())
+  return size
 
 
 def _search(
@@ -75,25 +75,25 @@ def _search(
     None if nothing that was tried fits; and the bytes needed, by the numbers of
     microbatches that were tried.
   """
-  config, known, tried = experiment.config, dict(measured), dict[int, int]()
+  config, temporary, tried = experiment.config, dict(measured), dict[int, int]()
   limit = (
     room * _SHARE
-    - _beside(experiment)
+    - _outside_steps(experiment)
     - start.needed_memory(experiment, 0, False)
   )
   limit /= start.steps_held(experiment)
   choices = {config_lib.num_microbatches(config): 1}  # the first try
   for _ in range(_MOST_COMPILATIONS):
-    if known and len(choices) == 1:
+    if temporary and len(choices) == 1:
       choices = _choices(config)
-    parts = _guess(experiment, choices, known, limit)
+    parts = _guess(experiment, choices, temporary, limit)
     if parts is None:
       break
     candidate = experiment.with_accumulation(choices[parts])
     compiled = candidate.program.compile(candidate.first_call())
-    known[parts] = program_lib.temporary_bytes(compiled)
-    tried[parts] = start.needed_memory(candidate, known[parts], False)
-    if known[parts] <= limit:
+    temporary[parts] = program_lib.temporary_bytes(compiled)
+    tried[parts] = start.needed_memory(candidate, temporary[parts], False)
+    if temporary[parts] <= limit:
       return candidate, tried
   return None, tried
 
@@ -123,7 +123,7 @@ def _choices(config: ml_collections.ConfigDict) -> dict[int, int]:
 def _guess(
   experiment: experiment_lib.Experiment,
   choices: Mapping[int, int],
-  known: Mapping[int, int],
+  temporary: Mapping[int, int],
   limit: float,
 ) -> int | None:
   """Returns the number of microbatches to try next; None: there is none.
@@ -135,22 +135,22 @@ def _guess(
   Args:
     experiment: The experiment that runs.
     choices: As `_choices` returns them.
-    known: Temporary bytes by number of microbatches; none of them fits.
+    temporary: Temporary bytes by number of microbatches; none of them fits.
     limit: Largest number of temporary bytes that fits.
   """
-  left = [parts for parts in choices if parts > max(known, default=0)]
-  if not known or not left:
+  left = [parts for parts in choices if parts > max(temporary, default=0)]
+  if not temporary or not left:
     return min(left, default=None)
-  last = max(known)
-  if len(known) > 1:
-    before = sorted(known)[-2]
-    slope = (known[before] - known[last]) / (1 / before - 1 / last)
-    base = known[last] - slope / last
+  last = max(temporary)
+  if len(temporary) > 1:
+    before = sorted(temporary)[-2]
+    slope = (temporary[before] - temporary[last]) / (1 / before - 1 / last)
+    base = temporary[last] - slope / last
   else:
     state = experiment.program.abstract_state()
     trained = experiment.program.rules.trained(state.params)
-    base = min(sharding.bytes_per_device(trained), known[last])
-    slope = (known[last] - base) * last
+    base = min(sharding.bytes_per_device(trained), temporary[last])
+    slope = (temporary[last] - base) * last
   fitting = [parts for parts in left if base + slope / parts <= limit]
   return min(fitting, default=max(left))
 
@@ -167,8 +167,8 @@ def too_large(
     room: Free bytes per device, without the train state.
   """
   parts = config_lib.num_microbatches(experiment.config)
-  found, _ = _search(experiment, {parts: temporary}, room)
-  return _too_large(experiment, parts, needed, room, found)
+  fit, _ = _search(experiment, {parts: temporary}, room)
+  return _too_large(experiment, parts, needed, room, fit)
 
 
 def _too_large(
@@ -176,7 +176,7 @@ def _too_large(
   parts: int,
   needed: int,
   room: int,
-  found: experiment_lib.Experiment | None,
+  fit: experiment_lib.Experiment | None,
 ) -> config_lib.UserError:
   """Returns the error for a step that does not fit."""
   train = experiment.config.train
@@ -185,16 +185,16 @@ def _too_large(
     f' {config_lib.counted(parts, "microbatch")} needs {start.gib(needed)}'
     f' of memory{start.per_device(experiment)}, and {start.gib(room)} is free'
   )
-  if found is None:
+  if fit is None:
     return config_lib.UserError(
       f'{problem}; nor do smaller ones fit: set config.model.remat=full, split'
       ' the state with config.mesh.fsdp, or take a smaller batch, model or'
       ' image'
     )
-  size = train.batch_size // config_lib.num_microbatches(found.config) * parts
+  size = train.batch_size // config_lib.num_microbatches(fit.config) * parts
   return config_lib.UserError(
     f'{problem}: --config.train.accumulation='
-    f'{found.config.train.accumulation} fits and computes the same'
+    f'{fit.config.train.accumulation} fits and computes the same'
     f" ('auto' finds it); or take --config.train.batch_size={size} in another"
     ' work directory'
   )

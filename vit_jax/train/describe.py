@@ -143,11 +143,11 @@ def _log_part(e: Experiment) -> None:
 
 def _show_features(source: data.Source) -> str:
   """Returns the features of a source's examples as text for people."""
-  shown = []
+  texts = []
   for name, feature in source.features.items():
     if isinstance(feature, features_lib.Text):
-      shown.append('captions')
+      texts.append('captions')
     elif names := feature.names:
-      what = _WITH_NAMES.get(name, name)
-      shown.append(f'{len(names)} {what} ({config_lib.some(names, 10)})')
-  return ', '.join(shown) or 'images alone'
+      kind = _WITH_NAMES.get(name, name)
+      texts.append(f'{len(names)} {kind} ({config_lib.some(names, 10)})')
+  return ', '.join(texts) or 'images alone'

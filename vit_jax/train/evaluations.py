@@ -163,8 +163,8 @@ class TrainContext(base.Context):
       for batch in batches:
         monitor_lib.hear(self._stop, batches, signal)  # of the previous batch
         self._check_signal()
-        told = monitor_lib.tell(self._stop, batches, mesh)
-        result, signal = step(self._params, batch, told)
+        signals = monitor_lib.tell(self._stop, batches, mesh)
+        result, signal = step(self._params, batch, signals)
         if last is not None:
           yield jax.device_get(last)
         last = result

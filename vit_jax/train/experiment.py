@@ -58,11 +58,11 @@ def check(
     UserError: Something cannot work; one line says what to change.
   """
   config_lib.check(config)
-  for name, own in config_lib.each_task(config).items():
+  for name, task_config in config_lib.each_task(config).items():
     try:
       if name:
-        config_lib.check(own)
-      _check_one(own, platform)
+        config_lib.check(task_config)
+      _check_one(task_config, platform)
     except config_lib.UserError as e:
       raise config_lib.UserError(f'task {name}: {e}' if name else e) from None
   objectives.check_best(config)
@@ -296,8 +296,8 @@ class Experiment:
     self, state: TrainState, names: Sequence[str]
   ) -> Iterator['Measured']:
     """Yields what to evaluate: all of it, with one set of parameters."""
-    own = {name: name for name in names}
-    yield Measured(self, state.eval_params, own, 'config.evals')
+    keys = {name: name for name in names}
+    yield Measured(self, state.eval_params, keys, 'config.evals')
 
   def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
     """Returns what is wrong with the run, as `Objective.warnings`."""
@@ -555,14 +555,16 @@ def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
   return {use: opened[values[key]] for use, key in keys.items()}
 
 
-def _fill_num_classes(config: ml_collections.ConfigDict, found: int) -> None:
-  wanted = config.model.num_classes
-  if wanted is None:
-    config.model.num_classes = found
-  elif wanted < found:
+def _fill_num_classes(
+  config: ml_collections.ConfigDict, num_outputs: int
+) -> None:
+  num_classes = config.model.num_classes
+  if num_classes is None:
+    config.model.num_classes = num_outputs
+  elif num_classes < num_outputs:
     raise config_lib.UserError(
-      f'config.model.num_classes is {wanted}, but {config.data.name} has'
-      f' {found} classes: leave it out, or make it at least {found}'
+      f'config.model.num_classes is {num_classes}, but {config.data.name} has'
+      f' {num_outputs} classes: leave it out, or make it at least {num_outputs}'
     )
 
 

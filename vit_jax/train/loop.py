@@ -42,11 +42,13 @@ from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed as feed_lib
 from vit_jax.train import hooks as hooks_lib
 from vit_jax.train import monitor as monitor_lib
+from vit_jax.train import Results
 from vit_jax.train import start as start_lib
-from vit_jax.train.results import Results
 from vit_jax.train.state import TrainState
 
 Scalars = dict[str, float]
+
+_MOST = 4  # metrics in the last line of the log
 
 
 def run(
@@ -77,8 +79,8 @@ def run(
   path = pathlib.Path(workdir).absolute()
   with reporting.shown(), monitor_lib.Stop() as stop:
     with _explained():
-      same = processes.call_on_first(lambda: config_lib.to_dict(config))
-      processes.call_on_all(lambda: start_lib.check(config, same))
+      first_config = processes.call_on_first(lambda: config_lib.to_dict(config))
+      processes.call_on_all(lambda: start_lib.check(config, first_config))
       if dry_run:
         compile_only = config_lib.wing('vit_jax.train.dry_run:run')
         return Results(compile_only(config, verbose))
@@ -106,7 +108,7 @@ def _run_in(
   stored, done = processes.call_on_first(lambda: start_lib.look(path, config))
   if done is not None:
     before = Results.from_dict(done)
-    logging.info('finished already: %s', before)
+    logging.info('finished already: %s', _text(before))
     return before
   if stored is not None:
     config = config_lib.from_dict(stored)
@@ -132,10 +134,16 @@ def _run_in(
   if results is None:
     return Results({}, signal=stop.signal)
   seconds = time.perf_counter() - start
-  logging.info('done in %.0f s: %s; see %s', seconds, results, path)
+  logging.info('done in %.0f s: %s; see %s', seconds, _text(results), path)
   done = results.to_dict()
   processes.call_on_first(lambda: safe_io.write_json(path / 'DONE', done))
   return results
+
+
+def _text(results: Results) -> str:
+  text = reporting.results_text(results.metrics, _MOST)
+  early = f'; it ended early: {results.reason}' if results.reason else ''
+  return f'{text}{early}'
 
 
 def train(
@@ -221,11 +229,11 @@ def _begin(
   hooks: list[hooks_lib.Hook] = [
     hooks_lib.Stall(),
     monitor,
-    hooks_lib.FirstPicture(),
     evaluations.Evaluate(),
     hooks_lib.Save(),
     hooks_lib.Patience(),
     *hooks_lib.from_config(e.config),
+    hooks_lib.FirstPicture(),
     evaluations.EvaluateRest(),
     hooks_lib.Signals(),
   ]

@@ -171,8 +171,8 @@ def _columns(inputs: ModelInputs) -> Iterator[tuple[str, list[np.ndarray]]]:
     colours = style.label_colours(inputs.features[name].names)
     colours = np.concatenate([colours, [style.rgb(style.VOID)]])
     # What does not count has the last colour.
-    known = np.where(maps < len(colours) - 1, maps, -1)
-    for head, part in _slices(inputs, name, colours[known].astype(np.uint8)):
+    classes = np.where(maps < len(colours) - 1, maps, -1)
+    for head, part in _slices(inputs, name, colours[classes].astype(np.uint8)):
       yield head, [tiles_lib.fit(x, shape, mixes=False) for x in part]
 
 
@@ -237,13 +237,13 @@ def caption(label: np.ndarray, classes: Sequence[str]) -> str:
   if not label.ndim:
     return _class_name(classes, int(label))
   largest = np.argsort(-label, kind='stable')[:2].tolist()
-  shown = [(_class_name(classes, i), label[i]) for i in largest]
+  names = [(_class_name(classes, i), label[i]) for i in largest]
   shares = [
     f'{share:.0%} {f"class {name}" if name.isdecimal() else name}'
-    for name, share in shown
+    for name, share in names
     if share >= _LEAST
   ]
-  return shown[0][0] if len(shares) == 1 else ',\n'.join(shares)
+  return names[0][0] if len(shares) == 1 else ',\n'.join(shares)
 
 
 def _class_name(classes: Sequence[str], number: int) -> str:

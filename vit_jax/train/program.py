@@ -168,18 +168,18 @@ class Program:
 
   def with_objective(self, objective: objectives.Objective) -> 'Program':
     """Returns the program of an objective that has the same train state."""
-    other = Program.__new__(Program)
-    other.config, other.features = self.config, self.features
-    other.lengths, other.mesh = self.lengths, self.mesh
-    other.rules, other.param_shardings = self.rules, self.param_shardings
-    other.objective, other._init = objective, self._init
-    return other
+    program = Program.__new__(Program)
+    program.config, program.features = self.config, self.features
+    program.lengths, program.mesh = self.lengths, self.mesh
+    program.rules, program.param_shardings = self.rules, self.param_shardings
+    program.objective, program._init = objective, self._init
+    return program
 
   def with_config(self, config: ml_collections.ConfigDict) -> 'Program':
     """Returns this program with a config that gives the same shapes."""
-    other = copy.copy(self)
-    other.config = config
-    return other
+    program = copy.copy(self)
+    program.config = config
+    return program
 
   @functools.cached_property
   def setup(self) -> train_step_lib.Setup:

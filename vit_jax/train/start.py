@@ -26,9 +26,11 @@ from vit_jax.train import program as program_lib
 from vit_jax.weights import initial
 
 
-def check(config: ml_collections.ConfigDict, same: Mapping[str, Any]) -> None:
-  """Raises a UserError if a config is wrong, or differs between processes."""
-  if config_lib.to_dict(config) != same:
+def check(
+  config: ml_collections.ConfigDict, first_config: Mapping[str, Any]
+) -> None:
+  """Raises a UserError if a config is wrong, or is not that of process 0."""
+  if config_lib.to_dict(config) != first_config:
     raise config_lib.UserError(
       'this process has another config than process 0: give all the same flags'
     )
@@ -40,11 +42,11 @@ def owning(path: pathlib.Path) -> Iterator[None]:
   """Locks the work directory and logs there, only in the first process."""
   with contextlib.ExitStack() as stack:
 
-    def own() -> None:
+    def lock_and_log() -> None:
       stack.enter_context(workdir_lib.lock(path))
       stack.enter_context(reporting.log_to(path / workdir_lib.LOG))
 
-    processes.call_on_first(own)
+    processes.call_on_first(lock_and_log)
     yield
 
 
@@ -90,11 +92,11 @@ def check_data(experiment: experiment_lib.Experiment) -> None:
   firsts = processes.call_on_first(lambda: prints)
 
   def compare() -> None:
-    others = [name for name in prints if prints[name] != firsts[name]]
-    if others:
+    different = [name for name in prints if prints[name] != firsts[name]]
+    if different:
       raise config_lib.UserError(
-        f'the data for {", ".join(others)} are not those that process 0 sees:'
-        ' bring the same files to all hosts'
+        f'the data for {", ".join(different)} are not those that process 0'
+        ' sees: bring the same files to all hosts'
       )
 
   processes.call_on_all(compare)
