@@ -20,8 +20,11 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features
+from vit_jax.data import input_kinds
 from vit_jax.data import sources
 from vit_jax.data import splits
+from vit_jax.data import target_kinds
+from vit_jax.data import text_kind
 from vit_jax.evaluation import accuracy
 from vit_jax.models import values
 from vit_jax.models import vit
@@ -53,14 +56,14 @@ class StandIn(base.Source):
     self.features = {
       'image': features.Image(config.data.source_size),
       'label': features.Label(stand_in.CLASSES),
-      'text': features.Text(),
+      'text': text_kind.Text(),
     }
     self._size = self.image_shape or (40, 48)
     self._is_volume = len(config_lib.sides(config.data.image_size)) == 3
     if self._is_volume:
-      self.features['image'] = features.Volume((40, 48, 44), fixed=False)
+      self.features['image'] = input_kinds.Volume((40, 48, 44), fixed=False)
     if config.objective.name == 'segmentation':
-      self.features['map'] = features.SegmentationMap(stand_in.CLASSES)
+      self.features['map'] = target_kinds.SegmentationMap(stand_in.CLASSES)
 
   def __len__(self):
     return len(self._selection)

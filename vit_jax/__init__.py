@@ -98,8 +98,8 @@ def _refuse_other_modules() -> None:
   """
   if sys.argv[:1] != ['-m']:
     return
-  given = sys.orig_argv[-len(sys.argv)]  # 'NAME' or '-mNAME'
-  match = re.search(r'(?:^|m)(vit_jax((?:\.\w+)*))$', given)
+  argument = sys.orig_argv[-len(sys.argv)]  # 'NAME' or '-mNAME'
+  match = re.search(r'(?:^|m)(vit_jax((?:\.\w+)*))$', argument)
   if match is None:  # the command of a package that imports this one
     return
   parts = match[2].split('.')[1:]

@@ -179,9 +179,9 @@ def _folded(
 
 def _wrapped(row: list[str], width: int) -> Iterator[list[str]]:
   """Yields a row, and rows with more of its last cell alone."""
-  first, *others = textwrap.wrap(row[-1], width) or ['']
+  first, *more_lines = textwrap.wrap(row[-1], width) or ['']
   yield [*row[:-1], first]
-  for text in others:
+  for text in more_lines:
     yield [''] * (len(row) - 1) + [text]
 
 

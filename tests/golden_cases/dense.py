@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import trans2seg_names
 
 from vit_jax import config as config_lib
 from vit_jax import optim
@@ -27,14 +28,23 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import mmseg
 from vit_jax.weights.formats import monai
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import trans2seg as trans2seg_names
 
 _AUXILIARY_WEIGHT = 0.4
+# Of a patch embedding that is a dense layer: its columns are ordered by the
+# patch's axes, and then by channel.
+_PERCEPTRON = tables.arrays(
+  """
+patch_embedding/kernel  patch_embeddings.1.weight  columns
+patch_embedding/bias    patch_embeddings.1.bias
+position_embedding      position_embeddings
+""",
+  columns=tables.linear(4),
+)
 # Of a UNETR, by how it embeds patches.
 _TRUNKS = {
   'conv': monai.TRUNK,
   'perceptron': [
-    *tables.below(monai.PERCEPTRON, '', 'patch_embedding.'),
+    *tables.below(_PERCEPTRON, '', 'patch_embedding.'),
     *(x for x in monai.TRUNK if not x.ours.startswith('patch_embedding/')),
   ],
 }
@@ -212,7 +222,7 @@ def patch_perceptron(case):
   names = ('patch_embedding', 'position_embedding')
   with containers.open_arrays(case.weights) as arrays:
     part = {k: abstract[k] for k in names}
-    params = tables.read(arrays, monai.PERCEPTRON, part, '')
+    params = tables.read(arrays, _PERCEPTRON, part, '')
   # Stored as a convolution it must be the same layer.
   again = _theirs(monai.TRUNK, params)
   kernel = again['patch_embedding.patch_embeddings.weight']

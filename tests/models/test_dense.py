@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import trans2seg_names
 
 from vit_jax.models import keys
 from vit_jax.models import layouts
@@ -19,7 +20,6 @@ from vit_jax.models import unetr
 from vit_jax.weights.formats import mmseg
 from vit_jax.weights.formats import monai
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import trans2seg as trans2seg_names
 
 
 def trunk_of(**fields):

@@ -60,7 +60,7 @@ finished = methods.finished(config_of)
 
 @pytest.fixture(scope='module')
 def images():
-  return list(digits.open_digits('train[80%:]', 1).arrays['image'][:6])
+  return list(digits.DigitsSource('train[80%:]', 1).arrays['image'][:6])
 
 
 def model_of(size=(4, 4), **fields):

@@ -44,15 +44,16 @@ def adapted(
     changes: Arguments of `Loaded.adapted`, or `merge`, how many tokens an
       average layer merges; all have the same names.
   """
-  own: dict[str, Any] = {}
+  overrides: dict[str, Any] = {}
   if 'merge' in changes[0]:  # leaves layers with different numbers of tokens
-    own = {'scan': False}
+    overrides = {'scan': False}
   elif 'quantize' in changes[0] and quantized.can_scan(
     loaded.model, loaded.beside
   ):
-    own = {'scan': True}  # as int8 would be by itself
+    overrides = {'scan': True}  # as int8 would be by itself
   return [
-    loaded.adapted(**_overrides(loaded, change), **own) for change in changes
+    loaded.adapted(**_overrides(loaded, change), **overrides)
+    for change in changes
   ]
 
 
@@ -143,17 +144,17 @@ def describe(
 ) -> dict[str, Any]:
   """Returns the sizes of a model that `Loaded.adapted(**change)` has given."""
   size = loaded.preprocess.image_size
-  found: dict[str, Any] = {'image_size': _times(size)}
+  sizes: dict[str, Any] = {'image_size': _times(size)}
   if patch := models.pixels_per_token(loaded.model):
-    found['patch_size'] = _times(patch)
-    found['tokens'] = math.prod(weights.grid(loaded.model, size))
+    sizes['patch_size'] = _times(patch)
+    sizes['tokens'] = math.prod(weights.grid(loaded.model, size))
   if 'merge' in change:
-    found['merge'] = change['merge']
+    sizes['merge'] = change['merge']
   if 'quantize' in change:
-    found['quantize'] = change['quantize']
+    sizes['quantize'] = change['quantize']
     everything = loaded.params, loaded.beside
-    found['parameter_bytes'] = quantized.num_bytes(everything)
-  return found
+    sizes['parameter_bytes'] = quantized.num_bytes(everything)
+  return sizes
 
 
 def numbers(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,6 @@ import jax
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import counted
-from vit_jax.data import features as features_lib
-from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import reporting
@@ -97,7 +95,7 @@ def _part_facts(
   if name:
     yield f'task {name}', f'{e.total_steps:,} of {total_steps:,} steps'
   # Counting takes a trace of the step, which a run reads only for train/mfu.
-  if is_dry or hardware.peak_flops(e.program.mesh.devices.flat[0]):
+  if is_dry or mesh_lib.peak_flops(e.program.mesh):
     show = config_lib.wing('vit_jax.train.cost:show')
     yield 'GFLOP per image', show(e.program.flops, e.config.train.batch_size)
   examples = f'{len(e.source):,} examples'
@@ -135,18 +133,16 @@ def _log_part(e: Experiment) -> None:
   for line in program.objective.describe(e.source):
     logging.info('%s', line)
   if e.config.data.balance:
-    balance = config_lib.wing('vit_jax.data.balance')
-    shares = balance.make(e.source, e.config.data.balance).shares
-    text = balance.show('shares of draws', e.source.classes, shares)
-    logging.info('%s', text)
+    describe = config_lib.wing('vit_jax.data.balance:describe')
+    logging.info('%s', describe(e.source, e.config.data.balance))
 
 
 def _show_features(source: data.Source) -> str:
   """Returns the features of a source's examples as text for people."""
   texts = []
   for name, feature in source.features.items():
-    if isinstance(feature, features_lib.Text):
-      texts.append('captions')
+    if feature.plural:
+      texts.append(feature.plural)
     elif names := feature.names:
       kind = _WITH_NAMES.get(name, name)
       texts.append(f'{len(names)} {kind} ({config_lib.some(names, 10)})')

@@ -21,7 +21,6 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.evaluation import base
 from vit_jax.parallel import processes
-from vit_jax.parallel import watch as watch_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import hooks
@@ -135,7 +134,7 @@ class TrainContext(base.Context):
     program: program_lib.Program,
     params: Any,
     stop: monitor_lib.Stop,
-    watch: watch_lib.Watch,
+    watch: processes.Watch,
   ):
     self._program = program
     target = self._program.objective.target

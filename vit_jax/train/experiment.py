@@ -24,11 +24,9 @@ from vit_jax import evaluation
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax import optim
-from vit_jax.data import cache as cache_lib
-from vit_jax.data import class_areas
 from vit_jax.data import features as features_lib
-from vit_jax.data import intensity
 from vit_jax.data import sources
+from vit_jax.data.host import levels
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.objectives import feature_checks
 from vit_jax.optim import rules as rules_lib
@@ -130,7 +128,7 @@ class Experiment:
   config: ml_collections.ConfigDict
   lengths: optim.Lengths
   total_steps: int
-  cache: cache_lib.Cache
+  cache: sources.Splits
   evaluators: dict[str, evaluation_base.Evaluator]
   start: initial.Start
   program: program_lib.Program
@@ -364,7 +362,7 @@ class Experiment:
     mesh, features = self.program.mesh, self.splits[split].features
     shapes = self.program.abstract_batch(batch_size, features)
     if not self.cache.on_devices:
-      advice = sources.damage_advice(self.config, features)
+      advice = functools.partial(_damage_advice, self.config, features)
       return feed.Feed(batches, mesh, shapes, calls, advice=advice)
     shapes = {'position': shapes['index']}
     take = functools.partial(self.cache.take, split)
@@ -393,6 +391,16 @@ class Measured(NamedTuple):
   params: Any
   names: Mapping[str, str]
   key: str
+
+
+def _damage_advice(
+  config: ml_collections.ConfigDict, features: features_lib.Features
+) -> str:
+  """Returns the end of an error about an image that is damaged."""
+  advice: str = config_lib.wing('vit_jax.data.skipping:advice')(
+    config, features
+  )
+  return advice
 
 
 def create(
@@ -468,7 +476,7 @@ def build(
     config=config,
     lengths=lengths,
     total_steps=lengths.total,
-    cache=cache_lib.Cache(config, program.mesh, splits),
+    cache=sources.keep(config, program.mesh, splits),
     evaluators=evaluators,
     start=start,
     program=program,
@@ -525,11 +533,12 @@ def fill(
   objective = objectives.class_of(config)
   feature_checks.check(objective.target, config, source.features)
   _fill_num_classes(config, objective.num_outputs(source.features))
-  intensity.fill(config, source, resumes)
+  levels.fill(config, source, resumes)
   if not resumes and objective.target:
     name, kind = objective.target
-    if issubclass(kind, features_lib.SegmentationMap):
-      class_areas.check(config.data.split, source, name)
+    if issubclass(kind, features_lib.Map):
+      check_areas = config_lib.wing('vit_jax.data.class_areas:check')
+      check_areas(config.data.split, source, name)
   objective.fill(config, source)
 
 

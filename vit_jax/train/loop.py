@@ -29,7 +29,6 @@ from vit_jax.evaluation.base import EvaluationError
 from vit_jax.parallel import allocator
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
-from vit_jax.parallel import watch as watch_lib
 from vit_jax.runs import checkpoint
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
@@ -196,7 +195,7 @@ def _begin(
   clock = clock_lib.Timekeeper(clock_lib.age(workdir))
   log = workdir / workdir_lib.LOG if processes.first() else None
   watch = stack.enter_context(
-    watch_lib.Watch(e.config.train.stall_timeout, log)
+    processes.Watch(e.config.train.stall_timeout, log)
   )
   checkpoints = stack.enter_context(
     checkpoint.Checkpointer(
@@ -282,7 +281,7 @@ class Run:
   experiment: experiment_lib.Experiment
   stop: monitor_lib.Stop
   clock: clock_lib.Timekeeper
-  watch: watch_lib.Watch
+  watch: processes.Watch
   checkpoints: checkpoint.Checkpointer
   reporter: reporting.Reporter
   calls: Iterator[int]

@@ -14,7 +14,6 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import objectives
-from vit_jax.config import some
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
@@ -183,9 +182,10 @@ def _slices(
   if arrays.ndim == 4:
     yield name, arrays
     return
-  is_video = isinstance(inputs.features['image'], features_lib.Video)
+  image = inputs.features['image']
+  assert isinstance(image, features_lib.Image)
   for i in tiles_lib.spread(arrays.shape[1], _SLICES):
-    yield f'{name}, {"frame" if is_video else "slice"} {i}', arrays[:, i]
+    yield f'{name}, {image.part} {i}', arrays[:, i]
 
 
 def _legend(inputs: ModelInputs) -> list[tuple[str, np.ndarray]]:
@@ -193,7 +193,7 @@ def _legend(inputs: ModelInputs) -> list[tuple[str, np.ndarray]]:
   entries = []
   for name, maps in inputs.maps.items():
     feature = inputs.features[name]
-    assert isinstance(feature, features_lib.SegmentationMap)
+    assert isinstance(feature, features_lib.Map)
     entries += class_maps.legend(feature.names, [maps], feature.ignore)
   return entries
 
@@ -213,14 +213,8 @@ def captions(
     for line, value in zip(lines, targets[name], strict=True):
       if isinstance(feature, features_lib.Label):
         line.append(caption(value, feature.names))
-      elif isinstance(feature, features_lib.MultiLabel):
-        present = np.flatnonzero(value).tolist()
-        line.append(some([feature.names[i] for i in present], 3) or 'none')
-      elif isinstance(feature, features_lib.Text):
-        line.append(feature.decode(value))
       else:
-        pairs = zip(feature.names, value.tolist(), strict=True)
-        line += [f'{k} {x:.4g}' for k, x in list(pairs)[:2]]
+        line += feature.show(value)
   return ['\n'.join(line) for line in lines]
 
 

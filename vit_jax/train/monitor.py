@@ -20,7 +20,6 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from vit_jax.objectives import contract
-from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.runs import reporting
@@ -190,9 +189,7 @@ class Monitor(hooks.Hook):
     self._thread = concurrent.futures.ThreadPoolExecutor(
       1, initializer=processes.block_signals
     )
-    devices = list(experiment.program.mesh.devices.flat)
-    peak = hardware.peak_flops(devices[0])
-    self._peak_flops = peak and peak * len(devices)
+    self._peak_flops = mesh_lib.peak_flops(experiment.program.mesh)
 
   def before_call(self, run: 'Run') -> None:
     """Ends a run that learns nothing; reads what comes before an evaluation."""

@@ -156,7 +156,7 @@ def _masks(
   e: experiment_lib.Experiment, outputs: Mapping[str, np.ndarray]
 ) -> np.ndarray:
   feature = e.program.features['map']
-  assert isinstance(feature, features_lib.SegmentationMap)
+  assert isinstance(feature, features_lib.Map)
   maps = {name: _middle(outputs[name], 3) for name in ('map', 'segments')}
   images = _pixels(e, outputs['image'])
   captions = [''] * len(images)

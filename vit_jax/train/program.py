@@ -28,7 +28,6 @@ from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import shapes as shapes_lib
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.optim import rules as rules_lib
-from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
@@ -143,7 +142,7 @@ class Program:
 
   @property
   def _options(self) -> dict[str, Any]:
-    return hardware.compiler_options(self.mesh)
+    return mesh_lib.compiler_options(self.mesh)
 
   def variant(self, step: int) -> 'Program':
     """Returns the program of a step; most runs have one.

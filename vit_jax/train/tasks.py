@@ -36,7 +36,7 @@ from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import tables
 from vit_jax.data import base as data_base
-from vit_jax.data import cache as cache_lib
+from vit_jax.data import sources
 from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
@@ -114,7 +114,7 @@ def _join(
     config=config,
     lengths=program.lengths,
     total_steps=program.lengths.total,
-    cache=cache_lib.Cache(config, program.mesh, splits),
+    cache=sources.keep(config, program.mesh, splits),
     evaluators={
       f'{name}_{key}': evaluator
       for name, task in tasks.items()

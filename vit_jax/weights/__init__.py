@@ -97,7 +97,11 @@ class Loaded:
     """
     is_known = self.classes or 'logits' in self.preprocess.outputs
     if self.model.num_classes == 1 and not is_known:
-      return features_lib.Number(('output',))
+      number = features_lib.from_dict(
+        {'kind': 'Number', 'quantities': ('output',)}
+      )
+      assert isinstance(number, features_lib.Target)
+      return number
     return self.preprocess.target
 
   def outputs(self, images: Any) -> dict[str, np.ndarray]:

@@ -97,15 +97,9 @@ def test_a_round_trip(tmp_path, name, dtype):
   path = write(tmp_path / name, many(dtype))
   assert_same(read(path), many(dtype))
   assert os.listdir(tmp_path) == [name]
-
-
-def test_npz_keeps_the_order_and_aligns(tmp_path):
-  path = write(tmp_path / 'x.npz', many())
-  with containers.open_arrays(path) as arrays:
-    assert list(arrays.shapes) == list(many())
-    # jax uses such memory without a copy.
-    result = [arrays.read(name) for name in arrays.shapes]
-    assert all(x.ctypes.data % 64 == 0 for x in result if x.size)
+  if name == 'x.npz':  # in their order
+    with containers.open_arrays(path) as arrays:
+      assert list(arrays.shapes) == list(many())
 
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
@@ -206,27 +200,6 @@ def test_pth_views_of_one_storage(tmp_path):
   views['scalar'] = np.ndarray((), np.float32, base, offset=4 * 48)
   torch_format.save(tmp_path / 'x', {k: view(x) for k, x in views.items()})
   assert_same(read(tmp_path / 'x'), views)
-
-
-@pytest.mark.parametrize(
-  'keys, best',
-  [
-    (['model', 'optimizer'], 'model'),
-    (['state_dict', 'model_ema', 'model'], 'model_ema'),
-    (['state_dict', 'state_dict_ema'], 'state_dict_ema'),
-    (['state_dict', 'model'], 'state_dict'),
-  ],
-)
-def test_pth_of_training(tmp_path, keys, best):
-  arrays = {k: np.full(3, i, np.float32) for i, k in enumerate(keys)}
-  value: dict[Any, Any] = {
-    k: torch_format.state_dict({'module.head.bias': x})
-    for k, x in arrays.items()
-  }
-  value |= {'epoch': 3, 'args': None, 'loss': 0.5, 0: [1, 'x', True]}
-  value['state_dict_ema'] = value.get('state_dict_ema', {})  # empty
-  torch_format.save(tmp_path / 'x.pth', value)
-  assert_same(read(tmp_path / 'x.pth'), {'head.bias': arrays[best]})
 
 
 def test_pth_of_torch_itself(tmp_path):

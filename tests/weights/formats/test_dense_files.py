@@ -13,6 +13,8 @@ from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import input_kinds
+from vit_jax.data import target_kinds
 from vit_jax.weights.files import containers
 
 CLASSES = ('background', 'one', 'two')
@@ -48,8 +50,8 @@ def write_run(path, seed=0, **settings):
   objectives.fill_options(config)
   image = features.Image()
   if options['head'] == 'unetr':
-    image = features.Volume((32, 32, 16))
-  there = {'image': image, 'map': features.SegmentationMap(CLASSES)}
+    image = input_kinds.Volume((32, 32, 16))
+  there = {'image': image, 'map': target_kinds.SegmentationMap(CLASSES)}
   config.model.num_classes = 0
   made = objectives.create(config, there)
   rng = np.random.default_rng(seed)

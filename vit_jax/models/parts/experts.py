@@ -222,16 +222,6 @@ def load_loss(
   return _variation(chosen.mean(axis=1))
 
 
-def gshard_loss(gates: jax.Array) -> jax.Array:
-  """Returns GShard's loss of gates [G, S, E] (arXiv:2006.16668), float32 [G].
-
-  The mean gates times the shares of first choices; 1 if both are even.
-  """
-  e = gates.shape[-1]
-  first = jax.nn.one_hot(gates.argmax(axis=-1), e).mean(axis=1)
-  return (first * gates.mean(axis=1)).sum(axis=-1) * e
-
-
 def _variation(x: jax.Array) -> jax.Array:
   return (x.std(axis=-1) / x.mean(axis=-1)) ** 2
 

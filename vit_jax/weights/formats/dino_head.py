@@ -58,18 +58,6 @@ def rules(
   return tables.arrays('\n'.join(lines), column=tables.padded(1))
 
 
-def statistics_rules(ours: str, theirs: str, layers: int) -> list[tables.Rule]:
-  """Returns the table of a head's running statistics; see `rules`."""
-  lines = (
-    f"""
-{ours}norm_{i}/mean  {theirs}{name}.running_mean
-{ours}norm_{i}/var   {theirs}{name}.running_var
-"""
-    for i, name in enumerate(_norms(layers, batch_norm=True))
-  )
-  return tables.arrays(''.join(lines))
-
-
 def _dense(layers: int, batch_norm: bool) -> list[str]:
   if layers == 1:
     return ['mlp']

@@ -20,7 +20,7 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
-from vit_jax.data import features
+from vit_jax.data import target_kinds
 from vit_jax.models import igpt
 from vit_jax.models import layouts
 from vit_jax.models import resnet
@@ -304,13 +304,13 @@ def _output_notes(loaded: weights.Loaded) -> list[str]:
   """Returns a note on what the outputs mean, unless they are of classes."""
   unknown = "that program's own code does not know it"
   target = loaded.preprocess.target
-  if isinstance(target, features.Number):
+  if isinstance(target, target_kinds.Number):
     facts = loaded.preprocess.outputs['logits']
     return [
       f'this model predicts numbers, {", ".join(target.names)}: its outputs'
       f' times {facts["std"]}, plus {facts["mean"]}; {unknown}'
     ]
-  if isinstance(target, features.MultiLabel):
+  if isinstance(target, target_kinds.MultiLabel):
     return [
       f'each of its outputs, {", ".join(target.names)}, has a probability of'
       f' its own, the sigmoid; {unknown}'
