@@ -19,8 +19,8 @@ TABLES = 'tables'  # one module, which all packages import
 # From the bottom up. A package imports those of lower levels, and those before
 # it on its own level where ALONGSIDE says so.
 LEVELS = (
-  (TABLES,),
   ('config',),
+  (TABLES,),
   ('parallel', 'runs'),
   ('downloads',),
   ('data', 'models', 'optim'),

@@ -20,7 +20,6 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import tables
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.plots import paper
@@ -366,7 +365,7 @@ def _draw(
 def _lines(report: dict[str, Any]) -> Iterator[str]:
   """Yields lines of the report as readable text."""
   metrics = ', '.join(
-    f'{name} {"not finite" if x is None else tables.number(x)}'
+    f'{name} {"not finite" if x is None else config_lib.number(x)}'
     for name, x in report['metrics'].items()
   )
   yield f'step {report["step"]} again: {metrics}'
