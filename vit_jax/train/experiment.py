@@ -257,13 +257,8 @@ class Experiment:
   def with_accumulation(self, accumulation: int) -> Self:
     """Returns the experiment with another `train.accumulation`."""
     config = config_lib.with_accumulation(self.config, accumulation)
-    if config_lib.num_microbatches(config) == config_lib.num_microbatches(
-      self.config
-    ):
-      program = self.program.with_config(config)
-    else:
-      program = program_lib.create(config, self.source.features, self.lengths)
-      program.objective.check_source(self.source)
+    program = program_lib.create(config, self.source.features, self.lengths)
+    program.objective.check_source(self.source)
     return dataclasses.replace(self, config=config, program=program)
 
   def train_batches(

@@ -5,7 +5,6 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
-import copy
 import functools
 import os
 import re
@@ -172,12 +171,6 @@ class Program:
     program.lengths, program.mesh = self.lengths, self.mesh
     program.rules, program.param_shardings = self.rules, self.param_shardings
     program.objective, program._init = objective, self._init
-    return program
-
-  def with_config(self, config: ml_collections.ConfigDict) -> 'Program':
-    """Returns this program with a config that gives the same shapes."""
-    program = copy.copy(self)
-    program.config = config
     return program
 
   @functools.cached_property
