@@ -16,7 +16,7 @@ from vit_jax.config import extension
 from vit_jax.config import parts
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import base as evaluation_base
-from vit_jax.models import stack
+from vit_jax.models import fields
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Extra
 from vit_jax.objectives.base import Objective
@@ -189,5 +189,5 @@ def create(
 
 def adds_loss(model: models.Model) -> bool:
   """Whether a part of a model has a loss of its own, as experts do."""
-  parts = stack.inner_parts(getattr(model, 'block', None))
+  parts = fields.inner_parts(getattr(model, 'block', None))
   return any(getattr(part, 'has_loss', False) for part in parts)

@@ -84,10 +84,11 @@ def fill_model(config: ml_collections.ConfigDict) -> None:
   """
   if config.model.name == config_lib.INIT_FROM:
     return
-  for key, value in _model_values(config).items():
-    if key in config.model and config.model[key] is None:
-      if key != 'num_classes':
-        config_lib.set_value(config, f'model.{key}', value)
+  with config_lib.explained('config.model', ValueError):
+    values = models.values_in_force(config.model)
+  for key, value in values.items():
+    if config.model[key] is None and key != 'num_classes':
+      config_lib.set_value(config, f'model.{key}', value)
 
 
 def start(
@@ -112,45 +113,3 @@ def start(
   make = config_lib.wing(f'{_CHECKPOINTS}:Start')
   made: Start = make(config, classes, loaded, objective)
   return made
-
-
-def _model_values(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns the keys and options that `config.model` stands for, by name."""
-  with config_lib.explained('config.model', ValueError):
-    model = models.from_config(config.model, 0)
-  return models.full_values(model) | models.key_values(model)
-
-
-def aligned(
-  config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
-) -> ml_collections.ConfigDict:
-  """Returns a config whose model is written as that of the run it resumes.
-
-  A key of `config.model` that is None stands for the named model's value, and
-  several texts name one part. Of keys that mean the same in both configs the
-  result has the run's; of others, what they mean.
-
-  Args:
-    config: The config, with unset values filled from the run.
-    stored: The config of the run.
-
-  Raises:
-    UserError: There is no such model.
-  """
-  if config.tasks.keys() != stored.tasks.keys():
-    return config  # which `config.differences` then lists
-  tasks = {
-    name: aligned(*(config_lib.for_task(x, name) for x in (config, stored)))
-    for name in config.tasks
-  }
-  config = config.copy_and_resolve_references()
-  if config_lib.INIT_FROM not in (config.model.name, stored.model.name):
-    values, before = _model_values(config), _model_values(stored)
-    equal = {key for key, value in values.items() if value == before.get(key)}
-    if equal | {*models.EXECUTION} >= values.keys():
-      equal.add('name')
-    values |= {key: stored.model[key] for key in equal & {*config.model}}
-    with config.model.ignore_type():  # a patch is a number or several
-      for key in values.keys() & {*config.model}:
-        config.model[key] = values[key]
-  return config_lib.with_task_values(config, tasks) if tasks else config

@@ -19,7 +19,6 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax import weights
-from vit_jax.data.device import views
 from vit_jax.models import subtrees
 from vit_jax.objectives import base
 from vit_jax.train import program as program_lib
@@ -32,7 +31,7 @@ def check(
   """Checks that `load` will give the model that an objective trains.
 
   Args:
-    objective: The objective.
+    objective: The objective, a class of the user's.
     config: The full config, with all values set.
 
   Raises:
@@ -64,10 +63,10 @@ def check(
 
 
 def check_evaluation(program: program_lib.Program, measures: bool) -> None:
-  """Traces the evaluation of an objective, to find mistakes early.
+  """Traces the evaluation of a user's objective, to find mistakes early.
 
   Args:
-    program: The compiled functions of the run.
+    program: The program of the objective.
     measures: Whether the run computes the metrics of the objective.
 
   Raises:
@@ -75,9 +74,8 @@ def check_evaluation(program: program_lib.Program, measures: bool) -> None:
       logits that later commands could not compute.
   """
   objective, params = program.objective, program.abstract_state().params
-  prepare = views.eval_batch(program.config, program.features)
   batch = jax.eval_shape(
-    prepare, program.abstract_batch(program.config.train.batch_size)
+    program.prepare, program.abstract_batch(program.config.train.batch_size)
   )
   _check_outputs(objective, params, batch)
   if not measures:
@@ -144,7 +142,10 @@ def _check_model(
       " layers beside it, with parameters beside those of the 'trunk'"
       ' (docs/methods.md)'
     )
-  actual, expected = models.full_values(model), models.full_values(built)
+  if model == built:
+    return
+  full_values = config_lib.wing('vit_jax.models.describing:full_values')
+  actual, expected = full_values(model), full_values(built)
   for name, configured in expected.items():
     value = actual[name]
     if value != configured and name not in models.EXECUTION:

@@ -93,7 +93,8 @@ def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
   """Sets the model's fields, except for those that each run chooses."""
   if config.model.num_classes != model.num_classes:
     model = models.without_head(model)
-  values = models.config_values(model)
+  read = config_lib.wing('vit_jax.models.describing:config_values')
+  values = read(model)
   config.model.name = values.pop('name')
   for key, value in values.items():
     if config.model[key] is None and key not in _CHOSEN:

@@ -385,8 +385,10 @@ class Experts(nn.Module):
     )(x.astype(jnp.float32))
     gates, noise = nn.softmax(logits), self.noise / self.count
     key = context.dropout_key
-    noisy = logits + noise * dropout.noise(key, logits.shape[1:])
     if key is not None:
+      keys = key.fold(dropout.Purpose.ROUTING).per_row()
+      drawn = jax.vmap(lambda k: jax.random.normal(k, logits.shape[1:]))(keys)
+      noisy = logits + noise * drawn
       self._balance(gates, logits, noisy, noise, context)
       gates = nn.softmax(noisy)
     if self.routing == 'top_tokens':
