@@ -17,6 +17,7 @@ from vit_jax import objectives
 from vit_jax.parallel import processes
 from vit_jax.plots import paper
 from vit_jax.runs import checkpoint_format
+from vit_jax.runs import logs
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
@@ -63,7 +64,7 @@ def owning(path: pathlib.Path) -> Iterator[None]:
 
     def own() -> None:
       stack.enter_context(workdir_lib.lock(path))
-      stack.enter_context(reporting.log_to(path / workdir_lib.LOG))
+      stack.enter_context(logs.log_to(path / workdir_lib.LOG))
 
     processes.call_on_first(own)
     yield
