@@ -121,9 +121,9 @@ def _name(path: str | None) -> str:
       raise cli.missing('config', 'a config file', 'configs/digits.py')
     return config_lib.file_name(path)
   if path is not None or _REPLAY.value is not None:
-    other = '--replay' if path is None else '--config'
+    flag = '--replay' if path is None else '--config'
     raise config_lib.UserError(
-      f'--reproduce trains with the config of the run: leave {other} out'
+      f'--reproduce trains with the config of the run: leave {flag} out'
     )
   return f'{os.path.basename(os.path.abspath(original))}-reproduced'
 

@@ -433,7 +433,7 @@ def test_what_is_not_finite_has_no_accuracy():
   broken = embedded.Embedded(features, labels, index)
   for fields in EVALS.values():
     probe = evaluation.create('', config_lib.evaluation(**SPLITS | fields))
-    found = probe.of_embedded(broken, broken)
+    found = probe.measure_embedded(broken, broken)
     assert set(found) == set(probe.metrics)
     assert found.pop('examples') == 40
     assert np.isnan(list(found.values())).all()
@@ -451,7 +451,7 @@ def test_the_metrics_have_the_names_that_are_told():
   )
   for fields in EVALS.values():
     probe = evaluation.create('', config_lib.evaluation(**SPLITS | fields))
-    found = probe.of_embedded(train_part, test_part)
+    found = probe.measure_embedded(train_part, test_part)
     assert set(found) == set(probe.metrics)
 
 
