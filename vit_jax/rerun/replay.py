@@ -27,7 +27,7 @@ from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles
 from vit_jax.rerun import diagnose
-from vit_jax.runs import records
+from vit_jax.runs import reporting
 from vit_jax.runs import restoring
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
@@ -266,7 +266,7 @@ def _recorded(path: pathlib.Path, step: int) -> Scalars:
   metrics: Scalars = {}
   with contextlib.suppress(FileNotFoundError):
     for line in safe_io.read_lines(path):
-      values = records.parse_metrics(line)
+      values = reporting.parse_metrics(line)
       if values is not None and values['step'] == step:
         metrics |= values
   metrics = {k: math.nan if x is None else x for k, x in metrics.items()}

@@ -30,7 +30,7 @@ from vit_jax.evaluation import base as evaluation_base
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
-from vit_jax.runs import trackers
+from vit_jax.runs import reporting
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import feed
 from vit_jax.train import hooks
@@ -68,7 +68,7 @@ def check(
       " of the training's own, as train/loss: give it another name, as"
       ' config.evals.train_split'
     )
-  trackers.check(config)
+  reporting.check_trackers(config)
   hooks.from_config(config)
 
 

@@ -18,6 +18,7 @@ from vit_jax import objectives
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
+from vit_jax.runs import logs
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
@@ -44,7 +45,7 @@ def owning(path: pathlib.Path) -> Iterator[None]:
 
     def lock_and_log() -> None:
       stack.enter_context(workdir_lib.lock(path))
-      stack.enter_context(reporting.log_to(path / workdir_lib.LOG))
+      stack.enter_context(logs.log_to(path / workdir_lib.LOG))
 
     processes.call_on_first(lock_and_log)
     yield

@@ -42,6 +42,7 @@ from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import parts as parts_lib
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import cost
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
@@ -270,7 +271,7 @@ class Tasks(Experiment):
     for name, task in self.tasks.items():
       folder, place = f'tasks/{name}', self.program.places[name]
       files |= {
-        f'{folder}/{parts_lib.FILE}': dataclasses.asdict(place),
+        f'{folder}/{workdir_lib.PART}': dataclasses.asdict(place),
         f'{folder}/config.json': config_lib.to_dict(task.config),
         f'{folder}/preprocess.json': task.preprocess(),
       }
