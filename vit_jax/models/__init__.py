@@ -1,6 +1,7 @@
 """Makes models from names such as `ViT-B/16`: family, size and patch size.
 
-Of vit_jax it imports the language of parts alone (`vit_jax/config/parts.py`).
+Of vit_jax it imports the language of parts alone (`vit_jax/config/parts.py`),
+and what finds a part by a text (`vit_jax/config/registry.py`).
 """
 
 from collections.abc import Iterator
@@ -151,11 +152,6 @@ def _check_pool(model: Any) -> None:
   if reads_class_token and 'class_token' not in model.prefix:
     raise ValueError(
       f'pool={name!r} reads the class token, but class_token is False'
-    )
-  if getattr(model.pool, 'norm_after', False) and not model.last_norm:
-    raise ValueError(
-      f'pool={name!r} with norm_after=True has no norm with last_norm=False:'
-      ' leave it out'
     )
   if model.distillation_token and getattr(model.pool, 'num_read', 0) != 1:
     raise ValueError(

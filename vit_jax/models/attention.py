@@ -26,7 +26,6 @@ from vit_jax.models.fields import Kind
 QKV = tuple[jax.Array, jax.Array, jax.Array]
 # 'plain' is `Attention.attend`; `parts/kernels.py` has the others.
 IMPLEMENTATIONS = ('auto', 'plain', 'einsum', 'fused', 'xla', 'cudnn')
-_KERNELS = 'vit_jax.models.parts.kernels'
 
 
 class Attention(nn.Module):
@@ -93,7 +92,7 @@ class Attention(nn.Module):
       qkv = self.prepare(*self.project(x, context), context)
       y = self.attend(qkv, bias, context)
     else:
-      attend = registry.wing(f'{_KERNELS}:attend')
+      attend = registry.wing('vit_jax.models.parts.kernels:attend')
       y = attend(self, x, bias, context)
     y = self.join(keep(y), context)
     if self.out_norm:
@@ -195,12 +194,6 @@ class Attention(nn.Module):
     whole = heads, tokens, tokens
     purpose = Purpose.ATTENTION_WEIGHTS
     return context.dropout(weights, self.dropout_rate, purpose, whole)
-
-  def in_order(self, x: jax.Array) -> jax.Array:
-    """Returns the sum of a residual in an order that suits kernels."""
-    if not self.is_plain:
-      x = registry.wing(f'{_KERNELS}:row_major')(x, self)
-    return x
 
   def masked(self, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Adds the bias to scores [B, H, R, T], and masks later tokens."""
