@@ -86,8 +86,10 @@ def create(
 
   Args:
     module: The class.
-    values: Those of `KEYS`, of 'dtype' and of the class's own fields.
-    overrides: Values in the place of these; None keeps them.
+    values: Those of `KEYS`, of 'dtype', of the class's own fields, and of
+      options of its parts.
+    overrides: Values in the place of these, but of no options of parts; None
+      keeps them.
 
   Raises:
     ValueError: As `create_model`.
@@ -95,7 +97,7 @@ def create(
   changes = {k: x for k, x in (overrides or {}).items() if x is not None}
   values = {**values, **changes}
   names = (*KEYS, 'dtype', *family_options(module))
-  for key in values:
+  for key in changes:
     if key not in names:
       unknown = config_registry.wing('vit_jax.models.mistakes:unknown_field')
       raise unknown(module, key, names)
