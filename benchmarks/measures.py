@@ -258,13 +258,16 @@ class Bench:
   def end_to_end(self) -> Entry:
     """Times the whole loop, in turns with the bare step."""
     e, seconds = self.experiment.cached(), list[float]()
+    config = e.config.copy_and_resolve_references()
+    for spec in config.evals.values():
+      spec.split = ''  # turns it off
     steps = timing.steps_per_block([self.ours.train], _LOOP_SECONDS)
     steps = max(steps, 3, math.ceil(3 * e.log_every))
 
     def loop() -> None:
       with tempfile.TemporaryDirectory() as workdir, monitor_lib.Stop() as stop:
         short = dataclasses.replace(
-          e, total_steps=steps + _WARM_STEPS, eval_every={}
+          e, config=config, total_steps=steps + _WARM_STEPS
         )
         train_lib.train(short, pathlib.Path(workdir), stop)
         seconds.append(steps * _seconds_per_step(workdir))

@@ -448,12 +448,12 @@ def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
 
 
 def _memory(experiment: 'experiment_lib.Experiment') -> dict[str, Any]:
-  from vit_jax.train import describe
+  from vit_jax.train import dry_run
 
   return {
     'device': experiment.program.mesh.devices.flat[0].device_kind,
     'batch_size': experiment.config.train.batch_size,
-  } | describe.plan_memory(experiment)
+  } | dry_run.plan_memory(experiment)
 
 
 def _as_json(

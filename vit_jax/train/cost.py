@@ -82,8 +82,8 @@ def step_flops(
 
 def mean(counts: Sequence[StepFlops]) -> StepFlops:
   """Returns the mean of the operations of several steps."""
-  each = [dataclasses.astuple(x) for x in counts]
-  return StepFlops(*(sum(x) // len(x) for x in zip(*each, strict=True)))
+  columns = zip(*map(dataclasses.astuple, counts), strict=True)
+  return StepFlops(*(sum(x) // len(x) for x in columns))
 
 
 def _unread(
@@ -138,7 +138,7 @@ def _abstract_batch(
   images = shapes_lib.image_shapes(None, views, channels)
   maps = shapes_lib.map_sizes(None, views, features)
   targets = features_lib.targets(features)
-  each: dict[str, tuple[tuple[int, ...], Any]] = {
+  arrays: dict[str, tuple[tuple[int, ...], Any]] = {
     **{name: (shape, jnp.float32) for name, shape in images.items()},
     **{name: (shape, jnp.int32) for name, shape in maps.items()},
     **{name: (x.shape, x.dtype) for name, x in targets.items()},
@@ -146,7 +146,7 @@ def _abstract_batch(
   }
   return {
     name: jax.ShapeDtypeStruct((size, *shape), dtype)
-    for name, (shape, dtype) in each.items()
+    for name, (shape, dtype) in arrays.items()
   }
 
 
@@ -164,10 +164,10 @@ def _count_parts(
   def loss_and_grads(params: Any, batch: Any, rows: Any) -> Any:
     def loss_fn(params: Any) -> Any:
       extra = objective.init_extra(params)
-      loss, *rest = objective.training_loss(
+      loss, *means_and_extra = objective.training_loss(
         params, extra, batch, Rng(key, rows)
       )
-      return loss, rest
+      return loss, means_and_extra
 
     (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
     return loss, grads

@@ -52,7 +52,7 @@ def text(
   here = f"import vit_jax\nvit = vit_jax.load('{where}')"
   for program, code in (*usage, ('vit_jax', here)):
     lines += ['', f'## With {program}', '', '```python', code, '```']
-  lines += ['', '## Architecture', '', '| field | value |', '|---|---|']
+  lines += ['', '## Architecture', '', '| key | value |', '|---|---|']
   lines += [
     f'| {key} | {value} |' for key, value in _values(loaded.model).items()
   ]

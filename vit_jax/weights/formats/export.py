@@ -47,10 +47,10 @@ OURS = 'vit_jax'
 FORMATS = (*(form.NAME for form in foreign.FORMATS), OURS)
 
 _WRITERS: dict[str, Any] = {
-  'google': google,
+  'google': google.Writer(),
   'timm': timm_config,
   'huggingface': huggingface_config,
-  'torchvision': torchvision,
+  'torchvision': torchvision.Writer(),
 }
 # Suffix of a single file by format; Hugging Face's needs a directory.
 _SUFFIXES = {

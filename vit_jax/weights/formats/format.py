@@ -95,7 +95,7 @@ class Format:
       UserError: Its shapes do not show one, its config says something that is
         not computed here, or its family has no value that the caller gives.
     """
-    seen = Seen(base.Shapes(arrays), hints)
+    seen = Seen(arrays, hints)
     self._check(seen.config)
     if self.family is vit.ViT:
       _check_names(hints.values)
@@ -312,7 +312,7 @@ def describe(
   Raises:
     UserError: As `Format.describe`.
   """
-  seen = Seen(base.Shapes(arrays), hints)
+  seen = Seen(arrays, hints)
   kind = next(x for x in kinds if x.matches(seen))
   return kind.describe(arrays, hints)
 
