@@ -25,6 +25,9 @@ from vit_jax.models.fields import Kind
 QKV = tuple[jax.Array, jax.Array, jax.Array]
 # 'plain' is `Attention.attend`; `parts/kernels.py` has the others.
 IMPLEMENTATIONS = ('auto', 'plain', 'einsum', 'fused', 'xla', 'cudnn')
+_IMPLEMENTATION = Field(
+  Kind.EXECUTION, choices=IMPLEMENTATIONS, key='attention_implementation'
+)
 
 
 class Attention(nn.Module):
@@ -62,14 +65,7 @@ class Attention(nn.Module):
   causal: Annotated[bool, fields.UNSEEN] = False
   dropout_rate: Annotated[float, fields.ATTENTION_RATE] = 0.0
   norm: Annotated[nn.Module, fields.PART] = LayerNorm()
-  implementation: Annotated[
-    str,
-    Field(
-      Kind.EXECUTION,
-      choices=IMPLEMENTATIONS,
-      key='attention_implementation',
-    ),
-  ] = 'auto'
+  implementation: Annotated[str, _IMPLEMENTATION] = 'auto'
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
