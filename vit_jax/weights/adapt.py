@@ -185,7 +185,7 @@ def _patch_size(model: models.Model) -> tuple[int, ...]:
 def _adapt_tokens(
   edit: edit_lib.Edit, source: vit.ViT, target: vit.ViT, grid: Grid
 ) -> dict[str, np.ndarray]:
-  """Keeps, drops or adds the tokens beside the patches.
+  """Keeps, drops or adds the tokens beside the patches, [1, n, D] each.
 
   Returns:
     Positions that the model needs, [1, n, D] by token name, and the
@@ -194,53 +194,30 @@ def _adapt_tokens(
   old_rows = _split_positions(edit, source, grid)
   rows = {k: x for k, x in old_rows.items() if k == 'patches'}
   for name in _TOKENS:
-    is_in, count = bool(_count(source, name)), _count(target, name)
-    row = old_rows.get(name)
+    old, count = _count(source, name), _count(target, name)
+    row, done = old_rows.get(name), []
     if not count:
-      if is_in:
+      if old:
         edit.drop(name, 'dropped' + ', and its position' * (row is not None))
       continue
-    token = np.zeros((1, 0, source.hidden_size), np.float32)
-    token = edit.host(name) if is_in else token
+    new = _fresh_tokens(name, count, source.hidden_size)[:, old:]
+    token = edit.host(name) if old else new[:, :0]
     if name in _positioned(target):
       rows[name] = np.zeros((1, count, source.hidden_size), np.float32)
       if row is not None:
-        kept = row[:, :count]
-        rows[name][:, : kept.shape[1]] = kept
-      row = None
-    _adapt_token(edit, name, token, row, count)
+        rows[name][:, : row.shape[1]] = row[:, :count]
+    elif row is not None:
+      token = token + row
+      done.append('its position added to it: the same function')
+    if old > count:
+      done.append(f'the first {count} kept')
+    elif old < count:
+      values = 'normal(0.02)' if new.any() else 'zeros'
+      done.append(f'{count - old} added: {values}')
+    if done:
+      token = np.concatenate([token, new], axis=1)[:, :count]
+      edit.put(name, token, '; '.join(done))
   return rows
-
-
-def _adapt_token(
-  edit: edit_lib.Edit,
-  name: str,
-  token: np.ndarray,
-  row: np.ndarray | None,
-  count: int,
-) -> None:
-  """Makes a kind of token, [1, count, D], from the checkpoint's.
-
-  Args:
-    edit: Receives the result if anything changes.
-    name: Name of the token.
-    token: Its values in the checkpoint, [1, n, D].
-    row: Positions to add to the tokens; None: the model keeps them separately.
-    count: Number of such tokens in the model.
-  """
-  done = []
-  if row is not None:
-    token = token + row
-    done.append('its position added to it: the same function')
-  if token.shape[1] > count:
-    done.append(f'the first {count} kept')
-  elif token.shape[1] < count:
-    new = _fresh_tokens(name, count, token.shape[2])[:, token.shape[1] :]
-    token = np.concatenate([token, new], axis=1)
-    values = 'normal(0.02)' if new.any() else 'zeros'
-    done.append(f'{new.shape[1]} added: {values}')
-  if done:
-    edit.put(name, token[:, :count], '; '.join(done))
 
 
 def _adapt_positions(
