@@ -1,7 +1,7 @@
 """Foreign checkpoint formats as tables that work in both directions.
 
 A rule maps a parameter's path in our tree to one or more arrays of a foreign
-file, with the transforms in both directions. `{}` stands for the number of a
+file, with the transforms in both directions. `#` stands for the number of a
 layer, a stage or a unit. The first rule that matches a path is used. `arrays`
 reads a table of them, a rule or a layer a line:
 
@@ -120,10 +120,11 @@ class Rule:
   """One line of a table.
 
   Attributes:
-    ours: Path, with `{}` for numbers.
-    theirs: Names in the file, with a format field for each number.
+    ours: Path, with `#` for numbers.
+    theirs: Names in the file, with `#` for each number.
     layout: Layout of the arrays in the file.
     offset: Number to add to ours to get theirs.
+    factor: Number by which ours are multiplied before.
     when: A model's value by which the rule holds (`holds`); '': always.
   """
 
@@ -132,6 +133,7 @@ class Rule:
   layout: Layout = SAME
   offset: int = 0
   when: str = ''
+  factor: int = 1
 
   def holds(self, values: Mapping[str, Any]) -> bool:
     """Whether a model has what the rule is for; values as of `holds`."""
@@ -142,12 +144,15 @@ class Rule:
     match = self._pattern.fullmatch(path)
     if match is None:
       return None
-    numbers = [int(x) + self.offset for x in match.groups()]
-    return [name.format(*numbers) for name in self.theirs]
+    numbers = [str(self.factor * int(x) + self.offset) for x in match.groups()]
+    return [
+      functools.reduce(lambda text, x: text.replace('#', x, 1), numbers, name)
+      for name in self.theirs
+    ]
 
   @functools.cached_property
   def _pattern(self) -> re.Pattern[str]:
-    return re.compile(re.escape(self.ours).replace(r'\{\}', r'(\d+)'))
+    return re.compile(re.escape(self.ours).replace(r'\#', r'(\d+)'))
 
 
 def holds(condition: str, values: Mapping[str, Any]) -> bool:
@@ -421,18 +426,19 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
   Args:
     text: Lines of our path, with `#` for numbers; their name, or several joined
       by `|`; the kind of layer with a star, or of an array's layout; `?` and a
-      condition (`Rule.holds`); and `-1`, what is added to the numbers. All but
-      the first two may be left out, and the names of parts may have what they
-      share before braces: `attn.{q,k,v}`.
+      condition (`holds`); and `*3-1`, by what numbers are multiplied, and what
+      is added to them. All but the first two may be left out, and the names of
+      parts may have what they share before braces: `attn.{q,k,v}`.
     style: 'torch' or 'flax'.
     **layouts: Further layouts by name.
   """
   separator, leaves_of = _STYLES[style]
   rules = []
   for line in joined_lines(text):
-    ours, theirs, *rest = line.replace('#', '{}').split()
+    ours, theirs, *rest = line.split()
     when = ''.join(x[1:] for x in rest if x.startswith('?'))
-    offset = sum(int(x) for x in rest if re.fullmatch(r'[+-]\d+', x))
+    changes = (re.fullmatch(r'(?:\*(\d+))?([+-]\d+)?', x) for x in rest)
+    factor, offset = next((x.groups() for x in changes if x), (None, None))
     kinds = [x for x in rest if re.match(r'\w', x)]
     kind, names = ''.join(kinds), alternatives(theirs)
     leaves: _Leaves = [
@@ -448,7 +454,14 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
       path = f'{ours}/{leaf}' if leaf else ours
       after = separator + their_leaf if leaf else ''
       rules.append(
-        Rule(path, tuple(x + after for x in names), layout, offset, when)
+        Rule(
+          path,
+          tuple(x + after for x in names),
+          layout,
+          int(offset or 0),
+          when,
+          int(factor or 1),
+        )
       )
   return rules
 

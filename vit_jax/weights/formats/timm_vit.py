@@ -100,18 +100,16 @@ head_distillation     head_dist                 dense*
   *tables.below(_STEM, '', f'{_BACKBONE}.'),
   *tables.below(UNITS, 'stem/', f'{_BACKBONE}.'),
 ]
-_BRANCH = 'branch_{}'
-_PATCH_BIAS = 'patch_embed.proj.bias'
 _BRANCHES = [
   dataclasses.replace(
     x,
-    ours=x.ours.replace('blocks_{}', f'blocks_{{}}/{_BRANCH}'),
+    ours=x.ours.replace('blocks_#', 'blocks_#/branch_#'),
     theirs=tuple(
-      name.replace('blocks.{}', f'blocks.{{}}.{_BRANCH}') for name in x.theirs
+      name.replace('blocks.#', 'blocks.#.branch_#') for name in x.theirs
     ),
   )
   for x in _VIT
-  if x.ours.startswith('blocks_{}/')
+  if x.ours.startswith('blocks_#/')
 ]
 ARRAYS = [*_VIT, *_BRANCHES]
 
@@ -243,7 +241,9 @@ def epsilon(file: Seen) -> float:
     return 1e-6
   # open_clip's own towers have no bias of patches; there are those of timm.
   is_own = timm_clip.is_tower(file)
-  if file.has('norm_pre.') or (is_own and not file.has(_PATCH_BIAS)):
+  if file.has('norm_pre.') or (
+    is_own and not file.has('patch_embed.proj.bias')
+  ):
     return 1e-5
   is_aim = re.match('aimv2_|beit3_', timm_names.architecture(file.config))
   return 1e-5 if is_aim or file.has('patch_embed.norm.') else 1e-6
