@@ -340,7 +340,7 @@ def write_workdir(
   config, preprocess = loaded.trained_with, loaded.preprocess
   if all_params is None or config is None:
     config = _config(loaded)
-    outputs = preprocessing.of_head(preprocess.outputs)
+    outputs = preprocessing.head_outputs(preprocess.outputs)
     preprocess = dataclasses.replace(preprocess, outputs=outputs, trunk='')
   state = state_lib.TrainState(
     jnp.zeros((), jnp.int32),

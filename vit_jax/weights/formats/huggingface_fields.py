@@ -255,7 +255,7 @@ def preprocess(
 ) -> tuple[dict[str, Any], str]:
   """Returns the preprocessing of preprocessor_config.json, or the usual one."""
   name = file.config.get('model_type', typed.TEXT, '')
-  content, silent = preprocessing.of_transformers(
+  content, silent = preprocessing.from_transformers(
     file.hints.preprocessor, _SAME.get(name, name), size, channels
   )
   return {'classes': labels(file), **content}, silent
