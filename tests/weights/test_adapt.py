@@ -10,6 +10,7 @@ import scipy.ndimage
 
 from vit_jax import models
 from vit_jax.config import UserError
+from vit_jax.models import describing
 from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import registry
@@ -255,7 +256,7 @@ def test_nothing_to_do_copies_nothing():
   adapted, changes = adapt_lib.adapt(
     params,
     model,
-    models.with_keys(model, dropout_rate=0.1),
+    describing.with_keys(model, dropout_rate=0.1),
     GRID,
     GRID,
     channels=3,
@@ -284,7 +285,7 @@ def test_positions_of_another_grid(method):
 @pytest.mark.parametrize('to', ['class', 'patches'])
 def test_positions_added_to_their_tokens_are_the_same_function(to):
   source = tiny(distillation_token=True, registers=2)
-  target = models.with_keys(source, positions=f"learned(tokens='{to}')")
+  target = describing.with_keys(source, positions=f"learned(tokens='{to}')")
   changes = assert_same_function(source, target)
   assert 'the same function' in changes['register_tokens'].action
   assert ('class_token' in changes) == (to == 'patches')
@@ -480,7 +481,9 @@ def test_other_families():
   model = registry.build_model(
     mixer.Mixer, num_classes=5, patch_size=(4, 4), **sizes
   )
-  target = models.with_keys(model, num_classes=3, patch_size=(6, 8), scan=True)
+  target = describing.with_keys(
+    model, num_classes=3, patch_size=(6, 8), scan=True
+  )
   _, changes = adapt(model, target, channels=1)
   head = {'head/kernel', 'head/bias'}
   assert set(changes) == {'patch_embedding/kernel', *head}

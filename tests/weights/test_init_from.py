@@ -11,6 +11,7 @@ import vit_jax
 from vit_jax import data
 from vit_jax import models
 from vit_jax.config import UserError
+from vit_jax.models import describing
 from vit_jax.models import values
 from vit_jax.runs import safe_io
 from vit_jax.train import experiment as experiment_lib
@@ -220,7 +221,7 @@ def test_how_positions_are_resized_is_kept(checkpoint, tmp_path):
   """A run that begins with DINO's encoder resizes as DINO does."""
   loaded = vit_jax.load(checkpoint).adapted(num_classes=0)
   theirs = tmp_path / 'dino.safetensors'
-  model = models.with_keys(loaded.model, registers=0, block='block')
+  model = describing.with_keys(loaded.model, registers=0, block='block')
   params = models.init_params(model, jax.random.key(3), (16, 16, 3))
   rules = timm_vit.VIT.rules(values.model_values(model))
   arrays = dict(tables.write(rules, params))

@@ -211,7 +211,7 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   Raises:
     UserError: The config cannot be trained on these devices.
   """
-  from vit_jax.train import describe
+  from vit_jax.train import dry_run
 
   start = time.perf_counter()
   program = make_program(config)
@@ -226,7 +226,7 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
     mesh=mesh,
     batch_size=config.train.batch_size,
     accumulation=config_lib.num_microbatches(config),
-    memory=describe.memory(
+    memory=dry_run.memory(
       program, compiled.memory_analysis().temp_size_in_bytes
     ),
     hides_remat=(

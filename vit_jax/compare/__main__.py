@@ -43,6 +43,7 @@ from absl import logging
 from vit_jax import cli
 from vit_jax import tables
 from vit_jax.compare import comparison
+from vit_jax.config import number
 from vit_jax.runs import records
 
 USAGE = 'compare RUN ...'
@@ -172,7 +173,7 @@ def _show_states(states: Sequence[str]) -> str:
 
 
 def _show(value: float | None) -> str:
-  return _ABSENT if value is None else tables.number(value)
+  return _ABSENT if value is None else number(value)
 
 
 def _show_mean(report: Mapping[str, Any], name: str, statistic: str) -> str:

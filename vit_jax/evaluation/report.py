@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import tables
+from vit_jax.config import number
 from vit_jax.evaluation.base import Evaluator
 from vit_jax.evaluation.predictions import Predictions
 
@@ -204,7 +205,7 @@ def _measured(summary: Mapping[str, Any], name: str) -> tuple[Any, str]:
     return 'nan', ''
   if isinstance(value, float):
     is_usual = not value or 1e-3 <= abs(value) < 10
-    value = f'{value:.4f}' if is_usual else tables.number(value)
+    value = f'{value:.4f}' if is_usual else number(value)
   low, high = summary.get(f'{name}_interval') or (None, None)
   return value, '' if low is None else f'({low:.4f} to {high:.4f})'
 

@@ -20,7 +20,6 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import tables
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.plots import paper
@@ -33,8 +32,8 @@ from vit_jax.runs import restoring
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
-from vit_jax.train import fed
 from vit_jax.train import feed
+from vit_jax.train import model_inputs
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
 from vit_jax.weights import initial
@@ -345,7 +344,7 @@ def _draw(
   )
   number, total = len(f.drawn), len(f.index)
   count_text = f'{number} of {total}' if number < total else str(total)
-  captions = fed.captions(f.targets, e.source.features, total)
+  captions = model_inputs.captions(f.targets, e.source.features, total)
   groups = [
     [
       sheet.Tile(
@@ -366,7 +365,7 @@ def _draw(
 def _lines(report: dict[str, Any]) -> Iterator[str]:
   """Yields lines of the report as readable text."""
   metrics = ', '.join(
-    f'{name} {"not finite" if x is None else tables.number(x)}'
+    f'{name} {"not finite" if x is None else config_lib.number(x)}'
     for name, x in report['metrics'].items()
   )
   yield f'step {report["step"]} again: {metrics}'

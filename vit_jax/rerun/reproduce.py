@@ -17,7 +17,6 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax import tables
 from vit_jax.config import UserError
 from vit_jax.parallel import processes
 from vit_jax.runs import records
@@ -223,7 +222,7 @@ def outcome(old: records.Record, new: records.Record) -> list[str]:
   last = {name: step for name, step in sorted(pairs)}
   for name, step in last.items():
     if records.is_evaluation(name):
-      was, now = map(tables.number, pairs[name, step])
+      was, now = map(config_lib.number, pairs[name, step])
       lines.append(f'{name} {now}, was {was} (step {step})')
   differences = {key: _difference(*pair) for key, pair in pairs.items()}
   differences = {key: x for key, x in differences.items() if x}

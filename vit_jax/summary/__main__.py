@@ -248,10 +248,10 @@ def _print_keys(word: str) -> None:
 
 def _print_parts(kind: str | None) -> None:
   """Prints the parts of models, or those of a kind."""
-  from vit_jax.models import registry
+  from vit_jax.models import listing
 
   with explained('--parts'):
-    parts = registry.list_parts(kind)
+    parts = listing.list_parts(kind)
   if _JSON.value or _FORMAT.value == 'json':
     print(json.dumps([dataclasses.asdict(x) for x in parts]))
     return
@@ -448,12 +448,12 @@ def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
 
 
 def _memory(experiment: 'experiment_lib.Experiment') -> dict[str, Any]:
-  from vit_jax.train import describe
+  from vit_jax.train import dry_run
 
   return {
     'device': experiment.program.mesh.devices.flat[0].device_kind,
     'batch_size': experiment.config.train.batch_size,
-  } | describe.plan_memory(experiment)
+  } | dry_run.plan_memory(experiment)
 
 
 def _as_json(

@@ -22,7 +22,6 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax.config import recipes
 from vit_jax.data import features as features_lib
-from vit_jax.models import layouts
 from vit_jax.models import values as values_lib
 from vit_jax.models import zoo
 from vit_jax.runs import safe_io
@@ -239,7 +238,8 @@ class Loaded:
     if 'dtype' in changes:
       changes['dtype'] = _dtype(changes['dtype'])
     with model_fields.explained():
-      return models.with_keys(model, **changes)
+      with_keys = config_lib.wing('vit_jax.models.describing:with_keys')
+      return with_keys(model, **changes)
 
 
 def _dtype(name: Any) -> Any:
@@ -393,7 +393,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   with config_lib.explained(str(workdir), ValueError):
     model, expected = model_of_run(config, preprocess)
   everything, _, checkpoint = restoring.restore_params(workdir, step)
-  params = layouts.join_runs(whole_lib.at(everything, preprocess.trunk))
+  params = whole_lib.at(everything, preprocess.trunk)
   flat = traverse_util.flatten_dict(params, sep='/')
   if problems := fit.different_arrays(flat, expected):
     raise config_lib.UserError(

@@ -8,6 +8,7 @@ import jax
 
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.models import describing
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 
@@ -91,7 +92,7 @@ def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
 
 def _published_name(model: models.Model) -> str | None:
   """Returns the name of the published model of these sizes, if there is one."""
-  name = models.name_of(model)
+  name = describing.name_of(model)
   values = values_lib.model_values(model)
   named = values_lib.model_values(models.create_model(name))
   is_same = all(values.get(x) == named.get(x) for x in _SIZES)

@@ -17,6 +17,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax.config import one_line
 from vit_jax.config import UserError
+from vit_jax.models import listing
 from vit_jax.models import registry
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
@@ -287,7 +288,7 @@ def _check_names(values: Values) -> None:
   Raises:
     UnknownFieldError: One is not.
   """
-  options = registry.all_options()
+  options = listing.all_options()
   for name in values:
     if '.' not in name and name not in (*models.KEYS, 'dtype'):
       kind, part = options.get(name, ('', ''))
