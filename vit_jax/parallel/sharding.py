@@ -272,8 +272,8 @@ def _unrolled(name: str, shape: tuple[int, ...]) -> list[str]:
   match = re.match(r'(|.*?/)blocks/', name)
   if not match:
     return [name]
-  rest = name[match.end() :]
-  return [f'{match[1]}blocks_{i}/{rest}' for i in range(shape[0])]
+  suffix = name[match.end() :]
+  return [f'{match[1]}blocks_{i}/{suffix}' for i in range(shape[0])]
 
 
 def path_name(path: tuple[Any, ...]) -> str:

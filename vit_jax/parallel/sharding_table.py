@@ -17,8 +17,8 @@ def table(
   """
   groups: dict[str, dict[str, sharding.ParamSharding]] = {}
   for name, x in shardings.items():
-    top, rest = sharding.split_layer(name)
-    groups.setdefault(top, {})[rest] = x
+    top, suffix = sharding.split_layer(name)
+    groups.setdefault(top, {})[suffix] = x
   rows: list[tuple[str | int, ...]] = []
   tops = sorted(groups, key=_by_layer)
   for group, run in itertools.groupby(tops, key=lambda top: groups[top]):
@@ -28,14 +28,14 @@ def table(
       label += f'..{layers[-1].rpartition("_")[2]}'
     rows += [
       (
-        f'{label}/{rest}'.rstrip('/'),
+        f'{label}/{suffix}'.rstrip('/'),
         str(list(p.shape)),
         ' '.join('+'.join(sharding.entry_axes(x)) or '.' for x in p.spec)
         or 'on every device',
         len(layers),
         len(layers) * p.bytes_per_device,
       )
-      for rest, p in group.items()
+      for suffix, p in group.items()
     ]
   names = 'parameter', 'shape', 'sharding', 'arrays', 'bytes a device'
   return tables.Table(names, rows)

@@ -171,10 +171,10 @@ class Checkpointer:
         are listed), needs a newer version, or all are damaged.
     """
     self.wait()
-    found = newest_good(self._store.directory, state_for)
-    if found is None:
+    restored = newest_good(self._store.directory, state_for)
+    if restored is None:
       return None
-    state, info, path, damaged = found
+    state, info, path, damaged = restored
     if damaged:
       self._store.set_aside(damaged)
       logging.warning('Using the checkpoint before, %s', path)
@@ -218,14 +218,14 @@ class Checkpointer:
 
   def _bests(self, directory: pathlib.Path) -> list[tuple[int, float]]:
     """Returns step and metric of the checkpoints in a directory."""
-    found = []
+    bests = []
     for path in checkpoint_format.newest_first(directory):
       with contextlib.suppress(checkpoint_format.DamagedError):
         info = checkpoint_format.read_info(path)
         value = (info['metrics'] or {}).get(self._metric)
         if value is not None:
-          found.append((info['step'], value))
-    return found
+          bests.append((info['step'], value))
+    return bests
 
 
 def newest_good(
@@ -245,12 +245,12 @@ def newest_good(
   paths = _newest_first(directory)
   if at_most is not None:
     paths = [path for path in paths if int(path.name) <= at_most]
-  found = first_good(
+  newest = first_good(
     paths, lambda path: checkpoint_format.restore(path, state_for)
   )
-  if found is None:
+  if newest is None:
     return None
-  (state, info), path, damaged = found
+  (state, info), path, damaged = newest
   return state, info, path, damaged
 
 
@@ -367,11 +367,11 @@ class _Store:
     try:
       yield
     except (OSError, ValueError, RuntimeError) as e:
-      what = self.directory
+      path = self.directory
       if self._writing is not None:
-        what = what / str(self._writing)
+        path = path / str(self._writing)
       raise UserError(
-        f'cannot write checkpoint {what}: {checkpoint_format.cause(e)}; earlier'
+        f'cannot write checkpoint {path}: {checkpoint_format.cause(e)}; earlier'
         ' checkpoints are intact: make room for it, or make the directory'
         ' writable, and run the same command again'
       ) from e
@@ -406,8 +406,8 @@ class _Policy:
     self, checkpoints: Sequence[Any], *, context: object
   ) -> Sequence[bool]:
     del context
-    kept = self._to_keep([checkpoint.step for checkpoint in checkpoints])
-    return [checkpoint.step in kept for checkpoint in checkpoints]
+    steps_kept = self._to_keep([checkpoint.step for checkpoint in checkpoints])
+    return [checkpoint.step in steps_kept for checkpoint in checkpoints]
 
 
 def steps_to_keep(
@@ -422,14 +422,14 @@ def steps_to_keep(
       number of steps.
   """
   steps = sorted(steps)
-  kept = set(steps[-keep:])
+  steps_kept = set(steps[-keep:])
   periods = 0
   if every:
     for step in steps:
       if step // every > periods:
         periods = int(step // every)
-        kept.add(step)
-  return kept
+        steps_kept.add(step)
+  return steps_kept
 
 
 def _unused(path: pathlib.Path) -> pathlib.Path:

@@ -196,7 +196,7 @@ def _check_is_current(path: pathlib.Path, info: Mapping[str, Any]) -> None:
 
 
 def read_arrays(
-  path: pathlib.Path, wanted: PyTree, restore_args: PyTree
+  path: pathlib.Path, abstract_arrays: PyTree, restore_args: PyTree
 ) -> PyTree:
   """Reads some arrays of a checkpoint with Orbax.
 
@@ -206,7 +206,7 @@ def read_arrays(
   import orbax.checkpoint as ocp
 
   args = ocp.args.PyTreeRestore(
-    item=wanted, restore_args=restore_args, partial_restore=True
+    item=abstract_arrays, restore_args=restore_args, partial_restore=True
   )
   # Not with a CheckpointManager, whose restore waits for all processes: if one
   # cannot read its part, the others would wait for ever.
@@ -276,14 +276,14 @@ def quiet_orbax() -> None:
   previous = sys.unraisablehook
 
   def hook(unraisable: Any) -> None:
-    thing, error = unraisable.object, unraisable.exc_value
-    if inspect.iscoroutine(thing) and _ORBAX in thing.cr_code.co_filename:
+    source, error = unraisable.object, unraisable.exc_value
+    if inspect.iscoroutine(source) and _ORBAX in source.cr_code.co_filename:
       return
-    if thing is None and str(error) == 'Event loop is closed':
+    if source is None and str(error) == 'Event loop is closed':
       return
     previous(unraisable)
 
-  def wanted(record: python_logging.LogRecord) -> bool:
+  def is_needed(record: python_logging.LogRecord) -> bool:
     warning = record.levelno == python_logging.WARNING
     return warning or _ORBAX not in record.pathname
 
@@ -291,7 +291,7 @@ def quiet_orbax() -> None:
     return 'exception was never retrieved' not in str(record.msg)
 
   sys.unraisablehook = hook
-  logging.get_absl_logger().addFilter(wanted)
+  logging.get_absl_logger().addFilter(is_needed)
   python_logging.getLogger('asyncio').addFilter(not_abandoned)
 
 

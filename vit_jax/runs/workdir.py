@@ -56,7 +56,7 @@ LOG = 'train.log'
 PART = 'part.json'  # in tasks/NAME/, of one task of a run of several
 _MOST_SHOWN = 5  # differences of configs in an error
 # Files that only the process with the lock replaces.
-_OWN = (
+_LOCKED_FILES = (
   *('config.json', 'preprocess.json', 'run.json'),
   *('metrics.jsonl', 'trackers.json', 'DONE'),
 )
@@ -85,13 +85,13 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
   is_new = not workdir.exists()
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    taken = held.acquire(wait=False)
+    is_locked = held.acquire(wait=False)
   except OSError as e:
     raise UserError(
       f'cannot use work directory {workdir}: {e.strerror}; make it writable, or'
       ' give another --workdir'
     ) from None
-  if not taken:
+  if not is_locked:
     holder = held.path.read_text('utf-8', 'replace') or 'another process'
     raise UserError(
       f'work directory {workdir} is in use by {holder}: wait for it, stop it,'
@@ -99,7 +99,7 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
     )
   try:
     held.write(f'process {os.getpid()} on {socket.gethostname()}')
-    for name in _OWN:
+    for name in _LOCKED_FILES:
       safe_io.remove_strays(workdir / name)
     yield
   except UserError:
@@ -194,11 +194,12 @@ def check_config(
       f' --config.init_from.path={workdir}'
     )
   if differences:
-    rest = len(differences) - _MOST_SHOWN
-    more = f'; and {config_lib.counted(rest, "other key")}' if rest > 0 else ''
-    shown = '; '.join(differences[:_MOST_SHOWN])
+    num_more = len(differences) - _MOST_SHOWN
+    listed = '; '.join(differences[:_MOST_SHOWN])
+    if num_more > 0:
+      listed += f'; and {config_lib.counted(num_more, "other key")}'
     raise UserError(
-      f'{workdir} was begun with another config: {shown}{more}; run with the'
+      f'{workdir} was begun with another config: {listed}; run with the'
       ' old values to resume it, or give another --workdir'
     )
   return config
@@ -321,8 +322,8 @@ def _changes(old: Sequence[str], new: Sequence[str]) -> str:
   missing = [repr(name) for name in old if name not in new]
   added = [repr(name) for name in new if name not in old]
   parts = [
-    f'{what} {config_lib.some(names)}'
-    for what, names in (('without', missing), ('with', added))
+    f'{verb} {config_lib.some(names)}'
+    for verb, names in (('without', missing), ('with', added))
     if names
   ]
   return ', '.join(parts) or 'their order changed'

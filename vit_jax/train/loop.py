@@ -75,7 +75,7 @@ def run(
   """
   config_lib.check_local(workdir, 'workdir')
   path = pathlib.Path(workdir).absolute()
-  with logs.shown(), monitor_lib.Stop() as stop:
+  with logs.on_stderr(), monitor_lib.Stop() as stop:
     with _explained():
       first_config = processes.call_on_first(lambda: config_lib.to_dict(config))
       processes.call_on_all(lambda: start_lib.check(config, first_config))
