@@ -37,6 +37,7 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.parallel import sharding
 
@@ -230,24 +231,15 @@ def verify(info: dict[str, Any], sums: dict[str, int]) -> None:
 def _check_fits(
   path: pathlib.Path, info: dict[str, Any], abstract_state: PyTree
 ) -> None:
-  stored = {
-    key: f'{x["dtype"]}{x["shape"]}' for key, x in info['arrays'].items()
-  }
+  """Raises a UserError if a checkpoint has other arrays than the state."""
+  stored = {key: (x['dtype'], x['shape']) for key, x in info['arrays'].items()}
   expected = {
-    key: f'{jnp.dtype(x.dtype).name}{list(x.shape)}'
+    key: (jnp.dtype(x.dtype).name, list(x.shape))
     for key, x in sharding.leaves(abstract_state).items()
   }
-  differences = [
-    f'{key}: stored {stored.get(key, "nothing")},'
-    f' expected {expected.get(key, "nothing")}'
-    for key in sorted(stored.keys() | expected.keys())
-    if stored.get(key) != expected.get(key)
-  ]
-  if differences:
-    raise UserError(
-      f'checkpoint {path} does not fit the config: {"; ".join(differences)};'
-      ' use the config it was made with, or another work directory'
-    )
+  if stored != expected:
+    refusal = config_lib.wing('vit_jax.runs.refusals:other_arrays')
+    raise refusal(path, stored, expected)
 
 
 def cause(error: BaseException) -> str:
