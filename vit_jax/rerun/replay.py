@@ -34,9 +34,9 @@ from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import model_inputs
+from vit_jax.train import resuming
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
-from vit_jax.weights import initial
 
 UserError = config_lib.UserError
 Scalars = dict[str, float]
@@ -95,7 +95,7 @@ def _open(
 ) -> experiment_lib.Experiment:
   """Returns the run's experiment."""
   experiment_lib.check(config)
-  resumed = workdir_lib.check_config(path, config, initial.aligned)
+  resumed = workdir_lib.check_config(path, config, resuming.aligned)
   if resumed is None:
     raise UserError(
       f'there is no run in {path}: give the --workdir of the run whose step is'

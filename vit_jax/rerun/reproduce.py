@@ -173,7 +173,8 @@ def _check_paths(
 ) -> None:
   """Raises a UserError if a relative path does not exist from here."""
   name = config.data.name
-  start, teacher = config.init_from.path, config.objective.teacher
+  start = config.init_from.path
+  teacher = config.objective.options.get('teacher', '')
   kind, _, path = name.partition(':')
   paths = {
     'data.name': path if kind in ('folder', 'table') else '',
@@ -181,7 +182,7 @@ def _check_paths(
     'data.skip_damaged': config.data.skip_damaged,
     # Paths with ':' are on the network.
     'init_from.path': '' if ':' in start else start,
-    'objective.teacher': '' if ':' in teacher else teacher,
+    'objective.options.teacher': '' if ':' in teacher else teacher,
   }
   for key, path in paths.items():
     path = os.path.expanduser(path)
