@@ -250,7 +250,7 @@ class Preprocess:
       images: An image or a sequence of images. Each is a path, the bytes of an
         image file, a PIL image, or an array, uint8 or uint16 [h, w] or
         [h, w, C]. An array [B, h, w, C] is a sequence. Of a model of videos or
-        sounds, as of `given.recordings`.
+        sounds, as of `given_recordings.pixels`.
 
     Returns:
       float32 [B, H, W, C]; [B, T, H, W, C] of videos.
