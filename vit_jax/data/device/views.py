@@ -273,8 +273,10 @@ def eval_batch(
   image = _image(features)
   if image.device:
     make = config_lib.wing(image.device).eval_batch
-    other: Callable[[Batch], Batch] = make(config, features, _normalize(config))
-    return other
+    prepare: Callable[[Batch], Batch] = make(
+      config, features, _normalize(config)
+    )
+    return prepare
   images = eval_transform(config, image.size)
   is_stored_whole = image.size is not None
 
