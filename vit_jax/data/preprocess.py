@@ -156,18 +156,18 @@ class Preprocess:
     The names of a label are those of `classes`, which a user may have edited.
     """
     name = self.outputs.get('logits', {}).get('feature')
-    found = features_lib.from_dict(self.features[name]) if name else None
-    if found is None or isinstance(found, features_lib.Label):
+    target = features_lib.from_dict(self.features[name]) if name else None
+    if target is None or isinstance(target, features_lib.Label):
       return features_lib.Label(self.classes)
-    assert isinstance(found, features_lib.Target)
-    return found
+    assert isinstance(target, features_lib.Target)
+    return target
 
   @property
   def input(self) -> features_lib.Image:
     """The feature of what the model takes; that of images where unknown."""
     stored = self.features.get('image')
-    found = features_lib.from_dict(stored) if stored else None
-    return found if isinstance(found, features_lib.Image) else _IMAGE
+    image = features_lib.from_dict(stored) if stored else None
+    return image if isinstance(image, features_lib.Image) else _IMAGE
 
   @property
   def crop(self) -> geometry.Crop:
