@@ -254,7 +254,8 @@ def with_kernel(model: _Module, implementation: str) -> _Module:
   if not hasattr(attention, 'implementation'):
     return model
   attention = attention.clone(implementation=implementation)
-  changes: Any = {'block': model.block.clone(attention=attention)}
+  block: Any = getattr(model, 'block', None)
+  changes = {'block': block.clone(attention=attention)}
   return model.clone(**changes)
 
 
