@@ -236,7 +236,7 @@ def on_platform(config: Any, platform: str) -> Any:
 def without_head(model: Model) -> Model:
   """Returns a model without its head, and without the layer before that."""
   changes: Any = {'num_classes': 0}
-  head = getattr(model, 'head', None)
+  head: Any = getattr(model, 'head', None)
   if hasattr(head, 'pre_logits'):
     changes['head'] = head.clone(pre_logits=0)
   return model.clone(**changes)
@@ -254,8 +254,7 @@ def with_kernel(model: _Module, implementation: str) -> _Module:
   if not hasattr(attention, 'implementation'):
     return model
   attention = attention.clone(implementation=implementation)
-  block: Any = getattr(model, 'block', None)
-  changes = {'block': block.clone(attention=attention)}
+  changes: Any = {'block': model.block.clone(attention=attention)}
   return model.clone(**changes)
 
 

@@ -132,8 +132,8 @@ def key_values(model: nn.Module) -> dict[str, Any]:
     if chosen is not None and has_choice:
       values[kind] = describe(kind, chosen, values)
   if hasattr(model, 'positions'):
-    parts = model.positions
-    values['positions'] = describe_sum('positions', parts, values)
+    positions = model.positions
+    values['positions'] = describe_sum('positions', positions, values)
   if bias := getattr(model, 'head_bias', 0.0):
     values['head'] = f'linear(bias={bias})'
   return {key: values.get(key) for key in registry.KEYS}
