@@ -155,7 +155,7 @@ class Seen:
   ) -> Iterator[re.Match[str]]:
     """Yields the names of a pattern, or those that begin with it."""
     for each in tables.alternatives(pattern):
-      expression = re.compile(re.escape(each).replace(r'\#', r'(\d+)'))
+      expression = tables.pattern(each)
       match = expression.fullmatch if is_whole else expression.match
       yield from filter(None, map(match, self.shapes))
 

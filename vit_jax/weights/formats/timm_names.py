@@ -126,21 +126,22 @@ def labels(config: typed.Json, classes: int) -> tuple[str, ...]:
 
 
 def preprocess(
-  file: Seen,
-  size: tuple[int, int],
-  channels: int,
-  usual: preprocessing.Usual = preprocessing.TIMM_OF_GOOGLE,
+  file: Seen, size: tuple[int, int], channels: int
 ) -> tuple[dict[str, Any], str]:
   """Returns the preprocessing that the config says, or the usual one.
 
-  Args:
-    file: The file.
-    size: (height, width) of its images.
-    channels: Of its images.
-    usual: What timm has where no file says it.
+  DeiT, MAE, DINO and EVA-02 use ImageNet's mean; SigLIP, hybrids, BEiT, Mixer
+  and BiT Google's.
   """
+  values = file.values
+  is_google = (
+    values.get('pool', 'map') == 'map'
+    or values['patches'] == 'hybrid'
+    or values.get('positions.relative_bias', False)
+  )
+  usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
   content, silent = preprocessing.from_timm(file.config, size, channels, usual)
   return {
-    'classes': labels(file.config, file.values['num_classes']),
+    'classes': labels(file.config, values['num_classes']),
     **content,
   }, silent

@@ -11,7 +11,6 @@ from typing import Any
 from absl import logging
 
 from vit_jax.models import vit
-from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
@@ -429,17 +428,6 @@ patches=hybrid&mlp=swiglu|patches=hybrid&distillation_token
 """)
 
 
-def preprocess(
-  file: Seen, size: Size, channels: int
-) -> tuple[dict[str, Any], str]:
-  """Returns the preprocessing that the config says, or the usual one."""
-  # DeiT, MAE and DINO use ImageNet's mean; hybrids and SigLIP Google's.
-  is_google = file.values.get('patches') == 'hybrid'
-  is_google |= file.values['pool'] == 'map'
-  usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
-  return timm_names.preprocess(file, size, channels, usual)
-
-
 def resize(file: Seen) -> str:
   """Returns how timm, or the authors' code, resizes positions."""
   own = '' if file.config.content else originals.resize(file.shapes)
@@ -470,7 +458,7 @@ VIT = Format(
   matches=lambda file: True,
   image_size=image_size,
   channels=channels,
-  preprocess=preprocess,
+  preprocess=timm_names.preprocess,
   resize=resize,
   scope='model_args',
   known={
