@@ -15,8 +15,7 @@ from vit_jax.weights.formats.fields import Entry
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import show
-
-Values = Mapping[str, Any]
+from vit_jax.weights.formats.format import Values
 
 # Keys that not every table has, and that do not change the logits of a trained
 # model: for generation, training, ...
