@@ -181,8 +181,8 @@ def holds(condition: str, values: Mapping[str, Any]) -> bool:
     return is_equal != text.startswith('!')
 
   return any(
-    all(is_so(x) for x in filter(None, each.split('&')))
-    for each in condition.split('|')
+    all(is_so(x) for x in filter(None, clause.split('&')))
+    for clause in condition.split('|')
   )
 
 
@@ -394,8 +394,8 @@ def _leaves(
     return [('conv/kernel', 'conv.weight', CONV), *norms]
   if names := _NORMS[style].get(kind):
     layout = padded(0, 1, 2) if kind == 'group_norm' else SAME
-    own = ('scale', 'bias', 'mean', 'var')
-    return [(*pair, layout) for pair in zip(own, names, strict=False)]
+    leaves = ('scale', 'bias', 'mean', 'var')
+    return [(*pair, layout) for pair in zip(leaves, names, strict=False)]
   is_torch = style == 'torch'
   inner, flat = (linear(), FLAT) if is_torch else (SAME, SAME)
   kernel, bias = {
@@ -465,7 +465,7 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
 
 def alternatives(text: str) -> list[str]:
   """Returns the names of `a|b`, or of `a.{b,c}`."""
-  names = []
+  names: list[str] = []
   for name in text.split('|'):
     match = re.fullmatch(r'(.*)\{([\w.]+(?:,[\w.]+)+)\}(.*)', name)
     choices = match[2].split(',') if match else []

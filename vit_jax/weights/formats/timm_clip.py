@@ -78,8 +78,8 @@ def _trunk_name(name: str) -> str:
 
 
 def _timms(name: str) -> str:
-  own = name.removeprefix(_VISUAL)
-  return _OUTSIDE + name if own in (name, 'proj') else _TIMMS(own)
+  inner = name.removeprefix(_VISUAL)
+  return _OUTSIDE + name if inner in (name, 'proj') else _TIMMS(inner)
 
 
 def is_tower(file: Seen) -> bool:
