@@ -158,10 +158,9 @@ def pattern(name: str) -> re.Pattern[str]:
 
 
 def numbered(name: str, numbers: Iterable[Any]) -> str:
-  """Returns a name with numbers in the places of `#`."""
-  for number in numbers:
-    name = name.replace('#', str(number), 1)
-  return name
+  """Returns a name with numbers in the places of `#`; `##` has two digits."""
+  digits = map(str, numbers)
+  return re.sub('#+', lambda x: next(digits).zfill(len(x[0])), name)
 
 
 def holds(condition: str, values: Mapping[str, Any]) -> bool:
