@@ -297,6 +297,28 @@ def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
   return check
 
 
+def known(text: str) -> dict[str, typed.Kind | None]:
+  """Returns keys of a config that need not be read (`Format.known`).
+
+  Args:
+    text: The keys, such as `drop_rate act_layer=gelu|relu`: the second may have
+      only these words. One that may only be off need not be named.
+  """
+  kinds: dict[str, typed.Kind | None] = {}
+  for key, is_limited, words in (x.partition('=') for x in text.split()):
+    values = map(_literal, words.split('|'))
+    kinds[key] = typed.one_of(*values) if is_limited else None
+  return kinds
+
+
+def _literal(text: str) -> Any:
+  """Returns what a text is in Python, or the text itself."""
+  try:
+    return ast.literal_eval(text)
+  except (SyntaxError, ValueError):
+    return text
+
+
 def table(
   text: str,
   *functions: Callable[..., Any],
@@ -350,12 +372,7 @@ class _Reader:
     """Returns a function, what is a value of Python, or the text itself."""
     if text.endswith('()'):
       return self.names[text[:-2]]
-    if '?' in text:
-      return self.choice(text)
-    try:
-      return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-      return text
+    return self.choice(text) if '?' in text else _literal(text)
 
   def told(self, key: str, text: str, *options: str) -> Entry:
     """Returns the entry of a key that is written, not read."""

@@ -461,11 +461,7 @@ VIT = Format(
   preprocess=timm_names.preprocess,
   resize=resize,
   scope='model_args',
-  known={
-    **timm_names.IGNORED,
-    'scale_mlp': typed.one_of(False),
-    'swiglu_mlp': typed.one_of(False),
-  },
+  known=fields.known(timm_names.IGNORED),
   header=named("""
 patches=hybrid&patches.stages=()         vit_tiny_r_s16_p8_224
 patches=hybrid&patches.stages=(2,2,2,2)  vit_small_r26_s32_224
@@ -499,7 +495,7 @@ patch_size=(32,32)                       vit_base_patch32_224
 # What timm's other classes with layers of attention share.
 PLAIN = dataclasses.replace(
   VIT,
-  known={**timm_names.IGNORED, 'norm_layer': timm_names.LAYER_NORM},
+  known=fields.known(timm_names.IGNORED + timm_names.LAYER_NORM),
   finish=lambda values, arrays: arrays,
   lacks=lambda values: None,
   obstacle=lambda values: None,
