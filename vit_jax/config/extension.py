@@ -1,6 +1,7 @@
 """Objects some of whose methods an extension overrides, as one that checks."""
 
 import copy
+from typing import Any
 from typing import TypeVar
 
 _T = TypeVar('_T')
@@ -17,5 +18,6 @@ def extended(instance: _T, extension: type) -> _T:
   cls, result = type(instance), copy.copy(instance)
   names = ('__doc__', '__module__', '__qualname__')
   members = {name: getattr(cls, name) for name in names}
-  result.__class__ = type(cls.__name__, (extension, cls), members)
+  extended_class: Any = type(cls.__name__, (extension, cls), members)
+  result.__class__ = extended_class
   return result

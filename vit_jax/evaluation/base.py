@@ -161,6 +161,7 @@ class Evaluator(abc.ABC):
     Raises:
       EvaluationError: It cannot measure these examples.
     """
+    del context
     raise NotImplementedError
 
   def intervals(

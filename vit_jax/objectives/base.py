@@ -246,6 +246,7 @@ class Objective(abc.ABC):
         are targets: labels are then shares of the classes, [B, classes].
       rng: Random key of this step and these rows.
     """
+    del params, extra, batch, rng
     raise NotImplementedError
 
   def after_update(
