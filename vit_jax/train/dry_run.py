@@ -9,7 +9,6 @@ from vit_jax import config as config_lib
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
 from vit_jax.train import accumulation
-from vit_jax.train import describe
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import program as program_lib
 from vit_jax.train import start
@@ -30,7 +29,7 @@ def run(config: ml_collections.ConfigDict, verbose: bool) -> dict[str, float]:
     part.cache.check()
   if config.train.accumulation == config_lib.AUTO:
     experiment = accumulation.choose(experiment)
-  describe.log(experiment, verbose=verbose)
+  start.log_facts(experiment, verbose=verbose)
   compiled = experiment.program.compile()
   sizes = _sizes(experiment.program, compiled)
   if processes.first():
