@@ -20,7 +20,7 @@ from benchmarks import timing
 from benchmarks.peers import base
 from benchmarks.peers import ours as ours_lib
 from vit_jax import config as config_lib
-from vit_jax import models
+from vit_jax.models import describing
 from vit_jax.models import vit
 from vit_jax.parallel import hardware
 from vit_jax.runs import checkpoint
@@ -105,7 +105,7 @@ class Bench:
     self._note_memory('train', before, self.ours.compiled_step)
     is_reference = self._compare == 'baseline' and self._is_float32
     if not is_reference:
-      exact = models.with_keys(self._task.model, dtype=jnp.float32)
+      exact = describing.with_keys(self._task.model, dtype=jnp.float32)
       assert isinstance(exact, vit.ViT)
       task = dataclasses.replace(self._task, model=exact)
       self._check_logits(logits, peers.create('baseline', task))

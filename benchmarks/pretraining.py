@@ -33,6 +33,7 @@ from vit_jax.data import text_kind
 from vit_jax.data.device import rng as rng_lib
 from vit_jax.data.device import views
 from vit_jax.evaluation import windows
+from vit_jax.models import describing
 from vit_jax.models import layouts
 
 Entry = dict[str, Any]
@@ -71,7 +72,7 @@ def config(
   if setting.model != setting_lib.TUTORIAL:
     method = dataclasses.replace(method, model=setting.model)
   with config_lib.explained('--model', ValueError):
-    values = models.key_values(models.create_model(method.model))
+    values = describing.key_values(models.create_model(method.model))
   changes = _CHANGES | setting_lib.FIXED | {'model.name': method.model}
   for key in ('hidden_size', 'mlp_dim', 'num_heads', 'depth'):
     changes[f'model.{key}'] = values.get(key)

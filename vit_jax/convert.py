@@ -365,7 +365,7 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   import jax.numpy as jnp
 
   from vit_jax import config as config_lib
-  from vit_jax import models
+  from vit_jax.models import describing
 
   config = loaded.preprocess.to_config()
   config.data.name = ''
@@ -375,7 +375,7 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   trained = loaded.trained_with
   if trained is not None and not loaded.beside:  # it is of the model alone
     config.objective = trained.objective.copy_and_resolve_references()
-  for key, value in models.config_values(loaded.model).items():
+  for key, value in describing.config_values(loaded.model).items():
     if value is not None:
       config_lib.set_value(config, f'model.{key}', value)
   return config

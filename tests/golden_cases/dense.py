@@ -11,16 +11,17 @@ import optax
 import trans2seg_names
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax import optim
 from vit_jax.evaluation import segments
 from vit_jax.evaluation import windows
-from vit_jax.models import keys
 from vit_jax.models import maps
 from vit_jax.models import patches as patches_lib
 from vit_jax.models import registry
 from vit_jax.models import setr as setr_lib
 from vit_jax.models import trans2seg as trans2seg_lib
 from vit_jax.models import unetr as unetr_lib
+from vit_jax.models import vit
 from vit_jax.models.zoo import vit as zoo_vit
 from vit_jax.objectives import pixel_losses
 from vit_jax.weights.files import containers
@@ -143,7 +144,8 @@ def setr(kind, case):
 
 def _unetr(dims):
   """Returns a trunk and a decoder with the dimensions of a case."""
-  trunk = keys.build(
+  trunk = models.create(
+    vit.ViT,
     {
       'num_classes': 0,
       'depth': dims['num_layers'],
@@ -153,7 +155,7 @@ def _unetr(dims):
       'mlp': "mlp(gelu='exact')",
       'layer_norm_epsilon': dims['layer_norm_eps'],
       **{key: dims[key] for key in ('hidden_size', 'mlp_dim', 'num_heads')},
-    }
+    },
   )
   decoder = unetr_lib.UNETR(dims['out_channels'], dims['feature_size'])
   return trunk, decoder
@@ -207,7 +209,8 @@ def _exactly(name):
 def patch_perceptron(case):
   """A patch embedding of volumes, stored as a dense layer."""
   volume, dims = jnp.asarray(case.inputs['volume']), case.dims
-  trunk = keys.build(
+  trunk = models.create(
+    vit.ViT,
     {
       'num_classes': 0,
       'hidden_size': dims['hidden_size'],
@@ -216,7 +219,7 @@ def patch_perceptron(case):
       'depth': 1,
       'patch_size': tuple(dims['patch_size']),
       'pool': 'mean',
-    }
+    },
   )
   abstract = jax.eval_shape(trunk.init, jax.random.key(0), volume)['params']
   names = ('patch_embedding', 'position_embedding')

@@ -19,29 +19,16 @@ from vit_jax.weights.formats import dino_head
 from vit_jax.weights.formats import tables
 
 
-def _statistics(layers: int) -> list[tables.Rule]:
-  """Returns the table of a head's running statistics."""
-  lines = [
-    f'norm_{i}/{ours} mlp.{3 * i + 1}.running_{ours}'
-    for i in range(layers - 1)
-    for ours in ('mean', 'var')
-  ]
-  return tables.arrays('\n'.join(lines))
-
-
 def head(case: Case) -> golden_cases.Answers:
   f, x = case.fields, jnp.asarray(case.inputs['x'])
   module = heads.PrototypeHead(
     f['out'], f['hidden'], f['bottleneck'], f['layers'], f['batch_norm']
   )
   variables = jax.eval_shape(lambda: module.init(jax.random.key(0), x))
-  rules = {
-    'params': dino_head.rules('', '', f['layers'], f['batch_norm']),
-    'statistics': _statistics(f['layers']),
-  }
+  rules = dino_head.rules('', '', f['layers'], f['batch_norm'])
   with containers.open_arrays(case.weights) as arrays:
     variables = {
-      name: tables.read(arrays, rules[name], tree, '.*')
+      name: tables.read(arrays, rules, tree, '.*')
       for name, tree in variables.items()
     }
 

@@ -14,7 +14,7 @@ import golden_cases
 from vit_jax import weights
 from vit_jax.data import naflex as naflex_lib
 from vit_jax.models import block
-from vit_jax.models import dropout
+from vit_jax.models import masking
 from vit_jax.models import values
 from vit_jax.models.context import Context
 from vit_jax.models.parts import experts
@@ -338,7 +338,7 @@ def dropped(case: golden_cases.Case) -> Mapping[str, Any]:
     return np.take_along_axis(patches, np.asarray(kept)[..., None], axis=1)
 
   for rate in case.dims['probs']:
-    kept = dropout.least(noise, rate)
+    kept = masking.least(noise, rate)
     for name, order in (('shuffled', kept), ('ordered', kept.sort(axis=1))):
       both = np.concatenate([x[:, :prefix], at(order)], axis=1)
       answers |= {f'keep_{rate}_{name}': order, f'x_{rate}_{name}': both}

@@ -337,18 +337,6 @@ def test_a_scanned_stack_trains_in_all_layers_alike():
         rules_lib.make(config.optim, abstract(scan=True))
 
 
-def test_runs_of_earlier_checkpoints_are_joined():
-  params = jax.tree.map(
-    lambda x: np.arange(x.size).reshape(x.shape), abstract(scan=True)
-  )
-  cut = {name: x for name, x in params.items() if name != 'blocks'}
-  for name, layers in (('blocks_1-2', slice(1, 3)), ('blocks_0-0', slice(1))):
-    cut[name] = jax.tree.map(lambda x, part=layers: x[part], params['blocks'])
-  joined = layouts.join_runs(cut)
-  jax.tree.map(np.testing.assert_array_equal, joined, params)
-  assert layouts.join_runs(params) is params
-
-
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [

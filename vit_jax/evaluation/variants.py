@@ -23,8 +23,9 @@ from vit_jax import tables
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.models import block as block_lib
-from vit_jax.models import context
+from vit_jax.models import describing
 from vit_jax.models import vit
+from vit_jax.models.parts import as_class
 from vit_jax.models.parts import merging
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
@@ -69,10 +70,10 @@ def _overrides(
       f'tokens cannot be merged in layers of {type(block).__name__}: that is of'
       " models whose config.model.block is 'block' or 'merging'"
     )
-  merged = context.as_class(block, merging.Merging, merge=change['merge'])
+  merged = as_class(block, merging.Merging, merge=change['merge'])
   model = loaded.model.clone(block=merged)
   arguments = {key: x for key, x in change.items() if key != 'merge'}
-  return arguments | {'block': models.key_values(model)['block']}
+  return arguments | {'block': describing.key_values(model)['block']}
 
 
 def rates(

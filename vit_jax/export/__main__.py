@@ -410,6 +410,7 @@ def _simplified(
   import jax.numpy as jnp
 
   from vit_jax import models
+  from vit_jax.models import describing
   from vit_jax.models import layouts
 
   size = sum(x.nbytes for x in jax.tree.leaves(vit.params))
@@ -431,7 +432,7 @@ def _simplified(
         f'{dtype.name}, since onnxruntime has few operations of that type: the'
         ' file computes in float32'
       )
-      model = models.with_keys(model, dtype=jnp.float32)
+      model = describing.with_keys(model, dtype=jnp.float32)
   return dataclasses.replace(vit, model=model, params=params), notes
 
 

@@ -28,6 +28,7 @@ from vit_jax.data import features as features_lib
 from vit_jax.data import text_kind
 from vit_jax.data import tokenizers
 from vit_jax.data import vocabularies
+from vit_jax.models import describing
 from vit_jax.models import layouts
 from vit_jax.models import registry
 from vit_jax.models import text
@@ -120,7 +121,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
   def _text_tower(self) -> text.TextTower:
     """Returns the text tower of the options, which computes as the image's."""
     options, feature = self._options, self.text
-    image_tower = registry.values_of(self.model)
+    image_tower = describing.values_of(self.model)
     return registry.build_model(
       text.TextTower,
       hidden_size=options.text_width,

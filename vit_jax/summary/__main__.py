@@ -248,10 +248,10 @@ def _print_keys(word: str) -> None:
 
 def _print_parts(kind: str | None) -> None:
   """Prints the parts of models, or those of a kind."""
-  from vit_jax.models import registry
+  from vit_jax.models import listing
 
   with explained('--parts'):
-    parts = registry.list_parts(kind)
+    parts = listing.list_parts(kind)
   if _JSON.value or _FORMAT.value == 'json':
     print(json.dumps([dataclasses.asdict(x) for x in parts]))
     return

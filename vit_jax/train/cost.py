@@ -48,7 +48,9 @@ def step_flops(
     params: Shapes of the parameters in the train state.
   """
   # A fused attention kernel would hide its matrix products from the count.
-  config = models.without_kernel(config)
+  config = config.copy_and_resolve_references()
+  if config.model.attention_implementation or config.model.attention:
+    config = config_lib.wing('vit_jax.models.platforms:without_kernel')(config)
   config.model.remat = 'none'
   config = models.on_platform(config, 'cpu')
   objective = objectives.create(config, features)
@@ -99,7 +101,9 @@ def _unread(
     config.optim[key] = ''
   config.optim.rules, config.optim.layer_decay = (), 1.0
   config_lib.set_value(config, 'model.depth', 1)
-  config.model.name = models.renamed(config.model.name, feature_layer=None)
+  if '(' in config.model.name:
+    renamed = config_lib.wing('vit_jax.models.describing:renamed')
+    config.model.name = renamed(config.model.name, feature_layer=None)
   scanned = _count(config, features)
   config.model.scan = False
   read = _count(config, features)

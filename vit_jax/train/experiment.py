@@ -100,7 +100,7 @@ def _check_model(
   with config_lib.explained('config.model', ValueError):
     model = models.from_config(config.model, 0)
     models.check(config.model, image_size, config.data.channels)
-  kernel = models.key_values(model).get('attention_implementation')
+  kernel = getattr(models.attention_part(model), 'implementation', '')
   if kernel == 'cudnn' and (
     config.train.dtype != 'bfloat16' or platform not in ('gpu', 'cuda')
   ):

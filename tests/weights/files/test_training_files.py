@@ -219,15 +219,24 @@ def test_files_of_torch_itself(tmp_path):
     'sparse': torch.eye(2).to_sparse(),
     'loss': torch.nn.CrossEntropyLoss(),
   }
+  base = torch.arange(24.0).reshape(2, 3, 4)
+  value['model'] |= {'view': base[1].T, 'empty': base[:0]}
+  value['model']['parameter'] = torch.nn.Parameter(base)
   path = tmp_path / 'x.pth'
-  expected = {k: x.numpy() for k, x in model.state_dict().items()}
-  for protocol in (2, 4, 5):
+  expected = {k: x.detach().numpy() for k, x in value['model'].items()}
+  for protocol in (2, 3, 4, 5):
     torch.save(value, path, pickle_protocol=protocol)
     assert_same(read(path), expected)
   averaged = {k: x.numpy() for k, x in average.module.state_dict().items()}
   torch.save(value | {'model_ema': average.state_dict()}, path)
   assert_same(read(path), averaged)
   assert_same(read(path, 'model'), expected)
+  old = {'model': value['model'], 'args': argparse.Namespace(lr=0.1)}
+  torch.save(old, path, _use_new_zipfile_serialization=False)
+  with pytest.raises(UserError, match='convert it by: python -c') as error:
+    read(path)
+  exec(str(error.value).split('python -c ')[1].strip('"'))
+  assert_same(read(tmp_path / 'x-new.pth'), expected)
   parameter = torch.nn.Parameter(torch.ones(3))
   parameter.no_weight_decay = True
   torch.save({'model': {'head.bias': parameter}}, path)

@@ -3,11 +3,9 @@
 import json
 
 from foreign import assert_same
-from foreign import flat
 from foreign import images_of
 from foreign import logits
 from foreign import random_model
-from foreign import read
 import numpy as np
 import other_libraries
 from photographs import differences
@@ -18,14 +16,11 @@ from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import export
 
-_REASON = "needs torch: pip install -e '.[compat]'"
 CLIP = {
   'pre_norm': True,
   'patches': 'patches(bias=False)',
   'layer_norm_epsilon': 1e-5,
 }
-
-
 TIMM = {
   'CLIP': CLIP | {'mlp': "mlp(gelu='exact')"},
   'CLIP, OpenAI': CLIP | {'mlp': "mlp(gelu='sigmoid')", 'num_classes': 0},
@@ -62,45 +57,43 @@ def test_parts_without_a_place(tmp_path, to, changed, message):
     export.write(ours, tmp_path / 'x', to, 'here')
 
 
-@pytest.mark.parametrize('act', ['gelu', 'quick_gelu'])
-def test_open_clip(tmp_path, act):
-  """The image tower of its state dict, whose GELU the caller names."""
-  torch = pytest.importorskip('torch', reason=_REASON)
+VISION = {'layers': 2, 'width': 96, 'patch_size': 8, 'image_size': 32}
+TEXT = {'layers': 1, 'width': 64, 'heads': 1, 'vocab_size': 20}
+
+
+def their_model(vision, **fields):
+  """Returns open_clip, a random model, its config and its arrays."""
+  torch = pytest.importorskip('torch', reason='needs torch: vit_jax[compat]')
   open_clip = other_libraries.imported('open_clip')
   torch.manual_seed(0)
-  model = open_clip.model.CLIP(
-    embed_dim=16,
-    vision_cfg={'layers': 2, 'width': 128, 'patch_size': 8, 'image_size': 32},
-    text_cfg={'layers': 1, 'width': 64, 'heads': 1, 'vocab_size': 20},
-    quick_gelu=act == 'quick_gelu',
-  ).eval()
+  config = {'embed_dim': 16, 'vision_cfg': vision, 'text_cfg': TEXT, **fields}
+  is_timms = 'timm_model_name' in vision
+  kind = open_clip.model.CustomTextCLIP if is_timms else open_clip.model.CLIP
+  model = kind(**config).eval()
   with torch.no_grad():
-    for parameter in model.visual.parameters():
-      parameter.normal_(std=0.1)
-  arrays = {k: x.numpy() for k, x in model.state_dict().items()}
-  arrays = {k: np.ascontiguousarray(x) for k, x in arrays.items()}
-  path = tmp_path / 'open_clip_model.safetensors'
-  containers.write_safetensors(path, arrays, {})
-  gelu = 'sigmoid' if act == 'quick_gelu' else 'exact'
-  loaded = vit_jax.load(path, mlp=f'mlp(gelu={gelu!r})')
-  assert loaded.model.block.attention.num_heads == 2 and loaded.model.pre_norm
-  images = images_of(32, 32)
+    for parameter in () if is_timms else model.visual.parameters():
+      parameter.normal_(std=0.3)
+  arrays = {k: x.contiguous().numpy() for k, x in model.state_dict().items()}
+  return open_clip, model, config, arrays
+
+
+def assert_theirs(loaded, model, images, projection=None):
+  """Asserts that features are open_clip's; theirs are projected."""
+  import torch
+
   with torch.no_grad():
     pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
-    expected = model.visual(pixels).numpy()
-  found = logits(loaded, images) @ arrays['visual.proj']
-  np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
-OPEN_CLIP = {
-  'embed_dim': 16,
-  'vision_cfg': {'layers': 2, 'width': 96, 'patch_size': 8, 'image_size': 32},
-  'text_cfg': {'layers': 1, 'width': 64, 'heads': 1, 'vocab_size': 20},
-}
+    expected = model(pixels).numpy()
+  features = logits(loaded, images)
+  if projection is not None:
+    features = features @ projection
+  np.testing.assert_allclose(
+    features, expected, atol=2e-4 * max(1, abs(features).max())
+  )
 
 
 @pytest.mark.parametrize(
-  'model_cfg, vision, preprocess_cfg',
+  ('fields', 'vision', 'preprocess_cfg'),
   [
     ({'quick_gelu': True}, {'head_width': 32}, {}),
     ({}, {'head_width': 24}, {'resize_mode': 'squash'}),
@@ -127,25 +120,15 @@ OPEN_CLIP = {
   ],
 )
 @pytest.mark.parametrize('name', ['open_clip_model.safetensors', 'x.pth'])
-def test_directories_of_open_clip(
-  tmp_path, jpegs, model_cfg, vision, preprocess_cfg, name
-):
+def test_directories(tmp_path, jpegs, fields, vision, preprocess_cfg, name):
   """Features and pixels are open_clip's, by its own config alone."""
-  open_clip = other_libraries.imported('open_clip')
-  import torch
-
-  torch.manual_seed(0)
-  config = OPEN_CLIP | model_cfg
-  config['vision_cfg'] = OPEN_CLIP['vision_cfg'] | vision
+  open_clip, model, config, arrays = their_model(VISION | vision, **fields)
   (tmp_path / 'open_clip_config.json').write_text(
     json.dumps({'model_cfg': config, 'preprocess_cfg': preprocess_cfg})
   )
-  model = open_clip.model.CLIP(**config).eval()
-  with torch.no_grad():
-    for parameter in model.visual.parameters():
-      parameter.normal_(std=0.3)
-  arrays = {k: x.contiguous().numpy() for k, x in model.state_dict().items()}
   if name == 'x.pth':
+    import torch
+
     torch.save({'state_dict': model.state_dict()}, tmp_path / name)
   else:
     containers.write_safetensors(tmp_path / name, arrays, {})
@@ -160,40 +143,50 @@ def test_directories_of_open_clip(
 
   assert max(differences(loaded.preprocess, jpegs, theirs)) < 1e-6
   pixels = loaded.preprocess(jpegs[:2])
-  with torch.no_grad():
-    expected = model.visual(torch.tensor(np.moveaxis(pixels, -1, 1).copy()))
-  features = logits(loaded, pixels) @ arrays['visual.proj']
-  np.testing.assert_allclose(
-    features, expected, atol=2e-4 * abs(features).max()
-  )
+  assert_theirs(loaded, model.visual, pixels, arrays['visual.proj'])
 
 
-def test_open_clips_tower_of_timm(tmp_path):
+def test_a_tower_of_timm(tmp_path):
   """Its name says the GELU and heads; the GELU of the text does not matter."""
-  open_clip = other_libraries.imported('open_clip')
-  import torch
-
-  torch.manual_seed(0)
   vision = {'timm_model_name': 'test_vit', 'timm_pool': 'token'}
-  config = OPEN_CLIP | {'quick_gelu': True}
-  config['vision_cfg'] = vision | {'image_size': 160}
-  model = open_clip.model.CustomTextCLIP(**config).eval()
+  _, model, config, arrays = their_model(
+    vision | {'image_size': 160}, quick_gelu=True
+  )
   (tmp_path / 'open_clip_config.json').write_text(
     json.dumps({'model_cfg': config})
   )
-  arrays = {k: x.contiguous().numpy() for k, x in model.state_dict().items()}
   path = tmp_path / 'open_clip_model.safetensors'
   containers.write_safetensors(path, arrays, {})
   loaded = vit_jax.load(tmp_path)
-  images = images_of(160, 160)
-  with torch.no_grad():
-    pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
-    expected = model.visual.trunk(pixels).numpy()
-  np.testing.assert_allclose(logits(loaded, images), expected, atol=1e-4)
+  assert_theirs(loaded, model.visual.trunk, images_of(160, 160))
+
+
+@pytest.mark.parametrize('gelu', ['exact', 'sigmoid'])
+def test_a_file_alone(tmp_path, caplog, gelu):
+  """Where nothing says the GELU, that is said; the caller can name it."""
+  vision = VISION | {'width': 128}
+  _, model, _, arrays = their_model(vision, quick_gelu=gelu == 'sigmoid')
+  path = tmp_path / 'open_clip_model.safetensors'
+  containers.write_safetensors(path, arrays, {})
+  loaded = vit_jax.load(path)
+  assert 'no file says which GELU' in caplog.text
+  if gelu == 'sigmoid':
+    loaded = vit_jax.load(path, mlp="mlp(gelu='sigmoid')")
+  assert loaded.model.block.attention.num_heads == 2 and loaded.model.pre_norm
+  images = images_of(32, 32)
+  assert_theirs(loaded, model.visual, images, arrays['visual.proj'])
+  probe = {'visual.attn_pool.probe': np.zeros(2)}
+  containers.write_safetensors(path, arrays | probe, {})
+  with pytest.raises(UserError, match=r'it has visual.attn_pool.probe: of op'):
+    vit_jax.load(path)
+  del arrays['visual.ln_pre.bias']
+  containers.write_safetensors(path, arrays, {})
+  with pytest.raises(UserError, match=r'missing: .*norm_pre.bias'):
+    vit_jax.load(path)
 
 
 @pytest.mark.parametrize(
-  'key, value, wanted',
+  ('key', 'value', 'advice'),
   [
     ('model_cfg.quick_gelu', 3, 'true or false'),
     ('model_cfg.vision_cfg.head_width', 7, 'divide the width 64'),
@@ -205,11 +198,9 @@ def test_open_clips_tower_of_timm(tmp_path):
     ('preprocess_cfg.fill_color', 300, '0 to 255'),
   ],
 )
-def test_json_of_open_clip(tmp_path, key, value, wanted):
-  arrays = {
-    'visual.class_embedding': np.zeros(64, np.float32),
-    'visual.ln_post.weight': np.zeros(64, np.float32),
-  }
+def test_json_that_is_wrong(tmp_path, key, value, advice):
+  names = 'visual.class_embedding', 'visual.ln_post.weight'
+  arrays = dict.fromkeys(names, np.zeros(64, np.float32))
   path = tmp_path / 'open_clip_model.safetensors'
   containers.write_safetensors(path, arrays, {})
   content = {'model_cfg': {'vision_cfg': {'width': 64}}, 'preprocess_cfg': {}}
@@ -219,59 +210,6 @@ def test_json_of_open_clip(tmp_path, key, value, wanted):
     place = place[parent]
   place[last] = value
   (tmp_path / 'open_clip_config.json').write_text(json.dumps(content))
-  with pytest.raises(
-    UserError, match=f'its open_clip_config.json says {key}.*{wanted}'
-  ):
+  message = f'its open_clip_config.json says {key}.*{advice}'
+  with pytest.raises(UserError, match=message):
     vit_jax.load(tmp_path)
-
-
-def open_clips(name):
-  """Returns the name that open_clip has for one of timm's."""
-  for ours, theirs in (
-    ('cls_token', 'class_embedding'),
-    ('pos_embed', 'positional_embedding'),
-    ('patch_embed.proj', 'conv1'),
-    ('norm_pre', 'ln_pre'),
-    ('blocks.', 'transformer.resblocks.'),
-    ('.norm', '.ln_'),
-    ('attn.qkv.', 'attn.in_proj_'),
-    ('attn.proj', 'attn.out_proj'),
-    ('mlp.fc1', 'mlp.c_fc'),
-    ('mlp.fc2', 'mlp.c_proj'),
-  ):
-    name = name.replace(ours, theirs)
-  return f'visual.{"ln_post" + name[4:] if name.startswith("norm.") else name}'
-
-
-def test_names_of_open_clip(tmp_path, caplog):
-  """Beside a text tower; where nothing says the GELU, that is said."""
-  ours = random_model(
-    **CLIP | {'mlp': "mlp(gelu='exact')", 'num_classes': 0, 'hidden_size': 64},
-    num_heads=1,
-    mlp_dim=64,
-  )
-  export.write(ours, tmp_path / 'timm', 'timm', 'here')
-  arrays = {
-    open_clips(k): np.ascontiguousarray(x[0] if k == 'pos_embed' else x)
-    for k, x in read(tmp_path / 'timm' / 'model.safetensors').items()
-  }
-  outside = {'text_projection', 'visual.proj', 'ln_final.weight'}
-  arrays |= dict.fromkeys(outside, np.zeros((2, 2), np.float32))
-  path = tmp_path / 'open_clip_model.safetensors'
-  containers.write_safetensors(path, arrays, {})
-  found = vit_jax.load(path)
-  assert 'no file says which GELU' in caplog.text
-  assert flat(found).keys() == flat(ours).keys()
-  for name, array in flat(ours).items():
-    np.testing.assert_array_equal(flat(found)[name], array)
-  del arrays['visual.ln_pre.bias']
-  containers.write_safetensors(path, arrays, {})
-  with pytest.raises(UserError, match=r'missing: .*norm_pre.bias'):
-    vit_jax.load(path)
-  containers.write_safetensors(
-    path, arrays | {'visual.attn_pool.probe': np.zeros(2)}, {}
-  )
-  with pytest.raises(
-    UserError, match=r'it has visual.attn_pool.probe: of open'
-  ):
-    vit_jax.load(path)

@@ -17,7 +17,6 @@ import pathlib
 import re
 import tokenize
 from typing import BinaryIO
-from typing import NamedTuple
 import zipfile
 
 from absl import logging
@@ -166,24 +165,6 @@ def _refusal(path: pathlib.Path, head: bytes) -> UserError:
   )
 
 
-class _Entry(NamedTuple):
-  """An array in an npz file.
-
-  Attributes:
-    member: Name of the archive's member that holds it.
-    start: Offset of the numbers in the member, in bytes.
-    shape: Shape of the array.
-    is_fortran: Whether the first axis varies fastest.
-    dtype: Type of its elements, in the byte order of the file.
-  """
-
-  member: str
-  start: int
-  shape: tuple[int, ...]
-  is_fortran: bool
-  dtype: np.dtype
-
-
 def _npz(archive: archives.Archive) -> Arrays:
   entries = {
     name.removesuffix('.npy'): _entry(archive, name)
@@ -198,17 +179,25 @@ def _npz(archive: archives.Archive) -> Arrays:
     )
 
   def read(name: str) -> np.ndarray:
-    member, start, shape, is_fortran, dtype = entries[name]
-    content = archive.read(member, subject=archives.array_named(name))
+    start, shape, is_fortran, dtype = entries[name]
+    subject = archives.array_named(name)
+    content = archive.read(f'{name}.npy', subject=subject)
     array = np.frombuffer(content, dtype, offset=start)
     array = array.reshape(shape, order='F' if is_fortran else 'C')
     return np.array(array, dtype.newbyteorder('='), order='C')
 
-  return Arrays({name: x.shape for name, x in entries.items()}, read)
+  return Arrays({name: shape for name, (_, shape, *_) in entries.items()}, read)
 
 
-def _entry(archive: archives.Archive, member: str) -> _Entry:
-  """Reads the header of an array, and checks it against the member's length."""
+def _entry(
+  archive: archives.Archive, member: str
+) -> tuple[int, tuple[int, ...], bool, np.dtype]:
+  """Reads the header of an array, and checks it against the member's length.
+
+  Returns:
+    Offset of the numbers in the member, in bytes; the array's shape; whether
+    its first axis varies fastest; and its type, in the byte order of the file.
+  """
   subject = archives.array_named(member.removesuffix('.npy'))
   header = io.BytesIO(archive.head(member, _LONGEST_NPY_HEADER))
   try:
@@ -240,7 +229,7 @@ def _entry(archive: archives.Archive, member: str) -> _Entry:
     raise archives.damaged(
       archive.path, f'{subject} has another length than its shape says'
     )
-  return _Entry(member, start, shape, is_fortran, dtype)
+  return start, shape, is_fortran, dtype
 
 
 def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:

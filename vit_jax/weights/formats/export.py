@@ -21,6 +21,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data import target_kinds
+from vit_jax.models import describing
 from vit_jax.models import igpt
 from vit_jax.models import layouts
 from vit_jax.models import resnet
@@ -46,10 +47,10 @@ OURS = 'vit_jax'
 FORMATS = (*(form.NAME for form in foreign.FORMATS), OURS)
 
 _WRITERS: dict[str, Any] = {
-  'google': google,
+  'google': google.Writer(),
   'timm': timm_config,
   'huggingface': huggingface_config,
-  'torchvision': torchvision,
+  'torchvision': torchvision.Writer(),
 }
 # Suffix of a single file by format; Hugging Face's needs a directory.
 _SUFFIXES = {
@@ -263,7 +264,7 @@ def _companions(
   if writer is not huggingface_config:  # transformers takes no other fields
     files['config.json']['vit_jax'] = {
       'file': weights_file,
-      'model': models.config_values(loaded.model),
+      'model': describing.config_values(loaded.model),
       'image_size': size,
       'resize': loaded.resize,
       'preprocess': preprocess.to_dict(),

@@ -37,8 +37,8 @@ conv_shortcut/kernel  conv3.conv.weight  conv
 # Of the decoder, `models.unetr.UNETR`.
 DECODER = [
   *tables.below(_UNIT, 'encoder1/', 'encoder1.layer.'),
-  *tables.below(_UNIT, 'encoder{}/unit_{}/', 'encoder{}.blocks.{}.1.'),
-  *tables.below(_UNIT, 'decoder{}/unit/', 'decoder{}.conv_block.'),
+  *tables.below(_UNIT, 'encoder#/unit_#/', 'encoder#.blocks.#.1.'),
+  *tables.below(_UNIT, 'decoder#/unit/', 'decoder#.conv_block.'),
   *tables.arrays(
     """
 encoder#/first/kernel      encoder#.transp_conv_init.conv.weight  transposed
