@@ -73,7 +73,7 @@ class Probe(base.Evaluator):
     """Embeds both splits, and measures the probe."""
     spec = self.spec
     train, test = (
-      context.embed(split, spec.features)
+      embedded.embeddings(context, split, spec.features)
       for split in (spec.train_split, spec.split)
     )
     self.check_examples(

@@ -25,13 +25,13 @@ from vit_jax.parallel import memory
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
+from vit_jax.runs import logs
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
-from vit_jax.runs import terminal
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import initial
 from vit_jax.train import program as program_lib
-from vit_jax.weights import initial
 
 # What the names of a feature are of, by the name of the feature.
 _WITH_NAMES = {'label': 'classes', 'map': 'classes in maps'}
@@ -55,7 +55,7 @@ def owning(path: pathlib.Path) -> Iterator[None]:
 
     def lock_and_log() -> None:
       stack.enter_context(workdir_lib.lock(path))
-      stack.enter_context(reporting.log_to(path / workdir_lib.LOG))
+      stack.enter_context(logs.log_to(path / workdir_lib.LOG))
 
     processes.call_on_first(lock_and_log)
     yield
@@ -113,6 +113,15 @@ def check_data(experiment: experiment_lib.Experiment) -> None:
   processes.call_on_all(compare)
 
 
+def _aligned(
+  config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
+) -> ml_collections.ConfigDict:
+  """Returns a config whose model is written as that of the run it resumes."""
+  align = config_lib.wing('vit_jax.train.resuming:aligned')
+  aligned: ml_collections.ConfigDict = align(config, stored)
+  return aligned
+
+
 def look(
   path: pathlib.Path, config: ml_collections.ConfigDict
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -122,7 +131,7 @@ def look(
   """
   workdir_lib.discard_untrained(path)
   done = safe_io.read_json(path / 'DONE')
-  resumed = workdir_lib.check_config(path, config, initial.aligned)
+  resumed = workdir_lib.check_config(path, config, _aligned)
   if resumed is None:
     return None, done
   before = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
@@ -151,17 +160,17 @@ def log_facts(
   program = e.program
   if verbose or program.mesh.size > 1:
     table = config_lib.wing('vit_jax.parallel.sharding_table:table')
-    reporting.show_details(table(program.param_shardings).text(), verbose)
+    logs.show_details(table(program.param_shardings).text(), verbose)
   if verbose:
     table = config_lib.wing('vit_jax.optim.rules_table:table')
-    reporting.show_details(table(program.rules).text(), verbose)
+    logs.show_details(table(program.rules).text(), verbose)
   facts = [('model', _model(e))]
   for name, part in e.parts.items():
     facts += _part_facts(name, part, e.total_steps, is_dry=workdir is None)
   facts += [('devices', _devices(e)), ('duration', _duration(e))]
-  if workdir is not None and terminal.can_draw():  # else it was named before
+  if workdir is not None and logs.can_draw():  # else it was named before
     facts.append(('work directory', str(workdir)))
-  reporting.show_facts('vit_jax', facts)
+  logs.show_facts('vit_jax', facts)
   if line := sharding.unsplit(program.param_shardings, program.mesh.shape):
     logging.warning('warning: %s', line)
   for part in e.parts.values():
