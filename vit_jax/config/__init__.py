@@ -45,6 +45,7 @@ from vit_jax.config.keys import to_dict as to_dict
 from vit_jax.config.keys import unknown_key as unknown_key
 from vit_jax.config.keys import value_at as value_at
 from vit_jax.config.local_paths import check_local as check_local
+from vit_jax.config.local_paths import store_address as store_address
 from vit_jax.config.meanings import meaning as meaning
 from vit_jax.config.microbatches import accumulation as accumulation
 from vit_jax.config.microbatches import AUTO as AUTO

@@ -1,12 +1,17 @@
-"""Refuses addresses in the place of local paths."""
+"""Tells local paths from addresses, and refuses addresses without a use."""
 
 import os
 import re
 
+from vit_jax.config.errors import check_package
 from vit_jax.config.errors import UserError
 
 # 'gs://bucket/run', also as pathlib writes it: 'gs:/bucket/run'.
 _ADDRESS = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):/|(hf):')
+
+# Object stores that a work directory may be in, and the packages that read
+# them. The last one is the memory of a process, for tests.
+_STORES = {'gs': 'gcsfs', 's3': 's3fs', 'memory': 'fsspec'}
 
 # What shows a bucket as a folder.
 _MOUNTS = {
@@ -15,6 +20,24 @@ _MOUNTS = {
   'hf': 'write to a local folder, which vit_jax.convert --push uploads',
   'file': 'write the path alone',
 }
+
+
+def store_address(path: str | os.PathLike[str], label: str) -> str | None:
+  """Returns the address of an object store; None for anything else.
+
+  Args:
+    path: Path or address of a work directory.
+    label: What names it, as '--workdir'.
+
+  Raises:
+    UserError: The package is missing that reads the store.
+  """
+  scheme, _, name = os.fspath(path).partition(':/')
+  if scheme not in _STORES:
+    return None
+  address = f'{scheme}://{name.lstrip("/")}'
+  check_package(f'{label}={address}', _STORES[scheme], scheme)
+  return address
 
 
 def check_local(path: str | os.PathLike[str], label: str) -> None:

@@ -193,7 +193,7 @@ def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
   )
   evaluator: Evaluator = make(spec)
   if config_lib.is_own(spec.kind):
-    checked = config_lib.wing('vit_jax.evaluation.contract:Checked')
+    checked = config_lib.wing('vit_jax.evaluation.extensions.contract:Checked')
     evaluator = extension.extended(evaluator, checked)
   return evaluator
 
