@@ -76,6 +76,7 @@ the same as in training; the JSON object has its metrics.
 """
 
 from collections.abc import Mapping
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -90,6 +91,7 @@ from vit_jax.cli import columns
 from vit_jax.cli import data_flags
 from vit_jax.cli import variant_flags
 from vit_jax.cli import window_flags
+from vit_jax.config import parts
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -104,6 +106,15 @@ if TYPE_CHECKING:
 
 _TOP = 5  # classes of a prediction
 _ZERO_SHOT = 'zero_shot'
+# The options of our evaluators, which have flags.
+_OPTIONS = {
+  'accuracy': (),
+  'knn': ('train_split', 'features', 'k'),
+  'few_shot': ('train_split', 'features', 'shots'),
+  'linear': ('train_split', 'features'),
+  'zero_shot': ('templates', 'class_names'),
+  'retrieval': (),
+}
 
 USAGE = 'evaluate --from=PATH --data=NAME [--split=SPLIT]'
 FLAGS = flags.FlagValues()  # separate, since other commands share flag names
@@ -237,8 +248,8 @@ def _evaluator() -> 'Evaluator':
   """Returns the evaluator that the flags ask for; needs no model."""
   from vit_jax import evaluation  # it imports jax
 
-  kind = _PROBE.value or 'accuracy'
-  keys = {
+  part = parts.parse(_PROBE.value or 'accuracy', 'evals.probe.kind')
+  options = {
     'train_split': _TRAIN_SPLIT.value,
     'features': _FEATURES.value,
     'k': _K.value,
@@ -246,24 +257,21 @@ def _evaluator() -> 'Evaluator':
     'templates': _TEMPLATES.value,
     'class_names': _CLASS_NAMES.value,
   }
-  given = {name: x for name, x in keys.items() if x is not None}
-  spec = config_lib.evaluation(str(FLAGS['split'].value), kind=kind)
-  spec.update(given)
-  with data_flags.explained({'config.evals.probe.kind': '--probe'}):
-    found = evaluation.create('evals.probe', spec)
-  for name in given:
-    if name not in found.keys:
-      probe = {'k': '--probe=knn', 'shots': '--probe=few_shot'}
-      probe |= dict.fromkeys(('templates', 'class_names'), '--probe=zero_shot')
-      raise UserError(
-        f'--{name} is for {probe.get(name, "--probe")}: leave it out, or add'
-        ' that'
-      )
-  if 'train_split' in found.keys and not spec.train_split:
+  options = {name: x for name, x in options.items() if x is not None}
+  for name in options:
+    if name not in _OPTIONS.get(part.name, (name,)):
+      kinds = [x for x, names in _OPTIONS.items() if name in names]
+      probe = f'--probe={kinds[0]}' if len(kinds) == 1 else '--probe'
+      raise UserError(f'--{name} is for {probe}: leave it out, or add that')
+  if 'train_split' in {*_OPTIONS.get(part.name, ())} - {*options}:
     raise UserError(
       '--train_split is missing: name what the probe is to learn from, as in'
       " --train_split='train[:80%]'"
     )
+  kind = str(dataclasses.replace(part, options=part.options | options))
+  spec = config_lib.evaluation(str(FLAGS['split'].value), kind=kind)
+  with data_flags.explained({'config.evals.probe.kind': '--probe'}):
+    found = evaluation.create('evals.probe', spec)
   for flag, value, fits in (
     ('--predictions', _PREDICTIONS.value, not _PROBE.value),
     ('--same_order', _SAME_ORDER.value, found.uses_outputs),
@@ -273,10 +281,6 @@ def _evaluator() -> 'Evaluator':
         f'{flag} is for the classes of the model, which --probe does not ask'
         ' for: leave one of them out'
       )
-  try:
-    found.check()
-  except UserError as e:
-    raise UserError(f'--{e}') from None
   return found
 
 
@@ -311,7 +315,7 @@ def _evaluate(
 
   loaded, segment = _windows(loaded, evaluator)
   config, spec = data_flags.make_config(FLAGS, loaded), evaluator.spec
-  if spec.kind == _ZERO_SHOT:
+  if evaluator.kind == _ZERO_SHOT:
     if not config.data.tokenizer:
       raise UserError(
         '--probe=zero_shot needs a model with a text tower, and'
@@ -324,9 +328,9 @@ def _evaluate(
     source = _with_classes_of(loaded, source)
   sources = {spec.split: source}
   learned_from: data.Source | None = None
-  if spec.train_split:
+  if evaluator.train_split:
     learned_from = data_flags.open_split(FLAGS, config, 'train_split')
-    sources[spec.train_split] = learned_from
+    sources[evaluator.train_split] = learned_from
   evaluator.check_sources(source, learned_from)
   objective, params, head, label_of = _outputs(
     loaded, evaluator, config, source

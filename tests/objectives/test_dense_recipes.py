@@ -12,12 +12,9 @@ from vit_jax.train import cost
 # arXiv:2012.15840, section 4.1.
 SETR = {
   'model.name': 'ViT-L/16',
-  'optim.name': 'sgd',
-  'optim.momentum': 0.9,
+  'optim.name': 'sgd(momentum=0.9)',
   'optim.weight_decay': 0.0,
-  'optim.schedule': 'poly',
-  'optim.power': 0.9,
-  'data.crop_zoom': (0.5, 2.0),
+  'data.crop': 'scaled(zoom=(0.5, 2.0))',
   'data.flip': True,
   'objective.options.auxiliary_weight': 0.4,
 }

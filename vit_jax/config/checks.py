@@ -8,16 +8,16 @@ import ml_collections
 
 from vit_jax.config import tasks
 from vit_jax.config.defaults import default
+from vit_jax.config.defaults import evaluation
 from vit_jax.config.durations import parse_duration
 from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
-from vit_jax.config.evaluations import evaluation
+from vit_jax.config.keys import accumulation
+from vit_jax.config.keys import AUTO
 from vit_jax.config.keys import check_set
 from vit_jax.config.keys import flatten
 from vit_jax.config.keys import unknown_key
 from vit_jax.config.keys import value_at
-from vit_jax.config.microbatches import accumulation
-from vit_jax.config.microbatches import AUTO
 
 MOST_PIXELS = 2**16  # the largest height or width of an image
 
@@ -46,8 +46,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       raise unknown_key(default(), key)
     check_set(key, value)
   lengths = ['train.duration', 'train.log_every', 'train.patience']
-  lengths += ['optim.warmup', 'optim.cooldown', 'optim.timescale']
-  lengths += ['checkpoint.every', 'checkpoint.keep_every']
+  lengths += ['optim.warmup', 'checkpoint.every', 'checkpoint.keep_every']
   lengths += [f'evals.{name}.every' for name in config.evals]
   for key in lengths:
     _check_length(config, key, value_at(config, key))
@@ -62,7 +61,7 @@ def _check_length(
   if not text and key.startswith(optional):
     return
   amount = duration(config, key)
-  if not amount and key not in ('optim.warmup', 'optim.cooldown'):
+  if not amount and key != 'optim.warmup':
     raise UserError(f'config.{key} is {text!r}: it must be more than 0')
 
 

@@ -112,9 +112,8 @@ def fine_tuning(
 
   config.train.duration = f'{protocol.steps} steps'
   config.train.batch_size = 512
-  config.optim.name = 'sgd'
+  config.optim.name = 'sgd(momentum=0.9)'
   config.optim.learning_rate = 0.03
-  config.optim.momentum = 0.9
   config.optim.warmup = f'{min(500, protocol.steps // 5)} steps'
   config.optim.clip_norm = 1.0
 
@@ -219,8 +218,7 @@ def imagenet() -> ml_collections.ConfigDict:
   config.data.name = 'imagenet2012'
   config.data.split = 'train[:99%]'
   config.data.image_size = 224
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.05, 1.0)
+  config.data.crop = 'random_resized(scale=(0.05, 1.0))'
   config.data.eval_resize = 256
   config.data.mean = (0.5,)
   config.data.std = (0.5,)
@@ -269,7 +267,7 @@ def augreg(config: ml_collections.ConfigDict, setting: str) -> None:
   config.optim.weight_decay = (
     0.1  # multiplied by the learning rate in their code, too
   )
-  config.optim.momentum_dtype = 'bfloat16'
+  config.optim.name = "adamw(momentum_dtype='bfloat16')"
 
 
 def deit() -> ml_collections.ConfigDict:
@@ -310,8 +308,7 @@ def probe() -> ml_collections.ConfigDict:
   config.augment.cutmix = 0.0
   config.augment.repeats = 1
   config.train.batch_size = 1024
-  config.optim.name = 'sgd'
-  config.optim.momentum = 0.9
+  config.optim.name = 'sgd(momentum=0.9)'
   config.optim.weight_decay = 0.0
   config.optim.warmup = '0 steps'
   config.optim.trainable = '^head/'
@@ -333,8 +330,7 @@ def dino() -> ml_collections.ConfigDict:
   """
   config = _from_pytorch((0.4, 1.0))
   config.data.interpolation = 'bicubic'
-  config.augment.jitter = (0.4, 0.4, 0.2, 0.1)
-  config.augment.jitter_probability = 0.8
+  config.augment.jitter = 'jitter(0.4, 0.4, 0.2, 0.1, probability=0.8)'
   config.augment.gray = (0.2,)
   config.augment.blur = (1.0, 0.1, 0.5)
   config.augment.solarize = (0.0, 0.2, 0.0)
@@ -359,8 +355,7 @@ def _from_pytorch(
   config.data.name = 'imagenet2012'
   config.data.split = 'train'
   config.data.image_size = 224
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = crop_scale
+  config.data.crop = f'random_resized(scale={crop_scale})'
   config.data.mean = IMAGENET_MEAN
   config.data.std = IMAGENET_STD
   config.model.mlp = "mlp(gelu='exact')"

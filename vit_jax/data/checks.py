@@ -1,6 +1,5 @@
 """Checks `config.data` and `config.augment` before anything slow starts."""
 
-import math
 import os
 import re
 from typing import Any
@@ -9,6 +8,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.data import augmentations
 from vit_jax.data import balance
 from vit_jax.data import base
 from vit_jax.data import captions
@@ -125,17 +125,11 @@ def _check_split(key: str, spec: str) -> None:
 def _check_crops(config: ml_collections.ConfigDict) -> None:
   """Checks kind, interpolation, area and ratio of crops."""
   data = config.data
-  config_lib.at_least(config, 'data.pad', 0)
-  config_lib.one_of(config, 'data.crop', geometry.CROPS)
+  config_lib.build(data.crop, 'data.crop', config_lib.among(geometry.CROPS))
   if data.interpolation:
     config_lib.one_of(config, 'data.interpolation', geometry.INTERPOLATIONS)
   if data.resize_like:
     config_lib.one_of(config, 'data.resize_like', geometry.LIKE)
-  for key in ('crop_scale', 'crop_ratio', 'crop_zoom'):
-    config_lib.check_numbers(config, f'data.{key}')
-  _check_range('data.crop_scale', data.crop_scale, most=1)
-  _check_range('data.crop_ratio', data.crop_ratio)
-  _check_range('data.crop_zoom', data.crop_zoom)
 
 
 def _check_sizes(config: ml_collections.ConfigDict) -> None:
@@ -160,18 +154,6 @@ def _check_sizes(config: ml_collections.ConfigDict) -> None:
     _check_resize(f'data.{key}', crop, data[key])
     if crop.border:
       _check_fill(f'data.{key}', crop.fill, data)
-
-
-def _check_range(
-  key: str, bounds: tuple[float, float], most: float = math.inf
-) -> None:
-  good = len(bounds) == 2 and 0 < bounds[0] <= bounds[1] <= most
-  if not good:
-    limit = f', at most {most}' if most < math.inf else ''
-    raise UserError(
-      f'config.{key} is {tuple(bounds)}: write (least, greatest), both more'
-      f' than 0{limit}'
-    )
 
 
 def _check_normalization(data: ml_collections.ConfigDict) -> None:
@@ -250,20 +232,8 @@ def _check_augment(config: ml_collections.ConfigDict) -> None:
 
     with config_lib.explained('config.augment.policy'):
       policies.make(augment.policy)
-  for key in ('jitter', 'erase_area', 'erase_ratio'):
-    config_lib.check_numbers(config, f'augment.{key}')
-  jitter = augment.jitter
-  if len(jitter) not in (0, 4) or min(jitter, default=0) < 0:
-    raise UserError(
-      f'config.augment.jitter is {tuple(jitter)}: write the strengths of'
-      ' brightness, contrast, saturation and hue, each at least 0; or () for'
-      ' none'
-    )
-  if jitter and jitter[3] > 0.5:
-    raise UserError(
-      f'config.augment.jitter is {tuple(jitter)}: the last, of the hue, must be'
-      ' at most 0.5, half of the circle'
-    )
+  augmentations.make(augment.jitter, 'augment.jitter')
+  augmentations.make(augment.erase, 'augment.erase')
   for key in ('gray', 'blur', 'solarize'):
     config_lib.check_numbers(config, f'augment.{key}')
     if not all(0 <= x <= 1 for x in augment[key]):
@@ -271,11 +241,9 @@ def _check_augment(config: ml_collections.ConfigDict) -> None:
         f'config.augment.{key} is {tuple(augment[key])}: write probabilities,'
         ' from 0 to 1: one for each crop of an image, or one for all'
       )
-  single = ('jitter_probability', 'erase', 'mix_probability', 'cutmix_share')
+  single = ('mix_probability', 'cutmix_share')
   for key in (*single, *(f'volume.{key}' for key in augment.volume)):
     config_lib.share(config, f'augment.{key}')
-  _check_range('augment.erase_area', augment.erase_area, most=1)
-  _check_range('augment.erase_ratio', augment.erase_ratio)
   config_lib.at_least(config, 'augment.mixup', 0)
   config_lib.at_least(config, 'augment.cutmix', 0)
   if not 1 <= augment.repeats <= config.train.batch_size:
@@ -289,11 +257,12 @@ def _check_pairs(config: ml_collections.ConfigDict) -> None:
   """Checks that both images of a mixed pair are in one microbatch."""
   augment, batch_size = config.augment, config.train.batch_size
   parts = config_lib.num_microbatches(config)
-  is_sam = parts > config_lib.accumulation(config)
-  key = 'optim.sam.groups' if is_sam else 'train.accumulation'
   mixes = (augment.mixup or augment.cutmix) and augment.mix_probability
   if mixes and batch_size % (2 * parts):
-    in_parts = f' in each of config.{key}={parts} parts' if parts > 1 else ''
+    in_parts = f' in each of config.train.accumulation={parts} parts'
+    if parts > config_lib.accumulation(config):
+      in_parts = f' in each of {parts} groups of config.optim.sam'
+    in_parts = in_parts if parts > 1 else ''
     raise UserError(
       f'config.augment mixes pairs of images{in_parts}: make'
       f' config.train.batch_size={batch_size} a multiple of {2 * parts}, or set'

@@ -19,6 +19,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
+from vit_jax.config import parts
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import embedded
 
@@ -61,7 +62,7 @@ class Context(abc.ABC):
       function: (objective, parameters, batch) -> a tree of arrays. The
         objective has `outputs`, `measure` and `trunk`, as
         `objectives.Objective`.
-      split: `spec.split` or `spec.train_split` of the evaluator.
+      split: its `spec.split` or its `train_split` of the evaluator.
 
     Yields:
       The function's result, as NumPy arrays.
@@ -93,7 +94,7 @@ class Context(abc.ABC):
     """Returns all embeddings of a split; they are computed once.
 
     Args:
-      split: `spec.split` or `spec.train_split` of the evaluator.
+      split: its `spec.split` or its `train_split` of the evaluator.
       read: One of `embedded.READS`.
     """
     key = split, read
@@ -108,9 +109,6 @@ class Evaluator(abc.ABC):
   """A way to measure a model.
 
   Attributes:
-    keys: Keys of `config.evaluation` that it reads, beside split, every and
-      kind: 'train_split', 'features', 'k', 'shots', 'templates', 'class_names'.
-      Other keys are refused.
     uses_outputs: Whether it reads the outputs of the objective. `evaluate` then
       matches the classes of the data with those of the model. If False, as for
       embeddings, it can measure any model on any data.
@@ -119,22 +117,31 @@ class Evaluator(abc.ABC):
       stands for several metrics, such as one per class. None: the metrics are
       those of the objective.
     spec: Its entry of `config.evals`.
+    train_split: The split that it learns from; '': none.
   """
 
-  keys: ClassVar[tuple[str, ...]] = ()
   uses_outputs: ClassVar[bool] = True
   metrics: Mapping[str, str] | None = {}
+  train_split: str = ''
 
   def __init__(self, spec: ml_collections.ConfigDict):
-    self.spec = spec
+    """Keeps the entry.
 
-  def check(self) -> None:
-    """Checks the values of its keys, before anything slow.
+    A subclass has further arguments for its options. It checks them, before
+    anything slow.
+
+    Args:
+      spec: The entry of `config.evals`.
 
     Raises:
-      UserError: A value cannot work. The message starts with the last part of
-        its key, as in 'k is 0: ...'.
+      UserError: An option cannot work. The message starts with its name.
     """
+    self.spec = spec
+
+  @property
+  def kind(self) -> str:
+    """Its name in the config, without options."""
+    return parts.parse(self.spec.kind, 'evals.NAME.kind').name
 
   def check_model(self, model: models.Model) -> None:
     """Checks the model before anything is measured.
@@ -184,7 +191,7 @@ class Evaluator(abc.ABC):
     found: Any = self.run(context)
     if not isinstance(found, Mapping):
       raise EvaluationError(
-        f'run() of {self.spec.kind} returns a {type(found).__name__}: it must'
+        f'run() of {self.kind} returns a {type(found).__name__}: it must'
         " return a dict of metrics, as {'accuracy': 0.9}"
       )
     for name, value in found.items():
@@ -193,7 +200,7 @@ class Evaluator(abc.ABC):
       if name != 'confusion' and not is_number:
         of = f' of the shape {shape}' if shape else ''
         raise EvaluationError(
-          f'run() of {self.spec.kind} returns {name!r}, a'
+          f'run() of {self.kind} returns {name!r}, a'
           f' {type(value).__name__}{of}: it must be one number'
         )
     if self.metrics is not None:
@@ -223,7 +230,7 @@ class Evaluator(abc.ABC):
     if problems:
       declares = ', '.join(declared) or 'nothing'
       raise EvaluationError(
-        f'run() of {self.spec.kind} {", and ".join(problems)}: `metrics` has'
+        f'run() of {self.kind} {", and ".join(problems)}: `metrics` has'
         f' {declares}; give each metric that run() returns, with the better'
         f" direction, as metrics = {{'accuracy': 'max'}}"
       )

@@ -37,7 +37,7 @@ class Retrieval(base.Evaluator):
   ) -> None:
     """Checks that images have captions, which are read from the source."""
     del train_source
-    zero_shot.text_of(source.features, self.spec.kind)
+    zero_shot.text_of(source.features, self.kind)
     self._source = source
 
   def run(self, context: base.Context) -> base.Scalars:
@@ -63,7 +63,7 @@ class Retrieval(base.Evaluator):
       int32 [texts, T], different from each other; and int [pairs, 2], an image
       and a text that belong together.
     """
-    text = zero_shot.text_of(context.features, self.spec.kind)
+    text = zero_shot.text_of(context.features, self.kind)
     own = [self._source.captions(i) for i in range(len(self._source))]
     image = np.repeat(np.arange(len(own)), [len(x) for x in own])
     tokens = text.encode_all([x for each in own for x in each], 'captions')

@@ -14,6 +14,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import objectives
+from vit_jax import optim
 from vit_jax.parallel import processes
 from vit_jax.plots import paper
 from vit_jax.runs import checkpoint_format
@@ -165,10 +166,11 @@ def check_longer(
   steps = [
     int(x.name) for x in checkpoint_format.newest_first(path / 'checkpoints')
   ]
-  step, start = max(steps, default=0), lengths.total - lengths.cooldown
+  cooldown = optim.schedule(before.optim).cooldown_steps(lengths)
+  step, start = max(steps, default=0), lengths.total - cooldown
   if experiment.total_steps < lengths.total:
     problem = f'ends at step {lengths.total}, and can be made longer alone'
-  elif step > start and lengths.cooldown:
+  elif step > start and cooldown:
     problem = (
       f'is at step {step}, in the cooldown from step {start} on of its duration'
       f' {before.train.duration!r}: train on from its parameters in another'

@@ -125,9 +125,8 @@ def find_lengths(
   lengths = optim.Lengths(
     total=steps(config.train.duration),
     warmup=steps(config.optim.warmup),
-    cooldown=steps(config.optim.cooldown),
-    timescale=steps(config.optim.timescale),
     examples=examples,
+    batch_size=config.train.batch_size,
   )
   optim.check_lengths(config, lengths)
   return lengths

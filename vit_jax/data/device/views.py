@@ -15,7 +15,6 @@ sounds to `clips.py`. In training of images, `config.augment` adds:
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import functools
 import itertools
 
 import jax
@@ -24,10 +23,10 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax.data import augmentations
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import clips
 from vit_jax.data.device import crops
-from vit_jax.data.device import erasing
 from vit_jax.data.device import mixing
 from vit_jax.data.device import operations
 from vit_jax.data.device import policies
@@ -144,7 +143,7 @@ def _check(
   if mixing.is_on(config.augment):
     _check_is_single(config, views)
   _check_maps(config, features)
-  if _is_stored_whole(features) and config.data.crop == 'scaled':
+  if _is_stored_whole(features) and geometry.crop_kind(config) == 'scaled':
     raise config_lib.UserError(
       'config.data.crop=scaled is for images of different sizes, which the host'
       ' crops: leave config.data.source_size out, or choose another crop'
@@ -229,6 +228,7 @@ def _train_one(
   """Returns a function: (images, crop, keys, number of the crop) -> images."""
   augment = config.augment
   levels, normalize = levels_lib.from_config(config), _normalize(config)
+  erase = augmentations.make(augment.erase, 'augment.erase')
 
   def one(
     images: jax.Array, crop: Crop, keys: jax.Array, number: int
@@ -236,15 +236,7 @@ def _train_one(
     if is_stored_whole:
       images = crops.random(images, crop, keys)
     images = normalize(_recolor(augment, levels, number)(images, keys))
-    if not augment.erase:
-      return images
-    return erasing.erase(
-      images,
-      for_purpose(_ERASE, keys),
-      augment.erase,
-      tuple(augment.erase_area),
-      tuple(augment.erase_ratio),
-    )
+    return erase(images, for_purpose(_ERASE, keys)) if erase else images
 
   return one
 
@@ -337,12 +329,7 @@ def _colour_steps(
   steps: list[tuple[int, _Augmentation]] = []
   if augment.policy:
     steps.append((_POLICY, policies.make(augment.policy)))
-  if augment.jitter:
-    jitter = functools.partial(
-      operations.jitter,
-      strengths=tuple(augment.jitter),
-      probability=augment.jitter_probability,
-    )
+  if jitter := augmentations.make(augment.jitter, 'augment.jitter'):
     steps.append((_JITTER, jitter))
   probabilities = _probabilities(augment, number)
   if any(probabilities.values()):

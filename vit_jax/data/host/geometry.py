@@ -6,21 +6,85 @@ from collections.abc import Mapping
 import contextlib
 import dataclasses
 import math
+from typing import Annotated
 from typing import Any
 from typing import cast
 
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax.config import options
+from vit_jax.config import parts
 from vit_jax.config import UserError
 
-CROPS = ('random_resized', 'random', 'pad', 'scaled', 'center')
+CROPS = {
+  'random_resized': 'vit_jax.data.host.geometry:RandomResized',
+  'random': 'vit_jax.data.host.geometry:Random',
+  'pad': 'vit_jax.data.host.geometry:Pad',
+  'scaled': 'vit_jax.data.host.geometry:Scaled',
+  'center': 'vit_jax.data.host.geometry:Center',
+}
 INTERPOLATIONS = ('bilinear', 'bicubic')
 LIKE = ('timm', 'transformers')
 CROP_MODES = ('center', 'squash', 'border')  # of timm
 TRIES = 10  # random crops to try before the middle of the image is taken
 
 Size = tuple[int, int]  # (height, width), in pixels
+
+
+Range = Annotated[tuple[float, float], options.Interval('(0, inf)')]
+Fractions = Annotated[tuple[float, float], options.Interval('(0, 1]')]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomResized:
+  """A random rectangle, resized to the model's input.
+
+  Attributes:
+    scale: Range of its area, as a fraction of the image's.
+    ratio: Range of its width / height.
+  """
+
+  scale: Fractions = (0.08, 1.0)
+  ratio: Range = (3 / 4, 4 / 3)
+
+  def __post_init__(self) -> None:
+    options.check_growing(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Random:
+  """A random crop of the resized image."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pad:
+  """A random crop after black pixels are added.
+
+  Attributes:
+    pad: Pixels on each side.
+  """
+
+  pad: Annotated[int, options.Interval('[0, inf)')] = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+  """A random crop after both sides are multiplied by a random factor.
+
+  Attributes:
+    zoom: Range of the factor.
+  """
+
+  zoom: Range = (0.5, 2.0)
+
+  def __post_init__(self) -> None:
+    options.check_growing(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Center:
+  """The middle of the resized image."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,16 +244,20 @@ def train_crop(config: ml_collections.ConfigDict) -> Crop:
   data = config.data
   size = _size(config)
   return Crop(
-    kind=data.crop,
+    kind=crop_kind(config),
     size=size,
     **resizing(data.resize, size, 'data.resize'),
-    zoom=tuple(data.crop_zoom),
-    scale=tuple(data.crop_scale),
-    ratio=tuple(data.crop_ratio),
-    pad=data.pad if data.crop == 'pad' else 0,
+    **dataclasses.asdict(
+      config_lib.build(data.crop, 'data.crop', config_lib.among(CROPS))
+    ),
     flip=data.flip,
     **_how(data),
   )
+
+
+def crop_kind(config: ml_collections.ConfigDict) -> str:
+  """Returns the name of `data.crop`, without its options."""
+  return parts.parse(config.data.crop, 'data.crop').name
 
 
 def eval_crop(config: ml_collections.ConfigDict) -> Crop:
