@@ -20,7 +20,7 @@ from benchmarks import timing
 from benchmarks.peers import base
 from benchmarks.peers import ours as ours_lib
 from vit_jax import config as config_lib
-from vit_jax import models
+from vit_jax.models import describing
 from vit_jax.models import vit
 from vit_jax.parallel import hardware
 from vit_jax.runs import checkpoint
@@ -105,7 +105,7 @@ class Bench:
     self._note_memory('train', before, self.ours.compiled_step)
     is_reference = self._compare == 'baseline' and self._is_float32
     if not is_reference:
-      exact = models.with_keys(self._task.model, dtype=jnp.float32)
+      exact = describing.with_keys(self._task.model, dtype=jnp.float32)
       assert isinstance(exact, vit.ViT)
       task = dataclasses.replace(self._task, model=exact)
       self._check_logits(logits, peers.create('baseline', task))
@@ -258,13 +258,16 @@ class Bench:
   def end_to_end(self) -> Entry:
     """Times the whole loop, in turns with the bare step."""
     e, seconds = self.experiment.cached(), list[float]()
+    config = e.config.copy_and_resolve_references()
+    for spec in config.evals.values():
+      spec.split = ''  # turns it off
     steps = timing.steps_per_block([self.ours.train], _LOOP_SECONDS)
     steps = max(steps, 3, math.ceil(3 * e.log_every))
 
     def loop() -> None:
       with tempfile.TemporaryDirectory() as workdir, monitor_lib.Stop() as stop:
         short = dataclasses.replace(
-          e, total_steps=steps + _WARM_STEPS, eval_every={}
+          e, config=config, total_steps=steps + _WARM_STEPS
         )
         train_lib.train(short, pathlib.Path(workdir), stop)
         seconds.append(steps * _seconds_per_step(workdir))

@@ -19,6 +19,7 @@ from benchmarks import timing
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import naflex
+from vit_jax.models import describing
 from vit_jax.models import vit
 
 Entry = dict[str, Any]
@@ -37,7 +38,7 @@ def fields(model: vit.ViT, tokens: int) -> dict[str, dict[str, Any]]:
     tokens: Patches of an image.
   """
   # Three matrices, and as many parameters.
-  narrower = 2 * models.key_values(model)['mlp_dim'] // 3
+  narrower = 2 * describing.key_values(model)['mlp_dim'] // 3
   return {
     _PLAIN: {},
     'rope': {'positions': 'rope'},
@@ -170,7 +171,7 @@ def _plain(config: ml_collections.ConfigDict) -> vit.ViT:
 
 def _with(model: vit.ViT, changes: Mapping[str, Any]) -> vit.ViT:
   """Returns a ViT with other fields, which are checked."""
-  made = models.with_keys(model, **changes)
+  made = describing.with_keys(model, **changes)
   assert isinstance(made, vit.ViT)
   return made
 

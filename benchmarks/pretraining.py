@@ -28,9 +28,12 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.ahead import plan
 from vit_jax.data import features as features_lib
+from vit_jax.data import target_kinds
+from vit_jax.data import text_kind
 from vit_jax.data.device import rng as rng_lib
 from vit_jax.data.device import views
 from vit_jax.evaluation import windows
+from vit_jax.models import describing
 from vit_jax.models import layouts
 
 Entry = dict[str, Any]
@@ -69,7 +72,7 @@ def config(
   if setting.model != setting_lib.TUTORIAL:
     method = dataclasses.replace(method, model=setting.model)
   with config_lib.explained('--model', ValueError):
-    values = models.key_values(models.create_model(method.model))
+    values = describing.key_values(models.create_model(method.model))
   changes = _CHANGES | setting_lib.FIXED | {'model.name': method.model}
   for key in ('hidden_size', 'mlp_dim', 'num_heads', 'depth'):
     changes[f'model.{key}'] = values.get(key)
@@ -265,9 +268,9 @@ def _random(
   rng: np.random.Generator, x: Any, feature: features_lib.Feature | None
 ) -> np.ndarray:
   """Returns an array of a batch: random values; all examples are valid."""
-  if isinstance(feature, features_lib.SegmentationMap):
+  if isinstance(feature, target_kinds.SegmentationMap):
     return rng.integers(0, len(feature.classes), x.shape).astype(x.dtype)
-  if isinstance(feature, features_lib.Text):
+  if isinstance(feature, text_kind.Text):
     tokens = rng.integers(1, feature.vocabulary - 1, x.shape)
     tokens[:, -1] = feature.vocabulary - 1  # the end, with the largest number
     return tokens.astype(x.dtype)

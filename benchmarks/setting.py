@@ -12,6 +12,7 @@ import ml_collections
 from benchmarks import photographs
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax.models import describing
 from vit_jax.models import vit
 from vit_jax.models.parts import stems
 
@@ -134,7 +135,7 @@ def _model_changes(name: str) -> Changes:
       f'--model={name}: there is no plain formulation of it to compare with;'
       f' choose {TUTORIAL} or a ViT, as ViT-B/16'
     )
-  keys = models.key_values(model)
+  keys = describing.key_values(model)
   sizes = ('hidden_size', 'mlp_dim', 'num_heads', 'depth')
   fields = {f'model.{key}': keys[key] for key in sizes}
   size = name.removeprefix('ViT-').split('/')[0]

@@ -21,7 +21,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.data import base
 from vit_jax.data import digits
-from vit_jax.data import features
+from vit_jax.data import target_kinds
 
 _PAIRS = 4  # for each digit, with others on its right
 
@@ -30,8 +30,8 @@ class Pairs(base.ArraySource):
   """Each digit of a split beside some others of it."""
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Reads a split of the digits; see `digits.open_digits`."""
-    source = digits.open_digits(split, config.data.channels)
+    """Reads a split of the digits; see `digits.DigitsSource`."""
+    source = digits.DigitsSource(split, config.data.channels)
     images, labels = source.arrays['image'], source.arrays['label']
     size = len(source)
     left = np.tile(np.arange(size), _PAIRS)
@@ -46,7 +46,7 @@ class Pairs(base.ArraySource):
         'labels': present,
       },
       np.arange(len(left)),
-      {'labels': features.MultiLabel(source.classes)},
+      {'labels': target_kinds.MultiLabel(source.classes)},
     )
 
 

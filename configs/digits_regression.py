@@ -17,15 +17,15 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.data import base
 from vit_jax.data import digits
-from vit_jax.data import features
+from vit_jax.data import target_kinds
 
 
 class InkCentre(base.ArraySource):
   """Digits with the mean position of their ink, from the top left corner."""
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Reads a split of the digits; see `digits.open_digits`."""
-    source = digits.open_digits(split, config.data.channels)
+    """Reads a split of the digits; see `digits.DigitsSource`."""
+    source = digits.DigitsSource(split, config.data.channels)
     images = source.arrays['image']
     ink = images[..., 0].astype(np.float64)
     total = ink.sum(axis=(1, 2))
@@ -35,7 +35,7 @@ class InkCentre(base.ArraySource):
     super().__init__(
       {'image': images, 'numbers': np.stack([row, column], axis=1)},
       source.indices,
-      {'numbers': features.Number(('row', 'column'))},
+      {'numbers': target_kinds.Number(('row', 'column'))},
     )
 
 

@@ -472,7 +472,7 @@ def parse_key(
   text: str,
   node: sphinx.addnodes.desc_signature,
 ) -> str:
-  """Formats 'optim.learning_rate: float = 0.001' as a signature; returns the key."""
+  """Formats 'seed: int = 0' as a signature; returns the key."""
   del env
   key, _, rest = text.partition(':')
   node += sphinx.addnodes.desc_name(key, key)

@@ -190,9 +190,9 @@ class _Like:
 def _likened(folder: pathlib.Path, like: _Like) -> str:
   """Loads a model's file, and compares what its arrays do not show."""
   import vit_jax
-  from vit_jax import models
+  from vit_jax.models import describing
 
-  values = models.key_values(vit_jax.load(folder).model)
+  values = describing.key_values(vit_jax.load(folder).model)
   found = {
     'heads': (values.get('num_heads', 0), like.heads),
     'epsilon': (values.get('layer_norm_epsilon', 0), like.epsilon),

@@ -18,7 +18,7 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Returns the digits' pixels and labels: 1,200 to learn from, 597 others."""
   from vit_jax.data import digits as digits_lib
 
-  source = digits_lib.open_digits('train', 1)
+  source = digits_lib.DigitsSource('train', 1)
   pixels = source.arrays['image'].reshape(len(source), -1).astype(np.float32)
   labels = source.column('label')
   return pixels[:1200], labels[:1200], pixels[1200:], labels[1200:]

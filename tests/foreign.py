@@ -10,6 +10,7 @@ import tiny
 from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.models import describing
 from vit_jax.weights.files import containers
 
 GOLDEN = tiny.TESTS / 'data' / 'golden'
@@ -71,7 +72,7 @@ def flat(loaded):
 
 def fields(loaded):
   """Returns the fields of a model, with nothing left open."""
-  result = models.full_values(loaded.model)
+  result = describing.full_values(loaded.model)
   if hasattr(type(loaded.model), 'prefix'):
     result['class_token'] = 'class_token' in loaded.model.prefix
   return result

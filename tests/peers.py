@@ -11,8 +11,8 @@ from absl import flags
 
 from vit_jax import config as config_lib
 from vit_jax.parallel import clusters
+from vit_jax.parallel import peers
 from vit_jax.parallel import processes
-from vit_jax.parallel import watch as watch_lib
 
 _DO = flags.DEFINE_string('do', 'nothing', 'What: see below.')
 clusters.define_flags()
@@ -29,11 +29,11 @@ def fail() -> None:
 
 def main() -> int:
   if _DO.value == 'stall':
-    with watch_lib.Watch(0.2) as watch:
+    with processes.Watch(0.2) as watch:
       watch.alive(3)
       wait()
   soon = {'heartbeat_s': 5} if _DO.value == 'wait' else {}
-  print(processes.initialize(**soon))
+  print(peers.initialize(**soon))
   if _DO.value == 'agree':
     print(
       processes.call_on_first(lambda: {'pid': os.getpid(), 'shape': (1, 2)})

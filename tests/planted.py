@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
-from vit_jax.models import keys
+from vit_jax.models import describing
 from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import registry
@@ -30,7 +30,7 @@ def tiny(**overrides: Any) -> vit_lib.ViT:
     'num_heads': 2,
     'depth': 3,
   }
-  return keys.build(fields | overrides)
+  return models.create(vit_lib.ViT, fields | overrides)
 
 
 def tiny_mixer(**overrides: Any) -> mixer.Mixer:
@@ -101,7 +101,7 @@ def finder(**overrides: Any) -> weights.Loaded:
   keys are channel 0. What is found adds its brightness to channel 1, which
   speaks for class 1; class 0 has no kernel.
   """
-  model = models.with_keys(
+  model = describing.with_keys(
     tiny(hidden_size=8, depth=2, positions='none', num_classes=2),
     **overrides,
   )

@@ -10,13 +10,13 @@ from jax.experimental import multihost_utils
 
 from vit_jax import cli
 import vit_jax.main  # noqa: F401  it defines the flags
-from vit_jax.parallel import processes
+from vit_jax.parallel import peers
 from vit_jax.train import experiment as experiment_lib
 
 
 def main(argv):
   del argv
-  processes.initialize()
+  peers.initialize()
   config = flags.FLAGS.config
   experiment_lib.check(config)
   e = experiment_lib.build(config)

@@ -20,9 +20,13 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features
+from vit_jax.data import input_kinds
 from vit_jax.data import sources
 from vit_jax.data import splits
+from vit_jax.data import target_kinds
+from vit_jax.data import text_kind
 from vit_jax.evaluation import accuracy
+from vit_jax.models import describing
 from vit_jax.models import values
 from vit_jax.models import vit
 from vit_jax.train import experiment as experiment_lib
@@ -53,14 +57,14 @@ class StandIn(base.Source):
     self.features = {
       'image': features.Image(config.data.source_size),
       'label': features.Label(stand_in.CLASSES),
-      'text': features.Text(),
+      'text': text_kind.Text(),
     }
     self._size = self.image_shape or (40, 48)
     self._is_volume = len(config_lib.sides(config.data.image_size)) == 3
     if self._is_volume:
-      self.features['image'] = features.Volume((40, 48, 44), fixed=False)
+      self.features['image'] = input_kinds.Volume((40, 48, 44), fixed=False)
     if config.objective.name == 'segmentation':
-      self.features['map'] = features.SegmentationMap(stand_in.CLASSES)
+      self.features['map'] = target_kinds.SegmentationMap(stand_in.CLASSES)
 
   def __len__(self):
     return len(self._selection)
@@ -104,12 +108,12 @@ def write_checkpoint(config, path):
   """Writes what a config starts from: its model, with another head."""
   model = models.from_config(config.model, 21).clone(num_classes=21)
   if config.model.head and 'norm' in config.model.head:  # the run's own
-    model = models.with_keys(model, head='linear')
+    model = describing.with_keys(model, head='linear')
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   if 'key_bias=False' in (config.model.attention or ''):
-    model = models.with_keys(model, positions='relative_bias')
+    model = describing.with_keys(model, positions='relative_bias')
   if config.model.pool == 'token_and_mean':  # of methods without a head
-    model = models.with_keys(model, num_classes=0, pool='token')
+    model = describing.with_keys(model, num_classes=0, pool='token')
   if 'layer_scale' in (config.model.block or '') or not model.num_classes:
     kind = format_lib.storing(timm.KINDS, model, size)
     rules = kind.rules(values.model_values(model))
@@ -143,7 +147,7 @@ def shrink(config):
   config.train.batch_size = 8 * config_lib.num_microbatches(config)
   if config.model.name.startswith('BiT'):
     config.data.image_size = 32
-    config.model.name = models.renamed(
+    config.model.name = describing.renamed(
       config.model.name,
       **{'stages': (1, 1), 'channels': (32, 64), 'stem_width': 8},
       num_groups=4,
@@ -153,7 +157,7 @@ def shrink(config):
     return
   if config.model.name.startswith('iGPT'):
     config.data.image_size = 4
-    config.model.name = models.renamed(
+    config.model.name = describing.renamed(
       config.model.name, colours=3, feature_layer=None
     )
     config.model.depth, config.model.num_heads = 2, 2
@@ -180,7 +184,7 @@ def shrink(config):
   config.model.hidden_size = 16
   config.model.mlp_dim = 32
   if config.model.name.startswith('Mixer'):
-    config.model.name = models.renamed(config.model.name, tokens_mlp_dim=8)
+    config.model.name = describing.renamed(config.model.name, tokens_mlp_dim=8)
   else:
     config.model.num_heads = 2
 
@@ -257,7 +261,7 @@ def least_formats(model):
   """Returns how many formats of others can store a model at least."""
   if not isinstance(model, vit.ViT):
     return 2
-  values = models.key_values(model)
+  values = describing.key_values(model)
   if 'rope' in values['positions']:
     return 0  # as EVA-02's and DINOv3's alone
   # Only transformers' DINOv2 reads class token and mean; it has LayerScale.

@@ -18,7 +18,7 @@ import pytest
 import vit_jax
 from vit_jax import convert
 from vit_jax import models
-from vit_jax.data import features
+from vit_jax.data import target_kinds
 from vit_jax.models import layouts
 from vit_jax.models import patches
 from vit_jax.weights.formats import base as base_lib
@@ -127,7 +127,7 @@ def test_what_the_outputs_mean(tmp_path, form, caplog):
   preprocess = dataclasses.replace(
     random.preprocess,
     classes=(),
-    features={'y': features.Number(('width', 'height')).to_dict()},
+    features={'y': target_kinds.Number(('width', 'height')).to_dict()},
     outputs={
       'logits': {'feature': 'y', 'mean': [5.0, 6.0], 'std': [2.0, 3.0]},
       'segments': {'feature': 'y'},  # of an objective, which is left behind

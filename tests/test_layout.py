@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import graphlib
 import pathlib
+import re
 
 import pytest
 
@@ -19,8 +20,8 @@ TABLES = 'tables'  # one module, which all packages import
 # From the bottom up. A package imports those of lower levels, and those before
 # it on its own level where ALONGSIDE says so.
 LEVELS = (
-  (TABLES,),
   ('config',),
+  (TABLES,),
   ('parallel', 'runs'),
   ('downloads',),
   ('data', 'models', 'optim'),
@@ -145,18 +146,13 @@ def test_nothing_imports_the_facade():
 
 
 def test_models_import_nothing_of_ours():
-  """A model is a file that can be copied into another project.
-
-  The registry and the values of parts, which no model imports, have the
-  language of parts.
-  """
+  """But the language of parts, and what imports a part by a text."""
   language = {f'{FACADE}.config.{x}' for x in ('errors', 'parts', 'registry')}
-  readers = {f'{FACADE}.models.{x}' for x in ('registry', 'values')}
   wrong = [
     f'{each.source} imports {each.target}'
     for each in imports()
     if package(each.source) == 'models' != package(each.target)
-    and not (each.source in readers and each.target in language)
+    and each.target not in language
   ]
   assert not wrong, '\n'.join(wrong)
 
@@ -177,6 +173,52 @@ def test_no_import_is_circular():
     graphlib.TopologicalSorter(graph).prepare()
   except graphlib.CycleError as e:
     pytest.fail(' -> '.join(e.args[1]))
+
+
+def definitions(module: str) -> set[str]:
+  """Returns the names that a module defines or imports."""
+  names = set[str]()
+  for node in ast.parse(modules()[module].read_text()).body:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+      names.add(node.name)
+    elif isinstance(node, ast.ImportFrom | ast.Import):
+      names |= {x.asname or x.name for x in node.names}
+    elif isinstance(node, ast.Assign | ast.AnnAssign):
+      names |= {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+  return names
+
+
+def test_what_is_imported_by_text_exists():
+  """As `config_lib.wing('vit_jax.data.tar:TarSource')` and tables of texts."""
+  name = re.compile(rf'{FACADE}(\.\w+){{2,}}(:\w+)?|{FACADE}\.\w+:\w+')
+  wrong = []
+  for source, path in modules().items():
+    for node in ast.walk(ast.parse(path.read_text())):
+      text = node.value if isinstance(node, ast.Constant) else None
+      if not isinstance(text, str) or not name.fullmatch(text):
+        continue
+      module, _, attribute = text.partition(':')
+      exists = module in modules() and (
+        not attribute or attribute in definitions(module)
+      )
+      if not exists:
+        wrong.append(f'{source} names {text}')
+  assert not wrong, '\n'.join(wrong)
+
+
+def test_training_imports_what_every_run_needs():
+  waiting, loaded = [f'{FACADE}.train.loop'], set[str]()
+  while waiting:
+    module = waiting.pop()
+    if module not in loaded:
+      loaded.add(module)
+      waiting += [x.target for x in imports() if x.source == module and x.top]
+  assert not {package(x) for x in loaded} & {'ahead', 'plots', 'rerun'}
+  wings = (
+    *('accumulation', 'cost', 'dry_run', 'flops', 'model_inputs', 'patches'),
+    *('pictures', 'resuming', 'tasks', 'trunk'),
+  )
+  assert not loaded & {f'{FACADE}.train.{x}' for x in wings}
 
 
 def test_loose_modules_are_few():

@@ -119,7 +119,7 @@ def test_only_damaged_images(digits_run, images, capsys):
 def test_a_single_logit_of_unknown_meaning_is_a_number(digits_run):
   """The softmax of one logit would be 1, whatever the image."""
   vit = vit_jax.load(digits_run, num_classes=1)
-  head = predictions.Head.of(vit, 5)
+  head = predictions.Head.from_loaded(vit, 5)
   found = head.rank(np.array([[2.5]]))
   assert head.names == ('output',)
   np.testing.assert_array_equal(found['probability'], [[2.5]])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
   from vit_jax import explore as explore
   from vit_jax import train as train
   from vit_jax.data.sources import open_source as open_source
-  from vit_jax.models.registry import list_parts as list_parts
+  from vit_jax.models.listing import list_parts as list_parts
   from vit_jax.objectives.loading import load as load
   from vit_jax.weights.features import embeddings as embeddings
   from vit_jax.weights.features import features as features
@@ -28,7 +28,7 @@ _MODULES = {
   'embeddings': 'vit_jax.weights.features',
   'features': 'vit_jax.weights.features',
   'list_models': 'vit_jax.weights.published',
-  'list_parts': 'vit_jax.models.registry',
+  'list_parts': 'vit_jax.models.listing',
   'load': 'vit_jax.objectives.loading',
   'open_source': 'vit_jax.data.sources',
 }
@@ -98,8 +98,8 @@ def _refuse_other_modules() -> None:
   """
   if sys.argv[:1] != ['-m']:
     return
-  given = sys.orig_argv[-len(sys.argv)]  # 'NAME' or '-mNAME'
-  match = re.search(r'(?:^|m)(vit_jax((?:\.\w+)*))$', given)
+  argument = sys.orig_argv[-len(sys.argv)]  # 'NAME' or '-mNAME'
+  match = re.search(r'(?:^|m)(vit_jax((?:\.\w+)*))$', argument)
   if match is None:  # the command of a package that imports this one
     return
   parts = match[2].split('.')[1:]

@@ -81,7 +81,7 @@ _FORMATS = [
 _TO = flags.DEFINE_enum(
   'to', None, _FORMATS, 'Format to write.', flag_values=FLAGS
 )
-_WHOLE = flags.DEFINE_boolean(
+_WITH_METHOD = flags.DEFINE_boolean(
   'whole',
   False,
   "Also write the objective's other parameters, such as MAE's decoder.",
@@ -132,7 +132,7 @@ def main(argv: list[str]) -> None:
   loaded = cli.load(FLAGS, source, as_stored=True)
   if loaded.origin.step is not None:
     source = loaded.origin.path
-  whole = _whole(loaded, _TO.value) if _WHOLE.value else None
+  whole = _whole_params(loaded, _TO.value) if _WITH_METHOD.value else None
   if _TO.value == export.OURS:
     write_workdir(loaded, path, source)
     notes = []
@@ -219,7 +219,7 @@ def _draw_curves(run: 'records.Record', path: pathlib.Path) -> bool:
     canvas.check()
   except UserError:
     return False
-  wanted = [
+  plotted = [
     name
     for name in run.curves
     if name == 'train/loss'
@@ -232,14 +232,14 @@ def _draw_curves(run: 'records.Record', path: pathlib.Path) -> bool:
         np.array([p.value for p in run.curves[name]]),
       )
     }
-    for name in wanted[:6]
+    for name in plotted[:6]
   }
   if panels:
     curves.draw(panels, [run.path.name], path, x_label='step')
   return bool(panels)
 
 
-def _whole(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
+def _whole_params(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
   """Returns how a format stores what a run has beside its model.
 
   Raises:
@@ -253,15 +253,15 @@ def _whole(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
     raise UserError(
       f'{loaded.origin.path} has nothing beside its model: leave --whole out'
     )
-  known = {key: features.from_dict(x) for key, x in stored.items()}
-  found = objectives.create(config, known).foreign(name)
-  if found is None:
+  stored_features = {key: features.from_dict(x) for key, x in stored.items()}
+  foreign = objectives.create(config, stored_features).foreign(name)
+  if foreign is None:
     raise UserError(
       f'no file of --to={name} has what config.objective.name='
       f'{config.objective.name} has beside its model: leave --whole out, or'
       ' choose another --to'
     )
-  return found
+  return foreign
 
 
 def _write_dense(source: str, path: pathlib.Path) -> None:
@@ -270,7 +270,7 @@ def _write_dense(source: str, path: pathlib.Path) -> None:
   from vit_jax.weights.formats import dense
 
   loaded, name = cli.load(FLAGS, source), str(_TO.value)
-  params = _of_segmentation(loaded)
+  params = _segmentation_params(loaded)
   assert isinstance(loaded.model, vit.ViT)  # as segmentation has checked
   notes = dense.check(loaded.model, name)
   dense.write(params, path, name)
@@ -290,11 +290,11 @@ def _read_dense(source: str, path: pathlib.Path) -> None:
     )
   export.check_path(path, export.OURS)
   loaded = cli.load(FLAGS, str(_LIKE.value))
-  found = dense.read(pathlib.Path(source), _of_segmentation(loaded))
-  write_workdir(loaded, path, source, found)
+  params = dense.read(pathlib.Path(source), _segmentation_params(loaded))
+  write_workdir(loaded, path, source, params)
 
 
-def _of_segmentation(loaded: 'weights.Loaded') -> Any:
+def _segmentation_params(loaded: 'weights.Loaded') -> Any:
   """Returns all parameters of a run of segmentation.
 
   Raises:
@@ -311,7 +311,10 @@ def _of_segmentation(loaded: 'weights.Loaded') -> Any:
 
 
 def write_workdir(
-  loaded: 'weights.Loaded', path: pathlib.Path, source: str, whole: Any = None
+  loaded: 'weights.Loaded',
+  path: pathlib.Path,
+  source: str,
+  all_params: Any = None,
 ) -> None:
   """Writes the work directory of a finished run.
 
@@ -319,8 +322,8 @@ def write_workdir(
     loaded: The model.
     path: Path of the work directory, which is new or empty.
     source: Origin of the model, for its card.
-    whole: All parameters of the objective of the run that `loaded` is of, whose
-      config is written then; None: the model alone.
+    all_params: All parameters of the objective of the run that `loaded` is of,
+      whose config is written then; None: the model alone.
 
   Raises:
     UserError: The directory is not empty, or cannot be written.
@@ -335,13 +338,13 @@ def write_workdir(
   from vit_jax.weights.formats import export
 
   config, preprocess = loaded.trained_with, loaded.preprocess
-  if whole is None or config is None:
+  if all_params is None or config is None:
     config = _config(loaded)
     outputs = preprocessing.of_head(preprocess.outputs)
     preprocess = dataclasses.replace(preprocess, outputs=outputs, trunk='')
   state = state_lib.TrainState(
     jnp.zeros((), jnp.int32),
-    loaded.params if whole is None else whole,
+    loaded.params if all_params is None else all_params,
     opt_state=None,
     ema_params=None,
     extra={},
@@ -362,7 +365,7 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   import jax.numpy as jnp
 
   from vit_jax import config as config_lib
-  from vit_jax import models
+  from vit_jax.models import describing
 
   config = loaded.preprocess.to_config()
   config.data.name = ''
@@ -372,7 +375,7 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   trained = loaded.trained_with
   if trained is not None and not loaded.beside:  # it is of the model alone
     config.objective = trained.objective.copy_and_resolve_references()
-  for key, value in models.config_values(loaded.model).items():
+  for key, value in describing.config_values(loaded.model).items():
     if value is not None:
       config_lib.set_value(config, f'model.{key}', value)
   return config

@@ -86,17 +86,19 @@ def main(argv: list[str]) -> None:
   if _TEXT.value:
     _embed_texts(loaded, path)
     return
-  from vit_jax.data import features  # they import jax
   from vit_jax.data import files
+  from vit_jax.data import input_kinds
   from vit_jax.objectives import embedder
 
   config = data_flags.make_config(FLAGS, loaded)
   source: data.Source
   if paths:
-    how = loaded.preprocess
-    is_video = isinstance(how.input, features.Video)
+    preprocess = loaded.preprocess
+    is_video = isinstance(preprocess.input, input_kinds.Video)
     paths = image_files.as_examples(paths, is_video)
-    source = files.FilesSource(paths, how.input, how.image_size[0])
+    source = files.FilesSource(
+      paths, preprocess.input, preprocess.image_size[0]
+    )
   else:
     source = data_flags.open_split(FLAGS, config)
   parts = embedder.of_split(loaded, config, source)
@@ -127,14 +129,14 @@ def _embed_texts(loaded: 'weights.Loaded', path: pathlib.Path) -> None:
   from vit_jax.objectives import embedder  # imports jax
 
   texts = _TEXT.value
-  found = embedder.Embedder(loaded, len(texts)).texts(texts, '--text')
+  embeddings = embedder.Embedder(loaded, len(texts)).texts(texts, '--text')
   checkpoint = json.dumps(loaded.origin.to_dict())
   with safe_io.replacing_path(path) as temporary:
     if path.suffix == '.npz':
       with temporary.open('wb') as file:
         np.savez(
           file,
-          embedding=found,
+          embedding=embeddings,
           text=np.array(texts, np.str_),
           checkpoint=np.array(checkpoint, np.str_),
         )
@@ -142,10 +144,10 @@ def _embed_texts(loaded: 'weights.Loaded', path: pathlib.Path) -> None:
       import pyarrow as pa  # an optional dependency
       from pyarrow import parquet
 
-      table = pa.table({'embedding': _column(found), 'text': texts})
+      table = pa.table({'embedding': _column(embeddings), 'text': texts})
       metadata = {'checkpoint': checkpoint}
       parquet.write_table(table.replace_schema_metadata(metadata), temporary)
-  logging.info('%d embeddings of %d numbers are in %s', *found.shape, path)
+  logging.info('%d embeddings of %d numbers are in %s', *embeddings.shape, path)
 
 
 def _check_flags(argv: list[str]) -> pathlib.Path:
@@ -229,15 +231,15 @@ class _Npz:
 
     self._end()
     classes = self._source.classes
-    rest = {
+    columns = {
       'index': np.concatenate(self._index),
       'file': np.array(self._files, np.str_),
       'checkpoint': np.array(self._checkpoint, np.str_),
     }
     if classes:
-      rest['label'] = np.concatenate(self._labels)
-      rest['classes'] = np.array(classes, np.str_)
-    for name, array in rest.items():
+      columns['label'] = np.concatenate(self._labels)
+      columns['classes'] = np.array(classes, np.str_)
+    for name, array in columns.items():
       with self._archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
 
@@ -294,18 +296,18 @@ class _Parquet:
     from vit_jax.evaluation import embedded
 
     part = embedded.join([part for part, _ in self._parts])
-    files = [file for _, each in self._parts for file in each]
-    columns_of: dict[str, Any] = {'embedding': _column(part.features)}
+    files = [file for _, part_files in self._parts for file in part_files]
+    table_columns: dict[str, Any] = {'embedding': _column(part.features)}
     if self._classes:
-      columns_of['label'] = part.labels
-      columns_of['label_name'] = [
+      table_columns['label'] = part.labels
+      table_columns['label_name'] = [
         self._classes[i] for i in part.labels.tolist()
       ]
-    columns_of['index'] = part.index
-    columns_of['file'] = pa.array(
+    table_columns['index'] = part.index
+    table_columns['file'] = pa.array(
       [columns.as_text(file) for file in files], pa.string()
     )
-    table = pa.table(columns_of)
+    table = pa.table(table_columns)
     metadata = {'checkpoint': self._checkpoint}
     if self._classes:
       metadata['classes'] = json.dumps(list(self._classes))

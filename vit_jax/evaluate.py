@@ -143,7 +143,7 @@ _HAUSDORFF = flags.DEFINE_bool(
   'Also compute the 95% Hausdorff distance, which takes time.',
   flag_values=FLAGS,
 )
-_WHOLE = flags.DEFINE_bool(
+_WHOLE_IMAGES = flags.DEFINE_bool(
   'whole',
   False,
   'Measure whole images at their own size, by sliding windows, instead of'
@@ -231,13 +231,13 @@ def _evaluate_variants(
   plot = variant_flags.plot(FLAGS)
   evaluator = _evaluator()
   loaded = cli.load(FLAGS, sizes=False)
-  each = variants.adapted(loaded, changes)
-  for one in each:
-    evaluator.check_model(one.model)
+  adapted = variants.adapted(loaded, changes)
+  for variant in adapted:
+    evaluator.check_model(variant.model)
   rows = variants.measure(
-    each, changes, lambda x: _evaluate(x, evaluator, None)[0], bool(plot)
+    adapted, changes, lambda x: _evaluate(x, evaluator, None)[0], bool(plot)
   )
-  variants.add_speed(rows, each, int(str(FLAGS['batch_size'].value)))
+  variants.add_speed(rows, adapted, int(str(FLAGS['batch_size'].value)))
   if plot:
     variants.draw(rows, plot)
   summary = {'variants': rows, 'checkpoint': loaded.origin.to_dict()}
@@ -271,17 +271,17 @@ def _evaluator() -> 'Evaluator':
   kind = str(dataclasses.replace(part, options=part.options | options))
   spec = config_lib.evaluation(str(FLAGS['split'].value), kind=kind)
   with data_flags.explained({'config.evals.probe.kind': '--probe'}):
-    found = evaluation.create('evals.probe', spec)
+    evaluator = evaluation.create('evals.probe', spec)
   for flag, value, fits in (
     ('--predictions', _PREDICTIONS.value, not _PROBE.value),
-    ('--same_order', _SAME_ORDER.value, found.uses_outputs),
+    ('--same_order', _SAME_ORDER.value, evaluator.uses_outputs),
   ):
     if value and not fits:
       raise UserError(
         f'{flag} is for the classes of the model, which --probe does not ask'
         ' for: leave one of them out'
       )
-  return found
+  return evaluator
 
 
 def _shots() -> tuple[int, ...] | None:
@@ -325,7 +325,7 @@ def _evaluate(
     config.data.captions, config.data.class_names = 'templates:{}', ''
   source = data_flags.open_split(FLAGS, config)
   if evaluator.uses_outputs:
-    source = _with_classes_of(loaded, source)
+    source = _with_model_classes(loaded, source)
   sources = {spec.split: source}
   learned_from: data.Source | None = None
   if evaluator.train_split:
@@ -347,22 +347,22 @@ def _evaluate(
           objective, tuple(config.data.volume.spacing)
         )
       if segment is not None:
-        found, rows = measured_maps.of_whole_images(
+        results, rows = measured_maps.measure_whole_images(
           segment, source, on_host, progress.update
         )
       else:
-        found, rows = evaluator.run_with_predictions(context, head, on_host)
+        results, rows = evaluator.run_with_predictions(context, head, on_host)
       if 'areas' in rows:
-        measured_maps.add_intervals(found, rows, source.classes)
-      return _report(found, rows, head, source, path)
-    found = evaluator.results(context)
-  found.pop('confusion', None)
+        measured_maps.add_intervals(results, rows, source.classes)
+      return _report(results, rows, head, source, path)
+    results = evaluator.results(context)
+  results.pop('confusion', None)
   examples = len(learned_from) if learned_from else None
-  summary = report.summarize_probe(evaluator, examples, found)
+  summary = report.summarize_probe(evaluator, examples, results)
   return summary, report.probe_as_text(summary)
 
 
-def _with_classes_of(
+def _with_model_classes(
   loaded: 'weights.Loaded', source: 'data.Source'
 ) -> 'data.Source':
   """Returns a split whose examples may have some of the model's classes.
@@ -370,12 +370,12 @@ def _with_classes_of(
   Raises:
     UserError: The model has several classes at once, but not all of the data's.
   """
-  from vit_jax.data import features
   from vit_jax.data import relabelled
+  from vit_jax.data import target_kinds
 
   name = loaded.preprocess.outputs.get('logits', {}).get('feature')
   kinds = source.features.get(name), loaded.target
-  if not all(isinstance(x, features.MultiLabel) for x in kinds):
+  if not all(isinstance(x, target_kinds.MultiLabel) for x in kinds):
     return source
   if source.features[name].names == loaded.target.names:
     return source
@@ -396,14 +396,18 @@ def _windows(
   """
   from vit_jax.objectives import segmenter  # imports jax
 
-  given = window_flags.given(FLAGS) + ['--whole'] * _WHOLE.value
-  if not given:
+  segment_flags = (
+    window_flags.set_flags(FLAGS) + ['--whole'] * _WHOLE_IMAGES.value
+  )
+  if not segment_flags:
     return loaded, None
   if not segmenter.is_segmentation(loaded) or not evaluator.uses_outputs:
-    raise UserError(f'{given[0]} is for models of segmentation: leave it out')
-  how = segmenter.How(**window_flags.read(FLAGS))
-  segment = segmenter.Segmenter(loaded, how)
-  loaded = segmenter.with_windows(loaded, how)
+    raise UserError(
+      f'{segment_flags[0]} is for models of segmentation: leave it out'
+    )
+  settings = segmenter.How(**window_flags.read(FLAGS))
+  segment = segmenter.Segmenter(loaded, settings)
+  loaded = segmenter.with_windows(loaded, settings)
   return loaded, None if segment.takes_volumes else segment
 
 
@@ -429,7 +433,7 @@ def _outputs(
   objective, params = objectives.of_loaded(loaded, config, source.features)
   if 'logits' not in objective.output_facts():
     return objective, params, None, None
-  head = predictions_lib.Head.of(loaded, _TOP)
+  head = predictions_lib.Head.from_loaded(loaded, _TOP)
   if not head.is_classifier:
     return objective, params, head, None
   names = () if _SAME_ORDER.value else loaded.classes
@@ -440,7 +444,7 @@ def _outputs(
 
 
 def _report(
-  found: dict[str, Any],
+  results: dict[str, Any],
   rows: Mapping[str, 'np.ndarray'],
   head: 'predictions_lib.Head | None',
   source: 'data.Source',
@@ -454,23 +458,23 @@ def _report(
   if head and head.is_classifier:
     predictions = predictions_lib.Predictions(**rows)
     table = report.class_columns(predictions, files, head.names)
-    summary = report.summarize(found, predictions, head.names)
+    summary = report.summarize(results, predictions, head.names)
     text = report.as_text(summary)
   else:
-    matrix = found.pop('confusion', None)
+    matrix = results.pop('confusion', None)
     if head is None:
       ordered = {'index': rows['index'], **rows}
       table = {name: x.tolist() for name, x in ordered.items()}
-      found |= {'worst': report.worst(rows, files)}
+      results |= {'worst': report.worst(rows, files)}
       if matrix is not None:
-        found |= {'confusion': matrix.tolist()}
+        results |= {'confusion': matrix.tolist()}
     else:
       table = {'index': rows['index'].tolist()}
     for i, name in enumerate(head.names if head else ()):
       table[name] = rows['truth'][:, i].tolist()
       table[f'{name}_predicted'] = rows['predicted'][:, i].tolist()
     table['file'] = files
-    summary, text = found, report.metrics_as_text(found)
+    summary, text = results, report.metrics_as_text(results)
   if path:
     columns.write(path, table)
   return summary, text

@@ -33,6 +33,7 @@ from absl import logging
 
 from vit_jax import cli
 from vit_jax.parallel import clusters
+from vit_jax.parallel import peers
 from vit_jax.parallel import processes as processes_lib
 
 USAGE = 'train --config=FILE.py [--workdir=PATH] [--config.KEY=VALUE ...]'
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> int:
       hint = f'did you mean --config={argv[1]}?'
     raise config_lib.UserError(f'unexpected argument {argv[1]!r}: {hint}')
   name = _name(path)
-  if processes := processes_lib.initialize():
+  if processes := peers.initialize():
     logging.info('%s', processes)
     if not processes_lib.first():  # one log is enough
       logging.set_verbosity(logging.ERROR)
@@ -120,9 +121,9 @@ def _name(path: str | None) -> str:
       raise cli.missing('config', 'a config file', 'configs/digits.py')
     return config_lib.file_name(path)
   if path is not None or _REPLAY.value is not None:
-    other = '--replay' if path is None else '--config'
+    flag = '--replay' if path is None else '--config'
     raise config_lib.UserError(
-      f'--reproduce trains with the config of the run: leave {other} out'
+      f'--reproduce trains with the config of the run: leave {flag} out'
     )
   return f'{os.path.basename(os.path.abspath(original))}-reproduced'
 

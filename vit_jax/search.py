@@ -86,12 +86,12 @@ class Answer(NamedTuple):
   Attributes:
     query: The text, or the path of the image.
     kind: 'text' or 'image'.
-    found: Paths with their similarities, the most similar first.
+    matches: Paths with their similarities, the most similar first.
   """
 
   query: str
   kind: str
-  found: list[tuple[str, float]]
+  matches: list[tuple[str, float]]
 
 
 def main(argv: list[str]) -> int:
@@ -105,7 +105,7 @@ def main(argv: list[str]) -> int:
   report = image_files.reporter(failed)
   embedder = embedder_lib.Embedder(loaded, _BATCH_SIZE.value)
   queries, digest = _queries(embedder, loaded), embedder.digest()
-  gallery = gallery_lib.of_folder(
+  gallery = gallery_lib.embed_folder(
     folder,
     _cache(folder, digest),
     digest,
@@ -139,9 +139,9 @@ def _answers(
 def _check_flags(arguments: Sequence[str]) -> str:
   """Checks the flags before a model is loaded; returns the folder."""
   if len(arguments) != 1 or not os.path.isdir(arguments[0]):
-    given = ' '.join(arguments) or 'nothing'
+    arguments_text = ' '.join(arguments) or 'nothing'
     raise UserError(
-      f'name one folder of images, as in photos/: {given} was given'
+      f'name one folder of images, as in photos/: {arguments_text} was given'
     )
   if not _TEXT.value and not _IMAGE.value:
     raise UserError(
@@ -176,8 +176,8 @@ def _queries(embedder: 'Embedder', loaded: 'weights.Loaded') -> 'np.ndarray':
     def refuse(error: UserError) -> None:
       raise error
 
-    found = _embed(embedder, loaded, _IMAGE.value, refuse)
-    parts += [features for _, features in found]
+    features_by_name = _embed(embedder, loaded, _IMAGE.value, refuse)
+    parts += [features for _, features in features_by_name]
   return np.concatenate(parts)
 
 
@@ -208,7 +208,7 @@ def _draw(
         sheet.readable(loaded.preprocess.pixels(file)[0]),
         f'{similarity:.3f}\n{os.path.basename(file)}',
       )
-      for file, similarity in answer.found
+      for file, similarity in answer.matches
     ]
     for answer in answers
   ]
@@ -219,7 +219,7 @@ def _draw(
 def _write_text(answers: Sequence[Answer], _: dict[str, Any]) -> None:
   for answer in answers:
     print(answer.query)
-    rows = [(similarity, file) for file, similarity in answer.found]
+    rows = [(similarity, file) for file, similarity in answer.matches]
     names = 'similarity', 'image'
     table = tables.Table(names, rows, {'similarity': '.4f'})
     print(table.text(indent='  '))
@@ -230,7 +230,7 @@ def _write_json(answers: Sequence[Answer], origin: dict[str, Any]) -> None:
     {
       'query': answer.query,
       'kind': answer.kind,
-      'found': [{'image': x, 'similarity': s} for x, s in answer.found],
+      'found': [{'image': x, 'similarity': s} for x, s in answer.matches],
       'checkpoint': origin,
     }
     for answer in answers
@@ -243,7 +243,7 @@ def _write_csv(answers: Sequence[Answer], _: dict[str, Any]) -> None:
   rows = (
     (answer.query, rank, *pair)
     for answer in answers
-    for rank, pair in enumerate(answer.found, 1)
+    for rank, pair in enumerate(answer.matches, 1)
   )
   tables.Table(names, rows).write_csv(sys.stdout)
 

@@ -18,6 +18,8 @@ import textwrap
 from typing import Any
 from typing import IO
 
+from vit_jax.config import number
+
 Cell = Any  # a text, a number, or None: there is no value
 
 # As '1,024', 'x 0.5', '81.2%', '0.81 (0.79 to 0.83)' and '12.3 ± 0.4'.
@@ -27,13 +29,6 @@ _NUMBER = re.compile(
 )
 _GAP = '  '  # between columns
 _LEAST_TEXT = 24  # letters of a line in a column of texts that is folded
-
-
-def number(value: float | str) -> str:
-  """Formats a metric for people: '0.9833', '10,000'."""
-  if isinstance(value, str):
-    return value
-  return f'{value:,.0f}' if 1000 <= abs(value) < 1e9 else f'{value:.4g}'
 
 
 def room(stream: IO[str] | None = None) -> int | None:
@@ -179,9 +174,9 @@ def _folded(
 
 def _wrapped(row: list[str], width: int) -> Iterator[list[str]]:
   """Yields a row, and rows with more of its last cell alone."""
-  first, *others = textwrap.wrap(row[-1], width) or ['']
+  first, *more_lines = textwrap.wrap(row[-1], width) or ['']
   yield [*row[:-1], first]
-  for text in others:
+  for text in more_lines:
     yield [''] * (len(row) - 1) + [text]
 
 

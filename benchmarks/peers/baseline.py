@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks import plain
 from benchmarks.peers import base
 from benchmarks.peers import ours
-from vit_jax import models
+from vit_jax.models import describing
 from vit_jax.models import vit
 from vit_jax.optim import optimizers
 
@@ -21,7 +21,7 @@ def fields(model: vit.ViT) -> dict[str, Any]:
   """Returns the fields of the plain twin of a ViT, as `make_model` has them."""
   names = {field.name for field in dataclasses.fields(plain.BaselineViT)}
   same = names - {'parent', 'name', 'patch_size'}
-  keys = models.key_values(model) | {'dtype': model.dtype}
+  keys = describing.key_values(model) | {'dtype': model.dtype}
   sizes = {name: keys[name] for name in same}
   return sizes | {'patch_size': keys['patch_size'][0]}
 

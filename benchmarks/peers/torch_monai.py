@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import torch as safetensors_torch
 
 from benchmarks.peers import torch_step
-from vit_jax import models
+from vit_jax.models import describing
 from vit_jax.objectives import segmentation
 from vit_jax.weights.formats import dense
 
@@ -26,7 +26,7 @@ class UNETR(torch_step.TorchStep):
     """Returns the module."""
     task, objective = self.task, self.task.objective
     assert isinstance(objective, segmentation.Segmentation)
-    decoder, keys = objective.decoder, models.key_values(objective.model)
+    decoder, keys = objective.decoder, describing.key_values(objective.model)
     (volumes,) = task.views.values()
     self._volumes = self.tensor(np.moveaxis(volumes, -1, 1))
     self._labels = self.tensor(task.others['map'].astype(np.int64)[:, None])

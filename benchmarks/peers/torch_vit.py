@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from vit_jax import models
 from vit_jax import objectives
+from vit_jax.models import describing
 from vit_jax.models import vit
 
 
@@ -28,7 +29,7 @@ class ViT(nn.Module):
     super().__init__()
     model, (height, width, channels) = objective.model, objective.image_shape
     assert isinstance(model, vit.ViT)
-    keys = models.key_values(model)
+    keys = describing.key_values(model)
     self.width = d = model.hidden_size
     p, q = models.patch_of_images(model)
     self.patches = nn.Conv2d(channels, d, (p, q), (p, q))

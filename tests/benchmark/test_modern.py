@@ -7,6 +7,7 @@ from benchmarks import modern
 from benchmarks import report as report_lib
 from vit_jax import models
 from vit_jax.config import UserError
+from vit_jax.models import describing
 
 
 def config(**overrides):
@@ -28,7 +29,7 @@ def test_each_part_is_a_model():
     'experts',
   }
   for changes in parts.values():
-    model = models.with_keys(plain, **changes)
+    model = describing.with_keys(plain, **changes)
     assert models.abstract_params(model, (8, 8, 1))
 
 

@@ -11,7 +11,7 @@ import tiny
 from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import captions
-from vit_jax.data import features
+from vit_jax.data import text_kind
 from vit_jax.data import tokenizers
 
 TEMPLATES = 'templates:a {}.|the number {}.'
@@ -117,7 +117,7 @@ def test_unknown_words_are_bytes():
 
 def test_another_vocabulary_is_told_by_its_hash():
   one, other = (
-    features.Text(8, 260, 'words', tokenizers.digest('words', x), ('cat',))
+    text_kind.Text(8, 260, 'words', tokenizers.digest('words', x), ('cat',))
     for x in (('cat',), ('dog',))
   )
   one.check_vocabulary()

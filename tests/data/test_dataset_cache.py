@@ -19,6 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax.data import base
 from vit_jax.data import cache as cache_lib
 from vit_jax.data import features
+from vit_jax.data import sources
 from vit_jax.runs import checkpoint
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
@@ -233,7 +234,7 @@ def test_what_is_counted(monkeypatch, cache, splits, needed):
   mesh = types.SimpleNamespace(local_devices=jax.devices('cpu')[:2])
   made = tiny.config(data__cache=cache, data__channels=3)
   named = {f'evals.{i}': source for i, source in enumerate(splits)}
-  cache = cache_lib.Cache(made, mesh, named)
+  cache = sources.keep(made, mesh, named)
   cache.check()
   if not needed:
     return

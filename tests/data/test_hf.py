@@ -23,6 +23,7 @@ from vit_jax.data import __main__ as check_command
 from vit_jax.data import features
 from vit_jax.data import hf
 from vit_jax.data import survey
+from vit_jax.data import target_kinds
 from vit_jax.data.host import decode
 from vit_jax.train import loop
 
@@ -172,8 +173,8 @@ def test_several_classes_and_numbers(root):
   source = open_hf(root / 'saved', labels='tags', numbers=numbers)
   assert source.features == {
     'image': features.Image(),
-    'labels': features.MultiLabel(TAGS),
-    'numbers': features.Number(numbers),
+    'labels': target_kinds.MultiLabel(TAGS),
+    'numbers': target_kinds.Number(numbers),
   }
   order = np.argsort(source.column('numbers')[:, 1])
   stored = columns(0, TRAIN)

@@ -26,8 +26,8 @@ from vit_jax.data.host import decode
 from vit_jax.data.host import levels
 from vit_jax.predict import __main__ as predict
 from vit_jax.train import experiment as experiment_lib
-from vit_jax.train import fed
 from vit_jax.train import loop
+from vit_jax.train import model_inputs
 
 MEANS = {'bright': 2500, 'dim': 800}  # of 12 bits
 
@@ -243,7 +243,7 @@ def test_a_window_of_other_bits_is_refused(folder, tmp_path):
 def test_explore_data_shows_the_window(folder):
   made = config(folder, data__intensity=(0, 4095))
   assert (
-    fed.load(made, 0, 16).images['image'].max() > 0.5
+    model_inputs.load(made, 0, 16).images['image'].max() > 0.5
   )  # of all 16 bits: 0.05
 
 

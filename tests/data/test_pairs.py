@@ -22,6 +22,7 @@ from vit_jax.data import class_areas
 from vit_jax.data import features
 from vit_jax.data import survey
 from vit_jax.data import survey_text
+from vit_jax.data import target_kinds
 from vit_jax.data.device import views
 from vit_jax.train import experiment as experiment_lib
 
@@ -85,7 +86,7 @@ def test_layouts(tmp_path, train, val, palette):
   source = open_pairs(tmp_path)
   assert source.features == {
     'image': features.Image(),
-    'map': features.SegmentationMap(CLASSES),
+    'map': target_kinds.SegmentationMap(CLASSES),
   }
   stored = json.loads(json.dumps(source.features['map'].to_dict()))
   assert features.from_dict(stored) == source.features['map']

@@ -17,12 +17,12 @@ from vit_jax import data
 from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import class_areas
-from vit_jax.data import features
-from vit_jax.data import intensity
+from vit_jax.data import input_kinds
 from vit_jax.data import scans
 from vit_jax.data import survey
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
+from vit_jax.data.host import levels
 from vit_jax.predict import __main__ as predict
 from vit_jax.train import loop
 
@@ -69,7 +69,7 @@ def test_scans_of_different_sizes(tmp_path):
   """Evaluation pads whole scans; training cuts what there is."""
   config = make_config(write(tmp_path, SIZES))
   source = data.open_source(config, 'train')
-  assert source.features['image'] == features.Volume((10, 12, 14), 1, False)
+  assert source.features['image'] == input_kinds.Volume((10, 12, 14), 1, False)
   assert source.classes == ('background', 'organ', 'tumour')
   assert source.image_shape is None and source.bits() == 8
   batch = next(iter(data.eval_batches(source, config, batch_size=2)))
@@ -135,7 +135,7 @@ def test_a_window_holds_for_all_modalities(tmp_path):
   config = make_config(root)
   config.data.update(channels=4, intensity='percentiles(0,100)')
   source = data.open_source(config, 'train')
-  intensity.fill(config, source)
+  levels.fill(config, source)
   high = int(many[..., 3].max())  # fourth, but no alpha
   assert config.data.intensity_window == (int(many.min()), high)
   config.data.intensity, config.data.intensity_window = (0, high), ()
@@ -257,9 +257,8 @@ def test_a_run_on_scans_is_measured_and_predicts(finished, tmp_path, capsys):
   np.testing.assert_allclose(labels.affine, original.affine, atol=1e-6)
   assert labels.get_data_dtype() == np.uint8
   loaded = vit_jax.load(run)
-  volume, header = loaded.preprocess.volume(
-    str(folder / 'imagesTr' / 'scan_1.nii.gz')
-  )
+  path = str(folder / 'imagesTr' / 'scan_1.nii.gz')
+  volume, header = scans.read_volume(path, loaded.preprocess)
   assert header.size == (10, 16, 8) and volume.shape == (10, 8, 8, 2)
   body, _ = scans.read_labels(str(tmp_path / 'scan_1.map.nii.gz'))
   assert body.shape == (10, 16, 8)

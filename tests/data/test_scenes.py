@@ -56,7 +56,7 @@ def test_a_scene_depends_on_split_and_position_alone():
 
 
 def test_no_digit_is_in_both_splits():
-  parts = digits.of_parts()
+  parts = digits.train_and_test()
   train, test = ({x.tobytes() for x in parts[k][0]} for k in ('train', 'test'))
   assert train and test and not train & test
 

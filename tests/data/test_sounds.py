@@ -15,7 +15,7 @@ from vit_jax import evaluate
 from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import features
-from vit_jax.data import inputs
+from vit_jax.data import input_kinds
 from vit_jax.data import spectrogram
 from vit_jax.data import tones
 from vit_jax.data.device import clips
@@ -56,7 +56,7 @@ def write_folder(root, seconds=1.0):
 def test_spectrograms_are_those_of_kaldi():
   """As transformers' AST computes them, of a sum of tones and noise."""
   audio_utils = other_libraries.imported('transformers.audio_utils')
-  how = features.Audio(mels=64, window='hann')
+  how = input_kinds.Audio(mels=64, window='hann')
   sound = tones.make('peak', RATE, np.random.default_rng(0))
   bands = audio_utils.mel_filter_bank(
     *(257, 64, 20, RATE // 2, RATE),
@@ -84,7 +84,7 @@ def test_spectrograms_are_those_of_kaldi():
 
 
 def test_a_tone_is_in_its_band():
-  how = features.Audio(mels=40, sample_rate=8_000, hop_ms=20.0)
+  how = input_kinds.Audio(mels=40, sample_rate=8_000, hop_ms=20.0)
   assert (how.window_length, how.hop_length, how.fft_length) == (200, 160, 256)
   low, high = (
     spectrogram.log_mel(tone(x, 0.5, 8_000), how) for x in (400, 3e3)
@@ -226,7 +226,7 @@ def test_bad_files_are_named(change, message, tmp_path):
 
 
 def test_a_stream_of_unknown_length_is_read(tmp_path):
-  path, how = tmp_path / 'a.wav', inputs.Audio(sample_rate=RATE)
+  path, how = tmp_path / 'a.wav', input_kinds.Audio(sample_rate=RATE)
   soundfile.write(path, tone(300), RATE)
   whole = sound_files.read(str(path), how, 1)
   content = bytearray(path.read_bytes())
@@ -263,7 +263,7 @@ def test_mistakes_get_one_line(settings, message):
 
 
 def test_what_a_feature_stores_comes_back():
-  audio = features.Audio((98, 64), mels=64, hop_ms=5.0, resample=False)
+  audio = input_kinds.Audio((98, 64), mels=64, hop_ms=5.0, resample=False)
   assert features.from_dict(audio.to_dict()) == audio
 
 

@@ -17,6 +17,7 @@ from vit_jax import data
 from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import target_kinds
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
@@ -103,10 +104,10 @@ def test_several_classes_and_numbers(folder, name):
   source = open_table(
     folder / name, labels='tags', numbers=('weight', 'height')
   )
-  assert source.features['labels'] == features.MultiLabel(
+  assert source.features['labels'] == target_kinds.MultiLabel(
     ('black', 'small', 'yellow')
   )
-  assert source.features['numbers'] == features.Number(('weight', 'height'))
+  assert source.features['numbers'] == target_kinds.Number(('weight', 'height'))
   assert 'label' not in source.features
   by_weight = np.argsort(source.column('numbers')[:, 0])
   np.testing.assert_array_equal(
@@ -180,7 +181,7 @@ def test_a_number_is_one_of_several_classes(tmp_path):
     tmp_path / 'a.parquet', image=images, labels=[2, 10, None]
   )
   source = open_table(path)
-  assert source.features['labels'] == features.MultiLabel(('2', '10'))
+  assert source.features['labels'] == target_kinds.MultiLabel(('2', '10'))
   assert sorted(source.column('labels').tolist()) == [[0, 0], [0, 1], [1, 0]]
 
 

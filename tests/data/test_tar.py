@@ -12,6 +12,7 @@ import tiny
 from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import target_kinds
 from vit_jax.train import loop
 
 CLASSES = ('2', '10', '2', '7', '10', '7')
@@ -87,7 +88,7 @@ def test_files_of_text_are_columns(tmp_path):
   assert found.classes == ('cat',)
   assert found.read(0).values['text'] == ['x']
   found = open_shards(tmp_path / 'a.tar', labels='tags', numbers=('age',))
-  assert found.features['labels'] == features.MultiLabel(('a', 'b'))
+  assert found.features['labels'] == target_kinds.MultiLabel(('a', 'b'))
   assert found.read(0).values['numbers'] == [3.0]
 
 

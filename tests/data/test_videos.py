@@ -16,9 +16,10 @@ from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import cache
 from vit_jax.data import features
-from vit_jax.data import intensity
+from vit_jax.data import input_kinds
 from vit_jax.data import moving_digits
 from vit_jax.data.device import views
+from vit_jax.data.host import levels
 from vit_jax.predict import __main__ as predict
 
 
@@ -165,7 +166,7 @@ def test_percentiles_of_videos_in_files(tmp_path):
   root = write_folder(tmp_path)
   config = make_config(f'video:{root}', (4, 16, 16), data__channels=3)
   config.data.intensity = 'percentiles(0,100)'
-  intensity.fill(config, data.open_source(config, 'train'))
+  levels.fill(config, data.open_source(config, 'train'))
   low, high = config.data.intensity_window
   assert low <= 2 and 105 <= high <= 115  # 0 and 110, but for the codec
 
@@ -247,7 +248,7 @@ def test_an_image_is_no_video():
 
 
 def test_what_a_feature_stores_comes_back():
-  video = features.Video(None, 3, 2, 'pad')
+  video = input_kinds.Video(None, 3, 2, 'pad')
   assert features.from_dict(video.to_dict()) == video
   assert video.span(4) == 7
 

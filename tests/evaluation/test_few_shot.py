@@ -44,7 +44,7 @@ def test_clusters_are_told_apart_by_one_example():
   test, expected = clusters.make(30, num_classes=3, seed=1)
   parts = []
   found = few_shot.accuracies(
-    train, labels, test, expected, (1, 5), between=lambda: parts.append(1)
+    train, labels, test, expected, (1, 5), after_block=lambda: parts.append(1)
   )
   assert found == {1: [1.0] * 5, 5: [1.0] * 5} and len(parts) == 10
 

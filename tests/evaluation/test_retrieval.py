@@ -6,6 +6,7 @@ import pytest
 from vit_jax import config as config_lib
 from vit_jax.data import base as data_base
 from vit_jax.data import features
+from vit_jax.data import text_kind
 from vit_jax.evaluation import base
 from vit_jax.evaluation import retrieval
 
@@ -19,7 +20,7 @@ class Captioned(data_base.Source):
   def __init__(self):
     self.features = {
       'image': features.Image((2, 2)),
-      'text': features.Text(4, tokenizer='words', words=WORDS),
+      'text': text_kind.Text(4, tokenizer='words', words=WORDS),
     }
 
   def __len__(self):

@@ -21,7 +21,7 @@ from vit_jax.explore import __main__ as explore
 from vit_jax.explore import inputs
 from vit_jax.plots import style
 from vit_jax.train import experiment as experiment_lib
-from vit_jax.train import fed as fed_lib
+from vit_jax.train import model_inputs
 from vit_jax.train import step as step_lib
 
 # On digits, whose batches are of 16.
@@ -81,7 +81,7 @@ def model_images(config, step):
 def test_it_is_what_the_model_is_fed():
   config = tiny.config(**MIXED)
   wanted = model_images(config, 5) * np.float32(0.3) + np.float32(0.4)
-  found = fed_lib.load(config, 5, 7)  # of 16; the last with its neighbour
+  found = model_inputs.load(config, 5, 7)  # of 16; the last with its neighbour
   np.testing.assert_allclose(found.images['image'], wanted[:7], atol=1e-5)
   assert len(found.captions) == 7
   assert any(re.search(r'\d+% class \d', x) for x in found.captions)
@@ -110,7 +110,7 @@ def test_sheet_of_a_folder(run, tmp_path):
   flags = tiny.flags(**changes)
   picture, out = run(*flags, '--count=3', '--step=7')
   assert out == 'runs/data-digits-7.png\n' and picture.shape[1] > 3 * 192
-  found = fed_lib.load(tiny.config(**changes), 7, 3).captions
+  found = model_inputs.load(tiny.config(**changes), 7, 3).captions
   for caption in found:
     lines = caption.split(',\n')
     shares = [int(line.split('%')[0]) for line in lines if '%' in line]
@@ -121,17 +121,17 @@ def test_sheet_of_a_folder(run, tmp_path):
 def test_crops_and_masks_are_those_of_the_method():
   """Of iBOT's kind each global crop has a mask, and of MAE the image."""
   config = config_lib.load(f'{tiny.ROOT}/configs/digits_dinov2.py')
-  found = fed_lib.load(config, 3, 4)
+  found = model_inputs.load(config, 3, 4)
   names = ['global 1', 'global 2', 'local 1', 'local 2']
   assert list(found.images) == names
   assert found.images['local 1'].shape[1] < found.images['global 1'].shape[1]
   assert list(found.hidden) == names[:2]
   assert any(mask.any() for mask in found.hidden.values())
-  pixels = fed_lib.sheet(found)
+  pixels = model_inputs.sheet(found)
   for head in (*names, 'global 2, masked'):
     assert lettering.shows(pixels, head), head
   config = config_lib.load(f'{tiny.ROOT}/configs/digits_mae.py')
-  (mask,) = fed_lib.load(config, 3, 4).hidden.values()
+  (mask,) = model_inputs.load(config, 3, 4).hidden.values()
   patches = mask[0].size
   ratio = config.objective.options.get('mask_ratio', 0.75)
   assert (mask.sum(axis=(1, 2)) == round(ratio * patches)).all()
@@ -139,10 +139,10 @@ def test_crops_and_masks_are_those_of_the_method():
 
 def test_label_maps_are_beside_their_images():
   config = config_lib.load(f'{tiny.ROOT}/configs/scenes_setr.py')
-  found = fed_lib.load(config, 0, 2)
+  found = model_inputs.load(config, 0, 2)
   (labels,) = found.maps.values()
   assert labels.shape == found.images['image'].shape[:-1]
-  pixels = fed_lib.sheet(found)
+  pixels = model_inputs.sheet(found)
   assert lettering.shows(pixels, 'background')
   names = found.features['map'].names
   for i in set(np.unique(labels).tolist()) - {0} & set(range(len(names))):
@@ -160,8 +160,8 @@ def test_label_maps_are_beside_their_images():
   ],
 )
 def test_captions(label, caption):
-  assert fed_lib.caption(label, stand_in.CLASSES) == caption
-  assert fed_lib.caption(np.int32(2), ('a', 'b', 'नि')) == '2: नि'
+  assert model_inputs.caption(label, stand_in.CLASSES) == caption
+  assert model_inputs.caption(np.int32(2), ('a', 'b', 'नि')) == '2: नि'
 
 
 @pytest.mark.parametrize(

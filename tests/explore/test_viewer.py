@@ -12,7 +12,7 @@ import page_server
 
 from vit_jax import explore
 from vit_jax.config import UserError
-from vit_jax.data import features as data_features
+from vit_jax.data import target_kinds
 from vit_jax.explore import predictions
 from vit_jax.explore import viewer as viewer_lib
 from vit_jax.weights import features
@@ -88,7 +88,7 @@ def predicting(feature, **facts):
 
 
 def test_labels_that_go_together_have_probabilities_of_their_own():
-  vit = predicting(data_features.MultiLabel(tuple('abcdefg')))
+  vit = predicting(target_kinds.MultiLabel(tuple('abcdefg')))
   logits = vit.predict(PICTURE)[0]
   order = np.argsort(-logits)[:5].tolist()
   top = seen_by(vit)['top']
@@ -101,7 +101,7 @@ def test_labels_that_go_together_have_probabilities_of_their_own():
 
 
 def test_numbers_have_no_probabilities():
-  feature = data_features.Number(tuple('abcdefg'))
+  feature = target_kinds.Number(tuple('abcdefg'))
   vit = predicting(feature, mean=[5.0] * 7, std=[2.0] * 7)
   numbers = vit.outputs(PICTURE)['numbers'][0]
   top = seen_by(vit)['top']

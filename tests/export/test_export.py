@@ -22,6 +22,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.export import __main__ as export
+from vit_jax.models import describing
 
 
 def needs(*packages):
@@ -241,7 +242,7 @@ def test_half_precision(form, tmp_path):
   model = loaded('token')
   half = dataclasses.replace(
     model,
-    model=models.with_keys(model.model, dtype=jnp.bfloat16, remat='full'),
+    model=describing.with_keys(model.model, dtype=jnp.bfloat16, remat='full'),
   )
   path = tmp_path / 'half'
   notes = export.write(half, path, form)

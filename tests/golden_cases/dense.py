@@ -8,18 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import trans2seg_names
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax import optim
 from vit_jax.evaluation import segments
 from vit_jax.evaluation import windows
-from vit_jax.models import keys
 from vit_jax.models import maps
 from vit_jax.models import patches as patches_lib
 from vit_jax.models import registry
 from vit_jax.models import setr as setr_lib
 from vit_jax.models import trans2seg as trans2seg_lib
 from vit_jax.models import unetr as unetr_lib
+from vit_jax.models import vit
 from vit_jax.models.zoo import vit as zoo_vit
 from vit_jax.objectives import pixel_losses
 from vit_jax.weights.files import containers
@@ -27,14 +29,23 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import mmseg
 from vit_jax.weights.formats import monai
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import trans2seg as trans2seg_names
 
 _AUXILIARY_WEIGHT = 0.4
+# Of a patch embedding that is a dense layer: its columns are ordered by the
+# patch's axes, and then by channel.
+_PERCEPTRON = tables.arrays(
+  """
+patch_embedding/kernel  patch_embeddings.1.weight  columns
+patch_embedding/bias    patch_embeddings.1.bias
+position_embedding      position_embeddings
+""",
+  columns=tables.linear(4),
+)
 # Of a UNETR, by how it embeds patches.
 _TRUNKS = {
   'conv': monai.TRUNK,
   'perceptron': [
-    *tables.below(monai.PERCEPTRON, '', 'patch_embedding.'),
+    *tables.below(_PERCEPTRON, '', 'patch_embedding.'),
     *(x for x in monai.TRUNK if not x.ours.startswith('patch_embedding/')),
   ],
 }
@@ -133,7 +144,8 @@ def setr(kind, case):
 
 def _unetr(dims):
   """Returns a trunk and a decoder with the dimensions of a case."""
-  trunk = keys.build(
+  trunk = models.create(
+    vit.ViT,
     {
       'num_classes': 0,
       'depth': dims['num_layers'],
@@ -143,7 +155,7 @@ def _unetr(dims):
       'mlp': "mlp(gelu='exact')",
       'layer_norm_epsilon': dims['layer_norm_eps'],
       **{key: dims[key] for key in ('hidden_size', 'mlp_dim', 'num_heads')},
-    }
+    },
   )
   decoder = unetr_lib.UNETR(dims['out_channels'], dims['feature_size'])
   return trunk, decoder
@@ -197,7 +209,8 @@ def _exactly(name):
 def patch_perceptron(case):
   """A patch embedding of volumes, stored as a dense layer."""
   volume, dims = jnp.asarray(case.inputs['volume']), case.dims
-  trunk = keys.build(
+  trunk = models.create(
+    vit.ViT,
     {
       'num_classes': 0,
       'hidden_size': dims['hidden_size'],
@@ -206,13 +219,13 @@ def patch_perceptron(case):
       'depth': 1,
       'patch_size': tuple(dims['patch_size']),
       'pool': 'mean',
-    }
+    },
   )
   abstract = jax.eval_shape(trunk.init, jax.random.key(0), volume)['params']
   names = ('patch_embedding', 'position_embedding')
   with containers.open_arrays(case.weights) as arrays:
     part = {k: abstract[k] for k in names}
-    params = tables.read(arrays, monai.PERCEPTRON, part, '')
+    params = tables.read(arrays, _PERCEPTRON, part, '')
   # Stored as a convolution it must be the same layer.
   again = _theirs(monai.TRUNK, params)
   kernel = again['patch_embedding.patch_embeddings.weight']

@@ -25,13 +25,10 @@ def head(case: Case) -> golden_cases.Answers:
     f['out'], f['hidden'], f['bottleneck'], f['layers'], f['batch_norm']
   )
   variables = jax.eval_shape(lambda: module.init(jax.random.key(0), x))
-  rules = {
-    'params': dino_head.rules('', '', f['layers'], f['batch_norm']),
-    'statistics': dino_head.statistics_rules('', '', f['layers']),
-  }
+  rules = dino_head.rules('', '', f['layers'], f['batch_norm'])
   with containers.open_arrays(case.weights) as arrays:
     variables = {
-      name: tables.read(arrays, rules[name], tree, '.*')
+      name: tables.read(arrays, rules, tree, '.*')
       for name, tree in variables.items()
     }
 

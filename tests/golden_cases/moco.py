@@ -77,7 +77,7 @@ def _head(arrays, ours, theirs):
     lambda: {ours: module.init(jax.random.key(0), jnp.zeros((1, inputs)))}
   )
   abstract = {ours: abstract[ours]['params']}
-  rules = moco.mlp_rules(ours, theirs, layers)
+  rules = moco.mlp_rules(ours, theirs)
   params = tables.read(arrays, rules, abstract, '.*')[ours]
   return module, params, _statistics(arrays, theirs, layers)
 
@@ -142,13 +142,11 @@ def _objective(case):
 
 def _momentum_encoder(case, params):
   """Returns the momentum encoder of a file, with the shapes of the other."""
-  trunk = [
-    tables.Rule(f'trunk/{x.ours}', x.theirs, x.layout, x.offset)
-    for x in timm_vit.VIT.rules(values.model_values(_objective(case)[0].model))
-  ]
+  model = _objective(case)[0].model
+  trunk = timm_vit.VIT.rules(values.model_values(model))
+  trunk = tables.below(trunk, 'trunk/', '')
   with _opened(case, 'momentum_encoder.') as arrays:
-    layers = _layers(arrays, 'head')
-    rules = [*trunk, *moco.mlp_rules('projector', 'head', layers)]
+    rules = [*trunk, *moco.mlp_rules('projector', 'head')]
     abstract = {k: params[k] for k in ('trunk', 'projector')}
     return tables.read(arrays, rules, abstract, '.*')
 

@@ -14,7 +14,7 @@ import golden_cases
 from vit_jax import weights
 from vit_jax.data import naflex as naflex_lib
 from vit_jax.models import block
-from vit_jax.models import dropout
+from vit_jax.models import masking
 from vit_jax.models import values
 from vit_jax.models.context import Context
 from vit_jax.models.parts import experts
@@ -283,7 +283,9 @@ def matching(case: golden_cases.Case) -> Mapping[str, Any]:
         f'wavg_{end}': merge.mean(x, sizes),
         f'size_{end}': new[..., None],
         f'source_{end}': _sources(merge.places, new.shape[1]),
-        f'unmerged_{end}': merge.unmerged(mean),
+        f'unmerged_{end}': jnp.take_along_axis(
+          mean, merge.places[..., None], axis=1
+        ),
       }
   return answers
 
@@ -336,7 +338,7 @@ def dropped(case: golden_cases.Case) -> Mapping[str, Any]:
     return np.take_along_axis(patches, np.asarray(kept)[..., None], axis=1)
 
   for rate in case.dims['probs']:
-    kept = dropout.least(noise, rate)
+    kept = masking.least(noise, rate)
     for name, order in (('shuffled', kept), ('ordered', kept.sort(axis=1))):
       both = np.concatenate([x[:, :prefix], at(order)], axis=1)
       answers |= {f'keep_{rate}_{name}': order, f'x_{rate}_{name}': both}
@@ -372,6 +374,16 @@ def soft_experts(case: golden_cases.Case) -> Mapping[str, Any]:
   }
 
 
+def _gshard_loss(gates: jax.Array) -> jax.Array:
+  """Returns GShard's loss of gates [G, S, E] (arXiv:2006.16668), float32 [G].
+
+  The mean gates times the shares of first choices; 1 if both are even.
+  """
+  e = gates.shape[-1]
+  first = jax.nn.one_hot(gates.argmax(axis=-1), e).mean(axis=1)
+  return (first * gates.mean(axis=1)).sum(axis=-1) * e
+
+
 def routed(case: golden_cases.Case) -> Mapping[str, Any]:
   """V-MoE: gates, losses, buffers and outputs for several capacities."""
   given, dims = case.inputs, case.dims
@@ -383,7 +395,7 @@ def routed(case: golden_cases.Case) -> Mapping[str, Any]:
     'gates': gates,
     'gates_noisy': training,
     'importance_loss': experts.importance_loss(gates),
-    'gshard_loss': experts.gshard_loss(training),
+    'gshard_loss': _gshard_loss(training),
   }
 
   def add(end: str, routes: experts.Routes) -> jax.Array:

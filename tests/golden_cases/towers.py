@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tower_files
 
 import golden_cases
 import vit_jax
@@ -30,15 +31,14 @@ def _load(case):
     stored = {name: arrays.read(name) for name in arrays.shapes}
   params = jax.device_get(found.params)
   if google_towers.recognises(stored):
-    written = google_towers.write(
+    written = tower_files.google_arrays(
       found.model,
       params,
       google_towers.style(stored),
       any('encoderblock/' in name for name in stored),
     )
   else:
-    written = huggingface_clip.write(found.model, params)
-  written = dict(written)
+    written = tower_files.transformers_arrays(found.model, params)
   wrong = [name for name in written.keys() ^ stored.keys()]
   wrong += [
     name

@@ -8,24 +8,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import trans2seg_names
 
-from vit_jax.models import keys
+from vit_jax import models
 from vit_jax.models import layouts
 from vit_jax.models import maps
 from vit_jax.models import registry
 from vit_jax.models import setr
 from vit_jax.models import trans2seg
 from vit_jax.models import unetr
+from vit_jax.models import vit
 from vit_jax.weights.formats import mmseg
 from vit_jax.weights.formats import monai
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import trans2seg as trans2seg_names
 
 
 def trunk_of(**fields):
   sizes = {'hidden_size': 8, 'mlp_dim': 16, 'num_heads': 2, 'depth': 3}
   plain = {'num_classes': 0, 'pool': 'mean', 'patch_size': (2, 2)}
-  return keys.build(plain | sizes | fields)
+  return models.create(vit.ViT, plain | sizes | fields)
 
 
 def fresh(module, *args, **kwargs):

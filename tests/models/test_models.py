@@ -14,6 +14,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import attention as attention_lib
 from vit_jax.models import block
+from vit_jax.models import describing
 from vit_jax.models import dropout
 from vit_jax.models import embedding
 from vit_jax.models import layouts
@@ -547,7 +548,7 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
   config = config_lib.default().model
   config.name, config.dropout_rate = name, 0.5
   if hasattr(expected, 'dropout_rate'):
-    expected = models.with_keys(expected, dropout_rate=0.5)
+    expected = describing.with_keys(expected, dropout_rate=0.5)
   else:
     config.dropout_rate = None
   assert models.from_config(config, 7) == expected

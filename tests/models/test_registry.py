@@ -13,7 +13,8 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax.models import attention
 from vit_jax.models import block as block_lib
-from vit_jax.models import fields
+from vit_jax.models import describing
+from vit_jax.models import mistakes
 from vit_jax.models import registry
 from vit_jax.models import vit
 from vit_jax.models.context import Context
@@ -137,9 +138,9 @@ def test_sums():
     'positions', 'learned + rope(base=10)', VALUES, 'model.positions'
   )
   assert [type(x).__name__ for x in built] == ['Learned', 'Rope']
-  text = registry.describe_sum('positions', built, VALUES)
+  text = describing.describe_sum('positions', built, VALUES)
   assert text == 'learned + rope(base=10.0)'
-  assert registry.describe_sum('positions', (), VALUES) == 'none'
+  assert describing.describe_sum('positions', (), VALUES) == 'none'
   assert registry.build_sum('positions', 'none', VALUES, 'k') == ()
 
 
@@ -190,7 +191,7 @@ def test_a_part_is_built_from_its_description(kind):
     for _ in range(10):
       text = drawn_part(kind, name, rng)
       part = build(kind, text)
-      described = registry.describe(kind, part, VALUES)
+      described = describing.describe(kind, part, VALUES)
       assert build(kind, described) == part, (text, described)
 
 
@@ -199,9 +200,9 @@ def test_a_description_has_what_differs_alone():
     for name in names:
       text = f'{name}{NEEDS.get(name, "")}'
       expected = text.replace('(8)', '(count=8)')
-      assert registry.describe(kind, build(kind, text), VALUES) == expected
+      assert describing.describe(kind, build(kind, text), VALUES) == expected
   part = build('block', 'block', attention='attention(qk_norm=True)')
-  assert registry.describe('block', part, VALUES) == (
+  assert describing.describe('block', part, VALUES) == (
     'block(attention=attention(qk_norm=True))'
   )
 
@@ -211,7 +212,7 @@ def test_own_classes(own):
   assert (part.num_heads, part.mlp_dim, part.window) == (4, 64, 3)
   assert isinstance(part.scale, float)
   assert part.norm == build('norm', 'rms_norm')
-  assert registry.describe('attention', part, VALUES) == (
+  assert describing.describe('attention', part, VALUES) == (
     'own_parts:Window(window=3, scale=2.0)'
   )
   text = 'own_parts:Window(norm=None, inner=own_parts:Window(inner=glu(5)))'
@@ -219,13 +220,13 @@ def test_own_classes(own):
   assert part.norm is None
   assert part.inner.inner == build('mlp', 'glu(5)')
   assert (
-    build('attention', registry.describe('attention', part, VALUES)) == part
+    build('attention', describing.describe('attention', part, VALUES)) == part
   )
   # A text of a part fills fields that hold parts alone.
   text = 'own_parts:Free(rate=1.0, patch_size=3, offsets=(0, -1))'
   part = build('norm', text)
   assert part.pool == 'max'
-  assert registry.describe('norm', part, VALUES) == text
+  assert describing.describe('norm', part, VALUES) == text
 
 
 @pytest.mark.parametrize(
@@ -298,7 +299,7 @@ def test_what_a_class_of_the_user_raises_names_its_line(own):
           jax.random.key(0), jnp.zeros((1, 3, 32)), Context()
         )
       )
-    found = registry.user_error(raw.value, model)
+    found = mistakes.user_error(raw.value, model)
     line = 1 + next(i for i, x in enumerate(lines) if text in x)
     assert f'own_parts:{name.split("(")[0]} raises {raised}: ' in str(found)
     assert str(found).endswith(f' ({own}, line {line})')
@@ -307,12 +308,12 @@ def test_what_a_class_of_the_user_raises_names_its_line(own):
 
 def test_other_errors_are_not_the_users(own):
   model = build('block', 'block')
-  assert registry.user_error(ValueError('a'), model) is None
+  assert mistakes.user_error(ValueError('a'), model) is None
   model = build('block', 'block', attention='own_parts:Window')
   with pytest.raises(Exception) as raw:
     model.init(jax.random.key(0), 'no array', Context())
-  registry.user_error(raw.value, model)
-  assert registry.user_error(config_lib.UserError('a'), model) is None
+  mistakes.user_error(raw.value, model)
+  assert mistakes.user_error(config_lib.UserError('a'), model) is None
 
 
 def test_the_list_has_all_parts():
@@ -329,8 +330,10 @@ def test_the_list_has_all_parts():
     text = (pathlib.Path(vit_jax.__file__).parents[1] / file).read_text()
     assert f'\nclass {name}(' in text
     part = build(entry.kind, f'{entry.name}{NEEDS.get(entry.name, "")}')
+    options = registry.options_of(type(part))
+    assert {*entry.options} == {*options}
     # All of our fields say what they are.
-    assert {*entry.options} == {*fields.of(type(part))}
+    assert all(x.field is not registry.PLAIN for x in options.values())
   swiglu = next(x for x in listed if x.name == 'swiglu')
   assert swiglu.options['hidden_dim'] == 'config.model.mlp_dim'
   assert swiglu.options['bias'] == repr(block_lib.Mlp(1).bias)

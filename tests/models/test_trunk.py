@@ -8,9 +8,10 @@ import pytest
 
 from vit_jax import models
 from vit_jax.data import naflex
+from vit_jax.models import describing
 from vit_jax.models import embedding
-from vit_jax.models import keys
 from vit_jax.models import registry
+from vit_jax.models import vit
 from vit_jax.models.parts import relative
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
@@ -186,7 +187,7 @@ NAFLEX = {
 )
 def test_images_of_different_shapes(fields):
   """Padding changes nothing; a square of the own grid is a plain image."""
-  model = keys.build(NAFLEX | fields)
+  model = models.create(vit.ViT, NAFLEX | fields)
   rng = np.random.default_rng(0)
   square, wide = (rng.normal(size=(1, *x, 3)) for x in ((6, 6), (4, 10)))
   params = compiled.init(model, jax.random.key(0), square)['params']
@@ -209,7 +210,7 @@ def test_images_of_different_shapes(fields):
 
 
 def test_only_learned_positions_are_resized_for_each_image():
-  model = keys.build(NAFLEX | {'positions': 'none', 'pool': 'mean'})
+  model = models.create(vit.ViT, NAFLEX | {'positions': 'none', 'pool': 'mean'})
   patches, grids = np.zeros((1, 4, 12)), np.array([[2, 2]])
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
@@ -217,7 +218,7 @@ def test_only_learned_positions_are_resized_for_each_image():
   assert compiled.apply(
     model, {'params': params}, patches, grids=grids
   ).shape == (1, 8)
-  model = models.with_keys(model, positions='learned + rope')
+  model = describing.with_keys(model, positions='learned + rope')
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
     'params'
   ]
@@ -235,7 +236,7 @@ def test_only_learned_positions_are_resized_for_each_image():
 )
 def test_packing_changes_no_answer(fields):
   """Neither other images of a sequence, nor padding, nor their order."""
-  model = keys.build(NAFLEX | fields)
+  model = models.create(vit.ViT, NAFLEX | fields)
   rng = np.random.default_rng(0)
   grids = [(2, 3), (3, 3), (1, 4), (4, 1), (2, 2)]
   images = [rng.normal(size=(2 * h, 2 * w, 3)) for h, w in grids]
@@ -275,7 +276,7 @@ def test_what_cannot_be_packed():
     ({'pool': 'token'}, 'class_token'),
     ({'mlp': 'experts(2)', 'pool': 'mean'}, 'experts'),
   ):
-    model = keys.build(NAFLEX | fields)
+    model = models.create(vit.ViT, NAFLEX | fields)
     params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
       'params'
     ]

@@ -7,6 +7,8 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.data import features
+from vit_jax.data import input_kinds
+from vit_jax.data import target_kinds
 from vit_jax.train import cost
 
 # arXiv:2012.15840, section 4.1.
@@ -110,7 +112,7 @@ def count_of(name, image, classes):
   config, _ = load(name)
   config.model.num_classes = 0
   names = tuple(map(str, range(classes)))
-  there = {'image': image, 'map': features.SegmentationMap(names)}
+  there = {'image': image, 'map': target_kinds.SegmentationMap(names)}
   objectives.fill_options(config)
   made = objectives.create(config, there)
   params = jax.eval_shape(made.init, jax.random.key(0))
@@ -142,7 +144,7 @@ def test_setr_has_the_published_heads(head):
 
 def test_unetr_has_the_published_size():
   """MONAI's of 14 classes: 92.8 million parameters."""
-  image = features.Volume((96, 96, 96))
+  image = input_kinds.Volume((96, 96, 96))
   found = count_of('unetr_btcv', image, 14)
   assert found['trunk'] == 88_340_736
   assert sum(found.values()) == 92_784_046
@@ -159,7 +161,7 @@ def test_the_cost_of_a_step_with_chosen_layers(name):
   config.objective.options.channels = 4
   there = {
     'image': features.Image(),
-    'map': features.SegmentationMap(('a', 'b', 'c')),
+    'map': target_kinds.SegmentationMap(('a', 'b', 'c')),
   }
   made = objectives.create(config, there)
   params = jax.eval_shape(made.init, jax.random.key(0))

@@ -20,6 +20,7 @@ from vit_jax import evaluate
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data import digits
+from vit_jax.models import describing
 from vit_jax.models import pixel_cache
 from vit_jax.objectives import igpt
 from vit_jax.predict import __main__ as predict
@@ -48,7 +49,7 @@ FIELDS = {
 
 
 def named(**options):
-  return {'model__name': models.renamed(RUN['model__name'], **options)}
+  return {'model__name': describing.renamed(RUN['model__name'], **options)}
 
 
 def config_of(**overrides):
@@ -60,7 +61,7 @@ finished = methods.finished(config_of)
 
 @pytest.fixture(scope='module')
 def images():
-  return list(digits.open_digits('train[80%:]', 1).arrays['image'][:6])
+  return list(digits.DigitsSource('train[80%:]', 1).arrays['image'][:6])
 
 
 def model_of(size=(4, 4), **fields):

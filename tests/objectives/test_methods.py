@@ -21,6 +21,7 @@ from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data import sources
+from vit_jax.data import target_kinds
 from vit_jax.predict import __main__ as predict
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
@@ -225,7 +226,7 @@ def test_metrics_have_the_names_of_what_is_learned(
 
   def with_numbers(self, config, split):
     init(self, config, split)
-    self.features['numbers'] = features.Number(tuple('abcdefghij'))
+    self.features['numbers'] = target_kinds.Number(tuple('abcdefghij'))
     self.arrays['numbers'] = np.zeros((len(self), 10), np.float32)
 
   monkeypatch.setattr(digits_multilabel.Pairs, '__init__', with_numbers)
@@ -247,8 +248,8 @@ def test_features_of_json():
   for feature in (
     features.Image((3, 4)),
     features.Label(('a', 'b')),
-    features.MultiLabel(('a',)),
-    features.Number(('x', 'y')),
+    target_kinds.MultiLabel(('a',)),
+    target_kinds.Number(('x', 'y')),
   ):
     stored = json.loads(json.dumps(feature.to_dict()))
     assert features.from_dict(stored) == feature

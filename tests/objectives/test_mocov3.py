@@ -11,9 +11,9 @@ import tiny
 
 import vit_jax
 from vit_jax import config as config_lib
-from vit_jax import models
 from vit_jax import objectives
 from vit_jax.config import UserError
+from vit_jax.models import describing
 from vit_jax.models import projection
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.weights.files import containers
@@ -121,7 +121,7 @@ def published(finished, path):
 
   e = experiment_lib.build(config(init_from__path=str(finished)))
   params = jax.device_get(e.init().params)
-  model = models.with_keys(e.program.objective.model, positions='learned')
+  model = describing.with_keys(e.program.objective.model, positions='learned')
   positions = {'position_embedding': np.zeros((1, 5, 16), np.float32)}
   trunk = params['trunk'] | positions
   arrays = {

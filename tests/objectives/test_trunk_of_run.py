@@ -26,7 +26,8 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import models
-from vit_jax.models import context
+from vit_jax.models import describing
+from vit_jax.models import parts
 from vit_jax.models import vit
 from vit_jax.objectives import {module} as ours
 
@@ -137,7 +138,7 @@ def write(tmp_path, monkeypatch):
   return write
 
 
-SUBCLASS = '    self.model = context.as_class(self.model, WindowViT)\n'
+SUBCLASS = '    self.model = parts.as_class(self.model, WindowViT)\n'
 OTHER_INIT = (
   '    self.model = self.model\n\n'
   '  def init(self, key):\n'
@@ -170,11 +171,11 @@ OTHER_INIT = (
       r'self\.model is a WindowViT, but config.model builds a ViT',
     ),
     (
-      '    self.model = models.with_keys(self.model, pool="token")\n',
+      '    self.model = describing.with_keys(self.model, pool="token")\n',
       r"is a ViT with pool='token', but .*: set config\.model\.pool='token'",
     ),
     (
-      '    self.model = models.with_keys(self.model, block="merging(1)")\n',
+      '    self.model = describing.with_keys(self.model, block="merging(1)")\n',
       r"is a ViT with block='merging.merge=1.', but .* with block='block'",
     ),
     (

@@ -24,6 +24,7 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.models import layouts
 from vit_jax.objectives import Purpose
 from vit_jax.optim import rules as rules_lib
+from vit_jax.optim import rules_table
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import flops
 from vit_jax.train import loop
@@ -336,18 +337,6 @@ def test_a_scanned_stack_trains_in_all_layers_alike():
         rules_lib.make(config.optim, abstract(scan=True))
 
 
-def test_runs_of_earlier_checkpoints_are_joined():
-  params = jax.tree.map(
-    lambda x: np.arange(x.size).reshape(x.shape), abstract(scan=True)
-  )
-  cut = {name: x for name, x in params.items() if name != 'blocks'}
-  for name, layers in (('blocks_1-2', slice(1, 3)), ('blocks_0-0', slice(1))):
-    cut[name] = jax.tree.map(lambda x, part=layers: x[part], params['blocks'])
-  joined = layouts.join_runs(cut)
-  jax.tree.map(np.testing.assert_array_equal, joined, params)
-  assert layouts.join_runs(params) is params
-
-
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
@@ -405,7 +394,8 @@ def test_the_table_says_what_trains_and_how():
     weight_decay=0.1,
   )
   cells = [
-    re.split('  +', line) for line in rules_lib.table(rules).text().splitlines()
+    re.split('  +', line)
+    for line in rules_table.table(rules).text().splitlines()
   ]
   assert ['blocks_0 to blocks_10', '132', '24,464', 'no', '-', '-'] in cells
   assert ['blocks_11: kernel', '4', '2,048', 'yes', 'x 1', '0.1'] in cells

@@ -10,8 +10,8 @@ import pytest
 import tiny
 
 from vit_jax.parallel import clusters
+from vit_jax.parallel import peers as peers_lib
 from vit_jax.parallel import processes
-from vit_jax.parallel import watch as watch_lib
 
 
 def _flags(*args: str) -> flags.FlagValues:
@@ -30,13 +30,13 @@ def test_one_process(monkeypatch, args):
       monkeypatch.delenv(name)
   monkeypatch.setattr(socket.socket, 'connect', None)  # asks nobody
   flag_values = _flags(*args, *(['--num_processes=1'] if args else []))
-  assert processes.initialize(flag_values) is None
+  assert peers_lib.initialize(flag_values) is None
   assert processes.first()
   assert processes.call_on_first(lambda: (1, 2)) == (1, 2)
   with pytest.raises(OSError, match='missing'):
     processes.call_on_first(lambda: open('missing'))
   error = RuntimeError('UNKNOWN: Gloo AllGather failed: connection closed')
-  assert not processes.is_lost_peer(error)
+  assert not processes.is_up()
   with pytest.raises(RuntimeError, match='Gloo'), processes.together():
     raise error
   with pytest.raises(SystemExit) as e:
@@ -178,8 +178,8 @@ def test_a_process_that_hangs_ends():
 
 
 def test_progress_keeps_the_watch_calm(tmp_path):
-  with watch_lib.Watch(3600, tmp_path / 'log') as watch:
+  with processes.Watch(3600, tmp_path / 'log') as watch:
     watch.alive(1)
     watch.alive()
-  with watch_lib.Watch(0) as watch:
+  with processes.Watch(0) as watch:
     watch.alive(1)

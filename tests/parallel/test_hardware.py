@@ -9,6 +9,7 @@ import pytest
 
 from vit_jax.config import UserError
 from vit_jax.parallel import hardware
+from vit_jax.parallel import mesh as mesh_lib
 
 
 @pytest.mark.parametrize(
@@ -33,8 +34,16 @@ def test_peak_flops(kind: str, teraflops: float | None) -> None:
   assert hardware.peak_flops(device) == expected
 
 
-def test_the_peak_of_a_cpu_is_unknown() -> None:
+def _mesh(platform: str, kind: str, size: int) -> Any:
+  device = types.SimpleNamespace(platform=platform, device_kind=kind)
+  return types.SimpleNamespace(devices=np.array([device] * size), size=size)
+
+
+def test_the_peak_of_a_mesh() -> None:
   assert hardware.peak_flops(jax.devices('cpu')[0]) is None
+  assert mesh_lib.peak_flops(_mesh('cpu', 'cpu', 2)) is None
+  assert mesh_lib.peak_flops(_mesh('gpu', 'NVIDIA H100 PCIe', 2)) is None
+  assert mesh_lib.peak_flops(_mesh('gpu', 'NVIDIA H200', 2)) == 2 * 989e12
 
 
 @pytest.mark.parametrize(
@@ -57,17 +66,14 @@ def test_compiler_options(
   monkeypatch: pytest.MonkeyPatch,
 ) -> None:
   """SparseCores exchange arrays where there are some, and several devices."""
-  device = types.SimpleNamespace(platform=platform, device_kind=kind)
-  mesh: Any = types.SimpleNamespace(
-    devices=np.array([device] * devices), size=devices
-  )
-  found = hardware.compiler_options(mesh)
+  mesh = _mesh(platform, kind, devices)
+  found = mesh_lib.compiler_options(mesh)
   assert all(any(part in name for name in found) for part in parts)
   offloads = any('sparse_core' in name for name in found)
   assert offloads == any('offload' in part for part in parts)
   assert bool(found) == bool(parts)
   monkeypatch.setenv('VIT_JAX_SPARSE_CORES', '0')
-  without = hardware.compiler_options(mesh)
+  without = mesh_lib.compiler_options(mesh)
   assert not any('sparse_core' in name for name in without)
   assert (without == found) != offloads
 

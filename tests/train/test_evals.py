@@ -19,7 +19,7 @@ from vit_jax import data
 from vit_jax import evaluate
 from vit_jax import evaluation
 from vit_jax.evaluation import embedded
-from vit_jax.parallel import watch as watch_lib
+from vit_jax.parallel import processes as processes_lib
 from vit_jax.runs import records
 from vit_jax.train import evaluations as evaluations_lib
 from vit_jax.train import experiment as experiment_lib
@@ -195,7 +195,7 @@ def test_one_result_however_it_is_computed(how):
   def embed(**overrides):
     one = {'near': EVALS['near']}
     e = experiment_lib.build(config(one, **overrides)).cached()
-    with monitor.Stop() as stop, watch_lib.Watch(0, None) as watch:
+    with monitor.Stop() as stop, processes_lib.Watch(0, None) as watch:
       context = evaluations_lib.TrainContext(
         e, e.program, e.init().eval_params, stop, watch
       )
@@ -439,7 +439,7 @@ def test_what_is_not_finite_has_no_accuracy():
   broken = embedded.Embedded(features, labels, index)
   for fields in EVALS.values():
     probe = evaluation.create('', config_lib.evaluation(**SPLITS | fields))
-    found = probe.of_embedded(broken, broken)
+    found = probe.measure_embedded(broken, broken)
     assert set(found) == set(probe.metrics)
     assert found.pop('examples') == 40
     assert np.isnan(list(found.values())).all()
@@ -457,7 +457,7 @@ def test_the_metrics_have_the_names_that_are_told():
   )
   for fields in EVALS.values():
     probe = evaluation.create('', config_lib.evaluation(**SPLITS | fields))
-    found = probe.of_embedded(train_part, test_part)
+    found = probe.measure_embedded(train_part, test_part)
     assert set(found) == set(probe.metrics)
 
 

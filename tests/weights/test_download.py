@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Iterator
+import dataclasses
 import errno
 import hashlib
 import io
@@ -150,18 +151,42 @@ def test_a_file_is_downloaded_once(server, cache):
   assert len(server.requests) == 1
 
 
-def test_a_cut_connection_is_resumed(server, cache):
-  server.replies['/a.npz'] = Reply(cuts=[200_000])
-  pauses = []
-  path = download.fetch(f'{server.url}/a.npz', sleep=pauses.append)
-  assert path.read_bytes() == BODY
-  assert len(files(cache)) == 1
-  first, second = server.ranges()
-  assert first is None
-  start = int(re.fullmatch(r'bytes=(\d+)-', second)[1])
-  assert 100_000 < start <= 200_000
-  assert server.requests[1][1]['If-Range'] == '"one"'
-  assert pauses == [1.0]
+CUT = {'cuts': [200_000]}
+NEW = Reply(BODY[::-1], etag='"two"')
+
+
+@pytest.mark.parametrize(
+  ('first', 'then', 'pauses', 'is_resumed'),
+  [
+    (Reply(**CUT), None, [1.0], True),
+    (Reply(cuts=[70_000] * 4), None, [1.0] * 4, True),  # each made headway
+    (Reply(**CUT, ranges='ignored'), None, [1.0], True),
+    (Reply(**CUT, etag='W/"weak"'), None, [1.0], False),
+    (Reply(**CUT), NEW, [1.0], True),
+    (Reply(**CUT), dataclasses.replace(NEW, ranges='unchecked'), None, True),
+    (Reply(**CUT), Reply(BODY[:100]), None, True),
+    (Reply(b'', 503), Reply(), [1.0], False),
+  ],
+  ids='cut headway ignored weak changed unchecked shrank busy'.split(),
+)
+def test_a_download_goes_on(server, cache, first, then, pauses, is_resumed):
+  """Or starts anew, where the server has another file, or no version of it."""
+  server.replies['/a.npz'] = dataclasses.replace(first, cuts=[*first.cuts])
+  slept = []
+
+  def sleep(seconds: float) -> None:
+    slept.append(seconds)
+    server.replies['/a.npz'] = then or server.replies['/a.npz']
+
+  path = download.fetch(f'{server.url}/a.npz', sleep=sleep)
+  assert path.read_bytes() == (then or first).body
+  assert len(files(cache)) == 1 and pauses in (None, slept)
+  ranges = server.ranges()
+  assert ranges[0] is None and (ranges[1] is not None) == is_resumed
+  if is_resumed:
+    start = int(re.fullmatch(r'bytes=(\d+)-', ranges[1])[1])
+    assert first.cuts[0] - 100_000 < start <= first.cuts[0]
+    assert server.requests[1][1]['If-Range'] == '"one"'
 
 
 def test_a_later_run_resumes(server, cache):
@@ -176,60 +201,6 @@ def test_a_later_run_resumes(server, cache):
   path = download.fetch(f'{server.url}/a.npz', sleep=no_sleep)
   assert path.read_bytes() == BODY
   assert server.ranges()[-1] == f'bytes={size}-'
-
-
-def test_attempts_go_on_while_they_make_headway(server):
-  server.replies['/a.npz'] = Reply(cuts=[70_000] * 4)
-  pauses = []
-  path = download.fetch(f'{server.url}/a.npz', sleep=pauses.append)
-  assert path.read_bytes() == BODY
-  assert pauses == [1.0] * 4
-
-
-def test_a_server_that_ignores_ranges_starts_anew(server):
-  server.replies['/a.npz'] = Reply(cuts=[200_000], ranges='ignored')
-  path = download.fetch(f'{server.url}/a.npz', sleep=lambda _: None)
-  assert path.read_bytes() == BODY
-  assert server.ranges()[1].startswith('bytes=')
-
-
-def test_a_file_without_a_version_starts_anew(server):
-  server.replies['/a.npz'] = Reply(cuts=[200_000], etag='W/"weak"')
-  path = download.fetch(f'{server.url}/a.npz', sleep=lambda _: None)
-  assert path.read_bytes() == BODY
-  assert server.ranges() == [None, None]
-
-
-@pytest.mark.parametrize('ranges', ['right', 'unchecked'])
-def test_a_file_that_changed_starts_anew(server, ranges):
-  server.replies['/a.npz'] = Reply(cuts=[200_000])
-  new = Reply(BODY[::-1], etag='"two"', ranges=ranges)
-
-  def change(seconds: float) -> None:
-    server.replies['/a.npz'] = new
-
-  path = download.fetch(f'{server.url}/a.npz', sleep=change)
-  assert path.read_bytes() == BODY[::-1]
-
-
-def test_a_file_that_shrank_starts_anew(server):
-  server.replies['/a.npz'] = Reply(cuts=[200_000])
-
-  def change(seconds: float) -> None:
-    server.replies['/a.npz'] = Reply(BODY[:100])
-
-  path = download.fetch(f'{server.url}/a.npz', sleep=change)
-  assert path.read_bytes() == BODY[:100]
-
-
-def test_a_busy_server_is_asked_again(server):
-  server.replies['/a.npz'] = Reply(b'', 503)
-
-  def recover(seconds: float) -> None:
-    server.replies['/a.npz'] = Reply()
-
-  path = download.fetch(f'{server.url}/a.npz', sleep=recover)
-  assert path.read_bytes() == BODY
 
 
 def test_two_fetches_at_once_download_once(server, cache):
@@ -314,36 +285,31 @@ def test_the_hash_of_compressed_storage_is_not_of_the_content(server):
   assert download.fetch(f'{server.url}/a.csv').read_bytes() == BODY
 
 
-def test_a_wrong_size_is_refused(server, cache):
-  headers = linked(BODY, **{'X-Linked-Size': '400000'})
-  server.replies['/a.npz'] = Reply(headers=headers)
-  message = error(f'{server.url}/a.npz')
-  assert 'wrong size: 307,200 bytes' in message
-  assert '400,000' in message
-  assert not list(cache.rglob('a.npz'))
-
-
-def test_a_web_page_is_no_checkpoint(server, cache):
-  headers = {'Content-Type': 'text/html; charset=utf-8'}
-  server.replies['/a.npz'] = Reply(headers=headers)
-  assert 'a web page came in its place' in error(f'{server.url}/a.npz')
-  assert not list(cache.rglob('a.npz'))
+@pytest.mark.parametrize(
+  ('reply', 'message'),
+  [
+    (
+      Reply(headers=linked(BODY, **{'X-Linked-Size': '400000'})),
+      'wrong size: 307,200 bytes are offered where there should be 400,000',
+    ),
+    (
+      Reply(headers={'Content-Type': 'text/html; charset=utf-8'}),
+      'a web page came in its place',
+    ),
+    (None, 'status 404 Not Found: check the name'),
+    (Reply(b'', 401), 'status 401'),
+    (Reply(b'', 403), 'status 403'),
+  ],
+)
+def test_what_is_no_file(server, cache, reply, message):
+  if reply:
+    server.replies['/a.npz?key=secret'] = reply
+  text = error(f'{server.url}/a.npz?key=secret')
+  assert f'cannot download {server.url}/a.npz?...: {message}' in text
+  assert 'secret' not in text and not list(cache.rglob('a*.npz'))
 
 
 # Refusals of the server and of this machine.
-
-
-def test_not_found(server):
-  url = f'{server.url}/a.npz'
-  assert f'{url}: status 404 Not Found: check the name' in error(url)
-
-
-@pytest.mark.parametrize('status', [401, 403])
-def test_access_refused(server, status):
-  server.replies['/a.npz?key=secret'] = Reply(b'', status)
-  message = error(f'{server.url}/a.npz?key=secret')
-  assert f'{server.url}/a.npz?...: status {status}' in message
-  assert 'secret' not in message
 
 
 def test_anonymous_access_refused_by_the_bucket(server, monkeypatch):
@@ -395,15 +361,6 @@ def test_no_room_keeps_what_has_come(server, cache, monkeypatch):
   assert server.ranges() == [None, f'bytes={size}-']
 
 
-def test_a_cache_that_cannot_be_written(server, tmp_path, monkeypatch):
-  (tmp_path / 'file').touch()
-  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'file'))
-  message = error(f'{server.url}/a.npz')
-  assert f'cannot write {tmp_path}/file/downloads/' in message
-  assert 'Not a directory' in message
-  assert 'VIT_JAX_CACHE' in message
-
-
 # Directories of the Hub.
 
 
@@ -412,18 +369,24 @@ def index(*shards) -> bytes:
   return json.dumps({'weight_map': weights}).encode()
 
 
-def test_a_directory_with_one_file_of_weights(server, hub, cache):
-  hub(
-    config__json=b'{}', preprocessor_config__json=b'[]', model__safetensors=BODY
-  )
+@pytest.mark.parametrize(
+  'names',
+  [
+    ('preprocessor_config.json', 'model.safetensors'),
+    ('pytorch_model.bin',),
+    ('pytorch_model.bin.index.json', 'pytorch_model-1-of-1.bin'),
+  ],
+)
+def test_a_directory(server, hub, cache, names):
+  content = dict.fromkeys(names, BODY)
+  if 'pytorch_model.bin.index.json' in content:
+    content['pytorch_model.bin.index.json'] = index(names[1])
+  content['config.json'] = b'{}'
+  hub(**{name.replace('.', '__'): x for name, x in content.items()})
   path = download.fetch('hf:timm/vit', sleep=no_sleep)
   server.stop()
   assert path == cache / 'hub/timm--vit/main'
-  assert files(path) == {
-    'config.json': b'{}',
-    'preprocessor_config.json': b'[]',
-    'model.safetensors': BODY,
-  }
+  assert files(path) == content
   assert download.fetch('hf:timm/vit', sleep=no_sleep) == path
 
 
@@ -449,32 +412,6 @@ def test_a_directory_with_shards(server, hub, cache):
   assert download.fetch('hf:timm/vit@refs/pr/1', sleep=no_sleep) == path
 
 
-def test_a_directory_with_a_pickle(hub):
-  hub(config__json=b'{}', pytorch_model__bin=b'pickle')
-  path = download.fetch('hf:timm/vit', sleep=no_sleep)
-  assert (path / 'pytorch_model.bin').read_bytes() == b'pickle'
-
-
-def test_a_pickle_in_several_files(hub):
-  content = index('pytorch_model-1-of-1.bin')
-  shard = {'pytorch_model-1-of-1__bin': b'pickle'}
-  hub(config__json=b'{}', pytorch_model__bin__index__json=content, **shard)
-  path = download.fetch('hf:timm/vit', sleep=no_sleep)
-  assert (path / 'pytorch_model-1-of-1.bin').read_bytes() == b'pickle'
-
-
-def test_a_directory_without_weights(hub):
-  hub(config__json=b'{}')
-  assert 'hf:timm/vit has neither model.safetensors' in error('hf:timm/vit')
-
-
-def test_a_repository_that_is_not_open(hub):
-  hub(config__json=Reply(b'', 401))
-  message = error('hf:timm/vit')
-  assert 'status 401' in message
-  assert 'set HF_TOKEN' in message
-
-
 @pytest.mark.parametrize(
   'name',
   [
@@ -487,12 +424,6 @@ def test_an_index_cannot_name_files_elsewhere(server, hub, name):
   hub(config__json=b'{}', model__safetensors__index__json=content)
   assert 'which is not one of safetensors or bin' in error('hf:timm/vit')
   assert server.paths[-1].endswith('index.json')
-
-
-@pytest.mark.parametrize('content', [b'<', b'[]', b'{"weight_map": [1]}'])
-def test_a_broken_index(hub, content):
-  hub(config__json=b'{}', model__safetensors__index__json=content)
-  assert 'is neither a checkpoint nor the index of one' in error('hf:timm/vit')
 
 
 def test_an_unreachable_hub_says_where_to_put_what(server, hub, cache):
@@ -539,8 +470,9 @@ def test_the_hash_before_a_redirect_counts(hub, cache):
 
 
 @pytest.mark.parametrize(
-  'status, code, hint',
+  ('status', 'code', 'hint'),
   [
+    (401, '', 'set HF_TOKEN'),
     (401, 'RepoNotFound', 'there is no such repository'),
     (403, 'GatedRepo', 'accept its terms at'),
     (404, 'RepoNotFound', 'check the name'),
@@ -548,9 +480,20 @@ def test_the_hash_before_a_redirect_counts(hub, cache):
   ],
 )
 def test_what_the_hub_refuses(hub, status, code, hint):
-  hub(config__json=Reply(b'', status, headers={'X-Error-Code': code}))
+  headers = {'X-Error-Code': code} if code else {}
+  hub(config__json=Reply(b'', status, headers=headers))
   message = error('hf:timm/vit')
   assert f'status {status}' in message and hint in message
+
+
+@pytest.mark.parametrize('content', [None, b'<', b'[]', b'{"weight_map": [1]}'])
+def test_a_directory_without_weights(hub, content):
+  more = {} if content is None else {'model__safetensors__index__json': content}
+  hub(config__json=b'{}', **more)
+  reason = 'is neither a checkpoint nor the index of one'
+  if content is None:
+    reason = 'hf:timm/vit has neither model.safetensors'
+  assert reason in error('hf:timm/vit')
 
 
 def test_a_hub_without_headers_is_a_proxy_in_its_place(hub):
@@ -560,12 +503,18 @@ def test_a_hub_without_headers_is_a_proxy_in_its_place(hub):
   assert "missing the 'X-Repo-Commit' header" in error('hf:timm/vit')
 
 
-def test_a_cache_for_the_hub_that_cannot_be_written(hub, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  ('path', 'folder'),
+  [('hf:timm/vit', 'hub'), ('https://127.0.0.1/a.npz', 'downloads')],
+)
+def test_a_cache_that_cannot_be_written(
+  hub, tmp_path, monkeypatch, path, folder
+):
   (tmp_path / 'file').touch()
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'file'))
   hub(config__json=b'{}')
-  message = error('hf:timm/vit')
-  assert f'cannot write {tmp_path}/file/hub/' in message
+  message = error(path)
+  assert f'cannot write {tmp_path}/file/{folder}/' in message
   assert 'Not a directory' in message and 'VIT_JAX_CACHE' in message
 
 

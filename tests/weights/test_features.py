@@ -177,52 +177,53 @@ def test_a_run_can_be_looked_at(digits_run):
 @pytest.mark.parametrize(
   ('model', 'call', 'message'),
   [
-    (planted.tiny_bit(), vit_jax.features, 'a BiT, a ResNet, which has no tok'),
     (
-      planted.tiny_mixer(),
+      planted.tiny_bit,
+      vit_jax.features,
+      'a BiT, a ResNet, which has no tokens',
+    ),
+    (
+      planted.tiny_mixer,
       vit_jax.explore.attention_maps,
       'a Mixer, which has no attention',
     ),
     (
-      planted.tiny(),
+      planted.tiny,
       lambda vit, x: vit_jax.features(vit, x, [3]),
       'no layer 3: the model has 3, 0 to 2',
     ),
     (
-      planted.tiny(),
+      planted.tiny,
       lambda vit, x: vit_jax.features(vit, x[:, :4]),
       r'shape \(5, 4, 16, 3\): what this model takes is \[B, 8, 16, 3\]',
     ),
+    (planted.tiny, lambda vit, x: vit_jax.features(vit, x[:0]), 'float32'),
     (
-      planted.tiny(),
-      lambda vit, x: vit_jax.features(vit, x[:0]),
-      'float32',
-    ),
-    (
-      planted.tiny(),
+      planted.tiny,
       lambda vit, x: features.patch_index(vit, (2, 0)),
       r'no patch \(2, 0\): rows are 0 to 1, columns 0 to 3',
     ),
   ],
 )
 def test_mistakes_are_one_line(model, call, message):
-  vit = planted.loaded(model)
+  vit = planted.loaded(model())
   with pytest.raises(UserError, match=message) as error:
     call(vit, planted.images())
   assert '\n' not in str(error.value)
 
 
 def test_naming_the_functions_imports_no_jax():
-  code = (
-    'import sys\n'
-    'import vit_jax\n'
-    'import vit_jax.explore\n'
-    'assert vit_jax.explore.__name__ in sys.modules\n'
-    'assert "jax" not in sys.modules and "sklearn" not in sys.modules\n'
-    'for module in (vit_jax, vit_jax.explore):\n'
-    '  for name in module.__all__:\n'
-    '    assert getattr(module, name)\n'
-  )
+  code = """
+import sys
+import vit_jax
+import vit_jax.explore
+
+assert vit_jax.explore.__name__ in sys.modules
+assert not {'jax', 'sklearn'} & sys.modules.keys()
+for module in (vit_jax, vit_jax.explore):
+  for name in module.__all__:
+    assert getattr(module, name)
+"""
   subprocess.run([sys.executable, '-c', code], check=True, cwd=tiny.ROOT)
 
 

@@ -12,6 +12,7 @@ import stand_in
 import tiny
 
 import vit_jax
+from vit_jax import data
 from vit_jax import embed
 from vit_jax import evaluate
 from vit_jax.config import UserError
@@ -69,33 +70,27 @@ def test_wrong_arguments_are_named(arguments, message):
   assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize(
-  ('name', 'content'),
-  [
-    ('preprocess.json', '[1]'),
-    ('preprocess.json', '{}'),
-    ('preprocess.json', '{"classes": 5}'),
-    ('preprocess.json', {'channels': None}),
-    ('preprocess.json', {'channels': 2**63}),
-    ('preprocess.json', {'mean': [10**400]}),
-    ('preprocess.json', {'antialias': None}),
-    ('preprocess.json', {'resize': [1]}),
-    ('preprocess.json', {'bits': True}),
-    ('preprocess.json', {'fill': [3]}),
-    ('preprocess.json', {'intensity': [1, 0]}),
-    ('preprocess.json', {'mean': [0.5, 0.5]}),
-    ('preprocess.json', {'outputs': {'logits': {'feature': 'nothing'}}}),
-    ('preprocess.json', {'spacing': [1, 1]}),
-    ('preprocess.json', {'unknown': 1}),
-    ('config.json', {'train': {'ema_decay': None}}),
-    ('config.json', {'data': {'channels': None}}),
-    ('config.json', {'model': {'num_classes': 2**63}}),
-    ('config.json', {'model': {'layer_norm_epsilon': 2147483648}}),
-    ('config.json', '"x"'),
-    ('config.json', '{"train": {"dtype": 5}}'),
-    ('config.json', '{"model": {"depth": 9}}'),
-  ],
-)
+DAMAGED = [
+  ('preprocess.json', content)
+  for content in (
+    *('[1]', '{}', '{"classes": 5}'),
+    *({'channels': None}, {'channels': 2**63}, {'mean': [10**400]}),
+    *({'antialias': None}, {'resize': [1]}, {'bits': True}, {'fill': [3]}),
+    *({'intensity': [1, 0]}, {'mean': [0.5, 0.5]}, {'spacing': [1, 1]}),
+    *({'outputs': {'logits': {'feature': 'nothing'}}}, {'unknown': 1}),
+  )
+] + [
+  ('config.json', content)
+  for content in (
+    *({'train': {'ema_decay': None}}, {'data': {'channels': None}}),
+    {'model': {'num_classes': 2**63}},
+    {'model': {'layer_norm_epsilon': 2147483648}},
+    *('"x"', '{"train": {"dtype": 5}}', '{"model": {"depth": 9}}'),
+  )
+]
+
+
+@pytest.mark.parametrize(('name', 'content'), DAMAGED)
 def test_a_damaged_work_directory_is_named(digits_run, tmp_path, name, content):
   shutil.copytree(digits_run, tmp_path / 'run')
   path, field = tmp_path / 'run' / name, ''
@@ -256,9 +251,7 @@ def test_commands_say_which_checkpoint_they_read(
   assert f'{step}, the {kind} checkpoint' in (out / 'report.html').read_text()
 
 
-def test_no_images(tmp_path):
-  from vit_jax import data
-
+def test_no_images():
   preprocess = data.Preprocess(('a',), (8, 8), 1, (0.5,), (0.5,))
   with pytest.raises(UserError, match='there are no images'):
     preprocess([])

@@ -34,58 +34,52 @@ def test_the_logits_are_close_and_the_bytes_few(name, fields):
   # The head, which begins with zeros, and all biases have values here.
   leaves, tree = jax.tree.flatten(params)
   keys = jax.random.split(jax.random.key(1), len(leaves))
-  noisy = [
-    x + 0.02 * jax.random.normal(key, x.shape)
+  noise = [
+    0.02 * jax.random.normal(key, x.shape)
     for x, key in zip(leaves, keys, strict=True)
   ]
-  params = jax.tree.unflatten(tree, noisy)
+  params = jax.tree.map(jax.numpy.add, params, jax.tree.unflatten(tree, noise))
   small = quantized.quantize(params)
   images = jax.random.normal(jax.random.key(2), (4, *SIZE))
   apply = jax.jit(lambda x: model.apply({'params': x}, images))
-  expected, found = (np.asarray(apply(x), np.float32) for x in (params, small))
-  assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+  expected, logits = (np.asarray(apply(x), np.float32) for x in (params, small))
+  assert np.abs(logits - expected).max() < 0.05 * np.abs(expected).max()
   share = quantized.num_bytes(small) / quantized.num_bytes(params)
   assert 0.25 < share < 0.32
-  assert sum(x.size for x in quantized.leaves(small)) == sum(
-    x.size for x in leaves
-  )
+  sizes = [sum(x.size for x in quantized.leaves(p)) for p in (params, small)]
+  assert sizes[0] == sizes[1]
 
 
 def test_values_are_within_half_a_step_of_their_scale():
   kernel = np.random.default_rng(0).standard_normal((3, 64, 2, 8))  # scanned
   params = quantized.quantize({'qkv': {'kernel': kernel, 'bias': kernel}})
-  found = params['qkv']['kernel']
-  assert found.stored.qvalue.dtype == np.int8
-  assert found.stored.scale.shape == (3, 1, 2, 8)  # of all inputs of an output
+  stored = params['qkv']['kernel']
+  assert stored.stored.qvalue.dtype == np.int8
+  assert stored.stored.scale.shape == (3, 1, 2, 8)  # of all inputs of an output
   step = np.abs(kernel).max(1, keepdims=True) / 127
-  error = np.abs(found.astype('float32') - kernel) / step
+  error = np.abs(stored.astype('float32') - kernel) / step
   assert error.max() < 0.51
   assert params['qkv']['bias'] is kernel
 
 
-@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('scan', [False, True, None])
 def test_a_run_is_loaded_to_predict(digits_run, scan):
-  images = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 1), np.uint8)
-  plain = vit_jax.load(digits_run)
-  model = vit_jax.load(digits_run, quantize='int8', scan=scan)
-  assert model.model.scan == scan
+  """Its layers are scanned unless the caller says otherwise."""
+  images = [
+    *np.random.default_rng(0).integers(0, 256, (3, 16, 16, 1), np.uint8)
+  ]
+  plain = vit_jax.load(digits_run, quantize='none')
+  choice = {} if scan is None else {'scan': scan}
+  model = vit_jax.load(digits_run, quantize='int8', **choice)
+  assert model.model.scan == (scan is not False) and not plain.model.scan
   assert model.describe() == plain.describe()
-  expected = plain.predict(list(images))
+  expected = plain.predict(images)
   np.testing.assert_allclose(
-    model.predict(list(images)), expected, atol=0.05 * np.abs(expected).max()
+    model.predict(images), expected, atol=0.05 * np.abs(expected).max()
   )
-  found = model.outputs(list(images))
   np.testing.assert_allclose(
-    found['logits'], model.predict(list(images)), rtol=1e-4, atol=1e-5
+    model.outputs(images)['logits'], model.predict(images), 1e-4, 1e-5
   )
-
-
-def test_the_layers_are_scanned_where_they_can_be(digits_run):
-  assert vit_jax.load(digits_run, quantize='int8').model.scan
-  assert not vit_jax.load(digits_run, quantize='none').model.scan
-  assert not vit_jax.load(
-    digits_run, quantize='int8', block='merging(1)'
-  ).model.scan
 
 
 def test_what_is_refused(digits_run, monkeypatch):
@@ -94,6 +88,8 @@ def test_what_is_refused(digits_run, monkeypatch):
   model = vit_jax.load(digits_run, quantize='int8')
   with pytest.raises(UserError, match='the model is quantized'):
     model.adapted(image_size=8)
+  merged = vit_jax.load(digits_run, quantize='int8', block='merging(1)')
+  assert not merged.model.scan  # its layers are not equal
   monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
   with pytest.raises(UserError, match=r"pip install 'vit_jax\[quantize\]'"):
     vit_jax.load(digits_run, quantize='int8')

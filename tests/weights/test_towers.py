@@ -8,6 +8,7 @@ import json
 import jax
 import numpy as np
 import pytest
+import tower_files
 
 import vit_jax
 from vit_jax import models
@@ -24,16 +25,13 @@ _SMALL = {'hidden_size': 12, 'mlp_dim': 24, 'num_heads': 3, 'depth': 2}
 _SIZE = (16, 16)
 
 
-def _random(projection=0, has_bias=False, words=None, **fields):
-  image = models.create_model('ViT-Ti/8', 0, **(_SMALL | fields))
-  tower = registry.build_model(
-    text.TextTower,
-    vocabulary=9,
-    length=5,
-    out_dim=12,
-    **(_SMALL | (words or {})),
-  )
-  model = two_towers.TwoTowers(image, tower, projection, has_bias)
+def _random(words=None, kind=text.TextTower, **fields):
+  """Returns two towers with random parameters."""
+  image = models.create_model('ViT-Ti/8', 0, **_SMALL, **fields)
+  sizes = _SMALL | {'vocabulary': 9, 'length': 5, 'out_dim': 12}
+  tower = registry.build_model(kind, **sizes | (words or {}))
+  has_bias = kind is text.TextTower and 'pool' in fields
+  model = two_towers.TwoTowers(image, tower, 0, has_bias)
   rng = np.random.default_rng(0)
   params = jax.tree.map(
     lambda x: rng.standard_normal(x.shape, np.float32),
@@ -51,9 +49,10 @@ def _assert_same(found, model, params):
 @pytest.mark.parametrize('stacked', [False, True])
 @pytest.mark.parametrize('kind', [google_towers.LIT, google_towers.BIG_VISION])
 def test_google(kind, stacked, tmp_path):
-  model, params = _random(pool='map', has_bias=True)
+  model, params = _random(pool='map')
   path = tmp_path / 'towers.npz'
-  containers.write_npz(path, google_towers.write(model, params, kind, stacked))
+  arrays = tower_files.google_arrays(model, params, kind, stacked)
+  containers.write_npz(path, arrays.items())
   _assert_same(weights.load(path), model, params)
   trunk = vit_jax.load(path)
   jax.tree.map(np.testing.assert_array_equal, trunk.params, params['image'])
@@ -66,9 +65,9 @@ def test_google(kind, stacked, tmp_path):
 
 
 def _write_siglip(tmp_path, any_grid=False, **changed):
-  model, params = _random(pool='map', has_bias=True, words={'gelu': 'tanh'})
+  model, params = _random(pool='map', words={'gelu': 'tanh'})
   model = model.clone(any_grid=any_grid)
-  arrays = dict(huggingface_clip.write(model, params))
+  arrays = tower_files.transformers_arrays(model, params)
   arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
   containers.write_safetensors(tmp_path / 'model.safetensors', arrays, {})
   config = {'model_type': 'siglip', **changed}
@@ -78,42 +77,36 @@ def _write_siglip(tmp_path, any_grid=False, **changed):
   return model, params
 
 
-def test_siglip(tmp_path):
-  model, params = _write_siglip(tmp_path)
-  _assert_same(weights.load(tmp_path), model, params)
-
-
-def test_siglip_2(tmp_path):
-  model, params = _write_siglip(tmp_path, any_grid=True, model_type='siglip2')
-  found = weights.load(tmp_path)
-  _assert_same(found, model, params)
-  assert found.model.any_grid
+@pytest.mark.parametrize(
+  ('any_grid', 'kind'), [(False, 'siglip'), (True, 'siglip2')]
+)
+def test_siglip(tmp_path, any_grid, kind):
+  model, params = _write_siglip(tmp_path, any_grid, model_type=kind)
+  towers = weights.load(tmp_path)
+  _assert_same(towers, model, params)
+  assert towers.model.any_grid == any_grid
 
 
 @pytest.mark.parametrize('words', [{}, {'qk_norm': True}, {'pool': 'first'}])
 def test_a_text_tower_that_transformers_has(words):
   """Its config has no word for what else a text tower may be."""
-  model, _ = _random(pool='map', has_bias=True, words=words)
+  model, _ = _random(pool='map', words=words)
   stored = huggingface_clip.beside(model, (*_SIZE, 3))
   assert (stored is None) == bool(words)
 
 
-def test_a_model_that_is_not_known(tmp_path):
+def test_files_of_other_models(tmp_path):
   _write_siglip(tmp_path, model_type='flava')
   with pytest.raises(UserError, match="model_type 'flava': two towers of"):
     weights.load(tmp_path)
-
-
-def test_a_file_without_two_towers(tmp_path):
-  path = tmp_path / 'one.npz'
-  np.savez(path, x=np.zeros(3))
+  np.savez(tmp_path / 'one.npz', x=np.zeros(3))
   with pytest.raises(UserError, match='holds no two towers'):
-    weights.load(path)
+    weights.load(tmp_path / 'one.npz')
 
 
 def test_all_differences_are_named(tmp_path):
-  model, params = _random(has_bias=False)
-  arrays = dict(google_towers.write(model, params, 'lit', False))
+  model, params = _random()
+  arrays = tower_files.google_arrays(model, params, google_towers.LIT, False)
   del arrays['txt/Encoder_0/encoderblock_1/LayerNorm_1/bias']
   arrays['txt/more'] = np.zeros(3)
   path = tmp_path / 'towers.npz'
@@ -124,47 +117,20 @@ def test_all_differences_are_named(tmp_path):
   assert 'unknown: txt/more' in str(caught.value)
 
 
-def _bert(heads=3):
-  image = models.create_model('ViT-Ti/8', 0, **_SMALL)
-  tower = registry.build_model(
-    text.Bert,
-    **(_SMALL | {'num_heads': heads}),
-    vocabulary=9,
-    length=5,
-    out_dim=12,
-  )
-  model = two_towers.TwoTowers(image, tower)
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda x: rng.standard_normal(x.shape, np.float32),
-    weights.abstract_params(model, _SIZE),
-  )
-  return model, params
-
-
-def _write_bert(tmp_path):
-  model, params = _bert()
-  path = tmp_path / 'towers.npz'
-  arrays = google_towers.write(model, params, google_towers.LIT, False)
-  containers.write_npz(path, arrays)
-  return path, model, params
-
-
 def test_lit_with_bert(tmp_path):
-  path, model, params = _write_bert(tmp_path)
+  model, params = _random(kind=text.Bert)
+  path = tmp_path / 'towers.npz'
+  arrays = tower_files.google_arrays(model, params, google_towers.LIT, False)
+  containers.write_npz(path, arrays.items())
   _assert_same(weights.load(path, text_heads=3), model, params)
-
-
-@pytest.mark.parametrize('heads', [None, 5])
-def test_heads_of_a_bert_are_asked_for(heads, tmp_path):
-  path, _, _ = _write_bert(tmp_path)
-  with pytest.raises(UserError, match=r'BERT of width 12.*text_heads=') as e:
-    weights.load(path, text_heads=heads)
-  assert '\n' not in str(e.value)
+  for heads in (None, 5):
+    with pytest.raises(UserError, match=r'BERT of width 12.*text_heads=') as e:
+      weights.load(path, text_heads=heads)
+    assert '\n' not in str(e.value)
 
 
 def test_padding_does_not_change_what_bert_reads():
-  model, params = _bert()
+  model, params = _random(kind=text.Bert)
   tokens = np.array([[3, 4, 0, 0, 0], [5, 6, 7, 8, 1]])
   apply = jax.jit(lambda x: model.text.apply({'params': params['text']}, x))
   found, short = apply(tokens)['features'], apply(tokens[:, :2])['features']

@@ -36,7 +36,7 @@ KINDS = (
 _SCATTER = 'all-reduce-scatter'
 # One collective is in several computations if TPUs' compiler has it go on while
 # others compute: where it starts, in these others, and where it is done.
-_OTHERS = 'async_collective_fusion'
+_ASYNC_FUSION = 'async_collective_fusion'
 _START = '"AsyncCollectiveStart"'
 _DONE = '"AsyncCollectiveDone"'
 
@@ -99,9 +99,14 @@ def count(
   """
   finder = _Finder(module, mesh, as_written)
   by_key: dict[tuple[object, ...], list[tuple[Collective, int]]] = {}
-  for found, times in hlo.executed(module, finder.find, lambda c: c.bytes):
-    key = found.kind, found.axes, found.group_size, found.parts
-    by_key.setdefault(key, []).append((found, times))
+  for collective, times in hlo.executed(module, finder.find, lambda c: c.bytes):
+    key = (
+      collective.kind,
+      collective.axes,
+      collective.group_size,
+      collective.parts,
+    )
+    by_key.setdefault(key, []).append((collective, times))
   totals = [
     dataclasses.replace(
       group[0][0],
@@ -142,7 +147,7 @@ class _Finder:
     self._going_on = {
       id(computation)
       for name, computation in module.computations.items()
-      if name.startswith(_OTHERS)
+      if name.startswith(_ASYNC_FUSION)
       or any(_DONE in x.attributes for x in computation.values())
     }
     # Computations that are run beside others, which compute products.
@@ -221,23 +226,23 @@ class _Finder:
         return False
       chain += after[:1]
     names = list(computation)
-    between = names[names.index(chain[-2]) + 1 : names.index(chain[-1])]
+    instructions = names[names.index(chain[-2]) + 1 : names.index(chain[-1])]
     return any(
       products.product_flops(self._module, computation[name], computation)
-      for name in between
+      for name in instructions
     )
 
   def _is_widened(self, value: hlo.Instruction) -> bool:
     """Whether 32-bit values were just converted from 16 bits."""
-    inside: hlo.Computation = {}
+    fused: hlo.Computation = {}
     while value.opcode == 'fusion':
-      inside = self._module.inside(value)
-      value = hlo.root(inside)
-    while inside and value.opcode in _MOVES:
-      value = inside[value.operands[0]]
-    if not inside or value.opcode != 'convert':
+      fused = self._module.fused(value)
+      value = hlo.root(fused)
+    while fused and value.opcode in _MOVES:
+      value = fused[value.operands[0]]
+    if not fused or value.opcode != 'convert':
       return False
-    before = hlo.arrays(inside[value.operands[0]].shape)
+    before = hlo.arrays(fused[value.operands[0]].shape)
     return [bits for bits, _ in before] == [16]
 
   def _is_narrowed(
@@ -278,15 +283,15 @@ class _Finder:
   ) -> list[_Reading]:
     """Returns the readers of one of the results of an all-reduce."""
     if not reduce.shape.startswith('('):
-      return self._readers_of(reduce.name, computation, through)
+      return self._find_readers(reduce.name, computation, through)
     return [
       reader
       for user, _ in self._uses(reduce.name, computation)
       if re.match(rf'[, ]*index={index}\b', user.attributes)
-      for reader in self._readers_of(user.name, computation, through)
+      for reader in self._find_readers(user.name, computation, through)
     ]
 
-  def _readers_of(
+  def _find_readers(
     self, name: str, computation: hlo.Computation, through: tuple[str, ...]
   ) -> list[_Reading]:
     """Returns the readers of a value, directly or through some operations.
@@ -299,14 +304,14 @@ class _Finder:
       result.append((None, shape))
     for user, index in self._uses(name, computation):
       if user.opcode in through and not index:
-        result += self._readers_of(user.name, computation, through)
+        result += self._find_readers(user.name, computation, through)
       elif user.opcode == 'fusion':
-        inside = self._module.inside(user)
-        parameter = hlo.parameter(inside, index)
-        readers = self._readers_of(parameter, inside, through)
-        result += [found for found in readers if found[0] is not None]
+        fused = self._module.fused(user)
+        parameter = hlo.parameter(fused, index)
+        readers = self._find_readers(parameter, fused, through)
+        result += [reading for reading in readers if reading[0] is not None]
         if any(reader is None for reader, _ in readers):
-          result += self._readers_of(user.name, computation, through)
+          result += self._find_readers(user.name, computation, through)
       else:
         result.append((user, shape))
     return result

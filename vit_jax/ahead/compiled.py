@@ -101,18 +101,18 @@ def operations(
       return []
     return [_operation(module, instruction, computation, hardware)]
 
-  found = hlo.executed(module, find, lambda one: one.seconds)
+  executed = hlo.executed(module, find, lambda operation: operation.seconds)
   all_ = [
     dataclasses.replace(
-      one,
+      operation,
       executions=times,
-      flops=times * one.flops,
-      bytes=times * one.bytes,
-      seconds=times * one.seconds,
+      flops=times * operation.flops,
+      bytes=times * operation.bytes,
+      seconds=times * operation.seconds,
     )
-    for one, times in found
+    for operation, times in executed
   ]
-  return sorted(all_, key=lambda one: -one.seconds)
+  return sorted(all_, key=lambda operation: -operation.seconds)
 
 
 def _is_collective(module: hlo.Module, instruction: hlo.Instruction) -> bool:
@@ -123,7 +123,9 @@ def _is_collective(module: hlo.Module, instruction: hlo.Instruction) -> bool:
     called = list(module.all_callees(instruction))
     # Only the start names what is computed.
     return not called or any(
-      x.opcode in collectives.KINDS for each in called for x in each.values()
+      x.opcode in collectives.KINDS
+      for computation in called
+      for x in computation.values()
     )
   return collectives.is_reduce_scatter(module, instruction)
 
@@ -163,8 +165,8 @@ def _traffic(
   computation: hlo.Computation,
 ) -> int:
   """Returns the bytes that an instruction moves to and from device memory."""
-  if (stated := products.kernel_cost(instruction)) is not None:
-    return stated[1]
+  if (cost := products.kernel_cost(instruction)) is not None:
+    return cost[1]
   started = _started(module, instruction)
   if started in ('copy', 'slice'):
     # One end is on the chip, or both are in memory.
@@ -174,7 +176,7 @@ def _traffic(
     return ends * hlo.nbytes(result)
   body = None
   if instruction.opcode == 'fusion':
-    body = module.inside(instruction)
+    body = module.fused(instruction)
   moved = _written(instruction, body)
   for i, name in enumerate(instruction.operands):
     if name in computation:
@@ -185,7 +187,7 @@ def _traffic(
 def _started(module: hlo.Module, instruction: hlo.Instruction) -> str:
   """Returns the opcode of what an instruction starts; '' if it does not."""
   if instruction.opcode == 'async-start':  # as programs from `dump_flags` have
-    return hlo.root(module.inside(instruction)).opcode
+    return hlo.root(module.fused(instruction)).opcode
   kind, _, start = instruction.opcode.rpartition('-')
   return kind if start == 'start' else ''
 
@@ -234,11 +236,11 @@ def _read(
   body: hlo.Computation | None,
 ) -> int:
   """Returns the bytes that a fusion or instruction reads of an operand."""
-  whole = _in_memory(value.shape)
-  if body is None or not whole:
-    return whole
-  found = _read_inside(module, index, body)
-  return whole if found is None else found
+  size = _in_memory(value.shape)
+  if body is None or not size:
+    return size
+  read_bytes = _read_inside(module, index, body)
+  return size if read_bytes is None else read_bytes
 
 
 def _read_inside(
@@ -254,11 +256,11 @@ def _read_inside(
     if user.opcode == 'dynamic-slice' and places == [0]:
       total += hlo.nbytes(user.shape)
     elif user.opcode == 'fusion':
-      inside = module.inside(user)
-      for found in (_read_inside(module, i, inside) for i in places):
-        if found is None:
+      fused = module.fused(user)
+      for read_bytes in (_read_inside(module, i, fused) for i in places):
+        if read_bytes is None:
           return None
-        total += found
+        total += read_bytes
     elif user.opcode != 'dynamic-update-slice' or places != [0]:
       return None
   return total
@@ -271,8 +273,8 @@ def _module_path(instruction: hlo.Instruction) -> str:
     return ''
   # jit(train_step)/transpose(jvp(ViT))/ViT.trunk/blocks_0/mlp/up/dot_general
   names = re.sub(r'\w+\([^/]*\)+/', '', match[1]).split('/')[:-1]
-  kept = [x for x in names if '(' not in x and '.' not in x]
-  return '/'.join(x for x in kept if x not in _NO_MODULES)
+  modules = [x for x in names if '(' not in x and '.' not in x]
+  return '/'.join(x for x in modules if x not in _NO_MODULES)
 
 
 def _source(module: hlo.Module, instruction: hlo.Instruction) -> str:
@@ -342,10 +344,10 @@ def parse(program: 'jax.stages.Compiled', folder: str) -> hlo.Module:
   except jax.errors.JaxRuntimeError:
     # Compilers that are newer than jaxlib use instructions that it refuses.
     files = pathlib.Path(folder).glob('*.after_codegen.txt')
-    found = sorted(files, key=lambda path: path.stat().st_mtime)
-    if not found:
+    dumps = sorted(files, key=lambda path: path.stat().st_mtime)
+    if not dumps:
       raise
-    return hlo.parse(found[-1].read_text())
+    return hlo.parse(dumps[-1].read_text())
 
 
 def cost(
@@ -360,13 +362,13 @@ def cost(
     module: The same, from `parse`.
     hardware: The device, for its peaks.
   """
-  found = operations(module, hardware)
+  executed = operations(module, hardware)
   memory = program.memory_analysis()
   assert memory is not None  # TPUs and GPUs have it
-  traffic = sum(x.bytes for x in found)
-  moves = [x for x in found if x.kind in ('copy', 'transpose')]
+  traffic = sum(x.bytes for x in executed)
+  moves = [x for x in executed if x.kind in ('copy', 'transpose')]
   # The compiler counts the body of a loop once.
-  once = sum(x.bytes / x.executions for x in found)
+  once = sum(x.bytes / x.executions for x in executed)
   analysis = program.cost_analysis() or {}
   accessed = analysis.get('bytes accessed', once) * traffic / max(once, 1)
   return Cost(
@@ -375,15 +377,17 @@ def cost(
     accessed_gb=accessed / 1e9,
     traffic_gb=traffic / 1e9,
     tflop=products.flops(module) / 1e12,
-    copies=_number(found, 'copy'),
-    transposes=_number(found, 'transpose'),
+    copies=_number(executed, 'copy'),
+    transposes=_number(executed, 'transpose'),
     moved_gb=sum(x.bytes for x in moves) / 1e9,
-    seconds=sum(x.seconds for x in found),
-    slowest=found[:_SLOWEST],
+    seconds=sum(x.seconds for x in executed),
+    slowest=executed[:_SLOWEST],
     unknown_loops=hlo.unknown_loops(module),
   )
 
 
-def _number(found: list[Operation], kind: str) -> int:
+def _number(executed: list[Operation], kind: str) -> int:
   """Returns how often operations of a kind are executed."""
-  return sum(one.executions for one in found if one.kind == kind)
+  return sum(
+    operation.executions for operation in executed if operation.kind == kind
+  )

@@ -26,7 +26,7 @@ def parse(attributes: str, devices: int) -> np.ndarray:
   )
   text = match[1] if match else ''
   if text.startswith('mesh['):
-    return _of_mesh(text)
+    return _mesh_groups(text)
   if iota := re.match(r'\[(\d+),(\d+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)', text):
     return _transposed(iota[3]).reshape(int(iota[1]), int(iota[2]))
   if text.startswith('{}'):
@@ -49,7 +49,7 @@ def _transposed(text: str) -> np.ndarray:
   return ids.transpose(_numbers(order) or None)
 
 
-def _of_mesh(text: str) -> np.ndarray:
+def _mesh_groups(text: str) -> np.ndarray:
   """Reads `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b':(1)2}`.
 
   The braces name axes, or parts of them: `(1)2` is the part of size 2 after
@@ -79,6 +79,6 @@ def _of_mesh(text: str) -> np.ndarray:
   if match[2]:
     is_list = not match[2].startswith('[')
     ids = np.array(_numbers(match[2])) if is_list else _transposed(match[2])
-  between = [axis for axis in range(len(shape)) if axis not in within]
+  outer = [axis for axis in range(len(shape)) if axis not in within]
   size = math.prod(shape[axis] for axis in within)
-  return ids.reshape(shape).transpose(between + within).reshape(-1, size)
+  return ids.reshape(shape).transpose(outer + within).reshape(-1, size)

@@ -68,13 +68,13 @@ def run(
   """
   from vit_jax import models
 
-  found = []
+  largest = []
   model = models.from_config(config.model, 0)
   for scan in (False, True) if models.has_equal_layers(model) else (False,):
     for remat in REMATS:
-      found.append(_largest(config, topology, scan, remat))
-      logging.info('%s', ', '.join(_cells(found[-1])))
-  return found
+      largest.append(_largest(config, topology, scan, remat))
+      logging.info('%s', ', '.join(_cells(largest[-1])))
+  return largest
 
 
 def _largest(

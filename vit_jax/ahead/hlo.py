@@ -88,10 +88,10 @@ class Module:
     names = [
       name
       for key in _CALLEES.get(instruction.opcode, ())
-      for found in re.findall(
+      for callees in re.findall(
         rf'\b{key}=(\{{[^}}]*\}}|%?[\w.-]+)', instruction.attributes
       )
-      for name in re.findall(r'[\w.-]+', found)
+      for name in re.findall(r'[\w.-]+', callees)
     ]
     if instruction.opcode == 'conditional':
       return [names]
@@ -105,7 +105,7 @@ class Module:
         for called in self.computations[name].values():
           yield from self.all_callees(called)
 
-  def inside(self, fusion: Instruction) -> Computation:
+  def fused(self, fusion: Instruction) -> Computation:
     """Returns the computation of a fusion."""
     ((name,),) = self.callees(fusion)
     return self.computations[name]
@@ -163,8 +163,8 @@ def _table(text: str, name: str) -> str:
 
 def _instruction(name: str, text: str, is_root: bool) -> Instruction:
   end = _closing(text) if text.startswith('(') else text.index(' ')
-  shape, rest = text[:end], text[end:].lstrip()
-  opcode, _, arguments = rest.partition('(')
+  shape, call = text[:end], text[end:].lstrip()
+  opcode, _, arguments = call.partition('(')
   if not re.fullmatch(r'[\w-]+', opcode):
     raise ValueError(f'this HLO instruction cannot be read: {name} = {text}')
   end = _closing(arguments, depth=1)
@@ -282,11 +282,11 @@ def _operation(
   """Returns an operation and its operands, also if it is alone in a fusion."""
   if instruction.opcode != 'fusion':
     return instruction, [computation[x] for x in instruction.operands]
-  inside = module.inside(instruction)
-  outside = [computation[x] for x in instruction.operands]
-  operands = [inside[x] for x in root(inside).operands]
-  return root(inside), [
-    outside[int(x.arguments)] if x.opcode == 'parameter' else x
+  fused = module.fused(instruction)
+  arguments = [computation[x] for x in instruction.operands]
+  operands = [fused[x] for x in root(fused).operands]
+  return root(fused), [
+    arguments[int(x.arguments)] if x.opcode == 'parameter' else x
     for x in operands
   ]
 
@@ -358,10 +358,10 @@ def executed(
   """
   memory: dict[str, list[tuple[T, int]]] = {}
 
-  def heaviness(found: list[tuple[T, int]]) -> float:
-    return sum(times * weigh(item) for item, times in found)
+  def heaviness(items: list[tuple[T, int]]) -> float:
+    return sum(times * weigh(item) for item, times in items)
 
-  def of_computation(name: str) -> list[tuple[T, int]]:
+  def count_items(name: str) -> list[tuple[T, int]]:
     if name not in memory:
       memory[name] = result = []
       computation = module.computations[name]
@@ -371,8 +371,8 @@ def executed(
         if instruction.opcode == 'while':
           rounds = trip_count(module, instruction) or 1
         for branches in module.callees(instruction):
-          inner = max(map(of_computation, branches), key=heaviness)
+          inner = max(map(count_items, branches), key=heaviness)
           result += [(item, rounds * times) for item, times in inner]
     return memory[name]
 
-  return of_computation(module.entry)
+  return count_items(module.entry)

@@ -108,8 +108,8 @@ def complete(
       raise UserError(
         f'{e}; to plan without the data, set --config.model.num_classes'
       ) from None
-    found = objectives.class_of(config).num_outputs(source.features)
-    config.model.num_classes = found
+    num_outputs = objectives.class_of(config).num_outputs(source.features)
+    config.model.num_classes = num_outputs
     config.data.source_size = source.image_shape
     config.data.bits = config.data.bits or source.bits()
   if config.model.name == config_lib.INIT_FROM:
@@ -134,9 +134,9 @@ def run(config: 'ml_collections.ConfigDict', devices: int) -> Plan:
     )
   request = {'devices': devices, 'config': config_lib.to_dict(config)}
   answer = ask('vit_jax.ahead.plan', request, virtual_devices(devices))
-  found = [collectives.Collective(**c) for c in answer.pop('collectives')]
-  found = [dataclasses.replace(c, axes=tuple(c.axes)) for c in found]
-  return Plan(**answer, collectives=found)
+  exchanges = [collectives.Collective(**c) for c in answer.pop('collectives')]
+  exchanges = [dataclasses.replace(c, axes=tuple(c.axes)) for c in exchanges]
+  return Plan(**answer, collectives=exchanges)
 
 
 def ask(
@@ -211,12 +211,12 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   Raises:
     UserError: The config cannot be trained on these devices.
   """
-  from vit_jax.train import describe
+  from vit_jax.train import dry_run
 
   start = time.perf_counter()
   program = make_program(config)
   lowered = lower(program)
-  made = time.perf_counter()
+  lowering_end = time.perf_counter()
   compiled = lowered.compile(compiler_options=_QUICK)
   done = time.perf_counter()
   module = hlo.parse(compiled.as_text())
@@ -226,7 +226,7 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
     mesh=mesh,
     batch_size=config.train.batch_size,
     accumulation=config_lib.num_microbatches(config),
-    memory=describe.memory(
+    memory=dry_run.memory(
       program, compiled.memory_analysis().temp_size_in_bytes
     ),
     hides_remat=(
@@ -236,7 +236,7 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
     flops=products.flops(module),
     model_flops=program.flops.step // program.mesh.size,
     unknown_loops=hlo.unknown_loops(module),
-    seconds={'make': made - start, 'compile': done - made},
+    seconds={'make': lowering_end - start, 'compile': done - lowering_end},
   )
 
 
@@ -297,8 +297,8 @@ def parse_mesh(text: str, devices: int | None) -> dict[str, int]:
   open_axis = next((axis for axis, x in named.items() if x == '-1'), 'data')
   sizes = dict.fromkeys(_AXES, 1) | {axis: int(x) for axis, x in named.items()}
   if named.get(open_axis, '-1') == '-1':
-    others = math.prod(x for axis, x in sizes.items() if axis != open_axis)
-    sizes[open_axis] = max((devices or others) // others, 1)
+    fixed_size = math.prod(x for axis, x in sizes.items() if axis != open_axis)
+    sizes[open_axis] = max((devices or fixed_size) // fixed_size, 1)
   if devices is not None and math.prod(sizes.values()) != devices:
     raise UserError(
       f'--mesh={text} does not fit --devices={devices}: their number must be'
@@ -337,7 +337,7 @@ def table(plan: Plan) -> str:
   return '\n'.join(lines)
 
 
-def collective_text(found: list[collectives.Collective]) -> str:
+def collective_text(exchanges: list[collectives.Collective]) -> str:
   """Returns collectives as a table for people."""
   rows = [
     (
@@ -346,15 +346,15 @@ def collective_text(found: list[collectives.Collective]) -> str:
       c.group_size,
       c.executions,
       f'{c.bytes / 2**20:.3f}',
-      f'each keeps 1/{c.parts}' if c.parts > 1 else _beside(c),
+      f'each keeps 1/{c.parts}' if c.parts > 1 else _overlap_text(c),
     )
-    for c in found
+    for c in exchanges
   ]
   names = 'kind', 'along', 'among', 'times', 'MiB', ''
   return tables.Table(names, rows).text(indent='  ') if rows else '  none'
 
 
-def _beside(c: collectives.Collective) -> str:
+def _overlap_text(c: collectives.Collective) -> str:
   return f'{c.overlapped} of them beside products' if c.overlapped else ''
 
 

@@ -15,8 +15,8 @@ def flops(module: hlo.Module) -> int:
   A multiply-add counts 2. Recomputation to save memory counts, and so does work
   that several devices repeat.
   """
-  found = hlo.executed(module, own_flops, float)
-  return sum(count * times for count, times in found)
+  counts = hlo.executed(module, own_flops, float)
+  return sum(count * times for count, times in counts)
 
 
 def product_flops(
@@ -26,9 +26,9 @@ def product_flops(
 ) -> int:
   """Returns the FLOPs of an instruction and of what it calls, run once."""
   return sum(own_flops(instruction, computation)) + sum(
-    sum(own_flops(x, inside))
-    for inside in module.all_callees(instruction)
-    for x in inside.values()
+    sum(own_flops(x, callee))
+    for callee in module.all_callees(instruction)
+    for x in callee.values()
   )
 
 
@@ -58,10 +58,10 @@ def kernel_cost(instruction: hlo.Instruction) -> tuple[int, int] | None:
   """Returns FLOPs and bytes of a Pallas kernel, as its author states them."""
   if instruction.opcode != 'custom-call':
     return None
-  stated = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.attributes)
-  if stated is None:
+  estimate = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.attributes)
+  if estimate is None:
     return None
-  cost = json.loads(stated[1])
+  cost = json.loads(estimate[1])
   return int(cost['flops']), int(cost['bytes_accessed'])
 
 
@@ -69,8 +69,8 @@ def _call_flops(
   instruction: hlo.Instruction, computation: hlo.Computation
 ) -> list[int]:
   """Returns the FLOPs of a kernel, or of a call of cuBLAS or cuDNN."""
-  if (found := kernel_cost(instruction)) is not None:
-    return [found[0]]
+  if (kernel := kernel_cost(instruction)) is not None:
+    return [kernel[0]]
   target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
   name = target[1] if target else ''
   out = [shape for _, shape in hlo.arrays(instruction.shape)]
@@ -151,5 +151,5 @@ def _pairs_within(
   output = np.arange(outputs)[:, None]
   offset = np.arange(window)[None]
   place = output * stride + offset * rhs_dilation - padding
-  inside = (place >= 0) & (place < (size - 1) * lhs_dilation + 1)
-  return int((inside & (place % lhs_dilation == 0)).sum())
+  is_covered = (place >= 0) & (place < (size - 1) * lhs_dilation + 1)
+  return int((is_covered & (place % lhs_dilation == 0)).sum())

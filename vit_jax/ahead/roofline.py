@@ -144,17 +144,17 @@ def _communication(
 
 
 def transfers(
-  found: 'Sequence[collectives.Collective]', mesh: dict[str, int]
+  exchanges: 'Sequence[collectives.Collective]', mesh: dict[str, int]
 ) -> 'Iterator[collectives.Collective]':
   """Yields the collectives that an accelerator executes for those of a CPU.
 
   Their `bytes` are the narrow ones.
 
   Args:
-    found: Collectives from `collectives.count`.
+    exchanges: Collectives from `collectives.count`.
     mesh: Sizes of the mesh axes.
   """
-  for c in found:
+  for c in exchanges:
     inner = _innermost(c.axes, mesh, c.parts)
     narrow = dataclasses.replace(c, bytes=c.narrow_bytes)
     if not inner:
@@ -190,20 +190,23 @@ def transfer_seconds(
   """Returns the seconds of all executions; None if a network is not known."""
   n = transfer.group_size
   nodes = min(n, _nodes(transfer.axes, mesh, hardware.node_size))
-  near = n / nodes  # devices of a group in each node
+  node_devices = n / nodes  # devices of a group in each node
   link = LINKS * hardware.link_bandwidth
   network = LINKS * (hardware.network_bandwidth or math.nan)
   if transfer.kind == 'collective-permute':
-    within, between = (0.0, 1.0) if nodes > 1 else (1.0, 0.0)
+    within, across = (0.0, 1.0) if nodes > 1 else (1.0, 0.0)
   elif transfer.kind == 'all-to-all':
-    within, between = (near - 1) / n, (n - near) / n
+    within, across = (node_devices - 1) / n, (n - node_devices) / n
   else:
-    within, between = (near - 1) / near, (nodes - 1) / nodes / near
+    within, across = (
+      (node_devices - 1) / node_devices,
+      (nodes - 1) / nodes / node_devices,
+    )
   times = 2 if transfer.kind == 'all-reduce' else 1
   seconds = transfer.executions * LATENCY
   seconds += times * within * transfer.bytes / link
-  if between:
-    seconds += times * between * transfer.bytes / network
+  if across:
+    seconds += times * across * transfer.bytes / network
   return None if math.isnan(seconds) else seconds
 
 
@@ -233,8 +236,8 @@ def table(estimates: Sequence[Estimate]) -> str:
 
 def _cells(e: Estimate) -> tuple[str, ...]:
   def span(low: float, high: float, form: str) -> str:
-    both = format(low, form), format(high, form)
-    return both[0] if both[0] == both[1] else ' - '.join(both)
+    ends = format(low, form), format(high, form)
+    return ends[0] if ends[0] == ends[1] else ' - '.join(ends)
 
   communication = sum(e.communication.values())
   return (

@@ -113,7 +113,9 @@ def run(
       config cannot be trained on them.
   """
   answer = ask('vit_jax.ahead.step', config, topology)
-  found = [collectives_lib.Collective(**c) for c in answer.pop('collectives')]
+  exchanges = [
+    collectives_lib.Collective(**c) for c in answer.pop('collectives')
+  ]
   cost = answer.pop('cost')
   if cost is not None:
     slowest = [compiled_lib.Operation(**x) for x in cost.pop('slowest')]
@@ -121,7 +123,7 @@ def run(
   return Ahead(
     **answer,
     cost=cost,
-    collectives=[dataclasses.replace(c, axes=tuple(c.axes)) for c in found],
+    collectives=[dataclasses.replace(c, axes=tuple(c.axes)) for c in exchanges],
   )
 
 
@@ -171,14 +173,14 @@ def answer(
   """
   request = json.load(sys.stdin)
   try:
-    found = compute(
+    answer = compute(
       config_lib.from_dict(request['config']),
       topologies.parse(request['hardware'], request['slices']),
       request['folder'],
     )
   except UserError as e:
-    found = {'error': str(e)}
-  print(json.dumps(found))
+    answer = {'error': str(e)}
+  print(json.dumps(answer))
   sys.stdout.flush()
   os._exit(0)  # the threads of a compiler without a device may never end
 
@@ -230,9 +232,9 @@ def make(
 def _exhausted(error: Exception) -> tuple[str, float]:
   """Returns what a compiler says of too little memory, and the GiB needed."""
   number = r'([\d.]+)([KMGT])'
-  said = str(error)
-  match = re.search(rf'Used {number} of {number} \w+', said) or re.search(
-    rf'\({number}\) exceeds available HBM \({number}\)', said
+  message = str(error)
+  match = re.search(rf'Used {number} of {number} \w+', message) or re.search(
+    rf'\({number}\) exceeds available HBM \({number}\)', message
   )
   if match is None:
     return config_lib.one_line(error)[:200], 0.0
@@ -253,9 +255,9 @@ def _read(
   problem = ''
   if total > result.limit_gib and not topology.is_tpu:
     problem = f'{total:.2f} GiB of {result.limit_gib:.2f}'
-  found = collectives_lib.count(module, result.mesh, as_written=True)
+  exchanges = collectives_lib.count(module, result.mesh, as_written=True)
   exchange: float | None = 0.0
-  for c in found:
+  for c in exchanges:
     seconds = roofline.transfer_seconds(c, result.mesh, hardware)
     if exchange is not None:
       exchange = None if seconds is None else exchange + seconds
@@ -265,7 +267,7 @@ def _read(
     problem=problem,
     total_gib=total,
     cost=cost,
-    collectives=found,
+    collectives=exchanges,
     exchange_seconds=exchange,
     step_seconds=step,
     mfu=step and result.model_flops / (hardware.peak_flops * step),

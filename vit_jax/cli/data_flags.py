@@ -32,15 +32,15 @@ _FLAG_OF = {
 _TEXT_KEYS = ('tokenizer', 'text_length', 'text_too_long', 'words')
 
 
-def define(flag_values: flags.FlagValues, what: str) -> None:
+def define(flag_values: flags.FlagValues, purpose: str) -> None:
   """Defines --data, --split and flags for reading them.
 
   Args:
     flag_values: The flags of the command.
-    what: The command's use of the data, as 'evaluate on'.
+    purpose: The command's use of the data, as 'evaluate on'.
   """
   texts = {
-    'data': f"Data to {what}: 'digits', 'folder:PATH', 'table:FILE',"
+    'data': f"Data to {purpose}: 'digits', 'folder:PATH', 'table:FILE',"
     " 'hf:NAME' or a TFDS name.",
     'split': "The split, such as 'test' or 'train[90%:]'. Default: the only"
     ' split of a folder.',
@@ -98,7 +98,8 @@ def check(flag_values: flags.FlagValues, argv: list[str]) -> None:
     from vit_jax.data import sources  # after the flags: its import is slow
 
     with explained():
-      names = sources.folder_splits(flag_values['data'].value)
+      name = flag_values['data'].value
+      names = sources.find(name).split_names(name)
     if len(names) != 1:
       raise cli.missing('split', 'one', names[-1] if names else 'test')
     flag_values['split'].value = names[0]

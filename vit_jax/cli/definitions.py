@@ -48,9 +48,9 @@ class _ConfigParser(flags.ArgumentParser):
         has not.
     """
     config = config_lib.load(argument)
-    known = dict(config_lib.flatten(config))
+    defaults = dict(config_lib.flatten(config))
     for key in _keys_set(sys.argv):
-      if key not in known:
+      if key not in defaults:
         raise config_lib.unknown_key(config, key)
     return config.lock()
 
@@ -173,13 +173,13 @@ class _PathParser(flags.ArgumentParser[str]):
 
 
 def define_format(
-  flag_values: flags.FlagValues, *others: str
+  flag_values: flags.FlagValues, *more_formats: str
 ) -> flags.FlagHolder[str]:
   """Defines `--format`: 'table', 'json', or one of the others."""
   return flags.DEFINE_enum(
     'format',
     'table',
-    ['table', 'json', *others],
+    ['table', 'json', *more_formats],
     'Format of standard output.',
     flag_values=flag_values,
   )
@@ -231,9 +231,9 @@ def load(
   except (TypeError, ValueError) as e:
     if isinstance(e, config_lib.UserError) or not overrides:
       raise
-    given = ', '.join(f'{key}={value!r}' for key, value in overrides.items())
+    settings = ', '.join(f'{key}={value!r}' for key, value in overrides.items())
     raise config_lib.UserError(
-      f'{path} with {given}: {config_lib.one_line(e)}'
+      f'{path} with {settings}: {config_lib.one_line(e)}'
     ) from None
   origin = loaded.origin
   has_newer = origin.newest not in (None, origin.step)
@@ -311,7 +311,7 @@ def parse_flags(
     UserError: A flag, a config file or a key does not exist or does not parse.
   """
   end = argv.index('--') if '--' in argv else len(argv)
-  argv, others = argv[:end], argv[end:]  # those of another command
+  argv, inner_argv = argv[:end], argv[end:]  # those of another command
   argv, options = _without_options(_with_found_config(argv))
   keys = _keys_set(argv)
   if keys and config_path(argv) is None:
@@ -322,27 +322,30 @@ def parse_flags(
     argv = [re.sub(r'^--?model\.', '--model=', arg) for arg in argv]
   if not flags.FLAGS.is_parsed():  # absl's logging and Grain read theirs
     flags.FLAGS.mark_as_parsed()
-  seen, sys.argv = sys.argv, list(argv)  # ml_collections looks for keys there
+  process_argv, sys.argv = (
+    sys.argv,
+    list(argv),
+  )  # ml_collections looks for keys there
   try:
-    rest = flag_values([*argv, *others])
+    remaining = flag_values([*argv, *inner_argv])
   except flags.UnrecognizedFlagError as e:
     raise _unknown_flag(e, flag_values) from None
   except (flags.Error, TypeError, ValueError) as e:
     if isinstance(e.__context__, config_lib.UserError):
       raise e.__context__ from None
-    raise config_lib.UserError(_of_another_type(e)) from None
+    raise config_lib.UserError(_type_message(e)) from None
   finally:
-    sys.argv = seen
+    sys.argv = process_argv
   if options:
     config: Any = flag_values['config'].value
     config.objective.options.update(options)
-  return rest
+  return remaining
 
 
-def missing(flag: str, what: str, example: str) -> config_lib.UserError:
+def missing(flag: str, subject: str, example: str) -> config_lib.UserError:
   """Returns the error for a flag without which a command cannot work."""
   return config_lib.UserError(
-    f'--{flag} is missing: name {what}, as in --{flag}={example}'
+    f'--{flag} is missing: name {subject}, as in --{flag}={example}'
   )
 
 
@@ -354,13 +357,13 @@ def refuse_arguments(argv: Sequence[str]) -> None:
 
 def _with_found_config(argv: Sequence[str]) -> list[str]:
   """Replaces the config's name by its path, for ml_collections."""
-  found = list(argv)
+  arguments = list(argv)
   for i, arg in enumerate(argv):
     if re.fullmatch('--?config', arg) and i + 1 < len(argv):
-      found[i + 1] = config_lib.find(argv[i + 1])
+      arguments[i + 1] = config_lib.find(argv[i + 1])
     elif match := re.fullmatch('(--?config=)(.+)', arg, re.DOTALL):
-      found[i] = match[1] + config_lib.find(match[2])
-  return found
+      arguments[i] = match[1] + config_lib.find(match[2])
+  return arguments
 
 
 def _without_options(
@@ -374,20 +377,20 @@ def _without_options(
   pattern = re.compile(
     r'--?config\.objective\.options\.([^=]+)=(.*)', re.DOTALL
   )
-  found = [(arg, pattern.fullmatch(arg)) for arg in argv]
+  matches = [(arg, pattern.fullmatch(arg)) for arg in argv]
   options: dict[str, Any] = {}
-  for match in filter(None, (match for _, match in found)):
+  for match in filter(None, (match for _, match in matches)):
     try:
       options[match[1]] = ast.literal_eval(match[2])
     except (ValueError, SyntaxError):
       options[match[1]] = match[2]
-  rest = [arg for arg, match in found if not match]
-  if options and config_path(rest) is None:
+  remaining = [arg for arg, match in matches if not match]
+  if options and config_path(remaining) is None:
     raise config_lib.UserError(
       f'--config.objective.options.{next(iter(options))} needs --config=FILE'
       ' before it'
     )
-  return (rest if options else argv), options
+  return (remaining if options else argv), options
 
 
 def config_path(argv: Sequence[str]) -> str | None:
@@ -407,18 +410,18 @@ def _keys_set(argv: Sequence[str]) -> list[str]:
 
 
 # What the messages of absl say of a value -> what a flag takes.
-_WANTED = {
+_TYPE_ADVICE = {
   r'invalid literal for int\(\) .*': 'write a whole number, as 64',
   r'could not convert string to float: .*': 'write a number, as 0.001',
   r"\('Non-boolean argument to boolean flag', .*": 'write true or false',
 }
 
 
-def _of_another_type(error: Exception) -> str:
+def _type_message(error: Exception) -> str:
   """Returns the message of absl about a value that does not parse."""
   text = config_lib.one_line(error)
-  for said, wanted in _WANTED.items():
-    text = re.sub(f'^(flag --.*): {said}$', rf'\1: {wanted}', text)
+  for pattern, advice in _TYPE_ADVICE.items():
+    text = re.sub(f'^(flag --.*): {pattern}$', rf'\1: {advice}', text)
   return text
 
 
@@ -427,12 +430,12 @@ def _unknown_flag(
 ) -> config_lib.UserError:
   """Returns the error for a flag that does not exist, with what was meant."""
   name, hint = error.flagname, 'see --help'
-  near = difflib.get_close_matches(name, list(flag_values), n=1, cutoff=0.75)
-  known = dict(config_lib.flatten(config_lib.default()))
-  if near:
-    hint = f'did you mean --{near[0]}?'
+  similar = difflib.get_close_matches(name, list(flag_values), n=1, cutoff=0.75)
+  defaults = dict(config_lib.flatten(config_lib.default()))
+  if similar:
+    hint = f'did you mean --{similar[0]}?'
   elif 'config' in flag_values:
-    hint = synonyms.meant(name, known, '--config.') or hint
+    hint = synonyms.meant(name, defaults, '--config.') or hint
   elif 'from' in flag_values and synonyms.is_checkpoint(name):
     hint = 'the model is named by --from=PATH'
   return config_lib.UserError(f'there is no flag --{name}: {hint}')

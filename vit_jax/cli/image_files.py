@@ -36,17 +36,17 @@ def find(arguments: Sequence[str]) -> list[str]:
   for argument in arguments:
     listed = _listed_on_stdin() if argument == '-' else [argument]
     for name in listed:
-      found = _expand(name)
-      paths.extend(found)
-      if not found:
+      matches = _expand(name)
+      paths.extend(matches)
+      if not matches:
         empty.append(name)
   problems = [_problem(name) for name in empty]
   if not any(map(os.path.lexists, paths)):
     problems += [f'there is no {name}{nearby(name)}' for name in paths[:1]]
-    where = f' ({"; ".join(problems)})' if problems else ''
+    problem_text = f' ({"; ".join(problems)})' if problems else ''
     raise UserError(
-      f'there are no images{where}: name files, folders or patterns, or - for'
-      ' a list on standard input'
+      f'there are no images{problem_text}: name files, folders or patterns, or'
+      ' - for a list on standard input'
     )
   for problem in problems:
     print(problem, file=sys.stderr)
@@ -65,13 +65,13 @@ def as_examples(paths: Sequence[str], takes_videos: bool) -> list[str]:
 
   if not takes_videos:
     return [*paths]
-  found = [
+  examples = [
     os.path.dirname(path) or '.'
     if path.lower().endswith(folder.ENDINGS)
     else path
     for path in paths
   ]
-  return list(dict.fromkeys(found))
+  return list(dict.fromkeys(examples))
 
 
 def reporter(
@@ -132,15 +132,15 @@ def decode(
       return path, e
 
   pool = concurrent.futures.ThreadPoolExecutor(batches.num_cores())
-  rest = iter(paths)
+  remaining = iter(paths)
   try:
     waiting = collections.deque(
-      pool.submit(read, path) for path in itertools.islice(rest, ahead)
+      pool.submit(read, path) for path in itertools.islice(remaining, ahead)
     )
     while waiting:
       image = waiting.popleft().result()
       waiting.extend(
-        pool.submit(read, path) for path in itertools.islice(rest, 1)
+        pool.submit(read, path) for path in itertools.islice(remaining, 1)
       )
       progress(1)
       yield image
@@ -213,14 +213,14 @@ def _expand(name: str) -> list[str]:
   if os.path.lexists(name) or not glob.has_magic(name):
     return [name]
   # Names with a dot are matched only where the pattern has it, too.
-  found = sorted(
+  matches = sorted(
     path
     for path in glob.glob(name, recursive=True)
     if not any(leftovers.is_hidden(x.lstrip('.')) for x in path.split('/'))
   )
   if '**' in name:  # also matches the files in the folders
-    return [path for path in found if not os.path.isdir(path)]
-  return [image for path in found for image in _matched(path)]
+    return [path for path in matches if not os.path.isdir(path)]
+  return [image for path in matches for image in _matched(path)]
 
 
 def _matched(path: str) -> list[str]:

@@ -95,10 +95,10 @@ def _status(
       allocator.start_again()  # before a config, which is code, is read
       accelerators.use_cpu_without_tpu()
     with memory.explained(memory.ANYTHING), accelerators.explained():
-      rest = parse_flags(argv, flag_values)
+      arguments = parse_flags(argv, flag_values)
       if 'compile_cache' in flag_values:
         _keep_compiled(flag_values['compile_cache'].value)
-      status = main(rest) or 0
+      status = main(arguments) or 0
     sys.stdout.flush()
     return status
   except BrokenPipeError:  # the reader, such as `head`, has ended
@@ -122,20 +122,22 @@ def _last_line_of_users(error: Exception) -> str:
   In a long traceback, such as JAX gives, that line is hard to find.
   """
   places = sysconfig.get_paths()
-  others = [places[x] for x in ('stdlib', 'platstdlib', 'purelib', 'platlib')]
-  others.append(str(pathlib.Path(__file__).parents[1]))
-  not_own = ('<', *(f'{x}{os.sep}' for x in others))
+  library_folders = [
+    places[x] for x in ('stdlib', 'platstdlib', 'purelib', 'platlib')
+  ]
+  library_folders.append(str(pathlib.Path(__file__).parents[1]))
+  not_own = ('<', *(f'{x}{os.sep}' for x in library_folders))
   # Also below ~/.local, and where Debian puts its packages.
   installed = {'site-packages', 'dist-packages'}
-  own = [
+  user_frames = [
     at
     for at in traceback.extract_tb(error.__traceback__)
     if not at.filename.startswith(not_own)
     and not installed & {*pathlib.Path(at.filename).parts}
   ]
-  if not own:
+  if not user_frames:
     return ''
-  at = own[-1]
+  at = user_frames[-1]
   return f'in your file {at.filename}, line {at.lineno}: {at.line}\n'
 
 
@@ -149,27 +151,29 @@ def _log_plainly() -> None:
   python_logging.getLogger('jax').setLevel(python_logging.WARNING)
 
 
-def _keep_compiled(where: str | None) -> None:
+def _keep_compiled(folder_flag: str | None) -> None:
   """Sets up JAX's compilation cache; call this before jax is imported.
 
   Args:
-    where: Value of `--compile_cache`; None: the default, or no cache if that
-      directory cannot be written.
+    folder_flag: Value of `--compile_cache`; None: the default, or no cache if
+      that directory cannot be written.
 
   Raises:
     OSError: The given directory cannot be made.
   """
-  if where == '':
+  if folder_flag == '':
     os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
     return
   # Cache quick compilations, too: many of them together take long.
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
-  if where is not None:
-    if '://' not in where:  # otherwise a bucket, which JAX accesses itself
-      folder = pathlib.Path(os.path.expanduser(where)).absolute()
+  if folder_flag is not None:
+    if (
+      '://' not in folder_flag
+    ):  # otherwise a bucket, which JAX accesses itself
+      folder = pathlib.Path(os.path.expanduser(folder_flag)).absolute()
       folder.mkdir(parents=True, exist_ok=True)
-      where = str(folder)
-    os.environ['JAX_COMPILATION_CACHE_DIR'] = where
+      folder_flag = str(folder)
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = folder_flag
   elif 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
     try:
       folder = places.cache() / 'xla'

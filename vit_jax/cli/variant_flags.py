@@ -34,43 +34,43 @@ def parse(flag_values: flags.FlagValues) -> list[dict[str, Any]]:
   Raises:
     UserError: A flag does not parse.
   """
-  found = _values(flag_values)
-  of_one = {name for name, values in found.items() if len(values) == 1}
-  if set(found) <= of_one & {'image_size', 'quantize'}:
+  flag_choices = _values(flag_values)
+  of_one = {name for name, values in flag_choices.items() if len(values) == 1}
+  if set(flag_choices) <= of_one & {'image_size', 'quantize'}:
     if flag_values['plot'].value:
       raise UserError(
         '--plot is of several variants: add --merge=0,2,4, or several sizes'
       )
     return []
-  each = [
-    dict(zip(found, values, strict=True))
-    for values in itertools.product(*found.values())
+  variants = [
+    dict(zip(flag_choices, values, strict=True))
+    for values in itertools.product(*flag_choices.values())
   ]
-  if len(each) > _MOST:
-    raise UserError(f'these are {len(each)} variants: at most {_MOST}')
+  if len(variants) > _MOST:
+    raise UserError(f'these are {len(variants)} variants: at most {_MOST}')
   for name in ('predictions', 'hausdorff'):
     if flag_values[name].value:
       raise UserError(f'--{name} is for one size: leave it out')
-  return each
+  return variants
 
 
 def _values(flag_values: flags.FlagValues) -> dict[str, list[Any]]:
   """Returns the values of each flag that is given."""
-  found: dict[str, list[Any]] = {}
+  choices: dict[str, list[Any]] = {}
   for name in ('image_size', 'patch_size'):
     if text := flag_values[name].value:
-      found[name] = [cli.parse_size(x, f'--{name}') for x in text.split(',')]
+      choices[name] = [cli.parse_size(x, f'--{name}') for x in text.split(',')]
   if text := flag_values['merge'].value:
     parts = text.split(',')
     if not all(part.isdecimal() for part in parts):
       raise UserError(f'--merge={text}: write numbers of tokens, as 0,2,4')
-    found['merge'] = [int(part) for part in parts]
+    choices['merge'] = [int(part) for part in parts]
   if text := flag_values['quantize'].value:
-    found['quantize'] = text.split(',')
-  for name, values in found.items():
+    choices['quantize'] = text.split(',')
+  for name, values in choices.items():
     if len(set(values)) < len(values):
       raise UserError(f'--{name}: write each value once')
-  return found
+  return choices
 
 
 def plot(flag_values: flags.FlagValues) -> pathlib.Path | None:

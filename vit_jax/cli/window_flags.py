@@ -57,12 +57,14 @@ def read(flag_values: flags.FlagValues) -> dict[str, Any]:
     raise UserError(
       f'--scales={",".join(texts)}: write positive numbers, as 0.75,1,1.25'
     )
-  others = {name: flag_values[name].value for name in ('overlap', 'gaussian')}
+  window_values = {
+    name: flag_values[name].value for name in ('overlap', 'gaussian')
+  }
   flip = flag_values['flip'].value
-  return {'scales': tuple(scales), 'flip': flip, **others}
+  return {'scales': tuple(scales), 'flip': flip, **window_values}
 
 
-def given(flag_values: flags.FlagValues) -> list[str]:
+def set_flags(flag_values: flags.FlagValues) -> list[str]:
   """Returns those of the flags that are set, as '--flip'."""
   names = ('scales', 'flip', 'overlap', 'gaussian')
   return [f'--{name}' for name in names if flag_values[name].present]

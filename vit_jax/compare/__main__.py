@@ -43,6 +43,7 @@ from absl import logging
 from vit_jax import cli
 from vit_jax import tables
 from vit_jax.compare import comparison
+from vit_jax.config import number
 from vit_jax.runs import records
 
 USAGE = 'compare RUN ...'
@@ -100,11 +101,11 @@ def _difference_rows(
 ) -> list[list[str]]:
   rows = []
   for key, by_name in values.items():
-    shown = {
+    cells = {
       name: ', '.join(map(_show_value, values_of_runs))
       for name, values_of_runs in by_name.items()
     }
-    texts = [shown.get(name) for name in names]
+    texts = [cells.get(name) for name in names]
     rows.append([key, *_cut(texts)])
   return rows
 
@@ -120,10 +121,10 @@ def _show_value(value: Any) -> str:
 
 def _cut(texts: Sequence[str | None]) -> list[str]:
   """Shortens texts to the parts where they begin to differ."""
-  known = {text for text in texts if text is not None}
+  distinct = {text for text in texts if text is not None}
   start = 0
-  if max(map(len, known)) > _LONGEST and len(known) > 1:
-    start = max(0, len(records.common_start(list(known))) - 8)
+  if max(map(len, distinct)) > _LONGEST and len(distinct) > 1:
+    start = max(0, len(records.common_start(list(distinct))) - 8)
   return [
     _ABSENT if text is None else _shortened(text, start) for text in texts
   ]
@@ -158,8 +159,10 @@ def _result_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _is_same(reports: Sequence[Mapping[str, Any]], name: str) -> bool:
-  found = [r['metrics'][name]['last'] for r in reports if name in r['metrics']]
-  return len(set(found)) == 1
+  final_values = [
+    r['metrics'][name]['last'] for r in reports if name in r['metrics']
+  ]
+  return len(set(final_values)) == 1
 
 
 def _show_states(states: Sequence[str]) -> str:
@@ -170,22 +173,22 @@ def _show_states(states: Sequence[str]) -> str:
 
 
 def _show(value: float | None) -> str:
-  return _ABSENT if value is None else tables.number(value)
+  return _ABSENT if value is None else number(value)
 
 
-def _show_mean(report: Mapping[str, Any], name: str, which: str) -> str:
-  found = report['metrics'].get(name)
-  if found is None:
+def _show_mean(report: Mapping[str, Any], name: str, statistic: str) -> str:
+  metric = report['metrics'].get(name)
+  if metric is None:
     return _ABSENT
-  if found[which] is None:
+  if metric[statistic] is None:
     return 'nan'
-  text = _show(found[which])
-  half, ends = found[f'{which}_interval'], found[f'{which}_range']
+  text = _show(metric[statistic])
+  half, ends = metric[f'{statistic}_interval'], metric[f'{statistic}_range']
   if report['count'] == 2 and ends is not None:
     return f'{text} ({" and ".join(map(_show, ends))})'
   if half is not None:
     return f'{text} ± {half:.0f}' if half > 10 else f'{text} ± {half:.2g}'
-  step = found.get('best_step') if which == 'best' else None
+  step = metric.get('best_step') if statistic == 'best' else None
   return text if step is None else f'{text} (step {step})'
 
 

@@ -90,8 +90,12 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
     return [Column(name, [run]) for name, run in named]
   groups: dict[str, list[tuple[str, records.Record]]] = {}
   for name, run in named:
-    rest = {key: value for key, value in run.config.items() if key != 'seed'}
-    groups.setdefault(json.dumps(rest, sort_keys=True), []).append((name, run))
+    settings = {
+      key: value for key, value in run.config.items() if key != 'seed'
+    }
+    groups.setdefault(json.dumps(settings, sort_keys=True), []).append(
+      (name, run)
+    )
   return _columns(list(groups.values()))
 
 
@@ -101,15 +105,15 @@ def _without_others(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
   Raises:
     UserError: Fewer than two runs are left.
   """
-  others = [x for x in paths if x.exists() and not records.is_run(x)]
-  left = [path for path in paths if path not in others]
-  if others and len(left) < 2:
-    names = config_lib.some([str(x) for x in others])
+  other_folders = [x for x in paths if x.exists() and not records.is_run(x)]
+  left = [path for path in paths if path not in other_folders]
+  if other_folders and len(left) < 2:
+    names = config_lib.some([str(x) for x in other_folders])
     raise UserError(
       f'{len(left)} of these is the work directory of a run, and it takes two'
       f' to compare: there is no config.json, or no run.json, in {names}'
     )
-  for path in others:
+  for path in other_folders:
     logging.warning('warning: %s is left out: it is no run', path)
   return left
 
@@ -163,24 +167,24 @@ def differences(
   tables = {c.name: [values_of(run) for run in c.runs] for c in columns}
   every = [values for table in tables.values() for values in table]
   keys = sorted({key for values in every for key in values})
-  found = {}
+  differing = {}
   for key in keys:
     if all(values.get(key) == every[0].get(key) for values in every):
       continue
-    found[key] = {
+    differing[key] = {
       name: _distinct(values[key] for values in table if key in values)
       for name, table in tables.items()
       if any(key in values for values in table)
     }
-  return found
+  return differing
 
 
 def _distinct(values: Iterable[Any]) -> list[Any]:
-  found: list[Any] = []
+  distinct: list[Any] = []
   for value in values:
-    if value not in found:
-      found.append(value)
-  return found
+    if value not in distinct:
+      distinct.append(value)
+  return distinct
 
 
 def report(column: Column) -> dict[str, Any]:
@@ -190,16 +194,16 @@ def report(column: Column) -> dict[str, Any]:
   last = max((p for p in points if p is not None), default=None)
   names = {name for run in runs for name in run.curves}
   metrics = {
-    name: _of_metric(runs, name)
+    name: _metric_statistics(runs, name)
     for name in sorted(names)
     if name == LOSS or records.is_evaluation(name)
   }
-  others = {
+  costs = {
     'images_per_second': [_speed(run) for run in runs],
     'seconds': [p and p.seconds for p in points],
     'useful_seconds': [run.final('train/useful_seconds') for run in runs],
   }
-  for name, values in others.items():
+  for name, values in costs.items():
     if any(x is not None for x in values):
       metrics[name] = _mean('last', values)
   return {
@@ -213,13 +217,17 @@ def report(column: Column) -> dict[str, Any]:
   }
 
 
-def _of_metric(runs: Sequence[records.Record], name: str) -> dict[str, Any]:
-  found = _mean('last', [run.final(name) for run in runs])
+def _metric_statistics(
+  runs: Sequence[records.Record], name: str
+) -> dict[str, Any]:
+  statistics = _mean('last', [run.final(name) for run in runs])
   if records.is_evaluation(name):
     best = [run.best(name) for run in runs]
-    found |= _mean('best', [p and p.value for p in best])
-    found['best_step'] = best[0].step if len(runs) == 1 and best[0] else None
-  return found
+    statistics |= _mean('best', [p and p.value for p in best])
+    statistics['best_step'] = (
+      best[0].step if len(runs) == 1 and best[0] else None
+    )
+  return statistics
 
 
 def _speed(run: records.Record) -> float | None:
@@ -229,14 +237,16 @@ def _speed(run: records.Record) -> float | None:
 
 def _mean(name: str, values: Sequence[float | None]) -> dict[str, Any]:
   """Returns a mean, half its interval, and its range; None if unknown."""
-  known = [x for x in values if x is not None]
-  mean, half = (known[0], math.nan) if len(known) == 1 else (math.nan, math.nan)
-  if len(known) > 1:
-    mean, half = intervals.mean_interval(known)
+  numbers = [x for x in values if x is not None]
+  mean, half = (
+    (numbers[0], math.nan) if len(numbers) == 1 else (math.nan, math.nan)
+  )
+  if len(numbers) > 1:
+    mean, half = intervals.mean_interval(numbers)
   return {
     name: _number(mean),
     f'{name}_interval': _number(half),
-    f'{name}_range': [min(known), max(known)] if len(known) > 1 else None,
+    f'{name}_range': [min(numbers), max(numbers)] if len(numbers) > 1 else None,
   }
 
 
@@ -256,18 +266,18 @@ def lines(
   ends = [run.last.seconds for c in columns for run in c.runs if run.last]
   unit, scale = _unit(max(ends)) if x == 'time' else ('', 1.0)
   names = {name for c in columns for run in c.counted for name in run.curves}
-  shown = [n for n in (LOSS, _RATE) if n in names]
-  shown += sorted(filter(_is_of_method, names))
-  shown += sorted(
+  metrics = [n for n in (LOSS, _RATE) if n in names]
+  metrics += sorted(filter(_is_method_metric, names))
+  metrics += sorted(
     n
     for n in names
     # Those of single classes, as val/iou/cat, are in the tables alone.
     if records.is_evaluation(n) and not re.search('/.*/|/examples$', n)
   )
   panels = {}
-  for name in shown:
-    found = {c.label: _line(c.counted, name, x, scale) for c in columns}
-    panels[name] = {k: line for k, line in found.items() if line is not None}
+  for name in metrics:
+    lines = {c.label: _line(c.counted, name, x, scale) for c in columns}
+    panels[name] = {k: line for k, line in lines.items() if line is not None}
   return {'time': f'time ({unit})'}.get(x, x), panels
 
 
@@ -276,7 +286,7 @@ def is_noisy(name: str) -> bool:
   return not records.is_evaluation(name) and name != _RATE
 
 
-def _is_of_method(name: str) -> bool:
+def _is_method_metric(name: str) -> bool:
   """Whether a metric is what a method measures of its own training."""
   if records.is_evaluation(name) or records.is_timed(name):
     return False

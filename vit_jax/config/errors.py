@@ -36,6 +36,13 @@ def counted(count: int, noun: str) -> str:
   return f'{count} {noun}{ending}'
 
 
+def number(value: float | str) -> str:
+  """Formats a metric for people: '0.9833', '10,000'."""
+  if isinstance(value, str):
+    return value
+  return f'{value:,.0f}' if 1000 <= abs(value) < 1e9 else f'{value:.4g}'
+
+
 def one_line(error: BaseException) -> str:
   """Returns an exception's message in one line."""
   return ' '.join(str(error).split()) or type(error).__name__

@@ -107,13 +107,13 @@ def main(argv: list[str]) -> int:
 def _survey(name: str | None, config: Any) -> Any:
   """Lists the examples to check."""
   from vit_jax import data
-  from vit_jax.data import sources
+  from vit_jax.data import folder
   from vit_jax.data import survey
 
   if name is None:
     data.check(config)
     return survey.list_config(config)
-  path = sources.folder_path(name)
+  path = os.path.expanduser(name.removeprefix(folder.PREFIX))
   if not os.path.isdir(path):
     known = ': name one, or a config file, as configs/folder.py'
     near = nearby(path, os.path.isdir, known)

@@ -10,6 +10,7 @@ of a rare class come several times, and some of a frequent class do not come.
 from collections.abc import Sequence
 import dataclasses
 
+import ml_collections
 import numpy as np
 
 from vit_jax.config import some
@@ -58,11 +59,33 @@ class Balance:
     return rng.permutation(np.concatenate(positions))
 
 
+def check(config: ml_collections.ConfigDict) -> None:
+  """Raises a UserError if `config.data.balance` cannot be used."""
+  value = config.data.balance
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if value != CLASSES and not (is_number and 0 <= value <= 1):
+    raise UserError(
+      f'config.data.balance is {value!r}: write a number from 0 (images are'
+      f' drawn as they are) to 1 (classes are drawn alike), or'
+      f' {CLASSES!r} for 1'
+    )
+
+
 def show(what: str, classes: Sequence[str], values: np.ndarray) -> str:
   """Returns a line with a number for each class, and their range."""
   shown = [f'{a} {b:.4g}' for a, b in zip(classes, values, strict=False)]
   ends = f'{values.min():.4g} to {values.max():.4g}'
   return f'{what}, {ends}: {some(shown, 10)}'
+
+
+def describe(source: base.Source, value: float | str) -> str:
+  """Returns a line with the share of the draws that each class gets.
+
+  Arguments and errors are those of `make`, whose sampling is on.
+  """
+  sampling = make(source, value)
+  assert sampling is not None
+  return show('shares of draws', source.classes, sampling.shares)
 
 
 def exponent(value: float | str) -> float:

@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import hashlib
+import os
 from typing import Any
+from typing import ClassVar
 
+import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.data import features as features_lib
 from vit_jax.data import splits
+
+
+class DamagedError(config_lib.UserError):
+  """A file of an image that cannot be decoded: training can leave it out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,9 +55,47 @@ class Source(abc.ABC):
 
   Attributes:
     features: Features of its examples, by name; `image` among them.
+    has_columns: Whether `config.data.columns` names its columns.
   """
 
   features: features_lib.Features
+  has_columns: ClassVar[bool] = False
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> 'Source':
+    """Opens a split of the data that a full config names.
+
+    By default the class is called with both.
+
+    Raises:
+      UserError: There is no such data or split, or it cannot be used.
+    """
+    make: Any = cls
+    source: Source = make(config, split)
+    return source
+
+  @classmethod
+  def check_config(cls, config: ml_collections.ConfigDict) -> None:
+    """Checks `config.data.name` before anything slow; reads no data.
+
+    Raises:
+      UserError: It names nothing.
+    """
+
+  @classmethod
+  def split_names(cls, name: str) -> list[str]:
+    """Returns the splits, in order; []: only opening the data tells.
+
+    Args:
+      name: As `config.data.name`.
+
+    Raises:
+      UserError: There is no such data, or its splits are not clear.
+    """
+    del name
+    return []
 
   @property
   def classes(self) -> tuple[str, ...]:
@@ -158,7 +204,7 @@ class ArraySource(Source):
     self,
     arrays: Mapping[str, np.ndarray],
     indices: np.ndarray,
-    targets: Mapping[str, features_lib.Target | features_lib.SegmentationMap],
+    targets: Mapping[str, features_lib.Target | features_lib.Map],
     image: features_lib.Feature | None = None,
   ):
     """Holds the arrays.
@@ -197,6 +243,19 @@ class ArraySource(Source):
     names = [x for kind in self.features.values() for x in kind.names]
     arrays = (*self.arrays.values(), self.indices)
     return digest([*names, *(a.tobytes() for a in arrays)])
+
+
+def data_path(name: str) -> str:
+  """Returns the path in a `config.data.name` such as 'folder:PATH'."""
+  return os.path.expanduser(name.partition(':')[2])
+
+
+def source_size(
+  config: ml_collections.ConfigDict,
+) -> tuple[int, int] | None:
+  """Returns the (height, width) that all stored images are said to have."""
+  size = config.data.source_size
+  return None if size is None else config_lib.pair(size, 'data.source_size')
 
 
 def digest(items: Iterable[str | bytes]) -> str:

@@ -5,7 +5,6 @@ with and without a cache.
 """
 
 from collections.abc import Callable
-from collections.abc import Mapping
 import dataclasses
 import functools
 import math
@@ -22,8 +21,8 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.data import base
 from vit_jax.data import features
+from vit_jax.data import skipping
 from vit_jax.data import sources
-from vit_jax.data.host import decode
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import shapes
 from vit_jax.parallel import memory
@@ -36,26 +35,13 @@ _READ_SIZE = 256  # number of images that are decoded as one batch
 
 
 @dataclasses.dataclass(frozen=True)
-class Cache:
+class Cache(sources.Splits):
   """The splits of an experiment, decoded and kept as `data.cache` says.
 
-  'none' keeps nothing. 'host' replaces the sources by arrays in memory. With
-  'device' the sources stay, and each device of the mesh holds all examples: the
-  host sends positions, and `take` gathers the batch on the devices.
-
-  Attributes:
-    config: The full config.
-    mesh: Devices that steps run on.
-    splits: Sources by use: 'train', 'evals.NAME', and 'evals.NAME.train' for
-      the examples that a probe learns from.
-    on_devices: Examples by split: arrays [N, ...] by feature name, and `index`,
-      replicated over the mesh; {} unless `load` put them there.
+  'host' replaces the sources by arrays in memory. With 'device' the sources
+  stay, and each device of the mesh holds all examples: the host sends
+  positions, and `take` gathers the batch on the devices.
   """
-
-  config: ml_collections.ConfigDict
-  mesh: jax.sharding.Mesh
-  splits: Mapping[str, base.Source]
-  on_devices: Mapping[str, Batch] = dataclasses.field(default_factory=dict)
 
   def load(self) -> 'Cache':
     """Returns a cache that holds all images, read and decoded.
@@ -63,11 +49,8 @@ class Cache:
     Raises:
       UserError: An image cannot be read, or there is too little memory.
     """
-    where = self.config.data.cache
-    if where == 'none':
-      return self
     self.check()
-    if where == 'device':
+    if self.config.data.cache == 'device':
       return dataclasses.replace(self, on_devices=self._decode(self._place))
     return dataclasses.replace(self, splits=self._decode(lambda x: x))
 
@@ -94,8 +77,6 @@ class Cache:
         memory.
     """
     where = self.config.data.cache
-    if where == 'none':
-      return
     for name, source in self.splits.items():
       if source.image_shape is None:
         raise config_lib.UserError(
@@ -116,12 +97,10 @@ class Cache:
     """Returns the bytes of a device's memory that the images take."""
     size = sum(map(self._num_bytes, self._distinct.values()))
     on_host = self.mesh.devices.flat[0].platform == 'cpu'
-    return {
-      'none': 0,
-      # The devices of a CPU share the host's memory.
-      'host': size // len(self.mesh.local_devices) if on_host else 0,
-      'device': size,
-    }[self.config.data.cache]
+    if self.config.data.cache == 'device':
+      return size
+    # The devices of a CPU share the host's memory.
+    return size // len(self.mesh.local_devices) if on_host else 0
 
   def _decode(self, place: Callable[[base.ArraySource], _T]) -> dict[str, _T]:
     """Returns the splits decoded and placed, by use."""
@@ -249,8 +228,8 @@ def _read_all(
       first, count = rows.stop, rows.stop - rows.start
       for name, array in arrays.items():
         array[rows] = batch[name][:count]
-  except decode.DamagedError as e:
-    advice = sources.damage_advice(config, source.features)
+  except base.DamagedError as e:
+    advice = skipping.advice(config, source.features)
     raise config_lib.UserError(f'{e}{advice}') from None
   logging.info(
     'decoded %s of %s in %.1f s: %.1f MiB',

@@ -18,6 +18,8 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features
+from vit_jax.data import sources
+from vit_jax.data import text_kind
 from vit_jax.data import tokenizers
 from vit_jax.runs import safe_io
 
@@ -34,7 +36,7 @@ class CaptionedSource(base.Source):
   def __init__(
     self,
     source: base.Source,
-    text: features.Text | None,
+    text: text_kind.Text | None,
     by_class: Sequence[tuple[str, ...]] = (),
   ):
     """Wraps a split.
@@ -91,20 +93,20 @@ class CaptionedSource(base.Source):
   def fingerprint(self) -> str:
     """Returns a digest of the split, its captions and the vocabulary."""
     text = self.features.get('text')
-    vocabulary = text.digest if isinstance(text, features.Text) else ''
+    vocabulary = text.digest if isinstance(text, text_kind.Text) else ''
     captions = itertools.chain.from_iterable(self._by_class)
     return base.digest([self._source.fingerprint(), vocabulary, *captions])
 
 
 def attach(
-  source: base.Source, config: ml_collections.ConfigDict, words: Sequence[str]
+  source: base.Source, config: ml_collections.ConfigDict, split: str
 ) -> base.Source:
   """Returns a split with the captions that `config.data` asks for.
 
   Args:
     source: The split.
     config: The full config.
-    words: The words that the tokenizer 'words' knows.
+    split: Specification of the split.
 
   Raises:
     UserError: There are no captions, or the vocabulary cannot be read.
@@ -113,9 +115,11 @@ def attach(
   if not data.tokenizer:
     has_text = 'text' in source.features
     return CaptionedSource(source, None) if has_text else source
-  known = tuple(words) if data.tokenizer == tokenizers.WORDS else ()
+  known: tuple[str, ...] = ()
+  if data.tokenizer == tokenizers.WORDS:
+    known = tuple(data.words) or _training_words(source, config, split)
   made = tokenizers.make(data.tokenizer, data.text_length, known)
-  text = features.Text(
+  text = text_kind.Text(
     made.length,
     made.vocabulary,
     data.tokenizer,
@@ -124,6 +128,15 @@ def attach(
     cuts=data.text_too_long == 'cut',
   )
   return CaptionedSource(source, text, by_class(source, config))
+
+
+def _training_words(
+  source: base.Source, config: ml_collections.ConfigDict, split: str
+) -> tuple[str, ...]:
+  """Returns the words of the training split; `source` is another or this."""
+  if split == config.data.split:
+    return common_words(source, config)
+  return common_words(sources.open_stored(config, config.data.split), config)
 
 
 def by_class(

@@ -1,29 +1,34 @@
 """Checks `config.data` and `config.augment` before anything slow starts."""
 
-import os
-import re
 from typing import Any
 
 import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import augmentations
-from vit_jax.data import balance
 from vit_jax.data import base
-from vit_jax.data import captions
-from vit_jax.data import codes
-from vit_jax.data import hf
-from vit_jax.data import recordings
-from vit_jax.data import scans
 from vit_jax.data import sources
 from vit_jax.data import splits
-from vit_jax.data import tar
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels
 
-# 'name' or 'name/config', optionally with ':version'.
-_TFDS_NAME = re.compile(r'[\w-]+(/[\w.+=,-]+)?(:[\d*]+(\.[\d*]+){0,2})?')
+# Checks by wings, and the starts of the keys that they check.
+_WINGS: dict[str, tuple[str, ...]] = {
+  'vit_jax.data.scans:check': ('data.volume.',),
+  'vit_jax.data.codes:check': ('data.map.', 'data.columns.map'),
+  'vit_jax.data.recordings:check': (
+    'data.video.',
+    'data.audio.',
+    'augment.audio.',
+  ),
+  'vit_jax.data.balance:check': ('data.balance',),
+  'vit_jax.data.captions:check': (
+    'data.tokenizer',
+    'data.captions',
+    'data.text_',
+  ),
+  'vit_jax.data.augment_checks:check': ('augment.',),
+}
 
 _MOST_RESIZE = 100  # limit, in multiples of the model's input size
 
@@ -37,7 +42,8 @@ def check(config: ml_collections.ConfigDict) -> None:
     UserError: A value cannot be used.
   """
   data = config.data
-  _check_name(data.name)
+  source = sources.find(data.name)
+  source.check_config(config)
   _check_split('data.split', data.split)
   for name, spec in config.evals.items():
     if spec.split:
@@ -47,20 +53,14 @@ def check(config: ml_collections.ConfigDict) -> None:
   config_lib.one_of(config, 'data.cache', ('none', 'host', 'device'))
   _check_crops(config)
   _check_antialias(data)
-  scans.check(config)
-  codes.check(config)
-  _check_columns(data)
-  recordings.check(config)
+  _check_columns(data, source)
+  _check_wings(config)
   _check_channels(config)
   for key in ('mean', 'std'):
     config_lib.check_numbers(config, f'data.{key}')
   _check_normalization(data)
   levels.check(config)
   _check_sizes(config)
-  _check_balance(data.balance)
-  captions.check(config)
-  _check_augment(config)
-  _check_pairs(config)
 
 
 def _check_channels(config: ml_collections.ConfigDict) -> None:
@@ -74,40 +74,25 @@ def _check_channels(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def _check_name(name: str) -> None:
-  folders = sources.FOLDER, sources.VIDEO, sources.AUDIO
-  if name.startswith(folders):
-    path = sources.folder_path(name, name[: name.index(':') + 1])
-    if not os.path.isdir(path):
-      near = config_lib.nearby(path, os.path.isdir)
-      raise UserError(f'config.data.name: there is no folder {path!r}{near}')
-  elif name.startswith(sources.TABLE):
-    path = os.path.expanduser(name.removeprefix(sources.TABLE))
-    if not os.path.isfile(path):
-      near = config_lib.nearby(path, os.path.isfile)
-      raise UserError(f'config.data.name: there is no file {path!r}{near}')
-  elif name.startswith(sources.TAR):
-    tar.expand(name.removeprefix(sources.TAR))
-  elif name.startswith(sources.HF):
-    hf.parse(name.removeprefix(sources.HF))
-  elif config_lib.is_own(name):
-    config_lib.load_own(name, 'data.name', base.Source)
-  elif not _TFDS_NAME.fullmatch(name):
-    hint = f'folder:{name}' if os.path.isdir(name) else 'folder:PATH'
-    prefix = re.match(r'[\w-]+:', name)
-    what = f'; {prefix[0]!r} is not known' if prefix else ''
-    raise UserError(
-      f"config.data.name is {name!r}: write 'digits', 'scenes', 'volumes',"
-      f" 'moving_digits', 'tones', {hint!r}, 'video:PATH', 'audio:PATH',"
-      " 'table:FILE', 'tar:SHARDS', 'hf:NAME', 'my_module:MySource' or the name"
-      f' of a TFDS dataset{what}'
-    )
+def _check_wings(config: ml_collections.ConfigDict) -> None:
+  """Lets wings check the keys that they read, if one is not at its default."""
+  default = config_lib.default()
+  changed = [
+    f'{part}.{key}'
+    for part in ('data', 'augment')
+    for key, value in config_lib.flatten(config[part])
+    if value != config_lib.value_at(default[part], key)
+  ]
+  for wing, prefixes in _WINGS.items():
+    if any(key.startswith(prefixes) for key in changed):
+      config_lib.wing(wing)(config)
 
 
-def _check_columns(data: ml_collections.ConfigDict) -> None:
+def _check_columns(
+  data: ml_collections.ConfigDict, source: type[base.Source]
+) -> None:
   """Checks that columns are only named where there are any."""
-  with_columns = sources.TABLE, sources.HF, sources.TAR
-  if data.name.startswith(with_columns) or config_lib.is_own(data.name):
+  if source.has_columns or config_lib.is_own(data.name):
     return
   for key, value in data.columns.items():
     if value:
@@ -181,16 +166,6 @@ def _check_antialias(data: ml_collections.ConfigDict) -> None:
     )
 
 
-def _check_balance(value: Any) -> None:
-  is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  if value != balance.CLASSES and not (is_number and 0 <= value <= 1):
-    raise UserError(
-      f'config.data.balance is {value!r}: write a number from 0 (images are'
-      f' drawn as they are) to 1 (classes are drawn alike), or'
-      f' {balance.CLASSES!r} for 1'
-    )
-
-
 def _check_resize(key: str, crop: geometry.Crop, given: Any) -> None:
   """Checks that the crop fits into the image, resized as the key says."""
   if crop.resize is None or crop.kind in ('random_resized', 'scaled'):
@@ -222,49 +197,4 @@ def _check_fill(key: str, fill: Any, data: ml_collections.ConfigDict) -> None:
       f'config.{key} is {data[key.partition(".")[2]]!r}: its border takes one'
       f' value, or one for each of config.data.channels={data.channels}, from 0'
       f' to {2**bits - 1}'
-    )
-
-
-def _check_augment(config: ml_collections.ConfigDict) -> None:
-  augment = config.augment
-  if augment.policy:
-    from vit_jax.data.device import policies  # it imports jax
-
-    with config_lib.explained('config.augment.policy'):
-      policies.make(augment.policy)
-  augmentations.make(augment.jitter, 'augment.jitter')
-  augmentations.make(augment.erase, 'augment.erase')
-  for key in ('gray', 'blur', 'solarize'):
-    config_lib.check_numbers(config, f'augment.{key}')
-    if not all(0 <= x <= 1 for x in augment[key]):
-      raise UserError(
-        f'config.augment.{key} is {tuple(augment[key])}: write probabilities,'
-        ' from 0 to 1: one for each crop of an image, or one for all'
-      )
-  single = ('mix_probability', 'cutmix_share')
-  for key in (*single, *(f'volume.{key}' for key in augment.volume)):
-    config_lib.share(config, f'augment.{key}')
-  config_lib.at_least(config, 'augment.mixup', 0)
-  config_lib.at_least(config, 'augment.cutmix', 0)
-  if not 1 <= augment.repeats <= config.train.batch_size:
-    raise UserError(
-      f'config.augment.repeats is {augment.repeats}: it must be from 1 to'
-      f' config.train.batch_size={config.train.batch_size}'
-    )
-
-
-def _check_pairs(config: ml_collections.ConfigDict) -> None:
-  """Checks that both images of a mixed pair are in one microbatch."""
-  augment, batch_size = config.augment, config.train.batch_size
-  parts = config_lib.num_microbatches(config)
-  mixes = (augment.mixup or augment.cutmix) and augment.mix_probability
-  if mixes and batch_size % (2 * parts):
-    in_parts = f' in each of config.train.accumulation={parts} parts'
-    if parts > config_lib.accumulation(config):
-      in_parts = f' in each of {parts} groups of config.optim.sam'
-    in_parts = in_parts if parts > 1 else ''
-    raise UserError(
-      f'config.augment mixes pairs of images{in_parts}: make'
-      f' config.train.batch_size={batch_size} a multiple of {2 * parts}, or set'
-      ' config.augment.mixup=0 and config.augment.cutmix=0'
     )

@@ -9,7 +9,8 @@ import numpy as np
 
 from vit_jax.config import some
 from vit_jax.config import UserError
-from vit_jax.data import features
+from vit_jax.data import input_kinds
+from vit_jax.data import target_kinds
 from vit_jax.data.base import Source
 from vit_jax.data.host import batches
 from vit_jax.data.host import maps
@@ -28,12 +29,12 @@ class ClassAreas:
     maps: Number of maps.
   """
 
-  feature: features.SegmentationMap
+  feature: target_kinds.SegmentationMap
   places: np.ndarray
   maps: int
 
   @classmethod
-  def zero(cls, feature: features.SegmentationMap) -> 'ClassAreas':
+  def zero(cls, feature: target_kinds.SegmentationMap) -> 'ClassAreas':
     """Returns the areas of no map."""
     return cls(feature, np.zeros(len(feature.classes) + 1, np.int64), 0)
 
@@ -79,7 +80,9 @@ class ClassAreas:
     )
 
 
-def count(labels: np.ndarray, feature: features.SegmentationMap) -> np.ndarray:
+def count(
+  labels: np.ndarray, feature: target_kinds.SegmentationMap
+) -> np.ndarray:
   """Returns the places of each class, and of none, int64 [K + 1]."""
   size, ignore = len(feature.classes), feature.ignore
   counts = np.bincount(labels.ravel(), minlength=max(size, ignore + 1))
@@ -104,8 +107,9 @@ def check(split: str, source: Source, name: str) -> None:
     UserError: A map cannot be read, or has a label that is no class; or all
       were read, and there are not two classes in them.
   """
-  feature = features.maps(source.features)[name]
-  is_volume = isinstance(source.features['image'], features.Volume)
+  feature = source.features[name]
+  assert isinstance(feature, target_kinds.SegmentationMap)
+  is_volume = isinstance(source.features['image'], input_kinds.Volume)
   most = _FEW_SCANS if is_volume else _FEW
   positions: Sequence[int] = range(len(source))
   if len(positions) > most:

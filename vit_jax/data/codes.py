@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.data import features
+from vit_jax.data import target_kinds
 from vit_jax.data.host import decode
 from vit_jax.data.host import maps
 
@@ -40,7 +40,7 @@ class Codes:
 
   def feature(
     self, classes: tuple[str, ...], where: str
-  ) -> features.SegmentationMap:
+  ) -> target_kinds.SegmentationMap:
     """Returns the feature of maps.
 
     Args:
@@ -57,7 +57,7 @@ class Codes:
           f' {len(classes)} classes: write one for each'
         )
     ignore = _IGNORE if len(classes) <= _IGNORE else _WIDE_IGNORE
-    return features.SegmentationMap(classes, ignore)
+    return target_kinds.SegmentationMap(classes, ignore)
 
   def decoded(self, data: bytes, ignore: int, where: str) -> Any:
     """Returns a map: the file itself, or labels [H, W] if they have codes.

@@ -3,6 +3,7 @@
 import importlib.util
 import pathlib
 
+import ml_collections
 import numpy as np
 
 from vit_jax.data import base
@@ -12,45 +13,56 @@ from vit_jax.data import splits
 _LEVELS = 16  # highest value of a stored pixel
 
 
-def open_digits(split: str, channels: int) -> base.ArraySource:
-  """Returns the digits of a split, all in memory.
+class DigitsSource(base.ArraySource):
+  """The digits of a split, all in memory.
 
   The only split is 'train', in an order that mixes the classes. Evaluate on a
   slice of it.
-
-  Args:
-    split: A split specification.
-    channels: 1, 3 (grey repeated) or 4 (with opaque alpha).
-
-  Raises:
-    UserError: There is no such split, or it is empty.
   """
-  images, labels = _read()
-  grey = np.round(images * (255 / _LEVELS)).astype(np.uint8)
-  # A fixed order by hash, like that of a folder's files.
-  numbers = range(len(grey))
-  order = np.array(sorted(numbers, key=lambda i: base.hash_order(str(i))))
-  selection = splits.Selection(split, {'train': len(grey)}, 'digits')
-  chosen = [selection.locate(i) for i in range(len(selection))]
-  rows = order[[row for _, row, _ in chosen]]
-  images = np.repeat(grey[rows][..., None], min(channels, 3), axis=-1)
-  if channels == 4:
-    opaque = np.full_like(images[..., :1], 255)
-    images = np.concatenate([images, opaque], axis=-1)
-  return base.ArraySource(
-    {'image': images, 'label': labels[rows]},
-    np.array([index for _, _, index in chosen]),
-    {'label': features.Label(tuple('0123456789'))},
-  )
+
+  def __init__(self, split: str, channels: int):
+    """Reads the digits.
+
+    Args:
+      split: A split specification.
+      channels: 1, 3 (grey repeated) or 4 (with opaque alpha).
+
+    Raises:
+      UserError: There is no such split, or it is empty.
+    """
+    images, labels = _read()
+    grey = np.round(images * (255 / _LEVELS)).astype(np.uint8)
+    # A fixed order by hash, like that of a folder's files.
+    numbers = range(len(grey))
+    order = np.array(sorted(numbers, key=lambda i: base.hash_order(str(i))))
+    selection = splits.Selection(split, {'train': len(grey)}, 'digits')
+    chosen = [selection.locate(i) for i in range(len(selection))]
+    rows = order[[row for _, row, _ in chosen]]
+    images = np.repeat(grey[rows][..., None], min(channels, 3), axis=-1)
+    if channels == 4:
+      opaque = np.full_like(images[..., :1], 255)
+      images = np.concatenate([images, opaque], axis=-1)
+    super().__init__(
+      {'image': images, 'label': labels[rows]},
+      np.array([index for _, _, index in chosen]),
+      {'label': features.Label(tuple('0123456789'))},
+    )
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> 'DigitsSource':
+    """Returns the digits of a split with `data.channels` channels."""
+    return cls(split, config.data.channels)
 
 
-def of_parts() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def train_and_test() -> dict[str, tuple[np.ndarray, np.ndarray]]:
   """Returns images [N, 8, 8] and labels [N] in two parts.
 
   The first 80% are 'train', the others 'test', for data that are made of
   digits. The order is by hash, so that both parts have all classes.
   """
-  whole = open_digits('train', channels=1).arrays
+  whole = DigitsSource('train', channels=1).arrays
   images, labels = whole['image'][..., 0], whole['label']
   cut = round(0.8 * len(labels))
   return {

@@ -4,35 +4,109 @@ A source declares the features of its examples by name (`Source.features`).
 Batches, crops, objectives, evaluations and predictions dispatch on the kind of
 a feature, so no layer assumes that there is a label. The usual names are
 
-    image     Image, Volume, Video or Audio, the model's input: `inputs.py`
+    image     Image, Volume, Video or Audio, the model's input
     label     Label, one class
     labels    MultiLabel, several classes at once
     numbers   Number, quantities in their own units
     map       SegmentationMap, the class of each pixel
     text      Text, captions
 
+Here are images and labels. `_KINDS` names the modules of the other kinds, which
+say themselves how they are batched, augmented and shown.
+
 A batch is a dict of arrays [B, ...] by these names, with `index` and `valid`.
 """
 
 import abc
-from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Mapping
-from collections.abc import Sequence
 import dataclasses
 from typing import Any
+from typing import cast
 from typing import ClassVar
 
+import ml_collections
 import numpy as np
 
-from vit_jax.config import some
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import tokenizers
-from vit_jax.data.inputs import Audio as Audio
-from vit_jax.data.inputs import Feature as Feature
-from vit_jax.data.inputs import Image as Image
-from vit_jax.data.inputs import Video as Video
-from vit_jax.data.inputs import Volume as Volume
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+  """A kind of value that each example of a source has.
+
+  Attributes:
+    plural: What the values are called where no names tell; '': the names do.
+    can_mix: Whether values of two examples can be mixed, as by mixup.
+  """
+
+  plural: ClassVar[str] = ''
+  can_mix: ClassVar[bool] = False
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of the values: classes, or quantities; by default none."""
+    return ()
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns JSON that `from_dict` reads: the kind, and its fields."""
+    fields = {
+      key: list(value) if isinstance(value, tuple) else value
+      for key, value in dataclasses.asdict(self).items()
+    }
+    return {'kind': type(self).__name__, **fields}
+
+  def check_vocabulary(self) -> None:
+    """Checks that a vocabulary is the one that this feature was made with.
+
+    Raises:
+      UserError: It is another one, or cannot be read.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Image(Feature):
+  """A still image: an encoded file, or uint8 or uint16 [H, W, C].
+
+  Attributes:
+    size: (height, width) if all stored images have one size, in which case the
+      device crops them; else None.
+    filler: Class that decodes and crops them on the host for `host.batches`.
+    device: Module that prepares them on the device; '': `device.views`.
+    reader: Function that reads them for `Preprocess.pixels`.
+    part: What a picture shows of an input of three axes.
+  """
+
+  size: tuple[int, int] | None = None
+  filler: ClassVar[str] = 'vit_jax.data.host.images:ImageFiller'
+  device: ClassVar[str] = ''
+  reader: ClassVar[str] = 'vit_jax.data.given:images'
+  part: ClassVar[str] = 'slice'
+
+  def whole(self, training: bool) -> tuple[int, int] | None:
+    """Returns the size of images that the host leaves whole; None: it crops.
+
+    Args:
+      training: Whether a batch is for training, and not for evaluation.
+    """
+    del training
+    return self.size
+
+  def check_input(self, config: ml_collections.ConfigDict) -> None:
+    """Checks that the model's input has the axes of the examples.
+
+    Raises:
+      UserError: It has not, as `data.image_size` or `data.channels` say.
+    """
+    size = config_lib.sides(config.data.image_size)
+    if len(size) == 3:
+      raise UserError(
+        f'config.data.image_size is {size}, but the examples of'
+        f' {config.data.name} are images: write (height, width)'
+      )
+
+  def set_keys(self, config: ml_collections.ConfigDict) -> None:
+    """Sets the keys of a config that such inputs follow; images have none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +133,7 @@ class Target(Feature, abc.ABC):
   """
 
   dtype: ClassVar[np.dtype]
+  can_mix: ClassVar[bool] = True
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -87,6 +162,11 @@ class Target(Feature, abc.ABC):
     del key
     return value
 
+  def show(self, value: np.ndarray) -> list[str]:
+    """Returns an encoded value as lines for people."""
+    pairs = zip(self.names, value.tolist(), strict=True)
+    return [f'{name} {x:.4g}' for name, x in list(pairs)[:2]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Label(OfClasses, Target):
@@ -105,200 +185,50 @@ class Label(OfClasses, Target):
     return np.asarray(value, np.int32)
 
 
-@dataclasses.dataclass(frozen=True)
-class MultiLabel(OfClasses, Target):
-  """Several classes at once: 1 where a class is present, uint8 [K]."""
-
-  dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
-
-  def encode(self, value: Iterable[int], where: str) -> np.ndarray:
-    """Returns 0 or 1 for each class, from the positions of those present."""
-    present = np.zeros(self.shape, self.dtype)
-    for position in value:
-      if not 0 <= position < len(self.classes):
-        raise UserError(
-          f'{where}: there is no class {position} among {len(self.classes)}'
-        )
-      present[position] = 1
-    return present
-
-
-@dataclasses.dataclass(frozen=True)
-class Number(Target):
-  """Quantities in their own units, float32 [K].
-
-  Attributes:
-    quantities: Their names.
-  """
-
-  quantities: tuple[str, ...]
-  dtype: ClassVar[np.dtype] = np.dtype(np.float32)
-
-  @property
-  def names(self) -> tuple[str, ...]:
-    """The quantities."""
-    return self.quantities
-
-  def encode(self, value: Iterable[float], where: str) -> np.ndarray:
-    """Returns the numbers, which must be finite."""
-    found = np.asarray(value, np.float32)
-    if found.shape != self.shape or not np.isfinite(found).all():
-      raise UserError(
-        f'{where}: {value!r} are not {len(self.quantities)} finite numbers,'
-        f' one for each of {some(self.quantities)}'
-      )
-    return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Text(Target):
-  """A caption as tokens, int32 [T].
-
-  A source has the captions of an example as strings, at least one. Training
-  draws one of them at each step; evaluation takes the first, and retrieval all.
-
-  Attributes:
-    length: T; 0: there is no tokenizer yet.
-    vocabulary: Number of different tokens.
-    tokenizer: As `config.data.tokenizer`.
-    digest: Of the vocabulary, from `tokenizers.digest`.
-    words: Words that the tokenizer 'words' knows.
-    cuts: Whether longer captions are cut; False: they are refused.
-  """
-
-  length: int = 0
-  vocabulary: int = 0
-  tokenizer: str = ''
-  digest: str = ''
-  words: tuple[str, ...] = ()
-  cuts: bool = True
-  dtype: ClassVar[np.dtype] = np.dtype(np.int32)
-
-  @property
-  def shape(self) -> tuple[int, ...]:
-    """One number for each token."""
-    return (self.length,)
-
-  def draw(
-    self, value: Sequence[str], key: tuple[int, ...] | None
-  ) -> Sequence[str]:
-    """Returns one of the captions, as a sequence."""
-    if key is None or len(value) < 2:
-      return value[:1]
-    return [value[int(np.random.default_rng(key).integers(len(value)))]]
-
-  def encode(self, value: Sequence[str], where: str) -> np.ndarray:
-    """Returns the tokens of the first caption.
-
-    Raises:
-      UserError: It is empty, or longer than allowed; or the vocabulary cannot
-        be read.
-    """
-    text = value[0] if len(value) else ''
-    if not text.strip():
-      raise UserError(
-        f'{where}: the caption is empty: write one, or leave the example out'
-      )
-    return self.encode_all([text], where)[0]
-
-  def encode_all(self, texts: Sequence[str], where: str) -> np.ndarray:
-    """Returns the tokens of texts, int32 [B, T].
-
-    Raises:
-      UserError: As `encode`.
-    """
-    made = tokenizers.make(self.tokenizer, self.length, self.words)
-    if not all(text.strip() for text in texts):
-      raise UserError(f'{where}: a text is empty: write it, or leave it out')
-    if not self.cuts:
-      for text in texts:
-        count = len(made.encode(text))
-        if count > self.length:
-          raise UserError(
-            f'{where}: {text[:40]!r} has {count} tokens, and the text tower'
-            f' {self.length}: shorten it, or set config.data.text_length or'
-            " config.data.text_too_long='cut'"
-          )
-    return made(texts)
-
-  def decode(self, tokens: np.ndarray) -> str:
-    """Returns the text of tokens, int32 [T]."""
-    made = tokenizers.make(self.tokenizer, self.length, self.words)
-    return made.decode(tokens.tolist())
-
-  def check_vocabulary(self) -> None:
-    """Checks that the vocabulary is the one that this feature was made with.
-
-    Raises:
-      UserError: It is another one, or cannot be read.
-    """
-    found = tokenizers.digest(self.tokenizer, self.words)
-    if found != self.digest:
-      raise UserError(
-        f'{self.tokenizer} is not the vocabulary of the model: its hash is'
-        f' {found}, and was {self.digest}; bring that file back'
-      )
-
-
-@dataclasses.dataclass(frozen=True)
-class SegmentationMap(OfClasses):
-  """The class of each pixel of the image: an encoded file, or integers [H, W].
-
-  That of a volume is integers [D, H, W].
+class Map(Feature, abc.ABC):
+  """A kind of value that each place of an image has.
 
   A map is cropped, resized and mirrored as its image is, so its shape in a
   batch is that of the image. It is no `Target`, whose shape is fixed.
 
   Attributes:
-    ignore: Label of pixels that do not count, and of those that padding adds.
+    ignore: Value of places that do not count, and of those that padding adds.
+    reader: Function that reads the map of an example on the host.
   """
 
-  ignore: int = 255
+  ignore: int
+  reader: ClassVar[str] = 'vit_jax.data.host.maps:read'
 
   @property
+  @abc.abstractmethod
   def dtype(self) -> np.dtype:
-    """Type of a label on the host; on the device it becomes int32."""
-    most = max(self.ignore, len(self.classes) - 1)
-    return np.dtype(np.uint8 if most < 2**8 else np.uint16)
+    """Type of a value on the host; on the device it becomes int32."""
 
-  def encode(self, labels: np.ndarray, where: str) -> np.ndarray:
+  @abc.abstractmethod
+  def encode(self, values: np.ndarray, where: str) -> np.ndarray:
     """Returns a decoded map [..., H, W] with the type of a batch.
 
     Args:
-      labels: Integers [..., H, W], at least 0.
+      values: Integers [..., H, W], at least 0.
       where: File or record, for error messages.
 
     Raises:
-      UserError: A label is not that of a class.
+      UserError: A value does not fit the feature.
     """
-    wrong = (labels >= len(self.classes)) & (labels != self.ignore)
-    if wrong.any():
-      place = np.argwhere(wrong)[0]
-      names = ('slice', 'row', 'column')[-labels.ndim :]
-      at = [f'{name} {i}' for name, i in zip(names, place, strict=True)]
-      raise UserError(
-        f'{where} has label {labels[tuple(place)]} in {", ".join(at)}, but'
-        f' labels are from 0 to {len(self.classes) - 1}, or {self.ignore} where'
-        ' they do not count: mend the map, or name all classes'
-      )
-    return labels.astype(self.dtype)
 
 
 Features = Mapping[str, Feature]
 
-_KINDS: dict[str, Callable[..., Feature]] = {
-  kind.__name__: kind
-  for kind in (
-    Image,
-    Volume,
-    Video,
-    Audio,
-    Label,
-    MultiLabel,
-    Number,
-    SegmentationMap,
-    Text,
-  )
+_KINDS = {
+  'Image': 'vit_jax.data.features:Image',
+  'Volume': 'vit_jax.data.input_kinds:Volume',
+  'Video': 'vit_jax.data.input_kinds:Video',
+  'Audio': 'vit_jax.data.input_kinds:Audio',
+  'Label': 'vit_jax.data.features:Label',
+  'MultiLabel': 'vit_jax.data.target_kinds:MultiLabel',
+  'Number': 'vit_jax.data.target_kinds:Number',
+  'SegmentationMap': 'vit_jax.data.target_kinds:SegmentationMap',
+  'Text': 'vit_jax.data.text_kind:Text',
 }
 
 
@@ -314,7 +244,8 @@ def from_dict(stored: Mapping[str, Any]) -> Feature:
     if key != 'kind'
   }
   try:
-    return _KINDS[stored['kind']](**fields)
+    kind = config_lib.wing(_KINDS[stored['kind']])
+    return cast(Feature, kind(**fields))
   except (KeyError, TypeError):
     raise UserError(
       f'{stored!r} describes no feature: its kind must be one of'
@@ -327,6 +258,6 @@ def targets(features: Features) -> dict[str, Target]:
   return {k: x for k, x in features.items() if isinstance(x, Target)}
 
 
-def maps(features: Features) -> dict[str, SegmentationMap]:
-  """Returns the features that have a class for each pixel, by name."""
-  return {k: x for k, x in features.items() if isinstance(x, SegmentationMap)}
+def maps(features: Features) -> dict[str, Map]:
+  """Returns the features that have a value for each pixel, by name."""
+  return {k: x for k, x in features.items() if isinstance(x, Map)}

@@ -7,6 +7,7 @@ from typing import Any
 from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data import folder
+from vit_jax.data import input_kinds
 from vit_jax.data.host import sound_files
 from vit_jax.data.host import video_files
 
@@ -27,7 +28,7 @@ class FilesSource(base.Source):
       kind: What a model takes, as `Preprocess.input`; None: images.
       frames: Frames of a sound's spectrogram that it takes.
     """
-    if not isinstance(kind, features.Video | features.Audio):
+    if not isinstance(kind, input_kinds.Video | input_kinds.Audio):
       kind = features.Image()
     self.features = {'image': dataclasses.replace(kind, size=None)}
     self._paths, self._kind, self._frames = tuple(paths), kind, frames
@@ -43,9 +44,9 @@ class FilesSource(base.Source):
     """
     path = self._paths[position]
     image: Any
-    if isinstance(self._kind, features.Video):
+    if isinstance(self._kind, input_kinds.Video):
       image = video_files.open_video(path)
-    elif isinstance(self._kind, features.Audio):
+    elif isinstance(self._kind, input_kinds.Audio):
       image = sound_files.read(path, self._kind, self._frames)
     else:
       image = folder.read_image(path)

@@ -17,8 +17,10 @@ from typing import Any
 from typing import ClassVar
 
 from absl import logging
+import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.config import explained
 from vit_jax.config import nearby
 from vit_jax.config import some
@@ -38,6 +40,9 @@ SPLITS = {
   **dict.fromkeys(('val', 'valid', 'validation', 'dev', 'eval'), 'val'),
   **dict.fromkeys(('test', 'testing'), 'test'),
 }
+PREFIX = 'folder:'  # of `config.data.name`
+# Finds the class that reads a folder with a map for each image.
+_PAIRED = 'vit_jax.data.scan_folder:find_source'
 SAMPLE = 64  # number of files whose headers are read to find the bits
 
 
@@ -114,6 +119,34 @@ class FolderSource(base.SelectedSource):
         self._files[name] = _list(folder, classes, self.kind, has_train)
     sizes = {name: len(self._files.get(name, ())) for name in self._folders}
     self._selection = splits.Selection(split, sizes, root, aliases)
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens a split of images, of images with maps, or of scans with maps."""
+    root = base.data_path(config.data.name)
+    paired: type[base.Source] | None = config_lib.wing(_PAIRED)(root)
+    if paired is not None:
+      return paired.from_config(config, split)
+    return cls(root, split, base.source_size(config))
+
+  @classmethod
+  def check_config(cls, config: ml_collections.ConfigDict) -> None:
+    """Checks that there is the folder that `config.data.name` names."""
+    root = base.data_path(config.data.name)
+    if not os.path.isdir(root):
+      near = nearby(root, os.path.isdir)
+      raise UserError(f'config.data.name: there is no folder {root!r}{near}')
+
+  @classmethod
+  def split_names(cls, name: str) -> list[str]:
+    """Returns the splits of a folder, in order."""
+    root = base.data_path(name)
+    paired: type[base.Source] | None = config_lib.wing(_PAIRED)(root)
+    return (
+      list(split_folders(root)) if paired is None else paired.split_names(name)
+    )
 
   def read(self, position: int) -> base.Example:
     """Returns an example, not decoded.

@@ -1,68 +1,88 @@
-"""Images, videos and sounds that a user gives to a model."""
+"""Images that a user gives to a model."""
 
 from collections.abc import Iterable
+import dataclasses
 import os
 from typing import Any
 
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.data import features
 from vit_jax.data import folder
-from vit_jax.data import spectrogram
-from vit_jax.data.host import clips
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels as levels_lib
-from vit_jax.data.host import sound_files
-from vit_jax.data.host import video_files
+from vit_jax.data.host import transforms
+from vit_jax.data.preprocess import Preprocess
 
 
-def recordings(images: Any, cut: clips.Cutter) -> np.ndarray:
-  """Returns clips of videos, or parts of spectrograms, as evaluation cuts them.
+def images(preprocess: Preprocess, images: Any) -> np.ndarray:
+  """Returns images as evaluation crops them, uint8 or uint16 [B, H, W, C].
 
   Args:
-    images: A video or sound, or a sequence of them. Each is a path, or an
-      array: uint8 [T, h, w, C] of a video, float32 [S] of a waveform with the
-      model's sample rate.
-    cut: What the model takes.
-
-  Returns:
-    uint8 or uint16 [B, T, H, W, C], or [B, T, M, 1].
+    preprocess: What the model takes.
+    images: As for a call of it.
 
   Raises:
-    UserError: One cannot be read, or is too short.
+    UserError: An image cannot be used, or the model takes volumes.
   """
-  is_video = isinstance(cut.kind, features.Video)
-  found = []
-  for i, image in enumerate(as_sequence(images, 4 if is_video else 1)):
-    where = os.fspath(image) if is_path(image) else f'input {i}'
-    if isinstance(cut.kind, features.Audio):
-      image = _spectrogram(image, cut.kind, cut.crop.size[0], where)
-    elif is_path(image):
-      image = video_files.open_video(where)
-    elif np.ndim(image) != 4 or np.asarray(image).dtype != np.uint8:
-      raise UserError(
-        f'{where} is no video: give a path, or uint8 [T, h, w, C]'
-      )
-    found.append(cut(image, None, where))
-  if not found:
-    raise UserError('there is nothing to predict')
-  return np.stack(found)
-
-
-def _spectrogram(
-  sound: Any, how: features.Audio, frames: int, where: str
-) -> np.ndarray:
-  """Returns the spectrogram of a path or a waveform, uint16 [T, M, 1]."""
-  if is_path(sound):
-    return sound_files.read(where, how, frames)
-  waveform = np.asarray(sound)
-  if waveform.ndim != 1 or waveform.dtype != np.float32:
+  if len(preprocess.image_size) != 2:
     raise UserError(
-      f'{where} is no sound: give a path, or float32 [samples], from -1 to 1'
+      'this model takes volumes, and no images: give it files of scans, by'
+      ' predict, or measure it, by evaluate'
     )
-  waveform = spectrogram.long_enough(waveform, frames, how, where)
-  return spectrogram.of_waveform(waveform, how)
+  channels, levels = preprocess.channels, preprocess.levels
+  rng = np.random.default_rng(0)  # unused: evaluation draws nothing
+  pixels = []
+  for i, image in enumerate(as_sequence(images)):
+    where = os.fspath(image) if is_path(image) else f'image {i}'
+    stored = load(image, channels, where, levels)
+    pixels.append(
+      transforms.transform(
+        stored, channels, preprocess.crop, rng, where, levels
+      )
+    )
+  if not pixels:
+    raise UserError('there are no images')
+  return np.stack(pixels)
+
+
+def covering(
+  preprocess: Preprocess, image: Any, where: str = 'the image'
+) -> tuple[np.ndarray, np.ndarray]:
+  """Decodes an image whole, and resizes it to cover the model's input.
+
+  Its sides keep their ratio; one is as long as the input's, the other at least
+  as long. With a `resize` that is a number, the short side has at least that
+  length, as in evaluation.
+
+  Args:
+    preprocess: What the model takes.
+    image: One image, as for a call of it.
+    where: Its name, for errors; a path is its own.
+
+  Returns:
+    The stored pixels, uint8 or uint16 [h, w, C]; and the resized and normalised
+    ones, float32 [H, W, C].
+
+  Raises:
+    UserError: As for a call.
+  """
+  where = os.fspath(image) if is_path(image) else where
+  stored = load(image, preprocess.channels, where, preprocess.levels)
+  if isinstance(stored, bytes):
+    stored = decode.decode(
+      stored, preprocess.channels, where=where, levels=preprocess.levels
+    )
+  have = stored.shape[:2]
+  sides = zip(preprocess.image_size, have, strict=True)
+  scale = max(n / m for n, m in sides)
+  if isinstance(preprocess.resize, int):
+    scale = max(scale, preprocess.resize / min(have))
+  size = (max(round(have[0] * scale), 1), max(round(have[1] * scale), 1))
+  whole = dataclasses.replace(
+    preprocess, image_size=size, resize=size, crop_pct=None, fill=None
+  )
+  return stored, whole(stored)[0]
 
 
 def is_path(image: Any) -> bool:

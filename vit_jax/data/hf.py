@@ -27,12 +27,14 @@ from vit_jax.config import import_package
 from vit_jax.config import nearby
 from vit_jax.config import one_line
 from vit_jax.config import UserError
+from vit_jax.data import base
 from vit_jax.data import codes as codes_lib
 from vit_jax.data import rows
 
 if TYPE_CHECKING:
   import datasets
 
+PREFIX = 'hf:'  # of `config.data.name`
 # Files that `Dataset.save_to_disk` and `DatasetDict.save_to_disk` write.
 _SAVED = ('state.json', 'dataset_dict.json')
 _ON_HUB = re.compile(
@@ -110,6 +112,25 @@ class HfSource(rows.RowSource):
       image_shape,
       codes,
     )
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens a split of the dataset that `config.data.name` names."""
+    return cls(
+      config.data.name.removeprefix(PREFIX),
+      config.data.dir,
+      split,
+      config.data.columns,
+      base.source_size(config),
+      codes_lib.from_config(config),
+    )
+
+  @classmethod
+  def check_config(cls, config: ml_collections.ConfigDict) -> None:
+    """Checks that `config.data.name` is a directory or a repository's name."""
+    parse(config.data.name.removeprefix(PREFIX))
 
   def _cell(self, column: str, row: rows.Row) -> Any:
     split, number = row

@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.data import features
+from vit_jax.data import input_kinds
 from vit_jax.data.base import Source
 from vit_jax.data.host import batches
 from vit_jax.data.host import clips
@@ -25,24 +25,21 @@ _FEW = 64  # maximum number of images to check the used range on
 def fill(
   config: ml_collections.ConfigDict, source: Source, resumes: bool = False
 ) -> None:
-  """Sets `data.bits` and `data.intensity_window` where they are open.
+  """Sets `data.intensity_window` where it is open, and checks the range.
 
   Percentiles come from at most 256 images of the training split, drawn with a
   fixed seed, so that they depend on the split alone.
 
   Args:
-    config: The full config; is changed.
+    config: The full config with its bits; is changed.
     source: The training split.
-    resumes: Whether a run is resumed. Its config was filled when it began; one
-      without bits is from an older version, which kept 8, and stays at 8.
+    resumes: Whether a run is resumed.
 
   Raises:
     UserError: An image of the sample cannot be read, or its values are all the
       same.
   """
   data = config.data
-  if data.bits is None:
-    data.bits = 8 if resumes else source.bits()
   _check_window(config)
   part = levels_lib.percentiles(data.intensity)
   if part is not None and not data.intensity_window:
@@ -152,7 +149,7 @@ def count_values(
       if isinstance(image, clips.Frames):
         image = image.whole(example.where)
       pixels = levels.keep(image, example.where)
-    is_volume = isinstance(source.features['image'], features.Volume)
+    is_volume = isinstance(source.features['image'], input_kinds.Volume)
     return histogram(pixels if is_volume else pixels[..., :3], bits)
 
   total = np.zeros(2**bits, np.int64)

@@ -9,11 +9,15 @@ of those of train. In comments: T frames, H, W sides of a frame.
 from typing import Any
 from typing import ClassVar
 
+import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import features
+from vit_jax.data import input_kinds
 from vit_jax.data import made
 
 Size = tuple[int, ...]
@@ -51,7 +55,7 @@ class MovingDigitsSource(made.MadeSource):
   ):
     """Reads the digits, for videos of a size (frames, height, width).
 
-    `stride` and `short` are those of `features.Video`.
+    `stride` and `short` are those of `input_kinds.Video`.
 
     Raises:
       UserError: There is no such split, or it is empty; or the size is not that
@@ -65,10 +69,21 @@ class MovingDigitsSource(made.MadeSource):
     self._size = (size[0], size[1], size[2])
     super().__init__(split, 'moving_digits', self._size)
     self.features = {
-      'image': features.Video(self._size, 1, stride, short),
+      'image': input_kinds.Video(self._size, 1, stride, short),
       'label': features.Label(CLASSES),
     }
-    self._digits = digits.of_parts()
+    self._digits = digits.train_and_test()
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Returns the videos of a split with the sides `data.source_size`."""
+    size, video = config.data.source_size, config.data.video
+    sides = SIZE
+    if size is not None:
+      sides = config_lib.sides(size, 'data.source_size')
+    return cls(split, sides, video.stride, video.short)
 
   def values(
     self, split: str, row: int, rng: np.random.Generator

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import os
 
 from absl import logging
+import ml_collections
 
 from vit_jax.config import one_line
 from vit_jax.config import UserError
@@ -82,6 +83,20 @@ class PairsSource(base.SelectedSource):
           self._pairs[name] = match(*folders[name], suffixes=endings)
     sizes = {name: len(found) for name, found in self._pairs.items()}
     self._selection = splits.Selection(split, sizes, root, aliases)
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens a split of the folder that `config.data.name` names."""
+    root, size = base.data_path(config.data.name), base.source_size(config)
+    return cls(root, split, size, codes_lib.from_config(config))
+
+  @classmethod
+  def split_names(cls, name: str) -> list[str]:
+    """Returns the splits of a folder, in order."""
+    root = base.data_path(name)
+    return list(voc.lists(root) or split_folders(root))
 
   def read(self, position: int) -> base.Example:
     """Returns an example, not decoded.

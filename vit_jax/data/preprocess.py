@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 import dataclasses
-import os
 from typing import Any
 from typing import cast
 from typing import Self
@@ -13,13 +12,8 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import features as features_lib
-from vit_jax.data import given
-from vit_jax.data import scans as scans_lib
-from vit_jax.data.host import clips
-from vit_jax.data.host import decode
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
-from vit_jax.data.host import transforms
 
 _IMAGE = features_lib.Image()
 
@@ -102,10 +96,8 @@ class Preprocess:
     predicted = outputs.get('logits', {}).get('feature')
     crop = geometry.eval_crop(config)
     mean, std = config_lib.normalization(config)
-    levels, scans = (
-      levels_lib.from_config(config),
-      scans_lib.from_config(config),
-    )
+    levels, volume = levels_lib.from_config(config), config.data.volume
+    window = volume.window
     return cls(
       classes=features['label'].names if predicted == 'label' else (),
       image_size=crop.size,
@@ -120,8 +112,8 @@ class Preprocess:
       intensity=levels.window,
       interpolation=crop.interpolation,
       resize_like=crop.resize_like,
-      spacing=scans.spacing,
-      window=scans.window,
+      spacing=tuple(volume.spacing),
+      window=window if isinstance(window, str) else tuple(window),
       features={name: x.to_dict() for name, x in features.items()},
       outputs=dict(outputs),
       trunk=trunk,
@@ -134,15 +126,13 @@ class Preprocess:
     Raises:
       UserError: A field is missing, unknown or cannot be used.
     """
-    from vit_jax.data import stored_preprocess  # it imports pydantic
-
     fields: dict[str, Any] = {
       key: tuple(value) if isinstance(value, list) else value
       for key, value in stored.items()
     }
     problem = 'what prediction needs (preprocess.json) cannot be used'
     with config_lib.explained(problem):
-      stored_preprocess.check(fields)
+      config_lib.wing('vit_jax.data.stored_preprocess:check')(fields)
       result = cls(**fields)
       result._check_resize()
     return result
@@ -180,7 +170,7 @@ class Preprocess:
     return found if isinstance(found, features_lib.Image) else _IMAGE
 
   @property
-  def _crop(self) -> geometry.Crop:
+  def crop(self) -> geometry.Crop:
     """The crop of evaluation."""
     return geometry.Crop(
       'center',
@@ -244,13 +234,7 @@ class Preprocess:
     config.data.resize_like = self.resize_like
     config.data.volume.spacing = self.spacing
     config.data.volume.window = self.window
-    match self.input:
-      case features_lib.Video() as video:
-        for key in config.data.video:
-          config.data.video[key] = getattr(video, key)
-      case features_lib.Audio() as audio:
-        for key in config.data.audio:
-          config.data.audio[key] = getattr(audio, key)
+    self.input.set_keys(config)
     return config
 
   @property
@@ -276,69 +260,6 @@ class Preprocess:
     """
     return self.normalized(self.pixels(images))
 
-  def covering(
-    self, image: Any, where: str = 'the image'
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Decodes an image whole, and resizes it to cover the model's input.
-
-    Its sides keep their ratio; one is as long as the input's, the other at
-    least as long. With a `resize` that is a number, the short side has at least
-    that length, as in evaluation.
-
-    Args:
-      image: One image, as for a call.
-      where: Its name, for errors; a path is its own.
-
-    Returns:
-      The stored pixels, uint8 or uint16 [h, w, C]; and the resized and
-      normalised ones, float32 [H, W, C].
-
-    Raises:
-      UserError: As for a call.
-    """
-    where = os.fspath(image) if given.is_path(image) else where
-    stored = given.load(image, self.channels, where, self.levels)
-    if isinstance(stored, bytes):
-      stored = decode.decode(
-        stored, self.channels, where=where, levels=self.levels
-      )
-    have = stored.shape[:2]
-    scale = max(n / m for n, m in zip(self.image_size, have, strict=True))
-    if isinstance(self.resize, int):
-      scale = max(scale, self.resize / min(have))
-    size = (max(round(have[0] * scale), 1), max(round(have[1] * scale), 1))
-    whole = dataclasses.replace(
-      self, image_size=size, resize=size, crop_pct=None, fill=None
-    )
-    return stored, whole(stored)[0]
-
-  def volume(self, path: str) -> tuple[np.ndarray, scans_lib.Header]:
-    """Reads a scan whole, for a model that takes volumes.
-
-    Args:
-      path: A file of `scans.ENDINGS`.
-
-    Returns:
-      The scan with the spacing and bits that the model was trained with, uint8
-      or uint16 [D, H, W, C]; and the header of the file.
-
-    Raises:
-      UserError: It cannot be read, or has another number of channels.
-    """
-    if not scans_lib.is_scan(path):
-      raise UserError(
-        f'{path} is no scan: this model takes volumes, files that end with'
-        f' {", ".join(scans_lib.ENDINGS)}'
-      )
-    values, header = scans_lib.read(path)
-    if header.channels != self.channels:
-      raise UserError(
-        f'{path} has {header.channels} channels, but the model takes'
-        f' {self.channels}'
-      )
-    how = scans_lib.How(self.spacing, self.window)
-    return self.levels.keep(how.volume(values, header, path), path), header
-
   def normalized(self, stored: np.ndarray) -> np.ndarray:
     """Returns stored values [..., C] as the model takes them, float32."""
     mean, std = (np.asarray(x, np.float32) for x in (self.mean, self.std))
@@ -349,29 +270,5 @@ class Preprocess:
 
     Arguments and errors are those of a call; a model of volumes is refused.
     """
-    kind = self.input
-    if isinstance(kind, features_lib.Video | features_lib.Audio):
-      cut = clips.Cutter(kind, self._crop, self.channels, self.levels)
-      return given.recordings(images, cut)
-    if len(self.image_size) != 2:
-      raise UserError(
-        'this model takes volumes, and no images: give it files of scans, by'
-        ' predict, or measure it, by evaluate'
-      )
-    rng = np.random.default_rng(0)  # unused: evaluation draws nothing
-    pixels = []
-    for i, image in enumerate(given.as_sequence(images)):
-      where = os.fspath(image) if given.is_path(image) else f'image {i}'
-      pixels.append(
-        transforms.transform(
-          given.load(image, self.channels, where, self.levels),
-          self.channels,
-          self._crop,
-          rng,
-          where,
-          self.levels,
-        )
-      )
-    if not pixels:
-      raise UserError('there are no images')
-    return np.stack(pixels)
+    pixels: np.ndarray = config_lib.wing(self.input.reader)(self, images)
+    return pixels

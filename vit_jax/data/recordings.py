@@ -1,8 +1,8 @@
 """Videos and sounds in folders: `{train,val,test}/<class>/**`.
 
 The folders are those of `folder.py`. A video is a file, or a folder that holds
-its frames as images. Shorter and longer ones are together: `features.Video` and
-`features.Audio` say what of them is in a batch.
+its frames as images. Shorter and longer ones are together: `input_kinds.py`
+says what of them is in a batch.
 """
 
 import math
@@ -12,9 +12,9 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import features
+from vit_jax.data import base
 from vit_jax.data import folder
-from vit_jax.data import inputs
+from vit_jax.data import input_kinds
 from vit_jax.data.host import sound_files
 from vit_jax.data.host import video_files
 
@@ -26,10 +26,17 @@ class VideoSource(folder.FolderSource):
 
   kind = folder.Kind('videos', video_files.ENDINGS, in_folders=True)
 
-  def __init__(self, root: str, split: str, video: features.Video):
+  def __init__(self, root: str, split: str, video: input_kinds.Video):
     """Lists the files and folders, as `folder.FolderSource`."""
     super().__init__(root, split)
     self.features = {**self.features, 'image': video}
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens the videos of a split of a folder."""
+    return cls(base.data_path(config.data.name), split, video(config))
 
   def open(self, path: str) -> Any:
     """Returns the frames of a video, not decoded."""
@@ -45,7 +52,9 @@ class AudioSource(folder.FolderSource):
 
   kind = folder.Kind('sounds', sound_files.ENDINGS)
 
-  def __init__(self, root: str, split: str, audio: features.Audio, frames: int):
+  def __init__(
+    self, root: str, split: str, audio: input_kinds.Audio, frames: int
+  ):
     """Lists the files, as `folder.FolderSource`.
 
     Spectrograms have at least `frames` frames.
@@ -53,6 +62,15 @@ class AudioSource(folder.FolderSource):
     super().__init__(root, split)
     self.features = {**self.features, 'image': audio}
     self._audio, self._frames = audio, frames
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens the sounds of a split of a folder."""
+    frames = config_lib.sides(config.data.image_size)[0]
+    root = base.data_path(config.data.name)
+    return cls(root, split, audio(config), frames)
 
   def open(self, path: str) -> Any:
     """Returns the whole spectrogram of a sound, uint16 [T, M, 1]."""
@@ -63,15 +81,15 @@ class AudioSource(folder.FolderSource):
     return 16
 
 
-def video(config: ml_collections.ConfigDict) -> features.Video:
+def video(config: ml_collections.ConfigDict) -> input_kinds.Video:
   """Returns the feature of videos in files, which may differ in size."""
   data = config.data
-  return features.Video(
+  return input_kinds.Video(
     None, data.channels, data.video.stride, data.video.short
   )
 
 
-def audio(config: ml_collections.ConfigDict) -> features.Audio:
+def audio(config: ml_collections.ConfigDict) -> input_kinds.Audio:
   """Returns the feature of sounds in files, which may differ in length.
 
   Raises:
@@ -83,7 +101,7 @@ def audio(config: ml_collections.ConfigDict) -> features.Audio:
       f'config.data.image_size is {size}, but the examples of'
       f' {config.data.name} are sounds: write (frames, mels) of a spectrogram'
     )
-  return features.Audio(None, mels=size[1], **config.data.audio.to_dict())
+  return input_kinds.Audio(None, mels=size[1], **config.data.audio.to_dict())
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -93,9 +111,9 @@ def check(config: ml_collections.ConfigDict) -> None:
     UserError: A value cannot be used.
   """
   config_lib.at_least(config, 'data.video.stride', 1)
-  config_lib.one_of(config, 'data.video.short', inputs.SHORT)
-  config_lib.one_of(config, 'data.audio.short', inputs.SHORT)
-  config_lib.one_of(config, 'data.audio.window', inputs.WINDOWS)
+  config_lib.one_of(config, 'data.video.short', input_kinds.SHORT)
+  config_lib.one_of(config, 'data.audio.short', input_kinds.SHORT)
+  config_lib.one_of(config, 'data.audio.window', input_kinds.WINDOWS)
   for key in ('time_mask', 'frequency_mask', 'masks'):
     config_lib.at_least(config, f'augment.audio.{key}', 0)
   how = config.data.audio

@@ -9,7 +9,7 @@ import numpy as np
 from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
-from vit_jax.data import features
+from vit_jax.data import target_kinds
 
 
 class RelabelledSource(base.Source):
@@ -20,7 +20,7 @@ class RelabelledSource(base.Source):
 
     Args:
       source: The split.
-      name: Name of a `features.MultiLabel`.
+      name: Name of a `target_kinds.MultiLabel`.
       classes: The classes of the model.
 
     Raises:
@@ -35,7 +35,7 @@ class RelabelledSource(base.Source):
       )
     self._source, self._name = source, name
     self._positions = [list(classes).index(x) for x in there]
-    feature = features.MultiLabel(tuple(classes))
+    feature = target_kinds.MultiLabel(tuple(classes))
     self.features = {**source.features, name: feature}
 
   def __len__(self) -> int:

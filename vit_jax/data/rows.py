@@ -24,6 +24,8 @@ from vit_jax.data import codes as codes_lib
 from vit_jax.data import features
 from vit_jax.data import folder
 from vit_jax.data import splits
+from vit_jax.data import target_kinds
+from vit_jax.data import text_kind
 from vit_jax.data.host import decode
 
 Row = tuple[str, int]  # split, number of the row
@@ -42,6 +44,8 @@ USUAL: Mapping[str, Sequence[str]] = {
 
 class RowSource(base.SelectedSource):
   """The rows of a split; a subclass says what is in their cells."""
+
+  has_columns = True
 
   def __init__(
     self,
@@ -124,7 +128,7 @@ class RowSource(base.SelectedSource):
     image, where = self._content('image', row)
     files = {}
     feature = self.features.get('map')
-    if isinstance(feature, features.SegmentationMap):
+    if isinstance(feature, target_kinds.SegmentationMap):
       labels, name = self._content('map', row)
       values['map'] = self._codes.decoded(labels, feature.ignore, name)
       files['map'] = name
@@ -257,7 +261,7 @@ class RowSource(base.SelectedSource):
     train = {'train': rows['train']} if 'train' in rows else rows
     for name, kind in (
       ('label', features.Label),
-      ('labels', features.MultiLabel),
+      ('labels', target_kinds.MultiLabel),
     ):
       if name in self._names:
         named = classes.get(name) or _in_order(
@@ -270,9 +274,9 @@ class RowSource(base.SelectedSource):
         )
         found[name] = kind(named)
     if numbers := self._names.get('numbers'):
-      found['numbers'] = features.Number(tuple(numbers))
+      found['numbers'] = target_kinds.Number(tuple(numbers))
     if 'text' in self._names:
-      found['text'] = features.Text()
+      found['text'] = text_kind.Text()
     return found
 
   def _classes_in(self, name: str, row: Row) -> list[str]:

@@ -7,7 +7,7 @@ The Decathlon's dataset.json names the classes and lists the pairs; its imagesTs
 have no maps and are left out, so that its one split is 'train'. A map is
 turned to the axes of its scan, and must then have the same places of the body.
 All scans have the same number of modalities, and may differ in size:
-`features.Volume` says how batches are made of them.
+`input_kinds.Volume` says how batches are made of them.
 """
 
 import os
@@ -21,8 +21,8 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import codes
-from vit_jax.data import features
 from vit_jax.data import folder
+from vit_jax.data import input_kinds
 from vit_jax.data import pairs
 from vit_jax.data import scans
 from vit_jax.data import splits
@@ -61,13 +61,28 @@ class ScansSource(base.SelectedSource):
     if len(crop) == 3:  # else checks of the objective say what is wrong
       largest.append(cast(scans.Size, crop))
     self.features = {
-      'image': features.Volume(
+      'image': input_kinds.Volume(
         cast(scans.Size, tuple(map(max, zip(*largest, strict=True)))),
         headers[0].channels,
         fixed=False,
       ),
       'map': codes.Codes().feature(classes, root),
     }
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens a split of the folder that `config.data.name` names."""
+    return cls(base.data_path(config.data.name), split, config)
+
+  @classmethod
+  def split_names(cls, name: str) -> list[str]:
+    """Returns the splits of a folder, in order; 'train' of the Decathlon."""
+    root = base.data_path(name)
+    return (
+      list(pairs.split_folders(root)) if pairs.holds_pairs(root) else [_TRAIN]
+    )
 
   def read(self, position: int) -> base.Example:
     """Returns a scan, resampled and windowed, and its map.
@@ -144,6 +159,13 @@ class ScansSource(base.SelectedSource):
         ' smaller distances'
       )
     return header
+
+
+def find_source(root: str) -> type[base.Source] | None:
+  """Returns the class that reads a folder with maps; None: it has none."""
+  if holds_scans(root):
+    return ScansSource
+  return pairs.PairsSource if pairs.holds_maps(root) else None
 
 
 def holds_scans(root: str) -> bool:

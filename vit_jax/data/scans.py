@@ -23,6 +23,7 @@ from vit_jax.config import import_package
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data import folder as folder_lib
+from vit_jax.data import preprocess as preprocess_lib
 from vit_jax.data.host import levels
 from vit_jax.runs import safe_io
 
@@ -223,6 +224,38 @@ def read(path: str, frame: Header | None = None) -> tuple[np.ndarray, Header]:
     raise _damaged(path, e) from None
   values = values.reshape(*described.size, described.channels)
   return values.astype(described.dtype, copy=False), described
+
+
+def read_volume(
+  path: str, preprocess: preprocess_lib.Preprocess
+) -> tuple[np.ndarray, Header]:
+  """Reads a scan whole, for a model that takes volumes.
+
+  Args:
+    path: A file of `ENDINGS`.
+    preprocess: What the model takes.
+
+  Returns:
+    The scan with the spacing and bits that the model was trained with, uint8 or
+    uint16 [D, H, W, C]; and the header of the file.
+
+  Raises:
+    UserError: It cannot be read, or has another number of channels.
+  """
+  if not is_scan(path):
+    raise UserError(
+      f'{path} is no scan: this model takes volumes, files that end with'
+      f' {", ".join(ENDINGS)}'
+    )
+  values, file_header = read(path)
+  if file_header.channels != preprocess.channels:
+    raise UserError(
+      f'{path} has {file_header.channels} channels, but the model takes'
+      f' {preprocess.channels}'
+    )
+  how = How(preprocess.spacing, preprocess.window)
+  volume = how.volume(values, file_header, path)
+  return preprocess.levels.keep(volume, path), file_header
 
 
 def read_labels(

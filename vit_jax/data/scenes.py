@@ -9,11 +9,14 @@ from typing import ClassVar
 from typing import NamedTuple
 
 import cv2
+import ml_collections
 import numpy as np
 
+from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import features
 from vit_jax.data import made
+from vit_jax.data import target_kinds
 from vit_jax.data.host.geometry import Size
 
 CLASSES = ('background', *map(str, range(10)))
@@ -50,10 +53,17 @@ class ScenesSource(made.MadeSource):
     """Reads the digits, for scenes of a size (height, width)."""
     self.features = {
       'image': features.Image(size),
-      'map': features.SegmentationMap(CLASSES),
+      'map': target_kinds.SegmentationMap(CLASSES),
     }
     super().__init__(split, 'scenes', size)
-    self._size, self._digits = size, digits.of_parts()
+    self._size, self._digits = size, digits.train_and_test()
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Returns the scenes of a split with the size `data.source_size`."""
+    return cls(split, base.source_size(config) or SIZE)
 
   def values(
     self, split: str, row: int, rng: np.random.Generator

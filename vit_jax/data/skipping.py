@@ -5,12 +5,16 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import os
 import pathlib
+import shlex
 
+import ml_collections
 import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import features as features_lib
 from vit_jax.data import folder
+from vit_jax.data import input_kinds
 from vit_jax.runs import safe_io
 
 
@@ -65,6 +69,46 @@ class SkippingSource(base.Source):
   def fingerprint(self) -> str:
     """Returns a digest of the split's fingerprint and the skipped ids."""
     return base.digest([self._source.fingerprint(), *self._skipped])
+
+
+def skip_damaged(
+  source: base.Source, config: ml_collections.ConfigDict, split: str
+) -> base.Source:
+  """Returns a split without what `config.data.skip_damaged` lists.
+
+  Args:
+    source: The split.
+    config: The full config.
+    split: Specification of the split.
+
+  Raises:
+    UserError: The list cannot be read, or nothing is left.
+  """
+  data = config.data
+  listed = read(data.skip_damaged, data.name)
+  return without(source, listed, f'{data.name}, {split}')
+
+
+def advice(
+  config: ml_collections.ConfigDict, features: features_lib.Features
+) -> str:
+  """Returns the end of an error of training about an image that is damaged.
+
+  Args:
+    config: The full config.
+    features: Features of its examples.
+  """
+  if isinstance(features['image'], input_kinds.Volume):
+    return ''
+  name = config.data.name
+  arguments = f'CONFIG.py --config.data.name={shlex.quote(name)}'
+  if name.startswith(folder.PREFIX) and not features_lib.maps(features):
+    arguments = shlex.quote(base.data_path(name))
+  return (
+    '; to train without such files, run python -m vit_jax.data check'
+    f' {arguments} --out=damaged.json, and add'
+    ' --config.data.skip_damaged=damaged.json'
+  )
 
 
 def read(path: str, data: str) -> frozenset[str]:

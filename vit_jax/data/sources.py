@@ -1,34 +1,47 @@
 """Opens the source that `config.data.name` names."""
 
-import os
-import shlex
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+from typing import cast
 
 import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.data import base
-from vit_jax.data import captions
-from vit_jax.data import codes as codes_lib
-from vit_jax.data import digits
-from vit_jax.data import features as features_lib
-from vit_jax.data import folder
-from vit_jax.data import hf
-from vit_jax.data import moving_digits
-from vit_jax.data import pairs
-from vit_jax.data import recordings
-from vit_jax.data import scan_folder
-from vit_jax.data import scenes
-from vit_jax.data import skipping
 from vit_jax.data import splits
-from vit_jax.data import table
-from vit_jax.data import tar
-from vit_jax.data import tfds
-from vit_jax.data import tokenizers
-from vit_jax.data import tones
-from vit_jax.data import voc
-from vit_jax.data import volumes
-from vit_jax.data.host import decode
-from vit_jax.data.host import transforms
+
+# Names, and prefixes that end with a colon.
+SOURCES = {
+  'digits': 'vit_jax.data.digits:DigitsSource',
+  'moving_digits': 'vit_jax.data.moving_digits:MovingDigitsSource',
+  'scenes': 'vit_jax.data.scenes:ScenesSource',
+  'tones': 'vit_jax.data.tones:TonesSource',
+  'volumes': 'vit_jax.data.volumes:VolumesSource',
+  'folder:': 'vit_jax.data.folder:FolderSource',
+  'video:': 'vit_jax.data.recordings:VideoSource',
+  'audio:': 'vit_jax.data.recordings:AudioSource',
+  'table:': 'vit_jax.data.table:TableSource',
+  'tar:': 'vit_jax.data.tar:TarSource',
+  'hf:': 'vit_jax.data.hf:HfSource',
+}
+_TFDS = 'vit_jax.data.tfds:TfdsSource'  # reads data of any other name
+
+
+def find(name: str) -> type[base.Source]:
+  """Returns the class that reads the data of a `config.data.name`.
+
+  Raises:
+    UserError: It names a class of the user's that cannot be imported.
+  """
+  prefix, colon, _ = name.partition(':')
+  if prefix + colon in SOURCES:
+    source = config_lib.wing(SOURCES[prefix + colon])
+  elif config_lib.is_own(name):
+    source = config_lib.load_own(name, 'data.name', base.Source)
+  else:
+    source = config_lib.wing(_TFDS)
+  return cast(type[base.Source], source)
 
 
 def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
@@ -43,102 +56,25 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
       or an image has another size than `data.source_size`.
   """
   data = config.data
-  source = _without_damaged(config, split)
-  _check_sizes(config, source)
-  words = tuple(data.words)
-  if data.tokenizer == tokenizers.WORDS and not words:
-    train = source
-    if split != data.split:
-      train = _without_damaged(config, data.split)
-    words = captions.common_words(train, config)
-  return captions.attach(source, config, words)
+  source = open_stored(config, split)
+  if data.source_size is not None:
+    config_lib.wing('vit_jax.data.stored_sizes:check')(config, source)
+  if data.tokenizer or 'text' in source.features:
+    attach = config_lib.wing('vit_jax.data.captions:attach')
+    source = attach(source, config, split)
+  return source
 
 
-def _without_damaged(
-  config: ml_collections.ConfigDict, split: str
-) -> base.Source:
-  source = _open(config, split)
-  if not config.data.skip_damaged:
-    return source
-  listed = skipping.read(config.data.skip_damaged, config.data.name)
-  return skipping.without(source, listed, f'{config.data.name}, {split}')
+def open_stored(config: ml_collections.ConfigDict, split: str) -> base.Source:
+  """Opens a split with the captions that it has, without damaged examples.
 
-
-def _check_sizes(
-  config: ml_collections.ConfigDict, source: base.Source
-) -> None:
-  """Checks the sizes of some images before anything is compiled.
-
-  Raises:
-    UserError: One has another size than `data.source_size`.
+  Arguments and errors are those of `open_source`.
   """
-  image_size = getattr(source.features.get('image'), 'size', None) or ()
-  # Volumes and videos have three sides; their sources look at them.
-  if config.data.source_size is None or len(image_size) != 2:
-    return
-  step = -(-len(source) // folder.SAMPLE)
-  for position in range(0, len(source), step):
-    try:
-      example = source.read(position)
-    except config_lib.UserError:
-      continue  # a run names the file when it needs it
-    image = example.image
-    if isinstance(image, bytes):
-      size = decode.upright_size(image)
-    else:
-      size = (image.shape[0], image.shape[1])
-    if size is not None:
-      transforms.check_size(size, image_size, example.where)
-
-
-def _open(config: ml_collections.ConfigDict, split: str) -> base.Source:
-  data = config.data
-  size = data.source_size
-  if size is not None:
-    size = config_lib.sides(size, 'data.source_size')
-  if data.name == 'volumes':
-    return volumes.VolumesSource(split, size or volumes.SIZE)
-  if data.name == 'moving_digits':
-    size = size or moving_digits.SIZE
-    how = data.video.stride, data.video.short
-    return moving_digits.MovingDigitsSource(split, size, *how)
-  if size is not None:
-    size = config_lib.pair(size, 'data.source_size')
-  if data.name == 'digits':
-    return digits.open_digits(split, data.channels)
-  if data.name == 'scenes':
-    return scenes.ScenesSource(split, size or scenes.SIZE)
-  if data.name == 'tones':
-    return tones.TonesSource(split, recordings.audio(config))
-  codes = codes_lib.from_config(config)
-  if data.name.startswith(FOLDER):
-    path = folder_path(data.name)
-    if scan_folder.holds_scans(path):
-      return scan_folder.ScansSource(path, split, config)
-    if pairs.holds_maps(path):
-      return pairs.PairsSource(path, split, size, codes)
-    return folder.FolderSource(path, split, size)
-  if data.name.startswith(VIDEO):
-    path = folder_path(data.name, VIDEO)
-    return recordings.VideoSource(path, split, recordings.video(config))
-  if data.name.startswith(AUDIO):
-    path = folder_path(data.name, AUDIO)
-    frames = config_lib.sides(data.image_size)[0]
-    audio = recordings.audio(config)
-    return recordings.AudioSource(path, split, audio, frames)
-  if data.name.startswith(TABLE):
-    path = os.path.expanduser(data.name.removeprefix(TABLE))
-    return table.TableSource(path, split, data.columns, size, codes)
-  if data.name.startswith(TAR):
-    pattern = data.name.removeprefix(TAR)
-    return tar.TarSource(pattern, split, data.columns, size, codes)
-  if data.name.startswith(HF):
-    name = data.name.removeprefix(HF)
-    return hf.HfSource(name, data.dir, split, data.columns, size, codes)
-  if config_lib.is_own(data.name):
-    kind = config_lib.load_own(data.name, 'data.name', base.Source)
-    return kind(config, split)
-  return tfds.TfdsSource(data.name, data.dir, split, size)
+  source = find(config.data.name).from_config(config, split)
+  if config.data.skip_damaged:
+    skip = config_lib.wing('vit_jax.data.skipping:skip_damaged')
+    source = skip(source, config, split)
+  return source
 
 
 def open_split(
@@ -170,6 +106,54 @@ def open_split(
     raise config_lib.UserError(f'config.{key}: {e}{hint}') from None
 
 
+@dataclasses.dataclass(frozen=True)
+class Splits:
+  """The splits of an experiment, which are read anew at each step.
+
+  `data.cache.Cache` is one whose examples stay in memory.
+
+  Attributes:
+    config: The full config.
+    mesh: Devices that steps run on.
+    splits: Sources by use: 'train', 'evals.NAME', and 'evals.NAME.train' for
+      the examples that a probe learns from.
+    on_devices: Examples by split: arrays [N, ...] by feature name, and `index`,
+      replicated over the mesh; {} unless `load` put them there.
+  """
+
+  config: ml_collections.ConfigDict
+  mesh: Any
+  splits: Mapping[str, base.Source]
+  on_devices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def load(self) -> 'Splits':
+    """Returns the splits with what stays in memory."""
+    return self
+
+  def check(self) -> None:
+    """Raises a UserError if what stays does not fit into the memory."""
+
+  def bytes_on_device(self) -> int:
+    """Returns the bytes of a device's memory that examples take."""
+    return 0
+
+  def take(self, split: str, batch: Any) -> Any:
+    """Returns the batch of a step, gathered from what is `on_devices`."""
+    raise NotImplementedError(f'no examples of {split} are on the devices')
+
+
+def keep(
+  config: ml_collections.ConfigDict,
+  mesh: Any,
+  splits: Mapping[str, base.Source],
+) -> Splits:
+  """Returns splits that stay in memory, if `config.data.cache` says so."""
+  if config.data.cache == 'none':
+    return Splits(config, mesh, splits)
+  cache: type[Splits] = config_lib.wing('vit_jax.data.cache:Cache')
+  return cache(config, mesh, splits)
+
+
 def hold_out(config: ml_collections.ConfigDict) -> None:
   """Evaluates on a fifth of the training images, if no others are there.
 
@@ -184,57 +168,3 @@ def hold_out(config: ml_collections.ConfigDict) -> None:
     config.evals.val.split = f'{whole}[80%:]'
   except config_lib.UserError:
     return
-
-
-def damage_advice(
-  config: ml_collections.ConfigDict, features: features_lib.Features
-) -> str:
-  """Returns the end of an error of training about an image that is damaged.
-
-  Args:
-    config: The full config.
-    features: Features of its examples.
-  """
-  if isinstance(features['image'], features_lib.Volume):
-    return ''
-  name = config.data.name
-  what = f'CONFIG.py --config.data.name={shlex.quote(name)}'
-  if name.startswith(FOLDER) and not features_lib.maps(features):
-    what = shlex.quote(folder_path(name))
-  return (
-    f'; to train without such files, run python -m vit_jax.data check {what}'
-    ' --out=damaged.json, and add --config.data.skip_damaged=damaged.json'
-  )
-
-
-FOLDER = 'folder:'
-VIDEO = 'video:'
-AUDIO = 'audio:'
-TABLE = 'table:'
-HF = 'hf:'
-TAR = 'tar:'
-
-
-def folder_path(name: str, prefix: str = FOLDER) -> str:
-  """Returns the path in 'folder:PATH', or behind another prefix."""
-  return os.path.expanduser(name.removeprefix(prefix))
-
-
-def folder_splits(name: str) -> list[str]:
-  """Returns the splits of a folder, in order; [] for data of other kinds.
-
-  Args:
-    name: As `config.data.name`.
-
-  Raises:
-    UserError: There is no such folder, or its splits are not clear.
-  """
-  prefix = name[: name.find(':') + 1]
-  if prefix not in (FOLDER, VIDEO, AUDIO):
-    return []
-  path = folder_path(name, prefix)
-  if scan_folder.holds_scans(path) and not pairs.holds_pairs(path):
-    return ['train']  # of the Decathlon
-  if pairs.holds_maps(path):
-    return list(voc.lists(path) or pairs.split_folders(path))
-  return list(folder.split_folders(path))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.data import inputs
+from vit_jax.data import input_kinds
 
 if TYPE_CHECKING:
   from scipy import sparse  # else imported where it is used: few runs need it
@@ -30,7 +30,7 @@ _LOWEST = 20.0  # Hz, the lower end of the first band
 _EMPHASIS = 0.97
 
 
-def of_waveform(waveform: np.ndarray, how: inputs.Audio) -> np.ndarray:
+def of_waveform(waveform: np.ndarray, how: input_kinds.Audio) -> np.ndarray:
   """Returns the spectrogram of a sound, uint16 [T, M, 1].
 
   Logarithms outside RANGE are clipped.
@@ -44,7 +44,7 @@ def of_waveform(waveform: np.ndarray, how: inputs.Audio) -> np.ndarray:
   return np.clip(np.rint(scaled), 0, _MOST).astype(np.uint16)[..., None]
 
 
-def log_mel(waveform: np.ndarray, how: inputs.Audio) -> np.ndarray:
+def log_mel(waveform: np.ndarray, how: input_kinds.Audio) -> np.ndarray:
   """Returns the logarithms of a sound's energies, float32 [T, M].
 
   Args:
@@ -66,7 +66,9 @@ def log_mel(waveform: np.ndarray, how: inputs.Audio) -> np.ndarray:
   return np.log(np.maximum((bands @ power.T).T, _FLOOR))
 
 
-def resampled(waveform: np.ndarray, rate: int, how: inputs.Audio) -> np.ndarray:
+def resampled(
+  waveform: np.ndarray, rate: int, how: input_kinds.Audio
+) -> np.ndarray:
   """Returns a sound with the sample rate of the settings, float32 [S].
 
   Args:
@@ -84,7 +86,7 @@ def resampled(waveform: np.ndarray, rate: int, how: inputs.Audio) -> np.ndarray:
 
 
 def long_enough(
-  waveform: np.ndarray, frames: int, how: inputs.Audio, where: str
+  waveform: np.ndarray, frames: int, how: input_kinds.Audio, where: str
 ) -> np.ndarray:
   """Returns a sound of at least some frames, with silence at its end.
 

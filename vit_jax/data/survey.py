@@ -20,12 +20,12 @@ from vit_jax.config import parts
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import class_areas
-from vit_jax.data import features
 from vit_jax.data import folder as folder_lib
 from vit_jax.data import intensity
 from vit_jax.data import pairs as pairs_lib
 from vit_jax.data import scan_folder
 from vit_jax.data import sources
+from vit_jax.data import target_kinds
 from vit_jax.data import voc
 from vit_jax.data.host import batches
 from vit_jax.data.host import clips
@@ -53,7 +53,7 @@ class Entry:
   split: str
   label: str | None
   read: Callable[[], base.Example]
-  maps: Mapping[str, features.SegmentationMap] = dataclasses.field(
+  maps: Mapping[str, target_kinds.SegmentationMap] = dataclasses.field(
     default_factory=dict
   )
 
@@ -118,7 +118,7 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
   if pairs_lib.holds_maps(root):
     names = voc.lists(root) or pairs_lib.split_folders(root)
     opened = {name: pairs_lib.PairsSource(root, name) for name in names}
-    return _of_sources(f'{sources.FOLDER}{root}', opened)
+    return _of_sources(f'{folder_lib.PREFIX}{root}', opened)
   folders = folder_lib.split_folders(root)
   classes = folder_lib.class_names(folders, folders)
   entries, ignored, problems = [], [], []
@@ -137,7 +137,7 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
           functools.partial(_read_file, path),
         )
       )
-  name = f'{sources.FOLDER}{root}'
+  name = f'{folder_lib.PREFIX}{root}'
   return Survey(name, classes, entries, folders, ignored, problems)
 
 
@@ -163,11 +163,10 @@ def list_config(config: ml_collections.ConfigDict) -> Survey:
   Raises:
     UserError: The data does not exist.
   """
-  root = sources.folder_path(config.data.name)
-  is_folder = config.data.name.startswith(sources.FOLDER)
+  root = base.data_path(config.data.name)
   opened, problems = _open_splits(config)
-  has_maps = pairs_lib.holds_maps(root) or scan_folder.holds_scans(root)
-  if is_folder and not has_maps:
+  is_folder = config.data.name.startswith(folder_lib.PREFIX)
+  if is_folder and scan_folder.find_source(root) is None:
     split_of = {
       source.id(i): split
       for split, source in reversed(opened.items())
@@ -190,7 +189,11 @@ def _of_sources(
   """Returns all examples of some splits, each once."""
   found: dict[str, Entry] = {}
   for split, source in opened.items():
-    maps = features.maps(source.features)
+    maps = {
+      name: x
+      for name, x in source.features.items()
+      if isinstance(x, target_kinds.SegmentationMap)
+    }
     for i in range(len(source)):
       id_, read = source.id(i), functools.partial(source.read, i)
       found.setdefault(id_, Entry(id_, split, None, read, maps))

@@ -21,9 +21,11 @@ from typing import Any
 import ml_collections
 
 from vit_jax.config import import_package
+from vit_jax.config import nearby
 from vit_jax.config import one_line
 from vit_jax.config import reason
 from vit_jax.config import UserError
+from vit_jax.data import base
 from vit_jax.data import codes as codes_lib
 from vit_jax.data import folder
 from vit_jax.data import rows
@@ -66,6 +68,27 @@ class TableSource(rows.RowSource):
     super().__init__(
       path, split, names, by_split, directory, {}, image_shape, codes
     )
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens a split of the table that `config.data.name` names."""
+    return cls(
+      base.data_path(config.data.name),
+      split,
+      config.data.columns,
+      base.source_size(config),
+      codes_lib.from_config(config),
+    )
+
+  @classmethod
+  def check_config(cls, config: ml_collections.ConfigDict) -> None:
+    """Checks that there is the file that `config.data.name` names."""
+    path = base.data_path(config.data.name)
+    if not os.path.isfile(path):
+      near = nearby(path, os.path.isfile)
+      raise UserError(f'config.data.name: there is no file {path!r}{near}')
 
   def _cell(self, column: str, row: rows.Row) -> Any:
     return self._table[column][row[1]]

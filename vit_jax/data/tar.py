@@ -43,6 +43,7 @@ from vit_jax.data import leftovers
 from vit_jax.data import rows
 from vit_jax.runs import safe_io
 
+PREFIX = 'tar:'  # of `config.data.name`
 _RANGE = re.compile(r'\{(\d+)\.\.(\d+)\}')
 _MOST_SHARDS = 10**6
 _FORMAT = 2  # of an index
@@ -107,6 +108,24 @@ class TarSource(rows.RowSource):
       *(f'tar:{pattern}', split, self._names, by_split, '', {}),
       *(image_shape, codes),
     )
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens a split of the shards that `config.data.name` names."""
+    return cls(
+      config.data.name.removeprefix(PREFIX),
+      split,
+      config.data.columns,
+      base.source_size(config),
+      codes_lib.from_config(config),
+    )
+
+  @classmethod
+  def check_config(cls, config: ml_collections.ConfigDict) -> None:
+    """Checks that there are the shards that `config.data.name` names."""
+    expand(config.data.name.removeprefix(PREFIX))
 
   def _in_small_letters(
     self, columns: ml_collections.ConfigDict

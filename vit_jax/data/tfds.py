@@ -13,14 +13,18 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 from absl import logging
+import ml_collections
 import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features as features_lib
 from vit_jax.data import splits
+from vit_jax.data import text_kind
 
 _FORMAT = 'array_record'
+# 'name' or 'name/config', optionally with ':version'.
+_NAME = re.compile(r'[\w-]+(/[\w.+=,-]+)?(:[\d*]+(\.[\d*]+){0,2})?')
 
 # Aliases of datasets -> their names in TFDS.
 _CALLED = {
@@ -80,6 +84,30 @@ class TfdsSource(base.SelectedSource):
       for s in self._selection.names
     }
 
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Opens a split of the dataset that `config.data.name` names."""
+    data = config.data
+    return cls(data.name, data.dir, split, base.source_size(config))
+
+  @classmethod
+  def check_config(cls, config: ml_collections.ConfigDict) -> None:
+    """Checks that `config.data.name` can be the name of a dataset."""
+    name = config.data.name
+    if _NAME.fullmatch(name):
+      return
+    hint = f'folder:{name}' if os.path.isdir(name) else 'folder:PATH'
+    prefix = re.match(r'[\w-]+:', name)
+    unknown = f'; {prefix[0]!r} is not known' if prefix else ''
+    raise UserError(
+      f"config.data.name is {name!r}: write 'digits', 'scenes', 'volumes',"
+      f" 'moving_digits', 'tones', {hint!r}, 'video:PATH', 'audio:PATH',"
+      " 'table:FILE', 'tar:SHARDS', 'hf:NAME', 'my_module:MySource' or the name"
+      f' of a TFDS dataset{unknown}'
+    )
+
   def _read_features(
     self, name: str, features: Any, image_shape: tuple[int, int] | None
   ) -> None:
@@ -99,7 +127,7 @@ class TfdsSource(base.SelectedSource):
     size = image_shape if None in stored else stored
     self.features = {'image': features_lib.Image(size)}
     if self._text_key:
-      self.features['text'] = features_lib.Text()
+      self.features['text'] = text_kind.Text()
     self._label_key = ''
     kinds = [type(x) for x in features.values()]
     if tfds.features.ClassLabel in kinds or not self._text_key:

@@ -6,11 +6,15 @@ In comments: D, H, W sides of a volume.
 from typing import Any
 from typing import ClassVar
 
+import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import features
+from vit_jax.data import base
+from vit_jax.data import input_kinds
 from vit_jax.data import made
+from vit_jax.data import target_kinds
 
 CLASSES = ('background', 'tube', 'sphere')
 SIZE = (32, 32, 32)  # unless the config has data.source_size
@@ -44,9 +48,19 @@ class VolumesSource(made.MadeSource):
     self._size = (size[0], size[1], size[2])
     super().__init__(split, 'volumes', self._size)
     self.features = {
-      'image': features.Volume(self._size),
-      'map': features.SegmentationMap(CLASSES),
+      'image': input_kinds.Volume(self._size),
+      'map': target_kinds.SegmentationMap(CLASSES),
     }
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, split: str
+  ) -> base.Source:
+    """Returns the volumes of a split with the sides `data.source_size`."""
+    size = config.data.source_size
+    if size is None:
+      return cls(split)
+    return cls(split, config_lib.sides(size, 'data.source_size'))
 
   def values(
     self, split: str, row: int, rng: np.random.Generator

@@ -50,31 +50,35 @@ class Accuracy(base.Evaluator):
       what the objective's `of_each` and `Head.read` return.
     """
 
-    def both(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:
+    def measure_with_rows(
+      objective: Any, params: Any, batch: dict[str, jax.Array]
+    ) -> Any:
       outputs = objective.outputs(params, batch)
       rows = {'index': batch['index']} | objective.of_each(outputs, batch)
       rows |= head.read(outputs, batch) if head else {}
       maps = (batch['map'], outputs['segments']) if on_host else ()
       return objective.measure(outputs, batch), rows, batch['valid'], maps
 
-    found = []
-    for total, rows, valid, maps in context.apply(both, self.spec.split):
-      further = on_host(*maps) if on_host else {}
-      found.append((total, rows | further, valid))
+    batches = []
+    for total, rows, valid, maps in context.apply(
+      measure_with_rows, self.spec.split
+    ):
+      host_rows = on_host(*maps) if on_host else {}
+      batches.append((total, rows | host_rows, valid))
     columns = {
-      name: np.concatenate([rows[name][valid] for _, rows, valid in found])
-      for name in found[0][1]
+      name: np.concatenate([rows[name][valid] for _, rows, valid in batches])
+      for name in batches[0][1]
     }
-    return _total(context, (total for total, *_ in found)), columns
+    return _total(context, (total for total, *_ in batches)), columns
 
 
 def _total(context: base.Context, parts: Iterable[Any]) -> dict[str, Any]:
   """Merges the metrics of batches, and returns their values by name."""
   merged = functools.reduce(lambda total, x: total.merge(x), parts)
-  found = dict(merged.compute())
-  shown = {k: np.asarray(found.pop(k)) for k in ('confusion',) if k in found}
-  _check_shapes(context, found, shown)
-  return metrics.scalars(found, context.features, context.target) | shown
+  values = dict(merged.compute())
+  arrays = {k: np.asarray(values.pop(k)) for k in ('confusion',) if k in values}
+  _check_shapes(context, values, arrays)
+  return metrics.scalars(values, context.features, context.target) | arrays
 
 
 def _check_shapes(

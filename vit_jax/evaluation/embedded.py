@@ -13,8 +13,6 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.models import stack
-from vit_jax.models import vit
-from vit_jax.models.parts import merging
 
 _TINY = 1e-12  # avoids a division by 0
 
@@ -122,8 +120,8 @@ def check(model: Any, read: str) -> None:
   Raises:
     UserError: It cannot.
   """
-  is_vit = isinstance(model, vit.ViT)
-  merges = is_vit and isinstance(model.block, merging.Merging)
+  is_vit = hasattr(model, 'patches')
+  merges = is_vit and hasattr(model.block, 'merge')
   if read == 'layers' and not (is_vit and not merges):
     raise UserError(
       "features='layers' is for a ViT whose layers all have the patches of an"

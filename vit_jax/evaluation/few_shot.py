@@ -94,27 +94,27 @@ class FewShot(probes.Probe):
       )
 
   def measure(
-    self, train: Embedded, test: Embedded, between: Callable[[], object]
+    self, train: Embedded, test: Embedded, after_block: Callable[[], object]
   ) -> base.Scalars:
     """Fits and measures one classifier for each number of shots and draw."""
-    found: base.Scalars = {}
+    results: base.Scalars = {}
     for shots, values in accuracies(
       *(train.features, train.labels, test.features, test.labels),
       shots=self.shots,
-      between=between,
+      after_block=after_block,
     ).items():
       mean, margin = intervals.mean_interval(values)
       name = f'few_shot_{shots}_accuracy'
-      found |= {name: mean, f'{name}_margin': margin}
-    return found
+      results |= {name: mean, f'{name}_margin': margin}
+    return results
 
   def intervals(
-    self, found: Mapping[str, float]
+    self, results: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
     """Returns Student's intervals of the accuracies, over draws."""
     result: dict[str, tuple[float, float] | None] = {}
-    for name, x in found.items():
-      if (margin := found.get(f'{name}_margin')) is not None:
+    for name, x in results.items():
+      if (margin := results.get(f'{name}_margin')) is not None:
         bounds = max(x - margin, 0.0), min(x + margin, 1.0)
         result[name] = bounds if math.isfinite(x) else None
     return result
@@ -195,7 +195,7 @@ def accuracies(
   test_labels: np.ndarray,
   shots: Sequence[int],
   seeds: Sequence[int] = SEEDS,
-  between: Callable[[], object] = lambda: None,
+  after_block: Callable[[], object] = lambda: None,
 ) -> dict[int, list[float]]:
   """Measures classifiers that are fitted to a few examples of each class.
 
@@ -207,19 +207,19 @@ def accuracies(
     shots: Numbers of examples of each class.
     seeds: Seeds of the draws. With the same seed, a draw of more shots includes
       that of fewer shots.
-    between: Called between the parts of the work.
+    after_block: Called between the parts of the work.
 
   Returns:
     By shots: for each seed, the fraction of the M test examples that are
     classified correctly.
   """
   num_classes = int(train_labels.max()) + 1
-  found: dict[int, list[float]] = {number: [] for number in shots}
-  for number, values in found.items():
+  accuracies_by_shots: dict[int, list[float]] = {number: [] for number in shots}
+  for number, values in accuracies_by_shots.items():
     for seed in seeds:
       rows = draws.draw(train_labels, np.full(num_classes, number), seed)
       model = fit(train[rows], train_labels[rows], num_classes)
       right = model.predict(test) == test_labels
       values.append(float(right.mean()))
-      between()
-  return found
+      after_block()
+  return accuracies_by_shots

@@ -70,10 +70,10 @@ class Gallery:
       with safe_io.open_regular(path) as file:
         stored = np.load(file, allow_pickle=False)
         model, files, *arrays = (stored[name] for name in _NAMES)
-        found = cls(str(model), tuple(files.tolist()), *arrays)
-      if len({len(found), *map(len, arrays)}) > 1:
+        gallery = cls(str(model), tuple(files.tolist()), *arrays)
+      if len({len(gallery), *map(len, arrays)}) > 1:
         raise ValueError('its arrays have different lengths')
-      return found
+      return gallery
     except KeyError:
       raise UserError(
         f'{path} holds other arrays than the embeddings of a folder, and is not'
@@ -112,7 +112,7 @@ class Gallery:
     return order, np.take_along_axis(similarity, order, axis=1)
 
 
-def of_folder(
+def embed_folder(
   folder: str, cache: pathlib.Path, model: str, embed: Embed
 ) -> Gallery:
   """Returns the gallery of a folder; embeds only what the cache has not.
@@ -131,57 +131,59 @@ def of_folder(
   paths = folder_lib.images_below(folder)
   if not paths:
     raise UserError(f'{folder} has no images')
-  known = Gallery.read(cache)
-  if known.model != model:
-    if len(known):
+  cached = Gallery.read(cache)
+  if cached.model != model:
+    if len(cached):
       logging.warning('%s is of another model and made anew', cache)
-    known = Gallery.empty()
+    cached = Gallery.empty()
   rows = {
     (name, int(size), int(modified)): i
     for i, (name, size, modified) in enumerate(
-      zip(known.files, known.size, known.modified, strict=True)
+      zip(cached.files, cached.size, cached.modified, strict=True)
     )
   }
   state = {path: _state(folder, path) for path in paths}
   missing = [path for path in paths if state[path] not in rows]
-  if not missing and len(known) == len(paths):
-    return known
+  if not missing and len(cached) == len(paths):
+    return cached
   new: dict[str, np.ndarray] = {}
   for done, features in embed(missing):
     new |= dict(zip(done, features, strict=True))
-  kept = {
-    path: new[path] if path in new else known.features[rows[state[path]]]
+  features_by_path = {
+    path: new[path] if path in new else cached.features[rows[state[path]]]
     for path in paths
     if path in new or state[path] in rows
   }
-  if not kept:
+  if not features_by_path:
     raise UserError(f'{folder} has no image that can be read')
-  found = _joined(kept, state, model)
-  found.write(cache)
-  return found
+  gallery = _joined(features_by_path, state, model)
+  gallery.write(cache)
+  return gallery
 
 
 def _state(folder: str, path: str) -> tuple[str, int, int]:
   """Returns a file's path in the folder, its size and its time."""
   name = os.path.relpath(path, folder)
   try:
-    found = os.stat(path)
+    status = os.stat(path)
   except OSError:  # removed meanwhile: reading it says so
     return name, -1, -1
-  return name, found.st_size, found.st_mtime_ns
+  return name, status.st_size, status.st_mtime_ns
 
 
 def _joined(
-  kept: Mapping[str, np.ndarray],
+  features_by_path: Mapping[str, np.ndarray],
   state: Mapping[str, tuple[str, int, int]],
   model: str,
 ) -> Gallery:
   """Returns the gallery of embeddings by path."""
-  files, size, modified = zip(*(state[path] for path in kept), strict=True)
+  files, size, modified = zip(
+    *(state[path] for path in features_by_path), strict=True
+  )
   return Gallery(
     model,
     files,
     np.array(size, np.int64),
     np.array(modified, np.int64),
-    np.stack(list(kept.values())).astype(np.float32),
+    np.stack(list(features_by_path.values())).astype(np.float32),
   )

@@ -61,13 +61,17 @@ class Knn(probes.Probe):
     self,
     train: embedded.Embedded,
     test: embedded.Embedded,
-    between: Callable[[], object],
+    after_block: Callable[[], object],
   ) -> base.Scalars:
     """Classifies the test examples by their nearest training examples."""
-    found = predict(
-      train.features, train.labels, test.features, self.k, between=between
+    classes = predict(
+      train.features,
+      train.labels,
+      test.features,
+      self.k,
+      after_block=after_block,
     )
-    return {'accuracy': probes.accuracy(found, test)}
+    return {'accuracy': probes.accuracy(classes, test)}
 
 
 def predict(
@@ -76,7 +80,7 @@ def predict(
   test: np.ndarray,
   k: int,
   temperature: float = TEMPERATURE,
-  between: Callable[[], object] = lambda: None,
+  after_block: Callable[[], object] = lambda: None,
 ) -> np.ndarray:
   """Returns the classes that the nearest neighbours vote for.
 
@@ -86,12 +90,12 @@ def predict(
     test: float [M, D].
     k: Neighbours that vote, at most N.
     temperature: Temperature of the votes.
-    between: Called between the parts of the work.
+    after_block: Called between the parts of the work.
 
   Returns:
     int32 [M].
   """
-  similarity, neighbors = nearest(train, test, k, between)
+  similarity, neighbors = nearest(train, test, k, after_block)
   labels = train_labels[neighbors]
   num_classes = int(train_labels.max()) + 1
   result = np.empty(len(test), np.int32)
@@ -127,7 +131,7 @@ def nearest(
   train: np.ndarray,
   test: np.ndarray,
   k: int,
-  between: Callable[[], object] = lambda: None,
+  after_block: Callable[[], object] = lambda: None,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Finds the nearest neighbours by cosine similarity, on the default device.
 
@@ -135,7 +139,7 @@ def nearest(
     train: float [N, D].
     test: float [M, D].
     k: Neighbours, at most N.
-    between: Called between the parts of the work.
+    after_block: Called between the parts of the work.
 
   Returns:
     float32 [M, k], the largest similarities in descending order; and int32
@@ -154,7 +158,7 @@ def nearest(
       similarity[rows], neighbors[rows] = jax.device_get(
         _merge(test[rows], block, first, similarity[rows], neighbors[rows])
       )
-      between()
+      after_block()
   return similarity, neighbors
 
 
@@ -179,9 +183,9 @@ def _merge(
     The updated `similarity` and `neighbors`.
   """
   k = similarity.shape[1]
-  found = jnp.matmul(test, train.T, precision=jax.lax.Precision.HIGHEST)
-  found, places = jax.lax.top_k(found, min(k, len(train)))
-  both = jnp.concatenate([similarity, found], axis=1)
+  block = jnp.matmul(test, train.T, precision=jax.lax.Precision.HIGHEST)
+  block, places = jax.lax.top_k(block, min(k, len(train)))
+  candidates = jnp.concatenate([similarity, block], axis=1)
   places = jnp.concatenate([neighbors, first + places], axis=1)
-  best, chosen = jax.lax.top_k(both, k)
+  best, chosen = jax.lax.top_k(candidates, k)
   return best, jnp.take_along_axis(places, chosen, axis=1)

@@ -50,10 +50,10 @@ class Linear(probes.Probe):
     check(train[0])
 
   def measure(
-    self, train: Embedded, test: Embedded, between: Callable[[], object]
+    self, train: Embedded, test: Embedded, after_block: Callable[[], object]
   ) -> base.Scalars:
     """Fits the probe, which may take minutes."""
-    model, penalty = fit(train.features, train.labels, between)
+    model, penalty = fit(train.features, train.labels, after_block)
     accuracy = probes.accuracy(model.predict(test.features), test)
     return {'accuracy': accuracy, 'penalty': penalty}
 
@@ -61,14 +61,14 @@ class Linear(probes.Probe):
 def fit(
   features: np.ndarray,
   labels: np.ndarray,
-  between: Callable[[], object] = lambda: None,
+  after_block: Callable[[], object] = lambda: None,
 ) -> tuple[Any, float]:
   """Fits a probe, and chooses its penalty.
 
   Args:
     features: float [N, D].
     labels: int [N], of at least two classes.
-    between: Called between the parts of the work.
+    after_block: Called between the parts of the work.
 
   Returns:
     The model of scikit-learn, and the penalty.
@@ -78,21 +78,21 @@ def fit(
   """
   check(labels)
   held = held_out(labels)
-  found: dict[float, float] = {}
+  accuracies: dict[float, float] = {}
 
   def try_penalty(penalty: float) -> None:
-    model = _fit(features[~held], labels[~held], penalty, between)
+    model = _fit(features[~held], labels[~held], penalty, after_block)
     right = model.predict(features[held]) == labels[held]
-    found[penalty] = float(right.mean())
+    accuracies[penalty] = float(right.mean())
 
   for penalty in _COARSE:
     try_penalty(penalty)
   for factor in _FINER:
-    best = _best(found)
+    best = _best(accuracies)
     for penalty in (best * factor, best / factor):
       try_penalty(penalty)
-  best = _best(found)
-  return _fit(features, labels, best, between), best
+  best = _best(accuracies)
+  return _fit(features, labels, best, after_block), best
 
 
 def check(labels: np.ndarray) -> None:
@@ -122,16 +122,16 @@ def held_out(labels: np.ndarray) -> np.ndarray:
   return held
 
 
-def _best(found: dict[float, float]) -> float:
+def _best(accuracies: dict[float, float]) -> float:
   """Returns the penalty with the highest accuracy; with ties, the largest."""
-  return max(found, key=lambda penalty: (found[penalty], penalty))
+  return max(accuracies, key=lambda penalty: (accuracies[penalty], penalty))
 
 
 def _fit(
   features: np.ndarray,
   labels: np.ndarray,
   penalty: float,
-  between: Callable[[], object],
+  after_block: Callable[[], object],
 ) -> Any:
   """Returns scikit-learn's model, with the features standardised."""
   # Imported here, since it takes a second.
@@ -154,7 +154,7 @@ def _fit(
     warnings.simplefilter('ignore', exceptions.ConvergenceWarning)
     for _ in range(_MOST_PARTS):
       model.fit(x, labels)
-      between()
+      after_block()
       if model.n_iter_.max() < _ITERATIONS:
         break
   return pipeline.make_pipeline(scaler, model)

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax import data
 from vit_jax.config import some
 from vit_jax.config import UserError
-from vit_jax.data import features as features_lib
+from vit_jax.data import target_kinds
 from vit_jax.data.host import maps
 from vit_jax.evaluation import metrics
 from vit_jax.evaluation import segments
@@ -49,14 +49,14 @@ def distances(objective: Any, spacing: tuple[float, ...]) -> OnHost:
 
 
 def add_intervals(
-  found: dict[str, Any], rows: Rows, names: tuple[str, ...]
+  results: dict[str, Any], rows: Rows, names: tuple[str, ...]
 ) -> None:
   """Adds intervals over images, distances and objects to the metrics of maps.
 
   Logs which classes are in no map and no prediction, as means leave them out.
 
   Args:
-    found: The metrics; is changed.
+    results: The metrics; is changed.
     rows: Columns; `areas`, `distances` and `objects` are taken out.
     names: Of the classes.
   """
@@ -72,15 +72,15 @@ def add_intervals(
     )
   if 'distances' in rows:
     measured, more = segments.mean_distances(rows.pop('distances'), names)
-    found |= {k: x if math.isfinite(x) else None for k, x in measured.items()}
+    results |= {k: x if math.isfinite(x) else None for k, x in measured.items()}
     bounds |= more
-    found |= segments.total_objects(rows.pop('objects'), names)
+    results |= segments.total_objects(rows.pop('objects'), names)
   for name, (low, high) in bounds.items():
-    if name in found and math.isfinite(low):
-      found[f'{name}_interval'] = (low, high)
+    if name in results and math.isfinite(low):
+      results[f'{name}_interval'] = (low, high)
 
 
-def of_whole_images(
+def measure_whole_images(
   segment: Callable[[Any, str], tuple[np.ndarray, np.ndarray]],
   source: data.Source,
   on_host: OnHost | None,
@@ -104,7 +104,7 @@ def of_whole_images(
     UserError: An image or its map cannot be read, or they differ in size.
   """
   feature = source.features['map']
-  assert isinstance(feature, features_lib.SegmentationMap)
+  assert isinstance(feature, target_kinds.SegmentationMap)
   count = len(feature.classes)
   total = np.zeros((count, count), np.int64)
   rows: list[Rows] = []
@@ -114,18 +114,18 @@ def of_whole_images(
     labels = maps.read(example, 'map', feature, predicted.shape)
     matrix = segments.confusion(labels, predicted, count, feature.ignore)
     total += matrix
-    row = {'index': np.array([example.index]), **_of_image(matrix)}
+    row = {'index': np.array([example.index]), **_image_rows(matrix)}
     if on_host:
       row |= on_host(labels[None], predicted[None])
     rows.append(row)
     progress(1)
   columns = {name: np.concatenate([x[name] for x in rows]) for name in rows[0]}
-  found = segments.measures(segments.overlaps(total))
-  found = metrics.scalars(found, {'map': feature})
-  return found | {'examples': len(rows), 'confusion': total}, columns
+  results = segments.measures(segments.overlaps(total))
+  results = metrics.scalars(results, {'map': feature})
+  return results | {'examples': len(rows), 'confusion': total}, columns
 
 
-def _of_image(matrix: np.ndarray) -> Rows:
+def _image_rows(matrix: np.ndarray) -> Rows:
   """Returns the mean overlap, the accuracy and the areas of one image."""
   right, labelled = np.diag(matrix), matrix.sum(axis=1)
   areas = np.stack([right, labelled, matrix.sum(axis=0)])

@@ -106,7 +106,7 @@ def classification(
 
 
 def scalars(
-  found: Mapping[str, Any],
+  values: Mapping[str, Any],
   features: features_lib.Features,
   target: str | None = None,
 ) -> dict[str, float]:
@@ -115,7 +115,7 @@ def scalars(
   A vector with a number per class or quantity becomes scalars `metric/class`.
 
   Args:
-    found: From `clu.metrics.Collection.compute`.
+    values: From `clu.metrics.Collection.compute`.
     features: Features of the examples, which have the names.
     target: Name of the feature that is measured, whose names come first where
       another has as many; None: not known.
@@ -124,7 +124,7 @@ def scalars(
   if target is not None:
     names[len(features[target].names)] = features[target].names
   result: dict[str, float] = {}
-  for metric, value in found.items():
+  for metric, value in values.items():
     array = np.asarray(value)
     if not array.ndim:
       result[metric] = float(array)

@@ -19,6 +19,7 @@ import optax
 from vit_jax import config as config_lib
 from vit_jax import weights
 from vit_jax.data import features as features_lib
+from vit_jax.data import target_kinds
 from vit_jax.evaluation import loaded as loaded_lib
 
 Arrays = dict[str, np.ndarray]
@@ -64,7 +65,7 @@ class Head:
   std: np.ndarray
 
   @classmethod
-  def of(cls, loaded: weights.Loaded, top: int) -> Self:
+  def from_loaded(cls, loaded: weights.Loaded, top: int) -> Self:
     """Returns the head of a model.
 
     Args:
@@ -82,11 +83,11 @@ class Head:
       )
     facts = loaded.preprocess.outputs.get('logits', {})
     target = loaded.target
-    known = loaded.classes or target.names
+    classes = loaded.classes or target.names
     return cls(
       feature=facts.get('feature', 'label'),
       target=target,
-      names=(*known, *map(str, range(len(known), count))),
+      names=(*classes, *map(str, range(len(classes), count))),
       top=min(top, count),
       mean=np.asarray(facts.get('mean', 0), np.float32),
       std=np.asarray(facts.get('std', 1), np.float32),
@@ -100,14 +101,14 @@ class Head:
   @property
   def predicts_numbers(self) -> bool:
     """Whether predictions are numbers in the units of the data."""
-    return isinstance(self.target, features_lib.Number)
+    return isinstance(self.target, target_kinds.Number)
 
   def values(self, logits: jax.Array) -> jax.Array:
     """Returns probabilities, or numbers in the units of the data, [B, K]."""
     logits = jnp.asarray(logits, jnp.float32)
     if self.predicts_numbers:
       return logits * self.std + self.mean
-    is_multi = isinstance(self.target, features_lib.MultiLabel)
+    is_multi = isinstance(self.target, target_kinds.MultiLabel)
     return (jax.nn.sigmoid if is_multi else jax.nn.softmax)(logits)
 
   def rank(
@@ -128,12 +129,12 @@ class Head:
       order = jnp.broadcast_to(jnp.arange(values.shape[-1]), values.shape)
       return {'top': order, 'probability': values}
     probability, classes = jax.lax.top_k(values, self.top)
-    found = {'top': classes, 'probability': probability}
+    rows = {'top': classes, 'probability': probability}
     if labels is not None:
-      found['loss'] = optax.softmax_cross_entropy_with_integer_labels(
+      rows['loss'] = optax.softmax_cross_entropy_with_integer_labels(
         jnp.asarray(logits, jnp.float32), labels
       )
-    return found
+    return rows
 
   def read(
     self, outputs: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]

@@ -70,14 +70,14 @@ class Probe(base.Evaluator):
 
   @abc.abstractmethod
   def measure(
-    self, train: Embedded, test: Embedded, between: Callable[[], object]
+    self, train: Embedded, test: Embedded, after_block: Callable[[], object]
   ) -> base.Scalars:
     """Fits and measures the classifier.
 
     Args:
       train: The examples that it is fitted to, all finite.
       test: The examples that it is measured on.
-      between: Called between the parts of the work, which may take long.
+      after_block: Called between the parts of the work, which may take long.
 
     Returns:
       All `metrics` except `examples`.
@@ -97,19 +97,19 @@ class Probe(base.Evaluator):
       (test.labels, test.index),
       context.features['label'].names,
     )
-    return self.of_embedded(train, test, context.alive)
+    return self.measure_embedded(train, test, context.alive)
 
-  def of_embedded(
+  def measure_embedded(
     self,
     train: Embedded,
     test: Embedded,
-    between: Callable[[], object] = lambda: None,
+    after_block: Callable[[], object] = lambda: None,
   ) -> base.Scalars:
     """Returns the metrics of embeddings; nan if some are not finite."""
-    found = dict.fromkeys(self.metrics or (), math.nan)
+    results = dict.fromkeys(self.metrics or (), math.nan)
     if all(np.isfinite(x.features).all() for x in (train, test)):
-      found |= self.measure(train, test, between)
-    return found | {'examples': float(len(test))}
+      results |= self.measure(train, test, after_block)
+    return results | {'examples': float(len(test))}
 
   def check_sources(
     self, source: data.Source, train_source: data.Source | None
@@ -121,9 +121,9 @@ class Probe(base.Evaluator):
         f'{self.kind} classifies by labels, and these data have'
         f' {", ".join(source.features)}'
       )
-    both = [train_source, source]
-    if all(isinstance(x, data_base.ArraySource) for x in both):
-      train, test = ((x.column('label'), _indices(x)) for x in both)
+    sources = [train_source, source]
+    if all(isinstance(x, data_base.ArraySource) for x in sources):
+      train, test = ((x.column('label'), _indices(x)) for x in sources)
       self.check_examples(train, test, source.classes)
     self._check_apart()
     self.check_count(len(train_source), len(train_source.classes))
@@ -144,7 +144,7 @@ class Probe(base.Evaluator):
     del classes
     split, train_split = self.spec.split, self.train_split
     shared = int(np.isin(test[1], train[1]).sum())
-    if shared and _numbers_of(split) == _numbers_of(train_split):
+    if shared and _split_names(split) == _split_names(train_split):
       raise base.EvaluationError(
         f'{split!r} shares {counted(shared, "image")} with'
         f' {train_split!r}: a probe is to be measured on others than it'
@@ -166,19 +166,19 @@ class Probe(base.Evaluator):
   def _check_apart(self) -> None:
     """Checks by their names that the splits are disjoint."""
     for part in splits.parse(self.spec.split):
-      for other in splits.parse(self.train_split):
-        if _overlap(part, other):
+      for train_part in splits.parse(self.train_split):
+        if _overlap(part, train_part):
           raise base.EvaluationError(
-            f"images of '{part}' are in '{other}' as well: a probe is to be"
-            ' measured on others than it learns from; change its split or its'
-            ' train_split'
+            f"images of '{part}' are in '{train_part}' as well: a probe is to"
+            ' be measured on others than it learns from; change its split or'
+            ' its train_split'
           )
 
   def intervals(
-    self, found: Mapping[str, float]
+    self, results: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
     """Returns Wilson's intervals of the accuracies, over examples."""
-    return report.accuracy_intervals(found)
+    return report.accuracy_intervals(results)
 
 
 def accuracy(predicted: np.ndarray, test: Embedded) -> float:
@@ -191,17 +191,19 @@ def _indices(source: data.Source) -> np.ndarray:
   return source.indices
 
 
-def _overlap(part: splits.Part, other: splits.Part) -> bool:
+def _overlap(part: splits.Part, second: splits.Part) -> bool:
   """Whether two parts share images, for any number of images in the split."""
-  if 'all' in (part.name, other.name):
+  if 'all' in (part.name, second.name):
     return True
-  wholes = sum(x.start is None and x.stop is None for x in (part, other))
-  if part.name != other.name or (part.percent != other.percent and not wholes):
+  wholes = sum(x.start is None and x.stop is None for x in (part, second))
+  if part.name != second.name or (
+    part.percent != second.percent and not wholes
+  ):
     return False  # or unknown without the data
-  bounds = [x.bounds(_MANY) for x in (part, other)]
+  bounds = [x.bounds(_MANY) for x in (part, second)]
   return max(start for start, _ in bounds) < min(stop for _, stop in bounds)
 
 
-def _numbers_of(split: str) -> tuple[str, ...]:
+def _split_names(split: str) -> tuple[str, ...]:
   """Returns the names of the splits in which positions are counted."""
   return tuple(dict.fromkeys(part.name for part in splits.parse(split)))

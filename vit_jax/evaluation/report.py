@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import tables
+from vit_jax.config import number
 from vit_jax.evaluation.base import Evaluator
 from vit_jax.evaluation.predictions import Predictions
 
@@ -32,13 +33,13 @@ def wilson(correct: int, total: int) -> tuple[float, float]:
 
 
 def accuracy_intervals(
-  found: Mapping[str, float],
+  results: Mapping[str, float],
 ) -> dict[str, tuple[float, float] | None]:
   """Returns Wilson's intervals of accuracies over `examples`; None for nan."""
-  total = int(found['examples'])
+  total = int(results['examples'])
   return {
     name: wilson(round(x * total), total) if math.isfinite(x) else None
-    for name, x in found.items()
+    for name, x in results.items()
     if name.endswith('accuracy')
   }
 
@@ -75,12 +76,12 @@ def confusion(
 
 
 def summarize(
-  found: Mapping[str, float], predictions: Predictions, names: Sequence[str]
+  results: Mapping[str, float], predictions: Predictions, names: Sequence[str]
 ) -> dict[str, Any]:
   """Returns what `--format=json` prints.
 
   Args:
-    found: accuracy and loss, as measured by the objective.
+    results: accuracy and loss, as measured by the objective.
     predictions: Predicted classes of at least one example.
     names: Names of the model's classes.
   """
@@ -95,10 +96,10 @@ def summarize(
     matrix = confusion(predictions.label, best, len(names)).tolist()
   return {
     'examples': total,
-    **_rate('accuracy', round(found['accuracy'] * total), total),
+    **_rate('accuracy', round(results['accuracy'] * total), total),
     'k': k,
     **_rate('top_k_accuracy', int(hits.sum()), total),
-    'loss': _finite(found['loss']),
+    'loss': _finite(results['loss']),
     'calibration_error': _finite(
       calibration_error(predictions.probability[:, 0], correct)
     ),
@@ -120,25 +121,25 @@ def _finite(x: float) -> float | None:
 
 
 def summarize_probe(
-  evaluator: Evaluator, train_examples: int | None, found: Mapping[str, float]
+  evaluator: Evaluator, train_examples: int | None, results: Mapping[str, float]
 ) -> dict[str, Any]:
   """Returns what `--probe` with `--format=json` prints.
 
   Args:
     evaluator: The evaluator that was run.
     train_examples: Number of examples that it learned from, if any.
-    found: Its results, only numbers.
+    results: Its results, only numbers.
   """
   summary: dict[str, Any] = {'probe': evaluator.kind}
   if (k := getattr(evaluator, 'k', None)) is not None:
     summary['k'] = k
   if train_examples is not None:
     summary['train_examples'] = train_examples
-  if 'examples' in found:
-    summary['examples'] = int(found['examples'])
-  bounds = evaluator.intervals(found)
+  if 'examples' in results:
+    summary['examples'] = int(results['examples'])
+  bounds = evaluator.intervals(results)
   hidden = {'examples', *(f'{name}_margin' for name in bounds)}
-  for name, x in found.items():
+  for name, x in results.items():
     if name in hidden:
       continue
     summary[name] = _finite(x)
@@ -159,14 +160,14 @@ def probe_as_text(summary: Mapping[str, Any]) -> str:
 
 def as_text(summary: Mapping[str, Any]) -> str:
   """Returns what `--format=table` prints: a summary for people."""
-  shown = {
+  labels = {
     'examples': 'examples',
     'accuracy': 'accuracy',
     'top_k_accuracy': f'top-{summary["k"]}',
     'loss': 'loss',
     'calibration_error': 'calibration error',
   }
-  rows = [(x, *_measured(summary, name)) for name, x in shown.items()]
+  rows = [(x, *_measured(summary, name)) for name, x in labels.items()]
   parts = [tables.Table((), rows).text(), *_class_parts(summary)]
   return '\n\n'.join(parts) + '\n'
 
@@ -176,8 +177,8 @@ def _class_parts(summary: Mapping[str, Any]) -> list[str]:
   classes = list(enumerate(summary['classes']))
   few = len(classes) <= _MOST_SHOWN
   if not few:
-    seen = [(i, x) for i, x in classes if x['examples']]
-    classes = sorted(seen, key=lambda c: c[1]['accuracy'])[:_MOST_SHOWN]
+    measured = [(i, x) for i, x in classes if x['examples']]
+    classes = sorted(measured, key=lambda c: c[1]['accuracy'])[:_MOST_SHOWN]
   rows = [
     (i, x['name'], x['examples'], *_measured(x, 'accuracy')) for i, x in classes
   ]
@@ -204,7 +205,7 @@ def _measured(summary: Mapping[str, Any], name: str) -> tuple[Any, str]:
     return 'nan', ''
   if isinstance(value, float):
     is_usual = not value or 1e-3 <= abs(value) < 10
-    value = f'{value:.4f}' if is_usual else tables.number(value)
+    value = f'{value:.4f}' if is_usual else number(value)
   low, high = summary.get(f'{name}_interval') or (None, None)
   return value, '' if low is None else f'({low:.4f} to {high:.4f})'
 
@@ -271,12 +272,12 @@ def worst(
     rows: `index` and measures of single examples, [N] each.
     files: Path of each example, None where it has none.
   """
-  found = {}
+  columns = {}
   for name, values in rows.items():
     if name == 'index':
       continue
     order = np.argsort(values, kind='stable')[:_WORST]
-    found[name] = [
+    columns[name] = [
       {
         'index': int(rows['index'][i]),
         name: float(values[i]),
@@ -285,7 +286,7 @@ def worst(
       for i in order
       if np.isfinite(values[i])
     ]
-  return found
+  return columns
 
 
 def class_columns(

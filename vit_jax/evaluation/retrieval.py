@@ -37,24 +37,24 @@ class Retrieval(base.Evaluator):
   ) -> None:
     """Checks that images have captions, which are read from the source."""
     del train_source
-    zero_shot.text_of(source.features, self.kind)
+    zero_shot.text_feature(source.features, self.kind)
     self._source = source
 
   def run(self, context: base.Context) -> base.Scalars:
     """Embeds images and captions, and compares all of them."""
     parts = [
-      found['features'][found['valid']]
-      for found in context.apply(zero_shot.image_features, self.spec.split)
+      batch['features'][batch['valid']]
+      for batch in context.apply(zero_shot.image_features, self.spec.split)
     ]
     images = np.concatenate(parts)
     tokens, pairs = self._captions(context)
     texts = zero_shot.embed_texts(context.compute, tokens)
     sides = images, texts
-    found = {
+    ranks_by_way = {
       way: _all_ranks(sides[i], sides[1 - i], pairs[:, i], pairs[:, 1 - i])
       for i, way in enumerate(_WAYS)
     }
-    return _recalls(found, AT) | {'examples': float(len(images))}
+    return _recalls(ranks_by_way, AT) | {'examples': float(len(images))}
 
   def _captions(self, context: base.Context) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens of all captions, and whose they are.
@@ -63,10 +63,12 @@ class Retrieval(base.Evaluator):
       int32 [texts, T], different from each other; and int [pairs, 2], an image
       and a text that belong together.
     """
-    text = zero_shot.text_of(context.features, self.kind)
-    own = [self._source.captions(i) for i in range(len(self._source))]
-    image = np.repeat(np.arange(len(own)), [len(x) for x in own])
-    tokens = text.encode_all([x for each in own for x in each], 'captions')
+    text = zero_shot.text_feature(context.features, self.kind)
+    captions = [self._source.captions(i) for i in range(len(self._source))]
+    image = np.repeat(np.arange(len(captions)), [len(x) for x in captions])
+    tokens = text.encode_all(
+      [x for image_captions in captions for x in image_captions], 'captions'
+    )
     tokens, caption = np.unique(tokens, axis=0, return_inverse=True)
     pairs = np.stack([image, caption.reshape(-1)], axis=1)
     return tokens, np.unique(pairs, axis=0)
@@ -86,14 +88,14 @@ def _all_ranks(
     query: Query of each pair, int [pairs].
     item: Its item.
   """
-  found = []
+  rank_blocks = []
   for start in range(0, len(queries), _QUERIES):
     similarity = queries[start : start + _QUERIES] @ items.T
-    here = (start <= query) & (query < start + _QUERIES)
+    in_block = (start <= query) & (query < start + _QUERIES)
     is_own = np.zeros(similarity.shape, bool)
-    is_own[query[here] - start, item[here]] = True
-    found.append(ranks(similarity, is_own))
-  return np.concatenate(found)
+    is_own[query[in_block] - start, item[in_block]] = True
+    rank_blocks.append(ranks(similarity, is_own))
+  return np.concatenate(rank_blocks)
 
 
 def ranks(similarity: np.ndarray, is_own: np.ndarray) -> np.ndarray:
@@ -109,11 +111,13 @@ def ranks(similarity: np.ndarray, is_own: np.ndarray) -> np.ndarray:
 
 
 def _recalls(
-  found: Mapping[str, np.ndarray], at: Sequence[int]
+  ranks_by_way: Mapping[str, np.ndarray], at: Sequence[int]
 ) -> dict[str, float]:
   """Returns the recall at each k of `at` for the ranks of each way."""
   return {
-    f'{way}@{k}': float((x < k).mean()) for way, x in found.items() for k in at
+    f'{way}@{k}': float((x < k).mean())
+    for way, x in ranks_by_way.items()
+    for k in at
   }
 
 

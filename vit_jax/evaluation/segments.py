@@ -97,8 +97,8 @@ class Overlaps(NamedTuple):
 
 def mean(values: np.ndarray) -> float:
   """Returns the mean of the values that exist; nan if there are none."""
-  found = values[~np.isnan(values)]
-  return float(found.mean()) if found.size else float('nan')
+  finite = values[~np.isnan(values)]
+  return float(finite.mean()) if finite.size else float('nan')
 
 
 def overlaps(matrix: np.ndarray) -> Overlaps:
@@ -130,16 +130,16 @@ def dice_by_image(
     ignore_empty: Whether a class without labels in an image is nan; otherwise
       it is 1 where it is not predicted either, and 0 where it is (MONAI).
   """
-  found = np.empty((len(labels), classes))
+  scores = np.empty((len(labels), classes))
   for i, maps in enumerate(zip(labels, predicted, strict=True)):
     matrix = confusion(*maps, classes)
-    found[i] = overlaps(matrix).dice
+    scores[i] = overlaps(matrix).dice
     empty = matrix.sum(axis=1) == 0
     if ignore_empty:
-      found[i, empty] = np.nan
+      scores[i, empty] = np.nan
     else:
-      found[i, empty] = matrix.sum(axis=0)[empty] == 0
-  return found
+      scores[i, empty] = matrix.sum(axis=0)[empty] == 0
+  return scores
 
 
 def hausdorff(
@@ -170,20 +170,20 @@ def hausdorff(
   label, predicted = label[box], predicted[box]
   edges = [x & ~ndimage.binary_erosion(x) for x in (label, predicted)]
   distances = [
-    ndimage.distance_transform_edt(~one, sampling=spacing)[other]
-    for one, other in (edges, edges[::-1])
+    ndimage.distance_transform_edt(~edge, sampling=spacing)[opposite]
+    for edge, opposite in (edges, edges[::-1])
   ]
   return float(max(np.percentile(x, percentile) for x in distances))
 
 
 def _around(places: np.ndarray) -> tuple[slice, ...]:
   """Returns the smallest box with all places, bool [...] with some."""
-  found = []
+  slices = []
   for axis in range(places.ndim):
-    others = tuple(i for i in range(places.ndim) if i != axis)
-    at = np.flatnonzero(places.any(axis=others))
-    found.append(slice(int(at[0]), int(at[-1]) + 1))
-  return tuple(found)
+    other_axes = tuple(i for i in range(places.ndim) if i != axis)
+    at = np.flatnonzero(places.any(axis=other_axes))
+    slices.append(slice(int(at[0]), int(at[-1]) + 1))
+  return tuple(slices)
 
 
 def distances(
@@ -254,12 +254,12 @@ def objects(
   return result
 
 
-def _parts(places: np.ndarray, others: np.ndarray) -> tuple[int, int]:
-  """Returns the number of connected parts, and of those that miss `others`."""
+def _parts(places: np.ndarray, reference: np.ndarray) -> tuple[int, int]:
+  """Returns the number of connected parts, and how many miss `reference`."""
   from scipy import ndimage
 
   numbers, total = ndimage.label(places, np.ones((3,) * places.ndim))
-  touched = np.unique(numbers[places & others])
+  touched = np.unique(numbers[places & reference])
   return total, total - len(touched)
 
 
@@ -276,8 +276,8 @@ def areas(
     classes: K.
     ignore: Label of places that do not count.
   """
-  both = jnp.where(labels != ignore, classes * labels + segments, classes**2)
-  flat = both.reshape(len(both), -1)
+  pairs = jnp.where(labels != ignore, classes * labels + segments, classes**2)
+  flat = pairs.reshape(len(pairs), -1)
   counts = jax.vmap(lambda x: jnp.bincount(x, length=classes**2 + 1))(flat)
   matrix = counts[:, :-1].reshape(-1, classes, classes)
   right = jnp.diagonal(matrix, axis1=1, axis2=2)
@@ -285,7 +285,7 @@ def areas(
 
 
 def intervals(
-  each: np.ndarray, names: Sequence[str]
+  areas: np.ndarray, names: Sequence[str]
 ) -> dict[str, tuple[float, float]]:
   """Returns 95% intervals of overlaps, by drawing images with replacement.
 
@@ -293,56 +293,56 @@ def intervals(
   much a measure would differ on other images of the same kind.
 
   Args:
-    each: `areas` of all images, int [N, 3, K].
+    areas: `areas` of all images, int [N, 3, K].
     names: Of the classes.
 
   Returns:
     Least and greatest value by the name of the measure; {} for one image.
   """
-  count = len(each)
+  count = len(areas)
   if count < 2:
     return {}
   rng = np.random.default_rng(0)
   times = rng.multinomial(count, np.full(count, 1 / count), size=_DRAWS)
-  flat = each.reshape(count, -1).astype(np.float64)
-  sums = (times @ flat).reshape(_DRAWS, *each.shape[1:])
+  flat = areas.reshape(count, -1).astype(np.float64)
+  sums = (times @ flat).reshape(_DRAWS, *areas.shape[1:])
   right, labelled, predicted = np.moveaxis(sums, 1, 0)
   with np.errstate(invalid='ignore', divide='ignore'):
-    found = {
+    by_class = {
       'miou': right / (labelled + predicted - right),
       'mean_accuracy': right / labelled,
       'dice': 2 * right / (labelled + predicted),
     }
     means = {'accuracy': right.sum(axis=1) / labelled.sum(axis=1)}
-  means |= {name: _row_means(x) for name, x in found.items()}
+  means |= {name: _row_means(x) for name, x in by_class.items()}
   for i, name in enumerate(names):
-    means[f'iou/{name}'] = found['miou'][:, i]
-    means[f'class_dice/{name}'] = found['dice'][:, i]
+    means[f'iou/{name}'] = by_class['miou'][:, i]
+    means[f'class_dice/{name}'] = by_class['dice'][:, i]
   return {name: _middle(x) for name, x in means.items()}
 
 
 def mean_distances(
-  each: np.ndarray, names: Sequence[str]
+  distances: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
   """Returns mean distances of classes, and intervals as `intervals` does.
 
   The mean over classes, `hausdorff95`, leaves out a class 'background'.
 
   Args:
-    each: From `distances`, of all images, [N, K].
+    distances: From `distances`, of all images, [N, K].
     names: Of the classes.
   """
-  shown = [i for i, name in enumerate(names) if name != 'background']
+  foreground = [i for i, name in enumerate(names) if name != 'background']
   rng = np.random.default_rng(0)
-  rows = rng.integers(0, len(each), (_DRAWS, len(each)))
-  drawn = np.stack([_row_means(each[x].T) for x in rows])  # [draws, K]
-  of_class = _row_means(each.T)
-  found = {'hausdorff95': mean(of_class[shown])}
-  bounds = {'hausdorff95': _middle(_row_means(drawn[:, shown]))}
+  rows = rng.integers(0, len(distances), (_DRAWS, len(distances)))
+  drawn = np.stack([_row_means(distances[x].T) for x in rows])  # [draws, K]
+  of_class = _row_means(distances.T)
+  means = {'hausdorff95': mean(of_class[foreground])}
+  bounds = {'hausdorff95': _middle(_row_means(drawn[:, foreground]))}
   for i, name in enumerate(names):
-    found[f'hausdorff95/{name}'] = float(of_class[i])
+    means[f'hausdorff95/{name}'] = float(of_class[i])
     bounds[f'hausdorff95/{name}'] = _middle(drawn[:, i])
-  return found, bounds if len(each) > 1 else {}
+  return means, bounds if len(distances) > 1 else {}
 
 
 OBJECTS = ('objects', 'missed_objects', 'false_objects')
@@ -367,10 +367,10 @@ def total_objects(counts: np.ndarray, names: Sequence[str]) -> dict[str, int]:
 
 def _row_means(values: np.ndarray) -> np.ndarray:
   """Returns means of the values that exist in each row; nan without any."""
-  there = ~np.isnan(values)
-  total = np.where(there, values, 0).sum(axis=1)
+  exists = ~np.isnan(values)
+  total = np.where(exists, values, 0).sum(axis=1)
   return np.where(
-    there.any(axis=1), total / np.maximum(there.sum(axis=1), 1), np.nan
+    exists.any(axis=1), total / np.maximum(exists.sum(axis=1), 1), np.nan
   )
 
 
@@ -389,8 +389,8 @@ def without_zero(labels: np.ndarray, ignore: int = IGNORE) -> np.ndarray:
   ADE20K stores its 150 classes as 1 to 150, and 0 for all else.
   """
   shifted = labels.astype(np.int64) - 1
-  outside = (labels == 0) | (labels == ignore)
-  return np.where(outside, ignore, shifted).astype(labels.dtype)
+  is_ignored = (labels == 0) | (labels == ignore)
+  return np.where(is_ignored, ignore, shifted).astype(labels.dtype)
 
 
 @flax.struct.dataclass
@@ -422,14 +422,14 @@ class _Places(clu_metrics.Metric):
     shape = (len(mask), *(1,) * (labels.ndim - 1))
     counted = (labels != ignore) & mask.reshape(shape)
     labels = labels.astype(jnp.int32)
-    both = jnp.where(counted, k * labels + segments, k * k)
-    counts = jnp.bincount(both.ravel(), length=k * k + 1)
+    pairs = jnp.where(counted, k * labels + segments, k * k)
+    counts = jnp.bincount(pairs.ravel(), length=k * k + 1)
     return cls(counts[:-1].reshape(k, k))
 
   def merge(self, other: Self) -> Self:
     """Adds both; in int64, since a split may have more than 2^31 places."""
-    both = (np.asarray(x.counts, np.int64) for x in (self, other))
-    return type(self)(sum(both))
+    counts = (np.asarray(x.counts, np.int64) for x in (self, other))
+    return type(self)(sum(counts))
 
 
 # Metrics, and the measures in `Overlaps` that they are.
@@ -445,9 +445,9 @@ _MEASURES = {
 }
 
 
-def measures(found: Overlaps) -> dict[str, Any]:
+def measures(values: Overlaps) -> dict[str, Any]:
   """Returns numbers, and float64 [K] of classes, by the name of the metric."""
-  return {name: getattr(found, x) for name, x in _MEASURES.items()}
+  return {name: getattr(values, x) for name, x in _MEASURES.items()}
 
 
 def _metric(measure: str) -> type[_Places]:

@@ -23,8 +23,9 @@ from vit_jax import tables
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.models import block as block_lib
-from vit_jax.models import context
+from vit_jax.models import describing
 from vit_jax.models import vit
+from vit_jax.models.parts import as_class
 from vit_jax.models.parts import merging
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
@@ -44,15 +45,16 @@ def adapted(
     changes: Arguments of `Loaded.adapted`, or `merge`, how many tokens an
       average layer merges; all have the same names.
   """
-  own: dict[str, Any] = {}
+  overrides: dict[str, Any] = {}
   if 'merge' in changes[0]:  # leaves layers with different numbers of tokens
-    own = {'scan': False}
+    overrides = {'scan': False}
   elif 'quantize' in changes[0] and quantized.can_scan(
     loaded.model, loaded.beside
   ):
-    own = {'scan': True}  # as int8 would be by itself
+    overrides = {'scan': True}  # as int8 would be by itself
   return [
-    loaded.adapted(**_overrides(loaded, change), **own) for change in changes
+    loaded.adapted(**_overrides(loaded, change), **overrides)
+    for change in changes
   ]
 
 
@@ -68,10 +70,10 @@ def _overrides(
       f'tokens cannot be merged in layers of {type(block).__name__}: that is of'
       " models whose config.model.block is 'block' or 'merging'"
     )
-  merged = context.as_class(block, merging.Merging, merge=change['merge'])
+  merged = as_class(block, merging.Merging, merge=change['merge'])
   model = loaded.model.clone(block=merged)
   arguments = {key: x for key, x in change.items() if key != 'merge'}
-  return arguments | {'block': models.key_values(model)['block']}
+  return arguments | {'block': describing.key_values(model)['block']}
 
 
 def rates(
@@ -143,17 +145,17 @@ def describe(
 ) -> dict[str, Any]:
   """Returns the sizes of a model that `Loaded.adapted(**change)` has given."""
   size = loaded.preprocess.image_size
-  found: dict[str, Any] = {'image_size': _times(size)}
+  sizes: dict[str, Any] = {'image_size': _times(size)}
   if patch := models.pixels_per_token(loaded.model):
-    found['patch_size'] = _times(patch)
-    found['tokens'] = math.prod(weights.grid(loaded.model, size))
+    sizes['patch_size'] = _times(patch)
+    sizes['tokens'] = math.prod(weights.grid(loaded.model, size))
   if 'merge' in change:
-    found['merge'] = change['merge']
+    sizes['merge'] = change['merge']
   if 'quantize' in change:
-    found['quantize'] = change['quantize']
+    sizes['quantize'] = change['quantize']
     everything = loaded.params, loaded.beside
-    found['parameter_bytes'] = quantized.num_bytes(everything)
-  return found
+    sizes['parameter_bytes'] = quantized.num_bytes(everything)
+  return sizes
 
 
 def numbers(summary: Mapping[str, Any]) -> dict[str, Any]:

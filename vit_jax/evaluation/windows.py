@@ -36,11 +36,13 @@ def starts(
     window: Lengths of a window's, at most those of the image.
     stride: Distances of windows along each axis.
   """
-  each = []
+  axis_starts = []
   for n, length, step in zip(size, window, stride, strict=True):
     count = max(n - length + step - 1, 0) // step + 1
-    each.append([min(i * step, max(n - length, 0)) for i in range(count)])
-  return np.array(list(itertools.product(*each)), np.int64)
+    axis_starts.append(
+      [min(i * step, max(n - length, 0)) for i in range(count)]
+    )
+  return np.array(list(itertools.product(*axis_starts)), np.int64)
 
 
 def strides(window: Sequence[int], overlap: float) -> tuple[int, ...]:
@@ -92,32 +94,32 @@ def slide(
       is as small as the image, as in mmsegmentation.
     batch_size: Windows of all images that the model sees at once.
   """
-  whole = images.shape[1:-1]
+  image_shape = images.shape[1:-1]
   if pad:
     images, inner = _padded(images, window)
   else:
-    window = tuple(map(min, window, whole))
+    window = tuple(map(min, window, image_shape))
     inner = (slice(None),)
   size = images.shape[1:-1]
   if weights is None:
     weights = np.ones(tuple(window), np.float32)
   total, count = None, np.zeros((*size, 1), np.float32)
   corners = starts(size, window, stride)
-  for where in map(_slices(window), corners):
-    count[where] += weights[..., None]
+  for slices in map(_slices(window), corners):
+    count[slices] += weights[..., None]
   tasks = [
-    (i, where)
+    (i, slices)
     for i in range(len(images))
-    for where in map(_slices(window), corners)
+    for slices in map(_slices(window), corners)
   ]
   for first in range(0, len(tasks), batch_size):
     part = tasks[first : first + batch_size]
-    found = np.asarray(apply(np.stack([images[i][at] for i, at in part])))
+    outputs = np.asarray(apply(np.stack([images[i][at] for i, at in part])))
     if total is None:
-      shape = (len(images), *size, found.shape[-1])
+      shape = (len(images), *size, outputs.shape[-1])
       total = np.zeros(shape, np.float32)
-    for (i, where), logits in zip(part, found, strict=True):
-      total[i][where] += weights[..., None] * logits
+    for (i, slices), logits in zip(part, outputs, strict=True):
+      total[i][slices] += weights[..., None] * logits
   assert total is not None
   total /= count
   return total[(slice(None), *inner)]
@@ -146,7 +148,7 @@ def labels(
     weights = np.ones(tuple(window), np.float32)
   padded, inner = _padded(volume[None], window)
   size, slices = padded.shape[1:-1], _slices(window)
-  found = np.zeros(size, np.int32)
+  labels = np.zeros(size, np.int32)
   total: np.ndarray | None = None  # of the places from `at` on
   at = 0
   for corner in starts(size, window, stride):
@@ -156,15 +158,15 @@ def labels(
       total = np.zeros(shape, np.float32)
     done = int(corner[0]) - at
     if done:  # no later window has these places
-      found[at : at + done] = total[:done].argmax(axis=-1)
+      labels[at : at + done] = total[:done].argmax(axis=-1)
       total[:-done] = total[done:].copy()
       total[-done:] = 0
       at += done
-    here = (slice(None), *slices(corner)[1:])
-    total[here] += weights[..., None] * logits
+    region = (slice(None), *slices(corner)[1:])
+    total[region] += weights[..., None] * logits
   assert total is not None
-  found[at:] = total.argmax(axis=-1)
-  return found[inner]
+  labels[at:] = total.argmax(axis=-1)
+  return labels[inner]
 
 
 def slide_compiled(
@@ -188,23 +190,25 @@ def slide_compiled(
   """
   if weights is None:
     weights = np.ones(tuple(window), np.float32)
-  each = weights[..., None]
+  window_weights = weights[..., None]
   b, *size, channels = images.shape
   corners = starts(size, window, stride)
   count = np.zeros((*size, 1), np.float32)
-  for where in map(_slices(window), corners):
-    count[where] += each
+  for slices in map(_slices(window), corners):
+    count[slices] += window_weights
   shape = (b, *window, channels)
-  found = jax.eval_shape(apply, jax.ShapeDtypeStruct(shape, images.dtype))
+  outputs = jax.eval_shape(apply, jax.ShapeDtypeStruct(shape, images.dtype))
   places = jnp.asarray(corners, jnp.int32)
 
   def add(i: jax.Array, total: jax.Array) -> jax.Array:
     corner = (0, *places[i], 0)
-    logits = each * apply(jax.lax.dynamic_slice(images, corner, shape))
+    logits = window_weights * apply(
+      jax.lax.dynamic_slice(images, corner, shape)
+    )
     before = jax.lax.dynamic_slice(total, corner, logits.shape)
     return jax.lax.dynamic_update_slice(total, before + logits, corner)
 
-  total = jnp.zeros((b, *size, found.shape[-1]), found.dtype)
+  total = jnp.zeros((b, *size, outputs.shape[-1]), outputs.dtype)
   return jax.lax.fori_loop(0, len(corners), add, total) / count
 
 
@@ -290,15 +294,17 @@ def most_likely(scores: np.ndarray, size: Sequence[int]) -> np.ndarray:
   """
   rows = maps.linear_weights(len(scores), size[0])
   columns = maps.linear_weights(scores.shape[1], size[1])
-  found = np.empty(tuple(size), np.int32)
+  labels = np.empty(tuple(size), np.int32)
   for start in range(0, size[0], _ROWS):
     part = rows[start : start + _ROWS]
     used = np.flatnonzero(part.any(axis=0))
-    near = slice(used[0], used[-1] + 1)
-    narrow = np.tensordot(part[:, near], scores[near], axes=1)  # [rows, w, K]
+    used_rows = slice(used[0], used[-1] + 1)
+    narrow = np.tensordot(
+      part[:, used_rows], scores[used_rows], axes=1
+    )  # [rows, w, K]
     wide = np.einsum('Ww,rwk->rWk', columns, narrow, optimize=True)
-    found[start : start + _ROWS] = wide.argmax(axis=-1)
-  return found
+    labels[start : start + _ROWS] = wide.argmax(axis=-1)
+  return labels
 
 
 def view_logits(

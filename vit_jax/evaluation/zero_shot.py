@@ -20,6 +20,7 @@ from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import captions
 from vit_jax.data import features as features_lib
+from vit_jax.data import text_kind
 from vit_jax.evaluation import base
 from vit_jax.evaluation import embedded
 from vit_jax.evaluation import report
@@ -64,7 +65,7 @@ class ZeroShot(base.Evaluator):
   ) -> None:
     """Checks that images have classes, and the names of these."""
     del train_source
-    text_of(source.features, self.kind)
+    text_feature(source.features, self.kind)
     try:
       self._names(source.features)
     except UserError as e:
@@ -74,10 +75,10 @@ class ZeroShot(base.Evaluator):
     """Embeds the prompts and the images, and compares them."""
     weights = self._weights(context)
     right, top, count = 0, 0, 0
-    for found in context.apply(image_features, self.spec.split):
-      real = found['valid']
-      order = np.argsort(-found['features'][real] @ weights.T, kind='stable')
-      is_own = order == found['label'][real][:, None]
+    for outputs in context.apply(image_features, self.spec.split):
+      real = outputs['valid']
+      order = np.argsort(-outputs['features'][real] @ weights.T, kind='stable')
+      is_own = order == outputs['label'][real][:, None]
       right += int(is_own[:, 0].sum())
       top += int(is_own[:, :_TOP].sum())
       count += int(real.sum())
@@ -85,10 +86,10 @@ class ZeroShot(base.Evaluator):
     return shares | {'examples': float(count)}
 
   def intervals(
-    self, found: Mapping[str, float]
+    self, results: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
     """Returns Wilson's intervals of the accuracies, over examples."""
-    return report.accuracy_intervals(found)
+    return report.accuracy_intervals(results)
 
   def _names(self, features: features_lib.Features) -> tuple[str, ...]:
     classes = captions.label_classes(features, self.kind, 'these data')
@@ -101,7 +102,7 @@ class ZeroShot(base.Evaluator):
     templates = self._templates
     names = self._names(context.features)
     prompts = [x for name in names for x in captions.fill(templates, name)]
-    tokens = text_of(context.features, self.kind).encode_all(
+    tokens = text_feature(context.features, self.kind).encode_all(
       prompts, 'templates'
     )
     labels = np.repeat(np.arange(len(names)), len(templates))
@@ -110,15 +111,15 @@ class ZeroShot(base.Evaluator):
     )
 
 
-def text_of(features: features_lib.Features, kind: str) -> features_lib.Text:
+def text_feature(features: features_lib.Features, kind: str) -> text_kind.Text:
   """Returns the feature of captions; the error names the kind of evaluation.
 
   Raises:
     EvaluationError: There are no captions.
   """
-  found = features.get('text')
-  if isinstance(found, features_lib.Text) and found.length:
-    return found
+  feature = features.get('text')
+  if isinstance(feature, text_kind.Text) and feature.length:
+    return feature
   raise base.EvaluationError(
     f'{kind} compares images with texts, but there is no tokenizer: set'
     ' config.data.tokenizer'
@@ -148,15 +149,15 @@ def image_features(
   objective: Any, params: Any, batch: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
   """Returns the embeddings of images, and the rest of the batch."""
-  rest = {name: x for name, x in batch.items() if name != 'image'}
+  columns = {name: x for name, x in batch.items() if name != 'image'}
   images = {'image': batch['image']}
-  return rest | {'features': objective.outputs(params, images)['features']}
+  return columns | {'features': objective.outputs(params, images)['features']}
 
 
 def text_features(objective: Any, params: Any, tokens: jax.Array) -> jax.Array:
   """Returns the embeddings of tokens, float32 [M, D]."""
-  found: jax.Array = objective.text_outputs(params, tokens)['text_features']
-  return found
+  features: jax.Array = objective.text_outputs(params, tokens)['text_features']
+  return features
 
 
 def class_weights(

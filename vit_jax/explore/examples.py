@@ -101,7 +101,7 @@ class Examples:
       UserError: The model has no head, or other classes.
     """
     size = self.config.train.batch_size
-    head = evaluation_predictions.Head.of(vit, _TOP)
+    head = evaluation_predictions.Head.from_loaded(vit, _TOP)
     label_of = evaluation_predictions.match_classes(
       () if same_order else vit.classes, len(head.names), self.classes
     )

@@ -61,12 +61,12 @@ def main(argv: list[str]) -> None:
   if _OUT.value and not path.parent.is_dir():
     raise UserError(f'--out={path}: there is no folder {path.parent}')
   from vit_jax.plots import paper
-  from vit_jax.train import fed as fed_lib  # imports jax
+  from vit_jax.train import model_inputs  # imports jax
 
-  batch = fed_lib.load(config, step, _COUNT.value)
+  batch = model_inputs.load(config, step, _COUNT.value)
   title = (
     f'{len(batch.captions)} of {config.train.batch_size} examples of step'
     f' {step}: {config.data.name}, {config.data.split}'
   )
-  paper.save(path, fed_lib.sheet(batch, title))
+  paper.save(path, model_inputs.sheet(batch, title))
   print(path)

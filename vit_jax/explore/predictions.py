@@ -15,7 +15,7 @@ import numpy as np
 
 from vit_jax import weights
 from vit_jax.config import UserError
-from vit_jax.data import features
+from vit_jax.data import target_kinds
 from vit_jax.evaluation import predictions as evaluation_predictions
 from vit_jax.evaluation import report
 
@@ -73,14 +73,14 @@ def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
     UserError: It predicts numbers, or they are not finite.
   """
   target = vit.target
-  if isinstance(target, features.Number):
+  if isinstance(target, target_kinds.Number):
     raise UserError(
       'the model predicts numbers, which have no probabilities: see those that'
       ' vit_jax.predict prints'
     )
-  if isinstance(target, features.MultiLabel):
+  if isinstance(target, target_kinds.MultiLabel):
     check_finite(logits)
-    head = evaluation_predictions.Head.of(vit, top=1)
+    head = evaluation_predictions.Head.from_loaded(vit, top=1)
     return np.asarray(head.values(jnp.asarray(logits)), np.float64)
   return softmax(logits)
 

@@ -200,7 +200,7 @@ class Viewer:
     predictions.check_finite(logits)
     if not self._names:  # the output is features
       return []
-    head = evaluation_predictions.Head.of(self._vit, _TOP)
+    head = evaluation_predictions.Head.from_loaded(self._vit, _TOP)
     ranking = head.rank(jnp.asarray(logits[None]))
     quantity = 'number' if head.predicts_numbers else 'probability'
     return [

@@ -105,11 +105,11 @@ def _check_flags(argv: list[str]) -> tuple[pathlib.Path, str]:
   cli.refuse_arguments(argv)
   if not _TO.value:
     raise UserError(f'--to is missing: choose one of {", ".join(FORMATS)}')
-  given = FLAGS['from'].value or ''
-  source = pathlib.Path(os.path.abspath(given))
+  source_name = FLAGS['from'].value or ''
+  source = pathlib.Path(os.path.abspath(source_name))
   name = source.stem if source.is_file() else source.name
   if not source.exists():  # the name of a model
-    name = re.sub('[/:]+', '-', given)
+    name = re.sub('[/:]+', '-', source_name)
   return pathlib.Path(_OUT.value or f'{name}.{_TO.value}'), _TO.value
 
 
@@ -291,10 +291,10 @@ def _attempts(
   if form == 'stablehlo':
     from jax import export as jax_export
 
-    here = jax_export.default_export_platform()
+    platform = jax_export.default_export_platform()
     for size, lack in sizes.items():
-      lacks = [f'other platforms than {here}', *([lack] if lack else [])]
-      yield {'batch_size': size, 'platforms': [here]}, ' and '.join(lacks)
+      lacks = [f'other platforms than {platform}', *([lack] if lack else [])]
+      yield {'batch_size': size, 'platforms': [platform]}, ' and '.join(lacks)
 
 
 def _write(path: pathlib.Path, content: bytes) -> None:
@@ -323,10 +323,10 @@ def _compare(
   images = np.random.default_rng(0).standard_normal(shape, np.float32)
   expected, rounding = _expected(vit, images, form)
   run = _OPEN[form](path)
-  found = [run(images[:count]) for count in counts]
-  if [x.shape for x in found] != [expected[:count].shape for count in counts]:
-    raise ValueError(f'its logits have the shapes {[x.shape for x in found]}')
-  difference = max(_distance(logits, expected) for logits in found)
+  outputs = [run(images[:count]) for count in counts]
+  if [x.shape for x in outputs] != [expected[:count].shape for count in counts]:
+    raise ValueError(f'its logits have the shapes {[x.shape for x in outputs]}')
+  difference = max(_distance(logits, expected) for logits in outputs)
   least = 1e-3 if jnp.dtype(vit.model.dtype) == jnp.float32 else 3e-2
   if not difference <= np.clip(10 * rounding, least, 0.1):
     raise ValueError(
@@ -410,6 +410,7 @@ def _simplified(
   import jax.numpy as jnp
 
   from vit_jax import models
+  from vit_jax.models import describing
   from vit_jax.models import layouts
 
   size = sum(x.nbytes for x in jax.tree.leaves(vit.params))
@@ -431,7 +432,7 @@ def _simplified(
         f'{dtype.name}, since onnxruntime has few operations of that type: the'
         ' file computes in float32'
       )
-      model = models.with_keys(model, dtype=jnp.float32)
+      model = describing.with_keys(model, dtype=jnp.float32)
   return dataclasses.replace(vit, model=model, params=params), notes
 
 

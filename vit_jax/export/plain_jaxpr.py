@@ -68,14 +68,14 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   if name in _REWRITTEN:
     return _REWRITTEN[name](*inputs, **params)
   # In a jaxpr of its own: binding a primitive differs between versions of JAX.
-  given = {
+  values = {
     atom: x
     for atom, x in zip(equation.invars, inputs, strict=True)
     if not isinstance(atom, core.Literal)
   }
-  alone = core.Jaxpr([], list(given), equation.outvars, [equation])
+  alone = core.Jaxpr([], list(values), equation.outvars, [equation])
   evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))
-  return evaluate(*given.values())
+  return evaluate(*values.values())
 
 
 def _stack(*arrays: jax.Array, axis: int, **_: Any) -> list[jax.Array]:

@@ -15,24 +15,19 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import embedding
-from vit_jax.models import encoder
+from vit_jax.config import registry as config_registry
 from vit_jax.models import fields as fields_lib
-from vit_jax.models import igpt
-from vit_jax.models import initializers
-from vit_jax.models import keys as keys_lib
 from vit_jax.models import layouts
-from vit_jax.models import mixer
 from vit_jax.models import registry
-from vit_jax.models import remat
-from vit_jax.models import resnet
-from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.models import zoo
-from vit_jax.models.keys import KEYS as KEYS
-from vit_jax.models.parts import kernels
+from vit_jax.models.registry import KEYS as KEYS
 
-Model = vit.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
+# A model of images: `vit.ViT`, or a class of another family, as `zoo` names
+# them. It has `num_classes`, `dtype`, `initializers`, and a method `trunk`; a
+# stack of layers has `block`. Its class may say by `class_defaults` which
+# values differ from those of a ViT, by `pixels` what a token stands for, and by
+# `blank_images` what it is initialised with.
+Model = nn.Module
 _Module = TypeVar('_Module', bound=nn.Module)
 
 # How a model is computed, which does not change its function.
@@ -73,117 +68,132 @@ def _named(name: str) -> tuple[type[Any], dict[str, Any]]:
   name, options = registry.split_name(name)
   named = zoo.find(name)
   if named is None:
-    raise zoo.unknown(name)
+    raise config_registry.wing('vit_jax.models.mistakes:unknown_name')(name)
   module, values = named
   if options:
-    registry.check_name_options(name, options, family_options(module))
+    check = config_registry.wing('vit_jax.models.mistakes:check_options')
+    check(name, options, family_options(module))
   return module, {**values, **options}
 
 
 def create(
-  module: type[Any],
+  module: type[_Module],
   values: Mapping[str, Any],
   overrides: Mapping[str, Any] | None = None,
-) -> Any:
+) -> _Module:
   """Returns the model of a class.
 
   Args:
     module: The class.
-    values: Of a ViT, those of `KEYS`; of others, those of the class's fields.
-    overrides: Values in the place of these; None keeps them. Of other classes,
-      'head' may be there as well.
+    values: Those of `KEYS`, of 'dtype' and of the class's own fields.
+    overrides: Values in the place of these; None keeps them.
 
   Raises:
     ValueError: As `create_model`.
   """
   changes = {k: x for k, x in (overrides or {}).items() if x is not None}
-  if module is vit.ViT:
-    return keys_lib.build({**values, **changes})
-  names = (*KEYS, 'dtype', *family_options(module))
-  keys_lib.check_names(module, changes, names)
-  if head := changes.pop('head', None):
-    changes['head_bias'] = _head_bias(module, head)
   values = {**values, **changes}
-  if issubclass(module, encoder.Encoder):
-    model: Any = registry.build_model(module, **values)
-  else:
-    model = module(**fields_lib.checked(module, values))
-    fields_lib.check_values(model)
-  has_attention = issubclass(module, igpt.IGPT)
-  if model.initializers == initializers.MIMETIC and not has_attention:
-    raise ValueError(
-      "initializers='mimetic' does not go with layers without attention"
-    )
-  keys_lib.check(model)
+  names = (*KEYS, 'dtype', *family_options(module))
+  for key in values:
+    if key not in names:
+      unknown = config_registry.wing('vit_jax.models.mistakes:unknown_field')
+      raise unknown(module, key, names)
+  family: Any = module
+  if 'head' not in registry.options_of(module):  # but a linear one
+    head = values.pop('head', None)
+    if head and ('head' in changes or 'head_bias' not in values):
+      values['head_bias'] = family.read_head(head)
+  model = registry.build_model(module, **values)
+  check_parts(model)
   return model
 
 
-def _head_bias(module: type[Any], text: str) -> float:
-  """Returns the bias of a head, which is all that other families choose.
+def check_parts(model: nn.Module) -> None:
+  """Checks that the parts of a model fit together.
+
+  A part whose class has a method `check_model(model)` checks what it needs of
+  the others; what any layer needs is checked here.
 
   Raises:
-    ValueError: The text has other options.
+    ValueError: They do not.
   """
-  head = registry.build('head', text, {'num_classes': 0}, 'model.head')
-  bias: float = getattr(head, 'bias', 0.0)
-  if head != vit.Linear(0, bias=bias, parent=None):
+  block: Any = getattr(model, 'block', None)
+  attention = attention_part(model)
+  heads = getattr(attention, 'num_heads', 1)
+  if block is not None and model.hidden_size % heads:
     raise ValueError(
-      f'head is {text!r}: the head of a {module.__name__} has the option bias'
-      " alone, as 'linear(bias=-6.9)'"
+      f'num_heads={heads} does not divide hidden_size={model.hidden_size}:'
+      ' change one of them'
     )
-  return bias
+  kernel = getattr(attention, 'implementation', '')
+  rate: float = getattr(attention, 'dropout_rate', 0.0)
+  if kernel in ('xla', 'cudnn') and rate:
+    raise ValueError(
+      f'attention_implementation={kernel!r} has no attention_dropout_rate: set'
+      " it to 0, or take 'plain'"
+    )
+  has_scale = getattr(block, 'layer_scale', None) is not None
+  if not (has_scale or getattr(block, 'layer_scale_mlp', True)):
+    raise ValueError(
+      'block: layer_scale_mlp=False has no effect without layer_scale: leave it'
+      ' out'
+    )
+  if hasattr(model, 'pool'):
+    _check_pool(model)
+  for part in fields_lib.inner_parts(model):
+    if hasattr(part, 'check_model'):
+      part.check_model(model)
 
 
-def renamed(name: str, **options: Any) -> str:
-  """Returns a model's name with other options; those that are None go."""
-  name, named = registry.split_name(name)
-  options = {k: x for k, x in (named | options).items() if x is not None}
-  return registry.join_name(name, options)
+def _check_pool(model: Any) -> None:
+  name = registry.name_of('pool', type(model.pool))
+  reads_class_token = getattr(model.pool, 'reads_class_token', False)
+  if reads_class_token and 'class_token' not in model.prefix:
+    raise ValueError(
+      f'pool={name!r} reads the class token, but class_token is False'
+    )
+  if getattr(model.pool, 'norm_after', False) and not model.last_norm:
+    raise ValueError(
+      f'pool={name!r} with norm_after=True has no norm with last_norm=False:'
+      ' leave it out'
+    )
+  if model.distillation_token and getattr(model.pool, 'num_read', 0) != 1:
+    raise ValueError(
+      f"a distillation_token needs pool='token', as DeiT has it, not {name!r}"
+    )
 
 
-def key_values(model: Model) -> dict[str, Any]:
-  """Returns the keys of `config.model` that a model has, but its name.
+def values_in_force(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the values of `config.model`, with those of the named model.
+
+  Keys that no part of the model has are left out.
 
   Raises:
-    UserError: As `keys.read`.
+    ValueError: As `create_model`.
   """
-  if isinstance(model, vit.ViT):
-    return keys_lib.read(model)
-  if isinstance(model, resnet.BiT):
-    values = {k: getattr(model, k) for k in KEYS if hasattr(model, k)}
-  else:
-    values = keys_lib.read(model)
-  if isinstance(model, mixer.Mixer):
-    values['block'] = None  # there is one kind
-  if model.head_bias:
-    values['head'] = f'linear(bias={model.head_bias})'
+  model: Any = from_config(config, 0)
+  module, named = _named(config['name'])
+  texts = registry.DEFAULTS | getattr(module, 'class_defaults', {}) | named
+  texts |= {key: x for key, x in config.items() if x is not None}
+  values: dict[str, Any] = {}
+  outside = getattr(model, 'norm', None), getattr(model, 'block', None)
+  for part in (model, *fields_lib.inner_parts((*outside, model))):
+    for option in registry.options_of(type(part)).values():
+      if option.kind and option.has_choice:
+        values.setdefault(option.kind, texts[option.kind])
+      elif option.kind is None and option.key in KEYS:
+        values.setdefault(option.key, getattr(part, option.name))
   return values
 
 
 def family_options(module: type[Any]) -> list[str]:
   """Returns the fields of a class that `config.model` has no key for."""
-  if issubclass(module, vit.ViT):
-    return []
-  names = [*fields_lib.of(module)]
-  if issubclass(module, mixer.Mixer):
-    names += fields_lib.of(mixer.MixerBlock)
+  options = registry.options_of(module)
+  names = [*options]
+  for option in options.values():  # of parts without a choice, as MixerBlock
+    if isinstance(option.hint, type) and nn.Module in option.hint.__bases__:
+      names += registry.options_of(option.hint)
   return [x for x in names if x not in (*KEYS, 'dtype')]
-
-
-def config_values(model: Model) -> dict[str, Any]:
-  """Returns the values of `config.model` that give a model.
-
-  Raises:
-    UserError: As `key_values`.
-  """
-  name, values = name_of(model), key_values(model)
-  fields, named = map(full_values, (model, create_model(name, 0)))
-  options = {
-    key: fields[key]
-    for key in family_options(type(model))
-    if key != 'head_bias' and fields[key] != named[key]
-  }
-  return {'name': registry.join_name(name, options)} | values
 
 
 def from_config(
@@ -203,7 +213,7 @@ def from_config(
   fields.setdefault('num_classes', num_classes)
   module, _ = _named(fields['name'])
   for key, unset in (('scan', (False,)), ('remat', ('auto', 'none'))):
-    if fields.get(key) in unset and key not in fields_lib.of(module):
+    if fields.get(key) in unset and key not in registry.options_of(module):
       del fields[key]
   return create_model(**fields, dtype=jnp.dtype(dtype))
 
@@ -218,57 +228,20 @@ def on_platform(config: Any, platform: str) -> Any:
     config: The full config, which is not changed.
     platform: 'cpu', 'tpu' or 'gpu'.
   """
-  model = from_config(config.model, 0)
-  if platform == jax.default_backend() or isinstance(model, resnet.BiT):
+  if platform == jax.default_backend():
     return config
-  result = without_kernel(config)
-  result.model.remat = remat.on_platform(platform, model.scan, model.remat)
-  implementation = key_values(model).get('attention_implementation')
-  if implementation is not None:
-    implementation = kernels.on_platform(platform, implementation)
-    result.model.attention_implementation = implementation
-  return result
-
-
-def without_kernel(config: Any) -> Any:
-  """Returns a full config that leaves the choice of a kernel to the platform.
-
-  The text of `config.model.attention` may name one, too.
-  """
-  result = config.copy_and_resolve_references()
-  with result.ignore_type():
-    result.model.attention_implementation = None
-  if text := result.model.attention:
-    result.model.attention = registry.without_option(
-      text, 'implementation', 'model.attention'
-    )
-  return result
-
-
-def with_keys(model: Model, **changes: Any) -> Model:
-  """Returns a model with other values of `KEYS`, or of 'dtype'.
-
-  Raises:
-    ValueError: As `create_model`.
-    UserError: As `key_values`.
-  """
-  return create(type(model), full_values(model), changes)
-
-
-def full_values(model: Model) -> dict[str, Any]:
-  """Returns all values that a model was made of, by key, option and 'dtype'."""
-  if isinstance(model, resnet.BiT):
-    return {name: getattr(model, name) for name in fields_lib.of(type(model))}
-  fields = registry.values_of(model)
-  options = {name: fields[name] for name in family_options(type(model))}
-  return {**key_values(model), **options, 'dtype': model.dtype}
+  return config_registry.wing('vit_jax.models.platforms:choose')(
+    config, platform
+  )
 
 
 def without_head(model: Model) -> Model:
   """Returns a model without its head, and without the layer before that."""
-  if isinstance(model, vit.ViT) and hasattr(model.head, 'pre_logits'):
-    model = model.clone(head=model.head.clone(pre_logits=0))
-  return model.clone(num_classes=0)
+  changes: Any = {'num_classes': 0}
+  head = getattr(model, 'head', None)
+  if hasattr(head, 'pre_logits'):
+    changes['head'] = head.clone(pre_logits=0)
+  return model.clone(**changes)
 
 
 def with_kernel(model: _Module, implementation: str) -> _Module:
@@ -277,15 +250,21 @@ def with_kernel(model: _Module, implementation: str) -> _Module:
   Args:
     model: The model, or another stack of layers; one of own attention, or
       without any, is not changed.
-    implementation: One of `kernels.IMPLEMENTATIONS`.
+    implementation: One of `attention.IMPLEMENTATIONS`.
   """
-  block: Any = getattr(model, 'block', None)
-  attention = getattr(block, 'attention', None)
-  if attention is None or not hasattr(attention, 'implementation'):
+  attention = attention_part(model)
+  if not hasattr(attention, 'implementation'):
     return model
   attention = attention.clone(implementation=implementation)
-  changes: Any = {'block': block.clone(attention=attention)}
+  changes: Any = {'block': model.block.clone(attention=attention)}
   return model.clone(**changes)
+
+
+def attention_part(model: nn.Module) -> Any:
+  """Returns the attention of a model's layers; None: they have none."""
+  block: Any = getattr(model, 'block', None)
+  attention: Any = getattr(block, 'attention', None)
+  return attention
 
 
 def for_init(model: _Module, can_scan: bool = True) -> _Module:
@@ -300,17 +279,6 @@ def for_init(model: _Module, can_scan: bool = True) -> _Module:
   """
   changes: Any = {'scan': can_scan, 'remat': 'none'}
   return with_kernel(model, 'plain').clone(**changes)
-
-
-def name_of(model: Model) -> str:
-  """Returns the published name of the most similar model."""
-  values = full_values(model)
-
-  def likeness(name: str) -> int:
-    named = full_values(create_model(name, 0))
-    return sum(values[key] == x for key, x in named.items())
-
-  return max(zoo.names(type(model)), key=likeness)
 
 
 def check(
@@ -332,10 +300,10 @@ def check(
   if patch and any(
     is_not_filled(model, n, p) for n, p in zip(image_size, patch, strict=True)
   ):
+    times = config_registry.wing('vit_jax.models.inputs:times')
     raise ValueError(
-      f'the patch, {embedding.times(patch)}, does not divide'
-      f' config.data.image_size, {embedding.times(image_size)}: change one of'
-      ' them'
+      f'the patch, {times(patch)}, does not divide config.data.image_size,'
+      f' {times(image_size)}: change one of them'
     )
   if getattr(model, 'scan', False) and not has_equal_layers(model):
     raise ValueError(
@@ -351,15 +319,15 @@ def check(
 
 def is_not_filled(model: Model, side: int, patch: int) -> bool:
   """Whether a model refuses images with a side that is no whole patches."""
-  crops = isinstance(model, vit.ViT) and getattr(model.patches, 'crop', False)
+  crops = getattr(getattr(model, 'patches', None), 'crop', False)
   return side < patch or (side % patch > 0 and not crops)
 
 
 def has_equal_layers(model: Model) -> bool:
   """Whether a model has layers, and they differ in parameters' values only."""
-  if isinstance(model, vit.ViT):
-    return stack.has_equal_layers(model.block)
-  return not isinstance(model, resnet.BiT)
+  block = getattr(model, 'block', None)
+  differs = any(hasattr(x, 'at_layer') for x in fields_lib.inner_parts(block))
+  return block is not None and not differs
 
 
 def pixels_per_token(model: Model) -> tuple[int, ...] | None:
@@ -367,14 +335,9 @@ def pixels_per_token(model: Model) -> tuple[int, ...] | None:
 
   Those of volumes are (depth, height, width).
   """
-  if isinstance(model, resnet.BiT):
-    return None
-  if isinstance(model, igpt.IGPT):
-    return 1, 1
-  if isinstance(model, vit.ViT):
-    pixels: tuple[int, ...] = model.patches.pixels
-    return pixels
-  return model.patch_size
+  pixels: tuple[int, ...] | None
+  pixels = getattr(getattr(model, 'patches', model), 'pixels', None)
+  return pixels
 
 
 def patch_of_images(model: Model) -> tuple[int, int]:
@@ -425,7 +388,8 @@ def explained_parts(model: Model) -> Iterator[None]:
   try:
     yield
   except Exception as e:  # a class of the user's may raise any
-    if error := registry.user_error(e, model):
+    user_error = config_registry.wing('vit_jax.models.mistakes:user_error')
+    if error := user_error(e, model):
       raise error from e
     raise
 
@@ -435,13 +399,14 @@ def _init(
   model: Model, key: jax.Array, image_shape: tuple[int, ...]
 ) -> dict[str, Any]:
   images = jnp.zeros((1, *image_shape), jnp.float32)
-  if isinstance(model, igpt.IGPT) and not model.has_clusters:
-    images = jnp.zeros((1, *image_shape[:2]), jnp.int32)  # of colours
-  if isinstance(model, resnet.BiT):
+  if hasattr(model, 'blank_images'):
+    images = model.blank_images(image_shape)
+  if not hasattr(model, 'block'):
     return model.init(key, images)['params']
   plain = for_init(model, has_equal_layers(model))
   params = plain.init(key, images)['params']
-  if model.initializers == initializers.MIMETIC:
-    params = initializers.mimetic(params, jax.random.fold_in(key, 1))
+  if model.initializers == 'mimetic':
+    mimetic = config_registry.wing('vit_jax.models.mimetic:mimetic')
+    params = mimetic(params, jax.random.fold_in(key, 1))
   # Parameters of layers that are not equal are unrolled already.
   return params if model.scan else layouts.unstack_layers(params)

@@ -13,18 +13,20 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.config import registry
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import packing
 from vit_jax.models.block import keep
 from vit_jax.models.block import LayerNorm
 from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
-from vit_jax.models.parts import kernels
 
 QKV = tuple[jax.Array, jax.Array, jax.Array]
+# 'plain' is `Attention.attend`; `parts/kernels.py` has the others.
+IMPLEMENTATIONS = ('auto', 'plain', 'einsum', 'fused', 'xla', 'cudnn')
+_KERNELS = 'vit_jax.models.parts.kernels'
 
 
 class Attention(nn.Module):
@@ -44,8 +46,8 @@ class Attention(nn.Module):
     dropout_rate: Dropout rate of the attention weights.
     norm: The norm of `qk_norm` and `out_norm`.
     implementation: 'auto': 'plain' on CPUs, kernels on TPUs and GPUs; or one of
-      `kernels.IMPLEMENTATIONS`. All compute the softmax in float32. Where the
-      attention weights are captured, 'plain' is always used.
+      `IMPLEMENTATIONS`. All compute the softmax in float32. Where the attention
+      weights are captured, 'plain' is always used.
     initializers: Name of the initial values.
     dtype: Type in which layers compute.
   """
@@ -59,17 +61,14 @@ class Attention(nn.Module):
   out_bias: Annotated[bool, fields.FUNCTION] = True
   qk_norm: Annotated[bool, fields.FUNCTION] = False
   out_norm: Annotated[bool, fields.FUNCTION] = False
-  causal: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
-  dropout_rate: Annotated[
-    float,
-    Field(Kind.TRAINING, interval='[0, 1)', key='attention_dropout_rate'),
-  ] = 0.0
+  causal: Annotated[bool, fields.UNSEEN] = False
+  dropout_rate: Annotated[float, fields.ATTENTION_RATE] = 0.0
   norm: Annotated[nn.Module, fields.PART] = LayerNorm()
   implementation: Annotated[
     str,
     Field(
       Kind.EXECUTION,
-      choices=kernels.IMPLEMENTATIONS,
+      choices=IMPLEMENTATIONS,
       key='attention_implementation',
     ),
   ] = 'auto'
@@ -94,7 +93,8 @@ class Attention(nn.Module):
       qkv = self.prepare(*self.project(x, context), context)
       y = self.attend(qkv, bias, context)
     else:
-      y = kernels.attend(self, x, bias, context)
+      attend = registry.wing(f'{_KERNELS}:attend')
+      y = attend(self, x, bias, context)
     y = self.join(keep(y), context)
     if self.out_norm:
       y = self.norm(jax.lax.collapse(y, 2)).reshape(y.shape)
@@ -145,7 +145,8 @@ class Attention(nn.Module):
     if bias is not None:
       bias = bias[:, : context.num_read]
     if context.attended is not None or context.sizes is not None:
-      bias = packing.masked(bias, context)
+      masked = registry.wing('vit_jax.models.packing:masked')
+      bias = masked(bias, context)
     return bias
 
   def attend(
@@ -197,7 +198,9 @@ class Attention(nn.Module):
 
   def in_order(self, x: jax.Array) -> jax.Array:
     """Returns the sum of a residual in an order that suits kernels."""
-    return x if self.is_plain else kernels.row_major(x, self)
+    if not self.is_plain:
+      x = registry.wing(f'{_KERNELS}:row_major')(x, self)
+    return x
 
   def masked(self, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Adds the bias to scores [B, H, R, T], and masks later tokens."""
@@ -251,18 +254,14 @@ class Projection(nn.Module):
       return jnp.stack(matrices, axis=1).reshape(shape)
 
     kernel = self.param('kernel', init, (d, *shape)).astype(self.dtype)
-    return kernel, self._bias(shape)
-
-  def _bias(self, shape: tuple[int, int, int]) -> jax.Array:
-    """Returns the biases of queries, keys and values, [3, H, K]."""
     if not self.has_bias:
-      return jnp.zeros(shape, self.dtype)
+      return kernel, jnp.zeros(shape, self.dtype)
     count = 3 if self.has_key_bias else 2  # queries and values
     bias = self.param('bias', nn.initializers.zeros, (count, *shape[1:]))
     bias = bias.astype(self.dtype)
-    if self.has_key_bias:
-      return bias
-    return jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
+    if not self.has_key_bias:
+      bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
+    return kernel, bias
 
 
 class Output(nn.Module):

@@ -30,6 +30,7 @@ GELUS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
   # An approximation (arXiv:1606.08415, section 2), in iGPT and CLIP.
   'sigmoid': lambda x: x * nn.sigmoid(1.702 * x),
 }
+GELU = Field(Kind.FUNCTION, is_visible=False, choices=tuple(GELUS))
 
 
 def keep(x: jax.Array) -> jax.Array:
@@ -105,9 +106,7 @@ class Mlp(nn.Module):
   """
 
   hidden_dim: Annotated[int, Field(Kind.SIZE, least=1, key='mlp_dim')]
-  gelu: Annotated[
-    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(GELUS))
-  ] = 'tanh'
+  gelu: Annotated[str, GELU] = 'tanh'
   bias: Annotated[bool, fields.FUNCTION] = True
   hidden_norm: Annotated[bool, fields.FUNCTION] = False
   dropout_rate: Annotated[float, fields.RATE] = 0.0
@@ -179,6 +178,8 @@ class Block(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Maps tokens [B, T, D] to [B, R, D]."""
+    if hasattr(self.mlp, 'routes_tokens'):  # together, so that all are needed
+      context = context.replace(num_read=None)
     x = self.add(x, self.attend(x, context), context)
     return self.add(x, self.transform(x, context), context)
 

@@ -18,7 +18,6 @@ from typing import Any
 from typing import Self
 
 import flax
-from flax import linen as nn
 import jax
 
 from vit_jax.models import dropout as dropout_lib
@@ -138,19 +137,3 @@ class Context:
     if self.dropout_key is None:
       return x
     return dropout_lib.dropout(x, rate, self.dropout_key.fold(purpose), whole)
-
-
-def as_class(part: nn.Module, kind: Any, **values: Any) -> Any:
-  """Returns a part of another class with a part's values of its fields.
-
-  Args:
-    part: A part.
-    kind: The class.
-    **values: Values of other fields.
-  """
-  shared = {
-    field.name: getattr(part, field.name)
-    for field in dataclasses.fields(kind)
-    if field.name not in ('parent', 'name') and hasattr(part, field.name)
-  }
-  return kind(**shared | {'parent': None} | values)

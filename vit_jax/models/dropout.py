@@ -72,13 +72,6 @@ class Purpose(enum.IntEnum):
   BRANCHES = 9
 
 
-def fold(
-  dropout_key: DropoutKey | None, data: int | jax.Array
-) -> DropoutKey | None:
-  """Folds a layer or a purpose into the key; None (not training) stays None."""
-  return None if dropout_key is None else dropout_key.fold(data)
-
-
 def keep_mask(
   dropout_key: DropoutKey, rate: float | jax.Array, shape: tuple[int, ...]
 ) -> jax.Array:
@@ -112,47 +105,6 @@ def keep_mask(
     bits = jax.random.bits(key, (len(rows), *shape), jnp.uint16)
   threshold = jnp.round(jnp.float32(rate) * 2**16).astype(jnp.uint32)
   return bits.reshape(len(rows), *shape).astype(jnp.uint32) >= threshold
-
-
-def noise(
-  dropout_key: DropoutKey | None, shape: tuple[int, ...]
-) -> jax.Array | float:
-  """Draws normal numbers for the routing of tokens, float32 [B, *shape].
-
-  Args:
-    dropout_key: Key of the layer, and rows; None (not training) gives 0.
-    shape: Shape of what one row gets.
-  """
-  if dropout_key is None:
-    return 0.0
-  keys = dropout_key.fold(Purpose.ROUTING).per_row()
-  return jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
-
-
-def kept_patches(
-  dropout_key: DropoutKey | None, count: int, rate: float
-) -> jax.Array | None:
-  """Draws the patches that training keeps, int32 [B, K].
-
-  Args:
-    dropout_key: Key and rows; None when not training.
-    count: Number of patches.
-    rate: Share of the patches that are left out.
-
-  Returns:
-    Patches in random order; None when not training.
-  """
-  if dropout_key is None:
-    return None
-  keys = dropout_key.fold(Purpose.PATCHES).per_row()
-  noise = jax.vmap(lambda k: jax.random.uniform(k, (count,)))(keys)
-  return least(noise, rate)
-
-
-def least(noise: jax.Array, rate: float) -> jax.Array:
-  """Returns the max(1, int((1 - rate) N)) least of noise [B, N], in order."""
-  count = max(1, int(noise.shape[1] * (1 - rate)))
-  return jnp.argsort(noise, axis=1)[:, :count]
 
 
 def dropout(

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.models import inputs
+
 _Array = TypeVar('_Array', jax.Array, np.ndarray)
 
 
@@ -33,11 +35,6 @@ def unpatchify(
   return x.reshape(len(patches), h * p, w * q, -1)
 
 
-def times(size: Sequence[int]) -> str:
-  """Returns a size for people, as '16 x 16'."""
-  return ' x '.join(map(str, size))
-
-
 def pair(size: Sequence[int]) -> tuple[int, int]:
   """Returns the size of a patch or a grid as (h, w).
 
@@ -46,8 +43,8 @@ def pair(size: Sequence[int]) -> tuple[int, int]:
   """
   if len(size) != 2:
     raise ValueError(
-      f'{times(size)} is of volumes: they have learned positions or none, and'
-      ' no masked patches'
+      f'{inputs.times(size)} is of volumes: they have learned positions or'
+      ' none, and no masked patches'
     )
   return size[0], size[1]
 
@@ -83,12 +80,6 @@ def sincos2d(
   first, second = (x, y) if columns_first else (y, x)
   table = [np.sin(first), np.cos(first), np.sin(second), np.cos(second)]
   return np.concatenate(table, axis=1)[None].astype(np.float32)
-
-
-# How positions are resized to a grid: linear or cubic (a = -0.5), both with a
-# kernel that widens when shrinking (antialias); 'plain': linear without that;
-# 'corner': the same, with the first and last positions kept in place.
-RESIZES = ('linear', 'bicubic', 'plain', 'corner')
 
 
 def owners(grids: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -159,7 +150,7 @@ def positions_of_grids(
     count: N, patches of an image with its padding.
     prefix: P.
     grid: (h, w) of the positions; None: a square.
-    resize: One of `RESIZES`.
+    resize: One of `patches.RESIZES`.
     is_kept: As of `places`.
 
   Returns:
@@ -250,7 +241,7 @@ def _resized(at: jax.Array, new: jax.Array, old: int, method: str) -> jax.Array:
     at: New places, int [B, N].
     new: Number of new places, [B, N].
     old: Number of old places.
-    method: One of `RESIZES`.
+    method: One of `patches.RESIZES`.
   """
   step = old / new
   centers = (at + 0.5) * step - 0.5

@@ -16,8 +16,6 @@ from vit_jax.models import remat as remat_lib
 from vit_jax.models import stack
 from vit_jax.models.block import LayerNorm
 from vit_jax.models.context import Context
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 
 
 class Encoder(nn.Module):
@@ -42,15 +40,13 @@ class Encoder(nn.Module):
 
   _: dataclasses.KW_ONLY
   hidden_size: Annotated[int, fields.SIZE]
-  depth: Annotated[int, Field(Kind.SIZE, least=1, most=1_000)]
+  depth: Annotated[int, fields.DEPTH]
   block: Annotated[nn.Module, fields.PART]
   norm: Annotated[nn.Module, fields.PART] = LayerNorm()
   dropout_rate: Annotated[float, fields.RATE] = 0.0
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   scan: Annotated[bool, fields.EXECUTION] = False
-  remat: Annotated[str, Field(Kind.EXECUTION, choices=remat_lib.POLICIES)] = (
-    'auto'
-  )
+  remat: Annotated[str, remat_lib.FIELD] = 'auto'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   @property
@@ -68,12 +64,4 @@ class Encoder(nn.Module):
       context: What all layers are given.
       block: A layer in place of `block`, with the same fields.
     """
-    return stack.apply(
-      self,
-      block or self.block,
-      x,
-      context,
-      depth=self.depth,
-      scan=self.scan,
-      remat=self.remat,
-    )
+    return stack.apply(self, x, context, block=block)

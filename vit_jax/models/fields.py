@@ -3,10 +3,9 @@
 A field is declared once, in its model or part, together with its kind:
 
     qk_norm: Annotated[bool, fields.FUNCTION] = False
-
-`of_kind` returns, for example, all fields of a class that change its function.
 """
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -16,6 +15,8 @@ import math
 import reprlib
 import typing
 from typing import Any
+
+from flax import linen as nn
 
 from vit_jax.config import options
 
@@ -89,11 +90,16 @@ class Field:
 
 
 SIZE = Field(Kind.SIZE, least=1)
+DEPTH = Field(Kind.SIZE, least=1, most=1_000)
 STAGES = Field(Kind.SIZE, least=1, most=1_000)  # units in each
 FUNCTION = Field(Kind.FUNCTION)
+UNSEEN = Field(Kind.FUNCTION, is_visible=False)
 FITTED = Field(Kind.FITTED)
 TRAINING = Field(Kind.TRAINING)
 RATE = Field(Kind.TRAINING, interval='[0, 1)')
+ATTENTION_RATE = Field(
+  Kind.TRAINING, interval='[0, 1)', key='attention_dropout_rate'
+)
 EXECUTION = Field(Kind.EXECUTION)
 EPSILON = Field(  # of norms
   Kind.FUNCTION, is_visible=False, interval='(0, 1)', key='layer_norm_epsilon'
@@ -104,50 +110,22 @@ _MOST_NUMBERS = 16  # most numbers in a tuple, such as stages of a ResNet
 _MOST_FLOAT = 1e30
 
 
-def of(module: type[Any]) -> dict[str, Field]:
-  """Returns a Linen module's fields by name, in the order of declaration."""
-  hints = typing.get_type_hints(module, include_extras=True)
-  return {
-    field.name: _field_of(module, field.name, hints[field.name])
-    for field in dataclasses.fields(module)
-    if field.name not in ('parent', 'name')
-  }
-
-
-def _field_of(module: type[Any], name: str, hint: Any) -> Field:
-  field = annotated(hint)
-  if field is None:
-    raise TypeError(
-      f'{module.__name__}.{name} does not say what it is: annotate it with a'
-      ' `fields.Field`'
-    )
-  return field
-
-
 def annotated(hint: Any) -> Field | None:
   """Returns the field of a type hint; None: it has none, or several."""
   said = [x for x in getattr(hint, '__metadata__', ()) if isinstance(x, Field)]
   return said[0] if len(said) == 1 else None
 
 
-def of_kind(module: type[Any], *kinds: Kind) -> list[str]:
-  """Returns the names of a module's fields of some kinds."""
-  return [name for name, field in of(module).items() if field.kind in kinds]
-
-
-def checked(module: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns values of a module's fields, converted to the fields' types.
-
-  Raises:
-    UnknownFieldError: There is no such field.
-    ValueError: A value has another type.
-  """
-  known = list(of(module))
-  for key in values:
-    if key not in known:
-      raise UnknownFieldError(module, key, known)
-  hints = typing.get_type_hints(module)
-  return {key: converted(key, x, hints[key]) for key, x in values.items()}
+def inner_parts(part: Any) -> Iterator[nn.Module]:
+  """Yields a part, or each of a tuple, and the parts in its fields."""
+  if isinstance(part, tuple | list):
+    for x in part:
+      yield from inner_parts(x)
+  if isinstance(part, nn.Module):
+    yield part
+    for field in dataclasses.fields(part):
+      if field.name not in ('parent', 'name'):
+        yield from inner_parts(getattr(part, field.name, None))
 
 
 def converted(name: str, value: Any, hint: Any) -> Any:
@@ -174,17 +152,9 @@ def _sides(patch_size: Any) -> tuple[int, ...]:
   return tuple(sides)
 
 
-def check_values(model: Any) -> None:
-  """Checks each field of a model by itself.
-
-  Raises:
-    ValueError: A field does not allow its value.
-  """
-  found = {name: getattr(model, name) for name in of(type(model))}
-  for name, field in of(type(model)).items():
-    _check_size(name, field, found[name])
-  for name, field in of(type(model)).items():
-    _check_value(name, field, found[name])
+def type_name(hint: Any) -> str:
+  """Returns the name of a type, for errors."""
+  return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
 def check_value(name: str, field: Field, value: Any) -> None:

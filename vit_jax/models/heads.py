@@ -11,6 +11,7 @@ import jax
 
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import registry
 from vit_jax.models import vit
 
 
@@ -44,6 +45,30 @@ class Classifier(nn.Module):
   _: dataclasses.KW_ONLY
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   head_bias: Annotated[float, fields.TRAINING] = 0.0
+
+  @classmethod
+  def read_head(cls, text: str) -> float:
+    """Returns the bias of a head, all that these families choose of one.
+
+    Raises:
+      ValueError: The text has other options.
+    """
+    head = registry.build('head', text, {'num_classes': 0}, 'model.head')
+    bias: float = getattr(head, 'bias', 0.0)
+    if head != vit.Linear(0, bias=bias, parent=None):
+      raise ValueError(
+        f'head is {text!r}: the head of a {cls.__name__} has the option bias'
+        " alone, as 'linear(bias=-6.9)'"
+      )
+    return bias
+
+  def check_model(self, model: nn.Module) -> None:
+    """Raises a ValueError if what attention starts with is chosen."""
+    del model
+    if self.initializers == initializers_lib.MIMETIC:
+      raise ValueError(
+        "initializers='mimetic' does not go with layers without attention"
+      )
 
   @property
   def starts(self) -> initializers_lib.Initializers:

@@ -24,9 +24,9 @@ from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import inputs
 from vit_jax.models.attention import Attention
-from vit_jax.models.context import as_class
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Kind
+from vit_jax.models.parts import as_class
 
 
 def nearest(pixels: jax.Array, clusters: jax.Array) -> jax.Array:
@@ -87,6 +87,8 @@ class IGPT(heads.Classifier, encoder.Encoder):
     'layer_norm_epsilon': 1e-5,
   }
 
+  pixels: ClassVar[tuple[int, int]] = (1, 1)  # of a token
+
   _: dataclasses.KW_ONLY
   colours: Annotated[int, fields.Field(Kind.SIZE, least=1, most=2**16)] = 512
   feature_layer: Annotated[int | None, fields.Field(Kind.FITTED, least=0)] = (
@@ -99,6 +101,12 @@ class IGPT(heads.Classifier, encoder.Encoder):
     """The layer that gives the features, from 0 to the depth."""
     chosen = self.feature_layer
     return self.depth // 2 if chosen is None else chosen
+
+  def blank_images(self, shape: tuple[int, ...]) -> jax.Array:
+    """Returns what it is initialised with, for images (height, width, C)."""
+    if self.has_clusters:
+      return jnp.zeros((1, *shape), jnp.float32)
+    return jnp.zeros((1, *shape[:2]), jnp.int32)
 
   def check_model(self, model: nn.Module) -> None:
     """Raises a ValueError if the parts do not fit together."""

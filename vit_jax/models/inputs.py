@@ -7,8 +7,19 @@ from typing import Any
 from flax import linen as nn
 import jax
 
-from vit_jax.models import embedding
 from vit_jax.models.context import Context
+
+
+def times(size: Sequence[int]) -> str:
+  """Returns a size for people, as '16 x 16'."""
+  return ' x '.join(map(str, size))
+
+
+def not_divided(size: Sequence[int], patch: Sequence[int]) -> ValueError:
+  """Returns the error about images that are no multiples of a patch."""
+  return ValueError(
+    f'the image, {times(size)}, is not a multiple of the patch, {times(patch)}'
+  )
 
 
 def check_images(
@@ -106,21 +117,12 @@ def check_tokens(
   square = ''
   if len(patch_size) == 2 and side * side == patches:
     square = f', as of {side * patch_size[0]} x {side * patch_size[1]} pixels'
-  given = f' of {embedding.times(size)} pixels' if size else ''
+  given = f' of {times(size)} pixels' if size else ''
   asked = ', '.join(map(str, size)) or 'height, width'
   raise ValueError(
     f'an image{given} has {count - others} patches, but the parameters are for'
     f' {patches}{square}: give images of that size, or load the model for'
     f' these, as vit_jax.load(PATH, image_size=({asked}))'
-  )
-
-
-def features_error(pool: nn.Module, x: jax.Array, ndim: int) -> ValueError:
-  """Returns the error about features that have another number of axes."""
-  axes = '[B, D]' if ndim == 2 else '[B, S, D]'
-  return ValueError(
-    f'{type(pool).__name__} returns features of the shape {list(x.shape)}: they'
-    f' must be {axes}'
   )
 
 
@@ -132,3 +134,12 @@ def _shape(model: nn.Module, *path: str) -> tuple[int, ...] | None:
       return None
     node = node[name]
   return tuple(node.shape)
+
+
+def features_error(pool: nn.Module, x: jax.Array, ndim: int) -> ValueError:
+  """Returns the error about features that have another number of axes."""
+  axes = '[B, D]' if ndim == 2 else '[B, S, D]'
+  return ValueError(
+    f'{type(pool).__name__} returns features of the shape {list(x.shape)}: they'
+    f' must be {axes}'
+  )

@@ -5,7 +5,6 @@ scanned stack in `blocks`, with a leading axis of depth.
 """
 
 from collections.abc import Mapping
-import re
 from typing import Any
 
 import jax
@@ -54,22 +53,6 @@ def unstack_all(tree: Any) -> Any:
   if not isinstance(tree, Mapping):
     return tree
   return unstack_layers({key: unstack_all(x) for key, x in tree.items()})
-
-
-def join_runs(params: Mapping[str, Any]) -> Any:
-  """Joins the stacks of older checkpoints into one.
-
-  Older checkpoints of scanned models with frozen layers have several stacks, as
-  `blocks_0-5` and `blocks_6-11`. Other parameters are returned unchanged.
-  """
-  starts = {name: re.fullmatch(r'blocks_(\d+)-\d+', name) for name in params}
-  runs = {name: int(match[1]) for name, match in starts.items() if match}
-  if not runs:
-    return params
-  result = {name: x for name, x in params.items() if name not in runs}
-  parts = [params[name] for name in sorted(runs, key=lambda name: runs[name])]
-  result['blocks'] = jax.tree.map(lambda *each: np.concatenate(each), *parts)
-  return result
 
 
 def relayout(tree: Any, target: Any) -> Any:

@@ -46,7 +46,8 @@ class MixerBlock(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Applies the layer: equation 1 of the paper, [B, T, D] -> [B, T, D]."""
-    key = dropout.fold(context.dropout_key, Purpose.ATTENTION_OUTPUT)
+    key = context.dropout_key
+    key = key and key.fold(Purpose.ATTENTION_OUTPUT)
     of_channels = context.replace(dropout_key=key, num_tokens=x.shape[2])
     width: Any = {'hidden_dim': self.tokens_mlp_dim}
     y = jnp.swapaxes(self.norm.copy(name='norm1')(x), 1, 2)  # [B, D, T]
@@ -76,6 +77,11 @@ class Mixer(heads.Classifier, encoder.Encoder):
   _: dataclasses.KW_ONLY
   patch_size: Annotated[tuple[int, int], fields.FITTED]
   block: Annotated[MixerBlock, fields.PART]
+
+  @property
+  def pixels(self) -> tuple[int, int]:
+    """Sides of what a token stands for, in pixels."""
+    return self.patch_size
 
   @nn.compact
   def trunk(

@@ -12,16 +12,19 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import embedding
+from vit_jax.config import registry
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import inputs
-from vit_jax.models import packing
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
 
 TOKENS = ('all', 'class', 'patches')
+# How positions are resized to a grid: linear or cubic (a = -0.5), both with a
+# kernel that widens when shrinking (antialias); 'plain': linear without that;
+# 'corner': the same, with the first and last positions kept in place.
+RESIZES = ('linear', 'bicubic', 'plain', 'corner')
+_INPUTS = 'vit_jax.models.inputs'
 
 
 class Patches(nn.Module):
@@ -48,7 +51,7 @@ class Patches(nn.Module):
   hidden_size: Annotated[int, fields.SIZE]
   patch_size: Annotated[tuple[int, ...], fields.FITTED]
   bias: Annotated[bool, fields.FUNCTION] = True
-  crop: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
+  crop: Annotated[bool, fields.UNSEEN] = False
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
@@ -65,12 +68,16 @@ class Patches(nn.Module):
         divide them.
     """
     kernel: jax.Array | None = self.get_variable('params', 'kernel')
-    fits = kernel is not None and images.ndim in (3, len(kernel.shape))
-    if fits and kernel is not None:
-      first = 0 if images.ndim == 3 else -2
-      fits = images.shape[-1] == math.prod(kernel.shape[first:-1])
+    channels, axes = images.shape[-1], images.ndim
+    if kernel is None:  # more channels may be an axis in a wrong place
+      fits = axes == len(self.patch_size) + 2 and channels <= 4
+    else:
+      first = 0 if axes == 3 else -2
+      fits = axes in (3, len(kernel.shape))
+      fits = fits and channels == math.prod(kernel.shape[first:-1])
     if not fits:
-      inputs.check_images(self, images, ('kernel',), self.patch_size)
+      check = registry.wing(f'{_INPUTS}:check_images')
+      check(self, images, ('kernel',), self.patch_size)
     return self.project(images)
 
   @nn.compact
@@ -97,10 +104,7 @@ class Patches(nn.Module):
     grid = [n // p for n, p in zip(size, patch, strict=True)]
     whole = [n * p for n, p in zip(grid, patch, strict=True)]
     if 0 in grid or (size != whole and not self.crop):
-      raise ValueError(
-        f'the image, {embedding.times(size)}, is not a multiple of the patch,'
-        f' {embedding.times(patch)}'
-      )
+      raise registry.wing(f'{_INPUTS}:not_divided')(size, patch)
     if self.crop:
       images = images[:, *map(slice, whole)]
     # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
@@ -118,7 +122,7 @@ class Learned(nn.Module):
     tokens: Tokens with a position: 'all'; 'class', the class token and patches;
       or 'patches'.
     resize: How positions are resized to images of their own grids, one of
-      `embedding.RESIZES`.
+      `RESIZES`.
     keep_aspect: Whether they are resized to a square around a grid.
     grid: Grid (h, w) of the positions, if images have their own; None: a
       square.
@@ -127,9 +131,9 @@ class Learned(nn.Module):
 
   tokens: Annotated[str, Field(Kind.FITTED, choices=TOKENS)] = 'all'
   resize: Annotated[
-    str, Field(Kind.FUNCTION, is_visible=False, choices=embedding.RESIZES)
+    str, Field(Kind.FUNCTION, is_visible=False, choices=RESIZES)
   ] = 'linear'
-  keep_aspect: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
+  keep_aspect: Annotated[bool, fields.UNSEEN] = False
   grid: Annotated[
     tuple[int, ...] | None, Field(Kind.FITTED, is_visible=False, least=1)
   ] = None
@@ -164,7 +168,10 @@ class Learned(nn.Module):
     if context.grids is None:
       shape = 1, before + count, d
       if table is not None and table.shape[1] != shape[1]:
-        inputs.check_positions(self, context, count, before)
+        check = registry.wing(f'{_INPUTS}:check_positions')
+        check(self, context, count, before)
       init = initializers_lib.INITIALIZERS[self.initializers].position
       return self.param('position_embedding', init, shape)
-    return packing.positions(self, table, context, count, before)
+    resized = registry.wing('vit_jax.models.packing:positions')
+    positions: jax.Array = resized(self, table, context, count, before)
+    return positions

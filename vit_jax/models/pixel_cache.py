@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from vit_jax.models import attention
 from vit_jax.models import igpt
 from vit_jax.models import layouts
-from vit_jax.models.context import as_class
 from vit_jax.models.context import Context
 from vit_jax.models.context import Outputs
+from vit_jax.models.parts import as_class
 
 # Keys and values of the tokens so far, [B, N, H, K] each; of all layers with a
 # leading axis L.

@@ -5,10 +5,16 @@ from typing import Any
 from flax import linen as nn
 import jax
 
+from vit_jax.models import fields
+
 # Names of results that the backward pass does not recompute: of dense layers,
 # attention and kernels with remat='products', and of activation functions with
 # remat='activations'.
 KEPT, ACTIVATED = 'kept', 'activated'
+# 'none'; 'activations', those within the MLP's activation function, and its
+# dropout; 'products', all but the results of dense layers and of attention;
+# 'full', all of them; or a name of `jax.checkpoint_policies`. 'auto' is one of
+# these by the platform, see `on_platform`.
 POLICIES = (
   'auto',
   'none',
@@ -18,6 +24,7 @@ POLICIES = (
   'dots_saveable',
   'dots_with_no_batch_dims_saveable',
 )
+FIELD = fields.Field(fields.Kind.EXECUTION, choices=POLICIES)
 
 
 def on_platform(platform: str, scan: bool, remat: str) -> str:

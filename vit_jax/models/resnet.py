@@ -9,6 +9,7 @@ In comments: B images, [h, w] the grid of features, F features.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 from typing import Annotated
@@ -273,6 +274,15 @@ class BiT(heads.Classifier):
     bool, fields.Field(fields.Kind.FUNCTION, is_visible=False)
   ] = True
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
+
+  @staticmethod
+  def scaled_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values of its fields with the width factor multiplied in."""
+    factor = values['width_factor']
+    scaled = {name: x for name, x in values.items() if name != 'width_factor'}
+    scaled['stem_width'] *= factor
+    scaled['channels'] = tuple(factor * x for x in values['channels'])
+    return scaled
 
   @nn.compact
   def trunk(

@@ -7,7 +7,6 @@ into the other.
 In comments: B images, T tokens, D hidden size, H heads, L layers.
 """
 
-from collections.abc import Iterator
 import dataclasses
 from typing import Any
 
@@ -23,41 +22,35 @@ LEVELS = 'levels'
 
 
 def apply(
-  model: nn.Module,
-  block: nn.Module,
+  model: Any,
   x: jax.Array,
   context: context_lib.Context,
-  *,
-  depth: int,
-  scan: bool = False,
-  remat: str = 'auto',
   num_read: int | None = None,
+  block: nn.Module | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Applies a stack of blocks to x; sows the intermediates that they capture.
+  """Applies the layers of a model to x; sows what they capture.
 
   A block maps (x, context) to x. What it captures, as `attention` and `tokens`,
   goes to the collection `intermediates`, [L, ...] each, or the `tokens` alone
-  to `levels`, for heads that read several layers. It is given its layer of the
-  variable `attention` of the collection `perturbations`.
+  to `levels`, for heads that read several layers. If there is a variable
+  `attention` [L, B, H, T, T] in the collection `perturbations`, each layer adds
+  its own to the weights of attention, and has its gradient as theirs.
 
   Args:
-    model: Linen module that gets the parameters; in its compact method.
-    block: The part that each layer is a copy of. Where layers differ, it has a
-      method, see `at_layer`.
+    model: Gets the parameters; in its compact method. It has a `block`, `depth`
+      (L), `scan` and `remat`.
     x: Tokens [B, T, D].
     context: What all layers are given; its `dropout_key` is that of the step.
-    depth: Number of layers, L.
-    scan: Whether one layer is compiled and run L times.
-    remat: One of `remat.POLICIES`.
     num_read: Number of first tokens that the last layer may compute alone; used
       only if the layers are unrolled and capture nothing.
+    block: A layer in place of the model's.
 
   Returns:
     The output of the last block, [B, T, D], or fewer tokens; and what the
     layers returned beside them, but for intermediates, each [L', ...] of the L'
     layers that returned it, or a tuple where these have several shapes.
   """
-  captures = _captures(model)
+  captures, remat, scan = _captures(model), model.remat, model.scan
   perturbation: jax.Array | None = None
   if 'attention' in captures:
     perturbation = model.get_variable('perturbations', 'attention')
@@ -67,10 +60,20 @@ def apply(
     layer = remat_lib.recomputed(_layer, remat, scan)
     context = context.replace(remat=remat)
   context = context.replace(
-    captures=captures, depth=depth, num_tokens=x.shape[1]
+    captures=captures, depth=model.depth, num_tokens=x.shape[1]
   )
+  block = block or model.block
   if scan:
-    x, outputs = _scan(model, layer, block, x, context, perturbation)
+    scanned = nn.scan(
+      layer,
+      variable_axes={'params': 0},
+      split_rngs={'params': True},
+      in_axes=(0, nn.broadcast if perturbation is None else 0, nn.broadcast),
+      length=model.depth,
+    )
+    layers = jnp.arange(model.depth, dtype=jnp.int32)
+    block = block.copy(parent=model, name='blocks')
+    x, outputs = scanned(block, x, layers, perturbation, context)
   else:
     num_read = None if captures else num_read
     x, outputs = _unroll(
@@ -116,26 +119,6 @@ def _layer(
   return x, dict(outputs)
 
 
-def _scan(
-  model: nn.Module,
-  layer: Any,
-  block: nn.Module,
-  x: jax.Array,
-  context: context_lib.Context,
-  perturbation: jax.Array | None,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-  scanned = nn.scan(
-    layer,
-    variable_axes={'params': 0},
-    split_rngs={'params': True},
-    in_axes=(0, nn.broadcast if perturbation is None else 0, nn.broadcast),
-    length=context.depth,
-  )
-  layers = jnp.arange(context.depth, dtype=jnp.int32)
-  block = block.copy(parent=model, name='blocks')
-  return scanned(block, x, layers, perturbation, context)
-
-
 def _unroll(
   model: nn.Module,
   layer: Any,
@@ -145,15 +128,15 @@ def _unroll(
   perturbation: jax.Array | None,
   num_read: int | None,
 ) -> tuple[jax.Array, dict[str, Any]]:
-  layers = jnp.arange(context.depth, dtype=jnp.int32)
+  depth = context.depth
+  layers = jnp.arange(depth, dtype=jnp.int32)
   gathered: dict[str, list[jax.Array]] = {}
-  last = context.depth - 1
-  for i in range(context.depth):
-    part = at_layer(block, i, context.depth)
-    if i == last:  # where tokens are routed together, none may be missing
-      routes = any(hasattr(x, 'routes_tokens') for x in inner_parts(part))
-      context = context.replace(num_read=None if routes else num_read)
-    context = context.replace(num_tokens=x.shape[1])
+  for i in range(depth):
+    part = at_layer(block, i, depth)
+    is_last = i == depth - 1
+    context = context.replace(
+      num_read=num_read if is_last else None, num_tokens=x.shape[1]
+    )
     part = part.copy(parent=model, name=f'blocks_{i}')
     added = None if perturbation is None else perturbation[i]
     x, outputs = layer(part, x, layers[i], added, context)
@@ -181,29 +164,9 @@ def at_layer(part: nn.Module, layer: int, depth: int) -> nn.Module:
   """
   changes: dict[str, Any] = {}
   for field in dataclasses.fields(part):
-    value = getattr(part, field.name)
-    if field.name != 'parent' and isinstance(value, nn.Module):
-      inner = at_layer(value, layer, depth)
-      if inner is not value:
-        changes[field.name] = inner
-  if changes:
-    part = part.clone(**changes)
+    inner = getattr(part, field.name)
+    if field.name != 'parent' and isinstance(inner, nn.Module):
+      changes[field.name] = at_layer(inner, layer, depth)
+  part = part.clone(**changes)
   method = getattr(part, 'at_layer', None)
   return part if method is None else method(layer, depth)
-
-
-def inner_parts(part: Any) -> Iterator[nn.Module]:
-  """Yields a part, or each of a tuple, and the parts in its fields."""
-  if isinstance(part, tuple | list):
-    for x in part:
-      yield from inner_parts(x)
-  if isinstance(part, nn.Module):
-    yield part
-    for field in dataclasses.fields(part):
-      if field.name not in ('parent', 'name'):
-        yield from inner_parts(getattr(part, field.name, None))
-
-
-def has_equal_layers(part: nn.Module) -> bool:
-  """Whether all layers of a stack have this part, without differences."""
-  return not any(hasattr(x, 'at_layer') for x in inner_parts(part))

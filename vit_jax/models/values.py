@@ -20,10 +20,9 @@ from flax import linen as nn
 
 from vit_jax.config import parts
 from vit_jax.config.parts import Part
-from vit_jax.models import encoder
+from vit_jax.models import describing
 from vit_jax.models import fields
 from vit_jax.models import registry
-from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.models.fields import Kind
 from vit_jax.models.patches import Learned
@@ -54,7 +53,7 @@ _FILLING = {
 }
 
 
-def model_values(model: nn.Module) -> dict[str, Any]:
+def model_values(model: Any) -> dict[str, Any]:
   """Returns the values of a model.
 
   Args:
@@ -62,14 +61,12 @@ def model_values(model: nn.Module) -> dict[str, Any]:
   """
   values = {
     name: getattr(model, name)
-    for name, field in fields.of(type(model)).items()
-    if field.kind in COMPARED and field is not fields.PART
+    for name, option in registry.options_of(type(model)).items()
+    if option.field.kind in COMPARED and option.field is not fields.PART
   }
-  if isinstance(model, resnet.BiT):  # a factor of numbers that are values, too
-    factor = values.pop('width_factor')
-    values['stem_width'] *= factor
-    values['channels'] = tuple(factor * x for x in values['channels'])
-  if not isinstance(model, vit.ViT | encoder.Encoder):
+  if hasattr(model, 'scaled_values'):
+    values = model.scaled_values(values)
+  if not hasattr(model, 'block'):
     return values
   single = _parts(model)
   for key, (kind, option) in _FILLING.items():
@@ -77,7 +74,7 @@ def model_values(model: nn.Module) -> dict[str, Any]:
   for kind, part in single.items():
     if isinstance(part, nn.Module):
       values |= _part_values(kind, kind, part, values, single)
-  if not isinstance(model, vit.ViT):
+  if not hasattr(model, 'positions'):
     return values
   values['class_token'] = 'class_token' in model.prefix
   values |= _irrelevant(model, values)
@@ -145,7 +142,7 @@ def _part_values(
     if option.key in keys and value == keys[option.key]:
       continue
     if option.kind is not None:
-      value = registry.describe(option.kind, value, keys)
+      value = describing.describe(option.kind, value, keys)
     values[f'{path}.{option.name}'] = value
   return values
 
@@ -302,7 +299,8 @@ def _field(
   parent, _, option = path.rpartition('.')
   if not parent:
     if path not in _FILLING:
-      return fields.of(module).get(path) if path not in SINGLE else None
+      declared = registry.options_of(module).get(path)
+      return declared.field if declared and path not in SINGLE else None
     parent, option = _FILLING[path]
   kind, _, name = parent.partition('.')
   name = name or values.get(kind, next(iter(registry.PARTS[kind])))

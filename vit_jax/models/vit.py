@@ -16,14 +16,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.config import registry
 from vit_jax.models import dropout
-from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import inputs
-from vit_jax.models import masking
-from vit_jax.models import packing
-from vit_jax.models import projection
 from vit_jax.models import remat as remat_lib
 from vit_jax.models import stack
 from vit_jax.models.block import LayerNorm
@@ -68,18 +64,14 @@ class ViT(nn.Module):
       `initializers.INITIALIZERS`.
     scan: Whether one layer is compiled and run L times by `nn.scan`, with
       parameters stacked on a leading axis; the function is the same.
-    remat: Values that the backward pass recomputes: 'none'; 'activations',
-      those within the MLP's activation function, and its dropout; 'products',
-      all but the results of dense layers and of attention; 'full', all of them;
-      or a name of `jax.checkpoint_policies`. 'auto' is one of these by the
-      platform, see `remat.on_platform`.
+    remat: Values that the backward pass recomputes, one of `remat.POLICIES`.
     dtype: Type in which layers compute. Parameters, the statistics of norms,
       the softmax of attention and logits are float32.
   """
 
   num_classes: Annotated[int, NUM_CLASSES]
   hidden_size: Annotated[int, fields.SIZE]
-  depth: Annotated[int, Field(Kind.SIZE, least=1, most=1_000)]
+  depth: Annotated[int, fields.DEPTH]
   patches: Annotated[nn.Module, fields.PART]
   block: Annotated[nn.Module, fields.PART]
   pool: Annotated[nn.Module, fields.PART]
@@ -96,9 +88,7 @@ class ViT(nn.Module):
   patch_dropout: Annotated[float, fields.RATE] = 0.0
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   scan: Annotated[bool, fields.EXECUTION] = False
-  remat: Annotated[str, Field(Kind.EXECUTION, choices=remat_lib.POLICIES)] = (
-    'auto'
-  )
+  remat: Annotated[str, remat_lib.FIELD] = 'auto'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   def __call__(
@@ -123,9 +113,10 @@ class ViT(nn.Module):
       Logits, float32 [B, num_classes]; without `merge_heads` the logits of two
       heads are [B, 2, num_classes], the class token's first.
     """
-    logits = self._encode(
-      images, train, rows, features_only=True, grids=grids, classifies=True
-    )['logits']
+    result, context = self._encode(images, train, rows, grids=grids)
+    scope: Any = self.scope
+    head = self.sized_head.clone(parent=scope.push('head', reuse=True))
+    logits: jax.Array = head(result['features'], context)
     return logits.mean(axis=1) if self.has_two_heads and merge_heads else logits
 
   def trunk(
@@ -142,12 +133,8 @@ class ViT(nn.Module):
     """Returns tokens and features.
 
     With `mutable=['intermediates']`, Linen also returns `attention`
-    [L, B, H, T, T] and `tokens` [L, B, T, D], each layer's output. With
-    `mutable=['levels']` it returns these tokens alone.
-
-    If there is also a variable `attention` [L, B, H, T, T] in the collection
-    `perturbations`, it is added to the attention weights. Its gradient is then
-    the gradient of the attention weights.
+    [L, B, H, T, T] and `tokens` [L, B, T, D], each layer's output; see
+    `stack.apply`.
 
     Args:
       images: [B, height, width, C], height and width multiples of the patch
@@ -179,7 +166,10 @@ class ViT(nn.Module):
       ValueError: The image's size is not a multiple of the patch's, or the
         model cannot mask patches or leave some out.
     """
-    return self._encode(images, train, rows, features_only, masked, kept, grids)
+    result, _ = self._encode(
+      images, train, rows, grids, masked, kept, features_only
+    )
+    return result
 
   @nn.compact
   def _encode(
@@ -187,13 +177,12 @@ class ViT(nn.Module):
     images: jax.Array,
     train: bool,
     rows: jax.Array | None,
-    features_only: bool,
+    grids: jax.Array | None,
     masked: jax.Array | None = None,
     kept: jax.Array | None = None,
-    grids: jax.Array | None = None,
-    classifies: bool = False,
-  ) -> dict[str, jax.Array]:
-    """Returns what `trunk` does, and `logits` if it classifies."""
+    features_only: bool = True,
+  ) -> tuple[dict[str, jax.Array], Context]:
+    """Returns what `trunk` does, and the context after the layers."""
     context = Context(
       dropout_key=dropout.key_of(self, images, rows) if train else None,
       depth=self.depth,
@@ -216,28 +205,14 @@ class ViT(nn.Module):
     num_read = getattr(self.pool, 'num_read', None) if features_only else None
     if num_read is not None:
       num_read += self.has_two_heads
-    x, outputs = stack.apply(
-      self,
-      self.block,
-      x,
-      context,
-      depth=self.depth,
-      scan=self.scan,
-      remat=self.remat,
-      num_read=num_read,
-    )
+    x, outputs = stack.apply(self, x, context, num_read)
     # Scanned layers return all tokens: the last norm would read each of them.
     x = x[:, :num_read]
     last = {name: values[-1] for name, values in outputs.items()}
     context = context.replace(sizes=last.get('sizes'))
     tokens, features = self._pooled(x, context)
     features = features.astype(jnp.float32)
-    result = {'tokens': tokens, 'features': features, **last}
-    if classifies:
-      scope: Any = self.scope
-      head = self.sized_head.clone(parent=scope.push('head', reuse=True))
-      result['logits'] = head(features, context)
-    return result
+    return {'tokens': tokens, 'features': features, **last}, context
 
   @property
   def sized_head(self) -> nn.Module:
@@ -290,23 +265,24 @@ class ViT(nn.Module):
     x = patches(images)
     b, *grid = x.shape[:-1]
     x = jax.lax.collapse(x, 1, x.ndim - 1)
-    if self.mask_token or masked is not None:
-      x = masking.mask(self, x, masked)
+    has_arrays = any(
+      x is not None for x in (masked, context.kept, context.grids)
+    )
+    if self.mask_token or self.patch_dropout or has_arrays:
+      choose = registry.wing('vit_jax.models.masking:choose')
+      x, context = choose(self, x, masked, context)
+    context = context.replace(grid=tuple(grid))
     prefix = self._prefix_tokens()
     prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
-    kept = context.kept
-    if kept is None and self.patch_dropout and context.dropout_key is not None:
-      key = context.dropout_key.fold(self.depth)  # as for dropout of embeddings
-      kept = dropout.kept_patches(key, x.shape[1], self.patch_dropout)
-    if context.grids is not None:
-      context = packing.context(self, context, x.shape[1])
-    context = context.replace(kept=kept, grid=tuple(grid))
     x = jnp.concatenate([prefix, x], axis=1)
     for positions in self.positions:
       nn.share_scope(self, part := positions.copy())
       x, context = part(x, context)
-    if kept is not None:
-      x = masking.keep(x, kept, context.prefix)
+    if context.kept is not None:
+      p, kept = context.prefix, context.kept[..., None]
+      x = jnp.concatenate(
+        [x[:, :p], jnp.take_along_axis(x[:, p:], kept, axis=1)], axis=1
+      )
     return x, context
 
   def _prefix_tokens(self) -> jax.Array:
@@ -336,8 +312,9 @@ class ViT(nn.Module):
     if self.has_two_heads:
       return x, x[:, :2]
     features = scoped(self.pool)(x, context)
-    if features.ndim != _ndim(context):
-      raise inputs.features_error(self.pool, features, _ndim(context))
+    if features.ndim != (ndim := _ndim(context)):
+      error = registry.wing('vit_jax.models.inputs:features_error')
+      raise error(self.pool, features, ndim)
     return x, features
 
 
@@ -357,27 +334,6 @@ class Token(nn.Module):
     """Returns the first token."""
     del context
     return x[:, 0]
-
-
-class Mean(nn.Module):
-  """The mean of the patches: [B, T, D] -> [B, D].
-
-  Attributes:
-    norm_after: Whether the model's last norm follows the mean, in place of
-      preceding it (MAE's fine-tuning, arXiv:2111.06377, its code).
-  """
-
-  norm_after: Annotated[bool, fields.FITTED] = False
-
-  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-    """Returns the mean of tokens that are no padding.
-
-    For S images in a sequence it is [B, S, D], 0 for missing images.
-    """
-    patches = x[:, context.prefix :]
-    if context.attended is None and context.sizes is None:
-      return patches.mean(axis=1)
-    return embedding.weighted_mean(patches, packing.weights(context))
 
 
 class Linear(nn.Module):
@@ -409,31 +365,19 @@ class Linear(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns logits; of features [B, 2, D], [B, 2, num_classes]."""
-    starts = initializers_lib.INITIALIZERS[self.initializers]
     scope: Any = self.scope  # a parent, which Linen's types do not allow
-    beside = scope.parent
-    if self.pre_logits:
-      layer = nn.Dense(
-        self.pre_logits,
-        kernel_init=starts.kernel,
-        parent=beside.push('pre_logits'),
-      )
-      x = nn.tanh(layer(x))
+    if self.pre_logits or self.norm != 'none':
+      x = registry.wing('vit_jax.models.parts.heads:before')(self, x, context)
     if not self.num_classes:
       return x
-    if self.norm == 'batch':
-      norm = projection.StoredBatchNorm(
-        affine=False, epsilon=1e-6, parent=beside.push('head_norm')
-      )
-      x = norm(x, train=context.train)
     dense = functools.partial(
       nn.Dense,
       self.num_classes,
-      kernel_init=starts.head,
+      kernel_init=initializers_lib.INITIALIZERS[self.initializers].head,
       bias_init=nn.initializers.constant(self.bias),
     )
     head = dense(parent=scope)
     if x.ndim == _ndim(context):
       return head(x)
-    second = dense(parent=beside.push('head_distillation'))
+    second = dense(parent=scope.parent.push('head_distillation'))
     return jnp.stack([head(x[:, 0]), second(x[:, 1])], axis=1)

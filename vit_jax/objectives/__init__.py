@@ -314,8 +314,7 @@ def of_run(
   fill_options(config)  # a run of an earlier version lacks some
   known = _trained_features(loaded)
   for feature in known.values():
-    if isinstance(feature, features_lib.Text):
-      feature.check_vocabulary()
+    feature.check_vocabulary()
   made = create(config, known if features is None else features)
   trunk = loaded.preprocess.trunk
   return made, whole.joined(loaded.params, trunk, loaded.beside)

@@ -196,12 +196,17 @@ class Objective(abc.ABC):
         volumes; None: they differ.
     """
     crop = config_lib.sides(config.data.image_size)
-    image = features_lib.Image(size)
+    image: features_lib.Feature = features_lib.Image(size)
     if len(crop) == 3:
-      channels = config.data.channels
-      there: Any = size or crop
-      image = features_lib.Volume(there, channels, fixed=size is not None)
-    found: dict[str, features_lib.Feature] = {'image': image}
+      image = features_lib.from_dict(
+        {
+          'kind': 'Volume',
+          'size': size or crop,
+          'channels': config.data.channels,
+          'fixed': size is not None,
+        }
+      )
+    found = {'image': image}
     if cls.target:
       name, kind = cls.target
       names = tuple(map(str, range(config.model.num_classes)))

@@ -25,8 +25,10 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import features as features_lib
+from vit_jax.data import text_kind
 from vit_jax.data import tokenizers
 from vit_jax.data import vocabularies
+from vit_jax.models import describing
 from vit_jax.models import layouts
 from vit_jax.models import registry
 from vit_jax.models import text
@@ -58,7 +60,7 @@ _SHARED = (
 class Contrastive(towers_lib.Towers, base.Objective):
   """Learns which caption belongs to which image."""
 
-  target: ClassVar = (_FEATURE, features_lib.Text)
+  target: ClassVar = (_FEATURE, text_kind.Text)
   couples_examples: ClassVar[bool] = True
   caches_gradients: ClassVar[bool] = True
   options: ClassVar[Mapping[str, Any]] = {
@@ -101,7 +103,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
     super().__init__(config, features)
     self._options = options = config.objective.options
     found = features[_FEATURE]
-    assert isinstance(found, features_lib.Text)
+    assert isinstance(found, text_kind.Text)
     self.text = found
     self.model = model = _checked(self.model.clone(num_classes=0), config)
     images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
@@ -119,7 +121,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
   def _text_tower(self) -> text.TextTower:
     """Returns the text tower of the options, which computes as the image's."""
     options, feature = self._options, self.text
-    image_tower = registry.values_of(self.model)
+    image_tower = describing.values_of(self.model)
     return registry.build_model(
       text.TextTower,
       hidden_size=options.text_width,
@@ -198,7 +200,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
     length, vocabulary = tokenizers.sizes(name, config.data.text_length)
     return {
       'image': features_lib.Image(size),
-      _FEATURE: features_lib.Text(length, vocabulary, name),
+      _FEATURE: text_kind.Text(length, vocabulary, name),
     }
 
   @classmethod
@@ -317,7 +319,7 @@ def limited(log_scale: jax.Array, largest: float) -> jax.Array:
   return _limited(log_scale, math.log(largest)) if largest else log_scale
 
 
-def _end_token(feature: features_lib.Text) -> int:
+def _end_token(feature: text_kind.Text) -> int:
   """Returns the number of the token that ends a text."""
   if not feature.digest:  # a plan, which opens no vocabulary
     return 0

@@ -13,7 +13,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data.host import geometry
-from vit_jax.models import embedding
+from vit_jax.models import inputs
 from vit_jax.models import vit
 from vit_jax.objectives import flexible
 
@@ -82,8 +82,8 @@ class CropTrunk:
         if name == 'local':
           where = 'objective.options.local_size'
         raise config_lib.UserError(
-          f'config.{where} gives crops of {embedding.times(size)} pixels, which'
-          f' patches of {embedding.times(patch)} do not fill: choose a multiple'
+          f'config.{where} gives crops of {inputs.times(size)} pixels, which'
+          f' patches of {inputs.times(patch)} do not fill: choose a multiple'
           ' of these'
         )
 

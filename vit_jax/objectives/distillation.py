@@ -12,11 +12,11 @@ import numpy as np
 import optax
 
 from vit_jax import config as config_lib
-from vit_jax import models
 from vit_jax import weights
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
 from vit_jax.data.host import levels
+from vit_jax.models import describing
 from vit_jax.objectives import base
 from vit_jax.objectives import classification
 from vit_jax.objectives import losses
@@ -48,7 +48,7 @@ class Distillation(classification.Classification):
     self._normalization = config_lib.normalization(config)
     self._teacher = _load(config.objective.teacher, self.image_shape[:2])
     self._check_teacher(config)
-    self._teacher_model = models.with_keys(
+    self._teacher_model = describing.with_keys(
       self._teacher.model, dtype=jnp.dtype(config.train.dtype)
     )
 

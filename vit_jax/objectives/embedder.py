@@ -19,7 +19,6 @@ import ml_collections
 import numpy as np
 
 from vit_jax import data
-from vit_jax import models
 from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.config import UserError
@@ -27,6 +26,7 @@ from vit_jax.data import features as features_lib
 from vit_jax.evaluation import embedded
 from vit_jax.evaluation import loaded as loaded_lib
 from vit_jax.evaluation import zero_shot
+from vit_jax.models import describing
 from vit_jax.models import projection
 from vit_jax.objectives import contrastive
 from vit_jax.objectives import towers as towers_lib
@@ -98,7 +98,7 @@ class Embedder:
     model = self._loaded.model
     how = [
       self._loaded.preprocess.to_config().data.to_dict(),
-      models.config_values(model),
+      describing.config_values(model),
       jnp.dtype(model.dtype).name,
     ]
     found.update(json.dumps(how, default=str).encode())

@@ -23,7 +23,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.models import embedding
+from vit_jax.models import inputs
 from vit_jax.models import registry
 from vit_jax.models import vit
 from vit_jax.models.parts import positions as positions_lib
@@ -93,8 +93,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       n % p for n, p in zip(image, patch, strict=False)
     ):
       raise config_lib.UserError(
-        f'config.{key}: a patch of {embedding.times(patch)} does not divide'
-        f' config.data.image_size, {embedding.times(image)}: leave it out'
+        f'config.{key}: a patch of {inputs.times(patch)} does not divide'
+        f' config.data.image_size, {inputs.times(image)}: leave it out'
       )
   known = sizes(config)
   if len(set(known)) < len(known):

@@ -17,6 +17,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.models import decoder
+from vit_jax.models import describing
 from vit_jax.models import embedding
 from vit_jax.models import layouts
 from vit_jax.models import registry
@@ -323,7 +324,7 @@ def _decoder(
   model: vit.ViT, options: ml_collections.ConfigDict, outputs: int
 ) -> decoder.Decoder:
   """Returns the decoder, whose layers compute as the trunk's."""
-  width, trunk = options.decoder_width, registry.values_of(model)
+  width, trunk = options.decoder_width, describing.values_of(model)
   return registry.build_model(
     decoder.Decoder,
     hidden_size=width,

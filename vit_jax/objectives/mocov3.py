@@ -204,10 +204,7 @@ class MoCoV3(base.Objective):
 
   def foreign(self, format_name: str) -> whole.Whole | None:
     """Returns how the authors' files, under timm's names, have the heads."""
-    if format_name != 'timm':
-      return None
-    options = self._options
-    return moco.whole_of(options.projector_layers, options.predictor_layers)
+    return moco.WHOLE if format_name == 'timm' else None
 
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
     """Returns the features [B, D] of the base encoder."""

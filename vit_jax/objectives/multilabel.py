@@ -11,6 +11,7 @@ import optax
 
 from vit_jax import config as config_lib
 from vit_jax.data import features as features_lib
+from vit_jax.data import target_kinds
 from vit_jax.evaluation import metrics as metrics_lib
 from vit_jax.objectives import base
 
@@ -22,7 +23,7 @@ class Multilabel(base.Objective):
   precision-recall curve, averaged over the classes that occur.
   """
 
-  target: ClassVar = ('labels', features_lib.MultiLabel)
+  target: ClassVar = ('labels', target_kinds.MultiLabel)
   metrics: ClassVar[Mapping[str, str]] = {
     'map': 'max',
     'average_precision/': 'max',

@@ -14,6 +14,7 @@ import optax
 from vit_jax import config as config_lib
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
+from vit_jax.data import target_kinds
 from vit_jax.evaluation import metrics as metrics_lib
 from vit_jax.objectives import base
 
@@ -29,7 +30,7 @@ class Regression(base.Objective):
   reported in the units of the data.
   """
 
-  target: ClassVar = ('numbers', features_lib.Number)
+  target: ClassVar = ('numbers', target_kinds.Number)
   metrics: ClassVar[Mapping[str, str]] = {
     'r2': 'max',
     'mean_absolute_error': 'min',

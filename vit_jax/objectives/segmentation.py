@@ -20,6 +20,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import features as features_lib
+from vit_jax.data import target_kinds
 from vit_jax.evaluation import segments as segments_lib
 from vit_jax.evaluation import windows
 from vit_jax.models import maps
@@ -67,7 +68,7 @@ class Segmentation(base.Objective):
   Volumes larger than the model's input are evaluated by windows that overlap.
   """
 
-  target: ClassVar = (_FEATURE, features_lib.SegmentationMap)
+  target: ClassVar = (_FEATURE, target_kinds.SegmentationMap)
   couples_examples: ClassVar[bool] = True
   reads_layers: ClassVar[bool] = True
   reads_patches: ClassVar[bool] = True
@@ -143,7 +144,7 @@ class Segmentation(base.Objective):
     self._window = self.image_shape[:-1]
     self._layers = _layers(self.model, config)
     feature = features[_FEATURE]
-    assert isinstance(feature, features_lib.SegmentationMap)
+    assert isinstance(feature, target_kinds.SegmentationMap)
     self._ignore, self._classes = feature.ignore, len(feature.classes)
     self._weights = tuple(options.class_weights) or None
     if self._weights and len(self._weights) != self._classes:

@@ -13,8 +13,9 @@ import numpy as np
 from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.config import UserError
-from vit_jax.data import features as features_lib
+from vit_jax.data import given
 from vit_jax.data import scans
+from vit_jax.data import target_kinds
 from vit_jax.evaluation import windows
 from vit_jax.plots import tiles
 
@@ -110,7 +111,7 @@ class Segmenter:
       lambda params, images: objective.outputs(params, {'image': images})
     )
     feature = objective.features['map']
-    assert isinstance(feature, features_lib.SegmentationMap)
+    assert isinstance(feature, target_kinds.SegmentationMap)
     self.classes, self.ignore = feature.classes, feature.ignore
 
   def __call__(
@@ -129,7 +130,7 @@ class Segmenter:
     """
     if self.takes_volumes:
       return self._of_scan(image)
-    stored, inputs = self._preprocess.covering(image, where)
+    stored, inputs = given.covering(self._preprocess, image, where)
     if self._how.averages:
       found = windows.multi_scale(
         self._slide, inputs, self._how.scales, self._how.flip
@@ -141,7 +142,7 @@ class Segmenter:
 
   def _of_scan(self, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns a scan's places as grey, and its map."""
-    stored, header = self._preprocess.volume(path)
+    stored, header = scans.read_volume(path, self._preprocess)
     labels = windows.labels(
       self._logits,
       self._preprocess.normalized(stored),

@@ -31,6 +31,7 @@ from vit_jax.models import embedding
 from vit_jax.models import encoder
 from vit_jax.models import initializers
 from vit_jax.models import vit
+from vit_jax.models.parts import as_class
 from vit_jax.objectives import base
 
 
@@ -101,7 +102,7 @@ class Tokenizer(base.Objective):
     self._head = nn.Dense(
       options.tokens, kernel_init=starts.kernel, dtype=trunk.dtype
     )
-    self._decoder: Decoder = context_lib.as_class(
+    self._decoder: Decoder = as_class(
       trunk,
       Decoder,
       depth=options.decoder_depth,

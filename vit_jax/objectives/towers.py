@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.config import UserError
-from vit_jax.data import features as features_lib
+from vit_jax.data import text_kind
 from vit_jax.data import tokenizers
 from vit_jax.models import two_towers
 from vit_jax.weights import quantized
@@ -40,7 +40,7 @@ class Towers:
   """
 
   towers: two_towers.TwoTowers
-  text: features_lib.Text
+  text: text_kind.Text
 
   def outputs(
     self, params: Any, batch: dict[str, jax.Array]
@@ -102,7 +102,7 @@ class Towers:
 class _OfFile(Towers):
   """The towers of a file of another program."""
 
-  def __init__(self, read: files.Towers, text: features_lib.Text):
+  def __init__(self, read: files.Towers, text: text_kind.Text):
     self.towers, self.text = read.model, text
 
 
@@ -139,7 +139,7 @@ def of_file(loaded: 'weights.Loaded') -> tuple[Towers, Any] | None:
   return _OfFile(read, _text(path, read.model.text)), params
 
 
-def _text(path: pathlib.Path, tower: Any) -> features_lib.Text:
+def _text(path: pathlib.Path, tower: Any) -> text_kind.Text:
   """Returns the feature of texts, with the vocabulary beside a file."""
   folder = path if path.is_dir() else path.parent
   there = [name for name in _VOCABULARIES if (folder / name).is_file()]
@@ -156,6 +156,6 @@ def _text(path: pathlib.Path, tower: Any) -> features_lib.Text:
       f' of {path} {tower.vocabulary:,}: bring the vocabulary of this'
       ' checkpoint'
     )
-  return features_lib.Text(
+  return text_kind.Text(
     made.length, made.vocabulary, name, tokenizers.digest(name)
   )

@@ -26,10 +26,6 @@ from vit_jax.config import UserError
 if TYPE_CHECKING:
   import jax
 
-# On CPUs each device would run independent collectives concurrently, in any
-# order, on threads that all devices share. With too few threads that is a
-# deadlock.
-_IN_ORDER = {'xla_cpu_enable_concurrency_optimized_scheduler': False}
 # TPUs' compiler would multiply by each part of a kernel as it arrives, to hide
 # the exchange: with FSDP among 8, the activations are read and written 8 times.
 # Here is the size in MiB from which on it does.
@@ -187,19 +183,12 @@ def peak_flops(device: 'jax.Device') -> float | None:
   return None if hardware is None else hardware.peak_flops
 
 
-def compiler_options(mesh: 'jax.sharding.Mesh') -> dict[str, Any]:
-  """Returns XLA's options for programs on a mesh; {} for one device.
+def tpu_options(device: 'jax.Device') -> dict[str, Any]:
+  """Returns XLA's options for programs on several TPUs.
 
-  With VIT_JAX_SPARSE_CORES=0 in the environment, TPUs do not use SparseCores.
+  With VIT_JAX_SPARSE_CORES=0 in the environment, they do not use SparseCores.
   """
-  device = mesh.devices.flat[0]
-  if mesh.size == 1:
-    return {}
-  if device.platform == 'cpu':
-    return dict(_IN_ORDER)
-  if device.platform != 'tpu':
-    return {}
   hardware = of_device(device)
-  offload = hardware is not None and hardware.sparse_cores
-  offload = offload and os.environ.get('VIT_JAX_SPARSE_CORES') != '0'
-  return _WHOLE_KERNELS | (_SPARSE_CORES if offload else {})
+  offloads = hardware is not None and hardware.sparse_cores
+  offloads = offloads and os.environ.get('VIT_JAX_SPARSE_CORES') != '0'
+  return _WHOLE_KERNELS | (_SPARSE_CORES if offloads else {})

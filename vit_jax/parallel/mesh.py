@@ -27,6 +27,10 @@ AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
 # Axes that split a dimension of a module's output that its `split` names.
 _SPLITS = {'experts': 'fsdp', 'others': 'data'}
+# On CPUs each device would run independent collectives concurrently, in any
+# order, on threads that all devices share. With too few threads that is a
+# deadlock.
+_IN_ORDER = {'xla_cpu_enable_concurrency_optimized_scheduler': False}
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -124,6 +128,29 @@ def make_mesh(
 def _place_of(device: jax.Device) -> tuple[int, int, int]:
   slice_index = getattr(device, 'slice_index', None) or 0  # TPUs have it
   return slice_index, device.process_index, device.id
+
+
+def compiler_options(mesh: Mesh) -> dict[str, Any]:
+  """Returns XLA's options for programs on a mesh; {} for one device."""
+  device = mesh.devices.flat[0]
+  if mesh.size > 1 and device.platform == 'cpu':
+    return dict(_IN_ORDER)
+  if mesh.size > 1 and device.platform == 'tpu':
+    options = config_lib.wing('vit_jax.parallel.hardware:tpu_options')
+    return dict(options(device))
+  return {}
+
+
+def peak_flops(mesh: Mesh) -> float | None:
+  """Returns the peak of all devices' bfloat16 matrix products, in FLOP/s.
+
+  Returns None if their maker states none, as for CPUs.
+  """
+  device = mesh.devices.flat[0]
+  if device.platform == 'cpu':
+    return None
+  peak = config_lib.wing('vit_jax.parallel.hardware:peak_flops')(device)
+  return peak and float(peak * mesh.size)
 
 
 def batch_sharding(mesh: Mesh, stacked: bool = False) -> NamedSharding:

@@ -11,17 +11,22 @@ spec has one entry for each dimension: None, the name of an axis, or several
 names. Where layers are scanned, the stacked dimension is not split. The
 optimizer's state and the moving average are sharded like their parameters.
 
-Where `fsdp` does not divide the dimension that a default rule names, it splits
-the largest other one that it divides, as in big_vision's rule for FSDP
-(`big_vision/sharding.py`); if there is none, the parameter is replicated.
+An axis need not divide the dimension that a default rule names. `fsdp` then
+splits the largest other dimension that it divides, as in big_vision's rule for
+FSDP (`big_vision/sharding.py`). `tensor` splits no other one: a part of a head
+would take a reduction within the attention. An axis that splits no dimension
+leaves the parameter whole, and `unsplit` says so in the log. Only a rule of the
+config must fit as it is written.
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import itertools
 import math
 import re
+from types import EllipsisType
 from typing import Any
 
 import jax
@@ -32,24 +37,22 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import tables
 from vit_jax.parallel import mesh as mesh_lib
 
 Entry = str | tuple[str, ...] | None
 Spec = tuple[Entry, ...]
 
-_DEFAULT = 'the default rule'
-_CONVOLUTION: Spec = (None, None, None, 'fsdp')
-# `fsdp` splits the largest dimension that it divides.
-_BY_SHAPE: Spec = ('by shape',)
+# `...` at the start of a spec stands for dimensions that are not split.
+_Rule = tuple[Entry | EllipsisType, ...]
 
-# The first rule that matches wins. Where none does, `_BY_SHAPE` splits arrays
-# of several dimensions, as those of a user's own parts, and vectors are
-# replicated. `tensor` splits the first matrix of an MLP by columns and the
-# second by rows, so that one reduction per MLP is enough (Megatron-LM, section
-# 3); likewise qkv and the output of attention, by heads. It does not split the
-# classifier's head, since it need not divide the number of classes.
-DEFAULT_RULES: tuple[tuple[str, Spec], ...] = (
+# The first rule that matches wins. Where none does, or where the rule has other
+# dimensions (a user's part may reuse a path), `fsdp` splits the largest
+# dimension of an array of several, and vectors are replicated. `tensor` splits
+# the first matrix of an MLP by columns and the second by rows, so that one
+# reduction per MLP is enough (Megatron-LM, section 3); likewise qkv and the
+# output of attention, by heads. It does not split the classifier's head, since
+# it need not divide the number of classes.
+DEFAULT_RULES: tuple[tuple[str, _Rule], ...] = (
   (r'attention/qkv/kernel$', ('fsdp', None, 'tensor', None)),  # [D, 3, H, K]
   (r'attention/qkv/bias$', (None, 'tensor', None)),
   (r'(attention|map_head)/out/kernel$', ('tensor', None, 'fsdp')),  # [H, K, D]
@@ -70,9 +73,9 @@ DEFAULT_RULES: tuple[tuple[str, Spec], ...] = (
   (r'mlp/down/kernel$', ('tensor', 'fsdp')),
   (r'(head|head_distillation|pre_logits|output)/kernel$', ('fsdp', None)),
   (r'(^|/)token_embedding$', (None, 'fsdp')),  # [K + 1, D]
-  # [P, P, C, D], and convolutions [h, w, C, D].
-  (r'(patch_embedding|conv\d*|conv_proj)/kernel$', _CONVOLUTION),
-  (r'(^|_)(position_embedding|tokens?)$', (None, None, 'fsdp')),  # [1, T, D]
+  # [P, P, C, D], and convolutions [h, w, C, D] and [d, h, w, C, D].
+  (r'(patch_embedding|conv\d*|conv_proj)/kernel$', (..., 'fsdp')),
+  (r'(^|_)(position_embedding|tokens?)$', (..., 'fsdp')),  # [1, T, D]
 )
 
 
@@ -121,11 +124,6 @@ def entry_axes(entry: Any) -> tuple[str, ...]:
   return tuple(entry) if isinstance(entry, tuple | list) else (entry,)
 
 
-def _ways(entry: Entry, sizes: Mapping[str, int]) -> int:
-  """Returns the number of shards into which an entry splits its dimension."""
-  return math.prod(sizes[axis] for axis in entry_axes(entry))
-
-
 @dataclasses.dataclass(frozen=True)
 class ParamSharding:
   """The sharding of one parameter.
@@ -134,14 +132,13 @@ class ParamSharding:
     shape: The shape of the whole parameter.
     spec: One entry for each dimension; () if it is replicated.
     bytes_per_device: The size of one device's shard.
-    lacks_fsdp: Whether a default rule splits it by `fsdp`, which divides none
-      of its dimensions.
+    unsplit: Axes of its default rule that divide no dimension for it.
   """
 
   shape: tuple[int, ...]
   spec: Spec
   bytes_per_device: int
-  lacks_fsdp: bool = False
+  unsplit: frozenset[str] = frozenset()
 
 
 def shard_params(
@@ -158,20 +155,36 @@ def shard_params(
     The sharding of each parameter by its path.
 
   Raises:
-    UserError: A rule of the config matches nothing or does not fit, or another
-      axis than `fsdp` does not divide a dimension of a parameter.
+    UserError: A rule of the config matches nothing or does not fit.
   """
   shardings: dict[str, ParamSharding] = {}
-  used: set[str] = set()  # the rules that matched
+  used: set[int | None] = set()  # the rules that matched
   for name, x in leaves(params).items():
     shape = tuple(x.shape)
-    spec, rule, lacks_fsdp = _spec(config, sizes, name, shape)
-    used.add(rule)
-    ways = math.prod(_ways(entry, sizes) for entry in spec)
-    size = math.prod(shape) * np.dtype(x.dtype).itemsize
-    shardings[name] = ParamSharding(shape, spec, size // ways, lacks_fsdp)
+    layers = _unrolled(name, shape)
+    numbers = {_config_rule(config, layer) for layer in layers}
+    if len(numbers) > 1:
+      raise config_lib.UserError(
+        f'config.mesh.rules treat the layers of {name} differently, but they'
+        ' are one array: let a pattern match all of them, or set'
+        ' config.model.scan=False'
+      )
+    used |= numbers
+    (number,) = numbers
+    stacked = () if layers == [name] else (None,)
+    inner = shape[len(stacked) :]
+    unsplit: frozenset[str] = frozenset()
+    if number is None:
+      spec, unsplit = _default_spec(layers[0], inner, config.min_size, sizes)
+    else:
+      spec = _config_spec(config, number, layers[0], inner, sizes)
+    axes = [[a for a in entry_axes(e) if sizes[a] > 1] for e in spec]
+    spec = (*stacked, *map(_entry, axes)) if any(axes) else ()
+    shards = math.prod(sizes[a] for a in itertools.chain(*axes))
+    size = math.prod(shape) * np.dtype(x.dtype).itemsize // shards
+    shardings[name] = ParamSharding(shape, spec, size, unsplit)
   for i, (pattern, _) in enumerate(config.rules):
-    if f'config.mesh.rules[{i}]' not in used:
+    if i not in used:
       raise config_lib.UserError(
         f'config.mesh.rules[{i}] {pattern!r} matches no parameter that no rule'
         f' before it matches; there are {config_lib.some(list(shardings), 6)}'
@@ -179,130 +192,79 @@ def shard_params(
   return shardings
 
 
-def _spec(
+def _config_rule(config: ml_collections.ConfigDict, name: str) -> int | None:
+  """Returns the number of the rule of the config for an unrolled parameter."""
+  matches = (
+    i for i, (pattern, _) in enumerate(config.rules) if re.search(pattern, name)
+  )
+  return next(matches, None)
+
+
+def _config_spec(
   config: ml_collections.ConfigDict,
-  sizes: Mapping[str, int],
+  number: int,
   name: str,
   shape: tuple[int, ...],
-) -> tuple[Spec, str, bool]:
-  """Returns a parameter's spec, its rule, and whether it lacks `fsdp`."""
-  layers = _unrolled(name, shape)
-  found = {_rule(config, layer) for layer in layers}
-  if len(found) > 1:
-    raise config_lib.UserError(
-      f'config.mesh.rules treat the layers of {name} differently, but they are'
-      ' one array: let a pattern match all of them, or set'
-      ' config.model.scan=False'
-    )
-  ((spec, rule),) = found
-  is_stacked = layers != [name]
-  layer_shape = shape[1:] if is_stacked else shape
-  if math.prod(layer_shape) < config.min_size and rule == _DEFAULT:
-    spec = ()
-  if rule == _DEFAULT and spec == _CONVOLUTION and len(layer_shape) == 5:
-    spec = (None, *spec)  # [d, h, w, C, D], of volumes
-  # An array of a user's own part may have the path of one of ours.
-  is_other = rule == _DEFAULT and spec and len(spec) != len(layer_shape)
-  if spec == _BY_SHAPE or is_other:
-    spec = _by_shape(layer_shape)
-  lacks_fsdp = False
-  if rule == _DEFAULT and len(spec) == len(layer_shape):
-    fitted = _with_fsdp(layer_shape, spec, sizes)
-    lacks_fsdp = _has_fsdp(spec) and not _has_fsdp(fitted)
-    spec = fitted
-  _check_fits(layers[0], layer_shape, spec, sizes, rule)
-  spec = _only_split(spec, sizes)
-  return (None, *spec) if spec and is_stacked else spec, rule, lacks_fsdp
-
-
-def _by_shape(shape: tuple[int, ...]) -> Spec:
-  """Returns a spec that splits the largest dimension; () of a vector."""
-  if len(shape) < 2:
-    return ()
-  largest = shape.index(max(shape))
-  return tuple('fsdp' if i == largest else None for i in range(len(shape)))
-
-
-def _has_fsdp(spec: Spec) -> bool:
-  return any('fsdp' in entry_axes(entry) for entry in spec)
-
-
-def _with_fsdp(
-  shape: tuple[int, ...], spec: Spec, sizes: Mapping[str, int]
+  sizes: Mapping[str, int],
 ) -> Spec:
-  """Moves `fsdp` to a dimension that it divides, or leaves it out.
-
-  It stays where it divides the dimension. Otherwise the largest dimension that
-  no other axis splits comes first.
-  """
-  others = [
-    tuple(axis for axis in entry_axes(entry) if axis != 'fsdp')
-    for entry in spec
-  ]
-
-  def is_divided(i: int) -> bool:
-    return shape[i] % (_ways(others[i], sizes) * sizes['fsdp']) == 0
-
-  named = [i for i, entry in enumerate(spec) if 'fsdp' in entry_axes(entry)]
-  if not named or is_divided(named[0]):
-    return spec
-  order = sorted(
-    range(len(shape)), key=lambda i: (_ways(others[i], sizes), -shape[i])
-  )
-  chosen = next((i for i in order if is_divided(i)), None)
-  return tuple(
-    _entry((*axes, 'fsdp') if i == chosen else axes)
-    for i, axes in enumerate(others)
-  )
-
-
-def _rule(config: ml_collections.ConfigDict, name: str) -> tuple[Spec, str]:
-  """Returns the spec of an unrolled parameter, and the rule that gives it."""
-  for i, (pattern, spec) in enumerate(config.rules):
-    if re.search(pattern, name):
-      return tuple(spec), f'config.mesh.rules[{i}]'
-  specs = (spec for pattern, spec in DEFAULT_RULES if re.search(pattern, name))
-  return next(specs, _BY_SHAPE), _DEFAULT
-
-
-def _only_split(spec: Spec, sizes: Mapping[str, int]) -> Spec:
-  """Leaves out the axes of size 1; returns () if nothing is left."""
-  entries = [
-    tuple(axis for axis in entry_axes(entry) if sizes[axis] > 1)
-    for entry in spec
-  ]
-  return tuple(map(_entry, entries)) if any(entries) else ()
-
-
-def _entry(axes: tuple[str, ...]) -> Entry:
-  """Returns the entry that names some axes."""
-  return axes if len(axes) > 1 else axes[0] if axes else None
-
-
-def _check_fits(
-  name: str,
-  shape: tuple[int, ...],
-  spec: Spec,
-  sizes: Mapping[str, int],
-  where: str,
-) -> None:
-  """Raises a UserError if a spec does not fit a parameter."""
+  """Returns the spec of a rule of the config; a UserError: it does not fit."""
+  spec = tuple(config.rules[number][1])
+  label = f'config.mesh.rules[{number}] for {name}'
   if spec and len(spec) != len(shape):
     raise config_lib.UserError(
-      f'{where} for {name} has {len(spec)} entries, but its shape is'
-      f' {list(shape)}: write one for each dimension'
+      f'{label} has {len(spec)} entries, but its shape is {list(shape)}: write'
+      ' one for each dimension'
     )
   for size, entry in zip(shape, spec, strict=False):
-    ways = _ways(entry, sizes)
-    if size % ways:
+    if size % _ways(entry, sizes):
       by = ' x '.join(f'{axis}={sizes[axis]}' for axis in entry_axes(entry))
-      whole = ', '.join(['None'] * len(shape)) + ',' * (len(shape) == 1)
-      pattern = re.sub(r'^.*\bblocks_\d+/', '', name)
       raise config_lib.UserError(
-        f'config.mesh: {by} does not divide {size} of {name} {list(shape)}'
-        f' ({where}: {spec}); choose another size, or keep such parameters'
-        f' whole: --config.mesh.rules="((\'{pattern}$\', ({whole})),)"'
+        f'{label}: {by} does not divide {size} of {list(shape)}: write None for'
+        ' this dimension, or choose another config.mesh'
       )
+  return spec
+
+
+def _default_spec(
+  name: str, shape: tuple[int, ...], min_size: int, sizes: Mapping[str, int]
+) -> tuple[Spec, frozenset[str]]:
+  """Returns the spec of a default rule, and the axes that it cannot use."""
+  if math.prod(shape) < min_size:
+    return (), frozenset()
+  matches = (rule for key, rule in DEFAULT_RULES if re.search(key, name))
+  rule = next(matches, ())
+  if rule[:1] == (...,):
+    rule = (*[None] * (len(shape) - len(rule) + 1), *rule[1:])
+  if len(rule) != len(shape):
+    largest = shape.index(max(shape)) if len(shape) > 1 else None
+    rule = tuple('fsdp' if i == largest else None for i in range(len(shape)))
+  named = [entry_axes(entry) for entry in rule]
+  axes = [
+    tuple(a for a in entry if a != 'fsdp' and not size % sizes[a])
+    for size, entry in zip(shape, named, strict=True)
+  ]
+  if any('fsdp' in entry for entry in named):
+    # First the dimension of the rule, then those that no other axis splits,
+    # from the largest on.
+    def rank(i: int) -> tuple[bool, int, int]:
+      return 'fsdp' not in named[i], _ways(axes[i], sizes), -shape[i]
+
+    for i in sorted(range(len(shape)), key=rank):
+      if shape[i] % (_ways(axes[i], sizes) * sizes['fsdp']) == 0:
+        axes[i] = (*axes[i], 'fsdp')
+        break
+  unsplit = {*itertools.chain(*named)} - {*itertools.chain(*axes)}
+  return tuple(map(_entry, axes)), frozenset(unsplit)
+
+
+def _ways(entry: Entry, sizes: Mapping[str, int]) -> int:
+  """Returns the number of shards into which an entry splits its dimension."""
+  return math.prod(sizes[axis] for axis in entry_axes(entry))
+
+
+def _entry(axes: Sequence[str]) -> Entry:
+  """Returns the entry that names some axes."""
+  return tuple(axes) if len(axes) > 1 else axes[0] if axes else None
 
 
 def _unrolled(name: str, shape: tuple[int, ...]) -> list[str]:
@@ -352,16 +314,16 @@ def tree_shardings(
     tree: Arrays or their shapes.
   """
 
-  def of_array(path: tuple[Any, ...], x: Any) -> NamedSharding:
+  def array_sharding(path: tuple[Any, ...], x: Any) -> NamedSharding:
     parts = path_name(path).split('/')
     for start in range(len(parts)):
-      found = shardings.get('/'.join(parts[start:]))
-      if found is not None:
-        spec = found.spec if found.shape == tuple(x.shape) else ()
+      param = shardings.get('/'.join(parts[start:]))
+      if param is not None:
+        spec = param.spec if param.shape == tuple(x.shape) else ()
         return NamedSharding(mesh, PartitionSpec(*spec))
     return mesh_lib.replicated(mesh)
 
-  return jax.tree_util.tree_map_with_path(of_array, tree)
+  return jax.tree_util.tree_map_with_path(array_sharding, tree)
 
 
 def bytes_per_device(tree: Any) -> int:
@@ -372,56 +334,27 @@ def bytes_per_device(tree: Any) -> int:
   )
 
 
-def table(shardings: Mapping[str, ParamSharding]) -> tables.Table:
-  """Returns the shardings of parameters.
-
-  Layers with the same shardings share a row, `blocks_0..11`, which shows their
-  total bytes.
-  """
-  groups: dict[str, dict[str, ParamSharding]] = {}
-  for name, sharding in shardings.items():
-    top, rest = split_layer(name)
-    groups.setdefault(top, {})[rest] = sharding
-  rows: list[tuple[str | int, ...]] = []
-  tops = sorted(groups, key=_by_layer)
-  for group, run in itertools.groupby(tops, key=lambda top: groups[top]):
-    layers = list(run)
-    label = layers[0]
-    if len(layers) > 1:
-      label += f'..{layers[-1].rpartition("_")[2]}'
-    rows += [
-      (
-        f'{label}/{rest}'.rstrip('/'),
-        str(list(p.shape)),
-        ' '.join('+'.join(entry_axes(x)) or '.' for x in p.spec)
-        or 'on every device',
-        len(layers),
-        len(layers) * p.bytes_per_device,
-      )
-      for rest, p in group.items()
-    ]
-  names = 'parameter', 'shape', 'sharding', 'arrays', 'bytes a device'
-  return tables.Table(names, rows)
-
-
 def unsplit(
   shardings: Mapping[str, ParamSharding], sizes: Mapping[str, int]
 ) -> str:
-  """Returns a line on the parameters that `fsdp` does not split; '': it does.
+  """Returns a line on the parameters that an axis does not split; '': none.
 
   Args:
     shardings: From `shard_params`.
     sizes: The size of each axis of the mesh.
   """
-  names = [name for name, x in shardings.items() if x.lacks_fsdp]
-  if not names:
-    return ''
-  size = sum(shardings[name].bytes_per_device for name in names)
-  return (
-    f'config.mesh.fsdp={sizes["fsdp"]} divides no dimension of'
-    f' {config_lib.counted(len(names), "array")}, {size:,} bytes of which are'
-    f' on every device: {config_lib.some(names)}'
-  )
+  lines = []
+  for axis in mesh_lib.AXES:
+    names = [name for name, x in shardings.items() if axis in x.unsplit]
+    if names:
+      size = sum(shardings[name].bytes_per_device for name in names)
+      dimension = 'dimension' if axis == 'fsdp' else 'heads or hidden units'
+      lines.append(
+        f'config.mesh.{axis}={sizes[axis]} divides no {dimension} of'
+        f' {config_lib.counted(len(names), "array")}, {size:,} bytes of which'
+        f' are on every device: {config_lib.some(names)}'
+      )
+  return '; '.join(lines)
 
 
 def split_layer(name: str) -> tuple[str, str]:
@@ -429,8 +362,3 @@ def split_layer(name: str) -> tuple[str, str]:
   match = re.match(r'(?:.*?/)?blocks_\d+(?=/)', name)
   top = match[0] if match else name.partition('/')[0]
   return top, name[len(top) + 1 :]
-
-
-def _by_layer(top: str) -> tuple[str, int]:
-  stem, _, number = top.rpartition('_')
-  return (stem, int(number)) if number.isdecimal() else (top, -1)

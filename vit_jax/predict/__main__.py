@@ -139,16 +139,20 @@ def main(argv: list[str]) -> int:
   texts = _prompts()
   paths = image_files.find(argv[1:])
   loaded = cli.load(FLAGS)
-  from vit_jax.data import features
+  from vit_jax.data import input_kinds
   from vit_jax.objectives import segmenter  # imports jax
 
-  is_video = isinstance(loaded.preprocess.input, features.Video)
+  is_video = isinstance(loaded.preprocess.input, input_kinds.Video)
   paths = image_files.as_examples(paths, is_video)
   if segmenter.is_segmentation(loaded) and not texts:
     return _segment(loaded, paths)
-  given = window_flags.given(FLAGS) + ['--output'] * bool(_OUTPUT.value)
-  if given:
-    raise UserError(f'{given[0]} is for models of segmentation: leave it out')
+  segment_flags = window_flags.set_flags(FLAGS) + ['--output'] * bool(
+    _OUTPUT.value
+  )
+  if segment_flags:
+    raise UserError(
+      f'{segment_flags[0]} is for models of segmentation: leave it out'
+    )
   batch_size = min(_BATCH_SIZE.value, len(paths))
   names, predicts_numbers, answer = _answers(loaded, texts, batch_size)
   # The bar would be among the predictions if these go to the terminal, too.
@@ -202,7 +206,7 @@ def _answers(
   if texts:
     arguments = loaded, texts, _TOP.value, batch_size
     return texts, False, functools.partial(prompts.rank, *arguments)
-  head = predictions_lib.Head.of(loaded, _TOP.value)
+  head = predictions_lib.Head.from_loaded(loaded, _TOP.value)
   config = loaded.preprocess.to_config()
   config.train.batch_size = batch_size
   answer = functools.partial(predictions_lib.predict, loaded, head, config)
@@ -214,8 +218,8 @@ def _segment(loaded: Any, paths: Sequence[str]) -> int:
   from vit_jax.objectives import segmenter  # imports jax
   from vit_jax.predict import segments
 
-  how = segmenter.How(**window_flags.read(FLAGS))
-  segment = segmenter.Segmenter(loaded, how)
+  settings = segmenter.How(**window_flags.read(FLAGS))
+  segment = segmenter.Segmenter(loaded, settings)
   failed: list[UserError] = []
   report = image_files.reporter(failed)
   folder = pathlib.Path(_OUTPUT.value or 'maps')
@@ -233,10 +237,10 @@ def _segment(loaded: Any, paths: Sequence[str]) -> int:
 
 
 def _shares(
-  classes: Sequence[str], found: 'np.ndarray'
+  classes: Sequence[str], fractions: 'np.ndarray'
 ) -> list[writers.Prediction]:
   """Returns the shares of all classes; for people those that matter."""
-  pairs = enumerate(zip(classes, found.tolist(), strict=True))
+  pairs = enumerate(zip(classes, fractions.tolist(), strict=True))
   shares = [writers.Prediction(name, i, share) for i, (name, share) in pairs]
   if _FORMAT.value != 'table':
     return shares
@@ -261,7 +265,7 @@ def _draw(arguments: Sequence[str]) -> int:
   from vit_jax.weights import sampling
 
   sampling.check(loaded)
-  count, how = _SAMPLE.value or 1, (_TEMPERATURE.value, _SEED.value)
+  count, draw = _SAMPLE.value or 1, (_TEMPERATURE.value, _SEED.value)
 
   def as_tiles(images: 'np.ndarray') -> list[sheet.Tile]:
     pixels = tiles.pixels(loaded.preprocess, images)
@@ -269,7 +273,7 @@ def _draw(arguments: Sequence[str]) -> int:
 
   if _COMPLETE.value:
     images, drawn = sampling.complete(
-      loaded, loaded.preprocess(paths), count, *how
+      loaded, loaded.preprocess(paths), count, *draw
     )
     rows = []
     for image, completions in zip(images, drawn, strict=True):
@@ -282,7 +286,7 @@ def _draw(arguments: Sequence[str]) -> int:
       names=[os.path.basename(path) for path in paths],
     )
   else:
-    samples = as_tiles(sampling.sample(loaded, count, *how))
+    samples = as_tiles(sampling.sample(loaded, count, *draw))
     picture = sheet.draw(tiles.grouped([[x] for x in samples], _SAMPLE_COLUMNS))
   path = pathlib.Path(_OUTPUT.value or 'samples.png')
   paper.save(path, picture)

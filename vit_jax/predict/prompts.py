@@ -15,19 +15,19 @@ from vit_jax.evaluation import zero_shot
 from vit_jax.objectives import embedder as embedder_lib
 
 
-def split(given: str) -> list[str]:
+def split(text: str) -> list[str]:
   """Returns the prompts of --prompts.
 
   Raises:
     UserError: There are fewer than two, or one is empty.
   """
-  found = [prompt.strip() for prompt in given.split(',')]
-  if len(found) < 2 or not all(found):
+  prompts = [prompt.strip() for prompt in text.split(',')]
+  if len(prompts) < 2 or not all(prompts):
     raise UserError(
-      f'--prompts={given!r}: write at least two texts with commas between them,'
+      f'--prompts={text!r}: write at least two texts with commas between them,'
       " as --prompts='a photo of a cat,a photo of a dog'"
     )
-  return found
+  return prompts
 
 
 def rank(
@@ -55,8 +55,8 @@ def rank(
 
   def compare(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:
     images = zero_shot.image_features(objective, params, batch)['features']
-    found = objective.probabilities(params, images, texts)
-    probability, classes = jax.lax.top_k(found, count)
+    probabilities = objective.probabilities(params, images, texts)
+    probability, classes = jax.lax.top_k(probabilities, count)
     return {'top': classes, 'probability': probability}
 
   return embedder.applied(compare, {'image': features_lib.Image(None)}, batches)

@@ -36,7 +36,7 @@ def write(
   """
   folder.mkdir(parents=True, exist_ok=True)
   palette = style.label_colours(segment.classes)
-  seen: dict[str, int] = {}
+  stem_counts: dict[str, int] = {}
   names: set[str] = set()
   for path in paths:
     try:
@@ -45,7 +45,7 @@ def write(
       report(e)
       continue
     stem = pathlib.Path(scans.stem(path)).name
-    while (name := _numbered(stem, seen)) in names:
+    while (name := _numbered(stem, stem_counts)) in names:
       pass  # another image has this name by itself
     names.add(name)
     if segment.takes_volumes:
@@ -56,9 +56,9 @@ def write(
     yield path, counts / labels.size
 
 
-def _numbered(stem: str, seen: dict[str, int]) -> str:
+def _numbered(stem: str, stem_counts: dict[str, int]) -> str:
   """Returns the next name for a stem: `a`, then `a-2` and so on."""
-  seen[stem] = number = seen.get(stem, 0) + 1
+  stem_counts[stem] = number = stem_counts.get(stem, 0) + 1
   return stem if number == 1 else f'{stem}-{number}'
 
 

@@ -34,12 +34,12 @@ class Event(NamedTuple):
 
   Attributes:
     path: Path of the module, as `blocks_0/mlp`; '': the whole model.
-    when: 'input' or 'output'.
+    phase: 'input' or 'output'.
     by_example: Whether each value belongs to one example of the batch.
   """
 
   path: str
-  when: str
+  phase: str
   by_example: bool
 
 
@@ -87,7 +87,7 @@ class Findings:
 
 
 @flax.struct.dataclass
-class _Seen:
+class _Summary:
   """Values of arrays, by their names or by events, under jit."""
 
   names: tuple[Any, ...] = flax.struct.field(pytree_node=False)
@@ -97,8 +97,8 @@ class _Seen:
   def to_dict(self) -> dict[str, Values]:
     """Fetches them."""
     bad, largest = (np.asarray(x).tolist() for x in (self.bad, self.largest))
-    each = map(Values, bad, largest)
-    return dict(zip(self.names, each, strict=True))
+    summaries = map(Values, bad, largest)
+    return dict(zip(self.names, summaries, strict=True))
 
 
 def examine(
@@ -128,7 +128,8 @@ def examine(
   first = next((i for i, count in enumerate(bad) if count.any()), 0)
   drawn = choose(len(bad[first]), np.flatnonzero(bad[first]))
   images, index, targets = jax.jit(
-    lambda fed, rows, *others: (fed[rows], *others), out_shardings=everywhere
+    lambda fed, rows, *batch_rest: (fed[rows], *batch_rest),
+    out_shardings=everywhere,
   )(fed, np.array(drawn), batch['index'], targets)
   return Findings(
     events=trace.names,
@@ -151,13 +152,13 @@ def choose(
   """
   if count <= most:
     return list(range(count))
-  others = [i for i in range(count) if i not in set(marked)]
-  return [*sorted(marked), *others][:most]
+  unmarked = [i for i in range(count) if i not in set(marked)]
+  return [*sorted(marked), *unmarked][:most]
 
 
 def _forward(
   e: experiment_lib.Experiment, number: int
-) -> Callable[..., tuple[_Seen, jax.Array, Any]]:
+) -> Callable[..., tuple[_Summary, jax.Array, Any]]:
   """Returns a function that computes a step's loss and examines each module.
 
   Args:
@@ -178,7 +179,7 @@ def _forward(
 
   def run(
     params: Any, extra: Any, batch: objectives.Batch, step: jax.Array
-  ) -> tuple[_Seen, jax.Array, Any]:
+  ) -> tuple[_Summary, jax.Array, Any]:
     like = jax.eval_shape(objective.init, jax.random.key(0))
     params = layouts.relayout(params, like)
     extra = layouts.relayout(extra, jax.eval_shape(objective.init_extra, like))
@@ -199,7 +200,7 @@ def _forward(
     bad = mesh_lib.join_rows(trace.bad.swapaxes(1, 2)).T  # of [parts, E, ...]
     largest = trace.largest.max(axis=0)
     images, targets = jax.tree.map(mesh_lib.join_rows, fed)
-    return _Seen(trace.names, bad, largest), images, targets
+    return _Summary(trace.names, bad, largest), images, targets
 
   return run
 
@@ -247,14 +248,14 @@ class _Recorder:
     self._note(path, 'output', result)
     return result
 
-  def trace(self) -> _Seen:
+  def trace(self) -> _Summary:
     """Returns the recorded statistics."""
     shape = (self._batch_size,)
     bad = [jnp.broadcast_to(values.bad, shape) for values in self._values]
     largest = [values.largest.max() for values in self._values]
-    return _Seen(tuple(self._events), jnp.stack(bad), jnp.stack(largest))
+    return _Summary(tuple(self._events), jnp.stack(bad), jnp.stack(largest))
 
-  def _note(self, path: str, when: str, tree: Any) -> None:
+  def _note(self, path: str, phase: str, tree: Any) -> None:
     arrays = [
       x
       for x in jax.tree.leaves(tree)
@@ -263,19 +264,19 @@ class _Recorder:
     if not arrays:
       return
     by_example = all(x.ndim and len(x) == self._batch_size for x in arrays)
-    self._events.append(Event(path, when, by_example))
-    each = [_look(x, range(by_example, x.ndim)) for x in arrays]
+    self._events.append(Event(path, phase, by_example))
+    summaries = [_look(x, range(by_example, x.ndim)) for x in arrays]
     self._values.append(
       Values(
-        sum(values.bad for values in each),
-        functools.reduce(jnp.maximum, [values.largest for values in each]),
+        sum(values.bad for values in summaries),
+        functools.reduce(jnp.maximum, [values.largest for values in summaries]),
       )
     )
 
 
 def _backward(
   program: program_lib.Program,
-) -> Callable[..., dict[str, _Seen]]:
+) -> Callable[..., dict[str, _Summary]]:
   """Returns a function that examines a step's gradients and their effects.
 
   Returns:
@@ -286,7 +287,7 @@ def _backward(
     state: state_lib.TrainState,
     batch: objectives.Batch,
     step: jax.Array,
-  ) -> dict[str, _Seen]:
+  ) -> dict[str, _Summary]:
     _, _, update = train_step_lib.train_step(program.setup, state, batch, step)
     trees = {
       'parameters': state.params,
@@ -299,18 +300,18 @@ def _backward(
   return run
 
 
-def _by_path(tree: Any) -> _Seen:
+def _by_path(tree: Any) -> _Summary:
   names: list[str] = []
-  each = []
+  summaries = []
   for path, x in jax.tree_util.tree_leaves_with_path(tree):
     layers, is_stacked = layouts.layer_names(path, x)
     names += layers
-    each.append(_look(x, range(is_stacked, x.ndim)))
+    summaries.append(_look(x, range(is_stacked, x.ndim)))
   bad, largest = (
     jnp.concatenate([jnp.atleast_1d(x) for x in xs])
-    for xs in zip(*each, strict=True)
+    for xs in zip(*summaries, strict=True)
   )
-  return _Seen(tuple(names), bad, largest)
+  return _Summary(tuple(names), bad, largest)
 
 
 def _look(x: jax.Array, axes: range) -> Values:

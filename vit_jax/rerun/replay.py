@@ -20,7 +20,6 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import tables
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.plots import paper
@@ -33,8 +32,8 @@ from vit_jax.runs import restoring
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
-from vit_jax.train import fed
 from vit_jax.train import feed
+from vit_jax.train import model_inputs
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
 from vit_jax.weights import initial
@@ -139,11 +138,11 @@ def _repeat(
   step: int,
 ) -> tuple[state_lib.TrainState, dict[str, float]]:
   """Makes one update as the loop does; returns the state and the metrics."""
-  told = mesh_lib.on_each_device(
+  signals = mesh_lib.on_each_device(
     train_step_lib.BROKEN if batches.error else 0, e.program.mesh
   )
   program = e.program.variant(step - 1)
-  state, metrics = program.train_step(state, batch, np.int32(step - 1), told)
+  state, metrics = program.train_step(state, batch, np.int32(step - 1), signals)
   scalars = {name: float(x) for name, x in metrics.items()}
   if scalars.pop('signal') >= train_step_lib.BROKEN:
     raise batches.error or UserError(
@@ -230,7 +229,7 @@ def _causes(f: diagnose.Findings, metrics: Scalars) -> Iterator[dict[str, Any]]:
 
 def _place(event: diagnose.Event) -> dict[str, str]:
   """Returns the module that computed a value, and where in the module."""
-  if event.when == 'output':
+  if event.phase == 'output':
     return {'name': event.path or 'model', 'at': 'output'}
   if not event.path:
     return {'name': 'images', 'at': 'input'}
@@ -242,7 +241,7 @@ def _place(event: diagnose.Event) -> dict[str, str]:
 def _last_layers_first(f: diagnose.Findings, names: Iterable[str]) -> list[str]:
   """Returns parameters in the order in which their gradients are computed."""
   outputs = {
-    event.path: i for i, event in enumerate(f.events) if event.when == 'output'
+    event.path: i for i, event in enumerate(f.events) if event.phase == 'output'
   }
   blocks = next(
     (i for i, x in enumerate(f.events) if x.path.startswith('blocks_')), 0
@@ -264,16 +263,16 @@ def _last_layers_first(f: diagnose.Findings, names: Iterable[str]) -> list[str]:
 
 def _recorded(path: pathlib.Path, step: int) -> Scalars:
   """Returns the metrics that the run reported for a step, if any."""
-  found: Scalars = {}
+  metrics: Scalars = {}
   with contextlib.suppress(FileNotFoundError):
     for line in safe_io.read_lines(path):
       values = records.parse_metrics(line)
       if values is not None and values['step'] == step:
-        found |= values
-  found = {k: math.nan if x is None else x for k, x in found.items()}
+        metrics |= values
+  metrics = {k: math.nan if x is None else x for k, x in metrics.items()}
   return {
     name.removeprefix('train/'): x
-    for name, x in found.items()
+    for name, x in metrics.items()
     if name.startswith('train/')
   }
 
@@ -295,15 +294,15 @@ def _likeness(report: dict[str, Any]) -> str:
 def _compare(metrics: Scalars, recorded: Scalars) -> dict[str, Any]:
   """Returns metrics of the repetition and of the run; None: not finite."""
   metrics = {name: x for name, x in metrics.items() if name != 'ok'}
-  both = [name for name in metrics if name in recorded]
+  shared = [name for name in metrics if name in recorded]
   now, then = (
     {k: x[k] if math.isfinite(x[k]) else None for k in names}
-    for x, names in ((metrics, metrics), (recorded, both))
+    for x, names in ((metrics, metrics), (recorded, shared))
   )
   return {
     'metrics': now,
     'recorded': then or None,
-    'same': all(now[k] == then[k] for k in both) if both else None,
+    'same': all(now[k] == then[k] for k in shared) if shared else None,
   }
 
 
@@ -319,7 +318,7 @@ def _write(
   modules = {
     event.path or 'model': [int(bad.sum()), float(largest)]
     for event, bad, largest in zip(f.events, f.bad, f.largest, strict=True)
-    if event.when == 'output'
+    if event.phase == 'output'
   }
   arrays = {
     stage: {name: [x.bad, x.largest] for name, x in arrays.items()}
@@ -344,8 +343,8 @@ def _draw(
     np.asarray(x, np.float32) for x in config_lib.normalization(e.config)
   )
   number, total = len(f.drawn), len(f.index)
-  which = f'{number} of {total}' if number < total else str(total)
-  captions = fed.captions(f.targets, e.source.features, total)
+  count_text = f'{number} of {total}' if number < total else str(total)
+  captions = model_inputs.captions(f.targets, e.source.features, total)
   groups = [
     [
       sheet.Tile(
@@ -356,7 +355,9 @@ def _draw(
     ]
     for image, row in zip(f.images * std + mean, f.drawn, strict=True)
   ]
-  title = f'Step {report["step"]}: {which} examples, as the model sees them'
+  title = (
+    f'Step {report["step"]}: {count_text} examples, as the model sees them'
+  )
   paper.save(path, sheet.draw(tiles.grouped(groups, _COLUMNS), title=title))
   return str(path)
 
@@ -364,7 +365,7 @@ def _draw(
 def _lines(report: dict[str, Any]) -> Iterator[str]:
   """Yields lines of the report as readable text."""
   metrics = ', '.join(
-    f'{name} {"not finite" if x is None else tables.number(x)}'
+    f'{name} {"not finite" if x is None else config_lib.number(x)}'
     for name, x in report['metrics'].items()
   )
   yield f'step {report["step"]} again: {metrics}'
@@ -398,10 +399,10 @@ def _show(cause: dict[str, Any], report: dict[str, Any]) -> str:
     text += f': {cause["not_finite"]} values'
   if 'examples' in cause:
     ids = [str(i) for i in cause['examples']]
-    which = f': {config_lib.some(ids, 10)}'
+    names = f': {config_lib.some(ids, 10)}'
     if len(ids) == len(report['examples']):
-      which = ''
-    text += f', in {len(ids)} of {len(report["examples"])} examples{which}'
+      names = ''
+    text += f', in {len(ids)} of {len(report["examples"])} examples{names}'
   for key, words in (
     ('largest_finite', 'the largest finite one is'),
     ('largest_before', 'the largest before it was'),

@@ -17,9 +17,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax import tables
 from vit_jax.config import UserError
-from vit_jax.data import sources
 from vit_jax.parallel import processes
 from vit_jax.runs import records
 from vit_jax.runs import reporting
@@ -68,11 +66,11 @@ def _stored_config(path: pathlib.Path) -> dict[str, Any]:
   advice = 'name another run'
   stored = safe_io.read_json(path / 'config.json', advice)
   if not isinstance(stored, dict):
-    why = f'it has no config.json, so no run began there; {advice}'
+    reason = f'it has no config.json, so no run began there; {advice}'
     if not path.is_dir():
-      near = config_lib.nearby(str(path), os.path.isdir, f'; {advice}')
-      why = f'there is no such directory{near}'
-    raise UserError(f'--reproduce={path}: {why}')
+      hint = config_lib.nearby(str(path), os.path.isdir, f'; {advice}')
+      reason = f'there is no such directory{hint}'
+    raise UserError(f'--reproduce={path}: {reason}')
   return stored
 
 
@@ -132,9 +130,9 @@ def _changed_keys(
   stored: Mapping[str, Any], config: ml_collections.ConfigDict
 ) -> list[str]:
   """Names the keys that the original's version did not have."""
-  known = dict(config_lib.flatten(stored))
+  recorded = dict(config_lib.flatten(stored))
   values = dict(config_lib.flatten(config))
-  new = [f'{key}={x!r}' for key, x in values.items() if key not in known]
+  new = [f'{key}={x!r}' for key, x in values.items() if key not in recorded]
   if not new:
     return []
   return [f'{len(new)} key(s) of the config are new: {config_lib.some(new)}']
@@ -177,7 +175,7 @@ def _check_paths(
   start, teacher = config.init_from.path, config.objective.teacher
   kind, _, path = name.partition(':')
   paths = {
-    'data.name': path if f'{kind}:' in (sources.FOLDER, sources.TABLE) else '',
+    'data.name': path if kind in ('folder', 'table') else '',
     'data.dir': config.data.dir or '',
     'data.skip_damaged': config.data.skip_damaged,
     # Paths with ':' are on the network.
@@ -188,10 +186,11 @@ def _check_paths(
     path = os.path.expanduser(path)
     if not path or os.path.isabs(path) or os.path.exists(path):
       continue
-    where = record.starts[-1].get('directory') if record.starts else None
+    directory = record.starts[-1].get('directory') if record.starts else None
     raise UserError(
       f'config.{key} of the run leads to {path}, which is not here: give this'
-      f' command in the directory where the run was started, {where or "too"}'
+      ' command in the directory where the run was started,'
+      f' {directory or "too"}'
     )
 
 
@@ -223,17 +222,17 @@ def outcome(old: records.Record, new: records.Record) -> list[str]:
   last = {name: step for name, step in sorted(pairs)}
   for name, step in last.items():
     if records.is_evaluation(name):
-      was, now = map(tables.number, pairs[name, step])
+      was, now = map(config_lib.number, pairs[name, step])
       lines.append(f'{name} {now}, was {was} (step {step})')
-  others = {key: _difference(*pair) for key, pair in pairs.items()}
-  others = {key: x for key, x in others.items() if x}
-  if not others:
+  differences = {key: _difference(*pair) for key, pair in pairs.items()}
+  differences = {key: x for key, x in differences.items() if x}
+  if not differences:
     return [*lines, f'equal to the bit: all {len(pairs)} values of the metrics']
-  (name, step), largest = max(others.items(), key=lambda item: item[1])
+  (name, step), largest = max(differences.items(), key=lambda item: item[1])
   lines.append(
-    f'{len(others)} of {len(pairs)} values of the metrics are others, from step'
-    f' {min(step for _, step in others)} on; the largest difference is'
-    f' {largest:.2g} of the value, in {name} at step {step}'
+    f'{len(differences)} of {len(pairs)} values of the metrics are others, from'
+    f' step {min(step for _, step in differences)} on; the largest difference'
+    f' is {largest:.2g} of the value, in {name} at step {step}'
   )
   return lines
 

@@ -25,7 +25,7 @@ from typing import IO
 
 from absl import logging
 
-from vit_jax import tables
+from vit_jax.config import number
 from vit_jax.config import UserError
 from vit_jax.runs import records
 from vit_jax.runs import safe_io
@@ -301,7 +301,7 @@ class Reporter:
     """
     if not self._writes:
       return
-    shown = ', '.join(f'{k} {tables.number(x)}' for k, x in fields.items())
+    shown = ', '.join(f'{k} {number(x)}' for k, x in fields.items())
     left = self._pace.left(step, self._total_steps)
     line = f'step {step}/{self._total_steps}: {shown}'
     if left is not None:
@@ -386,7 +386,7 @@ def results_text(
   """
   names = [name for name in results if name.count('/') < 2][:most]
   shown = [
-    f'{name} {"nan" if (x := results[name]) is None else tables.number(x)}'
+    f'{name} {"nan" if (x := results[name]) is None else number(x)}'
     for name in names
   ]
   if len(names) < len(results):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from vit_jax import tables
+from vit_jax.config import number
 from vit_jax.runs import records
 
 if TYPE_CHECKING:
@@ -350,8 +350,8 @@ class Screen:
     if value is None:
       return text.Text('')
     is_best = best.get((row.name, metric)) == (row.name, row.step)
-    number = tables.number(value) if abs(value) >= 10 else f'{value:.4f}'
-    shown = text.Text().append(number, style='bold' if is_best else '')
+    value_text = number(value) if abs(value) >= 10 else f'{value:.4f}'
+    shown = text.Text().append(value_text, style='bold' if is_best else '')
     before = (
       math.nan if previous is None else previous.metrics.get(metric, value)
     )

@@ -223,8 +223,8 @@ def main(argv: list[str]) -> int:
     memory = _memory(subject.experiment)
   planned = _plan(subject.config) if plans else None
   if _JSON.value or _FORMAT.value == 'json':
-    found = _as_json(rows, memory, planned)
-    print(json.dumps({**found, 'checkpoint': subject.checkpoint}))
+    report = _as_json(rows, memory, planned)
+    print(json.dumps({**report, 'checkpoint': subject.checkpoint}))
   else:
     print('\n'.join(_as_text(rows, memory, planned)))
   return 0
@@ -239,24 +239,24 @@ def _print_keys(word: str) -> None:
     config = _stored_config(path)
   if config is None:
     raise UserError(f'--from={path} is no work directory, which has a config')
-  found = keys.find(config, word)
+  matches = keys.find(config, word)
   if _JSON.value or _FORMAT.value == 'json':
-    print(json.dumps(keys.as_json(found)))
+    print(json.dumps(keys.as_json(matches)))
   else:
-    print(keys.table(found).text(tables.room()))
+    print(keys.table(matches).text(tables.room()))
 
 
 def _print_parts(kind: str | None) -> None:
   """Prints the parts of models, or those of a kind."""
-  from vit_jax.models import registry
+  from vit_jax.models import listing
 
   with explained('--parts'):
-    found = registry.list_parts(kind)
+    parts = listing.list_parts(kind)
   if _JSON.value or _FORMAT.value == 'json':
-    print(json.dumps([dataclasses.asdict(x) for x in found]))
+    print(json.dumps([dataclasses.asdict(x) for x in parts]))
     return
   rows = []
-  for part in found:
+  for part in parts:
     papers = [f'arXiv:{x}' for x in part.sources if x not in part.summary]
     options = ', '.join(f'{name}={x}' for name, x in part.options.items())
     about = ' '.join([part.summary, *papers, f'Options: {options or "none"}'])
@@ -381,10 +381,10 @@ def _plan(config: 'ml_collections.ConfigDict | None') -> '_Planned':
 
     return fit_lib.run(config, topology)
   else:
-    found = ahead_lib.run_or_plan(config, topology)
-    if isinstance(found, ahead_lib.Ahead):
-      return found
-    plan = found
+    outcome = ahead_lib.run_or_plan(config, topology)
+    if isinstance(outcome, ahead_lib.Ahead):
+      return outcome
+    plan = outcome
   estimates = [roofline.estimate(plan, of) for of in _hardware()]
   return plan, [estimate for estimate in estimates if estimate is not None]
 
@@ -448,12 +448,12 @@ def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
 
 
 def _memory(experiment: 'experiment_lib.Experiment') -> dict[str, Any]:
-  from vit_jax.train import describe
+  from vit_jax.train import dry_run
 
   return {
     'device': experiment.program.mesh.devices.flat[0].device_kind,
     'batch_size': experiment.config.train.batch_size,
-  } | describe.plan_memory(experiment)
+  } | dry_run.plan_memory(experiment)
 
 
 def _as_json(
@@ -461,8 +461,8 @@ def _as_json(
   memory: dict[str, Any] | None,
   planned: '_Planned | None',
 ) -> dict[str, Any]:
-  whole, *modules = map(dataclasses.asdict, rows)
-  del whole['module']
+  total, *modules = map(dataclasses.asdict, rows)
+  del total['module']
   plan = ahead = fit = None
   if isinstance(planned, tuple):
     from vit_jax.ahead import roofline
@@ -474,8 +474,8 @@ def _as_json(
     fit = [dataclasses.asdict(x) for x in planned]
   elif planned is not None:
     ahead = dataclasses.asdict(planned)
-  found = {'modules': modules, **whole, 'memory': memory}
-  return {**found, 'plan': plan, 'ahead': ahead, 'fit': fit}
+  report = {'modules': modules, **total, 'memory': memory}
+  return {**report, 'plan': plan, 'ahead': ahead, 'fit': fit}
 
 
 def _as_text(

@@ -47,14 +47,14 @@ def find(config: 'ml_collections.ConfigDict', word: str = '') -> list[Key]:
     for key, value in config_lib.flatten(_in_force(config))
   ]
   called = synonyms.keys_called(word)
-  found = [x for x in keys if _has(x, word) or x.key in called]
-  if not found:
+  matches = [x for x in keys if _has(x, word) or x.key in called]
+  if not matches:
     hint = synonyms.meant(word, [x.key for x in keys], '--config.')
     raise UserError(
       f'--keys={word}: no key has this in its name or meaning'
       + (f'; {hint}' if hint else '')
     )
-  return found
+  return matches
 
 
 def _has(key: Key, word: str) -> bool:

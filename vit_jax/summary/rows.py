@@ -57,18 +57,18 @@ def summarize(
     model = model.clone(scan=False, remat='none')
   params = models.abstract_params(model, image_shape)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  parameters = rules_lib.make(_of_trunk(optim, params), params).parameters
+  parameters = rules_lib.make(_trunk_rules(optim, params), params).parameters
   modules = flops.by_module(
     lambda params, x: model.apply({'params': params}, x), params, images
   )
   shapes = {'/'.join(path): shape for path, (_, shape) in modules.items()}
   counts = {'/'.join(path): count for path, (count, _) in modules.items()}
-  own = {name: None for name in parameters if '/' not in name}
-  shapes = {'': shapes.pop('')} | own | shapes
+  top_parameters = {name: None for name in parameters if '/' not in name}
+  shapes = {'': shapes.pop('')} | top_parameters | shapes
   return [_row(name, x, parameters, counts) for name, x in shapes.items()]
 
 
-def _of_trunk(
+def _trunk_rules(
   optim: ml_collections.ConfigDict, params: Any
 ) -> ml_collections.ConfigDict:
   """Returns `optim` without rules for what a method has beside its model."""
@@ -89,17 +89,17 @@ def _row(
   def within(path: str) -> bool:
     return not name or path == name or path.startswith(f'{name}/')
 
-  inside = [p for path, p in parameters.items() if within(path)]
-  trains = {p.trains for p in inside}
+  contained = [p for path, p in parameters.items() if within(path)]
+  trains = {p.trains for p in contained}
   flop = sum(count for path, count in counts.items() if within(path))
   trainable = 'part' if len(trains) == 2 else 'yes' if True in trains else 'no'
-  size = sum(p.size for p in inside)
-  return Row(name, shape, size, trainable if inside else '-', flop / 1e9)
+  size = sum(p.size for p in contained)
+  return Row(name, shape, size, trainable if contained else '-', flop / 1e9)
 
 
 def table(rows: list[Row]) -> tables.Table:
   """Returns the modules of a model, the whole model last."""
-  whole, *modules = rows
+  total, *modules = rows
   lines = [
     (
       row.module or 'total',
@@ -110,7 +110,7 @@ def table(rows: list[Row]) -> tables.Table:
       row.trainable,
       row.gflop,
     )
-    for row in (*modules, whole)
+    for row in (*modules, total)
   ]
   names = 'module', 'output', 'parameters', 'trainable', 'GFLOP'
   return tables.Table(names, lines)

@@ -84,7 +84,7 @@ _SLURM = flags.DEFINE_bool(
   'slurm', False, 'Start each run as a job of SLURM.', flag_values=FLAGS
 )
 _FORMAT = cli.define_format(FLAGS)
-_HERE = frozenset(FLAGS)
+_SWEEP_FLAGS = frozenset(FLAGS)
 slurm.define_flags(FLAGS)
 
 _POLL_S = 1.0
@@ -100,7 +100,8 @@ def main(
 
   Args:
     argv: The arguments that are not flags.
-    program: Command that replaces `python -m vit_jax.main`; see `runs.Here`.
+    program: Command that replaces `python -m vit_jax.main`; see
+      `runs.Processes`.
     poll_s: Seconds between two checks of the runs.
 
   Raises:
@@ -120,7 +121,7 @@ def main(
   if _SLURM.value:
     launcher = jobs.Jobs(FLAGS, program)
   else:
-    launcher = runs.Here(program, _shares(_GPUS.value, _JOBS.value))
+    launcher = runs.Processes(program, _shares(_GPUS.value, _JOBS.value))
   study = study_lib.Study(_workdir(), sweep, config)
   logging.info(
     'sweep of %s in %s', counted(study.total, 'trial'), study.workdir
@@ -170,7 +171,7 @@ def _check_flags(argv: list[str]) -> tuple[space_lib.Sweep, list[str]]:
   if not _SWEEP.value:
     raise cli.missing('sweep', 'a sweep file', 'configs/sweeps/lr_wd.py')
   for name in FLAGS if not _SLURM.value else ():
-    if name not in _HERE and FLAGS[name].present and '.' not in name:
+    if name not in _SWEEP_FLAGS and FLAGS[name].present and '.' not in name:
       raise UserError(f'--{name} is for jobs: add --slurm')
   if _SLURM.value and _GPUS.value:
     raise UserError('--gpus is for runs here: --slurm takes --gpus_per_node')
@@ -179,10 +180,10 @@ def _check_flags(argv: list[str]) -> tuple[space_lib.Sweep, list[str]]:
     sweep = dataclasses.replace(sweep, trials=_TRIALS.value)
   path = config_flags.get_config_filename(FLAGS['config'])
   file, colon, argument = path.partition(':')  # it may be an address
-  given = config_flags.get_override_values(FLAGS['config'])
+  overrides = config_flags.get_override_values(FLAGS['config'])
   return sweep, [
     f'--config={os.path.abspath(file)}{colon}{argument}',
-    *space_lib.point_flags(given),
+    *space_lib.point_flags(overrides),
   ]
 
 

@@ -25,8 +25,8 @@ def ranked(
   sign = -1 if sweep.direction == 'maximize' else 1
 
   def key(row: study_lib.Row) -> tuple[int, float, int]:
-    known = row.value is not None and math.isfinite(row.value)
-    value = sign * (row.value or 0.0) if known else math.inf
+    is_finite = row.value is not None and math.isfinite(row.value)
+    value = sign * (row.value or 0.0) if is_finite else math.inf
     return _ORDER.index(row.state), value, row.number
 
   return sorted(rows, key=key)
@@ -154,10 +154,10 @@ class Board:
     if self._region is None:
       return
     rows = ranked(rows, self._sweep)
-    shown = _choose(rows, max(self._region.console.height - 4, 1))
-    text = table(shown, self._sweep).text()
-    if len(shown) < len(rows):
-      text += f'\n... and {len(rows) - len(shown)} more'
+    visible_rows = _choose(rows, max(self._region.console.height - 4, 1))
+    text = table(visible_rows, self._sweep).text()
+    if len(visible_rows) < len(rows):
+      text += f'\n... and {len(rows) - len(visible_rows)} more'
     self._region.draw(self._region.render(text))
 
 

@@ -34,7 +34,7 @@ class Jobs:
 
     Args:
       flag_values: Parsed flags, with those of `slurm.define_flags`.
-      program: As for `runs.Here`.
+      program: As for `runs.Processes`.
 
     Raises:
       UserError: submitit or SLURM is missing, or the flags do not fit.

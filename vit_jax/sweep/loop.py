@@ -114,10 +114,10 @@ class _Loop:
       self._check_refusals()
 
   def _check_refusals(self) -> None:
-    refusal, *others = set(self._refusals)
+    refusal, *other_refusals = set(self._refusals)
     # Trials that share a value may be refused for that value alone.
     varied = all(len(values) > 1 for values in self._refused_values.values())
-    if refusal and not others and varied:
+    if refusal and not other_refusals and varied:
       raise UserError(
         f'the first {len(self._refusals)} trials failed alike, and so would'
         f' all: {refusal.removeprefix("seed 0: ")}'
@@ -126,10 +126,10 @@ class _Loop:
   def start(self, signals: '_Signals') -> None:
     """Starts runs up to the number of concurrent jobs."""
     while self.running() < self._jobs and not signals.stop:
-      found = self._next()
-      if found is None:
+      assignment = self._next()
+      if assignment is None:
         return
-      trial, seed = found
+      trial, seed = assignment
       trial.start(seed, self._launcher)
 
   def _next(self) -> tuple[trials_lib.Trial, trials_lib.Seed] | None:
@@ -158,10 +158,10 @@ class _Loop:
 
   def rows(self) -> list[study_lib.Row]:
     """Returns the state of all trials; that of ours is up to date."""
-    ours = {trial.claim.number: trial for trial in self.trials}
+    open_trials = {trial.claim.number: trial for trial in self.trials}
     rows = []
     for row in self._study.rows():
-      if trial := ours.get(row.number):
+      if trial := open_trials.get(row.number):
         row = dataclasses.replace(row, state='running', step=trial.step())
       elif row.state == 'unfinished':
         row = dataclasses.replace(row, state='elsewhere')
@@ -209,5 +209,5 @@ class _Signals:
 
   def _note(self, number: int, _: object) -> None:
     self.stop = self.stop or number
-    for each in _STOPS:
-      signal.signal(each, signal.SIG_DFL)
+    for signal_number in _STOPS:
+      signal.signal(signal_number, signal.SIG_DFL)

@@ -79,8 +79,10 @@ def draw(
 
 
 def _value(row: study_lib.Row) -> float | None:
-  known = row.value is not None and math.isfinite(row.value)
-  return row.value if known and row.state in ('complete', 'pruned') else None
+  is_finite = row.value is not None and math.isfinite(row.value)
+  return (
+    row.value if is_finite and row.state in ('complete', 'pruned') else None
+  )
 
 
 def _best(
@@ -168,8 +170,8 @@ def _draw_panel(
   place = _axis(cell, sweep.space[key])
   kinds = _kinds([row for row in rows if key in row.point], sweep, edge)
 
-  def xs(some: Sequence[study_lib.Row]) -> list[float]:
-    return [place(row.point[key], row.number) for row in some]
+  def xs(kind_rows: Sequence[study_lib.Row]) -> list[float]:
+    return [place(row.point[key], row.number) for row in kind_rows]
 
   complete = kinds.pop('complete')
   halves = [board_lib.spread(row) for row in complete]
@@ -185,14 +187,14 @@ def _draw_panel(
     capsize=2,
     label=_COMPLETE[several],
   )
-  for kind, some in kinds.items():
-    if some:
-      ys = [edge if kind in _BEYOND else row.value or 0.0 for row in some]
+  for kind, kind_rows in kinds.items():
+    if kind_rows:
+      ys = [edge if kind in _BEYOND else row.value or 0.0 for row in kind_rows]
       mark = dict(_MARKS[kind])
       if kind == 'failed':  # at the bottom of the axes
         ys, mark['transform'] = [0.03] * len(ys), cell.get_xaxis_transform()
-      label = _best_label(some[0]) if kind == 'best' else kind
-      cell.plot(xs(some), ys, linestyle='', label=label, **mark)
+      label = _best_label(kind_rows[0]) if kind == 'best' else kind
+      cell.plot(xs(kind_rows), ys, linestyle='', label=label, **mark)
 
 
 def _kinds(
@@ -228,7 +230,7 @@ def _axis(
   from matplotlib import ticker
 
   if isinstance(dimension, space_lib.Range):
-    if dimension.whole:
+    if dimension.is_integer:
       cell.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     elif dimension.log:
       canvas.make_log(cell.xaxis)

@@ -63,7 +63,7 @@ class Launcher(Protocol):
 _DEVICES = 'CUDA_VISIBLE_DEVICES'
 
 
-class Here:
+class Processes:
   """Starts runs as processes of this machine.
 
   For a work directory NAME, a run holds the lock `.NAME.lock` in the same
@@ -90,7 +90,7 @@ class Here:
     """Starts a run, or finds the one that already has its work directory."""
     lock = locks.Lock(workdir.with_name(f'.{workdir.name}.lock'))
     if not lock.acquire(wait=False):
-      return _Found(lock, self._gpus)
+      return _Adopted(lock, self._gpus)
     gpus = self._gpus.pop(0) if self._gpus else None
     log = workdir.with_name(f'{workdir.name}.log')
     with log.open('ab') as file:
@@ -124,7 +124,7 @@ class _Child:
     self._process = process
     self._log, self._start = log, start
     self._gpus, self._free = gpus, free
-    self._told = False
+    self._is_stopping = False
 
   def poll(self) -> Ended | None:
     status = self._process.poll()
@@ -136,18 +136,20 @@ class _Child:
     return Ended(status, explain(status, self._log, self._start))
 
   def stop(self) -> None:
-    if not self._told:  # a second SIGTERM would end the run before it saves
-      self._told = True
+    if (
+      not self._is_stopping
+    ):  # a second SIGTERM would end the run before it saves
+      self._is_stopping = True
       self._process.terminate()
 
 
-class _Found:
+class _Adopted:
   """A process started by another sweep, which was killed."""
 
   def __init__(self, lock: locks.Lock, free: list[str]):
     self._lock = lock
     self._free = free
-    self._told = False
+    self._is_stopping = False
     self._gpus = self._holder().get('gpus')
     if self._gpus in free:
       free.remove(self._gpus)
@@ -173,9 +175,9 @@ class _Found:
   def stop(self) -> None:
     holder = self._holder()
     # While the lock is held, its holder lives, so the process id is valid.
-    here = holder.get('host') == socket.gethostname()
-    if here and not self._told and self.poll() is None:
-      self._told = True
+    is_local = holder.get('host') == socket.gethostname()
+    if is_local and not self._is_stopping and self.poll() is None:
+      self._is_stopping = True
       os.kill(int(holder['pid']), signal.SIGTERM)
 
 

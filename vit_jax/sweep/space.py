@@ -40,11 +40,11 @@ class Range:
   low: float
   high: float
   log: bool = False  # uniform in the logarithm
-  whole: bool = False  # integers
+  is_integer: bool = False
 
   def __str__(self) -> str:
     kind = {(False, False): 'uniform', (True, False): 'log_uniform'}
-    name = kind.get((self.log, self.whole), 'integers')
+    name = kind.get((self.log, self.is_integer), 'integers')
     return f'{name}({self.low!r}, {self.high!r})'
 
 
@@ -68,7 +68,7 @@ def log_uniform(low: float, high: float) -> Range:
 
 def integers(low: int, high: int) -> Range:
   """Returns a dimension of integers from `low` to `high`, inclusive."""
-  return Range(low, high, whole=True)
+  return Range(low, high, is_integer=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,18 +210,18 @@ def check(
   _check_fields(sweep)
   config = parse(config_flags, {})
   _check_config(config)
-  known = dict(config_lib.flatten(config))
-  given = {
+  defaults = dict(config_lib.flatten(config))
+  set_keys = {
     x[1] for f in config_flags if (x := re.match(r'--?config\.(.+?)=', f))
   }
-  if 'seed' in {*given, *sweep.space}:
+  if 'seed' in {*set_keys, *sweep.space}:
     raise UserError(
       "config.seed is one of the sweep's `seeds`: name it there alone"
     )
   for key, dimension in sweep.space.items():
-    if key not in known:
+    if key not in defaults:
       raise UserError(f'in the space: {config_lib.unknown_key(config, key)}')
-    if key in given:
+    if key in set_keys:
       raise UserError(
         f'--config.{key}: the space has this key, too; take it out of one'
       )
@@ -247,7 +247,7 @@ def _samples(dimension: Dimension) -> tuple[Any, ...]:
   """Returns values to check in place of the whole dimension."""
   if isinstance(dimension, Choice):
     return dimension.values
-  if dimension.whole:
+  if dimension.is_integer:
     return int(dimension.low), int(dimension.high)
   return float(dimension.low), float(dimension.high)
 
@@ -271,8 +271,8 @@ def _check_fields(sweep: Sweep) -> None:
       " space={'optim.learning_rate': sweep.log_uniform(1e-4, 1e-2)}"
     )
   seeds = list(sweep.seeds)
-  whole = all(type(x) is int and 0 <= x < 2**32 for x in seeds)
-  if not seeds or not whole or len(set(seeds)) < len(seeds):
+  are_integers = all(type(x) is int and 0 <= x < 2**32 for x in seeds)
+  if not seeds or not are_integers or len(set(seeds)) < len(seeds):
     raise UserError(
       f'seeds is {sweep.seeds!r}: write different whole numbers, as (0, 1, 2)'
     )
@@ -313,7 +313,7 @@ def _check_dimension(key: str, dimension: Any, sampler: str) -> None:
     isinstance(x, int | float) and math.isfinite(x) for x in (low, high)
   ):
     raise UserError(f'in the space: {key} is {dimension}: write two numbers')
-  if dimension.whole and not all(type(x) is int for x in (low, high)):
+  if dimension.is_integer and not all(type(x) is int for x in (low, high)):
     raise UserError(
       f'in the space: {key} is {dimension}: write two whole numbers'
     )
@@ -323,7 +323,7 @@ def _check_dimension(key: str, dimension: Any, sampler: str) -> None:
       f'in the space: {key} is {dimension}: it must go {positive}up to a higher'
       ' one'
     )
-  if sampler == 'grid' and not dimension.whole:
+  if sampler == 'grid' and not dimension.is_integer:
     raise UserError(
       f'in the space: {key} is {dimension}, which no grid can try one by one:'
       ' name values with sweep.choice(...), or take the sampler random or tpe'
@@ -335,19 +335,19 @@ def _check_value(config_flags: Sequence[str], key: str, value: Any) -> None:
   with config_lib.explained(f'in the space: {key}={text(value)}'):
     config = parse(config_flags, {key: value})
     _check_config(config)
-  found = config_lib.value_at(config, key)
-  if found != value:
+  typed_value = config_lib.value_at(config, key)
+  if typed_value != value:
     raise UserError(
-      f'in the space: {key}={text(value)}: the config takes it for {found!r},'
-      f' not for {value!r}'
+      f'in the space: {key}={text(value)}: the config takes it for'
+      f' {typed_value!r}, not for {value!r}'
     )
 
 
 def _check_metric(sweep: Sweep, config: ml_collections.ConfigDict) -> None:
-  name, _, rest = sweep.metric.partition('/')
-  there = [k for k, spec in config.evals.items() if spec.split]
-  if not rest or name not in [*there, 'train']:
+  name, _, quantity = sweep.metric.partition('/')
+  evaluations = [k for k, spec in config.evals.items() if spec.split]
+  if not quantity or name not in [*evaluations, 'train']:
     raise UserError(
       f'metric is {sweep.metric!r}, but no such evaluation runs:'
-      f' {", ".join(there) or "all splits in config.evals are empty"}'
+      f' {", ".join(evaluations) or "all splits in config.evals are empty"}'
     )

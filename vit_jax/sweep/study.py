@@ -119,16 +119,16 @@ class Study:
       trials = self._trials()
       for trial in trials:
         if trial.state == _STATES.RUNNING:
-          lock = self._own(trial.number)
+          lock = self._lock_trial(trial.number)
           if lock is not None:
             return self._claim(trial.number, lock, trial)
       if len(trials) >= self.total:
         return None
-      lock = self._own(len(trials))
+      lock = self._lock_trial(len(trials))
       assert lock is not None, 'a trial that did not begin is taken'
       return self._claim(len(trials), lock)
 
-  def _own(self, number: int) -> locks.Lock | None:
+  def _lock_trial(self, number: int) -> locks.Lock | None:
     folder = self.folder(number)
     folder.mkdir(exist_ok=True)
     lock = locks.Lock(folder / '.lock')
@@ -346,10 +346,10 @@ def _labels(dimension: space_lib.Dimension) -> list[Any]:
   A choice has text labels, since its values may have types that Optuna cannot
   store.
   """
-  found = space_lib.values(dimension)
+  values = space_lib.values(dimension)
   if isinstance(dimension, space_lib.Choice):
-    return [space_lib.text(value) for value in found]
-  return list(found)
+    return [space_lib.text(value) for value in values]
+  return list(values)
 
 
 def _suggest(
@@ -357,7 +357,7 @@ def _suggest(
 ) -> Any:
   if isinstance(dimension, space_lib.Choice):
     return trial.suggest_categorical(key, _labels(dimension))
-  if dimension.whole:
+  if dimension.is_integer:
     return trial.suggest_int(key, int(dimension.low), int(dimension.high))
   return trial.suggest_float(
     key, dimension.low, dimension.high, log=dimension.log

@@ -78,16 +78,16 @@ class Metrics:
       UserError: There is none, or it is not finite.
     """
     self.read()
-    found = [self.values[step] for step in sorted(self.values)]
-    if not found:
+    series = [self.values[step] for step in sorted(self.values)]
+    if not series:
       raise config_lib.UserError(
         f'{self._path} has no {self._name}: it has'
         f' {config_lib.some(sorted(self.names), 20)}'
       )
     if sweep.pick == 'best':
       best = max if sweep.direction == 'maximize' else min
-      return best((x for x in found if math.isfinite(x)), default=math.nan)
-    return found[-1]
+      return best((x for x in series if math.isfinite(x)), default=math.nan)
+    return series[-1]
 
 
 @dataclasses.dataclass
@@ -149,9 +149,9 @@ class Trial:
 
   def __str__(self) -> str:
     begun = any(seed.metrics.step or seed.done for seed in self.seeds)
-    how = ' goes on' if begun else ''
+    continues = ' goes on' if begun else ''
     point = space_lib.show(self.claim.point)
-    return f'trial {self.claim.number}{how}: {point}'
+    return f'trial {self.claim.number}{continues}: {point}'
 
   def refusal(self) -> str:
     """Returns why no run made its folder, as of a wrong config; '': one did."""
@@ -244,10 +244,10 @@ class Trial:
         self.error = f'{sweep.metric} is not finite'
         value = None
     self._study.finish(self.claim, state, results, value, self.error)
-    logging.info('%s', _told(self, state, results))
+    logging.info('%s', _ending(self, state, results))
 
 
-def _told(trial: Trial, state: str, results: Mapping[int, float]) -> str:
+def _ending(trial: Trial, state: str, results: Mapping[int, float]) -> str:
   """Returns a line of text about how a trial ended."""
   name = f'trial {trial.claim.number}'
   if state == 'failed':

@@ -48,7 +48,9 @@ def step_flops(
     params: Shapes of the parameters in the train state.
   """
   # A fused attention kernel would hide its matrix products from the count.
-  config = models.without_kernel(config)
+  config = config.copy_and_resolve_references()
+  if config.model.attention_implementation or config.model.attention:
+    config = config_lib.wing('vit_jax.models.platforms:without_kernel')(config)
   config.model.remat = 'none'
   config = models.on_platform(config, 'cpu')
   objective = objectives.create(config, features)
@@ -80,8 +82,8 @@ def step_flops(
 
 def mean(counts: Sequence[StepFlops]) -> StepFlops:
   """Returns the mean of the operations of several steps."""
-  each = [dataclasses.astuple(x) for x in counts]
-  return StepFlops(*(sum(x) // len(x) for x in zip(*each, strict=True)))
+  columns = zip(*map(dataclasses.astuple, counts), strict=True)
+  return StepFlops(*(sum(x) // len(x) for x in columns))
 
 
 def _unread(
@@ -99,7 +101,9 @@ def _unread(
     config.optim[key] = ''
   config.optim.rules, config.optim.layer_decay = (), 1.0
   config_lib.set_value(config, 'model.depth', 1)
-  config.model.name = models.renamed(config.model.name, feature_layer=None)
+  if '(' in config.model.name:
+    renamed = config_lib.wing('vit_jax.models.describing:renamed')
+    config.model.name = renamed(config.model.name, feature_layer=None)
   scanned = _count(config, features)
   config.model.scan = False
   read = _count(config, features)
@@ -134,7 +138,7 @@ def _abstract_batch(
   images = shapes_lib.image_shapes(None, views, channels)
   maps = shapes_lib.map_sizes(None, views, features)
   targets = features_lib.targets(features)
-  each: dict[str, tuple[tuple[int, ...], Any]] = {
+  arrays: dict[str, tuple[tuple[int, ...], Any]] = {
     **{name: (shape, jnp.float32) for name, shape in images.items()},
     **{name: (shape, jnp.int32) for name, shape in maps.items()},
     **{name: (x.shape, x.dtype) for name, x in targets.items()},
@@ -142,7 +146,7 @@ def _abstract_batch(
   }
   return {
     name: jax.ShapeDtypeStruct((size, *shape), dtype)
-    for name, (shape, dtype) in each.items()
+    for name, (shape, dtype) in arrays.items()
   }
 
 
@@ -160,10 +164,10 @@ def _count_parts(
   def loss_and_grads(params: Any, batch: Any, rows: Any) -> Any:
     def loss_fn(params: Any) -> Any:
       extra = objective.init_extra(params)
-      loss, *rest = objective.training_loss(
+      loss, *means_and_extra = objective.training_loss(
         params, extra, batch, Rng(key, rows)
       )
-      return loss, rest
+      return loss, means_and_extra
 
     (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
     return loss, grads

@@ -1,4 +1,4 @@
-"""Describes an experiment for the log and for a dry run."""
+"""Describes an experiment for the log."""
 
 from collections.abc import Iterator
 import pathlib
@@ -9,16 +9,10 @@ import jax
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import counted
-from vit_jax.data import balance
-from vit_jax.data import features as features_lib
-from vit_jax.optim import rules as rules_lib
-from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import reporting
 from vit_jax.runs import terminal
-from vit_jax.train import cost
-from vit_jax.train import program as program_lib
 from vit_jax.train.experiment import Experiment
 
 # What the names of a feature are of, by the name of the feature.
@@ -35,15 +29,17 @@ def log(
   Args:
     experiment: The experiment.
     workdir: The work directory; None: nothing is written.
-    verbose: Whether tables of all parameters are shown, too; the log file has
-      them in any case.
+    verbose: Whether tables of all parameters are shown, too. The log file has
+      that of their shardings wherever there are several devices.
   """
   e = experiment
   program = e.program
-  reporting.show_details(
-    sharding.table(program.param_shardings).text(), verbose
-  )
-  reporting.show_details(rules_lib.table(program.rules).text(), verbose)
+  if verbose or program.mesh.size > 1:
+    table = config_lib.wing('vit_jax.parallel.sharding_table:table')
+    reporting.show_details(table(program.param_shardings).text(), verbose)
+  if verbose:
+    table = config_lib.wing('vit_jax.optim.rules_table:table')
+    reporting.show_details(table(program.rules).text(), verbose)
   facts = [('model', _model(e))]
   for name, part in e.parts.items():
     facts += _part_facts(name, part, e.total_steps, is_dry=workdir is None)
@@ -99,9 +95,9 @@ def _part_facts(
   if name:
     yield f'task {name}', f'{e.total_steps:,} of {total_steps:,} steps'
   # Counting takes a trace of the step, which a run reads only for train/mfu.
-  if is_dry or hardware.peak_flops(e.program.mesh.devices.flat[0]):
-    gflop = cost.show(e.program.flops, e.config.train.batch_size)
-    yield 'GFLOP per image', gflop
+  if is_dry or mesh_lib.peak_flops(e.program.mesh):
+    show = config_lib.wing('vit_jax.train.cost:show')
+    yield 'GFLOP per image', show(e.program.flops, e.config.train.batch_size)
   examples = f'{len(e.source):,} examples'
   yield (
     'training data',
@@ -138,84 +134,18 @@ def _log_part(e: Experiment) -> None:
     )
   for line in program.objective.describe(e.source):
     logging.info('%s', line)
-  sampling = balance.make(e.source, e.config.data.balance)
-  if sampling is not None:
-    shares = balance.show('shares of draws', e.source.classes, sampling.shares)
-    logging.info('%s', shares)
+  if e.config.data.balance:
+    describe = config_lib.wing('vit_jax.data.balance:describe')
+    logging.info('%s', describe(e.source, e.config.data.balance))
 
 
 def _show_features(source: data.Source) -> str:
   """Returns the features of a source's examples as text for people."""
-  shown = []
+  texts = []
   for name, feature in source.features.items():
-    if isinstance(feature, features_lib.Text):
-      shown.append('captions')
+    if feature.plural:
+      texts.append(feature.plural)
     elif names := feature.names:
-      what = _WITH_NAMES.get(name, name)
-      shown.append(f'{len(names)} {what} ({config_lib.some(names, 10)})')
-  return ', '.join(shown) or 'images alone'
-
-
-def dry_run(experiment: Experiment) -> dict[str, float]:
-  """Compiles a step without running it, and returns its sizes.
-
-  Returns:
-    parameters (a count), GFLOP a step, and GiB a device: the state, the
-    temporary values of the step, and their sum.
-  """
-  e = experiment
-  program, state = e.program, e.program.abstract_state()
-  temporary = program_lib.temporary_bytes(program.compile())
-  state_bytes = sharding.bytes_per_device(state)
-  return {
-    'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
-    'gflop_per_step': program.flops.step / 1e9,
-    'state_gib': state_bytes / 2**30,
-    'temporary_gib': temporary / 2**30,
-    'total_gib': (state_bytes + temporary) / 2**30,
-  }
-
-
-def plan_memory(experiment: Experiment) -> dict[str, float]:
-  """Compiles a step without running it, and returns what it needs.
-
-  Returns:
-    As `memory`.
-  """
-  temporary = dry_run(experiment)['temporary_gib']
-  return memory(experiment.program, round(temporary * 2**30))
-
-
-def memory(
-  program: program_lib.Program, temporary_bytes: int
-) -> dict[str, float]:
-  """Returns the memory of a step, in GiB per device; evaluates only shapes.
-
-  Args:
-    program: The program of the step.
-    temporary_bytes: Temporary memory per device, as the compiler plans it.
-
-  Returns:
-    parameters, gradients (of trainable parameters), optimizer, average (of the
-    parameters), extra (of the objective, if it has any), activations (and other
-    temporary values), and their sum, total.
-  """
-  state = program.abstract_state()
-  gib = {
-    name: sharding.bytes_per_device(tree) / 2**30
-    for name, tree in {
-      'parameters': state.params,
-      'gradients': program.rules.trained(state.params),
-      'optimizer': state.opt_state,
-      'average': state.ema_params,
-    }.items()
-  }
-  temporary = temporary_bytes / 2**30
-  if jax.tree.leaves(state.extra):
-    gib['extra'] = sharding.bytes_per_device(state.extra) / 2**30
-  plan = gib | {
-    # The compiler may avoid storing all gradients.
-    'gradients': min(gib['gradients'], temporary),
-    'activations': max(temporary - gib['gradients'], 0.0),
-  }
-  return plan | {'total': sum(plan.values())}
+      kind = _WITH_NAMES.get(name, name)
+      texts.append(f'{len(names)} {kind} ({config_lib.some(names, 10)})')
+  return ', '.join(texts) or 'images alone'

@@ -8,7 +8,6 @@ process also checks for one between the parts of a measurement.
 
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 from typing import Any
@@ -19,12 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.evaluation import base
 from vit_jax.parallel import processes
-from vit_jax.parallel import watch as watch_lib
-from vit_jax.plots import matrix
-from vit_jax.plots import paper
-from vit_jax.train import eval_pictures
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import hooks
@@ -96,8 +92,10 @@ def _evaluate(run: 'Run', names: Sequence[str]) -> Scalars | None:
 def _results(run: 'Run', names: Sequence[str]) -> Scalars:
   results: Scalars = {}
   pictures: dict[str, bytes] = {}
-  for part, params, keys, place in run.experiment.measured(run.state, names):
+  for measured in run.experiment.measured(run.state, names):
+    part, params, keys, place = measured
     contexts: dict[program_lib.Program, TrainContext] = {}
+    confusions: dict[str, np.ndarray] = {}
     for name, key in keys.items():
       evaluator = part.evaluators[key]
       program = part.program.for_evaluation(evaluator.spec)
@@ -110,48 +108,18 @@ def _results(run: 'Run', names: Sequence[str]) -> Scalars:
       except base.EvaluationError as error:
         raise base.EvaluationError(f'{place}.{key}: {error}') from None
       if 'confusion' in metrics:
-        title = f'{name}, step {run.step:,}'
-        pictures[f'{name}/confusion'] = _confusion(
-          part.source.classes, metrics.pop('confusion'), title
-        )
+        confusions[name] = metrics.pop('confusion')
       scalars = {f'{name}/{metric}': float(x) for metric, x in metrics.items()}
       results |= processes.call_on_first(functools.partial(dict, scalars))
-    pictures |= _pictures(run, part, params, keys)
+    if part.config.reporting:  # else nothing shows pictures
+      draw = config_lib.wing('vit_jax.train.pictures:evaluation')
+      pictures |= draw(run, measured, confusions)
   if results:
     epoch = run.experiment.epoch(run.step)
     run.reporter.evaluated(run.step, epoch, results)
     for name, png in pictures.items():
       run.reporter.show(run.step, name, png)
   return results
-
-
-def _pictures(
-  run: 'Run',
-  part: experiment_lib.Experiment,
-  params: Any,
-  keys: Mapping[str, str],
-) -> dict[str, bytes]:
-  """Returns what the model makes of some examples, PNGs by their names.
-
-  Of the first evaluation of a task; {}: nothing can be drawn, or no tracker
-  would show it.
-  """
-  kind = eval_pictures.kind(part.program.objective)
-  is_whole, reporting = part is run.experiment, part.config.reporting
-  if not (kind and keys and is_whole and reporting):
-    return {}
-  name, key = next(iter(keys.items()))
-  pair = params, run.state.extra
-  context = TrainContext(part, part.program, pair, run.stop, run.watch)
-  split = part.evaluators[key].spec.split
-  return {f'{name}/{kind}': eval_pictures.encode(part, context, split)}
-
-
-def _confusion(classes: Sequence[str], counts: np.ndarray, title: str) -> bytes:
-  """Returns a PNG of an evaluation's confusion matrix, int [K, K]."""
-  if len(classes) != len(counts):  # the objective has classes of its own
-    classes = tuple(map(str, range(len(counts))))
-  return paper.encode(matrix.confusion(np.asarray(counts), classes, title))
 
 
 class TrainContext(base.Context):
@@ -166,7 +134,7 @@ class TrainContext(base.Context):
     program: program_lib.Program,
     params: Any,
     stop: monitor_lib.Stop,
-    watch: watch_lib.Watch,
+    watch: processes.Watch,
   ):
     self._program = program
     target = self._program.objective.target
@@ -195,8 +163,8 @@ class TrainContext(base.Context):
       for batch in batches:
         monitor_lib.hear(self._stop, batches, signal)  # of the previous batch
         self._check_signal()
-        told = monitor_lib.tell(self._stop, batches, mesh)
-        result, signal = step(self._params, batch, told)
+        signals = monitor_lib.tell(self._stop, batches, mesh)
+        result, signal = step(self._params, batch, signals)
         if last is not None:
           yield jax.device_get(last)
         last = result

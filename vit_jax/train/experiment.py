@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import fractions
 import functools
 import itertools
+import math
 import pathlib
 from typing import Any
+from typing import NamedTuple
 from typing import Self
 
 from absl import logging
@@ -21,11 +24,9 @@ from vit_jax import evaluation
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax import optim
-from vit_jax.data import cache as cache_lib
-from vit_jax.data import class_areas
 from vit_jax.data import features as features_lib
-from vit_jax.data import intensity
 from vit_jax.data import sources
+from vit_jax.data.host import levels
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.objectives import feature_checks
 from vit_jax.optim import rules as rules_lib
@@ -37,7 +38,6 @@ from vit_jax.train import feed
 from vit_jax.train import hooks
 from vit_jax.train import program as program_lib
 from vit_jax.train import state as state_lib
-from vit_jax.train import timetable
 from vit_jax.weights import initial
 
 TrainState = state_lib.TrainState
@@ -56,11 +56,11 @@ def check(
     UserError: Something cannot work; one line says what to change.
   """
   config_lib.check(config)
-  for name, own in config_lib.each_task(config).items():
+  for name, task_config in config_lib.each_task(config).items():
     try:
       if name:
-        config_lib.check(own)
-      _check_one(own, platform)
+        config_lib.check(task_config)
+      _check_one(task_config, platform)
     except config_lib.UserError as e:
       raise config_lib.UserError(f'task {name}: {e}' if name else e) from None
   objectives.check_best(config)
@@ -100,7 +100,7 @@ def _check_model(
   with config_lib.explained('config.model', ValueError):
     model = models.from_config(config.model, 0)
     models.check(config.model, image_size, config.data.channels)
-  kernel = models.key_values(model).get('attention_implementation')
+  kernel = getattr(models.attention_part(model), 'implementation', '')
   if kernel == 'cudnn' and (
     config.train.dtype != 'bfloat16' or platform not in ('gpu', 'cuda')
   ):
@@ -112,20 +112,115 @@ def _check_model(
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment(timetable.Timetable):
-  """The experiment that the loop runs.
+class Experiment:
+  """The experiment that the loop runs, and when it does what.
 
   Attributes:
+    config: The config, with the values that depend on the data filled in.
+    lengths: Steps of the run, and of parts of its schedule.
+    total_steps: Steps of the whole run.
     cache: The splits, and their images if `data.cache` keeps them.
     evaluators: By the evaluation's name.
     start: The checkpoint that parameters are loaded from, if there is one.
     program: The compiled functions.
   """
 
-  cache: cache_lib.Cache
+  config: ml_collections.ConfigDict
+  lengths: optim.Lengths
+  total_steps: int
+  cache: sources.Splits
   evaluators: dict[str, evaluation_base.Evaluator]
   start: initial.Start
   program: program_lib.Program
+
+  @functools.cached_property
+  def log_every(self) -> fractions.Fraction:
+    """Steps between lines of the log."""
+    every = self._period(self.config.train.log_every)
+    assert every is not None  # checked: it is never empty
+    return every
+
+  @functools.cached_property
+  def checkpoint_every(self) -> fractions.Fraction | None:
+    """Steps between checkpoints; None: only at the end."""
+    return self._period(self.config.checkpoint.every)
+
+  @functools.cached_property
+  def checkpoint_keep_every(self) -> fractions.Fraction | None:
+    """Steps between checkpoints that stay; None: none stays for ever."""
+    return self._period(self.config.checkpoint.keep_every)
+
+  @functools.cached_property
+  def eval_every(self) -> Mapping[str, fractions.Fraction | None]:
+    """Steps between evaluations, by their names; None: only at the end."""
+    return {
+      name: self._period(spec.every)
+      for name, spec in config_lib.all_evaluations(self.config).items()
+    }
+
+  @functools.cached_property
+  def patience(self) -> fractions.Fraction | None:
+    """Steps without a better metric that end the run; None: without limit."""
+    return self._period(self.config.train.patience)
+
+  def _period(self, text: str) -> fractions.Fraction | None:
+    size = self.config.train.batch_size
+    examples = self.lengths.examples
+    return config_lib.period(text, examples, size) if text else None
+
+  def epoch(self, step: int) -> float:
+    """Returns the number of epochs after `step` updates."""
+    return step * self.config.train.batch_size / self.lengths.examples
+
+  def evals_due(self, step: int) -> list[str]:
+    """Returns the names of the evaluations due at a step; at the end, all."""
+    return [
+      name
+      for name, every in self.eval_every.items()
+      if step == self.total_steps or config_lib.is_due(step, every)
+    ]
+
+  def next_evaluation(self, step: int) -> int:
+    """Returns the first step after `step` at which an evaluation is due."""
+    steps = [
+      math.ceil((step // every + 1) * every)
+      for every in self.eval_every.values()
+      if every is not None
+    ]
+    return min([self.total_steps, *steps])
+
+  def log_due(self, step: int) -> bool:
+    """Whether to log a step; the first and the last are always logged."""
+    due = config_lib.is_due(step, self.log_every)
+    return due or step in (1, self.total_steps)
+
+  def is_due(self, step: int) -> bool:
+    """Whether an evaluation or a checkpoint is due at a step."""
+    return bool(self.evals_due(step)) or self.checkpoint_due(step)
+
+  def checkpoint_due(self, step: int) -> bool:
+    """Whether to save at a step; the last step is always saved."""
+    due = config_lib.is_due(step, self.checkpoint_every)
+    return due or step == self.total_steps
+
+  def calls(self, start: int) -> Iterator[int]:
+    """Yields the number of steps in each call from step `start` to the end.
+
+    Calls of several steps begin only at multiples of `train.steps_per_call`, so
+    that a resumed run makes the same calls. If an evaluation or a checkpoint is
+    due within such a call, its steps are made one by one.
+    """
+    most, step = self.config.train.steps_per_call, start
+    while step < self.total_steps:
+      fits = step % most == 0 and step + most <= self.total_steps
+      within = range(step + 1, step + most)
+      count = most if fits and not any(map(self.is_due, within)) else 1
+      yield count
+      step += count
+
+  def first_call(self, start: int = 0) -> int:
+    """Returns the number of steps in the call that begins at step `start`."""
+    return next(self.calls(start), 1)
 
   @property
   def parts(self) -> Mapping[str, 'Experiment']:
@@ -162,13 +257,8 @@ class Experiment(timetable.Timetable):
   def with_accumulation(self, accumulation: int) -> Self:
     """Returns the experiment with another `train.accumulation`."""
     config = config_lib.with_accumulation(self.config, accumulation)
-    if config_lib.num_microbatches(config) == config_lib.num_microbatches(
-      self.config
-    ):
-      program = self.program.with_config(config)
-    else:
-      program = program_lib.create(config, self.source.features, self.lengths)
-      program.objective.check_source(self.source)
+    program = program_lib.create(config, self.source.features, self.lengths)
+    program.objective.check_source(self.source)
     return dataclasses.replace(self, config=config, program=program)
 
   def train_batches(
@@ -197,10 +287,10 @@ class Experiment(timetable.Timetable):
 
   def measured(
     self, state: TrainState, names: Sequence[str]
-  ) -> Iterator[timetable.Measured]:
+  ) -> Iterator['Measured']:
     """Yields what to evaluate: all of it, with one set of parameters."""
-    own = {name: name for name in names}
-    yield timetable.Measured(self, state.eval_params, own, 'config.evals')
+    keys = {name: name for name in names}
+    yield Measured(self, state.eval_params, keys, 'config.evals')
 
   def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
     """Returns what is wrong with the run, as `Objective.warnings`."""
@@ -267,7 +357,7 @@ class Experiment(timetable.Timetable):
     mesh, features = self.program.mesh, self.splits[split].features
     shapes = self.program.abstract_batch(batch_size, features)
     if not self.cache.on_devices:
-      advice = sources.damage_advice(self.config, features)
+      advice = functools.partial(_damage_advice, self.config, features)
       return feed.Feed(batches, mesh, shapes, calls, advice=advice)
     shapes = {'position': shapes['index']}
     take = functools.partial(self.cache.take, split)
@@ -280,6 +370,32 @@ class Experiment(timetable.Timetable):
       UserError: An image cannot be read, or there is too little memory.
     """
     return dataclasses.replace(self, cache=self.cache.load())
+
+
+class Measured(NamedTuple):
+  """What is evaluated at a step, of one task.
+
+  Attributes:
+    experiment: The experiment of the task.
+    params: Parameters of its objective.
+    names: Names of its evaluations by their names in results.
+    key: The key of the config that has these evaluations.
+  """
+
+  experiment: 'Experiment'
+  params: Any
+  names: Mapping[str, str]
+  key: str
+
+
+def _damage_advice(
+  config: ml_collections.ConfigDict, features: features_lib.Features
+) -> str:
+  """Returns the end of an error about an image that is damaged."""
+  advice: str = config_lib.wing('vit_jax.data.skipping:advice')(
+    config, features
+  )
+  return advice
 
 
 def create(
@@ -333,7 +449,7 @@ def build(
     workdir_lib.check_names(resumes, names)
   evaluators = _evaluators(config, splits)
   fill(config, source, bool(resumes))
-  lengths = lengths or timetable.find_lengths(config, len(source))
+  lengths = lengths or find_lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
     loaded = initial.load(config)
@@ -347,15 +463,42 @@ def build(
       evaluator.check_model(program.objective.model)
   start = initial.Start(config, source.classes, loaded, program.objective)
   kinds = {x.kind for x in evaluators.values()}
-  program.check_evaluation(measures='accuracy' in kinds)
+  if program.has_own_objective:
+    check_evaluation = config_lib.wing('vit_jax.train.trunk:check_evaluation')
+    check_evaluation(program, measures='accuracy' in kinds)
   _warn_of_zero_head(config, program.rules, start)
   return Experiment(
-    **timetable.make(config, lengths),
-    cache=cache_lib.Cache(config, program.mesh, splits),
+    config=config,
+    lengths=lengths,
+    total_steps=lengths.total,
+    cache=sources.keep(config, program.mesh, splits),
     evaluators=evaluators,
     start=start,
     program=program,
   )
+
+
+def find_lengths(
+  config: ml_collections.ConfigDict, examples: int
+) -> optim.Lengths:
+  """Returns the steps of the run and of the parts of its schedule.
+
+  Args:
+    config: The full config.
+    examples: Examples in an epoch.
+  """
+
+  def steps(text: str) -> int:
+    return config_lib.num_steps(text, examples, config.train.batch_size)
+
+  lengths = optim.Lengths(
+    total=steps(config.train.duration),
+    warmup=steps(config.optim.warmup),
+    examples=examples,
+    batch_size=config.train.batch_size,
+  )
+  optim.check_lengths(config, lengths)
+  return lengths
 
 
 def _evaluators(
@@ -384,11 +527,12 @@ def fill(
   objective = objectives.class_of(config)
   feature_checks.check(objective.target, config, source.features)
   _fill_num_classes(config, objective.num_outputs(source.features))
-  intensity.fill(config, source, resumes)
+  levels.fill(config, source, resumes)
   if not resumes and objective.target:
     name, kind = objective.target
-    if issubclass(kind, features_lib.SegmentationMap):
-      class_areas.check(config.data.split, source, name)
+    if issubclass(kind, features_lib.Map):
+      check_areas = config_lib.wing('vit_jax.data.class_areas:check')
+      check_areas(config.data.split, source, name)
   objective.fill(config, source)
 
 
@@ -416,14 +560,16 @@ def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
   return {use: opened[split] for use, (_, split) in uses.items()}
 
 
-def _fill_num_classes(config: ml_collections.ConfigDict, found: int) -> None:
-  wanted = config.model.num_classes
-  if wanted is None:
-    config.model.num_classes = found
-  elif wanted < found:
+def _fill_num_classes(
+  config: ml_collections.ConfigDict, num_outputs: int
+) -> None:
+  num_classes = config.model.num_classes
+  if num_classes is None:
+    config.model.num_classes = num_outputs
+  elif num_classes < num_outputs:
     raise config_lib.UserError(
-      f'config.model.num_classes is {wanted}, but {config.data.name} has'
-      f' {found} classes: leave it out, or make it at least {found}'
+      f'config.model.num_classes is {num_classes}, but {config.data.name} has'
+      f' {num_outputs} classes: leave it out, or make it at least {num_outputs}'
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax.config import UserError
-from vit_jax.data.host import decode
+from vit_jax.data import base as data_base
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 
@@ -40,7 +40,7 @@ class Feed(Iterator[Batch]):
     shapes: Mapping[str, jax.ShapeDtypeStruct],
     lengths: Iterable[int],
     finish: Callable[[Batch], Batch] | None = None,
-    advice: str = '',
+    advice: Callable[[], str] = str,
   ):
     """Starts to prefetch.
 
@@ -50,7 +50,7 @@ class Feed(Iterator[Batch]):
       shapes: Shapes of a global batch.
       lengths: Number of steps in each call.
       finish: Maps the global arrays to the final batch; None: no change.
-      advice: Ends the error of an image that is damaged.
+      advice: Returns the end of the error of an image that is damaged.
     """
     self.error: UserError | None = None
     self._batches = batches
@@ -87,8 +87,8 @@ class Feed(Iterator[Batch]):
       try:
         return coming.result()
       except UserError as e:
-        advice = self._advice if isinstance(e, decode.DamagedError) else ''
-        self.error = UserError(f'{e}{advice}')
+        is_damaged = isinstance(e, data_base.DamagedError)
+        self.error = UserError(f'{e}{self._advice() if is_damaged else ""}')
     return self._place([self._blank] * length)
 
   def is_ready(self) -> bool:

@@ -12,6 +12,7 @@ import jax
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax.parallel import processes
 
 if TYPE_CHECKING:
   from vit_jax.train.loop import Run
@@ -76,6 +77,23 @@ class Stall(Hook):
   def before_call(self, run: 'Run') -> None:
     """Says so."""
     run.watch.alive(run.step)
+
+
+class FirstPicture(Hook):
+  """Shows the first images of a run in the trackers, as the model gets them.
+
+  They are drawn after the first call, while the devices compute it.
+  """
+
+  def after_call(self, run: 'Run', call: Call) -> None:
+    """Draws them, in one process, after the first call of the run."""
+    is_first = run.step == call.num_steps and processes.first()
+    if not (is_first and run.experiment.config.reporting):
+      return
+    with run.clock.paused():
+      draw = config_lib.wing('vit_jax.train.pictures:first_batch')
+      for name, png in draw(run.experiment).items():
+        run.reporter.show(0, name, png)
 
 
 class Save(Hook):

@@ -29,13 +29,11 @@ from vit_jax.evaluation.base import EvaluationError
 from vit_jax.parallel import allocator
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
-from vit_jax.parallel import watch as watch_lib
 from vit_jax.runs import checkpoint
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import terminal
 from vit_jax.runs import workdir as workdir_lib
-from vit_jax.train import accumulation
 from vit_jax.train import clock as clock_lib
 from vit_jax.train import describe
 from vit_jax.train import evaluations
@@ -43,11 +41,13 @@ from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed as feed_lib
 from vit_jax.train import hooks as hooks_lib
 from vit_jax.train import monitor as monitor_lib
+from vit_jax.train import Results
 from vit_jax.train import start as start_lib
-from vit_jax.train.results import Results
 from vit_jax.train.state import TrainState
 
 Scalars = dict[str, float]
+
+_MOST = 4  # metrics in the last line of the log
 
 
 def run(
@@ -78,10 +78,11 @@ def run(
   path = pathlib.Path(workdir).absolute()
   with reporting.shown(), monitor_lib.Stop() as stop:
     with _explained():
-      same = processes.call_on_first(lambda: config_lib.to_dict(config))
-      processes.call_on_all(lambda: start_lib.check(config, same))
+      first_config = processes.call_on_first(lambda: config_lib.to_dict(config))
+      processes.call_on_all(lambda: start_lib.check(config, first_config))
       if dry_run:
-        return Results(start_lib.dry_run(config, verbose))
+        compile_only = config_lib.wing('vit_jax.train.dry_run:run')
+        return Results(compile_only(config, verbose))
     if processes.first() and not terminal.can_draw():  # else a panel has it
       print(f'work directory: {path}', file=sys.stderr)
     with start_lib.owning(path), _explained():
@@ -106,18 +107,21 @@ def _run_in(
   stored, done = processes.call_on_first(lambda: start_lib.look(path, config))
   if done is not None:
     before = Results.from_dict(done)
-    logging.info('finished already: %s', before)
+    logging.info('finished already: %s', _text(before))
     return before
   if stored is not None:
     config = config_lib.from_dict(stored)
-    processes.call_on_first(lambda: start_lib.check_devices(path, config))
+    resuming = config_lib.wing('vit_jax.train.resuming')
+    processes.call_on_first(lambda: resuming.check_devices(path, config))
   experiment = processes.call_on_all(
     lambda: experiment_lib.create(config, None if stored is None else path)
   )
-  processes.call_on_first(lambda: start_lib.check_longer(path, experiment))
-  accumulation.check_state(experiment)
+  if stored is not None:
+    processes.call_on_first(lambda: resuming.check_longer(path, experiment))
+  start_lib.check_state_memory(experiment)
   if config.train.accumulation == config_lib.AUTO:
-    experiment = accumulation.choose(experiment)
+    choose = config_lib.wing('vit_jax.train.accumulation:choose')
+    experiment = choose(experiment)
   compiling = start_lib.compile_ahead(experiment)
   start_lib.check_data(experiment)
   start_lib.prepare(path, experiment)
@@ -129,10 +133,16 @@ def _run_in(
   if results is None:
     return Results({}, signal=stop.signal)
   seconds = time.perf_counter() - start
-  logging.info('done in %.0f s: %s; see %s', seconds, results, path)
+  logging.info('done in %.0f s: %s; see %s', seconds, _text(results), path)
   done = results.to_dict()
   processes.call_on_first(lambda: safe_io.write_json(path / 'DONE', done))
   return results
+
+
+def _text(results: Results) -> str:
+  text = reporting.results_text(results.metrics, _MOST)
+  early = f'; it ended early: {results.reason}' if results.reason else ''
+  return f'{text}{early}'
 
 
 def train(
@@ -155,9 +165,9 @@ def train(
   """
   with contextlib.ExitStack() as stack:
     run = _begin(experiment, workdir, stop, stack)
-    start_lib.show(experiment, run.step, run.reporter)
+    start_lib.show_config(experiment, run.reporter)
     if run.step < experiment.total_steps:
-      start_lib.check_memory(experiment, run.step, compiling)
+      start_lib.await_step(experiment, run.step, compiling)
     run.clock.resume(run.reporter.before('train/useful_seconds') or 0.0)
     try:
       return run.train()
@@ -185,7 +195,7 @@ def _begin(
   clock = clock_lib.Timekeeper(clock_lib.age(workdir))
   log = workdir / workdir_lib.LOG if processes.first() else None
   watch = stack.enter_context(
-    watch_lib.Watch(e.config.train.stall_timeout, log)
+    processes.Watch(e.config.train.stall_timeout, log)
   )
   checkpoints = stack.enter_context(
     checkpoint.Checkpointer(
@@ -222,6 +232,7 @@ def _begin(
     hooks_lib.Save(),
     hooks_lib.Patience(),
     *hooks_lib.from_config(e.config),
+    hooks_lib.FirstPicture(),
     evaluations.EvaluateRest(),
     hooks_lib.Signals(),
   ]
@@ -270,7 +281,7 @@ class Run:
   experiment: experiment_lib.Experiment
   stop: monitor_lib.Stop
   clock: clock_lib.Timekeeper
-  watch: watch_lib.Watch
+  watch: processes.Watch
   checkpoints: checkpoint.Checkpointer
   reporter: reporting.Reporter
   calls: Iterator[int]

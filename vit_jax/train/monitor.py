@@ -20,7 +20,6 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from vit_jax.objectives import contract
-from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.runs import reporting
@@ -49,25 +48,25 @@ class Stop:
   they tell each other (`Monitor`, `evaluate`), and stop once all have heard.
 
   Attributes:
-    own: Number of the signal that this process received, or 0.
+    received: Number of the signal that this process received, or 0.
     heard: The largest signal number that any process has sent.
   """
 
   def __init__(self) -> None:
-    self.own = 0
+    self.received = 0
     self.heard = 0
 
   @property
   def signal(self) -> int:
     """The signal at which to stop, the same in all processes, or 0."""
-    return self.heard if jax.process_count() > 1 else self.own
+    return self.heard if jax.process_count() > 1 else self.received
 
   def __enter__(self) -> 'Stop':
-    here = threading.current_thread() is threading.main_thread()
+    is_main = threading.current_thread() is threading.main_thread()
     self._previous = {
       number: signal.signal(number, self._note)
       for number in (signal.SIGTERM, signal.SIGINT)
-      if here  # Python allows handlers only in the main thread
+      if is_main  # Python allows handlers only in the main thread
     }
     return self
 
@@ -76,9 +75,9 @@ class Stop:
       signal.signal(number, handler)
 
   def _note(self, number: int, _: object) -> None:
-    if self.own == number:  # the same signal came twice
+    if self.received == number:  # the same signal came twice
       return
-    self.own = number
+    self.received = number
     # `timeout` and some schedulers send a signal both to the process and to its
     # group. After this delay, another signal ends the process at once.
     time.sleep(_TWICE_S)
@@ -89,7 +88,7 @@ def tell(
   stop: Stop, batches: feed_lib.Feed, mesh: jax.sharding.Mesh
 ) -> jax.Array:
   """Returns the signal that this process sends, as int32 [devices]."""
-  number = stop.own if batches.error is None else train_step_lib.BROKEN
+  number = stop.received if batches.error is None else train_step_lib.BROKEN
   return mesh_lib.on_each_device(number, mesh)
 
 
@@ -190,9 +189,7 @@ class Monitor(hooks.Hook):
     self._thread = concurrent.futures.ThreadPoolExecutor(
       1, initializer=processes.block_signals
     )
-    devices = list(experiment.program.mesh.devices.flat)
-    peak = hardware.peak_flops(devices[0])
-    self._peak_flops = peak and peak * len(devices)
+    self._peak_flops = mesh_lib.peak_flops(experiment.program.mesh)
 
   def before_call(self, run: 'Run') -> None:
     """Ends a run that learns nothing; reads what comes before an evaluation."""
@@ -331,13 +328,13 @@ class Monitor(hooks.Hook):
       rates['skipped_steps'] = self.skipped.total
     metrics = _train_metrics(scalars) | loop_metrics(rates)
     self._reporter.write(step, e.epoch(step), metrics)
-    shown = {
+    fields = {
       'loss': scalars['loss'],
       'learning rate': scalars['learning_rate'],
     }
     if rates:
-      shown['images/s'] = rates['images_per_second']
-    self._reporter.progress(step, shown, e.next_evaluation(step))
+      fields['images/s'] = rates['images_per_second']
+    self._reporter.progress(step, fields, e.next_evaluation(step))
 
 
 def loop_metrics(measures: Scalars) -> Scalars:

@@ -5,11 +5,11 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
-import copy
 import functools
 import os
 import re
 from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -26,17 +26,15 @@ from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import shapes as shapes_lib
 from vit_jax.evaluation import base as evaluation_base
-from vit_jax.models import layouts
-from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
-from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
-from vit_jax.train import cost
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
-from vit_jax.train import trunk
+
+if TYPE_CHECKING:
+  from vit_jax.train import cost
 
 TrainState = state_lib.TrainState
 # For programs that run once: with level 1 LLVM takes half the time, and they
@@ -108,7 +106,8 @@ class Program:
     self.mesh = mesh_lib.make_mesh(config.mesh, devices)
     config = models.on_platform(config, self.mesh.devices.flat[0].platform)
     self.objective = objectives.create(config, features, lengths)
-    trunk.check(self.objective, self.config)
+    if self.has_own_objective:
+      config_lib.wing('vit_jax.train.trunk:check')(self.objective, self.config)
     params = jax.eval_shape(self.objective.init, jax.random.key(0))
     self.rules = rules_lib.make(
       config.optim, params, self.objective.frozen, self.objective.held
@@ -127,6 +126,11 @@ class Program:
     del config
 
   @property
+  def has_own_objective(self) -> bool:
+    """Whether the objective is a class of the user's."""
+    return not type(self.objective).__module__.startswith('vit_jax.')
+
+  @property
   def _replicated(self) -> jax.sharding.NamedSharding:
     return mesh_lib.replicated(self.mesh)
 
@@ -137,7 +141,7 @@ class Program:
 
   @property
   def _options(self) -> dict[str, Any]:
-    return hardware.compiler_options(self.mesh)
+    return mesh_lib.compiler_options(self.mesh)
 
   def variant(self, step: int) -> 'Program':
     """Returns the program of a step; most runs have one.
@@ -162,18 +166,12 @@ class Program:
 
   def with_objective(self, objective: objectives.Objective) -> 'Program':
     """Returns the program of an objective that has the same train state."""
-    other = Program.__new__(Program)
-    other.config, other.features = self.config, self.features
-    other.lengths, other.mesh = self.lengths, self.mesh
-    other.rules, other.param_shardings = self.rules, self.param_shardings
-    other.objective, other._init = objective, self._init
-    return other
-
-  def with_config(self, config: ml_collections.ConfigDict) -> 'Program':
-    """Returns this program with a config that gives the same shapes."""
-    other = copy.copy(self)
-    other.config = config
-    return other
+    program = Program.__new__(Program)
+    program.config, program.features = self.config, self.features
+    program.lengths, program.mesh = self.lengths, self.mesh
+    program.rules, program.param_shardings = self.rules, self.param_shardings
+    program.objective, program._init = objective, self._init
+    return program
 
   @functools.cached_property
   def setup(self) -> train_step_lib.Setup:
@@ -239,7 +237,7 @@ class Program:
     if function not in self._eval_steps:
       self._eval_steps[function] = self._compiled_eval(
         lambda params, batch: function(
-          self.objective, params, self._prepare(batch)
+          self.objective, params, self.prepare(batch)
         )
       )
     return self._eval_steps[function]
@@ -260,10 +258,12 @@ class Program:
     return self._eval_steps[key]
 
   @functools.cached_property
-  def flops(self) -> cost.StepFlops:
+  def flops(self) -> 'cost.StepFlops':
     """Operations of the matrix products in one step, on all devices."""
     params = self.abstract_state().params
-    return cost.step_flops(self.config, self.features, params)
+    count = config_lib.wing('vit_jax.train.cost:step_flops')
+    flops: cost.StepFlops = count(self.config, self.features, params)
+    return flops
 
   def initialise(self, params: Any = None) -> TrainState:
     """Returns the state before the first step, on the mesh.
@@ -293,7 +293,7 @@ class Program:
       self._options | ({_LEVEL: 1} if is_cpu and not is_set else {}),
     )
 
-  def _prepare(self, batch: objectives.Batch) -> objectives.Batch:
+  def prepare(self, batch: objectives.Batch) -> objectives.Batch:
     """Returns a batch with its images and maps prepared for evaluation."""
     return views.eval_batch(self.config, self.features)(batch)
 
@@ -354,7 +354,9 @@ class Program:
     if stored.keys() == sharding.leaves(target.params).keys():
       return state
     shardings = jax.tree.map(lambda x: x.sharding, target)
-    relayout = functools.partial(layouts.relayout, target=target)
+    relayout = functools.partial(
+      config_lib.wing('vit_jax.models.layouts:relayout'), target=target
+    )
     return jax.jit(relayout, out_shardings=shardings)(state)
 
   def abstract_batch(
@@ -423,34 +425,6 @@ class Program:
     compiling = thread.submit(self.compile)
     thread.shutdown(wait=False)
     return compiling
-
-  def check_evaluation(self, measures: bool) -> None:
-    """Traces the evaluation of a user's objective, to find mistakes early.
-
-    Args:
-      measures: Whether the run computes the metrics of the objective.
-
-    Raises:
-      UserError: `outputs` or `measure` returns something else than it should,
-        or logits that later commands could not compute.
-    """
-    if type(self.objective).__module__.startswith('vit_jax.'):
-      return
-    batch_size = self.config.train.batch_size
-    params, batch = (
-      self.abstract_state().params,
-      self.abstract_batch(batch_size),
-    )
-    batch = jax.eval_shape(self._prepare, batch)
-    trunk.check_outputs(self.objective, params, batch)
-    if not measures:
-      return
-
-    def evaluate(params: Any, batch: Any) -> Any:
-      outputs = contract.outputs(self.objective, params, batch)
-      return contract.measure(self.objective, outputs, batch)
-
-    jax.eval_shape(evaluate, params, batch)
 
 
 def temporary_bytes(compiled: jax.stages.Compiled) -> int:

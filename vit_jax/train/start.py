@@ -1,11 +1,12 @@
 """Checks and preparations before the first step of a run."""
 
+import collections
 from collections.abc import Iterator
 from collections.abc import Mapping
 import concurrent.futures
 import contextlib
-import json
 import pathlib
+import socket
 from typing import Any
 
 from absl import logging
@@ -14,47 +15,26 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import objectives
-from vit_jax import optim
+from vit_jax.parallel import memory
 from vit_jax.parallel import processes
-from vit_jax.plots import paper
-from vit_jax.runs import checkpoint_format
+from vit_jax.parallel import sharding
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
-from vit_jax.train import accumulation
-from vit_jax.train import describe
 from vit_jax.train import experiment as experiment_lib
-from vit_jax.train import fed as fed_lib
-from vit_jax.train import timetable
+from vit_jax.train import program as program_lib
 from vit_jax.weights import initial
 
-_SHOWN = 16  # images of the first batch in the trackers
 
-
-def check(config: ml_collections.ConfigDict, same: Mapping[str, Any]) -> None:
-  """Raises a UserError if a config is wrong, or differs between processes."""
-  if config_lib.to_dict(config) != same:
+def check(
+  config: ml_collections.ConfigDict, first_config: Mapping[str, Any]
+) -> None:
+  """Raises a UserError if a config is wrong, or is not that of process 0."""
+  if config_lib.to_dict(config) != first_config:
     raise config_lib.UserError(
       'this process has another config than process 0: give all the same flags'
     )
   experiment_lib.check(config)
-
-
-def dry_run(
-  config: ml_collections.ConfigDict, verbose: bool
-) -> dict[str, float]:
-  """Compiles a step of a config; prints its sizes as JSON, and returns them."""
-  experiment = experiment_lib.create(config)
-  for part in experiment.parts.values():
-    part.cache.check()
-  if config.train.accumulation == config_lib.AUTO:
-    experiment = accumulation.choose(experiment)
-  describe.log(experiment, verbose=verbose)
-  sizes = describe.dry_run(experiment)
-  if processes.first():
-    print(json.dumps(sizes))
-  accumulation.check(experiment, experiment.program.compile(), has_state=False)
-  return sizes
 
 
 @contextlib.contextmanager
@@ -62,11 +42,11 @@ def owning(path: pathlib.Path) -> Iterator[None]:
   """Locks the work directory and logs there, only in the first process."""
   with contextlib.ExitStack() as stack:
 
-    def own() -> None:
+    def lock_and_log() -> None:
       stack.enter_context(workdir_lib.lock(path))
       stack.enter_context(reporting.log_to(path / workdir_lib.LOG))
 
-    processes.call_on_first(own)
+    processes.call_on_first(lock_and_log)
     yield
 
 
@@ -112,11 +92,11 @@ def check_data(experiment: experiment_lib.Experiment) -> None:
   firsts = processes.call_on_first(lambda: prints)
 
   def compare() -> None:
-    others = [name for name in prints if prints[name] != firsts[name]]
-    if others:
+    different = [name for name in prints if prints[name] != firsts[name]]
+    if different:
       raise config_lib.UserError(
-        f'the data for {", ".join(others)} are not those that process 0 sees:'
-        ' bring the same files to all hosts'
+        f'the data for {", ".join(different)} are not those that process 0'
+        ' sees: bring the same files to all hosts'
       )
 
   processes.call_on_all(compare)
@@ -143,73 +123,7 @@ def look(
   return config_lib.to_dict(resumed), done
 
 
-def check_longer(
-  path: pathlib.Path, experiment: experiment_lib.Experiment
-) -> None:
-  """Lets a finished run go on if its duration was raised.
-
-  Args:
-    path: The work directory, with the config of the run so far.
-    experiment: The experiment, with the new duration.
-
-  Raises:
-    UserError: The new duration is shorter; or the run is in the cooldown of the
-      old one, so its learning rate has already fallen.
-  """
-  stored = safe_io.read_json(path / 'config.json')
-  if stored is None:
-    return
-  before = config_lib.from_dict(stored)
-  if before.train.duration == experiment.config.train.duration:
-    return
-  lengths = timetable.find_lengths(before, experiment.lengths.examples)
-  steps = [
-    int(x.name) for x in checkpoint_format.newest_first(path / 'checkpoints')
-  ]
-  cooldown = optim.schedule(before.optim).cooldown_steps(lengths)
-  step, start = max(steps, default=0), lengths.total - cooldown
-  if experiment.total_steps < lengths.total:
-    problem = f'ends at step {lengths.total}, and can be made longer alone'
-  elif step > start and cooldown:
-    problem = (
-      f'is at step {step}, in the cooldown from step {start} on of its duration'
-      f' {before.train.duration!r}: train on from its parameters in another'
-      f' --workdir, with --config.init_from.path={path}'
-    )
-  else:
-    (path / 'DONE').unlink(missing_ok=True)
-    return
-  raise config_lib.UserError(f'{path} {problem}')
-
-
-def check_devices(
-  path: pathlib.Path, config: ml_collections.ConfigDict
-) -> None:
-  """Checks that a resumed run draws the masks of dropout as it did before.
-
-  Args:
-    path: The work directory.
-    config: The full config.
-
-  Raises:
-    UserError: With train.rng='rbg' the masks depend on the mesh, which follows
-      the number of devices, and that is another one.
-  """
-  record = safe_io.read_json(path / 'run.json')
-  mesh = config.mesh.data, config.mesh.fsdp, config.mesh.tensor
-  if record is None or config.train.rng != 'rbg' or -1 not in mesh:
-    return
-  before, count = record['runs'][-1]['devices']['count'], jax.device_count()
-  if before != count:
-    raise config_lib.UserError(
-      f'{path} was trained on {config_lib.counted(before, "device")}, not on'
-      f" {count}: with config.train.rng='rbg' the masks of dropout depend on"
-      ' this, so that the run would not go on as it began; resume it on as'
-      ' many, or give another --workdir'
-    )
-
-
-def check_memory(
+def await_step(
   experiment: experiment_lib.Experiment,
   step: int,
   compiling: concurrent.futures.Future[jax.stages.Compiled] | None,
@@ -225,18 +139,102 @@ def check_memory(
     compiled = compiling.result()
   else:
     compiled = experiment.program.compile(experiment.first_call(step))
-  accumulation.check(experiment, compiled, has_state=True)
+  check_memory(experiment, compiled, has_state=True)
 
 
-def show(
-  experiment: experiment_lib.Experiment,
-  step: int,
-  reporter: reporting.Reporter,
-) -> None:
-  """Shows the config in the trackers and, at step 0, the model's first input.
+def check_state_memory(experiment: experiment_lib.Experiment) -> None:
+  """Checks that the train state fits in memory, before anything is compiled.
 
-  The step may still be compiling in its thread.
+  Raises:
+    UserError: The state does not fit.
   """
+  needed = needed_memory(experiment, 0, has_state=False)
+  room = free_memory(experiment)
+  if needed > room:
+    raise config_lib.UserError(
+      f'the train state needs {gib(needed)} of memory{per_device(experiment)},'
+      f' and {gib(room)} is free: split it with config.mesh.fsdp, or take a'
+      ' smaller model'
+    )
+
+
+def check_memory(
+  experiment: experiment_lib.Experiment,
+  compiled: jax.stages.Compiled,
+  has_state: bool,
+) -> None:
+  """Checks that a step fits in memory.
+
+  Args:
+    experiment: The experiment that runs.
+    compiled: Its first call.
+    has_state: Whether the train state is already on the devices.
+
+  Raises:
+    UserError: The step does not fit; the error says what would fit.
+  """
+  temporary = program_lib.temporary_bytes(compiled)
+  needed = needed_memory(experiment, temporary, has_state)
+  room = free_memory(experiment)
+  if needed <= room:
+    return
+  if has_state:
+    state = sharding.bytes_per_device(experiment.program.abstract_state())
+    needed, room = needed + state, room + state
+  too_large = config_lib.wing('vit_jax.train.accumulation:too_large')
+  raise too_large(experiment, temporary, needed, room)
+
+
+def free_memory(experiment: experiment_lib.Experiment) -> int:
+  """Returns the free memory of the device with the least, in bytes."""
+  free = memory.free_per_device(experiment.program.mesh.local_devices)
+  everywhere = processes.gather((socket.gethostname(), free))
+  if not is_on_host(experiment):
+    return min(free for _, free in everywhere)
+  # Processes on one host share its memory.
+  sharing = collections.Counter(host for host, _ in everywhere)
+  return min(free // sharing[host] for host, free in everywhere)
+
+
+def is_on_host(experiment: experiment_lib.Experiment) -> bool:
+  """Whether the devices share the memory of the host."""
+  return experiment.program.mesh.devices.flat[0].platform == 'cpu'
+
+
+def needed_memory(
+  experiment: experiment_lib.Experiment, temporary: int, has_state: bool
+) -> int:
+  """Returns the least memory that a step needs per device, in bytes."""
+  program = experiment.program
+  needed = steps_held(experiment) * temporary
+  if has_state:
+    return needed
+  return needed + sharding.bytes_per_device(program.abstract_state())
+
+
+def steps_held(experiment: experiment_lib.Experiment) -> int:
+  """Returns how many steps' temporary memory is held at once.
+
+  The next step is dispatched before the current one has ended. On a CPU its
+  memory is allocated at that time, but not used until the step begins.
+  """
+  return 2 if is_on_host(experiment) and memory.has_address_limit() else 1
+
+
+def per_device(experiment: experiment_lib.Experiment) -> str:
+  """Returns ' for each device' if there are several."""
+  return ' for each device' if experiment.program.mesh.size > 1 else ''
+
+
+def gib(size: float) -> str:
+  """Returns bytes as text for people."""
+  return f'{size / 2**30:.2f} GiB'
+
+
+def show_config(
+  experiment: experiment_lib.Experiment, reporter: reporting.Reporter
+) -> None:
+  """Shows the config in the trackers, and what of it is not the default."""
   plain = config_lib.default()
   default_name = plain.model.name
   plain.model.name = experiment.config.model.name
@@ -246,15 +244,3 @@ def show(
     for x in (experiment.config, plain)
   )
   reporter.describe(config, defaults | {'model.name': default_name})
-  if step or not processes.first():
-    return
-  for name, part in experiment.parts.items():
-    try:
-      fed = fed_lib.draw(
-        part.config, part.source, part.program.objective, step, _SHOWN
-      )
-    except config_lib.UserError:
-      return  # the loop reads the same image first, and reports the error
-    pixels = fed_lib.sheet(fed, 'The first images, as the model gets them')
-    png = paper.encode(pixels)
-    reporter.show(step, f'train/{name}/images' if name else 'train/images', png)

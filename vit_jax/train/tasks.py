@@ -36,7 +36,7 @@ from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import tables
 from vit_jax.data import base as data_base
-from vit_jax.data import cache as cache_lib
+from vit_jax.data import sources
 from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
@@ -48,7 +48,6 @@ from vit_jax.train import feed
 from vit_jax.train import program as program_lib
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
-from vit_jax.train import timetable
 from vit_jax.train.experiment import Experiment
 from vit_jax.train.state import TrainState
 
@@ -74,7 +73,7 @@ def build(
     with config_lib.explained(f'task {name}'):
       splits[name] = experiment_lib.open_splits(task_config)
   sizes = {name: len(x['train']) for name, x in splits.items()}
-  lengths = timetable.find_lengths(config, _epoch(config, configs, sizes))
+  lengths = experiment_lib.find_lengths(config, _epoch(config, configs, sizes))
   order = draw(config, configs, sizes, lengths.total)
   tasks: dict[str, Experiment] = {}
   for i, (name, task_config) in enumerate(configs.items()):
@@ -112,8 +111,10 @@ def _join(
     for use, source in task.splits.items()
   }
   return Tasks(
-    **timetable.make(config, program.lengths),
-    cache=cache_lib.Cache(config, program.mesh, splits),
+    config=config,
+    lengths=program.lengths,
+    total_steps=program.lengths.total,
+    cache=sources.keep(config, program.mesh, splits),
     evaluators={
       f'{name}_{key}': evaluator
       for name, task in tasks.items()
@@ -236,7 +237,7 @@ class Tasks(Experiment):
 
   def measured(
     self, state: TrainState, names: Sequence[str]
-  ) -> Iterator[timetable.Measured]:
+  ) -> Iterator[experiment_lib.Measured]:
     """Yields what to evaluate, for each task."""
     for name, task in self.tasks.items():
       keys = {f'{name}_{key}': key for key in task.evaluators}
@@ -244,7 +245,7 @@ class Tasks(Experiment):
       if keys:
         params = self.program.part(state, name).eval_params
         place = f'config.tasks.{name}.evals'
-        yield timetable.Measured(task, params, keys, place)
+        yield experiment_lib.Measured(task, params, keys, place)
 
   def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
     """Returns what is wrong with the run, as objectives see it."""

@@ -21,6 +21,7 @@ from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.objectives import base
 from vit_jax.objectives import contract
+from vit_jax.train import program as program_lib
 from vit_jax.weights import fit
 from vit_jax.weights.formats import whole
 
@@ -31,14 +32,12 @@ def check(
   """Checks that `load` will give the model that an objective trains.
 
   Args:
-    objective: The objective; one of this package is not checked.
+    objective: The objective, a class of the user's.
     config: The full config, with all values set.
 
   Raises:
     UserError: The model is another one, or its parameters are.
   """
-  if type(objective).__module__.startswith('vit_jax.'):
-    return
   config, outputs = (
     config.copy_and_resolve_references(),
     objective.output_facts(),
@@ -64,7 +63,33 @@ def check(
     )
 
 
-def check_outputs(
+def check_evaluation(program: program_lib.Program, measures: bool) -> None:
+  """Traces the evaluation of a user's objective, to find mistakes early.
+
+  Args:
+    program: The program of the objective.
+    measures: Whether the run computes the metrics of the objective.
+
+  Raises:
+    UserError: `outputs` or `measure` returns something else than it should, or
+      logits that later commands could not compute.
+  """
+  objective, params = program.objective, program.abstract_state().params
+  batch = jax.eval_shape(
+    program.prepare, program.abstract_batch(program.config.train.batch_size)
+  )
+  _check_outputs(objective, params, batch)
+  if not measures:
+    return
+
+  def evaluate(params: Any, batch: Any) -> Any:
+    outputs = contract.outputs(objective, params, batch)
+    return contract.measure(objective, outputs, batch)
+
+  jax.eval_shape(evaluate, params, batch)
+
+
+def _check_outputs(
   objective: objectives.Objective, params: Any, batch: Any
 ) -> None:
   """Checks that the logits of an objective are those of the model.
@@ -119,7 +144,10 @@ def _check_model(
       " layers beside it, with parameters beside those of the 'trunk'"
       ' (docs/methods.md)'
     )
-  actual, expected = models.full_values(model), models.full_values(built)
+  if model == built:
+    return
+  full_values = config_lib.wing('vit_jax.models.describing:full_values')
+  actual, expected = full_values(model), full_values(built)
   for name, configured in expected.items():
     value = actual[name]
     if value != configured and name not in models.EXECUTION:

@@ -1,6 +1,5 @@
 """Loads trained models of this and other packages, ready to predict."""
 
-from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import dataclasses
@@ -23,7 +22,6 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax.config import recipes
 from vit_jax.data import features as features_lib
-from vit_jax.models import layouts
 from vit_jax.models import values as values_lib
 from vit_jax.models import zoo
 from vit_jax.runs import safe_io
@@ -97,7 +95,11 @@ class Loaded:
     """
     is_known = self.classes or 'logits' in self.preprocess.outputs
     if self.model.num_classes == 1 and not is_known:
-      return features_lib.Number(('output',))
+      number = features_lib.from_dict(
+        {'kind': 'Number', 'quantities': ('output',)}
+      )
+      assert isinstance(number, features_lib.Target)
+      return number
     return self.preprocess.target
 
   def outputs(self, images: Any) -> dict[str, np.ndarray]:
@@ -115,8 +117,8 @@ class Loaded:
     Raises:
       UserError: An image cannot be read.
     """
-    found = self._all(self.params, self.preprocess(images))
-    return {name: np.asarray(x, np.float32) for name, x in found.items()}
+    outputs = self._all(self.params, self.preprocess(images))
+    return {name: np.asarray(x, np.float32) for name, x in outputs.items()}
 
   def predict(self, images: Any) -> np.ndarray:
     """Classifies images.
@@ -154,16 +156,16 @@ class Loaded:
 
     def apply(params: Any, images: jax.Array) -> Any:
       variables = {'params': params}
-      found: dict[str, Any] = {'features': headless.apply(variables, images)}
+      outputs: dict[str, Any] = {'features': headless.apply(variables, images)}
       if not self.model.num_classes:
-        return found
-      found['logits'] = self.model.apply(variables, images)
+        return outputs
+      outputs['logits'] = self.model.apply(variables, images)
       if 'std' in facts:
         mean, std = (
           jnp.asarray(facts[k], jnp.float32) for k in ('mean', 'std')
         )
-        found['numbers'] = found['logits'] * std + mean
-      return found
+        outputs['numbers'] = outputs['logits'] * std + mean
+      return outputs
 
     return jax.jit(apply)
 
@@ -188,10 +190,10 @@ class Loaded:
       **model_overrides: Values of `models.KEYS`.
 
     Raises:
-      UserError: The parameters do not fit, or a field does not exist.
+      UserError: The parameters do not fit, or a key does not exist.
     """
     quantized.check(quantize, self.params)
-    target = self._with_fields(num_classes, model_overrides)
+    target = self._with_keys(num_classes, model_overrides)
     is_int8 = quantize == 'int8'
     if is_int8 and 'scan' not in model_overrides:
       if quantized.can_scan(target, self.beside):
@@ -225,28 +227,19 @@ class Loaded:
       beside=beside,
     )
 
-  def _with_fields(
+  def _with_keys(
     self, num_classes: int | None, overrides: Mapping[str, Any]
   ) -> models.Model:
-    """Returns the module with other fields, without parameters."""
+    """Returns the module with other values of keys, without parameters."""
     model, changes = self.model, dict(overrides)
     if num_classes is not None and num_classes != model.num_classes:
       model = models.without_head(model)
       changes['num_classes'] = num_classes
     if 'dtype' in changes:
       changes['dtype'] = _dtype(changes['dtype'])
-    with _explained():
-      return models.with_keys(model, **changes)
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-  """Raises a UserError for the ValueError about fields of a model."""
-  try:
     with model_fields.explained():
-      yield
-  except ValueError as e:
-    raise config_lib.UserError(config_lib.one_line(e)) from None
+      with_keys = config_lib.wing('vit_jax.models.describing:with_keys')
+      return with_keys(model, **changes)
 
 
 def _dtype(name: Any) -> Any:
@@ -276,7 +269,7 @@ def load(
 ) -> Loaded:
   """Loads a model of Google (npz), timm, Hugging Face, torchvision or ours.
 
-  Shapes of the arrays determine the architecture. Fields that they do not show
+  Shapes of the arrays determine the architecture. Values that they do not show
   (heads of a fused qkv, GELU, epsilon, normalisation) come from
   `model_overrides`, else from config.json in the same directory, else from the
   published sizes.
@@ -344,12 +337,12 @@ def load(
     keys = {**(unseen or {}), **overrides}
     size = None if image_size is None else fit.pair(image_size)
     loaded = _from_file(local, keys, position_size or size, state)
-  wanted = num_classes, image_size, resize, quantize
+  choices = num_classes, image_size, resize, quantize
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size
-  if fits and not overrides and all(x is None for x in wanted):
+  if fits and not overrides and all(x is None for x in choices):
     return loaded
   with config_lib.explained(str(path)):
-    return loaded.adapted(*wanted, **overrides)
+    return loaded.adapted(*choices, **overrides)
 
 
 def check_path(path: str) -> None:
@@ -399,8 +392,8 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
   with config_lib.explained(str(workdir), ValueError):
     model, expected = model_of_run(config, preprocess)
-  everything, _, found = restoring.restore_params(workdir, step)
-  params = layouts.join_runs(whole_lib.at(everything, preprocess.trunk))
+  everything, _, checkpoint = restoring.restore_params(workdir, step)
+  params = whole_lib.at(everything, preprocess.trunk)
   flat = traverse_util.flatten_dict(params, sep='/')
   if problems := fit.different_arrays(flat, expected):
     raise config_lib.UserError(
@@ -412,7 +405,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   resize = config.init_from.resize or 'corner'
   if config.train.patch_sizes:  # as in its training
     resize = 'linear_antialias'
-  origin = origin_lib.read(workdir, found)
+  origin = origin_lib.read(workdir, checkpoint)
   return Loaded(
     model,
     params,

@@ -53,7 +53,11 @@ from vit_jax.weights import resize as resize_lib
 
 Grid = tuple[int, int]
 
-_PREFIX = ('class_token', 'distillation_token', 'register_tokens')
+# The last one has no position.
+_TOKENS = (
+  *('class_token', 'distillation_token', 'register_tokens'),
+  'mask_token',
+)
 
 
 def adapt(
@@ -95,8 +99,7 @@ def adapt(
   expected = fit.expected_shapes(target, target_grid, channels)
   _adapt_embedding(edit, target, channels)
   if isinstance(source, vit.ViT) and isinstance(target, vit.ViT):
-    _adapt_mask_token(edit, source, target)
-    rows = _adapt_prefix(edit, source, target, source_grid)
+    rows = _adapt_tokens(edit, source, target, source_grid)
     grids = source_grid, target_grid
     _adapt_positions(edit, source, target, grids, rows, resize)
     relative.adapt(edit, source, target, grids, resize)
@@ -140,8 +143,7 @@ def _check_source(params: Mapping[str, Any], model: models.Model) -> None:
   """Checks that no array is missing: it would be taken for a new one."""
   names = ['head/kernel', 'head/bias'] if model.num_classes else []
   if isinstance(model, vit.ViT):
-    names += model.prefix
-    names += ['mask_token'] * model.mask_token
+    names += [name for name in _TOKENS if _count(model, name)]
     if position_kind(model)[0] == 'learned':
       names.append('position_embedding')
   missing = [name for name in names if name not in params]
@@ -166,9 +168,11 @@ def _adapt_embedding(edit: edit_lib.Edit, target: Any, channels: int) -> None:
   if patch in edit.params:
     kernel, size = edit.host(patch), _patch_size(target)
     if kernel.shape[:-2] != size:
-      how = 'pseudo-inverse' if len(size) == 2 else 'in its middle frame'
-      how = f'patch {fit.show(kernel.shape[:-2])} -> {fit.show(size)}, {how}'
-      edit.put(patch, fit.patch_kernel(target, kernel, size), how)
+      method = 'pseudo-inverse' if len(size) == 2 else 'in its middle frame'
+      method = (
+        f'patch {fit.show(kernel.shape[:-2])} -> {fit.show(size)}, {method}'
+      )
+      edit.put(patch, fit.patch_kernel(target, kernel, size), method)
 
 
 def _patch_size(model: models.Model) -> tuple[int, ...]:
@@ -178,10 +182,10 @@ def _patch_size(model: models.Model) -> tuple[int, ...]:
   return size
 
 
-def _adapt_prefix(
+def _adapt_tokens(
   edit: edit_lib.Edit, source: vit.ViT, target: vit.ViT, grid: Grid
 ) -> dict[str, np.ndarray]:
-  """Keeps, drops or adds the tokens before the patches.
+  """Keeps, drops or adds the tokens beside the patches.
 
   Returns:
     Positions that the model needs, [1, n, D] by token name, and the
@@ -189,37 +193,23 @@ def _adapt_prefix(
   """
   old_rows = _split_positions(edit, source, grid)
   rows = {k: x for k, x in old_rows.items() if k == 'patches'}
-  d = source.hidden_size
-  for name in _PREFIX:
-    is_in = name in source.prefix
-    if name not in target.prefix:
-      if is_in:
-        has_row = name in old_rows
-        edit.drop(name, 'dropped' + ', and its position' * has_row)
-      continue
-    count = _count(target, name)
-    token = edit.host(name) if is_in else np.zeros((1, 0, d), np.float32)
+  for name in _TOKENS:
+    is_in, count = bool(_count(source, name)), _count(target, name)
     row = old_rows.get(name)
+    if not count:
+      if is_in:
+        edit.drop(name, 'dropped' + ', and its position' * (row is not None))
+      continue
+    token = np.zeros((1, 0, source.hidden_size), np.float32)
+    token = edit.host(name) if is_in else token
     if name in _positioned(target):
-      rows[name] = np.zeros((1, count, d), np.float32)
+      rows[name] = np.zeros((1, count, source.hidden_size), np.float32)
       if row is not None:
         kept = row[:, :count]
         rows[name][:, : kept.shape[1]] = kept
       row = None
     _adapt_token(edit, name, token, row, count)
   return rows
-
-
-def _adapt_mask_token(
-  edit: edit_lib.Edit, source: vit.ViT, target: vit.ViT
-) -> None:
-  """Drops the token of masked patches, or adds a new one."""
-  name = 'mask_token'
-  if source.mask_token and not target.mask_token:
-    edit.drop(name, 'dropped')
-  if target.mask_token and not source.mask_token:
-    new = _fresh_tokens(name, 1, source.hidden_size)
-    edit.put(name, new, 'new: normal(0.02)', is_fresh=True)
 
 
 def _adapt_token(
@@ -247,8 +237,8 @@ def _adapt_token(
   elif token.shape[1] < count:
     new = _fresh_tokens(name, count, token.shape[2])[:, token.shape[1] :]
     token = np.concatenate([token, new], axis=1)
-    what = 'normal(0.02)' if new.any() else 'zeros'
-    done.append(f'{new.shape[1]} added: {what}')
+    values = 'normal(0.02)' if new.any() else 'zeros'
+    done.append(f'{new.shape[1]} added: {values}')
   if done:
     edit.put(name, token[:, :count], '; '.join(done))
 
@@ -273,15 +263,15 @@ def _adapt_positions(
     elif done:
       edit.note(path, None, None, done[0])
     return
-  patches, how = _patch_positions(source, grids, rows.get('patches'), method)
-  if how:
-    done.append(how)
-  before = [(name, _count(source, name)) for name in _positioned(source)]
-  after = [(name, _count(target, name)) for name in _positioned(target)]
-  if before != after and path in edit.params:
-    done.append(f'other tokens: {_tokens(before)} -> {_tokens(after)}')
+  patches, action = _patch_positions(source, grids, rows.get('patches'), method)
+  if action:
+    done.append(action)
+  counts = [_positioned(model) for model in (source, target)]
+  if counts[0] != counts[1] and path in edit.params:
+    texts = (', '.join(f'{n} {name}' for name, n in x.items()) for x in counts)
+    done.append('other tokens: ' + ' -> '.join(x or 'none' for x in texts))
   if done:
-    table = [*(rows[name] for name, _ in after), patches]
+    table = [*(rows[name] for name in counts[1]), patches]
     edit.put(path, np.concatenate(table, axis=1), '; '.join(done))
 
 
@@ -317,10 +307,9 @@ def _split_positions(
   if position_kind(source)[0] != 'learned':
     return {}
   table, rows, start = edit.host(path), {}, 0
-  for name in _positioned(source):
-    stop = start + _count(source, name)
-    rows[name] = table[:, start:stop]
-    start = stop
+  for name, count in _positioned(source).items():
+    rows[name] = table[:, start : start + count]
+    start += count
   rows['patches'] = table[:, start:]
   if rows['patches'].shape[1] != grid[0] * grid[1]:
     raise UserError(
@@ -335,17 +324,16 @@ def _fresh_tokens(name: str, count: int, d: int) -> np.ndarray:
   """Returns new tokens [1, count, D]: zeros for class tokens, else random."""
   if name == 'class_token':
     return np.zeros((1, count, d), np.float32)
-  rng = np.random.default_rng([*_PREFIX, 'mask_token'].index(name))
+  rng = np.random.default_rng(_TOKENS.index(name))
   return rng.normal(0, 0.02, (1, count, d)).astype(np.float32)
 
 
-def _positioned(model: vit.ViT) -> tuple[str, ...]:
-  """Returns names of the tokens before the patches with a learned position."""
+def _positioned(model: vit.ViT) -> dict[str, int]:
+  """Returns how many of which tokens before the patches have positions."""
   kind, tokens = position_kind(model)
-  if kind != 'learned':
-    return ()
-  names = {'all': _PREFIX, 'class': _PREFIX[:1], 'patches': ()}
-  return tuple(x for x in model.prefix if x in names[tokens])
+  names = {'all': _TOKENS, 'class': _TOKENS[:1]}.get(tokens, ())
+  names = names if kind == 'learned' else ()
+  return {name: _count(model, name) for name in model.prefix if name in names}
 
 
 def position_kind(model: vit.ViT) -> tuple[str, str]:
@@ -362,7 +350,11 @@ def position_kind(model: vit.ViT) -> tuple[str, str]:
 
 
 def _count(model: vit.ViT, name: str) -> int:
-  return model.registers if name == 'register_tokens' else 1
+  """Returns how many tokens of a kind a model has."""
+  if name == 'mask_token':
+    return int(model.mask_token)
+  number = model.registers if name == 'register_tokens' else 1
+  return number if name in model.prefix else 0
 
 
 def _adapt_heads(
@@ -484,7 +476,3 @@ def _as_scanned(params: dict[str, Any], target: Any) -> dict[str, Any]:
   if not getattr(target, 'scan', False):
     return layouts.unstack_layers(params)
   return params if 'blocks' in params else layouts.stack_layers(params)
-
-
-def _tokens(counts: Sequence[tuple[str, int]]) -> str:
-  return ', '.join(f'{n} {name}' for name, n in counts) or 'none'

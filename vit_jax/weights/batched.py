@@ -53,39 +53,18 @@ def in_batches(
   """
   count = len(inputs[0])
   size = -(-count // -(-count // batch_size))  # equal parts: little padding
-  results: Any = None
+  results = []
   for start in range(0, count, size):
-    parts = [x[start : start + size] for x in inputs]
-    filled = len(parts[0])
-    found = apply(*(_padded(x, size) for x in parts))
-    found = jax.tree.map(np.asarray, found)
-    if filled == count:
-      return found
-    if results is None:
-      results = jax.tree.map(lambda x: _empty(x, count, axis), found)
-    put = functools.partial(_put, start=start, filled=filled, axis=axis)
-    jax.tree.map(put, results, found)
-  return results
-
-
-def _padded(x: np.ndarray, size: int) -> np.ndarray:
-  """Pads x [b, ...] to a size by repeating its last element."""
-  if len(x) == size:
-    return x
-  return np.concatenate([x, np.repeat(x[-1:], size - len(x), axis=0)])
-
-
-def _empty(like: np.ndarray, count: int, axis: int) -> np.ndarray:
-  shape = (*like.shape[:axis], count, *like.shape[axis + 1 :])
-  return np.empty(shape, like.dtype)
-
-
-def _put(
-  whole: np.ndarray, part: np.ndarray, start: int, filled: int, axis: int
-) -> None:
-  """Copies the first `filled` elements of a part into the whole."""
-  target = np.moveaxis(whole, axis, 0)
-  target[start : start + filled] = np.moveaxis(part, axis, 0)[:filled]
+    batch = [x[start : start + size] for x in inputs]
+    padding = [np.repeat(x[-1:], size - len(x), axis=0) for x in batch]
+    padded = map(np.concatenate, zip(batch, padding, strict=True))
+    results.append(jax.tree.map(np.asarray, apply(*padded)))
+  if len(results) == 1:
+    return results[0]
+  index = (slice(None),) * axis + (slice(count),)
+  return jax.tree.map(
+    lambda *parts: np.concatenate(parts, axis)[index], *results
+  )
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -50,8 +50,8 @@ def features(
       read.
   """
   check_tokens(vit)
-  wanted = range(depth(vit)) if layers is None else layers
-  index = np.asarray([layer_index(vit, layer) for layer in wanted], np.int32)
+  chosen = range(depth(vit)) if layers is None else layers
+  index = np.asarray([layer_index(vit, layer) for layer in chosen], np.int32)
   return reduced(
     vit, images, ('tokens',), lambda seen: seen['tokens'][index], 1, batch_size
   )
@@ -185,8 +185,10 @@ def prepared(vit: weights.Loaded, images: Any) -> np.ndarray:
   Raises:
     UserError: An image cannot be read, or is not of the model's size.
   """
-  made = getattr(images, 'dtype', None) == np.float32 and images.ndim == 4
-  if not made:
+  is_prepared = (
+    getattr(images, 'dtype', None) == np.float32 and images.ndim == 4
+  )
+  if not is_prepared:
     return vit.preprocess(images)
   shape = (*vit.preprocess.image_size, vit.preprocess.channels)
   if not len(images) or images.shape[1:] != shape:
@@ -265,10 +267,10 @@ def _look(
 ) -> dict[str, jax.Array]:
   variables = {'params': params}
   logits, state = model.apply(variables, images, mutable=['intermediates'])
-  seen = {'logits': logits, **state['intermediates']}
-  if 'attention' in names and 'attention' not in seen:
+  outputs = {'logits': logits, **state['intermediates']}
+  if 'attention' in names and 'attention' not in outputs:
     raise UserError(
       'the attention of the model does not return its weights: let its class'
       " call context.capture('attention', weights), [B, H, T, T]"
     )
-  return {name: seen[name].astype(jnp.float32) for name in names}
+  return {name: outputs[name].astype(jnp.float32) for name in names}

@@ -46,8 +46,8 @@ def grid(model: models.Model, size: tuple[int, ...]) -> tuple[int, int]:
       f'images of {show(size)} pixels do not divide into patches of'
       f' {show(patch)}: give another image_size'
     )
-  found = tuple(n // p for n, p in zip(size, patch, strict=True))
-  return cast(tuple[int, int], found)
+  sides_in_patches = tuple(n // p for n, p in zip(size, patch, strict=True))
+  return cast(tuple[int, int], sides_in_patches)
 
 
 def image_size(model: models.Model, grid: tuple[int, ...]) -> tuple[int, ...]:
@@ -85,13 +85,13 @@ def sides(image_size: Any, like: tuple[int, ...]) -> tuple[int, int]:
     return pair(image_size)
   if isinstance(image_size, int):
     image_size = (image_size,) * len(like)
-  found = config_lib.sides(image_size)
-  if len(found) != len(like):
+  size = config_lib.sides(image_size)
+  if len(size) != len(like):
     raise UserError(
       f'image_size is {image_size}, but the model takes volumes: write (depth,'
       ' height, width)'
     )
-  return cast(tuple[int, int], found)
+  return cast(tuple[int, int], size)
 
 
 def expected_shapes(
@@ -204,20 +204,20 @@ def _different_fields(source: models.Model, target: models.Model) -> list[str]:
 
 
 def different_shapes(
-  found: Mapping[str, tuple[int, ...]],
+  stored: Mapping[str, tuple[int, ...]],
   expected: Mapping[str, tuple[int, ...]],
   places: tuple[str, str] = ('the checkpoint', 'the model'),
 ) -> list[str]:
   """Lists missing, unexpected and misshapen arrays; groups those of layers.
 
   Args:
-    found: Shapes in the checkpoint by path, layers unrolled.
+    stored: Shapes in the checkpoint by path, layers unrolled.
     expected: Shapes in the model.
     places: Names of the two.
   """
   differences: dict[str, list[str]] = {}
-  for path in found.keys() | expected.keys():
-    old, new = found.get(path), expected.get(path)
+  for path in stored.keys() | expected.keys():
+    old, new = stored.get(path), expected.get(path)
     if old != new:
       text = f'{show(old)} in {places[0]}, {show(new)} in {places[1]}'
       if old is None or new is None:

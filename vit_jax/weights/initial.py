@@ -114,17 +114,19 @@ def fill_model(config: ml_collections.ConfigDict) -> None:
   """
   if config.model.name == config_lib.INIT_FROM:
     return
-  for key, value in _model_values(config).items():
-    if key in config.model and config.model[key] is None:
-      if key != 'num_classes':
-        config_lib.set_value(config, f'model.{key}', value)
+  with config_lib.explained('config.model', ValueError):
+    values = models.values_in_force(config.model)
+  for key, value in values.items():
+    if config.model[key] is None and key != 'num_classes':
+      config_lib.set_value(config, f'model.{key}', value)
 
 
 def _model_values(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """Returns the keys and options that `config.model` stands for, by name."""
   with config_lib.explained('config.model', ValueError):
     model = models.from_config(config.model, 0)
-  return models.full_values(model) | models.key_values(model)
+  describing = config_lib.wing('vit_jax.models.describing')
+  return describing.full_values(model) | describing.key_values(model)
 
 
 def aligned(
@@ -166,7 +168,8 @@ def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
   """Sets the model's fields, except for those that each run chooses."""
   if config.model.num_classes != model.num_classes:
     model = models.without_head(model)
-  values = models.config_values(model)
+  read = config_lib.wing('vit_jax.models.describing:config_values')
+  values = read(model)
   config.model.name = values.pop('name')
   for key, value in values.items():
     if config.model[key] is None and key not in _CHOSEN:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import contextlib
 from typing import Any
 
+from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.config import synonyms
 from vit_jax.models import fields
@@ -15,8 +16,8 @@ def create_model(
   """Returns the Linen module of a name; see `vit_jax.models.create_model`.
 
   Raises:
-    ValueError: The name or a field is unknown, or the fields do not fit. For a
-      field of timm's or Hugging Face's models it names ours.
+    UserError: The name or a key of `config.model` is unknown, or the values do
+      not fit. For a key of timm's or Hugging Face's models it names ours.
   """
   with explained():
     return models.create_model(name, num_classes, **overrides)
@@ -24,13 +25,16 @@ def create_model(
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-  """Says what was meant by an unknown field of a model.
+  """Says in one line what is wrong with keys of `config.model`.
 
   Raises:
-    ValueError: There is no such field.
+    UserError: There is no such key, or the values do not fit.
   """
   try:
     yield
-  except fields.UnknownFieldError as e:
-    hint = synonyms.field_meant(e.name, e.known)
-    raise ValueError(f'{e.what}: {hint}' if hint else str(e)) from None
+  except ValueError as e:
+    reason = config_lib.one_line(e)
+    if isinstance(e, fields.UnknownFieldError):
+      hint = synonyms.field_meant(e.name, e.known)
+      reason = f'{e.what}: {hint}' if hint else reason
+    raise config_lib.UserError(reason) from None

@@ -5,6 +5,7 @@ preprocessor_config.json. A missing field has the library's default. An
 unsupported value is an error that names it.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
 import math
@@ -113,6 +114,20 @@ def of_timm(
     usual_fill = tuple(round(255 * x) for x in mean)
     preprocess['fill'] = usual_fill if fill is None else (fill,)
   return preprocess, silent
+
+
+def as_timm(
+  usual: Usual,
+) -> Callable[[Any, Pair, int], tuple[dict[str, Any], str]]:
+  """Returns `Format.preprocess` of files beside which timm's config may be."""
+
+  def preprocess(
+    file: Any, size: Pair, channels: int
+  ) -> tuple[dict[str, Any], str]:
+    content, silent = of_timm(file.config, size, channels, usual)
+    return {'classes': (), **content}, silent
+
+  return preprocess
 
 
 CLIP = (

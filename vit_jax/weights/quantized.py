@@ -108,10 +108,10 @@ def _quantized(path: tuple[Any, ...], x: Any) -> Any:
     return x
   import qwix
 
-  others = [i for i in range(x.ndim) if i != sides.index(max(sides))]
+  other_axes = [i for i in range(x.ndim) if i != sides.index(max(sides))]
   return Kernel(
     qwix.quantize(
-      jnp.asarray(x, jnp.float32), jnp.int8, channelwise_axes=others
+      jnp.asarray(x, jnp.float32), jnp.int8, channelwise_axes=other_axes
     )
   )
 

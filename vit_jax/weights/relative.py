@@ -54,11 +54,11 @@ def adapt(
       " 'relative_bias(shared=False)', beside what else it has"
     )
   shared = edit.host(_NAME) if kinds[0] == 'shared' else None
-  wanted = _paths(edit, target)
+  paths = _paths(edit, target)
   for path in [x for x in edit.params if x.split('/')[-1] == _NAME]:
-    if path not in wanted:
+    if path not in paths:
       edit.drop(path, f'{kinds[0]} -> {kinds[1]}')
-  for path, layers in wanted.items():
+  for path, layers in paths.items():
     if kinds[0] == 'none':
       shape = (*layers, relative.rows(grids[1]), biases[1].num_heads)
       edit.put(path, np.zeros(shape, np.float32), 'new: zeros', is_fresh=True)

@@ -173,8 +173,8 @@ def _distances(old: int, new: int, method: str) -> np.ndarray:
     low, high = (low, q) if too_far else (q, high)
   distances = np.cumsum(q ** np.arange(old - 1))
   x = np.concatenate([-distances[::-1], [0], distances])
-  wanted = np.clip(np.arange(1 - new, new), x[0], x[-1])
-  return interpolate.CubicSpline(x, np.eye(len(x)))(wanted)
+  targets = np.clip(np.arange(1 - new, new), x[0], x[-1])
+  return interpolate.CubicSpline(x, np.eye(len(x)))(targets)
 
 
 def patch_matrices(

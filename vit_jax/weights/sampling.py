@@ -66,9 +66,9 @@ def complete(
   clusters = jnp.asarray(vit.params['clusters'])
   inputs = features.prepared(vit, images)
   ids = np.asarray(igpt.nearest(jnp.asarray(inputs), clusters))
-  given = np.repeat(ids, count, axis=0)
-  given[:, ids.shape[1] // 2 :] = -1
-  drawn = _drawn(vit, given.reshape(len(given), -1), temperature, seed)
+  halves = np.repeat(ids, count, axis=0)
+  halves[:, ids.shape[1] // 2 :] = -1
+  drawn = _drawn(vit, halves.reshape(len(halves), -1), temperature, seed)
   return np.asarray(clusters)[ids], drawn.reshape(
     len(ids), count, *drawn.shape[1:]
   )

@@ -11,6 +11,7 @@ import pytest
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import target_kinds
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
@@ -23,7 +24,7 @@ CLASSES = 200
 def features_of(size=SIZE):
   return {
     'image': features.Image(size),
-    'map': features.SegmentationMap(tuple(map(str, range(CLASSES)))),
+    'map': target_kinds.SegmentationMap(tuple(map(str, range(CLASSES)))),
   }
 
 

@@ -9,6 +9,7 @@ import pytest
 
 import vit_jax
 from vit_jax import models
+from vit_jax.models import describing
 from vit_jax.models.parts import fused_attention
 from vit_jax.models.parts import rotary
 from vit_jax.models.parts import vector_lanes
@@ -113,7 +114,7 @@ def assert_same_function(fields):
   def grads(params, model):
     return (model.apply({'params': params}, images) ** 2).sum()
 
-  rotates = 'rope' in models.key_values(model)['positions']
+  rotates = 'rope' in describing.key_values(model)['positions']
   fused = models.with_kernel(model, 'fused')
   with jax.set_mesh(mesh_of_one()):
     assert 'pallas_call' in str(jax.make_jaxpr(grads, 1)(params, fused))

@@ -7,9 +7,9 @@ from foreign import random_model
 import pytest
 
 import vit_jax
-from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import block
+from vit_jax.models import describing
 from vit_jax.weights.formats import export
 
 MODELS = {
@@ -70,7 +70,7 @@ def test_activations_are_written_or_refused(tmp_path, form, name):
     except UserError as e:
       assert 'has no place for' in str(e)
       continue
-    values = models.key_values(model.model)
+    values = describing.key_values(model.model)
     heads = {'num_heads': values['num_heads']} if name != 'mixer' else {}
     if 'gelu' not in notes.lower():
       assert vit_jax.load(path, **heads).model.block.mlp.gelu == gelu

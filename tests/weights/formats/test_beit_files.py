@@ -90,12 +90,7 @@ def test_a_file_alone(tmp_path):
   assert found.position_size == (32, 32)
   assert found.model.block.attention.num_heads == 3
   assert found.resize == 'geometric'
-  for ours, theirs in zip(arrays_of(found), arrays_of(loaded), strict=True):
-    np.testing.assert_array_equal(ours, theirs)
-
-
-def arrays_of(loaded):
-  return jax.tree.leaves(loaded.params)
+  jax.tree.map(np.testing.assert_array_equal, found.params, loaded.params)
 
 
 def test_a_grid_that_is_not_square_must_be_said(tmp_path):
@@ -104,10 +99,8 @@ def test_a_grid_that_is_not_square_must_be_said(tmp_path):
   (tmp_path / 'x' / 'config.json').unlink()
   with pytest.raises(UserError, match=r'48 relative positions .* image_size='):
     vit_jax.load(tmp_path / 'x')
-  assert vit_jax.load(tmp_path / 'x', image_size=(24, 40)).position_size == (
-    24,
-    40,
-  )
+  loaded = vit_jax.load(tmp_path / 'x', image_size=(24, 40))
+  assert loaded.position_size == (24, 40)
 
 
 @pytest.mark.parametrize('to', ['timm', 'huggingface'])

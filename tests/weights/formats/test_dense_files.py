@@ -13,6 +13,8 @@ from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import input_kinds
+from vit_jax.data import target_kinds
 from vit_jax.weights.files import containers
 
 CLASSES = ('background', 'one', 'two')
@@ -48,8 +50,8 @@ def write_run(path, seed=0, **settings):
   objectives.fill_options(config)
   image = features.Image()
   if options['head'] == 'unetr':
-    image = features.Volume((32, 32, 16))
-  there = {'image': image, 'map': features.SegmentationMap(CLASSES)}
+    image = input_kinds.Volume((32, 32, 16))
+  there = {'image': image, 'map': target_kinds.SegmentationMap(CLASSES)}
   config.model.num_classes = 0
   made = objectives.create(config, there)
   rng = np.random.default_rng(seed)
@@ -124,31 +126,23 @@ def test_monai_reads_the_file_and_answers_as_the_run(tmp_path):
 
 
 def test_names_of_mmsegmentation(tmp_path):
-  write_run(tmp_path / 'run', **SETR)
-  file = tmp_path / 'model.safetensors'
-  assert commands.run(convert, tmp_path / 'run', file, '--to=mmseg') == 0
-  with containers.open_arrays(file) as arrays:
-    shapes = dict(arrays.shapes)
-  assert shapes['backbone.patch_embed.projection.weight'] == (16, 3, 16, 16)
-  assert shapes['backbone.pos_embed'] == (1, 5, 16)
-  assert shapes['backbone.layers.3.attn.attn.in_proj_weight'] == (48, 16)
-  assert shapes['backbone.layers.0.ffn.layers.0.0.weight'] == (32, 16)
-  assert shapes['decode_head.conv_seg.weight'] == (3, 4, 1, 1)
-  assert shapes['decode_head.up_convs.3.0.bn.running_mean'] == (4,)
-  assert shapes['auxiliary_head.2.norm.weight'] == (16,)
-
-
-def test_a_file_without_the_last_norm(tmp_path):
-  """As mmsegmentation has it by default; SETR does not use that norm."""
+  """Also without the last norm, which SETR does not use."""
   write_run(tmp_path / 'run', **SETR)
   file, without = tmp_path / 'a.safetensors', tmp_path / 'b.safetensors'
   assert commands.run(convert, tmp_path / 'run', file, '--to=mmseg') == 0
-  with containers.open_arrays(file) as arrays:
-    kept = {
-      name: arrays.read(name)
-      for name in arrays.shapes
-      if not name.startswith('backbone.ln1')
-    }
+  with containers.open_arrays(file) as opened:
+    arrays = {name: opened.read(name) for name in opened.shapes}
+  for name, shape in {
+    'backbone.patch_embed.projection.weight': (16, 3, 16, 16),
+    'backbone.pos_embed': (1, 5, 16),
+    'backbone.layers.3.attn.attn.in_proj_weight': (48, 16),
+    'backbone.layers.0.ffn.layers.0.0.weight': (32, 16),
+    'decode_head.conv_seg.weight': (3, 4, 1, 1),
+    'decode_head.up_convs.3.0.bn.running_mean': (4,),
+    'auxiliary_head.2.norm.weight': (16,),
+  }.items():
+    assert arrays[name].shape == shape
+  kept = {k: x for k, x in arrays.items() if not k.startswith('backbone.ln1')}
   containers.write_safetensors(without, kept, {})
   args = without, tmp_path / 'again', '--to=vit_jax', f'--like={tmp_path}/run'
   assert commands.run(convert, *args) == 0
@@ -156,18 +150,22 @@ def test_a_file_without_the_last_norm(tmp_path):
   assert (np.asarray(norm['scale']) == 1).all()
 
 
-def test_other_formats_have_no_place_for_volumes(tmp_path):
-  write_run(tmp_path / 'run', **UNETR)
-  with pytest.raises(
-    UserError, match=r'no place for volumes: use .*--to=monai'
-  ):
-    commands.run(convert, tmp_path / 'run', tmp_path / 'out', '--to=timm')
-
-
-def test_parts_of_a_trunk_that_arrays_do_not_show(tmp_path):
-  write_run(tmp_path / 'run', **SETR | {'model__mlp': 'swiglu'})
-  with pytest.raises(UserError, match="no place for mlp='swiglu' of the trunk"):
-    commands.run(convert, tmp_path / 'run', tmp_path / 'x', '--to=mmseg')
+@pytest.mark.parametrize(
+  ('settings', 'args', 'message'),
+  [
+    (UNETR, ('out', '--to=timm'), 'no place for volumes: use .*--to=monai'),
+    (
+      SETR | {'model__mlp': 'swiglu'},
+      ('x', '--to=mmseg'),
+      "no place for mlp='swiglu' of the trunk",
+    ),
+  ],
+)
+def test_what_has_no_place(tmp_path, monkeypatch, settings, args, message):
+  monkeypatch.chdir(tmp_path)
+  write_run(tmp_path / 'run', **settings)
+  with pytest.raises(UserError, match=message):
+    commands.run(convert, 'run', *args)
 
 
 @pytest.mark.parametrize(

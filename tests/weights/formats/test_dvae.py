@@ -50,15 +50,11 @@ def test_the_tokens_of_transformers(tmp_path, blocks, size):
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_missing_array_is_named(tmp_path):
+def test_files_that_are_refused(tmp_path):
   path = tmp_path / 'x.safetensors'
   dvae_file.write(path, drop='blocks.group_2.block_1.id_path.w')
   with pytest.raises(UserError, match=r'group_2\.block_1\.id_path\.w.*8, 4'):
     dvae.read(path)
-
-
-def test_another_file_is_refused(tmp_path):
-  path = tmp_path / 'x.safetensors'
   save_file({'a': np.zeros(1)}, path)
   with pytest.raises(UserError, match="no encoder of DALL-E's"):
     dvae.read(path)

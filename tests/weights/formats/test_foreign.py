@@ -20,8 +20,8 @@ import pytest
 import torch_format
 
 import vit_jax
-from vit_jax import models
 from vit_jax.config import UserError
+from vit_jax.models import describing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import export
@@ -306,9 +306,9 @@ def test_a_directory_of_timms_hub(tmp_path):
   assert loaded.preprocess.mean == pytest.approx((0.4,) * 3)
   assert loaded.preprocess.std == (0.1, 0.2, 0.3)
   assert loaded.preprocess.resize == 40
-  block = models.key_values(random.model)['block']
-  found = models.with_keys(loaded.model, block=block)
-  assert models.key_values(found) == models.key_values(random.model)
+  block = describing.key_values(random.model)['block']
+  found = describing.with_keys(loaded.model, block=block)
+  assert describing.key_values(found) == describing.key_values(random.model)
 
 
 def test_heads_by_architecture_and_by_published_size(tmp_path):

@@ -65,9 +65,6 @@ def test_what_is_written_is_theirs(tmp_path):
     ours.model.apply({'params': ours.params}, images),
     atol=1e-4,
   )
-
-
-def test_what_it_has_no_place_for(tmp_path):
-  ours = random_model(num_classes=5, registers=2)
+  other = random_model(num_classes=5, registers=2)
   with pytest.raises(UserError, match='no place for registers=2'):
-    export.write(ours, tmp_path / 'x', 'torchvision', 'here')
+    export.write(other, tmp_path / 'y', 'torchvision', 'here')

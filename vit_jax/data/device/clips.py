@@ -14,14 +14,15 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.data import features as features_lib
+from vit_jax.data import input_kinds
 from vit_jax.data.device import crops
 from vit_jax.data.device import mixing
+from vit_jax.data.device import views as views_lib
 from vit_jax.data.device.rng import for_purpose
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 
-KINDS = (features_lib.Video, features_lib.Audio)
 # Purposes of random numbers from an example's key, after those of crops.py.
 _TIME, _MASKS, _MIX = range(2, 5)
 
@@ -45,11 +46,11 @@ def train_transform(
       in ways that these cannot be.
   """
   _check(config, features, views)
-  image, mixes = features['image'], mixing.is_on(config.augment)
+  image, mixes = features['image'], views_lib.mixes(config.augment)
   assert isinstance(image, features_lib.Image)
   levels = levels_lib.from_config(config)
   crop = geometry.train_crop(config)
-  is_audio = isinstance(image, features_lib.Audio)
+  is_audio = isinstance(image, input_kinds.Audio)
 
   def transform(batch: Batch, rng: Rng) -> Batch:
     keys = rng.per_row()
@@ -144,10 +145,10 @@ def _cut(
     keys: [B]; None: the middle.
   """
   frames = crop.size[0]
-  stride = kind.stride if isinstance(kind, features_lib.Video) else 1
+  stride = kind.stride if isinstance(kind, input_kinds.Video) else 1
   span = (frames - 1) * stride + 1
   images = _cut_time(images, span, keys)[:, :span:stride]
-  if not isinstance(kind, features_lib.Video):
+  if not isinstance(kind, input_kinds.Video):
     return images
   folded, crop = _fold(images), geometry.of_frame(crop)
   if keys is None:
@@ -198,7 +199,7 @@ def _check(
   views: Mapping[str, geometry.View],
 ) -> None:
   """Raises a UserError if images would be augmented that are none."""
-  what = {features_lib.Video: 'videos', features_lib.Audio: 'sounds'}[
+  what = {input_kinds.Video: 'videos', input_kinds.Audio: 'sounds'}[
     type(features['image'])
   ]
   if not geometry.is_single(views):
@@ -214,8 +215,8 @@ def _check(
         f'config.augment.{key} changes images, but the examples of'
         f' {config.data.name} are {what}: leave it out'
       )
-  texts = [k for k, x in features.items() if isinstance(x, features_lib.Text)]
-  if texts and mixing.is_on(config.augment):
+  texts = [k for k, x in features.items() if k != 'image' and not x.can_mix]
+  if texts and views_lib.mixes(config.augment):
     raise config_lib.UserError(
       f'config.augment.mixup and config.augment.cutmix mix {what}, but not the'
       f' {", ".join(texts)} of {config.data.name}: set both to 0'

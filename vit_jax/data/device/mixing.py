@@ -34,11 +34,6 @@ class Mix(NamedTuple):
   box: jax.Array
 
 
-def is_on(config: ml_collections.ConfigDict) -> bool:
-  """Whether `config.augment` says to mix images."""
-  return bool(config.mixup or config.cutmix) and config.mix_probability > 0
-
-
 def shares(
   batch: Mapping[str, jax.Array],
   features: features_lib.Features,

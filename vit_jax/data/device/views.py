@@ -2,15 +2,13 @@
 
 If all images have one size, they arrive as stored and are cropped here, by the
 same rules as on the host (`transforms.py`) but with another filter for
-shrinking. Otherwise they arrive cropped. Volumes go to `volumes.py`, videos and
-sounds to `clips.py`. In training of images, `config.augment` adds:
+shrinking. Otherwise they arrive cropped. Inputs of other kinds go to the module
+that their feature names. In training of images, `config.augment` adds:
 
- 1. a policy, colour jitter, grey, blur and solarization. They need whole grey
-    levels. Only for them is an interpolated crop rounded, and an image of 16
-    bits or with an intensity window reduced to 8 bits;
+ 1. changes of colours: `recolor.py`;
  2. scaling and normalisation;
- 3. erasing;
- 4. mixing with the neighbour in the batch.
+ 3. erasing: `erasing.py`;
+ 4. mixing with the neighbour in the batch: `mixing.py`.
 """
 
 from collections.abc import Callable
@@ -25,12 +23,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.data import augmentations
 from vit_jax.data import features as features_lib
-from vit_jax.data.device import clips
 from vit_jax.data.device import crops
-from vit_jax.data.device import mixing
-from vit_jax.data.device import operations
-from vit_jax.data.device import policies
-from vit_jax.data.device import volumes
 from vit_jax.data.device.rng import for_purpose
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
@@ -39,22 +32,16 @@ from vit_jax.data.host.geometry import Crop
 from vit_jax.data.host.geometry import Size
 
 # Purposes of random numbers from an example's key, after those of crops.py.
-_POLICY, _JITTER, _ERASE, _MIX, _SOMETIMES = range(2, 7)
+# Those of recolor.py are 2, 3 and 6.
+_ERASE, _MIX = 4, 5
 _CROPS = 6  # plus the number of a crop, from 1; crop 0 has the example's key
 
-# Keys of `config.augment` with a probability for each crop, and the operations
-# that they apply, in this order.
-_BY_CROP = {
-  'gray': 'grayscale',
-  'blur': 'gaussian_blur',
-  'solarize': 'solarize',
-}
+_MIXING = 'vit_jax.data.device.mixing'
+_RECOLOR = 'vit_jax.data.device.recolor'
 
 Batch = dict[str, jax.Array]
 TrainTransform = Callable[[Batch, Rng], Batch]
 EvalTransform = Callable[[jax.Array], jax.Array]
-# (images [B, H, W, C], keys [B]) -> images.
-_Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def train_transform(
@@ -84,11 +71,13 @@ def train_transform(
       captions; or it has probabilities for more crops than there are; or a
       policy would move the pixels of images, and not those of their maps.
   """
-  if isinstance(features['image'], features_lib.Volume):
-    return volumes.train_transform(config, features, _normalize(config))
   views = views or geometry.train_views(config)
-  if isinstance(features['image'], clips.KINDS):
-    return clips.train_transform(config, features, _normalize(config), views)
+  if device := _image(features).device:
+    make = config_lib.wing(device).train_transform
+    transform: TrainTransform = make(
+      config, features, _normalize(config), views
+    )
+    return transform
   _check(config, features, views)
   return _train_images(config, features, views)
 
@@ -99,8 +88,8 @@ def _train_images(
   views: Mapping[str, geometry.View],
 ) -> TrainTransform:
   """Returns the function of `train_transform` for images."""
-  mixes, maps = mixing.is_on(config.augment), features_lib.maps(features)
-  is_stored_whole = _is_stored_whole(features)
+  maps, is_stored_whole = features_lib.maps(features), _is_whole(features)
+  mixing = config_lib.wing(_MIXING) if mixes(config.augment) else None
   augment = _augment(config, views, is_stored_whole)
   dropped = {'image', *views, *maps}
   followed = maps if geometry.is_single(views) else {}
@@ -115,7 +104,7 @@ def _train_images(
       if is_stored_whole:
         labels = crops.random(labels, crop, keys)
       result[name] = labels[..., 0].astype(jnp.int32)
-    if not mixes:
+    if mixing is None:
       return result
     targets = mixing.shares(result, features, config.model.num_classes)
     result['image'], targets = mixing.mix(
@@ -126,11 +115,21 @@ def _train_images(
   return transform
 
 
-def _is_stored_whole(features: features_lib.Features) -> bool:
-  """Whether images arrive as stored, and are cropped here."""
+def mixes(augment: ml_collections.ConfigDict) -> bool:
+  """Whether `config.augment` says to mix images."""
+  return bool(augment.mixup or augment.cutmix) and augment.mix_probability > 0
+
+
+def _image(features: features_lib.Features) -> features_lib.Image:
+  """Returns the feature of the model's input."""
   image = features['image']
   assert isinstance(image, features_lib.Image)
-  return image.size is not None
+  return image
+
+
+def _is_whole(features: features_lib.Features) -> bool:
+  """Whether images arrive as stored, and are cropped here."""
+  return _image(features).size is not None
 
 
 def _check(
@@ -139,61 +138,41 @@ def _check(
   views: Mapping[str, geometry.View],
 ) -> None:
   """Raises a UserError if images cannot be changed as the config says."""
-  _check_probabilities(config, sum(view.count or 1 for view in views.values()))
-  if mixing.is_on(config.augment):
-    _check_is_single(config, views)
-  _check_maps(config, features)
-  if _is_stored_whole(features) and geometry.crop_kind(config) == 'scaled':
+  if _recolors(config.augment):
+    config_lib.wing(_RECOLOR).check(config, features, views)
+  if mixes(config.augment):
+    _check_mixing(config, features, views)
+  if _is_whole(features) and geometry.crop_kind(config) == 'scaled':
     raise config_lib.UserError(
       'config.data.crop=scaled is for images of different sizes, which the host'
       ' crops: leave config.data.source_size out, or choose another crop'
     )
 
 
-def _check_is_single(
-  config: ml_collections.ConfigDict, views: Mapping[str, geometry.View]
+def _recolors(augment: ml_collections.ConfigDict) -> bool:
+  """Whether `config.augment` says to change grey levels."""
+  keys = ('policy', 'jitter', 'gray', 'blur', 'solarize')
+  return any(augment[key] for key in keys)
+
+
+def _check_mixing(
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+  views: Mapping[str, geometry.View],
 ) -> None:
-  """Raises a UserError if there are several crops, which cannot be mixed."""
+  """Raises a UserError if images, or what belongs to them, cannot be mixed."""
   if not geometry.is_single(views):
     raise config_lib.UserError(
       'config.augment.mixup and config.augment.cutmix mix single crops, but'
       f' config.objective.name={config.objective.name} takes several of an'
       ' image: set both to 0'
     )
-
-
-def _check_maps(
-  config: ml_collections.ConfigDict, features: features_lib.Features
-) -> None:
-  """Raises a UserError if images would change in a way that others do not."""
-  maps = features_lib.maps(features)
-  texts = [k for k, x in features.items() if isinstance(x, features_lib.Text)]
-  whole = [*maps, *texts]
-  if whole and mixing.is_on(config.augment):
+  whole = [k for k, x in features.items() if k != 'image' and not x.can_mix]
+  if whole:
     raise config_lib.UserError(
       'config.augment.mixup and config.augment.cutmix mix images, but not the'
       f' {", ".join(whole)} of {config.data.name}: set both to 0'
     )
-  policy = config.augment.policy
-  moves = policies.make(policy).moves if maps and policy else ()
-  if moves:
-    raise config_lib.UserError(
-      f'config.augment.policy={policy} moves pixels of images'
-      f' ({", ".join(moves)}), but not of the {", ".join(maps)} of'
-      f" {config.data.name}: set it to '3augment' or ''"
-    )
-
-
-def _check_probabilities(config: ml_collections.ConfigDict, crops: int) -> None:
-  """Raises a UserError if there are fewer crops than probabilities."""
-  for key in _BY_CROP:
-    given = tuple(config.augment[key])
-    if len(given) > crops:
-      raise config_lib.UserError(
-        f'config.augment.{key} is {given}, of {len(given)} crops, but'
-        f' config.objective.name={config.objective.name} takes {crops} of an'
-        ' image: give at most one probability for each'
-      )
 
 
 def _augment(
@@ -228,6 +207,7 @@ def _train_one(
   """Returns a function: (images, crop, keys, number of the crop) -> images."""
   augment = config.augment
   levels, normalize = levels_lib.from_config(config), _normalize(config)
+  recolor = config_lib.wing(_RECOLOR).recolor if _recolors(augment) else None
   erase = augmentations.make(augment.erase, 'augment.erase')
 
   def one(
@@ -235,7 +215,11 @@ def _train_one(
   ) -> jax.Array:
     if is_stored_whole:
       images = crops.random(images, crop, keys)
-    images = normalize(_recolor(augment, levels, number)(images, keys))
+    if recolor is None:
+      images = levels.scale(images)
+    else:
+      images = recolor(images, keys, augment, levels, number)
+    images = normalize(images)
     return erase(images, for_purpose(_ERASE, keys)) if erase else images
 
   return one
@@ -276,12 +260,11 @@ def eval_batch(
     config: The full config.
     features: Features of the examples.
   """
-  image = features['image']
-  if isinstance(image, features_lib.Volume):
-    return volumes.eval_batch(config, features, _normalize(config))
-  if isinstance(image, clips.KINDS):
-    return clips.eval_batch(config, features, _normalize(config))
-  assert isinstance(image, features_lib.Image)
+  image = _image(features)
+  if image.device:
+    make = config_lib.wing(image.device).eval_batch
+    other: Callable[[Batch], Batch] = make(config, features, _normalize(config))
+    return other
   images = eval_transform(config, image.size)
   is_stored_whole = image.size is not None
 
@@ -296,69 +279,6 @@ def eval_batch(
     return result
 
   return transform
-
-
-def _recolor(
-  augment: ml_collections.ConfigDict, levels: levels_lib.Levels, number: int
-) -> _Augmentation:
-  """Returns the changes of colours of a crop.
-
-  They map stored values to float32 in [0, 1]. `number` is that of the crop
-  among all views, from 0.
-  """
-  steps = _colour_steps(augment, number)
-
-  def recolor(images: jax.Array, keys: jax.Array) -> jax.Array:
-    if not steps:
-      return levels.scale(images)
-    if not levels.is_plain:
-      images = jnp.round(levels.scale(images) * 255).astype(jnp.uint8)
-    elif images.dtype != jnp.uint8:  # interpolated values in [0, 255]
-      images = jnp.round(images).astype(jnp.uint8)
-    for purpose, change in steps:
-      images = change(images, for_purpose(purpose, keys))
-    return levels_lib.EIGHT_BITS.scale(images)
-
-  return recolor
-
-
-def _colour_steps(
-  augment: ml_collections.ConfigDict, number: int
-) -> list[tuple[int, _Augmentation]]:
-  """Returns what changes a crop's grey levels, with the purpose of its keys."""
-  steps: list[tuple[int, _Augmentation]] = []
-  if augment.policy:
-    steps.append((_POLICY, policies.make(augment.policy)))
-  if jitter := augmentations.make(augment.jitter, 'augment.jitter'):
-    steps.append((_JITTER, jitter))
-  probabilities = _probabilities(augment, number)
-  if any(probabilities.values()):
-    steps.append((_SOMETIMES, _sometimes(probabilities)))
-  return steps
-
-
-def _probabilities(
-  augment: ml_collections.ConfigDict, number: int
-) -> dict[str, float]:
-  """Returns the probabilities of operations for a crop, by their names."""
-  found = {}
-  for key, name in _BY_CROP.items():
-    given = tuple(augment[key]) or (0.0,)
-    found[name] = given[min(number, len(given) - 1)]
-  return found
-
-
-def _sometimes(probabilities: Mapping[str, float]) -> _Augmentation:
-  """Returns a function that applies operations with probabilities."""
-
-  def change(images: jax.Array, keys: jax.Array) -> jax.Array:
-    for i, (name, probability) in enumerate(probabilities.items()):
-      images = operations.sometimes(
-        images, for_purpose(i, keys), name, probability
-      )
-    return images
-
-  return change
 
 
 def _normalize(config: ml_collections.ConfigDict) -> EvalTransform:

@@ -16,9 +16,10 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.data import features as features_lib
-from vit_jax.data.device import mixing
 from vit_jax.data.device import rng as rng_lib
+from vit_jax.data.device import views as views_lib
 from vit_jax.data.device.rng import Rng
+from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 
 # Purposes of random numbers from an example's key.
@@ -32,6 +33,7 @@ def train_transform(
   config: ml_collections.ConfigDict,
   features: features_lib.Features,
   normalize: _Normalize,
+  views: Mapping[str, geometry.View],
 ) -> Callable[[Batch, Rng], Batch]:
   """Returns a function that prepares a batch, as `views.train_transform`.
 
@@ -42,6 +44,7 @@ def train_transform(
   Raises:
     UserError: The config changes images in ways that volumes cannot be.
   """
+  del views  # a volume has one crop
   _check(config)
   how, levels = config.augment.volume, levels_lib.from_config(config)
   size = config_lib.sides(config.data.image_size)
@@ -95,7 +98,7 @@ def _check(config: ml_collections.ConfigDict) -> None:
   augment = config.augment
   keys = ('policy', 'jitter', 'gray', 'blur', 'solarize', 'erase')
   wrong = [key for key in keys if augment[key]]
-  if mixing.is_on(augment):
+  if views_lib.mixes(augment):
     wrong += [key for key in ('mixup', 'cutmix') if augment[key]]
   if wrong:
     raise config_lib.UserError(

@@ -18,34 +18,30 @@ permutation: images of rare classes come several times, and some others do not
 come (`balance.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 import dataclasses
 import functools
-import itertools
 import math
 import os
 
-import cv2
 import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import balance as balance_lib
 from vit_jax.data import features
 from vit_jax.data.base import ArraySource
 from vit_jax.data.base import Example
 from vit_jax.data.base import Source
-from vit_jax.data.host import clips
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
-from vit_jax.data.host import maps as maps_lib
 from vit_jax.data.host import shapes
-from vit_jax.data.host import transforms
-from vit_jax.data.host import volumes
 from vit_jax.data.host.prefetch import Batch
 from vit_jax.data.host.prefetch import Batches
 
 Views = shapes.Views
+# Draws the positions of an epoch, int64 [N], from its random numbers.
+Order = Callable[[np.random.Generator], np.ndarray]
 
 # Uses of the host's random numbers; the use follows the seed in their key.
 _ORDER, _CROP, _BALANCE, _VALUE = range(4)
@@ -120,8 +116,12 @@ def _train_maker(
   config: ml_collections.ConfigDict,
   rows: range,
   views: Views | None,
-) -> '_BatchMaker':
-  return _BatchMaker(
+) -> 'BatchMaker':
+  balance: Order | None = None
+  if config.data.balance:
+    sample = config_lib.wing('vit_jax.data.balance:make')
+    balance = sample(source, config.data.balance).order
+  return BatchMaker(
     source,
     config.data.channels,
     views or geometry.train_views(config),
@@ -130,7 +130,7 @@ def _train_maker(
     config.seed,
     levels_lib.from_config(config),
     config.augment.repeats,
-    balance_lib.make(source, config.data.balance),
+    balance,
     foreground=config.augment.volume.foreground,
   )
 
@@ -153,7 +153,7 @@ def eval_batches(
   the global B.
   """
   rows = _host_rows(batch_size, host_index, host_count)
-  maker = _BatchMaker(
+  maker = BatchMaker(
     source,
     config.data.channels,
     geometry.eval_views(config),
@@ -168,7 +168,7 @@ def eval_batches(
 
 
 def _start(
-  maker: '_BatchMaker',
+  maker: 'BatchMaker',
   steps: range,
   config: ml_collections.ConfigDict,
   positions_only: bool,
@@ -210,8 +210,23 @@ def _host_rows(batch_size: int, host_index: int, host_count: int) -> range:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _BatchMaker:
-  """Makes this host's part of a global batch; each worker has a copy."""
+class BatchMaker:
+  """Makes this host's part of a global batch; each worker has a copy.
+
+  Attributes:
+    source: The examples.
+    channels: C of the images.
+    views: Crops of each image, by name.
+    rows: Rows of the global batch that this host makes.
+    batch_size: Size of the global batch, B.
+    seed: `config.seed`.
+    levels: Bits of the images that are kept.
+    repeats: As `config.augment.repeats`.
+    balance: Draws the order of an epoch, as `Balance.order`; None: all
+      examples, permuted.
+    in_order: Whether each example comes once, for evaluation.
+    foreground: As `config.augment.volume.foreground`.
+  """
 
   source: Source
   channels: int
@@ -221,17 +236,18 @@ class _BatchMaker:
   seed: int
   levels: levels_lib.Levels
   repeats: int = 1
-  balance: balance_lib.Balance | None = None
-  in_order: bool = False  # each example once, for evaluation
-  foreground: float = 0.0  # see `config.augment.volume`
+  balance: Order | None = None
+  in_order: bool = False
+  foreground: float = 0.0
 
   @property
   def stored(self) -> geometry.Size | None:
     """Size of all images where the device crops them; else None."""
-    return self._image.whole(training=not self.in_order)
+    return self.image.whole(training=not self.in_order)
 
   @property
-  def _image(self) -> features.Image:
+  def image(self) -> features.Image:
+    """The feature of the images."""
     image = self.source.features['image']
     assert isinstance(image, features.Image)
     return image
@@ -245,6 +261,10 @@ class _BatchMaker:
   def map_sizes(self) -> dict[str, geometry.Size]:
     """Sizes of an example's maps of classes in a batch, by name."""
     return shapes.map_sizes(self.stored, self.views, self.source.features)
+
+  def crop_key(self, draw: int) -> tuple[int, ...]:
+    """Returns the key of the random numbers that crop an example of a draw."""
+    return self.seed, _CROP, draw
 
   def draws(self, step: int) -> np.ndarray:
     """Returns the draws of a step, int64 [b]."""
@@ -279,12 +299,15 @@ class _BatchMaker:
     if isinstance(self.source, ArraySource):
       self._copy(self.source, positions[rows], batch, rows)
       return batch
-    cv2.setNumThreads(1)  # other cores make other batches
+    fill = config_lib.wing(self.image.filler)(self)
     rows_of: dict[int, list[int]] = {}  # an image may come several times
     for i in rows.tolist():
       rows_of.setdefault(int(positions[i]), []).append(i)
     for position, same in rows_of.items():
-      self._fill(self.source.read(position), draws, batch, same)
+      example = self.source.read(position)
+      fill(example, draws, batch, same)
+      batch['index'][same] = example.index
+      self._fill_targets(example, draws, batch, same)
     return batch
 
   def _blank(self, valid: np.ndarray) -> Batch:
@@ -317,113 +340,24 @@ class _BatchMaker:
       batch[name][rows] = source.arrays[name][positions]
     batch['index'][rows] = source.indices[positions]
 
-  def _fill(
+  def _fill_targets(
     self, example: Example, draws: np.ndarray, batch: Batch, rows: list[int]
   ) -> None:
-    """Decodes an example into rows of a batch, with a new crop for each row."""
-    where = example.where
-    if isinstance(self._image, features.Volume) and not self._image.fixed:
-      self._fill_scan(example, draws, batch, rows)
-    elif self.stored is not None:  # the device crops
-      batch['image'][rows] = transforms.whole(
-        example.image, self.stored, self.channels, where, self.levels
-      )
-      for name in self.map_sizes:
-        labels = self._map(example, name, self.stored)
-        batch[name][rows] = labels
-    elif isinstance(self._image, features.Video | features.Audio):
-      crop = self.views['image'].crop
-      cut = clips.Cutter(self._image, crop, self.channels, self.levels)
-      for i in rows:
-        key = None if self.in_order else (self.seed, _CROP, int(draws[i]))
-        batch['image'][i] = cut(example.values['image'], key, where)
-    else:
-      self._fill_crops(example, draws, batch, rows)
-    batch['index'][rows] = example.index
+    """Encodes the targets of an example, drawn anew for each row."""
     for name, target in features.targets(self.source.features).items():
       for i in rows:
         key = None if self.in_order else (self.seed, _VALUE, int(draws[i]))
         value = target.draw(example.values[name], key)
-        batch[name][i] = target.encode(value, where)
-
-  def _fill_crops(
-    self, example: Example, draws: np.ndarray, batch: Batch, rows: list[int]
-  ) -> None:
-    """Crops an image, of a size of its own, and its maps."""
-    image = transforms.StoredImage(
-      example.image, self.channels, example.where, self.levels
-    )
-    for i in rows:
-      for name, pixels in self._crops(image, int(draws[i])):
-        batch[name][i] = pixels
-    for name in self.map_sizes:
-      labels = self._map(example, name, image.size)
-      for i in rows:
-        batch[name][i] = self._cut_map(labels, name, int(draws[i]))
-
-  def _fill_scan(
-    self, example: Example, draws: np.ndarray, batch: Batch, rows: list[int]
-  ) -> None:
-    """Cuts a scan, of a size of its own, and its maps; or pads them."""
-    scan = self.levels.keep(example.values['image'], example.where)
-    there, size = scan.shape[:-1], batch['image'].shape[1:-1]
-    kinds = features.maps(self.source.features)
-    maps = {name: self._map(example, name, there) for name in self.map_sizes}
-    places = None
-    if maps and self.foreground and not self.in_order:
-      name, labels = next(iter(maps.items()))
-      where = example.where_is(name)
-      places = volumes.foreground(labels, kinds[name].ignore, where)
-    for i in rows:
-      rng = np.random.default_rng((self.seed, _CROP, int(draws[i])))
-      at: tuple[int, ...] = (0, 0, 0)
-      if not self.in_order:
-        at = volumes.corner(there, size, rng, self.foreground, places)
-      batch['image'][i] = volumes.cut(scan, at, size, 0)
-      for name, labels in maps.items():
-        ignore = kinds[name].ignore
-        batch[name][i] = volumes.cut(labels, at, size, ignore)
-
-  def _crops(
-    self, image: transforms.StoredImage, draw: int
-  ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the crops of a draw by view name; decodes the image once."""
-    crops = [
-      crop
-      for view in self.views.values()
-      for crop in [view.crop] * (view.count or 1)
-    ]
-    key = self.seed, _CROP, draw
-    rngs = [  # the first crop's key is the same with and without other crops
-      np.random.default_rng((*key, i) if i else key) for i in range(len(crops))
-    ]
-    cut = iter(image.crops(list(zip(crops, rngs, strict=True))))
-    for name, view in self.views.items():
-      several = list(itertools.islice(cut, view.count or 1))
-      yield name, several[0] if view.count is None else np.stack(several)
-
-  def _map(
-    self, example: Example, name: str, size: geometry.Size
-  ) -> np.ndarray:
-    """Returns a map of classes [h, w], of the size of its image."""
-    kind = features.maps(self.source.features)[name]
-    return maps_lib.read(example, name, kind, size)
-
-  def _cut_map(self, labels: np.ndarray, name: str, draw: int) -> np.ndarray:
-    """Returns the crop of a map that belongs to the image's crop of a draw."""
-    ignore = features.maps(self.source.features)[name].ignore
-    crop = geometry.for_map(self.views['image'].crop, ignore)
-    rng = np.random.default_rng((self.seed, _CROP, draw))
-    return transforms.transform(labels[..., None], 1, crop, rng)[..., 0]
+        batch[name][i] = target.encode(value, example.where)
 
 
 @functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
 def _order(
-  balance: balance_lib.Balance | None, seed: int, epoch: int, size: int
+  balance: Order | None, seed: int, epoch: int, size: int
 ) -> np.ndarray:
   """Returns the order of an epoch: its positions, int64 [N]."""
   if balance is not None:
-    return balance.order(np.random.default_rng((seed, _BALANCE, epoch)))
+    return balance(np.random.default_rng((seed, _BALANCE, epoch)))
   # The order depends on (seed, epoch) alone, so all hosts and a resumed run
   # compute the same one. Grain's own shuffle takes 20 us for each example.
   return np.random.default_rng((seed, _ORDER, epoch)).permutation(size)

@@ -13,8 +13,12 @@ import numpy as np
 from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import input_kinds
+from vit_jax.data.base import Example
+from vit_jax.data.host import batches
 from vit_jax.data.host import decode
 from vit_jax.data.host import geometry
+from vit_jax.data.host import images as images_lib
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import transforms
 
@@ -92,7 +96,7 @@ class Cutter:
     Raises:
       UserError: It cannot be read, is too short, or its frames differ in size.
     """
-    if isinstance(self.kind, features.Video):
+    if isinstance(self.kind, input_kinds.Video):
       return self._clip(image, self.kind, key, where)
     frames = self.crop.size[0]
     kept = self.levels.keep(image, where)
@@ -106,7 +110,7 @@ class Cutter:
     return part
 
   def _clip(
-    self, video: Any, kind: features.Video, key: Key, where: str
+    self, video: Any, kind: input_kinds.Video, key: Key, where: str
   ) -> np.ndarray:
     there, frames = len(video), self.crop.size[0]
     if not there:
@@ -135,6 +139,25 @@ class Cutter:
         )
       )
     return np.stack(cut)
+
+
+class ClipFiller(images_lib.ImageFiller):
+  """Cuts clips and parts of spectrograms into rows of a batch."""
+
+  def fill_crops(
+    self,
+    example: Example,
+    draws: np.ndarray,
+    batch: batches.Batch,
+    rows: list[int],
+  ) -> None:
+    """Cuts a video or a spectrogram, which has a size of its own."""
+    maker = self.maker
+    crop = maker.views['image'].crop
+    cut = Cutter(maker.image, crop, maker.channels, maker.levels)
+    for i in rows:
+      key = None if maker.in_order else maker.crop_key(int(draws[i]))
+      batch['image'][i] = cut(example.values['image'], key, example.where)
 
 
 def start(there: int, wanted: int, key: Key) -> int:

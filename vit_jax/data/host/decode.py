@@ -16,7 +16,7 @@ import numpy as np
 import simplejpeg
 
 from vit_jax.config import one_line
-from vit_jax.config import UserError
+from vit_jax.data.base import DamagedError
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import tiff
 from vit_jax.runs import safe_io
@@ -46,10 +46,6 @@ _HARMLESS = (
   'Unknown Adobe color transform code',
   'Invalid SOS parameters for sequential JPEG',
 )
-
-
-class DamagedError(UserError):
-  """A file of an image that cannot be decoded: training can leave it out."""
 
 
 def decode(

@@ -19,6 +19,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.data import base
 
 # Rounded division by 257: 65,535 becomes 255.
 _TO_8_BITS = ((np.arange(2**16) + 128) // 257).astype(np.uint8)
@@ -104,7 +105,7 @@ def from_config(config: ml_collections.ConfigDict) -> Levels:
   """Returns the levels of a config; by default 8 bits and their range.
 
   Args:
-    config: The full config, completed by `intensity.fill`.
+    config: The full config, completed by `fill`.
   """
   data = config.data
   window = data.intensity
@@ -115,6 +116,28 @@ def from_config(config: ml_collections.ConfigDict) -> Levels:
     None if window == 'type' else tuple(window),
     has_alpha=len(config_lib.sides(data.image_size)) == 2,
   )
+
+
+def fill(
+  config: ml_collections.ConfigDict, source: base.Source, resumes: bool = False
+) -> None:
+  """Sets `data.bits` and `data.intensity_window` where they are open.
+
+  Args:
+    config: The full config; is changed.
+    source: The training split.
+    resumes: Whether a run is resumed. Its config was filled when it began; one
+      without bits is from an older version, which kept 8, and stays at 8.
+
+  Raises:
+    UserError: The intensity window does not fit the images, or an image that
+      it is measured on cannot be read.
+  """
+  data = config.data
+  if data.bits is None:
+    data.bits = 8 if resumes else source.bits()
+  if data.bits == 16 or data.intensity != 'type':
+    config_lib.wing('vit_jax.data.intensity:fill')(config, source, resumes)
 
 
 def percentiles(intensity: Any) -> tuple[float, float] | None:

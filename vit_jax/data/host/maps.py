@@ -7,6 +7,7 @@ import numpy as np
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data.base import DamagedError
 from vit_jax.data.base import Example
 from vit_jax.data.host import decode
 from vit_jax.data.host.geometry import Size
@@ -15,7 +16,7 @@ _PNG_BITS, _PNG_COLORS = 24, 25  # bytes of a PNG's header; colours 0: grey
 
 
 def read(
-  example: Example, name: str, feature: features.SegmentationMap, size: Size
+  example: Example, name: str, feature: features.Map, size: Size
 ) -> np.ndarray:
   """Returns a map [H, W] of the feature's type, upright as its image is.
 
@@ -98,7 +99,7 @@ def _decode_png(data: bytes, where: str) -> np.ndarray:
     OSError,
     SyntaxError,
   ) as e:
-    raise decode.DamagedError(
+    raise DamagedError(
       f'{where} is damaged or no image: {one_line(e)}'
     ) from None
   if labels.dtype == bool:  # grey of 1 bit

@@ -6,7 +6,7 @@ import numpy as np
 
 from vit_jax.config import one_line
 from vit_jax.config import UserError
-from vit_jax.data import inputs
+from vit_jax.data import input_kinds
 from vit_jax.data import spectrogram
 from vit_jax.runs import safe_io
 
@@ -19,7 +19,7 @@ _STREAM = 0x7FFF0000
 ENDINGS = tuple('.wav .flac .ogg .mp3'.split())
 
 
-def read(path: str, how: inputs.Audio, frames: int) -> np.ndarray:
+def read(path: str, how: input_kinds.Audio, frames: int) -> np.ndarray:
   """Returns the spectrogram of a file, uint16 [T, M, 1].
 
   Several channels are averaged.

@@ -8,6 +8,46 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.data import input_kinds
+from vit_jax.data.base import Example
+from vit_jax.data.host import batches
+from vit_jax.data.host import images
+
+
+class VolumeFiller(images.ImageFiller):
+  """Cuts volumes and their maps into rows of a batch."""
+
+  def __call__(
+    self,
+    example: Example,
+    draws: np.ndarray,
+    batch: batches.Batch,
+    rows: list[int],
+  ) -> None:
+    """Cuts a scan, of a size of its own, and its maps; or pads them."""
+    maker = self.maker
+    assert isinstance(maker.image, input_kinds.Volume)
+    if maker.image.fixed:
+      super().__call__(example, draws, batch, rows)
+      return
+    scan = maker.levels.keep(example.values['image'], example.where)
+    there, size = scan.shape[:-1], batch['image'].shape[1:-1]
+    kinds = features.maps(maker.source.features)
+    maps = {name: self.labels(example, name, there) for name in maker.map_sizes}
+    places = None
+    if maps and maker.foreground and not maker.in_order:
+      name, labels = next(iter(maps.items()))
+      where = example.where_is(name)
+      places = foreground(labels, kinds[name].ignore, where)
+    for i in rows:
+      rng = np.random.default_rng(maker.crop_key(int(draws[i])))
+      at: tuple[int, ...] = (0, 0, 0)
+      if not maker.in_order:
+        at = corner(there, size, rng, maker.foreground, places)
+      batch['image'][i] = cut(scan, at, size, 0)
+      for name, labels in maps.items():
+        batch[name][i] = cut(labels, at, size, kinds[name].ignore)
 
 
 def foreground(labels: np.ndarray, ignore: int, where: str) -> np.ndarray:

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import context as context_lib
-from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models.block import Block
 from vit_jax.models.block import drop
@@ -20,6 +19,7 @@ from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
+from vit_jax.models.parts import as_class
 
 
 class PostNorm(Block):
@@ -117,7 +117,7 @@ class Branches(Block):
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Maps tokens [B, T, D] to [B, R, D]."""
     branches = [
-      context_lib.as_class(
+      as_class(
         self,
         _Branch,
         attention=self.attention.clone(parent=None),
@@ -141,13 +141,13 @@ class Branches(Block):
 
   def _contexts(self, context: Context) -> list[Context]:
     """Returns the context of each branch; the first has the layer's key."""
-    key = dropout.fold(context.dropout_key, Purpose.BRANCHES)
+    key = context.dropout_key and context.dropout_key.fold(Purpose.BRANCHES)
     added: list[jax.Array | None] = [None] * self.count
     if context.perturbation is not None:
       added = [*jnp.split(context.perturbation, self.count, axis=1)]
     return [
       context.replace(
-        dropout_key=dropout.fold(key, i) if i else context.dropout_key,
+        dropout_key=key and key.fold(i) if i else context.dropout_key,
         perturbation=added[i],
         outputs=context_lib.Outputs(),
       )

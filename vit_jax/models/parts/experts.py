@@ -26,7 +26,6 @@ import jax.numpy as jnp
 from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models import initializers
-from vit_jax.models import stack
 from vit_jax.models.block import keep
 from vit_jax.models.context import Context
 from vit_jax.models.fields import EXECUTION
@@ -222,16 +221,6 @@ def load_loss(
   return _variation(chosen.mean(axis=1))
 
 
-def gshard_loss(gates: jax.Array) -> jax.Array:
-  """Returns GShard's loss of gates [G, S, E] (arXiv:2006.16668), float32 [G].
-
-  The mean gates times the shares of first choices; 1 if both are even.
-  """
-  e = gates.shape[-1]
-  first = jax.nn.one_hot(gates.argmax(axis=-1), e).mean(axis=1)
-  return (first * gates.mean(axis=1)).sum(axis=-1) * e
-
-
 def _variation(x: jax.Array) -> jax.Array:
   return (x.std(axis=-1) / x.mean(axis=-1)) ** 2
 
@@ -397,8 +386,10 @@ class Experts(nn.Module):
     )(x.astype(jnp.float32))
     gates, noise = nn.softmax(logits), self.noise / self.count
     key = context.dropout_key
-    noisy = logits + noise * dropout.noise(key, logits.shape[1:])
     if key is not None:
+      keys = key.fold(dropout.Purpose.ROUTING).per_row()
+      drawn = jax.vmap(lambda k: jax.random.normal(k, logits.shape[1:]))(keys)
+      noisy = logits + noise * drawn
       self._balance(gates, logits, noisy, noise, context)
       gates = nn.softmax(noisy)
     if self.routing == 'top_tokens':
@@ -461,5 +452,5 @@ def has_loss(model: Any) -> bool:
   """Whether training a model gives balancing losses."""
   return any(
     isinstance(part, Experts) and part.has_loss
-    for part in stack.inner_parts(getattr(model, 'block', None))
+    for part in fields.inner_parts(getattr(model, 'block', None))
   )

@@ -14,10 +14,10 @@ from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models.attention import QKV
 from vit_jax.models.block import keep
-from vit_jax.models.context import as_class
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
+from vit_jax.models.parts import as_class
 
 
 class Grouped(attention.Attention):

@@ -2,6 +2,14 @@
 
 In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
 head, R tokens with a query.
+
+'plain', for CPUs: heads before tokens, and a softmax that divides after the
+product with the values; 'fused', for TPUs: one kernel, see `fused_attention`;
+'cudnn', for GPUs, and 'xla', of `jax.nn.dot_product_attention`; 'einsum': the
+compiler chooses the order of axes; 'auto': 'plain', 'fused' or 'cudnn', by the
+platform. What a kernel cannot compute, such as dropout, 'einsum' computes, and
+the log says why. That is also so on several TPUs without a mesh in the context
+(`jax.set_mesh`), since the compiler cannot split a kernel.
 """
 
 from __future__ import annotations
@@ -25,15 +33,6 @@ if TYPE_CHECKING:
   from vit_jax.models import attention as attention_lib
   from vit_jax.models.context import Context
 
-# 'plain', for CPUs: heads before tokens, and a softmax that divides after the
-# product with the values; 'fused', for TPUs: one kernel, see `fused_attention`;
-# 'cudnn', for GPUs, and 'xla', of `jax.nn.dot_product_attention`; 'einsum': the
-# compiler chooses the order of axes; 'auto': 'plain', 'fused' or 'cudnn', by
-# the platform. What a kernel cannot compute, such as dropout, 'einsum'
-# computes, and the log says why. That is also so on several TPUs without a mesh
-# in the context (`jax.set_mesh`), since the compiler cannot split a kernel.
-IMPLEMENTATIONS = ('auto', 'plain', 'einsum', 'fused', 'xla', 'cudnn')
-
 # Before JAX 0.11, a constraint of the layout gathers what devices share.
 _KEEPS_ORDER = jax.__version_info__ >= (0, 11)
 
@@ -43,7 +42,7 @@ def on_platform(platform: str, implementation: str) -> str:
 
   Args:
     platform: 'cpu', 'tpu' or 'gpu'.
-    implementation: One of `IMPLEMENTATIONS`.
+    implementation: One of `attention.IMPLEMENTATIONS`.
   """
   if implementation != 'auto':
     return implementation

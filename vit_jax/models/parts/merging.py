@@ -75,10 +75,6 @@ class Merge:
     """Returns how many patches merged tokens stand for, [B, T - r]."""
     return self.total(sizes[..., None])[..., 0]
 
-  def unmerged(self, x: jax.Array) -> jax.Array:
-    """Returns each token's output token, [B, T, D], of [B, T - r, D]."""
-    return _at(x, self.places)
-
 
 class Merging(Block):
   """A layer that merges tokens between attention and MLP (ToMe).

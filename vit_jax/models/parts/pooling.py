@@ -23,6 +23,27 @@ from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
 
 
+class Mean(nn.Module):
+  """The mean of the patches: [B, T, D] -> [B, D].
+
+  Attributes:
+    norm_after: Whether the model's last norm follows the mean, in place of
+      preceding it (MAE's fine-tuning, arXiv:2111.06377, its code).
+  """
+
+  norm_after: Annotated[bool, fields.FITTED] = False
+
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns the mean of tokens that are no padding.
+
+    For S images in a sequence it is [B, S, D], 0 for missing images.
+    """
+    patches = x[:, context.prefix :]
+    if context.attended is None and context.sizes is None:
+      return patches.mean(axis=1)
+    return embedding.weighted_mean(patches, packing.weights(context))
+
+
 class TokenAndMean(nn.Module):
   """The class token beside the mean of the patches: [B, T, D] -> [B, 2 D].
 
@@ -65,10 +86,7 @@ class Map(nn.Module):
   prefix: Annotated[bool, Field(Kind.FITTED, is_visible=False)] = False
   query: Annotated[bool, fields.FITTED] = True
   bias: Annotated[bool, fields.FITTED] = True
-  gelu: Annotated[
-    str,
-    Field(Kind.FUNCTION, is_visible=False, choices=tuple(block_lib.GELUS)),
-  ] = 'tanh'
+  gelu: Annotated[str, block_lib.GELU] = 'tanh'
   norm: Annotated[nn.Module, fields.PART] = block_lib.LayerNorm()
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32

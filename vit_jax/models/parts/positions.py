@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import embedding
+from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import registry
 from vit_jax.models.context import Context
@@ -36,7 +37,7 @@ class Factorized(nn.Module):
     initializers: Name of the initial values.
   """
 
-  keep_aspect: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
+  keep_aspect: Annotated[bool, fields.UNSEEN] = False
   grid: Annotated[
     tuple[int, ...] | None, Field(Kind.FITTED, is_visible=False, least=1)
   ] = None

@@ -14,9 +14,9 @@ from vit_jax.models import fields
 from vit_jax.models import inputs
 from vit_jax.models import resnet
 from vit_jax.models.block import LayerNorm
-from vit_jax.models.context import as_class
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
+from vit_jax.models.parts import as_class
 from vit_jax.models.patches import Patches
 
 

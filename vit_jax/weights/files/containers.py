@@ -11,21 +11,19 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import io
-import json
 import math
 import os
 import pathlib
 import re
 import tokenize
-from typing import Any
 from typing import BinaryIO
-from typing import NamedTuple
 import zipfile
 
 from absl import logging
 import ml_dtypes
 import numpy as np
 import safetensors
+import safetensors.numpy
 
 from vit_jax.config import explained
 from vit_jax.config import one_line
@@ -39,8 +37,6 @@ from vit_jax.weights.files import torch_files
 from vit_jax.weights.files.archives import Arrays
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-# Types whose names in safetensors files are not as F32 for float32.
-_TYPES = {'bfloat16': 'BF16', 'bool': 'BOOL', 'complex64': 'C64'}
 _LONGEST_HEADER = 100_000_000  # the safetensors package has the same limit
 _LONGEST_INDEX = 4 << 20
 _SHARD = re.compile(r'[^/\\\0.][^/\\\0]*\.(safetensors|bin)')
@@ -169,24 +165,6 @@ def _refusal(path: pathlib.Path, head: bytes) -> UserError:
   )
 
 
-class _Entry(NamedTuple):
-  """An array in an npz file.
-
-  Attributes:
-    member: Name of the archive's member that holds it.
-    start: Offset of the numbers in the member, in bytes.
-    shape: Shape of the array.
-    is_fortran: Whether the first axis varies fastest.
-    dtype: Type of its elements, in the byte order of the file.
-  """
-
-  member: str
-  start: int
-  shape: tuple[int, ...]
-  is_fortran: bool
-  dtype: np.dtype
-
-
 def _npz(archive: archives.Archive) -> Arrays:
   entries = {
     name.removesuffix('.npy'): _entry(archive, name)
@@ -201,23 +179,25 @@ def _npz(archive: archives.Archive) -> Arrays:
     )
 
   def read(name: str) -> np.ndarray:
-    member, start, shape, is_fortran, dtype = entries[name]
-    array = archives.empty(shape[::-1] if is_fortran else shape, dtype)
-    memory, subject = archives.as_bytes(array), archives.array_named(name)
-    archive.read_into(member, memory, start, subject)
-    if not dtype.isnative:
-      array = array.byteswap(inplace=True).view(dtype.newbyteorder('='))
-    if not is_fortran:
-      return array
-    result = archives.empty(shape, array.dtype)
-    result[...] = array.T
-    return result
+    start, shape, is_fortran, dtype = entries[name]
+    subject = archives.array_named(name)
+    content = archive.read(f'{name}.npy', subject=subject)
+    array = np.frombuffer(content, dtype, offset=start)
+    array = array.reshape(shape, order='F' if is_fortran else 'C')
+    return np.array(array, dtype.newbyteorder('='), order='C')
 
-  return Arrays({name: x.shape for name, x in entries.items()}, read)
+  return Arrays({name: shape for name, (_, shape, *_) in entries.items()}, read)
 
 
-def _entry(archive: archives.Archive, member: str) -> _Entry:
-  """Reads the header of an array, and checks it against the member's length."""
+def _entry(
+  archive: archives.Archive, member: str
+) -> tuple[int, tuple[int, ...], bool, np.dtype]:
+  """Reads the header of an array, and checks it against the member's length.
+
+  Returns:
+    Offset of the numbers in the member, in bytes; the array's shape; whether
+    its first axis varies fastest; and its type, in the byte order of the file.
+  """
   subject = archives.array_named(member.removesuffix('.npy'))
   header = io.BytesIO(archive.head(member, _LONGEST_NPY_HEADER))
   try:
@@ -249,7 +229,7 @@ def _entry(archive: archives.Archive, member: str) -> _Entry:
     raise archives.damaged(
       archive.path, f'{subject} has another length than its shape says'
     )
-  return _Entry(member, start, shape, is_fortran, dtype)
+  return start, shape, is_fortran, dtype
 
 
 def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
@@ -342,25 +322,6 @@ def write_npz(
         )
 
 
-def _header(
-  types: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
-  metadata: Mapping[str, str],
-) -> bytes:
-  """Returns the header of arrays that follow it in this order."""
-  header: dict[str, Any] = {'__metadata__': dict(metadata)} if metadata else {}
-  end = 0
-  for name, (dtype, shape) in types.items():
-    begin, end = end, end + math.prod(shape) * dtype.itemsize
-    number = f'{dtype.kind.upper()}{8 * dtype.itemsize}'
-    header[name] = {
-      'dtype': _TYPES.get(dtype.name, number),
-      'shape': list(shape),
-      'data_offsets': [begin, end],
-    }
-  text = json.dumps(header, separators=(',', ':')).encode()
-  return text + b' ' * (-len(text) % 8)
-
-
 def write_safetensors(
   path: pathlib.Path,
   arrays: Mapping[str, np.ndarray],
@@ -368,27 +329,18 @@ def write_safetensors(
 ) -> None:
   """Writes a safetensors file, which replaces `path` once complete.
 
-  `safetensors.numpy.save_file` (0.8) is not used, since it writes a transposed
-  array as if its memory were in C order, and holds all arrays at once.
-
   Args:
     path: Path of the file.
-    arrays: Arrays by name; each is copied only to write it.
+    arrays: Arrays by name.
     metadata: Metadata of the header.
 
   Raises:
     UserError: It cannot be written; an existing file is intact.
   """
-  # Wide types first, so that each array is aligned to its element size.
-  names = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
-  types = {name: (arrays[name].dtype, arrays[name].shape) for name in names}
-  text = _header(types, metadata)
+  # The package (0.8) writes a transposed array as if it were in C order.
+  ordered = {name: np.asarray(x, order='C') for name, x in arrays.items()}
   with _replacing(path) as file:
-    file.write(len(text).to_bytes(8, 'little') + text)
-    for name in names:
-      little = types[name][0].newbyteorder('<')
-      array = np.asarray(arrays[name], little, order='C')
-      file.write(archives.as_bytes(array))
+    file.write(safetensors.numpy.save(ordered, dict(metadata)))
 
 
 @contextlib.contextmanager

@@ -2,9 +2,9 @@
 
 A pickle is a program for a machine with a stack, which can call any Python
 object by name. `load` is such a machine without that ability. It makes dicts,
-lists, tuples, scalars and `Tensor`. A name becomes a `Name`, and what a call of
-it would return a `Placeholder`, but for the functions in `_CALLS`, which are of
-this module. So the `argparse.Namespace` that training scripts save beside the
+lists, tuples, scalars and `Tensor`. A name becomes a `Name`, and so does what a
+call of it would return, but for the functions in `_CALLS`, which are of this
+module. So the `argparse.Namespace` that training scripts save beside the
 weights does no harm. It hashes no key but short strings and integers, and takes
 no memory that the file does not have.
 
@@ -116,15 +116,8 @@ class Tensor:
     return 1 + sum((length - 1) * stride for length, stride in steps)
 
 
-@dataclasses.dataclass(frozen=True)
-class Name:
-  """A Python object that a pickle names, with its module."""
-
-  name: str
-
-
-class Placeholder(dict[Any, Any]):
-  """Stands for what a Python object that is not run would have made.
+class Name(dict[Any, Any]):
+  """Stands for a Python object that a pickle names, or for what it returns.
 
   It is a dict, since subclasses of dict are pickled as such, with their items.
 
@@ -138,9 +131,6 @@ class Placeholder(dict[Any, Any]):
     """Makes one without items."""
     super().__init__()
     self.name = name
-
-
-_NOT_RUN = (Placeholder, Name)
 
 
 def load(data: bytes) -> Any:
@@ -253,7 +243,7 @@ def _extend(target: Any, items: list[Any]) -> None:
   """Appends to a list; what subclasses of list are filled with is left out."""
   if isinstance(target, list):
     target.extend(items)
-  elif not isinstance(target, Placeholder):
+  elif not isinstance(target, Name):
     raise TypeError
 
 
@@ -269,8 +259,6 @@ def _set_items(target: Any, items: list[Any]) -> None:
 
 def _call(function: Any, arguments: Any) -> Any:
   """Returns the result of a function in `_CALLS`, else what stands for it."""
-  if isinstance(function, Placeholder):  # as of a functools.partial
-    return function
   if not isinstance(function, Name) or not isinstance(arguments, tuple):
     raise TypeError
   if function.name in _CALLS:
@@ -279,17 +267,17 @@ def _call(function: Any, arguments: Any) -> Any:
       raise TypeError
     return _CALLS[function.name](*arguments)
   if function.name in _MAKERS and isinstance(arguments[0], Name):
-    return Placeholder(arguments[0].name)
-  return Placeholder(function.name)
+    return Name(arguments[0].name)
+  return Name(function.name)
 
 
 def _storage(
   kind: Any, storage: Any, key: Any, _: Any, size: Any
-) -> Storage | Placeholder:
+) -> Storage | Name:
   if kind != 'storage' or not isinstance(key, str) or not _is_count(size):
     raise TypeError
   if storage.name not in _STORAGES:
-    return Placeholder(storage.name)
+    return Name(storage.name)
   return Storage(key, _STORAGES[storage.name], size)
 
 
@@ -299,8 +287,8 @@ def _is_count(x: Any) -> bool:
 
 def _tensor(
   storage: Any, offset: Any, shape: Any, strides: Any, *_: Any
-) -> Tensor | Placeholder:
-  if isinstance(storage, Placeholder):  # of a type that is not read
+) -> Tensor | Name:
+  if isinstance(storage, Name):  # of a type that is not read
     return storage
   if not isinstance(storage, Storage) or not _is_count(offset):
     raise TypeError
@@ -317,7 +305,7 @@ def _tensor(
 def _tensor_of_class(function: Any, kind: Any, arguments: Any, *_: Any) -> Any:
   """Returns a tensor with attributes; a subclass may mean something else."""
   if isinstance(kind, Name) and kind.name not in _TENSORS:
-    return Placeholder(kind.name)
+    return Name(kind.name)
   return _call(function, arguments)
 
 
@@ -377,22 +365,22 @@ def state_dict(value: Any, name: str | None = None) -> State:
   chosen = (*fits, *ranked)[0]
   if not any(key in _NESTED for key in chosen):
     for key in filter(value.__contains__, _NESTED):
-      if isinstance(value[key], _NOT_RUN):  # and not the little beside it
+      if isinstance(value[key], Name):  # and not the little beside it
         raise PickleError(f'its {key!r} is {_not_run(value[key])}')
   for key, x in nested[chosen].items():
-    if isinstance(x, _NOT_RUN) and _is_array(key, chosen):
+    if isinstance(x, Name) and _is_array(key, chosen):
       raise PickleError(f'{archives.array_named(str(key))} is {_not_run(x)}')
   other_states = ['.'.join(keys) for keys in ranked if keys and keys != chosen]
   return State('.'.join(chosen), _tensors(nested[chosen]), tuple(other_states))
 
 
 def _no_tensors(value: Any) -> PickleError:
-  if isinstance(value, _NOT_RUN):
+  if isinstance(value, Name):
     return PickleError(f'it holds {_not_run(value)}')
   if not isinstance(value, dict):
     return PickleError('it holds no dict of tensors, but something else')
   keys = ', '.join(archives.quoted(str(key)) for key in list(value)[:5])
-  objects = [x for x in value.values() if isinstance(x, _NOT_RUN)]
+  objects = [x for x in value.values() if isinstance(x, Name)]
   reason = f'; there is {_not_run(objects[0])}' if objects else ''
   return PickleError(
     f'it holds no tensors under the names it has ({keys}){reason}'
@@ -435,7 +423,7 @@ def _is_array(key: Any, keys: tuple[str, ...]) -> bool:
   return bool(keys) or bool(_ARRAY.match(key))
 
 
-def _not_run(value: Placeholder | Name) -> str:
+def _not_run(value: Name) -> str:
   return (
     f'the Python object {archives.quoted(value.name)}, which is no tensor, and'
     ' is not run; if you trust who made the file, save its state dict alone,'

@@ -8,6 +8,7 @@ import math
 import pathlib
 import re
 import shlex
+import zipfile
 
 import numpy as np
 
@@ -79,7 +80,7 @@ def _root(archive: archives.Archive) -> str:
       ' state dict of the model by torch.save'
     )
   (root,) = roots
-  if any(map(archives.is_deflated, members.values())):
+  if any(x.compress_type != zipfile.ZIP_STORED for x in members.values()):
     raise UserError(
       f'{path} is packed, which torch.save does not do: zip it again with -0'
     )
@@ -108,25 +109,21 @@ def _read_tensor(
   archive: archives.Archive, root: str, name: str, tensor: pickles.Tensor
 ) -> np.ndarray:
   dtype = tensor.storage.dtype
-  begin = tensor.offset * dtype.itemsize if tensor.span else 0
-  numbers = archives.empty((tensor.span,), dtype)
-  archive.read_into(
+  content = archive.read(
     f'{root}data/{tensor.storage.key}',
-    archives.as_bytes(numbers),
-    begin,
+    tensor.offset * dtype.itemsize if tensor.span else 0,
+    tensor.span * dtype.itemsize,
     archives.array_named(name),
   )
-  strides = [x * dtype.itemsize for x in tensor.strides]
   if not tensor.span:
-    return numbers.reshape(tensor.shape)
+    return np.empty(tensor.shape, dtype)
   view = np.lib.stride_tricks.as_strided(
-    numbers, tensor.shape, strides, writeable=False
+    np.frombuffer(content, dtype),
+    tensor.shape,
+    [x * dtype.itemsize for x in tensor.strides],
+    writeable=False,
   )
-  if view.flags.c_contiguous:
-    return numbers.reshape(tensor.shape)
-  result = archives.empty(tensor.shape, dtype)
-  result[...] = view
-  return result
+  return np.array(view, order='C')
 
 
 def legacy_error(path: pathlib.Path) -> UserError:

@@ -32,17 +32,17 @@ def find(model: str) -> tuple[str, str]:
   if '-' in model:
     filename = model.removesuffix('.npz')
     return _name(filename.split('-')[0]), f'{ROOT}/{filename}.npz'
-  wanted = _name(model)
+  name = _name(model)
   path = download.fetch(INDEX)
-  best = _best(path, wanted)
+  best = _best(path, name)
   if best is None:
     raise UserError(
       f'{path} has no model {model!r} pre-trained on ImageNet-21k'
     )
-  return wanted, f'{ROOT}/{best}.npz'
+  return name, f'{ROOT}/{best}.npz'
 
 
-def _best(path: pathlib.Path, wanted: str) -> str | None:
+def _best(path: pathlib.Path, name: str) -> str | None:
   """Returns the file name of a model's best checkpoint; None: it has none."""
   best: tuple[float, str] | None = None
   try:
@@ -51,7 +51,7 @@ def _best(path: pathlib.Path, wanted: str) -> str | None:
       if 'final_val' not in (table.fieldnames or ()):
         raise ValueError('it has no column final_val')
       for row in table:
-        if row['ds'] == _PRETRAINED and _name(row['name']) == wanted:
+        if row['ds'] == _PRETRAINED and _name(row['name']) == name:
           candidate = float(row['final_val']), row['filename']
           best = max(best or candidate, candidate)
   except (KeyError, TypeError, ValueError) as e:

@@ -1,13 +1,11 @@
 """Interface of foreign formats, and inference of architectures from shapes."""
 
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
-import re
 from typing import Any
 from typing import Protocol
 
@@ -93,6 +91,28 @@ class Library(Protocol):
     """Infers the architecture from the arrays' shapes."""
 
 
+class Writer:
+  """What a program needs beside the arrays; by default it is nothing."""
+
+  def companions(self, *_: Any) -> dict[str, dict[str, Any]]:
+    """Returns the JSON files by name.
+
+    Their arguments are the format, the model, its preprocessing and the size of
+    the images that its positions are for.
+    """
+    return {'config.json': {}}
+
+  def notes(self, *_: Any) -> list[str]:
+    """Returns notes on a format and a model, beside those of the tables."""
+    return []
+
+  def usage(
+    self, kind: Any, model: models.Model, directory: str, file: str
+  ) -> tuple[str, str]:
+    """Returns the name of a program, and Python code that loads the model."""
+    raise NotImplementedError
+
+
 class Renamed(containers.Arrays):
   """Presents an open file's arrays under other names."""
 
@@ -150,89 +170,6 @@ def derived(
     return make(*map(arrays.read, names))
 
   return containers.Arrays(shapes, read)
-
-
-class Shapes:
-  """Shapes by name, from which an architecture is inferred."""
-
-  def __init__(self, arrays: Renamed):
-    """Keeps the shapes of an open file."""
-    self._shapes = arrays.shapes
-    self._stored = arrays.stored
-
-  def __contains__(self, name: str) -> bool:
-    return name in self._shapes
-
-  @property
-  def all(self) -> Mapping[str, Shape]:
-    """The shapes of all arrays by name."""
-    return self._shapes
-
-  @property
-  def names(self) -> Collection[str]:
-    """Names of all arrays."""
-    return self._shapes.keys()
-
-  def get(self, name: str, axes: int) -> Shape:
-    """Returns the shape of an array; for 'a_{}/b', of the first that exists.
-
-    Raises:
-      UserError: There is none, or it has another number of axes.
-    """
-    pattern = re.escape(name).replace(r'\{\}', r'\d+')
-    found = [n for n in self._shapes if re.fullmatch(pattern, n)]
-    if not found:
-      wanted = self._stored(name.replace('{}', '0'))
-      raise UserError(
-        f'its architecture cannot be read: it holds no array {wanted}'
-      )
-    shape = self._shapes[found[0]]
-    if len(shape) != axes:
-      raise UserError(
-        f'its architecture cannot be read: {self._stored(found[0])} has'
-        f' the shape {shape}, not {axes} axes'
-      )
-    return shape
-
-  def size(self, name: str, axis: int) -> int:
-    """Returns the size of one axis of an array; 0 if there is no such array."""
-    return self._shapes[name][axis] if self._shapes.get(name) else 0
-
-  def count(self, pattern: str) -> int:
-    """Returns one more than the largest number in 'blocks.{}.'.
-
-    Raises:
-      UserError: The count is larger than the number of arrays.
-    """
-    expression = re.escape(pattern).replace(r'\{\}', r'(\d+)')
-    matches = (re.match(expression, name) for name in self._shapes)
-    return self._plausible(
-      max((int(m[1]) + 1 for m in matches if m), default=0)
-    )
-
-  def _plausible(self, count: int) -> int:
-    if count > len(self._shapes):
-      raise UserError(
-        f'its architecture cannot be read: by their names there are {count}'
-        f' layers, but only {len(self._shapes)} arrays'
-      )
-    return count
-
-  def stages(self, pattern: str, first: int) -> tuple[int, ...]:
-    """Returns the number of units in each stage, from 'stages.{}.blocks.{}.'.
-
-    Args:
-      pattern: Pattern with a number for the stage and one for the unit.
-      first: Number of the first stage and unit, 0 or 1.
-    """
-    expression = re.escape(pattern).replace(r'\{\}', r'(\d+)')
-    units: dict[int, int] = {}
-    for name in self._shapes:
-      if match := re.match(expression, name):
-        stage = self._plausible(int(match[1]) - first)
-        unit = self._plausible(int(match[2]) - first)
-        units[stage] = max(units.get(stage, 0), unit + 1)
-    return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
 
 
 def image_size(

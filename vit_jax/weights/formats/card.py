@@ -8,6 +8,7 @@ import jax
 
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.models import describing
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 
@@ -51,7 +52,7 @@ def text(
   here = f"import vit_jax\nvit = vit_jax.load('{where}')"
   for program, code in (*usage, ('vit_jax', here)):
     lines += ['', f'## With {program}', '', '```python', code, '```']
-  lines += ['', '## Architecture', '', '| field | value |', '|---|---|']
+  lines += ['', '## Architecture', '', '| key | value |', '|---|---|']
   lines += [
     f'| {key} | {value} |' for key, value in _values(loaded.model).items()
   ]
@@ -91,7 +92,7 @@ def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
 
 def _published_name(model: models.Model) -> str | None:
   """Returns the name of the published model of these sizes, if there is one."""
-  name = models.name_of(model)
+  name = describing.name_of(model)
   values = values_lib.model_values(model)
   named = values_lib.model_values(models.create_model(name))
   is_same = all(values.get(x) == named.get(x) for x in _SIZES)

@@ -119,14 +119,14 @@ def write(params: Any, path: pathlib.Path, name: str) -> None:
     )
   params = layouts.unstack_all(jax.tree.map(np.asarray, params))
   try:
-    found = dict(tables.write(form.rules, params))
+    arrays = dict(tables.write(form.rules, params))
   except KeyError as e:
     raise UserError(
       f'{form.program} has no place for {e.args[0]}: --to={name} is for'
       f' {"SETR on a ViT with a class token" if name == "mmseg" else "UNETR"}'
     ) from None
-  found |= _unused(found) if name == 'monai' else {}
-  containers.write_safetensors(path, found, {'format': 'pt'})
+  arrays |= _unused(arrays) if name == 'monai' else {}
+  containers.write_safetensors(path, arrays, {'format': 'pt'})
 
 
 def read(path: pathlib.Path, like: Any) -> Any:
@@ -150,9 +150,9 @@ def read(path: pathlib.Path, like: Any) -> Any:
       names = [n for x in form.rules for n in x.names(ours) or ()]
       if not set(names) <= arrays.shapes.keys():
         filled[ours] = np.full(abstract.pop(ours).shape, value, np.float32)
-    wanted = traverse_util.unflatten_dict(abstract, sep='/')
+    needed = traverse_util.unflatten_dict(abstract, sep='/')
     try:
-      found = tables.read(arrays, form.rules, wanted, form.ignored)
+      params = tables.read(arrays, form.rules, needed, form.ignored)
     except KeyError as e:
       raise UserError(
         f'{form.program} has no place for {e.args[0]} of the run that --like'
@@ -160,7 +160,7 @@ def read(path: pathlib.Path, like: Any) -> Any:
       ) from None
     except UserError as e:
       raise UserError(f'{path}: {e}') from None
-  flat = traverse_util.flatten_dict(found, sep='/') | filled
+  flat = traverse_util.flatten_dict(params, sep='/') | filled
   return layouts.relayout(traverse_util.unflatten_dict(flat, sep='/'), like)
 
 
@@ -176,9 +176,9 @@ def _format_of(path: pathlib.Path, arrays: containers.Arrays) -> _Format:
 
 def _unused(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Returns the norms that MONAI's blocks hold without using them."""
-  found = {}
+  norms = {}
   for name, x in arrays.items():
     if '.norm1.' in name and name.startswith('vit.blocks.'):
       other = name.replace('.norm1.', '.norm_cross_attn.')
-      found[other] = np.full_like(x, name.endswith('weight'))
-  return found
+      norms[other] = np.full_like(x, name.endswith('weight'))
+  return norms

@@ -35,7 +35,7 @@ def stored(name: str) -> str:
 def rules(
   ours: str, theirs: str, layers: int, batch_norm: bool
 ) -> list[tables.Rule]:
-  """Returns the table of a head's parameters.
+  """Returns the table of a head's parameters and running statistics.
 
   Args:
     ours: Path of the head in the objective's parameters, such as 'head/'.
@@ -43,38 +43,14 @@ def rules(
     layers: Number of layers of the MLP.
     batch_norm: Whether it has BatchNorm.
   """
-  lines = [
-    f'{ours}dense_{i} {theirs}{name} dense*'
-    for i, name in enumerate(_dense(layers, batch_norm))
-  ]
-  lines += [
-    f'{ours}norm_{i} {theirs}{name} norm*'
-    for i, name in enumerate(_norms(layers, batch_norm))
-  ]
-  lines += [
-    f'{ours}last_layer/kernel {theirs}last_layer.weight_v dense',
-    f'{ours}last_layer/scale  {theirs}last_layer.weight_g column',
-  ]
-  return tables.arrays('\n'.join(lines), column=tables.padded(1))
-
-
-def statistics_rules(ours: str, theirs: str, layers: int) -> list[tables.Rule]:
-  """Returns the table of a head's running statistics; see `rules`."""
-  lines = (
+  dense = 'mlp' if layers == 1 else 'mlp.#'
+  table = tables.arrays(
     f"""
-{ours}norm_{i}/mean  {theirs}{name}.running_mean
-{ours}norm_{i}/var   {theirs}{name}.running_var
-"""
-    for i, name in enumerate(_norms(layers, batch_norm=True))
+dense_#            {dense}              dense*       *{2 + batch_norm}
+norm_#             mlp.#                batch_norm*  *3+1
+last_layer/kernel  last_layer.weight_v  dense
+last_layer/scale   last_layer.weight_g  column
+""",
+    column=tables.padded(1),
   )
-  return tables.arrays(''.join(lines))
-
-
-def _dense(layers: int, batch_norm: bool) -> list[str]:
-  if layers == 1:
-    return ['mlp']
-  return [f'mlp.{i * (2 + batch_norm)}' for i in range(layers)]
-
-
-def _norms(layers: int, batch_norm: bool) -> list[str]:
-  return [f'mlp.{3 * i + 1}' for i in range(layers - 1)] if batch_norm else []
+  return tables.below(table, ours, theirs)

@@ -20,7 +20,8 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
-from vit_jax.data import features
+from vit_jax.data import target_kinds
+from vit_jax.models import describing
 from vit_jax.models import igpt
 from vit_jax.models import layouts
 from vit_jax.models import resnet
@@ -46,10 +47,10 @@ OURS = 'vit_jax'
 FORMATS = (*(form.NAME for form in foreign.FORMATS), OURS)
 
 _WRITERS: dict[str, Any] = {
-  'google': google,
+  'google': google.Writer(),
   'timm': timm_config,
   'huggingface': huggingface_config,
-  'torchvision': torchvision,
+  'torchvision': torchvision.Writer(),
 }
 # Suffix of a single file by format; Hugging Face's needs a directory.
 _SUFFIXES = {
@@ -263,7 +264,7 @@ def _companions(
   if writer is not huggingface_config:  # transformers takes no other fields
     files['config.json']['vit_jax'] = {
       'file': weights_file,
-      'model': models.config_values(loaded.model),
+      'model': describing.config_values(loaded.model),
       'image_size': size,
       'resize': loaded.resize,
       'preprocess': preprocess.to_dict(),
@@ -304,13 +305,13 @@ def _output_notes(loaded: weights.Loaded) -> list[str]:
   """Returns a note on what the outputs mean, unless they are of classes."""
   unknown = "that program's own code does not know it"
   target = loaded.preprocess.target
-  if isinstance(target, features.Number):
+  if isinstance(target, target_kinds.Number):
     facts = loaded.preprocess.outputs['logits']
     return [
       f'this model predicts numbers, {", ".join(target.names)}: its outputs'
       f' times {facts["std"]}, plus {facts["mean"]}; {unknown}'
     ]
-  if isinstance(target, features.MultiLabel):
+  if isinstance(target, target_kinds.MultiLabel):
     return [
       f'each of its outputs, {", ".join(target.names)}, has a probability of'
       f' its own, the sigmoid; {unknown}'

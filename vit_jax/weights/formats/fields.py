@@ -1,41 +1,91 @@
 """A table of fields: what a format's arrays and its config say of a model.
 
-An entry names a value of a model (`models.values`) and how it is seen: in the
-arrays (`shape`, `count`, `has`, `seen`), or in a key of the format's config
-alone (`said`). From a table follow the model that a file holds, the config that
-is written, the keys that are known in it, and what the format cannot store.
+From it follow the model that a file holds, the config that is written, the keys
+that are known in it, and what the format cannot store. `table` reads it, an
+entry a line: a value of a model (`models.values`), where it is in the arrays,
+its key in the config, and more.
 
-    shape('registers', 'reg_token', 1, 'model_args.reg_tokens'),
-    count('depth', 'blocks.#.', 'model_args.depth'),
-    has('mlp', 'blocks.#.mlp.fc1_g.', yes='swiglu', no='mlp'),
-    said('mlp.gelu', 'model_args.act_layer', 'exact', {'gelu': 'exact'}),
+    hidden_size   patch_embed.proj.weight[0]    .embed_dim   axes=4
+    patch_size    patch_embed.proj.weight[2,3]  .patch_size  square
+    depth         blocks.#.[#]                  .depth
+    class_token   cls_token?                    .class_token!
+    mlp           blocks.#.mlp.fc1_g.?swiglu:mlp
+    norm          norm()           .norm_layer  NORMS default=layer_norm
+    mlp.gelu      -                act_layer    gelu:exact,gelu_tanh:tanh
+    num_heads     -                .num_heads!  COUNT default=heads()
+    patches.bias  =True
+    >             .img_size        image_size
+    >             .mlp_ratio       mlp_ratio()
+    -             pre_norm .fix_init
+
+Entries are evaluated in their order. An indented line continues the one before.
+The second column is one of
+
+    name[0]    a side of an array, `#` for a number; 0 if there is none, or what
+               `else=` says; name[0,1] are several
+    name[#]    how many there are with a number at the `#` of the name
+    name?      whether an array's name begins so; name?yes:no gives other values
+               than True and False, and a?x:b?y:z asks for a, then for b
+    f()        what a function of `Seen` returns; None: the config tells
+    @value     that of an earlier entry
+    =value     all models of the format have it, unless the caller says
+               otherwise; =f() returns it
+    -          the arrays do not show it
+
+A name may be several, `a|b` or `x.{a,b}`: the first that there is. A key that
+begins with a dot is below the table's own, as `model_args`. With `!` behind it,
+it is also written with the default; with `?`, it is never written. After the
+key come, in any order,
+
+    word:value,...   words of the config and our values; or the name of both
+    COUNT            the kind of the key's value, one of `typed`
+    square           sides that agree are written as one number
+    noted            `Entry.is_noted`; so are read_only and given
+    default= write= check= axes= else=    fields of `Entry`, and as above; axes:
+                     how many the array must have, which must be there then
+
+A line of `>` is a key that is written, not read: the key, and a value's name or
+a function of the model's values. One of `-` leaves out entries of the table
+that is changed, by their values or keys.
 """
 
+import ast
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import re
 from typing import Any
 
+from vit_jax.config import UserError
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import tables
 
 
 @dataclasses.dataclass
 class Seen:
   """What is known of a file while its model is described.
 
+  Patterns of names have `#` for a number, and may be several, `a|b` or
+  `x.{a,b}`: the first that there is.
+
   Attributes:
-    shapes: Its arrays' shapes.
+    arrays: Its arrays, of which the shapes are read.
     hints: What else is known.
     values: The model's values so far, by name.
   """
 
-  shapes: base.Shapes
+  arrays: base.Renamed
   hints: base.Hints
   values: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def shapes(self) -> Mapping[str, base.Shape]:
+    """Shapes of its arrays by name."""
+    return self.arrays.shapes
 
   @property
   def config(self) -> typed.Json:
@@ -43,29 +93,81 @@ class Seen:
     return self.hints.config
 
   def has(self, pattern: str) -> bool:
-    """Whether an array's name begins with a pattern, `#` for a number."""
-    expression = _expression(pattern)
-    return any(expression.match(name) for name in self.shapes.names)
+    """Whether an array's name begins with a pattern."""
+    return any(self._matches(pattern, is_whole=False))
 
   def size(self, pattern: str, axis: int) -> int:
     """Returns a side of the first array of a name; 0: there is none."""
     shape = self.shape(pattern)
     return shape[axis] if -len(shape) <= axis < len(shape) else 0
 
-  def shape(self, pattern: str) -> base.Shape:
-    """Returns the shape of the first array of a name; (): there is none."""
-    expression = _expression(pattern)
-    names = (x for x in self.shapes.names if expression.fullmatch(x))
-    name = next(names, None)
-    return () if name is None else self.shapes.all[name]
+  def shape(self, pattern: str, axes: int = 0) -> base.Shape:
+    """Returns the shape of the first array of a name; (): there is none.
+
+    Args:
+      pattern: The name.
+      axes: Number of axes that it must have; 0: any, and it need not be there.
+
+    Raises:
+      UserError: There is none, or it has another number of axes.
+    """
+    name = next((x.string for x in self._matches(pattern)), None)
+    shape = () if name is None else self.shapes[name]
+    if not axes or len(shape) == axes:
+      return shape
+    if name is None:
+      array = self.arrays.stored(
+        tables.alternatives(pattern)[0].replace('#', '0')
+      )
+      raise _unreadable(f'it holds no array {array}')
+    array = self.arrays.stored(name)
+    raise _unreadable(f'{array} has the shape {shape}, not {axes} axes')
 
   def count(self, pattern: str) -> int:
-    """Returns one more than the largest number at the `#` of a pattern."""
-    return self.shapes.count(pattern.replace('#', '{}'))
+    """Returns one more than the largest number at the `#` of a pattern.
+
+    Raises:
+      UserError: The count is larger than the number of arrays.
+    """
+    numbers = (int(x[1]) for x in self._matches(pattern, is_whole=False))
+    return self._plausible(max(numbers, default=-1) + 1)
+
+  def stages(self, pattern: str, first: int) -> tuple[int, ...]:
+    """Returns the number of units in each stage, from 'stages.#.blocks.#.'.
+
+    Args:
+      pattern: Pattern with a number for the stage and one for the unit.
+      first: Number of the first stage and unit, 0 or 1.
+
+    Raises:
+      UserError: As `count`.
+    """
+    units: dict[int, int] = {}
+    for match in self._matches(pattern, is_whole=False):
+      stage, unit = (self._plausible(int(x) - first) for x in match.groups())
+      units[stage] = max(units.get(stage, 0), unit + 1)
+    return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
+
+  def _matches(
+    self, pattern: str, is_whole: bool = True
+  ) -> Iterator[re.Match[str]]:
+    """Yields the names of a pattern, or those that begin with it."""
+    for each in tables.alternatives(pattern):
+      expression = re.compile(re.escape(each).replace(r'\#', r'(\d+)'))
+      match = expression.fullmatch if is_whole else expression.match
+      yield from filter(None, map(match, self.shapes))
+
+  def _plausible(self, count: int) -> int:
+    if count <= len(self.shapes):
+      return count
+    raise _unreadable(
+      f'by their names there are {count} layers, but only'
+      f' {len(self.shapes)} arrays'
+    )
 
 
-def _expression(pattern: str) -> re.Pattern[str]:
-  return re.compile(re.escape(pattern).replace(r'\#', r'\d+'))
+def _unreadable(reason: str) -> UserError:
+  return UserError(f'its architecture cannot be read: {reason}')
 
 
 Read = Callable[[Seen], Any]
@@ -172,72 +274,6 @@ _ANY = typed.Kind('anything', lambda x: True)
 NULL = object()
 
 
-def shape(
-  ours: str,
-  name: str,
-  axis: int | Sequence[int],
-  key: str = '',
-  *,
-  axes: int = 0,
-  **more: Any,
-) -> Entry:
-  """Returns the entry of a side of an array, or of several.
-
-  Args:
-    ours: The value's name.
-    name: Pattern of the array's name.
-    axis: Number of the side, or numbers of several.
-    key: Key of the config.
-    axes: Number of axes that the array, which must be there, has; 0: it may be
-      absent, and its sides are then 0.
-    **more: Further fields of the entry.
-  """
-
-  def read(seen: Seen) -> Any:
-    if axes:
-      seen.shapes.get(name.replace('#', '{}'), axes)
-    if isinstance(axis, int):
-      return seen.size(name, axis)
-    return tuple(seen.size(name, i) for i in axis)
-
-  return Entry(ours, read, key, **more)
-
-
-def count(ours: str, pattern: str, key: str = '', **more: Any) -> Entry:
-  """Returns the entry of the number of layers with a name."""
-  return Entry(ours, lambda seen: seen.count(pattern), key, **more)
-
-
-def has(
-  ours: str,
-  pattern: str,
-  key: str = '',
-  yes: Any = True,
-  no: Any = False,
-  **more: Any,
-) -> Entry:
-  """Returns the entry of whether there is an array of a name."""
-  if {yes, no} == {True, False}:
-    more.setdefault('kind', typed.TRUTH)
-  return Entry(ours, lambda seen: yes if seen.has(pattern) else no, key, **more)
-
-
-def seen(ours: str, read: Read, key: str = '', **more: Any) -> Entry:
-  """Returns the entry of what a function sees in the arrays."""
-  return Entry(ours, read, key, **more)
-
-
-def said(
-  ours: str,
-  key: str,
-  default: Any,
-  words: Mapping[Any, Any] | None = None,
-  **more: Any,
-) -> Entry:
-  """Returns the entry of what the config alone says."""
-  return Entry(ours, None, key, words or {}, default, **more)
-
-
 def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
   """Returns the check that a SiLU is the activation of gated MLPs alone.
 
@@ -258,39 +294,155 @@ def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
   return check
 
 
-def always(ours: str, value: Any, **more: Any) -> Entry:
-  """Returns the entry of what neither arrays nor config say.
-
-  Args:
-    ours: The value's name.
-    value: What all models of the format have unless the caller says otherwise;
-      or what returns it.
-    **more: Further fields of the entry.
-  """
-  return Entry(ours, default=value, **more)
-
-
-def told(key: str, write: Callable[[Mapping[str, Any]], Any]) -> Entry:
-  """Returns the entry of a key that is written of several values, not read."""
-  return Entry('', key=key, write=write, is_stated=True)
-
-
-def changed(
-  table: Sequence[Entry], *entries: Entry, without: str = ''
+def table(
+  text: str,
+  *functions: Callable[..., Any],
+  changes: Sequence[Entry] = (),
+  below: str = '',
+  **names: Any,
 ) -> tuple[Entry, ...]:
-  """Returns a table with other entries in the places of some.
+  """Returns the entries of a text; the module says how it is written.
 
   Args:
-    table: The table.
-    *entries: Each takes the place of that of the same value, or of the same key
-      if it is of no value. The others come last.
-    without: Names of values and keys whose entries are left out, with spaces.
+    text: The text.
+    *functions: Those that it names.
+    changes: A table that it changes: its entries take the places of those of
+      the same values, or keys; others come last.
+    below: Key that comes before those that begin with a dot.
+    **names: Words of a config and our values, by name, and functions under
+      other names than theirs.
   """
-  others = {entry.ours or entry.key: entry for entry in entries}
-  dropped = without.split()
-  kept = []
-  for entry in table:
-    name = entry.ours or entry.key
-    if name not in dropped:
-      kept.append(others.pop(name, entry))
-  return (*kept, *others.values())
+  reader = _Reader(below, {x.__name__: x for x in functions} | names)
+  entries = {entry.ours or entry.key: entry for entry in changes}
+  for line in tables.joined_lines(text):
+    first, *columns = line.split()
+    if first == '-':
+      for name in columns:
+        del entries[reader.key(name)]
+    elif first == '>':
+      entry = reader.told(*columns)
+      entries[entry.key] = entry
+    else:
+      entries[first] = reader.entry(first, *columns)
+  return tuple(entries.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+  """What the words of a table mean.
+
+  Attributes:
+    below: Key that comes before those that begin with a dot.
+    names: Functions and words by name.
+  """
+
+  below: str
+  names: Mapping[str, Any]
+
+  def key(self, text: str) -> str:
+    """Returns a key of the config in full."""
+    return self.below + text if text.startswith('.') else text
+
+  def literal(self, text: str) -> Any:
+    """Returns a function, what is a value of Python, or the text itself."""
+    if text.endswith('()'):
+      return self.names[text[:-2]]
+    try:
+      return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+      return text
+
+  def told(self, key: str, text: str) -> Entry:
+    """Returns the entry of a key that is written, not read."""
+    write = self.literal(text) if text.endswith('()') else _writer(text)
+    return Entry('', key=self.key(key), write=write, is_stated=True)
+
+  def entry(
+    self, ours: str, place: str, key: str = '-', *options: str
+  ) -> Entry:
+    """Returns the entry of a line's columns."""
+    more = self.options(ours, options)
+    kind, mark = key[:-1], key[-1]
+    if mark == '!':
+      more['is_stated'] = True
+    elif mark == '?':
+      more['write'] = lambda values: None
+    if key != '-':
+      more['key'] = self.key(kind if mark in '!?' else key)
+    read = self.read(place, more.pop('axes', 0), more.pop('else', 0))
+    if place.startswith('='):
+      more['default'] = self.literal(place[1:])
+    if place.endswith('?'):
+      more.setdefault('kind', typed.TRUTH)
+    return Entry(ours, read, **more)
+
+  def options(self, ours: str, options: Sequence[str]) -> dict[str, Any]:
+    """Returns fields of an entry for the words behind a key."""
+    more: dict[str, Any] = {}
+    for option in options:
+      name, is_field, value = option.partition('=')
+      if is_field:
+        more[name] = self.literal(value)
+      elif option == 'square':
+        more['write'] = _writer(ours, is_square=True)
+      elif option in ('noted', 'read_only', 'given'):
+        more[f'is_{option}'] = True
+      elif ':' in option:
+        pairs = [pair.split(':') for pair in option.split(',')]
+        more['words'] = {self.literal(x): self.literal(y) for x, y in pairs}
+      elif option in self.names:
+        more['words'] = self.names[option]
+      else:
+        more['kind'] = getattr(typed, option)
+    return more
+
+  def read(self, place: str, axes: int, absent: Any) -> Read | None:
+    """Returns what reads the arrays; None: they do not show the value.
+
+    Args:
+      place: The column that says where.
+      axes: How many an array must have; 0: it need not be there.
+      absent: The value without such an array.
+    """
+    if place == '-' or place.startswith('='):
+      return None
+    if place.startswith('@'):
+      return lambda seen: seen.values[place[1:]]
+    if place.endswith('()'):
+      return self.literal(place)
+    if '?' in place:
+      return self.choice(place)
+    name, _, sides = place.removesuffix(']').partition('[')
+    if sides == '#':
+      return lambda seen: seen.count(name) or absent
+    axis = self.literal(sides)
+
+    def read(seen: Seen) -> Any:
+      seen.shape(name, axes)
+      if isinstance(axis, tuple):
+        return tuple(seen.size(name, i) for i in axis)
+      return seen.size(name, axis) or absent
+
+    return read
+
+  def choice(self, place: str) -> Read:
+    """Returns what reads `a?x:b?y:z`."""
+    pattern, _, choices = place.partition('?')
+    yes, _, no = (choices or 'True:False').partition(':')
+    then = self.literal(yes)
+    otherwise = self.choice(no) if '?' in no else lambda seen: self.literal(no)
+    return lambda seen: then if seen.has(pattern) else otherwise(seen)
+
+
+def _writer(
+  name: str, is_square: bool = False
+) -> Callable[[Mapping[str, Any]], Any]:
+  """Returns what writes one value of a model."""
+
+  def write(values: Mapping[str, Any]) -> Any:
+    value = values.get(name)
+    if is_square and len({*value}) == 1:
+      return value[0]
+    return list(value) if isinstance(value, tuple) else value
+
+  return write

@@ -18,6 +18,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax.config import one_line
 from vit_jax.config import UserError
+from vit_jax.models import listing
 from vit_jax.models import registry
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
@@ -94,7 +95,7 @@ class Format:
       UserError: Its shapes do not show one, its config says something that is
         not computed here, or its family has no value that the caller gives.
     """
-    seen = Seen(base.Shapes(arrays), hints)
+    seen = Seen(arrays, hints)
     self._check(seen.config)
     if self.family is vit.ViT:
       _check_names(hints.values)
@@ -295,7 +296,7 @@ def _check_names(values: Values) -> None:
   Raises:
     UnknownFieldError: One is not.
   """
-  options = registry.all_options()
+  options = listing.all_options()
   for name in values:
     if '.' not in name and name not in (*models.KEYS, 'dtype'):
       kind, part = options.get(name, ('', ''))
@@ -311,7 +312,7 @@ def describe(
   Raises:
     UserError: As `Format.describe`.
   """
-  seen = Seen(base.Shapes(arrays), hints)
+  seen = Seen(arrays, hints)
   kind = next(x for x in kinds if x.matches(seen))
   return kind.describe(arrays, hints)
 

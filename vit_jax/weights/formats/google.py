@@ -5,15 +5,15 @@ a layer differently. big_vision puts `params/` before all names, may stack the
 layers, and keeps the optimizer state in its training checkpoints.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import functools
+import operator
 import re
-from typing import Any
 
 import numpy as np
 
-from vit_jax import data
 from vit_jax import models
 from vit_jax.models import mixer
 from vit_jax.models import resnet
@@ -21,14 +21,10 @@ from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import count
-from vit_jax.weights.formats.fields import has
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
 from vit_jax.weights.formats.format import Format
 
 NAME = 'google'
@@ -119,32 +115,18 @@ head/bias                       {_HEAD}/bias
 )
 
 
-def _positioned(file: Seen) -> str | None:
-  """Returns the name of the array of positions; None: they are fixed."""
-  names = POSITIONS, _OF_PATCHES
-  return next((name for name in names if name in file.shapes), None)
-
-
-def _pool(file: Seen) -> str:
-  """Returns the pool."""
-  if file.has(f'{_MAP}/probe'):
-    return 'map'
-  return 'token' if file.has('cls') else 'mean'
-
-
 def _stages(file: Seen) -> tuple[int, ...] | None:
   """Returns the units in each stage of a hybrid's ResNet; None: none."""
   if not file.has('conv_root/kernel'):
     return None
-  return file.shapes.stages('block{}/unit{}/', first=1)
+  return file.stages('block#/unit#/', first=1)
 
 
 def _image_size(file: Seen) -> format_lib.Size:
   """Returns (height, width) that the positions of a ViT are for."""
-  tokens, name = None, _positioned(file)
-  if name:
-    tokens = file.shapes.get(name, 3)[1]
-    tokens -= name == POSITIONS and file.values['class_token']
+  rows = [file.size(name, 1) for name in (POSITIONS, _OF_PATCHES)]
+  rows[0] -= bool(rows[0] and file.values['class_token'])
+  tokens = rows[0] or rows[1] or None
   return base.image_size(tokens, base.patch_pixels(file.values), file.hints)
 
 
@@ -152,15 +134,6 @@ def _channels(file: Seen) -> int:
   """Returns the number of channels of the images of a ViT."""
   kernels = 'conv_root/kernel', 'embedding/kernel'
   return next(filter(None, (file.size(name, 2) for name in kernels)))
-
-
-def _preprocess(
-  file: Seen, size: format_lib.Size, channels: int
-) -> tuple[dict[str, Any], str]:
-  """Returns what the config says of the images, or what is usual."""
-  usual = preprocessing.GOOGLE
-  content, silent = preprocessing.of_timm(file.config, size, channels, usual)
-  return {'classes': (), **content}, silent
 
 
 def _stored(values: format_lib.Values, name: str) -> str:
@@ -173,73 +146,65 @@ def _stored(values: format_lib.Values, name: str) -> str:
   return f'params/{newer(name)}' if is_big_vision else name
 
 
-def _lacks(values: format_lib.Values) -> str | None:
-  """Returns what big_vision cannot build, though the arrays have it."""
-  if values['class_token'] and values['pool'] != 'token':
-    return 'a class token that the pool does not read'
-  return None
-
-
 _format = functools.partial(
   Format,
-  preprocess=_preprocess,
+  preprocess=preprocessing.as_timm(preprocessing.GOOGLE),
   resize=lambda file: 'corner',
   scope=None,
 )
-# As in models_vit.py and models_mixer.py.
-_GELU, _EPSILON = 'tanh', 1e-6
+# GELU and epsilon are as in models_vit.py and models_mixer.py.
+_VIT_FIELDS = fields.table(
+  f"""
+hidden_size         embedding/kernel[3]  -  axes=4
+patch_size          embedding/kernel[0,1]
+depth               {_LAYER}/[#]
+num_heads           {_ATTENTION}/query/kernel[1]          -  axes=3
+mlp_dim             {_LAYER}/MlpBlock_3/Dense_0/kernel[1]  -  axes=2
+mlp.gelu            =tanh  -  noted
+layer_norm_epsilon  =1e-6  -  noted
+patches             conv_root/kernel?hybrid:patches
+patches.stages      stages()
+patches.width       conv_root/kernel[3]  -  else=None
+class_token         cls?
+positions.learned   {POSITIONS}|{_OF_PATCHES}?
+positions.learned.tokens  {_OF_PATCHES}?patches:all
+positions.sincos2d  {POSITIONS}|{_OF_PATCHES}?False:True
+pool                {_MAP}/probe?map:cls?token:mean
+pool.gelu           =gelu()  -  noted
+head.pre_logits     pre_logits/kernel[1]
+num_classes         head/kernel[1]
+""",
+  stages=_stages,
+  gelu=lambda file: file.values['mlp.gelu'],
+)
 VIT = _format(
   title="Google's ViT",
   family=vit.ViT,
   arrays=[*ENCODER, *_VIT],
-  fields=(
-    shape('hidden_size', 'embedding/kernel', 3, axes=4),
-    shape('patch_size', 'embedding/kernel', (0, 1)),
-    count('depth', f'{_LAYER}/'),
-    shape('num_heads', f'{_ATTENTION}/query/kernel', 1, axes=3),
-    shape('mlp_dim', f'{_LAYER}/MlpBlock_3/Dense_0/kernel', 1, axes=2),
-    always('mlp.gelu', _GELU, is_noted=True),
-    always('layer_norm_epsilon', _EPSILON, is_noted=True),
-    has('patches', 'conv_root/kernel', yes='hybrid', no='patches'),
-    seen('patches.stages', _stages),
-    seen(
-      'patches.width', lambda file: file.size('conv_root/kernel', 3) or None
-    ),
-    has('class_token', 'cls'),
-    seen('positions.learned', lambda file: _positioned(file) is not None),
-    has(
-      'positions.learned.tokens',
-      _OF_PATCHES,
-      yes='patches',
-      no='all',
-    ),
-    seen('positions.sincos2d', lambda file: _positioned(file) is None),
-    seen('pool', _pool),
-    always('pool.gelu', lambda file: file.values['mlp.gelu'], is_noted=True),
-    shape('head.pre_logits', 'pre_logits/kernel', 1),
-    shape('num_classes', 'head/kernel', 1),
-  ),
+  fields=_VIT_FIELDS,
   matches=lambda file: True,
   image_size=_image_size,
   channels=_channels,
   stored=_stored,
-  lacks=_lacks,
+  lacks=tables.chosen(
+    'class_token&!pool=token  a class token that the pool does not read'
+  ),
 )
 MIXER = _format(
   title="Google's Mixer",
   family=mixer.Mixer,
   arrays=_MIXERS,
-  fields=(
-    shape('hidden_size', 'stem/kernel', 3, axes=4),
-    shape('patch_size', 'stem/kernel', (0, 1)),
-    count('depth', f'{_MIXER}/'),
-    shape(
-      'block.tokens_mlp_dim', f'{_MIXER}/token_mixing/Dense_0/kernel', 1, axes=2
-    ),
-    shape('mlp_dim', f'{_MIXER}/channel_mixing/Dense_0/kernel', 1, axes=2),
-    always('mlp.gelu', _GELU, is_noted=True),
-    always('layer_norm_epsilon', _EPSILON, is_noted=True),
-    shape('num_classes', 'head/kernel', 1),
+  fields=fields.table(
+    f"""
+hidden_size           stem/kernel[3]  -  axes=4
+patch_size            stem/kernel[0,1]
+depth                 {_MIXER}/[#]
+block.tokens_mlp_dim  {_MIXER}/token_mixing/Dense_0/kernel[1]    -  axes=2
+mlp_dim               {_MIXER}/channel_mixing/Dense_0/kernel[1]  -  axes=2
+mlp.gelu              =tanh  -  noted
+layer_norm_epsilon    =1e-6  -  noted
+num_classes           head/kernel[1]
+"""
   ),
   matches=lambda file: file.has('stem/kernel') or file.has('MixerBlock_'),
   image_size=lambda file: base.image_size(
@@ -255,23 +220,24 @@ def _widths(file: Seen) -> tuple[int, ...]:
   """Returns the channels of the output of each stage of a BiT."""
   last = f'resnet/block{{}}/unit01/c/{_CONV}'
   stages = range(1, len(file.values['stages']) + 1)
-  return tuple(file.shapes.get(last.format(i), 4)[-1] for i in stages)
+  return tuple(file.shape(last.format(i), 4)[-1] for i in stages)
 
 
 BIT = _format(
   title="Google's BiT",
   family=resnet.BiT,
   arrays=_BITS,
-  fields=(
-    shape('stem_width', _ROOT, 3, axes=4),
-    seen(
-      'stages',
-      lambda file: file.shapes.stages('resnet/block{}/unit{}/', first=1),
-    ),
-    seen('channels', _widths),
-    always('num_groups', 32, is_noted=True),
-    always('zero_padded_pool', True, is_noted=True),
-    shape('num_classes', f'{_HEAD}/kernel', 3),
+  fields=fields.table(
+    f"""
+stem_width        {_ROOT}[3]  -  axes=4
+stages            stages()
+channels          widths()
+num_groups        =32    -  noted
+zero_padded_pool  =True  -  noted
+num_classes       {_HEAD}/kernel[3]
+""",
+    widths=_widths,
+    stages=lambda file: file.stages('resnet/block#/unit#/', first=1),
   ),
   matches=lambda file: file.has(_ROOT),
   image_size=lambda file: base.image_size(None, (32, 32), file.hints),
@@ -283,9 +249,9 @@ _SIGNS = 'embedding/kernel', 'stem/kernel', _ROOT
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  known = {published(name) for name in names}
-  return any(sign in known for sign in _SIGNS) or any(
-    name.startswith(('Transformer/', 'MixerBlock_')) for name in known
+  plain = {published(name) for name in names}
+  return any(sign in plain for sign in _SIGNS) or any(
+    name.startswith(('Transformer/', 'MixerBlock_')) for name in plain
   )
 
 
@@ -296,7 +262,7 @@ def prepare(arrays: containers.Arrays, tower: str = '') -> base.Renamed:
     arrays: Arrays of the file.
     tower: What is before the names of a ViT that is a tower, as 'img/'.
   """
-  unstacked = _Unstacked(arrays)
+  unstacked = _unstacked(arrays)
   names = {name.removeprefix('params/') for name in unstacked.shapes}
   is_prefixed = any(name.startswith('params/') for name in arrays.shapes)
   is_newer = any(published(name) != name for name in names)
@@ -312,7 +278,15 @@ def prepare(arrays: containers.Arrays, tower: str = '') -> base.Renamed:
     name = newer(name) if is_newer else name
     return f'params/{name}' if is_prefixed else name
 
-  return base.Renamed(unstacked, rename, restore, unstacked.stored)
+  is_stacked = any('/encoderblock/' in name for name in arrays.shapes)
+
+  def show(name: str) -> str:
+    match = re.fullmatch(r'(.*encoderblock)_(\d+)(/.*)', name)
+    if match is None or not is_stacked:
+      return name
+    return f'{match[1]}{match[3]}[{match[2]}]'
+
+  return base.Renamed(unstacked, rename, restore, show)
 
 
 # Parts of names in the published files, and in newer ones.
@@ -339,48 +313,30 @@ def published(name: str) -> str:
   return name
 
 
-class _Unstacked(containers.Arrays):
-  """Presents stacked layers, `encoderblock/...` [L, ...], as separate ones.
+def _unstacked(arrays: containers.Arrays) -> containers.Arrays:
+  """Returns stacked layers, `encoderblock/...` [L, ...], as separate ones.
 
-  It leaves out the optimizer state of big_vision's training checkpoints.
+  It leaves out the optimizer state of big_vision's training checkpoints. Stacks
+  stay in memory, since layers are read one after the other.
   """
+  is_training = any(name.startswith('params/') for name in arrays.shapes)
+  shapes: dict[str, tuple[int, ...]] = {}
+  layers: dict[str, tuple[list[str], Callable[..., np.ndarray]]] = {}
+  for name, sides in arrays.shapes.items():
+    if is_training and name.startswith(('opt/', 'extra/')):
+      continue
+    shapes[name] = sides
+    match = re.fullmatch(r'(.*Transformer/encoderblock)(/.*)', name)
+    if match and 0 not in sides:
+      for i in range(*sides[:1]):
+        layers[f'{match[1]}_{i}{match[2]}'] = [name], operator.itemgetter(i)
+  stacks = {name for (name,), _ in layers.values()}
+  read_stack = functools.cache(arrays.read)
 
-  def __init__(self, arrays: containers.Arrays):
-    super().__init__({}, self._read)
-    self._arrays = arrays
-    self._where: dict[str, tuple[str, int]] = {}
-    self._last: dict[str, np.ndarray] = {}
-    is_training = any(name.startswith('params/') for name in arrays.shapes)
-    for name, sides in arrays.shapes.items():
-      if is_training and name.startswith(('opt/', 'extra/')):
-        continue
-      match = re.fullmatch(r'(.*Transformer/encoderblock)(/.*)', name)
-      if match is None or not sides:
-        self.shapes[name] = sides
-        continue
-      for layer in range(sides[0]):
-        one = f'{match[1]}_{layer}{match[2]}'
-        self.shapes[one] = sides[1:]
-        self._where[one] = (name, layer)
+  def read(name: str) -> np.ndarray:
+    return read_stack(name) if name in stacks else arrays.read(name)
 
-  def stored(self, name: str) -> str:
-    """Returns the name in the file, with the layer's index in a stack."""
-    match = re.fullmatch(r'(.*encoderblock)_(\d+)(/.*)', name)
-    if not self._where or match is None:
-      return name
-    return f'{match[1]}{match[3]}[{match[2]}]'
-
-  def _read(self, name: str) -> np.ndarray:
-    """Reads one array; keeps a stack in memory until its last layer is read."""
-    if name not in self._where:
-      return self._arrays.read(name)
-    stack, layer = self._where[name]
-    if stack not in self._last:
-      self._last[stack] = self._arrays.read(stack)
-    array = self._last[stack][layer]
-    if layer == len(self._last[stack]) - 1:
-      del self._last[stack]
-    return array
+  return base.derived(containers.Arrays(shapes, read), layers)
 
 
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
@@ -388,27 +344,13 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   return format_lib.describe(KINDS, arrays, hints)
 
 
-def companions(
-  kind: Format,
-  model: models.Model,
-  preprocess: data.Preprocess,
-  image_size: format_lib.Size,
-) -> dict[str, dict[str, Any]]:
-  """Returns the JSON files by name; the format itself needs none."""
-  del kind, model, preprocess, image_size
-  return {'config.json': {}}
+class Writer(base.Writer):
+  """Writes nothing beside the arrays."""
 
-
-def notes(kind: Format, model: models.Model) -> list[str]:
-  """Returns no notes: what differs is in the tables."""
-  del kind, model
-  return []
-
-
-def usage(
-  kind: Format, model: models.Model, directory: str, file: str
-) -> tuple[str, str]:
-  """Returns the name of a program, and Python code that loads the arrays."""
-  del kind, model
-  code = f"import numpy as np\narrays = np.load('{directory}/{file}')"
-  return 'NumPy', code
+  def usage(
+    self, kind: Format, model: models.Model, directory: str, file: str
+  ) -> tuple[str, str]:
+    """Returns the name of a program, and Python code that loads the arrays."""
+    del kind, model
+    code = f"import numpy as np\narrays = np.load('{directory}/{file}')"
+    return 'NumPy', code

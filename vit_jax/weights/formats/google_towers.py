@@ -6,12 +6,7 @@ and SigLIP's files have a bias, `b`.
 """
 
 from collections.abc import Iterable
-from collections.abc import Iterator
 import dataclasses
-import re
-from typing import Any
-
-import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.models import registry
@@ -25,14 +20,11 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import count
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import shape
 
 LIT, BIG_VISION = 'lit', 'big_vision'
 IGNORED = r'(opt|extra)/.*'
-_PREFIX = 'params/'
+PREFIX = 'params/'
 _TABLE = 'txt/Embed_0/embedding'
 _BERT = 'txt/BertEncoder_0'
 _EMBEDDERS = f'{_BERT}/embedder/embedders_'
@@ -75,55 +67,55 @@ text/head                           txt/head                       dense*
   'flax',
 )
 _LAYERS = 'txt/Transformer/encoderblock_#'
-_FIELDS = (
-  shape('vocabulary', _TABLE, 0, axes=2),
-  shape('hidden_size', _TABLE, 1),
-  shape('length', 'txt/pos_embedding', 1, axes=3),
-  count('depth', f'{_LAYERS}/'),
-  shape(
-    'num_heads',
-    f'{_LAYERS}/MultiHeadDotProductAttention_1/query/kernel',
-    1,
-    axes=3,
-  ),
-  shape('mlp_dim', f'{_LAYERS}/MlpBlock_3/Dense_0/kernel', 1, axes=2),
-  shape('out_dim', 'txt/head/kernel', 1),
-)
-_BERT_FIELDS = (
-  shape('vocabulary', _BERT_TABLE, 0, axes=2),
-  shape('hidden_size', _BERT_TABLE, 1),
-  shape('length', f'{_EMBEDDERS}position_ids/embedding', 0, axes=2),
-  shape('segments', f'{_EMBEDDERS}segment_ids/embedding', 0, axes=2),
-  count('depth', f'{_LAYER}/'),
-  always('num_heads', lambda file: _BERT_HEADS.get(file.values['hidden_size'])),
-  shape('mlp_dim', f'{_MLP}/dense_layer/kernel', 0, axes=2),
-  shape('out_dim', 'txt/head/kernel', 1),
+_QUERY = 'MultiHeadDotProductAttention_1/query'
+_FIELDS = fields.table(f"""
+vocabulary   {_TABLE}[0]  -  axes=2
+hidden_size  {_TABLE}[1]
+length       txt/pos_embedding[1]  -  axes=3
+depth        {_LAYERS}/[#]
+num_heads    {_LAYERS}/{_QUERY}/kernel[1]  -  axes=3
+mlp_dim      {_LAYERS}/MlpBlock_3/Dense_0/kernel[1]  -  axes=2
+out_dim      txt/head/kernel[1]
+""")
+_BERT_FIELDS = fields.table(
+  f"""
+vocabulary   {_BERT_TABLE}[0]  -  axes=2
+hidden_size  {_BERT_TABLE}[1]
+length       {_EMBEDDERS}position_ids/embedding[0]  -  axes=2
+segments     {_EMBEDDERS}segment_ids/embedding[0]   -  axes=2
+depth        {_LAYER}/[#]
+num_heads    =heads()
+mlp_dim      {_MLP}/dense_layer/kernel[0]  -  axes=2
+out_dim      txt/head/kernel[1]
+""",
+  heads=lambda file: _BERT_HEADS.get(file.values['hidden_size']),
 )
 
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  plain = {name.removeprefix(_PREFIX) for name in names}
+  plain = {name.removeprefix(PREFIX) for name in names}
   return {'t', 'img/embedding/kernel'} <= plain
 
 
 def style(names: Iterable[str]) -> str:
   """Returns which code wrote a file with these arrays."""
-  is_prefixed = any(name.startswith(_PREFIX) for name in names)
+  is_prefixed = any(name.startswith(PREFIX) for name in names)
   return BIG_VISION if is_prefixed else LIT
 
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
   prepared = google.prepare(base.Renamed(arrays, _plain), 'img/')
-  return base.Renamed(prepared, show=lambda name: _shown(prepared.stored(name)))
+  return base.Renamed(prepared, show=lambda name: shown(prepared.stored(name)))
 
 
 def _plain(name: str) -> str:
   return name.replace('txt/Encoder_0/', 'txt/Transformer/')
 
 
-def _shown(name: str) -> str:
+def shown(name: str) -> str:
+  """Returns the name in a file of the text tower's layers."""
   return name.replace('txt/Transformer/', 'txt/Encoder_0/')
 
 
@@ -144,7 +136,7 @@ def image_tower(arrays: containers.Arrays) -> containers.Arrays:
   """
   if not recognises(arrays.shapes):
     return arrays
-  prefix = _PREFIX if style(arrays.shapes) == BIG_VISION else ''
+  prefix = PREFIX if style(arrays.shapes) == BIG_VISION else ''
   return _tower(arrays, f'{prefix}img/')
 
 
@@ -171,7 +163,7 @@ def describe(
   described = google.describe(base.Renamed(_tower(arrays, 'img/')), image_hints)
   assert isinstance(described.model, vit.ViT)
   hints = dataclasses.replace(image_hints, values={'num_heads': text_heads})
-  words = _words(Seen(base.Shapes(arrays), hints))
+  words = _words(Seen(arrays, hints))
   has_bias = 'b' in arrays.shapes
   model = two_towers.TwoTowers(described.model, words, has_bias=has_bias)
   return model, described.image_size
@@ -209,36 +201,3 @@ def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
     *_BESIDE,
     *tables.below(image, 'image/', 'img/'),
   ]
-
-
-def write(
-  model: two_towers.TwoTowers, params: Any, kind: str, stacked: bool
-) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields the arrays of a file.
-
-  Args:
-    model: The towers.
-    params: Their parameters, layers unrolled.
-    kind: `LIT` or `BIG_VISION`.
-    stacked: Whether equal layers are one array, as in big_vision with scan.
-
-  Raises:
-    KeyError: The format has no place for a parameter.
-  """
-  stacks: dict[str, list[np.ndarray]] = {}
-  for name, array in tables.write(rules(model), params):
-    name = _stored(name, kind)
-    match = re.fullmatch(r'(.*encoderblock)_\d+(/.*)', name)
-    if match is None or not stacked:
-      yield name, array
-    else:  # layers come in order
-      stacks.setdefault(match[1] + match[2], []).append(array)
-  for name, layers in stacks.items():
-    yield name, np.stack(layers)
-
-
-def _stored(name: str, kind: str) -> str:
-  """Returns the name in a file for a name in the rules."""
-  if not name.endswith(google.POSITIONS):
-    return (_PREFIX if kind == BIG_VISION else '') + _shown(google.newer(name))
-  return name if kind == LIT else _PREFIX + google.newer(name)

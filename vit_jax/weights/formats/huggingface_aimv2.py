@@ -5,16 +5,9 @@ pooling, if there is any, neither projects its query nor has an MLP. Of a file
 of both towers the image tower is read.
 """
 
-from vit_jax.weights.files import typed
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import check_gate
-from vit_jax.weights.formats.fields import has
-from vit_jax.weights.formats.fields import said
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
 
 KIND = 'aimv2_vision_model'
 TYPES = (KIND,)
@@ -42,49 +35,37 @@ map_head/out            head.output_proj                dense2*
 """,
   row=tables.squeezed(0),
 )
-FIELDS = (
-  always('patches', 'normed'),
-  always('norm', 'rms_norm'),
-  always('mlp', 'swiglu'),
-  *common.sizes(
+FIELDS = fields.table(
+  f"""
+patches             =normed
+norm                =rms_norm
+layer_norm_epsilon  -  rms_norm_eps!  POSITIVE default=1e-5
+attention.qkv_bias  {L}.attention.q_proj.bias?  qkv_bias!
+attention.out_bias  @attention.qkv_bias
+mlp.bias            {L}.ffn.down_proj.bias?     mlp_bias!
+positions.learned   {_POSITIONS}?
+positions.sincos2d  {_POSITIONS}?False:True
+positions.sincos2d.kind  =sincos2d_mae
+>                   is_native                   is_native()
+class_token         =False
+pool                head.cls_token?map:mean
+>                   use_head                    has_head()
+pool.query          =False
+pool.bias           @attention.qkv_bias
+pool.mlp_dim        =0
+pool.gelu           =exact
+num_classes         =0
+""",
+  changes=common.sizes(
     f'{_PATCH}.weight',
     L,
-    shape(
-      'mlp_dim', f'{L}.ffn.down_proj.weight', 1, 'intermediate_size', axes=2
-    ),
-    heads_unsaid=8,
-    check=check_gate('hidden_act'),
+    'ffn.down_proj.weight[1]',
+    gated='=swiglu',
+    num_heads='8',
   ),
-  said(
-    'layer_norm_epsilon',
-    'rms_norm_eps',
-    1e-5,
-    kind=typed.POSITIVE,
-    is_stated=True,
-  ),
-  has(
-    'attention.qkv_bias',
-    f'{L}.attention.q_proj.bias',
-    'qkv_bias',
-    is_stated=True,
-  ),
-  seen('attention.out_bias', lambda file: file.values['attention.qkv_bias']),
-  has('mlp.bias', f'{L}.ffn.down_proj.bias', 'mlp_bias', is_stated=True),
-  has('positions.learned', _POSITIONS),
-  seen('positions.sincos2d', lambda file: not file.has(_POSITIONS)),
-  always('positions.sincos2d.kind', 'sincos2d_mae'),
-  told('is_native', lambda values: not values.get('positions.learned')),
-  always('class_token', False),
-  has('pool', 'head.cls_token', yes='map', no='mean'),
-  told('use_head', lambda values: values['pool'] == 'map'),
-  always('pool.query', False),
-  seen('pool.bias', lambda file: file.values['attention.qkv_bias']),
-  always('pool.mlp_dim', 0),
-  always('pool.gelu', 'exact'),
-  always('num_classes', 0),
+  is_native=lambda values: not values.get('positions.learned'),
+  has_head=lambda values: values['pool'] == 'map',
 )
-
-
 AIMV2 = common.vit_format(
   TYPES,
   'AIMv2',
@@ -95,5 +76,5 @@ AIMV2 = common.vit_format(
   resize='bicubic_antialias',
   known={'is_native': None},
   header=lambda values: common.header(KIND, 'Aimv2VisionModel'),
-  lacks=lambda values: common.oblong(values, 'patch_size', 'image_size'),
+  lacks=common.lacking('patch_size', 'image_size'),
 )

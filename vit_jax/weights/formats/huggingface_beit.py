@@ -7,20 +7,18 @@ data2vec has the same layers.
 """
 
 from collections.abc import Mapping
+import functools
 import re
 from typing import Any
 
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import huggingface_vit as plain
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import whole
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import has
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import told
 
 Values = Mapping[str, Any]
 
@@ -77,47 +75,33 @@ def tables_in(place: str, values: Values) -> bool:
   return bool(values['positions.relative_bias.shared']) == (place == 'shared')
 
 
-FIELDS = (
-  *common.sizes(f'{plain.PROJECTION}.weight', L, plain.MLP_DIM),
-  common.epsilon(1e-12),
-  always('attention.key_bias', False),
-  has('block.layer_scale', f'{L}.lambda_1', yes=0.1, no=None),
-  # transformers' classes have no factors where this is 0.
-  told(
-    'layer_scale_init_value',
-    lambda values: float(values['block.layer_scale'] or 0),
-  ),
-  always('class_token', True),
-  common.MASK_TOKEN,
-  has(
-    'positions.learned',
-    plain.POSITIONS,
-    'use_absolute_position_embeddings',
-    is_stated=True,
-  ),
-  seen(
-    'positions.relative_bias',
-    lambda file: file.has(_SHARED) or file.has(_OF_LAYER),
-  ),
-  has('positions.relative_bias.shared', _SHARED),
-  told(
-    'use_relative_position_bias', lambda values: tables_in('layers', values)
-  ),
-  told(
-    'use_shared_relative_position_bias',
-    lambda values: tables_in('shared', values),
-  ),
-  seen('pool', pool),
-  has('pool.norm_after', f'{_POOLED}.'),
-  seen(
-    'last_norm',
-    lambda file: file.has(f'{_POOLED}.') or file.has(f'{_TOKENS}.'),
-  ),
-  told(
-    'use_mean_pooling',
-    lambda values: values['pool'] == 'mean' or not values['last_norm'],
-  ),
-  seen('num_classes', plain.classes),
+# transformers' classes have no factors where `layer_scale_init_value` is 0.
+FIELDS = fields.table(
+  f"""
+attention.key_bias  =False
+block.layer_scale   {L}.lambda_1?0.1:None
+>                   layer_scale_init_value             scale()
+class_token         =True
+mask_token          is_masked()                        use_mask_token!
+positions.learned   {plain.POSITIONS}?  use_absolute_position_embeddings!
+positions.relative_bias         {_SHARED}|{_OF_LAYER}?
+positions.relative_bias.shared  {_SHARED}?
+>                   use_relative_position_bias         in_layers()
+>                   use_shared_relative_position_bias  is_shared()
+pool                pool()
+pool.norm_after     {_POOLED}.?
+last_norm           {_POOLED}.|{_TOKENS}.?
+>                   use_mean_pooling                   is_mean()
+num_classes         classes()
+""",
+  pool,
+  plain.classes,
+  common.is_masked,
+  changes=plain.SIZES,
+  scale=lambda values: float(values['block.layer_scale'] or 0),
+  in_layers=lambda values: tables_in('layers', values),
+  is_shared=lambda values: tables_in('shared', values),
+  is_mean=lambda values: values['pool'] == 'mean' or not values['last_norm'],
 )
 
 
@@ -128,19 +112,6 @@ def header(values: Values) -> dict[str, Any]:
     return common.header(BARE, 'Data2VecVisionModel')
   purpose = 'ForImageClassification' if values['num_classes'] else 'Model'
   return common.header(KIND, f'Beit{purpose}')
-
-
-def stored(values: Values, name: str) -> str:
-  """Returns the name of an array: below the model's, beside a classifier."""
-  alone = 'classifier.' in name or not values['num_classes']
-  return name if alone else f'{KIND}.{name}'
-
-
-def lacks(values: Values) -> str | None:
-  """Returns what BEiT's class has no place for."""
-  if values['num_classes'] and not values['last_norm']:
-    return 'a classifier without a norm before it'
-  return common.oblong(values, 'patch_size')
 
 
 def image_size(file: Seen) -> tuple[int, int]:
@@ -157,15 +128,18 @@ BEIT = common.vit_format(
   'BEiT',
   ARRAYS,
   FIELDS,
-  projection=f'{plain.PROJECTION}.weight',
+  projection=plain.PATCH,
   image_size=image_size,
   # Tables are resized linearly.
   resize=lambda file: (
     'bicubic' if file.values['positions.learned'] else 'half_pixel'
   ),
   header=header,
-  stored=stored,
-  lacks=lacks,
+  stored=functools.partial(common.below, KIND),
+  lacks=common.lacking(
+    'patch_size',
+    text='num_classes&!last_norm  a classifier without a norm before it',
+  ),
 )
 
 

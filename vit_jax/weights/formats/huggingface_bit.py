@@ -6,14 +6,10 @@ from typing import Any
 from vit_jax.models import resnet
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import show
 
@@ -45,18 +41,18 @@ def channels(file: Seen) -> tuple[int, ...]:
   return tuple(file.size(last.format(i), 0) for i in stages)
 
 
-FIELDS = (
-  seen(
-    'stages',
-    lambda file: file.shapes.stages(U.replace('#', '{}') + '.', first=0),
-    'depths',
-  ),
-  shape('stem_width', _STEM, 0, 'embedding_size', axes=4),
-  seen('channels', channels, 'hidden_sizes'),
-  said('num_groups', 'num_groups', 32, kind=typed.COUNT, is_stated=True),
-  always('zero_padded_pool', True),
-  shape('num_classes', 'classifier.1.weight', 0),
-  told('num_channels', lambda values: values['image_channels']),
+FIELDS = fields.table(
+  f"""
+stages            stages()  depths
+stem_width        {_STEM}[0]  embedding_size  axes=4
+channels          channels()  hidden_sizes
+num_groups        -  num_groups!  COUNT default=32
+zero_padded_pool  =True
+num_classes       classifier.1.weight[0]
+>                 num_channels  image_channels
+""",
+  channels,
+  stages=lambda file: file.stages(f'{U}.', first=0),
 )
 
 

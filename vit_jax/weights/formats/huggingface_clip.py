@@ -10,28 +10,21 @@ import dataclasses
 from typing import Any
 from typing import cast
 
-import jax
-import numpy as np
-
 from vit_jax.config import UserError
-from vit_jax.models import text
+from vit_jax.models import text as text_lib
 from vit_jax.models import two_towers
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import huggingface_towers as towers
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import whole
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import count
-from vit_jax.weights.formats.fields import Entry
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import shape
 from vit_jax.weights.formats.format import Format
 
 CLIP, SIGLIP, SIGLIP2 = 'clip', 'siglip', 'siglip2'
@@ -71,43 +64,6 @@ _OF_KIND = {CLIP: _CLIP, SIGLIP: _SIGLIP, SIGLIP2: [*_CUT, *_SIGLIP]}
 _LAYER = f'{_WORDS}encoder.layers.#'
 
 
-def _text_format(
-  num_heads: int, gelu: str, epsilon: float, *more: Entry, **how: Any
-) -> Format:
-  """Returns the format of a text tower, whose config is `text_config`."""
-  up = f'{_LAYER}.mlp.fc1.weight'
-  embeddings = f'{_WORDS}embeddings.'
-  fields = (
-    shape('hidden_size', up, 1, 'hidden_size', axes=2),
-    shape('mlp_dim', up, 0, 'intermediate_size', axes=2),
-    count('depth', f'{_LAYER}.', 'num_hidden_layers'),
-    common.num_heads(num_heads),
-    common.gelu(gelu),
-    common.epsilon(epsilon),
-    shape('vocabulary', f'{embeddings}token_embedding.weight', 0, 'vocab_size'),
-    shape(
-      'length',
-      f'{embeddings}position_embedding.weight',
-      0,
-      'max_position_embeddings',
-    ),
-    *more,
-  )
-  return Format(
-    title="transformers' text tower",
-    family=text.TextTower,
-    arrays=[],
-    fields=fields,
-    image_size=lambda file: (1, 1),
-    channels=lambda file: 3,
-    preprocess=lambda file, size, channels: ({}, ''),
-    resize=lambda file: '',
-    matches=lambda file: True,
-    known=common.KNOWN,
-    **how,
-  )
-
-
 def _end(values: Mapping[str, Any]) -> int:
   """Returns the number by which transformers finds the end of a text."""
   is_largest = values['pool'] == 'largest'
@@ -119,32 +75,66 @@ def _pool(file: Seen) -> str:
   return 'largest' if file.values['end_token'] == _LEGACY_END else 'end'
 
 
-_POOLS = ('largest', 'end')
+def _text_format(
+  num_heads: int, gelu: str, epsilon: str, text: str, **how: Any
+) -> Format:
+  """Returns the format of a text tower, whose config is `text_config`."""
+  table = fields.table(
+    f"""
+hidden_size         {_LAYER}.mlp.fc1.weight[1]  hidden_size        axes=2
+mlp_dim             {_LAYER}.mlp.fc1.weight[0]  intermediate_size  axes=2
+depth               {_LAYER}.[#]                num_hidden_layers
+num_heads           -  num_attention_heads!     COUNT default={num_heads}
+mlp.gelu            -  hidden_act!  GELUS       default={gelu}
+                    write=activation()
+layer_norm_epsilon  -  layer_norm_eps!          POSITIVE default={epsilon}
+vocabulary  {_WORDS}embeddings.token_embedding.weight[0]  vocab_size
+length      {_WORDS}embeddings.position_embedding.weight[0]
+            max_position_embeddings
+{text}
+""",
+    end=_end,
+    pool=_pool,
+    activation=common.activation,
+    GELUS=common.GELUS,
+  )
+  return Format(
+    title="transformers' text tower",
+    family=text_lib.TextTower,
+    arrays=[],
+    fields=table,
+    image_size=lambda file: (1, 1),
+    channels=lambda file: 3,
+    preprocess=lambda file, size, channels: ({}, ''),
+    resize=lambda file: '',
+    matches=lambda file: True,
+    known=common.KNOWN,
+    **how,
+  )
+
+
 _TEXTS = {
   CLIP: _text_format(
     8,
     'sigmoid',
-    1e-5,
-    shape('out_dim', 'text_projection.weight', 0),
-    always('has_head_bias', False),
-    always('attention.causal', True),
-    said(
-      'end_token',
-      'eos_token_id',
-      _LEGACY_END,
-      kind=typed.COUNT,
-      write=_end,
-      is_stated=True,
-    ),
-    always('pool', _pool),
-    lacks=lambda values: None if values['pool'] in _POOLS else 'its pool',
+    '1e-5',
+    f"""
+out_dim           text_projection.weight[0]
+has_head_bias     =False
+attention.causal  =True
+end_token         -  eos_token_id!  COUNT default={_LEGACY_END} write=end()
+pool              =pool()
+""",
+    lacks=tables.chosen('!pool=largest&!pool=end  its pool'),
   ),
   SIGLIP: _text_format(
     12,
     'tanh',
-    1e-6,
-    shape('out_dim', f'{_WORDS}head.weight', 0, 'projection_size'),
-    always('pool', 'last'),
+    '1e-6',
+    f"""
+out_dim  {_WORDS}head.weight[0]  projection_size
+pool     =last
+""",
   ),
 }
 _TEXTS[SIGLIP2] = _TEXTS[SIGLIP]
@@ -187,8 +177,8 @@ def describe(
   tower = _TEXTS[kind].describe(arrays, hints)
   return two_towers.TwoTowers(
     cast(vit.ViT, image.model),
-    cast(text.TextTower, tower.model),
-    base.Shapes(arrays).size('visual_projection.weight', 0),
+    cast(text_lib.TextTower, tower.model),
+    arrays.shapes.get('visual_projection.weight', (0,))[0],
     has_bias=kind != CLIP,
     any_grid=kind == SIGLIP2,
   ), image.image_size
@@ -206,16 +196,6 @@ def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
   return [*_OF_KIND[kind_of(model)], *_IMAGE, *_TEXT]
 
 
-def write(model: two_towers.TwoTowers, params: Any) -> Mapping[str, np.ndarray]:
-  """Returns the arrays of a file of parameters whose layers are unrolled.
-
-  Raises:
-    KeyError: The format has no place for a parameter.
-  """
-  arrays = dict(tables.write(rules(model), jax.device_get(params)))
-  return towers.packed({}, arrays)
-
-
 def beside(
   model: two_towers.TwoTowers, shape: tuple[int, ...]
 ) -> whole.Whole | None:
@@ -231,7 +211,7 @@ def beside(
   image, tower = model.image.clone(scan=False), model.text
   size = shape[0], shape[1]
   kind = format_lib.storing(towers.KINDS, image, size)
-  if not isinstance(tower, text.TextTower) or kind is None:
+  if not isinstance(tower, text_lib.TextTower) or kind is None:
     return None
   is_clip = kind is towers.CLIP
   name = CLIP if is_clip else SIGLIP

@@ -9,15 +9,10 @@ from typing import Any
 import numpy as np
 
 from vit_jax.weights.files import typed
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import check_gate
-from vit_jax.weights.formats.fields import has
-from vit_jax.weights.formats.fields import said
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
+from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.format import Arrays
 
 Values = Mapping[str, Any]
@@ -47,55 +42,46 @@ norm                         norm                            norm*
 """,
   two=tables.split(2, 0, tables.FLAT),
 )
-FIELDS = (
-  has(
-    'mlp',
-    f'{L}.mlp.gate_proj.',
-    'use_gated_mlp',
-    yes='swiglu',
-    no='mlp',
-    words={True: 'swiglu', False: 'mlp'},
-    is_stated=True,
-  ),
-  *common.sizes(
+
+
+def key_bias(file: Seen) -> bool:
+  """Whether keys have a bias, or nothing has."""
+  has_key_bias = file.has(f'{L}.attention.k_proj.bias')
+  return has_key_bias or not file.values['attention.qkv_bias']
+
+
+def key_bias_word(values: Values) -> bool:
+  """Returns transformers' `key_bias`."""
+  return values['attention.qkv_bias'] and values['attention.key_bias']
+
+
+FIELDS = fields.table(
+  f"""
+attention.qkv_bias  {L}.attention.q_proj.bias?     query_bias
+attention.key_bias  key_bias()
+>                   key_bias                       key_bias_word()
+>                   value_bias                     attention.qkv_bias
+block.layer_scale   -                              layerscale_value
+                    POSITIVE default=1.0
+class_token         =True
+registers           embeddings.register_tokens[1]  num_register_tokens!
+mask_token          is_masked()                    use_mask_token!
+positions.rope       =True
+positions.rope.kind  =dinov3
+positions.rope.base  -  rope_theta  POSITIVE default=100.0
+pool                =token
+num_classes         =0
+""",
+  key_bias,
+  key_bias_word,
+  common.is_masked,
+  changes=common.sizes(
     f'{_PATCH}.weight',
     L,
-    shape(
-      'mlp_dim', f'{L}.mlp.down_proj.weight', 1, 'intermediate_size', axes=2
-    ),
-    check=check_gate('hidden_act'),
+    'mlp.down_proj.weight[1]',
+    gated=f'{L}.mlp.gate_proj.?swiglu:mlp use_gated_mlp! True:swiglu,False:mlp',
+    epsilon='1e-5',
   ),
-  common.epsilon(1e-5),
-  has('attention.qkv_bias', f'{L}.attention.q_proj.bias', 'query_bias'),
-  seen(
-    'attention.key_bias',
-    lambda file: (
-      file.has(f'{L}.attention.k_proj.bias')
-      or not file.values['attention.qkv_bias']
-    ),
-  ),
-  told(
-    'key_bias',
-    lambda values: (
-      values['attention.qkv_bias'] and values['attention.key_bias']
-    ),
-  ),
-  told('value_bias', lambda values: values['attention.qkv_bias']),
-  said('block.layer_scale', 'layerscale_value', 1.0, kind=typed.POSITIVE),
-  always('class_token', True),
-  shape(
-    'registers',
-    'embeddings.register_tokens',
-    1,
-    'num_register_tokens',
-    is_stated=True,
-  ),
-  common.MASK_TOKEN,
-  always('positions.rope', True),
-  always('positions.rope.kind', 'dinov3'),
-  said('positions.rope.base', 'rope_theta', 100.0, kind=typed.POSITIVE),
-  always('pool', 'token'),
-  always('num_classes', 0),
 )
 
 

@@ -9,14 +9,10 @@ from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import count
 from vit_jax.weights.formats.fields import Entry
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import show
 
@@ -77,6 +73,12 @@ def header(model_type: str, architecture: str) -> dict[str, Any]:
   }
 
 
+def below(prefix: str, values: Values, name: str) -> str:
+  """Returns the name of an array: below the model's, beside a classifier."""
+  is_alone = 'classifier.' in name or not values['num_classes']
+  return name if is_alone else f'{prefix}.{name}'
+
+
 def activation(values: Values) -> str | None:
   """Returns transformers' name of the activation function of the MLPs."""
   words: dict[Any, str] = {
@@ -86,91 +88,15 @@ def activation(values: Values) -> str | None:
   return words.get('none' if is_gated else values.get('mlp.gelu'))
 
 
-def one_number(sides: tuple[int, ...]) -> int | list[int]:
-  """Returns (height, width) as a config has it: one number for a square."""
-  return sides[0] if len({*sides}) == 1 else [*sides]
-
-
 def heads(file: Seen) -> int:
   """Returns the number of heads of a file whose config does not say it."""
   return base.num_heads(file.values)
 
 
-def num_heads(default: Any) -> Entry:
-  """Returns the entry of the number of heads."""
-  return said(
-    'num_heads',
-    'num_attention_heads',
-    default,
-    kind=typed.COUNT,
-    is_stated=True,
-  )
-
-
-def gelu(default: str, check: Callable[[Seen], None] | None = None) -> Entry:
-  """Returns the entry of the activation function.
-
-  Args:
-    default: The GELU that a config leaves out.
-    check: As of `Entry`, of a class that may have gated MLPs.
-  """
-  return said(
-    'mlp.gelu',
-    'hidden_act',
-    default,
-    ACTIVATIONS if check else GELUS,
-    write=activation,
-    check=check,
-    is_stated=True,
-  )
-
-
-def sizes(
-  projection: str,
-  layer: str,
-  mlp: Entry,
-  heads_unsaid: Any = heads,
-  gelu_unsaid: str = 'exact',
-  check: Callable[[Seen], None] | None = None,
-) -> tuple[Entry, ...]:
-  """Returns the entries of a model's sizes, and of its activation function.
-
-  Args:
-    projection: Name of the kernel of patches.
-    layer: Name of a layer, with `#` for its number.
-    mlp: The entry of `mlp_dim`.
-    heads_unsaid: The number of heads that a config leaves out, or what returns
-      it.
-    gelu_unsaid: The GELU that a config leaves out.
-    check: As of `gelu`.
-  """
-  return (
-    shape('hidden_size', projection, 0, 'hidden_size', axes=4),
-    shape(
-      'patch_size',
-      projection,
-      (2, 3),
-      'patch_size',
-      write=lambda values: one_number(values['patch_size']),
-    ),
-    count('depth', f'{layer}.', 'num_hidden_layers'),
-    mlp,
-    num_heads(heads_unsaid),
-    gelu(gelu_unsaid, check),
-    told('num_channels', lambda values: values['image_channels']),
-    told('image_size', lambda values: one_number(values['image_size'])),
-  )
-
-
-def epsilon(default: float | Callable[[Seen], float]) -> Entry:
-  """Returns the entry of the epsilon of norms, with a class's default."""
-  return said(
-    'layer_norm_epsilon',
-    'layer_norm_eps',
-    default,
-    kind=typed.POSITIVE,
-    is_stated=True,
-  )
+def side(values: Values) -> int | list[int]:
+  """Returns the size of images as a config has it: one number for a square."""
+  height, width = values['image_size']
+  return height if height == width else [height, width]
 
 
 def is_masked(file: Seen) -> bool:
@@ -179,13 +105,71 @@ def is_masked(file: Seen) -> bool:
   return is_used and file.has('embeddings.mask_token')
 
 
-MASK_TOKEN = seen('mask_token', is_masked, 'use_mask_token', is_stated=True)
+def sizes(
+  patch: str,
+  layer: str,
+  hidden: str,
+  *,
+  gated: str = '',
+  epsilon: str = '1e-12',
+  num_heads: str = 'heads()',
+  gelu: str = 'exact',
+  is_gate_said: bool = True,
+) -> tuple[Entry, ...]:
+  """Returns the entries of a model's sizes, and of its layers.
+
+  Args:
+    patch: Name of the kernel of patches.
+    layer: Name of a layer, with `#` for its number.
+    hidden: The side that is the MLP's hidden size, of an array of a layer.
+    gated: Columns of the entry that says whether MLPs are gated; '': never.
+    epsilon: The epsilon of norms that a config leaves out.
+    num_heads: The number of heads that a config leaves out.
+    gelu: The GELU that a config leaves out.
+    is_gate_said: Whether `hidden_act` is that of a gated MLP, too.
+  """
+  mlp = f'mlp {gated}' if gated else ''
+  words = 'ACTIVATIONS check=gate()' if gated else 'GELUS'
+  return fields.table(
+    f"""
+hidden_size         {patch}[0]        hidden_size          axes=4
+patch_size          {patch}[2,3]      patch_size           square
+depth               {layer}.[#]       num_hidden_layers
+mlp_dim             {layer}.{hidden}  intermediate_size    axes=2
+{mlp}
+num_heads           -                 num_attention_heads! COUNT
+                                      default={num_heads}
+mlp.gelu            -                 hidden_act!          {words}
+                                      default={gelu} write=activation()
+layer_norm_epsilon  -                 layer_norm_eps!      POSITIVE
+                                      default={epsilon}
+>                   num_channels      image_channels
+>                   image_size        side()
+""",
+    activation,
+    heads,
+    side,
+    gate=fields.check_gate('hidden_act', is_gate_said),
+    GELUS=GELUS,
+    ACTIVATIONS=ACTIVATIONS,
+  )
 
 
-def oblong(values: Values, *names: str) -> str | None:
-  """Returns the first of some sizes that is no square; None: all are."""
-  sizes = ((name, values[name]) for name in names)
-  return next((show(*x) for x in sizes if x[1][0] != x[1][1]), None)
+def lacking(*squares: str, text: str = '') -> Callable[[Values], str | None]:
+  """Returns `Format.lacks` of a class.
+
+  Args:
+    *squares: The sizes whose sides must be equal.
+    text: What else it has no place for, as of `tables.chosen`.
+  """
+  choose = tables.chosen(text)
+
+  def lacks(values: Values) -> str | None:
+    sizes = ((name, values[name]) for name in squares)
+    oblong = (show(name, size) for name, size in sizes if len({*size}) > 1)
+    return choose(values) or next(oblong, None)
+
+  return lacks
 
 
 def stated_size(file: Seen) -> tuple[int, int] | None:

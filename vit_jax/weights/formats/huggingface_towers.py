@@ -18,13 +18,11 @@ from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import Entry
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import Format
 
@@ -141,22 +139,6 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   return base.Renamed(_convolved(unpacked(arrays)))
 
 
-def _sizes(gelu: str, epsilon: float) -> tuple[Entry, ...]:
-  """Returns the entries of a tower's sizes and layers."""
-  return (
-    *common.sizes(
-      PATCH,
-      L,
-      shape('mlp_dim', f'{L}.mlp.fc1.weight', 0, 'intermediate_size', axes=2),
-      heads_unsaid=12,
-      gelu_unsaid=gelu,
-    ),
-    common.epsilon(epsilon),
-    always('positions.learned', True),
-    seen('num_classes', _no_classes),
-  )
-
-
 def _no_classes(file: Seen) -> int:
   """Returns the number of classes, 0.
 
@@ -171,18 +153,44 @@ def _no_classes(file: Seen) -> int:
   return 0
 
 
-CLIP_FIELDS = (
-  *_sizes('sigmoid', 1e-5),
-  always('class_token', True),
-  always('pool', 'token'),
-  always('pre_norm', True),
-  always('patches.bias', False),
+def _fields(gelu: str, epsilon: str, text: str) -> tuple[Entry, ...]:
+  """Returns the entries of a tower."""
+  return fields.table(
+    f"""
+positions.learned  =True
+num_classes        no_classes()
+{text}
+""",
+    changes=common.sizes(
+      PATCH,
+      L,
+      'mlp.fc1.weight[0]',
+      epsilon=epsilon,
+      num_heads='12',
+      gelu=gelu,
+    ),
+    no_classes=_no_classes,
+  )
+
+
+CLIP_FIELDS = _fields(
+  'sigmoid',
+  '1e-5',
+  """
+class_token   =True
+pool          =token
+pre_norm      =True
+patches.bias  =False
+""",
 )
-SIGLIP_FIELDS = (
-  *_sizes('tanh', 1e-6),
-  always('class_token', False),
-  always('pool', 'map'),
-  seen('pool.gelu', lambda file: file.values['mlp.gelu']),
+SIGLIP_FIELDS = _fields(
+  'tanh',
+  '1e-6',
+  """
+class_token  =False
+pool         =map
+pool.gelu    @mlp.gelu
+""",
 )
 
 
@@ -229,7 +237,7 @@ def _format(
     preprocess=preprocess,
     header=lambda values: common.header(types[0], f'{title}VisionModel'),
     finish=packed,
-    lacks=lambda values: common.oblong(values, 'patch_size', 'image_size'),
+    lacks=common.lacking('patch_size', 'image_size'),
   )
 
 

@@ -10,16 +10,10 @@ from absl import logging
 import numpy as np
 
 from vit_jax.weights.files import typed
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import check_gate
-from vit_jax.weights.formats.fields import has
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import show
 
@@ -28,6 +22,7 @@ Values = Mapping[str, Any]
 L = 'encoder.layer.#'
 QKV = f'{L}.attention.attention'
 PROJECTION = 'embeddings.patch_embeddings.projection'
+PATCH = f'{PROJECTION}.weight'
 POSITIONS = 'embeddings.position_embeddings'
 # Of BEiT, too.
 COMMON = f"""
@@ -113,9 +108,7 @@ def header(values: Values) -> dict[str, Any]:
 
 def stored(values: Values, name: str) -> str:
   """Returns the name of an array: below the model's, beside a classifier."""
-  is_head = 'classifier.' in name
-  alone = is_head or not values['num_classes']
-  return name if alone else f'{model_type(values)}.{name}'
+  return common.below(model_type(values), values, name)
 
 
 def classes(file: Seen) -> int:
@@ -131,59 +124,55 @@ def epsilon(file: Seen) -> float:
   return 1e-6 if kind == 'vit_msn' else 1e-12
 
 
-MLP_DIM = shape(
-  'mlp_dim', f'{L}.intermediate.dense.weight', 0, 'intermediate_size', axes=2
+def has_two_heads(file: Seen) -> bool:
+  """Whether a distillation token, if there is one, has a head."""
+  is_alone = not file.has('distillation_classifier.')
+  return not (file.values['distillation_token'] and is_alone)
+
+
+def pre_logits(file: Seen) -> int:
+  """Returns the size of the pooler, which is not used beside a classifier."""
+  is_used = not file.values['num_classes']
+  return file.size('pooler.dense.weight', 0) if is_used else 0
+
+
+# Of BEiT, too.
+SIZES = common.sizes(PATCH, L, 'intermediate.dense.weight[0]')
+FIELDS = fields.table(
+  f"""
+pool                -  model_type               POOLS default=token
+layer_norm_epsilon  -  layer_norm_eps!          POSITIVE default=epsilon()
+attention.qkv_bias  {QKV}.query.bias?           qkv_bias!
+positions.learned   =True
+class_token         embeddings.cls_token?
+distillation_token  embeddings.distillation_token?
+num_classes         classes()
+head.distillation   has_two_heads()
+head.pre_logits     pre_logits()
+>                   pooler_output_size          pooler()
+>                   encoder_stride              stride()
+""",
+  epsilon,
+  classes,
+  has_two_heads,
+  pre_logits,
+  changes=SIZES,
+  POOLS=POOLS,
+  pooler=lambda values: values['head.pre_logits'] or None,
+  stride=lambda values: values['patch_size'][0],
 )
-# A pooler is not used beside a classifier.
-FIELDS = (
-  said('pool', 'model_type', 'token', POOLS),
-  *common.sizes(f'{PROJECTION}.weight', L, MLP_DIM),
-  told('encoder_stride', lambda values: values['patch_size'][0]),
-  common.epsilon(epsilon),
-  has('attention.qkv_bias', f'{QKV}.query.bias', 'qkv_bias', is_stated=True),
-  always('positions.learned', True),
-  has('class_token', 'embeddings.cls_token'),
-  has('distillation_token', 'embeddings.distillation_token'),
-  seen('num_classes', classes),
-  seen(
-    'head.distillation',
-    lambda file: (
-      not file.values['distillation_token']
-      or file.has('distillation_classifier.')
-    ),
-  ),
-  seen(
-    'head.pre_logits',
-    lambda file: (
-      0 if file.values['num_classes'] else file.size('pooler.dense.weight', 0)
-    ),
-  ),
-  told('pooler_output_size', lambda values: values['head.pre_logits'] or None),
-)
-
-
-def lacks(values: Values) -> str | None:
-  """Returns what ViT, DeiT and I-JEPA have no place for."""
-  has_tokens = values['class_token'] or values['distillation_token']
-  if values['pool'] == 'mean' and has_tokens:
-    return f'{show("pool", "mean")} beside tokens before the patches'
-  if values['pool'] == 'token' and not values['class_token']:
-    return show('class_token', False)
-  return common.oblong(values, 'patch_size')
-
-
-def gated_hidden_size(d: int, ratio: int) -> int:
-  """Returns the size of the hidden layer of DINOv2's gated MLP."""
-  return (int(d * ratio * 2 / 3) + 7) // 8 * 8
 
 
 def mlp_ratio(values: Values) -> int | None:
   """Returns DINOv2's `mlp_ratio`, a whole number; None: none fits."""
   d, hidden = values['hidden_size'], values['mlp_dim']
-  is_gated = values['mlp'] == 'swiglu'
-  near = range(1, 2 * hidden // d + 2)
-  sizes = {r: gated_hidden_size(d, r) if is_gated else d * r for r in near}
-  return next((r for r, size in sizes.items() if size == hidden), None)
+
+  def hidden_size(ratio: int) -> int:
+    is_gated = values['mlp'] == 'swiglu'
+    return (int(d * ratio * 2 / 3) + 7) // 8 * 8 if is_gated else d * ratio
+
+  ratios = range(1, 2 * hidden // d + 2)
+  return next((r for r in ratios if hidden_size(r) == hidden), None)
 
 
 def dino_classes(file: Seen) -> int:
@@ -200,13 +189,6 @@ def dino_classes(file: Seen) -> int:
   return number
 
 
-def dino_lacks(values: Values) -> str | None:
-  """Returns what DINOv2's class has no place for."""
-  if mlp_ratio(values) is None:
-    return show('mlp_dim', values['mlp_dim'])
-  return common.oblong(values, 'patch_size', 'image_size')
-
-
 def dino_finish(values: Values, arrays: Arrays) -> Arrays:
   """Returns arrays with a mask token that DINOv2 with registers always has."""
   if values['mask_token'] or not values['registers']:
@@ -215,76 +197,73 @@ def dino_finish(values: Values, arrays: Arrays) -> Arrays:
   return {**arrays, name: np.zeros((1, values['hidden_size']), np.float32)}
 
 
-NUMBER = typed.Kind('a finite number', typed.is_number)
-DINO_FIELDS = (
-  has(
-    'mlp',
-    f'{L}.mlp.weights_in.',
-    'use_swiglu_ffn',
-    yes='swiglu',
-    no='mlp',
-    words={True: 'swiglu', False: 'mlp'},
-    is_stated=True,
-  ),
-  *common.sizes(
-    f'{PROJECTION}.weight',
+DINO_FIELDS = fields.table(
+  f"""
+mlp_dim             {L}.mlp.{{weights_out,fc2}}.weight[1]
+>                   mlp_ratio                    mlp_ratio()
+attention.qkv_bias  {QKV}.query.bias?            qkv_bias!
+block.layer_scale   -                            layerscale_value
+                    NUMBER default=1.0
+class_token         =True
+registers           embeddings.register_tokens[1]  num_register_tokens
+                    default=0
+mask_token          is_masked()                  use_mask_token!
+positions.learned   =True
+positions.learned.tokens  =class
+pool                =token_and_mean
+num_classes         dino_classes()
+""",
+  dino_classes,
+  mlp_ratio,
+  common.is_masked,
+  changes=common.sizes(
+    PATCH,
     L,
-    seen(
-      'mlp_dim',
-      lambda file: (
-        file.size(f'{L}.mlp.weights_out.weight', 1)
-        or file.size(f'{L}.mlp.fc2.weight', 1)
-      ),
-    ),
-    check=check_gate('hidden_act', is_read=False),
+    'mlp.{weights_out,fc2}.weight[1]',
+    gated=f'{L}.mlp.weights_in.?swiglu:mlp use_swiglu_ffn!'
+    ' True:swiglu,False:mlp',
+    epsilon='1e-6',
+    is_gate_said=False,
   ),
-  told('mlp_ratio', mlp_ratio),
-  common.epsilon(1e-6),
-  has('attention.qkv_bias', f'{QKV}.query.bias', 'qkv_bias', is_stated=True),
-  said('block.layer_scale', 'layerscale_value', 1.0, kind=NUMBER),
-  always('class_token', True),
-  shape(
-    'registers',
-    'embeddings.register_tokens',
-    1,
-    'num_register_tokens',
-    default=0,
-  ),
-  common.MASK_TOKEN,
-  always('positions.learned', True),
-  always('positions.learned.tokens', 'class'),
-  always('pool', 'token_and_mean'),
-  seen('num_classes', dino_classes),
 )
 
 
-def dino_resize(file: Seen) -> str:
-  """Returns how DINOv2's classes resize positions."""
-  return 'bicubic_antialias' if file.values['registers'] else 'bicubic'
-
-
+_DINO_LACKS = common.lacking('patch_size', 'image_size')
 VIT = common.vit_format(
   (*POOLS,),
   'ViT, DeiT and I-JEPA',
   ARRAYS,
   FIELDS,
-  projection=f'{PROJECTION}.weight',
+  projection=PATCH,
   positions=POSITIONS,
   known={'pooler_act': typed.one_of('tanh')},
   header=header,
   stored=stored,
-  lacks=lacks,
+  lacks=common.lacking(
+    'patch_size',
+    text="""
+pool=mean&class_token|pool=mean&distillation_token
+  pool={pool} beside tokens before the patches
+pool=token&!class_token  class_token=False
+""",
+  ),
 )
 DINOV2 = common.vit_format(
   DINO_TYPES,
   'DINOv2',
   DINO_ARRAYS,
   DINO_FIELDS,
-  projection=f'{PROJECTION}.weight',
+  projection=PATCH,
   positions=POSITIONS,
-  resize=dino_resize,
+  resize=lambda file: (
+    'bicubic_antialias' if file.values['registers'] else 'bicubic'
+  ),
   header=header,
   stored=stored,
   finish=dino_finish,
-  lacks=dino_lacks,
+  lacks=lambda values: (
+    show('mlp_dim', values['mlp_dim'])
+    if mlp_ratio(values) is None
+    else _DINO_LACKS(values)
+  ),
 )

@@ -6,6 +6,7 @@ clusters of colours. Without the latter, the model takes ids of colours alone.
 
 from collections.abc import Mapping
 import dataclasses
+import math
 from typing import Any
 
 from absl import logging
@@ -18,21 +19,11 @@ from vit_jax.models import values as values_lib
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import count
-from vit_jax.weights.formats.fields import Entry
-from vit_jax.weights.formats.fields import has
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
-from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import Format
-
-Values = Mapping[str, Any]
 
 TYPES = (KIND := 'imagegpt',)
 ARCHITECTURE = 'ImageGPTForCausalImageModeling'
@@ -70,26 +61,13 @@ clusters                   {_CLUSTERS}
 )
 
 
-def stored(values: Values, name: str) -> str:
-  """Returns the name in a file for a name in the rules."""
-  del values
-  return name if name == _OUTPUT else _PREFIX + name
-
-
-def finish(values: Values, arrays: Arrays) -> Arrays:
-  """Returns arrays without those that another file has."""
-  del values
-  return {k: x for k, x in arrays.items() if k != _PREFIX + _CLUSTERS}
-
-
 def _is_table(value: Any) -> bool:
-  if not isinstance(value, list) or not value:
-    return False
+  rows = value if isinstance(value, list) and value else [None]
   return all(
     isinstance(row, list)
-    and len(row) == len(value[0]) > 0
+    and len(row) == len(rows[0]) > 0
     and all(map(typed.is_number, row))
-    for row in value
+    for row in rows
   )
 
 
@@ -119,50 +97,33 @@ def _clusters(file: Seen) -> np.ndarray | None:
   return clusters(file.hints.preprocessor, file.values['colours'])
 
 
-FIELDS = (
-  shape('hidden_size', 'wte.weight', 1, 'n_embd', axes=2),
-  shape('mlp_dim', 'h.#.mlp.c_fc.weight', 1, 'n_inner', axes=2),
-  count('depth', 'h.#.', 'n_layer'),
-  said('num_heads', 'n_head', common.heads, kind=typed.COUNT),
-  seen('colours', lambda file: file.size('wte.weight', 0) - 1),
-  told('vocab_size', lambda values: values['colours'] + 1),
-  seen(
-    'has_clusters',
-    lambda file: file.has(_CLUSTERS) or _clusters(file) is not None,
-  ),
-  said(
-    'mlp.gelu',
-    'activation_function',
-    'sigmoid',
-    common.GELUS,
-    is_stated=True,
-  ),
-  said(
-    'layer_norm_epsilon',
-    'layer_norm_epsilon',
-    1e-5,
-    kind=typed.POSITIVE,
-    is_stated=True,
-  ),
-  has('attention.qkv_bias', 'h.#.attn.c_attn.bias', is_read_only=True),
-  told(
-    'n_positions',
-    lambda values: values['image_size'][0] * values['image_size'][1],
-  ),
-  always('num_classes', 0),
-  Entry('feature_layer', is_noted=True),
+def _has_clusters(file: Seen) -> bool:
+  return file.has(_CLUSTERS) or _clusters(file) is not None
+
+
+FIELDS = fields.table(
+  """
+hidden_size         wte.weight[1]            n_embd   axes=2
+mlp_dim             h.#.mlp.c_fc.weight[1]   n_inner  axes=2
+depth               h.#.[#]                  n_layer
+num_heads           -                        n_head  COUNT default=heads()
+colours             colours()
+>                   vocab_size               words()
+has_clusters        has_clusters()
+mlp.gelu            -  activation_function!  GELUS default=sigmoid
+layer_norm_epsilon  -  layer_norm_epsilon!   POSITIVE default=1e-5
+attention.qkv_bias  h.#.attn.c_attn.bias?    -  read_only
+>                   n_positions              positions()
+num_classes         =0
+feature_layer       -  -  noted
+""",
+  common.heads,
+  has_clusters=_has_clusters,
+  colours=lambda file: file.size('wte.weight', 0) - 1,
+  words=lambda values: values['colours'] + 1,
+  positions=lambda values: math.prod(values['image_size']),
+  GELUS=common.GELUS,
 )
-
-
-def header(values: Values) -> dict[str, Any]:
-  """Returns what a config says of the class."""
-  del values
-  return {
-    **common.header(KIND, ARCHITECTURE),
-    'scale_attn_weights': True,
-    'scale_attn_by_inverse_layer_idx': False,
-    'tie_word_embeddings': False,
-  }
 
 
 def image_size(file: Seen) -> tuple[int, int]:
@@ -179,23 +140,19 @@ def channels(file: Seen) -> int:
   return 3 if table is None else table.shape[1]
 
 
-def preprocess(
-  file: Seen, size: tuple[int, int], channels: int
-) -> tuple[dict[str, Any], str]:
-  """Returns the preprocessing, which is always the same."""
-  del file
-  return {
-    'channels': channels,
-    'image_size': size,
-    'resize': size,
-    'mean': (0.5,),
-    'std': (0.5,),
-    'interpolation': 'bilinear',
-    'resize_like': 'transformers',
-    'classes': (),
-  }, ''
-
-
+_HEADER = {
+  **common.header(KIND, ARCHITECTURE),
+  'scale_attn_weights': True,
+  'scale_attn_by_inverse_layer_idx': False,
+  'tie_word_embeddings': False,
+}
+_PREPROCESS = {
+  'mean': (0.5,),
+  'std': (0.5,),
+  'interpolation': 'bilinear',
+  'resize_like': 'transformers',
+  'classes': (),
+}
 IGPT = Format(
   title="transformers' ImageGPT",
   family=igpt.IGPT,
@@ -203,7 +160,10 @@ IGPT = Format(
   fields=FIELDS,
   image_size=image_size,
   channels=channels,
-  preprocess=preprocess,
+  preprocess=lambda file, size, channels: (
+    {'channels': channels, 'image_size': size, 'resize': size, **_PREPROCESS},
+    '',
+  ),
   resize=lambda file: 'corner',
   matches=lambda file: common.is_type(file, TYPES),
   known={
@@ -216,9 +176,12 @@ IGPT = Format(
     'scale_attn_weights': typed.one_of(True),
     'tie_word_embeddings': _OFF,
   },
-  header=header,
-  stored=stored,
-  finish=finish,
+  header=lambda values: _HEADER.copy(),
+  stored=lambda values, name: name if name == _OUTPUT else _PREFIX + name,
+  # Another file has the clusters.
+  finish=lambda values, arrays: {
+    k: x for k, x in arrays.items() if k != _PREFIX + _CLUSTERS
+  },
 )
 
 

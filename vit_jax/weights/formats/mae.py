@@ -38,7 +38,7 @@ decoder/prediction  decoder.decoder_pred   dense*
     [
       x
       for x in tables.arrays(huggingface_vit.LAYERS)
-      if x.ours.startswith('blocks_{}/')
+      if x.ours.startswith('blocks_#/')
     ],
     'decoder/',
     'decoder.decoder_',

@@ -16,27 +16,6 @@ _PREFIX = r'(module\.)?(base_encoder\.)?'
 HEADS = {384: 12, 768: 12}
 
 
-def whole_of(projector: int, predictor: int) -> whole.Whole:
-  """Returns how the authors' files store both heads, by numbers of layers."""
-  table = [
-    *mlp_rules('projector', 'head', projector),
-    *mlp_rules('predictor', 'predictor', predictor),
-  ]
-  return whole.Whole(table, stored)
-
-
-def mlp_rules(ours: str, theirs: str, layers: int) -> list[tables.Rule]:
-  """Returns the rules of a head; after each dense layer comes its norm."""
-  lines = (
-    f"""
-{ours}/dense_{i}/kernel  {theirs}.{3 * i}.weight  dense
-{ours}/norm_{i}          {theirs}.{3 * i + 1}     norm*
-"""
-    for i in range(layers)
-  )
-  return tables.arrays(''.join(lines))
-
-
 def stored(name: str) -> str:
   """Returns the name in a file of a name of timm, or of a head."""
   is_outside = name.startswith(('predictor.', 'momentum_encoder.'))
@@ -46,3 +25,18 @@ def stored(name: str) -> str:
 def as_timms(name: str) -> str:
   """Returns timm's name for a name in a file, without the prefix."""
   return re.sub(_PREFIX, '', name, count=1)
+
+
+def mlp_rules(ours: str, theirs: str) -> list[tables.Rule]:
+  """Returns the rules of a head; after each dense layer comes its norm."""
+  return tables.arrays(f"""
+{ours}/dense_#/kernel  {theirs}.#.weight  dense  *3
+{ours}/norm_#          {theirs}.#         batch_norm*  *3+1
+""")
+
+
+# How the authors' files store both heads.
+WHOLE = whole.Whole(
+  [*mlp_rules('projector', 'head'), *mlp_rules('predictor', 'predictor')],
+  stored,
+)

@@ -29,16 +29,6 @@ blocks_#/mlp/up         blocks.#.mlp.linear1                dense*
 blocks_#/mlp/down       blocks.#.mlp.linear2                dense*
 norm                    norm                                norm*
 """)
-# Of a patch embedding that is a dense layer: its columns are ordered by the
-# patch's axes, and then by channel.
-PERCEPTRON = tables.arrays(
-  """
-patch_embedding/kernel  patch_embeddings.1.weight  columns
-patch_embedding/bias    patch_embeddings.1.bias
-position_embedding      position_embeddings
-""",
-  columns=tables.linear(4),
-)
 _UNIT = tables.arrays("""
 conv1/kernel          conv1.conv.weight  conv
 conv2/kernel          conv2.conv.weight  conv
@@ -47,8 +37,8 @@ conv_shortcut/kernel  conv3.conv.weight  conv
 # Of the decoder, `models.unetr.UNETR`.
 DECODER = [
   *tables.below(_UNIT, 'encoder1/', 'encoder1.layer.'),
-  *tables.below(_UNIT, 'encoder{}/unit_{}/', 'encoder{}.blocks.{}.1.'),
-  *tables.below(_UNIT, 'decoder{}/unit/', 'decoder{}.conv_block.'),
+  *tables.below(_UNIT, 'encoder#/unit_#/', 'encoder#.blocks.#.1.'),
+  *tables.below(_UNIT, 'decoder#/unit/', 'decoder#.conv_block.'),
   *tables.arrays(
     """
 encoder#/first/kernel      encoder#.transp_conv_init.conv.weight  transposed

@@ -1,7 +1,7 @@
 """Foreign checkpoint formats as tables that work in both directions.
 
 A rule maps a parameter's path in our tree to one or more arrays of a foreign
-file, with the transforms in both directions. `{}` stands for the number of a
+file, with the transforms in both directions. `#` stands for the number of a
 layer, a stage or a unit. The first rule that matches a path is used. `arrays`
 reads a table of them, a rule or a layer a line:
 
@@ -120,10 +120,11 @@ class Rule:
   """One line of a table.
 
   Attributes:
-    ours: Path, with `{}` for numbers.
-    theirs: Names in the file, with a format field for each number.
+    ours: Path, with `#` for numbers.
+    theirs: Names in the file, with `#` for each number.
     layout: Layout of the arrays in the file.
     offset: Number to add to ours to get theirs.
+    factor: Number by which ours are multiplied before.
     when: A model's value by which the rule holds (`holds`); '': always.
   """
 
@@ -132,36 +133,74 @@ class Rule:
   layout: Layout = SAME
   offset: int = 0
   when: str = ''
+  factor: int = 1
 
   def holds(self, values: Mapping[str, Any]) -> bool:
-    """Whether a model has what the rule is for.
-
-    Args:
-      values: `models.values.model_values`. `when` is the name of one that is
-        on; or `name=text`; or `!` and one of these, if it must not be so; or
-        several, joined by `&`.
-    """
-    return all(_is_so(x, values) for x in filter(None, self.when.split('&')))
+    """Whether a model has what the rule is for; values as of `holds`."""
+    return holds(self.when, values)
 
   def names(self, path: str) -> list[str] | None:
     """Returns the foreign names of our path; None if it does not match."""
     match = self._pattern.fullmatch(path)
     if match is None:
       return None
-    numbers = [int(x) + self.offset for x in match.groups()]
-    return [name.format(*numbers) for name in self.theirs]
+    numbers = [str(self.factor * int(x) + self.offset) for x in match.groups()]
+    return [
+      functools.reduce(lambda text, x: text.replace('#', x, 1), numbers, name)
+      for name in self.theirs
+    ]
 
   @functools.cached_property
   def _pattern(self) -> re.Pattern[str]:
-    return re.compile(re.escape(self.ours).replace(r'\{\}', r'(\d+)'))
+    return re.compile(re.escape(self.ours).replace(r'\#', r'(\d+)'))
 
 
-def _is_so(condition: str, values: Mapping[str, Any]) -> bool:
-  """Whether one condition of `Rule.when` holds."""
-  name, _, text = condition.removeprefix('!').partition('=')
-  value = values.get(name)
-  is_so = str(value) == text if text else bool(value)
-  return is_so != condition.startswith('!')
+def holds(condition: str, values: Mapping[str, Any]) -> bool:
+  """Whether a condition holds for a model.
+
+  Args:
+    condition: The name of a value that is on; or `name=text`, without spaces;
+      or `!` and one of these, if it must not be so; or several, joined by `&`;
+      or by `|`, of several of which one must hold.
+    values: As of `models.values.model_values`.
+  """
+
+  def is_so(text: str) -> bool:
+    name, _, word = text.removeprefix('!').partition('=')
+    value = values.get(name)
+    is_equal = str(value).replace(' ', '') == word if word else bool(value)
+    return is_equal != text.startswith('!')
+
+  return any(
+    all(is_so(x) for x in filter(None, each.split('&')))
+    for each in condition.split('|')
+  )
+
+
+def chosen(text: str) -> Callable[[Mapping[str, Any]], str | None]:
+  """Returns what finds the first line of a text whose condition holds.
+
+  Args:
+    text: Lines of a condition (`holds`; `-`: it always does), and of what is
+      returned, where `{name}` is a value as Python has it. An indented line
+      continues the one before; None is returned if no condition holds.
+  """
+  lines = [x.split(maxsplit=1) for x in joined_lines(text)]
+
+  def choose(values: Mapping[str, Any]) -> str | None:
+    words = (x for condition, x in lines if holds(condition.strip('-'), values))
+    return next(
+      (re.sub(r'{(.*?)}', lambda x: repr(values.get(x[1])), y) for y in words),
+      None,
+    )
+
+  return choose
+
+
+def joined_lines(text: str) -> list[str]:
+  """Returns the lines of a table; one that is indented continues another."""
+  lines = re.sub(r'\n +', ' ', text).splitlines()
+  return [line for line in lines if line]
 
 
 def below(rules: Iterable[Rule], ours: str, theirs: str) -> list[Rule]:
@@ -387,20 +426,21 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
   Args:
     text: Lines of our path, with `#` for numbers; their name, or several joined
       by `|`; the kind of layer with a star, or of an array's layout; `?` and a
-      condition (`Rule.holds`); and `-1`, what is added to the numbers. All but
-      the first two may be left out, and the names of parts may have what they
-      share before braces: `attn.{q,k,v}`.
+      condition (`holds`); and `*3-1`, by what numbers are multiplied, and what
+      is added to them. All but the first two may be left out, and the names of
+      parts may have what they share before braces: `attn.{q,k,v}`.
     style: 'torch' or 'flax'.
     **layouts: Further layouts by name.
   """
   separator, leaves_of = _STYLES[style]
   rules = []
-  for line in filter(str.strip, text.splitlines()):
-    ours, theirs, *rest = line.replace('#', '{}').split()
+  for line in joined_lines(text):
+    ours, theirs, *rest = line.split()
     when = ''.join(x[1:] for x in rest if x.startswith('?'))
-    offset = sum(int(x) for x in rest if re.fullmatch(r'[+-]\d+', x))
+    changes = (re.fullmatch(r'(?:\*(\d+))?([+-]\d+)?', x) for x in rest)
+    factor, offset = next((x.groups() for x in changes if x), (None, None))
     kinds = [x for x in rest if re.match(r'\w', x)]
-    kind, names = ''.join(kinds), _names(theirs)
+    kind, names = ''.join(kinds), alternatives(theirs)
     leaves: _Leaves = [
       (
         '',
@@ -414,13 +454,23 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
       path = f'{ours}/{leaf}' if leaf else ours
       after = separator + their_leaf if leaf else ''
       rules.append(
-        Rule(path, tuple(x + after for x in names), layout, offset, when)
+        Rule(
+          path,
+          tuple(x + after for x in names),
+          layout,
+          int(offset or 0),
+          when,
+          int(factor or 1),
+        )
       )
   return rules
 
 
-def _names(text: str) -> list[str]:
+def alternatives(text: str) -> list[str]:
   """Returns the names of `a|b`, or of `a.{b,c}`."""
-  if match := re.fullmatch(r'(.*)\{(\w+(?:,\w+)+)\}(.*)', text):
-    return [match[1] + x + match[3] for x in match[2].split(',')]
-  return text.split('|')
+  names = []
+  for name in text.split('|'):
+    match = re.fullmatch(r'(.*)\{([\w.]+(?:,[\w.]+)+)\}(.*)', name)
+    choices = match[2].split(',') if match else []
+    names += [match[1] + x + match[3] for x in choices] if match else [name]
+  return names

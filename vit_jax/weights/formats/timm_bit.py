@@ -1,19 +1,14 @@
 """timm's ResNetV2, as BiT has it."""
 
-from typing import Any
-
 from vit_jax.models import resnet
 from vit_jax.models.zoo import bit
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import always
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -35,13 +30,13 @@ _STEM = 'stem.conv.weight'
 
 def stages(file: Seen) -> tuple[int, ...]:
   """Returns the units in each stage."""
-  return file.shapes.stages('stages.{}.blocks.{}.', first=0)
+  return file.stages('stages.#.blocks.#.', first=0)
 
 
 def channels(file: Seen) -> tuple[int, ...]:
   """Returns the channels of each stage's output."""
   return tuple(
-    file.shapes.get(f'stages.{stage}.blocks.0.conv3.weight', 4)[0]
+    file.shape(f'stages.{stage}.blocks.0.conv3.weight', 4)[0]
     for stage in range(len(file.values['stages']))
   )
 
@@ -74,14 +69,18 @@ def _name(values: Values) -> str | None:
   return None
 
 
-FIELDS = (
-  shape('num_classes', 'head.fc.weight', 0),
-  seen('stages', stages),
-  shape('stem_width', _STEM, 0, axes=4),
-  seen('channels', channels),
-  always('num_groups', 32, is_noted=True),
-  always('zero_padded_pool', is_padded, is_noted=True),
-  told('model_args.in_chans', lambda values: values['image_channels']),
+FIELDS = fields.table(
+  """
+num_classes       head.fc.weight[0]
+stages            stages()
+stem_width        stem.conv.weight[0]  -  axes=4
+channels          channels()
+num_groups        =32           -  noted
+zero_padded_pool  =is_padded()  -  noted
+>                 .in_chans     image_channels
+""",
+  *(stages, channels, is_padded),
+  below='model_args',
 )
 
 
@@ -89,16 +88,6 @@ def image_size(file: Seen) -> Size:
   """Returns (height, width) of the images."""
   default = timm_names.input_size(file.config) or (224, 224)
   return base.image_size(None, (32, 32), file.hints, default)
-
-
-def header(values: Values) -> dict[str, Any]:
-  """Returns what timm's config.json says of the architecture."""
-  return {
-    'architecture': _name(values) or 'resnetv2_50x1_bit',
-    'num_features': values['channels'][-1],
-    'global_pool': 'avg',
-    'pretrained_cfg': {'first_conv': 'stem.conv', 'classifier': 'head.fc'},
-  }
 
 
 BIT = Format(
@@ -123,6 +112,9 @@ BIT = Format(
     'output_stride': typed.one_of(32),
     'preact': typed.one_of(True),
   },
-  header=header,
+  header=lambda values: {
+    'architecture': _name(values) or 'resnetv2_50x1_bit',
+    'global_pool': 'avg',
+  },
   obstacle=lambda values: None if _name(values) else 'a BiT of this size',
 )

@@ -13,6 +13,7 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats.fields import Seen
 
 # Arrays of open_clip's files outside the image tower.
 _OUTSIDE = 'outside.'
@@ -88,14 +89,14 @@ def _timms(name: str) -> str:
   return _NAMES.get(own, own)
 
 
-def is_tower(shapes: base.Shapes) -> bool:
+def is_tower(file: Seen) -> bool:
   """Whether arrays are open_clip's, as `as_timm` has them."""
-  return any(x.startswith(_OUTSIDE) for x in shapes.names)
+  return file.has(_OUTSIDE)
 
 
-def heads(shapes: base.Shapes) -> int | None:
+def heads(file: Seen) -> int | None:
   """Returns the heads of open_clip's published towers; None: another file."""
-  if not any(x.startswith(_OUTSIDE) for x in shapes.names):
+  if not is_tower(file):
     return None
-  width = shapes.get('cls_token', 3)[2]
+  width = file.shape('cls_token', 3)[2]
   return 16 if width in _WIDE else width // 64 or None

@@ -40,12 +40,34 @@ def companions(
     'std': base.per_channel(preprocess.std, channels),
     'num_classes': model.num_classes,
     'pool_size': None,
-    **config.pop('pretrained_cfg', {}),
+    **_layers(kind, values),
   }
   if preprocess.classes:
     pretrained['label_names'] = list(preprocess.classes)
-  config |= {'num_classes': model.num_classes, 'pretrained_cfg': pretrained}
+  config |= {
+    'num_classes': model.num_classes,
+    'num_features': values.get('hidden_size') or values['channels'][-1],
+    'pretrained_cfg': pretrained,
+  }
   return {'config.json': config}
+
+
+def _layers(kind: Format, values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns timm's names of the first layer and of the head, or of both."""
+  rules = kind.rules(values)
+
+  def name(layer: str) -> str:
+    names = (x.names(f'{layer}/kernel') for x in rules)
+    return next(x[0].removesuffix('.weight') for x in names if x)
+
+  has_stem = 'stages' in values or values.get('patches') == 'hybrid'
+  heads = [name('head')]
+  if values.get('distillation_token'):
+    heads.append(name('head_distillation'))
+  return {
+    'first_conv': name('stem/conv' if has_stem else 'patch_embedding'),
+    'classifier': heads if heads[1:] else heads[0],
+  }
 
 
 def notes(kind: Format, model: models.Model) -> list[str]:

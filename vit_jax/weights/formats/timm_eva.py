@@ -4,7 +4,9 @@ Their arrays have the names of timm's ViT but for a few. No array shows how they
 rotate: that comes from the name in config.json, or from the caller.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
+import dataclasses
 import re
 from typing import Any
 
@@ -12,26 +14,17 @@ from absl import logging
 
 from vit_jax.config import UserError
 from vit_jax.models import registry
-from vit_jax.models import vit
 from vit_jax.models.parts import rotary
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import changed
-from vit_jax.weights.formats.fields import has
 from vit_jax.weights.formats.fields import NULL
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
-from vit_jax.weights.formats.format import Format
-from vit_jax.weights.formats.format import show
 from vit_jax.weights.formats.format import Values
 
 _FREQUENCIES = 'rope.freqs'
@@ -70,7 +63,6 @@ _BY_NAME: tuple[tuple[str, Options], ...] = (
 _OFFSET = typed.Kind(
   'a finite number of at least 0', lambda x: typed.is_number(x) and x >= 0
 )
-_TYPES = {'dinov3': 'dinov3', 'rope_vit_mixed': 'mixed'}
 
 
 def rotation(file: Seen) -> Options:
@@ -88,7 +80,7 @@ def rotation(file: Seen) -> Options:
     }
   config, name = file.config, timm_names.architecture(file.config)
   by_name = (x for pattern, x in _BY_NAME if re.match(pattern, name))
-  kind = config.get(A + 'rope_type', typed.one_of('cat', *_TYPES.values()))
+  kind = config.get(A + 'rope_type', typed.one_of('cat', 'dinov3', 'mixed'))
   order = config.get(A + 'rope_grid_indexing', typed.one_of('ij', 'xy'))
   options = dict(next(by_name, _by_arrays(file)))
   if not config.get(A + 'use_rot_pos_emb', typed.TRUTH, True):
@@ -160,12 +152,8 @@ def is_rotary(file: Seen) -> bool:
 
 
 def block(file: Seen) -> str:
-  """Returns whether the norms of a layer follow attention and MLP."""
-  asked: str | None = file.hints.values.get('block')
-  if asked in ('block', 'post_norm'):
-    return asked
-  is_named = re.match(_POST_NORM, timm_names.architecture(file.config))
-  is_after = file.config.get(A + 'use_post_norm', typed.TRUTH, bool(is_named))
+  """Returns the block that an architecture's name stands for."""
+  is_after = re.match(_POST_NORM, timm_names.architecture(file.config))
   return 'post_norm' if is_after else 'block'
 
 
@@ -191,7 +179,7 @@ def key_heads(file: Seen) -> tuple[int | None, int | None]:
   return least, full
 
 
-def _key_heads(values: Values) -> list[int] | None:
+def key_heads_word(values: Values) -> list[int] | None:
   """Returns timm's `num_kv_heads`; None: that of the architecture's name."""
   heads, is_rms = values['num_heads'], values['norm'] == 'rms_norm'
   if values['attention'] != 'grouped':  # the name of Sapiens2 has fewer
@@ -216,164 +204,105 @@ def pool_heads(file: Seen) -> int | None:
   return 8 if is_core else None
 
 
-def _pool_heads(values: Values) -> int | None:
+def pool_heads_word(values: Values) -> int | None:
   """Returns timm's `attn_pool_num_heads`."""
   heads: int = values.get('pool.num_heads', values['num_heads'])
   return heads if values['pool'] == 'map' else None
 
 
-def _pool_ratio(values: Values) -> float | None:
+def pool_ratio(values: Values) -> float | None:
   """Returns timm's `attn_pool_mlp_ratio`."""
   width: int = values.get('pool.mlp_dim', values['mlp_dim'])
   return width / values['hidden_size'] if values['pool'] == 'map' else None
 
 
-def _has_last_norm(values: Values) -> bool:
-  """Returns timm's `use_post_transformer_norm`."""
-  return values['last_norm'] and not values.get('pool.norm_after')
-
-
-def _attention(values: Values) -> str:
-  """Returns timm's `attn_type`."""
-  is_whole = values['attention.qkv_bias'] and values['attention.key_bias']
-  is_rope = is_whole or values['attention'] == 'grouped'
-  return 'rope' if is_rope else 'eva'
-
-
-def _grid(values: Values) -> Any:
+def grid_word(values: Values) -> Any:
   """Returns timm's `ref_feat_shape`, where null is not the name's default."""
-  if not values.get('positions.rope'):
-    return None
-  grid = values['positions.rope.grid']
-  return list(grid) if grid else NULL
+  grid = values.get(f'{_ROPE}.grid')
+  return [*grid] if grid else NULL if values[_ROPE] else None
 
 
-def _if_rotary(word: Any) -> Any:
-  """Returns a function that writes a word of the kind of rotation."""
-
-  def write(values: Values) -> Any:
-    kind = values.get('positions.rope.kind')
-    return word(kind) if kind else None
-
-  return write
+def option(name: str) -> Callable[[Seen], Any]:
+  """Returns what reads an option of the rotation."""
+  return lambda file: rotation(file).get(name)
 
 
-FIELDS = (
-  *changed(
-    timm_vit.FIELDS,
-    told(
-      A + 'mlp_ratio',
-      lambda values: base.ratio(values['mlp_dim'], values['hidden_size']),
-    ),
-    seen(
-      'block',
-      block,
-      A + 'use_post_norm',
-      words={True: 'post_norm', False: 'block'},
-    ),
-    seen(
-      'mlp',
-      timm_vit.mlp,
-      A + 'swiglu_mlp',
-      words={True: 'swiglu', False: 'mlp'},
-    ),
-    has('mlp.hidden_norm', B + 'mlp.norm.', A + 'scale_mlp'),
-    always('mlp.gelu', 'exact'),
-    always('mlp.bias', True),
-    has(
-      'attention',
-      B + 'attn.k_proj.weight',
-      A + 'qkv_fused',
-      yes='grouped',
-      no='attention',
-      words={False: 'grouped', True: 'attention'},
-    ),
-    seen('attention.qkv_bias', timm_beit.has_qkv_bias, A + 'qkv_bias'),
-    always('attention.out_bias', True),
-    has('attention.out_norm', B + 'attn.norm.', A + 'scale_attn_inner'),
-    has('block.layer_scale', B + 'gamma_1', yes=1e-5, no=None),
-    told(A + 'init_values', lambda values: values['block.layer_scale'] or NULL),
-    seen(
-      'norm',
-      lambda file: (
-        'layer_norm' if file.has('blocks.0.norm1.bias') else 'rms_norm'
-      ),
-    ),
-    always('layer_norm_epsilon', epsilon, is_noted=True),
-    has('class_token', 'cls_token', A + 'class_token'),
-    shape('registers', 'reg_token', 1, A + 'num_reg_tokens'),
-    always('patches', 'patches'),
-    has('pre_norm', 'norm_pre.', A + 'use_pre_transformer_norm'),
-    seen(
-      'last_norm',
-      lambda file: file.has('norm.weight') or file.has('fc_norm.weight'),
-      A + 'use_post_transformer_norm',
-      write=_has_last_norm,
-    ),
-    has('positions.learned', 'pos_embed', A + 'use_abs_pos_emb'),
-    without='block.count distillation_token patches.stages patches.width',
+FIELDS = fields.table(
+  """
+>                   .mlp_ratio  mlp_ratio()
+block               -           .use_post_norm  True:post_norm,False:block
+                    default=block()
+mlp                 mlp()       .swiglu_mlp     True:swiglu,False:mlp
+mlp.hidden_norm     blocks.#.mlp.norm.?         .scale_mlp
+mlp.gelu            =exact
+mlp.bias            =True
+attention           blocks.#.attn.k_proj.weight?grouped:attention  .qkv_fused
+                    False:grouped,True:attention
+attention.qkv_bias  blocks.#.attn.{q_bias,qkv.bias,k_proj.bias}?   .qkv_bias
+attention.out_bias  =True
+attention.out_norm  blocks.#.attn.norm.?        .scale_attn_inner
+block.layer_scale   blocks.#.gamma_1?1e-5:None
+>                   .init_values  init_values()
+norm                blocks.0.norm1.bias?layer_norm:rms_norm
+layer_norm_epsilon  =epsilon()    -  noted
+class_token         cls_token?    .class_token
+registers           reg_token[1]  .num_reg_tokens
+patches             =patches
+pre_norm            norm_pre.?    .use_pre_transformer_norm
+last_norm           {norm,fc_norm}.weight?  .use_post_transformer_norm
+                    write=has_last_norm()
+positions.learned   pos_embed?    .use_abs_pos_emb
+attention.key_bias  blocks.#.attn.q_bias?False:True
+attention.key_heads key_heads()
+attention.full_layers  full_layers()
+>                   .num_kv_heads  key_heads_word()
+>                   .attn_type     attn_type()
+block.layer_scale_mlp  blocks.#.gamma_2?True:blocks.#.gamma_1?False:True
+                    .attn_only_layer_scale  True:False,False:True
+positions.rope      is_rotary()    .use_rot_pos_emb!
+positions.rope.kind    kind()      .rope_type  write=rope_type()
+positions.rope.base    base()      .rope_temperature
+positions.rope.grid    grid()      .ref_feat_shape!  write=grid_word()
+positions.rope.offset  offset()    .rope_grid_offset
+>                   .rope_grid_indexing  grid_indexing()
+>                   .rope_rotate_half    rotate_half()
+pool.norm_after     fc_norm.weight?      .use_fc_norm!  write=fc_norm()
+pool.prefix         attn_pool.latent?
+pool.num_heads      -  .attn_pool_num_heads!  COUNT default=pool_heads()
+                    write=pool_heads_word()
+>                   .attn_pool_mlp_ratio  pool_ratio()
+num_classes         head.weight[0]
+-  block.count distillation_token patches.stages patches.width head.norm
+   head.pre_logits head.distillation
+""",
+  *(timm_vit.mlp, timm_vit.fc_norm, block, epsilon, key_heads_word, is_rotary),
+  *(grid_word, pool_heads, pool_heads_word, pool_ratio),
+  changes=timm_vit.FIELDS,
+  below='model_args',
+  mlp_ratio=lambda values: base.ratio(values['mlp_dim'], values['hidden_size']),
+  init_values=lambda values: values['block.layer_scale'] or NULL,
+  has_last_norm=lambda values: (
+    values['last_norm'] and not values.get('pool.norm_after')
   ),
-  has('attention.key_bias', B + 'attn.q_bias', yes=False, no=True),
-  seen('attention.key_heads', lambda file: key_heads(file)[0]),
-  seen('attention.full_layers', lambda file: key_heads(file)[1]),
-  told(A + 'num_kv_heads', _key_heads),
-  told(A + 'attn_type', _attention),
-  seen(
-    'block.layer_scale_mlp',
-    lambda file: not file.has(B + 'gamma_1') or file.has(B + 'gamma_2'),
-    A + 'attn_only_layer_scale',
-    write=lambda values: not values['block.layer_scale_mlp'],
+  key_heads=lambda file: key_heads(file)[0],
+  full_layers=lambda file: key_heads(file)[1],
+  attn_type=tables.chosen("""
+attention=grouped|attention.qkv_bias&attention.key_bias  rope
+-                                                        eva
+"""),
+  rope_type=tables.chosen("""
+positions.rope.kind=dinov3          dinov3
+positions.rope.kind=rope_vit_mixed  mixed
+positions.rope                      cat
+"""),
+  grid_indexing=tables.chosen("""
+positions.rope.kind=rope_vit|positions.rope.kind=rope_vit_mixed  xy
+positions.rope                                                   ij
+"""),
+  rotate_half=lambda values: (
+    values.get(f'{_ROPE}.kind') == 'dinov3' if values[_ROPE] else None
   ),
-  seen(_ROPE, is_rotary, A + 'use_rot_pos_emb', is_stated=True),
-  seen(
-    f'{_ROPE}.kind',
-    lambda file: rotation(file).get('kind'),
-    A + 'rope_type',
-    write=_if_rotary(lambda kind: _TYPES.get(kind, 'cat')),
-  ),
-  seen(
-    f'{_ROPE}.base',
-    lambda file: rotation(file).get('base'),
-    A + 'rope_temperature',
-  ),
-  seen(
-    f'{_ROPE}.grid',
-    lambda file: rotation(file).get('grid'),
-    A + 'ref_feat_shape',
-    write=_grid,
-    is_stated=True,
-  ),
-  seen(
-    f'{_ROPE}.offset',
-    lambda file: rotation(file).get('offset'),
-    A + 'rope_grid_offset',
-  ),
-  told(
-    A + 'rope_grid_indexing',
-    _if_rotary(lambda kind: 'xy' if 'rope_vit' in kind else 'ij'),
-  ),
-  told(A + 'rope_rotate_half', _if_rotary(lambda kind: kind == 'dinov3')),
-  *changed(
-    timm_vit.POOL,
-    has(
-      'pool.norm_after',
-      'fc_norm.weight',
-      A + 'use_fc_norm',
-      write=lambda values: bool(values.get('pool.norm_after')),
-      is_stated=True,
-    ),
-    has('pool.prefix', 'attn_pool.latent'),
-  ),
-  said(
-    'pool.num_heads',
-    A + 'attn_pool_num_heads',
-    pool_heads,
-    kind=typed.COUNT,
-    write=_pool_heads,
-    is_stated=True,
-  ),
-  told(A + 'attn_pool_mlp_ratio', _pool_ratio),
-  shape('num_classes', 'head.weight', 0),
+  **{name: option(name) for name in ('kind', 'base', 'grid', 'offset')},
 )
 
 
@@ -387,60 +316,39 @@ def matches(file: Seen) -> bool:
   return is_named or any(file.has(B + sign) for sign in signs)
 
 
-def lacks(values: Values) -> str | None:
-  """Returns what timm's class has no place for, though its arrays have."""
-  if values['patches.bias'] == values['pre_norm']:
-    bias, pre_norm = values['patches.bias'], values['pre_norm']
-    return f'pre_norm={pre_norm} beside patches(bias={bias})'
-  if values.get('positions.learned.tokens') == 'class':
-    return "learned(tokens='class')"
-  is_rms = values['norm'] == 'rms_norm'
-  if values['pool'] == 'map' and is_rms:
-    return "attention pooling beside norm='rms_norm'"
-  missing = {
-    'block.layer_scale': values['block.layer_scale'] is not None,
-    'attention.qk_norm': values['attention.qk_norm'],
-    'norm': is_rms,
-    'attention': values['attention'] == 'grouped',
-  }
-  path = next((x for x, is_there in missing.items() if is_there), None)
-  if values['block'] == 'block' or path is None:
-    return None
-  return f"{show(path, values[path], values)} beside block='post_norm'"
-
-
-def header(values: Values) -> dict[str, Any]:
-  """Returns what timm's config.json says of the architecture."""
-  name = 'eva02_base_patch14_224'
-  if values['norm'] == 'rms_norm':
-    name = 'vit_base_patch16_sapiens2'
-  elif values['pre_norm'] and values.get(f'{_ROPE}.grid'):
-    name = 'vit_pe_core_base_patch16_224'
-  elif values.get(f'{_ROPE}.kind') == 'dinov3':
-    name = 'vit_base_patch16_dinov3'
-  return timm_vit.named(values, name)
-
-
-EVA = Format(
+# What timm's class has no place for, though its arrays have.
+lacks = tables.chosen("""
+pre_norm&patches.bias             pre_norm=True beside patches(bias=True)
+!pre_norm&!patches.bias           pre_norm=False beside patches(bias=False)
+positions.learned.tokens=class    learned(tokens='class')
+pool=map&norm=rms_norm            attention pooling beside norm='rms_norm'
+!block=block&block.layer_scale
+  post_norm(layer_scale={block.layer_scale})
+!block=block&attention.qk_norm
+  attention(qk_norm=True) beside block='post_norm'
+!block=block&norm=rms_norm        norm='rms_norm' beside block='post_norm'
+!block=block&attention=grouped    attention='grouped' beside block='post_norm'
+""")
+architecture = tables.chosen("""
+norm=rms_norm                     vit_base_patch16_sapiens2
+pre_norm&positions.rope.grid      vit_pe_core_base_patch16_224
+positions.rope.kind=dinov3        vit_base_patch16_dinov3
+-                                 eva02_base_patch14_224
+""")
+EVA = dataclasses.replace(
+  timm_vit.PLAIN,
   title="timm's Eva",
-  family=vit.ViT,
   arrays=ARRAYS,
   fields=FIELDS,
   matches=matches,
-  image_size=timm_vit.image_size,
-  channels=timm_vit.channels,
-  preprocess=timm_vit.preprocess,
-  resize=timm_vit.resize,
-  scope='model_args',
   known={
-    **timm_names.IGNORED,
+    **timm_vit.PLAIN.known,
     **dict.fromkeys(
       'rope_jitter_coords rope_rescale_coords rope_shift_coords'
       ' swiglu_align_to'.split()
     ),
     'attn_head_dim': typed.one_of(None),
-    'norm_layer': timm_names.LAYER_NORM,
   },
-  header=header,
+  header=timm_vit.named(architecture),
   lacks=lacks,
 )

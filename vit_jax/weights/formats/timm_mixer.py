@@ -1,20 +1,14 @@
 """timm's MlpMixer."""
 
-from typing import Any
-
 from vit_jax.config import UserError
 from vit_jax.models import mixer
 from vit_jax.models.zoo import mixer as named
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import count
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -30,7 +24,7 @@ blocks_#/channel_mlp/down  blocks.#.mlp_channels.fc2  dense*
 norm                       norm                       norm*
 head                       head                       dense*
 """)
-A, B, _STEM = 'model_args.', 'blocks.#.', 'stem.proj.weight'
+B, _STEM = 'blocks.#.', 'stem.proj.weight'
 
 
 def tokens_mlp_dim(file: Seen) -> int:
@@ -39,7 +33,7 @@ def tokens_mlp_dim(file: Seen) -> int:
   Raises:
     UserError: It is gated.
   """
-  hidden = file.shapes.get('blocks.{}.mlp_tokens.fc1.weight', 2)[0]
+  hidden = file.shape('blocks.#.mlp_tokens.fc1.weight', 2)[0]
   if file.size(B + 'mlp_tokens.fc2.weight', 1) != hidden:
     raise UserError(
       'it has gated MLPs, as in timm with mlp_layer=GluMlp: those of a Mixer'
@@ -48,23 +42,22 @@ def tokens_mlp_dim(file: Seen) -> int:
   return hidden
 
 
-FIELDS = (
-  shape('hidden_size', _STEM, 0, axes=4),
-  shape('patch_size', _STEM, (2, 3)),
-  seen('block.tokens_mlp_dim', tokens_mlp_dim),
-  shape('mlp_dim', B + 'mlp_channels.fc1.weight', 0, axes=2),
-  count('depth', B),
-  shape('num_classes', 'head.weight', 0),
-  always('mlp.gelu', 'exact', is_noted=True),
-  always('layer_norm_epsilon', 1e-6, is_noted=True),
-  told(A + 'img_size', lambda values: list(values['image_size'])),
-  told(A + 'in_chans', lambda values: values['image_channels']),
+FIELDS = fields.table(
+  """
+hidden_size           stem.proj.weight[0]  -  axes=4
+patch_size            stem.proj.weight[2,3]
+block.tokens_mlp_dim  tokens_mlp_dim()
+mlp_dim               blocks.#.mlp_channels.fc1.weight[0]  -  axes=2
+depth                 blocks.#.[#]
+num_classes           head.weight[0]
+mlp.gelu              =exact  -  noted
+layer_norm_epsilon    =1e-6   -  noted
+>                     .img_size  image_size
+>                     .in_chans  image_channels
+""",
+  tokens_mlp_dim,
+  below='model_args',
 )
-
-
-def matches(file: Seen) -> bool:
-  """Whether a file has this class."""
-  return file.has(_STEM) or file.has(B + 'mlp_tokens.')
 
 
 def image_size(file: Seen) -> Size:
@@ -84,22 +77,12 @@ def _name(values: Values) -> str | None:
   return None
 
 
-def header(values: Values) -> dict[str, Any]:
-  """Returns what timm's config.json says of the architecture."""
-  return {
-    'architecture': _name(values) or 'mixer_b16_224',
-    'num_features': values['hidden_size'],
-    'global_pool': 'avg',
-    'pretrained_cfg': {'first_conv': 'stem.proj', 'classifier': 'head'},
-  }
-
-
 MIXER = Format(
   title="timm's MlpMixer",
   family=mixer.Mixer,
   arrays=ARRAYS,
   fields=FIELDS,
-  matches=matches,
+  matches=lambda file: file.has(f'{_STEM}|{B}mlp_tokens.'),
   image_size=image_size,
   channels=lambda file: file.size(_STEM, 1),
   preprocess=timm_names.preprocess,
@@ -112,6 +95,9 @@ MIXER = Format(
     'global_pool': typed.one_of('avg'),
     'norm_layer': timm_names.LAYER_NORM,
   },
-  header=header,
+  header=lambda values: {
+    'architecture': _name(values) or 'mixer_b16_224',
+    'global_pool': 'avg',
+  },
   obstacle=lambda values: None if _name(values) else 'a Mixer of this size',
 )

@@ -12,23 +12,15 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.models import vit
 from vit_jax.models.parts import positions
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import changed
-from vit_jax.weights.formats.fields import Entry
-from vit_jax.weights.formats.fields import has
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -145,15 +137,8 @@ def image_size(file: Seen) -> Size:
   return sides[0] * patch[0], sides[1] * patch[1]
 
 
-def _kind(values: Values) -> str:
-  """Returns timm's `pos_embed`."""
-  kinds = ('learned', 'factorized')
-  there = (x for x in kinds if values.get(f'positions.{x}'))
-  return next(there, 'none')
-
-
-def _resizing(index: int) -> Callable[[Values], Any]:
-  """Returns a function that writes a word of how positions are resized."""
+def _word(index: int) -> Callable[[Values], Any]:
+  """Returns what writes a word of how positions are resized."""
 
   def write(values: Values) -> Any:
     name = values.get('positions.learned.resize', 'bicubic')
@@ -162,44 +147,44 @@ def _resizing(index: int) -> Callable[[Values], Any]:
   return write
 
 
-def _aspect(ours: str) -> Entry:
-  """Returns the entry of whether positions keep their aspect."""
-  return said(
-    f'{ours}.keep_aspect',
-    A + 'pos_embed_ar_preserving',
-    keeps_aspect,
-    kind=typed.TRUTH,
-    write=lambda values: values.get(f'{ours}.keep_aspect'),
-  )
+def grid_word(values: Values) -> list[int]:
+  """Returns timm's `pos_embed_grid_size`."""
+  sides = zip(values['image_size'], values['patch_size'], strict=True)
+  return [n // p for n, p in sides]
 
 
-FIELDS = (
-  *changed(
-    timm_vit.PLAIN,
-    shape('hidden_size', _SIGN, 0, A + 'embed_dim'),
-    seen('patch_size', patch_size, A + 'patch_size', write=timm_vit.patch_size),
-    has('class_token', 'embeds.cls_token', A + 'class_token'),
-    shape('registers', 'embeds.reg_token', 1, A + 'reg_tokens'),
-    seen('positions.learned', lambda file: bool(file.shape(_POSITIONS))),
-    always('positions.learned.tokens', 'patches'),
-    seen('positions.learned.resize', resize),
-    _aspect('positions.learned'),
-    seen('positions.learned.grid', learned_grid),
-    has('positions.factorized', _ROWS),
-    _aspect('positions.factorized'),
-    seen('positions.factorized.grid', grid),
-    told(A + 'pos_embed', _kind),
-    *(told(f'{A}pos_embed_{key}', _resizing(i)) for i, key in enumerate(_KEYS)),
-    told(
-      A + 'pos_embed_grid_size',
-      lambda values: [
-        n // p
-        for n, p in zip(values['image_size'], values['patch_size'], strict=True)
-      ],
-    ),
-  ),
-  *timm_vit.POOL,
-  shape('num_classes', 'head.weight', 0),
+FIELDS = fields.table(
+  f"""
+hidden_size         {_SIGN}[0]        .embed_dim
+patch_size          patch_size()      .patch_size  square
+class_token         embeds.cls_token? .class_token
+registers           embeds.reg_token[1]  .reg_tokens
+positions.learned   has_grid()
+positions.learned.tokens  =patches
+positions.learned.resize  resize()
+positions.learned.keep_aspect  -      .pos_embed_ar_preserving  TRUTH
+                    default=keeps_aspect()
+positions.learned.grid  learned_grid()
+positions.factorized  {_ROWS}?
+positions.factorized.keep_aspect  -   .pos_embed_ar_preserving  TRUTH
+                    default=keeps_aspect()
+positions.factorized.grid  grid()
+>                   .pos_embed        kind()
+>                   .pos_embed_interp_mode     interp_mode()
+>                   .pos_embed_antialias       antialias()
+>                   .pos_embed_align_corners   align_corners()
+>                   .pos_embed_grid_size       grid_word()
+""",
+  *(patch_size, resize, keeps_aspect, learned_grid, grid, grid_word),
+  changes=timm_vit.PLAIN_FIELDS,
+  below='model_args',
+  has_grid=lambda file: bool(file.shape(_POSITIONS)),
+  kind=tables.chosen("""
+positions.learned     learned
+positions.factorized  factorized
+-                     none
+"""),
+  **{name: _word(i) for i, name in enumerate(_KEYS)},
 )
 
 
@@ -221,32 +206,29 @@ class NaFlex(Format):
     return [*positions, *super().rules(values)]
 
 
-def header(values: Values) -> dict[str, Any]:
-  """Returns what timm's config.json says of the architecture."""
-  pool = 'map' if values['pool'] == 'map' else 'gap'
-  name = f'naflexvit_base_patch16_{pool}'
-  return timm_vit.named(values, name, first='embeds.proj')
-
-
 NAFLEX = NaFlex(
-  title="timm's NaFlexViT",
-  family=vit.ViT,
-  arrays=ARRAYS,
-  fields=FIELDS,
-  matches=lambda file: file.has(_SIGN),
-  image_size=image_size,
-  channels=_channels,
-  preprocess=timm_vit.preprocess,
-  resize=lambda file: _RESIZES[resize(file)][3],
-  scope='model_args',
-  known={
-    **timm_names.IGNORED,
-    'embed_proj_type': typed.one_of('linear'),
-    'enable_patch_interpolator': None,
-    'norm_layer': timm_names.LAYER_NORM,
-    'patchify_channels_last': typed.one_of(True),
-    'pos_embed': typed.one_of('learned', 'factorized', 'none'),
-    'pos_embed_use_grid_sample': typed.one_of(False),
-  },
-  header=header,
+  **{
+    **vars(timm_vit.PLAIN),
+    'title': "timm's NaFlexViT",
+    'arrays': ARRAYS,
+    'fields': FIELDS,
+    'matches': lambda file: file.has(_SIGN),
+    'image_size': image_size,
+    'channels': _channels,
+    'resize': lambda file: _RESIZES[resize(file)][3],
+    'known': {
+      **timm_vit.PLAIN.known,
+      'embed_proj_type': typed.one_of('linear'),
+      'enable_patch_interpolator': None,
+      'patchify_channels_last': typed.one_of(True),
+      'pos_embed': typed.one_of('learned', 'factorized', 'none'),
+      'pos_embed_use_grid_sample': typed.one_of(False),
+    },
+    'header': timm_vit.named(
+      tables.chosen("""
+pool=map  naflexvit_base_patch16_map
+-         naflexvit_base_patch16_gap
+""")
+    ),
+  }
 )

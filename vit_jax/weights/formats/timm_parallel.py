@@ -160,21 +160,3 @@ def _timms(values: Mapping[str, Any], name: str) -> str:
     if tail.startswith(ours) and not is_joint:
       return f'{block}{theirs.format(branch)}{tail.removeprefix(ours)}'
   return name
-
-
-def lacks(values: Mapping[str, Any]) -> str | None:
-  """Returns what these blocks have no place for, though their arrays have."""
-  wrong = {
-    f'mlp={values["mlp"]!r}': values['mlp'] != 'mlp',
-    'mlp(hidden_norm=True)': values['mlp.hidden_norm'],
-    'attention(out_norm=True)': values['attention.out_norm'],
-    'outputs without biases': (
-      not values['mlp.bias'] or not values['attention.out_bias']
-    ),
-    'distillation_token=True': values['distillation_token'],
-    f'patches={values["patches"]!r}': values['patches'] != 'patches',
-  }
-  reason = next((x for x, is_so in wrong.items() if is_so), None)
-  if not is_joint(values) or reason is None:
-    return None
-  return f'{reason} beside block={values["block"]!r}'

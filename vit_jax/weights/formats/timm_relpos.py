@@ -5,25 +5,17 @@ whether the norms of a layer follow attention and MLP: that comes from the name
 in config.json, or from the caller.
 """
 
+import dataclasses
 import re
-from typing import Any
 
-from vit_jax.models import vit
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import changed
-from vit_jax.weights.formats.fields import has
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
-from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
-from vit_jax.weights.formats.format import Values
 
 _SHARED, _LAYERS = 'shared_rel_pos.mlp', 'blocks.#.attn.rel_pos.mlp'
 _OURS = 'blocks_#/attention/relative_mlp'
@@ -34,40 +26,32 @@ relative_mlp/down  {_SHARED}.fc2  dense*
 {_OURS}/down       {_LAYERS}.fc2  dense*
 {timm_vit.LAYERS}
 """)
-A = timm_vit.A
-
-
-def _last(file: Seen) -> tuple[int, ...]:
-  """Returns the shape of an MLP's last kernel, [H, hidden], or ()."""
-  last = '.fc2.weight'
-  return file.shape(_SHARED + last) or file.shape(_LAYERS + last)
+# Of an MLP, [H, hidden].
+_LAST = f'{_SHARED}.fc2.weight|{_LAYERS}.fc2.weight'
 
 
 def block(file: Seen) -> str:
-  """Returns which layers a name stands for, unless the caller says it."""
-  asked: str | None = file.hints.values.get('block')
-  if asked in ('block', 'post_norm'):
-    return asked
+  """Returns the block that an architecture's name stands for."""
   name = timm_names.architecture(file.config)
   return 'post_norm' if re.match(r'vit_\w+_rpn_', name) else 'block'
 
 
-_OPTION = 'positions.relative_mlp_bias'
-FIELDS = (
-  *changed(
-    timm_vit.PLAIN,
-    always('mlp.gelu', 'exact'),
-    seen('num_heads', lambda file: _last(file)[0], A + 'num_heads'),
-    always('last_norm', True),
-    without='registers positions.learned positions.learned.tokens',
-  ),
-  seen('block', block),
-  always(_OPTION, True),
-  seen(f'{_OPTION}.hidden_dim', lambda file: _last(file)[1], A + 'rel_pos_dim'),
-  has(f'{_OPTION}.shared', _SHARED, A + 'shared_rel_pos'),
-  told(A + 'rel_pos_type', lambda values: 'mlp'),
-  *timm_vit.TOKEN_OR_MEAN,
-  shape('num_classes', 'head.weight', 0),
+FIELDS = fields.table(
+  f"""
+mlp.gelu      =exact
+num_heads     {_LAST}[0]    .num_heads
+last_norm     =True
+block         =block()
+positions.relative_mlp_bias             =True
+positions.relative_mlp_bias.hidden_dim  {_LAST}[1]   .rel_pos_dim
+positions.relative_mlp_bias.shared      {_SHARED}?   .shared_rel_pos
+>             .rel_pos_type  rel_pos_type()
+-  registers positions.learned positions.learned.tokens
+""",
+  block,
+  changes=timm_vit.TOKEN_OR_MEAN,
+  below='model_args',
+  rel_pos_type=lambda values: 'mlp',
 )
 
 
@@ -77,39 +61,25 @@ def image_size(file: Seen) -> Size:
   return base.image_size(None, patch, file.hints, default)
 
 
-def lacks(values: Values) -> str | None:
-  """Returns what timm's class has no place for, though its arrays have."""
-  is_after = values['block'] == 'post_norm'
-  return (
-    'post_norm(layer_scale)'
-    if is_after and values['block.layer_scale']
-    else None
-  )
-
-
-def header(values: Values) -> dict[str, Any]:
-  """Returns what timm's config.json says of the architecture."""
-  after = 'rpn_' if values['block'] == 'post_norm' else ''
-  return timm_vit.named(values, f'vit_relpos_base_patch16_{after}224')
-
-
-RELPOS = Format(
+RELPOS = dataclasses.replace(
+  timm_vit.PLAIN,
   title="timm's VisionTransformerRelPos",
-  family=vit.ViT,
   arrays=ARRAYS,
   fields=FIELDS,
-  matches=lambda file: bool(_last(file)),
+  matches=lambda file: file.has(_LAST),
   image_size=image_size,
-  channels=timm_vit.channels,
-  preprocess=timm_vit.preprocess,
-  resize=timm_vit.resize,
-  scope='model_args',
   known={
-    **timm_names.IGNORED,
+    **timm_vit.PLAIN.known,
     'act_layer': typed.one_of('gelu'),
-    'norm_layer': timm_names.LAYER_NORM,
     'rel_pos_type': typed.one_of('mlp'),
   },
-  header=header,
-  lacks=lacks,
+  header=timm_vit.named(
+    tables.chosen("""
+block=post_norm  vit_relpos_base_patch16_rpn_224
+-                vit_relpos_base_patch16_224
+""")
+  ),
+  lacks=tables.chosen("""
+block=post_norm&block.layer_scale  post_norm(layer_scale)
+"""),
 )

@@ -3,7 +3,7 @@
 Its layers may have their parts beside each other (`timm_parallel`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 import dataclasses
 import re
 from typing import Any
@@ -11,27 +11,18 @@ from typing import Any
 from absl import logging
 
 from vit_jax.models import vit
-from vit_jax.models.zoo import vit as named_sizes
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import moco
 from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_parallel
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import changed
-from vit_jax.weights.formats.fields import check_gate
-from vit_jax.weights.formats.fields import count
-from vit_jax.weights.formats.fields import has
 from vit_jax.weights.formats.fields import NULL
-from vit_jax.weights.formats.fields import said
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import seen
-from vit_jax.weights.formats.fields import shape
-from vit_jax.weights.formats.fields import told
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -109,18 +100,16 @@ head_distillation     head_dist                 dense*
   *tables.below(_STEM, '', f'{_BACKBONE}.'),
   *tables.below(UNITS, 'stem/', f'{_BACKBONE}.'),
 ]
-_BRANCH = 'branch_{}'
-_PATCH_BIAS = 'patch_embed.proj.bias'
 _BRANCHES = [
   dataclasses.replace(
     x,
-    ours=x.ours.replace('blocks_{}', f'blocks_{{}}/{_BRANCH}'),
+    ours=x.ours.replace('blocks_#', 'blocks_#/branch_#'),
     theirs=tuple(
-      name.replace('blocks.{}', f'blocks.{{}}.{_BRANCH}') for name in x.theirs
+      name.replace('blocks.#', 'blocks.#.branch_#') for name in x.theirs
     ),
   )
   for x in _VIT
-  if x.ours.startswith('blocks_{}/')
+  if x.ours.startswith('blocks_#/')
 ]
 ARRAYS = [*_VIT, *_BRANCHES]
 
@@ -142,14 +131,6 @@ def mlp(file: Seen) -> str:
   hidden = file.size(B + 'mlp.fc2.weight', 1)
   is_wide = file.size(B + 'mlp.fc1.weight', 0) == 2 * hidden
   return 'swiglu' if is_wide or file.has(B + 'mlp.fc1_g.weight') else 'mlp'
-
-
-def norm(file: Seen) -> str | None:
-  """Returns which norm the layers have; None: the config tells."""
-  if file.config.get(A + 'norm_layer', typed.TEXT):
-    return None
-  firsts = 'blocks.0.norm1.bias', 'blocks.0.in_norm.bias'
-  return 'layer_norm' if any(map(file.has, firsts)) else 'rms_norm'
 
 
 def pool(file: Seen) -> str:
@@ -224,14 +205,14 @@ def heads(file: Seen) -> int:
     configured = moco.HEADS.get(hidden)
   if not configured and (channels := file.size(B + 'attn.q_norm.weight', 0)):
     configured = hidden // channels
-  configured = configured or timm_clip.heads(file.shapes)
+  configured = configured or timm_clip.heads(file)
   return base.num_heads(file.values, configured)
 
 
 def gelu(file: Seen) -> str:
   """Returns the GELU that the architecture's name stands for."""
   is_said = timm_names.architecture(file.config) or file.hints.stored_size
-  if not is_said and (file.has('norm_pre.') or timm_clip.is_tower(file.shapes)):
+  if not is_said and (file.has('norm_pre.') or timm_clip.is_tower(file)):
     logging.warning(
       'warning: no file says which GELU it has; assumed: the exact one; for a'
       ' model of OpenAI give mlp="mlp(gelu=\'sigmoid\')" (on the command line'
@@ -240,18 +221,11 @@ def gelu(file: Seen) -> str:
   return timm_names.gelu(timm_names.architecture(file.config))
 
 
-def block(file: Seen) -> str:
-  """Returns which layers it has."""
-  if file.has(B + 'in_norm.'):
-    return 'parallel'
-  return 'branches' if file.has(f'{B}branch_#.') else 'block'
-
-
 def stages(file: Seen) -> tuple[int, ...] | None:
   """Returns the units in each stage of the ResNet; None: there is none."""
   if not file.has(f'{_BACKBONE}.'):
     return None
-  units = file.shapes.stages(_BACKBONE + '.stages.{}.blocks.{}.', first=0)
+  units = file.stages(_BACKBONE + '.stages.#.blocks.#.', first=0)
   if file.hints.stored_size is None:  # otherwise our export wrote the file
     logging.warning(
       'warning: its ResNet is computed with the epsilons of the code that'
@@ -261,24 +235,15 @@ def stages(file: Seen) -> tuple[int, ...] | None:
   return units
 
 
-def width(file: Seen) -> int | None:
-  """Returns the channels of the ResNet's stem."""
-  return file.size(f'{_stem(file)}.weight', 0) or None
-
-
-def _stem(file: Seen) -> str:
-  """Returns the name of the ResNet's first layer."""
-  has_stages = bool(file.values.get('patches.stages'))
-  return f'{_BACKBONE}.{"stem." if has_stages else ""}conv'
-
-
 def epsilon(file: Seen) -> float:
   """Returns the epsilon of norms that a file's kind of model has."""
   if file.values['block'] != 'block':
     return 1e-6
   # open_clip's own towers have no bias of patches; there are those of timm.
-  is_own = timm_clip.is_tower(file.shapes)
-  if file.has('norm_pre.') or (is_own and not file.has(_PATCH_BIAS)):
+  is_own = timm_clip.is_tower(file)
+  if file.has('norm_pre.') or (
+    is_own and not file.has('patch_embed.proj.bias')
+  ):
     return 1e-5
   is_aim = re.match('aimv2_|beit3_', timm_names.architecture(file.config))
   return 1e-5 if is_aim or file.has('patch_embed.norm.') else 1e-6
@@ -307,135 +272,16 @@ def norm_word(values: Values) -> str | None:
   return None if values['patches'] == 'normed' else 'rmsnorm'
 
 
-def patch_size(values: Values) -> int | list[int]:
-  """Returns timm's `patch_size`: one number for both sides if they agree."""
-  height, width = values['patch_size']
-  return height if height == width else [height, width]
+def has_mask_token(file: Seen) -> bool:
+  """Whether there is a mask token of the trunk: MAE has one of its decoder."""
+  width = file.size('mask_token', -1)
+  has_decoder = file.has('decoder_embed.weight')
+  return width == file.values['hidden_size'] and not has_decoder
 
 
-SIZES = (
-  shape('hidden_size', 'patch_embed.proj.weight', 0, A + 'embed_dim', axes=4),
-  shape(
-    'patch_size',
-    'patch_embed.proj.weight',
-    (2, 3),
-    A + 'patch_size',
-    write=patch_size,
-  ),
-  shape('mlp_dim', B + 'mlp.fc2.weight', 1, axes=2),
-  told(A + 'mlp_ratio', mlp_ratio),
-  count('depth', B, A + 'depth'),
-  told(A + 'img_size', lambda values: list(values['image_size'])),
-  told(A + 'in_chans', lambda values: values['image_channels']),
-)
-FIELDS = (
-  *SIZES,
-  seen('block', block),
-  seen('block.count', lambda file: file.count(f'blocks.0.{_BRANCH}.') or None),
-  seen('mlp', mlp),
-  has('mlp.hidden_norm', B + 'mlp.norm.', A + 'scale_mlp_norm'),
-  said(
-    'mlp.gelu', A + 'act_layer', gelu, GELUS, check=check_gate(A + 'act_layer')
-  ),
-  has('mlp.bias', B + 'mlp.fc2.bias'),
-  has(
-    'attention',
-    B + 'attn.lambda_q1',
-    A + 'attn_layer',
-    yes='differential',
-    no='attention',
-    words={'attn': 'attention', 'diff': 'differential'},
-    default='attention',
-  ),
-  has(
-    'attention.qkv_bias', B + 'attn.qkv.bias', A + 'qkv_bias', is_stated=True
-  ),
-  has(
-    'attention.out_bias', B + 'attn.proj.bias', A + 'proj_bias', default=True
-  ),
-  has('attention.qk_norm', B + 'attn.q_norm.', A + 'qk_norm', is_stated=True),
-  has('attention.out_norm', B + 'attn.norm.', A + 'scale_attn_norm'),
-  said('num_heads', A + 'num_heads', heads, kind=typed.COUNT, is_stated=True),
-  has('block.layer_scale', B + 'ls1.gamma', yes=1e-5, no=None),
-  told(A + 'init_values', init_values),
-  seen(
-    'norm',
-    norm,
-    A + 'norm_layer',
-    words=NORMS,
-    default='layer_norm',
-    write=norm_word,
-    is_stated=True,
-  ),
-  said(
-    'layer_norm_epsilon',
-    'norm_kwargs.eps',  # open_clip's: timm's classes have one each
-    epsilon,
-    kind=typed.POSITIVE,
-    write=lambda values: None,
-    is_noted=True,
-  ),
-  has('class_token', 'cls_token', A + 'class_token', is_stated=True),
-  has('distillation_token', 'dist_token'),
-  shape('registers', 'reg_token', 1, A + 'reg_tokens', is_stated=True),
-  seen(
-    'mask_token',
-    lambda file: (
-      file.size('mask_token', -1) == file.values['hidden_size']
-      and not file.has('decoder_embed.weight')
-    ),
-    is_read_only=True,
-  ),
-  seen(
-    'patches',
-    lambda file: (
-      'normed'
-      if file.has('patch_embed.norm.')
-      else 'hybrid'
-      if file.has(f'{_BACKBONE}.')
-      else 'patches'
-    ),
-  ),
-  seen('patches.stages', stages),
-  seen('patches.width', width),
-  has('patches.bias', _PATCH_BIAS),
-  has('pre_norm', 'norm_pre.', A + 'pre_norm'),
-  seen(
-    'last_norm',
-    lambda file: file.has('norm.weight') or file.has('fc_norm.weight'),
-    A + 'final_norm',
-    default=True,
-  ),
-  has(
-    'positions.learned',
-    'pos_embed',
-    A + 'pos_embed',
-    words={'none': False, '': False, 'learn': True},
-    default=True,
-  ),
-  seen('positions.learned.tokens', positioned),
-  told(
-    A + 'no_embed_class',
-    lambda values: values.get('positions.learned.tokens') == 'patches',
-  ),
-)
-
-
-# Of timm's other classes: their layers have fewer options.
-PLAIN = changed(
-  FIELDS,
-  always('mlp.bias', True),
-  always('attention.out_bias', True),
-  always('norm', 'layer_norm'),
-  always('layer_norm_epsilon', 1e-6, is_noted=True),
-  always('patches', 'patches'),
-  always('patches.bias', True),
-  without=(
-    'block block.count mlp mlp.hidden_norm attention attention.out_norm'
-    ' distillation_token patches.stages patches.width pre_norm'
-    f' {A}no_embed_class'
-  ),
-)
+def no_embed_class(values: Values) -> bool:
+  """Returns timm's `no_embed_class`."""
+  return values.get('positions.learned.tokens') == 'patches'
 
 
 def pooled_prefix(file: Seen) -> bool:
@@ -449,169 +295,185 @@ def pool_width(file: Seen) -> int | None:
   return None if hidden == file.values['mlp_dim'] else hidden or None
 
 
+def pool_word(values: Values) -> str | None:
+  """Returns timm's word for a pool."""
+  words = {ours: word for word, ours in POOLS.items()}
+  return words.get(values['pool'])
+
+
+def fc_norm(values: Values) -> bool:
+  """Returns timm's `fc_norm`."""
+  return bool(values.get('pool.norm_after'))
+
+
 def num_classes(file: Seen) -> int:
   """Returns the size of the head's output."""
   is_probe = file.values['head.norm'] == 'batch'
   return file.size(f'head{".1" * is_probe}.weight', 0)
 
 
-POOL = (
-  seen('pool', pool, A + 'global_pool', words=POOLS, is_stated=True),
-  told('global_pool', lambda values: _word(values['pool'])),
-  has(
-    'pool.norm_after',
-    'fc_norm.weight',
-    A + 'fc_norm',
-    write=lambda values: bool(values.get('pool.norm_after')),
-    is_stated=True,
-  ),
-  said('pool.prefix', A + 'pool_include_prefix', pooled_prefix),
-  always('pool.query', True),
-  always('pool.bias', True),
-  seen('pool.mlp_dim', pool_width),
-  seen('pool.gelu', lambda file: file.values['mlp.gelu']),
+def has_two_heads(file: Seen) -> bool:
+  """Whether a distillation token, if there is one, has a head."""
+  is_alone = file.has('dist_token') and file.has('head.weight')
+  return file.has('head_dist.weight') or not is_alone
+
+
+FIELDS = fields.table(
+  f"""
+hidden_size          patch_embed.proj.weight[0]    .embed_dim   axes=4
+patch_size           patch_embed.proj.weight[2,3]  .patch_size  square
+mlp_dim              blocks.#.mlp.fc2.weight[1]    -  axes=2
+>                    .mlp_ratio  mlp_ratio()
+depth                blocks.#.[#]                  .depth
+>                    .img_size   image_size
+>                    .in_chans   image_channels
+block                {B}in_norm.?parallel:{B}branch_#.?branches:block
+block.count          blocks.0.branch_#.[#]         -  else=None
+mlp                  mlp()
+mlp.hidden_norm      blocks.#.mlp.norm.?           .scale_mlp_norm
+mlp.gelu             -  .act_layer  GELUS default=gelu() check=gate()
+mlp.bias             blocks.#.mlp.fc2.bias?
+attention            blocks.#.attn.lambda_q1?differential:attention  .attn_layer
+                     attn:attention,diff:differential default=attention
+attention.qkv_bias   blocks.#.attn.qkv.bias?       .qkv_bias!
+attention.out_bias   blocks.#.attn.proj.bias?      .proj_bias   default=True
+attention.qk_norm    blocks.#.attn.q_norm.?        .qk_norm!
+attention.out_norm   blocks.#.attn.norm.?          .scale_attn_norm
+num_heads            -  .num_heads!  COUNT default=heads()
+block.layer_scale    blocks.#.ls1.gamma?1e-5:None
+>                    .init_values  init_values()
+norm                 blocks.0.{{norm1,in_norm}}.bias?layer_norm:rms_norm
+                     .norm_layer!  NORMS default=layer_norm write=norm_word()
+layer_norm_epsilon   -  norm_kwargs.eps?  POSITIVE default=epsilon() noted
+class_token          cls_token?                    .class_token!
+distillation_token   dist_token?
+registers            reg_token[1]                  .reg_tokens!
+mask_token           has_mask_token()              -  read_only
+patches              patch_embed.norm.?normed:{_BACKBONE}.?hybrid:patches
+patches.stages       stages()
+patches.width        {_BACKBONE}.{{stem.conv,conv}}.weight[0]  -  else=None
+patches.bias         patch_embed.proj.bias?
+pre_norm             norm_pre.?                    .pre_norm
+last_norm            {{norm,fc_norm}}.weight?      .final_norm  default=True
+positions.learned    pos_embed?  .pos_embed
+                     none:False,:False,learn:True  default=True
+positions.learned.tokens  positioned()
+>                    .no_embed_class  no_embed_class()
+pool                 pool()                        .global_pool!  POOLS
+>                    global_pool  pool_word()
+pool.norm_after      fc_norm.weight?               .fc_norm!  write=fc_norm()
+pool.prefix          -  .pool_include_prefix  default=pooled_prefix()
+pool.query           =True
+pool.bias            =True
+pool.mlp_dim         pool_width()
+pool.gelu            @mlp.gelu
+head.norm            head.0.running_mean?batch:none
+num_classes          num_classes()
+head.pre_logits      pre_logits.fc.weight[0]
+head.distillation    has_two_heads()
+""",
+  *(mlp_ratio, mlp, gelu, heads, init_values, norm_word, epsilon),
+  *(has_mask_token, stages, positioned, no_embed_class, pool, pool_word),
+  *(fc_norm, pooled_prefix, pool_width, num_classes, has_two_heads),
+  below='model_args',
+  gate=fields.check_gate(A + 'act_layer'),
+  GELUS=GELUS,
+  NORMS=NORMS,
+  POOLS=POOLS,
 )
-# Of classes without attention pooling.
-TOKEN_OR_MEAN = changed(
-  POOL,
-  seen(
-    'pool',
-    pool,
-    A + 'global_pool',
-    words={'token': 'token', 'avg': 'mean'},
-    is_stated=True,
-  ),
-  without='pool.prefix pool.query pool.bias pool.mlp_dim pool.gelu',
+# Of timm's other classes: their layers have fewer options.
+PLAIN_FIELDS = fields.table(
+  """
+mlp.bias            =True
+attention.out_bias  =True
+norm                =layer_norm
+layer_norm_epsilon  =1e-6  -  noted
+patches             =patches
+patches.bias        =True
+num_classes         head.weight[0]
+-  block block.count mlp mlp.hidden_norm attention attention.out_norm
+   distillation_token patches.stages patches.width pre_norm .no_embed_class
+   head.norm head.pre_logits head.distillation
+""",
+  changes=FIELDS,
+  below='model_args',
 )
-HEAD = (
-  has('head.norm', 'head.0.running_mean', yes='batch', no='none'),
-  seen('num_classes', num_classes),
-  shape('head.pre_logits', 'pre_logits.fc.weight', 0),
-  seen(
-    'head.distillation',
-    lambda file: (
-      file.has('head_dist.weight')
-      or not (file.has('dist_token') and file.has('head.weight'))
-    ),
-  ),
-)
-
-
-def _word(pool_name: str) -> str | None:
-  """Returns timm's word for a pool."""
-  return next((x for x, name in POOLS.items() if name == pool_name), None)
-
-
-def is_of_size(values: Values, size: str) -> bool:
-  """Whether a model has one of the paper's sizes."""
-  return all(values[key] == x for key, x in named_sizes.SIZES[size].items())
-
-
-# timm's names of the paper's sizes.
-SIZE_NAMES = {
-  'Ti': 'tiny',
-  'S': 'small',
-  'B': 'base',
-  'L': 'large',
-  'H': 'huge',
-  'g': 'giant',
-}
-_HYBRIDS: Mapping[tuple[int, ...], str] = {
-  (): 'vit_tiny_r_s16_p8_224',
-  (2, 2, 2, 2): 'vit_small_r26_s32_224',
-  (3, 4, 9): 'vit_base_r50_s16_224',
-  (3, 4, 6, 3): 'vit_large_r50_s32_224',
-}
-_JOINT = 'dpwee_patch16_reg1_gap_256'
-_PATCHES = (
-  ('Ti', 16),
-  ('S', 16),
-  ('S', 32),
-  ('B', 8),
-  ('B', 16),
-  ('B', 32),
-  ('L', 16),
-  ('L', 32),
-  ('H', 14),
-  ('g', 14),
+# Of those without attention pooling.
+TOKEN_OR_MEAN = fields.table(
+  """
+pool  pool()  .global_pool!  token:token,avg:mean
+-     pool.prefix pool.query pool.bias pool.mlp_dim pool.gelu
+""",
+  pool,
+  changes=PLAIN_FIELDS,
+  below='model_args',
 )
 
-
-def architecture(values: Values) -> str:
-  """Returns timm's name of the most similar architecture."""
-  if values['patches'] == 'hybrid':
-    return _HYBRIDS.get(values['patches.stages'], _HYBRIDS[3, 4, 9])
-  if values['patches'] == 'normed':
-    return 'aimv2_large_patch14_224'
-  if values['block'] == 'parallel':
-    is_apart = values['attention'] == 'attention'
-    return f'vit_{"base_patch16_xp_224" if is_apart else _JOINT}'
-  if values['block'] == 'branches':
-    return 'vit_base_patch16_18x2_224'
-  if values['mlp'] == 'swiglu':
-    return f'vit_giant_patch14{"_reg4" * bool(values["registers"])}_dinov2'
-  if values['pre_norm']:
-    return 'vit_base_patch16_clip_224'  # of its norm's epsilon
-  if values['distillation_token']:
-    sizes = [x for x in ('Ti', 'S', 'B') if is_of_size(values, x)]
-    return f'deit_{SIZE_NAMES[(*sizes, "B")[0]]}_distilled_patch16_224'
-  for size, patch in _PATCHES:
-    if is_of_size(values, size) and values['patch_size'] == (patch, patch):
-      return f'vit_{SIZE_NAMES[size]}_patch{patch}_224'
-  return 'vit_base_patch16_224'
-
-
-def lacks(values: Values) -> str | None:
-  """Returns what timm's class has no place for, though its arrays have."""
-  norm, mlp, pool = (values[key] for key in ('norm', 'mlp', 'pool'))
-  is_distilled = values['distillation_token']
-  positions = values.get('positions.learned.tokens')
-  bias, pre_norm = values['patches.bias'], values['pre_norm']
-  wrong = {
-    'a norm after the patch embedding, unless as in AIMv2': (
-      values['patches'] == 'normed' and (norm, mlp) != ('rms_norm', 'swiglu')
-    ),
-    f'attention pooling beside norm={norm!r} and mlp={mlp!r}': (
-      pool == 'map' and (norm, mlp) != ('layer_norm', 'mlp')
-    ),
-    'swiglu(hidden_norm=True)': mlp == 'swiglu' and values['mlp.hidden_norm'],
-    'pre_norm=True after a patch embedding with a bias': bias and pre_norm,
-    'patches(bias=False)': not bias and not pre_norm,
-    "learned(tokens='class')": positions == 'class',
-    'a distillation token beside registers, or without a position or a head': (
-      is_distilled
-      and (
-        values['registers']
-        or positions != 'all'
-        or not values['head.distillation']
-      )
-    ),
-    'linear(pre_logits=...) before two heads': (
-      is_distilled and values['head.pre_logits']
-    ),
-  }
-  reason = next((x for x, is_so in wrong.items() if is_so), None)
-  return reason or timm_parallel.lacks(values)
-
-
-def obstacle(values: Values) -> str | None:
-  """Returns the part of a model that no timm name has; None: a name has all."""
-  if values['head.pre_logits']:  # older versions of timm had it
-    return 'a layer before the head'
-  if values.get('block.count', 2) != 2:
-    return f'block(count={values["block.count"]})'
-  if timm_parallel.has_one_output(values) and not values['block.layer_scale']:
-    return 'differential attention beside an MLP, without LayerScale'
-  is_gated = values['mlp'] == 'swiglu'
-  if values['patches'] != 'hybrid':
-    has_both = is_gated and values['distillation_token']
-    return 'a gated MLP with a distillation token' if has_both else None
-  is_known = values['patches.stages'] in _HYBRIDS
-  if not is_known or values['patches.width'] != 64:
-    return 'a ResNet stem of this size'
-  if is_gated or values['distillation_token']:
-    return 'such layers or tokens after a ResNet stem'
-  return None
+architecture = tables.chosen("""
+patches=hybrid&patches.stages=()         vit_tiny_r_s16_p8_224
+patches=hybrid&patches.stages=(2,2,2,2)  vit_small_r26_s32_224
+patches=hybrid&patches.stages=(3,4,6,3)  vit_large_r50_s32_224
+patches=hybrid                           vit_base_r50_s16_224
+patches=normed                           aimv2_large_patch14_224
+block=parallel&attention=attention       vit_base_patch16_xp_224
+block=parallel                           vit_dpwee_patch16_reg1_gap_256
+block=branches                           vit_base_patch16_18x2_224
+mlp=swiglu&registers                     vit_giant_patch14_reg4_dinov2
+mlp=swiglu                               vit_giant_patch14_dinov2
+pre_norm                                 vit_base_patch16_clip_224
+distillation_token&hidden_size=192       deit_tiny_distilled_patch16_224
+distillation_token&hidden_size=384       deit_small_distilled_patch16_224
+distillation_token                       deit_base_distilled_patch16_224
+hidden_size=192                          vit_tiny_patch16_224
+hidden_size=384&patch_size=(32,32)       vit_small_patch32_224
+hidden_size=384                          vit_small_patch16_224
+hidden_size=1024&patch_size=(32,32)      vit_large_patch32_224
+hidden_size=1024                         vit_large_patch16_224
+hidden_size=1280                         vit_huge_patch14_224
+hidden_size=1408                         vit_giant_patch14_224
+patch_size=(8,8)                         vit_base_patch8_224
+patch_size=(32,32)                       vit_base_patch32_224
+-                                        vit_base_patch16_224
+""")
+# What timm's class has no place for, though its arrays have.
+lacks = tables.chosen("""
+patches=normed&!norm=rms_norm|patches=normed&!mlp=swiglu
+  a norm after the patch embedding, unless as in AIMv2
+pool=map&!norm=layer_norm|pool=map&!mlp=mlp
+  attention pooling beside norm={norm} and mlp={mlp}
+mlp=swiglu&mlp.hidden_norm        swiglu(hidden_norm=True)
+pre_norm&patches.bias
+  pre_norm=True after a patch embedding with a bias
+!pre_norm&!patches.bias           patches(bias=False)
+positions.learned.tokens=class    learned(tokens='class')
+distillation_token&registers      registers beside a distillation token
+distillation_token&!positions.learned.tokens=all
+  a distillation token without a position
+distillation_token&!head.distillation  a distillation token without a head
+distillation_token&head.pre_logits     linear(pre_logits=...) before two heads
+!block=block&!mlp=mlp             mlp={mlp} beside block={block}
+!block=block&mlp.hidden_norm      mlp(hidden_norm=True) beside block={block}
+!block=block&attention.out_norm   attention(out_norm=True) beside block={block}
+!block=block&!mlp.bias|!block=block&!attention.out_bias
+  outputs without biases beside block={block}
+!block=block&distillation_token   distillation_token=True beside block={block}
+!block=block&!patches=patches     patches={patches} beside block={block}
+""")
+# What no architecture of timm has, though its class has. A layer before the
+# head was in older versions.
+obstacle = tables.chosen("""
+head.pre_logits                   a layer before the head
+block=branches&!block.count=2     block(count={block.count})
+block=parallel&attention=differential&!block.layer_scale
+  differential attention beside an MLP, without LayerScale
+!patches=hybrid&mlp=swiglu&distillation_token
+  a gated MLP with a distillation token
+patches=hybrid&!patches.width=64  a ResNet stem of this size
+patches=hybrid&!patches.stages=()&!patches.stages=(2,2,2,2)&!patches.stages=(3,4,9)&!patches.stages=(3,4,6,3)
+  a ResNet stem of this size
+patches=hybrid&mlp=swiglu|patches=hybrid&distillation_token
+  such layers or tokens after a ResNet stem
+""")
 
 
 def preprocess(
@@ -627,52 +489,28 @@ def preprocess(
 
 def resize(file: Seen) -> str:
   """Returns how timm, or the authors' code, resizes positions."""
-  own = '' if file.config.content else originals.resize(file.shapes.all)
+  own = '' if file.config.content else originals.resize(file.shapes)
   return own or 'bicubic_antialias'
 
 
-def header(values: Values) -> dict[str, Any]:
-  """Returns what timm's config.json says of the architecture."""
-  first = 'patch_embed.proj'
-  if values['patches'] == 'hybrid':
-    stem = 'stem.' if values['patches.stages'] else ''
-    first = f'{_BACKBONE}.{stem}conv'
-  heads = ['head', 'head_dist'] if values['distillation_token'] else 'head'
-  return named(values, architecture(values), first, heads)
-
-
 def named(
-  values: Values,
-  name: str,
-  first: str = 'patch_embed.proj',
-  heads: str | list[str] = 'head',
-) -> dict[str, Any]:
-  """Returns what timm's config.json says beside `model_args`.
-
-  Args:
-    values: Those of the model.
-    name: timm's name of the architecture.
-    first: Name of the first layer.
-    heads: Name of the head, or of both.
-  """
-  return {
-    'architecture': name,
-    'num_features': values['hidden_size'],
-    'pretrained_cfg': {'first_conv': first, 'classifier': heads},
-  }
+  name: Callable[[Values], str | None],
+) -> Callable[[Values], dict[str, Any]]:
+  """Returns what says an architecture in timm's config.json."""
+  return lambda values: {'architecture': name(values)}
 
 
 def channels(file: Seen) -> int:
   """Returns the number of channels of the images."""
-  first = _stem(file) if file.has(_stem(file)) else 'patch_embed.proj'
-  return file.size(f'{first}.weight', 1)
+  first = f'{_BACKBONE}.{{stem.conv,conv}}.weight|patch_embed.proj.weight'
+  return file.size(first, 1)
 
 
 VIT = Format(
   title="timm's VisionTransformer",
   family=vit.ViT,
   arrays=ARRAYS,
-  fields=(*FIELDS, *POOL, *HEAD),
+  fields=FIELDS,
   matches=lambda file: True,
   image_size=image_size,
   channels=channels,
@@ -684,8 +522,16 @@ VIT = Format(
     'scale_mlp': typed.one_of(False),
     'swiglu_mlp': typed.one_of(False),
   },
-  header=header,
+  header=named(architecture),
   finish=timm_parallel.as_timm,
   lacks=lacks,
   obstacle=obstacle,
+)
+# What timm's other classes with layers of attention share.
+PLAIN = dataclasses.replace(
+  VIT,
+  known={**timm_names.IGNORED, 'norm_layer': timm_names.LAYER_NORM},
+  finish=lambda values, arrays: arrays,
+  lacks=lambda values: None,
+  obstacle=lambda values: None,
 )

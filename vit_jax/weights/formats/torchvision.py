@@ -2,20 +2,16 @@
 
 from collections.abc import Iterable
 import re
-from typing import Any
 
-from vit_jax import data
 from vit_jax import models
 from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import always
-from vit_jax.weights.formats.fields import count
 from vit_jax.weights.formats.fields import Seen
-from vit_jax.weights.formats.fields import shape
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -42,22 +38,20 @@ head                           heads.head                               dense*
 """)
 
 
-def heads(file: Seen) -> int:
-  """Returns the heads of a published ViT of these sizes."""
-  return base.num_heads(file.values)
-
-
-FIELDS = (
-  shape('hidden_size', _PATCH, 0, axes=4),
-  shape('patch_size', _PATCH, (2, 3)),
-  shape('mlp_dim', f'{_LAYER}.mlp.0.weight', 0, axes=2),
-  count('depth', f'{_LAYER}.'),
-  shape('num_classes', 'heads.head.weight', 0),
-  shape('head.pre_logits', 'heads.pre_logits.weight', 0),
-  always('num_heads', heads, is_given=True),
-  always('positions.learned', True),
-  always('mlp.gelu', 'exact', is_noted=True),
-  always('layer_norm_epsilon', 1e-6, is_noted=True),
+FIELDS = fields.table(
+  f"""
+hidden_size         {_PATCH}[0]  -  axes=4
+patch_size          {_PATCH}[2,3]
+mlp_dim             {_LAYER}.mlp.0.weight[0]  -  axes=2
+depth               {_LAYER}.[#]
+num_classes         heads.head.weight[0]
+head.pre_logits     heads.pre_logits.weight[0]
+num_heads           =heads()  -  given
+positions.learned   =True
+mlp.gelu            =exact    -  noted
+layer_norm_epsilon  =1e-6     -  noted
+""",
+  heads=lambda file: base.num_heads(file.values),
 )
 # Of the published checkpoints: ViT_B_16_Weights.IMAGENET1K_V1 and its kin.
 _USUAL = preprocessing.Usual(interpolation='bilinear', resize_like='')
@@ -89,14 +83,6 @@ def image_size(file: Seen) -> Size:
   return base.image_size(tokens, file.values['patch_size'], file.hints)
 
 
-def preprocess(
-  file: Seen, size: Size, channels: int
-) -> tuple[dict[str, Any], str]:
-  """Returns the usual preprocessing, or that of a config.json beside."""
-  content, silent = preprocessing.of_timm(file.config, size, channels, _USUAL)
-  return {'classes': (), **content}, silent
-
-
 def lacks(values: Values) -> str | None:
   """Returns what their class has no place for, though its arrays have."""
   (height, width), image = values['patch_size'], values['image_size']
@@ -115,7 +101,7 @@ VIT = Format(
   matches=lambda file: True,
   image_size=image_size,
   channels=lambda file: file.size(_PATCH, 1),
-  preprocess=preprocess,
+  preprocess=preprocessing.as_timm(_USUAL),
   resize=lambda file: 'bicubic',
   scope=None,
   lacks=lacks,
@@ -123,32 +109,18 @@ VIT = Format(
 KINDS = (VIT,)
 
 
-def companions(
-  kind: Format,
-  model: models.Model,
-  preprocess: data.Preprocess,
-  image_size: Size,
-) -> dict[str, dict[str, Any]]:
-  """Returns the JSON files by name; the format itself needs none."""
-  del kind, model, preprocess, image_size
-  return {'config.json': {}}
+class Writer(base.Writer):
+  """Writes nothing beside the arrays."""
 
-
-def notes(kind: Format, model: models.Model) -> list[str]:
-  """Returns no further notes."""
-  del kind, model
-  return []
-
-
-def usage(
-  kind: Format, model: models.Model, directory: str, file: str
-) -> tuple[str, str]:
-  """Returns the name of a program, and Python code that loads the model."""
-  del kind
-  assert isinstance(model, vit.ViT)
-  values = model.block.attention.num_heads, model.block.mlp.hidden_dim
-  patch, _ = model.patches.patch_size
-  code = f"""\
+  def usage(
+    self, kind: Format, model: models.Model, directory: str, file: str
+  ) -> tuple[str, str]:
+    """Returns the name of a program, and Python code that loads the model."""
+    del kind
+    assert isinstance(model, vit.ViT)
+    values = model.block.attention.num_heads, model.block.mlp.hidden_dim
+    patch, _ = model.patches.patch_size
+    code = f"""\
 import safetensors.torch
 from torchvision.models import VisionTransformer
 
@@ -160,4 +132,4 @@ model = VisionTransformer(
     hidden_dim={model.hidden_size}, mlp_dim={values[1]},
     num_classes={model.num_classes})
 model.load_state_dict(arrays)"""
-  return NAME, code
+    return NAME, code

@@ -1,4 +1,4 @@
-"""The images that the model gets at a training step, for display."""
+"""The images that the model gets at a training step, for pictures."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -14,7 +14,6 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import objectives
-from vit_jax.config import some
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
@@ -28,14 +27,13 @@ from vit_jax.plots import style
 from vit_jax.plots import tiles as tiles_lib
 from vit_jax.train import experiment
 from vit_jax.train import state as state_lib
-from vit_jax.train import timetable
 
 _COLUMNS = 8  # of a sheet; an example with more tiles has a row of its own
 _SLICES = 4  # of a video or a volume
 _LEAST = 0.005  # the share of a class that a caption of a mixed image names
 
 
-class Fed(NamedTuple):
+class ModelInputs(NamedTuple):
   """The first examples of a global batch, as the model gets them.
 
   Attributes:
@@ -56,7 +54,9 @@ class Fed(NamedTuple):
   features: features_lib.Features
 
 
-def load(config: ml_collections.ConfigDict, step: int, count: int) -> Fed:
+def load(
+  config: ml_collections.ConfigDict, step: int, count: int
+) -> ModelInputs:
   """Returns the input of the model at a step of a config.
 
   Args:
@@ -72,7 +72,7 @@ def load(config: ml_collections.ConfigDict, step: int, count: int) -> Fed:
   source = data.open_split(config)
   config = config.copy_and_resolve_references()
   experiment.fill(config, source)
-  lengths = timetable.find_lengths(config, len(source))
+  lengths = experiment.find_lengths(config, len(source))
   objective = objectives.create(config, source.features, lengths)
   return draw(config, source, objective, step, count)
 
@@ -83,7 +83,7 @@ def draw(
   objective: objectives.Objective,
   step: int,
   count: int,
-) -> Fed:
+) -> ModelInputs:
   """Returns the input of the model at a step, from an open source.
 
   As `load`, but with a config whose unset keys are filled.
@@ -98,24 +98,24 @@ def draw(
   batch = batches.train_rows(source, config, step, rows, crops)
   rng = Rng(state_lib.step_key(config.seed, step), jnp.asarray(rows, jnp.int32))
   transform = views.train_transform(config, source.features, crops)
-  fed = jax.jit(transform)(batch, rng.fold(base.Purpose.AUGMENTATION))
-  fed = {name: np.asarray(x)[:count] for name, x in fed.items()}
+  examples = jax.jit(transform)(batch, rng.fold(base.Purpose.AUGMENTATION))
+  examples = {name: np.asarray(x)[:count] for name, x in examples.items()}
   mean, std = (
     np.asarray(x, np.float32) for x in config_lib.normalization(config)
   )
   images = {
     name: crop * std + mean
-    for name, crop in _by_crop({view: fed[view] for view in crops}, crops)
+    for name, crop in _by_crop({view: examples[view] for view in crops}, crops)
   }
   masks = objective.hidden(rng, step)
   maps = features_lib.maps(source.features)
-  return Fed(
+  return ModelInputs(
     images=images,
     hidden={
       name: np.asarray(mask)[:count] for name, mask in _by_crop(masks, crops)
     },
-    maps={name: fed[name] for name in maps if name in fed},
-    captions=captions(fed, source.features, count),
+    maps={name: examples[name] for name in maps if name in examples},
+    captions=captions(examples, source.features, count),
     features=source.features,
   )
 
@@ -132,18 +132,18 @@ def _by_crop(
       yield from ((f'{view} {i + 1}', array[:, i]) for i in range(count))
 
 
-def sheet(fed: Fed, title: str = '') -> np.ndarray:
+def sheet(inputs: ModelInputs, title: str = '') -> np.ndarray:
   """Returns the images as a picture, uint8 [H, W, 3].
 
   Beside each crop are the patches that the model sees of it, and the map of its
   classes. Of a video or a volume a few slices are drawn.
   """
-  columns = list(_columns(fed))
+  columns = list(_columns(inputs))
   groups = [
     [sheet_lib.Tile(tile) for tile in tiles]
     for tiles in zip(*(tiles for _, tiles in columns), strict=True)
   ]
-  for group, caption in zip(groups, fed.captions, strict=True):
+  for group, caption in zip(groups, inputs.captions, strict=True):
     group[0] = group[0]._replace(caption=caption)
   heads = [name for name, _ in columns] if len(columns) > 1 else []
   return sheet_lib.draw(
@@ -151,48 +151,49 @@ def sheet(fed: Fed, title: str = '') -> np.ndarray:
     title=title,
     heads=heads,
     group=len(columns) if len(columns) > 1 else 0,
-    legend=_legend(fed),
+    legend=_legend(inputs),
   )
 
 
-def _columns(fed: Fed) -> Iterator[tuple[str, list[np.ndarray]]]:
+def _columns(inputs: ModelInputs) -> Iterator[tuple[str, list[np.ndarray]]]:
   """Yields names of columns and their tiles, one for each example."""
-  for name, images in fed.images.items():
-    for head, part in _slices(fed, name, images):
+  for name, images in inputs.images.items():
+    for head, part in _slices(inputs, name, images):
       tiles = [sheet_lib.readable(image) for image in part]
       yield head, tiles
-      if name in fed.hidden:
-        covered = map(tiles_lib.cover, tiles, fed.hidden[name])
-        is_single = len(fed.images) == 1
+      if name in inputs.hidden:
+        covered = map(tiles_lib.cover, tiles, inputs.hidden[name])
+        is_single = len(inputs.images) == 1
         yield 'masked' if is_single else f'{head}, masked', list(covered)
   shape = tiles[0].shape[:2]
-  for name, maps in fed.maps.items():
-    colours = style.label_colours(fed.features[name].names)
+  for name, maps in inputs.maps.items():
+    colours = style.label_colours(inputs.features[name].names)
     colours = np.concatenate([colours, [style.rgb(style.VOID)]])
     # What does not count has the last colour.
-    known = np.where(maps < len(colours) - 1, maps, -1)
-    for head, part in _slices(fed, name, colours[known].astype(np.uint8)):
+    classes = np.where(maps < len(colours) - 1, maps, -1)
+    for head, part in _slices(inputs, name, colours[classes].astype(np.uint8)):
       yield head, [tiles_lib.fit(x, shape, mixes=False) for x in part]
 
 
 def _slices(
-  fed: Fed, name: str, arrays: np.ndarray
+  inputs: ModelInputs, name: str, arrays: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields heads and images [b, H, W, C] of images or of slices."""
   if arrays.ndim == 4:
     yield name, arrays
     return
-  is_video = isinstance(fed.features['image'], features_lib.Video)
+  image = inputs.features['image']
+  assert isinstance(image, features_lib.Image)
   for i in tiles_lib.spread(arrays.shape[1], _SLICES):
-    yield f'{name}, {"frame" if is_video else "slice"} {i}', arrays[:, i]
+    yield f'{name}, {image.part} {i}', arrays[:, i]
 
 
-def _legend(fed: Fed) -> list[tuple[str, np.ndarray]]:
+def _legend(inputs: ModelInputs) -> list[tuple[str, np.ndarray]]:
   """Returns the classes that occur in the maps, with their colours."""
   entries = []
-  for name, maps in fed.maps.items():
-    feature = fed.features[name]
-    assert isinstance(feature, features_lib.SegmentationMap)
+  for name, maps in inputs.maps.items():
+    feature = inputs.features[name]
+    assert isinstance(feature, features_lib.Map)
     entries += class_maps.legend(feature.names, [maps], feature.ignore)
   return entries
 
@@ -212,14 +213,8 @@ def captions(
     for line, value in zip(lines, targets[name], strict=True):
       if isinstance(feature, features_lib.Label):
         line.append(caption(value, feature.names))
-      elif isinstance(feature, features_lib.MultiLabel):
-        present = np.flatnonzero(value).tolist()
-        line.append(some([feature.names[i] for i in present], 3) or 'none')
-      elif isinstance(feature, features_lib.Text):
-        line.append(feature.decode(value))
       else:
-        pairs = zip(feature.names, value.tolist(), strict=True)
-        line += [f'{k} {x:.4g}' for k, x in list(pairs)[:2]]
+        line += feature.show(value)
   return ['\n'.join(line) for line in lines]
 
 
@@ -236,13 +231,13 @@ def caption(label: np.ndarray, classes: Sequence[str]) -> str:
   if not label.ndim:
     return _class_name(classes, int(label))
   largest = np.argsort(-label, kind='stable')[:2].tolist()
-  shown = [(_class_name(classes, i), label[i]) for i in largest]
+  names = [(_class_name(classes, i), label[i]) for i in largest]
   shares = [
     f'{share:.0%} {f"class {name}" if name.isdecimal() else name}'
-    for name, share in shown
+    for name, share in names
     if share >= _LEAST
   ]
-  return shown[0][0] if len(shares) == 1 else ',\n'.join(shares)
+  return names[0][0] if len(shares) == 1 else ',\n'.join(shares)
 
 
 def _class_name(classes: Sequence[str], number: int) -> str:

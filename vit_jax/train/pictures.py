@@ -1,8 +1,9 @@
-"""Pictures of what a model makes of the first examples of an evaluation.
+"""Pictures for the trackers, which the loop imports when it writes the first.
 
-For the trackers: images with the predicted and the true class, masks of a
-segmentation beside the true ones, or what a method draws itself, such as the
-reconstructions of MAE.
+The first images of a run are drawn as the model gets them. An evaluation has a
+confusion matrix, and what the model makes of its first examples: images with
+the predicted and the true class, masks of a segmentation beside the true ones,
+or what a method draws itself, such as the reconstructions of MAE.
 """
 
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import math
 from typing import Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,21 +20,90 @@ from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
-from vit_jax.evaluation import base
 from vit_jax.objectives import base as objective_base
 from vit_jax.plots import class_maps
+from vit_jax.plots import matrix
 from vit_jax.plots import paper
 from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles
+from vit_jax.train import evaluations
 from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import model_inputs
 from vit_jax.train import state as state_lib
 
-_EXAMPLES = 8  # of a picture
+if TYPE_CHECKING:
+  from vit_jax.train.loop import Run
+
+_FIRST = 16  # images of the first batch
+_EXAMPLES = 8  # of an evaluation
 _COLUMNS = 8  # at most
 
 
-def kind(objective: objectives.Objective) -> str:
+def first_batch(experiment: experiment_lib.Experiment) -> dict[str, bytes]:
+  """Returns the first images of a run, PNGs by their names in the trackers.
+
+  The result is {} if an image cannot be read: the loop reports the error.
+  """
+  pictures = {}
+  for name, part in experiment.parts.items():
+    try:
+      inputs = model_inputs.draw(
+        part.config, part.source, part.program.objective, 0, _FIRST
+      )
+    except config_lib.UserError:
+      return {}
+    pixels = model_inputs.sheet(
+      inputs, 'The first images, as the model gets them'
+    )
+    key = f'train/{name}/images' if name else 'train/images'
+    pictures[key] = paper.encode(pixels)
+  return pictures
+
+
+def evaluation(
+  run: 'Run',
+  measured: experiment_lib.Measured,
+  confusions: Mapping[str, np.ndarray],
+) -> dict[str, bytes]:
+  """Returns the pictures of the evaluations of a step, PNGs by their names.
+
+  All processes call this, since all devices compute the outputs. What the model
+  makes of examples is drawn for the first evaluation of a run of one task.
+
+  Args:
+    run: The run.
+    measured: What was evaluated.
+    confusions: Confusion matrices int [K, K] by the evaluation's name.
+  """
+  part = measured.experiment
+  pictures = {
+    f'{name}/confusion': _confusion(
+      part.source.classes, counts, f'{name}, step {run.step:,}'
+    )
+    for name, counts in confusions.items()
+  }
+  kind = _kind(part.program.objective)
+  if kind and measured.names and part is run.experiment:
+    name, key = next(iter(measured.names.items()))
+    pair = measured.params, run.state.extra
+    context = evaluations.TrainContext(
+      part, part.program, pair, run.stop, run.watch
+    )
+    split = part.evaluators[key].spec.split
+    compute, draw = _KINDS[kind]
+    outputs = next(context.apply(compute, split))
+    pictures[f'{name}/{kind}'] = paper.encode(draw(part, outputs))
+  return pictures
+
+
+def _confusion(classes: Sequence[str], counts: np.ndarray, title: str) -> bytes:
+  if len(classes) != len(counts):  # the objective has classes of its own
+    classes = tuple(map(str, range(len(counts))))
+  return paper.encode(matrix.confusion(np.asarray(counts), classes, title))
+
+
+def _kind(objective: objectives.Objective) -> str:
   """Returns the name of the picture of an objective; '': it has none."""
   if 'segments' in objective.output_facts():
     return 'masks'
@@ -41,20 +112,6 @@ def kind(objective: objectives.Objective) -> str:
   target = objective.target
   is_classifier = target is not None and target[1] is features_lib.Label
   return 'predictions' if is_classifier else ''
-
-
-def encode(
-  e: experiment_lib.Experiment, context: base.Context, split: str
-) -> bytes:
-  """Returns a PNG; all processes call this, since all devices compute it.
-
-  Args:
-    e: The experiment of one task, whose objective has a `kind`.
-    context: Has the parameters and the extra of the objective, as a pair.
-    split: The split of the evaluation.
-  """
-  compute, draw = _KINDS[kind(e.program.objective)]
-  return paper.encode(draw(e, next(context.apply(compute, split))))
 
 
 def _first(
@@ -99,7 +156,7 @@ def _masks(
   e: experiment_lib.Experiment, outputs: Mapping[str, np.ndarray]
 ) -> np.ndarray:
   feature = e.program.features['map']
-  assert isinstance(feature, features_lib.SegmentationMap)
+  assert isinstance(feature, features_lib.Map)
   maps = {name: _middle(outputs[name], 3) for name in ('map', 'segments')}
   images = _pixels(e, outputs['image'])
   captions = [''] * len(images)

@@ -1,0 +1,65 @@
+"""Videos and sounds that a user gives to a model."""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import given
+from vit_jax.data import input_kinds
+from vit_jax.data import spectrogram
+from vit_jax.data.host import clips
+from vit_jax.data.host import sound_files
+from vit_jax.data.host import video_files
+from vit_jax.data.preprocess import Preprocess
+
+
+def pixels(preprocess: Preprocess, images: Any) -> np.ndarray:
+  """Returns clips of videos, or parts of spectrograms, as evaluation cuts them.
+
+  Args:
+    preprocess: What the model takes.
+    images: A video or sound, or a sequence of them. Each is a path, or an
+      array: uint8 [T, h, w, C] of a video, float32 [S] of a waveform with the
+      model's sample rate.
+
+  Returns:
+    uint8 or uint16 [B, T, H, W, C], or [B, T, M, 1].
+
+  Raises:
+    UserError: One cannot be read, or is too short.
+  """
+  crop, channels = preprocess.crop, preprocess.channels
+  cut = clips.Cutter(preprocess.input, crop, channels, preprocess.levels)
+  is_video = isinstance(cut.kind, input_kinds.Video)
+  found = []
+  for i, image in enumerate(given.as_sequence(images, 4 if is_video else 1)):
+    where = os.fspath(image) if given.is_path(image) else f'input {i}'
+    if isinstance(cut.kind, input_kinds.Audio):
+      image = _spectrogram(image, cut.kind, cut.crop.size[0], where)
+    elif given.is_path(image):
+      image = video_files.open_video(where)
+    elif np.ndim(image) != 4 or np.asarray(image).dtype != np.uint8:
+      raise UserError(
+        f'{where} is no video: give a path, or uint8 [T, h, w, C]'
+      )
+    found.append(cut(image, None, where))
+  if not found:
+    raise UserError('there is nothing to predict')
+  return np.stack(found)
+
+
+def _spectrogram(
+  sound: Any, how: input_kinds.Audio, frames: int, where: str
+) -> np.ndarray:
+  """Returns the spectrogram of a path or a waveform, uint16 [T, M, 1]."""
+  if given.is_path(sound):
+    return sound_files.read(where, how, frames)
+  waveform = np.asarray(sound)
+  if waveform.ndim != 1 or waveform.dtype != np.float32:
+    raise UserError(
+      f'{where} is no sound: give a path, or float32 [samples], from -1 to 1'
+    )
+  waveform = spectrogram.long_enough(waveform, frames, how, where)
+  return spectrogram.of_waveform(waveform, how)

@@ -1,0 +1,111 @@
+"""Fills batches with images that files hold, and with their maps."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import itertools
+
+import cv2
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax.data import features
+from vit_jax.data.base import Example
+from vit_jax.data.host import batches
+from vit_jax.data.host import geometry
+from vit_jax.data.host import transforms
+
+
+class ImageFiller:
+  """Decodes examples into rows of a batch, with a new crop for each row.
+
+  Attributes:
+    maker: Makes the batch.
+  """
+
+  def __init__(self, maker: batches.BatchMaker):
+    """Prepares to fill a batch of `maker`."""
+    cv2.setNumThreads(1)  # other cores make other batches
+    self.maker = maker
+
+  def __call__(
+    self,
+    example: Example,
+    draws: np.ndarray,
+    batch: batches.Batch,
+    rows: list[int],
+  ) -> None:
+    """Fills in the image of an example and its maps.
+
+    Args:
+      example: The example.
+      draws: Draws of the whole batch, int64 [b].
+      batch: The batch, of which rows are changed.
+      rows: The rows that get this example.
+
+    Raises:
+      UserError: It cannot be decoded, or does not fit.
+    """
+    maker = self.maker
+    if maker.stored is None:
+      self.fill_crops(example, draws, batch, rows)
+      return
+    batch['image'][rows] = transforms.whole(  # the device crops
+      example.image, maker.stored, maker.channels, example.where, maker.levels
+    )
+    for name in maker.map_sizes:
+      batch[name][rows] = self.labels(example, name, maker.stored)
+
+  def fill_crops(
+    self,
+    example: Example,
+    draws: np.ndarray,
+    batch: batches.Batch,
+    rows: list[int],
+  ) -> None:
+    """Crops an image, of a size of its own, and its maps."""
+    maker = self.maker
+    image = transforms.StoredImage(
+      example.image, maker.channels, example.where, maker.levels
+    )
+    for i in rows:
+      for name, pixels in self._crops(image, int(draws[i])):
+        batch[name][i] = pixels
+    for name in maker.map_sizes:
+      labels = self.labels(example, name, image.size)
+      for i in rows:
+        batch[name][i] = self._cut_map(labels, name, int(draws[i]))
+
+  def _crops(
+    self, image: transforms.StoredImage, draw: int
+  ) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the crops of a draw by view name; decodes the image once."""
+    views = self.maker.views
+    crops = [
+      crop
+      for view in views.values()
+      for crop in [view.crop] * (view.count or 1)
+    ]
+    key = self.maker.crop_key(draw)
+    rngs = [  # the first crop's key is the same with and without other crops
+      np.random.default_rng((*key, i) if i else key) for i in range(len(crops))
+    ]
+    cut = iter(image.crops(list(zip(crops, rngs, strict=True))))
+    for name, view in views.items():
+      several = list(itertools.islice(cut, view.count or 1))
+      yield name, several[0] if view.count is None else np.stack(several)
+
+  def labels(
+    self, example: Example, name: str, size: tuple[int, ...]
+  ) -> np.ndarray:
+    """Returns a map of classes [h, w], of the size of its image."""
+    kind = features.maps(self.maker.source.features)[name]
+    read: Callable[..., np.ndarray] = config_lib.wing(kind.reader)
+    return read(example, name, kind, size)
+
+  def _cut_map(self, labels: np.ndarray, name: str, draw: int) -> np.ndarray:
+    """Returns the crop of a map that belongs to the image's crop of a draw."""
+    maker = self.maker
+    ignore = features.maps(maker.source.features)[name].ignore
+    crop = geometry.for_map(maker.views['image'].crop, ignore)
+    rng = np.random.default_rng(maker.crop_key(draw))
+    return transforms.transform(labels[..., None], 1, crop, rng)[..., 0]

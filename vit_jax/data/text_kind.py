@@ -1,0 +1,107 @@
+"""The kind of feature that captions are."""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import tokenizers
+from vit_jax.data.features import Target
+
+
+@dataclasses.dataclass(frozen=True)
+class Text(Target):
+  """A caption as tokens, int32 [T].
+
+  A source has the captions of an example as strings, at least one. Training
+  draws one of them at each step; evaluation takes the first, and retrieval all.
+
+  Attributes:
+    length: T; 0: there is no tokenizer yet.
+    vocabulary: Number of different tokens.
+    tokenizer: As `config.data.tokenizer`.
+    digest: Of the vocabulary, from `tokenizers.digest`.
+    words: Words that the tokenizer 'words' knows.
+    cuts: Whether longer captions are cut; False: they are refused.
+  """
+
+  length: int = 0
+  vocabulary: int = 0
+  tokenizer: str = ''
+  digest: str = ''
+  words: tuple[str, ...] = ()
+  cuts: bool = True
+  dtype: ClassVar[np.dtype] = np.dtype(np.int32)
+  plural: ClassVar[str] = 'captions'
+  can_mix: ClassVar[bool] = False
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """One number for each token."""
+    return (self.length,)
+
+  def draw(
+    self, value: Sequence[str], key: tuple[int, ...] | None
+  ) -> Sequence[str]:
+    """Returns one of the captions, as a sequence."""
+    if key is None or len(value) < 2:
+      return value[:1]
+    return [value[int(np.random.default_rng(key).integers(len(value)))]]
+
+  def encode(self, value: Sequence[str], where: str) -> np.ndarray:
+    """Returns the tokens of the first caption.
+
+    Raises:
+      UserError: It is empty, or longer than allowed; or the vocabulary cannot
+        be read.
+    """
+    text = value[0] if len(value) else ''
+    if not text.strip():
+      raise UserError(
+        f'{where}: the caption is empty: write one, or leave the example out'
+      )
+    return self.encode_all([text], where)[0]
+
+  def encode_all(self, texts: Sequence[str], where: str) -> np.ndarray:
+    """Returns the tokens of texts, int32 [B, T].
+
+    Raises:
+      UserError: As `encode`.
+    """
+    made = tokenizers.make(self.tokenizer, self.length, self.words)
+    if not all(text.strip() for text in texts):
+      raise UserError(f'{where}: a text is empty: write it, or leave it out')
+    if not self.cuts:
+      for text in texts:
+        count = len(made.encode(text))
+        if count > self.length:
+          raise UserError(
+            f'{where}: {text[:40]!r} has {count} tokens, and the text tower'
+            f' {self.length}: shorten it, or set config.data.text_length or'
+            " config.data.text_too_long='cut'"
+          )
+    return made(texts)
+
+  def decode(self, tokens: np.ndarray) -> str:
+    """Returns the text of tokens, int32 [T]."""
+    made = tokenizers.make(self.tokenizer, self.length, self.words)
+    return made.decode(tokens.tolist())
+
+  def show(self, value: np.ndarray) -> list[str]:
+    """Returns the caption."""
+    return [self.decode(value)]
+
+  def check_vocabulary(self) -> None:
+    """Checks that the vocabulary is the one that this feature was made with.
+
+    Raises:
+      UserError: It is another one, or cannot be read.
+    """
+    found = tokenizers.digest(self.tokenizer, self.words)
+    if found != self.digest:
+      raise UserError(
+        f'{self.tokenizer} is not the vocabulary of the model: its hash is'
+        f' {found}, and was {self.digest}; bring that file back'
+      )

@@ -1,0 +1,104 @@
+"""Compiles the step of a config without running it, and returns its sizes."""
+
+import json
+
+import jax
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax.parallel import processes
+from vit_jax.parallel import sharding
+from vit_jax.train import accumulation
+from vit_jax.train import describe
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import program as program_lib
+from vit_jax.train import start
+
+
+def run(config: ml_collections.ConfigDict, verbose: bool) -> dict[str, float]:
+  """Compiles a step of a config; prints its sizes as JSON, and returns them.
+
+  Args:
+    config: Checked; is not changed.
+    verbose: Whether tables of all parameters are shown, too.
+
+  Raises:
+    UserError: The data are not there or do not fit, or memory is too small.
+  """
+  experiment = experiment_lib.create(config)
+  for part in experiment.parts.values():
+    part.cache.check()
+  if config.train.accumulation == config_lib.AUTO:
+    experiment = accumulation.choose(experiment)
+  describe.log(experiment, verbose=verbose)
+  sizes = step_sizes(experiment)
+  if processes.first():
+    print(json.dumps(sizes))
+  compiled = experiment.program.compile()
+  start.check_memory(experiment, compiled, has_state=False)
+  return sizes
+
+
+def step_sizes(experiment: experiment_lib.Experiment) -> dict[str, float]:
+  """Compiles a step without running it, and returns its sizes.
+
+  Returns:
+    parameters (a count), GFLOP a step, and GiB a device: the state, the
+    temporary values of the step, and their sum.
+  """
+  program = experiment.program
+  state = program.abstract_state()
+  temporary = program_lib.temporary_bytes(program.compile())
+  state_bytes = sharding.bytes_per_device(state)
+  return {
+    'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
+    'gflop_per_step': program.flops.step / 1e9,
+    'state_gib': state_bytes / 2**30,
+    'temporary_gib': temporary / 2**30,
+    'total_gib': (state_bytes + temporary) / 2**30,
+  }
+
+
+def plan_memory(experiment: experiment_lib.Experiment) -> dict[str, float]:
+  """Compiles a step without running it, and returns what it needs.
+
+  Returns:
+    As `memory`.
+  """
+  temporary = step_sizes(experiment)['temporary_gib']
+  return memory(experiment.program, round(temporary * 2**30))
+
+
+def memory(
+  program: program_lib.Program, temporary_bytes: int
+) -> dict[str, float]:
+  """Returns the memory of a step, in GiB per device; evaluates only shapes.
+
+  Args:
+    program: The program of the step.
+    temporary_bytes: Temporary memory per device, as the compiler plans it.
+
+  Returns:
+    parameters, gradients (of trainable parameters), optimizer, average (of the
+    parameters), extra (of the objective, if it has any), activations (and other
+    temporary values), and their sum, total.
+  """
+  state = program.abstract_state()
+  gib = {
+    name: sharding.bytes_per_device(tree) / 2**30
+    for name, tree in {
+      'parameters': state.params,
+      'gradients': program.rules.trained(state.params),
+      'optimizer': state.opt_state,
+      'average': state.ema_params,
+    }.items()
+  }
+  temporary = temporary_bytes / 2**30
+  if jax.tree.leaves(state.extra):
+    gib['extra'] = sharding.bytes_per_device(state.extra) / 2**30
+  plan = gib | {
+    # The compiler may avoid storing all gradients.
+    'gradients': min(gib['gradients'], temporary),
+    'activations': max(temporary - gib['gradients'], 0.0),
+  }
+  return plan | {'total': sum(plan.values())}
