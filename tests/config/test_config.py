@@ -156,6 +156,8 @@ def test_unknown_keys_name_the_nearest():
 
 # What people type, and a part of what they are told.
 MEANT = {
+  "optim.name='adamw(b2=0.999)'?": 'b2 optim.b2 beta2',
+  "optim.name='sgd(momentum=0.9)'?": 'momentum optim.momentum',
   "'optim.learning_rate'?": 'lr optim.lr learning_rate LR base_lr',
   "train.duration='10 epochs'?": 'epochs num_epochs train.epochs',
   "train.duration='10_000 steps'?": 'steps max_steps',

@@ -77,7 +77,10 @@ def test_accepts(settings):
       {'crop': 'random_resized((0.5, 0.1))'},
       'scale is .*the least number first',
     ),
-    ({'crop': 'random_resized(ratio=(0, 1))'}, r'ratio is .* in \(0, inf\)'),
+    (
+      {'crop': 'random_resized(ratio=(0, 1))'},
+      'ratio is .* each must be more than 0',
+    ),
     (
       {'crop': 'random_resized(ratio=(1.0,))'},
       r'ratio is \(1.0,\): it must be',
@@ -166,7 +169,10 @@ def test_accepts_augmentation(augment, settings):
       {'jitter': 'jitter(0.3)'},
       "augment.jitter=.* needs the option 'contrast'",
     ),
-    ({'jitter': 'jitter(0.3, -1, 0, 0)'}, r'contrast is -1.0: .* \[0, inf\)'),
+    (
+      {'jitter': 'jitter(0.3, -1, 0, 0)'},
+      'contrast is -1.0: it must be at least 0',
+    ),
     (
       {'jitter': "jitter(0.3, 'a', 0, 0)"},
       'augment.jitter=.* of the type float',
@@ -177,7 +183,7 @@ def test_accepts_augmentation(augment, settings):
     ),
     ({'jitter': 'erase(0.1)'}, "jitter is 'erase': There are jitter"),
     ({'gray': (0.2, 1.5)}, r'augment.gray is \(0.2, 1.5\): write probabili'),
-    ({'blur': ('a',)}, 'config.augment.blur is .* finite numbers'),
+    ({'blur': ('a',)}, 'config.augment.blur is .* a finite number'),
     ({'solarize': (-0.1,)}, 'config.augment.solarize is .*from 0 to 1'),
     ({'jitter': 'jitter(0, 0, 0, 0, probability=2)'}, 'probability is 2.0'),
     ({'erase': 'erase(1.5)'}, r'probability is 1.5: it must be in \[0, 1\]'),

@@ -4,17 +4,14 @@
 in `configs/`. Nothing here imports jax.
 """
 
-from vit_jax.config.checks import at_least as at_least
 from vit_jax.config.checks import check as check
-from vit_jax.config.checks import check_numbers as check_numbers
 from vit_jax.config.checks import duration as duration
 from vit_jax.config.checks import MOST_PIXELS as MOST_PIXELS
 from vit_jax.config.checks import normalization as normalization
 from vit_jax.config.checks import one_of as one_of
 from vit_jax.config.checks import pair as pair
-from vit_jax.config.checks import positive as positive
-from vit_jax.config.checks import share as share
 from vit_jax.config.checks import sides as sides
+from vit_jax.config.checks import within as within
 from vit_jax.config.defaults import default as default
 from vit_jax.config.defaults import evaluation as evaluation
 from vit_jax.config.defaults import no_argument as no_argument

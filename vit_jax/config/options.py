@@ -11,7 +11,6 @@ from collections.abc import Collection
 import contextlib
 import dataclasses
 import inspect
-import math
 import reprlib
 import types
 import typing
@@ -144,11 +143,24 @@ def check_interval(name: str, value: Any, interval: str) -> None:
   """
   low, high = (float(x) for x in interval[1:-1].split(','))
   for x in value if isinstance(value, tuple) else (value,):
-    is_above = x > low or (x == low and interval.startswith('['))
-    is_below = x < high or (x == high and interval.endswith(']'))
-    if not is_above or not is_below or x == math.inf:
+    is_inside = isinstance(x, int | float) and (
+      low < x < high
+      or (x == low and interval.startswith('['))
+      or (x == high and interval.endswith(']'))
+    )
+    if not is_inside:
       each = 'each' if isinstance(value, tuple) else 'it'
-      raise ValueError(f'{name} is {value}: {each} must be in {interval}')
+      raise ValueError(f'{name} is {value}: {each} must be {_bounds(interval)}')
+
+
+def _bounds(interval: str) -> str:
+  """Returns what an interval asks of a number, in words."""
+  low, high = interval[1:-1].split(', ')
+  if high != 'inf':
+    return f'in {interval}'
+  if low == '-inf':
+    return 'a finite number'
+  return f'at least {low}' if interval[0] == '[' else f'more than {low}'
 
 
 def check_growing(choice: Any) -> None:

@@ -21,7 +21,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   augmentations.make(augment.jitter, 'augment.jitter')
   augmentations.make(augment.erase, 'augment.erase')
   for key in ('gray', 'blur', 'solarize'):
-    config_lib.check_numbers(config, f'augment.{key}')
+    config_lib.within(config, f'augment.{key}', '(-inf, inf)')
     if not all(0 <= x <= 1 for x in augment[key]):
       raise UserError(
         f'config.augment.{key} is {tuple(augment[key])}: write probabilities,'
@@ -29,9 +29,9 @@ def check(config: ml_collections.ConfigDict) -> None:
       )
   single = ('mix_probability', 'cutmix_share')
   for key in (*single, *(f'volume.{key}' for key in augment.volume)):
-    config_lib.share(config, f'augment.{key}')
-  config_lib.at_least(config, 'augment.mixup', 0)
-  config_lib.at_least(config, 'augment.cutmix', 0)
+    config_lib.within(config, f'augment.{key}', '[0, 1]')
+  config_lib.within(config, 'augment.mixup', '[0, inf)')
+  config_lib.within(config, 'augment.cutmix', '[0, inf)')
   if not 1 <= augment.repeats <= config.train.batch_size:
     raise UserError(
       f'config.augment.repeats is {augment.repeats}: it must be from 1 to'

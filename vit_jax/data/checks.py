@@ -48,8 +48,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   for name, spec in config.evals.items():
     if spec.split:
       _check_split(f'evals.{name}.split', spec.split)
-  config_lib.at_least(config, 'data.num_workers', 0)
-  config_lib.at_least(config, 'data.num_threads', 1)
+  config_lib.within(config, 'data.num_workers', '[0, inf)')
+  config_lib.within(config, 'data.num_threads', '[1, inf)')
   config_lib.one_of(config, 'data.cache', ('none', 'host', 'device'))
   _check_crops(config)
   _check_antialias(data)
@@ -57,14 +57,14 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_wings(config)
   _check_channels(config)
   for key in ('mean', 'std'):
-    config_lib.check_numbers(config, f'data.{key}')
+    config_lib.within(config, f'data.{key}', '(-inf, inf)')
   _check_normalization(data)
   levels.check(config)
   _check_sizes(config)
 
 
 def _check_channels(config: ml_collections.ConfigDict) -> None:
-  config_lib.at_least(config, 'data.channels', 1)
+  config_lib.within(config, 'data.channels', '[1, inf)')
   data = config.data
   is_volume = len(config_lib.sides(data.image_size)) == 3
   if data.channels not in (1, 3, 4) and not is_volume:

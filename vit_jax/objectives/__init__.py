@@ -193,8 +193,8 @@ def _check_keys(config: ml_collections.ConfigDict) -> None:
   """Checks keys of `config.objective` that several objectives share."""
   objective = config.objective
   for key in ('label_smoothing', 'teacher_weight'):
-    config_lib.share(config, f'objective.{key}')
-  config_lib.positive(config, 'objective.temperature')
+    config_lib.within(config, f'objective.{key}', '[0, 1]')
+  config_lib.within(config, 'objective.temperature', '(0, inf)')
   if objective.name != 'distillation' and objective.teacher:
     raise config_lib.UserError(
       f'config.objective.teacher is {objective.teacher!r}, which'

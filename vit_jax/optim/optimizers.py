@@ -157,7 +157,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   method(config.optim).check()
   _clip(config.optim)
   for key in ('clip_norm', 'weight_decay', 'final_weight_decay'):
-    config_lib.at_least(config, f'optim.{key}', 0)
+    config_lib.within(config, f'optim.{key}', '[0, inf)')
   final = config.optim.final_weight_decay
   if final is not None and not config.optim.weight_decay:
     raise config_lib.UserError(

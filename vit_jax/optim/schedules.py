@@ -137,7 +137,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   """
   schedule(config.optim)
   for key in ('learning_rate', 'warmup_factor'):
-    config_lib.at_least(config, f'optim.{key}', 0)
+    config_lib.within(config, f'optim.{key}', '[0, inf)')
 
 
 def check_lengths(config: ml_collections.ConfigDict, lengths: Lengths) -> None:
