@@ -77,6 +77,7 @@ the same as in training; the JSON object has its metrics.
 
 from collections.abc import Mapping
 import dataclasses
+import inspect
 import json
 import pathlib
 from typing import Any
@@ -106,14 +107,12 @@ if TYPE_CHECKING:
 
 _TOP = 5  # classes of a prediction
 _ZERO_SHOT = 'zero_shot'
-# The options of our evaluators, which have flags.
-_OPTIONS = {
-  'accuracy': (),
-  'knn': ('train_split', 'features', 'k'),
-  'few_shot': ('train_split', 'features', 'shots'),
-  'linear': ('train_split', 'features'),
-  'zero_shot': ('templates', 'class_names'),
-  'retrieval': (),
+# The values of --probe that alone read a flag.
+_PROBE_OF_FLAG = {
+  'k': '--probe=knn',
+  'shots': '--probe=few_shot',
+  'templates': '--probe=zero_shot',
+  'class_names': '--probe=zero_shot',
 }
 
 USAGE = 'evaluate --from=PATH --data=NAME [--split=SPLIT]'
@@ -258,12 +257,16 @@ def _evaluator() -> 'Evaluator':
     'class_names': _CLASS_NAMES.value,
   }
   options = {name: x for name, x in options.items() if x is not None}
+  with data_flags.explained({'config.evals.probe.kind': '--probe'}):
+    make = evaluation.find(part.name, 'evals.probe.kind')
+  known = inspect.signature(make).parameters
   for name in options:
-    if name not in _OPTIONS.get(part.name, (name,)):
-      kinds = [x for x, names in _OPTIONS.items() if name in names]
-      probe = f'--probe={kinds[0]}' if len(kinds) == 1 else '--probe'
+    if name not in known:
+      probe = _PROBE_OF_FLAG.get(name, '--probe')
       raise UserError(f'--{name} is for {probe}: leave it out, or add that')
-  if 'train_split' in {*_OPTIONS.get(part.name, ())} - {*options}:
+  train_split = known.get('train_split')
+  is_needed = train_split and train_split.default is train_split.empty
+  if is_needed and 'train_split' not in options:
     raise UserError(
       '--train_split is missing: name what the probe is to learn from, as in'
       " --train_split='train[:80%]'"

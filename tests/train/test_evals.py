@@ -167,7 +167,8 @@ def test_the_command_measures_the_same(finished, capsys):
   """On the averaged parameters, with another batch and number of devices."""
   last = results(finished)[12]
   for name, fields in EVALS.items():
-    flags = [f'--probe={fields["kind"]}']
+    kind = fields['kind'].partition('(')[0]
+    flags = [f'--probe={kind}', '--train_split=train[:80%]']
     flags += ['--k=5'] if name == 'near' else []
     flags += ['--shots=1,20'] if name == 'few' else []
     splits = [f'--{key}={value}' for key, value in SPLITS.items()]

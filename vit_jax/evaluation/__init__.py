@@ -28,13 +28,23 @@ def create(key: str, spec: ml_collections.ConfigDict) -> 'Evaluator':
   Raises:
     UserError: There is no such kind or option, or a value cannot work.
   """
-  from vit_jax.evaluation.base import Evaluator
-
-  def find(name: str, key: str) -> Any:
-    return config_lib.find_class(name, key, Evaluator, __name__)
-
   made: Evaluator = config_lib.build(spec.kind, f'{key}.kind', find, spec=spec)
   return made
+
+
+def find(name: str, key: str) -> Any:
+  """Returns the class of an evaluator.
+
+  Args:
+    name: Name of a file of this package, or 'my_module:MyEvaluator'.
+    key: Key of the config that holds it, for errors.
+
+  Raises:
+    UserError: There is no such class.
+  """
+  from vit_jax.evaluation.base import Evaluator
+
+  return config_lib.find_class(name, key, Evaluator, __name__)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
