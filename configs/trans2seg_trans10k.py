@@ -18,7 +18,7 @@ power of the polynomial schedule are our choice.
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax.config import recipes
+from vit_jax.config import checkpoints
 
 
 def get_config(arg: str = 'folder:trans10k') -> ml_collections.ConfigDict:
@@ -35,7 +35,7 @@ def get_config(arg: str = 'folder:trans10k') -> ml_collections.ConfigDict:
   config.data.resize = config.data.eval_resize = 512
 
   config.model.name = 'BiT-R50x1'
-  config.init_from.path = recipes.CHECKPOINTS['BiT-R50x1']
+  config.init_from.path = checkpoints.CHECKPOINTS['BiT-R50x1']
 
   config.objective.name = 'segmentation'
   config.objective.options.head = 'trans2seg'

@@ -6,6 +6,7 @@ import dataclasses
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax.config import checkpoints
 from vit_jax.config import recipes
 
 # Stored numbers of Cityscapes' 19 classes, from road to bicycle, in *_labelIds.
@@ -76,7 +77,7 @@ def setr(head: str, dataset: str, data: str) -> ml_collections.ConfigDict:
 
   config.model.name = 'ViT-L/16'
   config.model.dropout_rate = 0.1
-  config.init_from.path = recipes.CHECKPOINTS['ViT-L/16']
+  config.init_from.path = checkpoints.CHECKPOINTS['ViT-L/16']
   config.init_from.resize = 'half_pixel'
 
   config.objective.name = 'segmentation'

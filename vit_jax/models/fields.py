@@ -135,7 +135,8 @@ def converted(name: str, value: Any, hint: Any) -> Any:
   has the error.
   """
   alternatives = options.type_alternatives(hint)
-  if name == 'patch_size' and tuple in map(typing.get_origin, alternatives):
+  origins = [typing.get_origin(x) for x in alternatives]
+  if name == 'patch_size' and tuple in origins:
     value = _sides(value)
   return options.converted(name, value, hint)
 
