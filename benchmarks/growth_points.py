@@ -16,9 +16,9 @@ from benchmarks import setting as setting_lib
 from benchmarks import timing
 from benchmarks.peers import ours
 from vit_jax import config as config_lib
-from vit_jax import objectives
 from vit_jax import optim
 from vit_jax import tables
+from vit_jax.objectives import stand_in
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
 from vit_jax.plots import style
@@ -80,7 +80,7 @@ def _step(axis: str, value: int, blocks: int) -> Point:
   config.train.batch_size = batch_sizes.get(axis, _BATCH)
   program = program_lib.create(
     config,
-    objectives.class_of(config).stand_in(config),
+    stand_in.features(config),
     optim.Lengths(total=10**6),
   )
   training = ours.Training(program, program.initialise(None), _batch(program))

@@ -6,7 +6,7 @@ The variant is Ti, S or B. A teacher is any ImageNet-1k model that
 `vit_jax.load` reads:
 
   vit-jax train --config=deit_i1k:S,distilled \
-      --config.objective.teacher=PATH
+      --config.objective.options.teacher=PATH
 
 Source: "Training data-efficient image transformers", arXiv:2012.12877, table 9,
 and the authors' code. Validation accuracy after 300 epochs: Ti 72.2%, S 79.9%,
@@ -45,8 +45,8 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
   if distilled:
     config.model.distillation_token = True
     config.objective.name = 'distillation'
-    config.objective.distillation = 'hard'
-    config.objective.teacher_weight = 0.5
+    config.objective.options.distillation = 'hard'
+    config.objective.options.teacher_weight = 0.5
 
   config.train.duration = '300 epochs'
   config.train.batch_size = 1024

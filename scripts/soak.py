@@ -43,7 +43,7 @@ from vit_jax import cli
 from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.runs import checkpoint_format
-from vit_jax.runs import records
+from vit_jax.runs import reporting
 
 FLAGS = flags.FlagValues()  # separate from the training command's
 _KILLS = flags.DEFINE_integer(
@@ -253,7 +253,7 @@ def outcome(workdir: pathlib.Path) -> dict[str, Any]:
   with (workdir / 'metrics.jsonl').open() as file:
     lines = [json.loads(line) for line in file]
   lines = [
-    {k: x for k, x in line.items() if k != 'time' and not records.is_timed(k)}
+    {k: x for k, x in line.items() if k != 'time' and not reporting.is_timed(k)}
     for line in lines
   ]
   # Others only had times, which depend on the interruptions.

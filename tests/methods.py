@@ -10,8 +10,8 @@ import pytest
 import tiny
 
 from vit_jax.data.device.rng import Rng
+from vit_jax.runs import checkpoint
 from vit_jax.runs import checkpoint_format
-from vit_jax.runs import restoring
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
@@ -97,7 +97,7 @@ def per_step(scalars, length):
 
 def restored(experiment, path):
   """Returns the state of the newest checkpoint of a work directory."""
-  state, *_ = restoring.newest_good(
+  state, *_ = checkpoint.newest_good(
     path / 'checkpoints', experiment.program.state_to_read
   )
   return experiment.program.adopt(state)

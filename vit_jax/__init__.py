@@ -5,9 +5,6 @@ before they import jax.
 """
 
 import importlib
-import pathlib
-import re
-import sys
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -59,62 +56,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
   return sorted({*globals(), *__all__})
-
-
-_COMMANDS = (
-  'main',
-  'evaluate',
-  'predict',
-  'embed',
-  'search',
-  'explore',
-  'data',
-  'convert',
-  'export',
-  'summary',
-  'compare',
-  'sweep',
-)
-# The command that a user probably meant by a name that is no command; 'main'
-# for all other names.
-_COMMAND_FOR = {
-  'checkpoint': 'convert',
-  'comparison': 'compare',
-  'evals': 'evaluate',
-  'evaluation': 'evaluate',
-  'features': 'embed',
-  'models': 'summary',
-  'serve': 'explore serve',
-  'weights': 'convert',
-}
-
-
-def _refuse_other_modules() -> None:
-  """Exits with an error in `python -m vit_jax.MODULE` if it is no command.
-
-  Otherwise Python would import the module and end with status 0, as if it had
-  trained. sys.argv[0] is '-m' while Python imports this package to find the
-  module; in any other process this function does nothing.
-  """
-  if sys.argv[:1] != ['-m']:
-    return
-  argument = sys.orig_argv[-len(sys.argv)]  # 'NAME' or '-mNAME'
-  match = re.search(r'(?:^|m)(vit_jax((?:\.\w+)*))$', argument)
-  if match is None:  # the command of a package that imports this one
-    return
-  parts = match[2].split('.')[1:]
-  path = pathlib.Path(__file__).parent.joinpath(*parts)
-  if (path / '__main__.py').exists():
-    return
-  file = path.with_suffix('.py')
-  if parts and file.exists() and "__name__ == '__main__'" in file.read_text():
-    return
-  name = (parts or ['main'])[0]
-  command = name if name in _COMMANDS else _COMMAND_FOR.get(name, 'main')
-  sys.exit(
-    f'error: {match[1]} is no command: run python -m vit_jax.{command}. The'
-    f' commands are {", ".join(_COMMANDS)}; main trains'
-  )
-
-
-_refuse_other_modules()

@@ -247,6 +247,7 @@ def _whole_params(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
   """
   from vit_jax import objectives
   from vit_jax.data import features
+  from vit_jax.weights.formats import whole
 
   config, stored = loaded.trained_with, loaded.preprocess.features
   if config is None or not loaded.beside:
@@ -254,7 +255,7 @@ def _whole_params(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
       f'{loaded.origin.path} has nothing beside its model: leave --whole out'
     )
   stored_features = {key: features.from_dict(x) for key, x in stored.items()}
-  foreign = objectives.create(config, stored_features).foreign(name)
+  foreign = whole.table(objectives.create(config, stored_features), name)
   if foreign is None:
     raise UserError(
       f'no file of --to={name} has what config.objective.name='
@@ -300,14 +301,14 @@ def _segmentation_params(loaded: 'weights.Loaded') -> Any:
   Raises:
     UserError: The model is of no such run.
   """
-  from vit_jax import objectives
+  from vit_jax.objectives import trained
 
   if 'segments' not in loaded.preprocess.outputs:
     raise UserError(
       f'{loaded.origin.path} is no run of segmentation, which mmsegmentation'
       ' and MONAI could hold: choose another --to'
     )
-  return objectives.of_run(loaded)[1]
+  return trained.restored(loaded)[1]
 
 
 def write_workdir(
@@ -340,7 +341,7 @@ def write_workdir(
   config, preprocess = loaded.trained_with, loaded.preprocess
   if all_params is None or config is None:
     config = _config(loaded)
-    outputs = preprocessing.of_head(preprocess.outputs)
+    outputs = preprocessing.head_outputs(preprocess.outputs)
     preprocess = dataclasses.replace(preprocess, outputs=outputs, trunk='')
   state = state_lib.TrainState(
     jnp.zeros((), jnp.int32),

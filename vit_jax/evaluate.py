@@ -245,7 +245,7 @@ def _evaluate_variants(
 
 def _evaluator() -> 'Evaluator':
   """Returns the evaluator that the flags ask for; needs no model."""
-  from vit_jax import evaluation  # it imports jax
+  from vit_jax.evaluation import base  # it imports jax
 
   part = parts.parse(_PROBE.value or 'accuracy', 'evals.probe.kind')
   options = {
@@ -258,7 +258,7 @@ def _evaluator() -> 'Evaluator':
   }
   options = {name: x for name, x in options.items() if x is not None}
   with data_flags.explained({'config.evals.probe.kind': '--probe'}):
-    make = evaluation.find(part.name, 'evals.probe.kind')
+    make = base.find(part.name, 'evals.probe.kind')
   known = inspect.signature(make).parameters
   for name in options:
     if name not in known:
@@ -274,7 +274,7 @@ def _evaluator() -> 'Evaluator':
   kind = str(dataclasses.replace(part, options=part.options | options))
   spec = config_lib.evaluation(str(FLAGS['split'].value), kind=kind)
   with data_flags.explained({'config.evals.probe.kind': '--probe'}):
-    evaluator = evaluation.create('evals.probe', spec)
+    evaluator = base.create('evals.probe', spec)
   for flag, value, fits in (
     ('--predictions', _PREDICTIONS.value, not _PROBE.value),
     ('--same_order', _SAME_ORDER.value, evaluator.uses_outputs),
@@ -315,6 +315,7 @@ def _evaluate(
   from vit_jax.evaluation import loaded as loaded_lib
   from vit_jax.evaluation import measured_maps
   from vit_jax.evaluation import report
+  from vit_jax.evaluation import rows as rows_lib
 
   loaded, segment = _windows(loaded, evaluator)
   config, spec = data_flags.make_config(FLAGS, loaded), evaluator.spec
@@ -354,11 +355,11 @@ def _evaluate(
           segment, source, on_host, progress.update
         )
       else:
-        results, rows = evaluator.run_with_predictions(context, head, on_host)
+        results, rows = rows_lib.measure(context, spec.split, head, on_host)
       if 'areas' in rows:
         measured_maps.add_intervals(results, rows, source.classes)
       return _report(results, rows, head, source, path)
-    results = evaluator.results(context)
+    results = evaluator.run(context)
   results.pop('confusion', None)
   examples = len(learned_from) if learned_from else None
   summary = report.summarize_probe(evaluator, examples, results)
@@ -427,13 +428,14 @@ def _outputs(
     and, if the head predicts the label, the positions of the data's classes in
     the model's, int32 [classes of the data].
   """
-  from vit_jax import objectives  # they import jax
+  # They import jax.
   from vit_jax.evaluation import loaded as loaded_lib
   from vit_jax.evaluation import predictions as predictions_lib
+  from vit_jax.objectives import trained
 
   if not evaluator.uses_outputs:
     return loaded_lib.Trunk(loaded.model), loaded.params, None, None
-  objective, params = objectives.of_loaded(loaded, config, source.features)
+  objective, params = trained.measuring(loaded, config, source.features)
   if 'logits' not in objective.output_facts():
     return objective, params, None, None
   head = predictions_lib.Head.from_loaded(loaded, _TOP)

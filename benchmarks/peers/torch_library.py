@@ -19,6 +19,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.models import embedding
 from vit_jax.models import igpt
+from vit_jax.models import subtrees
 from vit_jax.weights.formats import export
 from vit_jax.weights.formats import whole as whole_lib
 
@@ -108,7 +109,7 @@ def _converted(task: torch_step.Task, cls: Any) -> Any:
   """Returns a module of a class of transformers with our parameters."""
   objective = task.objective
   model, params = objective.trunk(task.params)
-  beside = whole_lib.beside(task.params, whole_lib.trunk_path(objective))
+  beside = subtrees.beside(task.params, objective.trunk_path)
   loaded = weights.Loaded(
     model,
     params,
@@ -120,6 +121,6 @@ def _converted(task: torch_step.Task, cls: Any) -> Any:
   transformers.utils.logging.disable_progress_bar()
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'model')
-    whole = objective.foreign('huggingface')
+    whole = whole_lib.table(objective, 'huggingface')
     export.write(loaded, path, 'huggingface', 'the benchmark', whole)
     return cls.from_pretrained(path)

@@ -64,36 +64,34 @@ def test_help_is_quick_and_has_an_example(command):
     assert usage.startswith(f'usage: {" ".join(["python -m", *command])}')
 
 
-@pytest.mark.parametrize(
-  ('module', 'command'),
-  [
-    ('vit_jax', 'main'),
-    ('vit_jax.train', 'main'),
-    ('vit_jax.config', 'main'),
-    ('vit_jax.weights', 'convert'),
-    ('vit_jax.weights.files.typed', 'convert'),
-    ('vit_jax.models', 'summary'),
-    ('vit_jax.explore.server', 'explore'),
-    ('vit_jax.nosuch', 'main'),
-  ],
-)
-def test_a_module_that_is_no_command_says_so(module, command):
-  """It would do nothing, with status 0."""
-  for flag in (['-m', module], [f'-m{module}', '--config=x.py']):
-    result = python(*flag)
-    assert result.returncode == 1
-    assert result.stderr.startswith(f'error: {module} is no command: ')
-    assert f'run python -m vit_jax.{command}.' in result.stderr
-    assert result.stderr.count('\n') == 1 and not result.stdout
+def test_the_package_is_the_program():
+  result = python('-m', 'vit_jax', '--help')
+  assert result.returncode == 0 and 'vit-jax VERB' in result.stdout
+  result = python('-m', 'vit_jax', 'trian')
+  assert result.returncode == 1
+  assert result.stderr == "error: 'trian' is no verb: did you mean train?\n"
+  for module in ('vit_jax.train', 'vit_jax.nosuch'):
+    result = python('-m', module, '--config=x.py')
+    assert result.returncode == 1 and 'No module named' in result.stderr
 
 
-def test_other_packages_may_import_ours(tmp_path):
-  """Also where the process was started by -m."""
-  (tmp_path / 'package').mkdir()
-  (tmp_path / 'package' / '__init__.py').write_text('import vit_jax')
-  (tmp_path / 'package' / 'train.py').write_text('print("ran")')
-  result = python('-m', 'package.train', 'vit_jax.train', cwd=tmp_path)
-  assert result.stdout == 'ran\n', result.stderr
+def test_importing_has_no_side_effect():
+  """Nothing of the process changes, and nothing heavy is imported."""
+  code = (
+    'import os, signal, sys\n'
+    'sys.argv = ["-m", "x"]\n'
+    'def hooks():\n'
+    '  handlers = map(signal.getsignal, (signal.SIGINT, signal.SIGTERM))\n'
+    '  return sys.unraisablehook, sys.excepthook, sys.argv, *handlers\n'
+    'before, environ = hooks(), dict(os.environ)\n'
+    'import vit_jax\n'
+    'assert callable(vit_jax.train) and "jax" not in sys.modules\n'
+    'assert dict(os.environ) == environ\n'
+    'import vit_jax.train.loop\n'
+    'assert callable(vit_jax.train) and hooks() == before'
+  )
+  result = python('-c', code)
+  assert result.returncode == 0, result.stderr
 
 
 def test_lazy_names_are_listed():

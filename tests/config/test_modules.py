@@ -96,7 +96,7 @@ def test_a_file_that_is_a_config_and_a_module_runs_once(file, name, first):
   config = config_lib.load(path)
   if first == 'import':
     importlib.import_module(name)
-  Mine = objectives.class_of(config)
+  Mine = objectives.objective_class(config)
   module = importlib.import_module(name)
   assert Mine is module.Mine and sys.modules[Mine.__module__] is module
   assert config_lib.load(f'{path}:') == config
@@ -161,6 +161,6 @@ def test_files_of_one_name_are_two_modules(tmp_path, monkeypatch):
   for place in ('a', 'b'):
     path = write(tmp_path / place / 'same_name.py', 'same_name')
     monkeypatch.syspath_prepend(str(path.parent))
-    found.append(objectives.class_of(config_lib.load(path)))
+    found.append(objectives.objective_class(config_lib.load(path)))
     assert runs(path) == 1
   assert found[0] is not found[1]

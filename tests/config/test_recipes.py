@@ -230,7 +230,7 @@ def test_recipe_passes_the_checks(name):
   if config.objective.name == 'distillation':
     with pytest.raises(config_lib.UserError, match='say which model teaches'):
       experiment_lib.check(config)
-    config.objective.teacher = 'teacher.npz'
+    config.objective.options.teacher = 'teacher.npz'
   experiment_lib.check(config)
 
 

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -56,3 +59,37 @@ def test_there_is_one_split():
     UserError, match="digits has no split 'test': choose from"
   ):
     open_digits('test')
+
+
+# Modules of data that training the digits loads.
+CORE = {
+  *('base', 'checks', 'digits', 'features', 'preprocess', 'sources', 'splits'),
+  *('device', 'device.crops', 'device.rng', 'device.views'),
+  *('host', 'host.batches', 'host.geometry', 'host.levels', 'host.prefetch'),
+  'host.shapes',
+}
+
+_LOADED = """
+import sys
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.data.device import views
+
+config = config_lib.load('digits')
+data.check(config)
+source = data.open_split(config)
+batches = data.train_batches(source, config, start_step=0, num_steps=1)
+next(batches)
+batches.close()
+views.train_transform(config, source.features)
+views.eval_batch(config, source.features)
+data.Preprocess.from_config(config, source.features).to_dict()
+print(*(x for x in sys.modules if x.startswith('vit_jax.data.')))
+"""
+
+
+def test_wings_are_not_loaded():
+  command = [sys.executable, '-c', _LOADED]
+  run = subprocess.run(command, capture_output=True, text=True, check=True)
+  loaded = {x.removeprefix('vit_jax.data.') for x in run.stdout.split()}
+  assert loaded == CORE

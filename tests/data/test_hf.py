@@ -499,15 +499,15 @@ def hub(root):
 # library when it is imported.
 _OPEN = """
 import sys
-import ml_collections
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import hf
 
-names = 'image', 'label', 'labels', 'map', 'split'
-columns = ml_collections.ConfigDict(dict.fromkeys(names, '') | {'numbers': ()})
+config = config_lib.default()
 for line in sys.stdin:
+  config.data.name = f'hf:{line.strip()}'
   try:
-    print(len(hf.HfSource(line.strip(), None, 'train', columns)), flush=True)
+    print(len(hf.HfSource(config, 'train')), flush=True)
   except UserError as e:
     print(e, flush=True)
   if line.endswith(' \\n'):

@@ -101,7 +101,7 @@ _CROP_PCTS = (0.84, 0.875, 0.9, 0.92, 0.935, 0.94, 0.95, 0.96, 0.965, 1.0)
 
 
 @pytest.fixture(scope='module')
-def of_timm(tmp_path_factory):
+def from_timm(tmp_path_factory):
   """A function that makes the preprocessing of a file of timm's."""
   path = tmp_path_factory.mktemp('timm') / 'x'
   export.write(random_model(size=(64, 64)), path, 'timm', 'here')
@@ -118,7 +118,7 @@ def of_timm(tmp_path_factory):
 
 @pytest.mark.parametrize('crop_pct', _CROP_PCTS)
 def test_sizes_follow_the_fraction(of_timm, crop_pct):
-  preprocess = of_timm(crop_pct=crop_pct, crop_mode='center')
+  preprocess = from_timm(crop_pct=crop_pct, crop_mode='center')
   for side in range(32, 513):
     resized = math.floor(side / crop_pct)
     assert preprocess.at_size((side, side)).resize == resized, side
@@ -144,7 +144,7 @@ def test_pixels_of_the_timm_that_is_installed(
     transform = create_transform(
       (3, *size), crop_pct=crop_pct, mean=MEAN, std=STD, **fields
     )
-    preprocess = of_timm(crop_pct=crop_pct, **fields).at_size(size)
+    preprocess = from_timm(crop_pct=crop_pct, **fields).at_size(size)
 
     def theirs(image, transform=transform):
       return transform(image).numpy().transpose(1, 2, 0)
@@ -154,7 +154,7 @@ def test_pixels_of_the_timm_that_is_installed(
 
 def test_another_image_size_of_timms_file(of_timm, jpegs):
   """Through `load`, a work directory's file and a config."""
-  preprocess = of_timm((112, 160), crop_pct=0.875, crop_mode='border')
+  preprocess = from_timm((112, 160), crop_pct=0.875, crop_mode='border')
   assert preprocess.resize == (128, 182)
   stored = json.loads(json.dumps(preprocess.to_dict()))
   again = data.Preprocess.from_dict(stored)

@@ -24,10 +24,10 @@ from vit_jax.explore import kinds
 from vit_jax.explore import pictures
 from vit_jax.explore import subject as subject_lib
 from vit_jax.models import embedding
+from vit_jax.models import subtrees
 from vit_jax.plots import tiles
 from vit_jax.runs import restoring
 from vit_jax.train import loop
-from vit_jax.weights.formats import whole
 
 RUN = {
   'train__duration': '2 steps',
@@ -87,7 +87,7 @@ def columns_of(path):
   made = objectives.create(
     vit.trained_with, {k: features_lib.from_dict(x) for k, x in known}
   )
-  params = whole.joined(vit.params, vit.preprocess.trunk, vit.beside)
+  params = subtrees.joined(vit.params, vit.preprocess.trunk, vit.beside)
   images = digits(vit)
   extra = jax.tree.map(jnp.asarray, restoring.restore_extra(vit.origin.path))
   found = made.pictures(params, extra, images, rng())

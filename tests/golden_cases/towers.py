@@ -97,7 +97,7 @@ def huggingface(case):
   found = _load(case)
   tokens = case.inputs['input_ids']
   masked = case.inputs['attention_mask'].astype(bool)
-  is_clip = huggingface_clip.kind_of(found.model) == huggingface_clip.CLIP
+  is_clip = huggingface_clip.model_type(found.model) == huggingface_clip.CLIP
   pixels = case.inputs['images']
   images = _apply(found, 'embed_images', pixels)
   # Without a mask SigLIP's were trained; CLIP's get the one of the padding.

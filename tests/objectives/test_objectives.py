@@ -14,6 +14,7 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax.evaluation import accuracy
 from vit_jax.evaluation import metrics
+from vit_jax.objectives import class_weights
 from vit_jax.objectives import losses
 from vit_jax.rerun import diagnose
 from vit_jax.train import experiment as experiment_lib
@@ -56,7 +57,7 @@ def test_cross_entropy(name, smoothing, labels):
 def test_weights_of_classes(name, smoothing, labels):
   """A mixed image has the weighted losses of its classes, in their shares."""
   weights = np.array([0.5, 2, 3, 0.1], np.float32)
-  found = losses.weighted_cross_entropy(
+  found = class_weights.weighted_cross_entropy(
     LOGITS, jnp.asarray(labels), weights, name, smoothing
   )
   if labels.ndim == 1 or name == 'sigmoid_any':  # which has no shares
@@ -73,15 +74,15 @@ def test_weights_of_classes(name, smoothing, labels):
 def test_resolved_weights():
   """The published rules, by hand, for 60, 30, 10 and no images."""
   counts = (60, 30, 10, 0)
-  balanced = losses.class_weights('balanced', counts, 5)
+  balanced = class_weights.values('balanced', counts, 5)
   np.testing.assert_allclose(balanced, [100 / 180, 100 / 90, 100 / 30, 1, 1])
   assert (balanced[:3] * counts[:3]).sum() == pytest.approx(100)
-  inverse = losses.class_weights('inverse', counts, 4)
+  inverse = class_weights.values('inverse', counts, 4)
   np.testing.assert_allclose(inverse[:2], [1 / 3, 2 / 3])
   assert inverse[:3].mean() == pytest.approx(1)
-  given = losses.class_weights((1.0, 2.5), None, 3)
+  given = class_weights.values((1.0, 2.5), None, 3)
   assert given.tolist() == [1, 2.5, 1]
-  assert losses.class_weights((), None, 3) is None
+  assert class_weights.values((), None, 3) is None
 
 
 @pytest.mark.slow
@@ -199,6 +200,10 @@ STUDENT = {
 }
 
 
+# Checked before the teacher is read.
+DISTILLED = {'name': 'distillation', 'options__teacher': 'x'}
+
+
 @pytest.fixture(scope='module')
 def teacher(tmp_path_factory):
   path = tmp_path_factory.mktemp('teacher') / 'run'
@@ -225,10 +230,10 @@ def test_distillation(teacher, kind, token):
   from vit_jax import weights
 
   e, batch, _, found = first_step(
-    objective__teacher=teacher,
-    objective__distillation=kind,
-    objective__teacher_weight=0.3,
-    objective__temperature=2.0,
+    objective__options__teacher=teacher,
+    objective__options__distillation=kind,
+    objective__options__teacher_weight=0.3,
+    objective__options__temperature=2.0,
     objective__label_smoothing=0.1,
     **STUDENT,
     **kinds(token),
@@ -258,7 +263,7 @@ def test_distillation(teacher, kind, token):
 @pytest.mark.slow
 def test_a_student_runs_and_is_loaded_without_its_teacher(teacher, tmp_path):
   config = tiny.config(
-    objective__teacher=teacher, **STUDENT, **kinds(True), mesh__data=2
+    objective__options__teacher=teacher, **STUDENT, **kinds(True), mesh__data=2
   )
   assert loop.run(config, str(tmp_path / 'run')).status == 0
   done = json.loads((tmp_path / 'run' / 'DONE').read_text())
@@ -272,7 +277,7 @@ def test_a_student_runs_and_is_loaded_without_its_teacher(teacher, tmp_path):
 
 
 def test_a_replay_looks_at_the_student_alone(teacher):
-  e = build(objective__teacher=teacher, **STUDENT)
+  e = build(objective__options__teacher=teacher, **STUDENT)
   batch = next(e.train_batches(0))
   found = diagnose.examine(e, e.init(), batch, 0)
   pixels = np.asarray(batch['image'])[found.drawn] / 255
@@ -287,7 +292,9 @@ def source_of(names):
 
 
 def test_classes_in_another_order(teacher, caplog):
-  objective = build(objective__teacher=teacher, **STUDENT).program.objective
+  objective = build(
+    objective__options__teacher=teacher, **STUDENT
+  ).program.objective
   names = [str(i) for i in range(10)]
   objective.check_source(source_of(names))
   assert not caplog.records
@@ -302,22 +309,22 @@ def test_classes_in_another_order(teacher, caplog):
   [
     ({'loss': 'hinge'}, 'objective.loss'),
     ({'label_smoothing': 1.5}, 'objective.label_smoothing'),
-    ({'temperature': 0.0}, 'objective.temperature'),
-    ({'teacher_weight': -0.1}, 'objective.teacher_weight'),
-    ({'name': 'distillation'}, 'objective.teacher is empty'),
-    ({'teacher': 'runs/big'}, 'does not use'),
+    (DISTILLED | {'options__temperature': 0.0}, 'options.temperature'),
+    (DISTILLED | {'options__teacher_weight': -0.1}, 'options.teacher_weight'),
+    ({'name': 'distillation'}, 'options.teacher is empty'),
+    ({'options__teacher': 'x'}, "has no key 'teacher'"),
     ({'model__distillation_token': True, 'model__pool': 'token'}, 'no teacher'),
     ({'train__ema_warmup': True, 'train__ema_decay': 0.0}, 'no average'),
     (
-      {'name': 'distillation', 'teacher': 'x', 'distillation': 'loud'},
-      'objective.distillation',
+      DISTILLED | {'options__distillation': 'loud'},
+      'options.distillation',
     ),
   ],
   ids=str,
 )
 def test_mistakes(overrides, message):
   keys = {
-    key if '__' in key else f'objective__{key}': value
+    key if key.startswith(('model', 'train')) else f'objective__{key}': value
     for key, value in overrides.items()
   }
   with pytest.raises(UserError, match=message) as e:
@@ -326,11 +333,13 @@ def test_mistakes(overrides, message):
 
 
 def test_a_teacher_that_does_not_fit(teacher):
-  config = tiny.config(objective__teacher='nowhere', **STUDENT)
-  with pytest.raises(UserError, match=r'config\.objective\.teacher: .*nowhere'):
+  config = tiny.config(objective__options__teacher='nowhere', **STUDENT)
+  with pytest.raises(
+    UserError, match=r'config\.objective\.options\.teacher: .*nowhere'
+  ):
     experiment_lib.build(config)
   config = tiny.config(
-    objective__teacher=teacher, model__num_classes=12, **STUDENT
+    objective__options__teacher=teacher, model__num_classes=12, **STUDENT
   )
   with pytest.raises(UserError, match='knows 10 classes, but the data has 12'):
     experiment_lib.build(config)

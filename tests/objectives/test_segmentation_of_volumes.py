@@ -13,10 +13,10 @@ import tiny
 
 import vit_jax
 from vit_jax import evaluate
-from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import volumes as volumes_lib
 from vit_jax.evaluation import windows
+from vit_jax.objectives import trained
 from vit_jax.predict import __main__ as predict
 from vit_jax.summary import __main__ as summary
 from vit_jax.train import experiment as experiment_lib
@@ -113,7 +113,7 @@ def test_a_map_is_that_of_the_windows(finished, tmp_path, capsys):
   assert commands.run(predict, *args) == 0
   assert 'tube' in capsys.readouterr().out
   loaded = vit_jax.load(finished)
-  made, params = objectives.of_run(loaded)
+  made, params = trained.restored(loaded)
   whole = loaded.preprocess.normalized(scan)[None]
   wanted = made.outputs(params, {'image': whole})['segments'][0]
   found = np.load(tmp_path / 'maps' / 'scan.map.npy')

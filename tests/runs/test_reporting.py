@@ -16,6 +16,7 @@ import pytest
 import tiny
 
 from vit_jax.config import UserError
+from vit_jax.runs import logs
 from vit_jax.runs import reporting
 
 
@@ -205,7 +206,7 @@ def test_a_bar_on_a_terminal(
   monkeypatch.setattr(sys, 'stderr', stream)
   log = tmp_path / 'train.log'
   with (
-    reporting.log_to(log),
+    logs.log_to(log),
     reporting.Reporter(tmp_path, 100) as reporter,
   ):
     reporter.progress(50, {'loss': 0.5})
@@ -228,12 +229,12 @@ def test_a_bar_on_a_terminal(
 
 def test_the_log_is_appended_to(tmp_path: pathlib.Path) -> None:
   for word in ('one', 'two'):
-    with reporting.log_to(tmp_path / 'train.log'):
+    with logs.log_to(tmp_path / 'train.log'):
       logging.warning(word)
   text = (tmp_path / 'train.log').read_text()
   assert [line.split('] ')[1] for line in text.splitlines()] == ['one', 'two']
   with pytest.raises(UserError, match='cannot write'):
-    with reporting.log_to(tmp_path / 'missing' / 'train.log'):
+    with logs.log_to(tmp_path / 'missing' / 'train.log'):
       pass
 
 
@@ -241,9 +242,10 @@ _FULL = """
 import resource, sys
 from absl import logging
 from vit_jax import config
+from vit_jax.runs import logs
 from vit_jax.runs import reporting
 try:
-  with reporting.log_to(sys.argv[1] + '/train.log'):
+  with logs.log_to(sys.argv[1] + '/train.log'):
     with reporting.Reporter(sys.argv[1], 10**6) as reporter:
       resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
       for step in range(1, 10**6):

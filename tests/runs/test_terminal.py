@@ -10,6 +10,7 @@ import sys
 import pytest
 import tiny
 
+from vit_jax.runs import logs
 from vit_jax.runs import reporting
 from vit_jax.runs import terminal
 
@@ -122,7 +123,7 @@ def test_lines_where_nothing_can_be_redrawn(
     monkeypatch.setattr(sys, 'stderr', io.StringIO())
   else:
     monkeypatch.setenv('TERM', term)
-  reporting.show_facts('vit_jax', [('model', 'ViT'), ('devices', '1 x cpu')])
+  logs.show_facts('vit_jax', [('model', 'ViT'), ('devices', '1 x cpu')])
   with reporting.Reporter(tmp_path, 100) as reporter:
     reporter.progress(20, {'loss': 0.5})
     reporter.advance(30)
@@ -142,7 +143,7 @@ def test_a_panel_keeps_within_the_width(monkeypatch, caplog):
   screen = make_screen(monkeypatch)
   caplog.set_level('INFO', 'absl')
   facts = [('model', 'ViT-B/16, ' + 'a word ' * 30), ('path', '/x~' * 40)]
-  reporting.show_facts('vit_jax', facts)
+  logs.show_facts('vit_jax', facts)
   lines = screen.getvalue().splitlines()
   assert max(map(len, plain(lines))) <= 80 and len(lines) > 5
   assert screen.getvalue().count('~') == 40  # nothing is cut

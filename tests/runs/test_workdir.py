@@ -14,7 +14,7 @@ import tiny
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.runs import records
+from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir
 from vit_jax.train import loop
@@ -177,7 +177,7 @@ def test_json_that_is_refused(
   ],
 )
 def test_a_line_of_metrics_that_is_damaged(line: str) -> None:
-  assert records.parse_metrics(f'{line}\n') is None
+  assert reporting.parse_metrics(f'{line}\n') is None
 
 
 def test_prepare_describes_each_start(

@@ -25,7 +25,7 @@ from vit_jax import config as config_lib
 pytest.importorskip('optuna')
 pytest.importorskip('matplotlib')
 
-from vit_jax.runs import locks
+from vit_jax.runs import safe_io
 from vit_jax.sweep import __main__ as command
 from vit_jax.sweep import board
 from vit_jax.sweep import loop
@@ -785,7 +785,7 @@ def test_the_live_table_fits_the_terminal(monkeypatch):
 
 
 def test_a_lock_is_held_by_one(tmp_path):
-  first, second = (locks.Lock(tmp_path / 'lock') for _ in range(2))
+  first, second = (safe_io.Lock(tmp_path / 'lock') for _ in range(2))
   with first:
     assert not second.acquire(wait=False)
   assert second.acquire(wait=False)

@@ -17,7 +17,7 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluate
-from vit_jax import evaluation
+from vit_jax.evaluation import base as evaluation_base
 from vit_jax.evaluation import embedded
 from vit_jax.parallel import processes as processes_lib
 from vit_jax.runs import records
@@ -200,7 +200,7 @@ def test_one_result_however_it_is_computed(how):
       context = evaluations_lib.TrainContext(
         e, e.program, e.init().eval_params, stop, watch
       )
-      return e, context.embed('train[:80%]')
+      return e, embedded.embeddings(context, 'train[:80%]')
 
   e, found = embed(**how)
   _, expected = embed()
@@ -370,7 +370,7 @@ def test_a_folder_with_too_few_of_a_class_loses_nothing(tmp_path):
 def test_the_same_image_may_not_be_on_both_sides():
   """Their positions count where they count the same."""
   spec = config_lib.evaluation('val', kind="knn('train', k=1)")
-  probe = evaluation.create('evals.near', spec)
+  probe = evaluation_base.create('evals.near', spec)
   labels, index = np.zeros(4, np.int32), np.arange(4)
   args = (labels, index), (labels, index + 3), ('a',)
   probe.check_examples(*args)
@@ -425,7 +425,7 @@ def test_few_shots_are_of_all_classes_that_are_asked_for(train_part, message):
   )
   train_labels, labels = np.array(train_part), np.array([0, 1, 2])
   index = np.arange(len(train_labels))
-  probe = evaluation.create('evals.few', spec)
+  probe = evaluation_base.create('evals.few', spec)
   args = (train_labels, index), (labels, np.arange(3) + 90), tuple('abcd')
   if message is None:
     probe.check_examples(*args)
@@ -439,7 +439,7 @@ def test_what_is_not_finite_has_no_accuracy():
   labels, index = np.arange(40) % 2, np.arange(40)
   broken = embedded.Embedded(features, labels, index)
   for fields in EVALS.values():
-    probe = evaluation.create('', config_lib.evaluation(**SPLITS | fields))
+    probe = evaluation_base.create('', config_lib.evaluation(**SPLITS | fields))
     found = probe.measure_embedded(broken, broken)
     assert set(found) == set(probe.metrics)
     assert found.pop('examples') == 40
@@ -457,7 +457,7 @@ def test_the_metrics_have_the_names_that_are_told():
     for _ in range(2)
   )
   for fields in EVALS.values():
-    probe = evaluation.create('', config_lib.evaluation(**SPLITS | fields))
+    probe = evaluation_base.create('', config_lib.evaluation(**SPLITS | fields))
     found = probe.measure_embedded(train_part, test_part)
     assert set(found) == set(probe.metrics)
 

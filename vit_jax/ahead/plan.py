@@ -94,7 +94,7 @@ def complete(
   """
   from vit_jax import data
   from vit_jax import objectives
-  from vit_jax.weights import initial
+  from vit_jax.train import initial
 
   config_lib.check(config)
   initial.check(config)
@@ -108,12 +108,15 @@ def complete(
       raise UserError(
         f'{e}; to plan without the data, set --config.model.num_classes'
       ) from None
-    num_outputs = objectives.class_of(config).num_outputs(source.features)
+    num_outputs = objectives.objective_class(config).num_outputs(
+      source.features
+    )
     config.model.num_classes = num_outputs
     config.data.source_size = source.image_shape
     config.data.bits = config.data.bits or source.bits()
   if config.model.name == config_lib.INIT_FROM:
-    initial.fill(config, initial.load(config))
+    initial.fill_from_checkpoint(config)
+    initial.fill(config)
   return config
 
 
@@ -253,8 +256,8 @@ def make_program(
   Raises:
     UserError: The config cannot be trained on as many devices as JAX has.
   """
-  from vit_jax import objectives
   from vit_jax import optim
+  from vit_jax.objectives import stand_in
   from vit_jax.train import experiment
   from vit_jax.train import program as program_lib
 
@@ -264,7 +267,7 @@ def make_program(
   size = config.data.source_size
   if size is not None:
     size = cast(Any, config_lib.sides(size, 'data.source_size'))
-  features = objectives.class_of(config).stand_in(config, size)
+  features = stand_in.features(config, size)
   # The length of the run only changes constants of the program.
   lengths = optim.Lengths(total=1000)
   return program_lib.create(config, features, lengths, devices)

@@ -19,6 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.evaluation import intervals
 from vit_jax.runs import records
+from vit_jax.runs import reporting
 
 if TYPE_CHECKING:
   from vit_jax.plots import curves
@@ -288,7 +289,7 @@ def is_noisy(name: str) -> bool:
 
 def _is_method_metric(name: str) -> bool:
   """Whether a metric is what a method measures of its own training."""
-  if records.is_evaluation(name) or records.is_timed(name):
+  if records.is_evaluation(name) or reporting.is_timed(name):
     return False
   return name not in _COMMON
 

@@ -440,16 +440,6 @@ def _objective() -> ml_collections.ConfigDict:
   # Number of images of each class, for 'balanced' and 'inverse'. None: the run
   # counts them in the training split.
   objective.class_counts = config_dict.placeholder(tuple)
-  # The teacher of distillation: any path that `vit_jax.load` reads.
-  objective.teacher = ''
-  # What the student learns from the teacher. 'hard': the class that the teacher
-  # predicts. 'soft': the teacher's logits.
-  objective.distillation = 'hard'
-  # Weight of the teacher in the loss, from 0 to 1.
-  objective.teacher_weight = 0.5
-  # For objective.distillation='soft': the logits of both models are divided by
-  # it.
-  objective.temperature = 3.0
   # Keys that only some objectives have; the file of an objective lists them
   # with their defaults. A config file sets one by
   # config.objective.options.delta = 2.0.

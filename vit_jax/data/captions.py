@@ -3,7 +3,6 @@
 A template has {} where the name of the class goes: 'a photo of a {}.'
 """
 
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import importlib.resources
@@ -21,6 +20,7 @@ from vit_jax.data import features
 from vit_jax.data import sources
 from vit_jax.data import text_kind
 from vit_jax.data import tokenizers
+from vit_jax.data import wrapped
 from vit_jax.runs import safe_io
 
 TEMPLATES = 'templates:'
@@ -30,7 +30,7 @@ CLASS_NAMES = 'class_names'
 TEMPLATE_LISTS = 'templates'
 
 
-class CaptionedSource(base.Source):
+class CaptionedSource(wrapped.WrappedSource):
   """A split whose examples have captions, or no longer have them."""
 
   def __init__(
@@ -46,17 +46,15 @@ class CaptionedSource(base.Source):
       text: How captions become tokens; None: captions are left out.
       by_class: Captions of each class; (): the split has its own.
     """
-    self._source, self._by_class = source, tuple(by_class)
+    super().__init__(source)
+    self._by_class = tuple(by_class)
     self.features = {k: x for k, x in source.features.items() if k != 'text'}
     if text is not None:
       self.features |= {'text': text}
 
-  def __len__(self) -> int:
-    return len(self._source)
-
   def read(self, position: int) -> base.Example:
     """Returns an example, as it is stored, with its captions."""
-    example = self._source.read(position)
+    example = self.source.read(position)
     if not self._by_class or 'text' not in self.features:
       return example
     captions = self._by_class[int(example.values['label'])]
@@ -66,36 +64,21 @@ class CaptionedSource(base.Source):
   def captions(self, position: int) -> Sequence[str]:
     """Returns the captions of an example."""
     if not self._by_class:
-      return self._source.captions(position)
-    return self._by_class[int(self._source.read(position).values['label'])]
-
-  def file(self, position: int) -> str | None:
-    """Returns the path of an example's file, None where it has none."""
-    return self._source.file(position)
-
-  def id(self, position: int) -> str:
-    """Returns a name of an example that does not depend on the slice."""
-    return self._source.id(position)
-
-  def bits(self) -> int:
-    """Returns the bits of a stored value, 8 or 16."""
-    return self._source.bits()
-
-  def check_targets(self, positions: Iterable[int]) -> None:
-    """Checks the targets of examples, but for their captions."""
-    self._source.check_targets(positions)
+      return self.source.captions(position)
+    return self._by_class[int(self.source.read(position).values['label'])]
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""
-    in_source = name in self._source.features and name != 'text'
-    return self._source.column(name) if in_source else super().column(name)
+    if name == 'text':
+      return base.Source.column(self, name)
+    return super().column(name)
 
   def fingerprint(self) -> str:
     """Returns a digest of the split, its captions and the vocabulary."""
     text = self.features.get('text')
     vocabulary = text.digest if isinstance(text, text_kind.Text) else ''
     captions = itertools.chain.from_iterable(self._by_class)
-    return base.digest([self._source.fingerprint(), vocabulary, *captions])
+    return base.digest([self.source.fingerprint(), vocabulary, *captions])
 
 
 def attach(

@@ -27,8 +27,6 @@ from vit_jax.config import import_package
 from vit_jax.config import nearby
 from vit_jax.config import one_line
 from vit_jax.config import UserError
-from vit_jax.data import base
-from vit_jax.data import codes as codes_lib
 from vit_jax.data import rows
 
 if TYPE_CHECKING:
@@ -63,33 +61,21 @@ class Address:
 class HfSource(rows.RowSource):
   """The rows of a split of a dataset."""
 
-  def __init__(
-    self,
-    name: str,
-    data_dir: str | None,
-    split: str,
-    columns: ml_collections.ConfigDict,
-    image_shape: tuple[int, int] | None = None,
-    codes: codes_lib.Codes | None = None,
-  ):
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
     """Opens the dataset; downloads or converts it first if needed.
-
-    `name` is `config.data.name` without 'hf:', `columns` `config.data.columns`,
-    and `data_dir` the library's cache (None: its default); see
-    `rows.RowSource` for the rest.
 
     Raises:
       UserError: There is no such dataset, column or split, the library is
         missing, or the dataset cannot be read.
     """
-    self._name = f'hf:{name}'
+    self._name, columns = config.data.name, config.data.columns
     if columns.split:
       raise UserError(
         'config.data.columns.split is for tables: the splits of'
         f' {self._name} have names of their own'
       )
-    address = parse(name)
-    self._datasets = _load(address, data_dir)
+    address = parse(self._name.removeprefix(PREFIX))
+    self._datasets = _load(address, config.data.dir)
     self._columns: dict[tuple[str, str], list[Any]] = {}
     main = self._datasets.get('train', next(iter(self._datasets.values())))
     types = main.features
@@ -103,28 +89,12 @@ class HfSource(rows.RowSource):
       if (kind := _class_label(types.get(names.get(feature))))
     }
     super().__init__(
-      self._name,
+      config,
       split,
       names,
       {name: range(len(each)) for name, each in self._datasets.items()},
       address.path,
       classes,
-      image_shape,
-      codes,
-    )
-
-  @classmethod
-  def from_config(
-    cls, config: ml_collections.ConfigDict, split: str
-  ) -> base.Source:
-    """Opens a split of the dataset that `config.data.name` names."""
-    return cls(
-      config.data.name.removeprefix(PREFIX),
-      config.data.dir,
-      split,
-      config.data.columns,
-      base.source_size(config),
-      codes_lib.from_config(config),
     )
 
   @classmethod

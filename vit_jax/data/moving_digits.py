@@ -14,7 +14,6 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import features
 from vit_jax.data import input_kinds
@@ -46,21 +45,16 @@ class MovingDigitsSource(made.MadeSource):
   kind = 'video'
   sizes: ClassVar = {'train': 8_000, 'test': 1_000}
 
-  def __init__(
-    self,
-    split: str,
-    size: Size = SIZE,
-    stride: int = 1,
-    short: str = 'refuse',
-  ):
-    """Reads the digits, for videos of a size (frames, height, width).
-
-    `stride` and `short` are those of `input_kinds.Video`.
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Reads the digits, for videos with the sides `data.source_size`.
 
     Raises:
       UserError: There is no such split, or it is empty; or the size is not that
         of a video that holds a digit.
     """
+    size, video = SIZE, config.data.video
+    if config.data.source_size is not None:
+      size = config_lib.sides(config.data.source_size, 'data.source_size')
     if len(size) != 3 or min(size[1:]) < 8:
       raise UserError(
         f'config.data.source_size is {size}, but moving digits are videos of'
@@ -69,21 +63,10 @@ class MovingDigitsSource(made.MadeSource):
     self._size = (size[0], size[1], size[2])
     super().__init__(split, 'moving_digits', self._size)
     self.features = {
-      'image': input_kinds.Video(self._size, 1, stride, short),
+      'image': input_kinds.Video(self._size, 1, video.stride, video.short),
       'label': features.Label(CLASSES),
     }
     self._digits = digits.train_and_test()
-
-  @classmethod
-  def from_config(
-    cls, config: ml_collections.ConfigDict, split: str
-  ) -> base.Source:
-    """Returns the videos of a split with the sides `data.source_size`."""
-    size, video = config.data.source_size, config.data.video
-    sides = SIZE
-    if size is not None:
-      sides = config_lib.sides(size, 'data.source_size')
-    return cls(split, sides, video.stride, video.short)
 
   def values(
     self, split: str, row: int, rng: np.random.Generator

@@ -49,36 +49,35 @@ class RowSource(base.SelectedSource):
 
   def __init__(
     self,
-    where: str,
+    config: ml_collections.ConfigDict,
     split: str,
     names: Names,
     rows: Mapping[str, Sequence[int]],
-    directory: str,
-    classes: Mapping[str, tuple[str, ...]],
-    image_shape: tuple[int, int] | None,
-    codes: codes_lib.Codes | None = None,
+    directory: str = '',
+    classes: Mapping[str, tuple[str, ...]] | None = None,
+    where: str = '',
   ):
     """Orders the rows of the splits that are asked for.
 
     Args:
-      where: Name of the data, for errors.
+      config: The full config.
       split: A split specification.
       names: The columns that are read.
       rows: Numbers of the rows of each split.
       directory: Directory that paths of images are relative to.
       classes: Classes by feature, where the data lists them. Otherwise they are
         collected from the rows of train.
-      image_shape: (height, width) where all images are known to have one size.
-      codes: How maps are stored, and their classes; None: as labels.
+      where: Name of the data, for errors; '': `config.data.name`.
 
     Raises:
       UserError: There is no such split, or a row of train has no class.
     """
     self._names, self._directory = names, directory
-    self._codes = codes or codes_lib.Codes()
-    self._listed = classes
+    self._codes = codes_lib.from_config(config)
+    self._listed = classes = classes or {}
+    where = where or config.data.name
     self.features = {
-      'image': features.Image(image_shape),
+      'image': features.Image(base.source_size(config)),
       **self._find_targets(rows, classes),
     }
     if 'map' in names:

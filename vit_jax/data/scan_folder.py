@@ -35,17 +35,16 @@ _TRAIN = 'train'
 class ScansSource(base.SelectedSource):
   """The scans and maps of a split, ordered by a hash of their paths."""
 
-  def __init__(self, root: str, split: str, config: ml_collections.ConfigDict):
-    """Lists the files, and reads their headers.
-
-    The full config says how scans are prepared, and has the crop's size.
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Lists the files of the folder, and reads their headers.
 
     Raises:
       UserError: There is no such split, a file without the other of its pair,
         a map whose places are not those of its scan, or scans that do not fit
         each other or the model's patches.
     """
-    self._root, self._how = root, scans.from_config(config)
+    self._root = root = base.data_path(config.data.name)
+    self._how = scans.from_config(config)
     classes, by_split = _listed(root)
     aliases = folder.other_names(root, split, list(by_split))
     wanted = splits.chosen(split, by_split, aliases)
@@ -68,13 +67,6 @@ class ScansSource(base.SelectedSource):
       ),
       'map': codes.Codes().feature(classes, root),
     }
-
-  @classmethod
-  def from_config(
-    cls, config: ml_collections.ConfigDict, split: str
-  ) -> base.Source:
-    """Opens a split of the folder that `config.data.name` names."""
-    return cls(base.data_path(config.data.name), split, config)
 
   @classmethod
   def split_names(cls, name: str) -> list[str]:

@@ -1,8 +1,6 @@
 """Leaves out the examples that a check of the data listed as damaged."""
 
 from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Sequence
 import os
 import pathlib
 import shlex
@@ -15,10 +13,11 @@ from vit_jax.data import base
 from vit_jax.data import features as features_lib
 from vit_jax.data import folder
 from vit_jax.data import input_kinds
+from vit_jax.data import wrapped
 from vit_jax.runs import safe_io
 
 
-class SkippingSource(base.Source):
+class SkippingSource(wrapped.WrappedSource):
   """A split without some of its examples; the others keep their index."""
 
   def __init__(self, source: base.Source, kept: np.ndarray, skipped: list[str]):
@@ -29,46 +28,26 @@ class SkippingSource(base.Source):
       kept: int [N], positions of the examples to keep.
       skipped: Ids of the other examples, sorted.
     """
-    self._source, self._kept, self._skipped = source, kept, skipped
-    self.features = source.features
+    super().__init__(source)
+    self._kept, self._skipped = kept, skipped
 
   def __len__(self) -> int:
     return len(self._kept)
 
-  def read(self, position: int) -> base.Example:
-    """Returns an example, as it is stored."""
-    return self._source.read(int(self._kept[position]))
-
-  def file(self, position: int) -> str | None:
-    """Returns the path of an example's file, None where it has none."""
-    return self._source.file(int(self._kept[position]))
-
-  def id(self, position: int) -> str:
-    """Returns a name of an example that does not depend on the slice."""
-    return self._source.id(int(self._kept[position]))
-
-  def bits(self) -> int:
-    """Returns the bits of a stored value, 8 or 16."""
-    return self._source.bits()
-
-  def captions(self, position: int) -> Sequence[str]:
-    """Returns the captions of an example."""
-    return self._source.captions(int(self._kept[position]))
-
-  def check_targets(self, positions: Iterable[int]) -> None:
-    """Checks the targets of examples that are kept."""
-    self._source.check_targets(int(self._kept[i]) for i in positions)
+  def row(self, position: int) -> int:
+    """Returns the position of an example in the other split."""
+    return int(self._kept[position])
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""
     try:
-      return self._source.column(name)[self._kept]
+      return self.source.column(name)[self._kept]
     except UserError:  # perhaps of an example that is left out
-      return super().column(name)
+      return base.Source.column(self, name)
 
   def fingerprint(self) -> str:
     """Returns a digest of the split's fingerprint and the skipped ids."""
-    return base.digest([self._source.fingerprint(), *self._skipped])
+    return base.digest([self.source.fingerprint(), *self._skipped])
 
 
 def skip_damaged(

@@ -26,7 +26,6 @@ from vit_jax.config import one_line
 from vit_jax.config import reason
 from vit_jax.config import UserError
 from vit_jax.data import base
-from vit_jax.data import codes as codes_lib
 from vit_jax.data import folder
 from vit_jax.data import rows
 from vit_jax.runs import safe_io
@@ -39,22 +38,14 @@ _FIRST_LINE = re.compile(r'sep=([,\t;|])\r?\n')  # spreadsheets may write it
 class TableSource(rows.RowSource):
   """The rows of a split of a table."""
 
-  def __init__(
-    self,
-    path: str,
-    split: str,
-    columns: ml_collections.ConfigDict,
-    image_shape: tuple[int, int] | None = None,
-    codes: codes_lib.Codes | None = None,
-  ):
-    """Reads the table, but no image files.
-
-    `columns` is `config.data.columns`; see `rows.RowSource` for the rest.
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Reads the table that `config.data.name` names, but no image files.
 
     Raises:
       UserError: There is no such file, column or split, or a row does not fit.
     """
-    self._path = path
+    self._path = path = base.data_path(config.data.name)
+    columns = config.data.columns
     self._table = _read(path, rows.columns_of(columns.to_dict()))
     candidates = {
       name: [x for x in usual if x in self._table]
@@ -65,22 +56,7 @@ class TableSource(rows.RowSource):
     self._has_paths = len(self._images) > 0 and isinstance(self._images[0], str)
     by_split = self._rows_of_splits(names.get('split'))
     directory = os.path.dirname(path)
-    super().__init__(
-      path, split, names, by_split, directory, {}, image_shape, codes
-    )
-
-  @classmethod
-  def from_config(
-    cls, config: ml_collections.ConfigDict, split: str
-  ) -> base.Source:
-    """Opens a split of the table that `config.data.name` names."""
-    return cls(
-      base.data_path(config.data.name),
-      split,
-      config.data.columns,
-      base.source_size(config),
-      codes_lib.from_config(config),
-    )
+    super().__init__(config, split, names, by_split, directory, where=path)
 
   @classmethod
   def check_config(cls, config: ml_collections.ConfigDict) -> None:

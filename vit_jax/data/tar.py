@@ -37,7 +37,6 @@ from vit_jax.config import one_line
 from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
-from vit_jax.data import codes as codes_lib
 from vit_jax.data import folder
 from vit_jax.data import leftovers
 from vit_jax.data import rows
@@ -66,29 +65,20 @@ Places = Mapping[str, tuple[int, int]]
 class TarSource(rows.RowSource):
   """The samples of the shards of a split."""
 
-  def __init__(
-    self,
-    pattern: str,
-    split: str,
-    columns: ml_collections.ConfigDict,
-    image_shape: tuple[int, int] | None = None,
-    codes: codes_lib.Codes | None = None,
-  ):
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
     """Finds the samples; reads shards that have no index.
-
-    `pattern` names the shards, `columns` is `config.data.columns`; see
-    `rows.RowSource` for the rest.
 
     Raises:
       UserError: There is no such shard, column or split, a shard is damaged, or
         a sample lacks a file, or has two for one column.
     """
+    where, columns = config.data.name, config.data.columns
     if columns.split:
       raise UserError(
         'config.data.columns.split is for tables: the split of a shard is in'
         ' its name'
       )
-    shards = expand(pattern)
+    shards = expand(where.removeprefix(PREFIX))
     self._root = os.path.commonpath([os.path.dirname(x) for x in shards])
     self._samples: list[tuple[str, str, Places]] = []  # shard, key, places
     by_split: dict[str, list[int]] = {}
@@ -99,28 +89,12 @@ class TarSource(rows.RowSource):
       numbers = by_split.setdefault(_split_of(self._name(shard)), [])
       numbers += range(first, len(self._samples))
     if not self._samples:
-      raise UserError(f'tar:{pattern}: the shards are empty')
+      raise UserError(f'{where}: the shards are empty')
     columns = self._in_small_letters(columns)
     self._named = {*rows.columns_of(columns.to_dict())}
-    self._names = self._chosen(f'tar:{pattern}', columns)
+    self._names = self._chosen(where, columns)
     self._check_samples()
-    super().__init__(
-      *(f'tar:{pattern}', split, self._names, by_split, '', {}),
-      *(image_shape, codes),
-    )
-
-  @classmethod
-  def from_config(
-    cls, config: ml_collections.ConfigDict, split: str
-  ) -> base.Source:
-    """Opens a split of the shards that `config.data.name` names."""
-    return cls(
-      config.data.name.removeprefix(PREFIX),
-      split,
-      config.data.columns,
-      base.source_size(config),
-      codes_lib.from_config(config),
-    )
+    super().__init__(config, split, self._names, by_split)
 
   @classmethod
   def check_config(cls, config: ml_collections.ConfigDict) -> None:

@@ -54,28 +54,16 @@ class TfdsSource(base.SelectedSource):
   The classes are in the order of the dataset, which its labels follow.
   """
 
-  def __init__(
-    self,
-    name: str,
-    data_dir: str | None,
-    split: str,
-    image_shape: tuple[int, int] | None = None,
-  ):
-    """Opens the files.
-
-    Args:
-      name: `name`, `name/config`, either with `:version`.
-      data_dir: Directory of prepared datasets; None: TFDS's default.
-      split: A split specification.
-      image_shape: (height, width) where all images are known to have one size,
-        though the dataset does not say so.
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Opens the files of the dataset that `config.data.name` names.
 
     Raises:
       UserError: There is no such dataset or split, it is not prepared, or has
         neither classes nor captions.
     """
-    builder = _prepared_builder(name, data_dir)
-    self._read_features(name, builder.info.features, image_shape)
+    name, size = config.data.name, base.source_size(config)
+    builder = _prepared_builder(name, config.data.dir)
+    self._read_features(name, builder.info.features, size)
     sizes = {s: info.num_examples for s, info in builder.info.splits.items()}
     self._selection = splits.Selection(split, sizes, name)
     self._name = builder.info.full_name
@@ -83,14 +71,6 @@ class TfdsSource(base.SelectedSource):
       s: builder.as_data_source(split=s, file_format=_FORMAT).data_source
       for s in self._selection.names
     }
-
-  @classmethod
-  def from_config(
-    cls, config: ml_collections.ConfigDict, split: str
-  ) -> base.Source:
-    """Opens a split of the dataset that `config.data.name` names."""
-    data = config.data
-    return cls(data.name, data.dir, split, base.source_size(config))
 
   @classmethod
   def check_config(cls, config: ml_collections.ConfigDict) -> None:

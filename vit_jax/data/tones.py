@@ -11,9 +11,7 @@ from typing import ClassVar
 import ml_collections
 import numpy as np
 
-from vit_jax.data import base
 from vit_jax.data import features
-from vit_jax.data import input_kinds
 from vit_jax.data import made
 from vit_jax.data import recordings
 from vit_jax.data import spectrogram
@@ -44,8 +42,9 @@ class TonesSource(made.MadeSource):
   kind = 'sound'
   sizes: ClassVar = {'train': 6_000, 'test': 1_000}
 
-  def __init__(self, split: str, how: input_kinds.Audio):
-    """Selects sounds, for spectrograms with some settings."""
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Selects sounds, for spectrograms as `data.audio` says."""
+    how = recordings.audio(config)
     samples = round(_SECONDS * how.sample_rate)
     frames = 1 + (samples - how.window_length) // how.hop_length
     self._how = dataclasses.replace(how, size=(frames, how.mels))
@@ -54,13 +53,6 @@ class TonesSource(made.MadeSource):
       'label': features.Label(CLASSES),
     }
     super().__init__(split, 'tones', self._how)
-
-  @classmethod
-  def from_config(
-    cls, config: ml_collections.ConfigDict, split: str
-  ) -> base.Source:
-    """Returns the sounds of a split, as `data.audio` says."""
-    return cls(split, recordings.audio(config))
 
   def values(
     self, split: str, row: int, rng: np.random.Generator

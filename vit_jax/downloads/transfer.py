@@ -24,7 +24,6 @@ from absl import logging
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.downloads import checksums
-from vit_jax.runs import locks
 from vit_jax.runs import safe_io
 from vit_jax.runs import terminal
 
@@ -157,7 +156,7 @@ class _Part:
 @contextlib.contextmanager
 def _lock(target: pathlib.Path) -> Iterator[None]:
   """Locks a target; waits while another process downloads it."""
-  lock = locks.Lock(target.with_name(f'{target.name}.lock'), 'download')
+  lock = safe_io.Lock(target.with_name(f'{target.name}.lock'), 'download')
   if not lock.acquire(wait=False):
     logging.info('Waiting for another process that downloads %s', target)
     lock.acquire()

@@ -1,6 +1,5 @@
 """The metrics of the objective, such as accuracy and loss."""
 
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 import functools
@@ -11,7 +10,6 @@ import numpy as np
 
 from vit_jax.evaluation import base
 from vit_jax.evaluation import metrics
-from vit_jax.evaluation import predictions
 
 
 def measure(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:
@@ -29,56 +27,24 @@ class Accuracy(base.Evaluator):
 
   def run(self, context: base.Context) -> dict[str, Any]:
     """Returns the objective's metrics."""
-    return _total(context, context.apply(measure, self.spec.split))
-
-  def run_with_predictions(
-    self,
-    context: base.Context,
-    head: predictions.Head | None,
-    on_host: Callable[[np.ndarray, np.ndarray], Any] | None = None,
-  ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the metrics, and the predictions for each example.
-
-    Args:
-      context: As for `run`.
-      head: Interprets the outputs; None: they predict no feature.
-      on_host: Maps labels and predicted classes of places, int [B, ...], to
-        further columns by name.
-
-    Returns:
-      The metrics, and columns of N rows in the order of the split: `index` and
-      what the objective's `of_each` and `Head.read` return.
-    """
-
-    def measure_with_rows(
-      objective: Any, params: Any, batch: dict[str, jax.Array]
-    ) -> Any:
-      outputs = objective.outputs(params, batch)
-      rows = {'index': batch['index']} | objective.of_each(outputs, batch)
-      rows |= head.read(outputs, batch) if head else {}
-      maps = (batch['map'], outputs['segments']) if on_host else ()
-      return objective.measure(outputs, batch), rows, batch['valid'], maps
-
-    batches = []
-    for total, rows, valid, maps in context.apply(
-      measure_with_rows, self.spec.split
-    ):
-      host_rows = on_host(*maps) if on_host else {}
-      batches.append((total, rows | host_rows, valid))
-    columns = {
-      name: np.concatenate([rows[name][valid] for _, rows, valid in batches])
-      for name in batches[0][1]
-    }
-    return _total(context, (total for total, *_ in batches)), columns
+    return total(context, context.apply(measure, self.spec.split))
 
 
-def _total(context: base.Context, parts: Iterable[Any]) -> dict[str, Any]:
-  """Merges the metrics of batches, and returns their values by name."""
+def total(context: base.Context, parts: Iterable[Any]) -> dict[str, Any]:
+  """Merges the metrics of batches, and returns their values by name.
+
+  Raises:
+    EvaluationError: A metric of the objective cannot be shown.
+  """
   merged = functools.reduce(lambda total, x: total.merge(x), parts)
-  values = dict(merged.compute())
-  arrays = {k: np.asarray(values.pop(k)) for k in ('confusion',) if k in values}
-  _check_shapes(context, values, arrays)
-  return metrics.scalars(values, context.features, context.target) | arrays
+  numbers = dict(merged.compute())
+  matrices = {
+    name: np.asarray(numbers.pop(name))
+    for name in ('confusion',)
+    if name in numbers
+  }
+  _check_shapes(context, numbers, matrices)
+  return metrics.scalars(numbers, context.features, context.target) | matrices
 
 
 def _check_shapes(

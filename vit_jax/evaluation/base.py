@@ -17,11 +17,11 @@ import jax
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import data
 from vit_jax import models
+from vit_jax.config import extension
 from vit_jax.config import parts
+from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
-from vit_jax.evaluation import embedded
 
 Scalars = dict[str, float]
 # (objective, parameters, batch) -> a tree of arrays; traced by jit. The batch
@@ -43,13 +43,14 @@ class Context(abc.ABC):
   Attributes:
     features: Features of the examples, by name.
     target: Name of the feature that the objective learns; None: it learns none.
+    kept: Results that evaluators share, as embeddings, by keys of their own.
   """
 
   def __init__(
     self, features: features_lib.Features, target: str | None = None
   ):
     self.features, self.target = features, target
-    self._embedded: dict[tuple[str, str], embedded.Embedded] = {}
+    self.kept: dict[Any, Any] = {}
 
   @abc.abstractmethod
   def apply(self, function: Function, split: str) -> Iterator[Any]:
@@ -62,7 +63,7 @@ class Context(abc.ABC):
       function: (objective, parameters, batch) -> a tree of arrays. The
         objective has `outputs`, `measure` and `trunk`, as
         `objectives.Objective`.
-      split: its `spec.split` or its `train_split` of the evaluator.
+      split: `spec.split` or `train_split` of the evaluator.
 
     Yields:
       The function's result, as NumPy arrays.
@@ -89,20 +90,6 @@ class Context(abc.ABC):
 
   def alive(self) -> None:
     """Reports progress in long work; a signal may end the evaluation here."""
-
-  def embed(self, split: str, read: str = 'head') -> embedded.Embedded:
-    """Returns all embeddings of a split; they are computed once.
-
-    Args:
-      split: its `spec.split` or its `train_split` of the evaluator.
-      read: One of `embedded.READS`.
-    """
-    key = split, read
-    if key not in self._embedded:
-      found = self.apply(embedded.READS[read], split)
-      parts = [embedded.Embedded.of_batch(x) for x in found]
-      self._embedded[key] = embedded.join(parts)
-    return self._embedded[key]
 
 
 class Evaluator(abc.ABC):
@@ -154,7 +141,7 @@ class Evaluator(abc.ABC):
     """
 
   def check_sources(
-    self, source: data.Source, train_source: data.Source | None
+    self, source: data_base.Source, train_source: data_base.Source | None
   ) -> None:
     """Checks the data before any image is read.
 
@@ -180,70 +167,84 @@ class Evaluator(abc.ABC):
     Raises:
       EvaluationError: It cannot measure these examples.
     """
-
-  def results(self, context: Context) -> dict[str, Any]:
-    """Returns what `run` does, after a check that it is what `metrics` says.
-
-    Raises:
-      EvaluationError: It is no dict of numbers, it lacks a metric or has one
-        that is not declared, or `run` raises it.
-    """
-    found: Any = self.run(context)
-    if not isinstance(found, Mapping):
-      raise EvaluationError(
-        f'run() of {self.kind} returns a {type(found).__name__}: it must'
-        " return a dict of metrics, as {'accuracy': 0.9}"
-      )
-    for name, value in found.items():
-      shape = getattr(value, 'shape', ())
-      is_number = hasattr(value, '__float__') and not shape
-      if name != 'confusion' and not is_number:
-        of = f' of the shape {shape}' if shape else ''
-        raise EvaluationError(
-          f'run() of {self.kind} returns {name!r}, a'
-          f' {type(value).__name__}{of}: it must be one number'
-        )
-    if self.metrics is not None:
-      self._check_names(self.metrics, found)
-    return {**found}
-
-  def _check_names(
-    self, declared: Mapping[str, str], results: Mapping[str, Any]
-  ) -> None:
-    """Raises an EvaluationError if results have other names than declared."""
-    groups = tuple(name for name in declared if name.endswith('/'))
-    undeclared = [
-      name
-      for name in results
-      if name not in declared
-      and name != 'confusion'
-      and not str(name).startswith(groups)
-    ]
-    missing = [x for x in declared if x not in results and x not in groups]
-    problems = []
-    if undeclared:
-      names = ', '.join(map(repr, undeclared))
-      problems.append(f'returns {names}, which `metrics` does not declare')
-    if missing:
-      names = ', '.join(map(repr, missing))
-      problems.append(f'does not return {names}, which `metrics` declares')
-    if problems:
-      declares = ', '.join(declared) or 'nothing'
-      raise EvaluationError(
-        f'run() of {self.kind} {", and ".join(problems)}: `metrics` has'
-        f' {declares}; give each metric that run() returns, with the better'
-        f" direction, as metrics = {{'accuracy': 'max'}}"
-      )
+    raise NotImplementedError
 
   def intervals(
-    self, found: Mapping[str, float]
+    self, results: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
     """Returns 95% intervals of some metrics, by name; None: not known.
 
     A metric NAME_margin is half the width of NAME's interval, and is not shown.
 
     Args:
-      found: Results of `run`.
+      results: Results of `run`.
     """
-    del found
+    del results
     return {}
+
+
+def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
+  """Returns the evaluator of an entry of `config.evals`.
+
+  Args:
+    key: Key of the entry, for errors: 'evals.val'.
+    spec: From `config.evaluation`; its kind is the name of a file of this
+      package, or 'my_module:MyEvaluator', with options.
+
+  Raises:
+    UserError: There is no such kind or option, or a value cannot work.
+  """
+  evaluator: Evaluator = config_lib.build(
+    spec.kind, f'{key}.kind', find, spec=spec
+  )
+  if ':' in evaluator.kind:
+    checked = config_lib.wing('vit_jax.evaluation.contract:Checked')
+    evaluator = extension.extended(evaluator, checked)
+  return evaluator
+
+
+def find(name: str, key: str) -> Any:
+  """Returns the class of an evaluator.
+
+  Args:
+    name: Name of a file of this package, or 'my_module:MyEvaluator'.
+    key: Key of the config that holds it, for errors.
+
+  Raises:
+    UserError: There is no such class.
+  """
+  return config_lib.find_class(name, key, Evaluator, __package__)
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks the kinds of all evaluations in `config.evals`, and their options.
+
+  Raises:
+    UserError: A value cannot work.
+  """
+  for name, spec in config.evals.items():
+    evaluator = create(f'evals.{name}', spec)
+    check_directions(f'config.evals.{name}.kind={spec.kind}', evaluator.metrics)
+
+
+def check_directions(name: str, metrics: Any) -> None:
+  """Checks the `metrics` that a class declares.
+
+  Args:
+    name: Names the class, for errors.
+    metrics: Its attribute; None: there are none of its own.
+
+  Raises:
+    UserError: They are no dict of names with the better directions.
+  """
+  fits = metrics is None or (
+    isinstance(metrics, Mapping)
+    and all(isinstance(x, str) for x in metrics)
+    and all(x in ('max', 'min') for x in metrics.values())
+  )
+  if not fits:
+    raise config_lib.UserError(
+      f'{name}: its `metrics` are {metrics!r}, and must be a dict of names,'
+      " each with 'max' or 'min' for the better direction, as"
+      " {'accuracy': 'max'}"
+    )

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.evaluation import base
 from vit_jax.models import stack
 
 _TINY = 1e-12  # avoids a division by 0
@@ -128,6 +129,24 @@ def check(model: Any, read: str) -> None:
       f' image, and this is a {type(model).__name__}'
       f"{' that merges tokens' if is_vit else ''}: choose 'head'"
     )
+
+
+def embeddings(
+  context: base.Context, split: str, read: str = 'head'
+) -> Embedded:
+  """Returns all embeddings of a split; they are computed once.
+
+  Args:
+    context: The model and its splits.
+    split: `spec.split` or `train_split` of the evaluator.
+    read: One of `READS`.
+  """
+  key = 'embeddings', split, read
+  if key not in context.kept:
+    batches = context.apply(READS[read], split)
+    context.kept[key] = join([Embedded.of_batch(x) for x in batches])
+  kept: Embedded = context.kept[key]
+  return kept
 
 
 def join(parts: Sequence[Embedded]) -> Embedded:

@@ -98,7 +98,7 @@ def measure_whole_images(
 
   Returns:
     The metrics of `objectives.segmentation` but its loss, and the columns
-    `index`, `miou`, `accuracy` and `areas`, as its `of_each` has them.
+    `index`, `miou`, `accuracy` and `areas`, as its `example_measures`.
 
   Raises:
     UserError: An image or its map cannot be read, or they differ in size.

@@ -89,7 +89,7 @@ class Probe(base.Evaluator):
   def run(self, context: base.Context) -> base.Scalars:
     """Embeds both splits, and measures the probe."""
     train, test = (
-      context.embed(split, self.features)
+      embedded.embeddings(context, split, self.features)
       for split in (self.train_split, self.spec.split)
     )
     self.check_examples(

@@ -14,6 +14,7 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.explore import predictions as predictions_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.objectives import base
+from vit_jax.objectives import trained
 from vit_jax.plots import sheet
 from vit_jax.plots import tiles
 from vit_jax.runs import restoring
@@ -74,7 +75,7 @@ def _objective(
   Raises:
     UserError: The model is not that of a run, or its method has no pictures.
   """
-  objective, params = objectives.of_run(subject.vit)
+  objective, params = trained.restored(subject.vit)
   if not objective.pictures_caption:
     raise UserError(
       f'the objective of the run, {objective.config.objective.name}, has no'

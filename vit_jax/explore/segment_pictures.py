@@ -13,6 +13,7 @@ from vit_jax.config import UserError
 from vit_jax.data.device import views
 from vit_jax.evaluation import segments
 from vit_jax.explore import subject as subject_lib
+from vit_jax.objectives import trained
 from vit_jax.plots import class_maps
 from vit_jax.plots import tiles
 from vit_jax.weights import batched
@@ -139,7 +140,7 @@ def _compare(subject: Subject, rows: np.ndarray) -> dict[str, np.ndarray]:
       'image': batch['image'],
       'map': batch['map'],
       'segments': outputs['segments'],
-      'miou': objective.of_each(outputs, batch)['miou'],
+      'miou': objective.example_measures(outputs, batch)['miou'],
     }
 
   inputs = [examples.image[rows], examples.maps[rows]]
@@ -157,7 +158,7 @@ def _objective(subject: Subject) -> tuple[objectives.Objective, Any]:
   """
   if 'segments' not in subject.vit.preprocess.outputs:
     raise UserError('the model does not predict the class of each pixel')
-  return objectives.of_run(subject.vit)
+  return trained.restored(subject.vit)
 
 
 def _names(objective: objectives.Objective) -> list[str]:

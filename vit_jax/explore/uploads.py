@@ -9,7 +9,6 @@ import struct
 
 from vit_jax.config import UserError
 from vit_jax.data.host import decode
-from vit_jax.data.host import tiff
 
 MOST_BYTES = 20 * 2**20
 MOST_TEXT = 2**16  # bytes of the JSON before an image
@@ -82,7 +81,7 @@ def image_size(data: bytes) -> tuple[int, int] | None:
   """
   if data.startswith(b'RIFF') and data[8:12] == b'WEBP':
     return _webp_size(data)
-  if tiff.is_tiff(data):
+  if data.startswith(decode.TIFF):
     return None
   return decode.jpeg_size(data) or decode.stored_size(data)
 

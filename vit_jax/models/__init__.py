@@ -1,6 +1,7 @@
 """Makes models from names such as `ViT-B/16`: family, size and patch size.
 
-Of vit_jax it imports the language of parts alone (`vit_jax/config/parts.py`).
+Of vit_jax it imports the language of parts alone (`vit_jax/config/parts.py`),
+and what finds a part by a text (`vit_jax/config/registry.py`).
 """
 
 from collections.abc import Iterator
@@ -85,8 +86,10 @@ def create(
 
   Args:
     module: The class.
-    values: Those of `KEYS`, of 'dtype' and of the class's own fields.
-    overrides: Values in the place of these; None keeps them.
+    values: Those of `KEYS`, of 'dtype', of the class's own fields, and of
+      options of its parts.
+    overrides: Values in the place of these, but of no options of parts; None
+      keeps them.
 
   Raises:
     ValueError: As `create_model`.
@@ -94,7 +97,7 @@ def create(
   changes = {k: x for k, x in (overrides or {}).items() if x is not None}
   values = {**values, **changes}
   names = (*KEYS, 'dtype', *family_options(module))
-  for key in values:
+  for key in changes:
     if key not in names:
       unknown = config_registry.wing('vit_jax.models.mistakes:unknown_field')
       raise unknown(module, key, names)
@@ -151,11 +154,6 @@ def _check_pool(model: Any) -> None:
   if reads_class_token and 'class_token' not in model.prefix:
     raise ValueError(
       f'pool={name!r} reads the class token, but class_token is False'
-    )
-  if getattr(model.pool, 'norm_after', False) and not model.last_norm:
-    raise ValueError(
-      f'pool={name!r} with norm_after=True has no norm with last_norm=False:'
-      ' leave it out'
     )
   if model.distillation_token and getattr(model.pool, 'num_read', 0) != 1:
     raise ValueError(

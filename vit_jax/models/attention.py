@@ -6,7 +6,6 @@ head, R tokens with a query (all T, or fewer in the last layer).
 
 import math
 from typing import Annotated
-from typing import Any
 from typing import ClassVar
 
 from flax import linen as nn
@@ -26,7 +25,9 @@ from vit_jax.models.fields import Kind
 QKV = tuple[jax.Array, jax.Array, jax.Array]
 # 'plain' is `Attention.attend`; `parts/kernels.py` has the others.
 IMPLEMENTATIONS = ('auto', 'plain', 'einsum', 'fused', 'xla', 'cudnn')
-_KERNELS = 'vit_jax.models.parts.kernels'
+_IMPLEMENTATION = Field(
+  Kind.EXECUTION, choices=IMPLEMENTATIONS, key='attention_implementation'
+)
 
 
 class Attention(nn.Module):
@@ -64,14 +65,7 @@ class Attention(nn.Module):
   causal: Annotated[bool, fields.UNSEEN] = False
   dropout_rate: Annotated[float, fields.ATTENTION_RATE] = 0.0
   norm: Annotated[nn.Module, fields.PART] = LayerNorm()
-  implementation: Annotated[
-    str,
-    Field(
-      Kind.EXECUTION,
-      choices=IMPLEMENTATIONS,
-      key='attention_implementation',
-    ),
-  ] = 'auto'
+  implementation: Annotated[str, _IMPLEMENTATION] = 'auto'
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
@@ -93,23 +87,16 @@ class Attention(nn.Module):
       qkv = self.prepare(*self.project(x, context), context)
       y = self.attend(qkv, bias, context)
     else:
-      attend = registry.wing(f'{_KERNELS}:attend')
+      attend = registry.wing('vit_jax.models.parts.kernels:attend')
       y = attend(self, x, bias, context)
     y = self.join(keep(y), context)
     if self.out_norm:
       y = self.norm(jax.lax.collapse(y, 2)).reshape(y.shape)
-    out = Output(self.out_bias, self.initializers, self.dtype, name='out')
-    return keep(out(y))
+    return keep(Output(name='out')(self, y))
 
   def project(self, x: jax.Array, context: Context) -> QKV:
     """Returns queries [B, R, H, K], keys and values [B, T, H, K]."""
-    projection = Projection(*self.projection_fields(), name='qkv')
-    return projection(x, context.num_read)
-
-  def projection_fields(self) -> tuple[Any, ...]:
-    """Returns the fields of the layer of queries, keys and values."""
-    biases = self.qkv_bias, self.key_bias
-    return (self.num_heads, *biases, self.initializers, self.dtype)
+    return Projection(name='qkv')(self, x, context.num_read)
 
   def prepare(
     self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context
@@ -196,12 +183,6 @@ class Attention(nn.Module):
     purpose = Purpose.ATTENTION_WEIGHTS
     return context.dropout(weights, self.dropout_rate, purpose, whole)
 
-  def in_order(self, x: jax.Array) -> jax.Array:
-    """Returns the sum of a residual in an order that suits kernels."""
-    if not self.is_plain:
-      x = registry.wing(f'{_KERNELS}:row_major')(x, self)
-    return x
-
   def masked(self, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Adds the bias to scores [B, H, R, T], and masks later tokens."""
     if bias is not None:
@@ -217,49 +198,41 @@ class Projection(nn.Module):
 
   They share one kernel, [D, 3, H, K], but are three matrix products: on CPUs
   the backward pass of a single product would copy its gradients in memory.
-
-  Attributes:
-    num_heads: H.
-    has_bias: Whether they have biases.
-    has_key_bias: Whether keys have one, too.
-    initializers: Name of the initial values.
-    dtype: Type in which the layer computes.
   """
 
-  num_heads: int
-  has_bias: bool = True
-  has_key_bias: bool = True
-  initializers: str = 'vit'
-  dtype: jax.typing.DTypeLike = jnp.float32
-
   @nn.compact
-  def __call__(self, x: jax.Array, num_queries: int | None = None) -> QKV:
+  def __call__(
+    self, attention: Attention, x: jax.Array, num_queries: int | None
+  ) -> QKV:
     """Returns queries (of the first R = `num_queries` tokens), keys, values."""
-    kernel, bias = self.weights(x.shape[-1])
-    x = x.astype(self.dtype)
+    kernel, bias = self.weights(attention, x.shape[-1])
+    x = x.astype(attention.dtype)
     query, key, value = (
       keep(jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i])
       for i, tokens in enumerate((x[:, :num_queries], x, x))
     )
     return query, key, value
 
-  def weights(self, d: int) -> tuple[jax.Array, jax.Array]:
+  def weights(
+    self, attention: Attention, d: int
+  ) -> tuple[jax.Array, jax.Array]:
     """Returns the kernel [D, 3, H, K] and the biases [3, H, K]."""
-    shape = (3, self.num_heads, d // self.num_heads)
-    starts = initializers_lib.INITIALIZERS[self.initializers]
+    dtype, heads = attention.dtype, attention.num_heads
+    shape = (3, heads, d // heads)
+    starts = initializers_lib.INITIALIZERS[attention.initializers]
 
     def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
       # The bounds of Xavier's initializer depend on the shape of a matrix.
       matrices = [starts.kernel(k, (d, d)) for k in jax.random.split(key, 3)]
       return jnp.stack(matrices, axis=1).reshape(shape)
 
-    kernel = self.param('kernel', init, (d, *shape)).astype(self.dtype)
-    if not self.has_bias:
-      return kernel, jnp.zeros(shape, self.dtype)
-    count = 3 if self.has_key_bias else 2  # queries and values
+    kernel = self.param('kernel', init, (d, *shape)).astype(dtype)
+    if not attention.qkv_bias:
+      return kernel, jnp.zeros(shape, dtype)
+    count = 3 if attention.key_bias else 2  # queries and values
     bias = self.param('bias', nn.initializers.zeros, (count, *shape[1:]))
-    bias = bias.astype(self.dtype)
-    if not self.has_key_bias:
+    bias = bias.astype(dtype)
+    if not attention.key_bias:
       bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
     return kernel, bias
 
@@ -269,30 +242,20 @@ class Output(nn.Module):
 
   As a `DenseGeneral` over both last axes, but as a product of matrices: for one
   over two axes, TPUs' compiler transposes the values in memory.
-
-  Attributes:
-    has_bias: Whether it has a bias.
-    initializers: Name of the initial values.
-    dtype: Type in which it computes.
   """
 
-  has_bias: bool = True
-  initializers: str = 'vit'
-  dtype: jax.typing.DTypeLike = jnp.float32
-
   @nn.compact
-  def __call__(self, y: jax.Array) -> jax.Array:
+  def __call__(self, attention: Attention, y: jax.Array) -> jax.Array:
     """Returns tokens."""
-    heads = y.shape[2:]
+    heads, dtype = y.shape[2:], attention.dtype
     d = math.prod(heads)
-    starts = initializers_lib.INITIALIZERS[self.initializers]
+    starts = initializers_lib.INITIALIZERS[attention.initializers]
 
     def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
       return starts.kernel(key, (d, d)).reshape(shape)
 
-    kernel = self.param('kernel', init, (*heads, d)).astype(self.dtype)
+    kernel = self.param('kernel', init, (*heads, d)).astype(dtype)
     y = y.reshape(*y.shape[:2], d) @ kernel.reshape(d, d)
-    if not self.has_bias:
+    if not attention.out_bias:
       return y
-    bias = self.param('bias', nn.initializers.zeros, (d,))
-    return y + bias.astype(self.dtype)
+    return y + self.param('bias', nn.initializers.zeros, (d,)).astype(dtype)

@@ -15,6 +15,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
+from vit_jax.config import registry
 from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
@@ -197,8 +198,11 @@ class Block(nn.Module):
     """Returns the sum of a residual: the first R tokens of x and of y."""
     # A user's attention may return all T tokens.
     x = x[:, : context.num_read] + y[:, : context.num_read]
-    order = getattr(self.attention, 'in_order', None)
-    return x if order is None else order(x)
+    if not getattr(self.attention, 'is_plain', True):  # as kernels read it
+      x = registry.wing('vit_jax.models.parts.kernels:row_major')(
+        x, self.attention
+      )
+    return x
 
   def scale(self, index: int, y: jax.Array) -> jax.Array:
     """Applies LayerScale to what attention (1) or the MLP (2) returned.

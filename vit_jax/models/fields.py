@@ -94,6 +94,7 @@ DEPTH = Field(Kind.SIZE, least=1, most=1_000)
 STAGES = Field(Kind.SIZE, least=1, most=1_000)  # units in each
 FUNCTION = Field(Kind.FUNCTION)
 UNSEEN = Field(Kind.FUNCTION, is_visible=False)
+GRID = Field(Kind.FITTED, is_visible=False, least=1)  # of positions
 FITTED = Field(Kind.FITTED)
 TRAINING = Field(Kind.TRAINING)
 RATE = Field(Kind.TRAINING, interval='[0, 1)')

@@ -19,8 +19,7 @@ from vit_jax.models.parts import vector_lanes
 
 def attend(attention: Attention, x: jax.Array, context: Context) -> jax.Array:
   """Maps [B, T, D] to the values [B, T, H, K] by the kernel for TPUs."""
-  fields = attention.projection_fields()
-  qkv = PackedProjection(*fields, name='qkv')(x)
+  qkv = PackedProjection(name='qkv')(attention, x)
   num_heads, rotation = attention.num_heads, context.rotation
   heads = *x.shape[:2], num_heads, x.shape[-1] // num_heads
   turn = norms = None
@@ -70,10 +69,12 @@ class PackedProjection(Projection):
   """The same as one product and one array, [B, T, D] -> [B, T, 3, D]."""
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:  # type: ignore[override]
+  def __call__(  # type: ignore[override]
+    self, attention: Attention, x: jax.Array
+  ) -> jax.Array:
     """Returns queries, keys and values of all tokens."""
-    kernel, bias = self.weights(x.shape[-1])
-    return _product(x.astype(self.dtype), kernel, bias)
+    kernel, bias = self.weights(attention, x.shape[-1])
+    return _product(x.astype(attention.dtype), kernel, bias)
 
 
 def _product(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:

@@ -134,9 +134,7 @@ class Learned(nn.Module):
     str, Field(Kind.FUNCTION, is_visible=False, choices=RESIZES)
   ] = 'linear'
   keep_aspect: Annotated[bool, fields.UNSEEN] = False
-  grid: Annotated[
-    tuple[int, ...] | None, Field(Kind.FITTED, is_visible=False, least=1)
-  ] = None
+  grid: Annotated[tuple[int, ...] | None, fields.GRID] = None
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
 
   @nn.compact

@@ -54,10 +54,7 @@ class CachedAttention(attention.Attention):
     is_known = jnp.arange(keys.shape[1]) <= position
     weights = nn.softmax(jnp.where(is_known, scores, -jnp.inf))
     y = jnp.einsum('bhqt,bthk->bqhk', weights.astype(values.dtype), values)
-    out = attention.Output(
-      self.out_bias, self.initializers, self.dtype, name='out'
-    )
-    return out(y)
+    return attention.Output(name='out')(self, y)
 
 
 def empty(model: igpt.IGPT, batch_size: int, length: int) -> Cache:

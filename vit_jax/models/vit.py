@@ -265,10 +265,9 @@ class ViT(nn.Module):
     x = patches(images)
     b, *grid = x.shape[:-1]
     x = jax.lax.collapse(x, 1, x.ndim - 1)
-    has_arrays = any(
-      x is not None for x in (masked, context.kept, context.grids)
-    )
-    if self.mask_token or self.patch_dropout or has_arrays:
+    arrays = [masked, context.kept, context.grids]
+    is_chosen = any(x is not None for x in arrays) or self.patch_dropout
+    if is_chosen or self.mask_token:
       choose = registry.wing('vit_jax.models.masking:choose')
       x, context = choose(self, x, masked, context)
     context = context.replace(grid=tuple(grid))

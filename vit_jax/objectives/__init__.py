@@ -10,11 +10,13 @@ from typing import Any
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import evaluation
+from vit_jax import models
 from vit_jax import optim
-from vit_jax import weights
+from vit_jax.config import extension
 from vit_jax.config import parts
 from vit_jax.data import features as features_lib
+from vit_jax.evaluation import base as evaluation_base
+from vit_jax.models import fields
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Extra
 from vit_jax.objectives.base import Objective
@@ -22,8 +24,6 @@ from vit_jax.objectives.base import Outputs
 from vit_jax.objectives.base import Params
 from vit_jax.objectives.base import Purpose
 from vit_jax.objectives.base import Scalars
-from vit_jax.weights.formats import whole
-from vit_jax.weights.formats.whole import trunk_path
 
 __all__ = [
   'Batch',
@@ -34,26 +34,23 @@ __all__ = [
   'Purpose',
   'Scalars',
   'check',
-  'class_of',
   'create',
   'fill_options',
   'lower_is_better',
-  'of_loaded',
-  'of_run',
-  'trunk_path',
+  'objective_class',
 ]
 
 
-def class_of(config: ml_collections.ConfigDict) -> type[Objective]:
+def objective_class(config: ml_collections.ConfigDict) -> type[Objective]:
   """Returns the class that `config.objective.name` names.
 
   Raises:
     UserError: There is no such objective.
   """
-  found: type[Objective] = config_lib.find_class(
+  cls: type[Objective] = config_lib.find_class(
     config.objective.name, 'objective.name', Objective, __name__
   )
-  return found
+  return cls
 
 
 def fill_options(config: ml_collections.ConfigDict) -> None:
@@ -68,16 +65,16 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: The objective has no such key, or its value has another type.
   """
-  known = class_of(config).options
-  given = config.objective.options
-  for key, value in given.items():
-    if key not in known:
+  defaults = objective_class(config).options
+  options = config.objective.options
+  for key, value in options.items():
+    if key not in defaults:
       raise config_lib.UserError(
         f'config.objective.options has no key {key!r} for the objective'
         f' {config.objective.name}, which has'
-        f' {", ".join(known) or "none"}'
+        f' {", ".join(defaults) or "none"}'
       )
-    default = known[key]
+    default = defaults[key]
     is_number = isinstance(default, float) and type(value) is int
     if not is_number and not isinstance(value, type(default)):
       raise config_lib.UserError(
@@ -85,12 +82,12 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
         f' {type(default).__name__}, as its default, {default!r}'
       )
     if is_number:
-      with given.ignore_type():
-        given[key] = float(value)
-  with given.unlocked():
-    for key, value in known.items():
-      if key not in given:
-        given[key] = value
+      with options.ignore_type():
+        options[key] = float(value)
+  with options.unlocked():
+    for key, value in defaults.items():
+      if key not in options:
+        options[key] = value
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -99,25 +96,25 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: A value cannot work.
   """
-  cls = class_of(config)
+  cls = objective_class(config)
   config = config.copy_and_resolve_references()
   fill_options(config)
-  _check_keys(config)
-  evaluation.check_directions(
+  evaluation_base.check_directions(
     f'config.objective.name={config.objective.name}', cls.metrics
   )
   cls.check(config)
-  parts = config_lib.num_microbatches(config)
-  if cls.caches_gradients and config_lib.accumulation(config) == parts:
-    parts = 1
-  if cls.couples_examples and parts > 1:
+  count = config_lib.num_microbatches(config)
+  if cls.caches_gradients and config_lib.accumulation(config) == count:
+    count = 1
+  if cls.couples_examples and count > 1:
     raise config_lib.UserError(
       f'config.train.accumulation is {config.train.accumulation}, but the loss'
       f' of config.objective.name={config.objective.name} needs the whole batch'
       ' at once: set it to 1'
     )
-  _check_statistics(config, cls)
-  _check_patches(config, cls)
+  head = config.model.head
+  if head and 'norm' in parts.parse(head, 'model.head').options:
+    config_lib.wing('vit_jax.objectives.head_norm:check')(config, cls)
 
 
 def check_best(config: ml_collections.ConfigDict) -> None:
@@ -130,85 +127,9 @@ def check_best(config: ml_collections.ConfigDict) -> None:
   metrics = [x for x in directions(config) if not x.endswith('/')]
   if best and best not in metrics:
     name = best.partition('/')[0]
-    known = [x for x in metrics if x.startswith(f'{name}/')] or metrics
+    choices = [x for x in metrics if x.startswith(f'{name}/')] or metrics
     raise config_lib.UserError(
-      f'config.checkpoint.best is {best!r}: choose one of {", ".join(known)}'
-    )
-
-
-def _check_statistics(
-  config: ml_collections.ConfigDict, cls: type[Objective]
-) -> None:
-  """Checks that running statistics of the model are measured, and exactly."""
-  head = config.model.head
-  options = parts.parse(head, 'model.head').options if head else {}
-  if options.get('norm') != 'batch':
-    return
-  where = f'config.model.head is {head!r}, but config.{{}}'
-  if not cls.moves_statistics:
-    raise config_lib.UserError(
-      where.format(f'objective.name={config.objective.name}')
-      + " does not measure its statistics: leave norm='batch' out"
-    )
-  if config_lib.num_microbatches(config) > 1:
-    raise config_lib.UserError(
-      where.format(f'train.accumulation is {config.train.accumulation}')
-      + ', and its statistics are those of the whole batch: set it to 1'
-    )
-  if config.model.distillation_token:
-    raise config_lib.UserError(
-      where.format('model.distillation_token is True')
-      + ": a model with two heads has none, leave norm='batch' out"
-    )
-  if config.train.batch_size < 2:
-    raise config_lib.UserError(
-      where.format('train.batch_size is 1')
-      + ', which has no variance: make it at least 2'
-    )
-
-
-def _check_patches(
-  config: ml_collections.ConfigDict, cls: type[Objective]
-) -> None:
-  """Checks that the model has a token in the place of each patch."""
-  if not cls.reads_patches:
-    return
-  model = config.model
-  block = parts.parse(model.block, 'model.block').name if model.block else ''
-  removes = {
-    'patch_dropout': bool(model.patch_dropout),
-    'block': block == 'merging',
-  }
-  for key, is_set in removes.items():
-    if is_set:
-      advice = 'choose another' if key == 'block' else 'set it to 0'
-      raise config_lib.UserError(
-        f'config.model.{key} is {model[key]}, but'
-        f' config.objective.name={config.objective.name} reads the token of'
-        f' each patch in its place: {advice}'
-      )
-
-
-def _check_keys(config: ml_collections.ConfigDict) -> None:
-  """Checks keys of `config.objective` that several objectives share."""
-  objective = config.objective
-  for key in ('label_smoothing', 'teacher_weight'):
-    config_lib.within(config, f'objective.{key}', '[0, 1]')
-  config_lib.within(config, 'objective.temperature', '(0, inf)')
-  if objective.name != 'distillation' and objective.teacher:
-    raise config_lib.UserError(
-      f'config.objective.teacher is {objective.teacher!r}, which'
-      f' config.objective.name={objective.name} does not use: set'
-      " config.objective.name to 'distillation'"
-    )
-  if (
-    objective.name == 'classification'
-    and config.model.distillation_token
-    and not config.init_from.path
-  ):
-    raise config_lib.UserError(
-      'config.model.distillation_token is True, but there is no teacher: set'
-      " config.objective.name to 'distillation', and its teacher"
+      f'config.checkpoint.best is {best!r}: choose one of {", ".join(choices)}'
     )
 
 
@@ -219,130 +140,17 @@ def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
     'max' or 'min' for each metric, as {'val/accuracy': 'max'}; a name that ends
     with '/' stands for several metrics.
   """
-  found: dict[str, str] = {}
-  for task, own in config_lib.each_task(config).items():
-    before = f'{task}_' if task else ''
-    for name, spec in own.evals.items():
+  better: dict[str, str] = {}
+  for task, task_config in config_lib.each_task(config).items():
+    prefix = f'{task}_' if task else ''
+    for name, spec in task_config.evals.items():
       if not spec.split:
         continue
-      evaluator = evaluation.create(f'evals.{name}', spec)
-      metrics = evaluator.metrics
+      metrics = evaluation_base.create(f'evals.{name}', spec).metrics
       if metrics is None:
-        metrics = class_of(own).metrics
-      found |= {f'{before}{name}/{metric}': x for metric, x in metrics.items()}
-  return found
-
-
-def of_loaded(
-  loaded: weights.Loaded,
-  config: ml_collections.ConfigDict,
-  features: features_lib.Features,
-) -> tuple[Objective, Params]:
-  """Returns the objective that measures a loaded model, and its parameters.
-
-  A classifier is measured by `config.objective`, with softmax cross-entropy
-  whatever loss it was trained with; another model by the objective of its run,
-  and so is a classifier whose objective computes outputs of its own.
-
-  Args:
-    loaded: The model.
-    config: Says how images are prepared for the model.
-    features: Features of the examples on which the model is measured.
-
-  Raises:
-    UserError: The objective is not known, the model was changed after training,
-      or the examples are of another kind.
-  """
-  stored, trained = loaded.trained_with, loaded.preprocess
-  config = config.copy_and_resolve_references()
-  if _is_classifier(loaded):
-    config.model.num_classes = loaded.model.num_classes
-    made = create(config, features)
-    made.model = loaded.model
-    return made, loaded.params
-  if stored is None or (trained.trunk and class_of(stored).target is None):
-    raise config_lib.UserError(
-      f'no metric is stored for the outputs of {loaded.origin.path}: measure'
-      ' its features instead, as with --probe=knn'
-    )
-  if _has_label_logits(loaded):  # the data may have some of the classes
-    features = _trained_features(loaded)
-  if loaded.beside:
-    made, params = of_run(loaded, features)
-  else:
-    config.objective = stored.objective.copy_and_resolve_references()
-    config.model = stored.model.copy_and_resolve_references()
-    made, params = create(config, features), loaded.params
-    made.model = loaded.model
-  if made.target is None or _has_label_logits(loaded):
-    return made, params  # positions of labels are matched by their names
-  name, _ = made.target
-  wanted = features_lib.from_dict(trained.features[name])
-  if features[name].names != wanted.names:
-    raise config_lib.UserError(
-      f'the model predicts {config_lib.some(wanted.names)}, but'
-      f' {config.data.name} has {config_lib.some(features[name].names)}: name'
-      ' all of the model, in its order, where the data lists them'
-    )
-  return made, params
-
-
-def of_run(
-  loaded: weights.Loaded, features: features_lib.Features | None = None
-) -> tuple[Objective, Params]:
-  """Returns the objective of the run that trained a model, and all parameters.
-
-  Args:
-    loaded: The model.
-    features: Features of the examples; None: those of training.
-
-  Raises:
-    UserError: The model is not that of a run, or it was changed.
-  """
-  config = loaded.trained_with
-  if config is None:
-    raise config_lib.UserError(
-      'the model is of a file, which does not say how it was trained: give the'
-      ' work directory of a run with --from'
-    )
-  if loaded.changes:
-    raise config_lib.UserError(
-      'the method of the run needs the model as it was trained: leave'
-      ' --image_size and --model out'
-    )
-  config = config.copy_and_resolve_references()
-  fill_options(config)  # a run of an earlier version lacks some
-  known = _trained_features(loaded)
-  for feature in known.values():
-    feature.check_vocabulary()
-  made = create(config, known if features is None else features)
-  trunk = loaded.preprocess.trunk
-  return made, whole.joined(loaded.params, trunk, loaded.beside)
-
-
-def _trained_features(loaded: weights.Loaded) -> dict[str, Any]:
-  """Returns the features of the examples that a model was trained on."""
-  stored = loaded.preprocess.features
-  return {name: features_lib.from_dict(x) for name, x in stored.items()}
-
-
-def _has_label_logits(loaded: weights.Loaded) -> bool:
-  """Whether the objective of a run says that logits are of the label."""
-  facts = loaded.preprocess.outputs.get('logits', {})
-  return facts.get('feature') == 'label'
-
-
-def _is_classifier(loaded: weights.Loaded) -> bool:
-  """Whether a model's own logits belong to mutually exclusive classes."""
-  stored = loaded.trained_with
-  if stored is None:
-    return loaded.preprocess.has_label
-  cls = class_of(stored)
-  if loaded.beside or cls.outputs is not Objective.outputs:
-    return False
-  if 'logits' in loaded.preprocess.outputs:
-    return loaded.preprocess.has_label
-  return cls.target is not None and cls.target[0] == 'label'
+        metrics = objective_class(task_config).metrics
+      better |= {f'{prefix}{name}/{metric}': x for metric, x in metrics.items()}
+  return better
 
 
 def lower_is_better(config: ml_collections.ConfigDict) -> bool:
@@ -366,8 +174,20 @@ def create(
   Raises:
     UserError: The examples lack what the objective needs.
   """
-  make: Any = class_of(config)
-  made: Objective = make(config, features)
+  make: Any = objective_class(config)
+  objective: Objective = make(config, features)
   if lengths is not None:
-    made.lengths = lengths
-  return made
+    objective.lengths = lengths
+  if config_lib.is_own(config.objective.name):
+    checked = config_lib.wing('vit_jax.objectives.contract:Checked')
+    objective = extension.extended(objective, checked)
+  if adds_loss(objective.model):
+    balanced = config_lib.wing('vit_jax.objectives.balancing:Balanced')
+    objective = extension.extended(objective, balanced)
+  return objective
+
+
+def adds_loss(model: models.Model) -> bool:
+  """Whether a part of a model has a loss of its own, as experts do."""
+  parts = fields.inner_parts(getattr(model, 'block', None))
+  return any(getattr(part, 'has_loss', False) for part in parts)

@@ -6,9 +6,7 @@ checkpoints use only this interface.
 """
 
 import abc
-from collections.abc import Callable
 from collections.abc import Mapping
-import dataclasses
 import enum
 from typing import Any
 from typing import ClassVar
@@ -17,7 +15,6 @@ from clu import metrics as clu_metrics
 import flax
 from flax import traverse_util
 import jax
-from jax.extend import core as jax_core
 import jax.numpy as jnp
 import ml_collections
 
@@ -29,22 +26,17 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.evaluation import metrics
-from vit_jax.models.parts import experts
-from vit_jax.objectives import contract
-from vit_jax.objectives import feature_checks
 from vit_jax.runs import checkpoint_format
-from vit_jax.weights.formats import whole
 
 Params = Any
 Extra = Any
 Batch = dict[str, jax.Array]
 Scalars = dict[str, jax.Array]
 Outputs = dict[str, jax.Array]
-Fitted = Callable[[models.Model, Params], tuple[models.Model, Params]]
 
 # Key of an extra: a tree of parameters that do not train, but are measured, as
 # running statistics. After each step the parameters take these values.
-STATISTICS = contract.STATISTICS
+STATISTICS = 'statistics'
 # Key of an extra: a moving average of all parameters that the objective keeps
 # itself, as for a teacher. It is evaluated and loaded in place of them, as the
 # average of `config.train.ema_decay` is.
@@ -77,23 +69,6 @@ class Column:
   hidden: jax.Array | None = None
 
 
-@dataclasses.dataclass
-class _BalanceLosses:
-  """Balancing losses of experts, while a loss is traced.
-
-  Attributes:
-    losses: Those of each application of the model, [L'].
-    are_added: Whether the loss adds them itself.
-    trace: The trace in which the loss is computed.
-  """
-
-  losses: list[jax.Array] = dataclasses.field(default_factory=list)
-  are_added: bool = False
-  trace: Any = dataclasses.field(
-    default_factory=jax_core.get_opaque_trace_state
-  )
-
-
 class Objective(abc.ABC):
   """A training method.
 
@@ -114,7 +89,6 @@ class Objective(abc.ABC):
       computes the microbatches of an accumulation one by one.
     reads_layers: Whether it reads the tokens of several layers, so that it can
       choose them, and not of the last alone.
-    reads_patches: Whether it reads the token of each patch in its place.
     moves_statistics: Whether its loss measures the running statistics of the
       model's `head_norm`, and puts them into `extra[STATISTICS]`.
     config: The full config.
@@ -122,8 +96,6 @@ class Objective(abc.ABC):
     views: Crops of the image that `loss` sees, by name.
     model: The Linen module: [B, H, W, C] -> logits [B, outputs].
     image_shape: (H, W, C) that the model sees; of volumes (D, H, W, C).
-    fitted: Maps the model and its parameters to those that are applied, as to
-      patches of another size (`flexible`).
     lengths: Steps of the run and of the parts of its schedule.
   """
 
@@ -133,7 +105,6 @@ class Objective(abc.ABC):
   couples_examples: ClassVar[bool] = False
   caches_gradients: ClassVar[bool] = False
   reads_layers: ClassVar[bool] = False
-  reads_patches: ClassVar[bool] = False
   moves_statistics: ClassVar[bool] = False
   lengths: optim.Lengths = optim.Lengths(total=1_000)  # until a run sets it
 
@@ -149,7 +120,7 @@ class Objective(abc.ABC):
     Raises:
       UserError: The examples lack what the objective needs.
     """
-    feature_checks.check(self.target, config, features)
+    self.check_features(config, features)
     size = config_lib.sides(config.data.image_size)
     self.config, self.features = config, features
     self.image_shape = (*size, config.data.channels)
@@ -157,9 +128,6 @@ class Objective(abc.ABC):
       config.model, config.model.num_classes, config.train.dtype
     )
     self.views = geometry.train_views(config)
-    self.fitted: Fitted = lambda model, params: (model, params)
-    self._rng = config.train.rng
-    self._balance: _BalanceLosses | None = None  # while a step is traced
 
   @property
   def frozen(self) -> str:
@@ -180,38 +148,32 @@ class Objective(abc.ABC):
     """
 
   @classmethod
+  def check_features(
+    cls, config: ml_collections.ConfigDict, features: features_lib.Features
+  ) -> None:
+    """Checks that examples have what the model sees and the objective learns.
+
+    Raises:
+      UserError: They do not.
+    """
+    image = features['image']
+    assert isinstance(image, features_lib.Image)
+    image.check_input(config)
+    if cls.target is None:
+      return
+    name, kind = cls.target
+    if not isinstance(features.get(name), kind):
+      kinds = (f'{key} ({type(x).__name__})' for key, x in features.items())
+      raise config_lib.UserError(
+        f'config.objective.name={config.objective.name} learns {name!r}'
+        f' ({kind.__name__}), but the examples of {config.data.name} have'
+        f' {", ".join(kinds)}: choose another objective, or data that have it'
+      )
+
+  @classmethod
   def num_outputs(cls, features: features_lib.Features) -> int:
     """Returns the number of the model's logits: one per class or quantity."""
     return len(features[cls.target[0]].names) if cls.target else 0
-
-  @classmethod
-  def stand_in(
-    cls, config: ml_collections.ConfigDict, size: tuple[int, int] | None = None
-  ) -> dict[str, features_lib.Feature]:
-    """Returns the features of examples without opening data, as for a plan.
-
-    Args:
-      config: The config, with the number of classes.
-      size: (height, width) of all stored images, or (depth, height, width) of
-        volumes; None: they differ.
-    """
-    crop = config_lib.sides(config.data.image_size)
-    image: features_lib.Feature = features_lib.Image(size)
-    if len(crop) == 3:
-      image = features_lib.from_dict(
-        {
-          'kind': 'Volume',
-          'size': size or crop,
-          'channels': config.data.channels,
-          'fixed': size is not None,
-        }
-      )
-    found = {'image': image}
-    if cls.target:
-      name, kind = cls.target
-      names = tuple(map(str, range(config.model.num_classes)))
-      found[name] = kind(names)  # type: ignore[call-arg]
-    return found
 
   @classmethod
   def fill(
@@ -270,7 +232,7 @@ class Objective(abc.ABC):
     """Returns the mean loss, other means to report, and the new extra.
 
     The names of the means are not those that the loop reports itself, as 'loss'
-    and 'learning_rate': see `contract.STEP_METRICS` and `LOOP_METRICS`.
+    and 'learning_rate': see `contract`.
 
     With accumulation, all microbatches of a step get the same `extra`, and the
     new extra is the mean of what they return. So a running mean over batches
@@ -284,32 +246,7 @@ class Objective(abc.ABC):
         are targets: labels are then shares of the classes, [B, classes].
       rng: Random key of this step and these rows.
     """
-
-  def training_loss(
-    self, params: Params, extra: Extra, batch: Batch, rng: Rng
-  ) -> tuple[jax.Array, Scalars, Extra]:
-    """Returns what `loss` does, with the mean of balancing losses of experts.
-
-    Raises:
-      UserError: `loss` returns something else than it should, or does not apply
-        the model by `apply_train`, so that losses of experts are not known.
-    """
-    if not experts.has_loss(self.model):
-      return contract.loss(self, params, extra, batch, rng)
-    self._balance = balance_losses = _BalanceLosses()
-    try:
-      loss, scalars, extra = contract.loss(self, params, extra, batch, rng)
-    finally:
-      self._balance = None
-    if balance_losses.are_added:
-      return loss, scalars, extra
-    if not balance_losses.losses:
-      raise config_lib.UserError(
-        f'config.objective.name={self.config.objective.name} cannot balance'
-        " experts: set routing='soft' or loss=0 in config.model.mlp"
-      )
-    balance = jnp.stack(balance_losses.losses).mean()
-    return loss + balance, scalars | {contract.BALANCE: balance}, extra
+    raise NotImplementedError
 
   def after_update(
     self, extra: Extra, params: Params, step: jax.Array
@@ -357,21 +294,14 @@ class Objective(abc.ABC):
       batch: The features of the source [B, ...], and valid, bool [B].
     """
     if 'loss' in outputs:
-      contract.check_rows(self, 'loss', outputs['loss'], batch['valid'])
+      if outputs['loss'].shape != batch['valid'].shape:
+        raise config_lib.UserError(
+          f'config.objective.name={self.config.objective.name}: outputs returns'
+          f" 'loss' of the shape {outputs['loss'].shape}: it must be [B], one"
+          ' number for each example'
+        )
       return metrics.mean_loss(outputs['loss'], batch['valid'])
     return metrics.Examples.single_from_model_output(mask=batch['valid'])
-
-  def of_each(self, outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
-    """Returns measures of single examples, [B] each, for reports.
-
-    What has further axes is for intervals, and in no table.
-
-    Args:
-      outputs: From `outputs`.
-      batch: As for `measure`.
-    """
-    del outputs, batch
-    return {}
 
   @property
   def pictures_caption(self) -> str:
@@ -412,21 +342,36 @@ class Objective(abc.ABC):
     These are all, or those under 'trunk' where an objective has others, too.
     """
     has_others = isinstance(params, Mapping) and 'trunk' in params
-    return self.fitted(self.model, params['trunk'] if has_others else params)
+    return self.model, params['trunk'] if has_others else params
 
-  def foreign(self, format_name: str) -> whole.Whole | None:
-    """Returns how the files of a format store what is beside the trunk.
+  @property
+  def trunk_path(self) -> str:
+    """Keys of the trunk's parameters in all, as 'student/backbone'; '': all.
 
-    `config.init_from` and `convert --whole` use it.
-
-    Args:
-      format_name: Name of a format that `convert` writes.
-
-    Returns:
-      The table of these parameters; None: such files have only the trunk.
+    Raises:
+      UserError: `trunk` returns no subtree of the parameters.
     """
-    del format_name
-    return None
+    paths: list[str] = []
+
+    def search(key: jax.Array) -> None:
+      params = self.init(key)
+      _, trunk = self.trunk(params)
+      waiting: list[tuple[tuple[str, ...], Any]] = [((), params)]
+      while waiting:
+        keys, tree = waiting.pop()
+        if tree is trunk:
+          paths.append('/'.join(keys))
+        elif isinstance(tree, Mapping):
+          waiting += [((*keys, key), x) for key, x in tree.items()]
+
+    jax.eval_shape(search, jax.random.key(0))  # `trunk` may compute with arrays
+    if paths:
+      return paths[0]
+    raise config_lib.UserError(
+      f'{type(self).__name__}.trunk returns other parameters than it is given:'
+      ' it must return the model, and one of the subtrees of params as it is,'
+      " as params['trunk']"
+    )
 
   def num_steps(self, duration: str) -> int:
     """Converts a length of time, such as '30 epochs', to steps of this run."""
@@ -443,11 +388,10 @@ class Objective(abc.ABC):
     Raises:
       UserError: A part of the user's raises an exception.
     """
-    model, params = self.fitted(self.model, params)
-    with models.explained_parts(model):
-      found = model.apply({'params': params}, images, **kwargs)
-    assert 'mutable' in kwargs or not isinstance(found, tuple)
-    return found
+    with models.explained_parts(self.model):
+      outputs = self.model.apply({'params': params}, images, **kwargs)
+    assert 'mutable' in kwargs or not isinstance(outputs, tuple)
+    return outputs
 
   def apply_train(
     self, params: Params, images: jax.Array, rng: Rng, **kwargs: Any
@@ -463,12 +407,7 @@ class Objective(abc.ABC):
       params: Parameters of the model.
       images: float32 [n B, H, W, C], one view of all rows after the other.
       rng: Random key of this step and these rows, [B] or [n B].
-      **kwargs: Passed on to the module. With `mutable=['losses']`, a loss adds
-        the balancing losses of experts itself.
-
-    Raises:
-      UserError: It is called within a transformation of the loss, as
-        `jax.lax.map`, where balancing losses cannot leave by themselves.
+      **kwargs: Passed on to the module.
     """
     count, num_rows = len(images), len(rng.rows)
     if count != num_rows:
@@ -477,29 +416,13 @@ class Objective(abc.ABC):
         jnp.resize(rng.rows, (count,)) + views * self.config.train.batch_size
       )
       rng = Rng(rng.key, rows)
-    how = self.train_arguments(rng) | kwargs
-    if self._balance is None or not experts.has_loss(self.model):
-      return self.apply(params, images, **how)
-    asked = how.pop('mutable', [])
-    if experts.LOSSES in asked:
-      self._balance.are_added = True
-      return self.apply(params, images, **how, mutable=asked)
-    if self._balance.trace != jax_core.get_opaque_trace_state():
-      raise config_lib.UserError(
-        f'config.objective.name={self.config.objective.name} applies the model'
-        ' within jax.lax.map or another transformation: take the balancing'
-        " losses of experts from apply_train(..., mutable=['losses']) and add"
-        ' them to the loss, or set loss=0 in config.model.mlp'
-      )
-    mutable = [*asked, experts.LOSSES]
-    outputs, state = self.apply(params, images, **how, mutable=mutable)
-    self._balance.losses += jax.tree.leaves(state.pop(experts.LOSSES))
-    return (outputs, state) if asked else outputs
+    arguments = self.train_arguments(rng) | kwargs
+    return self.apply(params, images, **arguments)
 
   def train_arguments(self, rng: Rng) -> dict[str, Any]:
     """Returns the arguments with which a model is applied for training."""
     key = rng.fold(Purpose.DROPOUT).key
-    if self._rng == 'rbg':
+    if self.config.train.rng == 'rbg':
       words = jax.random.bits(key, (4,), jnp.uint32)
       key = jax.random.wrap_key_data(words, impl='rbg')
     return {'train': True, 'rows': rng.rows, 'rngs': {'dropout': key}}

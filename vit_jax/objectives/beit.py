@@ -27,6 +27,7 @@ from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import block_masks
 from vit_jax.objectives import tokenizer
+from vit_jax.objectives import trunk_checks
 from vit_jax.objectives import visual_tokens
 from vit_jax.weights.formats import huggingface_beit
 from vit_jax.weights.formats import timm_beit
@@ -40,7 +41,6 @@ class BEiT(base.Objective):
   tokenizer is a part of the train state and does not change.
   """
 
-  reads_patches: ClassVar[bool] = True
   options: ClassVar = {
     # The tokenizer: the work directory of a run of the objective 'tokenizer',
     # or the weights of DALL-E's encoder. '': k-means of the training patches.
@@ -84,6 +84,7 @@ class BEiT(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
+    trunk_checks.check_patches(config)
     options, key = config.objective.options, 'config.objective.options'
     config_lib.within(config, 'objective.options.tokens', '[2, inf)')
     tokenizer.check_is_vit(config)

@@ -1,7 +1,6 @@
 """Classification of images by cross-entropy."""
 
 from collections.abc import Mapping
-import math
 from typing import ClassVar
 
 from clu import metrics as clu_metrics
@@ -11,12 +10,13 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax.data import balance
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import metrics as metrics_lib
 from vit_jax.objectives import base
 from vit_jax.objectives import losses
+
+_CLASS_WEIGHTS = 'vit_jax.objectives.class_weights'
 
 
 class Classification(base.Objective):
@@ -41,10 +41,13 @@ class Classification(base.Objective):
     super().__init__(config, features)
     self._loss = config.objective.loss
     self._smoothing = config.objective.label_smoothing
-    self._given = config.objective.class_weights
-    self.class_weights = losses.class_weights(
-      self._given, config.objective.class_counts, config.model.num_classes
-    )
+    self.class_weights: np.ndarray | None = None
+    if config.objective.class_weights:
+      self.class_weights = config_lib.wing(f'{_CLASS_WEIGHTS}:values')(
+        config.objective.class_weights,
+        config.objective.class_counts,
+        config.model.num_classes,
+      )
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
@@ -54,25 +57,27 @@ class Classification(base.Objective):
       UserError: A value cannot work.
     """
     config_lib.one_of(config, 'objective.loss', losses.NAMES)
-    _check_class_weights(config)
+    config_lib.within(config, 'objective.label_smoothing', '[0, 1]')
+    if (
+      config.objective.name == 'classification'
+      and config.model.distillation_token
+      and not config.init_from.path
+    ):
+      raise config_lib.UserError(
+        'config.model.distillation_token is True, but there is no teacher: set'
+        " config.objective.name to 'distillation', and its teacher"
+      )
+    objective = config.objective
+    if objective.class_weights != () or objective.class_counts is not None:
+      config_lib.wing(f'{_CLASS_WEIGHTS}:check')(config)
 
   @classmethod
   def fill(
     cls, config: ml_collections.ConfigDict, source: data_base.Source
   ) -> None:
     """Counts the images of each class if the weights depend on the counts."""
-    objective, classes = config.objective, len(source.classes)
-    if not isinstance(objective.class_weights, str):
-      return
-    if objective.class_weights and objective.class_counts is None:
-      counts = np.bincount(source.column('label'), minlength=classes)
-      objective.class_counts = tuple(counts.tolist())
-    found = len(objective.class_counts or ())
-    if objective.class_weights and found != classes:
-      raise config_lib.UserError(
-        f'config.objective.class_counts has {found} numbers, but there are'
-        f' {classes} classes: leave it out'
-      )
+    if config.objective.class_weights:
+      config_lib.wing(f'{_CLASS_WEIGHTS}:fill')(config, source)
 
   def check_source(self, source: data_base.Source) -> None:
     """Checks that given class weights are as many as the classes.
@@ -80,19 +85,16 @@ class Classification(base.Objective):
     Raises:
       UserError: They are not.
     """
-    given, classes = self._given, source.classes
-    if given and not isinstance(given, str) and len(given) != len(classes):
-      raise config_lib.UserError(
-        f'config.objective.class_weights has {len(given)} numbers: write one'
-        f' for each of the {len(classes)} classes, which are in this order:'
-        f' {config_lib.some(classes, 10)}'
-      )
+    if self.class_weights is not None:
+      check = config_lib.wing(f'{_CLASS_WEIGHTS}:check_source')
+      check(self.config, source)
 
   def describe(self, source: data_base.Source) -> list[str]:
     """Returns a line with the class weights, if there are any."""
     if self.class_weights is None:
       return []
-    return [balance.show('class weights', source.classes, self.class_weights)]
+    show = config_lib.wing('vit_jax.data.balance:show')
+    return [show('class weights', source.classes, self.class_weights)]
 
   def loss(
     self,
@@ -144,43 +146,10 @@ class Classification(base.Objective):
 
   def cross_entropy(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Returns the training loss of each image, float32 [B]."""
-    how = self._loss, self._smoothing
     if self.class_weights is None:
-      return losses.cross_entropy(logits, labels, *how)
-    weights = self.class_weights
-    return losses.weighted_cross_entropy(logits, labels, weights, *how)
-
-
-def _check_class_weights(config: ml_collections.ConfigDict) -> None:
-  given = config.objective.class_weights
-  words = isinstance(given, str) and given
-  if words and given not in losses.WEIGHTS:
-    raise config_lib.UserError(
-      f'config.objective.class_weights is {given!r}: write a number for each'
-      f' class, or one of {", ".join(map(repr, losses.WEIGHTS))}'
+      return losses.cross_entropy(logits, labels, self._loss, self._smoothing)
+    weighted = config_lib.wing(f'{_CLASS_WEIGHTS}:weighted_cross_entropy')
+    loss: jax.Array = weighted(
+      logits, labels, self.class_weights, self._loss, self._smoothing
     )
-  numbers = given if isinstance(given, tuple | list) else ()
-  is_number = all(isinstance(x, int | float) for x in numbers)
-  if not isinstance(given, str | tuple | list) or not (
-    is_number and all(0 < x < math.inf for x in numbers)
-  ):
-    raise config_lib.UserError(
-      f'config.objective.class_weights is {given!r}: it must hold numbers that'
-      ' are more than 0, one for each class'
-    )
-  if words and config.data.balance:
-    raise config_lib.UserError(
-      f'config.objective.class_weights={given!r} and'
-      f' config.data.balance={config.data.balance!r} both make up for rare'
-      ' classes, which would then count too much: set one of them'
-    )
-  counts = config.objective.class_counts
-  if counts is not None and not (
-    counts
-    and all(isinstance(x, int) and x >= 0 for x in counts)
-    and any(counts)
-  ):
-    raise config_lib.UserError(
-      f'config.objective.class_counts is {counts}: it must hold the number of'
-      ' images of each class, some more than 0'
-    )
+    return loss

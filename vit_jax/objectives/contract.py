@@ -1,19 +1,19 @@
-"""Calls the functions of an objective, and checks that they keep its contract.
+"""Checks that a user's own objective keeps the contract of `base.Objective`.
 
-A user's own method is traced by JAX, whose errors about a wrong result name
-neither the method nor what it should return. These checks only look at shapes
-and keys while a function is traced: the compiled program stays the same.
+JAX's errors about a wrong result name neither the method nor what it should
+return. These checks look at shapes and keys while a function is traced: the
+compiled program stays the same.
 """
 
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
+import functools
 import inspect
 import linecache
 import re
 import traceback
 from typing import Any
-from typing import TYPE_CHECKING
 
 from clu import metrics as clu_metrics
 import jax
@@ -22,9 +22,7 @@ import numpy as np
 
 from vit_jax.config import some
 from vit_jax.config import UserError
-
-if TYPE_CHECKING:
-  from vit_jax.objectives import base
+from vit_jax.objectives import base
 
 # Names of what a step measures, beside the means of the objective.
 STEP_METRICS = (
@@ -47,186 +45,170 @@ LOOP_METRICS = (
   'checkpoint_stall',
   'useful_seconds',
 )
-# Key of an extra: see `base.STATISTICS`.
-STATISTICS = 'statistics'
-BALANCE = 'balance_loss'  # of experts, which `Objective.training_loss` adds
+BALANCE = 'balance_loss'  # which `balancing` reports
 _RESERVED = frozenset({*STEP_METRICS, *LOOP_METRICS, BALANCE})
 
 
-def loss(
-  objective: 'base.Objective', params: Any, extra: Any, batch: Any, rng: Any
-) -> tuple[jax.Array, dict[str, jax.Array], Any]:
-  """Returns what `objective.loss` does.
+class Checked(base.Objective):
+  """Extends an objective by checks of what its functions take and return."""
 
-  Raises:
-    UserError: It takes or returns something else than `Objective.loss` says, a
-      mean of a name that the loop reports itself, or reads a feature that the
-      batch does not have.
-  """
-  name = _name(objective, 'loss')
-  try:
-    inspect.signature(objective.loss).bind(params, extra, batch, rng)
-  except TypeError:
-    given = ', '.join(inspect.signature(objective.loss).parameters)
-    raise UserError(
-      f'{name} takes ({given}): it must take (params, extra, batch, rng)'
-    ) from None
-  with _keys_explained(name, batch):
-    found: Any = objective.loss(params, extra, batch, rng)
-  if not isinstance(found, tuple | list) or len(found) != 3:
-    what = _kind(found)
-    if isinstance(found, tuple | list):
-      what = f'{len(found)} values'
-    raise UserError(
-      f'{name} returns {what}: it must return three, the mean loss, a dict of'
-      ' other means ({} if there are none), and the extra'
-    )
-  value, scalars, extra = found
-  if isinstance(value, float | int | np.generic):
-    raise UserError(
-      f'{name} returns the number {value} as the loss, which has no gradient:'
-      ' compute it from params'
-    )
-  _check_mean(f'{name} returns a loss', value)
-  if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-    raise UserError(
-      f'{name} returns a loss of type {jnp.result_type(value)}, which has no'
-      ' gradient: it must be a float'
-    )
-  if not isinstance(scalars, Mapping):
-    raise UserError(
-      f'{name} returns {_kind(scalars)} as the second value: it must be a dict'
-      " of means to report, as {'accuracy': accuracy}, or {}"
-    )
-  for key, scalar in scalars.items():
-    _check_mean_name(objective, key)
-    _check_mean(f'{name} returns {key!r}', scalar)
-  return value, {**scalars}, extra
+  def init_extra(self, params: base.Params) -> base.Extra:
+    """Returns the extra.
 
+    Raises:
+      UserError: It is no dict, or its running statistics are no parameters.
+    """
+    extra: Any = super().init_extra(params)
+    name = self._name('init_extra')
+    if not isinstance(extra, Mapping):
+      raise UserError(
+        f'{name} returns {_kind(extra)}: it must return a dict of trees of'
+        ' arrays, {} if there is no extra'
+      )
+    if self.moves_statistics and base.STATISTICS in extra:
+      parameters = _leaves(params)
+      for path in _leaves(extra[base.STATISTICS]):
+        if path not in parameters:
+          raise UserError(
+            f'{name} returns {path!r} under {base.STATISTICS!r}, which has the'
+            ' running statistics of parameters, by their paths, and no'
+            ' parameter is there: put it under another key'
+          )
+    return extra
 
-def init_extra(objective: 'base.Objective', params: Any) -> Any:
-  """Returns what `objective.init_extra` does.
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the loss, other means, and the new extra.
 
-  Raises:
-    UserError: It is no dict, or its running statistics are no parameters.
-  """
-  name = _name(objective, 'init_extra')
-  found = objective.init_extra(params)
-  if not isinstance(found, Mapping):
-    raise UserError(
-      f'{name} returns {_kind(found)}: it must return a dict of trees of'
-      ' arrays, {} if there is no extra'
-    )
-  if objective.moves_statistics and STATISTICS in found:
-    parameters = _leaves(params)
-    for path in _leaves(found[STATISTICS]):
-      if path not in parameters:
-        raise UserError(
-          f'{name} returns {path!r} under {STATISTICS!r}, which has the running'
-          ' statistics of parameters, by their paths, and no parameter is'
-          ' there: put it under another key'
-        )
-  return found
+    Raises:
+      UserError: It takes or returns something else than `base.Objective.loss`
+        says, a mean of a name that the loop reports itself, or reads a feature
+        that the batch does not have.
+    """
+    name, loss = self._name('loss'), super().loss
+    arguments = inspect.signature(loss)
+    try:
+      arguments.bind(params, extra, batch, rng)
+    except TypeError:
+      raise UserError(
+        f'{name} takes ({", ".join(arguments.parameters)}): it must take'
+        ' (params, extra, batch, rng)'
+      ) from None
+    with _keys_explained(name, batch):
+      result: Any = loss(params, extra, batch, rng)
+    is_sequence = isinstance(result, tuple | list)
+    if not is_sequence or len(result) != 3:
+      raise UserError(
+        f'{name} returns'
+        f' {f"{len(result)} values" if is_sequence else _kind(result)}: it must'
+        ' return three, the mean loss, a dict of other means ({} if there are'
+        ' none), and the extra'
+      )
+    value, scalars, extra = result
+    if isinstance(value, float | int | np.generic):
+      raise UserError(
+        f'{name} returns the number {value} as the loss, which has no gradient:'
+        ' compute it from params'
+      )
+    _check_mean(f'{name} returns a loss', value)
+    if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+      raise UserError(
+        f'{name} returns a loss of type {jnp.result_type(value)}, which has no'
+        ' gradient: it must be a float'
+      )
+    if not isinstance(scalars, Mapping):
+      raise UserError(
+        f'{name} returns {_kind(scalars)} as the second value: it must be a'
+        " dict of means to report, as {'accuracy': accuracy}, or {}"
+      )
+    for key, scalar in scalars.items():
+      _check_mean_name(f'{name} ({_code_place(loss)}) returns {key!r}', key)
+      _check_mean(f'{name} returns {key!r}', scalar)
+    return value, {**scalars}, extra
 
+  def after_update(
+    self, extra: base.Extra, params: base.Params, step: jax.Array
+  ) -> base.Extra:
+    """Returns the extra after the update.
 
-def after_update(
-  objective: 'base.Objective',
-  extra: Any,
-  params: Any,
-  step: Any,
-  before: Any,
-) -> Any:
-  """Returns what `objective.after_update` does.
+    Raises:
+      UserError: It differs from the first one in its keys, shapes or types.
+    """
+    result = super().after_update(extra, params, step)
+    old, new = _leaves(self._first_extra), _leaves(result)
+    problems = [f'has a new {path!r}' for path in new if path not in old]
+    problems += [f'lacks {path!r}' for path in old if path not in new]
+    problems += [
+      f'has {path!r} as {_shape(new[path])}, which was {_shape(x)}'
+      for path, x in old.items()
+      if path in new and not _fits(new[path], x)
+    ]
+    trees: list[Any] = [
+      jax.tree.structure(x) for x in (self._first_extra, result)
+    ]
+    if not problems and trees[0] != trees[1]:
+      problems = [f'has the structure {trees[1]}, which was {trees[0]},']
+    if problems:
+      raise UserError(
+        f'{self._name("extra")} {some(problems)} after a step: what loss'
+        ' returns, or after_update makes of it, must have the keys, shapes and'
+        ' types of init_extra'
+      )
+    return result
 
-  Args:
-    objective: The objective.
-    extra: As its loss returned it.
-    params: After the update.
-    step: Number of completed updates before this one.
-    before: The extra before the step.
-
-  Raises:
-    UserError: The new extra differs in its keys, shapes or types.
-  """
-  found = objective.after_update(extra, params, step)
-  old, new = _leaves(before), _leaves(found)
-  problems = [f'has a new {path!r}' for path in new if path not in old]
-  problems += [f'lacks {path!r}' for path in old if path not in new]
-  problems += [
-    f'has {path!r} as {_shown(new[path])}, which was {_shown(x)}'
-    for path, x in old.items()
-    if path in new and not _fits(new[path], x)
-  ]
-  trees: list[Any] = [jax.tree.structure(x) for x in (before, found)]
-  if not problems and trees[0] != trees[1]:
-    problems = [f'has the structure {trees[1]}, which was {trees[0]},']
-  if problems:
-    raise UserError(
-      f'{_name(objective, "extra")} {some(problems)} after a step: what loss'
-      ' returns, or after_update makes of it, must have the keys, shapes and'
-      ' types of init_extra'
-    )
-  return found
-
-
-def outputs(
-  objective: 'base.Objective', params: Any, batch: Any
-) -> dict[str, jax.Array]:
-  """Returns what `objective.outputs` does.
-
-  Raises:
-    UserError: It is no dict, or a feature is read that the batch does not have.
-  """
-  name = _name(objective, 'outputs')
-  with _keys_explained(name, batch):
-    found: Any = objective.outputs(params, batch)
-  if not isinstance(found, Mapping):
-    raise UserError(
-      f'{name} returns {_kind(found)}: it must return a dict of arrays, as'
-      " {'logits': logits}"
-    )
-  return {**found}
-
-
-def measure(objective: 'base.Objective', found: Any, batch: Any) -> Any:
-  """Returns what `objective.measure` does.
-
-  Args:
-    objective: The objective.
-    found: From `outputs`.
-    batch: As for `outputs`.
-
-  Raises:
-    UserError: It returns something else than metrics, or reads a feature that
-      the batch, or an output that `found` does not have.
-  """
-  name = _name(objective, 'measure')
-  with (
-    _keys_explained(name, batch),
-    _keys_explained(name, found, 'the outputs have'),
-  ):
-    measured = objective.measure(found, batch)
-  if not isinstance(measured, clu_metrics.Collection):
-    raise UserError(
-      f'{name} returns {_kind(measured)}: it must return a'
-      ' clu.metrics.Collection, as vit_jax.evaluation.metrics has them'
-    )
-  return measured
-
-
-def check_rows(
-  objective: 'base.Objective', key: str, value: jax.Array, valid: jax.Array
-) -> None:
-  """Raises a UserError if an output is not one number for each example."""
-  if value.shape != valid.shape:
-    raise UserError(
-      f'{_name(objective, "outputs")} returns {key!r} of the shape'
-      f' {value.shape}: it must be [B], one number for each example'
+  @functools.cached_property
+  def _first_extra(self) -> base.Extra:
+    """Shapes and types of the extra before the first step."""
+    return jax.eval_shape(
+      lambda key: self.init_extra(self.init(key)), jax.random.key(0)
     )
 
+  def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
+    """Returns the outputs for a batch.
 
-def _name(objective: 'base.Objective', what: str) -> str:
-  return f'config.objective.name={objective.config.objective.name}: {what}'
+    Raises:
+      UserError: They are no dict, or a feature is read that the batch does not
+        have.
+    """
+    name = self._name('outputs')
+    with _keys_explained(name, batch):
+      outputs: Any = super().outputs(params, batch)
+    if not isinstance(outputs, Mapping):
+      raise UserError(
+        f'{name} returns {_kind(outputs)}: it must return a dict of arrays, as'
+        " {'logits': logits}"
+      )
+    return {**outputs}
+
+  def measure(
+    self, outputs: base.Outputs, batch: base.Batch
+  ) -> clu_metrics.Collection:
+    """Returns the metrics of a batch.
+
+    Raises:
+      UserError: They are something else, the output 'loss' is not one number
+        for each example, or a feature or an output is read that is not there.
+    """
+    name = self._name('measure')
+    with (
+      _keys_explained(name, batch),
+      _keys_explained(name, outputs, 'the outputs have'),
+    ):
+      measured: Any = super().measure(outputs, batch)
+    if not isinstance(measured, clu_metrics.Collection):
+      raise UserError(
+        f'{name} returns {_kind(measured)}: it must return a'
+        ' clu.metrics.Collection, as vit_jax.evaluation.metrics has them'
+      )
+    return measured
+
+  def _name(self, function: str) -> str:
+    return f'config.objective.name={self.config.objective.name}: {function}'
 
 
 def _kind(value: Any) -> str:
@@ -246,17 +228,16 @@ def _check_mean(what: str, value: Any) -> None:
     )
 
 
-def _check_mean_name(objective: 'base.Objective', key: Any) -> None:
+def _check_mean_name(what: str, key: Any) -> None:
   """Raises a UserError if a mean to report cannot have a name."""
-  if isinstance(key, str) and key not in _RESERVED:
-    return
-  problem = "as the name of a mean: it must be a text, as 'accuracy'"
-  if isinstance(key, str):
-    problem = f'which the run reports itself: rename it, as to {f"my_{key}"!r}'
-  raise UserError(
-    f'{_name(objective, "loss")} ({_code_place(objective.loss)}) returns'
-    f' {key!r}, {problem}'
-  )
+  if not isinstance(key, str):
+    raise UserError(
+      f"{what}, as the name of a mean: it must be a text, as 'accuracy'"
+    )
+  if key in _RESERVED:
+    raise UserError(
+      f'{what}, which the run reports itself: rename it, as to {f"my_{key}"!r}'
+    )
 
 
 def _code_place(function: Any) -> str:
@@ -276,7 +257,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
   }
 
 
-def _shown(leaf: Any) -> str:
+def _shape(leaf: Any) -> str:
   return f'{jnp.result_type(leaf)}{list(jnp.shape(leaf))}'
 
 

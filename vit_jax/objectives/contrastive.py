@@ -36,8 +36,8 @@ from vit_jax.models import two_towers
 from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import contrastive_losses
-from vit_jax.objectives import feature_checks
 from vit_jax.objectives import towers as towers_lib
+from vit_jax.objectives import trunk_checks
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.weights.formats import huggingface_clip
 from vit_jax.weights.formats import whole
@@ -182,7 +182,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
         ' vocabulary'
       )
     _check_pool(options.text_pool, config.data.tokenizer)
-    if model := feature_checks.described_model(config):
+    if model := trunk_checks.described_model(config):
       _checked(model, config)
 
   @classmethod

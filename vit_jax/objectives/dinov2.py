@@ -27,6 +27,7 @@ from vit_jax.objectives import base
 from vit_jax.objectives import block_masks
 from vit_jax.objectives import dino
 from vit_jax.objectives import prototypes
+from vit_jax.objectives import trunk_checks
 
 # Of masks, as the code of DINOv2 draws them.
 _LEAST_BLOCK = 4  # patches
@@ -112,7 +113,6 @@ class DinoV2(dino.Dino):
   """
 
   couples_examples: ClassVar[bool] = True
-  reads_patches: ClassVar[bool] = True
   options: ClassVar[Mapping[str, Any]] = dict(dino.Dino.options) | {
     'assignment': 'sinkhorn',
     'trains_scale': True,
@@ -175,6 +175,7 @@ class DinoV2(dino.Dino):
     Raises:
       UserError: A value cannot work.
     """
+    trunk_checks.check_patches(config)
     dino.Dino.check(config)
     o, key = config.objective.options, 'objective.options'
     config_lib.one_of(config, f'{key}.patch_centre', ('masked', 'all'))

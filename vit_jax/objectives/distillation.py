@@ -1,7 +1,9 @@
 """Classification with distillation from a teacher (DeiT, arXiv:2012.12877)."""
 
+from collections.abc import Mapping
 import functools
 import os
+from typing import Any
 from typing import ClassVar
 
 from absl import logging
@@ -22,6 +24,7 @@ from vit_jax.objectives import classification
 from vit_jax.objectives import losses
 
 TARGETS = ('hard', 'soft')
+_TEACHER = 'config.objective.options.teacher'
 
 
 class Distillation(classification.Classification):
@@ -33,6 +36,17 @@ class Distillation(classification.Classification):
   """
 
   moves_statistics: ClassVar[bool] = False
+  options: ClassVar[Mapping[str, Any]] = {
+    # The teacher: any path that `vit_jax.load` reads.
+    'teacher': '',
+    # What the student learns from the teacher. 'hard': the class that the
+    # teacher predicts. 'soft': the teacher's logits.
+    'distillation': 'hard',
+    # Weight of the teacher in the loss, from 0 to 1.
+    'teacher_weight': 0.5,
+    # For 'soft': the logits of both models are divided by it.
+    'temperature': 3.0,
+  }
 
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
@@ -44,28 +58,27 @@ class Distillation(classification.Classification):
         classes or channels.
     """
     super().__init__(config, features)
-    self._config = config.objective
+    self._options = config.objective.options
     self._normalization = config_lib.normalization(config)
-    self._teacher = _load(config.objective.teacher, self.image_shape[:2])
+    self._teacher = _load(self._options.teacher, self.image_shape[:2])
     self._check_teacher(config)
     self._teacher_model = describing.with_keys(
       self._teacher.model, dtype=jnp.dtype(config.train.dtype)
     )
 
   def _check_teacher(self, config: ml_collections.ConfigDict) -> None:
-    path, preprocess = config.objective.teacher, self._teacher.preprocess
-    wanted = config.model.num_classes, config.data.channels
+    path, preprocess = self._options.teacher, self._teacher.preprocess
+    needed = config.model.num_classes, config.data.channels
     has = self._teacher.model.num_classes, preprocess.channels
-    for what, a, b in zip(('classes', 'channels'), wanted, has, strict=True):
+    for kind, a, b in zip(('classes', 'channels'), needed, has, strict=True):
       if a != b:
         raise config_lib.UserError(
-          f'config.objective.teacher={path} knows {b} {what}, but the data has'
-          f' {a}'
+          f'{_TEACHER}={path} knows {b} {kind}, but the data has {a}'
         )
     own, window = levels.from_config(config).window, preprocess.intensity
     if own != window:
       raise config_lib.UserError(
-        f'config.objective.teacher={path} was trained with the intensities'
+        f'{_TEACHER}={path} was trained with the intensities'
         f' {window or "type"}, and config.data.intensity is {own or "type"}:'
         ' make them the same'
       )
@@ -77,13 +90,16 @@ class Distillation(classification.Classification):
     Raises:
       UserError: A value cannot work.
     """
-    classification.Classification.check(config)
-    if not config.objective.teacher:
+    if not config.objective.options.teacher:
       raise config_lib.UserError(
-        'config.objective.teacher is empty, but config.objective.name is'
+        f'{_TEACHER} is empty, but config.objective.name is'
         " 'distillation': say which model teaches"
       )
-    config_lib.one_of(config, 'objective.distillation', TARGETS)
+    classification.Classification.check(config)
+    key = 'objective.options'
+    config_lib.one_of(config, f'{key}.distillation', TARGETS)
+    config_lib.within(config, f'{key}.teacher_weight', '[0, 1]')
+    config_lib.within(config, f'{key}.temperature', '(0, inf)')
 
   def init_extra(self, params: base.Params) -> base.Extra:
     """Returns the teacher's parameters, which stay constant."""
@@ -101,11 +117,11 @@ class Distillation(classification.Classification):
     """
     super().check_source(source)
     classes = source.classes
-    path, known = self._config.teacher, self._teacher.classes
+    path, known = self._options.teacher, self._teacher.classes
     for i, (own, theirs) in enumerate(zip(classes, known, strict=False)):
       if own != theirs and theirs in classes:
         raise config_lib.UserError(
-          f'config.objective.teacher={path} has its classes in another order'
+          f'{_TEACHER}={path} has its classes in another order'
           f' than the data: class {i} is {theirs!r} there, and {own!r} here'
         )
     if known and not set(known) & set(classes):
@@ -135,7 +151,7 @@ class Distillation(classification.Classification):
     )
     assert isinstance(teacher, jax.Array)  # not a tuple: nothing is mutable
     from_teacher = self._from_teacher(heads[:, 1], teacher).mean()
-    w = self._config.teacher_weight
+    w = self._options.teacher_weight
     accuracy = losses.accuracy(heads.mean(axis=1), labels)
     scalars = {'accuracy': accuracy, 'distillation_loss': from_teacher}
     return (1 - w) * loss + w * from_teacher, scalars, extra
@@ -158,9 +174,9 @@ class Distillation(classification.Classification):
     Soft distillation multiplies the divergence by t^2, so that the size of its
     gradients does not depend on the temperature (arXiv:1503.02531, section 2).
     """
-    if self._config.distillation == 'hard':
+    if self._options.distillation == 'hard':
       return losses.cross_entropy(logits, teacher.argmax(axis=-1), self._loss)
-    t = self._config.temperature
+    t = self._options.temperature
     divergence = optax.losses.kl_divergence_with_log_targets(
       jax.nn.log_softmax(logits / t), jax.nn.log_softmax(teacher / t)
     )
@@ -183,6 +199,8 @@ def _load(path: str, image_size: tuple[int, int]) -> weights.Loaded:
     teacher = weights.load(os.path.expanduser(path), image_size=image_size)
   except ValueError as e:
     message = config_lib.one_line(e)
-    raise config_lib.UserError(f'config.objective.teacher: {message}') from None
+    raise config_lib.UserError(
+      f'config.objective.options.teacher: {message}'
+    ) from None
   logging.info('the teacher is %s', teacher.origin)
   return teacher

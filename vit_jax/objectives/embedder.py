@@ -30,6 +30,7 @@ from vit_jax.models import describing
 from vit_jax.models import projection
 from vit_jax.objectives import contrastive
 from vit_jax.objectives import towers as towers_lib
+from vit_jax.objectives import trained
 
 _DIGEST = 8  # bytes
 
@@ -140,9 +141,9 @@ def _towers_of(
   if stored is None:
     found = towers_lib.of_file(loaded)
   elif loaded.beside and issubclass(
-    objectives.class_of(stored), contrastive.Contrastive
+    objectives.objective_class(stored), contrastive.Contrastive
   ):
-    objective, params = objectives.of_run(loaded)
+    objective, params = trained.restored(loaded)
     assert isinstance(objective, contrastive.Contrastive)
     found = objective, params
   return found or (None, loaded.params)

@@ -12,8 +12,8 @@ Both are linear, so that at any size the model is an ordinary one, and a run is
 loaded as one: `vit_jax.load(run, patch_size=8)` resizes in the same way.
 """
 
-import copy
 import math
+from typing import Any
 from typing import cast
 
 import jax
@@ -23,6 +23,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax.config import extension
 from vit_jax.models import inputs
 from vit_jax.models import registry
 from vit_jax.models import vit
@@ -32,7 +33,6 @@ from vit_jax.models.parts import rotary
 from vit_jax.models.parts import stems
 from vit_jax.objectives import base
 from vit_jax.weights import resize
-from vit_jax.weights.formats import whole
 
 Patch = tuple[int, int]
 
@@ -123,7 +123,7 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
     UserError: Its model has no patches that can be resized.
   """
   model = objective.model
-  if not isinstance(model, vit.ViT) or whole.trunk_path(objective):
+  if not isinstance(model, vit.ViT) or objective.trunk_path:
     raise config_lib.UserError(
       'patches of several sizes are for a ViT that is trained by itself, not'
       f' for config.objective.name={objective.config.objective.name} with a'
@@ -147,20 +147,35 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
         f'{registry.name_of("positions", type(part))!r} of one grid: leave one'
         ' out'
       )
-  image = cast(Patch, objective.image_shape[:2])
-
-  def fitted(
-    model: models.Model, params: base.Params
-  ) -> tuple[models.Model, base.Params]:
-    assert isinstance(model, vit.ViT)
-    old = cast(Patch, model.patches.patch_size)
-    changed = resized(params, image, old, patch)
-    patches = model.patches.clone(patch_size=patch)
-    return model.clone(patches=patches), changed
-
-  other = copy.copy(objective)
-  other.fitted = fitted
+  other = cast(_AtPatch, extension.extended(objective, _AtPatch))
+  other.stored_patch = cast(Patch, model.patches.patch_size)
+  other.model = model.clone(patches=model.patches.clone(patch_size=patch))
   return other
+
+
+class _AtPatch(base.Objective):
+  """Extends an objective to a model with patches of another size.
+
+  Attributes:
+    stored_patch: Size of the patches for which the parameters are.
+  """
+
+  stored_patch: Patch
+
+  def _resized(self, params: base.Params) -> base.Params:
+    assert isinstance(self.model, vit.ViT)
+    new = cast(Patch, self.model.patches.patch_size)
+    image = cast(Patch, self.image_shape[:2])
+    return resized(params, image, self.stored_patch, new)
+
+  def apply(self, params: base.Params, images: jax.Array, **kwargs: Any) -> Any:
+    """Applies the model with resized parameters."""
+    return super().apply(self._resized(params), images, **kwargs)
+
+  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
+    """Returns the model and resized parameters."""
+    model, params = super().trunk(params)
+    return model, self._resized(params)
 
 
 def resized(

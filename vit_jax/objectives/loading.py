@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax import objectives
 from vit_jax import weights
+from vit_jax.objectives import trained
 from vit_jax.parallel import allocator
 from vit_jax.weights import batched
 
@@ -56,12 +57,12 @@ class Model(weights.Loaded):
     stored = self.trained_with
     if not self.beside or stored is None or self.changes:
       return False
-    return objectives.class_of(stored).target is not None
+    return objectives.objective_class(stored).target is not None
 
   @functools.cached_property
   def _measured(self) -> Any:
     """Maps images [B, H, W, C] to the outputs of the objective."""
-    objective, params = objectives.of_run(self)
+    objective, params = trained.restored(self)
     apply = jax.jit(objective.outputs)
     return lambda images: apply(params, {'image': images})
 

@@ -26,7 +26,7 @@ from vit_jax.models.parts import pooling
 from vit_jax.models.parts import relative
 from vit_jax.models.parts import stems
 from vit_jax.objectives import base
-from vit_jax.objectives import feature_checks
+from vit_jax.objectives import trunk_checks
 from vit_jax.weights.formats import mae as mae_files
 from vit_jax.weights.formats import whole
 
@@ -116,7 +116,6 @@ class MAE(base.Objective):
   not, and the patch embedding starts as a dense layer.
   """
 
-  reads_patches: ClassVar[bool] = True
   metrics: ClassVar = {'loss': 'min', 'examples': 'max'}
   options: ClassVar = {
     # Fraction of the patches that are masked.
@@ -160,6 +159,7 @@ class MAE(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
+    trunk_checks.check_patches(config)
     options = config.objective.options
     if not 0 < options.mask_ratio < 1:
       raise _error('mask_ratio', options, 'it must be above 0 and below 1')
@@ -172,7 +172,7 @@ class MAE(base.Objective):
     if options.decoder_width % 4:
       problem = 'its fixed positions need a multiple of 4'
       raise _error('decoder_width', options, problem)
-    if model := feature_checks.described_model(config):
+    if model := trunk_checks.described_model(config):
       _check_model(model, config)
 
   def init(self, key: jax.Array) -> base.Params:

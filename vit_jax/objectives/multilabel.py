@@ -12,7 +12,7 @@ import optax
 from vit_jax import config as config_lib
 from vit_jax.data import features as features_lib
 from vit_jax.data import target_kinds
-from vit_jax.evaluation import metrics as metrics_lib
+from vit_jax.evaluation import multilabel_metrics
 from vit_jax.objectives import base
 
 
@@ -68,7 +68,7 @@ class Multilabel(base.Objective):
   ) -> clu_metrics.Collection:
     """Returns mean average precision (also by class), loss and count."""
     logits, labels = outputs['logits'], batch['labels']
-    return metrics_lib.Multilabel.single_from_model_output(
+    return multilabel_metrics.Multilabel.single_from_model_output(
       scores=logits,
       labels=labels,
       loss=self._loss(logits, labels),

@@ -15,7 +15,7 @@ from vit_jax import config as config_lib
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
 from vit_jax.data import target_kinds
-from vit_jax.evaluation import metrics as metrics_lib
+from vit_jax.evaluation import number_metrics
 from vit_jax.objectives import base
 
 LOSSES = ('mse', 'huber')
@@ -127,7 +127,7 @@ class Regression(base.Objective):
     self, outputs: base.Outputs, batch: base.Batch
   ) -> clu_metrics.Collection:
     """Returns R2 and mean absolute error (also by quantity), loss and count."""
-    return metrics_lib.Regression.single_from_model_output(
+    return number_metrics.Regression.single_from_model_output(
       scaled=outputs['logits'],
       truth=(batch['numbers'] - self._mean) / self._std,
       error=jnp.abs(outputs['numbers'] - batch['numbers']),

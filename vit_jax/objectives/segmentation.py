@@ -32,8 +32,8 @@ from vit_jax.models import unetr
 from vit_jax.models import vit
 from vit_jax.models.parts import stems
 from vit_jax.objectives import base
-from vit_jax.objectives import feature_checks
 from vit_jax.objectives import pixel_losses
+from vit_jax.objectives import trunk_checks
 
 _UNETR, _TRANS2SEG = 'unetr', 'trans2seg'
 HEADS = (*setr.KINDS, _UNETR, _TRANS2SEG)
@@ -71,7 +71,6 @@ class Segmentation(base.Objective):
   target: ClassVar = (_FEATURE, target_kinds.SegmentationMap)
   couples_examples: ClassVar[bool] = True
   reads_layers: ClassVar[bool] = True
-  reads_patches: ClassVar[bool] = True
   moves_statistics: ClassVar[bool] = True
   metrics: ClassVar[Mapping[str, str]] = {
     'miou': 'max',
@@ -161,6 +160,7 @@ class Segmentation(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
+    trunk_checks.check_patches(config)
     key = 'objective.options'
     config_lib.one_of(config, f'{key}.head', HEADS)
     config_lib.one_of(config, f'{key}.loss', ('', *LOSSES))
@@ -183,7 +183,7 @@ class Segmentation(base.Objective):
         f'config.{key}.class_weights do not belong to config.{key}.loss='
         f'{options.loss}: choose {" or ".join(_WEIGHTED)}, or leave them out'
       )
-    if model := feature_checks.described_model(config):
+    if model := trunk_checks.described_model(config):
       _layers(_checked(model, config), config)
 
   def output_facts(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Segmentation(base.Objective):
       ignore=self._ignore,
     )
 
-  def of_each(
+  def example_measures(
     self, outputs: base.Outputs, batch: base.Batch
   ) -> dict[str, jax.Array]:
     """Returns the mean overlap and the accuracy of each image, [B].

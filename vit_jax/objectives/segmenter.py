@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data import given
 from vit_jax.data import scans
 from vit_jax.data import target_kinds
 from vit_jax.evaluation import windows
+from vit_jax.objectives import trained
 from vit_jax.plots import tiles
 
 _OVERLAP = 1 / 3  # of an image's windows, as in mmsegmentation's configs
@@ -90,7 +90,7 @@ class Segmenter:
         are not averaged.
     """
     how = how or How()
-    objective, params = objectives.of_run(with_windows(loaded, how))
+    objective, params = trained.restored(with_windows(loaded, how))
     self.takes_volumes = len(loaded.preprocess.image_size) == 3
     if self.takes_volumes and how.averages:
       raise UserError(

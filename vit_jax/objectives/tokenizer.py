@@ -33,6 +33,7 @@ from vit_jax.models import initializers
 from vit_jax.models import vit
 from vit_jax.models.parts import as_class
 from vit_jax.objectives import base
+from vit_jax.objectives import trunk_checks
 
 
 class Decoder(encoder.Encoder):
@@ -64,7 +65,6 @@ class Decoder(encoder.Encoder):
 class Tokenizer(base.Objective):
   """Learns the tokens of patches by drawing the image from them."""
 
-  reads_patches: ClassVar[bool] = True
   metrics: ClassVar = {'loss': 'min', 'examples': 'max'}
   options: ClassVar = {
     # K, the number of different tokens.
@@ -117,6 +117,7 @@ class Tokenizer(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
+    trunk_checks.check_patches(config)
     key = 'objective.options'
     config_lib.within(config, f'{key}.tokens', '[2, inf)')
     for name in ('temperature', 'final_temperature'):

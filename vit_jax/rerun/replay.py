@@ -27,16 +27,16 @@ from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles
 from vit_jax.rerun import diagnose
-from vit_jax.runs import records
+from vit_jax.runs import reporting
 from vit_jax.runs import restoring
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import model_inputs
+from vit_jax.train import resuming
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
-from vit_jax.weights import initial
 
 UserError = config_lib.UserError
 Scalars = dict[str, float]
@@ -95,7 +95,7 @@ def _open(
 ) -> experiment_lib.Experiment:
   """Returns the run's experiment."""
   experiment_lib.check(config)
-  resumed = workdir_lib.check_config(path, config, initial.aligned)
+  resumed = workdir_lib.check_config(path, config, resuming.aligned)
   if resumed is None:
     raise UserError(
       f'there is no run in {path}: give the --workdir of the run whose step is'
@@ -266,7 +266,7 @@ def _recorded(path: pathlib.Path, step: int) -> Scalars:
   metrics: Scalars = {}
   with contextlib.suppress(FileNotFoundError):
     for line in safe_io.read_lines(path):
-      values = records.parse_metrics(line)
+      values = reporting.parse_metrics(line)
       if values is not None and values['step'] == step:
         metrics |= values
   metrics = {k: math.nan if x is None else x for k, x in metrics.items()}

@@ -19,6 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.parallel import processes
+from vit_jax.runs import logs
 from vit_jax.runs import records
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
@@ -172,7 +173,8 @@ def _check_paths(
 ) -> None:
   """Raises a UserError if a relative path does not exist from here."""
   name = config.data.name
-  start, teacher = config.init_from.path, config.objective.teacher
+  start = config.init_from.path
+  teacher = config.objective.options.get('teacher', '')
   kind, _, path = name.partition(':')
   paths = {
     'data.name': path if kind in ('folder', 'table') else '',
@@ -180,7 +182,7 @@ def _check_paths(
     'data.skip_damaged': config.data.skip_damaged,
     # Paths with ':' are on the network.
     'init_from.path': '' if ':' in start else start,
-    'objective.teacher': '' if ':' in teacher else teacher,
+    'objective.options.teacher': '' if ':' in teacher else teacher,
   }
   for key, path in paths.items():
     path = os.path.expanduser(path)
@@ -196,7 +198,7 @@ def _check_paths(
 
 def _tell_outcome(old: pathlib.Path, new: pathlib.Path) -> None:
   """Logs a comparison of the results of two runs."""
-  with reporting.log_to(new / workdir_lib.LOG):
+  with logs.log_to(new / workdir_lib.LOG):
     for line in outcome(records.read(old), records.read(new)):
       logging.info('%s', line)
 
@@ -243,7 +245,7 @@ def _pairs(
   """Returns (old, new) values by metric and step, without those of speed."""
   pairs = {}
   for name in old.curves.keys() & new.curves.keys():
-    if records.is_timed(name):
+    if reporting.is_timed(name):
       continue
     before = {point.step: point.value for point in old.curves[name]}
     for point in new.curves[name]:

@@ -28,7 +28,6 @@ import ml_collections
 from vit_jax.config import UserError
 from vit_jax.parallel import processes
 from vit_jax.runs import checkpoint_format
-from vit_jax.runs import restoring
 
 PyTree = Any
 
@@ -172,7 +171,7 @@ class Checkpointer:
         are listed), needs a newer version, or all are damaged.
     """
     self.wait()
-    found = restoring.newest_good(self._store.directory, state_for)
+    found = newest_good(self._store.directory, state_for)
     if found is None:
       return None
     state, info, path, damaged = found
@@ -227,6 +226,63 @@ class Checkpointer:
         if value is not None:
           found.append((info['step'], value))
     return found
+
+
+def newest_good(
+  directory: pathlib.Path,
+  state_for: checkpoint_format.StateFor,
+  at_most: int | None = None,
+) -> tuple[PyTree, dict[str, Any], pathlib.Path, list[pathlib.Path]] | None:
+  """Reads the newest good checkpoint, of at most a given step.
+
+  Returns:
+    The train state, its info, its path, and the paths of newer checkpoints that
+    are damaged; None if there is no checkpoint.
+
+  Raises:
+    UserError: One does not fit or needs a newer version, or all are damaged.
+  """
+  paths = _newest_first(directory)
+  if at_most is not None:
+    paths = [path for path in paths if int(path.name) <= at_most]
+  found = first_good(
+    paths, lambda path: checkpoint_format.restore(path, state_for)
+  )
+  if found is None:
+    return None
+  (state, info), path, damaged = found
+  return state, info, path, damaged
+
+
+def first_good(
+  paths: Sequence[pathlib.Path], read: Callable[[pathlib.Path], Any]
+) -> tuple[Any, pathlib.Path, list[pathlib.Path]] | None:
+  """Returns content and path of the first good one, and the damaged before."""
+  damaged: dict[pathlib.Path, str] = {}
+  for path in paths:
+    try:
+      return read(path), path, list(damaged)
+    except checkpoint_format.DamagedError as e:
+      logging.warning('Checkpoint %s is damaged: %s', path, e)
+      damaged[path] = str(e)
+  if not damaged:
+    return None
+  causes = '; '.join(f'{path}: {cause}' for path, cause in damaged.items())
+  raise UserError(
+    f'all checkpoints are damaged: {causes}; restore one from a backup, or'
+    ' start in another work directory'
+  )
+
+
+def _newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
+  """Lists the checkpoints that process 0 sees.
+
+  On a network file system another process may not see the newest yet.
+  """
+  names = processes.call_on_first(
+    lambda: [path.name for path in checkpoint_format.newest_first(directory)]
+  )
+  return [directory / name for name in names]
 
 
 class _Store:

@@ -19,9 +19,7 @@ on the mesh nor on the number of processes.
 
 from collections.abc import Callable
 from collections.abc import Collection
-from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 import functools
 import inspect
 import json
@@ -34,7 +32,6 @@ from typing import Any
 import zlib
 
 from absl import logging
-from flax import traverse_util
 import jax
 from jax.experimental import multihost_utils
 import jax.numpy as jnp
@@ -44,12 +41,9 @@ from vit_jax.config import UserError
 from vit_jax.parallel import sharding
 
 FORMAT = 2
-_PART_BYTES = 2**25  # parameters are read in parts of this size
 
 # Key of an objective's state: its own moving average of all parameters.
 AVERAGE = 'average'
-# Where parameters lie in a state, those that are read first at the front.
-_PARAMS = (('ema_params',), ('extra', AVERAGE), ('params',))
 
 PyTree = Any
 StateFor = Callable[[Collection[str]], PyTree]
@@ -177,7 +171,7 @@ def restore(
     abstract_state = state_for(info['arrays'].keys())
     _check_fits(path, info, abstract_state)
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract_state)
-    state = _read_arrays(path, abstract_state, restore_args)
+    state = read_arrays(path, abstract_state, restore_args)
   except DamagedError as e:
     problem = str(e)
   if jax.process_count() > 1:
@@ -186,7 +180,7 @@ def restore(
       problem = f'process {int(np.argmax(bad))} could not read it'
   if problem:
     raise DamagedError(problem)
-  _verify(info, checksums(state))
+  verify(info, checksums(state))
   return state, info
 
 
@@ -201,88 +195,14 @@ def _check_is_current(path: pathlib.Path, info: Mapping[str, Any]) -> None:
     )
 
 
-def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
-  """Reads only the parameters, or their moving averages where there are any.
-
-  Returns:
-    Nested dicts of NumPy arrays, and the step.
-
-  Raises:
-    DamagedError: They are not what was written.
-    UserError: The checkpoint needs a newer version.
-  """
-  info = read_info(path)
-  keys = [tuple(key.split('/')) for key in info['arrays']]
-  names = [key[1:] for key in keys if key[0] == 'params']
-  stored = set(keys)
-  # Frozen parameters have no average.
-  read = [
-    next(key for part in _PARAMS if (key := (*part, *name)) in stored)
-    for name in names
-  ]
-  found = _read_some(path, info, read)
-  params = {name: found[key] for name, key in zip(names, read, strict=True)}
-  return traverse_util.unflatten_dict(params), info['step']
-
-
-def read_extra(path: pathlib.Path) -> PyTree:
-  """Reads only the state of the objective beside the parameters.
-
-  Returns:
-    Nested dicts of NumPy arrays; {} if there is no such state.
-
-  Raises:
-    DamagedError: It is not what was written.
-    UserError: The checkpoint needs a newer version.
-  """
-  info = read_info(path)
-  keys = [tuple(key.split('/')) for key in info['arrays']]
-  found = _read_some(path, info, [key for key in keys if key[0] == 'extra'])
-  return traverse_util.unflatten_dict(found).get('extra', {})
-
-
-def _read_some(
-  path: pathlib.Path, info: dict[str, Any], keys: Sequence[tuple[str, ...]]
-) -> dict[tuple[str, ...], np.ndarray]:
-  """Reads and verifies the arrays with these paths, as NumPy arrays."""
-  import orbax.checkpoint as ocp
-
-  arrays = {key: info['arrays']['/'.join(key)] for key in keys}
-  wanted = {
-    key: jax.ShapeDtypeStruct(x['shape'], x['dtype'])
-    for key, x in arrays.items()
-  }
-  found: dict[tuple[str, ...], np.ndarray] = {}
-  for part in _parts(wanted):
-    tree = traverse_util.unflatten_dict(part)
-    restore_args = jax.tree.map(
-      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree
-    )
-    tree = _read_arrays(path, tree, restore_args)
-    _verify(info, checksums(tree))
-    found |= traverse_util.flatten_dict(tree)
-  return found
-
-
-def _parts(
-  wanted: dict[tuple[str, ...], jax.ShapeDtypeStruct],
-) -> Iterator[dict[tuple[str, ...], jax.ShapeDtypeStruct]]:
-  """Yields arrays in parts, since a read by Orbax needs twice its memory."""
-  part: dict[tuple[str, ...], jax.ShapeDtypeStruct] = {}
-  size = 0
-  for key, x in wanted.items():
-    part[key] = x
-    size += x.size * x.dtype.itemsize
-    if size >= _PART_BYTES:
-      yield part
-      part, size = {}, 0
-  if part:
-    yield part
-
-
-def _read_arrays(
+def read_arrays(
   path: pathlib.Path, wanted: PyTree, restore_args: PyTree
 ) -> PyTree:
+  """Reads some arrays of a checkpoint with Orbax.
+
+  Raises:
+    DamagedError: They cannot be read.
+  """
   import orbax.checkpoint as ocp
 
   args = ocp.args.PyTreeRestore(
@@ -299,7 +219,8 @@ def _read_arrays(
     handler.close()
 
 
-def _verify(info: dict[str, Any], sums: dict[str, int]) -> None:
+def verify(info: dict[str, Any], sums: dict[str, int]) -> None:
+  """Raises a DamagedError if checksums differ from those in `info`."""
   bad = [k for k, x in sums.items() if x != info['arrays'][k]['checksum']]
   if bad:
     more = f' and {len(bad) - 1} others' if len(bad) > 1 else ''
@@ -380,46 +301,3 @@ def newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
     return []
   paths = [path for path in directory.iterdir() if path.name.isdecimal()]
   return sorted(paths, key=lambda path: int(path.name), reverse=True)
-
-
-def candidates(
-  workdir: pathlib.Path, step: int | str | None
-) -> list[pathlib.Path]:
-  """Returns the checkpoints to predict with, the first choice first.
-
-  Args:
-    workdir: The work directory of a run.
-    step: Step of the checkpoint; 'best'; 'newest'; None: first the best, then
-      the newest.
-  """
-  folders = {'best': ['best'], 'newest': ['checkpoints']}.get(
-    str(step), ['best', 'checkpoints']
-  )
-  paths = [
-    path for folder in folders for path in newest_first(workdir / folder)
-  ]
-  if isinstance(step, int):
-    return [path for path in paths if int(path.name) == step]
-  return paths
-
-
-def steps(workdir: pathlib.Path | str) -> dict[str, list[int]]:
-  """Returns the steps of all checkpoints in `checkpoints` and in `best`."""
-  return {
-    name: [
-      int(path.name) for path in newest_first(pathlib.Path(workdir) / name)
-    ][::-1]
-    for name in ('checkpoints', 'best')
-  }
-
-
-def is_averaged(path: pathlib.Path) -> bool:
-  """Whether a checkpoint has moving averages; `read_params` then reads them.
-
-  Raises:
-    DamagedError: It cannot be read.
-  """
-  arrays = read_info(path)['arrays']
-  return any(
-    name.startswith(('ema_params/', f'extra/{AVERAGE}/')) for name in arrays
-  )

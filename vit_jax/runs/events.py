@@ -10,14 +10,25 @@ import json
 import pathlib
 import socket
 import struct
+import sys
 import textwrap
 import time
 
-from vit_jax.runs import records
-from vit_jax.runs.event_protos import event_pb2
-from vit_jax.runs.event_protos import masked_crc32c
-from vit_jax.runs.event_protos import summary as summary_lib
-from vit_jax.runs.event_protos import summary_pb2
+from vit_jax.runs import reporting
+
+# tensorboardX imports torch where that is installed, for functions that are not
+# used here. That would take two seconds of each start.
+_is_hidden = 'torch' not in sys.modules
+if _is_hidden:
+  sys.modules['torch'] = None  # type: ignore[assignment] # importing it fails
+try:
+  from tensorboardX import summary as summary_lib
+  from tensorboardX.proto import event_pb2
+  from tensorboardX.proto import summary_pb2
+  from tensorboardX.record_writer import masked_crc32c
+finally:
+  if _is_hidden:
+    del sys.modules['torch']
 
 
 class Events:
@@ -70,7 +81,7 @@ class Events:
     if values:
       self._summarize(step, now, summary_pb2.Summary(value=values))
 
-  def write_start(self, start: records.Start) -> None:
+  def write_start(self, start: reporting.Start) -> None:
     """Writes the config for the tabs TEXT and HPARAMS, and the run's record.
 
     HPARAMS has the keys that were changed. Its metrics are not listed, so
@@ -132,7 +143,7 @@ class Events:
 
 def _tag(name: str) -> str:
   """Returns the name of a metric in TensorBoard."""
-  if records.is_timed(name):
+  if reporting.is_timed(name):
     return f'perf/{name.removeprefix("train/")}'
   group, _, metric = name.partition('/')
   metric, _, class_name = metric.partition('/')

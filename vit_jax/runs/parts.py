@@ -14,8 +14,7 @@ from typing import Any
 from flax import traverse_util
 
 from vit_jax.runs import safe_io
-
-FILE = 'part.json'  # in tasks/NAME/ of a work directory: the fields of a `Part`
+from vit_jax.runs import workdir as workdir_lib
 
 # Modules of a trunk that all tasks share, and those that each has for itself.
 # All others, as patch_embedding, are of the modality.
@@ -75,9 +74,9 @@ class Part:
     return traverse_util.unflatten_dict(found, sep='/')
 
 
-def read(workdir: pathlib.Path) -> Part | None:
+def read(folder: pathlib.Path) -> Part | None:
   """Returns the part of a folder `tasks/NAME`; None for any other folder."""
-  stored = safe_io.read_json(workdir / FILE)
+  stored = safe_io.read_json(folder / workdir_lib.PART)
   return None if stored is None else Part(**stored)
 
 

@@ -10,7 +10,6 @@ import datetime
 import math
 import os
 import pathlib
-import re
 from typing import Any
 from typing import NamedTuple
 
@@ -18,14 +17,8 @@ from absl import logging
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.runs import locks
+from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
-
-# Metrics that measure the machine; they always differ between runs.
-_TIMED = re.compile(
-  r'train/(\w*seconds\w*|images_per_second|data_wait|goodput|checkpoint_stall'
-  r'|mfu)'
-)
 
 # The end of a commit's name if the checkout had uncommitted changes.
 CHANGED = ' with changes'
@@ -38,23 +31,6 @@ class Point(NamedTuple):
   epoch: float
   seconds: float  # since the run began, without the time when it was stopped
   value: float  # nan where it was not finite
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-  """A start of a run, as trackers get it.
-
-  Attributes:
-    step: Completed updates.
-    config: The value of each leaf by its dotted key.
-    changed: The leaves that differ from the defaults.
-    record: The entry of run.json: command, versions, devices; {}: not known.
-  """
-
-  step: int
-  config: Mapping[str, Any]
-  changed: Mapping[str, Any]
-  record: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,11 +88,6 @@ def is_better_low(name: str, directions: Mapping[str, str]) -> bool:
 def is_evaluation(name: str) -> bool:
   """Whether a metric comes from an evaluation, like 'val/accuracy'."""
   return not name.startswith('train/')
-
-
-def is_timed(name: str) -> bool:
-  """Whether a metric measures the machine, not the model."""
-  return bool(_TIMED.fullmatch(name))
 
 
 def is_run(path: pathlib.Path) -> bool:
@@ -205,7 +176,7 @@ def _times(starts: Sequence[Mapping[str, Any]]) -> list[float]:
 def _state(path: pathlib.Path) -> str:
   if (path / 'DONE').exists():
     return 'finished'
-  return 'running' if locks.is_held(path / '.lock') else 'stopped'
+  return 'running' if safe_io.is_held(path / '.lock') else 'stopped'
 
 
 def _read_curves(
@@ -218,7 +189,7 @@ def _read_curves(
   damaged = []
   clock = _Clock(starts)
   for number, line in enumerate(safe_io.read_lines(path), 1):
-    values = parse_metrics(line)
+    values = reporting.parse_metrics(line)
     if values is None:
       if line.endswith('\n'):  # else the line is still being written, or cut
         damaged.append(number)
@@ -300,31 +271,3 @@ def common_start(texts: Sequence[str]) -> str:
     if a != b:
       return least[:i]
   return least
-
-
-def parse_metrics(line: str) -> dict[str, Any] | None:
-  """Parses a line of metrics.jsonl; None if it is damaged.
-
-  Args:
-    line: The line with its end. Without one, the process was killed while it
-      wrote the line.
-  """
-  if not line.endswith('\n'):
-    return None
-  try:
-    values = safe_io.parse_json(line)
-  except ValueError:
-    return None
-  if not isinstance(values, dict) or type(values.get('step')) is not int:
-    return None
-  known = [values.get(key, 0) for key in ('epoch', 'time')]
-  others = [x for x in values.values() if x is not None]
-  fits = abs(values['step']) < 2**63 and all(map(_is_number, [*known, *others]))
-  return values if fits else None
-
-
-def _is_number(value: Any) -> bool:
-  """Whether a value is a number that a float can hold."""
-  if type(value) is float:
-    return True  # even if it is huge: a run may diverge
-  return type(value) is int and abs(value) < 2**1000

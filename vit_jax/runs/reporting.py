@@ -3,7 +3,7 @@
 metrics.jsonl has one JSON object per line: `step` (completed updates), `epoch`
 (passes over the examples so far), `time` (seconds since 1970), and scalars by
 name. Infinity and NaN, which JSON does not have, are null. Trackers, such as
-TensorBoard (vit_jax/runs/trackers.py), get the same scalars, with NaN, and also
+TensorBoard (vit_jax/runs/events.py), get the same scalars, with NaN, and also
 the config and a few images.
 
 When a run resumes at a step, entries after that step are removed from the file,
@@ -11,131 +11,140 @@ and TensorBoard drops them, too. A metric that was already reported at that step
 is not reported again.
 """
 
-from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 import contextlib
+import dataclasses
 import json
-import logging as python_logging
 import math
 import pathlib
+import re
 import time
 from typing import Any
 from typing import IO
+from typing import Protocol
+from typing import TYPE_CHECKING
 
 from absl import logging
+import ml_collections
 
+from vit_jax import config as config_lib
+from vit_jax.config import check_package
 from vit_jax.config import number
 from vit_jax.config import UserError
-from vit_jax.runs import records
+from vit_jax.runs import logs
 from vit_jax.runs import safe_io
-from vit_jax.runs import terminal
-from vit_jax.runs import trackers
 
-# Logs only to the file: a terminal shows these messages in another form.
-_FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
+if TYPE_CHECKING:
+  from vit_jax.runs import terminal
 
-
-@contextlib.contextmanager
-def shown() -> Iterator[None]:
-  """Shows log messages on stderr, unless a command or the caller does so.
-
-  Commands and callers set absl's verbosity: to INFO, or to ERROR in all
-  processes but the first. In a notebook it usually has its default.
-  """
-  logger = logging.get_absl_logger()
-  is_set = logging.get_verbosity() != logging.WARNING  # absl's default
-  if is_set or logger.isEnabledFor(python_logging.INFO):
-    yield
-    return
-  root = python_logging.getLogger()
-  verbosity, level = logging.get_verbosity(), logger.level
-  handlers = list(root.handlers)
-  if all(map(_is_absls, handlers)):  # else the caller's handlers show messages
-    handler = python_logging.StreamHandler()
-    handler.setFormatter(python_logging.Formatter('%(message)s'))
-    root.handlers[:] = [handler]
-  logging.set_verbosity(logging.INFO)
-  try:
-    yield
-  finally:
-    root.handlers[:] = handlers
-    logging.set_verbosity(verbosity)
-    logger.setLevel(level)  # set_verbosity changes it, too
+# Where metrics go beside metrics.jsonl: `config.reporting` names them.
+_TRACKERS = {
+  'tensorboard': 'vit_jax.runs.events:Events',
+  'wandb': 'vit_jax.runs.trackers:Wandb',
+  'mlflow': 'vit_jax.runs.trackers:Mlflow',
+}
+# Metrics that measure the machine; they always differ between runs.
+_TIMED = re.compile(
+  r'train/(\w*seconds\w*|images_per_second|data_wait|goodput|checkpoint_stall'
+  r'|mfu)'
+)
 
 
-def _is_absls(handler: python_logging.Handler) -> bool:
-  """Whether a handler of the root logger may be absl's, not the caller's.
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A start of a run, as trackers get it.
 
-  absl calls `logging.basicConfig()` at the first message, such as one of Orbax
-  when it is imported. Lines of that handler begin with 'INFO:absl:'.
-  """
-  if type(handler) is not python_logging.StreamHandler:
-    return False
-  record = python_logging.makeLogRecord({'msg': 'text'})
-  basic = python_logging.Formatter(python_logging.BASIC_FORMAT)
-  untouched = python_logging.getLogger().level == python_logging.WARNING
-  return untouched and handler.format(record) == basic.format(record)
-
-
-def show_facts(title: str, facts: Sequence[tuple[str, str]]) -> None:
-  """Shows named facts: in a frame on a terminal, else as lines of the log.
-
-  The log file has the lines in both cases.
-  """
-  lines = '\n'.join(f'{name}: {value}' for name, value in facts)
-  shows = logging.get_absl_logger().isEnabledFor(python_logging.INFO)
-  if shows and terminal.can_draw():
-    _FILE_ONLY.info('%s', lines)
-    terminal.panel(title, facts)
-  else:
-    logging.info('%s', lines)
-
-
-def show_details(text: str, verbose: bool) -> None:
-  """Writes a text to the log file, and where `verbose` also to stderr."""
-  (logging if verbose else _FILE_ONLY).info('%s', text)
-
-
-@contextlib.contextmanager
-def log_to(path: pathlib.Path) -> Iterator[None]:
-  """Appends log messages to a file as well, and the error that ends the run.
-
-  Raises:
-    UserError: The file cannot be written.
-  """
-  with safe_io.writing(path):
-    handler = _LogFile(path, encoding='utf-8', errors='backslashreplace')
-  handler.setFormatter(logging.PythonFormatter())
-  _FILE_ONLY.setLevel(python_logging.INFO)
-  _FILE_ONLY.propagate = False
-  loggers = (python_logging.getLogger(), _FILE_ONLY)
-  for logger in loggers:
-    logger.addHandler(handler)
-  try:
-    yield
-  except UserError as e:
-    _FILE_ONLY.error('error: %s', e)
-    raise
-  finally:
-    for logger in loggers:
-      logger.removeHandler(handler)
-    handler.close()
-
-
-class _LogFile(python_logging.FileHandler):
-  """A log file that ignores write errors.
-
-  If the disk is full, metrics and checkpoints report that in one line; logging
-  would print a traceback for every message.
+  Attributes:
+    step: Completed updates.
+    config: The value of each leaf by its dotted key.
+    changed: The leaves that differ from the defaults.
+    record: The entry of run.json: command, versions, devices; {}: not known.
   """
 
-  def handleError(self, record: python_logging.LogRecord) -> None:
-    del record
+  step: int
+  config: Mapping[str, Any]
+  changed: Mapping[str, Any]
+  record: Mapping[str, Any]
+
+
+class Tracker(Protocol):
+  """Takes the metrics of a run."""
+
+  def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
+    """Takes scalars by name, and the seconds since 1970."""
+
+  def write_start(self, start: Start) -> None:
+    """Takes the config and the entry of run.json of a start."""
+
+  def write_image(self, step: int, name: str, png: bytes) -> None:
+    """Takes the content of a PNG file."""
 
   def close(self) -> None:
-    with contextlib.suppress(OSError):
-      super().close()
+    """Ends the record; a later run may go on with it."""
+
+
+def check_trackers(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.reporting`.
+
+  Raises:
+    UserError: It names something unknown, or whose package is missing.
+  """
+  for name in _names(config.reporting):
+    if name not in _TRACKERS:
+      raise UserError(
+        f'config.reporting={config.reporting!r}: {name!r} is not known: choose'
+        f' of {", ".join(_TRACKERS)}, with commas between'
+      )
+    if name != 'tensorboard':
+      check_package(f'config.reporting={config.reporting!r}', name, name)
+
+
+def _begin(
+  reporting: str, workdir: pathlib.Path, start_step: int
+) -> list[Tracker]:
+  """Begins the records of a run, or goes on with them.
+
+  Args:
+    reporting: `config.reporting`.
+    workdir: The work directory of the run.
+    start_step: Number of updates that were completed before.
+
+  Raises:
+    UserError: One cannot begin.
+  """
+  return [
+    config_lib.wing(_TRACKERS[x])(workdir, start_step)
+    for x in _names(reporting)
+  ]
+
+
+def _names(reporting: str) -> list[str]:
+  return [name.strip() for name in reporting.split(',') if name.strip()]
+
+
+def duration(seconds: float) -> str:
+  """Returns a time as '01:30', or '2:01:30'."""
+  minutes, rest = divmod(int(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  short = f'{minutes:02d}:{rest:02d}'
+  return f'{hours}:{short}' if hours else short
+
+
+class Pace:
+  """Estimates the remaining time from the speed since the first call."""
+
+  def __init__(self) -> None:
+    self._start: tuple[float, float] | None = None  # time, and what was done
+
+  def left(self, done: float, total: float) -> float | None:
+    """Returns seconds until `total`; None: the speed is not known yet."""
+    now = time.perf_counter()
+    if self._start is None:
+      self._start = now, done
+    begin, first = self._start
+    if done <= first:
+      return None
+    return (now - begin) / (done - first) * (total - done)
 
 
 class Reporter:
@@ -171,18 +180,17 @@ class Reporter:
     self._total_steps = total_steps
     self._start_step = start_step
     self._path = pathlib.Path(workdir) / 'metrics.jsonl'
-    self._pace = terminal.Pace()
+    self._pace = Pace()
     with safe_io.writing(self._path):
       self._before = cut_back(self._path, start_step)
       self._metrics: IO[str] = self._path.open('a', encoding='utf-8')
-      self._trackers = trackers.begin(
-        reports_to, pathlib.Path(workdir), start_step
-      )
+      self._trackers = _begin(reports_to, pathlib.Path(workdir), start_step)
     self._screen: terminal.Screen | None = None
-    if terminal.can_draw():
+    if logs.can_draw():
       lines = safe_io.read_lines(self._path)
-      earlier = filter(None, map(records.parse_metrics, lines))
-      self._screen = terminal.Screen(total_steps, directions or {}, earlier)
+      earlier = filter(None, map(parse_metrics, lines))
+      make = config_lib.wing('vit_jax.runs.terminal:Screen')
+      self._screen = make(total_steps, directions or {}, earlier)
 
   def __enter__(self) -> 'Reporter':
     return self
@@ -211,7 +219,7 @@ class Reporter:
       }
       starts = safe_io.read_json(self._path.with_name('run.json')) or {}
       record = starts.get('runs', [{}])[-1]
-      start = records.Start(self._start_step, config, changed, record)
+      start = Start(self._start_step, config, changed, record)
       with safe_io.writing(self._path):
         for tracker in self._trackers:
           tracker.write_start(start)
@@ -305,11 +313,11 @@ class Reporter:
     left = self._pace.left(step, self._total_steps)
     line = f'step {step}/{self._total_steps}: {shown}'
     if left is not None:
-      line += f', {terminal.duration(left)} left'
+      line += f', {duration(left)} left'
     if self._screen is None:
       logging.info('%s', line)
       return
-    _FILE_ONLY.info('%s', line)
+    logs.FILE_ONLY.info('%s', line)
     self._screen.progress(step, shown, next_evaluation or self._total_steps)
 
   def evaluated(
@@ -330,7 +338,7 @@ class Reporter:
     if not self._writes or self._screen is None:
       logging.info('%s', line)
       return
-    _FILE_ONLY.info('%s', line)
+    logs.FILE_ONLY.info('%s', line)
     self._screen.evaluated(step, epoch, results)
 
   def close(self) -> None:
@@ -367,7 +375,7 @@ def cut_back(
     return kept
   with safe_io.replacing(path) as new:
     for line in safe_io.read_lines(path):
-      values = records.parse_metrics(line)
+      values = parse_metrics(line)
       if values is None or values['step'] > step:
         continue
       new.write(line)
@@ -392,3 +400,36 @@ def results_text(
   if len(names) < len(results):
     shown.append(f'{len(results) - len(names)} more in metrics.jsonl')
   return ', '.join(shown) or 'nothing was evaluated'
+
+
+def is_timed(name: str) -> bool:
+  """Whether a metric measures the machine, not the model."""
+  return bool(_TIMED.fullmatch(name))
+
+
+def parse_metrics(line: str) -> dict[str, Any] | None:
+  """Parses a line of metrics.jsonl; None if it is damaged.
+
+  Args:
+    line: The line with its end. Without one, the process was killed while it
+      wrote the line.
+  """
+  if not line.endswith('\n'):
+    return None
+  try:
+    values = safe_io.parse_json(line)
+  except ValueError:
+    return None
+  if not isinstance(values, dict) or type(values.get('step')) is not int:
+    return None
+  known = [values.get(key, 0) for key in ('epoch', 'time')]
+  others = [x for x in values.values() if x is not None]
+  fits = abs(values['step']) < 2**63 and all(map(_is_number, [*known, *others]))
+  return values if fits else None
+
+
+def _is_number(value: Any) -> bool:
+  """Whether a value is a number that a float can hold."""
+  if type(value) is float:
+    return True  # even if it is huge: a run may diverge
+  return type(value) is int and abs(value) < 2**1000

@@ -1,19 +1,25 @@
-"""Reads the newest good checkpoint of a run, without changing its files.
+"""Reads checkpoints of a run for other commands, without changing its files.
 
 Damaged checkpoints are skipped; a warning names them.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 import pathlib
 from typing import Any
 
-from absl import logging
+from flax import traverse_util
+import jax
+import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.parallel import processes
+from vit_jax.runs import checkpoint
 from vit_jax.runs import checkpoint_format
 from vit_jax.runs import parts
+
+_PART_BYTES = 2**25  # parameters are read in parts of this size
+# Where parameters lie in a state, those that are read first at the front.
+_PARAMS = (('ema_params',), ('extra', checkpoint_format.AVERAGE), ('params',))
 
 PyTree = Any
 
@@ -40,65 +46,8 @@ def restore_at_most(
   """
   checkpoint_format.quiet_orbax()
   directory = pathlib.Path(workdir).resolve() / 'checkpoints'
-  found = newest_good(directory, state_for, step)
+  found = checkpoint.newest_good(directory, state_for, step)
   return None if found is None else (found[0], found[1]['step'])
-
-
-def newest_good(
-  directory: pathlib.Path,
-  state_for: checkpoint_format.StateFor,
-  at_most: int | None = None,
-) -> tuple[PyTree, dict[str, Any], pathlib.Path, list[pathlib.Path]] | None:
-  """Reads the newest good checkpoint, of at most a given step.
-
-  Returns:
-    The train state, its info, its path, and the paths of newer checkpoints that
-    are damaged; None if there is no checkpoint.
-
-  Raises:
-    UserError: One does not fit or needs a newer version, or all are damaged.
-  """
-  paths = _newest_first(directory)
-  if at_most is not None:
-    paths = [path for path in paths if int(path.name) <= at_most]
-  found = _first_good(
-    paths, lambda path: checkpoint_format.restore(path, state_for)
-  )
-  if found is None:
-    return None
-  (state, info), path, damaged = found
-  return state, info, path, damaged
-
-
-def _first_good(
-  paths: Sequence[pathlib.Path], read: Callable[[pathlib.Path], Any]
-) -> tuple[Any, pathlib.Path, list[pathlib.Path]] | None:
-  """Returns content and path of the first good one, and the damaged before."""
-  damaged: dict[pathlib.Path, str] = {}
-  for path in paths:
-    try:
-      return read(path), path, list(damaged)
-    except checkpoint_format.DamagedError as e:
-      logging.warning('Checkpoint %s is damaged: %s', path, e)
-      damaged[path] = str(e)
-  if not damaged:
-    return None
-  causes = '; '.join(f'{path}: {cause}' for path, cause in damaged.items())
-  raise UserError(
-    f'all checkpoints are damaged: {causes}; restore one from a backup, or'
-    ' start in another work directory'
-  )
-
-
-def _newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
-  """Lists the checkpoints that process 0 sees.
-
-  On a network file system another process may not see the newest yet.
-  """
-  names = processes.call_on_first(
-    lambda: [path.name for path in checkpoint_format.newest_first(directory)]
-  )
-  return [directory / name for name in names]
 
 
 def restore_params(
@@ -128,8 +77,8 @@ def restore_params(
     params, at, path = restore_params(parts.run_of(workdir), step)
     return part.extract(params), at, path
   checkpoint_format.quiet_orbax()
-  paths = checkpoint_format.candidates(workdir, step)
-  found = _first_good(paths, checkpoint_format.read_params)
+  paths = candidates(workdir, step)
+  found = checkpoint.first_good(paths, read_params)
   if found is None:
     raise _none_there(workdir, step)
   (params, at), path, _ = found
@@ -151,7 +100,7 @@ def restore_extra(path: pathlib.Path | str, task: str | None = None) -> PyTree:
   """
   checkpoint_format.quiet_orbax()
   try:
-    extra = checkpoint_format.read_extra(pathlib.Path(path).resolve())
+    extra = read_extra(pathlib.Path(path).resolve())
   except checkpoint_format.DamagedError as e:
     raise UserError(
       f'checkpoint {path} is damaged: {e}; choose another with --step'
@@ -160,7 +109,7 @@ def restore_extra(path: pathlib.Path | str, task: str | None = None) -> PyTree:
 
 
 def _none_there(workdir: pathlib.Path, step: int | str | None) -> UserError:
-  there = checkpoint_format.steps(workdir)
+  there = steps(workdir)
   if not any(there.values()):
     return UserError(
       f'there is no checkpoint in {workdir}: neither best/ nor checkpoints/ has'
@@ -172,4 +121,130 @@ def _none_there(workdir: pathlib.Path, step: int | str | None) -> UserError:
   return UserError(
     f'there is no {wanted} in {workdir}: choose one of the steps'
     f' {", ".join(shown)}'
+  )
+
+
+def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
+  """Reads only the parameters, or their moving averages where there are any.
+
+  Returns:
+    Nested dicts of NumPy arrays, and the step.
+
+  Raises:
+    DamagedError: They are not what was written.
+    UserError: The checkpoint needs a newer version.
+  """
+  info = checkpoint_format.read_info(path)
+  keys = [tuple(key.split('/')) for key in info['arrays']]
+  names = [key[1:] for key in keys if key[0] == 'params']
+  stored = set(keys)
+  # Frozen parameters have no average.
+  read = [
+    next(key for part in _PARAMS if (key := (*part, *name)) in stored)
+    for name in names
+  ]
+  found = _read_some(path, info, read)
+  params = {name: found[key] for name, key in zip(names, read, strict=True)}
+  return traverse_util.unflatten_dict(params), info['step']
+
+
+def read_extra(path: pathlib.Path) -> PyTree:
+  """Reads only the state of the objective beside the parameters.
+
+  Returns:
+    Nested dicts of NumPy arrays; {} if there is no such state.
+
+  Raises:
+    DamagedError: It is not what was written.
+    UserError: The checkpoint needs a newer version.
+  """
+  info = checkpoint_format.read_info(path)
+  keys = [tuple(key.split('/')) for key in info['arrays']]
+  found = _read_some(path, info, [key for key in keys if key[0] == 'extra'])
+  return traverse_util.unflatten_dict(found).get('extra', {})
+
+
+def _read_some(
+  path: pathlib.Path, info: dict[str, Any], keys: Sequence[tuple[str, ...]]
+) -> dict[tuple[str, ...], np.ndarray]:
+  """Reads and verifies the arrays with these paths, as NumPy arrays."""
+  import orbax.checkpoint as ocp
+
+  arrays = {key: info['arrays']['/'.join(key)] for key in keys}
+  wanted = {
+    key: jax.ShapeDtypeStruct(x['shape'], x['dtype'])
+    for key, x in arrays.items()
+  }
+  found: dict[tuple[str, ...], np.ndarray] = {}
+  for part in _parts(wanted):
+    tree = traverse_util.unflatten_dict(part)
+    restore_args = jax.tree.map(
+      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree
+    )
+    tree = checkpoint_format.read_arrays(path, tree, restore_args)
+    checkpoint_format.verify(info, checkpoint_format.checksums(tree))
+    found |= traverse_util.flatten_dict(tree)
+  return found
+
+
+def _parts(
+  wanted: dict[tuple[str, ...], jax.ShapeDtypeStruct],
+) -> Iterator[dict[tuple[str, ...], jax.ShapeDtypeStruct]]:
+  """Yields arrays in parts, since a read by Orbax needs twice its memory."""
+  part: dict[tuple[str, ...], jax.ShapeDtypeStruct] = {}
+  size = 0
+  for key, x in wanted.items():
+    part[key] = x
+    size += x.size * x.dtype.itemsize
+    if size >= _PART_BYTES:
+      yield part
+      part, size = {}, 0
+  if part:
+    yield part
+
+
+def candidates(
+  workdir: pathlib.Path, step: int | str | None
+) -> list[pathlib.Path]:
+  """Returns the checkpoints to predict with, the first choice first.
+
+  Args:
+    workdir: The work directory of a run.
+    step: Step of the checkpoint; 'best'; 'newest'; None: first the best, then
+      the newest.
+  """
+  folders = {'best': ['best'], 'newest': ['checkpoints']}.get(
+    str(step), ['best', 'checkpoints']
+  )
+  paths = [
+    path
+    for folder in folders
+    for path in checkpoint_format.newest_first(workdir / folder)
+  ]
+  if isinstance(step, int):
+    return [path for path in paths if int(path.name) == step]
+  return paths
+
+
+def steps(workdir: pathlib.Path | str) -> dict[str, list[int]]:
+  """Returns the steps of all checkpoints in `checkpoints` and in `best`."""
+  return {
+    name: [
+      int(path.name)
+      for path in checkpoint_format.newest_first(pathlib.Path(workdir) / name)
+    ][::-1]
+    for name in ('checkpoints', 'best')
+  }
+
+
+def is_averaged(path: pathlib.Path) -> bool:
+  """Whether a checkpoint has moving averages; `read_params` then reads them.
+
+  Raises:
+    DamagedError: It cannot be read.
+  """
+  arrays = checkpoint_format.read_info(path)['arrays']
+  return any(
+    name.startswith(('ema_params/', f'extra/{checkpoint_format.AVERAGE}/'))
+    for name in arrays
   )

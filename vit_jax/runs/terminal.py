@@ -1,7 +1,7 @@
 """Draws on a terminal: a panel, bars, and the table of a run's evaluations.
 
 Where stderr is not a terminal that can redraw lines (a pipe, a file, a
-notebook, TERM=dumb), `can_draw` is False and the callers write plain lines.
+notebook, TERM=dumb), `logs.can_draw` is False and callers write plain lines.
 rich is imported for drawing alone, since the import takes 50 ms.
 """
 
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 import itertools
 import logging as python_logging
 import math
-import os
 import sys
 import time
 from typing import Any
@@ -21,7 +20,9 @@ from typing import TYPE_CHECKING
 from absl import logging
 
 from vit_jax.config import number
+from vit_jax.runs import logs
 from vit_jax.runs import records
+from vit_jax.runs import reporting
 
 if TYPE_CHECKING:
   from rich import console as rich_console
@@ -30,36 +31,6 @@ if TYPE_CHECKING:
 _PERIOD_S = 0.2  # a bar is redrawn at most this often
 _MOST_ROWS = 40  # evaluations in the table
 _OTHER_LINES = 6  # of the screen: the table's head and notes, and the bar
-
-
-def can_draw() -> bool:
-  """Whether stderr is a terminal that can redraw lines."""
-  return sys.stderr.isatty() and os.environ.get('TERM') != 'dumb'
-
-
-def duration(seconds: float) -> str:
-  """Returns a time as '01:30', or '2:01:30'."""
-  minutes, rest = divmod(int(seconds), 60)
-  hours, minutes = divmod(minutes, 60)
-  short = f'{minutes:02d}:{rest:02d}'
-  return f'{hours}:{short}' if hours else short
-
-
-class Pace:
-  """Estimates the remaining time from the speed since the first call."""
-
-  def __init__(self) -> None:
-    self._start: tuple[float, float] | None = None  # time, and what was done
-
-  def left(self, done: float, total: float) -> float | None:
-    """Returns seconds until `total`; None: the speed is not known yet."""
-    now = time.perf_counter()
-    if self._start is None:
-      self._start = now, done
-    begin, first = self._start
-    if done <= first:
-      return None
-    return (now - begin) / (done - first) * (total - done)
 
 
 def panel(title: str, facts: Iterable[tuple[str, str]]) -> None:
@@ -151,9 +122,9 @@ class Bar:
     """
     self._total, self._unit, self._name = total, unit, name
     self._done = done
-    self._pace = Pace()
+    self._pace = reporting.Pace()
     self._drawn = 0.0  # when
-    self._region = Region() if can_draw() and not hidden else None
+    self._region = Region() if logs.can_draw() and not hidden else None
 
   def __enter__(self) -> Self:
     return self
@@ -175,7 +146,7 @@ class Bar:
     state = f'{"/".join(counts)} {self._unit}'.removesuffix(' B')
     left = self._pace.left(self._done, total) if total else None
     if left is not None:
-      state += f', {duration(left)} left'
+      state += f', {reporting.duration(left)} left'
     bar = _bar(self._name, self._done, total, state)
     self._region.draw(self._region.render(bar))
 
@@ -226,7 +197,7 @@ class Screen:
     self._rows: list[_Evaluation] = []
     for entry in earlier:
       self._add(entry['step'], entry.get('epoch', 0.0), entry)
-    self._pace = Pace()
+    self._pace = reporting.Pace()
     self._step = 0
     self._next_evaluation = total_steps
     self._line = ''  # below the bar
@@ -284,11 +255,11 @@ class Screen:
     state = f'step {self._step:,}/{self._total:,}'
     left = self._pace.left(self._step, self._total)
     if left is not None:
-      state += f', {duration(left)} left'
+      state += f', {reporting.duration(left)} left'
     until = self._pace.left(self._step, self._next_evaluation)
     line = self._line
     if until is not None and self._step < self._next_evaluation < self._total:
-      line += f', evaluation in {duration(until)}'
+      line += f', evaluation in {reporting.duration(until)}'
     bar = console.Group(_bar('', self._step, self._total, state), line)
     self._region.draw(self._drawn_table + self._region.render(bar))
 

@@ -1,9 +1,8 @@
-"""Where metrics go beside metrics.jsonl: `config.reporting` names them.
+"""Trackers of experiments that `config.reporting` names.
 
-  tensorboard   event files in the work directory
-  wandb         Weights & Biases; extra [wandb]. Its own variables say where:
-                WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline, ...
-  mlflow        extra [mlflow]: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...
+  wandb    Weights & Biases; extra [wandb]. Its own variables say where:
+           WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline, ...
+  mlflow   extra [mlflow]: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...
 
 trackers.json in the work directory has the id of the run in each, so that a
 run that resumes goes on in the same record. What it repeats since its last
@@ -15,45 +14,24 @@ from collections.abc import Callable
 from collections.abc import Mapping
 import functools
 import importlib
-import importlib.util
 import io
 import os
 import pathlib
 import secrets
 import time
 from typing import Any
-from typing import Protocol
 
 from absl import logging
-import ml_collections
 from PIL import Image
 
-from vit_jax.config import check_package
 from vit_jax.config import UserError
-from vit_jax.runs import events
-from vit_jax.runs import records
+from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 
 _PROJECT = 'vit_jax'  # where no variable names another
 
 
-class Tracker(Protocol):
-  """Takes the metrics of a run."""
-
-  def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
-    """Takes scalars by name, and the seconds since 1970."""
-
-  def write_start(self, start: records.Start) -> None:
-    """Takes the config and the entry of run.json of a start."""
-
-  def write_image(self, step: int, name: str, png: bytes) -> None:
-    """Takes the content of a PNG file."""
-
-  def close(self) -> None:
-    """Ends the record; a later run may go on with it."""
-
-
-class _Wandb:
+class Wandb:
   """A run of Weights & Biases."""
 
   def __init__(self, workdir: pathlib.Path, start_step: int):
@@ -83,10 +61,12 @@ class _Wandb:
     self._run.define_metric('*', step_metric='step')
 
   def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
+    """Logs the scalars at their step."""
     del now
     self._run.log({**scalars, 'step': step})
 
-  def write_start(self, start: records.Start) -> None:
+  def write_start(self, start: reporting.Start) -> None:
+    """Stores the config, and the entry of run.json."""
     # W&B itself shows the keys that differ between runs.
     values = dict(start.config)
     if start.record:
@@ -94,14 +74,16 @@ class _Wandb:
     self._run.config.update(values, allow_val_change=True)
 
   def write_image(self, step: int, name: str, png: bytes) -> None:
+    """Logs an image."""
     image = self._wandb.Image(Image.open(io.BytesIO(png)))
     self._run.log({name: image, 'step': step})
 
   def close(self) -> None:
+    """Ends the run; a later start goes on with it."""
     self._run.finish()
 
 
-class _Mlflow:
+class Mlflow:
   """A run of MLflow."""
 
   def __init__(self, workdir: pathlib.Path, start_step: int):
@@ -133,13 +115,15 @@ class _Mlflow:
       ) from e
 
   def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
+    """Logs the scalars at their step."""
     metric = functools.partial(
       self._entities.Metric, timestamp=int(1000 * now), step=step
     )
     values = [metric(name, value) for name, value in scalars.items()]
     self._try(lambda: self._client.log_batch(self._id, metrics=values))
 
-  def write_start(self, start: records.Start) -> None:
+  def write_start(self, start: reporting.Start) -> None:
+    """Stores the config, and the entry of run.json."""
     # MLflow itself shows the keys that differ between runs.
     if start.record:
       self._try(
@@ -158,6 +142,7 @@ class _Mlflow:
       )
 
   def write_image(self, step: int, name: str, png: bytes) -> None:
+    """Logs an image."""
     image = Image.open(io.BytesIO(png))
     self._try(
       lambda: self._client.log_image(
@@ -166,6 +151,7 @@ class _Mlflow:
     )
 
   def close(self) -> None:
+    """Ends the run; a later start goes on with it."""
     self._try(lambda: self._client.set_terminated(self._id))
 
   def _try(self, call: Callable[[], Any]) -> None:
@@ -176,49 +162,6 @@ class _Mlflow:
       if not self._warned:
         logging.warning('mlflow: %s; metrics.jsonl has all', e)
       self._warned = True
-
-
-_TRACKERS: dict[str, Callable[[pathlib.Path, int], Tracker]] = {
-  'tensorboard': events.Events,
-  'wandb': _Wandb,
-  'mlflow': _Mlflow,
-}
-
-
-def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.reporting`.
-
-  Raises:
-    UserError: It names something unknown, or whose package is missing.
-  """
-  for name in _names(config.reporting):
-    if name not in _TRACKERS:
-      raise UserError(
-        f'config.reporting={config.reporting!r}: {name!r} is not known: choose'
-        f' of {", ".join(_TRACKERS)}, with commas between'
-      )
-    if name != 'tensorboard':
-      check_package(f'config.reporting={config.reporting!r}', name, name)
-
-
-def begin(
-  reporting: str, workdir: pathlib.Path, start_step: int
-) -> list[Tracker]:
-  """Begins the records of a run, or goes on with them.
-
-  Args:
-    reporting: `config.reporting`.
-    workdir: The work directory of the run.
-    start_step: Number of updates that were completed before.
-
-  Raises:
-    UserError: One cannot begin.
-  """
-  return [_TRACKERS[x](workdir, start_step) for x in _names(reporting)]
-
-
-def _names(reporting: str) -> list[str]:
-  return [name.strip() for name in reporting.split(',') if name.strip()]
 
 
 def _ids(workdir: pathlib.Path) -> dict[str, str]:

@@ -28,8 +28,6 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.runs import checkpoint_format
-from vit_jax.runs import locks
-from vit_jax.runs import parts
 from vit_jax.runs import safe_io
 
 # Packages whose versions can change the results of a run.
@@ -55,6 +53,7 @@ _PACKAGES = (
 
 
 LOG = 'train.log'
+PART = 'part.json'  # in tasks/NAME/, of one task of a run of several
 _MOST_SHOWN = 5  # differences of configs in an error
 # Files that only the process with the lock replaces.
 _OWN = (
@@ -82,7 +81,7 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
       f'cannot use work directory {workdir}: it is a file; give another'
       ' --workdir'
     )
-  held = locks.Lock(workdir / '.lock', 'run')
+  held = safe_io.Lock(workdir / '.lock', 'run')
   is_new = not workdir.exists()
   try:
     workdir.mkdir(parents=True, exist_ok=True)
@@ -129,7 +128,7 @@ def discard_untrained(workdir: pathlib.Path) -> None:
   first step. Nothing is left to resume, so the next start in its directory may
   have any config, data and classes. train.log and the trackers' files stay.
   """
-  is_task = (workdir / parts.FILE).exists()  # checkpoints are in the whole run
+  is_task = (workdir / PART).exists()  # checkpoints are in the whole run
   is_fresh = not (workdir / 'config.json').exists()
   if is_task or is_fresh or (workdir / 'DONE').exists():
     return
@@ -141,7 +140,7 @@ def discard_untrained(workdir: pathlib.Path) -> None:
   if any(int(path.name) for path in checkpoints):
     return
   logging.info('no step of an earlier run was saved here: it begins anew')
-  tasks = [path.parent for path in workdir.glob(f'tasks/*/{parts.FILE}')]
+  tasks = [path.parent for path in workdir.glob(f'tasks/*/{PART}')]
   for folder in checkpoints + tasks:
     shutil.rmtree(folder)
   for name in ('run.json', 'preprocess.json', 'config.json'):
@@ -172,11 +171,10 @@ def check_config(
   Raises:
     UserError: The configs differ in a key that a resumed run must not change.
   """
-  part = parts.read(workdir)
-  if part is not None:
+  if (workdir / PART).exists():
     raise UserError(
-      f'{workdir} is the task {part.task} of a run, which trains all its tasks:'
-      f' give --workdir={parts.run_of(workdir)}'
+      f'{workdir} is the task {workdir.name} of a run, which trains all its'
+      f' tasks: give --workdir={workdir.absolute().parents[1]}'
     )
   stored = safe_io.read_json(workdir / 'config.json')
   if stored is None:

@@ -71,7 +71,7 @@ def _in_force(
 ) -> 'ml_collections.ConfigDict':
   """Returns a config with what its data need not say: options and model."""
   from vit_jax import objectives  # after the flags, since these import jax
-  from vit_jax.weights import initial
+  from vit_jax.train import initial
 
   config_lib.check(config)
   config = config.copy_and_resolve_references()
@@ -80,7 +80,7 @@ def _in_force(
   if config.init_from.path:
     initial.fill_model(config)
   else:
-    initial.fill(config, None)
+    initial.fill(config)
   return config
 
 

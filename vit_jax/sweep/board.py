@@ -9,6 +9,7 @@ from typing import Any
 
 from vit_jax import tables
 from vit_jax.evaluation import intervals
+from vit_jax.runs import logs
 from vit_jax.runs import safe_io
 from vit_jax.runs import terminal
 from vit_jax.sweep import space as space_lib
@@ -140,7 +141,7 @@ class Board:
   def __init__(self, sweep: space_lib.Sweep):
     """Shows nothing yet."""
     self._sweep = sweep
-    self._region = terminal.Region() if terminal.can_draw() else None
+    self._region = terminal.Region() if logs.can_draw() else None
 
   def __enter__(self) -> 'Board':
     return self

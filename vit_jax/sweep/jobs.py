@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from vit_jax.parallel import slurm
-from vit_jax.runs import locks
+from vit_jax.runs import safe_io
 from vit_jax.sweep import runs
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class _Training(slurm.Training):
     if submitit.JobEnvironment().global_rank:
       super().__call__()
       return
-    with locks.Lock(self._lock):
+    with safe_io.Lock(self._lock):
       super().__call__()
 
   def requeues(

@@ -14,7 +14,6 @@ from typing import Any
 from typing import Protocol
 
 from vit_jax.parallel import slurm
-from vit_jax.runs import locks
 from vit_jax.runs import safe_io
 
 _TAIL = 1 << 16  # bytes at the end of a log to search for an error
@@ -88,7 +87,7 @@ class Processes:
 
   def start(self, flags: Sequence[str], workdir: pathlib.Path) -> Run:
     """Starts a run, or finds the one that already has its work directory."""
-    lock = locks.Lock(workdir.with_name(f'.{workdir.name}.lock'))
+    lock = safe_io.Lock(workdir.with_name(f'.{workdir.name}.lock'))
     if not lock.acquire(wait=False):
       return _Adopted(lock, self._gpus)
     gpus = self._gpus.pop(0) if self._gpus else None
@@ -146,7 +145,7 @@ class _Child:
 class _Adopted:
   """A process started by another sweep, which was killed."""
 
-  def __init__(self, lock: locks.Lock, free: list[str]):
+  def __init__(self, lock: safe_io.Lock, free: list[str]):
     self._lock = lock
     self._free = free
     self._is_stopping = False

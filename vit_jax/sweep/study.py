@@ -13,6 +13,7 @@ time, under the study's lock.
 
 from collections.abc import Mapping
 import dataclasses
+import os
 import pathlib
 from typing import Any
 
@@ -23,7 +24,6 @@ from optuna.storages import journal as optuna_journal
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.runs import locks
 from vit_jax.runs import safe_io
 from vit_jax.sweep import space as space_lib
 
@@ -55,7 +55,7 @@ class Claim:
   reported: set[int]
   pruned: bool
   trial: optuna.trial.Trial
-  lock: locks.Lock
+  lock: safe_io.Lock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Study:
     self.total = sweep.total()
     with safe_io.writing(workdir):
       (workdir / 'trials').mkdir(parents=True, exist_ok=True)
-    self.lock = locks.Lock(workdir / '.sweep.lock')
+    self.lock = safe_io.Lock(workdir / '.sweep.lock')
     with self.lock:
       _compare(workdir, sweep, config)
       self._study = _open(workdir / 'journal.jsonl', sweep)
@@ -128,16 +128,16 @@ class Study:
       assert lock is not None, 'a trial that did not begin is taken'
       return self._claim(len(trials), lock)
 
-  def _lock_trial(self, number: int) -> locks.Lock | None:
+  def _lock_trial(self, number: int) -> safe_io.Lock | None:
     folder = self.folder(number)
     folder.mkdir(exist_ok=True)
-    lock = locks.Lock(folder / '.lock')
+    lock = safe_io.Lock(folder / '.lock')
     return lock if lock.acquire(wait=False) else None
 
   def _claim(
     self,
     number: int,
-    lock: locks.Lock,
+    lock: safe_io.Lock,
     old: optuna.trial.FrozenTrial | None = None,
   ) -> Claim:
     self._study.sampler = _sampler(self.sweep, number)
@@ -293,7 +293,7 @@ def _open(path: pathlib.Path, sweep: space_lib.Sweep) -> optuna.Study:
   optuna.logging.set_verbosity(optuna.logging.WARNING)
   path.touch()
   try:
-    lock: Any = locks.JournalLock(path)  # Optuna's own type is private
+    lock: Any = _JournalLock(path)  # Optuna's own type is private
     backend = optuna_journal.JournalFileBackend(str(path), lock_obj=lock)
     return optuna.create_study(
       study_name='sweep',
@@ -375,3 +375,39 @@ def _point(
       value = dimension.values[_labels(dimension).index(value)]
     point[key] = value
   return point
+
+
+class _JournalLock(safe_io.Lock):
+  """The lock that Optuna takes before it appends to its journal.
+
+  Optuna's own locks stay locked after their process is killed. It also appends
+  to an incomplete line of a killed process, which makes the journal unreadable.
+  """
+
+  def __init__(self, journal: pathlib.Path):
+    """Does not take the lock yet.
+
+    Args:
+      journal: The file that Optuna appends to.
+    """
+    super().__init__(journal.with_name(f'.{journal.name}.lock'))
+    self._journal = journal
+
+  def acquire(self, wait: bool = True) -> bool:
+    """Takes the lock, and cuts off an incomplete last line."""
+    taken = super().acquire(wait)
+    if taken:
+      _cut_torn_line(self._journal)
+    return taken
+
+
+def _cut_torn_line(path: pathlib.Path) -> None:
+  with path.open('rb+') as file:
+    size = file.seek(0, os.SEEK_END)
+    if not size:
+      return
+    file.seek(size - 1)
+    if file.read(1) == b'\n':
+      return
+    file.seek(0)
+    file.truncate(file.read().rfind(b'\n') + 1)

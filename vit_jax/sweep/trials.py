@@ -13,7 +13,7 @@ from absl import logging
 
 from vit_jax import config as config_lib
 from vit_jax.evaluation import intervals
-from vit_jax.runs import records
+from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.sweep import runs
 from vit_jax.sweep import space as space_lib
@@ -62,7 +62,7 @@ class Metrics:
         self._take(line.decode(errors='replace'))
 
   def _take(self, line: str) -> None:
-    entry = records.parse_metrics(line)
+    entry = reporting.parse_metrics(line)
     if entry is None:
       return
     self.step = max(self.step, entry['step'])

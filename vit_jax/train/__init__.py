@@ -6,10 +6,12 @@ The package can be called: `vit_jax.train(config, workdir)` does the same as
 
 from collections.abc import Mapping
 import dataclasses
+import importlib
 import math
 import sys
 import types
 from typing import Any
+from typing import cast
 
 import ml_collections
 
@@ -57,7 +59,7 @@ class Results:
     return cls(metrics, done.get('best_step'), done.get('reason', ''))
 
 
-class _Train(types.ModuleType):
+class _Callable(types.ModuleType):
   """A package that can be called like a function."""
 
   def __call__(
@@ -67,9 +69,14 @@ class _Train(types.ModuleType):
     dry_run: bool = False,
   ) -> Results:
     """Trains, or resumes, in a work directory: see `vit_jax.train.loop.run`."""
-    from vit_jax.train import loop  # it imports jax
+    # A command has an allocator of its own, and other programs are told of it.
+    importlib.import_module('vit_jax.parallel.allocator').hint()
+    loop = importlib.import_module('vit_jax.train.loop')  # it imports jax
+    return cast(Results, loop.run(config, workdir, dry_run))
 
-    return loop.run(config, workdir, dry_run)
 
-
-sys.modules[__name__].__class__ = _Train
+# Python binds `vit_jax.train` to this module whenever a submodule is imported,
+# so that only the module itself can be what is called. A module may set its own
+# class: docs.python.org/3/reference/datamodel.html, "Customizing module
+# attribute access".
+sys.modules[__name__].__class__ = _Callable

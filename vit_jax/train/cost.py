@@ -164,7 +164,7 @@ def _count_parts(
   def loss_and_grads(params: Any, batch: Any, rows: Any) -> Any:
     def loss_fn(params: Any) -> Any:
       extra = objective.init_extra(params)
-      loss, *means_and_extra = objective.training_loss(
+      loss, *means_and_extra = objective.loss(
         params, extra, batch, Rng(key, rows)
       )
       return loss, means_and_extra

@@ -11,8 +11,7 @@ from vit_jax import data
 from vit_jax.config import counted
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
-from vit_jax.runs import reporting
-from vit_jax.runs import terminal
+from vit_jax.runs import logs
 from vit_jax.train.experiment import Experiment
 
 # What the names of a feature are of, by the name of the feature.
@@ -36,17 +35,17 @@ def log(
   program = e.program
   if verbose or program.mesh.size > 1:
     table = config_lib.wing('vit_jax.parallel.sharding_table:table')
-    reporting.show_details(table(program.param_shardings).text(), verbose)
+    logs.show_details(table(program.param_shardings).text(), verbose)
   if verbose:
     table = config_lib.wing('vit_jax.optim.rules_table:table')
-    reporting.show_details(table(program.rules).text(), verbose)
+    logs.show_details(table(program.rules).text(), verbose)
   facts = [('model', _model(e))]
   for name, part in e.parts.items():
     facts += _part_facts(name, part, e.total_steps, is_dry=workdir is None)
   facts += [('devices', _devices(e)), ('duration', _duration(e))]
-  if workdir is not None and terminal.can_draw():  # else it was named before
+  if workdir is not None and logs.can_draw():  # else it was named before
     facts.append(('work directory', str(workdir)))
-  reporting.show_facts('vit_jax', facts)
+  logs.show_facts('vit_jax', facts)
   if line := sharding.unsplit(program.param_shardings, program.mesh.shape):
     logging.warning('warning: %s', line)
   for part in e.parts.values():

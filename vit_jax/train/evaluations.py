@@ -104,7 +104,7 @@ def _results(run: 'Run', names: Sequence[str]) -> Scalars:
           part, program, params, run.stop, run.watch
         )
       try:
-        metrics = evaluator.results(contexts[program])
+        metrics = evaluator.run(contexts[program])
       except base.EvaluationError as error:
         raise base.EvaluationError(f'{place}.{key}: {error}') from None
       if 'confusion' in metrics:

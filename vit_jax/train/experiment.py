@@ -20,7 +20,6 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax import evaluation
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax import optim
@@ -28,17 +27,16 @@ from vit_jax.data import features as features_lib
 from vit_jax.data import sources
 from vit_jax.data.host import levels
 from vit_jax.evaluation import base as evaluation_base
-from vit_jax.objectives import feature_checks
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
-from vit_jax.runs import trackers
+from vit_jax.runs import reporting
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import feed
 from vit_jax.train import hooks
+from vit_jax.train import initial
 from vit_jax.train import program as program_lib
 from vit_jax.train import state as state_lib
-from vit_jax.weights import initial
 
 TrainState = state_lib.TrainState
 
@@ -70,7 +68,7 @@ def check(
       " of the training's own, as train/loss: give it another name, as"
       ' config.evals.train_split'
     )
-  trackers.check(config)
+  reporting.check_trackers(config)
   hooks.from_config(config)
 
 
@@ -78,7 +76,7 @@ def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
   """Checks the config of a single task."""
   data.check(config)
   optim.check(config)
-  evaluation.check(config)
+  evaluation_base.check(config)
   objectives.check(config)
   initial.check(config)
   sharding.check(config)
@@ -121,7 +119,8 @@ class Experiment:
     total_steps: Steps of the whole run.
     cache: The splits, and their images if `data.cache` keeps them.
     evaluators: By the evaluation's name.
-    start: The checkpoint that parameters are loaded from, if there is one.
+    start: The checkpoint that parameters are loaded from; None: they are
+      random.
     program: The compiled functions.
   """
 
@@ -130,7 +129,7 @@ class Experiment:
   total_steps: int
   cache: sources.Splits
   evaluators: dict[str, evaluation_base.Evaluator]
-  start: initial.Start
+  start: initial.Start | None
   program: program_lib.Program
 
   @functools.cached_property
@@ -252,7 +251,11 @@ class Experiment:
 
   def init(self) -> TrainState:
     """Returns the state before the first step."""
-    return self.program.initialise(self.start.take())
+    return self.program.initialise(self.loaded_params())
+
+  def loaded_params(self) -> Any:
+    """Returns the initial parameters that are not random; None: all are."""
+    return None if self.start is None else self.start.take()
 
   def with_accumulation(self, accumulation: int) -> Self:
     """Returns the experiment with another `train.accumulation`."""
@@ -307,7 +310,7 @@ class Experiment:
       self.config,
       self.source.features,
       objective.output_facts(),
-      objectives.trunk_path(objective),
+      objective.trunk_path,
     ).to_dict()
 
   def files(self) -> dict[str, Any]:
@@ -452,8 +455,8 @@ def build(
   lengths = lengths or find_lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
-    loaded = initial.load(config)
-  initial.fill(config, loaded)
+    loaded = initial.fill_from_checkpoint(config)
+  initial.fill(config)
   _check_model(config)
 
   program = program_lib.create(config, source.features, lengths)
@@ -461,7 +464,7 @@ def build(
   for name, evaluator in evaluators.items():
     with config_lib.explained(f'config.evals.{name}'):
       evaluator.check_model(program.objective.model)
-  start = initial.Start(config, source.classes, loaded, program.objective)
+  start = initial.start(config, source.classes, loaded, program.objective)
   kinds = {x.kind for x in evaluators.values()}
   if program.has_own_objective:
     check_evaluation = config_lib.wing('vit_jax.train.trunk:check_evaluation')
@@ -509,7 +512,7 @@ def _evaluators(
   for name, spec in config.evals.items():
     if not spec.split:
       continue
-    evaluators[name] = evaluation.create(f'evals.{name}', spec)
+    evaluators[name] = evaluation_base.create(f'evals.{name}', spec)
     with config_lib.explained(
       f'config.evals.{name}', evaluation_base.EvaluationError
     ):
@@ -524,8 +527,8 @@ def fill(
 ) -> None:
   """Sets unset keys of the config from the training data."""
   objectives.fill_options(config)
-  objective = objectives.class_of(config)
-  feature_checks.check(objective.target, config, source.features)
+  objective = objectives.objective_class(config)
+  objective.check_features(config, source.features)
   _fill_num_classes(config, objective.num_outputs(source.features))
   levels.fill(config, source, resumes)
   if not resumes and objective.target:
@@ -548,7 +551,7 @@ def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
     key = f'evals.{name}'
     if spec.split:
       uses[key] = f'{key}.split', spec.split
-      train_split = evaluation.create(key, spec).train_split
+      train_split = evaluation_base.create(key, spec).train_split
       if train_split:
         uses[f'{key}.train'] = f'{key}.kind', train_split
   opened: dict[str, data.Source] = {}
@@ -576,13 +579,14 @@ def _fill_num_classes(
 def _warn_of_zero_head(
   config: ml_collections.ConfigDict,
   rules: rules_lib.Rules,
-  start: initial.Start,
+  start: initial.Start | None,
 ) -> None:
   """Warns if the head is frozen at zeros: then all gradients below are 0."""
   head = rules.parameters.get('head/kernel')
-  is_zero = start.has_fresh_head
-  if not config.init_from.path:
+  if start is None:
     is_zero = config.model.initializers not in ('lecun', 'deit', 'moco')
+  else:
+    is_zero = start.has_fresh_head
   if head and not head.trains and is_zero:
     logging.warning(
       'warning: the head is new and all zeros, and does not train, so that'

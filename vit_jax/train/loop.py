@@ -26,13 +26,12 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.evaluation.base import EvaluationError
-from vit_jax.parallel import allocator
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 from vit_jax.runs import checkpoint
+from vit_jax.runs import logs
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
-from vit_jax.runs import terminal
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import clock as clock_lib
 from vit_jax.train import describe
@@ -76,17 +75,16 @@ def run(
   """
   config_lib.check_local(workdir, 'workdir')
   path = pathlib.Path(workdir).absolute()
-  with reporting.shown(), monitor_lib.Stop() as stop:
+  with logs.shown(), monitor_lib.Stop() as stop:
     with _explained():
       first_config = processes.call_on_first(lambda: config_lib.to_dict(config))
       processes.call_on_all(lambda: start_lib.check(config, first_config))
       if dry_run:
         compile_only = config_lib.wing('vit_jax.train.dry_run:run')
         return Results(compile_only(config, verbose))
-    if processes.first() and not terminal.can_draw():  # else a panel has it
+    if processes.first() and not logs.can_draw():  # else a panel has it
       print(f'work directory: {path}', file=sys.stderr)
     with start_lib.owning(path), _explained():
-      allocator.hint()
       return _run_in(path, config, stop, verbose)
 
 

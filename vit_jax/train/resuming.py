@@ -1,15 +1,60 @@
 """Checks of a run that goes on with another duration, or on other devices."""
 
 import pathlib
+from typing import Any
 
 import jax
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax import optim
+from vit_jax.models import describing
 from vit_jax.runs import checkpoint_format
 from vit_jax.runs import safe_io
 from vit_jax.train import experiment as experiment_lib
+
+
+def aligned(
+  config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
+) -> ml_collections.ConfigDict:
+  """Returns a config whose model is written as that of the run it resumes.
+
+  A key of `config.model` that is None stands for the named model's value, and
+  several texts name one part. Of keys that mean the same in both configs the
+  result has the run's; of others, what they mean.
+
+  Args:
+    config: The config, with unset values filled from the run.
+    stored: The config of the run.
+
+  Raises:
+    UserError: There is no such model.
+  """
+  if config.tasks.keys() != stored.tasks.keys():
+    return config  # which `config.differences` then lists
+  tasks = {
+    name: aligned(*(config_lib.for_task(x, name) for x in (config, stored)))
+    for name in config.tasks
+  }
+  config = config.copy_and_resolve_references()
+  if config_lib.INIT_FROM not in (config.model.name, stored.model.name):
+    values, before = _model_values(config), _model_values(stored)
+    equal = {key for key, value in values.items() if value == before.get(key)}
+    if equal | {*models.EXECUTION} >= values.keys():
+      equal.add('name')
+    values |= {key: stored.model[key] for key in equal & {*config.model}}
+    with config.model.ignore_type():  # a patch is a number or several
+      for key in values.keys() & {*config.model}:
+        config.model[key] = values[key]
+  return config_lib.with_task_values(config, tasks) if tasks else config
+
+
+def _model_values(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns the keys and options that `config.model` stands for, by name."""
+  with config_lib.explained('config.model', ValueError):
+    model = models.from_config(config.model, 0)
+  return describing.full_values(model) | describing.key_values(model)
 
 
 def check_longer(

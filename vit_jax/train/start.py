@@ -18,12 +18,13 @@ from vit_jax import objectives
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
+from vit_jax.runs import logs
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import initial
 from vit_jax.train import program as program_lib
-from vit_jax.weights import initial
 
 
 def check(
@@ -44,7 +45,7 @@ def owning(path: pathlib.Path) -> Iterator[None]:
 
     def lock_and_log() -> None:
       stack.enter_context(workdir_lib.lock(path))
-      stack.enter_context(reporting.log_to(path / workdir_lib.LOG))
+      stack.enter_context(logs.log_to(path / workdir_lib.LOG))
 
     processes.call_on_first(lock_and_log)
     yield
@@ -102,6 +103,15 @@ def check_data(experiment: experiment_lib.Experiment) -> None:
   processes.call_on_all(compare)
 
 
+def _aligned(
+  config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
+) -> ml_collections.ConfigDict:
+  """Returns a config whose model is written as that of the run it resumes."""
+  align = config_lib.wing('vit_jax.train.resuming:aligned')
+  aligned: ml_collections.ConfigDict = align(config, stored)
+  return aligned
+
+
 def look(
   path: pathlib.Path, config: ml_collections.ConfigDict
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -111,7 +121,7 @@ def look(
   """
   workdir_lib.discard_untrained(path)
   done = safe_io.read_json(path / 'DONE')
-  resumed = workdir_lib.check_config(path, config, initial.aligned)
+  resumed = workdir_lib.check_config(path, config, _aligned)
   if resumed is None:
     return None, done
   before = config_lib.from_dict(safe_io.read_json(path / 'config.json'))

@@ -15,7 +15,6 @@ import optax
 from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.objectives import base
-from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import sharding
 
@@ -147,7 +146,7 @@ class Init:
   def _make(self, params: Any) -> TrainState:
     config, objective = self._config, self._objective
     params = init_params(config, objective, params)
-    leaves, tree = jax.tree.flatten(contract.init_extra(objective, params))
+    leaves, tree = jax.tree.flatten(objective.init_extra(params))
     self._on_host = [x if isinstance(x, np.ndarray) else None for x in leaves]
     return init_state(
       config,

@@ -42,6 +42,7 @@ from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import parts as parts_lib
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import cost
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
@@ -100,7 +101,7 @@ def _join(
     places[name] = parts_lib.Part(
       name,
       config.tasks[name].modality or kind,
-      objectives.trunk_path(task.program.objective),
+      task.program.objective.trunk_path,
       config.train.task_layers,
     )
   programs = {name: task.program for name, task in tasks.items()}
@@ -193,7 +194,7 @@ class Tasks(Experiment):
 
   def init(self) -> TrainState:
     """Returns the state before the first step."""
-    starts = {name: task.start.take() for name, task in self.tasks.items()}
+    starts = {name: task.loaded_params() for name, task in self.tasks.items()}
     starts = {name: x for name, x in starts.items() if x is not None}
     return self.program.initialise(
       _join_params(starts, self.program.places) if starts else None
@@ -270,7 +271,7 @@ class Tasks(Experiment):
     for name, task in self.tasks.items():
       folder, place = f'tasks/{name}', self.program.places[name]
       files |= {
-        f'{folder}/{parts_lib.FILE}': dataclasses.asdict(place),
+        f'{folder}/{workdir_lib.PART}': dataclasses.asdict(place),
         f'{folder}/config.json': config_lib.to_dict(task.config),
         f'{folder}/preprocess.json': task.preprocess(),
       }
@@ -591,7 +592,7 @@ class _JointObjective(objectives.Objective):
   def init_extra(self, params: Any) -> dict[str, Any]:
     """Returns the extra of each task, by name."""
     return {
-      name: contract.init_extra(x, self._places[name].extract(params))
+      name: x.init_extra(self._places[name].extract(params))
       for name, x in self._objectives.items()
     }
 
@@ -614,21 +615,13 @@ class _JointObjective(objectives.Objective):
       means[f'{name}/loss'] = task_loss
     return loss, means, extras
 
-  def training_loss(self, params: Any, extra: Any, batch: Any, rng: Rng) -> Any:
-    """Returns what `loss` does, which has the balancing losses of tasks."""
-    return self.loss(params, extra, batch, rng)
-
   def after_update(self, extra: Any, params: Any, step: Any) -> dict[str, Any]:
     """Returns the extra of each task after the update."""
     extras = {}
     for name, program in self._programs.items():
       with config_lib.explained(f'task {name}'):
-        extras[name] = contract.after_update(
-          program.objective,
-          extra[name],
-          self._places[name].extract(params),
-          step,
-          program.abstract_state().extra,
+        extras[name] = program.objective.after_update(
+          extra[name], self._places[name].extract(params), step
         )
     return extras
 

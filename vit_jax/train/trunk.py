@@ -19,11 +19,10 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax import weights
+from vit_jax.models import subtrees
 from vit_jax.objectives import base
-from vit_jax.objectives import contract
 from vit_jax.train import program as program_lib
 from vit_jax.weights import fit
-from vit_jax.weights.formats import whole
 
 
 def check(
@@ -48,11 +47,11 @@ def check(
   has_init = type(objective).init is not base.Objective.init
   if 'logits' in outputs or not has_init:  # what `apply` computes is kept
     _check_model(objective, 'self.model', objective.model, built)
-  path = objectives.trunk_path(objective)
+  path = objective.trunk_path
   params = jax.eval_shape(objective.init, jax.random.key(0))
   model, _ = objective.trunk(params)
   _check_model(objective, 'trunk(params)', model, built)
-  flat = traverse_util.flatten_dict(whole.at(params, path), sep='/')
+  flat = traverse_util.flatten_dict(subtrees.at(params, path), sep='/')
   if problems := fit.different_arrays(flat, shapes):
     raise config_lib.UserError(
       f'{_name(objective)}: the parameters of trunk(params) are not those of'
@@ -83,8 +82,7 @@ def check_evaluation(program: program_lib.Program, measures: bool) -> None:
     return
 
   def evaluate(params: Any, batch: Any) -> Any:
-    outputs = contract.outputs(objective, params, batch)
-    return contract.measure(objective, outputs, batch)
+    return objective.measure(objective.outputs(params, batch), batch)
 
   jax.eval_shape(evaluate, params, batch)
 
@@ -98,25 +96,25 @@ def _check_outputs(
   never have been trained if the logits came from parameters beside it.
 
   Args:
-    objective: An objective of a user's own.
+    objective: The objective.
     params: Shapes of all its parameters.
     batch: Shapes of a batch of evaluation.
 
   Raises:
     UserError: Logits that `output_facts` names depend on other parameters.
   """
-  path = objectives.trunk_path(objective)
+  path = objective.trunk_path
   if not path or 'logits' not in objective.output_facts():
     return
 
   def logits(params: Any) -> Any:
     inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
-    return contract.outputs(objective, params, inputs).get('logits')
+    return objective.outputs(params, inputs).get('logits')
 
   jaxpr = jax.make_jaxpr(logits)(params).jaxpr
   _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
   tree = jax.tree.unflatten(jax.tree.structure(params), used)
-  flat = traverse_util.flatten_dict(whole.beside(tree, path), sep='/')
+  flat = traverse_util.flatten_dict(subtrees.beside(tree, path), sep='/')
   if read := [name for name, is_used in flat.items() if is_used]:
     raise config_lib.UserError(
       f'{_name(objective)}: outputs computes logits from parameters beside the'

@@ -22,6 +22,7 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax.config import checkpoints
 from vit_jax.data import features as features_lib
+from vit_jax.models import subtrees
 from vit_jax.models import values as values_lib
 from vit_jax.models import zoo
 from vit_jax.runs import safe_io
@@ -36,7 +37,6 @@ from vit_jax.weights import published
 from vit_jax.weights import quantized
 from vit_jax.weights.fit import grid
 from vit_jax.weights.formats import foreign
-from vit_jax.weights.formats import whole as whole_lib
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -393,7 +393,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   with config_lib.explained(str(workdir), ValueError):
     model, expected = model_of_run(config, preprocess)
   everything, _, checkpoint = restoring.restore_params(workdir, step)
-  params = whole_lib.at(everything, preprocess.trunk)
+  params = subtrees.at(everything, preprocess.trunk)
   flat = traverse_util.flatten_dict(params, sep='/')
   if problems := fit.different_arrays(flat, expected):
     raise config_lib.UserError(
@@ -414,7 +414,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
     resize,
     origin=origin,
     trained_with=config,
-    beside=whole_lib.beside(everything, preprocess.trunk),
+    beside=subtrees.beside(everything, preprocess.trunk),
   )
 
 

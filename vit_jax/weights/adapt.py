@@ -42,7 +42,7 @@ from vit_jax.models import initializers
 from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import patches as patches_lib
-from vit_jax.models import registry
+from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 from vit_jax.models.parts import pooling
 from vit_jax.models.parts import positions
@@ -185,7 +185,7 @@ def _patch_size(model: models.Model) -> tuple[int, ...]:
 def _adapt_tokens(
   edit: edit_lib.Edit, source: vit.ViT, target: vit.ViT, grid: Grid
 ) -> dict[str, np.ndarray]:
-  """Keeps, drops or adds the tokens beside the patches.
+  """Keeps, drops or adds the tokens beside the patches, [1, n, D] each.
 
   Returns:
     Positions that the model needs, [1, n, D] by token name, and the
@@ -194,53 +194,30 @@ def _adapt_tokens(
   old_rows = _split_positions(edit, source, grid)
   rows = {k: x for k, x in old_rows.items() if k == 'patches'}
   for name in _TOKENS:
-    is_in, count = bool(_count(source, name)), _count(target, name)
-    row = old_rows.get(name)
+    old, count = _count(source, name), _count(target, name)
+    row, done = old_rows.get(name), []
     if not count:
-      if is_in:
+      if old:
         edit.drop(name, 'dropped' + ', and its position' * (row is not None))
       continue
-    token = np.zeros((1, 0, source.hidden_size), np.float32)
-    token = edit.host(name) if is_in else token
+    new = _fresh_tokens(name, count, source.hidden_size)[:, old:]
+    token = edit.host(name) if old else new[:, :0]
     if name in _positioned(target):
       rows[name] = np.zeros((1, count, source.hidden_size), np.float32)
       if row is not None:
-        kept = row[:, :count]
-        rows[name][:, : kept.shape[1]] = kept
-      row = None
-    _adapt_token(edit, name, token, row, count)
+        rows[name][:, : row.shape[1]] = row[:, :count]
+    elif row is not None:
+      token = token + row
+      done.append('its position added to it: the same function')
+    if old > count:
+      done.append(f'the first {count} kept')
+    elif old < count:
+      values = 'normal(0.02)' if new.any() else 'zeros'
+      done.append(f'{count - old} added: {values}')
+    if done:
+      token = np.concatenate([token, new], axis=1)[:, :count]
+      edit.put(name, token, '; '.join(done))
   return rows
-
-
-def _adapt_token(
-  edit: edit_lib.Edit,
-  name: str,
-  token: np.ndarray,
-  row: np.ndarray | None,
-  count: int,
-) -> None:
-  """Makes a kind of token, [1, count, D], from the checkpoint's.
-
-  Args:
-    edit: Receives the result if anything changes.
-    name: Name of the token.
-    token: Its values in the checkpoint, [1, n, D].
-    row: Positions to add to the tokens; None: the model keeps them separately.
-    count: Number of such tokens in the model.
-  """
-  done = []
-  if row is not None:
-    token = token + row
-    done.append('its position added to it: the same function')
-  if token.shape[1] > count:
-    done.append(f'the first {count} kept')
-  elif token.shape[1] < count:
-    new = _fresh_tokens(name, count, token.shape[2])[:, token.shape[1] :]
-    token = np.concatenate([token, new], axis=1)
-    values = 'normal(0.02)' if new.any() else 'zeros'
-    done.append(f'{new.shape[1]} added: {values}')
-  if done:
-    edit.put(name, token[:, :count], '; '.join(done))
 
 
 def _adapt_positions(
@@ -364,18 +341,25 @@ def _adapt_heads(
   expected: Mapping[str, tuple[int, ...]],
   classes: tuple[Sequence[str], Sequence[str]] | None,
 ) -> None:
-  """Keeps the heads and the layers before them, or replaces them."""
-  reads = _reads_other(source, target)
-  reason = ''
+  """Keeps the heads and the layers before them, or replaces them.
+
+  A change between the class token and the mean over patches keeps the head: the
+  two are similar enough.
+  """
+  (old_pool, old_size), (pool, size) = map(_pool, (source, target))
+  reads = reason = ''
+  if old_pool != pool and not {old_pool, pool} <= {'token', 'mean'}:
+    reads = f'it reads {pool!r}, not {old_pool!r}'
+  elif old_size != size:
+    reads = f'pre_logits {old_size} -> {size}'
   if source.num_classes != target.num_classes:
     reason = f'{source.num_classes} -> {target.num_classes} classes'
   elif classes and all(classes) and list(classes[0]) != list(classes[1]):
     reason = 'other classes'
   reason = reason or reads
-  pools = [_pool_name(model) for model in (source, target)]
-  if pools[0] != pools[1]:
+  if old_pool != pool:
     _replace(edit, 'map_head', target, expected, reads)
-  if reads or (reason and not _pre_logits(target)):
+  if reads or (reason and not size):
     _replace(edit, 'pre_logits', target, expected, reason)
   _adapt_head_norm(edit, expected)
   for name in ('head', 'head_distillation'):
@@ -383,9 +367,9 @@ def _adapt_heads(
       if reason or path not in edit.params:
         action = f'zeros: {reason or "the checkpoint has none"}'
         edit.put(path, np.zeros(expected[path]), action, is_fresh=True)
-      elif pools[0] != pools[1]:
+      elif old_pool != pool:
         shape = edit.params[path].shape
-        action = f'kept, but it reads {pools[1]!r}, not {pools[0]!r}'
+        action = f'kept, but it reads {pool!r}, not {old_pool!r}'
         edit.note(path, shape, shape, action)
 
 
@@ -412,34 +396,10 @@ def _kept(
   return [path for path in expected if path.startswith(name + '/')]
 
 
-def _reads_other(source: Any, target: Any) -> str:
-  """Returns why the input of a head changes; '' if the head can be kept.
-
-  A change between the class token and the mean over patches keeps the head:
-  the two are similar enough.
-  """
-  if not isinstance(target, vit.ViT):
-    return ''
-  pools = _pool_name(source), _pool_name(target)
-  if pools[0] != pools[1] and not {*pools} <= {'token', 'mean'}:
-    return f'it reads {pools[1]!r}, not {pools[0]!r}'
-  layers_before = _pre_logits(source), _pre_logits(target)
-  if layers_before[0] != layers_before[1]:
-    return f'pre_logits {layers_before[0]} -> {layers_before[1]}'
-  return ''
-
-
-def _pool_name(model: models.Model) -> str:
-  """Returns the name of a model's pool; '' for other families."""
-  if not isinstance(model, vit.ViT):
-    return ''
-  return registry.name_of('pool', type(model.pool))
-
-
-def _pre_logits(model: models.Model) -> int:
-  """Returns the size of the layer before the head; 0: there is none."""
-  head = getattr(model, 'head', None)
-  return getattr(head, 'pre_logits', 0)
+def _pool(model: models.Model) -> tuple[str, int]:
+  """Returns a ViT's pool, and the size of the layer before its head, or 0."""
+  values = values_lib.model_values(model) if isinstance(model, vit.ViT) else {}
+  return values.get('pool', ''), values.get('head.pre_logits', 0)
 
 
 def _replace(
@@ -461,7 +421,7 @@ def _replace(
     module, context = target.pool, (context_lib.Context(),)
   else:
     starts = initializers.INITIALIZERS[target.initializers]
-    module = nn.Dense(_pre_logits(target), kernel_init=starts.kernel)
+    module = nn.Dense(_pool(target)[1], kernel_init=starts.kernel)
   is_double = isinstance(target.pool, pooling.TokenAndMean)
   width = target.hidden_size * (1 + is_double)
   key = jax.random.key(('map_head', 'pre_logits').index(name))

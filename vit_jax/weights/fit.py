@@ -170,7 +170,7 @@ def check(
   Raises:
     UserError: They do not fit; the message lists all differences.
   """
-  problems = _different_fields(source, target)
+  problems = _different_values(source, target)
   problems += different_shapes(_unrolled_shapes(params), expected)
   if problems:
     raise UserError(
@@ -193,7 +193,7 @@ def different_arrays(
   )
 
 
-def _different_fields(source: models.Model, target: models.Model) -> list[str]:
+def _different_values(source: models.Model, target: models.Model) -> list[str]:
   """Lists values that differ; shapes do not show all of them."""
   old, new = map(values_lib.model_values, (source, target))
   return [

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import pathlib
 from typing import Any
 from typing import cast
+from typing import Protocol
 
 from absl import logging
 from flax import traverse_util
@@ -15,6 +16,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.data.host import levels
 from vit_jax.models import layouts
+from vit_jax.models import subtrees
 from vit_jax.weights import adapt
 from vit_jax.weights import fit
 from vit_jax.weights import resize
@@ -35,24 +37,12 @@ _CHOSEN = (
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.init_from` without opening the checkpoint.
+  """Checks `config.init_from.resize`.
 
   Raises:
-    UserError: A value does not fit.
+    UserError: There is no such method.
   """
-  path, method = config.init_from.path, config.init_from.resize
-  if config.model.name == config_lib.INIT_FROM and not path:
-    raise config_lib.UserError(
-      f'config.model.name is {config.model.name!r}, but config.init_from.path'
-      ' is empty: say which checkpoint'
-    )
-  if config.init_from.trunk_only and not path:
-    raise config_lib.UserError(
-      'config.init_from.trunk_only is True, but config.init_from.path is empty:'
-      ' say which checkpoint'
-    )
-  if method:
-    config_lib.one_of(config, 'init_from.resize', resize.METHODS)
+  config_lib.one_of(config, 'init_from.resize', resize.METHODS)
 
 
 def load(config: ml_collections.ConfigDict) -> weights.Loaded:
@@ -72,96 +62,31 @@ def load(config: ml_collections.ConfigDict) -> weights.Loaded:
     raise config_lib.UserError(f'config.init_from.path: {message}') from None
 
 
-def fill(
-  config: ml_collections.ConfigDict, loaded: weights.Loaded | None
-) -> None:
+def fill(config: ml_collections.ConfigDict, loaded: weights.Loaded) -> None:
   """Sets open keys of a config to the values of the checkpoint.
 
   These are the model's fields if its name is 'init_from', mean and std if they
   are (), and the interpolation and the method that resizes positions if they
   are ''. The method is kept, since this run's checkpoints are resized so, too.
-  `loaded` is None if there is no checkpoint, or no key is open. Other keys of
-  the model are set to the values in force.
-  """
-  if loaded is not None and config.model.name == config_lib.INIT_FROM:
-    _fill_model(config, loaded.model)
-  mean, std = config_lib.normalization(config)
-  if loaded is not None:
-    _compare_levels(config, loaded)
-    config.init_from.resize = config.init_from.resize or loaded.resize
-    mean, std = loaded.preprocess.mean, loaded.preprocess.std
-    for key, value in (('mean', mean), ('std', std)):
-      if config.data[key] and not _are_equal(config.data[key], value):
-        logging.warning(
-          'warning: config.data.%s is %s, but %s was trained with %s',
-          *(key, config.data[key], config.init_from.path, value),
-        )
-    if len(mean) > 1 and len(mean) != config.data.channels:
-      mean, std = ((sum(x) / len(x),) for x in (mean, std))
-    if config.data.antialias or loaded.preprocess.interpolation != 'bicubic':
-      filled = config.data.interpolation or loaded.preprocess.interpolation
-      config.data.interpolation = filled
-  config.data.mean = config.data.mean or mean
-  config.data.std = config.data.std or std
-  fill_model(config)
-
-
-def fill_model(config: ml_collections.ConfigDict) -> None:
-  """Sets the open keys of `config.model` to the values in force.
-
-  Raises:
-    UserError: There is no such model.
   """
   if config.model.name == config_lib.INIT_FROM:
-    return
-  with config_lib.explained('config.model', ValueError):
-    values = models.values_in_force(config.model)
-  for key, value in values.items():
-    if config.model[key] is None and key != 'num_classes':
-      config_lib.set_value(config, f'model.{key}', value)
-
-
-def _model_values(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns the keys and options that `config.model` stands for, by name."""
-  with config_lib.explained('config.model', ValueError):
-    model = models.from_config(config.model, 0)
-  describing = config_lib.wing('vit_jax.models.describing')
-  return describing.full_values(model) | describing.key_values(model)
-
-
-def aligned(
-  config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
-) -> ml_collections.ConfigDict:
-  """Returns a config whose model is written as that of the run it resumes.
-
-  A key of `config.model` that is None stands for the named model's value, and
-  several texts name one part. Of keys that mean the same in both configs the
-  result has the run's; of others, what they mean.
-
-  Args:
-    config: The config, with unset values filled from the run.
-    stored: The config of the run.
-
-  Raises:
-    UserError: There is no such model.
-  """
-  if config.tasks.keys() != stored.tasks.keys():
-    return config  # which `config.differences` then lists
-  tasks = {
-    name: aligned(*(config_lib.for_task(x, name) for x in (config, stored)))
-    for name in config.tasks
-  }
-  config = config.copy_and_resolve_references()
-  if config_lib.INIT_FROM not in (config.model.name, stored.model.name):
-    values, before = _model_values(config), _model_values(stored)
-    equal = {key for key, value in values.items() if value == before.get(key)}
-    if equal | {*models.EXECUTION} >= values.keys():
-      equal.add('name')
-    values |= {key: stored.model[key] for key in equal & {*config.model}}
-    with config.model.ignore_type():  # a patch is a number or several
-      for key in values.keys() & {*config.model}:
-        config.model[key] = values[key]
-  return config_lib.with_task_values(config, tasks) if tasks else config
+    _fill_model(config, loaded.model)
+  _compare_levels(config, loaded)
+  config.init_from.resize = config.init_from.resize or loaded.resize
+  mean, std = loaded.preprocess.mean, loaded.preprocess.std
+  for key, value in (('mean', mean), ('std', std)):
+    if config.data[key] and not _are_equal(config.data[key], value):
+      logging.warning(
+        'warning: config.data.%s is %s, but %s was trained with %s',
+        *(key, config.data[key], config.init_from.path, value),
+      )
+  if len(mean) > 1 and len(mean) != config.data.channels:
+    mean, std = ((sum(x) / len(x),) for x in (mean, std))
+  config.data.mean = config.data.mean or mean
+  config.data.std = config.data.std or std
+  if config.data.antialias or loaded.preprocess.interpolation != 'bicubic':
+    interpolation = config.data.interpolation or loaded.preprocess.interpolation
+    config.data.interpolation = interpolation
 
 
 def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
@@ -196,6 +121,20 @@ def _are_equal(a: Sequence[float], b: Sequence[float]) -> bool:
   return tuple(a) * (count // len(a)) == tuple(b) * (count // len(b))
 
 
+class Objective(Protocol):
+  """What is needed here of an objective (`objectives.Objective`)."""
+
+  @property
+  def trunk_path(self) -> str:
+    """Path of the trunk's parameters in all."""
+
+  def init(self, key: jax.Array) -> Any:
+    """Returns fresh parameters."""
+
+  def trunk(self, params: Any) -> tuple[models.Model, Any]:
+    """Returns the trunk and its parameters, a subtree of `params`."""
+
+
 class Start:
   """The parameters that a run starts from, held until `take`.
 
@@ -208,7 +147,7 @@ class Start:
     config: ml_collections.ConfigDict,
     classes: Sequence[str],
     loaded: weights.Loaded | None,
-    objective: whole_lib.Objective,
+    objective: Objective,
   ):
     """Adapts the checkpoint to the model, if it is loaded already.
 
@@ -228,27 +167,24 @@ class Start:
     self._params = None if loaded is None else self._fit(loaded)
 
   def take(self) -> Any:
-    """Returns the parameters, once; None if the config names no checkpoint.
+    """Returns the parameters, once, in their places in the objective's tree.
 
-    They are in their places in the objective's tree, which has further ones if
-    the checkpoint has the trunk alone.
+    The tree has further ones if the checkpoint has the trunk alone.
 
     Raises:
       UserError: The checkpoint cannot be loaded.
     """
-    if not self._config.init_from.path:
-      return None
     params, self._params = self._params, None
     return self._fit(load(self._config)) if params is None else params
 
   def _fit(self, loaded: weights.Loaded) -> Any:
     path, objective = self._config.init_from.path, self._objective
     abstract = jax.eval_shape(objective.init, jax.random.key(0))
-    where = whole_lib.trunk_path(objective)
+    place = objective.trunk_path
     with config_lib.explained(f'config.init_from.path={path}'):
       trunk = self._fit_trunk(loaded, objective.trunk(abstract)[0])
-      rest = self._fit_beside(loaded, whole_lib.beside(abstract, where))
-    return whole_lib.joined(trunk, where, rest)
+      beside = self._fit_beside(loaded, subtrees.beside(abstract, place))
+    return subtrees.joined(trunk, place, beside)
 
   def _fit_trunk(self, loaded: weights.Loaded, target: models.Model) -> Any:
     """Returns the trunk's parameters, adapted to the model."""
@@ -303,7 +239,7 @@ class Start:
     """Returns the parameters beside the trunk, unrolled, or None."""
     trained_with = loaded.trained_with
     if trained_with is None:
-      whole = self._objective.foreign(loaded.format)
+      whole = whole_lib.table(self._objective, loaded.format)
       path = pathlib.Path(loaded.origin.path)
       return whole and foreign.read_beside(path, whole, abstract)
     if trained_with.objective.name != self._config.objective.name:

@@ -80,13 +80,13 @@ def read(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
       folder tasks/NAME.
     path: Path of the checkpoint in it.
   """
-  from vit_jax.runs import checkpoint_format
   from vit_jax.runs import parts
+  from vit_jax.runs import restoring
 
   part = parts.read(workdir)
   if part is not None:
     workdir = parts.run_of(workdir)
-  steps = checkpoint_format.steps(workdir)['checkpoints']
+  steps = restoring.steps(workdir)['checkpoints']
   step, newest = int(path.name), max(steps, default=None)
   if path.parent.name == 'best':
     kind = 'best'
@@ -97,7 +97,7 @@ def read(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
     'vit_jax',
     step,
     kind,
-    checkpoint_format.is_averaged(path),
+    restoring.is_averaged(path),
     newest,
     part.task if part else None,
   )

@@ -67,7 +67,7 @@ LEVEL = typed.Kind(
 _CROP_MODE = typed.one_of(*geometry.CROP_MODES)
 
 
-def of_timm(
+def from_timm(
   config: typed.Json, size: Pair, channels: int, usual: Usual
 ) -> tuple[dict[str, Any], str]:
   """Reads `pretrained_cfg` of a config.json.
@@ -124,7 +124,7 @@ def as_timm(
   def preprocess(
     file: Any, size: Pair, channels: int
   ) -> tuple[dict[str, Any], str]:
-    content, silent = of_timm(file.config, size, channels, usual)
+    content, silent = from_timm(file.config, size, channels, usual)
     return {'classes': (), **content}, silent
 
   return preprocess
@@ -191,7 +191,7 @@ _PROCESSOR_FIELDS = dict.fromkeys(
 )
 
 
-def of_transformers(
+def from_transformers(
   config: typed.Json, model_type: str, size: Pair, channels: int
 ) -> tuple[dict[str, Any], str]:
   """Reads a preprocessor_config.json.
@@ -298,7 +298,7 @@ def _mean_std(
   return tuple(x / white for x in mean), tuple(x / white for x in std)
 
 
-def of_head(outputs: Mapping[str, Any]) -> dict[str, Any]:
+def head_outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:
   """Returns `data.Preprocess.outputs` of a model without its objective."""
   return {name: x for name, x in outputs.items() if name == 'logits'}
 

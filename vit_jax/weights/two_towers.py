@@ -40,13 +40,13 @@ def holds(path: pathlib.Path) -> bool:
     UserError: It is damaged.
   """
   with foreign.opened(path) as opened:
-    return _format_of(opened.shapes) is not None
+    return _tower_format(opened.shapes) is not None
 
 
-def _format_of(names: Iterable[str]) -> Any:
+def _tower_format(names: Iterable[str]) -> Any:
   """Returns the module of the format of a file with these arrays, or None."""
-  known = (google_towers, huggingface_clip)
-  return next((x for x in known if x.recognises(names)), None)
+  forms = (google_towers, huggingface_clip)
+  return next((x for x in forms if x.recognises(names)), None)
 
 
 def load(path: str | pathlib.Path, text_heads: int | None = None) -> Towers:
@@ -65,7 +65,7 @@ def load(path: str | pathlib.Path, text_heads: int | None = None) -> Towers:
   path = pathlib.Path(path)
   config = foreign.config_beside(path)
   with foreign.opened(path) as opened:
-    form = _format_of(opened.shapes)
+    form = _tower_format(opened.shapes)
     if form is None:
       raise UserError(
         f'{path} holds no two towers of a format that is known: those of'

@@ -11,6 +11,7 @@ import tiny
 import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax import objectives
 from vit_jax.models import embedding
 from vit_jax.models.parts import experts
 from vit_jax.train import experiment as experiment_lib
@@ -47,7 +48,7 @@ def test_layers_with_experts():
 )
 def test_which_models_have_a_balancing_loss(fields, expected):
   model = models.create_model('ViT-Ti/4', 0, depth=2, **fields)
-  assert experts.has_loss(model) == expected
+  assert objectives.adds_loss(model) == expected
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data import input_kinds
 from vit_jax.data import target_kinds
+from vit_jax.objectives import trained
 from vit_jax.weights.files import containers
 
 CLASSES = ('background', 'one', 'two')
@@ -87,7 +88,7 @@ def test_both_ways_to_the_bit(form, settings, tmp_path):
   again = tmp_path / 'again'
   args = file, again, '--to=vit_jax', f'--like={tmp_path}/other'
   assert commands.run(convert, *args) == 0
-  _, found = objectives.of_run(vit_jax.load(again))
+  _, found = trained.restored(vit_jax.load(again))
   jax.tree.map(np.testing.assert_array_equal, found, params)
   second = tmp_path / 'second.safetensors'
   assert commands.run(convert, again, second, f'--to={form}') == 0
@@ -102,7 +103,7 @@ def test_monai_reads_the_file_and_answers_as_the_run(tmp_path):
   write_run(tmp_path / 'run', **UNETR)
   file = tmp_path / 'model.safetensors'
   assert commands.run(convert, tmp_path / 'run', file, '--to=monai') == 0
-  made, params = objectives.of_run(vit_jax.load(tmp_path / 'run'))
+  made, params = trained.restored(vit_jax.load(tmp_path / 'run'))
   net = nets.UNETR(
     in_channels=1,
     out_channels=3,

@@ -9,20 +9,24 @@ import functools
 import io
 import re
 import struct
+from typing import Any
+from typing import cast
 import zlib
 
+from absl import logging
 import cv2
 import numpy as np
 import simplejpeg
 
+from vit_jax import config as config_lib
 from vit_jax.config import one_line
 from vit_jax.data.base import DamagedError
 from vit_jax.data.host import levels as levels_lib
-from vit_jax.data.host import tiff
 from vit_jax.runs import safe_io
 
 MAX_PIXELS = 2**28  # about the most that a WebP file can hold
 PNG = b'\x89PNG\r\n\x1a\n'  # the first bytes of such a file
+TIFF = b'II*\0', b'MM\0*', b'II+\0', b'MM\0+'  # + is BigTIFF
 _JPEG, _BMP = b'\xff\xd8\xff', b'BM'
 _GIF = b'GIF87a', b'GIF89a'
 # Kinds of a JPEG's segments. After the start, or the end, no others follow.
@@ -106,7 +110,7 @@ def as_stored(
       ' read, make it smaller'
     )
   # OpenCV turns what a TIFF holds.
-  turn = 1 if tiff.is_tiff(data) else orientation(data)
+  turn = 1 if data.startswith(TIFF) else orientation(data)
   if turn >= 5:
     at_least = at_least[::-1]
   try:
@@ -133,9 +137,9 @@ def stored_bits(data: bytes) -> int:
   bits = 8
   if data.startswith(PNG) and len(data) > 24:
     bits = data[24]
-  elif tiff.is_tiff(data):
+  elif data.startswith(TIFF):
     try:
-      bits = tiff.read(data).bits
+      bits = _tiff().read(data).bits
     except ValueError:  # decoding reports the damage
       bits = 8
   return 16 if bits == 16 else 8
@@ -146,7 +150,7 @@ def file_bits(path: str) -> int:
   try:
     with safe_io.open_regular(path) as file:
       data = file.read(_HEADER)
-      if tiff.is_tiff(data):  # the header may be at the end of the file
+      if data.startswith(TIFF):  # the header may be at the end of the file
         data += file.read()
   except OSError:  # reported when the file is read
     return 8
@@ -231,9 +235,10 @@ def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
   if data.startswith(_GIF) and len(data) >= 10:
     width, height = struct.unpack_from('<HH', data, 6)
     return (height, width), ''
-  if tiff.is_tiff(data):
+  if data.startswith(TIFF):
     try:
-      return tiff.read(data).size, ''
+      size: tuple[int, int] = _tiff().read(data).size
+      return size, ''
     except ValueError:  # decoding reports the damage
       return None, ''
   return None, ''
@@ -297,7 +302,7 @@ def _decode_gif(data: bytes, size: tuple[int, int] | None) -> np.ndarray:
   except (Image.DecompressionBombError, OSError, EOFError, IndexError) as e:
     raise ValueError(one_line(e)) from None
   if has_more:
-    tiff.say_more('GIF')
+    _say_more('GIF')
   return pixels
 
 
@@ -306,11 +311,11 @@ def _decode_other(data: bytes) -> np.ndarray:
   header = None
   if data.startswith(PNG):
     check_png(data)
-  elif tiff.is_tiff(data):
-    header = tiff.read(data)
-    tiff.check(header, data)
+  elif data.startswith(TIFF):
+    header = _tiff().read(data)
+    _tiff().check(header, data)
     if header.has_more:
-      tiff.say_more('TIFF')
+      _say_more('TIFF')
   _quiet_opencv()
   buffer = np.frombuffer(data, np.uint8)
   # Unchanged: otherwise OpenCV drops alpha, and rotates only some formats.
@@ -328,8 +333,19 @@ def _decode_other(data: bytes) -> np.ndarray:
       pixels, cv2.COLOR_BGRA2RGBA if has_alpha else cv2.COLOR_BGR2RGB
     )
   if header is not None:
-    return tiff.mend(pixels, header)
+    return cast(np.ndarray, _tiff().mend(pixels, header))
   return _with_transparent_grey(pixels, data) if pixels.ndim == 2 else pixels
+
+
+def _tiff() -> Any:
+  """Returns the module that reads headers of TIFF files."""
+  return config_lib.wing('vit_jax.data.host.tiff')
+
+
+@functools.cache  # once for each kind
+def _say_more(kind: str) -> None:
+  """Logs that only the first of several images in a file is read."""
+  logging.warning('of %s files with several images the first is read', kind)
 
 
 def check_png(data: bytes) -> None:
@@ -388,7 +404,7 @@ def orientation(data: bytes) -> int:
 
   EXIF has it, and XMP where EXIF has none, as for Pillow.
   """
-  value = _exif_orientation(data if tiff.is_tiff(data) else _exif(data))
+  value = _exif_orientation(data if data.startswith(TIFF) else _exif(data))
   if value is None and (match := _XMP_ORIENTATION.search(_xmp(data))):
     value = int(match[1])
   return int(value) if value is not None and value in range(1, 9) else 1

@@ -7,11 +7,9 @@ reports 8 bits for 16-bit colours, which it reduces.
 """
 
 import dataclasses
-import functools
 import struct
 import zlib
 
-from absl import logging
 import numpy as np
 
 _ORDERS = {b'II': '<', b'MM': '>'}
@@ -61,17 +59,11 @@ class Header:
   has_more: bool
 
 
-def is_tiff(data: bytes) -> bool:
-  """Whether a file begins as a TIFF does."""
-  order = _ORDERS.get(data[:2], '')
-  return bool(order) and len(data) >= 4 and _version(data, order) in (42, 43)
-
-
 def read(data: bytes) -> Header:
   """Reads a header.
 
   Args:
-    data: A file for which `is_tiff` is True.
+    data: A file that starts with one of `decode.TIFF`.
 
   Raises:
     ValueError: It is cut off or damaged.
@@ -136,14 +128,10 @@ def mend(pixels: np.ndarray, header: Header) -> np.ndarray:
   return np.concatenate([colors, pixels[..., 3:]], axis=-1)
 
 
-def _version(data: bytes, order: str) -> int:
-  return struct.unpack_from(f'{order}H', data, 2)[0]
-
-
 def _directory(data: bytes) -> tuple[dict[int, tuple[int, ...]], int]:
   """Returns the entries of the first image, and where the next one begins."""
   order = _ORDERS[data[:2]]
-  is_big = _version(data, order) == 43
+  is_big = struct.unpack_from(f'{order}H', data, 2)[0] == 43
   offset, count = ('Q', 'Q') if is_big else ('I', 'H')
   (at,) = struct.unpack_from(order + offset, data, 8 if is_big else 4)
   (entries,) = struct.unpack_from(order + count, data, at)
@@ -184,9 +172,3 @@ def _header(entries: dict[int, tuple[int, ...]], following: int) -> Header:
     parts=tuple(zip(starts, lengths, strict=True)),
     has_more=following > 0,
   )
-
-
-@functools.cache  # once for each kind
-def say_more(kind: str) -> None:
-  """Logs that only the first of several images in a file is read."""
-  logging.warning('of %s files with several images the first is read', kind)

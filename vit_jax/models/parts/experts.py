@@ -34,7 +34,6 @@ from vit_jax.models.fields import Kind
 from vit_jax.models.fields import RATE
 from vit_jax.models.fields import TRAINING
 
-LOSSES = 'losses'  # collection of a model that gets the balancing losses
 ROUTINGS = ('top_experts', 'top_tokens', 'soft')
 _MULTIPLE = 4  # of a buffer's places, as in V-MoE's code
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -446,11 +445,3 @@ def layers(
 def soft_slots(tokens: int, experts: int) -> int:
   """Returns the slots of an expert where there are as many slots as tokens."""
   return max(1, round(tokens / experts))
-
-
-def has_loss(model: Any) -> bool:
-  """Whether training a model gives balancing losses."""
-  return any(
-    isinstance(part, Experts) and part.has_loss
-    for part in fields.inner_parts(getattr(model, 'block', None))
-  )

@@ -33,6 +33,14 @@ class Mean(nn.Module):
 
   norm_after: Annotated[bool, fields.FITTED] = False
 
+  def check_model(self, model: Any) -> None:
+    """Raises a ValueError if it is before a norm that is not there."""
+    if self.norm_after and not model.last_norm:
+      raise ValueError(
+        "pool='mean' with norm_after=True has no norm with last_norm=False:"
+        ' leave it out'
+      )
+
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns the mean of tokens that are no padding.
 

@@ -38,9 +38,7 @@ class Factorized(nn.Module):
   """
 
   keep_aspect: Annotated[bool, fields.UNSEEN] = False
-  grid: Annotated[
-    tuple[int, ...] | None, Field(Kind.FITTED, is_visible=False, least=1)
-  ] = None
+  grid: Annotated[tuple[int, ...] | None, fields.GRID] = None
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
 
   @nn.compact

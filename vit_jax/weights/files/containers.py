@@ -81,39 +81,41 @@ def open_arrays(
   with contextlib.ExitStack() as stack:
     stored = _one_file(path, stack, state=state)
     with explained(str(path)):
-      names = prefixes.plain_names(stored.shapes, state)
-    _check_state(path, stored, names, state)
-    plain = names.stored
+      plain, holders, others = prefixes.plain_names(stored.shapes, state)
+    _check_state(path, stored, holders, others, state)
+    beside = [x for x in stored.shapes if x not in {*plain.values()}]
+    if beside:
+      logging.info(
+        'left out of %s, as beside the model: %s', path, some(beside)
+      )
     shapes = {name: stored.shapes[x] for name, x in plain.items()}
     yield Arrays(shapes, lambda name: stored.read(plain[name]))
 
 
 def _check_state(
-  path: pathlib.Path, stored: Arrays, names: prefixes.Names, state: str | None
+  path: pathlib.Path,
+  stored: Arrays,
+  holders: list[str],
+  other_holders: list[str],
+  state: str | None,
 ) -> None:
   """Says which of several states is read.
 
   Raises:
     UserError: The file has no state of the name that is asked for.
   """
-  read = [x for x in (stored.state, *names.holders) if x]
-  alternatives = (*stored.other_states, *names.other_holders)
+  read = [x for x in (stored.state, *holders) if x]
+  alternatives = (*stored.other_states, *other_holders)
   last = stored.state.rpartition('.')[2]
   if state is not None and state not in (last, *read):
     raise UserError(
       f'{path} holds no state {archives.quoted(state)}: those that it has are'
       f' {some([*read, *alternatives]) or "without a name"}'
     )
-  left = len(stored.shapes) - len(names.stored)
   if alternatives:
     logging.info(
       'read the state %s of %s; to read another (%s), name it: --state=%s',
       *(' / '.join(read), path, some(alternatives), alternatives[0]),
-    )
-  if left:
-    left_out = [x for x in stored.shapes if x not in {*names.stored.values()}]
-    logging.info(
-      'left out of %s, as beside the model: %s', path, some(left_out)
     )
 
 

@@ -326,29 +326,20 @@ _CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class State:
-  """A state dict in a checkpoint.
-
-  Attributes:
-    name: Its keys, joined by '.'; '': it is the whole file.
-    tensors: Its tensors by name.
-    other_states: Names of the other state dicts in the file.
-  """
-
-  name: str
-  tensors: dict[str, Tensor]
-  other_states: tuple[str, ...] = ()
-
-
-def state_dict(value: Any, name: str | None = None) -> State:
+def state_dict(
+  value: Any, name: str | None = None
+) -> tuple[str, dict[str, Tensor], tuple[str, ...]]:
   """Returns the state dict of a model in the content of a checkpoint.
 
   Args:
     value: Result of `load`: a state dict, or a dict in which it is nested.
-    name: Which one, by `State.name` or its last key. None, or if there is none
-      of that name: the first by `_NESTED` of those that have at least half as
-      many tensors as the largest.
+    name: Which one, by its keys joined by '.', or its last key. None, or if
+      there is none of that name: the first by `_NESTED` of those that have at
+      least half as many tensors as the largest.
+
+  Returns:
+    Its keys joined by '.', '' if it is the whole file; its tensors by name; and
+    the keys of the other state dicts.
 
   Raises:
     PickleError: There is none, or one of its arrays would be made by a Python
@@ -370,8 +361,8 @@ def state_dict(value: Any, name: str | None = None) -> State:
   for key, x in nested[chosen].items():
     if isinstance(x, Name) and _is_array(key, chosen):
       raise PickleError(f'{archives.array_named(str(key))} is {_not_run(x)}')
-  other_states = ['.'.join(keys) for keys in ranked if keys and keys != chosen]
-  return State('.'.join(chosen), _tensors(nested[chosen]), tuple(other_states))
+  others = tuple('.'.join(keys) for keys in ranked if keys and keys != chosen)
+  return '.'.join(chosen), _tensors(nested[chosen]), others
 
 
 def _no_tensors(value: Any) -> PickleError:

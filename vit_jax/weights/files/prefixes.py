@@ -6,7 +6,6 @@ others hold it in an attribute: `module._orig_mod.model.blocks.0.norm1.weight`.
 
 import collections
 from collections.abc import Collection
-import dataclasses
 import re
 
 from vit_jax.config import UserError
@@ -28,22 +27,9 @@ _ENCODER = 'encoder'
 _COUNT = 'n_averaged'  # torch.optim.swa_utils.AveragedModel
 
 
-@dataclasses.dataclass(frozen=True)
-class Names:
-  """Plain names of the arrays in a file.
-
-  Attributes:
-    stored: Names in the file by plain names.
-    holders: Attributes in which the model was, the outermost first.
-    other_holders: Other attributes of `_HOLDERS` beside them.
-  """
-
-  stored: dict[str, str]
-  holders: tuple[str, ...]
-  other_holders: tuple[str, ...]
-
-
-def plain_names(names: Collection[str], holder: str | None = None) -> Names:
+def plain_names(
+  names: Collection[str], holder: str | None = None
+) -> tuple[dict[str, str], list[str], list[str]]:
   """Returns the names in a file without prefixes.
 
   Of a model within another module, what is beside it is left out.
@@ -52,6 +38,10 @@ def plain_names(names: Collection[str], holder: str | None = None) -> Names:
     names: Names of the arrays in a file.
     holder: Attribute that holds the model, if there are several; None: the
       first of `_HOLDERS` that has at least half as many arrays as the largest.
+
+  Returns:
+    Names in the file by plain names; the attributes in which the model was, the
+    outermost first; and other attributes of `_HOLDERS` beside them.
 
   Raises:
     UserError: Two names are the same without their prefixes.
@@ -75,7 +65,7 @@ def plain_names(names: Collection[str], holder: str | None = None) -> Names:
     stored[text] = name
   if len(stored) > 1:
     stored.pop(_COUNT, None)
-  return Names(stored, tuple(holders), tuple(other_holders))
+  return stored, holders, other_holders
 
 
 def _unwrapped(name: str) -> str:

@@ -48,10 +48,8 @@ def read(
       ' a state dict needs: save the state dict alone, by torch.save'
     )
   with explained(f'{archive.path} is refused', pickles.PickleError):
-    chosen = pickles.state_dict(
-      pickles.load(archive.read(pickle.filename)), state
-    )
-  tensors = chosen.tensors
+    content = pickles.load(archive.read(pickle.filename))
+    chosen, tensors, other_states = pickles.state_dict(content, state)
   total = 0
   for name, tensor in tensors.items():
     total += math.prod(tensor.shape) * tensor.storage.dtype.itemsize
@@ -62,7 +60,7 @@ def read(
     return _read_tensor(archive, root, name, tensors[name])
 
   shapes = {name: x.shape for name, x in tensors.items()}
-  return archives.Arrays(shapes, read_one, chosen.name, chosen.other_states)
+  return archives.Arrays(shapes, read_one, chosen, other_states)
 
 
 def _root(archive: archives.Archive) -> str:

@@ -144,7 +144,7 @@ def read(path: pathlib.Path, like: Any) -> Any:
     jax.eval_shape(layouts.unstack_all, like), sep='/'
   )
   with containers.open_arrays(path) as arrays:
-    form = _format_of(path, arrays)
+    form = _stored_format(path, arrays)
     filled = {}
     for ours, value in form.optional.items():
       names = [n for x in form.rules for n in x.names(ours) or ()]
@@ -164,7 +164,7 @@ def read(path: pathlib.Path, like: Any) -> Any:
   return layouts.relayout(traverse_util.unflatten_dict(flat, sep='/'), like)
 
 
-def _format_of(path: pathlib.Path, arrays: containers.Arrays) -> _Format:
+def _stored_format(path: pathlib.Path, arrays: containers.Arrays) -> _Format:
   for key, start in (('mmseg', 'backbone.'), ('monai', 'vit.')):
     if any(name.startswith(start) for name in arrays.shapes):
       return FORMATS[key]

@@ -25,7 +25,8 @@ The second column is one of
                `else=` says; name[0,1] are several
     name[#]    how many there are with a number at the `#` of the name
     name?      whether an array's name begins so; name?yes:no gives other values
-               than True and False, and a?x:b?y:z asks for a, then for b
+               than True and False, and a?x:b?y:z asks for a, then for b;
+               ~expression? asks for timm's name of the architecture
     f()        what a function of `Seen` returns; None: the config tells
     @value     that of an earlier entry
     =value     all models of the format have it, unless the caller says
@@ -44,9 +45,10 @@ key come, in any order,
     default= write= check= axes= else=    fields of `Entry`, and as above; axes:
                      how many the array must have, which must be there then
 
-A line of `>` is a key that is written, not read: the key, and a value's name or
-a function of the model's values. One of `-` leaves out entries of the table
-that is changed, by their values or keys.
+A line of `>` is a key that is written, not read, and what: a value's name, and
+words; or a function of the model's values; or a condition (`tables.holds`), as
+`a=b` or `a&!b`; or a 'text'. So is `write=`. A line of `-` leaves out entries
+of the table that is changed, by their values or keys.
 """
 
 import ast
@@ -171,6 +173,7 @@ def _unreadable(reason: str) -> UserError:
 
 
 Read = Callable[[Seen], Any]
+Write = Callable[[Mapping[str, Any]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +206,7 @@ class Entry:
   words: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
   default: Any = None
   kind: typed.Kind | None = None
-  write: Callable[[Mapping[str, Any]], Any] | None = None
+  write: Write | None = None
   check: Callable[[Seen], None] | None = None
   is_stated: bool = False
   is_noted: bool = False
@@ -347,15 +350,28 @@ class _Reader:
     """Returns a function, what is a value of Python, or the text itself."""
     if text.endswith('()'):
       return self.names[text[:-2]]
+    if '?' in text:
+      return self.choice(text)
     try:
       return ast.literal_eval(text)
     except (SyntaxError, ValueError):
       return text
 
-  def told(self, key: str, text: str) -> Entry:
+  def told(self, key: str, text: str, *options: str) -> Entry:
     """Returns the entry of a key that is written, not read."""
-    write = self.literal(text) if text.endswith('()') else _writer(text)
+    write = self.writer(text, options)
     return Entry('', key=self.key(key), write=write, is_stated=True)
+
+  def writer(self, text: str, options: Sequence[str] = ()) -> Write:
+    """Returns what writes a key, of a model's values."""
+    if text.endswith('()'):
+      function: Write = self.names[text[:-2]]
+      return function
+    if text.startswith("'"):
+      return lambda values: text.strip("'")
+    if re.search('[=!&|]', text):
+      return lambda values: tables.holds(text, values)
+    return self.entry(text, '-', '-', *options).word
 
   def entry(
     self, ours: str, place: str, key: str = '-', *options: str
@@ -381,10 +397,12 @@ class _Reader:
     more: dict[str, Any] = {}
     for option in options:
       name, is_field, value = option.partition('=')
-      if is_field:
+      if name == 'write':
+        more[name] = self.writer(value)
+      elif is_field:
         more[name] = self.literal(value)
       elif option == 'square':
-        more['write'] = _writer(ours, is_square=True)
+        more['write'] = _one_side(ours)
       elif option in ('noted', 'read_only', 'given'):
         more[f'is_{option}'] = True
       elif ':' in option:
@@ -408,10 +426,9 @@ class _Reader:
       return None
     if place.startswith('@'):
       return lambda seen: seen.values[place[1:]]
-    if place.endswith('()'):
-      return self.literal(place)
-    if '?' in place:
-      return self.choice(place)
+    if place.endswith('()') or '?' in place:
+      function: Read = self.literal(place)
+      return function
     name, _, sides = place.removesuffix(']').partition('[')
     if sides == '#':
       return lambda seen: seen.count(name) or absent
@@ -431,18 +448,21 @@ class _Reader:
     yes, _, no = (choices or 'True:False').partition(':')
     then = self.literal(yes)
     otherwise = self.choice(no) if '?' in no else lambda seen: self.literal(no)
-    return lambda seen: then if seen.has(pattern) else otherwise(seen)
+
+    def read(seen: Seen) -> Any:
+      if pattern.startswith('~'):
+        name = seen.config.get('architecture', typed.TEXT, '')
+        return then if re.match(pattern[1:], name) else otherwise(seen)
+      return then if seen.has(pattern) else otherwise(seen)
+
+    return read
 
 
-def _writer(
-  name: str, is_square: bool = False
-) -> Callable[[Mapping[str, Any]], Any]:
-  """Returns what writes one value of a model."""
+def _one_side(name: str) -> Write:
+  """Returns what writes sides that agree as one number."""
 
-  def write(values: Mapping[str, Any]) -> Any:
-    value = values.get(name)
-    if is_square and len({*value}) == 1:
-      return value[0]
-    return list(value) if isinstance(value, tuple) else value
+  def write(values: Mapping[str, Any]) -> int | list[int]:
+    sides = values[name]
+    return sides[0] if len({*sides}) == 1 else [*sides]
 
   return write

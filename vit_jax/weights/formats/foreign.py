@@ -341,7 +341,7 @@ def _restored(
     ),
     **{x: config.get(f'{key}.{x}', *_STORED[x]) for x in _STORED},
     'features': config.get(f'{key}.features', typed.OBJECT, {}),
-    'outputs': preprocessing.of_head(
+    'outputs': preprocessing.head_outputs(
       config.get(f'{key}.outputs', typed.OBJECT, {})
     ),
   }

@@ -7,7 +7,6 @@ is read back otherwise than it was written cannot be stored.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -154,17 +153,13 @@ class Format:
         _put(config, entry.key.split('.'), word)
     return config
 
-  def refusal(self, model: models.Model, image_size: Size) -> str | None:
-    """Returns what of a model has no place; None: it can be stored.
+  def refusals(self, model: models.Model, image_size: Size) -> dict[str, float]:
+    """Returns what of a model has no place, and how much of it each is.
 
     Args:
       model: The model, with layers unrolled.
       image_size: (height, width) that its positions are for.
     """
-    return next(iter(self.refusals(model, image_size)), None)
-
-  def refusals(self, model: models.Model, image_size: Size) -> dict[str, float]:
-    """Returns all that has no place, and how much of the model each is."""
     if type(model) is not self.family:
       return {_with_article(type(model).__name__): 1.0}
     values = values_lib.model_values(model)
@@ -172,10 +167,11 @@ class Format:
       if changed := self.unnamed(values):
         return changed
       restored, homeless = self._restored(model, image_size)
-      changed = self._lost(values, restored)
+      lost, _ = self._changes(values, restored)
     except ValueError as e:  # includes UserError; nothing is kept
       reason = _other_part(values, self.family) or one_line(e)
       return {reason: 1.0, **_weighed(values, values)}
+    changed = _weighed(lost, values)
     if lacks := self.lacks({**values, 'image_size': image_size}):
       changed[lacks] = 0.5
     return changed or {f'the array {path}': 1.0 for path in homeless}
@@ -201,38 +197,34 @@ class Format:
       for entry in self.fields
       if entry.is_fixed and not entry.is_noted
     }
-    lost = self._lost(values, self.build({**named, **fixed}))
-    return {**_weighed(wordless, values), **lost}
-
-  def _lost(self, values: Values, kept: models.Model) -> dict[str, float]:
-    """Returns the values that a model has not kept, as in `refusals`."""
-    kept_values = values_lib.model_values(kept)
-    changed = self._changes(values, kept_values, is_noted=False)
-    return _weighed(dict(changed), values)
+    kept = values_lib.model_values(self.build({**named, **fixed}))
+    lost, _ = self._changes(values, kept)
+    return _weighed({**wordless, **lost}, values)
 
   def notes(self, model: models.Model, image_size: Size) -> list[str]:
     """Returns notes on where the format's own code computes something else."""
     values = values_lib.model_values(model)
-    kept = values_lib.model_values(self._restored(model, image_size)[0])
+    kept, _ = self._restored(model, image_size)
     return [
       f'this model has {show(path, value, values)}; {self.title} has'
       f' {show(path, kept.get(path), kept)}'
-      for path, value in self._changes(values, kept, is_noted=True)
+      for path, value in self._changes(values, kept)[1].items()
     ]
 
   def _changes(
-    self, values: Values, kept: Values, *, is_noted: bool
-  ) -> Iterator[tuple[str, Any]]:
-    """Yields values that are not kept, those that are noted or the others."""
+    self, values: Values, kept: Values
+  ) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the values that are lost, and those that are noted."""
     noted = {entry.ours for entry in self.fields if entry.is_noted}
-    for path, (value, _) in values_lib.differences(values, kept).items():
-      if (path in noted) == is_noted:
-        yield path, value
+    changes = values_lib.differences(values, kept)
+    changed = {path: value for path, (value, _) in changes.items()}
+    lost = {path: x for path, x in changed.items() if path not in noted}
+    return lost, {path: x for path, x in changed.items() if path in noted}
 
   def _restored(
     self, model: models.Model, image_size: Size
-  ) -> tuple[models.Model, list[str]]:
-    """Returns the model that is read of what is written, and what is not.
+  ) -> tuple[Values, list[str]]:
+    """Returns the values that are read of what is written, and what is not.
 
     The second are paths of parameters that have no array.
 
@@ -262,7 +254,7 @@ class Format:
       loader_values, config, typed.Json('', {}), None, image_size
     )
     restored = self.describe(arrays, hints).model
-    return restored, homeless
+    return values_lib.model_values(restored), homeless
 
   def _check(self, config: typed.Json) -> None:
     """Checks that a config sets nothing that would be ignored.
@@ -321,7 +313,7 @@ def storing(
   kinds: Sequence[Format], model: models.Model, image_size: Size
 ) -> Format | None:
   """Returns the first kind that can store a model; None: none can."""
-  able = (x for x in kinds if x.refusal(model, image_size) is None)
+  able = (x for x in kinds if not x.refusals(model, image_size))
   return next(able, None)
 
 

@@ -327,8 +327,8 @@ def _unstacked(arrays: containers.Arrays) -> containers.Arrays:
       continue
     shapes[name] = sides
     match = re.fullmatch(r'(.*Transformer/encoderblock)(/.*)', name)
-    if match and 0 not in sides:
-      for i in range(*sides[:1]):
+    if match and sides and 0 not in sides:
+      for i in range(sides[0]):
         layers[f'{match[1]}_{i}{match[2]}'] = [name], operator.itemgetter(i)
   stacks = {name for (name,), _ in layers.values()}
   read_stack = functools.cache(arrays.read)

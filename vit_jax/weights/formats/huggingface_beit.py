@@ -6,7 +6,6 @@ classifier reads the mean of the patches, and normalises it, or the class token.
 data2vec has the same layers.
 """
 
-from collections.abc import Mapping
 import functools
 import re
 from typing import Any
@@ -19,8 +18,7 @@ from vit_jax.weights.formats import huggingface_vit as plain
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import whole
 from vit_jax.weights.formats.fields import Seen
-
-Values = Mapping[str, Any]
+from vit_jax.weights.formats.format import Values
 
 FORMAT, KIND = 'huggingface', 'beit'
 BARE = 'data2vec-vision'

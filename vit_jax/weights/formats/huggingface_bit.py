@@ -1,6 +1,5 @@
 """BiT (arXiv:1912.11370) in the format of Hugging Face transformers."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.models import resnet
@@ -12,8 +11,7 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import show
-
-Values = Mapping[str, Any]
+from vit_jax.weights.formats.format import Values
 
 KIND = 'bit'
 TYPES = (KIND,)

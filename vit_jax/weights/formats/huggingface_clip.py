@@ -184,7 +184,7 @@ def describe(
   ), image.image_size
 
 
-def kind_of(model: two_towers.TwoTowers) -> str:
+def model_type(model: two_towers.TwoTowers) -> str:
   """Returns the model_type of a model."""
   if model.projection:
     return CLIP
@@ -193,7 +193,7 @@ def kind_of(model: two_towers.TwoTowers) -> str:
 
 def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
   """Returns the table for a model."""
-  return [*_OF_KIND[kind_of(model)], *_IMAGE, *_TEXT]
+  return [*_OF_KIND[model_type(model)], *_IMAGE, *_TEXT]
 
 
 def beside(

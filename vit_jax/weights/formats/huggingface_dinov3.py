@@ -3,9 +3,6 @@
 Patches have rotary positions, keys no bias, and there is no classifier.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from vit_jax.weights.files import typed
@@ -14,8 +11,7 @@ from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.format import Arrays
-
-Values = Mapping[str, Any]
+from vit_jax.weights.formats.format import Values
 
 KIND = 'dinov3_vit'
 TYPES = (KIND,)

@@ -15,8 +15,7 @@ from vit_jax.weights.formats.fields import Entry
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import show
-
-Values = Mapping[str, Any]
+from vit_jax.weights.formats.format import Values
 
 # Keys that not every table has, and that do not change the logits of a trained
 # model: for generation, training, ...
@@ -255,7 +254,7 @@ def preprocess(
 ) -> tuple[dict[str, Any], str]:
   """Returns the preprocessing of preprocessor_config.json, or the usual one."""
   name = file.config.get('model_type', typed.TEXT, '')
-  content, silent = preprocessing.of_transformers(
+  content, silent = preprocessing.from_transformers(
     file.hints.preprocessor, _SAME.get(name, name), size, channels
   )
   return {'classes': labels(file), **content}, silent

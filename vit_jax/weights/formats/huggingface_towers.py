@@ -5,7 +5,6 @@ arrays are ignored; it is written as a file of the tower alone. The layer that
 projects CLIP's features to an embedding is not part of the trunk.
 """
 
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -25,8 +24,8 @@ from vit_jax.weights.formats.fields import Entry
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import Format
+from vit_jax.weights.formats.format import Values
 
-Values = Mapping[str, Any]
 Size = tuple[int, int]
 
 # Of files with both towers.

@@ -3,7 +3,6 @@
 MSN has ViT's class under another name; of MAE's files the encoder is read.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from absl import logging
@@ -16,8 +15,7 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import show
-
-Values = Mapping[str, Any]
+from vit_jax.weights.formats.format import Values
 
 L = 'encoder.layer.#'
 QKV = f'{L}.attention.attention'

@@ -48,14 +48,13 @@ positions.learned.tokens  =all
 attention.key_bias  blocks.#.attn.q_bias?False:True
 positions.relative_bias         =True
 positions.relative_bias.shared  {_SHARED}?
->                   .use_rel_pos_bias         has_own_biases()
+>                   .use_rel_pos_bias         !positions.relative_bias.shared
 >                   .use_shared_rel_pos_bias  positions.relative_bias.shared
 pool.norm_after     fc_norm.weight?        .use_fc_norm!
 -  attention.qk_norm registers
 """,
   changes=timm_vit.TOKEN_OR_MEAN,
   below='model_args',
-  has_own_biases=lambda values: not values['positions.relative_bias.shared'],
 )
 
 
@@ -76,12 +75,10 @@ BEIT = dataclasses.replace(
   matches=lambda file: file.has(_TABLES),
   image_size=image_size,
   resize=lambda file: 'geometric',
-  header=timm_vit.named(
-    tables.chosen("""
+  header=timm_vit.named("""
 hidden_size=1024  beit_large_patch16_224
 -                 beit_base_patch16_224
-""")
-  ),
+"""),
   lacks=tables.chosen("""
 attention.qkv_bias&attention.key_bias
   attention(key_bias=True) beside relative_bias

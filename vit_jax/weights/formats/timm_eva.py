@@ -48,10 +48,9 @@ _EVA02: Options = {'kind': 'eva02', 'base': 1e4, 'grid': (16, 16)}
 _DINOV3: Options = {'kind': 'dinov3', 'base': 100.0}
 _ROPE_VIT: Options = {'kind': 'rope_vit', 'base': 100.0}
 _MIXED: Options = {'kind': 'rope_vit_mixed', 'base': 10.0}
-_POST_NORM = r'eva02_enormous_'
 # Options of `rope` that the names of timm's architectures stand for.
 _BY_NAME: tuple[tuple[str, Options], ...] = (
-  (_POST_NORM, {}),
+  (r'eva02_enormous_', {}),
   (r'vit_pe_\w+_gigantic_', {**_PE, 'offset': 0.0}),
   (r'vit_pe_', _PE),
   (r'eva02_|vit_\w+_rope_reg\d_gap_', _EVA02),
@@ -151,12 +150,6 @@ def is_rotary(file: Seen) -> bool:
   return bool(options)
 
 
-def block(file: Seen) -> str:
-  """Returns the block that an architecture's name stands for."""
-  is_after = re.match(_POST_NORM, timm_names.architecture(file.config))
-  return 'post_norm' if is_after else 'block'
-
-
 def key_heads(file: Seen) -> tuple[int | None, int | None]:
   """Returns how many heads keys have, and the full layers at each end.
 
@@ -198,12 +191,6 @@ def epsilon(file: Seen) -> float:
   return 1e-5 if is_dino or file.has('norm_pre.') else 1e-6
 
 
-def pool_heads(file: Seen) -> int | None:
-  """Returns the heads of attention pooling that a name stands for."""
-  is_core = re.match('vit_pe_core_', timm_names.architecture(file.config))
-  return 8 if is_core else None
-
-
 def pool_heads_word(values: Values) -> int | None:
   """Returns timm's `attn_pool_num_heads`."""
   heads: int = values.get('pool.num_heads', values['num_heads'])
@@ -231,7 +218,7 @@ FIELDS = fields.table(
   """
 >                   .mlp_ratio  mlp_ratio()
 block               -           .use_post_norm  True:post_norm,False:block
-                    default=block()
+                    default=~eva02_enormous_?post_norm:block
 mlp                 mlp()       .swiglu_mlp     True:swiglu,False:mlp
 mlp.hidden_norm     blocks.#.mlp.norm.?         .scale_mlp
 mlp.gelu            =exact
@@ -250,7 +237,7 @@ registers           reg_token[1]  .num_reg_tokens
 patches             =patches
 pre_norm            norm_pre.?    .use_pre_transformer_norm
 last_norm           {norm,fc_norm}.weight?  .use_post_transformer_norm
-                    write=has_last_norm()
+                    write=last_norm&!pool.norm_after
 positions.learned   pos_embed?    .use_abs_pos_emb
 attention.key_bias  blocks.#.attn.q_bias?False:True
 attention.key_heads key_heads()
@@ -265,25 +252,23 @@ positions.rope.base    base()      .rope_temperature
 positions.rope.grid    grid()      .ref_feat_shape!  write=grid_word()
 positions.rope.offset  offset()    .rope_grid_offset
 >                   .rope_grid_indexing  grid_indexing()
->                   .rope_rotate_half    rotate_half()
-pool.norm_after     fc_norm.weight?      .use_fc_norm!  write=fc_norm()
+>                   .rope_rotate_half    positions.rope.kind=dinov3
+pool.norm_after     fc_norm.weight?      .use_fc_norm!
+                    write=pool.norm_after=True
 pool.prefix         attn_pool.latent?
-pool.num_heads      -  .attn_pool_num_heads!  COUNT default=pool_heads()
-                    write=pool_heads_word()
+pool.num_heads      -  .attn_pool_num_heads!  COUNT
+                    default=~vit_pe_core_?8:None write=pool_heads_word()
 >                   .attn_pool_mlp_ratio  pool_ratio()
 num_classes         head.weight[0]
 -  block.count distillation_token patches.stages patches.width head.norm
    head.pre_logits head.distillation
 """,
-  *(timm_vit.mlp, timm_vit.fc_norm, block, epsilon, key_heads_word, is_rotary),
-  *(grid_word, pool_heads, pool_heads_word, pool_ratio),
+  *(timm_vit.mlp, epsilon, key_heads_word, is_rotary),
+  *(grid_word, pool_heads_word, pool_ratio),
   changes=timm_vit.FIELDS,
   below='model_args',
   mlp_ratio=lambda values: base.ratio(values['mlp_dim'], values['hidden_size']),
   init_values=lambda values: values['block.layer_scale'] or NULL,
-  has_last_norm=lambda values: (
-    values['last_norm'] and not values.get('pool.norm_after')
-  ),
   key_heads=lambda file: key_heads(file)[0],
   full_layers=lambda file: key_heads(file)[1],
   attn_type=tables.chosen("""
@@ -299,9 +284,6 @@ positions.rope                      cat
 positions.rope.kind=rope_vit|positions.rope.kind=rope_vit_mixed  xy
 positions.rope                                                   ij
 """),
-  rotate_half=lambda values: (
-    values.get(f'{_ROPE}.kind') == 'dinov3' if values[_ROPE] else None
-  ),
   **{name: option(name) for name in ('kind', 'base', 'grid', 'offset')},
 )
 
@@ -329,12 +311,6 @@ pool=map&norm=rms_norm            attention pooling beside norm='rms_norm'
 !block=block&norm=rms_norm        norm='rms_norm' beside block='post_norm'
 !block=block&attention=grouped    attention='grouped' beside block='post_norm'
 """)
-architecture = tables.chosen("""
-norm=rms_norm                     vit_base_patch16_sapiens2
-pre_norm&positions.rope.grid      vit_pe_core_base_patch16_224
-positions.rope.kind=dinov3        vit_base_patch16_dinov3
--                                 eva02_base_patch14_224
-""")
 EVA = dataclasses.replace(
   timm_vit.PLAIN,
   title="timm's Eva",
@@ -349,6 +325,11 @@ EVA = dataclasses.replace(
     ),
     'attn_head_dim': typed.one_of(None),
   },
-  header=timm_vit.named(architecture),
+  header=timm_vit.named("""
+norm=rms_norm                     vit_base_patch16_sapiens2
+pre_norm&positions.rope.grid      vit_pe_core_base_patch16_224
+positions.rope.kind=dinov3        vit_base_patch16_dinov3
+-                                 eva02_base_patch14_224
+"""),
   lacks=lacks,
 )

@@ -42,7 +42,7 @@ register_tokens         embeds.reg_token
 )
 A = timm_vit.A
 # Architectures whose positions keep their aspect.
-_ASPECT = r'naflexvit_\w+_(par|parfac|radio)_'
+_ASPECT = r'~naflexvit_\w+_(par|parfac|radio)_?'
 # Names of C-RADIO v3 and v4: how they resize positions.
 _RESIZE_BY_NAME = {r'.*_radio_v3': 'corner', r'.*_radio_v4': 'plain'}
 # How positions are resized -> pos_embed_interp_mode, whether with antialias,
@@ -123,12 +123,6 @@ def learned_grid(file: Seen) -> Size | None:
   return None if h == w else (h, w)
 
 
-def keeps_aspect(file: Seen) -> bool:
-  """Returns whether a name stands for positions that keep their aspect."""
-  name = timm_names.architecture(file.config)
-  return re.match(_ASPECT, name) is not None
-
-
 def image_size(file: Seen) -> Size:
   """Returns (height, width) that the positions are for."""
   patch, sides = file.values['patch_size'], grid(file)
@@ -163,11 +157,11 @@ positions.learned   has_grid()
 positions.learned.tokens  =patches
 positions.learned.resize  resize()
 positions.learned.keep_aspect  -      .pos_embed_ar_preserving  TRUTH
-                    default=keeps_aspect()
+                    default={_ASPECT}
 positions.learned.grid  learned_grid()
 positions.factorized  {_ROWS}?
 positions.factorized.keep_aspect  -   .pos_embed_ar_preserving  TRUTH
-                    default=keeps_aspect()
+                    default={_ASPECT}
 positions.factorized.grid  grid()
 >                   .pos_embed        kind()
 >                   .pos_embed_interp_mode     interp_mode()
@@ -175,7 +169,7 @@ positions.factorized.grid  grid()
 >                   .pos_embed_align_corners   align_corners()
 >                   .pos_embed_grid_size       grid_word()
 """,
-  *(patch_size, resize, keeps_aspect, learned_grid, grid, grid_word),
+  *(patch_size, resize, learned_grid, grid, grid_word),
   changes=timm_vit.PLAIN_FIELDS,
   below='model_args',
   has_grid=lambda file: bool(file.shape(_POSITIONS)),
@@ -224,11 +218,9 @@ NAFLEX = NaFlex(
       'pos_embed': typed.one_of('learned', 'factorized', 'none'),
       'pos_embed_use_grid_sample': typed.one_of(False),
     },
-    'header': timm_vit.named(
-      tables.chosen("""
+    'header': timm_vit.named("""
 pool=map  naflexvit_base_patch16_map
 -         naflexvit_base_patch16_gap
-""")
-    ),
+"""),
   }
 )

@@ -139,7 +139,7 @@ def preprocess(
     channels: Of its images.
     usual: What timm has where no file says it.
   """
-  content, silent = preprocessing.of_timm(file.config, size, channels, usual)
+  content, silent = preprocessing.from_timm(file.config, size, channels, usual)
   return {
     'classes': labels(file.config, file.values['num_classes']),
     **content,

@@ -279,31 +279,10 @@ def has_mask_token(file: Seen) -> bool:
   return width == file.values['hidden_size'] and not has_decoder
 
 
-def no_embed_class(values: Values) -> bool:
-  """Returns timm's `no_embed_class`."""
-  return values.get('positions.learned.tokens') == 'patches'
-
-
-def pooled_prefix(file: Seen) -> bool:
-  """Returns whether attention pooling reads the tokens before the patches."""
-  return timm_names.architecture(file.config) == 'test_vit3'
-
-
 def pool_width(file: Seen) -> int | None:
   """Returns the hidden size of attention pooling, unless it is the layers'."""
   hidden = file.size('attn_pool.mlp.fc1.weight', 0)
   return None if hidden == file.values['mlp_dim'] else hidden or None
-
-
-def pool_word(values: Values) -> str | None:
-  """Returns timm's word for a pool."""
-  words = {ours: word for word, ours in POOLS.items()}
-  return words.get(values['pool'])
-
-
-def fc_norm(values: Values) -> bool:
-  """Returns timm's `fc_norm`."""
-  return bool(values.get('pool.norm_after'))
 
 
 def num_classes(file: Seen) -> int:
@@ -358,11 +337,11 @@ last_norm            {{norm,fc_norm}}.weight?      .final_norm  default=True
 positions.learned    pos_embed?  .pos_embed
                      none:False,:False,learn:True  default=True
 positions.learned.tokens  positioned()
->                    .no_embed_class  no_embed_class()
+>                    .no_embed_class  positions.learned.tokens=patches
 pool                 pool()                        .global_pool!  POOLS
->                    global_pool  pool_word()
-pool.norm_after      fc_norm.weight?               .fc_norm!  write=fc_norm()
-pool.prefix          -  .pool_include_prefix  default=pooled_prefix()
+>                    global_pool  pool  POOLS
+pool.norm_after      fc_norm.weight?  .fc_norm!  write=pool.norm_after=True
+pool.prefix          -  .pool_include_prefix  default=~test_vit3$?
 pool.query           =True
 pool.bias            =True
 pool.mlp_dim         pool_width()
@@ -373,8 +352,8 @@ head.pre_logits      pre_logits.fc.weight[0]
 head.distillation    has_two_heads()
 """,
   *(mlp_ratio, mlp, gelu, heads, init_values, norm_word, epsilon),
-  *(has_mask_token, stages, positioned, no_embed_class, pool, pool_word),
-  *(fc_norm, pooled_prefix, pool_width, num_classes, has_two_heads),
+  *(has_mask_token, stages, positioned, pool),
+  *(pool_width, num_classes, has_two_heads),
   below='model_args',
   gate=fields.check_gate(A + 'act_layer'),
   GELUS=GELUS,
@@ -409,32 +388,6 @@ pool  pool()  .global_pool!  token:token,avg:mean
   below='model_args',
 )
 
-architecture = tables.chosen("""
-patches=hybrid&patches.stages=()         vit_tiny_r_s16_p8_224
-patches=hybrid&patches.stages=(2,2,2,2)  vit_small_r26_s32_224
-patches=hybrid&patches.stages=(3,4,6,3)  vit_large_r50_s32_224
-patches=hybrid                           vit_base_r50_s16_224
-patches=normed                           aimv2_large_patch14_224
-block=parallel&attention=attention       vit_base_patch16_xp_224
-block=parallel                           vit_dpwee_patch16_reg1_gap_256
-block=branches                           vit_base_patch16_18x2_224
-mlp=swiglu&registers                     vit_giant_patch14_reg4_dinov2
-mlp=swiglu                               vit_giant_patch14_dinov2
-pre_norm                                 vit_base_patch16_clip_224
-distillation_token&hidden_size=192       deit_tiny_distilled_patch16_224
-distillation_token&hidden_size=384       deit_small_distilled_patch16_224
-distillation_token                       deit_base_distilled_patch16_224
-hidden_size=192                          vit_tiny_patch16_224
-hidden_size=384&patch_size=(32,32)       vit_small_patch32_224
-hidden_size=384                          vit_small_patch16_224
-hidden_size=1024&patch_size=(32,32)      vit_large_patch32_224
-hidden_size=1024                         vit_large_patch16_224
-hidden_size=1280                         vit_huge_patch14_224
-hidden_size=1408                         vit_giant_patch14_224
-patch_size=(8,8)                         vit_base_patch8_224
-patch_size=(32,32)                       vit_base_patch32_224
--                                        vit_base_patch16_224
-""")
 # What timm's class has no place for, though its arrays have.
 lacks = tables.chosen("""
 patches=normed&!norm=rms_norm|patches=normed&!mlp=swiglu
@@ -493,10 +446,13 @@ def resize(file: Seen) -> str:
   return own or 'bicubic_antialias'
 
 
-def named(
-  name: Callable[[Values], str | None],
-) -> Callable[[Values], dict[str, Any]]:
-  """Returns what says an architecture in timm's config.json."""
+def named(names: str) -> Callable[[Values], dict[str, Any]]:
+  """Returns what says an architecture in timm's config.json.
+
+  Args:
+    names: Lines of `tables.chosen`: the most similar name is the first.
+  """
+  name = tables.chosen(names)
   return lambda values: {'architecture': name(values)}
 
 
@@ -522,7 +478,32 @@ VIT = Format(
     'scale_mlp': typed.one_of(False),
     'swiglu_mlp': typed.one_of(False),
   },
-  header=named(architecture),
+  header=named("""
+patches=hybrid&patches.stages=()         vit_tiny_r_s16_p8_224
+patches=hybrid&patches.stages=(2,2,2,2)  vit_small_r26_s32_224
+patches=hybrid&patches.stages=(3,4,6,3)  vit_large_r50_s32_224
+patches=hybrid                           vit_base_r50_s16_224
+patches=normed                           aimv2_large_patch14_224
+block=parallel&attention=attention       vit_base_patch16_xp_224
+block=parallel                           vit_dpwee_patch16_reg1_gap_256
+block=branches                           vit_base_patch16_18x2_224
+mlp=swiglu&registers                     vit_giant_patch14_reg4_dinov2
+mlp=swiglu                               vit_giant_patch14_dinov2
+pre_norm                                 vit_base_patch16_clip_224
+distillation_token&hidden_size=192       deit_tiny_distilled_patch16_224
+distillation_token&hidden_size=384       deit_small_distilled_patch16_224
+distillation_token                       deit_base_distilled_patch16_224
+hidden_size=192                          vit_tiny_patch16_224
+hidden_size=384&patch_size=(32,32)       vit_small_patch32_224
+hidden_size=384                          vit_small_patch16_224
+hidden_size=1024&patch_size=(32,32)      vit_large_patch32_224
+hidden_size=1024                         vit_large_patch16_224
+hidden_size=1280                         vit_huge_patch14_224
+hidden_size=1408                         vit_giant_patch14_224
+patch_size=(8,8)                         vit_base_patch8_224
+patch_size=(32,32)                       vit_base_patch32_224
+-                                        vit_base_patch16_224
+"""),
   finish=timm_parallel.as_timm,
   lacks=lacks,
   obstacle=obstacle,

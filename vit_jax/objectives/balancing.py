@@ -1,0 +1,95 @@
+"""Losses that parts of a model add to that of the objective, as of experts."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.extend import core as jax_core
+import jax.numpy as jnp
+
+from vit_jax import config as config_lib
+from vit_jax.objectives import base
+from vit_jax.objectives import contract
+
+COLLECTION = 'losses'  # of a model, in which parts leave their losses
+
+
+@dataclasses.dataclass
+class _Losses:
+  """Losses of parts, while the loss of an objective is traced.
+
+  Attributes:
+    arrays: Those of each application of the model, [L'].
+    are_added: Whether the objective adds them itself.
+    trace: The trace in which its loss is computed.
+  """
+
+  arrays: list[jax.Array] = dataclasses.field(default_factory=list)
+  are_added: bool = False
+  trace: Any = dataclasses.field(
+    default_factory=jax_core.get_opaque_trace_state
+  )
+
+
+class Balanced(base.Objective):
+  """Adds the mean of the losses of parts to the loss of an objective.
+
+  An objective may also add them itself, from `apply_train` with
+  `mutable=['losses']`.
+  """
+
+  _losses: _Losses | None = None  # while a step is traced
+
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the loss with that of the parts, which is also a scalar.
+
+    Raises:
+      UserError: The objective does not apply the model by `apply_train`, so
+        that losses of parts are not known.
+    """
+    self._losses = losses = _Losses()
+    try:
+      loss, scalars, extra = super().loss(params, extra, batch, rng)
+    finally:
+      self._losses = None
+    if losses.are_added:
+      return loss, scalars, extra
+    if not losses.arrays:
+      raise config_lib.UserError(
+        f'config.objective.name={self.config.objective.name} cannot balance'
+        " experts: set routing='soft' or loss=0 in config.model.mlp"
+      )
+    balance = jnp.stack(losses.arrays).mean()
+    return loss + balance, scalars | {contract.BALANCE: balance}, extra
+
+  def apply_train(
+    self, params: base.Params, images: jax.Array, rng: base.Rng, **kwargs: Any
+  ) -> Any:
+    """Applies the model, and keeps the losses of its parts.
+
+    Raises:
+      UserError: It is called within a transformation of the loss, as
+        `jax.lax.map`, which these losses cannot leave by themselves.
+    """
+    losses, mutable = self._losses, kwargs.get('mutable', [])
+    if losses is None or COLLECTION in mutable:
+      if losses is not None:
+        losses.are_added = True
+      return super().apply_train(params, images, rng, **kwargs)
+    if losses.trace != jax_core.get_opaque_trace_state():
+      raise config_lib.UserError(
+        f'config.objective.name={self.config.objective.name} applies the model'
+        ' within jax.lax.map or another transformation: take the balancing'
+        " losses of experts from apply_train(..., mutable=['losses']) and add"
+        ' them to the loss, or set loss=0 in config.model.mlp'
+      )
+    kwargs['mutable'] = [*mutable, COLLECTION]
+    outputs, state = super().apply_train(params, images, rng, **kwargs)
+    losses.arrays += jax.tree.leaves(state.pop(COLLECTION))
+    return (outputs, state) if mutable else outputs

@@ -1,0 +1,46 @@
+"""Features of examples without any data, as for a plan."""
+
+from typing import Any
+
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import objectives
+from vit_jax.data import features as features_lib
+
+
+def features(
+  config: ml_collections.ConfigDict, size: tuple[int, int] | None = None
+) -> dict[str, features_lib.Feature]:
+  """Returns the features of examples that the objective of a config learns.
+
+  An objective that learns several features has a class method of its own,
+  `stand_in`, with these arguments.
+
+  Args:
+    config: The config, with the number of classes.
+    size: (height, width) of all stored images, or (depth, height, width) of
+      volumes; None: they differ.
+  """
+  cls = objectives.objective_class(config)
+  own: Any = getattr(cls, 'stand_in', None)
+  if own is not None:
+    features: dict[str, features_lib.Feature] = own(config, size)
+    return features
+  crop = config_lib.sides(config.data.image_size)
+  image: features_lib.Feature = features_lib.Image(size)
+  if len(crop) == 3:
+    image = features_lib.from_dict(
+      {
+        'kind': 'Volume',
+        'size': size or crop,
+        'channels': config.data.channels,
+        'fixed': size is not None,
+      }
+    )
+  features = {'image': image}
+  if cls.target:
+    name, kind = cls.target
+    classes = tuple(map(str, range(config.model.num_classes)))
+    features[name] = kind(classes)  # type: ignore[call-arg]
+  return features

@@ -1,0 +1,124 @@
+"""The objectives of trained models, for commands that measure or apply them."""
+
+from typing import Any
+
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import objectives
+from vit_jax import weights
+from vit_jax.data import features as features_lib
+from vit_jax.models import subtrees
+
+
+def measuring(
+  loaded: weights.Loaded,
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+) -> tuple[objectives.Objective, objectives.Params]:
+  """Returns the objective that measures a loaded model, and its parameters.
+
+  A classifier is measured by `config.objective`, with softmax cross-entropy
+  whatever loss it was trained with; another model by the objective of its run,
+  and so is a classifier whose objective computes outputs of its own.
+
+  Args:
+    loaded: The model.
+    config: Says how images are prepared for the model.
+    features: Features of the examples on which the model is measured.
+
+  Raises:
+    UserError: The objective is not known, the model was changed after training,
+      or the examples are of another kind.
+  """
+  stored, trained = loaded.trained_with, loaded.preprocess
+  config = config.copy_and_resolve_references()
+  if _is_classifier(loaded):
+    config.model.num_classes = loaded.model.num_classes
+    objective = objectives.create(config, features)
+    objective.model = loaded.model
+    return objective, loaded.params
+  if stored is None or (
+    trained.trunk and objectives.objective_class(stored).target is None
+  ):
+    raise config_lib.UserError(
+      f'no metric is stored for the outputs of {loaded.origin.path}: measure'
+      ' its features instead, as with --probe=knn'
+    )
+  if _has_label_logits(loaded):  # the data may have some of the classes
+    features = _trained_features(loaded)
+  if loaded.beside:
+    objective, params = restored(loaded, features)
+  else:
+    config.objective = stored.objective.copy_and_resolve_references()
+    config.model = stored.model.copy_and_resolve_references()
+    objective = objectives.create(config, features)
+    objective.model, params = loaded.model, loaded.params
+  if objective.target is None or _has_label_logits(loaded):
+    return objective, params  # positions of labels are matched by their names
+  name, _ = objective.target
+  predicted = features_lib.from_dict(trained.features[name])
+  if features[name].names != predicted.names:
+    raise config_lib.UserError(
+      f'the model predicts {config_lib.some(predicted.names)}, but'
+      f' {config.data.name} has {config_lib.some(features[name].names)}: name'
+      ' all of the model, in its order, where the data lists them'
+    )
+  return objective, params
+
+
+def restored(
+  loaded: weights.Loaded, features: features_lib.Features | None = None
+) -> tuple[objectives.Objective, objectives.Params]:
+  """Returns the objective of the run that trained a model, and all parameters.
+
+  Args:
+    loaded: The model.
+    features: Features of the examples; None: those of training.
+
+  Raises:
+    UserError: The model is not that of a run, or it was changed.
+  """
+  config = loaded.trained_with
+  if config is None:
+    raise config_lib.UserError(
+      'the model is of a file, which does not say how it was trained: give the'
+      ' work directory of a run with --from'
+    )
+  if loaded.changes:
+    raise config_lib.UserError(
+      'the method of the run needs the model as it was trained: leave'
+      ' --image_size and --model out'
+    )
+  if features is None:
+    features = _trained_features(loaded)
+  for feature in _trained_features(loaded).values():
+    feature.check_vocabulary()
+  trunk = loaded.preprocess.trunk
+  params = subtrees.joined(loaded.params, trunk, loaded.beside)
+  return objectives.create(config, features), params
+
+
+def _trained_features(loaded: weights.Loaded) -> dict[str, Any]:
+  """Returns the features of the examples that a model was trained on."""
+  stored = loaded.preprocess.features
+  return {name: features_lib.from_dict(x) for name, x in stored.items()}
+
+
+def _has_label_logits(loaded: weights.Loaded) -> bool:
+  """Whether the objective of a run says that logits are of the label."""
+  facts = loaded.preprocess.outputs.get('logits', {})
+  return facts.get('feature') == 'label'
+
+
+def _is_classifier(loaded: weights.Loaded) -> bool:
+  """Whether a model's own logits belong to mutually exclusive classes."""
+  stored = loaded.trained_with
+  if stored is None:
+    return loaded.preprocess.has_label
+  cls = objectives.objective_class(stored)
+  if loaded.beside or cls.outputs is not objectives.Objective.outputs:
+    return False
+  if 'logits' in loaded.preprocess.outputs:
+    return loaded.preprocess.has_label
+  return cls.target is not None and cls.target[0] == 'label'
