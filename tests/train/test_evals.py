@@ -280,6 +280,7 @@ def test_dry_run_opens_what_probes_learn_from(tmp_path, capsys, caplog):
     ({'kind': "knn('a[')"}, r"near.kind=.*train_split: 'a\[' is not"),
     ({'kind': f'knn({TRAIN}, k=0)'}, 'k is 0: it must be at least 1'),
     ({'kind': f'linear({TRAIN}, k=3)'}, "linear has no option 'k'"),
+    ({'kind': 'linear(3)'}, 'train_split is 3: it must be of the type str'),
     (
       {'kind': f"knn({TRAIN}, features='all')"},
       "features is 'all': choose one",

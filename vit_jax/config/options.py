@@ -97,9 +97,11 @@ def option_values(
 
 def _hints(make: Callable[..., Any]) -> dict[str, Any]:
   """Returns the types of arguments; {} if they cannot be read."""
-  is_plain = isinstance(make, type) and not dataclasses.is_dataclass(make)
+  source: Any = make
+  if isinstance(make, type) and not dataclasses.is_dataclass(make):
+    inits = [vars(x).get('__init__') for x in make.__mro__]
+    source = next(filter(None, inits))
   try:
-    source: Any = vars(make)['__init__'] if is_plain else make
     return typing.get_type_hints(source, include_extras=True)
   except Exception:  # a user's class may have types that Python does not know
     return {}
