@@ -195,7 +195,7 @@ def test_mistakes_are_one_line(settings, message, own):
 @pytest.mark.slow
 def test_a_run_is_reproduced(tmp_path, caplog, monkeypatch):
   """That of docs/configs.md, with all that may be around it."""
-  (code,) = documented.blocks('docs/configs.md', 'python')
+  code, _ = documented.blocks('docs/configs.md', 'python')
   (tmp_path / 'my_optimizer.py').write_text(code)
   monkeypatch.syspath_prepend(str(tmp_path))
   config = tiny.config(

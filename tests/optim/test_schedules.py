@@ -1,5 +1,6 @@
 """Learning rates at landmarks, and over runs of many lengths."""
 
+import documented
 import jax
 import numpy as np
 import pytest
@@ -60,17 +61,15 @@ def test_lengths_may_be_in_epochs():
 
 
 def test_a_schedule_of_the_users(tmp_path, monkeypatch):
+  _, code = documented.blocks('docs/configs.md', 'python')
   (tmp_path / 'own_schedules.py').write_text(
-    'def halves(steps, count=2):\n'
-    '  return lambda step: 0.5 ** (count * step // steps)\n'
-    'def wrong(steps):\n'
-    '  return 3\n'
+    f'{code}\ndef wrong(steps):\n  return 3\n'
   )
   monkeypatch.syspath_prepend(str(tmp_path))
-  fn = make('own_schedules:halves(count=4)', (110, 10))
+  fn = make('own_schedules:halving(count=4)', (110, 10))
   np.testing.assert_allclose([fn(x) for x in (5, 10, 60)], [0.5, 1, 0.25])
   with pytest.raises(UserError, match="no option 'counts': did you mean 'coun"):
-    optim.check(config_of('own_schedules:halves(counts=4)'))
+    optim.check(config_of('own_schedules:halving(counts=4)'))
   with pytest.raises(UserError, match='wrong returns int: it must return a f'):
     make('own_schedules:wrong', (110, 10))
 

@@ -1,6 +1,5 @@
 """Crops and sizes of images, the same on the host and on the device."""
 
-import ast
 from collections.abc import Callable
 from collections.abc import Mapping
 import contextlib
@@ -361,20 +360,19 @@ def resizing(value: Any, size: Size, key: str) -> dict[str, Any]:
 
 def _mode(text: str, key: str) -> tuple[str, float, tuple[int, ...]]:
   """Returns the parts of 'center(0.9)' or of 'border(1.0, 124, 116, 104)'."""
-  mode, _, numbers = text.partition('(')
-  values: Any = None
-  if mode in CROP_MODES and numbers.endswith(')'):
-    with contextlib.suppress(ValueError, SyntaxError):
-      values = ast.literal_eval(f'({numbers[:-1]},)')
-  good = isinstance(values, tuple) and bool(values) and is_crop_pct(values[0])
-  fill = values[1:] if good else ()
-  if not good or (mode != 'border' and fill) or not is_fill(fill):
+  part = parts.Part('')
+  with contextlib.suppress(UserError):  # the error below says more
+    part = parts.parse(text, key)
+  crop_pct, *values = part.args or (None,)
+  fill = tuple(values)
+  good = part.name in CROP_MODES and not part.options and is_crop_pct(crop_pct)
+  if not good or (part.name != 'border' and fill) or not is_fill(fill):
     raise UserError(
       f'config.{key} is {text!r}: write one positive number, (height, width),'
       " or timm's crop_mode and crop_pct, such as 'center(0.875)',"
       " 'squash(1.0)' or 'border(1.0, 0, 0, 0)' with the values of its channels"
     )
-  return mode, values[0], fill or (0,)
+  return part.name, crop_pct, fill or (0,)
 
 
 def is_crop_pct(value: Any) -> bool:
