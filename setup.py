@@ -103,6 +103,9 @@ setuptools.setup(
     'explore': ['jinja2>=3.1', 'matplotlib>=3.11.1'],
     # The web page.
     'demo': ['starlette>=1.10', 'uvicorn>=0.54'],
+    # Work directories in object stores.
+    'gs': ['gcsfs>=2025.3'],
+    's3': ['s3fs>=2025.3'],
     # StableHLO and ONNX. jax2onnx from 0.14 on, as far as 0.17.1, wants an
     # orbax-checkpoint below 0.11.37, older than ours.
     'export': [

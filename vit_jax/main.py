@@ -38,8 +38,9 @@ from vit_jax.parallel import processes as processes_lib
 
 USAGE = 'train --config=FILE.py [--workdir=PATH] [--config.KEY=VALUE ...]'
 _CONFIG = cli.define_config()
-_WORKDIR = cli.define_path(
-  'workdir', None, 'Folder of the run. Default: runs/<config>-<time>.'
+_WORKDIR = cli.define_workdir(
+  'Folder of the run, or its address in an object store (gs://, s3://).'
+  ' Default: runs/<config>-<time>.'
 )
 _DRY_RUN = flags.DEFINE_bool(
   'dry_run', False, 'Check, compile and print the sizes, but write nothing.'
@@ -85,19 +86,20 @@ def main(argv: list[str]) -> int:
       raise config_lib.UserError(
         '--replay needs --workdir: name the run, as in --workdir=runs/digits'
       )
+    config_lib.check_local(workdir, '--workdir')
     from vit_jax.rerun import replay  # after the flags: imports jax
 
     return replay.run(_CONFIG.value, os.path.abspath(workdir), _REPLAY.value)
-  workdir = os.path.abspath(
-    workdir
-    or processes_lib.call_on_first(
-      lambda: f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
-    )
+  workdir = workdir or processes_lib.call_on_first(
+    lambda: f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
   )
   if _REPRODUCE.value is not None:
+    config_lib.check_local(workdir, '--workdir')
     from vit_jax.rerun import reproduce  # after the flags: imports jax
 
-    return reproduce.run(_REPRODUCE.value, workdir, _DRY_RUN.value)
+    return reproduce.run(
+      _REPRODUCE.value, os.path.abspath(workdir), _DRY_RUN.value
+    )
   from vit_jax.train import loop  # after the flags: imports jax
 
   results = loop.run(_CONFIG.value, workdir, _DRY_RUN.value, _VERBOSE.value)

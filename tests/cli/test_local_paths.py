@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 
 import commands
 import pytest
@@ -27,6 +28,11 @@ ADDRESSES = {
   'hf:owner/name': '--push',
   'https://host/run': 'a local folder',
   'file:///tmp/run': 'write the path alone',
+}
+# A run may be in these, with a package.
+STORES = {
+  'gs://bucket/run': r" needs gcsfs: run pip install 'vit_jax\[gs\]'$",
+  's3://bucket/run': r" needs s3fs: run pip install 'vit_jax\[s3\]'$",
 }
 FLAGS = [
   (compare, 'out'),
@@ -59,20 +65,24 @@ def test_an_address_is_no_place_to_write_to(address, monkeypatch):
   error = commands.mistake(convert, 'runs/x', address, '--to=timm')
   assert ADDRESSES[address] in error
   assert 'must be a local path' in commands.mistake(compare, address, 'b')
-  with pytest.raises(UserError, match=r'^workdir=\S+: it must be a local path'):
+  wrong = STORES.get(address, ': it must be a local path')
+  for package in ('gcsfs', 's3fs'):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were missing
+  with pytest.raises(UserError, match=rf'^workdir=\S+{wrong}'):
     vit_jax.train(vit_jax.config.load('digits'), pathlib.Path(address))
   monkeypatch.setenv('VIT_JAX_CACHE', address)
   with pytest.raises(UserError, match=r'^VIT_JAX_CACHE=\S+: it must be a lo'):
     places.cache()
 
 
-@pytest.mark.parametrize('flag', ['workdir', 'reproduce'])
+@pytest.mark.parametrize(
+  'flag',
+  ['workdir=hf:owner/run', 'reproduce=gs://bucket/run'],
+)
 def test_training_refuses_it_before_the_config_is_read(flag):
-  done = commands.python(
-    '-m', 'vit_jax.main', f'--{flag}=gs://bucket/run', '--config=digits'
-  )
+  done = commands.python('-m', 'vit_jax.main', f'--{flag}', '--config=digits')
   assert done.returncode == 1
-  assert done.stderr.startswith(f'error: --{flag}=gs://bucket/run: it must be')
+  assert done.stderr.startswith(f'error: --{flag}: it must be')
   assert done.stderr.count('\n') == 1
 
 

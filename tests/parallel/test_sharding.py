@@ -283,7 +283,7 @@ def test_rules_that_do_not_fit(mesh, rules, message):
 def test_fsdp_splits_what_it_divides(fsdp, tensor, scan):
   """The dimension of the rule, or the largest other one, or none."""
   shardings = place(params_of('ViT-Ti/16', scan), (1, fsdp, tensor), min_size=0)
-  line = sharding.unsplit(shardings, sizes((1, fsdp, tensor)))
+  line = sharding_table.unsplit(shardings, sizes((1, fsdp, tensor)))
   whole = []
   for name, x in shardings.items():
     if not re.search('kernel$|class_token|position', name):
@@ -354,7 +354,7 @@ def test_tensor_leaves_heads_whole_that_it_does_not_divide(scan):
     'mlp/up': ('fsdp', 'tensor'),
     'mlp/down': ('tensor', 'fsdp'),
   }
-  line = sharding.unsplit(shardings, sizes(mesh))
+  line = sharding_table.unsplit(shardings, sizes(mesh))
   assert line.startswith('config.mesh.tensor=2 divides no heads')
   assert f'{layer}/attention/qkv/kernel' in line and 'mlp' not in line
 

@@ -172,6 +172,25 @@ class _PathParser(flags.ArgumentParser[str]):
     return 'path'
 
 
+class _WorkdirParser(_PathParser):
+  """Refuses what is no local path and no address of an object store."""
+
+  def parse(self, argument: str) -> str:
+    """As that of a local path; a UserError also if a package is missing."""
+    address = config_lib.store_address(argument, f'--{self._name}')
+    return super().parse(argument) if address is None else address
+
+
+def define_workdir(meaning: str) -> flags.FlagHolder[str | None]:
+  """Defines `--workdir` of a command that trains.
+
+  Args:
+    meaning: For `--help`.
+  """
+  parser = _WorkdirParser('workdir', may_be_empty=False)
+  return flags.DEFINE(parser, 'workdir', None, meaning)
+
+
 def define_format(
   flag_values: flags.FlagValues, *more_formats: str
 ) -> flags.FlagHolder[str]:

@@ -19,7 +19,6 @@ from vit_jax.config.durations import is_due as is_due
 from vit_jax.config.durations import num_steps as num_steps
 from vit_jax.config.durations import parse_duration as parse_duration
 from vit_jax.config.durations import period as period
-from vit_jax.config.errors import check_local as check_local
 from vit_jax.config.errors import check_package as check_package
 from vit_jax.config.errors import counted as counted
 from vit_jax.config.errors import explained as explained
@@ -47,6 +46,8 @@ from vit_jax.config.keys import to_dict as to_dict
 from vit_jax.config.keys import unknown_key as unknown_key
 from vit_jax.config.keys import value_at as value_at
 from vit_jax.config.keys import with_accumulation as with_accumulation
+from vit_jax.config.local_paths import check_local as check_local
+from vit_jax.config.local_paths import store_address as store_address
 from vit_jax.config.near_paths import nearby as nearby
 from vit_jax.config.registry import among as among
 from vit_jax.config.registry import build as build

@@ -5,20 +5,7 @@ from collections.abc import Sequence
 import contextlib
 import importlib
 import importlib.util
-import os
-import re
 from typing import Any
-
-# 'gs://bucket/run', also as pathlib writes it: 'gs:/bucket/run'.
-_ADDRESS = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):/|(hf):')
-
-# What shows a bucket as a folder.
-_MOUNTS = {
-  'gs': 'mount the bucket, as with gcsfuse, and name the mounted folder',
-  's3': 'mount the bucket, as with mount-s3, and name the mounted folder',
-  'hf': 'write to a local folder, which vit_jax.convert --push uploads',
-  'file': 'write the path alone',
-}
 
 
 class UserError(ValueError):
@@ -109,19 +96,3 @@ def explained(what: str, *kinds: type[Exception]) -> Iterator[None]:
     if isinstance(e, UserError) and str(e).startswith(what):
       raise
     raise UserError(f'{what}: {reason(e)}') from None
-
-
-def check_local(path: str | os.PathLike[str], label: str) -> None:
-  """Raises a UserError if a path is an address, as of a bucket.
-
-  Python would take 'gs://bucket/run' for the folder 'gs:' in this one.
-
-  Args:
-    path: The path of what is to be written, or of a run.
-    label: What names it, as '--workdir'.
-  """
-  text = os.fspath(path)
-  if match := _ADDRESS.match(text):
-    scheme = (match[1] or match[2]).lower()
-    advice = _MOUNTS.get(scheme, 'name a local folder, or a mounted one')
-    raise UserError(f'{label}={text}: it must be a local path: {advice}')

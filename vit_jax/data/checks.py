@@ -166,11 +166,11 @@ def _check_antialias(data: ml_collections.ConfigDict) -> None:
     )
 
 
-def _check_resize(key: str, crop: geometry.Crop, given: Any) -> None:
+def _check_resize(key: str, crop: geometry.Crop, value: Any) -> None:
   """Checks that the crop fits into the image, resized as the key says."""
   if crop.resize is None or crop.kind in ('random_resized', 'scaled'):
     return
-  size = geometry.of_frame(crop).size
+  size = geometry.frame_crop(crop).size
   height, width = config_lib.pair(crop.resize, key)
   if isinstance(crop.resize, int):  # the short side alone
     height = width = crop.resize + max(size) - min(size)
@@ -180,10 +180,10 @@ def _check_resize(key: str, crop: geometry.Crop, given: Any) -> None:
     if isinstance(crop.resize, int):
       least = min(least)
     remedy = f'{least} or more, or config.data.image_size to less'
-    if isinstance(given, float):  # a multiple of image_size
+    if isinstance(value, float):  # a multiple of image_size
       remedy = '1.0 or more'
     raise UserError(
-      f'config.{key} is {given}: too small to cut'
+      f'config.{key} is {value}: too small to cut'
       f' config.data.image_size={crop.size} from it: set config.{key} to'
       f' {remedy}'
     )

@@ -198,7 +198,7 @@ def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
     spec.kind, f'{key}.kind', find, spec=spec
   )
   if ':' in evaluator.kind:
-    checked = config_lib.wing('vit_jax.evaluation.contract:Checked')
+    checked = config_lib.wing('vit_jax.evaluation.extensions.contract:Checked')
     evaluator = extension.extended(evaluator, checked)
   return evaluator
 

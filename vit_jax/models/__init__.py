@@ -236,7 +236,7 @@ def on_platform(config: Any, platform: str) -> Any:
 def without_head(model: Model) -> Model:
   """Returns a model without its head, and without the layer before that."""
   changes: Any = {'num_classes': 0}
-  head = getattr(model, 'head', None)
+  head: Any = getattr(model, 'head', None)
   if hasattr(head, 'pre_logits'):
     changes['head'] = head.clone(pre_logits=0)
   return model.clone(**changes)

@@ -5,7 +5,7 @@ import itertools
 
 from vit_jax import tables
 from vit_jax.optim import rules as rules_lib
-from vit_jax.parallel import sharding
+from vit_jax.parallel import sharding_table
 
 
 def table(rules: rules_lib.Rules) -> tables.Table:
@@ -15,7 +15,7 @@ def table(rules: rules_lib.Rules) -> tables.Table:
   """
   groups: dict[str, dict[str, rules_lib.Parameter]] = {}
   for name, parameter in rules.parameters.items():
-    top, rest = sharding.split_layer(name)
+    top, rest = sharding_table.split_layer(name)
     groups.setdefault(top, {})[rest] = parameter
   names = (
     *('part', 'arrays', 'parameters', 'trains'),

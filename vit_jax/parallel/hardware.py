@@ -159,11 +159,11 @@ def named(name: str) -> Hardware:
       hardware.name.lower().removeprefix('tpu '),
     ):
       return hardware
-  known = ', '.join(hardware.name.removeprefix('TPU ') for hardware in TABLE)
-  raise UserError(f'--hardware={name}: choose one of {known}')
+  names = ', '.join(hardware.name.removeprefix('TPU ') for hardware in TABLE)
+  raise UserError(f'--hardware={name}: choose one of {names}')
 
 
-def of_device(device: 'jax.Device') -> Hardware | None:
+def device_hardware(device: 'jax.Device') -> Hardware | None:
   """Returns what the table has of a device; None if it is not there."""
   return next(
     (x for x in TABLE if re.search(x.pattern, device.device_kind)), None
@@ -179,7 +179,7 @@ def peak_flops(device: 'jax.Device') -> float | None:
   Returns:
     The peak that its maker states; None if it is not known, as for a CPU.
   """
-  hardware = of_device(device)
+  hardware = device_hardware(device)
   return None if hardware is None else hardware.peak_flops
 
 
@@ -188,7 +188,7 @@ def tpu_options(device: 'jax.Device') -> dict[str, Any]:
 
   With VIT_JAX_SPARSE_CORES=0 in the environment, they do not use SparseCores.
   """
-  hardware = of_device(device)
+  hardware = device_hardware(device)
   offloads = hardware is not None and hardware.sparse_cores
   offloads = offloads and os.environ.get('VIT_JAX_SPARSE_CORES') != '0'
   return _WHOLE_KERNELS | (_SPARSE_CORES if offloads else {})

@@ -116,7 +116,7 @@ def make_mesh(
   """
   devices = jax.devices() if devices is None else devices
   shape = mesh_shape(config, len(devices))
-  devices = sorted(devices, key=_place_of)[: math.prod(shape.values())]
+  devices = sorted(devices, key=_device_order)[: math.prod(shape.values())]
   # Auto: a Linen convolution does not type-check under Explicit axes.
   return Mesh(
     np.array(devices).reshape(tuple(shape.values())),
@@ -125,7 +125,7 @@ def make_mesh(
   )
 
 
-def _place_of(device: jax.Device) -> tuple[int, int, int]:
+def _device_order(device: jax.Device) -> tuple[int, int, int]:
   slice_index = getattr(device, 'slice_index', None) or 0  # TPUs have it
   return slice_index, device.process_index, device.id
 
@@ -181,13 +181,14 @@ def host_part(mesh: Mesh) -> tuple[int, int]:
   """
   ways = mesh.shape['data'] * mesh.shape['fsdp']
   rows = batch_sharding(mesh).addressable_devices_indices_map((ways,))
-  mine = sorted({i[0].indices(ways)[0] for i in rows.values() if i is not None})
-  count, rest = divmod(ways, len(mine))
-  index = mine[0] // len(mine)
-  first = index * len(mine)
-  if rest or mine != list(range(first, first + len(mine))):
+  indices = [x[0] for x in rows.values() if x is not None]
+  parts = sorted({x.indices(ways)[0] for x in indices})
+  count, remainder = divmod(ways, len(parts))
+  index = parts[0] // len(parts)
+  first = index * len(parts)
+  if remainder or parts != list(range(first, first + len(parts))):
     raise config_lib.UserError(
-      f'config.mesh gives process {jax.process_index()} the parts {mine} of'
+      f'config.mesh gives process {jax.process_index()} the parts {parts} of'
       f' {ways} of each batch, which do not follow each other: make'
       ' config.mesh.tensor a divisor or a multiple of the devices of a process'
     )
@@ -209,13 +210,13 @@ def global_batch(
   sharding = batch_sharding(mesh, stacked)
   _, count = host_part(mesh)
 
-  def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
+  def global_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     *steps, rows = shape[: 1 + stacked]
     return (*steps, rows * count, *shape[1 + stacked :])
 
   return {
     name: jax.make_array_from_process_local_data(
-      sharding, rows, whole(rows.shape)
+      sharding, rows, global_shape(rows.shape)
     )
     for name, rows in batch.items()
   }
@@ -259,9 +260,9 @@ def _split(x: jax.Array, names: Sequence[str], mesh: Mesh) -> jax.Array:
     axis if not n % mesh.shape[axis] else PartitionSpec.UNCONSTRAINED
     for n, axis in zip(x.shape, axes, strict=False)
   ]
-  rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - len(spec))
+  free_axes = [PartitionSpec.UNCONSTRAINED] * (x.ndim - len(spec))
   return jax.lax.with_sharding_constraint(
-    x, NamedSharding(mesh, PartitionSpec(*spec, *rest))
+    x, NamedSharding(mesh, PartitionSpec(*spec, *free_axes))
   )
 
 
@@ -305,9 +306,9 @@ def keep_batch_split(
   def constrain(x: Any) -> Any:
     if not isinstance(x, jax.Array) or not x.ndim or x.shape[0] % batch_size:
       return x
-    rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+    free_axes = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
     return jax.lax.with_sharding_constraint(
-      x, NamedSharding(mesh, PartitionSpec(BATCH_AXES, *rest))
+      x, NamedSharding(mesh, PartitionSpec(BATCH_AXES, *free_axes))
     )
 
   def intercept(

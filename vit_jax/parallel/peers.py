@@ -50,7 +50,7 @@ _TOLD_S = 60
 # cannot print their errors once process 0 has ended.
 _FAILED_S = 5
 # Exit statuses when all processes end: done, or stopped after saving.
-_TOGETHER = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+_COMMON_STATUSES = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 # Texts of JAX's errors when a process is lost. They begin with a status such as
 # UNKNOWN, and come from collectives on CPUs (Gloo) and GPUs (NCCL), from the
@@ -126,13 +126,13 @@ def _connect(
   global _abort_line  # noqa: PLW0603
   import jax
 
-  where = cluster.arguments.get('coordinator_address', 'the first host')
+  address = cluster.arguments.get('coordinator_address', 'the first host')
   _abort_line = (
-    f'the processes of this run did not meet at {where} within'
+    f'the processes of this run did not meet at {address} within'
     f' {meeting_s} s ({cluster.name}): start all of them at the same time, and'
     ' see that process 0 can be reached there'
   )
-  logging.info('meeting the other processes at %s', where)
+  logging.info('meeting the other processes at %s', address)
   _explain_aborts()
   # This service would handle SIGTERM itself, even before our handler is set.
   jax.config.update('jax_enable_preemption_service', False)
@@ -144,7 +144,7 @@ def _connect(
     )
   except Exception as e:  # the cluster's interfaces may raise any type
     raise config_lib.UserError(
-      f'cannot meet the other processes at {where} ({cluster.name}):'
+      f'cannot meet the other processes at {address} ({cluster.name}):'
       f' {config_lib.one_line(e)}'
       + ('' if cluster.name == 'flags' else clusters.OR_FLAGS)
     ) from e
@@ -248,7 +248,7 @@ def leave(status: int) -> None:
   Args:
     status: The exit status, as for `processes.exit_process`.
   """
-  is_done = status in _TOGETHER
+  is_done = status in _COMMON_STATUSES
   if not is_done:
     # The error is printed. An abort must print nothing.
     processes.last_words.acquire()

@@ -15,7 +15,7 @@ An axis need not divide the dimension that a default rule names. `fsdp` then
 splits the largest other dimension that it divides, as in big_vision's rule for
 FSDP (`big_vision/sharding.py`). `tensor` splits no other one: a part of a head
 would take a reduction within the attention. An axis that splits no dimension
-leaves the parameter whole, and `unsplit` says so in the log. Only a rule of the
+leaves the parameter whole, and a line of the log says so. Only a rule of the
 config must fit as it is written.
 """
 
@@ -272,8 +272,8 @@ def _unrolled(name: str, shape: tuple[int, ...]) -> list[str]:
   match = re.match(r'(|.*?/)blocks/', name)
   if not match:
     return [name]
-  rest = name[match.end() :]
-  return [f'{match[1]}blocks_{i}/{rest}' for i in range(shape[0])]
+  suffix = name[match.end() :]
+  return [f'{match[1]}blocks_{i}/{suffix}' for i in range(shape[0])]
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -332,33 +332,3 @@ def bytes_per_device(tree: Any) -> int:
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves(tree)
   )
-
-
-def unsplit(
-  shardings: Mapping[str, ParamSharding], sizes: Mapping[str, int]
-) -> str:
-  """Returns a line on the parameters that an axis does not split; '': none.
-
-  Args:
-    shardings: From `shard_params`.
-    sizes: The size of each axis of the mesh.
-  """
-  lines = []
-  for axis in mesh_lib.AXES:
-    names = [name for name, x in shardings.items() if axis in x.unsplit]
-    if names:
-      size = sum(shardings[name].bytes_per_device for name in names)
-      dimension = 'dimension' if axis == 'fsdp' else 'heads or hidden units'
-      lines.append(
-        f'config.mesh.{axis}={sizes[axis]} divides no {dimension} of'
-        f' {config_lib.counted(len(names), "array")}, {size:,} bytes of which'
-        f' are on every device: {config_lib.some(names)}'
-      )
-  return '; '.join(lines)
-
-
-def split_layer(name: str) -> tuple[str, str]:
-  """Splits a path into its layer (or topmost module) and the rest."""
-  match = re.match(r'(?:.*?/)?blocks_\d+(?=/)', name)
-  top = match[0] if match else name.partition('/')[0]
-  return top, name[len(top) + 1 :]

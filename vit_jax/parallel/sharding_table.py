@@ -1,9 +1,12 @@
-"""The shardings of all parameters as a table for people."""
+"""Tells people where parameters are: a table, and what is not split."""
 
 from collections.abc import Mapping
 import itertools
+import re
 
+from vit_jax import config as config_lib
 from vit_jax import tables
+from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 
 
@@ -17,8 +20,8 @@ def table(
   """
   groups: dict[str, dict[str, sharding.ParamSharding]] = {}
   for name, x in shardings.items():
-    top, rest = sharding.split_layer(name)
-    groups.setdefault(top, {})[rest] = x
+    top, suffix = split_layer(name)
+    groups.setdefault(top, {})[suffix] = x
   rows: list[tuple[str | int, ...]] = []
   tops = sorted(groups, key=_by_layer)
   for group, run in itertools.groupby(tops, key=lambda top: groups[top]):
@@ -28,14 +31,14 @@ def table(
       label += f'..{layers[-1].rpartition("_")[2]}'
     rows += [
       (
-        f'{label}/{rest}'.rstrip('/'),
+        f'{label}/{suffix}'.rstrip('/'),
         str(list(p.shape)),
         ' '.join('+'.join(sharding.entry_axes(x)) or '.' for x in p.spec)
         or 'on every device',
         len(layers),
         len(layers) * p.bytes_per_device,
       )
-      for rest, p in group.items()
+      for suffix, p in group.items()
     ]
   names = 'parameter', 'shape', 'sharding', 'arrays', 'bytes a device'
   return tables.Table(names, rows)
@@ -44,3 +47,33 @@ def table(
 def _by_layer(top: str) -> tuple[str, int]:
   stem, _, number = top.rpartition('_')
   return (stem, int(number)) if number.isdecimal() else (top, -1)
+
+
+def unsplit(
+  shardings: Mapping[str, sharding.ParamSharding], sizes: Mapping[str, int]
+) -> str:
+  """Returns a line on the parameters that an axis does not split; '': none.
+
+  Args:
+    shardings: From `shard_params`.
+    sizes: The size of each axis of the mesh.
+  """
+  lines = []
+  for axis in mesh_lib.AXES:
+    names = [name for name, x in shardings.items() if axis in x.unsplit]
+    if names:
+      size = sum(shardings[name].bytes_per_device for name in names)
+      dimension = 'dimension' if axis == 'fsdp' else 'heads or hidden units'
+      lines.append(
+        f'config.mesh.{axis}={sizes[axis]} divides no {dimension} of'
+        f' {config_lib.counted(len(names), "array")}, {size:,} bytes of which'
+        f' are on every device: {config_lib.some(names)}'
+      )
+  return '; '.join(lines)
+
+
+def split_layer(name: str) -> tuple[str, str]:
+  """Splits a path into its layer (or topmost module) and the rest."""
+  match = re.match(r'(?:.*?/)?blocks_\d+(?=/)', name)
+  top = match[0] if match else name.partition('/')[0]
+  return top, name[len(top) + 1 :]

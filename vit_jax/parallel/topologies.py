@@ -173,8 +173,10 @@ def environment(topology: Topology, flags: str = '') -> dict[str, str]:
   """
   if topology.is_tpu:
     # It ends the process at a flag for another kind of device.
-    kept = [x for x in flags.split() if not re.match('--xla_(cpu|gpu)_', x)]
-    return _TPU_ENVIRONMENT | {'XLA_FLAGS': ' '.join(kept)}
+    tpu_flags = [
+      x for x in flags.split() if not re.match('--xla_(cpu|gpu)_', x)
+    ]
+    return _TPU_ENVIRONMENT | {'XLA_FLAGS': ' '.join(tpu_flags)}
   return {'XLA_FLAGS': f'{flags} {_GPU_FLAGS}'.strip()}
 
 
@@ -204,5 +206,5 @@ def devices(topology: Topology) -> 'list[jax.Device]':
   try:
     return topologies.get_topology_desc(**options).devices
   except RuntimeError as e:  # JAX's own errors are such
-    said = str(e).splitlines()[0]
-    raise UserError(f'--hardware={topology}: {said}') from None
+    problem = str(e).splitlines()[0]
+    raise UserError(f'--hardware={topology}: {problem}') from None

@@ -15,19 +15,23 @@ import contextlib
 import fractions
 import functools
 import itertools
-import math
 import pathlib
 import sys
 from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import logging
 import jax
 from jax.experimental import multihost_utils
 import ml_collections
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.parallel import processes
 from vit_jax.runs import checkpoint_format
+
+if TYPE_CHECKING:
+  from vit_jax.runs import best
 
 PyTree = Any
 
@@ -66,17 +70,11 @@ class Checkpointer:
     checkpoint_format.quiet_orbax()
     keep = functools.partial(steps_to_keep, keep=config.keep, every=keep_every)
     self.counts: dict[str, int] = {}
-    self._metric, self._lower_is_better = config.best, lower_is_better
-    # Step and metric of the checkpoint in best/.
-    self._best: tuple[int, float] | None = None
-    self._best_store: _Store | None = None
-    self._store = _Store(workdir / 'checkpoints', keep)
-    if self._metric:
-      self._find_best(workdir / 'best')
-      self._best_store = _Store(
-        workdir / 'best',
-        lambda steps: {self._best[0]} if self._best else set(steps),
-      )
+    self._store = Store(workdir / 'checkpoints', keep)
+    self._best: best.Best | None = None
+    if config.best:
+      open_best = config_lib.wing('vit_jax.runs.best:Best')
+      self._best = open_best(workdir / 'best', config.best, lower_is_better)
 
   def __enter__(self) -> 'Checkpointer':
     return self
@@ -96,7 +94,7 @@ class Checkpointer:
   @property
   def best_step(self) -> int:
     """The step of the best metric so far; 0: there is none yet."""
-    return self._best[0] if self._best else 0
+    return self._best.step if self._best else 0
 
   def save(
     self,
@@ -142,12 +140,8 @@ class Checkpointer:
     Raises:
       UserError: This best, or the one before, could not be written.
     """
-    value = (metrics or {}).get(self._metric)
-    if self._best_store is None or value is None:
-      return
-    if self._is_better(value) and not self._best_store.has(step):
-      self._best = (step, float(value))
-      self._best_store.save(step, state.replace(opt_state=None), metrics)
+    if self._best is not None:
+      self._best.save(step, state, metrics or {})
 
   def restore(
     self, state_for: checkpoint_format.StateFor
@@ -171,10 +165,10 @@ class Checkpointer:
         are listed), needs a newer version, or all are damaged.
     """
     self.wait()
-    found = newest_good(self._store.directory, state_for)
-    if found is None:
+    restored = newest_good(self._store.directory, state_for)
+    if restored is None:
       return None
-    state, info, path, damaged = found
+    state, info, path, damaged = restored
     if damaged:
       self._store.set_aside(damaged)
       logging.warning('Using the checkpoint before, %s', path)
@@ -188,8 +182,9 @@ class Checkpointer:
     Raises:
       UserError: One could not be written.
     """
-    for store in self._stores():
-      store.wait()
+    self._store.wait()
+    if self._best is not None:
+      self._best.store.wait()
 
   def close(self) -> None:
     """Waits until all checkpoints are written, then ends all threads.
@@ -197,35 +192,11 @@ class Checkpointer:
     Raises:
       UserError: One could not be written.
     """
-    with contextlib.ExitStack() as stack:
-      for store in self._stores():
-        stack.callback(store.close)  # closes each, even if another one fails
-
-  def _stores(self) -> list['_Store']:
-    return [s for s in (self._store, self._best_store) if s is not None]
-
-  def _is_better(self, value: float) -> bool:
-    if self._best is None:
-      return not math.isnan(value)
-    if self._lower_is_better:
-      return value < self._best[1]
-    return value > self._best[1]
-
-  def _find_best(self, directory: pathlib.Path) -> None:
-    for step, value in processes.call_on_first(lambda: self._bests(directory)):
-      if self._is_better(value):
-        self._best = (step, value)
-
-  def _bests(self, directory: pathlib.Path) -> list[tuple[int, float]]:
-    """Returns step and metric of the checkpoints in a directory."""
-    found = []
-    for path in checkpoint_format.newest_first(directory):
-      with contextlib.suppress(checkpoint_format.DamagedError):
-        info = checkpoint_format.read_info(path)
-        value = (info['metrics'] or {}).get(self._metric)
-        if value is not None:
-          found.append((info['step'], value))
-    return found
+    try:
+      self._store.close()
+    finally:
+      if self._best is not None:
+        self._best.store.close()
 
 
 def newest_good(
@@ -245,12 +216,12 @@ def newest_good(
   paths = _newest_first(directory)
   if at_most is not None:
     paths = [path for path in paths if int(path.name) <= at_most]
-  found = first_good(
+  newest = first_good(
     paths, lambda path: checkpoint_format.restore(path, state_for)
   )
-  if found is None:
+  if newest is None:
     return None
-  (state, info), path, damaged = found
+  (state, info), path, damaged = newest
   return state, info, path, damaged
 
 
@@ -285,7 +256,7 @@ def _newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
   return [directory / name for name in names]
 
 
-class _Store:
+class Store:
   """One directory of checkpoints: an Orbax manager with clear errors."""
 
   def __init__(
@@ -315,6 +286,7 @@ class _Store:
       self._manager = ocp.CheckpointManager(directory, options=options)
 
   def has(self, step: int) -> bool:
+    """Whether a step has a checkpoint."""
     return step in self._manager.all_steps()
 
   def save(
@@ -324,6 +296,7 @@ class _Store:
     metrics: dict[str, float] | None,
     counts: Mapping[str, int] | None = None,
   ) -> bool:
+    """Writes a checkpoint; arguments and result as of `Checkpointer.save`."""
     import orbax.checkpoint as ocp
 
     self.wait()
@@ -342,17 +315,20 @@ class _Store:
     return True
 
   def wait(self) -> None:
+    """Blocks until the checkpoint is written."""
     with self._explained():
       self._manager.wait_until_finished()
     self._writing = None
 
   def close(self) -> None:
+    """Waits, then ends the threads."""
     try:
       self.wait()
     finally:
       self._manager.close()  # does not raise the same error again
 
   def set_aside(self, paths: Sequence[pathlib.Path]) -> None:
+    """Renames damaged checkpoints to STEP.damaged."""
     if jax.process_index() == 0:
       with self._explained():
         for path in paths:
@@ -367,11 +343,11 @@ class _Store:
     try:
       yield
     except (OSError, ValueError, RuntimeError) as e:
-      what = self.directory
+      path = self.directory
       if self._writing is not None:
-        what = what / str(self._writing)
+        path = path / str(self._writing)
       raise UserError(
-        f'cannot write checkpoint {what}: {checkpoint_format.cause(e)}; earlier'
+        f'cannot write checkpoint {path}: {checkpoint_format.cause(e)}; earlier'
         ' checkpoints are intact: make room for it, or make the directory'
         ' writable, and run the same command again'
       ) from e
@@ -406,8 +382,8 @@ class _Policy:
     self, checkpoints: Sequence[Any], *, context: object
   ) -> Sequence[bool]:
     del context
-    kept = self._to_keep([checkpoint.step for checkpoint in checkpoints])
-    return [checkpoint.step in kept for checkpoint in checkpoints]
+    steps_kept = self._to_keep([checkpoint.step for checkpoint in checkpoints])
+    return [checkpoint.step in steps_kept for checkpoint in checkpoints]
 
 
 def steps_to_keep(
@@ -422,14 +398,14 @@ def steps_to_keep(
       number of steps.
   """
   steps = sorted(steps)
-  kept = set(steps[-keep:])
+  steps_kept = set(steps[-keep:])
   periods = 0
   if every:
     for step in steps:
       if step // every > periods:
         periods = int(step // every)
-        kept.add(step)
-  return kept
+        steps_kept.add(step)
+  return steps_kept
 
 
 def _unused(path: pathlib.Path) -> pathlib.Path:

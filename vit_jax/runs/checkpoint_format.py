@@ -37,6 +37,7 @@ from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.parallel import sharding
 
@@ -196,7 +197,7 @@ def _check_is_current(path: pathlib.Path, info: Mapping[str, Any]) -> None:
 
 
 def read_arrays(
-  path: pathlib.Path, wanted: PyTree, restore_args: PyTree
+  path: pathlib.Path, abstract_arrays: PyTree, restore_args: PyTree
 ) -> PyTree:
   """Reads some arrays of a checkpoint with Orbax.
 
@@ -206,7 +207,7 @@ def read_arrays(
   import orbax.checkpoint as ocp
 
   args = ocp.args.PyTreeRestore(
-    item=wanted, restore_args=restore_args, partial_restore=True
+    item=abstract_arrays, restore_args=restore_args, partial_restore=True
   )
   # Not with a CheckpointManager, whose restore waits for all processes: if one
   # cannot read its part, the others would wait for ever.
@@ -230,24 +231,15 @@ def verify(info: dict[str, Any], sums: dict[str, int]) -> None:
 def _check_fits(
   path: pathlib.Path, info: dict[str, Any], abstract_state: PyTree
 ) -> None:
-  stored = {
-    key: f'{x["dtype"]}{x["shape"]}' for key, x in info['arrays'].items()
-  }
+  """Raises a UserError if a checkpoint has other arrays than the state."""
+  stored = {key: (x['dtype'], x['shape']) for key, x in info['arrays'].items()}
   expected = {
-    key: f'{jnp.dtype(x.dtype).name}{list(x.shape)}'
+    key: (jnp.dtype(x.dtype).name, list(x.shape))
     for key, x in sharding.leaves(abstract_state).items()
   }
-  differences = [
-    f'{key}: stored {stored.get(key, "nothing")},'
-    f' expected {expected.get(key, "nothing")}'
-    for key in sorted(stored.keys() | expected.keys())
-    if stored.get(key) != expected.get(key)
-  ]
-  if differences:
-    raise UserError(
-      f'checkpoint {path} does not fit the config: {"; ".join(differences)};'
-      ' use the config it was made with, or another work directory'
-    )
+  if stored != expected:
+    refusal = config_lib.wing('vit_jax.runs.refusals:other_arrays')
+    raise refusal(path, stored, expected)
 
 
 def cause(error: BaseException) -> str:
@@ -276,14 +268,14 @@ def quiet_orbax() -> None:
   previous = sys.unraisablehook
 
   def hook(unraisable: Any) -> None:
-    thing, error = unraisable.object, unraisable.exc_value
-    if inspect.iscoroutine(thing) and _ORBAX in thing.cr_code.co_filename:
+    source, error = unraisable.object, unraisable.exc_value
+    if inspect.iscoroutine(source) and _ORBAX in source.cr_code.co_filename:
       return
-    if thing is None and str(error) == 'Event loop is closed':
+    if source is None and str(error) == 'Event loop is closed':
       return
     previous(unraisable)
 
-  def wanted(record: python_logging.LogRecord) -> bool:
+  def is_needed(record: python_logging.LogRecord) -> bool:
     warning = record.levelno == python_logging.WARNING
     return warning or _ORBAX not in record.pathname
 
@@ -291,7 +283,7 @@ def quiet_orbax() -> None:
     return 'exception was never retrieved' not in str(record.msg)
 
   sys.unraisablehook = hook
-  logging.get_absl_logger().addFilter(wanted)
+  logging.get_absl_logger().addFilter(is_needed)
   python_logging.getLogger('asyncio').addFilter(not_abandoned)
 
 

@@ -24,7 +24,7 @@ def can_draw() -> bool:
 
 
 @contextlib.contextmanager
-def shown() -> Iterator[None]:
+def on_stderr() -> Iterator[None]:
   """Shows log messages on stderr, unless a command or the caller does so.
 
   Commands and callers set absl's verbosity: to INFO, or to ERROR in all

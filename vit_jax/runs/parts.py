@@ -19,7 +19,7 @@ from vit_jax.runs import workdir as workdir_lib
 # Modules of a trunk that all tasks share, and those that each has for itself.
 # All others, as patch_embedding, are of the modality.
 _SHARED = re.compile(r'(blocks|blocks_\d+|norm)/')
-_OWN = re.compile(r'(head|head_\w+|pre_logits|map_head|fc_norm)/')
+_TASK_MODULES = re.compile(r'(head|head_\w+|pre_logits|map_head|fc_norm)/')
 
 _TASKS, _MODALITIES = 'tasks', 'modalities'
 
@@ -43,14 +43,14 @@ class Part:
   def address(self, path: str) -> str:
     """Returns the path in the run of a path in the task's own tree."""
     before = f'{self.trunk}/' if self.trunk else ''
-    inside = path.removeprefix(before)
-    if not path.startswith(before) or _OWN.match(inside):
+    trunk_path = path.removeprefix(before)
+    if not path.startswith(before) or _TASK_MODULES.match(trunk_path):
       return f'{_TASKS}/{self.task}/{path}'
-    layer = re.match(r'blocks_(\d+)/', inside)
+    layer = re.match(r'blocks_(\d+)/', trunk_path)
     is_first = layer is not None and int(layer[1]) < self.layers
-    if _SHARED.match(inside) and not is_first:
-      return inside
-    return f'{_MODALITIES}/{self.modality}/{inside}'
+    if _SHARED.match(trunk_path) and not is_first:
+      return trunk_path
+    return f'{_MODALITIES}/{self.modality}/{trunk_path}'
 
   def extract(self, params: Any) -> Any:
     """Returns the task's own tree of parameters.
@@ -65,13 +65,13 @@ class Part:
       f'{_MODALITIES}/{self.modality}/': before,
       '': before,
     }
-    found = {}
+    task_params = {}
     for name, x in flat.items():
       start = next(start for start in places if name.startswith(start))
       if not start and name.startswith((f'{_TASKS}/', f'{_MODALITIES}/')):
         continue  # of another task
-      found[places[start] + name.removeprefix(start)] = x
-    return traverse_util.unflatten_dict(found, sep='/')
+      task_params[places[start] + name.removeprefix(start)] = x
+    return traverse_util.unflatten_dict(task_params, sep='/')
 
 
 def read(folder: pathlib.Path) -> Part | None:
@@ -80,7 +80,7 @@ def read(folder: pathlib.Path) -> Part | None:
   return None if stored is None else Part(**stored)
 
 
-def run_of(workdir: pathlib.Path) -> pathlib.Path:
+def run_folder(workdir: pathlib.Path) -> pathlib.Path:
   """Returns the work directory that holds a folder `tasks/NAME`."""
   return workdir.absolute().parents[1]
 

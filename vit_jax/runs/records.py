@@ -154,10 +154,10 @@ def _is_start(start: Any) -> bool:
   kinds = {'started': str} | dict.fromkeys(
     ('packages', 'devices', 'git', 'metrics'), dict
   )
-  given = {key: start[key] for key in kinds if start.get(key) is not None}
-  if not all(isinstance(x, kinds[key]) for key, x in given.items()):
+  entries = {key: start[key] for key in kinds if start.get(key) is not None}
+  if not all(isinstance(x, kinds[key]) for key, x in entries.items()):
     return False
-  git = given.get('git', {'commit': '', 'dirty': False})
+  git = entries.get('git', {'commit': '', 'dirty': False})
   if not isinstance(git.get('commit'), str) or 'dirty' not in git:
     return False
   try:
@@ -234,7 +234,7 @@ def setting(start: Mapping[str, Any]) -> dict[str, str]:
     start: An entry of run.json.
   """
   devices, git = start.get('devices') or {}, start.get('git')
-  found = {
+  values = {
     'python': start.get('python'),
     **(start.get('packages') or {}),
     'git': git and git['commit'][:10] + (CHANGED if git['dirty'] else ''),
@@ -242,7 +242,7 @@ def setting(start: Mapping[str, Any]) -> dict[str, str]:
     'processes': devices.get('processes'),
     'data': start.get('data_fingerprint'),
   }
-  return {name: str(value) for name, value in found.items() if value}
+  return {name: str(value) for name, value in values.items() if value}
 
 
 def short_names(paths: Sequence[pathlib.Path]) -> list[str]:

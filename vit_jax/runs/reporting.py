@@ -124,9 +124,9 @@ def _names(reporting: str) -> list[str]:
 
 def duration(seconds: float) -> str:
   """Returns a time as '01:30', or '2:01:30'."""
-  minutes, rest = divmod(int(seconds), 60)
+  minutes, seconds_left = divmod(int(seconds), 60)
   hours, minutes = divmod(minutes, 60)
-  short = f'{minutes:02d}:{rest:02d}'
+  short = f'{minutes:02d}:{seconds_left:02d}'
   return f'{hours}:{short}' if hours else short
 
 
@@ -309,16 +309,16 @@ class Reporter:
     """
     if not self._writes:
       return
-    shown = ', '.join(f'{k} {number(x)}' for k, x in fields.items())
+    text = ', '.join(f'{k} {number(x)}' for k, x in fields.items())
     left = self._pace.left(step, self._total_steps)
-    line = f'step {step}/{self._total_steps}: {shown}'
+    line = f'step {step}/{self._total_steps}: {text}'
     if left is not None:
       line += f', {duration(left)} left'
     if self._screen is None:
       logging.info('%s', line)
       return
     logs.FILE_ONLY.info('%s', line)
-    self._screen.progress(step, shown, next_evaluation or self._total_steps)
+    self._screen.progress(step, text, next_evaluation or self._total_steps)
 
   def evaluated(
     self, step: int, epoch: float, results: Mapping[str, float]
@@ -370,17 +370,17 @@ def cut_back(
   Raises:
     UserError: It cannot be written.
   """
-  kept: dict[str, tuple[int, float | None]] = {}
+  newest: dict[str, tuple[int, float | None]] = {}
   if not path.exists():
-    return kept
+    return newest
   with safe_io.replacing(path) as new:
     for line in safe_io.read_lines(path):
       values = parse_metrics(line)
       if values is None or values['step'] > step:
         continue
       new.write(line)
-      kept |= {name: (values['step'], x) for name, x in values.items()}
-  return kept
+      newest |= {name: (values['step'], x) for name, x in values.items()}
+  return newest
 
 
 def results_text(
@@ -393,13 +393,13 @@ def results_text(
     most: Number of metrics to show; None: all.
   """
   names = [name for name in results if name.count('/') < 2][:most]
-  shown = [
+  texts = [
     f'{name} {"nan" if (x := results[name]) is None else number(x)}'
     for name in names
   ]
   if len(names) < len(results):
-    shown.append(f'{len(results) - len(names)} more in metrics.jsonl')
-  return ', '.join(shown) or 'nothing was evaluated'
+    texts.append(f'{len(results) - len(names)} more in metrics.jsonl')
+  return ', '.join(texts) or 'nothing was evaluated'
 
 
 def is_timed(name: str) -> bool:
@@ -422,10 +422,11 @@ def parse_metrics(line: str) -> dict[str, Any] | None:
     return None
   if not isinstance(values, dict) or type(values.get('step')) is not int:
     return None
-  known = [values.get(key, 0) for key in ('epoch', 'time')]
-  others = [x for x in values.values() if x is not None]
-  fits = abs(values['step']) < 2**63 and all(map(_is_number, [*known, *others]))
-  return values if fits else None
+  numbers = [values.get(key, 0) for key in ('epoch', 'time')]
+  numbers += [x for x in values.values() if x is not None]
+  if abs(values['step']) >= 2**63 or not all(map(_is_number, numbers)):
+    return None
+  return values
 
 
 def _is_number(value: Any) -> bool:

@@ -46,8 +46,8 @@ def restore_at_most(
   """
   checkpoint_format.quiet_orbax()
   directory = pathlib.Path(workdir).resolve() / 'checkpoints'
-  found = checkpoint.newest_good(directory, state_for, step)
-  return None if found is None else (found[0], found[1]['step'])
+  newest = checkpoint.newest_good(directory, state_for, step)
+  return None if newest is None else (newest[0], newest[1]['step'])
 
 
 def restore_params(
@@ -74,14 +74,14 @@ def restore_params(
   workdir = pathlib.Path(workdir).resolve()
   part = parts.read(workdir)
   if part is not None:
-    params, at, path = restore_params(parts.run_of(workdir), step)
+    params, at, path = restore_params(parts.run_folder(workdir), step)
     return part.extract(params), at, path
   checkpoint_format.quiet_orbax()
   paths = candidates(workdir, step)
-  found = checkpoint.first_good(paths, read_params)
-  if found is None:
+  newest = checkpoint.first_good(paths, read_params)
+  if newest is None:
     raise _none_there(workdir, step)
-  (params, at), path, _ = found
+  (params, at), path, _ = newest
   return params, at, path
 
 
@@ -109,18 +109,18 @@ def restore_extra(path: pathlib.Path | str, task: str | None = None) -> PyTree:
 
 
 def _none_there(workdir: pathlib.Path, step: int | str | None) -> UserError:
-  there = steps(workdir)
-  if not any(there.values()):
+  existing = steps(workdir)
+  if not any(existing.values()):
     return UserError(
       f'there is no checkpoint in {workdir}: neither best/ nor checkpoints/ has'
       ' one; give the work directory of a run that has saved'
     )
-  shown = [str(n) for n in there['checkpoints']]
-  shown += [f'{n} (the best)' for n in there['best']]
-  wanted = f'{step} checkpoint' if step == 'best' else f'checkpoint {step}'
+  names = [str(n) for n in existing['checkpoints']]
+  names += [f'{n} (the best)' for n in existing['best']]
+  label = f'{step} checkpoint' if step == 'best' else f'checkpoint {step}'
   return UserError(
-    f'there is no {wanted} in {workdir}: choose one of the steps'
-    f' {", ".join(shown)}'
+    f'there is no {label} in {workdir}: choose one of the steps'
+    f' {", ".join(names)}'
   )
 
 
@@ -143,8 +143,8 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
     next(key for part in _PARAMS if (key := (*part, *name)) in stored)
     for name in names
   ]
-  found = _read_some(path, info, read)
-  params = {name: found[key] for name, key in zip(names, read, strict=True)}
+  arrays = _read_some(path, info, read)
+  params = {name: arrays[key] for name, key in zip(names, read, strict=True)}
   return traverse_util.unflatten_dict(params), info['step']
 
 
@@ -160,8 +160,8 @@ def read_extra(path: pathlib.Path) -> PyTree:
   """
   info = checkpoint_format.read_info(path)
   keys = [tuple(key.split('/')) for key in info['arrays']]
-  found = _read_some(path, info, [key for key in keys if key[0] == 'extra'])
-  return traverse_util.unflatten_dict(found).get('extra', {})
+  arrays = _read_some(path, info, [key for key in keys if key[0] == 'extra'])
+  return traverse_util.unflatten_dict(arrays).get('extra', {})
 
 
 def _read_some(
@@ -171,29 +171,29 @@ def _read_some(
   import orbax.checkpoint as ocp
 
   arrays = {key: info['arrays']['/'.join(key)] for key in keys}
-  wanted = {
+  shapes = {
     key: jax.ShapeDtypeStruct(x['shape'], x['dtype'])
     for key, x in arrays.items()
   }
-  found: dict[tuple[str, ...], np.ndarray] = {}
-  for part in _parts(wanted):
+  values: dict[tuple[str, ...], np.ndarray] = {}
+  for part in _parts(shapes):
     tree = traverse_util.unflatten_dict(part)
     restore_args = jax.tree.map(
       lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree
     )
     tree = checkpoint_format.read_arrays(path, tree, restore_args)
     checkpoint_format.verify(info, checkpoint_format.checksums(tree))
-    found |= traverse_util.flatten_dict(tree)
-  return found
+    values |= traverse_util.flatten_dict(tree)
+  return values
 
 
 def _parts(
-  wanted: dict[tuple[str, ...], jax.ShapeDtypeStruct],
+  shapes: dict[tuple[str, ...], jax.ShapeDtypeStruct],
 ) -> Iterator[dict[tuple[str, ...], jax.ShapeDtypeStruct]]:
   """Yields arrays in parts, since a read by Orbax needs twice its memory."""
   part: dict[tuple[str, ...], jax.ShapeDtypeStruct] = {}
   size = 0
-  for key, x in wanted.items():
+  for key, x in shapes.items():
     part[key] = x
     size += x.size * x.dtype.itemsize
     if size >= _PART_BYTES:

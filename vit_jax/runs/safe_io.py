@@ -217,8 +217,8 @@ def read_json(
   except OSError as e:
     raise UserError(f'cannot read {path}: {e.strerror}; {advice}') from None
   except ValueError as e:
-    why = config_lib.one_line(e)
-    raise UserError(f'cannot read {path}: {why}; {advice}') from None
+    problem = config_lib.one_line(e)
+    raise UserError(f'cannot read {path}: {problem}; {advice}') from None
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -322,7 +322,7 @@ class Screen:
       return text.Text('')
     is_best = best.get((row.name, metric)) == (row.name, row.step)
     value_text = number(value) if abs(value) >= 10 else f'{value:.4f}'
-    shown = text.Text().append(value_text, style='bold' if is_best else '')
+    cell = text.Text().append(value_text, style='bold' if is_best else '')
     before = (
       math.nan if previous is None else previous.metrics.get(metric, value)
     )
@@ -331,7 +331,7 @@ class Screen:
     better, worse = self._marks
     mark = better if gain > 0 else worse if gain < 0 else ' '
     style = {better: 'green', worse: 'red'}.get(mark, '')
-    return shown.append(f' {mark}', style=style)
+    return cell.append(f' {mark}', style=style)
 
   def _best(self) -> dict[tuple[str, str], tuple[str, int]]:
     """Returns the evaluation, by its name and step, of each best metric."""

@@ -54,9 +54,8 @@ _PACKAGES = (
 
 LOG = 'train.log'
 PART = 'part.json'  # in tasks/NAME/, of one task of a run of several
-_MOST_SHOWN = 5  # differences of configs in an error
 # Files that only the process with the lock replaces.
-_OWN = (
+_LOCKED_FILES = (
   *('config.json', 'preprocess.json', 'run.json'),
   *('metrics.jsonl', 'trackers.json', 'DONE'),
 )
@@ -85,13 +84,13 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
   is_new = not workdir.exists()
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    taken = held.acquire(wait=False)
+    is_locked = held.acquire(wait=False)
   except OSError as e:
     raise UserError(
       f'cannot use work directory {workdir}: {e.strerror}; make it writable, or'
       ' give another --workdir'
     ) from None
-  if not taken:
+  if not is_locked:
     holder = held.path.read_text('utf-8', 'replace') or 'another process'
     raise UserError(
       f'work directory {workdir} is in use by {holder}: wait for it, stop it,'
@@ -99,7 +98,7 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
     )
   try:
     held.write(f'process {os.getpid()} on {socket.gethostname()}')
-    for name in _OWN:
+    for name in _LOCKED_FILES:
       safe_io.remove_strays(workdir / name)
     yield
   except UserError:
@@ -185,22 +184,9 @@ def check_config(
   if align is not None:
     config = align(config, before)
   differences = config_lib.differences(before, config)
-  if [x.partition(':')[0] for x in differences] == ['train.duration']:
-    raise UserError(
-      f'{workdir} cannot be made longer or shorter'
-      f' ({"; ".join(differences)}): its learning rate follows the'
-      f' {before.optim.schedule} schedule to the end of config.train.duration;'
-      ' train on from its parameters in another --workdir, with'
-      f' --config.init_from.path={workdir}'
-    )
   if differences:
-    rest = len(differences) - _MOST_SHOWN
-    more = f'; and {config_lib.counted(rest, "other key")}' if rest > 0 else ''
-    shown = '; '.join(differences[:_MOST_SHOWN])
-    raise UserError(
-      f'{workdir} was begun with another config: {shown}{more}; run with the'
-      ' old values to resume it, or give another --workdir'
-    )
+    refusal = config_lib.wing('vit_jax.runs.refusals:other_config')
+    raise refusal(workdir, before, differences)
   return config
 
 
@@ -230,8 +216,10 @@ def prepare(
   check_config(workdir, config)
   written = {**(files or {}), 'preprocess.json': preprocess}
   for name, content in written.items():
-    if name.endswith('preprocess.json'):
-      _check_classes(workdir, name, content['classes'])
+    stored = safe_io.read_json(workdir / name)
+    if name.endswith('preprocess.json') and stored is not None:
+      folder = (workdir / name).parent
+      _compare(folder, stored['classes'], content['classes'])
   run = {**run_info(sys.orig_argv), 'data_fingerprint': data_fingerprint}
   if metrics:
     run['metrics'] = dict(metrics)
@@ -240,21 +228,6 @@ def prepare(
     (workdir / name).parent.mkdir(parents=True, exist_ok=True)
     safe_io.write_json(workdir / name, content)
   safe_io.write_json(workdir / 'config.json', config_lib.to_dict(config))
-
-
-def _check_classes(
-  workdir: pathlib.Path, name: str, classes: Sequence[str]
-) -> None:
-  """Raises a UserError if a file of the run has other classes.
-
-  Args:
-    workdir: The work directory.
-    name: Path in it of a preprocess.json, of the run or of one of its tasks.
-    classes: The classes of the data.
-  """
-  stored = safe_io.read_json(workdir / name)
-  if stored is not None:
-    _compare((workdir / name).parent, stored['classes'], classes)
 
 
 def check_names(
@@ -281,11 +254,8 @@ def _compare(
 ) -> None:
   """Raises a UserError if the data has other classes than before."""
   if list(before) != list(names):
-    raise UserError(
-      f'the data has other classes than when {folder} began:'
-      f' {_changes(before, names)}; bring the data back, or give another'
-      ' --workdir'
-    )
+    refusal = config_lib.wing('vit_jax.runs.refusals:other_classes')
+    raise refusal(folder, before, names)
 
 
 def run_info(argv: Sequence[str]) -> dict[str, Any]:
@@ -315,17 +285,6 @@ def run_info(argv: Sequence[str]) -> dict[str, Any]:
   }
   git = _git()
   return {**info, 'git': git} if git else info
-
-
-def _changes(old: Sequence[str], new: Sequence[str]) -> str:
-  missing = [repr(name) for name in old if name not in new]
-  added = [repr(name) for name in new if name not in old]
-  parts = [
-    f'{what} {config_lib.some(names)}'
-    for what, names in (('without', missing), ('with', added))
-    if names
-  ]
-  return ', '.join(parts) or 'their order changed'
 
 
 def has_other_data(workdir: pathlib.Path, fingerprint: str) -> bool:

@@ -46,8 +46,10 @@ def log(
   if workdir is not None and logs.can_draw():  # else it was named before
     facts.append(('work directory', str(workdir)))
   logs.show_facts('vit_jax', facts)
-  if line := sharding.unsplit(program.param_shardings, program.mesh.shape):
-    logging.warning('warning: %s', line)
+  if program.mesh.size > 1:
+    unsplit = config_lib.wing('vit_jax.parallel.sharding_table:unsplit')
+    if line := unsplit(program.param_shardings, program.mesh.shape):
+      logging.warning('warning: %s', line)
   for part in e.parts.values():
     _log_part(part)
   if program.mesh.size < jax.device_count():

@@ -62,7 +62,8 @@ def run(
 
   Args:
     config: Locked, from a file in `configs/`.
-    workdir: The work directory; created if it does not exist.
+    workdir: The work directory, or its address in an object store, as
+      gs://bucket/run; created if it does not exist.
     dry_run: Compile, print sizes as JSON, write nothing.
     verbose: Show tables of all parameters before the first step.
 
@@ -73,9 +74,15 @@ def run(
     UserError: The config, the data or the directory cannot be used, a step was
       not finite, or memory or disk are too small.
   """
-  config_lib.check_local(workdir, 'workdir')
+  address = config_lib.store_address(workdir, 'workdir')
+  if address is None:
+    config_lib.check_local(workdir, 'workdir')
+  elif not dry_run:
+    local_copy = config_lib.wing('vit_jax.runs.object_store:local_copy')
+    with local_copy(address) as folder:
+      return run(config, folder, verbose=verbose)
   path = pathlib.Path(workdir).absolute()
-  with logs.shown(), monitor_lib.Stop() as stop:
+  with logs.on_stderr(), monitor_lib.Stop() as stop:
     with _explained():
       first_config = processes.call_on_first(lambda: config_lib.to_dict(config))
       processes.call_on_all(lambda: start_lib.check(config, first_config))

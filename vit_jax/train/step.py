@@ -219,7 +219,7 @@ def train_step(
     new_state = dataclasses.replace(new_state, step=after)
 
   # The metrics, whose names no mean of an objective has: see
-  # `objectives.contract`, which has all of them.
+  # `objectives.extensions.contract`, which has all of them.
   metrics = {
     'loss': loss,
     'grad_norm': grad_norm,

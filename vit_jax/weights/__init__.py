@@ -28,7 +28,6 @@ from vit_jax.models import zoo
 from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import batched
-from vit_jax.weights import download
 from vit_jax.weights import edit
 from vit_jax.weights import fit
 from vit_jax.weights import model_fields
@@ -318,7 +317,7 @@ def load(
     address = _address(os.fspath(path))
   else:
     address = published.find(os.fspath(path), pretrained, image_size).address
-  local = download.fetch(address)
+  local = config_lib.wing('vit_jax.weights.download:fetch')(address)
   overrides = dict(model_overrides)
   step = origin_lib.parse_step(step)
   if is_workdir(local):
@@ -348,6 +347,7 @@ def load(
 def check_path(path: str) -> None:
   """Raises a UserError if `load` cannot find a path; downloads nothing."""
   address = _address(path)
+  download = config_lib.wing('vit_jax.weights.download')
   if not download.is_remote(address):
     download.fetch(address)
 

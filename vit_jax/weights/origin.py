@@ -85,7 +85,7 @@ def read(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
 
   part = parts.read(workdir)
   if part is not None:
-    workdir = parts.run_of(workdir)
+    workdir = parts.run_folder(workdir)
   steps = restoring.steps(workdir)['checkpoints']
   step, newest = int(path.name), max(steps, default=None)
   if path.parent.name == 'best':

@@ -181,27 +181,30 @@ def _augment(
   is_stored_whole: bool,
 ) -> Callable[[Batch, jax.Array], Batch]:
   """Returns a function: (batch, keys [B]) -> images of all views, by name."""
-  one = _train_one(config, is_stored_whole)
+  prepare = _train_crop(config, is_stored_whole)
 
   def augment(batch: Batch, keys: jax.Array) -> Batch:
     result, numbers = {}, itertools.count()
     for name, view in views.items():
-      made = []
+      view_crops = []
       for i in range(view.count or 1):
         number = next(numbers)
         # The first crop's keys are the same with and without other crops.
-        own = for_purpose(_CROPS + number, keys) if number else keys
+        crop_keys = for_purpose(_CROPS + number, keys) if number else keys
         images = batch['image' if is_stored_whole else name]
         if not is_stored_whole and view.count is not None:
           images = images[:, i]
-        made.append(one(images, view.crop, own, number))
-      result[name] = made[0] if view.count is None else jnp.stack(made, axis=1)
+        view_crops.append(prepare(images, view.crop, crop_keys, number))
+      is_single = view.count is None
+      result[name] = (
+        view_crops[0] if is_single else jnp.stack(view_crops, axis=1)
+      )
     return result
 
   return augment
 
 
-def _train_one(
+def _train_crop(
   config: ml_collections.ConfigDict, is_stored_whole: bool
 ) -> Callable[[jax.Array, Crop, jax.Array, int], jax.Array]:
   """Returns a function: (images, crop, keys, number of the crop) -> images."""
@@ -210,7 +213,7 @@ def _train_one(
   recolor = config_lib.wing(_RECOLOR).recolor if _recolors(augment) else None
   erase = augmentations.make(augment.erase, 'augment.erase')
 
-  def one(
+  def prepare(
     images: jax.Array, crop: Crop, keys: jax.Array, number: int
   ) -> jax.Array:
     if is_stored_whole:
@@ -222,7 +225,7 @@ def _train_one(
     images = normalize(images)
     return erase(images, for_purpose(_ERASE, keys)) if erase else images
 
-  return one
+  return prepare
 
 
 def eval_transform(
@@ -263,8 +266,10 @@ def eval_batch(
   image = _image(features)
   if image.device:
     make = config_lib.wing(image.device).eval_batch
-    other: Callable[[Batch], Batch] = make(config, features, _normalize(config))
-    return other
+    prepare: Callable[[Batch], Batch] = make(
+      config, features, _normalize(config)
+    )
+    return prepare
   images = eval_transform(config, image.size)
   is_stored_whole = image.size is not None
 

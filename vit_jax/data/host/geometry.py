@@ -223,7 +223,7 @@ def for_map(crop: Crop, ignore: int) -> Crop:
   )
 
 
-def of_frame(crop: Crop) -> Crop:
+def frame_crop(crop: Crop) -> Crop:
   """Returns the crop of each frame, from that of a clip of a video."""
   return dataclasses.replace(crop, size=crop.size[-2:])
 

@@ -1,0 +1,88 @@
+"""Work directories in an object store: that of fsspec in memory."""
+
+import json
+import os
+import tempfile
+import time
+
+import fsspec
+import pytest
+import tiny
+
+from vit_jax.config import UserError
+from vit_jax.runs import checkpoint_format
+from vit_jax.train import loop
+
+HOOK = """
+import signal
+from vit_jax.train import hooks
+
+class Stop(hooks.Hook):
+  def before_call(self, run):
+    if run.step == 6:
+      signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.fixture(name='store')
+def make_store(tmp_path, monkeypatch):
+  """The file system of a new address, and the address."""
+  (tmp_path / 'copies').mkdir()
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'copies'))
+  return fsspec.filesystem('memory'), f'memory://{tmp_path.name}/run'
+
+
+def names(store):
+  files, address = store
+  return {x.partition('/run/')[2] for x in files.find(address)}
+
+
+def test_a_run_in_a_store_resumes_to_the_bit(store, tmp_path, monkeypatch):
+  """And is the run of a local folder."""
+  files, address = store
+  (tmp_path / 'my_stop.py').write_text(HOOK)
+  monkeypatch.syspath_prepend(tmp_path)
+  stopped = loop.run(tiny.config(train__hooks='my_stop:Stop'), address)
+  assert stopped.status == 143
+  assert 'checkpoints/6/_CHECKPOINT_METADATA' in names(store)
+  assert not {'DONE', 'lock.json', '.lock'} & names(store)
+  results = loop.run(tiny.config(), address)
+  assert {'DONE', 'config.json', 'run.json', 'train.log'} <= names(store)
+  assert not os.listdir(tmp_path / 'copies')
+  assert loop.run(tiny.config(), address) == results  # it is done
+
+  assert loop.run(tiny.config(), str(tmp_path / 'local')) == results
+  (tmp_path / 'there').mkdir()
+  files.get(address, str(tmp_path / 'there'), recursive=True)
+  runs = [tmp_path / 'there' / 'run', tmp_path / 'local']
+  losses, arrays = [], []
+  for run in runs:
+    lines = tiny.metrics(run)
+    losses.append([x['train/loss'] for x in lines if 'train/loss' in x])
+    (newest, *_) = checkpoint_format.newest_first(run / 'checkpoints')
+    arrays.append(checkpoint_format.read_info(newest)['arrays'])
+  assert losses[0] == losses[1] and arrays[0] == arrays[1]
+  kept = {x.split('/')[1] for x in names(store) if x.startswith('checkpoints/')}
+  assert kept == set(os.listdir(runs[1] / 'checkpoints'))
+
+
+def test_a_store_that_is_in_use_is_refused(store):
+  files, address = store
+  lock = {'holder': 'process 1 on a host', 'time': time.time()}
+  files.pipe_file(f'{address}/lock.json', json.dumps(lock).encode())
+  with pytest.raises(UserError, match='in use by process 1 on a host: wait'):
+    loop.run(tiny.config(), address)
+  assert names(store) == {'lock.json'}
+
+
+def test_what_cannot_be_uploaded_stays_here(store, tmp_path, monkeypatch):
+  files, address = store
+
+  def fail(*_args, **_options):
+    raise OSError('the quota is used up')
+
+  monkeypatch.setattr(type(files), 'put_file', fail)
+  with pytest.raises(UserError, match='quota is used up; the whole run is in'):
+    loop.run(tiny.config(), address)
+  (copy,) = (tmp_path / 'copies').glob('*/run')
+  assert (copy / 'DONE').exists()

@@ -1,0 +1,56 @@
+"""Tells local paths from addresses, and refuses addresses without a use."""
+
+import os
+import re
+
+from vit_jax.config.errors import check_package
+from vit_jax.config.errors import UserError
+
+# 'gs://bucket/run', also as pathlib writes it: 'gs:/bucket/run'.
+_ADDRESS = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):/|(hf):')
+
+# Object stores that a work directory may be in, and the packages that read
+# them. The last one is the memory of a process, for tests.
+_STORES = {'gs': 'gcsfs', 's3': 's3fs', 'memory': 'fsspec'}
+
+# What shows a bucket as a folder.
+_MOUNTS = {
+  'gs': 'mount the bucket, as with gcsfuse, and name the mounted folder',
+  's3': 'mount the bucket, as with mount-s3, and name the mounted folder',
+  'hf': 'write to a local folder, which vit_jax.convert --push uploads',
+  'file': 'write the path alone',
+}
+
+
+def store_address(path: str | os.PathLike[str], label: str) -> str | None:
+  """Returns the address of an object store; None for anything else.
+
+  Args:
+    path: Path or address of a work directory.
+    label: What names it, as '--workdir'.
+
+  Raises:
+    UserError: The package is missing that reads the store.
+  """
+  scheme, _, name = os.fspath(path).partition(':/')
+  if scheme not in _STORES:
+    return None
+  address = f'{scheme}://{name.lstrip("/")}'
+  check_package(f'{label}={address}', _STORES[scheme], scheme)
+  return address
+
+
+def check_local(path: str | os.PathLike[str], label: str) -> None:
+  """Raises a UserError if a path is an address, as of a bucket.
+
+  Python would take 'gs://bucket/run' for the folder 'gs:' in this one.
+
+  Args:
+    path: The path of what is to be written, or of a run.
+    label: What names it, as '--workdir'.
+  """
+  text = os.fspath(path)
+  if match := _ADDRESS.match(text):
+    scheme = (match[1] or match[2]).lower()
+    advice = _MOUNTS.get(scheme, 'name a local folder, or a mounted one')
+    raise UserError(f'{label}={text}: it must be a local path: {advice}')
