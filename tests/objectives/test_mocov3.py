@@ -216,5 +216,9 @@ def test_the_papers_settings(size):
   assert {k: found[k] for k in wanted} == wanted
   probe = config_lib.load(f'{tiny.ROOT}/configs/mocov3_probe_i1k.py:{size},x')
   optim = probe.optim
-  assert (optim.name, optim.learning_rate, optim.weight_decay) == ('sgd', 12, 0)
+  assert (optim.name, optim.learning_rate, optim.weight_decay) == (
+    'sgd(momentum=0.9)',
+    12,
+    0,
+  )
   assert probe.train.duration == '90 epochs' and optim.trainable == '^head/'
