@@ -26,18 +26,21 @@ DATA = {
     'train.batch_size': 16,
     'train.duration': '160000 steps',
     'optim.learning_rate': 1e-3,
+    'optim.schedule': 'poly(power=0.9, final_factor=1e-4/0.001)',
   },
   'cityscapes': {
     'data.image_size': 768,
     'train.batch_size': 8,
     'train.duration': '80000 steps',
     'optim.learning_rate': 1e-2,
+    'optim.schedule': 'poly(power=0.9, final_factor=1e-4/0.01)',
   },
   'pascal': {
     'data.image_size': 480,
     'train.batch_size': 16,
     'train.duration': '80000 steps',
     'optim.learning_rate': 1e-3,
+    'optim.schedule': 'poly(power=0.9, final_factor=1e-4/0.001)',
   },
 }
 # Layers counted from 1, as in the paper.

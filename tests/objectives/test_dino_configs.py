@@ -84,6 +84,7 @@ def test_settings_are_those_of_the_papers(name):
   experiment_lib.check(config)
   objectives.fill_options(config)
   found = dict(config_lib.flatten(config))
+  assert found['optim.schedule'].startswith('cosine(final_factor=')
   for key, value in PAPERS[name].items():
     wanted = pytest.approx(value) if isinstance(value, float) else value
     assert found[key] == wanted, key
