@@ -231,11 +231,12 @@ def _part_facts(
     f' {_show_features(e.source)}',
   )
   for key, source in e.eval_sources.items():
-    spec = e.config.evals[key]
-    text = f'{spec.split}: {len(source):,} examples'
+    evaluator = e.evaluators[key]
+    text = f'{evaluator.spec.split}: {len(source):,} examples'
     if key in e.probe_sources:
       examples = f'{len(e.probe_sources[key]):,} examples'
-      text += f'; {spec.kind} learns from {spec.train_split}: {examples}'
+      train_split = evaluator.train_split
+      text += f'; {evaluator.kind} learns from {train_split}: {examples}'
     yield f'evaluation {key}', text
 
 
