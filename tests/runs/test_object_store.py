@@ -2,7 +2,6 @@
 
 import json
 import os
-import tempfile
 import time
 
 import fsspec
@@ -27,8 +26,7 @@ class Stop(hooks.Hook):
 @pytest.fixture(name='store')
 def make_store(tmp_path, monkeypatch):
   """The file system of a new address, and the address."""
-  (tmp_path / 'copies').mkdir()
-  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'copies'))
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
   return fsspec.filesystem('memory'), f'memory://{tmp_path.name}/run'
 
 
@@ -48,7 +46,7 @@ def test_a_run_in_a_store_resumes_to_the_bit(store, tmp_path, monkeypatch):
   assert not {'DONE', 'lock.json', '.lock'} & names(store)
   results = loop.run(tiny.config(), address)
   assert {'DONE', 'config.json', 'run.json', 'train.log'} <= names(store)
-  assert not os.listdir(tmp_path / 'copies')
+  assert not os.listdir(tmp_path / 'cache' / 'runs')
   assert loop.run(tiny.config(), address) == results  # it is done
 
   assert loop.run(tiny.config(), str(tmp_path / 'local')) == results
@@ -84,5 +82,5 @@ def test_what_cannot_be_uploaded_stays_here(store, tmp_path, monkeypatch):
   monkeypatch.setattr(type(files), 'put_file', fail)
   with pytest.raises(UserError, match='quota is used up; the whole run is in'):
     loop.run(tiny.config(), address)
-  (copy,) = (tmp_path / 'copies').glob('*/run')
+  (copy,) = (tmp_path / 'cache' / 'runs').glob('*/run')
   assert (copy / 'DONE').exists()

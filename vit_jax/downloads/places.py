@@ -6,6 +6,7 @@ The cache is $VIT_JAX_CACHE, else ~/.cache/vit_jax:
     hub/OWNER--NAME/REVISION/        directories of the Hub
     vocabularies/NAME                of tokenizers
     xla/                             compiled programs, which are made here
+    runs/                            copies of runs whose folder is in a bucket
 """
 
 import os

@@ -141,7 +141,7 @@ def check_parts(model: nn.Module) -> None:
       'block: layer_scale_mlp=False has no effect without layer_scale: leave it'
       ' out'
     )
-  if hasattr(model, 'pool'):
+  if hasattr(model, 'prefix'):
     _check_pool(model)
   for part in fields_lib.inner_parts(model):
     if hasattr(part, 'check_model'):

@@ -57,7 +57,10 @@ def local_copy(address: str) -> Iterator[str]:
       f'workdir={address}: a run of several processes needs a folder that all'
       ' of them see: mount the bucket, as with gcsfuse'
     )
-  parent = pathlib.Path(tempfile.mkdtemp(prefix='vit_jax-'))
+  # Not in /tmp, where old files may be removed: the store would lose them, too.
+  copies = config_lib.wing('vit_jax.downloads.places:cache')() / 'runs'
+  copies.mkdir(parents=True, exist_ok=True)
+  parent = pathlib.Path(tempfile.mkdtemp(dir=copies))
   folder = parent / (address.rstrip('/').rpartition('/')[2] or 'run')
   try:
     with _explained(f'cannot read {address}'):

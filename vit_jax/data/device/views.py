@@ -14,7 +14,6 @@ that their feature names. In training of images, `config.augment` adds:
 from collections.abc import Callable
 from collections.abc import Mapping
 import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax.data import augmentations
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import crops
 from vit_jax.data.device.rng import for_purpose
@@ -36,7 +36,6 @@ from vit_jax.data.host.geometry import Size
 _ERASE, _MIX = 4, 5
 _CROPS = 6  # plus the number of a crop, from 1; crop 0 has the example's key
 
-_ERASING = 'vit_jax.data.device.erasing:erase'
 _MIXING = 'vit_jax.data.device.mixing'
 _RECOLOR = 'vit_jax.data.device.recolor'
 
@@ -143,7 +142,7 @@ def _check(
     config_lib.wing(_RECOLOR).check(config, features, views)
   if mixes(config.augment):
     _check_mixing(config, features, views)
-  if _is_whole(features) and config.data.crop == 'scaled':
+  if _is_whole(features) and geometry.crop_kind(config) == 'scaled':
     raise config_lib.UserError(
       'config.data.crop=scaled is for images of different sizes, which the host'
       ' crops: leave config.data.source_size out, or choose another crop'
@@ -212,7 +211,7 @@ def _train_crop(
   augment = config.augment
   levels, normalize = levels_lib.from_config(config), _normalize(config)
   recolor = config_lib.wing(_RECOLOR).recolor if _recolors(augment) else None
-  erase: Any = config_lib.wing(_ERASING) if augment.erase else None
+  erase = augmentations.make(augment.erase, 'augment.erase')
 
   def prepare(
     images: jax.Array, crop: Crop, keys: jax.Array, number: int
@@ -224,16 +223,7 @@ def _train_crop(
     else:
       images = recolor(images, keys, augment, levels, number)
     images = normalize(images)
-    if erase is None:
-      return images
-    erased: jax.Array = erase(
-      images,
-      for_purpose(_ERASE, keys),
-      augment.erase,
-      tuple(augment.erase_area),
-      tuple(augment.erase_ratio),
-    )
-    return erased
+    return erase(images, for_purpose(_ERASE, keys)) if erase else images
 
   return prepare
 

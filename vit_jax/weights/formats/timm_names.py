@@ -33,13 +33,12 @@ _TANH = (
   r'|vit_giantopt_patch16_siglip_'
 )
 _SORRY = 'that is not computed here'
-# `model_args` of timm's classes -> supported kind of value; None: any, since
-# arrays show it, it is read elsewhere, or it does not affect a trained model.
+# `model_args` of timm's classes (`fields.known`) that arrays show, or that are
+# read elsewhere, or do not affect a trained model.
 COMMON = """
 drop_path_rate drop_rate img_size in_chans num_classes proj_drop_rate
 """
-# Of timm's VisionTransformer, what does not affect a trained model, or is read
-# of the arrays.
+# Those of timm's VisionTransformer.
 IGNORED = f"""
 {COMMON} attn_drop_rate distilled dynamic_img_pad dynamic_img_size fix_init
 head_init_scale patch_drop_rate pos_drop_rate qkv_bias_separate weight_init

@@ -78,8 +78,7 @@ stem/norm         norm              norm*
 _DIFFERENCE = 'blocks_#/attention/difference'
 # AIMv2's layers have the halves of a gated MLP apart; a probe of MAE's code, a
 # BatchNorm before its head.
-_VIT = [
-  *tables.arrays(f"""
+_VIT = f"""
 blocks_#/norm1   blocks.#.in_norm          norm*    ?block=parallel
 blocks_#/mlp/up  blocks.#.mlp.fc1_{{g,x}}  halves*  ?mlp=swiglu&patches=normed
 head_norm/mean        head.0.running_mean
@@ -95,22 +94,17 @@ patch_norm            patch_embed.norm          norm*
 {_DIFFERENCE}/key2    blocks.#.attn.lambda_k2
 pre_logits            pre_logits.fc             dense*
 head_distillation     head_dist                 dense*
-"""),
+"""
+ARRAYS = [
+  *tables.arrays(_VIT),
   *tables.below(_STEM, '', f'{_BACKBONE}.'),
   *tables.below(UNITS, 'stem/', f'{_BACKBONE}.'),
+  *tables.arrays(
+    _VIT.replace('blocks_#', 'blocks_#/branch_#').replace(
+      'blocks.#', 'blocks.#.branch_#'
+    )
+  ),
 ]
-_BRANCHES = [
-  dataclasses.replace(
-    x,
-    ours=x.ours.replace('blocks_#', 'blocks_#/branch_#'),
-    theirs=tuple(
-      name.replace('blocks.#', 'blocks.#.branch_#') for name in x.theirs
-    ),
-  )
-  for x in _VIT
-  if x.ours.startswith('blocks_#/')
-]
-ARRAYS = [*_VIT, *_BRANCHES]
 
 A, B = 'model_args.', 'blocks.#.'
 GELUS = {
