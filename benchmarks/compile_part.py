@@ -84,12 +84,13 @@ def _lower_plain(
   )
   assert isinstance(model, vit.ViT)
   plain = baseline.make_model(model)
+  optim = baseline.adamw_values(config.optim)
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   shape = (config.train.batch_size, *size, config.data.channels)
 
   def init(images: jax.Array) -> Any:
     params = plain.init(jax.random.key(0), images)['params']
-    return plain_lib.make_train_step(plain, params, config.optim)[0]
+    return plain_lib.make_train_step(plain, params, optim)[0]
 
   one = jax.ShapeDtypeStruct((1, *shape[1:]), jnp.float32)
   state = jax.tree.map(
@@ -100,7 +101,7 @@ def _lower_plain(
   )
   split = mesh_lib.batch_sharding(mesh)
   nothing: Mapping[str, Any] = {}  # only the state has parameters
-  step: Any = plain_lib.make_train_step(plain, nothing, config.optim)[1]
+  step: Any = plain_lib.make_train_step(plain, nothing, optim)[1]
   return step.lower(
     state,
     jax.ShapeDtypeStruct(shape, jnp.float32, sharding=split),

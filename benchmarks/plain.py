@@ -81,8 +81,7 @@ def make_train_step(
   Args:
     model: The model.
     params: Its initial parameters.
-    optim: `config.optim` or a dict; only the settings of AdamW and clipping are
-      used.
+    optim: The settings of AdamW and clipping.
   """
   adamw = optax.adamw(
     optim['learning_rate'],

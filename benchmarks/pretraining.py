@@ -45,7 +45,7 @@ _TOLERANCE = 0.1
 _LONGER = 1.5
 
 _CHANGES: setting_lib.Changes = {
-  'augment.jitter': (),
+  'augment.jitter': '',
   'augment.gray': (),
   'augment.blur': (),
   'augment.solarize': (),

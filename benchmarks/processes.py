@@ -165,12 +165,11 @@ def _plain_arguments(config: ml_collections.ConfigDict) -> dict[str, Any]:
   assert isinstance(model, vit.ViT)
   sizes = baseline.fields(model) | {'dtype': config.train.dtype}
   size = config_lib.pair(config.data.image_size, 'data.image_size')
-  optim = ('learning_rate', 'b1', 'b2', 'eps', 'weight_decay', 'clip_norm')
   return {
     'model': sizes,
     'image_shape': [*size, config.data.channels],
     'batch_size': config.train.batch_size,
-    'optim': {name: config.optim[name] for name in optim},
+    'optim': baseline.adamw_values(config.optim),
   }
 
 

@@ -145,8 +145,7 @@ def _model_changes(name: str) -> Changes:
     'model.dropout_rate': 0.0,
     'data.image_size': 224,
     'data.source_size': None,
-    'data.crop_scale': (0.08, 1.0),
-    'data.crop_ratio': (3 / 4, 4 / 3),
+    'data.crop': 'random_resized',
     'optim.schedule': 'constant',
     'train.batch_size': _BATCHES[size],
   }

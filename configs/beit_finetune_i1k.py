@@ -59,7 +59,7 @@ def get_config(arg: str = 'B/16,runs/beit') -> ml_collections.ConfigDict:
   config.data.eval_resize = 256
   config.augment.repeats = 1
   config.augment.policy = 'rand-m9-mstd0.5-inc1'
-  config.augment.erase = 0.25
+  config.augment.erase = 'erase(0.25)'
   config.objective.label_smoothing = 0.1
 
   config.model.name = recipes.vit_name(size)
@@ -74,7 +74,8 @@ def get_config(arg: str = 'B/16,runs/beit') -> ml_collections.ConfigDict:
   config.train.batch_size = 1024
   config.optim.name = 'adamw'
   config.optim.learning_rate = variant.learning_rate
-  config.optim.final_factor = 1e-6 / variant.learning_rate
+  final_factor = 1e-6 / variant.learning_rate
+  config.optim.schedule = f'cosine(final_factor={final_factor})'
   config.optim.warmup = f'{variant.warmup} epochs'
   config.optim.layer_decay = variant.layer_decay
   config.optim.weight_decay = 0.05

@@ -55,11 +55,10 @@ def get_config(arg: str = 'B/16') -> ml_collections.ConfigDict:
   config.data.name = 'imagenet2012'
   config.data.split = 'train'
   config.data.image_size = 224
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.08, 1.0)
+  config.data.crop = 'random_resized(scale=(0.08, 1.0))'
   config.data.mean = (0.5,)
   config.data.std = (0.5,)
-  config.augment.jitter = (0.4, 0.4, 0.4, 0.0)
+  config.augment.jitter = 'jitter(0.4, 0.4, 0.4, 0.0)'
 
   config.objective.name = 'beit'
   config.objective.options.tokens = 8192
@@ -81,15 +80,14 @@ def get_config(arg: str = 'B/16') -> ml_collections.ConfigDict:
   config.train.batch_size = 2048
   config.optim.name = 'adamw'
   config.optim.learning_rate = 1.5e-3
-  config.optim.final_factor = 1e-5 / 1.5e-3
+  config.optim.schedule = 'cosine(final_factor=1e-5/1.5e-3)'
   config.optim.warmup = '10 epochs'
   config.optim.weight_decay = 0.05
   config.optim.clip_norm = variant.clip_norm
 
   config.evals.knn = config_lib.evaluation(
-    kind='knn',
+    kind="knn(train_split='train[:10%]')",
     split='validation',
-    train_split='train[:10%]',
     every='100 epochs',
   )
   config.checkpoint.every = '5 epochs'

@@ -65,12 +65,10 @@ def get_config(arg: str = 'R50x1,cifar10') -> ml_collections.ConfigDict:
   steps = 500 if examples < 20_000 else 10_000 if examples < 500_000 else 20_000
   config.train.duration = f'{steps} steps'
   config.train.batch_size = 512
-  config.optim.name = 'sgd'
-  config.optim.momentum = 0.9
+  config.optim.name = 'sgd(momentum=0.9)'
   config.optim.learning_rate = 0.003
-  config.optim.schedule = 'step'
-  config.optim.step_at = (0.4, 0.6, 0.8) if steps == 500 else (0.3, 0.6, 0.9)
-  config.optim.step_factor = 0.1
+  at = (0.4, 0.6, 0.8) if steps == 500 else (0.3, 0.6, 0.9)
+  config.optim.schedule = f'step(at={at}, factor=0.1)'
   config.optim.warmup = '100 steps' if steps == 500 else '500 steps'
 
   recipes.evaluate(config, dataset, steps)

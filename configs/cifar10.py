@@ -45,9 +45,9 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
 
 def _hold_back(config: ml_collections.ConfigDict) -> None:
   """Adds augmentation and regularisation for long runs."""
-  config.data.pad = 4
+  config.data.crop = 'pad(4)'
   config.augment.policy = 'autoaugment'
-  config.augment.erase = 0.25
+  config.augment.erase = 'erase(0.25)'
   config.augment.mixup = 1.0
   config.augment.cutmix = 1.0
   config.augment.mix_probability = 0.5

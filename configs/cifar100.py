@@ -31,11 +31,9 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.source_size = (32, 32)
   config.data.mean = (0.5070, 0.4865, 0.4409)
   config.data.std = (0.2673, 0.2564, 0.2762)
-  config.data.crop = 'pad'
-  config.data.pad = 4
+  config.data.crop = 'pad(4)'
   config.augment.policy = 'autoaugment'
-  config.augment.erase = 0.25
-  config.augment.erase_area = (0.02, 0.4)
+  config.augment.erase = 'erase(0.25, area=(0.02, 0.4))'
   config.augment.mixup = 1.0
   config.augment.cutmix = 1.0
   config.augment.mix_probability = 0.5

@@ -28,11 +28,12 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
     arg: Number of epochs.
   """
   config = small_recipes.cifar10_unlabelled(arg)
-  config.data.crop = 'pad'
-  config.data.pad = 4
+  config.data.crop = 'pad(4)'
 
   # All layers together say more of an image than the last one.
-  config.evals.linear.features = 'layers'
+  config.evals.linear.kind = (
+    "linear(train_split='train[:10000]', features='layers')"
+  )
 
   config.objective.name = 'beit'
   config.objective.options.tokens = 512

@@ -24,8 +24,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
     arg: Number of epochs.
   """
   config = small_recipes.cifar10_unlabelled(arg)
-  config.data.crop = 'pad'
-  config.data.pad = 4
+  config.data.crop = 'pad(4)'
 
   config.model.positions = "sincos2d(kind='sincos2d_mae')"
   config.objective.name = 'mae'

@@ -28,11 +28,9 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
     arg: Number of epochs.
   """
   config = small_recipes.cifar10_unlabelled(arg)
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.2, 1.0)
+  config.data.crop = 'random_resized(scale=(0.2, 1.0))'
   # Images of 32 px are too small to be blurred.
-  config.augment.jitter = (0.4, 0.4, 0.2, 0.1)
-  config.augment.jitter_probability = 0.8
+  config.augment.jitter = 'jitter(0.4, 0.4, 0.2, 0.1, probability=0.8)'
   config.augment.gray = (0.2,)
   config.augment.solarize = (0.0, 0.2)
 
@@ -47,9 +45,8 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   config.objective.name = 'mocov3'
   config.objective.options = {'width': 1024, 'dim': 128}
 
-  config.optim.name = 'adamw'
+  config.optim.name = 'adamw(b2=0.999)'
   config.optim.learning_rate = 1e-3
-  config.optim.b2 = 0.999
   config.optim.clip_norm = 0.0
   config.optim.weight_decay = 0.1
   return config

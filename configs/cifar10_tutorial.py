@@ -26,9 +26,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; takes no argument."""
   config_lib.no_argument(arg)
   config = small_recipes.cifar10()
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.8, 1.0)
-  config.data.crop_ratio = (0.9, 1.1)
+  config.data.crop = 'random_resized(scale=(0.8, 1.0), ratio=(0.9, 1.1))'
 
   config.model.name = 'ViT-Ti/4'
   config.model.hidden_size = 256
@@ -41,9 +39,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.train.duration = '200 epochs'
   config.train.batch_size = 128
   config.optim.learning_rate = 3e-4
-  config.optim.schedule = 'step'
-  config.optim.step_at = (0.6, 0.85)
-  config.optim.step_factor = 0.1
+  config.optim.schedule = 'step(at=(0.6, 0.85), factor=0.1)'
   config.optim.weight_decay = 0.01
   config.optim.decay_pattern = ''  # everything decays
   config.optim.clip_norm = 1.0

@@ -29,8 +29,7 @@ def get_config(arg: str = 'table:pairs.parquet') -> ml_collections.ConfigDict:
   config.data.name = arg
   config.data.split = 'train[:99%]'
   config.data.image_size = 224
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.9, 1.0)
+  config.data.crop = 'random_resized(scale=(0.9, 1.0))'
   config.data.flip = False  # captions may say left and right
   config.data.interpolation = 'bicubic'
   config.data.mean = (0.48145466, 0.4578275, 0.40821073)
@@ -54,10 +53,8 @@ def get_config(arg: str = 'table:pairs.parquet') -> ml_collections.ConfigDict:
 
   config.train.duration = '32 epochs'
   config.train.batch_size = 32_768
-  config.optim.name = 'adamw'
+  config.optim.name = 'adamw(b2=0.98, eps=1e-6)'
   config.optim.learning_rate = 5e-4
-  config.optim.b2 = 0.98
-  config.optim.eps = 1e-6
   config.optim.weight_decay = 0.2
   # All weights that are no gains or biases.
   config.optim.decay_pattern = r'(kernel|embedding)$'

@@ -66,20 +66,20 @@ def get_config(arg: str = 'B') -> ml_collections.ConfigDict:
 def _train(config: ml_collections.ConfigDict, variant: _Variant) -> None:
   config.data.image_size = variant.image_size
   config.augment.policy = '3augment'
-  config.augment.jitter = (0.3, 0.3, 0.3, 0.0)
+  config.augment.jitter = 'jitter(0.3, 0.3, 0.3, 0.0)'
   config.model.stochastic_depth = variant.stochastic_depth
   config.objective.loss = 'sigmoid_any'
 
   config.train.duration = '800 epochs'
   config.train.batch_size = 2048
-  config.optim.name = 'lamb'
+  config.optim.name = 'lamb(eps=1e-5)'
   config.optim.learning_rate = variant.learning_rate
-  config.optim.final_factor = 1e-5 / variant.learning_rate
+  final_factor = 1e-5 / variant.learning_rate
+  config.optim.schedule = f'cosine(final_factor={final_factor})'
   config.optim.weight_decay = 0.05
   # Our loss is the sum over 1,000 classes, theirs the mean, so these are 1,000
   # times theirs, and the steps are the same.
   config.optim.clip_norm = 1000.0
-  config.optim.eps = 1e-5
 
 
 def _fine_tune(

@@ -37,7 +37,7 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
   config = recipes.deit()
   config.data.eval_resize = 256
   config.augment.policy = 'rand-m9-mstd0.5-inc1'  # instead of a jitter
-  config.augment.erase = 0.25
+  config.augment.erase = 'erase(0.25)'
 
   config.model.name = f'ViT-{variant}/16'
   config.model.stochastic_depth = 0.1
@@ -52,6 +52,6 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
   config.train.batch_size = 1024
   config.optim.name = 'adamw'
   config.optim.learning_rate = 5e-4 * 1024 / 512
-  config.optim.final_factor = 1e-5 / 1e-3
+  config.optim.schedule = 'cosine(final_factor=1e-5/1e-3)'
   config.optim.weight_decay = 0.05
   return config

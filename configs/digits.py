@@ -22,8 +22,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.split = 'train[:80%]'
   config.data.image_size = 8
   config.data.channels = 1
-  config.data.crop = 'pad'
-  config.data.pad = 1
+  config.data.crop = 'pad(1)'
   config.data.flip = False  # a mirrored digit is another sign
 
   config.model.name = 'ViT-Ti/2'
@@ -42,7 +41,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.optim.learning_rate = 3e-3
   config.optim.warmup = '2 epochs'
   config.optim.weight_decay = 0.1
-  config.optim.b2 = 0.95
+  config.optim.name = 'adamw(b2=0.95)'
 
   config.evals.val.split = 'train[80%:]'
   config.evals.val.every = '450 steps'

@@ -24,8 +24,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.split = 'train[:80%]'
   config.data.image_size = 8
   config.data.channels = 1
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.5, 1.0)
+  config.data.crop = 'random_resized(scale=(0.5, 1.0))'
   config.data.flip = False  # a mirrored digit is another sign
 
   config.model.name = 'ViT-Ti/2'
@@ -58,14 +57,12 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.optim.warmup = '50 steps'
   config.optim.weight_decay = 0.04
   config.optim.final_weight_decay = 0.4
-  config.optim.clip_each = 3.0
+  config.optim.clip = 'each(3.0)'
 
   for kind in ('linear', 'knn'):
     config.evals[kind] = config_lib.evaluation(
-      kind=kind,
+      kind=f"{kind}(train_split='train[:80%]', features='tokens')",
       split='train[80%:]',
-      train_split='train[:80%]',
-      features='tokens',
     )
   config.checkpoint.every = '200 steps'
   return config

@@ -40,15 +40,13 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.train.batch_size = 32
   config.optim.learning_rate = 2e-3
   config.optim.warmup = '50 steps'
-  config.optim.b2 = 0.95
+  config.optim.name = 'adamw(b2=0.95)'
 
   config.evals.val.split = 'train[80%:]'
   config.evals.val.every = '400 steps'
   config.evals.linear = config_lib.evaluation(
-    kind='linear',
+    kind="linear(train_split='train[:80%]', features='tokens')",
     split='train[80%:]',
-    train_split='train[:80%]',
-    features='tokens',
   )
   config.checkpoint.every = '400 steps'
   return config

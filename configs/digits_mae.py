@@ -26,8 +26,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.split = 'train[:80%]'
   config.data.image_size = 8
   config.data.channels = 1
-  config.data.crop = 'pad'
-  config.data.pad = 1
+  config.data.crop = 'pad(1)'
   config.data.cache = 'device'
   config.data.flip = False  # a mirrored digit is another sign
 
@@ -52,13 +51,11 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.optim.learning_rate = 2e-3
   config.optim.warmup = '50 steps'
   config.optim.weight_decay = 0.05
-  config.optim.b2 = 0.95
+  config.optim.name = 'adamw(b2=0.95)'
 
   config.evals.linear = config_lib.evaluation(
-    kind='linear',
+    kind="linear(train_split='train[:80%]', features='tokens')",
     split='train[80%:]',
-    train_split='train[:80%]',
-    features='tokens',
   )
   config.checkpoint.every = '200 steps'
   return config

@@ -22,10 +22,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.objective.options = {'width': 128, 'dim': 32, 'momentum': 0.95}
 
   # The views of a digit differ by their crops and their brightness.
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.5, 1.0)
-  config.augment.jitter = (0.4, 0.4, 0.0, 0.0)
-  config.augment.jitter_probability = 0.8
+  config.data.crop = 'random_resized(scale=(0.5, 1.0))'
+  config.augment.jitter = 'jitter(0.4, 0.4, 0.0, 0.0, probability=0.8)'
 
   config.model.name = 'ViT-Ti/4'
   config.model.hidden_size = 128
@@ -40,11 +38,12 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.train.ema_decay = 0.0
   config.optim.learning_rate = 2e-3
   config.optim.warmup = '50 steps'
-  config.optim.b2 = 0.999
+  config.optim.name = 'adamw(b2=0.999)'
 
   config.evals.val.split = ''
   config.evals.linear = config_lib.evaluation(
-    'train[80%:]', kind='linear', train_split='train[:80%]'
+    'train[80%:]',
+    kind="linear(train_split='train[:80%]')",
   )
   config.checkpoint.every = '400 steps'
   return config

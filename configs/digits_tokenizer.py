@@ -20,8 +20,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.split = 'train[:80%]'
   config.data.image_size = 8
   config.data.channels = 1
-  config.data.crop = 'pad'
-  config.data.pad = 1
+  config.data.crop = 'pad(1)'
   config.data.flip = False  # a mirrored digit is another sign
 
   config.objective.name = 'tokenizer'
@@ -42,7 +41,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.train.batch_size = 32
   config.optim.learning_rate = 3e-3
   config.optim.warmup = '50 steps'
-  config.optim.b2 = 0.98
+  config.optim.name = 'adamw(b2=0.98)'
   config.optim.clip_norm = 1.0
 
   config.evals.val.split = 'train[80%:]'

@@ -52,9 +52,10 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
   config.train.duration = f'{epochs} epochs'
   config.train.batch_size = 1024
   config.optim.learning_rate = rate * 1024 / 256
-  config.optim.final_factor = final / config.optim.learning_rate
-  config.optim.clip_each = clip
+  final_factor = final / config.optim.learning_rate
+  config.optim.schedule = f'cosine(final_factor={final_factor})'
+  config.optim.clip = f'each({clip})' if clip else ''
   config.evals.knn = config_lib.evaluation(
-    kind='knn', split='validation', train_split='train', every='50 epochs'
+    kind="knn(train_split='train')", split='validation', every='50 epochs'
   )
   return config

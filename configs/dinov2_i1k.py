@@ -27,7 +27,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; takes no argument."""
   config_lib.no_argument(arg)
   config = recipes.dino()
-  config.data.crop_scale = (0.32, 1.0)
+  config.data.crop = 'random_resized(scale=(0.32, 1.0))'
   config.model.name = 'ViT-L/16'
   config.model.mask_token = True
   config.model.block = 'block(layer_scale=1e-5, stochastic_depth_uniform=True)'
@@ -46,12 +46,13 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.train.duration = '125_000 steps'
   config.train.batch_size = 2048
   config.optim.learning_rate = 4e-3 * math.sqrt(2048 / 1024)
-  config.optim.final_factor = 1e-6 / config.optim.learning_rate
+  final_factor = 1e-6 / config.optim.learning_rate
+  config.optim.schedule = f'cosine(final_factor={final_factor})'
   config.optim.warmup = '12_500 steps'
   config.optim.clip_norm = 3.0
   config.optim.layer_decay = 0.9
   config.optim.rules = (('patch_embedding/', 0.2, None),)
   config.evals.knn = config_lib.evaluation(
-    kind='knn', split='validation', train_split='train', every='50 epochs'
+    kind="knn(train_split='train')", split='validation', every='50 epochs'
   )
   return config

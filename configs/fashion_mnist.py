@@ -21,7 +21,7 @@ def get_config(arg: str = '4') -> ml_collections.ConfigDict:
   config = small_recipes.grey_28('fashion_mnist', arg)
   config.data.mean = (0.2860,)
   config.data.std = (0.3530,)
-  config.augment.erase = 0.25
+  config.augment.erase = 'erase(0.25)'
 
   config.model.stochastic_depth = 0.1
   config.train.duration = '50 epochs'

@@ -31,7 +31,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.name = arg or 'folder:scenes'
   config.data.split = 'train'
   config.data.image_size = 64
-  config.data.crop_scale = (0.3, 1.0)
+  config.data.crop = 'random_resized(scale=(0.3, 1.0))'
 
   config.model.name = 'ViT-Ti/8'
   small_recipes.small_vit(config)

@@ -47,10 +47,10 @@ def get_config(arg: str = 'S/16') -> ml_collections.ConfigDict:
   config.train.duration = '300 epochs'
   config.train.batch_size = 4096
   config.optim.learning_rate = 3e-3
-  config.optim.schedule = 'linear'
-  config.optim.final_factor = 0.01
+  config.optim.schedule = 'linear(final_factor=0.01)'
   config.optim.weight_decay = 0.3
-  sam = config.optim.sam
-  sam.rho, sam.rho_min, sam.alpha = _GSAM[arg]
-  sam.groups = 64
+  rho, rho_min, alpha = _GSAM[arg]
+  config.optim.sam = (
+    f'gsam(rho={rho}, rho_min={rho_min}, alpha={alpha}, groups=64)'
+  )
   return config

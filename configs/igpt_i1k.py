@@ -32,9 +32,8 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
   config.data.name = 'imagenet2012'
   config.data.split = 'train[:96%]'
   config.data.image_size = 32
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = ((224 / 384) ** 2, (224 / 256) ** 2)
-  config.data.crop_ratio = (1.0, 1.0)
+  scale = (224 / 384) ** 2, (224 / 256) ** 2
+  config.data.crop = f'random_resized(scale={scale}, ratio=(1.0, 1.0))'
   config.data.flip = False
   config.data.mean = (0.5,)
   config.data.std = (0.5,)
@@ -46,8 +45,7 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
   config.train.batch_size = 128
   config.optim.learning_rate = _RATES[size]
   config.optim.warmup = '1 epochs'
-  config.optim.b1 = 0.9
-  config.optim.b2 = 0.95
+  config.optim.name = 'adamw(b1=0.9, b2=0.95)'
   config.optim.weight_decay = 0.0
   config.optim.freeze = r'bias$'
 

@@ -29,9 +29,8 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
   config.data.name = 'imagenet2012'
   config.data.split = 'train[:96%]'
   config.data.image_size = 32
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = ((224 / 384) ** 2, (224 / 256) ** 2)
-  config.data.crop_ratio = (1.0, 1.0)
+  scale = (224 / 384) ** 2, (224 / 256) ** 2
+  config.data.crop = f'random_resized(scale={scale}, ratio=(1.0, 1.0))'
   config.data.flip = False
 
   options = f'(feature_layer={int(layer)})' if layer else ''
@@ -40,8 +39,7 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
 
   config.train.duration = '1_000_000 steps'
   config.train.batch_size = 128
-  config.optim.name = 'sgd'
-  config.optim.momentum = 0.9
+  config.optim.name = 'sgd(momentum=0.9)'
   # The paper tries 30, 10, 3, ... and takes the best.
   config.optim.learning_rate = 3.0
   config.optim.trainable = '^head/'

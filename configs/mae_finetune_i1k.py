@@ -51,7 +51,7 @@ def get_config(arg: str = 'B/16,runs/mae') -> ml_collections.ConfigDict:
   config.data.eval_resize = 256
   config.augment.repeats = 1
   config.augment.policy = 'rand-m9-mstd0.5-inc1'
-  config.augment.erase = 0.25
+  config.augment.erase = 'erase(0.25)'
   config.objective.label_smoothing = 0.1
 
   config.model.name = recipes.vit_name(size)
@@ -66,5 +66,6 @@ def get_config(arg: str = 'B/16,runs/mae') -> ml_collections.ConfigDict:
   config.optim.learning_rate = variant.learning_rate * 1024 / 256
   config.optim.layer_decay = variant.layer_decay
   config.optim.weight_decay = 0.05
-  config.optim.final_factor = 1e-6 / config.optim.learning_rate
+  final_factor = 1e-6 / config.optim.learning_rate
+  config.optim.schedule = f'cosine(final_factor={final_factor})'
   return config

@@ -32,8 +32,7 @@ def get_config(arg: str = 'B/16') -> ml_collections.ConfigDict:
   config.data.name = 'imagenet2012'
   config.data.split = 'train'
   config.data.image_size = 224
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.2, 1.0)
+  config.data.crop = 'random_resized(scale=(0.2, 1.0))'
   config.data.mean = recipes.IMAGENET_MEAN
   config.data.std = recipes.IMAGENET_STD
 
@@ -47,18 +46,16 @@ def get_config(arg: str = 'B/16') -> ml_collections.ConfigDict:
 
   config.train.duration = '800 epochs'
   config.train.batch_size = 4096
-  config.optim.name = 'adamw'
+  config.optim.name = 'adamw(b2=0.95)'
   config.optim.learning_rate = 1.5e-4 * 4096 / 256
-  config.optim.b2 = 0.95
   config.optim.weight_decay = 0.05
   config.optim.warmup = '40 epochs'
 
   config.evals.val.split = 'validation'
   config.evals.val.every = '20 epochs'
   config.evals.knn = config_lib.evaluation(
-    kind='knn',
+    kind="knn(train_split='train[:10%]')",
     split='validation',
-    train_split='train[:10%]',
     every='100 epochs',
   )
   config.checkpoint.every = '5 epochs'

@@ -30,7 +30,6 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.train.duration = '300 epochs'
   config.train.batch_size = 4096
   config.optim.learning_rate = 1e-3
-  config.optim.schedule = 'linear'
-  config.optim.final_factor = 1e-5
+  config.optim.schedule = 'linear(final_factor=1e-5)'
   config.optim.weight_decay = 0.1
   return config

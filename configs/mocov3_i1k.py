@@ -31,14 +31,12 @@ def get_config(arg: str = 'S/16') -> ml_collections.ConfigDict:
   config.data.name = 'imagenet2012'
   config.data.split = 'train'
   config.data.image_size = 224
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.08, 1.0)
+  config.data.crop = 'random_resized(scale=(0.08, 1.0))'
   config.data.eval_resize = 256
   config.data.mean = recipes.IMAGENET_MEAN
   config.data.std = recipes.IMAGENET_STD
   # The second view is rarely blurred, and sometimes solarized (BYOL's).
-  config.augment.jitter = (0.4, 0.4, 0.2, 0.1)
-  config.augment.jitter_probability = 0.8
+  config.augment.jitter = 'jitter(0.4, 0.4, 0.2, 0.1, probability=0.8)'
   config.augment.gray = (0.2,)
   config.augment.blur = (1.0, 0.1)
   config.augment.solarize = (0.0, 0.2)
@@ -60,7 +58,9 @@ def get_config(arg: str = 'S/16') -> ml_collections.ConfigDict:
   config.optim.warmup = '40 epochs'
 
   config.evals.knn = config_lib.evaluation(
-    'validation', '20 epochs', kind='knn', train_split='train[:10%]'
+    'validation',
+    '20 epochs',
+    kind="knn(train_split='train[:10%]')",
   )
   config.checkpoint.every = '5 epochs'
   return config

@@ -48,10 +48,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.train.batch_size = 32
   config.train.task_sampling = 'accumulated'
   config.train.log_every = '100 steps'
-  config.optim.name = 'muon'
+  config.optim.name = 'muon(momentum=0.95, b2=0.95)'
   config.optim.learning_rate = 3e-3
-  config.optim.momentum = 0.95
-  config.optim.b2 = 0.95
   config.optim.schedule = 'linear'
   config.optim.warmup = '100 steps'
   config.optim.weight_decay = 0.05
@@ -73,8 +71,7 @@ def _images(*tasks: ml_collections.ConfigDict) -> None:
   digits, cifar10 = tasks
   for task in tasks:
     task.data.image_size = 32
-    task.data.crop = 'pad'
-    task.data.pad = 2
+    task.data.crop = 'pad(2)'
   digits.data.name = 'digits'
   digits.data.flip = False  # a mirrored digit is another sign
   digits.data.split = 'train[:80%]'

@@ -2,7 +2,7 @@
 
 vit-jax train --config=sam_i1k:S/16
 
-The variant is S/16, B/16, B/32 or Mixer-B/16. --config.optim.sam.rho=0 switches
+The variant is S/16, B/16, B/32 or Mixer-B/16. --config.optim.sam='' switches
 SAM off.
 
 Source: "When Vision Transformers Outperform ResNets without Pre-training or
@@ -43,6 +43,5 @@ def get_config(arg: str = 'S/16') -> ml_collections.ConfigDict:
   config.optim.learning_rate = 3e-3
   config.optim.schedule = 'cosine'
   config.optim.weight_decay = 0.3
-  config.optim.sam.rho = _RHO[arg]
-  config.optim.sam.groups = 64
+  config.optim.sam = f'sam(rho={_RHO[arg]}, groups=64)'
   return config

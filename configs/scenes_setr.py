@@ -32,8 +32,7 @@ def get_config(arg: str = 'pup') -> ml_collections.ConfigDict:
   config.data.split = 'train'
   config.data.source_size = (32, 32)
   config.data.image_size = 32
-  config.data.crop = 'pad'
-  config.data.pad = 3
+  config.data.crop = 'pad(3)'
   config.data.flip = False  # a mirrored digit is another sign
 
   config.model.name = 'ViT-Ti/4'

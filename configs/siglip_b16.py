@@ -54,9 +54,8 @@ def get_config(arg: str = 'table:pairs.parquet') -> ml_collections.ConfigDict:
 
   config.train.duration = '9e9 examples'
   config.train.batch_size = 32_768
-  config.optim.name = 'adafactor'
+  config.optim.name = 'adafactor(b2=0.95)'
   config.optim.learning_rate = 1e-3
-  config.optim.b2 = 0.95
   config.optim.weight_decay = 1e-4
   config.optim.warmup = '2.7e8 examples'  # 3% of the run
   config.optim.clip_norm = 1.0

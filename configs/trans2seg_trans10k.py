@@ -18,7 +18,7 @@ power of the polynomial schedule are our choice.
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax.config import recipes
+from vit_jax.config import checkpoints
 
 
 def get_config(arg: str = 'folder:trans10k') -> ml_collections.ConfigDict:
@@ -31,12 +31,11 @@ def get_config(arg: str = 'folder:trans10k') -> ml_collections.ConfigDict:
   config.data.name = arg
   config.data.split = 'train'
   config.data.image_size = 512
-  config.data.crop = 'scaled'
-  config.data.crop_zoom = (0.5, 2.0)
+  config.data.crop = 'scaled(zoom=(0.5, 2.0))'
   config.data.resize = config.data.eval_resize = 512
 
   config.model.name = 'BiT-R50x1'
-  config.init_from.path = recipes.CHECKPOINTS['BiT-R50x1']
+  config.init_from.path = checkpoints.CHECKPOINTS['BiT-R50x1']
 
   config.objective.name = 'segmentation'
   config.objective.options.head = 'trans2seg'
@@ -50,8 +49,7 @@ def get_config(arg: str = 'folder:trans10k') -> ml_collections.ConfigDict:
   config.optim.name = 'adamw'
   config.optim.weight_decay = 0.0  # which is Adam
   config.optim.learning_rate = 1e-4
-  config.optim.schedule = 'poly'
-  config.optim.power = 0.9
+  config.optim.schedule = 'poly(power=0.9)'
 
   config.evals.val.split = 'val'
   config.evals.val.every = '5 epochs'

@@ -48,8 +48,7 @@ def get_config(arg: str = 'B/16') -> ml_collections.ConfigDict:
   if is_large:
     config.train.duration = '90 epochs'
     config.optim.learning_rate = 1e-3
-    config.optim.schedule = 'linear'
-    config.optim.final_factor = 1e-2
+    config.optim.schedule = 'linear(final_factor=1e-2)'
     config.optim.weight_decay = 0.03
     config.optim.clip_norm = 0.0
   else:

@@ -41,5 +41,5 @@ def get_config(arg: str = '90ep') -> ml_collections.ConfigDict:
   config.optim.learning_rate = 1e-3
   config.optim.schedule = 'cosine'
   config.optim.weight_decay = 0.1
-  config.optim.momentum_dtype = 'bfloat16'
+  config.optim.name = "adamw(momentum_dtype='bfloat16')"
   return config

@@ -46,7 +46,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.train.batch_size = 2
   config.mesh.data = 1  # two volumes do not divide over more devices
   config.optim.learning_rate = 3e-3
-  config.optim.b2 = 0.95
+  config.optim.name = 'adamw(b2=0.95)'
   config.optim.warmup = '20 steps'
   config.optim.weight_decay = 0.05
   config.optim.clip_norm = 1.0

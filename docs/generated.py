@@ -5,8 +5,10 @@ The rest of a page is written by hand: its file in docs/ says what it lists.
 
 import ast
 from collections.abc import Iterator
+from collections.abc import Mapping
 import functools
 import importlib
+import inspect
 import pathlib
 import re
 import textwrap
@@ -22,7 +24,12 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax.cli import help as help_lib
 from vit_jax.cli import verbs
+from vit_jax.config import keys as config_keys_lib
 from vit_jax.config import meanings
+from vit_jax.data import augmentations
+from vit_jax.data.host import geometry
+from vit_jax.optim import optimizers
+from vit_jax.optim import schedules
 from vit_jax.weights.formats import fields as fields_lib
 from vit_jax.weights.formats import foreign
 
@@ -31,10 +38,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Keys of entries that the user names.
 _EVALUATION, _TASK = 'evals.NAME', 'tasks.NAME'
 # Modules that name all keys, and use none.
-_TABLES = re.compile(
-  r'config/(defaults|architecture|evaluations|media|texts|synonyms'
-  r'|keys|\w*recipes)\.py'
-)
+_TABLES = re.compile(r'config/(defaults|synonyms|keys|\w*recipes)\.py')
 
 _USAGE_COLUMNS = 80
 # Quoted values, flags, names with an underscore, keys, and empty tuples.
@@ -59,7 +63,7 @@ def config_keys() -> str:
     if title == 'model':
       texts.append('[Parts of a model](parts.md) has the parts by name.')
     texts += keys
-  return '\n\n'.join([*texts, *_options()])
+  return '\n\n'.join([*texts, *_choices(), *_options()])
 
 
 def _keys(config: Any) -> Iterator[tuple[str, Any]]:
@@ -131,6 +135,48 @@ def _markdown(text: str) -> str:
   return text and text + ('' if text.endswith(('.', ':')) else '.')
 
 
+# What the text of a key may name: classes by name, as 'module:Class'.
+_CHOICES: Mapping[str, Mapping[str, str]] = {
+  'optim.name': optimizers.OPTIMIZERS,
+  'optim.schedule': schedules.SCHEDULES,
+  'optim.clip': optimizers.CLIPS,
+  'optim.sam': config_keys_lib.SAM,
+  'data.crop': geometry.CROPS,
+  **augmentations.CHOICES,
+  'evals.NAME.kind': {
+    name: f'vit_jax.evaluation.{name}:{class_name}'
+    for name, class_name in {
+      'knn': 'Knn',
+      'few_shot': 'FewShot',
+      'linear': 'Linear',
+      'zero_shot': 'ZeroShot',
+    }.items()
+  },
+}
+
+
+def _choices() -> Iterator[str]:
+  """Yields the options of what keys name."""
+  yield '(choices)=\n## Choices'
+  yield (
+    'These keys name a thing with options. An option without a default must be'
+    " given: `--config.augment.erase='erase(0.25)'`."
+  )
+  for key, choices in _CHOICES.items():
+    rows = [f'| `{key}` | options | |', '|---|---|---|']
+    for name, path in choices.items():
+      found = config_lib.wing(path)
+      options = [
+        f'`{x.name}`' if x.default is x.empty else f'`{x.name}={x.default!r}`'
+        for x in inspect.signature(found).parameters.values()
+        if x.name != 'spec'
+      ]
+      summary = (inspect.getdoc(found) or '').partition('\n')[0]
+      cell = _markdown(summary).replace('|', '\\|')
+      rows.append(f'| `{name}` | {", ".join(options)} | {cell} |')
+    yield '\n'.join(rows)
+
+
 def _options() -> Iterator[str]:
   """Yields the options of each objective, with its comments."""
   yield '(keys-objective.options)=\n## objective.options'
@@ -184,7 +230,7 @@ def _readers() -> dict[str, list[str]]:
 
 
 class _Reads(ast.NodeVisitor):
-  """Finds the keys that a module reads, as in `config.optim.power`.
+  """Finds the keys that a module reads, as in `config.optim.warmup`.
 
   Attributes:
     keys: The keys.
@@ -235,7 +281,7 @@ class _Reads(ast.NodeVisitor):
     self.generic_visit(node)
 
   def visit_Constant(self, node: ast.Constant) -> None:
-    """Notes a key that is passed to a check, as 'optim.power'."""
+    """Notes a key that is passed to a check, as 'optim.warmup'."""
     if isinstance(node.value, str):
       self._note(node.value.removeprefix('config.'), exact=True)
 
@@ -426,7 +472,7 @@ def parse_key(
   text: str,
   node: sphinx.addnodes.desc_signature,
 ) -> str:
-  """Formats 'optim.power: float = 0.9' as a signature; returns the key."""
+  """Formats 'seed: int = 0' as a signature; returns the key."""
   del env
   key, _, rest = text.partition(':')
   node += sphinx.addnodes.desc_name(key, key)

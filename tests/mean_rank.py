@@ -11,12 +11,13 @@ from vit_jax.evaluation import base
 class MeanRank(base.Evaluator):
   """The mean rank of the right class among all, 1 at best; at most `k`."""
 
-  keys: ClassVar = ('k',)
   metrics: ClassVar = {'mean_rank': 'min', 'examples': 'max'}
 
-  def check(self):
-    if self.spec.k < 2:
-      raise UserError(f'k is {self.spec.k}: all ranks would be 1')
+  def __init__(self, spec, k: int = 20):
+    super().__init__(spec)
+    if k < 2:
+      raise UserError(f'k is {k}: all ranks would be 1')
+    self.k = k
 
   def run(self, context):
     total = examples = 0
@@ -29,4 +30,4 @@ class MeanRank(base.Evaluator):
     logits = objective.outputs(params, batch)['logits']
     right = jnp.take_along_axis(logits, batch['label'][:, None], axis=1)
     ranks = (logits > right).sum(axis=1) + 1
-    return jnp.minimum(ranks, self.spec.k), batch['valid']
+    return jnp.minimum(ranks, self.k), batch['valid']

@@ -70,8 +70,7 @@ def get_config(arg=''):
   config.evals.val.split = ''  # which is about labels
   config.evals.knn = config_lib.evaluation(
     split='train[80%:]',
-    train_split='train[:80%]',
-    kind='knn',
+    kind="knn(train_split='train[:80%]')",
     every='100 steps',
   )
   return config

@@ -143,7 +143,7 @@ def write_run(config, path):
 
 def shrink(config):
   """Makes batch, image, depth and width small, and nothing else."""
-  config.optim.sam.groups = min(config.optim.sam.groups, 2)
+  config.optim.sam = config.optim.sam.replace('groups=64', 'groups=2')
   config.train.batch_size = 8 * config_lib.num_microbatches(config)
   if config.model.name.startswith('BiT'):
     config.data.image_size = 32

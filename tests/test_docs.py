@@ -485,7 +485,7 @@ def test_keys_in_the_text_are_there(page):
   )
   for span in documented.spans(page):
     match = pattern.fullmatch(span)
-    if match is None or match[1] in ('data.checks', 'optim.sam', 'train.log'):
+    if match is None or match[1] in ('data.checks', 'train.log'):
       continue
     key = match[1]
     if not key.startswith('objective.options'):
@@ -595,7 +595,8 @@ def test_every_key_has_its_meaning_and_its_readers_on_the_site(monkeypatch):
   rate = entries['optim.learning_rate']
   assert rate.startswith('float = 0.001\nThe learning rate after the warm-up')
   assert '`optim/schedules.py`' in rate
-  assert '`evaluation/knn.py`' in entries['evals.NAME.k']
+  assert '`evaluation/__init__.py`' in entries['evals.NAME.kind']
+  assert "| `knn` | `train_split`, `features='head'`, `k=20` |" in page
   assert all('Read by' in text for text in entries.values())
 
 

@@ -46,6 +46,7 @@ VERB_PACKAGES = (
   'summary',
   'sweep',
 )
+MODELS = 'vit_jax.models'
 FACADE = 'vit_jax'  # its names are imported on first use, from anywhere
 
 
@@ -147,7 +148,8 @@ def test_nothing_imports_the_facade():
 
 def test_models_import_nothing_of_ours():
   """But the language of parts, and what imports a part by a text."""
-  language = {f'{FACADE}.config.{x}' for x in ('errors', 'parts', 'registry')}
+  modules = 'errors', 'options', 'parts', 'registry'
+  language = {f'{FACADE}.config.{x}' for x in modules}
   wrong = [
     f'{each.source} imports {each.target}'
     for each in imports()
@@ -206,13 +208,26 @@ def test_what_is_imported_by_text_exists():
   assert not wrong, '\n'.join(wrong)
 
 
-def test_training_imports_what_every_run_needs():
-  waiting, loaded = [f'{FACADE}.train.loop'], set[str]()
+def loaded_by(*names: str) -> set[str]:
+  """Returns modules, and those that they import at module level."""
+  waiting, loaded = [*names], set[str]()
   while waiting:
     module = waiting.pop()
     if module not in loaded:
       loaded.add(module)
       waiting += [x.target for x in imports() if x.source == module and x.top]
+  return loaded
+
+
+def test_the_plain_vit_imports_no_further_part():
+  parts = ('attention', 'block', 'patches', 'vit', 'zoo.vit')
+  loaded = loaded_by(MODELS, *(f'{MODELS}.{x}' for x in parts))
+  assert len([x for x in loaded if package(x) == 'models']) <= 15
+  assert not [x for x in loaded if x.startswith(f'{MODELS}.parts')]
+
+
+def test_training_imports_what_every_run_needs():
+  loaded = loaded_by(f'{FACADE}.train.loop')
   unneeded = {'ahead', 'downloads', 'plots', 'rerun', 'weights'}
   assert not {package(x) for x in loaded} & unneeded
   wings = (

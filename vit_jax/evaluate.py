@@ -76,6 +76,8 @@ the same as in training; the JSON object has its metrics.
 """
 
 from collections.abc import Mapping
+import dataclasses
+import inspect
 import json
 import pathlib
 from typing import Any
@@ -90,6 +92,7 @@ from vit_jax.cli import columns
 from vit_jax.cli import data_flags
 from vit_jax.cli import variant_flags
 from vit_jax.cli import window_flags
+from vit_jax.config import parts
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -104,6 +107,13 @@ if TYPE_CHECKING:
 
 _TOP = 5  # classes of a prediction
 _ZERO_SHOT = 'zero_shot'
+# The values of --probe that alone read a flag.
+_PROBE_OF_FLAG = {
+  'k': '--probe=knn',
+  'shots': '--probe=few_shot',
+  'templates': '--probe=zero_shot',
+  'class_names': '--probe=zero_shot',
+}
 
 USAGE = 'evaluate --from=PATH --data=NAME [--split=SPLIT]'
 FLAGS = flags.FlagValues()  # separate, since other commands share flag names
@@ -237,8 +247,8 @@ def _evaluator() -> 'Evaluator':
   """Returns the evaluator that the flags ask for; needs no model."""
   from vit_jax.evaluation import base  # it imports jax
 
-  kind = _PROBE.value or 'accuracy'
-  keys = {
+  part = parts.parse(_PROBE.value or 'accuracy', 'evals.probe.kind')
+  options = {
     'train_split': _TRAIN_SPLIT.value,
     'features': _FEATURES.value,
     'k': _K.value,
@@ -246,24 +256,25 @@ def _evaluator() -> 'Evaluator':
     'templates': _TEMPLATES.value,
     'class_names': _CLASS_NAMES.value,
   }
-  options = {name: x for name, x in keys.items() if x is not None}
-  spec = config_lib.evaluation(str(FLAGS['split'].value), kind=kind)
-  spec.update(options)
+  options = {name: x for name, x in options.items() if x is not None}
   with data_flags.explained({'config.evals.probe.kind': '--probe'}):
-    evaluator = base.create('evals.probe', spec)
+    make = base.find(part.name, 'evals.probe.kind')
+  known = inspect.signature(make).parameters
   for name in options:
-    if name not in evaluator.keys:
-      probe = {'k': '--probe=knn', 'shots': '--probe=few_shot'}
-      probe |= dict.fromkeys(('templates', 'class_names'), '--probe=zero_shot')
-      raise UserError(
-        f'--{name} is for {probe.get(name, "--probe")}: leave it out, or add'
-        ' that'
-      )
-  if 'train_split' in evaluator.keys and not spec.train_split:
+    if name not in known:
+      probe = _PROBE_OF_FLAG.get(name, '--probe')
+      raise UserError(f'--{name} is for {probe}: leave it out, or add that')
+  train_split = known.get('train_split')
+  is_needed = train_split and train_split.default is train_split.empty
+  if is_needed and 'train_split' not in options:
     raise UserError(
       '--train_split is missing: name what the probe is to learn from, as in'
       " --train_split='train[:80%]'"
     )
+  kind = str(dataclasses.replace(part, options=part.options | options))
+  spec = config_lib.evaluation(str(FLAGS['split'].value), kind=kind)
+  with data_flags.explained({'config.evals.probe.kind': '--probe'}):
+    evaluator = base.create('evals.probe', spec)
   for flag, value, fits in (
     ('--predictions', _PREDICTIONS.value, not _PROBE.value),
     ('--same_order', _SAME_ORDER.value, evaluator.uses_outputs),
@@ -273,10 +284,6 @@ def _evaluator() -> 'Evaluator':
         f'{flag} is for the classes of the model, which --probe does not ask'
         ' for: leave one of them out'
       )
-  try:
-    evaluator.check()
-  except UserError as e:
-    raise UserError(f'--{e}') from None
   return evaluator
 
 
@@ -312,7 +319,7 @@ def _evaluate(
 
   loaded, segment = _windows(loaded, evaluator)
   config, spec = data_flags.make_config(FLAGS, loaded), evaluator.spec
-  if spec.kind == _ZERO_SHOT:
+  if evaluator.kind == _ZERO_SHOT:
     if not config.data.tokenizer:
       raise UserError(
         '--probe=zero_shot needs a model with a text tower, and'
@@ -325,9 +332,9 @@ def _evaluate(
     source = _with_model_classes(loaded, source)
   sources = {spec.split: source}
   learned_from: data.Source | None = None
-  if spec.train_split:
+  if evaluator.train_split:
     learned_from = data_flags.open_split(FLAGS, config, 'train_split')
-    sources[spec.train_split] = learned_from
+    sources[evaluator.train_split] = learned_from
   evaluator.check_sources(source, learned_from)
   objective, params, head, label_of = _outputs(
     loaded, evaluator, config, source

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from benchmarks import plain
@@ -13,6 +14,7 @@ from benchmarks.peers import base
 from benchmarks.peers import ours
 from vit_jax.models import describing
 from vit_jax.models import vit
+from vit_jax.optim import optimizers
 
 
 def fields(model: vit.ViT) -> dict[str, Any]:
@@ -22,6 +24,15 @@ def fields(model: vit.ViT) -> dict[str, Any]:
   keys = describing.key_values(model) | {'dtype': model.dtype}
   sizes = {name: keys[name] for name in same}
   return sizes | {'patch_size': keys['patch_size'][0]}
+
+
+def adamw_values(optim: ml_collections.ConfigDict) -> dict[str, float]:
+  """Returns the settings of AdamW and clipping of `config.optim`."""
+  method: Any = optimizers.method(optim)
+  keys = ('learning_rate', 'weight_decay', 'clip_norm')
+  return {key: optim[key] for key in keys} | {
+    name: getattr(method, name) for name in ('b1', 'b2', 'eps')
+  }
 
 
 def make_model(model: vit.ViT) -> plain.BaselineViT:
@@ -90,7 +101,9 @@ class Baseline(base.Peer):
     if self._steps is None:
       # A copy, since steps donate their state.
       params = jax.tree.map(jnp.copy, self._params)
-      self._steps = plain.make_train_step(self._model, params, self._task.optim)
+      self._steps = plain.make_train_step(
+        self._model, params, adamw_values(self._task.optim)
+      )
     state, step = self._steps
 
     def one_step() -> jax.Array:

@@ -15,6 +15,7 @@ from benchmarks.peers import torchvision_operators
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data.host import batches
+from vit_jax.optim import optimizers
 from vit_jax.weights.formats import export
 
 # The format of our weights that each library reads.
@@ -57,11 +58,12 @@ class TorchModel(base.Peer):
     self._module = module  # the compiled function shares its mode
     self._call = torch.compile(module) if compiles else module
     self._optim = task.optim
+    adamw: Any = optimizers.method(task.optim)
     self._optimizer = torch.optim.AdamW(
       module.parameters(),
       lr=task.optim.learning_rate,
-      betas=(task.optim.b1, task.optim.b2),
-      eps=task.optim.eps,
+      betas=(adamw.b1, adamw.b2),
+      eps=adamw.eps,
       weight_decay=task.optim.weight_decay,
       fused=on_gpu or None,
     )

@@ -20,6 +20,7 @@ import torch
 from benchmarks.peers import torch_models
 from vit_jax import objectives
 from vit_jax.data.host import batches
+from vit_jax.optim import optimizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +64,12 @@ class TorchStep(abc.ABC):
     self._device = torch_models.device(torch, '--objective')
     self.module = self.make().to(self._device).train()
     optim = task.config.optim
+    adamw: Any = optimizers.method(optim)
     self._optimizer = torch.optim.AdamW(
       self._trained,
       lr=optim.learning_rate,
-      betas=(optim.b1, optim.b2),
-      eps=optim.eps,
+      betas=(adamw.b1, adamw.b2),
+      eps=adamw.eps,
       weight_decay=optim.weight_decay,
       fused=True,
     )

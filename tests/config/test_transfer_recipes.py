@@ -38,7 +38,8 @@ def test_settings_are_the_authors(row):
   amount, unit = config.train.duration.replace('_', '').split()
   assert f'{amount}{unit[0]}' == duration
   assert config.train.batch_size == int(batch)
-  assert config.optim.name == optimizer
+  kind = parts.parse(config.optim.name, 'optim.name').name
+  assert kind == optimizer
   assert config.optim.learning_rate == pytest.approx(rate)
   assert float(config.optim.warmup.split()[0]) == warmup
   assert config.optim.weight_decay == decay

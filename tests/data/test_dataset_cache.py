@@ -292,7 +292,7 @@ def test_where_decoded_images_are_kept(folder, monkeypatch, cache):
 def test_a_split_with_several_uses_is_kept_once(folder, cache):
   made = config(folder, data__cache=cache)
   made.evals.knn = config_lib.evaluation(
-    'val', '1 epochs', kind='knn', train_split=made.data.split
+    'val', '1 epochs', kind=f'knn({made.data.split!r})'
   )
   e = experiment_lib.build(made).cached()
   where = e.splits if cache == 'host' else e.cache.on_devices

@@ -247,7 +247,13 @@ def test_many_classes_have_a_wide_ignore(tmp_path):
   np.testing.assert_array_equal(batch['map'][0], wide)
 
 
-CROPS = ('random_resized', 'random', 'pad', 'scaled', 'center')
+CROPS = (
+  'random_resized(scale=(0.2, 0.9))',
+  'random',
+  'pad(3)',
+  'scaled(zoom=(0.7, 1.6))',
+  'center',
+)
 
 
 @pytest.mark.parametrize('crop', CROPS)
@@ -263,9 +269,8 @@ def test_crops_of_the_host_are_those_of_the_image(tmp_path, crop):
     (tmp_path / 'masks' / name).write_bytes(encoded(labels))
     image = np.repeat(labels[..., None], 3, -1)
     (tmp_path / 'images' / name).write_bytes(stand_in.png(image))
-  config = make_config(tmp_path, crop=crop, pad=3, antialias=False)
+  config = make_config(tmp_path, crop=crop, antialias=False)
   config.data.image_size = (96, 80)
-  config.data.crop_scale, config.data.crop_zoom = (0.2, 0.9), (0.7, 1.6)
   source = data.open_source(config, 'train')
   batches = data.train_batches(source, config, start_step=0, num_steps=3)
   for batch in batches:
@@ -274,7 +279,7 @@ def test_crops_of_the_host_are_those_of_the_image(tmp_path, crop):
     inner = inside(labels)
     assert inner.mean() > 0.3
     np.testing.assert_array_equal(pixels[inner], labels[inner])
-    assert (batch['map'] == 255).any() == (crop == 'pad')
+    assert (batch['map'] == 255).any() == (crop == 'pad(3)')
 
 
 def inside(labels: np.ndarray) -> np.ndarray:
@@ -355,7 +360,7 @@ def test_scaled_crops(tmp_path):
   root = write(tmp_path, 'images', 'masks', names=('a',))
   config = make_config(root, crop='scaled', flip=False, antialias=False)
   for zoom, inside in ((1.0, (16, 18)), (0.5, (10, 12)), (2.0, (16, 18))):
-    config.data.crop_zoom = (zoom, zoom)
+    config.data.crop = f'scaled(({zoom}, {zoom}))'
     source = data.open_source(config, 'train')
     batches = data.train_batches(source, config, start_step=0, num_steps=1)
     batch = next(iter(batches))

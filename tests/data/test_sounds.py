@@ -246,7 +246,10 @@ def test_a_stream_of_unknown_length_is_read(tmp_path):
     ({'data__audio__hop_ms': 0.0}, 'hop_ms is 0'),
     ({'data__audio__window': 'box'}, "window is 'box': choose one of"),
     ({'augment__audio__time_mask': -1}, 'time_mask is -1'),
-    ({'augment__jitter': (0.1, 0.1, 0.1, 0.1)}, 'are sounds: leave it out'),
+    (
+      {'augment__jitter': 'jitter(0.1, 0.1, 0.1, 0.1)'},
+      'are sounds: leave it out',
+    ),
     ({'data__name': 'audio:/no/folder'}, 'there is no folder'),
   ],
 )
@@ -270,7 +273,7 @@ def test_a_run_names_the_classes_of_files(tmp_path, capsys):
     data__name=f'audio:{root}',
     data__split='train',
     data__image_size=(64, 32),
-    data__pad=0,
+    data__crop='pad(0)',
     model__patch_size=(16, 8),
     train__duration='20 steps',
     train__batch_size=6,

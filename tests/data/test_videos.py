@@ -262,7 +262,6 @@ def test_a_run_names_the_classes_of_files(tmp_path, capsys):
     data__split='train',
     data__image_size=(4, 16, 16),
     data__crop='center',
-    data__pad=0,
     model__patch_size=(2, 8, 8),
     train__duration='30 steps',
     train__batch_size=6,

@@ -26,7 +26,7 @@ from vit_jax.train import step as step_lib
 
 # On digits, whose batches are of 16.
 MIXED = {
-  'augment__erase': 0.5,
+  'augment__erase': 'erase(0.5)',
   'augment__mixup': 0.8,
   'augment__cutmix': 1.0,
   'augment__repeats': 2,
@@ -105,7 +105,7 @@ def test_sheet_of_a_folder(run, tmp_path):
     'data__channels': 3,
     'data__image_size': 16,
     'augment__mixup': 1.0,
-    'augment__jitter': (0.5, 0.0, 0.0, 0.0),
+    'augment__jitter': 'jitter(0.5, 0.0, 0.0, 0.0)',
   }
   flags = tiny.flags(**changes)
   picture, out = run(*flags, '--count=3', '--step=7')
@@ -170,7 +170,7 @@ def test_captions(label, caption):
     (['more'], "unexpected argument 'more'"),
     (['--out=a.jpg'], '--out=a.jpg: what is written is a .png file'),
     (['--out=none/a.png'], '--out=none/a.png: there is no folder none'),
-    (['--config.augment.erase=2'], 'config.augment.erase is 2.0'),
+    (['--config.augment.erase=erase(2)'], 'probability is 2.0'),
     (['--config.data.split=foo'], "config.data.split: digits has no split 'f"),
     (['--config.train.duration=5'], 'config.train.duration'),
   ],

@@ -603,13 +603,14 @@ def poly(case):
   """Polynomial decay of mmengine and of the SETR repository, in float64."""
   dims, given = case.dims, case.arrays
   config = config_lib.default().optim
-  config.schedule = 'poly'
   found = {}
 
   def rates(steps, base, low, power, total, inclusive, warmup=0):
-    config.learning_rate, config.final_factor = base, low / base
-    config.power, config.final_inclusive = power, inclusive
-    config.warmup_inclusive = config.final_inclusive
+    config.learning_rate = base
+    config.schedule = (
+      f'poly({power}, {low / base}, final_inclusive={inclusive})'
+    )
+    config.warmup_inclusive = inclusive
     config.warmup_factor = dims['warmup_start_factor'] if warmup else 0.0
     with jax.enable_x64(True):
       schedule = optim.make_schedule(config, optim.Lengths(total, warmup))

@@ -99,7 +99,8 @@ def schedules(case: Case) -> golden_cases.Answers:
   f = case.fields
   config = config_lib.default().optim
   config.learning_rate = f['lr'] * f['batch_size'] / 256
-  config.final_factor = f['min_lr'] / config.learning_rate
+  final_factor = f['min_lr'] / config.learning_rate
+  config.schedule = f'cosine({final_factor})'
   config.warmup_inclusive = True
   config.weight_decay = f['weight_decay_start']
   config.final_weight_decay = f['weight_decay_end']
@@ -120,8 +121,8 @@ def schedules(case: Case) -> golden_cases.Answers:
 def clip(case: Case) -> golden_cases.Answers:
   grads = {k: jnp.asarray(x) for k, x in case.inputs.items()}
   config = config_lib.default().optim
-  config.name, config.momentum = 'sgd', 0.0
-  config.clip_each = case.fields['clip']
+  config.name = 'sgd(momentum=0.0)'
+  config.clip = f'each({case.fields["clip"]})'
   optimizer = optim.make_optimizer(config)
   clipped, _ = optimizer.update(grads, optimizer.init(grads), grads)
   norms = [optax.global_norm(grads[f'grad_{i}']) for i in range(len(grads))]

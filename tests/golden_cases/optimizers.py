@@ -9,9 +9,10 @@ import optax
 import golden_cases
 from vit_jax import config as config_lib
 from vit_jax import optim
+from vit_jax.config import parts
 
 
-def _settings(case: golden_cases.Case) -> dict[str, object]:
+def _settings(name: str, case: golden_cases.Case) -> dict[str, object]:
   """Returns the keys of `config.optim` for a case."""
   fields = case.fields
   matrices = [name for name, x in fields['shapes'].items() if len(x) > 1]
@@ -20,15 +21,16 @@ def _settings(case: golden_cases.Case) -> dict[str, object]:
     'decay_pattern': f'^({"|".join(map(re.escape, matrices))})$',
   }
   same = ('b1', 'b2', 'eps', 'momentum', 'trust_coefficient')
-  found |= {key: fields[key] for key in same if key in fields}
+  options = {key: fields[key] for key in same if key in fields}
+  options['adapt_all'] = fields.get('always_adapt', False)
+  found['name'] = str(parts.Part(name, (), options))
   found['clip_norm'] = fields.get('max_grad_norm') or 0.0
-  found['adapt_all'] = fields.get('always_adapt', False)
   return found
 
 
 def _answers(name: str, case: golden_cases.Case) -> golden_cases.Answers:
   config = config_lib.default()
-  for key, value in (_settings(case) | {'name': name}).items():
+  for key, value in _settings(name, case).items():
     config_lib.set_value(config, f'optim.{key}', value)
   optim.check(config)
   optimizer = optim.make_optimizer(config.optim)

@@ -15,7 +15,7 @@ import tiny
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.parallel import hardware
+from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
@@ -143,7 +143,7 @@ def test_what_breaks_the_contract(write, old, new, message):
 
 def test_means_that_the_run_reports_itself(write, tmp_path, monkeypatch):
   """No name that a run writes beside the means of the objective is free."""
-  monkeypatch.setattr(hardware, 'peak_flops', lambda device: 1e12)
+  monkeypatch.setattr(mesh_lib, 'peak_flops', lambda mesh: 1e12)
   config = write(RETURN, RETURN.replace("'accuracy'", 'NAME'))
   module = config.objective.name.partition(':')[0]
   with (tmp_path / f'{module}.py').open('a') as file:

@@ -59,7 +59,7 @@ def config_of(options=(), **overrides):
     result.evals[name] = vit_jax.config.evaluation(
       kind=kind, split='train[200:230]', every='4 steps'
     )
-  result.evals.zero.templates = 'a {}.|one {}.'
+  result.evals.zero.kind = "zero_shot(templates='a {}.|one {}.')"
   result.checkpoint.best = 'zero/accuracy'
   return result
 

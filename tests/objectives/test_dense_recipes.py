@@ -14,12 +14,9 @@ from vit_jax.train import cost
 # arXiv:2012.15840, section 4.1.
 SETR = {
   'model.name': 'ViT-L/16',
-  'optim.name': 'sgd',
-  'optim.momentum': 0.9,
+  'optim.name': 'sgd(momentum=0.9)',
   'optim.weight_decay': 0.0,
-  'optim.schedule': 'poly',
-  'optim.power': 0.9,
-  'data.crop_zoom': (0.5, 2.0),
+  'data.crop': 'scaled(zoom=(0.5, 2.0))',
   'data.flip': True,
   'objective.options.auxiliary_weight': 0.4,
 }
@@ -29,18 +26,21 @@ DATA = {
     'train.batch_size': 16,
     'train.duration': '160000 steps',
     'optim.learning_rate': 1e-3,
+    'optim.schedule': 'poly(power=0.9, final_factor=1e-4/0.001)',
   },
   'cityscapes': {
     'data.image_size': 768,
     'train.batch_size': 8,
     'train.duration': '80000 steps',
     'optim.learning_rate': 1e-2,
+    'optim.schedule': 'poly(power=0.9, final_factor=1e-4/0.01)',
   },
   'pascal': {
     'data.image_size': 480,
     'train.batch_size': 16,
     'train.duration': '80000 steps',
     'optim.learning_rate': 1e-3,
+    'optim.schedule': 'poly(power=0.9, final_factor=1e-4/0.001)',
   },
 }
 # Layers counted from 1, as in the paper.

@@ -40,13 +40,12 @@ OPTIONS = {
 RUN = {
   'model__name': 'ViT-Ti/2',
   'model__registers': 2,
-  'data__crop': 'random_resized',
-  'data__crop_scale': (0.4, 1.0),
+  'data__crop': 'random_resized(scale=(0.4, 1.0))',
   'evals__val__split': '',
   'train__duration': '8 steps',
   'optim__weight_decay': 0.04,
   'optim__final_weight_decay': 0.4,
-  'optim__clip_each': 3.0,
+  'optim__clip': 'each(3.0)',
 }
 RUN |= {
   'model__mlp_dim': 32,

@@ -11,13 +11,11 @@ from vit_jax.train import experiment as experiment_lib
 
 COMMON = {
   'data.image_size': 224,
-  'augment.jitter': (0.4, 0.4, 0.2, 0.1),
-  'augment.jitter_probability': 0.8,
+  'augment.jitter': 'jitter(0.4, 0.4, 0.2, 0.1, probability=0.8)',
   'augment.gray': (0.2,),
   'augment.blur': (1.0, 0.1, 0.5),
   'augment.solarize': (0.0, 0.2, 0.0),
   'optim.name': 'adamw',
-  'optim.schedule': 'cosine',
   'optim.weight_decay': 0.04,
   'optim.final_weight_decay': 0.4,
   'objective.options.local_crops': 8,
@@ -34,7 +32,7 @@ COMMON = {
   'objective.options.centre_momentum': 0.9,
 }
 DINO = COMMON | {
-  'data.crop_scale': (0.4, 1.0),
+  'data.crop': 'random_resized(scale=(0.4, 1.0))',
   'objective.options.local_scale': (0.05, 0.4),
   'objective.options.momentum': 0.996,
   'train.batch_size': 1024,
@@ -47,7 +45,7 @@ PAPERS = {
   | {
     'train.duration': '800 epochs',
     'optim.learning_rate': 5e-4 * 4,
-    'optim.clip_each': 0.0,
+    'optim.clip': '',
     'objective.options.trains_scale': True,
     'objective.options.freeze_last_layer': '1 epochs',
   },
@@ -55,7 +53,7 @@ PAPERS = {
   | {
     'train.duration': '400 epochs',
     'optim.learning_rate': 7.5e-4 * 4,
-    'optim.clip_each': 0.3,
+    'optim.clip': 'each(0.3)',
     'objective.options.trains_scale': False,
     'objective.options.freeze_last_layer': '3 epochs',
   },
@@ -64,7 +62,7 @@ PAPERS = {
     'model.name': 'ViT-L/16',
     'model.block': ('block(layer_scale=1e-5, stochastic_depth_uniform=True)'),
     'model.stochastic_depth': 0.3,
-    'data.crop_scale': (0.32, 1.0),
+    'data.crop': 'random_resized(scale=(0.32, 1.0))',
     'train.batch_size': 2048,
     'train.duration': '125_000 steps',
     'optim.learning_rate': 4e-3 * math.sqrt(2),
@@ -86,6 +84,7 @@ def test_settings_are_those_of_the_papers(name):
   experiment_lib.check(config)
   objectives.fill_options(config)
   found = dict(config_lib.flatten(config))
+  assert found['optim.schedule'].startswith('cosine(final_factor=')
   for key, value in PAPERS[name].items():
     wanted = pytest.approx(value) if isinstance(value, float) else value
     assert found[key] == wanted, key

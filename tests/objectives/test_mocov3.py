@@ -208,8 +208,7 @@ def test_the_papers_settings(size):
     'objective.options.width': 4096,
     'objective.options.dim': 256,
     'objective.options.freeze_patches': True,
-    'augment.jitter': (0.4, 0.4, 0.2, 0.1),
-    'augment.jitter_probability': 0.8,
+    'augment.jitter': 'jitter(0.4, 0.4, 0.2, 0.1, probability=0.8)',
     'augment.gray': (0.2,),
     'augment.blur': (1.0, 0.1),
     'augment.solarize': (0.0, 0.2),
@@ -217,5 +216,9 @@ def test_the_papers_settings(size):
   assert {k: found[k] for k in wanted} == wanted
   probe = config_lib.load(f'{tiny.ROOT}/configs/mocov3_probe_i1k.py:{size},x')
   optim = probe.optim
-  assert (optim.name, optim.learning_rate, optim.weight_decay) == ('sgd', 12, 0)
+  assert (optim.name, optim.learning_rate, optim.weight_decay) == (
+    'sgd(momentum=0.9)',
+    12,
+    0,
+  )
   assert probe.train.duration == '90 epochs' and optim.trainable == '^head/'

@@ -282,7 +282,7 @@ def test_a_replay_looks_at_the_student_alone(teacher):
   found = diagnose.examine(e, e.init(), batch, 0)
   pixels = np.asarray(batch['image'])[found.drawn] / 255
   np.testing.assert_allclose(found.images, (pixels - 0.2) / 0.7, atol=1e-5)
-  names = [(event.path, event.when) for event in found.events]
+  names = [(event.path, event.phase) for event in found.events]
   assert len(set(names)) == len(names)
   np.testing.assert_array_equal(found.targets['label'], batch['label'])
 

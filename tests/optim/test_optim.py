@@ -1,6 +1,7 @@
 """Optimizers: against formulas written out in NumPy, in every layout."""
 
 import functools
+import inspect
 import re
 
 import jax
@@ -13,6 +14,7 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
+from vit_jax.config import parts
 from vit_jax.models import layouts
 from vit_jax.optim import optimizers
 from vit_jax.optim import rules as rules_lib
@@ -26,21 +28,25 @@ UserError = config_lib.UserError
 RATE, DECAY, STEPS = 0.1, 0.3, 3
 B1, B2, EPS, MOMENTUM, TRUST = 0.8, 0.95, 1e-3, 0.9, 0.02
 # What formulas are compared for: here each is at its default, or 0.
-SETTINGS = {
-  'learning_rate': RATE,
-  'weight_decay': DECAY,
+SETTINGS = {'learning_rate': RATE, 'weight_decay': DECAY, 'clip_norm': 0.0}
+OPTIONS = {
   'b1': B1,
   'b2': B2,
   'eps': EPS,
   'momentum': MOMENTUM,
   'trust_coefficient': TRUST,
-  'clip_norm': 0.0,
 }
+NAMES = tuple(optimizers.OPTIMIZERS)
 
 
-def config_of(name, **settings):
+def config_of(name, options=None, **settings):
+  """A config; an optimizer takes those of the options that it has."""
   config = config_lib.default()
-  tiny.change(config, SETTINGS | {'name': name} | settings, 'optim.')
+  known = inspect.signature(config_lib.wing(optimizers.OPTIMIZERS[name]))
+  options = OPTIONS | (options or {})
+  options = {k: x for k, x in options.items() if k in known.parameters}
+  text = str(parts.Part(name, (), options))
+  tiny.change(config, SETTINGS | {'name': text} | settings, 'optim.')
   optim.check(config)
   return config
 
@@ -171,7 +177,7 @@ BY_ARRAY = ('adafactor', 'lamb', 'lars', 'muon')
 
 
 def test_there_is_a_formula_for_each():
-  assert set(FORMULAS) == set(optimizers.NAMES)
+  assert set(FORMULAS) == set(NAMES)
 
 
 @functools.cache
@@ -259,7 +265,7 @@ def trained(name, layout):
   return history
 
 
-@pytest.mark.parametrize('name', optimizers.NAMES)
+@pytest.mark.parametrize('name', NAMES)
 def test_equals_the_formula(name):
   params, gradients = draws()
   gradients = [by_name(g) for g in gradients]
@@ -275,7 +281,7 @@ def test_equals_the_formula(name):
 
 @pytest.mark.parametrize(
   ('name', 'layout'),
-  [*((name, 'scanned') for name in optimizers.NAMES)]
+  [*((name, 'scanned') for name in NAMES)]
   + [(name, 'frozen') for name in BY_ARRAY],
 )
 def test_the_same_in_every_layout(name, layout):
@@ -292,7 +298,7 @@ def test_the_same_in_every_layout(name, layout):
     )
 
 
-@pytest.mark.parametrize('name', optimizers.NAMES)
+@pytest.mark.parametrize('name', NAMES)
 def test_a_state_changes_its_layout(name):
   """Two steps scanned, the third unrolled, and the other way round."""
   for first, then in (('scanned', 'unrolled'), ('unrolled', 'scanned')):
@@ -382,7 +388,7 @@ def test_adamw_equals_that_of_optax():
   np.testing.assert_allclose(-RATE * direction, update, rtol=1e-5)
 
 
-@pytest.mark.parametrize('name', optimizers.NAMES)
+@pytest.mark.parametrize('name', NAMES)
 def test_momentum_in_half_the_memory(name):
   """The first moment alone; what it loses is bfloat16's rounding."""
   size, rng = 100, np.random.default_rng(0)
@@ -390,7 +396,7 @@ def test_momentum_in_half_the_memory(name):
   params = {'blocks_0': {'mlp': {'up': kernel}}}
   results = []
   for dtype in ('float32', 'bfloat16'):
-    config = config_of(name, momentum_dtype=dtype).optim
+    config = config_of(name, {'momentum_dtype': dtype}).optim
     optimizer = optim.make_optimizer(config)
     state = optimizer.init(params)
     for scale in (1.0, 0.7):
@@ -416,7 +422,9 @@ def test_a_factor_scales_all_decays():
   params = {'norm': {'scale': jnp.ones(3)}, 'head': {'kernel': jnp.ones(3)}}
   zeros = optax.tree.zeros_like(params)
   for name in ('adamw', 'sgd', 'muon'):
-    config = config_of(name, weight_decay=0.5, momentum=0.0, b1=0.0).optim
+    config = config_of(
+      name, {'momentum': 0.0, 'b1': 0.0}, weight_decay=0.5
+    ).optim
     config.rules = (('norm', 1.0, 0.1),)
     if name == 'muon':
       params['blocks_0'] = {'mlp': {'up': {'kernel': jnp.ones((2, 2))}}}
@@ -429,8 +437,8 @@ def test_a_factor_scales_all_decays():
 
 @pytest.mark.parametrize('layout', ['unrolled', 'scanned'])
 def test_clipping_of_each_parameter(layout):
-  settings = {'clip_each': 1.0, 'momentum': 0.0, 'weight_decay': 0.0}
-  config = config_of('sgd', **settings).optim
+  settings = {'clip': 'each(1.0)', 'weight_decay': 0.0}
+  config = config_of('sgd', {'momentum': 0.0}, **settings).optim
   params, (grads, *_) = laid_out(layout)
   optimizer = optim.make_optimizer(config)
   update = jax.jit(optimizer.update)
@@ -481,7 +489,7 @@ def test_muon_needs_a_hidden_matrix():
 
 def test_adaptive_clipping_of_patches_of_volumes():
   config = config_of(
-    'sgd', clip_adaptive=0.5, momentum=0.0, weight_decay=0.0
+    'sgd', {'momentum': 0.0}, clip='adaptive(0.5)', weight_decay=0.0
   ).optim
   rng = np.random.default_rng(0)
   p, g = rng.standard_normal((2, 4, 2, 2, 1, 3)).astype(np.float32)
@@ -510,7 +518,7 @@ UNITS = {
 @pytest.mark.parametrize('layout', ['unrolled', 'scanned'])
 def test_adaptive_clipping_of_each_unit(layout):
   config = config_of(
-    'sgd', clip_adaptive=0.5, momentum=0.0, weight_decay=0.0
+    'sgd', {'momentum': 0.0}, clip='adaptive(0.5)', weight_decay=0.0
   ).optim
   params, (grads, *_) = laid_out(layout)
   # Some units are clipped, and one is zero.
@@ -535,23 +543,30 @@ def test_adaptive_clipping_of_each_unit(layout):
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'name': 'adamv'}, "optim.name is 'adamv': choose one of adamw, "),
-    ({'clip_adaptive': -1.0}, 'optim.clip_adaptive is -1.0'),
-    ({'clip_each': -1.0}, 'optim.clip_each is -1.0'),
+    ({'name': 'adamv'}, "is 'adamv': did you mean 'adamw'? There are adamw, "),
+    ({'name': 'adamw(epz=0.9)'}, "no option 'epz': did you mean 'eps'? There"),
+    ({'name': 'sgd(b1=0.9)'}, "sgd has no option 'b1': There are momentum, "),
+    ({'name': 'muon(0.9, b1=0.8)'}, 'b1 is there twice'),
+    ({'name': 'adamw(b2=other)'}, 'b2=other is no literal'),
+    ({'name': "adamw(b2='0.9')"}, "b2 is '0.9': it must be of the type float"),
+    ({'clip': 'adaptive(-1.0)'}, 'limit is -1.0: it must be more than 0'),
+    ({'clip': 'each'}, "config.optim.clip=each: each needs the option 'limit'"),
     ({'final_weight_decay': 0.4, 'weight_decay': 0.0}, 'which it changes, is'),
     ({'final_weight_decay': -0.4}, 'final_weight_decay is -0.4'),
-    ({'b2': 1.0}, 'optim.b2 is 1.0: it must be in [0, 1)'),
-    ({'momentum_dtype': 'half'}, "momentum_dtype is 'half'"),
-    ({'sam.rho': -0.1}, 'optim.sam.rho is -0.1'),
-    ({'sam.rho': 0.1, 'sam.rho_min': 0.2}, 'rho_min is 0.2: it must be at'),
-    ({'sam.alpha': 0.4}, 'alpha is 0.4, but config.optim.sam.rho is 0'),
-    ({'sam.groups': 0}, 'sam.groups is 0'),
-    ({'sam.groups': 3, 'sam.rho': 0.1}, 'train.batch_size=128'),
+    ({'name': 'adamw(b2=1.0)'}, 'b2 is 1.0: it must be in [0, 1)'),
+    ({'name': "sgd(momentum_dtype='half')"}, "'half': choose one of float32"),
+    ({'sam': 'sam(-0.1)'}, 'rho is -0.1: it must be more than 0'),
+    ({'sam': 'gsam(rho=0.1, rho_min=0.2)'}, 'rho_min is 0.2: it must be at'),
+    ({'sam': 'sam(alpha=0.4)'}, "sam has no option 'alpha'"),
+    ({'sam': 'sam(groups=0)'}, 'groups is 0: it must be at least 1'),
+    ({'sam': 'sam(groups=3)'}, 'train.batch_size=128'),
   ],
 )
 def test_mistakes_are_named(settings, message):
   with pytest.raises(UserError, match=r'^config\.optim\.[^\n]*$') as error:
-    config_of(**{'name': 'adamw'} | settings)
+    config = config_lib.default()
+    tiny.change(config, settings, 'optim.')
+    optim.check(config)
   assert message in str(error.value)
 
 
@@ -559,7 +574,7 @@ def test_accumulation_needs_groups_only_where_there_is_sam():
   config = config_of('adamw')
   config.train.accumulation = 4
   optim.check(config)
-  config.optim.sam.rho = 0.1
+  config.optim.sam = 'sam(0.1)'
   with pytest.raises(UserError, match=r'a multiple of.*accumulation=4'):
     optim.check(config)
 
@@ -571,7 +586,8 @@ def test_all_parameters_may_be_adapted(name):
   grads = {'bias': jnp.array([3.0, 0.0, 4.0]), 'scale': jnp.ones(3)}
 
   def update(adapt_all):
-    config = config_of(name, adapt_all=adapt_all, trust_coefficient=1.0)
+    options = {'adapt_all': adapt_all, 'trust_coefficient': 1.0}
+    config = config_of(name, options)
     optimizer = optim.make_optimizer(config.optim)
     return optimizer.update(grads, optimizer.init(params), params)[0]
 

@@ -1,5 +1,6 @@
 """Learning rates at landmarks, and over runs of many lengths."""
 
+import documented
 import jax
 import numpy as np
 import pytest
@@ -28,23 +29,49 @@ def make(schedule, lengths, **settings):
   ('schedule', 'expected'),
   [
     # At 0, halfway through warm-up, at its end, and at 60%, 90%, 100%.
-    ('cosine', [0, 0.5, 1, 0.4719, 0.1271, 0.1]),
-    ('linear', [0, 0.5, 1, 1 - 0.9 * 50 / 90, 1 - 0.9 * 8 / 9, 0.1]),
+    ('cosine(final_factor=0.1)', [0, 0.5, 1, 0.4719, 0.1271, 0.1]),
     (
-      'poly',
+      'linear(final_factor=0.1)',
+      [0, 0.5, 1, 1 - 0.9 * 50 / 90, 1 - 0.9 * 8 / 9, 0.1],
+    ),
+    (
+      'poly(final_factor=0.1)',
       [0, 0.5, 1, *(0.9 * np.array([40, 10, 0]) ** 0.9 / 90**0.9 + 0.1)],
     ),
     ('step', [0, 0.5, 1, 0.1, 0.01, 0.01]),
     ('constant', [0, 0.5, 1, 1, 1, 1]),
-    ('wsd', [0, 0.5, 1, 1, 0.55, 0.1]),
-    ('rsqrt', [0, 0.5, 1, 5 * 75**-0.5, 2.5 * 105**-0.5 + 0.05, 0.1]),
+    ("wsd('20 steps', final_factor=0.1)", [0, 0.5, 1, 1, 0.55, 0.1]),
+    (
+      "rsqrt('20 steps', final_factor=0.1, timescale='25 steps')",
+      [0, 0.5, 1, 5 * 75**-0.5, 2.5 * 105**-0.5 + 0.05, 0.1],
+    ),
   ],
 )
 def test_landmarks(schedule, expected):
-  """Of 100 steps, 10 of warm-up, 20 of cooldown, a timescale of 25."""
-  fn = make(schedule, (100, 10, 20, 25), final_factor=0.1)
+  """Of 100 steps, 10 of warm-up."""
+  fn = make(schedule, (100, 10))
   found = [float(fn(step)) for step in (0, 5, 10, 60, 90, 100)]
   np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def test_lengths_may_be_in_epochs():
+  config = config_of("wsd('2 epochs')")
+  fn = optim.make_schedule(config.optim, optim.Lengths(100, 0, 80, 8))
+  np.testing.assert_allclose([fn(80), fn(90), fn(100)], [1, 0.5, 0])
+
+
+def test_a_schedule_of_the_users(tmp_path, monkeypatch):
+  _, code = documented.blocks('docs/configs.md', 'python')
+  (tmp_path / 'own_schedules.py').write_text(
+    f'{code}\ndef wrong(steps):\n  return 3\n'
+  )
+  monkeypatch.syspath_prepend(str(tmp_path))
+  fn = make('own_schedules:halving(count=4)', (110, 10))
+  np.testing.assert_allclose([fn(x) for x in (5, 10, 60)], [0.5, 1, 0.25])
+  with pytest.raises(UserError, match="no option 'counts': did you mean 'coun"):
+    optim.check(config_of('own_schedules:halving(counts=4)'))
+  with pytest.raises(UserError, match='wrong returns int: it must return a f'):
+    make('own_schedules:wrong', (110, 10))
 
 
 def test_an_inclusive_warmup_reaches_the_peak():
@@ -69,17 +96,18 @@ def test_step_changes_at_the_step():
   fn = make('step', (100,))
   found = [float(fn(step)) for step in (0, 59, 60, 84, 85)]
   np.testing.assert_allclose(found, [1, 1, 0.1, 0.1, 0.01], rtol=1e-5)
-  fn = make('step', (100,), step_at=(0.55, 0.9))
+  fn = make('step(at=(0.55, 0.9))', (100,))
   np.testing.assert_allclose([fn(54), fn(55)], [1, 0.1], rtol=1e-5)
   # Both within the warm-up.
-  fn = make('step', (100, 20), step_at=(0.05, 0.1))
+  fn = make('step(at=(0.05, 0.1))', (100, 20))
   np.testing.assert_allclose(float(fn(21)), 0.01, rtol=1e-5)
 
 
 def test_rsqrt_is_that_of_big_vision():
   """Its formula, with a cooldown to 0."""
   total, warmup, cooldown, timescale = 1000, 100, 50, 300
-  fn = make('rsqrt', (total, warmup, cooldown, timescale), learning_rate=3e-3)
+  schedule = f"rsqrt('{cooldown} steps', timescale='{timescale} steps')"
+  fn = make(schedule, (total, warmup), learning_rate=3e-3)
   steps = np.arange(total + 1)
   expected = 3e-3 / np.sqrt(1 + np.maximum(steps - warmup, 0) / timescale)
   expected *= np.minimum(1, steps / warmup)
@@ -88,7 +116,7 @@ def test_rsqrt_is_that_of_big_vision():
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize('schedule', schedules.NAMES)
+@pytest.mark.parametrize('schedule', schedules.SCHEDULES)
 def test_rises_then_falls_and_ends_right(schedule):
   """Runs and parts of many lengths, short ones as well."""
   for total, warmup, cooldown in (
@@ -101,7 +129,15 @@ def test_rises_then_falls_and_ends_right(schedule):
     (100, 50, 50),
     (1234, 17, 200),
   ):
-    fn = make(schedule, (total, warmup, cooldown, 40), final_factor=0.01)
+    options = {
+      'cosine': 'final_factor=0.01',
+      'linear': 'final_factor=0.01',
+      'poly': 'final_factor=0.01',
+      'wsd': f"'{cooldown or 1} steps', 0.01",
+      'rsqrt': f"'{cooldown} steps', 0.01, '40 steps'",
+    }
+    text = f'{schedule}({options.get(schedule, "")})'
+    fn = make(text, (total, warmup))
     values = np.asarray(jax.vmap(fn)(np.arange(1300)))[: total + 1]
     assert np.isfinite(values).all()
     assert values[0] == float(warmup == 0)
@@ -121,11 +157,14 @@ def test_rises_then_falls_and_ends_right(schedule):
 @pytest.mark.parametrize(
   ('schedule', 'settings', 'message'),
   [
-    ('exponential', {}, "schedule is 'exponential': choose one of cosine"),
-    ('cosine', {'cooldown': '5 steps'}, "schedule='cosine' has none"),
-    ('wsd', {}, "'wsd' needs a cooldown"),
-    ('step', {'step_at': (0.6, 0.5)}, 'growing fractions'),
-    ('cosine', {'final_factor': -1.0}, 'final_factor is -1.0'),
+    ('exponential', {}, "schedule is 'exponential': There are cosine, linear,"),
+    ("cosine(cooldown='5 steps')", {}, "cosine has no option 'cooldown'"),
+    ('wsd', {}, 'wsd needs a cooldown'),
+    ("rsqrt(cooldown='soon')", {}, "cooldown: 'soon' is not a length of time"),
+    ("rsqrt(timescale='0 steps')", {}, 'timescale: it must be more than 0'),
+    ('step(at=(0.6, 0.5))', {}, 'growing fractions'),
+    ('cosine(final_factor=-1.0)', {}, 'final_factor is -1.0'),
+    ('cosine', {'learning_rate': -1.0}, 'learning_rate is -1.0'),
   ],
 )
 def test_mistakes_are_named(schedule, settings, message):
@@ -135,9 +174,9 @@ def test_mistakes_are_named(schedule, settings, message):
 
 
 def test_parts_must_fit_the_run():
-  config = config_of('wsd', cooldown='60 steps', warmup='40 steps')
-  optim.check_lengths(config, optim.Lengths(100, 40, 60))
+  config = config_of("wsd('60 steps')", warmup='40 steps')
+  optim.check_lengths(config, optim.Lengths(100, 40))
   with pytest.raises(UserError, match=r'^[^\n]*only 99: shorten one of them$'):
-    optim.check_lengths(config, optim.Lengths(99, 40, 60))
+    optim.check_lengths(config, optim.Lengths(99, 40))
   with pytest.raises(UserError, match=r'^[^\n]*shorten the warm-up[^\n]*$'):
-    optim.check_lengths(config, optim.Lengths(40, 40, 0))
+    optim.check_lengths(config, optim.Lengths(40, 40))

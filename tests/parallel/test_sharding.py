@@ -16,8 +16,8 @@ from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.parallel import sharding_table
 from vit_jax.runs import checkpoint
-from vit_jax.train import describe
 from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import start
 
 UserError = config_lib.UserError
 
@@ -333,7 +333,7 @@ def test_the_same_numbers_where_an_axis_divides_little(caplog, mesh, axis):
   )
   places = e.program.param_shardings
   assert places['blocks_0/mlp/up/kernel'].spec != ()
-  describe.log(e)
+  start.log_facts(e)
   assert f'warning: config.mesh.{axis} divides no' in caplog.text
 
 

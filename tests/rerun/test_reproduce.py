@@ -114,7 +114,7 @@ def test_what_has_changed_is_said_first(original, tmp_path, caplog, stopped):
   assert 'git is aaaaaaaaaa, was aaaaaaaaaa with changes' in changes
   count = now['devices']['count']
   assert f'devices is {count} x cpu, was {count} x TPU v9' in changes
-  assert any('of the config are new: optim.sam.' in line for line in changes)
+  assert any('of the config are new: optim.sam' in line for line in changes)
   assert changes[-1].startswith('data is ') and changes[-1].endswith('was x')
   assert len(changes) == 6
 

@@ -30,8 +30,8 @@ def test_all_keys_have_their_value_and_meaning(capsys):
   meanings = {key: x['meaning'] for key, x in found.items()}
   assert all(text and '\n' not in text for text in meanings.values())
   assert meanings['optim.learning_rate'].startswith('The learning rate after')
-  assert meanings['optim.sam.rho'].startswith('SAM (sharpness-aware')
-  assert meanings['evals.val.k'].startswith("For 'knn': number of")
+  assert meanings['optim.sam'].startswith('SAM (sharpness-aware')
+  assert meanings['evals.val.kind'].startswith('The evaluator, with')
   assert meanings['augment.volume.flip'].startswith('Probability that an axis')
 
 

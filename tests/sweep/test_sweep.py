@@ -568,28 +568,33 @@ MISTAKES = {
     'in the space: model.depth is integers(1, 4.5): write two whole numbers',
   ),
   'unset': (
-    "space={'optim.b1': sweep.choice(None, 0.9)}, trials=2",
-    'in the space: optim.b1=None: the config takes it for 0.9, not for None',
+    "space={'optim.layer_decay': sweep.choice(None, 0.9)}, trials=2",
+    'in the space: optim.layer_decay=None: the config takes it for 1.0, not for'
+    ' None',
   ),
   'another type': (
     "space={'data.name': sweep.choice(5)}, sampler='grid'",
     "in the space: data.name=5: the config takes it for '5', not for 5",
   ),
   'infinite grid': (
-    "space={'optim.b1': sweep.uniform(0, 1)}, sampler='grid'",
-    'in the space: optim.b1 is uniform(0, 1), which no grid can try',
+    "space={'optim.layer_decay': sweep.uniform(0, 1)}, sampler='grid'",
+    'in the space: optim.layer_decay is uniform(0, 1), which no grid can try',
   ),
   'bounds': (
-    "space={'optim.b1': sweep.log_uniform(0, 1)}, trials=2",
-    'in the space: optim.b1 is log_uniform(0, 1): it must go from a positive',
+    "space={'optim.layer_decay': sweep.log_uniform(0, 1)}, trials=2",
+    'in the space: optim.layer_decay is log_uniform(0, 1): it must go from a',
   ),
   'plain value': (
-    "space={'optim.b1': 0.9}, trials=2",
-    'in the space: optim.b1 is 0.9: write sweep.choice(...)',
+    "space={'optim.layer_decay': 0.9}, trials=2",
+    'in the space: optim.layer_decay is 0.9: write sweep.choice(...)',
   ),
   'twice': (
-    "space={'optim.b1': sweep.choice(0.9, 0.9)}, trials=2",
-    'in the space: optim.b1 is choice(0.9, 0.9): name one value or more',
+    "space={'optim.layer_decay': sweep.choice(0.9, 0.9)}, trials=2",
+    'in the space: optim.layer_decay is choice(0.9, 0.9): name one value',
+  ),
+  'option of a text': (
+    "space={'optim.name': sweep.choice('adamw(b3=0.9)')}, sampler='grid'",
+    'in the space: optim.name=adamw(b3=0.9): config.optim.name: adamw has no',
   ),
   'seed': (
     "space={'seed': sweep.choice(1)}, trials=2",
@@ -677,7 +682,9 @@ def test_the_work_directory_of_a_run_is_refused(files, run):
 VALUES = {
   'model.block': (None, 'block(layer_scale=0.1)'),
   'data.flip': (True, False),
-  'data.crop_scale': ((0.08, 1.0), (0.5, 1.0)),
+  'data.crop': ('pad(1)', 'random_resized(scale=(0.5, 1.0))'),
+  'optim.name': ('adamw(b2=0.95)', 'sgd(momentum=0.9)'),
+  'optim.schedule': ('cosine', "wsd('1 epochs', final_factor=0.1)"),
   'optim.rules': ((), (('^head/', 10.0, 0.0),)),
   'model.patch_size': (2, (2, 4)),
   'model.name': ('ViT-Ti/2', 'ViT-S/2'),

@@ -28,11 +28,12 @@ from vit_jax.train import monitor
 
 UserError = config_lib.UserError
 
-SPLITS = {'split': 'train[80%:]', 'train_split': 'train[:80%]'}
+SPLITS = {'split': 'train[80%:]'}
+TRAIN = "train_split='train[:80%]'"
 EVALS = {
-  'near': {'kind': 'knn', 'every': '5 steps', 'k': 5},
-  'few': {'kind': 'few_shot', 'every': '12 steps', 'shots': (1, 20)},
-  'probe': {'kind': 'linear', 'every': ''},
+  'near': {'kind': f'knn({TRAIN}, k=5)', 'every': '5 steps'},
+  'few': {'kind': f'few_shot({TRAIN}, shots=(1, 20))', 'every': '12 steps'},
+  'probe': {'kind': f'linear({TRAIN})', 'every': ''},
 }
 
 
@@ -82,7 +83,7 @@ def test_metrics_that_are_not_those_declared(
     if command == 'evaluate':
       args = '--data=digits', '--split=train[:5]', f'--probe={name}:Own'
       commands.run(evaluate, f'--from={digits_run}', *args)
-    evals = {'own': {'kind': f'{name}:Own', 'train_split': ''}}
+    evals = {'own': {'kind': f'{name}:Own'}}
     evals['own']['every'] = '1 steps'
     loop.run(config(evals, train__duration='3 steps'), str(tmp_path / 'run'))
   error = str(e.value)
@@ -98,7 +99,7 @@ def test_metrics_that_are_declared_wrongly(tmp_path, monkeypatch, declared):
   text = EVALUATOR.replace('metrics = {}', f'metrics = {declared}')
   (tmp_path / f'{name}.py').write_text(text)
   monkeypatch.syspath_prepend(tmp_path)
-  evals = {'own': {'kind': f'{name}:Own', 'train_split': ''}}
+  evals = {'own': {'kind': f'{name}:Own'}}
   with pytest.raises(UserError, match=r'its `metrics` are .* must be a dict'):
     experiment_lib.check(config(evals))
 
@@ -166,7 +167,8 @@ def test_the_command_measures_the_same(finished, capsys):
   """On the averaged parameters, with another batch and number of devices."""
   last = results(finished)[12]
   for name, fields in EVALS.items():
-    flags = [f'--probe={fields["kind"]}']
+    kind = fields['kind'].partition('(')[0]
+    flags = [f'--probe={kind}', '--train_split=train[:80%]']
     flags += ['--k=5'] if name == 'near' else []
     flags += ['--shots=1,20'] if name == 'few' else []
     splits = [f'--{key}={value}' for key, value in SPLITS.items()]
@@ -198,7 +200,7 @@ def test_one_result_however_it_is_computed(how):
       context = evaluations_lib.TrainContext(
         e, e.program, e.init().eval_params, stop, watch
       )
-      return e, embedded.embeddings(context, SPLITS['train_split'])
+      return e, embedded.embeddings(context, 'train[:80%]')
 
   e, found = embed(**how)
   _, expected = embed()
@@ -242,8 +244,7 @@ def test_several_processes_come_to_the_same(tmp_path):
   overrides = {
     f'{key}split': 'train[80%:]',
     f'{key}every': '5 steps',
-    f'{key}kind': 'knn',
-    f'{key}train_split': 'train[:80%]',
+    f'{key}kind': f'knn({TRAIN})',
     'checkpoint__every': '5 steps',
   }
   alone, workdir = tmp_path / 'alone', tmp_path / 'run'
@@ -274,18 +275,23 @@ def test_dry_run_opens_what_probes_learn_from(tmp_path, capsys, caplog):
   ('fields', 'message'),
   [
     ({'kind': 'nearest'}, "evals.near.kind is 'nearest': choose one of accur"),
-    ({'kind': 'knn', 'train_split': ''}, "near.train_split is '', but .*'knn'"),
-    ({'kind': 'accuracy'}, "train_split is 'train.*kind is 'accuracy'"),
-    ({'kind': 'knn', 'train_split': 'a['}, r"near\.train_split: 'a\[' is not"),
-    ({'kind': 'knn', 'k': 0}, 'near.k is 0: it must be at least 1'),
+    ({'kind': 'knn'}, "near.kind=knn: knn needs the option 'train_split'"),
+    ({'kind': f'accuracy({TRAIN})'}, "accuracy has no option 'train_split'"),
+    ({'kind': "knn('a[')"}, r"near.kind=.*train_split: 'a\[' is not"),
+    ({'kind': f'knn({TRAIN}, k=0)'}, 'k is 0: it must be at least 1'),
+    ({'kind': f'linear({TRAIN}, k=3)'}, "linear has no option 'k'"),
+    ({'kind': 'linear(3)'}, 'train_split is 3: it must be of the type str'),
     (
-      {'kind': 'linear', 'k': 3},
-      "near.k is 3, but .*'linear', which has no k:",
+      {'kind': f"knn({TRAIN}, features='all')"},
+      "features is 'all': choose one",
     ),
-    ({'kind': 'knn', 'shots': (3,)}, "shots is .*'knn', which has no shots"),
-    ({'kind': 'few_shot', 'shots': ()}, r'shots is \(\): write different'),
-    ({'kind': 'few_shot', 'shots': (2, 2)}, r'shots is \(2, 2\): write'),
-    ({'kind': 'few_shot', 'shots': (0,)}, r'shots is \(0,\): write'),
+    (
+      {'kind': f'few_shot({TRAIN}, shots=())'},
+      r'shots is \(\): write different',
+    ),
+    ({'kind': f'few_shot({TRAIN}, shots=(2, 2))'}, r'shots is \(2, 2\): write'),
+    ({'kind': f'few_shot({TRAIN}, shots=(0,))'}, r'shots is \(0,\): each must'),
+    ({'kind': f'few_shot({TRAIN}, shot=(2,))'}, "'shot': did you mean 'shots'"),
   ],
 )
 def test_what_cannot_work_is_refused_at_once(fields, message):
@@ -298,24 +304,24 @@ def test_what_cannot_work_is_refused_at_once(fields, message):
   ('fields', 'message'),
   [
     (
-      {'kind': 'few_shot', 'train_split': 'train[:15%]'},
+      {'kind': "few_shot('train[:15%]')"},
       r"evals\.near: class '\d' has 2\d images in 'train\[:15%\]', but few_sho",
     ),
     (
-      {'kind': 'knn', 'train_split': 'train'},
+      {'kind': "knn('train')"},
       r"evals\.near: 'train\[80%:\]' shares 359 images with 'train': a probe",
     ),
     (
-      {'kind': 'knn', 'train_split': 'train[:9]'},
+      {'kind': "knn('train[:9]')"},
       r"evals\.near: 'train\[:9\]' has 9 images, fewer than the 20 neighbours",
     ),
     (
-      {'kind': 'linear', 'train_split': 'train[:1]'},
+      {'kind': "linear('train[:1]')"},
       r'evals\.near: a linear probe needs two classes at least',
     ),
     (
-      {'kind': 'knn', 'train_split': 'test'},
-      r'evals\.near\.train_split: digit',
+      {'kind': "knn('test')"},
+      r'evals\.near\.kind: digit',
     ),
   ],
 )
@@ -326,14 +332,14 @@ def test_data_that_cannot_work_are_refused_at_once(fields, message):
 
 
 def test_a_model_whose_layers_no_probe_reads_is_refused_at_once():
-  near = {'kind': 'knn', 'features': 'layers'}
+  near = {'kind': f"knn({TRAIN}, features='layers')"}
   with pytest.raises(
     UserError, match=r'near: features=.* that merges tokens: choose'
   ):
     experiment_lib.build(config({'near': near}, model__block='merging(1)'))
 
 
-def folder_config(root, shots):
+def folder_config(root, shots, train_split='train'):
   result = stand_in.config(
     root,
     evals__val__split='',
@@ -342,7 +348,7 @@ def folder_config(root, shots):
     optim__warmup='0 steps',
   )
   result.evals.few = config_lib.evaluation(
-    'val', '2 steps', 'few_shot', 'train', shots=shots
+    'val', '2 steps', f'few_shot({train_split!r}, shots={shots})'
   )
   return result
 
@@ -364,7 +370,7 @@ def test_a_folder_with_too_few_of_a_class_loses_nothing(tmp_path):
 
 def test_the_same_image_may_not_be_on_both_sides():
   """Their positions count where they count the same."""
-  spec = config_lib.evaluation('val', kind='knn', train_split='train', k=1)
+  spec = config_lib.evaluation('val', kind="knn('train', k=1)")
   probe = evaluation_base.create('evals.near', spec)
   labels, index = np.zeros(4, np.int32), np.arange(4)
   args = (labels, index), (labels, index + 3), ('a',)
@@ -374,7 +380,7 @@ def test_the_same_image_may_not_be_on_both_sides():
     ('val+train', 'val[:1]+train'),
     ('all', 'all'),
   ):
-    spec.split, spec.train_split = split, train_split
+    spec.split, probe.train_split = split, train_split
     with pytest.raises(UserError, match='shares 1 image with'):
       probe.check_examples(*args)
 
@@ -397,8 +403,8 @@ def test_what_names_say_of_both_sides_is_seen_at_once(
   """Before images are read."""
   root = stand_in.write_folder(tmp_path / 'images', train=8, val=2)
   (root / 'train' / 'cow' / '0.png').write_bytes(b'damaged')
-  result = folder_config(root, (1,))
-  result.evals.few.split, result.evals.few.train_split = split, train_split
+  result = folder_config(root, (1,), train_split)
+  result.evals.few.split = split
   if not shared:
     assert experiment_lib.build(result).probe_sources
     return
@@ -415,7 +421,9 @@ def test_what_names_say_of_both_sides_is_seen_at_once(
   ],
 )
 def test_few_shots_are_of_all_classes_that_are_asked_for(train_part, message):
-  spec = config_lib.evaluation(**SPLITS, kind='few_shot', shots=(1, 2))
+  spec = config_lib.evaluation(
+    **SPLITS, kind=f'few_shot({TRAIN}, shots=(1, 2))'
+  )
   train_labels, labels = np.array(train_part), np.array([0, 1, 2])
   index = np.arange(len(train_labels))
   probe = evaluation_base.create('evals.few', spec)
@@ -484,7 +492,7 @@ OWN = 'mean_rank:MeanRank'
 def own_config(**fields):
   result = tiny.config(checkpoint__best='rank/mean_rank')
   result.evals.rank = config_lib.evaluation(
-    **{'split': 'train[80%:]', 'every': '4 steps', 'kind': OWN, 'k': 8} | fields
+    **SPLITS | {'every': '4 steps', 'kind': f'{OWN}(k=8)'} | fields
   )
   return result
 
@@ -539,9 +547,11 @@ def test_an_own_evaluator_returns_numbers(
   [
     ({'kind': 'nowhere:Mine'}, "evals.rank.kind=.*no module 'nowhere'"),
     ({'kind': 'tiny:config'}, "another class 'config'"),
-    ({'k': 1}, 'evals.rank.k is 1: all ranks would be 1'),
-    ({'shots': (3,)}, 'evals.rank.shots is .* which has no shots'),
-    ({'train_split': 'train[:9]'}, 'evals.rank.train_split .* no train_split'),
+    (
+      {'kind': f'{OWN}(k=1)'},
+      'evals.rank.kind=.* k is 1: all ranks would be 1',
+    ),
+    ({'kind': f'{OWN}(kk=1)'}, "no option 'kk': There are k"),
   ],
 )
 def test_mistakes_with_an_evaluator_of_ones_own(fields, message):

@@ -45,10 +45,10 @@ def test_a_hook_ends_a_run_which_is_evaluated_and_saved(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'message'),
   [
-    ('KernelNorm', 'name a class of your own'),
+    ('KernelNorm', "is 'KernelNorm': .*of your own, as 'my_module:MyHook'"),
     ('my_hook:Norm', "has no class 'Norm'.*KernelNorm"),
     ('my_hook:KernelNorm(evry=1)', "no option 'evry': did you mean 'every'"),
-    ('my_hook:KernelNorm(1)', 'write each option with its name'),
+    ('my_hook:KernelNorm(every=2, every=3)', 'every is there twice'),
     ('nowhere:KernelNorm', "no module 'nowhere'"),
   ],
 )

@@ -201,8 +201,7 @@ def test_what_a_task_has_for_itself_waits_for_its_steps():
 @pytest.mark.slow
 def test_accumulated_steps_follow_the_mean_of_the_losses():
   keys = {
-    'optim__name': 'sgd',
-    'optim__momentum': 0.0,
+    'optim__name': 'sgd(momentum=0.0)',
     'optim__warmup': '0 steps',
     'optim__weight_decay': 0.0,
     'train__ema_decay': 0.0,

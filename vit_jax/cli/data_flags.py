@@ -11,7 +11,6 @@ from absl import logging
 
 from vit_jax import cli
 from vit_jax import config as config_lib
-from vit_jax.config import texts as texts_lib
 from vit_jax.config import UserError
 from vit_jax.runs import terminal
 
@@ -28,6 +27,9 @@ _FLAG_OF = {
   'config.data.num_workers': '--num_workers',
   'config.data.source_size': '--source_size',
 }
+
+# Keys of config.data that say how a caption becomes tokens.
+_TEXT_KEYS = ('tokenizer', 'text_length', 'text_too_long', 'words')
 
 
 def define(flag_values: flags.FlagValues, purpose: str) -> None:
@@ -121,7 +123,7 @@ def make_config(
     config.data.name = name
   trained = loaded.trained_with
   if trained is not None and trained.data.tokenizer:
-    for key in (*texts_lib.KEYS, 'captions', 'class_names'):
+    for key in (*_TEXT_KEYS, 'captions', 'class_names'):
       config_lib.set_value(config, f'data.{key}', trained.data[key])
   if trained is not None:
     config.data.map.update(trained.data.map)

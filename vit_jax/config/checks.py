@@ -1,23 +1,23 @@
 """Checks of keys, types and lengths of time."""
 
 import fractions
-import math
 import reprlib
 
 import ml_collections
 
 from vit_jax.config import tasks
 from vit_jax.config.defaults import default
+from vit_jax.config.defaults import evaluation
 from vit_jax.config.durations import parse_duration
 from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
-from vit_jax.config.evaluations import evaluation
+from vit_jax.config.keys import accumulation
+from vit_jax.config.keys import AUTO
 from vit_jax.config.keys import check_set
 from vit_jax.config.keys import flatten
 from vit_jax.config.keys import unknown_key
 from vit_jax.config.keys import value_at
-from vit_jax.config.microbatches import accumulation
-from vit_jax.config.microbatches import AUTO
+from vit_jax.config.options import check_interval
 
 MOST_PIXELS = 2**16  # the largest height or width of an image
 
@@ -46,8 +46,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       raise unknown_key(default(), key)
     check_set(key, value)
   lengths = ['train.duration', 'train.log_every', 'train.patience']
-  lengths += ['optim.warmup', 'optim.cooldown', 'optim.timescale']
-  lengths += ['checkpoint.every', 'checkpoint.keep_every']
+  lengths += ['optim.warmup', 'checkpoint.every', 'checkpoint.keep_every']
   lengths += [f'evals.{name}.every' for name in config.evals]
   for key in lengths:
     _check_length(config, key, value_at(config, key))
@@ -62,25 +61,25 @@ def _check_length(
   if not text and key.startswith(optional):
     return
   amount = duration(config, key)
-  if not amount and key not in ('optim.warmup', 'optim.cooldown'):
+  if not amount and key != 'optim.warmup':
     raise UserError(f'config.{key} is {text!r}: it must be more than 0')
 
 
 def _check_train(config: ml_collections.ConfigDict) -> None:
   train = config.train
-  at_least(config, 'seed', 0)
+  within(config, 'seed', '[0, inf)')
   if config.seed >= 2**32:
     raise UserError(f'config.seed is {config.seed}: it must be below 2**32')
-  at_least(config, 'train.batch_size', 1)
+  within(config, 'train.batch_size', '[1, inf)')
   parts = train.accumulation
   if parts != AUTO and (type(parts) is not int or parts < 1):
     raise UserError(
       f'config.train.accumulation is {parts!r}: write a number of'
       f' microbatches, at least 1, or {AUTO!r}'
     )
-  at_least(config, 'train.steps_per_call', 1)
-  at_least(config, 'train.max_skipped_in_a_row', 1)
-  at_least(config, 'train.stall_timeout', 0)
+  within(config, 'train.steps_per_call', '[1, inf)')
+  within(config, 'train.max_skipped_in_a_row', '[1, inf)')
+  within(config, 'train.stall_timeout', '[0, inf)')
   if train.batch_size % accumulation(config):
     raise UserError(
       f'config.train.batch_size={train.batch_size} does not divide into'
@@ -90,7 +89,7 @@ def _check_train(config: ml_collections.ConfigDict) -> None:
   one_of(config, 'train.task_sampling', tasks.SAMPLINGS)
   one_of(config, 'train.dtype', ('float32', 'bfloat16'))
   one_of(config, 'train.rng', ('threefry', 'rbg'))
-  share(config, 'train.ema_decay', below_1=True)
+  within(config, 'train.ema_decay', '[0, 1)')
   if train.ema_warmup and not train.ema_decay:
     raise UserError(
       'config.train.ema_warmup is True, but config.train.ema_decay is 0, so'
@@ -101,7 +100,7 @@ def _check_train(config: ml_collections.ConfigDict) -> None:
 def _check_best(config: ml_collections.ConfigDict) -> None:
   """Checks checkpoint.best and train.patience, which watches its metric."""
   train = config.train
-  at_least(config, 'checkpoint.keep', 2)
+  within(config, 'checkpoint.keep', '[2, inf)')
   best = config.checkpoint.best
   specs = tasks.all_evaluations(config)
   names = list(specs)
@@ -138,30 +137,20 @@ def normalization(
   return tuple(config.data.mean) or (0.5,), tuple(config.data.std) or (0.5,)
 
 
-def at_least(
-  config: ml_collections.ConfigDict, key: str, minimum: float
-) -> None:
-  """Raises a UserError if `config.<key>` is set and less than `minimum`."""
+def within(config: ml_collections.ConfigDict, key: str, interval: str) -> None:
+  """Raises a UserError unless a number, or each of a tuple, is in an interval.
+
+  Args:
+    config: The full config.
+    key: Key of the number; None is in any interval.
+    interval: As `options.Interval`: '[0, 1)', '[1, inf)', '(-inf, inf)'.
+  """
   value = value_at(config, key)
-  if value is not None and not minimum <= value < math.inf:
-    raise UserError(f'config.{key} is {value}: it must be at least {minimum}')
-
-
-def positive(config: ml_collections.ConfigDict, key: str) -> None:
-  """Raises a UserError unless `config.<key>` is more than 0."""
-  value = value_at(config, key)
-  if not value > 0:
-    raise UserError(f'config.{key} is {value}: it must be more than 0')
-
-
-def share(
-  config: ml_collections.ConfigDict, key: str, below_1: bool = False
-) -> None:
-  """Raises a UserError unless `config.<key>` is from 0 to 1, or below 1."""
-  value = value_at(config, key)
-  if not 0 <= value <= 1 or (below_1 and value == 1):
-    end = ')' if below_1 else ']'
-    raise UserError(f'config.{key} is {value}: it must be in [0, 1{end}')
+  if value is not None:
+    try:
+      check_interval(f'config.{key}', value, interval)
+    except ValueError as e:
+      raise UserError(str(e)) from None
 
 
 def duration(config: ml_collections.ConfigDict, key: str) -> fractions.Fraction:
@@ -172,15 +161,6 @@ def duration(config: ml_collections.ConfigDict, key: str) -> fractions.Fraction:
   """
   with explained(f'config.{key}'):
     return parse_duration(value_at(config, key))[0]
-
-
-def check_numbers(config: ml_collections.ConfigDict, key: str) -> None:
-  """Raises a UserError if not all elements of a tuple are finite numbers."""
-  value = value_at(config, key)
-  if not all(isinstance(x, int | float) and math.isfinite(x) for x in value):
-    raise UserError(
-      f'config.{key} is {value}: it must hold finite numbers, as in (0.5, 1.0)'
-    )
 
 
 def one_of(

@@ -8,10 +8,6 @@ package checks the values of its own keys.
 import ml_collections
 from ml_collections import config_dict
 
-from vit_jax.config import architecture
-from vit_jax.config import evaluations
-from vit_jax.config import media
-from vit_jax.config import texts
 from vit_jax.config.errors import UserError
 
 
@@ -24,15 +20,15 @@ def default() -> ml_collections.ConfigDict:
   # The seed of the initial parameters, the order of the data, the augmentation
   # and dropout.
   config.seed = 0
-  config.model = architecture.model()
+  config.model = _model()
   config.data = _data()
   config.augment = _augment()
   config.objective = _objective()
   config.train = _train()
   config.optim = _optim()
   config.evals = ml_collections.ConfigDict()
-  config.evals.val = evaluations.evaluation()
-  config.evals.test = evaluations.evaluation()
+  config.evals.val = evaluation()
+  config.evals.test = evaluation()
   config.checkpoint = _checkpoint()
   config.init_from = ml_collections.ConfigDict()
   # The checkpoint whose parameters training starts from: a file, a directory,
@@ -61,6 +57,80 @@ def default() -> ml_collections.ConfigDict:
   config.tasks.unlock()  # and tasks
   config.objective.options.unlock()  # each objective defines its own options
   return config
+
+
+def _model() -> ml_collections.ConfigDict:
+  """Returns the keys of a model; None keeps the named model's value."""
+  model = ml_collections.ConfigDict()
+  # Family, size and patch size; `vit_jax.list_models()` lists them. Options of
+  # a family that is no ViT follow in brackets, as 'iGPT-S(colours=64)'.
+  # 'init_from' is the model of the checkpoint at init_from.path.
+  model.name = 'ViT-S/16'
+  model.num_classes = config_dict.placeholder(int)  # None: the data's classes
+  # Compile one layer and run it `depth` times, which compiles faster.
+  model.scan = False
+  # Which values the backward pass recomputes, to save memory: 'none';
+  # 'activations', those within the MLP's activation function, and its dropout;
+  # 'products', all but the results of dense layers and of attention; 'full'; or
+  # the name of a policy of jax.checkpoint_policies. 'auto' is one of these by
+  # the platform.
+  model.remat = 'auto'
+  # How attention is computed: 'plain', 'einsum', 'fused', 'xla' or 'cudnn';
+  # None is what suits the platform. 'xla' and 'cudnn' have no attention
+  # dropout; 'cudnn' needs a GPU and train.dtype=bfloat16.
+  model.attention_implementation = config_dict.placeholder(str)
+  # The keys below override the named model; None keeps its value. Not every
+  # family has every key.
+  model.hidden_size = config_dict.placeholder(int)  # width D of a token
+  model.mlp_dim = config_dict.placeholder(int)  # hidden width of an MLP
+  model.num_heads = config_dict.placeholder(int)  # attention heads of a layer
+  model.depth = config_dict.placeholder(int)  # number of layers
+  model.patch_size = config_dict.placeholder(object)  # pixels: int or (h, w)
+  # Parts: a name, with options that differ from their defaults, as
+  # 'attention(qk_norm=True)', or a class of your own, as
+  # 'my_parts:WindowAttention(window=7)'. An option that is not set takes the
+  # value of the key of its name, as num_heads. The page of parts lists them
+  # with their options; so does `python -m vit_jax.summary --parts`.
+  # Patch embedding: 'patches', 'normed', or 'hybrid', after a ResNet.
+  model.patches = config_dict.placeholder(str)
+  # Positions, of which several may be added: 'learned', 'factorized',
+  # 'sincos2d', 'rope', 'relative_bias', 'relative_mlp_bias', as
+  # 'learned + rope'; or 'none'.
+  model.positions = config_dict.placeholder(str)
+  # A layer: 'block', 'parallel', 'branches', 'post_norm', 'merging'.
+  model.block = config_dict.placeholder(str)
+  # Attention: 'attention', 'grouped', 'differential'.
+  model.attention = config_dict.placeholder(str)
+  # What follows attention: 'mlp', 'swiglu', 'glu', 'geglu', 'experts'.
+  model.mlp = config_dict.placeholder(str)
+  model.norm = config_dict.placeholder(str)  # 'layer_norm' or 'rms_norm'
+  # What the head reads: 'token', the class token; 'mean', that of the patches;
+  # 'token_and_mean'; or 'map', attention pooling.
+  model.pool = config_dict.placeholder(str)
+  # The head: 'linear', with options as pre_logits, a layer before it, and bias,
+  # its initial value.
+  model.head = config_dict.placeholder(str)
+  model.last_norm = config_dict.placeholder(bool)  # a norm after the last layer
+  # A norm before the layers, as in CLIP.
+  model.pre_norm = config_dict.placeholder(bool)
+  # A learned token before the patches, which the head may read.
+  model.class_token = config_dict.placeholder(bool)
+  model.distillation_token = config_dict.placeholder(bool)  # as in DeiT
+  model.registers = config_dict.placeholder(int)  # number of register tokens
+  # A learned token for masked patches, for objectives that mask.
+  model.mask_token = config_dict.placeholder(bool)
+  model.dropout_rate = config_dict.placeholder(float)  # 0
+  model.attention_dropout_rate = config_dict.placeholder(float)  # 0
+  # Probability that the last layer is skipped: 0. It grows linearly with depth
+  # from 0 at the first layer.
+  model.stochastic_depth = config_dict.placeholder(float)
+  # Share of the patches that training leaves out at random; 0.
+  model.patch_dropout = config_dict.placeholder(float)
+  model.layer_norm_epsilon = config_dict.placeholder(float)  # 1e-6
+  # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun', 'deit',
+  # 'igpt', 'moco' or 'mimetic' (attention as in pre-trained models).
+  model.initializers = config_dict.placeholder(str)
+  return model
 
 
 def _data() -> ml_collections.ConfigDict:
@@ -94,7 +164,32 @@ def _data() -> ml_collections.ConfigDict:
   data.columns.split = ''
   # The columns of numbers to predict (regression). (): no regression.
   data.columns.numbers = ()
-  texts.add_keys(data)
+  # The columns of captions. A cell has one text or a list of texts. (): the
+  # column whose name fits, if there is a tokenizer.
+  data.columns.text = ()
+  # Where captions come from. '': the data has them. 'templates:A {}.|B {}.':
+  # these templates, with the name of the image's class in place of {}.
+  # 'templates:LIST': a list of vit_jax/data/templates, such as 'imagenet'.
+  # 'templates:FILE': a file with one template per line.
+  data.captions = ''
+  # Names of the classes in templates: a list of vit_jax/data/class_names, such
+  # as 'cifar10', or a file with one name per line, in the order of the data's
+  # classes. '': the names in the data, with spaces in place of underscores.
+  data.class_names = ''
+  # How captions become tokens. 'words': one token for each word of the training
+  # captions. 'clip' (CLIP), 'sentencepiece' (SigLIP) and 'wordpiece' (LiT,
+  # which has BERT's uncased vocabulary): a published vocabulary, which is
+  # downloaded once. 'clip:FILE', 'sentencepiece:FILE' or 'wordpiece:FILE':
+  # another vocabulary of the same kind. '': captions are not read.
+  data.tokenizer = ''
+  # Number of tokens of a caption, special tokens included. None: the number of
+  # the published model.
+  data.text_length = config_dict.placeholder(int)
+  # What happens to captions with more than data.text_length tokens: 'cut' or
+  # 'refuse'.
+  data.text_too_long = 'cut'
+  # The words of data.tokenizer='words'. (): the run collects them at its start.
+  data.words = ()
   # The folder of TFDS data, or the cache of hf: datasets. None: the default of
   # the library.
   data.dir = config_dict.placeholder(str)
@@ -133,23 +228,15 @@ def _data() -> ml_collections.ConfigDict:
   # cropped on the device. Volumes have (depth, height, width), moving_digits
   # (frames, height, width). None: the size that the source declares, if any.
   data.source_size = config_dict.placeholder(object)
-  # How training images are cropped. 'random_resized': a random rectangle
-  # (data.crop_scale, data.crop_ratio) is resized to the model's input. The
-  # other crops come after data.resize. 'random': a random crop. 'pad': a random
-  # crop after data.pad black pixels are added on each side. 'scaled': a random
-  # crop after both sides are multiplied by a factor from data.crop_zoom; a crop
-  # that is larger than the image is filled at the right and the bottom.
+  # How training images are cropped. 'random_resized(scale=(0.08, 1.0),
+  # ratio=(3/4, 4/3))': a random rectangle, of a fraction of the image's area in
+  # scale and of a width / height in ratio, is resized to the model's input. The
+  # other crops come after data.resize. 'random': a random crop. 'pad(4)': a
+  # random crop after 4 black pixels are added on each side. 'scaled(zoom=(0.5,
+  # 2.0))': a random crop after both sides are multiplied by a factor from zoom;
+  # a crop that is larger than the image is filled at the right and the bottom.
   # 'center': the middle.
   data.crop = 'random_resized'
-  # For data.crop='scaled': the smallest and the largest factor.
-  data.crop_zoom = (0.5, 2.0)
-  # For data.crop='random_resized': the smallest and the largest fraction of the
-  # image's area.
-  data.crop_scale = (0.08, 1.0)
-  # For data.crop='random_resized': the smallest and the largest width / height.
-  data.crop_ratio = (3 / 4, 4 / 3)
-  # For data.crop='pad': the number of black pixels on each side.
-  data.pad = 4
   # Whether training mirrors an image left to right with probability 1/2.
   data.flip = True
   # Size of a training image before the crop. An int is the length of the short
@@ -185,7 +272,7 @@ def _data() -> ml_collections.ConfigDict:
   # the range of uint8 or uint16. Or (low, high) in the unit of the files, such
   # as Hounsfield units; or 'percentiles(0.5,99.5)' of each scan and modality.
   data.volume.window = config_dict.FieldReference('type', field_type=object)
-  data.video, data.audio = media.video(), media.audio()
+  data.video, data.audio = _video(), _audio()
   # Whether shrinking an image averages pixels. False: plain bilinear sampling,
   # as TensorFlow does.
   data.antialias = True
@@ -220,11 +307,11 @@ def _augment() -> ml_collections.ConfigDict:
   # 'trivialaugment', 'autoaugment' (the policy for CIFAR) and '3augment' (of
   # DeiT III). '': none.
   augment.policy = ''
-  # The largest changes of brightness, contrast, saturation and hue (of hue at
-  # most 0.5). Each image has random changes of its own. (): none.
-  augment.jitter = ()
-  # Probability that augment.jitter changes an image.
-  augment.jitter_probability = 1.0
+  # Colour jitter: 'jitter(0.4, 0.4, 0.2, 0.1, probability=0.8)' has the largest
+  # changes of brightness, contrast, saturation and hue (of hue at most 0.5),
+  # and the probability that they change an image. Each image has random
+  # changes of its own. '': none.
+  augment.jitter = ''
   # Probability that a crop becomes grey: one number for each crop, in the order
   # of the objective's views. The last number holds for all further crops. ():
   # never.
@@ -235,12 +322,11 @@ def _augment() -> ml_collections.ConfigDict:
   # Probability that a crop is solarized, which inverts values from 128 up: one
   # number for each crop, as augment.gray. (): never.
   augment.solarize = ()
-  # Random erasing: the probability that a rectangle of an image becomes noise.
-  augment.erase = 0.0
-  # Random erasing: the smallest and the largest fraction of the image's area.
-  augment.erase_area = (0.02, 1 / 3)
-  # Random erasing: the smallest and the largest height / width.
-  augment.erase_ratio = (0.3, 10 / 3)
+  # Random erasing: 'erase(0.25)' has the probability that a rectangle of an
+  # image becomes noise. Options are area=(0.02, 1/3), the range of the fraction
+  # of the image's area, and ratio=(0.3, 10/3), that of height / width. '':
+  # none.
+  augment.erase = ''
   # Mixup adds an image and its label to those of its neighbour in the batch.
   # The weight of the neighbour is drawn from Beta(alpha, alpha), and this is
   # alpha. 0: off.
@@ -256,8 +342,61 @@ def _augment() -> ml_collections.ConfigDict:
   # Repeated augmentation: how often an image occurs in a batch, each time with
   # other augmentation. All copies count towards the length of an epoch.
   augment.repeats = 1
-  augment.volume, augment.audio = _volume(), media.masks()
+  augment.volume, augment.audio = _volume(), _masks()
   return augment
+
+
+def _video() -> ml_collections.ConfigDict:
+  """Returns the keys `config.data.video`.
+
+  The number of frames of a clip is the first of `config.data.image_size`.
+  """
+  keys = ml_collections.ConfigDict()
+  # The frames of a clip are this many frames of the video apart.
+  keys.stride = 1
+  # What happens to a video that is shorter than a clip. 'refuse': an error.
+  # 'pad': its last frame is repeated.
+  keys.short = 'refuse'
+  return keys
+
+
+def _audio() -> ml_collections.ConfigDict:
+  """Returns the keys `config.data.audio`: log-mel spectrograms, as of AST.
+
+  `config.data.image_size` is (frames, mels) of the model's input.
+  """
+  keys = ml_collections.ConfigDict()
+  # Samples per second.
+  keys.sample_rate = 16_000
+  # Window function of the spectrogram: 'hamming' or 'hann'.
+  keys.window = 'hamming'
+  # Length of the window in milliseconds.
+  keys.window_ms = 25.0
+  # Time between two frames of the spectrogram, in milliseconds.
+  keys.hop_ms = 10.0
+  # Whether files with another sample rate are resampled. False: they are an
+  # error.
+  keys.resample = True
+  # What happens to a sound that is shorter than the model's input. 'refuse': an
+  # error. 'pad': silence is added at its end.
+  keys.short = 'pad'
+  return keys
+
+
+def _masks() -> ml_collections.ConfigDict:
+  """Returns the keys `config.augment.audio`: masks of SpecAugment.
+
+  A mask hides a range of frames or bands of a spectrogram in training. Its
+  length is drawn from 0 to the largest, and its place is anywhere.
+  """
+  keys = ml_collections.ConfigDict()
+  # SpecAugment: the largest number of frames that a mask hides. 0: no masks.
+  keys.time_mask = 0
+  # SpecAugment: the largest number of mel bands that a mask hides. 0: no masks.
+  keys.frequency_mask = 0
+  # SpecAugment: the number of masks in time, and that in frequency.
+  keys.masks = 1
+  return keys
 
 
 def _volume() -> ml_collections.ConfigDict:
@@ -375,18 +514,21 @@ def _train() -> ml_collections.ConfigDict:
 
 def _optim() -> ml_collections.ConfigDict:
   optim = ml_collections.ConfigDict()
-  # The optimizer: 'adamw', 'sgd', 'lamb', 'lars', 'lion', 'adafactor', 'muon'
-  # or 'adam_big_vision'. The last one is Adam whose weight decay is multiplied
-  # by the schedule, scaled to a maximum of 1, and not by the learning rate. Or
-  # a function with its options: 'optax:adan(b1=0.98)',
-  # 'my_module:my_optimizer'.
+  # The optimizer, with its options: 'adamw(b2=0.95)', 'sgd(momentum=0.9)',
+  # 'lamb', 'lars', 'lion', 'adafactor', 'muon' or 'adam_big_vision'. The last
+  # one is Adam whose weight decay is multiplied by the schedule, scaled to a
+  # maximum of 1, and not by the learning rate. Or a function of optax, as
+  # 'optax:adan(b1=0.98)', or of your own, as 'my_module:my_optimizer'.
   optim.name = 'adamw'
   # The learning rate after the warm-up, which is the maximum.
   optim.learning_rate = 1e-3
   # How the learning rate changes after the warm-up. 'cosine', 'linear' and
-  # 'poly' fall to optim.final_factor of it; 'step' falls at optim.step_at;
-  # 'constant' does not change; 'wsd' is constant until a linear cooldown;
-  # 'rsqrt' falls as 1 / sqrt(t) until a linear cooldown.
+  # 'poly(power=0.9)' fall to their option final_factor of the maximum;
+  # 'step(at=(0.6, 0.85), factor=0.1)' falls at fractions of the duration;
+  # 'constant' does not change; "wsd(cooldown='10 epochs')" is constant until a
+  # linear cooldown; "rsqrt(timescale='10_000 steps', cooldown='10 epochs')"
+  # falls as 1 / sqrt(t) until a linear cooldown. Or a function of your own, as
+  # 'my_module:my_schedule', which takes the number of steps after the warm-up.
   optim.schedule = 'cosine'
   # Length of the warm-up, in which the learning rate rises linearly from
   # optim.warmup_factor of the maximum.
@@ -396,33 +538,13 @@ def _optim() -> ml_collections.ConfigDict:
   # Whether the last step of the warm-up already has the maximum, as in DINO's
   # code. False: the step after it is the first to have it.
   optim.warmup_inclusive = False
-  # The learning rate at the end of the run / optim.learning_rate.
-  optim.final_factor = 0.0
-  # For optim.schedule='poly': the learning rate falls as (1 - t)^power.
-  optim.power = 0.9
-  # For optim.schedule='poly': whether the last step already has the final
-  # learning rate, as in mmengine. False: the step after the last one would.
-  optim.final_inclusive = False
-  # For optim.schedule='step': fractions of the duration at which the learning
-  # rate is multiplied by optim.step_factor.
-  optim.step_at = (0.6, 0.85)
-  # For optim.schedule='step': the learning rate after a drop / before it.
-  optim.step_factor = 0.1
-  # For optim.schedule='wsd' and 'rsqrt': length of the cooldown, which is the
-  # last part of the run.
-  optim.cooldown = '0 steps'
-  # For optim.schedule='rsqrt': the time until the learning rate has fallen to
-  # 1 / sqrt(2) of the maximum.
-  optim.timescale = '10_000 steps'
   # Gradient clipping: the largest norm of the whole gradient. 0: no clipping.
   optim.clip_norm = 0.0
-  # Gradient clipping: the largest norm of the gradient of each parameter, as in
-  # DINO. 0: no clipping.
-  optim.clip_each = 0.0
-  # Adaptive gradient clipping: the largest norm of the gradient of a unit (one
-  # output of a layer), as a multiple of the norm of its weights. Heads are not
-  # clipped. 0: no clipping.
-  optim.clip_adaptive = 0.0
+  # Gradient clipping before optim.clip_norm. 'each(3.0)': the largest norm of
+  # the gradient of each parameter, as in DINO. 'adaptive(0.01)': the largest
+  # norm of the gradient of a unit (one output of a layer), as a multiple of the
+  # norm of its weights; heads are not clipped. '': none.
+  optim.clip = ''
   # Weight decay, which is multiplied by the learning rate, as in optax.
   optim.weight_decay = 0.0
   # The weight decay at the end of the run. It changes from optim.weight_decay
@@ -432,28 +554,11 @@ def _optim() -> ml_collections.ConfigDict:
   # Regular expression for the paths of the parameters that have weight decay.
   # LAMB and LARS adapt the learning rate of the same parameters.
   optim.decay_pattern = r'kernel$'
-  # Whether LAMB and LARS adapt the learning rate of all parameters, not only of
-  # those with weight decay.
-  optim.adapt_all = False
-  # For optim.name='lars': the norm of an update before momentum, at a learning
-  # rate of 1, as a multiple of the parameter's norm.
-  optim.trust_coefficient = 1e-3
-  # Decay of the first moment, for optimizers such as Adam and Lion.
-  optim.b1 = 0.9
-  # Decay of the second moment. Lion usually has 0.99. For Adafactor it is the
-  # largest decay.
-  optim.b2 = 0.999
-  # For Adam and LAMB: the number that is added to the root of the second
-  # moment.
-  optim.eps = 1e-8
-  # Momentum, for optim.name='sgd', 'lars' and 'muon'.
-  optim.momentum = 0.9
-  # Type in which the first moment or the momentum is stored. 'bfloat16' halves
-  # its memory.
-  optim.momentum_dtype = 'float32'
-  # Whether the momentum is Nesterov's, for optim.name='sgd' and 'lars'.
-  optim.nesterov = False
-  optim.sam = _sam()
+  # SAM (sharpness-aware minimization): 'sam(rho=0.05)', where rho is the norm
+  # of the perturbation of the parameters; or 'gsam(rho=0.6, rho_min=0.1,
+  # alpha=0.6)'. With groups=2, each of 2 equal groups of the batch has a
+  # perturbation of its own. '': off.
+  optim.sam = ''
   # Regular expression that selects the parameters that train. It is searched
   # for in their paths, such as `blocks_3/norm1/scale`. Scanned layers have the
   # same paths, but can only be frozen all together. '': all parameters train.
@@ -471,20 +576,39 @@ def _optim() -> ml_collections.ConfigDict:
   return optim
 
 
-def _sam() -> ml_collections.ConfigDict:
-  sam = ml_collections.ConfigDict()
-  # SAM (sharpness-aware minimization): the norm of the perturbation of the
-  # parameters. 0: off.
-  sam.rho = 0.0
-  # GSAM: the value of rho at the final learning rate. Rho falls with the
-  # learning rate to it. None: rho is constant.
-  sam.rho_min = config_dict.placeholder(float)
-  # GSAM: weight of the term that is subtracted from the gradient, the component
-  # of the plain gradient that is orthogonal to the perturbed gradient.
-  sam.alpha = 0.0
-  # Number of equal groups of the batch, each with a perturbation of its own.
-  sam.groups = 1
-  return sam
+def evaluation(
+  split: str = '',
+  every: str = '',
+  kind: str = 'accuracy',
+  patch_size: int | tuple[int, int] | None = None,
+) -> ml_collections.ConfigDict:
+  """Returns one entry of `config.evals`.
+
+  Args:
+    split: The split that is evaluated, as in `data.split`. '': this evaluation
+      is off.
+    every: Time between two evaluations, as in `train.duration`. '': only at
+      the end of the run.
+    kind: The evaluator, with its options. 'accuracy' computes the metrics of
+      the objective. "knn(train_split='train[:80%]', k=20)" (nearest
+      neighbours), 'few_shot(...)' (least squares on a few images of each class)
+      and 'linear(...)' (logistic regression) fit a classifier on the features
+      of train_split. 'zero_shot' classifies images by captions of the classes.
+      'retrieval' finds images by captions, and captions by images. Your own
+      evaluator is 'my_module:MyEvaluator(option=1)'.
+    patch_size: Patch size, an int or (height, width), to which the model is
+      resized as in `train.patch_sizes`. None: the model's own.
+  """
+  keys = ml_collections.ConfigDict(
+    {
+      'split': split,
+      'every': every,
+      'kind': kind,
+      'patch_size': config_dict.placeholder(object),
+    }
+  )
+  keys.patch_size = patch_size
+  return keys
 
 
 def _checkpoint() -> ml_collections.ConfigDict:

@@ -6,6 +6,7 @@ import dataclasses
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax.config import checkpoints
 from vit_jax.config import recipes
 
 # Stored numbers of Cityscapes' 19 classes, from road to bicycle, in *_labelIds.
@@ -68,17 +69,15 @@ def setr(head: str, dataset: str, data: str) -> ml_collections.ConfigDict:
   config.data.name = data
   config.data.split = 'train'
   config.data.image_size = how.crop
-  config.data.crop = 'scaled'
-  config.data.crop_zoom = (0.5, 2.0)
+  config.data.crop = 'scaled(zoom=(0.5, 2.0))'
   config.data.resize = config.data.eval_resize = how.short
   config.data.mean = recipes.IMAGENET_MEAN
   config.data.std = recipes.IMAGENET_STD
-  config.augment.jitter = (32 / 255, 0.5, 0.5, 18 / 360)
-  config.augment.jitter_probability = 0.5
+  config.augment.jitter = 'jitter(32/255, 0.5, 0.5, 18/360, probability=0.5)'
 
   config.model.name = 'ViT-L/16'
   config.model.dropout_rate = 0.1
-  config.init_from.path = recipes.CHECKPOINTS['ViT-L/16']
+  config.init_from.path = checkpoints.CHECKPOINTS['ViT-L/16']
   config.init_from.resize = 'half_pixel'
 
   config.objective.name = 'segmentation'
@@ -90,13 +89,10 @@ def setr(head: str, dataset: str, data: str) -> ml_collections.ConfigDict:
 
   config.train.duration = f'{how.steps} steps'
   config.train.batch_size = how.batch
-  config.optim.name = 'sgd'
-  config.optim.momentum = 0.9
+  config.optim.name = 'sgd(momentum=0.9)'
   config.optim.weight_decay = 0.0
   config.optim.learning_rate = how.rate
-  config.optim.schedule = 'poly'
-  config.optim.power = 0.9
-  config.optim.final_factor = 1e-4 / how.rate
+  config.optim.schedule = f'poly(power=0.9, final_factor=1e-4/{how.rate})'
   config.optim.rules = (('^decoder/(decode|auxiliary_)', 10.0, None),)
 
   every = f'{how.steps // 10} steps'

@@ -113,7 +113,8 @@ def _near(path: str, folder: str) -> str:
   for root in ('', *roots):
     # `find` takes names, and paths of vit_jax, of the folder's files alone.
     within = root + folder if root or is_name else ''
-    if near := find_near(root + name, functools.partial(_is_file_in, within)):
+    is_file = functools.partial(_is_file_in, within)
+    if near := find_near(root + name, is_file):
       return file_name(near) if is_name else near.removeprefix(root)
   return ''
 

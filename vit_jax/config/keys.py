@@ -11,13 +11,14 @@ from typing import Any
 
 import ml_collections
 
-from vit_jax.config import synonyms
 from vit_jax.config.defaults import default
+from vit_jax.config.defaults import evaluation
 from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
-from vit_jax.config.evaluations import evaluation
-from vit_jax.config.microbatches import AUTO
-from vit_jax.config.microbatches import with_accumulation
+from vit_jax.config.parts import parse
+from vit_jax.config.registry import among
+from vit_jax.config.registry import build
+from vit_jax.config.registry import wing
 
 # Keys that may change when a run is resumed: how often it logs, evaluates and
 # saves; how a step is computed, if only the order of sums changes (but see
@@ -47,6 +48,12 @@ INIT_FROM = 'init_from'
 # Schedules that do not depend on the duration, except for a cooldown at the
 # end: runs with them may be made longer.
 OPEN_ENDED = ('constant', 'rsqrt', 'wsd')
+
+# A value of train.accumulation: as few microbatches as fit in memory.
+AUTO = 'auto'
+
+# What `optim.sam` names.
+SAM = {'sam': 'vit_jax.optim.sam:SAM', 'gsam': 'vit_jax.optim.sam:GSAM'}
 
 
 def flatten(
@@ -216,7 +223,8 @@ def check_set(key: str, value: Any) -> None:
 
 def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
   """Returns the error for an unknown key; it suggests a similar key."""
-  meant = synonyms.meant(key, [name for name, _ in flatten(config)])
+  names = [name for name, _ in flatten(config)]
+  meant = wing('vit_jax.config.synonyms:meant')(key, names)
   hint = meant or 'all keys are in vit_jax/config/defaults.py'
   if key.startswith('model.'):
     hint += (
@@ -280,7 +288,7 @@ def differences(
   """
   before, after = (dict(flatten(to_dict(config))) for config in (old, new))
   may_change = RESUMABLE_KEYS
-  if old.optim.schedule in OPEN_ENDED:
+  if parse(old.optim.schedule, 'optim.schedule').name in OPEN_ENDED:
     may_change += r'|train\.duration'
   changes = []
   for key in sorted(before.keys() | after.keys()):
@@ -295,3 +303,43 @@ def differences(
       change = f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
       changes.append(change + reason)
   return changes
+
+
+def num_microbatches(config: ml_collections.ConfigDict) -> int:
+  """Returns the number of microbatches of a training batch.
+
+  That is `train.accumulation`, or the number of SAM's groups if that is larger,
+  since each group has its own perturbation.
+
+  Args:
+    config: The full config.
+  """
+  sharpness = sam(config)
+  return max(accumulation(config), sharpness.groups if sharpness else 1)
+
+
+def sam(config: ml_collections.ConfigDict) -> Any:
+  """Returns what `optim.sam` of a full config names; None if it is empty.
+
+  Raises:
+    UserError: There is no such thing, or an option does not do.
+  """
+  if not config.optim.sam:
+    return None
+  return build(config.optim.sam, 'optim.sam', among(SAM))
+
+
+def accumulation(config: ml_collections.ConfigDict) -> int:
+  """Returns `train.accumulation`; 1 for 'auto', which training replaces."""
+  value = config.train.accumulation
+  return 1 if value == AUTO else value
+
+
+def with_accumulation(
+  config: ml_collections.ConfigDict, accumulation: int
+) -> ml_collections.ConfigDict:
+  """Returns a copy of a config with another `train.accumulation`."""
+  config = config.copy_and_resolve_references()
+  with config.train.ignore_type():  # an int may replace 'auto'
+    config.train.accumulation = accumulation
+  return config

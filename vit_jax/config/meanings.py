@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 from vit_jax.config.defaults import default
-from vit_jax.config.evaluations import evaluation
+from vit_jax.config.defaults import evaluation
 from vit_jax.config.tasks import task
 
 _TASK = r'^tasks\.\w+\.'

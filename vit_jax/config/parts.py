@@ -4,7 +4,8 @@
     name(1, option=value, ...)
     my_module:Name(option=value, ...)
 
-Values are Python literals, or again things: `swiglu`, `swiglu(hidden_dim=512)`.
+Values are Python literals, quotients of numbers, as 4/3, or again things:
+`swiglu`, `swiglu(hidden_dim=512)`.
 Where several go together, a key has their sum, as `learned + rope(base=100.0)`.
 The text is read, never run.
 """
@@ -153,7 +154,7 @@ class _Reader:
     if isinstance(node, ast.Name | ast.Call):
       return self._part(node)
     try:
-      return ast.literal_eval(node)
+      return ast.literal_eval(_Quotients().visit(node))
     except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
       raise UserError(
         f'{self._prefix}: {self._node_text(culprit)} {NO_LITERAL}'
@@ -163,6 +164,28 @@ class _Reader:
     """Returns the text of a node, in one line."""
     text = ast.get_source_segment(self._source, node) or ''
     return _short(' '.join(text.translate(_FROM_PYTHON).split()))
+
+
+class _Quotients(ast.NodeTransformer):
+  """Divides numbers, which `ast.literal_eval` does not."""
+
+  def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+    """Returns the quotient of two numbers; any other node as it is."""
+    numbers = [
+      x.value
+      for x in (node.left, node.right)
+      if isinstance(x, ast.Constant) and type(x.value) in (int, float)
+    ]
+    if isinstance(node.op, ast.Div) and len(numbers) == 2 and numbers[1]:
+      return ast.copy_location(ast.Constant(_quotient(*numbers)), node)
+    return node
+
+
+def _quotient(numerator: Any, denominator: Any) -> float:
+  try:
+    return float(numerator / denominator)
+  except OverflowError:
+    raise ValueError('a quotient is too large') from None
 
 
 def _python_name(match: re.Match[str]) -> str:
@@ -181,16 +204,6 @@ def check_options(part: Part, key: str, known: Collection[str]) -> None:
         f'config.{key}: {part.name} has no option {option!r}:'
         f' {nearest(option, known)}'
       )
-
-
-def check_literals(part: Part, key: str) -> None:
-  """Raises a UserError unless all values are literals that have a name."""
-  where = f'config.{key} is {_short(str(part))!r}'
-  if part.args:
-    raise UserError(f'{where}: write each option with its name, as b1=0.98')
-  for name, value in part.options.items():
-    if isinstance(value, Part):
-      raise UserError(f'{where}: {name}={value} {NO_LITERAL}')
 
 
 def nearest(name: str, known: Collection[str]) -> str:

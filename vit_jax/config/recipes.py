@@ -7,38 +7,7 @@ import dataclasses
 import ml_collections
 
 from vit_jax import config as config_lib
-
-_GOOGLE = 'gs://vit_models'
-
-# Checkpoints pre-trained on ImageNet-21k: the ViT paper's, and for other sizes
-# those of AugReg (arXiv:2106.10270) with the best final_val in its index.csv.
-# Mixer: arXiv:2105.01601. BiT-M: arXiv:1912.11370.
-CHECKPOINTS: Mapping[str, str] = {
-  'ViT-B/16': f'{_GOOGLE}/imagenet21k/ViT-B_16.npz',
-  'ViT-B/32': f'{_GOOGLE}/imagenet21k/ViT-B_32.npz',
-  'ViT-L/16': f'{_GOOGLE}/imagenet21k/ViT-L_16.npz',
-  'ViT-L/32': f'{_GOOGLE}/imagenet21k/ViT-L_32.npz',
-  'ViT-H/14': f'{_GOOGLE}/imagenet21k/ViT-H_14.npz',
-  'R50+ViT-B/16': f'{_GOOGLE}/imagenet21k/R50+ViT-B_16.npz',
-  'ViT-Ti/16': f'{_GOOGLE}/augreg/Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03'
-  '-do_0.0-sd_0.0.npz',
-  'ViT-S/16': f'{_GOOGLE}/augreg/S_16-i21k-300ep-lr_0.001-aug_light1-wd_0.03'
-  '-do_0.0-sd_0.0.npz',
-  'ViT-S/32': f'{_GOOGLE}/augreg/S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.03'
-  '-do_0.0-sd_0.0.npz',
-  'R+ViT-Ti/16': f'{_GOOGLE}/augreg/R_Ti_16-i21k-300ep-lr_0.001-aug_none'
-  '-wd_0.03-do_0.0-sd_0.0.npz',
-  'R26+ViT-S/32': f'{_GOOGLE}/augreg/R26_S_32-i21k-300ep-lr_0.001-aug_medium2'
-  '-wd_0.03-do_0.0-sd_0.0.npz',
-  'R50+ViT-L/32': f'{_GOOGLE}/augreg/R50_L_32-i21k-300ep-lr_0.001-aug_medium2'
-  '-wd_0.1-do_0.0-sd_0.0.npz',
-  'Mixer-B/16': 'gs://mixer_models/imagenet21k/Mixer-B_16.npz',
-  'Mixer-L/16': 'gs://mixer_models/imagenet21k/Mixer-L_16.npz',
-  **{
-    f'BiT-{size}': f'gs://bit_models/BiT-M-{size}.npz'
-    for size in ('R50x1', 'R50x3', 'R101x1', 'R101x3', 'R152x2', 'R152x4')
-  },
-}
+from vit_jax.config import checkpoints
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +66,9 @@ def fine_tuning(
     image_size: Height and width, in pixels.
   """
   config = config_lib.default()
-  is_name = bool(path) or model in CHECKPOINTS
+  is_name = bool(path) or model in checkpoints.CHECKPOINTS
   config.model.name = model if is_name else config_lib.INIT_FROM
-  config.init_from.path = path or CHECKPOINTS.get(model, model)
+  config.init_from.path = path or checkpoints.CHECKPOINTS.get(model, model)
 
   config.data.name = data
   protocol = dataset(data)
@@ -112,9 +81,8 @@ def fine_tuning(
 
   config.train.duration = f'{protocol.steps} steps'
   config.train.batch_size = 512
-  config.optim.name = 'sgd'
+  config.optim.name = 'sgd(momentum=0.9)'
   config.optim.learning_rate = 0.03
-  config.optim.momentum = 0.9
   config.optim.warmup = f'{min(500, protocol.steps // 5)} steps'
   config.optim.clip_norm = 1.0
 
@@ -219,8 +187,7 @@ def imagenet() -> ml_collections.ConfigDict:
   config.data.name = 'imagenet2012'
   config.data.split = 'train[:99%]'
   config.data.image_size = 224
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.05, 1.0)
+  config.data.crop = 'random_resized(scale=(0.05, 1.0))'
   config.data.eval_resize = 256
   config.data.mean = (0.5,)
   config.data.std = (0.5,)
@@ -269,7 +236,7 @@ def augreg(config: ml_collections.ConfigDict, setting: str) -> None:
   config.optim.weight_decay = (
     0.1  # multiplied by the learning rate in their code, too
   )
-  config.optim.momentum_dtype = 'bfloat16'
+  config.optim.name = "adamw(momentum_dtype='bfloat16')"
 
 
 def deit() -> ml_collections.ConfigDict:
@@ -310,8 +277,7 @@ def probe() -> ml_collections.ConfigDict:
   config.augment.cutmix = 0.0
   config.augment.repeats = 1
   config.train.batch_size = 1024
-  config.optim.name = 'sgd'
-  config.optim.momentum = 0.9
+  config.optim.name = 'sgd(momentum=0.9)'
   config.optim.weight_decay = 0.0
   config.optim.warmup = '0 steps'
   config.optim.trainable = '^head/'
@@ -333,8 +299,7 @@ def dino() -> ml_collections.ConfigDict:
   """
   config = _from_pytorch((0.4, 1.0))
   config.data.interpolation = 'bicubic'
-  config.augment.jitter = (0.4, 0.4, 0.2, 0.1)
-  config.augment.jitter_probability = 0.8
+  config.augment.jitter = 'jitter(0.4, 0.4, 0.2, 0.1, probability=0.8)'
   config.augment.gray = (0.2,)
   config.augment.blur = (1.0, 0.1, 0.5)
   config.augment.solarize = (0.0, 0.2, 0.0)
@@ -359,8 +324,7 @@ def _from_pytorch(
   config.data.name = 'imagenet2012'
   config.data.split = 'train'
   config.data.image_size = 224
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = crop_scale
+  config.data.crop = f'random_resized(scale={crop_scale})'
   config.data.mean = IMAGENET_MEAN
   config.data.std = IMAGENET_STD
   config.model.mlp = "mlp(gelu='exact')"

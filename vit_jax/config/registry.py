@@ -9,6 +9,7 @@ imports when a config asks for it.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import importlib
 import inspect
 import os
@@ -21,6 +22,7 @@ from typing import cast
 
 from vit_jax.config import modules
 from vit_jax.config import near_paths
+from vit_jax.config import options
 from vit_jax.config import parts
 from vit_jax.config.errors import one_line
 from vit_jax.config.errors import some
@@ -40,6 +42,88 @@ def wing(name: str) -> Any:
   module, _, attribute = name.partition(':')
   imported = importlib.import_module(module)
   return getattr(imported, attribute) if attribute else imported
+
+
+# Returns the class or the function of a name; also takes the key of the config
+# that holds it, for errors.
+Finder = Callable[[str, str], Callable[..., Any]]
+
+
+def build(text: str, key: str, find: Finder, **filled: Any) -> Any:
+  """Builds what a text of the config names with its options.
+
+  Args:
+    text: As 'adamw(b2=0.95)'; `vit_jax/config/parts.py` has the language.
+    key: Key of the config that holds it, for errors.
+    find: As `among` makes one.
+    **filled: Arguments that are no options.
+
+  Raises:
+    UserError: There is no such thing or option, an option is missing, has
+      another type or is out of bounds, or the thing raises an exception.
+  """
+  return _built(parts.parse(text, key), key, find, filled)
+
+
+def build_sum(text: str, key: str, find: Finder) -> list[Any]:
+  """Builds what the terms of a sum name, as 'a(1) + b'; see `build`."""
+  return [_built(part, key, find, {}) for part in parts.parse_sum(text, key)]
+
+
+def _built(
+  part: parts.Part, key: str, find: Finder, filled: Mapping[str, Any]
+) -> Any:
+  make = find(part.name, key)
+  values = options.option_values(make, part, key, filled)
+  try:
+    return make(**filled, **values)
+  except UserError as e:
+    if str(e).startswith(f'config.{key}'):
+      raise
+    raise UserError(f'config.{key}={part}: {e}') from None
+  except ValueError as e:
+    raise UserError(f'config.{key}={part}: {one_line(e)}') from None
+  except Exception as e:  # a class of the user's may raise any
+    raise UserError(
+      f'config.{key}={part}: {type(e).__name__}: {one_line(e)}'
+    ) from e
+
+
+def among(
+  choices: Mapping[str, str],
+  own: Finder | None = None,
+  example: str = 'my_module:MyClass',
+) -> Finder:
+  """Returns what finds a thing in a table, or one of the user's.
+
+  Args:
+    choices: 'module:Class' by name, for `wing`.
+    own: Finds 'my_module:MyClass'; None: the user has none.
+    example: One of the user's, for errors.
+  """
+
+  def find(name: str, key: str) -> Callable[..., Any]:
+    if own and ':' in name:
+      return own(name, key)
+    if name not in choices:
+      hint = f', or one of your own, as {example!r}' if own else ''
+      raise UserError(
+        f'config.{key} is {name!r}: {parts.nearest(name, choices)}{hint}'
+      )
+    make: Callable[..., Any] = wing(choices[name])
+    return make
+
+  return find
+
+
+def own_class(kind: type) -> Finder:
+  """Returns what finds classes of the user's, as `load_own`."""
+  return lambda name, key: load_own(name, key, kind)
+
+
+def own_function(argument: str) -> Finder:
+  """Returns what finds functions of the user's, as `load_function`."""
+  return lambda name, key: load_function(name, key, argument)
 
 
 def is_own(name: str) -> bool:

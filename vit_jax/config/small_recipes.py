@@ -34,8 +34,7 @@ def cifar10_trained(arg: str) -> ml_collections.ConfigDict:
   """
   count = epochs(arg)
   config = cifar10()
-  config.data.crop = 'pad'
-  config.data.pad = 2
+  config.data.crop = 'pad(2)'
 
   config.model.name = 'ViT-Ti/4'
   config.model.hidden_size = 256
@@ -58,10 +57,8 @@ def cifar10_trained(arg: str) -> ml_collections.ConfigDict:
 
 def muon(config: ml_collections.ConfigDict) -> None:
   """Sets Muon, which learns more in few epochs than AdamW (docs/cifar10.md)."""
-  config.optim.name = 'muon'
+  config.optim.name = 'muon(momentum=0.95, b2=0.95)'
   config.optim.learning_rate = 3e-3
-  config.optim.momentum = 0.95
-  config.optim.b2 = 0.95
   config.optim.weight_decay = 0.05
   config.optim.clip_norm = 1.0
 
@@ -97,10 +94,10 @@ def cifar10_captioned(arg: str) -> ml_collections.ConfigDict:
   config.evals.val.split = ''
   config.evals.test.split = ''
   config.evals.zero_shot = config_lib.evaluation(
-    kind='zero_shot',
+    kind="zero_shot(templates='a small picture of one {}.|"
+    "this image shows the {}.')",
     split='train[45000:]',
     every=every,
-    templates='a small picture of one {}.|this image shows the {}.',
   )
   config.evals.retrieval = config_lib.evaluation(
     kind='retrieval', split='train[45000:]'
@@ -181,9 +178,8 @@ def cifar10_unlabelled(arg: str) -> ml_collections.ConfigDict:
   config.evals.test.split = ''
   for kind in ('linear', 'knn'):
     config.evals[kind] = config_lib.evaluation(
-      kind=kind,
+      kind=f"{kind}(train_split='train[:10000]')",
       split='train[45000:]',
-      train_split='train[:10000]',
       every=f'{count / 2} epochs',
     )
   config.checkpoint.every = f'{count / 2} epochs'
@@ -201,10 +197,8 @@ def cifar10_crops(arg: str, method: str) -> ml_collections.ConfigDict:
     UserError: The number of epochs is none.
   """
   config = cifar10_unlabelled(arg)
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.4, 1.0)
-  config.augment.jitter = (0.4, 0.4, 0.2, 0.1)
-  config.augment.jitter_probability = 0.8
+  config.data.crop = 'random_resized(scale=(0.4, 1.0))'
+  config.augment.jitter = 'jitter(0.4, 0.4, 0.2, 0.1, probability=0.8)'
   config.augment.gray = (0.2,)
   config.augment.solarize = (0.0, 0.2, 0.0)
   config.model.positions = 'sincos2d'
@@ -234,8 +228,7 @@ def grey_28(name: str, patch: str) -> ml_collections.ConfigDict:
   config.data.image_size = 28
   config.data.source_size = (28, 28)
   config.data.channels = 1
-  config.data.crop = 'pad'
-  config.data.pad = 2
+  config.data.crop = 'pad(2)'
 
   config.model.name = f'ViT-Ti/{patch}'
   config.model.hidden_size = 64

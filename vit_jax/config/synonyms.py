@@ -16,10 +16,14 @@ _MANY = 5  # most keys with the same last part that are all shown
 # big_vision. An example follows a key whose values are written differently.
 _CALLED = {
   'augment.cutmix': 'cutmix_alpha',
-  'augment.erase': 'reprob random_erasing random_erase erasing cutout',
+  "augment.erase = 'erase(0.25)'": (
+    'reprob random_erasing random_erase erasing cutout'
+  ),
   'augment.blur': 'gaussian_blur blur_probability',
   'augment.gray': 'grayscale greyscale grey random_grayscale',
-  'augment.jitter': 'color_jitter colour_jitter jitter_strength',
+  "augment.jitter = 'jitter(0.4, 0.4, 0.4, 0.1)'": (
+    'color_jitter colour_jitter jitter_strength'
+  ),
   'augment.mixup': 'mixup_alpha mix_up',
   'augment.solarize': 'solarization solarize_probability',
   "augment.policy = 'randaugment(2,10)'": (
@@ -33,8 +37,8 @@ _CALLED = {
   ),
   'checkpoint.keep': 'max_to_keep keep_checkpoints save_total_limit',
   'data.channels': 'in_chans in_channels num_channels',
-  'data.crop_ratio': 'ratio aspect_ratio',
-  'data.crop_scale': 'scale rrc_scale',
+  "data.crop = 'random_resized(ratio=(3/4, 4/3))'": 'ratio aspect_ratio',
+  "data.crop = 'random_resized(scale=(0.08, 1.0))'": 'scale rrc_scale',
   'data.dir': 'data_dir tfds_data_dir',
   'data.eval_resize': 'crop_pct resize_size eval_size test_size',
   'data.flip': 'hflip horizontal_flip random_flip',
@@ -84,17 +88,19 @@ _CALLED = {
   'objective.label_smoothing': 'smoothing label_smooth',
   'objective.loss': 'criterion loss_fn bce bce_loss',
   'objective.name': 'objective',
-  'optim.b1': 'beta1 beta_1 adam_beta1 betas',
-  'optim.b2': 'beta2 beta_2 adam_beta2',
   'optim.clip_norm': (
     'clip_grad grad_clip clip_grad_norm gradient_clip gradient_clip_val'
     ' grad_clip_norm max_grad_norm gradient_clipping clipping'
   ),
-  'optim.eps': 'epsilon adam_epsilon opt_eps',
   'optim.layer_decay': 'llrd layer_lr_decay layerwise_lr_decay lr_layer_decay',
   'optim.learning_rate': 'lr base_lr blr peak_lr max_lr init_lr learn_rate',
+  "optim.name = 'adamw(b1=0.9)'": 'b1 beta1 beta_1 adam_beta1 betas',
+  "optim.name = 'adamw(b2=0.999)'": 'b2 beta2 beta_2 adam_beta2',
+  "optim.name = 'adamw(eps=1e-8)'": 'eps epsilon adam_epsilon opt_eps',
+  "optim.name = 'sgd(momentum=0.9)'": 'momentum nesterov',
   'optim.name': 'optim opt optimizer optimiser optimizer_name',
-  'optim.sam.rho': 'sam',
+  "optim.sam = 'sam(rho=0.05)'": 'sam rho sam_rho',
+  "optim.schedule = 'cosine(final_factor=0.01)'": 'min_lr lr_min final_lr',
   'optim.schedule': (
     'sched scheduler lr_schedule lr_scheduler schedule_type lr_policy decay'
     ' decay_type lr_scheduler_type'

@@ -4,7 +4,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import checks
+from vit_jax.data import augmentations
 from vit_jax.data.device import policies
 
 
@@ -18,34 +18,20 @@ def check(config: ml_collections.ConfigDict) -> None:
   if augment.policy:
     with config_lib.explained('config.augment.policy'):
       policies.make(augment.policy)
-  for key in ('jitter', 'erase_area', 'erase_ratio'):
-    config_lib.check_numbers(config, f'augment.{key}')
-  jitter = augment.jitter
-  if len(jitter) not in (0, 4) or min(jitter, default=0) < 0:
-    raise UserError(
-      f'config.augment.jitter is {tuple(jitter)}: write the strengths of'
-      ' brightness, contrast, saturation and hue, each at least 0; or () for'
-      ' none'
-    )
-  if jitter and jitter[3] > 0.5:
-    raise UserError(
-      f'config.augment.jitter is {tuple(jitter)}: the last, of the hue, must be'
-      ' at most 0.5, half of the circle'
-    )
+  augmentations.make(augment.jitter, 'augment.jitter')
+  augmentations.make(augment.erase, 'augment.erase')
   for key in ('gray', 'blur', 'solarize'):
-    config_lib.check_numbers(config, f'augment.{key}')
+    config_lib.within(config, f'augment.{key}', '(-inf, inf)')
     if not all(0 <= x <= 1 for x in augment[key]):
       raise UserError(
         f'config.augment.{key} is {tuple(augment[key])}: write probabilities,'
         ' from 0 to 1: one for each crop of an image, or one for all'
       )
-  single = ('jitter_probability', 'erase', 'mix_probability', 'cutmix_share')
+  single = ('mix_probability', 'cutmix_share')
   for key in (*single, *(f'volume.{key}' for key in augment.volume)):
-    config_lib.share(config, f'augment.{key}')
-  checks.check_range('augment.erase_area', augment.erase_area, most=1)
-  checks.check_range('augment.erase_ratio', augment.erase_ratio)
-  config_lib.at_least(config, 'augment.mixup', 0)
-  config_lib.at_least(config, 'augment.cutmix', 0)
+    config_lib.within(config, f'augment.{key}', '[0, 1]')
+  config_lib.within(config, 'augment.mixup', '[0, inf)')
+  config_lib.within(config, 'augment.cutmix', '[0, inf)')
   if not 1 <= augment.repeats <= config.train.batch_size:
     raise UserError(
       f'config.augment.repeats is {augment.repeats}: it must be from 1 to'
@@ -58,11 +44,12 @@ def _check_pairs(config: ml_collections.ConfigDict) -> None:
   """Checks that both images of a mixed pair are in one microbatch."""
   augment, batch_size = config.augment, config.train.batch_size
   parts = config_lib.num_microbatches(config)
-  is_sam = parts > config_lib.accumulation(config)
-  key = 'optim.sam.groups' if is_sam else 'train.accumulation'
   mixes = (augment.mixup or augment.cutmix) and augment.mix_probability
   if mixes and batch_size % (2 * parts):
-    in_parts = f' in each of config.{key}={parts} parts' if parts > 1 else ''
+    in_parts = f' in each of config.train.accumulation={parts} parts'
+    if parts > config_lib.accumulation(config):
+      in_parts = f' in each of {parts} groups of config.optim.sam'
+    in_parts = in_parts if parts > 1 else ''
     raise UserError(
       f'config.augment mixes pairs of images{in_parts}: make'
       f' config.train.batch_size={batch_size} a multiple of {2 * parts}, or set'

@@ -100,12 +100,12 @@ class Source(abc.ABC):
   @property
   def classes(self) -> tuple[str, ...]:
     """Names of the classes; () where the examples have none."""
-    found = [
+    names = [
       x.names
       for x in self.features.values()
       if isinstance(x, features_lib.OfClasses)
     ]
-    return found[0] if found else ()
+    return names[0] if names else ()
 
   @property
   def image_shape(self) -> tuple[int, int] | None:
@@ -145,8 +145,8 @@ class Source(abc.ABC):
     Raises:
       UserError: It cannot be read.
     """
-    found: Sequence[str] = self.read(position).values['text']
-    return found
+    captions: Sequence[str] = self.read(position).values['text']
+    return captions
 
   def check_targets(self, positions: Iterable[int]) -> None:
     """Checks the targets of examples, if that takes no reading of their files.

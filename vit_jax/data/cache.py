@@ -213,12 +213,12 @@ def _read_all(
   assert source.image_shape is not None  # so views do not matter
   start, size = time.perf_counter(), len(source)
   dtype = levels_lib.from_config(config).dtype
-  each = shapes.of_example(
+  example = shapes.example_shapes(
     source.features, {}, config.data.channels, dtype, is_training=True
   )
   arrays = {
     name: np.empty((size, *shape), dtype)
-    for name, (shape, dtype) in each.items()
+    for name, (shape, dtype) in example.items()
   }
   arrays['index'] = np.empty(size, np.int32)
   first = 0

@@ -291,7 +291,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
   if data.captions:
     _of_captions(data.captions)
-  config_lib.at_least(config, 'data.text_length', 2)
+  config_lib.within(config, 'data.text_length', '[2, inf)')
   config_lib.one_of(config, 'data.text_too_long', ('cut', 'refuse'))
   if data.tokenizer and data.cache != 'none':
     raise UserError(

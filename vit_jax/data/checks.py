@@ -1,6 +1,5 @@
 """Checks `config.data` and `config.augment` before anything slow starts."""
 
-import math
 from typing import Any
 
 import ml_collections
@@ -49,8 +48,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   for name, spec in config.evals.items():
     if spec.split:
       _check_split(f'evals.{name}.split', spec.split)
-  config_lib.at_least(config, 'data.num_workers', 0)
-  config_lib.at_least(config, 'data.num_threads', 1)
+  config_lib.within(config, 'data.num_workers', '[0, inf)')
+  config_lib.within(config, 'data.num_threads', '[1, inf)')
   config_lib.one_of(config, 'data.cache', ('none', 'host', 'device'))
   _check_crops(config)
   _check_antialias(data)
@@ -58,14 +57,14 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_wings(config)
   _check_channels(config)
   for key in ('mean', 'std'):
-    config_lib.check_numbers(config, f'data.{key}')
+    config_lib.within(config, f'data.{key}', '(-inf, inf)')
   _check_normalization(data)
   levels.check(config)
   _check_sizes(config)
 
 
 def _check_channels(config: ml_collections.ConfigDict) -> None:
-  config_lib.at_least(config, 'data.channels', 1)
+  config_lib.within(config, 'data.channels', '[1, inf)')
   data = config.data
   is_volume = len(config_lib.sides(data.image_size)) == 3
   if data.channels not in (1, 3, 4) and not is_volume:
@@ -111,17 +110,11 @@ def _check_split(key: str, spec: str) -> None:
 def _check_crops(config: ml_collections.ConfigDict) -> None:
   """Checks kind, interpolation, area and ratio of crops."""
   data = config.data
-  config_lib.at_least(config, 'data.pad', 0)
-  config_lib.one_of(config, 'data.crop', geometry.CROPS)
+  config_lib.build(data.crop, 'data.crop', config_lib.among(geometry.CROPS))
   if data.interpolation:
     config_lib.one_of(config, 'data.interpolation', geometry.INTERPOLATIONS)
   if data.resize_like:
     config_lib.one_of(config, 'data.resize_like', geometry.LIKE)
-  for key in ('crop_scale', 'crop_ratio', 'crop_zoom'):
-    config_lib.check_numbers(config, f'data.{key}')
-  check_range('data.crop_scale', data.crop_scale, most=1)
-  check_range('data.crop_ratio', data.crop_ratio)
-  check_range('data.crop_zoom', data.crop_zoom)
 
 
 def _check_sizes(config: ml_collections.ConfigDict) -> None:
@@ -146,19 +139,6 @@ def _check_sizes(config: ml_collections.ConfigDict) -> None:
     _check_resize(f'data.{key}', crop, data[key])
     if crop.border:
       _check_fill(f'data.{key}', crop.fill, data)
-
-
-def check_range(
-  key: str, bounds: tuple[float, float], most: float = math.inf
-) -> None:
-  """Raises a UserError unless bounds are two positive numbers in order."""
-  good = len(bounds) == 2 and 0 < bounds[0] <= bounds[1] <= most
-  if not good:
-    limit = f', at most {most}' if most < math.inf else ''
-    raise UserError(
-      f'config.{key} is {tuple(bounds)}: write (least, greatest), both more'
-      f' than 0{limit}'
-    )
 
 
 def _check_normalization(data: ml_collections.ConfigDict) -> None:
@@ -186,11 +166,11 @@ def _check_antialias(data: ml_collections.ConfigDict) -> None:
     )
 
 
-def _check_resize(key: str, crop: geometry.Crop, given: Any) -> None:
+def _check_resize(key: str, crop: geometry.Crop, value: Any) -> None:
   """Checks that the crop fits into the image, resized as the key says."""
   if crop.resize is None or crop.kind in ('random_resized', 'scaled'):
     return
-  size = geometry.of_frame(crop).size
+  size = geometry.frame_crop(crop).size
   height, width = config_lib.pair(crop.resize, key)
   if isinstance(crop.resize, int):  # the short side alone
     height = width = crop.resize + max(size) - min(size)
@@ -200,10 +180,10 @@ def _check_resize(key: str, crop: geometry.Crop, given: Any) -> None:
     if isinstance(crop.resize, int):
       least = min(least)
     remedy = f'{least} or more, or config.data.image_size to less'
-    if isinstance(given, float):  # a multiple of image_size
+    if isinstance(value, float):  # a multiple of image_size
       remedy = '1.0 or more'
     raise UserError(
-      f'config.{key} is {given}: too small to cut'
+      f'config.{key} is {value}: too small to cut'
       f' config.data.image_size={crop.size} from it: set config.{key} to'
       f' {remedy}'
     )

@@ -43,6 +43,11 @@ SPLITS = {
 PREFIX = 'folder:'  # of `config.data.name`
 # Finds the class that reads a folder with a map for each image.
 _PAIRED = 'vit_jax.data.scan_folder:find_source'
+# Names that such a folder, or each split in it, has: a folder of images, with
+# names of that of the maps beside it; Pascal VOC's folder of images; and the
+# list of the Medical Segmentation Decathlon.
+MAP_FOLDERS = {'images': ('masks', 'annotations'), 'leftImg8bit': ('gtFine',)}
+VOC_IMAGES, DECATHLON = 'JPEGImages', 'dataset.json'
 SAMPLE = 64  # number of files whose headers are read to find the bits
 
 
@@ -126,7 +131,7 @@ class FolderSource(base.SelectedSource):
   ) -> base.Source:
     """Opens a split of images, of images with maps, or of scans with maps."""
     root = base.data_path(config.data.name)
-    paired: type[base.Source] | None = config_lib.wing(_PAIRED)(root)
+    paired = _find_paired(root)
     if paired is not None:
       return paired.from_config(config, split)
     return cls(root, split, base.source_size(config))
@@ -143,7 +148,7 @@ class FolderSource(base.SelectedSource):
   def split_names(cls, name: str) -> list[str]:
     """Returns the splits of a folder, in order."""
     root = base.data_path(name)
-    paired: type[base.Source] | None = config_lib.wing(_PAIRED)(root)
+    paired = _find_paired(root)
     return (
       list(split_folders(root)) if paired is None else paired.split_names(name)
     )
@@ -200,6 +205,21 @@ class FolderSource(base.SelectedSource):
     names = [name for files in self._files.values() for name in files]
     ranges = [str(term) for term in self._selection.ranges]
     return base.digest([*self.classes, *ranges, *names])
+
+
+def _find_paired(root: str) -> type[base.Source] | None:
+  """Returns the class that reads a folder with maps; None: it has none."""
+  if not os.path.isdir(root):
+    return None
+  named = [name for name in subfolders(root) if name.lower() in SPLITS]
+  signs = (*MAP_FOLDERS, VOC_IMAGES, DECATHLON)
+  paths = (
+    os.path.join(root, split, sign) for split in ('', *named) for sign in signs
+  )
+  if not any(map(os.path.exists, paths)):
+    return None
+  paired: type[base.Source] | None = config_lib.wing(_PAIRED)(root)
+  return paired
 
 
 def class_names(

@@ -30,8 +30,6 @@ from vit_jax.data import voc
 from vit_jax.data.host import decode
 from vit_jax.runs import safe_io
 
-# Names of a folder of images, and of the folder of maps beside it.
-_FOLDERS = {'images': ('masks', 'annotations'), 'leftImg8bit': ('gtFine',)}
 _CLASSES = 'classes.txt'
 
 Pair = tuple[str, str]  # the paths of an image and its map
@@ -302,7 +300,7 @@ def _splits_with_pairs(root: str) -> dict[str, Pair]:
 
 def _pair_of(root: str) -> Pair | None:
   """Returns the folders of images and of maps in a folder, if both exist."""
-  for images, beside in _FOLDERS.items():
+  for images, beside in folder.MAP_FOLDERS.items():
     for maps in beside:
       both = os.path.join(root, images), os.path.join(root, maps)
       if all(map(os.path.isdir, both)):

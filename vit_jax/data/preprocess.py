@@ -156,18 +156,18 @@ class Preprocess:
     The names of a label are those of `classes`, which a user may have edited.
     """
     name = self.outputs.get('logits', {}).get('feature')
-    found = features_lib.from_dict(self.features[name]) if name else None
-    if found is None or isinstance(found, features_lib.Label):
+    target = features_lib.from_dict(self.features[name]) if name else None
+    if target is None or isinstance(target, features_lib.Label):
       return features_lib.Label(self.classes)
-    assert isinstance(found, features_lib.Target)
-    return found
+    assert isinstance(target, features_lib.Target)
+    return target
 
   @property
   def input(self) -> features_lib.Image:
     """The feature of what the model takes; that of images where unknown."""
     stored = self.features.get('image')
-    found = features_lib.from_dict(stored) if stored else None
-    return found if isinstance(found, features_lib.Image) else _IMAGE
+    image = features_lib.from_dict(stored) if stored else None
+    return image if isinstance(image, features_lib.Image) else _IMAGE
 
   @property
   def crop(self) -> geometry.Crop:
@@ -250,7 +250,7 @@ class Preprocess:
       images: An image or a sequence of images. Each is a path, the bytes of an
         image file, a PIL image, or an array, uint8 or uint16 [h, w] or
         [h, w, C]. An array [B, h, w, C] is a sequence. Of a model of videos or
-        sounds, as of `given.recordings`.
+        sounds, as of `given_recordings.pixels`.
 
     Returns:
       float32 [B, H, W, C]; [B, T, H, W, C] of videos.

@@ -110,12 +110,12 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: A value cannot be used.
   """
-  config_lib.at_least(config, 'data.video.stride', 1)
+  config_lib.within(config, 'data.video.stride', '[1, inf)')
   config_lib.one_of(config, 'data.video.short', input_kinds.SHORT)
   config_lib.one_of(config, 'data.audio.short', input_kinds.SHORT)
   config_lib.one_of(config, 'data.audio.window', input_kinds.WINDOWS)
   for key in ('time_mask', 'frequency_mask', 'masks'):
-    config_lib.at_least(config, f'augment.audio.{key}', 0)
+    config_lib.within(config, f'augment.audio.{key}', '[0, inf)')
   how = config.data.audio
   if not 1 <= how.sample_rate <= _MOST_RATE:
     raise UserError(

@@ -28,7 +28,6 @@ from vit_jax.data import scans
 from vit_jax.data import splits
 from vit_jax.runs import safe_io
 
-_LIST = 'dataset.json'
 _TRAIN = 'train'
 
 
@@ -162,7 +161,7 @@ def find_source(root: str) -> type[base.Source] | None:
 
 def holds_scans(root: str) -> bool:
   """Whether a folder has scans with maps."""
-  if os.path.isfile(os.path.join(root, _LIST)):
+  if os.path.isfile(os.path.join(root, folder.DECATHLON)):
     return True
   if not pairs.holds_pairs(root):
     return False
@@ -178,7 +177,7 @@ def _listed(
   Raises:
     UserError: A list is damaged, or a pair is not whole.
   """
-  if os.path.isfile(os.path.join(root, _LIST)):
+  if os.path.isfile(os.path.join(root, folder.DECATHLON)):
     return _decathlon(root)
   found = {
     name: pairs.match(*each, scans.below, scans.stem)
@@ -191,7 +190,7 @@ def _decathlon(
   root: str,
 ) -> tuple[tuple[str, ...], dict[str, list[pairs.Pair]]]:
   """Reads dataset.json; returns as `_listed`."""
-  path = os.path.join(root, _LIST)
+  path = os.path.join(root, folder.DECATHLON)
   try:
     text = safe_io.read_bytes(path, safe_io.MOST_TEXT)  # any UTF, any BOM
     content = safe_io.parse_json(text)

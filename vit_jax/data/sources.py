@@ -78,18 +78,27 @@ def open_stored(config: ml_collections.ConfigDict, split: str) -> base.Source:
 
 
 def open_split(
-  config: ml_collections.ConfigDict, key: str = 'data.split'
+  config: ml_collections.ConfigDict,
+  key: str = 'data.split',
+  split: str | None = None,
 ) -> base.Source:
   """Opens the split that a key of the config holds.
+
+  Args:
+    config: The full config.
+    key: The key.
+    split: The split, if it is only a part of the key's value.
 
   Raises:
     UserError: As `open_source`; an error about the split names the key.
   """
   try:
-    return open_source(config, config_lib.value_at(config, key))
+    return open_source(
+      config, config_lib.value_at(config, key) if split is None else split
+    )
   except splits.SplitError as e:
     hint = ''
-    if e.only and key != 'data.split':
+    if e.only and key.startswith('evals.') and key.endswith('.split'):
       hint = (
         '. To hold some out, set'
         f" --config.data.split='{e.only}[:90%]' --config.{key}='{e.only}[90%:]'"

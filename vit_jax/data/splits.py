@@ -78,11 +78,11 @@ def parse(spec: str) -> tuple[Part, ...]:
 
 
 def chosen(
-  spec: str, there: Iterable[str], aliases: Mapping[str, str]
+  spec: str, names: Iterable[str], aliases: Mapping[str, str]
 ) -> set[str]:
   """Returns the names of the splits that a specification, or 'all', reads."""
   if spec == 'all':
-    return set(there)
+    return set(names)
   return {aliases.get(part.name, part.name) for part in parse(spec)}
 
 
@@ -97,12 +97,16 @@ def _parse_part(text: str, spec: str) -> Part:
   name, *bounds = match.groups()
   if bounds == [None, None]:
     return Part(name)
-  found = [_BOUND.fullmatch(x) if x else None for x in bounds]
-  if [bool(x) for x in bounds] != [bool(m) for m in found] or not any(found):
+  matches = [_BOUND.fullmatch(x) if x else None for x in bounds]
+  if [bool(x) for x in bounds] != [bool(m) for m in matches] or not any(
+    matches
+  ):
     raise error
-  percent = any(m and m[2] for m in found)
+  percent = any(m and m[2] for m in matches)
   try:
-    start, stop = (m and (float(m[1]) if percent else int(m[1])) for m in found)
+    start, stop = (
+      m and (float(m[1]) if percent else int(m[1])) for m in matches
+    )
   except ValueError:  # such as 1.5 examples
     raise error from None
   if percent and max(abs(start or 0), abs(stop or 0)) > 100:
@@ -110,12 +114,12 @@ def _parse_part(text: str, spec: str) -> Part:
   return Part(name, start, stop, percent)
 
 
-def _no_split(name: str, there: list[str], where: str) -> SplitError:
+def _no_split(name: str, names: list[str], where: str) -> SplitError:
   error = SplitError(
-    f'{where} has no split {name!r}: choose from {", ".join(there)},'
-    f" or a slice of one, as in '{there[0]}[90%:]'"
+    f'{where} has no split {name!r}: choose from {", ".join(names)},'
+    f" or a slice of one, as in '{names[0]}[90%:]'"
   )
-  error.only = there[0] if len(there) == 1 else ''
+  error.only = names[0] if len(names) == 1 else ''
   return error
 
 

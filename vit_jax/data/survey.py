@@ -16,6 +16,7 @@ import cv2
 import ml_collections
 import numpy as np
 
+from vit_jax.config import parts
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import class_areas
@@ -209,7 +210,9 @@ def _open_splits(
   config.data.skip_damaged = ''
   specs = [config.data.split]
   for spec in config.evals.values():
-    specs += [spec.split, spec.train_split] if spec.split else []
+    if spec.split:
+      evaluator = parts.parse(spec.kind, 'evals.NAME.kind')
+      specs += [spec.split, evaluator.options.get('train_split', '')]
   opened: dict[str, base.Source] = {}
   problems = []
   for split in dict.fromkeys(filter(None, specs)):

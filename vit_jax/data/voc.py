@@ -12,9 +12,10 @@ import os
 from vit_jax.config import explained
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import folder as folder_lib
 from vit_jax.runs import safe_io
 
-_IMAGES, _MAPS = 'JPEGImages', 'SegmentationClass'
+_MAPS = 'SegmentationClass'
 _LISTS = (os.path.join('ImageSets', 'Segmentation'), 'ImageSets')
 _SPLITS = ('train', 'val', 'test')  # trainval is 'train+val'
 CLASSES = (
@@ -26,7 +27,9 @@ CLASSES = (
 
 def lists(root: str) -> dict[str, str]:
   """Returns the files with the names of each split; {} if there are none."""
-  if not all(os.path.isdir(os.path.join(root, x)) for x in (_IMAGES, _MAPS)):
+  if not all(
+    os.path.isdir(os.path.join(root, x)) for x in (folder_lib.VOC_IMAGES, _MAPS)
+  ):
     return {}
   for folder in _LISTS:
     paths = {x: os.path.join(root, folder, f'{x}.txt') for x in _SPLITS}
@@ -51,7 +54,7 @@ def pairs(root: str, path: str) -> list[tuple[str, str]]:
   found = []
   for name in sorted(names, key=base.hash_order):
     both = (
-      os.path.join(root, _IMAGES, f'{name}.jpg'),
+      os.path.join(root, folder_lib.VOC_IMAGES, f'{name}.jpg'),
       os.path.join(root, _MAPS, f'{name}.png'),
     )
     for each in both:

@@ -19,9 +19,9 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.config import extension
+from vit_jax.config import parts
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
-from vit_jax.data import splits
 
 Scalars = dict[str, float]
 # (objective, parameters, batch) -> a tree of arrays; traced by jit. The batch
@@ -63,7 +63,7 @@ class Context(abc.ABC):
       function: (objective, parameters, batch) -> a tree of arrays. The
         objective has `outputs`, `measure` and `trunk`, as
         `objectives.Objective`.
-      split: `spec.split` or `spec.train_split` of the evaluator.
+      split: `spec.split` or `train_split` of the evaluator.
 
     Yields:
       The function's result, as NumPy arrays.
@@ -96,9 +96,6 @@ class Evaluator(abc.ABC):
   """A way to measure a model.
 
   Attributes:
-    keys: Keys of `config.evaluation` that it reads, beside split, every and
-      kind: 'train_split', 'features', 'k', 'shots', 'templates', 'class_names'.
-      Other keys are refused.
     uses_outputs: Whether it reads the outputs of the objective. `evaluate` then
       matches the classes of the data with those of the model. If False, as for
       embeddings, it can measure any model on any data.
@@ -107,22 +104,31 @@ class Evaluator(abc.ABC):
       stands for several metrics, such as one per class. None: the metrics are
       those of the objective.
     spec: Its entry of `config.evals`.
+    train_split: The split that it learns from; '': none.
   """
 
-  keys: ClassVar[tuple[str, ...]] = ()
   uses_outputs: ClassVar[bool] = True
   metrics: Mapping[str, str] | None = {}
+  train_split: str = ''
 
   def __init__(self, spec: ml_collections.ConfigDict):
-    self.spec = spec
+    """Keeps the entry.
 
-  def check(self) -> None:
-    """Checks the values of its keys, before anything slow.
+    A subclass has further arguments for its options. It checks them, before
+    anything slow.
+
+    Args:
+      spec: The entry of `config.evals`.
 
     Raises:
-      UserError: A value cannot work. The message starts with the last part of
-        its key, as in 'k is 0: ...'.
+      UserError: An option cannot work. The message starts with its name.
     """
+    self.spec = spec
+
+  @property
+  def kind(self) -> str:
+    """Its name in the config, without options."""
+    return parts.parse(self.spec.kind, 'evals.NAME.kind').name
 
   def check_model(self, model: models.Model) -> None:
     """Checks the model before anything is measured.
@@ -182,33 +188,43 @@ def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
 
   Args:
     key: Key of the entry, for errors: 'evals.val'.
-    spec: From `config.evaluation`; its kind is a file of this package, or
-      'my_module:MyEvaluator'.
+    spec: From `config.evaluation`; its kind is the name of a file of this
+      package, or 'my_module:MyEvaluator', with options.
 
   Raises:
-    UserError: There is no such kind.
+    UserError: There is no such kind or option, or a value cannot work.
   """
-  make: Any = config_lib.find_class(
-    spec.kind, f'{key}.kind', Evaluator, __package__
+  evaluator: Evaluator = config_lib.build(
+    spec.kind, f'{key}.kind', find, spec=spec
   )
-  evaluator: Evaluator = make(spec)
-  if config_lib.is_own(spec.kind):
-    checked = config_lib.wing('vit_jax.evaluation.contract:Checked')
+  if ':' in evaluator.kind:
+    checked = config_lib.wing('vit_jax.evaluation.extensions.contract:Checked')
     evaluator = extension.extended(evaluator, checked)
   return evaluator
 
 
-def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the kinds of all evaluations in `config.evals`, and their keys.
+def find(name: str, key: str) -> Any:
+  """Returns the class of an evaluator.
+
+  Args:
+    name: Name of a file of this package, or 'my_module:MyEvaluator'.
+    key: Key of the config that holds it, for errors.
 
   Raises:
-    UserError: A value cannot work, or the evaluation does not use it.
+    UserError: There is no such class.
+  """
+  return config_lib.find_class(name, key, Evaluator, __package__)
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks the kinds of all evaluations in `config.evals`, and their options.
+
+  Raises:
+    UserError: A value cannot work.
   """
   for name, spec in config.evals.items():
     evaluator = create(f'evals.{name}', spec)
     check_directions(f'config.evals.{name}.kind={spec.kind}', evaluator.metrics)
-    if spec.split:
-      _check_keys(f'config.evals.{name}', evaluator)
 
 
 def check_directions(name: str, metrics: Any) -> None:
@@ -232,25 +248,3 @@ def check_directions(name: str, metrics: Any) -> None:
       " each with 'max' or 'min' for the better direction, as"
       " {'accuracy': 'max'}"
     )
-
-
-def _check_keys(key: str, evaluator: Evaluator) -> None:
-  spec, default = evaluator.spec, config_lib.evaluation()
-  for name in ('train_split', 'k', 'shots', 'templates', 'class_names'):
-    if name not in evaluator.keys and spec[name] != default[name]:
-      raise config_lib.UserError(
-        f'{key}.{name} is {spec[name]!r}, but {key}.kind is {spec.kind!r},'
-        f' which has no {name}: leave it out'
-      )
-  if 'train_split' in evaluator.keys:
-    if not spec.train_split:
-      raise config_lib.UserError(
-        f"{key}.train_split is '', but {key}.kind is {spec.kind!r}, which"
-        " learns from one: name it, as 'train[:80%]'"
-      )
-    with config_lib.explained(f'{key}.train_split'):
-      splits.parse(spec.train_split)
-  try:
-    evaluator.check()
-  except config_lib.UserError as e:
-    raise config_lib.UserError(f'{key}.{e}') from None

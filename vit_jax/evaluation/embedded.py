@@ -138,7 +138,7 @@ def embeddings(
 
   Args:
     context: The model and its splits.
-    split: `spec.split` or `spec.train_split` of the evaluator.
+    split: `spec.split` or `train_split` of the evaluator.
     read: One of `READS`.
   """
   key = 'embeddings', split, read

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import math
-from typing import ClassVar
+from typing import Annotated
 from typing import NamedTuple
 
 import ml_collections
 import numpy as np
 
 from vit_jax.config import counted
+from vit_jax.config import options
 from vit_jax.config import UserError
 from vit_jax.evaluation import base
 from vit_jax.evaluation import draws
@@ -27,6 +28,7 @@ from vit_jax.evaluation import probes
 from vit_jax.evaluation.embedded import Embedded
 
 SEEDS = (0, 1, 2, 3, 4)
+SHOTS = (1, 5, 10, 25)
 PENALTY = 2.0**10
 
 _LEAST_STD = 1e-5  # a feature may be constant over a few examples
@@ -41,31 +43,31 @@ class FewShot(probes.Probe):
   over the draws).
   """
 
-  keys: ClassVar[tuple[str, ...]] = (*probes.Probe.keys, 'shots')
-
-  def __init__(self, spec: ml_collections.ConfigDict):
-    super().__init__(spec)
-    names = [f'few_shot_{shots}_accuracy' for shots in spec.shots]
+  def __init__(
+    self,
+    spec: ml_collections.ConfigDict,
+    train_split: str,
+    features: str = 'head',
+    shots: Annotated[tuple[int, ...], options.Interval('[1, inf)')] = SHOTS,
+  ):
+    """Takes the options of a probe, and the numbers of images of each class."""
+    super().__init__(spec, train_split, features)
+    if not shots or len(set(shots)) < len(shots):
+      raise UserError(
+        f'shots is {shots}: write different whole numbers of images of a class,'
+        f' as {SHOTS}'
+      )
+    self.shots = shots
+    names = [f'few_shot_{count}_accuracy' for count in shots]
     margins = {f'{name}_margin': 'min' for name in names}
     self.metrics = {**dict.fromkeys([*names, 'examples'], 'max'), **margins}
 
-  def check(self) -> None:
-    """Also checks the numbers of images."""
-    super().check()
-    shots = self.spec.shots
-    good = shots and all(type(x) is int and x > 0 for x in shots)
-    if not good or len(set(shots)) < len(shots):
-      raise UserError(
-        f'shots is {tuple(shots)}: write different whole numbers of images of a'
-        ' class, as (1, 5, 10, 25)'
-      )
-
   def check_count(self, images: int, classes: int = 0) -> None:
     """Checks that there are enough images for the largest number of shots."""
-    most = max(self.spec.shots)
+    most = max(self.shots)
     if images < most * classes:
       raise base.EvaluationError(
-        f'{self.spec.train_split!r} has {counted(images, "image")} of'
+        f'{self.train_split!r} has {counted(images, "image")} of'
         f' {counted(classes, "class")}, fewer than {most} of each: give a'
         ' larger train_split, or smaller shots'
       )
@@ -78,7 +80,7 @@ class FewShot(probes.Probe):
   ) -> None:
     """Also checks that each class that occurs has enough images."""
     super().check_examples(train, test, classes)
-    most = max(self.spec.shots)
+    most = max(self.shots)
     counts, tested = (
       np.bincount(labels, minlength=len(classes)) for labels, _ in (train, test)
     )
@@ -87,7 +89,7 @@ class FewShot(probes.Probe):
       label = int(few[0])
       raise base.EvaluationError(
         f'class {classes[label]!r} has {counted(counts[label], "image")} in'
-        f' {self.spec.train_split!r}, but few_shot draws {most} of each: give a'
+        f' {self.train_split!r}, but few_shot draws {most} of each: give a'
         ' larger train_split, or smaller shots'
       )
 
@@ -98,7 +100,7 @@ class FewShot(probes.Probe):
     results: base.Scalars = {}
     for shots, values in accuracies(
       *(train.features, train.labels, test.features, test.labels),
-      shots=self.spec.shots,
+      shots=self.shots,
       after_block=after_block,
     ).items():
       mean, margin = intervals.mean_interval(values)

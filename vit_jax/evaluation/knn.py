@@ -12,14 +12,15 @@ In comments: N training examples, M others, D the size of an embedding.
 
 from collections.abc import Callable
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from vit_jax.config import counted
-from vit_jax.config import UserError
+from vit_jax.config import options
 from vit_jax.evaluation import base
 from vit_jax.evaluation import embedded
 from vit_jax.evaluation import probes
@@ -33,22 +34,26 @@ _TRAIN, _TEST = 2**15, 2**10
 class Knn(probes.Probe):
   """Accuracy of the nearest neighbours' votes."""
 
-  keys: ClassVar[tuple[str, ...]] = (*probes.Probe.keys, 'k')
   metrics: Mapping[str, str] = {'accuracy': 'max', 'examples': 'max'}
 
-  def check(self) -> None:
-    """Also checks the number of neighbours."""
-    super().check()
-    if self.spec.k < 1:
-      raise UserError(f'k is {self.spec.k}: it must be at least 1')
+  def __init__(
+    self,
+    spec: ml_collections.ConfigDict,
+    train_split: str,
+    features: str = 'head',
+    k: Annotated[int, options.Interval('[1, inf)')] = 20,
+  ):
+    """Takes the options of a probe, and the number of neighbours that vote."""
+    super().__init__(spec, train_split, features)
+    self.k = k
 
   def check_count(self, images: int, classes: int = 0) -> None:
     """Checks that there are at least k images to learn from."""
     del classes
-    if images < self.spec.k:
+    if images < self.k:
       raise base.EvaluationError(
-        f'{self.spec.train_split!r} has {counted(images, "image")}, fewer'
-        f' than the {self.spec.k} neighbours that vote: give a larger'
+        f'{self.train_split!r} has {counted(images, "image")}, fewer'
+        f' than the {self.k} neighbours that vote: give a larger'
         ' train_split, or a smaller k'
       )
 
@@ -63,7 +68,7 @@ class Knn(probes.Probe):
       train.features,
       train.labels,
       test.features,
-      self.spec.k,
+      self.k,
       after_block=after_block,
     )
     return {'accuracy': probes.accuracy(classes, test)}

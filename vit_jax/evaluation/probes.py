@@ -10,11 +10,13 @@ from collections.abc import Mapping
 import math
 from typing import ClassVar
 
+import ml_collections
 import numpy as np
 
 from vit_jax import data
 from vit_jax import models
 from vit_jax.config import counted
+from vit_jax.config import explained
 from vit_jax.config import UserError
 from vit_jax.data import base as data_base
 from vit_jax.data import splits
@@ -32,24 +34,39 @@ _MANY = 10**15  # images; larger than any bound of a split
 class Probe(base.Evaluator):
   """A classifier of embeddings; each kind fits it in its own way."""
 
-  keys: ClassVar[tuple[str, ...]] = ('train_split', 'features')
   uses_outputs: ClassVar[bool] = False
 
-  def check(self) -> None:
-    """Checks what the probe reads.
+  def __init__(
+    self,
+    spec: ml_collections.ConfigDict,
+    train_split: str,
+    features: str = 'head',
+  ):
+    """Takes the options.
+
+    Args:
+      spec: The entry of `config.evals`.
+      train_split: The split that the classifier is fitted on. It shares no
+        example with that of the entry.
+      features: What the probe reads. 'head': the input of the head. 'tokens':
+        all tokens after the last norm, concatenated. 'layers': the means of the
+        patches after each layer, concatenated.
 
     Raises:
       UserError: There is no such choice.
     """
-    if self.spec.features not in embedded.READS:
+    super().__init__(spec)
+    self.train_split, self.features = train_split, features
+    with explained('train_split'):
+      splits.parse(train_split)
+    if features not in embedded.READS:
       raise UserError(
-        f'features is {self.spec.features!r}: choose one of'
-        f' {", ".join(embedded.READS)}'
+        f'features is {features!r}: choose one of {", ".join(embedded.READS)}'
       )
 
   def check_model(self, model: models.Model) -> None:
     """Checks that the model has what the probe reads."""
-    embedded.check(model, self.spec.features)
+    embedded.check(model, self.features)
 
   @abc.abstractmethod
   def measure(
@@ -71,10 +88,9 @@ class Probe(base.Evaluator):
 
   def run(self, context: base.Context) -> base.Scalars:
     """Embeds both splits, and measures the probe."""
-    spec = self.spec
     train, test = (
-      embedded.embeddings(context, split, spec.features)
-      for split in (spec.train_split, spec.split)
+      embedded.embeddings(context, split, self.features)
+      for split in (self.train_split, self.spec.split)
     )
     self.check_examples(
       (train.labels, train.index),
@@ -102,7 +118,7 @@ class Probe(base.Evaluator):
     assert train_source is not None
     if 'label' not in source.features:
       raise base.EvaluationError(
-        f'{self.spec.kind} classifies by labels, and these data have'
+        f'{self.kind} classifies by labels, and these data have'
         f' {", ".join(source.features)}'
       )
     sources = [train_source, source]
@@ -126,12 +142,12 @@ class Probe(base.Evaluator):
       EvaluationError: There are too few examples, or both splits share some.
     """
     del classes
-    spec = self.spec
+    split, train_split = self.spec.split, self.train_split
     shared = int(np.isin(test[1], train[1]).sum())
-    if shared and _split_names(spec.split) == _split_names(spec.train_split):
+    if shared and _split_names(split) == _split_names(train_split):
       raise base.EvaluationError(
-        f'{spec.split!r} shares {counted(shared, "image")} with'
-        f' {spec.train_split!r}: a probe is to be measured on others than it'
+        f'{split!r} shares {counted(shared, "image")} with'
+        f' {train_split!r}: a probe is to be measured on others than it'
         ' learns from; change its split or its train_split'
       )
     self.check_count(len(train[0]))
@@ -150,7 +166,7 @@ class Probe(base.Evaluator):
   def _check_apart(self) -> None:
     """Checks by their names that the splits are disjoint."""
     for part in splits.parse(self.spec.split):
-      for train_part in splits.parse(self.spec.train_split):
+      for train_part in splits.parse(self.train_split):
         if _overlap(part, train_part):
           raise base.EvaluationError(
             f"images of '{part}' are in '{train_part}' as well: a probe is to"

@@ -130,9 +130,9 @@ def summarize_probe(
     train_examples: Number of examples that it learned from, if any.
     results: Its results, only numbers.
   """
-  summary: dict[str, Any] = {'probe': evaluator.spec.kind}
-  if 'k' in evaluator.keys:
-    summary['k'] = evaluator.spec.k
+  summary: dict[str, Any] = {'probe': evaluator.kind}
+  if (k := getattr(evaluator, 'k', None)) is not None:
+    summary['k'] = k
   if train_examples is not None:
     summary['train_examples'] = train_examples
   if 'examples' in results:

@@ -37,7 +37,7 @@ class Retrieval(base.Evaluator):
   ) -> None:
     """Checks that images have captions, which are read from the source."""
     del train_source
-    zero_shot.text_feature(source.features, self.spec.kind)
+    zero_shot.text_feature(source.features, self.kind)
     self._source = source
 
   def run(self, context: base.Context) -> base.Scalars:
@@ -63,7 +63,7 @@ class Retrieval(base.Evaluator):
       int32 [texts, T], different from each other; and int [pairs, 2], an image
       and a text that belong together.
     """
-    text = zero_shot.text_feature(context.features, self.spec.kind)
+    text = zero_shot.text_feature(context.features, self.kind)
     captions = [self._source.captions(i) for i in range(len(self._source))]
     image = np.repeat(np.arange(len(captions)), [len(x) for x in captions])
     tokens = text.encode_all(

@@ -11,9 +11,9 @@ In comments: M prompts, K classes, N images, D the width of an embedding.
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
-from typing import ClassVar
 
 import jax
+import ml_collections
 import numpy as np
 
 from vit_jax import data
@@ -32,23 +32,40 @@ _TOP = 5
 class ZeroShot(base.Evaluator):
   """Accuracy of the classes whose prompts are closest to an image."""
 
-  keys: ClassVar[tuple[str, ...]] = ('templates', 'class_names')
   metrics: Mapping[str, str] = {
     'accuracy': 'max',
     'top5_accuracy': 'max',
     'examples': 'max',
   }
 
-  def check(self) -> None:
-    """Checks the templates."""
-    captions.parse(self.spec.templates, 'templates')
+  def __init__(
+    self,
+    spec: ml_collections.ConfigDict,
+    templates: str = 'a photo of a {}.',
+    class_names: str = '',
+  ):
+    """Takes the options.
+
+    Args:
+      spec: The entry of `config.evals`.
+      templates: Captions of a class, with {} for its name. They are written as
+        'A {}.|B {}.', or as a list of vit_jax/data/templates, such as
+        'imagenet', or as a file with one caption per line.
+      class_names: Names of the classes, as in `data.class_names`.
+
+    Raises:
+      UserError: There are no such templates.
+    """
+    super().__init__(spec)
+    self._templates = captions.parse(templates, 'templates')
+    self._class_names = class_names
 
   def check_sources(
     self, source: data.Source, train_source: data.Source | None
   ) -> None:
     """Checks that images have classes, and the names of these."""
     del train_source
-    text_feature(source.features, self.spec.kind)
+    text_feature(source.features, self.kind)
     try:
       self._names(source.features)
     except UserError as e:
@@ -75,17 +92,17 @@ class ZeroShot(base.Evaluator):
     return report.accuracy_intervals(results)
 
   def _names(self, features: features_lib.Features) -> tuple[str, ...]:
-    classes = captions.label_classes(features, self.spec.kind, 'these data')
+    classes = captions.label_classes(features, self.kind, 'these data')
     return captions.class_names(
-      self.spec.class_names, classes, 'config.evals.class_names'
+      self._class_names, classes, 'config.evals.NAME.kind, class_names'
     )
 
   def _weights(self, context: base.Context) -> np.ndarray:
     """Returns the embedding of each class, float32 [K, D]."""
-    templates = captions.parse(self.spec.templates, 'templates')
+    templates = self._templates
     names = self._names(context.features)
     prompts = [x for name in names for x in captions.fill(templates, name)]
-    tokens = text_feature(context.features, self.spec.kind).encode_all(
+    tokens = text_feature(context.features, self.kind).encode_all(
       prompts, 'templates'
     )
     labels = np.repeat(np.arange(len(names)), len(templates))

@@ -141,7 +141,7 @@ def check_parts(model: nn.Module) -> None:
       'block: layer_scale_mlp=False has no effect without layer_scale: leave it'
       ' out'
     )
-  if hasattr(model, 'pool'):
+  if hasattr(model, 'prefix'):
     _check_pool(model)
   for part in fields_lib.inner_parts(model):
     if hasattr(part, 'check_model'):
@@ -236,7 +236,7 @@ def on_platform(config: Any, platform: str) -> Any:
 def without_head(model: Model) -> Model:
   """Returns a model without its head, and without the layer before that."""
   changes: Any = {'num_classes': 0}
-  head = getattr(model, 'head', None)
+  head: Any = getattr(model, 'head', None)
   if hasattr(head, 'pre_logits'):
     changes['head'] = head.clone(pre_logits=0)
   return model.clone(**changes)

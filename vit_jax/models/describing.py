@@ -126,13 +126,14 @@ def key_values(model: nn.Module) -> dict[str, Any]:
   # Those that fill options of others come first.
   for kind in ('norm', 'attention', 'mlp', 'block', 'patches', 'pool', 'head'):
     home = block if kind in ('attention', 'mlp') else model
-    part = getattr(home, 'sized_head' if kind == 'head' else kind, None)
+    field = 'sized_head' if kind == 'head' else kind
+    chosen: Any = getattr(home, field, None)
     has_choice = kind not in declared or declared[kind].has_choice
-    if part is not None and has_choice:
-      values[kind] = describe(kind, part, values)
+    if chosen is not None and has_choice:
+      values[kind] = describe(kind, chosen, values)
   if hasattr(model, 'positions'):
-    parts = model.positions
-    values['positions'] = describe_sum('positions', parts, values)
+    positions = model.positions
+    values['positions'] = describe_sum('positions', positions, values)
   if bias := getattr(model, 'head_bias', 0.0):
     values['head'] = f'linear(bias={bias})'
   return {key: values.get(key) for key in registry.KEYS}

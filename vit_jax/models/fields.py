@@ -8,17 +8,17 @@ A field is declared once, in its model or part, together with its kind:
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import contextlib
 import dataclasses
 import difflib
 import enum
 import math
 import reprlib
-import types
 import typing
 from typing import Any
 
 from flax import linen as nn
+
+from vit_jax.config import options
 
 
 class UnknownFieldError(ValueError):
@@ -132,56 +132,14 @@ def inner_parts(part: Any) -> Iterator[nn.Module]:
 def converted(name: str, value: Any, hint: Any) -> Any:
   """Returns the value of a field, converted to its type.
 
-  Lists (from JSON) become tuples, a single patch size becomes a pair, and an
-  integer a float where only that is allowed.
-
-  Args:
-    name: Name of the field.
-    value: The value.
-    hint: Type of the field.
-
-  Raises:
-    ValueError: The value has another type.
+  A single patch size becomes a pair; else as `options.converted`, which also
+  has the error.
   """
-  options = [*map(typing.get_origin, _options(hint))]
-  if name == 'patch_size' and tuple in options:
+  alternatives = options.type_alternatives(hint)
+  origins = [typing.get_origin(x) for x in alternatives]
+  if name == 'patch_size' and tuple in origins:
     value = _sides(value)
-  value = _of_numbers(value, hint)
-  if not _is_of_type(value, hint):
-    raise ValueError(
-      f'{name} is {reprlib.repr(value)}: it must be of the type'
-      f' {type_name(hint)}'
-    )
-  return value
-
-
-def _of_numbers(value: Any, hint: Any) -> Any:
-  """Returns a tuple of a list, and a float of an integer, by the type."""
-  if isinstance(value, list | tuple):
-    numbers = _elements(hint, len(value))
-    return tuple(map(_of_numbers, value, numbers))
-  options = _options(hint)
-  if type(value) is int and float in options and int not in options:
-    with contextlib.suppress(OverflowError):  # it is out of bounds
-      return float(value)
-  return value
-
-
-def _options(hint: Any) -> tuple[Any, ...]:
-  """Returns the types of which a value may have one."""
-  is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
-  return typing.get_args(hint) if is_union else (hint,)
-
-
-def _elements(hint: Any, count: int) -> list[Any]:
-  """Returns the types of the elements of a tuple; Any where none is said."""
-  for option in _options(hint):
-    kinds = typing.get_args(option)
-    if typing.get_origin(option) is tuple and kinds[1:] == (...,):
-      return [kinds[0]] * count
-    if typing.get_origin(option) is tuple and len(kinds) == count:
-      return [*kinds]
-  return [Any] * count
+  return options.converted(name, value, hint)
 
 
 def _sides(patch_size: Any) -> tuple[int, ...]:
@@ -194,31 +152,6 @@ def _sides(patch_size: Any) -> tuple[int, ...]:
       ' (height, width); of volumes (depth, height, width)'
     )
   return tuple(sides)
-
-
-def _is_of_type(value: Any, hint: Any) -> bool:
-  """Whether a value has a field's type; types of libraries are not checked.
-
-  An int is also accepted as a float; a bool is not a number.
-  """
-  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-  if origin in (types.UnionType, typing.Union):
-    return any(_is_of_type(value, each) for each in arguments)
-  if origin is tuple:
-    if not isinstance(value, tuple):
-      return False
-    is_any_length = arguments[1:] == (...,)
-    return (is_any_length or len(arguments) == len(value)) and all(
-      map(_is_of_type, value, _elements(hint, len(value)))
-    )
-  if origin is typing.Literal:
-    return value in arguments
-  if hint in (int, float):
-    allowed = (int, float) if hint is float else int
-    return isinstance(value, allowed) and not isinstance(value, bool)
-  if hint in (bool, str, types.NoneType):
-    return isinstance(value, hint)
-  return True
 
 
 def type_name(hint: Any) -> str:
@@ -263,9 +196,6 @@ def _check_value(name: str, field: Field, value: Any) -> None:
       f'{name} is {value!r}: choose one of {", ".join(field.choices)}'
     )
   if field.interval:
-    is_low = value < 0 or (value == 0 and field.interval.startswith('('))
-    least_excluded = math.inf if field.interval.endswith('inf)') else 1
-    if is_low or not value < least_excluded:
-      raise ValueError(f'{name} is {value}: it must be in {field.interval}')
+    options.check_interval(name, value, field.interval)
   if type(value) is float and not abs(value) < _MOST_FLOAT:
     raise ValueError(f'{name} is {value}: it must be a finite number')

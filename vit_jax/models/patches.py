@@ -24,7 +24,6 @@ TOKENS = ('all', 'class', 'patches')
 # kernel that widens when shrinking (antialias); 'plain': linear without that;
 # 'corner': the same, with the first and last positions kept in place.
 RESIZES = ('linear', 'bicubic', 'plain', 'corner')
-_INPUTS = 'vit_jax.models.inputs'
 
 
 class Patches(nn.Module):
@@ -76,7 +75,7 @@ class Patches(nn.Module):
       fits = axes in (3, len(kernel.shape))
       fits = fits and channels == math.prod(kernel.shape[first:-1])
     if not fits:
-      check = registry.wing(f'{_INPUTS}:check_images')
+      check = registry.wing('vit_jax.models.inputs:check_images')
       check(self, images, ('kernel',), self.patch_size)
     return self.project(images)
 
@@ -104,7 +103,7 @@ class Patches(nn.Module):
     grid = [n // p for n, p in zip(size, patch, strict=True)]
     whole = [n * p for n, p in zip(grid, patch, strict=True)]
     if 0 in grid or (size != whole and not self.crop):
-      raise registry.wing(f'{_INPUTS}:not_divided')(size, patch)
+      raise registry.wing('vit_jax.models.inputs:not_divided')(size, patch)
     if self.crop:
       images = images[:, *map(slice, whole)]
     # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
@@ -166,7 +165,7 @@ class Learned(nn.Module):
     if context.grids is None:
       shape = 1, before + count, d
       if table is not None and table.shape[1] != shape[1]:
-        check = registry.wing(f'{_INPUTS}:check_positions')
+        check = registry.wing('vit_jax.models.inputs:check_positions')
         check(self, context, count, before)
       init = initializers_lib.INITIALIZERS[self.initializers].position
       return self.param('position_embedding', init, shape)

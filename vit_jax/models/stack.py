@@ -70,6 +70,8 @@ def apply(
       split_rngs={'params': True},
       in_axes=(0, nn.broadcast if perturbation is None else 0, nn.broadcast),
       length=model.depth,
+      # The check traces a layer once more, which initial values depend on.
+      check_constancy_invariants=model.is_initializing(),
     )
     layers = jnp.arange(model.depth, dtype=jnp.int32)
     block = block.copy(parent=model, name='blocks')

@@ -178,12 +178,13 @@ def create(
   objective: Objective = make(config, features)
   if lengths is not None:
     objective.lengths = lengths
+  extensions = []
   if config_lib.is_own(config.objective.name):
-    checked = config_lib.wing('vit_jax.objectives.contract:Checked')
-    objective = extension.extended(objective, checked)
+    extensions.append('vit_jax.objectives.extensions.contract:Checked')
   if adds_loss(objective.model):
-    balanced = config_lib.wing('vit_jax.objectives.balancing:Balanced')
-    objective = extension.extended(objective, balanced)
+    extensions.append('vit_jax.objectives.extensions.balancing:Balanced')
+  for name in extensions:
+    objective = extension.extended(objective, config_lib.wing(name))
   return objective
 
 

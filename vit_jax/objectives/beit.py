@@ -86,7 +86,7 @@ class BEiT(base.Objective):
     """
     trunk_checks.check_patches(config)
     options, key = config.objective.options, 'config.objective.options'
-    config_lib.at_least(config, 'objective.options.tokens', 2)
+    config_lib.within(config, 'objective.options.tokens', '[2, inf)')
     tokenizer.check_is_vit(config)
     if config.model.name == config_lib.INIT_FROM:
       return

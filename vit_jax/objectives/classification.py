@@ -57,7 +57,7 @@ class Classification(base.Objective):
       UserError: A value cannot work.
     """
     config_lib.one_of(config, 'objective.loss', losses.NAMES)
-    config_lib.share(config, 'objective.label_smoothing')
+    config_lib.within(config, 'objective.label_smoothing', '[0, 1]')
     if (
       config.objective.name == 'classification'
       and config.model.distillation_token

@@ -156,9 +156,9 @@ class Contrastive(towers_lib.Towers, base.Objective):
     config_lib.one_of(config, f'{key}.locked', LOCKS)
     config_lib.one_of(config, f'{key}.text_pool', text.POOLS)
     for name in ('text_width', 'text_depth', 'text_heads', 'parts'):
-      config_lib.at_least(config, f'{key}.{name}', 1)
+      config_lib.within(config, f'{key}.{name}', '[1, inf)')
     for name in ('dim', 'text_mlp_dim', 'largest_scale'):
-      config_lib.at_least(config, f'{key}.{name}', 0)
+      config_lib.within(config, f'{key}.{name}', '[0, inf)')
     options, size = config.objective.options, config.train.batch_size
     if options.text_width % options.text_heads:
       raise config_lib.UserError(

@@ -155,11 +155,11 @@ class Dino(base.Objective):
       'sinkhorn_iterations': 1,
     }
     for name, minimum in least.items():
-      config_lib.at_least(config, f'{key}.{name}', minimum)
+      config_lib.within(config, f'{key}.{name}', f'[{minimum}, inf)')
     for name in _POSITIVE:
-      config_lib.positive(config, f'{key}.{name}')
+      config_lib.within(config, f'{key}.{name}', '(0, inf)')
     for name in ('momentum', 'centre_momentum'):
-      config_lib.share(config, f'{key}.{name}')
+      config_lib.within(config, f'{key}.{name}', '[0, 1]')
     for name in _DURATIONS:
       config_lib.duration(config, f'{key}.{name}')
     check_scale(options.local_scale, f'{key}.local_scale', 'area')

@@ -180,10 +180,10 @@ class DinoV2(dino.Dino):
     o, key = config.objective.options, 'objective.options'
     config_lib.one_of(config, f'{key}.patch_centre', ('masked', 'all'))
     for name in ('patch_weight', 'koleo_weight', 'patch_prototypes'):
-      config_lib.at_least(config, f'{key}.{name}', 0)
+      config_lib.within(config, f'{key}.{name}', '[0, inf)')
     config_lib.duration(config, f'{key}.mask_start')
     dino.check_scale(o.mask_ratio, f'{key}.mask_ratio', 'patches')
-    config_lib.share(config, f'{key}.mask_probability')
+    config_lib.within(config, f'{key}.mask_probability', '[0, 1]')
     if o.patch_prototypes and not o.patch_head:
       raise config_lib.UserError(
         f'config.{key}.patch_prototypes is {o.patch_prototypes}, but patches'

@@ -98,8 +98,8 @@ class Distillation(classification.Classification):
     classification.Classification.check(config)
     key = 'objective.options'
     config_lib.one_of(config, f'{key}.distillation', TARGETS)
-    config_lib.share(config, f'{key}.teacher_weight')
-    config_lib.positive(config, f'{key}.temperature')
+    config_lib.within(config, f'{key}.teacher_weight', '[0, 1]')
+    config_lib.within(config, f'{key}.temperature', '(0, inf)')
 
   def init_extra(self, params: base.Params) -> base.Extra:
     """Returns the teacher's parameters, which stay constant."""

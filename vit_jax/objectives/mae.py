@@ -164,8 +164,8 @@ class MAE(base.Objective):
     if not 0 < options.mask_ratio < 1:
       raise _error('mask_ratio', options, 'it must be above 0 and below 1')
     for key in ('decoder_width', 'decoder_depth', 'decoder_heads'):
-      config_lib.at_least(config, f'objective.options.{key}', 1)
-    config_lib.at_least(config, 'objective.options.decoder_mlp_dim', 0)
+      config_lib.within(config, f'objective.options.{key}', '[1, inf)')
+    config_lib.within(config, 'objective.options.decoder_mlp_dim', '[0, inf)')
     if options.decoder_width % options.decoder_heads:
       problem = f'decoder_heads={options.decoder_heads} does not divide it'
       raise _error('decoder_width', options, problem)

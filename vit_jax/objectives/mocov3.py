@@ -71,10 +71,10 @@ class MoCoV3(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
-    config_lib.positive(config, 'objective.options.temperature')
-    config_lib.share(config, 'objective.options.momentum')
+    config_lib.within(config, 'objective.options.temperature', '(0, inf)')
+    config_lib.within(config, 'objective.options.momentum', '[0, 1]')
     for key in ('width', 'dim', 'projector_layers', 'predictor_layers'):
-      config_lib.at_least(config, f'objective.options.{key}', 1)
+      config_lib.within(config, f'objective.options.{key}', '[1, inf)')
     if config.train.batch_size < 2:
       raise config_lib.UserError(
         f'config.train.batch_size is {config.train.batch_size}, but mocov3'

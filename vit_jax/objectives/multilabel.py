@@ -49,7 +49,7 @@ class Multilabel(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
-    config_lib.positive(config, 'objective.options.positive_weight')
+    config_lib.within(config, 'objective.options.positive_weight', '(0, inf)')
 
   def loss(
     self,

@@ -72,7 +72,7 @@ class Regression(base.Objective):
     """
     config_lib.one_of(config, 'objective.options.loss', LOSSES)
     for key in ('mean', 'std'):
-      config_lib.check_numbers(config, f'objective.options.{key}')
+      config_lib.within(config, f'objective.options.{key}', '(-inf, inf)')
     options = config.objective.options
     if not options.delta > 0 or not all(x > 0 for x in options.std):
       raise config_lib.UserError(

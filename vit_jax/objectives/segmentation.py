@@ -165,19 +165,19 @@ class Segmentation(base.Objective):
     config_lib.one_of(config, f'{key}.head', HEADS)
     config_lib.one_of(config, f'{key}.loss', ('', *LOSSES))
     config_lib.one_of(config, f'{key}.loss_mean', tuple(_MEANS))
-    config_lib.at_least(config, f'{key}.channels', 0)
-    config_lib.at_least(config, f'{key}.convs', 0)
-    config_lib.at_least(config, f'{key}.auxiliary_convs', 1)
-    config_lib.at_least(config, f'{key}.auxiliary_weight', 0)
+    config_lib.within(config, f'{key}.channels', '[0, inf)')
+    config_lib.within(config, f'{key}.convs', '[0, inf)')
+    config_lib.within(config, f'{key}.auxiliary_convs', '[1, inf)')
+    config_lib.within(config, f'{key}.auxiliary_weight', '[0, inf)')
     for name in ('width', 'depth', 'heads'):
-      config_lib.at_least(config, f'{key}.{name}', 1)
+      config_lib.within(config, f'{key}.{name}', '[1, inf)')
     options = config.objective.options
     if options.width % options.heads:
       raise config_lib.UserError(
         f'config.{key}.width={options.width} does not divide into'
         f' config.{key}.heads={options.heads}: change one of them'
       )
-    config_lib.share(config, f'{key}.overlap', below_1=True)
+    config_lib.within(config, f'{key}.overlap', '[0, 1)')
     if options.class_weights and _loss_name(options) not in _WEIGHTED:
       raise config_lib.UserError(
         f'config.{key}.class_weights do not belong to config.{key}.loss='

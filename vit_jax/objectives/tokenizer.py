@@ -119,13 +119,13 @@ class Tokenizer(base.Objective):
     """
     trunk_checks.check_patches(config)
     key = 'objective.options'
-    config_lib.at_least(config, f'{key}.tokens', 2)
+    config_lib.within(config, f'{key}.tokens', '[2, inf)')
     for name in ('temperature', 'final_temperature'):
-      config_lib.positive(config, f'{key}.{name}')
+      config_lib.within(config, f'{key}.{name}', '(0, inf)')
     for name in ('anneal', 'divergence_warmup'):
       config_lib.duration(config, f'{key}.{name}')
-    config_lib.at_least(config, f'{key}.divergence', 0)
-    config_lib.at_least(config, f'{key}.decoder_depth', 1)
+    config_lib.within(config, f'{key}.divergence', '[0, inf)')
+    config_lib.within(config, f'{key}.decoder_depth', '[1, inf)')
     check_is_vit(config)
 
   def init(self, key: jax.Array) -> base.Params:

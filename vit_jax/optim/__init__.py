@@ -13,6 +13,7 @@ from vit_jax.optim.schedules import half_cosine
 from vit_jax.optim.schedules import Lengths
 from vit_jax.optim.schedules import make_decay
 from vit_jax.optim.schedules import make_schedule
+from vit_jax.optim.schedules import schedule
 
 __all__ = [
   'Lengths',
@@ -23,6 +24,7 @@ __all__ = [
   'make_decay',
   'make_optimizer',
   'make_schedule',
+  'schedule',
 ]
 
 
@@ -35,31 +37,11 @@ def check(config: ml_collections.ConfigDict) -> None:
   optimizers.check(config)
   schedules.check(config)
   rules.check(config)
-  _check_sam(config)
-
-
-def _check_sam(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.optim.sam`; raises a UserError."""
-  sam, train = config.optim.sam, config.train
-  for key in ('rho', 'rho_min', 'alpha'):
-    config_lib.at_least(config, f'optim.sam.{key}', 0)
-  if sam.rho_min is not None and sam.rho_min > sam.rho:
-    raise config_lib.UserError(
-      f'config.optim.sam.rho_min is {sam.rho_min}: it must be at most'
-      f' config.optim.sam.rho, {sam.rho}'
-    )
-  if sam.alpha and not sam.rho:
-    raise config_lib.UserError(
-      f'config.optim.sam.alpha is {sam.alpha}, but config.optim.sam.rho is 0,'
-      ' so that there is no perturbation: set rho, or alpha=0'
-    )
-  config_lib.at_least(config, 'optim.sam.groups', 1)
-  if not sam.rho:
-    return
+  sam, train = config_lib.sam(config), config.train
   parts = config_lib.accumulation(config)
-  if sam.groups % parts or train.batch_size % sam.groups:
+  if sam and (sam.groups % parts or train.batch_size % sam.groups):
     raise config_lib.UserError(
-      f'config.optim.sam.groups is {sam.groups}: it must be a multiple of'
-      f' config.train.accumulation={parts} and divide'
+      f'config.optim.sam={config.optim.sam}: groups is {sam.groups}: it must be'
+      f' a multiple of config.train.accumulation={parts} and divide'
       f' config.train.batch_size={train.batch_size}'
     )

@@ -5,6 +5,8 @@ SAM: Foret et al., arXiv:2010.01412. GSAM: Zhuang et al., arXiv:2203.08065.
 """
 
 from collections.abc import Callable
+import dataclasses
+from typing import Annotated
 from typing import Any
 
 import jax
@@ -12,63 +14,125 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
+from vit_jax import config as config_lib
+from vit_jax.config import options
+from vit_jax.optim import schedules
+
 _TINY = 1e-12  # avoids a division by 0 if the gradient is 0
 
 # (params, ...) -> (value, gradient).
 ValueAndGrad = Callable[..., tuple[Any, Any]]
 
 
-def rho(
-  config: ml_collections.ConfigDict, learning_rate: jax.typing.ArrayLike
-) -> jax.typing.ArrayLike:
-  """Returns the norm of the perturbation at a learning rate.
+@dataclasses.dataclass(frozen=True)
+class SAM:
+  """The gradient at the worst point nearby.
 
-  It falls linearly from `sam.rho` to `sam.rho_min` as the learning rate falls
-  from its maximum to its final value (GSAM, section 4.3). While warm-up is
-  below the final learning rate, it is `sam.rho_min`.
+  With the gradient g at w, that point is w + rho * g / |g|.
 
-  Args:
-    config: `config.optim`.
-    learning_rate: Learning rate of the step.
-  """
-  highest, lowest = config.sam.rho, config.sam.rho_min
-  if lowest is None or not config.learning_rate:
-    return highest
-  final = config.learning_rate * config.final_factor
-  span = config.learning_rate - final
-  share = (learning_rate - final) / span if span else 1.0
-  return lowest + (highest - lowest) * jnp.clip(share, 0, 1)
-
-
-def value_and_grad(
-  fn: ValueAndGrad, rho: jax.typing.ArrayLike, alpha: float
-) -> ValueAndGrad:
-  """Returns a function that computes the gradient at the worst point nearby.
-
-  With the gradient g at w, that point is w + rho * g / |g|. GSAM also subtracts
-  alpha times the component of g that is orthogonal to the gradient at that
-  point (its equation 8).
-
-  Args:
-    fn: (params, ...) -> (value, gradient).
+  Attributes:
     rho: Norm of the perturbation, over all parameters together.
-    alpha: Factor of GSAM; 0 is SAM.
-
-  Returns:
-    A function like `fn`; its value is the one at w.
+    groups: Number of equal groups of the batch, each with a perturbation of its
+      own.
   """
 
-  def sharpness_aware(params: Any, *args: Any) -> tuple[Any, Any]:
-    value, grads = fn(params, *args)
-    scale = rho / (optax.global_norm(grads) + _TINY)
-    worst = jax.tree.map(lambda w, g: w + scale * g, params, grads)
-    _, robust = fn(worst, *args)
-    if not alpha:
-      return value, robust
+  rho: Annotated[float, options.Interval('(0, inf)')] = 0.05
+  groups: Annotated[int, options.Interval('[1, inf)')] = 1
+
+  def radius(
+    self, config: ml_collections.ConfigDict, learning_rate: jax.typing.ArrayLike
+  ) -> jax.typing.ArrayLike:
+    """Returns the norm of the perturbation at a learning rate.
+
+    Args:
+      config: `config.optim`.
+      learning_rate: Learning rate of the step.
+    """
+    del config, learning_rate
+    return self.rho
+
+  def corrected(self, grads: Any, robust: Any) -> Any:
+    """Returns the gradient of the step.
+
+    Args:
+      grads: The gradient at w.
+      robust: The gradient at the worst point.
+    """
+    del grads
+    return robust
+
+  def value_and_grad(
+    self,
+    fn: ValueAndGrad,
+    config: ml_collections.ConfigDict,
+    learning_rate: jax.typing.ArrayLike,
+  ) -> ValueAndGrad:
+    """Returns a function that computes the gradient at the worst point.
+
+    Args:
+      fn: (params, ...) -> (value, gradient).
+      config: `config.optim`.
+      learning_rate: Learning rate of the step.
+
+    Returns:
+      A function like `fn`; its value is the one at w.
+    """
+    rho = self.radius(config, learning_rate)
+
+    def sharpness_aware(params: Any, *args: Any) -> tuple[Any, Any]:
+      value, grads = fn(params, *args)
+      scale = rho / (optax.global_norm(grads) + _TINY)
+      worst = jax.tree.map(lambda w, g: w + scale * g, params, grads)
+      _, robust = fn(worst, *args)
+      return value, self.corrected(grads, robust)
+
+    return sharpness_aware
+
+
+@dataclasses.dataclass(frozen=True)
+class GSAM(SAM):
+  """SAM that also lowers the gap between the worst point and w.
+
+  Attributes:
+    rho_min: The value of rho at the final learning rate, to which rho falls
+      with the learning rate. None: rho is constant.
+    alpha: Weight of the component of the gradient at w that is orthogonal to
+      that at the worst point (equation 8), which is subtracted; 0 is SAM.
+  """
+
+  rho_min: Annotated[float | None, options.Interval('[0, inf)')] = None
+  alpha: options.Amount = 0.0
+
+  def __post_init__(self) -> None:
+    if self.rho_min is not None and self.rho_min > self.rho:
+      raise config_lib.UserError(
+        f'rho_min is {self.rho_min}: it must be at most rho, {self.rho}'
+      )
+
+  def radius(
+    self, config: ml_collections.ConfigDict, learning_rate: jax.typing.ArrayLike
+  ) -> jax.typing.ArrayLike:
+    """Returns the norm of the perturbation at a learning rate.
+
+    It falls linearly from rho to rho_min as the learning rate falls from its
+    maximum to its final value (section 4.3). While warm-up is below the final
+    learning rate, it is rho_min.
+    """
+    highest, lowest = self.rho, self.rho_min
+    if lowest is None or not config.learning_rate:
+      return highest
+    factor = schedules.schedule(config).final_factor
+    final = config.learning_rate * factor
+    span = config.learning_rate - final
+    share = (learning_rate - final) / span if span else 1.0
+    return lowest + (highest - lowest) * jnp.clip(share, 0, 1)
+
+  def corrected(self, grads: Any, robust: Any) -> Any:
+    """Returns the gradient at the worst point without the gap's."""
+    if not self.alpha:
+      return robust
     squared = optax.tree.vdot(robust, robust) + _TINY
     along = optax.tree.vdot(grads, robust) / squared
-    return value, jax.tree.map(
-      lambda r, g: r - alpha * (g - along * r), robust, grads
+    return jax.tree.map(
+      lambda r, g: r - self.alpha * (g - along * r), robust, grads
     )
-
-  return sharpness_aware

@@ -87,7 +87,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   """
   for i, rule in enumerate(config.mesh.rules):
     _check_rule(rule, f'config.mesh.rules[{i}]')
-  config_lib.at_least(config, 'mesh.min_size', 0)
+  config_lib.within(config, 'mesh.min_size', '[0, inf)')
   mesh_lib.check(config)
 
 

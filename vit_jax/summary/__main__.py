@@ -453,7 +453,7 @@ def _memory(experiment: 'experiment_lib.Experiment') -> dict[str, Any]:
   return {
     'device': experiment.program.mesh.devices.flat[0].device_kind,
     'batch_size': experiment.config.train.batch_size,
-  } | dry_run.plan_memory(experiment)
+  } | dry_run.plan_memory(experiment.program)
 
 
 def _as_json(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vit_jax import config as config_lib
 from vit_jax import tables
+from vit_jax.config import meanings
 from vit_jax.config import synonyms
 from vit_jax.config import UserError
 
@@ -42,7 +43,7 @@ def find(config: 'ml_collections.ConfigDict', word: str = '') -> list[Key]:
     UserError: The config cannot work, or no key has the words.
   """
   keys = [
-    Key(key, value, config_lib.meaning(key))
+    Key(key, value, meanings.meaning(key))
     for key, value in config_lib.flatten(_in_force(config))
   ]
   called = synonyms.keys_called(word)

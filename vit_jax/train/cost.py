@@ -125,7 +125,7 @@ def _count(
   params = jax.eval_shape(objective.init, jax.random.key(0))
   if rules is None:
     rules = rules_lib.make(config.optim, params, objective.frozen)
-  passes = 2 if config.optim.sam.rho else 1
+  passes = 2 if config.optim.sam else 1
   return _count_parts(objective, rules, params, batch, parts * passes)
 
 

@@ -9,7 +9,6 @@ from vit_jax import config as config_lib
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
 from vit_jax.train import accumulation
-from vit_jax.train import describe
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import program as program_lib
 from vit_jax.train import start
@@ -30,25 +29,26 @@ def run(config: ml_collections.ConfigDict, verbose: bool) -> dict[str, float]:
     part.cache.check()
   if config.train.accumulation == config_lib.AUTO:
     experiment = accumulation.choose(experiment)
-  describe.log(experiment, verbose=verbose)
-  sizes = step_sizes(experiment)
+  start.log_facts(experiment, verbose=verbose)
+  compiled = experiment.program.compile()
+  sizes = _sizes(experiment.program, compiled)
   if processes.first():
     print(json.dumps(sizes))
-  compiled = experiment.program.compile()
   start.check_memory(experiment, compiled, has_state=False)
   return sizes
 
 
-def step_sizes(experiment: experiment_lib.Experiment) -> dict[str, float]:
-  """Compiles a step without running it, and returns its sizes.
+def _sizes(
+  program: program_lib.Program, compiled: jax.stages.Compiled
+) -> dict[str, float]:
+  """Returns the sizes of a step.
 
   Returns:
     parameters (a count), GFLOP a step, and GiB a device: the state, the
     temporary values of the step, and their sum.
   """
-  program = experiment.program
   state = program.abstract_state()
-  temporary = program_lib.temporary_bytes(program.compile())
+  temporary = program_lib.temporary_bytes(compiled)
   state_bytes = sharding.bytes_per_device(state)
   return {
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
@@ -59,14 +59,10 @@ def step_sizes(experiment: experiment_lib.Experiment) -> dict[str, float]:
   }
 
 
-def plan_memory(experiment: experiment_lib.Experiment) -> dict[str, float]:
-  """Compiles a step without running it, and returns what it needs.
-
-  Returns:
-    As `memory`.
-  """
-  temporary = step_sizes(experiment)['temporary_gib']
-  return memory(experiment.program, round(temporary * 2**30))
+def plan_memory(program: program_lib.Program) -> dict[str, float]:
+  """Compiles a step without running it; returns its memory, as `memory`."""
+  temporary = program_lib.temporary_bytes(program.compile())
+  return memory(program, temporary)
 
 
 def memory(

@@ -145,10 +145,11 @@ class TrainContext(base.Context):
     self._watch = watch
     self._batches: dict[str, Callable[[], feed.Feed]] = {}
     for name, evaluator in experiment.evaluators.items():
-      spec = evaluator.spec
       self._batches |= {
-        spec.split: functools.partial(experiment.eval_batches, name),
-        spec.train_split: functools.partial(experiment.probe_batches, name),
+        evaluator.spec.split: functools.partial(experiment.eval_batches, name),
+        evaluator.train_split: functools.partial(
+          experiment.probe_batches, name
+        ),
       }
 
   def apply(self, function: base.Function, split: str) -> Iterator[Any]:

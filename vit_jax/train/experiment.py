@@ -465,7 +465,7 @@ def build(
     with config_lib.explained(f'config.evals.{name}'):
       evaluator.check_model(program.objective.model)
   start = initial.start(config, source.classes, loaded, program.objective)
-  kinds = {x.kind for x in config.evals.values() if x.split}
+  kinds = {x.kind for x in evaluators.values()}
   if program.has_own_objective:
     check_evaluation = config_lib.wing('vit_jax.train.trunk:check_evaluation')
     check_evaluation(program, measures='accuracy' in kinds)
@@ -497,9 +497,8 @@ def find_lengths(
   lengths = optim.Lengths(
     total=steps(config.train.duration),
     warmup=steps(config.optim.warmup),
-    cooldown=steps(config.optim.cooldown),
-    timescale=steps(config.optim.timescale),
     examples=examples,
+    batch_size=config.train.batch_size,
   )
   optim.check_lengths(config, lengths)
   return lengths
@@ -546,20 +545,22 @@ def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
   Raises:
     UserError: There is no such split, or a target of an example does not fit.
   """
-  keys = {'train': 'data.split'}
+  # Each use, with the key of the config that says the split, and the split.
+  uses = {'train': ('data.split', config.data.split)}
   for name, spec in config.evals.items():
+    key = f'evals.{name}'
     if spec.split:
-      keys[f'evals.{name}'] = f'evals.{name}.split'
-    if spec.split and spec.train_split:
-      keys[f'evals.{name}.train'] = f'evals.{name}.train_split'
-  values = dict(config_lib.flatten(config))
+      uses[key] = f'{key}.split', spec.split
+      train_split = evaluation_base.create(key, spec).train_split
+      if train_split:
+        uses[f'{key}.train'] = f'{key}.kind', train_split
   opened: dict[str, data.Source] = {}
-  for key in keys.values():
-    if values[key] not in opened:
-      opened[values[key]] = source = data.open_split(config, key)
+  for key, split in uses.values():
+    if split not in opened:
+      opened[split] = source = data.open_split(config, key, split)
       # An evaluation would find it after an epoch.
       source.check_targets(range(len(source)))
-  return {use: opened[values[key]] for use, key in keys.items()}
+  return {use: opened[split] for use, (_, split) in uses.items()}
 
 
 def _fill_num_classes(

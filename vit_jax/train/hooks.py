@@ -4,7 +4,6 @@ Evaluations, checkpoints, logging, patience and signals are hooks, and so is a
 class of the user's that `config.train.hooks` names.
 """
 
-import inspect
 from typing import NamedTuple
 from typing import TYPE_CHECKING
 
@@ -13,13 +12,10 @@ import jax
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax.config import parts
 from vit_jax.parallel import processes
 
 if TYPE_CHECKING:
   from vit_jax.train.loop import Run
-
-_KEY = 'train.hooks'
 
 
 class Call(NamedTuple):
@@ -68,23 +64,11 @@ def from_config(config: ml_collections.ConfigDict) -> list[Hook]:
   """Returns the hooks that `config.train.hooks` names, in their order.
 
   Raises:
-    UserError: There is no such class or option, or the class raises one.
+    UserError: There is no such class or option, or the class raises an
+      exception.
   """
-  return [_create(x) for x in parts.parse_sum(config.train.hooks, _KEY)]
-
-
-def _create(part: parts.Part) -> Hook:
-  if ':' not in part.name:
-    raise config_lib.UserError(
-      f'config.{_KEY} is {part.name!r}: name a class of your own, as'
-      " 'my_module:MyHook' or 'my_module:MyHook(every=100)'"
-    )
-  parts.check_literals(part, _KEY)
-  make = config_lib.load_own(part.name, _KEY, Hook)
-  parts.check_options(part, _KEY, inspect.signature(make).parameters)
-  with config_lib.explained(f'config.{_KEY}={part}', ValueError, TypeError):
-    hook: Hook = make(**part.options)
-  return hook
+  find = config_lib.among({}, config_lib.own_class(Hook), 'my_module:MyHook')
+  return config_lib.build_sum(config.train.hooks, 'train.hooks', find)
 
 
 class Stall(Hook):

@@ -34,7 +34,6 @@ from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import clock as clock_lib
-from vit_jax.train import describe
 from vit_jax.train import evaluations
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed as feed_lib
@@ -130,7 +129,7 @@ def _run_in(
   compiling = start_lib.compile_ahead(experiment)
   start_lib.check_data(experiment)
   start_lib.prepare(path, experiment)
-  describe.log(experiment, path, verbose)
+  start_lib.log_facts(experiment, path, verbose)
   cached: Callable[[], experiment_lib.Experiment] = experiment.cached
   experiment = processes.call_on_all(cached)
   start = time.perf_counter()

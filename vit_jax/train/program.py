@@ -376,7 +376,7 @@ class Program:
     views = (
       self.objective.views if is_training else geometry.eval_views(self.config)
     )
-    example = shapes_lib.of_example(
+    example = shapes_lib.example_shapes(
       self.features if features is None else features,
       views,
       self.config.data.channels,

@@ -8,6 +8,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax import optim
 from vit_jax.models import describing
 from vit_jax.runs import checkpoint_format
 from vit_jax.runs import safe_io
@@ -79,10 +80,11 @@ def check_longer(
   steps = [
     int(x.name) for x in checkpoint_format.newest_first(path / 'checkpoints')
   ]
-  step, start = max(steps, default=0), lengths.total - lengths.cooldown
+  cooldown = optim.schedule(before.optim).cooldown_steps(lengths)
+  step, start = max(steps, default=0), lengths.total - cooldown
   if experiment.total_steps < lengths.total:
     problem = f'ends at step {lengths.total}, and can be made longer alone'
-  elif step > start and lengths.cooldown:
+  elif step > start and cooldown:
     problem = (
       f'is at step {step}, in the cooldown from step {start} on of its duration'
       f' {before.train.duration!r}: train on from its parameters in another'

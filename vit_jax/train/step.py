@@ -23,7 +23,6 @@ from vit_jax.data.device import views as views_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import base
 from vit_jax.optim import rules as rules_lib
-from vit_jax.optim import sam
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.train.state import step_key
@@ -148,10 +147,9 @@ def train_step(
     values, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
     return values, in_place(grads)
 
-  if config.optim.sam.rho:
-    rho = sam.rho(config.optim, setup.schedule(step))
+  if sam := config_lib.sam(config):
     loss_and_grads = sam.value_and_grad(
-      loss_and_grads, rho, config.optim.sam.alpha
+      loss_and_grads, config.optim, setup.schedule(step)
     )
   count = config_lib.num_microbatches(config)
   (loss, (means, extra)), grads = microbatch_mean(
@@ -221,7 +219,7 @@ def train_step(
     new_state = dataclasses.replace(new_state, step=after)
 
   # The metrics, whose names no mean of an objective has: see
-  # `objectives.contract`, which has all of them.
+  # `objectives.extensions.contract`, which has all of them.
   metrics = {
     'loss': loss,
     'grad_norm': grad_norm,

@@ -38,7 +38,7 @@ from vit_jax import tables
 from vit_jax.data import base as data_base
 from vit_jax.data import sources
 from vit_jax.data.device.rng import Rng
-from vit_jax.objectives import contract
+from vit_jax.objectives.extensions import contract
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import parts as parts_lib

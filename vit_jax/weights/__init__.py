@@ -20,7 +20,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
-from vit_jax.config import recipes
+from vit_jax.config import checkpoints
 from vit_jax.data import features as features_lib
 from vit_jax.models import subtrees
 from vit_jax.models import values as values_lib
@@ -360,9 +360,9 @@ def _address(path: str) -> str:
   """
   if os.path.exists(path):
     return path
-  if path in recipes.CHECKPOINTS:
-    return recipes.CHECKPOINTS[path]
-  known = ', '.join(recipes.CHECKPOINTS)
+  if path in checkpoints.CHECKPOINTS:
+    return checkpoints.CHECKPOINTS[path]
+  known = ', '.join(checkpoints.CHECKPOINTS)
   if re.fullmatch(r'(R\d*\+)?(ViT|Mixer)-\w+/\d+|BiT-\w+', path):
     raise config_lib.UserError(
       f'{path!r}: there is no such file, and no published checkpoint of that'

@@ -6,7 +6,6 @@ from typing import Any
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.config import synonyms
 from vit_jax.models import fields
 
 
@@ -35,6 +34,7 @@ def explained() -> Iterator[None]:
   except ValueError as e:
     reason = config_lib.one_line(e)
     if isinstance(e, fields.UnknownFieldError):
-      hint = synonyms.field_meant(e.name, e.known)
+      field_meant = config_lib.wing('vit_jax.config.synonyms:field_meant')
+      hint = field_meant(e.name, e.known)
       reason = f'{e.what}: {hint}' if hint else reason
     raise config_lib.UserError(reason) from None

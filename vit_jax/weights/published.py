@@ -13,7 +13,7 @@ import fnmatch
 
 from vit_jax import models
 from vit_jax import tables
-from vit_jax.config import recipes
+from vit_jax.config import checkpoints
 from vit_jax.config import UserError
 
 AUTHORS = 'authors_in21k'
@@ -131,5 +131,5 @@ def _all() -> Iterator[Published]:
       for size in sizes.split(','):
         address = f'hf:timm/{name}_{size}.{tag}'
         yield Published(model, tag, int(size), address)
-  for model, address in recipes.CHECKPOINTS.items():
+  for model, address in checkpoints.CHECKPOINTS.items():
     yield Published(model, AUTHORS, None, address)

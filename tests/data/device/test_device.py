@@ -13,11 +13,10 @@ import stand_in
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.data import augmentations
 from vit_jax.data import features
 from vit_jax.data.device import crops
-from vit_jax.data.device import erasing
 from vit_jax.data.device import mixing
-from vit_jax.data.device import operations
 from vit_jax.data.device import policies
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
@@ -156,7 +155,7 @@ def test_an_example_depends_on_its_row_alone(kind):
 def test_pad_moves_images_over_black():
   image = stand_in.pixels(0, *SIZE) | 1  # nowhere black
   images = np.repeat(image[None], 400, axis=0)
-  config = {'crop': 'pad', 'pad': 1, 'image_size': SIZE}
+  config = {'crop': 'pad(1)', 'image_size': SIZE}
   found = train(images, rows=jnp.arange(400), **config)
   padded = np.pad(image, ((1, 1), (1, 1), (0, 0)))
   counts = {}
@@ -226,8 +225,8 @@ def test_images_of_the_right_size_are_only_normalised():
 # All that `config.augment` can do.
 EVERYTHING = {
   'policy': '3augment',
-  'jitter': (0.3, 0.0, 0.0, 0.0),
-  'erase': 0.5,
+  'jitter': 'jitter(0.3, 0.0, 0.0, 0.0)',
+  'erase': 'erase(0.5)',
   'mixup': 0.8,
   'cutmix': 1.0,
 }
@@ -271,14 +270,15 @@ def test_the_order_is_policy_jitter_normalise_erase_mix():
     for n in range(2, 6)
   ]
   keys = [each(ROWS) for each in keys]
+  jitter = augmentations.make(config.jitter, 'augment.jitter')
+  erase = augmentations.make(config.erase, 'augment.erase')
 
   @jax.jit
   def one_by_one(images):
     images = policies.make(config.policy)(images, keys[0])
-    images = operations.jitter(images, keys[1], config.jitter)
+    images = jitter(images, keys[1])
     images = (images.astype(jnp.float32) / 255 - 0.4) / 0.2
-    area, ratio = config.erase_area, config.erase_ratio
-    images = erasing.erase(images, keys[2], config.erase, area, ratio)
+    images = erase(images, keys[2])
     shares = {'label': jax.nn.one_hot(LABELS, 3)}
     images, targets = mixing.mix(images, shares, keys[3], config)
     return images, targets['label']
@@ -329,7 +329,7 @@ def test_what_interpolates_is_rounded_for_a_policy():
   whole = train(**config)
   assert (whole != np.round(whole)).any()
   config = make_config(**config)
-  config.augment.jitter = (0.0, 0.0, 0.0, 0.0)  # changes nothing
+  config.augment.jitter = 'jitter(0, 0, 0, 0)'  # changes nothing
   transform = jax.jit(train_transform(config))
   batch = {'image': IMAGES, 'label': LABELS}
   found = transform(batch, Rng(KEY, ROWS))['image']

@@ -16,7 +16,7 @@ AREA, RATIO = (0.02, 1 / 3), (0.3, 10 / 3)
 @functools.cache
 def compiled(probability, area):
   def erase(images, keys):
-    return erasing.erase(images, keys, probability, area, RATIO)
+    return erasing.Erase(probability, area, RATIO)(images, keys)
 
   return jax.jit(erase)
 

@@ -59,6 +59,7 @@ def inside(labels: np.ndarray) -> np.ndarray:
   return same
 
 
+OPTIONS = {'pad': '(3)', 'random_resized': '(scale=(0.3, 0.9))'}
 ON_DEVICE = [x for x in geometry.CROPS if x != 'scaled']
 
 
@@ -66,7 +67,7 @@ ON_DEVICE = [x for x in geometry.CROPS if x != 'scaled']
 @pytest.mark.parametrize('crop', ON_DEVICE)
 def test_a_map_follows_its_image(crop, interpolation):
   config = make_config(
-    crop=crop, pad=3, interpolation=interpolation, crop_scale=(0.3, 0.9)
+    crop=crop + OPTIONS.get(crop, ''), interpolation=interpolation
   )
   batch = batch_of()
   found = train(config, batch)
@@ -136,7 +137,7 @@ def test_refuses_what_would_not_move_maps(augment, message):
 
 def test_colours_may_change():
   config = make_config()
-  config.augment.update(policy='3augment', jitter=(0.3, 0.3, 0.0, 0.0))
+  config.augment.update(policy='3augment', jitter='jitter(0.3, 0.3, 0.0, 0.0)')
   plain = train(make_config(), batch_of())
   found = train(config, batch_of())
   np.testing.assert_array_equal(found['map'], plain['map'])

@@ -15,7 +15,6 @@ import stand_in
 from vit_jax.config import UserError
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels
-from vit_jax.data.host import tiff as tiff_lib
 
 COLOUR = Image.fromarray(stand_in.pixels(0, 19, 26))
 ALPHA = Image.fromarray(stand_in.pixels(7, 19, 26)[..., 0] // 3 * 3)
@@ -266,7 +265,7 @@ def lines(monkeypatch):
   monkeypatch.setattr(
     logging, 'warning', lambda text, *args: found.append(text % args)
   )
-  tiff_lib.say_more.cache_clear()
+  decode.say_more.cache_clear()
   levels._say_reduced.cache_clear()
   return found
 

@@ -189,7 +189,7 @@ def test_a_norm_inside_the_mlp(gated):
     ({'num_heads': 8}, 'heads with a multiple of 4 channels, not 6'),
     (
       {'positions': 'rope(base=0.0)'},
-      r'base is 0\.0: it must be in \(0, inf\)',
+      r'base is 0\.0: it must be more than 0',
     ),
     ({'positions': "rope(kind='eva02', grid=(4,))"}, r'\(rows, columns\)'),
     ({'positions': 'rope(grid=(4, 4))'}, "no effect with rope.'dinov3'"),

@@ -150,7 +150,7 @@ def _cut(
   images = _cut_time(images, span, keys)[:, :span:stride]
   if not isinstance(kind, input_kinds.Video):
     return images
-  folded, crop = _fold(images), geometry.of_frame(crop)
+  folded, crop = _fold(images), geometry.frame_crop(crop)
   if keys is None:
     folded = crops.cut(crops.resize(folded, crop), crop, None)
   else:

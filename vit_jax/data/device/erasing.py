@@ -1,9 +1,14 @@
 """Random erasing (arXiv:1708.04896): a rectangle becomes noise."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.config import options
+from vit_jax.data.host.geometry import Fractions
+from vit_jax.data.host.geometry import Range
 from vit_jax.data.host.geometry import Size
 from vit_jax.data.host.geometry import TRIES
 
@@ -11,38 +16,47 @@ from vit_jax.data.host.geometry import TRIES
 _BOX, _NOISE = range(2)
 
 
-def erase(
-  images: jax.Array,
-  keys: jax.Array,
-  probability: float,
-  area: tuple[float, float],
-  ratio: tuple[float, float],
-) -> jax.Array:
+@dataclasses.dataclass(frozen=True)
+class Erase:
   """Fills a rectangle of some images with normal noise, as timm's mode 'pixel'.
 
-  Args:
-    images: float32 [B, H, W, C], normalised.
-    keys: [B].
+  Attributes:
     probability: Probability that an image has such a rectangle.
     area: Range of the area, as a fraction of the image; drawn uniformly.
     ratio: Range of height / width; its logarithm is drawn uniformly.
-
-  Returns:
-    float32 [B, H, W, C]. An image does not change if none of ten drawn
-    rectangles is smaller than the image in both directions.
   """
 
-  def one(image: jax.Array, key: jax.Array) -> jax.Array:
-    key_box, key_noise = (jax.random.fold_in(key, i) for i in (_BOX, _NOISE))
-    size = image.shape[0], image.shape[1]
-    top, left, height, width = _box(key_box, size, probability, area, ratio)
-    y, x = np.ogrid[: size[0], : size[1]]
-    inside = (y >= top) & (y < top + height)
-    inside &= (x >= left) & (x < left + width)
-    noise = jax.random.normal(key_noise, image.shape, image.dtype)
-    return jnp.where(inside[..., None], noise, image)
+  probability: options.Share
+  area: Fractions = (0.02, 1 / 3)
+  ratio: Range = (0.3, 10 / 3)
 
-  return jax.vmap(one)(images, keys)
+  def __post_init__(self) -> None:
+    options.check_growing(self)
+
+  def __call__(self, images: jax.Array, keys: jax.Array) -> jax.Array:
+    """Erases rectangles.
+
+    Args:
+      images: float32 [B, H, W, C], normalised.
+      keys: [B].
+
+    Returns:
+      float32 [B, H, W, C]. An image does not change if none of ten drawn
+      rectangles is smaller than the image in both directions.
+    """
+
+    def erase(image: jax.Array, key: jax.Array) -> jax.Array:
+      key_box, key_noise = (jax.random.fold_in(key, i) for i in (_BOX, _NOISE))
+      size = image.shape[0], image.shape[1]
+      box = _box(key_box, size, self.probability, self.area, self.ratio)
+      top, left, height, width = box
+      y, x = np.ogrid[: size[0], : size[1]]
+      inside = (y >= top) & (y < top + height)
+      inside &= (x >= left) & (x < left + width)
+      noise = jax.random.normal(key_noise, image.shape, image.dtype)
+      return jnp.where(inside[..., None], noise, image)
+
+    return jax.vmap(erase)(images, keys)
 
 
 def _box(

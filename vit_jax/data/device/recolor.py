@@ -7,13 +7,13 @@ an intensity window reduced to 8 bits.
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import functools
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax.data import augmentations
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import operations
 from vit_jax.data.device import policies
@@ -110,12 +110,7 @@ def _colour_steps(
   steps: list[tuple[int, _Augmentation]] = []
   if augment.policy:
     steps.append((_POLICY, policies.make(augment.policy)))
-  if augment.jitter:
-    jitter = functools.partial(
-      operations.jitter,
-      strengths=tuple(augment.jitter),
-      probability=augment.jitter_probability,
-    )
+  if jitter := augmentations.make(augment.jitter, 'augment.jitter'):
     steps.append((_JITTER, jitter))
   probabilities = _probabilities(augment, number)
   if any(probabilities.values()):

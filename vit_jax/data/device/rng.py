@@ -52,16 +52,16 @@ def uniform(
 
 
 def corner(
-  key: jax.Array, purpose: int, there: tuple[int, ...], size: tuple[int, ...]
+  key: jax.Array, purpose: int, sides: tuple[int, ...], size: tuple[int, ...]
 ) -> jax.Array:
   """Draws the first place of a crop, int32 [axes]; all are equally likely.
 
   Args:
     key: Random key of the example.
     purpose: Of the random numbers.
-    there: Sides of what is cropped.
+    sides: Sides of what is cropped.
     size: Sides of the crop.
   """
-  free = jnp.array(there) - jnp.array(size)
+  free = jnp.array(sides) - jnp.array(size)
   offsets = uniform(key, purpose, free.shape) * (free + 1)
   return jnp.minimum(offsets.astype(jnp.int32), free)

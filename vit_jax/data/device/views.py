@@ -14,7 +14,6 @@ that their feature names. In training of images, `config.augment` adds:
 from collections.abc import Callable
 from collections.abc import Mapping
 import itertools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax.data import augmentations
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import crops
 from vit_jax.data.device.rng import for_purpose
@@ -36,7 +36,6 @@ from vit_jax.data.host.geometry import Size
 _ERASE, _MIX = 4, 5
 _CROPS = 6  # plus the number of a crop, from 1; crop 0 has the example's key
 
-_ERASING = 'vit_jax.data.device.erasing:erase'
 _MIXING = 'vit_jax.data.device.mixing'
 _RECOLOR = 'vit_jax.data.device.recolor'
 
@@ -143,7 +142,7 @@ def _check(
     config_lib.wing(_RECOLOR).check(config, features, views)
   if mixes(config.augment):
     _check_mixing(config, features, views)
-  if _is_whole(features) and config.data.crop == 'scaled':
+  if _is_whole(features) and geometry.crop_kind(config) == 'scaled':
     raise config_lib.UserError(
       'config.data.crop=scaled is for images of different sizes, which the host'
       ' crops: leave config.data.source_size out, or choose another crop'
@@ -182,36 +181,39 @@ def _augment(
   is_stored_whole: bool,
 ) -> Callable[[Batch, jax.Array], Batch]:
   """Returns a function: (batch, keys [B]) -> images of all views, by name."""
-  one = _train_one(config, is_stored_whole)
+  prepare = _train_crop(config, is_stored_whole)
 
   def augment(batch: Batch, keys: jax.Array) -> Batch:
     result, numbers = {}, itertools.count()
     for name, view in views.items():
-      made = []
+      view_crops = []
       for i in range(view.count or 1):
         number = next(numbers)
         # The first crop's keys are the same with and without other crops.
-        own = for_purpose(_CROPS + number, keys) if number else keys
+        crop_keys = for_purpose(_CROPS + number, keys) if number else keys
         images = batch['image' if is_stored_whole else name]
         if not is_stored_whole and view.count is not None:
           images = images[:, i]
-        made.append(one(images, view.crop, own, number))
-      result[name] = made[0] if view.count is None else jnp.stack(made, axis=1)
+        view_crops.append(prepare(images, view.crop, crop_keys, number))
+      is_single = view.count is None
+      result[name] = (
+        view_crops[0] if is_single else jnp.stack(view_crops, axis=1)
+      )
     return result
 
   return augment
 
 
-def _train_one(
+def _train_crop(
   config: ml_collections.ConfigDict, is_stored_whole: bool
 ) -> Callable[[jax.Array, Crop, jax.Array, int], jax.Array]:
   """Returns a function: (images, crop, keys, number of the crop) -> images."""
   augment = config.augment
   levels, normalize = levels_lib.from_config(config), _normalize(config)
   recolor = config_lib.wing(_RECOLOR).recolor if _recolors(augment) else None
-  erase: Any = config_lib.wing(_ERASING) if augment.erase else None
+  erase = augmentations.make(augment.erase, 'augment.erase')
 
-  def one(
+  def prepare(
     images: jax.Array, crop: Crop, keys: jax.Array, number: int
   ) -> jax.Array:
     if is_stored_whole:
@@ -221,18 +223,9 @@ def _train_one(
     else:
       images = recolor(images, keys, augment, levels, number)
     images = normalize(images)
-    if erase is None:
-      return images
-    erased: jax.Array = erase(
-      images,
-      for_purpose(_ERASE, keys),
-      augment.erase,
-      tuple(augment.erase_area),
-      tuple(augment.erase_ratio),
-    )
-    return erased
+    return erase(images, for_purpose(_ERASE, keys)) if erase else images
 
-  return one
+  return prepare
 
 
 def eval_transform(
@@ -273,8 +266,10 @@ def eval_batch(
   image = _image(features)
   if image.device:
     make = config_lib.wing(image.device).eval_batch
-    other: Callable[[Batch], Batch] = make(config, features, _normalize(config))
-    return other
+    prepare: Callable[[Batch], Batch] = make(
+      config, features, _normalize(config)
+    )
+    return prepare
   images = eval_transform(config, image.size)
   is_stored_whole = image.size is not None
 

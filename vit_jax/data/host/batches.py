@@ -313,7 +313,7 @@ class BatchMaker:
   def _blank(self, valid: np.ndarray) -> Batch:
     """Returns a batch of zeros, to be filled where `valid` is True."""
     n = len(valid)
-    each = shapes.of_example(
+    example = shapes.example_shapes(
       self.source.features,
       self.views,
       self.channels,
@@ -321,7 +321,9 @@ class BatchMaker:
       is_training=not self.in_order,
     )
     return {
-      **{name: np.zeros((n, *x), dtype) for name, (x, dtype) in each.items()},
+      **{
+        name: np.zeros((n, *x), dtype) for name, (x, dtype) in example.items()
+      },
       'valid': valid,
       'index': np.full(n, -1, np.int32),
     }

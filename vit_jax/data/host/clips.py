@@ -128,7 +128,7 @@ class Cutter:
     is_stored = isinstance(video, Frames)
     images = video.read(numbers) if is_stored else video[numbers]
     _check_sizes(images, numbers, where)
-    crop = geometry.of_frame(self.crop)
+    crop = geometry.frame_crop(self.crop)
     cut = []
     for image in images:
       pixels = decode.to_channels(self.levels.keep(image, where), self.channels)

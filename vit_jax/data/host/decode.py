@@ -302,7 +302,7 @@ def _decode_gif(data: bytes, size: tuple[int, int] | None) -> np.ndarray:
   except (Image.DecompressionBombError, OSError, EOFError, IndexError) as e:
     raise ValueError(one_line(e)) from None
   if has_more:
-    _say_more('GIF')
+    say_more('GIF')
   return pixels
 
 
@@ -315,7 +315,7 @@ def _decode_other(data: bytes) -> np.ndarray:
     header = _tiff().read(data)
     _tiff().check(header, data)
     if header.has_more:
-      _say_more('TIFF')
+      say_more('TIFF')
   _quiet_opencv()
   buffer = np.frombuffer(data, np.uint8)
   # Unchanged: otherwise OpenCV drops alpha, and rotates only some formats.
@@ -343,7 +343,7 @@ def _tiff() -> Any:
 
 
 @functools.cache  # once for each kind
-def _say_more(kind: str) -> None:
+def say_more(kind: str) -> None:
   """Logs that only the first of several images in a file is read."""
   logging.warning('of %s files with several images the first is read', kind)
 

@@ -1,26 +1,89 @@
 """Crops and sizes of images, the same on the host and on the device."""
 
-import ast
 from collections.abc import Callable
 from collections.abc import Mapping
 import contextlib
 import dataclasses
 import math
+from typing import Annotated
 from typing import Any
 from typing import cast
 
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax.config import options
+from vit_jax.config import parts
 from vit_jax.config import UserError
 
-CROPS = ('random_resized', 'random', 'pad', 'scaled', 'center')
+CROPS = {
+  'random_resized': 'vit_jax.data.host.geometry:RandomResized',
+  'random': 'vit_jax.data.host.geometry:Random',
+  'pad': 'vit_jax.data.host.geometry:Pad',
+  'scaled': 'vit_jax.data.host.geometry:Scaled',
+  'center': 'vit_jax.data.host.geometry:Center',
+}
 INTERPOLATIONS = ('bilinear', 'bicubic')
 LIKE = ('timm', 'transformers')
 CROP_MODES = ('center', 'squash', 'border')  # of timm
 TRIES = 10  # random crops to try before the middle of the image is taken
 
 Size = tuple[int, int]  # (height, width), in pixels
+
+
+Range = Annotated[tuple[float, float], options.Interval('(0, inf)')]
+Fractions = Annotated[tuple[float, float], options.Interval('(0, 1]')]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomResized:
+  """A random rectangle, resized to the model's input.
+
+  Attributes:
+    scale: Range of its area, as a fraction of the image's.
+    ratio: Range of its width / height.
+  """
+
+  scale: Fractions = (0.08, 1.0)
+  ratio: Range = (3 / 4, 4 / 3)
+
+  def __post_init__(self) -> None:
+    options.check_growing(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Random:
+  """A random crop of the resized image."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pad:
+  """A random crop after black pixels are added.
+
+  Attributes:
+    pad: Pixels on each side.
+  """
+
+  pad: Annotated[int, options.Interval('[0, inf)')] = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+  """A random crop after both sides are multiplied by a random factor.
+
+  Attributes:
+    zoom: Range of the factor.
+  """
+
+  zoom: Range = (0.5, 2.0)
+
+  def __post_init__(self) -> None:
+    options.check_growing(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Center:
+  """The middle of the resized image."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +223,7 @@ def for_map(crop: Crop, ignore: int) -> Crop:
   )
 
 
-def of_frame(crop: Crop) -> Crop:
+def frame_crop(crop: Crop) -> Crop:
   """Returns the crop of each frame, from that of a clip of a video."""
   return dataclasses.replace(crop, size=crop.size[-2:])
 
@@ -180,16 +243,20 @@ def train_crop(config: ml_collections.ConfigDict) -> Crop:
   data = config.data
   size = _size(config)
   return Crop(
-    kind=data.crop,
+    kind=crop_kind(config),
     size=size,
     **resizing(data.resize, size, 'data.resize'),
-    zoom=tuple(data.crop_zoom),
-    scale=tuple(data.crop_scale),
-    ratio=tuple(data.crop_ratio),
-    pad=data.pad if data.crop == 'pad' else 0,
+    **dataclasses.asdict(
+      config_lib.build(data.crop, 'data.crop', config_lib.among(CROPS))
+    ),
     flip=data.flip,
     **_how(data),
   )
+
+
+def crop_kind(config: ml_collections.ConfigDict) -> str:
+  """Returns the name of `data.crop`, without its options."""
+  return parts.parse(config.data.crop, 'data.crop').name
 
 
 def eval_crop(config: ml_collections.ConfigDict) -> Crop:
@@ -293,20 +360,19 @@ def resizing(value: Any, size: Size, key: str) -> dict[str, Any]:
 
 def _mode(text: str, key: str) -> tuple[str, float, tuple[int, ...]]:
   """Returns the parts of 'center(0.9)' or of 'border(1.0, 124, 116, 104)'."""
-  mode, _, numbers = text.partition('(')
-  values: Any = None
-  if mode in CROP_MODES and numbers.endswith(')'):
-    with contextlib.suppress(ValueError, SyntaxError):
-      values = ast.literal_eval(f'({numbers[:-1]},)')
-  good = isinstance(values, tuple) and bool(values) and is_crop_pct(values[0])
-  fill = values[1:] if good else ()
-  if not good or (mode != 'border' and fill) or not is_fill(fill):
+  part = parts.Part('')
+  with contextlib.suppress(UserError):  # the error below says more
+    part = parts.parse(text, key)
+  crop_pct, *values = part.args or (None,)
+  fill = tuple(values)
+  good = part.name in CROP_MODES and not part.options and is_crop_pct(crop_pct)
+  if not good or (part.name != 'border' and fill) or not is_fill(fill):
     raise UserError(
       f'config.{key} is {text!r}: write one positive number, (height, width),'
       " or timm's crop_mode and crop_pct, such as 'center(0.875)',"
       " 'squash(1.0)' or 'border(1.0, 0, 0, 0)' with the values of its channels"
     )
-  return mode, values[0], fill or (0,)
+  return part.name, crop_pct, fill or (0,)
 
 
 def is_crop_pct(value: Any) -> bool:

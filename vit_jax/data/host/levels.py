@@ -144,8 +144,8 @@ def percentiles(intensity: Any) -> tuple[float, float] | None:
   """Returns the numbers in 'percentiles(0.5,99.5)', None for anything else."""
   if not isinstance(intensity, str):
     return None
-  found = _PERCENTILES.fullmatch(intensity)
-  return (float(found[1]), float(found[2])) if found else None
+  match = _PERCENTILES.fullmatch(intensity)
+  return (float(match[1]), float(match[2])) if match else None
 
 
 def check(config: ml_collections.ConfigDict) -> None:

@@ -11,8 +11,8 @@ from vit_jax.data.host import geometry
 Views = Mapping[str, geometry.View]
 
 
-def of_example(
-  features_there: features.Features,
+def example_shapes(
+  kinds: features.Features,
   views: Views,
   channels: int,
   dtype: np.dtype,
@@ -21,25 +21,25 @@ def of_example(
   """Returns the shape and type of each feature of an example in a batch.
 
   Args:
-    features_there: Features of the examples.
+    kinds: Features of the examples.
     views: Crops of each image, by name.
     channels: Number of channels of the images.
     dtype: Type of the images.
     is_training: Whether the batch is for training, and not for evaluation.
   """
-  image = features_there['image']
+  image = kinds['image']
   assert isinstance(image, features.Image)
   stored = image.whole(is_training)
   images = image_shapes(stored, views, channels)
-  maps = map_sizes(stored, views, features_there)
-  found: dict[str, tuple[tuple[int, ...], Any]] = {
+  maps = map_sizes(stored, views, kinds)
+  result: dict[str, tuple[tuple[int, ...], Any]] = {
     name: (shape, dtype) for name, shape in images.items()
   }
-  for name, x in features.maps(features_there).items():
+  for name, x in features.maps(kinds).items():
     if name in maps:
-      found[name] = (maps[name], x.dtype)
-  targets = features.targets(features_there).items()
-  return found | {name: (x.shape, x.dtype) for name, x in targets}
+      result[name] = (maps[name], x.dtype)
+  targets = features.targets(kinds).items()
+  return result | {name: (x.shape, x.dtype) for name, x in targets}
 
 
 def image_shapes(
@@ -63,7 +63,7 @@ def image_shapes(
 
 
 def map_sizes(
-  stored: geometry.Size | None, views: Views, features_there: features.Features
+  stored: geometry.Size | None, views: Views, kinds: features.Features
 ) -> dict[str, geometry.Size]:
   """Returns the sizes of an example's maps of classes in a batch, by name.
 
@@ -73,4 +73,4 @@ def map_sizes(
   if stored is None and not geometry.is_single(views):
     return {}
   size = stored or views['image'].crop.size
-  return dict.fromkeys(features.maps(features_there), size)
+  return dict.fromkeys(features.maps(kinds), size)

@@ -144,6 +144,26 @@ class Renamed(containers.Arrays):
     return self._show(self._stored.get(name) or self._restore(name))
 
 
+def renaming(text: str, back: bool = False) -> Callable[[str], str]:
+  """Returns what renames arrays by the lines of a text, one after the other.
+
+  Args:
+    text: Lines of how a name begins, and how the new one does; `#` are numbers,
+      which are kept.
+    back: Whether the new name is the first of a line.
+  """
+  pairs = [line.split()[:: -1 if back else 1] for line in text.splitlines()]
+  rules = [(tables.pattern(x[0]), x[1]) for x in pairs if x]
+
+  def rename(name: str) -> str:
+    for pattern, new in rules:
+      if match := pattern.match(name):
+        name = tables.numbered(new, match.groups()) + name[match.end() :]
+    return name
+
+  return rename
+
+
 def derived(
   arrays: containers.Arrays,
   made: Mapping[str, tuple[Sequence[str], Callable[..., np.ndarray]]],

@@ -154,8 +154,8 @@ class Seen:
     self, pattern: str, is_whole: bool = True
   ) -> Iterator[re.Match[str]]:
     """Yields the names of a pattern, or those that begin with it."""
-    for each in tables.alternatives(pattern):
-      expression = re.compile(re.escape(each).replace(r'\#', r'(\d+)'))
+    for name in tables.alternatives(pattern):
+      expression = tables.pattern(name)
       match = expression.fullmatch if is_whole else expression.match
       yield from filter(None, map(match, self.shapes))
 
@@ -219,7 +219,7 @@ class Entry:
     is_said = self.read is not None or self.key or callable(self.default)
     return bool(self.ours) and not is_said
 
-  def value(self, seen: Seen) -> Any:
+  def value(self, file: Seen) -> Any:
     """Returns our value for a file; None: nothing says it.
 
     The arrays decide, then the caller, then the config.
@@ -228,16 +228,16 @@ class Entry:
       UserError: The config says something that is not computed here.
     """
     if self.check:
-      self.check(seen)
-    value = self.read(seen) if self.read else None
-    said = self._said(seen.config)
+      self.check(file)
+    value = self.read(file) if self.read else None
+    said = self._said(file.config)
     if value is None:
-      value = seen.hints.values.get(self.ours)
+      value = file.hints.values.get(self.ours)
     if value is None:
       value = said
     if value is None:
       value = self.default
-      return value(seen) if callable(value) else value
+      return value(file) if callable(value) else value
     return value
 
   def _said(self, config: typed.Json) -> Any:
@@ -261,15 +261,15 @@ class Entry:
     return list(value) if isinstance(value, tuple) else value
 
 
-def evaluate(entries: Iterable[Entry], seen: Seen) -> None:
-  """Sets `seen.values` to what a table of fields says of a file.
+def evaluate(entries: Iterable[Entry], file: Seen) -> None:
+  """Sets `file.values` to what a table of fields says of a file.
 
   Raises:
     UserError: As `Entry.value`.
   """
   for entry in entries:
     if entry.ours:
-      seen.values[entry.ours] = entry.value(seen)
+      file.values[entry.ours] = entry.value(file)
 
 
 _ANY = typed.Kind('anything', lambda x: True)
@@ -285,16 +285,38 @@ def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
     is_read: Whether the format's code reads the key where the MLP is gated.
   """
 
-  def check(seen: Seen) -> None:
-    word = seen.config.get(key, typed.TEXT)
-    is_gated = seen.values.get('mlp') == 'swiglu'
+  def check(file: Seen) -> None:
+    word = file.config.get(key, typed.TEXT)
+    is_gated = file.values.get('mlp') == 'swiglu'
     if word is None or (is_gated and not is_read):
       return
     if (word == 'silu') != is_gated:
       advice = "it must be 'silu' in a gated MLP, and only there"
-      raise seen.config.error(key, word, advice)
+      raise file.config.error(key, word, advice)
 
   return check
+
+
+def known(text: str) -> dict[str, typed.Kind | None]:
+  """Returns keys of a config that need not be read (`Format.known`).
+
+  Args:
+    text: The keys, such as `drop_rate act_layer=gelu|relu`: the second may have
+      only these words. One that may only be off need not be named.
+  """
+  kinds: dict[str, typed.Kind | None] = {}
+  for key, is_limited, words in (x.partition('=') for x in text.split()):
+    values = map(_literal, words.split('|'))
+    kinds[key] = typed.one_of(*values) if is_limited else None
+  return kinds
+
+
+def _literal(text: str) -> Any:
+  """Returns what a text is in Python, or the text itself."""
+  try:
+    return ast.literal_eval(text)
+  except (SyntaxError, ValueError):
+    return text
 
 
 def table(
@@ -350,12 +372,7 @@ class _Reader:
     """Returns a function, what is a value of Python, or the text itself."""
     if text.endswith('()'):
       return self.names[text[:-2]]
-    if '?' in text:
-      return self.choice(text)
-    try:
-      return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-      return text
+    return self.choice(text) if '?' in text else _literal(text)
 
   def told(self, key: str, text: str, *options: str) -> Entry:
     """Returns the entry of a key that is written, not read."""
@@ -425,20 +442,20 @@ class _Reader:
     if place == '-' or place.startswith('='):
       return None
     if place.startswith('@'):
-      return lambda seen: seen.values[place[1:]]
+      return lambda file: file.values[place[1:]]
     if place.endswith('()') or '?' in place:
       function: Read = self.literal(place)
       return function
     name, _, sides = place.removesuffix(']').partition('[')
     if sides == '#':
-      return lambda seen: seen.count(name) or absent
+      return lambda file: file.count(name) or absent
     axis = self.literal(sides)
 
-    def read(seen: Seen) -> Any:
-      seen.shape(name, axes)
+    def read(file: Seen) -> Any:
+      file.shape(name, axes)
       if isinstance(axis, tuple):
-        return tuple(seen.size(name, i) for i in axis)
-      return seen.size(name, axis) or absent
+        return tuple(file.size(name, i) for i in axis)
+      return file.size(name, axis) or absent
 
     return read
 
@@ -447,13 +464,13 @@ class _Reader:
     pattern, _, choices = place.partition('?')
     yes, _, no = (choices or 'True:False').partition(':')
     then = self.literal(yes)
-    otherwise = self.choice(no) if '?' in no else lambda seen: self.literal(no)
+    otherwise = self.choice(no) if '?' in no else lambda file: self.literal(no)
 
-    def read(seen: Seen) -> Any:
+    def read(file: Seen) -> Any:
       if pattern.startswith('~'):
-        name = seen.config.get('architecture', typed.TEXT, '')
-        return then if re.match(pattern[1:], name) else otherwise(seen)
-      return then if seen.has(pattern) else otherwise(seen)
+        name = file.config.get('architecture', typed.TEXT, '')
+        return then if re.match(pattern[1:], name) else otherwise(file)
+      return then if file.has(pattern) else otherwise(file)
 
     return read
 

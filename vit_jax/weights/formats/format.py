@@ -43,7 +43,7 @@ class Format:
     title: The class that computes it there, as "timm's VisionTransformer".
     family: The class that computes it here.
     arrays: The rules of its arrays.
-    fields: The entries of its values, in the order in which they are seen.
+    fields: The entries of its values, in the order in which they are file.
     matches: Whether a file holds such a model.
     image_size: Returns (height, width) that a file's positions are for.
     channels: Returns the number of channels of its images.
@@ -94,25 +94,25 @@ class Format:
       UserError: Its shapes do not show one, its config says something that is
         not computed here, or its family has no value that the caller gives.
     """
-    seen = Seen(arrays, hints)
-    self._check(seen.config)
+    file = Seen(arrays, hints)
+    self._check(file.config)
     if self.family is vit.ViT:
       _check_names(hints.values)
-    fields.evaluate(self.fields, seen)
+    fields.evaluate(self.fields, file)
     try:
-      model = self.build(seen.values | self._unseen(hints.values))
+      model = self.build(file.values | self._unseen(hints.values))
     except UnknownFieldError as e:
       raise UserError(
         f'it is a {self.family.__name__}, which has no field {e.name!r}: leave'
         ' it out'
       ) from None
-    size = self.image_size(seen)
-    preprocess, silent = self.preprocess(seen, size, self.channels(seen))
+    size = self.image_size(file)
+    preprocess, silent = self.preprocess(file, size, self.channels(file))
     return base.Description(
       model,
       size,
       preprocess,
-      self.resize(seen),
+      self.resize(file),
       self.rules(values_lib.model_values(model)),
       silent,
     )
@@ -304,8 +304,8 @@ def describe(
   Raises:
     UserError: As `Format.describe`.
   """
-  seen = Seen(arrays, hints)
-  kind = next(x for x in kinds if x.matches(seen))
+  file = Seen(arrays, hints)
+  kind = next(x for x in kinds if x.matches(file))
   return kind.describe(arrays, hints)
 
 

@@ -94,7 +94,7 @@ head                       head                             dense*
   'flax',
 )
 # gs://bit_models/BiT-*.npz.
-_CONV, _UNIT = 'standardized_conv2d/kernel', 'resnet/block#/unit{:02d}'
+_CONV, _UNIT = 'standardized_conv2d/kernel', 'resnet/block#/unit##'
 _ROOT, _HEAD = f'resnet/root_block/{_CONV}', 'resnet/head/conv2d'
 _BITS = tables.arrays(
   f"""

@@ -46,10 +46,10 @@ mlp.bias            {L}.ffn.down_proj.bias?     mlp_bias!
 positions.learned   {_POSITIONS}?
 positions.sincos2d  {_POSITIONS}?False:True
 positions.sincos2d.kind  =sincos2d_mae
->                   is_native                   is_native()
+>                   is_native                   !positions.learned
 class_token         =False
 pool                head.cls_token?map:mean
->                   use_head                    has_head()
+>                   use_head                    pool=map
 pool.query          =False
 pool.bias           @attention.qkv_bias
 pool.mlp_dim        =0
@@ -63,8 +63,6 @@ num_classes         =0
     gated='=swiglu',
     num_heads='8',
   ),
-  is_native=lambda values: not values.get('positions.learned'),
-  has_head=lambda values: values['pool'] == 'map',
 )
 AIMV2 = common.vit_format(
   TYPES,

@@ -66,13 +66,6 @@ def pool(file: Seen) -> str:
   return 'mean' if file.has(f'{_POOLED}.') else 'token'
 
 
-def tables_in(place: str, values: Values) -> bool:
-  """Whether the relative positions of a model are 'shared', or in 'layers'."""
-  if not values.get('positions.relative_bias'):
-    return False
-  return bool(values['positions.relative_bias.shared']) == (place == 'shared')
-
-
 # transformers' classes have no factors where `layer_scale_init_value` is 0.
 FIELDS = fields.table(
   f"""
@@ -84,12 +77,14 @@ mask_token          is_masked()                        use_mask_token!
 positions.learned   {plain.POSITIONS}?  use_absolute_position_embeddings!
 positions.relative_bias         {_SHARED}|{_OF_LAYER}?
 positions.relative_bias.shared  {_SHARED}?
->                   use_relative_position_bias         in_layers()
->                   use_shared_relative_position_bias  is_shared()
+>  use_relative_position_bias
+   positions.relative_bias&!positions.relative_bias.shared
+>  use_shared_relative_position_bias
+   positions.relative_bias&positions.relative_bias.shared
 pool                pool()
 pool.norm_after     {_POOLED}.?
 last_norm           {_POOLED}.|{_TOKENS}.?
->                   use_mean_pooling                   is_mean()
+>                   use_mean_pooling                   pool=mean|!last_norm
 num_classes         classes()
 """,
   pool,
@@ -97,9 +92,6 @@ num_classes         classes()
   common.is_masked,
   changes=plain.SIZES,
   scale=lambda values: float(values['block.layer_scale'] or 0),
-  in_layers=lambda values: tables_in('layers', values),
-  is_shared=lambda values: tables_in('shared', values),
-  is_mean=lambda values: values['pool'] == 'mean' or not values['last_norm'],
 )
 
 

@@ -46,16 +46,12 @@ def key_bias(file: Seen) -> bool:
   return has_key_bias or not file.values['attention.qkv_bias']
 
 
-def key_bias_word(values: Values) -> bool:
-  """Returns transformers' `key_bias`."""
-  return values['attention.qkv_bias'] and values['attention.key_bias']
-
-
 FIELDS = fields.table(
   f"""
 attention.qkv_bias  {L}.attention.q_proj.bias?     query_bias
 attention.key_bias  key_bias()
->                   key_bias                       key_bias_word()
+>                   key_bias
+                    attention.qkv_bias&attention.key_bias
 >                   value_bias                     attention.qkv_bias
 block.layer_scale   -                              layerscale_value
                     POSITIVE default=1.0
@@ -69,7 +65,6 @@ pool                =token
 num_classes         =0
 """,
   key_bias,
-  key_bias_word,
   common.is_masked,
   changes=common.sizes(
     f'{_PATCH}.weight',

@@ -92,12 +92,6 @@ def heads(file: Seen) -> int:
   return base.num_heads(file.values)
 
 
-def side(values: Values) -> int | list[int]:
-  """Returns the size of images as a config has it: one number for a square."""
-  height, width = values['image_size']
-  return height if height == width else [height, width]
-
-
 def is_masked(file: Seen) -> bool:
   """Whether a file has a mask token that means something."""
   is_used = file.config.get('use_mask_token', typed.TRUTH, True)
@@ -143,11 +137,10 @@ mlp.gelu            -                 hidden_act!          {words}
 layer_norm_epsilon  -                 layer_norm_eps!      POSITIVE
                                       default={epsilon}
 >                   num_channels      image_channels
->                   image_size        side()
+>                   image_size        image_size           square
 """,
     activation,
     heads,
-    side,
     gate=fields.check_gate('hidden_act', is_gate_said),
     GELUS=GELUS,
     ACTIVATIONS=ACTIVATIONS,

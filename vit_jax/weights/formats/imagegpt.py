@@ -62,7 +62,7 @@ clusters                   {_CLUSTERS}
 
 
 def _is_table(value: Any) -> bool:
-  rows = value if isinstance(value, list) and value else [None]
+  rows: list[Any] = value if isinstance(value, list) and value else [None]
   return all(
     isinstance(row, list)
     and len(row) == len(rows[0]) > 0

@@ -5,9 +5,7 @@ cut or joined in another way.
 """
 
 from collections.abc import Callable
-from collections.abc import Collection
 from collections.abc import Mapping
-from collections.abc import Sequence
 import operator
 import re
 
@@ -24,21 +22,23 @@ IGNORED = (
   r'|.*\.qkv\.bias_mask'
 )
 
-# Pattern of a name, an array that shows that the file has it, and timm's name.
-_BLOCK = r'(blocks\.\d+\.)'
-_RENAMED: Sequence[tuple[str, str, str]] = (
-  # DINOv2's blocks in chunks: its training keeps the count of whole models.
-  (r'blocks\.\d+\.(\d+\.)', r'blocks\.\d+\.\d+\.norm1\.weight', r'blocks.\1'),
-  (r'(register|storage)_tokens', '', 'reg_token'),
-  (_BLOCK + r'mlp\.w12\.', '', r'\1mlp.fc1.'),
-  (_BLOCK + r'mlp\.w1\.', '', r'\1mlp.fc1_g.'),
-  (_BLOCK + r'mlp\.w2\.', '', r'\1mlp.fc1_x.'),
-  (_BLOCK + r'mlp\.w3\.', '', r'\1mlp.fc2.'),
-  (_BLOCK + r'mlp\.ffn_ln\.', '', r'\1mlp.norm.'),
-  (_BLOCK + r'attn\.inner_attn_ln\.', '', r'\1attn.norm.'),
-  (_BLOCK + r'ls([12])\.gamma', 'storage_tokens', r'\1gamma_\2'),
-  (_BLOCK + r'attn\.([qv])_proj\.bias', '', r'\1attn.\2_bias'),
-)
+_TIMMS = base.renaming("""
+register_tokens                 reg_token
+storage_tokens                  reg_token
+blocks.#.mlp.w12.               blocks.#.mlp.fc1.
+blocks.#.mlp.w1.                blocks.#.mlp.fc1_g.
+blocks.#.mlp.w2.                blocks.#.mlp.fc1_x.
+blocks.#.mlp.w3.                blocks.#.mlp.fc2.
+blocks.#.mlp.ffn_ln.            blocks.#.mlp.norm.
+blocks.#.attn.inner_attn_ln.    blocks.#.attn.norm.
+""")
+_TIMMS_WITHOUT_KEY_BIAS = base.renaming("""
+blocks.#.attn.q_proj.bias       blocks.#.attn.q_bias
+blocks.#.attn.v_proj.bias       blocks.#.attn.v_bias
+""")
+_TIMMS_OF_DINOV3 = base.renaming('blocks.#.ls#.gamma blocks.#.gamma_#')
+# DINOv2's blocks in chunks: its training keeps the count of whole models.
+_CHUNK = r'blocks\.\d+\.(?=\d+\.)'
 
 
 def _joined(*parts: np.ndarray) -> np.ndarray:
@@ -54,8 +54,10 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
   has_key_bias = any(x.endswith('.attn.k_proj.bias') for x in arrays.shapes)
 
   def rename(name: str) -> str:
-    is_own = has_key_bias and name.endswith('_proj.bias')
-    return name if is_own else _renamed(name, arrays.shapes)
+    name = _TIMMS(re.sub(_CHUNK, 'blocks.', name))
+    if not has_key_bias:
+      name = _TIMMS_WITHOUT_KEY_BIAS(name)
+    return _TIMMS_OF_DINOV3(name) if 'storage_tokens' in arrays.shapes else name
 
   renamed = base.Renamed(arrays, rename)
   has_fewer_keys = any(
@@ -89,14 +91,6 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
   if not there:
     return renamed
   return base.Renamed(base.derived(renamed, there), show=renamed.stored)
-
-
-def _renamed(name: str, names: Collection[str]) -> str:
-  for pattern, sign, other in _RENAMED:
-    found, count = re.subn(f'^{pattern}', other, name)
-    if count and (not sign or any(re.match(sign, x) for x in names)):
-      name = found
-  return name
 
 
 def resize(all_shapes: Mapping[str, base.Shape]) -> str:

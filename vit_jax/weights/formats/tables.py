@@ -144,15 +144,23 @@ class Rule:
     match = self._pattern.fullmatch(path)
     if match is None:
       return None
-    numbers = [str(self.factor * int(x) + self.offset) for x in match.groups()]
-    return [
-      functools.reduce(lambda text, x: text.replace('#', x, 1), numbers, name)
-      for name in self.theirs
-    ]
+    numbers = [self.factor * int(x) + self.offset for x in match.groups()]
+    return [numbered(name, numbers) for name in self.theirs]
 
   @functools.cached_property
   def _pattern(self) -> re.Pattern[str]:
-    return re.compile(re.escape(self.ours).replace(r'\#', r'(\d+)'))
+    return pattern(self.ours)
+
+
+def pattern(name: str) -> re.Pattern[str]:
+  """Returns the expression of a name with `#` for numbers, its groups."""
+  return re.compile(re.escape(name).replace(r'\#', r'(\d+)'))
+
+
+def numbered(name: str, numbers: Iterable[Any]) -> str:
+  """Returns a name with numbers in the places of `#`; `##` has two digits."""
+  digits = map(str, numbers)
+  return re.sub('#+', lambda x: next(digits).zfill(len(x[0])), name)
 
 
 def holds(condition: str, values: Mapping[str, Any]) -> bool:
@@ -172,8 +180,8 @@ def holds(condition: str, values: Mapping[str, Any]) -> bool:
     return is_equal != text.startswith('!')
 
   return any(
-    all(is_so(x) for x in filter(None, each.split('&')))
-    for each in condition.split('|')
+    all(is_so(x) for x in filter(None, clause.split('&')))
+    for clause in condition.split('|')
   )
 
 
@@ -357,59 +365,51 @@ def write(
     yield from zip(parameter.names, theirs, strict=True)
 
 
-# The two arrays of a layer, by the kind of layer and the style of a file: names
-# here and there, and the layout. Parts of one layer, such as query, key and
-# value, lie on an axis before their outputs; halves, on the last axis.
-_Leaves = Sequence[tuple[str, str, Layout]]
+# Style of a file -> kinds of norms, and names there of their arrays.
+_NORMS: Mapping[str, Mapping[str, Sequence[str]]] = {
+  'torch': {
+    'norm': ('weight', 'bias'),
+    'batch_norm': ('weight', 'bias', 'running_mean', 'running_var'),
+  },
+  'flax': {
+    'norm': ('scale', 'bias'),
+    'group_norm': ('scale', 'bias'),
+    'gamma_norm': ('gamma', 'beta'),
+  },
+}
 
 
-def _torch_leaves(kind: str, parts: int) -> _Leaves:
-  """Returns the arrays of a layer in a state dict of torch."""
-  norm = [('scale', 'weight', SAME), ('bias', 'bias', SAME)]
-  statistics = [('mean', 'running_mean', SAME), ('var', 'running_var', SAME)]
-  if kind == 'norm':
-    return norm
-  if kind == 'batch_norm':
-    return [*norm, *statistics]
+def _leaves(
+  kind: str, style: str, parts: int
+) -> Sequence[tuple[str, str, Layout]]:
+  """Returns the arrays of a layer: names here and there, and the layout.
+
+  Parts of one layer, such as query, key and value, lie on an axis before their
+  outputs; halves, on the last axis.
+  """
   if kind == 'conv_bn':  # a convolution with its norm in a module
-    after = _torch_leaves('batch_norm', parts)
-    return [
-      ('conv/kernel', 'conv.weight', CONV),
-      *((f'norm/{ours}', f'bn.{theirs}', same) for ours, theirs, same in after),
-    ]
+    after = _leaves('batch_norm', style, parts)
+    norms = [(f'norm/{ours}', f'bn.{theirs}', x) for ours, theirs, x in after]
+    return [('conv/kernel', 'conv.weight', CONV), *norms]
+  if names := _NORMS[style].get(kind):
+    layout = padded(0, 1, 2) if kind == 'group_norm' else SAME
+    leaves = ('scale', 'bias', 'mean', 'var')
+    return [(*pair, layout) for pair in zip(leaves, names, strict=False)]
+  is_torch = style == 'torch'
+  inner, flat = (linear(), FLAT) if is_torch else (SAME, SAME)
   kernel, bias = {
     'conv': (CONV, SAME),
     'conv1x1': (CONV_1X1, SAME),
-    'dense': (linear(), FLAT),
+    'dense': (inner, flat),
     'dense2': (linear(2), FLAT),
-    'parts': (split(parts, 1, linear()), split(parts, 0, FLAT)),
+    'parts': (split(parts, 1, inner), split(parts, 0, flat)),
+    'flat_parts': (split(parts, 1, FLAT_OUTPUTS), split(parts, 0, FLAT)),
     'halves': (joined(parts, linear()), joined(parts)),
   }[kind]
-  return [('kernel', 'weight', kernel), ('bias', 'bias', bias)]
+  weight = 'weight' if is_torch else 'kernel'
+  return [('kernel', weight, kernel), ('bias', 'bias', bias)]
 
 
-def _flax_leaves(kind: str, parts: int) -> _Leaves:
-  """Returns the arrays of a layer of Flax."""
-  if kind == 'norm':
-    return [('scale', 'scale', SAME), ('bias', 'bias', SAME)]
-  if kind == 'group_norm':
-    layout = padded(0, 1, 2)
-    return [('scale', 'scale', layout), ('bias', 'bias', layout)]
-  if kind == 'gamma_norm':
-    return [('scale', 'gamma', SAME), ('bias', 'beta', SAME)]
-  kernel, bias = {
-    'dense': (SAME, SAME),
-    'parts': (split(parts, 1), split(parts, 0)),
-    'flat_parts': (split(parts, 1, FLAT_OUTPUTS), split(parts, 0, FLAT)),
-  }[kind]
-  return [('kernel', 'kernel', kernel), ('bias', 'bias', bias)]
-
-
-# Style of a file -> what is between a layer and its array, and its layers.
-_STYLES: Mapping[str, tuple[str, Callable[[str, int], _Leaves]]] = {
-  'torch': ('.', _torch_leaves),
-  'flax': ('/', _flax_leaves),
-}
 _LAYOUTS = {
   '': SAME,
   'flat': FLAT,
@@ -432,7 +432,8 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
     style: 'torch' or 'flax'.
     **layouts: Further layouts by name.
   """
-  separator, leaves_of = _STYLES[style]
+  layouts = {**_LAYOUTS, **layouts}
+  separator = '.' if style == 'torch' else '/'
   rules = []
   for line in joined_lines(text):
     ours, theirs, *rest = line.split()
@@ -441,15 +442,10 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
     factor, offset = next((x.groups() for x in changes if x), (None, None))
     kinds = [x for x in rest if re.match(r'\w', x)]
     kind, names = ''.join(kinds), alternatives(theirs)
-    leaves: _Leaves = [
-      (
-        '',
-        '',
-        ({**_LAYOUTS, **layouts}[kind] if not kind.endswith('*') else SAME),
-      )
-    ]
     if kind.endswith('*'):
-      leaves = leaves_of(kind[:-1], len(names))
+      leaves = _leaves(kind[:-1], style, len(names))
+    else:
+      leaves = [('', '', layouts[kind])]
     for leaf, their_leaf, layout in leaves:
       path = f'{ours}/{leaf}' if leaf else ours
       after = separator + their_leaf if leaf else ''
@@ -468,7 +464,7 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
 
 def alternatives(text: str) -> list[str]:
   """Returns the names of `a|b`, or of `a.{b,c}`."""
-  names = []
+  names: list[str] = []
   for name in text.split('|'):
     match = re.fullmatch(r'(.*)\{([\w.]+(?:,[\w.]+)+)\}(.*)', name)
     choices = match[2].split(',') if match else []

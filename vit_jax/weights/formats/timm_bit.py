@@ -2,7 +2,6 @@
 
 from vit_jax.models import resnet
 from vit_jax.models.zoo import bit
-from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
@@ -101,17 +100,12 @@ BIT = Format(
   preprocess=timm_names.preprocess,
   resize=lambda file: 'bicubic_antialias',
   scope='model_args',
-  known={
-    **timm_names.COMMON,
-    **dict.fromkeys(
-      'channels layers stem_chs stem_type width_factor zero_init_last'.split()
-    ),
-    'act_layer': typed.one_of('relu'),
-    'bottle_ratio': typed.one_of(0.25),
-    'global_pool': typed.one_of('avg'),
-    'output_stride': typed.one_of(32),
-    'preact': typed.one_of(True),
-  },
+  known=fields.known(
+    timm_names.COMMON
+    + 'channels layers stem_chs stem_type width_factor zero_init_last'
+    ' act_layer=relu bottle_ratio=0.25 global_pool=avg output_stride=32'
+    ' preact=True'
+  ),
   header=lambda values: {
     'architecture': _name(values) or 'resnetv2_50x1_bit',
     'global_pool': 'avg',

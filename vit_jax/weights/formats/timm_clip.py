@@ -23,23 +23,20 @@ _WIDE = (1280, 1408, 1664)
 
 _VISUAL, _TRUNK = 'visual.', 'visual.trunk.'
 _SIGNS = {'visual.class_embedding', 'visual.ln_post.weight'}
-_NAMES = {
-  'class_embedding': 'cls_token',
-  'positional_embedding': 'pos_embed',
-  'conv1.weight': 'patch_embed.proj.weight',
-}
-# Patterns of open_clip's names, and timm's.
-_RENAMED = (
-  (r'ln_pre\.', 'norm_pre.'),
-  (r'ln_post\.', 'norm.'),
-  (r'transformer\.resblocks\.', 'blocks.'),
-  (r'(blocks\.\d+\.)ln_', r'\1norm'),
-  (r'(blocks\.\d+\.)ls_', r'\1ls'),
-  (r'(blocks\.\d+\.attn\.)in_proj_', r'\1qkv.'),
-  (r'(blocks\.\d+\.attn\.)out_proj\.', r'\1proj.'),
-  (r'(blocks\.\d+\.mlp\.)c_fc\.', r'\1fc1.'),
-  (r'(blocks\.\d+\.mlp\.)c_proj\.', r'\1fc2.'),
-)
+_TIMMS = base.renaming("""
+class_embedding           cls_token
+positional_embedding      pos_embed
+conv1.weight              patch_embed.proj.weight
+ln_pre.                   norm_pre.
+ln_post.                  norm.
+transformer.resblocks.    blocks.
+blocks.#.ln_              blocks.#.norm
+blocks.#.ls_              blocks.#.ls
+blocks.#.attn.in_proj_    blocks.#.attn.qkv.
+blocks.#.attn.out_proj.   blocks.#.attn.proj.
+blocks.#.mlp.c_fc.        blocks.#.mlp.fc1.
+blocks.#.mlp.c_proj.      blocks.#.mlp.fc2.
+""")
 # Parts of open_clip's other towers.
 _NOT_COMPUTED = r'visual\.(attn_pool|layer\d|head)\b.*'
 
@@ -81,12 +78,8 @@ def _trunk_name(name: str) -> str:
 
 
 def _timms(name: str) -> str:
-  own = name.removeprefix(_VISUAL)
-  if own == name or own == 'proj':
-    return _OUTSIDE + name
-  for pattern, other in _RENAMED:
-    own = re.sub(f'^{pattern}', other, own)
-  return _NAMES.get(own, own)
+  inner = name.removeprefix(_VISUAL)
+  return _OUTSIDE + name if inner in (name, 'proj') else _TIMMS(inner)
 
 
 def is_tower(file: Seen) -> bool:

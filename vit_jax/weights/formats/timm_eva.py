@@ -319,11 +319,9 @@ EVA = dataclasses.replace(
   matches=matches,
   known={
     **timm_vit.PLAIN.known,
-    **dict.fromkeys(
-      'rope_jitter_coords rope_rescale_coords rope_shift_coords'
-      ' swiglu_align_to'.split()
+    **fields.known(
+      'rope_jitter_coords rope_rescale_coords rope_shift_coords swiglu_align_to'
     ),
-    'attn_head_dim': typed.one_of(None),
   },
   header=timm_vit.named("""
 norm=rms_norm                     vit_base_patch16_sapiens2

@@ -3,7 +3,6 @@
 from vit_jax.config import UserError
 from vit_jax.models import mixer
 from vit_jax.models.zoo import mixer as named
-from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
@@ -88,13 +87,12 @@ MIXER = Format(
   preprocess=timm_names.preprocess,
   resize=lambda file: 'bicubic_antialias',
   scope='model_args',
-  known={
-    **timm_names.COMMON,
-    **dict.fromkeys('embed_dim mlp_ratio nlhb num_blocks patch_size'.split()),
-    'act_layer': typed.one_of('gelu'),
-    'global_pool': typed.one_of('avg'),
-    'norm_layer': timm_names.LAYER_NORM,
-  },
+  known=fields.known(
+    timm_names.COMMON
+    + 'embed_dim mlp_ratio nlhb num_blocks patch_size act_layer=gelu'
+    + ' global_pool=avg'
+    + timm_names.LAYER_NORM
+  ),
   header=lambda values: {
     'architecture': _name(values) or 'mixer_b16_224',
     'global_pool': 'avg',

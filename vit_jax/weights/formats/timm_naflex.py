@@ -212,11 +212,10 @@ NAFLEX = NaFlex(
     'resize': lambda file: _RESIZES[resize(file)][3],
     'known': {
       **timm_vit.PLAIN.known,
-      'embed_proj_type': typed.one_of('linear'),
-      'enable_patch_interpolator': None,
-      'patchify_channels_last': typed.one_of(True),
-      'pos_embed': typed.one_of('learned', 'factorized', 'none'),
-      'pos_embed_use_grid_sample': typed.one_of(False),
+      **fields.known(
+        'embed_proj_type=linear enable_patch_interpolator'
+        ' patchify_channels_last=True pos_embed=learned|factorized|none'
+      ),
     },
     'header': timm_vit.named("""
 pool=map  naflexvit_base_patch16_map

@@ -33,23 +33,17 @@ _TANH = (
   r'|vit_giantopt_patch16_siglip_'
 )
 _SORRY = 'that is not computed here'
-# `model_args` of timm's classes -> supported kind of value; None: any, since
-# arrays show it, it is read elsewhere, or it does not affect a trained model.
-COMMON: dict[str, typed.Kind | None] = dict.fromkeys(
-  """
-  drop_path_rate drop_rate img_size in_chans num_classes proj_drop_rate
-  """.split()
-)
-# Of timm's VisionTransformer, what does not affect a trained model, or is read
-# of the arrays.
-IGNORED: dict[str, typed.Kind | None] = COMMON | dict.fromkeys(
-  """
-  attn_drop_rate distilled dynamic_img_pad dynamic_img_size fix_init
-  head_init_scale patch_drop_rate pos_drop_rate qkv_bias_separate
-  weight_init
-  """.split()
-)
-LAYER_NORM = typed.one_of('layernorm', 'layernormfp32')
+# `model_args` of timm's classes (`fields.known`) that arrays show, or that are
+# read elsewhere, or do not affect a trained model.
+COMMON = """
+drop_path_rate drop_rate img_size in_chans num_classes proj_drop_rate
+"""
+# Those of timm's VisionTransformer.
+IGNORED = f"""
+{COMMON} attn_drop_rate distilled dynamic_img_pad dynamic_img_size fix_init
+head_init_scale patch_drop_rate pos_drop_rate qkv_bias_separate weight_init
+"""
+LAYER_NORM = ' norm_layer=layernorm|layernormfp32'
 GELUS = {'gelu': 'exact', 'gelu_tanh': 'tanh', 'quick_gelu': 'sigmoid'}
 # Numbers of heads that differ from `_HEADS`, by name.
 _HEADS_BY_NAME = {
@@ -126,21 +120,22 @@ def labels(config: typed.Json, classes: int) -> tuple[str, ...]:
 
 
 def preprocess(
-  file: Seen,
-  size: tuple[int, int],
-  channels: int,
-  usual: preprocessing.Usual = preprocessing.TIMM_OF_GOOGLE,
+  file: Seen, size: tuple[int, int], channels: int
 ) -> tuple[dict[str, Any], str]:
   """Returns the preprocessing that the config says, or the usual one.
 
-  Args:
-    file: The file.
-    size: (height, width) of its images.
-    channels: Of its images.
-    usual: What timm has where no file says it.
+  DeiT, MAE, DINO and EVA-02 use ImageNet's mean; SigLIP, hybrids, BEiT, Mixer
+  and BiT Google's.
   """
+  values = file.values
+  is_google = (
+    values.get('pool', 'map') == 'map'
+    or values['patches'] == 'hybrid'
+    or values.get('positions.relative_bias', False)
+  )
+  usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
   content, silent = preprocessing.from_timm(file.config, size, channels, usual)
   return {
-    'classes': labels(file.config, file.values['num_classes']),
+    'classes': labels(file.config, values['num_classes']),
     **content,
   }, silent

@@ -19,26 +19,36 @@ import numpy as np
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 
-# Beginnings of names in a block: timm's, and those of its ViT. `in_norm` keeps
-# its name, by which such a file is known.
-_SCALING = (
-  ('q_norm.', 'attn.q_norm.'),
-  ('k_norm.', 'attn.k_norm.'),
-  ('attn_out_proj.', 'attn.proj.'),
-  ('mlp_out_proj.', 'mlp.fc2.'),
-  ('mlp_bias', 'mlp.fc1.bias'),
-  ('lambda_', 'attn.lambda_'),
-  ('sub_norm.', 'attn.sub_norm.'),
-  ('ls.', 'ls1.'),
-)
-_THINGS = (
-  ('attns.{}.norm.', 'norm1.'),
-  ('attns.{}.attn.', 'attn.'),
-  ('attns.{}.ls.', 'ls1.'),
-  ('ffns.{}.norm.', 'norm2.'),
-  ('ffns.{}.mlp.', 'mlp.'),
-  ('ffns.{}.ls.', 'ls2.'),
-)
+# Beginnings of names: timm's, and those of its ViT. `in_norm` keeps its name,
+# by which such a file is known.
+_SCALING = """
+blocks.#.q_norm.          blocks.#.attn.q_norm.
+blocks.#.k_norm.          blocks.#.attn.k_norm.
+blocks.#.attn_out_proj.   blocks.#.attn.proj.
+blocks.#.mlp_out_proj.    blocks.#.mlp.fc2.
+blocks.#.lambda_          blocks.#.attn.lambda_
+blocks.#.sub_norm.        blocks.#.attn.sub_norm.
+blocks.#.ls.              blocks.#.ls1.
+"""
+# Unless it is in the projection.
+_MLP_BIAS = """
+blocks.#.mlp_bias         blocks.#.mlp.fc1.bias
+"""
+_THINGS = """
+blocks.#.attns.0.norm.    blocks.#.norm1.
+blocks.#.attns.0.attn.    blocks.#.attn.
+blocks.#.attns.0.ls.      blocks.#.ls1.
+blocks.#.ffns.0.norm.     blocks.#.norm2.
+blocks.#.ffns.0.mlp.      blocks.#.mlp.
+blocks.#.ffns.0.ls.       blocks.#.ls2.
+blocks.#.attns.#.norm.    blocks.#.branch_#.norm1.
+blocks.#.attns.#.attn.    blocks.#.branch_#.attn.
+blocks.#.attns.#.ls.      blocks.#.branch_#.ls1.
+blocks.#.ffns.#.norm.     blocks.#.branch_#.norm2.
+blocks.#.ffns.#.mlp.      blocks.#.branch_#.mlp.
+blocks.#.ffns.#.ls.       blocks.#.branch_#.ls2.
+"""
+_VITS = base.renaming(_SCALING + _MLP_BIAS + _THINGS)
 _BLOCK = r'(blocks\.\d+\.)'
 # What is joined, in this order.
 _INPUTS = ('mlp.fc1.', 'attn.qkv.')
@@ -65,7 +75,7 @@ def has_signs(names: Collection[str]) -> bool:
 
 def as_vit(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays of a file under the names of timm's ViT."""
-  renamed = base.Renamed(arrays, _vits)
+  renamed = base.Renamed(arrays, _VITS)
   parts: dict[str, tuple[list[str], _Make]] = {}
   for name, shape in renamed.shapes.items():
     match = re.fullmatch(rf'{_BLOCK}(in_proj|out_proj)\.(weight|bias)', name)
@@ -97,23 +107,6 @@ def _cuts(which: str, kernel: base.Shape, axes: int) -> tuple[_Make, _Make]:
   return lambda x: x, np.zeros_like  # one bias for the sum
 
 
-def _vits(name: str) -> str:
-  """Returns the name in timm's ViT for one in such a block."""
-  match = re.fullmatch(rf'{_BLOCK}(.*)', name)
-  if not match:
-    return name
-  block, rest = match[1], match[2]
-  for theirs, ours in _SCALING:
-    if rest.startswith(theirs):
-      return f'{block}{ours}{rest.removeprefix(theirs)}'
-  for theirs, ours in _THINGS:
-    pattern = re.escape(theirs).replace(r'\{\}', r'(\d+)')
-    if found := re.match(pattern, rest):
-      branch = f'branch_{found[1]}.' if int(found[1]) else ''
-      return f'{block}{branch}{ours}{rest[found.end() :]}'
-  return name
-
-
 def as_timm(
   values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> Mapping[str, np.ndarray]:
@@ -125,14 +118,20 @@ def as_timm(
   """
   if not is_joint(values):
     return arrays
-  result = {_timms(values, name): x for name, x in arrays.items()}
+  is_parallel = values['block'] == 'parallel'
+  leaves = ('weight', 'bias') if values['attention.qkv_bias'] else ('weight',)
+  text = (
+    _SCALING + _MLP_BIAS * ('bias' not in leaves) if is_parallel else _THINGS
+  )
+  rename = base.renaming(text, back=True)
+  result = {rename(name): x for name, x in arrays.items()}
 
   def pop(block: str, starts: Sequence[str], leaf: str) -> list[np.ndarray]:
     return [result.pop(f'{block}{start}{leaf}') for start in starts]
 
-  depth = values['depth'] if values['block'] == 'parallel' else 0
+  depth = values['depth'] if is_parallel else 0
   for block in (f'blocks.{i}.' for i in range(depth)):
-    for leaf in _leaves(values):
+    for leaf in leaves:
       joint = np.concatenate(pop(block, _INPUTS, leaf))
       result[f'{block}in_proj.{leaf}'] = joint
     if has_one_output(values):
@@ -141,22 +140,3 @@ def as_timm(
       result[f'{block}out_proj.weight'] = kernel
       result[f'{block}out_proj.bias'] = np.add(*pop(block, apart, 'bias'))
   return result
-
-
-def _leaves(values: Mapping[str, Any]) -> tuple[str, ...]:
-  """Returns the arrays of the projection for attention and MLP."""
-  return ('weight', 'bias') if values['attention.qkv_bias'] else ('weight',)
-
-
-def _timms(values: Mapping[str, Any], name: str) -> str:
-  match = re.fullmatch(rf'{_BLOCK}(?:branch_(\d+)\.)?(.*)', name)
-  if not match:
-    return name
-  block, branch, tail = match[1], match[2] or '0', match[3]
-  is_parallel = values['block'] == 'parallel'
-  for theirs, ours in _SCALING if is_parallel else _THINGS:
-    # The bias of the MLP's first layer is in the projection, if that has one.
-    is_joint = theirs == 'mlp_bias' and 'bias' in _leaves(values)
-    if tail.startswith(ours) and not is_joint:
-      return f'{block}{theirs.format(branch)}{tail.removeprefix(ours)}'
-  return name

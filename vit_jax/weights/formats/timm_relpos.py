@@ -7,7 +7,6 @@ in config.json, or from the caller.
 
 import dataclasses
 
-from vit_jax.weights.files import typed
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_vit
@@ -50,8 +49,7 @@ RELPOS = dataclasses.replace(
   matches=lambda file: file.has(_LAST),
   known={
     **timm_vit.PLAIN.known,
-    'act_layer': typed.one_of('gelu'),
-    'rel_pos_type': typed.one_of('mlp'),
+    **fields.known('act_layer=gelu rel_pos_type=mlp'),
   },
   header=timm_vit.named("""
 block=post_norm  vit_relpos_base_patch16_rpn_224

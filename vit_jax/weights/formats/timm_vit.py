@@ -11,7 +11,6 @@ from typing import Any
 from absl import logging
 
 from vit_jax.models import vit
-from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
@@ -79,8 +78,7 @@ stem/norm         norm              norm*
 _DIFFERENCE = 'blocks_#/attention/difference'
 # AIMv2's layers have the halves of a gated MLP apart; a probe of MAE's code, a
 # BatchNorm before its head.
-_VIT = [
-  *tables.arrays(f"""
+_VIT = f"""
 blocks_#/norm1   blocks.#.in_norm          norm*    ?block=parallel
 blocks_#/mlp/up  blocks.#.mlp.fc1_{{g,x}}  halves*  ?mlp=swiglu&patches=normed
 head_norm/mean        head.0.running_mean
@@ -96,22 +94,17 @@ patch_norm            patch_embed.norm          norm*
 {_DIFFERENCE}/key2    blocks.#.attn.lambda_k2
 pre_logits            pre_logits.fc             dense*
 head_distillation     head_dist                 dense*
-"""),
+"""
+ARRAYS = [
+  *tables.arrays(_VIT),
   *tables.below(_STEM, '', f'{_BACKBONE}.'),
   *tables.below(UNITS, 'stem/', f'{_BACKBONE}.'),
+  *tables.arrays(
+    _VIT.replace('blocks_#', 'blocks_#/branch_#').replace(
+      'blocks.#', 'blocks.#.branch_#'
+    )
+  ),
 ]
-_BRANCHES = [
-  dataclasses.replace(
-    x,
-    ours=x.ours.replace('blocks_#', 'blocks_#/branch_#'),
-    theirs=tuple(
-      name.replace('blocks.#', 'blocks.#.branch_#') for name in x.theirs
-    ),
-  )
-  for x in _VIT
-  if x.ours.startswith('blocks_#/')
-]
-ARRAYS = [*_VIT, *_BRANCHES]
 
 A, B = 'model_args.', 'blocks.#.'
 GELUS = {
@@ -429,17 +422,6 @@ patches=hybrid&mlp=swiglu|patches=hybrid&distillation_token
 """)
 
 
-def preprocess(
-  file: Seen, size: Size, channels: int
-) -> tuple[dict[str, Any], str]:
-  """Returns the preprocessing that the config says, or the usual one."""
-  # DeiT, MAE and DINO use ImageNet's mean; hybrids and SigLIP Google's.
-  is_google = file.values.get('patches') == 'hybrid'
-  is_google |= file.values['pool'] == 'map'
-  usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
-  return timm_names.preprocess(file, size, channels, usual)
-
-
 def resize(file: Seen) -> str:
   """Returns how timm, or the authors' code, resizes positions."""
   own = '' if file.config.content else originals.resize(file.shapes)
@@ -470,14 +452,10 @@ VIT = Format(
   matches=lambda file: True,
   image_size=image_size,
   channels=channels,
-  preprocess=preprocess,
+  preprocess=timm_names.preprocess,
   resize=resize,
   scope='model_args',
-  known={
-    **timm_names.IGNORED,
-    'scale_mlp': typed.one_of(False),
-    'swiglu_mlp': typed.one_of(False),
-  },
+  known=fields.known(timm_names.IGNORED),
   header=named("""
 patches=hybrid&patches.stages=()         vit_tiny_r_s16_p8_224
 patches=hybrid&patches.stages=(2,2,2,2)  vit_small_r26_s32_224
@@ -511,7 +489,7 @@ patch_size=(32,32)                       vit_base_patch32_224
 # What timm's other classes with layers of attention share.
 PLAIN = dataclasses.replace(
   VIT,
-  known={**timm_names.IGNORED, 'norm_layer': timm_names.LAYER_NORM},
+  known=fields.known(timm_names.IGNORED + timm_names.LAYER_NORM),
   finish=lambda values, arrays: arrays,
   lacks=lambda values: None,
   obstacle=lambda values: None,

@@ -19,7 +19,7 @@ class Checked(base.Evaluator):
     results: Any = super().run(context)
     if not isinstance(results, Mapping):
       raise base.EvaluationError(
-        f'run() of {self.spec.kind} returns a {type(results).__name__}: it must'
+        f'run() of {self.kind} returns a {type(results).__name__}: it must'
         " return a dict of metrics, as {'accuracy': 0.9}"
       )
     for name, value in results.items():
@@ -28,7 +28,7 @@ class Checked(base.Evaluator):
       if name != 'confusion' and not is_number:
         form = f' of the shape {shape}' if shape else ''
         raise base.EvaluationError(
-          f'run() of {self.spec.kind} returns {name!r}, a'
+          f'run() of {self.kind} returns {name!r}, a'
           f' {type(value).__name__}{form}: it must be one number'
         )
     if self.metrics is not None:
@@ -58,7 +58,7 @@ class Checked(base.Evaluator):
     if problems:
       declares = ', '.join(declared) or 'nothing'
       raise base.EvaluationError(
-        f'run() of {self.spec.kind} {", and ".join(problems)}: `metrics` has'
+        f'run() of {self.kind} {", and ".join(problems)}: `metrics` has'
         f' {declares}; give each metric that run() returns, with the better'
         f" direction, as metrics = {{'accuracy': 'max'}}"
       )

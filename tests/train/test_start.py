@@ -5,8 +5,8 @@ from PIL import Image
 import pytest
 import tiny
 
-from vit_jax.train import describe
 from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import start
 
 
 @pytest.mark.parametrize('classes', [('cat',), ('cat', 'dog')])
@@ -23,7 +23,7 @@ def test_one_class_is_warned_of(classes, tmp_path, caplog):
     checkpoint__best='',
   )
   experiment_lib.check(config)
-  describe.log(experiment_lib.build(config))
+  start.log_facts(experiment_lib.build(config))
   assert ("has one class alone, 'cat'" in caplog.text) == (len(classes) == 1)
 
 
@@ -32,7 +32,7 @@ def test_tables_of_all_parameters_are_shown_where_they_are_asked_for(
   verbose, caplog
 ):
   caplog.set_level('INFO')
-  describe.log(experiment_lib.build(tiny.config()), verbose=verbose)
+  start.log_facts(experiment_lib.build(tiny.config()), verbose=verbose)
   assert ' parameters' in caplog.text
   for head in ('bytes a device', 'weight decay'):
     assert (head in caplog.text) == verbose
@@ -42,6 +42,8 @@ def test_tables_of_all_parameters_are_shown_where_they_are_asked_for(
 def test_the_log_file_has_the_shardings_of_several_devices(verbose, caplog):
   """And stderr where they are asked for."""
   caplog.set_level('INFO')
-  describe.log(experiment_lib.build(tiny.config(mesh__data=2)), verbose=verbose)
+  start.log_facts(
+    experiment_lib.build(tiny.config(mesh__data=2)), verbose=verbose
+  )
   (record,) = (x for x in caplog.records if 'bytes a dev' in x.getMessage())
   assert record.name == ('absl' if verbose else 'vit_jax.file_only')

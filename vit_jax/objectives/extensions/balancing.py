@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from vit_jax import config as config_lib
 from vit_jax.objectives import base
-from vit_jax.objectives import contract
+from vit_jax.objectives.extensions import contract
 
 COLLECTION = 'losses'  # of a model, in which parts leave their losses
 

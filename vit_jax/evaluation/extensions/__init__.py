@@ -1,0 +1,1 @@
+"""Classes that change methods of an evaluator; no config names them."""

@@ -1,0 +1,1 @@
+"""Classes that change methods of an objective; no config names them."""
