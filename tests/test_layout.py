@@ -235,6 +235,12 @@ def test_training_imports_what_every_run_needs():
     *('pictures', 'resuming', 'tasks', 'trunk'),
   )
   assert not loaded & {f'{FACADE}.train.{x}' for x in wings}
+  shared = {x for x in loaded if package(x) in ('parallel', 'runs')}
+  assert {x.rpartition('.')[2] for x in shared} == {
+    *('memory', 'mesh', 'processes', 'sharding'),
+    *('checkpoint', 'checkpoint_format', 'logs', 'reporting'),
+    *('safe_io', 'workdir'),
+  }
 
 
 def test_loose_modules_are_few():

@@ -6,7 +6,6 @@ The package can be called: `vit_jax.train(config, workdir)` does the same as
 
 from collections.abc import Mapping
 import dataclasses
-import importlib
 import math
 import sys
 import types
@@ -14,6 +13,8 @@ from typing import Any
 from typing import cast
 
 import ml_collections
+
+from vit_jax import config as config_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +71,9 @@ class _Callable(types.ModuleType):
   ) -> Results:
     """Trains, or resumes, in a work directory: see `vit_jax.train.loop.run`."""
     # A command has an allocator of its own, and other programs are told of it.
-    importlib.import_module('vit_jax.parallel.allocator').hint()
-    loop = importlib.import_module('vit_jax.train.loop')  # it imports jax
-    return cast(Results, loop.run(config, workdir, dry_run))
+    config_lib.wing('vit_jax.parallel.allocator:hint')()
+    run = config_lib.wing('vit_jax.train.loop:run')  # it imports jax
+    return cast(Results, run(config, workdir, dry_run))
 
 
 # Python binds `vit_jax.train` to this module whenever a submodule is imported,
