@@ -3,9 +3,9 @@
 Xie et al., 2021, arXiv:2101.08461: an encoder over the deepest features, and a
 decoder whose queries are learned prototypes of the classes. Each query's scores
 over the places are a coarse mask of its class. Details follow the authors' code
-(github.com/xieenze/Trans2Seg, commit 3972916); `weights/formats/trans2seg.py`
-knows its parameter names. In comments: B images, [h, w] grid of the deepest
-features, N = h * w places, D width of a token, H heads, K classes.
+(github.com/xieenze/Trans2Seg, commit 3972916). In comments: B images, [h, w]
+grid of the deepest features, N = h * w places, D width of a token, H heads, K
+classes.
 """
 
 from collections.abc import Mapping
