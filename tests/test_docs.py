@@ -576,7 +576,7 @@ def test_the_evaluation_of_the_page(here):
   config = config_lib.load('configs/digits.py')
   exec(text, {'config': config, 'config_lib': config_lib})
   experiment.check(config)
-  assert config.evals.knn.kind == 'knn'
+  assert config.evals.knn.kind == "knn(train_split='train[:80%]')"
 
 
 def test_every_key_has_its_meaning_and_its_readers_on_the_site(monkeypatch):
@@ -595,7 +595,7 @@ def test_every_key_has_its_meaning_and_its_readers_on_the_site(monkeypatch):
   rate = entries['optim.learning_rate']
   assert rate.startswith('float = 0.001\nThe learning rate after the warm-up')
   assert '`optim/schedules.py`' in rate
-  assert '`evaluation/__init__.py`' in entries['evals.NAME.kind']
+  assert '`evaluation/base.py`' in entries['evals.NAME.kind']
   assert "| `knn` | `train_split`, `features='head'`, `k=20` |" in page
   assert all('Read by' in text for text in entries.values())
 

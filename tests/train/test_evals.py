@@ -551,7 +551,7 @@ def test_an_own_evaluator_returns_numbers(
       {'kind': f'{OWN}(k=1)'},
       'evals.rank.kind=.* k is 1: all ranks would be 1',
     ),
-    ({'kind': f'{OWN}(kk=1)'}, "no option 'kk': There are k"),
+    ({'kind': f'{OWN}(kk=1)'}, "no option 'kk': did you mean 'k'"),
   ],
 )
 def test_mistakes_with_an_evaluator_of_ones_own(fields, message):
