@@ -11,6 +11,7 @@ import numpy as np
 from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data.device import views
+from vit_jax.evaluation import rows as rows_lib
 from vit_jax.evaluation import segments
 from vit_jax.explore import subject as subject_lib
 from vit_jax.objectives import trained
@@ -132,6 +133,8 @@ def _compare(subject: Subject, rows: np.ndarray) -> dict[str, np.ndarray]:
   if examples.classes != tuple(_names(objective)):
     raise UserError('the classes of the data are not those of the model')
   prepare = views.eval_batch(examples.config, features)
+  assert isinstance(objective, rows_lib.MeasuresExamples)
+  measure_examples = objective.example_measures
 
   def apply(image: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
     batch = prepare({'image': image, 'map': labels})
@@ -140,7 +143,7 @@ def _compare(subject: Subject, rows: np.ndarray) -> dict[str, np.ndarray]:
       'image': batch['image'],
       'map': batch['map'],
       'segments': outputs['segments'],
-      'miou': objective.example_measures(outputs, batch)['miou'],
+      'miou': measure_examples(outputs, batch)['miou'],
     }
 
   inputs = [examples.image[rows], examples.maps[rows]]
