@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
+import errno
 import io
 import math
 import os
@@ -341,8 +342,14 @@ def write_safetensors(
   """
   # The package (0.8) writes a transposed array as if it were in C order.
   ordered = {name: np.asarray(x, order='C') for name, x in arrays.items()}
-  with _replacing(path) as file:
-    file.write(safetensors.numpy.save(ordered, dict(metadata)))
+  with safe_io.replacing_path(path) as temporary:
+    try:
+      safetensors.numpy.save_file(ordered, temporary, dict(metadata))
+    except safetensors.SafetensorError as e:
+      code = re.search(r'\(os error (\d+)\)', str(e))
+      raise OSError(int(code[1]) if code else errno.EIO, str(e)) from None
+    with temporary.open('rb') as file:
+      os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

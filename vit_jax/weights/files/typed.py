@@ -1,17 +1,41 @@
-"""JSON of other programs, whose fields are checked when they are read."""
+"""JSON of other programs, whose fields pydantic checks.
+
+It is imported when the first field is read, since most runs read none.
+"""
 
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 import re
 import reprlib
+from typing import Annotated
 from typing import Any
 from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from absl import logging
+from annotated_types import Interval
+from annotated_types import Len
+from annotated_types import Predicate
 
 from vit_jax.config import UserError
+
+if TYPE_CHECKING:
+  import pydantic
+
+# No number of a sensible config is beyond these.
+_Number = Annotated[float, Interval(gt=-1e30, lt=1e30)]
+_Positive = Annotated[float, Interval(gt=1e-30, lt=1e30)]
+_Count = Annotated[int, Interval(gt=0, lt=2**31)]
+_Pair = Annotated[list[_Count], Len(2, 2)]
+_Digits = Annotated[str, Predicate(re.compile('[0-9]{1,9}').fullmatch)]
+_Window = Annotated[
+  list[Annotated[float, Interval(ge=0, lt=1e30)]],
+  Len(2, 2),
+  Predicate(lambda x: x[0] < x[1]),
+]
 
 
 class Kind(NamedTuple):
@@ -26,61 +50,60 @@ class Kind(NamedTuple):
   fits: Callable[[Any], bool]
 
 
-def is_number(x: Any) -> bool:
-  """Whether it is a number of a sensible config; not true, infinity or NaN."""
-  return type(x) in (int, float) and -1e30 < x < 1e30
+def _checked(schema: Any) -> Callable[[Any], bool]:
+  """Returns a function that says whether a value has the type of a schema."""
 
+  @functools.cache
+  def validator() -> 'pydantic.TypeAdapter[Any]':
+    import pydantic
 
-def is_positive(x: Any) -> bool:
-  """Whether it is such a number above 0."""
-  return is_number(x) and x > 1e-30
+    return pydantic.TypeAdapter(schema, config=pydantic.ConfigDict(strict=True))
 
-
-def is_count(x: Any) -> bool:
-  """Whether it is a whole number above 0."""
-  return type(x) is int and 0 < x < 2**31
-
-
-def are_counts(x: Any, number: int) -> bool:
-  """Whether it is a list of `number` whole numbers above 0."""
-  return isinstance(x, list) and len(x) == number and all(map(is_count, x))
-
-
-def _are_labels(x: Any) -> bool:
-  if isinstance(x, dict):
-    if not all(re.fullmatch('[0-9]{1,9}', str(number)) for number in x):
+  def fits(value: Any) -> bool:
+    try:
+      validator().validate_python(value)
+    except ValueError:
       return False
-    x = [*x.values()]
-  return isinstance(x, list) and all(type(name) in (str, int) for name in x)
+    return True
+
+  return fits
 
 
-def _is_window(x: Any) -> bool:
-  is_pair = isinstance(x, list) and len(x) == 2 and all(map(is_number, x))
-  return is_pair and 0 <= x[0] < x[1]
+# A bool is no number, and neither are infinity and NaN.
+is_number = _checked(_Number)
+is_positive = _checked(_Positive)
+is_count = _checked(_Count)
+
+
+def are_counts(value: Any, number: int) -> bool:
+  """Whether it is a list of `number` whole numbers above 0."""
+  is_list = isinstance(value, list) and len(value) == number
+  return is_list and all(map(is_count, value))
 
 
 def one_of(*values: Any) -> Kind:
   """Returns the kind of a field that has one of a few values."""
-  text = f'one of {", ".join(map(repr, values))}'
-  # True == 1 in Python.
+  text = f'one of {", ".join(repr(x) for x in values)}'
+  # pydantic takes true for 1.
   return Kind(
     text, lambda x: any(type(x) is type(y) and x == y for y in values)
   )
 
 
-TEXT = Kind('text', lambda x: isinstance(x, str))
-TRUTH = Kind('true or false', lambda x: isinstance(x, bool))
-OBJECT = Kind('an object', lambda x: isinstance(x, dict))
+TEXT = Kind('text', _checked(str))
+TRUTH = Kind('true or false', _checked(bool))
+OBJECT = Kind('an object', _checked(dict))
 COUNT = Kind('a whole number above 0', is_count)
 NUMBER = Kind('a finite number', is_number)
 POSITIVE = Kind('a finite number above 0', is_positive)
-PAIR = Kind('two whole numbers above 0', lambda x: are_counts(x, 2))
-SIZE = Kind(
-  'one or two whole numbers above 0', lambda x: is_count(x) or PAIR.fits(x)
-)
+PAIR = Kind('two whole numbers above 0', _checked(_Pair))
+SIZE = Kind('one or two whole numbers above 0', _checked(_Count | _Pair))
 BITS = one_of(8, 16)
-WINDOW = Kind('two numbers from 0 on, the first the less', _is_window)
-_LABELS = Kind('names in a list, or by the numbers of classes', _are_labels)
+WINDOW = Kind('two numbers from 0 on, the first the less', _checked(_Window))
+_LABELS = Kind(
+  'names in a list, or by the numbers of classes',
+  _checked(list[str | int] | dict[_Digits, str | int]),
+)
 
 
 @dataclasses.dataclass(frozen=True)
