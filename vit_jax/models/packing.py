@@ -120,3 +120,11 @@ def weights(context: Context) -> jax.Array | None:
   """Returns how often the patches count in a mean, [B, N] or [B, S, N]."""
   weights = context.sizes if context.attended is None else context.attended
   return None if weights is None else weights[..., context.prefix :]
+
+
+def mean(patches: jax.Array, context: Context) -> jax.Array:
+  """Returns the mean of the patches [B, N, D] that are no padding, by size.
+
+  It is [B, D]; of S images in a sequence [B, S, D], 0 for missing images.
+  """
+  return embedding.weighted_mean(patches, weights(context))

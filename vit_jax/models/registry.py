@@ -68,7 +68,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
   },
   'pool': {
     'token': 'vit_jax.models.vit:Token',
-    'mean': 'vit_jax.models.parts.pooling:Mean',
+    'mean': 'vit_jax.models.vit:Mean',
     'map': 'vit_jax.models.parts.pooling:Map',
     'token_and_mean': 'vit_jax.models.parts.pooling:TokenAndMean',
   },

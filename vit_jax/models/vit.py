@@ -335,6 +335,38 @@ class Token(nn.Module):
     return x[:, 0]
 
 
+class Mean(nn.Module):
+  """The mean of the patches: [B, T, D] -> [B, D].
+
+  Attributes:
+    norm_after: Whether the model's last norm follows the mean, in place of
+      preceding it (MAE's fine-tuning, arXiv:2111.06377, its code).
+  """
+
+  norm_after: Annotated[bool, fields.FITTED] = False
+
+  def check_model(self, model: ViT) -> None:
+    """Raises a ValueError if it is before a norm that is not there."""
+    if self.norm_after and not model.last_norm:
+      raise ValueError(
+        "pool='mean' with norm_after=True has no norm with last_norm=False:"
+        ' leave it out'
+      )
+
+  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
+    """Returns the mean of tokens that are no padding.
+
+    For S images in a sequence it is [B, S, D], 0 for missing images.
+    """
+    patches = x[:, context.prefix :]
+    if context.attended is None and context.sizes is None:
+      return patches.mean(axis=1)
+    pooled: jax.Array = registry.wing('vit_jax.models.packing:mean')(
+      patches, context
+    )
+    return pooled
+
+
 class Linear(nn.Module):
   """A linear head: features [B, D] -> logits [B, num_classes], float32.
 

@@ -14,42 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import block as block_lib
-from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import packing
 from vit_jax.models.context import Context
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
-
-
-class Mean(nn.Module):
-  """The mean of the patches: [B, T, D] -> [B, D].
-
-  Attributes:
-    norm_after: Whether the model's last norm follows the mean, in place of
-      preceding it (MAE's fine-tuning, arXiv:2111.06377, its code).
-  """
-
-  norm_after: Annotated[bool, fields.FITTED] = False
-
-  def check_model(self, model: Any) -> None:
-    """Raises a ValueError if it is before a norm that is not there."""
-    if self.norm_after and not model.last_norm:
-      raise ValueError(
-        "pool='mean' with norm_after=True has no norm with last_norm=False:"
-        ' leave it out'
-      )
-
-  def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-    """Returns the mean of tokens that are no padding.
-
-    For S images in a sequence it is [B, S, D], 0 for missing images.
-    """
-    patches = x[:, context.prefix :]
-    if context.attended is None and context.sizes is None:
-      return patches.mean(axis=1)
-    return embedding.weighted_mean(patches, packing.weights(context))
 
 
 class TokenAndMean(nn.Module):
@@ -62,9 +32,7 @@ class TokenAndMean(nn.Module):
 
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns both, side by side."""
-    patches = embedding.weighted_mean(
-      x[:, context.prefix :], packing.weights(context)
-    )
+    patches = packing.mean(x[:, context.prefix :], context)
     return jnp.concatenate([x[:, 0], patches], axis=-1)
 
 
