@@ -1,5 +1,8 @@
 """Multi-head self-attention (arXiv:2010.11929, appendix A).
 
+`block` adds its output to the tokens; `parts/kernels.py` has the kernels of
+accelerators.
+
 In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
 head, R tokens with a query (all T, or fewer in the last layer).
 """

@@ -1,7 +1,8 @@
 """The Vision Transformer (Dosovitskiy et al., 2020, arXiv:2010.11929).
 
 A model of parts: patches, positions, blocks of attention and MLPs, a norm, a
-pool and a head are modules of their own, which may be replaced.
+pool and a head are modules of their own, which may be replaced. `stack` applies
+the blocks, and `registry` builds the parts that a config names.
 
 In comments: B images, T tokens, D hidden size, H heads, L layers, P tokens
 before the patches.

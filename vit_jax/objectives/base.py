@@ -2,7 +2,8 @@
 
 A method is one file: a subclass of `Objective`, in this package or in a module
 of the user's, named as 'my_module:MyObjective'. The train loop, evaluation and
-checkpoints use only this interface.
+checkpoints use only this interface. How an objective is found and checked is in
+`objectives/__init__.py`.
 """
 
 import abc

@@ -1,4 +1,7 @@
-"""Classification of images by cross-entropy."""
+"""Classification of images by cross-entropy.
+
+The formulas are in `losses`, and the weights of classes in `class_weights`.
+"""
 
 from collections.abc import Mapping
 from typing import ClassVar

@@ -3,7 +3,8 @@
 `run` is the command, and `Run.train` the loop. In this file `step` counts
 completed updates: an action at step k comes after k updates. The evaluations of
 a step come before its checkpoint, which stores their results. If a checkpoint
-has no results, its evaluations are still due.
+has no results, its evaluations are still due. What happens between two steps is
+in `hooks`, what happens before the first one in `start`.
 """
 
 from collections.abc import Callable

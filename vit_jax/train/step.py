@@ -1,6 +1,7 @@
 """One training step: the function that is compiled for the devices.
 
-`train_step` is read from top to bottom.
+`train_step` is read from top to bottom. The loss is the objective's, the update
+that of `optim`; `program` compiles the step for a mesh.
 """
 
 from collections.abc import Callable
