@@ -48,15 +48,29 @@ VERB_PACKAGES = (
 )
 MODELS = 'vit_jax.models'
 FACADE = 'vit_jax'  # its names are imported on first use, from anywhere
+# What trains the digits without pictures: these and what they import.
+CORE = (
+  *('train.loop', 'objectives.classification', 'evaluation.accuracy'),
+  *('models.vit', 'models.attention', 'models.patches', 'models.zoo.vit'),
+  *('data.digits', 'data.host.batches', 'data.preprocess', 'data.checks'),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-  """One module that imports another; `top`: when it is itself imported."""
+  """One module that imports another.
+
+  Attributes:
+    source: The module.
+    target: The module that it imports.
+    top: Whether it does so when it is itself imported.
+    typing: Whether it does so for types alone.
+  """
 
   source: str
   target: str
   top: bool
+  typing: bool
 
 
 @functools.cache
@@ -73,18 +87,19 @@ def modules() -> dict[str, pathlib.Path]:
 
 def imports_of(name: str) -> Iterator[Import]:
   """Yields what a module imports of ours, in functions and for types too."""
-  waiting = [(ast.parse(modules()[name].read_text()), True)]
+  tree: ast.AST = ast.parse(modules()[name].read_text())
+  waiting = [(tree, True, False)]
   while waiting:
-    node, top = waiting.pop()
+    node, top, typing = waiting.pop()
     for target in targets(node):
       if target.split('.')[0] in (FACADE, BENCHMARKS):
-        yield Import(name, target, top)
+        yield Import(name, target, top, typing)
     is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    is_typing = isinstance(node, ast.If) and 'TYPE_CHECKING' in ast.dump(
-      node.test
+    typing = typing or (
+      isinstance(node, ast.If) and 'TYPE_CHECKING' in ast.dump(node.test)
     )
-    top = top and not is_function and not is_typing
-    waiting += [(child, top) for child in ast.iter_child_nodes(node)]
+    top = top and not is_function and not typing
+    waiting += [(child, top, typing) for child in ast.iter_child_nodes(node)]
 
 
 def targets(node: ast.AST) -> list[str]:
@@ -217,6 +232,19 @@ def loaded_by(*names: str) -> set[str]:
       loaded.add(module)
       waiting += [x.target for x in imports() if x.source == module and x.top]
   return loaded
+
+
+def test_the_core_is_small_and_imports_no_wing():
+  """Neither when it is imported nor in a function; it names wings by texts."""
+  core = loaded_by(*(f'{FACADE}.{x}' for x in CORE))
+  wrong = [
+    f'{x.source} imports {x.target}'
+    for x in imports()
+    if x.source in core - {FACADE} and x.target not in core and not x.typing
+  ]
+  assert not wrong, '\n'.join(wrong)
+  lines = sum(len(modules()[x].read_text().splitlines()) for x in core)
+  assert len(core) <= 85 and lines <= 18_000
 
 
 def test_the_plain_vit_imports_no_further_part():
