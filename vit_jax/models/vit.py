@@ -258,7 +258,8 @@ class ViT(nn.Module):
     Equation 1 of the paper: project patches, prepend tokens, add position
     embeddings.
     """
-    # A copy, since a bound model may be called again.
+    # A copy, since a bound model may be called again. Without a name of its own
+    # its parameters are the model's.
     name = getattr(self.patches, 'scope_name', None)
     patches = self.patches.copy(name=name or None)
     if not name:

@@ -109,11 +109,13 @@ def _run_in(
   verbose: bool,
 ) -> Results:
   """Trains in a work directory that this run has locked."""
-  stored, done = processes.call_on_first(lambda: start_lib.look(path, config))
-  if done is not None:
-    before = Results.from_dict(done)
-    logging.info('finished already: %s', _text(before))
-    return before
+  stored, finished = processes.call_on_first(
+    lambda: start_lib.look(path, config)
+  )
+  if finished is not None:
+    results = Results.from_dict(finished)
+    logging.info('finished already: %s', _text(results))
+    return results
   if stored is not None:
     config = config_lib.from_dict(stored)
     resuming = config_lib.wing('vit_jax.train.resuming')
@@ -134,14 +136,14 @@ def _run_in(
   cached: Callable[[], experiment_lib.Experiment] = experiment.cached
   experiment = processes.call_on_all(cached)
   start = time.perf_counter()
-  results = None if stop.signal else train(experiment, path, stop, compiling)
-  if results is None:
+  trained = None if stop.signal else train(experiment, path, stop, compiling)
+  if trained is None:
     return Results({}, signal=stop.signal)
   seconds = time.perf_counter() - start
-  logging.info('done in %.0f s: %s; see %s', seconds, _text(results), path)
-  done = results.to_dict()
+  logging.info('done in %.0f s: %s; see %s', seconds, _text(trained), path)
+  done = trained.to_dict()
   processes.call_on_first(lambda: safe_io.write_json(path / 'DONE', done))
-  return results
+  return trained
 
 
 def _text(results: Results) -> str:

@@ -50,7 +50,8 @@ class Setup:
     decay: The factor of the weight decay of a step.
     optimizer: The optimizer.
     mesh: Mesh of devices.
-    param_shardings: Where each parameter is on the mesh.
+    param_shardings: Where each parameter is on the mesh, as decided by
+      `parallel/sharding.py` from its path, its shape and `config.mesh`.
   """
 
   config: ml_collections.ConfigDict
@@ -205,15 +206,15 @@ def train_step(
     TrainState(step + 1, stored_params, opt_state, ema_params, stored_extra),
     dataclasses.replace(state, params=trained),
   )
-  frozen = state.params
+  old_params = state.params  # those that do not train stay in the new state
   if objective.moves_statistics:
     statistics = new_extra.get(base.STATISTICS, {})
-    frozen = jax.tree.map(
+    old_params = jax.tree.map(
       lambda new, old: old if new is old else jnp.where(ok, new, old),
-      base.updated(frozen, statistics),
-      frozen,
+      base.updated(old_params, statistics),
+      old_params,
     )
-  merged = rules_lib.merge(new_state.params, frozen)
+  merged = rules_lib.merge(new_state.params, old_params)
   new_state = dataclasses.replace(new_state, params=merged)
   if config.train.skip_nonfinite:
     after = jnp.where(has_batch, step + 1, state.step)
