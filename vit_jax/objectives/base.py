@@ -83,9 +83,9 @@ class Objective(abc.ABC):
     metrics: Metrics of `measure`, each with 'max' or 'min' for the better
       direction; `config.checkpoint.best` may name one. A name that ends with
       '/' stands for one metric per class or quantity.
-    options: Keys of `config.objective.options` with their defaults. `loss` reads
-      one as `self.config.objective.options.NAME`, and a command sets it by
-      --config.objective.options.NAME=VALUE.
+    options: Keys of `config.objective.options` with their defaults. `loss`
+      reads one as `self.config.objective.options.NAME`, and a command sets it
+      by --config.objective.options.NAME=VALUE.
     couples_examples: Whether its loss needs the whole batch at once. Gradient
       accumulation is then refused, unless it `caches_gradients`.
     caches_gradients: Whether `loss` always gets the whole batch, and itself
