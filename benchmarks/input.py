@@ -273,14 +273,14 @@ def _small(
   source = data.open_source(config, 'train')
   size = config.train.batch_size
   steps = max(1, sizes.epochs * sizes.small // size)
-  paths = [source.read(i % sizes.small).where for i in range(steps * size)]
+  paths = [source.read(i % sizes.small).origin for i in range(steps * size)]
 
   def loop() -> None:
     for i in range(0, len(paths), size):
       np.stack([_read(path) for path in paths[i : i + size]])
 
   batch = _first_batch(source, config)
-  theirs = [_read(source.read(int(i)).where) for i in batch['index']]
+  theirs = [_read(source.read(int(i)).origin) for i in batch['index']]
   difference = _compare(batch['image'], theirs, 'cv2.imread')
   functions = {f'small_{n}': _batching(config, steps, n) for n in (1, 2)}
   times = timing.in_turns(functions | {'imread': loop}, blocks)

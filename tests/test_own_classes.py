@@ -103,8 +103,8 @@ def test_a_source_of_ones_own(tmp_path, monkeypatch):
   assert results.metrics['val/examples'] == 4
   assert vit_jax.load(tmp_path / 'run').classes == ('cat', 'dog')
   train, val = (data.open_source(config, x) for x in ('train', 'train[80%:]'))
-  assert {val.read(i).where for i in range(4)} <= {
-    train.read(i).where for i in range(20)
+  assert {val.read(i).origin for i in range(4)} <= {
+    train.read(i).origin for i in range(20)
   }
   assert train.fingerprint() != val.fingerprint()
 

@@ -35,7 +35,7 @@ def read(source: data.Source) -> list[tuple[str, str, int]]:
   """(class, file's name, index) of all examples."""
   examples = [source.read(i) for i in range(len(source))]
   return [
-    (source.classes[e.values['label']], os.path.basename(e.where), e.index)
+    (source.classes[e.values['label']], os.path.basename(e.origin), e.index)
     for e in examples
   ]
 

@@ -184,7 +184,7 @@ def test_evaluation_has_the_same_pixels(tmp_path, jpegs):
   config.data.name = f'folder:{tmp_path}'
   source = data.open_source(config, 'train')
   batch = next(data.eval_batches(source, config, batch_size=len(jpegs)))
-  paths = [source.read(i).where for i in range(len(jpegs))]
+  paths = [source.read(i).origin for i in range(len(jpegs))]
   np.testing.assert_array_equal(
     batch['image'], np.round(255 * preprocess(paths)).astype(np.uint8)
   )

@@ -43,7 +43,7 @@ def test_equals_evaluation(tmp_path):
   source = data.open_source(config, 'train')
   batch = next(data.eval_batches(source, config, batch_size=6))
   preprocess = data.Preprocess.from_config(config, source.features)
-  found = preprocess([source.read(i).where for i in range(6)])
+  found = preprocess([source.read(i).origin for i in range(6)])
   np.testing.assert_allclose(found, batch['image'] / 127.5 - 1, atol=1e-6)
 
 

@@ -351,7 +351,7 @@ def test_tables_as_spreadsheets_write_them(
     source = data.open_source(config, split)
     assert source.classes == ('cat', 'dog')
     for example in map(source.read, range(len(source))):
-      name = os.path.basename(example.where.partition(' (')[0])
+      name = os.path.basename(example.origin.partition(' (')[0])
       label = source.classes[example.values['label']]
       found[name] = (split, label, example.values['text'][0])
   assert found == {

@@ -47,7 +47,7 @@ def test_reads_what_was_prepared(data_dir):
   assert sorted(e.image[:4] for e in examples)[0] == b'\x89PNG'
   jpegs = [e for e in examples if e.image[:2] == b'\xff\xd8']
   assert {e.values['label'] for e in jpegs} == {2}
-  assert examples[4].where == 'stand_in/1.0.0, example 4 of train'
+  assert examples[4].origin == 'stand_in/1.0.0, example 4 of train'
 
 
 def test_slices(data_dir):

@@ -147,7 +147,7 @@ def test_a_damaged_image_stops_all(tmp_path):
   batches = list(data.train_batches(source, config, start_step=0, num_steps=2))
   last = batches[1]['index'][-1]  # of the second half: process 1 reads it
   where = next(
-    e.where for e in map(source.read, range(len(source))) if e.index == last
+    e.origin for e in map(source.read, range(len(source))) if e.index == last
   )
   pathlib.Path(where).write_bytes(b'no image')
   workdir = tmp_path / 'run'

@@ -713,7 +713,7 @@ def test_a_damaged_image_loses_no_step(tmp_path, skips):
   early = {i for batch in batches[:2] for i in batch['index'].tolist()}
   late = next(i for i in batches[2]['index'].tolist() if i not in early)
   where = next(
-    source.read(i).where
+    source.read(i).origin
     for i in range(len(source))
     if source.read(i).index == late
   )

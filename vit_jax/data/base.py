@@ -31,13 +31,13 @@ class Example:
       array, uint8 or uint16 [H, W, C]; a map of classes is an encoded file, or
       labels [H, W]; a target is what `Target.encode` takes.
     index: Position in the unsliced split.
-    where: File or record that it comes from, for error messages.
-    files: Files of features that do not come from `where`, by name.
+    origin: File or record that it comes from, for error messages.
+    files: Files of features that do not come from `origin`, by name.
   """
 
   values: Mapping[str, Any]
   index: int
-  where: str
+  origin: str
   files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
@@ -45,9 +45,9 @@ class Example:
     """The image, as it is stored."""
     return self.values['image']
 
-  def where_is(self, name: str) -> str:
+  def feature_origin(self, name: str) -> str:
     """Returns the file of a feature, for error messages."""
-    return self.files.get(name, f'the {name} of {self.where}')
+    return self.files.get(name, f'the {name} of {self.origin}')
 
 
 class Source(abc.ABC):
@@ -112,7 +112,7 @@ class Source(abc.ABC):
     """(height, width) where all stored images have one size; else None."""
     image = self.features['image']
     assert isinstance(image, features_lib.Image)
-    return image.whole(training=True)
+    return image.whole_size(training=True)
 
   @abc.abstractmethod
   def __len__(self) -> int:
@@ -168,7 +168,7 @@ class Source(abc.ABC):
     result = np.empty((len(self), *target.shape), target.dtype)
     for i in range(len(self)):
       example = self.read(i)
-      result[i] = target.encode(example.values[name], example.where)
+      result[i] = target.encode(example.values[name], example.origin)
     return result
 
   @abc.abstractmethod

@@ -76,18 +76,18 @@ class Cache(sources.Splits):
       UserError: Images of a split differ in size, or there is too little
         memory.
     """
-    where = self.config.data.cache
+    cache_kind = self.config.data.cache
     for name, source in self.splits.items():
       if source.image_shape is None:
         raise config_lib.UserError(
-          f'config.data.cache={where} keeps images of one size, but'
+          f'config.data.cache={cache_kind} keeps images of one size, but'
           f' those for {name} differ: say config.data.source_size=(height,'
           ' width) if they do not, or set config.data.cache=none'
         )
     for place, free, needed in self._rooms():
       if needed > free:
         raise config_lib.UserError(
-          f'config.data.cache={where}: the images take'
+          f'config.data.cache={cache_kind}: the images take'
           f' {needed / 2**30:.1f} GiB of {place}, {(needed - free) / 2**30:.1f}'
           ' GiB more than is free: set config.data.cache=none, or train on a'
           ' slice, as config.data.split=train[:10%]'
@@ -104,11 +104,13 @@ class Cache(sources.Splits):
 
   def _decode(self, place: Callable[[base.ArraySource], _T]) -> dict[str, _T]:
     """Returns the splits decoded and placed, by use."""
-    kept = {
+    decoded_splits = {
       key: place(decode_split(source, self.config))
       for key, source in self._distinct.items()
     }
-    return {name: kept[id(source)] for name, source in self.splits.items()}
+    return {
+      name: decoded_splits[id(source)] for name, source in self.splits.items()
+    }
 
   @property
   def _distinct(self) -> dict[int, base.Source]:
@@ -142,8 +144,8 @@ class Cache(sources.Splits):
     itemsize = levels_lib.from_config(self.config).dtype.itemsize
     pixels = len(source) * math.prod(source.image_shape)
     maps = features.maps(source.features).values()
-    each = self.config.data.channels * itemsize
-    return pixels * (each + sum(x.dtype.itemsize for x in maps))
+    pixel_bytes = self.config.data.channels * itemsize
+    return pixels * (pixel_bytes + sum(x.dtype.itemsize for x in maps))
 
   def _rooms(self) -> list[tuple[str, int, int]]:
     """Returns (name, free bytes, needed bytes) of each memory to check."""

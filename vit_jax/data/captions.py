@@ -59,7 +59,7 @@ class CaptionedSource(wrapped.WrappedSource):
       return example
     captions = self._by_class[int(example.values['label'])]
     values = {**example.values, 'text': captions}
-    return base.Example(values, example.index, example.where, example.files)
+    return base.Example(values, example.index, example.origin, example.files)
 
   def captions(self, position: int) -> Sequence[str]:
     """Returns the captions of an example."""
@@ -98,16 +98,16 @@ def attach(
   if not data.tokenizer:
     has_text = 'text' in source.features
     return CaptionedSource(source, None) if has_text else source
-  known: tuple[str, ...] = ()
+  words: tuple[str, ...] = ()
   if data.tokenizer == tokenizers.WORDS:
-    known = tuple(data.words) or _training_words(source, config, split)
-  made = tokenizers.make(data.tokenizer, data.text_length, known)
+    words = tuple(data.words) or _training_words(source, config, split)
+  tokenizer = tokenizers.make(data.tokenizer, data.text_length, words)
   text = text_kind.Text(
-    made.length,
-    made.vocabulary,
+    tokenizer.length,
+    tokenizer.vocabulary,
     data.tokenizer,
-    tokenizers.digest(data.tokenizer, known),
-    known,
+    tokenizers.digest(data.tokenizer, words),
+    words,
     cuts=data.text_too_long == 'cut',
   )
   return CaptionedSource(source, text, by_class(source, config))
@@ -142,7 +142,7 @@ def by_class(
     return []
   classes = label_classes(source.features, 'config.data.captions', data.name)
   names = class_names(data.class_names, classes, 'config.data.class_names')
-  templates = _of_captions(data.captions)
+  templates = _caption_templates(data.captions)
   return [tuple(fill(templates, name)) for name in names]
 
 
@@ -151,28 +151,28 @@ def common_words(
 ) -> tuple[str, ...]:
   """Returns the words of all captions of a split, the most frequent first."""
   texts = by_class(source, config)
-  each = texts or map(source.captions, range(len(source)))
-  return tokenizers.common_words(itertools.chain.from_iterable(each))
+  caption_lists = texts or map(source.captions, range(len(source)))
+  return tokenizers.common_words(itertools.chain.from_iterable(caption_lists))
 
 
 def label_classes(
-  found: Mapping[str, features.Feature], key: str, where: str
+  example_features: Mapping[str, features.Feature], key: str, data_name: str
 ) -> tuple[str, ...]:
   """Returns the classes of images, of which each has one.
 
   Raises:
     UserError: They have no classes.
   """
-  label = found.get('label')
+  label = example_features.get('label')
   if isinstance(label, features.Label):
     return label.classes
   raise UserError(
-    f'{key} needs the class of each image, but the examples of {where} have'
-    f' {", ".join(found)}'
+    f'{key} needs the class of each image, but the examples of {data_name} have'
+    f' {", ".join(example_features)}'
   )
 
 
-def _of_captions(value: str) -> tuple[str, ...]:
+def _caption_templates(value: str) -> tuple[str, ...]:
   """Returns the templates of `config.data.captions`."""
   key = 'config.data.captions'
   if not value.startswith(TEMPLATES):
@@ -183,20 +183,20 @@ def _of_captions(value: str) -> tuple[str, ...]:
   return parse(value.removeprefix(TEMPLATES), key)
 
 
-def parse(given: str, key: str) -> tuple[str, ...]:
+def parse(template_spec: str, key: str) -> tuple[str, ...]:
   """Returns the templates that a value of the config stands for.
 
   Args:
-    given: 'A {}.|B {}.', a list of this package, or a file with one on each
-      line.
+    template_spec: 'A {}.|B {}.', a list of this package, or a file with one on
+      each line.
     key: Key of the config, for errors.
 
   Raises:
     UserError: There are none, or the file cannot be read.
   """
-  if _PLACE not in given:
-    return check_templates(_lines(given, TEMPLATE_LISTS, key), key)
-  return check_templates([x.strip() for x in given.split('|')], key)
+  if _PLACE not in template_spec:
+    return check_templates(_lines(template_spec, TEMPLATE_LISTS, key), key)
+  return check_templates([x.strip() for x in template_spec.split('|')], key)
 
 
 def check_templates(templates: Sequence[str], key: str) -> tuple[str, ...]:
@@ -222,24 +222,24 @@ def fill(templates: Sequence[str], name: str) -> list[str]:
 
 
 def class_names(
-  given: str, classes: Sequence[str], key: str
+  list_name: str, classes: Sequence[str], key: str
 ) -> tuple[str, ...]:
   """Returns the names of classes as a caption has them.
 
   Args:
-    given: A list of this package, a file, or '' for the classes themselves.
+    list_name: A list of this package, a file, or '' for the classes themselves.
     classes: The classes of the data.
     key: Key of the config, for errors.
 
   Raises:
     UserError: The list cannot be read, or is not as long as the classes.
   """
-  if not given:
+  if not list_name:
     return tuple(name.replace('_', ' ') for name in classes)
-  names = tuple(_lines(given, CLASS_NAMES, key))
+  names = tuple(_lines(list_name, CLASS_NAMES, key))
   if len(names) != len(classes):
     raise UserError(
-      f'{key}={given} has {len(names)} names, but the data have'
+      f'{key}={list_name} has {len(names)} names, but the data have'
       f' {len(classes)} classes ({config_lib.some(classes)}): give one name for'
       ' each, in this order'
     )
@@ -252,25 +252,25 @@ def lists(folder: str) -> dict[str, Traversable]:
   Args:
     folder: `CLASS_NAMES` or `TEMPLATE_LISTS`.
   """
-  found = importlib.resources.files('vit_jax.data') / folder
-  return {x.name.removesuffix('.txt'): x for x in found.iterdir()}
+  directory = importlib.resources.files('vit_jax.data') / folder
+  return {x.name.removesuffix('.txt'): x for x in directory.iterdir()}
 
 
-def _lines(given: str, folder: str, key: str) -> list[str]:
+def _lines(list_name: str, folder: str, key: str) -> list[str]:
   """Returns the lines of a list of this package, or the filled ones of a file.
 
   Raises:
     UserError: It is neither, or cannot be read.
   """
-  known = lists(folder)
-  if given in known:
-    return known[given].read_text('utf-8').splitlines()
+  package_lists = lists(folder)
+  if list_name in package_lists:
+    return package_lists[list_name].read_text('utf-8').splitlines()
   try:
-    text = safe_io.read_text(os.path.expanduser(given))
+    text = safe_io.read_text(os.path.expanduser(list_name))
   except (OSError, UnicodeDecodeError) as e:
     raise UserError(
-      f'{key}: {given} cannot be read: {config_lib.one_line(e)}; lists with a'
-      f' name are {", ".join(sorted(known))}'
+      f'{key}: {list_name} cannot be read: {config_lib.one_line(e)}; lists with'
+      f' a name are {", ".join(sorted(package_lists))}'
     ) from None
   return [line.strip() for line in text.splitlines() if line.strip()]
 
@@ -290,7 +290,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f" '': set it to {tokenizers.WORDS!r}, or to a vocabulary"
     )
   if data.captions:
-    _of_captions(data.captions)
+    _caption_templates(data.captions)
   config_lib.within(config, 'data.text_length', '[2, inf)')
   config_lib.one_of(config, 'data.text_too_long', ('cut', 'refuse'))
   if data.tokenizer and data.cache != 'none':

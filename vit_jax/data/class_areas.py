@@ -118,10 +118,10 @@ def check(split: str, source: Source, name: str) -> None:
 
   def read(position: int) -> np.ndarray:
     example = source.read(position)
-    labels, where = example.values[name], example.where_is(name)
+    labels, origin = example.values[name], example.feature_origin(name)
     if isinstance(labels, bytes):
-      labels = maps.decode_map(labels, where)
-    return count(feature.encode(labels, where), feature)
+      labels = maps.decode_map(labels, origin)
+    return count(feature.encode(labels, origin), feature)
 
   areas = ClassAreas.zero(feature)
   with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:

@@ -9,7 +9,7 @@ from vit_jax.config import some
 
 def problems(
   folder: str,
-  there: Sequence[str],
+  folder_names: Sequence[str],
   filled: Collection[str],
   classes: Sequence[str],
   kind: str,
@@ -19,19 +19,19 @@ def problems(
 
   Args:
     folder: The folder of the split.
-    there: Names of the folders in it.
+    folder_names: Names of the folders in it.
     filled: Those that hold examples.
     classes: Classes of train.
     kind: What the examples are called.
     endings: Of the names of their files.
   """
-  found = []
-  if unknown := [name for name in there if name not in classes]:
-    found.append(_unknown(folder, unknown, classes))
-  return found + [
+  messages = []
+  if unknown := [name for name in folder_names if name not in classes]:
+    messages.append(_unknown(folder, unknown, classes))
+  return messages + [
     f'{os.path.join(folder, name)} has no {kind}: add some'
     f' ({", ".join(endings)}), or remove the folder'
-    for name in there
+    for name in folder_names
     if name in classes and name not in filled
   ]
 
@@ -40,12 +40,12 @@ def _unknown(folder: str, names: Sequence[str], classes: Sequence[str]) -> str:
   """Returns a line about the folders of classes that train does not have."""
   paths = some([os.path.join(folder, name) for name in names])
   are = 'is not a class' if len(names) == 1 else 'are not classes'
-  same = {name.lower(): name for name in classes}.get(names[0].lower())
+  class_name = {name.lower(): name for name in classes}.get(names[0].lower())
   advice = 'add such a folder to train, or move it away'
   if len(names) > 1:
     advice = 'add such folders to train, or move them away'
-  if same:
-    advice = f'rename {names[0]} to {same}'
+  if class_name:
+    advice = f'rename {names[0]} to {class_name}'
   return f'{paths} {are} of train: the classes are {some(classes)}; {advice}'
 
 

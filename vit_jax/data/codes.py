@@ -39,33 +39,33 @@ class Codes:
   classes: tuple[str, ...] = ()
 
   def feature(
-    self, classes: tuple[str, ...], where: str
+    self, classes: tuple[str, ...], class_list: str
   ) -> target_kinds.SegmentationMap:
     """Returns the feature of maps.
 
     Args:
       classes: Their names.
-      where: What lists them, for errors.
+      class_list: What lists them, for errors.
 
     Raises:
       UserError: There is not one code for each class.
     """
-    for key, given in (('labels', self.labels), ('colours', self.colours)):
-      if given and len(given) != len(classes):
+    for key, codes in (('labels', self.labels), ('colours', self.colours)):
+      if codes and len(codes) != len(classes):
         raise UserError(
-          f'config.data.map.{key} has {len(given)} values, but {where} names'
-          f' {len(classes)} classes: write one for each'
+          f'config.data.map.{key} has {len(codes)} values, but {class_list}'
+          f' names {len(classes)} classes: write one for each'
         )
     ignore = _IGNORE if len(classes) <= _IGNORE else _WIDE_IGNORE
     return target_kinds.SegmentationMap(classes, ignore)
 
-  def decoded(self, data: bytes, ignore: int, where: str) -> Any:
+  def decoded(self, data: bytes, ignore: int, origin: str) -> Any:
     """Returns a map: the file itself, or labels [H, W] if they have codes.
 
     Args:
       data: The encoded map.
       ignore: Label of places whose code is that of no class.
-      where: Its file, for errors.
+      origin: Its file, for errors.
 
     Raises:
       UserError: It cannot be decoded, or holds no colours though it must.
@@ -74,13 +74,13 @@ class Codes:
       return data
     if self.labels:
       return self._table(self.labels, _MOST, ignore)[
-        maps.decode_map(data, where)
+        maps.decode_map(data, origin)
       ]
-    pixels = decode.as_stored(data, where=where)
+    pixels = decode.as_stored(data, origin=origin)
     if pixels.dtype != np.uint8 or pixels.ndim != 3:
       raise UserError(
-        f'{where} holds numbers, but config.data.map.colours says that maps are'
-        ' colours: leave that out, or bring the maps in colours'
+        f'{origin} holds numbers, but config.data.map.colours says that maps'
+        ' are colours: leave that out, or bring the maps in colours'
       )
     red, green, blue = np.moveaxis(pixels[..., :3].astype(np.int32), -1, 0)
     numbers = [(r << 16) | (g << 8) | b for r, g, b in self.colours]
@@ -98,14 +98,14 @@ class Codes:
 
 def from_config(config: ml_collections.ConfigDict) -> Codes:
   """Returns the codes of a config."""
-  given = config.data.map
-  colours = tuple(map(tuple, given.colours))
+  map_config = config.data.map
+  colours = tuple(map(tuple, map_config.colours))
   return Codes(
-    tuple(given.labels),
+    tuple(map_config.labels),
     colours,
-    given.image_suffix,
-    given.suffix,
-    tuple(given.classes),
+    map_config.image_suffix,
+    map_config.suffix,
+    tuple(map_config.classes),
   )
 
 
@@ -115,9 +115,9 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: A value cannot be used.
   """
-  given = config.data.map
-  labels, colours = tuple(given.labels), tuple(given.colours)
-  names = tuple(given.classes)
+  map_config = config.data.map
+  labels, colours = tuple(map_config.labels), tuple(map_config.colours)
+  names = tuple(map_config.classes)
   if not all(isinstance(x, str) and x for x in names) or _repeats(names):
     raise UserError(
       f'config.data.map.classes is {names}: write different names, the first of'

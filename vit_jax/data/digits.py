@@ -62,8 +62,8 @@ def train_and_test() -> dict[str, tuple[np.ndarray, np.ndarray]]:
   The first 80% are 'train', the others 'test', for data that are made of
   digits. The order is by hash, so that both parts have all classes.
   """
-  whole = DigitsSource('train', channels=1).arrays
-  images, labels = whole['image'][..., 0], whole['label']
+  arrays = DigitsSource('train', channels=1).arrays
+  images, labels = arrays['image'][..., 0], arrays['label']
   cut = round(0.8 * len(labels))
   return {
     'train': (images[:cut], labels[:cut]),

@@ -83,7 +83,7 @@ class Image(Feature):
   reader: ClassVar[str] = 'vit_jax.data.given:images'
   part: ClassVar[str] = 'slice'
 
-  def whole(self, training: bool) -> tuple[int, int] | None:
+  def whole_size(self, training: bool) -> tuple[int, int] | None:
     """Returns the size of images that the host leaves whole; None: it crops.
 
     Args:
@@ -141,12 +141,12 @@ class Target(Feature, abc.ABC):
     return (len(self.names),)
 
   @abc.abstractmethod
-  def encode(self, value: Any, where: str) -> np.ndarray:
+  def encode(self, value: Any, origin: str) -> np.ndarray:
     """Returns a value as an array of `shape` and `dtype`.
 
     Args:
       value: Value as a source stores it.
-      where: File or record, for error messages.
+      origin: File or record, for error messages.
 
     Raises:
       UserError: The value does not fit the feature.
@@ -179,9 +179,9 @@ class Label(OfClasses, Target):
     """A scalar."""
     return ()
 
-  def encode(self, value: Any, where: str) -> np.ndarray:
+  def encode(self, value: Any, origin: str) -> np.ndarray:
     """Returns the position of a class as an array."""
-    del where
+    del origin
     return np.asarray(value, np.int32)
 
 
@@ -205,12 +205,12 @@ class Map(Feature, abc.ABC):
     """Type of a value on the host; on the device it becomes int32."""
 
   @abc.abstractmethod
-  def encode(self, values: np.ndarray, where: str) -> np.ndarray:
+  def encode(self, values: np.ndarray, origin: str) -> np.ndarray:
     """Returns a decoded map [..., H, W] with the type of a batch.
 
     Args:
       values: Integers [..., H, W], at least 0.
-      where: File or record, for error messages.
+      origin: File or record, for error messages.
 
     Raises:
       UserError: A value does not fit the feature.

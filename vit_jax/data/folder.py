@@ -107,11 +107,11 @@ class FolderSource(base.SelectedSource):
       if path != root
     }
     aliases |= other_names(root, split, self._folders)
-    wanted = splits.chosen(split, self._folders, aliases)
-    if 'train' in wanted and 'train' not in self._folders:
+    chosen_splits = splits.chosen(split, self._folders, aliases)
+    if 'train' in chosen_splits and 'train' not in self._folders:
       names = map(os.path.basename, self._folders.values())
       raise splits.SplitError(_without_train(root, names))
-    classes = class_names(self._folders, wanted)
+    classes = class_names(self._folders, chosen_splits)
     self.features = {
       'image': features.Image(image_shape),
       'label': features.Label(classes),
@@ -120,7 +120,7 @@ class FolderSource(base.SelectedSource):
     self._files: dict[str, list[str]] = {}
     has_train = 'train' in self._folders
     for name, folder in self._folders.items():
-      if name in wanted:
+      if name in chosen_splits:
         self._files[name] = _list(folder, classes, self.kind, has_train)
     sizes = {name: len(self._files.get(name, ())) for name in self._folders}
     self._selection = splits.Selection(split, sizes, root, aliases)
@@ -141,8 +141,8 @@ class FolderSource(base.SelectedSource):
     """Checks that there is the folder that `config.data.name` names."""
     root = base.data_path(config.data.name)
     if not os.path.isdir(root):
-      near = nearby(root, os.path.isdir)
-      raise UserError(f'config.data.name: there is no folder {root!r}{near}')
+      hint = nearby(root, os.path.isdir)
+      raise UserError(f'config.data.name: there is no folder {root!r}{hint}')
 
   @classmethod
   def split_names(cls, name: str) -> list[str]:
@@ -280,20 +280,20 @@ def split_folders(root: str) -> dict[str, str]:
     UserError: There is no such folder, or its folders may be splits or classes.
   """
   if not os.path.isdir(root):
-    near = nearby(root, os.path.isdir)
-    raise UserError(f'config.data.name: there is no folder {root!r}{near}')
+    hint = nearby(root, os.path.isdir)
+    raise UserError(f'config.data.name: there is no folder {root!r}{hint}')
   folders = {name: os.path.join(root, name) for name in subfolders(root)}
   if not folders:
     raise UserError(f'{root} has no folders: it needs one for each class')
   named = {name: SPLITS.get(name.lower()) for name in folders}
-  found = [name for name in folders if named[name]]
-  holding = [name for name in found if _holds_classes(folders[name])]
+  candidates = [name for name in folders if named[name]]
+  holding = [name for name in candidates if _holds_classes(folders[name])]
   if not holding:
-    if found == [*folders] and len(found) > 1:
+    if candidates == [*folders] and len(candidates) > 1:
       raise UserError(
-        f'{root} has no classes, only {", ".join(found)}, which are named as'
-        f' splits: put images into {root}/{found[0]}/<class>, and so on, or'
-        ' rename the folders if they are classes'
+        f'{root} has no classes, only {", ".join(candidates)}, which are named'
+        f' as splits: put images into {root}/{candidates[0]}/<class>, and so'
+        ' on, or rename the folders if they are classes'
       )
     return {'train': root}
   result = _named_splits(root, named, holding)
@@ -330,9 +330,9 @@ def _named_splits(
     if split is not None and name not in holding:
       continue
     if (split or name) in result:
-      other = os.path.basename(result[split or name])
+      first_folder = os.path.basename(result[split or name])
       raise UserError(
-        f'{root} has both {other} and {name}: which is the split'
+        f'{root} has both {first_folder} and {name}: which is the split'
         f' {split or name!r}? Rename one, or move it away'
       )
     result[split or name] = os.path.join(root, name)
@@ -362,35 +362,35 @@ def _check_beside(
 def _tell_splits(root: str, folders: dict[str, str]) -> None:
   """Logs which folder is which split, if their names differ."""
   names = {name: os.path.basename(path) for name, path in folders.items()}
-  taken = [f'{folder} as {name}' for name, folder in names.items()]
+  phrases = [f'{folder} as {name}' for name, folder in names.items()]
   if any(name != folder for name, folder in names.items()):
-    inform_once(f'{root}: taking {", ".join(taken)}')
+    inform_once(f'{root}: taking {", ".join(phrases)}')
 
 
 def other_names(
-  where: str, spec: str, names: Collection[str]
+  data_name: str, spec: str, names: Collection[str]
 ) -> dict[str, str]:
   """Returns aliases of splits: their usual names, and val for test.
 
   Args:
-    where: Name of the data, for the line that is logged when `spec` asks for
-      val and gets test.
+    data_name: Name of the data, for the line that is logged when `spec` asks
+      for val and gets test.
     spec: A split specification.
     names: All splits of the data.
   """
-  usual: dict[str, list[str]] = {}
+  by_usual_name: dict[str, list[str]] = {}
   for name in names:
-    usual.setdefault(split_name(name), []).append(name)
-  found = {
-    name: same[0]
-    for name, same in usual.items()
-    if name not in names and len(same) == 1
+    by_usual_name.setdefault(split_name(name), []).append(name)
+  aliases = {
+    name: synonyms[0]
+    for name, synonyms in by_usual_name.items()
+    if name not in names and len(synonyms) == 1
   }
-  if 'val' not in usual and 'test' in usual:
-    found['val'] = found.get('test', 'test')
+  if 'val' not in by_usual_name and 'test' in by_usual_name:
+    aliases['val'] = aliases.get('test', 'test')
     if any(part.name == 'val' for part in splits.parse(spec)):
-      inform_once(f'{where} has no val: test is taken for it')
-  return found
+      inform_once(f'{data_name} has no val: test is taken for it')
+  return aliases
 
 
 def _holds_classes(folder: str) -> bool:
@@ -452,12 +452,12 @@ class Listing:
 
   Attributes:
     images: Images of classes, 'class/a.png', ordered by a hash.
-    others: Files that are ignored, sorted.
+    ignored: Files that are ignored, sorted.
     problems: Problems of its classes; a run stops at the first.
   """
 
   images: list[str]
-  others: list[str]
+  ignored: list[str]
   problems: list[str]
 
 
@@ -472,7 +472,7 @@ def look_into(
     kind: What the examples are.
   """
   images: list[str] = []
-  others: list[str] = []
+  ignored: list[str] = []
   frames: set[str] = set()  # folders that hold images
   for name, is_image in walk(folder):
     is_one = is_image
@@ -483,13 +483,13 @@ def look_into(
     elif is_one and '/' in name:
       images.append(name)
     else:
-      others.append(name)
+      ignored.append(name)
   images += frames
   filled = {name.split('/')[0] for name in images}
   problems = class_folders.problems(
     folder, subfolders(folder), filled, classes, kind.name, kind.endings
   )
-  return Listing(sorted(images, key=base.hash_order), sorted(others), problems)
+  return Listing(sorted(images, key=base.hash_order), sorted(ignored), problems)
 
 
 def _list(
@@ -506,19 +506,19 @@ def _list(
   Raises:
     UserError: A class has no examples, or is not in `classes`.
   """
-  found = look_into(folder, classes, kind)
-  if found.others:
+  listing = look_into(folder, classes, kind)
+  if listing.ignored:
     warn_once(
       f'{folder}: ignored files that are not {kind.name} of a class'
-      f' ({len(found.others)}): {some(found.others)}'
+      f' ({len(listing.ignored)}): {some(listing.ignored)}'
     )
-  if found.problems:
-    raise UserError(found.problems[0])
-  filled = {name.split('/')[0] for name in found.images}
+  if listing.problems:
+    raise UserError(listing.problems[0])
+  filled = {name.split('/')[0] for name in listing.images}
   warning = class_folders.lacking(folder, filled, classes, kind.name)
   if warning and tells_lacking:
     warn_once(warning)
-  return found.images
+  return listing.images
 
 
 def split_name(name: str) -> str:
@@ -548,11 +548,11 @@ def _walk(
 ) -> Iterator[tuple[str, bool]]:
   """Yields files as `walk`, and adds the paths that it leaves out to a list."""
   status = os.stat(folder)
-  here = (status.st_dev, status.st_ino)
-  if here in ancestors:
+  folder_id = (status.st_dev, status.st_ino)
+  if folder_id in ancestors:
     return
-  what = f'{folder} must be readable, or be moved away'
-  with explained(what, OSError), os.scandir(folder) as entries:
+  advice = f'{folder} must be readable, or be moved away'
+  with explained(advice, OSError), os.scandir(folder) as entries:
     for entry in entries:
       is_folder = entry.is_dir()
       if leftovers.is_hidden(entry.name) or (
@@ -560,7 +560,7 @@ def _walk(
       ):
         left_out.append(entry.path)
       elif is_folder:
-        inner, outer = f'{prefix}{entry.name}/', ancestors | {here}
+        inner, outer = f'{prefix}{entry.name}/', ancestors | {folder_id}
         yield from _walk(entry.path, inner, outer, left_out)
       else:
         yield prefix + entry.name, _is_image(entry)

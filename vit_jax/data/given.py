@@ -71,7 +71,7 @@ def covering(
   stored = load(image, preprocess.channels, where, preprocess.levels)
   if isinstance(stored, bytes):
     stored = decode.decode(
-      stored, preprocess.channels, where=where, levels=preprocess.levels
+      stored, preprocess.channels, origin=where, levels=preprocess.levels
     )
   have = stored.shape[:2]
   sides = zip(preprocess.image_size, have, strict=True)

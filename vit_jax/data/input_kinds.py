@@ -35,7 +35,7 @@ class Volume(Image):
   filler: ClassVar[str] = 'vit_jax.data.host.volumes:VolumeFiller'
   device: ClassVar[str] = 'vit_jax.data.device.volumes'
 
-  def whole(self, training: bool) -> Any:
+  def whole_size(self, training: bool) -> Any:
     """Returns the size of volumes in a batch unless the host crops them."""
     return self.size if self.fixed or not training else None
 

@@ -143,12 +143,12 @@ def count_values(
     image: Any = example.image
     if isinstance(image, bytes):
       pixels = decode.decode(
-        image, channels, where=example.where, levels=levels
+        image, channels, origin=example.origin, levels=levels
       )
     else:
       if isinstance(image, clips.Frames):
-        image = image.whole(example.where)
-      pixels = levels.keep(image, example.where)
+        image = image.read_all(example.origin)
+      pixels = levels.keep(image, example.origin)
     is_volume = isinstance(source.features['image'], input_kinds.Volume)
     return histogram(pixels if is_volume else pixels[..., :3], bits)
 

@@ -32,4 +32,4 @@ def check(config: ml_collections.ConfigDict, source: base.Source) -> None:
     else:
       size = (image.shape[0], image.shape[1])
     if size is not None:
-      transforms.check_size(size, image_size, example.where)
+      transforms.check_size(size, image_size, example.origin)

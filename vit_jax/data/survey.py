@@ -124,7 +124,7 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
   entries, ignored, problems = [], [], []
   for split, folder in folders.items():
     listing = folder_lib.look_into(folder, classes)
-    ignored += [os.path.join(folder, name) for name in listing.others]
+    ignored += [os.path.join(folder, name) for name in listing.ignored]
     problems += listing.problems
     for name in listing.images:
       path = os.path.join(folder, name)
@@ -327,11 +327,11 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
       label = _NONE if position is None else classes[position]
     if isinstance(example.image, bytes):
       data = example.image
-      pixels = decode.as_stored(data, where=example.where)
+      pixels = decode.as_stored(data, origin=example.origin)
     else:
       pixels = example.image
       if isinstance(pixels, clips.Frames):
-        pixels = pixels.whole(example.where)
+        pixels = pixels.read_all(example.origin)
       data = pixels.tobytes()
     places = {}
     for name, kind in entry.maps.items():

@@ -110,7 +110,7 @@ def measure_whole_images(
   rows: list[Rows] = []
   for position in range(len(source)):
     example = source.read(position)
-    _, predicted = segment(example.image, example.where)
+    _, predicted = segment(example.image, example.origin)
     labels = maps.read(example, 'map', feature, predicted.shape)
     matrix = segments.confusion(labels, predicted, count, feature.ignore)
     total += matrix

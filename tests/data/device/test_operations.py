@@ -35,7 +35,7 @@ KINDS = [(32, 32, 3, 'nearest'), (40, 28, 1, 'nearest'), (28, 40, 4, 'nearest')]
 KINDS_BETWEEN = [(40, 28, 3, 'bilinear'), (28, 28, 1, 'bilinear')]
 SPOTS = np.random.default_rng(0).random((4, 2), np.float32)
 
-apply = jax.jit(operations.apply, static_argnames=('among', 'interpolation'))
+apply = jax.jit(operations.apply, static_argnames=('op_names', 'interpolation'))
 
 
 @functools.cache
@@ -44,9 +44,11 @@ def results(height, width, channels, interpolation) -> np.ndarray:
   images = by_pillow.photographs(height, width, channels)
   names, amounts = zip(*[c for c in CASES for _ in images], strict=True)
   draw = by_pillow.draw_of(names, amounts, np.tile(SPOTS, (len(CASES), 1)))
-  among = operations.NAMES if interpolation == 'nearest' else by_pillow.SHAPES
+  op_names = (
+    operations.NAMES if interpolation == 'nearest' else by_pillow.SHAPES
+  )
   many = np.tile(images, (len(CASES), 1, 1, 1))
-  found = apply(many, draw, among=among, interpolation=interpolation)
+  found = apply(many, draw, op_names=op_names, interpolation=interpolation)
   assert found.dtype == jnp.uint8
   return np.asarray(found).reshape(len(CASES), *images.shape)
 
@@ -97,7 +99,7 @@ def test_all_hues_equal_pillow():
 def test_only_what_is_among_is_done():
   images = by_pillow.photographs(32, 32)
   draw = by_pillow.draw_of(['invert', 'rotate', 'color', 'hue'], [0.3] * 4)
-  found = np.asarray(apply(images, draw, among=('invert', 'color')))
+  found = np.asarray(apply(images, draw, op_names=('invert', 'color')))
   assert (found[0] == 255 - images[0]).all()
   assert (found[1] == images[1]).all() and (found[3] == images[3]).all()
   assert (found[2] != images[2]).any()

@@ -270,7 +270,7 @@ def test_source_size_hands_over_whole_images(configs, tmp_path):
   source = data.open_source(config, 'train')
   assert source.image_shape == (20, 24)
   batch = next(data.eval_batches(source, config, batch_size=3))
-  where = [source.read(i).where for i in range(3)]
+  where = [source.read(i).origin for i in range(3)]
   for path, image in zip(where, batch['image'], strict=True):
     number = int(path.removesuffix('.png')[-1])
     np.testing.assert_array_equal(image, stored[number])
@@ -338,7 +338,7 @@ def test_damaged_image_is_named_when_its_batch_is_due(tmp_path, workers):
   config.data.image_size = 8
   config.train.batch_size = 2
   source = data.open_source(config, 'train')
-  bad = source.read(7).where
+  bad = source.read(7).origin
   with open(bad, 'r+b') as f:
     f.truncate(60)
   batches = data.eval_batches(source, config, batch_size=2)

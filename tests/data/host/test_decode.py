@@ -242,14 +242,14 @@ def test_large_jpeg_is_decoded_smaller_but_not_below(orientation):
 def test_truncated_file_is_refused_by_name(name, part, capfd):
   data = FILES[name][: int(part * len(FILES[name]))]
   with pytest.raises(UserError, match=r'^a/b\.png is (damaged|empty)') as e:
-    decode.decode(data, 3, where='a/b.png')
+    decode.decode(data, 3, origin='a/b.png')
   assert '\n' not in str(e.value)
   assert not capfd.readouterr().err
 
 
 def test_empty_file_is_said_to_be_empty():
   with pytest.raises(UserError, match=r'^a\.png is empty'):
-    decode.decode(b'', 3, where='a.png')
+    decode.decode(b'', 3, origin='a.png')
 
 
 @pytest.mark.parametrize('data', [b'hello', bytes(100), FILES['jpeg'][9:]])

@@ -70,7 +70,7 @@ def decoded(monkeypatch):
   counter = collections.Counter()
 
   def count(image, *args, decode=decode.decode, **kwargs):
-    counter[kwargs['where']] += 1
+    counter[kwargs['origin']] += 1
     return decode(image, *args, **kwargs)
 
   monkeypatch.setattr(decode, 'decode', count)

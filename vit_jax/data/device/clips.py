@@ -55,7 +55,7 @@ def train_transform(
   def transform(batch: Batch, rng: Rng) -> Batch:
     keys = rng.per_row()
     images = batch['image']
-    if image.whole(training=True) is not None:
+    if image.whole_size(training=True) is not None:
       images = _cut(images, image, crop, keys)
     images = normalize(levels.scale(images))
     if is_audio:
@@ -85,7 +85,7 @@ def eval_batch(
   image, levels = features['image'], levels_lib.from_config(config)
   assert isinstance(image, features_lib.Image)
   crop = geometry.eval_crop(config)
-  is_stored_whole = image.whole(training=False) is not None
+  is_stored_whole = image.whole_size(training=False) is not None
 
   def transform(batch: Batch) -> Batch:
     images = batch['image']
@@ -97,7 +97,7 @@ def eval_batch(
 
 
 def mask(
-  images: jax.Array, keys: jax.Array, how: ml_collections.ConfigDict
+  images: jax.Array, keys: jax.Array, audio_config: ml_collections.ConfigDict
 ) -> jax.Array:
   """Hides ranges of frames and of bands (SpecAugment, arXiv:1904.08779).
 
@@ -105,17 +105,17 @@ def mask(
     images: Normalised spectrograms, float32 [B, T, M, 1]; hidden places become
       0, the mean.
     keys: [B].
-    how: `config.augment.audio`.
+    audio_config: `config.augment.audio`.
   """
 
-  def one(image: jax.Array, key: jax.Array) -> jax.Array:
-    most = how.time_mask, how.frequency_mask
+  def mask_image(image: jax.Array, key: jax.Array) -> jax.Array:
+    most = audio_config.time_mask, audio_config.frequency_mask
     for axis, longest in enumerate(most):
       if not longest:
         continue
-      for i in range(how.masks):
-        own = jax.random.fold_in(jax.random.fold_in(key, axis), i)
-        length, place = jax.random.uniform(own, (2,))
+      for i in range(audio_config.masks):
+        range_key = jax.random.fold_in(jax.random.fold_in(key, axis), i)
+        length, place = jax.random.uniform(range_key, (2,))
         size = image.shape[axis]
         length = jnp.floor(length * (min(longest, size) + 1))
         first = jnp.floor(place * (size - length + 1))
@@ -125,9 +125,9 @@ def mask(
         image = jnp.where(is_hidden.reshape(shape), 0.0, image)
     return image
 
-  if not (how.time_mask or how.frequency_mask):
+  if not (audio_config.time_mask or audio_config.frequency_mask):
     return images
-  return jax.vmap(one)(images, keys)
+  return jax.vmap(mask_image)(images, keys)
 
 
 def _cut(
@@ -199,13 +199,13 @@ def _check(
   views: Mapping[str, geometry.View],
 ) -> None:
   """Raises a UserError if images would be augmented that are none."""
-  what = {input_kinds.Video: 'videos', input_kinds.Audio: 'sounds'}[
+  plural = {input_kinds.Video: 'videos', input_kinds.Audio: 'sounds'}[
     type(features['image'])
   ]
   if not geometry.is_single(views):
     raise config_lib.UserError(
       f'config.objective.name={config.objective.name} takes several crops of an'
-      f' image, but the examples of {config.data.name} are {what}: choose an'
+      f' image, but the examples of {config.data.name} are {plural}: choose an'
       ' objective of one crop, such as classification'
     )
   keys = ('policy', 'jitter', 'gray', 'blur', 'solarize', 'erase')
@@ -213,11 +213,11 @@ def _check(
     if config.augment[key]:
       raise config_lib.UserError(
         f'config.augment.{key} changes images, but the examples of'
-        f' {config.data.name} are {what}: leave it out'
+        f' {config.data.name} are {plural}: leave it out'
       )
   texts = [k for k, x in features.items() if k != 'image' and not x.can_mix]
   if texts and views_lib.mixes(config.augment):
     raise config_lib.UserError(
-      f'config.augment.mixup and config.augment.cutmix mix {what}, but not the'
-      f' {", ".join(texts)} of {config.data.name}: set both to 0'
+      f'config.augment.mixup and config.augment.cutmix mix {plural}, but not'
+      f' the {", ".join(texts)} of {config.data.name}: set both to 0'
     )

@@ -127,17 +127,19 @@ def gaussian_blur(image: jax.Array, amount: jax.Array) -> jax.Array:
     amount: Below `MAX_BLUR`.
   """
   variance = amount * amount / 3
-  whole = jnp.floor((jnp.sqrt(12 * variance + 1) - 1) / 2)
-  soft = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance)
-  radius = whole + soft / (6 * (variance - (whole + 1) ** 2))
+  whole_radius = jnp.floor((jnp.sqrt(12 * variance + 1) - 1) / 2)
+  soft = (2 * whole_radius + 1) * (
+    whole_radius * (whole_radius + 1) - 3 * variance
+  )
+  radius = whole_radius + soft / (6 * (variance - (whole_radius + 1) ** 2))
   # Integers with 24 fractional bits, as in Pillow: floats would round values
   # halfway between two levels differently.
   weight = (2**24 / (2 * radius + 1)).astype(jnp.uint32)
-  width = 2 * whole.astype(jnp.uint32) + 1
+  width = 2 * whole_radius.astype(jnp.uint32) + 1
   outer = (2**24 - width * weight) // 2
   offsets = np.abs(np.arange(-_BLUR_PAD, _BLUR_PAD + 1))
-  weights = jnp.where(offsets <= whole, weight, outer)
-  weights = jnp.where(offsets <= whole + 1, weights, 0)
+  weights = jnp.where(offsets <= whole_radius, weight, outer)
+  weights = jnp.where(offsets <= whole_radius + 1, weights, 0)
   blurred = image.astype(jnp.uint32)
   for axis in (1, 1, 1, 0, 0, 0):
     blurred = (_along(axis, blurred, weights) + 2**23) >> 24
@@ -216,8 +218,8 @@ def _from_hsv(
   place = jnp.array([5, 3, 1]) * sixth + 6 * hues[..., None]
   place = jnp.where(place >= 6 * sixth, place - 6 * sixth, place)
   share = jnp.clip(jnp.minimum(place, 4 * sixth - place), 0, sixth)
-  kept = (255 * sixth - saturation[..., None] * share).astype(jnp.float32)
-  channels = value[..., None] * kept / (255 * sixth)
+  factor = (255 * sixth - saturation[..., None] * share).astype(jnp.float32)
+  channels = value[..., None] * factor / (255 * sixth)
   return jnp.floor(channels + 0.5).astype(jnp.uint8)
 
 

@@ -110,11 +110,11 @@ def sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
   ratios = jnp.exp(low + (high - low) * ratios)
   sides = jnp.stack([jnp.sqrt(areas / ratios), jnp.sqrt(areas * ratios)])
   sides = jnp.round(sides)  # [2, TRIES]
-  whole = jnp.array(size, jnp.float32)
-  fits = ((sides > 0) & (sides <= whole[:, None])).all(axis=0)
+  image_size = jnp.array(size, jnp.float32)
+  fits = ((sides > 0) & (sides <= image_size[:, None])).all(axis=0)
   box = sides[:, jnp.argmax(fits)]
-  offsets = jnp.floor(draws[-2:] * (whole - box + 1))
-  offsets = jnp.minimum(offsets, whole - box)
+  offsets = jnp.floor(draws[-2:] * (image_size - box + 1))
+  offsets = jnp.minimum(offsets, image_size - box)
   largest = geometry.fallback(size, crop.ratio)
   in_middle = jnp.array([*geometry.middle(size, largest), *largest], box.dtype)
   return jnp.where(fits.any(), jnp.concatenate([offsets, box]), in_middle)
@@ -173,7 +173,9 @@ def _weights(
   x = jnp.abs(centers[:, None] - jnp.arange(in_size)) / support
   weights = jnp.maximum(0.0, 1.0 - x)
   if crop.interpolation == 'bicubic':  # Keys' kernel, a = -0.5
-    near = (1.5 * x - 2.5) * x**2 + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
-    weights = jnp.where(x < 1, near, jnp.where(x < 2, far, 0.0))
+    inner_weights = (1.5 * x - 2.5) * x**2 + 1
+    outer_weights = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    weights = jnp.where(
+      x < 1, inner_weights, jnp.where(x < 2, outer_weights, 0.0)
+    )
   return weights / weights.sum(axis=1, keepdims=True)

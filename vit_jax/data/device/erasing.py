@@ -51,10 +51,10 @@ class Erase:
       box = _box(key_box, size, self.probability, self.area, self.ratio)
       top, left, height, width = box
       y, x = np.ogrid[: size[0], : size[1]]
-      inside = (y >= top) & (y < top + height)
-      inside &= (x >= left) & (x < left + width)
+      is_erased = (y >= top) & (y < top + height)
+      is_erased &= (x >= left) & (x < left + width)
       noise = jax.random.normal(key_noise, image.shape, image.dtype)
-      return jnp.where(inside[..., None], noise, image)
+      return jnp.where(is_erased[..., None], noise, image)
 
     return jax.vmap(erase)(images, keys)
 
@@ -74,9 +74,9 @@ def _box(
   ratios = jnp.exp(low + (high - low) * ratios)
   sides = jnp.stack([jnp.sqrt(areas * ratios), jnp.sqrt(areas / ratios)])
   sides = jnp.round(sides)  # [2, TRIES]
-  whole = np.array(size, np.float32)
-  fits = (sides < whole[:, None]).all(axis=0)
+  image_size = np.array(size, np.float32)
+  fits = (sides < image_size[:, None]).all(axis=0)
   sides = sides[:, jnp.argmax(fits)]
-  offsets = jnp.floor(draws[-3:-1] * (whole - sides + 1))
+  offsets = jnp.floor(draws[-3:-1] * (image_size - sides + 1))
   is_erased = fits.any() & (draws[-1] < probability)
   return jnp.concatenate([offsets, jnp.where(is_erased, sides, 0.0)])

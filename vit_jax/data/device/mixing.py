@@ -110,38 +110,38 @@ def cut_box(
   Returns:
     int32 [4], as `Mix.box`.
   """
-  whole = jnp.array(size, jnp.int32)
-  sides = (whole * jnp.sqrt(1 - share)).astype(jnp.int32)
-  center = (whole * middle).astype(jnp.int32)
+  image_size = jnp.array(size, jnp.int32)
+  sides = (image_size * jnp.sqrt(1 - share)).astype(jnp.int32)
+  center = (image_size * middle).astype(jnp.int32)
   low, high = center - sides // 2, center + sides // 2
-  return jnp.concatenate([jnp.maximum(low, 0), jnp.minimum(high, whole)])
+  return jnp.concatenate([jnp.maximum(low, 0), jnp.minimum(high, image_size)])
 
 
 def apply(
-  images: jax.Array, targets: Targets, how: Mix
+  images: jax.Array, targets: Targets, mix: Mix
 ) -> tuple[jax.Array, Targets]:
   """Mixes images and targets as drawn.
 
   Args:
     images: float32 [B, H, W, C], B even.
     targets: float32 [B, K] each, from `shares`.
-    how: Result of `draw`.
+    mix: Result of `draw`.
 
   Returns:
     Images, float32 [B, H, W, C], and the mixed targets. The weight of a target
     is exactly the share of its image's pixels, after the box is clipped.
   """
   _, height, width, _ = images.shape
-  top, left, bottom, right = (x[:, None] for x in how.box.T)
+  top, left, bottom, right = (x[:, None] for x in mix.box.T)
   y, x = jnp.arange(height), jnp.arange(width)
   in_rows = (y >= top) & (y < bottom)  # [B, H]
   in_columns = (x >= left) & (x < right)  # [B, W]
   is_cut = in_rows[:, :, None] & in_columns[:, None, :]
-  own = jnp.where(is_cut, 0.0, how.share[:, None, None])[..., None]
+  own_weight = jnp.where(is_cut, 0.0, mix.share[:, None, None])[..., None]
   area = in_rows.sum(axis=1) * in_columns.sum(axis=1)
-  own_target = (how.share * (1 - area / (height * width)))[:, None]
+  own_target = (mix.share * (1 - area / (height * width)))[:, None]
   return (
-    own * images + (1 - own) * neighbours(images),
+    own_weight * images + (1 - own_weight) * neighbours(images),
     {
       name: own_target * x + (1 - own_target) * neighbours(x)
       for name, x in targets.items()

@@ -52,7 +52,7 @@ class Draw(NamedTuple):
 def apply(
   images: jax.Array,
   draw: Draw,
-  among: Sequence[str] = NAMES,
+  op_names: Sequence[str] = NAMES,
   interpolation: str = 'nearest',
   fill: int = 128,
 ) -> jax.Array:
@@ -64,7 +64,7 @@ def apply(
   Args:
     images: uint8 [B, H, W, C]: grey (1 channel), RGB (3) or RGBA (4).
     draw: Operation of each image.
-    among: Names of the operations that may occur; only these are computed.
+    op_names: Names of the operations that may occur; only these are computed.
     interpolation: 'nearest' or 'bilinear', for shears, rotations and
       translations.
     fill: Value of all channels outside the image and in a cutout.
@@ -73,26 +73,26 @@ def apply(
     uint8 [B, H, W, C].
   """
 
-  def one(image: jax.Array, draw: Draw) -> jax.Array:
-    return _apply_one(image, draw, among, interpolation, fill)
+  def transform(image: jax.Array, draw: Draw) -> jax.Array:
+    return _apply_one(image, draw, op_names, interpolation, fill)
 
-  return jax.vmap(one)(images, draw)
+  return jax.vmap(transform)(images, draw)
 
 
 def _apply_one(
   image: jax.Array,
   draw: Draw,
-  among: Sequence[str],
+  op_names: Sequence[str],
   interpolation: str,
   fill: int,
 ) -> jax.Array:
   """Applies an operation to one image [H, W, C]; arguments as for `apply`."""
-  colors = _recolor(image[..., :3], draw, among)
+  colors = _recolor(image[..., :3], draw, op_names)
   result = jnp.concatenate([colors, image[..., 3:]], axis=-1)
-  if 'gaussian_blur' in among:
+  if 'gaussian_blur' in op_names:
     blurred = color.gaussian_blur(image, draw.amount)
     result = jnp.where(_is(draw, 'gaussian_blur'), blurred, result)
-  names = [name for name in shapes.MAPS if name in among]
+  names = [name for name in shapes.MAPS if name in op_names]
   if names:
     size = image.shape[0], image.shape[1]
     matrices = [shapes.MAPS[name](draw.amount, size) for name in names]
@@ -100,7 +100,7 @@ def _apply_one(
     matrix = jnp.select(chosen, matrices)
     warped = shapes.warp(image, matrix, interpolation, fill)
     result = jnp.where(jnp.stack(chosen).any(), warped, result)
-  if 'cutout' in among:
+  if 'cutout' in op_names:
     cut = shapes.cutout(image, draw.amount, draw.spot, fill)
     result = jnp.where(_is(draw, 'cutout'), cut, result)
   return result
@@ -109,7 +109,7 @@ def _apply_one(
 def apply_all(
   images: jax.Array,
   draws: Draw,
-  among: Sequence[str] = NAMES,
+  op_names: Sequence[str] = NAMES,
   interpolation: str = 'nearest',
   fill: int = 128,
 ) -> jax.Array:
@@ -119,7 +119,7 @@ def apply_all(
   """
 
   def step(images: jax.Array, draw: Draw) -> tuple[jax.Array, None]:
-    return apply(images, draw, among, interpolation, fill), None
+    return apply(images, draw, op_names, interpolation, fill), None
 
   # A scan: unrolled, XLA would fuse the operations and recompute a pixel each
   # time the next operation reads it.
@@ -130,21 +130,23 @@ def _is(draw: Draw, name: str) -> jax.Array:
   return draw.op == NAMES.index(name)
 
 
-def _recolor(image: jax.Array, draw: Draw, among: Sequence[str]) -> jax.Array:
+def _recolor(
+  image: jax.Array, draw: Draw, op_names: Sequence[str]
+) -> jax.Array:
   """Applies the drawn colour operation to one image, [H, W, 1 or 3]."""
   result = image
-  tables = [name for name in color.TABLES if name in among]
+  tables = [name for name in color.TABLES if name in op_names]
   if tables:
     shape = (256, image.shape[-1])
     table = jnp.broadcast_to(jnp.arange(256)[:, None], shape)
     for name in tables:
-      other = color.TABLES[name](image, draw.amount)
-      table = jnp.where(_is(draw, name), other, table)
+      new_table = color.TABLES[name](image, draw.amount)
+      table = jnp.where(_is(draw, name), new_table, table)
     table = jnp.clip(table, 0, 255).astype(jnp.uint8)
     result = jax.vmap(lambda x, i: x[i], -1, -1)(table, image)
-  for name in [name for name in color.FILTERS if name in among]:
-    other = color.FILTERS[name](image, draw.amount)
-    result = jnp.where(_is(draw, name), other, result)
+  for name in [name for name in color.FILTERS if name in op_names]:
+    filtered = color.FILTERS[name](image, draw.amount)
+    result = jnp.where(_is(draw, name), filtered, result)
   return result
 
 
@@ -169,12 +171,12 @@ def jitter(
   """
   if not any(strengths) or not probability:
     return images
-  among = [n for n, s in zip(JITTER, strengths, strict=True) if s]
+  op_names = [n for n, s in zip(JITTER, strengths, strict=True) if s]
   draws = draw_jitter(keys, strengths)
   if probability < 1:
     done = jax.vmap(_chance)(keys) < probability
     draws = draws._replace(op=jnp.where(done, draws.op, _IDENTITY))
-  return apply_all(images, draws, among)
+  return apply_all(images, draws, op_names)
 
 
 def sometimes(
@@ -225,10 +227,10 @@ def draw_jitter(keys: jax.Array, strengths: Sequence[float]) -> Draw:
   low = jnp.array([-s if n == 'hue' else max(0.0, 1 - s) for n, s in used])
   high = jnp.array([s if n == 'hue' else 1.0 + s for n, s in used])
 
-  def one(key: jax.Array) -> Draw:
+  def draw_one(key: jax.Array) -> Draw:
     places, shares = jax.random.uniform(key, (2, len(used)))
     order = jnp.argsort(places)
     amounts = low + (high - low) * shares
     return Draw(ops[order], amounts[order], jnp.zeros((len(used), 2)))
 
-  return jax.vmap(one, out_axes=1)(keys)
+  return jax.vmap(draw_one, out_axes=1)(keys)

@@ -86,7 +86,7 @@ class Policy:
     names = [operations.NAMES.index(name) for name in self.amounts]
     identity = operations.NAMES.index('identity')
 
-    def one(key: jax.Array, layer: jax.Array) -> Draw:
+    def draw_one(key: jax.Array, layer: jax.Array) -> Draw:
       chance = _chance(key, layer)
       place, level, done = self.choose(chance, layer)
       level = jnp.asarray(level, jnp.float32)
@@ -94,7 +94,7 @@ class Policy:
       op = jnp.where(done, jnp.array(names)[place], identity)
       return Draw(op, jnp.stack(amounts)[place], chance.spot)
 
-    images = jax.vmap(one, (0, None))
+    images = jax.vmap(draw_one, (0, None))
     return jax.vmap(images, (None, 0))(keys, jnp.arange(self.layers))
 
   def __call__(self, images: jax.Array, keys: jax.Array) -> jax.Array:
@@ -131,9 +131,9 @@ def make(text: str) -> Policy:
   Raises:
     UserError: There is no such policy.
   """
-  found = re.fullmatch(r'randaugment\((\d+), *(\d+)\)', text)
-  if found:
-    layers, magnitude = map(int, found.groups())
+  match = re.fullmatch(r'randaugment\((\d+), *(\d+)\)', text)
+  if match:
+    layers, magnitude = map(int, match.groups())
     if layers < 1 or magnitude > 30:
       raise UserError(
         f'{text!r} must have 1 layer or more and a magnitude from 0 to 30'
@@ -263,10 +263,10 @@ def _timm_parts(text: str) -> dict[str, float]:
   bounds = {'n': (1, 100), 'mstd': (0, 100), 'inc': (0, 1), 'p': (0, 1)}
   names = []
   for part in text.split('-')[1:]:
-    found = re.fullmatch(r'(m|n|inc)(\d+)|(mstd|p)(\d+\.?\d*)', part)
-    name, value = [x for x in found.groups() if x] if found else ('', '0')
+    match = re.fullmatch(r'(m|n|inc)(\d+)|(mstd|p)(\d+\.?\d*)', part)
+    name, value = [x for x in match.groups() if x] if match else ('', '0')
     low, high = bounds.get(name, (0, math.inf))
-    if not found or name in names or not low <= float(value) <= high:
+    if not match or name in names or not low <= float(value) <= high:
       raise UserError(
         f'{text!r} has {part!r}: it may have, once each, m (magnitude) and'
         ' n (layers), whole numbers; mstd (spread of the magnitude, 0 to 100);'

@@ -54,12 +54,12 @@ def check(
   """
   crops = sum(view.count or 1 for view in views.values())
   for key in _BY_CROP:
-    given = tuple(config.augment[key])
-    if len(given) > crops:
+    probabilities = tuple(config.augment[key])
+    if len(probabilities) > crops:
       raise config_lib.UserError(
-        f'config.augment.{key} is {given}, of {len(given)} crops, but'
-        f' config.objective.name={config.objective.name} takes {crops} of an'
-        ' image: give at most one probability for each'
+        f'config.augment.{key} is {probabilities}, of {len(probabilities)}'
+        f' crops, but config.objective.name={config.objective.name} takes'
+        f' {crops} of an image: give at most one probability for each'
       )
   maps, policy = features_lib.maps(features), config.augment.policy
   moves = policies.make(policy).moves if maps and policy else ()
@@ -122,11 +122,11 @@ def _probabilities(
   augment: ml_collections.ConfigDict, number: int
 ) -> dict[str, float]:
   """Returns the probabilities of operations for a crop, by their names."""
-  found = {}
+  probabilities = {}
   for key, name in _BY_CROP.items():
-    given = tuple(augment[key]) or (0.0,)
-    found[name] = given[min(number, len(given) - 1)]
-  return found
+    by_crop = tuple(augment[key]) or (0.0,)
+    probabilities[name] = by_crop[min(number, len(by_crop) - 1)]
+  return probabilities
 
 
 def _sometimes(probabilities: Mapping[str, float]) -> _Augmentation:

@@ -51,10 +51,10 @@ def warp(
     uint8 [H, W, C].
   """
   if interpolation == 'nearest':
-    values, inside = _nearest(image, matrix)
+    values, is_inside = _nearest(image, matrix)
   else:
-    values, inside = _bilinear(image, matrix)
-  return jnp.where(inside[..., None], values, jnp.uint8(fill))
+    values, is_inside = _bilinear(image, matrix)
+  return jnp.where(is_inside[..., None], values, jnp.uint8(fill))
 
 
 def _nearest(
@@ -83,25 +83,26 @@ def _bilinear(
   y, x = np.ogrid[:height, :width]
   x, y = x + 0.5, y + 0.5
   columns, rows = a * x + b * y + c, d * x + e * y + f
-  inside = _within(image, rows, columns)
+  is_inside = _within(image, rows, columns)
   left, top = jnp.floor(columns - 0.5), jnp.floor(rows - 0.5)
   right = (columns - 0.5 - left)[..., None]
   below = (rows - 0.5 - top)[..., None]
   left, top = left.astype(jnp.int32), top.astype(jnp.int32)
 
-  def between(row: jax.Array) -> jax.Array:
+  def interpolate(row: jax.Array) -> jax.Array:
     start = _pixels(image, row, left).astype(jnp.float32)
     end = _pixels(image, row, left + 1).astype(jnp.float32)
     return start + (end - start) * right
 
-  upper, lower = between(top), between(top + 1)
-  return (upper + (lower - upper) * below + _ROUNDING).astype(jnp.uint8), inside
+  upper, lower = interpolate(top), interpolate(top + 1)
+  values = upper + (lower - upper) * below + _ROUNDING
+  return values.astype(jnp.uint8), is_inside
 
 
 def _within(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
   height, width = image.shape[:2]
-  inside = (rows >= 0) & (rows < height)
-  return inside & (columns >= 0) & (columns < width)
+  is_inside = (rows >= 0) & (rows < height)
+  return is_inside & (columns >= 0) & (columns < width)
 
 
 def _pixels(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
@@ -128,9 +129,9 @@ def cutout(
   """
   y, x = np.ogrid[: image.shape[0], : image.shape[1]]
   row, column = jnp.floor(spot * np.array(image.shape[:2]))
-  inside = (y >= row - amount) & (y < row + amount)
-  inside &= (x >= column - amount) & (x < column + amount)
-  return jnp.where(inside[..., None], jnp.uint8(fill), image)
+  is_cut = (y >= row - amount) & (y < row + amount)
+  is_cut &= (x >= column - amount) & (x < column + amount)
+  return jnp.where(is_cut[..., None], jnp.uint8(fill), image)
 
 
 # (amount, size) -> map.

@@ -167,11 +167,11 @@ def _check_mixing(
       f' config.objective.name={config.objective.name} takes several of an'
       ' image: set both to 0'
     )
-  whole = [k for k, x in features.items() if k != 'image' and not x.can_mix]
-  if whole:
+  unmixable = [k for k, x in features.items() if k != 'image' and not x.can_mix]
+  if unmixable:
     raise config_lib.UserError(
       'config.augment.mixup and config.augment.cutmix mix images, but not the'
-      f' {", ".join(whole)} of {config.data.name}: set both to 0'
+      f' {", ".join(unmixable)} of {config.data.name}: set both to 0'
     )
 
 

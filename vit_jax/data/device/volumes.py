@@ -46,27 +46,34 @@ def train_transform(
   """
   del views  # a volume has one crop
   _check(config)
-  how, levels = config.augment.volume, levels_lib.from_config(config)
+  volume_config, levels = config.augment.volume, levels_lib.from_config(config)
   size = config_lib.sides(config.data.image_size)
   maps = features_lib.maps(features)
 
-  def one(
+  def transform_one(
     volume: jax.Array, labels: dict[str, jax.Array], key: jax.Array
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    there = volume.shape[:-1]
-    corner = rng_lib.corner(key, _CORNER, there, size)
-    if how.foreground and labels and there != size:  # else the host has cut it
+    volume_size = volume.shape[:-1]
+    corner = rng_lib.corner(key, _CORNER, volume_size, size)
+    # A volume of the size of the crop was cut by the host.
+    if volume_config.foreground and labels and volume_size != size:
       name = next(iter(labels))
-      near = _near_foreground(key, labels[name], maps[name].ignore, size)
-      chosen = rng_lib.uniform(key, _CENTRED) < how.foreground
-      corner = jnp.where(chosen, near, corner)
-    move = _moves(how, key, corner, size)
+      foreground_corner = _near_foreground(
+        key, labels[name], maps[name].ignore, size
+      )
+      chosen = rng_lib.uniform(key, _CENTRED) < volume_config.foreground
+      corner = jnp.where(chosen, foreground_corner, corner)
+    move = _moves(volume_config, key, corner, size)
     volume = levels.scale(move(volume))
-    return _intensity(how, key, volume), {k: move(x) for k, x in labels.items()}
+    return _intensity(volume_config, key, volume), {
+      k: move(x) for k, x in labels.items()
+    }
 
   def transform(batch: Batch, rng: Rng) -> Batch:
     labels = {name: batch[name].astype(jnp.int32) for name in maps}
-    volumes, labels = jax.vmap(one)(batch['image'], labels, rng.per_row())
+    volumes, labels = jax.vmap(transform_one)(
+      batch['image'], labels, rng.per_row()
+    )
     return batch | {'image': normalize(volumes)} | labels
 
   return transform
@@ -122,18 +129,18 @@ def _near_foreground(
     ignore: Label of places that do not count.
     size: Sides of the crop.
   """
-  inside = ((labels != 0) & (labels != ignore)).ravel()
-  inside |= ~inside.any()
-  count = jnp.cumsum(inside)
-  wanted = jnp.floor(rng_lib.uniform(key, _PLACE) * count[-1]) + 1
-  place = jnp.searchsorted(count, jnp.minimum(wanted, count[-1]))
+  is_foreground = ((labels != 0) & (labels != ignore)).ravel()
+  is_foreground |= ~is_foreground.any()
+  count = jnp.cumsum(is_foreground)
+  rank = jnp.floor(rng_lib.uniform(key, _PLACE) * count[-1]) + 1
+  place = jnp.searchsorted(count, jnp.minimum(rank, count[-1]))
   middle = jnp.stack(jnp.unravel_index(place, labels.shape))
   free = jnp.array(labels.shape) - jnp.array(size)
   return jnp.clip(middle - jnp.array(size) // 2, 0, free).astype(jnp.int32)
 
 
 def _moves(
-  how: Mapping[str, Any],
+  volume_config: Mapping[str, Any],
   key: jax.Array,
   corner: jax.Array,
   size: tuple[int, ...],
@@ -141,26 +148,26 @@ def _moves(
   """Returns the crop, mirroring and turns of a volume or map [D, H, W, ...].
 
   Args:
-    how: `config.augment.volume`.
+    volume_config: `config.augment.volume`.
     key: Random key of the example.
     corner: First place of the crop, int32 [3].
     size: Sides of the crop.
   """
-  flips = rng_lib.uniform(key, _FLIP, (3,)) < how['flip']
+  flips = rng_lib.uniform(key, _FLIP, (3,)) < volume_config['flip']
   pairs = itertools.combinations(range(3), 2)
   planes = [(i, j) for i, j in pairs if size[i] == size[j]]
-  turned = rng_lib.uniform(key, _TURN, (3,)) < how['turn']
+  turned = rng_lib.uniform(key, _TURN, (3,)) < volume_config['turn']
   quarters = jax.random.randint(jax.random.fold_in(key, _QUARTERS), (3,), 1, 4)
   quarters = jnp.where(turned, quarters, 0)
 
   def move(x: jax.Array) -> jax.Array:
-    rest = x.shape[3:]
-    start = *corner, *(0,) * len(rest)
-    x = jax.lax.dynamic_slice(x, start, (*size, *rest))
-    if how['flip']:
+    channel_shape = x.shape[3:]
+    start = *corner, *(0,) * len(channel_shape)
+    x = jax.lax.dynamic_slice(x, start, (*size, *channel_shape))
+    if volume_config['flip']:
       for axis in range(3):
         x = jnp.where(flips[axis], jnp.flip(x, axis), x)
-    if how['turn']:
+    if volume_config['turn']:
       for i, plane in enumerate(planes):
         turns = [jnp.rot90(x, k, plane) for k in range(4)]
         x = jax.lax.select_n(quarters[i], *turns)
@@ -170,8 +177,11 @@ def _moves(
 
 
 def _intensity(
-  how: Mapping[str, Any], key: jax.Array, volume: jax.Array
+  volume_config: Mapping[str, Any], key: jax.Array, volume: jax.Array
 ) -> jax.Array:
   """Changes the intensities of a volume [d, h, w, C], all channels alike."""
   factor, offset = 2 * rng_lib.uniform(key, _INTENSITY, (2,)) - 1
-  return volume * (1 + how['scale'] * factor) + how['shift'] * offset
+  return (
+    volume * (1 + volume_config['scale'] * factor)
+    + volume_config['shift'] * offset
+  )

@@ -243,7 +243,7 @@ class BatchMaker:
   @property
   def stored(self) -> geometry.Size | None:
     """Size of all images where the device crops them; else None."""
-    return self.image.whole(training=not self.in_order)
+    return self.image.whole_size(training=not self.in_order)
 
   @property
   def image(self) -> features.Image:
@@ -303,11 +303,11 @@ class BatchMaker:
     rows_of: dict[int, list[int]] = {}  # an image may come several times
     for i in rows.tolist():
       rows_of.setdefault(int(positions[i]), []).append(i)
-    for position, same in rows_of.items():
+    for position, example_rows in rows_of.items():
       example = self.source.read(position)
-      fill(example, draws, batch, same)
-      batch['index'][same] = example.index
-      self._fill_targets(example, draws, batch, same)
+      fill(example, draws, batch, example_rows)
+      batch['index'][example_rows] = example.index
+      self._fill_targets(example, draws, batch, example_rows)
     return batch
 
   def _blank(self, valid: np.ndarray) -> Batch:
@@ -350,7 +350,7 @@ class BatchMaker:
       for i in rows:
         key = None if self.in_order else (self.seed, _VALUE, int(draws[i]))
         value = target.draw(example.values[name], key)
-        batch[name][i] = target.encode(value, example.where)
+        batch[name][i] = target.encode(value, example.origin)
 
 
 @functools.lru_cache(maxsize=2)  # a batch may straddle two epochs

@@ -50,11 +50,11 @@ class Frames(abc.ABC):
       UserError: The video cannot be read.
     """
 
-  def whole(self, where: str) -> np.ndarray:
+  def read_all(self, origin: str) -> np.ndarray:
     """Returns all frames, uint8 or uint16 [T, h, w, C].
 
     Args:
-      where: File, for errors.
+      origin: File, for errors.
 
     Raises:
       UserError: The video cannot be read, has no frames, or its frames differ
@@ -62,9 +62,9 @@ class Frames(abc.ABC):
     """
     numbers = range(len(self))
     if not numbers:
-      raise UserError(f'{where} has no frames: leave it out')
+      raise UserError(f'{origin} has no frames: leave it out')
     images = self.read(numbers)
-    _check_sizes(images, numbers, where)
+    _check_sizes(images, numbers, origin)
     return np.stack(images)
 
 
@@ -85,57 +85,59 @@ class Cutter:
   channels: int
   levels: levels_lib.Levels
 
-  def __call__(self, image: Any, key: Key, where: str) -> np.ndarray:
+  def __call__(self, image: Any, key: Key, origin: str) -> np.ndarray:
     """Returns a clip, [T, H, W, C], or a part of a spectrogram, [T, M, 1].
 
     Args:
       image: `Frames`, or an array with frames as its first axis.
       key: Seeds the draws; None: the middle.
-      where: File, for errors.
+      origin: File, for errors.
 
     Raises:
       UserError: It cannot be read, is too short, or its frames differ in size.
     """
     if isinstance(self.kind, input_kinds.Video):
-      return self._clip(image, self.kind, key, where)
+      return self._clip(image, self.kind, key, origin)
     frames = self.crop.size[0]
-    kept = self.levels.keep(image, where)
-    first = start(len(kept), frames, key)
-    part = kept[first : first + frames]
+    spectrogram = self.levels.keep(image, origin)
+    first = start(len(spectrogram), frames, key)
+    part = spectrogram[first : first + frames]
     if part.shape != (*self.crop.size, 1):
       raise UserError(
-        f'{where} has a spectrogram of {kept.shape}, and config.data.image_size'
-        f' wants {self.crop.size} of it'
+        f'{origin} has a spectrogram of {spectrogram.shape}, and'
+        f' config.data.image_size wants {self.crop.size} of it'
       )
     return part
 
   def _clip(
-    self, video: Any, kind: input_kinds.Video, key: Key, where: str
+    self, video: Any, kind: input_kinds.Video, key: Key, origin: str
   ) -> np.ndarray:
-    there, frames = len(video), self.crop.size[0]
-    if not there:
-      raise UserError(f'{where} has no frames: leave it out')
+    num_frames, frames = len(video), self.crop.size[0]
+    if not num_frames:
+      raise UserError(f'{origin} has no frames: leave it out')
     span = kind.span(frames)
-    if there < span and kind.short == 'refuse':
+    if num_frames < span and kind.short == 'refuse':
       raise UserError(
-        f'{where} has {counted(there, "frame")}, but a clip of {frames} with a'
-        f' stride of {kind.stride} spans {span}: leave it out, or set'
+        f'{origin} has {counted(num_frames, "frame")}, but a clip of {frames}'
+        f' with a stride of {kind.stride} spans {span}: leave it out, or set'
         " config.data.video.short='pad'"
       )
-    first = start(there, span, key)
+    first = start(num_frames, span, key)
     numbers = first + kind.stride * np.arange(frames)
-    numbers = np.minimum(numbers, there - 1).tolist()
+    numbers = np.minimum(numbers, num_frames - 1).tolist()
     is_stored = isinstance(video, Frames)
     images = video.read(numbers) if is_stored else video[numbers]
-    _check_sizes(images, numbers, where)
+    _check_sizes(images, numbers, origin)
     crop = geometry.frame_crop(self.crop)
     cut = []
     for image in images:
-      pixels = decode.to_channels(self.levels.keep(image, where), self.channels)
+      pixels = decode.to_channels(
+        self.levels.keep(image, origin), self.channels
+      )
       rng = np.random.default_rng(key or 0)  # the same for all frames
       cut.append(
         transforms.transform(
-          pixels, self.channels, crop, rng, where, self.levels
+          pixels, self.channels, crop, rng, origin, self.levels
         )
       )
     return np.stack(cut)
@@ -157,31 +159,31 @@ class ClipFiller(images_lib.ImageFiller):
     cut = Cutter(maker.image, crop, maker.channels, maker.levels)
     for i in rows:
       key = None if maker.in_order else maker.crop_key(int(draws[i]))
-      batch['image'][i] = cut(example.values['image'], key, example.where)
+      batch['image'][i] = cut(example.values['image'], key, example.origin)
 
 
-def start(there: int, wanted: int, key: Key) -> int:
+def start(total_frames: int, part_frames: int, key: Key) -> int:
   """Returns the first frame of a part: anywhere, or that of the middle.
 
   Args:
-    there: Frames of the whole.
-    wanted: Frames of the part.
+    total_frames: Frames of the whole.
+    part_frames: Frames of the part.
     key: Seeds the draw; None: the middle.
   """
-  free = max(there - wanted, 0)
+  free = max(total_frames - part_frames, 0)
   if key is None:
     return free // 2
   return int(np.random.default_rng((*key, _TIME)).integers(free + 1))
 
 
 def _check_sizes(
-  images: Sequence[np.ndarray], numbers: Sequence[int], where: str
+  images: Sequence[np.ndarray], numbers: Sequence[int], origin: str
 ) -> None:
   first = images[0].shape[:2]
   for image, number in zip(images, numbers, strict=True):
     if image.shape[:2] != first:
       raise UserError(
-        f'{where}: frame {number} has (height, width) {image.shape[:2]}, but'
+        f'{origin}: frame {number} has (height, width) {image.shape[:2]}, but'
         f' frame {numbers[0]} has {first}: all frames of a video must have one'
         ' size'
       )

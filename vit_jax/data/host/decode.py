@@ -56,7 +56,7 @@ def decode(
   data: bytes,
   channels: int,
   *,
-  where: str = 'the image',
+  origin: str = 'the image',
   at_least: tuple[int, int] = (0, 0),
   levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
 ) -> np.ndarray:
@@ -66,7 +66,7 @@ def decode(
     data: A JPEG, PNG, WebP, TIFF, BMP or GIF file, or another kind that OpenCV
       reads.
     channels: 1 (grey, the luma), 3 (RGB) or 4 (RGB and alpha).
-    where: Name of the image, for errors.
+    origin: Name of the image, for errors.
     at_least: (height, width). To save time, a larger JPEG may be decoded at a
       smaller size, but not below this one. (0, 0): its own size.
     levels: Levels of the result, with the bits to keep.
@@ -75,15 +75,15 @@ def decode(
     UserError: The image is empty, damaged, truncated, too large or of no known
       kind; or its bits do not fit the intensity window.
   """
-  pixels = as_stored(data, channels, where=where, at_least=at_least)
-  return to_channels(levels.keep(pixels, where), channels)
+  pixels = as_stored(data, channels, origin=origin, at_least=at_least)
+  return to_channels(levels.keep(pixels, origin), channels)
 
 
 def as_stored(
   data: bytes,
   channels: int = 3,
   *,
-  where: str = 'the image',
+  origin: str = 'the image',
   at_least: tuple[int, int] = (0, 0),
 ) -> np.ndarray:
   """Returns pixels with the bits and channels that are stored.
@@ -91,7 +91,7 @@ def as_stored(
   Args:
     data: As for `decode`.
     channels: Channels that the caller needs; with 1, a JPEG is decoded as grey.
-    where: As for `decode`.
+    origin: As for `decode`.
     at_least: As for `decode`.
 
   Returns:
@@ -102,11 +102,11 @@ def as_stored(
       known kind.
   """
   if not data:
-    raise DamagedError(f'{where} is empty: the file has no bytes')
+    raise DamagedError(f'{origin} is empty: the file has no bytes')
   size, colors = _stored(data)
   if size is not None and size[0] * size[1] > MAX_PIXELS:
     raise DamagedError(
-      f'{where} has {size[0]} x {size[1]} pixels: at most {MAX_PIXELS} are'
+      f'{origin} has {size[0]} x {size[1]} pixels: at most {MAX_PIXELS} are'
       ' read, make it smaller'
     )
   # OpenCV turns what a TIFF holds.
@@ -123,7 +123,7 @@ def as_stored(
       pixels = _decode_other(data)
   except (ValueError, cv2.error) as e:
     raise DamagedError(
-      f'{where} is damaged or no image: {one_line(e)}'
+      f'{origin} is damaged or no image: {one_line(e)}'
     ) from None
   return turned(pixels, turn)
 

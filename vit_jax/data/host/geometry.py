@@ -250,7 +250,7 @@ def train_crop(config: ml_collections.ConfigDict) -> Crop:
       config_lib.build(data.crop, 'data.crop', config_lib.among(CROPS))
     ),
     flip=data.flip,
-    **_how(data),
+    **_shared_fields(data),
   )
 
 
@@ -267,7 +267,7 @@ def eval_crop(config: ml_collections.ConfigDict) -> Crop:
     kind='center',
     size=size,
     **resizing(data.eval_resize, size, 'data.eval_resize'),
-    **_how(data),
+    **_shared_fields(data),
   )
 
 
@@ -281,7 +281,7 @@ def _size(config: ml_collections.ConfigDict) -> Size:
   return cast(Size, config_lib.sides(config.data.image_size))
 
 
-def _how(data: ml_collections.ConfigDict) -> dict[str, Any]:
+def _shared_fields(data: ml_collections.ConfigDict) -> dict[str, Any]:
   """Returns the fields that training and evaluation share."""
   return {
     'antialias': data.antialias,

@@ -49,8 +49,8 @@ class ImageFiller:
     if maker.stored is None:
       self.fill_crops(example, draws, batch, rows)
       return
-    batch['image'][rows] = transforms.whole(  # the device crops
-      example.image, maker.stored, maker.channels, example.where, maker.levels
+    batch['image'][rows] = transforms.decode_whole(  # the device crops
+      example.image, maker.stored, maker.channels, example.origin, maker.levels
     )
     for name in maker.map_sizes:
       batch[name][rows] = self.labels(example, name, maker.stored)
@@ -65,7 +65,7 @@ class ImageFiller:
     """Crops an image, of a size of its own, and its maps."""
     maker = self.maker
     image = transforms.StoredImage(
-      example.image, maker.channels, example.where, maker.levels
+      example.image, maker.channels, example.origin, maker.levels
     )
     for i in rows:
       for name, pixels in self._crops(image, int(draws[i])):

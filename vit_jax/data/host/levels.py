@@ -53,12 +53,12 @@ class Levels:
     """Whether scaled values are multiples of 1 / 255."""
     return self.bits == 8 and self.window is None
 
-  def keep(self, pixels: np.ndarray, where: str) -> np.ndarray:
+  def keep(self, pixels: np.ndarray, origin: str) -> np.ndarray:
     """Returns pixels with `bits` bits.
 
     Args:
       pixels: uint8 or uint16, of any shape.
-      where: Name of the image, for errors.
+      origin: Name of the image, for errors.
 
     Raises:
       UserError: They have another number of bits than the window is given in.
@@ -68,7 +68,7 @@ class Levels:
     if self.window is not None:
       low, high = self.window
       raise UserError(
-        f'{where} has {8 * pixels.dtype.itemsize} bits, and the window of'
+        f'{origin} has {8 * pixels.dtype.itemsize} bits, and the window of'
         f' intensities from {low:g} to {high:g} is for images of {self.bits}:'
         ' bring such images, or train with config.data.intensity=type'
       )

@@ -33,11 +33,11 @@ def read(
     UserError: It cannot be decoded, has another size than its image, or labels
       beyond the classes; or its image is turned, and the map may or may not be.
   """
-  value, where = example.values[name], example.where_is(name)
+  value, origin = example.values[name], example.feature_origin(name)
   image = example.values['image']
   turn = decode.orientation(image) if isinstance(image, bytes) else 1
   if isinstance(value, bytes):
-    labels = decode_map(value, where)
+    labels = decode_map(value, origin)
     if decode.orientation(value) != 1:
       turn = 1
   else:
@@ -47,19 +47,19 @@ def read(
       labels = np.ascontiguousarray(decode.turned(labels, turn))
   elif turn != 1 and labels.shape == size:
     raise UserError(
-      f'{example.where} is turned by its EXIF orientation {turn}, and {where}'
+      f'{example.origin} is turned by its EXIF orientation {turn}, and {origin}'
       ' has none, so that both may differ: save the image upright if the map'
       ' is, else give the map the same orientation'
     )
   if labels.shape != size:
     raise UserError(
-      f'{where} has (height, width) {labels.shape}, but its image'
-      f' {example.where} has {size}: both must have one size'
+      f'{origin} has (height, width) {labels.shape}, but its image'
+      f' {example.origin} has {size}: both must have one size'
     )
-  return feature.encode(labels, where)
+  return feature.encode(labels, origin)
 
 
-def decode_map(data: bytes, where: str) -> np.ndarray:
+def decode_map(data: bytes, origin: str) -> np.ndarray:
   """Returns the labels of an encoded map, upright, uint8 or uint16 [H, W].
 
   Those of a PNG with a palette are the positions in it, and those of a grey
@@ -70,19 +70,19 @@ def decode_map(data: bytes, where: str) -> np.ndarray:
   """
   if data.startswith(decode.PNG):
     labels = np.ascontiguousarray(
-      decode.turned(_decode_png(data, where), decode.orientation(data))
+      decode.turned(_decode_png(data, origin), decode.orientation(data))
     )
   else:
-    labels = decode.as_stored(data, where=where)
+    labels = decode.as_stored(data, origin=origin)
   if labels.ndim != 2:
     raise UserError(
-      f'{where} holds colours, and not a label for each pixel: save it as a PNG'
-      ' with a palette, or as grey'
+      f'{origin} holds colours, and not a label for each pixel: save it as a'
+      ' PNG with a palette, or as grey'
     )
   return labels
 
 
-def _decode_png(data: bytes, where: str) -> np.ndarray:
+def _decode_png(data: bytes, origin: str) -> np.ndarray:
   """Returns labels [H, W], or colours [H, W, C].
 
   Pillow reads it: OpenCV would turn a palette into its colours.
@@ -100,7 +100,7 @@ def _decode_png(data: bytes, where: str) -> np.ndarray:
     SyntaxError,
   ) as e:
     raise DamagedError(
-      f'{where} is damaged or no image: {one_line(e)}'
+      f'{origin} is damaged or no image: {one_line(e)}'
     ) from None
   if labels.dtype == bool:  # grey of 1 bit
     return labels.astype(np.uint8)

@@ -29,7 +29,7 @@ def example_shapes(
   """
   image = kinds['image']
   assert isinstance(image, features.Image)
-  stored = image.whole(is_training)
+  stored = image.whole_size(is_training)
   images = image_shapes(stored, views, channels)
   maps = map_sizes(stored, views, kinds)
   result: dict[str, tuple[tuple[int, ...], Any]] = {

@@ -19,14 +19,14 @@ _STREAM = 0x7FFF0000
 ENDINGS = tuple('.wav .flac .ogg .mp3'.split())
 
 
-def read(path: str, how: input_kinds.Audio, frames: int) -> np.ndarray:
+def read(path: str, audio: input_kinds.Audio, frames: int) -> np.ndarray:
   """Returns the spectrogram of a file, uint16 [T, M, 1].
 
   Several channels are averaged.
 
   Args:
     path: A file with one of ENDINGS.
-    how: Settings.
+    audio: Settings.
     frames: Least T; a shorter sound gets silence at its end, or is refused.
 
   Raises:
@@ -58,15 +58,15 @@ def read(path: str, how: input_kinds.Audio, frames: int) -> np.ndarray:
       f'{path} ends after {cut[2]} of {cut[1]} bytes of its sound: repair it,'
       ' or leave it out'
     )
-  if rate != how.sample_rate and not how.resample:
+  if rate != audio.sample_rate and not audio.resample:
     raise UserError(
       f'{path} has {rate} samples per second, but'
-      f' config.data.audio.sample_rate is {how.sample_rate}: convert it, or set'
-      ' config.data.audio.resample=True'
+      f' config.data.audio.sample_rate is {audio.sample_rate}: convert it, or'
+      ' set config.data.audio.resample=True'
     )
   mono = waveform.mean(axis=1)
   if not np.isfinite(mono).all():
     raise UserError(f'{path} has samples that are not finite: leave it out')
-  mono = spectrogram.resampled(mono, rate, how)
-  mono = spectrogram.long_enough(mono, frames, how, path)
-  return spectrogram.of_waveform(mono, how)
+  mono = spectrogram.resampled(mono, rate, audio)
+  mono = spectrogram.long_enough(mono, frames, audio, path)
+  return spectrogram.of_waveform(mono, audio)

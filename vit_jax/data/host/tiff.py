@@ -77,9 +77,9 @@ def read(data: bytes) -> Header:
 
 def check(header: Header, data: bytes) -> None:
   """Raises a ValueError if a file is damaged, or would be read wrongly."""
-  wanted = _CHANNELS.get(header.colors, ())
+  channel_counts = _CHANNELS.get(header.colors, ())
   good = (
-    header.channels in wanted
+    header.channels in channel_counts
     and header.bits in (1, 4, 8, 16)
     and header.kind == 1
     and not (header.is_planar and header.bits == 16 and header.channels > 1)
@@ -138,7 +138,7 @@ def _directory(data: bytes) -> tuple[dict[int, tuple[int, ...]], int]:
   at += struct.calcsize(order + count)
   form = f'{order}HH{offset}'
   room = struct.calcsize(order + offset)  # bytes of a value or its offset
-  found: dict[int, tuple[int, ...]] = {}
+  tags: dict[int, tuple[int, ...]] = {}
   for _ in range(min(entries, 2**16)):
     tag, kind, number = struct.unpack_from(form, data, at)
     at += struct.calcsize(form)
@@ -146,9 +146,9 @@ def _directory(data: bytes) -> tuple[dict[int, tuple[int, ...]], int]:
       numbers = f'{order}{number}{_KINDS[kind]}'
       fits = struct.calcsize(numbers) <= room
       start = at if fits else struct.unpack_from(order + offset, data, at)[0]
-      found[tag] = struct.unpack_from(numbers, data, start)
+      tags[tag] = struct.unpack_from(numbers, data, start)
     at += room
-  return found, struct.unpack_from(order + offset, data, at)[0]
+  return tags, struct.unpack_from(order + offset, data, at)[0]
 
 
 def _header(entries: dict[int, tuple[int, ...]], following: int) -> Header:

@@ -44,7 +44,7 @@ class StoredImage:
     self,
     image: bytes | np.ndarray,
     channels: int,
-    where: str = 'the image',
+    origin: str = 'the image',
     levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
   ):
     """Reads the size; decodes the image unless it is a JPEG.
@@ -52,35 +52,37 @@ class StoredImage:
     Args:
       image: An encoded file, or pixels [h, w, channels] of the levels' type.
       channels: Channels of the crops.
-      where: Name of the image, for errors.
+      origin: Name of the image, for errors.
       levels: Bits that are kept.
 
     Raises:
       UserError: The image cannot be decoded.
     """
     self._image, self._channels = image, channels
-    self._where, self._levels = where, levels
+    self._origin, self._levels = origin, levels
     self._decoded: dict[Size, tuple[Size, np.ndarray]] = {}
     size = decode.jpeg_size(image) if isinstance(image, bytes) else None
     self.size: Size = size or self._pixels((0, 0)).shape[:2]
 
   def crops(
-    self, wanted: Sequence[tuple[Crop, np.random.Generator]]
+    self, crops: Sequence[tuple[Crop, np.random.Generator]]
   ) -> list[np.ndarray]:
     """Returns crops, uint8 or uint16 [H, W, channels], each of its own size.
 
     Args:
-      wanted: Each crop, with its random numbers.
+      crops: Each crop, with its random numbers.
 
     Raises:
       UserError: The image cannot be decoded, or is too long to be resized.
     """
-    needed, boxes = zip(*(self._plan(*each) for each in wanted), strict=True)
+    needed, boxes = zip(
+      *(self._plan(*crop_and_rng) for crop_and_rng in crops), strict=True
+    )
     heights, widths = zip(*needed, strict=True)
     pixels = self._pixels((max(heights), max(widths)))
     return [
-      self._cut(pixels, *each, box)
-      for each, box in zip(wanted, boxes, strict=True)
+      self._cut(pixels, *crop_and_rng, box)
+      for crop_and_rng, box in zip(crops, boxes, strict=True)
     ]
 
   def _plan(
@@ -101,7 +103,7 @@ class StoredImage:
       target = crop.size[0] * size[0] / height, crop.size[1] * size[1] / width
     elif math.prod(target) > decode.MAX_PIXELS:
       raise UserError(
-        f'{self._where} has {size[0]} x {size[1]} pixels: too long'
+        f'{self._origin} has {size[0]} x {size[1]} pixels: too long'
         f' to be resized to {target[0]} x {target[1]}'
       )
     # The decoder smooths when it reduces, so it must not reduce images that are
@@ -109,8 +111,8 @@ class StoredImage:
     if not crop.antialias or crop.resize_like:
       return size, box
     height, width = (
-      min(math.ceil(_MARGIN * x), whole)
-      for x, whole in zip(target, size, strict=True)
+      min(math.ceil(_MARGIN * x), side)
+      for x, side in zip(target, size, strict=True)
     )
     return (height, width), box
 
@@ -124,13 +126,13 @@ class StoredImage:
     if isinstance(self._image, np.ndarray):
       return self._image
     for size, (least, pixels) in self._decoded.items():
-      between = zip(least, at_least, size, strict=True)
-      if all(low <= x <= high for low, x, high in between):
+      bounds = zip(least, at_least, size, strict=True)
+      if all(low <= x <= high for low, x, high in bounds):
         return pixels
     pixels = decode.decode(
       self._image,
       self._channels,
-      where=self._where,
+      origin=self._origin,
       at_least=at_least,
       levels=self._levels,
     )
@@ -169,19 +171,19 @@ def transform(
   channels: int,
   crop: Crop,
   rng: np.random.Generator,
-  where: str = 'the image',
+  origin: str = 'the image',
   levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
 ) -> np.ndarray:
   """Returns one crop of an image; see `StoredImage` for the arguments."""
-  (result,) = StoredImage(image, channels, where, levels).crops([(crop, rng)])
+  (result,) = StoredImage(image, channels, origin, levels).crops([(crop, rng)])
   return result
 
 
-def whole(
+def decode_whole(
   image: bytes | np.ndarray,
   size: tuple[int, ...],
   channels: int,
-  where: str,
+  origin: str,
   levels: levels_lib.Levels,
 ) -> np.ndarray:
   """Returns an image, which must have the one size of all images.
@@ -193,10 +195,10 @@ def whole(
     UserError: It cannot be decoded, or has another size.
   """
   if isinstance(image, np.ndarray):
-    pixels = decode.to_channels(levels.keep(image, where), channels)
+    pixels = decode.to_channels(levels.keep(image, origin), channels)
   else:
-    pixels = decode.decode(image, channels, where=where, levels=levels)
-  check_size(pixels.shape[:-1], size, where)
+    pixels = decode.decode(image, channels, origin=origin, levels=levels)
+  check_size(pixels.shape[:-1], size, origin)
   return pixels
 
 
@@ -216,16 +218,16 @@ def _padded(
 
 
 def check_size(
-  found: tuple[int, ...], size: tuple[int, ...], where: str
+  actual_size: tuple[int, ...], size: tuple[int, ...], origin: str
 ) -> None:
   """Checks the size of an image, which must be that of all images.
 
   Raises:
     UserError: It is another.
   """
-  if found != size:
+  if actual_size != size:
     raise UserError(
-      f'{where} has (height, width) {found}, not the {size} of'
+      f'{origin} has (height, width) {actual_size}, not the {size} of'
       ' config.data.source_size: set the size that all images have, or where'
       ' they differ --config.data.source_size=None'
     )

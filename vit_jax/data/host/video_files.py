@@ -60,16 +60,16 @@ class VideoFile(clips.Frames):
 
   def read(self, numbers: Sequence[int]) -> list[np.ndarray]:
     """Returns frames, uint8 [h, w, 3]; see `clips.Frames`."""
-    found: dict[int, np.ndarray] = {}
-    wanted = set(numbers)
+    frames: dict[int, np.ndarray] = {}
+    distinct_numbers = set(numbers)
     with self._opened() as file:
-      for number in range(max(wanted) + 1):
+      for number in range(max(distinct_numbers) + 1):
         if not file.grab():
           break
-        if number in wanted:
-          found[number] = self._frame(file, number)
+        if number in distinct_numbers:
+          frames[number] = self._frame(file, number)
       else:
-        return [found[i] for i in numbers]
+        return [frames[i] for i in numbers]
       # The file ends at frame `number`.
       is_close = number + _ESTIMATE >= len(self) and number
       if not is_close:
@@ -77,9 +77,9 @@ class VideoFile(clips.Frames):
           f'{self._path}: frame {number} of {len(self)} cannot be decoded:'
           ' repair the file, or leave it out'
         )
-    if number - 1 not in found:
-      (found[number - 1],) = self.read([number - 1])
-    return [found[min(i, number - 1)] for i in numbers]
+    if number - 1 not in frames:
+      (frames[number - 1],) = self.read([number - 1])
+    return [frames[min(i, number - 1)] for i in numbers]
 
   def _frame(self, file: cv2.VideoCapture, number: int) -> np.ndarray:
     good, pixels = file.retrieve()
@@ -139,13 +139,13 @@ class FolderOfFrames(clips.Frames):
 
   def read(self, numbers: Sequence[int]) -> list[np.ndarray]:
     """Returns frames, uint8 [h, w, 3]; see `clips.Frames`."""
-    found = {
+    frames = {
       i: decode.decode(
-        folder.read_image(self._paths[i]), 3, where=self._paths[i]
+        folder.read_image(self._paths[i]), 3, origin=self._paths[i]
       )
       for i in dict.fromkeys(numbers)
     }
-    return [found[i] for i in numbers]
+    return [frames[i] for i in numbers]
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -31,48 +31,50 @@ class VolumeFiller(images.ImageFiller):
     if maker.image.fixed:
       super().__call__(example, draws, batch, rows)
       return
-    scan = maker.levels.keep(example.values['image'], example.where)
-    there, size = scan.shape[:-1], batch['image'].shape[1:-1]
+    scan = maker.levels.keep(example.values['image'], example.origin)
+    scan_size, size = scan.shape[:-1], batch['image'].shape[1:-1]
     kinds = features.maps(maker.source.features)
-    maps = {name: self.labels(example, name, there) for name in maker.map_sizes}
+    maps = {
+      name: self.labels(example, name, scan_size) for name in maker.map_sizes
+    }
     places = None
     if maps and maker.foreground and not maker.in_order:
       name, labels = next(iter(maps.items()))
-      where = example.where_is(name)
-      places = foreground(labels, kinds[name].ignore, where)
+      origin = example.feature_origin(name)
+      places = foreground(labels, kinds[name].ignore, origin)
     for i in rows:
       rng = np.random.default_rng(maker.crop_key(int(draws[i])))
       at: tuple[int, ...] = (0, 0, 0)
       if not maker.in_order:
-        at = corner(there, size, rng, maker.foreground, places)
+        at = corner(scan_size, size, rng, maker.foreground, places)
       batch['image'][i] = cut(scan, at, size, 0)
       for name, labels in maps.items():
         batch[name][i] = cut(labels, at, size, kinds[name].ignore)
 
 
-def foreground(labels: np.ndarray, ignore: int, where: str) -> np.ndarray:
+def foreground(labels: np.ndarray, ignore: int, origin: str) -> np.ndarray:
   """Returns the places of a class other than the first, int64 [places, 3].
 
   Args:
     labels: [D, H, W].
     ignore: Label of places that do not count.
-    where: File of the map, for errors.
+    origin: File of the map, for errors.
 
   Raises:
     UserError: There are none.
   """
-  found = np.argwhere((labels != 0) & (labels != ignore))
-  if not len(found):
+  places = np.argwhere((labels != 0) & (labels != ignore))
+  if not len(places):
     raise UserError(
-      f'{where} has no place of a class other than the first, around which'
+      f'{origin} has no place of a class other than the first, around which'
       ' config.augment.volume.foreground cuts crops: mend it, leave it out, or'
       ' set that to 0'
     )
-  return found
+  return places
 
 
 def corner(
-  there: Sequence[int],
+  scan_size: Sequence[int],
   size: Sequence[int],
   rng: np.random.Generator,
   share: float,
@@ -81,14 +83,14 @@ def corner(
   """Returns the first place of a random crop.
 
   Args:
-    there: (D, H, W).
+    scan_size: (D, H, W).
     size: Sides of the crop; a longer side than that of the scan begins at 0.
     rng: Random numbers.
     share: Probability that a place of `places` is in the middle, or as near to
       it as the border allows.
     places: From `foreground`; None: there are no such crops.
   """
-  free = np.maximum(np.subtract(there, size), 0)
+  free = np.maximum(np.subtract(scan_size, size), 0)
   anywhere = rng.integers(0, free, endpoint=True)
   if places is None or rng.uniform() >= share:
     return tuple(anywhere.tolist())
