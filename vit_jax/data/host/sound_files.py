@@ -69,4 +69,4 @@ def read(path: str, how: input_kinds.Audio, frames: int) -> np.ndarray:
     raise UserError(f'{path} has samples that are not finite: leave it out')
   mono = spectrogram.resampled(mono, rate, how)
   mono = spectrogram.long_enough(mono, frames, how, path)
-  return spectrogram.of_waveform(mono, how)
+  return spectrogram.from_waveform(mono, how)
