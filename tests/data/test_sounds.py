@@ -79,7 +79,7 @@ def test_spectrograms_are_those_of_kaldi():
   assert found.shape == expected.shape == (98, 64)
   np.testing.assert_allclose(found, expected, atol=1e-3)
   low, high = spectrogram.RANGE
-  stored = spectrogram.of_waveform(sound, how)[..., 0] / 65535
+  stored = spectrogram.from_waveform(sound, how)[..., 0] / 65535
   np.testing.assert_allclose(stored * (high - low) + low, found, atol=3e-4)
 
 

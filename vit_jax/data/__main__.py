@@ -67,8 +67,8 @@ def with_config(arguments: list[str]) -> list[str]:
   """Returns the arguments with a config file turned into a leading --config."""
   for i, argument in enumerate(arguments[1:], 1):
     if not argument.startswith('-') and argument.split(':')[0].endswith('.py'):
-      rest = [*arguments[:i], *arguments[i + 1 :]]
-      return [f'--config={argument}', *rest]
+      other_arguments = [*arguments[:i], *arguments[i + 1 :]]
+      return [f'--config={argument}', *other_arguments]
   return arguments
 
 
@@ -93,15 +93,15 @@ def main(argv: list[str]) -> int:
 
   survey = _survey(names[0] if names else None, config)
   with data_flags.progress(len(survey.entries)) as progress:
-    found = survey_lib.report(survey, progress.update)
+    report = survey_lib.report(survey, progress.update)
   if out is not None:
-    safe_io.write_json(out, found)
+    safe_io.write_json(out, report)
   if _FORMAT.value == 'json':
-    print(json.dumps(found))
+    print(json.dumps(report))
   else:
-    print(survey_text.as_text(found), end='')
-  _advise(found, out)
-  return int(survey_lib.is_bad(found))
+    print(survey_text.as_text(report), end='')
+  _advise(report, out)
+  return int(survey_lib.is_bad(report))
 
 
 def _survey(name: str | None, config: Any) -> Any:
@@ -115,21 +115,21 @@ def _survey(name: str | None, config: Any) -> Any:
     return survey.list_config(config)
   path = os.path.expanduser(name.removeprefix(folder.PREFIX))
   if not os.path.isdir(path):
-    known = ': name one, or a config file, as configs/folder.py'
-    near = nearby(path, os.path.isdir, known)
-    raise UserError(f'there is no folder {path}{near}')
+    hint = ': name one, or a config file, as configs/folder.py'
+    suggestion = nearby(path, os.path.isdir, hint)
+    raise UserError(f'there is no folder {path}{suggestion}')
   return survey.list_folder(path)
 
 
-def _advise(found: dict[str, Any], out: pathlib.Path | None) -> None:
+def _advise(report: dict[str, Any], out: pathlib.Path | None) -> None:
   """Prints how to train without the damaged images."""
-  if not found['damaged']:
+  if not report['damaged']:
     return
-  where = out or 'damaged.json'
-  first = '' if out else f'--out={where} writes the list; '
+  list_path = out or 'damaged.json'
+  first = '' if out else f'--out={list_path} writes the list; '
   print(
     f'{first}to train without what is damaged, add'
-    f' --config.data.skip_damaged={where}',
+    f' --config.data.skip_damaged={list_path}',
     file=sys.stderr,
   )
 

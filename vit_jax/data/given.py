@@ -34,11 +34,11 @@ def images(preprocess: Preprocess, images: Any) -> np.ndarray:
   rng = np.random.default_rng(0)  # unused: evaluation draws nothing
   pixels = []
   for i, image in enumerate(as_sequence(images)):
-    where = os.fspath(image) if is_path(image) else f'image {i}'
-    stored = load(image, channels, where, levels)
+    image_name = os.fspath(image) if is_path(image) else f'image {i}'
+    stored = load(image, channels, image_name, levels)
     pixels.append(
       transforms.transform(
-        stored, channels, preprocess.crop, rng, where, levels
+        stored, channels, preprocess.crop, rng, image_name, levels
       )
     )
   if not pixels:
@@ -47,7 +47,7 @@ def images(preprocess: Preprocess, images: Any) -> np.ndarray:
 
 
 def covering(
-  preprocess: Preprocess, image: Any, where: str = 'the image'
+  preprocess: Preprocess, image: Any, image_name: str = 'the image'
 ) -> tuple[np.ndarray, np.ndarray]:
   """Decodes an image whole, and resizes it to cover the model's input.
 
@@ -58,7 +58,7 @@ def covering(
   Args:
     preprocess: What the model takes.
     image: One image, as for a call of it.
-    where: Its name, for errors; a path is its own.
+    image_name: Its name, for errors; a path is its own.
 
   Returns:
     The stored pixels, uint8 or uint16 [h, w, C]; and the resized and normalised
@@ -67,11 +67,11 @@ def covering(
   Raises:
     UserError: As for a call.
   """
-  where = os.fspath(image) if is_path(image) else where
-  stored = load(image, preprocess.channels, where, preprocess.levels)
+  image_name = os.fspath(image) if is_path(image) else image_name
+  stored = load(image, preprocess.channels, image_name, preprocess.levels)
   if isinstance(stored, bytes):
     stored = decode.decode(
-      stored, preprocess.channels, origin=where, levels=preprocess.levels
+      stored, preprocess.channels, origin=image_name, levels=preprocess.levels
     )
   have = stored.shape[:2]
   sides = zip(preprocess.image_size, have, strict=True)
@@ -79,10 +79,10 @@ def covering(
   if isinstance(preprocess.resize, int):
     scale = max(scale, preprocess.resize / min(have))
   size = (max(round(have[0] * scale), 1), max(round(have[1] * scale), 1))
-  whole = dataclasses.replace(
+  covering_preprocess = dataclasses.replace(
     preprocess, image_size=size, resize=size, crop_pct=None, fill=None
   )
-  return stored, whole(stored)[0]
+  return stored, covering_preprocess(stored)[0]
 
 
 def is_path(image: Any) -> bool:
@@ -107,14 +107,14 @@ def _is_pil(image: Any) -> bool:
 
 
 def load(
-  image: Any, channels: int, where: str, levels: levels_lib.Levels
+  image: Any, channels: int, image_name: str, levels: levels_lib.Levels
 ) -> bytes | np.ndarray:
   """Returns an encoded image, or pixels [h, w, channels].
 
   Args:
     image: A path, the bytes of a file, a PIL image or an array.
     channels: Channels of the pixels.
-    where: Name of an image that is no path, for errors.
+    image_name: Name of an image that is no path, for errors.
     levels: Bits that are kept.
 
   Raises:
@@ -130,11 +130,11 @@ def load(
   is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] <= 4)
   if array.dtype not in (np.uint8, np.uint16) or not is_image:
     raise UserError(
-      f'{where} is an array of type {array.dtype} and shape {array.shape}:'
+      f'{image_name} is an array of type {array.dtype} and shape {array.shape}:'
       ' it must be uint8 (0 to 255) or uint16, [h, w] or [h, w, 1 to 4]'
       f'{_advice(array)}'
     )
-  return decode.to_channels(levels.keep(array, where), channels)
+  return decode.to_channels(levels.keep(array, image_name), channels)
 
 
 def _advice(array: np.ndarray) -> str:

@@ -33,33 +33,34 @@ def pixels(preprocess: Preprocess, images: Any) -> np.ndarray:
   crop, channels = preprocess.crop, preprocess.channels
   cut = clips.Cutter(preprocess.input, crop, channels, preprocess.levels)
   is_video = isinstance(cut.kind, input_kinds.Video)
-  found = []
+  inputs = []
   for i, image in enumerate(given.as_sequence(images, 4 if is_video else 1)):
-    where = os.fspath(image) if given.is_path(image) else f'input {i}'
+    input_name = os.fspath(image) if given.is_path(image) else f'input {i}'
     if isinstance(cut.kind, input_kinds.Audio):
-      image = _spectrogram(image, cut.kind, cut.crop.size[0], where)
+      image = _spectrogram(image, cut.kind, cut.crop.size[0], input_name)
     elif given.is_path(image):
-      image = video_files.open_video(where)
+      image = video_files.open_video(input_name)
     elif np.ndim(image) != 4 or np.asarray(image).dtype != np.uint8:
       raise UserError(
-        f'{where} is no video: give a path, or uint8 [T, h, w, C]'
+        f'{input_name} is no video: give a path, or uint8 [T, h, w, C]'
       )
-    found.append(cut(image, None, where))
-  if not found:
+    inputs.append(cut(image, None, input_name))
+  if not inputs:
     raise UserError('there is nothing to predict')
-  return np.stack(found)
+  return np.stack(inputs)
 
 
 def _spectrogram(
-  sound: Any, how: input_kinds.Audio, frames: int, where: str
+  sound: Any, audio: input_kinds.Audio, frames: int, sound_name: str
 ) -> np.ndarray:
   """Returns the spectrogram of a path or a waveform, uint16 [T, M, 1]."""
   if given.is_path(sound):
-    return sound_files.read(where, how, frames)
+    return sound_files.read(sound_name, audio, frames)
   waveform = np.asarray(sound)
   if waveform.ndim != 1 or waveform.dtype != np.float32:
     raise UserError(
-      f'{where} is no sound: give a path, or float32 [samples], from -1 to 1'
+      f'{sound_name} is no sound: give a path, or float32 [samples], from -1 to'
+      ' 1'
     )
-  waveform = spectrogram.long_enough(waveform, frames, how, where)
-  return spectrogram.of_waveform(waveform, how)
+  waveform = spectrogram.long_enough(waveform, frames, audio, sound_name)
+  return spectrogram.from_waveform(waveform, audio)

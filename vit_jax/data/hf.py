@@ -92,7 +92,7 @@ class HfSource(rows.RowSource):
       config,
       split,
       names,
-      {name: range(len(each)) for name, each in self._datasets.items()},
+      {name: range(len(dataset)) for name, dataset in self._datasets.items()},
       address.path,
       classes,
     )
@@ -110,7 +110,7 @@ class HfSource(rows.RowSource):
       self._columns[split, column] = self._read_column(split, column)
     return self._columns[split, column][number]
 
-  def _where(self, row: rows.Row) -> str:
+  def _row_name(self, row: rows.Row) -> str:
     return f'{self._name}, row {row[1]} of {row[0]}'
 
   def _key(self, row: rows.Row) -> str:
@@ -154,9 +154,9 @@ def parse(name: str) -> Address:
       '; of the Hub write hf:OWNER/NAME, hf:OWNER/NAME@REVISION, or either with'
       ' :CONFIG'
     )
-    near = nearby(path, os.path.isdir, hub)
+    suggestion = nearby(path, os.path.isdir, hub)
     raise UserError(
-      f'config.data.name=hf:{name}: there is no directory {path!r}{near}'
+      f'config.data.name=hf:{name}: there is no directory {path!r}{suggestion}'
     )
   return Address(match[1], False, match[2], match[3])
 
@@ -276,22 +276,22 @@ def _fits(feature: str, kind: Any) -> bool:
 def _check_types(name: str, names: rows.Names, types: Any) -> None:
   """Raises a UserError if a column's type does not fit its feature."""
   for feature, column in names.items():
-    for each in column if feature == 'numbers' else [column]:
-      if not _fits(feature, types[each]):
+    for column_name in column if feature == 'numbers' else [column]:
+      if not _fits(feature, types[column_name]):
         raise UserError(
-          f'{name}: column {each!r} is {types[each]}, which cannot be'
-          f' config.data.columns.{feature}'
+          f'{name}: column {column_name!r} is {types[column_name]}, which'
+          f' cannot be config.data.columns.{feature}'
         )
 
 
 def _candidates(
-  types: Mapping[str, Any], taken: str
+  types: Mapping[str, Any], map_column: str
 ) -> dict[str, Sequence[str]]:
   """Returns the possible columns of each feature: by type, else by name.
 
   Args:
     types: Types of the columns.
-    taken: The column of maps, which has no images; '': there is none.
+    map_column: The column of maps, which has no images; '': there is none.
   """
   import datasets
 
@@ -299,15 +299,17 @@ def _candidates(
     'image': [
       x
       for x, t in types.items()
-      if isinstance(t, datasets.Image) and x != taken
+      if isinstance(t, datasets.Image) and x != map_column
     ],
     'label': [x for x, t in types.items() if _class_label(t) is t],
     'labels': [x for x, t in types.items() if _class_label(_element(t))],
   }
   return {
-    feature: sorted(found, key=lambda x: x not in rows.USUAL[feature])
+    feature: sorted(columns, key=lambda x: x not in rows.USUAL_NAMES[feature])
     or [
-      x for x in rows.USUAL[feature] if x in types and _fits(feature, types[x])
+      x
+      for x in rows.USUAL_NAMES[feature]
+      if x in types and _fits(feature, types[x])
     ]
-    for feature, found in typed.items()
+    for feature, columns in typed.items()
   }

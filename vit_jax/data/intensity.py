@@ -45,8 +45,8 @@ def fill(
   if part is not None and not data.intensity_window:
     data.intensity_window = _find_window(data, source, part)
   if data.bits == 16 and data.intensity == 'type' and not resumes:
-    found = count_values(source, 16, data.channels, _FEW)
-    if problem := found.unused():
+    value_counts = count_values(source, 16, data.channels, _FEW)
+    if problem := value_counts.unused():
       logging.warning('warning: %s: %s', data.split, problem)
 
 
@@ -54,8 +54,10 @@ def _find_window(
   data: ml_collections.ConfigDict, source: Source, part: tuple[float, float]
 ) -> tuple[int, int]:
   """Returns two percentiles of the values of the training split."""
-  found = count_values(source, data.bits, data.channels, _SAMPLE, strict=True)
-  low, high = (found.percentile(x) for x in part)
+  value_counts = count_values(
+    source, data.bits, data.channels, _SAMPLE, strict=True
+  )
+  low, high = (value_counts.percentile(x) for x in part)
   if low >= high:
     raise UserError(
       f'config.data.intensity={data.intensity}: both percentiles of'
@@ -63,7 +65,7 @@ def _find_window(
     )
   logging.info(
     'config.data.intensity=%s: of %d images of %s these are %d and %d',
-    *(data.intensity, found.images, data.split, low, high),
+    *(data.intensity, value_counts.images, data.split, low, high),
   )
   return low, high
 
@@ -98,8 +100,8 @@ class Histogram:
 
   def percentile(self, part: float) -> int:
     """Returns the least value with `part` percent of the values at or below."""
-    wanted = part / 100 * self.counts.sum()
-    return int(np.searchsorted(np.cumsum(self.counts), max(wanted, 1)))
+    rank = part / 100 * self.counts.sum()
+    return int(np.searchsorted(np.cumsum(self.counts), max(rank, 1)))
 
   def unused(self) -> str:
     """Returns a warning if less than a quarter of the range is used, or ''."""

@@ -22,8 +22,8 @@ def size(image: tuple[int, int], patch: int, most: int) -> tuple[int, int]:
     patch: Side of a patch.
     most: Largest number of patches.
   """
-  found = scale(image, patch, most)
-  return _scaled(image[0], found, patch), _scaled(image[1], found, patch)
+  factor = scale(image, patch, most)
+  return _scaled(image[0], factor, patch), _scaled(image[1], factor, patch)
 
 
 def scale(image: tuple[int, int], patch: int, most: int) -> float:
@@ -53,7 +53,7 @@ def packed(counts: Sequence[int], most: int) -> list[list[int]]:
   Raises:
     ValueError: An image has more patches.
   """
-  found: list[list[int]] = []
+  sequences: list[list[int]] = []
   left: list[int] = []
   for i in sorted(range(len(counts)), key=lambda i: -counts[i]):
     if counts[i] > most:
@@ -63,12 +63,12 @@ def packed(counts: Sequence[int], most: int) -> list[list[int]]:
       )
     row = next((r for r, n in enumerate(left) if n >= counts[i]), None)
     if row is None:
-      row = len(found)
-      found.append([])
+      row = len(sequences)
+      sequences.append([])
       left.append(most)
-    found[row].append(i)
+    sequences[row].append(i)
     left[row] -= counts[i]
-  return found
+  return sequences
 
 
 def padded(
@@ -86,7 +86,7 @@ def padded(
   """
   grid = image.shape[0] // patch[0], image.shape[1] // patch[1]
   # [h, p, w, q, C] -> [h, w, p, q, C]
-  found = image.reshape(grid[0], patch[0], grid[1], patch[1], -1)
-  found = found.swapaxes(1, 2).reshape(math.prod(grid), -1)
-  missing = count - len(found)
-  return np.pad(found, ((0, missing), (0, 0))), grid
+  patches = image.reshape(grid[0], patch[0], grid[1], patch[1], -1)
+  patches = patches.swapaxes(1, 2).reshape(math.prod(grid), -1)
+  missing = count - len(patches)
+  return np.pad(patches, ((0, missing), (0, 0))), grid

@@ -70,16 +70,18 @@ class PairsSource(base.SelectedSource):
     folders = {} if lists else split_folders(root)
     splits_there = lists or folders
     aliases = folder.other_names(root, split, splits_there)
-    wanted = splits.chosen(split, splits_there, aliases)
+    chosen_splits = splits.chosen(split, splits_there, aliases)
     self._pairs: dict[str, list[Pair]] = {name: [] for name in splits_there}
     for name in splits_there:
-      if name in wanted:
+      if name in chosen_splits:
         if lists:
           self._pairs[name] = voc.pairs(root, lists[name])
         else:
           endings = self._codes.image_suffix, self._codes.suffix
           self._pairs[name] = match(*folders[name], suffixes=endings)
-    sizes = {name: len(found) for name, found in self._pairs.items()}
+    sizes = {
+      name: len(split_pairs) for name, split_pairs in self._pairs.items()
+    }
     self._selection = splits.Selection(split, sizes, root, aliases)
 
   @classmethod
@@ -130,8 +132,8 @@ class PairsSource(base.SelectedSource):
     """Returns a digest of the names of files and classes, not of the images."""
     names = [
       os.path.relpath(path, self._root)
-      for found in self._pairs.values()
-      for pair in found
+      for split_pairs in self._pairs.values()
+      for pair in split_pairs
       for path in pair
     ]
     ranges = [str(term) for term in self._selection.ranges]
@@ -141,7 +143,7 @@ class PairsSource(base.SelectedSource):
 
 def holds_pairs(root: str) -> bool:
   """Whether a folder, or each split in it, has images/ and maps beside it."""
-  return bool(_pair_of(root) or _splits_with_pairs(root))
+  return bool(_image_and_map_folders(root) or _splits_with_pairs(root))
 
 
 def holds_maps(root: str) -> bool:
@@ -183,24 +185,26 @@ def split_folders(root: str) -> dict[str, Pair]:
   outer = _splits_with_pairs(root)
   if outer:
     return _by_split(root, outer)
-  both = _pair_of(root)
-  assert both is not None  # the caller asked `holds_pairs`
-  images, maps = both
+  folder_pair = _image_and_map_folders(root)
+  assert folder_pair is not None  # the caller asked `holds_pairs`
+  images, maps = folder_pair
   inner = {}
   for name in folder.subfolders(images):
     if name.lower() in folder.SPLITS:
       inner[name] = os.path.join(images, name), os.path.join(maps, name)
   if not inner:
-    return {'train': both}
-  there = {name: x for name, x in inner.items() if os.path.isdir(x[1])}
-  if not there:
+    return {'train': folder_pair}
+  folders_with_maps = {
+    name: x for name, x in inner.items() if os.path.isdir(x[1])
+  }
+  if not folders_with_maps:
     raise UserError(
       f'{images} has folders of splits ({", ".join(inner)}), but {maps} has'
       ' none of them: lay out the maps as the images'
     )
-  for name in inner.keys() - there.keys():
+  for name in inner.keys() - folders_with_maps.keys():
     logging.info('%s has no maps, and is not read', inner[name][0])
-  return _by_split(root, there)
+  return _by_split(root, folders_with_maps)
 
 
 def match(
@@ -238,16 +242,19 @@ def _without_ending(path: str) -> str:
 
 
 def _check_counterparts(
-  there: dict[str, str], others: dict[str, str], where: str, what: str
+  paths: dict[str, str],
+  counterparts: dict[str, str],
+  counterpart_folder: str,
+  kind: str,
 ) -> None:
   """Raises a UserError if a file has no counterpart in another folder."""
-  alone = sorted(there.keys() - others.keys())
+  alone = sorted(paths.keys() - counterparts.keys())
   if alone:
-    wanted = os.path.join(where, alone[0])
+    expected_path = os.path.join(counterpart_folder, alone[0])
     more = f' ({len(alone)} files have none)' if len(alone) > 1 else ''
     raise UserError(
-      f'{there[alone[0]]} has no {what} {wanted}.*{more}: add it, or remove the'
-      ' file'
+      f'{paths[alone[0]]} has no {kind} {expected_path}.*{more}: add it, or'
+      ' remove the file'
     )
 
 
@@ -258,17 +265,17 @@ def _by_name(
   suffix: str,
 ) -> dict[str, str]:
   """Returns the files whose stems end in a suffix, by the rest of the stem."""
-  found: dict[str, str] = {}
+  paths: dict[str, str] = {}
   for path in below(root):
     name = stem(os.path.relpath(path, root))
-    if name in found:
+    if name in paths:
       raise UserError(
-        f'{found[name]} and {path} differ only in their endings: remove one'
+        f'{paths[name]} and {path} differ only in their endings: remove one'
       )
-    found[name] = path
+    paths[name] = path
   return {
     name.removesuffix(suffix): path
-    for name, path in found.items()
+    for name, path in paths.items()
     if name.endswith(suffix)
   }
 
@@ -276,33 +283,37 @@ def _by_name(
 def _by_split(root: str, folders: dict[str, Pair]) -> dict[str, Pair]:
   """Returns folders by split, from folders by their own names."""
   result: dict[str, Pair] = {}
-  for name, both in folders.items():
+  for name, folder_pair in folders.items():
     split = folder.split_name(name)
     if split in result:
       raise UserError(
-        f'{both[0]} and {result[split][0]} are both the split {split!r}: rename'
-        ' one, or move it away'
+        f'{folder_pair[0]} and {result[split][0]} are both the split {split!r}:'
+        ' rename one, or move it away'
       )
-    result[split] = both
+    result[split] = folder_pair
   return result
 
 
 def _splits_with_pairs(root: str) -> dict[str, Pair]:
   """Returns the folders of images and maps in folders of splits, by name."""
   names = folder.subfolders(root) if os.path.isdir(root) else ()
-  found = {
-    name: _pair_of(os.path.join(root, name))
+  folder_pairs = {
+    name: _image_and_map_folders(os.path.join(root, name))
     for name in names
     if name.lower() in folder.SPLITS
   }
-  return {name: both for name, both in found.items() if both}
+  return {
+    name: folder_pair
+    for name, folder_pair in folder_pairs.items()
+    if folder_pair
+  }
 
 
-def _pair_of(root: str) -> Pair | None:
+def _image_and_map_folders(root: str) -> Pair | None:
   """Returns the folders of images and of maps in a folder, if both exist."""
-  for images, beside in folder.MAP_FOLDERS.items():
-    for maps in beside:
-      both = os.path.join(root, images), os.path.join(root, maps)
-      if all(map(os.path.isdir, both)):
-        return both
+  for images, map_names in folder.MAP_FOLDERS.items():
+    for maps in map_names:
+      folder_pair = os.path.join(root, images), os.path.join(root, maps)
+      if all(map(os.path.isdir, folder_pair)):
+        return folder_pair
   return None

@@ -116,16 +116,16 @@ def check(config: ml_collections.ConfigDict) -> None:
   config_lib.one_of(config, 'data.audio.window', input_kinds.WINDOWS)
   for key in ('time_mask', 'frequency_mask', 'masks'):
     config_lib.within(config, f'augment.audio.{key}', '[0, inf)')
-  how = config.data.audio
-  if not 1 <= how.sample_rate <= _MOST_RATE:
+  audio_config = config.data.audio
+  if not 1 <= audio_config.sample_rate <= _MOST_RATE:
     raise UserError(
-      f'config.data.audio.sample_rate is {how.sample_rate}: write samples per'
-      f' second, from 1 to {_MOST_RATE}'
+      f'config.data.audio.sample_rate is {audio_config.sample_rate}: write'
+      f' samples per second, from 1 to {_MOST_RATE}'
     )
   for key in ('window_ms', 'hop_ms'):
-    samples = how[key] * how.sample_rate / 1000
+    samples = audio_config[key] * audio_config.sample_rate / 1000
     if not math.isfinite(samples) or not 2 <= samples <= _MOST_RATE:
       raise UserError(
-        f'config.data.audio.{key} is {how[key]}: write milliseconds, of at'
-        f' least two samples at {how.sample_rate} per second'
+        f'config.data.audio.{key} is {audio_config[key]}: write milliseconds,'
+        f' of at least two samples at {audio_config.sample_rate} per second'
       )

@@ -26,8 +26,8 @@ class RelabelledSource(wrapped.WrappedSource):
     Raises:
       UserError: They lack a class of the split.
     """
-    there = source.features[name].names
-    if missing := [x for x in there if x not in classes]:
+    source_classes = source.features[name].names
+    if missing := [x for x in source_classes if x not in classes]:
       raise UserError(
         f'the model has not all classes of the data: of the data alone are'
         f' {some(missing)}; of the model are {some(classes)}. Leave examples of'
@@ -35,7 +35,7 @@ class RelabelledSource(wrapped.WrappedSource):
       )
     super().__init__(source)
     self._name = name
-    self._positions = [list(classes).index(x) for x in there]
+    self._positions = [list(classes).index(x) for x in source_classes]
     feature = target_kinds.MultiLabel(tuple(classes))
     self.features = {**source.features, name: feature}
 

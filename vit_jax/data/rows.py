@@ -33,7 +33,7 @@ Row = tuple[str, int]  # split, number of the row
 Names = Mapping[str, Any]
 
 # The names that columns of a feature usually have, best first.
-USUAL: Mapping[str, Sequence[str]] = {
+USUAL_NAMES: Mapping[str, Sequence[str]] = {
   'image': 'image image_path img path file file_name filename filepath'.split(),
   'label': 'label class target'.split(),
   'labels': 'labels classes tags'.split(),
@@ -55,7 +55,7 @@ class RowSource(base.SelectedSource):
     rows: Mapping[str, Sequence[int]],
     directory: str = '',
     classes: Mapping[str, tuple[str, ...]] | None = None,
-    where: str = '',
+    data_name: str = '',
   ):
     """Orders the rows of the splits that are asked for.
 
@@ -67,7 +67,7 @@ class RowSource(base.SelectedSource):
       directory: Directory that paths of images are relative to.
       classes: Classes by feature, where the data lists them. Otherwise they are
         collected from the rows of train.
-      where: Name of the data, for errors; '': `config.data.name`.
+      data_name: Name of the data, for errors; '': `config.data.name`.
 
     Raises:
       UserError: There is no such split, or a row of train has no class.
@@ -75,7 +75,7 @@ class RowSource(base.SelectedSource):
     self._names, self._directory = names, directory
     self._codes = codes_lib.from_config(config)
     self._listed = classes = classes or {}
-    where = where or config.data.name
+    data_name = data_name or config.data.name
     self.features = {
       'image': features.Image(base.source_size(config)),
       **self._find_targets(rows, classes),
@@ -88,9 +88,9 @@ class RowSource(base.SelectedSource):
       name: {x: i for i, x in enumerate(target.names)}
       for name, target in features.targets(self.features).items()
     }
-    sizes = {name: len(each) for name, each in rows.items()}
-    aliases = folder.other_names(where, split, rows)
-    self._selection = splits.Selection(split, sizes, where, aliases)
+    sizes = {name: len(row_numbers) for name, row_numbers in rows.items()}
+    aliases = folder.other_names(data_name, split, rows)
+    self._selection = splits.Selection(split, sizes, data_name, aliases)
     self._rows = {
       name: sorted(
         rows[name], key=lambda row: base.hash_order(self._key((name, row)))
@@ -103,7 +103,7 @@ class RowSource(base.SelectedSource):
     """Returns the content of a cell: text, a number, a list, or an image."""
 
   @abc.abstractmethod
-  def _where(self, row: Row) -> str:
+  def _row_name(self, row: Row) -> str:
     """Returns the name of a row, for errors."""
 
   @abc.abstractmethod
@@ -124,27 +124,27 @@ class RowSource(base.SelectedSource):
     }
     if 'text' in self.features:
       values['text'] = self.captions(position)
-    image, where = self._content('image', row)
+    image, image_name = self._content('image', row)
     files = {}
     feature = self.features.get('map')
     if isinstance(feature, target_kinds.SegmentationMap):
       labels, name = self._content('map', row)
       values['map'] = self._codes.decoded(labels, feature.ignore, name)
       files['map'] = name
-    return base.Example({'image': image, **values}, index, where, files)
+    return base.Example({'image': image, **values}, index, image_name, files)
 
   def _content(self, name: str, row: Row) -> tuple[bytes, str]:
     """Returns the encoded image or map of a row, and its name for errors."""
-    cell, where = self._image(row, name), self._where(row)
+    cell, content_name = self._image(row, name), self._row_name(row)
     if name != 'image':
-      where = f'the {name} of {where}'
+      content_name = f'the {name} of {content_name}'
     if isinstance(cell, str):
-      where = f'{cell} ({where})'
-      with explained(self._where(row)):
+      content_name = f'{cell} ({content_name})'
+      with explained(self._row_name(row)):
         cell = folder.read_image(cell)
     if not isinstance(cell, bytes):
-      raise UserError(f'{where}: there is no {name}')
-    return cell, where
+      raise UserError(f'{content_name}: there is no {name}')
+    return cell, content_name
 
   def file(self, position: int) -> str | None:
     """Returns the path of an example's image, None where it has no file."""
@@ -157,14 +157,14 @@ class RowSource(base.SelectedSource):
 
   def bits(self) -> int:
     """Returns 16 if a header of the first 64 images says so, else 8."""
-    found = [8]
+    bit_depths = [8]
     for position in range(min(len(self), 64)):
       cell = self._image(self._locate(position)[0])
       if isinstance(cell, bytes):
-        found.append(decode.stored_bits(cell))
+        bit_depths.append(decode.stored_bits(cell))
       elif cell is not None:
-        found.append(decode.file_bits(cell))
-    return max(found)
+        bit_depths.append(decode.file_bits(cell))
+    return max(bit_depths)
 
   def captions(self, position: int) -> list[str]:
     """Returns the captions of an example; reads no image.
@@ -173,26 +173,27 @@ class RowSource(base.SelectedSource):
       UserError: It has none.
     """
     row, _ = self._locate(position)
-    found: list[str] = []
+    captions: list[str] = []
     for column in self._names['text']:
       cell = self._cell(column, row)
       if cell is not None:
-        found += cell if isinstance(cell, list) else [cell]
-    if not all(isinstance(x, str) for x in found):
+        captions += cell if isinstance(cell, list) else [cell]
+    if not all(isinstance(x, str) for x in captions):
       raise UserError(
-        f'{self._where(row)}: a caption is {found!r:.80}, which is no text'
+        f'{self._row_name(row)}: a caption is {captions!r:.80}, which is no'
+        ' text'
       )
     try:
-      ''.join(found).encode()
+      ''.join(captions).encode()
     except UnicodeEncodeError:  # JSON may hold half of a pair of surrogates
       raise UserError(
-        f'{self._where(row)}: a caption is {found!r:.80}, which has half a'
-        ' character: mend it'
+        f'{self._row_name(row)}: a caption is {captions!r:.80}, which has half'
+        ' a character: mend it'
       ) from None
-    result = [x for x in found if x.strip()]
+    result = [x for x in captions if x.strip()]
     if not result:
       raise UserError(
-        f'{self._where(row)}: the caption is empty: write one, or leave the'
+        f'{self._row_name(row)}: the caption is empty: write one, or leave the'
         ' row out'
       )
     return result
@@ -214,18 +215,22 @@ class RowSource(base.SelectedSource):
     self, name: str, target: features.Target, position: int
   ) -> np.ndarray:
     row, _ = self._locate(position)
-    return target.encode(self._value(name, row), self._where(row))
+    return target.encode(self._value(name, row), self._row_name(row))
 
   def fingerprint(self) -> str:
     """Returns a digest of rows, targets and classes, not of the images."""
-    columns = columns_of(
+    columns = all_columns(
       {
         name: x
         for name, x in self._names.items()
         if name not in ('image', 'map')
       }
     )
-    rows = [(name, row) for name, each in self._rows.items() for row in each]
+    rows = [
+      (name, row)
+      for name, row_numbers in self._rows.items()
+      for row in row_numbers
+    ]
     return base.digest(
       [
         *(str(term) for term in self._selection.ranges),
@@ -256,7 +261,7 @@ class RowSource(base.SelectedSource):
     rows: Mapping[str, Sequence[int]],
     classes: Mapping[str, tuple[str, ...]],
   ) -> dict[str, features.Feature]:
-    found: dict[str, features.Feature] = {}
+    targets: dict[str, features.Feature] = {}
     train = {'train': rows['train']} if 'train' in rows else rows
     for name, kind in (
       ('label', features.Label),
@@ -266,17 +271,17 @@ class RowSource(base.SelectedSource):
         named = classes.get(name) or _in_order(
           {
             cell
-            for split, each in train.items()
-            for row in each
+            for split, row_numbers in train.items()
+            for row in row_numbers
             for cell in self._classes_in(name, (split, row))
           }
         )
-        found[name] = kind(named)
+        targets[name] = kind(named)
     if numbers := self._names.get('numbers'):
-      found['numbers'] = target_kinds.Number(tuple(numbers))
+      targets['numbers'] = target_kinds.Number(tuple(numbers))
     if 'text' in self._names:
-      found['text'] = text_kind.Text()
-    return found
+      targets['text'] = text_kind.Text()
+    return targets
 
   def _classes_in(self, name: str, row: Row) -> list[str]:
     """Returns the one class of `label`, or any number of those of `labels`."""
@@ -285,14 +290,14 @@ class RowSource(base.SelectedSource):
       parts = cell if isinstance(cell, list) else [cell]
       if isinstance(cell, str):
         parts = re.split('[;|]', cell)
-      found = [str(x).strip() for x in parts if x is not None]
-      return [x for x in found if x]
+      class_names = [str(x).strip() for x in parts if x is not None]
+      return [x for x in class_names if x]
     text = '' if cell is None else str(cell)
     if name not in self._listed:
       text = text.strip()
     if not text:
       raise UserError(
-        f'{self._where(row)}: column {self._names[name]!r} is empty: it must'
+        f'{self._row_name(row)}: column {self._names[name]!r} is empty: it must'
         ' have a class'
       )
     return [text]
@@ -301,16 +306,17 @@ class RowSource(base.SelectedSource):
     """Returns a target as its feature encodes it."""
     if name == 'numbers':
       return [self._number(column, row) for column in self._names['numbers']]
-    known = self._positions[name]
-    found = []
+    positions = self._positions[name]
+    class_indices = []
     for cell in self._classes_in(name, row):
-      if cell not in known:
+      if cell not in positions:
         raise UserError(
-          f'{self._where(row)}: {cell!r} is not a class of train: they are'
-          f' {some(tuple(known))}; give train rows of it, or take this one out'
+          f'{self._row_name(row)}: {cell!r} is not a class of train: they are'
+          f' {some(tuple(positions))}; give train rows of it, or take this one'
+          ' out'
         )
-      found.append(known[cell])
-    return found[0] if name == 'label' else found
+      class_indices.append(positions[cell])
+    return class_indices[0] if name == 'label' else class_indices
 
   def _number(self, column: str, row: Row) -> float:
     cell = self._cell(column, row)
@@ -318,7 +324,7 @@ class RowSource(base.SelectedSource):
       return float(cell)
     except (TypeError, ValueError):
       raise UserError(
-        f'{self._where(row)}: {column} is {cell!r}, which is no number'
+        f'{self._row_name(row)}: {column} is {cell!r}, which is no number'
       ) from None
 
 
@@ -330,17 +336,17 @@ def _in_order(names: set[str]) -> tuple[str, ...]:
 
 
 def choose(
-  where: str,
+  data_name: str,
   columns: ml_collections.ConfigDict,
-  there: Sequence[str],
+  column_names: Sequence[str],
   candidates: Mapping[str, Sequence[str]],
 ) -> Names:
   """Returns the column of each feature, by feature name.
 
   Args:
-    where: Name of the data, for errors.
+    data_name: Name of the data, for errors.
     columns: `config.data.columns`.
-    there: All columns.
+    column_names: All columns.
     candidates: Possible columns of each feature, by feature name. Where the
       config names none, the first is taken if it has a usual name or is the
       only one.
@@ -353,42 +359,47 @@ def choose(
   is_open = not (
     columns.label or columns.labels or columns.numbers or columns.map
   )
-  for name, found in candidates.items():
+  for name, feature_columns in candidates.items():
     if columns[name]:
       chosen[name] = columns[name]
-    elif name == 'text' and found:
-      chosen[name] = (found[0],)
-    elif found and (is_open or name in ('image', 'split')):
-      if len(found) > 1 and found[0] not in USUAL[name]:
+    elif name == 'text' and feature_columns:
+      chosen[name] = (feature_columns[0],)
+    elif feature_columns and (is_open or name in ('image', 'split')):
+      if (
+        len(feature_columns) > 1 and feature_columns[0] not in USUAL_NAMES[name]
+      ):
         raise UserError(
-          f'{where} has several columns that may be {name}: say which, as in'
-          f' --config.data.columns.{name}={found[0]}, of {", ".join(found)}'
+          f'{data_name} has several columns that may be {name}: say which, as'
+          f' in --config.data.columns.{name}={feature_columns[0]}, of'
+          f' {", ".join(feature_columns)}'
         )
-      chosen[name] = found[0]
+      chosen[name] = feature_columns[0]
   if is_open and 'label' in chosen:
     chosen.pop('labels', None)
   if columns.map:
     chosen['map'] = columns.map
   if columns.numbers:
     chosen['numbers'] = tuple(columns.numbers)
-  for name in columns_of(chosen):
-    if name not in there:
+  for name in all_columns(chosen):
+    if name not in column_names:
       raise UserError(
-        f'config.data.columns names {name!r}, but the columns of {where} are'
-        f' {some(there, 12)}'
+        f'config.data.columns names {name!r}, but the columns of {data_name}'
+        f' are {some(column_names, 12)}'
       )
   if 'image' not in chosen:
     raise UserError(
-      f'{where} has the columns {some(there, 12)}: say which has the images, as'
-      f' in --config.data.columns.image={there[0]}'
+      f'{data_name} has the columns {some(column_names, 12)}: say which has the'
+      f' images, as in --config.data.columns.image={column_names[0]}'
     )
   return chosen
 
 
-def columns_of(names: Names) -> list[str]:
+def all_columns(names: Names) -> list[str]:
   """Returns all columns of the features in `names`."""
   return [
     column
-    for found in names.values()
-    for column in ([found] if isinstance(found, str) else found)
+    for feature_columns in names.values()
+    for column in (
+      [feature_columns] if isinstance(feature_columns, str) else feature_columns
+    )
   ]

@@ -43,18 +43,19 @@ class ScansSource(base.SelectedSource):
         each other or the model's patches.
     """
     self._root = root = base.data_path(config.data.name)
-    self._how = scans.from_config(config)
+    self._preparation = scans.from_config(config)
     classes, by_split = _listed(root)
     aliases = folder.other_names(root, split, list(by_split))
-    wanted = splits.chosen(split, by_split, aliases)
+    chosen_splits = splits.chosen(split, by_split, aliases)
     self._pairs = {
-      name: found if name in wanted else [] for name, found in by_split.items()
+      name: split_pairs if name in chosen_splits else []
+      for name, split_pairs in by_split.items()
     }
-    sizes = {name: len(found) for name, found in by_split.items()}
+    sizes = {name: len(split_pairs) for name, split_pairs in by_split.items()}
     self._selection = splits.Selection(split, sizes, root, aliases)
     headers = [self._checked(i, config) for i in range(len(self))]
     self._dtype = max(x.dtype.itemsize for x in headers)
-    largest = [self._how.size(x) for x in headers]
+    largest = [self._preparation.size(x) for x in headers]
     crop = config_lib.sides(config.data.image_size)
     if len(crop) == 3:  # else checks of the objective say what is wrong
       largest.append(cast(scans.Size, crop))
@@ -86,9 +87,9 @@ class ScansSource(base.SelectedSource):
     values, header = scans.read(image)
     classes, _ = scans.read_labels(labels, header)
     parts = {
-      'image': self._how.volume(values, header, image),
+      'image': self._preparation.volume(values, header, image),
       # The spacings of both files may differ by rounding.
-      'map': self._how.labels(classes, header),
+      'map': self._preparation.labels(classes, header),
     }
     return base.Example(parts, index, image, {'map': labels})
 
@@ -102,13 +103,18 @@ class ScansSource(base.SelectedSource):
 
   def bits(self) -> int:
     """Returns 16 where a window is scaled, or values are stored so, else 8."""
-    return 8 if self._how.window == 'type' and self._dtype == 1 else 16
+    return 8 if self._preparation.window == 'type' and self._dtype == 1 else 16
 
   def fingerprint(self) -> str:
     """Returns a digest of names, classes and preparation, not of the scans."""
-    found = [self._pair(i) for i in range(len(self))]
-    names = [os.path.relpath(x, self._root) for pair in found for x in pair]
-    return base.digest([*self.classes, str(self._how), *names])
+    path_pairs = [self._pair(i) for i in range(len(self))]
+    names = [
+      os.path.relpath(x, self._root) for pair in path_pairs for x in pair
+    ]
+    # Written under the class's first name: work directories hold this digest.
+    spacing, window = self._preparation.spacing, self._preparation.window
+    settings = f'How(spacing={spacing!r}, window={window!r})'
+    return base.digest([*self.classes, settings, *names])
 
   def _pair(self, position: int) -> pairs.Pair:
     split, row, _ = self._selection.locate(position)
@@ -131,9 +137,9 @@ class ScansSource(base.SelectedSource):
         f'{labels} and its scan {image} must both be NIfTI or both .npy, whose'
         ' axes may differ: convert one of them'
       )
-    if apart := scans.distance(header, of_map):
+    if difference := scans.distance(header, of_map):
       raise UserError(
-        f'{labels} and its scan {image} have different affines: {apart};'
+        f'{labels} and its scan {image} have different affines: {difference};'
         ' resample the map to the places of the scan, or remove both'
       )
     if header.channels != config.data.channels:
@@ -141,7 +147,7 @@ class ScansSource(base.SelectedSource):
         f'{image} has {header.channels} channels, but config.data.channels is'
         f' {config.data.channels}: write that number, or remove the scan'
       )
-    size, patch = self._how.size(header), config.model.patch_size
+    size, patch = self._preparation.size(header), config.model.patch_size
     is_patch = isinstance(patch, tuple | list) and len(patch) == 3
     if is_patch and np.any(np.less(size, tuple(patch))):
       raise UserError(
@@ -179,11 +185,11 @@ def _listed(
   """
   if os.path.isfile(os.path.join(root, folder.DECATHLON)):
     return _decathlon(root)
-  found = {
-    name: pairs.match(*each, scans.below, scans.stem)
-    for name, each in pairs.split_folders(root).items()
+  split_pairs = {
+    name: pairs.match(*folders, scans.below, scans.stem)
+    for name, folders in pairs.split_folders(root).items()
   }
-  return pairs.read_classes(root), found
+  return pairs.read_classes(root), split_pairs
 
 
 def _decathlon(
@@ -202,17 +208,17 @@ def _decathlon(
       f' ({config_lib.one_line(e)}): it needs labels, as {{"0": "background",'
       ' "1": "organ"}, and training, a list of {"image": ..., "label": ...}'
     ) from None
-  found = []
+  path_pairs = []
   for pair in sorted(listed, key=lambda x: base.hash_order(x[0])):
     image, labels = (os.path.join(root, os.path.normpath(x)) for x in pair)
-    for one in (image, labels):
-      if not os.path.isfile(one):
+    for file_path in (image, labels):
+      if not os.path.isfile(file_path):
         raise UserError(
-          f'there is no file {one}, which {path} lists: bring it, or remove the'
-          ' pair from the list'
+          f'there is no file {file_path}, which {path} lists: bring it, or'
+          ' remove the pair from the list'
         )
-    found.append((image, labels))
-  return classes, {_TRAIN: found}
+    path_pairs.append((image, labels))
+  return classes, {_TRAIN: path_pairs}
 
 
 def _class_names(labels: dict[str, Any]) -> tuple[str, ...]:

@@ -33,7 +33,8 @@ _MOST = 2**31  # limit of places and modalities of a scan
 # Largest distance of places that are the same, as a share of the spacing: files
 # round their affines.
 _SAME_PLACE = 0.05
-_WHOLE = 1e-3  # distance of a label from a whole number, after a slope
+# Distance of a label from a whole number, after a slope.
+_LABEL_TOLERANCE = 1e-3
 _MOST_LABEL = 2**24  # beyond any label, and exact in float32
 
 Size = tuple[int, int, int]
@@ -60,7 +61,7 @@ class Header:
 
 
 @dataclasses.dataclass(frozen=True)
-class How:
+class Preparation:
   """How scans become the volumes that a model sees.
 
   Attributes:
@@ -76,16 +77,18 @@ class How:
     if not self.spacing or header.spacing is None:
       return header.size
     sides = zip(header.size, header.spacing, self.spacing, strict=True)
-    found = tuple(max(round(n * have / want), 1) for n, have, want in sides)
-    return cast(Size, found)
+    resampled_size = tuple(
+      max(round(n * have / want), 1) for n, have, want in sides
+    )
+    return cast(Size, resampled_size)
 
-  def volume(self, values: np.ndarray, header: Header, where: str) -> Any:
+  def volume(self, values: np.ndarray, header: Header, file_name: str) -> Any:
     """Returns a scan as a volume, uint8 or uint16 [d, h, w, C].
 
     Args:
       values: Its values, [D, H, W, C].
       header: Its header.
-      where: Its file, for errors.
+      file_name: Its file, for errors.
 
     Raises:
       UserError: The values are neither uint8 nor uint16, and no window says
@@ -95,7 +98,7 @@ class How:
     if self.window == 'type':
       if values.dtype not in (np.uint8, np.uint16):
         raise UserError(
-          f'{where} holds {values.dtype}, which has no range: set'
+          f'{file_name} holds {values.dtype}, which has no range: set'
           " config.data.volume.window to (low, high), or to 'percentiles("
           "0.5,99.5)' of each scan"
         )
@@ -120,12 +123,14 @@ class How:
     return low, high
 
 
-def from_config(config: ml_collections.ConfigDict) -> How:
+def from_config(config: ml_collections.ConfigDict) -> Preparation:
   """Returns how a config prepares scans."""
-  given = config.data.volume
-  window = given.window
+  volume_config = config.data.volume
+  window = volume_config.window
   is_pair = isinstance(window, tuple | list)
-  return How(tuple(given.spacing), tuple(window) if is_pair else window)
+  return Preparation(
+    tuple(volume_config.spacing), tuple(window) if is_pair else window
+  )
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -134,28 +139,29 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: A value cannot be used.
   """
-  how = from_config(config)
-  if not is_spacing(how.spacing):
+  preparation = from_config(config)
+  if not is_spacing(preparation.spacing):
     raise UserError(
-      f'config.data.volume.spacing is {how.spacing}: write three distances in'
-      ' mm, or () for that of the files'
+      f'config.data.volume.spacing is {preparation.spacing}: write three'
+      ' distances in mm, or () for that of the files'
     )
-  if not is_window(how.window):
+  if not is_window(preparation.window):
     raise UserError(
-      f"config.data.volume.window is {how.window!r}: write 'type' (the range of"
+      f"config.data.volume.window is {preparation.window!r}: write 'type' (the"
+      ' range of'
       ' uint8 or uint16), (low, high) in the unit of the files, or'
       " 'percentiles(0.5,99.5)' of each scan and modality"
     )
 
 
 def is_spacing(value: Any) -> bool:
-  """Whether a value can be `How.spacing`."""
+  """Whether a value can be `Preparation.spacing`."""
   good = isinstance(value, tuple) and len(value) in (0, 3)
   return good and all(type(x) in (int, float) and 0 < x < 1e6 for x in value)
 
 
 def is_window(value: Any) -> bool:
-  """Whether a value can be `How.window`."""
+  """Whether a value can be `Preparation.window`."""
   if value == 'type':
     return True
   if isinstance(value, str):
@@ -174,8 +180,8 @@ def is_scan(path: str | os.PathLike[str]) -> bool:
 def stem(path: str) -> str:
   """Returns a path without the ending of a scan."""
   lower = path.lower()
-  found = [x for x in sorted(ENDINGS, key=len) if lower.endswith(x)]
-  return path[: -len(found[-1])] if found else os.path.splitext(path)[0]
+  endings = [x for x in sorted(ENDINGS, key=len) if lower.endswith(x)]
+  return path[: -len(endings[-1])] if endings else os.path.splitext(path)[0]
 
 
 def below(folder: str) -> list[str]:
@@ -253,8 +259,8 @@ def read_volume(
       f'{path} has {file_header.channels} channels, but the model takes'
       f' {preprocess.channels}'
     )
-  how = How(preprocess.spacing, preprocess.window)
-  volume = how.volume(values, file_header, path)
+  preparation = Preparation(preprocess.spacing, preprocess.window)
+  volume = preparation.volume(values, file_header, path)
   return preprocess.levels.keep(volume, path), file_header
 
 
@@ -277,9 +283,9 @@ def read_labels(
   numbers = values[..., 0]
   if numbers.dtype.kind == 'f':
     with np.errstate(invalid='ignore'):  # of infinite ones
-      whole = np.rint(numbers)
-      is_whole = np.abs(whole - numbers) <= _WHOLE
-    numbers = np.where(is_whole, whole, -1)
+      rounded = np.rint(numbers)
+      is_whole = np.abs(rounded - numbers) <= _LABEL_TOLERANCE
+    numbers = np.where(is_whole, rounded, -1)
   if numbers.min() < 0 or numbers.max() > _MOST_LABEL:
     raise UserError(
       f'{path} holds numbers that are no labels: write whole ones, from 0'
@@ -303,8 +309,8 @@ def distance(scan: Header, labels: Header) -> str:
   corners = np.ones((4, 8))  # of the grid, whose places are boxes
   corners[:3] = np.indices((2, 2, 2)).reshape(3, 8)
   corners[:3] = corners[:3] * np.array(scan.size)[:, None] - 0.5
-  apart = ((scan.affine - labels.affine) @ corners)[:3]
-  furthest = float(np.linalg.norm(apart, axis=0).max())
+  offsets = ((scan.affine - labels.affine) @ corners)[:3]
+  furthest = float(np.linalg.norm(offsets, axis=0).max())
   steps = [
     np.linalg.norm(affine[:3, :3], axis=0)
     for affine in (scan.affine, labels.affine)
@@ -352,8 +358,10 @@ def _as_nifti(labels: np.ndarray, like: str) -> bytes:
   nibabel = _nibabel(like)
   original = nibabel.load(like)
   orientations = nibabel.orientations
-  own = orientations.io_orientation(original.affine)
-  back = orientations.ornt_transform(orientations.axcodes2ornt('RAS'), own)
+  file_orientation = orientations.io_orientation(original.affine)
+  back = orientations.ornt_transform(
+    orientations.axcodes2ornt('RAS'), file_orientation
+  )
   turned = orientations.apply_orientation(labels, back)
   image = nibabel.Nifti1Image(turned, original.affine)
   for name in ('qform', 'sform'):

@@ -20,28 +20,30 @@ from vit_jax.runs import safe_io
 class SkippingSource(wrapped.WrappedSource):
   """A split without some of its examples; the others keep their index."""
 
-  def __init__(self, source: base.Source, kept: np.ndarray, skipped: list[str]):
+  def __init__(
+    self, source: base.Source, kept_positions: np.ndarray, skipped: list[str]
+  ):
     """Wraps a split.
 
     Args:
       source: The split.
-      kept: int [N], positions of the examples to keep.
+      kept_positions: int [N], positions of the examples to keep.
       skipped: Ids of the other examples, sorted.
     """
     super().__init__(source)
-    self._kept, self._skipped = kept, skipped
+    self._kept_positions, self._skipped = kept_positions, skipped
 
   def __len__(self) -> int:
-    return len(self._kept)
+    return len(self._kept_positions)
 
   def row(self, position: int) -> int:
     """Returns the position of an example in the other split."""
-    return int(self._kept[position])
+    return int(self._kept_positions[position])
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""
     try:
-      return self.source.column(name)[self._kept]
+      return self.source.column(name)[self._kept_positions]
     except UserError:  # perhaps of an example that is left out
       return base.Source.column(self, name)
 
@@ -142,17 +144,21 @@ def without(
   """
   if isinstance(source, base.ArraySource) or not ids:
     return source
-  found = [source.id(i) for i in range(len(source))]
-  kept = np.array([i for i, x in enumerate(found) if x not in ids], np.int64)
-  skipped = sorted(set(found).intersection(ids))
+  example_ids = [source.id(i) for i in range(len(source))]
+  kept_positions = np.array(
+    [i for i, x in enumerate(example_ids) if x not in ids], np.int64
+  )
+  skipped = sorted(set(example_ids).intersection(ids))
   if not skipped:
     return source
-  if not len(kept):
+  if not len(kept_positions):
     raise UserError(
-      f'{name}: config.data.skip_damaged leaves out all {len(found)} examples'
+      f'{name}: config.data.skip_damaged leaves out all {len(example_ids)}'
+      ' examples'
     )
   folder.inform_once(
-    f'{name}: {len(found) - len(kept)} of {len(found)} examples are left out,'
-    f' which config.data.skip_damaged lists: {skipped[0]}, for example'
+    f'{name}: {len(example_ids) - len(kept_positions)} of {len(example_ids)}'
+    ' examples are left out, which config.data.skip_damaged lists:'
+    f' {skipped[0]}, for example'
   )
-  return SkippingSource(source, kept, skipped)
+  return SkippingSource(source, kept_positions, skipped)

@@ -163,8 +163,8 @@ def hold_out(config: ml_collections.ConfigDict) -> None:
   try:
     open_source(config, config.evals.val.split)
   except splits.SplitError as e:
-    whole = e.only or 'train'
-    config.data.split = f'{whole}[:80%]'
-    config.evals.val.split = f'{whole}[80%:]'
+    train_split = e.only or 'train'
+    config.data.split = f'{train_split}[:80%]'
+    config.evals.val.split = f'{train_split}[80%:]'
   except config_lib.UserError:
     return

@@ -30,90 +30,90 @@ _LOWEST = 20.0  # Hz, the lower end of the first band
 _EMPHASIS = 0.97
 
 
-def of_waveform(waveform: np.ndarray, how: input_kinds.Audio) -> np.ndarray:
+def from_waveform(waveform: np.ndarray, audio: input_kinds.Audio) -> np.ndarray:
   """Returns the spectrogram of a sound, uint16 [T, M, 1].
 
   Logarithms outside RANGE are clipped.
 
   Args:
     waveform: float32 [S], from -1 to 1, at least one window long.
-    how: Settings.
+    audio: Settings.
   """
   low, high = RANGE
-  scaled = (log_mel(waveform, how) - low) / (high - low) * _MOST
+  scaled = (log_mel(waveform, audio) - low) / (high - low) * _MOST
   return np.clip(np.rint(scaled), 0, _MOST).astype(np.uint16)[..., None]
 
 
-def log_mel(waveform: np.ndarray, how: input_kinds.Audio) -> np.ndarray:
+def log_mel(waveform: np.ndarray, audio: input_kinds.Audio) -> np.ndarray:
   """Returns the logarithms of a sound's energies, float32 [T, M].
 
   Args:
-    waveform: As of `of_waveform`.
-    how: Settings.
+    waveform: As of `from_waveform`.
+    audio: Settings.
   """
   from scipy import fft
 
-  length = how.window_length
+  length = audio.window_length
   frames = np.lib.stride_tricks.sliding_window_view(waveform, length)
-  frames = frames[:: how.hop_length].astype(np.float32)  # [T, length]
+  frames = frames[:: audio.hop_length].astype(np.float32)  # [T, length]
   frames -= frames.mean(axis=1, keepdims=True)
   frames[:, 1:] -= _EMPHASIS * frames[:, :-1]
   frames[:, 0] *= 1 - _EMPHASIS
-  frames *= _window(how.window, length)
-  spectrum = fft.rfft(frames, how.fft_length)
+  frames *= _window(audio.window, length)
+  spectrum = fft.rfft(frames, audio.fft_length)
   power = np.square(spectrum.real) + np.square(spectrum.imag)  # [T, F]
-  bands = _bands(how.mels, how.fft_length, how.sample_rate)
+  bands = _bands(audio.mels, audio.fft_length, audio.sample_rate)
   return np.log(np.maximum((bands @ power.T).T, _FLOOR))
 
 
 def resampled(
-  waveform: np.ndarray, rate: int, how: input_kinds.Audio
+  waveform: np.ndarray, rate: int, audio: input_kinds.Audio
 ) -> np.ndarray:
   """Returns a sound with the sample rate of the settings, float32 [S].
 
   Args:
     waveform: float32 [S].
     rate: Its samples per second.
-    how: Settings.
+    audio: Settings.
   """
-  if rate == how.sample_rate:
+  if rate == audio.sample_rate:
     return waveform
   from scipy import signal
 
-  common = np.gcd(rate, how.sample_rate)
-  up, down = how.sample_rate // common, rate // common
+  common = np.gcd(rate, audio.sample_rate)
+  up, down = audio.sample_rate // common, rate // common
   return signal.resample_poly(waveform, up, down).astype(np.float32)
 
 
 def long_enough(
-  waveform: np.ndarray, frames: int, how: input_kinds.Audio, where: str
+  waveform: np.ndarray, frames: int, audio: input_kinds.Audio, file_name: str
 ) -> np.ndarray:
   """Returns a sound of at least some frames, with silence at its end.
 
   Args:
     waveform: float32 [S].
     frames: Frames that are needed.
-    how: Settings.
-    where: File, for errors.
+    audio: Settings.
+    file_name: File, for errors.
 
   Raises:
     UserError: It is shorter, and to be refused, or shorter than a window.
   """
-  there, needed = len(waveform), how.samples(frames)
-  if there >= needed:
+  length, needed = len(waveform), audio.samples(frames)
+  if length >= needed:
     return waveform
-  if there < how.window_length or how.short == 'refuse':
-    least = how.window_length if how.short == 'pad' else needed
+  if length < audio.window_length or audio.short == 'refuse':
+    least = audio.window_length if audio.short == 'pad' else needed
     hint = (
-      '' if how.short == 'pad' else ", or set config.data.audio.short='pad'"
+      '' if audio.short == 'pad' else ", or set config.data.audio.short='pad'"
     )
     raise UserError(
-      f'{where} has {there / how.sample_rate:.3f} s, less than the'
-      f' {least / how.sample_rate:.3f} s of'
-      f' {"one window" if how.short == "pad" else f"{frames} frames"}: leave it'
-      f' out{hint}'
+      f'{file_name} has {length / audio.sample_rate:.3f} s, less than the'
+      f' {least / audio.sample_rate:.3f} s of'
+      f' {"one window" if audio.short == "pad" else f"{frames} frames"}: leave'
+      f' it out{hint}'
     )
-  return np.pad(waveform, (0, needed - there))
+  return np.pad(waveform, (0, needed - length))
 
 
 @functools.lru_cache(maxsize=8)

@@ -114,9 +114,9 @@ def _parse_part(text: str, spec: str) -> Part:
   return Part(name, start, stop, percent)
 
 
-def _no_split(name: str, names: list[str], where: str) -> SplitError:
+def _no_split(name: str, names: list[str], data_name: str) -> SplitError:
   error = SplitError(
-    f'{where} has no split {name!r}: choose from {", ".join(names)},'
+    f'{data_name} has no split {name!r}: choose from {", ".join(names)},'
     f" or a slice of one, as in '{names[0]}[90%:]'"
   )
   error.only = names[0] if len(names) == 1 else ''
@@ -135,7 +135,7 @@ class Selection:
     self,
     spec: str,
     sizes: Mapping[str, int],
-    where: str,
+    data_name: str,
     aliases: Mapping[str, str] | None = None,
   ):
     """Resolves a specification.
@@ -143,7 +143,7 @@ class Selection:
     Args:
       spec: As in `data.split`; `all` stands for every split.
       sizes: Number of examples in each whole split.
-      where: Name of the data, for errors.
+      data_name: Name of the data, for errors.
       aliases: Other names -> names of these splits.
 
     Raises:
@@ -158,18 +158,18 @@ class Selection:
       name = (aliases or {}).get(part.name, part.name)
       part = dataclasses.replace(part, name=name)
       if name not in sizes:
-        raise _no_split(name, list(sizes), where)
+        raise _no_split(name, list(sizes), data_name)
       try:
         self.ranges.append((part.name, *part.bounds(sizes[part.name])))
       except UserError as e:
-        raise SplitError(f'{where}: {e}') from None
+        raise SplitError(f'{data_name}: {e}') from None
       if part.name not in self._offsets:
         self._offsets[part.name] = offset
         offset += sizes[part.name]
     lengths = [max(0, stop - start) for _, start, stop in self.ranges]
     self._ends = list(itertools.accumulate(lengths))
     if not len(self):
-      raise SplitError(f'{where}: split {spec!r} is empty')
+      raise SplitError(f'{data_name}: split {spec!r} is empty')
 
   @property
   def names(self) -> list[str]:

@@ -82,7 +82,7 @@ class Survey:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Seen:
+class _ReadExample:
   """An example after it was read.
 
   Attributes:
@@ -118,7 +118,7 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
   if pairs_lib.holds_maps(root):
     names = voc.lists(root) or pairs_lib.split_folders(root)
     opened = {name: pairs_lib.PairsSource(root, name) for name in names}
-    return _of_sources(f'{folder_lib.PREFIX}{root}', opened)
+    return _survey_sources(f'{folder_lib.PREFIX}{root}', opened)
   folders = folder_lib.split_folders(root)
   classes = folder_lib.class_names(folders, folders)
   entries, ignored, problems = [], [], []
@@ -177,17 +177,17 @@ def list_config(config: ml_collections.ConfigDict) -> Survey:
     return dataclasses.replace(result, problems=[*result.problems, *new])
   if not opened:
     raise UserError(problems[0])
-  return _of_sources(config.data.name, opened, problems, config.data.split)
+  return _survey_sources(config.data.name, opened, problems, config.data.split)
 
 
-def _of_sources(
+def _survey_sources(
   name: str,
   opened: Mapping[str, base.Source],
   problems: Sequence[str] = (),
   train: str = 'train',
 ) -> Survey:
   """Returns all examples of some splits, each once."""
-  found: dict[str, Entry] = {}
+  entry_by_id: dict[str, Entry] = {}
   for split, source in opened.items():
     maps = {
       name: x
@@ -196,9 +196,9 @@ def _of_sources(
     }
     for i in range(len(source)):
       id_, read = source.id(i), functools.partial(source.read, i)
-      found.setdefault(id_, Entry(id_, split, None, read, maps))
+      entry_by_id.setdefault(id_, Entry(id_, split, None, read, maps))
   classes = next(iter(opened.values())).classes
-  entries = [*found.values()]
+  entries = [*entry_by_id.values()]
   return Survey(name, classes, entries, problems=problems, train=train)
 
 
@@ -236,18 +236,18 @@ def report(
     JSON, as `python -m vit_jax.data check --format=json` prints it;
     `vit_jax.data.__main__` describes it.
   """
-  seen = []
+  examples = []
   counts = np.zeros(2**16, np.int64)
-  for found in _look_at_all(survey, progress):
-    if found.counts is not None:
-      counts += found.counts
+  for example in _look_at_all(survey, progress):
+    if example.counts is not None:
+      counts += example.counts
       # The histograms of all images together would fill the memory.
-      found = dataclasses.replace(found, counts=counts[:0])
-    seen.append(found)
-  pairs = [*zip(survey.entries, seen, strict=True)]
-  good = [found for found in seen if not found.problem]
+      example = dataclasses.replace(example, counts=counts[:0])
+    examples.append(example)
+  pairs = [*zip(survey.entries, examples, strict=True)]
+  good = [example for example in examples if not example.problem]
   duplicates, copies = _duplicates(pairs)
-  deep = sum(found.counts is not None for found in good)
+  deep = sum(example.counts is not None for example in good)
   areas = _class_areas(pairs)
   useless, warnings = _absent_classes(areas, survey.train)
   return {
@@ -261,7 +261,7 @@ def report(
     'copies': copies,
     'ignored': _endings(survey.ignored),
     'sizes': _sizes(good),
-    'channels': _count(str(found.channels) for found in good),
+    'channels': _count(str(example.channels) for example in good),
     'bits': {'8': len(good) - deep, '16': deep},
     'intensity': _intensity(intensity.Histogram(counts, deep)),
     'maps': {
@@ -274,8 +274,8 @@ def report(
 def _class_areas(pairs: '_Pairs') -> '_Areas':
   """Returns the areas of all maps."""
   areas: _Areas = {}
-  for entry, seen in pairs:
-    for name, places in seen.places.items():
+  for entry, example in pairs:
+    for name, places in example.places.items():
       by_split = areas.setdefault(name, {})
       zero = class_areas.ClassAreas.zero(entry.maps[name])
       by_split[entry.split] = by_split.get(entry.split, zero).with_map(places)
@@ -286,9 +286,9 @@ def _absent_classes(areas: '_Areas', train: str) -> tuple[list[str], list[str]]:
   """Returns problems and warnings of classes that no training map has."""
   problems, warnings = [], []
   for by_split in areas.values():
-    if found := by_split.get(train):
-      sentence = found.problem(train, found.maps)
-      if found.is_useless():
+    if train_areas := by_split.get(train):
+      sentence = train_areas.problem(train, train_areas.maps)
+      if train_areas.is_useless():
         problems.append(sentence)
       elif sentence:
         warnings.append(sentence)
@@ -304,21 +304,21 @@ def _map_areas(areas: class_areas.ClassAreas) -> dict[str, Any]:
 
 def _look_at_all(
   survey: Survey, progress: Callable[[int], object]
-) -> Iterator[_Seen]:
+) -> Iterator[_ReadExample]:
   """Yields all examples in order, as threads read them."""
 
-  def look(entry: Entry) -> _Seen:
+  def look(entry: Entry) -> _ReadExample:
     cv2.setNumThreads(1)  # other cores read other examples
     return _look_at(entry, survey.classes)
 
   with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:
     for start in range(0, len(survey.entries), _AT_ONCE):
-      for found in pool.map(look, survey.entries[start : start + _AT_ONCE]):
+      for example in pool.map(look, survey.entries[start : start + _AT_ONCE]):
         progress(1)
-        yield found
+        yield example
 
 
-def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
+def _look_at(entry: Entry, classes: tuple[str, ...]) -> _ReadExample:
   label = entry.label or ''
   try:
     example = entry.read()
@@ -339,10 +339,10 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
       labels = maps_lib.read(example, name, kind, size)
       places[name] = class_areas.count(labels, kind)
   except UserError as e:
-    return _Seen(label, str(e))
+    return _ReadExample(label, str(e))
   colors = pixels if pixels.ndim == 2 else pixels[..., :3]
   first = max(pixels.ndim - 3, 0)  # after the frames of a video
-  return _Seen(
+  return _ReadExample(
     label,
     digest=hashlib.blake2b(data, digest_size=16).digest(),
     size=(pixels.shape[first], pixels.shape[first + 1]),
@@ -354,68 +354,70 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
   )
 
 
-def _damage(entry: Entry, seen: _Seen) -> dict[str, str]:
+def _damage(entry: Entry, example: _ReadExample) -> dict[str, str]:
   """Returns a report's entry about an example that cannot be read."""
   return {
     'id': entry.id,
     'split': entry.split,
-    'class': seen.label,
-    'problem': seen.problem,
+    'class': example.label,
+    'problem': example.problem,
   }
 
 
-_Pairs = Sequence[tuple[Entry, _Seen]]
+_Pairs = Sequence[tuple[Entry, _ReadExample]]
 # Areas by the name of the maps, and by split.
 _Areas = dict[str, dict[str, class_areas.ClassAreas]]
 
 
 def _splits(survey: Survey, pairs: _Pairs) -> dict[str, Any]:
   """Returns the examples of each split, by class."""
-  found: dict[str, Any] = {}
+  split_reports: dict[str, Any] = {}
   for name, path in survey.folders.items():
-    found[name] = {'folder': path, 'examples': 0, 'classes': {}}
+    split_reports[name] = {'folder': path, 'examples': 0, 'classes': {}}
   labels: dict[str, list[str]] = {}
-  for entry, seen in pairs:
-    labels.setdefault(entry.split, []).append(seen.label)
-  for name, each in labels.items():
-    part = found.setdefault(name, {})
-    part |= {'examples': len(each), 'classes': _count(each)}
-  return {name: part for name, part in found.items() if part['examples']}
+  for entry, example in pairs:
+    labels.setdefault(entry.split, []).append(example.label)
+  for name, class_names in labels.items():
+    part = split_reports.setdefault(name, {})
+    part |= {'examples': len(class_names), 'classes': _count(class_names)}
+  return {
+    name: part for name, part in split_reports.items() if part['examples']
+  }
 
 
 def _duplicates(pairs: _Pairs) -> tuple[list[dict[str, Any]], int]:
   """Returns duplicates across splits or classes, and the number of others."""
-  groups: dict[bytes, list[tuple[Entry, _Seen]]] = {}
-  for entry, seen in pairs:
-    if not seen.problem:
-      groups.setdefault(seen.digest, []).append((entry, seen))
-  found, copies = [], 0
+  groups: dict[bytes, list[tuple[Entry, _ReadExample]]] = {}
+  for entry, example in pairs:
+    if not example.problem:
+      groups.setdefault(example.digest, []).append((entry, example))
+  duplicates, copies = [], 0
   for group in groups.values():
     splits = list(dict.fromkeys(entry.split for entry, _ in group))
-    labels = list(dict.fromkeys(seen.label for _, seen in group))
+    labels = list(dict.fromkeys(example.label for _, example in group))
     if len(splits) > 1 or len(labels) > 1:
       ids = [entry.id for entry, _ in group]
-      found.append({'ids': ids, 'splits': splits, 'classes': labels})
+      duplicates.append({'ids': ids, 'splits': splits, 'classes': labels})
     else:
       copies += len(group) - 1
-  return found, copies
+  return duplicates, copies
 
 
 def _endings(paths: Sequence[str]) -> dict[str, Any]:
   """Returns the count and one example of ignored files, by file suffix."""
-  found: dict[str, list[str]] = {}
+  paths_by_ending: dict[str, list[str]] = {}
   for path in paths:
     ending = os.path.splitext(path)[1].lower() or _NONE
-    found.setdefault(ending, []).append(path)
+    paths_by_ending.setdefault(ending, []).append(path)
   return {
-    ending: {'count': len(each), 'example': each[0]}
-    for ending, each in sorted(found.items())
+    ending: {'count': len(ending_paths), 'example': ending_paths[0]}
+    for ending, ending_paths in sorted(paths_by_ending.items())
   }
 
 
-def _sizes(seen: Sequence[_Seen]) -> dict[str, Any] | None:
+def _sizes(examples: Sequence[_ReadExample]) -> dict[str, Any] | None:
   """Returns the range and the most common of the images' sizes."""
-  counts = collections.Counter(found.size for found in seen)
+  counts = collections.Counter(example.size for example in examples)
   if not counts:
     return None
   ordered = sorted(counts, key=lambda size: (size[0] * size[1], size))
@@ -428,18 +430,18 @@ def _sizes(seen: Sequence[_Seen]) -> dict[str, Any] | None:
   }
 
 
-def _intensity(found: intensity.Histogram) -> dict[str, Any] | None:
+def _intensity(histogram: intensity.Histogram) -> dict[str, Any] | None:
   """Returns the range of the 16-bit values."""
-  if not found.images:
+  if not histogram.images:
     return None
-  there = np.flatnonzero(found.counts)
-  low, high = (found.percentile(x) for x in intensity.SUGGESTED)
+  values = np.flatnonzero(histogram.counts)
+  low, high = (histogram.percentile(x) for x in intensity.SUGGESTED)
   return {
-    'images': found.images,
-    'least': int(there[0]),
-    'greatest': int(there[-1]),
+    'images': histogram.images,
+    'least': int(values[0]),
+    'greatest': int(values[-1]),
     'percentiles': {'0.5': low, '99.5': high},
-    'warning': found.unused(),
+    'warning': histogram.unused(),
   }
 
 
@@ -447,6 +449,6 @@ def _count(names: Any) -> dict[str, int]:
   return dict(sorted(collections.Counter(names).items()))
 
 
-def is_bad(found: Mapping[str, Any]) -> bool:
+def is_bad(survey_report: Mapping[str, Any]) -> bool:
   """Whether a report lists something that would stop a run."""
-  return bool(found['damaged'] or found['problems'])
+  return bool(survey_report['damaged'] or survey_report['problems'])

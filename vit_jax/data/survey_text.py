@@ -12,38 +12,38 @@ _MOST_LINES = 20  # of one kind
 _MOST_CLASSES = 10  # with more, only the smallest and largest are shown
 
 
-def as_text(found: Mapping[str, Any]) -> str:
+def as_text(report: Mapping[str, Any]) -> str:
   """Returns what `survey.report` found as a report for people."""
-  splits = found['splits']
+  splits = report['splits']
   rows = [
     (name, part['examples'], _classes(part['classes']))
     for name, part in splits.items()
   ]
   table = tables.Table(('split', 'examples', 'classes'), rows)
-  lines = [found['data'], table.text(tables.room())]
-  lines += [*_about_images(found)]
-  for ending, files in found['ignored'].items():
+  lines = [report['data'], table.text(tables.room())]
+  lines += [*_about_images(report)]
+  for ending, files in report['ignored'].items():
     lines.append(
       f'ignored: {counted(files["count"], "file")} with the ending {ending},'
       f' such as {files["example"]}'
     )
-  lines += [*_about_maps(found['maps'])]
-  lines += [f'warning: {x}' for x in found['warnings']]
-  pairs = [' = '.join(group['ids']) for group in found['duplicates']]
-  damaged = [entry['problem'] for entry in found['damaged']]
-  lines += _listed('problems of splits and classes', found['problems'])
+  lines += [*_about_maps(report['maps'])]
+  lines += [f'warning: {x}' for x in report['warnings']]
+  pairs = [' = '.join(group['ids']) for group in report['duplicates']]
+  damaged = [entry['problem'] for entry in report['damaged']]
+  lines += _listed('problems of splits and classes', report['problems'])
   lines += _listed('damaged', damaged)
   lines += _listed('the same bytes in several splits or classes', pairs)
-  if found['copies']:
-    lines.append(f'copies within a class of a split: {found["copies"]}')
+  if report['copies']:
+    lines.append(f'copies within a class of a split: {report["copies"]}')
   warns = any(line.startswith('warning:') for line in lines)
-  if not any((damaged, pairs, found['problems'], warns)):
+  if not any((damaged, pairs, report['problems'], warns)):
     lines.append('nothing is wrong')
   return '\n'.join(lines) + '\n'
 
 
-def _about_images(found: Mapping[str, Any]) -> Iterator[str]:
-  sizes = found['sizes']
+def _about_images(report: Mapping[str, Any]) -> Iterator[str]:
+  sizes = report['sizes']
   if sizes is None:
     return
   common = sizes['common'][0]
@@ -53,14 +53,14 @@ def _about_images(found: Mapping[str, Any]) -> Iterator[str]:
     f' {_by(common["size"])} ({counted(common["count"], "image")})'
   )
   for name in ('channels', 'bits'):
-    counts = ', '.join(f'{x} ({n})' for x, n in found[name].items() if n)
+    counts = ', '.join(f'{x} ({n})' for x, n in report[name].items() if n)
     yield f'{name} (images): {counts}'
-  if all(found['bits'].values()):
+  if all(report['bits'].values()):
     yield (
       'warning: some images have 8 bits and some 16: leave'
       ' config.data.intensity at type, since other settings need one depth'
     )
-  if values := found['intensity']:
+  if values := report['intensity']:
     low, high = values['percentiles'].values()
     yield (
       f'values of 16 bits: {values["least"]} to {values["greatest"]}, 99% of'
@@ -99,10 +99,10 @@ def _by(size: Sequence[int]) -> str:
   return f'{size[0]} x {size[1]}'
 
 
-def _listed(what: str, lines: Sequence[str]) -> list[str]:
+def _listed(title: str, lines: Sequence[str]) -> list[str]:
   if not lines:
     return []
-  shown = [f'  {x}' for x in lines[:_MOST_LINES]]
-  left = len(lines) - len(shown)
+  first_lines = [f'  {x}' for x in lines[:_MOST_LINES]]
+  left = len(lines) - len(first_lines)
   more = [f'  ... and {left} more'] if left else []
-  return [f'{what}: {len(lines)}', *shown, *more]
+  return [f'{title}: {len(lines)}', *first_lines, *more]

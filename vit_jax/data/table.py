@@ -3,10 +3,11 @@
 One column holds the images, as paths (relative to the table's folder) or, in
 Parquet, as encoded bytes. Others hold a class, several classes (a list; in
 text, separated by semicolons or bars) or numbers. Without
-`config.data.columns`, columns are found by their usual names (`rows.USUAL`). A
-column `split` names the split of each row; without it, all rows are in train.
-Cells of text may also be separated by semicolons, tabs or bars, as the first
-line shows. Spaces around names and cells do not count, but in captions.
+`config.data.columns`, columns are found by their usual names
+(`rows.USUAL_NAMES`). A column `split` names the split of each row; without it,
+all rows are in train. Cells of text may also be separated by semicolons, tabs
+or bars, as the first line shows. Spaces around names and cells do not count,
+but in captions.
 """
 
 from collections.abc import Collection
@@ -46,30 +47,32 @@ class TableSource(rows.RowSource):
     """
     self._path = path = base.data_path(config.data.name)
     columns = config.data.columns
-    self._table = _read(path, rows.columns_of(columns.to_dict()))
+    self._table = _read(path, rows.all_columns(columns.to_dict()))
     candidates = {
-      name: [x for x in usual if x in self._table]
-      for name, usual in rows.USUAL.items()
+      name: [x for x in usual_names if x in self._table]
+      for name, usual_names in rows.USUAL_NAMES.items()
     }
     names = rows.choose(path, columns, list(self._table), candidates)
     self._images = self._table[names['image']]
     self._has_paths = len(self._images) > 0 and isinstance(self._images[0], str)
     by_split = self._rows_of_splits(names.get('split'))
     directory = os.path.dirname(path)
-    super().__init__(config, split, names, by_split, directory, where=path)
+    super().__init__(config, split, names, by_split, directory, data_name=path)
 
   @classmethod
   def check_config(cls, config: ml_collections.ConfigDict) -> None:
     """Checks that there is the file that `config.data.name` names."""
     path = base.data_path(config.data.name)
     if not os.path.isfile(path):
-      near = nearby(path, os.path.isfile)
-      raise UserError(f'config.data.name: there is no file {path!r}{near}')
+      suggestion = nearby(path, os.path.isfile)
+      raise UserError(
+        f'config.data.name: there is no file {path!r}{suggestion}'
+      )
 
   def _cell(self, column: str, row: rows.Row) -> Any:
     return self._table[column][row[1]]
 
-  def _where(self, row: rows.Row) -> str:
+  def _row_name(self, row: rows.Row) -> str:
     return f'{self._path}, row {row[1] + 1}'
 
   def _key(self, row: rows.Row) -> str:
@@ -80,14 +83,14 @@ class TableSource(rows.RowSource):
     """Returns the rows of each split; without a column, all are in train."""
     if not len(self._images):
       raise UserError(f'{self._path} has no rows')
-    found: dict[str, list[int]] = {}
+    rows_by_split: dict[str, list[int]] = {}
     for row in range(len(self._images)):
       cell = self._table[column][row] if column else None
       name = folder.split_name('' if cell is None else str(cell).strip())
-      found.setdefault(name or 'train', []).append(row)
+      rows_by_split.setdefault(name or 'train', []).append(row)
     return {
-      name: found[name]
-      for name in sorted(found, key=lambda x: (x != 'train', x))
+      name: rows_by_split[name]
+      for name in sorted(rows_by_split, key=lambda x: (x != 'train', x))
     }
 
 
@@ -115,12 +118,15 @@ def _read(path: str, named: Collection[str]) -> dict[str, Sequence[Any]]:
     raise UserError(f'cannot read {path}: {reason(e)}') from None
   except UnicodeDecodeError:
     raise UserError(f'{path} is not UTF-8 text: store it as such') from None
-  usual = {*named, *(x for each in rows.USUAL.values() for x in each)}
-  return _read_text(path, text, '\t' if ending == '.tsv' else ',', usual)
+  likely_names = {
+    *named,
+    *(x for usual_names in rows.USUAL_NAMES.values() for x in usual_names),
+  }
+  return _read_text(path, text, '\t' if ending == '.tsv' else ',', likely_names)
 
 
 def _read_text(
-  path: str, text: str, default: str, usual: Collection[str]
+  path: str, text: str, default: str, likely_names: Collection[str]
 ) -> dict[str, Sequence[Any]]:
   """Returns the columns of a text by name.
 
@@ -128,7 +134,7 @@ def _read_text(
     path: Path of the file, for errors.
     text: Its content.
     default: What separates cells in such files.
-    usual: Names that columns are likely to have.
+    likely_names: Names that columns are likely to have.
 
   Raises:
     UserError: It is no table.
@@ -136,7 +142,7 @@ def _read_text(
   if match := _FIRST_LINE.match(text):
     text, default = text[match.end() :], match[1]
   problems = []
-  for delimiter in _delimiters(text, default, usual):
+  for delimiter in _delimiters(text, default, likely_names):
     try:
       columns = _columns(path, text, delimiter)
     except UserError as e:
@@ -149,7 +155,7 @@ def _read_text(
 
 
 def _delimiters(
-  text: str, default: str, usual: Collection[str]
+  text: str, default: str, likely_names: Collection[str]
 ) -> Sequence[str]:
   """Returns what may separate cells, by the first line; the likeliest first."""
   scores = {}
@@ -160,7 +166,7 @@ def _delimiters(
       head = []
     is_default = delimiter == default
     if len(head) > 1 or is_default:
-      names = sum(name.strip() in usual for name in head)
+      names = sum(name.strip() in likely_names for name in head)
       scores[delimiter] = names, len(head) > 1, is_default, len(head)
   return sorted(scores, key=lambda x: scores[x], reverse=True)
 
@@ -225,9 +231,9 @@ class _Cells(Sequence[Any]):
 
 
 def _read_parquet(path: str) -> dict[str, Sequence[Any]]:
-  what = f'{path}: Parquet'
-  pa = import_package(what, 'pyarrow', 'tables')
-  parquet = import_package(what, 'pyarrow.parquet', 'tables')
+  purpose = f'{path}: Parquet'
+  pa = import_package(purpose, 'pyarrow', 'tables')
+  parquet = import_package(purpose, 'pyarrow.parquet', 'tables')
   try:
     table = parquet.read_table(path, memory_map=True)
   except pa.ArrowException as e:

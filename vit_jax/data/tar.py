@@ -52,7 +52,7 @@ _ENDINGS: Mapping[str, tuple[str, ...]] = {
   'label': ('cls',),
   'text': ('txt',),
 }
-_COLUMNS = {x: name for name, each in _ENDINGS.items() for x in each}
+_COLUMNS = {x: name for name, endings in _ENDINGS.items() for x in endings}
 _DOTS = (
   "a sample's name ends at its first dot, so rename files with more dots, or"
   ' name the ending'
@@ -72,13 +72,13 @@ class TarSource(rows.RowSource):
       UserError: There is no such shard, column or split, a shard is damaged, or
         a sample lacks a file, or has two for one column.
     """
-    where, columns = config.data.name, config.data.columns
+    data_name, columns = config.data.name, config.data.columns
     if columns.split:
       raise UserError(
         'config.data.columns.split is for tables: the split of a shard is in'
         ' its name'
       )
-    shards = expand(where.removeprefix(PREFIX))
+    shards = expand(data_name.removeprefix(PREFIX))
     self._root = os.path.commonpath([os.path.dirname(x) for x in shards])
     self._samples: list[tuple[str, str, Places]] = []  # shard, key, places
     by_split: dict[str, list[int]] = {}
@@ -86,13 +86,13 @@ class TarSource(rows.RowSource):
       samples = index(shard)
       first = len(self._samples)
       self._samples += [(shard, key, places) for key, places in samples.items()]
-      numbers = by_split.setdefault(_split_of(self._name(shard)), [])
+      numbers = by_split.setdefault(_split_from_name(self._name(shard)), [])
       numbers += range(first, len(self._samples))
     if not self._samples:
-      raise UserError(f'{where}: the shards are empty')
+      raise UserError(f'{data_name}: the shards are empty')
     columns = self._in_small_letters(columns)
-    self._named = {*rows.columns_of(columns.to_dict())}
-    self._names = self._chosen(where, columns)
+    self._named = {*rows.all_columns(columns.to_dict())}
+    self._names = self._chosen(data_name, columns)
     self._check_samples()
     super().__init__(config, split, self._names, by_split)
 
@@ -118,18 +118,18 @@ class TarSource(rows.RowSource):
     )
 
   def _chosen(
-    self, where: str, columns: ml_collections.ConfigDict
+    self, data_name: str, columns: ml_collections.ConfigDict
   ) -> rows.Names:
     """Returns the column of each feature, as `rows.choose`."""
     endings = sorted({x for *_, places in self._samples for x in places})
-    there = {*endings, *(_COLUMNS[x] for x in endings if x in _COLUMNS)}
-    if 'json' in there:
+    column_names = {*endings, *(_COLUMNS[x] for x in endings if x in _COLUMNS)}
+    if 'json' in column_names:
       with_json = (i for i, x in enumerate(self._samples) if 'json' in x[2])
       for number in itertools.islice(with_json, folder.SAMPLE):
-        there |= self._fields(number).keys()
-    has_dots = 'image' not in there  # then labels may have them, too
+        column_names |= self._fields(number).keys()
+    has_dots = 'image' not in column_names  # then labels may have them, too
     candidates = {}
-    for name, usual in rows.USUAL.items():
+    for name, usual_names in rows.USUAL_NAMES.items():
       dotted = [
         x
         for x in endings
@@ -141,10 +141,12 @@ class TarSource(rows.RowSource):
       if name == 'image' and not columns.image:
         self._check_dots(dotted)
       if name != 'split':
-        first = [name] if name in there else dotted
-        others = [x for x in usual if x in there and x != name]
-        candidates[name] = [*first, *others]
-    return rows.choose(where, columns, sorted(there), candidates)
+        first = [name] if name in column_names else dotted
+        other_names = [
+          x for x in usual_names if x in column_names and x != name
+        ]
+        candidates[name] = [*first, *other_names]
+    return rows.choose(data_name, columns, sorted(column_names), candidates)
 
   def _check_dots(self, endings: Sequence[str]) -> None:
     """Raises a UserError if images have several endings with a dot."""
@@ -153,7 +155,7 @@ class TarSource(rows.RowSource):
         i for i, x in enumerate(self._samples) if endings[0] in x[2]
       )
       raise UserError(
-        f'{self._where(("", number))}: images end with'
+        f'{self._row_name(("", number))}: images end with'
         f' {some(endings)}: {_DOTS}, as in'
         f' --config.data.columns.image={endings[0]}'
       )
@@ -174,7 +176,7 @@ class TarSource(rows.RowSource):
           endings = self._serving(column, places)
           if len(endings) > 1:
             raise UserError(
-              f'{self._where(("", number))} has {len(endings)} files for the'
+              f'{self._row_name(("", number))} has {len(endings)} files for the'
               f' {name}, with the endings {", ".join(endings)}: say which it'
               f' is, as in --config.data.columns.{name}={endings[0]}'
             )
@@ -198,7 +200,7 @@ class TarSource(rows.RowSource):
     endings = sorted(self._samples[first][2])
     dots = f' ({_DOTS})' if any('.' in x for x in endings) else ''
     line = (
-      f'{self._where(("", first))} has no {column} ({len(numbers)} of'
+      f'{self._row_name(("", first))} has no {column} ({len(numbers)} of'
       f' {len(self._samples)} samples have none); its files end with'
       f' {some(endings)}{dots}: add the file, or leave the sample out'
     )
@@ -210,9 +212,9 @@ class TarSource(rows.RowSource):
     """Returns the endings of a sample's files that may be a column."""
     if column in places and column in self._named:
       return [column]
-    taken = {*rows.columns_of(self._names)} - {column}
+    chosen_columns = {*rows.all_columns(self._names)} - {column}
     endings = column, *_ENDINGS.get(column, ())
-    return [x for x in endings if x in places and x not in taken]
+    return [x for x in endings if x in places and x not in chosen_columns]
 
   def _cell(self, column: str, row: rows.Row) -> Any:
     _, _, places = self._samples[row[1]]
@@ -222,7 +224,7 @@ class TarSource(rows.RowSource):
       return data if is_image else self._text(data, column, row)
     return self._fields(row[1]).get(column) if 'json' in places else None
 
-  def _where(self, row: rows.Row) -> str:
+  def _row_name(self, row: rows.Row) -> str:
     shard, key, _ = self._samples[row[1]]
     return f'{shard}, sample {key}'
 
@@ -238,13 +240,13 @@ class TarSource(rows.RowSource):
     """Returns a digest of names and sizes, not of what the files hold."""
     parts = [
       f'{self._key((name, row))} {_by_column(self._samples[row][2])}'
-      for name, each in self._rows.items()
-      for row in each
+      for name, row_numbers in self._rows.items()
+      for row in row_numbers
     ]
     if 'map' in self._names:
       parts += [*self.classes, str(self._codes)]
     terms = map(str, self._selection.ranges)
-    return base.digest([*terms, *rows.columns_of(self._names), *parts])
+    return base.digest([*terms, *rows.all_columns(self._names), *parts])
 
   def _bytes(self, ending: str, row: rows.Row) -> bytes:
     """Returns the content of a sample's file.
@@ -260,7 +262,7 @@ class TarSource(rows.RowSource):
         data = file.read(size)
     if len(data) < size:
       raise UserError(
-        f'{self._where(row)}: the shard ends within it: bring it whole'
+        f'{self._row_name(row)}: the shard ends within it: bring it whole'
       )
     return data
 
@@ -269,15 +271,15 @@ class TarSource(rows.RowSource):
       return safe_io.decoded(data).strip()
     except UnicodeDecodeError:
       raise UserError(
-        f'{self._where(row)}: its {column} is not UTF-8 text'
+        f'{self._row_name(row)}: its {column} is not UTF-8 text'
       ) from None
 
   def _fields(self, number: int) -> dict[str, Any]:
     """Returns what a sample's .json holds."""
     row = ('', number)
-    with explained(f'{self._where(row)}: its .json is damaged', ValueError):
-      found = safe_io.parse_json(self._bytes('json', row))
-    return found if isinstance(found, dict) else {}
+    with explained(f'{self._row_name(row)}: its .json is damaged', ValueError):
+      fields = safe_io.parse_json(self._bytes('json', row))
+    return fields if isinstance(fields, dict) else {}
 
 
 def expand(pattern: str) -> list[str]:
@@ -290,14 +292,14 @@ def expand(pattern: str) -> list[str]:
   if os.path.isdir(pattern):
     pattern = os.path.join(glob.escape(pattern), '*.[tT][aA][rR]')
   paths = list(_expand_ranges(pattern))
-  found = [x for path in paths for x in sorted(glob.glob(path)) or [path]]
-  missing = [path for path in found if not os.path.isfile(path)]
+  shard_paths = [x for path in paths for x in sorted(glob.glob(path)) or [path]]
+  missing = [path for path in shard_paths if not os.path.isfile(path)]
   if missing:
     raise UserError(
       f'tar:{pattern}: there is no shard {missing[0]}: name shards as in'
       ' tar:shards-{000..099}.tar, or the folder that holds them'
     )
-  return found
+  return shard_paths
 
 
 def _expand_ranges(pattern: str) -> Iterator[str]:
@@ -317,7 +319,7 @@ def _expand_ranges(pattern: str) -> Iterator[str]:
     )
 
 
-def _split_of(name: str) -> str:
+def _split_from_name(name: str) -> str:
   """Returns the split that a word of a shard's name, or of its folder, says."""
   for part in os.path.split(name.lower())[::-1]:
     for word in re.split(r'[^a-z]+', part):
@@ -350,14 +352,14 @@ def index(shard: str) -> Mapping[str, Places]:
 def _stored(path: pathlib.Path, stamp: list[int]) -> dict[str, Places] | None:
   """Returns the samples of an index; None if it is damaged, old or missing."""
   try:
-    found = safe_io.read_json(path)
-    if found is None or found['shard'] != stamp:
+    content = safe_io.read_json(path)
+    if content is None or content['shard'] != stamp:
       return None
-    if found.get('format') != _FORMAT:
+    if content.get('format') != _FORMAT:
       return None
     return {
       key: {name: (int(at), int(size)) for name, (at, size) in places.items()}
-      for key, places in found['samples'].items()
+      for key, places in content['samples'].items()
     }
   except (UserError, AttributeError, KeyError, TypeError, ValueError) as e:
     logging.warning('%s is damaged and made anew: %s', path, one_line(e))

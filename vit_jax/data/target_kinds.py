@@ -19,13 +19,13 @@ class MultiLabel(OfClasses, Target):
 
   dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
 
-  def encode(self, value: Iterable[int], where: str) -> np.ndarray:
+  def encode(self, value: Iterable[int], origin: str) -> np.ndarray:
     """Returns 0 or 1 for each class, from the positions of those present."""
     present = np.zeros(self.shape, self.dtype)
     for position in value:
       if not 0 <= position < len(self.classes):
         raise UserError(
-          f'{where}: there is no class {position} among {len(self.classes)}'
+          f'{origin}: there is no class {position} among {len(self.classes)}'
         )
       present[position] = 1
     return present
@@ -52,15 +52,15 @@ class Number(Target):
     """The quantities."""
     return self.quantities
 
-  def encode(self, value: Iterable[float], where: str) -> np.ndarray:
+  def encode(self, value: Iterable[float], origin: str) -> np.ndarray:
     """Returns the numbers, which must be finite."""
-    found = np.asarray(value, np.float32)
-    if found.shape != self.shape or not np.isfinite(found).all():
+    numbers = np.asarray(value, np.float32)
+    if numbers.shape != self.shape or not np.isfinite(numbers).all():
       raise UserError(
-        f'{where}: {value!r} are not {len(self.quantities)} finite numbers,'
+        f'{origin}: {value!r} are not {len(self.quantities)} finite numbers,'
         f' one for each of {some(self.quantities)}'
       )
-    return found
+    return numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +81,12 @@ class SegmentationMap(OfClasses, Map):
     most = max(self.ignore, len(self.classes) - 1)
     return np.dtype(np.uint8 if most < 2**8 else np.uint16)
 
-  def encode(self, values: np.ndarray, where: str) -> np.ndarray:
+  def encode(self, values: np.ndarray, origin: str) -> np.ndarray:
     """Returns labels [..., H, W] with the type of a batch.
 
     Args:
       values: Integers [..., H, W], at least 0.
-      where: File or record, for error messages.
+      origin: File or record, for error messages.
 
     Raises:
       UserError: A label is not that of a class.
@@ -97,7 +97,7 @@ class SegmentationMap(OfClasses, Map):
       names = ('slice', 'row', 'column')[-values.ndim :]
       at = [f'{name} {i}' for name, i in zip(names, place, strict=True)]
       raise UserError(
-        f'{where} has label {values[tuple(place)]} in {", ".join(at)}, but'
+        f'{origin} has label {values[tuple(place)]} in {", ".join(at)}, but'
         f' labels are from 0 to {len(self.classes) - 1}, or {self.ignore} where'
         ' they do not count: mend the map, or name all classes'
       )

@@ -50,7 +50,7 @@ class Text(Target):
       return value[:1]
     return [value[int(np.random.default_rng(key).integers(len(value)))]]
 
-  def encode(self, value: Sequence[str], where: str) -> np.ndarray:
+  def encode(self, value: Sequence[str], origin: str) -> np.ndarray:
     """Returns the tokens of the first caption.
 
     Raises:
@@ -60,34 +60,34 @@ class Text(Target):
     text = value[0] if len(value) else ''
     if not text.strip():
       raise UserError(
-        f'{where}: the caption is empty: write one, or leave the example out'
+        f'{origin}: the caption is empty: write one, or leave the example out'
       )
-    return self.encode_all([text], where)[0]
+    return self.encode_all([text], origin)[0]
 
-  def encode_all(self, texts: Sequence[str], where: str) -> np.ndarray:
+  def encode_all(self, texts: Sequence[str], origin: str) -> np.ndarray:
     """Returns the tokens of texts, int32 [B, T].
 
     Raises:
       UserError: As `encode`.
     """
-    made = tokenizers.make(self.tokenizer, self.length, self.words)
+    tokenizer = tokenizers.make(self.tokenizer, self.length, self.words)
     if not all(text.strip() for text in texts):
-      raise UserError(f'{where}: a text is empty: write it, or leave it out')
+      raise UserError(f'{origin}: a text is empty: write it, or leave it out')
     if not self.cuts:
       for text in texts:
-        count = len(made.encode(text))
+        count = len(tokenizer.encode(text))
         if count > self.length:
           raise UserError(
-            f'{where}: {text[:40]!r} has {count} tokens, and the text tower'
+            f'{origin}: {text[:40]!r} has {count} tokens, and the text tower'
             f' {self.length}: shorten it, or set config.data.text_length or'
             " config.data.text_too_long='cut'"
           )
-    return made(texts)
+    return tokenizer(texts)
 
   def decode(self, tokens: np.ndarray) -> str:
     """Returns the text of tokens, int32 [T]."""
-    made = tokenizers.make(self.tokenizer, self.length, self.words)
-    return made.decode(tokens.tolist())
+    tokenizer = tokenizers.make(self.tokenizer, self.length, self.words)
+    return tokenizer.decode(tokens.tolist())
 
   def show(self, value: np.ndarray) -> list[str]:
     """Returns the caption."""
@@ -99,9 +99,9 @@ class Text(Target):
     Raises:
       UserError: It is another one, or cannot be read.
     """
-    found = tokenizers.digest(self.tokenizer, self.words)
-    if found != self.digest:
+    file_digest = tokenizers.digest(self.tokenizer, self.words)
+    if file_digest != self.digest:
       raise UserError(
         f'{self.tokenizer} is not the vocabulary of the model: its hash is'
-        f' {found}, and was {self.digest}; bring that file back'
+        f' {file_digest}, and was {self.digest}; bring that file back'
       )

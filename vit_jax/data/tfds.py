@@ -129,20 +129,20 @@ class TfdsSource(base.SelectedSource):
     # reading the record.
     record = tf_example_pb2.Example.FromString(self._records[split][row])
     features = record.features.feature
-    where = f'{self._name}, example {row} of {split}'
+    record_name = f'{self._name}, example {row} of {split}'
     (image,) = features[self._image_key].bytes_list.value
     values: dict[str, Any] = {'image': image}
     if self._label_key:
       (label,) = features[self._label_key].int64_list.value
       if not 0 <= label < len(self.classes):
-        raise UserError(f'{where}, has no label: choose another split')
+        raise UserError(f'{record_name}, has no label: choose another split')
       values['label'] = label
     if self._text_key:
       stored = features[self._text_key].bytes_list.value
       values['text'] = [x.decode() for x in stored if x.strip()]
       if not values['text']:
-        raise UserError(f'{where}, has no caption: choose another split')
-    return base.Example(values, index, where)
+        raise UserError(f'{record_name}, has no caption: choose another split')
+    return base.Example(values, index, record_name)
 
   def bits(self) -> int:
     """Returns the bits of a stored value, as the dataset says."""
@@ -187,10 +187,10 @@ def _prepared_builder(
   except (ValueError, AssertionError) as e:  # no such config or version
     reason = re.sub(r'^Failed to construct .*?": ', '', str(e).splitlines()[0])
     raise UserError(f'config.data.name: {name!r}: {reason}') from None
-  where = f' --data_dir={shlex.quote(data_dir)}' if data_dir else ''
+  dir_flag = f' --data_dir={shlex.quote(data_dir)}' if data_dir else ''
   command = (
     "pip install -e '.[prepare]' && python scripts/prepare_tfds.py"
-    f' {shlex.quote(name)}{where}'
+    f' {shlex.quote(name)}{dir_flag}'
   )
   if not os.path.exists(builder.data_path) or not builder.info.splits:
     raise UserError(
@@ -224,19 +224,21 @@ def _is_known(name: str, data_dir: str | None) -> bool:
 def _unknown_name(name: str) -> UserError:
   import tensorflow_datasets as tfds
 
-  known = tfds.list_builders(with_community_datasets=False)
+  dataset_names = tfds.list_builders(with_community_datasets=False)
   plain = re.sub('[-_]', '', re.split('[/:]', name)[0].lower())
   if os.path.isdir(name):
-    near = [f'folder:{name}']
+    suggestions = [f'folder:{name}']
   elif plain in _CALLED:
-    near = [_CALLED[plain]]
+    suggestions = [_CALLED[plain]]
   else:
-    by_plain = {x.replace('_', ''): x for x in known}
+    by_plain = {x.replace('_', ''): x for x in dataset_names}
     close = difflib.get_close_matches(plain, by_plain, n=3, cutoff=0.85)
-    near = [by_plain[x] for x in ([plain] if plain in by_plain else close)]
+    suggestions = [
+      by_plain[x] for x in ([plain] if plain in by_plain else close)
+    ]
   hint = 'they are listed at https://www.tensorflow.org/datasets/catalog'
-  if near:
-    hint = f'did you mean {" or ".join(near)}?'
+  if suggestions:
+    hint = f'did you mean {" or ".join(suggestions)}?'
   return UserError(
     f'config.data.name: there is no TFDS dataset {name!r}: {hint}'
   )
@@ -251,8 +253,8 @@ def _captions_key(features: Any) -> str:
   import tensorflow_datasets as tfds
 
   for name in ('captions', 'caption'):
-    found = features[name] if name in features else None
-    inner = getattr(found, 'feature', found)
+    feature = features[name] if name in features else None
+    inner = getattr(feature, 'feature', feature)
     if isinstance(inner, tfds.features.Text):
       return name
     if isinstance(inner, tfds.features.FeaturesDict) and 'text' in inner:
@@ -263,9 +265,9 @@ def _captions_key(features: Any) -> str:
 def _only_feature(name: str, features: Any, kind: type) -> str:
   """Returns the key of the only feature of a kind, or of the usual name."""
   keys = [key for key, feature in features.items() if isinstance(feature, kind)]
-  usual = {'Image': 'image', 'ClassLabel': 'label'}[kind.__name__]
-  if usual in keys:
-    return usual
+  usual_key = {'Image': 'image', 'ClassLabel': 'label'}[kind.__name__]
+  if usual_key in keys:
+    return usual_key
   if len(keys) != 1:
     raise UserError(
       f'{name} is not a dataset for image classification: it has'

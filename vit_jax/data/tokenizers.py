@@ -137,9 +137,9 @@ class Clip(Tokenizer):
 
   def decode(self, tokens: Sequence[int]) -> str:
     """Returns the text up to the first end token."""
-    found = list(tokens)
-    found = found[: found.index(self.end)] if self.end in found else found
-    pieces = (self._names[i] for i in found if i != self._special[_START])
+    ids = list(tokens)
+    ids = ids[: ids.index(self.end)] if self.end in ids else ids
+    pieces = (self._names[i] for i in ids if i != self._special[_START])
     text = ''.join(pieces).replace('</w>', ' ')
     stored = bytes(self._bytes.get(x, ord(' ')) for x in text)
     return stored.decode(errors='replace').strip()
@@ -194,8 +194,8 @@ class SentencePiece(Tokenizer):
 
   def decode(self, tokens: Sequence[int]) -> str:
     """Returns the pieces without end tokens."""
-    found = [int(i) for i in tokens if i != self.end]
-    text: str = self._model.decode(found)
+    ids = [int(i) for i in tokens if i != self.end]
+    text: str = self._model.decode(ids)
     return text
 
 
@@ -233,8 +233,8 @@ class WordPiece(Tokenizer):
 
   def encode(self, text: str) -> list[int]:
     """Returns [CLS] and the pieces."""
-    found = self._tokenizer.encode(text, add_special_tokens=False)
-    return [self._first, *found.ids]
+    encoding = self._tokenizer.encode(text, add_special_tokens=False)
+    return [self._first, *encoding.ids]
 
   def decode(self, tokens: Sequence[int]) -> str:
     """Returns the pieces, those of a word joined."""
@@ -268,15 +268,15 @@ class Words(Tokenizer):
 
   def encode(self, text: str) -> list[int]:
     """Returns the tokens of the words, and the end token."""
-    found: list[int] = []
+    tokens: list[int] = []
     for word in _words(text):
-      known = self._ids.get(word)
-      if known is None:
-        found += [1 + byte for byte in word.encode()]
+      token = self._ids.get(word)
+      if token is None:
+        tokens += [1 + byte for byte in word.encode()]
       else:
-        found.append(known)
+        tokens.append(token)
     assert self.end is not None
-    return [*found, self.end]
+    return [*tokens, self.end]
 
   def decode(self, tokens: Sequence[int]) -> str:
     """Returns the words, with spaces between them."""
@@ -396,7 +396,7 @@ def _byte_symbols() -> dict[str, int]:
   Bytes that are printable in Latin-1 come first and stand for themselves; the
   others are characters from U+0100 on.
   """
-  shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-  hidden = sorted(set(range(256)) - set(shown))
-  symbols = [*shown, *range(256, 256 + len(hidden))]
-  return dict(zip(map(chr, symbols), [*shown, *hidden], strict=True))
+  printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+  hidden = sorted(set(range(256)) - set(printable))
+  symbols = [*printable, *range(256, 256 + len(hidden))]
+  return dict(zip(map(chr, symbols), [*printable, *hidden], strict=True))

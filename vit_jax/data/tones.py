@@ -44,15 +44,15 @@ class TonesSource(made.MadeSource):
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
     """Selects sounds, for spectrograms as `data.audio` says."""
-    how = recordings.audio(config)
-    samples = round(_SECONDS * how.sample_rate)
-    frames = 1 + (samples - how.window_length) // how.hop_length
-    self._how = dataclasses.replace(how, size=(frames, how.mels))
+    audio = recordings.audio(config)
+    samples = round(_SECONDS * audio.sample_rate)
+    frames = 1 + (samples - audio.window_length) // audio.hop_length
+    self._audio = dataclasses.replace(audio, size=(frames, audio.mels))
     self.features = {
-      'image': self._how,
+      'image': self._audio,
       'label': features.Label(CLASSES),
     }
-    super().__init__(split, 'tones', self._how)
+    super().__init__(split, 'tones', self._audio)
 
   def values(
     self, split: str, row: int, rng: np.random.Generator
@@ -60,8 +60,8 @@ class TonesSource(made.MadeSource):
     """Returns a spectrogram and the number of its melody."""
     del split
     label = row % len(CLASSES)
-    waveform = make(CLASSES[label], self._how.sample_rate, rng)
-    image = spectrogram.of_waveform(waveform, self._how)
+    waveform = make(CLASSES[label], self._audio.sample_rate, rng)
+    image = spectrogram.from_waveform(waveform, self._audio)
     return {'image': image, 'label': label}
 
   def bits(self) -> int:

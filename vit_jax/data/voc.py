@@ -33,9 +33,9 @@ def lists(root: str) -> dict[str, str]:
     return {}
   for folder in _LISTS:
     paths = {x: os.path.join(root, folder, f'{x}.txt') for x in _SPLITS}
-    found = {name: x for name, x in paths.items() if os.path.isfile(x)}
-    if found:
-      return found
+    split_lists = {name: x for name, x in paths.items() if os.path.isfile(x)}
+    if split_lists:
+      return split_lists
   return {}
 
 
@@ -51,17 +51,17 @@ def pairs(root: str, path: str) -> list[tuple[str, str]]:
   """
   with explained(f'{path} cannot be read', OSError, UnicodeDecodeError):
     names = sorted(set(safe_io.read_text(path).split()))
-  found = []
+  path_pairs = []
   for name in sorted(names, key=base.hash_order):
-    both = (
+    image_and_map = (
       os.path.join(root, folder_lib.VOC_IMAGES, f'{name}.jpg'),
       os.path.join(root, _MAPS, f'{name}.png'),
     )
-    for each in both:
-      if not os.path.isfile(each):
+    for file_path in image_and_map:
+      if not os.path.isfile(file_path):
         raise UserError(
-          f'{path} names {name}, but there is no {each}: add it, or take the'
-          ' name out'
+          f'{path} names {name}, but there is no {file_path}: add it, or take'
+          ' the name out'
         )
-    found.append(both)
-  return found
+    path_pairs.append(image_and_map)
+  return path_pairs

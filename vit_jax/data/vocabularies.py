@@ -63,8 +63,8 @@ PUBLISHED: Mapping[str, Published] = {
 
 def is_name(name: str) -> bool:
   """Whether this is 'KIND' or 'KIND:FILE'."""
-  found, colon, path = name.partition(':')
-  return found in PUBLISHED and bool(path) == bool(colon)
+  kind_name, colon, path = name.partition(':')
+  return kind_name in PUBLISHED and bool(path) == bool(colon)
 
 
 def kind(name: str) -> str:
@@ -81,10 +81,10 @@ def fetch(name: str) -> pathlib.Path:
   Raises:
     UserError: The file cannot be downloaded, or is another one.
   """
-  found, _, path = name.partition(':')
+  kind_name, _, path = name.partition(':')
   if path:
     return places.expand(path)
-  return transfer.download(_published(found), time.sleep)
+  return transfer.download(_published(kind_name), time.sleep)
 
 
 def read(path: pathlib.Path) -> bytes:
@@ -122,13 +122,13 @@ def _published(name: str) -> transfer.File:
   if '://' not in url:
     url = f'{places.hub()}/{url}'
   target = places.cache() / 'vocabularies' / pathlib.PurePosixPath(url).name
-  own = f"name a copy of it, as config.data.tokenizer='{name}:FILE'"
+  copy_hint = f"name a copy of it, as config.data.tokenizer='{name}:FILE'"
   return transfer.File(
     url,
     target,
     by_hand=f'download it where there is a network and put it at {target}, or'
-    f' {own}',
-    refused=f'access was refused; {own}',
-    missing=own,
+    f' {copy_hint}',
+    refused=f'access was refused; {copy_hint}',
+    missing=copy_hint,
     sha256=vocabulary.sha256,
   )

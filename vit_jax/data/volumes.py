@@ -18,7 +18,7 @@ from vit_jax.data import target_kinds
 
 CLASSES = ('background', 'tube', 'sphere')
 SIZE = (32, 32, 32)  # unless the config has data.source_size
-_EACH = (1, 2)  # least and most tubes, and as many spheres
+_COUNTS = (1, 2)  # least and most tubes, and as many spheres
 _TUBE = (0.05, 0.07)  # radii, as fractions of the volume's shortest side
 _SPHERE = (0.17, 0.25)
 _BRIGHTER = (50.0, 90.0)  # than the background, in grey levels
@@ -83,16 +83,16 @@ def make(size: Size, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
   places = np.moveaxis(np.indices(size), 0, -1) + 0.5  # [D, H, W, 3]
   labels, canvas = np.zeros(size, np.uint8), np.full(size, 80.0)
   for label, radii in ((1, _TUBE), (2, _SPHERE)):
-    for _ in range(rng.integers(*_EACH, endpoint=True)):
+    for _ in range(rng.integers(*_COUNTS, endpoint=True)):
       radius = rng.uniform(*radii) * min(size)
       from_center = places - rng.uniform(0.2, 0.8, 3) * size
       squared = (from_center**2).sum(axis=-1)
       if label == 1:  # the distance from a line
         along = rng.normal(size=3)
         squared -= (from_center @ (along / np.linalg.norm(along))) ** 2
-      inside = squared <= radius**2
-      labels[inside] = label
-      canvas[inside] = 80.0 + rng.uniform(*_BRIGHTER)
+      shape_mask = squared <= radius**2
+      labels[shape_mask] = label
+      canvas[shape_mask] = 80.0 + rng.uniform(*_BRIGHTER)
   canvas += rng.normal(0, _NOISE, size)
   volume = np.clip(np.rint(canvas), 0, 255).astype(np.uint8)
   return volume[..., None], labels

@@ -69,4 +69,4 @@ def read(path: str, audio: input_kinds.Audio, frames: int) -> np.ndarray:
     raise UserError(f'{path} has samples that are not finite: leave it out')
   mono = spectrogram.resampled(mono, rate, audio)
   mono = spectrogram.long_enough(mono, frames, audio, path)
-  return spectrogram.of_waveform(mono, audio)
+  return spectrogram.from_waveform(mono, audio)
