@@ -63,6 +63,7 @@ def test_there_is_one_split():
 
 # Modules of data that training the digits loads.
 CORE = {
+  'augmentations',
   *('base', 'checks', 'digits', 'features', 'preprocess', 'sources', 'splits'),
   *('device', 'device.crops', 'device.rng', 'device.views'),
   *('host', 'host.batches', 'host.geometry', 'host.levels', 'host.prefetch'),
