@@ -70,7 +70,7 @@ class Regression(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
-    config_lib.one_of(config, 'objective.options.loss', LOSSES)
+    config_lib.check_choice(config, 'objective.options.loss', LOSSES)
     for key in ('mean', 'std'):
       config_lib.within(config, f'objective.options.{key}', '(-inf, inf)')
     options = config.objective.options

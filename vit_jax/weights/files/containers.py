@@ -82,12 +82,12 @@ def open_arrays(
   with contextlib.ExitStack() as stack:
     stored = _one_file(path, stack, state=state)
     with explained(str(path)):
-      plain, holders, others = prefixes.plain_names(stored.shapes, state)
-    _check_state(path, stored, holders, others, state)
-    beside = [x for x in stored.shapes if x not in {*plain.values()}]
-    if beside:
+      plain, holders, other_holders = prefixes.plain_names(stored.shapes, state)
+    _check_state(path, stored, holders, other_holders, state)
+    extra_names = [x for x in stored.shapes if x not in {*plain.values()}]
+    if extra_names:
       logging.info(
-        'left out of %s, as beside the model: %s', path, some(beside)
+        'left out of %s, as beside the model: %s', path, some(extra_names)
       )
     shapes = {name: stored.shapes[x] for name, x in plain.items()}
     yield Arrays(shapes, lambda name: stored.read(plain[name]))
