@@ -23,10 +23,10 @@ from vit_jax.config.errors import check_package as check_package
 from vit_jax.config.errors import counted as counted
 from vit_jax.config.errors import explained as explained
 from vit_jax.config.errors import import_package as import_package
+from vit_jax.config.errors import join_first as join_first
 from vit_jax.config.errors import number as number
 from vit_jax.config.errors import one_line as one_line
 from vit_jax.config.errors import reason as reason
-from vit_jax.config.errors import some as some
 from vit_jax.config.errors import UserError as UserError
 from vit_jax.config.files import call_file as call_file
 from vit_jax.config.files import file_name as file_name

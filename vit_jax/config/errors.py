@@ -12,7 +12,7 @@ class UserError(ValueError):
   """A mistake in a config, a command or a file: one line, and no traceback."""
 
 
-def some(names: Sequence[str], most: int = 5) -> str:
+def join_first(names: Sequence[str], most: int = 5) -> str:
   """Joins the first names with commas; '...' stands for the others."""
   return ', '.join([*names[:most], *(['...'] if names[most:] else [])])
 

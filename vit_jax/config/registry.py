@@ -24,8 +24,8 @@ from vit_jax.config import modules
 from vit_jax.config import near_paths
 from vit_jax.config import options
 from vit_jax.config import parts
+from vit_jax.config.errors import join_first
 from vit_jax.config.errors import one_line
-from vit_jax.config.errors import some
 from vit_jax.config.errors import UserError
 
 # The part after the colon must be a class, not the version of a dataset as in
@@ -190,7 +190,7 @@ def load_own(name: str, key: str, kind: type) -> Any:
       for name, x in vars(module).items()
       if isinstance(x, type) and issubclass(x, kind) and x is not kind
     ]
-    has = f'; it has {some(class_names)}' if class_names else ''
+    has = f'; it has {join_first(class_names)}' if class_names else ''
     module_name, _, class_name = name.partition(':')
     raise UserError(
       f'config.{key}={name}: {module_name} {problem} class {class_name!r},'

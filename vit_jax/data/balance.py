@@ -13,7 +13,7 @@ import dataclasses
 import ml_collections
 import numpy as np
 
-from vit_jax.config import some
+from vit_jax.config import join_first
 from vit_jax.config import UserError
 from vit_jax.data import base
 
@@ -75,7 +75,7 @@ def show(what: str, classes: Sequence[str], values: np.ndarray) -> str:
   """Returns a line with a number for each class, and their range."""
   shown = [f'{a} {b:.4g}' for a, b in zip(classes, values, strict=False)]
   ends = f'{values.min():.4g} to {values.max():.4g}'
-  return f'{what}, {ends}: {some(shown, 10)}'
+  return f'{what}, {ends}: {join_first(shown, 10)}'
 
 
 def describe(source: base.Source, value: float | str) -> str:

@@ -17,7 +17,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax.config import explained
-from vit_jax.config import some
+from vit_jax.config import join_first
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import codes as codes_lib
@@ -307,7 +307,8 @@ class RowSource(base.SelectedSource):
       if cell not in known:
         raise UserError(
           f'{self._where(row)}: {cell!r} is not a class of train: they are'
-          f' {some(tuple(known))}; give train rows of it, or take this one out'
+          f' {join_first(tuple(known))}; give train rows of it, or take this'
+          ' one out'
         )
       found.append(known[cell])
     return found[0] if name == 'label' else found
@@ -375,12 +376,12 @@ def choose(
     if name not in there:
       raise UserError(
         f'config.data.columns names {name!r}, but the columns of {where} are'
-        f' {some(there, 12)}'
+        f' {join_first(there, 12)}'
       )
   if 'image' not in chosen:
     raise UserError(
-      f'{where} has the columns {some(there, 12)}: say which has the images, as'
-      f' in --config.data.columns.image={there[0]}'
+      f'{where} has the columns {join_first(there, 12)}: say which has the'
+      f' images, as in --config.data.columns.image={there[0]}'
     )
   return chosen
 

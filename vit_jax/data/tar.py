@@ -33,8 +33,8 @@ from absl import logging
 import ml_collections
 
 from vit_jax.config import explained
+from vit_jax.config import join_first
 from vit_jax.config import one_line
-from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import folder
@@ -154,7 +154,7 @@ class TarSource(rows.RowSource):
       )
       raise UserError(
         f'{self._where(("", number))}: images end with'
-        f' {some(endings)}: {_DOTS}, as in'
+        f' {join_first(endings)}: {_DOTS}, as in'
         f' --config.data.columns.image={endings[0]}'
       )
 
@@ -200,7 +200,7 @@ class TarSource(rows.RowSource):
     line = (
       f'{self._where(("", first))} has no {column} ({len(numbers)} of'
       f' {len(self._samples)} samples have none); its files end with'
-      f' {some(endings)}{dots}: add the file, or leave the sample out'
+      f' {join_first(endings)}{dots}: add the file, or leave the sample out'
     )
     if name not in ('text', 'labels'):
       raise UserError(line)

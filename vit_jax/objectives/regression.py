@@ -97,7 +97,7 @@ class Regression(base.Objective):
       if len(options[key]) != len(names):
         raise config_lib.UserError(
           f'config.objective.options.{key} has {len(options[key])} numbers:'
-          f' write one for each of {config_lib.some(names)}'
+          f' write one for each of {config_lib.join_first(names)}'
         )
 
   def output_facts(self) -> dict[str, Any]:

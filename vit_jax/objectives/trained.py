@@ -60,9 +60,9 @@ def measuring(
   predicted = features_lib.from_dict(trained.features[name])
   if features[name].names != predicted.names:
     raise config_lib.UserError(
-      f'the model predicts {config_lib.some(predicted.names)}, but'
-      f' {config.data.name} has {config_lib.some(features[name].names)}: name'
-      ' all of the model, in its order, where the data lists them'
+      f'the model predicts {config_lib.join_first(predicted.names)}, but'
+      f' {config.data.name} has {config_lib.join_first(features[name].names)}:'
+      ' name all of the model, in its order, where the data lists them'
     )
   return objective, params
 

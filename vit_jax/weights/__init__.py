@@ -398,7 +398,8 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   if problems := fit.different_arrays(flat, expected):
     raise config_lib.UserError(
       f'{workdir} does not hold the model that its config.json describes:'
-      f' {config_lib.some(problems)}. Restore config.json if it was changed; a'
+      f' {config_lib.join_first(problems)}. Restore config.json if it was'
+      ' changed; a'
       ' model that an objective made otherwise cannot be loaded: train one that'
       ' config.model describes'
     )
