@@ -431,7 +431,7 @@ def formats() -> str:
   ]
   for form in foreign.FORMATS:
     for kind in getattr(form, 'KINDS', ()):
-      entries = [entry for entry in kind.fields if entry.ours]
+      entries = [entry for entry in kind.fields if entry.value_name]
       shown = [x for x in entries if x.read]
       said = [x for x in entries if not x.read and x.key]
       assumed = [x for x in entries if not x.read and not x.key]
@@ -447,7 +447,7 @@ def _value(entry: fields_lib.Entry) -> str:
     notes.append('only read')
   if not (entry.read or entry.key or callable(entry.default)):
     notes.append(f'`{entry.default}`')
-  return f'`{entry.ours}`' + (f' ({", ".join(notes)})' if notes else '')
+  return f'`{entry.value_name}`' + (f' ({", ".join(notes)})' if notes else '')
 
 
 PAGES = {

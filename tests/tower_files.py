@@ -25,7 +25,7 @@ def google_arrays(model, params, kind, stacked):
   arrays, stacks = {}, {}
   for name, array in tables.write(google_towers.rules(model), params):
     if not (is_lit and name.endswith(google.POSITIONS)):
-      name = google_towers.shown(google.newer(name))
+      name = google_towers.stored_name(google.newer(name))
     name = name if is_lit else google_towers.PREFIX + name
     match = re.fullmatch(r'(.*encoderblock)_\d+(/.*)', name)
     if match and stacked:  # layers come in order

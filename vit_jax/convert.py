@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
   from vit_jax import weights
   from vit_jax.runs import records
-  from vit_jax.weights.formats import whole as whole_lib
+  from vit_jax.weights.formats import objective_tables
 
 USAGE = 'convert SRC DST --to=FORMAT'
 FLAGS = flags.FlagValues()  # separate, since other commands share flag names
@@ -133,7 +133,7 @@ def main(argv: list[str]) -> None:
   if loaded.origin.step is not None:
     source = loaded.origin.path
   whole = _whole_params(loaded, _TO.value) if _WITH_METHOD.value else None
-  if _TO.value == export.OURS:
+  if _TO.value == export.VIT_JAX:
     write_workdir(loaded, path, source)
     notes = []
   else:
@@ -239,7 +239,9 @@ def _draw_curves(run: 'records.Record', path: pathlib.Path) -> bool:
   return bool(panels)
 
 
-def _whole_params(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
+def _whole_params(
+  loaded: 'weights.Loaded', name: str
+) -> 'objective_tables.ObjectiveTable':
   """Returns how a format stores what a run has beside its model.
 
   Raises:
@@ -247,15 +249,17 @@ def _whole_params(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
   """
   from vit_jax import objectives
   from vit_jax.data import features
-  from vit_jax.weights.formats import whole
+  from vit_jax.weights.formats import objective_tables
 
   config, stored = loaded.trained_with, loaded.preprocess.features
-  if config is None or not loaded.beside:
+  if config is None or not loaded.objective_params:
     raise UserError(
       f'{loaded.origin.path} has nothing beside its model: leave --whole out'
     )
   stored_features = {key: features.from_dict(x) for key, x in stored.items()}
-  foreign = whole.table(objectives.create(config, stored_features), name)
+  foreign = objective_tables.table(
+    objectives.create(config, stored_features), name
+  )
   if foreign is None:
     raise UserError(
       f'no file of --to={name} has what config.objective.name='
@@ -284,12 +288,12 @@ def _read_dense(source: str, path: pathlib.Path) -> None:
   from vit_jax.weights.formats import dense
   from vit_jax.weights.formats import export
 
-  if _TO.value != export.OURS:
+  if _TO.value != export.VIT_JAX:
     raise UserError(
       f'--like is for --to=vit_jax, and --to={_TO.value} is given: leave one of'
       ' them out'
     )
-  export.check_path(path, export.OURS)
+  export.check_path(path, export.VIT_JAX)
   loaded = cli.load(FLAGS, str(_LIKE.value))
   params = dense.read(pathlib.Path(source), _segmentation_params(loaded))
   write_workdir(loaded, path, source, params)
@@ -356,7 +360,7 @@ def write_workdir(
       checkpoints.save(0, state, {})
     name = path.name
     export.write_card(
-      directory, loaded, title=name, source=source, where=name, usage=[]
+      directory, loaded, title=name, source=source, address=name, usage=[]
     )
     safe_io.write_json(directory / 'DONE', {})
 
@@ -374,7 +378,9 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   config.init_from.resize = loaded.resize
   config.train.dtype = jnp.dtype(loaded.model.dtype).name
   trained = loaded.trained_with
-  if trained is not None and not loaded.beside:  # it is of the model alone
+  if (
+    trained is not None and not loaded.objective_params
+  ):  # it is of the model alone
     config.objective = trained.objective.copy_and_resolve_references()
   for key, value in describing.config_values(loaded.model).items():
     if value is not None:

@@ -21,7 +21,7 @@ from vit_jax.models import embedding
 from vit_jax.models import igpt
 from vit_jax.models import subtrees
 from vit_jax.weights.formats import export
-from vit_jax.weights.formats import whole as whole_lib
+from vit_jax.weights.formats import objective_tables
 
 
 class MAE(torch_step.TorchStep):
@@ -116,11 +116,11 @@ def _converted(task: torch_step.Task, cls: Any) -> Any:
     data.Preprocess.from_config(task.config, objective.features),
     objective.image_shape[:2],
     'corner',
-    beside=beside,
+    objective_params=beside,
   )
   transformers.utils.logging.disable_progress_bar()
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'model')
-    whole = whole_lib.table(objective, 'huggingface')
+    whole = objective_tables.table(objective, 'huggingface')
     export.write(loaded, path, 'huggingface', 'the benchmark', whole)
     return cls.from_pretrained(path)

@@ -87,7 +87,9 @@ def columns_of(path):
   made = objectives.create(
     vit.trained_with, {k: features_lib.from_dict(x) for k, x in known}
   )
-  params = subtrees.joined(vit.params, vit.preprocess.trunk, vit.beside)
+  params = subtrees.joined(
+    vit.params, vit.preprocess.trunk, vit.objective_params
+  )
   images = digits(vit)
   extra = jax.tree.map(jnp.asarray, restoring.restore_extra(vit.origin.path))
   found = made.pictures(params, extra, images, rng())

@@ -78,7 +78,7 @@ def _check_export(
   if objective is not None:
     whole = objective.foreign(loaded.format)
     rest = {'head': params['head']}
-  loaded = dataclasses.replace(loaded, beside=rest)
+  loaded = dataclasses.replace(loaded, objective_params=rest)
   with tempfile.TemporaryDirectory() as directory:
     path = pathlib.Path(directory) / 'written'
     export.write(loaded, path, loaded.format, str(case.weights), whole)

@@ -46,7 +46,11 @@ _TRUNKS = {
   'conv': monai.TRUNK,
   'perceptron': [
     *tables.below(_PERCEPTRON, '', 'patch_embedding.'),
-    *(x for x in monai.TRUNK if not x.ours.startswith('patch_embedding/')),
+    *(
+      x
+      for x in monai.TRUNK
+      if not x.path_pattern.startswith('patch_embedding/')
+    ),
   ],
 }
 

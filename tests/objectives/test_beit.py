@@ -182,7 +182,9 @@ def test_written_whole_and_continued(finished, tmp_path, to):
   again = vit_jax.load(finished)
   jax.tree.map(np.testing.assert_array_equal, started['trunk'], again.params)
   jax.tree.map(
-    np.testing.assert_array_equal, started['head'], again.beside['head']
+    np.testing.assert_array_equal,
+    started['head'],
+    again.objective_params['head'],
   )
 
 

@@ -430,7 +430,7 @@ def test_transformers_embeds_the_same(kind, tmp_path):
   config.init_from.path = str(there)
   experiment = experiment_lib.build(config)
   params, ours = experiment.start.take(), vit_jax.load(run)
-  wanted = {'image': ours.params, **ours.beside}
+  wanted = {'image': ours.params, **ours.objective_params}
   jax.tree.map(np.testing.assert_array_equal, params, wanted)
   objective, rng = experiment.program.objective, np.random.default_rng(0)
   images = rng.standard_normal((3, *objective.image_shape), np.float32)

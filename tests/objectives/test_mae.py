@@ -106,7 +106,7 @@ def start(config):
 def test_a_run_continues_with_its_decoder(finished):
   before = vit_jax.load(finished)
   scanned = start(config_of(init_from__path=str(finished), model__scan=True))
-  blocks = before.beside['decoder']['blocks_1']
+  blocks = before.objective_params['decoder']['blocks_1']
   jax.tree.map(
     lambda found, wanted: np.testing.assert_array_equal(found[1], wanted),
     scanned['decoder']['blocks'],
@@ -142,7 +142,7 @@ def test_files_of_others_hold_all_of_it_to_the_bit(finished, name, tmp_path):
   assert commands.run(convert, *args, '--whole') == 0
   params = start(config_of(init_from__path=str(there)))
   wanted = vit_jax.load(finished)
-  wanted = {'trunk': wanted.params, **wanted.beside}
+  wanted = {'trunk': wanted.params, **wanted.objective_params}
   jax.tree.map(np.testing.assert_array_equal, params, wanted)
   alone = tmp_path / 'alone'
   assert commands.run(convert, *args[:1], str(alone), *args[2:]) == 0

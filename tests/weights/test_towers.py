@@ -91,7 +91,7 @@ def test_siglip(tmp_path, any_grid, kind):
 def test_a_text_tower_that_transformers_has(words):
   """Its config has no word for what else a text tower may be."""
   model, _ = _random(pool='map', words=words)
-  stored = huggingface_clip.beside(model, (*_SIZE, 3))
+  stored = huggingface_clip.objective_table(model, (*_SIZE, 3))
   assert (stored is None) == bool(words)
 
 

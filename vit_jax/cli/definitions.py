@@ -454,7 +454,7 @@ def _unknown_flag(
   if similar:
     hint = f'did you mean --{similar[0]}?'
   elif 'config' in flag_values:
-    hint = synonyms.meant(name, defaults, '--config.') or hint
+    hint = synonyms.suggest(name, defaults, '--config.') or hint
   elif 'from' in flag_values and synonyms.is_checkpoint(name):
     hint = 'the model is named by --from=PATH'
   return config_lib.UserError(f'there is no flag --{name}: {hint}')

@@ -109,7 +109,7 @@ def _without_others(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
   other_folders = [x for x in paths if x.exists() and not records.is_run(x)]
   left = [path for path in paths if path not in other_folders]
   if other_folders and len(left) < 2:
-    names = config_lib.some([str(x) for x in other_folders])
+    names = config_lib.join_first([str(x) for x in other_folders])
     raise UserError(
       f'{len(left)} of these is the work directory of a run, and it takes two'
       f' to compare: there is no config.json, or no run.json, in {names}'
@@ -131,14 +131,17 @@ def _columns(
   for short, group in zip(names, groups, strict=True):
     members, runs = zip(*group, strict=True)
     is_clear = len(group) == 1 or (short and names.count(short) == 1)
-    name = short if is_clear else config_lib.some(members, 2)
+    name = short if is_clear else config_lib.join_first(members, 2)
     columns.append(Column(members[0] if len(group) == 1 else name, runs))
     seeds = [run.config.get('seed') for run in runs]
     if len(set(seeds)) < len(seeds):
       logging.warning(
         'warning: %s: some have the same seed (%s): they are not independent,'
         ' and the interval is too narrow',
-        *(config_lib.some(members), config_lib.some(list(map(str, seeds)))),
+        *(
+          config_lib.join_first(members),
+          config_lib.join_first(list(map(str, seeds))),
+        ),
       )
   return columns
 

@@ -5,10 +5,10 @@ in `configs/`. Nothing here imports jax.
 """
 
 from vit_jax.config.checks import check as check
+from vit_jax.config.checks import check_choice as check_choice
 from vit_jax.config.checks import duration as duration
 from vit_jax.config.checks import MOST_PIXELS as MOST_PIXELS
 from vit_jax.config.checks import normalization as normalization
-from vit_jax.config.checks import one_of as one_of
 from vit_jax.config.checks import pair as pair
 from vit_jax.config.checks import sides as sides
 from vit_jax.config.checks import within as within
@@ -23,10 +23,10 @@ from vit_jax.config.errors import check_package as check_package
 from vit_jax.config.errors import counted as counted
 from vit_jax.config.errors import explained as explained
 from vit_jax.config.errors import import_package as import_package
+from vit_jax.config.errors import join_first as join_first
 from vit_jax.config.errors import number as number
 from vit_jax.config.errors import one_line as one_line
 from vit_jax.config.errors import reason as reason
-from vit_jax.config.errors import some as some
 from vit_jax.config.errors import UserError as UserError
 from vit_jax.config.files import call_file as call_file
 from vit_jax.config.files import file_name as file_name
@@ -49,7 +49,6 @@ from vit_jax.config.keys import with_accumulation as with_accumulation
 from vit_jax.config.local_paths import check_local as check_local
 from vit_jax.config.local_paths import store_address as store_address
 from vit_jax.config.near_paths import nearby as nearby
-from vit_jax.config.registry import among as among
 from vit_jax.config.registry import build as build
 from vit_jax.config.registry import build_sum as build_sum
 from vit_jax.config.registry import find_class as find_class
@@ -58,6 +57,7 @@ from vit_jax.config.registry import load_function as load_function
 from vit_jax.config.registry import load_own as load_own
 from vit_jax.config.registry import own_class as own_class
 from vit_jax.config.registry import own_function as own_function
+from vit_jax.config.registry import table_finder as table_finder
 from vit_jax.config.registry import wing as wing
 from vit_jax.config.tasks import all_evaluations as all_evaluations
 from vit_jax.config.tasks import each_task as each_task

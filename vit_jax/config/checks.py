@@ -28,21 +28,21 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: A key is unknown or its value cannot work.
   """
-  known = dict(flatten(default()))
+  valid_keys = dict(flatten(default()))
   for name, spec in config.evals.items():
-    made = isinstance(spec, ml_collections.ConfigDict)
-    if not made or not set(evaluation()) <= set(spec):
+    is_config = isinstance(spec, ml_collections.ConfigDict)
+    if not is_config or not set(evaluation()) <= set(spec):
       raise UserError(
         f'config.evals.{name} must be made by config.evaluation(split, every)'
       )
-    known |= {f'evals.{name}.{key}': '' for key in evaluation()}
+    valid_keys |= {f'evals.{name}.{key}': '' for key in evaluation()}
   tasks.check(config)
   options = config.objective.options  # an objective checks its own
-  known |= {f'objective.options.{key}': '' for key in options}
+  valid_keys |= {f'objective.options.{key}': '' for key in options}
   for key, value in flatten(config):
     if key.startswith('tasks.'):  # `tasks.for_task` gives configs to check
       continue
-    if key not in known:
+    if key not in valid_keys:
       raise unknown_key(default(), key)
     check_set(key, value)
   lengths = ['train.duration', 'train.log_every', 'train.patience']
@@ -86,9 +86,9 @@ def _check_train(config: ml_collections.ConfigDict) -> None:
       f' config.train.accumulation={train.accumulation} equal parts: change'
       ' one of them'
     )
-  one_of(config, 'train.task_sampling', tasks.SAMPLINGS)
-  one_of(config, 'train.dtype', ('float32', 'bfloat16'))
-  one_of(config, 'train.rng', ('threefry', 'rbg'))
+  check_choice(config, 'train.task_sampling', tasks.SAMPLINGS)
+  check_choice(config, 'train.dtype', ('float32', 'bfloat16'))
+  check_choice(config, 'train.rng', ('threefry', 'rbg'))
   within(config, 'train.ema_decay', '[0, 1)')
   if train.ema_warmup and not train.ema_decay:
     raise UserError(
@@ -105,16 +105,16 @@ def _check_best(config: ml_collections.ConfigDict) -> None:
   specs = tasks.all_evaluations(config)
   names = list(specs)
   if best and best.split('/')[0] not in names:
-    what = 'all splits in config.evals are empty: set one'
+    advice = 'all splits in config.evals are empty: set one'
     if names:
       metric = best.rpartition('/')[2]
-      what = (
+      advice = (
         f'the evaluations are: {", ".join(names)}; write {names[0]}/{metric},'
         ' for example'
       )
     raise UserError(
       f'config.checkpoint.best is {best!r}, but no such evaluation runs:'
-      f" {what}, or --config.checkpoint.best=''"
+      f" {advice}, or --config.checkpoint.best=''"
     )
   if train.patience and not best:
     raise UserError(
@@ -163,7 +163,7 @@ def duration(config: ml_collections.ConfigDict, key: str) -> fractions.Fraction:
     return parse_duration(value_at(config, key))[0]
 
 
-def one_of(
+def check_choice(
   config: ml_collections.ConfigDict, key: str, choices: tuple[str, ...]
 ) -> None:
   """Raises a UserError if `config.<key>` is none of `choices`."""
@@ -203,6 +203,8 @@ def sides(
     UserError: As `pair`.
   """
   if isinstance(value, tuple | list) and len(value) == 3:
-    depth, *others = value
-    return pair((depth, depth), key)[0], *pair((others[0], others[1]), key)
+    depth, *plane_size = value
+    return pair((depth, depth), key)[0], *pair(
+      (plane_size[0], plane_size[1]), key
+    )
   return pair(value, key)

@@ -64,13 +64,13 @@ def setr(head: str, dataset: str, data: str) -> ml_collections.ConfigDict:
     dataset: A key of the protocols above.
     data: `config.data.name`.
   """
-  how = _SETR[dataset]
+  protocol = _SETR[dataset]
   config = config_lib.default()
   config.data.name = data
   config.data.split = 'train'
-  config.data.image_size = how.crop
+  config.data.image_size = protocol.crop
   config.data.crop = 'scaled(zoom=(0.5, 2.0))'
-  config.data.resize = config.data.eval_resize = how.short
+  config.data.resize = config.data.eval_resize = protocol.short
   config.data.mean = recipes.IMAGENET_MEAN
   config.data.std = recipes.IMAGENET_STD
   config.augment.jitter = 'jitter(32/255, 0.5, 0.5, 18/360, probability=0.5)'
@@ -85,17 +85,17 @@ def setr(head: str, dataset: str, data: str) -> ml_collections.ConfigDict:
   config.objective.options.layers = _MLA_LAYERS if head == 'mla' else _LAYERS
   config.objective.options.channels = 256
   config.objective.options.auxiliary_weight = 0.4
-  config.objective.options.auxiliary_convs = how.auxiliary_convs
+  config.objective.options.auxiliary_convs = protocol.auxiliary_convs
 
-  config.train.duration = f'{how.steps} steps'
-  config.train.batch_size = how.batch
+  config.train.duration = f'{protocol.steps} steps'
+  config.train.batch_size = protocol.batch
   config.optim.name = 'sgd(momentum=0.9)'
   config.optim.weight_decay = 0.0
-  config.optim.learning_rate = how.rate
-  config.optim.schedule = f'poly(power=0.9, final_factor=1e-4/{how.rate})'
+  config.optim.learning_rate = protocol.rate
+  config.optim.schedule = f'poly(power=0.9, final_factor=1e-4/{protocol.rate})'
   config.optim.rules = (('^decoder/(decode|auxiliary_)', 10.0, None),)
 
-  every = f'{how.steps // 10} steps'
+  every = f'{protocol.steps // 10} steps'
   config.evals.val.split = 'val'
   config.evals.val.every = every
   config.checkpoint.every = every

@@ -12,7 +12,7 @@ class UserError(ValueError):
   """A mistake in a config, a command or a file: one line, and no traceback."""
 
 
-def some(names: Sequence[str], most: int = 5) -> str:
+def join_first(names: Sequence[str], most: int = 5) -> str:
   """Joins the first names with commas; '...' stands for the others."""
   return ', '.join([*names[:most], *(['...'] if names[most:] else [])])
 
@@ -42,11 +42,11 @@ def reason(error: BaseException) -> str:
   return getattr(error, 'strerror', None) or one_line(error)
 
 
-def check_package(what: str, package: str, extra: str) -> None:
+def check_package(feature: str, package: str, extra: str) -> None:
   """Raises a UserError if an optional package is missing.
 
   Args:
-    what: What needs it, as 'the report'.
+    feature: What needs it, as 'the report'.
     package: The name that is imported.
     extra: The extra that installs it.
   """
@@ -54,45 +54,45 @@ def check_package(what: str, package: str, extra: str) -> None:
   # Any folder is found as a package without a file, as the ./wandb of W&B.
   if spec is None or spec.origin is None:
     raise UserError(
-      f"{what} needs {package}: run pip install 'vit_jax[{extra}]'"
+      f"{feature} needs {package}: run pip install 'vit_jax[{extra}]'"
     )
 
 
-def import_package(what: str, package: str, extra: str) -> Any:
+def import_package(feature: str, package: str, extra: str) -> Any:
   """Returns an optional package.
 
   Args:
-    what: As for `check_package`.
+    feature: As for `check_package`.
     package: As for `check_package`, or a module in it.
     extra: As for `check_package`.
 
   Raises:
     UserError: It is missing, or cannot be imported.
   """
-  check_package(what, package, extra)
+  check_package(feature, package, extra)
   try:
     return importlib.import_module(package)
   except ImportError as e:
     raise UserError(
-      f'{what} needs {package}, which cannot be imported ({one_line(e)}): run'
-      f' pip install --force-reinstall {package.split(".")[0]}'
+      f'{feature} needs {package}, which cannot be imported ({one_line(e)}):'
+      f' run pip install --force-reinstall {package.split(".")[0]}'
     ) from None
 
 
 @contextlib.contextmanager
-def explained(what: str, *kinds: type[Exception]) -> Iterator[None]:
-  """Turns errors into a UserError whose message begins with `what`.
+def explained(subject: str, *kinds: type[Exception]) -> Iterator[None]:
+  """Turns errors into a UserError whose message begins with `subject`.
 
   A UserError that begins with it, as one about a key below, stays as it is.
 
   Args:
-    what: As 'config.data.split', or the path of a file.
+    subject: As 'config.data.split', or the path of a file.
     *kinds: The errors; by default only a UserError.
   """
   expected = kinds or (UserError,)
   try:
     yield
   except expected as e:
-    if isinstance(e, UserError) and str(e).startswith(what):
+    if isinstance(e, UserError) and str(e).startswith(subject):
       raise
-    raise UserError(f'{what}: {reason(e)}') from None
+    raise UserError(f'{subject}: {reason(e)}') from None

@@ -64,22 +64,24 @@ def find(path: str, folder: str = 'configs/') -> str:
   Returns:
     The path with its ARG; as it was given if there is no such file.
   """
-  given, colon, arg = path.partition(':')
-  name = f'{folder}{given}.py' if re.fullmatch(r'\w+', given) else given
-  if os.path.isfile(given):
+  file_path, colon, arg = path.partition(':')
+  name = (
+    f'{folder}{file_path}.py' if re.fullmatch(r'\w+', file_path) else file_path
+  )
+  if os.path.isfile(file_path):
     return path
-  for found in (name, *(str(root / name) for root in _ROOTS)):
-    if os.path.isfile(found):
-      return f'{found}{colon}{arg}'
+  for candidate in (name, *(str(root / name) for root in _ROOTS)):
+    if os.path.isfile(candidate):
+      return f'{candidate}{colon}{arg}'
   return path
 
 
-def call_file(path: str, what: str, folder: str) -> Any:
-  """Calls `get_<what>()` of a Python file and returns its result.
+def call_file(path: str, flag: str, folder: str) -> Any:
+  """Calls `get_<flag>()` of a Python file and returns its result.
 
   Args:
     path: `FILE.py`, or `FILE.py:ARG`, where ARG is passed to the function.
-    what: The rest of the function's name, and the name of the flag that has the
+    flag: The rest of the function's name, and the name of the flag that has the
       path.
     folder: Directory of the files that come with vit_jax, for errors.
 
@@ -89,23 +91,23 @@ def call_file(path: str, what: str, folder: str) -> Any:
   """
   path, *args = find(path, folder).split(':', 1)
   if not os.path.isfile(path):
-    near = _near(path, folder)
+    suggestion = _similar_file(path, folder)
     hint = f'; those that come with vit_jax are in {folder}'
-    if near:
-      hint = f': did you mean {near!r}?'
-    raise UserError(f'--{what}={path}: there is no such file{hint}')
+    if suggestion:
+      hint = f': did you mean {suggestion!r}?'
+    raise UserError(f'--{flag}={path}: there is no such file{hint}')
   try:
     module = modules.run_file(path)
-    if not hasattr(module, f'get_{what}'):
-      raise UserError(f'it has no get_{what}()')
-    return getattr(module, f'get_{what}')(*args)
+    if not hasattr(module, f'get_{flag}'):
+      raise UserError(f'it has no get_{flag}()')
+    return getattr(module, f'get_{flag}')(*args)
   except UserError as e:
     raise UserError(f'{path}: {e}') from None
   except Exception as e:  # the user's file may raise any
-    raise UserError(_where(path, e)) from None
+    raise UserError(_located_message(path, e)) from None
 
 
-def _near(path: str, folder: str) -> str:
+def _similar_file(path: str, folder: str) -> str:
   """Returns the name of a similar file, as `find` takes it; '' without one."""
   is_name = re.fullmatch(r'\w+', path)
   name = f'{folder}{path}.py' if is_name else path
@@ -114,8 +116,10 @@ def _near(path: str, folder: str) -> str:
     # `find` takes names, and paths of vit_jax, of the folder's files alone.
     within = root + folder if root or is_name else ''
     is_file = functools.partial(_is_file_in, within)
-    if near := find_near(root + name, is_file):
-      return file_name(near) if is_name else near.removeprefix(root)
+    if similar_path := find_near(root + name, is_file):
+      return (
+        file_name(similar_path) if is_name else similar_path.removeprefix(root)
+      )
   return ''
 
 
@@ -123,7 +127,7 @@ def _is_file_in(folder: str, path: str) -> bool:
   return os.path.normpath(path).startswith(folder) and os.path.isfile(path)
 
 
-def _where(path: str, error: Exception) -> str:
+def _located_message(path: str, error: Exception) -> str:
   """Returns an error's message with the line of the file that raised it."""
   lines = [
     frame.lineno
@@ -132,7 +136,7 @@ def _where(path: str, error: Exception) -> str:
   ]
   if isinstance(error, SyntaxError):
     lines = [error.lineno]
-  where = f'{path}, line {lines[-1]}' if lines else path
+  location = f'{path}, line {lines[-1]}' if lines else path
   if match := re.search(r'Key "(\w+)" does not exist', str(error)):
-    return f'{where}: {unknown_key(default(), match[1])}'
-  return f'{where}: {type(error).__name__}: {one_line(error)}'
+    return f'{location}: {unknown_key(default(), match[1])}'
+  return f'{location}: {type(error).__name__}: {one_line(error)}'

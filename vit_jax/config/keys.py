@@ -16,8 +16,8 @@ from vit_jax.config.defaults import evaluation
 from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
 from vit_jax.config.parts import parse
-from vit_jax.config.registry import among
 from vit_jax.config.registry import build
+from vit_jax.config.registry import table_finder
 from vit_jax.config.registry import wing
 
 # Keys that may change when a run is resumed: how often it logs, evaluates and
@@ -110,13 +110,13 @@ def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
   Raises:
     UserError: It is a list, a number or a string.
   """
-  found = holder.get(key, {})
-  if not isinstance(found, Mapping):
+  entry = holder.get(key, {})
+  if not isinstance(entry, Mapping):
     raise UserError(
-      f'config.json does not hold a config: {key} is {reprlib.repr(found)}, and'
+      f'config.json does not hold a config: {key} is {reprlib.repr(entry)}, and'
       ' must be an object'
     )
-  return found
+  return entry
 
 
 def _add(config: ml_collections.ConfigDict, name: str, value: Any) -> None:
@@ -132,36 +132,36 @@ def _add(config: ml_collections.ConfigDict, name: str, value: Any) -> None:
 
 def task_from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
   """Returns an entry of `config.tasks`, typed as in `default()`."""
-  whole = from_dict({k: stored.get(k, {}) for k in TASK_PARTS})
-  made = ml_collections.ConfigDict({'model': {}})
+  config = from_dict({k: stored.get(k, {}) for k in TASK_PARTS})
+  task = ml_collections.ConfigDict({'model': {}})
   for part in TASK_PARTS:
-    made[part] = whole[part]
-  own = {k: x for k, x in stored.items() if k not in TASK_PARTS}
-  made.weight = _number(own, 'weight')
-  made.modality = own.pop('modality', '')
-  made.batch_size = own.pop('batch_size', 0)
-  made.rate_factor = _number(own, 'rate_factor')
-  for key, value in _object(own, 'model').items():
-    _add(made.model, key, _tuples(value))
-  own.pop('model', None)
-  if own:
-    raise unknown_key(made, next(iter(own)))
-  made.lock()
-  made.model.unlock()
-  for part in (made.evals, made.objective.options):
+    task[part] = config[part]
+  settings = {k: x for k, x in stored.items() if k not in TASK_PARTS}
+  task.weight = _number(settings, 'weight')
+  task.modality = settings.pop('modality', '')
+  task.batch_size = settings.pop('batch_size', 0)
+  task.rate_factor = _number(settings, 'rate_factor')
+  for key, value in _object(settings, 'model').items():
+    _add(task.model, key, _tuples(value))
+  settings.pop('model', None)
+  if settings:
+    raise unknown_key(task, next(iter(settings)))
+  task.lock()
+  task.model.unlock()
+  for part in (task.evals, task.objective.options):
     part.unlock()
-  return made
+  return task
 
 
-def _number(own: dict[str, Any], key: str) -> float:
+def _number(settings: dict[str, Any], key: str) -> float:
   """Takes a number out of a task's keys; 1.0 if it is not there."""
-  found = own.pop(key, 1.0)
-  if not isinstance(found, int | float):
+  number = settings.pop(key, 1.0)
+  if not isinstance(number, int | float):
     raise UserError(
-      f'config.json does not hold a config: {key} is {reprlib.repr(found)}, and'
-      ' must be a number'
+      f'config.json does not hold a config: {key} is {reprlib.repr(number)},'
+      ' and must be a number'
     )
-  return float(found)
+  return float(number)
 
 
 def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
@@ -191,10 +191,10 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
   except (KeyError, AttributeError):
     raise unknown_key(config, key) from None
   except TypeError:
-    wanted = node.get_type(leaf).__name__
+    type_name = node.get_type(leaf).__name__
     raise UserError(
       f'config.{key} is {reprlib.repr(value)}, of type'
-      f' {type(value).__name__}: it must be of type {wanted}'
+      f' {type(value).__name__}: it must be of type {type_name}'
     ) from None
 
 
@@ -215,17 +215,19 @@ def _optional_keys() -> frozenset[str]:
 
 def check_set(key: str, value: Any) -> None:
   """Raises a UserError if a key that must have a value is None."""
-  known = re.sub(_TASK, '', key)
-  known = re.sub(r'^evals\.[^.]+\.', 'evals.val.', known)  # of any name
-  if value is None and known not in _optional_keys():
+  default_key = re.sub(_TASK, '', key)
+  default_key = re.sub(
+    r'^evals\.[^.]+\.', 'evals.val.', default_key
+  )  # of any name
+  if value is None and default_key not in _optional_keys():
     raise UserError(f'config.{key} is None: it must have a value')
 
 
 def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
   """Returns the error for an unknown key; it suggests a similar key."""
   names = [name for name, _ in flatten(config)]
-  meant = wing('vit_jax.config.synonyms:meant')(key, names)
-  hint = meant or 'all keys are in vit_jax/config/defaults.py'
+  suggestion = wing('vit_jax.config.synonyms:suggest')(key, names)
+  hint = suggestion or 'all keys are in vit_jax/config/defaults.py'
   if key.startswith('model.'):
     hint += (
       ". Options of a part are in its text, as model.attention='attention("
@@ -326,7 +328,7 @@ def sam(config: ml_collections.ConfigDict) -> Any:
   """
   if not config.optim.sam:
     return None
-  return build(config.optim.sam, 'optim.sam', among(SAM))
+  return build(config.optim.sam, 'optim.sam', table_finder(SAM))
 
 
 def accumulation(config: ml_collections.ConfigDict) -> int:

@@ -60,11 +60,11 @@ def _read(
         continue
       key = prefix + name.partition('.')[2]
       comment = above(lines, node.lineno - 1)
-      beside = trailing(lines[(node.end_lineno or node.lineno) - 1])
-      block = comment if comment or beside else block
+      trailing_comment = trailing(lines[(node.end_lineno or node.lineno) - 1])
+      block = comment if comment or trailing_comment else block
       yield (
         key.rstrip('.'),
-        ' '.join(filter(None, (comment, beside))) or block,
+        ' '.join(filter(None, (comment, trailing_comment))) or block,
       )
       if callee := _called(function, value):
         inner = inspect.getsource(callee)

@@ -61,25 +61,25 @@ def option_values(
   """
   parameters = dict(inspect.signature(make).parameters)
   kinds = {x.kind for x in parameters.values()}
-  known = {
+  accepted_parameters = {
     name: x
     for name, x in parameters.items()
     if name not in filled and x.kind not in (_KEYWORDS, x.VAR_POSITIONAL)
   }
   if _KEYWORDS not in kinds or set(part.options) & set(filled):
-    parts.check_options(part, key, known)
-  if len(part.args) > len(known):
+    parts.check_options(part, key, accepted_parameters)
+  if len(part.args) > len(accepted_parameters):
     raise UserError(
       f'config.{key}={part}: it has {len(part.args)} values without a name, and'
-      f' the options are {", ".join(known) or "none"}'
+      f' the options are {", ".join(accepted_parameters) or "none"}'
     )
-  values = dict(zip(known, part.args, strict=False))
+  values = dict(zip(accepted_parameters, part.args, strict=False))
   for name in values.keys() & part.options.keys():
     raise UserError(
       f'config.{key}={part}: {name} is there twice, once without its name'
     )
   values |= part.options
-  for name, parameter in known.items():
+  for name, parameter in accepted_parameters.items():
     if parameter.default is parameter.empty and name not in values:
       raise UserError(
         f'config.{key}={part}: {part.name} needs the option {name!r}'
@@ -126,7 +126,7 @@ def converted(name: str, value: Any, hint: Any) -> Any:
   ]
   if typing.get_origin(hint) is Annotated:
     hint = typing.get_args(hint)[0]
-  value = _of_numbers(value, hint)
+  value = _cast_numbers(value, hint)
   if not _is_of_type(value, hint):
     raise ValueError(f'{name} is {reprlib.repr(value)}: {_advice(hint)}')
   for interval in bounds:
@@ -151,8 +151,10 @@ def check_interval(name: str, value: Any, interval: str) -> None:
       or (x == high and interval.endswith(']'))
     )
     if not is_inside:
-      each = 'each' if isinstance(value, tuple) else 'it'
-      raise ValueError(f'{name} is {value}: {each} must be {_bounds(interval)}')
+      subject = 'each' if isinstance(value, tuple) else 'it'
+      raise ValueError(
+        f'{name} is {value}: {subject} must be {_bounds(interval)}'
+      )
 
 
 def _bounds(interval: str) -> str:
@@ -173,11 +175,11 @@ def check_growing(choice: Any) -> None:
       raise UserError(f'{field.name} is {value}: write the least number first')
 
 
-def _of_numbers(value: Any, hint: Any) -> Any:
+def _cast_numbers(value: Any, hint: Any) -> Any:
   """Returns a tuple of a list, and a float of an integer, by the type."""
   if isinstance(value, list | tuple):
     numbers = _elements(hint, len(value))
-    return tuple(map(_of_numbers, value, numbers))
+    return tuple(map(_cast_numbers, value, numbers))
   alternatives = type_alternatives(hint)
   if type(value) is int and float in alternatives and int not in alternatives:
     with contextlib.suppress(OverflowError):  # it is out of bounds

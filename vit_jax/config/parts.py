@@ -196,23 +196,23 @@ def _short(text: str) -> str:
   return text if len(text) <= _MOST_SHOWN else f'{text[:_MOST_SHOWN]}...'
 
 
-def check_options(part: Part, key: str, known: Collection[str]) -> None:
+def check_options(part: Part, key: str, option_names: Collection[str]) -> None:
   """Raises a UserError if a part has an option that is not known."""
   for option in part.options:
-    if option not in known:
+    if option not in option_names:
       raise UserError(
         f'config.{key}: {part.name} has no option {option!r}:'
-        f' {nearest(option, known)}'
+        f' {nearest(option, option_names)}'
       )
 
 
-def nearest(name: str, known: Collection[str]) -> str:
+def nearest(name: str, choices: Collection[str]) -> str:
   """Returns the end of an error about an unknown name.
 
   Args:
     name: The unknown name.
-    known: Those that there are.
+    choices: Those that there are.
   """
-  near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-  hint = f'did you mean {near[0]!r}? ' if near else ''
-  return f'{hint}There are {", ".join(known) or "none"}'
+  matches = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
+  hint = f'did you mean {matches[0]!r}? ' if matches else ''
+  return f'{hint}There are {", ".join(choices) or "none"}'

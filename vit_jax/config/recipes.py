@@ -41,13 +41,13 @@ DATASETS: Mapping[str, Dataset] = {
   'digits': Dataset(500, 'train[:80%]', 'train[80%:]', 1_438, True),
 }
 _FOLDER = Dataset(2_500, test='val', evaluation='val')
-_OTHER = Dataset(2_500)
+_DEFAULT_DATASET = Dataset(2_500)
 
 
 def dataset(name: str) -> Dataset:
   """Returns the fine-tuning protocol for a value of `config.data.name`."""
   folder = name.startswith('folder:')
-  return DATASETS.get(name, _FOLDER if folder else _OTHER)
+  return DATASETS.get(name, _FOLDER if folder else _DEFAULT_DATASET)
 
 
 def fine_tuning(
@@ -144,13 +144,13 @@ def split(arg: str, form: str) -> list[str]:
   return parts + [''] * (most - len(parts))
 
 
-def choose(value: str, choices: Collection[str], what: str) -> str:
+def choose(value: str, choices: Collection[str], noun: str) -> str:
   """Returns `value` if it is one of `choices`.
 
   Args:
     value: Part of a config's argument.
     choices: The values that the recipe knows.
-    what: A name for them in the error.
+    noun: A name for them in the error.
 
   Raises:
     UserError: `value` is not one of `choices`.
@@ -158,7 +158,7 @@ def choose(value: str, choices: Collection[str], what: str) -> str:
   if value not in choices:
     names = ', '.join(filter(None, choices))  # '': left out
     raise config_lib.UserError(
-      f'{value!r} is not {what} of this recipe: choose one of {names}'
+      f'{value!r} is not {noun} of this recipe: choose one of {names}'
     )
   return value
 

@@ -24,8 +24,8 @@ from vit_jax.config import modules
 from vit_jax.config import near_paths
 from vit_jax.config import options
 from vit_jax.config import parts
+from vit_jax.config.errors import join_first
 from vit_jax.config.errors import one_line
-from vit_jax.config.errors import some
 from vit_jax.config.errors import UserError
 
 # The part after the colon must be a class, not the version of a dataset as in
@@ -89,24 +89,24 @@ def _built(
     ) from e
 
 
-def among(
+def table_finder(
   choices: Mapping[str, str],
-  own: Finder | None = None,
+  find_own: Finder | None = None,
   example: str = 'my_module:MyClass',
 ) -> Finder:
   """Returns what finds a thing in a table, or one of the user's.
 
   Args:
     choices: 'module:Class' by name, for `wing`.
-    own: Finds 'my_module:MyClass'; None: the user has none.
+    find_own: Finds 'my_module:MyClass'; None: the user has none.
     example: One of the user's, for errors.
   """
 
   def find(name: str, key: str) -> Callable[..., Any]:
-    if own and ':' in name:
-      return own(name, key)
+    if find_own and ':' in name:
+      return find_own(name, key)
     if name not in choices:
-      hint = f', or one of your own, as {example!r}' if own else ''
+      hint = f', or one of your own, as {example!r}' if find_own else ''
       raise UserError(
         f'config.{key} is {name!r}: {parts.nearest(name, choices)}{hint}'
       )
@@ -148,22 +148,24 @@ def find_class(name: str, key: str, kind: type, package: str) -> Any:
     return load_own(name, key, kind)
   path = importlib.import_module(package).__path__
   modules = [module.name for module in pkgutil.iter_modules(path)]
-  found = _class_in(f'{package}.{name}', kind) if name in modules else None
-  if found is None:
-    known = [x for x in modules if _class_in(f'{package}.{x}', kind)]
+  part_class = _class_in(f'{package}.{name}', kind) if name in modules else None
+  if part_class is None:
+    class_modules = [x for x in modules if _class_in(f'{package}.{x}', kind)]
     raise UserError(
-      f'config.{key} is {name!r}: choose one of {", ".join(known)}, or a class'
-      f" of your own, as 'my_module:My{kind.__name__}'"
+      f'config.{key} is {name!r}: choose one of {", ".join(class_modules)}, or'
+      f" a class of your own, as 'my_module:My{kind.__name__}'"
     )
-  return found
+  return part_class
 
 
 def _class_in(module: str, kind: type) -> type | None:
   """Returns a module's own subclass of `kind`; None: it defines none."""
-  for found in vars(importlib.import_module(module)).values():
-    is_kind = isinstance(found, type) and issubclass(found, kind)
-    if is_kind and found.__module__ == module and not inspect.isabstract(found):
-      return found
+  for member in vars(importlib.import_module(module)).values():
+    is_kind = isinstance(member, type) and issubclass(member, kind)
+    if (
+      is_kind and member.__module__ == module and not inspect.isabstract(member)
+    ):
+      return member
   return None
 
 
@@ -180,21 +182,21 @@ def load_own(name: str, key: str, kind: type) -> Any:
     UserError: There is no such module or class, its import fails, or it is of
       another kind.
   """
-  module, found = _imported(name, key)
-  if not isinstance(found, type) or not issubclass(found, kind):
-    problem = 'has no' if found is None else 'has another'
-    there = [
+  module, candidate = _imported(name, key)
+  if not isinstance(candidate, type) or not issubclass(candidate, kind):
+    problem = 'has no' if candidate is None else 'has another'
+    class_names = [
       name
       for name, x in vars(module).items()
       if isinstance(x, type) and issubclass(x, kind) and x is not kind
     ]
-    has = f'; it has {some(there)}' if there else ''
+    has = f'; it has {join_first(class_names)}' if class_names else ''
     module_name, _, class_name = name.partition(':')
     raise UserError(
       f'config.{key}={name}: {module_name} {problem} class {class_name!r},'
       f' which must be a {kind.__module__}.{kind.__name__}{has}'
     )
-  return found
+  return candidate
 
 
 def load_function(name: str, key: str, argument: str) -> Callable[..., Any]:
@@ -209,16 +211,18 @@ def load_function(name: str, key: str, argument: str) -> Callable[..., Any]:
     UserError: There is no such module or function, its import fails, or it does
       not take the argument.
   """
-  module, found = _imported(name, key)
-  if not _takes(found, argument):
-    problem = 'has no' if found is None else 'has another'
+  module, candidate = _imported(name, key)
+  if not _takes(candidate, argument):
+    problem = 'has no' if candidate is None else 'has another'
     module_name, _, function = name.partition(':')
-    there = [x for x, value in vars(module).items() if _takes(value, argument)]
+    function_names = [
+      x for x, value in vars(module).items() if _takes(value, argument)
+    ]
     raise UserError(
       f'config.{key}={name}: {module_name} {problem} function {function!r},'
-      f' which must take {argument}: {parts.nearest(function, there)}'
+      f' which must take {argument}: {parts.nearest(function, function_names)}'
     )
-  return cast(Callable[..., Any], found)
+  return cast(Callable[..., Any], candidate)
 
 
 def _takes(function: Any, argument: str) -> bool:
@@ -238,24 +242,24 @@ def _imported(name: str, key: str) -> tuple[types.ModuleType, Any]:
     UserError: There is no such module, or its import fails.
   """
   module_name, _, attribute = name.partition(':')
-  where = f'config.{key}={name}'
+  setting = f'config.{key}={name}'
   try:
     module = modules.import_module(module_name)
   except ModuleNotFoundError as e:
     if e.name is None or not module_name.startswith(e.name):
-      raise UserError(f'{where}: {one_line(e)}') from e
+      raise UserError(f'{setting}: {one_line(e)}') from e
     raise UserError(
-      f'{where}: Python finds no module {module_name!r}{_advice(module_name)}'
+      f'{setting}: Python finds no module {module_name!r}{_advice(module_name)}'
     ) from None
   except Exception as e:
     raise UserError(
-      f'{where}: importing {module_name} failed:'
-      f' {type(e).__name__}: {one_line(e)}{_line_of(e)}'
+      f'{setting}: importing {module_name} failed:'
+      f' {type(e).__name__}: {one_line(e)}{_failed_line(e)}'
     ) from e
-  found: Any = module
+  named_object: Any = module
   for part in attribute.split('.'):
-    found = getattr(found, part, None)
-  return module, found
+    named_object = getattr(named_object, part, None)
+  return module, named_object
 
 
 def _advice(module: str) -> str:
@@ -263,15 +267,17 @@ def _advice(module: str) -> str:
   path = f'{module.replace(".", "/")}.py'
   if os.path.isfile(path):  # a console script does not look where it runs
     return f': {path} is here: set PYTHONPATH to this directory, {os.getcwd()}'
-  if near := near_paths.find(path, os.path.isfile):
-    return f': did you mean {near.removesuffix(".py").replace("/", ".")!r}?'
+  if similar_path := near_paths.find(path, os.path.isfile):
+    return (
+      f': did you mean {similar_path.removesuffix(".py").replace("/", ".")!r}?'
+    )
   return (
     ': run the command in the directory that it is in, or set PYTHONPATH to'
     ' that'
   )
 
 
-def _line_of(error: Exception) -> str:
+def _failed_line(error: Exception) -> str:
   """Returns the line of the module whose import failed; '' if not known."""
   frames = [
     frame

@@ -9,7 +9,7 @@ import difflib
 
 # Least similarity by difflib: 'learning_rat' has 0.96 with 'learning_rate',
 # 'epochs' 0.67 with 'eps'.
-_NEAR = 0.75
+_LEAST_SIMILARITY = 0.75
 _MANY = 5  # most keys with the same last part that are all shown
 
 # Key -> its names in timm, torchvision, Keras, Lightning, transformers and
@@ -156,12 +156,12 @@ _FLAG_OF = dict.fromkeys(
 )
 
 
-def meant(key: str, known: Collection[str], prefix: str = '') -> str:
+def suggest(key: str, keys: Collection[str], prefix: str = '') -> str:
   """Returns a suggestion for an unknown key; '' if there is none.
 
   Args:
     key: The unknown key, as `lr`, `optim.lr` or `learning-rate`.
-    known: All keys, dotted.
+    keys: All keys, dotted.
     prefix: Put before each key shown: '--config.' on the command line.
 
   Returns:
@@ -169,46 +169,51 @@ def meant(key: str, known: Collection[str], prefix: str = '') -> str:
   """
   lower = key.lower().replace('-', '_')
   name = lower.rpartition('.')[2]
-  if lower in known:
+  if lower in keys:
     return _ask([lower], prefix)
-  same = [x for x in known if x.rpartition('.')[2] == name]
-  called = [x for x in _KEYS_OF.get(name, ()) if x.partition(' ')[0] in known]
+  same_name_keys = [x for x in keys if x.rpartition('.')[2] == name]
+  called = [x for x in _KEYS_OF.get(name, ()) if x.partition(' ')[0] in keys]
   is_group = lower in _KEYS_OF  # 'data': a group, elsewhere data.name
-  if called and (is_group or not same):
+  if called and (is_group or not same_name_keys):
     return _ask(called, prefix)
-  if 0 < len(same) <= _MANY:
-    return _ask(same, prefix)
+  if 0 < len(same_name_keys) <= _MANY:
+    return _ask(same_name_keys, prefix)
   if name in _FLAG_OF:
     return f'it is {_FLAG_OF[name]}, a flag of the command'
-  near = difflib.get_close_matches(lower, known, n=1, cutoff=_NEAR)
-  ends = {x.rpartition('.')[2]: x for x in known}
-  near += [
-    ends[x] for x in difflib.get_close_matches(name, ends, n=1, cutoff=_NEAR)
+  matches = difflib.get_close_matches(
+    lower, keys, n=1, cutoff=_LEAST_SIMILARITY
+  )
+  ends = {x.rpartition('.')[2]: x for x in keys}
+  matches += [
+    ends[x]
+    for x in difflib.get_close_matches(
+      name, ends, n=1, cutoff=_LEAST_SIMILARITY
+    )
   ]
-  if near and not same:
-    return _ask(near[:1], prefix)
-  group = sorted(x for x in known if x.startswith(f'{lower}.'))
+  if matches and not same_name_keys:
+    return _ask(matches[:1], prefix)
+  group = sorted(x for x in keys if x.startswith(f'{lower}.'))
   return f'it is a group of keys, as {prefix}{group[0]}' if group else ''
 
 
 def keys_called(name: str) -> list[str]:
   """Returns the keys that other libraries call by a name, as 'lr'."""
-  found = _KEYS_OF.get(name.lower().replace('-', '_').replace(' ', '_'), ())
-  return [x.partition(' ')[0] for x in found]
+  entries = _KEYS_OF.get(name.lower().replace('-', '_').replace(' ', '_'), ())
+  return [x.partition(' ')[0] for x in entries]
 
 
-def field_meant(name: str, known: Collection[str]) -> str:
+def field_meant(name: str, field_names: Collection[str]) -> str:
   """Returns a suggestion for an unknown field of a model; '' if there is none.
 
   Args:
     name: The unknown field, as 'drop_path'.
-    known: The fields of the model.
+    field_names: The fields of the model.
   """
   if is_checkpoint(name):
     return 'a model with its weights is vit_jax.load(PATH or name)'
   keys = keys_called(name)
   fields = [x.removeprefix('model.') for x in keys]
-  fields = [x for x in fields if x in known]
+  fields = [x for x in fields if x in field_names]
   if fields:
     return _ask(fields, '')
   if keys:
@@ -218,17 +223,17 @@ def field_meant(name: str, known: Collection[str]) -> str:
 
 def is_checkpoint(name: str) -> bool:
   """Whether a flag of this name, in other libraries, names a checkpoint."""
-  meant = [*_KEYS_OF.get(name, ()), _FLAG_OF.get(name, '')]
+  entries = [*_KEYS_OF.get(name, ()), _FLAG_OF.get(name, '')]
   return any(
-    x.startswith(('init_from.path', 'model.name', '--workdir')) for x in meant
+    x.startswith(('init_from.path', 'model.name', '--workdir')) for x in entries
   )
 
 
-def _ask(meant: list[str], prefix: str) -> str:
-  shown = []
-  for each in meant:
-    key, _, value = each.partition(' = ')
-    shown.append(repr(prefix + key))
+def _ask(entries: list[str], prefix: str) -> str:
+  phrases = []
+  for entry in entries:
+    key, _, value = entry.partition(' = ')
+    phrases.append(repr(prefix + key))
     if value:
-      shown[-1] += f', as in {prefix}{key}={value}'
-  return f'did you mean {" or ".join(shown)}?'
+      phrases[-1] += f', as in {prefix}{key}={value}'
+  return f'did you mean {" or ".join(phrases)}?'

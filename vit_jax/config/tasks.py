@@ -38,13 +38,13 @@ def task(
     rate_factor: Factor of the learning rate in steps of this task.
   """
   parts = {part: keys.to_dict(config)[part] for part in keys.TASK_PARTS}
-  own = {
+  settings = {
     'weight': weight,
     'modality': modality,
     'batch_size': batch_size,
     'rate_factor': rate_factor,
   }
-  return keys.task_from_dict(parts | own)
+  return keys.task_from_dict(parts | settings)
 
 
 def for_task(
@@ -66,21 +66,25 @@ def for_task(
   stored = keys.to_dict(config)
   spec = stored.pop('tasks')[name]
   try:
-    made = keys.from_dict(
+    task_config = keys.from_dict(
       stored | {part: spec[part] for part in keys.TASK_PARTS}
     )
     for key, value in spec['model'].items():
-      keys.set_value(made, f'model.{key}', value)
+      keys.set_value(task_config, f'model.{key}', value)
   except (KeyError, TypeError):
     raise UserError(
       f'config.tasks.{name} must be made by config.task(config)'
     ) from None
   except UserError as e:
     raise UserError(f'config.tasks.{name}: {e}') from None
-  made.train.batch_size = spec['batch_size'] or made.train.batch_size
-  made.optim.learning_rate *= spec['rate_factor']
-  made.train.patience = made.checkpoint.best = ''  # the whole run's
-  return made
+  task_config.train.batch_size = (
+    spec['batch_size'] or task_config.train.batch_size
+  )
+  task_config.optim.learning_rate *= spec['rate_factor']
+  task_config.train.patience = task_config.checkpoint.best = (
+    ''  # the whole run's
+  )
+  return task_config
 
 
 def with_task_values(
@@ -94,8 +98,8 @@ def with_task_values(
     filled: Configs of `for_task` by task, with these values set.
   """
   stored = keys.to_dict(config)
-  for name, own in filled.items():
-    own_stored = keys.to_dict(own)
+  for name, task_config in filled.items():
+    own_stored = keys.to_dict(task_config)
     entry = stored['tasks'][name]
     entry |= {part: own_stored[part] for part in keys.TASK_PARTS}
     entry['model'] |= {
@@ -119,8 +123,8 @@ def resumed(
     name: keys.fill(for_task(config, name), for_task(stored, name))
     for name in config.tasks
   }
-  made = keys.fill(config, stored)
-  return with_task_values(made, filled) if filled else made
+  filled_config = keys.fill(config, stored)
+  return with_task_values(filled_config, filled) if filled else filled_config
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -137,8 +141,8 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'config.tasks has a task {name!r}: its name must be letters, digits'
         ' and _, with a letter first'
       )
-    made = isinstance(spec, ml_collections.ConfigDict)
-    if not made or not set(keys.task_from_dict({})) <= set(spec):
+    is_config = isinstance(spec, ml_collections.ConfigDict)
+    if not is_config or not set(keys.task_from_dict({})) <= set(spec):
       raise UserError(
         f'config.tasks.{name} must be made by config.task(config)'
       )
@@ -234,7 +238,7 @@ def all_evaluations(
     return {name: spec for name, spec in config.evals.items() if spec.split}
   return {
     f'{task}_{name}': spec
-    for task, own in config.tasks.items()
-    for name, spec in own.evals.items()
+    for task, task_config in config.tasks.items()
+    for name, spec in task_config.evals.items()
     if spec.split
   }

@@ -13,7 +13,7 @@ import dataclasses
 import ml_collections
 import numpy as np
 
-from vit_jax.config import some
+from vit_jax.config import join_first
 from vit_jax.config import UserError
 from vit_jax.data import base
 

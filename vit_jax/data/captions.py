@@ -292,7 +292,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   if data.captions:
     _caption_templates(data.captions)
   config_lib.within(config, 'data.text_length', '[2, inf)')
-  config_lib.one_of(config, 'data.text_too_long', ('cut', 'refuse'))
+  config_lib.check_choice(config, 'data.text_too_long', ('cut', 'refuse'))
   if data.tokenizer and data.cache != 'none':
     raise UserError(
       f'config.data.cache is {data.cache!r}, which keeps one value of each'

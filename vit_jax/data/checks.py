@@ -50,7 +50,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       _check_split(f'evals.{name}.split', spec.split)
   config_lib.within(config, 'data.num_workers', '[0, inf)')
   config_lib.within(config, 'data.num_threads', '[1, inf)')
-  config_lib.one_of(config, 'data.cache', ('none', 'host', 'device'))
+  config_lib.check_choice(config, 'data.cache', ('none', 'host', 'device'))
   _check_crops(config)
   _check_antialias(data)
   _check_columns(data, source)
@@ -110,11 +110,15 @@ def _check_split(key: str, spec: str) -> None:
 def _check_crops(config: ml_collections.ConfigDict) -> None:
   """Checks kind, interpolation, area and ratio of crops."""
   data = config.data
-  config_lib.build(data.crop, 'data.crop', config_lib.among(geometry.CROPS))
+  config_lib.build(
+    data.crop, 'data.crop', config_lib.table_finder(geometry.CROPS)
+  )
   if data.interpolation:
-    config_lib.one_of(config, 'data.interpolation', geometry.INTERPOLATIONS)
+    config_lib.check_choice(
+      config, 'data.interpolation', geometry.INTERPOLATIONS
+    )
   if data.resize_like:
-    config_lib.one_of(config, 'data.resize_like', geometry.LIKE)
+    config_lib.check_choice(config, 'data.resize_like', geometry.LIKE)
 
 
 def _check_sizes(config: ml_collections.ConfigDict) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 from absl import logging
 import numpy as np
 
-from vit_jax.config import some
+from vit_jax.config import join_first
 from vit_jax.config import UserError
 from vit_jax.data import input_kinds
 from vit_jax.data import target_kinds
@@ -67,7 +67,8 @@ class ClassAreas:
       return ''
     some_of = f' of {total:,} that were read' if self.maps < total else ''
     sentence = (
-      f'{split}: none of the {self.maps:,} maps{some_of} has {some(absent)}'
+      f'{split}: none of the {self.maps:,} maps{some_of} has'
+      f' {join_first(absent)}'
     )
     ignored = self.places[-1] / self.places.sum()
     if not ignored:

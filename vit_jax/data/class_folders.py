@@ -4,7 +4,7 @@ from collections.abc import Collection
 from collections.abc import Sequence
 import os
 
-from vit_jax.config import some
+from vit_jax.config import join_first
 
 
 def problems(
@@ -38,7 +38,7 @@ def problems(
 
 def _unknown(folder: str, names: Sequence[str], classes: Sequence[str]) -> str:
   """Returns a line about the folders of classes that train does not have."""
-  paths = some([os.path.join(folder, name) for name in names])
+  paths = join_first([os.path.join(folder, name) for name in names])
   are = 'is not a class' if len(names) == 1 else 'are not classes'
   class_name = {name.lower(): name for name in classes}.get(names[0].lower())
   advice = 'add such a folder to train, or move it away'
@@ -60,6 +60,6 @@ def lacking(
   if not names:
     return ''
   return (
-    f'warning: {folder} has no {kind} of {some(names)}, which train has: add'
-    ' some, or what the model makes of them is not measured'
+    f'warning: {folder} has no {kind} of {join_first(names)}, which train has:'
+    ' add some, or what the model makes of them is not measured'
   )

@@ -22,8 +22,8 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.config import explained
+from vit_jax.config import join_first
 from vit_jax.config import nearby
-from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import class_folders
@@ -442,7 +442,7 @@ def _tell_left_out(folder: str, paths: Sequence[str]) -> None:
     names = sorted(os.path.relpath(x, folder) for x in paths)
     inform_once(
       f'{folder}: skipped hidden files, system files and work directories'
-      f' ({len(names)}): {some(names)}'
+      f' ({len(names)}): {join_first(names)}'
     )
 
 

@@ -111,9 +111,9 @@ def check(config: ml_collections.ConfigDict) -> None:
     UserError: A value cannot be used.
   """
   config_lib.within(config, 'data.video.stride', '[1, inf)')
-  config_lib.one_of(config, 'data.video.short', input_kinds.SHORT)
-  config_lib.one_of(config, 'data.audio.short', input_kinds.SHORT)
-  config_lib.one_of(config, 'data.audio.window', input_kinds.WINDOWS)
+  config_lib.check_choice(config, 'data.video.short', input_kinds.SHORT)
+  config_lib.check_choice(config, 'data.audio.short', input_kinds.SHORT)
+  config_lib.check_choice(config, 'data.audio.window', input_kinds.WINDOWS)
   for key in ('time_mask', 'frequency_mask', 'masks'):
     config_lib.within(config, f'augment.audio.{key}', '[0, inf)')
   audio_config = config.data.audio

@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.config import some
+from vit_jax.config import join_first
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import target_kinds
@@ -30,8 +30,8 @@ class RelabelledSource(wrapped.WrappedSource):
     if missing := [x for x in source_classes if x not in classes]:
       raise UserError(
         f'the model has not all classes of the data: of the data alone are'
-        f' {some(missing)}; of the model are {some(classes)}. Leave examples of'
-        ' other classes out'
+        f' {join_first(missing)}; of the model are {join_first(classes)}. Leave'
+        ' examples of other classes out'
       )
     super().__init__(source)
     self._name = name

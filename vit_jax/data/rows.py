@@ -17,7 +17,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax.config import explained
-from vit_jax.config import some
+from vit_jax.config import join_first
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import codes as codes_lib

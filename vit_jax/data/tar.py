@@ -33,8 +33,8 @@ from absl import logging
 import ml_collections
 
 from vit_jax.config import explained
+from vit_jax.config import join_first
 from vit_jax.config import one_line
-from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import folder
@@ -202,7 +202,7 @@ class TarSource(rows.RowSource):
     line = (
       f'{self._row_name(("", first))} has no {column} ({len(numbers)} of'
       f' {len(self._samples)} samples have none); its files end with'
-      f' {some(endings)}{dots}: add the file, or leave the sample out'
+      f' {join_first(endings)}{dots}: add the file, or leave the sample out'
     )
     if name not in ('text', 'labels'):
       raise UserError(line)

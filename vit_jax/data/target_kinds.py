@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from vit_jax.config import some
+from vit_jax.config import join_first
 from vit_jax.config import UserError
 from vit_jax.data.features import Map
 from vit_jax.data.features import OfClasses
@@ -33,7 +33,7 @@ class MultiLabel(OfClasses, Target):
   def show(self, value: np.ndarray) -> list[str]:
     """Returns the names of the first classes that are present."""
     present = np.flatnonzero(value).tolist()
-    return [some([self.names[i] for i in present], 3) or 'none']
+    return [join_first([self.names[i] for i in present], 3) or 'none']
 
 
 @dataclasses.dataclass(frozen=True)

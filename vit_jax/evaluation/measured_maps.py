@@ -11,7 +11,7 @@ from absl import logging
 import numpy as np
 
 from vit_jax import data
-from vit_jax.config import some
+from vit_jax.config import join_first
 from vit_jax.config import UserError
 from vit_jax.data import target_kinds
 from vit_jax.data.host import maps
@@ -68,7 +68,7 @@ def add_intervals(
     logging.warning(
       'warning: miou and dice average %d of %d classes: neither a map nor a'
       ' prediction has %s',
-      *(len(names) - len(absent), len(names), some(absent)),
+      *(len(names) - len(absent), len(names), join_first(absent)),
     )
   if 'distances' in rows:
     measured, more = segments.mean_distances(rows.pop('distances'), names)

@@ -217,9 +217,9 @@ def match_classes(
   if missing:
     raise config_lib.UserError(
       f'the model has not all {config_lib.counted(len(data_names), "class")} of'
-      f' the data: of the data alone are {config_lib.some(missing)}; of the'
-      f' model are {config_lib.some(model_names)}. Leave examples of other'
-      ' classes out, or, where only the names differ, add --same_order'
+      f' the data: of the data alone are {config_lib.join_first(missing)}; of'
+      f' the model are {config_lib.join_first(model_names)}. Leave examples of'
+      ' other classes out, or, where only the names differ, add --same_order'
     )
   twice = [x for x in keys if model_keys.count(x) > 1 or keys.count(x) > 1]
   if twice:

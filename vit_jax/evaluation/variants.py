@@ -49,7 +49,7 @@ def adapted(
   if 'merge' in changes[0]:  # leaves layers with different numbers of tokens
     overrides = {'scan': False}
   elif 'quantize' in changes[0] and quantized.can_scan(
-    loaded.model, loaded.beside
+    loaded.model, loaded.objective_params
   ):
     overrides = {'scan': True}  # as int8 would be by itself
   return [
@@ -153,7 +153,7 @@ def describe(
     sizes['merge'] = change['merge']
   if 'quantize' in change:
     sizes['quantize'] = change['quantize']
-    everything = loaded.params, loaded.beside
+    everything = loaded.params, loaded.objective_params
     sizes['parameter_bytes'] = quantized.num_bytes(everything)
   return sizes
 

@@ -30,8 +30,8 @@ from vit_jax.objectives import tokenizer
 from vit_jax.objectives import trunk_checks
 from vit_jax.objectives import visual_tokens
 from vit_jax.weights.formats import huggingface_beit
+from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import timm_beit
-from vit_jax.weights.formats import whole
 
 
 class BEiT(base.Objective):
@@ -268,12 +268,12 @@ class BEiT(base.Objective):
     """Returns the trunk's features, [B, D]."""
     return {'features': self.apply(params['trunk'], batch['image'])}
 
-  def foreign(self, format_name: str) -> whole.Whole | None:
+  def foreign(self, format_name: str) -> objective_tables.ObjectiveTable | None:
     """Returns how a format stores the layer that predicts tokens."""
     if format_name == huggingface_beit.FORMAT:
       return huggingface_beit.with_head(self.config.objective.options.tokens)
     if format_name == 'timm':
-      return whole.Whole(timm_beit.HEAD)
+      return objective_tables.ObjectiveTable(timm_beit.HEAD)
     return None
 
   def _mask(self, draws: base.Rng) -> jax.Array:

@@ -91,7 +91,7 @@ def check_source(
     raise config_lib.UserError(
       f'config.objective.class_weights has {len(weights)} numbers: write one'
       f' for each of the {len(classes)} classes, which are in this order:'
-      f' {config_lib.some(classes, 10)}'
+      f' {config_lib.join_first(classes, 10)}'
     )
 
 

@@ -59,7 +59,7 @@ class Classification(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
-    config_lib.one_of(config, 'objective.loss', losses.NAMES)
+    config_lib.check_choice(config, 'objective.loss', losses.NAMES)
     config_lib.within(config, 'objective.label_smoothing', '[0, 1]')
     if (
       config.objective.name == 'classification'

@@ -40,7 +40,7 @@ from vit_jax.objectives import towers as towers_lib
 from vit_jax.objectives import trunk_checks
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.weights.formats import huggingface_clip
-from vit_jax.weights.formats import whole
+from vit_jax.weights.formats import objective_tables
 
 _FEATURE = 'text'
 LOSSES = ('softmax', 'sigmoid')
@@ -152,9 +152,9 @@ class Contrastive(towers_lib.Towers, base.Objective):
       UserError: A value cannot work.
     """
     key = 'objective.options'
-    config_lib.one_of(config, f'{key}.loss', LOSSES)
-    config_lib.one_of(config, f'{key}.locked', LOCKS)
-    config_lib.one_of(config, f'{key}.text_pool', text.POOLS)
+    config_lib.check_choice(config, f'{key}.loss', LOSSES)
+    config_lib.check_choice(config, f'{key}.locked', LOCKS)
+    config_lib.check_choice(config, f'{key}.text_pool', text.POOLS)
     for name in ('text_width', 'text_depth', 'text_heads', 'parts'):
       config_lib.within(config, f'{key}.{name}', '[1, inf)')
     for name in ('dim', 'text_mlp_dim', 'largest_scale'):
@@ -236,11 +236,11 @@ class Contrastive(towers_lib.Towers, base.Objective):
     """Returns the image tower."""
     return self.model, params['image']
 
-  def foreign(self, format_name: str) -> whole.Whole | None:
+  def foreign(self, format_name: str) -> objective_tables.ObjectiveTable | None:
     """Returns how transformers' CLIP and SigLIP store the text's tower."""
     if format_name != huggingface_clip.FORMAT:
       return None
-    return huggingface_clip.beside(self.towers, self.image_shape)
+    return huggingface_clip.objective_table(self.towers, self.image_shape)
 
   def loss(
     self,

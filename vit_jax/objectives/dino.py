@@ -25,8 +25,8 @@ from vit_jax.objectives import crops
 from vit_jax.objectives import prototypes
 from vit_jax.weights import resize
 from vit_jax.weights.formats import dino_head
+from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import whole
 
 ASSIGNMENTS = ('centre', 'sinkhorn')
 
@@ -143,8 +143,8 @@ class Dino(base.Objective):
     """
     key = 'objective.options'
     options = config.objective.options
-    config_lib.one_of(config, f'{key}.assignment', ASSIGNMENTS)
-    config_lib.one_of(config, f'{key}.resize', resize.METHODS)
+    config_lib.check_choice(config, f'{key}.assignment', ASSIGNMENTS)
+    config_lib.check_choice(config, f'{key}.resize', resize.METHODS)
     least = {
       'local_crops': 0,
       'local_size': 1,
@@ -206,7 +206,7 @@ class Dino(base.Objective):
       }
     return extra
 
-  def foreign(self, format_name: str) -> whole.Whole | None:
+  def foreign(self, format_name: str) -> objective_tables.ObjectiveTable | None:
     """Returns the names of the heads in the authors' files."""
     if format_name != 'timm':
       return None
@@ -214,7 +214,7 @@ class Dino(base.Objective):
     for name, head in self.heads.items():
       theirs = f'{self.foreign_heads[name]}.'
       rules += dino_head.rules(f'{name}/', theirs, head.layers, head.batch_norm)
-    return whole.Whole(rules, dino_head.stored)
+    return objective_tables.ObjectiveTable(rules, dino_head.stored)
 
   def loss(
     self,

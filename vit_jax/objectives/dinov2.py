@@ -178,7 +178,7 @@ class DinoV2(dino.Dino):
     trunk_checks.check_patches(config)
     dino.Dino.check(config)
     o, key = config.objective.options, 'objective.options'
-    config_lib.one_of(config, f'{key}.patch_centre', ('masked', 'all'))
+    config_lib.check_choice(config, f'{key}.patch_centre', ('masked', 'all'))
     for name in ('patch_weight', 'koleo_weight', 'patch_prototypes'):
       config_lib.within(config, f'{key}.{name}', '[0, inf)')
     config_lib.duration(config, f'{key}.mask_start')

@@ -97,7 +97,7 @@ class Distillation(classification.Classification):
       )
     classification.Classification.check(config)
     key = 'objective.options'
-    config_lib.one_of(config, f'{key}.distillation', TARGETS)
+    config_lib.check_choice(config, f'{key}.distillation', TARGETS)
     config_lib.within(config, f'{key}.teacher_weight', '[0, 1]')
     config_lib.within(config, f'{key}.temperature', '(0, inf)')
 

@@ -140,7 +140,7 @@ def _towers_of(
   stored, found = loaded.trained_with, None
   if stored is None:
     found = towers_lib.of_file(loaded)
-  elif loaded.beside and issubclass(
+  elif loaded.objective_params and issubclass(
     objectives.objective_class(stored), contrastive.Contrastive
   ):
     objective, params = trained.restored(loaded)

@@ -55,7 +55,7 @@ class Model(weights.Loaded):
   def _has_heads_beside(self) -> bool:
     """Whether parameters beside the trunk give outputs of their own."""
     stored = self.trained_with
-    if not self.beside or stored is None or self.changes:
+    if not self.objective_params or stored is None or self.changes:
       return False
     return objectives.objective_class(stored).target is not None
 

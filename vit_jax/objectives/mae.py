@@ -28,7 +28,7 @@ from vit_jax.models.parts import stems
 from vit_jax.objectives import base
 from vit_jax.objectives import trunk_checks
 from vit_jax.weights.formats import mae as mae_files
-from vit_jax.weights.formats import whole
+from vit_jax.weights.formats import objective_tables
 
 _EPSILON = 1e-6  # of the targets' variance
 # Options that the decoder's layers have from the trunk's.
@@ -310,9 +310,9 @@ class MAE(base.Objective):
     noise = jax.vmap(lambda key: jax.random.uniform(key, (h * w,)))(keys)
     return masks(noise, self._options.mask_ratio)
 
-  def foreign(self, format_name: str) -> whole.Whole | None:
+  def foreign(self, format_name: str) -> objective_tables.ObjectiveTable | None:
     """Returns how the authors' files, or transformers', have the decoder."""
-    return mae_files.whole_of(
+    return mae_files.decoder_table(
       format_name,
       self.decoder,
       self._grid,

@@ -25,7 +25,7 @@ from vit_jax.data.host import geometry
 from vit_jax.models import projection
 from vit_jax.objectives import base
 from vit_jax.weights.formats import moco
-from vit_jax.weights.formats import whole
+from vit_jax.weights.formats import objective_tables
 
 
 class MoCoV3(base.Objective):
@@ -202,9 +202,9 @@ class MoCoV3(base.Objective):
     del params
     return extra | {'step': step + 1}
 
-  def foreign(self, format_name: str) -> whole.Whole | None:
+  def foreign(self, format_name: str) -> objective_tables.ObjectiveTable | None:
     """Returns how the authors' files, under timm's names, have the heads."""
-    return moco.WHOLE if format_name == 'timm' else None
+    return moco.OBJECTIVE_TABLE if format_name == 'timm' else None
 
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
     """Returns the features [B, D] of the base encoder."""

@@ -70,7 +70,7 @@ class Regression(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
-    config_lib.one_of(config, 'objective.options.loss', LOSSES)
+    config_lib.check_choice(config, 'objective.options.loss', LOSSES)
     for key in ('mean', 'std'):
       config_lib.within(config, f'objective.options.{key}', '(-inf, inf)')
     options = config.objective.options
@@ -97,7 +97,7 @@ class Regression(base.Objective):
       if len(options[key]) != len(names):
         raise config_lib.UserError(
           f'config.objective.options.{key} has {len(options[key])} numbers:'
-          f' write one for each of {config_lib.some(names)}'
+          f' write one for each of {config_lib.join_first(names)}'
         )
 
   def output_facts(self) -> dict[str, Any]:

@@ -162,9 +162,9 @@ class Segmentation(base.Objective):
     """
     trunk_checks.check_patches(config)
     key = 'objective.options'
-    config_lib.one_of(config, f'{key}.head', HEADS)
-    config_lib.one_of(config, f'{key}.loss', ('', *LOSSES))
-    config_lib.one_of(config, f'{key}.loss_mean', tuple(_MEANS))
+    config_lib.check_choice(config, f'{key}.head', HEADS)
+    config_lib.check_choice(config, f'{key}.loss', ('', *LOSSES))
+    config_lib.check_choice(config, f'{key}.loss_mean', tuple(_MEANS))
     config_lib.within(config, f'{key}.channels', '[0, inf)')
     config_lib.within(config, f'{key}.convs', '[0, inf)')
     config_lib.within(config, f'{key}.auxiliary_convs', '[1, inf)')

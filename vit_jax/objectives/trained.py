@@ -47,7 +47,7 @@ def measuring(
     )
   if _has_label_logits(loaded):  # the data may have some of the classes
     features = _trained_features(loaded)
-  if loaded.beside:
+  if loaded.objective_params:
     objective, params = restored(loaded, features)
   else:
     config.objective = stored.objective.copy_and_resolve_references()
@@ -60,9 +60,9 @@ def measuring(
   predicted = features_lib.from_dict(trained.features[name])
   if features[name].names != predicted.names:
     raise config_lib.UserError(
-      f'the model predicts {config_lib.some(predicted.names)}, but'
-      f' {config.data.name} has {config_lib.some(features[name].names)}: name'
-      ' all of the model, in its order, where the data lists them'
+      f'the model predicts {config_lib.join_first(predicted.names)}, but'
+      f' {config.data.name} has {config_lib.join_first(features[name].names)}:'
+      ' name all of the model, in its order, where the data lists them'
     )
   return objective, params
 
@@ -95,7 +95,7 @@ def restored(
   for feature in _trained_features(loaded).values():
     feature.check_vocabulary()
   trunk = loaded.preprocess.trunk
-  params = subtrees.joined(loaded.params, trunk, loaded.beside)
+  params = subtrees.joined(loaded.params, trunk, loaded.objective_params)
   return objectives.create(config, features), params
 
 
@@ -117,7 +117,7 @@ def _is_classifier(loaded: weights.Loaded) -> bool:
   if stored is None:
     return loaded.preprocess.has_label
   cls = objectives.objective_class(stored)
-  if loaded.beside or cls.outputs is not objectives.Objective.outputs:
+  if loaded.objective_params or cls.outputs is not objectives.Objective.outputs:
     return False
   if 'logits' in loaded.preprocess.outputs:
     return loaded.preprocess.has_label

@@ -143,7 +143,7 @@ def method(config: ml_collections.ConfigDict) -> Method:
     chosen = registry.wing('vit_jax.optim.named:Named')(config)
   else:
     own = registry.own_function('learning_rate')
-    find = registry.among(OPTIMIZERS, own, 'optax:adan(b1=0.98)')
+    find = registry.table_finder(OPTIMIZERS, own, 'optax:adan(b1=0.98)')
     chosen = registry.build(config.name, _KEY, find)
   return chosen
 
@@ -201,7 +201,7 @@ def _clip(config: ml_collections.ConfigDict) -> list[Transformation]:
   """Returns what `config.optim.clip` names."""
   if not config.clip:
     return []
-  clip = registry.build(config.clip, 'optim.clip', registry.among(CLIPS))
+  clip = registry.build(config.clip, 'optim.clip', registry.table_finder(CLIPS))
   return [clip.transformation()]
 
 

@@ -124,7 +124,7 @@ def schedule(config: ml_collections.ConfigDict) -> Schedule:
     chosen = registry.wing('vit_jax.optim.other_schedules:Own')(config.schedule)
   else:
     own = registry.own_function('steps')
-    find = registry.among(SCHEDULES, own, 'my_module:my_schedule')
+    find = registry.table_finder(SCHEDULES, own, 'my_module:my_schedule')
     chosen = registry.build(config.schedule, _KEY, find)
   return chosen
 

@@ -187,7 +187,8 @@ def shard_params(
     if i not in used:
       raise config_lib.UserError(
         f'config.mesh.rules[{i}] {pattern!r} matches no parameter that no rule'
-        f' before it matches; there are {config_lib.some(list(shardings), 6)}'
+        ' before it matches; there are'
+        f' {config_lib.join_first(list(shardings), 6)}'
       )
   return shardings
 

@@ -67,7 +67,7 @@ def unsplit(
       lines.append(
         f'config.mesh.{axis}={sizes[axis]} divides no {dimension} of'
         f' {config_lib.counted(len(names), "array")}, {size:,} bytes of which'
-        f' are on every device: {config_lib.some(names)}'
+        f' are on every device: {config_lib.join_first(names)}'
       )
   return '; '.join(lines)
 

@@ -372,7 +372,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
   if report['same'] is not None:
     yield f'what the run reported of it is {_likeness(report)}'
   if names := report['bad_parameters']:
-    yield f'not finite before the step: {config_lib.some(names)}'
+    yield f'not finite before the step: {config_lib.join_first(names)}'
   if report['first'] is not None:
     yield f'first not finite: {_show(report["first"], report)}'
     good = [stage for stage, all_ in report['finite'].items() if all_]
@@ -399,7 +399,7 @@ def _show(cause: dict[str, Any], report: dict[str, Any]) -> str:
     text += f': {cause["not_finite"]} values'
   if 'examples' in cause:
     ids = [str(i) for i in cause['examples']]
-    names = f': {config_lib.some(ids, 10)}'
+    names = f': {config_lib.join_first(ids, 10)}'
     if len(ids) == len(report['examples']):
       names = ''
     text += f', in {len(ids)} of {len(report["examples"])} examples{names}'

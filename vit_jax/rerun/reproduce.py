@@ -136,7 +136,9 @@ def _changed_keys(
   new = [f'{key}={x!r}' for key, x in values.items() if key not in recorded]
   if not new:
     return []
-  return [f'{len(new)} key(s) of the config are new: {config_lib.some(new)}']
+  return [
+    f'{len(new)} key(s) of the config are new: {config_lib.join_first(new)}'
+  ]
 
 
 def _changed_setting(

@@ -51,7 +51,7 @@ def other_classes(
     'without': [repr(name) for name in before if name not in names],
     'with': [repr(name) for name in names if name not in before],
   }
-  texts = [f'{k} {config_lib.some(x)}' for k, x in changes.items() if x]
+  texts = [f'{k} {config_lib.join_first(x)}' for k, x in changes.items() if x]
   return UserError(
     f'the data has other classes than when {folder} began:'
     f' {", ".join(texts) or "their order changed"}; bring the data back, or'

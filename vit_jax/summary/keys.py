@@ -49,7 +49,7 @@ def find(config: 'ml_collections.ConfigDict', word: str = '') -> list[Key]:
   called = synonyms.keys_called(word)
   matches = [x for x in keys if _has(x, word) or x.key in called]
   if not matches:
-    hint = synonyms.meant(word, [x.key for x in keys], '--config.')
+    hint = synonyms.suggest(word, [x.key for x in keys], '--config.')
     raise UserError(
       f'--keys={word}: no key has this in its name or meaning'
       + (f'; {hint}' if hint else '')

@@ -82,7 +82,7 @@ class Metrics:
     if not series:
       raise config_lib.UserError(
         f'{self._path} has no {self._name}: it has'
-        f' {config_lib.some(sorted(self.names), 20)}'
+        f' {config_lib.join_first(sorted(self.names), 20)}'
       )
     if sweep.pick == 'best':
       best = max if sweep.direction == 'maximize' else min

@@ -272,7 +272,7 @@ def _show_features(source: data.Source) -> str:
       texts.append(feature.plural)
     elif names := feature.names:
       kind = _WITH_NAMES.get(name, name)
-      texts.append(f'{len(names)} {kind} ({config_lib.some(names, 10)})')
+      texts.append(f'{len(names)} {kind} ({config_lib.join_first(names, 10)})')
   return ', '.join(texts) or 'images alone'
 
 

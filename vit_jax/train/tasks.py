@@ -727,6 +727,6 @@ def _check_shared(
     if lacks := sorted(shared - set(addresses.values())):
       raise config_lib.UserError(
         f'tasks {shapes[lacks[0]][0]} and {task} have no trunk in common:'
-        f' {task} lacks {config_lib.some(lacks)}; give them the same family and'
-        ' depth'
+        f' {task} lacks {config_lib.join_first(lacks)}; give them the same'
+        ' family and depth'
       )

@@ -56,7 +56,8 @@ def check(
     raise config_lib.UserError(
       f'{_name(objective)}: the parameters of trunk(params) are not those of'
       f' the model of config.model, {config.model.name}, which load, evaluate'
-      f' and export build: {config_lib.some(problems)}. Let init return what'
+      f' and export build: {config_lib.join_first(problems)}. Let init return'
+      ' what'
       " super().init returns, or that under the key 'trunk' and others beside"
       ' it'
     )
@@ -118,7 +119,8 @@ def _check_outputs(
   if read := [name for name, is_used in flat.items() if is_used]:
     raise config_lib.UserError(
       f'{_name(objective)}: outputs computes logits from parameters beside the'
-      f' trunk ({config_lib.some(read)}), which predict, explore and export do'
+      f' trunk ({config_lib.join_first(read)}), which predict, explore and'
+      ' export do'
       ' not apply: they would take the head of the trunk, which learns nothing.'
       ' Leave that head out, by num_outputs that returns 0 and output_facts'
       ' that returns {}; evaluate then measures what outputs returns'

@@ -55,8 +55,8 @@ class Loaded:
     changes: Changes that were made to the parameters, in order.
     origin: The checkpoint that was read.
     trained_with: Config of the run that trained it, if that was one of ours.
-    beside: Parameters that the objective of that run has beside the model, in
-      their places in the objective's tree; {} if there are none.
+    objective_params: Parameters that the objective of that run has beside the
+      model, in their places in the objective's tree; {} if there are none.
   """
 
   model: models.Model
@@ -70,7 +70,7 @@ class Loaded:
   trained_with: ml_collections.ConfigDict | None = dataclasses.field(
     default=None, compare=False
   )
-  beside: Any = dataclasses.field(default_factory=dict, compare=False)
+  objective_params: Any = dataclasses.field(default_factory=dict, compare=False)
 
   def __repr__(self) -> str:
     """Returns the facts in one line; `model` and `changes` have the fields."""
@@ -136,8 +136,8 @@ class Loaded:
   def describe(self) -> str:
     """Returns the model's kind and sizes in words."""
     count = sum(x.size for x in quantized.leaves(self.params))
-    shown = f'{count / 1e6:.1f} million' if count >= 1e6 else f'{count:,}'
-    facts = [f'{type(self.model).__name__} of {shown} parameters']
+    count_text = f'{count / 1e6:.1f} million' if count >= 1e6 else f'{count:,}'
+    facts = [f'{type(self.model).__name__} of {count_text} parameters']
     values = values_lib.model_values(self.model)
     facts += [
       f'{values[key]} {name}'
@@ -195,7 +195,7 @@ class Loaded:
     target = self._with_keys(num_classes, model_overrides)
     is_int8 = quantize == 'int8'
     if is_int8 and 'scan' not in model_overrides:
-      if quantized.can_scan(target, self.beside):
+      if quantized.can_scan(target, self.objective_params):
         target = target.clone(scan=True)
     preprocess, size = self.preprocess, self.preprocess.image_size
     if num_classes is not None and num_classes != self.model.num_classes:
@@ -213,9 +213,9 @@ class Loaded:
       channels=self.preprocess.channels,
       resize=resize or self.resize,
     )
-    beside = self.beside
+    objective_params = self.objective_params
     if is_int8:
-      params, beside = quantized.quantize((params, beside))
+      params, objective_params = quantized.quantize((params, objective_params))
     return dataclasses.replace(
       self,
       model=target,
@@ -223,7 +223,7 @@ class Loaded:
       preprocess=preprocess.at_size(size),
       position_size=size,
       changes=(*self.changes, *changes),
-      beside=beside,
+      objective_params=objective_params,
     )
 
   def _with_keys(
@@ -362,11 +362,11 @@ def _address(path: str) -> str:
     return path
   if path in checkpoints.CHECKPOINTS:
     return checkpoints.CHECKPOINTS[path]
-  known = ', '.join(checkpoints.CHECKPOINTS)
+  published_names = ', '.join(checkpoints.CHECKPOINTS)
   if re.fullmatch(r'(R\d*\+)?(ViT|Mixer)-\w+/\d+|BiT-\w+', path):
     raise config_lib.UserError(
       f'{path!r}: there is no such file, and no published checkpoint of that'
-      f' name; those that are known are {known}; or give a path, or'
+      f' name; those that are known are {published_names}; or give a path, or'
       ' hf:owner/name'
     )
   if '/' not in path and zoo.is_timms(path):
@@ -398,7 +398,8 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   if problems := fit.different_arrays(flat, expected):
     raise config_lib.UserError(
       f'{workdir} does not hold the model that its config.json describes:'
-      f' {config_lib.some(problems)}. Restore config.json if it was changed; a'
+      f' {config_lib.join_first(problems)}. Restore config.json if it was'
+      ' changed; a'
       ' model that an objective made otherwise cannot be loaded: train one that'
       ' config.model describes'
     )
@@ -414,7 +415,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
     resize,
     origin=origin,
     trained_with=config,
-    beside=subtrees.beside(everything, preprocess.trunk),
+    objective_params=subtrees.beside(everything, preprocess.trunk),
   )
 
 

@@ -266,8 +266,8 @@ def _patch_positions(
   if stored is not None:
     if old == new:
       return stored, ''
-    how = f'grid {fit.show(old)} -> {fit.show(new)}, {method}'
-    return resize_lib.positions(stored, old, new, method), how
+    change = f'grid {fit.show(old)} -> {fit.show(new)}, {method}'
+    return resize_lib.positions(stored, old, new, method), change
   kind, _ = position_kind(source)
   if kind in embedding.SINCOS:
     table = embedding.sincos2d(new, source.hidden_size, kind)
@@ -363,7 +363,7 @@ def _adapt_heads(
     _replace(edit, 'pre_logits', target, expected, reason)
   _adapt_head_norm(edit, expected)
   for name in ('head', 'head_distillation'):
-    for path in _kept(edit, name, expected, 'dropped'):
+    for path in _prune_module(edit, name, expected, 'dropped'):
       if reason or path not in edit.params:
         action = f'zeros: {reason or "the checkpoint has none"}'
         edit.put(path, np.zeros(expected[path]), action, is_fresh=True)
@@ -377,13 +377,13 @@ def _adapt_head_norm(
   edit: edit_lib.Edit, expected: Mapping[str, tuple[int, ...]]
 ) -> None:
   """Drops running statistics, or starts them as before the first batch."""
-  for path in _kept(edit, 'head_norm', expected, 'dropped'):
+  for path in _prune_module(edit, 'head_norm', expected, 'dropped'):
     if path not in edit.params:
       start = np.ones if path.endswith('var') else np.zeros
       edit.put(path, start(expected[path], np.float32), 'a new BatchNorm')
 
 
-def _kept(
+def _prune_module(
   edit: edit_lib.Edit,
   name: str,
   expected: Mapping[str, tuple[int, ...]],
@@ -413,7 +413,7 @@ def _replace(
 
   New parameters are initialised as in a new model, from fixed seeds.
   """
-  if not _kept(edit, name, expected, 'dropped with the head'):
+  if not _prune_module(edit, name, expected, 'dropped with the head'):
     return
   module: nn.Module
   context: tuple[context_lib.Context, ...] = ()
@@ -427,8 +427,8 @@ def _replace(
   key = jax.random.key(('map_head', 'pre_logits').index(name))
   new = jax.jit(module.init)(key, jnp.zeros((1, 1, width)), *context)['params']
   for path, value in traverse_util.flatten_dict(new, sep='/').items():
-    what = f'new: {reason}'
-    edit.put(f'{name}/{path}', np.asarray(value), what, is_fresh=True)
+    action = f'new: {reason}'
+    edit.put(f'{name}/{path}', np.asarray(value), action, is_fresh=True)
 
 
 def _as_scanned(params: dict[str, Any], target: Any) -> dict[str, Any]:

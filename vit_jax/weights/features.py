@@ -53,7 +53,12 @@ def features(
   chosen = range(depth(vit)) if layers is None else layers
   index = np.asarray([layer_index(vit, layer) for layer in chosen], np.int32)
   return reduced(
-    vit, images, ('tokens',), lambda seen: seen['tokens'][index], 1, batch_size
+    vit,
+    images,
+    ('tokens',),
+    lambda outputs: outputs['tokens'][index],
+    1,
+    batch_size,
   )
 
 

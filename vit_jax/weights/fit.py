@@ -146,8 +146,10 @@ def _unrolled_shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
   shapes: dict[str, tuple[int, ...]] = {}
   for path, x in params.items():
     if path.startswith('blocks/'):
-      rest = path.removeprefix('blocks/')
-      shapes |= {f'blocks_{i}/{rest}': x.shape[1:] for i in range(x.shape[0])}
+      layer_path = path.removeprefix('blocks/')
+      shapes |= {
+        f'blocks_{i}/{layer_path}': x.shape[1:] for i in range(x.shape[0])
+      }
     else:
       shapes[path] = x.shape
   return shapes
@@ -197,8 +199,8 @@ def _different_values(source: models.Model, target: models.Model) -> list[str]:
   """Lists values that differ; shapes do not show all of them."""
   old, new = map(values_lib.model_values, (source, target))
   return [
-    f'{path} is {value!r} in the checkpoint, {other!r} in the model'
-    for path, (value, other) in values_lib.differences(old, new).items()
+    f'{path} is {value!r} in the checkpoint, {new_value!r} in the model'
+    for path, (value, new_value) in values_lib.differences(old, new).items()
     if not values_lib.is_fitted(path, new, type(target))
   ]
 

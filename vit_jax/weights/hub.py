@@ -34,7 +34,7 @@ _WEIGHTS = (
   'pytorch_model.bin.index.json',
 )
 # A repository may lack them; the last two are of the texts of CLIP and SigLIP.
-_BESIDE = ('preprocessor_config.json', 'merges.txt', 'spiece.model')
+_OPTIONAL_FILES = ('preprocessor_config.json', 'merges.txt', 'spiece.model')
 
 
 def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
@@ -62,7 +62,7 @@ def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
     return directory
   repository = _Repository(name, revision, directory, places.hub(), _token())
   repository.get('config.json')
-  for file_name in _BESIDE:
+  for file_name in _OPTIONAL_FILES:
     repository.find(file_name)
   for file_name in _WEIGHTS:
     if file := repository.find(file_name):
@@ -242,10 +242,10 @@ class _Repository:
     return self._metadata(name, retry=True)
 
   def _error(self, name: str, error: Exception) -> UserError:
-    what = f'cannot download {self._url(name)}'
+    failure = f'cannot download {self._url(name)}'
     if (status := _status(error)) in (401, 403):
       return UserError(
-        f'{what}: status {status}: there is no such repository, or not for'
+        f'{failure}: status {status}: there is no such repository, or not for'
         f' everyone: accept its terms at {self.endpoint}/{self.name} if it has'
         ' any, and set HF_TOKEN'
       )
@@ -257,7 +257,7 @@ class _Repository:
     problem = config_lib.one_line(error.__cause__ or error)
     if status:
       problem = f'status {status}'
-    return UserError(f'{what}: {problem}; try again, or {self._by_hand}')
+    return UserError(f'{failure}: {problem}; try again, or {self._by_hand}')
 
   @property
   def _by_hand(self) -> str:
@@ -265,7 +265,7 @@ class _Repository:
     return (
       'where there is a network, download config.json, model.safetensors (or'
       f' {_WEIGHTS[1]} and the files that it names, or pytorch_model.bin) and,'
-      f' if there is one, {_BESIDE[0]} from'
+      f' if there is one, {_OPTIONAL_FILES[0]} from'
       f' {page}/{parse.quote(self.revision, safe="")}, and put them into'
       f' {self.directory}; or pass a local path'
     )

@@ -21,7 +21,7 @@ from vit_jax.weights import adapt
 from vit_jax.weights import fit
 from vit_jax.weights import resize
 from vit_jax.weights.formats import foreign
-from vit_jax.weights.formats import whole as whole_lib
+from vit_jax.weights.formats import objective_tables
 
 # Keys of `config.model` that each run chooses, whatever the checkpoint has.
 _CHOSEN = (
@@ -42,7 +42,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: There is no such method.
   """
-  config_lib.one_of(config, 'init_from.resize', resize.METHODS)
+  config_lib.check_choice(config, 'init_from.resize', resize.METHODS)
 
 
 def load(config: ml_collections.ConfigDict) -> weights.Loaded:
@@ -105,12 +105,15 @@ def _compare_levels(
   config: ml_collections.ConfigDict, loaded: weights.Loaded
 ) -> None:
   """Warns if the checkpoint was trained with another intensity window."""
-  own, window = levels.from_config(config).window, loaded.preprocess.intensity
-  if own != window:
+  config_window, window = (
+    levels.from_config(config).window,
+    loaded.preprocess.intensity,
+  )
+  if config_window != window:
     logging.warning(
       'warning: config.data.intensity is %s, but %s was trained with %s: to see'
       ' images as it did, set --config.data.intensity=%s',
-      *(own or 'type', config.init_from.path, window or 'type'),
+      *(config_window or 'type', config.init_from.path, window or 'type'),
       'type' if window is None else f"'({window[0]:g}, {window[1]:g})'",
     )
 
@@ -183,8 +186,10 @@ class Start:
     place = objective.trunk_path
     with config_lib.explained(f'config.init_from.path={path}'):
       trunk = self._fit_trunk(loaded, objective.trunk(abstract)[0])
-      beside = self._fit_beside(loaded, subtrees.beside(abstract, place))
-    return subtrees.joined(trunk, place, beside)
+      objective_params = self._fit_beside(
+        loaded, subtrees.beside(abstract, place)
+      )
+    return subtrees.joined(trunk, place, objective_params)
 
   def _fit_trunk(self, loaded: weights.Loaded, target: models.Model) -> Any:
     """Returns the trunk's parameters, adapted to the model."""
@@ -222,32 +227,34 @@ class Start:
       return {}
     unrolled = jax.eval_shape(layouts.unstack_all, abstract)
     try:
-      found = self._read_beside(loaded, unrolled)
+      objective_params = self._read_beside(loaded, unrolled)
     except config_lib.UserError as e:
       raise config_lib.UserError(
         f"beside its trunk {e}. Set the objective's options as they were, or"
         ' config.init_from.trunk_only=True'
       ) from None
     names = ', '.join(abstract)
-    if found is None:
+    if objective_params is None:
       logging.info('it has no parameters of %s: they start at random', names)
       return {}
     logging.info('%s: also from there', names)
-    return layouts.relayout(found, abstract)
+    return layouts.relayout(objective_params, abstract)
 
   def _read_beside(self, loaded: weights.Loaded, abstract: Any) -> Any:
     """Returns the parameters beside the trunk, unrolled, or None."""
     trained_with = loaded.trained_with
     if trained_with is None:
-      whole = whole_lib.table(self._objective, loaded.format)
+      table = objective_tables.table(self._objective, loaded.format)
       path = pathlib.Path(loaded.origin.path)
-      return whole and foreign.read_beside(path, whole, abstract)
+      return table and foreign.read_beside(path, table, abstract)
     if trained_with.objective.name != self._config.objective.name:
       return None
-    found = layouts.unstack_all(loaded.beside)
-    if problems := fit.different_shapes(_shapes(found), _shapes(abstract)):
+    stored_params = layouts.unstack_all(loaded.objective_params)
+    if problems := fit.different_shapes(
+      _shapes(stored_params), _shapes(abstract)
+    ):
       raise config_lib.UserError(f'it does not fit: {"; ".join(problems)}')
-    return found
+    return stored_params
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:

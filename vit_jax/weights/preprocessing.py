@@ -35,7 +35,7 @@ HALF: MeanStd = ((0.5,), (0.5,))
 
 
 @dataclasses.dataclass(frozen=True)
-class Usual:
+class Defaults:
   """Default preprocessing of a family of models, used if no file has it.
 
   Attributes:
@@ -53,9 +53,9 @@ class Usual:
   resize_like: str = 'timm'
 
 
-GOOGLE = Usual(HALF, 1.0, 'squash', 'bilinear', '')
+GOOGLE = Defaults(HALF, 1.0, 'squash', 'bilinear', '')
 # timm's defaults of `pretrained_cfg`, as in the evaluation of DeiT and MAE.
-TIMM = Usual()
+TIMM = Defaults()
 # For models that timm has from Google.
 TIMM_OF_GOOGLE = dataclasses.replace(TIMM, mean_std=HALF)
 
@@ -64,11 +64,11 @@ FILL = 'fill_color'
 LEVEL = typed.Kind(
   'a whole number from 0 to 255', lambda x: type(x) is int and 0 <= x <= 255
 )
-_CROP_MODE = typed.one_of(*geometry.CROP_MODES)
+_CROP_MODE = typed.choice(*geometry.CROP_MODES)
 
 
 def from_timm(
-  config: typed.Json, size: Pair, channels: int, usual: Usual
+  config: typed.Json, size: Pair, channels: int, defaults: Defaults
 ) -> tuple[dict[str, Any], str]:
   """Reads `pretrained_cfg` of a config.json.
 
@@ -76,7 +76,7 @@ def from_timm(
     config: Content of the file.
     size: (height, width) of the model's input.
     channels: Channels of the images.
-    usual: Values used where the file has none.
+    defaults: Values used where the file has none.
 
   Returns:
     Fields of `data.Preprocess`; and `Description.silent`.
@@ -86,14 +86,14 @@ def from_timm(
   """
   key = 'pretrained_cfg'
   silent = '' if config.get(key, typed.OBJECT) else config.file
-  mean, std = usual.mean_std if channels == 3 else HALF
+  mean, std = defaults.mean_std if channels == 3 else HALF
   mean = config.channel_values(f'{key}.mean', channels, mean)
-  crop = config.get(f'{key}.crop_pct', typed.POSITIVE, usual.crop_pct)
+  crop = config.get(f'{key}.crop_pct', typed.POSITIVE, defaults.crop_pct)
   if not geometry.is_crop_pct(crop):
     raise config.error(
       f'{key}.crop_pct', crop, 'it must not be above 1, or below 0.001'
     )
-  mode = config.get(f'{key}.crop_mode', _CROP_MODE, usual.crop_mode)
+  mode = config.get(f'{key}.crop_mode', _CROP_MODE, defaults.crop_mode)
   resize = geometry.before_crop(size, crop)
   preprocess = {
     'image_size': size,
@@ -105,9 +105,9 @@ def from_timm(
     'resize': min(resize) if mode == 'center' else resize,
     'crop_pct': crop,
     'interpolation': config.get(
-      f'{key}.interpolation', base.INTERPOLATION, usual.interpolation
+      f'{key}.interpolation', base.INTERPOLATION, defaults.interpolation
     ),
-    'resize_like': usual.resize_like,
+    'resize_like': defaults.resize_like,
   }
   if mode == 'border':
     fill = config.get(f'{key}.{FILL}', LEVEL)
@@ -117,14 +117,14 @@ def from_timm(
 
 
 def as_timm(
-  usual: Usual,
+  defaults: Defaults,
 ) -> Callable[[Any, Pair, int], tuple[dict[str, Any], str]]:
   """Returns `Format.preprocess` of files beside which timm's config may be."""
 
   def preprocess(
     file: Any, size: Pair, channels: int
   ) -> tuple[dict[str, Any], str]:
-    content, silent = from_timm(file.config, size, channels, usual)
+    content, silent = from_timm(file.config, size, channels, defaults)
     return {'classes': (), **content}, silent
 
   return preprocess
@@ -226,7 +226,7 @@ def from_transformers(
   defaults = _CLASSES[_class(config, model_type)]
   resize, image_size = _sizes(config, defaults)
   mean, std = _mean_std(config, channels, defaults)
-  resample = config.get('resample', typed.one_of(*RESAMPLE), defaults.resample)
+  resample = config.get('resample', typed.choice(*RESAMPLE), defaults.resample)
   return {
     **preprocess,
     'image_size': image_size,

@@ -116,7 +116,7 @@ def _quantized(path: tuple[Any, ...], x: Any) -> Any:
   )
 
 
-def can_scan(model: models.Model, beside: Any) -> bool:
+def can_scan(model: models.Model, objective_params: Any) -> bool:
   """Whether a model's layers can be scanned; quantized ones then are.
 
   So one layer at a time has its kernels in floats. If they are unrolled, the
@@ -124,9 +124,10 @@ def can_scan(model: models.Model, beside: Any) -> bool:
 
   Args:
     model: The model.
-    beside: `Loaded.beside`; if there is any, the run has the model its way.
+    objective_params: `Loaded.objective_params`; if there are any, the run
+      has the model its way.
   """
-  return not beside and models.has_equal_layers(model)
+  return not objective_params and models.has_equal_layers(model)
 
 
 def num_bytes(params: Any) -> int:

@@ -287,6 +287,6 @@ def _linear(x: np.ndarray, old: int) -> np.ndarray:
 def _cubic(x: np.ndarray, a: float) -> np.ndarray:
   """Keys' cubic convolution kernel."""
   x = np.abs(x)
-  near = ((a + 2) * x - (a + 3)) * x**2 + 1
-  far = a * (((x - 5) * x + 8) * x - 4)
-  return np.where(x <= 1, near, np.where(x < 2, far, 0))
+  inner_values = ((a + 2) * x - (a + 3)) * x**2 + 1
+  outer_values = a * (((x - 5) * x + 8) * x - 4)
+  return np.where(x <= 1, inner_values, np.where(x < 2, outer_values, 0))

@@ -93,19 +93,24 @@ def check(vit: weights.Loaded) -> None:
 
 
 def _drawn(
-  vit: weights.Loaded, given: np.ndarray, temperature: float, seed: int
+  vit: weights.Loaded, fixed_colours: np.ndarray, temperature: float, seed: int
 ) -> np.ndarray:
-  """Returns images [B, H, W, C] whose colours are `given` [B, N], or drawn."""
+  """Returns images [B, H, W, C] with `fixed_colours` [B, N], the rest drawn."""
   model, params = vit.model, jax.tree.map(jnp.asarray, vit.params)
   assert isinstance(model, igpt.IGPT)
   key = jax.random.key(seed)
 
-  def draw(given: np.ndarray, rows: np.ndarray) -> jax.Array:
+  def draw(fixed_colours: np.ndarray, rows: np.ndarray) -> jax.Array:
     return pixel_cache.draw(
-      model, params, key, jnp.asarray(given), jnp.asarray(rows), temperature
+      model,
+      params,
+      key,
+      jnp.asarray(fixed_colours),
+      jnp.asarray(rows),
+      temperature,
     )[0]
 
-  rows = np.arange(len(given), dtype=np.int32)
-  ids = batched.in_batches(draw, [given, rows], _BATCH)
+  rows = np.arange(len(fixed_colours), dtype=np.int32)
+  ids = batched.in_batches(draw, [fixed_colours, rows], _BATCH)
   colours = np.asarray(vit.params['clusters'])[ids]
   return colours.reshape(len(ids), *vit.position_size, -1)

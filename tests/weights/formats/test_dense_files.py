@@ -70,7 +70,7 @@ def write_run(path, seed=0, **settings):
     size,
     'corner',
     trained_with=config,
-    beside={'decoder': params['decoder']},
+    objective_params={'decoder': params['decoder']},
   )
   convert.write_workdir(loaded, path, 'here', params)
   return params

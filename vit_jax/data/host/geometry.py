@@ -247,7 +247,7 @@ def train_crop(config: ml_collections.ConfigDict) -> Crop:
     size=size,
     **resizing(data.resize, size, 'data.resize'),
     **dataclasses.asdict(
-      config_lib.build(data.crop, 'data.crop', config_lib.among(CROPS))
+      config_lib.build(data.crop, 'data.crop', config_lib.table_finder(CROPS))
     ),
     flip=data.flip,
     **_shared_fields(data),

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config import some
+from vit_jax.config import join_first
 from vit_jax.config import UserError
 from vit_jax.objectives import base
 
@@ -155,7 +155,7 @@ class Checked(base.Objective):
       problems = [f'has the structure {trees[1]}, which was {trees[0]},']
     if problems:
       raise UserError(
-        f'{self._name("extra")} {some(problems)} after a step: what loss'
+        f'{self._name("extra")} {join_first(problems)} after a step: what loss'
         ' returns, or after_update makes of it, must have the keys, shapes and'
         ' types of init_extra'
       )

@@ -27,9 +27,9 @@ import safetensors
 import safetensors.numpy
 
 from vit_jax.config import explained
+from vit_jax.config import join_first
 from vit_jax.config import one_line
 from vit_jax.config import reason
-from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
 from vit_jax.weights.files import archives
@@ -82,12 +82,12 @@ def open_arrays(
   with contextlib.ExitStack() as stack:
     stored = _one_file(path, stack, state=state)
     with explained(str(path)):
-      plain, holders, others = prefixes.plain_names(stored.shapes, state)
-    _check_state(path, stored, holders, others, state)
-    beside = [x for x in stored.shapes if x not in {*plain.values()}]
-    if beside:
+      plain, holders, other_holders = prefixes.plain_names(stored.shapes, state)
+    _check_state(path, stored, holders, other_holders, state)
+    extra_names = [x for x in stored.shapes if x not in {*plain.values()}]
+    if extra_names:
       logging.info(
-        'left out of %s, as beside the model: %s', path, some(beside)
+        'left out of %s, as beside the model: %s', path, join_first(extra_names)
       )
     shapes = {name: stored.shapes[x] for name, x in plain.items()}
     yield Arrays(shapes, lambda name: stored.read(plain[name]))
@@ -111,12 +111,12 @@ def _check_state(
   if state is not None and state not in (last, *read):
     raise UserError(
       f'{path} holds no state {archives.quoted(state)}: those that it has are'
-      f' {some([*read, *alternatives]) or "without a name"}'
+      f' {join_first([*read, *alternatives]) or "without a name"}'
     )
   if alternatives:
     logging.info(
       'read the state %s of %s; to read another (%s), name it: --state=%s',
-      *(' / '.join(read), path, some(alternatives), alternatives[0]),
+      *(' / '.join(read), path, join_first(alternatives), alternatives[0]),
     )
 
 
@@ -177,7 +177,7 @@ def _npz(archive: archives.Archive) -> Arrays:
   if not entries:
     raise UserError(
       f'{archive.path} is a ZIP file without arrays'
-      f' ({some([archives.quoted(x) for x in archive.members])}): if a'
+      f' ({join_first([archives.quoted(x) for x in archive.members])}): if a'
       ' checkpoint is in it, unpack that'
     )
 

@@ -361,8 +361,10 @@ def state_dict(
   for key, x in nested[chosen].items():
     if isinstance(x, Name) and _is_array(key, chosen):
       raise PickleError(f'{archives.array_named(str(key))} is {_not_run(x)}')
-  others = tuple('.'.join(keys) for keys in ranked if keys and keys != chosen)
-  return '.'.join(chosen), _tensors(nested[chosen]), others
+  other_paths = tuple(
+    '.'.join(keys) for keys in ranked if keys and keys != chosen
+  )
+  return '.'.join(chosen), _tensors(nested[chosen]), other_paths
 
 
 def _no_tensors(value: Any) -> PickleError:

@@ -81,7 +81,7 @@ def are_counts(value: Any, number: int) -> bool:
   return is_list and all(map(is_count, value))
 
 
-def one_of(*values: Any) -> Kind:
+def choice(*values: Any) -> Kind:
   """Returns the kind of a field that has one of a few values."""
   text = f'one of {", ".join(repr(x) for x in values)}'
   # pydantic takes true for 1.
@@ -98,7 +98,7 @@ NUMBER = Kind('a finite number', is_number)
 POSITIVE = Kind('a finite number above 0', is_positive)
 PAIR = Kind('two whole numbers above 0', _checked(_Pair))
 SIZE = Kind('one or two whole numbers above 0', _checked(_Count | _Pair))
-BITS = one_of(8, 16)
+BITS = choice(8, 16)
 WINDOW = Kind('two numbers from 0 on, the first the less', _checked(_Window))
 _LABELS = Kind(
   'names in a list, or by the numbers of classes',

@@ -20,7 +20,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import tables
 
 Shape = tuple[int, ...]
-INTERPOLATION = typed.one_of(*geometry.INTERPOLATIONS)
+INTERPOLATION = typed.choice(*geometry.INTERPOLATIONS)
 
 # Mean and standard deviation of ImageNet's pixels in [0, 1].
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -59,7 +59,7 @@ class Description:
     silent: Name of the file that should define the preprocessing but does not;
       '' if it does.
     rules: The table of its arrays.
-    others: Parameters that another file holds, float32 arrays by path.
+    extra_params: Parameters that another file holds, float32 arrays by path.
   """
 
   model: models.Model
@@ -68,7 +68,7 @@ class Description:
   resize: str
   rules: Sequence[tables.Rule]
   silent: str = ''
-  others: dict[str, Any] = dataclasses.field(default_factory=dict)
+  extra_params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Library(Protocol):
@@ -166,27 +166,29 @@ def renaming(text: str, back: bool = False) -> Callable[[str], str]:
 
 def derived(
   arrays: containers.Arrays,
-  made: Mapping[str, tuple[Sequence[str], Callable[..., np.ndarray]]],
+  derivations: Mapping[str, tuple[Sequence[str], Callable[..., np.ndarray]]],
 ) -> containers.Arrays:
   """Returns arrays of a file, and others in place of those they are made of.
 
   Args:
     arrays: Arrays of the file.
-    made: Name -> names of arrays in the file, and the function of these arrays
-      that returns the one of that name.
+    derivations: Name -> names of arrays in the file, and the function of these
+      arrays that returns the one of that name.
   """
-  used = {each for names, _ in made.values() for each in names}
+  used = {
+    array_name for names, _ in derivations.values() for array_name in names
+  }
   shapes = {k: x for k, x in arrays.shapes.items() if k not in used}
-  for name, (names, make) in made.items():
+  for name, (names, make) in derivations.items():
     # The functions give the shapes for broadcast bytes. These take no memory
     # unless they are joined: then a quarter of the array's.
     probes = (np.broadcast_to(np.uint8(0), arrays.shapes[x]) for x in names)
     shapes[name] = make(*probes).shape
 
   def read(name: str) -> np.ndarray:
-    if name not in made:
+    if name not in derivations:
       return arrays.read(name)
-    names, make = made[name]
+    names, make = derivations[name]
     return make(*map(arrays.read, names))
 
   return containers.Arrays(shapes, read)
@@ -213,15 +215,15 @@ def image_size(
   """
   if tokens is None:
     height, width = (max(224 // p, 1) * p for p in patch[:2])
-    whole = height, width
-    return hints.stored_size or hints.image_size or default or whole
+    fallback = height, width
+    return hints.stored_size or hints.image_size or default or fallback
   for size in (hints.stored_size, default):
-    if size and tokens_of(size, patch) == tokens:
+    if size and count_patches(size, patch) == tokens:
       return size
   side = square_side(tokens)
   if side:
     return side * patch[0], side * patch[1]
-  if hints.image_size and tokens_of(hints.image_size, patch) == tokens:
+  if hints.image_size and count_patches(hints.image_size, patch) == tokens:
     return hints.image_size
   raise UserError(
     f'its {tokens} positions are no square grid: say for which images they'
@@ -264,12 +266,12 @@ def relative_size(
   )
 
 
-def num_heads(values: Mapping[str, Any], usual: int | None = None) -> int:
+def num_heads(values: Mapping[str, Any], default: int | None = None) -> int:
   """Returns the number of heads; the shape of a fused qkv does not show it.
 
   Args:
     values: hidden_size, mlp_dim and depth, by which published ViTs are known.
-    usual: Number that the file's kind stands for, or None.
+    default: Number that the file's kind stands for, or None.
 
   Raises:
     UserError: Nothing determines the number.
@@ -278,7 +280,7 @@ def num_heads(values: Mapping[str, Any], usual: int | None = None) -> int:
   published = (
     x['num_heads'] for x in named.SIZES.values() if sizes.items() <= x.items()
   )
-  number = usual or next(published, None)
+  number = default or next(published, None)
   if number is None:
     raise UserError(
       f'its arrays do not say how many heads {sizes["hidden_size"]} channels'
@@ -288,7 +290,7 @@ def num_heads(values: Mapping[str, Any], usual: int | None = None) -> int:
   return number
 
 
-def tokens_of(size: tuple[int, int], patch: Sequence[int]) -> int:
+def count_patches(size: tuple[int, int], patch: Sequence[int]) -> int:
   """Returns the number of patches; both sizes are (height, width) in pixels."""
   return (size[0] // patch[0]) * (size[1] // patch[1])
 

@@ -28,7 +28,7 @@ def text(
   *,
   title: str,
   source: str,
-  where: str,
+  address: str,
   usage: Sequence[tuple[str, str]],
   notes: Sequence[str] = (),
 ) -> str:
@@ -38,7 +38,7 @@ def text(
     loaded: The model.
     title: Its heading.
     source: Path or address of the checkpoint that was converted.
-    where: The path that `vit_jax.load` takes.
+    address: The path that `vit_jax.load` takes.
     usage: (name of a program, Python code that loads the model in it).
     notes: Warnings about differences, one sentence each.
   """
@@ -49,8 +49,8 @@ def text(
     lines += ['', f'**Mind:** {note}.']
   lines += ['', '| | |', '|---|---|']
   lines += [f'| {key} | {value} |' for key, value in _facts(loaded)]
-  here = f"import vit_jax\nvit = vit_jax.load('{where}')"
-  for program, code in (*usage, ('vit_jax', here)):
+  loading_code = f"import vit_jax\nvit = vit_jax.load('{address}')"
+  for program, code in (*usage, ('vit_jax', loading_code)):
     lines += ['', f'## With {program}', '', '```python', code, '```']
   lines += ['', '## Architecture', '', '| key | value |', '|---|---|']
   lines += [
@@ -109,8 +109,10 @@ def _classes(loaded: weights.Loaded) -> str:
     return 'none: features come out'
   if not names:
     return f'{count}, without names'
-  shown = ', '.join(name.replace('|', '\\|') for name in names[:_MOST_NAMES])
-  return f'{count}: {shown}{", ..." if names[_MOST_NAMES:] else ""}'
+  name_list = ', '.join(
+    name.replace('|', '\\|') for name in names[:_MOST_NAMES]
+  )
+  return f'{count}: {name_list}{", ..." if names[_MOST_NAMES:] else ""}'
 
 
 def _values(model: models.Model) -> dict[str, Any]:
@@ -120,6 +122,8 @@ def _values(model: models.Model) -> dict[str, Any]:
     hidden = None, False, getattr(model, 'class_defaults', {}).get('block')
     return {k: x for k, x in values.items() if x not in hidden}
   sizes = {key: values[key] for key in ('num_classes', *_SIZES_OF_VITS)}
-  usual = values_lib.model_values(models.create_model('ViT-S/16', **sizes))
-  changed = values_lib.differences(values, usual)
+  default_values = values_lib.model_values(
+    models.create_model('ViT-S/16', **sizes)
+  )
+  changed = values_lib.differences(values, default_values)
   return sizes | {path: value for path, (value, _) in changed.items()}

@@ -85,14 +85,14 @@ def check(trunk: vit.ViT, name: str) -> list[str]:
   """
   program = FORMATS[name].program
   values = values_lib.model_values(trunk)
-  kept = {path: x for path, x in values.items() if path in _TRUNK}
-  keys = values_lib.config_keys(kept)
+  trunk_values = {path: x for path, x in values.items() if path in _TRUNK}
+  keys = values_lib.config_keys(trunk_values)
   restored = values_lib.model_values(models.create_model('ViT-S/16', **keys))
   if changed := values_lib.differences(values, restored):
     path, (value, _) = next(iter(changed.items()))
-    shown = format_lib.show(path, value, values)
+    value_text = format_lib.show(path, value, values)
     raise UserError(
-      f'{program} has no place for {shown} of the trunk: use --to=vit_jax'
+      f'{program} has no place for {value_text} of the trunk: use --to=vit_jax'
     )
   gelu = values['mlp.gelu']
   if gelu == 'exact':
@@ -146,10 +146,12 @@ def read(path: pathlib.Path, like: Any) -> Any:
   with containers.open_arrays(path) as arrays:
     form = _stored_format(path, arrays)
     filled = {}
-    for ours, value in form.optional.items():
-      names = [n for x in form.rules for n in x.names(ours) or ()]
+    for param_path, value in form.optional.items():
+      names = [n for x in form.rules for n in x.names(param_path) or ()]
       if not set(names) <= arrays.shapes.keys():
-        filled[ours] = np.full(abstract.pop(ours).shape, value, np.float32)
+        filled[param_path] = np.full(
+          abstract.pop(param_path).shape, value, np.float32
+        )
     needed = traverse_util.unflatten_dict(abstract, sep='/')
     try:
       params = tables.read(arrays, form.rules, needed, form.ignored)
@@ -179,6 +181,6 @@ def _unused(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   norms = {}
   for name, x in arrays.items():
     if '.norm1.' in name and name.startswith('vit.blocks.'):
-      other = name.replace('.norm1.', '.norm_cross_attn.')
-      norms[other] = np.full_like(x, name.endswith('weight'))
+      unused_name = name.replace('.norm1.', '.norm_cross_attn.')
+      norms[unused_name] = np.full_like(x, name.endswith('weight'))
   return norms

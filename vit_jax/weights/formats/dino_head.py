@@ -33,13 +33,14 @@ def stored(name: str) -> str:
 
 
 def rules(
-  ours: str, theirs: str, layers: int, batch_norm: bool
+  param_prefix: str, file_prefix: str, layers: int, batch_norm: bool
 ) -> list[tables.Rule]:
   """Returns the table of a head's parameters and running statistics.
 
   Args:
-    ours: Path of the head in the objective's parameters, such as 'head/'.
-    theirs: What the names in the file begin with, such as 'head.'.
+    param_prefix: Path of the head in the objective's parameters, such as
+      'head/'.
+    file_prefix: What the names in the file begin with, such as 'head.'.
     layers: Number of layers of the MLP.
     batch_norm: Whether it has BatchNorm.
   """
@@ -53,4 +54,4 @@ last_layer/scale   last_layer.weight_g  column
 """,
     column=tables.padded(1),
   )
-  return tables.below(table, ours, theirs)
+  return tables.below(table, param_prefix, file_prefix)

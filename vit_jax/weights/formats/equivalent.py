@@ -34,7 +34,7 @@ _SCALED = {
 }
 
 
-def form_of(model: models.Model, lacks: Lacks) -> models.Model | None:
+def storable_form(model: models.Model, lacks: Lacks) -> models.Model | None:
   """Returns a model with the same function that a format can store, or None.
 
   It is the model itself if the format can store that.
@@ -84,7 +84,7 @@ def _other_positions(model: vit.ViT) -> Iterator[nn.Module]:
 def rewrite(
   loaded: weights.Loaded, target: models.Model
 ) -> tuple[weights.Loaded, list[str]]:
-  """Returns a model in the form of `form_of`, and notes on what differs.
+  """Returns a model in the form of `storable_form`, and notes on what differs.
 
   Its layers are unrolled, and its arrays those of NumPy.
   """

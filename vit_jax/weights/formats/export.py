@@ -36,15 +36,15 @@ from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import huggingface_config
 from vit_jax.weights.formats import imagegpt
+from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_config
 from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats import torchvision
-from vit_jax.weights.formats import whole as whole_lib
 from vit_jax.weights.formats.format import Format
 
-OURS = 'vit_jax'
-FORMATS = (*(form.NAME for form in foreign.FORMATS), OURS)
+VIT_JAX = 'vit_jax'
+FORMATS = (*(form.NAME for form in foreign.FORMATS), VIT_JAX)
 
 _WRITERS: dict[str, Any] = {
   'google': google.Writer(),
@@ -65,7 +65,7 @@ def write(
   path: pathlib.Path,
   name: str,
   source: str,
-  whole: whole_lib.Whole | None = None,
+  objective_table: objective_tables.ObjectiveTable | None = None,
 ) -> list[str]:
   """Writes a model in a foreign format.
 
@@ -75,8 +75,8 @@ def write(
       files go to its directory.
     name: Name of the format.
     source: Origin of the model, for its card.
-    whole: How the format stores `loaded.beside`, which is then written, too;
-      None: the model alone.
+    objective_table: How the format stores `loaded.objective_params`, which are
+      then written, too; None: the model alone.
 
   Returns:
     Notes on what was changed for that format, and where its code computes
@@ -90,7 +90,7 @@ def write(
   loaded = _unrolled(loaded)
   target = _supported(loaded, form, source)
   target_values = values_lib.model_values(target)
-  if whole is not None and timm_parallel.is_joint(target_values):
+  if objective_table is not None and timm_parallel.is_joint(target_values):
     raise UserError(
       f'{source}: files of --whole have no place for layers with parts beside'
       ' each other: leave --whole out'
@@ -109,8 +109,8 @@ def write(
   notes += _border_notes(loaded.preprocess, name)
   with new_directory(path, is_file) as directory:
     companions = _companions(loaded, writer, weights_file, kind)
-    if whole is not None:
-      companions['config.json'].update(whole.config)
+    if objective_table is not None:
+      companions['config.json'].update(objective_table.config)
     for json_name, content in companions.items():
       safe_io.write_json(directory / json_name, content)
     write_card(
@@ -118,11 +118,11 @@ def write(
       loaded,
       title=path.stem if is_file else path.name,
       source=source,
-      where=path.name,
+      address=path.name,
       usage=[writer.usage(kind, target, folder, weights_file)],
       notes=notes,
     )
-    _write_arrays(loaded, directory / weights_file, whole, kind)
+    _write_arrays(loaded, directory / weights_file, objective_table, kind)
   return notes
 
 
@@ -144,11 +144,11 @@ def check_path(path: pathlib.Path, name: str) -> bool:
     file = f' or a {_SUFFIXES[name]} file' if name in _SUFFIXES else ''
     raise UserError(f'{path}: --to={name} writes a directory{file}; name one')
   names = [path.name, 'config.json', 'README.md'] if is_file else [path.name]
-  for there in (path.with_name(name) for name in names):
-    is_empty = not is_file and there.is_dir() and not any(there.iterdir())
-    if there.exists() and not is_empty:
+  for target in (path.with_name(name) for name in names):
+    is_empty = not is_file and target.is_dir() and not any(target.iterdir())
+    if target.exists() and not is_empty:
       raise UserError(
-        f'{there} is there already, and is not overwritten: name a new'
+        f'{target} is there already, and is not overwritten: name a new'
         ' directory'
       )
   parent = next(p for p in path.absolute().parents if p.exists())
@@ -171,7 +171,7 @@ def _supported(
   if len(size) == 3:
     raise UserError(
       f'{source} cannot be written with --to={form.NAME}, which has no place'
-      f' for volumes: use --to={OURS}, or --to=monai for a UNETR'
+      f' for volumes: use --to={VIT_JAX}, or --to=monai for a UNETR'
     )
 
   def lacks(form: base.Library) -> equivalent.Lacks:
@@ -180,17 +180,17 @@ def _supported(
 
     return reason
 
-  target = equivalent.form_of(model, lacks(form))
+  target = equivalent.storable_form(model, lacks(form))
   if target is None:
     able = [
       x.NAME
       for x in foreign.FORMATS
-      if x is not form and equivalent.form_of(model, lacks(x)) is not None
+      if x is not form and equivalent.storable_form(model, lacks(x)) is not None
     ]
     raise UserError(
       f'{source} cannot be written with --to={form.NAME}, which has no place'
       f' for {lacks(form)(model)}: use'
-      f' --to={" or --to=".join([*able, OURS])}'
+      f' --to={" or --to=".join([*able, VIT_JAX])}'
     )
   return target
 
@@ -215,8 +215,8 @@ def new_directory(
     temporary.mkdir(parents=True)
     yield temporary
     if is_file:
-      whole = sorted(temporary.iterdir(), key=lambda x: x.name == path.name)
-      for file in whole:  # the weights last
+      files = sorted(temporary.iterdir(), key=lambda x: x.name == path.name)
+      for file in files:  # the weights last
         file.rename(path.with_name(file.name))
     else:
       temporary.rename(path)
@@ -246,8 +246,12 @@ def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
   model, params = loaded.model, jax.tree.map(np.asarray, loaded.params)
   if not isinstance(model, resnet.BiT) and model.scan:
     model, params = model.clone(scan=False), layouts.unstack_layers(params)
-  beside = layouts.unstack_all(jax.tree.map(np.asarray, loaded.beside))
-  return dataclasses.replace(loaded, model=model, params=params, beside=beside)
+  objective_params = layouts.unstack_all(
+    jax.tree.map(np.asarray, loaded.objective_params)
+  )
+  return dataclasses.replace(
+    loaded, model=model, params=params, objective_params=objective_params
+  )
 
 
 def _companions(
@@ -322,10 +326,10 @@ def _output_notes(loaded: weights.Loaded) -> list[str]:
 def _write_arrays(
   loaded: weights.Loaded,
   path: pathlib.Path,
-  whole: whole_lib.Whole | None,
+  objective_table: objective_tables.ObjectiveTable | None,
   kind: Format,
 ) -> None:
-  arrays = _arrays(loaded, whole, kind)
+  arrays = _arrays(loaded, objective_table, kind)
   if path.suffix == '.npz':
     containers.write_npz(path, arrays)
     return
@@ -336,15 +340,22 @@ def _write_arrays(
 
 def _arrays(
   loaded: weights.Loaded,
-  whole: whole_lib.Whole | None,
+  objective_table: objective_tables.ObjectiveTable | None,
   kind: Format,
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields the arrays of a file by name, as views."""
   values = values_lib.model_values(loaded.model)
   rules = kind.rules(values)
   for name, array in tables.write(rules, loaded.params):
-    yield whole.stored(name) if whole else kind.stored(values, name), array
-  if whole is not None:
-    for name, array in tables.write(whole.rules, loaded.beside):
-      yield whole.stored(name), array
-    yield from whole.constants.items()
+    yield (
+      objective_table.stored(name)
+      if objective_table
+      else kind.stored(values, name),
+      array,
+    )
+  if objective_table is not None:
+    for name, array in tables.write(
+      objective_table.rules, loaded.objective_params
+    ):
+      yield objective_table.stored(name), array
+    yield from objective_table.constants.items()

@@ -27,7 +27,7 @@ The second column is one of
     name?      whether an array's name begins so; name?yes:no gives other values
                than True and False, and a?x:b?y:z asks for a, then for b;
                ~expression? asks for timm's name of the architecture
-    f()        what a function of `Seen` returns; None: the config tells
+    f()        what a function of `FileFacts` returns; None: the config tells
     @value     that of an earlier entry
     =value     all models of the format have it, unless the caller says
                otherwise; =f() returns it
@@ -68,7 +68,7 @@ from vit_jax.weights.formats import tables
 
 
 @dataclasses.dataclass
-class Seen:
+class FileFacts:
   """What is known of a file while its model is described.
 
   Patterns of names have `#` for a number, and may be several, `a|b` or
@@ -172,7 +172,7 @@ def _unreadable(reason: str) -> UserError:
   return UserError(f'its architecture cannot be read: {reason}')
 
 
-Read = Callable[[Seen], Any]
+Read = Callable[[FileFacts], Any]
 Write = Callable[[Mapping[str, Any]], Any]
 
 
@@ -181,7 +181,8 @@ class Entry:
   """How a format has a value of a model.
 
   Attributes:
-    ours: Its name; '': the format's config says something that is no value.
+    value_name: Its name; '': the format's config says something that is no
+      value.
     read: What is seen of it in the arrays, which then decide; None where they
       do not show it. They may return None in one file.
     key: Key of the format's config; '': it has none.
@@ -200,14 +201,14 @@ class Entry:
       number of heads where no config has it.
   """
 
-  ours: str
+  value_name: str
   read: Read | None = None
   key: str = ''
   words: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
   default: Any = None
   kind: typed.Kind | None = None
   write: Write | None = None
-  check: Callable[[Seen], None] | None = None
+  check: Callable[[FileFacts], None] | None = None
   is_stated: bool = False
   is_noted: bool = False
   is_read_only: bool = False
@@ -217,9 +218,9 @@ class Entry:
   def is_fixed(self) -> bool:
     """Whether all models of the format have its value."""
     is_said = self.read is not None or self.key or callable(self.default)
-    return bool(self.ours) and not is_said
+    return bool(self.value_name) and not is_said
 
-  def value(self, file: Seen) -> Any:
+  def value(self, file: FileFacts) -> Any:
     """Returns our value for a file; None: nothing says it.
 
     The arrays decide, then the caller, then the config.
@@ -230,23 +231,23 @@ class Entry:
     if self.check:
       self.check(file)
     value = self.read(file) if self.read else None
-    said = self._said(file.config)
+    config_value = self._config_value(file.config)
     if value is None:
-      value = file.hints.values.get(self.ours)
+      value = file.hints.values.get(self.value_name)
     if value is None:
-      value = said
+      value = config_value
     if value is None:
       value = self.default
       return value(file) if callable(value) else value
     return value
 
-  def _said(self, config: typed.Json) -> Any:
+  def _config_value(self, config: typed.Json) -> Any:
     """Returns our value for what a config says; None: it does not."""
-    if not self.key or not self.ours:
+    if not self.key or not self.value_name:
       return None
     kind = self.kind or _ANY
     if self.words:
-      kind = typed.one_of(*self.words)
+      kind = typed.choice(*self.words)
     word = config.get(self.key, kind)
     return self.words[word] if self.words and word is not None else word
 
@@ -254,22 +255,25 @@ class Entry:
     """Returns the key's value for a model; None: the config has no word."""
     if self.write:
       return self.write(values)
-    value = values.get(self.ours)
+    value = values.get(self.value_name)
     if self.words:
-      words = {ours: word for word, ours in reversed([*self.words.items()])}
+      words = {
+        model_value: word
+        for word, model_value in reversed([*self.words.items()])
+      }
       return words.get(value)
     return list(value) if isinstance(value, tuple) else value
 
 
-def evaluate(entries: Iterable[Entry], file: Seen) -> None:
+def evaluate(entries: Iterable[Entry], file: FileFacts) -> None:
   """Sets `file.values` to what a table of fields says of a file.
 
   Raises:
     UserError: As `Entry.value`.
   """
   for entry in entries:
-    if entry.ours:
-      file.values[entry.ours] = entry.value(file)
+    if entry.value_name:
+      file.values[entry.value_name] = entry.value(file)
 
 
 _ANY = typed.Kind('anything', lambda x: True)
@@ -277,7 +281,7 @@ _ANY = typed.Kind('anything', lambda x: True)
 NULL = object()
 
 
-def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
+def check_gate(key: str, is_read: bool = True) -> Callable[[FileFacts], None]:
   """Returns the check that a SiLU is the activation of gated MLPs alone.
 
   Args:
@@ -285,7 +289,7 @@ def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
     is_read: Whether the format's code reads the key where the MLP is gated.
   """
 
-  def check(file: Seen) -> None:
+  def check(file: FileFacts) -> None:
     word = file.config.get(key, typed.TEXT)
     is_gated = file.values.get('mlp') == 'swiglu'
     if word is None or (is_gated and not is_read):
@@ -297,8 +301,8 @@ def check_gate(key: str, is_read: bool = True) -> Callable[[Seen], None]:
   return check
 
 
-def known(text: str) -> dict[str, typed.Kind | None]:
-  """Returns keys of a config that need not be read (`Format.known`).
+def unread_keys(text: str) -> dict[str, typed.Kind | None]:
+  """Returns keys of a config that need not be read (`Format.unread_keys`).
 
   Args:
     text: The keys, such as `drop_rate act_layer=gelu|relu`: the second may have
@@ -307,7 +311,7 @@ def known(text: str) -> dict[str, typed.Kind | None]:
   kinds: dict[str, typed.Kind | None] = {}
   for key, is_limited, words in (x.partition('=') for x in text.split()):
     values = map(_literal, words.split('|'))
-    kinds[key] = typed.one_of(*values) if is_limited else None
+    kinds[key] = typed.choice(*values) if is_limited else None
   return kinds
 
 
@@ -338,14 +342,14 @@ def table(
       other names than theirs.
   """
   reader = _Reader(below, {x.__name__: x for x in functions} | names)
-  entries = {entry.ours or entry.key: entry for entry in changes}
+  entries = {entry.value_name or entry.key: entry for entry in changes}
   for line in tables.joined_lines(text):
     first, *columns = line.split()
     if first == '-':
       for name in columns:
         del entries[reader.key(name)]
     elif first == '>':
-      entry = reader.told(*columns)
+      entry = reader.written_entry(*columns)
       entries[entry.key] = entry
     else:
       entries[first] = reader.entry(first, *columns)
@@ -374,7 +378,7 @@ class _Reader:
       return self.names[text[:-2]]
     return self.choice(text) if '?' in text else _literal(text)
 
-  def told(self, key: str, text: str, *options: str) -> Entry:
+  def written_entry(self, key: str, text: str, *options: str) -> Entry:
     """Returns the entry of a key that is written, not read."""
     write = self.writer(text, options)
     return Entry('', key=self.key(key), write=write, is_stated=True)
@@ -391,10 +395,10 @@ class _Reader:
     return self.entry(text, '-', '-', *options).word
 
   def entry(
-    self, ours: str, place: str, key: str = '-', *options: str
+    self, value_name: str, place: str, key: str = '-', *options: str
   ) -> Entry:
     """Returns the entry of a line's columns."""
-    more = self.options(ours, options)
+    more = self.options(value_name, options)
     kind, mark = key[:-1], key[-1]
     if mark == '!':
       more['is_stated'] = True
@@ -407,9 +411,9 @@ class _Reader:
       more['default'] = self.literal(place[1:])
     if place.endswith('?'):
       more.setdefault('kind', typed.TRUTH)
-    return Entry(ours, read, **more)
+    return Entry(value_name, read, **more)
 
-  def options(self, ours: str, options: Sequence[str]) -> dict[str, Any]:
+  def options(self, value_name: str, options: Sequence[str]) -> dict[str, Any]:
     """Returns fields of an entry for the words behind a key."""
     more: dict[str, Any] = {}
     for option in options:
@@ -419,7 +423,7 @@ class _Reader:
       elif is_field:
         more[name] = self.literal(value)
       elif option == 'square':
-        more['write'] = _one_side(ours)
+        more['write'] = _one_side(value_name)
       elif option in ('noted', 'read_only', 'given'):
         more[f'is_{option}'] = True
       elif ':' in option:
@@ -451,7 +455,7 @@ class _Reader:
       return lambda file: file.count(name) or absent
     axis = self.literal(sides)
 
-    def read(file: Seen) -> Any:
+    def read(file: FileFacts) -> Any:
       file.shape(name, axes)
       if isinstance(axis, tuple):
         return tuple(file.size(name, i) for i in axis)
@@ -466,7 +470,7 @@ class _Reader:
     then = self.literal(yes)
     otherwise = self.choice(no) if '?' in no else lambda file: self.literal(no)
 
-    def read(file: Seen) -> Any:
+    def read(file: FileFacts) -> Any:
       if pattern.startswith('~'):
         name = file.config.get('architecture', typed.TEXT, '')
         return then if re.match(pattern[1:], name) else otherwise(file)

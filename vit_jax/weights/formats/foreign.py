@@ -24,12 +24,12 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import google_towers
 from vit_jax.weights.formats import huggingface
+from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import open_clip_config
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm
 from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import torchvision
-from vit_jax.weights.formats import whole as whole_lib
 
 FORMATS: tuple[base.Library, ...] = (google, huggingface, timm, torchvision)
 
@@ -54,9 +54,9 @@ _FILL = typed.Kind(
   'a list of stored values',
   lambda x: isinstance(x, list) and geometry.is_fill(tuple(x)),
 )
-_RESIZE = typed.one_of(*resize_lib.METHODS)
+_RESIZE = typed.choice(*resize_lib.METHODS)
 # Fields that `export` writes to config.json, besides the name of the file.
-_OURS = {
+_EXPORTED_FIELDS = {
   'model': typed.OBJECT,
   'image_size': typed.PAIR,
   'resize': _RESIZE,
@@ -72,7 +72,7 @@ _STORED: Mapping[str, tuple[typed.Kind, Any]] = {
   'bits': (typed.BITS, 8),
   'intensity': (typed.WINDOW, None),
   'interpolation': (base.INTERPOLATION, 'bilinear'),
-  'resize_like': (typed.one_of('', *geometry.LIKE), ''),
+  'resize_like': (typed.choice('', *geometry.LIKE), ''),
 }
 
 
@@ -133,10 +133,14 @@ def read(
     abstract = models.abstract_params(
       description.model, (*description.image_size, channels)
     )
-    others, rules = description.others, description.rules
-    inside = {path: x for path, x in abstract.items() if path not in others}
-    params = tables.read(arrays, rules, inside, form.IGNORED, arrays.stored)
-    params |= others
+    extra_params, rules = description.extra_params, description.rules
+    file_params = {
+      path: x for path, x in abstract.items() if path not in extra_params
+    }
+    params = tables.read(
+      arrays, rules, file_params, form.IGNORED, arrays.stored
+    )
+    params |= extra_params
   logging.info('read %s, a file of the kind %s', path, form.NAME)
   if description.silent and not is_ours:
     _say_assumed(path, description)
@@ -162,13 +166,15 @@ def config_beside(path: pathlib.Path) -> typed.Json:
 
 
 def read_beside(
-  path: pathlib.Path, whole: whole_lib.Whole, abstract: Any
+  path: pathlib.Path,
+  objective_table: objective_tables.ObjectiveTable,
+  abstract: Any,
 ) -> dict[str, Any] | None:
   """Reads the parameters that an objective has beside its trunk.
 
   Args:
     path: As of `read`.
-    whole: How the file's format stores them.
+    objective_table: How the file's format stores them.
     abstract: Their shapes, as a tree with layers unrolled.
 
   Returns:
@@ -178,13 +184,15 @@ def read_beside(
     UserError: It is damaged, or does not fit; the message lists all
       differences.
   """
-  with opened(path) as found:
-    plain = _plain(found)
+  with opened(path) as container:
+    plain = _plain(container)
     arrays = _format(list(plain.shapes)).prepare(plain)
-    wanted = tables.entries(whole.rules, abstract)
-    if not any(name in arrays.shapes for x in wanted for name in x.names):
+    entries = tables.entries(objective_table.rules, abstract)
+    if not any(name in arrays.shapes for x in entries for name in x.names):
       return None
-    return tables.read(arrays, whole.rules, abstract, '.*', arrays.stored)
+    return tables.read(
+      arrays, objective_table.rules, abstract, '.*', arrays.stored
+    )
 
 
 def _cropped(
@@ -198,12 +206,14 @@ def _cropped(
   model = description.model
   if not isinstance(model, vit.ViT) or 'patches.crop' in hints.values:
     return description
-  rest = any(
+  has_remainder = any(
     n % p
     for n, p in zip(description.image_size, model.patches.pixels, strict=False)
   )
   pads = hints.config.get('model_args.dynamic_img_pad', typed.TRUTH, False)
-  if not rest or pads or isinstance(model.patches, stems.HybridPatches):
+  if (
+    not has_remainder or pads or isinstance(model.patches, stems.HybridPatches)
+  ):
     return description
   cropped = model.patches.clone(crop=True)
   return dataclasses.replace(description, model=model.clone(patches=cropped))
@@ -211,18 +221,18 @@ def _cropped(
 
 def _say_assumed(path: pathlib.Path, description: base.Description) -> None:
   """Warns about the assumed preprocessing, if no file defines it."""
-  found, silent = description.preprocess, description.silent
-  resize = found['resize']
-  size = ' x '.join(map(str, found['image_size']))
+  preprocess, silent = description.preprocess, description.silent
+  resize = preprocess['resize']
+  size = ' x '.join(map(str, preprocess['image_size']))
   to = ' x '.join(map(str, resize)) if isinstance(resize, tuple) else None
   logging.warning(
     'warning: no file beside %s says how its images are prepared; assumed: mean'
     ' %s and standard deviation %s of pixels in [0, 1], resized (%s) to %s, the'
     ' middle %s pixels; to change that, write %s beside it: %s',
     path,
-    ', '.join(map(str, found['mean'])),
-    ', '.join(map(str, found['std'])),
-    found['interpolation'],
+    ', '.join(map(str, preprocess['mean'])),
+    ', '.join(map(str, preprocess['std'])),
+    preprocess['interpolation'],
     to or f'a short side of {resize}',
     size,
     silent,
@@ -254,12 +264,14 @@ def _plain(arrays: containers.Arrays) -> containers.Arrays:
   if not fits:
     return arrays
   most = max(map(len, fits.values()))
-  prefix, *others = [x for x, names in fits.items() if 2 * len(names) >= most]
-  others = [x for x in others if not x.startswith(prefix)]
-  if others:
+  prefix, *other_prefixes = [
+    x for x, names in fits.items() if 2 * len(names) >= most
+  ]
+  other_prefixes = [x for x in other_prefixes if not x.startswith(prefix)]
+  if other_prefixes:
     raise UserError(
-      f'it holds several models, {", ".join((prefix, *others))}: name one, as'
-      f' --state={prefix.partition(".")[0]} (state= in load)'
+      f'it holds several models, {", ".join((prefix, *other_prefixes))}: name'
+      f' one, as --state={prefix.partition(".")[0]} (state= in load)'
     )
   logging.info('read the arrays whose names begin with %s', prefix)
   names = {name.removeprefix(prefix): name for name in fits[prefix]}
@@ -299,7 +311,7 @@ def _is_ours(config: typed.Json, name: str) -> bool:
     return False
   return all(
     config.get(f'vit_jax.{key}', kind) is not None
-    for key, kind in _OURS.items()
+    for key, kind in _EXPORTED_FIELDS.items()
   )
 
 
@@ -320,7 +332,7 @@ def _restored(
 
   That is the preprocessing, and the model unless the caller gives `values`.
   """
-  key, found = 'vit_jax.preprocess', description.preprocess
+  key, file_preprocess = 'vit_jax.preprocess', description.preprocess
   keys = config.get('vit_jax.model', typed.OBJECT)
   if not values:
     try:
@@ -328,16 +340,18 @@ def _restored(
     except TypeError:  # no name
       raise config.error('vit_jax.model', keys, 'it must have a name') from None
     description = dataclasses.replace(description, model=model)
-  channels = found['channels']
+  channels = file_preprocess['channels']
   preprocess = {
     'classes': tuple(config.get(f'{key}.classes', _NAMES, ())),
     'image_size': tuple(
-      config.get(f'{key}.image_size', typed.PAIR, found['image_size'])
+      config.get(f'{key}.image_size', typed.PAIR, file_preprocess['image_size'])
     ),
     'channels': channels,
-    'mean': config.channel_values(f'{key}.mean', channels, found['mean']),
+    'mean': config.channel_values(
+      f'{key}.mean', channels, file_preprocess['mean']
+    ),
     'std': config.channel_values(
-      f'{key}.std', channels, found['std'], typed.is_positive
+      f'{key}.std', channels, file_preprocess['std'], typed.is_positive
     ),
     **{x: config.get(f'{key}.{x}', *_STORED[x]) for x in _STORED},
     'features': config.get(f'{key}.features', typed.OBJECT, {}),
@@ -369,12 +383,12 @@ def _weights_in(directory: pathlib.Path) -> pathlib.Path:
   for name in _WEIGHTS:
     if (directory / name).is_file():
       return directory / name
-  found = sorted(p for p in directory.iterdir() if p.suffix in SUFFIXES)
-  if len(found) == 1:
-    return found[0]
-  what = 'several files' if found else 'no file'
+  files = sorted(p for p in directory.iterdir() if p.suffix in SUFFIXES)
+  if len(files) == 1:
+    return files[0]
+  problem = 'several files' if files else 'no file'
   raise UserError(
     f'{directory} is no work directory (config.json and preprocess.json), and'
-    f' holds {what} of weights ({", ".join(SUFFIXES)}):'
-    + (' name one of them' if found else ' give another path')
+    f' holds {problem} of weights ({", ".join(SUFFIXES)}):'
+    + (' name one of them' if files else ' give another path')
   )

@@ -28,7 +28,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 
 Size = tuple[int, int]
 Values = Mapping[str, Any]
@@ -52,9 +52,9 @@ class Format:
     resize: Returns how the format's code resizes positions, one of
       `resize.METHODS`.
     scope: Key of the config's object in which no other key may be set than
-      those of `fields` and `known`; '': the whole config; None: nothing of it
-      is checked.
-    known: Further keys there, with their types; None: any.
+      those of `fields` and `unread_keys`; '': the whole config; None: nothing
+      of it is checked.
+    unread_keys: Further keys there, with their types; None: any.
     header: Returns further keys of the config for a model's values.
     stored: Returns the name of an array in the file, for a model's values and
       the name in `arrays`.
@@ -70,13 +70,13 @@ class Format:
   family: type[Any]
   arrays: Sequence[tables.Rule]
   fields: Sequence[fields.Entry]
-  matches: Callable[[Seen], bool]
-  image_size: Callable[[Seen], Size]
-  channels: Callable[[Seen], int]
-  preprocess: Callable[[Seen, Size, int], tuple[dict[str, Any], str]]
-  resize: Callable[[Seen], str]
+  matches: Callable[[FileFacts], bool]
+  image_size: Callable[[FileFacts], Size]
+  channels: Callable[[FileFacts], int]
+  preprocess: Callable[[FileFacts, Size, int], tuple[dict[str, Any], str]]
+  resize: Callable[[FileFacts], str]
   scope: str | None = ''
-  known: Mapping[str, typed.Kind | None] = dataclasses.field(
+  unread_keys: Mapping[str, typed.Kind | None] = dataclasses.field(
     default_factory=dict
   )
   header: Callable[[Values], dict[str, Any]] = lambda values: {}
@@ -94,7 +94,7 @@ class Format:
       UserError: Its shapes do not show one, its config says something that is
         not computed here, or its family has no value that the caller gives.
     """
-    file = Seen(arrays, hints)
+    file = FileFacts(arrays, hints)
     self._check(file.config)
     if self.family is vit.ViT:
       _check_names(hints.values)
@@ -147,7 +147,9 @@ class Format:
     config = self.header(values)
     for entry in self.fields:
       word = entry.word(values) if entry.key else None
-      is_usual = entry.ours and values.get(entry.ours) == entry.default
+      is_usual = (
+        entry.value_name and values.get(entry.value_name) == entry.default
+      )
       if word is not None and (entry.is_stated or not is_usual):
         word = None if word is fields.NULL else word
         _put(config, entry.key.split('.'), word)
@@ -184,39 +186,41 @@ class Format:
     Raises:
       ValueError: The others do not fit.
     """
-    names = {entry.ours for entry in self.fields if not entry.is_read_only}
+    names = {
+      entry.value_name for entry in self.fields if not entry.is_read_only
+    }
     named = {path: x for path, x in values.items() if path in names}
-    words = {x.ours: x.words.values() for x in self.fields if x.words}
+    words = {x.value_name: x.words.values() for x in self.fields if x.words}
     wordless = {
       path: x
       for path, x in named.items()
       if path in words and x not in words[path]
     }
     fixed = {
-      entry.ours: entry.default
+      entry.value_name: entry.default
       for entry in self.fields
       if entry.is_fixed and not entry.is_noted
     }
-    kept = values_lib.model_values(self.build({**named, **fixed}))
-    lost, _ = self._changes(values, kept)
+    restored_values = values_lib.model_values(self.build({**named, **fixed}))
+    lost, _ = self._changes(values, restored_values)
     return _weighed({**wordless, **lost}, values)
 
   def notes(self, model: models.Model, image_size: Size) -> list[str]:
     """Returns notes on where the format's own code computes something else."""
     values = values_lib.model_values(model)
-    kept, _ = self._restored(model, image_size)
+    restored_values, _ = self._restored(model, image_size)
     return [
       f'this model has {show(path, value, values)}; {self.title} has'
-      f' {show(path, kept.get(path), kept)}'
-      for path, value in self._changes(values, kept)[1].items()
+      f' {show(path, restored_values.get(path), restored_values)}'
+      for path, value in self._changes(values, restored_values)[1].items()
     ]
 
   def _changes(
-    self, values: Values, kept: Values
+    self, values: Values, restored_values: Values
   ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the values that are lost, and those that are noted."""
-    noted = {entry.ours for entry in self.fields if entry.is_noted}
-    changes = values_lib.differences(values, kept)
+    noted = {entry.value_name for entry in self.fields if entry.is_noted}
+    changes = values_lib.differences(values, restored_values)
     changed = {path: value for path, (value, _) in changes.items()}
     lost = {path: x for path, x in changed.items() if path not in noted}
     return lost, {path: x for path, x in changed.items() if path in noted}
@@ -248,7 +252,7 @@ class Format:
     arrays = base.Renamed(containers.Arrays(shapes, _no_values))
     config = typed.Json('config.json', self.config(values))
     loader_values = {
-      x.ours: values.get(x.ours) for x in self.fields if x.is_given
+      x.value_name: values.get(x.value_name) for x in self.fields if x.is_given
     }
     hints = base.Hints(
       loader_values, config, typed.Json('', {}), None, image_size
@@ -270,11 +274,11 @@ class Format:
       for entry in self.fields
       if entry.key.startswith(start) and entry.key
     }
-    config.check_known({**keys, **self.known}, self.scope)
+    config.check_known({**keys, **self.unread_keys}, self.scope)
 
   def _unseen(self, values: Values) -> dict[str, Any]:
     """Returns the caller's values that no entry has and no array shows."""
-    names = {entry.ours for entry in self.fields}
+    names = {entry.value_name for entry in self.fields}
     return {
       path: x
       for path, x in values.items()
@@ -304,7 +308,7 @@ def describe(
   Raises:
     UserError: As `Format.describe`.
   """
-  file = Seen(arrays, hints)
+  file = FileFacts(arrays, hints)
   kind = next(x for x in kinds if x.matches(file))
   return kind.describe(arrays, hints)
 
@@ -373,8 +377,8 @@ def _other_part(values: Values, family: type[Any]) -> str | None:
   """Returns a part of a model that is not the usual one of its kind."""
   default_parts = getattr(family, 'class_defaults', {})
   for kind in values_lib.SINGLE:
-    usual = default_parts.get(kind, next(iter(registry.PARTS[kind])))
-    if values.get(kind, usual) != usual:
+    default_part = default_parts.get(kind, next(iter(registry.PARTS[kind])))
+    if values.get(kind, default_part) != default_part:
       return show(kind, values[kind])
   return None
 

@@ -24,7 +24,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Format
 
 NAME = 'google'
@@ -115,14 +115,14 @@ head/bias                       {_HEAD}/bias
 )
 
 
-def _stages(file: Seen) -> tuple[int, ...] | None:
+def _stages(file: FileFacts) -> tuple[int, ...] | None:
   """Returns the units in each stage of a hybrid's ResNet; None: none."""
   if not file.has('conv_root/kernel'):
     return None
   return file.stages('block#/unit#/', first=1)
 
 
-def _image_size(file: Seen) -> format_lib.Size:
+def _image_size(file: FileFacts) -> format_lib.Size:
   """Returns (height, width) that the positions of a ViT are for."""
   rows = [file.size(name, 1) for name in (POSITIONS, _OF_PATCHES)]
   rows[0] -= bool(rows[0] and file.values['class_token'])
@@ -130,7 +130,7 @@ def _image_size(file: Seen) -> format_lib.Size:
   return base.image_size(tokens, base.patch_pixels(file.values), file.hints)
 
 
-def _channels(file: Seen) -> int:
+def _channels(file: FileFacts) -> int:
   """Returns the number of channels of the images of a ViT."""
   kernels = 'conv_root/kernel', 'embedding/kernel'
   return next(filter(None, (file.size(name, 2) for name in kernels)))
@@ -216,7 +216,7 @@ num_classes           head/kernel[1]
 )
 
 
-def _widths(file: Seen) -> tuple[int, ...]:
+def _widths(file: FileFacts) -> tuple[int, ...]:
   """Returns the channels of the output of each stage of a BiT."""
   last = f'resnet/block{{}}/unit01/c/{_CONV}'
   stages = range(1, len(file.values['stages']) + 1)

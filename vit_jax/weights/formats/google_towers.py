@@ -20,7 +20,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 
 LIT, BIG_VISION = 'lit', 'big_vision'
 IGNORED = r'(opt|extra)/.*'
@@ -35,7 +35,7 @@ _PARTS = f'{_ATTENTION}/attention_layer'
 # Attention heads by hidden size: the base and large models (arXiv:1810.04805,
 # section 3).
 _BERT_HEADS = {768: 12, 1024: 16}
-_BESIDE = tables.arrays(
+_LOGIT_ARRAYS = tables.arrays(
   """
 log_scale   t  scalar
 logit_bias  b  scalar
@@ -107,14 +107,16 @@ def style(names: Iterable[str]) -> str:
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
   prepared = google.prepare(base.Renamed(arrays, _plain), 'img/')
-  return base.Renamed(prepared, show=lambda name: shown(prepared.stored(name)))
+  return base.Renamed(
+    prepared, show=lambda name: stored_name(prepared.stored(name))
+  )
 
 
 def _plain(name: str) -> str:
   return name.replace('txt/Encoder_0/', 'txt/Transformer/')
 
 
-def shown(name: str) -> str:
+def stored_name(name: str) -> str:
   """Returns the name in a file of the text tower's layers."""
   return name.replace('txt/Transformer/', 'txt/Encoder_0/')
 
@@ -163,13 +165,13 @@ def describe(
   described = google.describe(base.Renamed(_tower(arrays, 'img/')), image_hints)
   assert isinstance(described.model, vit.ViT)
   hints = dataclasses.replace(image_hints, values={'num_heads': text_heads})
-  words = _words(Seen(arrays, hints))
+  words = _words(FileFacts(arrays, hints))
   has_bias = 'b' in arrays.shapes
   model = two_towers.TwoTowers(described.model, words, has_bias=has_bias)
   return model, described.image_size
 
 
-def _words(file: Seen) -> text.TextTower | text.Bert:
+def _words(file: FileFacts) -> text.TextTower | text.Bert:
   """Returns the text tower: like that of images, or BERT.
 
   Raises:
@@ -198,6 +200,6 @@ def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
   image = google.VIT.rules(values.model_values(model.image))
   return [
     *(_BERT_ARRAYS if isinstance(model.text, text.Bert) else _WORDS),
-    *_BESIDE,
+    *_LOGIT_ARRAYS,
     *tables.below(image, 'image/', 'img/'),
   ]

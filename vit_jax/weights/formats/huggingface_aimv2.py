@@ -72,7 +72,7 @@ AIMV2 = common.vit_format(
   projection=f'{_PATCH}.weight',
   positions=_POSITIONS,
   resize='bicubic_antialias',
-  known={'is_native': None},
+  unread_keys={'is_native': None},
   header=lambda values: common.header(KIND, 'Aimv2VisionModel'),
   lacks=common.lacking('patch_size', 'image_size'),
 )

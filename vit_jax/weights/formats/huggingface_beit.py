@@ -15,9 +15,9 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import huggingface_vit as plain
+from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import whole
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Values
 
 FORMAT, KIND = 'huggingface', 'beit'
@@ -49,7 +49,7 @@ norm                         {_TOKENS}                 norm*
 HEAD = tables.arrays('head  lm_head  dense*')
 
 
-def pool(file: Seen) -> str:
+def pool(file: FileFacts) -> str:
   """Returns the pool.
 
   Raises:
@@ -104,7 +104,7 @@ def header(values: Values) -> dict[str, Any]:
   return common.header(KIND, f'Beit{purpose}')
 
 
-def image_size(file: Seen) -> tuple[int, int]:
+def image_size(file: FileFacts) -> tuple[int, int]:
   """Returns (height, width) that the positions are for."""
   rows = file.size(_SHARED, 0) or file.size(_OF_LAYER, 0)
   if file.values['positions.learned'] or not rows:
@@ -133,7 +133,7 @@ BEIT = common.vit_format(
 )
 
 
-def with_head(count: int) -> whole.Whole:
+def with_head(count: int) -> objective_tables.ObjectiveTable:
   """Returns how a file stores the head that predicts tokens beside a trunk.
 
   Args:
@@ -149,4 +149,4 @@ def with_head(count: int) -> whole.Whole:
     'vocab_size': count,
     'use_mean_pooling': True,  # so that tokens are normalised once
   }
-  return whole.Whole(HEAD, stored_name, config=config)
+  return objective_tables.ObjectiveTable(HEAD, stored_name, config=config)

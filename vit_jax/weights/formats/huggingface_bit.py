@@ -8,7 +8,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import show
 from vit_jax.weights.formats.format import Values
@@ -32,7 +32,7 @@ head                           classifier.1                 dense*
 """)
 
 
-def channels(file: Seen) -> tuple[int, ...]:
+def channels(file: FileFacts) -> tuple[int, ...]:
   """Returns the channels of each stage's output."""
   last = 'encoder.stages.{}.layers.0.conv3.weight'
   stages = range(len(file.values['stages']))
@@ -83,13 +83,13 @@ BIT = Format(
   preprocess=common.preprocess,
   resize=lambda file: 'bicubic',
   matches=lambda file: common.is_type(file, TYPES),
-  known={
-    **common.KNOWN,
-    'embedding_dynamic_padding': typed.one_of(False),
-    'global_padding': typed.one_of(None),
-    'hidden_act': typed.one_of('relu'),
-    'layer_type': typed.one_of('preactivation'),
-    'output_stride': typed.one_of(32),
+  unread_keys={
+    **common.UNREAD_KEYS,
+    'embedding_dynamic_padding': typed.choice(False),
+    'global_padding': typed.choice(None),
+    'hidden_act': typed.choice('relu'),
+    'layer_type': typed.choice('preactivation'),
+    'output_stride': typed.choice(32),
     'width_factor': None,
   },
   header=header,

@@ -22,9 +22,9 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import huggingface_towers as towers
+from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import whole
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Format
 
 CLIP, SIGLIP, SIGLIP2 = 'clip', 'siglip', 'siglip2'
@@ -70,13 +70,13 @@ def _end(values: Mapping[str, Any]) -> int:
   return _LEGACY_END if is_largest else values['end_token']
 
 
-def _pool(file: Seen) -> str:
+def _pool(file: FileFacts) -> str:
   """Returns the position that is read."""
   return 'largest' if file.values['end_token'] == _LEGACY_END else 'end'
 
 
 def _text_format(
-  num_heads: int, gelu: str, epsilon: str, text: str, **how: Any
+  num_heads: int, gelu: str, epsilon: str, text: str, **attributes: Any
 ) -> Format:
   """Returns the format of a text tower, whose config is `text_config`."""
   table = fields.table(
@@ -108,8 +108,8 @@ length      {_WORDS}embeddings.position_embedding.weight[0]
     preprocess=lambda file, size, channels: ({}, ''),
     resize=lambda file: '',
     matches=lambda file: True,
-    known=common.KNOWN,
-    **how,
+    unread_keys=common.UNREAD_KEYS,
+    **attributes,
   )
 
 
@@ -196,9 +196,9 @@ def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
   return [*_OF_KIND[model_type(model)], *_IMAGE, *_TEXT]
 
 
-def beside(
+def objective_table(
   model: two_towers.TwoTowers, shape: tuple[int, ...]
-) -> whole.Whole | None:
+) -> objective_tables.ObjectiveTable | None:
   """Returns how a file of both towers stores what is beside the image tower.
 
   Args:
@@ -235,4 +235,6 @@ def beside(
     'vision_config': kind.config(values),
     **of_clip,
   }
-  return whole.Whole([*_OF_KIND[name], *_TEXT], config=content)
+  return objective_tables.ObjectiveTable(
+    [*_OF_KIND[name], *_TEXT], config=content
+  )

@@ -9,7 +9,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import Values
 
@@ -40,7 +40,7 @@ norm                         norm                            norm*
 )
 
 
-def key_bias(file: Seen) -> bool:
+def key_bias(file: FileFacts) -> bool:
   """Whether keys have a bias, or nothing has."""
   has_key_bias = file.has(f'{L}.attention.k_proj.bias')
   return has_key_bias or not file.values['attention.qkv_bias']
@@ -94,7 +94,7 @@ DINOV3 = common.vit_format(
   FIELDS,
   projection=f'{_PATCH}.weight',
   resize='bicubic_antialias',
-  known={'proj_bias': typed.one_of(True), 'mlp_bias': typed.one_of(True)},
+  unread_keys={'proj_bias': typed.choice(True), 'mlp_bias': typed.choice(True)},
   header=lambda values: common.header(KIND, 'DINOv3ViTModel'),
   finish=finish,
 )

@@ -12,14 +12,14 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.fields import Entry
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import show
 from vit_jax.weights.formats.format import Values
 
 # Keys that not every table has, and that do not change the logits of a trained
 # model: for generation, training, ...
-KNOWN: Mapping[str, typed.Kind | None] = dict.fromkeys(
+UNREAD_KEYS: Mapping[str, typed.Kind | None] = dict.fromkeys(
   """
   add_fpn apply_layernorm attention_dropout attention_probs_dropout_prob
   auxiliary_channels auxiliary_concat_input auxiliary_loss_weight
@@ -81,18 +81,18 @@ def below(prefix: str, values: Values, name: str) -> str:
 def activation(values: Values) -> str | None:
   """Returns transformers' name of the activation function of the MLPs."""
   words: dict[Any, str] = {
-    ours: word for word, ours in reversed(ACTIVATIONS.items())
+    model_value: word for word, model_value in reversed(ACTIVATIONS.items())
   }
   is_gated = values.get('mlp') == 'swiglu'
   return words.get('none' if is_gated else values.get('mlp.gelu'))
 
 
-def heads(file: Seen) -> int:
+def heads(file: FileFacts) -> int:
   """Returns the number of heads of a file whose config does not say it."""
   return base.num_heads(file.values)
 
 
-def is_masked(file: Seen) -> bool:
+def is_masked(file: FileFacts) -> bool:
   """Whether a file has a mask token that means something."""
   is_used = file.config.get('use_mask_token', typed.TRUTH, True)
   return is_used and file.has('embeddings.mask_token')
@@ -164,13 +164,13 @@ def lacking(*squares: str, text: str = '') -> Callable[[Values], str | None]:
   return lacks
 
 
-def stated_size(file: Seen) -> tuple[int, int] | None:
+def stated_size(file: FileFacts) -> tuple[int, int] | None:
   """Returns (height, width) of images that a config says, or None."""
   size = file.config.get('image_size', typed.SIZE)
   return preprocessing.pair(size) if size else None
 
 
-def image_size(file: Seen, positions: str = '') -> tuple[int, int]:
+def image_size(file: FileFacts, positions: str = '') -> tuple[int, int]:
   """Returns (height, width) that a file's positions are for.
 
   Args:
@@ -187,7 +187,7 @@ def image_size(file: Seen, positions: str = '') -> tuple[int, int]:
   return base.image_size(tokens, patch, file.hints, stated_size(file))
 
 
-def is_type(file: Seen, types: Sequence[str]) -> bool:
+def is_type(file: FileFacts, types: Sequence[str]) -> bool:
   """Whether a config has one of some `model_type`s."""
   return file.config.get('model_type', typed.TEXT) in types
 
@@ -200,8 +200,8 @@ def vit_format(
   *,
   projection: str,
   positions: str = '',
-  resize: str | Callable[[Seen], str] = 'bicubic',
-  known: Mapping[str, typed.Kind | None] | None = None,
+  resize: str | Callable[[FileFacts], str] = 'bicubic',
+  unread_keys: Mapping[str, typed.Kind | None] | None = None,
   **more: Any,
 ) -> Format:
   """Returns the format of a class of transformers.
@@ -214,10 +214,10 @@ def vit_format(
     projection: Name of the kernel of patches.
     positions: Name of the array of learned positions.
     resize: How the class resizes them, or what returns it.
-    known: Types of further keys.
+    unread_keys: Types of further keys.
     **more: Further attributes, or others in place of these.
   """
-  usual: dict[str, Any] = {
+  attributes: dict[str, Any] = {
     'matches': lambda file: is_type(file, types),
     'image_size': lambda file: image_size(file, positions),
     'channels': lambda file: file.size(projection, 1),
@@ -229,13 +229,13 @@ def vit_format(
     family=vit.ViT,
     arrays=arrays,
     fields=fields,
-    known={**KNOWN, **(known or {})},
-    **{**usual, **more},
+    unread_keys={**UNREAD_KEYS, **(unread_keys or {})},
+    **{**attributes, **more},
   )
 
 
 # Classes under other names, with the same preprocessing.
-_SAME = {
+_TYPE_ALIASES = {
   'vit_msn': 'vit',
   'data2vec-vision': 'beit',
   **{f'{name}_vision_model': name for name in ('clip', 'siglip', 'siglip2')},
@@ -243,17 +243,17 @@ _SAME = {
 
 
 def preprocess(
-  file: Seen, size: tuple[int, int], channels: int
+  file: FileFacts, size: tuple[int, int], channels: int
 ) -> tuple[dict[str, Any], str]:
   """Returns the preprocessing of preprocessor_config.json, or the usual one."""
   name = file.config.get('model_type', typed.TEXT, '')
   content, silent = preprocessing.from_transformers(
-    file.hints.preprocessor, _SAME.get(name, name), size, channels
+    file.hints.preprocessor, _TYPE_ALIASES.get(name, name), size, channels
   )
   return {'classes': labels(file), **content}, silent
 
 
-def labels(file: Seen) -> tuple[str, ...]:
+def labels(file: FileFacts) -> tuple[str, ...]:
   """Returns the names in id2label, without trailing placeholders (LABEL_7)."""
   names = [*file.config.labels('id2label', file.values['num_classes'])]
   while names and names[-1] == f'LABEL_{len(names) - 1}':

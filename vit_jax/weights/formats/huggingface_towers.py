@@ -21,7 +21,7 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.fields import Entry
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Values
@@ -138,7 +138,7 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   return base.Renamed(_convolved(unpacked(arrays)))
 
 
-def _no_classes(file: Seen) -> int:
+def _no_classes(file: FileFacts) -> int:
   """Returns the number of classes, 0.
 
   Raises:
@@ -194,7 +194,7 @@ pool.gelu    @mlp.gelu
 
 
 def preprocess(
-  file: Seen, size: Size, channels: int
+  file: FileFacts, size: Size, channels: int
 ) -> tuple[dict[str, Any], str]:
   """Returns the preprocessing, of images of one size.
 
@@ -216,7 +216,7 @@ def preprocess(
   return common.preprocess(file, size, channels)
 
 
-def _is_any_grid(file: Seen) -> bool:
+def _is_any_grid(file: FileFacts) -> bool:
   """Whether a tower takes images of any grid, as SigLIP 2's."""
   return common.is_type(file, ['siglip2_vision_model'])
 

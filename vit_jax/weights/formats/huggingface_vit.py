@@ -12,7 +12,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import show
 from vit_jax.weights.formats.format import Values
@@ -109,26 +109,26 @@ def stored(values: Values, name: str) -> str:
   return common.below(model_type(values), values, name)
 
 
-def classes(file: Seen) -> int:
+def classes(file: FileFacts) -> int:
   """Returns the number of classes."""
   return max(
     file.size(f'{name}.weight', 0) for name in ('classifier', 'cls_classifier')
   )
 
 
-def epsilon(file: Seen) -> float:
+def epsilon(file: FileFacts) -> float:
   """Returns the epsilon that a config leaves out."""
   kind = file.config.get('model_type', typed.TEXT)
   return 1e-6 if kind == 'vit_msn' else 1e-12
 
 
-def has_two_heads(file: Seen) -> bool:
+def has_two_heads(file: FileFacts) -> bool:
   """Whether a distillation token, if there is one, has a head."""
   is_alone = not file.has('distillation_classifier.')
   return not (file.values['distillation_token'] and is_alone)
 
 
-def pre_logits(file: Seen) -> int:
+def pre_logits(file: FileFacts) -> int:
   """Returns the size of the pooler, which is not used beside a classifier."""
   is_used = not file.values['num_classes']
   return file.size('pooler.dense.weight', 0) if is_used else 0
@@ -173,7 +173,7 @@ def mlp_ratio(values: Values) -> int | None:
   return next((r for r in ratios if hidden_size(r) == hidden), None)
 
 
-def dino_classes(file: Seen) -> int:
+def dino_classes(file: FileFacts) -> int:
   """Returns the number of classes; without any, says what features are."""
   number = classes(file)
   if not number and file.hints.stored_size is None:
@@ -234,7 +234,7 @@ VIT = common.vit_format(
   FIELDS,
   projection=PATCH,
   positions=POSITIONS,
-  known={'pooler_act': typed.one_of('tanh')},
+  unread_keys={'pooler_act': typed.choice('tanh')},
   header=header,
   stored=stored,
   lacks=common.lacking(

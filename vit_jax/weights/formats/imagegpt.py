@@ -22,7 +22,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Format
 
 TYPES = (KIND := 'imagegpt',)
@@ -36,7 +36,7 @@ NOTE = (
 
 _PREFIX, _CLUSTERS = 'transformer.', 'clusters'
 _OUTPUT = 'lm_head.weight'  # named without the prefix
-_OFF = typed.one_of(False)
+_OFF = typed.choice(False)
 B = 'blocks_#'
 # Weights are [in, out]. The clusters are in preprocessor_config.json.
 ARRAYS = tables.arrays(
@@ -93,11 +93,11 @@ def clusters(processor: typed.Json, colours: int) -> np.ndarray | None:
   return array
 
 
-def _clusters(file: Seen) -> np.ndarray | None:
+def _clusters(file: FileFacts) -> np.ndarray | None:
   return clusters(file.hints.preprocessor, file.values['colours'])
 
 
-def _has_clusters(file: Seen) -> bool:
+def _has_clusters(file: FileFacts) -> bool:
   return file.has(_CLUSTERS) or _clusters(file) is not None
 
 
@@ -126,7 +126,7 @@ feature_layer       -  -  noted
 )
 
 
-def image_size(file: Seen) -> tuple[int, int]:
+def image_size(file: FileFacts) -> tuple[int, int]:
   """Returns (height, width) that the positions are for."""
   size = file.hints.preprocessor.get('size', preprocessing.IMAGE_SIZE)
   default = preprocessing.pair(size) if size else None
@@ -134,7 +134,7 @@ def image_size(file: Seen) -> tuple[int, int]:
   return base.image_size(tokens, (1, 1), file.hints, default)
 
 
-def channels(file: Seen) -> int:
+def channels(file: FileFacts) -> int:
   """Returns the number of channels of the colours."""
   table = _clusters(file)
   return 3 if table is None else table.shape[1]
@@ -166,14 +166,14 @@ IGPT = Format(
   ),
   resize=lambda file: 'corner',
   matches=lambda file: common.is_type(file, TYPES),
-  known={
-    **common.KNOWN,
+  unread_keys={
+    **common.UNREAD_KEYS,
     **dict.fromkeys(
       'attn_pdrop embd_pdrop n_ctx reorder_and_upcast_attn resid_pdrop'.split()
     ),
     'add_cross_attention': _OFF,
     'scale_attn_by_inverse_layer_idx': _OFF,
-    'scale_attn_weights': typed.one_of(True),
+    'scale_attn_weights': typed.choice(True),
     'tie_word_embeddings': _OFF,
   },
   header=lambda values: _HEADER.copy(),
@@ -197,7 +197,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     )
     return description
   arrays_beside = {_CLUSTERS: jnp.asarray(table)}
-  return dataclasses.replace(description, others=arrays_beside)
+  return dataclasses.replace(description, extra_params=arrays_beside)
 
 
 def companions(

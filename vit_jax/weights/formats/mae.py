@@ -12,8 +12,8 @@ import numpy as np
 from vit_jax.models import decoder as decoder_lib
 from vit_jax.models import embedding
 from vit_jax.weights.formats import huggingface_vit
+from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import whole
 
 _TIMM = tables.arrays("""
 decoder/embedding               decoder_embed               dense*
@@ -38,7 +38,7 @@ decoder/prediction  decoder.decoder_pred   dense*
     [
       x
       for x in tables.arrays(huggingface_vit.LAYERS)
-      if x.ours.startswith('blocks_#/')
+      if x.path_pattern.startswith('blocks_#/')
     ],
     'decoder/',
     'decoder.decoder_',
@@ -46,12 +46,12 @@ decoder/prediction  decoder.decoder_pred   dense*
 ]
 
 
-def whole_of(
+def decoder_table(
   format_name: str,
   decoder: decoder_lib.Decoder,
   grid: tuple[int, int],
   options: Mapping[str, Any],
-) -> whole.Whole | None:
+) -> objective_tables.ObjectiveTable | None:
   """Returns how a format stores the decoder; None: it has no such files.
 
   Args:
@@ -64,7 +64,7 @@ def whole_of(
   positions = np.pad(patches, ((0, 0), (decoder.prefix_length, 0), (0, 0)))
   if format_name == 'timm':
     constants = {'decoder_pos_embed': positions}
-    return whole.Whole(_TIMM, constants=constants)
+    return objective_tables.ObjectiveTable(_TIMM, constants=constants)
   if format_name != 'huggingface':
     return None
   config = {
@@ -77,7 +77,7 @@ def whole_of(
     'mask_ratio': options['mask_ratio'],
     'norm_pix_loss': options['normalize_targets'],
   }
-  return whole.Whole(
+  return objective_tables.ObjectiveTable(
     _HUGGINGFACE,
     lambda name: name if name.startswith('decoder.') else f'vit.{name}',
     {'decoder.decoder_pos_embed': positions},

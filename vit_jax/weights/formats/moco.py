@@ -6,8 +6,8 @@ Layers of a head are numbered with their norms and activations.
 
 import re
 
+from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import whole
 
 # It trains a base encoder, in a module that splits batches.
 _PREFIX = r'(module\.)?(base_encoder\.)?'
@@ -27,16 +27,16 @@ def as_timms(name: str) -> str:
   return re.sub(_PREFIX, '', name, count=1)
 
 
-def mlp_rules(ours: str, theirs: str) -> list[tables.Rule]:
+def mlp_rules(param_path: str, module_name: str) -> list[tables.Rule]:
   """Returns the rules of a head; after each dense layer comes its norm."""
   return tables.arrays(f"""
-{ours}/dense_#/kernel  {theirs}.#.weight  dense  *3
-{ours}/norm_#          {theirs}.#         batch_norm*  *3+1
+{param_path}/dense_#/kernel  {module_name}.#.weight  dense        *3
+{param_path}/norm_#          {module_name}.#         batch_norm*  *3+1
 """)
 
 
 # How the authors' files store both heads.
-WHOLE = whole.Whole(
+OBJECTIVE_TABLE = objective_tables.ObjectiveTable(
   [*mlp_rules('projector', 'head'), *mlp_rules('predictor', 'predictor')],
   stored,
 )

@@ -16,7 +16,7 @@ _VISION, _IMAGES = 'model_cfg.vision_cfg', 'preprocess_cfg'
 
 # Fields of the image tower that arrays show, that are read below, or that do
 # not affect a trained model. All others must be off.
-_KNOWN: dict[str, typed.Kind | None] = dict.fromkeys(
+_ACCEPTED_KEYS: dict[str, typed.Kind | None] = dict.fromkeys(
   """
   act_kwargs attn_pooler_heads attn_pooler_queries attentional_pool head_width
   image_size layers ls_init_value mlp_ratio norm_kwargs output_tokens
@@ -26,16 +26,16 @@ _KNOWN: dict[str, typed.Kind | None] = dict.fromkeys(
   timm_proj timm_proj_bias
   """.split()
 )
-_KNOWN |= {
-  'block_type': typed.one_of('default'),
+_ACCEPTED_KEYS |= {
+  'block_type': typed.choice('default'),
   'no_ln_pre': typed.TRUTH,
-  'pool_type': typed.one_of('tok', 'avg'),
+  'pool_type': typed.choice('tok', 'avg'),
   'final_ln_after_pool': typed.TRUTH,
 }
-_APPROXIMATE = typed.one_of('none', 'tanh')
+_APPROXIMATE = typed.choice('none', 'tanh')
 # timm's names: of a function, of a pool and of how images are resized.
 _POOLS = {'tok': 'token', 'token': 'token', 'avg': 'avg', 'map': 'map'}
-_TIMM_POOL = typed.one_of('', *_POOLS)
+_TIMM_POOL = typed.choice('', *_POOLS)
 _MODES = {'shortest': 'center', 'squash': 'squash', 'longest': 'border'}
 
 
@@ -49,7 +49,7 @@ def as_timm(config: typed.Json) -> typed.Json:
     UserError: A field is not of its type, or is not computed here.
   """
   config.get('model_cfg', typed.OBJECT, {})
-  config.check_known(_KNOWN, _VISION)
+  config.check_known(_ACCEPTED_KEYS, _VISION)
   size = preprocessing.pair(
     config.get(f'{_VISION}.image_size', typed.SIZE, 224)
   )
@@ -107,11 +107,11 @@ def _activation(config: typed.Json) -> str:
 
 def _pretrained(config: typed.Json, size: tuple[int, int]) -> dict[str, Any]:
   """Returns timm's `pretrained_cfg`; the file's `size` is that of the model."""
-  config.get(f'{_IMAGES}.mode', typed.one_of('RGB'))
-  mode = config.get(f'{_IMAGES}.resize_mode', typed.one_of(*_MODES), 'shortest')
+  config.get(f'{_IMAGES}.mode', typed.choice('RGB'))
+  mode = config.get(f'{_IMAGES}.resize_mode', typed.choice(*_MODES), 'shortest')
   interpolation = config.get(
     f'{_IMAGES}.interpolation',
-    typed.one_of('bilinear', 'bicubic', 'random'),
+    typed.choice('bilinear', 'bicubic', 'random'),
     'bicubic',
   )
   # 'random' is of training alone; and open_clip has no choice for such sizes.

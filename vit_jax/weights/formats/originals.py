@@ -65,32 +65,34 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
     for name, shape in renamed.shapes.items()
     if name.endswith('.attn.k_proj.weight')
   )
-  made: dict[str, tuple[list[str], Callable[..., np.ndarray]]] = {}
+  derivations: dict[str, tuple[list[str], Callable[..., np.ndarray]]] = {}
   for name, shape in renamed.shapes.items():
     if match := re.fullmatch(r'(.*\.attn\.)q_proj\.(weight|bias)', name):
-      each = [f'{match[1]}{x}_proj.{match[2]}' for x in 'qkv']
+      part_names = [f'{match[1]}{x}_proj.{match[2]}' for x in 'qkv']
       if not has_fewer_keys:
-        made[f'{match[1]}qkv.{match[2]}'] = (each, _joined)
+        derivations[f'{match[1]}qkv.{match[2]}'] = (part_names, _joined)
     elif name.endswith('.attn.qkv.bias_mask') and len(shape) == 1:
       # DINOv3 keeps keys' biases, and masks them.
       start, d = name.removesuffix('qkv.bias_mask'), shape[0] // 3
       for x, first in (('q', 0), ('v', 2 * d)):
         rows = operator.itemgetter(slice(first, first + d))
-        made[f'{start}{x}_bias'] = ([f'{start}qkv.bias'], rows)
+        derivations[f'{start}{x}_bias'] = ([f'{start}qkv.bias'], rows)
     elif match := re.fullmatch(r'(.*\.mlp\.)fc1_g\.(weight|bias)', name):
-      apart = f'{match[1]}norm.weight', 'patch_embed.norm.weight'  # AIMv2
-      if not any(name in renamed.shapes for name in apart):
-        each = [f'{match[1]}fc1_{x}.{match[2]}' for x in 'gx']
-        made[f'{match[1]}fc1.{match[2]}'] = (each, _joined)
-  there = {
-    name: (each, make)
-    for name, (each, make) in made.items()
-    if all(renamed.shapes.get(x) for x in each)
-    and len({renamed.shapes[x][1:] for x in each}) == 1
+      norm_names = f'{match[1]}norm.weight', 'patch_embed.norm.weight'  # AIMv2
+      if not any(name in renamed.shapes for name in norm_names):
+        part_names = [f'{match[1]}fc1_{x}.{match[2]}' for x in 'gx']
+        derivations[f'{match[1]}fc1.{match[2]}'] = (part_names, _joined)
+  valid_derivations = {
+    name: (part_names, make)
+    for name, (part_names, make) in derivations.items()
+    if all(renamed.shapes.get(x) for x in part_names)
+    and len({renamed.shapes[x][1:] for x in part_names}) == 1
   }
-  if not there:
+  if not valid_derivations:
     return renamed
-  return base.Renamed(base.derived(renamed, there), show=renamed.stored)
+  return base.Renamed(
+    base.derived(renamed, valid_derivations), show=renamed.stored
+  )
 
 
 def resize(all_shapes: Mapping[str, base.Shape]) -> str:
@@ -107,10 +109,10 @@ def resize(all_shapes: Mapping[str, base.Shape]) -> str:
   shapes = {name: all_shapes[name] for name in names}
   if len(shapes.get('mask_token', ())) == 2:  # [1, D]; MAE's has three axes
     return 'bicubic_antialias' if 'reg_token' in shapes else 'dino'
-  others = (
+  extra_pattern = (
     r'(head|fc_norm|attn_pool|dist_token|reg_token|mask_token|pre_logits)'
   )
-  others += r'|decoder_|.*(gamma|q_norm|q_bias)'
-  is_plain = not any(re.match(others, name) for name in shapes)
+  extra_pattern += r'|decoder_|.*(gamma|q_norm|q_bias)'
+  is_plain = not any(re.match(extra_pattern, name) for name in shapes)
   needed = {'cls_token', 'pos_embed', 'norm.weight', 'patch_embed.proj.weight'}
   return 'dino' if is_plain and needed <= shapes.keys() else ''

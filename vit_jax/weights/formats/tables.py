@@ -53,7 +53,7 @@ def reshaped(to_theirs: Callable[[np.ndarray], np.ndarray]) -> Layout:
 
 
 # The same array, except for axes of length 1.
-SAME = reshaped(lambda a: a)
+IDENTITY = reshaped(lambda a: a)
 # Torch's convolutions are [out, in, ...], of any number of axes.
 CONV = Layout(
   lambda a, _: np.moveaxis(a[0], (0, 1), (-1, -2)),
@@ -88,7 +88,7 @@ def linear(inputs: int = 1) -> Layout:
   return Layout(lambda a, shape: a[0].T.reshape(shape), to_theirs)
 
 
-def split(count: int, axis: int, inner: Layout = SAME) -> Layout:
+def split(count: int, axis: int, inner: Layout = IDENTITY) -> Layout:
   """Splits an axis into one array per index, such as query, key and value."""
 
   def to_ours(arrays: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
@@ -102,7 +102,7 @@ def split(count: int, axis: int, inner: Layout = SAME) -> Layout:
   return Layout(to_ours, to_theirs)
 
 
-def joined(count: int, inner: Layout = SAME) -> Layout:
+def joined(count: int, inner: Layout = IDENTITY) -> Layout:
   """Cuts the last axis into equal parts, such as gate and value of a MLP."""
 
   def to_ours(arrays: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
@@ -120,24 +120,24 @@ class Rule:
   """One line of a table.
 
   Attributes:
-    ours: Path, with `#` for numbers.
-    theirs: Names in the file, with `#` for each number.
+    path_pattern: Path, with `#` for numbers.
+    name_patterns: Names in the file, with `#` for each number.
     layout: Layout of the arrays in the file.
     offset: Number to add to ours to get theirs.
     factor: Number by which ours are multiplied before.
-    when: A model's value by which the rule holds (`holds`); '': always.
+    condition: A model's value by which the rule holds (`holds`); '': always.
   """
 
-  ours: str
-  theirs: tuple[str, ...]
-  layout: Layout = SAME
+  path_pattern: str
+  name_patterns: tuple[str, ...]
+  layout: Layout = IDENTITY
   offset: int = 0
-  when: str = ''
+  condition: str = ''
   factor: int = 1
 
   def holds(self, values: Mapping[str, Any]) -> bool:
     """Whether a model has what the rule is for; values as of `holds`."""
-    return holds(self.when, values)
+    return holds(self.condition, values)
 
   def names(self, path: str) -> list[str] | None:
     """Returns the foreign names of our path; None if it does not match."""
@@ -145,11 +145,11 @@ class Rule:
     if match is None:
       return None
     numbers = [self.factor * int(x) + self.offset for x in match.groups()]
-    return [numbered(name, numbers) for name in self.theirs]
+    return [numbered(name, numbers) for name in self.name_patterns]
 
   @functools.cached_property
   def _pattern(self) -> re.Pattern[str]:
-    return pattern(self.ours)
+    return pattern(self.path_pattern)
 
 
 def pattern(name: str) -> re.Pattern[str]:
@@ -211,17 +211,21 @@ def joined_lines(text: str) -> list[str]:
   return [line for line in lines if line]
 
 
-def below(rules: Iterable[Rule], ours: str, theirs: str) -> list[Rule]:
+def below(
+  rules: Iterable[Rule], path_prefix: str, name_prefix: str
+) -> list[Rule]:
   """Returns rules of a part of our tree, and of a part of the file.
 
   Args:
     rules: Those of the part alone.
-    ours: What comes before its paths, such as 'trunk/'.
-    theirs: What comes before its names in the file, such as 'backbone.'.
+    path_prefix: What comes before its paths, such as 'trunk/'.
+    name_prefix: What comes before its names in the file, such as 'backbone.'.
   """
   return [
     dataclasses.replace(
-      x, ours=ours + x.ours, theirs=tuple(theirs + name for name in x.theirs)
+      x,
+      path_pattern=path_prefix + x.path_pattern,
+      name_patterns=tuple(name_prefix + name for name in x.name_patterns),
     )
     for x in rules
   ]
@@ -291,20 +295,20 @@ def read(
     UserError: Arrays are missing, misshapen, not finite, or unexpected; the
       message names all of them.
   """
-  wanted = entries(rules, abstract)
-  faults = _differences(wanted, arrays.shapes, ignored, stored)
+  parameters = entries(rules, abstract)
+  faults = _differences(parameters, arrays.shapes, ignored, stored)
   # After a fault the other arrays are still checked, to report all faults.
   params, infinite = {}, []
-  for parameter in wanted:
-    theirs = []
+  for parameter in parameters:
+    file_arrays = []
     for name, shape in zip(parameter.names, parameter.shapes, strict=True):
       if not _fits(arrays.shapes.get(name), shape):
         continue
-      theirs.append(arrays.read(name))
-      if not np.isfinite(theirs[-1]).all():
+      file_arrays.append(arrays.read(name))
+      if not np.isfinite(file_arrays[-1]).all():
         infinite.append(stored(name))
     if not faults:
-      params[parameter.path] = _to_ours(parameter, theirs)
+      params[parameter.path] = _to_ours(parameter, file_arrays)
   if infinite:
     faults.append(f'not finite: {", ".join(infinite)}')
   if faults:
@@ -312,43 +316,49 @@ def read(
   return flax.traverse_util.unflatten_dict(params, sep='/')
 
 
-def _to_ours(entry: Entry, theirs: Sequence[np.ndarray]) -> jax.Array:
-  ours = entry.layout.to_ours(theirs, entry.shape)
+def _to_ours(entry: Entry, file_arrays: Sequence[np.ndarray]) -> jax.Array:
+  array = entry.layout.to_ours(file_arrays, entry.shape)
   # Wait for the copy: otherwise several arrays are in memory twice.
-  ours = np.asarray(ours, np.float32, order='C')
-  return jax.device_put(ours).block_until_ready()
+  array = np.asarray(array, np.float32, order='C')
+  return jax.device_put(array).block_until_ready()
 
 
 def _differences(
-  wanted: Iterable[Entry],
+  parameters: Iterable[Entry],
   shapes: Mapping[str, Shape],
   ignored: str,
   stored: Callable[[str], str],
 ) -> list[str]:
   """Lists missing, misshapen and unexpected arrays of a file."""
   missing, misshapen, used = [], [], set()
-  for parameter in wanted:
+  for parameter in parameters:
     for name, shape in zip(parameter.names, parameter.shapes, strict=True):
       used.add(name)
       if name not in shapes:
         missing.append(f'{stored(name)} {shape}')
       elif not _fits(shapes[name], shape):
-        found = f'{stored(name)} {shapes[name]}'
-        misshapen.append(f'{found} instead of {shape}')
+        array_text = f'{stored(name)} {shapes[name]}'
+        misshapen.append(f'{array_text} instead of {shape}')
   extra = [
     stored(name)
     for name, shape in shapes.items()
     if name not in used and not re.fullmatch(ignored, name) and 0 not in shape
   ]
   parts = {'missing': missing, 'misshapen': misshapen, 'unknown': extra}
-  return [f'{what}: {", ".join(each)}' for what, each in parts.items() if each]
+  return [
+    f'{problem}: {", ".join(array_names)}'
+    for problem, array_names in parts.items()
+    if array_names
+  ]
 
 
-def _fits(found: Shape | None, wanted: Shape) -> bool:
+def _fits(stored_shape: Shape | None, needed_shape: Shape) -> bool:
   """Whether shapes agree; GroupNorm's (1, 1, 1, C) counts as (C,)."""
-  if found is None:
+  if stored_shape is None:
     return False
-  return [n for n in found if n != 1] == [n for n in wanted if n != 1]
+  return [n for n in stored_shape if n != 1] == [
+    n for n in needed_shape if n != 1
+  ]
 
 
 def write(
@@ -361,8 +371,8 @@ def write(
   """
   flat = flax.traverse_util.flatten_dict(params, sep='/')
   for parameter in entries(rules, params):
-    theirs = parameter.layout.to_theirs(np.asarray(flat[parameter.path]))
-    yield from zip(parameter.names, theirs, strict=True)
+    file_arrays = parameter.layout.to_theirs(np.asarray(flat[parameter.path]))
+    yield from zip(parameter.names, file_arrays, strict=True)
 
 
 # Style of a file -> kinds of norms, and names there of their arrays.
@@ -389,17 +399,19 @@ def _leaves(
   """
   if kind == 'conv_bn':  # a convolution with its norm in a module
     after = _leaves('batch_norm', style, parts)
-    norms = [(f'norm/{ours}', f'bn.{theirs}', x) for ours, theirs, x in after]
+    norms = [
+      (f'norm/{leaf}', f'bn.{file_leaf}', x) for leaf, file_leaf, x in after
+    ]
     return [('conv/kernel', 'conv.weight', CONV), *norms]
   if names := _NORMS[style].get(kind):
-    layout = padded(0, 1, 2) if kind == 'group_norm' else SAME
+    layout = padded(0, 1, 2) if kind == 'group_norm' else IDENTITY
     leaves = ('scale', 'bias', 'mean', 'var')
     return [(*pair, layout) for pair in zip(leaves, names, strict=False)]
   is_torch = style == 'torch'
-  inner, flat = (linear(), FLAT) if is_torch else (SAME, SAME)
+  inner, flat = (linear(), FLAT) if is_torch else (IDENTITY, IDENTITY)
   kernel, bias = {
-    'conv': (CONV, SAME),
-    'conv1x1': (CONV_1X1, SAME),
+    'conv': (CONV, IDENTITY),
+    'conv1x1': (CONV_1X1, IDENTITY),
     'dense': (inner, flat),
     'dense2': (linear(2), FLAT),
     'parts': (split(parts, 1, inner), split(parts, 0, flat)),
@@ -411,7 +423,7 @@ def _leaves(
 
 
 _LAYOUTS = {
-  '': SAME,
+  '': IDENTITY,
   'flat': FLAT,
   'conv': CONV,
   'dense': linear(),
@@ -436,18 +448,18 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
   separator = '.' if style == 'torch' else '/'
   rules = []
   for line in joined_lines(text):
-    ours, theirs, *rest = line.split()
-    when = ''.join(x[1:] for x in rest if x.startswith('?'))
-    changes = (re.fullmatch(r'(?:\*(\d+))?([+-]\d+)?', x) for x in rest)
+    path_pattern, name_pattern, *columns = line.split()
+    condition = ''.join(x[1:] for x in columns if x.startswith('?'))
+    changes = (re.fullmatch(r'(?:\*(\d+))?([+-]\d+)?', x) for x in columns)
     factor, offset = next((x.groups() for x in changes if x), (None, None))
-    kinds = [x for x in rest if re.match(r'\w', x)]
-    kind, names = ''.join(kinds), alternatives(theirs)
+    kinds = [x for x in columns if re.match(r'\w', x)]
+    kind, names = ''.join(kinds), alternatives(name_pattern)
     if kind.endswith('*'):
       leaves = _leaves(kind[:-1], style, len(names))
     else:
       leaves = [('', '', layouts[kind])]
     for leaf, their_leaf, layout in leaves:
-      path = f'{ours}/{leaf}' if leaf else ours
+      path = f'{path_pattern}/{leaf}' if leaf else path_pattern
       after = separator + their_leaf if leaf else ''
       rules.append(
         Rule(
@@ -455,7 +467,7 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
           tuple(x + after for x in names),
           layout,
           int(offset or 0),
-          when,
+          condition,
           int(factor or 1),
         )
       )

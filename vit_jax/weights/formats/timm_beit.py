@@ -7,7 +7,7 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Size
 
 _TABLE = 'relative_position_bias_table'
@@ -58,7 +58,7 @@ pool.norm_after     fc_norm.weight?        .use_fc_norm!
 )
 
 
-def image_size(file: Seen) -> Size:
+def image_size(file: FileFacts) -> Size:
   """Returns (height, width) that the positions are for."""
   patch, default = file.values['patch_size'], timm_names.input_size(file.config)
   if file.has('pos_embed'):

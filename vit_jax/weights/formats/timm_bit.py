@@ -7,7 +7,7 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -27,12 +27,12 @@ head/bias         head.fc.bias
 _STEM = 'stem.conv.weight'
 
 
-def stages(file: Seen) -> tuple[int, ...]:
+def stages(file: FileFacts) -> tuple[int, ...]:
   """Returns the units in each stage."""
   return file.stages('stages.#.blocks.#.', first=0)
 
 
-def channels(file: Seen) -> tuple[int, ...]:
+def channels(file: FileFacts) -> tuple[int, ...]:
   """Returns the channels of each stage's output."""
   return tuple(
     file.shape(f'stages.{stage}.blocks.0.conv3.weight', 4)[0]
@@ -40,7 +40,7 @@ def channels(file: Seen) -> tuple[int, ...]:
   )
 
 
-def is_padded(file: Seen) -> bool:
+def is_padded(file: FileFacts) -> bool:
   """Whether the first pool's border is zeros, as in BiT's published sizes.
 
   Other models of timm's class use its own padding.
@@ -83,7 +83,7 @@ zero_padded_pool  =is_padded()  -  noted
 )
 
 
-def image_size(file: Seen) -> Size:
+def image_size(file: FileFacts) -> Size:
   """Returns (height, width) of the images."""
   default = timm_names.input_size(file.config) or (224, 224)
   return base.image_size(None, (32, 32), file.hints, default)
@@ -100,7 +100,7 @@ BIT = Format(
   preprocess=timm_names.preprocess,
   resize=lambda file: 'bicubic_antialias',
   scope='model_args',
-  known=fields.known(
+  unread_keys=fields.unread_keys(
     timm_names.COMMON
     + 'channels layers stem_chs stem_type width_factor zero_init_last'
     ' act_layer=relu bottle_ratio=0.25 global_pool=avg output_stride=32'

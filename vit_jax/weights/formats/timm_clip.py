@@ -13,10 +13,10 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 
 # Arrays of open_clip's files outside the image tower.
-_OUTSIDE = 'outside.'
+_UNUSED_PREFIX = 'outside.'
 IGNORED = r'outside\..*'
 # Widths of H, g and G, which have 16 heads; others have heads of 64 channels.
 _WIDE = (1280, 1408, 1664)
@@ -63,8 +63,8 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
     )
   visual = base.Renamed(arrays, _trunk_name if is_timms else _timms)
   tokens = filter(visual.shapes.__contains__, ('cls_token', 'pos_embed'))
-  made = {name: ([name], _batched) for name in tokens}
-  return base.Renamed(base.derived(visual, made), show=visual.stored)
+  derivations = {name: ([name], _batched) for name in tokens}
+  return base.Renamed(base.derived(visual, derivations), show=visual.stored)
 
 
 def _batched(x: np.ndarray) -> np.ndarray:
@@ -74,20 +74,20 @@ def _batched(x: np.ndarray) -> np.ndarray:
 
 def _trunk_name(name: str) -> str:
   plain = name.removeprefix(_TRUNK)
-  return plain if plain != name else _OUTSIDE + name
+  return plain if plain != name else _UNUSED_PREFIX + name
 
 
 def _timms(name: str) -> str:
   inner = name.removeprefix(_VISUAL)
-  return _OUTSIDE + name if inner in (name, 'proj') else _TIMMS(inner)
+  return _UNUSED_PREFIX + name if inner in (name, 'proj') else _TIMMS(inner)
 
 
-def is_tower(file: Seen) -> bool:
+def is_tower(file: FileFacts) -> bool:
   """Whether arrays are open_clip's, as `as_timm` has them."""
-  return file.has(_OUTSIDE)
+  return file.has(_UNUSED_PREFIX)
 
 
-def heads(file: Seen) -> int | None:
+def heads(file: FileFacts) -> int | None:
   """Returns the heads of open_clip's published towers; None: another file."""
   if not is_tower(file):
     return None

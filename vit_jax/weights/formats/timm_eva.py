@@ -23,8 +23,8 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.fields import NULL
-from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.format import Values
 
 _FREQUENCIES = 'rope.freqs'
@@ -64,23 +64,23 @@ _OFFSET = typed.Kind(
 )
 
 
-def rotation(file: Seen) -> Options:
+def rotation(file: FileFacts) -> Options:
   """Returns the options of `rope`; {}: queries and keys are not rotated.
 
   Raises:
     UserError: The config says something that is not computed here.
   """
-  asked = file.hints.values
-  if _ROPE in asked:
+  hinted_values = file.hints.values
+  if _ROPE in hinted_values:
     return {
-      name: asked.get(f'{_ROPE}.{name}', option.default)
+      name: hinted_values.get(f'{_ROPE}.{name}', option.default)
       for name, option in registry.options_of(rotary.Rope).items()
-      if name != 'num_heads' and asked[_ROPE]
+      if name != 'num_heads' and hinted_values[_ROPE]
     }
   config, name = file.config, timm_names.architecture(file.config)
   by_name = (x for pattern, x in _BY_NAME if re.match(pattern, name))
-  kind = config.get(A + 'rope_type', typed.one_of('cat', 'dinov3', 'mixed'))
-  order = config.get(A + 'rope_grid_indexing', typed.one_of('ij', 'xy'))
+  kind = config.get(A + 'rope_type', typed.choice('cat', 'dinov3', 'mixed'))
+  order = config.get(A + 'rope_grid_indexing', typed.choice('ij', 'xy'))
   options = dict(next(by_name, _by_arrays(file)))
   if not config.get(A + 'use_rot_pos_emb', typed.TRUTH, True):
     return {}
@@ -116,7 +116,7 @@ def _scaling(config: typed.Json, name: str) -> Options:
   return options
 
 
-def _by_arrays(file: Seen) -> Options:
+def _by_arrays(file: FileFacts) -> Options:
   """Returns the most likely options, of published models with such arrays.
 
   All with positions have EVA-02's rotation, if their MLP is gated, or none.
@@ -129,7 +129,7 @@ def _by_arrays(file: Seen) -> Options:
   return _DINOV3 if has_prefix else _EVA02
 
 
-def is_rotary(file: Seen) -> bool:
+def is_rotary(file: FileFacts) -> bool:
   """Whether queries and keys are rotated; warns if nothing says how."""
   options = rotation(file)
   is_said = (
@@ -150,7 +150,7 @@ def is_rotary(file: Seen) -> bool:
   return bool(options)
 
 
-def key_heads(file: Seen) -> tuple[int | None, int | None]:
+def key_heads(file: FileFacts) -> tuple[int | None, int | None]:
   """Returns how many heads keys have, and the full layers at each end.
 
   Raises:
@@ -183,7 +183,7 @@ def key_heads_word(values: Values) -> list[int] | None:
   return ends + [values['attention.key_heads']] * inner + ends
 
 
-def epsilon(file: Seen) -> float:
+def epsilon(file: FileFacts) -> float:
   """Returns the epsilon of norms that a file's kind of model has."""
   if file.values['norm'] == 'rms_norm':
     return 1e-6
@@ -209,7 +209,7 @@ def grid_word(values: Values) -> Any:
   return [*grid] if grid else NULL if values[_ROPE] else None
 
 
-def option(name: str) -> Callable[[Seen], Any]:
+def option(name: str) -> Callable[[FileFacts], Any]:
   """Returns what reads an option of the rotation."""
   return lambda file: rotation(file).get(name)
 
@@ -288,7 +288,7 @@ positions.rope                                                   ij
 )
 
 
-def matches(file: Seen) -> bool:
+def matches(file: FileFacts) -> bool:
   """Whether a file is of this class: its names differ from those of a ViT."""
   if file.has('patch_embed.norm.weight'):  # AIMv2 has some of the names, too
     return False
@@ -317,9 +317,9 @@ EVA = dataclasses.replace(
   arrays=ARRAYS,
   fields=FIELDS,
   matches=matches,
-  known={
-    **timm_vit.PLAIN.known,
-    **fields.known(
+  unread_keys={
+    **timm_vit.PLAIN.unread_keys,
+    **fields.unread_keys(
       'rope_jitter_coords rope_rescale_coords rope_shift_coords swiglu_align_to'
     ),
   },

@@ -7,7 +7,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -26,7 +26,7 @@ head                       head                       dense*
 B, _STEM = 'blocks.#.', 'stem.proj.weight'
 
 
-def tokens_mlp_dim(file: Seen) -> int:
+def tokens_mlp_dim(file: FileFacts) -> int:
   """Returns the size of the hidden layer of the MLP over tokens.
 
   Raises:
@@ -59,7 +59,7 @@ layer_norm_epsilon    =1e-6   -  noted
 )
 
 
-def image_size(file: Seen) -> Size:
+def image_size(file: FileFacts) -> Size:
   """Returns (height, width) of the images that its tokens are of."""
   tokens = file.size(B + 'mlp_tokens.fc1.weight', 1)
   patch, default = file.values['patch_size'], timm_names.input_size(file.config)
@@ -87,7 +87,7 @@ MIXER = Format(
   preprocess=timm_names.preprocess,
   resize=lambda file: 'bicubic_antialias',
   scope='model_args',
-  known=fields.known(
+  unread_keys=fields.unread_keys(
     timm_names.COMMON
     + 'embed_dim mlp_ratio nlhb num_blocks patch_size act_layer=gelu'
     + ' global_pool=avg'

@@ -20,7 +20,7 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -56,7 +56,7 @@ _RESIZES = {
 _KEYS = ('interp_mode', 'antialias', 'align_corners')
 
 
-def patch_size(file: Seen) -> Size:
+def patch_size(file: FileFacts) -> Size:
   """Returns (height, width) of a patch.
 
   Raises:
@@ -70,8 +70,8 @@ def patch_size(file: Seen) -> Size:
     )
   channels, inputs = _channels(file), axes[1]
   side = math.isqrt(inputs // channels)
-  stated = file.config.get(A + 'patch_size', typed.SIZE, side)
-  patch = preprocessing.pair(stated)
+  patch_size = file.config.get(A + 'patch_size', typed.SIZE, side)
+  patch = preprocessing.pair(patch_size)
   if math.prod(patch) * channels != inputs:
     raise UserError(
       f'its architecture cannot be read: {_SIGN} has {inputs} inputs, which are'
@@ -80,36 +80,36 @@ def patch_size(file: Seen) -> Size:
   return patch
 
 
-def _channels(file: Seen) -> int:
+def _channels(file: FileFacts) -> int:
   return file.config.get(A + 'in_chans', typed.COUNT, 3)
 
 
-def resize(file: Seen) -> str:
+def resize(file: FileFacts) -> str:
   """Returns how a model resizes its positions.
 
   Raises:
     UserError: That combination is not computed.
   """
-  if asked := file.hints.values.get('positions.learned.resize'):
-    return str(asked)
+  if hinted_method := file.hints.values.get('positions.learned.resize'):
+    return str(hinted_method)
   name, key = timm_names.architecture(file.config), A + 'pos_embed'
   named = (x for part, x in _RESIZE_BY_NAME.items() if re.match(part, name))
-  usual = _RESIZES[next(named, 'bicubic')]
-  mode = file.config.get(f'{key}_interp_mode', typed.TEXT, usual[0])
-  stated = (
+  defaults = _RESIZES[next(named, 'bicubic')]
+  mode = file.config.get(f'{key}_interp_mode', typed.TEXT, defaults[0])
+  method = (
     mode,
-    file.config.get(f'{key}_antialias', typed.TRUTH, usual[1]),
-    file.config.get(f'{key}_align_corners', typed.TRUTH, usual[2]),
+    file.config.get(f'{key}_antialias', typed.TRUTH, defaults[1]),
+    file.config.get(f'{key}_align_corners', typed.TRUTH, defaults[2]),
   )
   for name, (*words, _) in _RESIZES.items():
-    if tuple(words) == stated:
+    if tuple(words) == method:
       return name
-  known = '; '.join(f'{x[0]}, {x[1]}, {x[2]}' for x in _RESIZES.values())
-  reason = f'with antialias and align_corners, those computed are {known}'
+  method_list = '; '.join(f'{x[0]}, {x[1]}, {x[2]}' for x in _RESIZES.values())
+  reason = f'with antialias and align_corners, those computed are {method_list}'
   raise file.config.error(f'{key}_interp_mode', mode, reason)
 
 
-def grid(file: Seen) -> Size | None:
+def grid(file: FileFacts) -> Size | None:
   """Returns the grid (h, w) of the positions; None: there are none."""
   if file.has(_ROWS):
     return file.size(_ROWS, 1), file.size(_COLUMNS, 1)
@@ -117,13 +117,13 @@ def grid(file: Seen) -> Size | None:
   return (axes[1], axes[2]) if len(axes) == 4 else None
 
 
-def learned_grid(file: Seen) -> Size | None:
+def learned_grid(file: FileFacts) -> Size | None:
   """Returns the grid of learned positions; None: it is a square."""
   h, w = grid(file) or (0, 0)
   return None if h == w else (h, w)
 
 
-def image_size(file: Seen) -> Size:
+def image_size(file: FileFacts) -> Size:
   """Returns (height, width) that the positions are for."""
   patch, sides = file.values['patch_size'], grid(file)
   if sides is None:
@@ -210,9 +210,9 @@ NAFLEX = NaFlex(
     'image_size': image_size,
     'channels': _channels,
     'resize': lambda file: _RESIZES[resize(file)][3],
-    'known': {
-      **timm_vit.PLAIN.known,
-      **fields.known(
+    'unread_keys': {
+      **timm_vit.PLAIN.unread_keys,
+      **fields.unread_keys(
         'embed_proj_type=linear enable_patch_interpolator'
         ' patchify_channels_last=True pos_embed=learned|factorized|none'
       ),

@@ -7,7 +7,7 @@ from typing import Any
 from vit_jax.config import UserError
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 
 # Arrays of unsupported features: a pattern, and the field of timm's classes.
 _FOREIGN_ARRAYS = (
@@ -33,8 +33,8 @@ _TANH = (
   r'|vit_giantopt_patch16_siglip_'
 )
 _SORRY = 'that is not computed here'
-# `model_args` of timm's classes (`fields.known`) that arrays show, or that are
-# read elsewhere, or do not affect a trained model.
+# `model_args` of timm's classes (`fields.unread_keys`) that arrays show, or
+# that are read elsewhere, or do not affect a trained model.
 COMMON = """
 drop_path_rate drop_rate img_size in_chans num_classes proj_drop_rate
 """
@@ -120,7 +120,7 @@ def labels(config: typed.Json, classes: int) -> tuple[str, ...]:
 
 
 def preprocess(
-  file: Seen, size: tuple[int, int], channels: int
+  file: FileFacts, size: tuple[int, int], channels: int
 ) -> tuple[dict[str, Any], str]:
   """Returns the preprocessing that the config says, or the usual one.
 
@@ -133,8 +133,10 @@ def preprocess(
     or values['patches'] == 'hybrid'
     or values.get('positions.relative_bias', False)
   )
-  usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
-  content, silent = preprocessing.from_timm(file.config, size, channels, usual)
+  defaults = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
+  content, silent = preprocessing.from_timm(
+    file.config, size, channels, defaults
+  )
   return {
     'classes': labels(file.config, values['num_classes']),
     **content,

@@ -34,7 +34,7 @@ blocks.#.ls.              blocks.#.ls1.
 _MLP_BIAS = """
 blocks.#.mlp_bias         blocks.#.mlp.fc1.bias
 """
-_THINGS = """
+_BLOCK_MODULES = """
 blocks.#.attns.0.norm.    blocks.#.norm1.
 blocks.#.attns.0.attn.    blocks.#.attn.
 blocks.#.attns.0.ls.      blocks.#.ls1.
@@ -48,7 +48,7 @@ blocks.#.ffns.#.norm.     blocks.#.branch_#.norm2.
 blocks.#.ffns.#.mlp.      blocks.#.branch_#.mlp.
 blocks.#.ffns.#.ls.       blocks.#.branch_#.ls2.
 """
-_VITS = base.renaming(_SCALING + _MLP_BIAS + _THINGS)
+_VITS = base.renaming(_SCALING + _MLP_BIAS + _BLOCK_MODULES)
 _BLOCK = r'(blocks\.\d+\.)'
 # What is joined, in this order.
 _INPUTS = ('mlp.fc1.', 'attn.qkv.')
@@ -81,26 +81,28 @@ def as_vit(arrays: containers.Arrays) -> base.Renamed:
     match = re.fullmatch(rf'{_BLOCK}(in_proj|out_proj)\.(weight|bias)', name)
     kernel = renamed.shapes.get(f'{match[1]}in_proj.weight') if match else None
     if match and shape and kernel and len(kernel) == 2:
-      block, which, leaf = match.groups()
-      first, second = _cuts(which, kernel, len(shape))
-      starts = _INPUTS if which == 'in_proj' else _OUTPUTS
+      block, projection, leaf = match.groups()
+      first, second = _cuts(projection, kernel, len(shape))
+      starts = _INPUTS if projection == 'in_proj' else _OUTPUTS
       parts[f'{block}{starts[0]}{leaf}'] = ([name], first)
       parts[f'{block}{starts[1]}{leaf}'] = ([name], second)
   return base.Renamed(base.derived(renamed, parts), show=renamed.stored)
 
 
-def _cuts(which: str, kernel: base.Shape, axes: int) -> tuple[_Make, _Make]:
+def _cuts(
+  projection: str, kernel: base.Shape, axes: int
+) -> tuple[_Make, _Make]:
   """Returns functions that cut both parts out of a joint array.
 
   Args:
-    which: 'in_proj', rows of the MLP and of attention; or 'out_proj', columns
-      of attention and of the MLP.
+    projection: 'in_proj', rows of the MLP and of attention; or 'out_proj',
+      columns of attention and of the MLP.
     kernel: Shape of the first one's kernel, [M + 3 D, D].
     axes: 2 for a kernel, 1 for a bias.
   """
   rows, width = kernel
   end = max(rows - 3 * width, 0)
-  if which == 'in_proj':
+  if projection == 'in_proj':
     return lambda x: x[:end], lambda x: x[end:]
   if axes == 2:
     return lambda x: x[:, :width], lambda x: x[:, width:]
@@ -121,7 +123,9 @@ def as_timm(
   is_parallel = values['block'] == 'parallel'
   leaves = ('weight', 'bias') if values['attention.qkv_bias'] else ('weight',)
   text = (
-    _SCALING + _MLP_BIAS * ('bias' not in leaves) if is_parallel else _THINGS
+    _SCALING + _MLP_BIAS * ('bias' not in leaves)
+    if is_parallel
+    else _BLOCK_MODULES
   )
   rename = base.renaming(text, back=True)
   result = {rename(name): x for name, x in arrays.items()}
@@ -135,8 +139,10 @@ def as_timm(
       joint = np.concatenate(pop(block, _INPUTS, leaf))
       result[f'{block}in_proj.{leaf}'] = joint
     if has_one_output(values):
-      apart = ('attn_out_proj.', 'mlp_out_proj.')
-      kernel = np.concatenate(pop(block, apart, 'weight'), axis=1)
+      output_names = ('attn_out_proj.', 'mlp_out_proj.')
+      kernel = np.concatenate(pop(block, output_names, 'weight'), axis=1)
       result[f'{block}out_proj.weight'] = kernel
-      result[f'{block}out_proj.bias'] = np.add(*pop(block, apart, 'bias'))
+      result[f'{block}out_proj.bias'] = np.add(
+        *pop(block, output_names, 'bias')
+      )
   return result

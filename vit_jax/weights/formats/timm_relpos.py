@@ -12,12 +12,12 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_vit
 
 _SHARED, _LAYERS = 'shared_rel_pos.mlp', 'blocks.#.attn.rel_pos.mlp'
-_OURS = 'blocks_#/attention/relative_mlp'
+_MLP_PATH = 'blocks_#/attention/relative_mlp'
 ARRAYS = tables.arrays(f"""
 relative_mlp/up    {_SHARED}.fc1  dense*
 relative_mlp/down  {_SHARED}.fc2  dense*
-{_OURS}/up         {_LAYERS}.fc1  dense*
-{_OURS}/down       {_LAYERS}.fc2  dense*
+{_MLP_PATH}/up         {_LAYERS}.fc1  dense*
+{_MLP_PATH}/down       {_LAYERS}.fc2  dense*
 {timm_vit.LAYERS}
 """)
 # Of an MLP, [H, hidden].
@@ -47,9 +47,9 @@ RELPOS = dataclasses.replace(
   arrays=ARRAYS,
   fields=FIELDS,
   matches=lambda file: file.has(_LAST),
-  known={
-    **timm_vit.PLAIN.known,
-    **fields.known('act_layer=gelu rel_pos_type=mlp'),
+  unread_keys={
+    **timm_vit.PLAIN.unread_keys,
+    **fields.unread_keys('act_layer=gelu rel_pos_type=mlp'),
   },
   header=timm_vit.named("""
 block=post_norm  vit_relpos_base_patch16_rpn_224

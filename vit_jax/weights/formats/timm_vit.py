@@ -20,8 +20,8 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_parallel
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.fields import NULL
-from vit_jax.weights.formats.fields import Seen
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -119,20 +119,20 @@ NORMS = {
 POOLS = {'token': 'token', 'avg': 'mean', 'map': 'map'}
 
 
-def mlp(file: Seen) -> str:
+def mlp(file: FileFacts) -> str:
   """Returns which MLP the layers have: that of a gate is twice as wide."""
   hidden = file.size(B + 'mlp.fc2.weight', 1)
   is_wide = file.size(B + 'mlp.fc1.weight', 0) == 2 * hidden
   return 'swiglu' if is_wide or file.has(B + 'mlp.fc1_g.weight') else 'mlp'
 
 
-def pool(file: Seen) -> str:
+def pool(file: FileFacts) -> str:
   """Returns the pool.
 
   Raises:
     UserError: A norm follows the class token.
   """
-  said_pool = file.config.get('global_pool', typed.one_of(*POOLS))
+  said_pool = file.config.get('global_pool', typed.choice(*POOLS))
   if file.has('attn_pool.latent'):
     return 'map'
   if file.has('fc_norm.weight'):
@@ -144,13 +144,13 @@ def pool(file: Seen) -> str:
   return 'token' if reads_token else 'mean'
 
 
-def prefix(file: Seen) -> int:
+def prefix(file: FileFacts) -> int:
   """Returns the number of tokens before the patches."""
   tokens = file.has('cls_token') + file.has('dist_token')
   return tokens + file.size('reg_token', 1)
 
 
-def positioned(file: Seen) -> str:
+def positioned(file: FileFacts) -> str:
   """Returns which tokens have learned positions.
 
   In timm all tokens have them, or only the patches (`no_embed_class`); in
@@ -168,16 +168,16 @@ def positioned(file: Seen) -> str:
   )
 
   def fits(name: str, *sizes: Size | None) -> bool:
-    counts = (base.tokens_of(size, pixels) for size in sizes if size)
+    counts = (base.count_patches(size, pixels) for size in sizes if size)
     return tokens[name] in counts
 
-  stated = [x for x in tokens if fits(x, file.hints.stored_size, default)]
+  stored_fits = [x for x in tokens if fits(x, file.hints.stored_size, default)]
   square = [x for x in tokens if base.square_side(tokens[x])]
-  asked = [x for x in tokens if fits(x, file.hints.image_size)]
-  return [*stated, *square, *asked, 'all'][0]
+  hinted_fits = [x for x in tokens if fits(x, file.hints.image_size)]
+  return [*stored_fits, *square, *hinted_fits, 'all'][0]
 
 
-def image_size(file: Seen) -> Size:
+def image_size(file: FileFacts) -> Size:
   """Returns (height, width) that the positions are for."""
   tokens = None
   if file.has('pos_embed'):
@@ -190,7 +190,7 @@ def image_size(file: Seen) -> Size:
   )
 
 
-def heads(file: Seen) -> int:
+def heads(file: FileFacts) -> int:
   """Returns the number of heads, which a fused qkv does not show."""
   hidden = file.values['hidden_size']
   configured = timm_names.heads(file.config, hidden)
@@ -202,7 +202,7 @@ def heads(file: Seen) -> int:
   return base.num_heads(file.values, configured)
 
 
-def gelu(file: Seen) -> str:
+def gelu(file: FileFacts) -> str:
   """Returns the GELU that the architecture's name stands for."""
   is_said = timm_names.architecture(file.config) or file.hints.stored_size
   if not is_said and (file.has('norm_pre.') or timm_clip.is_tower(file)):
@@ -214,7 +214,7 @@ def gelu(file: Seen) -> str:
   return timm_names.gelu(timm_names.architecture(file.config))
 
 
-def stages(file: Seen) -> tuple[int, ...] | None:
+def stages(file: FileFacts) -> tuple[int, ...] | None:
   """Returns the units in each stage of the ResNet; None: there is none."""
   if not file.has(f'{_BACKBONE}.'):
     return None
@@ -228,7 +228,7 @@ def stages(file: Seen) -> tuple[int, ...] | None:
   return units
 
 
-def epsilon(file: Seen) -> float:
+def epsilon(file: FileFacts) -> float:
   """Returns the epsilon of norms that a file's kind of model has."""
   if file.values['block'] != 'block':
     return 1e-6
@@ -265,26 +265,26 @@ def norm_word(values: Values) -> str | None:
   return None if values['patches'] == 'normed' else 'rmsnorm'
 
 
-def has_mask_token(file: Seen) -> bool:
+def has_mask_token(file: FileFacts) -> bool:
   """Whether there is a mask token of the trunk: MAE has one of its decoder."""
   width = file.size('mask_token', -1)
   has_decoder = file.has('decoder_embed.weight')
   return width == file.values['hidden_size'] and not has_decoder
 
 
-def pool_width(file: Seen) -> int | None:
+def pool_width(file: FileFacts) -> int | None:
   """Returns the hidden size of attention pooling, unless it is the layers'."""
   hidden = file.size('attn_pool.mlp.fc1.weight', 0)
   return None if hidden == file.values['mlp_dim'] else hidden or None
 
 
-def num_classes(file: Seen) -> int:
+def num_classes(file: FileFacts) -> int:
   """Returns the size of the head's output."""
   is_probe = file.values['head.norm'] == 'batch'
   return file.size(f'head{".1" * is_probe}.weight', 0)
 
 
-def has_two_heads(file: Seen) -> bool:
+def has_two_heads(file: FileFacts) -> bool:
   """Whether a distillation token, if there is one, has a head."""
   is_alone = file.has('dist_token') and file.has('head.weight')
   return file.has('head_dist.weight') or not is_alone
@@ -422,10 +422,10 @@ patches=hybrid&mlp=swiglu|patches=hybrid&distillation_token
 """)
 
 
-def resize(file: Seen) -> str:
+def resize(file: FileFacts) -> str:
   """Returns how timm, or the authors' code, resizes positions."""
-  own = '' if file.config.content else originals.resize(file.shapes)
-  return own or 'bicubic_antialias'
+  original_method = '' if file.config.content else originals.resize(file.shapes)
+  return original_method or 'bicubic_antialias'
 
 
 def named(names: str) -> Callable[[Values], dict[str, Any]]:
@@ -438,7 +438,7 @@ def named(names: str) -> Callable[[Values], dict[str, Any]]:
   return lambda values: {'architecture': name(values)}
 
 
-def channels(file: Seen) -> int:
+def channels(file: FileFacts) -> int:
   """Returns the number of channels of the images."""
   first = f'{_BACKBONE}.{{stem.conv,conv}}.weight|patch_embed.proj.weight'
   return file.size(first, 1)
@@ -455,7 +455,7 @@ VIT = Format(
   preprocess=timm_names.preprocess,
   resize=resize,
   scope='model_args',
-  known=fields.known(timm_names.IGNORED),
+  unread_keys=fields.unread_keys(timm_names.IGNORED),
   header=named("""
 patches=hybrid&patches.stages=()         vit_tiny_r_s16_p8_224
 patches=hybrid&patches.stages=(2,2,2,2)  vit_small_r26_s32_224
@@ -489,7 +489,7 @@ patch_size=(32,32)                       vit_base_patch32_224
 # What timm's other classes with layers of attention share.
 PLAIN = dataclasses.replace(
   VIT,
-  known=fields.known(timm_names.IGNORED + timm_names.LAYER_NORM),
+  unread_keys=fields.unread_keys(timm_names.IGNORED + timm_names.LAYER_NORM),
   finish=lambda values, arrays: arrays,
   lacks=lambda values: None,
   obstacle=lambda values: None,

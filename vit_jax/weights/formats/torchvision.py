@@ -11,7 +11,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import Seen
+from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -54,7 +54,7 @@ layer_norm_epsilon  =1e-6     -  noted
   heads=lambda file: base.num_heads(file.values),
 )
 # Of the published checkpoints: ViT_B_16_Weights.IMAGENET1K_V1 and its kin.
-_USUAL = preprocessing.Usual(interpolation='bilinear', resize_like='')
+_DEFAULTS = preprocessing.Defaults(interpolation='bilinear', resize_like='')
 
 
 def recognises(names: Iterable[str]) -> bool:
@@ -77,7 +77,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   return format_lib.describe(KINDS, arrays, hints)
 
 
-def image_size(file: Seen) -> Size:
+def image_size(file: FileFacts) -> Size:
   """Returns (height, width) that the positions are for."""
   tokens = file.size('encoder.pos_embedding', 1) - 1
   return base.image_size(tokens, file.values['patch_size'], file.hints)
@@ -101,7 +101,7 @@ VIT = Format(
   matches=lambda file: True,
   image_size=image_size,
   channels=lambda file: file.size(_PATCH, 1),
-  preprocess=preprocessing.as_timm(_USUAL),
+  preprocess=preprocessing.as_timm(_DEFAULTS),
   resize=lambda file: 'bicubic',
   scope=None,
   lacks=lacks,

@@ -19,7 +19,7 @@ from vit_jax.weights.formats import tables
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
+class ObjectiveTable:
   """How a format stores the parameters of an objective beside its trunk.
 
   Attributes:
@@ -43,7 +43,7 @@ class Whole:
 class Published(Protocol):
   """An objective whose authors' files have more than its trunk."""
 
-  def foreign(self, format_name: str) -> Whole | None:
+  def foreign(self, format_name: str) -> ObjectiveTable | None:
     """Returns how the files of a format store what is beside the trunk.
 
     Args:
@@ -54,7 +54,7 @@ class Published(Protocol):
     """
 
 
-def table(objective: Any, format_name: str) -> Whole | None:
+def table(objective: Any, format_name: str) -> ObjectiveTable | None:
   """Returns how a format stores what an objective has beside its trunk."""
   if not isinstance(objective, Published):
     return None
