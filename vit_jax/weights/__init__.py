@@ -414,7 +414,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
     resize,
     origin=origin,
     trained_with=config,
-    beside=subtrees.beside(everything, preprocess.trunk),
+    beside=subtrees.remainder(everything, preprocess.trunk),
   )
 
 
@@ -475,7 +475,7 @@ def _from_file(
   size: tuple[int, int] | None,
   state: str | None,
 ) -> Loaded:
-  read = foreign.read(path, values_lib.stated(keys), size, state)
+  read = foreign.read(path, values_lib.explicit_values(keys), size, state)
   description = read.description
   return Loaded(
     description.model,

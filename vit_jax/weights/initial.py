@@ -183,7 +183,7 @@ class Start:
     place = objective.trunk_path
     with config_lib.explained(f'config.init_from.path={path}'):
       trunk = self._fit_trunk(loaded, objective.trunk(abstract)[0])
-      beside = self._fit_beside(loaded, subtrees.beside(abstract, place))
+      beside = self._fit_beside(loaded, subtrees.remainder(abstract, place))
     return subtrees.joined(trunk, place, beside)
 
   def _fit_trunk(self, loaded: weights.Loaded, target: models.Model) -> Any:

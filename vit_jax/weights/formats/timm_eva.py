@@ -74,7 +74,7 @@ def rotation(file: Seen) -> Options:
   if _ROPE in asked:
     return {
       name: asked.get(f'{_ROPE}.{name}', option.default)
-      for name, option in registry.options_of(rotary.Rope).items()
+      for name, option in registry.declared_options(rotary.Rope).items()
       if name != 'num_heads' and asked[_ROPE]
     }
   config, name = file.config, timm_names.architecture(file.config)
