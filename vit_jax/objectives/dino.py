@@ -178,8 +178,8 @@ class Dino(base.Objective):
       'trunk': models.init_params(self.model, keys[0], self.image_shape)
     }
     example = self._example(params['trunk'])
-    for (name, head), key in zip(self.heads.items(), keys[1:], strict=True):
-      params[name] = head.init(key, example)['params']
+    for (name, head), subkey in zip(self.heads.items(), keys[1:], strict=True):
+      params[name] = head.init(subkey, example)['params']
     return params
 
   @property
