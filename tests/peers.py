@@ -47,7 +47,7 @@ def main() -> int:
     processes.call_on_first(lambda: 1 / 0)
   if _DO.value == 'wait':
     print('up', flush=True)
-    with processes.together():
+    with processes.lost_peers_explained():
       processes.call_on_first(wait)
   return 0
 

@@ -132,12 +132,12 @@ def main(argv: list[str]) -> None:
   loaded = cli.load(FLAGS, source, as_stored=True)
   if loaded.origin.step is not None:
     source = loaded.origin.path
-  whole = _whole_params(loaded, _TO.value) if _WITH_METHOD.value else None
+  full_params = _whole_params(loaded, _TO.value) if _WITH_METHOD.value else None
   if _TO.value == export.VIT_JAX:
     write_workdir(loaded, path, source)
     notes = []
   else:
-    notes = export.write(loaded, path, _TO.value, source, whole)
+    notes = export.write(loaded, path, _TO.value, source, full_params)
   for note in notes:
     logging.warning('warning: %s', note)
   logging.info('wrote %s', path)

@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
     )
   else:
     source = data_flags.open_split(FLAGS, config)
-  parts = embedder.of_split(loaded, config, source)
+  parts = embedder.embed_split(loaded, config, source)
   count, checkpoint = 0, json.dumps(loaded.origin.to_dict())
   with (
     data_flags.progress(len(source)) as progress,

@@ -259,12 +259,12 @@ def _evaluator() -> 'Evaluator':
   options = {name: x for name, x in options.items() if x is not None}
   with data_flags.explained({'config.evals.probe.kind': '--probe'}):
     make = base.find(part.name, 'evals.probe.kind')
-  known = inspect.signature(make).parameters
+  parameters = inspect.signature(make).parameters
   for name in options:
-    if name not in known:
+    if name not in parameters:
       probe = _PROBE_OF_FLAG.get(name, '--probe')
       raise UserError(f'--{name} is for {probe}: leave it out, or add that')
-  train_split = known.get('train_split')
+  train_split = parameters.get('train_split')
   is_needed = train_split and train_split.default is train_split.empty
   if is_needed and 'train_split' not in options:
     raise UserError(
@@ -409,7 +409,7 @@ def _windows(
     raise UserError(
       f'{segment_flags[0]} is for models of segmentation: leave it out'
     )
-  settings = segmenter.How(**window_flags.read(FLAGS))
+  settings = segmenter.WindowSettings(**window_flags.read(FLAGS))
   segment = segmenter.Segmenter(loaded, settings)
   loaded = segmenter.with_windows(loaded, settings)
   return loaded, None if segment.takes_volumes else segment

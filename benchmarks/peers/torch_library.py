@@ -109,7 +109,7 @@ def _converted(task: torch_step.Task, cls: Any) -> Any:
   """Returns a module of a class of transformers with our parameters."""
   objective = task.objective
   model, params = objective.trunk(task.params)
-  beside = subtrees.beside(task.params, objective.trunk_path)
+  beside = subtrees.remainder(task.params, objective.trunk_path)
   loaded = weights.Loaded(
     model,
     params,

@@ -86,7 +86,7 @@ def dino_loss(case: Case) -> golden_cases.Answers:
       pairs = prototypes.between_crops(
         by_image(student, f['batch']), probabilities, f['student_temp']
       )
-      return sum(prototypes.of_other_crops(pairs))
+      return sum(prototypes.cross_crop_loss(pairs))
 
     found = jax.value_and_grad(loss)(jnp.asarray(x[f'student_{call}']))
     answers[f'loss_{call}'], answers[f'grad_student_{call}'] = found
@@ -171,11 +171,11 @@ def dinov2_losses(case: Case) -> golden_cases.Answers:
     pairs = prototypes.between_crops(
       jnp.concatenate(crops, axis=1), teacher, temperature
     )
-    return prototypes.of_other_crops(pairs)
+    return prototypes.cross_crop_loss(pairs)
 
   def ibot(student, places=slice(None)):
     weights = prototypes.patch_weights(x['masks'])
-    return prototypes.of_patches(
+    return prototypes.patch_loss(
       student, x['teacher_patches'], weights, temperature
     )
 
@@ -183,12 +183,12 @@ def dinov2_losses(case: Case) -> golden_cases.Answers:
     return sum(map(prototypes.koleo, features.reshape(-1, batch, f['dim'])))
 
   parts = dino(x['student_global'])
-  patches = dinov2.Patches.of(x['masks'], max(f['masked']))
+  patches = dinov2.Patches.from_masks(x['masks'], max(f['masked']))
   return {
     'dino_global': parts[0],
     'dino_local': parts[1],
     'dino': sum(parts),
-    'ibot': prototypes.of_patches(
+    'ibot': prototypes.patch_loss(
       patches.take(x['student_patches']),
       patches.take(x['teacher_patches']),
       patches.weights,
@@ -220,9 +220,9 @@ def ibot_loss(case: Case) -> golden_cases.Answers:
     prototypes.centred(teacher, centre, temps[epoch]),
     student_temp,
   )
-  of_class = sum(prototypes.of_other_crops(pairs))
+  of_class = sum(prototypes.cross_crop_loss(pairs))
   masks = x['masks'].reshape(len(x['masks']), -1)
-  of_patches = prototypes.of_patches(
+  of_patches = prototypes.patch_loss(
     x['student_patches'],
     prototypes.centred(x['teacher_patches'], patch_centre, patch_temps[epoch]),
     prototypes.patch_weights(masks),

@@ -90,7 +90,7 @@ def _answers(plain, scaled, params, image, drawn):
     lambda params: _loss(plain, params, image, drawn), has_aux=True
   )(params)
   return {
-    'ids_keep': drawn.kept,
+    'ids_keep': drawn.seen_patches,
     'ids_restore': drawn.places,
     'mask': drawn.removed,
     'latent': plain.encode(params, image, drawn),
@@ -136,14 +136,14 @@ def _table_gradients(objective, params, image, drawn):
     with nn.intercept_methods(intercept):
       return _loss(objective, params, image, drawn)[0]
 
-  b, k = drawn.kept.shape
+  b, k = drawn.seen_patches.shape
   n = drawn.places.shape[1]
   widths = objective.model.hidden_size, objective.decoder.hidden_size
   seen, whole = jax.jit(jax.grad(loss))(
     [jnp.zeros((b, 1 + k, widths[0])), jnp.zeros((1, 1 + n, widths[1]))]
   )
   table = jnp.zeros((1 + n, widths[0])).at[0].add(seen[:, 0].sum(axis=0))
-  return [table.at[1 + drawn.kept].add(seen[:, 1:]), whole]
+  return [table.at[1 + drawn.seen_patches].add(seen[:, 1:]), whole]
 
 
 CHECKS = {

@@ -148,7 +148,7 @@ def rotations(case: golden_cases.Case) -> Mapping[str, Any]:
     base = float(match[2] or base)
     reference = (int(match[3]),) * 2 if match[3] else None
     cos, sin = rotary.table(kind, grid, dims['head_dim'], base, reference)
-    rotation = rotary.of_tokens(cos, sin, prefix, None)
+    rotation = rotary.token_tables(cos, sin, prefix, None)
     turned = rotary.rotate(query, rotation, rotary.KINDS[kind].halves).swapaxes(
       1, 2
     )
@@ -344,10 +344,10 @@ def dropped(case: golden_cases.Case) -> Mapping[str, Any]:
       answers |= {f'keep_{rate}_{name}': order, f'x_{rate}_{name}': both}
   masks = mae.masks(noise, case.dims['mask_ratio'])
   return answers | {
-    'mae_kept': at(masks.kept),
+    'mae_kept': at(masks.seen_patches),
     'mae_mask': masks.removed,
     'mae_ids_restore': masks.places,
-    'mae_ids_keep': masks.kept,
+    'mae_ids_keep': masks.seen_patches,
   }
 
 

@@ -25,7 +25,7 @@ NAMED = ('block', 'attention', 'mlp', 'positions', 'patches')
 
 def names(module, *kinds):
   """Returns the names of a class's fields, or of those of some kinds."""
-  options = registry.options_of(module).values()
+  options = registry.declared_options(module).values()
   return [x.name for x in options if not kinds or x.field.kind in kinds]
 
 
@@ -52,7 +52,7 @@ def test_kinds():
 
 @pytest.mark.parametrize('module', [vit.ViT, *FAMILIES])
 def test_a_field_says_what_it_is(module):
-  for name, option in registry.options_of(module).items():
+  for name, option in registry.declared_options(module).items():
     assert option.field is not registry.PLAIN, name
 
 

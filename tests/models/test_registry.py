@@ -172,7 +172,7 @@ def drawn(option, kind, rng, depth=0):
 
 def drawn_part(kind, name, rng, depth=0):
   """Returns a random text of a part."""
-  options = registry.options_of(
+  options = registry.declared_options(
     type(build(kind, f'{name}{NEEDS.get(name, "")}'))
   )
   values = {
@@ -330,7 +330,7 @@ def test_the_list_has_all_parts():
     text = (pathlib.Path(vit_jax.__file__).parents[1] / file).read_text()
     assert f'\nclass {name}(' in text
     part = build(entry.kind, f'{entry.name}{NEEDS.get(entry.name, "")}')
-    options = registry.options_of(type(part))
+    options = registry.declared_options(type(part))
     assert {*entry.options} == {*options}
     # All of our fields say what they are.
     assert all(x.field is not registry.PLAIN for x in options.values())

@@ -78,7 +78,7 @@ def test_a_tower_is_made_of_the_options_of_its_parts():
   model, _ = _tower(causal=True, gelu='sigmoid', layer_norm_epsilon=1e-5)
   assert model.block.attention.causal and model.block.mlp.gelu == 'sigmoid'
   assert model.norm.epsilon == model.block.norm.epsilon == 1e-5
-  values = describing.values_of(model)
+  values = describing.option_values(model)
   assert registry.build_model(text.TextTower, **values) == model
   with pytest.raises(fields.UnknownFieldError, match="did you mean 'gelu'"):
     _tower(gelo='exact')

@@ -269,7 +269,7 @@ def test_no_masked_patch_is_no_error():
   logits = jax.random.normal(jax.random.key(0), (2, 5, 8))
   for found in (
     prototypes.sinkhorn_knopp(logits, 0.1, 3, weights),
-    prototypes.of_patches(logits, jax.nn.softmax(logits), weights, 0.1),
+    prototypes.patch_loss(logits, jax.nn.softmax(logits), weights, 0.1),
     prototypes.update_centre(jnp.ones(8), logits, 0.9, weights),
   ):
     assert jnp.isfinite(found).all()

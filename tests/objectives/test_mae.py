@@ -188,9 +188,11 @@ def test_what_has_nothing_beside_it_is_not_written_whole(tmp_path):
 def test_masks_keep_the_patches_with_the_least_noise():
   noise = jnp.asarray([[0.5, 0.1, 0.9, 0.3, 0.2, 0.8, 0.7, 0.6]])
   drawn = mae.masks(noise, 0.6)  # int(8 * 0.4) = 3
-  np.testing.assert_array_equal(drawn.kept, [[1, 4, 3]])
+  np.testing.assert_array_equal(drawn.seen_patches, [[1, 4, 3]])
   np.testing.assert_array_equal(drawn.removed, [[1, 0, 1, 0, 0, 1, 1, 1]])
-  np.testing.assert_array_equal(drawn.places[0, drawn.kept[0]], [0, 1, 2])
+  np.testing.assert_array_equal(
+    drawn.places[0, drawn.seen_patches[0]], [0, 1, 2]
+  )
   assert sorted(drawn.places[0].tolist()) == list(range(8))
 
 

@@ -37,7 +37,10 @@ def test_one_process(monkeypatch, args):
     processes.call_on_first(lambda: open('missing'))
   error = RuntimeError('UNKNOWN: Gloo AllGather failed: connection closed')
   assert not processes.is_up()
-  with pytest.raises(RuntimeError, match='Gloo'), processes.together():
+  with (
+    pytest.raises(RuntimeError, match='Gloo'),
+    processes.lost_peers_explained(),
+  ):
     raise error
   with pytest.raises(SystemExit) as e:
     processes.exit_process(3)

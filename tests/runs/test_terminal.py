@@ -128,7 +128,7 @@ def test_lines_where_nothing_can_be_redrawn(
     reporter.progress(20, {'loss': 0.5})
     reporter.advance(30)
     reporter.evaluated(30, 1.0, results(0.5, 0.25))
-  with terminal.Bar(10, 'images') as bar:
+  with terminal.ProgressBar(10, 'images') as bar:
     bar.update(10)
   assert [x.getMessage() for x in caplog.records] == [
     'model: ViT\ndevices: 1 x cpu',

@@ -56,8 +56,8 @@ def test_what_is_not_needed_does_not_count():
 
   traced = jax.make_jaxpr(fn)(shape(2, 4), shape(4, 4))
   one, other = 2 * 2 * 4 * 4, 2 * 2 * 2 * 4
-  assert flops.of_jaxpr(traced) == one + other
-  assert flops.of_jaxpr(traced, [False, True]) == other
+  assert flops.count_jaxpr(traced) == one + other
+  assert flops.count_jaxpr(traced, [False, True]) == other
 
 
 def test_loops_and_branches():

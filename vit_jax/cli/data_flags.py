@@ -180,11 +180,11 @@ def explained(flag_of: Mapping[str, str] | None = None) -> Iterator[None]:
     raise UserError(text) from None
 
 
-def progress(total: int, hidden: bool = False) -> terminal.Bar:
+def progress(total: int, hidden: bool = False) -> terminal.ProgressBar:
   """Returns a progress bar over images, shown if stderr is a terminal.
 
   Args:
     total: Number of images.
     hidden: Whether it is not shown there, either.
   """
-  return terminal.Bar(total, 'images', hidden=hidden)
+  return terminal.ProgressBar(total, 'images', hidden=hidden)

@@ -43,7 +43,7 @@ def define(flag_values: flags.FlagValues) -> None:
 
 
 def read(flag_values: flags.FlagValues) -> dict[str, Any]:
-  """Returns the fields of `objectives.segmenter.How`.
+  """Returns the fields of `objectives.segmenter.WindowSettings`.
 
   Raises:
     UserError: --scales does not parse.

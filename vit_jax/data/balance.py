@@ -75,7 +75,7 @@ def show(title: str, classes: Sequence[str], values: np.ndarray) -> str:
   """Returns a line with a number for each class, and their range."""
   class_values = [f'{a} {b:.4g}' for a, b in zip(classes, values, strict=False)]
   ends = f'{values.min():.4g} to {values.max():.4g}'
-  return f'{title}, {ends}: {some(class_values, 10)}'
+  return f'{title}, {ends}: {join_first(class_values, 10)}'
 
 
 def describe(source: base.Source, value: float | str) -> str:

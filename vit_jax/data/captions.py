@@ -240,8 +240,8 @@ def class_names(
   if len(names) != len(classes):
     raise UserError(
       f'{key}={list_name} has {len(names)} names, but the data have'
-      f' {len(classes)} classes ({config_lib.some(classes)}): give one name for'
-      ' each, in this order'
+      f' {len(classes)} classes ({config_lib.join_first(classes)}): give one'
+      ' name for each, in this order'
     )
   return names
 

@@ -46,7 +46,9 @@ def _unknown(folder: str, names: Sequence[str], classes: Sequence[str]) -> str:
     advice = 'add such folders to train, or move them away'
   if class_name:
     advice = f'rename {names[0]} to {class_name}'
-  return f'{paths} {are} of train: the classes are {some(classes)}; {advice}'
+  return (
+    f'{paths} {are} of train: the classes are {join_first(classes)}; {advice}'
+  )
 
 
 def lacking(

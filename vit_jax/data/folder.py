@@ -510,7 +510,7 @@ def _list(
   if listing.ignored:
     warn_once(
       f'{folder}: ignored files that are not {kind.name} of a class'
-      f' ({len(listing.ignored)}): {some(listing.ignored)}'
+      f' ({len(listing.ignored)}): {join_first(listing.ignored)}'
     )
   if listing.problems:
     raise UserError(listing.problems[0])

@@ -312,8 +312,8 @@ class RowSource(base.SelectedSource):
       if cell not in positions:
         raise UserError(
           f'{self._row_name(row)}: {cell!r} is not a class of train: they are'
-          f' {some(tuple(positions))}; give train rows of it, or take this one'
-          ' out'
+          f' {join_first(tuple(positions))}; give train rows of it, or take'
+          ' this one out'
         )
       class_indices.append(positions[cell])
     return class_indices[0] if name == 'label' else class_indices
@@ -384,12 +384,12 @@ def choose(
     if name not in column_names:
       raise UserError(
         f'config.data.columns names {name!r}, but the columns of {data_name}'
-        f' are {some(column_names, 12)}'
+        f' are {join_first(column_names, 12)}'
       )
   if 'image' not in chosen:
     raise UserError(
-      f'{data_name} has the columns {some(column_names, 12)}: say which has the'
-      f' images, as in --config.data.columns.image={column_names[0]}'
+      f'{data_name} has the columns {join_first(column_names, 12)}: say which has'
+      f' the images, as in --config.data.columns.image={column_names[0]}'
     )
   return chosen
 

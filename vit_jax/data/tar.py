@@ -156,7 +156,7 @@ class TarSource(rows.RowSource):
       )
       raise UserError(
         f'{self._row_name(("", number))}: images end with'
-        f' {some(endings)}: {_DOTS}, as in'
+        f' {join_first(endings)}: {_DOTS}, as in'
         f' --config.data.columns.image={endings[0]}'
       )
 

@@ -58,7 +58,7 @@ class Number(Target):
     if numbers.shape != self.shape or not np.isfinite(numbers).all():
       raise UserError(
         f'{origin}: {value!r} are not {len(self.quantities)} finite numbers,'
-        f' one for each of {some(self.quantities)}'
+        f' one for each of {join_first(self.quantities)}'
       )
     return numbers
 

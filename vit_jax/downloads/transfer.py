@@ -230,7 +230,9 @@ def _attempt(file: File, part: _Part) -> _Version:
       'Downloading %s from %s on (of %s) to %s',
       *(file, _megabytes(part.size), _megabytes(version.size), file.target),
     )
-    progress = terminal.Bar(version.size, 'B', file.target.name, part.size)
+    progress = terminal.ProgressBar(
+      version.size, 'B', file.target.name, part.size
+    )
     with progress, part.path.open('ab') as content:
       try:
         for chunk in response.iter_content(_CHUNK_BYTES):

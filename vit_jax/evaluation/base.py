@@ -43,14 +43,14 @@ class Context(abc.ABC):
   Attributes:
     features: Features of the examples, by name.
     target: Name of the feature that the objective learns; None: it learns none.
-    kept: Results that evaluators share, as embeddings, by keys of their own.
+    shared_results: What evaluators share, as embeddings, by keys of their own.
   """
 
   def __init__(
     self, features: features_lib.Features, target: str | None = None
   ):
     self.features, self.target = features, target
-    self.kept: dict[Any, Any] = {}
+    self.shared_results: dict[Any, Any] = {}
 
   @abc.abstractmethod
   def apply(self, function: Function, split: str) -> Iterator[Any]:

@@ -37,15 +37,15 @@ class Embedded:
     return len(self.index)
 
   @classmethod
-  def of_batch(cls, found: Mapping[str, np.ndarray]) -> Self:
+  def from_batch(cls, outputs: Mapping[str, np.ndarray]) -> Self:
     """Returns the examples of a batch without padding.
 
     Args:
-      found: From `embed`; if it has no labels, they become -1.
+      outputs: From `embed`; if it has no labels, they become -1.
     """
-    real = found['valid']
-    label = found.get('label', np.full(len(real), -1, np.int32))
-    return cls(found['embedding'][real], label[real], found['index'][real])
+    real = outputs['valid']
+    label = outputs.get('label', np.full(len(real), -1, np.int32))
+    return cls(outputs['embedding'][real], label[real], outputs['index'][real])
 
 
 def normalised(x: np.ndarray) -> np.ndarray:
@@ -60,9 +60,9 @@ def embed(
   """Returns `embedding`, float32 [B, D], and the batch without its images."""
   model, params = objective.trunk(params)
   headless = model.clone(num_classes=0)
-  found = headless.apply({'params': params}, batch['image'])
-  rest = {name: x for name, x in batch.items() if name != 'image'}
-  return rest | {'embedding': jnp.asarray(found, jnp.float32)}
+  features = headless.apply({'params': params}, batch['image'])
+  other_features = {name: x for name, x in batch.items() if name != 'image'}
+  return other_features | {'embedding': jnp.asarray(features, jnp.float32)}
 
 
 def embed_tokens(
@@ -73,10 +73,10 @@ def embed_tokens(
   Unlike the mean that many heads read, they say where in an image something is.
   """
   model, params = objective.trunk(params)
-  found = model.apply({'params': params}, batch['image'], method='trunk')
-  tokens = jnp.asarray(found['tokens'], jnp.float32)
-  rest = {name: x for name, x in batch.items() if name != 'image'}
-  return rest | {'embedding': tokens.reshape(len(tokens), -1)}
+  outputs = model.apply({'params': params}, batch['image'], method='trunk')
+  tokens = jnp.asarray(outputs['tokens'], jnp.float32)
+  other_features = {name: x for name, x in batch.items() if name != 'image'}
+  return other_features | {'embedding': tokens.reshape(len(tokens), -1)}
 
 
 def embed_layers(
@@ -99,8 +99,8 @@ def embed_layers(
   )
   tokens = state[stack.LEVELS]['tokens'][:, :, model.prefix_length :]
   means = jax.nn.standardize(tokens.astype(jnp.float32)).mean(axis=2)
-  rest = {name: x for name, x in batch.items() if name != 'image'}
-  return rest | {'embedding': jnp.concatenate(list(means), axis=-1)}
+  other_features = {name: x for name, x in batch.items() if name != 'image'}
+  return other_features | {'embedding': jnp.concatenate(list(means), axis=-1)}
 
 
 # What a probe reads of the trunk, by the name in `config.evals.NAME.features`.
@@ -142,11 +142,13 @@ def embeddings(
     read: One of `READS`.
   """
   key = 'embeddings', split, read
-  if key not in context.kept:
+  if key not in context.shared_results:
     batches = context.apply(READS[read], split)
-    context.kept[key] = join([Embedded.of_batch(x) for x in batches])
-  kept: Embedded = context.kept[key]
-  return kept
+    context.shared_results[key] = join(
+      [Embedded.from_batch(x) for x in batches]
+    )
+  embeddings: Embedded = context.shared_results[key]
+  return embeddings
 
 
 def join(parts: Sequence[Embedded]) -> Embedded:

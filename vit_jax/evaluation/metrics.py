@@ -55,8 +55,8 @@ class Confusion(Sum):
   ) -> 'Confusion':
     """Counts the examples of a batch; padding counts 0."""
     zeros = jnp.zeros((logits.shape[-1],) * 2, jnp.int32)
-    where = labels, logits.argmax(axis=-1)
-    return cls(counts=zeros.at[where].add(mask.astype(jnp.int32)))
+    pairs = labels, logits.argmax(axis=-1)
+    return cls(counts=zeros.at[pairs].add(mask.astype(jnp.int32)))
 
   def compute(self) -> jax.Array:
     """Returns the counts."""
@@ -96,8 +96,8 @@ def classification(
     losses: float32 [B], the loss of each image.
     mask: bool [B], False on padding.
   """
-  found = _Few if logits.shape[-1] <= MOST_CONFUSED else _Many
-  return found.single_from_model_output(
+  metric = _Few if logits.shape[-1] <= MOST_CONFUSED else _Many
+  return metric.single_from_model_output(
     correct=(logits.argmax(axis=-1) == labels).astype(jnp.float32),
     loss=losses,
     logits=logits,

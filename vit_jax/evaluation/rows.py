@@ -61,8 +61,8 @@ def measure(
 
   parts = []
   for total, rows, valid, maps in context.apply(measured, split):
-    further = on_host(*maps) if on_host else {}
-    parts.append((total, rows | further, valid))
+    map_columns = on_host(*maps) if on_host else {}
+    parts.append((total, rows | map_columns, valid))
   columns = {
     name: np.concatenate([rows[name][valid] for _, rows, valid in parts])
     for name in parts[0][1]

@@ -156,7 +156,9 @@ def _users_part(model: vit_lib.ViT) -> str:
     'attention': getattr(model.block, 'attention', model.block),
     'block': model.block,
   }
-  names = [registry.name_of(kind, type(part)) for kind, part in parts.items()]
+  names = [
+    registry.class_name(kind, type(part)) for kind, part in parts.items()
+  ]
   return next((name for name in names if ':' in name), '')
 
 

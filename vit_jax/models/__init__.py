@@ -102,7 +102,7 @@ def create(
       unknown = config_registry.wing('vit_jax.models.mistakes:unknown_field')
       raise unknown(module, key, names)
   family: Any = module
-  if 'head' not in registry.options_of(module):  # but a linear one
+  if 'head' not in registry.declared_options(module):  # but a linear one
     head = values.pop('head', None)
     if head and ('head' in changes or 'head_bias' not in values):
       values['head_bias'] = family.read_head(head)
@@ -149,7 +149,7 @@ def check_parts(model: nn.Module) -> None:
 
 
 def _check_pool(model: Any) -> None:
-  name = registry.name_of('pool', type(model.pool))
+  name = registry.class_name('pool', type(model.pool))
   reads_class_token = getattr(model.pool, 'reads_class_token', False)
   if reads_class_token and 'class_token' not in model.prefix:
     raise ValueError(
@@ -174,9 +174,9 @@ def values_in_force(config: Mapping[str, Any]) -> dict[str, Any]:
   texts = registry.DEFAULTS | getattr(module, 'class_defaults', {}) | named
   texts |= {key: x for key, x in config.items() if x is not None}
   values: dict[str, Any] = {}
-  outside = getattr(model, 'norm', None), getattr(model, 'block', None)
-  for part in (model, *fields_lib.inner_parts((*outside, model))):
-    for option in registry.options_of(type(part)).values():
+  shared_parts = getattr(model, 'norm', None), getattr(model, 'block', None)
+  for part in (model, *fields_lib.inner_parts((*shared_parts, model))):
+    for option in registry.declared_options(type(part)).values():
       if option.kind and option.has_choice:
         values.setdefault(option.kind, texts[option.kind])
       elif option.kind is None and option.key in KEYS:
@@ -186,11 +186,11 @@ def values_in_force(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def family_options(module: type[Any]) -> list[str]:
   """Returns the fields of a class that `config.model` has no key for."""
-  options = registry.options_of(module)
+  options = registry.declared_options(module)
   names = [*options]
   for option in options.values():  # of parts without a choice, as MixerBlock
     if isinstance(option.hint, type) and nn.Module in option.hint.__bases__:
-      names += registry.options_of(option.hint)
+      names += registry.declared_options(option.hint)
   return [x for x in names if x not in (*KEYS, 'dtype')]
 
 
@@ -210,8 +210,9 @@ def from_config(
   fields = {k: v for k, v in config.items() if v is not None}
   fields.setdefault('num_classes', num_classes)
   module, _ = _named(fields['name'])
+  declared = registry.declared_options(module)
   for key, unset in (('scan', (False,)), ('remat', ('auto', 'none'))):
-    if fields.get(key) in unset and key not in registry.options_of(module):
+    if fields.get(key) in unset and key not in declared:
       del fields[key]
   return create_model(**fields, dtype=jnp.dtype(dtype))
 

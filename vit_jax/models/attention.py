@@ -182,9 +182,9 @@ class Attention(nn.Module):
     if context.dropout_key is None:
       return weights
     _, heads, _, tokens = weights.shape
-    whole = heads, tokens, tokens
+    full_shape = heads, tokens, tokens
     purpose = Purpose.ATTENTION_WEIGHTS
-    return context.dropout(weights, self.dropout_rate, purpose, whole)
+    return context.dropout(weights, self.dropout_rate, purpose, full_shape)
 
   def masked(self, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Adds the bias to scores [B, H, R, T], and masks later tokens."""

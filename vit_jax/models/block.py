@@ -36,7 +36,7 @@ GELU = Field(Kind.FUNCTION, is_visible=False, choices=tuple(GELUS))
 
 def keep(x: jax.Array) -> jax.Array:
   """Marks a result that is not recomputed with remat='products'."""
-  return checkpoint_name(x, remat.KEPT)
+  return checkpoint_name(x, remat.PRODUCTS)
 
 
 class LayerNorm(nn.Module):
@@ -243,8 +243,8 @@ def drop(
   if context.dropout_key is None:
     return y
   # Masks are drawn for all tokens, so that the first ones get theirs.
-  whole = context.num_tokens or y.shape[1], y.shape[-1]
-  return context.dropout(y, rate, purpose, whole)
+  full_shape = context.num_tokens or y.shape[1], y.shape[-1]
+  return context.dropout(y, rate, purpose, full_shape)
 
 
 def scoped(part: nn.Module) -> nn.Module:

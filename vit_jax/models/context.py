@@ -54,8 +54,8 @@ class Context:
     class_token: Whether the first of them is a class token.
     image_size: Sides of the images in pixels; () if they are not known.
     patch_size: Sides of a patch in pixels; () if they are not known.
-    kept: int32 [B, K], the patches that are among the tokens, in their order;
-      None: all.
+    kept_patches: int32 [B, K], the patches that are among the tokens, in their
+      order; None: all.
     grids: int32 [B, 2], rows and columns of the patches of images of different
       shapes, with padding behind; or [B, S, 2], S images in a sequence; None:
       all have `grid`.
@@ -89,7 +89,7 @@ class Context:
   class_token: bool = _static(False)
   image_size: tuple[int, ...] = _static(())
   patch_size: tuple[int, ...] = _static(())
-  kept: jax.Array | None = None
+  kept_patches: jax.Array | None = None
   grids: jax.Array | None = None
   attended: jax.Array | None = None
   segments: jax.Array | None = None
@@ -124,7 +124,7 @@ class Context:
     x: jax.Array,
     rate: float | jax.Array,
     purpose: int,
-    whole: tuple[int, ...] | None = None,
+    full_shape: tuple[int, ...] | None = None,
   ) -> jax.Array:
     """Applies dropout in training; arguments as of `dropout.dropout`.
 
@@ -132,8 +132,10 @@ class Context:
       x: [B, ...].
       rate: Probability of zero.
       purpose: What is dropped, which gives each use a mask of its own.
-      whole: Shape of one row of the full array, for which masks are drawn.
+      full_shape: Shape of one row of the full array, for which masks are drawn.
     """
     if self.dropout_key is None:
       return x
-    return dropout_lib.dropout(x, rate, self.dropout_key.fold(purpose), whole)
+    return dropout_lib.dropout(
+      x, rate, self.dropout_key.fold(purpose), full_shape
+    )

@@ -56,11 +56,11 @@ class Decoder(encoder.Encoder):
     kernel_init = self.starts.kernel
     return nn.Dense(size, kernel_init=kernel_init, dtype=self.dtype, name=name)
 
-  def _completed(self, seen: jax.Array, places: jax.Array) -> jax.Array:
+  def _completed(self, patches: jax.Array, places: jax.Array) -> jax.Array:
     """Returns seen patches [B, K, D] and mask tokens in place, [B, N, D]."""
-    b, k, d = seen.shape
+    b, k, d = patches.shape
     token = self.param('mask_token', self.starts.position, (1, 1, d))
-    token = token.astype(seen.dtype)
+    token = token.astype(patches.dtype)
     masks = jnp.broadcast_to(token, (b, places.shape[1] - k, d))
-    ordered = jnp.concatenate([seen, masks], axis=1)
+    ordered = jnp.concatenate([patches, masks], axis=1)
     return jnp.take_along_axis(ordered, places[..., None], axis=1)

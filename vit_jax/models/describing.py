@@ -50,9 +50,9 @@ class _Describer(registry.Builder):
 
   def described(self, kind: str, module: nn.Module) -> parts.Part:
     """Returns the part that a module is."""
-    name = registry.name_of(kind, type(module))
-    given = {}
-    for option in registry.options_of(type(module)).values():
+    name = registry.class_name(kind, type(module))
+    options = {}
+    for option in registry.declared_options(type(module)).values():
       value, default = getattr(module, option.name), option.default
       if self.is_filled(option):
         default = dataclasses.MISSING
@@ -62,11 +62,11 @@ class _Describer(registry.Builder):
       if value == default and is_bool[0] == is_bool[1]:  # no bool is a number
         continue
       if isinstance(value, nn.Module):
-        inside = self.inside(option)
-        given[option.name] = inside.described(option.kind or '', value)
+        builder = self.inner_builder(option)
+        options[option.name] = builder.described(option.kind or '', value)
       else:
-        given[option.name] = self._literal(option, value, name)
-    return parts.Part(name, (), given)
+        options[option.name] = self._literal(option, value, name)
+    return parts.Part(name, (), options)
 
   def _literal(self, option: registry.Option, value: Any, owner: str) -> Any:
     """Returns the literal of a value."""
@@ -84,7 +84,7 @@ class _Describer(registry.Builder):
     return value
 
 
-def values_of(
+def option_values(
   model: nn.Module, kinds: Collection[fields.Kind] = tuple(fields.Kind)
 ) -> dict[str, Any]:
   """Returns the options of a model and of its parts by key.
@@ -99,10 +99,10 @@ def values_of(
   """
   values: dict[str, Any] = {}
   for part in fields.inner_parts(model):
-    for option in registry.options_of(type(part)).values():
+    for option in registry.declared_options(type(part)).values():
       value = getattr(part, option.name)
       if option.kind and isinstance(value, nn.Module):
-        value = registry.name_of(option.kind, type(value))
+        value = registry.class_name(option.kind, type(value))
       if option.kind != '' and option.field.kind in kinds:
         values.setdefault(option.kind or option.key, value)
   return values
@@ -119,10 +119,10 @@ def key_values(model: nn.Module) -> dict[str, Any]:
   block, values = getattr(model, 'block', None), dict[str, Any]()
   inner = fields.inner_parts((getattr(model, 'norm', None), block, model))
   for part in (model, *inner):
-    for option in registry.options_of(type(part)).values():
+    for option in registry.declared_options(type(part)).values():
       if option.key in {*registry.KEYS, 'dtype'} - {*registry.PARTS}:
         values.setdefault(option.key, getattr(part, option.name))
-  declared = registry.options_of(type(model))
+  declared = registry.declared_options(type(model))
   # Those that fill options of others come first.
   for kind in ('norm', 'attention', 'mlp', 'block', 'patches', 'pool', 'head'):
     home = block if kind in ('attention', 'mlp') else model
@@ -151,7 +151,7 @@ def with_keys(model: Any, **changes: Any) -> Any:
 
 def full_values(model: Any) -> dict[str, Any]:
   """Returns all values that a model was made of, by key, option and 'dtype'."""
-  values = values_of(model)
+  values = option_values(model)
   options = {name: values[name] for name in models.family_options(type(model))}
   return {**key_values(model), **options, 'dtype': model.dtype}
 
@@ -174,7 +174,7 @@ def config_values(model: nn.Module) -> dict[str, Any]:
   Raises:
     UserError: As `key_values`.
   """
-  name = name_of(model)
+  name = published_name(model)
   values, named = map(full_values, (model, models.create_model(name, 0)))
   options = {
     key: values[key]
@@ -184,7 +184,7 @@ def config_values(model: nn.Module) -> dict[str, Any]:
   return {'name': join_name(name, options)} | key_values(model)
 
 
-def name_of(model: nn.Module) -> str:
+def published_name(model: nn.Module) -> str:
   """Returns the published name of the most similar model."""
   values = full_values(model)
 

@@ -38,7 +38,7 @@ class DropoutKey(NamedTuple):
     return jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.rows)
 
 
-def key_of(
+def make_key(
   model: nn.Module, batch: jax.Array, rows: jax.Array | None
 ) -> DropoutKey:
   """Returns a model's key for a step, given its batch [B, ...].
@@ -111,7 +111,7 @@ def dropout(
   x: jax.Array,
   rate: float | jax.Array,
   dropout_key: DropoutKey | None,
-  whole: tuple[int, ...] | None = None,
+  full_shape: tuple[int, ...] | None = None,
 ) -> jax.Array:
   """Zeroes each element of x [B, ...] with probability `rate`, scales the rest.
 
@@ -122,7 +122,7 @@ def dropout(
     x: [B, ...].
     rate: Probability of zero.
     dropout_key: Key and rows, or None.
-    whole: Shape of one row of the full array, if x holds only its first
+    full_shape: Shape of one row of the full array, if x holds only its first
       elements along some dimensions. The mask is drawn for the full array, so
       that x gets the same mask as it would as a part of that. None: x is the
       full array.
@@ -130,7 +130,7 @@ def dropout(
   is_zero = not isinstance(rate, jax.Array) and rate == 0
   if dropout_key is None or is_zero:
     return x
-  keep = keep_mask(dropout_key, rate, whole or x.shape[1:])
+  keep = keep_mask(dropout_key, rate, full_shape or x.shape[1:])
   keep = keep[tuple(map(slice, x.shape))]
   return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), 0)
 

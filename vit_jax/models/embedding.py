@@ -120,12 +120,14 @@ def places(
   is_padding = owner == grids.shape[1]
   owner = jnp.where(is_padding, grids.shape[1] - 1, owner)
   place = jnp.where(is_padding, 0, place)
-  own = jnp.take_along_axis(grids, owner[..., None], axis=1)
-  own = jnp.maximum(own, 1)
-  row, column = place // own[..., 1], place % own[..., 1]
+  patch_grids = jnp.take_along_axis(grids, owner[..., None], axis=1)
+  patch_grids = jnp.maximum(patch_grids, 1)
+  row, column = place // patch_grids[..., 1], place % patch_grids[..., 1]
   if is_kept:
-    own = jnp.broadcast_to(own.max(axis=-1, keepdims=True), own.shape)
-  return row, column, own
+    patch_grids = jnp.broadcast_to(
+      patch_grids.max(axis=-1, keepdims=True), patch_grids.shape
+    )
+  return row, column, patch_grids
 
 
 def positions_of_grids(
@@ -160,7 +162,7 @@ def positions_of_grids(
   side = math.isqrt(len(table))
   h, w = grid or (side, side)
   row, column, sizes = places(grids, count, is_kept)
-  own = jnp.einsum(
+  patch_positions = jnp.einsum(
     'bny,bnx,yxd->bnd',
     _resized(row, sizes[..., 0], h, resize),
     _resized(column, sizes[..., 1], w, resize),
@@ -168,7 +170,7 @@ def positions_of_grids(
     precision=jax.lax.Precision.HIGHEST,
   )
   first = jnp.broadcast_to(first, (len(grids), *first.shape))
-  return jnp.concatenate([first, own], axis=1)
+  return jnp.concatenate([first, patch_positions], axis=1)
 
 
 def factorized_positions(
@@ -191,7 +193,7 @@ def factorized_positions(
     is_kept: As of `places`.
   """
   row, column, sizes = places(grids, count, is_kept)
-  each = (row, sizes[..., 0], rows), (column, sizes[..., 1], columns)
+  axes = (row, sizes[..., 0], rows), (column, sizes[..., 1], columns)
   y, x = (
     jnp.einsum(
       'bno,od->bnd',
@@ -199,7 +201,7 @@ def factorized_positions(
       table,
       precision=jax.lax.Precision.HIGHEST,
     )
-    for at, new, table in each
+    for at, new, table in axes
   )
   return y + x
 
@@ -212,8 +214,8 @@ def inside_grids(grids: jax.Array, count: int, prefix: int) -> jax.Array:
     count: N, patches of an image with its padding.
     prefix: P, tokens before them.
   """
-  inside = jnp.arange(count) < grids.prod(axis=1)[:, None]
-  return jnp.pad(inside, ((0, 0), (prefix, 0)), constant_values=True)
+  is_patch = jnp.arange(count) < grids.prod(axis=1)[:, None]
+  return jnp.pad(is_patch, ((0, 0), (prefix, 0)), constant_values=True)
 
 
 def weighted_mean(x: jax.Array, weights: jax.Array | None) -> jax.Array:
@@ -260,6 +262,6 @@ def _resized(at: jax.Array, new: jax.Array, old: int, method: str) -> jax.Array:
 
 def _cubic(x: jax.Array) -> jax.Array:
   """Keys' kernel of cubic convolution with a = -0.5, at distances x >= 0."""
-  near = (1.5 * x - 2.5) * x**2 + 1
-  far = -0.5 * (((x - 5) * x + 8) * x - 4)
-  return jnp.where(x <= 1, near, jnp.where(x < 2, far, 0.0))
+  inner = (1.5 * x - 2.5) * x**2 + 1
+  outer = -0.5 * (((x - 5) * x + 8) * x - 4)
+  return jnp.where(x <= 1, inner, jnp.where(x < 2, outer, 0.0))

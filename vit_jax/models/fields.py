@@ -25,21 +25,27 @@ class UnknownFieldError(ValueError):
   """A model has no field of a name.
 
   Attributes:
-    what: The error without advice.
+    problem: The error without advice.
     name: The name.
-    known: The fields that there are.
+    field_names: The fields that there are.
   """
 
   def __init__(
-    self, module: type[Any], name: str, known: Sequence[str], hint: str = ''
+    self,
+    module: type[Any],
+    name: str,
+    field_names: Sequence[str],
+    hint: str = '',
   ):
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    matches = difflib.get_close_matches(name, field_names, n=1, cutoff=0.7)
     hint = hint or (
-      f'did you mean {near[0]!r}?' if near else f'it has {", ".join(known)}'
+      f'did you mean {matches[0]!r}?'
+      if matches
+      else f'it has {", ".join(field_names)}'
     )
-    self.what = f'a {module.__name__} has no field {name!r}'
-    self.name, self.known = name, tuple(known)
-    super().__init__(f'{self.what}: {hint}')
+    self.problem = f'a {module.__name__} has no field {name!r}'
+    self.name, self.field_names = name, tuple(field_names)
+    super().__init__(f'{self.problem}: {hint}')
 
 
 class Kind(enum.Enum):
@@ -113,8 +119,10 @@ _MOST_FLOAT = 1e30
 
 def annotated(hint: Any) -> Field | None:
   """Returns the field of a type hint; None: it has none, or several."""
-  said = [x for x in getattr(hint, '__metadata__', ()) if isinstance(x, Field)]
-  return said[0] if len(said) == 1 else None
+  declared = [
+    x for x in getattr(hint, '__metadata__', ()) if isinstance(x, Field)
+  ]
+  return declared[0] if len(declared) == 1 else None
 
 
 def inner_parts(part: Any) -> Iterator[nn.Module]:

@@ -170,7 +170,7 @@ class IGPT(heads.Classifier, encoder.Encoder):
     before = shifted(ids, self.colours)
     x = table.astype(self.dtype)[before] + position.astype(self.dtype)
     embedded = x
-    key = dropout.key_of(self, ids, rows) if train else None
+    key = dropout.make_key(self, ids, rows) if train else None
     if key is not None:
       x = dropout.embedded(x, self.dropout_rate, self.depth, key)
     block = as_class(self.block, PixelBlock)

@@ -108,8 +108,8 @@ def separate(init: Initializer, count: int) -> Initializer:
     shape: tuple[int, ...],
     dtype: jax.typing.DTypeLike = jnp.float32,
   ) -> jax.Array:
-    one = (*shape[:-1], shape[-1] // count)
+    part_shape = (*shape[:-1], shape[-1] // count)
     keys = jax.random.split(key, count)
-    return jnp.concatenate([init(k, one, dtype) for k in keys], axis=-1)
+    return jnp.concatenate([init(k, part_shape, dtype) for k in keys], axis=-1)
 
   return init_each

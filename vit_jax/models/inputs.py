@@ -83,7 +83,7 @@ def check_positions(
     ValueError: There are more, or fewer.
   """
   sizes, path = (context.image_size, context.patch_size), 'position_embedding'
-  check_tokens(model, *sizes, before + count, (path,), axis=1, others=before)
+  check_tokens(model, *sizes, before + count, (path,), axis=1, prefix=before)
 
 
 def check_tokens(
@@ -93,7 +93,7 @@ def check_tokens(
   count: int,
   path: Sequence[str],
   axis: int,
-  others: int = 0,
+  prefix: int = 0,
 ) -> None:
   """Checks that parameters are for as many tokens as an image has.
 
@@ -104,7 +104,7 @@ def check_tokens(
     count: Number of the tokens of an image that the parameters depend on.
     path: Path of a parameter.
     axis: Its axis of tokens.
-    others: How many of `count` are no patches.
+    prefix: How many of `count` are no patches.
 
   Raises:
     ValueError: They are for another number.
@@ -112,17 +112,17 @@ def check_tokens(
   stored = _shape(model, *path)
   if stored is None or stored[axis] == count:
     return
-  patches = stored[axis] - others
+  patches = stored[axis] - prefix
   side = math.isqrt(max(patches, 0))
   square = ''
   if len(patch_size) == 2 and side * side == patches:
     square = f', as of {side * patch_size[0]} x {side * patch_size[1]} pixels'
-  given = f' of {times(size)} pixels' if size else ''
-  asked = ', '.join(map(str, size)) or 'height, width'
+  image_text = f' of {times(size)} pixels' if size else ''
+  size_text = ', '.join(map(str, size)) or 'height, width'
   raise ValueError(
-    f'an image{given} has {count - others} patches, but the parameters are for'
-    f' {patches}{square}: give images of that size, or load the model for'
-    f' these, as vit_jax.load(PATH, image_size=({asked}))'
+    f'an image{image_text} has {count - prefix} patches, but the parameters are'
+    f' for {patches}{square}: give images of that size, or load the model for'
+    f' these, as vit_jax.load(PATH, image_size=({size_text}))'
   )
 
 

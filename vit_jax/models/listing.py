@@ -44,8 +44,8 @@ def list_parts(kind: str | None = None) -> list[Entry]:
     UserError: There is no such kind.
   """
   if kind is not None and kind not in registry.PARTS:
-    near = parts.nearest(kind, registry.PARTS)
-    raise UserError(f'there is no kind of part {kind!r}: {near}')
+    hint = parts.nearest(kind, registry.PARTS)
+    raise UserError(f'there is no kind of part {kind!r}: {hint}')
   return [
     _entry(of_kind, name, path)
     for of_kind, names in registry.PARTS.items()
@@ -63,7 +63,7 @@ def _entry(kind: str, name: str, path: str) -> Entry:
   papers = papers or _papers(inspect.getdoc(inspect.getmodule(module)) or '')
   options = {
     option.name: _without_text(option, kind)
-    for option in registry.options_of(module).values()
+    for option in registry.declared_options(module).values()
   }
   return Entry(kind, name, path, options, ' '.join(summary.split()), papers)
 
@@ -92,6 +92,6 @@ def all_options() -> dict[str, tuple[str, str]]:
   homes: dict[str, tuple[str, str]] = {}
   for kind, names in registry.PARTS.items():
     for name, path in names.items():
-      for option in registry.options_of(config_registry.wing(path)):
+      for option in registry.declared_options(config_registry.wing(path)):
         homes.setdefault(option, (kind, name))
   return homes

@@ -36,8 +36,8 @@ def resize(
       weighted = functools.partial(
         _weighted, axis=axis, length=length, align_corners=align_corners
       )
-      factor, rest = divmod(length, x.shape[axis])
-      if rest or align_corners:
+      factor, remainder = divmod(length, x.shape[axis])
+      if remainder or align_corners:
         x = weighted(x)
       else:
         multiplied = functools.partial(_multiplied, axis=axis, factor=factor)
@@ -61,8 +61,8 @@ def _multiplied(x: jax.Array, axis: int, factor: int) -> jax.Array:
   places = []
   for i in range(factor):
     offset = (i + 0.5) / factor - 0.5  # from the old place, in its unit
-    near = before if offset < 0 else after
-    places.append(wide * (1 - abs(offset)) + near * abs(offset))
+    neighbour = before if offset < 0 else after
+    places.append(wide * (1 - abs(offset)) + neighbour * abs(offset))
   shape = list(x.shape)
   shape[axis] *= factor
   return jnp.stack(places, axis + 1).reshape(shape).astype(x.dtype)
@@ -203,12 +203,14 @@ def _convolve_slices(x: jax.Array, kernel: jax.Array) -> jax.Array:
   k, *_, c, features = kernel.shape
   kernel = jnp.moveaxis(kernel, 0, 2).reshape(k, k, k * c, features)
 
-  def one(_: None, i: jax.Array) -> tuple[None, jax.Array]:
-    near = jnp.moveaxis(_neighbours(padded, i, k), 1, 3)
-    return None, _convolve(near.reshape(*near.shape[:3], k * c), kernel)
+  def convolve_slice(_: None, i: jax.Array) -> tuple[None, jax.Array]:
+    neighbours = jnp.moveaxis(_neighbours(padded, i, k), 1, 3)
+    return None, _convolve(
+      neighbours.reshape(*neighbours.shape[:3], k * c), kernel
+    )
 
   padded = _padded(x, k, 1)
-  slices = jax.lax.scan(one, None, jnp.arange(x.shape[1]))[1]
+  slices = jax.lax.scan(convolve_slice, None, jnp.arange(x.shape[1]))[1]
   return jnp.moveaxis(slices, 0, 1)
 
 
@@ -228,15 +230,17 @@ def _products_gradient(
   gradient = _padded(gradient, heights, 2)
 
   def add(total: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
-    near = _neighbours(x, i, depths)
-    own = jax.lax.dynamic_index_in_dim(gradient, i, axis=1, keepdims=False)
-    rows = [own[:, j : j + h] for j in reversed(range(heights))]
+    neighbours = _neighbours(x, i, depths)
+    slice_gradient = jax.lax.dynamic_index_in_dim(
+      gradient, i, axis=1, keepdims=False
+    )
+    rows = [slice_gradient[:, j : j + h] for j in reversed(range(heights))]
     moved = jnp.concatenate(rows, axis=-1).reshape(b * h * w, -1)
     products = [
       jnp.einsum(
         'nf,nc->fc',
         moved,
-        near[:, depth, :, column : column + w].reshape(b * h * w, c),
+        neighbours[:, depth, :, column : column + w].reshape(b * h * w, c),
         preferred_element_type=jnp.float32,
       )
       for depth in range(depths)

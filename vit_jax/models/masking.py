@@ -37,10 +37,10 @@ def choose(
   if model.mask_token or masked is not None:
     x = _mask(model, x, masked)
   key = context.dropout_key
-  if context.kept is None and model.patch_dropout and key is not None:
+  if context.kept_patches is None and model.patch_dropout and key is not None:
     key = key.fold(model.depth)  # as for dropout of embeddings
-    kept = kept_patches(key, x.shape[1], model.patch_dropout)
-    context = context.replace(kept=kept)
+    patches = kept_patches(key, x.shape[1], model.patch_dropout)
+    context = context.replace(kept_patches=patches)
   if context.grids is not None:
     context = packing.context(model, context, x.shape[1])
   return x, context

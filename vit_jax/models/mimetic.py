@@ -26,17 +26,19 @@ def mimetic(params: dict[str, Any], key: jax.Array) -> dict[str, Any]:
   """
   if 'qkv' in params and 'out' in params:
     kernels = [params[name]['kernel'] for name in ('qkv', 'out')]
-    one = functools.partial(_mimetic_kernels, shape=kernels[0].shape[-4:])
+    initialize = functools.partial(
+      _mimetic_kernels, shape=kernels[0].shape[-4:]
+    )
     if kernels[0].ndim == 5:
-      qkv, out = jax.lax.map(one, jax.random.split(key, len(kernels[0])))
+      qkv, out = jax.lax.map(initialize, jax.random.split(key, len(kernels[0])))
     else:
-      qkv, out = one(key)
+      qkv, out = initialize(key)
     return params | {
       'qkv': params['qkv'] | {'kernel': qkv},
       'out': params['out'] | {'kernel': out},
     }
-  each = jax.random.split(key, len(params))
-  keys = dict(zip(sorted(params), each, strict=True))
+  subkeys = jax.random.split(key, len(params))
+  keys = dict(zip(sorted(params), subkeys, strict=True))
   return {
     name: mimetic(value, keys[name]) if isinstance(value, dict) else value
     for name, value in params.items()

@@ -107,38 +107,40 @@ def _around(
 
 
 def _title(module: type[nn.Module]) -> str:
-  return registry.name_of('', module)
+  return registry.class_name('', module)
 
 
 def unknown_field(
-  module: type[nn.Module], name: str, known: Sequence[str]
+  module: type[nn.Module], name: str, keys: Sequence[str]
 ) -> fields.UnknownFieldError:
   """Returns the error about a key that a model has not.
 
   Args:
     module: The model's class.
     name: The key.
-    known: The keys that there are.
+    keys: The keys that there are.
   """
   options, hint = listing.all_options(), ''
-  near = difflib.get_close_matches(name, [*registry.KEYS, *options], 1, 0.7)
-  option = name if name in options else ''.join(near)
+  matches = difflib.get_close_matches(name, [*registry.KEYS, *options], 1, 0.7)
+  option = name if name in options else ''.join(matches)
   if option in options and (option == name or option not in registry.KEYS):
     kind, part = options[option]
     hint = f"{option!r} is an option of a part: {kind}='{part}({option}=...)'"
-  return fields.UnknownFieldError(module, name, known, hint)
+  return fields.UnknownFieldError(module, name, keys, hint)
 
 
 def check_options(
-  name: str, options: Mapping[str, Any], known: Sequence[str]
+  name: str, options: Mapping[str, Any], option_names: Sequence[str]
 ) -> None:
   """Raises a UserError if a model's name has an option that is not known."""
-  if not known:
+  if not option_names:
     raise UserError(
       f'config.model.name: {name} has no options in brackets: those of a ViT'
       ' are those of its parts, as config.model.attention'
     )
-  parts.check_options(parts.Part(name, (), dict(options)), 'model.name', known)
+  parts.check_options(
+    parts.Part(name, (), dict(options)), 'model.name', option_names
+  )
 
 
 def unknown_name(name: str) -> ValueError:
@@ -157,8 +159,8 @@ def unknown_name(name: str) -> ValueError:
       " 'ViT-Ti/4', and a part of your own by config.model.block, attention,"
       ' mlp, positions, pool or head (docs/own_parts.md)'
     )
-  near = difflib.get_close_matches(name, zoo.names(), n=1, cutoff=0.7)
-  hint = f'did you mean {near[0]!r}? ' if near else ''
+  matches = difflib.get_close_matches(name, zoo.names(), n=1, cutoff=0.7)
+  hint = f'did you mean {matches[0]!r}? ' if matches else ''
   sizes, mixers = (', '.join(zoo.family(x).SIZES) for x in ('vit', 'mixer'))
   return ValueError(
     f'no model is named {name!r}: {hint}Sizes of ViT are {sizes}, of Mixer'

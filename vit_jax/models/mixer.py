@@ -108,7 +108,7 @@ class Mixer(heads.Classifier, encoder.Encoder):
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
     """
-    key = dropout.key_of(self, images, rows) if train else None
+    key = dropout.make_key(self, images, rows) if train else None
     x = Patches(
       self.hidden_size,
       self.patch_size,

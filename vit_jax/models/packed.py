@@ -24,7 +24,7 @@ def attend(attention: Attention, x: jax.Array, context: Context) -> jax.Array:
   heads = *x.shape[:2], num_heads, x.shape[-1] // num_heads
   turn = norms = None
   if rotation is not None:
-    turn = fused_attention.turn_of(
+    turn = fused_attention.make_turn(
       *(rotation, context.layer, x.shape, attention.dtype, attention.qk_norm)
     )
   if rotation is not None and turn is None:  # the kernel cannot rotate

@@ -26,24 +26,24 @@ ONE_SHAPE = 'a model is initialised with images of one shape'
 _HIDDEN = -1e9
 
 
-def context(model: vit.ViT, given: Context, count: int) -> Context:
+def context(model: vit.ViT, context: Context, count: int) -> Context:
   """Returns a context that says which tokens attend to which.
 
   Args:
     model: The model.
-    given: Its context, with `grids`.
+    context: Its context, with `grids`.
     count: N, patches of a sequence with its padding.
 
   Raises:
     ValueError: The model mixes the tokens of a sequence in other ways.
   """
-  grids = given.grids
+  grids = context.grids
   assert grids is not None
-  if given.kept is not None:
+  if context.kept_patches is not None:
     raise ValueError('no patches are left out of images of any grid')
   if grids.ndim < 3:
-    inside = embedding.inside_grids(grids, count, model.prefix_length)
-    return given.replace(attended=inside)
+    attended = embedding.inside_grids(grids, count, model.prefix_length)
+    return context.replace(attended=attended)
   attention = getattr(model.block, 'attention', None)
   mlp = getattr(model.block, 'mlp', None)
   wrong = {
@@ -59,7 +59,7 @@ def context(model: vit.ViT, given: Context, count: int) -> Context:
   fields.refuse(wrong, 'several images in a sequence do not go with {}')
   owner, _ = embedding.owners(grids, count)
   number = grids.shape[1]
-  return given.replace(
+  return context.replace(
     attended=owner[:, None] == jnp.arange(number)[:, None], segments=owner
   )
 

@@ -101,11 +101,11 @@ class Patches(nn.Module):
     """Returns the patches of images, [B, h, w, p * q * C]."""
     (b, *size, c), patch = images.shape, self.patch_size
     grid = [n // p for n, p in zip(size, patch, strict=True)]
-    whole = [n * p for n, p in zip(grid, patch, strict=True)]
-    if 0 in grid or (size != whole and not self.crop):
+    cropped_size = [n * p for n, p in zip(grid, patch, strict=True)]
+    if 0 in grid or (size != cropped_size and not self.crop):
       raise registry.wing('vit_jax.models.inputs:not_divided')(size, patch)
     if self.crop:
-      images = images[:, *map(slice, whole)]
+      images = images[:, *map(slice, cropped_size)]
     # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
     sides = [n for pair in zip(grid, patch, strict=True) for n in pair]
     axes = range(1, len(sides) + 1)

@@ -112,7 +112,7 @@ def draw(
   model: igpt.IGPT,
   params: Mapping[str, Any],
   key: jax.Array,
-  given: jax.Array,
+  pixels: jax.Array,
   rows: jax.Array,
   temperature: jax.typing.ArrayLike,
 ) -> tuple[jax.Array, jax.Array]:
@@ -122,7 +122,7 @@ def draw(
     model: The model.
     params: Its parameters; layers stacked or unrolled.
     key: Random key.
-    given: int32 [B, N], colours in raster order; -1 where one is drawn.
+    pixels: int32 [B, N], colours in raster order; -1 where one is drawn.
     rows: int32 [B], numbers of the images; what is drawn for one depends on its
       number, and not on the other images.
     temperature: Divides the logits; 0: the most probable colour is taken.
@@ -130,24 +130,26 @@ def draw(
   Returns:
     int32 [B, N], all colours; and the logits, float32 [B, N, colours].
   """
-  b, n = given.shape
+  b, n = pixels.shape
   if 'blocks' not in params:
     params = layouts.stack_layers(params)
   keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
 
-  def one(
+  def draw_pixel(
     state: tuple[jax.Array, Cache], inputs: tuple[jax.Array, jax.Array]
   ) -> Any:
-    (token, cache), (position, known) = state, inputs
+    (token, cache), (position, colour) = state, inputs
     logits, cache = step(model, params, token, position, cache)
     now = jax.vmap(jax.random.fold_in, (0, None))(keys, position)
     noise = jax.vmap(lambda key: jax.random.gumbel(key, (model.colours,)))(now)
     # The largest of logits with Gumbel noise is drawn from their softmax.
     drawn = (logits + temperature * noise).argmax(axis=-1).astype(jnp.int32)
-    token = jnp.where(known < 0, drawn, known)
+    token = jnp.where(colour < 0, drawn, colour)
     return (token, cache), (token, logits)
 
   start = jnp.full((b,), model.colours, jnp.int32)
-  inputs = jnp.arange(n, dtype=jnp.int32), given.astype(jnp.int32).T
-  _, (ids, logits) = jax.lax.scan(one, (start, empty(model, b, n)), inputs)
+  inputs = jnp.arange(n, dtype=jnp.int32), pixels.astype(jnp.int32).T
+  _, (ids, logits) = jax.lax.scan(
+    draw_pixel, (start, empty(model, b, n)), inputs
+  )
   return ids.T, jnp.moveaxis(logits, 0, 1)

@@ -176,7 +176,7 @@ class Option:
     is_part = any(issubclass(x, nn.Module) for x in allowed)
     if is_part and not isinstance(value, allowed):
       is_module = isinstance(value, nn.Module)
-      name = name_of('', type(value)) if is_module else value
+      name = class_name('', type(value)) if is_module else value
       raise ValueError(
         f'{self.name} is {name!r}: it must be a {fields.type_name(self.hint)}'
       )
@@ -236,7 +236,7 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
   """
   chosen = {name: x for name, x in values.items() if x is not None}
   filling: dict[str, Any] = {**getattr(module, 'class_defaults', {}), **chosen}
-  declared = options_of(module)
+  declared = declared_options(module)
   options = {
     name: option.converted(filling[name])
     for name, option in declared.items()
@@ -251,7 +251,7 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
   names = {
     name
     for part in inner
-    for option in options_of(type(part)).values()
+    for option in declared_options(type(part)).values()
     for name in (option.key, option.name)
   }
   # A part of the user's need not have the options that fill those of ours.
@@ -279,11 +279,11 @@ class Builder:
   def part(self, kind: str, part: Part) -> nn.Module:
     """Builds a part of a kind; '' is any."""
     module = self._class(kind, part.name)
-    given = self._given(module, part)
+    values = self._named_options(module, part)
     options = {}
-    for option in options_of(module).values():
-      if option.name in given:
-        value = self._value(option, given[option.name], part.name)
+    for option in declared_options(module).values():
+      if option.name in values:
+        value = self._value(option, values[option.name], part.name)
       elif self.is_filled(option):
         value = self.filled(option, part.name)
       elif option.default is not _NOTHING:
@@ -302,41 +302,43 @@ class Builder:
   def _class(self, kind: str, name: str) -> type[nn.Module]:
     """Returns the class of a part of a kind; '' is any."""
     if ':' in name:
-      found: type[nn.Module] = registry.load_own(name, self.key, nn.Module)
-      return found
+      own_class: type[nn.Module] = registry.load_own(name, self.key, nn.Module)
+      return own_class
     homes = {x: of_kind for of_kind, names in PARTS.items() for x in names}
-    known = PARTS.get(kind, homes)
-    if name in known:
+    paths = PARTS.get(kind, homes)
+    if name in paths:
       return registry.wing(PARTS[kind or homes[name]][name])
     if name in homes:
       raise UserError(
         f'config.{self.key}: {name!r} is a part of config.model.{homes[name]},'
-        f' not of config.model.{kind}. There are {", ".join(known)}'
+        f' not of config.model.{kind}. There are {", ".join(paths)}'
       )
     raise UserError(
       f'config.{self.key}: there is no {kind or "part"} {name!r}:'
-      f' {parts.nearest(name, known)}; or a class of your own, as'
+      f' {parts.nearest(name, paths)}; or a class of your own, as'
       " 'my_module:MyClass'"
     )
 
-  def _given(self, module: type[nn.Module], part: Part) -> dict[str, Any]:
+  def _named_options(
+    self, module: type[nn.Module], part: Part
+  ) -> dict[str, Any]:
     """Returns the options that a text gives, by name."""
-    known = options_of(module)
-    parts.check_options(part, self.key, known)
-    if len(part.args) > len(known):
+    declared = declared_options(module)
+    parts.check_options(part, self.key, declared)
+    if len(part.args) > len(declared):
       raise UserError(
         f'config.{self.key}: {part.name} has'
         f' {counted(len(part.args), "value")} without a name, and'
-        f' {counted(len(known), "option")}'
+        f' {counted(len(declared), "option")}'
       )
-    given = dict(zip(known, part.args, strict=False))
-    for name in given:
+    values = dict(zip(declared, part.args, strict=False))
+    for name in values:
       if name in part.options:
         raise UserError(
           f'config.{self.key}: {part.name} is given {name} twice, once without'
           ' its name'
         )
-    return given | part.options
+    return values | part.options
 
   def _value(self, option: Option, value: Any, owner: str) -> Any:
     """Returns the value of an option that a text gives."""
@@ -348,7 +350,7 @@ class Builder:
           f'config.{self.key}: {owner}.{option.name} is {value}: it must be of'
           f' the type {fields.type_name(option.hint)}; write texts in quotes'
         )
-      value = self.inside(option).part(option.kind or '', value)
+      value = self.inner_builder(option).part(option.kind or '', value)
     elif option.kind is not None and isinstance(value, str):
       raise UserError(
         f'config.{self.key}: {owner}.{option.name} is {value!r}: it must be a'
@@ -374,17 +376,17 @@ class Builder:
     if option.kind is None:
       origin = f', of config.{option.config_key}'
       return self._checked(option, self.values[option.key], owner, origin)
-    kind, inside = option.kind, self.inside(option)
+    kind, builder = option.kind, self.inner_builder(option)
     if self._has_text(option) and typing.get_origin(option.hint) is tuple:
       return build_sum(kind, self.values[kind], self.values, f'model.{kind}')
     if self._has_text(option):
-      inside = dataclasses.replace(inside, key=f'model.{kind}')
-      part = parts.parse(self.values[kind], inside.key)
+      builder = dataclasses.replace(builder, key=f'model.{kind}')
+      part = parts.parse(self.values[kind], builder.key)
     else:
       part = parts.parse(option.field.part, self.key)
-    return self._checked(option, inside.part(kind, part), owner)
+    return self._checked(option, builder.part(kind, part), owner)
 
-  def inside(self, option: Option) -> Self:
+  def inner_builder(self, option: Option) -> Self:
     """Returns what builds the part that an option holds."""
     return dataclasses.replace(self, kinds=self.kinds | {option.kind or ''})
 
@@ -411,7 +413,7 @@ def part_class(kind: str, name: str) -> type[nn.Module]:
   return Builder({}, f'model.{kind}', frozenset())._class(kind, name)
 
 
-def name_of(kind: str, module: type[nn.Module]) -> str:
+def class_name(kind: str, module: type[nn.Module]) -> str:
   """Returns the name of a class in a text.
 
   Args:
@@ -442,27 +444,27 @@ def split_name(name: str) -> tuple[str, dict[str, Any]]:
   return name, part.options
 
 
-def options_of(module: type[Any]) -> Mapping[str, Option]:
+def declared_options(module: type[Any]) -> Mapping[str, Option]:
   """Returns the fields of a part by name, those of the class itself first.
 
   Raises:
     UserError: The types of a class's fields cannot be read.
   """
   key: Any = module
-  return _options_of(key)
+  return _declared_options(key)
 
 
 @functools.cache
-def _options_of(module: type[Any]) -> Mapping[str, Option]:
+def _declared_options(module: type[Any]) -> Mapping[str, Option]:
   try:
     hints = typing.get_type_hints(module, include_extras=True)
     plain = typing.get_type_hints(module)
   except Exception as e:  # texts of types, which run
     raise UserError(
-      f'{name_of("", module)}: the types of its fields cannot be read:'
+      f'{class_name("", module)}: the types of its fields cannot be read:'
       f' {one_line(e)}'
     ) from e
-  there = {
+  init_fields = {
     x.name: x
     for x in dataclasses.fields(module)
     if x.init and x.name not in ('parent', 'name')
@@ -471,12 +473,12 @@ def _options_of(module: type[Any]) -> Mapping[str, Option]:
     name
     for home in module.__mro__
     for name in inspect.get_annotations(home)
-    if name in there
+    if name in init_fields
   ]
   return types.MappingProxyType(
     {
-      name: _option(there[name], hints[name], plain[name])
-      for name in dict.fromkeys([*names, *there])
+      name: _option(init_fields[name], hints[name], plain[name])
+      for name in dict.fromkeys([*names, *init_fields])
     }
   )
 

@@ -10,7 +10,7 @@ from vit_jax.models import fields
 # Names of results that the backward pass does not recompute: of dense layers,
 # attention and kernels with remat='products', and of activation functions with
 # remat='activations'.
-KEPT, ACTIVATED = 'kept', 'activated'
+PRODUCTS, ACTIVATED = 'kept', 'activated'
 # 'none'; 'activations', those within the MLP's activation function, and its
 # dropout; 'products', all but the results of dense layers and of attention;
 # 'full', all of them; or a name of `jax.checkpoint_policies`. 'auto' is one of
@@ -57,7 +57,7 @@ def recomputed(layer: Any, policy: str, scan: bool) -> Any:
   if policy == 'products':
     # Unlike `dots_saveable` this keeps results after their bias is added, which
     # the compiler does in the same operation, and those of kernels.
-    saveable = jax.checkpoint_policies.save_only_these_names(KEPT)
+    saveable = jax.checkpoint_policies.save_only_these_names(PRODUCTS)
   else:
     saveable = getattr(jax.checkpoint_policies, policy, None)
   # Inside a scan, XLA cannot merge the recomputation with the forward pass

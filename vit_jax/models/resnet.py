@@ -175,15 +175,15 @@ def _stages(
   Returns:
     The output of each stage, [B, h, w, F]; that of no stage is `x`.
   """
-  found = [x] if not depths else []
+  outputs = [x] if not depths else []
   for i, (depth, channels) in enumerate(zip(depths, features, strict=True)):
     stride = 1 if i == 0 else 2
     stage = Stage(
       unit, depth, channels, stride, conv, norm, name=f'stage{i + 1}'
     )
     x = stage(x)
-    found.append(x)
-  return found
+    outputs.append(x)
+  return outputs
 
 
 class ResNetStem(nn.Module):
@@ -322,10 +322,10 @@ class BiT(heads.Classifier):
     x = BiTStem(
       factor * self.stem_width, self.zero_padded_pool, conv, name='stem'
     )(images)
-    found = _stages(x, PreActivationUnit, self.stages, channels, conv, norm)
+    outputs = _stages(x, PreActivationUnit, self.stages, channels, conv, norm)
     if not self.is_initializing():  # else `init` returned it, too
-      self.sow('levels', 'tokens', found[0])
-    x = nn.relu(norm(name='norm')(found[-1]))
+      self.sow('levels', 'tokens', outputs[0])
+    x = nn.relu(norm(name='norm')(outputs[-1]))
     return {
       'tokens': jax.lax.collapse(x, 1, 3),
       'features': x.mean(axis=(1, 2)).astype(jnp.float32),

@@ -109,10 +109,10 @@ class Neck(nn.Module):
     total: jax.Array | float = 0.0
     for i, x in enumerate(reversed(projected)):
       total = total + x
-      one = maps.Convolution(
+      convolution = maps.Convolution(
         self.channels, dtype=self.dtype, name=f'outputs_{i}'
       )
-      outputs.append(one(total, train=train))
+      outputs.append(convolution(total, train=train))
     return outputs
 
 
@@ -199,11 +199,11 @@ class SETR(nn.Module):
     main = {**kind, 'convs': self.convs or kind['convs']}
     logits = self._up(**main, name='decode')(levels[-1], train=train)
     kind = {**kind, 'convs': self.auxiliary_convs, 'scale': _AUXILIARY_SCALE}
-    others = [
+    auxiliary_logits = [
       self._up(**kind, name=f'auxiliary_{i}')(x, train=train)
       for i, x in enumerate(levels[:-1] if self.auxiliary else ())
     ]
-    return logits, others
+    return logits, auxiliary_logits
 
   def _up(self, **fields: Any) -> UpHead:
     """Returns a head of 'naive' or 'pup'."""
@@ -227,8 +227,8 @@ class SETR(nn.Module):
       self.dtype,
       name='decode',
     )(necks, train=train)
-    others = [
+    auxiliary_logits = [
       maps.Classifier(self.num_classes, name=f'auxiliary_{i}')(x)
       for i, x in enumerate(necks if self.auxiliary else ())
     ]
-    return logits, others
+    return logits, auxiliary_logits

@@ -12,19 +12,19 @@ def at(tree: Any, path: str) -> Any:
   return tree
 
 
-def beside(tree: Any, path: str) -> dict[str, Any]:
+def remainder(tree: Any, path: str) -> dict[str, Any]:
   """Returns what a tree has beside the subtree at a path; {} where it is ''."""
   if not path:
     return {}
   flat = traverse_util.flatten_dict(tree, sep='/')
-  outside = {k: x for k, x in flat.items() if not k.startswith(f'{path}/')}
-  return traverse_util.unflatten_dict(outside, sep='/')
+  leaves = {k: x for k, x in flat.items() if not k.startswith(f'{path}/')}
+  return traverse_util.unflatten_dict(leaves, sep='/')
 
 
-def joined(subtree: Any, path: str, outside: Any) -> Any:
+def joined(subtree: Any, path: str, other_leaves: Any) -> Any:
   """Returns a tree with a subtree at a path, and what is beside it."""
   for key in reversed([key for key in path.split('/') if key]):
     subtree = {key: subtree}
   flat = traverse_util.flatten_dict(subtree, sep='/')
-  flat |= traverse_util.flatten_dict(outside, sep='/')
+  flat |= traverse_util.flatten_dict(other_leaves, sep='/')
   return traverse_util.unflatten_dict(flat, sep='/')

@@ -80,7 +80,7 @@ class TextTower(encoder.Encoder):
       ValueError: There are more tokens than positions.
     """
     count = _length(self, tokens)
-    key = dropout.key_of(self, tokens, rows) if train else None
+    key = dropout.make_key(self, tokens, rows) if train else None
     x = _table(self, self.vocabulary, 'token_embedding')(tokens)
     shape = (1, self.length, self.hidden_size)
     position = self.param('position_embedding', self.starts.position, shape)
@@ -107,9 +107,9 @@ class TextTower(encoder.Encoder):
       return x[:, -1]
     if self.pool == 'first':
       return x[:, 0]
-    found = tokens if self.pool == 'largest' else tokens == self.end_token
-    where = found.argmax(axis=1)[:, None, None]
-    return jnp.take_along_axis(x, where, axis=1)[:, 0]
+    scores = tokens if self.pool == 'largest' else tokens == self.end_token
+    positions = scores.argmax(axis=1)[:, None, None]
+    return jnp.take_along_axis(x, positions, axis=1)[:, 0]
 
 
 class Bert(encoder.Encoder):
@@ -157,7 +157,7 @@ class Bert(encoder.Encoder):
       ValueError: There are more tokens than positions.
     """
     count = _length(self, tokens)
-    key = dropout.key_of(self, tokens, rows) if train else None
+    key = dropout.make_key(self, tokens, rows) if train else None
     x = _table(self, self.vocabulary, 'token_embedding')(tokens)
     x += _table(self, self.length, 'position_embedding')(jnp.arange(count))
     x += _table(self, self.segments, 'segment_embedding')(jnp.zeros(1, int))

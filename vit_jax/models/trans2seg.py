@@ -48,8 +48,8 @@ class CrossAttention(nn.Module):
     # The authors do not move the heads before the classes: a head mixes
     # channels of several classes. Their weights were trained so.
     q = q.reshape(b, h, k, d // h)
-    both = self._dense(2 * d, False, 'key_value')(places)
-    keys, values = jnp.moveaxis(both.reshape(b, n, 2, h, d // h), 2, 0)
+    keys_values = self._dense(2 * d, False, 'key_value')(places)
+    keys, values = jnp.moveaxis(keys_values.reshape(b, n, 2, h, d // h), 2, 0)
     scores = jnp.einsum('bhkc,bnhc->bhkn', q, keys) * (d // h) ** -0.5
     weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1)
     x = jnp.einsum('bhkn,bnhc->bhkc', weights.astype(values.dtype), values)
@@ -140,7 +140,7 @@ class Trans2Seg(encoder.Encoder):
     """
     (b, h, w, _), k = deep.shape, self.num_classes
     places = self._encoded(deep)
-    found = {'features': places.reshape(b, h, w, -1)}
+    outputs = {'features': places.reshape(b, h, w, -1)}
     prototypes = self.param(
       'class_prototypes', self.starts.position, (1, k, places.shape[-1])
     )
@@ -149,10 +149,10 @@ class Trans2Seg(encoder.Encoder):
     for i in range(self.depth):
       query = query + prototypes if i else query
       layer = ClassDecoder(self.block, name=f'decoder_{i}')
-      query, x, found[f'masks_{i}'] = layer(query, x)
-    masks = found[f'masks_{self.depth - 1}']
-    logits = self._drawn(found['features'], masks, fine, train)
-    return found | {'logits': logits}
+      query, x, outputs[f'masks_{i}'] = layer(query, x)
+    masks = outputs[f'masks_{self.depth - 1}']
+    logits = self._drawn(outputs['features'], masks, fine, train)
+    return outputs | {'logits': logits}
 
   def _encoded(self, deep: jax.Array) -> jax.Array:
     """Maps the deepest features [B, h, w, C] to places [B, N, D]."""
@@ -181,8 +181,10 @@ class Trans2Seg(encoder.Encoder):
     x = self._separable(x, 0, train)
     x = self._separable(x, 1, train)
     x = maps.resize(x, fine.shape[1:3], align_corners=True)
-    one = maps.Convolution(self.channels, 1, dtype=self.dtype, name='fine')
-    x += jnp.repeat(one(fine, train=train), k, axis=0)
+    convolution = maps.Convolution(
+      self.channels, 1, dtype=self.dtype, name='fine'
+    )
+    x += jnp.repeat(convolution(fine, train=train), k, axis=0)
     x = self._separable(x, 2, train)
     x = maps.Classifier(1, name='classifier')(x)
     return jnp.moveaxis(x.reshape(b, k, *fine.shape[1:3]), 1, -1)
@@ -194,8 +196,8 @@ class Trans2Seg(encoder.Encoder):
       ('depthwise', c, 3, c),
       ('pointwise', self.channels, 1, 1),
     ):
-      one = maps.Convolution(
+      convolution = maps.Convolution(
         features, size, groups, dtype, name=f'{name}_{index}'
       )
-      x = one(x, train=train)
+      x = convolution(x, train=train)
     return x

@@ -98,8 +98,8 @@ class TwoTowers(nn.Module):
       train: Whether to apply dropout.
       rows: As of `text.TextTower`.
     """
-    found = self.text(tokens, attended, train=train, rows=rows)
-    return found | {'embedding': projection.unit(found['features'])}
+    outputs = self.text(tokens, attended, train=train, rows=rows)
+    return outputs | {'embedding': projection.unit(outputs['features'])}
 
   def scale(self) -> jax.Array:
     """Returns the inverse of the temperature."""
@@ -110,8 +110,8 @@ class TwoTowers(nn.Module):
     similarity = jnp.matmul(
       images, texts.T, precision=jax.lax.Precision.HIGHEST
     )
-    found = self.scale() * similarity
-    return found + self.logit_bias if self.has_bias else found
+    logits = self.scale() * similarity
+    return logits + self.logit_bias if self.has_bias else logits
 
   def __call__(
     self,

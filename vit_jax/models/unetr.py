@@ -121,11 +121,11 @@ class UNETR(nn.Module):
     self, volumes: jax.Array, levels: Sequence[jax.Array], last: jax.Array
   ) -> dict[str, jax.Array]:
     """Returns the logits, and the outputs of most stages by their names."""
-    found = {'enc1': self.encoder1(volumes)}
+    outputs = {'enc1': self.encoder1(volumes)}
     for i, x in enumerate(levels, start=2):
-      found[f'enc{i}'] = getattr(self, f'encoder{i}')(x)
+      outputs[f'enc{i}'] = getattr(self, f'encoder{i}')(x)
     x = last
     for i in (5, 4, 3, 2):
-      x = getattr(self, f'decoder{i}')(x, found[f'enc{i - 1}'])
-      found[f'dec{i}'] = x
-    return found | {'logits': self.classifier(x)}
+      x = getattr(self, f'decoder{i}')(x, outputs[f'enc{i - 1}'])
+      outputs[f'dec{i}'] = x
+    return outputs | {'logits': self.classifier(x)}

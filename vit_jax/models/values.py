@@ -61,7 +61,7 @@ def model_values(model: Any) -> dict[str, Any]:
   """
   values = {
     name: getattr(model, name)
-    for name, option in registry.options_of(type(model)).items()
+    for name, option in registry.declared_options(type(model)).items()
     if option.field.kind in COMPARED and option.field is not fields.PART
   }
   if hasattr(model, 'scaled_values'):
@@ -80,7 +80,7 @@ def model_values(model: Any) -> dict[str, Any]:
   values |= _irrelevant(model, values)
   values |= {f'{SUM}.{name}': False for name in registry.PARTS[SUM]}
   for part in model.positions:
-    name = registry.name_of(SUM, type(part))
+    name = registry.class_name(SUM, type(part))
     path = f'{SUM}.{name}'
     values |= {**_part_values(SUM, path, part, values, single), path: True}
   tokens = f'{SUM}.learned.tokens'
@@ -116,8 +116,8 @@ def _irrelevant(model: vit.ViT, values: Mapping[str, Any]) -> dict[str, Any]:
 def _parts(model: nn.Module) -> dict[str, nn.Module | None]:
   """Returns the parts of a model that it has one of, by kind."""
   parts = {kind: getattr(model, kind, None) for kind in SINGLE}
-  inside = {x: getattr(model.block, x, None) for x in ('attention', 'mlp')}
-  return parts | inside | {'head': getattr(model, 'sized_head', None)}
+  block_parts = {x: getattr(model.block, x, None) for x in ('attention', 'mlp')}
+  return parts | block_parts | {'head': getattr(model, 'sized_head', None)}
 
 
 def _part_values(
@@ -132,8 +132,8 @@ def _part_values(
   An option that holds a part which the model has anyhow is left out.
   """
   module = _computed(type(part))
-  values: dict[str, Any] = {path: registry.name_of(kind, module)}
-  for option in registry.options_of(module).values():
+  values: dict[str, Any] = {path: registry.class_name(kind, module)}
+  for option in registry.declared_options(module).values():
     if option.field.kind not in COMPARED:
       continue
     value = getattr(part, option.name)
@@ -156,10 +156,10 @@ def _computed(module: type[nn.Module]) -> type[nn.Module]:
   is_ours = module.__module__.startswith('vit_jax.')
   if not is_ours or base is nn.Module or not dataclasses.is_dataclass(base):
     return module
-  inherited = registry.options_of(base)
+  inherited = registry.declared_options(base)
   added = [
     option.field.kind
-    for name, option in registry.options_of(module).items()
+    for name, option in registry.declared_options(module).items()
     if name not in inherited
   ]
   is_training = added and not any(kind in COMPARED for kind in added)
@@ -193,14 +193,14 @@ def config_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(kind: str, name: str, path: str, values: Mapping[str, Any]) -> Part:
-  options = registry.options_of(registry.part_class(kind, name))
+  options = registry.declared_options(registry.part_class(kind, name))
   chosen = {
     x: values[f'{path}.{x}'] for x in options if f'{path}.{x}' in values
   }
   return Part(name, (), chosen)
 
 
-def stated(keys: Mapping[str, Any]) -> dict[str, Any]:
+def explicit_values(keys: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the values that keys of `config.model` say themselves.
 
   Options that a text does not have are not among them. Positions without `rope`
@@ -229,7 +229,7 @@ def stated(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _options(kind: str, path: str, part: Part) -> Iterator[tuple[str, Any]]:
-  names = registry.options_of(registry.part_class(kind, part.name))
+  names = registry.declared_options(registry.part_class(kind, part.name))
   yield from (
     (f'{path}.{x}', y) for x, y in zip(names, part.args, strict=False)
   )
@@ -237,7 +237,7 @@ def _options(kind: str, path: str, part: Part) -> Iterator[tuple[str, Any]]:
 
 
 def differences(
-  values: Mapping[str, Any], other: Mapping[str, Any]
+  values: Mapping[str, Any], other_values: Mapping[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
   """Returns what differs between the values of two models, by name.
 
@@ -245,8 +245,8 @@ def differences(
   there are any; options of parts that differ are not compared, either.
   """
   changed: dict[str, tuple[Any, Any]] = {}
-  for path in sorted({*values, *other}, key=lambda x: (x.count('.'), x)):
-    pair = values.get(path), other.get(path)
+  for path in sorted({*values, *other_values}, key=lambda x: (x.count('.'), x)):
+    pair = values.get(path), other_values.get(path)
     parent = path.rpartition('.')[0]
     is_named = parent in changed and parent not in (SUM, '')
     if is_named or path in OF_SIZE:
@@ -299,10 +299,10 @@ def _field(
   parent, _, option = path.rpartition('.')
   if not parent:
     if path not in _FILLING:
-      declared = registry.options_of(module).get(path)
+      declared = registry.declared_options(module).get(path)
       return declared.field if declared and path not in SINGLE else None
     parent, option = _FILLING[path]
   kind, _, name = parent.partition('.')
   name = name or values.get(kind, next(iter(registry.PARTS[kind])))
-  options = registry.options_of(registry.part_class(kind, name))
+  options = registry.declared_options(registry.part_class(kind, name))
   return options[option].field if option in options else None

@@ -185,13 +185,13 @@ class ViT(nn.Module):
   ) -> tuple[dict[str, jax.Array], Context]:
     """Returns what `trunk` does, and the context after the layers."""
     context = Context(
-      dropout_key=dropout.key_of(self, images, rows) if train else None,
+      dropout_key=dropout.make_key(self, images, rows) if train else None,
       depth=self.depth,
       prefix=self.prefix_length,
       class_token='class_token' in self.prefix,
       image_size=images.shape[1:-1] if grids is None else (),
       patch_size=self.patches.pixels,
-      kept=kept,
+      kept_patches=kept,
       grids=grids,
     )
     x, context = self._embed(images, masked, context)
@@ -267,7 +267,7 @@ class ViT(nn.Module):
     x = patches(images)
     b, *grid = x.shape[:-1]
     x = jax.lax.collapse(x, 1, x.ndim - 1)
-    arrays = [masked, context.kept, context.grids]
+    arrays = [masked, context.kept_patches, context.grids]
     is_chosen = any(x is not None for x in arrays) or self.patch_dropout
     if is_chosen or self.mask_token:
       choose = registry.wing('vit_jax.models.masking:choose')
@@ -279,8 +279,8 @@ class ViT(nn.Module):
     for positions in self.positions:
       nn.share_scope(self, part := positions.copy())
       x, context = part(x, context)
-    if context.kept is not None:
-      p, kept = context.prefix, context.kept[..., None]
+    if context.kept_patches is not None:
+      p, kept = context.prefix, context.kept_patches[..., None]
       x = jnp.concatenate(
         [x[:, :p], jnp.take_along_axis(x[:, p:], kept, axis=1)], axis=1
       )

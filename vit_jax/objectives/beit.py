@@ -70,7 +70,7 @@ class BEiT(base.Objective):
     options, trunk = config.objective.options, self.model
     assert isinstance(trunk, vit.ViT)
     self._count = options.masked
-    self.masks = masks_of(config)
+    self.masks = make_masks(config)
     self._batch_size = config.train.batch_size
     self._parts = config_lib.num_microbatches(config)
     self._tokenizer = visual_tokens.make(config, self.masks.grid)
@@ -101,18 +101,18 @@ class BEiT(base.Objective):
         f'config.model.pool is {config.model.pool!r}, but tokens are predicted'
         " from normalised patches: set it to 'mean'"
       )
-    masks = masks_of(config)
+    masks = make_masks(config)
     patches = math.prod(masks.grid)
     limits = {
       'masked': (1, patches - 1, f'of the {patches} patches of an image'),
       'block_least': (1, options.masked, 'as masked'),
       'block_most': (0, patches, 'patches of an image'),
     }
-    for name, (least, most, what) in limits.items():
+    for name, (least, most, meaning) in limits.items():
       if not least <= options[name] <= most:
         raise config_lib.UserError(
           f'{key}.{name} is {options[name]}: it must be from {least} to {most},'
-          f' {what}'
+          f' {meaning}'
         )
     if not 0 < options.block_aspect <= 1:
       raise config_lib.UserError(
@@ -165,8 +165,8 @@ class BEiT(base.Objective):
     draws = rng.fold(base.Purpose.OBJECTIVE)
     masked = self._mask(draws)
     tokens = self._tokenizer.tokens(extra['tokenizer'], images)
-    how = self.train_arguments(rng)
-    patches = self.encode(params, images, masked, **how)
+    arguments = self.train_arguments(rng)
+    patches = self.encode(params, images, masked, **arguments)
     total = masked.sum()
     if self._parts > 1:  # images have different numbers of masked patches
       rows = jnp.arange(self._batch_size, dtype=jnp.int32)
@@ -183,7 +183,7 @@ class BEiT(base.Objective):
     params: base.Params,
     images: jax.Array,
     masked: jax.Array,
-    **how: Any,
+    **arguments: Any,
   ) -> jax.Array:
     """Returns the normalised patch tokens, [B, N, D].
 
@@ -191,12 +191,12 @@ class BEiT(base.Objective):
       params: Parameters of the objective.
       images: float32 [B, H, W, C].
       masked: bool [B, N], the patches that the mask token replaces.
-      **how: Passed on to the module.
+      **arguments: Passed on to the module.
     """
-    seen = self.apply(
-      params['trunk'], images, method='trunk', masked=masked, **how
+    outputs = self.apply(
+      params['trunk'], images, method='trunk', masked=masked, **arguments
     )
-    return seen['tokens'][:, self.model.prefix_length :]
+    return outputs['tokens'][:, self.model.prefix_length :]
 
   def predict(self, params: base.Params, patches: jax.Array) -> jax.Array:
     """Returns logits of the tokens, float32 [..., K], from [..., D]."""
@@ -252,8 +252,8 @@ class BEiT(base.Objective):
     logits = self.predict(params, self.encode(params, images, masked))
     filled = jnp.where(masked, logits.argmax(axis=-1), tokens)
     columns = [base.Column('masked', images, masked)]
-    for name, shown in (('predicted', filled), ('tokens', tokens)):
-      drawn = self._tokenizer.decode(arrays, shown)
+    for name, ids in (('predicted', filled), ('tokens', tokens)):
+      drawn = self._tokenizer.decode(arrays, ids)
       if drawn is not None:
         columns.append(base.Column(name, drawn))
     return [*columns, base.Column('original', images)]
@@ -282,7 +282,7 @@ class BEiT(base.Objective):
     return self.masks.draw(keys).mask.reshape(len(keys), -1)
 
 
-def masks_of(config: ml_collections.ConfigDict) -> block_masks.BlockMasks:
+def make_masks(config: ml_collections.ConfigDict) -> block_masks.BlockMasks:
   """Returns the masks that a config's options describe."""
   options = config.objective.options
   size = config_lib.pair(config.data.image_size, 'data.image_size')

@@ -77,7 +77,7 @@ class BlockMasks:
       counts = jnp.full(len(keys), self.count, jnp.int32)
     return jax.vmap(self._draw)(keys, counts)
 
-  def _draw(self, key: jax.Array, wanted: jax.Array) -> Masks:
+  def _draw(self, key: jax.Array, count: jax.Array) -> Masks:
     zero = jnp.int32(0)
     state = _State(
       jnp.zeros(self.grid, bool),
@@ -85,16 +85,16 @@ class BlockMasks:
       *(zero, zero, zero, zero),
     )
     state = jax.lax.while_loop(
-      lambda s: (s.masked < wanted) & (s.failed < _TRIES),
-      functools.partial(self._try, key, wanted),
+      lambda s: (s.masked < count) & (s.failed < _TRIES),
+      functools.partial(self._try, key, count),
       state,
     )
     return Masks(state.mask, state.blocks, state.num_blocks)
 
-  def _try(self, key: jax.Array, wanted: jax.Array, state: _State) -> _State:
+  def _try(self, key: jax.Array, count: jax.Array, state: _State) -> _State:
     """Draws one block, and masks its patches if it fits."""
     h, w = self.grid
-    left = wanted - state.masked
+    left = count - state.masked
     if self.most is not None:
       left = jnp.minimum(left, self.most)
     draws = jax.random.uniform(jax.random.fold_in(key, state.tries), (4,))

@@ -116,8 +116,8 @@ class Classification(base.Objective):
     """Returns the running statistics of a `head_norm`, if there is one."""
     if 'head_norm' not in params:
       return {}
-    own = {'head_norm': params['head_norm']}
-    return {base.STATISTICS: jax.tree.map(jnp.copy, own)}
+    statistics = {'head_norm': params['head_norm']}
+    return {base.STATISTICS: jax.tree.map(jnp.copy, statistics)}
 
   def _logits(
     self,

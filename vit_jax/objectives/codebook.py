@@ -38,7 +38,7 @@ def nearest(codes: jax.Array, points: jax.Array) -> jax.Array:
   return distances.argmin(axis=-1).astype(jnp.int32)
 
 
-def of_source(
+def find_codes(
   config: ml_collections.ConfigDict,
   source: data_base.Source,
   size: tuple[int, int],
@@ -63,14 +63,14 @@ def of_source(
   number = min(len(source), _MOST_IMAGES)
   chosen = np.sort(rng.choice(len(source), number, replace=False))
   prepare = preprocess.Preprocess.from_config(config, source.features)
-  each = max(_MOST_PATCHES // number, 1)
-  found = []
+  per_image = max(_MOST_PATCHES // number, 1)
+  chosen_patches = []
   for i in chosen.tolist():
     cut = np.asarray(
       embedding.patches(prepare([source.read(i).image]), size)[0]
     )
-    found.append(cut[rng.permutation(len(cut))[:each]])
-  points = np.concatenate(found)
+    chosen_patches.append(cut[rng.permutation(len(cut))[:per_image]])
+  points = np.concatenate(chosen_patches)
   different = len(np.unique(points, axis=0))
   if different < count:
     raise config_lib.UserError(

@@ -102,15 +102,15 @@ class Contrastive(towers_lib.Towers, base.Objective):
     """
     super().__init__(config, features)
     self._options = options = config.objective.options
-    found = features[_FEATURE]
-    assert isinstance(found, text_kind.Text)
-    self.text = found
+    text_feature = features[_FEATURE]
+    assert isinstance(text_feature, text_kind.Text)
+    self.text = text_feature
     self.model = model = _checked(self.model.clone(num_classes=0), config)
     images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
-    made = jax.eval_shape(
+    shapes = jax.eval_shape(
       model.clone(scan=True).init_with_output, jax.random.key(0), images
     )
-    self._width = made[0].shape[-1]
+    self._width = shapes[0].shape[-1]
     self.towers = two_towers.TwoTowers(
       model,
       self._text_tower(),
@@ -121,7 +121,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
   def _text_tower(self) -> text.TextTower:
     """Returns the text tower of the options, which computes as the image's."""
     options, feature = self._options, self.text
-    image_tower = describing.values_of(self.model)
+    image_tower = describing.option_values(self.model)
     return registry.build_model(
       text.TextTower,
       hidden_size=options.text_width,
@@ -223,14 +223,16 @@ class Contrastive(towers_lib.Towers, base.Objective):
     towers = self.towers
     tokens = jnp.zeros((1, self.text.length), jnp.int32)
     init = jax.jit(models.for_init(towers.text).init)
-    found = init(keys[1], tokens)['params']
+    text_params = init(keys[1], tokens)['params']
     params = {
       'image': super().init(keys[0]),
-      'text': found if self.model.scan else layouts.unstack_layers(found),
+      'text': text_params
+      if self.model.scan
+      else layouts.unstack_layers(text_params),
     }
     embedding = jnp.zeros((1, self._width), jnp.float32)
-    beside = towers.init(keys[2], embedding, method='project')['params']
-    return params | dict(beside)
+    projections = towers.init(keys[2], embedding, method='project')['params']
+    return params | dict(projections)
 
   def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
     """Returns the image tower."""
@@ -268,22 +270,22 @@ class Contrastive(towers_lib.Towers, base.Objective):
     """Returns the embeddings of images and texts, float32 [B, E] each."""
     inputs = batch['image'], batch[_FEATURE], rng.rows
 
-    def one(part: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    def embed_part(part: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
       images, tokens, rows = part
-      how = self.train_arguments(base.Rng(rng.key, rows))
-      found = []
+      dropout = self.train_arguments(base.Rng(rng.key, rows))
+      embeddings = []
       for name, x in (('image', images), ('text', tokens)):
         # Dropout would only add noise to a tower that does not learn.
-        arguments = {} if self._options.locked == name else how
-        found.append(self.embed(params, name, x, **arguments))
-      return found[0], found[1]
+        arguments = {} if self._options.locked == name else dropout
+        embeddings.append(self.embed(params, name, x, **arguments))
+      return embeddings[0], embeddings[1]
 
     parts = config_lib.num_microbatches(self.config)
     if parts == 1:
-      return one(inputs)
+      return embed_part(inputs)
     stacked = mesh_lib.split_rows(inputs, parts)
     # The scan itself keeps XLA from reusing the forward pass.
-    again = jax.checkpoint(one, prevent_cse=False)
+    again = jax.checkpoint(embed_part, prevent_cse=False)
     images, texts = jax.lax.map(again, stacked)
     return mesh_lib.join_rows(images), mesh_lib.join_rows(texts)
 
@@ -323,8 +325,8 @@ def _end_token(feature: text_kind.Text) -> int:
   """Returns the number of the token that ends a text."""
   if not feature.digest:  # a plan, which opens no vocabulary
     return 0
-  made = tokenizers.make(feature.tokenizer, feature.length, feature.words)
-  return made.end or 0
+  tokenizer = tokenizers.make(feature.tokenizer, feature.length, feature.words)
+  return tokenizer.end or 0
 
 
 def _check_pool(pool: str, tokenizer: str) -> None:
@@ -334,11 +336,11 @@ def _check_pool(pool: str, tokenizer: str) -> None:
     'largest': (('sentencepiece', 'wordpiece'), 'whose largest one is any'),
     'end': (('wordpiece',), 'of which none ends a text'),
   }
-  kinds, why = unlike.get(pool, ((), ''))
+  kinds, reason = unlike.get(pool, ((), ''))
   if kind in kinds:
     raise config_lib.UserError(
       f'config.objective.options.text_pool is {pool!r}, but'
-      f' config.data.tokenizer={tokenizer} has tokens {why}: read the'
+      f' config.data.tokenizer={tokenizer} has tokens {reason}: read the'
       " 'last' one, or of 'wordpiece' the 'first'"
     )
 

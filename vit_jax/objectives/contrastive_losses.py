@@ -20,9 +20,9 @@ from vit_jax.parallel import mesh as mesh_lib
 
 def softmax_rows(
   rows: tuple[jax.Array, jax.Array],
-  whole: tuple[jax.Array, jax.Array],
+  batch: tuple[jax.Array, jax.Array],
   scale: jax.typing.ArrayLike,
-  own: jax.Array,
+  positions: jax.Array,
 ) -> jax.Array:
   """Returns CLIP's loss of some pairs (arXiv:2103.00020, figure 3).
 
@@ -31,26 +31,26 @@ def softmax_rows(
 
   Args:
     rows: Images and texts of the pairs, float32 [R, D] each, of unit length.
-    whole: Those of the global batch, [B, D] each.
+    batch: Those of the global batch, [B, D] each.
     scale: The inverse of the temperature.
-    own: Positions of the pairs in the global batch, int32 [R].
+    positions: Positions of the pairs in the global batch, int32 [R].
 
   Returns:
     float32 [R].
   """
-  (image, text), (images, texts) = rows, whole
+  (image, text), (images, texts) = rows, batch
   cross_entropy = optax.softmax_cross_entropy_with_integer_labels
-  of_image = cross_entropy(scale * _similarity(image, texts), own)
-  of_text = cross_entropy(scale * _similarity(text, images), own)
+  of_image = cross_entropy(scale * _similarity(image, texts), positions)
+  of_text = cross_entropy(scale * _similarity(text, images), positions)
   return (of_image + of_text) / 2
 
 
 def sigmoid_rows(
   rows: tuple[jax.Array, jax.Array],
-  whole: tuple[jax.Array, jax.Array],
+  batch: tuple[jax.Array, jax.Array],
   scale: jax.typing.ArrayLike,
   bias: jax.typing.ArrayLike,
-  own: jax.Array,
+  positions: jax.Array,
 ) -> jax.Array:
   """Returns SigLIP's loss of some images (arXiv:2303.15343, algorithm 1).
 
@@ -58,8 +58,8 @@ def sigmoid_rows(
   the image's own. `bias` is added to the logits; most pairs do not belong
   together, and it starts negative. All else is as in `softmax_rows`.
   """
-  logits = scale * _similarity(rows[0], whole[1]) + bias
-  target = own[:, None] == jnp.arange(logits.shape[1])
+  logits = scale * _similarity(rows[0], batch[1]) + bias
+  target = positions[:, None] == jnp.arange(logits.shape[1])
   return optax.sigmoid_binary_cross_entropy(logits, target).sum(axis=1)
 
 
@@ -81,8 +81,10 @@ def softmax_loss(
     ValueError: It does not divide B.
   """
 
-  def loss(image: jax.Array, text: jax.Array, own: jax.Array) -> jax.Array:
-    return softmax_rows((image, text), (images, texts), scale, own)
+  def loss(
+    image: jax.Array, text: jax.Array, positions: jax.Array
+  ) -> jax.Array:
+    return softmax_rows((image, text), (images, texts), scale, positions)
 
   return _mean(loss, images, texts, parts)
 
@@ -96,8 +98,10 @@ def sigmoid_loss(
 ) -> jax.Array:
   """Returns the mean of `sigmoid_rows`; arguments as of `softmax_loss`."""
 
-  def loss(image: jax.Array, text: jax.Array, own: jax.Array) -> jax.Array:
-    return sigmoid_rows((image, text), (images, texts), scale, bias, own)
+  def loss(
+    image: jax.Array, text: jax.Array, positions: jax.Array
+  ) -> jax.Array:
+    return sigmoid_rows((image, text), (images, texts), scale, bias, positions)
 
   return _mean(loss, images, texts, parts)
 

@@ -34,7 +34,7 @@ def views(config: ml_collections.ConfigDict) -> Views:
       image's area.
   """
   options, crop = config.objective.options, geometry.train_crop(config)
-  found = {'global': geometry.View(crop, GLOBAL)}
+  crop_views = {'global': geometry.View(crop, GLOBAL)}
   if options.local_crops:
     local = dataclasses.replace(
       crop,
@@ -43,8 +43,8 @@ def views(config: ml_collections.ConfigDict) -> Views:
       scale=tuple(options.local_scale),
       pad=0,
     )
-    found['local'] = geometry.View(local, options.local_crops)
-  return found
+    crop_views['local'] = geometry.View(local, options.local_crops)
+  return crop_views
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +78,11 @@ class CropTrunk:
     for name, view in views(config).items():
       size, patch = view.crop.size, self._patch
       if any(x % p for x, p in zip(size, patch, strict=True)):
-        where = 'data.image_size'
+        size_key = 'data.image_size'
         if name == 'local':
-          where = 'objective.options.local_size'
+          size_key = 'objective.options.local_size'
         raise config_lib.UserError(
-          f'config.{where} gives crops of {inputs.times(size)} pixels, which'
+          f'config.{size_key} gives crops of {inputs.times(size)} pixels, which'
           f' patches of {inputs.times(patch)} do not fill: choose a multiple'
           ' of these'
         )
@@ -117,13 +117,13 @@ class CropTrunk:
     }
     if rows is not None:
       flat['rows'] = self._rows(rows, n, is_local=is_local)
-    found: Any = self.model.apply(
+    outputs: Any = self.model.apply(
       {'params': self._resized(params, (shape[0], shape[1]))},
       images.reshape(b * n, *shape),
       method='trunk',
       **flat,
     )
-    return {k: x.reshape(b, n, *x.shape[1:]) for k, x in found.items()}
+    return {k: x.reshape(b, n, *x.shape[1:]) for k, x in outputs.items()}
 
   def _rows(
     self, images: jax.Array, count: int, *, is_local: bool

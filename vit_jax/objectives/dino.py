@@ -177,8 +177,9 @@ class Dino(base.Objective):
     params = {
       'trunk': models.init_params(self.model, keys[0], self.image_shape)
     }
-    for (name, head), own in zip(self.heads.items(), keys[1:], strict=True):
-      params[name] = head.init(own, self._example(params['trunk']))['params']
+    example = self._example(params['trunk'])
+    for (name, head), subkey in zip(self.heads.items(), keys[1:], strict=True):
+      params[name] = head.init(subkey, example)['params']
     return params
 
   @property
@@ -190,8 +191,8 @@ class Dino(base.Objective):
     """Returns zeros in the shape of a feature, [1, D]."""
     images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
     apply = functools.partial(self.apply, method='trunk')
-    found = jax.eval_shape(apply, trunk, images)
-    return jnp.zeros(found['features'].shape)
+    shapes = jax.eval_shape(apply, trunk, images)
+    return jnp.zeros(shapes['features'].shape)
 
   def init_extra(self, params: base.Params) -> base.Extra:
     """Returns the teacher, the centre, and the number of updates."""
@@ -212,8 +213,10 @@ class Dino(base.Objective):
       return None
     rules: list[tables.Rule] = []
     for name, head in self.heads.items():
-      theirs = f'{self.foreign_heads[name]}.'
-      rules += dino_head.rules(f'{name}/', theirs, head.layers, head.batch_norm)
+      foreign_prefix = f'{self.foreign_heads[name]}.'
+      rules += dino_head.rules(
+        f'{name}/', foreign_prefix, head.layers, head.batch_norm
+      )
     return objective_tables.ObjectiveTable(rules, dino_head.stored)
 
   def loss(
@@ -224,7 +227,7 @@ class Dino(base.Objective):
     rng: base.Rng,
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the cross-entropy of the student's crops with the teacher's."""
-    seen = [
+    student_outputs = [
       self.see(
         *(params, batch[name], rng),
         features_only=True,
@@ -233,15 +236,15 @@ class Dino(base.Objective):
       for name in self.views
     ]
     taught = self.teach(extra, batch['global'], features_only=True)
-    features = jnp.concatenate([x['features'] for x in seen], axis=1)
+    features = jnp.concatenate([x['features'] for x in student_outputs], axis=1)
     return self.class_loss(params, extra, features, taught['features'])
 
   def see(
     self, params: base.Params, images: jax.Array, rng: base.Rng, **kwargs: Any
   ) -> base.Outputs:
     """Applies the student's trunk, for training, to crops [B, n, H, W, C]."""
-    how = self.train_arguments(rng)
-    return self.crops.apply(params['trunk'], images, **how, **kwargs)
+    arguments = self.train_arguments(rng)
+    return self.crops.apply(params['trunk'], images, **arguments, **kwargs)
 
   def teach(
     self, extra: base.Extra, images: jax.Array, **kwargs: Any
@@ -272,7 +275,7 @@ class Dino(base.Objective):
     pairs = prototypes.between_crops(
       logits, probabilities, o.student_temperature
     )
-    of_global, of_local = prototypes.of_other_crops(pairs)
+    of_global, of_local = prototypes.cross_crop_loss(pairs)
     loss = of_global + of_local
     entropy = prototypes.entropy(probabilities)
     centre = prototypes.update_centre(
@@ -375,13 +378,13 @@ class Dino(base.Objective):
     ]
 
 
-def check_scale(scale: Any, key: str, what: str) -> None:
+def check_scale(scale: Any, key: str, quantity: str) -> None:
   """Raises a UserError if a range of shares of an image is not one."""
   good = len(scale) == 2 and all(isinstance(x, int | float) for x in scale)
   if not good or not 0 < scale[0] <= scale[1] <= 1:
     raise config_lib.UserError(
       f'config.{key} is {tuple(scale)}: it must be the least and the largest'
-      f" share of an image's {what}, above 0 and at most 1"
+      f" share of an image's {quantity}, above 0 and at most 1"
     )
 
 

@@ -47,7 +47,7 @@ class Patches(NamedTuple):
   weights: jax.Array
 
   @classmethod
-  def of(cls, masks: jax.Array, most: int) -> Self:
+  def from_masks(cls, masks: jax.Array, most: int) -> Self:
     """Returns the masked patches of masks, bool [..., N], of `most` at most."""
     places = jnp.argsort(~masks, axis=-1, stable=True)[..., :most]
     weights = prototypes.patch_weights(masks)
@@ -162,11 +162,11 @@ class DinoV2(dino.Dino):
 
   def make_heads(self) -> dict[str, heads.PrototypeHead]:
     """Returns the head, and that of patches."""
-    found = super().make_heads()
+    prototype_heads = super().make_heads()
     if self._options.patch_head:
       count = self._options.patch_prototypes or self._options.prototypes
-      found['patch_head'] = self.make_head(count)
-    return found
+      prototype_heads['patch_head'] = self.make_head(count)
+    return prototype_heads
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
@@ -216,8 +216,8 @@ class DinoV2(dino.Dino):
     o = self._options
     masks = self.draw_masks(rng)
     masks &= extra['updates'] >= self.num_steps(o.mask_start)
-    seen = self.see(params, batch['global'], rng, masked=masks)
-    features = [seen['features']]
+    student_outputs = self.see(params, batch['global'], rng, masked=masks)
+    features = [student_outputs['features']]
     if 'local' in self.views:
       local = self.see(
         params, batch['local'], rng, features_only=True, is_local=True
@@ -227,12 +227,16 @@ class DinoV2(dino.Dino):
     loss, scalars, new = self.class_loss(
       params, extra, jnp.concatenate(features, axis=1), taught['features']
     )
-    of_patches, new = self._patch_loss(params, extra, new, seen, taught, masks)
+    of_patches, new = self._patch_loss(
+      params, extra, new, student_outputs, taught, masks
+    )
     scalars |= {'class_loss': loss, 'patch_loss': of_patches}
     loss += o.patch_weight * of_patches
     if o.koleo_weight:
-      each = jax.vmap(prototypes.koleo, in_axes=1)(seen['features'])
-      scalars['koleo_loss'] = each.sum()
+      crop_losses = jax.vmap(prototypes.koleo, in_axes=1)(
+        student_outputs['features']
+      )
+      scalars['koleo_loss'] = crop_losses.sum()
       loss += o.koleo_weight * scalars['koleo_loss']
     return loss, scalars, new
 
@@ -273,9 +277,9 @@ class DinoV2(dino.Dino):
     """Draws the masks of the global crops, bool [B, 2, N]."""
     crops = jnp.arange(2, dtype=jnp.int32)
     numbers = 2 * rng.rows[:, None] + crops
-    own = rng.fold(base.Purpose.OBJECTIVE + 1).per_row()
+    image_keys = rng.fold(base.Purpose.OBJECTIVE + 1).per_row()
     keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(
-      own, crops
+      image_keys, crops
     )
     draws = jax.vmap(jax.vmap(jax.random.uniform))(keys)
     counts = self._shares.counts(
@@ -294,7 +298,7 @@ class DinoV2(dino.Dino):
     params: base.Params,
     extra: base.Extra,
     new: base.Extra,
-    seen: base.Outputs,
+    student_outputs: base.Outputs,
     taught: base.Outputs,
     masks: jax.Array,
   ) -> tuple[jax.Array, base.Extra]:
@@ -304,14 +308,15 @@ class DinoV2(dino.Dino):
       params: The student's parameters.
       extra: State at the beginning of the step.
       new: State so far.
-      seen: Outputs of the student's trunk.
+      student_outputs: Outputs of the student's trunk.
       taught: Outputs of the teacher's trunk.
       masks: bool [B, 2, N].
     """
     o, name = self._options, self._patch_head
-    chosen = Patches.of(masks, self._most)
+    chosen = Patches.from_masks(masks, self._most)
     student, teacher = (
-      x['tokens'][..., self.model.prefix_length :, :] for x in (seen, taught)
+      x['tokens'][..., self.model.prefix_length :, :]
+      for x in (student_outputs, taught)
     )
     logits, new_statistics = self.project(
       name, params, extra, chosen.take(student)
@@ -330,7 +335,7 @@ class DinoV2(dino.Dino):
     probabilities = self.assign(
       targets, extra, extra['patch_centre'], is_masked
     )
-    loss = prototypes.of_patches(
+    loss = prototypes.patch_loss(
       logits, probabilities, chosen.weights, o.student_temperature
     )
     return loss, new | new_statistics | {'patch_centre': centre}

@@ -75,12 +75,13 @@ class Distillation(classification.Classification):
         raise config_lib.UserError(
           f'{_TEACHER}={path} knows {b} {kind}, but the data has {a}'
         )
-    own, window = levels.from_config(config).window, preprocess.intensity
-    if own != window:
+    data_window = levels.from_config(config).window
+    window = preprocess.intensity
+    if data_window != window:
       raise config_lib.UserError(
         f'{_TEACHER}={path} was trained with the intensities'
-        f' {window or "type"}, and config.data.intensity is {own or "type"}:'
-        ' make them the same'
+        f' {window or "type"}, and config.data.intensity is'
+        f' {data_window or "type"}: make them the same'
       )
 
   @staticmethod
@@ -117,18 +118,21 @@ class Distillation(classification.Classification):
     """
     super().check_source(source)
     classes = source.classes
-    path, known = self._options.teacher, self._teacher.classes
-    for i, (own, theirs) in enumerate(zip(classes, known, strict=False)):
-      if own != theirs and theirs in classes:
+    path, teacher_classes = self._options.teacher, self._teacher.classes
+    for i, (data_class, teacher_class) in enumerate(
+      zip(classes, teacher_classes, strict=False)
+    ):
+      if data_class != teacher_class and teacher_class in classes:
         raise config_lib.UserError(
           f'{_TEACHER}={path} has its classes in another order'
-          f' than the data: class {i} is {theirs!r} there, and {own!r} here'
+          f' than the data: class {i} is {teacher_class!r} there, and'
+          f' {data_class!r} here'
         )
-    if known and not set(known) & set(classes):
+    if teacher_classes and not set(teacher_classes) & set(classes):
       logging.warning(
         'warning: %s names its classes otherwise than the data (%s, ...; %s,'
         ' ...): they are taken to be in the same order',
-        *(path, known[0], classes[0]),
+        *(path, teacher_classes[0], classes[0]),
       )
 
   def loss(

@@ -53,7 +53,7 @@ class Embedder:
     self._loaded = loaded
     config = loaded.preprocess.to_config()
     config.train.batch_size = batch_size
-    self.towers, self.params = _towers_of(loaded)
+    self.towers, self.params = _load_towers(loaded)
     objective = self.towers or loaded_lib.Trunk(loaded.model)
     self.applied = loaded_lib.Applied(objective, self.params, config)
 
@@ -72,12 +72,12 @@ class Embedder:
     feature = {'image': features_lib.Image(None)}
     yield from self.applied(function, feature, batches)
 
-  def texts(self, texts: Sequence[str], where: str) -> np.ndarray:
+  def texts(self, texts: Sequence[str], flag: str) -> np.ndarray:
     """Returns the embeddings of texts, float32 [M, E].
 
     Args:
       texts: Texts.
-      where: What names them, for errors, as '--text'.
+      flag: What names them, for errors, as '--text'.
 
     Raises:
       UserError: The model has no text tower, or a text cannot be read.
@@ -86,30 +86,30 @@ class Embedder:
       stored = self._loaded.trained_with
       trained = f' was trained for {stored.objective.name}' if stored else ''
       raise UserError(
-        f'{where} needs a model of images and texts, but'
+        f'{flag} needs a model of images and texts, but'
         f' {self._loaded.origin.path}{trained or " has no text tower"}: leave'
-        f' {where} out'
+        f' {flag} out'
       )
-    tokens = self.towers.text.encode_all(texts, where)
+    tokens = self.towers.text.encode_all(texts, flag)
     return zero_shot.embed_texts(self.applied.compute, tokens)
 
   def digest(self) -> str:
     """Returns a digest of the model and of how images are prepared."""
-    found = hashlib.blake2b(digest_size=_DIGEST)
+    digest = hashlib.blake2b(digest_size=_DIGEST)
     model = self._loaded.model
-    how = [
+    settings = [
       self._loaded.preprocess.to_config().data.to_dict(),
       describing.config_values(model),
       jnp.dtype(model.dtype).name,
     ]
-    found.update(json.dumps(how, default=str).encode())
+    digest.update(json.dumps(settings, default=str).encode())
     for path, x in jax.tree.leaves_with_path(self.params):
-      found.update(jax.tree_util.keystr(path).encode())
-      found.update(np.ascontiguousarray(x).tobytes())
-    return found.hexdigest()
+      digest.update(jax.tree_util.keystr(path).encode())
+      digest.update(np.ascontiguousarray(x).tobytes())
+    return digest.hexdigest()
 
 
-def of_split(
+def embed_split(
   loaded: weights.Loaded, config: ml_collections.ConfigDict, source: data.Source
 ) -> Iterator[embedded.Embedded]:
   """Yields the embeddings of a split, batch by batch.
@@ -125,28 +125,28 @@ def of_split(
   Raises:
     UserError: An image cannot be read, or the device has too little memory.
   """
-  towers, params = _towers_of(loaded)
+  towers, params = _load_towers(loaded)
   objective = towers or loaded_lib.Trunk(loaded.model)
   function = _embed_shared if towers else embedded.embed
   split = config.data.split
   context = loaded_lib.LoadedContext(objective, params, config, {split: source})
-  return map(embedded.Embedded.of_batch, context.apply(function, split))
+  return map(embedded.Embedded.from_batch, context.apply(function, split))
 
 
-def _towers_of(
+def _load_towers(
   loaded: weights.Loaded,
 ) -> tuple[towers_lib.Towers | None, Any]:
   """Returns both towers of a model, or None, and the parameters."""
-  stored, found = loaded.trained_with, None
+  stored, towers = loaded.trained_with, None
   if stored is None:
-    found = towers_lib.of_file(loaded)
+    towers = towers_lib.from_loaded(loaded)
   elif loaded.objective_params and issubclass(
     objectives.objective_class(stored), contrastive.Contrastive
   ):
     objective, params = trained.restored(loaded)
     assert isinstance(objective, contrastive.Contrastive)
-    found = objective, params
-  return found or (None, loaded.params)
+    towers = objective, params
+  return towers or (None, loaded.params)
 
 
 def image_features(
@@ -160,13 +160,13 @@ def _embed_shared(
   objective: Any, params: Any, batch: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
   """Returns `embedding`, float32 [B, E], and the batch without its images."""
-  found = zero_shot.image_features(objective, params, batch)
-  return found | {'embedding': found['features']}
+  outputs = zero_shot.image_features(objective, params, batch)
+  return outputs | {'embedding': outputs['features']}
 
 
 def trunk_features(
   objective: Any, params: Any, batch: dict[str, jax.Array]
 ) -> jax.Array:
   """Returns the inputs of the head at unit length, [B, E]."""
-  found = embedded.embed(objective, params, batch)['embedding']
-  return projection.unit(found)
+  embeddings = embedded.embed(objective, params, batch)['embedding']
+  return projection.unit(embeddings)

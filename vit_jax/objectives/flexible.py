@@ -45,8 +45,8 @@ _POSITIONS = 'position_embedding'
 
 def sizes(config: ml_collections.ConfigDict) -> tuple[Patch, ...]:
   """Returns `config.train.patch_sizes` as (height, width); () for none."""
-  given = config.train.patch_sizes
-  return tuple(config_lib.pair(x, 'train.patch_sizes') for x in given)
+  patch_sizes = config.train.patch_sizes
+  return tuple(config_lib.pair(x, 'train.patch_sizes') for x in patch_sizes)
 
 
 def draw(config: ml_collections.ConfigDict, step: int) -> Patch | None:
@@ -56,14 +56,14 @@ def draw(config: ml_collections.ConfigDict, step: int) -> Patch | None:
     config: The full config.
     step: Number of completed updates.
   """
-  known = sizes(config)
-  if not known:
+  patch_sizes = sizes(config)
+  if not patch_sizes:
     return None
   rng = np.random.default_rng((config.seed, _PATCH, step))
-  return known[rng.integers(len(known))]
+  return patch_sizes[rng.integers(len(patch_sizes))]
 
 
-def of_evaluation(spec: ml_collections.ConfigDict) -> Patch | None:
+def evaluation_patch_size(spec: ml_collections.ConfigDict) -> Patch | None:
   """Returns the size of the patches of an evaluation; None: the model's.
 
   Args:
@@ -80,14 +80,14 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: A value cannot work.
   """
-  wanted = [('train.patch_sizes', x) for x in config.train.patch_sizes]
-  wanted += [
+  keyed_sizes = [('train.patch_sizes', x) for x in config.train.patch_sizes]
+  keyed_sizes += [
     (f'evals.{name}.patch_size', spec.patch_size)
     for name, spec in config.evals.items()
     if spec.split and spec.patch_size is not None
   ]
   image = config_lib.sides(config.data.image_size)
-  for key, size in wanted:
+  for key, size in keyed_sizes:
     patch = config_lib.pair(size, key)
     if len(image) != 2 or any(
       n % p for n, p in zip(image, patch, strict=False)
@@ -96,13 +96,13 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'config.{key}: a patch of {inputs.times(patch)} does not divide'
         f' config.data.image_size, {inputs.times(image)}: leave it out'
       )
-  known = sizes(config)
-  if len(set(known)) < len(known):
+  patch_sizes = sizes(config)
+  if len(set(patch_sizes)) < len(patch_sizes):
     raise config_lib.UserError(
       f'config.train.patch_sizes is {config.train.patch_sizes}: write each size'
       ' once'
     )
-  if known and config.train.steps_per_call > 1:
+  if patch_sizes and config.train.steps_per_call > 1:
     raise config_lib.UserError(
       'config.train.patch_sizes has a program for each size, so that a call'
       f' has one step, and config.train.steps_per_call is'
@@ -144,13 +144,13 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
     if is_of_one_grid:
       raise config_lib.UserError(
         'patches of several sizes do not go with config.model.positions='
-        f'{registry.name_of("positions", type(part))!r} of one grid: leave one'
-        ' out'
+        f'{registry.class_name("positions", type(part))!r} of one grid: leave'
+        ' one out'
       )
-  other = cast(_AtPatch, extension.extended(objective, _AtPatch))
-  other.stored_patch = cast(Patch, model.patches.patch_size)
-  other.model = model.clone(patches=model.patches.clone(patch_size=patch))
-  return other
+  extended = cast(_AtPatch, extension.extended(objective, _AtPatch))
+  extended.stored_patch = cast(Patch, model.patches.patch_size)
+  extended.model = model.clone(patches=model.patches.clone(patch_size=patch))
+  return extended
 
 
 class _AtPatch(base.Objective):
@@ -194,7 +194,7 @@ def resized(
   params = dict(params)
   projection = params['patch_embedding']
   rows, columns = resize.patch_matrices(old, new)
-  kernel = _both(projection['kernel'], rows, columns)
+  kernel = _resize_both(projection['kernel'], rows, columns)
   params['patch_embedding'] = projection | {'kernel': kernel}
   if _POSITIONS in params:
     before, after = ((image[0] // p, image[1] // q) for p, q in (old, new))
@@ -215,16 +215,20 @@ def positions(
     new: New grid.
     method: One of `resize.METHODS`.
   """
-  first, own = jnp.split(table, [table.shape[1] - math.prod(old)], axis=1)
+  first, patch_table = jnp.split(
+    table, [table.shape[1] - math.prod(old)], axis=1
+  )
   rows, columns = (
     resize.resize_matrix(*x, method) for x in zip(old, new, strict=True)
   )
-  own = _both(own.reshape(*old, 1, -1), rows, columns)
-  own = own.reshape(1, math.prod(new), -1)
-  return jnp.concatenate([first, own], axis=1)
+  patch_table = _resize_both(patch_table.reshape(*old, 1, -1), rows, columns)
+  patch_table = patch_table.reshape(1, math.prod(new), -1)
+  return jnp.concatenate([first, patch_table], axis=1)
 
 
-def _both(x: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
+def _resize_both(
+  x: jax.Array, rows: np.ndarray, columns: np.ndarray
+) -> jax.Array:
   """Applies a matrix to each of the first two axes of x [h, w, C, D]."""
   return jnp.einsum(
     'ij,kl,jlcd->ikcd',

@@ -21,24 +21,24 @@ def check(config: ml_collections.ConfigDict, cls: type[base.Objective]) -> None:
   options = parts.parse(head, 'model.head').options if head else {}
   if options.get('norm') != 'batch':
     return
-  where = f'config.model.head is {head!r}, but config.{{}}'
+  problem = f'config.model.head is {head!r}, but config.{{}}'
   if not cls.moves_statistics:
     raise config_lib.UserError(
-      where.format(f'objective.name={config.objective.name}')
+      problem.format(f'objective.name={config.objective.name}')
       + " does not measure its statistics: leave norm='batch' out"
     )
   if config_lib.num_microbatches(config) > 1:
     raise config_lib.UserError(
-      where.format(f'train.accumulation is {config.train.accumulation}')
+      problem.format(f'train.accumulation is {config.train.accumulation}')
       + ', and its statistics are those of the whole batch: set it to 1'
     )
   if config.model.distillation_token:
     raise config_lib.UserError(
-      where.format('model.distillation_token is True')
+      problem.format('model.distillation_token is True')
       + ": a model with two heads has none, leave norm='batch' out"
     )
   if config.train.batch_size < 2:
     raise config_lib.UserError(
-      where.format('train.batch_size is 1')
+      problem.format('train.batch_size is 1')
       + ', which has no variance: make it at least 2'
     )

@@ -219,10 +219,10 @@ def find_clusters(pixels: np.ndarray, count: int, seed: int) -> np.ndarray:
     )
   # With several threads, the order of sums would differ from run to run.
   with threadpoolctl.threadpool_limits(1):
-    found = cluster.KMeans(
+    clusters = cluster.KMeans(
       count, n_init=1, max_iter=_ITERATIONS, random_state=seed
     ).fit(colours.astype(np.float64), sample_weight=weights)
-  return np.unique(found.cluster_centers_, axis=0)
+  return np.unique(clusters.cluster_centers_, axis=0)
 
 
 def _pixels(
@@ -233,7 +233,7 @@ def _pixels(
   preprocess = data.Preprocess.from_config(config, source.features, {})
   count = min(len(source), _IMAGES)
   positions = rng.choice(len(source), count, replace=False).tolist()
-  each = math.ceil(_PIXELS / count)
+  per_image = math.ceil(_PIXELS / count)
 
   def read(position: int) -> np.ndarray:
     image = preprocess.pixels([source.read(position).image])
@@ -243,7 +243,9 @@ def _pixels(
     images = list(pool.map(read, positions))
   return np.concatenate(
     [
-      x if len(x) <= each else x[rng.choice(len(x), each, replace=False)]
+      x
+      if len(x) <= per_image
+      else x[rng.choice(len(x), per_image, replace=False)]
       for x in images
     ]
   )

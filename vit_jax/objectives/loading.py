@@ -21,7 +21,7 @@ class Model(weights.Loaded):
   """A loaded model, which also gives the outputs of its run's objective."""
 
   @classmethod
-  def of(cls, loaded: weights.Loaded) -> Self:
+  def from_loaded(cls, loaded: weights.Loaded) -> Self:
     """Returns a model with the fields of another."""
     names = [field.name for field in dataclasses.fields(loaded)]
     return cls(**{name: getattr(loaded, name) for name in names})
@@ -48,8 +48,8 @@ class Model(weights.Loaded):
     if not self._has_heads_beside:
       return super().outputs(images)
     pixels = self.preprocess(images)
-    found = batched.in_batches(self._measured, [pixels], _BATCH)
-    return super().outputs(images) | found
+    outputs = batched.in_batches(self._measured, [pixels], _BATCH)
+    return super().outputs(images) | outputs
 
   @property
   def _has_heads_beside(self) -> bool:
@@ -71,4 +71,4 @@ class Model(weights.Loaded):
 def load(*args: Any, **kwargs: Any) -> Model:
   """Loads a model; see `weights.load`."""
   allocator.hint()
-  return Model.of(weights.load(*args, **kwargs))
+  return Model.from_loaded(weights.load(*args, **kwargs))

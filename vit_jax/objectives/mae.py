@@ -48,12 +48,12 @@ class Masks(NamedTuple):
   """Which patches of images are seen.
 
   Attributes:
-    kept: int32 [B, K], the seen patches, in the order in which they are seen.
+    seen_patches: int32 [B, K], in the order in which they are seen.
     places: int32 [B, N], each patch's place in (seen, then removed) patches.
     removed: float32 [B, N], 1 for patches that are not seen.
   """
 
-  kept: jax.Array
+  seen_patches: jax.Array
   places: jax.Array
   removed: jax.Array
 
@@ -100,8 +100,8 @@ def reconstruction_errors(
     target: [B, N, M].
     removed: [B, N], 1 where the error counts, else 0.
   """
-  each = jnp.square(predicted - target).mean(axis=-1)
-  return (each * removed).sum(axis=1) / removed.sum(axis=1)
+  patch_errors = jnp.square(predicted - target).mean(axis=-1)
+  return (patch_errors * removed).sum(axis=1) / removed.sum(axis=1)
 
 
 class MAE(base.Objective):
@@ -204,8 +204,8 @@ class MAE(base.Objective):
     """
     keys = rng.fold(base.Purpose.OBJECTIVE).per_row()
     drawn = self._masks(keys)
-    how = self.train_arguments(rng)
-    predicted = self.predict(params, batch['image'], drawn, **how)
+    arguments = self.train_arguments(rng)
+    predicted = self.predict(params, batch['image'], drawn, **arguments)
     target = self.targets(batch['image'])
     loss = reconstruction_errors(predicted, target, drawn.removed).mean()
     return loss, {'predicted_std': predicted.std(axis=(1, 2)).mean()}, extra
@@ -274,7 +274,7 @@ class MAE(base.Objective):
     params: base.Params,
     images: jax.Array,
     drawn: Masks,
-    **how: Any,
+    **arguments: Any,
   ) -> jax.Array:
     """Returns the decoder's output for all patches, float32 [B, N, M].
 
@@ -282,22 +282,26 @@ class MAE(base.Objective):
       params: From `init`, or updated.
       images: float32 [B, H, W, C].
       drawn: Which patches the encoder sees.
-      **how: Arguments of the trunk, as from `train_arguments`.
+      **arguments: Arguments of the trunk, as from `train_arguments`.
     """
-    tokens = self.encode(params, images, drawn, **how)
+    tokens = self.encode(params, images, drawn, **arguments)
     variables = {'params': params['decoder']}
-    found = self.decoder.apply(variables, tokens, drawn.places, self._grid)
-    assert isinstance(found, jax.Array)  # not a tuple: nothing is mutable
-    return found
+    predicted = self.decoder.apply(variables, tokens, drawn.places, self._grid)
+    assert isinstance(predicted, jax.Array)  # not a tuple: nothing is mutable
+    return predicted
 
   def encode(
-    self, params: base.Params, images: jax.Array, drawn: Masks, **how: Any
+    self, params: base.Params, images: jax.Array, drawn: Masks, **arguments: Any
   ) -> jax.Array:
     """Returns the trunk's tokens [B, P + K, D]; arguments as of `predict`."""
-    seen = self.apply(
-      params['trunk'], images, kept=drawn.kept, method='trunk', **how
+    outputs = self.apply(
+      params['trunk'],
+      images,
+      kept=drawn.seen_patches,
+      method='trunk',
+      **arguments,
     )
-    return seen['tokens']
+    return outputs['tokens']
 
   def targets(self, images: jax.Array) -> jax.Array:
     """Returns what is predicted for the patches of images, [B, N, M]."""
@@ -324,7 +328,7 @@ def _decoder(
   model: vit.ViT, options: ml_collections.ConfigDict, outputs: int
 ) -> decoder.Decoder:
   """Returns the decoder, whose layers compute as the trunk's."""
-  width, trunk = options.decoder_width, describing.values_of(model)
+  width, trunk = options.decoder_width, describing.option_values(model)
   return registry.build_model(
     decoder.Decoder,
     hidden_size=width,
@@ -378,9 +382,9 @@ def _check_model(
       isinstance(part, biases) for part in model.positions
     ),
   }
-  if found := next((what for what, has in wrong.items() if has), ''):
+  if problem := next((reason for reason, has in wrong.items() if has), ''):
     raise config_lib.UserError(
-      f'{name} trains no model with {found}: change config.model'
+      f'{name} trains no model with {problem}: change config.model'
     )
   patch_size = models.patch_of_images(model)
   _check_patches(patch_size, config)
@@ -399,12 +403,12 @@ def _check_patches(
   count = (height // patch[0]) * (width // patch[1])
   options = config.objective.options
   if not 0 < num_kept(count, options.mask_ratio) < count:
-    kept = num_kept(count, options.mask_ratio)
+    seen_count = num_kept(count, options.mask_ratio)
     raise _error(
       'mask_ratio',
       options,
-      f'of the {count} patches of {height} x {width} pixels it keeps {kept}:'
-      ' change it, or take a smaller config.model.patch_size',
+      f'of the {count} patches of {height} x {width} pixels it keeps'
+      f' {seen_count}: change it, or take a smaller config.model.patch_size',
     )
   if options.normalize_targets and patch == (1, 1) and config.data.channels < 2:
     raise _error(

@@ -130,8 +130,8 @@ class MoCoV3(base.Objective):
     queries, extra = self.queries(params, extra, batch['pair'], rng)
     t = self._options.temperature
     loss = contrast(queries[0], keys[1], t) + contrast(queries[1], keys[0], t)
-    found = similarity(queries[0], keys[1]).argmax(axis=1)
-    accuracy = (found == jnp.arange(len(found))).mean()
+    nearest = similarity(queries[0], keys[1]).argmax(axis=1)
+    accuracy = (nearest == jnp.arange(len(nearest))).mean()
     scalars = {'contrast_accuracy': accuracy, 'momentum': m}
     return loss, scalars, extra
 
@@ -150,7 +150,7 @@ class MoCoV3(base.Objective):
       views: float32 [B, 2, H, W, C].
       rng: Randomness of the step; views differ in their dropout.
     """
-    statistics, found = dict(extra['statistics']), []
+    statistics, queries = dict(extra['statistics']), []
     for i in range(2):
       key = rng.fold(base.Purpose.OBJECTIVE + i)
       x = self.apply_train(params['trunk'], views[:, i], key)
@@ -158,8 +158,8 @@ class MoCoV3(base.Objective):
         x, statistics[name] = apply_head(
           getattr(self, name), params[name], statistics[name], x
         )
-      found.append(x)
-    return found, extra | {'statistics': statistics}
+      queries.append(x)
+    return queries, extra | {'statistics': statistics}
 
   def keys(
     self,
@@ -176,14 +176,14 @@ class MoCoV3(base.Objective):
       views: float32 [B, 2, H, W, C].
       momentum: Weight of the old momentum encoder.
     """
-    own = jax.lax.stop_gradient({k: params[k] for k in extra['momentum']})
+    online = jax.lax.stop_gradient({k: params[k] for k in extra['momentum']})
     # In this form, what does not train stays the same to the bit.
     moved = jax.tree.map(
       lambda old, new: old + (1 - momentum) * (new - old),
       extra['momentum'],
-      own,
+      online,
     )
-    statistics, found = dict(extra['statistics']), []
+    statistics, keys = dict(extra['statistics']), []
     for i in range(2):
       x = self.apply(moved['trunk'], views[:, i])
       x, statistics['momentum_projector'] = apply_head(
@@ -192,8 +192,8 @@ class MoCoV3(base.Objective):
         statistics['momentum_projector'],
         x,
       )
-      found.append(x)
-    return found, extra | {'momentum': moved, 'statistics': statistics}
+      keys.append(x)
+    return keys, extra | {'momentum': moved, 'statistics': statistics}
 
   def after_update(
     self, extra: base.Extra, params: base.Params, step: jax.Array
@@ -247,6 +247,6 @@ def contrast(
     temperature: T.
   """
   logits = similarity(queries, jax.lax.stop_gradient(keys)) / temperature
-  own = jnp.arange(len(logits))
-  losses = optax.softmax_cross_entropy_with_integer_labels(logits, own)
+  targets = jnp.arange(len(logits))
+  losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
   return 2 * temperature * losses.mean()

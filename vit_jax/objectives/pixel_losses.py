@@ -95,11 +95,11 @@ def dice(
     targets = jnp.where(valid[..., None], targets, 0)
   axes = tuple(range(0 if over_batch else 1, targets.ndim - 1))
   power = 2 if squared else 1
-  both = (probabilities * targets).sum(axes)
+  overlap = (probabilities * targets).sum(axes)
   sizes = (probabilities**power).sum(axes) + (targets**power).sum(axes)
   if jaccard:
-    sizes = 2 * (sizes - both)
-  return 1 - (2 * both + smooth[0]) / (sizes + smooth[1])
+    sizes = 2 * (sizes - overlap)
+  return 1 - (2 * overlap + smooth[0]) / (sizes + smooth[1])
 
 
 def mean_dice(
@@ -109,7 +109,7 @@ def mean_dice(
   weights: Sequence[float] | jax.Array | None = None,
   background: bool = True,
   ignore: int = IGNORE,
-  **how: Any,
+  **options: Any,
 ) -> jax.Array:
   """Returns the mean over images and classes of `dice`, after a softmax.
 
@@ -119,12 +119,12 @@ def mean_dice(
     weights: Factor of each class's term, [K]; None: 1.
     background: Whether class 0 counts.
     ignore: Label of places that do not count.
-    **how: Other arguments of `dice`.
+    **options: Other arguments of `dice`.
   """
   valid = counted(labels, ignore)
   k = logits.shape[-1]
   targets = jax.nn.one_hot(jnp.where(valid, labels, 0), k)
-  loss = dice(jax.nn.softmax(logits, axis=-1), targets, valid=valid, **how)
+  loss = dice(jax.nn.softmax(logits, axis=-1), targets, valid=valid, **options)
   if weights is not None:
     loss *= jnp.asarray(weights)
   return loss[..., 0 if background else 1 :].mean()
@@ -136,7 +136,7 @@ def dice_cross_entropy(
   *,
   weights: Sequence[float] | jax.Array | None = None,
   ignore: int = IGNORE,
-  **how: Any,
+  **options: Any,
 ) -> jax.Array:
   """Returns the sum of `mean_dice` and `cross_entropy` (MONAI, UNETR).
 
@@ -145,9 +145,9 @@ def dice_cross_entropy(
     labels: int32 [B, ...].
     weights: Factor of each class in both, [K]; None: 1.
     ignore: Label of places that do not count.
-    **how: Other arguments of `mean_dice`.
+    **options: Other arguments of `mean_dice`.
   """
-  overlap = mean_dice(logits, labels, weights=weights, ignore=ignore, **how)
+  overlap = mean_dice(logits, labels, weights=weights, ignore=ignore, **options)
   return overlap + cross_entropy(logits, labels, weights, ignore, 'weights')
 
 

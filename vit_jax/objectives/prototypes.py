@@ -98,11 +98,11 @@ def sinkhorn_knopp(
     [..., K]; the probabilities of each sample sum to 1.
   """
   samples = tuple(range(logits.ndim - 1))
-  here = None if weights is None else weights[..., None]
+  sample_weights = None if weights is None else weights[..., None]
 
   def log_sum(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
-    among = here if axes == samples else None
-    return jax.nn.logsumexp(x, axis=axes, b=among, keepdims=True)
+    scale = sample_weights if axes == samples else None
+    return jax.nn.logsumexp(x, axis=axes, b=scale, keepdims=True)
 
   log = logits / temperature
   for _ in range(iterations):
@@ -127,7 +127,7 @@ def between_crops(
   return -total / len(student)
 
 
-def of_other_crops(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+def cross_crop_loss(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns the loss over the pairs of a crop and another (DINO, equation 3).
 
   Args:
@@ -140,12 +140,12 @@ def of_other_crops(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
   """
   t, s = pairs.shape
   count = t * s - min(t, s)
-  others = 1 - jnp.eye(t, s)
-  shares = (pairs * others).sum(axis=0) / count
+  is_other = 1 - jnp.eye(t, s)
+  shares = (pairs * is_other).sum(axis=0) / count
   return shares[:t].sum(), shares[t:].sum()
 
 
-def of_patches(
+def patch_loss(
   student: jax.Array,
   teacher: jax.Array,
   weights: jax.Array,
@@ -164,9 +164,9 @@ def of_patches(
     an image without a mask.
   """
   log = jax.nn.log_softmax(student / temperature)
-  each = -(teacher * log).sum(axis=-1)
+  losses = -(teacher * log).sum(axis=-1)
   images = weights[..., 0].size
-  return (each * weights).sum() / images
+  return (losses * weights).sum() / images
 
 
 def patch_weights(masks: jax.Array) -> jax.Array:

@@ -90,8 +90,8 @@ class Regression(base.Objective):
       numbers = source.column('numbers').astype(np.float64)
       std = numbers.std(axis=0)
       # A quantity that never varies has std 0; divide by 1 instead.
-      found = {'mean': numbers.mean(axis=0), 'std': np.where(std, std, 1.0)}
-      for key, values in found.items():
+      moments = {'mean': numbers.mean(axis=0), 'std': np.where(std, std, 1.0)}
+      for key, values in moments.items():
         options[key] = options[key] or tuple(values.tolist())
     for key in ('mean', 'std'):
       if len(options[key]) != len(names):

@@ -213,10 +213,12 @@ class Segmentation(base.Objective):
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the loss of all heads, and the main head's accuracy."""
     labels = batch[_FEATURE].astype(jnp.int32)
-    logits, others, statistics = self._apply_train(params, batch['image'], rng)
+    logits, auxiliary_logits, statistics = self._apply_train(
+      params, batch['image'], rng
+    )
     logits = self._fitted(logits, labels)
     loss = self._loss(logits, labels)
-    for x in others:
+    for x in auxiliary_logits:
       auxiliary = self._loss(self._fitted(x, labels), labels)
       loss += self._options.auxiliary_weight * auxiliary
     counted = labels != self._ignore
@@ -231,8 +233,8 @@ class Segmentation(base.Objective):
 
     def apply(images: jax.Array) -> jax.Array:
       inputs = self._inputs(params, images)
-      found = self.decoder.apply({'params': params['decoder']}, *inputs)
-      return self._fitted(_outputs(found)[0], images[..., 0])
+      outputs = self.decoder.apply({'params': params['decoder']}, *inputs)
+      return self._fitted(_outputs(outputs)[0], images[..., 0])
 
     if images.shape[1:-1] == self._window:
       logits = apply(images)
@@ -292,7 +294,7 @@ class Segmentation(base.Objective):
     self, params: base.Params, images: jax.Array, **kwargs: Any
   ) -> tuple[Any, ...]:
     """Returns what the decoder reads of images [B, ..., C]."""
-    found, state = self.apply(
+    outputs, state = self.apply(
       params['trunk'], images, method='trunk', mutable=['levels'], **kwargs
     )
     tokens = state['levels']['tokens']
@@ -300,13 +302,13 @@ class Segmentation(base.Objective):
       (fine,) = tokens
       step = 2 ** (len(self.model.stages) - 1)
       h, w = (-(-n // step) for n in fine.shape[1:3])
-      return found['tokens'].reshape(len(images), h, w, -1), fine
+      return outputs['tokens'].reshape(len(images), h, w, -1), fine
     prefix, sides = self.model.prefix_length, self.model.patches.pixels
     grid = [n // p for n, p in zip(self._window, sides, strict=True)]
     shape = (len(images), *grid, tokens.shape[-1])
     levels = [tokens[i][:, prefix:].reshape(shape) for i in self._layers]
     if isinstance(self.decoder, unetr.UNETR):
-      return images, levels, found['tokens'][:, prefix:].reshape(shape)
+      return images, levels, outputs['tokens'][:, prefix:].reshape(shape)
     return (levels,)
 
   def _apply_train(
@@ -317,10 +319,10 @@ class Segmentation(base.Objective):
     variables = {'params': params['decoder']}
     if isinstance(self.decoder, unetr.UNETR):  # its norms keep no statistics
       return *_outputs(self.decoder.apply(variables, *inputs)), {}
-    found, changed = self.decoder.apply(
+    outputs, changed = self.decoder.apply(
       variables, *inputs, train=True, mutable=['statistics']
     )
-    return *_outputs(found), changed['statistics']
+    return *_outputs(outputs), changed['statistics']
 
   def _fitted(self, logits: jax.Array, like: jax.Array) -> jax.Array:
     """Resizes logits [B, h, w, K] to the size of labels [B, H, W]."""
@@ -341,14 +343,14 @@ def _loss_name(options: ml_collections.ConfigDict) -> str:
 
 def _statistics(params: Any) -> Any:
   """Returns the running statistics in nested dicts of parameters."""
-  found = {}
+  statistics = {}
   for key, x in params.items():
     if isinstance(x, Mapping):
       if part := _statistics(x):
-        found[key] = part
+        statistics[key] = part
     elif key in _RUNNING:
-      found[key] = jnp.copy(x)
-  return found
+      statistics[key] = jnp.copy(x)
+  return statistics
 
 
 def _decoder(
@@ -381,11 +383,11 @@ def _decoder(
   )
 
 
-def _outputs(found: Any) -> tuple[jax.Array, list[jax.Array]]:
+def _outputs(outputs: Any) -> tuple[jax.Array, list[jax.Array]]:
   """Returns the logits of the main head and of auxiliary ones."""
-  if isinstance(found, tuple):
-    return found
-  return (found['logits'] if isinstance(found, dict) else found), []
+  if isinstance(outputs, tuple):
+    return outputs
+  return (outputs['logits'] if isinstance(outputs, dict) else outputs), []
 
 
 def _checked(model: models.Model, config: ml_collections.ConfigDict) -> Any:
@@ -404,13 +406,13 @@ def _checked(model: models.Model, config: ml_collections.ConfigDict) -> Any:
     assert isinstance(model, vit.ViT)
     _check_patch(model, config)
     return model
-  wanted = "a BiT, as 'BiT-R50x1'"
+  needed_model = "a BiT, as 'BiT-R50x1'"
   if not reads_features:
-    wanted = "a plain ViT, as 'ViT-B/16'"
+    needed_model = "a plain ViT, as 'ViT-B/16'"
   raise config_lib.UserError(
     f'config.model.name is {config.model.name!r}: the head'
     f' config.objective.options.head={config.objective.options.head} needs'
-    f' {wanted}'
+    f' {needed_model}'
   )
 
 
@@ -431,25 +433,25 @@ def _layers(
   Raises:
     UserError: The model does not have them.
   """
-  given = tuple(config.objective.options.layers)
+  chosen_layers = tuple(config.objective.options.layers)
   if not isinstance(model, vit.ViT):
     return ()
   depth = model.depth
   is_unetr = config.objective.options.head == _UNETR
   quarters = tuple(depth * i // 4 for i in range(1, 5))
-  found = given
-  if not given and is_unetr:
-    found = quarters[:-1]
-  elif not given:
-    found = tuple(max(i - 1, 0) for i in quarters)
-  if is_unetr and len(found) != len(unetr.LEVELS):
+  layers = chosen_layers
+  if not chosen_layers and is_unetr:
+    layers = quarters[:-1]
+  elif not chosen_layers:
+    layers = tuple(max(i - 1, 0) for i in quarters)
+  if is_unetr and len(layers) != len(unetr.LEVELS):
     raise config_lib.UserError(
-      f'config.objective.options.layers is {given}: head={_UNETR} reads'
+      f'config.objective.options.layers is {chosen_layers}: head={_UNETR} reads'
       f' {len(unetr.LEVELS)} layers'
     )
-  if list(found) != sorted(found) or not all(0 <= i < depth for i in found):
+  if list(layers) != sorted(layers) or not all(0 <= i < depth for i in layers):
     raise config_lib.UserError(
-      f'config.objective.options.layers is {given}: it must hold layers of the'
-      f' model, from 0 to {depth - 1}, in this order'
+      f'config.objective.options.layers is {chosen_layers}: it must hold'
+      f' layers of the model, from 0 to {depth - 1}, in this order'
     )
-  return found
+  return layers

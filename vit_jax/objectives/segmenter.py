@@ -23,7 +23,7 @@ _OVERLAP = 1 / 3  # of an image's windows, as in mmsegmentation's configs
 
 
 @dataclasses.dataclass(frozen=True)
-class How:
+class WindowSettings:
   """How a model sees an input that is larger than its own.
 
   Attributes:
@@ -52,7 +52,9 @@ def is_segmentation(loaded: weights.Loaded) -> bool:
   return 'segments' in loaded.preprocess.outputs
 
 
-def with_windows(loaded: weights.Loaded, how: How) -> weights.Loaded:
+def with_windows(
+  loaded: weights.Loaded, settings: WindowSettings
+) -> weights.Loaded:
   """Returns a model of a run whose objective has other windows."""
   if loaded.trained_with is None:
     return loaded
@@ -60,8 +62,8 @@ def with_windows(loaded: weights.Loaded, how: How) -> weights.Loaded:
   options = config.objective.options
   with options.unlocked():
     for name in ('overlap', 'gaussian'):
-      if getattr(how, name) is not None:
-        options[name] = getattr(how, name)
+      if getattr(settings, name) is not None:
+        options[name] = getattr(settings, name)
   return dataclasses.replace(loaded, trained_with=config)
 
 
@@ -78,21 +80,24 @@ class Segmenter:
     takes_volumes: Whether the model is one of volumes.
   """
 
-  def __init__(self, loaded: weights.Loaded, how: How | None = None):
+  def __init__(
+    self, loaded: weights.Loaded, settings: WindowSettings | None = None
+  ):
     """Compiles nothing yet.
 
     Args:
       loaded: The model of a run with the objective `segmentation`.
-      how: Windows and views; None: one view, with windows as `How` says.
+      settings: Windows and views; None: one view, with windows as
+        `WindowSettings` says.
 
     Raises:
       UserError: The model is not as it was trained; or it takes volumes, which
         are not averaged.
     """
-    how = how or How()
-    objective, params = trained.restored(with_windows(loaded, how))
+    settings = settings or WindowSettings()
+    objective, params = trained.restored(with_windows(loaded, settings))
     self.takes_volumes = len(loaded.preprocess.image_size) == 3
-    if self.takes_volumes and how.averages:
+    if self.takes_volumes and settings.averages:
       raise UserError(
         'the model takes volumes: --scales and --flip are for images, leave'
         ' them out'
@@ -100,13 +105,13 @@ class Segmenter:
     options = objective.config.objective.options
     overlap, is_gaussian = options.overlap, options.gaussian
     if not self.takes_volumes:
-      overlap = _OVERLAP if how.overlap is None else how.overlap
-      is_gaussian = bool(how.gaussian)
+      overlap = _OVERLAP if settings.overlap is None else settings.overlap
+      is_gaussian = bool(settings.gaussian)
     self._preprocess, self._params = loaded.preprocess, params
     self._window = window = loaded.preprocess.image_size
     self._stride = windows.strides(window, overlap)
     self._weights = windows.gaussian(window) if is_gaussian else None
-    self._how = how
+    self._settings = settings
     self._outputs = jax.jit(
       lambda params, images: objective.outputs(params, {'image': images})
     )
@@ -115,7 +120,7 @@ class Segmenter:
     self.classes, self.ignore = feature.classes, feature.ignore
 
   def __call__(
-    self, image: Any, where: str = 'the image'
+    self, image: Any, source: str = 'the image'
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns an image's pixels, uint8 [h, w, 3], and its map, int32 [h, w].
 
@@ -123,24 +128,24 @@ class Segmenter:
 
     Args:
       image: As `Preprocess` takes it; of a scan its path.
-      where: Name of an image that is no path, for errors.
+      source: Name of an image that is no path, for errors.
 
     Raises:
       UserError: It cannot be read.
     """
     if self.takes_volumes:
-      return self._of_scan(image)
-    stored, inputs = given.covering(self._preprocess, image, where)
-    if self._how.averages:
-      found = windows.multi_scale(
-        self._slide, inputs, self._how.scales, self._how.flip
+      return self._segment_scan(image)
+    stored, inputs = given.covering(self._preprocess, image, source)
+    if self._settings.averages:
+      scores = windows.multi_scale(
+        self._slide, inputs, self._settings.scales, self._settings.flip
       )
     else:
-      found = self._slide(inputs[None])[0]
-    labels = windows.most_likely(found, stored.shape[:2])
+      scores = self._slide(inputs[None])[0]
+    labels = windows.most_likely(scores, stored.shape[:2])
     return tiles.to_rgb(self._preprocess.levels.scale(stored)), labels
 
-  def _of_scan(self, path: str) -> tuple[np.ndarray, np.ndarray]:
+  def _segment_scan(self, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns a scan's places as grey, and its map."""
     stored, header = scans.read_volume(path, self._preprocess)
     labels = windows.labels(

@@ -23,9 +23,9 @@ def features(
       volumes; None: they differ.
   """
   cls = objectives.objective_class(config)
-  own: Any = getattr(cls, 'stand_in', None)
-  if own is not None:
-    features: dict[str, features_lib.Feature] = own(config, size)
+  make_features: Any = getattr(cls, 'stand_in', None)
+  if make_features is not None:
+    features: dict[str, features_lib.Feature] = make_features(config, size)
     return features
   crop = config_lib.sides(config.data.image_size)
   image: features_lib.Feature = features_lib.Image(size)

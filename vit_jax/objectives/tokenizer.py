@@ -222,9 +222,9 @@ class Tokenizer(base.Objective):
       images: float32 [B, H, W, C].
       rng: Random key of dropout, in training; None: there is none.
     """
-    how = {} if rng is None else self.train_arguments(rng)
-    seen = self.apply(params['trunk'], images, method='trunk', **how)
-    patches = seen['tokens'][:, -math.prod(self.grid) :]
+    arguments = {} if rng is None else self.train_arguments(rng)
+    outputs = self.apply(params['trunk'], images, method='trunk', **arguments)
+    patches = outputs['tokens'][:, -math.prod(self.grid) :]
     logits: Any = self._head.apply({'params': params['head']}, patches)
     return logits.astype(jnp.float32)
 
@@ -242,8 +242,8 @@ class Tokenizer(base.Objective):
     self, params: base.Params, images: jax.Array, weights: jax.Array
   ) -> jax.Array:
     """Returns squared errors [B, N, F] of the image drawn from tokens."""
-    wanted = embedding.patches(images, self._patch)
-    return (self._draw(params, weights) - wanted) ** 2
+    targets = embedding.patches(images, self._patch)
+    return (self._draw(params, weights) - targets) ** 2
 
   def _draw(self, params: base.Params, weights: jax.Array) -> jax.Array:
     """Returns patches, float32 [B, N, F], of tokens' weights [B, N, K]."""

@@ -49,10 +49,10 @@ class Towers:
 
     They have unit length.
     """
-    found = {'features': self.embed(params, 'image', batch['image'])}
+    outputs = {'features': self.embed(params, 'image', batch['image'])}
     if 'text' in batch:
-      found |= self.text_outputs(params, batch['text'])
-    return found
+      outputs |= self.text_outputs(params, batch['text'])
+    return outputs
 
   def text_outputs(
     self, params: Any, tokens: jax.Array
@@ -71,10 +71,10 @@ class Towers:
       x: What the tower takes.
       **kwargs: Passed on to the tower.
     """
-    found: Any = self.towers.apply(
+    outputs: Any = self.towers.apply(
       {'params': params}, x, method=f'embed_{name}s', **kwargs
     )
-    embedding: jax.Array = found['embedding']
+    embedding: jax.Array = outputs['embedding']
     return embedding
 
   def probabilities(
@@ -90,23 +90,23 @@ class Towers:
       images: `features`, [B, E].
       texts: `text_features`, [C, E].
     """
-    beside = {k: params[k] for k in params if k not in _TOWERS}
+    shared_params = {k: params[k] for k in params if k not in _TOWERS}
     logits: Any = self.towers.apply(
-      {'params': beside}, images, texts, method='logits'
+      {'params': shared_params}, images, texts, method='logits'
     )
     of_pairs = self.towers.has_bias
-    found = (jax.nn.sigmoid if of_pairs else jax.nn.softmax)(logits)
-    return jnp.asarray(found)
+    probabilities = (jax.nn.sigmoid if of_pairs else jax.nn.softmax)(logits)
+    return jnp.asarray(probabilities)
 
 
-class _OfFile(Towers):
+class _FileTowers(Towers):
   """The towers of a file of another program."""
 
   def __init__(self, read: files.Towers, text: text_kind.Text):
     self.towers, self.text = read.model, text
 
 
-def of_file(loaded: 'weights.Loaded') -> tuple[Towers, Any] | None:
+def from_loaded(loaded: 'weights.Loaded') -> tuple[Towers, Any] | None:
   """Returns both towers of the file that a model is from, and its parameters.
 
   Args:
@@ -136,26 +136,28 @@ def of_file(loaded: 'weights.Loaded') -> tuple[Towers, Any] | None:
   params = read.params
   if quantized.is_quantized(loaded.params):
     params = quantized.quantize(params)
-  return _OfFile(read, _text(path, read.model.text)), params
+  return _FileTowers(read, _text(path, read.model.text)), params
 
 
 def _text(path: pathlib.Path, tower: Any) -> text_kind.Text:
   """Returns the feature of texts, with the vocabulary beside a file."""
   folder = path if path.is_dir() else path.parent
-  there = [name for name in _VOCABULARIES if (folder / name).is_file()]
-  if not there:
+  vocabularies = [name for name in _VOCABULARIES if (folder / name).is_file()]
+  if not vocabularies:
     raise UserError(
       f'{folder} has no vocabulary for the texts of {path.name}: bring'
       f' {" or ".join(_VOCABULARIES)} of this checkpoint'
     )
-  name = f'{_VOCABULARIES[there[0]]}:{os.path.join(folder, there[0])}'
-  made = tokenizers.make(name, tower.length)
-  if made.vocabulary != tower.vocabulary:
+  name = (
+    f'{_VOCABULARIES[vocabularies[0]]}:{os.path.join(folder, vocabularies[0])}'
+  )
+  tokenizer = tokenizers.make(name, tower.length)
+  if tokenizer.vocabulary != tower.vocabulary:
     raise UserError(
-      f'{folder / there[0]} has {made.vocabulary:,} tokens, but the text tower'
-      f' of {path} {tower.vocabulary:,}: bring the vocabulary of this'
-      ' checkpoint'
+      f'{folder / vocabularies[0]} has {tokenizer.vocabulary:,} tokens, but'
+      f' the text tower of {path} {tower.vocabulary:,}: bring the vocabulary'
+      ' of this checkpoint'
     )
   return text_kind.Text(
-    made.length, made.vocabulary, name, tokenizers.digest(name)
+    tokenizer.length, tokenizer.vocabulary, name, tokenizers.digest(name)
   )

@@ -108,7 +108,7 @@ class Patches(VisualTokens):
     """Makes the codes of the training split."""
     count = self._config.objective.options.tokens
     logging.info('making a codebook of %d tokens of the patches', count)
-    codes = codebook.of_source(self._config, source, self._size, count)
+    codes = codebook.find_codes(self._config, source, self._size, count)
     self.arrays = {'codes': codes}
 
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
@@ -138,12 +138,12 @@ class Trained(VisualTokens):
       UserError: It is no such run, or does not fit.
     """
     self._objective, self.arrays, stored = _load(path)
-    self._own = _Input(stored.image_size, (stored.mean, stored.std))
+    self._tokenizer_input = _Input(stored.image_size, (stored.mean, stored.std))
     size = config_lib.pair(config.data.image_size, 'data.image_size')
     self._trunk = _Input(size, config_lib.normalization(config))
-    own = self._objective
-    _check_same(config, 'patches', own.grid, grid, 'data.image_size')
-    _check_fits(config, own.image_shape[-1], own.count)
+    objective = self._objective
+    _check_same(config, 'patches', objective.grid, grid, 'data.image_size')
+    _check_fits(config, objective.image_shape[-1], objective.count)
 
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the most likely token of each patch, int32 [B, N].
@@ -151,13 +151,13 @@ class Trained(VisualTokens):
     The tokenizer sees the trunk's images in its own size, as BEiT's sees its
     view of 112 pixels.
     """
-    own = _converted(images, self._trunk, self._own)
-    return self._objective.tokens(arrays, own)
+    inputs = _converted(images, self._trunk, self._tokenizer_input)
+    return self._objective.tokens(arrays, inputs)
 
   def decode(self, arrays: Any, tokens: jax.Array) -> jax.Array:
     """Returns what its decoder draws."""
     drawn = self._objective.decode(arrays, tokens)
-    return _converted(drawn, self._own, self._trunk)
+    return _converted(drawn, self._tokenizer_input, self._trunk)
 
 
 class Published(VisualTokens):
@@ -180,13 +180,13 @@ class Published(VisualTokens):
     size = config_lib.pair(config.data.image_size, 'data.image_size')
     self._trunk = _Input(size, config_lib.normalization(config))
     h, w = grid  # it sees pixels in [0, 1], in the size that gives this grid
-    own = (h * dvae.STRIDE, w * dvae.STRIDE)
-    self._own = _Input(own, ((0.0,), (1.0,)))
+    size_seen = (h * dvae.STRIDE, w * dvae.STRIDE)
+    self._tokenizer_input = _Input(size_seen, ((0.0,), (1.0,)))
     _check_fits(config, 3, self._module.tokens)
 
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the most likely token of each patch, int32 [B, N]."""
-    pixels = _converted(images, self._trunk, self._own)
+    pixels = _converted(images, self._trunk, self._tokenizer_input)
     logits: Any = self._module.apply({'params': arrays}, pixels)
     tokens = logits.argmax(axis=-1).astype(jnp.int32)
     return tokens.reshape(len(images), -1)
@@ -199,14 +199,14 @@ class _Input(NamedTuple):
   normalization: Any
 
 
-def _converted(images: jax.Array, given: _Input, wanted: _Input) -> jax.Array:
+def _converted(images: jax.Array, source: _Input, target: _Input) -> jax.Array:
   """Returns images [B, H, W, C] of one model as another takes them."""
-  mean, std = (np.asarray(x, np.float32) for x in given.normalization)
+  mean, std = (np.asarray(x, np.float32) for x in source.normalization)
   pixels = images * std + mean
-  if given.size != wanted.size:
-    shape = (len(images), *wanted.size, images.shape[-1])
+  if source.size != target.size:
+    shape = (len(images), *target.size, images.shape[-1])
     pixels = jnp.clip(jax.image.resize(pixels, shape, 'lanczos3'), 0, 1)
-  mean, std = (np.asarray(x, np.float32) for x in wanted.normalization)
+  mean, std = (np.asarray(x, np.float32) for x in target.normalization)
   return (pixels - mean) / std
 
 
@@ -230,8 +230,8 @@ def _load(path: str) -> tuple[tokenizer.Tokenizer, Any, Any]:
     for name, x in loaded.preprocess.features.items()
   }
   logging.info('the tokenizer is %s, after %d steps', path, step)
-  made = tokenizer.Tokenizer(config, features)
-  return made, jax.tree.map(np.asarray, params), loaded.preprocess
+  objective = tokenizer.Tokenizer(config, features)
+  return objective, jax.tree.map(np.asarray, params), loaded.preprocess
 
 
 @functools.lru_cache(maxsize=1)  # as `_load`
@@ -250,17 +250,23 @@ def _check_fits(
   config: ml_collections.ConfigDict, channels: int, count: int
 ) -> None:
   """Raises a UserError if a tokenizer's images or tokens are not the run's."""
-  wanted = config.data.channels, config.objective.options.tokens
-  _check_same(config, 'channels', channels, wanted[0], 'data.channels')
-  _check_same(config, 'tokens', count, wanted[1], 'objective.options.tokens')
+  data_values = config.data.channels, config.objective.options.tokens
+  _check_same(config, 'channels', channels, data_values[0], 'data.channels')
+  _check_same(
+    config, 'tokens', count, data_values[1], 'objective.options.tokens'
+  )
 
 
 def _check_same(
-  config: ml_collections.ConfigDict, what: str, has: Any, want: Any, key: str
+  config: ml_collections.ConfigDict,
+  quantity: str,
+  has: Any,
+  want: Any,
+  key: str,
 ) -> None:
   """Raises a UserError if the tokenizer differs from `config.<key>`."""
   if has != want:
     raise config_lib.UserError(
-      f'{_KEY}={config.objective.options.tokenizer} has {what} {has}, and the'
-      f' run {want}: make them the same, by config.{key}'
+      f'{_KEY}={config.objective.options.tokenizer} has {quantity} {has}, and'
+      f' the run {want}: make them the same, by config.{key}'
     )

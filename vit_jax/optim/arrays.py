@@ -61,8 +61,8 @@ def unit_axes(name: str, ndim: int) -> Axes | None:
     return tuple(range(-ndim, -1))
   if name.endswith('kernel'):
     return matrix_axes(name)[0]
-  found = (axes for pattern, axes in _UNITS if re.search(pattern, name))
-  return next(found, None)
+  matches = (axes for pattern, axes in _UNITS if re.search(pattern, name))
+  return next(matches, None)
 
 
 def per_layer(

@@ -16,7 +16,7 @@ from vit_jax.parallel import sharding
 
 
 @dataclasses.dataclass(frozen=True)
-class Each:
+class PerParameter:
   """Clips the gradient of each parameter by its own norm.
 
   As DINO's code does (arXiv:2104.14294, `clip_gradients`); its queries, keys

@@ -47,7 +47,7 @@ OPTIMIZERS = {
 }
 # What `config.optim.clip` names; each has a `transformation()`.
 CLIPS = {
-  'each': 'vit_jax.optim.clipping:Each',
+  'each': 'vit_jax.optim.clipping:PerParameter',
   'adaptive': 'vit_jax.optim.clipping:Adaptive',
 }
 
@@ -142,8 +142,10 @@ def method(config: ml_collections.ConfigDict) -> Method:
   if ':' in parts.parse(config.name, _KEY).name:
     chosen = registry.wing('vit_jax.optim.named:Named')(config)
   else:
-    own = registry.own_function('learning_rate')
-    find = registry.table_finder(OPTIMIZERS, own, 'optax:adan(b1=0.98)')
+    user_optimizer = registry.own_function('learning_rate')
+    find = registry.table_finder(
+      OPTIMIZERS, user_optimizer, 'optax:adan(b1=0.98)'
+    )
     chosen = registry.build(config.name, _KEY, find)
   return chosen
 

@@ -153,7 +153,7 @@ class Rsqrt(_Cooled):
     return self._cooled(falling, peak, lengths)
 
 
-class Own(Schedule):
+class CustomSchedule(Schedule):
   """A function of the user's.
 
   It takes `steps`, the number of steps after the warm-up, and its options, and

@@ -82,7 +82,8 @@ class Rules:
   def trained(self, params: Any) -> Any:
     """Returns a tree with None in place of frozen arrays."""
     return jax.tree_util.tree_map_with_path(
-      lambda path, x: x if self._of(path, x)[0].trains else None, params
+      lambda path, x: x if self._layer_parameters(path, x)[0].trains else None,
+      params,
     )
 
   def scale(self, updates: Any, step: jax.typing.ArrayLike) -> Any:
@@ -96,15 +97,17 @@ class Rules:
       return updates
 
     def scaled(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-      own = self._of(path, x)
-      x = x * _per_layer([p.factor for p in own], x)
-      if not any(p.begins for p in own):
+      parameters = self._layer_parameters(path, x)
+      x = x * _per_layer([p.factor for p in parameters], x)
+      if not any(p.begins for p in parameters):
         return x
-      return jnp.where(step < _per_layer([p.begins for p in own], x), 0.0, x)
+      return jnp.where(
+        step < _per_layer([p.begins for p in parameters], x), 0.0, x
+      )
 
     return jax.tree_util.tree_map_with_path(scaled, updates)
 
-  def _of(self, path: tuple[Any, ...], x: Any) -> list[Parameter]:
+  def _layer_parameters(self, path: tuple[Any, ...], x: Any) -> list[Parameter]:
     return [self.parameters[name] for name in layouts.layer_names(path, x)[0]]
 
 
@@ -221,13 +224,13 @@ def _has_stack(params: Any) -> bool:
 
 def _sizes(params: Any) -> tuple[dict[str, int], int]:
   """Returns the sizes of unrolled parameters, in order of layers, and L."""
-  found: dict[str, int] = {}
+  sizes: dict[str, int] = {}
   for path, x in jax.tree_util.tree_leaves_with_path(params):
     names = layouts.layer_names(path, x)[0]
-    found |= dict.fromkeys(names, x.size // len(names))
-  depth = 1 + max(_layer(name, -1) for name in found)
-  order = sorted(found, key=lambda name: (_layer(name, depth), name))
-  return {name: found[name] for name in order}, depth
+    sizes |= dict.fromkeys(names, x.size // len(names))
+  depth = 1 + max(_layer(name, -1) for name in sizes)
+  order = sorted(sizes, key=lambda name: (_layer(name, depth), name))
+  return {name: sizes[name] for name in order}, depth
 
 
 def _check_matches(
@@ -314,10 +317,10 @@ def per_array(params: Any, value: Callable[[str], float]) -> Any:
     [layers, 1, ...].
   """
 
-  def of_array(path: tuple[Any, ...], x: Any) -> Any:
+  def array_value(path: tuple[Any, ...], x: Any) -> Any:
     return _per_layer([value(n) for n in layouts.layer_names(path, x)[0]], x)
 
-  return jax.tree_util.tree_map_with_path(of_array, params)
+  return jax.tree_util.tree_map_with_path(array_value, params)
 
 
 def _per_layer(values: Sequence[float], x: Any) -> Any:

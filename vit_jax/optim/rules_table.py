@@ -15,8 +15,8 @@ def table(rules: rules_lib.Rules) -> tables.Table:
   """
   groups: dict[str, dict[str, rules_lib.Parameter]] = {}
   for name, parameter in rules.parameters.items():
-    top, rest = sharding_table.split_layer(name)
-    groups.setdefault(top, {})[rest] = parameter
+    top, path = sharding_table.split_layer(name)
+    groups.setdefault(top, {})[path] = parameter
   names = (
     *('part', 'arrays', 'parameters', 'trains'),
     *('learning rate', 'weight decay'),
@@ -39,7 +39,7 @@ def _rows(
     kinds.setdefault(kind, []).append(name)
   return [
     (
-      label + _which(names, group),
+      label + _shared_name(names, group),
       count * len(names),
       count * sum(group[name].size for name in names),
       'yes' if trains else 'no',
@@ -50,13 +50,15 @@ def _rows(
   ]
 
 
-def _which(names: Sequence[str], group: dict[str, rules_lib.Parameter]) -> str:
+def _shared_name(
+  names: Sequence[str], group: dict[str, rules_lib.Parameter]
+) -> str:
   """Returns a short description of some of a group's parameters."""
-  others = group.keys() - set(names)
-  if not others:
+  other_names = group.keys() - set(names)
+  if not other_names:
     return ''
   for part in (-1, 0):  # `kernel`, or else `norm1`
     short = dict.fromkeys(name.split('/')[part] for name in names)
-    if not short.keys() & {name.split('/')[part] for name in others}:
+    if not short.keys() & {name.split('/')[part] for name in other_names}:
       return f': {", ".join(short)}'
   return f': {", ".join(names[:4])}{", ..." if names[4:] else ""}'

@@ -121,10 +121,14 @@ def schedule(config: ml_collections.ConfigDict) -> Schedule:
   """
   chosen: Schedule
   if ':' in parts.parse(config.schedule, _KEY).name:
-    chosen = registry.wing('vit_jax.optim.other_schedules:Own')(config.schedule)
+    chosen = registry.wing('vit_jax.optim.other_schedules:CustomSchedule')(
+      config.schedule
+    )
   else:
-    own = registry.own_function('steps')
-    find = registry.table_finder(SCHEDULES, own, 'my_module:my_schedule')
+    user_schedule = registry.own_function('steps')
+    find = registry.table_finder(
+      SCHEDULES, user_schedule, 'my_module:my_schedule'
+    )
     chosen = registry.build(config.schedule, _KEY, find)
   return chosen
 

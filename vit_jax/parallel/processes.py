@@ -95,7 +95,7 @@ def gather(value: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
+def lost_peers_explained() -> Iterator[None]:
   """Turns errors that mean that a process was lost into a UserError."""
   try:
     yield

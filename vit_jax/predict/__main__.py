@@ -218,7 +218,7 @@ def _segment(loaded: Any, paths: Sequence[str]) -> int:
   from vit_jax.objectives import segmenter  # imports jax
   from vit_jax.predict import segments
 
-  settings = segmenter.How(**window_flags.read(FLAGS))
+  settings = segmenter.WindowSettings(**window_flags.read(FLAGS))
   segment = segmenter.Segmenter(loaded, settings)
   failed: list[UserError] = []
   report = image_files.reporter(failed)

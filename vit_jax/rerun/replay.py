@@ -68,7 +68,7 @@ def run(config: ml_collections.ConfigDict, workdir: str, step: int) -> int:
     UserError: There is no such run or step, or its config is different.
   """
   path = pathlib.Path(workdir).absolute()
-  with processes.together():
+  with processes.lost_peers_explained():
     e = _open(path, config, step)
     state, start = _restore(path, e, step)
     with e.train_batches(start) as batches:

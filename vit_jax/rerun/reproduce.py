@@ -49,7 +49,7 @@ def run(original: str, workdir: str, dry_run: bool = False) -> int:
       f'--workdir={workdir} is the run that --reproduce names: name a directory'
       ' for the new run'
     )
-  with processes.together():
+  with processes.lost_peers_explained():
     stored = processes.call_on_first(lambda: _stored_config(old))
     config = _config(old, stored)
     info = workdir_lib.run_info(

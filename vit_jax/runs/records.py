@@ -106,8 +106,8 @@ def read(path: pathlib.Path) -> Record:
   """
   path = path.absolute()
   if not path.is_dir():
-    near = config_lib.nearby(str(path), os.path.isdir)
-    raise UserError(f'there is no work directory {path}{near}')
+    hint = config_lib.nearby(str(path), os.path.isdir)
+    raise UserError(f'there is no work directory {path}{hint}')
   config = _read_json(path / 'config.json')
   if config is None:
     raise UserError(

@@ -100,7 +100,7 @@ class Region:
     return f'\x1b[{self._lines}A\x1b[J' if self._lines else ''
 
 
-class Bar:
+class ProgressBar:
   """Counts what is done: a bar on a terminal, nothing elsewhere."""
 
   def __init__(
@@ -147,8 +147,8 @@ class Bar:
     left = self._pace.left(self._done, total) if total else None
     if left is not None:
       state += f', {reporting.duration(left)} left'
-    bar = _bar(self._name, self._done, total, state)
-    self._region.draw(self._region.render(bar))
+    line = _progress_line(self._name, self._done, total, state)
+    self._region.draw(self._region.render(line))
 
   def write(self, text: str, file: Any = None) -> None:
     """Prints a line above the bar, as `print` does."""
@@ -260,8 +260,10 @@ class Screen:
     line = self._line
     if until is not None and self._step < self._next_evaluation < self._total:
       line += f', evaluation in {reporting.duration(until)}'
-    bar = console.Group(_bar('', self._step, self._total, state), line)
-    self._region.draw(self._drawn_table + self._region.render(bar))
+    lines = console.Group(
+      _progress_line('', self._step, self._total, state), line
+    )
+    self._region.draw(self._drawn_table + self._region.render(lines))
 
   def _draw_table(self) -> str:
     most = min(self._region.console.height - _OTHER_LINES, _MOST_ROWS)
@@ -365,7 +367,7 @@ def _count(value: int, unit: str) -> str:
   return filesize.decimal(value) if unit == 'B' else f'{value:,}'
 
 
-def _bar(name: str, done: int, total: int | None, state: str) -> Any:
+def _progress_line(name: str, done: int, total: int | None, state: str) -> Any:
   """Returns a line: a name, how much is done, the bar, and its state."""
   from rich import progress_bar
   from rich import table
@@ -375,8 +377,8 @@ def _bar(name: str, done: int, total: int | None, state: str) -> Any:
   grid.add_column(ratio=1)
   grid.add_column(no_wrap=True)
   share = f'{done / total:4.0%}' if total else ''
-  bar = progress_bar.ProgressBar(
+  progress = progress_bar.ProgressBar(
     total=total, completed=done, complete_style='cyan', finished_style='cyan'
   )
-  grid.add_row(f'{name} {share}'.strip(), bar, state)
+  grid.add_row(f'{name} {share}'.strip(), progress, state)
   return grid

@@ -395,10 +395,10 @@ class _JournalLock(safe_io.Lock):
 
   def acquire(self, wait: bool = True) -> bool:
     """Takes the lock, and cuts off an incomplete last line."""
-    taken = super().acquire(wait)
-    if taken:
+    is_locked = super().acquire(wait)
+    if is_locked:
       _cut_torn_line(self._journal)
-    return taken
+    return is_locked
 
 
 def _cut_torn_line(path: pathlib.Path) -> None:

@@ -183,7 +183,9 @@ def _count_parts(
     )
   )
   no, yes = [False] * len(trains), [True] * len(trains)
-  counts = [flops_lib.of_jaxpr(jaxpr, [True, *of]) for of in (no, trains, yes)]
+  counts = [
+    flops_lib.count_jaxpr(jaxpr, [True, *of]) for of in (no, trains, yes)
+  ]
   return StepFlops(*(parts * count for count in counts))
 
 

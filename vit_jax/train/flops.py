@@ -44,10 +44,10 @@ def count(fn: Callable[..., Any], *args: Any) -> int:
     ValueError: There are products in a loop of unknown length, or in an unknown
       primitive.
   """
-  return of_jaxpr(jax.make_jaxpr(fn)(*args))
+  return count_jaxpr(jax.make_jaxpr(fn)(*args))
 
 
-def of_jaxpr(
+def count_jaxpr(
   jaxpr: core.ClosedJaxpr, outputs: Sequence[bool] | None = None
 ) -> int:
   """Returns the operations that a traced function takes.

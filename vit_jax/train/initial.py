@@ -111,5 +111,5 @@ def start(
   if not config.init_from.path:
     return None
   make = config_lib.wing(f'{_CHECKPOINTS}:Start')
-  made: Start = make(config, classes, loaded, objective)
-  return made
+  start: Start = make(config, classes, loaded, objective)
+  return start

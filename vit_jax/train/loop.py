@@ -98,7 +98,7 @@ def run(
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
   """Turns errors of too little memory or a lost process into a UserError."""
-  with memory.explained(memory.TRAINING), processes.together():
+  with memory.explained(memory.TRAINING), processes.lost_peers_explained():
     yield
 
 

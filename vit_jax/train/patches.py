@@ -50,7 +50,7 @@ class PatchProgram(program_lib.Program):
     self, spec: ml_collections.ConfigDict
   ) -> program_lib.Program:
     """Returns the program of an evaluation, with its patches."""
-    return self._at_patch(flexible.of_evaluation(spec))
+    return self._at_patch(flexible.evaluation_patch_size(spec))
 
   def _at_patch(self, patch: flexible.Patch | None) -> program_lib.Program:
     """Returns the program of a size (height, width); None: of the model's.

@@ -136,9 +136,12 @@ def _epoch(
 
   So an epoch of several tasks has as many steps as an epoch of each.
   """
-  usual = config.train.batch_size
+  batch_size = config.train.batch_size
   return round(
-    sum(sizes[name] * usual / x.train.batch_size for name, x in configs.items())
+    sum(
+      sizes[name] * batch_size / x.train.batch_size
+      for name, x in configs.items()
+    )
   )
 
 

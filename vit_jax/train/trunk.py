@@ -115,7 +115,7 @@ def _check_outputs(
   jaxpr = jax.make_jaxpr(logits)(params).jaxpr
   _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
   tree = jax.tree.unflatten(jax.tree.structure(params), used)
-  flat = traverse_util.flatten_dict(subtrees.beside(tree, path), sep='/')
+  flat = traverse_util.flatten_dict(subtrees.remainder(tree, path), sep='/')
   if read := [name for name, is_used in flat.items() if is_used]:
     raise config_lib.UserError(
       f'{_name(objective)}: outputs computes logits from parameters beside the'

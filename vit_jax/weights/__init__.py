@@ -415,7 +415,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
     resize,
     origin=origin,
     trained_with=config,
-    objective_params=subtrees.beside(everything, preprocess.trunk),
+    objective_params=subtrees.remainder(everything, preprocess.trunk),
   )
 
 
@@ -476,7 +476,7 @@ def _from_file(
   size: tuple[int, int] | None,
   state: str | None,
 ) -> Loaded:
-  read = foreign.read(path, values_lib.stated(keys), size, state)
+  read = foreign.read(path, values_lib.explicit_values(keys), size, state)
   description = read.description
   return Loaded(
     description.model,

@@ -187,7 +187,7 @@ class Start:
     with config_lib.explained(f'config.init_from.path={path}'):
       trunk = self._fit_trunk(loaded, objective.trunk(abstract)[0])
       objective_params = self._fit_beside(
-        loaded, subtrees.beside(abstract, place)
+        loaded, subtrees.remainder(abstract, place)
       )
     return subtrees.joined(trunk, place, objective_params)
 

@@ -35,6 +35,6 @@ def explained() -> Iterator[None]:
     reason = config_lib.one_line(e)
     if isinstance(e, fields.UnknownFieldError):
       field_meant = config_lib.wing('vit_jax.config.synonyms:field_meant')
-      hint = field_meant(e.name, e.known)
-      reason = f'{e.what}: {hint}' if hint else reason
+      hint = field_meant(e.name, e.field_names)
+      reason = f'{e.problem}: {hint}' if hint else reason
     raise config_lib.UserError(reason) from None

@@ -142,11 +142,11 @@ def test_rotates_queries_and_keys(tokens, hidden_size, num_heads, kind):
   size = hidden_size // num_heads
   tables = rotary.table(kind, (tokens - 1, 1), size, 100.0)
   rotation = rotary.Rotation(
-    *rotary.of_tokens(*tables, prefix=1, kept=None),
+    *rotary.token_tables(*tables, prefix=1, kept_patches=None),
     rotary.KINDS[kind].halves,
   )
   shape = (2, tokens, hidden_size)
-  turn = fused_attention.turn_of(rotation, None, shape, jnp.float32)
+  turn = fused_attention.make_turn(rotation, None, shape, jnp.float32)
   assert turn is not None
 
   def inside(qkv, num_heads):
@@ -181,7 +181,7 @@ def test_derivatives_of_all_kinds(kind, normalizes):
   shape = (2, tokens, 2 * size)
   tables = rotary.table(kind, (tokens, 1), size, 100.0)
   rotation = rotary.Rotation(*tables, rotary.KINDS[kind].halves)
-  turn = fused_attention.turn_of(rotation, None, shape, jnp.float32)
+  turn = fused_attention.make_turn(rotation, None, shape, jnp.float32)
   scales = 1 + jax.random.normal(jax.random.key(0), (2, 2, size))
 
   def plainly(qkv, scales):

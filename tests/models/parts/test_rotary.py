@@ -60,7 +60,7 @@ def tokens(model, params, x, kept=None):
 def test_products_depend_on_the_distance_alone(kind):
   grid, channels = (5, 4), 8
   cos, sin = rotary.table(kind, grid, channels, 10.0)
-  rotation = rotary.of_tokens(cos, sin, 0, None)
+  rotation = rotary.token_tables(cos, sin, 0, None)
   query, key = np.random.default_rng(0).standard_normal((2, channels))
 
   def turned(x):
@@ -89,7 +89,7 @@ def test_indices_are_scaled_to_the_reference():
 
 def test_tokens_before_the_patches_are_not_rotated():
   cos, sin = rotary.table('dinov3', (2, 2), 8, 100.0)
-  whole = rotary.of_tokens(cos, sin, 3, jnp.array([[3, 1], [0, 2]]))
+  whole = rotary.token_tables(cos, sin, 3, jnp.array([[3, 1], [0, 2]]))
   assert whole[0].shape == whole[1].shape == (2, 5, 8)
   x = jnp.ones((2, 4, 2, 8))  # the first queries, as a last layer has them
   turned = rotary.rotate(x, whole, halves=True)

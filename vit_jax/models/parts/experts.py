@@ -77,8 +77,8 @@ def capacity(
     factor: Places of all buffers, as a share of the tokens.
     multiple: The number is rounded up to a multiple of this one.
   """
-  found = max(1, math.ceil(tokens * factor / experts))
-  return -(-found // multiple) * multiple
+  places = max(1, math.ceil(tokens * factor / experts))
+  return -(-places // multiple) * multiple
 
 
 def choices(
@@ -107,15 +107,15 @@ def choices(
   order = jnp.broadcast_to(jnp.arange(s), (g, s))
   if by_gate:
     order = jnp.argsort(-weights[..., 0], axis=1)
-  taken = jax.nn.one_hot(experts, e, dtype=jnp.int32)  # [G, S, K, E]
+  assigned = jax.nn.one_hot(experts, e, dtype=jnp.int32)  # [G, S, K, E]
   if attended is not None:
-    taken *= attended[:, :, None, None]
-  ranked = jnp.take_along_axis(taken, order[..., None, None], axis=1)
+    assigned *= attended[:, :, None, None]
+  ranked = jnp.take_along_axis(assigned, order[..., None, None], axis=1)
   ranked = ranked.swapaxes(1, 2).reshape(g, count * s, e)
   places = (ranked.cumsum(axis=1) - 1).reshape(g, count, s, e).swapaxes(1, 2)
   back = jnp.argsort(order, axis=1)[..., None, None]
   places = jnp.take_along_axis(places, back, axis=1)
-  places = jnp.where(taken > 0, places, 0).sum(axis=-1)
+  places = jnp.where(assigned > 0, places, 0).sum(axis=-1)
   if attended is not None:
     places = jnp.where(attended[..., None], places, count * s)
   return weights, experts, places
@@ -132,10 +132,10 @@ def top_experts(
 
   `places` are C; the other arguments are those of `choices`.
   """
-  weights, experts, found = choices(gates, count, by_gate, attended)
+  weights, experts, ranks = choices(gates, count, by_gate, attended)
   chosen = jax.nn.one_hot(experts, gates.shape[-1])  # [G, S, K, E]
   # The row of a place outside the buffer is zeros.
-  place = jax.nn.one_hot(found, places)  # [G, S, K, C]
+  place = jax.nn.one_hot(ranks, places)  # [G, S, K, C]
   return Routes(
     jnp.einsum('gske,gskc->gsec', chosen, place) > 0,
     jnp.einsum(
@@ -181,11 +181,11 @@ def soft(
     *('gsd,dec->gsec', _unit(x, -1), scale * _unit(slots, 0)),
     precision=_HIGHEST,
   )
-  given = scores
+  attended_scores = scores
   if attended is not None:
-    given = jnp.where(attended[:, :, None, None], scores, -jnp.inf)
+    attended_scores = jnp.where(attended[:, :, None, None], scores, -jnp.inf)
   combine = nn.softmax(scores, axis=(2, 3))
-  return Routes(nn.softmax(given, axis=1), combine)
+  return Routes(nn.softmax(attended_scores, axis=1), combine)
 
 
 def _unit(x: jax.Array, axis: int) -> jax.Array:
@@ -256,18 +256,18 @@ class _Dense(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     starts = initializers.INITIALIZERS[self.initializers]
     e, shape = x.shape[0], (x.shape[-1], self.width)
-    kernel = self.param('kernel', _each(starts.kernel), (e, *shape))
+    kernel = self.param('kernel', _by_expert(starts.kernel), (e, *shape))
     bias = self.param('bias', starts.mlp_bias, (e, self.width))
     y = jnp.einsum('egcd,edm->egcm', x, kernel.astype(self.dtype))
     return y + bias[:, None, None].astype(self.dtype)
 
 
-def _each(init: initializers.Initializer) -> initializers.Initializer:
+def _by_expert(init: initializers.Initializer) -> initializers.Initializer:
   """Initialises the kernels [E, D, M] of experts, one by one."""
 
-  def make(key: jax.Array, shape: tuple[int, ...], *how: Any) -> jax.Array:
+  def make(key: jax.Array, shape: tuple[int, ...], *options: Any) -> jax.Array:
     keys = jax.random.split(key, shape[0])
-    return jax.vmap(lambda key: init(key, shape[1:], *how))(keys)
+    return jax.vmap(lambda key: init(key, shape[1:], *options))(keys)
 
   return make
 

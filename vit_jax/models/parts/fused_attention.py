@@ -56,7 +56,7 @@ _SMALL_LIMIT = 14 * 2**20
 _LARGE_LIMIT = 40 * 2**20
 
 
-def turn_of(
+def make_turn(
   rotation: rotary.Rotation | rotary.MixedRotation,
   layer: jax.Array | None,
   shape: tuple[int, ...],
@@ -378,8 +378,8 @@ def _call(
     return pl.BlockSpec((1, t, d), lambda i: (i, 0, index))
 
   def image(x: jax.ShapeDtypeStruct) -> pl.BlockSpec:
-    rest = (0,) * (x.ndim - 1)
-    return pl.BlockSpec((1, *x.shape[1:]), lambda i: (i, *rest))
+    zeros = (0,) * (x.ndim - 1)
+    return pl.BlockSpec((1, *x.shape[1:]), lambda i: (i, *zeros))
 
   # The limit of a small chip where that suffices: what a kernel may take, the
   # program around it does not use.
@@ -426,22 +426,22 @@ def _forward_kernel(
   *tables, out_ref = refs
   turn, norms = jax.tree.unflatten(form, tables)
   size = query_ref.shape[-1] // num_heads
-  for lanes, mine in vector_lanes.heads(query_ref.shape[-1], size):
+  for lanes, head_lanes in vector_lanes.heads(query_ref.shape[-1], size):
     normed = functools.partial(
-      vector_lanes.normed, norms=norms, mine=mine, size=size
+      vector_lanes.normed, norms=norms, head_lanes=head_lanes, size=size
     )
     query, key = (
-      normed(ref[0, :, lanes], vector_lanes.scales_of(norms, i, lanes))
+      normed(ref[0, :, lanes], vector_lanes.lane_scales(norms, i, lanes))
       for i, ref in enumerate((query_ref, key_ref))
     )
     query, key = (
       vector_lanes.turned(x, lanes, turn).astype(query_ref.dtype)
       for x in (query, key)
     )
-    query = vector_lanes.only(mine, query)
+    query = vector_lanes.only(head_lanes, query)
     weights, total = _softmax(query, key, size)
     y = _dot(weights.astype(query.dtype), value_ref[0, :, lanes], (1, 0))
-    vector_lanes.write(out_ref, lanes, mine, y / total)
+    vector_lanes.write(out_ref, lanes, head_lanes, y / total)
 
 
 def _backward_kernel(
@@ -459,29 +459,31 @@ def _backward_kernel(
     ref[...] = jnp.zeros_like(ref)
   width, dtype = query_ref.shape[-1], query_ref.dtype
   size = width // num_heads
-  for lanes, mine in vector_lanes.heads(width, size):
+  for lanes, head_lanes in vector_lanes.heads(width, size):
     normed = functools.partial(
-      vector_lanes.normed, norms=norms, mine=mine, size=size
+      vector_lanes.normed, norms=norms, head_lanes=head_lanes, size=size
     )
     sides = [
-      jax.vjp(normed, ref[0, :, lanes], vector_lanes.scales_of(norms, i, lanes))
+      jax.vjp(
+        normed, ref[0, :, lanes], vector_lanes.lane_scales(norms, i, lanes)
+      )
       for i, ref in enumerate((query_ref, key_ref))
     ]
     query, key = (
       vector_lanes.turned(x, lanes, turn).astype(dtype) for x, _ in sides
     )
-    query = vector_lanes.only(mine, query)
-    grad = vector_lanes.only(mine, grad_ref[0, :, lanes])
+    query = vector_lanes.only(head_lanes, query)
+    grad = vector_lanes.only(head_lanes, grad_ref[0, :, lanes])
     grads = _grads(query, key, value_ref[0, :, lanes], grad, size)
     for i, (_, pull_back) in enumerate(sides):
       grads[i] = vector_lanes.turned(grads[i], lanes, turn, -1)
       if norms is not None:
-        grads[i], change = pull_back(vector_lanes.only(mine, grads[i]))
+        grads[i], change = pull_back(vector_lanes.only(head_lanes, grads[i]))
         to = vector_lanes.columns(norms.scales, lanes)
         scales_grad_ref[0][0, i, :, to] += change
     for i, x in enumerate(grads):
       to = slice(i * width + lanes.start, i * width + lanes.stop)
-      vector_lanes.write(qkv_grad_ref, to, mine, x)
+      vector_lanes.write(qkv_grad_ref, to, head_lanes, x)
 
 
 def _grads(

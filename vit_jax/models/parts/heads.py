@@ -18,17 +18,17 @@ def before(head: Any, x: jax.Array, context: Context) -> jax.Array:
     x: Features, or those of two tokens, [B, 2, D].
     context: Its context.
   """
-  beside = head.scope.parent
+  model_scope = head.scope.parent
   if head.pre_logits:
     layer = nn.Dense(
       head.pre_logits,
       kernel_init=initializers_lib.INITIALIZERS[head.initializers].kernel,
-      parent=beside.push('pre_logits'),
+      parent=model_scope.push('pre_logits'),
     )
     x = nn.tanh(layer(x))
   if head.norm == 'batch' and head.num_classes:
     norm = projection.StoredBatchNorm(
-      affine=False, epsilon=1e-6, parent=beside.push('head_norm')
+      affine=False, epsilon=1e-6, parent=model_scope.push('head_norm')
     )
     x = norm(x, train=context.train)
   return x

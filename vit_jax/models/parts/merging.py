@@ -48,12 +48,12 @@ class Merge:
   def total(self, x: jax.Array) -> jax.Array:
     """Returns the sums of tokens [B, T, D] that are merged, [B, T - r, D]."""
     even, odd = x[:, ::2], x[:, 1::2]
-    taken = jax.nn.one_hot(self.into, odd.shape[1], dtype=x.dtype)
+    targets = jax.nn.one_hot(self.into, odd.shape[1], dtype=x.dtype)
     # A product of [O, r] and [r, D] instead of a scatter, which accelerators do
     # slowly.
     odd = odd + jnp.einsum(
       'bro,brd->bod',
-      taken,
+      targets,
       _at(even, self.moved),
       precision=jax.lax.Precision.HIGHEST,
     )

@@ -85,9 +85,9 @@ class Map(nn.Module):
     float32 [B, H, T], or [B, H, S, T].
     """
     attended, front = context.attended, context.prefix
-    is_there: jax.Array | None = None
+    has_patches: jax.Array | None = None
     if attended is not None and attended.ndim == 3:
-      is_there = attended[..., front:].any(axis=-1)
+      has_patches = attended[..., front:].any(axis=-1)
     if not self.prefix:
       x = x[:, front:]
       attended = None if attended is None else attended[..., front:]
@@ -101,7 +101,11 @@ class Map(nn.Module):
         name='mlp',
       )
       y += mlp(self.norm(y), Context())
-    return y[:, 0] if is_there is None else jnp.where(is_there[..., None], y, 0)
+    return (
+      y[:, 0]
+      if has_patches is None
+      else jnp.where(has_patches[..., None], y, 0)
+    )
 
   def _attend(self, x: jax.Array, attended: jax.Array | None) -> jax.Array:
     """Returns what the query attends to in [B, T, D], [B, S, D]; S may be 1.

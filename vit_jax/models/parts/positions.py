@@ -119,7 +119,7 @@ def in_attention(model: Any) -> str:
   """
   kinds = map(type, model.positions)
   names = [
-    registry.name_of('positions', kind)
+    registry.class_name('positions', kind)
     for kind in kinds
     if getattr(kind, 'in_attention', False)
   ]

@@ -41,10 +41,10 @@ def index(grid: tuple[int, int]) -> np.ndarray:
   down = y[:, None] - y + h - 1
   across = x[:, None] - x + w - 1
   count = rows(grid)
-  found = np.empty((1 + h * w, 1 + h * w), np.int32)
-  found[1:, 1:] = down * (2 * w - 1) + across
-  found[0, 1:], found[1:, 0], found[0, 0] = count - 3, count - 2, count - 1
-  return found
+  index = np.empty((1 + h * w, 1 + h * w), np.int32)
+  index[1:, 1:] = down * (2 * w - 1) + across
+  index[0, 1:], index[1:, 0], index[0, 0] = count - 3, count - 2, count - 1
+  return index
 
 
 def rows(grid: tuple[int, int]) -> int:
@@ -74,11 +74,13 @@ class RelativeMlp(nn.Module):
     y, x = (c.ravel() for c in np.mgrid[: grid[0], : grid[1]])
     steps = np.stack([y[:, None] - y, x[:, None] - x], axis=-1)  # [N, N, 2]
     # Each distance once, and where it is in the matrix.
-    each, where = np.unique(steps.reshape(-1, 2), axis=0, return_inverse=True)
-    logs = (np.sign(each) * np.log1p(np.abs(each))).astype(np.float32)
+    distances, inverse = np.unique(
+      steps.reshape(-1, 2), axis=0, return_inverse=True
+    )
+    logs = (np.sign(distances) * np.log1p(np.abs(distances))).astype(np.float32)
     z = nn.relu(nn.Dense(self.hidden, name='up')(logs))
     z = nn.Dense(self.num_heads, name='down')(z)
-    z = jnp.moveaxis(z[where.reshape(steps.shape[:2])], 2, 0)
+    z = jnp.moveaxis(z[inverse.reshape(steps.shape[:2])], 2, 0)
     return jnp.pad(z, ((0, 0), (prefix, 0), (prefix, 0)))
 
 
@@ -149,7 +151,7 @@ class RelativeBias(nn.Module):
       raise ValueError(
         'relative_bias is of a class token and patches: no other tokens'
       )
-    return x, _given(self, _Table(self.num_heads, parent=None), context)
+    return x, _with_bias(self, _Table(self.num_heads, parent=None), context)
 
 
 class RelativeMlpBias(nn.Module):
@@ -176,17 +178,17 @@ class RelativeMlpBias(nn.Module):
     """As of `RelativeBias`; there may be any tokens before the patches."""
     _check(context)
     part = _Computed(self.num_heads, self.hidden_dim, parent=None)
-    return x, _given(self, part, context)
+    return x, _with_bias(self, part, context)
 
 
 def _check(context: Context) -> None:
   """Raises a ValueError if not all patches of one grid are among the tokens."""
   positions.refuse_grids(context)
-  if context.kept is not None:
+  if context.kept_patches is not None:
     raise ValueError('relative positions need all patches: none left out')
 
 
-def _given(module: nn.Module, part: nn.Module, context: Context) -> Context:
+def _with_bias(module: nn.Module, part: nn.Module, context: Context) -> Context:
   """Returns a context with the bias of a part, for all layers or for each."""
   if not module.shared:  # type: ignore[attr-defined]
     return context.replace(layer_bias=part)

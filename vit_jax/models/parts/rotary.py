@@ -131,12 +131,12 @@ def frequencies(
   sizes = base ** (-jnp.arange(count) / count)
   first = jax.random.uniform(key, (layers, heads, 1), maxval=2 * jnp.pi)
   directions = jnp.concatenate([first, first + jnp.pi / 2], axis=-1)
-  both = jnp.stack([jnp.cos(directions), jnp.sin(directions)])
-  return (both[..., None] * sizes).reshape(shape)
+  vectors = jnp.stack([jnp.cos(directions), jnp.sin(directions)])
+  return (vectors[..., None] * sizes).reshape(shape)
 
 
 def coordinates(
-  grid: tuple[int, int], prefix: int, kept: jax.Array | None
+  grid: tuple[int, int], prefix: int, kept_patches: jax.Array | None
 ) -> jax.Array:
   """Returns columns and rows of all tokens, float32 [1 or B, T, 2].
 
@@ -145,11 +145,11 @@ def coordinates(
   Args:
     grid: Patches (h, w).
     prefix: P, the number of tokens before the patches.
-    kept: As of `of_tokens`.
+    kept_patches: As of `token_tables`.
   """
   y, x = (c.ravel() for c in np.mgrid[: grid[0], : grid[1]])
   patches = jnp.asarray(np.stack([x, y], axis=-1), jnp.float32)
-  patches = patches[None] if kept is None else patches[kept]
+  patches = patches[None] if kept_patches is None else patches[kept_patches]
   return jnp.pad(patches, ((0, 0), (prefix, 0), (0, 0)))
 
 
@@ -188,15 +188,15 @@ def angles(
       scaled. Centred coordinates do not need it.
     offset: Added to indices before they are scaled.
   """
-  how, count = KINDS[kind], channels // 4
+  layout, count = KINDS[kind], channels // 4
   frequencies = base ** (-np.arange(count) / count)
   axes = []
   for n, to in zip(grid, reference or grid, strict=True):
     index = np.arange(n)
     centred = 2 * np.pi * (2 * (index + 0.5) / n - 1)
-    axes.append(centred if how.centred else (index + offset) * (to / n))
+    axes.append(centred if layout.centred else (index + offset) * (to / n))
   coordinates = [x.ravel() for x in np.meshgrid(*axes, indexing='ij')]
-  if how.columns_first:
+  if layout.columns_first:
     coordinates.reverse()
   parts = [x[:, None] * frequencies for x in coordinates]
   return np.concatenate(parts, axis=1)
@@ -214,13 +214,17 @@ def table(
 
   Arguments are those of `angles`.
   """
-  found = angles(kind, grid, channels, base, reference, offset)
-  spread = np.tile(found, 2) if KINDS[kind].halves else found.repeat(2, axis=1)
+  patch_angles = angles(kind, grid, channels, base, reference, offset)
+  spread = (
+    np.tile(patch_angles, 2)
+    if KINDS[kind].halves
+    else patch_angles.repeat(2, axis=1)
+  )
   return np.cos(spread).astype(np.float32), np.sin(spread).astype(np.float32)
 
 
-def of_tokens(
-  cos: np.ndarray, sin: np.ndarray, prefix: int, kept: jax.Array | None
+def token_tables(
+  cos: np.ndarray, sin: np.ndarray, prefix: int, kept_patches: jax.Array | None
 ) -> Tables:
   """Returns the rotation of all tokens; those before the patches stay.
 
@@ -228,21 +232,21 @@ def of_tokens(
     cos: Cosines by patch, [N, K].
     sin: Sines by patch, [N, K].
     prefix: P, the number of tokens before the patches.
-    kept: int32 [B, n], the patches that are among the tokens, in their order;
-      None: all.
+    kept_patches: int32 [B, n], the patches that are among the tokens, in their
+      order; None: all.
 
   Returns:
     Cosines and sines, float32 [P + N, K], or [B, P + n, K].
   """
 
-  def whole(x: np.ndarray, neutral: float) -> jax.Array:
+  def with_prefix(x: np.ndarray, neutral: float) -> jax.Array:
     patches = jnp.asarray(x)
-    if kept is not None:
-      patches = patches[kept]
+    if kept_patches is not None:
+      patches = patches[kept_patches]
     shape = (*patches.shape[:-2], prefix, x.shape[1])
     return jnp.concatenate([jnp.full(shape, neutral), patches], axis=-2)
 
-  return whole(cos, 1.0), whole(sin, 0.0)
+  return with_prefix(cos, 1.0), with_prefix(sin, 0.0)
 
 
 def rotate(x: jax.Array, tables: Tables, halves: bool) -> jax.Array:
@@ -330,11 +334,11 @@ class Rope(nn.Module):
     if KINDS[self.kind].is_learned:
       shape = (2, context.depth, self.num_heads, channels // 2)
       rates = self.param('rotary_frequencies', frequencies, shape, self.base)
-      places = coordinates(grid, prefix, context.kept)
+      places = coordinates(grid, prefix, context.kept_patches)
       return x, context.replace(rotation=MixedRotation(places, rates))
     cos, sin = table(
       self.kind, grid, channels, self.base, self.grid, self.offset
     )
-    tables = of_tokens(cos, sin, prefix, context.kept)
+    tables = token_tables(cos, sin, prefix, context.kept_patches)
     rotation = Rotation(*tables, KINDS[self.kind].halves)
     return x, context.replace(rotation=rotation)

@@ -69,7 +69,9 @@ def columns(table: Any, lanes: slice) -> slice:
   return lanes if table.shape[-1] > LANES else slice(None)
 
 
-def scales_of(norms: Norms | None, row: int, lanes: slice) -> jax.Array | None:
+def lane_scales(
+  norms: Norms | None, row: int, lanes: slice
+) -> jax.Array | None:
   """Returns scale and bias of queries (row 0) or keys (1), [2, lanes]."""
   if norms is None:
     return None
@@ -80,7 +82,7 @@ def normed(
   x: jax.Array,
   scales: jax.Array | None,
   norms: Norms | None,
-  mine: jax.Array,
+  head_lanes: jax.Array,
   size: int,
 ) -> jax.Array:
   """Normalises a head's queries or keys.
@@ -89,7 +91,7 @@ def normed(
     x: [T, lanes].
     scales: Scale and bias, [2, lanes]; None with `norms`.
     norms: How; None: x stays as it is.
-    mine: Which lanes are the head's. The others' values are of no use.
+    head_lanes: Which lanes are the head's. The others' values are of no use.
     size: K.
 
   Returns:
@@ -99,8 +101,8 @@ def normed(
     return x
   x = x.astype(jnp.float32)
   if norms.centers:
-    x -= only(mine, x).sum(axis=-1, keepdims=True) / size
-  variance = only(mine, x * x).sum(axis=-1, keepdims=True) / size
+    x -= only(head_lanes, x).sum(axis=-1, keepdims=True) / size
+  variance = only(head_lanes, x * x).sum(axis=-1, keepdims=True) / size
   return x * jax.lax.rsqrt(variance + norms.epsilon) * scales[:1] + scales[1:]
 
 
@@ -147,11 +149,13 @@ def turned_heads(x: jax.Array, turn: Turn) -> jax.Array:
   return x * turn.cos[:, None] + partner * turn.sin[:, None]
 
 
-def only(mine: jax.Array, x: jax.Array) -> jax.Array:
+def only(head_lanes: jax.Array, x: jax.Array) -> jax.Array:
   """Returns x with zeros in the lanes of other heads."""
-  return jnp.where(mine, x, jnp.zeros_like(x))
+  return jnp.where(head_lanes, x, jnp.zeros_like(x))
 
 
-def write(ref: Any, lanes: slice, mine: jax.Array, x: jax.Array) -> None:
+def write(ref: Any, lanes: slice, head_lanes: jax.Array, x: jax.Array) -> None:
   """Writes a head's lanes of x, and keeps those of other heads."""
-  ref[0, :, lanes] = jnp.where(mine, x.astype(ref.dtype), ref[0, :, lanes])
+  ref[0, :, lanes] = jnp.where(
+    head_lanes, x.astype(ref.dtype), ref[0, :, lanes]
+  )

@@ -20,18 +20,18 @@ _STEMS: dict[tuple[str, str], Keys] = {
 }
 
 
-def _ours(match: re.Match[str]) -> Keys | None:
+def _published(match: re.Match[str]) -> Keys | None:
   stem = _STEMS.get((match['stem'].upper(), match['patch']))
   size = (vit.SIZES | vit.WORDS).get(match['size'])
   return {**size, **stem} if stem and size else None
 
 
 def _timm(match: re.Match[str]) -> Keys | None:
-  keys = _ours(match)
+  keys = _published(match)
   return keys and keys | vit.EXACT
 
 
 PATTERNS = {
-  rf'(?P<stem>R\d*)\+ViT-(?P<size>[A-Zg]i?)/{vit.PATCH}': _ours,
+  rf'(?P<stem>R\d*)\+ViT-(?P<size>[A-Zg]i?)/{vit.PATCH}': _published,
   rf'vit_{vit.SIZE}_(?P<stem>r\d*)_s{vit.PATCH}(_p8)?{vit.END}': _timm,
 }

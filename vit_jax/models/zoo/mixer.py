@@ -28,7 +28,7 @@ NAMES = (
 )
 
 
-def _ours(match: re.Match[str]) -> Keys | None:
+def _published(match: re.Match[str]) -> Keys | None:
   return vit.sized(match, SIZES)
 
 
@@ -38,6 +38,6 @@ def _timm(match: re.Match[str]) -> Keys | None:
 
 
 PATTERNS = {
-  rf'Mixer-(?P<size>[A-Za-z]+)/{vit.PATCH}': _ours,
+  rf'Mixer-(?P<size>[A-Za-z]+)/{vit.PATCH}': _published,
   rf'mixer_(?P<size>[sbl]){vit.PATCH}{vit.END}': _timm,
 }

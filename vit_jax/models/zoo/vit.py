@@ -50,7 +50,7 @@ def sized(
   return {**sizes[match['size']], 'patch_size': int(match['patch']), **keys}
 
 
-def _ours(match: re.Match[str]) -> Keys | None:
+def _published(match: re.Match[str]) -> Keys | None:
   return sized(match, SIZES)
 
 
@@ -70,7 +70,7 @@ def _dino(match: re.Match[str]) -> Keys | None:
 
 
 PATTERNS = {
-  rf'ViT-(?P<size>[A-Za-z]+)/{PATCH}': _ours,
+  rf'ViT-(?P<size>[A-Za-z]+)/{PATCH}': _published,
   rf'vit_{SIZE}_patch{PATCH}{END}': _timm,
   rf'{OWNER}vit-{SIZE}-patch{PATCH}-\d+(-in21k)?': _huggingface,
   rf'{OWNER}dino-vit(?P<size>[sb]){PATCH}': _dino,

@@ -218,25 +218,25 @@ def _kind(value: Any) -> str:
   return 'None' if value is None else f'a {type(value).__name__}'
 
 
-def _check_mean(what: str, value: Any) -> None:
+def _check_mean(claim: str, value: Any) -> None:
   """Raises a UserError if a value is not one number."""
   if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, int)):
-    raise UserError(f'{what} that is {_kind(value)}: it must be one number')
+    raise UserError(f'{claim} that is {_kind(value)}: it must be one number')
   if shape := jnp.shape(value):
     raise UserError(
-      f'{what} of the shape {shape}: it must be one number, so take the mean'
+      f'{claim} of the shape {shape}: it must be one number, so take the mean'
     )
 
 
-def _check_mean_name(what: str, key: Any) -> None:
+def _check_mean_name(claim: str, key: Any) -> None:
   """Raises a UserError if a mean to report cannot have a name."""
   if not isinstance(key, str):
     raise UserError(
-      f"{what}, as the name of a mean: it must be a text, as 'accuracy'"
+      f"{claim}, as the name of a mean: it must be a text, as 'accuracy'"
     )
   if key in _RESERVED:
     raise UserError(
-      f'{what}, which the run reports itself: rename it, as to {f"my_{key}"!r}'
+      f'{claim}, which the run reports itself: rename it, as to {f"my_{key}"!r}'
     )
 
 
@@ -269,7 +269,7 @@ def _fits(new: Any, old: Any) -> bool:
 
 @contextlib.contextmanager
 def _keys_explained(
-  name: str, values: Mapping[str, Any], what: str = 'the batch has'
+  name: str, values: Mapping[str, Any], subject: str = 'the batch has'
 ) -> Iterator[None]:
   """Explains the KeyError of a key that a dict does not have.
 
@@ -278,20 +278,21 @@ def _keys_explained(
   Args:
     name: Names the function that reads it.
     values: The dict.
-    what: What it is called, and the verb.
+    subject: What it is called, and the verb.
   """
   try:
     yield
   except KeyError as e:
-    place = _place_of(e, values)
+    place = _source_line(e, values)
     if not place:
       raise
     raise UserError(
-      f'{name} reads {e} ({place}), but {what} only {", ".join(sorted(values))}'
+      f'{name} reads {e} ({place}), but {subject} only'
+      f' {", ".join(sorted(values))}'
     ) from None
 
 
-def _place_of(error: KeyError, values: Any) -> str:
+def _source_line(error: KeyError, values: Any) -> str:
   """Returns the line that reads a dict, as `batch['x']`; '' for another one."""
   *_, (frame, _) = traceback.walk_tb(error.__traceback__)
   (*_, at) = traceback.extract_tb(error.__traceback__)

@@ -31,8 +31,8 @@ class Hints:
   """Facts about a checkpoint that its arrays do not show.
 
   Attributes:
-    values: Values of the model that the caller gives, as `models.values.stated`
-      has them.
+    values: Values of the model that the caller gives, as
+      `models.values.explicit_values` has them.
     config: config.json in the file's directory; empty if there is none.
     preprocessor: preprocessor_config.json there; empty if there is none.
     image_size: (height, width) that the caller requests, or None.

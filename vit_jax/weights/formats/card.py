@@ -92,7 +92,7 @@ def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
 
 def _published_name(model: models.Model) -> str | None:
   """Returns the name of the published model of these sizes, if there is one."""
-  name = describing.name_of(model)
+  name = describing.published_name(model)
   values = values_lib.model_values(model)
   named = values_lib.model_values(models.create_model(name))
   is_same = all(values.get(x) == named.get(x) for x in _SIZES)

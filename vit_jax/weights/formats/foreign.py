@@ -103,8 +103,8 @@ def read(
     path: An .npz, .safetensors or .pth file, or a directory in the format of
       Hugging Face or of timm's Hub. Of LiT's and big_vision's files with two
       towers, the image tower is read.
-    values: Values of the model that the caller gives (`models.values.stated`),
-      of which its arrays do not show some.
+    values: Values of the model that the caller gives
+      (`models.values.explicit_values`), of which its arrays do not show some.
     image_size: (height, width) that the caller requests, which can determine a
       grid that is not square; or None.
     state: As of `containers.open_arrays`.
@@ -320,7 +320,7 @@ def _completed(hints: base.Hints) -> base.Hints:
   keys = hints.config.get('vit_jax.model', typed.OBJECT)
   return dataclasses.replace(
     hints,
-    values={**values_lib.stated(keys), **hints.values},
+    values={**values_lib.explicit_values(keys), **hints.values},
     stored_size=tuple(hints.config.get('vit_jax.image_size', typed.PAIR)),
   )
 

@@ -74,7 +74,7 @@ def rotation(file: FileFacts) -> Options:
   if _ROPE in hinted_values:
     return {
       name: hinted_values.get(f'{_ROPE}.{name}', option.default)
-      for name, option in registry.options_of(rotary.Rope).items()
+      for name, option in registry.declared_options(rotary.Rope).items()
       if name != 'num_heads' and hinted_values[_ROPE]
     }
   config, name = file.config, timm_names.architecture(file.config)
