@@ -388,8 +388,8 @@ def choose(
       )
   if 'image' not in chosen:
     raise UserError(
-      f'{data_name} has the columns {join_first(column_names, 12)}: say which has'
-      f' the images, as in --config.data.columns.image={column_names[0]}'
+      f'{data_name} has the columns {join_first(column_names, 12)}: say which'
+      f' has the images, as in --config.data.columns.image={column_names[0]}'
     )
   return chosen
 
