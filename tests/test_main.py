@@ -180,7 +180,7 @@ MISTAKES = {
     'flag --config.data.flip=maybe: write true or false',
     '',
   ),
-  'no number': (['--config.data.std=abc'], 'config.data.std', 'numbers'),
+  'no number': (['--config.data.std=abc'], 'config.data.std', 'finite number'),
   'nan': (
     ['--config.optim.learning_rate=nan'],
     'config.optim.learning_rate',

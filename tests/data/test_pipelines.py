@@ -117,7 +117,7 @@ def from_timm(tmp_path_factory):
 
 
 @pytest.mark.parametrize('crop_pct', _CROP_PCTS)
-def test_sizes_follow_the_fraction(of_timm, crop_pct):
+def test_sizes_follow_the_fraction(from_timm, crop_pct):
   preprocess = from_timm(crop_pct=crop_pct, crop_mode='center')
   for side in range(32, 513):
     resized = math.floor(side / crop_pct)
@@ -134,7 +134,7 @@ def test_sizes_follow_the_fraction(of_timm, crop_pct):
 @pytest.mark.parametrize('mode', geometry.CROP_MODES)
 @pytest.mark.parametrize('interpolation', geometry.INTERPOLATIONS)
 def test_pixels_of_the_timm_that_is_installed(
-  of_timm, jpegs, mode, interpolation
+  from_timm, jpegs, mode, interpolation
 ):
   """Equal but for the rounding of the normalisation in float32."""
   create_transform = other_libraries.imported('timm.data').create_transform
@@ -152,7 +152,7 @@ def test_pixels_of_the_timm_that_is_installed(
     assert max(differences(preprocess, jpegs, theirs)) < 1e-6, size
 
 
-def test_another_image_size_of_timms_file(of_timm, jpegs):
+def test_another_image_size_from_timms_file(from_timm, jpegs):
   """Through `load`, a work directory's file and a config."""
   preprocess = from_timm((112, 160), crop_pct=0.875, crop_mode='border')
   assert preprocess.resize == (128, 182)

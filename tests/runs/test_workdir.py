@@ -208,7 +208,7 @@ def test_prepare_refuses_another_config(tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError) as error:
     prepare(tmp_path, config)
   assert 'optim.learning_rate: 0.001 -> 0.5; seed: 0 -> 3' in str(error.value)
-  for key in ('weight_decay', 'clip_norm', 'b1', 'b2'):
+  for key in ('weight_decay', 'clip_norm', 'warmup_factor', 'layer_decay'):
     config.optim[key] = 0.25
   config.train.duration = '3 steps'  # is not all that differs
   with pytest.raises(UserError, match=r'config: .*; and 2 other keys;'):
