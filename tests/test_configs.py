@@ -199,7 +199,7 @@ def shrunk(monkeypatch, tmp_path):
     made = 'digits', 'scenes', 'volumes', 'moving_digits', 'tones', 'configs.'
     is_here = config.data.name.startswith(made)
     if not is_here:
-      monkeypatch.setattr(sources, '_open', StandIn)
+      monkeypatch.setattr(sources, 'find', lambda name: StandIn)
       config.data.name = 'cifar10'
       if config.data.tokenizer:  # not that of a published file
         config.data.tokenizer = 'words'

@@ -229,7 +229,7 @@ def test_the_end_of_a_text_is_read_also_where_it_is_cut():
     ),
     ({}, MIXER, 'is a ViT'),
     ({}, {'augment__mixup': 0.2}, 'not the text of digits'),
-    ({}, {'optim__sam__rho': 0.1, 'optim__sam__groups': 2}, 'whole batch'),
+    ({}, {'optim__sam': 'sam(rho=0.1, groups=2)'}, 'whole batch'),
   ],
 )
 def test_mistakes_get_one_line(options, overrides, message, tmp_path):

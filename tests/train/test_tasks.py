@@ -231,7 +231,7 @@ def test_accumulated_steps_follow_the_mean_of_the_losses():
 def test_one_result_on_any_mesh(sampling):
   keys = {
     'train__task_sampling': sampling,
-    'optim__sam__rho': 0.05,
+    'optim__sam': 'sam(rho=0.05)',
     'mesh__min_size': 0,
     'optim__name': 'sgd',
   }

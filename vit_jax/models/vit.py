@@ -114,8 +114,8 @@ class ViT(nn.Module):
       Logits, float32 [B, num_classes]; without `merge_heads` the logits of two
       heads are [B, 2, num_classes], the class token's first.
     """
+    scope: Any = self.scope  # before Linen replaces it, behind a compact method
     result, context = self._encode(images, train, rows, grids=grids)
-    scope: Any = self.scope
     head = self.sized_head.clone(parent=scope.push('head', reuse=True))
     logits: jax.Array = head(result['features'], context)
     return logits.mean(axis=1) if self.has_two_heads and merge_heads else logits
