@@ -153,17 +153,16 @@ def log_facts(
   Args:
     experiment: The experiment.
     workdir: The work directory; None: nothing is written.
-    verbose: Whether tables of all parameters are shown, too. The log file has
-      that of their shardings wherever there are several devices.
+    verbose: Whether the tables of all parameters, which the log file always
+      has, are shown, too.
   """
   e = experiment
   program = e.program
-  if verbose or program.mesh.size > 1:
-    table = config_lib.wing('vit_jax.parallel.sharding_table:table')
-    logs.show_details(table(program.param_shardings).text(), verbose)
-  if verbose:
-    table = config_lib.wing('vit_jax.optim.rules_table:table')
-    logs.show_details(table(program.rules).text(), verbose)
+  for name, parameters in (
+    ('vit_jax.parallel.sharding_table:table', program.param_shardings),
+    ('vit_jax.optim.rules_table:table', program.rules),
+  ):
+    logs.show_details(config_lib.wing(name)(parameters).text(), verbose)
   facts = [('model', _model(e))]
   for name, part in e.parts.items():
     facts += _part_facts(name, part, e.total_steps, is_dry=workdir is None)
