@@ -2,14 +2,18 @@
 
 import json
 import os
+import pathlib
+import shutil
 import time
 
 import fsspec
 import pytest
 import tiny
 
+from vit_jax.config import local_paths
 from vit_jax.config import UserError
 from vit_jax.runs import checkpoint_format
+from vit_jax.runs import object_store
 from vit_jax.train import loop
 
 HOOK = """
@@ -27,6 +31,7 @@ class Stop(hooks.Hook):
 def make_store(tmp_path, monkeypatch):
   """The file system of a new address, and the address."""
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
+  monkeypatch.setitem(local_paths.STORES, 'memory', 'fsspec')
   return fsspec.filesystem('memory'), f'memory://{tmp_path.name}/run'
 
 
@@ -84,3 +89,49 @@ def test_what_cannot_be_uploaded_stays_here(store, tmp_path, monkeypatch):
     loop.run(tiny.config(), address)
   (copy,) = (tmp_path / 'cache' / 'runs').glob('*/run')
   assert (copy / 'DONE').exists()
+
+
+def test_a_bucket_that_is_gone_loses_nothing(store, tmp_path, monkeypatch):
+  files, address = store
+
+  def fail(*_args, **_options):
+    raise FileNotFoundError('no such bucket')
+
+  monkeypatch.setattr(type(files), 'put_file', fail)
+  with pytest.raises(UserError, match='no such bucket; the whole run is in'):
+    loop.run(tiny.config(), address)
+  (copy,) = (tmp_path / 'cache' / 'runs').glob('*/run')
+  assert (copy / 'DONE').exists()
+
+
+def test_a_copy_whose_lock_is_taken_uploads_nothing(store, tmp_path):
+  files, address = store
+  with pytest.raises(UserError, match='process 1 on a host has taken the work'):
+    with object_store.local_copy(address) as folder:
+      path = pathlib.Path(folder)
+      path.mkdir()
+      (path / 'run.json').write_text('{}')
+      lock = {'holder': 'process 1 on a host', 'time': time.time(), 'id': '1'}
+      files.pipe_file(f'{address}/lock.json', json.dumps(lock).encode())
+  assert names(store) == {'lock.json'}  # that of the other process
+  assert json.loads(files.cat_file(f'{address}/lock.json')) == lock
+  assert (path / 'run.json').exists()
+
+
+def test_a_copy_that_is_gone_removes_nothing_from_the_store(store):
+  files, address = store
+  files.pipe_file(f'{address}/config.json', b'{}')
+  with pytest.raises(UserError, match='is gone'):
+    with object_store.local_copy(address) as folder:
+      shutil.rmtree(folder)
+  assert names(store) == {'config.json'}
+
+
+def test_files_that_the_store_lost_do_not_stop_an_upload(store):
+  files, address = store
+  for name in ('config.json', 'old'):
+    files.pipe_file(f'{address}/{name}', b'{}')
+  with object_store.local_copy(address) as folder:
+    files.rm_file(f'{address}/old')
+    (pathlib.Path(folder) / 'old').unlink()
+  assert names(store) == {'config.json'}

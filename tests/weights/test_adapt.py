@@ -89,8 +89,29 @@ def test_corner_is_scipys_zoom():
 def test_half_pixel_is_jax_image_resize(old, new):
   x = images_of(old, 2)
   expected = jax.image.resize(x, (new, 2), 'linear', antialias=False)
-  resized = resize.resize_matrix(old, new, 'half_pixel') @ x
-  np.testing.assert_allclose(resized, expected, atol=1e-5)
+  found = resize.resize_matrix(old, new, 'half_pixel') @ x
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+# torch.nn.functional.interpolate of the squares of 1 to 5, to 3 and to 7.
+TORCH = {
+  'bicubic': [
+    [1.6666667, 9.0, 22.5555556],
+    [0.7638484, 2.2157434, 5.3411079, 9.0, 13.3877551, 20.5131195, 25.7084548],
+  ],
+  'bicubic_antialias': [
+    [1.8769231, 9.1953488, 21.6307692],
+    [0.8252427, 2.3462604, 5.2244898, 9.0, 13.7959184, 20.4293629, 25.5242718],
+  ],
+}
+
+
+@pytest.mark.parametrize('method', TORCH)
+def test_bicubic_is_torchs(method):
+  for expected in TORCH[method]:
+    matrix = resize.resize_matrix(5, len(expected), method)
+    found = matrix @ np.arange(1, 6) ** 2
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('method', resize.METHODS[1:])
@@ -174,15 +195,16 @@ def test_model_with_a_larger_patch_is_the_same_function():
   grown = jax.image.resize(
     patches, (2, 2, 3, 7, 6, 3), 'linear', antialias=False
   )
-  outputs = []
-  for model, params, x in (
-    (source, init(source), patches),
-    (target, adapted, grown),
-  ):
-    b, h, w, p, q, c = x.shape
-    images = x.transpose(0, 1, 3, 2, 4, 5).reshape(b, h * p, w * q, c)
-    outputs.append(apply(model, params, images))
-  np.testing.assert_allclose(*outputs, atol=1e-4)
+
+  def image(patches):
+    b, h, w, p, q, c = patches.shape
+    return patches.transpose(0, 1, 3, 2, 4, 5).reshape(b, h * p, w * q, c)
+
+  np.testing.assert_allclose(
+    apply(target, adapted, image(grown)),
+    apply(source, init(source), image(patches)),
+    atol=1e-4,
+  )
 
 
 def test_channels():
@@ -202,13 +224,13 @@ def test_channels():
 
 
 def test_grey_images_in_a_model_that_took_rgb():
-  model = tiny()
-  adapted, changes = adapt(model, model, channels=1)
+  source, target = tiny(), tiny()
+  adapted, changes = adapt(source, target, channels=1)
   assert changes['patch_embedding/kernel'].action == '3 -> 1 channels'
   grey = images_of(2, 8, 12, 1)
   np.testing.assert_allclose(
-    apply(model, adapted, grey),
-    apply(model, init(model), np.repeat(grey, 3, axis=3)),
+    apply(target, adapted, grey),
+    apply(source, init(source), np.repeat(grey, 3, axis=3)),
     atol=1e-4,
   )
 
@@ -237,14 +259,14 @@ def test_standardized_kernels_ignore_a_new_alpha(family):
 
 def test_standardized_kernel_of_grey_images_keeps_its_filters():
   kernel = images_of(7, 7, 3, 4) + 1
-  grey = resize.channels(kernel, 1, is_standardized=True)
+  found = resize.channels(kernel, 1, is_standardized=True)
   summed = kernel.sum(axis=2, keepdims=True)
-  for x, y in zip(grey.T, summed.T, strict=True):
+  for x, y in zip(found.T, summed.T, strict=True):
     assert np.corrcoef(x.ravel(), y.ravel())[0, 1] == pytest.approx(1)
-  np.testing.assert_allclose(grey.std((0, 1, 2)), kernel.std((0, 1, 2)), 1e-4)
+  np.testing.assert_allclose(found.std((0, 1, 2)), kernel.std((0, 1, 2)), 1e-4)
   # One grey kernel repeated for equal colours scales all filters alike.
-  colour = resize.channels(grey, 3, is_standardized=True)
-  np.testing.assert_allclose(colour, np.repeat(grey, 3, axis=2), atol=1e-5)
+  colour = resize.channels(found, 3, is_standardized=True)
+  np.testing.assert_allclose(colour, np.repeat(found, 3, axis=2), atol=1e-5)
 
 
 # Tokens and positions.
@@ -295,19 +317,18 @@ def test_positions_added_to_their_tokens_are_the_same_function(to):
   'positions',
   ["learned(tokens='class')", "learned(tokens='patches')", 'sincos2d', 'none'],
 )
-def test_positions_come_or_go(positions):
-  """New ones of zero are the same function."""
+def test_new_positions_of_zero_are_the_same_function(positions):
   fields = {'distillation_token': True, 'registers': 2}
-  other = tiny(positions=positions, **fields)
-  assert list(assert_same_function(other, tiny(**fields))) == [
-    'position_embedding'
-  ]
-  if 'learned' in positions:
-    return
-  adapted, changes = adapt(tiny(), tiny(positions=positions))
-  assert changes['position_embedding'].action == (
-    f'learned -> {positions}: dropped'
+  changes = assert_same_function(
+    tiny(positions=positions, **fields), tiny(**fields)
   )
+  assert list(changes) == ['position_embedding']
+
+
+@pytest.mark.parametrize('to', ['sincos2d', 'none'])
+def test_learned_positions_are_dropped(to):
+  adapted, changes = adapt(tiny(), tiny(positions=to))
+  assert changes['position_embedding'].action == f'learned -> {to}: dropped'
   params = init(tiny())
   expected = params['class_token'] + params['position_embedding'][:, :1]
   np.testing.assert_array_equal(adapted['class_token'], expected)
@@ -391,10 +412,13 @@ def test_heads_of_distillation():
   assert changes['head_distillation/bias'].action.startswith('zeros')
 
 
-def test_head_of_another_pool():
+def test_features_alone():
   adapted, changes = adapt(tiny(), tiny(num_classes=0))
   assert 'head' not in adapted
   assert changes['head/kernel'].action == 'dropped'
+
+
+def test_head_of_another_pool():
   adapted, changes = adapt(tiny(), tiny(pool='mean'))
   assert adapted['head']['kernel'] is init(tiny())['head']['kernel']
   assert 'kept, but it reads' in changes['head/kernel'].action
@@ -476,7 +500,7 @@ def test_layers_stacked_or_unrolled_and_kinds_of_arrays():
       assert all(x.dtype == np.float32 for x in leaves)
 
 
-def test_other_families():
+def test_mixer():
   sizes = {'hidden_size': 16, 'tokens_mlp_dim': 8, 'mlp_dim': 24, 'depth': 2}
   model = registry.build_model(
     mixer.Mixer, num_classes=5, patch_size=(4, 4), **sizes
@@ -485,17 +509,26 @@ def test_other_families():
     model, num_classes=3, patch_size=(6, 8), scan=True
   )
   _, changes = adapt(model, target, channels=1)
-  head = {'head/kernel', 'head/bias'}
-  assert set(changes) == {'patch_embedding/kernel', *head}
+  assert set(changes) == {
+    'patch_embedding/kernel',
+    'head/kernel',
+    'head/bias',
+  }
   with pytest.raises(UserError, match=r'takes 2 x 3 patches.* size 8 x 12'):
     adapt(model, model, (3, 3))
+
+
+def test_bit():
   model = resnet.BiT(5, (1, 1), stem_width=32, channels=(128, 128))
   _, changes = adapt(model, model.clone(num_classes=3), (4, 4), channels=1)
-  assert set(changes) == {'stem/conv/kernel', *head}
-  for stages in ((), (1,), (1, 1, 1)):
-    patches = f'hybrid(stages={stages}, width=32)'
-    model = tiny(patches=patches, patch_size=(1, 2))
-    assert list(adapt(model, model, (3, 2))[1]) == ['position_embedding']
+  assert list(changes) == ['stem/conv/kernel', 'head/bias', 'head/kernel']
+
+
+@pytest.mark.parametrize('stages', [(), (1,), (1, 1, 1)])
+def test_grid_of_a_hybrid(stages):
+  model = tiny(patches=f'hybrid(stages={stages}, width=32)', patch_size=(1, 2))
+  _, changes = adapt(model, model, (3, 2))
+  assert list(changes) == ['position_embedding']
 
 
 def test_all_differences_are_in_one_line():

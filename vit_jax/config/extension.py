@@ -1,23 +1,19 @@
 """Objects some of whose methods an extension overrides, as one that checks."""
 
-import copy
-from typing import Any
-from typing import TypeVar
 
-_T = TypeVar('_T')
+def extend(instance: object, extension: type) -> None:
+  """Lets an extension override methods of one object.
 
-
-def extended(instance: _T, extension: type) -> _T:
-  """Returns a copy of an object, of a class that is extended.
+  Methods of the object that were stored before, as by its `__init__`, call
+  those of the extension, too.
 
   Args:
-    instance: The object; is not changed.
+    instance: The object; its class becomes one that inherits from both.
     extension: A class with the base of the object's. Its methods call those of
       the object by `super()`.
   """
-  cls, result = type(instance), copy.copy(instance)
+  cls = type(instance)
   names = ('__doc__', '__module__', '__qualname__')
   members = {name: getattr(cls, name) for name in names}
-  extended_class: Any = type(cls.__name__, (extension, cls), members)
-  result.__class__ = extended_class
-  return result
+  extended = type(cls.__name__, (extension, cls), members)
+  object.__setattr__(instance, '__class__', extended)  # frozen ones, too

@@ -10,8 +10,8 @@ from vit_jax.config.errors import UserError
 _ADDRESS = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):/|(hf):')
 
 # Object stores that a work directory may be in, and the packages that read
-# them. The last one is the memory of a process, for tests.
-_STORES = {'gs': 'gcsfs', 's3': 's3fs', 'memory': 'fsspec'}
+# them.
+STORES = {'gs': 'gcsfs', 's3': 's3fs'}
 
 # What shows a bucket as a folder.
 _MOUNTS = {
@@ -33,10 +33,10 @@ def store_address(path: str | os.PathLike[str], label: str) -> str | None:
     UserError: The package is missing that reads the store.
   """
   scheme, _, name = os.fspath(path).partition(':/')
-  if scheme not in _STORES:
+  if scheme not in STORES:
     return None
   address = f'{scheme}://{name.lstrip("/")}'
-  check_package(f'{label}={address}', _STORES[scheme], scheme)
+  check_package(f'{label}={address}', STORES[scheme], scheme)
   return address
 
 

@@ -55,7 +55,7 @@ def build(text: str, key: str, find: Finder, **filled: Any) -> Any:
   Args:
     text: As 'adamw(b2=0.95)'; `vit_jax/config/parts.py` has the language.
     key: Key of the config that holds it, for errors.
-    find: As `among` makes one.
+    find: As `table_finder` makes one.
     **filled: Arguments that are no options.
 
   Raises:

@@ -198,9 +198,9 @@ def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
   evaluator: Evaluator = config_lib.build(
     spec.kind, f'{key}.kind', find, spec=spec
   )
-  if ':' in evaluator.kind:
+  if config_lib.is_own(evaluator.kind):
     checked = config_lib.wing('vit_jax.evaluation.extensions.contract:Checked')
-    evaluator = extension.extended(evaluator, checked)
+    extension.extend(evaluator, checked)
   return evaluator
 
 

@@ -179,8 +179,6 @@ class Block(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Maps tokens [B, T, D] to [B, R, D]."""
-    if hasattr(self.mlp, 'routes_tokens'):  # together, so that all are needed
-      context = context.replace(num_read=None)
     x = self.add(x, self.attend(x, context), context)
     return self.add(x, self.transform(x, context), context)
 

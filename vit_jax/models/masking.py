@@ -29,7 +29,7 @@ def choose(
     model: The model, in its compact method.
     x: Patches [B, N, D].
     masked: bool [B, N], those that the mask token replaces; None: none.
-    context: Its `kept` and `grids` are those that the model was given.
+    context: Its `kept_patches` and `grids` are those that the model was given.
 
   Raises:
     ValueError: The model has no mask token, or cannot have such grids.

@@ -267,7 +267,7 @@ class ViT(nn.Module):
     x = patches(images)
     b, *grid = x.shape[:-1]
     x = jax.lax.collapse(x, 1, x.ndim - 1)
-    arrays = [masked, context.kept_patches, context.grids]
+    arrays = [masked, context.grids]
     is_chosen = any(x is not None for x in arrays) or self.patch_dropout
     if is_chosen or self.mask_token:
       choose = registry.wing('vit_jax.models.masking:choose')

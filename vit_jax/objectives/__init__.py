@@ -184,7 +184,7 @@ def create(
   if adds_loss(objective.model):
     extensions.append('vit_jax.objectives.extensions.balancing:Balanced')
   for name in extensions:
-    objective = extension.extended(objective, config_lib.wing(name))
+    extension.extend(objective, config_lib.wing(name))
   return objective
 
 

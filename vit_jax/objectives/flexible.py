@@ -12,6 +12,7 @@ Both are linear, so that at any size the model is an ordinary one, and a run is
 loaded as one: `vit_jax.load(run, patch_size=8)` resizes in the same way.
 """
 
+import copy
 import math
 from typing import Any
 from typing import cast
@@ -147,26 +148,32 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
         f'{registry.class_name("positions", type(part))!r} of one grid: leave'
         ' one out'
       )
-  extended = cast(_AtPatch, extension.extended(objective, _AtPatch))
-  extended.stored_patch = cast(Patch, model.patches.patch_size)
-  extended.model = model.clone(patches=model.patches.clone(patch_size=patch))
-  return extended
+  resizing: Any = copy.copy(objective)
+  extension.extend(resizing, _AtPatch)
+  resizing.stored = objective
+  resizing.model = model.clone(patches=model.patches.clone(patch_size=patch))
+  return cast(_AtPatch, resizing)
 
 
 class _AtPatch(base.Objective):
   """Extends an objective to a model with patches of another size.
 
   Attributes:
-    stored_patch: Size of the patches for which the parameters are.
+    stored: The objective whose parameters it has.
   """
 
-  stored_patch: Patch
+  stored: base.Objective
+
+  def init(self, key: jax.Array) -> base.Params:
+    """Returns the parameters of the objective that is extended."""
+    return self.stored.init(key)
 
   def _resized(self, params: base.Params) -> base.Params:
-    assert isinstance(self.model, vit.ViT)
-    new = cast(Patch, self.model.patches.patch_size)
+    old, new = (
+      cast(Patch, models.pixels_per_token(x.model)) for x in (self.stored, self)
+    )
     image = cast(Patch, self.image_shape[:2])
-    return resized(params, image, self.stored_patch, new)
+    return resized(params, image, old, new)
 
   def apply(self, params: base.Params, images: jax.Array, **kwargs: Any) -> Any:
     """Applies the model with resized parameters."""

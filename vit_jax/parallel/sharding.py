@@ -14,9 +14,9 @@ optimizer's state and the moving average are sharded like their parameters.
 An axis need not divide the dimension that a default rule names. `fsdp` then
 splits the largest other dimension that it divides, as in big_vision's rule for
 FSDP (`big_vision/sharding.py`). `tensor` splits no other one: a part of a head
-would take a reduction within the attention. An axis that splits no dimension
-leaves the parameter whole, and a line of the log says so. Only a rule of the
-config must fit as it is written.
+would take a reduction within the attention. A line of the log says which arrays
+an axis splits along no dimension. Only a rule of the config must fit as it is
+written.
 """
 
 from collections.abc import Callable

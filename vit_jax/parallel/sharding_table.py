@@ -66,8 +66,8 @@ def unsplit(
       dimension = 'dimension' if axis == 'fsdp' else 'heads or hidden units'
       lines.append(
         f'config.mesh.{axis}={sizes[axis]} divides no {dimension} of'
-        f' {config_lib.counted(len(names), "array")}, {size:,} bytes of which'
-        f' are on every device: {config_lib.join_first(names)}'
+        f' {config_lib.counted(len(names), "array")}, which take {size:,} bytes'
+        f' on each device: {config_lib.join_first(names)}'
       )
   return '; '.join(lines)
 

@@ -16,6 +16,8 @@ from vit_jax.runs import safe_io
 
 # Logs only to the file: a terminal shows these messages in another form.
 FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
+FILE_ONLY.setLevel(python_logging.INFO)
+FILE_ONLY.propagate = False
 
 
 def can_draw() -> bool:
@@ -94,8 +96,6 @@ def log_to(path: pathlib.Path) -> Iterator[None]:
   with safe_io.writing(path):
     handler = _LogFile(path, encoding='utf-8', errors='backslashreplace')
   handler.setFormatter(logging.PythonFormatter())
-  FILE_ONLY.setLevel(python_logging.INFO)
-  FILE_ONLY.propagate = False
   loggers = (python_logging.getLogger(), FILE_ONLY)
   for logger in loggers:
     logger.addHandler(handler)

@@ -8,9 +8,11 @@ midst of that, the next start finds the checkpoint damaged and takes the one
 before, which is removed only after the upload.
 
 Object stores have no locks. An object lock.json says who uses the directory,
-and the time of the last upload.
+and when that process last said so. A process whose lock another one has taken,
+since it was silent for too long, uploads nothing more.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import json
@@ -23,6 +25,7 @@ import tempfile
 import threading
 import time
 from typing import Any
+import uuid
 
 from absl import logging
 import fsspec
@@ -31,8 +34,8 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.parallel import processes
 
-_PERIOD_S = 60  # between uploads
-_STALE_S = 200  # without an upload, after which a lock no longer counts
+_PERIOD_S = 60  # between uploads, and between two times in the lock
+_STALE_S = 200  # after the time in a lock, it no longer counts
 _LOCK = 'lock.json'
 # Files that are being written, and the lock of the copy.
 _TEMPORARY = re.compile(r'\.lock|(.*/)?\.[^/]*\.tmp|.*\.orbax-checkpoint-tmp.*')
@@ -62,51 +65,71 @@ def local_copy(address: str) -> Iterator[str]:
   copies.mkdir(parents=True, exist_ok=True)
   parent = pathlib.Path(tempfile.mkdtemp(dir=copies))
   folder = parent / (address.rstrip('/').rpartition('/')[2] or 'run')
-  try:
-    with _explained(f'cannot read {address}'):
-      copy = _Copy(address, folder)
-      copy.check_lock()
-      copy.download()
-    with _explained(f'cannot write {address}'):
-      copy.write_lock()
-  except UserError:
-    shutil.rmtree(parent)
-    raise
-  logging.info('%s: the run works in a copy, %s', address, folder)
+  advice = f'the whole run is in {folder}: copy it there'
+  with contextlib.ExitStack() as stack:
+    try:
+      with _explained(f'cannot use {address}'):
+        lock = stack.enter_context(_locked(address))
+        copy = _Copy(address, folder, lock)
+        copy.download()
+    except BaseException:
+      shutil.rmtree(parent, ignore_errors=True)
+      raise
+    logging.info('%s: the run works in a copy, %s', address, folder)
+    has_failed = True
+    try:
+      with _repeated(copy.upload, f'cannot write {address}'):
+        yield str(folder)
+      has_failed = False
+    except UserError as e:  # which may name the copy, that is removed now
+      raise UserError(str(e).replace(str(folder), address)) from e
+    finally:
+      try:
+        with _explained(f'cannot write {address}', advice):
+          copy.upload()
+        shutil.rmtree(parent)
+        logging.info('%s has the whole run', address)
+      except UserError as e:
+        if not has_failed:
+          raise
+        logging.error('%s', e)  # the first error propagates
+
+
+@contextlib.contextmanager
+def _repeated(function: Callable[[], None], problem: str) -> Iterator[None]:
+  """Calls a function every minute in a thread, and warns of its errors."""
   done = threading.Event()
-  thread = threading.Thread(
-    target=_keep_uploading, args=(copy, done), daemon=True
-  )
+
+  def repeat() -> None:
+    while not done.wait(_PERIOD_S):
+      try:
+        function()
+      except Exception as e:  # of any type; the next call may succeed
+        logging.warning(
+          'warning: %s: %s; it is tried again in a minute',
+          *(problem, config_lib.one_line(e)),
+        )
+
+  thread = threading.Thread(target=repeat, daemon=True)
   thread.start()
-  has_failed = True
   try:
-    yield str(folder)
-    has_failed = False
+    yield
   finally:
     done.set()
     thread.join()
-    advice = f'the whole run is in {folder}: copy it there'
-    try:
-      with _explained(f'cannot write {address}', advice):
-        copy.upload()
-        copy.remove_lock()
-      shutil.rmtree(parent)
-    except UserError as e:
-      if not has_failed:
-        raise
-      logging.error('%s', e)  # the first error propagates
 
 
-def _keep_uploading(copy: '_Copy', done: threading.Event) -> None:
-  while not done.wait(_PERIOD_S):
-    try:
-      copy.upload()
-      copy.write_lock()
-    except Exception as e:  # of any type; the next upload may succeed
-      logging.warning(
-        'warning: cannot write %s: %s; it is tried again in a minute',
-        *(copy.address, config_lib.one_line(e)),
-      )
+@contextlib.contextmanager
+def _locked(address: str) -> Iterator['_Lock']:
+  """Holds the lock of a directory, and says every minute that it does."""
+  lock = _Lock(address)
+  lock.take()
+  try:
+    with _repeated(lock.renew, f'cannot write the lock of {address}'):
+      yield lock
+  finally:
+    with contextlib.suppress(Exception):  # of any type; it expires
+      lock.remove()
 
 
 @contextlib.contextmanager
@@ -123,44 +146,70 @@ def _explained(
     raise UserError(f'{problem}: {reason}; {advice}') from e
 
 
+class _Lock:
+  """An object that says which process uses a directory of a store."""
+
+  def __init__(self, address: str):
+    self._address, self._id = address, uuid.uuid4().hex
+    self._store, root = fsspec.core.url_to_fs(address)
+    self._path = f'{root.rstrip("/")}/{_LOCK}'
+
+  def take(self) -> None:
+    """Raises a UserError if another process uses the directory."""
+    lock = self._read()
+    left = _STALE_S - (time.time() - lock.get('time', 0))
+    if left > 0:
+      raise UserError(
+        f'work directory {self._address} is in use by'
+        f' {lock.get("holder", "another process")}: wait for it, or stop it; if'
+        f' it was killed, start again in {left:.0f} s'
+      )
+    self._write()
+
+  def check(self, consequence: str) -> None:
+    """Raises a UserError if another process has taken the lock."""
+    lock = self._read()
+    if lock and lock.get('id') != self._id:
+      raise UserError(
+        f'{lock.get("holder", "another process")} has taken the work directory'
+        f' {self._address}: {consequence}'
+      )
+
+  def renew(self) -> None:
+    """Says that this process still uses the directory."""
+    self.check('nothing more is written there')
+    self._write()
+
+  def remove(self) -> None:
+    """Lets others use the directory."""
+    self.check('its lock stays')
+    self._store.rm_file(self._path)
+
+  def _read(self) -> dict[str, Any]:
+    """Returns the lock; {} if there is none."""
+    self._store.invalidate_cache()
+    try:
+      text = self._store.cat_file(self._path)
+    except FileNotFoundError:
+      return {}
+    lock: dict[str, Any] = json.loads(text)
+    return lock
+
+  def _write(self) -> None:
+    holder = f'process {os.getpid()} on {socket.gethostname()}'
+    lock = {'holder': holder, 'time': time.time(), 'id': self._id}
+    self._store.pipe_file(self._path, json.dumps(lock).encode())
+
+
 class _Copy:
-  """The copy of a directory of a store.
+  """The copy of a directory of a store."""
 
-  Attributes:
-    address: Address of the directory.
-  """
-
-  def __init__(self, address: str, folder: pathlib.Path):
-    self.address = address
-    self._folder = folder
+  def __init__(self, address: str, folder: pathlib.Path, lock: _Lock):
+    self._folder, self._lock = folder, lock
     self._store, root = fsspec.core.url_to_fs(address)
     self._root = root.rstrip('/')
     # Time of change and size of each uploaded file, by its name in the folder.
     self._stamps: dict[str, tuple[int, int]] = {}
-
-  def check_lock(self) -> None:
-    """Raises a UserError if another process uses the directory."""
-    path = f'{self._root}/{_LOCK}'
-    self._store.invalidate_cache()
-    if not self._store.exists(path):
-      return
-    lock = json.loads(self._store.cat_file(path))
-    left = _STALE_S - (time.time() - lock['time'])
-    if left > 0:
-      raise UserError(
-        f'work directory {self.address} is in use by {lock["holder"]}: wait for'
-        f' it, or stop it; if it was killed, start again in {left:.0f} s'
-      )
-
-  def write_lock(self) -> None:
-    """Says that this process uses the directory."""
-    holder = f'process {os.getpid()} on {socket.gethostname()}'
-    lock = json.dumps({'holder': holder, 'time': time.time()})
-    self._store.pipe_file(f'{self._root}/{_LOCK}', lock.encode())
-
-  def remove_lock(self) -> None:
-    """Lets others use the directory."""
-    self._store.rm_file(f'{self._root}/{_LOCK}')
 
   def download(self) -> None:
     """Copies all files of the directory, except for the lock."""
@@ -174,19 +223,30 @@ class _Copy:
     self._stamps = self._files()
 
   def upload(self) -> None:
-    """Copies files that are new or have changed, and removes others."""
+    """Copies files that are new or have changed, and removes others.
+
+    Raises:
+      UserError: Another process uses the directory, or the copy is gone.
+    """
+    self._lock.check(f'the whole run is in {self._folder} alone')
+    if self._stamps and not self._folder.is_dir():
+      # The store would lose its files, too.
+      raise UserError(f'the copy of the run, {self._folder}, is gone')
     files = self._files()
     changed = [x for x in files if files[x] != self._stamps.get(x)]
     # Checkpoints come first, and DONE says that nothing is missing.
     changed.sort(key=lambda name: (name == 'DONE', '/' not in name))
     for name in changed:
-      # An old checkpoint may be removed in the meantime.
-      with contextlib.suppress(FileNotFoundError):
-        path = f'{self._root}/{name}'
-        self._store.put_file(str(self._folder / name), path)
-        self._stamps[name] = files[name]
+      try:
+        self._store.put_file(str(self._folder / name), f'{self._root}/{name}')
+      except FileNotFoundError:  # also of the store, as where a bucket is gone
+        if (self._folder / name).exists():
+          raise
+        continue  # an old checkpoint was removed in the meantime
+      self._stamps[name] = files[name]
     for name in self._stamps.keys() - files.keys():
-      self._store.rm_file(f'{self._root}/{name}')
+      with contextlib.suppress(FileNotFoundError):
+        self._store.rm_file(f'{self._root}/{name}')
       del self._stamps[name]
 
   def _files(self) -> dict[str, tuple[int, int]]:

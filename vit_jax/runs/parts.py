@@ -80,11 +80,6 @@ def read(folder: pathlib.Path) -> Part | None:
   return None if stored is None else Part(**stored)
 
 
-def run_folder(workdir: pathlib.Path) -> pathlib.Path:
-  """Returns the work directory that holds a folder `tasks/NAME`."""
-  return workdir.absolute().parents[1]
-
-
 def is_shared(name: str) -> bool:
   """Whether all tasks have the parameter at a path of the run."""
   return not name.startswith((f'{_TASKS}/', f'{_MODALITIES}/'))

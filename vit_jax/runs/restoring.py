@@ -16,6 +16,7 @@ from vit_jax.config import UserError
 from vit_jax.runs import checkpoint
 from vit_jax.runs import checkpoint_format
 from vit_jax.runs import parts
+from vit_jax.runs import workdir as workdir_lib
 
 _PART_BYTES = 2**25  # parameters are read in parts of this size
 # Where parameters lie in a state, those that are read first at the front.
@@ -74,7 +75,7 @@ def restore_params(
   workdir = pathlib.Path(workdir).resolve()
   part = parts.read(workdir)
   if part is not None:
-    params, at, path = restore_params(parts.run_folder(workdir), step)
+    params, at, path = restore_params(workdir_lib.run_folder(workdir), step)
     return part.extract(params), at, path
   checkpoint_format.quiet_orbax()
   paths = candidates(workdir, step)

@@ -146,6 +146,11 @@ def discard_untrained(workdir: pathlib.Path) -> None:
     (workdir / name).unlink(missing_ok=True)
 
 
+def run_folder(task_folder: pathlib.Path) -> pathlib.Path:
+  """Returns the work directory that holds a folder `tasks/NAME`."""
+  return task_folder.absolute().parents[1]
+
+
 def check_config(
   workdir: pathlib.Path,
   config: ml_collections.ConfigDict,
@@ -173,7 +178,7 @@ def check_config(
   if (workdir / PART).exists():
     raise UserError(
       f'{workdir} is the task {workdir.name} of a run, which trains all its'
-      f' tasks: give --workdir={workdir.absolute().parents[1]}'
+      f' tasks: give --workdir={run_folder(workdir)}'
     )
   stored = safe_io.read_json(workdir / 'config.json')
   if stored is None:

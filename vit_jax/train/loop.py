@@ -78,8 +78,11 @@ def run(
   if address is None:
     config_lib.check_local(workdir, 'workdir')
   elif not dry_run:
+    experiment_lib.check(config)  # before anything is downloaded
     local_copy = config_lib.wing('vit_jax.runs.object_store:local_copy')
-    with local_copy(address) as folder:
+    with monitor_lib.Stop() as stop, local_copy(address) as folder:
+      if stop.signal:
+        return Results({}, signal=stop.signal)
       return run(config, folder, verbose=verbose)
   path = pathlib.Path(workdir).absolute()
   with logs.on_stderr(), monitor_lib.Stop() as stop:
@@ -109,11 +112,9 @@ def _run_in(
   verbose: bool,
 ) -> Results:
   """Trains in a work directory that this run has locked."""
-  stored, finished = processes.call_on_first(
-    lambda: start_lib.look(path, config)
-  )
-  if finished is not None:
-    results = Results.from_dict(finished)
+  stored, ended = processes.call_on_first(lambda: start_lib.look(path, config))
+  if ended is not None:
+    results = Results.from_dict(ended)
     logging.info('finished already: %s', _text(results))
     return results
   if stored is not None:

@@ -71,8 +71,6 @@ def check_longer(
       old one, so its learning rate has already fallen.
   """
   stored = safe_io.read_json(path / 'config.json')
-  if stored is None:
-    return
   before = config_lib.from_dict(stored)
   if before.train.duration == experiment.config.train.duration:
     return

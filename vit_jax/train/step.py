@@ -50,8 +50,7 @@ class Setup:
     decay: The factor of the weight decay of a step.
     optimizer: The optimizer.
     mesh: Mesh of devices.
-    param_shardings: Where each parameter is on the mesh, as decided by
-      `parallel/sharding.py` from its path, its shape and `config.mesh`.
+    param_shardings: Where each parameter is: `parallel/sharding.py` decides it.
   """
 
   config: ml_collections.ConfigDict

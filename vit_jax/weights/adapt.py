@@ -216,7 +216,8 @@ def _adapt_tokens(
       done.append(f'{count - old} added: {values}')
     if done:
       token = np.concatenate([token, new], axis=1)[:, :count]
-      edit.put(name, token, '; '.join(done))
+      is_fresh = name == 'mask_token' and not old
+      edit.put(name, token, '; '.join(done), is_fresh=is_fresh)
   return rows
 
 

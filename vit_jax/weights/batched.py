@@ -53,18 +53,37 @@ def in_batches(
   """
   count = len(inputs[0])
   size = -(-count // -(-count // batch_size))  # equal parts: little padding
-  results = []
+  results: Any = None
   for start in range(0, count, size):
-    batch = [x[start : start + size] for x in inputs]
-    padding = [np.repeat(x[-1:], size - len(x), axis=0) for x in batch]
-    padded = map(np.concatenate, zip(batch, padding, strict=True))
-    results.append(jax.tree.map(np.asarray, apply(*padded)))
-  if len(results) == 1:
-    return results[0]
-  index = (slice(None),) * axis + (slice(count),)
-  return jax.tree.map(
-    lambda *parts: np.concatenate(parts, axis)[index], *results
-  )
+    batch = [_padded(x[start : start + size], size) for x in inputs]
+    outputs = jax.tree.map(np.asarray, apply(*batch))
+    if size == count:
+      return outputs
+    if results is None:
+      results = jax.tree.map(lambda x: _empty(x, count, axis), outputs)
+    put = functools.partial(_put, start=start, axis=axis)
+    jax.tree.map(put, results, outputs)
+  return results
+
+
+def _padded(x: np.ndarray, size: int) -> np.ndarray:
+  """Pads x [b, ...] to a size by repeating its last element."""
+  if len(x) == size:
+    return x
+  return np.concatenate([x, np.repeat(x[-1:], size - len(x), axis=0)])
+
+
+def _empty(like: np.ndarray, count: int, axis: int) -> np.ndarray:
+  shape = (*like.shape[:axis], count, *like.shape[axis + 1 :])
+  return np.empty(shape, like.dtype)
+
+
+def _put(results: np.ndarray, batch: np.ndarray, start: int, axis: int) -> None:
+  """Copies a batch, but for its padding, into the results."""
+  target = np.moveaxis(results, axis, 0)[start:]
+  source = np.moveaxis(batch, axis, 0)
+  count = min(len(target), len(source))
+  target[:count] = source[:count]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -82,10 +82,11 @@ def read(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
   """
   from vit_jax.runs import parts
   from vit_jax.runs import restoring
+  from vit_jax.runs import workdir as workdir_lib
 
   part = parts.read(workdir)
   if part is not None:
-    workdir = parts.run_folder(workdir)
+    workdir = workdir_lib.run_folder(workdir)
   steps = restoring.steps(workdir)['checkpoints']
   step, newest = int(path.name), max(steps, default=None)
   if path.parent.name == 'best':

@@ -1,5 +1,6 @@
 """Files of arrays: what is read and written, and what is refused."""
 
+import argparse
 import gzip
 import io
 import json
@@ -96,9 +97,15 @@ def test_a_round_trip(tmp_path, name, dtype):
   path = write(tmp_path / name, many(dtype))
   assert_same(read(path), many(dtype))
   assert os.listdir(tmp_path) == [name]
-  if name == 'x.npz':  # in their order
-    with containers.open_arrays(path) as arrays:
-      assert list(arrays.shapes) == list(many())
+
+
+def test_npz_keeps_the_order_and_aligns(tmp_path):
+  path = write(tmp_path / 'x.npz', many())
+  with containers.open_arrays(path) as arrays:
+    assert list(arrays.shapes) == list(many())
+    # jax uses such memory without a copy.
+    result = [arrays.read(name) for name in arrays.shapes]
+    assert all(x.ctypes.data % 64 == 0 for x in result if x.size)
 
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
@@ -201,6 +208,48 @@ def test_pth_views_of_one_storage(tmp_path):
   assert_same(read(tmp_path / 'x'), views)
 
 
+@pytest.mark.parametrize(
+  'keys, best',
+  [
+    (['model', 'optimizer'], 'model'),
+    (['state_dict', 'model_ema', 'model'], 'model_ema'),
+    (['state_dict', 'state_dict_ema'], 'state_dict_ema'),
+    (['state_dict', 'model'], 'state_dict'),
+  ],
+)
+def test_pth_of_training(tmp_path, keys, best):
+  arrays = {k: np.full(3, i, np.float32) for i, k in enumerate(keys)}
+  value: dict[Any, Any] = {
+    k: torch_format.state_dict({'module.head.bias': x})
+    for k, x in arrays.items()
+  }
+  value |= {'epoch': 3, 'args': None, 'loss': 0.5, 0: [1, 'x', True]}
+  value['state_dict_ema'] = value.get('state_dict_ema', {})  # empty
+  torch_format.save(tmp_path / 'x.pth', value)
+  assert_same(read(tmp_path / 'x.pth'), {'head.bias': arrays[best]})
+
+
+def test_pth_of_torch_itself(tmp_path):
+  torch = pytest.importorskip('torch', reason='torch is not installed')
+  base = torch.arange(24.0).reshape(2, 3, 4)
+  layer = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+  value = {
+    **layer.state_dict(),
+    'view': base[1].T,
+    'parameter': torch.nn.Parameter(base),
+    'empty': base[:0],
+  }
+  for protocol in (2, 3, 4, 5):
+    torch.save({'model': value}, tmp_path / 'x.pth', pickle_protocol=protocol)
+    expected = {k: x.detach().numpy().copy() for k, x in value.items()}
+    assert_same(read(tmp_path / 'x.pth'), expected)
+  old = tmp_path / 'old.pth'
+  checkpoint = {'model': value, 'args': argparse.Namespace(lr=0.1)}
+  torch.save(checkpoint, old, _use_new_zipfile_serialization=False)
+  exec(refused(old).split('python -c ')[1].strip('"'))
+  assert_same(read(tmp_path / 'old-new.pth'), expected)
+
+
 X = np.arange(12, dtype=np.float32)
 
 
@@ -264,7 +313,7 @@ def _nested_key(depth: int) -> bytes:
     (b'ctorch\nSize\n)\x81', 'pickle is damaged'),
     (b'\x96' + b'\xff' * 7 + b'\x0f', 'damaged|the instruction BYTEARRAY8'),
     (b'ctorch\nFloatStorage\n)R', "object 'torch.FloatStorage'"),
-    (b'ctorch\nSize\n}X\4\0\0\0nameK\1sb', "object 'torch.Size'"),
+    (b'ctorch\nSize\n}X\4\0\0\0nameK\1sb', 'pickle is damaged'),
     (b'N}X\1\0\0\0aK\1sb', 'pickle is damaged'),
     (_nested_key(500), 'no tensors under the names it has'),
     (_nested_key(500)[1:-2] + b'X\1\0\0\0a\x93', 'pickle is damaged'),

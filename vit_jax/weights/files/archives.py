@@ -2,12 +2,13 @@
 
 `zipfile` verifies each member's checksum. This module refuses what it lets
 pass: members that damage hides, that are there twice, that overlap, or that
-expand to an implausible size.
+expand to an implausible size. It reads into memory that JAX need not copy.
 """
 
 import collections
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import math
@@ -26,6 +27,8 @@ from vit_jax.config import UserError
 _END = struct.Struct('<4s4H2IH')  # the record at the end of a ZIP file
 _COUNTED_ELSEWHERE = 0xFFFF  # the count is in the ZIP64 record
 _ENCRYPTED = 0x2041  # bits of a member's flags
+_LOCAL_HEADER_BYTES = 30  # without the name and the extra field
+_CHUNK = 1 << 20
 _MOST_DIMENSIONS = 32
 # What `zipfile` raises for damaged files.
 _ERRORS = (
@@ -73,11 +76,12 @@ class Archive:
       UserError: It is damaged, or expands to an implausible size.
     """
     self.path = path
+    self._file = file.fileno()
     self._verified: set[str] = set()
+    self.size = os.fstat(self._file).st_size
     with self._reading('its table of contents'):
-      self.size = os.fstat(file.fileno()).st_size
       self._zip = zipfile.ZipFile(file)
-      self._check_count(file)
+      self._check_count()
     infos = [x for x in self._zip.infolist() if not x.filename.endswith('/')]
     check_total(path, sum(x.file_size for x in infos), self.size)
     self._check_apart(infos)
@@ -94,36 +98,47 @@ class Archive:
     with self._reading(quoted(name)), self._zip.open(name) as member:
       return member.read(count)
 
-  def read(
-    self, name: str, begin: int = 0, count: int | None = None, subject: str = ''
-  ) -> bytes:
-    """Returns bytes of a member; the first call verifies the whole member.
+  def read(self, name: str) -> bytes:
+    """Returns the contents of a small member.
+
+    Raises:
+      UserError: The member is damaged.
+    """
+    data = bytearray(self.members[name].file_size)
+    self.read_into(name, memoryview(data), 0, quoted(name))
+    return bytes(data)
+
+  def read_into(
+    self, name: str, target: memoryview, begin: int, subject: str
+  ) -> None:
+    """Reads a part of a member; the first call verifies the whole member.
 
     Args:
       name: Name of the member.
-      begin: First byte of the contents.
-      count: Number of bytes; None: all.
+      target: Bytes to fill.
+      begin: First byte of the contents to copy.
       subject: Name of the contents, for messages.
 
     Raises:
       UserError: The member is damaged.
     """
-    size = self.members[name].file_size
-    end = size if count is None else begin + count
-    with self._reading(subject or quoted(name)):
-      with self._zip.open(name) as member:
-        if name in self._verified:  # a part of it: another tensor
-          member.seek(begin)
-          content = member.read(end - begin)
-        else:
-          content = member.read()
-          if len(content) != size:
-            raise EOFError
-          content = content if count is None else content[begin:end]
-      if len(content) != end - begin:
+    info = self.members[name]
+    with self._reading(subject):
+      if name in self._verified and not is_deflated(info):
+        self._read_at(self._start(info) + begin, target)
+        return
+      done = 0
+      with self._zip.open(info) as member:
+        while chunk := member.read(_CHUNK):
+          low = max(begin - done, 0)
+          high = min(begin + len(target) - done, len(chunk))
+          if low < high:
+            to = done - begin
+            target[to + low : to + high] = chunk[low:high]
+          done += len(chunk)
+      if done != info.file_size:
         raise EOFError
     self._verified.add(name)
-    return content
 
   @contextlib.contextmanager
   def _reading(self, subject: str) -> Iterator[None]:
@@ -134,6 +149,20 @@ class Archive:
     except _ERRORS as e:
       problem = f'{subject} cannot be read ({one_line(e)})'
       raise damaged(self.path, problem) from None
+
+  def _start(self, info: zipfile.ZipInfo) -> int:
+    """Returns the offset of a member's contents; `zipfile` does not tell."""
+    header = bytearray(_LOCAL_HEADER_BYTES)
+    self._read_at(info.header_offset, memoryview(header))
+    lengths = struct.unpack_from('<2H', header, len(header) - 4)
+    return info.header_offset + len(header) + sum(lengths)
+
+  def _read_at(self, offset: int, target: memoryview) -> None:
+    while target:
+      count = os.preadv(self._file, [target], offset)
+      if not count:
+        raise EOFError
+      target, offset = target[count:], offset + count
 
   def _check_member(self, info: zipfile.ZipInfo) -> None:
     subject = quoted(info.filename)
@@ -146,10 +175,12 @@ class Archive:
     with self._reading(subject):
       self._zip.open(info).close()  # compares the names in table and header
 
-  def _check_count(self, file: BinaryIO) -> None:
+  def _check_count(self) -> None:
     """Finds members hidden by damage, which zipfile would leave out."""
-    file.seek(max(self.size - _END.size - len(self._zip.comment), 0))
-    signature, *_, count, _, _, _ = _END.unpack(file.read(_END.size))
+    end = bytearray(_END.size)
+    at = max(self.size - len(end) - len(self._zip.comment), 0)
+    self._read_at(at, memoryview(end))
+    signature, *_, count, _, _, _ = _END.unpack(end)
     listed = len(self._zip.infolist())
     if signature != b'PK\x05\x06' or count not in (listed, _COUNTED_ELSEWHERE):
       raise damaged(
@@ -167,6 +198,24 @@ class Archive:
           self.path, f'{quoted(info.filename)} overlaps what is before it'
         )
       end = info.header_offset + info.compress_size
+
+
+def is_deflated(member: zipfile.ZipInfo) -> bool:
+  """Whether the contents of a member are compressed."""
+  return member.compress_type == zipfile.ZIP_DEFLATED
+
+
+def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+  """Returns an uninitialised array, aligned so that JAX need not copy it."""
+  count = math.prod(shape) * dtype.itemsize
+  buffer = np.empty(count + 64, np.uint8)
+  begin = -buffer.ctypes.data % 64
+  return buffer[begin : begin + count].view(dtype).reshape(shape)
+
+
+def as_bytes(array: np.ndarray) -> memoryview:
+  """Returns the memory of a C-contiguous array."""
+  return array.reshape(-1).view(np.uint8).data
 
 
 def is_shape(shape: object, itemsize: int) -> bool:

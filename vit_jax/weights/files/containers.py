@@ -10,21 +10,22 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
-import errno
 import io
+import json
 import math
 import os
 import pathlib
 import re
 import tokenize
+from typing import Any
 from typing import BinaryIO
+from typing import NamedTuple
 import zipfile
 
 from absl import logging
 import ml_dtypes
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from vit_jax.config import explained
 from vit_jax.config import join_first
@@ -38,6 +39,8 @@ from vit_jax.weights.files import torch_files
 from vit_jax.weights.files.archives import Arrays
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+# Types whose names in safetensors files are not as F32 for float32.
+_TYPES = {'bfloat16': 'BF16', 'bool': 'BOOL', 'complex64': 'C64'}
 _LONGEST_HEADER = 100_000_000  # the safetensors package has the same limit
 _LONGEST_INDEX = 4 << 20
 _SHARD = re.compile(r'[^/\\\0.][^/\\\0]*\.(safetensors|bin)')
@@ -82,41 +85,39 @@ def open_arrays(
   with contextlib.ExitStack() as stack:
     stored = _one_file(path, stack, state=state)
     with explained(str(path)):
-      plain, holders, other_holders = prefixes.plain_names(stored.shapes, state)
-    _check_state(path, stored, holders, other_holders, state)
-    extra_names = [x for x in stored.shapes if x not in {*plain.values()}]
-    if extra_names:
-      logging.info(
-        'left out of %s, as beside the model: %s', path, join_first(extra_names)
-      )
+      names = prefixes.plain_names(stored.shapes, state)
+    _check_state(path, stored, names, state)
+    plain = names.stored
     shapes = {name: stored.shapes[x] for name, x in plain.items()}
     yield Arrays(shapes, lambda name: stored.read(plain[name]))
 
 
 def _check_state(
-  path: pathlib.Path,
-  stored: Arrays,
-  holders: list[str],
-  other_holders: list[str],
-  state: str | None,
+  path: pathlib.Path, stored: Arrays, names: prefixes.Names, state: str | None
 ) -> None:
   """Says which of several states is read.
 
   Raises:
     UserError: The file has no state of the name that is asked for.
   """
-  read = [x for x in (stored.state, *holders) if x]
-  alternatives = (*stored.other_states, *other_holders)
+  read = [x for x in (stored.state, *names.holders) if x]
+  alternatives = (*stored.other_states, *names.other_holders)
   last = stored.state.rpartition('.')[2]
   if state is not None and state not in (last, *read):
     raise UserError(
       f'{path} holds no state {archives.quoted(state)}: those that it has are'
       f' {join_first([*read, *alternatives]) or "without a name"}'
     )
+  left = len(stored.shapes) - len(names.stored)
   if alternatives:
     logging.info(
       'read the state %s of %s; to read another (%s), name it: --state=%s',
       *(' / '.join(read), path, join_first(alternatives), alternatives[0]),
+    )
+  if left:
+    left_out = [x for x in stored.shapes if x not in {*names.stored.values()}]
+    logging.info(
+      'left out of %s, as beside the model: %s', path, join_first(left_out)
     )
 
 
@@ -168,6 +169,24 @@ def _refusal(path: pathlib.Path, head: bytes) -> UserError:
   )
 
 
+class _Entry(NamedTuple):
+  """An array in an npz file.
+
+  Attributes:
+    member: Name of the archive's member that holds it.
+    start: Offset of the numbers in the member, in bytes.
+    shape: Shape of the array.
+    is_fortran: Whether the first axis varies fastest.
+    dtype: Type of its elements, in the byte order of the file.
+  """
+
+  member: str
+  start: int
+  shape: tuple[int, ...]
+  is_fortran: bool
+  dtype: np.dtype
+
+
 def _npz(archive: archives.Archive) -> Arrays:
   entries = {
     name.removesuffix('.npy'): _entry(archive, name)
@@ -182,25 +201,23 @@ def _npz(archive: archives.Archive) -> Arrays:
     )
 
   def read(name: str) -> np.ndarray:
-    start, shape, is_fortran, dtype = entries[name]
-    subject = archives.array_named(name)
-    content = archive.read(f'{name}.npy', subject=subject)
-    array = np.frombuffer(content, dtype, offset=start)
-    array = array.reshape(shape, order='F' if is_fortran else 'C')
-    return np.array(array, dtype.newbyteorder('='), order='C')
+    member, start, shape, is_fortran, dtype = entries[name]
+    array = archives.empty(shape[::-1] if is_fortran else shape, dtype)
+    memory, subject = archives.as_bytes(array), archives.array_named(name)
+    archive.read_into(member, memory, start, subject)
+    if not dtype.isnative:
+      array = array.byteswap(inplace=True).view(dtype.newbyteorder('='))
+    if not is_fortran:
+      return array
+    result = archives.empty(shape, array.dtype)
+    result[...] = array.T
+    return result
 
-  return Arrays({name: shape for name, (_, shape, *_) in entries.items()}, read)
+  return Arrays({name: x.shape for name, x in entries.items()}, read)
 
 
-def _entry(
-  archive: archives.Archive, member: str
-) -> tuple[int, tuple[int, ...], bool, np.dtype]:
-  """Reads the header of an array, and checks it against the member's length.
-
-  Returns:
-    Offset of the numbers in the member, in bytes; the array's shape; whether
-    its first axis varies fastest; and its type, in the byte order of the file.
-  """
+def _entry(archive: archives.Archive, member: str) -> _Entry:
+  """Reads the header of an array, and checks it against the member's length."""
   subject = archives.array_named(member.removesuffix('.npy'))
   header = io.BytesIO(archive.head(member, _LONGEST_NPY_HEADER))
   try:
@@ -232,7 +249,7 @@ def _entry(
     raise archives.damaged(
       archive.path, f'{subject} has another length than its shape says'
     )
-  return start, shape, is_fortran, dtype
+  return _Entry(member, start, shape, is_fortran, dtype)
 
 
 def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
@@ -325,6 +342,25 @@ def write_npz(
         )
 
 
+def _header(
+  types: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
+  metadata: Mapping[str, str],
+) -> bytes:
+  """Returns the header of arrays that follow it in this order."""
+  header: dict[str, Any] = {'__metadata__': dict(metadata)} if metadata else {}
+  end = 0
+  for name, (dtype, shape) in types.items():
+    begin, end = end, end + math.prod(shape) * dtype.itemsize
+    number = f'{dtype.kind.upper()}{8 * dtype.itemsize}'
+    header[name] = {
+      'dtype': _TYPES.get(dtype.name, number),
+      'shape': list(shape),
+      'data_offsets': [begin, end],
+    }
+  text = json.dumps(header, separators=(',', ':')).encode()
+  return text + b' ' * (-len(text) % 8)
+
+
 def write_safetensors(
   path: pathlib.Path,
   arrays: Mapping[str, np.ndarray],
@@ -332,24 +368,27 @@ def write_safetensors(
 ) -> None:
   """Writes a safetensors file, which replaces `path` once complete.
 
+  `safetensors.numpy.save_file` (0.8) is not used, since it writes a transposed
+  array as if its memory were in C order, and holds all arrays at once.
+
   Args:
     path: Path of the file.
-    arrays: Arrays by name.
+    arrays: Arrays by name; each is copied only to write it.
     metadata: Metadata of the header.
 
   Raises:
     UserError: It cannot be written; an existing file is intact.
   """
-  # The package (0.8) writes a transposed array as if it were in C order.
-  ordered = {name: np.asarray(x, order='C') for name, x in arrays.items()}
-  with safe_io.replacing_path(path) as temporary:
-    try:
-      safetensors.numpy.save_file(ordered, temporary, dict(metadata))
-    except safetensors.SafetensorError as e:
-      code = re.search(r'\(os error (\d+)\)', str(e))
-      raise OSError(int(code[1]) if code else errno.EIO, str(e)) from None
-    with temporary.open('rb') as file:
-      os.fsync(file.fileno())
+  # Wide types first, so that each array is aligned to its element size.
+  names = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
+  types = {name: (arrays[name].dtype, arrays[name].shape) for name in names}
+  text = _header(types, metadata)
+  with _replacing(path) as file:
+    file.write(len(text).to_bytes(8, 'little') + text)
+    for name in names:
+      little = types[name][0].newbyteorder('<')
+      array = np.asarray(arrays[name], little, order='C')
+      file.write(archives.as_bytes(array))
 
 
 @contextlib.contextmanager

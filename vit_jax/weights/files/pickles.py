@@ -2,9 +2,9 @@
 
 A pickle is a program for a machine with a stack, which can call any Python
 object by name. `load` is such a machine without that ability. It makes dicts,
-lists, tuples, scalars and `Tensor`. A name becomes a `Name`, and so does what a
-call of it would return, but for the functions in `_CALLS`, which are of this
-module. So the `argparse.Namespace` that training scripts save beside the
+lists, tuples, scalars and `Tensor`. A name becomes a `Name`, and what a call of
+it would return a `Placeholder`, but for the functions in `_CALLS`, which are of
+this module. So the `argparse.Namespace` that training scripts save beside the
 weights does no harm. It hashes no key but short strings and integers, and takes
 no memory that the file does not have.
 
@@ -116,8 +116,15 @@ class Tensor:
     return 1 + sum((length - 1) * stride for length, stride in steps)
 
 
-class Name(dict[Any, Any]):
-  """Stands for a Python object that a pickle names, or for what it returns.
+@dataclasses.dataclass(frozen=True)
+class Name:
+  """A Python object that a pickle names, with its module."""
+
+  name: str
+
+
+class Placeholder(dict[Any, Any]):
+  """Stands for what a Python object that is not run would have made.
 
   It is a dict, since subclasses of dict are pickled as such, with their items.
 
@@ -131,6 +138,9 @@ class Name(dict[Any, Any]):
     """Makes one without items."""
     super().__init__()
     self.name = name
+
+
+_NOT_RUN = (Placeholder, Name)
 
 
 def load(data: bytes) -> Any:
@@ -243,7 +253,7 @@ def _extend(target: Any, items: list[Any]) -> None:
   """Appends to a list; what subclasses of list are filled with is left out."""
   if isinstance(target, list):
     target.extend(items)
-  elif not isinstance(target, Name):
+  elif not isinstance(target, Placeholder):
     raise TypeError
 
 
@@ -259,6 +269,8 @@ def _set_items(target: Any, items: list[Any]) -> None:
 
 def _call(function: Any, arguments: Any) -> Any:
   """Returns the result of a function in `_CALLS`, else what stands for it."""
+  if isinstance(function, Placeholder):  # as of a functools.partial
+    return function
   if not isinstance(function, Name) or not isinstance(arguments, tuple):
     raise TypeError
   if function.name in _CALLS:
@@ -267,17 +279,17 @@ def _call(function: Any, arguments: Any) -> Any:
       raise TypeError
     return _CALLS[function.name](*arguments)
   if function.name in _MAKERS and isinstance(arguments[0], Name):
-    return Name(arguments[0].name)
-  return Name(function.name)
+    return Placeholder(arguments[0].name)
+  return Placeholder(function.name)
 
 
 def _storage(
   kind: Any, storage: Any, key: Any, _: Any, size: Any
-) -> Storage | Name:
+) -> Storage | Placeholder:
   if kind != 'storage' or not isinstance(key, str) or not _is_count(size):
     raise TypeError
   if storage.name not in _STORAGES:
-    return Name(storage.name)
+    return Placeholder(storage.name)
   return Storage(key, _STORAGES[storage.name], size)
 
 
@@ -287,8 +299,8 @@ def _is_count(x: Any) -> bool:
 
 def _tensor(
   storage: Any, offset: Any, shape: Any, strides: Any, *_: Any
-) -> Tensor | Name:
-  if isinstance(storage, Name):  # of a type that is not read
+) -> Tensor | Placeholder:
+  if isinstance(storage, Placeholder):  # of a type that is not read
     return storage
   if not isinstance(storage, Storage) or not _is_count(offset):
     raise TypeError
@@ -305,7 +317,7 @@ def _tensor(
 def _tensor_of_class(function: Any, kind: Any, arguments: Any, *_: Any) -> Any:
   """Returns a tensor with attributes; a subclass may mean something else."""
   if isinstance(kind, Name) and kind.name not in _TENSORS:
-    return Name(kind.name)
+    return Placeholder(kind.name)
   return _call(function, arguments)
 
 
@@ -326,20 +338,29 @@ _CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-def state_dict(
-  value: Any, name: str | None = None
-) -> tuple[str, dict[str, Tensor], tuple[str, ...]]:
+@dataclasses.dataclass(frozen=True)
+class State:
+  """A state dict in a checkpoint.
+
+  Attributes:
+    name: Its keys, joined by '.'; '': it is the whole file.
+    tensors: Its tensors by name.
+    other_states: Names of the other state dicts in the file.
+  """
+
+  name: str
+  tensors: dict[str, Tensor]
+  other_states: tuple[str, ...] = ()
+
+
+def state_dict(value: Any, name: str | None = None) -> State:
   """Returns the state dict of a model in the content of a checkpoint.
 
   Args:
     value: Result of `load`: a state dict, or a dict in which it is nested.
-    name: Which one, by its keys joined by '.', or its last key. None, or if
-      there is none of that name: the first by `_NESTED` of those that have at
-      least half as many tensors as the largest.
-
-  Returns:
-    Its keys joined by '.', '' if it is the whole file; its tensors by name; and
-    the keys of the other state dicts.
+    name: Which one, by `State.name` or its last key. None, or if there is none
+      of that name: the first by `_NESTED` of those that have at least half as
+      many tensors as the largest.
 
   Raises:
     PickleError: There is none, or one of its arrays would be made by a Python
@@ -356,24 +377,22 @@ def state_dict(
   chosen = (*fits, *ranked)[0]
   if not any(key in _NESTED for key in chosen):
     for key in filter(value.__contains__, _NESTED):
-      if isinstance(value[key], Name):  # and not the little beside it
+      if isinstance(value[key], _NOT_RUN):  # and not the little beside it
         raise PickleError(f'its {key!r} is {_not_run(value[key])}')
   for key, x in nested[chosen].items():
-    if isinstance(x, Name) and _is_array(key, chosen):
+    if isinstance(x, _NOT_RUN) and _is_array(key, chosen):
       raise PickleError(f'{archives.array_named(str(key))} is {_not_run(x)}')
-  other_paths = tuple(
-    '.'.join(keys) for keys in ranked if keys and keys != chosen
-  )
-  return '.'.join(chosen), _tensors(nested[chosen]), other_paths
+  other_states = ['.'.join(keys) for keys in ranked if keys and keys != chosen]
+  return State('.'.join(chosen), _tensors(nested[chosen]), tuple(other_states))
 
 
 def _no_tensors(value: Any) -> PickleError:
-  if isinstance(value, Name):
+  if isinstance(value, _NOT_RUN):
     return PickleError(f'it holds {_not_run(value)}')
   if not isinstance(value, dict):
     return PickleError('it holds no dict of tensors, but something else')
   keys = ', '.join(archives.quoted(str(key)) for key in list(value)[:5])
-  objects = [x for x in value.values() if isinstance(x, Name)]
+  objects = [x for x in value.values() if isinstance(x, _NOT_RUN)]
   reason = f'; there is {_not_run(objects[0])}' if objects else ''
   return PickleError(
     f'it holds no tensors under the names it has ({keys}){reason}'
@@ -416,7 +435,7 @@ def _is_array(key: Any, keys: tuple[str, ...]) -> bool:
   return bool(keys) or bool(_ARRAY.match(key))
 
 
-def _not_run(value: Name) -> str:
+def _not_run(value: Placeholder | Name) -> str:
   return (
     f'the Python object {archives.quoted(value.name)}, which is no tensor, and'
     ' is not run; if you trust who made the file, save its state dict alone,'

@@ -6,6 +6,7 @@ others hold it in an attribute: `module._orig_mod.model.blocks.0.norm1.weight`.
 
 import collections
 from collections.abc import Collection
+import dataclasses
 import re
 
 from vit_jax.config import UserError
@@ -27,9 +28,22 @@ _ENCODER = 'encoder'
 _COUNT = 'n_averaged'  # torch.optim.swa_utils.AveragedModel
 
 
-def plain_names(
-  names: Collection[str], holder: str | None = None
-) -> tuple[dict[str, str], list[str], list[str]]:
+@dataclasses.dataclass(frozen=True)
+class Names:
+  """Plain names of the arrays in a file.
+
+  Attributes:
+    stored: Names in the file by plain names.
+    holders: Attributes in which the model was, the outermost first.
+    other_holders: Other attributes of `_HOLDERS` beside them.
+  """
+
+  stored: dict[str, str]
+  holders: tuple[str, ...]
+  other_holders: tuple[str, ...]
+
+
+def plain_names(names: Collection[str], holder: str | None = None) -> Names:
   """Returns the names in a file without prefixes.
 
   Of a model within another module, what is beside it is left out.
@@ -38,10 +52,6 @@ def plain_names(
     names: Names of the arrays in a file.
     holder: Attribute that holds the model, if there are several; None: the
       first of `_HOLDERS` that has at least half as many arrays as the largest.
-
-  Returns:
-    Names in the file by plain names; the attributes in which the model was, the
-    outermost first; and other attributes of `_HOLDERS` beside them.
 
   Raises:
     UserError: Two names are the same without their prefixes.
@@ -65,7 +75,7 @@ def plain_names(
     stored[text] = name
   if len(stored) > 1:
     stored.pop(_COUNT, None)
-  return stored, holders, other_holders
+  return Names(stored, tuple(holders), tuple(other_holders))
 
 
 def _unwrapped(name: str) -> str:

@@ -8,7 +8,6 @@ import math
 import pathlib
 import re
 import shlex
-import zipfile
 
 import numpy as np
 
@@ -48,8 +47,10 @@ def read(
       ' a state dict needs: save the state dict alone, by torch.save'
     )
   with explained(f'{archive.path} is refused', pickles.PickleError):
-    content = pickles.load(archive.read(pickle.filename))
-    chosen, tensors, other_states = pickles.state_dict(content, state)
+    chosen = pickles.state_dict(
+      pickles.load(archive.read(pickle.filename)), state
+    )
+  tensors = chosen.tensors
   total = 0
   for name, tensor in tensors.items():
     total += math.prod(tensor.shape) * tensor.storage.dtype.itemsize
@@ -60,7 +61,7 @@ def read(
     return _read_tensor(archive, root, name, tensors[name])
 
   shapes = {name: x.shape for name, x in tensors.items()}
-  return archives.Arrays(shapes, read_one, chosen, other_states)
+  return archives.Arrays(shapes, read_one, chosen.name, chosen.other_states)
 
 
 def _root(archive: archives.Archive) -> str:
@@ -78,7 +79,7 @@ def _root(archive: archives.Archive) -> str:
       ' state dict of the model by torch.save'
     )
   (root,) = roots
-  if any(x.compress_type != zipfile.ZIP_STORED for x in members.values()):
+  if any(map(archives.is_deflated, members.values())):
     raise UserError(
       f'{path} is packed, which torch.save does not do: zip it again with -0'
     )
@@ -107,21 +108,25 @@ def _read_tensor(
   archive: archives.Archive, root: str, name: str, tensor: pickles.Tensor
 ) -> np.ndarray:
   dtype = tensor.storage.dtype
-  content = archive.read(
+  begin = tensor.offset * dtype.itemsize if tensor.span else 0
+  numbers = archives.empty((tensor.span,), dtype)
+  archive.read_into(
     f'{root}data/{tensor.storage.key}',
-    tensor.offset * dtype.itemsize if tensor.span else 0,
-    tensor.span * dtype.itemsize,
+    archives.as_bytes(numbers),
+    begin,
     archives.array_named(name),
   )
+  strides = [x * dtype.itemsize for x in tensor.strides]
   if not tensor.span:
-    return np.empty(tensor.shape, dtype)
+    return numbers.reshape(tensor.shape)
   view = np.lib.stride_tricks.as_strided(
-    np.frombuffer(content, dtype),
-    tensor.shape,
-    [x * dtype.itemsize for x in tensor.strides],
-    writeable=False,
+    numbers, tensor.shape, strides, writeable=False
   )
-  return np.array(view, order='C')
+  if view.flags.c_contiguous:
+    return numbers.reshape(tensor.shape)
+  result = archives.empty(tensor.shape, dtype)
+  result[...] = view
+  return result
 
 
 def legacy_error(path: pathlib.Path) -> UserError:

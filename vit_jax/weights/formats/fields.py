@@ -399,13 +399,13 @@ class _Reader:
   ) -> Entry:
     """Returns the entry of a line's columns."""
     more = self.options(value_name, options)
-    kind, mark = key[:-1], key[-1]
+    plain_key, mark = key[:-1], key[-1]
     if mark == '!':
       more['is_stated'] = True
     elif mark == '?':
       more['write'] = lambda values: None
     if key != '-':
-      more['key'] = self.key(kind if mark in '!?' else key)
+      more['key'] = self.key(plain_key if mark in '!?' else key)
     read = self.read(place, more.pop('axes', 0), more.pop('else', 0))
     if place.startswith('='):
       more['default'] = self.literal(place[1:])

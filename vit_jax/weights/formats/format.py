@@ -43,7 +43,7 @@ class Format:
     title: The class that computes it there, as "timm's VisionTransformer".
     family: The class that computes it here.
     arrays: The rules of its arrays.
-    fields: The entries of its values, in the order in which they are file.
+    fields: The entries of its values, in the order in which they are read.
     matches: Whether a file holds such a model.
     image_size: Returns (height, width) that a file's positions are for.
     channels: Returns the number of channels of its images.

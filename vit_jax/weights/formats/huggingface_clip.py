@@ -178,7 +178,7 @@ def describe(
   return two_towers.TwoTowers(
     cast(vit.ViT, image.model),
     cast(text_lib.TextTower, tower.model),
-    arrays.shapes.get('visual_projection.weight', (0,))[0],
+    fields.FileFacts(arrays, hints).size('visual_projection.weight', 0),
     has_bias=kind != CLIP,
     any_grid=kind == SIGLIP2,
   ), image.image_size

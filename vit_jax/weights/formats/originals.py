@@ -38,7 +38,7 @@ blocks.#.attn.v_proj.bias       blocks.#.attn.v_bias
 """)
 _TIMMS_OF_DINOV3 = base.renaming('blocks.#.ls#.gamma blocks.#.gamma_#')
 # DINOv2's blocks in chunks: its training keeps the count of whole models.
-_CHUNK = r'blocks\.\d+\.(?=\d+\.)'
+_CHUNK = r'^blocks\.\d+\.(?=\d+\.)'
 
 
 def _joined(*parts: np.ndarray) -> np.ndarray:
@@ -51,10 +51,13 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
   Queries, keys and values are one array, unless keys have fewer heads, and so
   are the two halves of a gated MLP without a norm.
   """
+  is_chunked = any(re.match(_CHUNK + r'\d+\.norm1\.', x) for x in arrays.shapes)
   has_key_bias = any(x.endswith('.attn.k_proj.bias') for x in arrays.shapes)
 
   def rename(name: str) -> str:
-    name = _TIMMS(re.sub(_CHUNK, 'blocks.', name))
+    if is_chunked:
+      name = re.sub(_CHUNK, 'blocks.', name)
+    name = _TIMMS(name)
     if not has_key_bias:
       name = _TIMMS_WITHOUT_KEY_BIAS(name)
     return _TIMMS_OF_DINOV3(name) if 'storage_tokens' in arrays.shapes else name

@@ -97,6 +97,8 @@ def usage(
 ) -> tuple[str, str]:
   """Returns the name of a program, and Python code that loads the model."""
   values = values_lib.model_values(model)
+  if values.get('head.pre_logits'):
+    return 'timm', _usage_with_pre_logits(values, directory, file)
   if kind.obstacle(values):
     return 'timm', (
       'import safetensors.torch\n'
@@ -131,3 +133,27 @@ def _crop_pct(preprocess: data.Preprocess) -> float:
       if fraction > 0 and math.floor(side / fraction) == resized:
         return fraction
   raise AssertionError
+
+
+def _usage_with_pre_logits(
+  values: Mapping[str, Any], directory: str, file: str
+) -> str:
+  """Returns Python code that makes both layers the head of timm's class."""
+  d, n = values['hidden_size'], values['head.pre_logits']
+  classes = values['num_classes']
+  last = f',\n    torch.nn.Linear({n}, {classes})' if classes else ''
+  return f"""\
+import json
+import safetensors.torch
+import timm
+import torch
+
+with open('{directory}/config.json') as file:
+  config = json.load(file)
+model = timm.create_model(config['architecture'], **config['model_args'])
+model.head = torch.nn.Sequential(
+    torch.nn.Linear({d}, {n}), torch.nn.Tanh(){last})
+arrays = safetensors.torch.load_file('{directory}/{file}')
+model.load_state_dict({{
+    name.replace('head.', 'head.2.').replace('pre_logits.fc.', 'head.0.'): array
+    for name, array in arrays.items()}})"""

@@ -214,6 +214,12 @@ def option(name: str) -> Callable[[FileFacts], Any]:
   return lambda file: rotation(file).get(name)
 
 
+def rotate_half(values: Values) -> bool | None:
+  """Returns timm's `rope_rotate_half`; None: that of a model without RoPE."""
+  kind = values.get('positions.rope.kind')
+  return kind == 'dinov3' if kind else None
+
+
 FIELDS = fields.table(
   """
 >                   .mlp_ratio  mlp_ratio()
@@ -252,7 +258,7 @@ positions.rope.base    base()      .rope_temperature
 positions.rope.grid    grid()      .ref_feat_shape!  write=grid_word()
 positions.rope.offset  offset()    .rope_grid_offset
 >                   .rope_grid_indexing  grid_indexing()
->                   .rope_rotate_half    positions.rope.kind=dinov3
+>                   .rope_rotate_half    rotate_half()
 pool.norm_after     fc_norm.weight?      .use_fc_norm!
                     write=pool.norm_after=True
 pool.prefix         attn_pool.latent?
@@ -264,7 +270,7 @@ num_classes         head.weight[0]
    head.pre_logits head.distillation
 """,
   *(timm_vit.mlp, epsilon, key_heads_word, is_rotary),
-  *(grid_word, pool_heads_word, pool_ratio),
+  *(grid_word, rotate_half, pool_heads_word, pool_ratio),
   changes=timm_vit.FIELDS,
   below='model_args',
   mlp_ratio=lambda values: base.ratio(values['mlp_dim'], values['hidden_size']),

@@ -258,6 +258,14 @@ def init_values(values: Values) -> Any:
   return values['block.layer_scale'] or nothing
 
 
+def norm(file: FileFacts) -> str | None:
+  """Returns which norm the layers have; None: the config tells."""
+  if file.config.get(A + 'norm_layer', typed.TEXT):
+    return None
+  has_bias = file.has('blocks.0.{norm1,in_norm}.bias')
+  return 'layer_norm' if has_bias else 'rms_norm'
+
+
 def norm_word(values: Values) -> str | None:
   """Returns timm's `norm_layer`; None: that of the architecture's name."""
   if values['norm'] == 'layer_norm':
@@ -314,7 +322,7 @@ attention.out_norm   blocks.#.attn.norm.?          .scale_attn_norm
 num_heads            -  .num_heads!  COUNT default=heads()
 block.layer_scale    blocks.#.ls1.gamma?1e-5:None
 >                    .init_values  init_values()
-norm                 blocks.0.{{norm1,in_norm}}.bias?layer_norm:rms_norm
+norm                 norm()
                      .norm_layer!  NORMS default=layer_norm write=norm_word()
 layer_norm_epsilon   -  norm_kwargs.eps?  POSITIVE default=epsilon() noted
 class_token          cls_token?                    .class_token!
@@ -344,7 +352,7 @@ num_classes          num_classes()
 head.pre_logits      pre_logits.fc.weight[0]
 head.distillation    has_two_heads()
 """,
-  *(mlp_ratio, mlp, gelu, heads, init_values, norm_word, epsilon),
+  *(mlp_ratio, mlp, gelu, norm, heads, init_values, norm_word, epsilon),
   *(has_mask_token, stages, positioned, pool),
   *(pool_width, num_classes, has_two_heads),
   below='model_args',
