@@ -222,6 +222,24 @@ def test_a_pool_may_read_the_class_token():
   assert model.prefix == ('class_token',) and 'class_token' in params
 
 
+def test_a_block_with_experts_computes_all_tokens(trained):
+  """Also in the last layer, of which the pool reads the class token alone."""
+  model = models.create_model(
+    'ViT-Ti/4',
+    5,
+    hidden_size=16,
+    mlp_dim=16,
+    num_heads=2,
+    depth=2,
+    block='my_parts:Sandwich',
+    mlp="experts(4, routing='top_tokens')",
+  )
+  x = jax.random.normal(jax.random.key(1), (3, 8, 8, 1))
+  variables = {'params': model.init(jax.random.key(0), x)['params']}
+  captured, _ = model.apply(variables, x, mutable=['levels'])
+  np.testing.assert_allclose(model.apply(variables, x), captured, atol=1e-6)
+
+
 def test_a_head_gets_features_and_returns_logits():
   text = 'short_parts:Cosine'
   head = registry.build('head', text, {'num_classes': 5}, 'model.head')

@@ -54,6 +54,44 @@ def test_a_step_draws_one_size_from_seed_and_step():
   assert flexible.draw(tiny.config(), 0) is None
 
 
+AVERAGED = """
+import jax
+from vit_jax.objectives import base, classification
+
+class Averaged(classification.Classification):
+  def __init__(self, *args):
+    super().__init__(*args)
+    self._forward = self.apply_train  # bound before anything extends the object
+
+  def init_extra(self, params):
+    return {'average': params}
+
+  def loss(self, params, extra, batch, rng):
+    logits = self._forward(params, batch['image'], rng)
+    return (logits**2).mean(), {}, extra
+"""
+
+
+@pytest.mark.parametrize('mlp', ['mlp', 'experts(2, layers=(1,))'])
+def test_an_objective_may_keep_an_average(tmp_path, monkeypatch, mlp):
+  """Its extra has the parameters' own sizes; experts add their loss."""
+  (tmp_path / 'averaged.py').write_text(AVERAGED)
+  monkeypatch.syspath_prepend(tmp_path)
+  config = tiny.config(
+    **FLEXIBLE
+    | {
+      'model__mlp': mlp,
+      'objective__name': 'averaged:Averaged',
+      'evals__val__split': '',
+      'train__duration': '4 steps',
+      'train__ema_decay': 0.0,
+    }
+  )
+  assert loop.run(config, str(tmp_path / 'run')).status == 0
+  lines = tiny.metrics(tmp_path / 'run')
+  assert ('train/balance_loss' in lines[0]) == (mlp != 'mlp')
+
+
 @pytest.mark.slow
 def test_the_parameters_are_resized_as_on_loading(finished):
   """And as the paper: by the pseudo-inverse, and linearly."""

@@ -5,6 +5,7 @@ from PIL import Image
 import pytest
 import tiny
 
+from vit_jax.runs import logs
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import start
 
@@ -31,7 +32,11 @@ def test_one_class_is_warned_of(classes, tmp_path, caplog):
 def test_tables_of_all_parameters_are_in_the_log_file(verbose, caplog):
   """And on stderr where they are asked for."""
   caplog.set_level('INFO')
-  start.log_facts(experiment_lib.build(tiny.config()), verbose=verbose)
+  logs.FILE_ONLY.addHandler(caplog.handler)
+  try:
+    start.log_facts(experiment_lib.build(tiny.config()), verbose=verbose)
+  finally:
+    logs.FILE_ONLY.removeHandler(caplog.handler)
   by_logger = {'absl': '', 'vit_jax.file_only': ''}
   for record in caplog.records:
     by_logger[record.name] += record.getMessage()

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import context as context_lib
+from vit_jax.models import fields
 from vit_jax.models import remat as remat_lib
 
 # Collection that gets the tokens of all layers where it is mutable.
@@ -42,7 +43,7 @@ def apply(
     x: Tokens [B, T, D].
     context: What all layers are given; its `dropout_key` is that of the step.
     num_read: Number of first tokens that the last layer may compute alone; used
-      only if the layers are unrolled and capture nothing.
+      only if the layers are unrolled, capture nothing and have no experts.
     block: A layer in place of the model's.
 
   Returns:
@@ -77,7 +78,10 @@ def apply(
     block = block.copy(parent=model, name='blocks')
     x, outputs = scanned(block, x, layers, perturbation, context)
   else:
-    num_read = None if captures else num_read
+    # Experts take all tokens together, so that all are needed.
+    parts = fields.inner_parts(block)
+    if captures or any(hasattr(part, 'routes_tokens') for part in parts):
+      num_read = None
     x, outputs = _unroll(
       model, layer, block, x, context, perturbation, num_read
     )
