@@ -61,35 +61,42 @@ from vit_jax.objectives import base, classification
 class Averaged(classification.Classification):
   def __init__(self, *args):
     super().__init__(*args)
-    self._forward = self.apply_train  # bound before anything extends the object
+    self._forward = self.apply_train
 
   def init_extra(self, params):
     return {'average': params}
 
   def loss(self, params, extra, batch, rng):
-    logits = self._forward(params, batch['image'], rng)
+    is_fixed = not self.config.train.patch_sizes
+    forward = self._forward if is_fixed else self.apply_train
+    logits = forward(params, batch['image'], rng)
     return (logits**2).mean(), {}, extra
 """
 
 
-@pytest.mark.parametrize('mlp', ['mlp', 'experts(2, layers=(1,))'])
-def test_an_objective_may_keep_an_average(tmp_path, monkeypatch, mlp):
-  """Its extra has the parameters' own sizes; experts add their loss."""
+def run_averaged(tmp_path, monkeypatch, **changes):
   (tmp_path / 'averaged.py').write_text(AVERAGED)
   monkeypatch.syspath_prepend(tmp_path)
-  config = tiny.config(
-    **FLEXIBLE
-    | {
-      'model__mlp': mlp,
-      'objective__name': 'averaged:Averaged',
-      'evals__val__split': '',
-      'train__duration': '4 steps',
-      'train__ema_decay': 0.0,
-    }
-  )
-  assert loop.run(config, str(tmp_path / 'run')).status == 0
-  lines = tiny.metrics(tmp_path / 'run')
-  assert ('train/balance_loss' in lines[0]) == (mlp != 'mlp')
+  changes |= {
+    'objective__name': 'averaged:Averaged',
+    'evals__val__split': '',
+    'train__duration': '4 steps',
+  }
+  assert loop.run(tiny.config(**changes), str(tmp_path / 'run')).status == 0
+  return tiny.metrics(tmp_path / 'run')
+
+
+def test_an_objective_may_keep_an_average(tmp_path, monkeypatch):
+  """Its extra has the parameters' own sizes, whatever patches a step draws."""
+  run_averaged(tmp_path, monkeypatch, train__patch_sizes=SIZES)
+
+
+def test_experts_are_balanced_by_a_method_that_was_bound_before(
+  tmp_path, monkeypatch
+):
+  mlp = 'experts(2, layers=(1,))'
+  lines = run_averaged(tmp_path, monkeypatch, model__mlp=mlp)
+  assert 'train/balance_loss' in lines[0]
 
 
 @pytest.mark.slow

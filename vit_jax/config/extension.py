@@ -4,9 +4,6 @@
 def extend(instance: object, extension: type) -> None:
   """Lets an extension override methods of one object.
 
-  Methods of the object that were stored before, as by its `__init__`, call
-  those of the extension, too.
-
   Args:
     instance: The object; its class becomes one that inherits from both.
     extension: A class with the base of the object's. Its methods call those of

@@ -70,12 +70,6 @@ def _read(
         inner = inspect.getsource(callee)
         (returned,) = re.findall(r'^  return (\w+)$', inner, re.MULTILINE)
         yield from _read(callee, returned, f'{key}.')
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-      arguments = [ast.unparse(x) for x in node.value.args]
-      if arguments == [variable] and (callee := _called(function, node.value)):
-        yield from _read(
-          callee, next(iter(inspect.signature(callee).parameters)), prefix
-        )
 
 
 def _pairs(node: ast.stmt) -> list[tuple[str, ast.expr]]:

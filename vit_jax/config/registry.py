@@ -65,6 +65,22 @@ def build(text: str, key: str, find: Finder, **filled: Any) -> Any:
   return _built(parts.parse(text, key), key, find, filled)
 
 
+def build_or_find(
+  text: str,
+  key: str,
+  choices: Mapping[str, str],
+  find_own: Callable[[], Any],
+  example: str,
+) -> Any:
+  """Builds what a table has; `find_own()` returns what 'my_module:name' is.
+
+  Other arguments and errors are those of `build` and `table_finder`.
+  """
+  if ':' in parts.parse(text, key).name:
+    return find_own()
+  return build(text, key, table_finder(choices, example=example))
+
+
 def build_sum(text: str, key: str, find: Finder) -> list[Any]:
   """Builds what the terms of a sum name, as 'a(1) + b'; see `build`."""
   return [_built(part, key, find, {}) for part in parts.parse_sum(text, key)]
@@ -92,21 +108,21 @@ def _built(
 def table_finder(
   choices: Mapping[str, str],
   find_own: Finder | None = None,
-  example: str = 'my_module:MyClass',
+  example: str = '',
 ) -> Finder:
   """Returns what finds a thing in a table, or one of the user's.
 
   Args:
     choices: 'module:Class' by name, for `wing`.
-    find_own: Finds 'my_module:MyClass'; None: the user has none.
-    example: One of the user's, for errors.
+    find_own: Finds 'my_module:MyClass'; None: a caller does.
+    example: One of the user's, for errors; '': the user has none.
   """
 
   def find(name: str, key: str) -> Callable[..., Any]:
     if find_own and ':' in name:
       return find_own(name, key)
     if name not in choices:
-      hint = f', or one of your own, as {example!r}' if find_own else ''
+      hint = f', or one of your own, as {example!r}' if example else ''
       raise UserError(
         f'config.{key} is {name!r}: {parts.nearest(name, choices)}{hint}'
       )
@@ -119,11 +135,6 @@ def table_finder(
 def own_class(kind: type) -> Finder:
   """Returns what finds classes of the user's, as `load_own`."""
   return lambda name, key: load_own(name, key, kind)
-
-
-def own_function(argument: str) -> Finder:
-  """Returns what finds functions of the user's, as `load_function`."""
-  return lambda name, key: load_function(name, key, argument)
 
 
 def is_own(name: str) -> bool:

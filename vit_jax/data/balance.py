@@ -81,11 +81,10 @@ def show(title: str, classes: Sequence[str], values: np.ndarray) -> str:
 def describe(source: base.Source, value: float | str) -> str:
   """Returns a line with the share of the draws that each class gets.
 
-  Arguments and errors are those of `make`, whose sampling is on.
+  Arguments and errors are those of `make`.
   """
-  sampling = make(source, value)
-  assert sampling is not None
-  return show('shares of draws', source.classes, sampling.shares)
+  shares = make(source, value).shares
+  return show('shares of draws', source.classes, shares)
 
 
 def exponent(value: float | str) -> float:
@@ -93,8 +92,8 @@ def exponent(value: float | str) -> float:
   return 1.0 if value == CLASSES else float(value)
 
 
-def make(source: base.Source, value: float | str) -> Balance | None:
-  """Returns the balanced sampling of a source; None where there is none.
+def make(source: base.Source, value: float | str) -> Balance:
+  """Returns the balanced sampling of a source.
 
   Args:
     source: Training examples.
@@ -103,8 +102,6 @@ def make(source: base.Source, value: float | str) -> Balance | None:
   Raises:
     UserError: The examples have no label.
   """
-  if not exponent(value):
-    return None
   if 'label' not in source.features:
     raise UserError(
       f'config.data.balance is {value!r}, but the examples have no label: leave'

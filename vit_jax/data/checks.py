@@ -108,11 +108,8 @@ def _check_split(key: str, spec: str) -> None:
 
 
 def _check_crops(config: ml_collections.ConfigDict) -> None:
-  """Checks kind, interpolation, area and ratio of crops."""
+  """Checks the interpolation and the rounding of crops."""
   data = config.data
-  config_lib.build(
-    data.crop, 'data.crop', config_lib.table_finder(geometry.CROPS)
-  )
   if data.interpolation:
     config_lib.check_choice(
       config, 'data.interpolation', geometry.INTERPOLATIONS

@@ -16,7 +16,6 @@ from vit_jax.data.host import decode
 from vit_jax.data.host import maps
 
 _MOST = 2**16 - 1  # the largest stored number
-_WITH_COLUMNS = ('table:', 'tar:', 'hf:')  # starts of `config.data.name`
 _IGNORE, _WIDE_IGNORE = 2**8 - 1, 2**16 - 1  # labels that do not count
 
 
@@ -124,11 +123,6 @@ def check(config: ml_collections.ConfigDict) -> None:
       ' label 0'
     )
   columns = config.data.columns
-  if columns.map and not config.data.name.startswith(_WITH_COLUMNS):
-    raise UserError(
-      f'config.data.columns.map is {columns.map!r}: it is for table:, tar: and'
-      ' hf:, leave it out'
-    )
   if columns.map and not names:
     raise UserError(
       'config.data.columns.map needs the names of the classes: list them in'

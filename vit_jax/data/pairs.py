@@ -184,7 +184,7 @@ def split_folders(root: str) -> dict[str, Pair]:
   """
   outer = _splits_with_pairs(root)
   if outer:
-    return _by_split(root, outer)
+    return _by_split(outer)
   folder_pair = _image_and_map_folders(root)
   assert folder_pair is not None  # the caller asked `holds_pairs`
   images, maps = folder_pair
@@ -204,7 +204,7 @@ def split_folders(root: str) -> dict[str, Pair]:
     )
   for name in inner.keys() - folders_with_maps.keys():
     logging.info('%s has no maps, and is not read', inner[name][0])
-  return _by_split(root, folders_with_maps)
+  return _by_split(folders_with_maps)
 
 
 def match(
@@ -280,7 +280,7 @@ def _by_name(
   }
 
 
-def _by_split(root: str, folders: dict[str, Pair]) -> dict[str, Pair]:
+def _by_split(folders: dict[str, Pair]) -> dict[str, Pair]:
   """Returns folders by split, from folders by their own names."""
   result: dict[str, Pair] = {}
   for name, folder_pair in folders.items():

@@ -112,8 +112,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       f' of config.objective.name={config.objective.name} needs the whole batch'
       ' at once: set it to 1'
     )
-  head = config.model.head
-  if head and 'norm' in parts.parse(head, 'model.head').options:
+  head = parts.parse(config.model.head or 'linear', 'model.head')
+  if head.options.get('norm') == 'batch':
     config_lib.wing('vit_jax.objectives.head_norm:check')(config, cls)
 
 

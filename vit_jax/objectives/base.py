@@ -420,7 +420,14 @@ class Objective(abc.ABC):
         jnp.resize(rng.rows, (count,)) + views * self.config.train.batch_size
       )
       rng = Rng(rng.key, rows)
-    arguments = self.train_arguments(rng) | kwargs
+    return self._apply_in_training(
+      params, images, self.train_arguments(rng) | kwargs
+    )
+
+  def _apply_in_training(
+    self, params: Params, images: jax.Array, arguments: Mapping[str, Any]
+  ) -> Any:
+    """Applies the model for training; `extensions.balancing` overrides it."""
     return self.apply(params, images, **arguments)
 
   def train_arguments(self, rng: Rng) -> dict[str, Any]:

@@ -203,8 +203,6 @@ def _load(path: str, image_size: tuple[int, int]) -> weights.Loaded:
     teacher = weights.load(os.path.expanduser(path), image_size=image_size)
   except ValueError as e:
     message = config_lib.one_line(e)
-    raise config_lib.UserError(
-      f'config.objective.options.teacher: {message}'
-    ) from None
+    raise config_lib.UserError(f'{_TEACHER}: {message}') from None
   logging.info('the teacher is %s', teacher.origin)
   return teacher

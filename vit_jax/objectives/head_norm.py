@@ -1,14 +1,13 @@
-"""Running statistics of a head's batch norm: who measures them, and how."""
+"""Checks of a config whose head has a batch norm."""
 
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax.config import parts
 from vit_jax.objectives import base
 
 
 def check(config: ml_collections.ConfigDict, cls: type[base.Objective]) -> None:
-  """Checks that running statistics of the model are measured, and exactly.
+  """Checks that running statistics of the head are measured, and exactly.
 
   Args:
     config: The full config.
@@ -17,11 +16,7 @@ def check(config: ml_collections.ConfigDict, cls: type[base.Objective]) -> None:
   Raises:
     UserError: They are not.
   """
-  head = config.model.head
-  options = parts.parse(head, 'model.head').options if head else {}
-  if options.get('norm') != 'batch':
-    return
-  problem = f'config.model.head is {head!r}, but config.{{}}'
+  problem = f'config.model.head is {config.model.head!r}, but config.{{}}'
   if not cls.moves_statistics:
     raise config_lib.UserError(
       problem.format(f'objective.name={config.objective.name}')

@@ -25,7 +25,6 @@ import optax
 
 from vit_jax import config as config_lib
 from vit_jax.config import options
-from vit_jax.config import parts
 from vit_jax.config import registry
 from vit_jax.optim import rules
 
@@ -138,16 +137,14 @@ def method(config: ml_collections.ConfigDict) -> Method:
   Raises:
     UserError: There is no such optimizer, or an option does not do.
   """
-  chosen: Method
-  if ':' in parts.parse(config.name, _KEY).name:
-    chosen = registry.wing('vit_jax.optim.named:Named')(config)
-  else:
-    user_optimizer = registry.own_function('learning_rate')
-    find = registry.table_finder(
-      OPTIMIZERS, user_optimizer, 'optax:adan(b1=0.98)'
-    )
-    chosen = registry.build(config.name, _KEY, find)
-  return chosen
+  optimizer: Method = registry.build_or_find(
+    config.name,
+    _KEY,
+    OPTIMIZERS,
+    lambda: registry.wing('vit_jax.optim.named:Named')(config),
+    'optax:adan(b1=0.98)',
+  )
+  return optimizer
 
 
 def check(config: ml_collections.ConfigDict) -> None:

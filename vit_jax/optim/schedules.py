@@ -13,7 +13,6 @@ import optax
 
 from vit_jax import config as config_lib
 from vit_jax.config import options
-from vit_jax.config import parts
 from vit_jax.config import registry
 
 SCHEDULES = {
@@ -119,17 +118,14 @@ def schedule(config: ml_collections.ConfigDict) -> Schedule:
   Raises:
     UserError: There is no such schedule, or an option does not do.
   """
-  chosen: Schedule
-  if ':' in parts.parse(config.schedule, _KEY).name:
-    chosen = registry.wing('vit_jax.optim.other_schedules:CustomSchedule')(
-      config.schedule
-    )
-  else:
-    user_schedule = registry.own_function('steps')
-    find = registry.table_finder(
-      SCHEDULES, user_schedule, 'my_module:my_schedule'
-    )
-    chosen = registry.build(config.schedule, _KEY, find)
+  custom = 'vit_jax.optim.other_schedules:CustomSchedule'
+  chosen: Schedule = registry.build_or_find(
+    config.schedule,
+    _KEY,
+    SCHEDULES,
+    lambda: registry.wing(custom)(config.schedule),
+    'my_module:my_schedule',
+  )
   return chosen
 
 

@@ -299,13 +299,13 @@ class BatchMaker:
     if isinstance(self.source, ArraySource):
       self._copy(self.source, positions[rows], batch, rows)
       return batch
-    fill = config_lib.wing(self.image.filler)(self)
+    fill = config_lib.wing(self.image.filler)(self, draws, batch)
     rows_of: dict[int, list[int]] = {}  # an image may come several times
     for i in rows.tolist():
       rows_of.setdefault(int(positions[i]), []).append(i)
     for position, example_rows in rows_of.items():
       example = self.source.read(position)
-      fill(example, draws, batch, example_rows)
+      fill(example, example_rows)
       batch['index'][example_rows] = example.index
       self._fill_targets(example, draws, batch, example_rows)
     return batch

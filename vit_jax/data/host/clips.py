@@ -15,7 +15,6 @@ from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data import input_kinds
 from vit_jax.data.base import Example
-from vit_jax.data.host import batches
 from vit_jax.data.host import decode
 from vit_jax.data.host import geometry
 from vit_jax.data.host import images as images_lib
@@ -146,20 +145,14 @@ class Cutter:
 class ClipFiller(images_lib.ImageFiller):
   """Cuts clips and parts of spectrograms into rows of a batch."""
 
-  def fill_crops(
-    self,
-    example: Example,
-    draws: np.ndarray,
-    batch: batches.Batch,
-    rows: list[int],
-  ) -> None:
+  def fill_crops(self, example: Example, rows: list[int]) -> None:
     """Cuts a video or a spectrogram, which has a size of its own."""
     maker = self.maker
     crop = maker.views['image'].crop
     cut = Cutter(maker.image, crop, maker.channels, maker.levels)
     for i in rows:
-      key = None if maker.in_order else maker.crop_key(int(draws[i]))
-      batch['image'][i] = cut(example.values['image'], key, example.origin)
+      key = None if maker.in_order else self.key(i)
+      self.batch['image'][i] = cut(example.values['image'], key, example.origin)
 
 
 def start(total_frames: int, part_frames: int, key: Key) -> int:

@@ -20,26 +20,33 @@ class ImageFiller:
 
   Attributes:
     maker: Makes the batch.
+    batch: The batch.
+    maps: Kinds of the maps of the source, by name.
   """
 
-  def __init__(self, maker: batches.BatchMaker):
-    """Prepares to fill a batch of `maker`."""
-    cv2.setNumThreads(1)  # other cores make other batches
-    self.maker = maker
+  def __init__(
+    self, maker: batches.BatchMaker, draws: np.ndarray, batch: batches.Batch
+  ):
+    """Prepares to fill a batch.
 
-  def __call__(
-    self,
-    example: Example,
-    draws: np.ndarray,
-    batch: batches.Batch,
-    rows: list[int],
-  ) -> None:
+    Args:
+      maker: Makes the batch.
+      draws: Draws of the whole batch, int64 [b].
+      batch: The batch, of which rows are changed.
+    """
+    cv2.setNumThreads(1)  # other cores make other batches
+    self.maker, self.batch, self._draws = maker, batch, draws
+    self.maps = features.maps(maker.source.features)
+
+  def key(self, row: int) -> tuple[int, ...]:
+    """Returns the key of the random numbers of a row's crop."""
+    return self.maker.crop_key(int(self._draws[row]))
+
+  def __call__(self, example: Example, rows: list[int]) -> None:
     """Fills in the image of an example and its maps.
 
     Args:
       example: The example.
-      draws: Draws of the whole batch, int64 [b].
-      batch: The batch, of which rows are changed.
       rows: The rows that get this example.
 
     Raises:
@@ -47,45 +54,39 @@ class ImageFiller:
     """
     maker = self.maker
     if maker.stored is None:
-      self.fill_crops(example, draws, batch, rows)
+      self.fill_crops(example, rows)
       return
-    batch['image'][rows] = transforms.decode_whole(  # the device crops
+    self.batch['image'][rows] = transforms.decode_whole(  # the device crops
       example.image, maker.stored, maker.channels, example.origin, maker.levels
     )
     for name in maker.map_sizes:
-      batch[name][rows] = self.labels(example, name, maker.stored)
+      self.batch[name][rows] = self.labels(example, name, maker.stored)
 
-  def fill_crops(
-    self,
-    example: Example,
-    draws: np.ndarray,
-    batch: batches.Batch,
-    rows: list[int],
-  ) -> None:
+  def fill_crops(self, example: Example, rows: list[int]) -> None:
     """Crops an image, of a size of its own, and its maps."""
     maker = self.maker
     image = transforms.StoredImage(
       example.image, maker.channels, example.origin, maker.levels
     )
     for i in rows:
-      for name, pixels in self._crops(image, int(draws[i])):
-        batch[name][i] = pixels
+      for name, pixels in self._crops(image, i):
+        self.batch[name][i] = pixels
     for name in maker.map_sizes:
       labels = self.labels(example, name, image.size)
       for i in rows:
-        batch[name][i] = self._cut_map(labels, name, int(draws[i]))
+        self.batch[name][i] = self._cut_map(labels, name, i)
 
   def _crops(
-    self, image: transforms.StoredImage, draw: int
+    self, image: transforms.StoredImage, row: int
   ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the crops of a draw by view name; decodes the image once."""
+    """Yields the crops of a row by view name; decodes the image once."""
     views = self.maker.views
     crops = [
       crop
       for view in views.values()
       for crop in [view.crop] * (view.count or 1)
     ]
-    key = self.maker.crop_key(draw)
+    key = self.key(row)
     rngs = [  # the first crop's key is the same with and without other crops
       np.random.default_rng((*key, i) if i else key) for i in range(len(crops))
     ]
@@ -98,14 +99,14 @@ class ImageFiller:
     self, example: Example, name: str, size: tuple[int, ...]
   ) -> np.ndarray:
     """Returns a map of classes [h, w], of the size of its image."""
-    kind = features.maps(self.maker.source.features)[name]
+    kind = self.maps[name]
     read: Callable[..., np.ndarray] = config_lib.wing(kind.reader)
     return read(example, name, kind, size)
 
-  def _cut_map(self, labels: np.ndarray, name: str, draw: int) -> np.ndarray:
-    """Returns the crop of a map that belongs to the image's crop of a draw."""
-    maker = self.maker
-    ignore = features.maps(maker.source.features)[name].ignore
-    crop = geometry.for_map(maker.views['image'].crop, ignore)
-    rng = np.random.default_rng(maker.crop_key(draw))
+  def _cut_map(self, labels: np.ndarray, name: str, row: int) -> np.ndarray:
+    """Returns the crop of a map that belongs to the image's crop of a row."""
+    crop = geometry.for_map(
+      self.maker.views['image'].crop, self.maps[name].ignore
+    )
+    rng = np.random.default_rng(self.key(row))
     return transforms.transform(labels[..., None], 1, crop, rng)[..., 0]

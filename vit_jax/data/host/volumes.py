@@ -8,32 +8,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.data import features
 from vit_jax.data import input_kinds
 from vit_jax.data.base import Example
-from vit_jax.data.host import batches
 from vit_jax.data.host import images
 
 
 class VolumeFiller(images.ImageFiller):
   """Cuts volumes and their maps into rows of a batch."""
 
-  def __call__(
-    self,
-    example: Example,
-    draws: np.ndarray,
-    batch: batches.Batch,
-    rows: list[int],
-  ) -> None:
+  def __call__(self, example: Example, rows: list[int]) -> None:
     """Cuts a scan, of a size of its own, and its maps; or pads them."""
     maker = self.maker
     assert isinstance(maker.image, input_kinds.Volume)
     if maker.image.fixed:
-      super().__call__(example, draws, batch, rows)
+      super().__call__(example, rows)
       return
     scan = maker.levels.keep(example.values['image'], example.origin)
-    scan_size, size = scan.shape[:-1], batch['image'].shape[1:-1]
-    kinds = features.maps(maker.source.features)
+    scan_size, size = scan.shape[:-1], self.batch['image'].shape[1:-1]
     maps = {
       name: self.labels(example, name, scan_size) for name in maker.map_sizes
     }
@@ -41,15 +32,16 @@ class VolumeFiller(images.ImageFiller):
     if maps and maker.foreground and not maker.in_order:
       name, labels = next(iter(maps.items()))
       origin = example.feature_origin(name)
-      places = foreground(labels, kinds[name].ignore, origin)
+      places = foreground(labels, self.maps[name].ignore, origin)
     for i in rows:
-      rng = np.random.default_rng(maker.crop_key(int(draws[i])))
+      rng = np.random.default_rng(self.key(i))
       at: tuple[int, ...] = (0, 0, 0)
       if not maker.in_order:
         at = corner(scan_size, size, rng, maker.foreground, places)
-      batch['image'][i] = cut(scan, at, size, 0)
+      self.batch['image'][i] = cut(scan, at, size, 0)
       for name, labels in maps.items():
-        batch[name][i] = cut(labels, at, size, kinds[name].ignore)
+        ignore = self.maps[name].ignore
+        self.batch[name][i] = cut(labels, at, size, ignore)
 
 
 def foreground(labels: np.ndarray, ignore: int, origin: str) -> np.ndarray:

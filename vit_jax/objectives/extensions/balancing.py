@@ -1,5 +1,6 @@
 """Losses that parts of a model add to that of the objective, as of experts."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -68,8 +69,11 @@ class Balanced(base.Objective):
     balance = jnp.stack(losses.arrays).mean()
     return loss + balance, scalars | {contract.BALANCE: balance}, extra
 
-  def apply_train(
-    self, params: base.Params, images: jax.Array, rng: base.Rng, **kwargs: Any
+  def _apply_in_training(
+    self,
+    params: base.Params,
+    images: jax.Array,
+    arguments: Mapping[str, Any],
   ) -> Any:
     """Applies the model, and keeps the losses of its parts.
 
@@ -77,11 +81,11 @@ class Balanced(base.Objective):
       UserError: It is called within a transformation of the loss, as
         `jax.lax.map`, which these losses cannot leave by themselves.
     """
-    losses, mutable = self._losses, kwargs.get('mutable', [])
+    losses, mutable = self._losses, arguments.get('mutable', [])
     if losses is None or COLLECTION in mutable:
       if losses is not None:
         losses.are_added = True
-      return super().apply_train(params, images, rng, **kwargs)
+      return super()._apply_in_training(params, images, arguments)
     if losses.trace != jax_core.get_opaque_trace_state():
       raise config_lib.UserError(
         f'config.objective.name={self.config.objective.name} applies the model'
@@ -89,7 +93,7 @@ class Balanced(base.Objective):
         " losses of experts from apply_train(..., mutable=['losses']) and add"
         ' them to the loss, or set loss=0 in config.model.mlp'
       )
-    kwargs['mutable'] = [*mutable, COLLECTION]
-    outputs, state = super().apply_train(params, images, rng, **kwargs)
+    arguments = {**arguments, 'mutable': [*mutable, COLLECTION]}
+    outputs, state = super()._apply_in_training(params, images, arguments)
     losses.arrays += jax.tree.leaves(state.pop(COLLECTION))
     return (outputs, state) if mutable else outputs
