@@ -45,7 +45,7 @@ AXES: Mapping[str, Sequence[int]] = {
   'batch': (1, 2, 4, 8, 16, 32),
   'devices': (1, 2),
 }
-# Fixed sizes, those of ViT-Ti/16.
+# Fixed sizes: ViT-Ti/16's.
 _WIDTH, _HEAD, _BATCH = 192, 64, 8
 # At 4,096 tokens, the attention of more images would take tens of GiB.
 _BATCH_OF_TOKENS = 1

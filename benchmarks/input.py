@@ -238,7 +238,7 @@ def _our_batches(
 def _check_batch(
   config: ml_collections.ConfigDict, crop: Crop, kind: str
 ) -> None:
-  """Compares the images of the first batch with those of its files.
+  """Compares the images of the first batch with its files.
 
   Raises:
     UserError: They differ.

@@ -1,7 +1,7 @@
 """Times a method in turns with PyTorch's.
 
 That is its training step and, for segmentation, windows that slide over a
-larger input. The settings are those of the method's recipe, with a smaller
+larger input. The settings are the recipe's of the method, with a smaller
 model, and without what PyTorch's programs do in their data loaders (changes of
 colours) or leave to chance (dropout, stochastic depth). Images, captions and
 maps are random numbers: no data are read.

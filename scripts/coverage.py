@@ -174,7 +174,7 @@ def _line(error: Exception) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Like:
-  """A model whose arrays have the names of those of another one.
+  """A model whose arrays have another one's names.
 
   Attributes:
     name: Name of the other, which is compared.

@@ -92,7 +92,7 @@ def _figure(
 
 
 def write_classes(root: pathlib.Path, train: int, val: int, seed: int) -> None:
-  """Writes a folder of images by class; counts are those of each class."""
+  """Writes a folder of images by class; counts are by class."""
   rng = np.random.default_rng(seed)
   for split, count in (('train', train), ('val', val)):
     for kind in KINDS:

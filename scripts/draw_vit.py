@@ -3,7 +3,7 @@ r"""Draws the diagram of a Vision Transformer.
   python scripts/draw_vit.py docs/pictures/vit.svg
 
 The upper row is the forward pass: image, patches, tokens, blocks, head, logits.
-The lower row is one block. Numbers in parentheses are those of the equations in
+The lower row is one block. Numbers in parentheses name the equations in
 the ViT paper (arXiv:2010.11929, section 3.1). Needs the extra [notebooks].
 """
 

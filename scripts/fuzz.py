@@ -6,7 +6,7 @@ r"""Looks for inputs that end in a traceback, with more cases than the tests.
 Configs, checkpoints, directories, images and requests of the page are damaged
 at random; each must be accepted, or refused with a one-line error. A failed
 case is printed with its seed; --target=NAME --seed=SEED --count=1 repeats it.
-The cases are those of tests/hostile.py, and need the extra [test]. The exit
+The cases come from tests/hostile.py, and need the extra [test]. The exit
 status is 1 if any failed.
 """
 

@@ -34,7 +34,7 @@ def photographs(height: int, width: int, channels: int = 3) -> np.ndarray:
   return np.concatenate([images, alpha], axis=-1)[..., :channels]
 
 
-def draw_of(names, amounts, spots=None) -> operations.Draw:
+def make_draw(names, amounts, spots=None) -> operations.Draw:
   """Returns the `Draw` of a name and an amount for each image."""
   return operations.Draw(
     jnp.array([operations.NAMES.index(name) for name in names]),

@@ -43,7 +43,7 @@ _VERB = re.compile(r'^((?:\w+=\S+ )*)vit-jax ([a-z]+)\b')
 _CONFIG_NAME = re.compile(r'(--config=)(\w+)(?=[:\s]|$)')
 # The name of a program.
 _MENTION = re.compile(r'python -m (vit_jax\.|benchmarks)[\w.]*')
-_OURS = ('python -m vit_jax', 'python -m benchmarks', 'python scripts/')
+_PROGRAMS = ('python -m vit_jax', 'python -m benchmarks', 'python scripts/')
 # Stands for what a reader replaces.
 _EXAMPLES = {
   '/path/to/cifar10': 'images',
@@ -66,12 +66,12 @@ class Program:
   Attributes:
     names: Global names of its module.
     flags: Its flags, with the values of the command.
-    rest: Name of the program and the arguments that are not flags.
+    arguments: Name of the program and the arguments that are not flags.
   """
 
   names: dict[str, Any]
   flags: flags.FlagValues
-  rest: list[str]
+  arguments: list[str]
 
 
 def read(page: str) -> str:
@@ -116,12 +116,12 @@ def _canonical(command: str) -> str:
 def indented(page: str) -> list[str]:
   """Returns the lines of code that are set off by four spaces."""
   text = read(page)
-  found = re.findall(
+  lines = re.findall(
     r'^    (\S.*)$',
     re.sub(r'^```.*?^```$', '', text, flags=re.DOTALL | re.M),
     re.M,
   )
-  return [x for x in found if 'vit_jax.' in x]
+  return [x for x in lines if 'vit_jax.' in x]
 
 
 def docstring_commands() -> list[str]:
@@ -142,7 +142,7 @@ def docstring_commands() -> list[str]:
 
 def is_ours(command: str) -> bool:
   """Returns whether a command runs a Python program of this repository."""
-  return command.startswith(_OURS)
+  return command.startswith(_PROGRAMS)
 
 
 def words(command: str) -> list[str]:

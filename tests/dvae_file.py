@@ -22,7 +22,7 @@ def write(path: pathlib.Path, drop: str = '') -> None:
     width = out
   arrays = {}
   for name, shape in shapes.items():
-    key, own = jax.random.split(key)
-    arrays[f'blocks.{name}.w'] = np.asarray(jax.random.normal(own, shape))
+    key, layer_key = jax.random.split(key)
+    arrays[f'blocks.{name}.w'] = np.asarray(jax.random.normal(layer_key, shape))
     arrays[f'blocks.{name}.b'] = np.zeros(shape[0], np.float32)
   save_file({k: x for k, x in arrays.items() if k != drop}, path)

@@ -70,8 +70,8 @@ class Handler(http_server.BaseHTTPRequestHandler):
     self.answer()
 
   def answer(self, with_body: bool = True) -> None:
-    seen = self.server.requests if with_body else self.server.heads
-    seen.append((self.path, self.headers))
+    requests = self.server.requests if with_body else self.server.heads
+    requests.append((self.path, self.headers))
     reply = self.server.replies.get(self.path, Reply(b'', 404))
     if reply.gate:
       reply.gate.wait(timeout=30)

@@ -39,12 +39,12 @@ def read(path):
     return {name: arrays.read(name) for name in arrays.shapes}
 
 
-def images_of(height, width, channels=3):
+def random_images(height, width, channels=3):
   rng = np.random.default_rng(0)
   return rng.standard_normal((2, height, width, channels), np.float32)
 
 
-def of_transformers(name, fields):
+def transformers_model(name, fields):
   """Returns torch, transformers and a model of theirs with random weights.
 
   Args:
@@ -78,13 +78,13 @@ def fields(loaded):
   return result
 
 
-def assert_same(one, other):
+def assert_same(loaded, expected):
   """Checks that two models are the same, to the bit."""
-  assert fields(one) == fields(other)
-  ours, theirs = flat(one), flat(other)
-  assert ours.keys() == theirs.keys()
-  for path, array in ours.items():
-    np.testing.assert_array_equal(array, theirs[path], path)
+  assert fields(loaded) == fields(expected)
+  arrays, expected_arrays = flat(loaded), flat(expected)
+  assert arrays.keys() == expected_arrays.keys()
+  for path, array in arrays.items():
+    np.testing.assert_array_equal(array, expected_arrays[path], path)
 
 
 def random_model(size=(32, 32), channels=3, classes=(), **fields):

@@ -30,7 +30,7 @@ import golden_cases
 import jax
 
 
-def check_of(
+def find_check(
   checks: dict[str, golden_cases.Check], name: str
 ) -> golden_cases.Check | None:
   """Returns the check of a case: of its name, or without a number behind."""
@@ -45,14 +45,14 @@ def cases(directory: pathlib.Path) -> Iterator[golden_cases.Case]:
   """
   file = directory / 'cases.json'
   try:
-    found = json.loads(file.read_text())
+    entries = json.loads(file.read_text())
   except (OSError, ValueError) as e:
     raise ValueError(f'{file} cannot be read: {e}') from None
-  if not isinstance(found, list) or not all(
-    isinstance(x, dict) and isinstance(x.get('name'), str) for x in found
+  if not isinstance(entries, list) or not all(
+    isinstance(x, dict) and isinstance(x.get('name'), str) for x in entries
   ):
     raise ValueError(f'{file} is no list of cases with names')
-  for fields in found:
+  for fields in entries:
     yield golden_cases.Case(directory, fields)
 
 
@@ -75,13 +75,13 @@ def main(directories: list[str], is_verbose: bool = False) -> int:
   checks, verdicts, is_whole = golden_cases.checks(), [], True
   for directory in map(pathlib.Path, directories):
     try:
-      found = list(cases(directory))
+      case_list = list(cases(directory))
     except ValueError as e:
       print(f'error: {e}', file=sys.stderr)
-      found, is_whole = [], False
-    for case in found:
+      case_list, is_whole = [], False
+    for case in case_list:
       good, text = False, 'no function'
-      if check := check_of(checks, case.name):
+      if check := find_check(checks, case.name):
         try:
           good, text = run(case, check)
         except Exception as e:  # the other cases shall still run

@@ -112,11 +112,11 @@ def case(target: 'Target', seed: int, folder: pathlib.Path) -> bool:
     FailureError: It ended in another way than it may.
   """
   rng = np.random.default_rng([seed, *target.__name__.encode()])
-  here = folder / f'{target.__name__}-{seed}'
-  here.mkdir()
+  target_folder = folder / f'{target.__name__}-{seed}'
+  target_folder.mkdir()
   try:
     with _limit():
-      target(rng, here)
+      target(rng, target_folder)
   except UserError as e:
     line = str(e)
     if not line or '\n' in line:
@@ -127,7 +127,7 @@ def case(target: 'Target', seed: int, folder: pathlib.Path) -> bool:
       raise
     raise FailureError(f'{type(e).__name__}: {e}'[:500]) from e
   finally:
-    shutil.rmtree(here)
+    shutil.rmtree(target_folder)
   return True
 
 
@@ -159,7 +159,7 @@ def pick(rng: np.random.Generator, choices: Any) -> Any:
 # Configs.
 
 
-def value_of(rng: np.random.Generator, kind: type) -> Any:
+def hostile_value(rng: np.random.Generator, kind: type) -> Any:
   """Returns a value of a type, which may be a hostile one."""
   if kind is bool:
     return bool(rng.integers(2))
@@ -175,7 +175,7 @@ def value_of(rng: np.random.Generator, kind: type) -> Any:
     count = int(pick(rng, (0, 1, 2, 3, 4, 5, 1000)))
     if rng.random() < 0.6:  # all of one kind, as they should be
       inner = pick(rng, (int, float, str, tuple))
-      return tuple(value_of(rng, inner) for _ in range(min(count, 5)))
+      return tuple(hostile_value(rng, inner) for _ in range(min(count, 5)))
     return tuple(any_value(rng) for _ in range(min(count, 5)))
   return any_value(rng)
 
@@ -183,7 +183,7 @@ def value_of(rng: np.random.Generator, kind: type) -> Any:
 def any_value(rng: np.random.Generator) -> Any:
   """Returns a value of any type."""
   kind = pick(rng, (int, float, str, bool, tuple, None))
-  return None if kind is None else value_of(rng, kind)
+  return None if kind is None else hostile_value(rng, kind)
 
 
 def nested(depth: int) -> Any:
@@ -221,7 +221,9 @@ def configs(rng: np.random.Generator, folder: pathlib.Path) -> None:
   del folder
   config = tiny.config()
   changed = rng.choice(keys(), rng.integers(1, 4), replace=False)
-  set_and_check({key: value_of(rng, leaf_type(config, key)) for key in changed})
+  set_and_check(
+    {key: hostile_value(rng, leaf_type(config, key)) for key in changed}
+  )
 
 
 # Files of other programs.
@@ -229,9 +231,9 @@ def configs(rng: np.random.Generator, folder: pathlib.Path) -> None:
 
 def damaged(rng: np.random.Generator, content: bytes) -> bytes:
   """Returns a file with some bytes changed, lost or added."""
-  found = bytearray(content)
+  content_bytes = bytearray(content)
   for _ in range(rng.integers(1, 4)):
-    size = len(found)
+    size = len(content_bytes)
     # Headers are at the start; the directory of a ZIP file is at its end.
     begin = int(pick(rng, (0, 0, max(size - 2000, 0))))
     at = begin + int(rng.integers(max(min(2000, size - begin), 1)))
@@ -240,20 +242,20 @@ def damaged(rng: np.random.Generator, content: bytes) -> bytes:
     length = int(pick(rng, (1, 2, 4, 8, 100, 10_000)))
     match int(rng.integers(6)):
       case 0:
-        del found[at:]
+        del content_bytes[at:]
       case 1:
-        del found[at : at + length]
+        del content_bytes[at : at + length]
       case 2:
-        found[at : at + length] = rng.bytes(length)
+        content_bytes[at : at + length] = rng.bytes(length)
       case 3:
-        found[at:at] = found[at : at + length]
+        content_bytes[at:at] = content_bytes[at : at + length]
       case 4:
         number = pick(rng, (0, 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1))
-        found[at : at + 8] = int(number).to_bytes(8, 'little')
+        content_bytes[at : at + 8] = int(number).to_bytes(8, 'little')
       case _:
-        if found:
-          found[min(at, size - 1)] ^= 1 << rng.integers(8)
-  return bytes(found)
+        if content_bytes:
+          content_bytes[min(at, size - 1)] ^= 1 << rng.integers(8)
+  return bytes(content_bytes)
 
 
 def json_value(rng: np.random.Generator) -> Any:
@@ -340,8 +342,8 @@ def safetensors(rng: np.random.Generator, folder: pathlib.Path) -> None:
 def pth(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """A file of torch.save."""
   path = folder / 'x.pth'
-  found = foreign.read(foreign.TORCH / 'vit_registers_layerscale.safetensors')
-  torch_format.save(path, torch_format.state_dict(found))
+  params = foreign.read(foreign.TORCH / 'vit_registers_layerscale.safetensors')
+  torch_format.save(path, torch_format.state_dict(params))
   change = pick(rng, (damaged, rezipped))
   _load(path, change(rng, path.read_bytes()))
 
@@ -377,8 +379,8 @@ def spoil(rng: np.random.Generator, path: pathlib.Path) -> None:
 
 def hf_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """A directory of Hugging Face, of which one file is spoiled."""
-  there = folder / 'model'
-  shutil.copytree(foreign.TORCH / 'hf_vit', there)
+  directory = folder / 'model'
+  shutil.copytree(foreign.TORCH / 'hf_vit', directory)
   preprocessor = {
     'do_normalize': True,
     'image_mean': [0.5, 0.5, 0.5],
@@ -388,17 +390,17 @@ def hf_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
     'do_rescale': True,
     'rescale_factor': 1 / 255,
   }
-  (there / 'preprocessor_config.json').write_text(json.dumps(preprocessor))
-  spoil(rng, pick(rng, sorted(there.iterdir())))
-  vit_jax.load(there)
+  (directory / 'preprocessor_config.json').write_text(json.dumps(preprocessor))
+  spoil(rng, pick(rng, sorted(directory.iterdir())))
+  vit_jax.load(directory)
 
 
 def timm_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """A directory of timm's Hub, likewise."""
-  there = folder / 'model'
-  there.mkdir()
+  directory = folder / 'model'
+  directory.mkdir()
   name = 'vit_registers_layerscale.safetensors'
-  shutil.copy(foreign.TORCH / name, there / 'model.safetensors')
+  shutil.copy(foreign.TORCH / name, directory / 'model.safetensors')
   config = {
     'architecture': 'vit_small_patch16_224',
     'num_classes': 5,
@@ -416,39 +418,41 @@ def timm_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
       'label_names': ['a', 'b', 'c', 'd', 'e'],
     },
   }
-  (there / 'config.json').write_text(json.dumps(config))
-  spoil(rng, pick(rng, (there / 'config.json', *there.iterdir())))
-  vit_jax.load(there)
+  (directory / 'config.json').write_text(json.dumps(config))
+  spoil(rng, pick(rng, (directory / 'config.json', *directory.iterdir())))
+  vit_jax.load(directory)
 
 
 def our_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """What `convert` writes, with all of our fields in its config.json."""
-  there = folder / 'model'
-  shutil.copytree(_MADE['converted'], there)
-  spoil(rng, pick(rng, (there / 'config.json', *sorted(there.glob('*.*')))))
-  vit_jax.load(there)
+  directory = folder / 'model'
+  shutil.copytree(_MODELS['converted'], directory)
+  spoil(
+    rng, pick(rng, (directory / 'config.json', *sorted(directory.glob('*.*'))))
+  )
+  vit_jax.load(directory)
 
 
 def work_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """A run of which one file is spoiled; it is loaded, and shown."""
-  there = folder / 'run'
-  shutil.copytree(_MADE['run'], there)
+  workdir = folder / 'run'
+  shutil.copytree(_MODELS['run'], workdir)
   described = ('config.json', 'preprocess.json', 'run.json', 'metrics.jsonl')
-  stored = [x for x in sorted(there.rglob('*')) if x.is_file()]
+  stored = [x for x in sorted(workdir.rglob('*')) if x.is_file()]
   if rng.random() < 0.7:
-    stored = [there / name for name in described]
+    stored = [workdir / name for name in described]
   spoil(rng, pick(rng, stored))
   refused = None
   for read in (records.read, vit_jax.load):
     try:
-      read(there)
+      read(workdir)
     except UserError as e:
       refused = refused or e
   if refused:
     raise refused
 
 
-_MADE: dict[str, pathlib.Path] = {}  # by `make`
+_MODELS: dict[str, pathlib.Path] = {}  # by `make`
 
 
 def make(folder: pathlib.Path) -> None:
@@ -460,7 +464,7 @@ def make(folder: pathlib.Path) -> None:
 
   loaded = vit_jax.load(run)
   export.write(loaded, folder / 'converted', 'timm', 'a run')
-  _MADE.update(run=run, converted=folder / 'converted')
+  _MODELS.update(run=run, converted=folder / 'converted')
 
 
 # Images, and requests of the page.

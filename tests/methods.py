@@ -17,7 +17,7 @@ from vit_jax.train import loop
 
 TIMES = re.compile('time|second|data_wait|goodput|mfu|stall')
 # Ways to compute the same run.
-HOW = {
+LAYOUTS = {
   '8 devices': {'mesh__data': 2, 'mesh__fsdp': 4, 'mesh__min_size': 0},
   'accumulated': {'mesh__data': 1, 'train__accumulation': 2},
 }
@@ -84,7 +84,7 @@ def train(config, path=None):
   return state, scalars_by_step
 
 
-def losses_of(config):
+def training_losses(config):
   """Returns the training losses of a config, step by step, as `train` does."""
   return [x['loss'] for x in train(config)[1].values()]
 
@@ -164,9 +164,9 @@ def assert_learns(objective, batch):
   rng = Rng(jax.random.key(1), rows)
 
   @jax.jit
-  def loss_of(params):
+  def loss_fn(params):
     return objective.loss(params, extra, batch, rng)[0]
 
-  before, grads = jax.jit(jax.value_and_grad(loss_of))(params)
-  after = loss_of(jax.tree.map(lambda p, g: p - 0.01 * g, params, grads))
+  before, grads = jax.jit(jax.value_and_grad(loss_fn))(params)
+  after = loss_fn(jax.tree.map(lambda p, g: p - 0.01 * g, params, grads))
   assert np.isfinite(before) and after < before

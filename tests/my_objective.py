@@ -16,7 +16,9 @@ from vit_jax import config as config_lib
 from vit_jax.objectives import base
 
 
-class Mine(base.Objective):  # your name: --config.objective.name=my_file:Name
+class Decorrelated(
+  base.Objective
+):  # your name: --config.objective.name=my_file:Name
   """Features that noise does not change."""
 
   # Your own keys, config.objective.options.*, with their defaults.
@@ -49,9 +51,13 @@ class Mine(base.Objective):  # your name: --config.objective.name=my_file:Name
     spread = jnp.sqrt(clean.var(0) + 1e-4)  # [D]
     centred = clean - clean.mean(0)
     covariance = centred.T @ centred / (len(clean) - 1)  # [D, D]
-    others = covariance - jnp.diag(jnp.diag(covariance))
+    off_diagonal = covariance - jnp.diag(jnp.diag(covariance))
     loss = distance + options.variance_weight * jax.nn.relu(1 - spread).mean()
-    loss += options.covariance_weight * jnp.square(others).sum() / len(others)
+    loss += (
+      options.covariance_weight
+      * jnp.square(off_diagonal).sum()
+      / len(off_diagonal)
+    )
     return loss, {'distance': distance, 'spread': spread.mean()}, extra
 
   def outputs(self, params, batch):
@@ -63,7 +69,7 @@ def get_config(arg=''):
   """The config of an experiment: --config=my_objective.py."""
   config_lib.no_argument(arg)
   config = config_lib.load('digits')  # any config that is near to yours
-  config.objective.name = 'my_objective:Mine'
+  config.objective.name = 'my_objective:Decorrelated'
   config.objective.label_smoothing = 0.0
   config.train.duration = '300 steps'
   config.checkpoint.best = ''

@@ -18,16 +18,16 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def jpegs(folder):
   """Returns photographs, as JPEG files of many sizes; writes some of them."""
-  found = [*DATA.glob('*.jpg'), *PHOTOGRAPHS.glob('*.jpg')]
-  assert len(found) == 5
+  paths = [*DATA.glob('*.jpg'), *PHOTOGRAPHS.glob('*.jpg')]
+  assert len(paths) == 5
   pictures = [Image.open(path) for path in PHOTOGRAPHS.glob('*.jpg')]
   for i, size in enumerate(SIZES):
     picture, (width, height) = pictures[i % 2], size
     if width > picture.width:
       picture = picture.resize(size, Image.Resampling.LANCZOS)
-    found.append(folder / f'{width}x{height}.jpg')
-    picture.crop((0, 0, width, height)).save(found[-1], quality=90 + i)
-  return found
+    paths.append(folder / f'{width}x{height}.jpg')
+    picture.crop((0, 0, width, height)).save(paths[-1], quality=90 + i)
+  return paths
 
 
 def opened(path):
@@ -35,9 +35,11 @@ def opened(path):
   return ImageOps.exif_transpose(Image.open(path)).convert('RGB')
 
 
-def differences(preprocess, jpegs, theirs):
+def differences(preprocess, jpegs, reference):
   """Returns the mean difference of each image, of pixels in [0, 1]."""
   return [
-    np.abs((preprocess(path)[0] - theirs(opened(path))) * preprocess.std).mean()
+    np.abs(
+      (preprocess(path)[0] - reference(opened(path))) * preprocess.std
+    ).mean()
     for path in jpegs
   ]

@@ -130,8 +130,8 @@ def looked(vit, images):
   if not isinstance(vit.model, mixer.Mixer):
     names.append('attention')
 
-  def keep(seen):
-    return seen | {'logits': seen['logits'][None]}
+  def keep(outputs):
+    return outputs | {'logits': outputs['logits'][None]}
 
-  seen = features.reduced(vit, images, names, keep, axis=1)
-  return seen | {'logits': seen['logits'][0]}
+  outputs = features.reduced(vit, images, names, keep, axis=1)
+  return outputs | {'logits': outputs['logits'][0]}

@@ -15,25 +15,25 @@ import time
 _DAYS = 14  # that a program is kept after a test compiled it
 
 
-def flags(platform: str, given: str | None = None) -> str:
+def flags(platform: str, flags_before: str | None = None) -> str:
   """Returns the value of XLA_FLAGS, which must be set before jax starts.
 
   Args:
     platform: Where jax will run, such as 'cpu'.
-    given: Its value before, if it has one.
+    flags_before: Its value before, if it has one.
   """
-  found = given or '--xla_backend_optimization_level=0'
+  xla_flags = flags_before or '--xla_backend_optimization_level=0'
   if (
     platform == 'cpu'
     and importlib.metadata.version('jaxlib').startswith('0.10.')
-    and '--xla_cpu_use_fusion_emitters' not in found
+    and '--xla_cpu_use_fusion_emitters' not in xla_flags
   ):
     # Halves the rest. Later versions, and TPUs, end the process at these flags.
-    found += (
+    xla_flags += (
       ' --xla_cpu_use_fusion_emitters=false'
       ' --xla_cpu_parallel_codegen_split_count=1'
     )
-  return found
+  return xla_flags
 
 
 def cache_variables(platform: str) -> dict[str, str]:

@@ -33,10 +33,10 @@ def main(argv):
   print(json.dumps({'global': batches, 'read': sorted(read)}))
 
 
-def _recording(read, seen):
+def _recording(read, indices):
   def reads(position):
     example = read(position)
-    seen.add(example.index)
+    indices.add(example.index)
     return example
 
   return reads

@@ -65,14 +65,14 @@ def write_folder(root: pathlib.Path, **sizes: int) -> pathlib.Path:
 
 def config(folder: pathlib.Path, **overrides: Any) -> ml_collections.ConfigDict:
   """Returns the tiny config for a folder with train/ and val/."""
-  wanted = {
+  settings = {
     'data__name': f'folder:{folder}',
     'data__split': 'train',
     'data__channels': 3,
     'evals__val__split': 'val',
     'evals__test__split': '',
   }
-  return tiny.config(**(wanted | overrides))
+  return tiny.config(**(settings | overrides))
 
 
 def rows(*numbers: int, key: int = 0) -> Rng:

@@ -171,6 +171,6 @@ class Cluster:
     """Waits until the SLURM job has ended for good; returns its output."""
     ready, _, _ = select.select([self._over], [], [], 60)
     os.close(self._over)
-    said = (self.folder / 'log').read_text()
-    assert ready, said
-    return said
+    log = (self.folder / 'log').read_text()
+    assert ready, log
+    return log

@@ -44,7 +44,7 @@ def train(argv):
 def steps(flags, workdir, stopped):
   saved = workdir / 'saved'
   step = int(saved.read_text()) if saved.exists() else 0
-  how = flags.get('config.optim.decay_pattern', '')
+  decay_pattern = flags.get('config.optim.decay_pattern', '')
   with (workdir / 'metrics.jsonl').open('a') as file:
     while step < STEPS:
       if stopped:
@@ -62,10 +62,10 @@ def steps(flags, workdir, stopped):
       saved.write_text(str(step))
       if step == 4:
         hold(workdir.parents[2], stopped)
-      if step == 6 and how == 'fails':
+      if step == 6 and decay_pattern == 'fails':
         print('error: the loss of step 6 is not finite', file=sys.stderr)
         return 1
-      if step == 6 and how == 'dies':
+      if step == 6 and decay_pattern == 'dies':
         os.kill(os.getpid(), signal.SIGKILL)
   (workdir / 'DONE').write_text('{}')
   return 0
@@ -83,7 +83,7 @@ def sweep(argv):
 
   sys.argv = ['sweep', *argv]
   cli.run(
-    lambda rest: command.main(rest, PROGRAM, poll_s=0.02),
+    lambda arguments: command.main(arguments, PROGRAM, poll_s=0.02),
     command.__doc__,
     command.FLAGS,
   )

@@ -344,7 +344,7 @@ def check(program):
   if values.get('mesh'):
     plan.parse_mesh(values['mesh'], values['devices'])
   if values.get('sweep'):
-    space.check(*program.names['_check_flags'](program.rest))
+    space.check(*program.names['_check_flags'](program.arguments))
   if isinstance(values.get('parts'), list):  # of the benchmark
     assert {*values['parts']} <= {*program.names['PARTS']}
 
@@ -368,7 +368,7 @@ def test_commands_run(command, here):
     shutil.rmtree(workdir, ignore_errors=True)
   words = [y for x in words for y in expanded(x)]
   with documented.parsed(words) as program:
-    assert not program.names['main'](program.rest)
+    assert not program.names['main'](program.arguments)
 
 
 def expanded(word):

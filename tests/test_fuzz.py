@@ -37,7 +37,7 @@ def test_each_key_takes_or_refuses_any_value(key):
   rng = np.random.default_rng([*key.encode()])
   kind = hostile.leaf_type(tiny.config(), key)
   for _ in range(2):
-    value = hostile.value_of(rng, kind)
+    value = hostile.hostile_value(rng, kind)
     try:
       hostile.set_and_check({key: value})
     except UserError as e:

@@ -92,7 +92,7 @@ def test_killed_runs_end_in_the_same_bits(tmp_path):
     restoring.restore_params(whole)[0],
     restoring.restore_params(broken)[0],
   )
-  # The metrics are those of a run that was never interrupted, too.
+  # The metrics also equal a run that was never interrupted.
   lines = [
     [
       {k: v for k, v in line.items() if not re.search(TIMED, k)}

@@ -79,9 +79,12 @@ def change(
 def _skip_without_devices(config: ml_collections.ConfigDict) -> None:
   """Skips the test where the platform has too few devices for its mesh."""
   axes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-  wanted, there = math.prod(max(n, 1) for n in axes), jax.device_count()
-  if there < min(wanted, 8):  # a mesh for more is meant to be refused
-    pytest.skip(f'{wanted} devices are needed, and {there} are there')
+  num_needed, num_devices = (
+    math.prod(max(n, 1) for n in axes),
+    jax.device_count(),
+  )
+  if num_devices < min(num_needed, 8):  # a mesh for more is meant to be refused
+    pytest.skip(f'{num_needed} devices are needed, and {num_devices} are there')
 
 
 def flags(**overrides: Any) -> list[str]:
@@ -96,5 +99,5 @@ def flags(**overrides: Any) -> list[str]:
 def metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the lines of metrics.jsonl, but one that is being written."""
   text = (workdir / 'metrics.jsonl').read_text()
-  whole = text[: text.rfind('\n') + 1]
-  return [json.loads(line) for line in whole.splitlines()]
+  lines = text[: text.rfind('\n') + 1]
+  return [json.loads(line) for line in lines.splitlines()]

@@ -41,7 +41,7 @@ def make_model(model: vit.ViT) -> plain.BaselineViT:
 
 
 def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Renames the parameters of an unrolled ViT to those of the baseline."""
+  """Renames the parameters of an unrolled ViT to the baseline's names."""
   kernel = params['patch_embedding']['kernel']
   converted = {
     'cls_token': params['class_token'],

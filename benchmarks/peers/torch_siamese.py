@@ -125,7 +125,7 @@ def _last(width: int, size: int) -> Any:
 
 @torch.no_grad()
 def _move(average: Any, module: Any, options: Any) -> None:
-  """Moves an average's parameters towards those of a module."""
+  """Moves an average's parameters towards a module's."""
   pairs = zip(average.parameters(), module.parameters(), strict=True)
   for old, new in pairs:
     old.lerp_(new, 1 - options.momentum)

@@ -215,7 +215,7 @@ def test_a_flag_that_was_meant_as_a_key():
 
 @pytest.mark.parametrize('path', ['defaults', 'tasks', 'configs/defaults.py'])
 def test_no_other_modules_are_suggested(path, tmp_path, monkeypatch):
-  """As those of vit_jax/config/, where a wheel has configs/ beside it."""
+  """As a wheel has them: configs/ is beside vit_jax/config/."""
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError, match=r'those that come .* are in configs/$'):
     config_lib.load(path)

@@ -438,7 +438,7 @@ def test_a_list_names_what_is_missing(tmp_path):
 
 @pytest.mark.parametrize('kind', ['table', 'hf', 'tar'])
 def test_columns_of_images_and_maps(tmp_path, kind):
-  """The same examples as those of the folder, by two columns."""
+  """Two columns give the same examples as the folder."""
   write(tmp_path, 'images', 'masks', palette=True)
   paths = {
     name: [str(tmp_path / folder / f'{x}.png') for x in 'abc']

@@ -179,7 +179,7 @@ def decathlon(root, count=4, channels=2):
 
 
 def test_the_decathlon(tmp_path):
-  """Axes are those of the body, and places those of the wanted spacing."""
+  """Axes are the body's, and places have the wanted spacing."""
   config = make_config(decathlon(tmp_path), (8, 8, 8), window=(0.0, 120.0))
   config.data.channels = 2
   source = data.open_source(config, 'train')

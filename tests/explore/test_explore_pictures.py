@@ -256,7 +256,7 @@ DIGITS = '--data=digits', '--split=train[80%:]'
 
 @pytest.mark.slow
 def test_a_run_on_its_data(digits_run, tmp_path, capsys):
-  """The images are those of the data; two models are compared."""
+  """The images come from the data; two models are compared."""
   out = run(
     capsys,
     f'--from={digits_run}',

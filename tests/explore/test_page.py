@@ -116,7 +116,7 @@ class Browser:
     self.one(f'.{name} input').send_keys(*keys)
 
   def pixels(self, selector):
-    """Returns those of a canvas, uint8 [h, w, 4]."""
+    """Returns the pixels of a canvas, uint8 [h, w, 4]."""
     pixels, height, width = self.driver.execute_script(
       """const {width, height} = arguments[0];
       const image = arguments[0].getContext('2d').getImageData(

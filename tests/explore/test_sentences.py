@@ -1,4 +1,4 @@
-"""Sentences on the page: the server's answers are those of the library."""
+"""Sentences on the page: the server answers as the library."""
 
 import json
 

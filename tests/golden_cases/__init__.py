@@ -106,11 +106,11 @@ class Case:
     names += [
       x for x in self.fields.get('files', ()) if x.endswith('_expected.npz')
     ]
-    found = {}
+    arrays = {}
     for name in names:
       with np.load(self.directory / name) as file:
-        found |= dict(file)
-    return found
+        arrays |= dict(file)
+    return arrays
 
   @property
   def inputs(self) -> dict[str, np.ndarray]:
@@ -120,8 +120,8 @@ class Case:
   @property
   def expected(self) -> dict[str, np.ndarray]:
     """The answers, by name."""
-    found = {k: x for k, x in self.arrays.items() if not self._is_input(k)}
-    return found | dict(_flat(self.fields.get('values', {})))
+    answers = {k: x for k, x in self.arrays.items() if not self._is_input(k)}
+    return answers | dict(_flat(self.fields.get('values', {})))
 
   def _is_input(self, name: str) -> bool:
     if 'inputs' in self.fields:
@@ -144,23 +144,23 @@ class Case:
       name: self._judge(name, answers[name], x) for name, x in expected.items()
     }
 
-  def _judge(self, name: str, found: Any, expected: np.ndarray) -> Judged:
-    if isinstance(found, Judged):
-      return found
-    found = np.asarray(found)
-    if found.shape != expected.shape:
+  def _judge(self, name: str, answer: Any, expected: np.ndarray) -> Judged:
+    if isinstance(answer, Judged):
+      return answer
+    answer = np.asarray(answer)
+    if answer.shape != expected.shape:
       raise ValueError(
-        f'{name} has the shape {found.shape} instead of {expected.shape}'
+        f'{name} has the shape {answer.shape} instead of {expected.shape}'
       )
     if expected.dtype.kind != 'f':  # ids, masks and counts are exact
-      return Judged(float((found != expected).sum()), 0.0)
+      return Judged(float((answer != expected).sum()), 0.0)
     wide = expected.astype(np.float64)
-    found = found.astype(np.float64)
+    answer = answer.astype(np.float64)
     allowed, is_relative = self._tolerance(name)
     # A number that does not exist must not exist here either.
-    same = (wide == found) | (np.isnan(wide) & np.isnan(found))
+    is_equal = (wide == answer) | (np.isnan(wide) & np.isnan(answer))
     with np.errstate(invalid='ignore'):
-      difference = np.where(same, 0.0, abs(found - wide))
+      difference = np.where(is_equal, 0.0, abs(answer - wide))
     if is_relative:
       difference = difference / np.maximum(abs(wide), np.finfo(np.float64).tiny)
     elif not isinstance(self.fields['tolerance'], Mapping):
@@ -171,16 +171,16 @@ class Case:
 
   def _tolerance(self, name: str) -> tuple[float, bool]:
     """Returns the tolerance, and whether it is relative to each number."""
-    stated = self.fields['tolerance']
-    if stated == 'exact':
+    tolerance = self.fields['tolerance']
+    if tolerance == 'exact':
       return 0.0, False
-    if isinstance(stated, Mapping):  # the largest absolute difference
-      return stated['atol'], False
-    if not isinstance(stated, str):
-      return stated, False
-    if found := re.match(r'([\d.]+(e-?\d+)?) relative', stated):
-      return float(found[1]), True
-    raise ValueError(f'{name} must be judged by its function: {stated}')
+    if isinstance(tolerance, Mapping):  # the largest absolute difference
+      return tolerance['atol'], False
+    if not isinstance(tolerance, str):
+      return tolerance, False
+    if match := re.match(r'([\d.]+(e-?\d+)?) relative', tolerance):
+      return float(match[1]), True
+    raise ValueError(f'{name} must be judged by its function: {tolerance}')
 
 
 def _flat(
@@ -213,19 +213,17 @@ def load(
   """
   assert case.weights is not None
   size = pair(size)
-  found = vit_jax.load(
-    case.weights, as_stored=True, position_size=size, **fields
-  )
-  model, positions = found.model, found.params.get('position_embedding')
-  if size != found.position_size and positions is not None:
+  vit = vit_jax.load(case.weights, as_stored=True, position_size=size, **fields)
+  model, positions = vit.model, vit.params.get('position_embedding')
+  if size != vit.position_size and positions is not None:
     rows, cells = positions.shape[1], math.prod(weights.grid(model, size))
     tokens = {0: 'patches', 1: 'class', model.prefix_length: 'all'}
     if rows - cells not in tokens:
       raise ValueError(f'its {rows} positions are not for images of {size}')
-    first, *others = model.positions
+    first, *further_positions = model.positions
     first = first.clone(tokens=tokens[rows - cells])
-    model = model.clone(positions=(first, *others))
-  return dataclasses.replace(found, model=model, position_size=size)
+    model = model.clone(positions=(first, *further_positions))
+  return dataclasses.replace(vit, model=model, position_size=size)
 
 
 def with_rope(case: Case, **options: Any) -> str:
@@ -241,8 +239,8 @@ Check = Callable[[Case], Answers]
 
 def checks() -> dict[str, Check]:
   """Returns the checks of all modules by the names of cases."""
-  found: dict[str, Check] = {}
+  checks_by_name: dict[str, Check] = {}
   for module in pkgutil.iter_modules(__path__):
     loaded = importlib.import_module(f'{__name__}.{module.name}')
-    found |= loaded.CHECKS
-  return found
+    checks_by_name |= loaded.CHECKS
+  return checks_by_name

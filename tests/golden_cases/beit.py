@@ -55,8 +55,8 @@ def _objective(
   initial.fill(config, loaded)
   train_initial.fill(config)
   objectives.fill_options(config)
-  known = {'image': features.Image(loaded.position_size)}
-  objective = objectives.create(config, known)
+  image_feature = {'image': features.Image(loaded.position_size)}
+  objective = objectives.create(config, image_feature)
   assert isinstance(objective, beit.BEiT)
   start = initial.Start(config, (), loaded, objective)
   return objective, start.take()
@@ -74,24 +74,24 @@ def _check_export(
     ValueError: It has not.
   """
   assert case.weights is not None
-  whole, rest = None, {}
+  foreign_params, objective_params = None, {}
   if objective is not None:
-    whole = objective.foreign(loaded.format)
-    rest = {'head': params['head']}
-  loaded = dataclasses.replace(loaded, objective_params=rest)
+    foreign_params = objective.foreign(loaded.format)
+    objective_params = {'head': params['head']}
+  loaded = dataclasses.replace(loaded, objective_params=objective_params)
   with tempfile.TemporaryDirectory() as directory:
     path = pathlib.Path(directory) / 'written'
-    export.write(loaded, path, loaded.format, str(case.weights), whole)
-    found = _arrays(path / 'model.safetensors')
+    export.write(loaded, path, loaded.format, str(case.weights), foreign_params)
+    arrays = _arrays(path / 'model.safetensors')
   stored = case.weights
   if stored.is_dir():
     stored = stored / 'model.safetensors'
   expected = _arrays(stored)
-  wrong = [k for k in found.keys() ^ expected.keys()]
+  wrong = [k for k in arrays.keys() ^ expected.keys()]
   wrong += [
     k
-    for k in found.keys() & expected.keys()
-    if not np.array_equal(found[k], expected[k])
+    for k in arrays.keys() & expected.keys()
+    if not np.array_equal(arrays[k], expected[k])
   ]
   if wrong:
     raise ValueError(f'written back, these differ: {sorted(wrong)}')
@@ -99,8 +99,8 @@ def _check_export(
 
 def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
   """Returns a file's parameters; a table of indices is none."""
-  found = safetensors.load_file(path)
-  return {k: x for k, x in found.items() if not k.endswith('position_index')}
+  arrays = safetensors.load_file(path)
+  return {k: x for k, x in arrays.items() if not k.endswith('position_index')}
 
 
 def masked_images(case: golden_cases.Case) -> golden_cases.Answers:
@@ -113,12 +113,12 @@ def masked_images(case: golden_cases.Case) -> golden_cases.Answers:
   tokens[masked] = case.inputs['labels']
   picked = beit.pick(jnp.asarray(masked), int(masked.sum(axis=1).max()))
 
-  def loss_of(params: objectives.Params) -> jax.Array:
+  def loss_fn(params: objectives.Params) -> jax.Array:
     patches = objective.encode(params, images, masked)
     loss, _ = objective.scores(params, patches, tokens, picked)
     return loss / masked.sum()
 
-  loss, grads = jax.jit(jax.value_and_grad(loss_of))(params)
+  loss, grads = jax.jit(jax.value_and_grad(loss_fn))(params)
   patches = objective.encode(params, images, masked)
   _, state = objective.model.apply(
     {'params': params['trunk']},
@@ -149,7 +149,7 @@ def classifier(case: golden_cases.Case) -> golden_cases.Answers:
 
 
 def masks(case: golden_cases.Case) -> golden_cases.Answers:
-  """Compares the statistics of masks with those of another sample."""
+  """Compares statistics of masks with another sample's."""
   f = case.fields
   drawn = block_masks.BlockMasks(
     tuple(f['grid']),
@@ -203,27 +203,27 @@ def _compared(
     return _extremes(x, float(expected), statistic)
   spread = abs(x - x.mean())
   if statistic == 'mean':
-    found, error = x.mean(), x.std()
+    estimate, error = x.mean(), x.std()
   else:
     # Of the standard deviation, by the variance of the squares.
-    found, error = x.std(), (spread**2).std() / (2 * x.std())
+    estimate, error = x.std(), (spread**2).std() / (2 * x.std())
   error *= math.sqrt(2 / len(x))
-  return golden_cases.Judged(abs(found - float(expected)) / error, _SIGMAS)
+  return golden_cases.Judged(abs(estimate - float(expected)) / error, _SIGMAS)
 
 
 def _fractions(
-  found: np.ndarray, expected: np.ndarray, count: int
+  fractions: np.ndarray, expected: np.ndarray, count: int
 ) -> golden_cases.Judged:
   """Compares fractions of two samples of `count` values each."""
-  p = (found + expected) / 2
+  p = (fractions + expected) / 2
   error = np.sqrt(2 * p * (1 - p) / count)
   # A handful of values that the other sample lacks is no difference.
   error = np.maximum(error, 1 / count)
-  return golden_cases.Judged((abs(found - expected) / error).max(), _SIGMAS)
+  return golden_cases.Judged((abs(fractions - expected) / error).max(), _SIGMAS)
 
 
 def _extremes(
-  x: np.ndarray, expected: float, which: str
+  x: np.ndarray, expected: float, extreme: str
 ) -> golden_cases.Judged:
   """Compares extremes: few values of a sample are beyond the other's.
 
@@ -231,13 +231,13 @@ def _extremes(
   both is as likely in one as in the other: k values of one beyond all of the
   other have the probability 2^-k.
   """
-  beyond = x < expected if which == 'min' else x > expected
-  ordered = np.sort(x) if which == 'min' else -np.sort(-x)
-  sign = 1 if which == 'min' else -1
+  beyond = x < expected if extreme == 'min' else x > expected
+  ordered = np.sort(x) if extreme == 'min' else -np.sort(-x)
+  sign = 1 if extreme == 'min' else -1
   # The other extreme shall not be far beyond this sample's own tail.
   tail = abs(ordered[min(20, len(x) - 1)] - ordered[0])
-  outside = max(0.0, sign * (ordered[0] - expected))
-  too_far = outside > 2 * max(tail, 1.0)
+  excess = max(0.0, sign * (ordered[0] - expected))
+  too_far = excess > 2 * max(tail, 1.0)
   return golden_cases.Judged(
     float(beyond.sum()) if not too_far else math.inf, 20
   )

@@ -65,21 +65,21 @@ def _read(case, rules, module, *args, prefix='', ignored=''):
 
 def _numbers(names, prefix):
   """Returns how many different numbers are behind a prefix of names."""
-  rest = (n.removeprefix(prefix) for n in names if n.startswith(prefix))
-  return len({n.partition('.')[0] for n in rest})
+  endings = (n.removeprefix(prefix) for n in names if n.startswith(prefix))
+  return len({n.partition('.')[0] for n in endings})
 
 
-def _theirs(rules, tree):
+def _foreign_arrays(rules, tree):
   """Returns the arrays of our tree under the names of a format."""
   return dict(tables.write(rules, tree))
 
 
 def setr(kind, case):
   """Logits, losses, gradients and running statistics of a SETR."""
-  given, dims = case.inputs, case.dims
-  features = sorted(k for k in given if k.startswith('feat_'))
-  levels = [jnp.asarray(given[k]) for k in features]
-  labels, size = jnp.asarray(given['labels']), given['labels'].shape[1:]
+  inputs, dims = case.inputs, case.dims
+  features = sorted(k for k in inputs if k.startswith('feat_'))
+  levels = [jnp.asarray(inputs[k]) for k in features]
+  labels, size = jnp.asarray(inputs['labels']), inputs['labels'].shape[1:]
   with containers.open_arrays(case.weights) as arrays:
     convs, auxiliary_convs = (
       _numbers(arrays.shapes, f'{head}.up_convs.')
@@ -98,17 +98,17 @@ def setr(kind, case):
     for corners in (False, True)
   )
   params = _read(case, mmseg.SETR, module, levels)
-  logits, others = module.apply({'params': params}, levels)
+  logits, auxiliary_logits = module.apply({'params': params}, levels)
 
   def total(params, levels):
-    (main, others), changed = module.apply(
+    (main, auxiliary_logits), changed = module.apply(
       {'params': params}, levels, train=True, mutable=['statistics']
     )
     losses = [
       weight * pixel_losses.cross_entropy(maps.resize(x, size), labels)
       for weight, x in zip(
         itertools.chain([1.0], itertools.repeat(_AUXILIARY_WEIGHT)),
-        [main, *others],
+        [main, *auxiliary_logits],
         strict=False,
       )
     ]
@@ -121,7 +121,7 @@ def setr(kind, case):
   matrix = segments.confusion(
     np.asarray(labels), np.asarray(predicted), dims['num_classes']
   )
-  found = {
+  answers = {
     'head_logits': logits,
     'logits': maps.resize(logits, size),
     'logits_align_corners': maps.resize(
@@ -132,18 +132,18 @@ def setr(kind, case):
     'acc_seg': np.array([100 * segments.overlaps(matrix).total]),
     'loss_total': loss,
   }
-  found |= {f'aux{i}_head_logits': x for i, x in enumerate(others)}
-  found |= {f'loss_aux{i}': x for i, x in enumerate(losses[1:])}
-  found |= {f'grad_feat_{i}': x for i, x in enumerate(grads[1])}
-  theirs = _theirs(mmseg.SETR, grads[0])
-  found |= {f'grad.{name}': x for name, x in theirs.items()}
-  theirs = _theirs(mmseg.SETR, moved)
-  found |= {f'after.{name}': x for name, x in theirs.items()}
+  answers |= {f'aux{i}_head_logits': x for i, x in enumerate(auxiliary_logits)}
+  answers |= {f'loss_aux{i}': x for i, x in enumerate(losses[1:])}
+  answers |= {f'grad_feat_{i}': x for i, x in enumerate(grads[1])}
+  arrays = _foreign_arrays(mmseg.SETR, grads[0])
+  answers |= {f'grad.{name}': x for name, x in arrays.items()}
+  arrays = _foreign_arrays(mmseg.SETR, moved)
+  answers |= {f'after.{name}': x for name, x in arrays.items()}
   if kind == 'mla':
     neck = setr_lib.Neck(dims['neck_channels'])
     outputs = neck.apply({'params': params['neck']}, levels)
-    found |= {f'neck_{i}': x for i, x in enumerate(outputs)}
-  return found
+    answers |= {f'neck_{i}': x for i, x in enumerate(outputs)}
+  return answers
 
 
 def _unetr(dims):
@@ -171,16 +171,16 @@ def unetr(case):
   trunk, decoder = _unetr(dims)
   grid = tuple(n // dims['patch_size'] for n in volume.shape[1:-1])
   with containers.open_arrays(case.weights) as arrays:
-    rest = [n for n in arrays.shapes if not n.startswith('vit.')]
+    decoder_params = [n for n in arrays.shapes if not n.startswith('vit.')]
   params = _read(
     case,
     _TRUNKS[dims['proj_type']],
     trunk,
     volume,
     prefix='vit.',
-    ignored='|'.join([monai.IGNORED, *map(_exactly, rest)]),
+    ignored='|'.join([monai.IGNORED, *map(_exactly, decoder_params)]),
   )
-  seen, state = trunk.apply(
+  outputs, state = trunk.apply(
     {'params': params}, volume, method='trunk', mutable=['levels']
   )
   every = state['levels']['tokens']
@@ -189,8 +189,8 @@ def unetr(case):
     return x.reshape(len(x), *grid, x.shape[-1])
 
   levels = [laid_out(every[i]) for i in unetr_lib.LEVELS]
-  last = laid_out(seen['tokens'])
-  rest = _read(
+  last = laid_out(outputs['tokens'])
+  decoder_params = _read(
     case,
     monai.DECODER,
     decoder,
@@ -199,11 +199,13 @@ def unetr(case):
     last,
     ignored=r'vit\..*',
   )
-  found = decoder.apply({'params': rest}, volume, levels, last, method='stages')
-  found |= {f'tokens_{i}': x for i, x in enumerate(every)}
-  found['tokens_final'] = seen['tokens']
+  answers = decoder.apply(
+    {'params': decoder_params}, volume, levels, last, method='stages'
+  )
+  answers |= {f'tokens_{i}': x for i, x in enumerate(every)}
+  answers['tokens_final'] = outputs['tokens']
   # Of some the file has the first volumes alone.
-  return {name: found[name][: len(x)] for name, x in case.expected.items()}
+  return {name: answers[name][: len(x)] for name, x in case.expected.items()}
 
 
 def _exactly(name):
@@ -231,12 +233,12 @@ def patch_perceptron(case):
     part = {k: abstract[k] for k in names}
     params = tables.read(arrays, _PERCEPTRON, part, '')
   # Stored as a convolution it must be the same layer.
-  again = _theirs(monai.TRUNK, params)
+  again = _foreign_arrays(monai.TRUNK, params)
   kernel = again['patch_embedding.patch_embeddings.weight']
   embedding = patches_lib.Patches(
     dims['hidden_size'], tuple(dims['patch_size'])
   )
-  found = {}
+  answers = {}
   for name, x in (
     ('tokens', params['patch_embedding']['kernel']),
     ('tokens_conv', np.moveaxis(kernel, (0, 1), (-1, -2))),
@@ -244,8 +246,8 @@ def patch_perceptron(case):
     layer = params['patch_embedding'] | {'kernel': jnp.asarray(x)}
     y = embedding.apply({'params': layer}, volume)
     patches = y.reshape(len(y), -1, y.shape[-1])
-    found[name] = patches + params['position_embedding']
-  return found
+    answers[name] = patches + params['position_embedding']
+  return answers
 
 
 def _count(tree):
@@ -278,20 +280,22 @@ def _unetr_counts(size, channels, classes, features, hidden, mlp):
   key, grid = jax.random.key(0), (size // unetr_lib.PATCH,) * 3
   volume = jax.ShapeDtypeStruct((1, *(size,) * 3, channels), jnp.float32)
   tokens = jax.ShapeDtypeStruct((1, *grid, hidden), jnp.float32)
-  own = jax.eval_shape(trunk.init, key, volume)['params']
-  rest = jax.eval_shape(decoder.init, key, volume, [tokens] * 3, tokens)
+  trunk_params = jax.eval_shape(trunk.init, key, volume)['params']
+  decoder_params = jax.eval_shape(
+    decoder.init, key, volume, [tokens] * 3, tokens
+  )
   # MONAI's blocks hold a LayerNorm that nothing uses.
   unused = trunk.depth * 2 * hidden
-  used = _count(own) + _count(rest)
+  used = _count(trunk_params) + _count(decoder_params)
   return {
     'state_dict_total': used + unused,
     'unused_norm_cross_attn': unused,
     'used': used,
-    'vit': _count(own),
-    'decoder_and_encoders': _count(rest),
+    'vit': _count(trunk_params),
+    'decoder_and_encoders': _count(decoder_params),
   } | {
     f'per_module/{"out" if k == "classifier" else k}': _count(x)
-    for k, x in rest['params'].items()
+    for k, x in decoder_params['params'].items()
   }
 
 
@@ -301,33 +305,33 @@ def _setr_counts(kind, size, classes, convs):
   width = zoo_vit.SIZES[size]['hidden_size']
   levels = [jax.ShapeDtypeStruct((1, 2, 2, width), jnp.float32)] * 4
   params = jax.eval_shape(module.init, jax.random.key(0), levels)['params']
-  others = sorted(k for k in params if k.startswith('auxiliary'))
-  found = {
+  auxiliary_heads = sorted(k for k in params if k.startswith('auxiliary'))
+  counts = {
     'decode_head': _trained(params['decode']),
-    'auxiliary_heads_each': [_trained(params[k]) for k in others],
+    'auxiliary_heads_each': [_trained(params[k]) for k in auxiliary_heads],
   }
   if 'neck' in params:
-    found['neck'] = _trained(params['neck'])
-  return found
+    counts['neck'] = _trained(params['neck'])
+  return counts
 
 
 def parameter_counts(case):
   """Numbers of parameters with the sizes that the names of a case say."""
-  found = {}
+  answers = {}
   for name in case.fields['values']:
     if match := re.fullmatch(
       r'unetr_(\d+)_in(\d+)_out(\d+)_feature(\d+)_hidden(\d+)_mlp(\d+)', name
     ):
-      each = _unetr_counts(*map(int, match.groups()))
+      counts = _unetr_counts(*map(int, match.groups()))
     elif match := re.fullmatch(
       r'setr_([a-z]+)_vit_([a-z]+)_(\d+)_classes(?:_aux_num_convs(\d+))?', name
     ):
       kind, size, classes, convs = match.groups()
-      each = _setr_counts(kind, size.upper(), int(classes), int(convs or 1))
+      counts = _setr_counts(kind, size.upper(), int(classes), int(convs or 1))
     else:
       raise ValueError(f'no model is known by the name {name}')
-    found |= {f'{name}/{k}': np.asarray(x) for k, x in each.items()}
-  return found
+    answers |= {f'{name}/{k}': np.asarray(x) for k, x in counts.items()}
+  return answers
 
 
 def dice_cross_entropy(case):
@@ -341,14 +345,14 @@ def dice_cross_entropy(case):
 
 
 def _dice_cross_entropy(case):
-  given = {
+  inputs = {
     k: jnp.asarray(x, jnp.float64 if x.dtype.kind == 'f' else x.dtype)
     for k, x in case.inputs.items()
   }
-  logits, labels = given['logits'], given['labels']
+  logits, labels = inputs['logits'], inputs['labels']
   smooth = case.dims['smooth_nr'], case.dims['smooth_dr']
   dice = functools.partial(pixel_losses.dice, smooth=smooth)
-  found = {'ce': pixel_losses.cross_entropy(logits, labels, None, -1)}
+  answers = {'ce': pixel_losses.cross_entropy(logits, labels, None, -1)}
   for background, over_batch, squared in itertools.product(
     (True, False), repeat=3
   ):
@@ -360,30 +364,30 @@ def _dice_cross_entropy(case):
         ('sq', squared),
       )
     )
-    how = {
+    options = {
       'background': background,
       'over_batch': over_batch,
       'squared': squared,
       'labels': labels,
       'smooth': smooth,
     }
-    total = functools.partial(pixel_losses.dice_cross_entropy, **how)
-    found[f'dice{name}'] = pixel_losses.mean_dice(logits, **how)
-    found[f'total{name}'], found[f'grad{name}'] = jax.value_and_grad(total)(
+    total = functools.partial(pixel_losses.dice_cross_entropy, **options)
+    answers[f'dice{name}'] = pixel_losses.mean_dice(logits, **options)
+    answers[f'total{name}'], answers[f'grad{name}'] = jax.value_and_grad(total)(
       logits
     )
   probabilities = jax.nn.softmax(logits, axis=-1)
   one_hot = jax.nn.one_hot(labels, logits.shape[-1])
-  sigmoid, several = jax.nn.sigmoid(logits), given['multi_hot']
-  first, binary = logits[..., :1], given['binary_target']
-  found |= {
+  sigmoid, several = jax.nn.sigmoid(logits), inputs['multi_hot']
+  first, binary = logits[..., :1], inputs['binary_target']
+  answers |= {
     'per_class_dice': dice(probabilities, one_hot),
     'per_class_dice_batch': dice(probabilities, one_hot, over_batch=True),
     'jaccard': pixel_losses.mean_dice(
       logits, labels, jaccard=True, smooth=smooth
     ),
     'total_weighted': pixel_losses.dice_cross_entropy(
-      logits, labels, weights=given['class_weight'], smooth=smooth
+      logits, labels, weights=inputs['class_weight'], smooth=smooth
     ),
     'sigmoid_dice': dice(sigmoid, several).mean(),
     'sigmoid_dice_sq_batch': dice(
@@ -392,23 +396,23 @@ def _dice_cross_entropy(case):
     'binary_total': dice(jax.nn.sigmoid(first), binary).mean()
     + optax.sigmoid_binary_cross_entropy(first, binary).mean(),
   }
-  return found
+  return answers
 
 
 def dice_metric(case):
   """Dice coefficients and their means, with and without empty classes."""
-  given, classes = case.inputs, case.dims['classes']
-  found = {}
+  inputs, classes = case.inputs, case.dims['classes']
+  answers = {}
   for empty, background in itertools.product((True, False), repeat=2):
     name = f'bg{"T" if background else "F"}_ignore_empty{"T" if empty else "F"}'
-    each = segments.dice_by_image(
-      given['labels'], given['pred'], classes, ignore_empty=empty
+    coefficients = segments.dice_by_image(
+      inputs['labels'], inputs['pred'], classes, ignore_empty=empty
     )[:, 0 if background else 1 :]
-    by_image = np.array([segments.mean(x) for x in each])
-    by_class = np.array([segments.mean(x) for x in each.T])
-    counts = ~np.isnan(each)
-    found |= {
-      f'dice_{name}': each,
+    by_image = np.array([segments.mean(x) for x in coefficients])
+    by_class = np.array([segments.mean(x) for x in coefficients.T])
+    counts = ~np.isnan(coefficients)
+    answers |= {
+      f'dice_{name}': coefficients,
       f'mean_{name}': segments.mean(by_image),
       f'not_nans_mean_{name}': (~np.isnan(by_image)).sum(),
       f'mean_batch_{name}': np.nan_to_num(by_class),
@@ -416,28 +420,28 @@ def dice_metric(case):
       f'mean_channel_{name}': np.nan_to_num(by_image),
       f'not_nans_mean_channel_{name}': counts.sum(axis=1),
     }
-  return found
+  return answers
 
 
 def segmentation_metrics(case):
   """Areas and overlaps over images, places with an ignored label left out."""
-  given, classes = case.inputs, case.dims['classes']
-  labels, predicted = given['labels'], given['pred']
+  inputs, classes = case.inputs, case.dims['classes']
+  labels, predicted = inputs['labels'], inputs['pred']
   ignore = case.dims['ignore']
-  each = np.stack(
+  confusions = np.stack(
     [
       segments.confusion(*maps_, classes, ignore)
       for maps_ in zip(labels, predicted, strict=True)
     ]
   )
-  right = np.diagonal(each, axis1=1, axis2=2)
-  by_label, by_prediction = each.sum(axis=2), each.sum(axis=1)
-  total = segments.overlaps(each.sum(axis=0))
+  right = np.diagonal(confusions, axis1=1, axis2=2)
+  by_label, by_prediction = confusions.sum(axis=2), confusions.sum(axis=1)
+  total = segments.overlaps(confusions.sum(axis=0))
   # What goes wrong if ignored places count as predictions.
-  kept = np.stack(
+  all_predictions = np.stack(
     [np.bincount(x.ravel(), minlength=classes) for x in predicted]
   )
-  union = (by_label + kept - right).sum(axis=0)
+  union = (by_label + all_predictions - right).sum(axis=0)
   with np.errstate(invalid='ignore'):
     wrong = right.sum(axis=0) / union
   return {
@@ -455,12 +459,12 @@ def segmentation_metrics(case):
     'area_union': by_label + by_prediction - right,
     'area_pred': by_prediction,
     'area_label': by_label,
-    'confusion': each.sum(axis=0),
+    'confusion': confusions.sum(axis=0),
     'mIoU_per_image_mean': np.mean(
-      [segments.overlaps(x).mean_iou for x in each]
+      [segments.overlaps(x).mean_iou for x in confusions]
     ),
     'mIoU_wrong_ignore_as_class': segments.mean(wrong),
-    'reduced_labels': segments.without_zero(given['raw_labels'], ignore),
+    'reduced_labels': segments.without_zero(inputs['raw_labels'], ignore),
   }
 
 
@@ -482,7 +486,7 @@ def _network(case):
 
 def sliding_window(case):
   """Windows in volumes, with Gaussian and constant weights."""
-  dims, given = case.dims, case.inputs
+  dims, inputs = case.dims, case.inputs
   roi = tuple(dims['roi'])
   slide = functools.partial(
     windows.slide,
@@ -493,14 +497,14 @@ def sliding_window(case):
   )
   weights = windows.gaussian(roi, dims['sigma_scale'])
   stride = windows.strides(roi, dims['overlap'])
-  size = given['volume'].shape[1:-1]
+  size = inputs['volume'].shape[1:-1]
   corners = windows.starts(size, roi, stride)
   count = np.zeros(size, np.float32)
   for at in corners:
     count[tuple(slice(a, a + n) for a, n in zip(at, roi, strict=True))] += (
       weights
     )
-  found = {
+  answers = {
     'starts': corners,
     'importance_gaussian': weights,
     'count_gaussian': count,
@@ -512,28 +516,28 @@ def sliding_window(case):
     ):
       small, kind, percent = match.groups()
       overlap = int(percent) / 100 if percent else dims['overlap']
-      found[name] = slide(
-        images=given['small_volume' if small else 'volume'],
+      answers[name] = slide(
+        images=inputs['small_volume' if small else 'volume'],
         stride=windows.strides(roi, overlap),
         weights=kinds[kind],
       )
-  return found
+  return answers
 
 
 def slide_inference(case):
   """Windows in images, as mmsegmentation lays them."""
-  dims, given = case.dims, case.inputs
+  dims, inputs = case.dims, case.inputs
   window, stride = dims['crop'], dims['stride']
-  apply, size = _network(case), given['image'].shape[1:3]
+  apply, size = _network(case), inputs['image'].shape[1:3]
   corners = windows.starts(size, window, stride)
-  logits = windows.slide(apply, given['image'], window, stride)
+  logits = windows.slide(apply, inputs['image'], window, stride)
   count = np.zeros(size, np.int32)
   for y, x in corners:
     count[y : y + window[0], x : x + window[1]] += 1
   return {
     'logits': logits,
     'pred': logits.argmax(axis=-1),
-    'small_logits': windows.slide(apply, given['small_image'], window, stride),
+    'small_logits': windows.slide(apply, inputs['small_image'], window, stride),
     'boxes': np.concatenate([corners, corners + window], axis=1),
     'count': count,
   }
@@ -541,37 +545,37 @@ def slide_inference(case):
 
 def multi_scale(case):
   """Views of an image at several sizes and their mirror images."""
-  image, ratios, found = case.inputs['image'], case.dims['ratios'], {}
+  image, ratios, answers = case.inputs['image'], case.dims['ratios'], {}
   apply, size = _network(case), case.inputs['image'].shape[:2]
-  each = []
+  logits = []
   for ratio in ratios:
-    for one, mirrored in windows.views(image, [ratio]):
-      each.append(windows.view_logits(apply, one, mirrored, size))
-      found[f'logits_{ratio}_{"flip" if mirrored else "plain"}'] = each[-1]
+    for view, mirrored in windows.views(image, [ratio]):
+      logits.append(windows.view_logits(apply, view, mirrored, size))
+      answers[f'logits_{ratio}_{"flip" if mirrored else "plain"}'] = logits[-1]
       if not mirrored:
-        found[f'resized_{ratio}'] = one
+        answers[f'resized_{ratio}'] = view
   mean = windows.multi_scale(apply, image, ratios)
   shape = case.expected['pred'].shape
-  return found | {
+  return answers | {
     'probs': mean,
     'pred': mean.argmax(axis=-1).reshape(shape),
-    'pred_mean_logits': np.mean(each, axis=0).argmax(axis=-1),
+    'pred_mean_logits': np.mean(logits, axis=0).argmax(axis=-1),
   }
 
 
 def resize(case):
   """Bilinear resizing with and without aligned corners."""
-  x, one = (jnp.asarray(case.inputs[k]) for k in ('x', 'one'))
-  found = {}
+  x, one_pixel = (jnp.asarray(case.inputs[k]) for k in ('x', 'one'))
+  answers = {}
   for name in case.expected:  # such as up2_aT, to_11x13_aF, one_pixel_4x4_aF
     if match := re.fullmatch(r'up(\d+)_a([FT])', name):
       factor, aligned = match.groups()
-      found[name] = maps.scaled(x, int(factor), aligned == 'T')
+      answers[name] = maps.scaled(x, int(factor), aligned == 'T')
     elif match := re.fullmatch(r'(\w+)_(\d+)x(\d+)_a([FT])', name):
       kind, *size, aligned = match.groups()
-      given = one if kind == 'one_pixel' else x
-      found[name] = maps.resize(given, tuple(map(int, size)), aligned == 'T')
-  return found
+      image = one_pixel if kind == 'one_pixel' else x
+      answers[name] = maps.resize(image, tuple(map(int, size)), aligned == 'T')
+  return answers
 
 
 def trans2seg(case):
@@ -588,26 +592,26 @@ def trans2seg(case):
     channels=dims['hid_dim'],
   )
   params = _read(case, trans2seg_names.RULES, module, deep, fine)
-  found = module.apply({'params': params}, deep, fine)
+  outputs = module.apply({'params': params}, deep, fine)
   size = case.expected['masks_resized'].shape
   trained, _ = module.apply(
     {'params': params}, deep, fine, train=True, mutable=['statistics']
   )
-  resized = maps.resize(found['logits'], size[1:3], align_corners=True)
-  attention = {f'attn_{i}': found[f'masks_{i}'] for i in range(dims['depth'])}
+  resized = maps.resize(outputs['logits'], size[1:3], align_corners=True)
+  attention = {f'attn_{i}': outputs[f'masks_{i}'] for i in range(dims['depth'])}
   return attention | {
-    'masks': found['logits'],
+    'masks': outputs['logits'],
     'masks_resized': resized[: size[0]],
-    'feat_enc': found['features'],
+    'feat_enc': outputs['features'],
     'train_masks': trained['logits'],
   }
 
 
 def poly(case):
   """Polynomial decay of mmengine and of the SETR repository, in float64."""
-  dims, given = case.dims, case.arrays
+  dims, arrays = case.dims, case.arrays
   config = config_lib.default().optim
-  found = {}
+  answers = {}
 
   def rates(steps, base, low, power, total, inclusive, warmup=0):
     config.learning_rate = base
@@ -624,12 +628,12 @@ def poly(case):
   for name, factor in (('', 1.0), ('_head', dims['head_mult'])):
     base_rate = factor * dims['base']
     classic = f'lr{name}_classic'
-    found[classic] = rates(given['steps'], base_rate, *main, False)
-    found[f'lr{name or "_mmengine"}'] = rates(
-      given['steps'], base_rate, *main, True
+    answers[classic] = rates(arrays['steps'], base_rate, *main, False)
+    answers[f'lr{name or "_mmengine"}'] = rates(
+      arrays['steps'], base_rate, *main, True
     )
-  found['warm_lr'] = rates(
-    given['warm_steps'],
+  answers['warm_lr'] = rates(
+    arrays['warm_steps'],
     dims['warm_base'],
     dims['warm_min'],
     dims['warm_power'],
@@ -637,7 +641,7 @@ def poly(case):
     True,
     dims['warmup'],
   )
-  return found | {k: given[k] for k in ('steps', 'warm_steps')}
+  return answers | {k: arrays[k] for k in ('steps', 'warm_steps')}
 
 
 CHECKS = {

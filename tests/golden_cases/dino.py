@@ -88,8 +88,8 @@ def dino_loss(case: Case) -> golden_cases.Answers:
       )
       return sum(prototypes.cross_crop_loss(pairs))
 
-    found = jax.value_and_grad(loss)(jnp.asarray(x[f'student_{call}']))
-    answers[f'loss_{call}'], answers[f'grad_student_{call}'] = found
+    loss_and_grad = jax.value_and_grad(loss)(jnp.asarray(x[f'student_{call}']))
+    answers[f'loss_{call}'], answers[f'grad_student_{call}'] = loss_and_grad
     centre = prototypes.update_centre(centre, teacher, f['center_momentum'])
     answers[f'center_{call}'] = centre[None]
   return answers
@@ -133,13 +133,13 @@ def clip(case: Case) -> golden_cases.Answers:
 
 def sinkhorn(case: Case) -> golden_cases.Answers:
   f, logits = case.fields, jnp.asarray(case.inputs['logits'])
-  how = f['temperature'], f['iterations']
+  options = f['temperature'], f['iterations']
   # The patch version leaves out what is not masked.
   padded = jnp.concatenate([logits, 10 + logits])
   weights = jnp.arange(len(padded)) < len(logits)
-  of_patches = prototypes.sinkhorn_knopp(padded, *how, weights * 1.0)
+  of_patches = prototypes.sinkhorn_knopp(padded, *options, weights * 1.0)
   return {
-    'assignment': prototypes.sinkhorn_knopp(logits, *how),
+    'assignment': prototypes.sinkhorn_knopp(logits, *options),
     'assignment_ibot': of_patches[: len(logits)],
   }
 
@@ -240,21 +240,21 @@ def ibot_loss(case: Case) -> golden_cases.Answers:
   }
 
 
-def one_mean(found, expected, count: int, spread=None) -> Judged:
+def one_mean(sample, expected, count: int, spread=None) -> Judged:
   """Judges the mean of a sample by one of another, of `count` draws.
 
   Args:
-    found: Our sample, [draws, ...].
+    sample: Our sample, [draws, ...].
     expected: The mean of the other sample, [...].
     count: Draws of the other sample.
-    spread: Standard deviations, [...]; None: those of our sample.
+    spread: Standard deviations, [...]; None: our sample's.
   """
-  found = np.asarray(found, np.float64)
-  spread = found.std(axis=0) if spread is None else spread
+  sample = np.asarray(sample, np.float64)
+  spread = sample.std(axis=0) if spread is None else spread
   # A handful of values that one sample lacks is no difference.
-  least = 1 / np.sqrt(min(len(found), count))
-  error = np.maximum(spread, least) * np.sqrt(1 / len(found) + 1 / count)
-  worst = np.abs(found.mean(axis=0) - expected) / error
+  least = 1 / np.sqrt(min(len(sample), count))
+  error = np.maximum(spread, least) * np.sqrt(1 / len(sample) + 1 / count)
+  worst = np.abs(sample.mean(axis=0) - expected) / error
   return Judged(float(np.max(worst)), 5.0)
 
 
@@ -267,17 +267,17 @@ def histogram(values, expected, draws: int, count: int) -> Judged:
     draws: Our number of masks.
     count: The other sample's number of masks.
   """
-  ours = np.bincount(np.asarray(values).ravel(), minlength=len(expected))
-  rates = ours[: len(expected)] / draws, expected / count
-  both = (ours[: len(expected)] + expected) / (draws + count)
-  error = np.sqrt(np.maximum(both, 1 / (draws + count)))
+  counts = np.bincount(np.asarray(values).ravel(), minlength=len(expected))
+  rates = counts[: len(expected)] / draws, expected / count
+  mean_rates = (counts[: len(expected)] + expected) / (draws + count)
+  error = np.sqrt(np.maximum(mean_rates, 1 / (draws + count)))
   error *= np.sqrt(1 / draws + 1 / count)
   return Judged(float(np.max(np.abs(rates[0] - rates[1]) / error)), 5.0)
 
 
-def near(found, expected, share: float = 0.1) -> Judged:
+def close_extremes(extreme, expected, share: float = 0.1) -> Judged:
   """Judges an extreme of a sample by that of another."""
-  return Judged(float(abs(found - expected)), max(2.0, share * expected))
+  return Judged(float(abs(extreme - expected)), max(2.0, share * expected))
 
 
 def masks(case: Case) -> golden_cases.Answers:
@@ -297,7 +297,7 @@ def masks(case: Case) -> golden_cases.Answers:
   area, total = height * width, x['blocks_per_mask_mean'] * count
   many = len(masked), count
   likely = np.clip(mask.mean(axis=0), 1 / count, 1 - 1 / count)
-  return batches_of(case) | {
+  return mask_batches(case) | {
     'num_masked_hist': histogram(masked, x['num_masked_hist'], *many),
     'num_masked_mean': one_mean(masked, x['num_masked_mean'], count),
     'num_masked_std': deviation(masked, x['num_masked_std'], count),
@@ -308,28 +308,28 @@ def masks(case: Case) -> golden_cases.Answers:
     'blocks_per_mask_hist': histogram(number, x['blocks_per_mask_hist'], *many),
     'block_height_hist': histogram(height, x['block_height_hist'], *many),
     'block_width_hist': histogram(width, x['block_width_hist'], *many),
-    'block_area_min': near(area.min(), x['block_area_min']),
-    'block_area_max': near(area.max(), x['block_area_max']),
+    'block_area_min': close_extremes(area.min(), x['block_area_min']),
+    'block_area_max': close_extremes(area.max(), x['block_area_max']),
     'block_area_mean': one_mean(area, x['block_area_mean'], total),
     'block_area_std': deviation(area, x['block_area_std'], total),
-    'block_new_min': near(new.min(), x['block_new_min']),
-    'block_new_max': near(new.max(), x['block_new_max']),
+    'block_new_min': close_extremes(new.min(), x['block_new_min']),
+    'block_new_max': close_extremes(new.max(), x['block_new_max']),
     'block_new_mean': one_mean(new, x['block_new_mean'], total),
     'target': np.int32(f['target']),
   }
 
 
-def deviation(found, expected, count: int) -> Judged:
+def deviation(sample, expected, count: int) -> Judged:
   """Judges a standard deviation by that of another sample."""
-  found = np.asarray(found, np.float64)
-  centred = found - found.mean()
-  spread = max(found.std(), 1e-6)
+  sample = np.asarray(sample, np.float64)
+  centred = sample - sample.mean()
+  spread = max(sample.std(), 1e-6)
   kurtosis = max((centred**4).mean() / spread**4, 1.5)
-  error = spread * np.sqrt((kurtosis - 1) / 4 * (1 / len(found) + 1 / count))
-  return Judged(float(abs(found.std() - expected) / error), 5.0)
+  error = spread * np.sqrt((kurtosis - 1) / 4 * (1 / len(sample) + 1 / count))
+  return Judged(float(abs(sample.std() - expected) / error), 5.0)
 
 
-def batches_of(case: Case) -> golden_cases.Answers:
+def mask_batches(case: Case) -> golden_cases.Answers:
   """Answers about the masks of a batch."""
   f, x, count = case.fields, case.expected, 100
   shares = dinov2.MaskShares(
@@ -344,32 +344,32 @@ def batches_of(case: Case) -> golden_cases.Answers:
     aspect=(f['min_aspect'], 1 / f['min_aspect']),
   )
 
-  def one(key):
+  def draw_batch(key):
     keys = jax.random.split(key, f['batch'])
     draws = jax.vmap(jax.random.uniform)(keys)
-    wanted = shares.counts(key, jnp.arange(f['batch']), draws, patches)
-    return blocks.draw(keys, wanted).mask
+    counts = shares.counts(key, jnp.arange(f['batch']), draws, patches)
+    return blocks.draw(keys, counts).mask
 
   key = jax.random.key(f['seed'] + 1)
-  made = jax.lax.map(one, jax.random.split(key, count))
-  made = made.reshape(count, f['batch'], -1)
-  ours = np.sort(np.asarray(made.sum(axis=2)), axis=1)
-  weights = np.asarray(prototypes.patch_weights(made)).sum(axis=(1, 2))
+  masks = jax.lax.map(draw_batch, jax.random.split(key, count))
+  masks = masks.reshape(count, f['batch'], -1)
+  sorted_counts = np.sort(np.asarray(masks.sum(axis=2)), axis=1)
+  weights = np.asarray(prototypes.patch_weights(masks)).sum(axis=(1, 2))
   # The number of batches is that in which all means are whole numbers.
   means = x['sorted_masked_mean'].astype(np.float64)
-  whole = (
+  candidates = (
     n
     for n in range(10, 10_000)
     if np.abs(n * means - np.round(n * means)).max() < 1e-2
   )
-  theirs = next(whole, count)
+  num_batches = next(candidates, count)
   return {
     'images_masked': np.int32(shares.masked),
     'upperbound': np.int32(sum(int(patches * b) for b in shares.bounds[1:])),
     'ratio_bounds': Judged(
       float(np.abs(shares.bounds - x['ratio_bounds']).max()), 1e-6
     ),
-    'sorted_masked_mean': one_mean(ours, means, theirs),
+    'sorted_masked_mean': one_mean(sorted_counts, means, num_batches),
     'masks_weight_sum': Judged(
       float(np.abs(weights - x['masks_weight_sum']).max()), 1e-4
     ),

@@ -26,8 +26,8 @@ def _model(case: golden_cases.Case) -> golden_cases.Answers:
   shifted = optax.softmax_cross_entropy_with_integer_labels(
     out['colour_logits'][:, :-1], ids[:, :-1]
   )
-  _, seen = model.apply({'params': vit.params}, ids, mutable=['intermediates'])
-  tokens = seen['intermediates']['tokens']
+  _, state = model.apply({'params': vit.params}, ids, mutable=['intermediates'])
+  tokens = state['intermediates']['tokens']
   hidden = [out['embedded'], *tokens[:-1], out['tokens']]
   layers = [model.clone(feature_layer=i) for i in range(model.depth)]
   return {

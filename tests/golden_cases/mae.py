@@ -139,11 +139,14 @@ def _table_gradients(objective, params, image, drawn):
   b, k = drawn.seen_patches.shape
   n = drawn.places.shape[1]
   widths = objective.model.hidden_size, objective.decoder.hidden_size
-  seen, whole = jax.jit(jax.grad(loss))(
+  token_grads, position_grads = jax.jit(jax.grad(loss))(
     [jnp.zeros((b, 1 + k, widths[0])), jnp.zeros((1, 1 + n, widths[1]))]
   )
-  table = jnp.zeros((1 + n, widths[0])).at[0].add(seen[:, 0].sum(axis=0))
-  return [table.at[1 + drawn.seen_patches].add(seen[:, 1:]), whole]
+  table = jnp.zeros((1 + n, widths[0])).at[0].add(token_grads[:, 0].sum(axis=0))
+  return [
+    table.at[1 + drawn.seen_patches].add(token_grads[:, 1:]),
+    position_grads,
+  ]
 
 
 CHECKS = {

@@ -63,23 +63,23 @@ def _statistics(arrays, name, layers):
 
 def _layers(arrays, name):
   """Returns the number of dense layers of a head in a file."""
-  found = [x.split('.') for x in arrays.shapes if x.startswith(f'{name}.')]
-  return 1 + max(int(x[1]) for x in found) // 3
+  names = [x.split('.') for x in arrays.shapes if x.startswith(f'{name}.')]
+  return 1 + max(int(x[1]) for x in names) // 3
 
 
-def _head(arrays, ours, theirs):
+def _head(arrays, part, prefix):
   """Returns a head of a file: module, parameters and statistics."""
-  layers = _layers(arrays, theirs)
-  widths = [arrays.shapes[f'{theirs}.{3 * i}.weight'][0] for i in range(layers)]
+  layers = _layers(arrays, prefix)
+  widths = [arrays.shapes[f'{prefix}.{3 * i}.weight'][0] for i in range(layers)]
   module = projection.BatchNormMlp(tuple(widths))
-  inputs = arrays.shapes[f'{theirs}.0.weight'][1]
+  inputs = arrays.shapes[f'{prefix}.0.weight'][1]
   abstract = jax.eval_shape(
-    lambda: {ours: module.init(jax.random.key(0), jnp.zeros((1, inputs)))}
+    lambda: {part: module.init(jax.random.key(0), jnp.zeros((1, inputs)))}
   )
-  abstract = {ours: abstract[ours]['params']}
-  rules = moco.mlp_rules(ours, theirs)
-  params = tables.read(arrays, rules, abstract, '.*')[ours]
-  return module, params, _statistics(arrays, theirs, layers)
+  abstract = {part: abstract[part]['params']}
+  rules = moco.mlp_rules(part, prefix)
+  params = tables.read(arrays, rules, abstract, '.*')[part]
+  return module, params, _statistics(arrays, prefix, layers)
 
 
 def heads(case):
@@ -89,7 +89,7 @@ def heads(case):
       _head(arrays, name, name) for name in ('projector', 'predictor')
     )
   x, y = jnp.asarray(case.inputs['x']), jnp.asarray(case.inputs['x'])
-  found, moved = {}, {}
+  answers, moved = {}, {}
   for name, (module, params, before) in (
     ('projected', projector),
     ('predicted', predictor),
@@ -97,9 +97,9 @@ def heads(case):
     x, moved[name] = mocov3.apply_head(module, params, before, x)
     variables = {'params': params, 'statistics': moved[name]}
     y = module.apply(variables, y)
-    found |= {name: x, f'{name}_eval': y}
+    answers |= {name: x, f'{name}_eval': y}
   last = moved['projected'][f'norm_{len(moved["projected"]) - 1}']
-  return found | {
+  return answers | {
     'projector_last_mean': last['mean'],
     'projector_last_var': last['var'],
   }
@@ -134,10 +134,10 @@ def _objective(case):
     'predictor_layers': layers[1],
   }
   objectives.fill_options(config)
-  made = objectives.create(
+  objective = objectives.create(
     config, {'image': features.Image()}, optim.Lengths(total=10**9)
   )
-  return made, config
+  return objective, config
 
 
 def _momentum_encoder(case, params):
@@ -155,14 +155,14 @@ def _extra(case, objective, params):
   """Returns the extra of a file."""
   extra = objective.init_extra(params)
   extra['momentum'] = _momentum_encoder(case, params)
-  for ours, prefix, name in (
+  for part, prefix, name in (
     ('projector', 'base_encoder.', 'head'),
     ('predictor', '', 'predictor'),
     ('momentum_projector', 'momentum_encoder.', 'head'),
   ):
     with _opened(case, prefix) as arrays:
-      found = _statistics(arrays, name, _layers(arrays, name))
-      extra['statistics'][ours] = found
+      statistics = _statistics(arrays, name, _layers(arrays, name))
+      extra['statistics'][part] = statistics
   return extra
 
 
@@ -200,8 +200,8 @@ def step(case):
 
 
 def positions(case):
-  """Fixed positions; those of the rectangle come column after column."""
-  found = {}
+  """Fixed positions; the rectangle's come column after column."""
+  answers = {}
   for name in ('square', 'rectangle'):
     h, w = case.fields[f'grid_{name}']
     d = case.fields['hidden']
@@ -209,8 +209,8 @@ def positions(case):
     # square that is the same as rows first, row after row.
     grid = (w, h) if name == 'rectangle' else (h, w)
     table = embedding.sincos2d(grid, d, 'sincos2d_moco')
-    found[name] = np.pad(table, ((0, 0), (1, 0), (0, 0)))
-  return found
+    answers[name] = np.pad(table, ((0, 0), (1, 0), (0, 0)))
+  return answers
 
 
 def schedules(case):

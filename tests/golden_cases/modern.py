@@ -61,19 +61,19 @@ def like(case: golden_cases.Case) -> Mapping[str, Any]:
   elif 'dinov3' in case.name:
     fields['positions'] = golden_cases.with_rope(case, base=base or 100.0)
   vit = _load(case, case.dims['image_size'], **fields)
-  own, images = {'params': vit.params}, case.inputs['images']
-  seen = vit.model.apply(own, images, method='trunk')
+  variables, images = {'params': vit.params}, case.inputs['images']
+  outputs = vit.model.apply(variables, images, method='trunk')
   return {
-    'features': seen['tokens'],
-    'pooled': seen['features'],
-    'logits': vit.model.apply(own, images),
+    'features': outputs['tokens'],
+    'pooled': outputs['features'],
+    'logits': vit.model.apply(variables, images),
   }
 
 
 def pi_resize(case: golden_cases.Case) -> Mapping[str, Any]:
   """Kernels and positions of other sizes."""
-  given, answers = case.inputs, {}
-  kernel, patch = (given[k].astype(np.float64) for k in ('kernel', 'patch'))
+  inputs, answers = case.inputs, {}
+  kernel, patch = (inputs[k].astype(np.float64) for k in ('kernel', 'patch'))
   old = kernel.shape[:2]
   answers['embed_base'] = np.einsum('hwc,hwcd->d', patch, kernel)
   methods = {
@@ -83,11 +83,11 @@ def pi_resize(case: golden_cases.Case) -> Mapping[str, Any]:
   }
   for size in map(tuple, case.dims['sizes']):
     end = f'{size[0]}x{size[1]}'
-    found = {
+    positions = {
       name: resize.patch_kernel(kernel, size, method)
       for name, method in methods.items()
     }
-    answers |= {f'{name}_{end}': x for name, x in found.items()}
+    answers |= {f'{name}_{end}': x for name, x in positions.items()}
     axes = [
       resize.resize_matrix(*x, 'half_pixel')
       for x in zip(old, size, strict=True)
@@ -95,7 +95,7 @@ def pi_resize(case: golden_cases.Case) -> Mapping[str, Any]:
     larger = np.einsum('ah,bw,hwc->abc', *axes, patch)
     answers[f'matrix_{end}'] = np.kron(*axes)
     answers[f'embed_up_{end}'] = np.einsum(
-      'hwc,hwcd->d', larger, found['bilinear']
+      'hwc,hwcd->d', larger, positions['bilinear']
     )
   grid = tuple(case.dims['grid'])
   for new in map(tuple, case.dims['new_grids']):
@@ -103,8 +103,8 @@ def pi_resize(case: golden_cases.Case) -> Mapping[str, Any]:
       ('bv', 'linear_antialias'),
       ('timm', 'bicubic_antialias'),
     ):
-      found = resize.positions(given['pos_embed'], grid, new, method)
-      answers[f'pos_{name}_{new[0]}x{new[1]}'] = found
+      positions = resize.positions(inputs['pos_embed'], grid, new, method)
+      answers[f'pos_{name}_{new[0]}x{new[1]}'] = positions
   return answers
 
 
@@ -114,17 +114,17 @@ def flexivit(case: golden_cases.Case) -> Mapping[str, Any]:
   stored, patch = (
     golden_cases.pair(dims[k]) for k in ('posemb_size', 'patch_size')
   )
-  found = _load(case, [n * p for n, p in zip(stored, patch, strict=True)])
+  vit = _load(case, [n * p for n, p in zip(stored, patch, strict=True)])
   size = golden_cases.pair(dims['image_size'])
   for count in dims['seqhw']:
     grid = golden_cases.pair(count)
-    vit = found.adapted(
+    resized = vit.adapted(
       image_size=size,
       patch_size=tuple(n // k for n, k in zip(size, grid, strict=True)),
       resize='linear_antialias',
     )
-    answers[f'logits_seq{count}'] = vit.model.apply(
-      {'params': vit.params}, case.inputs['images']
+    answers[f'logits_seq{count}'] = resized.model.apply(
+      {'params': resized.params}, case.inputs['images']
     )
   return answers
 
@@ -161,8 +161,8 @@ def rotations(case: golden_cases.Case) -> Mapping[str, Any]:
   turned = rotary.rotate(query, layers[0], halves=False)
   answers['q_mixed_xy'] = turned.swapaxes(1, 2)
   for i, name in enumerate(('cos', 'sin')):
-    each = jnp.stack([x[i][0, prefix:] for x in layers])  # [L, N, H, K]
-    answers[f'{name}_mixed_xy'] = each.swapaxes(1, 2)
+    rotations = jnp.stack([x[i][0, prefix:] for x in layers])  # [L, N, H, K]
+    answers[f'{name}_mixed_xy'] = rotations.swapaxes(1, 2)
   return answers
 
 
@@ -205,8 +205,8 @@ down  fc2   dense*
 norm  norm  norm*
 """),
     ]
-    own = {'params': _params(case, rules, abstract)}
-    return layer.apply(own, x, Context())
+    variables = {'params': _params(case, rules, abstract)}
+    return layer.apply(variables, x, Context())
 
   first = tables.arrays('up fc1 dense*')
   plain = run(first)
@@ -245,14 +245,14 @@ mlp/down   mlp.fc2  dense*
   def run(gelu: str, attended: jax.Array | None) -> tuple[jax.Array, Any]:
     hidden = int(width * case.dims['mlp_ratio'])
     head = pooling.Map(case.dims['heads'], hidden, gelu=gelu)
-    own = {'params': _params(case, rules, _abstract(head, x))}
+    variables = {'params': _params(case, rules, _abstract(head, x))}
     context = Context(attended=attended)
-    return head.apply(own, x, context, mutable=['pooling'])
+    return head.apply(variables, x, context, mutable=['pooling'])
 
-  pooled, seen = run('exact', None)
+  pooled, state = run('exact', None)
   return {
     'pooled': pooled,
-    'attention': seen['pooling']['weights'][:, :, None],
+    'attention': state['pooling']['weights'][:, :, None],
     'pooled_masked': run('exact', valid)[0],
     'pooled_tanh': run('tanh', None)[0],
   }
@@ -263,18 +263,21 @@ _PROTECTED = {'c': 1, 'd': 2, 'n': 0}
 
 def matching(case: golden_cases.Case) -> Mapping[str, Any]:
   """Token merging with none, one and two protected tokens."""
-  given = {k: jnp.asarray(x) for k, x in case.inputs.items()}
-  x, sizes = given['x'], given['size'][..., 0]
+  inputs = {k: jnp.asarray(x) for k, x in case.inputs.items()}
+  x, sizes = inputs['x'], inputs['size'][..., 0]
   answers = {}
   for name, protected in _PROTECTED.items():
     for count in case.dims['r']:
       end = f'{name}{count}'
-      merge = merging.match(given['metric'], count, protected)
+      merge = merging.match(inputs['metric'], count, protected)
       if merge is None:  # all stay
         stay = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2])
-        same = dict.fromkeys(('mean', 'sum', 'wavg', 'unmerged'), x)
-        same |= {'size': given['size'], 'source': _sources(stay, x.shape[1])}
-        answers |= {f'{k}_{end}': v for k, v in same.items()}
+        unmerged = dict.fromkeys(('mean', 'sum', 'wavg', 'unmerged'), x)
+        unmerged |= {
+          'size': inputs['size'],
+          'source': _sources(stay, x.shape[1]),
+        }
+        answers |= {f'{k}_{end}': v for k, v in unmerged.items()}
         continue
       mean, new = merge.mean(x), merge.sizes(sizes)
       answers |= {
@@ -297,30 +300,30 @@ def _sources(places: jax.Array, count: int) -> jax.Array:
 
 def merged_vit(case: golden_cases.Case) -> Mapping[str, Any]:
   """A ViT that merges tokens."""
-  found, images = _load(case, case.dims['image_size']), case.inputs['images']
-  own = {'params': found.params}
+  loaded, images = _load(case, case.dims['image_size']), case.inputs['images']
+  variables = {'params': loaded.params}
 
   def logits(**fields: Any) -> jax.Array:
-    return found.adapted(**fields).model.apply(own, images)
+    return loaded.adapted(**fields).model.apply(variables, images)
 
   answers = {'logits_plain': logits(), 'schedule': None}
   for count in case.dims['r']:
     for proportional in (True, False):
       fields = {'block': f'merging({count}, proportional={proportional})'}
       end = f'r{count}_prop{int(proportional)}'
-      vit = found.adapted(**fields)
-      seen = vit.model.apply(own, images, method='trunk')
+      vit = loaded.adapted(**fields)
+      outputs = vit.model.apply(variables, images, method='trunk')
       answers |= {
         f'logits_{end}': logits(**fields),
-        f'tokens_{end}': seen['tokens'],
+        f'tokens_{end}': outputs['tokens'],
       }
       if count:
-        sources = _sources(seen['places'], seen['tokens'].shape[1])
-        answers[f'size_{end}'] = seen['sizes'][..., None]
+        sources = _sources(outputs['places'], outputs['tokens'].shape[1])
+        answers[f'size_{end}'] = outputs['sizes'][..., None]
         answers[f'source_{end}'] = sources
   # The authors' r = (3, -1): a mean number, falling.
-  said = re.search(r'r = \((\d+)', case.described('logits_schedule'))
-  largest = int(said[1]) if said else max(case.dims['r'])
+  match = re.search(r'r = \((\d+)', case.described('logits_schedule'))
+  largest = int(match[1]) if match else max(case.dims['r'])
   answers['logits_schedule'] = logits(
     block=f'merging({largest}, decreasing=True)'
   )
@@ -334,14 +337,17 @@ def dropped(case: golden_cases.Case) -> Mapping[str, Any]:
   prefix, x = case.dims['prefix'], case.inputs['x']
   patches = x[:, prefix:]
 
-  def at(kept: jax.Array) -> np.ndarray:
-    return np.take_along_axis(patches, np.asarray(kept)[..., None], axis=1)
+  def at(indices: jax.Array) -> np.ndarray:
+    return np.take_along_axis(patches, np.asarray(indices)[..., None], axis=1)
 
   for rate in case.dims['probs']:
-    kept = masking.least(noise, rate)
-    for name, order in (('shuffled', kept), ('ordered', kept.sort(axis=1))):
-      both = np.concatenate([x[:, :prefix], at(order)], axis=1)
-      answers |= {f'keep_{rate}_{name}': order, f'x_{rate}_{name}': both}
+    ids_keep = masking.least(noise, rate)
+    for name, order in (
+      ('shuffled', ids_keep),
+      ('ordered', ids_keep.sort(axis=1)),
+    ):
+      tokens = np.concatenate([x[:, :prefix], at(order)], axis=1)
+      answers |= {f'keep_{rate}_{name}': order, f'x_{rate}_{name}': tokens}
   masks = mae.masks(noise, case.dims['mask_ratio'])
   return answers | {
     'mae_kept': at(masks.seen_patches),
@@ -359,16 +365,16 @@ def _tanh_experts(case: golden_cases.Case, x: jax.Array) -> jax.Array:
 
 def soft_experts(case: golden_cases.Case) -> Mapping[str, Any]:
   """Soft MoE: what slots see, and what tokens get."""
-  given, dims = case.inputs, case.dims
-  x = jnp.asarray(given['x'])
-  routes = experts.soft(x, jnp.asarray(given['mu']), given['scale'])
-  seen = routes.gather(x)
+  inputs, dims = case.inputs, case.dims
+  x = jnp.asarray(inputs['x'])
+  routes = experts.soft(x, jnp.asarray(inputs['mu']), inputs['scale'])
+  slots = routes.gather(x)
   low = _tanh_experts(case, routes.gather(x.astype(jnp.bfloat16)))
   return {
     'dispatch': routes.dispatch,
     'combine': routes.combine,
-    'slots': seen.reshape(len(seen), -1, seen.shape[-1]),
-    'out': routes.scatter(_tanh_experts(case, seen)),
+    'slots': slots.reshape(len(slots), -1, slots.shape[-1]),
+    'out': routes.scatter(_tanh_experts(case, slots)),
     'out_bfloat16': routes.scatter(low.astype(jnp.bfloat16)),
     'slots_per_expert_cf1': experts.soft_slots(dims['tokens'], dims['experts']),
   }
@@ -386,10 +392,10 @@ def _gshard_loss(gates: jax.Array) -> jax.Array:
 
 def routed(case: golden_cases.Case) -> Mapping[str, Any]:
   """V-MoE: gates, losses, buffers and outputs for several capacities."""
-  given, dims = case.inputs, case.dims
-  logits, x = (jnp.asarray(given[k]) for k in ('logits', 'x'))
+  inputs, dims = case.inputs, case.dims
+  logits, x = (jnp.asarray(inputs[k]) for k in ('logits', 'x'))
   noise = dims['noise_std'] / dims['experts']
-  noisy = logits + noise * given['noise']
+  noisy = logits + noise * inputs['noise']
   gates, training = jax.nn.softmax(logits), jax.nn.softmax(noisy)
   answers: dict[str, Any] = {
     'gates': gates,
@@ -399,11 +405,11 @@ def routed(case: golden_cases.Case) -> Mapping[str, Any]:
   }
 
   def add(end: str, routes: experts.Routes) -> jax.Array:
-    seen = routes.gather(x)
+    buffers = routes.gather(x)
     answers[f'dispatch_{end}'] = routes.dispatch
     answers[f'combine_{end}'] = routes.combine
-    answers[f'out_{end}'] = routes.scatter(_tanh_experts(case, seen))
-    return seen.reshape(len(seen), -1, seen.shape[-1])
+    answers[f'out_{end}'] = routes.scatter(_tanh_experts(case, buffers))
+    return buffers.reshape(len(buffers), -1, buffers.shape[-1])
 
   number = dims['items'], dims['experts']
   for count, factor, multiple in dims['configs']:
@@ -442,7 +448,7 @@ def _flexible(case: golden_cases.Case) -> weights.Loaded:
   if dims.get('pos_embed_ar_preserving', False):
     grid = tuple(dims['pos_grid'])
     fields['positions'] = f'factorized(keep_aspect=True, grid={grid})'
-  found = _load(
+  vit = _load(
     case,
     [n * p for n, p in zip(dims['pos_grid'], patch, strict=True)],
     **fields,
@@ -451,22 +457,22 @@ def _flexible(case: golden_cases.Case) -> weights.Loaded:
   with containers.open_arrays(case.weights) as arrays:
     stored = {name: arrays.read(name) for name in arrays.shapes}
   rules, params = (
-    timm_naflex.NAFLEX.rules(values.model_values(found.model)),
-    jax.device_get(found.params),
+    timm_naflex.NAFLEX.rules(values.model_values(vit.model)),
+    jax.device_get(vit.params),
   )
   written = dict(tables.write(rules, params))
   assert written.keys() == stored.keys()
   for name, x in stored.items():
     np.testing.assert_array_equal(written[name], x, err_msg=name)
-  return found
+  return vit
 
 
 def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
   """timm's NaFlexViT on images of different shapes, together and alone."""
-  found, given = _flexible(case), case.inputs
-  model, own = found.model, {'params': found.params}
-  patches, valid = given['patches'], given['patch_valid']
-  grids = given['patch_coord'].max(axis=1) + 1
+  vit, inputs = _flexible(case), case.inputs
+  model, variables = vit.model, {'params': vit.params}
+  patches, valid = inputs['patches'], inputs['patch_valid']
+  grids = inputs['patch_coord'].max(axis=1) + 1
   embedded = []
 
   def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -475,17 +481,17 @@ def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
     return call(*args, **kwargs)
 
   with nn.intercept_methods(watch):
-    seen = model.apply(own, patches, grids=grids, method='trunk')
+    outputs = model.apply(variables, patches, grids=grids, method='trunk')
   front = np.ones((len(valid), model.prefix_length), bool)
-  inside = np.concatenate([front, valid], axis=1)[..., None]
+  is_real = np.concatenate([front, valid], axis=1)[..., None]
   answers = {
-    'embeds': embedded[0] * inside,
-    'features': seen['tokens'] * inside,
-    'pooled': seen['features'],
-    'logits': model.apply(own, patches, grids=grids),
+    'embeds': embedded[0] * is_real,
+    'features': outputs['tokens'] * is_real,
+    'pooled': outputs['features'],
+    'logits': model.apply(variables, patches, grids=grids),
   }
   for i, grid in enumerate(grids):
-    image = given[f'image_{i}']
+    image = inputs[f'image_{i}']
     count = int(grid.prod())
     patch = model.patches.patch_size
     cut, size = naflex_lib.padded(image, patch, count)
@@ -493,34 +499,36 @@ def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
     padded, _ = naflex_lib.padded(image, patch, len(patches[i]))
     np.testing.assert_allclose(padded, patches[i], atol=1e-6)
     answers[f'logits_single_{i}'] = model.apply(
-      own, cut[None], grids=grid[None]
+      variables, cut[None], grids=grid[None]
     )
-  if 'sizes' in given:
+  if 'sizes' in inputs:
     # '... get_image_size_for_seq(size, 16, max_seq_len=256): pixels'
-    said = re.search(
+    match = re.search(
       r'\(size, (\d+), max_seq_len=(\d+)\)', case.described('target_sizes')
     )
-    how = (int(said[1]), int(said[2])) if said else _SEQUENCE
-    each = [tuple(x) for x in given['sizes'].tolist()]
-    answers['target_sizes'] = np.array([naflex_lib.size(x, *how) for x in each])
-    answers['target_grids'] = answers['target_sizes'] // how[0]
-    answers['ratios'] = [naflex_lib.scale(x, *how) for x in each]
+    limits = (int(match[1]), int(match[2])) if match else _SEQUENCE
+    sizes = [tuple(x) for x in inputs['sizes'].tolist()]
+    answers['target_sizes'] = np.array(
+      [naflex_lib.size(x, *limits) for x in sizes]
+    )
+    answers['target_grids'] = answers['target_sizes'] // limits[0]
+    answers['ratios'] = [naflex_lib.scale(x, *limits) for x in sizes]
   return answers
 
 
 def other_patch(case: golden_cases.Case) -> Mapping[str, Any]:
   """timm's NaFlexViT with patches of another size."""
   patch = golden_cases.pair(case.dims['new_patch'])
-  found = _flexible(case)
+  vit = _flexible(case)
   grid = tuple(case.dims['pos_grid'])
   size = tuple(n * p for n, p in zip(grid, patch, strict=True))
-  found = found.adapted(patch_size=patch, image_size=size)
-  own, given = {'params': found.params}, case.inputs
-  patches = given['patches'].reshape(*given['patches'].shape[:2], -1)
-  grids = given['patch_coord'].max(axis=1) + 1
+  vit = vit.adapted(patch_size=patch, image_size=size)
+  variables, inputs = {'params': vit.params}, case.inputs
+  patches = inputs['patches'].reshape(*inputs['patches'].shape[:2], -1)
+  grids = inputs['patch_coord'].max(axis=1) + 1
   return {
-    'logits': found.model.apply(own, patches, grids=grids),
-    'pooled': found.model.apply(own, patches, grids=grids, method='trunk')[
+    'logits': vit.model.apply(variables, patches, grids=grids),
+    'pooled': vit.model.apply(variables, patches, grids=grids, method='trunk')[
       'features'
     ],
   }

@@ -16,16 +16,16 @@ def _settings(name: str, case: golden_cases.Case) -> dict[str, object]:
   """Returns the keys of `config.optim` for a case."""
   fields = case.fields
   matrices = [name for name, x in fields['shapes'].items() if len(x) > 1]
-  found = {
+  changes = {
     'weight_decay': fields['weight_decay'],
     'decay_pattern': f'^({"|".join(map(re.escape, matrices))})$',
   }
-  same = ('b1', 'b2', 'eps', 'momentum', 'trust_coefficient')
-  options = {key: fields[key] for key in same if key in fields}
+  option_names = ('b1', 'b2', 'eps', 'momentum', 'trust_coefficient')
+  options = {key: fields[key] for key in option_names if key in fields}
   options['adapt_all'] = fields.get('always_adapt', False)
-  found['name'] = str(parts.Part(name, (), options))
-  found['clip_norm'] = fields.get('max_grad_norm') or 0.0
-  return found
+  changes['name'] = str(parts.Part(name, (), options))
+  changes['clip_norm'] = fields.get('max_grad_norm') or 0.0
+  return changes
 
 
 def _answers(name: str, case: golden_cases.Case) -> golden_cases.Answers:
@@ -36,14 +36,14 @@ def _answers(name: str, case: golden_cases.Case) -> golden_cases.Answers:
   optimizer = optim.make_optimizer(config.optim)
   names, arrays = list(case.fields['shapes']), case.inputs
   params = {name: jnp.asarray(arrays[f'param_{name}']) for name in names}
-  state, found = optimizer.init(params), {}
+  state, answers = optimizer.init(params), {}
   for i, rate in enumerate(case.fields['lr']):
     grads = {name: jnp.asarray(arrays[f'grad_{name}_{i}']) for name in names}
     direction, state = optimizer.update(grads, state, params)
     params = jax.tree.map(lambda p, d, lr=rate: p - lr * d, params, direction)
-    found |= {f'param_{name}_{i}': x for name, x in params.items()}
+    answers |= {f'param_{name}_{i}': x for name, x in params.items()}
   trace = optax.tree.get(state, 'trace', {})
-  return found | {f'momentum_{name}': x for name, x in trace.items()}
+  return answers | {f'momentum_{name}': x for name, x in trace.items()}
 
 
 def lars(case: golden_cases.Case) -> golden_cases.Answers:

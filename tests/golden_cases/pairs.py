@@ -18,68 +18,73 @@ def contrastive_losses(case):
   parts = ('loss', 'grad_image', 'grad_text', 'grad_scale', 'grad_bias')
   softmax = jax.value_and_grad(losses.softmax_loss, argnums=(0, 1, 2))
   loss, grads = softmax(image, text, scale)
-  found = {f'clip_{k}': x for k, x in zip(parts, (loss, *grads), strict=False)}
+  answers = {
+    f'clip_{k}': x for k, x in zip(parts, (loss, *grads), strict=False)
+  }
   sigmoid = jax.value_and_grad(losses.sigmoid_loss, argnums=(0, 1, 2, 3))
   loss, grads = sigmoid(image, text, scale, bias)
-  found |= {
+  answers |= {
     f'siglip_{k}': x for k, x in zip(parts, (loss, *grads), strict=True)
   }
   for name in sorted({k.rpartition('.')[0] for k in case.expected} - {''}):
     world = int(name.partition('.')[0].removeprefix('ws'))
-    of_ranks = _siglip_rank
+    rank_loss = _siglip_rank
     if '.clip_' in name:
-      of_ranks = _clip_rank('localT' in name, 'gathergradT' in name)
-    each = _of_ranks(of_ranks, world, image, text, scale, bias)
-    found |= {f'{name}.{k}': x for k, x in zip(parts, each, strict=True)}
-  return found
+      rank_loss = _clip_rank('localT' in name, 'gathergradT' in name)
+    loss_and_grads = _loss_by_rank(rank_loss, world, image, text, scale, bias)
+    answers |= {
+      f'{name}.{k}': x for k, x in zip(parts, loss_and_grads, strict=True)
+    }
+  return answers
 
 
-def _of_ranks(loss_of, world, image, text, scale, bias):
+def _loss_by_rank(loss_fn, world, image, text, scale, bias):
   """Losses of all processes, and gradients that each has in the end."""
 
   def total(image, text, scale, bias):
     # Each process has a scale and a bias of its own.
-    each = [
-      loss_of(i, len(image) // world, image, text, scale[i], bias[i])
+    rank_losses = [
+      loss_fn(i, len(image) // world, image, text, scale[i], bias[i])
       for i in range(world)
     ]
-    return sum(each), jnp.stack(each)
+    return sum(rank_losses), jnp.stack(rank_losses)
 
   args = image, text, jnp.full(world, scale), jnp.full(world, bias)
-  (_, each), grads = jax.value_and_grad(total, (0, 1, 2, 3), has_aux=True)(
-    *args
-  )
-  return each, *grads
+  (_, rank_losses), grads = jax.value_and_grad(
+    total, (0, 1, 2, 3), has_aux=True
+  )(*args)
+  return rank_losses, *grads
 
 
 def _siglip_rank(i, count, image, text, scale, bias):
-  mine = slice(i * count, (i + 1) * count)
-  rows = image[mine], text[mine]
-  own = i * count + jnp.arange(count)
-  return losses.sigmoid_rows(rows, (image, text), scale, bias, own).mean()
+  local_rows = slice(i * count, (i + 1) * count)
+  rows = image[local_rows], text[local_rows]
+  labels = i * count + jnp.arange(count)
+  return losses.sigmoid_rows(rows, (image, text), scale, bias, labels).mean()
 
 
 def _clip_rank(is_local, has_grad):
-  def loss_of(i, count, image, text, scale, bias):
+  def loss_fn(i, count, image, text, scale, bias):
     del bias
-    mine = slice(i * count, (i + 1) * count)
-    rows, whole = (image[mine], text[mine]), (image, text)
+    local_rows = slice(i * count, (i + 1) * count)
+    rows, all_rows = (image[local_rows], text[local_rows]), (image, text)
     if not has_grad:
-      whole = jax.lax.stop_gradient(whole)
+      all_rows = jax.lax.stop_gradient(all_rows)
     if is_local:
-      own = i * count + jnp.arange(count)
-      return losses.softmax_rows(rows, whole, scale, own).mean()
+      labels = i * count + jnp.arange(count)
+      return losses.softmax_rows(rows, all_rows, scale, labels).mean()
     # What a process puts in by itself keeps its gradient.
     images, texts = (
-      x.at[mine].set(own) for x, own in zip(whole, rows, strict=True)
+      x.at[local_rows].set(local)
+      for x, local in zip(all_rows, rows, strict=True)
     )
     return losses.softmax_loss(images, texts, scale)
 
-  return loss_of
+  return loss_fn
 
 
 def zero_shot_prompts(case):
-  """Weights of classes; also those of two wrong orders, for contrast."""
+  """Weights of classes, and for contrast of two wrong orders."""
   x, scale = (
     case.inputs['prompt_embeddings'],
     case.fields['dims']['logit_scale'],
@@ -118,13 +123,13 @@ def retrieval_recall(case):
     x = inputs[name]
     if image_of_text is None:
       image_of_text = np.arange(len(x))
-    found = retrieval.both_ways(x, image_of_text, at)
+    recall_by_name = retrieval.both_ways(x, image_of_text, at)
     return [
-      [found[f'{way}@{k}'] for k in at]
+      [recall_by_name[f'{way}@{k}'] for k in at]
       for way in ('image_to_text', 'text_to_image')
     ]
 
-  square, own = inputs['square'], np.eye(len(inputs['square']), dtype=bool)
+  square, is_pair = inputs['square'], np.eye(len(inputs['square']), dtype=bool)
   several = recalls('similarity', inputs['text_to_image'])
   single = recalls('square')
   return {
@@ -132,8 +137,8 @@ def retrieval_recall(case):
     'text_to_image_recall': several[1],
     'square_image_to_text': single[0],
     'square_text_to_image': single[1],
-    'square_ranks_image': retrieval.ranks(square, own),
-    'square_ranks_text': retrieval.ranks(square.T, own),
+    'square_ranks_image': retrieval.ranks(square, is_pair),
+    'square_ranks_text': retrieval.ranks(square.T, is_pair),
     'tied_image_to_text': recalls('tied')[0],
   }
 

@@ -23,7 +23,7 @@ def dino_knn(case):
   Our weights are relative to that of the nearest neighbour. Classes of a
   ranking are defined where they have a vote, and the first 5 at most.
   """
-  fields, inputs, wanted = case.fields, case.inputs, case.expected
+  fields, inputs, expected = case.fields, case.inputs, case.expected
   train, test = inputs['train_features'], inputs['test_features']
   labels, t = inputs['train_labels'], fields['temperature']
   predicted = knn.predict(train, labels, test, fields['k'], t)
@@ -32,9 +32,9 @@ def dino_knn(case):
   votes = votes * np.exp(similarity[:, :1].astype(np.float64) / t)
   ranking = np.argsort(-votes, axis=1, kind='stable')
   is_defined = (np.take_along_axis(votes, ranking, axis=1) > 0)[:, :5]
-  wrong = (ranking[:, :5] != wanted['ranking'][:, :5]) & is_defined
+  wrong = (ranking[:, :5] != expected['ranking'][:, :5]) & is_defined
   is_right = (ranking[:, :5] == inputs['test_labels'][:, None]) & is_defined
-  errors = abs(votes - wanted['votes']) / np.maximum(wanted['votes'], 1e-9)
+  errors = abs(votes - expected['votes']) / np.maximum(expected['votes'], 1e-9)
   # Classes without a vote come in any order, but may be counted, too.
   is_open = ~is_defined.all(axis=1) & ~is_right.any(axis=1)
   rates = {
@@ -42,10 +42,10 @@ def dino_knn(case):
     'top5': (100 * is_right.any(axis=1).mean(), 100 * is_open.mean()),
   }
   judged = {
-    name: golden_cases.Judged(abs(rate - float(wanted[name])), 1e-4 + unsure)
+    name: golden_cases.Judged(abs(rate - float(expected[name])), 1e-4 + unsure)
     for name, (rate, unsure) in rates.items()
   }
-  count = float((predicted != wanted['predictions']).sum())
+  count = float((predicted != expected['predictions']).sum())
   return judged | {
     'votes': golden_cases.Judged(float(errors.max()), _VOTES),
     'ranking': golden_cases.Judged(float(wrong.sum()), 0.0),
@@ -73,14 +73,14 @@ def linear_probe(case):
   def logits(y):
     return head.apply({'params': params['head']}, y)
 
-  found, statistics = {}, params['head_norm']
+  answers, statistics = {}, params['head_norm']
   for i in (1, 2):
     y, moved = norm.apply(
       {'params': statistics}, x[f'x_{i}'], train=True, mutable=['statistics']
     )
-    found[f'train_{i}'], statistics = logits(y), moved['statistics']
+    answers[f'train_{i}'], statistics = logits(y), moved['statistics']
   y = norm.apply({'params': statistics}, x['x_1'])
-  return found | {
+  return answers | {
     'eval_1': logits(y),
     'running_mean': statistics['mean'],
     'running_var': statistics['var'],

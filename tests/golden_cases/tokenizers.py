@@ -19,16 +19,16 @@ def _texts(case):
 
 def _merges(case):
   """Returns the case's vocabulary: its own, open_clip's, or a download."""
-  if given := case.file('.gz'):
-    return given
-  stated = case.fields['dims']['vocabulary']
-  found = importlib.util.find_spec('open_clip')  # does not import it
-  if found:
-    name = pathlib.Path(stated['url']).name
-    path = pathlib.Path(found.origin).with_name(name)
+  if path := case.file('.gz'):
+    return path
+  vocabulary = case.fields['dims']['vocabulary']
+  spec = importlib.util.find_spec('open_clip')  # does not import it
+  if spec:
+    name = pathlib.Path(vocabulary['url']).name
+    path = pathlib.Path(spec.origin).with_name(name)
   else:
-    path = download.fetch(stated['url'])
-  if hashlib.sha256(path.read_bytes()).hexdigest() != stated['sha256']:
+    path = download.fetch(vocabulary['url'])
+  if hashlib.sha256(path.read_bytes()).hexdigest() != vocabulary['sha256']:
     raise ValueError(f'{path} is not the vocabulary of this case')
   return path
 
@@ -42,23 +42,25 @@ def clip(case):
   length = case.fields['dims']['context_length']
   tokenizer = tokenizers.Clip(_merges(case), length)
   texts = _texts(case)
-  each = [tokenizer.encode(text) for text in texts]
+  token_lists = [tokenizer.encode(text) for text in texts]
 
   def differs(clean):
     return np.array(
       [
         tokenizer.encode_clean(' '.join(clean(text).split()).lower()) != tokens
-        for text, tokens in zip(texts, each, strict=True)
+        for text, tokens in zip(texts, token_lists, strict=True)
       ]
     )
 
-  theirs = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+  normalizer = normalizers.Sequence(
+    [normalizers.NFC(), normalizers.Lowercase()]
+  )
   return {
     'ids': tokenizer(texts),
-    'lengths': [len(tokens) for tokens in each],
+    'lengths': [len(tokens) for tokens in token_lists],
     'needs_ftfy': differs(lambda x: html.unescape(html.unescape(x))),
     'needs_html': differs(ftfy.fix_text),
-    'hf_differs': differs(theirs.normalize_str),
+    'hf_differs': differs(normalizer.normalize_str),
   }
 
 

@@ -26,19 +26,19 @@ def _load(case):
   """Loads the towers; written back, they have the file's bits."""
   path = _file(case)
   heads = case.dims.get('bert', {}).get('num_attention_heads')
-  found = weights.load(case.weights, heads)
+  vit = weights.load(case.weights, heads)
   with containers.open_arrays(path) as arrays:
     stored = {name: arrays.read(name) for name in arrays.shapes}
-  params = jax.device_get(found.params)
+  params = jax.device_get(vit.params)
   if google_towers.recognises(stored):
     written = tower_files.google_arrays(
-      found.model,
+      vit.model,
       params,
       google_towers.style(stored),
       any('encoderblock/' in name for name in stored),
     )
   else:
-    written = tower_files.transformers_arrays(found.model, params)
+    written = tower_files.transformers_arrays(vit.model, params)
   wrong = [name for name in written.keys() ^ stored.keys()]
   wrong += [
     name
@@ -48,28 +48,28 @@ def _load(case):
   ]
   if wrong:
     raise ValueError(f'written back, these differ: {sorted(wrong)}')
-  return found
+  return vit
 
 
-def _apply(found, method, *args, **how):
-  return found.model.apply(
-    {'params': found.params}, *args, method=method, **how
+def _apply(vit, method, *args, **options):
+  return vit.model.apply(
+    {'params': vit.params}, *args, method=method, **options
   )
 
 
-def _loss(found, images, texts):
-  bound = found.model.bind({'params': found.params})
-  if found.model.has_bias:
+def _loss(vit, images, texts):
+  bound = vit.model.bind({'params': vit.params})
+  if vit.model.has_bias:
     return losses.sigmoid_loss(images, texts, bound.scale(), bound.logit_bias)
   return losses.softmax_loss(images, texts, bound.scale())
 
 
 def google(case):
   """Embeddings, norms and logits of LiT and big_vision."""
-  found = _load(case)
-  images = _apply(found, 'embed_images', case.inputs['images'])
-  texts = _apply(found, 'embed_texts', case.inputs['tokens'])
-  bound = found.model.bind({'params': found.params})
+  vit = _load(case)
+  images = _apply(vit, 'embed_images', case.inputs['images'])
+  texts = _apply(vit, 'embed_texts', case.inputs['tokens'])
+  bound = vit.model.bind({'params': vit.params})
   answers = {
     'image_embeds': images['embedding'],
     'text_embeds': texts['embedding'],
@@ -80,32 +80,32 @@ def google(case):
     'logits': bound.logits(images['embedding'], texts['embedding']),
   }
   if 'loss' in case.expected:
-    answers['loss'] = _loss(found, images['embedding'], texts['embedding'])
+    answers['loss'] = _loss(vit, images['embedding'], texts['embedding'])
   trunk = vit_jax.load(
     case.weights, image_size=golden_cases.pair(case.dims['image_size'])
   )
   alone = trunk.model.apply({'params': trunk.params}, case.inputs['images'])
   if not np.array_equal(alone, images['features']):
     raise ValueError('the image tower alone gives other features')
-  if found.model.has_bias:
+  if vit.model.has_bias:
     answers['bias'] = bound.logit_bias[None]
   return answers
 
 
 def huggingface(case):
   """Embeddings, hidden states, logits and loss of CLIP and SigLIP."""
-  found = _load(case)
+  vit = _load(case)
   tokens = case.inputs['input_ids']
   masked = case.inputs['attention_mask'].astype(bool)
-  is_clip = huggingface_clip.model_type(found.model) == huggingface_clip.CLIP
+  is_clip = huggingface_clip.model_type(vit.model) == huggingface_clip.CLIP
   pixels = case.inputs['images']
-  images = _apply(found, 'embed_images', pixels)
+  images = _apply(vit, 'embed_images', pixels)
   # Without a mask SigLIP's were trained; CLIP's get the one of the padding.
-  plain = _apply(found, 'embed_texts', tokens)
-  under = _apply(found, 'embed_texts', tokens, masked)
+  plain = _apply(vit, 'embed_texts', tokens)
+  under = _apply(vit, 'embed_texts', tokens, masked)
   texts = under if is_clip else plain
-  trunk, state = found.model.image.apply(
-    {'params': found.params['image']},
+  trunk, state = vit.model.image.apply(
+    {'params': vit.params['image']},
     pixels,
     method='trunk',
     mutable=['intermediates'],
@@ -117,8 +117,8 @@ def huggingface(case):
   return {
     'image_embeds': embedded[0],
     'text_embeds': embedded[1],
-    'logits_per_image': _apply(found, 'logits', *embedded),
-    'loss': _loss(found, *embedded),
+    'logits_per_image': _apply(vit, 'logits', *embedded),
+    'loss': _loss(vit, *embedded),
     'image_pooled': images['features'],
     'text_pooled': texts['features'],
     'text_hidden': texts['tokens'],
@@ -130,31 +130,31 @@ def huggingface(case):
 
 def naflex(case):
   """SigLIP 2 on images of different shapes: patches, positions, embeddings."""
-  found, given = _load(case), case.inputs
-  grids = jnp.asarray(given['spatial_shapes'])
-  patches = jnp.asarray(given['pixel_values'])
-  patch, count = found.model.image.patches.patch_size, patches.shape[1]
+  vit, inputs = _load(case), case.inputs
+  grids = jnp.asarray(inputs['spatial_shapes'])
+  patches = jnp.asarray(inputs['pixel_values'])
+  patch, count = vit.model.image.patches.patch_size, patches.shape[1]
   for i in range(len(grids)):
-    cut, size = naflex_lib.padded(given[f'image_{i}'], patch, count)
-    if size != tuple(given['spatial_shapes'][i]):
+    cut, size = naflex_lib.padded(inputs[f'image_{i}'], patch, count)
+    if size != tuple(inputs['spatial_shapes'][i]):
       raise ValueError(f'image {i} has a grid of {size}')
-    np.testing.assert_allclose(cut, given['pixel_values'][i], atol=1e-6)
-  images = _apply(found, 'embed_images', patches, grids=grids)
-  tokens = given['input_ids']
-  texts = _apply(found, 'embed_texts', tokens)
-  under = _apply(found, 'embed_texts', tokens, given['attention_mask'] == 1)
-  own = {'params': found.params['image']}
-  trunk = found.model.image.apply(own, patches, grids=grids, method='trunk')
+    np.testing.assert_allclose(cut, inputs['pixel_values'][i], atol=1e-6)
+  images = _apply(vit, 'embed_images', patches, grids=grids)
+  tokens = inputs['input_ids']
+  texts = _apply(vit, 'embed_texts', tokens)
+  under = _apply(vit, 'embed_texts', tokens, inputs['attention_mask'] == 1)
+  variables = {'params': vit.params['image']}
+  trunk = vit.model.image.apply(variables, patches, grids=grids, method='trunk')
   hidden = np.asarray(trunk['tokens'])
-  wanted = case.expected['vision_hidden']
-  inside = given['pixel_attention_mask'] == 1
-  difference = abs(hidden - wanted)[inside].max()
+  expected = case.expected['vision_hidden']
+  is_real = inputs['pixel_attention_mask'] == 1
+  difference = abs(hidden - expected)[is_real].max()
   embedded = images['embedding'], texts['embedding']
   return {
     'image_embeds': embedded[0],
     'text_embeds': embedded[1],
-    'logits_per_image': _apply(found, 'logits', *embedded),
-    'loss': _loss(found, *embedded),
+    'logits_per_image': _apply(vit, 'logits', *embedded),
+    'loss': _loss(vit, *embedded),
     'image_pooled': images['features'],
     'text_pooled': texts['features'],
     'text_hidden': texts['tokens'],
@@ -168,10 +168,10 @@ def naflex(case):
         case.dims['patch_published'],
         case.dims['max_patches_published'],
       )
-      for x in given['sizes'].tolist()
+      for x in inputs['sizes'].tolist()
     ],
     'position_embeddings': embedding.positions_of_grids(
-      found.params['image']['position_embedding'][0], grids, count
+      vit.params['image']['position_embedding'][0], grids, count
     ),
   }
 

@@ -30,10 +30,10 @@ def _vit(vit: weights.Loaded) -> vit_lib.ViT:
   return vit.model
 
 
-def _tokens(vit: weights.Loaded, images: Any, **how: Any) -> jax.Array:
+def _tokens(vit: weights.Loaded, images: Any, **options: Any) -> jax.Array:
   """Returns the tokens after the last norm, as training computes them."""
   variables = {'params': vit.params}
-  return _vit(vit).apply(variables, images, method='trunk', **how)['tokens']
+  return _vit(vit).apply(variables, images, method='trunk', **options)['tokens']
 
 
 def _load(case: golden_cases.Case, **fields: Any) -> weights.Loaded:
@@ -55,8 +55,8 @@ def _at_sizes(
   """
   resize = None
   if 'offset' in case.fields:
-    how = bool(case.fields['offset']), case.fields['antialias']
-    resize = _RESIZES[how]
+    method = bool(case.fields['offset']), case.fields['antialias']
+    resize = _RESIZES[method]
   return [
     vit.adapted(image_size=tuple(x), resize=resize)
     for x in case.fields['sizes']
@@ -67,10 +67,12 @@ def _last_class_tokens(
   vit: weights.Loaded, images: Any, count: int
 ) -> np.ndarray:
   """Returns class tokens of the last layers, each through the last norm."""
-  seen = features.features(vit, images, layers=range(-count, 0))[:, :, 0]
+  class_tokens = features.features(vit, images, layers=range(-count, 0))[
+    :, :, 0
+  ]
   norm = _vit(vit).norm.apply
-  each = [norm({'params': vit.params['norm']}, x) for x in seen]
-  return np.concatenate(each, axis=-1)
+  normed = [norm({'params': vit.params['norm']}, x) for x in class_tokens]
+  return np.concatenate(normed, axis=-1)
 
 
 def dino(case: golden_cases.Case) -> Mapping[str, Any]:
@@ -99,13 +101,13 @@ def dinov2(case: golden_cases.Case) -> Mapping[str, Any]:
 
 def _with_masked(case: golden_cases.Case) -> dict[str, Any]:
   """Returns tokens at all sizes, and with the mask token."""
-  found = _at_sizes(case, _load(case))
+  vits = _at_sizes(case, _load(case))
   answers: dict[str, Any] = {
     f'tokens_{i}': _tokens(vit, case.inputs[f'image_{i}'])
-    for i, vit in enumerate(found)
+    for i, vit in enumerate(vits)
   }
   masked, images = (case.inputs[k] for k in ('bool_masked_pos', 'image_0'))
-  return answers | {'tokens_masked': _tokens(found[0], images, masked=masked)}
+  return answers | {'tokens_masked': _tokens(vits[0], images, masked=masked)}
 
 
 def dinov2_swiglu(case: golden_cases.Case) -> Mapping[str, Any]:

@@ -157,7 +157,7 @@ def test_levels_are_the_tokens_of_all_layers():
 
 
 def test_a_volume_is_like_an_image_of_depth_one():
-  """Patches of one place along the first axis are those of an image."""
+  """Patches of one place along the first axis equal an image's."""
   images = jax.random.normal(jax.random.key(0), (2, 4, 6, 3))
   flat, deep = trunk_of(), trunk_of(patch_size=(1, 2, 2))
   params = fresh(flat, images)

@@ -24,7 +24,7 @@ NAMED = ('block', 'attention', 'mlp', 'positions', 'patches')
 
 
 def names(module, *kinds):
-  """Returns the names of a class's fields, or of those of some kinds."""
+  """Returns the names of a class's fields, of all or of some kinds."""
   options = registry.declared_options(module).values()
   return [x.name for x in options if not kinds or x.field.kind in kinds]
 

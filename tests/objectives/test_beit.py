@@ -127,7 +127,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', methods.HOW.values(), ids=methods.HOW)
+@pytest.mark.parametrize('how', methods.LAYOUTS.values(), ids=methods.HOW)
 def test_one_result_however_it_is_computed(finished, how):
   """Accumulated: masks of images differ in size, and weigh as in one batch."""
   config = config_of(BEIT, **how)
@@ -139,7 +139,7 @@ def test_the_loss_falls():
   config = config_of(
     BEIT, train__duration='120 steps', optim__learning_rate=1e-2
   )
-  losses = methods.losses_of(config)
+  losses = methods.training_losses(config)
   assert np.mean(losses[:10]) == pytest.approx(np.log(24), rel=0.3)
   assert np.mean(losses[-30:]) < np.mean(losses[:10]) - 0.4
 
@@ -197,7 +197,7 @@ def test_a_tokenizer_resumes_and_does_not_depend_on_devices(
 ):
   config = config_of(TOKENIZER)
   methods.assert_resumes_to_the_bit(config, tokenizer_run, tmp_path / 'a')
-  for how in methods.HOW.values():
+  for how in methods.LAYOUTS.values():
     config = config_of(TOKENIZER, **how)
     methods.assert_same_result(config, tokenizer_run)
 

@@ -75,10 +75,10 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', methods.HOW)
+@pytest.mark.parametrize('how', methods.LAYOUTS)
 def test_the_same_on_devices_and_accumulated(how, finished):
   """Microbatches see the other pairs of the global batch, too."""
-  config = config_of(**SGD, **methods.HOW[how])
+  config = config_of(**SGD, **methods.LAYOUTS[how])
   methods.assert_same_result(config, finished)
 
 
@@ -103,7 +103,7 @@ def _gradient(options=(), **overrides):
 @pytest.mark.slow
 @pytest.mark.parametrize('loss', contrastive.LOSSES)
 def test_cached_gradients_are_those_of_the_whole_batch(loss):
-  """With dropout, whose masks are those of the global batch."""
+  """With dropout, whose masks belong to the global batch."""
   options, dropout = {'loss': loss}, {'model__dropout_rate': 0.2}
   whole = _gradient(options, **dropout)
   cached = _gradient(options | {'parts': 2}, **dropout, train__accumulation=4)

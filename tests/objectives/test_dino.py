@@ -89,7 +89,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   methods.assert_a_run_resumes_to_the_bit(config, path, tmp_path / 'run')
 
 
-HOW = methods.HOW | {
+HOW = methods.LAYOUTS | {
   'scanned': {'model__scan': True, 'train__steps_per_call': 4}
 }
 

@@ -158,7 +158,7 @@ def test_on_a_mesh_and_in_microbatches_it_is_the_same(finished, tmp_path):
 
 
 def test_an_evaluation_has_its_own_size(finished, capsys):
-  """The numbers of the run are those of the command."""
+  """The run and the command give the same numbers."""
   expected = json.loads((finished / 'DONE').read_text())
   flags = [f'--from={finished}', '--data=digits', '--split=train[80%:]']
   commands.run(evaluate, '--format=json', *flags, '--model.patch_size=4')

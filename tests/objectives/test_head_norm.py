@@ -30,7 +30,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 @pytest.mark.slow
 def test_statistics_are_the_whole_batchs(finished, tmp_path):
-  config = tiny.config(**RUN, **methods.HOW['8 devices'])
+  config = tiny.config(**RUN, **methods.LAYOUTS['8 devices'])
   assert loop.run(config, str(tmp_path / 'run')).status == 0
   losses = [methods.losses(path) for path in (finished, tmp_path / 'run')]
   np.testing.assert_allclose(*losses, rtol=1e-5)

@@ -64,7 +64,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', methods.HOW.values(), ids=methods.HOW)
+@pytest.mark.parametrize('how', methods.LAYOUTS.values(), ids=methods.HOW)
 def test_one_result_however_it_is_computed(finished, how):
   methods.assert_same_result(config_of(**how), finished)
 
@@ -72,7 +72,7 @@ def test_one_result_however_it_is_computed(finished, how):
 @pytest.mark.slow
 def test_the_loss_falls():
   config = config_of(train__duration='60 steps', optim__learning_rate=1e-2)
-  losses = methods.losses_of(config)
+  losses = methods.training_losses(config)
   assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:2])
 
 

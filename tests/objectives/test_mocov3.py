@@ -55,7 +55,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 @pytest.mark.parametrize('model', [{}, {'model__scan': True}])
 def test_the_same_on_eight_devices(finished, model):
   """The batch that BatchNorm and the loss see is the whole one."""
-  how = config(**methods.HOW['8 devices'] | model)
+  how = config(**methods.LAYOUTS['8 devices'] | model)
   methods.assert_same_result(how, finished)
 
 
@@ -80,7 +80,7 @@ def test_the_patch_embedding_stays_and_the_momentum_encoder_moves():
 
 @pytest.mark.slow
 def test_the_loss_falls():
-  losses = methods.losses_of(config(train__duration='150 steps'))
+  losses = methods.training_losses(config(train__duration='150 steps'))
   assert np.mean(losses[-40:]) < np.mean(losses[:40]) - 0.1
 
 

@@ -62,7 +62,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 @pytest.mark.slow
 def test_eight_devices_give_the_same(finished):
-  config = config_of(**methods.HOW['8 devices'])
+  config = config_of(**methods.LAYOUTS['8 devices'])
   methods.assert_same_result(config, finished)
 
 
@@ -311,7 +311,7 @@ def folder_of_pairs(tmp_path_factory):
 def test_whole_images_are_measured_at_their_size(
   how, finished, folder_of_pairs, tmp_path, capsys
 ):
-  """Each pixel counts once; the maps are those of predict."""
+  """Each pixel counts once; the maps equal those that predict writes."""
   args = f'--from={finished}', f'--data=folder:{folder_of_pairs}'
   table = tmp_path / 'images.csv'
   args += ('--split=train', f'--predictions={table}', '--format=json')

@@ -66,7 +66,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 @pytest.mark.slow
 def test_eight_devices_give_the_same(finished):
-  config = config_of(**methods.HOW['8 devices'])
+  config = config_of(**methods.LAYOUTS['8 devices'])
   methods.assert_same_result(config, finished)
 
 

@@ -40,7 +40,7 @@ NAMES = tuple(optimizers.OPTIMIZERS)
 
 
 def config_of(name, options=None, **settings):
-  """A config; an optimizer takes those of the options that it has."""
+  """A config; an optimizer takes the options that it has."""
   config = config_lib.default()
   known = inspect.signature(config_lib.wing(optimizers.OPTIMIZERS[name]))
   options = OPTIONS | (options or {})

@@ -99,7 +99,7 @@ def test_killed_and_resumed_on_any_number(reference, tmp_path):
 
 @pytest.mark.slow
 def test_each_process_reads_its_own_part(tmp_path):
-  """And all batches are those of one process, whatever step they begin at."""
+  """All batches equal one process's, whatever step they begin at."""
   root = stand_in.write_folder(tmp_path / 'images', train=24)
   overrides = {
     'data__name': f'folder:{root}',

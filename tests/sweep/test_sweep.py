@@ -627,7 +627,7 @@ def test_mistakes_are_one_line(mistake, files, run):
   assert not folder(flags).exists()
 
 
-# Flags after those of a good sweep, and what the error says of them.
+# Flags after a good sweep's, and the error that they give.
 FLAGS = {
   'both': ('--config.optim.learning_rate=1', 'the space has this key, too'),
   'seed': ('--config.seed=1', "config.seed is one of the sweep's"),

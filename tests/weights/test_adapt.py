@@ -45,7 +45,7 @@ def apply(model, params, images):
   return compiled.apply(model, {'params': params}, images)
 
 
-def images_of(*shape):
+def random_images(*shape):
   return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
 
@@ -62,7 +62,7 @@ def adapt(source, target, grid=GRID, *, channels=3, **kwargs):
 
 def assert_same_function(source, target, tolerance=1e-5):
   adapted, changes = adapt(source, target)
-  x = images_of(2, *fit.image_size(source, GRID), 3)
+  x = random_images(2, *fit.image_size(source, GRID), 3)
   expected = apply(source, init(source), x)
   np.testing.assert_allclose(
     apply(target, adapted, x), expected, atol=tolerance, rtol=tolerance
@@ -75,7 +75,7 @@ def assert_same_function(source, target, tolerance=1e-5):
 
 def test_corner_is_scipys_zoom():
   for old in range(1, 34):
-    x = images_of(old, 2).astype(np.float64)
+    x = random_images(old, 2).astype(np.float64)
     for new in range(1, 34):
       found = resize.resize_matrix(old, new, 'corner') @ x
       expected = scipy.ndimage.zoom(x, (new / old, 1), order=1)
@@ -87,7 +87,7 @@ def test_corner_is_scipys_zoom():
 
 @pytest.mark.parametrize('old, new', [(4, 6), (7, 7), (14, 9), (3, 16), (6, 1)])
 def test_half_pixel_is_jax_image_resize(old, new):
-  x = images_of(old, 2)
+  x = random_images(old, 2)
   expected = jax.image.resize(x, (new, 2), 'linear', antialias=False)
   found = resize.resize_matrix(old, new, 'half_pixel') @ x
   np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -117,7 +117,7 @@ def test_bicubic_is_torchs(method):
 @pytest.mark.parametrize('method', resize.METHODS[1:])
 def test_grids_as_torch_itself_resizes_them(method):
   torch = pytest.importorskip('torch', reason='PyTorch is not installed')
-  table = images_of(1, 12, 7)
+  table = random_images(1, 12, 7)
   mode, _, antialias = method.partition('_anti')
   others = {'half_pixel': 'bilinear', 'linear': 'bilinear'}
   others['geometric'] = 'bicubic'
@@ -169,7 +169,7 @@ def test_an_unknown_method_names_the_known_ones():
 
 @pytest.mark.parametrize('new', [(8, 5), (7, 9), (4, 12)])
 def test_grown_kernel_gives_grown_patches_the_same_tokens(new):
-  kernel, patch = images_of(4, 5, 3, 6), images_of(4, 5, 3)
+  kernel, patch = random_images(4, 5, 3, 6), random_images(4, 5, 3)
   grown = jax.image.resize(patch, (*new, 3), 'linear', antialias=False)
   expected = np.einsum('pqc,pqcd->d', patch, kernel)
   found = np.einsum('pqc,pqcd->d', grown, resize.patch_kernel(kernel, new))
@@ -177,7 +177,7 @@ def test_grown_kernel_gives_grown_patches_the_same_tokens(new):
 
 
 def test_shrunk_kernel_is_the_nearest_over_white_noise():
-  kernel, new = images_of(8, 6, 1, 2), (4, 3)
+  kernel, new = random_images(8, 6, 1, 2), (4, 3)
   basis = np.eye(48).reshape(48, 8, 6)
   shrink = jax.image.resize(basis, (48, *new), 'linear', antialias=False)
   wanted = kernel.reshape(48, 2)
@@ -191,7 +191,7 @@ def test_model_with_a_larger_patch_is_the_same_function():
   source, target = tiny(), tiny(patch_size=(7, 6))
   adapted, changes = adapt(source, target)
   assert list(changes) == ['patch_embedding/kernel']
-  patches = images_of(2, 2, 3, 4, 4, 3)
+  patches = random_images(2, 2, 3, 4, 4, 3)
   grown = jax.image.resize(
     patches, (2, 2, 3, 7, 6, 3), 'linear', antialias=False
   )
@@ -208,7 +208,7 @@ def test_model_with_a_larger_patch_is_the_same_function():
 
 
 def test_channels():
-  kernel = images_of(2, 2, 3, 5)
+  kernel = random_images(2, 2, 3, 5)
   grey = resize.channels(kernel, 1)
   np.testing.assert_allclose(grey[:, :, 0], kernel.sum(axis=2), rtol=1e-5)
   alpha = resize.channels(kernel, 4)
@@ -227,7 +227,7 @@ def test_grey_images_in_a_model_that_took_rgb():
   source, target = tiny(), tiny()
   adapted, changes = adapt(source, target, channels=1)
   assert changes['patch_embedding/kernel'].action == '3 -> 1 channels'
-  grey = images_of(2, 8, 12, 1)
+  grey = random_images(2, 8, 12, 1)
   np.testing.assert_allclose(
     apply(target, adapted, grey),
     apply(source, init(source), np.repeat(grey, 3, axis=3)),
@@ -251,14 +251,14 @@ def test_standardized_kernels_ignore_a_new_alpha(family):
     params, model, model, GRID, GRID, channels=4
   )
   assert [change.path for change in changes] == ['stem/conv/kernel']
-  x = images_of(2, *fit.image_size(model, GRID), 4)
+  x = random_images(2, *fit.image_size(model, GRID), 4)
   np.testing.assert_allclose(
     apply(model, adapted, x), apply(model, params, x[..., :3]), atol=2e-4
   )
 
 
 def test_standardized_kernel_of_grey_images_keeps_its_filters():
-  kernel = images_of(7, 7, 3, 4) + 1
+  kernel = random_images(7, 7, 3, 4) + 1
   found = resize.channels(kernel, 1, is_standardized=True)
   summed = kernel.sum(axis=2, keepdims=True)
   for x, y in zip(found.T, summed.T, strict=True):

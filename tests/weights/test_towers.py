@@ -1,6 +1,6 @@
 """Files with two towers, written and read back.
 
-tests/golden.py reads those of other programs, and writes them back to the bit.
+tests/golden.py reads other programs' files, and writes them back to the bit.
 """
 
 import json

@@ -189,7 +189,7 @@ def test_evaluation_is_that_of_the_host(eval_resize):
     assert np.abs(wanted - result).mean() < (0.01 if eval_resize == SIZE else 2)
 
 
-# Also those of timm, with odd borders.
+# Also timm's, with odd borders.
 _RESIZES = [17, (19, 26), 'center(0.9)', 'squash(0.8)', 'border(0.9, 5, 6, 7)']
 
 

@@ -43,7 +43,7 @@ def results(height, width, channels, interpolation) -> np.ndarray:
   """Returns [cases, images, height, width, channels]."""
   images = by_pillow.photographs(height, width, channels)
   names, amounts = zip(*[c for c in CASES for _ in images], strict=True)
-  draw = by_pillow.draw_of(names, amounts, np.tile(SPOTS, (len(CASES), 1)))
+  draw = by_pillow.make_draw(names, amounts, np.tile(SPOTS, (len(CASES), 1)))
   op_names = (
     operations.NAMES if interpolation == 'nearest' else by_pillow.SHAPES
   )
@@ -80,7 +80,7 @@ def test_one_colour_and_few_pixels():
   values = np.repeat([0, 77, 255], len(operations.NAMES)).astype(np.uint8)
   images = np.broadcast_to(values[:, None, None, None], (len(values), 1, 4, 3))
   names = operations.NAMES * 3
-  found = apply(images, by_pillow.draw_of(names, [1.0] * len(names)))
+  found = apply(images, by_pillow.make_draw(names, [1.0] * len(names)))
   for image, name, result in zip(images, names, found, strict=True):
     wanted = by_pillow.apply(image, name, 1.0, np.zeros(2))
     assert np.abs(np.asarray(result, int) - wanted).max() <= 1, name
@@ -98,7 +98,7 @@ def test_all_hues_equal_pillow():
 
 def test_only_what_is_among_is_done():
   images = by_pillow.photographs(32, 32)
-  draw = by_pillow.draw_of(['invert', 'rotate', 'color', 'hue'], [0.3] * 4)
+  draw = by_pillow.make_draw(['invert', 'rotate', 'color', 'hue'], [0.3] * 4)
   found = np.asarray(apply(images, draw, op_names=('invert', 'color')))
   assert (found[0] == 255 - images[0]).all()
   assert (found[1] == images[1]).all() and (found[3] == images[3]).all()

@@ -469,7 +469,7 @@ def test_balance_depends_on_seed_and_step_alone(rare):
 
 @pytest.mark.parametrize('split', ['train', 'train[3:]', 'train[:3]+train[4:]'])
 def test_labels_without_images(config, split):
-  """All sources say them, as those of the examples that they read."""
+  """All sources say the same as the examples that they read."""
   source = data.open_source(config, split)
   labels = source.column('label')
   assert labels.dtype == np.int32

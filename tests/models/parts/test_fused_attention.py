@@ -98,7 +98,7 @@ def mesh_of_one():
 
 
 def assert_same_function(fields):
-  """Compares the loss and its gradient with those of a plain formulation."""
+  """Compares the loss and its gradient with a plain formulation's."""
   fields = {'hidden_size': 128, 'num_heads': 2, 'depth': 2, **fields}
   model = vit_jax.create_model('ViT-Ti/4', 5, **fields)
   images = jax.random.normal(jax.random.key(0), (2, 8, 12, 3))

@@ -23,7 +23,7 @@ SMALL = {
 
 
 def rope(kind):
-  """Returns the text of rotary positions; those of 'none' are none."""
+  """Returns the text of rotary positions; 'none' has none."""
   return 'none' if kind == 'none' else f"rope(kind='{kind}')"
 
 

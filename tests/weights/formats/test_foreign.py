@@ -683,7 +683,7 @@ def test_json_that_is_none(tmp_path, exported, content):
   'form,key', [('timm', 'label_names'), ('huggingface', 'id2label')]
 )
 def test_names_of_other_classes(tmp_path, exported, form, key, caplog):
-  """They are not those of the head's outputs."""
+  """They do not have as many names as the head has outputs."""
   assert vit_jax.load(exported / form).classes == tuple('abcde')
   names = {str(i): f'class {i}' for i in range(4)}
   path = changed(exported / form, tmp_path / 'x', key, names)

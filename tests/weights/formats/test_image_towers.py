@@ -4,11 +4,11 @@ import json
 
 from foreign import assert_same
 from foreign import flat
-from foreign import images_of
 from foreign import logits
-from foreign import of_transformers
+from foreign import random_images
 from foreign import random_model
 from foreign import read
+from foreign import transformers_model
 import numpy as np
 import other_libraries
 from photographs import differences
@@ -68,14 +68,14 @@ def pooled(torch, model, images):
 @pytest.mark.parametrize('name', THEIRS)
 def test_their_towers_here(tmp_path, name):
   """Also for oblong images; and back, to the bit."""
-  torch, transformers, model = of_transformers(name, THEIRS[name])
+  torch, transformers, model = transformers_model(name, THEIRS[name])
   model.save_pretrained(tmp_path / 'theirs')
   loaded = vit_jax.load(tmp_path / 'theirs')
   assert loaded.model.num_classes == 0
-  images = images_of(32, 32)
+  images = random_images(32, 32)
   expected = pooled(torch, model, images)
   np.testing.assert_allclose(logits(loaded, images), expected, **TOLERANCE)
-  images = images_of(48, 32)
+  images = random_images(48, 32)
   np.testing.assert_allclose(
     logits(loaded.adapted(image_size=(48, 32)), images),
     pooled(torch, model, images),
@@ -87,7 +87,7 @@ def test_their_towers_here(tmp_path, name):
     tmp_path / 'ours', output_loading_info=True
   )
   assert not any(told.values()), told
-  images = images_of(32, 32)
+  images = random_images(32, 32)
   np.testing.assert_allclose(
     pooled(torch, again.eval(), images), expected, **TOLERANCE
   )
@@ -96,10 +96,10 @@ def test_their_towers_here(tmp_path, name):
 def test_images_that_are_no_whole_patches(tmp_path):
   """As SigLIP's 384 pixels in patches of 14."""
   fields = VISION | {'image_size': 36}
-  torch, _, model = of_transformers('SiglipVisionModel', fields)
+  torch, _, model = transformers_model('SiglipVisionModel', fields)
   model.save_pretrained(tmp_path / 'theirs')
   loaded = vit_jax.load(tmp_path / 'theirs')
-  images = images_of(36, 36)
+  images = random_images(36, 36)
   with torch.no_grad():
     pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
     expected = model(pixels).pooler_output.numpy()
@@ -109,7 +109,7 @@ def test_images_that_are_no_whole_patches(tmp_path):
 
 
 def test_a_classifier_of_the_mean_is_refused(tmp_path):
-  *_, model = of_transformers('SiglipForImageClassification', BOTH)
+  *_, model = transformers_model('SiglipForImageClassification', BOTH)
   model.save_pretrained(tmp_path)
   with pytest.raises(UserError, match='it has a classifier of the mean'):
     vit_jax.load(tmp_path)
@@ -186,7 +186,7 @@ def test_open_clip(tmp_path, act):
   gelu = 'sigmoid' if act == 'quick_gelu' else 'exact'
   loaded = vit_jax.load(path, mlp=f'mlp(gelu={gelu!r})')
   assert loaded.model.block.attention.num_heads == 2 and loaded.model.pre_norm
-  images = images_of(32, 32)
+  images = random_images(32, 32)
   with torch.no_grad():
     pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
     expected = model.visual(pixels).numpy()
@@ -287,7 +287,7 @@ def test_open_clips_tower_of_timm(tmp_path):
   path = tmp_path / 'open_clip_model.safetensors'
   containers.write_safetensors(path, arrays, {})
   loaded = vit_jax.load(tmp_path)
-  images = images_of(160, 160)
+  images = random_images(160, 160)
   with torch.no_grad():
     pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
     expected = model.visual.trunk(pixels).numpy()

@@ -1,10 +1,10 @@
 """AIMv2, BiT and data2vec of transformers, read and written, against itself."""
 
 from foreign import assert_same
-from foreign import images_of
 from foreign import logits
-from foreign import of_transformers
+from foreign import random_images
 from foreign import random_model
+from foreign import transformers_model
 import numpy as np
 import pytest
 
@@ -60,10 +60,10 @@ def answer(torch, model, images):
 
 @pytest.mark.parametrize('name', THEIRS)
 def test_outputs_are_theirs_and_back(tmp_path, name):
-  torch, _, model = of_transformers(name, THEIRS[name])
+  torch, _, model = transformers_model(name, THEIRS[name])
   model.save_pretrained(tmp_path / 'theirs')
   loaded = vit_jax.load(tmp_path / 'theirs')
-  images = images_of(32, 32)
+  images = random_images(32, 32)
   if 'Bit' in name:
     loaded = vit_jax.load(tmp_path / 'theirs', image_size=32)
   wanted = answer(torch, model, images)

@@ -1,6 +1,6 @@
 """torchvision's VisionTransformer: its own outputs, both ways."""
 
-from foreign import images_of
+from foreign import random_images
 from foreign import random_model
 import numpy as np
 from other_libraries import imported
@@ -43,7 +43,7 @@ def test_outputs_are_theirs(tmp_path, is_old):
   path = tmp_path / 'vit.safetensors'
   containers.write_safetensors(path, arrays, {})
   loaded = vit_jax.load(path, num_heads=3)
-  images = images_of(32, 32)
+  images = random_images(32, 32)
   np.testing.assert_allclose(
     loaded.model.apply({'params': loaded.params}, images),
     their_logits(torch, model, images),
@@ -59,7 +59,7 @@ def test_what_is_written_is_theirs(tmp_path):
   code = text.partition('```python\n')[2].partition('```')[0]
   names = {}
   exec(code.replace("'x/", f"'{tmp_path}/x/"), names)
-  images = images_of(*ours.position_size)
+  images = random_images(*ours.position_size)
   np.testing.assert_allclose(
     their_logits(torch, names['model'].eval(), images),
     ours.model.apply({'params': ours.params}, images),

@@ -3,10 +3,10 @@
 import dataclasses
 
 from foreign import assert_same
-from foreign import images_of
 from foreign import logits
-from foreign import of_transformers
+from foreign import random_images
 from foreign import random_model
+from foreign import transformers_model
 import numpy as np
 import other_libraries
 from photographs import differences
@@ -63,7 +63,7 @@ def quiet():
 
 def theirs(name):
   """Returns one of their models with random weights."""
-  return of_transformers(name, THEIRS[name])[-1]
+  return transformers_model(name, THEIRS[name])[-1]
 
 
 def answer(model, images, **kwargs):
@@ -81,11 +81,11 @@ def test_their_models_here(tmp_path, name):
   model = theirs(name)
   model.save_pretrained(tmp_path / 'theirs')
   loaded = vit_jax.load(tmp_path / 'theirs')
-  images = images_of(32, 32)
+  images = random_images(32, 32)
   np.testing.assert_allclose(
     logits(loaded, images), answer(model, images), **TOLERANCE
   )
-  images = images_of(48, 32)
+  images = random_images(48, 32)
   flag = {} if 'Dino' in name else {'interpolate_pos_encoding': True}
   np.testing.assert_allclose(
     logits(vit_jax.load(tmp_path / 'theirs', image_size=(48, 32)), images),
@@ -108,7 +108,7 @@ def test_dinov2_with_images_smaller_than_its_positions(tmp_path):
   processor.save_pretrained(tmp_path)
   loaded = vit_jax.load(tmp_path)
   assert loaded.preprocess.image_size == loaded.position_size == (24, 24)
-  images = images_of(24, 24)
+  images = random_images(24, 24)
   np.testing.assert_allclose(
     logits(loaded, images), answer(model, images), **TOLERANCE
   )
@@ -164,7 +164,7 @@ def test_our_models_there(tmp_path, name):
     tmp_path / 'x', output_loading_info=True
   )
   assert not any(told.values()), told
-  images = images_of(*ours.position_size, ours.preprocess.channels)
+  images = random_images(*ours.position_size, ours.preprocess.channels)
   np.testing.assert_allclose(
     logits(ours, images), answer(model.eval(), images), **TOLERANCE
   )
@@ -193,7 +193,7 @@ def test_classes_of_other_names(tmp_path, name):
   model = theirs(name)
   model.save_pretrained(tmp_path / 'theirs')
   loaded = vit_jax.load(tmp_path / 'theirs')
-  images = images_of(32, 32)
+  images = random_images(32, 32)
   with torch.no_grad():
     output = model(torch.tensor(np.moveaxis(images, -1, 1).copy()))
   expected = output.get('logits', output.get('pooler_output'))
@@ -255,7 +255,7 @@ def test_features_of_a_bare_dinov2(tmp_path, name, caplog):
   model.save_pretrained(tmp_path)
   loaded = vit_jax.load(tmp_path)
   assert 'features are the class token and the mean' in caplog.text
-  images = images_of(32, 32)
+  images = random_images(32, 32)
   with torch.no_grad():
     output = model(torch.tensor(np.moveaxis(images, -1, 1).copy()))
   found = logits(loaded, images)

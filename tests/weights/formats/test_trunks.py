@@ -5,11 +5,11 @@ import re
 
 from foreign import assert_same
 from foreign import flat
-from foreign import images_of
 from foreign import logits
-from foreign import of_transformers
+from foreign import random_images
 from foreign import random_model
 from foreign import read
+from foreign import transformers_model
 import jax
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def tokens(loaded, images, masked=None):
 @pytest.mark.parametrize('name', THEIRS)
 def test_transformers_dinov3(tmp_path, name):
   """Also for oblong images and masked patches; and back, to the bit."""
-  torch, transformers, model = of_transformers(
+  torch, transformers, model = transformers_model(
     'DINOv3ViTModel', SMALL | THEIRS[name]
   )
   model.save_pretrained(tmp_path / 'theirs')
@@ -71,7 +71,7 @@ def test_transformers_dinov3(tmp_path, name):
     with torch.no_grad():
       return model(pixels, **how).last_hidden_state
 
-  images = images_of(32, 32)
+  images = random_images(32, 32)
   found = logits(loaded, images)
   np.testing.assert_allclose(found, theirs(images)[:, 0], atol=1e-5)
   masked = np.random.default_rng(1).random((2, 16)) < 0.4
@@ -80,7 +80,7 @@ def test_transformers_dinov3(tmp_path, name):
     theirs(images, bool_masked_pos=torch.tensor(masked)),
     atol=1e-5,
   )
-  oblong = images_of(16, 40)
+  oblong = random_images(16, 40)
   np.testing.assert_allclose(
     tokens(loaded.adapted(image_size=(16, 40)), oblong),
     theirs(oblong),
@@ -186,7 +186,7 @@ def test_dinov2s_own_names_with_registers(tmp_path):
   loaded = vit_jax.load(path, num_heads=3)
   assert loaded.resize == 'bicubic_antialias'
   assert loaded.model.positions[0].tokens == 'class'
-  images = images_of(32, 32)
+  images = random_images(32, 32)
   ours.params['class_token'] = ours.params['class_token'] + row
   np.testing.assert_allclose(
     logits(loaded, images), logits(ours, images), atol=1e-5
@@ -325,7 +325,7 @@ def test_timms_naflex_and_back(tmp_path, fields):
   assert_same(loaded, ours)
   if 'factorized' in fields.get('positions', ''):  # resized for each image
     other = loaded.adapted(image_size=(24, 40))
-    assert logits(other, images_of(24, 40)).shape == (2, 5)
+    assert logits(other, random_images(24, 40)).shape == (2, 5)
 
 
 def test_how_a_bare_file_rotates_is_said(tmp_path, caplog):
