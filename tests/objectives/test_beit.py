@@ -127,7 +127,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', methods.LAYOUTS.values(), ids=methods.HOW)
+@pytest.mark.parametrize('how', methods.LAYOUTS.values(), ids=methods.LAYOUTS)
 def test_one_result_however_it_is_computed(finished, how):
   """Accumulated: masks of images differ in size, and weigh as in one batch."""
   config = config_of(BEIT, **how)

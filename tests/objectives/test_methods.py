@@ -65,7 +65,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', methods.LAYOUTS.values(), ids=methods.HOW)
+@pytest.mark.parametrize('how', methods.LAYOUTS.values(), ids=methods.LAYOUTS)
 def test_one_result_however_it_is_computed(finished, how):
   method, path = finished
   config = config_of(method, **how)
