@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -80,10 +81,17 @@ def step_flops(
   )
 
 
-def mean(counts: Sequence[StepFlops]) -> StepFlops:
-  """Returns the mean of the operations of several steps."""
-  columns = zip(*map(dataclasses.astuple, counts), strict=True)
-  return StepFlops(*(sum(x) // len(x) for x in columns))
+def mean(
+  counts: Sequence[StepFlops], weights: Sequence[float] | None = None
+) -> StepFlops:
+  """Returns the mean of the operations of several steps.
+
+  With weights it is their weighted sum.
+  """
+  if weights is None:
+    weights = [1 / len(counts)] * len(counts)
+  table = np.array([dataclasses.astuple(x) for x in counts])
+  return StepFlops(*np.rint(weights @ table).astype(int).tolist())
 
 
 def _unread(

@@ -37,6 +37,7 @@ from vit_jax.train import hooks
 from vit_jax.train import initial
 from vit_jax.train import program as program_lib
 from vit_jax.train import state as state_lib
+from vit_jax.train import variant as variant_lib
 
 TrainState = state_lib.TrainState
 
@@ -54,6 +55,7 @@ def check(
     UserError: Something cannot work; one line says what to change.
   """
   config_lib.check(config)
+  variant_lib.check(config)
   for name, task_config in config_lib.each_task(config).items():
     try:
       if name:
@@ -80,7 +82,8 @@ def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
   objectives.check(config)
   initial.check(config)
   sharding.check(config)
-  program_lib.program_class(config).check(config)
+  if any(x.split and x.patch_size is not None for x in config.evals.values()):
+    config_lib.wing('vit_jax.train.patches:check_evaluations')(config)
   if config.model.name != config_lib.INIT_FROM:  # else the checkpoint says it
     _check_model(config, platform)
 
@@ -413,11 +416,8 @@ def create(
   Raises:
     UserError: As `build`.
   """
-  if not config.tasks:
-    return build(config, resumes or False)
-  build_tasks = config_lib.wing('vit_jax.train.tasks:build')
-  experiment: Experiment = build_tasks(config, resumes)
-  return experiment
+  variant = variant_lib.from_config(config)
+  return variant.experiment(config, resumes) or build(config, resumes or False)
 
 
 def build(
@@ -463,10 +463,12 @@ def build(
   program.objective.check_source(source)
   for name, evaluator in evaluators.items():
     with config_lib.explained(f'config.evals.{name}'):
-      evaluator.check_model(program.objective.model)
+      evaluator.check_model(
+        program.for_evaluation(evaluator.spec).objective.model
+      )
   start = initial.start(config, source.classes, loaded, program.objective)
   kinds = {x.kind for x in evaluators.values()}
-  if program.has_own_objective:
+  if program_lib.is_own(program.objective):
     check_evaluation = config_lib.wing('vit_jax.train.trunk:check_evaluation')
     check_evaluation(program, measures='accuracy' in kinds)
   _warn_of_zero_head(config, program.rules, start)

@@ -9,6 +9,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
+from vit_jax.config import tasks as tasks_lib
 from vit_jax.models import describing
 from vit_jax.runs import checkpoint_format
 from vit_jax.runs import safe_io
@@ -33,10 +34,10 @@ def aligned(
   """
   if config.tasks.keys() != stored.tasks.keys():
     return config  # which `config.differences` then lists
-  tasks = {
-    name: aligned(*(config_lib.for_task(x, name) for x in (config, stored)))
-    for name in config.tasks
-  }
+  tasks = {}
+  for name in config.tasks:
+    task, task_stored = (config_lib.for_task(x, name) for x in (config, stored))
+    tasks[name] = aligned(config_lib.fill(task, task_stored), task_stored)
   config = config.copy_and_resolve_references()
   if config_lib.INIT_FROM not in (config.model.name, stored.model.name):
     values, before = _model_values(config), _model_values(stored)
@@ -47,7 +48,7 @@ def aligned(
     with config.model.ignore_type():  # a patch is a number or several
       for key in values.keys() & {*config.model}:
         config.model[key] = values[key]
-  return config_lib.with_task_values(config, tasks) if tasks else config
+  return tasks_lib.with_task_values(config, tasks) if tasks else config
 
 
 def _model_values(config: ml_collections.ConfigDict) -> dict[str, Any]:
