@@ -43,10 +43,7 @@ def step_flops(
 ) -> StepFlops:
   """Counts the operations of the step of a config; evaluates only shapes.
 
-  Args:
-    config: The config, with the values that depend on the data filled in.
-    features: Features of the examples, by name.
-    params: Shapes of the parameters in the train state.
+  `params` are the shapes of the parameters in the train state.
   """
   # A fused attention kernel would hide its matrix products from the count.
   config = config.copy_and_resolve_references()
@@ -100,10 +97,8 @@ def _unread(
   """Counts the operations that an unrolled model saves in its last layer.
 
   There it does not compute tokens that the head does not read. The config is
-  that of the scanned model, and is changed.
-
-  Returns:
-    Saved operations of the forward pass, and of a step that trains everything.
+  that of the scanned model, and is changed. Returns those of the forward pass,
+  and of a step that trains everything.
   """
   for key in ('trainable', 'freeze'):
     config.optim[key] = ''

@@ -27,18 +27,11 @@ class Start(Protocol):
     """Returns the parameters, once, in their places in the objective's tree.
 
     The tree has further ones if the checkpoint has the trunk alone.
-
-    Raises:
-      UserError: The checkpoint cannot be loaded.
     """
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.init_from` without opening the checkpoint.
-
-  Raises:
-    UserError: A value does not fit.
-  """
+  """Checks `config.init_from` without opening the checkpoint."""
   wrong = ''
   if config.model.name == config_lib.INIT_FROM:
     wrong = f'model.name is {config.model.name!r}'
@@ -54,14 +47,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def fill_from_checkpoint(config: ml_collections.ConfigDict) -> Any:
-  """Sets open keys of a config to the values of the checkpoint.
-
-  Returns:
-    The checkpoint, a `weights.Loaded`.
-
-  Raises:
-    UserError: There is no checkpoint, it cannot be fetched, or it is damaged.
-  """
+  """Sets open keys of a config from the checkpoint, a `weights.Loaded`."""
   checkpoints = config_lib.wing(_CHECKPOINTS)
   loaded = checkpoints.load(config)
   checkpoints.fill(config, loaded)
@@ -77,11 +63,7 @@ def fill(config: ml_collections.ConfigDict) -> None:
 
 
 def fill_model(config: ml_collections.ConfigDict) -> None:
-  """Sets the open keys of `config.model` to the values in force.
-
-  Raises:
-    UserError: There is no such model.
-  """
+  """Sets the open keys of `config.model` to the values in force."""
   if config.model.name == config_lib.INIT_FROM:
     return
   with config_lib.explained('config.model', ValueError):
@@ -99,14 +81,8 @@ def start(
 ) -> Start | None:
   """Returns where the parameters come from; None: they are random.
 
-  Args:
-    config: Config without open keys.
-    classes: Names of the data's classes, in order.
-    loaded: From `fill_from_checkpoint`; None: it is loaded when it is needed.
-    objective: The objective of the run.
-
-  Raises:
-    UserError: The checkpoint does not fit; the message lists all differences.
+  The config has no open keys, and `classes` are those of the data, in order.
+  `loaded` is from `fill_from_checkpoint`; None: it is loaded when it is needed.
   """
   if not config.init_from.path:
     return None

@@ -58,7 +58,8 @@ def run(
   """Trains, or resumes, in a work directory.
 
   Progress goes to stderr. It has the form that the command line sets up, or
-  plain lines if the caller has not set up absl's logging.
+  plain lines if the caller has not set up absl's logging. A stop by a signal is
+  not an error.
 
   Args:
     config: Locked, from a file in `configs/`.
@@ -66,13 +67,6 @@ def run(
       gs://bucket/run; created if it does not exist.
     dry_run: Compile, print sizes as JSON, write nothing.
     verbose: Show tables of all parameters before the first step.
-
-  Returns:
-    How the run ended. A stop by a signal is not an error.
-
-  Raises:
-    UserError: The config, the data or the directory cannot be used, a step was
-      not finite, or memory or disk are too small.
   """
   address = config_lib.store_address(workdir, 'workdir')
   if address is None:
@@ -161,15 +155,7 @@ def train(
 ) -> Results | None:
   """Runs the loop; returns how it ended, or None if a signal stopped it.
 
-  Args:
-    experiment: The experiment to run.
-    workdir: Directory of checkpoints and metrics.
-    stop: Signals that ask the loop to save and end.
-    compiling: The step that is being compiled; None: compilation has not begun.
-
-  Raises:
-    UserError: There is too little memory, a step was not finite, an image is
-      damaged, or something could not be written.
+  `compiling` is the step that is being compiled; None: it has not begun.
   """
   with contextlib.ExitStack() as stack:
     run = _begin(experiment, workdir, stop, stack)

@@ -94,8 +94,7 @@ def tell(
 def hear(stop: Stop, batches: feed_lib.Feed, heard: jax.Array) -> None:
   """Notes the largest signal that any process has sent.
 
-  Raises:
-    BrokenBatchError: A process could not make its part of a batch.
+  Raises a BrokenBatchError if a process could not make its part of a batch.
   """
   # By NumPy: a maximum by JAX would wait for the call that runs already.
   number = int(np.asarray(heard).max())
@@ -171,12 +170,8 @@ class Monitor(hooks.Hook):
   ):
     """Starts before the first call.
 
-    Args:
-      experiment: The experiment that runs.
-      reporter: Gets the metrics.
-      clock: Measures the steps; called when a step ends.
-      hear: Called with the signals of each call.
-      skipped: Steps that were skipped before; None: none.
+    `clock` measures the steps, `hear` is called with the signals of each call,
+    and `skipped` were skipped before.
     """
     self.skipped = skipped or Skipped()
     self._experiment = experiment
@@ -197,12 +192,7 @@ class Monitor(hooks.Hook):
       self.settle()
 
   def after_call(self, run: 'Run', call: hooks.Call) -> None:
-    """Reads the metrics of the previous call, and keeps this one for later.
-
-    Raises:
-      NonFiniteError: A step of the previous call was not finite.
-      BrokenBatchError: The previous call had no batch.
-    """
+    """Reads the metrics of the previous call, and keeps this one for later."""
     mark = self._clock.mark()
     end = self._thread.submit(self._await, call.metrics)
     self.settle()
@@ -231,12 +221,9 @@ class Monitor(hooks.Hook):
     return self._clock.now()
 
   def check_skipped(self) -> None:
-    """Ends a run that skips too many steps one after another.
+    """Ends a run that skips `train.max_skipped_in_a_row` steps and one more.
 
-    Raises:
-      NonFiniteError: More than `train.max_skipped_in_a_row` steps in a row were
-        skipped, up to the last call that was read. The call that is running is
-        read as well before this is raised.
+    The call that is running is read as well before the error.
     """
     most = self._experiment.config.train.max_skipped_in_a_row
     if self.skipped.in_a_row <= most:
@@ -261,9 +248,8 @@ class Monitor(hooks.Hook):
   def settle(self) -> None:
     """Waits for the last call, and reports its steps that are due.
 
-    Raises:
-      NonFiniteError: A step was not finite, and such steps are not skipped.
-      BrokenBatchError: The call had no batch.
+    Raises a NonFiniteError if a step was not finite, and such steps are not
+    skipped; and a BrokenBatchError if the call had no batch.
     """
     if self._last is None:
       return

@@ -60,13 +60,10 @@ class Patches(variant.Variant):
 def at_patch(
   program: program_lib.Program, patch: flexible.Patch
 ) -> program_lib.Program:
-  """Returns the program of a patch size; the train state is that of all sizes.
-
-  Raises:
-    UserError: The objective or its model has no such patches.
-  """
+  """Returns the program of a patch size, with the train state of all sizes."""
   config = program.config.copy_and_resolve_references()
-  config_lib.set_value(config, 'model.patch_size', patch)
+  with config.model.ignore_type():  # a patch is a number or several
+    config.model.patch_size = patch
   objective = flexible.at_patch(program.objective, patch)
   return program.with_objective(objective, config)
 

@@ -70,11 +70,7 @@ def evaluation(
 
   All processes call this, since all devices compute the outputs. What the model
   makes of examples is drawn for the first evaluation of a run of one task.
-
-  Args:
-    run: The run.
-    measured: What was evaluated.
-    confusions: Confusion matrices int [K, K] by the evaluation's name.
+  `confusions` are matrices int [K, K] by the evaluation's name.
   """
   part = measured.experiment
   pictures = {

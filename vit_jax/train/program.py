@@ -52,17 +52,12 @@ def create(
 ) -> 'Program':
   """Returns the program of a config, with its model and its rules.
 
-  If all images in `features` have one size, they are cropped on the device.
-
   Args:
     config: The config, with all values set; is not changed.
-    features: Features of the examples, by name.
+    features: Features of the examples, by name. If all images have one size,
+      they are cropped on the device.
     lengths: Steps of the run and of parts of its schedule.
     devices: Devices to compile for; None: those of JAX.
-
-  Raises:
-    UserError: A pattern or a rule does not fit the parameters, or the model is
-      not that of the config.
   """
   mesh = mesh_lib.make_mesh(config.mesh, devices)
   on_platform = models.on_platform(config, mesh.devices.flat[0].platform)
@@ -222,12 +217,9 @@ class Program:
   def eval_step(self, function: evaluation_base.Function) -> Any:
     """Returns an evaluator's function, compiled when it is first called.
 
-    Args:
-      function: (objective, params, batch) -> tree; see `Context.apply`.
-
-    Returns:
-      (params, batch, signals=None) -> (tree, the largest signal), replicated on
-      every device; the signal is 0 without `signals`.
+    It maps (params, batch, signals=None) to (tree, the largest signal),
+    replicated on every device; the signal is 0 without `signals`. `function`
+    maps (objective, params, batch) to the tree: see `Context.apply`.
     """
     if function not in self._eval_steps:
       self._eval_steps[function] = self._compiled_eval(
@@ -240,11 +232,7 @@ class Program:
   def compute(self, function: evaluation_base.Compute) -> Any:
     """Returns an evaluator's function of arrays that are no batch.
 
-    Args:
-      function: (objective, params, inputs) -> tree.
-
-    Returns:
-      (params, inputs) -> tree, replicated on every device.
+    It maps (params, inputs) to a tree, replicated on every device.
     """
     key = 'compute', function
     if key not in self._eval_steps:
@@ -263,11 +251,7 @@ class Program:
     return flops
 
   def initialise(self, params: Any = None) -> TrainState:
-    """Returns the state before the first step, on the mesh.
-
-    Args:
-      params: Initial parameters; None: random ones.
-    """
+    """Returns the state before the first step; `params` None: random ones."""
     return self._init.run(params)
 
   @functools.cached_property
@@ -330,10 +314,7 @@ class Program:
     """Returns the shapes, types and shardings to read a checkpoint into.
 
     They are those of the state, with layers scanned or unrolled as they were
-    when it was saved.
-
-    Args:
-      names: Paths of the arrays that were saved.
+    when it was saved, with arrays of these names.
     """
     fits = all(f'params/{name}' in names for name in self.param_shardings)
     if fits or not any(
@@ -363,9 +344,8 @@ class Program:
   ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes, types and shardings of a global batch.
 
-    Args:
-      batch_size: Examples in a batch for evaluation; None: one for training.
-      features: Features of the examples; None: those of training.
+    It is one for training, or for evaluation, with a size and features of its
+    own.
     """
     is_training = batch_size is None
     b = batch_size or self.config.train.batch_size

@@ -23,14 +23,8 @@ def aligned(
 
   A key of `config.model` that is None stands for the named model's value, and
   several texts name one part. Of keys that mean the same in both configs the
-  result has the run's; of others, what they mean.
-
-  Args:
-    config: The config, with unset values filled from the run.
-    stored: The config of the run.
-
-  Raises:
-    UserError: There is no such model.
+  result has the run's; of others, what they mean. Unset values of tasks are
+  filled from the run, as those of `config` are already.
   """
   if config.tasks.keys() != stored.tasks.keys():
     return config  # which `config.differences` then lists
@@ -63,13 +57,8 @@ def check_longer(
 ) -> None:
   """Lets a finished run go on if its duration was raised.
 
-  Args:
-    path: The work directory, with the config of the run so far.
-    experiment: The experiment, with the new duration.
-
-  Raises:
-    UserError: The new duration is shorter; or the run is in the cooldown of the
-      old one, so its learning rate has already fallen.
+  It is an error if the new duration is shorter; or if the run is in the
+  cooldown of the old one, so that its learning rate has already fallen.
   """
   stored = safe_io.read_json(path / 'config.json')
   before = config_lib.from_dict(stored)
@@ -100,13 +89,8 @@ def check_devices(
 ) -> None:
   """Checks that a resumed run draws the masks of dropout as it did before.
 
-  Args:
-    path: The work directory.
-    config: The full config.
-
-  Raises:
-    UserError: With train.rng='rbg' the masks depend on the mesh, which follows
-      the number of devices, and that is another one.
+  With train.rng='rbg' they depend on the mesh, which follows the number of
+  devices.
   """
   record = safe_io.read_json(path / 'run.json')
   mesh = config.mesh.data, config.mesh.fsdp, config.mesh.tensor

@@ -150,11 +150,8 @@ def log_facts(
 ) -> None:
   """Shows what is trained, on what and how long.
 
-  Args:
-    experiment: The experiment.
-    workdir: The work directory; None: nothing is written.
-    verbose: Whether the tables of all parameters, which the log file always
-      has, are shown, too.
+  Without a work directory nothing is written. The log file always has the
+  tables of all parameters; `verbose` shows them, too.
   """
   e = experiment
   program = e.program
@@ -282,10 +279,8 @@ def await_step(
 ) -> None:
   """Waits until the first call is compiled, and checks that it fits in memory.
 
-  Args:
-    experiment: The experiment, with its state on the devices.
-    step: Number of completed updates.
-    compiling: One step that is being compiled; None: it has not begun.
+  The state is on the devices. `compiling` is one step that is being compiled;
+  None: it has not begun.
   """
   if compiling is not None:
     compiled = compiling.result()
@@ -295,11 +290,7 @@ def await_step(
 
 
 def check_state_memory(experiment: experiment_lib.Experiment) -> None:
-  """Checks that the train state fits in memory, before anything is compiled.
-
-  Raises:
-    UserError: The state does not fit.
-  """
+  """Checks that the train state fits in memory, before anything is compiled."""
   needed = needed_memory(experiment, 0, has_state=False)
   room = free_memory(experiment)
   if needed > room:
@@ -315,15 +306,9 @@ def check_memory(
   compiled: jax.stages.Compiled,
   has_state: bool,
 ) -> None:
-  """Checks that a step fits in memory.
+  """Checks that the first call fits in memory; the error says what would fit.
 
-  Args:
-    experiment: The experiment that runs.
-    compiled: Its first call.
-    has_state: Whether the train state is already on the devices.
-
-  Raises:
-    UserError: The step does not fit; the error says what would fit.
+  `has_state` is whether the train state is already on the devices.
   """
   temporary = program_lib.temporary_bytes(compiled)
   needed = needed_memory(experiment, temporary, has_state)

@@ -55,12 +55,7 @@ def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def step_key(seed: int, step: jax.typing.ArrayLike) -> jax.Array:
-  """Returns the key of all random numbers of a step.
-
-  Args:
-    seed: Seed of the run.
-    step: Number of completed updates.
-  """
+  """Returns the key of all random numbers of the step after `step` updates."""
   return jax.random.fold_in(seed_keys(seed)[1], step)
 
 
@@ -71,11 +66,8 @@ def init_params(
 ) -> objectives.Params:
   """Returns the parameters before the first step.
 
-  Args:
-    config: The config, with its seed.
-    objective: The objective.
-    params: Those of its parameters that do not start at random, in their places
-      in its tree; None: all start at random.
+  `params` are those that do not start at random, in their places in the
+  objective's tree; None: all start at random.
   """
   key, _ = seed_keys(config.seed)
   fresh = objective.init(key)

@@ -159,9 +159,13 @@ class Tasks(variant.Variant):
       name: len(splits[name]['train']) / x.train.batch_size
       for name, x in configs.items()
     }
-    # An epoch of several tasks has as many steps as an epoch of each.
-    examples = round(sum(epochs.values()) * config.train.batch_size)
-    lengths = experiment_lib.find_lengths(config, examples)
+    # As if all batches had the usual size: an epoch of several tasks has as
+    # many steps as an epoch of each.
+    examples = sum(
+      len(splits[name]['train']) * config.train.batch_size / x.train.batch_size
+      for name, x in configs.items()
+    )
+    lengths = experiment_lib.find_lengths(config, round(examples))
     order = self.draw(config, epochs, lengths.total)
     tasks: dict[str, Experiment] = {}
     for i, (name, task_config) in enumerate(configs.items()):
@@ -183,13 +187,8 @@ class Tasks(variant.Variant):
   ) -> np.ndarray | None:
     """Returns the task of each step, which depends on the seed and the step.
 
-    Args:
-      config: The full config.
-      epochs: Steps of an epoch of each task.
-      steps: Number of steps of the run.
-
-    Returns:
-      int32 [steps], positions in `epochs`; None: each step is of all tasks.
+    They are int32 [steps], positions in `epochs`, which has the steps of an
+    epoch of each task. None: each step is of all tasks.
     """
     if self.sampling == 'accumulated':
       return None
@@ -242,11 +241,6 @@ class Tasks(variant.Variant):
     programs: dict[str, Program],
     order: np.ndarray | None,
   ) -> '_Program':
-    """Returns the program of several tasks.
-
-    Raises:
-      UserError: They do not fit on one trunk.
-    """
     first = next(iter(programs.values()))
     all_shardings = {name: x.param_shardings for name, x in programs.items()}
     all_rules = {name: x.rules.parameters for name, x in programs.items()}
@@ -660,10 +654,7 @@ def _join(
 ) -> dict[str, Any]:
   """Returns values of parameters by place; shared ones are of the first task.
 
-  Args:
-    values: By task and by path in its own tree.
-    places: Where the paths lie in the run.
-    problem: Says of a place, its value and that of another task what is wrong.
+  `problem` says of a place, its value and that of another task what is wrong.
   """
   joined: dict[str, Any] = {}
   firsts: dict[str, str] = {}

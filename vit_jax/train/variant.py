@@ -36,9 +36,8 @@ class Variant:
   def programs(self, program: 'Program') -> Sequence['Program']:
     """Returns the program of each kind of step, the one of most memory first.
 
-    Args:
-      program: The program of the config. Its `with_objective` returns that of
-        another objective, which has the same train state.
+    `program` is that of the config. Its `with_objective` returns the program of
+    another objective, which has the same train state.
     """
     return (program,)
 
@@ -62,12 +61,7 @@ class Variant:
 
 
 def from_config(config: ml_collections.ConfigDict) -> Variant:
-  """Returns what `config.train.variant` names.
-
-  Raises:
-    UserError: There is no such class or option, or the class raises an
-      exception.
-  """
+  """Returns what `config.train.variant` names."""
   text = config.train.variant
   if not text:
     return Variant()
@@ -78,11 +72,7 @@ def from_config(config: ml_collections.ConfigDict) -> Variant:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.train.variant`.
-
-  Raises:
-    UserError: It does not go with another key.
-  """
+  """Checks `config.train.variant`."""
   variant, text = from_config(config), config.train.variant
   if text and config.train.steps_per_call > 1:
     raise config_lib.UserError(
