@@ -134,7 +134,7 @@ class Signals(Hook):
     """Stops the run if there is a signal."""
     if not run.stop.signal or run.is_complete:
       return
-    run.monitor.settle()
+    run.monitor.settle(run)
     run.save()
     run.checkpoints.wait()
     total_steps = run.experiment.total_steps

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import itertools
 import pathlib
 import sys
@@ -216,9 +215,7 @@ def _begin(
   )
   calls, lengths = itertools.tee(e.calls(step))
   batches = stack.enter_context(e.train_batches(step, lengths))
-  hear = functools.partial(monitor_lib.hear, stop, batches)
-  skipped = monitor_lib.Skipped(**checkpoints.counts)
-  monitor = monitor_lib.Monitor(e, reporter, clock, hear, skipped)
+  monitor = monitor_lib.Monitor(monitor_lib.Skipped(**checkpoints.counts))
   hooks: list[hooks_lib.Hook] = [
     hooks_lib.Stall(),
     monitor,
@@ -344,7 +341,7 @@ class Run:
         self.step, self.state, self.results, self._counts()
       )
     if is_new:
-      self.report(monitor_lib.loop_metrics(self.clock.saved()))
+      self.report(monitor_lib.train_metrics(self.clock.saved()))
 
   def rescue(self) -> None:
     """Saves the last good state, which a step that is not finite keeps."""
