@@ -14,6 +14,7 @@ from typing import Any
 from typing import cast
 from typing import NamedTuple
 from typing import Self
+from typing import TYPE_CHECKING
 
 from absl import logging
 import jax
@@ -39,6 +40,9 @@ from vit_jax.train import initial
 from vit_jax.train import program as program_lib
 from vit_jax.train import state as state_lib
 from vit_jax.train import variant as variant_lib
+
+if TYPE_CHECKING:
+  from vit_jax.weights.initial import Start
 
 TrainState = state_lib.TrainState
 
@@ -124,7 +128,7 @@ class Experiment:
   total_steps: int
   cache: sources.Splits
   evaluators: dict[str, evaluation_base.Evaluator]
-  start: initial.Start | None
+  start: 'Start | None'
   program: program_lib.Program
 
   @functools.cached_property
@@ -543,7 +547,7 @@ def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
 def _warn_of_zero_head(
   config: ml_collections.ConfigDict,
   rules: rules_lib.Rules,
-  start: initial.Start | None,
+  start: 'Start | None',
 ) -> None:
   """Warns if the head is frozen at zeros: then all gradients below are 0."""
   head = rules.parameters.get('head/kernel')

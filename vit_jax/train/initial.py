@@ -4,30 +4,17 @@
 """
 
 from typing import Any
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
 
+if TYPE_CHECKING:
+  from vit_jax.weights.initial import Start
+
 _CHECKPOINTS = 'vit_jax.weights.initial'
-
-
-class Start(Protocol):
-  """The checkpoint that parameters are loaded from.
-
-  Attributes:
-    has_fresh_head: Whether the head is new; False until that is known.
-  """
-
-  has_fresh_head: bool
-
-  def take(self) -> Any:
-    """Returns the parameters, once, in their places in the objective's tree.
-
-    The tree has further ones if the checkpoint has the trunk alone.
-    """
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -78,7 +65,7 @@ def start(
   classes: tuple[str, ...],
   loaded: Any,
   objective: Any,
-) -> Start | None:
+) -> 'Start | None':
   """Returns where the parameters come from; None: they are random.
 
   The config has no open keys, and `classes` are those of the data, in order.

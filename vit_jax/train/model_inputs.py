@@ -20,7 +20,6 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import batches
 from vit_jax.data.host import geometry
 from vit_jax.objectives import base
-from vit_jax.plots import class_maps
 from vit_jax.plots import paper
 from vit_jax.plots import sheet as sheet_lib
 from vit_jax.plots import style
@@ -185,7 +184,8 @@ def _legend(inputs: ModelInputs) -> list[tuple[str, np.ndarray]]:
   for name, maps in inputs.maps.items():
     feature = inputs.features[name]
     assert isinstance(feature, features_lib.Map)
-    entries += class_maps.legend(feature.names, [maps], feature.ignore)
+    legend = config_lib.wing('vit_jax.plots.class_maps:legend')
+    entries += legend(feature.names, [maps], feature.ignore)
   return entries
 
 

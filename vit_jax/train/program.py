@@ -112,13 +112,9 @@ class Program:
   )
   label: str = ''
 
-  @property
-  def _replicated(self) -> jax.sharding.NamedSharding:
-    return mesh_lib.replicated(self.mesh)
-
   @functools.cached_property
-  def _eval_steps(self) -> dict[Any, Any]:
-    """Compiled functions of evaluators."""
+  def _for_evaluations(self) -> dict[Any, Any]:
+    """Compiled functions of evaluators, and programs of other patch sizes."""
     return {}
 
   @property
@@ -153,15 +149,12 @@ class Program:
     """Returns the program of an evaluation, an entry of `config.evals`."""
     if spec.patch_size is None:
       return self
-    if spec.patch_size not in self._eval_programs:
+    key = 'patch', spec.patch_size
+    if key not in self._for_evaluations:
       resized = config_lib.wing('vit_jax.train.patches:for_evaluation')
-      self._eval_programs[spec.patch_size] = resized(self, spec)
-    return self._eval_programs[spec.patch_size]
-
-  @functools.cached_property
-  def _eval_programs(self) -> dict[Any, 'Program']:
-    """Programs of evaluations, by their patch sizes."""
-    return {}
+      self._for_evaluations[key] = resized(self, spec)
+    program: Program = self._for_evaluations[key]
+    return program
 
   @functools.cached_property
   def setup(self) -> train_step_lib.Setup:
@@ -221,13 +214,20 @@ class Program:
     replicated on every device; the signal is 0 without `signals`. `function`
     maps (objective, params, batch) to the tree: see `Context.apply`.
     """
-    if function not in self._eval_steps:
-      self._eval_steps[function] = self._compiled_eval(
-        lambda params, batch: function(
-          self.objective, params, self.prepare(batch)
-        )
-      )
-    return self._eval_steps[function]
+
+    def compute(params: Any, batch: objectives.Batch) -> Any:
+      return function(self.objective, params, self.prepare(batch))
+
+    def step(
+      params: Any, batch: objectives.Batch, signals: jax.Array | None = None
+    ) -> Any:
+      split = mesh_lib.keep_batch_split(compute, self.mesh, len(batch['index']))
+      signal = jnp.int32(0) if signals is None else signals.max()
+      return split(params, batch), signal
+
+    if function not in self._for_evaluations:
+      self._for_evaluations[function] = self._compiled_replicated(step)
+    return self._for_evaluations[function]
 
   def compute(self, function: evaluation_base.Compute) -> Any:
     """Returns an evaluator's function of arrays that are no batch.
@@ -235,10 +235,10 @@ class Program:
     It maps (params, inputs) to a tree, replicated on every device.
     """
     key = 'compute', function
-    if key not in self._eval_steps:
+    if key not in self._for_evaluations:
       compute = functools.partial(function, self.objective)
-      self._eval_steps[key] = self._compiled_replicated(compute)
-    return self._eval_steps[key]
+      self._for_evaluations[key] = self._compiled_replicated(compute)
+    return self._for_evaluations[key]
 
   @functools.cached_property
   def flops(self) -> 'cost.StepFlops':
@@ -268,7 +268,6 @@ class Program:
       self.config,
       self.objective,
       self.rules,
-      optim.make_optimizer(self.config.optim),
       self.mesh,
       shardings,
       self._options | ({_LEVEL: 1} if is_cpu and not is_set else {}),
@@ -284,26 +283,16 @@ class Program:
     return jax.jit(
       mesh_lib.in_context(step, self.mesh),
       donate_argnums=0,
-      out_shardings=(self._init.shardings, self._replicated),
+      out_shardings=(self._init.shardings, mesh_lib.replicated(self.mesh)),
       compiler_options=self._options,
     )
-
-  def _compiled_eval(self, fn: Callable[..., Any]) -> Any:
-    """Compiles (params, batch) -> tree, and adds the largest signal."""
-
-    def step(
-      params: Any, batch: objectives.Batch, signals: jax.Array | None = None
-    ) -> Any:
-      compute = mesh_lib.keep_batch_split(fn, self.mesh, len(batch['index']))
-      signal = jnp.int32(0) if signals is None else signals.max()
-      return compute(params, batch), signal
-
-    return self._compiled_replicated(step)
 
   def _compiled_replicated(self, fn: Callable[..., Any]) -> Any:
     fn = mesh_lib.in_context(fn, self.mesh)
     return jax.jit(
-      fn, out_shardings=self._replicated, compiler_options=self._options
+      fn,
+      out_shardings=mesh_lib.replicated(self.mesh),
+      compiler_options=self._options,
     )
 
   def abstract_state(self) -> TrainState:

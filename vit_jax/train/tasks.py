@@ -14,7 +14,6 @@ modality share is below `modalities/NAME/`, and what a task has for itself below
 """
 
 import collections
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -251,23 +250,27 @@ class Tasks(variant.Variant):
       }
       for x in (all_shardings, all_rules)
     )
-    shardings = _join(all_shardings, places, _shape_problem)
-    for name, task_places in places.items():
-      lacks = sorted(
-        filter(_is_shared, shardings.keys() - task_places.values())
-      )
-      if lacks:
-        raise config_lib.UserError(
-          f'tasks have no trunk in common: {name} lacks'
-          f' {config_lib.join_first(lacks)}; give all the same family and depth'
-        )
+    shardings, rules = (
+      _join(all_shardings, places),
+      _join(all_rules, rule_places),
+    )
+    _check_shapes(all_shardings, places, shardings)
+    for name, task_rules in all_rules.items():
+      for path, rule in task_rules.items():
+        if rule != rules[rule_places[name][path]]:
+          raise config_lib.UserError(
+            f'tasks share {path}, but one freezes it, or gives it another'
+            f' learning rate or weight decay, than {name}: choose objectives'
+            f' that treat it alike, or set config.tasks.{name}.modality to a'
+            ' name of its own'
+          )
     program = _Program(
       config=config,
       features=first.features,
       lengths=first.lengths,
       objective=_JointObjective(config, programs, places),
       mesh=first.mesh,
-      rules=rules_lib.Rules(_join(all_rules, rule_places, _rule_problem)),
+      rules=rules_lib.Rules(rules),
       param_shardings=shardings,
       programs=programs,
       places=places,
@@ -554,9 +557,9 @@ class _Program(Program):
   def flops(self) -> cost.StepFlops:
     shares = np.ones(len(self.programs))
     if self.order is not None:
-      counts = np.bincount(self.order, minlength=len(shares))
-      shares = counts / len(self.order)
-    return cost.mean([x.flops for x in self.programs.values()], shares)
+      shares = np.bincount(self.order, minlength=len(shares)) / len(self.order)
+    counts = [x.flops for x in self.programs.values()]
+    return cost.mean(counts, shares.tolist())
 
   def abstract_batch(self, *args: Any) -> dict[str, Any]:
     batches = {n: x.abstract_batch(*args) for n, x in self.programs.items()}
@@ -576,7 +579,8 @@ class _OneTask(Program):
   """The steps of one task, in the train state of all."""
 
   def __init__(self, joint: _Program, name: str):
-    vars(self).update(vars(joint.programs[name]))
+    for field in dataclasses.fields(Program):
+      setattr(self, field.name, getattr(joint.programs[name], field.name))
     self.label, self._name = f'task {name}', name
     self._joint, self._init = joint, joint._init
 
@@ -648,54 +652,49 @@ class _JointObjective(objectives.Objective):
 
 
 def _join(
-  values: Mapping[str, Mapping[str, Any]],
-  places: Places,
-  problem: Callable[[str, Any, Any], str] | None = None,
+  values: Mapping[str, Mapping[str, Any]], places: Places
 ) -> dict[str, Any]:
-  """Returns values of parameters by place; shared ones are of the first task.
+  """Returns values of parameters by their paths in the run.
 
-  `problem` says of a place, its value and that of another task what is wrong.
+  `values` are by task, and by the path in its own tree. What tasks share is
+  that of the first.
   """
   joined: dict[str, Any] = {}
-  firsts: dict[str, str] = {}
   for task, task_values in values.items():
     for path, x in task_values.items():
-      place = places[task][path]
-      first = firsts.setdefault(place, task)
-      shared = joined.setdefault(place, x)
-      if problem and (text := problem(place, shared, x)):
-        raise config_lib.UserError(
-          f'tasks {first} and {task} share {path}, but {text}'
-        )
+      joined.setdefault(places[task][path], x)
   return joined
 
 
-def _is_shared(place: str) -> bool:
-  return not place.startswith(('tasks/', 'modalities/'))
-
-
-def _shape_problem(place: str, first: Any, other: Any) -> str:
-  if first.shape == other.shape:
-    return ''
-  advice = (
-    'tasks share the trunk, config.model: leave out what differs in'
-    ' config.tasks.NAME.model'
-    if _is_shared(place)
-    else 'tasks of one modality share their patches, positions and channels:'
-    ' make these equal, or set config.tasks.NAME.modality to a name of its own'
-  )
-  return f'shapes are {list(first.shape)} and {list(other.shape)}: {advice}'
-
-
-def _rule_problem(place: str, first: Any, other: Any) -> str:
-  del place
-  if first == other:
-    return ''
-  return (
-    'one freezes it, or gives it another learning rate or weight decay, than'
-    ' the other: choose objectives that treat it alike, or set'
-    ' config.tasks.NAME.modality to a name of its own'
-  )
+def _check_shapes(
+  all_shardings: Mapping[str, Mapping[str, sharding.ParamSharding]],
+  places: Places,
+  shardings: Mapping[str, sharding.ParamSharding],
+) -> None:
+  """Raises a UserError if tasks do not fit on one trunk."""
+  own = ('tasks/', 'modalities/')
+  trunk = {place for place in shardings if not place.startswith(own)}
+  for task, task_shardings in all_shardings.items():
+    for path, param in task_shardings.items():
+      place = places[task][path]
+      if param.shape == shardings[place].shape:
+        continue
+      advice = (
+        'all share the trunk, config.model: leave out what differs in'
+        f' config.tasks.{task}.model'
+        if place in trunk
+        else 'those of one modality share patches, positions and channels: make'
+        f' these equal, or set config.tasks.{task}.modality to a name of its own'
+      )
+      raise config_lib.UserError(
+        f'tasks share {path}, but the shape {list(shardings[place].shape)} is'
+        f' {list(param.shape)} in {task}: {advice}'
+      )
+    if lacks := sorted(trunk - set(places[task].values())):
+      raise config_lib.UserError(
+        f'tasks have no trunk in common: {task} lacks'
+        f' {config_lib.join_first(lacks)}; give all the same family and depth'
+      )
 
 
 def _join_params(trees: dict[str, Any], places: Places) -> Any:
