@@ -139,7 +139,7 @@ class TrainContext(base.Context):
       self._batches |= {
         evaluator.spec.split: functools.partial(experiment.eval_batches, name),
         evaluator.train_split: functools.partial(
-          experiment.probe_batches, name
+          experiment.eval_batches, f'{name}.train'
         ),
       }
 

@@ -318,18 +318,11 @@ class Experiment:
     return ''
 
   def eval_batches(self, name: str) -> feed.Feed:
-    """Returns one evaluation's global batches, on the devices."""
-    return self._whole_split(f'evals.{name}')
+    """Returns one evaluation's global batches, with each example once.
 
-  def probe_batches(self, name: str) -> feed.Feed:
-    """Returns the global batches of the split that a probe learns from."""
-    return self._whole_split(f'evals.{name}.train')
-
-  def _whole_split(self, split: str) -> feed.Feed:
-    """Returns global batches with each example of a split once.
-
-    `split` is a key of `splits`.
+    'knn.train' names the split that the probe `knn` learns from.
     """
+    split = f'evals.{name}'
     source = self.splits[split]
     parts = config_lib.accumulation(self.config)
     batch_size = self.config.train.batch_size // parts

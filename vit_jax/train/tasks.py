@@ -224,11 +224,7 @@ class Tasks(variant.Variant):
       lengths=program.lengths,
       total_steps=program.lengths.total,
       cache=sources.keep(config, program.mesh, splits),
-      evaluators={
-        f'{name}_{key}': evaluator
-        for name, task in tasks.items()
-        for key, evaluator in task.evaluators.items()
-      },
+      evaluators={},  # tasks have them, and start for themselves
       start=None,
       program=program,
       tasks=tasks,
@@ -323,8 +319,11 @@ class _Experiment(Experiment):
     return self.tasks
 
   def loaded_params(self) -> Any:
-    starts = {name: task.loaded_params() for name, task in self.tasks.items()}
-    starts = {name: x for name, x in starts.items() if x is not None}
+    starts = {
+      name: params
+      for name, task in self.tasks.items()
+      if (params := task.loaded_params()) is not None
+    }
     return _join_params(starts, self.program.places) if starts else None
 
   def _steps_before(self, step: int) -> dict[str, int]:
@@ -684,7 +683,7 @@ def _check_shapes(
         f' config.tasks.{task}.model'
         if place in trunk
         else 'those of one modality share patches, positions and channels: make'
-        f' these equal, or set config.tasks.{task}.modality to a name of its own'
+        f' them equal, or set config.tasks.{task}.modality to another name'
       )
       raise config_lib.UserError(
         f'tasks share {path}, but the shape {list(shardings[place].shape)} is'
