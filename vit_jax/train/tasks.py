@@ -14,6 +14,7 @@ modality share is below `modalities/NAME/`, and what a task has for itself below
 """
 
 import collections
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -612,42 +613,45 @@ class _JointObjective(objectives.Objective):
   def caches_gradients(self) -> bool:  # type: ignore[override]
     return any(x.objective.caches_gradients for x in self._programs.values())
 
-  def _tasks(self, params: Any) -> Iterator[tuple[str, Program, Any]]:
-    """Yields name, program and own tree of parameters of each task."""
+  def _by_task(
+    self, compute: Callable[[str, Program, Any], Any], params: Any
+  ) -> dict[str, Any]:
+    """Computes something of name, program and own parameters of each task."""
+    values = {}
     for name, program in self._programs.items():
       with config_lib.explained(f'task {name}'):
-        yield name, program, restoring.extract(params, self._places[name])
+        tree = restoring.extract(params, self._places[name])
+        values[name] = compute(name, program, tree)
+    return values
 
   def init(self, key: jax.Array) -> Any:
     trees = {name: x.objective.init(key) for name, x in self._programs.items()}
     return _join_params(trees, self._places)
 
   def init_extra(self, params: Any) -> dict[str, Any]:
-    return {
-      name: program.objective.init_extra(tree)
-      for name, program, tree in self._tasks(params)
-    }
+    return self._by_task(lambda _, x, own: x.objective.init_extra(own), params)
 
   def loss(self, params: Any, extra: Any, batch: Any, rng: Rng) -> Any:
+    def task_loss(name: str, program: Program, own: Any) -> Any:
+      task_rng = Rng(rng.key, batch[f'{name}/{_ROW}'])
+      return program.setup.loss(own, extra[name], _below(batch, name), task_rng)
+
     total = sum(task.weight for task in self.config.tasks.values())
     loss: Any = 0.0
     means: dict[str, Any] = {}
     extras: dict[str, Any] = {}
-    for name, program, tree in self._tasks(params):
-      task_rng = Rng(rng.key, batch[f'{name}/{_ROW}'])
-      task_loss, scalars, extras[name] = program.setup.loss(
-        tree, extra[name], _below(batch, name), task_rng
-      )
-      loss += self.config.tasks[name].weight / total * task_loss
+    for name, outputs in self._by_task(task_loss, params).items():
+      mean, scalars, extras[name] = outputs
+      loss += self.config.tasks[name].weight / total * mean
       means |= {f'{name}/{k}': x for k, x in scalars.items()}
-      means[f'{name}/loss'] = task_loss
+      means[f'{name}/loss'] = mean
     return loss, means, extras
 
   def after_update(self, extra: Any, params: Any, step: Any) -> dict[str, Any]:
-    return {
-      name: program.objective.after_update(extra[name], tree, step)
-      for name, program, tree in self._tasks(params)
-    }
+    return self._by_task(
+      lambda name, x, own: x.objective.after_update(extra[name], own, step),
+      params,
+    )
 
 
 def _join(
