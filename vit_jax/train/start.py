@@ -179,8 +179,8 @@ def _facts(
   names = dict.fromkeys(x.config.model.name for x in e.parts.values())
   total = sum(x.size for x in parameters)
   trained = sum(x.size for x in parameters if x.trains)
-  some = f', {trained:,} of which train' if trained < total else ''
-  yield 'model', f'{", ".join(map(str, names))}, {total:,} parameters{some}'
+  training = f', {trained:,} of which train' if trained < total else ''
+  yield 'model', f'{", ".join(map(str, names))}, {total:,} parameters{training}'
   for name, part in e.parts.items():
     if name:
       yield f'task {name}', f'{part.total_steps:,} of {e.total_steps:,} steps'

@@ -273,14 +273,14 @@ class Tasks(variant.Variant):
       places=places,
       order=order,
     )
-    leaves = sharding.leaves(program.abstract_state()).keys()
-    paths = {x for names in program.addresses.values() for x in names}
-    if missing := sorted(paths - leaves):
+    try:
+      for name in programs:
+        program.part(program.abstract_state(), name)
+    except KeyError as e:
       raise config_lib.UserError(
         f'config.optim.name={config.optim.name} does not keep its state by'
-        f' parameter, as several tasks need it ({missing[:2]}): choose another,'
-        ' as adamw'
-      )
+        f' parameter, as several tasks need it ({e}): choose another, as adamw'
+      ) from None
     return program
 
   def _places(
@@ -515,43 +515,35 @@ class _Program(Program):
   def state_to_read(self, names: object) -> TrainState:
     return self.abstract_state()
 
-  @functools.cached_property
-  def addresses(self) -> dict[str, list[str]]:
-    """By task, the path in the whole state of each leaf of its own state."""
-
-    def address(task: str, path: str) -> str:
-      if path.startswith('extra/'):
-        return path.replace('extra/', f'extra/{task}/', 1)
-      keys = path.split('/')  # of the optimizer, they end with a parameter's
-      for start in range(1, len(keys)):
-        if place := self.places[task].get('/'.join(keys[start:])):
-          return '/'.join([*keys[:start], place])
-      return path
-
-    return {
-      name: [
-        address(name, x) for x in sharding.leaves(program.abstract_state())
-      ]
-      for name, program in self.programs.items()
-    }
+  def address(self, task: str, path: Any) -> str:
+    """Returns the path in the whole state of a leaf of a task's own state."""
+    keys = sharding.path_name(path).split('/')
+    if keys[0] == 'extra':
+      return '/'.join(['extra', task, *keys[1:]])
+    for start in range(1, len(keys)):  # of the optimizer, a parameter's is last
+      if place := self.places[task].get('/'.join(keys[start:])):
+        return '/'.join([*keys[:start], place])
+    return '/'.join(keys)
 
   def part(self, state: TrainState, name: str) -> TrainState:
     """Returns the train state of one task, as a run of it alone has it."""
     leaves = sharding.leaves(state)
-    tree = jax.tree.structure(self.programs[name].abstract_state())
-    part = [leaves[x] for x in self.addresses[name]]
-    return cast(TrainState, jax.tree.unflatten(tree, part))
+    part: TrainState = jax.tree_util.tree_map_with_path(
+      lambda path, _: leaves[self.address(name, path)],
+      self.programs[name].abstract_state(),
+    )
+    return part
 
   def with_part(
     self, state: TrainState, part: TrainState, name: str
   ) -> TrainState:
     """Returns the state with the train state of one task put back."""
-    leaves = sharding.leaves(state)
-    names, tree = list(leaves), jax.tree.structure(state)
-    leaves |= zip(self.addresses[name], jax.tree.leaves(part), strict=True)
-    return cast(
-      TrainState, jax.tree.unflatten(tree, [leaves[x] for x in names])
+    pairs = jax.tree_util.tree_leaves_with_path(part)
+    changed = {self.address(name, path): x for path, x in pairs}
+    whole: TrainState = jax.tree_util.tree_map_with_path(
+      lambda path, x: changed.get(sharding.path_name(path), x), state
     )
+    return whole
 
   @functools.cached_property
   def flops(self) -> cost.StepFlops:
@@ -629,12 +621,16 @@ class _JointObjective(objectives.Objective):
     return _join_params(trees, self._places)
 
   def init_extra(self, params: Any) -> dict[str, Any]:
-    return self._by_task(lambda _, x, own: x.objective.init_extra(own), params)
+    return self._by_task(
+      lambda _, x, tree: x.objective.init_extra(tree), params
+    )
 
   def loss(self, params: Any, extra: Any, batch: Any, rng: Rng) -> Any:
-    def task_loss(name: str, program: Program, own: Any) -> Any:
+    def task_loss(name: str, program: Program, tree: Any) -> Any:
       task_rng = Rng(rng.key, batch[f'{name}/{_ROW}'])
-      return program.setup.loss(own, extra[name], _below(batch, name), task_rng)
+      return program.setup.loss(
+        tree, extra[name], _below(batch, name), task_rng
+      )
 
     total = sum(task.weight for task in self.config.tasks.values())
     loss: Any = 0.0
@@ -649,7 +645,7 @@ class _JointObjective(objectives.Objective):
 
   def after_update(self, extra: Any, params: Any, step: Any) -> dict[str, Any]:
     return self._by_task(
-      lambda name, x, own: x.objective.after_update(extra[name], own, step),
+      lambda name, x, tree: x.objective.after_update(extra[name], tree, step),
       params,
     )
 
@@ -675,8 +671,8 @@ def _check_shapes(
   shardings: Mapping[str, sharding.ParamSharding],
 ) -> None:
   """Raises a UserError if tasks do not fit on one trunk."""
-  own = ('tasks/', 'modalities/')
-  trunk = {place for place in shardings if not place.startswith(own)}
+  prefixes = ('tasks/', 'modalities/')
+  trunk = {x for x in shardings if not x.startswith(prefixes)}
   for task, task_shardings in all_shardings.items():
     for path, param in task_shardings.items():
       place = places[task][path]
