@@ -24,7 +24,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; takes no argument."""
   config_lib.no_argument(arg)
   config = config_lib.load('digits')
-  config.train.patch_sizes = (2, (2, 4), 4)  # 16, 8 and 4 patches
+  config.train.variant = 'patches((2, (2, 4), 4))'  # 16, 8 and 4 patches
   config.evals.val.split = ''
   for name, patch in (('fine', (2, 2)), ('wide', (2, 4)), ('coarse', (4, 4))):
     config.evals[name] = config_lib.evaluation(

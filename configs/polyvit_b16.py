@@ -57,7 +57,7 @@ def get_config(arg: str = 'data') -> ml_collections.ConfigDict:
   config.model.name = 'ViT-B/16'
   config.init_from.path = 'ViT-B/16'
   config.train.batch_size = 512
-  config.train.task_sampling = 'weighted'
+  config.train.variant = "tasks(sampling='weighted')"
   config.optim.name = 'sgd'
   config.optim.learning_rate = 1.0  # times the factor of each task
   config.optim.clip_norm = 1.0

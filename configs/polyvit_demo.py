@@ -46,7 +46,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.model.scan = False  # faster steps
 
   config.train.batch_size = 32
-  config.train.task_sampling = 'accumulated'
+  config.train.variant = "tasks(sampling='accumulated')"
   config.train.log_every = '100 steps'
   config.optim.name = 'muon(momentum=0.95, b2=0.95)'
   config.optim.learning_rate = 3e-3

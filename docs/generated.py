@@ -30,6 +30,7 @@ from vit_jax.data import augmentations
 from vit_jax.data.host import geometry
 from vit_jax.optim import optimizers
 from vit_jax.optim import schedules
+from vit_jax.train import variant
 from vit_jax.weights.formats import fields as fields_lib
 from vit_jax.weights.formats import foreign
 
@@ -141,6 +142,7 @@ _CHOICES: Mapping[str, Mapping[str, str]] = {
   'optim.schedule': schedules.SCHEDULES,
   'optim.clip': optimizers.CLIPS,
   'optim.sam': config_keys_lib.SAM,
+  'train.variant': variant.VARIANTS,
   'data.crop': geometry.CROPS,
   **augmentations.CHOICES,
   'evals.NAME.kind': {

@@ -40,7 +40,7 @@ def config_of(**overrides):
 
 def parameter_bytes(config):
   """Returns the bytes of the sharded parameters, and of all."""
-  placed = program.Program(config, FEATURES, optim.Lengths(10)).param_shardings
+  placed = program.create(config, FEATURES, optim.Lengths(10)).param_shardings
   sizes = [(p.spec, math.prod(p.shape)) for p in placed.values()]
   return (
     4 * sum(size for spec, size in sizes if spec),
@@ -120,7 +120,7 @@ def test_huge_state_is_split():
   config = config_lib.default()
   config.model.update(name='ViT-H/14', num_classes=1000, scan=True)
   config.mesh.update(data=1, fsdp=8)
-  state = program.Program(config, FEATURES, optim.Lengths(10)).abstract_state()
+  state = program.create(config, FEATURES, optim.Lengths(10)).abstract_state()
   whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
   assert whole > 7 * 2**30
   part = sharding.bytes_per_device(state)

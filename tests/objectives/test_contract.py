@@ -170,6 +170,7 @@ def test_means_that_the_run_reports_itself(write, tmp_path, monkeypatch):
 
 def test_a_reserved_mean_of_a_task(write, tmp_path):
   config = write(RETURN, RETURN.replace("'accuracy'", "'ok'"))
+  config.train.variant = 'tasks'
   for name in ('one', 'two'):
     config.tasks[name] = config_lib.task(config)
   config.evals.val.split = config.checkpoint.best = ''
@@ -268,7 +269,7 @@ def test_an_extra_that_changes_in_a_task(write, tmp_path):
   config = write(RETURN, RETURN.replace(', extra', ", {'a': loss}"))
   for name in ('one', 'two'):
     config.tasks[name] = config_lib.task(config)
-  config.train.task_sampling = 'accumulated'
+  config.train.variant = "tasks(sampling='accumulated')"
   config.evals.val.split = config.checkpoint.best = ''
   with pytest.raises(
     UserError, match=r"^task one: .*Rotation: extra has a new 'a' after"

@@ -18,6 +18,7 @@ from vit_jax.objectives import flexible
 from vit_jax.rerun import replay
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
+from vit_jax.train import variant
 
 SIZES = (2, (2, 4), 4)
 FLEXIBLE = {
@@ -26,7 +27,7 @@ FLEXIBLE = {
   'data__std': (0.5,),
   'model__name': 'ViT-Ti/2',
   'model__dropout_rate': 0.1,
-  'train__patch_sizes': SIZES,
+  'train__variant': f'patches({SIZES})',
   'train__duration': '8 steps',
   'train__ema_decay': 0.9,
   'evals__val__patch_size': 4,
@@ -43,15 +44,20 @@ def losses(workdir):
 finished = methods.finished(lambda: tiny.config(**FLEXIBLE))
 
 
+def draw(config, steps):
+  """Returns which size each step has, the smallest one first."""
+  patches = variant.from_config(config)
+  return [patches.choose(config, step) for step in steps]
+
+
 def test_a_step_draws_one_size_from_seed_and_step():
   config = tiny.config(**FLEXIBLE)
-  drawn = [flexible.draw(config, step) for step in range(300)]
-  assert drawn == [flexible.draw(config, step) for step in range(300)]
-  counts = [drawn.count(size) for size in ((2, 2), (2, 4), (4, 4))]
+  drawn = draw(config, range(300))
+  assert drawn == draw(config, range(300))
+  counts = [drawn.count(size) for size in range(3)]
   assert sum(counts) == 300 and min(counts) > 75
   config.seed = 1
-  assert drawn != [flexible.draw(config, step) for step in range(300)]
-  assert flexible.draw(tiny.config(), 0) is None
+  assert drawn != draw(config, range(300))
 
 
 AVERAGED = """
@@ -67,7 +73,7 @@ class Averaged(classification.Classification):
     return {'average': params}
 
   def loss(self, params, extra, batch, rng):
-    is_fixed = not self.config.train.patch_sizes
+    is_fixed = not self.config.train.variant
     forward = self._forward if is_fixed else self.apply_train
     logits = forward(params, batch['image'], rng)
     return (logits**2).mean(), {}, extra
@@ -88,7 +94,7 @@ def run_averaged(tmp_path, monkeypatch, **changes):
 
 def test_an_objective_may_keep_an_average(tmp_path, monkeypatch):
   """Its extra has the parameters' own sizes, whatever patches a step draws."""
-  run_averaged(tmp_path, monkeypatch, train__patch_sizes=SIZES)
+  run_averaged(tmp_path, monkeypatch, train__variant=f'patches({SIZES})')
 
 
 def test_experts_are_balanced_by_a_method_that_was_bound_before(
@@ -170,8 +176,7 @@ def test_an_evaluation_has_its_own_size(finished, capsys):
 
 def test_each_step_can_be_replayed(finished, capsys):
   config = tiny.config(**FLEXIBLE)
-  drawn = [flexible.draw(config, step) for step in range(4, 8)]
-  step = 5 + next(i for i, size in enumerate(drawn) if size != (2, 2))
+  step = 5 + next(i for i, x in enumerate(draw(config, range(4, 8))) if x)
   assert replay.run(config, str(finished), step) == 0
   assert json.loads(capsys.readouterr().out)['same']
 
@@ -181,9 +186,9 @@ def test_costs_are_the_mean_over_sizes():
     experiment_lib.build(tiny.config(**FLEXIBLE | more)).program.flops.step
     for more in (
       {},
-      {'train__patch_sizes': (), 'model__patch_size': 2},
-      {'train__patch_sizes': (), 'model__patch_size': (2, 4)},
-      {'train__patch_sizes': (), 'model__patch_size': 4},
+      {'train__variant': '', 'model__patch_size': 2},
+      {'train__variant': '', 'model__patch_size': (2, 4)},
+      {'train__variant': '', 'model__patch_size': 4},
     )
   ]
   assert flops[0] == pytest.approx(sum(flops[1:]) / 3, rel=1e-6)
@@ -193,8 +198,8 @@ def test_costs_are_the_mean_over_sizes():
 @pytest.mark.parametrize(
   ('change', 'error'),
   [
-    ({'train__patch_sizes': (2, 3)}, '3 x 3 does not divide'),
-    ({'train__patch_sizes': (2, 2)}, 'write each size once'),
+    ({'train__variant': 'patches((2, 3))'}, '3 x 3 does not divide'),
+    ({'train__variant': 'patches((2, 2))'}, 'each size once'),
     ({'evals__val__patch_size': 5}, 'evals.val.patch_size: a patch of 5 x 5'),
     ({'train__steps_per_call': 2}, 'set it to 1'),
     ({'model__positions': 'factorized'}, 'do not go with'),
@@ -204,7 +209,7 @@ def test_costs_are_the_mean_over_sizes():
 def test_what_cannot_work_is_refused(change, error, tmp_path):
   changes = FLEXIBLE | change
   if 'model__pool' in change:
-    config = tiny.config(train__patch_sizes=SIZES)
+    config = tiny.config(train__variant=f'patches({SIZES})')
     config.model.update(
       name='Mixer-S/2', pool=None, num_heads=None, initializers=None
     )

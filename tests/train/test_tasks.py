@@ -25,7 +25,7 @@ SECOND = {'data.split': 'train[50%:80%]', 'evals.val.split': 'train[80%:90%]'}
 
 def config_of(others=None, **overrides):
   """Returns a config of the tasks 'one' and 'two'."""
-  config = tiny.config(**overrides)
+  config = tiny.config(**{'train__variant': 'tasks'} | overrides)
   given = {'one': FIRST, 'two': SECOND} if others is None else others
   for name, keys in given.items():
     config.tasks[name] = config_lib.task(config)
@@ -34,11 +34,15 @@ def config_of(others=None, **overrides):
   return config
 
 
+def variant(sampling):
+  return f'tasks(sampling={sampling!r})'
+
+
 @functools.cache  # compiled functions are shared
 def build(**overrides):
   config = config_of(**overrides)
   experiment_lib.check(config)
-  return tasks.build(config)
+  return experiment_lib.create(config)
 
 
 def run_steps(experiment, steps, state=None, start=0):
@@ -136,11 +140,11 @@ def test_the_log_has_each_task_in_each_interval(tmp_path):
   """However rare it is."""
   config = config_of(
     train__log_every='6 steps',
-    train__task_sampling='weighted',
+    train__variant=variant('weighted'),
     train__duration='24 steps',
   )
   config.tasks.one.weight = 5.0
-  e = tasks.build(config)
+  e = experiment_lib.create(config)
 
   def label(step):
     return e.program.variant(step - 1).label
@@ -159,7 +163,7 @@ def test_a_step_that_is_not_finite_names_its_task(tmp_path):
     optim__name='sgd',
     optim__learning_rate=1e38,
     optim__warmup='0 steps',
-    train__task_sampling='alternating',
+    train__variant=variant('alternating'),
   )
   with pytest.raises(UserError, match=r'step \d+, of task (one|two), was') as e:
     vit_jax.train(config, str(tmp_path))
@@ -181,7 +185,7 @@ def test_the_state_of_a_tasks_objective_is_read(tmp_path):
 
 def test_what_a_task_has_for_itself_waits_for_its_steps():
   """Neither the head of the other task changes, nor its moments."""
-  e = build(train__task_sampling='alternating', optim__warmup='0 steps')
+  e = build(train__variant=variant('alternating'), optim__warmup='0 steps')
   before = jax.device_get(e.init())
   after, _ = run_steps(e, 1)
   changed = {
@@ -207,13 +211,13 @@ def test_accumulated_steps_follow_the_mean_of_the_losses():
     'train__ema_decay': 0.0,
     'optim__clip_norm': 0.0,
   }
-  both = build(train__task_sampling='accumulated', **keys)
+  both = build(train__variant=variant('accumulated'), **keys)
   start = jax.device_get(both.init().params)
   state, (found,) = run_steps(both, 1)
   moved = []
   for name, its in (('one', FIRST), ('two', SECOND)):
     config = config_of({name: its}, **keys)
-    after, _ = run_steps(tasks.build(config), 1)
+    after, _ = run_steps(experiment_lib.create(config), 1)
     moved.append(after.params)
   for path in (('blocks_0', 'mlp', 'up', 'kernel'), ('norm', 'scale')):
     one, two, mean, x = (
@@ -230,7 +234,7 @@ def test_accumulated_steps_follow_the_mean_of_the_losses():
 @pytest.mark.parametrize('sampling', ['epochs', 'accumulated'])
 def test_one_result_on_any_mesh(sampling):
   keys = {
-    'train__task_sampling': sampling,
+    'train__variant': variant(sampling),
     'optim__sam': 'sam(rho=0.05)',
     'mesh__min_size': 0,
     'optim__name': 'sgd',
@@ -245,22 +249,26 @@ def test_one_result_on_any_mesh(sampling):
 
 
 def test_draws_depend_on_the_seed_and_the_step():
-  config = config_of(train__task_sampling='weighted')
+  config = config_of(train__variant=variant('weighted'))
   config.tasks.one.weight = 3.0
-  own, sizes = config_lib.each_task(config), {'one': 898, 'two': 539}
-  long, short = (tasks.draw(config, own, sizes, n) for n in (4_000, 100))
+  sizes = {'one': 898, 'two': 539}
+
+  def draw(config, steps=4_000, sampling='weighted'):
+    epochs = {name: size / 16 for name, size in sizes.items()}
+    return tasks.Tasks(sampling).draw(config, epochs, steps)
+
+  long, short = (draw(config, n) for n in (4_000, 100))
   np.testing.assert_array_equal(long[:100], short)
   assert abs(np.mean(long == 0) - 0.75) < 0.03
   for sampling, share in (('uniform', 0.5), ('epochs', 898 / (898 + 539))):
-    config.train.task_sampling = sampling
-    drawn = tasks.draw(config, own, sizes, 4_000)
+    drawn = draw(config, sampling=sampling)
     assert abs(np.mean(drawn == 0) - share) < 0.03
   config.seed = 1
-  assert not np.array_equal(tasks.draw(config, own, sizes, 4_000), drawn)
+  assert not np.array_equal(draw(config, sampling='epochs'), drawn)
 
 
 def test_each_epoch_of_a_task_has_its_examples_once():
-  e = build(train__task_sampling='uniform', train__duration='200 steps')
+  e = build(train__variant=variant('uniform'), train__duration='200 steps')
   seen = {'one': [], 'two': []}
   with e.train_batches(0) as batches:
     for step in range(e.total_steps):
@@ -273,7 +281,7 @@ def test_each_epoch_of_a_task_has_its_examples_once():
 
 
 def test_first_layers_of_a_modality():
-  e = build(model__depth=2, train__task_layers=1)
+  e = build(model__depth=2, train__variant='tasks(layers=1)')
   params = e.program.abstract_state().params
   assert {'blocks_1', 'norm', 'modalities', 'tasks'} == params.keys()
   assert 'blocks_0' in params['modalities']['image']
@@ -297,7 +305,7 @@ def test_tasks_that_do_not_fit(keys, message):
   tiny.change(config, keys, 'tasks.')
   with pytest.raises(UserError, match=message):
     experiment_lib.check(config)
-    tasks.build(config)
+    experiment_lib.create(config)
 
 
 @pytest.mark.parametrize(
@@ -305,18 +313,24 @@ def test_tasks_that_do_not_fit(keys, message):
   [
     ({'evals__val__split': 'train[:9%]'}, 'each task has evaluations'),
     ({'train__steps_per_call': 2}, 'steps_per_call'),
-    ({'train__task_sampling': 'often'}, 'task_sampling'),
-    ({'model__scan': True, 'train__task_layers': 1}, 'model.scan=False'),
+    ({'train__variant': variant('often')}, 'sampling'),
+    (
+      {'model__scan': True, 'train__variant': 'tasks(layers=1)'},
+      'model.scan=False',
+    ),
     ({'checkpoint__best': 'val/accuracy'}, 'no such evaluation'),
     (
       {
-        'train__task_sampling': 'accumulated',
+        'train__variant': variant('accumulated'),
         'model__head': "linear(norm='batch')",
       },
       'statistics of the model of task one: leave norm of model.head out',
     ),
     (
-      {'train__task_sampling': 'accumulated', 'tasks__two__rate_factor': 2.0},
+      {
+        'train__variant': variant('accumulated'),
+        'tasks__two__rate_factor': 2.0,
+      },
       'tasks.two.rate_factor is not 1',
     ),
   ],
@@ -346,13 +360,13 @@ def test_the_demo_trains_each_of_its_tasks():
     'model.depth': 1,
     'train.batch_size': 4,
     'mesh.data': 1,
-    'train.task_sampling': 'alternating',
+    'train.variant': variant('alternating'),
     'train.duration': '4 steps',
     'optim.warmup': '1 steps',
   }
   config = config_lib.load(tiny.ROOT / 'configs/polyvit_demo.py', changes)
   experiment_lib.check(config)
-  _, found = run_steps(tasks.build(config), 4)
+  _, found = run_steps(experiment_lib.create(config), 4)
   for name, metrics in zip(config.tasks, found, strict=True):
     assert metrics['ok'] and np.isfinite(metrics[f'{name}/loss'])
 

@@ -4,6 +4,9 @@
 in `configs/`. Nothing here imports jax.
 """
 
+from typing import Any
+from typing import TYPE_CHECKING
+
 from vit_jax.config.checks import check as check
 from vit_jax.config.checks import check_choice as check_choice
 from vit_jax.config.checks import duration as duration
@@ -33,8 +36,10 @@ from vit_jax.config.files import file_name as file_name
 from vit_jax.config.files import find as find
 from vit_jax.config.files import load as load
 from vit_jax.config.keys import accumulation as accumulation
+from vit_jax.config.keys import all_evaluations as all_evaluations
 from vit_jax.config.keys import AUTO as AUTO
 from vit_jax.config.keys import differences as differences
+from vit_jax.config.keys import each_task as each_task
 from vit_jax.config.keys import fill as fill
 from vit_jax.config.keys import flatten as flatten
 from vit_jax.config.keys import from_dict as from_dict
@@ -58,9 +63,13 @@ from vit_jax.config.registry import load_own as load_own
 from vit_jax.config.registry import own_class as own_class
 from vit_jax.config.registry import table_finder as table_finder
 from vit_jax.config.registry import wing as wing
-from vit_jax.config.tasks import all_evaluations as all_evaluations
-from vit_jax.config.tasks import each_task as each_task
-from vit_jax.config.tasks import for_task as for_task
-from vit_jax.config.tasks import resumed as resumed
-from vit_jax.config.tasks import task as task
-from vit_jax.config.tasks import with_task_values as with_task_values
+
+if TYPE_CHECKING:
+  from vit_jax.config.tasks import for_task as for_task
+  from vit_jax.config.tasks import task as task
+else:
+
+  def __getattr__(name: str) -> Any:
+    if name not in ('for_task', 'task'):  # of several tasks, in few configs
+      raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    return wing(f'vit_jax.config.tasks:{name}')

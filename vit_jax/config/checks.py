@@ -5,13 +5,13 @@ import reprlib
 
 import ml_collections
 
-from vit_jax.config import tasks
 from vit_jax.config.defaults import default
 from vit_jax.config.defaults import evaluation
 from vit_jax.config.durations import parse_duration
 from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
 from vit_jax.config.keys import accumulation
+from vit_jax.config.keys import all_evaluations
 from vit_jax.config.keys import AUTO
 from vit_jax.config.keys import check_set
 from vit_jax.config.keys import flatten
@@ -36,11 +36,10 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'config.evals.{name} must be made by config.evaluation(split, every)'
       )
     valid_keys |= {f'evals.{name}.{key}': '' for key in evaluation()}
-  tasks.check(config)
   options = config.objective.options  # an objective checks its own
   valid_keys |= {f'objective.options.{key}': '' for key in options}
   for key, value in flatten(config):
-    if key.startswith('tasks.'):  # `tasks.for_task` gives configs to check
+    if key.startswith('tasks.'):  # `each_task` gives configs to check
       continue
     if key not in valid_keys:
       raise unknown_key(default(), key)
@@ -86,7 +85,6 @@ def _check_train(config: ml_collections.ConfigDict) -> None:
       f' config.train.accumulation={train.accumulation} equal parts: change'
       ' one of them'
     )
-  check_choice(config, 'train.task_sampling', tasks.SAMPLINGS)
   check_choice(config, 'train.dtype', ('float32', 'bfloat16'))
   check_choice(config, 'train.rng', ('threefry', 'rbg'))
   within(config, 'train.ema_decay', '[0, 1)')
@@ -102,7 +100,7 @@ def _check_best(config: ml_collections.ConfigDict) -> None:
   train = config.train
   within(config, 'checkpoint.keep', '[2, inf)')
   best = config.checkpoint.best
-  specs = tasks.all_evaluations(config)
+  specs = all_evaluations(config)
   names = list(specs)
   if best and best.split('/')[0] not in names:
     advice = 'all splits in config.evals are empty: set one'

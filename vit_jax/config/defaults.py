@@ -47,10 +47,10 @@ def default() -> ml_collections.ConfigDict:
   # Where metrics go in addition to metrics.jsonl: 'tensorboard', 'wandb',
   # 'mlflow', or several of them with commas between. '': nowhere else.
   config.reporting = 'tensorboard'
-  # Tasks that share one backbone, by name. A task has its data, its objective
-  # and its evaluations; `config.task` makes one. The other keys `data`,
-  # `augment`, `objective` and `evals` are then the defaults of the tasks. {}:
-  # the run has one task, which those keys describe.
+  # Tasks that share one backbone, by name; train.variant='tasks' trains them. A
+  # task has its data, its objective and its evaluations; `config.task` makes
+  # one. The other keys `data`, `augment`, `objective` and `evals` are then the
+  # defaults of the tasks. {}: the run has one task, which those keys describe.
   config.tasks = ml_collections.ConfigDict()
   config.lock()
   config.evals.unlock()  # a config file may add evaluations of its own
@@ -462,20 +462,12 @@ def _train() -> ml_collections.ConfigDict:
   # Number of updates that one call sends to the device. Evaluations and
   # checkpoints still happen at their own steps, between calls.
   train.steps_per_call = 1
-  # With several tasks: how the task of a step is chosen. 'epochs', 'uniform'
-  # and 'weighted' draw it from the seed and the step: in proportion to the
-  # steps of an epoch of the task's data, all alike, or in proportion to
-  # config.tasks.NAME.weight. 'alternating': the tasks take turns.
-  # 'accumulated': every step computes a batch of each task, and uses the
-  # weighted mean of their losses.
-  train.task_sampling = 'epochs'
-  # With several tasks: the number of first layers that each modality has for
-  # itself. All tasks share the layers after them.
-  train.task_layers = 0
-  # FlexiViT: patch sizes, each an int or (height, width), from which every step
-  # draws one. The kernel of the model's own patch size is resized to it. ():
-  # the model's own patch size alone.
-  train.patch_sizes = ()
+  # Steps that differ by their number. 'patches(sizes=(8, 16))' draws the size
+  # of the patches of each step (FlexiViT), and "tasks(sampling='epochs')" the
+  # task of each step, of those in config.tasks (PolyViT). Or a class of your
+  # own, a subclass of vit_jax.train.variant.Variant: 'my_module:MyVariant'. '':
+  # all steps are alike.
+  train.variant = ''
   # Time between two rows of training metrics in metrics.jsonl.
   train.log_every = '50 steps'
   # The type in which layers compute: 'float32' or 'bfloat16'. Parameters stay
@@ -597,7 +589,7 @@ def evaluation(
       'retrieval' finds images by captions, and captions by images. Your own
       evaluator is 'my_module:MyEvaluator(option=1)'.
     patch_size: Patch size, an int or (height, width), to which the model is
-      resized as in `train.patch_sizes`. None: the model's own.
+      resized as by `train.variant='patches'`. None: the model's own.
   """
   keys = ml_collections.ConfigDict(
     {

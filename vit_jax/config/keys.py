@@ -37,8 +37,6 @@ RESUMABLE_KEYS = (
 # Of these, the keys on which the masks of dropout depend if train.rng='rbg'.
 _KEYS_OF_MASKS = r'train\.accumulation|mesh\..*'
 
-# Parts of a config that each task of `config.tasks` has for itself.
-TASK_PARTS = ('data', 'augment', 'objective', 'evals')
 _TASK = r'^tasks\.\w+\.'  # the start of a task's keys
 
 # The value of model.name that selects the model of the checkpoint at
@@ -90,16 +88,21 @@ def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
   """
   config = default()
   stored = _object({'config': stored}, 'config')
-  for name in _object(stored, 'evals'):
-    if name not in config.evals:
-      _add(config.evals, name, evaluation())
-  for name, value in _object(_object(stored, 'objective'), 'options').items():
-    _add(config.objective.options, name, _tuples(value))
-  tasks = _object(stored, 'tasks')
+  tasks, entries = _object(stored, 'tasks'), [(config, stored)]
   for name in tasks:
-    _add(config.tasks, name, task_from_dict(_object(tasks, name)))
-  for key, value in flatten(stored):
-    if not key.startswith('tasks.'):
+    _add(config.tasks, name, wing('vit_jax.config.tasks:task')(config))
+    entries.append((config.tasks[name], _object(tasks, name)))
+  for entry, stored_entry in entries:
+    for name in _object(stored_entry, 'evals'):
+      if name not in entry.evals:
+        _add(entry.evals, name, evaluation())
+    options = _object(_object(stored_entry, 'objective'), 'options')
+    for name, value in options.items():
+      _add(entry.objective.options, name, _tuples(value))
+  for key, value in flatten({k: x for k, x in stored.items() if k != 'tasks'}):
+    set_value(config, key, value)
+  with explained('config.json does not hold a config'):
+    for key, value in flatten({'tasks': tasks}):
       set_value(config, key, value)
   return config
 
@@ -128,40 +131,6 @@ def _add(config: ml_collections.ConfigDict, name: str, value: Any) -> None:
   # The errors: it is the name of a method; it has dots.
   with explained('config.json does not hold a config', KeyError, ValueError):
     config[name] = value
-
-
-def task_from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
-  """Returns an entry of `config.tasks`, typed as in `default()`."""
-  config = from_dict({k: stored.get(k, {}) for k in TASK_PARTS})
-  task = ml_collections.ConfigDict({'model': {}})
-  for part in TASK_PARTS:
-    task[part] = config[part]
-  settings = {k: x for k, x in stored.items() if k not in TASK_PARTS}
-  task.weight = _number(settings, 'weight')
-  task.modality = settings.pop('modality', '')
-  task.batch_size = settings.pop('batch_size', 0)
-  task.rate_factor = _number(settings, 'rate_factor')
-  for key, value in _object(settings, 'model').items():
-    _add(task.model, key, _tuples(value))
-  settings.pop('model', None)
-  if settings:
-    raise unknown_key(task, next(iter(settings)))
-  task.lock()
-  task.model.unlock()
-  for part in (task.evals, task.objective.options):
-    part.unlock()
-  return task
-
-
-def _number(settings: dict[str, Any], key: str) -> float:
-  """Takes a number out of a task's keys; 1.0 if it is not there."""
-  number = settings.pop(key, 1.0)
-  if not isinstance(number, int | float):
-    raise UserError(
-      f'config.json does not hold a config: {key} is {reprlib.repr(number)},'
-      ' and must be a number'
-    )
-  return float(number)
 
 
 def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
@@ -305,6 +274,31 @@ def differences(
       change = f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
       changes.append(change + reason)
   return changes
+
+
+def each_task(
+  config: ml_collections.ConfigDict,
+) -> dict[str, ml_collections.ConfigDict]:
+  """Returns the config of each task, by name; of one task {'': config}."""
+  if not config.tasks:
+    return {'': config}
+  for_task = wing('vit_jax.config.tasks:for_task')
+  return {name: for_task(config, name) for name in config.tasks}
+
+
+def all_evaluations(
+  config: ml_collections.ConfigDict,
+) -> dict[str, ml_collections.ConfigDict]:
+  """Returns the evaluations that run, by their name in results.
+
+  Of several tasks, it is the task's and its own: 'digits_val'.
+  """
+  return {
+    f'{task}_{name}' if task else name: spec
+    for task, task_config in each_task(config).items()
+    for name, spec in task_config.evals.items()
+    if spec.split
+  }
 
 
 def num_microbatches(config: ml_collections.ConfigDict) -> int:

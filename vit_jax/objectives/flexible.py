@@ -37,98 +37,36 @@ from vit_jax.weights import resize
 
 Patch = tuple[int, int]
 
-# Use of the host's random numbers; it follows the seed in their key. The uses
-# of `data.host.batches` are lower.
-_PATCH = 16
-
 _POSITIONS = 'position_embedding'
 
 
-def sizes(config: ml_collections.ConfigDict) -> tuple[Patch, ...]:
-  """Returns `config.train.patch_sizes` as (height, width); () for none."""
-  patch_sizes = config.train.patch_sizes
-  return tuple(config_lib.pair(x, 'train.patch_sizes') for x in patch_sizes)
-
-
-def draw(config: ml_collections.ConfigDict, step: int) -> Patch | None:
-  """Returns the size of the patches of a step; None: that of the model.
-
-  Args:
-    config: The full config.
-    step: Number of completed updates.
-  """
-  patch_sizes = sizes(config)
-  if not patch_sizes:
-    return None
-  rng = np.random.default_rng((config.seed, _PATCH, step))
-  return patch_sizes[rng.integers(len(patch_sizes))]
-
-
-def evaluation_patch_size(spec: ml_collections.ConfigDict) -> Patch | None:
-  """Returns the size of the patches of an evaluation; None: the model's.
-
-  Args:
-    spec: An entry of `config.evals`.
-  """
-  if spec.patch_size is None:
-    return None
-  return config_lib.pair(spec.patch_size, 'evals.NAME.patch_size')
-
-
-def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `train.patch_sizes` and `patch_size` of the evaluations.
-
-  Raises:
-    UserError: A value cannot work.
-  """
-  keyed_sizes = [('train.patch_sizes', x) for x in config.train.patch_sizes]
-  keyed_sizes += [
-    (f'evals.{name}.patch_size', spec.patch_size)
-    for name, spec in config.evals.items()
-    if spec.split and spec.patch_size is not None
-  ]
+def check(config: ml_collections.ConfigDict, patch: Patch, key: str) -> None:
+  """Raises a UserError if a patch size, of a key, does not divide the image."""
   image = config_lib.sides(config.data.image_size)
-  for key, size in keyed_sizes:
-    patch = config_lib.pair(size, key)
-    if len(image) != 2 or any(
-      n % p for n, p in zip(image, patch, strict=False)
-    ):
-      raise config_lib.UserError(
-        f'config.{key}: a patch of {inputs.times(patch)} does not divide'
-        f' config.data.image_size, {inputs.times(image)}: leave it out'
-      )
-  patch_sizes = sizes(config)
-  if len(set(patch_sizes)) < len(patch_sizes):
+  if len(image) != 2 or image[0] % patch[0] or image[1] % patch[1]:
     raise config_lib.UserError(
-      f'config.train.patch_sizes is {config.train.patch_sizes}: write each size'
-      ' once'
-    )
-  if patch_sizes and config.train.steps_per_call > 1:
-    raise config_lib.UserError(
-      'config.train.patch_sizes has a program for each size, so that a call'
-      f' has one step, and config.train.steps_per_call is'
-      f' {config.train.steps_per_call}: set it to 1'
+      f'config.{key}: a patch of {inputs.times(patch)} does not divide'
+      f' config.data.image_size, {inputs.times(image)}: leave it out'
     )
 
 
 def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
   """Returns an objective whose model has patches of another size.
 
-  Its parameters are those of `objective`.
-
-  Args:
-    objective: An objective whose only parameters are those of its model.
-    patch: (height, width), which divide the image.
+  Its parameters are those of `objective`, which has no other parameters than
+  those of its model. `patch` is (height, width), which divide the image.
 
   Raises:
     UserError: Its model has no patches that can be resized.
   """
   model = objective.model
+  if patch == models.pixels_per_token(model):
+    return objective
   if not isinstance(model, vit.ViT) or objective.trunk_path:
     raise config_lib.UserError(
       'patches of several sizes are for a ViT that is trained by itself, not'
       f' for config.objective.name={objective.config.objective.name} with a'
-      f' {type(model).__name__}: leave train.patch_sizes out'
+      f' {type(model).__name__}: leave train.variant out'
     )
   if isinstance(model.patches, stems.HybridPatches):
     raise config_lib.UserError(

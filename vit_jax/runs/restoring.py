@@ -4,6 +4,7 @@ Damaged checkpoints are skipped; a warning names them.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import pathlib
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.runs import checkpoint
 from vit_jax.runs import checkpoint_format
-from vit_jax.runs import parts
+from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 
 _PART_BYTES = 2**25  # parameters are read in parts of this size
@@ -73,10 +74,10 @@ def restore_params(
       needs a newer version, or all are damaged.
   """
   workdir = pathlib.Path(workdir).resolve()
-  part = parts.read(workdir)
+  part = safe_io.read_json(workdir / workdir_lib.PART)
   if part is not None:
     params, at, path = restore_params(workdir_lib.run_folder(workdir), step)
-    return part.extract(params), at, path
+    return extract(params, part['params']), at, path
   checkpoint_format.quiet_orbax()
   paths = candidates(workdir, step)
   newest = checkpoint.first_good(paths, read_params)
@@ -84,6 +85,17 @@ def restore_params(
     raise _none_there(workdir, step)
   (params, at), path, _ = newest
   return params, at, path
+
+
+def extract(params: PyTree, places: Mapping[str, str]) -> PyTree:
+  """Returns the parameters of a task, from those of a run of several.
+
+  `places` has the path in the run of each path in the task's own tree.
+  """
+  flat = traverse_util.flatten_dict(params, sep='/')
+  return traverse_util.unflatten_dict(
+    {path: flat[place] for path, place in places.items()}, sep='/'
+  )
 
 
 def restore_extra(path: pathlib.Path | str, task: str | None = None) -> PyTree:

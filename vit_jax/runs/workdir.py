@@ -53,7 +53,9 @@ _PACKAGES = (
 
 
 LOG = 'train.log'
-PART = 'part.json'  # in tasks/NAME/, of one task of a run of several
+# In tasks/NAME/, of one task of a run of several: its name, `task`, and where
+# its parameters lie in the run, `params`.
+PART = 'part.json'
 # Files that only the process with the lock replaces.
 _LOCKED_FILES = (
   *('config.json', 'preprocess.json', 'run.json'),
@@ -185,7 +187,7 @@ def check_config(
     return None
   with config_lib.explained(f'{workdir / "config.json"}'):
     before = config_lib.from_dict(stored)
-  config = config_lib.resumed(config, before)
+  config = config_lib.fill(config, before)
   if align is not None:
     config = align(config, before)
   differences = config_lib.differences(before, config)

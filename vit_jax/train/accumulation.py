@@ -26,13 +26,7 @@ _SHARE = 0.9  # largest share of the free memory that 'auto' uses
 def choose(experiment: experiment_lib.Experiment) -> experiment_lib.Experiment:
   """Returns the experiment with the fewest microbatches that fit.
 
-  This also compiles its step.
-
-  Args:
-    experiment: One with `train.accumulation='auto'`; nothing is on the devices.
-
-  Raises:
-    UserError: No number of microbatches fits.
+  This also compiles its step. Nothing is on the devices yet.
   """
   room = start.free_memory(experiment)
   fit, needed = _search(experiment, {}, room)
@@ -65,15 +59,10 @@ def _search(
 ) -> tuple[experiment_lib.Experiment | None, dict[int, int]]:
   """Finds the fewest microbatches with which a step fits.
 
-  Args:
-    experiment: The experiment, with any accumulation.
-    measured: Temporary bytes, by numbers of microbatches that do not fit.
-    room: Free bytes per device.
-
-  Returns:
-    The experiment with that number of microbatches and its step compiled, or
-    None if nothing that was tried fits; and the bytes needed, by the numbers of
-    microbatches that were tried.
+  `measured` has temporary bytes by numbers of microbatches that do not fit, and
+  `room` is the free bytes per device. Returns the experiment with its step
+  compiled, or None if nothing that was tried fits; and the bytes needed, by the
+  numbers of microbatches that were tried.
   """
   config, temporary, tried = experiment.config, dict(measured), dict[int, int]()
   limit = (
@@ -130,13 +119,7 @@ def _guess(
 
   Temporary memory is modelled as a + b * images of a microbatch. The line goes
   through the last two measured points; with a single point, a is the size of
-  the gradients.
-
-  Args:
-    experiment: The experiment that runs.
-    choices: As `_choices` returns them.
-    temporary: Temporary bytes by number of microbatches; none of them fits.
-    limit: Largest number of temporary bytes that fits.
+  the gradients. `temporary` has the measured bytes, none of which fits `limit`.
   """
   left = [parts for parts in choices if parts > max(temporary, default=0)]
   if not temporary or not left:
@@ -160,11 +143,8 @@ def too_large(
 ) -> config_lib.UserError:
   """Returns the error for a step that does not fit, with what would fit.
 
-  Args:
-    experiment: The experiment that runs.
-    temporary: Temporary bytes of its step, per device.
-    needed: Bytes of the step and the train state.
-    room: Free bytes per device, without the train state.
+  In bytes per device: `temporary` is of the step, `needed` of the step and the
+  train state, and `room` is free without the train state.
   """
   parts = config_lib.num_microbatches(experiment.config)
   fit, _ = _search(experiment, {parts: temporary}, room)
@@ -178,7 +158,6 @@ def _too_large(
   room: int,
   fit: experiment_lib.Experiment | None,
 ) -> config_lib.UserError:
-  """Returns the error for a step that does not fit."""
   train = experiment.config.train
   problem = (
     f'a step of {config_lib.counted(train.batch_size, "image")} in'

@@ -76,8 +76,7 @@ class Timekeeper:
   def resume(self, useful_seconds: float) -> None:
     """Begins the first step of this start.
 
-    Args:
-      useful_seconds: Useful time of all previous steps, as `saved` returned it.
+    `useful_seconds` is of all previous steps, as `saved` returned it.
     """
     self._useful = useful_seconds
     self._stalled = 0.0  # since the last checkpoint
@@ -105,16 +104,13 @@ class Timekeeper:
     mark: Mark | None = None,
     end: float | None = None,
   ) -> Iterator[None]:
-    """Counts the steps of one call to the devices.
+    """Counts the steps of one call to the devices; yields once for each.
 
     Args:
       count: Number of steps; each gets an equal part of the time.
       images: Their number in all these steps, over all devices and processes.
       mark: When the call was given to the devices; None: now.
       end: When the devices had computed it, as `now` showed it; None: now.
-
-    Yields:
-      Once for each step, when it is counted.
     """
     mark = mark or self.mark()
     end = self.now() if end is None else end
@@ -210,11 +206,7 @@ class Timekeeper:
 
 
 def age(workdir: pathlib.Path) -> float:
-  """Returns the seconds since a run was first started, from run.json.
-
-  Args:
-    workdir: Work directory of the run; without a run.json the age is 0.
-  """
+  """Returns the seconds since a run was first started; 0 without a run.json."""
   record = safe_io.read_json(workdir / 'run.json')
   if record is None:
     return 0.0

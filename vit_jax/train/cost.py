@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -42,10 +43,7 @@ def step_flops(
 ) -> StepFlops:
   """Counts the operations of the step of a config; evaluates only shapes.
 
-  Args:
-    config: The config, with the values that depend on the data filled in.
-    features: Features of the examples, by name.
-    params: Shapes of the parameters in the train state.
+  `params` are the shapes of the parameters in the train state.
   """
   # A fused attention kernel would hide its matrix products from the count.
   config = config.copy_and_resolve_references()
@@ -80,10 +78,17 @@ def step_flops(
   )
 
 
-def mean(counts: Sequence[StepFlops]) -> StepFlops:
-  """Returns the mean of the operations of several steps."""
-  columns = zip(*map(dataclasses.astuple, counts), strict=True)
-  return StepFlops(*(sum(x) // len(x) for x in columns))
+def mean(
+  counts: Sequence[StepFlops], weights: Sequence[float] | None = None
+) -> StepFlops:
+  """Returns the mean of the operations of several steps.
+
+  With weights it is their weighted sum.
+  """
+  if weights is None:
+    weights = [1 / len(counts)] * len(counts)
+  table = np.array([dataclasses.astuple(x) for x in counts])
+  return StepFlops(*np.rint(weights @ table).astype(int).tolist())
 
 
 def _unread(
@@ -92,10 +97,8 @@ def _unread(
   """Counts the operations that an unrolled model saves in its last layer.
 
   There it does not compute tokens that the head does not read. The config is
-  that of the scanned model, and is changed.
-
-  Returns:
-    Saved operations of the forward pass, and of a step that trains everything.
+  that of the scanned model, and is changed. Returns those of the forward pass,
+  and of a step that trains everything.
   """
   for key in ('trainable', 'freeze'):
     config.optim[key] = ''
@@ -121,44 +124,26 @@ def _count(
   """
   objective = objectives.create(config, features)
   parts = config_lib.num_microbatches(config)
-  batch = _abstract_batch(objective, config.train.batch_size // parts)
   params = jax.eval_shape(objective.init, jax.random.key(0))
   if rules is None:
     rules = rules_lib.make(config.optim, params, objective.frozen)
-  passes = 2 if config.optim.sam else 1
-  return _count_parts(objective, rules, params, batch, parts * passes)
 
-
-def _abstract_batch(
-  objective: objectives.Objective, size: int
-) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns shapes and types of a batch as the objective's loss sees it."""
-  views, features = objective.views, objective.features
-  channels = objective.config.data.channels
+  # Shapes and types of a microbatch as the objective's loss sees it.
+  channels, views = config.data.channels, objective.views
   images = shapes_lib.image_shapes(None, views, channels)
-  maps = shapes_lib.map_sizes(None, views, features)
-  targets = features_lib.targets(features)
+  maps = shapes_lib.map_sizes(None, views, objective.features)
+  targets = features_lib.targets(objective.features)
   arrays: dict[str, tuple[tuple[int, ...], Any]] = {
     **{name: (shape, jnp.float32) for name, shape in images.items()},
     **{name: (shape, jnp.int32) for name, shape in maps.items()},
     **{name: (x.shape, x.dtype) for name, x in targets.items()},
     'index': ((), jnp.int32),
   }
-  return {
+  size = config.train.batch_size // parts
+  batch = {
     name: jax.ShapeDtypeStruct((size, *shape), dtype)
     for name, (shape, dtype) in arrays.items()
   }
-
-
-def _count_parts(
-  objective: objectives.Objective,
-  rules: rules_lib.Rules,
-  params: Any,
-  batch: dict[str, jax.ShapeDtypeStruct],
-  parts: int,
-) -> StepFlops:
-  """Counts the operations of a step that computes `parts` microbatches."""
-  rows = batch['index']
   key = jax.random.key(0, impl='threefry2x32')
 
   def loss_and_grads(params: Any, batch: Any, rows: Any) -> Any:
@@ -174,19 +159,19 @@ def _count_parts(
 
   # Trace once with all gradients. Each count below then leaves out the
   # operations that its outputs do not need.
-  jaxpr = jax.make_jaxpr(loss_and_grads)(params, batch, rows)
-  trains = jax.tree.leaves(
-    jax.tree.map(
-      lambda x: x is not None,
-      rules.trained(params),
-      is_leaf=lambda x: x is None,
+  jaxpr = jax.make_jaxpr(loss_and_grads)(params, batch, batch['index'])
+  trains = [
+    x is not None
+    for x in jax.tree.leaves(rules.trained(params), is_leaf=lambda x: x is None)
+  ]
+  no, yes = [False] * len(trains), [True] * len(trains)
+  passes = 2 if config.optim.sam else 1
+  return StepFlops(
+    *(
+      parts * passes * flops_lib.count_jaxpr(jaxpr, [True, *grads])
+      for grads in (no, trains, yes)
     )
   )
-  no, yes = [False] * len(trains), [True] * len(trains)
-  counts = [
-    flops_lib.count_jaxpr(jaxpr, [True, *of]) for of in (no, trains, yes)
-  ]
-  return StepFlops(*(parts * count for count in counts))
 
 
 def show(flops: StepFlops, batch_size: int) -> str:

@@ -15,15 +15,7 @@ from vit_jax.train import start
 
 
 def run(config: ml_collections.ConfigDict, verbose: bool) -> dict[str, float]:
-  """Compiles a step of a config; prints its sizes as JSON, and returns them.
-
-  Args:
-    config: Checked; is not changed.
-    verbose: Whether tables of all parameters are shown, too.
-
-  Raises:
-    UserError: The data are not there or do not fit, or memory is too small.
-  """
+  """Compiles a step of a config; prints its sizes as JSON, and returns them."""
   experiment = experiment_lib.create(config)
   for part in experiment.parts.values():
     part.cache.check()
@@ -43,9 +35,8 @@ def _sizes(
 ) -> dict[str, float]:
   """Returns the sizes of a step.
 
-  Returns:
-    parameters (a count), GFLOP a step, and GiB a device: the state, the
-    temporary values of the step, and their sum.
+  They are parameters (a count), GFLOP a step, and GiB a device: the state, the
+  temporary values of the step, and their sum.
   """
   state = program.abstract_state()
   temporary = program_lib.temporary_bytes(compiled)
@@ -70,9 +61,7 @@ def memory(
 ) -> dict[str, float]:
   """Returns the memory of a step, in GiB per device; evaluates only shapes.
 
-  Args:
-    program: The program of the step.
-    temporary_bytes: Temporary memory per device, as the compiler plans it.
+  `temporary_bytes` are per device, as the compiler plans it.
 
   Returns:
     parameters, gradients (of trainable parameters), optimizer, average (of the

@@ -71,16 +71,7 @@ class EvaluateRest(hooks.Hook):
 def _evaluate(run: 'Run', names: Sequence[str]) -> Scalars | None:
   """Runs some evaluations; reports and returns their results.
 
-  Args:
-    run: The run.
-    names: Names of the evaluations, as `experiment.evals_due` returns them.
-
-  Returns:
-    Scalars such as `val/accuracy`; None if a signal stopped the evaluation.
-
-  Raises:
-    BrokenBatchError: A process could not make its part of a batch.
-    EvaluationError: An evaluator cannot measure the examples.
+  Returns None if a signal stopped them.
   """
   with run.clock.paused():
     try:
@@ -148,7 +139,7 @@ class TrainContext(base.Context):
       self._batches |= {
         evaluator.spec.split: functools.partial(experiment.eval_batches, name),
         evaluator.train_split: functools.partial(
-          experiment.probe_batches, name
+          experiment.eval_batches, f'{name}.train'
         ),
       }
 

@@ -5,14 +5,16 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import fractions
+from fractions import Fraction
 import functools
 import itertools
 import math
 import pathlib
 from typing import Any
+from typing import cast
 from typing import NamedTuple
 from typing import Self
+from typing import TYPE_CHECKING
 
 from absl import logging
 import jax
@@ -37,6 +39,10 @@ from vit_jax.train import hooks
 from vit_jax.train import initial
 from vit_jax.train import program as program_lib
 from vit_jax.train import state as state_lib
+from vit_jax.train import variant as variant_lib
+
+if TYPE_CHECKING:
+  from vit_jax.weights.initial import Start
 
 TrainState = state_lib.TrainState
 
@@ -46,14 +52,10 @@ def check(
 ) -> None:
   """Lets each package check its part of a config, before anything slow.
 
-  Args:
-    config: The full config.
-    platform: Platform of the devices to compile for; None: that of JAX.
-
-  Raises:
-    UserError: Something cannot work; one line says what to change.
+  `platform` is of the devices to compile for; None: that of JAX.
   """
   config_lib.check(config)
+  variant_lib.check(config)
   for name, task_config in config_lib.each_task(config).items():
     try:
       if name:
@@ -80,7 +82,8 @@ def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
   objectives.check(config)
   initial.check(config)
   sharding.check(config)
-  program_lib.program_class(config).check(config)
+  if any(x.split and x.patch_size is not None for x in config.evals.values()):
+    config_lib.wing('vit_jax.train.patches:check_evaluations')(config)
   if config.model.name != config_lib.INIT_FROM:  # else the checkpoint says it
     _check_model(config, platform)
 
@@ -88,11 +91,7 @@ def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
 def _check_model(
   config: ml_collections.ConfigDict, platform: str | None = None
 ) -> None:
-  """Checks `config.model`; arguments as of `check`.
-
-  Raises:
-    UserError: There is no such model, or the image size does not fit it.
-  """
+  """Checks `config.model`, and that the image size fits it."""
   image_size = config_lib.sides(config.data.image_size)
   platform = platform or jax.default_backend()
   with config_lib.explained('config.model', ValueError):
@@ -129,28 +128,26 @@ class Experiment:
   total_steps: int
   cache: sources.Splits
   evaluators: dict[str, evaluation_base.Evaluator]
-  start: initial.Start | None
+  start: 'Start | None'
   program: program_lib.Program
 
   @functools.cached_property
-  def log_every(self) -> fractions.Fraction:
+  def log_every(self) -> Fraction:
     """Steps between lines of the log."""
-    every = self._period(self.config.train.log_every)
-    assert every is not None  # checked: it is never empty
-    return every
+    return cast(Fraction, self._period(self.config.train.log_every))
 
   @functools.cached_property
-  def checkpoint_every(self) -> fractions.Fraction | None:
+  def checkpoint_every(self) -> Fraction | None:
     """Steps between checkpoints; None: only at the end."""
     return self._period(self.config.checkpoint.every)
 
   @functools.cached_property
-  def checkpoint_keep_every(self) -> fractions.Fraction | None:
+  def checkpoint_keep_every(self) -> Fraction | None:
     """Steps between checkpoints that stay; None: none stays for ever."""
     return self._period(self.config.checkpoint.keep_every)
 
   @functools.cached_property
-  def eval_every(self) -> Mapping[str, fractions.Fraction | None]:
+  def eval_every(self) -> Mapping[str, Fraction | None]:
     """Steps between evaluations, by their names; None: only at the end."""
     return {
       name: self._period(spec.every)
@@ -158,13 +155,12 @@ class Experiment:
     }
 
   @functools.cached_property
-  def patience(self) -> fractions.Fraction | None:
+  def patience(self) -> Fraction | None:
     """Steps without a better metric that end the run; None: without limit."""
     return self._period(self.config.train.patience)
 
-  def _period(self, text: str) -> fractions.Fraction | None:
-    size = self.config.train.batch_size
-    examples = self.lengths.examples
+  def _period(self, text: str) -> Fraction | None:
+    size, examples = self.config.train.batch_size, self.lengths.examples
     return config_lib.period(text, examples, size) if text else None
 
   def epoch(self, step: int) -> float:
@@ -244,9 +240,10 @@ class Experiment:
   @property
   def probe_sources(self) -> dict[str, data.Source]:
     """Sources that probes learn from, by the evaluation's name."""
-    keys = {name: f'evals.{name}.train' for name in self.eval_every}
     return {
-      n: self.splits[key] for n, key in keys.items() if key in self.splits
+      name: self.splits[f'evals.{name}.train']
+      for name in self.eval_every
+      if f'evals.{name}.train' in self.splits
     }
 
   def init(self) -> TrainState:
@@ -269,9 +266,7 @@ class Experiment:
   ) -> feed.Feed:
     """Returns the global batches of steps `start` to the end.
 
-    Args:
-      start: Number of completed updates.
-      calls: Numbers of steps, as from `calls`; None: one step per call.
+    `calls` are numbers of steps, as from `calls`; None: one step per call.
     """
     index, count = mesh_lib.host_part(self.program.mesh)
     batches = data.train_batches(
@@ -323,18 +318,11 @@ class Experiment:
     return ''
 
   def eval_batches(self, name: str) -> feed.Feed:
-    """Returns one evaluation's global batches, on the devices."""
-    return self._whole_split(f'evals.{name}')
+    """Returns one evaluation's global batches, with each example once.
 
-  def probe_batches(self, name: str) -> feed.Feed:
-    """Returns the global batches of the split that a probe learns from."""
-    return self._whole_split(f'evals.{name}.train')
-
-  def _whole_split(self, split: str) -> feed.Feed:
-    """Returns global batches with each example of a split once.
-
-    `split` is a key of `splits`.
+    'knn.train' names the split that the probe `knn` learns from.
     """
+    split = f'evals.{name}'
     source = self.splits[split]
     parts = config_lib.accumulation(self.config)
     batch_size = self.config.train.batch_size // parts
@@ -360,18 +348,21 @@ class Experiment:
     mesh, features = self.program.mesh, self.splits[split].features
     shapes = self.program.abstract_batch(batch_size, features)
     if not self.cache.on_devices:
-      advice = functools.partial(_damage_advice, self.config, features)
-      return feed.Feed(batches, mesh, shapes, calls, advice=advice)
+      return feed.Feed(
+        batches,
+        mesh,
+        shapes,
+        calls,
+        advice=lambda: config_lib.wing('vit_jax.data.skipping:advice')(
+          self.config, features
+        ),
+      )
     shapes = {'position': shapes['index']}
     take = functools.partial(self.cache.take, split)
     return feed.Feed(batches, mesh, shapes, calls, take)
 
   def cached(self) -> Self:
-    """Returns the experiment with its images in the cache of `data.cache`.
-
-    Raises:
-      UserError: An image cannot be read, or there is too little memory.
-    """
+    """Returns the experiment with its images in the cache of `data.cache`."""
     return dataclasses.replace(self, cache=self.cache.load())
 
 
@@ -391,33 +382,15 @@ class Measured(NamedTuple):
   key: str
 
 
-def _damage_advice(
-  config: ml_collections.ConfigDict, features: features_lib.Features
-) -> str:
-  """Returns the end of an error about an image that is damaged."""
-  advice: str = config_lib.wing('vit_jax.data.skipping:advice')(
-    config, features
-  )
-  return advice
-
-
 def create(
   config: ml_collections.ConfigDict, resumes: pathlib.Path | None = None
 ) -> Experiment:
-  """Returns the experiment of a config, of one task or of several.
+  """Returns the experiment of a config, which is checked and stays as it is.
 
-  Args:
-    config: Checked; is not changed.
-    resumes: Work directory of the run, if it has begun.
-
-  Raises:
-    UserError: As `build`.
+  `resumes` is the work directory of the run, if it has begun.
   """
-  if not config.tasks:
-    return build(config, resumes or False)
-  build_tasks = config_lib.wing('vit_jax.train.tasks:build')
-  experiment: Experiment = build_tasks(config, resumes)
-  return experiment
+  variant = variant_lib.from_config(config)
+  return variant.experiment(config, resumes) or build(config, resumes or False)
 
 
 def build(
@@ -435,9 +408,6 @@ def build(
       init_from.path is then read only if the run has no checkpoint of its own.
     splits: From `open_splits`; None: they are opened here.
     lengths: Steps of the run; None: by the examples of the training split.
-
-  Raises:
-    UserError: The data are not there or do not fit.
   """
   if config.tasks:
     raise config_lib.UserError(
@@ -463,10 +433,12 @@ def build(
   program.objective.check_source(source)
   for name, evaluator in evaluators.items():
     with config_lib.explained(f'config.evals.{name}'):
-      evaluator.check_model(program.objective.model)
+      evaluator.check_model(
+        program.for_evaluation(evaluator.spec).objective.model
+      )
   start = initial.start(config, source.classes, loaded, program.objective)
   kinds = {x.kind for x in evaluators.values()}
-  if program.has_own_objective:
+  if program_lib.is_own(program.objective):
     check_evaluation = config_lib.wing('vit_jax.train.trunk:check_evaluation')
     check_evaluation(program, measures='accuracy' in kinds)
   _warn_of_zero_head(config, program.rules, start)
@@ -486,9 +458,7 @@ def find_lengths(
 ) -> optim.Lengths:
   """Returns the steps of the run and of the parts of its schedule.
 
-  Args:
-    config: The full config.
-    examples: Examples in an epoch.
+  `examples` are those of an epoch.
   """
 
   def steps(text: str) -> int:
@@ -529,7 +499,15 @@ def fill(
   objectives.fill_options(config)
   objective = objectives.objective_class(config)
   objective.check_features(config, source.features)
-  _fill_num_classes(config, objective.num_outputs(source.features))
+  num_outputs = objective.num_outputs(source.features)
+  num_classes = config.model.num_classes
+  if num_classes is None:
+    config.model.num_classes = num_outputs
+  elif num_classes < num_outputs:
+    raise config_lib.UserError(
+      f'config.model.num_classes is {num_classes}, but {config.data.name} has'
+      f' {num_outputs} classes: leave it out, or make it at least {num_outputs}'
+    )
   levels.fill(config, source, resumes)
   if not resumes and objective.target:
     name, kind = objective.target
@@ -540,11 +518,7 @@ def fill(
 
 
 def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
-  """Opens each split once; returns the sources by their use.
-
-  Raises:
-    UserError: There is no such split, or a target of an example does not fit.
-  """
+  """Opens each split once; returns the sources by their use."""
   # Each use, with the key of the config that says the split, and the split.
   uses = {'train': ('data.split', config.data.split)}
   for name, spec in config.evals.items():
@@ -563,23 +537,10 @@ def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
   return {use: opened[split] for use, (_, split) in uses.items()}
 
 
-def _fill_num_classes(
-  config: ml_collections.ConfigDict, num_outputs: int
-) -> None:
-  num_classes = config.model.num_classes
-  if num_classes is None:
-    config.model.num_classes = num_outputs
-  elif num_classes < num_outputs:
-    raise config_lib.UserError(
-      f'config.model.num_classes is {num_classes}, but {config.data.name} has'
-      f' {num_outputs} classes: leave it out, or make it at least {num_outputs}'
-    )
-
-
 def _warn_of_zero_head(
   config: ml_collections.ConfigDict,
   rules: rules_lib.Rules,
-  start: initial.Start | None,
+  start: 'Start | None',
 ) -> None:
   """Warns if the head is frozen at zeros: then all gradients below are 0."""
   head = rules.parameters.get('head/kernel')

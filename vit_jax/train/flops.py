@@ -36,10 +36,6 @@ _MODULE = 'module:'
 def count(fn: Callable[..., Any], *args: Any) -> int:
   """Returns the operations of `fn(*args)`; evaluates only shapes.
 
-  Args:
-    fn: A JAX function of trees of arrays.
-    *args: Arrays, or `jax.ShapeDtypeStruct`.
-
   Raises:
     ValueError: There are products in a loop of unknown length, or in an unknown
       primitive.
@@ -50,14 +46,9 @@ def count(fn: Callable[..., Any], *args: Any) -> int:
 def count_jaxpr(
   jaxpr: core.ClosedJaxpr, outputs: Sequence[bool] | None = None
 ) -> int:
-  """Returns the operations that a traced function takes.
+  """Returns the operations that a traced function takes; errors as of `count`.
 
-  Args:
-    jaxpr: From `jax.make_jaxpr(fn)(...)`, or `jax.jit(fn).trace(...).jaxpr`.
-    outputs: Which of its flat results are needed; None: all.
-
-  Raises:
-    ValueError: As `count`.
+  `outputs` says which of its flat results are needed; None: all.
   """
   return sum(flops for flops, _ in _products(_live(jaxpr, outputs)))
 
@@ -67,17 +58,10 @@ def by_module(
 ) -> dict[tuple[str, ...], tuple[int, tuple[int, ...] | None]]:
   """Returns the operations of each Linen module in `fn(*args)`.
 
-  Args:
-    fn: Applies a Linen module; called once, with tracers.
-    *args: Arrays, or `jax.ShapeDtypeStruct`.
-
   Returns:
     By the path of the module (the outermost is ()), in the order of calls: its
     operations, without those of inner modules, and the shape of its (first)
     output.
-
-  Raises:
-    ValueError: As `count`.
   """
   shapes: dict[tuple[str, ...], tuple[int, ...] | None] = {}
 

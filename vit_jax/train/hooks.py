@@ -48,9 +48,8 @@ class Hook:
   def after_call(self, run: 'Run', call: Call) -> None:
     """Called when a call was given to the devices, which may still compute it.
 
-    Args:
-      run: The run, whose `step` counts the updates of this call, too.
-      call: The call; its batch is not to be kept.
+    `run.step` counts the updates of this call, too. The call's batch is not to
+    be kept.
     """
 
   def end(self, run: 'Run') -> None:
@@ -61,12 +60,7 @@ class Hook:
 
 
 def from_config(config: ml_collections.ConfigDict) -> list[Hook]:
-  """Returns the hooks that `config.train.hooks` names, in their order.
-
-  Raises:
-    UserError: There is no such class or option, or the class raises an
-      exception.
-  """
+  """Returns the hooks that `config.train.hooks` names, in their order."""
   find = config_lib.table_finder(
     {}, config_lib.own_class(Hook), 'my_module:MyHook'
   )
@@ -140,7 +134,7 @@ class Signals(Hook):
     """Stops the run if there is a signal."""
     if not run.stop.signal or run.is_complete:
       return
-    run.monitor.settle()
+    run.monitor.settle(run)
     run.save()
     run.checkpoints.wait()
     total_steps = run.experiment.total_steps

@@ -4,41 +4,21 @@
 """
 
 from typing import Any
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
 
+if TYPE_CHECKING:
+  from vit_jax.weights.initial import Start
+
 _CHECKPOINTS = 'vit_jax.weights.initial'
 
 
-class Start(Protocol):
-  """The checkpoint that parameters are loaded from.
-
-  Attributes:
-    has_fresh_head: Whether the head is new; False until that is known.
-  """
-
-  has_fresh_head: bool
-
-  def take(self) -> Any:
-    """Returns the parameters, once, in their places in the objective's tree.
-
-    The tree has further ones if the checkpoint has the trunk alone.
-
-    Raises:
-      UserError: The checkpoint cannot be loaded.
-    """
-
-
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.init_from` without opening the checkpoint.
-
-  Raises:
-    UserError: A value does not fit.
-  """
+  """Checks `config.init_from` without opening the checkpoint."""
   wrong = ''
   if config.model.name == config_lib.INIT_FROM:
     wrong = f'model.name is {config.model.name!r}'
@@ -54,14 +34,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def fill_from_checkpoint(config: ml_collections.ConfigDict) -> Any:
-  """Sets open keys of a config to the values of the checkpoint.
-
-  Returns:
-    The checkpoint, a `weights.Loaded`.
-
-  Raises:
-    UserError: There is no checkpoint, it cannot be fetched, or it is damaged.
-  """
+  """Sets open keys of a config from the checkpoint, a `weights.Loaded`."""
   checkpoints = config_lib.wing(_CHECKPOINTS)
   loaded = checkpoints.load(config)
   checkpoints.fill(config, loaded)
@@ -77,11 +50,7 @@ def fill(config: ml_collections.ConfigDict) -> None:
 
 
 def fill_model(config: ml_collections.ConfigDict) -> None:
-  """Sets the open keys of `config.model` to the values in force.
-
-  Raises:
-    UserError: There is no such model.
-  """
+  """Sets the open keys of `config.model` to the values in force."""
   if config.model.name == config_lib.INIT_FROM:
     return
   with config_lib.explained('config.model', ValueError):
@@ -96,17 +65,11 @@ def start(
   classes: tuple[str, ...],
   loaded: Any,
   objective: Any,
-) -> Start | None:
+) -> 'Start | None':
   """Returns where the parameters come from; None: they are random.
 
-  Args:
-    config: Config without open keys.
-    classes: Names of the data's classes, in order.
-    loaded: From `fill_from_checkpoint`; None: it is loaded when it is needed.
-    objective: The objective of the run.
-
-  Raises:
-    UserError: The checkpoint does not fit; the message lists all differences.
+  The config has no open keys, and `classes` are those of the data, in order.
+  `loaded` is from `fill_from_checkpoint`; None: it is loaded when it is needed.
   """
   if not config.init_from.path:
     return None

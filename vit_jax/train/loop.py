@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import itertools
 import pathlib
 import sys
@@ -58,7 +57,8 @@ def run(
   """Trains, or resumes, in a work directory.
 
   Progress goes to stderr. It has the form that the command line sets up, or
-  plain lines if the caller has not set up absl's logging.
+  plain lines if the caller has not set up absl's logging. A stop by a signal is
+  not an error.
 
   Args:
     config: Locked, from a file in `configs/`.
@@ -66,13 +66,6 @@ def run(
       gs://bucket/run; created if it does not exist.
     dry_run: Compile, print sizes as JSON, write nothing.
     verbose: Show tables of all parameters before the first step.
-
-  Returns:
-    How the run ended. A stop by a signal is not an error.
-
-  Raises:
-    UserError: The config, the data or the directory cannot be used, a step was
-      not finite, or memory or disk are too small.
   """
   address = config_lib.store_address(workdir, 'workdir')
   if address is None:
@@ -161,15 +154,7 @@ def train(
 ) -> Results | None:
   """Runs the loop; returns how it ended, or None if a signal stopped it.
 
-  Args:
-    experiment: The experiment to run.
-    workdir: Directory of checkpoints and metrics.
-    stop: Signals that ask the loop to save and end.
-    compiling: The step that is being compiled; None: compilation has not begun.
-
-  Raises:
-    UserError: There is too little memory, a step was not finite, an image is
-      damaged, or something could not be written.
+  `compiling` is the step that is being compiled; None: it has not begun.
   """
   with contextlib.ExitStack() as stack:
     run = _begin(experiment, workdir, stop, stack)
@@ -230,9 +215,7 @@ def _begin(
   )
   calls, lengths = itertools.tee(e.calls(step))
   batches = stack.enter_context(e.train_batches(step, lengths))
-  hear = functools.partial(monitor_lib.hear, stop, batches)
-  skipped = monitor_lib.Skipped(**checkpoints.counts)
-  monitor = monitor_lib.Monitor(e, reporter, clock, hear, skipped)
+  monitor = monitor_lib.Monitor(monitor_lib.Skipped(**checkpoints.counts))
   hooks: list[hooks_lib.Hook] = [
     hooks_lib.Stall(),
     monitor,
@@ -358,7 +341,7 @@ class Run:
         self.step, self.state, self.results, self._counts()
       )
     if is_new:
-      self.report(monitor_lib.loop_metrics(self.clock.saved()))
+      self.report(monitor_lib.train_metrics(self.clock.saved()))
 
   def rescue(self) -> None:
     """Saves the last good state, which a step that is not finite keeps."""

@@ -20,7 +20,6 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import batches
 from vit_jax.data.host import geometry
 from vit_jax.objectives import base
-from vit_jax.plots import class_maps
 from vit_jax.plots import paper
 from vit_jax.plots import sheet as sheet_lib
 from vit_jax.plots import style
@@ -57,15 +56,12 @@ class ModelInputs(NamedTuple):
 def load(
   config: ml_collections.ConfigDict, step: int, count: int
 ) -> ModelInputs:
-  """Returns the input of the model at a step of a config.
+  """Returns the input of the model at a step of a config, which stays as it is.
 
   Args:
-    config: Config of an experiment; is not changed.
+    config: Config of an experiment.
     step: Completed updates.
     count: Examples to return, at most.
-
-  Raises:
-    UserError: The config or the data cannot be used.
   """
   config_lib.check(config)
   data.check(config)
@@ -84,13 +80,7 @@ def draw(
   step: int,
   count: int,
 ) -> ModelInputs:
-  """Returns the input of the model at a step, from an open source.
-
-  As `load`, but with a config whose unset keys are filled.
-
-  Raises:
-    UserError: An image cannot be read.
-  """
+  """As `load`, from an open source and a config whose unset keys are filled."""
   # The rest of the batch is not needed, except for the partners of mixed pairs.
   count = min(count, config.train.batch_size)
   rows = range(min(count + count % 2, config.train.batch_size))
@@ -194,20 +184,15 @@ def _legend(inputs: ModelInputs) -> list[tuple[str, np.ndarray]]:
   for name, maps in inputs.maps.items():
     feature = inputs.features[name]
     assert isinstance(feature, features_lib.Map)
-    entries += class_maps.legend(feature.names, [maps], feature.ignore)
+    legend = config_lib.wing('vit_jax.plots.class_maps:legend')
+    entries += legend(feature.names, [maps], feature.ignore)
   return entries
 
 
 def captions(
   targets: Mapping[str, np.ndarray], features: features_lib.Features, count: int
 ) -> list[str]:
-  """Describes the targets of examples.
-
-  Args:
-    targets: Arrays [B, ...] by the name of the feature, mixed or not.
-    features: Features of the examples.
-    count: Number of examples, B.
-  """
+  """Describes `count` examples by their targets [B, ...], mixed or not."""
   lines: list[list[str]] = [[] for _ in range(count)]
   for name, feature in features_lib.targets(features).items():
     for line, value in zip(lines, targets[name], strict=True):
@@ -222,11 +207,8 @@ def caption(label: np.ndarray, classes: Sequence[str]) -> str:
   """Returns the caption of a label: 'cat', or '79% cat,' and '21% dog' below.
 
   A name that consists of digits is preceded by the word 'class' beside a share,
-  and a name with letters that pictures lack by the number of the class.
-
-  Args:
-    label: int scalar, or shares of the classes, float [classes].
-    classes: Names of the classes.
+  and a name with letters that pictures lack by the number of the class. A mixed
+  label has shares of the classes, float [classes].
   """
   if not label.ndim:
     return _class_name(classes, int(label))

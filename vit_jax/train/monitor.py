@@ -6,8 +6,8 @@ step, which all processes compute together. All processes act once they have
 read the step's result.
 """
 
-from collections.abc import Callable
 import concurrent.futures
+from concurrent.futures import Future
 import dataclasses
 import signal
 import threading
@@ -21,9 +21,7 @@ import numpy as np
 
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
-from vit_jax.runs import reporting
 from vit_jax.train import clock as clock_lib
-from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed as feed_lib
 from vit_jax.train import hooks
 from vit_jax.train import step as train_step_lib
@@ -94,8 +92,7 @@ def tell(
 def hear(stop: Stop, batches: feed_lib.Feed, heard: jax.Array) -> None:
   """Notes the largest signal that any process has sent.
 
-  Raises:
-    BrokenBatchError: A process could not make its part of a batch.
+  Raises a BrokenBatchError if a process could not make its part of a batch.
   """
   # By NumPy: a maximum by JAX would wait for the call that runs already.
   number = int(np.asarray(heard).max())
@@ -129,27 +126,6 @@ class Skipped:
     self.in_a_row = 0 if ok else self.in_a_row + 1
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
-  """A call of the compiled step that was given to the devices.
-
-  Attributes:
-    step: Completed updates, including those of the call.
-    count: Number of updates in the call.
-    metrics: Scalars of the update; for several updates, arrays [count].
-    index: int32 [B] or [count, B], ids of their examples.
-    mark: When it was given to the devices.
-    end: When the devices had computed it.
-  """
-
-  step: int
-  count: int
-  metrics: dict[str, jax.Array]
-  index: jax.Array
-  mark: clock_lib.Mark
-  end: concurrent.futures.Future[float]
-
-
 class Monitor(hooks.Hook):
   """Reads the metrics of each call after the next call has started.
 
@@ -161,58 +137,48 @@ class Monitor(hooks.Hook):
     skipped: Skipped steps, up to the last call whose metrics were read.
   """
 
-  def __init__(
-    self,
-    experiment: experiment_lib.Experiment,
-    reporter: reporting.Reporter,
-    clock: clock_lib.Timekeeper,
-    hear: Callable[[jax.Array], None],
-    skipped: Skipped | None = None,
-  ):
-    """Starts before the first call.
-
-    Args:
-      experiment: The experiment that runs.
-      reporter: Gets the metrics.
-      clock: Measures the steps; called when a step ends.
-      hear: Called with the signals of each call.
-      skipped: Steps that were skipped before; None: none.
-    """
-    self.skipped = skipped or Skipped()
-    self._experiment = experiment
-    self._reporter = reporter
-    self._clock = clock
-    self._hear = hear
+  def __init__(self, skipped: Skipped):
+    self.skipped = skipped
     self._has_warned = False
-    self._last: _Call | None = None
+    # The last call without its batch, its last step, when it was given to the
+    # devices, and when they had computed it.
+    self._last: (
+      tuple[hooks.Call, jax.Array, int, clock_lib.Mark, Future[float]] | None
+    ) = None
     self._thread = concurrent.futures.ThreadPoolExecutor(
       1, initializer=processes.block_signals
     )
-    self._peak_flops = mesh_lib.peak_flops(experiment.program.mesh)
 
   def before_call(self, run: 'Run') -> None:
     """Ends a run that learns nothing; reads what comes before an evaluation."""
-    self.check_skipped()
+    skipped, most = (
+      self.skipped,
+      run.experiment.config.train.max_skipped_in_a_row,
+    )
+    if skipped.in_a_row > most:
+      self.settle(run)
+      raise NonFiniteError(
+        f'{skipped.in_a_row} steps in a row were not finite and were skipped,'
+        f' which is more than config.train.max_skipped_in_a_row={most}'
+        f' ({skipped.total} were in the whole run): nothing is learned any'
+        ' more. Lower config.optim.learning_rate or set config.optim.clip_norm'
+        ' in a new work directory'
+      )
     if run.is_due:
-      self.settle()
+      self.settle(run)
 
   def after_call(self, run: 'Run', call: hooks.Call) -> None:
-    """Reads the metrics of the previous call, and keeps this one for later.
-
-    Raises:
-      NonFiniteError: A step of the previous call was not finite.
-      BrokenBatchError: The previous call had no batch.
-    """
-    mark = self._clock.mark()
-    end = self._thread.submit(self._await, call.metrics)
-    self.settle()
-    metrics, index = dict(call.metrics), call.batch['index']
-    self._last = _Call(run.step, call.num_steps, metrics, index, mark, end)
+    """Reads the metrics of the previous call, and keeps this one for later."""
+    mark = run.clock.mark()
+    ended = self._thread.submit(_await, call.metrics, run.clock)
+    self.settle(run)
+    index = call.batch['index']
+    self._last = call._replace(batch={}), index, run.step, mark, ended
 
   def end(self, run: 'Run') -> None:
     """Adds the number of skipped steps to the results."""
     skipped = self.skipped.total
-    if self._experiment.config.train.skip_nonfinite:
+    if run.experiment.config.train.skip_nonfinite:
       run.results = {**(run.results or {}), 'train/skipped_steps': skipped}
     if skipped:
       logging.warning(
@@ -225,125 +191,105 @@ class Monitor(hooks.Hook):
     """Ends the thread."""
     self._thread.shutdown()
 
-  def _await(self, metrics: dict[str, jax.Array]) -> float:
-    """Returns the time when a call has been computed."""
-    jax.block_until_ready(metrics)
-    return self._clock.now()
-
-  def check_skipped(self) -> None:
-    """Ends a run that skips too many steps one after another.
-
-    Raises:
-      NonFiniteError: More than `train.max_skipped_in_a_row` steps in a row were
-        skipped, up to the last call that was read. The call that is running is
-        read as well before this is raised.
-    """
-    most = self._experiment.config.train.max_skipped_in_a_row
-    if self.skipped.in_a_row <= most:
-      return
-    self.settle()
-    raise NonFiniteError(
-      f'{self.skipped.in_a_row} steps in a row were not finite and were'
-      f' skipped, which is more than config.train.max_skipped_in_a_row={most}'
-      f' ({self.skipped.total} were in the whole run): nothing is learned any'
-      ' more. Lower config.optim.learning_rate or set config.optim.clip_norm in'
-      ' a new work directory'
-    )
-
   def join(self) -> None:
     """Waits for the end of the last call, but does not read its metrics.
 
     The signals in the metrics must be read at the same step in all processes.
     """
     if self._last is not None:
-      jax.block_until_ready(self._last.metrics)
+      jax.block_until_ready(self._last[0].metrics)
 
-  def settle(self) -> None:
+  def settle(self, run: 'Run') -> None:
     """Waits for the last call, and reports its steps that are due.
 
-    Raises:
-      NonFiniteError: A step was not finite, and such steps are not skipped.
-      BrokenBatchError: The call had no batch.
+    Raises a NonFiniteError if a step was not finite, and such steps are not
+    skipped; and a BrokenBatchError if the call had no batch.
     """
     if self._last is None:
       return
-    call, self._last = self._last, None
-    metrics, index = call.metrics, call.index
-    self._hear(metrics.pop('signal'))
+    (call, index, last_step, mark, ended), self._last = self._last, None
+    metrics = dict(call.metrics)
+    hear(run.stop, run.batches, metrics.pop('signal'))
     # Where the host is busy, the thread may note it later than this one.
-    end = min(self._clock.now(), call.end.result())
+    end = min(run.clock.now(), ended.result())
     oks = np.atleast_1d(metrics.pop('ok'))
-    steps = self._clock.steps(call.count, index.size, call.mark, end)
+    steps = run.clock.steps(call.num_steps, index.size, mark, end)
     for i, _ in enumerate(steps):
-      step, ok = call.step - call.count + 1 + i, bool(oks[i])
-      if self._experiment.config.train.skip_nonfinite:
+      step, ok = last_step - call.num_steps + 1 + i, bool(oks[i])
+      if run.experiment.config.train.skip_nonfinite:
         self.skipped.add(ok)
-      due = self._experiment.log_due(step)
+      due = run.experiment.log_due(step)
       if ok and not due:
         continue
       scalars = {
         name: float(np.atleast_1d(x)[i]) for name, x in metrics.items()
       }
       if not ok:
-        self._not_finite(step, scalars, index if index.ndim == 1 else index[i])
+        examples = index if index.ndim == 1 else index[i]
+        _not_finite(run, step, scalars, examples)
       if due:
-        self._report(step, scalars)
-    self._reporter.advance(call.step)
+        self._report(run, step, scalars)
+    run.reporter.advance(last_step)
 
-  def _not_finite(self, step: int, scalars: Scalars, index: jax.Array) -> None:
-    examples = multihost_utils.process_allgather(index, tiled=True)
-    label = self._experiment.program.variant(step - 1).label
-    named = f'step {step}, of {label},' if label else f'step {step}'
-    message = (
-      f'{named} was not finite: loss {scalars["loss"]}, norm of the'
-      f' gradient {scalars["grad_norm"]}, of the parameters after it'
-      f' {scalars["param_norm"]},'
-      f' examples {examples.tolist()}'
-    )
-    if self._experiment.config.train.skip_nonfinite:
-      logging.warning('%s; it is skipped', message)
-      return
-    replay = f', and --replay={step} says which layer it was'
-    if self._experiment.config.tasks:
-      replay = ''  # which repeats steps of a single task
-    raise NonFiniteError(
-      f'{message}. The state before it is in checkpoints/{step - 1}{replay}.'
-      ' Lower config.optim.learning_rate or set config.optim.clip_norm in a new'
-      ' work directory, or go on here without such steps:'
-      ' --config.train.skip_nonfinite'
-    )
-
-  def _report(self, step: int, scalars: Scalars) -> None:
-    e, rates = self._experiment, self._clock.read()
+  def _report(self, run: 'Run', step: int, scalars: Scalars) -> None:
+    e, rates = run.experiment, run.clock.read()
     lines = e.warnings(scalars, step)
     if not self._has_warned:  # once in a run
       self._has_warned = bool(lines)
       for line in lines:
         logging.warning('warning: %s', line)
-    if rates and self._peak_flops:
-      flops_per_second = self._clock.steps_per_second * e.program.flops.step
-      rates['mfu'] = flops_per_second / self._peak_flops
+    peak_flops = mesh_lib.peak_flops(e.program.mesh)
+    if rates and peak_flops:
+      flops_per_second = run.clock.steps_per_second * e.program.flops.step
+      rates['mfu'] = flops_per_second / peak_flops
     if e.config.train.skip_nonfinite:
       rates['skipped_steps'] = self.skipped.total
-    metrics = _train_metrics(scalars) | loop_metrics(rates)
-    self._reporter.write(step, e.epoch(step), metrics)
+    run.reporter.write(step, e.epoch(step), train_metrics(scalars | rates))
     fields = {
       'loss': scalars['loss'],
       'learning rate': scalars['learning_rate'],
     }
     if rates:
       fields['images/s'] = rates['images_per_second']
-    self._reporter.progress(step, fields, e.next_evaluation(step))
+    run.reporter.progress(step, fields, e.next_evaluation(step))
 
 
-def loop_metrics(measures: Scalars) -> Scalars:
-  """Returns measures of the loop by the names that they have in metrics.jsonl.
+def _await(metrics: dict[str, jax.Array], clock: clock_lib.Timekeeper) -> float:
+  """Returns the time when a call has been computed."""
+  jax.block_until_ready(metrics)
+  return clock.now()
 
-  No mean of an objective has such a name (`contract.LOOP_METRICS`).
+
+def _not_finite(
+  run: 'Run', step: int, scalars: Scalars, index: jax.Array
+) -> None:
+  examples = multihost_utils.process_allgather(index, tiled=True)
+  label = run.experiment.program.variant(step - 1).label
+  named = f'step {step}, of {label},' if label else f'step {step}'
+  message = (
+    f'{named} was not finite: loss {scalars["loss"]}, norm of the'
+    f' gradient {scalars["grad_norm"]}, of the parameters after it'
+    f' {scalars["param_norm"]},'
+    f' examples {examples.tolist()}'
+  )
+  if run.experiment.config.train.skip_nonfinite:
+    logging.warning('%s; it is skipped', message)
+    return
+  replay = f', and --replay={step} says which layer it was'
+  if run.experiment.config.tasks:
+    replay = ''  # which repeats steps of a single task
+  raise NonFiniteError(
+    f'{message}. The state before it is in checkpoints/{step - 1}{replay}.'
+    ' Lower config.optim.learning_rate or set config.optim.clip_norm in a new'
+    ' work directory, or go on here without such steps:'
+    ' --config.train.skip_nonfinite'
+  )
+
+
+def train_metrics(scalars: Scalars) -> Scalars:
+  """Returns scalars by the names that they have in metrics.jsonl.
+
+  No mean of an objective has the name of a measure of the loop
+  (`contract.LOOP_METRICS`).
   """
-  return _train_metrics(measures)
-
-
-def _train_metrics(scalars: Scalars) -> Scalars:
-  """Returns scalars with 'train/' before their names."""
   return {f'train/{name}': x for name, x in scalars.items()}

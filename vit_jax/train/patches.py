@@ -1,75 +1,84 @@
-"""Steps whose patches have several sizes (FlexiViT): `train.patch_sizes`."""
+"""Steps whose patches have several sizes (FlexiViT)."""
 
 from collections.abc import Sequence
-import functools
+import dataclasses
 import math
-from typing import cast
 
-import jax
 import ml_collections
+import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import models
 from vit_jax.objectives import flexible
-from vit_jax.train import cost
 from vit_jax.train import program as program_lib
+from vit_jax.train import variant
+
+# Use of the host's random numbers; it follows the seed in their key. The uses
+# of `data.host.batches` are lower.
+_PATCH = 16
 
 
-class PatchProgram(program_lib.Program):
-  """A program whose steps, and evaluations, choose the size of their patches.
+@dataclasses.dataclass(frozen=True)
+class Patches(variant.Variant):
+  """Draws the size of the patches of each step from the seed and its number.
 
-  The train state is the same for all sizes: see `objectives.flexible`.
+  Attributes:
+    sizes: Patch sizes, each an int or (height, width). The kernel of the
+      model's own patch size is resized to them: see `objectives.flexible`.
   """
 
-  @functools.cached_property
-  def _by_patch(self) -> dict[flexible.Patch | None, program_lib.Program]:
-    plain = self.with_objective(self.objective)
-    patch = models.pixels_per_token(self.objective.model)
-    return {None: plain, cast(flexible.Patch, patch): plain}
+  sizes: tuple[int | tuple[int, int], ...]
 
-  @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the sizes of the patches of steps and of evaluations."""
-    flexible.check(config)
-
-  def variant(self, step: int) -> program_lib.Program:
-    """Returns the program of a step, with the patches that it draws."""
-    return self._at_patch(flexible.draw(self.config, step))
+  def __post_init__(self) -> None:
+    if len(set(self._pairs)) < max(len(self.sizes), 1):
+      raise config_lib.UserError(
+        f'sizes is {self.sizes}: write one or more sizes, and each size once'
+      )
 
   @property
-  def variants(self) -> Sequence[program_lib.Program]:
-    """The programs of all steps, the one with the most patches first."""
-    sizes = sorted(flexible.sizes(self.config), key=math.prod)
-    return [self._at_patch(x) for x in sizes or (None,)]
+  def _pairs(self) -> list[flexible.Patch]:
+    return [config_lib.pair(x, 'train.variant: a size') for x in self.sizes]
 
-  def compile(self, count: int = 1) -> jax.stages.Compiled:
-    """Compiles the step with the most patches."""
-    return self.variants[0].compile(count)
+  def check(self, config: ml_collections.ConfigDict) -> None:
+    """Checks that the patches divide the image."""
+    super().check(config)
+    for patch in self._pairs:
+      flexible.check(config, patch, 'train.variant')
 
-  def for_evaluation(
-    self, spec: ml_collections.ConfigDict
-  ) -> program_lib.Program:
-    """Returns the program of an evaluation, with its patches."""
-    return self._at_patch(flexible.evaluation_patch_size(spec))
+  def programs(
+    self, program: program_lib.Program
+  ) -> Sequence[program_lib.Program]:
+    """Returns the program of each size, the one with the most patches first."""
+    return [at_patch(program, x) for x in sorted(self._pairs, key=math.prod)]
 
-  def _at_patch(self, patch: flexible.Patch | None) -> program_lib.Program:
-    """Returns the program of a size (height, width); None: of the model's.
+  def choose(self, config: ml_collections.ConfigDict, step: int) -> int:
+    """Returns which of `programs` a step is of."""
+    rng = np.random.default_rng((config.seed, _PATCH, step))
+    patch = self._pairs[rng.integers(len(self.sizes))]
+    return sorted(self._pairs, key=math.prod).index(patch)
 
-    Raises:
-      UserError: The objective or its model has no such patches.
-    """
-    if patch is not None and patch not in self._by_patch:
-      objective = flexible.at_patch(self.objective, patch)
-      self._by_patch[patch] = self.with_objective(objective)
-    return self._by_patch[patch]
 
-  @functools.cached_property
-  def flops(self) -> cost.StepFlops:
-    """Operations of the matrix products in one step, on average."""
-    params, counts = self.abstract_state().params, []
-    for patch in flexible.sizes(self.config) or (None,):
-      config = self.config.copy_and_resolve_references()
-      if patch is not None:
-        config_lib.set_value(config, 'model.patch_size', patch)
-      counts.append(cost.step_flops(config, self.features, params))
-    return cost.mean(counts)
+def at_patch(
+  program: program_lib.Program, patch: flexible.Patch
+) -> program_lib.Program:
+  """Returns the program of a patch size, with the train state of all sizes."""
+  config = program.config.copy_and_resolve_references()
+  with config.model.ignore_type():  # a patch is a number or several
+    config.model.patch_size = patch
+  objective = flexible.at_patch(program.objective, patch)
+  return program.with_objective(objective, config)
+
+
+def for_evaluation(
+  program: program_lib.Program, spec: ml_collections.ConfigDict
+) -> program_lib.Program:
+  """Returns the program of an evaluation with `patch_size`."""
+  patch = config_lib.pair(spec.patch_size, 'evals.NAME.patch_size')
+  return at_patch(program, patch)
+
+
+def check_evaluations(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.evals.NAME.patch_size`."""
+  for name, spec in config.evals.items():
+    if spec.split and spec.patch_size is not None:
+      key = f'evals.{name}.patch_size'
+      flexible.check(config, config_lib.pair(spec.patch_size, key), key)

@@ -21,7 +21,6 @@ from vit_jax import objectives
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import base as objective_base
-from vit_jax.plots import class_maps
 from vit_jax.plots import matrix
 from vit_jax.plots import paper
 from vit_jax.plots import sheet
@@ -70,11 +69,7 @@ def evaluation(
 
   All processes call this, since all devices compute the outputs. What the model
   makes of examples is drawn for the first evaluation of a run of one task.
-
-  Args:
-    run: The run.
-    measured: What was evaluated.
-    confusions: Confusion matrices int [K, K] by the evaluation's name.
+  `confusions` are matrices int [K, K] by the evaluation's name.
   """
   part = measured.experiment
   pictures = {
@@ -160,7 +155,11 @@ def _masks(
   maps = {name: _middle(outputs[name], 3) for name in ('map', 'segments')}
   images = _pixels(e, outputs['image'])
   captions = [''] * len(images)
-  return class_maps.draw(feature.names, feature.ignore, images, maps, captions)
+  draw = config_lib.wing('vit_jax.plots.class_maps:draw')
+  pixels: np.ndarray = draw(
+    feature.names, feature.ignore, images, maps, captions
+  )
+  return pixels
 
 
 def _pictures(

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
+import dataclasses
 import functools
 import os
 import re
@@ -32,6 +33,7 @@ from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
+from vit_jax.train import variant as variant_lib
 
 if TYPE_CHECKING:
   from vit_jax.train import cost
@@ -48,23 +50,41 @@ def create(
   lengths: optim.Lengths,
   devices: Sequence[jax.Device] | None = None,
 ) -> 'Program':
-  """Returns the program of a config; arguments are those of `Program`.
+  """Returns the program of a config, with its model and its rules.
 
-  Raises:
-    UserError: As `Program`.
+  Args:
+    config: The config, with all values set; is not changed.
+    features: Features of the examples, by name. If all images have one size,
+      they are cropped on the device.
+    lengths: Steps of the run and of parts of its schedule.
+    devices: Devices to compile for; None: those of JAX.
   """
-  return program_class(config)(config, features, lengths, devices)
+  mesh = mesh_lib.make_mesh(config.mesh, devices)
+  on_platform = models.on_platform(config, mesh.devices.flat[0].platform)
+  objective = objectives.create(on_platform, features, lengths)
+  if is_own(objective):
+    config_lib.wing('vit_jax.train.trunk:check')(objective, config)
+  params = jax.eval_shape(objective.init, jax.random.key(0))
+  return Program(
+    config=config,
+    features=features,
+    lengths=lengths,
+    objective=objective,
+    mesh=mesh,
+    rules=rules_lib.make(
+      on_platform.optim, params, objective.frozen, objective.held
+    ),
+    param_shardings=sharding.shard_params(config.mesh, mesh.shape, params),
+    steps=variant_lib.from_config(config),
+  )
 
 
-def program_class(config: ml_collections.ConfigDict) -> 'type[Program]':
-  """Returns the class of the program of a config of one task."""
-  sizes = [x.patch_size for x in config.evals.values() if x.split]
-  if not config.train.patch_sizes and sizes.count(None) == len(sizes):
-    return Program
-  program: type[Program] = config_lib.wing('vit_jax.train.patches:PatchProgram')
-  return program
+def is_own(objective: objectives.Objective) -> bool:
+  """Whether an objective is a class of the user's."""
+  return not type(objective).__module__.startswith('vit_jax.')
 
 
+@dataclasses.dataclass(eq=False)
 class Program:
   """The functions of a config on a mesh, compiled when they are first used.
 
@@ -76,101 +96,64 @@ class Program:
     mesh: Mesh of devices.
     rules: Rules that say which parameters train, and how.
     param_shardings: Where each parameter is on the mesh.
-    label: The name of these steps, as 'task digits', where steps differ by
-      their number.
+    steps: How steps differ by their number: `train.variant`.
+    label: The name of these steps, as 'task digits', where they differ.
   """
 
-  label = ''
-
-  def __init__(
-    self,
-    config: ml_collections.ConfigDict,
-    features: features_lib.Features,
-    lengths: optim.Lengths,
-    devices: Sequence[jax.Device] | None = None,
-  ):
-    """Makes the model and its rules.
-
-    Args:
-      config: The config, with all values set; is not changed.
-      features: Features of the examples, by name; if all images have one size,
-        they are cropped on the device.
-      lengths: Steps of the run and of parts of its schedule.
-      devices: Devices to compile for; None: those of JAX.
-
-    Raises:
-      UserError: A pattern or a rule does not fit the parameters, or the model
-        is not that of the config.
-    """
-    self.config, self.features, self.lengths = config, features, lengths
-    self.mesh = mesh_lib.make_mesh(config.mesh, devices)
-    config = models.on_platform(config, self.mesh.devices.flat[0].platform)
-    self.objective = objectives.create(config, features, lengths)
-    if self.has_own_objective:
-      config_lib.wing('vit_jax.train.trunk:check')(self.objective, self.config)
-    params = jax.eval_shape(self.objective.init, jax.random.key(0))
-    self.rules = rules_lib.make(
-      config.optim, params, self.objective.frozen, self.objective.held
-    )
-    self.param_shardings = sharding.shard_params(
-      config.mesh, self.mesh.shape, params
-    )
-
-  @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the keys that make steps differ by their number.
-
-    Raises:
-      UserError: A value cannot work.
-    """
-    del config
-
-  @property
-  def has_own_objective(self) -> bool:
-    """Whether the objective is a class of the user's."""
-    return not type(self.objective).__module__.startswith('vit_jax.')
-
-  @property
-  def _replicated(self) -> jax.sharding.NamedSharding:
-    return mesh_lib.replicated(self.mesh)
+  config: ml_collections.ConfigDict
+  features: features_lib.Features
+  lengths: optim.Lengths
+  objective: objectives.Objective
+  mesh: jax.sharding.Mesh
+  rules: rules_lib.Rules
+  param_shardings: Mapping[str, sharding.ParamSharding]
+  steps: variant_lib.Variant = dataclasses.field(
+    default_factory=variant_lib.Variant
+  )
+  label: str = ''
 
   @functools.cached_property
-  def _eval_steps(self) -> dict[Any, Any]:
-    """Compiled functions of evaluators."""
+  def _for_evaluations(self) -> dict[Any, Any]:
+    """Compiled functions of evaluators, and programs of other patch sizes."""
     return {}
 
   @property
   def _options(self) -> dict[str, Any]:
     return mesh_lib.compiler_options(self.mesh)
 
-  def variant(self, step: int) -> 'Program':
-    """Returns the program of a step; most runs have one.
-
-    A subclass has steps that differ by their number, with one train state.
-
-    Args:
-      step: Number of completed updates.
-    """
-    del step
-    return self
-
-  @property
+  @functools.cached_property
   def variants(self) -> Sequence['Program']:
-    """The programs of all steps."""
-    return (self,)
+    """The programs of all steps, the one with the most memory first."""
+    return self.steps.programs(self)
+
+  def variant(self, step: int) -> 'Program':
+    """Returns the program of the step after `step` updates."""
+    return self.variants[self.steps.choose(self.config, step)]
+
+  def with_objective(
+    self,
+    objective: objectives.Objective,
+    config: ml_collections.ConfigDict | None = None,
+  ) -> 'Program':
+    """Returns the program of an objective that has the same train state."""
+    program = dataclasses.replace(
+      self,
+      objective=objective,
+      config=config or self.config,
+      steps=variant_lib.Variant(),
+    )
+    program._init = self._init
+    return program
 
   def for_evaluation(self, spec: ml_collections.ConfigDict) -> 'Program':
     """Returns the program of an evaluation, an entry of `config.evals`."""
-    del spec
-    return self
-
-  def with_objective(self, objective: objectives.Objective) -> 'Program':
-    """Returns the program of an objective that has the same train state."""
-    program = Program.__new__(Program)
-    program.config, program.features = self.config, self.features
-    program.lengths, program.mesh = self.lengths, self.mesh
-    program.rules, program.param_shardings = self.rules, self.param_shardings
-    program.objective, program._init = objective, self._init
+    if spec.patch_size is None:
+      return self
+    key = 'patch', spec.patch_size
+    if key not in self._for_evaluations:
+      resized = config_lib.wing('vit_jax.train.patches:for_evaluation')
+      self._for_evaluations[key] = resized(self, spec)
+    program: Program = self._for_evaluations[key]
     return program
 
   @functools.cached_property
@@ -227,50 +210,48 @@ class Program:
   def eval_step(self, function: evaluation_base.Function) -> Any:
     """Returns an evaluator's function, compiled when it is first called.
 
-    Args:
-      function: (objective, params, batch) -> tree; see `Context.apply`.
-
-    Returns:
-      (params, batch, signals=None) -> (tree, the largest signal), replicated on
-      every device; the signal is 0 without `signals`.
+    It maps (params, batch, signals=None) to (tree, the largest signal),
+    replicated on every device; the signal is 0 without `signals`. `function`
+    maps (objective, params, batch) to the tree: see `Context.apply`.
     """
-    if function not in self._eval_steps:
-      self._eval_steps[function] = self._compiled_eval(
-        lambda params, batch: function(
-          self.objective, params, self.prepare(batch)
-        )
-      )
-    return self._eval_steps[function]
+
+    def compute(params: Any, batch: objectives.Batch) -> Any:
+      return function(self.objective, params, self.prepare(batch))
+
+    def step(
+      params: Any, batch: objectives.Batch, signals: jax.Array | None = None
+    ) -> Any:
+      split = mesh_lib.keep_batch_split(compute, self.mesh, len(batch['index']))
+      signal = jnp.int32(0) if signals is None else signals.max()
+      return split(params, batch), signal
+
+    if function not in self._for_evaluations:
+      self._for_evaluations[function] = self._compiled_replicated(step)
+    return self._for_evaluations[function]
 
   def compute(self, function: evaluation_base.Compute) -> Any:
     """Returns an evaluator's function of arrays that are no batch.
 
-    Args:
-      function: (objective, params, inputs) -> tree.
-
-    Returns:
-      (params, inputs) -> tree, replicated on every device.
+    It maps (params, inputs) to a tree, replicated on every device.
     """
     key = 'compute', function
-    if key not in self._eval_steps:
+    if key not in self._for_evaluations:
       compute = functools.partial(function, self.objective)
-      self._eval_steps[key] = self._compiled_replicated(compute)
-    return self._eval_steps[key]
+      self._for_evaluations[key] = self._compiled_replicated(compute)
+    return self._for_evaluations[key]
 
   @functools.cached_property
   def flops(self) -> 'cost.StepFlops':
-    """Operations of the matrix products in one step, on all devices."""
+    """Operations of the products in one step, on all devices, on average."""
+    cost_lib = config_lib.wing('vit_jax.train.cost')
     params = self.abstract_state().params
-    count = config_lib.wing('vit_jax.train.cost:step_flops')
-    flops: cost.StepFlops = count(self.config, self.features, params)
+    flops: cost.StepFlops = cost_lib.mean(
+      [cost_lib.step_flops(x.config, x.features, params) for x in self.variants]
+    )
     return flops
 
   def initialise(self, params: Any = None) -> TrainState:
-    """Returns the state before the first step, on the mesh.
-
-    Args:
-      params: Initial parameters; None: random ones.
-    """
+    """Returns the state before the first step; `params` None: random ones."""
     return self._init.run(params)
 
   @functools.cached_property
@@ -287,7 +268,6 @@ class Program:
       self.config,
       self.objective,
       self.rules,
-      optim.make_optimizer(self.config.optim),
       self.mesh,
       shardings,
       self._options | ({_LEVEL: 1} if is_cpu and not is_set else {}),
@@ -303,26 +283,16 @@ class Program:
     return jax.jit(
       mesh_lib.in_context(step, self.mesh),
       donate_argnums=0,
-      out_shardings=(self._init.shardings, self._replicated),
+      out_shardings=(self._init.shardings, mesh_lib.replicated(self.mesh)),
       compiler_options=self._options,
     )
-
-  def _compiled_eval(self, fn: Callable[..., Any]) -> Any:
-    """Compiles (params, batch) -> tree, and adds the largest signal."""
-
-    def step(
-      params: Any, batch: objectives.Batch, signals: jax.Array | None = None
-    ) -> Any:
-      compute = mesh_lib.keep_batch_split(fn, self.mesh, len(batch['index']))
-      signal = jnp.int32(0) if signals is None else signals.max()
-      return compute(params, batch), signal
-
-    return self._compiled_replicated(step)
 
   def _compiled_replicated(self, fn: Callable[..., Any]) -> Any:
     fn = mesh_lib.in_context(fn, self.mesh)
     return jax.jit(
-      fn, out_shardings=self._replicated, compiler_options=self._options
+      fn,
+      out_shardings=mesh_lib.replicated(self.mesh),
+      compiler_options=self._options,
     )
 
   def abstract_state(self) -> TrainState:
@@ -333,10 +303,7 @@ class Program:
     """Returns the shapes, types and shardings to read a checkpoint into.
 
     They are those of the state, with layers scanned or unrolled as they were
-    when it was saved.
-
-    Args:
-      names: Paths of the arrays that were saved.
+    when it was saved, with arrays of these names.
     """
     fits = all(f'params/{name}' in names for name in self.param_shardings)
     if fits or not any(
@@ -366,9 +333,8 @@ class Program:
   ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes, types and shardings of a global batch.
 
-    Args:
-      batch_size: Examples in a batch for evaluation; None: one for training.
-      features: Features of the examples; None: those of training.
+    It is one for training, or for evaluation, with a size and features of its
+    own.
     """
     is_training = batch_size is None
     b = batch_size or self.config.train.batch_size
@@ -393,11 +359,12 @@ class Program:
     }
 
   def compile(self, count: int = 1) -> jax.stages.Compiled:
-    """Compiles the first call, or that with the most work; it then reuses that.
+    """Compiles a call of `count` steps, the one with the most memory.
 
-    Args:
-      count: Steps in the call.
+    The first such call then reuses that.
     """
+    if self.variants[0] is not self:
+      return self.variants[0].compile(count)
     signals = mesh_lib.on_each_device(0, self.mesh)
     state, batch = self.abstract_state(), self.abstract_batch()
     if count == 1:

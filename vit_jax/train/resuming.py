@@ -9,6 +9,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
+from vit_jax.config import tasks as tasks_lib
 from vit_jax.models import describing
 from vit_jax.runs import checkpoint_format
 from vit_jax.runs import safe_io
@@ -22,21 +23,15 @@ def aligned(
 
   A key of `config.model` that is None stands for the named model's value, and
   several texts name one part. Of keys that mean the same in both configs the
-  result has the run's; of others, what they mean.
-
-  Args:
-    config: The config, with unset values filled from the run.
-    stored: The config of the run.
-
-  Raises:
-    UserError: There is no such model.
+  result has the run's; of others, what they mean. Unset values of tasks are
+  filled from the run, as those of `config` are already.
   """
   if config.tasks.keys() != stored.tasks.keys():
     return config  # which `config.differences` then lists
-  tasks = {
-    name: aligned(*(config_lib.for_task(x, name) for x in (config, stored)))
-    for name in config.tasks
-  }
+  tasks = {}
+  for name in config.tasks:
+    task, task_stored = (config_lib.for_task(x, name) for x in (config, stored))
+    tasks[name] = aligned(config_lib.fill(task, task_stored), task_stored)
   config = config.copy_and_resolve_references()
   if config_lib.INIT_FROM not in (config.model.name, stored.model.name):
     values, before = _model_values(config), _model_values(stored)
@@ -47,7 +42,7 @@ def aligned(
     with config.model.ignore_type():  # a patch is a number or several
       for key in values.keys() & {*config.model}:
         config.model[key] = values[key]
-  return config_lib.with_task_values(config, tasks) if tasks else config
+  return tasks_lib.with_task_values(config, tasks) if tasks else config
 
 
 def _model_values(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -62,13 +57,8 @@ def check_longer(
 ) -> None:
   """Lets a finished run go on if its duration was raised.
 
-  Args:
-    path: The work directory, with the config of the run so far.
-    experiment: The experiment, with the new duration.
-
-  Raises:
-    UserError: The new duration is shorter; or the run is in the cooldown of the
-      old one, so its learning rate has already fallen.
+  It is an error if the new duration is shorter; or if the run is in the
+  cooldown of the old one, so that its learning rate has already fallen.
   """
   stored = safe_io.read_json(path / 'config.json')
   before = config_lib.from_dict(stored)
@@ -99,13 +89,8 @@ def check_devices(
 ) -> None:
   """Checks that a resumed run draws the masks of dropout as it did before.
 
-  Args:
-    path: The work directory.
-    config: The full config.
-
-  Raises:
-    UserError: With train.rng='rbg' the masks depend on the mesh, which follows
-      the number of devices, and that is another one.
+  With train.rng='rbg' they depend on the mesh, which follows the number of
+  devices.
   """
   record = safe_io.read_json(path / 'run.json')
   mesh = config.mesh.data, config.mesh.fsdp, config.mesh.tensor

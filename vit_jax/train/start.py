@@ -113,15 +113,6 @@ def check_data(experiment: experiment_lib.Experiment) -> None:
   processes.call_on_all(compare)
 
 
-def _aligned(
-  config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
-) -> ml_collections.ConfigDict:
-  """Returns a config whose model is written as that of the run it resumes."""
-  align = config_lib.wing('vit_jax.train.resuming:aligned')
-  aligned: ml_collections.ConfigDict = align(config, stored)
-  return aligned
-
-
 def look(
   path: pathlib.Path, config: ml_collections.ConfigDict
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -131,7 +122,10 @@ def look(
   """
   workdir_lib.discard_untrained(path)
   done = safe_io.read_json(path / 'DONE')
-  resumed = workdir_lib.check_config(path, config, _aligned)
+  align = None
+  if (path / 'config.json').exists():
+    align = config_lib.wing('vit_jax.train.resuming:aligned')
+  resumed = workdir_lib.check_config(path, config, align)
   if resumed is None:
     return None, done
   before = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
@@ -150,11 +144,8 @@ def log_facts(
 ) -> None:
   """Shows what is trained, on what and how long.
 
-  Args:
-    experiment: The experiment.
-    workdir: The work directory; None: nothing is written.
-    verbose: Whether the tables of all parameters, which the log file always
-      has, are shown, too.
+  Without a work directory nothing is written. The log file always has the
+  tables of all parameters; `verbose` shows them, too.
   """
   e = experiment
   program = e.program
@@ -163,10 +154,7 @@ def log_facts(
     ('vit_jax.optim.rules_table:table', program.rules),
   ):
     logs.show_details(config_lib.wing(name)(parameters).text(), verbose)
-  facts = [('model', _model(e))]
-  for name, part in e.parts.items():
-    facts += _part_facts(name, part, e.total_steps, is_dry=workdir is None)
-  facts += [('devices', _devices(e)), ('duration', _duration(e))]
+  facts = [*_facts(e, is_dry=workdir is None)]
   if workdir is not None and logs.can_draw():  # else it was named before
     facts.append(('work directory', str(workdir)))
   logs.show_facts('vit_jax', facts)
@@ -183,60 +171,53 @@ def log_facts(
     )
 
 
-def _model(e: experiment_lib.Experiment) -> str:
-  parameters = e.program.rules.parameters.values()
+def _facts(
+  e: experiment_lib.Experiment, is_dry: bool
+) -> Iterator[tuple[str, str]]:
+  """Yields what is trained, on what and how long, and how it is evaluated."""
+  mesh, parameters = e.program.mesh, e.program.rules.parameters.values()
+  names = dict.fromkeys(x.config.model.name for x in e.parts.values())
   total = sum(x.size for x in parameters)
   trained = sum(x.size for x in parameters if x.trains)
-  names = dict.fromkeys(x.config.model.name for x in e.parts.values())
-  text = f'{", ".join(map(str, names))}, {total:,} parameters'
-  return text if trained == total else f'{text}, {trained:,} of which train'
-
-
-def _devices(e: experiment_lib.Experiment) -> str:
-  mesh = e.program.mesh
+  training = f', {trained:,} of which train' if trained < total else ''
+  yield 'model', f'{", ".join(map(str, names))}, {total:,} parameters{training}'
+  for name, part in e.parts.items():
+    if name:
+      yield f'task {name}', f'{part.total_steps:,} of {e.total_steps:,} steps'
+    # Counting takes a trace of the step, which a run reads only for train/mfu.
+    batch_size = part.config.train.batch_size
+    if is_dry or mesh_lib.peak_flops(mesh):
+      show = config_lib.wing('vit_jax.train.cost:show')
+      yield 'GFLOP per image', show(part.program.flops, batch_size)
+    yield (
+      'training data',
+      f'{part.config.data.name} {part.config.data.split}:'
+      f' {len(part.source):,} examples, {_show_features(part.source)}',
+    )
+    for key, source in part.eval_sources.items():
+      evaluator = part.evaluators[key]
+      text = f'{evaluator.spec.split}: {len(source):,} examples'
+      if key in part.probe_sources:
+        text += (
+          f'; {evaluator.kind} learns from {evaluator.train_split}:'
+          f' {len(part.probe_sources[key]):,} examples'
+        )
+      yield f'evaluation {key}', text
   state = sharding.bytes_per_device(e.program.abstract_state())
-  return (
+  yield (
+    'devices',
     f'{mesh.size} x {mesh.devices.flat[0].device_kind} in'
     f' {counted(jax.process_count(), "process")}, mesh'
     f' {mesh_lib.show_shape(mesh.shape)}; {state / 2**20:.1f} MiB of state on'
-    ' each'
+    ' each',
   )
-
-
-def _duration(e: experiment_lib.Experiment) -> str:
   parts = config_lib.accumulation(e.config)
   microbatches = f' in {parts} microbatches' if parts > 1 else ''
-  return (
-    f'{e.total_steps:,} steps of {e.config.train.batch_size:,}'
-    f' images{microbatches}:'
-    f' {e.epoch(e.total_steps):.1f} epochs'
-  )
-
-
-def _part_facts(
-  name: str, e: experiment_lib.Experiment, total_steps: int, is_dry: bool
-) -> Iterator[tuple[str, str]]:
-  """Yields the data of a task, and how it is evaluated."""
-  if name:
-    yield f'task {name}', f'{e.total_steps:,} of {total_steps:,} steps'
-  # Counting takes a trace of the step, which a run reads only for train/mfu.
-  if is_dry or mesh_lib.peak_flops(e.program.mesh):
-    show = config_lib.wing('vit_jax.train.cost:show')
-    yield 'GFLOP per image', show(e.program.flops, e.config.train.batch_size)
-  examples = f'{len(e.source):,} examples'
   yield (
-    'training data',
-    f'{e.config.data.name} {e.config.data.split}: {examples},'
-    f' {_show_features(e.source)}',
+    'duration',
+    f'{e.total_steps:,} steps of {e.config.train.batch_size:,} images'
+    f'{microbatches}: {e.epoch(e.total_steps):.1f} epochs',
   )
-  for key, source in e.eval_sources.items():
-    evaluator = e.evaluators[key]
-    text = f'{evaluator.spec.split}: {len(source):,} examples'
-    if key in e.probe_sources:
-      examples = f'{len(e.probe_sources[key]):,} examples'
-      train_split = evaluator.train_split
-      text += f'; {evaluator.kind} learns from {train_split}: {examples}'
-    yield f'evaluation {key}', text
 
 
 def _log_part(e: experiment_lib.Experiment) -> None:
@@ -282,10 +263,8 @@ def await_step(
 ) -> None:
   """Waits until the first call is compiled, and checks that it fits in memory.
 
-  Args:
-    experiment: The experiment, with its state on the devices.
-    step: Number of completed updates.
-    compiling: One step that is being compiled; None: it has not begun.
+  The state is on the devices. `compiling` is one step that is being compiled;
+  None: it has not begun.
   """
   if compiling is not None:
     compiled = compiling.result()
@@ -295,11 +274,7 @@ def await_step(
 
 
 def check_state_memory(experiment: experiment_lib.Experiment) -> None:
-  """Checks that the train state fits in memory, before anything is compiled.
-
-  Raises:
-    UserError: The state does not fit.
-  """
+  """Checks that the train state fits in memory, before anything is compiled."""
   needed = needed_memory(experiment, 0, has_state=False)
   room = free_memory(experiment)
   if needed > room:
@@ -315,15 +290,9 @@ def check_memory(
   compiled: jax.stages.Compiled,
   has_state: bool,
 ) -> None:
-  """Checks that a step fits in memory.
+  """Checks that the first call fits in memory; the error says what would fit.
 
-  Args:
-    experiment: The experiment that runs.
-    compiled: Its first call.
-    has_state: Whether the train state is already on the devices.
-
-  Raises:
-    UserError: The step does not fit; the error says what would fit.
+  `has_state` is whether the train state is already on the devices.
   """
   temporary = program_lib.temporary_bytes(compiled)
   needed = needed_memory(experiment, temporary, has_state)

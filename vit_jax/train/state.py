@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import optax
 
 from vit_jax import objectives
 from vit_jax import optim
@@ -55,58 +54,8 @@ def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def step_key(seed: int, step: jax.typing.ArrayLike) -> jax.Array:
-  """Returns the key of all random numbers of a step.
-
-  Args:
-    seed: Seed of the run.
-    step: Number of completed updates.
-  """
+  """Returns the key of all random numbers of the step after `step` updates."""
   return jax.random.fold_in(seed_keys(seed)[1], step)
-
-
-def init_params(
-  config: ml_collections.ConfigDict,
-  objective: objectives.Objective,
-  params: Any = None,
-) -> objectives.Params:
-  """Returns the parameters before the first step.
-
-  Args:
-    config: The config, with its seed.
-    objective: The objective.
-    params: Those of its parameters that do not start at random, in their places
-      in its tree; None: all start at random.
-  """
-  key, _ = seed_keys(config.seed)
-  fresh = objective.init(key)
-  if params is None:
-    return fresh
-  leaves, tree = jax.tree_util.tree_flatten_with_path(fresh)
-  starts = dict(jax.tree_util.tree_leaves_with_path(params))
-  leaves = [starts.pop(path, x) for path, x in leaves]
-  assert not starts, f'these are no parameters of the objective: {[*starts]}'
-  return jax.tree.unflatten(tree, leaves)
-
-
-def init_state(
-  config: ml_collections.ConfigDict,
-  optimizer: optim.Optimizer,
-  rules: rules_lib.Rules,
-  params: objectives.Params,
-  extra: objectives.Extra,
-) -> TrainState:
-  """Returns the state before the first step."""
-  trained = rules.trained(params)
-  return TrainState(
-    step=jnp.zeros((), jnp.int32),
-    params=params,
-    opt_state=optimizer.init(trained),
-    # A copy: two donated arguments must not share a buffer.
-    ema_params=jax.tree.map(jnp.copy, trained)
-    if config.train.ema_decay
-    else None,
-    extra=extra,
-  )
 
 
 class Init:
@@ -126,14 +75,14 @@ class Init:
     config: ml_collections.ConfigDict,
     objective: objectives.Objective,
     rules: rules_lib.Rules,
-    optimizer: optax.GradientTransformation,
     mesh: jax.sharding.Mesh,
     param_shardings: Mapping[str, sharding.ParamSharding],
     options: dict[str, Any],
   ):
     """Evaluates the shapes of the state; `options` are the compiler's."""
     self._config, self._objective, self._rules = config, objective, rules
-    self._optimizer, self._options = optimizer, options
+    self._optimizer = optim.make_optimizer(config.optim)
+    self._options = options
     self._on_host: list[np.ndarray | None] = []
     state = jax.eval_shape(self._make, None)
     self.shardings = sharding.tree_shardings(mesh, param_shardings, state)
@@ -143,17 +92,32 @@ class Init:
       self.shardings,
     )
 
-  def _make(self, params: Any) -> TrainState:
-    config, objective = self._config, self._objective
-    params = init_params(config, objective, params)
-    leaves, tree = jax.tree.flatten(objective.init_extra(params))
-    self._on_host = [x if isinstance(x, np.ndarray) else None for x in leaves]
-    return init_state(
-      config,
-      self._optimizer,
-      self._rules,
-      params,
-      jax.tree.unflatten(tree, leaves),
+  def _make(self, starts: Any) -> TrainState:
+    """Returns the state; `starts` are parameters that are not random, or None.
+
+    They are in their places in the objective's tree.
+    """
+    key, _ = seed_keys(self._config.seed)
+    params = self._objective.init(key)
+    if starts is not None:
+      leaves, tree = jax.tree_util.tree_flatten_with_path(params)
+      by_path = dict(jax.tree_util.tree_leaves_with_path(starts))
+      params = jax.tree.unflatten(
+        tree, [by_path.pop(path, x) for path, x in leaves]
+      )
+      assert not by_path, f'these are no parameters: {[*by_path]}'
+    extra, tree = jax.tree.flatten(self._objective.init_extra(params))
+    self._on_host = [x if isinstance(x, np.ndarray) else None for x in extra]
+    trained = self._rules.trained(params)
+    return TrainState(
+      step=jnp.zeros((), jnp.int32),
+      params=params,
+      opt_state=self._optimizer.init(trained),
+      # A copy: two donated arguments must not share a buffer.
+      ema_params=jax.tree.map(jnp.copy, trained)
+      if self._config.train.ema_decay
+      else None,
+      extra=jax.tree.unflatten(tree, extra),
     )
 
   @functools.cached_property

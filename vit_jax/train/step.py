@@ -240,17 +240,9 @@ def train_steps(
   step: jax.Array,
   signals: jax.Array | None = None,
 ) -> tuple[TrainState, Metrics]:
-  """Makes several training steps.
+  """Makes several training steps, with the same `signals`.
 
-  Args:
-    setup: As for `train_step`, like `state` and `signals`.
-    state: The state before the first step.
-    batches: Global arrays [steps, B, ...].
-    step: Completed updates before the first step.
-    signals: The same for all steps.
-
-  Returns:
-    The state after the last step, and metrics [steps].
+  Batches are global arrays [steps, B, ...], and metrics [steps].
   """
 
   def one_step(
@@ -268,15 +260,10 @@ def microbatch_mean(
   key: jax.Array,
   count: int,
 ) -> Any:
-  """Returns the mean of `compute` over microbatches, computed one by one.
+  """Returns the mean of `compute` over `count` microbatches, one by one.
 
-  Integers in the tree must be equal for all microbatches, and are kept.
-
-  Args:
-    compute: (microbatch, rng) -> a tree of arrays.
-    batch: Global arrays [B, ...].
-    key: Random key of the step.
-    count: Number of microbatches.
+  It maps (microbatch, rng) to a tree of arrays. Integers in it must be equal
+  for all microbatches, and are kept. The batch has global arrays [B, ...].
   """
   rows = jnp.arange(len(batch['index']), dtype=jnp.int32)
   if count == 1:
@@ -304,14 +291,10 @@ def microbatch_mean(
 def ema_decay(
   config: ml_collections.ConfigDict, step: jax.Array
 ) -> jax.typing.ArrayLike:
-  """Returns the decay of the parameters' moving average.
+  """Returns the decay of the parameters' moving average, after `step` updates.
 
   With warm-up the decay grows as in TensorFlow's `ExponentialMovingAverage`, so
   that the random initial parameters soon have no weight in the average.
-
-  Args:
-    config: The full config.
-    step: Number of completed updates before this one.
   """
   decay = config.train.ema_decay
   if not config.train.ema_warmup:

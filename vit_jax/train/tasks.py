@@ -4,14 +4,17 @@ A step is of one task. It takes the task's part of the train state, makes the
 step of a run of this task, and puts the part back. So each task has one
 compiled program, and what other tasks have for themselves does not change:
 neither their parameters nor the optimizer's moments of these. Only the
-optimizer's count of steps is that of all tasks.
-
-With `config.train.task_sampling='accumulated'` a step is of all tasks, and
+optimizer's count of steps is that of all tasks. Or a step is of all tasks, and
 follows the gradient of the weighted mean of their losses (section 3.3 of the
 paper).
+
+Layers that all tasks share have their usual paths in the run. What tasks of one
+modality share is below `modalities/NAME/`, and what a task has for itself below
+`tasks/NAME/`. A task's own tree has none of these prefixes.
 """
 
-from collections.abc import Collection
+import collections
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -21,9 +24,12 @@ import dataclasses
 import functools
 import math
 import pathlib
+import re
 import sys
+from typing import Annotated
 from typing import Any
 from typing import cast
+from typing import Literal
 from typing import Self
 
 from flax import traverse_util
@@ -35,173 +41,291 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import tables
+from vit_jax.config import options
+from vit_jax.config import parts
+from vit_jax.config import tasks as task_configs
 from vit_jax.data import base as data_base
 from vit_jax.data import sources
 from vit_jax.data.device.rng import Rng
 from vit_jax.objectives.extensions import contract
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import sharding
-from vit_jax.runs import parts as parts_lib
+from vit_jax.runs import restoring
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import cost
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import program as program_lib
 from vit_jax.train import state as state_lib
-from vit_jax.train import step as train_step_lib
+from vit_jax.train import step as step_lib
+from vit_jax.train import variant
 from vit_jax.train.experiment import Experiment
+from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
 
 _DRAWS = 0x7A5C  # tells the draws of tasks from others of the same seed
 _ROW = 'row'  # of an example in the batch of its task
+# Modules of a trunk that all tasks share, and those that each has for itself.
+# All others, as patch_embedding, are of the modality.
+_SHARED = re.compile(r'(blocks|blocks_\d+|norm)/')
+_TASK_MODULES = re.compile(r'(head|head_\w+|pre_logits|map_head|fc_norm)/')
 
-
-def build(
-  config: ml_collections.ConfigDict, resumes: pathlib.Path | None = None
-) -> 'Tasks':
-  """Returns the experiment of several tasks.
-
-  Args:
-    config: Checked; is not changed.
-    resumes: Work directory of the run, if it has begun.
-
-  Raises:
-    UserError: The data are not there or do not fit, or tasks do not fit on one
-      trunk.
-  """
-  configs, splits = config_lib.each_task(config), {}
-  for name, task_config in configs.items():
-    with config_lib.explained(f'task {name}'):
-      splits[name] = experiment_lib.open_splits(task_config)
-  sizes = {name: len(x['train']) for name, x in splits.items()}
-  lengths = experiment_lib.find_lengths(config, _epoch(config, configs, sizes))
-  order = draw(config, configs, sizes, lengths.total)
-  tasks: dict[str, Experiment] = {}
-  for i, (name, task_config) in enumerate(configs.items()):
-    workdir = resumes / 'tasks' / name if resumes else False
-    with config_lib.explained(f'task {name}'):
-      task = experiment_lib.build(task_config, workdir, splits[name], lengths)
-    steps = lengths.total if order is None else int((order == i).sum())
-    tasks[name] = dataclasses.replace(task, total_steps=steps)
-  config = config_lib.with_task_values(
-    config, {name: task.config for name, task in tasks.items()}
-  )
-  return _join(config, tasks, order)
-
-
-def _join(
-  config: ml_collections.ConfigDict,
-  tasks: dict[str, Experiment],
-  order: np.ndarray | None,
-) -> 'Tasks':
-  """Returns the experiment of several tasks; `order` is from `draw`."""
-  places = {}
-  for name, task in tasks.items():
-    kind = type(task.source.features['image']).__name__.lower()
-    places[name] = parts_lib.Part(
-      name,
-      config.tasks[name].modality or kind,
-      task.program.objective.trunk_path,
-      config.train.task_layers,
-    )
-  programs = {name: task.program for name, task in tasks.items()}
-  program = TaskProgram(config, programs, places, order)
-  splits = {
-    f'{name}.{use}': source
-    for name, task in tasks.items()
-    for use, source in task.splits.items()
-  }
-  return Tasks(
-    config=config,
-    lengths=program.lengths,
-    total_steps=program.lengths.total,
-    cache=sources.keep(config, program.mesh, splits),
-    evaluators={
-      f'{name}_{key}': evaluator
-      for name, task in tasks.items()
-      for key, evaluator in task.evaluators.items()
-    },
-    start=next(iter(tasks.values())).start,
-    program=program,
-    tasks=tasks,
-  )
-
-
-def _epoch(
-  config: ml_collections.ConfigDict,
-  configs: Mapping[str, ml_collections.ConfigDict],
-  sizes: Mapping[str, int],
-) -> int:
-  """Returns the examples of an epoch, as if all batches had the usual size.
-
-  So an epoch of several tasks has as many steps as an epoch of each.
-  """
-  batch_size = config.train.batch_size
-  return round(
-    sum(
-      sizes[name] * batch_size / x.train.batch_size
-      for name, x in configs.items()
-    )
-  )
-
-
-def draw(
-  config: ml_collections.ConfigDict,
-  configs: Mapping[str, ml_collections.ConfigDict],
-  sizes: Mapping[str, int],
-  steps: int,
-) -> np.ndarray | None:
-  """Returns the task of each step, which depends on the seed and the step.
-
-  Args:
-    config: The full config.
-    configs: The config of each task.
-    sizes: Number of training examples of each task.
-    steps: Number of steps of the run.
-
-  Returns:
-    int32 [steps], positions in `configs`; None: each step is of all tasks.
-  """
-  sampling, count = config.train.task_sampling, len(configs)
-  if sampling == 'accumulated':
-    return None
-  if sampling == 'alternating':
-    return np.arange(steps, dtype=np.int32) % count
-  shares = {
-    'uniform': [1.0] * count,
-    'weighted': [config.tasks[name].weight for name in configs],
-    'epochs': [sizes[k] / x.train.batch_size for k, x in configs.items()],
-  }[sampling]
-  ends = np.cumsum(shares) / np.sum(shares)
-  # A longer run begins with the same numbers.
-  drawn = np.random.default_rng((_DRAWS, config.seed)).random(steps)
-  tasks = np.searchsorted(ends, drawn, side='right')
-  return np.minimum(tasks, count - 1).astype(np.int32)
+# By task, the path in the run of each parameter of the task's own tree.
+Places = dict[str, dict[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Tasks(Experiment):
+class Tasks(variant.Variant):
+  """Trains the tasks of `config.tasks` on one trunk.
+
+  Attributes:
+    sampling: How the task of a step is chosen. 'epochs', 'uniform' and
+      'weighted' draw it from the seed and the step: in proportion to the steps
+      of an epoch of the task's data, all alike, or in proportion to
+      `config.tasks.NAME.weight`. 'alternating': the tasks take turns.
+      'accumulated': every step computes a batch of each task, and uses the
+      weighted mean of their losses.
+    layers: Number of first layers that each modality has for itself. All tasks
+      share the layers after them.
+  """
+
+  sampling: Literal[
+    'epochs', 'uniform', 'weighted', 'alternating', 'accumulated'
+  ] = 'epochs'
+  layers: Annotated[int, options.Interval('[0, inf)')] = 0
+
+  def check(self, config: ml_collections.ConfigDict) -> None:
+    """Checks the tasks, and keys that do not work with several."""
+    for problem in self._problems(config):
+      raise config_lib.UserError(
+        f'config.train.variant={config.train.variant} {problem}'
+      )
+
+  def _problems(self, config: ml_collections.ConfigDict) -> Iterator[str]:
+    is_accumulated = self.sampling == 'accumulated'
+    names: list[str] = []
+    for name in [*config.tasks] or ['']:
+      if not re.fullmatch(r'[A-Za-z]\w*', name):
+        yield (
+          f'trains config.tasks, where {name!r} is no name: set'
+          ' config.tasks.NAME = config.task(config), where NAME has letters,'
+          ' digits and _, with a letter first'
+        )
+      config_lib.within(config, f'tasks.{name}.weight', '(0, inf)')
+      config_lib.within(config, f'tasks.{name}.batch_size', '[0, inf)')
+      config_lib.within(config, f'tasks.{name}.rate_factor', '(0, inf)')
+      task = config_lib.for_task(config, name)
+      head = parts.parse(task.model.head or 'linear', 'model.head')
+      if is_accumulated and head.options.get('norm') == 'batch':
+        yield (
+          f'does not measure the statistics of the model of task {name}: leave'
+          ' norm of model.head out'
+        )
+      if is_accumulated and config.tasks[name].rate_factor != 1:
+        yield (
+          f'has one learning rate, and config.tasks.{name}.rate_factor is not'
+          ' 1: set weights instead'
+        )
+      names += [f'{name}_{key}' for key in task.evals]
+    for name in names:
+      if names.count(name) > 1:
+        yield f'has two evaluations that are called {name}: rename one'
+    for name, spec in config.evals.items():
+      if spec.split:
+        yield (
+          f'has config.evals.{name}.split, but each task has evaluations of its'
+          f' own: set config.tasks.NAME.evals.{name}.split'
+        )
+    if config.train.accumulation == config_lib.AUTO:
+      yield (
+        "has config.train.accumulation='auto', which measures a single task:"
+        ' write a number'
+      )
+    if self.layers and config.model.scan:
+      yield (
+        'has layers of each modality, but scanned layers are one array, that of'
+        ' all tasks: set config.model.scan=False'
+      )
+
+  def experiment(
+    self, config: ml_collections.ConfigDict, resumes: pathlib.Path | None
+  ) -> Experiment:
+    """Returns the experiment of all tasks."""
+    configs, splits = config_lib.each_task(config), {}
+    for name, task_config in configs.items():
+      with config_lib.explained(f'task {name}'):
+        splits[name] = experiment_lib.open_splits(task_config)
+    epochs = {  # in steps
+      name: len(splits[name]['train']) / x.train.batch_size
+      for name, x in configs.items()
+    }
+    # As if all batches had the usual size: an epoch of several tasks has as
+    # many steps as an epoch of each.
+    examples = sum(
+      len(splits[name]['train']) * config.train.batch_size / x.train.batch_size
+      for name, x in configs.items()
+    )
+    lengths = experiment_lib.find_lengths(config, round(examples))
+    order = self.draw(config, epochs, lengths.total)
+    tasks: dict[str, Experiment] = {}
+    for i, (name, task_config) in enumerate(configs.items()):
+      workdir = resumes / 'tasks' / name if resumes else False
+      with config_lib.explained(f'task {name}'):
+        task = experiment_lib.build(task_config, workdir, splits[name], lengths)
+      steps = lengths.total if order is None else int((order == i).sum())
+      tasks[name] = dataclasses.replace(task, total_steps=steps)
+    config = task_configs.with_task_values(
+      config, {name: task.config for name, task in tasks.items()}
+    )
+    return self.join(config, tasks, order)
+
+  def draw(
+    self,
+    config: ml_collections.ConfigDict,
+    epochs: dict[str, float],
+    steps: int,
+  ) -> np.ndarray | None:
+    """Returns the task of each step, which depends on the seed and the step.
+
+    They are int32 [steps], positions in `epochs`, which has the steps of an
+    epoch of each task. None: each step is of all tasks.
+    """
+    if self.sampling == 'accumulated':
+      return None
+    if self.sampling == 'alternating':
+      return np.arange(steps, dtype=np.int32) % len(epochs)
+    shares = {
+      'uniform': [1.0] * len(epochs),
+      'weighted': [config.tasks[name].weight for name in epochs],
+      'epochs': [*epochs.values()],
+    }[self.sampling]
+    ends = np.cumsum(shares) / np.sum(shares)
+    # A longer run begins with the same numbers.
+    drawn = np.random.default_rng((_DRAWS, config.seed)).random(steps)
+    tasks = np.searchsorted(ends, drawn, side='right')
+    return np.minimum(tasks, len(epochs) - 1).astype(np.int32)
+
+  def join(
+    self,
+    config: ml_collections.ConfigDict,
+    tasks: dict[str, Experiment],
+    order: np.ndarray | None,
+  ) -> Experiment:
+    """Returns the experiment of several tasks; `order` is from `draw`."""
+    program = self._program(
+      config, {name: task.program for name, task in tasks.items()}, order
+    )
+    splits = {
+      f'{name}.{use}': source
+      for name, task in tasks.items()
+      for use, source in task.splits.items()
+    }
+    return _Experiment(
+      config=config,
+      lengths=program.lengths,
+      total_steps=program.lengths.total,
+      cache=sources.keep(config, program.mesh, splits),
+      evaluators={},  # tasks have them, and start for themselves
+      start=None,
+      program=program,
+      tasks=tasks,
+    )
+
+  def _program(
+    self,
+    config: ml_collections.ConfigDict,
+    programs: dict[str, Program],
+    order: np.ndarray | None,
+  ) -> '_Program':
+    first = next(iter(programs.values()))
+    all_shardings = {name: x.param_shardings for name, x in programs.items()}
+    all_rules = {name: x.rules.parameters for name, x in programs.items()}
+    places, rule_places = (
+      {
+        name: self._places(config.tasks[name].modality, name, program, x[name])
+        for name, program in programs.items()
+      }
+      for x in (all_shardings, all_rules)
+    )
+    shardings, rules = (
+      _join(all_shardings, places),
+      _join(all_rules, rule_places),
+    )
+    _check_shapes(all_shardings, places, shardings)
+    for name, task_rules in all_rules.items():
+      for path, rule in task_rules.items():
+        if rule != rules[rule_places[name][path]]:
+          raise config_lib.UserError(
+            f'tasks share {path}, but one freezes it, or gives it another'
+            f' learning rate or weight decay, than {name}: choose objectives'
+            f' that treat it alike, or set config.tasks.{name}.modality to a'
+            ' name of its own'
+          )
+    program = _Program(
+      config=config,
+      features=first.features,
+      lengths=first.lengths,
+      objective=_JointObjective(config, programs, places),
+      mesh=first.mesh,
+      rules=rules_lib.Rules(rules),
+      param_shardings=shardings,
+      programs=programs,
+      places=places,
+      order=order,
+    )
+    try:
+      for name in programs:
+        program.part(program.abstract_state(), name)
+    except KeyError as e:
+      raise config_lib.UserError(
+        f'config.optim.name={config.optim.name} does not keep its state by'
+        f' parameter, as several tasks need it ({e}): choose another, as adamw'
+      ) from None
+    return program
+
+  def _places(
+    self, modality: str, task: str, program: Program, paths: Iterable[str]
+  ) -> dict[str, str]:
+    """Returns the paths in the run of paths in the task's own tree."""
+    modality = modality or type(program.features['image']).__name__.lower()
+    trunk = program.objective.trunk_path
+    before = f'{trunk}/' if trunk else ''
+    places = {}
+    for path in paths:
+      trunk_path = path.removeprefix(before)
+      layer = re.match(r'blocks_(\d+)/', trunk_path)
+      is_first = layer is not None and int(layer[1]) < self.layers
+      if not path.startswith(before) or _TASK_MODULES.match(trunk_path):
+        places[path] = f'tasks/{task}/{path}'
+      elif _SHARED.match(trunk_path) and not is_first:
+        places[path] = trunk_path
+      else:
+        places[path] = f'modalities/{modality}/{trunk_path}'
+    return places
+
+
+@dataclasses.dataclass(frozen=True)
+class _Experiment(Experiment):
   """The experiment of several tasks.
 
   Attributes:
     tasks: That of each task, by name. Its steps are those of the task.
   """
 
-  tasks: Mapping[str, Experiment]
-  program: 'TaskProgram'
+  tasks: dict[str, Experiment]
+  program: '_Program'
 
   @property
-  def parts(self) -> Mapping[str, Experiment]:
-    """The experiment of each task, by name."""
+  def parts(self) -> dict[str, Experiment]:
     return self.tasks
 
-  def init(self) -> TrainState:
-    """Returns the state before the first step."""
-    starts = {name: task.loaded_params() for name, task in self.tasks.items()}
-    starts = {name: x for name, x in starts.items() if x is not None}
-    return self.program.initialise(
-      _join_params(starts, self.program.places) if starts else None
-    )
+  def loaded_params(self) -> Any:
+    starts = {
+      name: params
+      for name, task in self.tasks.items()
+      if (params := task.loaded_params()) is not None
+    }
+    return _join_params(starts, self.program.places) if starts else None
 
   def _steps_before(self, step: int) -> dict[str, int]:
     """Returns how many of the first `step` steps are of each task."""
@@ -213,23 +337,16 @@ class Tasks(Experiment):
   def train_batches(
     self, start: int, calls: Iterable[int] | None = None
   ) -> feed.Feed:
-    """Returns the global batches of steps `start` to the end.
-
-    Args:
-      start: Number of completed updates.
-      calls: Ignored: each call makes one step.
-    """
-    del calls
-    done = self._steps_before(start)
+    del calls  # each makes one step
     feeds = {
-      name: task.train_batches(done[name])
-      for name, task in self.tasks.items()
-      if done[name] < task.total_steps
+      name: self.tasks[name].train_batches(done)
+      for name, done in self._steps_before(start).items()
+      if done < self.tasks[name].total_steps
     }
     order, names = self.program.order, [*self.tasks]
     if order is None:
-      return _TaskFeed(feeds, [''] * (self.total_steps - start))
-    return _TaskFeed(feeds, [names[i] for i in order[start:]])
+      return _Feed(feeds, [''] * (self.total_steps - start))
+    return _Feed(feeds, [names[i] for i in order[start:]])
 
   def log_due(self, step: int) -> bool:
     """Whether to log a step: also the first of each task in each interval."""
@@ -240,9 +357,8 @@ class Tasks(Experiment):
     return order[step - 1] not in order[max(first - 1, 0) : step - 1]
 
   def measured(
-    self, state: TrainState, names: Sequence[str]
+    self, state: TrainState, names: Iterable[str]
   ) -> Iterator[experiment_lib.Measured]:
-    """Yields what to evaluate, for each task."""
     for name, task in self.tasks.items():
       keys = {f'{name}_{key}': key for key in task.evaluators}
       keys = {x: keys[x] for x in names if x in keys}
@@ -252,7 +368,6 @@ class Tasks(Experiment):
         yield experiment_lib.Measured(task, params, keys, place)
 
   def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
-    """Returns what is wrong with the run, as objectives see it."""
     lines = []
     for name, task in self.tasks.items():
       if means := _below(scalars, name):
@@ -260,33 +375,27 @@ class Tasks(Experiment):
     return lines
 
   def fingerprint(self) -> str:
-    """Returns a digest of the training data of all tasks."""
     prints = [task.fingerprint() for task in self.tasks.values()]
     return data_base.digest([*self.tasks, *prints])
 
   def preprocess(self) -> dict[str, Any]:
-    """Returns the content of preprocess.json; each task has one of its own."""
-    return {'classes': [], 'tasks': list(self.tasks)}
+    return {'classes': [], 'tasks': list(self.tasks)}  # each has one of its own
 
   def files(self) -> dict[str, Any]:
-    """Returns the content of the files in tasks/NAME/, by path."""
     files: dict[str, Any] = {}
     for name, task in self.tasks.items():
-      folder, place = f'tasks/{name}', self.program.places[name]
+      place = {'task': name, 'params': self.program.places[name]}
       files |= {
-        f'{folder}/{workdir_lib.PART}': dataclasses.asdict(place),
-        f'{folder}/config.json': config_lib.to_dict(task.config),
-        f'{folder}/preprocess.json': task.preprocess(),
+        f'tasks/{name}/{workdir_lib.PART}': place,
+        f'tasks/{name}/config.json': config_lib.to_dict(task.config),
+        f'tasks/{name}/preprocess.json': task.preprocess(),
       }
     return files
 
   def table(self, results: Mapping[str, float | None], step: int) -> str:
-    """Returns the results by task, as a table for people."""
     rows = []
-    for (name, task), done in zip(
-      self.tasks.items(), self._steps_before(step).values(), strict=True
-    ):
-      metrics = []
+    for name, done in self._steps_before(step).items():
+      task, metrics = self.tasks[name], []
       for key, x in results.items():
         evaluation, _, metric = key.removeprefix(f'{name}_').partition('/')
         is_of_task = (
@@ -301,150 +410,92 @@ class Tasks(Experiment):
     return tables.Table(columns, rows).text(tables.room(sys.stderr))
 
   def with_accumulation(self, accumulation: int) -> Self:
-    """Returns the experiment with another `train.accumulation`."""
     config = config_lib.with_accumulation(self.config, accumulation)
     tasks = {
       name: task.with_accumulation(accumulation)
       for name, task in self.tasks.items()
     }
-    return _join(config, tasks, self.program.order)  # type: ignore[return-value]
+    joint = cast(Tasks, variant.from_config(config))
+    return cast(Self, joint.join(config, tasks, self.program.order))
 
   def cached(self) -> Self:
-    """Returns the experiment with its images in the caches of its tasks."""
     tasks = {name: task.cached() for name, task in self.tasks.items()}
     return dataclasses.replace(self, tasks=tasks)
 
 
-class _TaskFeed(feed.Feed):
+class _Feed(feed.Feed):
   """Global batches of several tasks, in the order of the steps.
 
   A batch of one task is as that of its `Feed`. One of all tasks has the arrays
   of each, as 'digits/image', and `index`, of all.
   """
 
-  def __init__(self, feeds: Mapping[str, feed.Feed], names: Sequence[str]):
-    """Takes over the feeds, which prefetch already.
-
-    Args:
-      feeds: By task.
-      names: The task of each step; '': all tasks.
-    """
-    self._feeds, self._names, self._next = feeds, names, 0
+  def __init__(self, feeds: dict[str, feed.Feed], names: list[str]):
+    """Takes over the feeds by task; `names` are by step, '' for all tasks."""
+    self._feeds, self._names = feeds, collections.deque(names)
 
   def __next__(self) -> feed.Batch:
-    if self._next == len(self._names):
+    if not self._names:
       raise StopIteration
-    name, self._next = self._names[self._next], self._next + 1
-    if name:
+    if name := self._names.popleft():
       return next(self._feeds[name])
     batches = {task: next(x) for task, x in self._feeds.items()}
     index = jnp.concatenate([x['index'] for x in batches.values()])
-    flat = {f'{t}/{k}': x for t, xs in batches.items() for k, x in xs.items()}
-    return flat | {'index': index}
+    return traverse_util.flatten_dict(batches, sep='/') | {'index': index}
 
   @property
   def error(self) -> config_lib.UserError | None:  # type: ignore[override]
-    """Why batches are blank; None: they are not."""
     return next((x.error for x in self._feeds.values() if x.error), None)
 
   def is_ready(self) -> bool:
-    """Whether the next batch can be taken without waiting."""
-    name = self._names[self._next : self._next + 1]
-    feeds = [self._feeds[x] for x in name if x] or self._feeds.values()
+    task_feed = self._feeds.get(self._names[0]) if self._names else None
+    feeds = [task_feed] if task_feed else self._feeds.values()
     return all(x.is_ready() for x in feeds)
 
   def close(self) -> None:
-    """Stops the threads and the sources of the batches."""
     with contextlib.ExitStack() as stack:
       for task_feed in self._feeds.values():
         stack.callback(task_feed.close)
 
 
-class TaskProgram(program_lib.Program):
+@dataclasses.dataclass(eq=False, kw_only=True)
+class _Program(Program):
   """The functions of several tasks, each of which is a `Program` of its own.
 
-  The train state has the parameters of all tasks, at the places that
-  `runs.parts` gives them; the optimizer's state and the average follow them.
-  `extra` has the extra of each objective by task.
+  The train state has the parameters of all tasks; the optimizer's state and the
+  average follow them. `extra` has the extra of each objective by task.
 
   Attributes:
+    programs: The program of each task alone.
     places: Where the parameters of each task lie.
     order: The task of each step, int32 [steps]; None: each step is of all.
   """
 
-  def __init__(
-    self,
-    config: ml_collections.ConfigDict,
-    programs: Mapping[str, program_lib.Program],
-    places: Mapping[str, parts_lib.Part],
-    order: np.ndarray | None,
-  ):
-    """Joins the programs of tasks; compiles nothing yet.
+  programs: dict[str, Program]
+  places: Places
+  order: np.ndarray | None
 
-    Args:
-      config: The full config.
-      programs: The program of each task alone, by name.
-      places: As the attribute.
-      order: As the attribute, positions in `programs`.
+  @functools.cached_property
+  def variants(self) -> Sequence[Program]:
+    if self.order is None:
+      return (self,)
+    return [_OneTask(self, name) for name in self.programs]
 
-    Raises:
-      UserError: Parameters that tasks share have different shapes, or a task
-        lacks some.
-    """
-    first = next(iter(programs.values()))
-    self.config, self.features = config, first.features
-    self.lengths, self.mesh = first.lengths, first.mesh
-    self.places, self._programs, self.order = places, programs, order
-    names = {
-      name: {p: places[name].address(p) for p in program.param_shardings}
-      for name, program in programs.items()
-    }
-    _check_shared(programs, names)
-    self.objective = _JointObjective(config, programs, places)
-    self.rules = _joined_rules(programs, places)
-    self.param_shardings = {
-      address: programs[name].param_shardings[p]
-      for name, addresses in names.items()
-      for p, address in addresses.items()
-    }
-    self._addresses = {
-      name: _state_addresses(name, program.abstract_state(), names[name])
-      for name, program in programs.items()
-    }
-    self._check_state()
-    self._of_task = {
-      name: _OneTask(self, name, program) for name, program in programs.items()
-    }
-
-  def _check_state(self) -> None:
-    """Raises a UserError if the optimizer's state is not by parameter."""
-    leaves = sharding.leaves(self.abstract_state()).keys()
-    missing = {x for names in self._addresses.values() for x in names} - leaves
-    if missing:
-      raise config_lib.UserError(
-        f'config.optim.name={self.config.optim.name} does not keep its state by'
-        f' parameter, as several tasks need it ({sorted(missing)[:2]}): choose'
-        ' another, as adamw'
-      )
+  def variant(self, step: int) -> Program:
+    return self.variants[0 if self.order is None else self.order[step]]
 
   @functools.cached_property
   def _init(self) -> state_lib.Init:
     # The extra of an objective has the paths of its own tree.
-    paths = [program.param_shardings for program in self._programs.values()]
-    return self._make_init(
-      {name: x for path in paths for name, x in path.items()}
-      | self.param_shardings
-    )
+    shardings: dict[str, sharding.ParamSharding] = {}
+    for program in self.programs.values():
+      shardings |= program.param_shardings
+    return self._make_init(shardings | {**self.param_shardings})
 
   @functools.cached_property
-  def setup(self) -> train_step_lib.Setup:
-    """What the steps of all tasks have in common."""
-    setups = []
-    for name, program in self._programs.items():
-      with config_lib.explained(f'task {name}'):
-        setups.append(program.setup)
+  def setup(self) -> step_lib.Setup:
     return dataclasses.replace(
-      setups[0],
+      next(iter(self.programs.values())).setup,
       config=self.config,
       objective=self.objective,
       augment=lambda batch, rng: batch,  # the objective does it
@@ -454,113 +505,83 @@ class TaskProgram(program_lib.Program):
 
   def one_step(
     self, state: TrainState, batch: Any, step: Any, signals: Any
-  ) -> tuple[TrainState, train_step_lib.Metrics]:
-    """The step of all tasks, before it is compiled."""
+  ) -> tuple[TrainState, step_lib.Metrics]:
     rows = {
       f'{name}/{_ROW}': jnp.arange(len(batch[f'{name}/index']), dtype=jnp.int32)
-      for name in self._programs
+      for name in self.programs
     }
     return super().one_step(state, batch | rows, step, signals)
 
-  def variant(self, step: int) -> program_lib.Program:
-    """Returns the program of the task of a step."""
-    if self.order is None:
-      return self
-    return [*self._of_task.values()][self.order[step]]
-
-  @property
-  def variants(self) -> Sequence[program_lib.Program]:
-    """The program of each task, or of all."""
-    return (self,) if self.order is None else (*self._of_task.values(),)
-
-  def state_to_read(self, names: Collection[str]) -> TrainState:
-    """Returns the shapes, types and shardings to read a checkpoint into."""
-    del names
+  def state_to_read(self, names: object) -> TrainState:
     return self.abstract_state()
+
+  def address(self, task: str, path: Any) -> str:
+    """Returns the path in the whole state of a leaf of a task's own state."""
+    keys = sharding.path_name(path).split('/')
+    if keys[0] == 'extra':
+      return '/'.join(['extra', task, *keys[1:]])
+    for start in range(1, len(keys)):  # of the optimizer, a parameter's is last
+      if place := self.places[task].get('/'.join(keys[start:])):
+        return '/'.join([*keys[:start], place])
+    return '/'.join(keys)
 
   def part(self, state: TrainState, name: str) -> TrainState:
     """Returns the train state of one task, as a run of it alone has it."""
     leaves = sharding.leaves(state)
-    tree = jax.tree.structure(self._programs[name].abstract_state())
-    part = [leaves[x] for x in self._addresses[name]]
-    return cast(TrainState, jax.tree.unflatten(tree, part))
+    part: TrainState = jax.tree_util.tree_map_with_path(
+      lambda path, _: leaves[self.address(name, path)],
+      self.programs[name].abstract_state(),
+    )
+    return part
 
   def with_part(
     self, state: TrainState, part: TrainState, name: str
   ) -> TrainState:
     """Returns the state with the train state of one task put back."""
-    leaves = sharding.leaves(state)
-    names, tree = list(leaves), jax.tree.structure(state)
-    leaves |= zip(self._addresses[name], jax.tree.leaves(part), strict=True)
-    return cast(
-      TrainState, jax.tree.unflatten(tree, [leaves[x] for x in names])
+    pairs = jax.tree_util.tree_leaves_with_path(part)
+    changed = {self.address(name, path): x for path, x in pairs}
+    whole: TrainState = jax.tree_util.tree_map_with_path(
+      lambda path, x: changed.get(sharding.path_name(path), x), state
     )
+    return whole
 
   @functools.cached_property
   def flops(self) -> cost.StepFlops:
-    """Operations of the matrix products in one step, on average."""
-    flops = [dataclasses.astuple(x.flops) for x in self._programs.values()]
-    shares = np.ones(len(flops))
+    shares = np.ones(len(self.programs))
     if self.order is not None:
-      shares = np.bincount(self.order, minlength=len(flops)) / len(self.order)
-    return cost.StepFlops(
-      *np.rint(shares @ np.array(flops)).astype(int).tolist()
-    )
+      shares = np.bincount(self.order, minlength=len(shares)) / len(self.order)
+    counts = [x.flops for x in self.programs.values()]
+    return cost.mean(counts, shares.tolist())
 
   def abstract_batch(self, *args: Any) -> dict[str, Any]:
-    """Returns the shapes, types and shardings of a batch of all tasks."""
-    batches = {n: x.abstract_batch(*args) for n, x in self._programs.items()}
+    batches = {n: x.abstract_batch(*args) for n, x in self.programs.items()}
     index = [batch['index'] for batch in batches.values()]
-    flat = traverse_util.flatten_dict(batches, sep='/')
-    size = sum(len(x) for x in index)
-    return flat | {'index': index[0].update(shape=(size,))}
+    total = index[0].update(shape=(sum(len(x) for x in index),))
+    return traverse_util.flatten_dict(batches, sep='/') | {'index': total}
 
   def compile(self, count: int = 1) -> jax.stages.Compiled:
-    """Compiles the steps; their first calls then reuse that.
-
-    Args:
-      count: Steps in a call: 1.
-
-    Returns:
-      The step with the most temporary memory.
-    """
+    """Compiles all steps; returns the one with the most temporary memory."""
     if self.order is None:
       return super().compile(count)
     compiled = [x.compile(count) for x in self.variants]
     return max(compiled, key=program_lib.temporary_bytes)
 
 
-class _OneTask(program_lib.Program):
-  """The steps of one task, in the train state of all.
+class _OneTask(Program):
+  """The steps of one task, in the train state of all."""
 
-  Attributes:
-    label: 'task' and its name.
-  """
-
-  def __init__(
-    self, joint: TaskProgram, name: str, program: program_lib.Program
-  ):
+  def __init__(self, joint: _Program, name: str):
+    for field in dataclasses.fields(Program):
+      setattr(self, field.name, getattr(joint.programs[name], field.name))
     self.label, self._name = f'task {name}', name
-    self._joint, self._alone = joint, program
-    self.mesh, self._init = joint.mesh, joint._init
-
-  @functools.cached_property
-  def setup(self) -> train_step_lib.Setup:
-    """What the steps of the task have in common."""
-    with config_lib.explained(self.label):
-      return self._alone.setup
-
-  def abstract_batch(self, *args: Any) -> dict[str, Any]:
-    """Returns the shapes, types and shardings of a batch of the task."""
-    return self._alone.abstract_batch(*args)
+    self._joint, self._init = joint, joint._init
 
   def one_step(
     self, state: TrainState, batch: Any, step: Any, signals: Any
-  ) -> tuple[TrainState, train_step_lib.Metrics]:
-    """Makes the step of a run of this task, with its part of the state."""
+  ) -> tuple[TrainState, step_lib.Metrics]:
     name = self._name
     with config_lib.explained(self.label):
-      part, metrics = self._alone.one_step(
+      part, metrics = super().one_step(
         self._joint.part(state, name), batch, step, signals
       )
     common = {k: x for k, x in metrics.items() if k in contract.STEP_METRICS}
@@ -575,98 +596,110 @@ class _JointObjective(objectives.Objective):
   def __init__(
     self,
     config: ml_collections.ConfigDict,
-    programs: Mapping[str, program_lib.Program],
-    places: Mapping[str, parts_lib.Part],
+    programs: dict[str, Program],
+    places: Places,
   ):
     self.config, self._programs, self._places = config, programs, places
-    self._objectives = {name: x.objective for name, x in programs.items()}
 
   @property
   def caches_gradients(self) -> bool:  # type: ignore[override]
-    """Whether one of them needs its whole batch at once."""
-    return any(x.caches_gradients for x in self._objectives.values())
+    return any(x.objective.caches_gradients for x in self._programs.values())
+
+  def _by_task(
+    self, compute: Callable[[str, Program, Any], Any], params: Any
+  ) -> dict[str, Any]:
+    """Computes something of name, program and own parameters of each task."""
+    values = {}
+    for name, program in self._programs.items():
+      with config_lib.explained(f'task {name}'):
+        tree = restoring.extract(params, self._places[name])
+        values[name] = compute(name, program, tree)
+    return values
 
   def init(self, key: jax.Array) -> Any:
-    """Returns fresh parameters; what tasks share is that of the first."""
-    return _join_params(
-      {name: x.init(key) for name, x in self._objectives.items()}, self._places
-    )
+    trees = {name: x.objective.init(key) for name, x in self._programs.items()}
+    return _join_params(trees, self._places)
 
   def init_extra(self, params: Any) -> dict[str, Any]:
-    """Returns the extra of each task, by name."""
-    return {
-      name: x.init_extra(self._places[name].extract(params))
-      for name, x in self._objectives.items()
-    }
+    return self._by_task(
+      lambda _, x, tree: x.objective.init_extra(tree), params
+    )
 
   def loss(self, params: Any, extra: Any, batch: Any, rng: Rng) -> Any:
-    """Returns the weighted mean, the loss and the means of each task."""
+    def task_loss(name: str, program: Program, tree: Any) -> Any:
+      task_rng = Rng(rng.key, batch[f'{name}/{_ROW}'])
+      return program.setup.loss(
+        tree, extra[name], _below(batch, name), task_rng
+      )
+
     total = sum(task.weight for task in self.config.tasks.values())
     loss: Any = 0.0
     means: dict[str, Any] = {}
     extras: dict[str, Any] = {}
-    for name, program in self._programs.items():
-      with config_lib.explained(f'task {name}'):
-        task_loss, scalars, extras[name] = program.setup.loss(
-          self._places[name].extract(params),
-          extra[name],
-          _below(batch, name),
-          Rng(rng.key, batch[f'{name}/{_ROW}']),
-        )
-      loss += self.config.tasks[name].weight / total * task_loss
+    for name, outputs in self._by_task(task_loss, params).items():
+      mean, scalars, extras[name] = outputs
+      loss += self.config.tasks[name].weight / total * mean
       means |= {f'{name}/{k}': x for k, x in scalars.items()}
-      means[f'{name}/loss'] = task_loss
+      means[f'{name}/loss'] = mean
     return loss, means, extras
 
   def after_update(self, extra: Any, params: Any, step: Any) -> dict[str, Any]:
-    """Returns the extra of each task after the update."""
-    extras = {}
-    for name, program in self._programs.items():
-      with config_lib.explained(f'task {name}'):
-        extras[name] = program.objective.after_update(
-          extra[name], self._places[name].extract(params), step
-        )
-    return extras
+    return self._by_task(
+      lambda name, x, tree: x.objective.after_update(extra[name], tree, step),
+      params,
+    )
 
 
-def _join_params(
-  trees: Mapping[str, Any], places: Mapping[str, parts_lib.Part]
-) -> Any:
-  """Returns the parameters of a run; what tasks share is that of the first.
+def _join(
+  values: Mapping[str, Mapping[str, Any]], places: Places
+) -> dict[str, Any]:
+  """Returns values of parameters by their paths in the run.
 
-  Args:
-    trees: The parameters of each task, or a part of them, by its name.
-    places: Where they lie.
+  `values` are by task, and by the path in its own tree. What tasks share is
+  that of the first.
   """
   joined: dict[str, Any] = {}
-  for name, tree in trees.items():
-    flat = traverse_util.flatten_dict(tree, sep='/')
-    joined = {places[name].address(p): x for p, x in flat.items()} | joined
-  return traverse_util.unflatten_dict(joined, sep='/')
+  for task, task_values in values.items():
+    for path, x in task_values.items():
+      joined.setdefault(places[task][path], x)
+  return joined
 
 
-def _joined_rules(
-  programs: Mapping[str, program_lib.Program],
-  places: Mapping[str, parts_lib.Part],
-) -> rules_lib.Rules:
-  """Returns the rules of all parameters, by their paths in the run.
+def _check_shapes(
+  all_shardings: Mapping[str, Mapping[str, sharding.ParamSharding]],
+  places: Places,
+  shardings: Mapping[str, sharding.ParamSharding],
+) -> None:
+  """Raises a UserError if tasks do not fit on one trunk."""
+  prefixes = ('tasks/', 'modalities/')
+  trunk = {x for x in shardings if not x.startswith(prefixes)}
+  for task, task_shardings in all_shardings.items():
+    for path, param in task_shardings.items():
+      place = places[task][path]
+      if param.shape == shardings[place].shape:
+        continue
+      advice = (
+        'all share the trunk, config.model: leave out what differs in'
+        f' config.tasks.{task}.model'
+        if place in trunk
+        else 'those of one modality share patches, positions and channels: make'
+        f' them equal, or set config.tasks.{task}.modality to another name'
+      )
+      raise config_lib.UserError(
+        f'tasks share {path}, but the shape {list(shardings[place].shape)} is'
+        f' {list(param.shape)} in {task}: {advice}'
+      )
+    if lacks := sorted(trunk - set(places[task].values())):
+      raise config_lib.UserError(
+        f'tasks have no trunk in common: {task} lacks'
+        f' {config_lib.join_first(lacks)}; give all the same family and depth'
+      )
 
-  Raises:
-    UserError: Two tasks treat a parameter that they share differently.
-  """
-  rules: dict[str, tuple[str, rules_lib.Parameter]] = {}
-  for task, program in programs.items():
-    for path, rule in program.rules.parameters.items():
-      address = places[task].address(path)
-      first, first_rule = rules.setdefault(address, (task, rule))
-      if rule != first_rule:
-        raise config_lib.UserError(
-          f'tasks {first} and {task} share {path}, but one freezes it, or gives'
-          ' it another learning rate or weight decay, than the other: choose'
-          ' objectives that treat it alike, or set'
-          f' config.tasks.{task}.modality to a name of its own'
-        )
-  return rules_lib.Rules({x: rule for x, (_, rule) in rules.items()})
+
+def _join_params(trees: dict[str, Any], places: Places) -> Any:
+  """Returns the parameters of a run; what tasks share is that of the first."""
+  flat = {n: traverse_util.flatten_dict(x, sep='/') for n, x in trees.items()}
+  return traverse_util.unflatten_dict(_join(flat, places), sep='/')
 
 
 def _below(values: Mapping[str, Any], start: str) -> dict[str, Any]:
@@ -677,59 +710,3 @@ def _below(values: Mapping[str, Any], start: str) -> dict[str, Any]:
     for path, x in values.items()
     if path.startswith(before)
   }
-
-
-def _state_addresses(
-  task: str, state: TrainState, names: Mapping[str, str]
-) -> list[str]:
-  """Returns the path in the whole state of each leaf of a task's state.
-
-  `names` has the path in the run of each parameter of the task.
-  """
-
-  def address(path: str) -> str:
-    kind, _, name = path.partition('/')
-    if kind == 'extra':
-      return f'extra/{task}/{name}'
-    keys = path.split('/')
-    for start in range(1, len(keys)):
-      name = '/'.join(keys[start:])
-      if name in names:
-        return '/'.join([*keys[:start], names[name]])
-    return path
-
-  return [address(path) for path in sharding.leaves(state)]
-
-
-def _check_shared(
-  programs: Mapping[str, program_lib.Program],
-  names: Mapping[str, Mapping[str, str]],
-) -> None:
-  """Raises a UserError if tasks do not fit on one trunk."""
-  shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
-  for task, addresses in names.items():
-    for path, address in addresses.items():
-      shape = programs[task].param_shardings[path].shape
-      first, first_shape = shapes.setdefault(address, (task, shape))
-      if shape == first_shape:
-        continue
-      advice = (
-        'config.tasks share the trunk, config.model: leave out what differs in'
-        f' config.tasks.{task}.model'
-        if parts_lib.is_shared(address)
-        else 'tasks of one modality share their patches, positions and'
-        f' channels: make these equal, or set config.tasks.{task}.modality to'
-        ' a name of its own'
-      )
-      raise config_lib.UserError(
-        f'tasks {first} and {task} share {path}, but its shape is'
-        f' {list(first_shape)} in {first} and {list(shape)} in {task}: {advice}'
-      )
-  shared = {x for x in shapes if parts_lib.is_shared(x)}
-  for task, addresses in names.items():
-    if lacks := sorted(shared - set(addresses.values())):
-      raise config_lib.UserError(
-        f'tasks {shapes[lacks[0]][0]} and {task} have no trunk in common:'
-        f' {task} lacks {config_lib.join_first(lacks)}; give them the same'
-        ' family and depth'
-      )

@@ -28,15 +28,7 @@ from vit_jax.weights import fit
 def check(
   objective: objectives.Objective, config: ml_collections.ConfigDict
 ) -> None:
-  """Checks that `load` will give the model that an objective trains.
-
-  Args:
-    objective: The objective, a class of the user's.
-    config: The full config, with all values set.
-
-  Raises:
-    UserError: The model is another one, or its parameters are.
-  """
+  """Checks that `load` will give the model that a user's objective trains."""
   config, outputs = (
     config.copy_and_resolve_references(),
     objective.output_facts(),
@@ -66,13 +58,7 @@ def check(
 def check_evaluation(program: program_lib.Program, measures: bool) -> None:
   """Traces the evaluation of a user's objective, to find mistakes early.
 
-  Args:
-    program: The program of the objective.
-    measures: Whether the run computes the metrics of the objective.
-
-  Raises:
-    UserError: `outputs` or `measure` returns something else than it should, or
-      logits that later commands could not compute.
+  `measures` is whether the run computes the metrics of the objective.
   """
   objective, params = program.objective, program.abstract_state().params
   batch = jax.eval_shape(
@@ -94,15 +80,8 @@ def _check_outputs(
   """Checks that the logits of an objective are those of the model.
 
   `predict`, `explore` and `export` compute the model alone, whose head would
-  never have been trained if the logits came from parameters beside it.
-
-  Args:
-    objective: The objective.
-    params: Shapes of all its parameters.
-    batch: Shapes of a batch of evaluation.
-
-  Raises:
-    UserError: Logits that `output_facts` names depend on other parameters.
+  never have been trained if the logits came from parameters beside it. `params`
+  and `batch` are shapes.
   """
   path = objective.trunk_path
   if not path or 'logits' not in objective.output_facts():

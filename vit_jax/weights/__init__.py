@@ -404,7 +404,8 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
       ' config.model describes'
     )
   resize = config.init_from.resize or 'corner'
-  if config.train.patch_sizes:  # as in its training
+  if config.train.variant.partition('(')[0].strip() == 'patches':
+    # As in its training.
     resize = 'linear_antialias'
   origin = origin_lib.read(workdir, checkpoint)
   return Loaded(

@@ -80,11 +80,11 @@ def read(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
       folder tasks/NAME.
     path: Path of the checkpoint in it.
   """
-  from vit_jax.runs import parts
   from vit_jax.runs import restoring
+  from vit_jax.runs import safe_io
   from vit_jax.runs import workdir as workdir_lib
 
-  part = parts.read(workdir)
+  part = safe_io.read_json(workdir / workdir_lib.PART)
   if part is not None:
     workdir = workdir_lib.run_folder(workdir)
   steps = restoring.steps(workdir)['checkpoints']
@@ -100,5 +100,5 @@ def read(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
     kind,
     restoring.is_averaged(path),
     newest,
-    part.task if part else None,
+    part['task'] if part else None,
   )

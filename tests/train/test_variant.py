@@ -1,0 +1,58 @@
+"""Steps of a user's own that differ by their number: `config.train.variant`."""
+
+import documented
+import pytest
+import tiny
+
+from vit_jax.config import UserError
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop
+
+
+@pytest.fixture(autouse=True)
+def my_variant(tmp_path, monkeypatch):
+  """The module of the docs."""
+  blocks = documented.blocks('docs/methods.md', 'python')
+  (text,) = (x for x in blocks if 'class Sharpen' in x)
+  (tmp_path / 'my_variant.py').write_text(text)
+  monkeypatch.syspath_prepend(tmp_path)
+
+
+def losses(tmp_path, **changes):
+  """Returns the loss of each step."""
+  changes = {
+    'objective__label_smoothing': 0.3,
+    'evals__val__every': '',
+  } | changes
+  path = tmp_path / f'run{len([*tmp_path.iterdir()])}'
+  loop.run(tiny.config(**changes, train__duration='6 steps'), str(path))
+  return [x['train/loss'] for x in tiny.metrics(path) if 'train/loss' in x]
+
+
+def test_each_step_is_of_its_variant(tmp_path):
+  smooth, sharp = (
+    losses(tmp_path),
+    losses(tmp_path, objective__label_smoothing=0.0),
+  )
+  own = losses(tmp_path, train__variant='my_variant:Sharpen(start=3)')
+  assert own[:3] == smooth[:3] and own[3] not in (smooth[3], sharp[3])
+  own = losses(tmp_path, train__variant='my_variant:Sharpen(start=0)')
+  assert own == sharp
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({}, "is 'Sharpen': .*of your own, as 'my_module:MyVariant'"),
+    ({'train__variant': 'my_variant:Sharp'}, "has no class 'Sharp'.*Sharpen"),
+    ({'train__variant': 'tasks'}, 'trains config.tasks'),
+    (
+      {'train__variant': 'my_variant:Sharpen(3)', 'train__steps_per_call': 2},
+      'set it to 1',
+    ),
+  ],
+)
+def test_variants_that_do_not_work(changes, message):
+  changes = {'train__variant': 'Sharpen'} | changes
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+    experiment_lib.check(tiny.config(**changes))
