@@ -374,8 +374,8 @@ def _with_model_classes(
   Raises:
     UserError: The model has several classes at once, but not all of the data's.
   """
-  from vit_jax.data import relabelled
   from vit_jax.data import target_kinds
+  from vit_jax.data import wrapped
 
   name = loaded.preprocess.outputs.get('logits', {}).get('feature')
   kinds = source.features.get(name), loaded.target
@@ -383,7 +383,7 @@ def _with_model_classes(
     return source
   if source.features[name].names == loaded.target.names:
     return source
-  return relabelled.RelabelledSource(source, name, loaded.target.names)
+  return wrapped.relabel(source, name, loaded.target.names)
 
 
 def _windows(

@@ -21,7 +21,6 @@ from vit_jax.config import UserError
 from vit_jax.data import class_areas
 from vit_jax.data import features
 from vit_jax.data import survey
-from vit_jax.data import survey_text
 from vit_jax.data import target_kinds
 from vit_jax.data.device import views
 from vit_jax.train import experiment as experiment_lib
@@ -552,7 +551,7 @@ def test_classes_that_no_training_map_has(
   if not found['damaged']:
     areas = found['maps']['map']['train']
     assert sum(areas['classes'].values()) + areas['ignored'] == 5 * 20 * 24
-    text = survey_text.as_text(found)
+    text = survey.as_text(found)
     assert ('nothing is wrong' in text) != bool(message)
 
 

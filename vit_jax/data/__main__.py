@@ -35,9 +35,7 @@ count) and warnings (classes that no training map has).
 
 import json
 import os
-import pathlib
 import sys
-from typing import Any
 
 from absl import flags
 
@@ -88,50 +86,35 @@ def main(argv: list[str]) -> int:
       ' images'
     )
   out = columns.check_path('--out', _OUT.value) if _OUT.value else None
-  from vit_jax.data import survey as survey_lib  # after the flags
-  from vit_jax.data import survey_text
+  from vit_jax import data  # after the flags
+  from vit_jax.data import folder
+  from vit_jax.data import survey as survey_lib
 
-  survey = _survey(names[0] if names else None, config)
+  if config is not None:
+    data.check(config)
+    survey = survey_lib.list_config(config)
+  else:
+    path = os.path.expanduser(names[0].removeprefix(folder.PREFIX))
+    if not os.path.isdir(path):
+      hint = ': name one, or a config file, as configs/folder.py'
+      suggestion = nearby(path, os.path.isdir, hint)
+      raise UserError(f'there is no folder {path}{suggestion}')
+    survey = survey_lib.list_folder(path)
   with data_flags.progress(len(survey.entries)) as progress:
     report = survey_lib.report(survey, progress.update)
   if out is not None:
     safe_io.write_json(out, report)
-  if _FORMAT.value == 'json':
-    print(json.dumps(report))
-  else:
-    print(survey_text.as_text(report), end='')
-  _advise(report, out)
+  is_json = _FORMAT.value == 'json'
+  print(json.dumps(report) if is_json else survey_lib.as_text(report))
+  if report['damaged']:
+    list_path = out or 'damaged.json'
+    first = '' if out else f'--out={list_path} writes the list; '
+    print(
+      f'{first}to train without what is damaged, add'
+      f' --config.data.skip_damaged={list_path}',
+      file=sys.stderr,
+    )
   return int(survey_lib.is_bad(report))
-
-
-def _survey(name: str | None, config: Any) -> Any:
-  """Lists the examples to check."""
-  from vit_jax import data
-  from vit_jax.data import folder
-  from vit_jax.data import survey
-
-  if name is None:
-    data.check(config)
-    return survey.list_config(config)
-  path = os.path.expanduser(name.removeprefix(folder.PREFIX))
-  if not os.path.isdir(path):
-    hint = ': name one, or a config file, as configs/folder.py'
-    suggestion = nearby(path, os.path.isdir, hint)
-    raise UserError(f'there is no folder {path}{suggestion}')
-  return survey.list_folder(path)
-
-
-def _advise(report: dict[str, Any], out: pathlib.Path | None) -> None:
-  """Prints how to train without the damaged images."""
-  if not report['damaged']:
-    return
-  list_path = out or 'damaged.json'
-  first = '' if out else f'--out={list_path} writes the list; '
-  print(
-    f'{first}to train without what is damaged, add'
-    f' --config.data.skip_damaged={list_path}',
-    file=sys.stderr,
-  )
 
 
 if __name__ == '__main__':

@@ -1,25 +1,25 @@
 """Checks `config.augment`, where it asks for anything."""
 
+from collections.abc import Mapping
+
 import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import augmentations
+from vit_jax.data import features as features_lib
 from vit_jax.data.device import policies
+from vit_jax.data.host import geometry
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.augment`, but for what clips and sounds get.
-
-  Raises:
-    UserError: A value cannot be used.
-  """
+  """Checks `config.augment`, but for what clips and sounds get."""
   augment = config.augment
   if augment.policy:
     with config_lib.explained('config.augment.policy'):
       policies.make(augment.policy)
-  augmentations.make(augment.jitter, 'augment.jitter')
-  augmentations.make(augment.erase, 'augment.erase')
+  for key in augmentations.CHOICES:
+    augmentations.make(config_lib.value_at(config, key), key)
   for key in ('gray', 'blur', 'solarize'):
     config_lib.within(config, f'augment.{key}', '(-inf, inf)')
     if not all(0 <= x <= 1 for x in augment[key]):
@@ -32,26 +32,74 @@ def check(config: ml_collections.ConfigDict) -> None:
     config_lib.within(config, f'augment.{key}', '[0, 1]')
   config_lib.within(config, 'augment.mixup', '[0, inf)')
   config_lib.within(config, 'augment.cutmix', '[0, inf)')
-  if not 1 <= augment.repeats <= config.train.batch_size:
+  batch_size = config.train.batch_size
+  if not 1 <= augment.repeats <= batch_size:
     raise UserError(
       f'config.augment.repeats is {augment.repeats}: it must be from 1 to'
-      f' config.train.batch_size={config.train.batch_size}'
+      f' config.train.batch_size={batch_size}'
     )
-  _check_pairs(config)
-
-
-def _check_pairs(config: ml_collections.ConfigDict) -> None:
-  """Checks that both images of a mixed pair are in one microbatch."""
-  augment, batch_size = config.augment, config.train.batch_size
+  # Both images of a mixed pair are in one microbatch.
   parts = config_lib.num_microbatches(config)
-  mixes = (augment.mixup or augment.cutmix) and augment.mix_probability
-  if mixes and batch_size % (2 * parts):
-    in_parts = f' in each of config.train.accumulation={parts} parts'
+  if augmentations.mixes(augment) and batch_size % (2 * parts):
+    in_parts = ''
     if parts > config_lib.accumulation(config):
       in_parts = f' in each of {parts} groups of config.optim.sam'
-    in_parts = in_parts if parts > 1 else ''
+    elif parts > 1:
+      in_parts = f' in each of config.train.accumulation={parts} parts'
     raise UserError(
       f'config.augment mixes pairs of images{in_parts}: make'
       f' config.train.batch_size={batch_size} a multiple of {2 * parts}, or set'
       ' config.augment.mixup=0 and config.augment.cutmix=0'
+    )
+
+
+def check_inputs(
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+  views: Mapping[str, geometry.View],
+) -> None:
+  """Checks that inputs, and what belongs to them, can be changed as asked."""
+  augment, data_name = config.augment, config.data.name
+  image, maps = features_lib.image(features), features_lib.maps(features)
+  objective = f'config.objective.name={config.objective.name}'
+  mixing = 'config.augment.mixup and config.augment.cutmix'
+  mixes = augmentations.mixes(augment)
+  changes = (*augmentations.RECOLORING, 'erase') if image.device else ()
+  if mixes and not image.can_mix:
+    changes += ('mixup', 'cutmix')
+  for key in changes:
+    if augment[key]:
+      hint = (
+        ', and see config.augment.volume' if image.inputs == 'volumes' else ''
+      )
+      raise UserError(
+        f'config.augment.{key} changes images, but the examples of {data_name}'
+        f' are {image.inputs}: leave it out{hint}'
+      )
+  count = sum(view.count or 1 for view in views.values())
+  for key in ('gray', 'blur', 'solarize'):
+    probabilities = tuple(augment[key])
+    if len(probabilities) > count:
+      raise UserError(
+        f'config.augment.{key} is {probabilities}, of {len(probabilities)}'
+        f' crops, but {objective} takes {count} of an image: give at most one'
+        ' probability for each'
+      )
+  moves = policies.make(augment.policy).moves if maps and augment.policy else ()
+  if moves:
+    raise UserError(
+      f'config.augment.policy={augment.policy} moves pixels of images'
+      f' ({", ".join(moves)}), but not of the {", ".join(maps)} of {data_name}:'
+      " set it to '3augment' or ''"
+    )
+  if mixes and not geometry.is_single(views):
+    raise UserError(
+      f'{mixing} mix single crops, but {objective} takes several of an image:'
+      ' set both to 0'
+    )
+  unmixable = [name for name, x in features.items() if not x.can_mix]
+  if mixes and unmixable:
+    raise UserError(
+      f'{mixing} mix {image.inputs}, but not the {", ".join(unmixable)} of'
+      f' {data_name}: set both to 0'
     )

@@ -1,29 +1,35 @@
-"""What single keys of `config.augment` name, with their options."""
+"""What `config.augment` asks for, and what its keys name."""
 
 from collections.abc import Mapping
 from typing import Any
 
+import ml_collections
+
 from vit_jax import config as config_lib
 
 CHOICES: Mapping[str, Mapping[str, str]] = {
-  'augment.jitter': {'jitter': 'vit_jax.data.device.jitter:Jitter'},
+  'augment.jitter': {'jitter': 'vit_jax.data.device.recolor:Jitter'},
   'augment.erase': {'erase': 'vit_jax.data.device.erasing:Erase'},
 }
+# Keys that change grey levels.
+RECOLORING = ('policy', 'jitter', 'gray', 'blur', 'solarize')
 
 
 def make(text: str, key: str) -> Any:
-  """Returns a change of a batch of images: (images, keys [B]) -> images.
+  """Returns a change of a batch, (images, keys [B]) -> images, or None for ''.
 
-  Args:
-    text: Value of the key, as 'erase(0.25)'.
-    key: A key of `CHOICES`.
-
-  Returns:
-    The change; None if the text is ''.
-
-  Raises:
-    UserError: There is no such option, or its value does not do.
+  `text` is the value of a key of `CHOICES`, as 'erase(0.25)'.
   """
   if not text:
     return None
   return config_lib.build(text, key, config_lib.table_finder(CHOICES[key]))
+
+
+def recolors(augment: ml_collections.ConfigDict) -> bool:
+  """Whether `config.augment` says to change grey levels."""
+  return any(augment[key] for key in RECOLORING)
+
+
+def mixes(augment: ml_collections.ConfigDict) -> bool:
+  """Whether `config.augment` says to mix images."""
+  return bool(augment.mixup or augment.cutmix) and augment.mix_probability > 0

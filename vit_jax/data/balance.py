@@ -22,16 +22,12 @@ CLASSES = 'classes'  # another name for 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Balance:
-  """Draws the images of each epoch.
+  """Draws the images of each epoch."""
 
-  Attributes:
-    members: Positions in the source, class by class, int64 [N].
-    starts: Index of each class's first member, then N: int64 [classes + 1].
-    shares: Fraction of the draws that each class gets, float64 [classes].
-  """
-
-  members: np.ndarray
+  members: np.ndarray  # positions in the source, class by class, int64 [N]
+  # Index of each class's first member, then N: int64 [classes + 1].
   starts: np.ndarray
+  # Fraction of the draws that each class gets, float64 [classes].
   shares: np.ndarray
 
   def order(self, rng: np.random.Generator) -> np.ndarray:
@@ -39,9 +35,6 @@ class Balance:
 
     Each class gets its share of the draws, rounded down or up. No image comes
     again before all others of its class have come.
-
-    Args:
-      rng: Random numbers for this epoch alone.
     """
     size = len(self.members)
     # Systematic sampling (N equidistant points from a random start): a class's
@@ -79,10 +72,7 @@ def show(title: str, classes: Sequence[str], values: np.ndarray) -> str:
 
 
 def describe(source: base.Source, value: float | str) -> str:
-  """Returns a line with the share of the draws that each class gets.
-
-  Arguments and errors are those of `make`.
-  """
+  """Returns a line with the share of the draws that each class gets."""
   shares = make(source, value).shares
   return show('shares of draws', source.classes, shares)
 
@@ -93,15 +83,7 @@ def exponent(value: float | str) -> float:
 
 
 def make(source: base.Source, value: float | str) -> Balance:
-  """Returns the balanced sampling of a source.
-
-  Args:
-    source: Training examples.
-    value: `config.data.balance`.
-
-  Raises:
-    UserError: The examples have no label.
-  """
+  """Returns the balanced sampling of a source, which needs a label."""
   if 'label' not in source.features:
     raise UserError(
       f'config.data.balance is {value!r}, but the examples have no label: leave'

@@ -68,32 +68,17 @@ class Source(abc.ABC):
     """Opens a split of the data that a full config names.
 
     By default the class is called with both.
-
-    Raises:
-      UserError: There is no such data or split, or it cannot be used.
     """
     make: Any = cls
-    source: Source = make(config, split)
-    return source
+    return make(config, split)
 
   @classmethod
   def check_config(cls, config: ml_collections.ConfigDict) -> None:
-    """Checks `config.data.name` before anything slow; reads no data.
-
-    Raises:
-      UserError: It names nothing.
-    """
+    """Checks `config.data.name` before anything slow; reads no data."""
 
   @classmethod
   def split_names(cls, name: str) -> list[str]:
-    """Returns the splits, in order; []: only opening the data tells.
-
-    Args:
-      name: As `config.data.name`.
-
-    Raises:
-      UserError: There is no such data, or its splits are not clear.
-    """
+    """Returns the splits of a name; []: only opening the data tells."""
     del name
     return []
 
@@ -110,9 +95,7 @@ class Source(abc.ABC):
   @property
   def image_shape(self) -> tuple[int, int] | None:
     """(height, width) where all stored images have one size; else None."""
-    image = self.features['image']
-    assert isinstance(image, features_lib.Image)
-    return image.whole_size(training=True)
+    return features_lib.image(self.features).whole_size(training=True)
 
   @abc.abstractmethod
   def __len__(self) -> int:
@@ -120,11 +103,7 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def read(self, position: int) -> Example:
-    """Returns an example, as it is stored.
-
-    Raises:
-      UserError: It cannot be read, or has no label.
-    """
+    """Returns an example, as it is stored."""
 
   def file(self, position: int) -> str | None:
     """Returns the path of an example's file, None where it has none."""
@@ -140,30 +119,14 @@ class Source(abc.ABC):
     return 8
 
   def captions(self, position: int) -> Sequence[str]:
-    """Returns the captions of an example; decodes no image.
-
-    Raises:
-      UserError: It cannot be read.
-    """
-    captions: Sequence[str] = self.read(position).values['text']
-    return captions
+    """Returns the captions of an example; decodes no image."""
+    return self.read(position).values['text']
 
   def check_targets(self, positions: Iterable[int]) -> None:
-    """Checks the targets of examples, if that takes no reading of their files.
-
-    Raises:
-      UserError: One does not fit its feature.
-    """
+    """Checks the targets of examples, if that takes no reading of files."""
 
   def column(self, name: str) -> np.ndarray:
-    """Returns a target of all examples, [N, ...]; decodes no image.
-
-    Args:
-      name: Name of a feature that is a `features.Target`.
-
-    Raises:
-      UserError: An example cannot be read.
-    """
+    """Returns a `features.Target` of all examples, [N, ...]."""
     target = features_lib.targets(self.features)[name]
     result = np.empty((len(self), *target.shape), target.dtype)
     for i in range(len(self)):
@@ -243,6 +206,14 @@ class ArraySource(Source):
     names = [x for kind in self.features.values() for x in kind.names]
     arrays = (*self.arrays.values(), self.indices)
     return digest([*names, *(a.tobytes() for a in arrays)])
+
+
+def sample(source: Source, most: int) -> Sequence[int]:
+  """Returns the positions of some examples; the same ones in all runs."""
+  if len(source) <= most:
+    return range(len(source))
+  rng = np.random.default_rng(0)
+  return rng.choice(len(source), most, replace=False).tolist()
 
 
 def data_path(name: str) -> str:

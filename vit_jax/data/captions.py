@@ -5,13 +5,13 @@ A template has {} where the name of the class goes: 'a photo of a {}.'
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import functools
 import importlib.resources
 from importlib.resources.abc import Traversable
 import itertools
 import os
 
 import ml_collections
-import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
@@ -30,77 +30,23 @@ CLASS_NAMES = 'class_names'
 TEMPLATE_LISTS = 'templates'
 
 
-class CaptionedSource(wrapped.WrappedSource):
-  """A split whose examples have captions, or no longer have them."""
-
-  def __init__(
-    self,
-    source: base.Source,
-    text: text_kind.Text | None,
-    by_class: Sequence[tuple[str, ...]] = (),
-  ):
-    """Wraps a split.
-
-    Args:
-      source: The split.
-      text: How captions become tokens; None: captions are left out.
-      by_class: Captions of each class; (): the split has its own.
-    """
-    super().__init__(source)
-    self._by_class = tuple(by_class)
-    self.features = {k: x for k, x in source.features.items() if k != 'text'}
-    if text is not None:
-      self.features |= {'text': text}
-
-  def read(self, position: int) -> base.Example:
-    """Returns an example, as it is stored, with its captions."""
-    example = self.source.read(position)
-    if not self._by_class or 'text' not in self.features:
-      return example
-    captions = self._by_class[int(example.values['label'])]
-    values = {**example.values, 'text': captions}
-    return base.Example(values, example.index, example.origin, example.files)
-
-  def captions(self, position: int) -> Sequence[str]:
-    """Returns the captions of an example."""
-    if not self._by_class:
-      return self.source.captions(position)
-    return self._by_class[int(self.source.read(position).values['label'])]
-
-  def column(self, name: str) -> np.ndarray:
-    """Returns a target of all examples, [N, ...]."""
-    if name == 'text':
-      return base.Source.column(self, name)
-    return super().column(name)
-
-  def fingerprint(self) -> str:
-    """Returns a digest of the split, its captions and the vocabulary."""
-    text = self.features.get('text')
-    vocabulary = text.digest if isinstance(text, text_kind.Text) else ''
-    captions = itertools.chain.from_iterable(self._by_class)
-    return base.digest([self.source.fingerprint(), vocabulary, *captions])
-
-
 def attach(
   source: base.Source, config: ml_collections.ConfigDict, split: str
 ) -> base.Source:
-  """Returns a split with the captions that `config.data` asks for.
-
-  Args:
-    source: The split.
-    config: The full config.
-    split: Specification of the split.
-
-  Raises:
-    UserError: There are no captions, or the vocabulary cannot be read.
-  """
+  """Returns a split with the captions that `config.data` asks for."""
   data = config.data
+  features = {k: x for k, x in source.features.items() if k != 'text'}
   if not data.tokenizer:
-    has_text = 'text' in source.features
-    return CaptionedSource(source, None) if has_text else source
+    if 'text' not in source.features:
+      return source
+    return wrapped.WrappedSource(source, ('',), features=features)
   words: tuple[str, ...] = ()
   if data.tokenizer == tokenizers.WORDS:
-    words = tuple(data.words) or _training_words(source, config, split)
+    words = tuple(data.words)
+    if not words:
+      is_train = split == data.split
+      train = source if is_train else sources.open_stored(config, data.split)
+      words = common_words(train, config)
   tokenizer = tokenizers.make(data.tokenizer, data.text_length, words)
   text = text_kind.Text(
     tokenizer.length,
@@ -110,26 +56,25 @@ def attach(
     words,
     cuts=data.text_too_long == 'cut',
   )
-  return CaptionedSource(source, text, by_class(source, config))
+  captions = by_class(source, config)
+  return wrapped.WrappedSource(
+    source,
+    (text.digest, *itertools.chain.from_iterable(captions)),
+    features={**features, 'text': text},
+    values=functools.partial(_caption, captions) if captions else None,
+  )
 
 
-def _training_words(
-  source: base.Source, config: ml_collections.ConfigDict, split: str
-) -> tuple[str, ...]:
-  """Returns the words of the training split; `source` is another or this."""
-  if split == config.data.split:
-    return common_words(source, config)
-  return common_words(sources.open_stored(config, config.data.split), config)
+def _caption(
+  captions: Sequence[tuple[str, ...]], example: base.Example
+) -> dict[str, tuple[str, ...]]:
+  return {'text': captions[int(example.values['label'])]}
 
 
 def by_class(
   source: base.Source, config: ml_collections.ConfigDict
 ) -> list[tuple[str, ...]]:
-  """Returns the captions of each class; []: the examples have their own.
-
-  Raises:
-    UserError: The examples have neither captions nor, for templates, classes.
-  """
+  """Returns the captions of each class; []: the examples have their own."""
   data = config.data
   if not data.captions:
     if 'text' not in source.features:
@@ -142,7 +87,7 @@ def by_class(
     return []
   classes = label_classes(source.features, 'config.data.captions', data.name)
   names = class_names(data.class_names, classes, 'config.data.class_names')
-  templates = _caption_templates(data.captions)
+  templates = _templates(data.captions)
   return [tuple(fill(templates, name)) for name in names]
 
 
@@ -158,11 +103,7 @@ def common_words(
 def label_classes(
   example_features: Mapping[str, features.Feature], key: str, data_name: str
 ) -> tuple[str, ...]:
-  """Returns the classes of images, of which each has one.
-
-  Raises:
-    UserError: They have no classes.
-  """
+  """Returns the classes of images, of which each has one."""
   label = example_features.get('label')
   if isinstance(label, features.Label):
     return label.classes
@@ -172,7 +113,7 @@ def label_classes(
   )
 
 
-def _caption_templates(value: str) -> tuple[str, ...]:
+def _templates(value: str) -> tuple[str, ...]:
   """Returns the templates of `config.data.captions`."""
   key = 'config.data.captions'
   if not value.startswith(TEMPLATES):
@@ -186,13 +127,7 @@ def _caption_templates(value: str) -> tuple[str, ...]:
 def parse(template_spec: str, key: str) -> tuple[str, ...]:
   """Returns the templates that a value of the config stands for.
 
-  Args:
-    template_spec: 'A {}.|B {}.', a list of this package, or a file with one on
-      each line.
-    key: Key of the config, for errors.
-
-  Raises:
-    UserError: There are none, or the file cannot be read.
+  It is 'A {}.|B {}.', a list of this package, or a file with one on each line.
   """
   if _PLACE not in template_spec:
     return check_templates(_lines(template_spec, TEMPLATE_LISTS, key), key)
@@ -200,11 +135,7 @@ def parse(template_spec: str, key: str) -> tuple[str, ...]:
 
 
 def check_templates(templates: Sequence[str], key: str) -> tuple[str, ...]:
-  """Returns templates, if each has one place for the name of a class.
-
-  Raises:
-    UserError: One has not, or there are none.
-  """
+  """Returns templates, if each has one place for the name of a class."""
   for template in templates:
     if template.count(_PLACE) != 1:
       raise UserError(
@@ -226,13 +157,7 @@ def class_names(
 ) -> tuple[str, ...]:
   """Returns the names of classes as a caption has them.
 
-  Args:
-    list_name: A list of this package, a file, or '' for the classes themselves.
-    classes: The classes of the data.
-    key: Key of the config, for errors.
-
-  Raises:
-    UserError: The list cannot be read, or is not as long as the classes.
+  They are in a list of this package or a file; '' stands for the classes.
   """
   if not list_name:
     return tuple(name.replace('_', ' ') for name in classes)
@@ -247,21 +172,13 @@ def class_names(
 
 
 def lists(folder: str) -> dict[str, Traversable]:
-  """Returns the lists of this package, by name.
-
-  Args:
-    folder: `CLASS_NAMES` or `TEMPLATE_LISTS`.
-  """
+  """Returns the lists of this package in one of its folders, by name."""
   directory = importlib.resources.files('vit_jax.data') / folder
   return {x.name.removesuffix('.txt'): x for x in directory.iterdir()}
 
 
 def _lines(list_name: str, folder: str, key: str) -> list[str]:
-  """Returns the lines of a list of this package, or the filled ones of a file.
-
-  Raises:
-    UserError: It is neither, or cannot be read.
-  """
+  """Returns the lines of a list of this package, or of a file."""
   package_lists = lists(folder)
   if list_name in package_lists:
     return package_lists[list_name].read_text('utf-8').splitlines()
@@ -276,11 +193,7 @@ def _lines(list_name: str, folder: str, key: str) -> list[str]:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the keys for captions, without reading data.
-
-  Raises:
-    UserError: A value cannot work.
-  """
+  """Checks the keys for captions, without reading data."""
   data = config.data
   if data.tokenizer:
     tokenizers.check_name(data.tokenizer)
@@ -290,7 +203,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f" '': set it to {tokenizers.WORDS!r}, or to a vocabulary"
     )
   if data.captions:
-    _caption_templates(data.captions)
+    _templates(data.captions)
   config_lib.within(config, 'data.text_length', '[2, inf)')
   config_lib.check_choice(config, 'data.text_too_long', ('cut', 'refuse'))
   if data.tokenizer and data.cache != 'none':

@@ -3,10 +3,10 @@
 from typing import Any
 
 import ml_collections
+import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import base
 from vit_jax.data import sources
 from vit_jax.data import splits
 from vit_jax.data.host import geometry
@@ -37,41 +37,50 @@ def check(config: ml_collections.ConfigDict) -> None:
   """Checks `config.data`, `config.augment` and the splits of all evaluations.
 
   This reads nothing: a missing dataset or folder is found when it is opened.
-
-  Raises:
-    UserError: A value cannot be used.
   """
   data = config.data
   source = sources.find(data.name)
   source.check_config(config)
-  _check_split('data.split', data.split)
-  for name, spec in config.evals.items():
-    if spec.split:
-      _check_split(f'evals.{name}.split', spec.split)
+  specs = {f'evals.{name}': x.split for name, x in config.evals.items()}
+  for key, spec in {'data': data.split, **specs}.items():
+    if spec or key == 'data':
+      with config_lib.explained(f'config.{key}.split'):
+        splits.parse(spec)
   config_lib.within(config, 'data.num_workers', '[0, inf)')
   config_lib.within(config, 'data.num_threads', '[1, inf)')
   config_lib.check_choice(config, 'data.cache', ('none', 'host', 'device'))
-  _check_crops(config)
-  _check_antialias(data)
-  _check_columns(data, source)
+  choices = {
+    'interpolation': geometry.INTERPOLATIONS,
+    'resize_like': geometry.LIKE,
+  }
+  for key, values in choices.items():
+    if data[key]:
+      config_lib.check_choice(config, f'data.{key}', values)
+  key = 'resize_like' if data.resize_like else 'interpolation'
+  if not data.antialias and data[key] in ('bicubic', *geometry.LIKE):
+    raise UserError(
+      f'config.data.antialias is False, but config.data.{key}={data[key]} is as'
+      ' Pillow resizes, which always smooths what it shrinks: leave one of them'
+      ' out'
+    )
+  if not (source.has_columns or config_lib.is_own(data.name)):
+    for key, value in data.columns.items():
+      if value:
+        raise UserError(
+          f'config.data.columns.{key} is {value!r}, but {data.name} has no'
+          ' columns: leave it out'
+        )
   _check_wings(config)
-  _check_channels(config)
-  for key in ('mean', 'std'):
-    config_lib.within(config, f'data.{key}', '(-inf, inf)')
-  _check_normalization(data)
-  levels.check(config)
-  _check_sizes(config)
-
-
-def _check_channels(config: ml_collections.ConfigDict) -> None:
   config_lib.within(config, 'data.channels', '[1, inf)')
-  data = config.data
   is_volume = len(config_lib.sides(data.image_size)) == 3
   if data.channels not in (1, 3, 4) and not is_volume:
     raise UserError(
       f'config.data.channels is {data.channels}: choose 1 (grey), 3 (RGB) or'
       ' 4 (RGB and alpha)'
     )
+  _check_normalization(config)
+  levels.check(config)
+  _check_sizes(config)
 
 
 def _check_wings(config: ml_collections.ConfigDict) -> None:
@@ -88,34 +97,19 @@ def _check_wings(config: ml_collections.ConfigDict) -> None:
       config_lib.wing(wing)(config)
 
 
-def _check_columns(
-  data: ml_collections.ConfigDict, source: type[base.Source]
-) -> None:
-  """Checks that columns are only named where there are any."""
-  if source.has_columns or config_lib.is_own(data.name):
-    return
-  for key, value in data.columns.items():
-    if value:
-      raise UserError(
-        f'config.data.columns.{key} is {value!r}, but {data.name} has no'
-        ' columns: leave it out'
-      )
-
-
-def _check_split(key: str, spec: str) -> None:
-  with config_lib.explained(f'config.{key}'):
-    splits.parse(spec)
-
-
-def _check_crops(config: ml_collections.ConfigDict) -> None:
-  """Checks the interpolation and the rounding of crops."""
+def _check_normalization(config: ml_collections.ConfigDict) -> None:
   data = config.data
-  if data.interpolation:
-    config_lib.check_choice(
-      config, 'data.interpolation', geometry.INTERPOLATIONS
+  for key in ('mean', 'std'):
+    config_lib.within(config, f'data.{key}', '(-inf, inf)')
+    if len(data[key]) not in (0, 1, data.channels):
+      raise UserError(
+        f'config.data.{key} has {len(data[key])} numbers: write one, or one for'
+        f' each of the config.data.channels={data.channels}'
+      )
+  if min(data.std, default=1) <= 0:
+    raise UserError(
+      f'config.data.std is {tuple(data.std)}: it must be more than 0'
     )
-  if data.resize_like:
-    config_lib.check_choice(config, 'data.resize_like', geometry.LIKE)
 
 
 def _check_sizes(config: ml_collections.ConfigDict) -> None:
@@ -132,43 +126,21 @@ def _check_sizes(config: ml_collections.ConfigDict) -> None:
         )
     elif data[key] is not None and not isinstance(data[key], str):
       config_lib.pair(data[key], f'data.{key}')
-  crops = {
-    'resize': geometry.train_crop(config),
-    'eval_resize': geometry.eval_crop(config),
-  }
-  for key, crop in crops.items():
-    _check_resize(f'data.{key}', crop, data[key])
-    if crop.border:
-      _check_fill(f'data.{key}', crop.fill, data)
+  _check_resize('data.resize', geometry.train_crop(config), data)
+  _check_resize('data.eval_resize', geometry.eval_crop(config), data)
 
 
-def _check_normalization(data: ml_collections.ConfigDict) -> None:
-  for key in ('mean', 'std'):
-    values = data[key]
-    if len(values) not in (0, 1, data.channels):
-      raise UserError(
-        f'config.data.{key} has {len(values)} numbers: write one, or one for'
-        f' each of the config.data.channels={data.channels}'
-      )
-  if min(data.std, default=1) <= 0:
-    raise UserError(
-      f'config.data.std is {tuple(data.std)}: it must be more than 0'
-    )
-
-
-def _check_antialias(data: ml_collections.ConfigDict) -> None:
-  """Checks that Pillow is not asked to resize without smoothing."""
-  key = 'resize_like' if data.resize_like else 'interpolation'
-  if not data.antialias and data[key] in ('bicubic', *geometry.LIKE):
-    raise UserError(
-      f'config.data.antialias is False, but config.data.{key}={data[key]} is as'
-      ' Pillow resizes, which always smooths what it shrinks: leave one of them'
-      ' out'
-    )
-
-
-def _check_resize(key: str, crop: geometry.Crop, value: Any) -> None:
+def _check_resize(
+  key: str, crop: geometry.Crop, data: ml_collections.ConfigDict
+) -> None:
   """Checks that the crop fits into the image, resized as the key says."""
+  value, bits = data[key.removeprefix('data.')], data.bits or 8
+  fits_channels = np.size(crop.fill) in (1, data.channels)
+  if crop.border and not (fits_channels and geometry.is_fill(crop.fill, bits)):
+    raise UserError(
+      f'config.{key} is {value!r}: its border takes one value, or one for each'
+      f' of config.data.channels={data.channels}, from 0 to {2**bits - 1}'
+    )
   if crop.resize is None or crop.kind in ('random_resized', 'scaled'):
     return
   size = geometry.frame_crop(crop).size
@@ -187,15 +159,4 @@ def _check_resize(key: str, crop: geometry.Crop, value: Any) -> None:
       f'config.{key} is {value}: too small to cut'
       f' config.data.image_size={crop.size} from it: set config.{key} to'
       f' {remedy}'
-    )
-
-
-def _check_fill(key: str, fill: Any, data: ml_collections.ConfigDict) -> None:
-  """Checks the values of a border."""
-  bits = data.bits or 8
-  if len(fill) not in (1, data.channels) or not geometry.is_fill(fill, bits):
-    raise UserError(
-      f'config.{key} is {data[key.partition(".")[2]]!r}: its border takes one'
-      f' value, or one for each of config.data.channels={data.channels}, from 0'
-      f' to {2**bits - 1}'
     )

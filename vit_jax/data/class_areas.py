@@ -1,17 +1,16 @@
 """How many places of a split's maps each class has."""
 
-from collections.abc import Sequence
-import concurrent.futures
 import dataclasses
+from typing import Any
 
 from absl import logging
 import numpy as np
 
 from vit_jax.config import join_first
 from vit_jax.config import UserError
+from vit_jax.data import base
 from vit_jax.data import input_kinds
 from vit_jax.data import target_kinds
-from vit_jax.data.base import Source
 from vit_jax.data.host import batches
 from vit_jax.data.host import maps
 
@@ -21,26 +20,12 @@ _GROUP = 16  # maps that threads read before it is known whether more are needed
 
 @dataclasses.dataclass(frozen=True)
 class ClassAreas:
-  """Counted maps.
+  """Counted maps."""
 
-  Attributes:
-    feature: Their classes.
-    places: Of each class, and last those that do not count; int64 [K + 1].
-    maps: Number of maps.
-  """
-
-  feature: target_kinds.SegmentationMap
+  feature: target_kinds.SegmentationMap  # their classes
+  # Of each class, and last those that do not count; int64 [K + 1].
   places: np.ndarray
   maps: int
-
-  @classmethod
-  def zero(cls, feature: target_kinds.SegmentationMap) -> 'ClassAreas':
-    """Returns the areas of no map."""
-    return cls(feature, np.zeros(len(feature.classes) + 1, np.int64), 0)
-
-  def with_map(self, places: np.ndarray) -> 'ClassAreas':
-    """Returns the areas with one more map, whose places `count` returned."""
-    return ClassAreas(self.feature, self.places + places, self.maps + 1)
 
   def absent(self) -> list[str]:
     """Returns the classes that no map has."""
@@ -55,12 +40,16 @@ class ClassAreas:
     present = len(self.feature.classes) - len(self.absent())
     return self.maps > 0 and present < 2 <= len(self.feature.classes)
 
+  def to_dict(self) -> dict[str, Any]:
+    """Returns JSON: the places of each class, and of what does not count."""
+    *places, ignored = self.places.tolist()
+    classes = dict(zip(self.feature.classes, places, strict=True))
+    return {'maps': self.maps, 'classes': classes, 'ignored': ignored}
+
   def problem(self, split: str, total: int) -> str:
     """Returns a sentence on the classes that no map has; '' if there are none.
 
-    Args:
-      split: Name of the split.
-      total: Number of all its maps.
+    `total` is the number of all maps of the split.
     """
     absent = self.absent()
     if not absent or not self.maps:
@@ -93,29 +82,16 @@ def count(
   return places
 
 
-def check(split: str, source: Source, name: str) -> None:
+def check(split: str, source: base.Source, name: str) -> None:
   """Checks that the training maps have the classes that are named.
 
   It reads maps until each class occurred, at most 64 images or 8 volumes, drawn
-  with a fixed seed. Logs which classes do not occur in them.
-
-  Args:
-    split: Name of the training split.
-    source: The split.
-    name: Name of the maps among its features.
-
-  Raises:
-    UserError: A map cannot be read, or has a label that is no class; or all
-      were read, and there are not two classes in them.
+  with a fixed seed. Logs which classes do not occur in them. It is an error if
+  all maps were read, and there are not two classes in them.
   """
   feature = source.features[name]
   assert isinstance(feature, target_kinds.SegmentationMap)
   is_volume = isinstance(source.features['image'], input_kinds.Volume)
-  most = _FEW_SCANS if is_volume else _FEW
-  positions: Sequence[int] = range(len(source))
-  if len(positions) > most:
-    rng = np.random.default_rng(0)  # fixed: the same warning for all seeds
-    positions = rng.choice(len(source), most, replace=False).tolist()
 
   def read(position: int) -> np.ndarray:
     example = source.read(position)
@@ -124,13 +100,12 @@ def check(split: str, source: Source, name: str) -> None:
       labels = maps.decode_map(labels, origin)
     return count(feature.encode(labels, origin), feature)
 
-  areas = ClassAreas.zero(feature)
-  with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:
-    for start in range(0, len(positions), _GROUP):
-      for places in pool.map(read, positions[start : start + _GROUP]):
-        areas = areas.with_map(places)
-      if not areas.absent():
-        return
+  areas = ClassAreas(feature, np.zeros(len(feature.classes) + 1, np.int64), 0)
+  positions = base.sample(source, _FEW_SCANS if is_volume else _FEW)
+  for places in batches.in_threads(read, positions, at_once=_GROUP):
+    areas = ClassAreas(feature, areas.places + places, areas.maps + 1)
+    if not areas.absent():
+      return
   problem = areas.problem(split, len(source))
   if areas.is_useless() and areas.maps == len(source):
     raise UserError(problem)

@@ -57,11 +57,7 @@ class Feature:
     return {'kind': type(self).__name__, **fields}
 
   def check_vocabulary(self) -> None:
-    """Checks that a vocabulary is the one that this feature was made with.
-
-    Raises:
-      UserError: It is another one, or cannot be read.
-    """
+    """Checks that a vocabulary is the one that this feature was made with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +67,7 @@ class Image(Feature):
   Attributes:
     size: (height, width) if all stored images have one size, in which case the
       device crops them; else None.
+    inputs: What such inputs are called in errors.
     filler: Class that decodes and crops them on the host for `host.batches`.
     device: Module that prepares them on the device; '': `device.views`.
     reader: Function that reads them for `Preprocess.pixels`.
@@ -78,26 +75,20 @@ class Image(Feature):
   """
 
   size: tuple[int, int] | None = None
+  can_mix: ClassVar[bool] = True
+  inputs: ClassVar[str] = 'images'
   filler: ClassVar[str] = 'vit_jax.data.host.images:ImageFiller'
   device: ClassVar[str] = ''
   reader: ClassVar[str] = 'vit_jax.data.given:images'
   part: ClassVar[str] = 'slice'
 
   def whole_size(self, training: bool) -> tuple[int, int] | None:
-    """Returns the size of images that the host leaves whole; None: it crops.
-
-    Args:
-      training: Whether a batch is for training, and not for evaluation.
-    """
+    """Returns the size of images that the host leaves whole; None: it crops."""
     del training
     return self.size
 
   def check_input(self, config: ml_collections.ConfigDict) -> None:
-    """Checks that the model's input has the axes of the examples.
-
-    Raises:
-      UserError: It has not, as `data.image_size` or `data.channels` say.
-    """
+    """Checks that the model's input has the axes of the examples."""
     size = config_lib.sides(config.data.image_size)
     if len(size) == 3:
       raise UserError(
@@ -111,11 +102,7 @@ class Image(Feature):
 
 @dataclasses.dataclass(frozen=True)
 class OfClasses(Feature):
-  """Values that name classes.
-
-  Attributes:
-    classes: Their names.
-  """
+  """Values that name classes."""
 
   classes: tuple[str, ...]
 
@@ -142,23 +129,10 @@ class Target(Feature, abc.ABC):
 
   @abc.abstractmethod
   def encode(self, value: Any, origin: str) -> np.ndarray:
-    """Returns a value as an array of `shape` and `dtype`.
-
-    Args:
-      value: Value as a source stores it.
-      origin: File or record, for error messages.
-
-    Raises:
-      UserError: The value does not fit the feature.
-    """
+    """Returns a stored value as an array; `origin` names it in errors."""
 
   def draw(self, value: Any, key: tuple[int, ...] | None) -> Any:
-    """Returns one of several values that an example has.
-
-    Args:
-      value: Value as a source stores it.
-      key: Seeds the draw; None: the first value.
-    """
+    """Returns one of an example's values, drawn by a key; None: the first."""
     del key
     return value
 
@@ -206,15 +180,7 @@ class Map(Feature, abc.ABC):
 
   @abc.abstractmethod
   def encode(self, values: np.ndarray, origin: str) -> np.ndarray:
-    """Returns a decoded map [..., H, W] with the type of a batch.
-
-    Args:
-      values: Integers [..., H, W], at least 0.
-      origin: File or record, for error messages.
-
-    Raises:
-      UserError: A value does not fit the feature.
-    """
+    """Returns a decoded map, integers [..., H, W], with the type of a batch."""
 
 
 Features = Mapping[str, Feature]
@@ -233,24 +199,24 @@ _KINDS = {
 
 
 def from_dict(stored: Mapping[str, Any]) -> Feature:
-  """Returns the inverse of `Feature.to_dict`.
-
-  Raises:
-    UserError: `stored` describes no feature.
-  """
+  """Returns the inverse of `Feature.to_dict`."""
   fields = {
     key: tuple(value) if isinstance(value, list) else value
     for key, value in stored.items()
     if key != 'kind'
   }
   try:
-    kind = config_lib.wing(_KINDS[stored['kind']])
-    return cast(Feature, kind(**fields))
+    return config_lib.wing(_KINDS[stored['kind']])(**fields)
   except (KeyError, TypeError):
     raise UserError(
       f'{stored!r} describes no feature: its kind must be one of'
       f' {", ".join(_KINDS)}'
     ) from None
+
+
+def image(features: Features) -> Image:
+  """Returns the feature of the model's input."""
+  return cast(Image, features['image'])
 
 
 def targets(features: Features) -> dict[str, Target]:

@@ -32,6 +32,8 @@ class Volume(Image):
   size: tuple[int, int, int]  # type: ignore[assignment]
   channels: int = 1
   fixed: bool = True
+  can_mix: ClassVar[bool] = False
+  inputs: ClassVar[str] = 'volumes'
   filler: ClassVar[str] = 'vit_jax.data.host.volumes:VolumeFiller'
   device: ClassVar[str] = 'vit_jax.data.device.volumes'
 
@@ -50,20 +52,55 @@ class Volume(Image):
         f' volumes of {self.size}: write (depth, height, width) of a crop, at'
         ' most these'
       )
-    if self.channels != config.data.channels:
-      raise UserError(
-        f'config.data.channels is {config.data.channels}, but the volumes of'
-        f' {name} have {self.channels}: write that number'
-      )
+    _check_channels(config, (self.channels,), 'volumes')
+
+
+def _check_channels(
+  config: ml_collections.ConfigDict, channels: tuple[int, ...], inputs: str
+) -> None:
+  if config.data.channels not in channels:
+    raise UserError(
+      f'config.data.channels is {config.data.channels}, but the {inputs} of'
+      f' {config.data.name} have {" or ".join(map(str, channels))}: write that'
+      ' number'
+    )
+
+
+class Recording(Image):
+  """A video or a sound, of which batches have parts.
+
+  A part has the frames of `data.image_size`. Training draws where it begins,
+  evaluation takes the middle.
+
+  Attributes:
+    section: Part of `config.data` with the keys that it follows.
+    stride: Frames from one of a part to the next.
+    short: What is done with one that is too short, one of SHORT.
+  """
+
+  section: ClassVar[str]
+  stride: int = 1
+  short: str
+  filler: ClassVar[str] = 'vit_jax.data.host.clips:ClipFiller'
+  device: ClassVar[str] = 'vit_jax.data.device.clips'
+  reader: ClassVar[str] = 'vit_jax.data.given_recordings:pixels'
+
+  def set_keys(self, config: ml_collections.ConfigDict) -> None:
+    """Sets `config.data.video` or `config.data.audio`."""
+    for key in config.data[self.section]:
+      config.data[self.section][key] = getattr(self, key)
+
+  def span(self, frames: int) -> int:
+    """Returns how many stored frames a part of some frames spans."""
+    return (frames - 1) * self.stride + 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Video(Image):
+class Video(Recording):
   """A video: uint8 [T, H, W, C], or `host.clips.Frames` that are read later.
 
   A clip of it has the frames of `data.image_size`, which is (frames, height,
-  width). Training draws where it begins, evaluation takes the middle. All
-  frames of a clip are cropped and mirrored alike.
+  width). All frames of a clip are cropped and mirrored alike.
 
   Attributes:
     size: (frames, height, width) if all stored videos have one size, in which
@@ -77,9 +114,8 @@ class Video(Image):
   channels: int = 3
   stride: int = 1
   short: str = SHORT[0]
-  filler: ClassVar[str] = 'vit_jax.data.host.clips:ClipFiller'
-  device: ClassVar[str] = 'vit_jax.data.device.clips'
-  reader: ClassVar[str] = 'vit_jax.data.given_recordings:pixels'
+  inputs: ClassVar[str] = 'videos'
+  section: ClassVar[str] = 'video'
   part: ClassVar[str] = 'frame'
 
   def check_input(self, config: ml_collections.ConfigDict) -> None:
@@ -99,28 +135,14 @@ class Video(Image):
         ' fewer frames'
       )
     channels = (1, 3) if self.size is None else (self.channels,)
-    if config.data.channels not in channels:
-      raise UserError(
-        f'config.data.channels is {config.data.channels}, but the videos of'
-        f' {name} have {" or ".join(map(str, channels))}: write that number'
-      )
-
-  def set_keys(self, config: ml_collections.ConfigDict) -> None:
-    """Sets `config.data.video`."""
-    for key in config.data.video:
-      config.data.video[key] = getattr(self, key)
-
-  def span(self, frames: int) -> int:
-    """Returns how many frames of a video a clip of some frames spans."""
-    return (frames - 1) * self.stride + 1
+    _check_channels(config, channels, 'videos')
 
 
 @dataclasses.dataclass(frozen=True)
-class Audio(Image):
+class Audio(Recording):
   """A sound as a spectrogram: uint16 [T, M, 1], as `spectrogram.py` makes it.
 
   A crop of it has the frames of `data.image_size`, which is (frames, mels).
-  Training draws where it begins, evaluation takes the middle.
 
   Attributes:
     size: (frames, mels) if all stored sounds have one length, in which case the
@@ -141,9 +163,8 @@ class Audio(Image):
   hop_ms: float = 10.0
   resample: bool = True
   short: str = SHORT[1]
-  filler: ClassVar[str] = 'vit_jax.data.host.clips:ClipFiller'
-  device: ClassVar[str] = 'vit_jax.data.device.clips'
-  reader: ClassVar[str] = 'vit_jax.data.given_recordings:pixels'
+  inputs: ClassVar[str] = 'sounds'
+  section: ClassVar[str] = 'audio'
 
   def check_input(self, config: ml_collections.ConfigDict) -> None:
     """Checks that the model's input is a part of these sounds."""
@@ -160,11 +181,6 @@ class Audio(Image):
         f'config.data.channels is {config.data.channels}, but spectrograms have'
         ' one channel: write 1'
       )
-
-  def set_keys(self, config: ml_collections.ConfigDict) -> None:
-    """Sets `config.data.audio`."""
-    for key in config.data.audio:
-      config.data.audio[key] = getattr(self, key)
 
   @property
   def window_length(self) -> int:

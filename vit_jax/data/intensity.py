@@ -1,7 +1,5 @@
 """Intensities of a dataset: bits, percentiles and unused range."""
 
-from collections.abc import Sequence
-import concurrent.futures
 import dataclasses
 from typing import Any
 
@@ -10,8 +8,8 @@ import ml_collections
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.data import base
 from vit_jax.data import input_kinds
-from vit_jax.data.base import Source
 from vit_jax.data.host import batches
 from vit_jax.data.host import clips
 from vit_jax.data.host import decode
@@ -23,80 +21,48 @@ _FEW = 64  # maximum number of images to check the used range on
 
 
 def fill(
-  config: ml_collections.ConfigDict, source: Source, resumes: bool = False
+  config: ml_collections.ConfigDict, source: base.Source, resumes: bool = False
 ) -> None:
   """Sets `data.intensity_window` where it is open, and checks the range.
 
   Percentiles come from at most 256 images of the training split, drawn with a
   fixed seed, so that they depend on the split alone.
-
-  Args:
-    config: The full config with its bits; is changed.
-    source: The training split.
-    resumes: Whether a run is resumed.
-
-  Raises:
-    UserError: An image of the sample cannot be read, or its values are all the
-      same.
   """
-  data = config.data
-  _check_window(config)
+  data, most = config.data, 2**config.data.bits - 1
+  if not isinstance(data.intensity, str) and data.intensity[1] > most:
+    raise UserError(
+      f'config.data.intensity is {tuple(data.intensity)}, but the images of'
+      f' {data.split} have {data.bits} bits, 0 to {most}: set'
+      ' --config.data.intensity=type, or bring images of 16 bits'
+    )
   part = levels_lib.percentiles(data.intensity)
   if part is not None and not data.intensity_window:
-    data.intensity_window = _find_window(data, source, part)
+    value_counts = count_values(
+      source, data.bits, data.channels, _SAMPLE, strict=True
+    )
+    low, high = (value_counts.percentile(x) for x in part)
+    if low >= high:
+      raise UserError(
+        f'config.data.intensity={data.intensity}: both percentiles of'
+        f' {data.split} are {low}; give (low, high) in stored units'
+      )
+    logging.info(
+      'config.data.intensity=%s: of %d images of %s these are %d and %d',
+      *(data.intensity, value_counts.images, data.split, low, high),
+    )
+    data.intensity_window = low, high
   if data.bits == 16 and data.intensity == 'type' and not resumes:
     value_counts = count_values(source, 16, data.channels, _FEW)
     if problem := value_counts.unused():
       logging.warning('warning: %s: %s', data.split, problem)
 
 
-def _find_window(
-  data: ml_collections.ConfigDict, source: Source, part: tuple[float, float]
-) -> tuple[int, int]:
-  """Returns two percentiles of the values of the training split."""
-  value_counts = count_values(
-    source, data.bits, data.channels, _SAMPLE, strict=True
-  )
-  low, high = (value_counts.percentile(x) for x in part)
-  if low >= high:
-    raise UserError(
-      f'config.data.intensity={data.intensity}: both percentiles of'
-      f' {data.split} are {low}; give (low, high) in stored units'
-    )
-  logging.info(
-    'config.data.intensity=%s: of %d images of %s these are %d and %d',
-    *(data.intensity, value_counts.images, data.split, low, high),
-  )
-  return low, high
-
-
-def _check_window(config: ml_collections.ConfigDict) -> None:
-  """Checks that (low, high) lies in the range of the images.
-
-  Raises:
-    UserError: It lies in the range of another type.
-  """
-  data, most = config.data, 2**config.data.bits - 1
-  if isinstance(data.intensity, str) or data.intensity[1] <= most:
-    return
-  raise UserError(
-    f'config.data.intensity is {tuple(data.intensity)}, but the images of'
-    f' {data.split} have {data.bits} bits, 0 to {most}: set'
-    ' --config.data.intensity=type, or bring images of 16 bits'
-  )
-
-
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-  """Number of times that each value occurs.
+  """Number of times that each value occurs."""
 
-  Attributes:
-    counts: int64 [256 or 65536], by value.
-    images: Number of images that were counted.
-  """
-
-  counts: np.ndarray
-  images: int
+  counts: np.ndarray  # int64 [256 or 65536], by value
+  images: int  # number of images that were counted
 
   def percentile(self, part: float) -> int:
     """Returns the least value with `part` percent of the values at or below."""
@@ -119,45 +85,32 @@ class Histogram:
 
 
 def count_values(
-  source: Source, bits: int, channels: int, most: int, strict: bool = False
+  source: base.Source, bits: int, channels: int, most: int, strict: bool = False
 ) -> Histogram:
-  """Counts the values of some images of a split, except for alpha.
+  """Counts the values of at most `most` images of a split, except for alpha.
 
-  Args:
-    source: The split.
-    bits: Bits of each value that are kept.
-    channels: Channels of each image that are kept.
-    most: Maximum number of images to read; they are drawn at random.
-    strict: Whether an image with another number of bits, and so with other
-      units, is an error.
-
-  Raises:
-    UserError: An image cannot be read, or has another number of bits.
+  If `strict`, an image of another number of bits, and so of other units, is an
+  error.
   """
-  positions: Sequence[int] = range(len(source))
-  if len(positions) > most:
-    rng = np.random.default_rng(0)  # fixed: the same window for all seeds
-    positions = rng.choice(len(source), most, replace=False).tolist()
   levels = levels_lib.Levels(bits, (0, 2**bits - 1) if strict else None)
+  is_volume = isinstance(source.features['image'], input_kinds.Volume)
 
   def count(position: int) -> np.ndarray:
     example = source.read(position)
     image: Any = example.image
     if isinstance(image, bytes):
-      pixels = decode.decode(
+      image = decode.decode(
         image, channels, origin=example.origin, levels=levels
       )
-    else:
-      if isinstance(image, clips.Frames):
-        image = image.read_all(example.origin)
-      pixels = levels.keep(image, example.origin)
-    is_volume = isinstance(source.features['image'], input_kinds.Volume)
+    elif isinstance(image, clips.Frames):
+      image = image.read_all(example.origin)
+    pixels = levels.keep(image, example.origin)
     return histogram(pixels if is_volume else pixels[..., :3], bits)
 
   total = np.zeros(2**bits, np.int64)
-  with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:
-    for counts in pool.map(count, positions):
-      total += counts
+  positions = base.sample(source, most)
+  for counts in batches.in_threads(count, positions):
+    total += counts
   return Histogram(total, len(positions))
 
 

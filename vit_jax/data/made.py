@@ -28,16 +28,7 @@ class MadeSource(base.SelectedSource):
   sizes: ClassVar[Mapping[str, int]]
 
   def __init__(self, split: str, name: str, facts: object):
-    """Selects examples of the data `name`, which `facts` defines.
-
-    Args:
-      split: A split specification, of 'train' and 'test'.
-      name: Name of the data, for errors.
-      facts: Facts that the examples depend on.
-
-    Raises:
-      UserError: There is no such split, or it is empty.
-    """
+    """Selects examples of the data `name`, which `facts` defines."""
     self._facts = [name, str(facts), str(_SEED)]
     aliases = {'val': 'test'}
     self._selection = splits.Selection(split, self.sizes, name, aliases)

@@ -17,10 +17,7 @@ _LARGEST = 100.0  # scale
 def size(image: tuple[int, int], patch: int, most: int) -> tuple[int, int]:
   """Returns the (height, width) to which an image is resized.
 
-  Args:
-    image: (height, width).
-    patch: Side of a patch.
-    most: Largest number of patches.
+  It then has at most `most` patches, of side `patch`.
   """
   factor = scale(image, patch, most)
   return _scaled(image[0], factor, patch), _scaled(image[1], factor, patch)
@@ -44,14 +41,8 @@ def _scaled(length: int, scale: float, patch: int) -> int:
 def packed(counts: Sequence[int], most: int) -> list[list[int]]:
   """Returns the images of each sequence, by first fit of falling size.
 
-  NaViT (arXiv:2307.06304) packs greedily, too.
-
-  Args:
-    counts: Patches of each image.
-    most: Largest number of patches of a sequence.
-
-  Raises:
-    ValueError: An image has more patches.
+  NaViT (arXiv:2307.06304) packs greedily, too. `counts` has the patches of each
+  image; one with more than a sequence holds is a ValueError.
   """
   sequences: list[list[int]] = []
   left: list[int] = []
@@ -76,13 +67,8 @@ def padded(
 ) -> tuple[np.ndarray, tuple[int, int]]:
   """Returns the patches of an image, and their grid.
 
-  Args:
-    image: [H, W, C], a multiple of the patch.
-    patch: Patch size (height, width).
-    count: N, patches with padding.
-
-  Returns:
-    [N, p * q * C], with zeros behind; and rows and columns.
+  The image, [H, W, C], is a multiple of the patch. Its patches, [N, p * q * C],
+  have zeros behind, up to N = `count`.
   """
   grid = image.shape[0] // patch[0], image.shape[1] // patch[1]
   # [h, p, w, q, C] -> [h, w, p, q, C]

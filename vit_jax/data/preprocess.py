@@ -85,19 +85,14 @@ class Preprocess:
   ) -> Self:
     """Returns the preprocessing of evaluation under a config.
 
-    Args:
-      config: The full config.
-      features: Features of the examples, by name.
-      outputs: From `Objective.output_facts`; None: logits of the label.
-      trunk: As the attribute.
+    Without `outputs` there are logits of the label.
     """
     if outputs is None:
       outputs = {'logits': {'feature': 'label'}} if 'label' in features else {}
     predicted = outputs.get('logits', {}).get('feature')
     crop = geometry.eval_crop(config)
     mean, std = config_lib.normalization(config)
-    levels, volume = levels_lib.from_config(config), config.data.volume
-    window = volume.window
+    levels, window = levels_lib.from_config(config), config.data.volume.window
     return cls(
       classes=features['label'].names if predicted == 'label' else (),
       image_size=crop.size,
@@ -112,7 +107,7 @@ class Preprocess:
       intensity=levels.window,
       interpolation=crop.interpolation,
       resize_like=crop.resize_like,
-      spacing=tuple(volume.spacing),
+      spacing=tuple(config.data.volume.spacing),
       window=window if isinstance(window, str) else tuple(window),
       features={name: x.to_dict() for name, x in features.items()},
       outputs=dict(outputs),
@@ -121,11 +116,7 @@ class Preprocess:
 
   @classmethod
   def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-    """Returns the inverse of `to_dict`, also of its result read from JSON.
-
-    Raises:
-      UserError: A field is missing, unknown or cannot be used.
-    """
+    """Returns the inverse of `to_dict`, also of its result read from JSON."""
     fields: dict[str, Any] = {
       key: tuple(value) if isinstance(value, list) else value
       for key, value in stored.items()
@@ -134,20 +125,14 @@ class Preprocess:
     with config_lib.explained(problem):
       config_lib.wing('vit_jax.data.stored_preprocess:check')(fields)
       result = cls(**fields)
-      result._check_resize()
+      resize = result.at_size(result.image_size).resize
+      if resize != result.resize:
+        raise UserError(
+          f'resize is {result.resize}, but crop_pct {result.crop_pct} of'
+          f' image_size {result.image_size} makes {resize}: correct one of'
+          ' them, or set crop_pct to null'
+        )
     return result
-
-  def _check_resize(self) -> None:
-    """Raises a UserError unless `crop_pct` makes `resize`."""
-    if self.crop_pct is None:
-      return
-    resize = geometry.resizing(self._eval_resize, self.image_size, '')['resize']
-    if resize != self.resize:
-      raise UserError(
-        f'resize is {self.resize}, but crop_pct {self.crop_pct} of image_size'
-        f' {self.image_size} makes {resize}: correct one of them, or set'
-        ' crop_pct to null'
-      )
 
   @property
   def target(self) -> features_lib.Target:
@@ -159,8 +144,7 @@ class Preprocess:
     target = features_lib.from_dict(self.features[name]) if name else None
     if target is None or isinstance(target, features_lib.Label):
       return features_lib.Label(self.classes)
-    assert isinstance(target, features_lib.Target)
-    return target
+    return cast(features_lib.Target, target)
 
   @property
   def input(self) -> features_lib.Image:
@@ -221,17 +205,14 @@ class Preprocess:
   def to_config(self) -> ml_collections.ConfigDict:
     """Returns a config whose evaluation preprocesses so, without a dataset."""
     config = config_lib.default()
-    config.data.image_size = self.image_size
-    config.data.channels = self.channels
-    config.data.mean = self.mean
-    config.data.std = self.std
+    for key in (
+      *('image_size', 'channels', 'mean', 'std', 'antialias', 'bits'),
+      *('interpolation', 'resize_like'),
+    ):
+      config.data[key] = getattr(self, key)
     config.data.eval_resize = self._eval_resize
-    config.data.antialias = self.antialias
-    config.data.bits = self.bits
     if self.intensity is not None:
       config.data.intensity = self.intensity
-    config.data.interpolation = self.interpolation
-    config.data.resize_like = self.resize_like
     config.data.volume.spacing = self.spacing
     config.data.volume.window = self.window
     self.input.set_keys(config)
@@ -244,19 +225,12 @@ class Preprocess:
     return levels_lib.Levels(self.bits, self.intensity, has_alpha)
 
   def __call__(self, images: Any) -> np.ndarray:
-    """Decodes, resizes, crops and normalises images.
+    """Decodes, resizes, crops and normalises images to float32 [B, H, W, C].
 
-    Args:
-      images: An image or a sequence of images. Each is a path, the bytes of an
-        image file, a PIL image, or an array, uint8 or uint16 [h, w] or
-        [h, w, C]. An array [B, h, w, C] is a sequence. Of a model of videos or
-        sounds, as of `given_recordings.pixels`.
-
-    Returns:
-      float32 [B, H, W, C]; [B, T, H, W, C] of videos.
-
-    Raises:
-      UserError: An image is of no known kind, damaged, or cannot be read.
+    This takes an image or a sequence of images. Each is a path, the bytes of a
+    file, a PIL image, or an array, uint8 or uint16 [h, w] or [h, w, C]. An
+    array [B, h, w, C] is a sequence. A model of videos or sounds takes what
+    `given_recordings.pixels` does; videos become [B, T, H, W, C].
     """
     return self.normalized(self.pixels(images))
 
@@ -268,7 +242,6 @@ class Preprocess:
   def pixels(self, images: Any) -> np.ndarray:
     """Returns images before normalisation, uint8 or uint16 [B, H, W, C].
 
-    Arguments and errors are those of a call; a model of volumes is refused.
+    They are as of a call; a model of volumes is refused.
     """
-    pixels: np.ndarray = config_lib.wing(self.input.reader)(self, images)
-    return pixels
+    return config_lib.wing(self.input.reader)(self, images)

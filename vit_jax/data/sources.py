@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 import dataclasses
 from typing import Any
-from typing import cast
 
 import ml_collections
 
@@ -29,36 +28,21 @@ _TFDS = 'vit_jax.data.tfds:TfdsSource'  # reads data of any other name
 
 
 def find(name: str) -> type[base.Source]:
-  """Returns the class that reads the data of a `config.data.name`.
-
-  Raises:
-    UserError: It names a class of the user's that cannot be imported.
-  """
+  """Returns the class that reads the data of a `config.data.name`."""
   prefix, colon, _ = name.partition(':')
-  if prefix + colon in SOURCES:
-    source = config_lib.wing(SOURCES[prefix + colon])
-  elif config_lib.is_own(name):
-    source = config_lib.load_own(name, 'data.name', base.Source)
-  else:
-    source = config_lib.wing(_TFDS)
-  return cast(type[base.Source], source)
+  if prefix + colon not in SOURCES and config_lib.is_own(name):
+    return config_lib.load_own(name, 'data.name', base.Source)
+  return config_lib.wing(SOURCES.get(prefix + colon, _TFDS))
 
 
 def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
-  """Opens a split of the data.
-
-  Args:
-    config: The full config.
-    split: A split specification, such as `config.data.split`.
-
-  Raises:
-    UserError: There is no such dataset, folder or split, or it cannot be used;
-      or an image has another size than `data.source_size`.
-  """
+  """Opens a split of the data, such as `config.data.split`."""
   data = config.data
   source = open_stored(config, split)
   if data.source_size is not None:
-    config_lib.wing('vit_jax.data.stored_sizes:check')(config, source)
+    config_lib.wing('vit_jax.data.host.transforms:check_stored_sizes')(
+      config, source
+    )
   if data.tokenizer or 'text' in source.features:
     attach = config_lib.wing('vit_jax.data.captions:attach')
     source = attach(source, config, split)
@@ -66,10 +50,7 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
 
 
 def open_stored(config: ml_collections.ConfigDict, split: str) -> base.Source:
-  """Opens a split with the captions that it has, without damaged examples.
-
-  Arguments and errors are those of `open_source`.
-  """
+  """Opens a split with the captions that it has, without damaged examples."""
   source = find(config.data.name).from_config(config, split)
   if config.data.skip_damaged:
     skip = config_lib.wing('vit_jax.data.skipping:skip_damaged')
@@ -82,20 +63,14 @@ def open_split(
   key: str = 'data.split',
   split: str | None = None,
 ) -> base.Source:
-  """Opens the split that a key of the config holds.
+  """Opens the split that a key holds, or `split`, a part of the key's value.
 
-  Args:
-    config: The full config.
-    key: The key.
-    split: The split, if it is only a part of the key's value.
-
-  Raises:
-    UserError: As `open_source`; an error about the split names the key.
+  An error about the split names the key.
   """
+  if split is None:
+    split = config_lib.value_at(config, key)
   try:
-    return open_source(
-      config, config_lib.value_at(config, key) if split is None else split
-    )
+    return open_source(config, split)
   except splits.SplitError as e:
     hint = ''
     if e.only and key.startswith('evals.') and key.endswith('.split'):
@@ -111,19 +86,15 @@ class Splits:
   """The splits of an experiment, which are read anew at each step.
 
   `data.cache.Cache` is one whose examples stay in memory.
-
-  Attributes:
-    config: The full config.
-    mesh: Devices that steps run on.
-    splits: Sources by use: 'train', 'evals.NAME', and 'evals.NAME.train' for
-      the examples that a probe learns from.
-    on_devices: Examples by split: arrays [N, ...] by feature name, and `index`,
-      replicated over the mesh; {} unless `load` put them there.
   """
 
   config: ml_collections.ConfigDict
-  mesh: Any
+  mesh: Any  # devices that steps run on
+  # Sources by use: 'train', 'evals.NAME', and 'evals.NAME.train' for the
+  # examples that a probe learns from.
   splits: Mapping[str, base.Source]
+  # Examples by split: arrays [N, ...] by feature name, and `index`, replicated
+  # over the mesh; {} unless `load` put them there.
   on_devices: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def load(self) -> 'Splits':
@@ -150,8 +121,7 @@ def keep(
   """Returns splits that stay in memory, if `config.data.cache` says so."""
   if config.data.cache == 'none':
     return Splits(config, mesh, splits)
-  cache: type[Splits] = config_lib.wing('vit_jax.data.cache:Cache')
-  return cache(config, mesh, splits)
+  return config_lib.wing('vit_jax.data.cache:Cache')(config, mesh, splits)
 
 
 def hold_out(config: ml_collections.ConfigDict) -> None:

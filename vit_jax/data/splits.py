@@ -15,8 +15,8 @@ import re
 from vit_jax.config import counted
 from vit_jax.config import UserError
 
-_PART = re.compile(r'([\w-]+)(?:\[([^\[\]:]*):([^\[\]:]*)\])?')
-_BOUND = re.compile(r'(-?[\d_.]+)(%?)')
+_BOUND = r'(?:(-?[\d_.]+)(%?))?'
+_PART = re.compile(rf'([\w-]+)(?:\[{_BOUND}:{_BOUND}\])?')
 
 
 class SplitError(UserError):
@@ -48,15 +48,14 @@ class Part:
     return f'{self.name}[{start}:{stop}]'
 
   def bounds(self, size: int) -> tuple[int, int]:
-    """Returns the first row and one past the last, in a split of `size` rows.
+    """Returns the first row and one past the last, of `size` rows."""
 
-    Raises:
-      UserError: A bound lies outside of the split.
-    """
-    start, stop = (
-      default if x is None else self._absolute(x, size)
-      for x, default in ((self.start, 0), (self.stop, size))
-    )
+    def row(bound: float | None, default: int) -> int:
+      if bound is None:
+        return default
+      return round(bound * size / 100.0) if self.percent else int(bound)
+
+    start, stop = row(self.start, 0), row(self.stop, size)
     if max(abs(start), abs(stop)) > size:
       raise UserError(
         f"split '{self}' reaches beyond the {counted(size, 'example')} of"
@@ -64,17 +63,35 @@ class Part:
       )
     return start + size * (start < 0), stop + size * (stop < 0)
 
-  def _absolute(self, bound: float, size: int) -> int:
-    return round(bound * size / 100.0) if self.percent else int(bound)
-
 
 def parse(spec: str) -> tuple[Part, ...]:
-  """Returns the terms of a specification, which `+` joins.
+  """Returns the terms of a specification, which `+` joins."""
+  try:
+    return tuple(map(_parse_part, re.split(r'\s*\+\s*', spec)))
+  except ValueError:
+    raise UserError(
+      f'{spec!r} is not a split: write a name with or without a slice, as in'
+      " 'train', 'train[:90%]' or 'train[:500]+test'"
+    ) from None
 
-  Raises:
-    UserError: It does not follow the grammar.
-  """
-  return tuple(_parse_part(part, spec) for part in re.split(r'\s*\+\s*', spec))
+
+def _parse_part(text: str) -> Part:
+  """Returns a term; a ValueError if it follows no grammar."""
+  match = _PART.fullmatch(text)
+  if match is None:
+    raise ValueError(text)
+  name, *bounds = match.groups()
+  if '[' not in text:
+    return Part(name)
+  percent = '%' in bounds
+  start, stop = (
+    x if x is None else float(x) if percent else int(x) for x in bounds[::2]
+  )
+  if start is stop is None or (
+    percent and max(abs(start or 0), abs(stop or 0)) > 100
+  ):
+    raise ValueError(text)
+  return Part(name, start, stop, percent)
 
 
 def chosen(
@@ -84,43 +101,6 @@ def chosen(
   if spec == 'all':
     return set(names)
   return {aliases.get(part.name, part.name) for part in parse(spec)}
-
-
-def _parse_part(text: str, spec: str) -> Part:
-  error = UserError(
-    f'{spec!r} is not a split: write a name with or without a slice, as in'
-    " 'train', 'train[:90%]' or 'train[:500]+test'"
-  )
-  match = _PART.fullmatch(text)
-  if match is None:
-    raise error
-  name, *bounds = match.groups()
-  if bounds == [None, None]:
-    return Part(name)
-  matches = [_BOUND.fullmatch(x) if x else None for x in bounds]
-  if [bool(x) for x in bounds] != [bool(m) for m in matches] or not any(
-    matches
-  ):
-    raise error
-  percent = any(m and m[2] for m in matches)
-  try:
-    start, stop = (
-      m and (float(m[1]) if percent else int(m[1])) for m in matches
-    )
-  except ValueError:  # such as 1.5 examples
-    raise error from None
-  if percent and max(abs(start or 0), abs(stop or 0)) > 100:
-    raise error
-  return Part(name, start, stop, percent)
-
-
-def _no_split(name: str, names: list[str], data_name: str) -> SplitError:
-  error = SplitError(
-    f'{data_name} has no split {name!r}: choose from {", ".join(names)},'
-    f" or a slice of one, as in '{names[0]}[90%:]'"
-  )
-  error.only = names[0] if len(names) == 1 else ''
-  return error
 
 
 class Selection:
@@ -138,16 +118,9 @@ class Selection:
     data_name: str,
     aliases: Mapping[str, str] | None = None,
   ):
-    """Resolves a specification.
+    """Resolves a specification; 'all' stands for every split.
 
-    Args:
-      spec: As in `data.split`; `all` stands for every split.
-      sizes: Number of examples in each whole split.
-      data_name: Name of the data, for errors.
-      aliases: Other names -> names of these splits.
-
-    Raises:
-      SplitError: There is no such split, or nothing is selected.
+    `sizes` has the examples of each split; `aliases` has other names of them.
     """
     if spec == 'all':
       spec = '+'.join(sizes)
@@ -156,16 +129,22 @@ class Selection:
     offset = 0
     for part in parse(spec):
       name = (aliases or {}).get(part.name, part.name)
-      part = dataclasses.replace(part, name=name)
       if name not in sizes:
-        raise _no_split(name, list(sizes), data_name)
+        names = list(sizes)
+        error = SplitError(
+          f'{data_name} has no split {name!r}: choose from {", ".join(names)},'
+          f" or a slice of one, as in '{names[0]}[90%:]'"
+        )
+        error.only = names[0] if len(names) == 1 else ''
+        raise error
+      part = dataclasses.replace(part, name=name)
       try:
-        self.ranges.append((part.name, *part.bounds(sizes[part.name])))
+        self.ranges.append((name, *part.bounds(sizes[name])))
       except UserError as e:
         raise SplitError(f'{data_name}: {e}') from None
-      if part.name not in self._offsets:
-        self._offsets[part.name] = offset
-        offset += sizes[part.name]
+      if name not in self._offsets:
+        self._offsets[name] = offset
+        offset += sizes[name]
     lengths = [max(0, stop - start) for _, start, stop in self.ranges]
     self._ends = list(itertools.accumulate(lengths))
     if not len(self):

@@ -43,16 +43,9 @@ _Feature = Annotated[
   dict[str, Any],
   _fits(features_lib.from_dict, 'a feature'),  # or its own error
 ]
-_Spacing = Annotated[
-  Any, _fits(scans.is_spacing, 'three distances in mm, or empty')
-]
-_Window = Annotated[
-  Any, _fits(scans.is_window, "'type', (low, high) or percentiles")
-]
-_Pair = Annotated[
-  tuple[_Number, _Number],
-  _fits(lambda x: 0 <= x[0] < x[1], '(low, high) with 0 <= low < high'),
-]
+_Spacing = _fits(scans.is_spacing, 'three distances in mm, or empty')
+_Window = _fits(scans.is_window, "'type', (low, high) or percentiles")
+_Range = _fits(lambda x: 0 <= x[0] < x[1], '(low, high) with 0 <= low < high')
 
 
 class _Output(pydantic.BaseModel, extra='allow', strict=True):
@@ -76,11 +69,11 @@ class _Stored(pydantic.BaseModel, extra='forbid', strict=True):
   fill: tuple[_Level, ...] | None = None
   antialias: bool = True
   bits: Literal[8, 16] = 8
-  intensity: _Pair | None = None
+  intensity: Annotated[tuple[_Number, _Number], _Range] | None = None
   interpolation: Annotated[str, _choice(*geometry.INTERPOLATIONS)] = 'bilinear'
   resize_like: Annotated[str, _choice('', *geometry.LIKE)] = ''
-  spacing: _Spacing = ()
-  window: _Window = 'type'
+  spacing: Annotated[Any, _Spacing] = ()
+  window: Annotated[Any, _Window] = 'type'
   features: dict[str, _Feature] = {}
   outputs: dict[str, _Output] = {}
   trunk: str = ''
@@ -105,14 +98,7 @@ class _Stored(pydantic.BaseModel, extra='forbid', strict=True):
 
 
 def check(fields: Mapping[str, Any]) -> None:
-  """Checks the content of a preprocess.json.
-
-  Args:
-    fields: The content, with tuples for lists.
-
-  Raises:
-    UserError: A field is missing, unknown or cannot be used.
-  """
+  """Checks the content of a preprocess.json, with tuples for lists."""
   try:
     _Stored.model_validate(fields)
   except pydantic.ValidationError as e:

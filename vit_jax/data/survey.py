@@ -2,10 +2,10 @@
 
 import collections
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import concurrent.futures
 import dataclasses
 import functools
 import hashlib
@@ -16,6 +16,8 @@ import cv2
 import ml_collections
 import numpy as np
 
+from vit_jax import tables
+from vit_jax.config import counted
 from vit_jax.config import parts
 from vit_jax.config import UserError
 from vit_jax.data import base
@@ -32,27 +34,21 @@ from vit_jax.data.host import clips
 from vit_jax.data.host import decode
 from vit_jax.data.host import maps as maps_lib
 
-_AT_ONCE = 256  # examples that threads read before the next group starts
 _COMMON = 10  # number of sizes to list
 _NONE = '(none)'  # stands for a missing class or file name suffix
+_MOST_LINES = 20  # of one kind, in a text
+_MOST_CLASSES = 10  # with more, only the smallest and largest are shown
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """An example to read.
+  """An example to read."""
 
-  Attributes:
-    id: As `Source.id`.
-    split: Name of its split.
-    label: Name of its class; None: known once it is read.
-    read: Function that reads it.
-    maps: Its maps of classes, by name.
-  """
-
-  id: str
-  split: str
-  label: str | None
-  read: Callable[[], base.Example]
+  id: str  # as `Source.id`
+  split: str  # name of its split
+  label: str | None  # name of its class; None: known once it is read
+  read: Callable[[], base.Example]  # function that reads it
+  # Its maps of classes, by name.
   maps: Mapping[str, target_kinds.SegmentationMap] = dataclasses.field(
     default_factory=dict
   )
@@ -60,65 +56,50 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-  """Examples to read, and problems that were found without reading them.
+  """Examples to read, and problems that were found without reading them."""
 
-  Attributes:
-    data: As `config.data.name`.
-    classes: Classes of train.
-    entries: All examples.
-    folders: Folders of the splits, by name.
-    ignored: Files that are not images of a class.
-    problems: Problems of classes, and of splits that cannot be opened.
-    train: The split of training.
-  """
-
-  data: str
-  classes: tuple[str, ...]
+  data: str  # as `config.data.name`
+  classes: tuple[str, ...]  # classes of train
   entries: list[Entry]
+  # Folders of the splits, by name.
   folders: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  ignored: Sequence[str] = ()
+  ignored: Sequence[str] = ()  # files that are not images of a class
+  # Problems of classes, and of splits that cannot be opened.
   problems: Sequence[str] = ()
-  train: str = 'train'
+  train: str = 'train'  # the split of training
 
 
 @dataclasses.dataclass(frozen=True)
-class _ReadExample:
-  """An example after it was read.
+class _Reading:
+  """An example after it was read."""
 
-  Attributes:
-    label: Name of its class.
-    problem: Why it cannot be read; '' if it can.
-    digest: Digest of its bytes.
-    size: (height, width).
-    channels: Number of stored channels.
-    counts: Histogram of its 16-bit values; None: it has 8 bits.
-    places: Of each class, from `class_areas.count`, by the name of the map.
-  """
-
+  entry: Entry
   label: str
-  problem: str = ''
+  problem: str = ''  # why it cannot be read
   digest: bytes = b''
-  size: tuple[int, int] = (0, 0)
+  size: tuple[int, int] = (0, 0)  # (height, width)
   channels: int = 0
-  counts: np.ndarray | None = None
+  counts: np.ndarray | None = None  # of its 16-bit values; None: it has 8 bits
+  # Of each class, from `class_areas.count`, by the name of the map.
   places: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
   """Lists all examples and other files in a folder.
 
-  Args:
-    root: The folder.
-    split_of: Split by example id, where it is not the folder's.
-
-  Raises:
-    UserError: There is no such folder, or its splits are not clear.
+  `split_of` has the split of examples by id, where it is not the folder's.
   """
-  _refuse_scans(root)
+  data_name = f'{folder_lib.PREFIX}{root}'
+  if scan_folder.holds_scans(root):
+    raise UserError(
+      f'{root} holds scans, and check is for images, unless a config says how'
+      ' scans are read: write python -m vit_jax.data check CONFIG.py'
+      f' --config.data.name={data_name}'
+    )
   if pairs_lib.holds_maps(root):
     names = voc.lists(root) or pairs_lib.split_folders(root)
     opened = {name: pairs_lib.PairsSource(root, name) for name in names}
-    return _survey_sources(f'{folder_lib.PREFIX}{root}', opened)
+    return _survey_sources(data_name, opened)
   folders = folder_lib.split_folders(root)
   classes = folder_lib.class_names(folders, folders)
   entries, ignored, problems = [], [], []
@@ -129,26 +110,10 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
     for name in listing.images:
       path = os.path.join(folder, name)
       id_ = os.path.relpath(path, root)
-      entries.append(
-        Entry(
-          id_,
-          (split_of or {}).get(id_, split),
-          name.split('/')[0],
-          functools.partial(_read_file, path),
-        )
-      )
-  name = f'{folder_lib.PREFIX}{root}'
-  return Survey(name, classes, entries, folders, ignored, problems)
-
-
-def _refuse_scans(root: str) -> None:
-  """Raises a UserError if a folder holds scans, which need a config."""
-  if scan_folder.holds_scans(root):
-    raise UserError(
-      f'{root} holds scans, and check is for images, unless a config says how'
-      ' scans are read: write python -m vit_jax.data check CONFIG.py'
-      f' --config.data.name=folder:{root}'
-    )
+      example_split = (split_of or {}).get(id_, split)
+      read = functools.partial(_read_file, path)
+      entries.append(Entry(id_, example_split, name.split('/')[0], read))
+  return Survey(data_name, classes, entries, folders, ignored, problems)
 
 
 def _read_file(path: str) -> base.Example:
@@ -159,25 +124,35 @@ def list_config(config: ml_collections.ConfigDict) -> Survey:
   """Lists the data of a config: its splits, or all of a folder of classes.
 
   This includes examples that the config leaves out as damaged.
-
-  Raises:
-    UserError: The data does not exist.
   """
-  root = base.data_path(config.data.name)
-  opened, problems = _open_splits(config)
-  is_folder = config.data.name.startswith(folder_lib.PREFIX)
+  config = config.copy_and_resolve_references()
+  config.data.skip_damaged = ''
+  data_name, root = config.data.name, base.data_path(config.data.name)
+  specs = [config.data.split]
+  for spec in config.evals.values():
+    if spec.split:
+      evaluator = parts.parse(spec.kind, 'evals.NAME.kind')
+      specs += [spec.split, evaluator.options.get('train_split', '')]
+  opened: dict[str, base.Source] = {}
+  problems = []
+  for split in dict.fromkeys(filter(None, specs)):
+    try:
+      opened[split] = sources.open_source(config, split)
+    except UserError as e:
+      problems.append(str(e))
+  is_folder = data_name.startswith(folder_lib.PREFIX)
   if is_folder and scan_folder.find_source(root) is None:
     split_of = {
       source.id(i): split
       for split, source in reversed(opened.items())
       for i in range(len(source))
     }
-    result = list_folder(root, split_of)
-    new = [x for x in problems if x not in result.problems]
-    return dataclasses.replace(result, problems=[*result.problems, *new])
+    survey = list_folder(root, split_of)
+    problems = [*dict.fromkeys([*survey.problems, *problems])]
+    return dataclasses.replace(survey, problems=problems)
   if not opened:
     raise UserError(problems[0])
-  return _survey_sources(config.data.name, opened, problems, config.data.split)
+  return _survey_sources(data_name, opened, problems, config.data.split)
 
 
 def _survey_sources(
@@ -202,61 +177,53 @@ def _survey_sources(
   return Survey(name, classes, entries, problems=problems, train=train)
 
 
-def _open_splits(
-  config: ml_collections.ConfigDict,
-) -> tuple[dict[str, base.Source], list[str]]:
-  """Returns the splits of a config that can be opened, and the problems."""
-  config = config.copy_and_resolve_references()
-  config.data.skip_damaged = ''
-  specs = [config.data.split]
-  for spec in config.evals.values():
-    if spec.split:
-      evaluator = parts.parse(spec.kind, 'evals.NAME.kind')
-      specs += [spec.split, evaluator.options.get('train_split', '')]
-  opened: dict[str, base.Source] = {}
-  problems = []
-  for split in dict.fromkeys(filter(None, specs)):
-    try:
-      opened[split] = sources.open_source(config, split)
-    except UserError as e:
-      problems.append(str(e))
-  return opened, problems
-
-
 def report(
   survey: Survey, progress: Callable[[int], object] = lambda _: None
 ) -> dict[str, Any]:
   """Reads and decodes all examples, and lists all problems.
 
-  Args:
-    survey: Examples to read.
-    progress: Function to call with the number of examples that were read.
-
-  Returns:
-    JSON, as `python -m vit_jax.data check --format=json` prints it;
-    `vit_jax.data.__main__` describes it.
+  The result is what `python -m vit_jax.data check --format=json` prints;
+  `vit_jax.data.__main__` describes it. `progress` is called with the number of
+  examples that were read.
   """
   examples = []
   counts = np.zeros(2**16, np.int64)
-  for example in _look_at_all(survey, progress):
+  read = functools.partial(_read, survey.classes)
+  for example in batches.in_threads(read, survey.entries):
+    progress(1)
     if example.counts is not None:
       counts += example.counts
       # The histograms of all images together would fill the memory.
       example = dataclasses.replace(example, counts=counts[:0])
     examples.append(example)
-  pairs = [*zip(survey.entries, examples, strict=True)]
   good = [example for example in examples if not example.problem]
-  duplicates, copies = _duplicates(pairs)
+  duplicates, copies = _duplicates(good)
   deep = sum(example.counts is not None for example in good)
-  areas = _class_areas(pairs)
-  useless, warnings = _absent_classes(areas, survey.train)
+  areas = _class_areas(good)
+  problems, warnings = [*survey.problems], []
+  for by_split in areas.values():
+    if train_areas := by_split.get(survey.train):
+      sentence = train_areas.problem(survey.train, train_areas.maps)
+      if train_areas.is_useless():
+        problems.append(sentence)
+      elif sentence:
+        warnings.append(sentence)
   return {
     'data': survey.data,
-    'examples': len(pairs),
-    'splits': _splits(survey, pairs),
-    'problems': [*survey.problems, *useless],
+    'examples': len(examples),
+    'splits': _splits(survey, examples),
+    'problems': problems,
     'warnings': warnings,
-    'damaged': [_damage(*pair) for pair in pairs if pair[1].problem],
+    'damaged': [
+      {
+        'id': x.entry.id,
+        'split': x.entry.split,
+        'class': x.label,
+        'problem': x.problem,
+      }
+      for x in examples
+      if x.problem
+    ],
     'duplicates': duplicates,
     'copies': copies,
     'ignored': _endings(survey.ignored),
@@ -265,73 +232,27 @@ def report(
     'bits': {'8': len(good) - deep, '16': deep},
     'intensity': _intensity(intensity.Histogram(counts, deep)),
     'maps': {
-      name: {split: _map_areas(x) for split, x in by_split.items()}
+      name: {split: x.to_dict() for split, x in by_split.items()}
       for name, by_split in areas.items()
     },
   }
 
 
-def _class_areas(pairs: '_Pairs') -> '_Areas':
-  """Returns the areas of all maps."""
-  areas: _Areas = {}
-  for entry, example in pairs:
-    for name, places in example.places.items():
-      by_split = areas.setdefault(name, {})
-      zero = class_areas.ClassAreas.zero(entry.maps[name])
-      by_split[entry.split] = by_split.get(entry.split, zero).with_map(places)
-  return areas
-
-
-def _absent_classes(areas: '_Areas', train: str) -> tuple[list[str], list[str]]:
-  """Returns problems and warnings of classes that no training map has."""
-  problems, warnings = [], []
-  for by_split in areas.values():
-    if train_areas := by_split.get(train):
-      sentence = train_areas.problem(train, train_areas.maps)
-      if train_areas.is_useless():
-        problems.append(sentence)
-      elif sentence:
-        warnings.append(sentence)
-  return problems, warnings
-
-
-def _map_areas(areas: class_areas.ClassAreas) -> dict[str, Any]:
-  """Returns the places of each class, and of those that do not count."""
-  *places, ignored = areas.places.tolist()
-  classes = dict(zip(areas.feature.classes, places, strict=True))
-  return {'maps': areas.maps, 'classes': classes, 'ignored': ignored}
-
-
-def _look_at_all(
-  survey: Survey, progress: Callable[[int], object]
-) -> Iterator[_ReadExample]:
-  """Yields all examples in order, as threads read them."""
-
-  def look(entry: Entry) -> _ReadExample:
-    cv2.setNumThreads(1)  # other cores read other examples
-    return _look_at(entry, survey.classes)
-
-  with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:
-    for start in range(0, len(survey.entries), _AT_ONCE):
-      for example in pool.map(look, survey.entries[start : start + _AT_ONCE]):
-        progress(1)
-        yield example
-
-
-def _look_at(entry: Entry, classes: tuple[str, ...]) -> _ReadExample:
+def _read(classes: tuple[str, ...], entry: Entry) -> _Reading:
+  """Returns what is reported of an example; its pixels are not kept."""
+  cv2.setNumThreads(1)  # other cores read other examples
   label = entry.label or ''
   try:
     example = entry.read()
     if entry.label is None:
       position = example.values.get('label')
       label = _NONE if position is None else classes[position]
-    if isinstance(example.image, bytes):
-      data = example.image
-      pixels = decode.as_stored(data, origin=example.origin)
+    image: Any = example.image
+    if isinstance(image, bytes):
+      data, pixels = image, decode.as_stored(image, origin=example.origin)
     else:
-      pixels = example.image
-      if isinstance(pixels, clips.Frames):
-        pixels = pixels.read_all(example.origin)
+      is_stored = isinstance(image, clips.Frames)
+      pixels = image.read_all(example.origin) if is_stored else image
       data = pixels.tobytes()
     places = {}
     for name, kind in entry.maps.items():
@@ -339,64 +260,71 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _ReadExample:
       labels = maps_lib.read(example, name, kind, size)
       places[name] = class_areas.count(labels, kind)
   except UserError as e:
-    return _ReadExample(label, str(e))
-  colors = pixels if pixels.ndim == 2 else pixels[..., :3]
+    return _Reading(entry, label, str(e))
+  counts = None
+  if pixels.dtype == np.uint16:
+    colors = pixels if pixels.ndim == 2 else pixels[..., :3]
+    counts = intensity.histogram(colors, 16)
   first = max(pixels.ndim - 3, 0)  # after the frames of a video
-  return _ReadExample(
+  return _Reading(
+    entry,
     label,
     digest=hashlib.blake2b(data, digest_size=16).digest(),
     size=(pixels.shape[first], pixels.shape[first + 1]),
     channels=1 if pixels.ndim == 2 else pixels.shape[-1],
-    counts=intensity.histogram(colors, 16)
-    if pixels.dtype == np.uint16
-    else None,
+    counts=counts,
     places=places,
   )
 
 
-def _damage(entry: Entry, example: _ReadExample) -> dict[str, str]:
-  """Returns a report's entry about an example that cannot be read."""
-  return {
-    'id': entry.id,
-    'split': entry.split,
-    'class': example.label,
-    'problem': example.problem,
-  }
+def _class_areas(
+  examples: Sequence[_Reading],
+) -> dict[str, dict[str, class_areas.ClassAreas]]:
+  """Returns the areas of all maps, by the name of the maps, and by split."""
+  areas: dict[str, dict[str, class_areas.ClassAreas]] = {}
+  for example in examples:
+    split = example.entry.split
+    for name, places in example.places.items():
+      by_split = areas.setdefault(name, {})
+      total = by_split.get(split)
+      by_split[split] = class_areas.ClassAreas(
+        example.entry.maps[name],
+        places + (total.places if total else 0),
+        1 + (total.maps if total else 0),
+      )
+  return areas
 
 
-_Pairs = Sequence[tuple[Entry, _ReadExample]]
-# Areas by the name of the maps, and by split.
-_Areas = dict[str, dict[str, class_areas.ClassAreas]]
-
-
-def _splits(survey: Survey, pairs: _Pairs) -> dict[str, Any]:
+def _splits(survey: Survey, examples: Sequence[_Reading]) -> dict[str, Any]:
   """Returns the examples of each split, by class."""
+  labels: dict[str, list[str]] = {name: [] for name in survey.folders}
+  for example in examples:
+    labels.setdefault(example.entry.split, []).append(example.label)
   split_reports: dict[str, Any] = {}
-  for name, path in survey.folders.items():
-    split_reports[name] = {'folder': path, 'examples': 0, 'classes': {}}
-  labels: dict[str, list[str]] = {}
-  for entry, example in pairs:
-    labels.setdefault(entry.split, []).append(example.label)
   for name, class_names in labels.items():
-    part = split_reports.setdefault(name, {})
-    part |= {'examples': len(class_names), 'classes': _count(class_names)}
-  return {
-    name: part for name, part in split_reports.items() if part['examples']
-  }
+    if class_names:
+      path = survey.folders.get(name)
+      split_reports[name] = {'folder': path} if path else {}
+      split_reports[name] |= {
+        'examples': len(class_names),
+        'classes': _count(class_names),
+      }
+  return split_reports
 
 
-def _duplicates(pairs: _Pairs) -> tuple[list[dict[str, Any]], int]:
+def _duplicates(
+  examples: Sequence[_Reading],
+) -> tuple[list[dict[str, Any]], int]:
   """Returns duplicates across splits or classes, and the number of others."""
-  groups: dict[bytes, list[tuple[Entry, _ReadExample]]] = {}
-  for entry, example in pairs:
-    if not example.problem:
-      groups.setdefault(example.digest, []).append((entry, example))
+  groups: dict[bytes, list[_Reading]] = {}
+  for example in examples:
+    groups.setdefault(example.digest, []).append(example)
   duplicates, copies = [], 0
   for group in groups.values():
-    splits = list(dict.fromkeys(entry.split for entry, _ in group))
-    labels = list(dict.fromkeys(example.label for _, example in group))
+    splits = list(dict.fromkeys(x.entry.split for x in group))
+    labels = list(dict.fromkeys(x.label for x in group))
     if len(splits) > 1 or len(labels) > 1:
-      ids = [entry.id for entry, _ in group]
+      ids = [x.entry.id for x in group]
       duplicates.append({'ids': ids, 'splits': splits, 'classes': labels})
     else:
       copies += len(group) - 1
@@ -415,7 +343,7 @@ def _endings(paths: Sequence[str]) -> dict[str, Any]:
   }
 
 
-def _sizes(examples: Sequence[_ReadExample]) -> dict[str, Any] | None:
+def _sizes(examples: Sequence[_Reading]) -> dict[str, Any] | None:
   """Returns the range and the most common of the images' sizes."""
   counts = collections.Counter(example.size for example in examples)
   if not counts:
@@ -445,10 +373,106 @@ def _intensity(histogram: intensity.Histogram) -> dict[str, Any] | None:
   }
 
 
-def _count(names: Any) -> dict[str, int]:
+def _count(names: Iterable[str]) -> dict[str, int]:
   return dict(sorted(collections.Counter(names).items()))
 
 
 def is_bad(survey_report: Mapping[str, Any]) -> bool:
   """Whether a report lists something that would stop a run."""
   return bool(survey_report['damaged'] or survey_report['problems'])
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+  """Returns what `survey.report` found as a report for people."""
+  splits = report['splits']
+  rows = [
+    (name, part['examples'], _classes(part['classes']))
+    for name, part in splits.items()
+  ]
+  table = tables.Table(('split', 'examples', 'classes'), rows)
+  lines = [report['data'], table.text(tables.room())]
+  lines += [*_about_images(report)]
+  for ending, files in report['ignored'].items():
+    lines.append(
+      f'ignored: {counted(files["count"], "file")} with the ending {ending},'
+      f' such as {files["example"]}'
+    )
+  lines += [*_about_maps(report['maps'])]
+  lines += [f'warning: {x}' for x in report['warnings']]
+  pairs = [' = '.join(group['ids']) for group in report['duplicates']]
+  damaged = [entry['problem'] for entry in report['damaged']]
+  lines += _listed('problems of splits and classes', report['problems'])
+  lines += _listed('damaged', damaged)
+  lines += _listed('the same bytes in several splits or classes', pairs)
+  if report['copies']:
+    lines.append(f'copies within a class of a split: {report["copies"]}')
+  warns = any(line.startswith('warning:') for line in lines)
+  if not any((damaged, pairs, report['problems'], warns)):
+    lines.append('nothing is wrong')
+  return '\n'.join(lines)
+
+
+def _about_images(report: Mapping[str, Any]) -> Iterator[str]:
+  sizes = report['sizes']
+  if sizes is None:
+    return
+  common = sizes['common'][0]
+  yield (
+    f'height x width: {_by(sizes["smallest"])} to {_by(sizes["largest"])},'
+    f' {counted(sizes["different"], "size")}; most often'
+    f' {_by(common["size"])} ({counted(common["count"], "image")})'
+  )
+  for name in ('channels', 'bits'):
+    counts = ', '.join(f'{x} ({n})' for x, n in report[name].items() if n)
+    yield f'{name} (images): {counts}'
+  if all(report['bits'].values()):
+    yield (
+      'warning: some images have 8 bits and some 16: leave'
+      ' config.data.intensity at type, since other settings need one depth'
+    )
+  if values := report['intensity']:
+    low, high = values['percentiles'].values()
+    yield (
+      f'values of 16 bits: {values["least"]} to {values["greatest"]}, 99% of'
+      f' them {low} to {high}'
+    )
+    if values['warning']:
+      yield f'warning: {values["warning"]}'
+
+
+def _about_maps(maps: Mapping[str, Any]) -> Iterator[str]:
+  for name, by_split in maps.items():
+    for split, areas in by_split.items():
+      total = sum(areas['classes'].values()) + areas['ignored']
+      shares = {k: n / total for k, n in areas['classes'].items()}
+      least = sorted(shares, key=lambda k: shares[k])[:_MOST_CLASSES]
+      kind = 'classes' if len(shares) <= _MOST_CLASSES else 'rarest classes'
+      text = ', '.join(f'{k} {shares[k]:.1%}' for k in shares if k in least)
+      yield (
+        f'{kind} of the pixels of {counted(areas["maps"], "map")} ({name} of'
+        f' {split}): {text}; {areas["ignored"] / total:.1%} are ignored'
+      )
+
+
+def _classes(counts: Mapping[str, int]) -> str:
+  """Returns classes with their sizes; if many, the smallest and largest."""
+  if len(counts) <= _MOST_CLASSES:
+    return ', '.join(f'{name} {n}' for name, n in counts.items())
+  least = min(counts, key=lambda name: counts[name])
+  most = max(counts, key=lambda name: counts[name])
+  return (
+    f'{len(counts)}, of {counts[least]} ({least}) to {counts[most]} ({most})'
+  )
+
+
+def _by(size: Sequence[int]) -> str:
+  return f'{size[0]} x {size[1]}'
+
+
+def _listed(title: str, lines: Sequence[str]) -> list[str]:
+  if not lines:
+    return []
+  first_lines = [f'  {x}' for x in lines[:_MOST_LINES]]
+  left = len(lines) - len(first_lines)
+  more = [f'  ... and {left} more'] if left else []
+  return [f'{title}: {len(lines)}', *first_lines, *more]

@@ -38,11 +38,7 @@ class MultiLabel(OfClasses, Target):
 
 @dataclasses.dataclass(frozen=True)
 class Number(Target):
-  """Quantities in their own units, float32 [K].
-
-  Attributes:
-    quantities: Their names.
-  """
+  """Quantities in their own units, float32 [K], by name."""
 
   quantities: tuple[str, ...]
   dtype: ClassVar[np.dtype] = np.dtype(np.float32)
@@ -82,15 +78,7 @@ class SegmentationMap(OfClasses, Map):
     return np.dtype(np.uint8 if most < 2**8 else np.uint16)
 
   def encode(self, values: np.ndarray, origin: str) -> np.ndarray:
-    """Returns labels [..., H, W] with the type of a batch.
-
-    Args:
-      values: Integers [..., H, W], at least 0.
-      origin: File or record, for error messages.
-
-    Raises:
-      UserError: A label is not that of a class.
-    """
+    """Returns labels [..., H, W] with the type of a batch."""
     wrong = (values >= len(self.classes)) & (values != self.ignore)
     if wrong.any():
       place = np.argwhere(wrong)[0]

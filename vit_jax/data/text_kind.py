@@ -17,22 +17,14 @@ class Text(Target):
 
   A source has the captions of an example as strings, at least one. Training
   draws one of them at each step; evaluation takes the first, and retrieval all.
-
-  Attributes:
-    length: T; 0: there is no tokenizer yet.
-    vocabulary: Number of different tokens.
-    tokenizer: As `config.data.tokenizer`.
-    digest: Of the vocabulary, from `tokenizers.digest`.
-    words: Words that the tokenizer 'words' knows.
-    cuts: Whether longer captions are cut; False: they are refused.
   """
 
-  length: int = 0
-  vocabulary: int = 0
-  tokenizer: str = ''
-  digest: str = ''
-  words: tuple[str, ...] = ()
-  cuts: bool = True
+  length: int = 0  # T; 0: there is no tokenizer yet
+  vocabulary: int = 0  # number of different tokens
+  tokenizer: str = ''  # as `config.data.tokenizer`
+  digest: str = ''  # of the vocabulary, from `tokenizers.digest`
+  words: tuple[str, ...] = ()  # words that the tokenizer 'words' knows
+  cuts: bool = True  # whether longer captions are cut; False: they are refused
   dtype: ClassVar[np.dtype] = np.dtype(np.int32)
   plural: ClassVar[str] = 'captions'
   can_mix: ClassVar[bool] = False
@@ -51,12 +43,7 @@ class Text(Target):
     return [value[int(np.random.default_rng(key).integers(len(value)))]]
 
   def encode(self, value: Sequence[str], origin: str) -> np.ndarray:
-    """Returns the tokens of the first caption.
-
-    Raises:
-      UserError: It is empty, or longer than allowed; or the vocabulary cannot
-        be read.
-    """
+    """Returns the tokens of the first caption."""
     text = value[0] if len(value) else ''
     if not text.strip():
       raise UserError(
@@ -65,12 +52,8 @@ class Text(Target):
     return self.encode_all([text], origin)[0]
 
   def encode_all(self, texts: Sequence[str], origin: str) -> np.ndarray:
-    """Returns the tokens of texts, int32 [B, T].
-
-    Raises:
-      UserError: As `encode`.
-    """
-    tokenizer = tokenizers.make(self.tokenizer, self.length, self.words)
+    """Returns the tokens of texts, int32 [B, T]."""
+    tokenizer = self._tokenizer()
     if not all(text.strip() for text in texts):
       raise UserError(f'{origin}: a text is empty: write it, or leave it out')
     if not self.cuts:
@@ -86,19 +69,17 @@ class Text(Target):
 
   def decode(self, tokens: np.ndarray) -> str:
     """Returns the text of tokens, int32 [T]."""
-    tokenizer = tokenizers.make(self.tokenizer, self.length, self.words)
-    return tokenizer.decode(tokens.tolist())
+    return self._tokenizer().decode(tokens.tolist())
+
+  def _tokenizer(self) -> tokenizers.Tokenizer:
+    return tokenizers.make(self.tokenizer, self.length, self.words)
 
   def show(self, value: np.ndarray) -> list[str]:
     """Returns the caption."""
     return [self.decode(value)]
 
   def check_vocabulary(self) -> None:
-    """Checks that the vocabulary is the one that this feature was made with.
-
-    Raises:
-      UserError: It is another one, or cannot be read.
-    """
+    """Checks that the vocabulary is the one that this feature was made with."""
     file_digest = tokenizers.digest(self.tokenizer, self.words)
     if file_digest != self.digest:
       raise UserError(

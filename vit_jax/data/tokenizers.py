@@ -86,16 +86,7 @@ class Clip(Tokenizer):
   """
 
   def __init__(self, path: str | pathlib.Path, length: int = 77):
-    """Reads the merges.
-
-    Args:
-      path: File of CLIP's merges, as bpe_simple_vocab_16e6.txt.gz: a line with
-        a header, then a merge each.
-      length: L.
-
-    Raises:
-      UserError: The file cannot be read, or a library is missing.
-    """
+    """Reads CLIP's merges, as bpe_simple_vocab_16e6.txt.gz."""
     library, self._ftfy = _library('tokenizers'), _library('ftfy')
     merges = _merges(pathlib.Path(path))
     symbols = _byte_symbols()
@@ -165,16 +156,10 @@ class SentencePiece(Tokenizer):
     *,
     canonical: bool = True,
   ):
-    """Reads a vocabulary.
+    """Reads a SentencePiece model, as spiece.model of google/siglip-*.
 
-    Args:
-      path: A SentencePiece model, as spiece.model of google/siglip-*.
-      length: L.
-      canonical: Whether punctuation is removed, as in transformers and in
-        prompts; captions in training are only lower-cased.
-
-    Raises:
-      UserError: The file cannot be read, or the library is missing.
+    `canonical` removes punctuation, as in transformers and in prompts; captions
+    in training are only lower-cased.
     """
     library = _library('sentencepiece')
     vocabularies.check_file(pathlib.Path(path))
@@ -195,8 +180,7 @@ class SentencePiece(Tokenizer):
   def decode(self, tokens: Sequence[int]) -> str:
     """Returns the pieces without end tokens."""
     ids = [int(i) for i in tokens if i != self.end]
-    text: str = self._model.decode(ids)
-    return text
+    return self._model.decode(ids)
 
 
 class WordPiece(Tokenizer):
@@ -206,15 +190,7 @@ class WordPiece(Tokenizer):
   """
 
   def __init__(self, path: str | pathlib.Path, length: int = 16):
-    """Reads a vocabulary.
-
-    Args:
-      path: BERT's vocab.txt, with one piece a line.
-      length: L.
-
-    Raises:
-      UserError: The file cannot be read, or the library is missing.
-    """
+    """Reads BERT's vocab.txt, with one piece a line."""
     library = _library('tokenizers')
     # A piece may be a character at which `splitlines` cuts, as U+2028.
     lines = vocabularies.read_text(pathlib.Path(path)).split('\n')
@@ -254,12 +230,6 @@ class Words(Tokenizer):
   """
 
   def __init__(self, words: Sequence[str] = (), length: int = _WORDS_LENGTH):
-    """Numbers the words.
-
-    Args:
-      words: The words that have a token.
-      length: L.
-    """
     first = 1 + _BYTES
     super().__init__(length, first + len(words) + 1)
     self._ids = {word: first + i for i, word in enumerate(words)}
@@ -275,8 +245,7 @@ class Words(Tokenizer):
         tokens += [1 + byte for byte in word.encode()]
       else:
         tokens.append(token)
-    assert self.end is not None
-    return [*tokens, self.end]
+    return [*tokens, self.vocabulary - 1]
 
   def decode(self, tokens: Sequence[int]) -> str:
     """Returns the words, with spaces between them."""
@@ -301,11 +270,7 @@ def _words(text: str) -> list[str]:
 
 
 def check_name(name: str) -> None:
-  """Checks a value of `config.data.tokenizer`, without opening a file.
-
-  Raises:
-    UserError: It names no tokenizer.
-  """
+  """Checks a value of `config.data.tokenizer`, without opening a file."""
   if name != WORDS and not vocabularies.is_name(name):
     published = ', '.join(map(repr, vocabularies.PUBLISHED))
     raise UserError(
@@ -318,9 +283,7 @@ def check_name(name: str) -> None:
 def sizes(name: str, length: int | None) -> tuple[int, int]:
   """Returns the tokens of a text and of a vocabulary, without opening a file.
 
-  Args:
-    name: Value of `config.data.tokenizer`.
-    length: Tokens of a text; None: as published.
+  Without `length`, a text has as many as published.
   """
   if name == WORDS:
     return length or _WORDS_LENGTH, 1 + _BYTES + _MOST_WORDS + 1
@@ -332,40 +295,23 @@ def sizes(name: str, length: int | None) -> tuple[int, int]:
 def make(
   name: str, length: int | None = None, words: tuple[str, ...] = ()
 ) -> Tokenizer:
-  """Returns the tokenizer of a name.
-
-  Args:
-    name: Value of `config.data.tokenizer`.
-    length: Tokens of a text; None: as published.
-    words: Those that 'words' knows.
-
-  Raises:
-    UserError: There is no such tokenizer, its file cannot be read or
-      downloaded, or a library is missing.
-  """
+  """Returns a tokenizer by its name; 'words' knows the `words`."""
   check_name(name)
   if name == WORDS:
     return Words(words, length or _WORDS_LENGTH)
   kind, path = vocabularies.kind(name), vocabularies.fetch(name)
   length = sizes(name, length)[0]
-  if kind == 'clip':
-    return Clip(path, length)
-  if kind == 'sentencepiece':
-    return SentencePiece(path, length)
-  return WordPiece(path, length)
+  family: Any = {
+    'clip': Clip,
+    'sentencepiece': SentencePiece,
+    'wordpiece': WordPiece,
+  }[kind]
+  return family(path, length)
 
 
 @functools.lru_cache(maxsize=8)
 def digest(name: str, words: tuple[str, ...] = ()) -> str:
-  """Returns a digest of a vocabulary, 16 hexadecimal digits.
-
-  Args:
-    name: As for `make`.
-    words: As for `make`.
-
-  Raises:
-    UserError: The file cannot be read or downloaded.
-  """
+  """Returns a digest of a vocabulary, 16 hexadecimal digits."""
   result = hashlib.blake2b(digest_size=8)
   if name == WORDS:
     result.update('\n'.join(words).encode())

@@ -19,18 +19,11 @@ from vit_jax.runs import safe_io
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-  """A published vocabulary.
+  """A published vocabulary."""
 
-  Attributes:
-    length: Tokens of a text, as its model was trained.
-    entries: Number of different tokens.
-    url: Address of the file; a path is one on the Hugging Face Hub.
-    sha256: Digest of the file, hexadecimal.
-  """
-
-  length: int
-  entries: int
-  url: str
+  length: int  # tokens of a text, as its model was trained
+  entries: int  # number of different tokens
+  url: str  # address of the file; a path is one on the Hugging Face Hub
   sha256: str
 
 
@@ -73,57 +66,17 @@ def kind(name: str) -> str:
 
 
 def fetch(name: str) -> pathlib.Path:
-  """Returns the file of a vocabulary; downloads a published one if needed.
-
-  Args:
-    name: 'KIND' or 'KIND:FILE'.
-
-  Raises:
-    UserError: The file cannot be downloaded, or is another one.
-  """
+  """Returns the file of a vocabulary; downloads a published one if needed."""
   kind_name, _, path = name.partition(':')
   if path:
     return places.expand(path)
-  return transfer.download(_published(kind_name), time.sleep)
-
-
-def read(path: pathlib.Path) -> bytes:
-  """Returns the content of a file, unpacked if it is compressed.
-
-  Raises:
-    UserError: It cannot be read.
-  """
-  check_file(path)
-  with explained(f'{path} cannot be read', OSError, EOFError, zlib.error):
-    content = path.read_bytes()
-    return gzip.decompress(content) if path.suffix == '.gz' else content
-
-
-def read_text(path: pathlib.Path) -> str:
-  """Returns the same as text.
-
-  Raises:
-    UserError: It cannot be read.
-  """
-  with explained(f'{path} cannot be read', UnicodeDecodeError):
-    return safe_io.decoded(read(path))
-
-
-def check_file(path: pathlib.Path) -> None:
-  """Raises a UserError where there is no such file."""
-  if not path.is_file():
-    raise UserError(f'there is no vocabulary {path}')
-
-
-def _published(name: str) -> transfer.File:
-  """Returns the remote file of a kind."""
-  vocabulary = PUBLISHED[name]
+  vocabulary = PUBLISHED[kind_name]
   url = vocabulary.url
   if '://' not in url:
     url = f'{places.hub()}/{url}'
   target = places.cache() / 'vocabularies' / pathlib.PurePosixPath(url).name
-  copy_hint = f"name a copy of it, as config.data.tokenizer='{name}:FILE'"
-  return transfer.File(
+  copy_hint = f"name a copy of it, as config.data.tokenizer='{kind_name}:FILE'"
+  file = transfer.File(
     url,
     target,
     by_hand=f'download it where there is a network and put it at {target}, or'
@@ -132,3 +85,24 @@ def _published(name: str) -> transfer.File:
     missing=copy_hint,
     sha256=vocabulary.sha256,
   )
+  return transfer.download(file, time.sleep)
+
+
+def read(path: pathlib.Path) -> bytes:
+  """Returns the content of a file, unpacked if it is compressed."""
+  check_file(path)
+  with explained(f'{path} cannot be read', OSError, EOFError, zlib.error):
+    content = path.read_bytes()
+    return gzip.decompress(content) if path.suffix == '.gz' else content
+
+
+def read_text(path: pathlib.Path) -> str:
+  """Returns the same as text."""
+  with explained(f'{path} cannot be read', UnicodeDecodeError):
+    return safe_io.decoded(read(path))
+
+
+def check_file(path: pathlib.Path) -> None:
+  """Raises a UserError where there is no such file."""
+  if not path.is_file():
+    raise UserError(f'there is no vocabulary {path}')

@@ -8,8 +8,8 @@ import pytest
 import stand_in
 
 from vit_jax import config as config_lib
+from vit_jax.data import augmentations
 from vit_jax.data.device import mixing
-from vit_jax.data.device import views
 
 SIZE, CLASSES = (12, 20), 5
 IMAGES = np.stack([stand_in.pixels(i, *SIZE) for i in range(16)]) / 255
@@ -131,7 +131,7 @@ def test_which_of_the_two_and_whether():
   ],
 )
 def test_is_on(settings, on):
-  assert views.mixes(make_config(**settings)) is on
+  assert augmentations.mixes(make_config(**settings)) is on
 
 
 def test_a_label_is_the_share_of_its_pixels():

@@ -20,7 +20,7 @@ _BLUR_PAD = 2
 MAX_BLUR = 2.4
 
 
-def auto_contrast(image: jax.Array, amount: jax.Array) -> jax.Array:
+def _auto_contrast(image: jax.Array, amount: jax.Array) -> jax.Array:
   """Returns the table that stretches each channel's values to 0..255."""
   del amount
   low = image.min(axis=(0, 1)).astype(jnp.int32)
@@ -29,10 +29,12 @@ def auto_contrast(image: jax.Array, amount: jax.Array) -> jax.Array:
   return jnp.where(width > 0, stretched, _VALUES)
 
 
-def equalize(image: jax.Array, amount: jax.Array) -> jax.Array:
+def _equalize(image: jax.Array, amount: jax.Array) -> jax.Array:
   """Returns the table that equalises each channel's histogram."""
   del amount
-  histogram = _histogram(image)
+  values = image.reshape(-1, image.shape[-1])
+  count = jax.vmap(lambda x: jnp.zeros(256, jnp.int32).at[x].add(1), 1, 1)
+  histogram = count(values)  # [256, C]
   cumulative = histogram.cumsum(axis=0)
   last = jnp.where(_VALUES == image.max(axis=(0, 1)), histogram, 0).sum(axis=0)
   step = (cumulative[-1] - last) // 255
@@ -40,57 +42,7 @@ def equalize(image: jax.Array, amount: jax.Array) -> jax.Array:
   return jnp.where(step > 0, table, _VALUES)
 
 
-def invert(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Returns the table of a negative."""
-  del image, amount
-  return jnp.asarray(255 - _VALUES)
-
-
-def posterize(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Returns the table that keeps the upper `amount` (0 to 8) bits."""
-  del image
-  dropped = 8 - jnp.clip(amount.astype(jnp.int32), 0, 8)
-  return (jnp.asarray(_VALUES) >> dropped) << dropped
-
-
-def solarize(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Returns the table that inverts values from `amount` up."""
-  del image
-  return jnp.where(_VALUES < amount, _VALUES, 255 - _VALUES)
-
-
-def solarize_add(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Returns the table that adds `amount` to values below 128."""
-  del image
-  return jnp.where(_VALUES < 128, _VALUES + amount.astype(jnp.int32), _VALUES)
-
-
-def brightness(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Returns the table that multiplies values by `amount`."""
-  del image
-  return _blend(jnp.zeros_like(_VALUES), _VALUES, amount)
-
-
-def contrast(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Returns the table that scales the distance to the mean grey."""
-  grey = _luminance(image)
-  mean = (2 * grey.sum() + grey.size) // (2 * grey.size)
-  return _blend(mean, _VALUES, amount)
-
-
-def color(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Scales the distance to grey: 0 makes an image grey, 1 leaves it."""
-  return _blend(_luminance(image), image, amount).astype(jnp.uint8)
-
-
-def grayscale(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Sets all channels to the luminance."""
-  del amount
-  grey = _luminance(image).astype(jnp.uint8)
-  return jnp.broadcast_to(grey, image.shape)
-
-
-def sharpness(image: jax.Array, amount: jax.Array) -> jax.Array:
+def _sharpness(image: jax.Array, amount: jax.Array) -> jax.Array:
   """Scales the distance to a smoothed image, except at the outermost pixels."""
   height, width = image.shape[:2]
   padded = jnp.pad(image.astype(jnp.int32), ((1, 1), (1, 1), (0, 0)))
@@ -117,14 +69,11 @@ def hue(image: jax.Array, amount: jax.Array) -> jax.Array:
 
 
 def gaussian_blur(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Blurs with an approximate Gaussian of `amount` pixels standard deviation.
+  """Blurs uint8 [H, W, C] with an approximate Gaussian.
 
-  Like Pillow, this applies three box filters with soft edges along rows, then
-  along columns, and rounds after each.
-
-  Args:
-    image: uint8 [H, W, C], with any number of channels.
-    amount: Below `MAX_BLUR`.
+  Its standard deviation is `amount` pixels, below `MAX_BLUR`. Like Pillow, this
+  applies three box filters with soft edges along rows, then along columns, and
+  rounds after each.
   """
   variance = amount * amount / 3
   whole_radius = jnp.floor((jnp.sqrt(12 * variance + 1) - 1) / 2)
@@ -142,19 +91,14 @@ def gaussian_blur(image: jax.Array, amount: jax.Array) -> jax.Array:
   weights = jnp.where(offsets <= whole_radius + 1, weights, 0)
   blurred = image.astype(jnp.uint32)
   for axis in (1, 1, 1, 0, 0, 0):
-    blurred = (_along(axis, blurred, weights) + 2**23) >> 24
+    pad = [(_BLUR_PAD * (i == axis),) * 2 for i in range(3)]
+    padded = jnp.pad(blurred, pad, mode='edge')
+    total = jnp.zeros_like(blurred)
+    for i in range(2 * _BLUR_PAD + 1):
+      end = i + blurred.shape[axis]
+      total += weights[i] * jax.lax.slice_in_dim(padded, i, end, axis=axis)
+    blurred = (total + 2**23) >> 24
   return blurred.astype(jnp.uint8)
-
-
-def _along(axis: int, image: jax.Array, weights: jax.Array) -> jax.Array:
-  """Returns the weighted sum of neighbours along an axis."""
-  pad = [(_BLUR_PAD * (i == axis),) * 2 for i in range(3)]
-  padded = jnp.pad(image, pad, mode='edge')
-  total = jnp.zeros_like(image)
-  for i in range(2 * _BLUR_PAD + 1):
-    end = i + image.shape[axis]
-    total += weights[i] * jax.lax.slice_in_dim(padded, i, end, axis=axis)
-  return total
 
 
 def _blend(
@@ -173,13 +117,6 @@ def _luminance(image: jax.Array) -> jax.Array:
     return image
   red, green, blue = jnp.split(image, 3, axis=-1)
   return (19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16
-
-
-def _histogram(image: jax.Array) -> jax.Array:
-  """Returns int32 [256, C]."""
-  values = image.reshape(-1, image.shape[-1])
-  count = jax.vmap(lambda x: jnp.zeros(256, jnp.int32).at[x].add(1), 1, 1)
-  return count(values)
 
 
 def _to_hsv(image: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -223,23 +160,51 @@ def _from_hsv(
   return jnp.floor(channels + 0.5).astype(jnp.uint8)
 
 
+def _contrast(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Returns the table that scales the distance to the mean grey."""
+  grey = _luminance(image)
+  mean = (2 * grey.sum() + grey.size) // (2 * grey.size)
+  return _blend(mean, _VALUES, amount)
+
+
+def _posterize(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Returns the table that keeps the upper `amount` (0 to 8) bits."""
+  del image
+  dropped = 8 - jnp.clip(amount.astype(jnp.int32), 0, 8)
+  return (jnp.asarray(_VALUES) >> dropped) << dropped
+
+
 _Change = Callable[[jax.Array, jax.Array], jax.Array]
 
 # (image, amount) -> int32 [256, C or 1]; the caller clips to 0..255.
 TABLES: dict[str, _Change] = {
-  'auto_contrast': auto_contrast,
-  'equalize': equalize,
-  'invert': invert,
-  'posterize': posterize,
-  'solarize': solarize,
-  'solarize_add': solarize_add,
-  'brightness': brightness,
-  'contrast': contrast,
+  'auto_contrast': _auto_contrast,
+  'equalize': _equalize,
+  'invert': lambda image, amount: jnp.asarray(255 - _VALUES),
+  'posterize': _posterize,
+  # Inverts values from `amount` up.
+  'solarize': lambda image, amount: jnp.where(
+    _VALUES < amount, _VALUES, 255 - _VALUES
+  ),
+  # Adds `amount` to values below 128.
+  'solarize_add': lambda image, amount: jnp.where(
+    _VALUES < 128, _VALUES + amount.astype(jnp.int32), _VALUES
+  ),
+  # Multiplies by `amount`.
+  'brightness': lambda image, amount: _blend(
+    jnp.zeros_like(_VALUES), _VALUES, amount
+  ),
+  'contrast': _contrast,
 }
 # (image, amount) -> image.
 FILTERS: dict[str, _Change] = {
-  'color': color,
-  'grayscale': grayscale,
-  'sharpness': sharpness,
+  # Scales the distance to grey: 0 makes an image grey, 1 leaves it.
+  'color': lambda image, amount: _blend(
+    _luminance(image), image, amount
+  ).astype(jnp.uint8),
+  'grayscale': lambda image, amount: jnp.broadcast_to(
+    _luminance(image).astype(jnp.uint8), image.shape
+  ),
+  'sharpness': _sharpness,
   'hue': hue,
 }

@@ -21,15 +21,9 @@ _BOX, _FLIP = range(2)
 
 
 def random(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
-  """Crops images of one size at random.
+  """Crops images of one size at random, [B, h, w, C] to [B, H, W, C].
 
-  Args:
-    images: [B, h, w, C].
-    crop: Crop.
-    keys: [B], of the images; the same keys give the same boxes and flips.
-
-  Returns:
-    [B, H, W, C].
+  The same keys [B] give the same boxes and flips.
   """
   flips = None
   if crop.flip:
@@ -99,8 +93,7 @@ def cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
 def sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
   """Draws a crop of random area and ratio, as `transforms.sample_box` does.
 
-  Returns:
-    float32 [4]: top, left, height, width, in whole pixels.
+  The box is float32 [4]: top, left, height, width, in whole pixels.
   """
   draws = rng.uniform(key, _BOX, (2 * geometry.TRIES + 2,))
   areas, ratios = draws[: geometry.TRIES], draws[geometry.TRIES : -2]
@@ -123,21 +116,13 @@ def sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
 def resample(
   images: jax.Array, boxes: jax.Array, crop: Crop, flips: jax.Array | None
 ) -> jax.Array:
-  """Resizes a box of each image.
+  """Resizes boxes, float32 [B, 4], of images [B, h, w, C] to [B, H, W, C].
 
-  Two small matrix products do this, which is far faster on CPUs than gathering
-  pixels. Up to rounding, the result equals Pillow's `resize(box=...)` and
+  `flips`, bool [B], says which results are mirrored left to right. Two small
+  matrix products do this, which is far faster on CPUs than gathering pixels. Up
+  to rounding, the result equals Pillow's `resize(box=...)` and
   `jax.image.scale_and_translate`: at the edge of a box, the pixels outside it
   take part in the smoothing.
-
-  Args:
-    images: [B, h, w, C].
-    boxes: float32 [B, 4]: top, left, height, width, within the images.
-    crop: Crop, with the size of the result and its interpolation.
-    flips: bool [B], whether to mirror a result left to right; None: no result.
-
-  Returns:
-    float32 [B, H, W, C].
   """
   weights = jax.vmap(_weights, (0, 0, None, None, None))
   top, left, height, width = boxes.T

@@ -34,22 +34,16 @@ class Erase:
     options.check_growing(self)
 
   def __call__(self, images: jax.Array, keys: jax.Array) -> jax.Array:
-    """Erases rectangles.
+    """Erases rectangles of normalised images, float32 [B, H, W, C].
 
-    Args:
-      images: float32 [B, H, W, C], normalised.
-      keys: [B].
-
-    Returns:
-      float32 [B, H, W, C]. An image does not change if none of ten drawn
-      rectangles is smaller than the image in both directions.
+    An image does not change if none of ten drawn rectangles is smaller than the
+    image in both directions.
     """
 
     def erase(image: jax.Array, key: jax.Array) -> jax.Array:
       key_box, key_noise = (jax.random.fold_in(key, i) for i in (_BOX, _NOISE))
       size = image.shape[0], image.shape[1]
-      box = _box(key_box, size, self.probability, self.area, self.ratio)
-      top, left, height, width = box
+      top, left, height, width = self._box(key_box, size)
       y, x = np.ogrid[: size[0], : size[1]]
       is_erased = (y >= top) & (y < top + height)
       is_erased &= (x >= left) & (x < left + width)
@@ -58,25 +52,19 @@ class Erase:
 
     return jax.vmap(erase)(images, keys)
 
-
-def _box(
-  key: jax.Array,
-  size: Size,
-  probability: float,
-  area: tuple[float, float],
-  ratio: tuple[float, float],
-) -> jax.Array:
-  """Returns float32 [4]: top, left, height, width; 0 x 0: nothing to erase."""
-  draws = jax.random.uniform(key, (2 * TRIES + 3,))
-  areas, ratios = draws[:TRIES], draws[TRIES : 2 * TRIES]
-  areas = (area[0] + (area[1] - area[0]) * areas) * (size[0] * size[1])
-  low, high = np.log(ratio)
-  ratios = jnp.exp(low + (high - low) * ratios)
-  sides = jnp.stack([jnp.sqrt(areas * ratios), jnp.sqrt(areas / ratios)])
-  sides = jnp.round(sides)  # [2, TRIES]
-  image_size = np.array(size, np.float32)
-  fits = (sides < image_size[:, None]).all(axis=0)
-  sides = sides[:, jnp.argmax(fits)]
-  offsets = jnp.floor(draws[-3:-1] * (image_size - sides + 1))
-  is_erased = fits.any() & (draws[-1] < probability)
-  return jnp.concatenate([offsets, jnp.where(is_erased, sides, 0.0)])
+  def _box(self, key: jax.Array, size: Size) -> jax.Array:
+    """Returns float32 [4]: top, left, height, width; 0 x 0: no rectangle."""
+    draws = jax.random.uniform(key, (2 * TRIES + 3,))
+    areas, ratios = draws[:TRIES], draws[TRIES : 2 * TRIES]
+    low, high = self.area
+    areas = (low + (high - low) * areas) * (size[0] * size[1])
+    low, high = np.log(self.ratio)
+    ratios = jnp.exp(low + (high - low) * ratios)
+    sides = jnp.stack([jnp.sqrt(areas * ratios), jnp.sqrt(areas / ratios)])
+    sides = jnp.round(sides)  # [2, TRIES]
+    image_size = np.array(size, np.float32)
+    fits = (sides < image_size[:, None]).all(axis=0)
+    sides = sides[:, jnp.argmax(fits)]
+    offsets = jnp.floor(draws[-3:-1] * (image_size - sides + 1))
+    is_erased = fits.any() & (draws[-1] < self.probability)
+    return jnp.concatenate([offsets, jnp.where(is_erased, sides, 0.0)])

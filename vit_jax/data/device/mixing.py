@@ -22,38 +22,36 @@ _CHOICES, _SHARE = range(2)
 
 
 class Mix(NamedTuple):
-  """Drawn parameters of mixing images with their neighbours.
+  """Drawn parameters of mixing images with their neighbours."""
 
-  Attributes:
-    share: float32 [B], weight of an image's own pixels outside its box; the
-      neighbour's pixels have the remaining weight, and all of it in the box.
-    box: int32 [B, 4]: top, left, bottom, right; the last two are exclusive.
-  """
-
+  # float32 [B], weight of an image's own pixels outside its box; the
+  # neighbour's pixels have the remaining weight, and all of it in the box.
   share: jax.Array
+  # int32 [B, 4]: top, left, bottom, right; the last two are exclusive.
   box: jax.Array
 
 
-def shares(
+def mix_batch(
   batch: Mapping[str, jax.Array],
   features: features_lib.Features,
-  num_classes: int,
-) -> Targets:
-  """Returns the targets of a batch in a form that can be mixed, float32 [B, K].
+  keys: jax.Array,
+  config: ml_collections.ConfigDict,
+) -> dict[str, jax.Array]:
+  """Returns a batch with mixed images and targets, as the full config says.
 
-  A label becomes one-hot; numbers and multi-labels stay as they are.
-
-  Args:
-    batch: A batch, whose targets are encoded by their features, [B, ...].
-    features: Features of the examples.
-    num_classes: Number of the model's classes, which may exceed the data's.
+  Targets become float32 [B, K]: a label becomes one-hot of the model's classes,
+  which may exceed the data's; numbers and multi-labels stay as they are.
   """
-  return {
-    name: jax.nn.one_hot(batch[name], num_classes, dtype=jnp.float32)
-    if isinstance(x, features_lib.Label)
-    else batch[name].astype(jnp.float32)
-    for name, x in features_lib.targets(features).items()
-  }
+  targets = {}
+  for name, x in features_lib.targets(features).items():
+    if isinstance(x, features_lib.Label):
+      targets[name] = jax.nn.one_hot(
+        batch[name], config.model.num_classes, dtype=jnp.float32
+      )
+    else:
+      targets[name] = batch[name].astype(jnp.float32)
+  images, targets = mix(batch['image'], targets, keys, config.augment)
+  return {**batch, 'image': images, **targets}
 
 
 def mix(
@@ -63,19 +61,13 @@ def mix(
   config: ml_collections.ConfigDict,
 ) -> tuple[jax.Array, Targets]:
   """Mixes images and targets as `draw` and `apply` say."""
-  return apply(images, targets, draw(keys, images.shape[1:3], config))
+  return apply(images, targets, draw(keys, images.shape[-3:-1], config))
 
 
 def draw(
   keys: jax.Array, size: tuple[int, ...], config: ml_collections.ConfigDict
 ) -> Mix:
-  """Draws how each image is mixed.
-
-  Args:
-    keys: [B], of the images.
-    size: (H, W).
-    config: `config.augment`, with mixup or CutMix on.
-  """
+  """Draws how each image is mixed; `config.augment` has mixup or CutMix on."""
   cutmix_share = config.cutmix_share
   if not (config.mixup and config.cutmix):
     cutmix_share = float(bool(config.cutmix))
@@ -98,17 +90,11 @@ def draw(
 def cut_box(
   size: tuple[int, ...], share: jax.Array, middle: jax.Array
 ) -> jax.Array:
-  """Returns the box that CutMix takes from the neighbour.
+  """Returns the box that CutMix takes from the neighbour, int32 [4].
 
   As in the authors' code, the box may reach beyond the image and is clipped.
-
-  Args:
-    size: (H, W).
-    share: float32 scalar, fraction of the image to keep, before clipping.
-    middle: float32 [2], centre of the box, as fractions of height and width.
-
-  Returns:
-    int32 [4], as `Mix.box`.
+  `share` is the fraction of the image to keep before that; `middle`, float32
+  [2], is the centre as fractions of height and width.
   """
   image_size = jnp.array(size, jnp.int32)
   sides = (image_size * jnp.sqrt(1 - share)).astype(jnp.int32)
@@ -120,24 +106,20 @@ def cut_box(
 def apply(
   images: jax.Array, targets: Targets, mix: Mix
 ) -> tuple[jax.Array, Targets]:
-  """Mixes images and targets as drawn.
+  """Mixes images, float32 [B, ..., H, W, C], and targets, float32 [B, K].
 
-  Args:
-    images: float32 [B, H, W, C], B even.
-    targets: float32 [B, K] each, from `shares`.
-    mix: Result of `draw`.
-
-  Returns:
-    Images, float32 [B, H, W, C], and the mixed targets. The weight of a target
-    is exactly the share of its image's pixels, after the box is clipped.
+  B is even. The weight of a target is exactly the share of its image's pixels,
+  after the box is clipped.
   """
-  _, height, width, _ = images.shape
+  height, width = images.shape[-3:-1]
   top, left, bottom, right = (x[:, None] for x in mix.box.T)
   y, x = jnp.arange(height), jnp.arange(width)
   in_rows = (y >= top) & (y < bottom)  # [B, H]
   in_columns = (x >= left) & (x < right)  # [B, W]
   is_cut = in_rows[:, :, None] & in_columns[:, None, :]
   own_weight = jnp.where(is_cut, 0.0, mix.share[:, None, None])[..., None]
+  if images.ndim == 5:  # all frames of a clip alike
+    own_weight = own_weight[:, None]
   area = in_rows.sum(axis=1) * in_columns.sum(axis=1)
   own_target = (mix.share * (1 - area / (height * width)))[:, None]
   return (

@@ -36,17 +36,11 @@ _IDENTITY = NAMES.index('identity')
 
 
 class Draw(NamedTuple):
-  """Drawn operations, one for each image.
+  """Drawn operations, one for each image."""
 
-  Attributes:
-    op: int32 [B], index into NAMES.
-    amount: float32 [B], how strong the operation is.
-    spot: float32 [B, 2], centre of a cutout: (y, x) in [0, 1).
-  """
-
-  op: jax.Array
-  amount: jax.Array
-  spot: jax.Array
+  op: jax.Array  # int32 [B], index into NAMES
+  amount: jax.Array  # float32 [B], how strong the operation is
+  spot: jax.Array  # float32 [B, 2], centre of a cutout: (y, x) in [0, 1)
 
 
 def apply(
@@ -56,54 +50,34 @@ def apply(
   interpolation: str = 'nearest',
   fill: int = 128,
 ) -> jax.Array:
-  """Applies one operation to each image.
+  """Applies one operation to each image, uint8 [B, H, W, C].
 
-  Results equal Pillow's within one grey level. Colour operations do not change
-  alpha.
-
-  Args:
-    images: uint8 [B, H, W, C]: grey (1 channel), RGB (3) or RGBA (4).
-    draw: Operation of each image.
-    op_names: Names of the operations that may occur; only these are computed.
-    interpolation: 'nearest' or 'bilinear', for shears, rotations and
-      translations.
-    fill: Value of all channels outside the image and in a cutout.
-
-  Returns:
-    uint8 [B, H, W, C].
+  Results equal Pillow's within one grey level. Images are grey (C = 1), RGB or
+  RGBA, and colour operations do not change alpha. Only the operations of
+  `op_names` are computed. Shears, rotations and translations use
+  `interpolation`, 'nearest' or 'bilinear', and `fill` outside of the image.
   """
+  map_names = [name for name in shapes.MAPS if name in op_names]
 
-  def transform(image: jax.Array, draw: Draw) -> jax.Array:
-    return _apply_one(image, draw, op_names, interpolation, fill)
+  def apply_one(image: jax.Array, draw: Draw) -> jax.Array:
+    colors = _recolor(image[..., :3], draw, op_names)
+    result = jnp.concatenate([colors, image[..., 3:]], axis=-1)
+    if 'gaussian_blur' in op_names:
+      blurred = color.gaussian_blur(image, draw.amount)
+      result = jnp.where(_is(draw, 'gaussian_blur'), blurred, result)
+    if map_names:
+      size = image.shape[0], image.shape[1]
+      matrices = [shapes.MAPS[name](draw.amount, size) for name in map_names]
+      chosen = [_is(draw, name) for name in map_names]
+      matrix = jnp.select(chosen, matrices)
+      warped = shapes.warp(image, matrix, interpolation, fill)
+      result = jnp.where(jnp.stack(chosen).any(), warped, result)
+    if 'cutout' in op_names:
+      cut = shapes.cutout(image, draw.amount, draw.spot, fill)
+      result = jnp.where(_is(draw, 'cutout'), cut, result)
+    return result
 
-  return jax.vmap(transform)(images, draw)
-
-
-def _apply_one(
-  image: jax.Array,
-  draw: Draw,
-  op_names: Sequence[str],
-  interpolation: str,
-  fill: int,
-) -> jax.Array:
-  """Applies an operation to one image [H, W, C]; arguments as for `apply`."""
-  colors = _recolor(image[..., :3], draw, op_names)
-  result = jnp.concatenate([colors, image[..., 3:]], axis=-1)
-  if 'gaussian_blur' in op_names:
-    blurred = color.gaussian_blur(image, draw.amount)
-    result = jnp.where(_is(draw, 'gaussian_blur'), blurred, result)
-  names = [name for name in shapes.MAPS if name in op_names]
-  if names:
-    size = image.shape[0], image.shape[1]
-    matrices = [shapes.MAPS[name](draw.amount, size) for name in names]
-    chosen = [_is(draw, name) for name in names]
-    matrix = jnp.select(chosen, matrices)
-    warped = shapes.warp(image, matrix, interpolation, fill)
-    result = jnp.where(jnp.stack(chosen).any(), warped, result)
-  if 'cutout' in op_names:
-    cut = shapes.cutout(image, draw.amount, draw.spot, fill)
-    result = jnp.where(_is(draw, 'cutout'), cut, result)
-  return result
+  return jax.vmap(apply_one)(images, draw)
 
 
 def apply_all(
@@ -113,10 +87,7 @@ def apply_all(
   interpolation: str = 'nearest',
   fill: int = 128,
 ) -> jax.Array:
-  """Applies several operations to each image, one after the other.
-
-  This is `apply` of each of `draws`, whose arrays are [operations, B, ...].
-  """
+  """Applies operations one after the other, of `draws` [operations, B, ...]."""
 
   def step(images: jax.Array, draw: Draw) -> tuple[jax.Array, None]:
     return apply(images, draw, op_names, interpolation, fill), None
@@ -133,7 +104,7 @@ def _is(draw: Draw, name: str) -> jax.Array:
 def _recolor(
   image: jax.Array, draw: Draw, op_names: Sequence[str]
 ) -> jax.Array:
-  """Applies the drawn colour operation to one image, [H, W, 1 or 3]."""
+  """Applies a colour operation to one image, [H, W, 1 or 3]."""
   result = image
   tables = [name for name in color.TABLES if name in op_names]
   if tables:
@@ -144,9 +115,10 @@ def _recolor(
       table = jnp.where(_is(draw, name), new_table, table)
     table = jnp.clip(table, 0, 255).astype(jnp.uint8)
     result = jax.vmap(lambda x, i: x[i], -1, -1)(table, image)
-  for name in [name for name in color.FILTERS if name in op_names]:
-    filtered = color.FILTERS[name](image, draw.amount)
-    result = jnp.where(_is(draw, name), filtered, result)
+  for name, change in color.FILTERS.items():
+    if name in op_names:
+      filtered = change(image, draw.amount)
+      result = jnp.where(_is(draw, name), filtered, result)
   return result
 
 
@@ -156,18 +128,12 @@ def jitter(
   strengths: Sequence[float],
   probability: float = 1.0,
 ) -> jax.Array:
-  """Changes brightness, contrast, saturation and hue, in random order.
+  """Changes uint8 [B, H, W, C] by operations of JITTER, in random order.
 
-  This follows `torchvision.transforms.ColorJitter`.
-
-  Args:
-    images: uint8 [B, H, W, C].
-    keys: [B].
-    strengths: As for `draw_jitter`.
-    probability: Probability that an image is changed.
-
-  Returns:
-    uint8 [B, H, W, C].
+  This follows `torchvision.transforms.ColorJitter`. The strengths s are those
+  of brightness, contrast, saturation and hue. Amounts of the first three are
+  drawn from [max(0, 1 - s), 1 + s]; that of hue is from [-s, s], with s at most
+  0.5. An operation of strength 0 is left out.
   """
   if not any(strengths) or not probability:
     return images
@@ -182,16 +148,9 @@ def jitter(
 def sometimes(
   images: jax.Array, keys: jax.Array, name: str, probability: float
 ) -> jax.Array:
-  """Applies an operation to each image with a probability.
+  """Applies one of SOMETIMES to some images, uint8 [B, H, W, C].
 
-  Args:
-    images: uint8 [B, H, W, C].
-    keys: [B].
-    name: One of SOMETIMES. The amount is drawn uniformly from its range.
-    probability: Probability that an image is changed.
-
-  Returns:
-    uint8 [B, H, W, C].
+  The amount is drawn uniformly from its range.
   """
   if not probability:
     return images
@@ -211,17 +170,7 @@ def _chance(key: jax.Array) -> jax.Array:
 
 
 def draw_jitter(keys: jax.Array, strengths: Sequence[float]) -> Draw:
-  """Draws the order and the amounts of JITTER.
-
-  Args:
-    keys: [B].
-    strengths: Strengths s of brightness, contrast, saturation and hue. Amounts
-      of the first three are drawn from [max(0, 1 - s), 1 + s]; that of hue from
-      [-s, s], with s at most 0.5. An operation of strength 0 is left out.
-
-  Returns:
-    Arrays [operations, B, ...].
-  """
+  """Draws the order and amounts of JITTER, as arrays [operations, B, ...]."""
   used = [(n, s) for n, s in zip(JITTER, strengths, strict=True) if s]
   ops = jnp.array([NAMES.index(name) for name, _ in used])
   low = jnp.array([-s if n == 'hue' else max(0.0, 1 - s) for n, s in used])

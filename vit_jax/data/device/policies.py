@@ -21,25 +21,15 @@ from vit_jax.data.host.geometry import Size
 
 
 class _Chance(NamedTuple):
-  """Random numbers of an image in a layer; scalars, except for `spot`.
+  """Random numbers of an image in a layer, in [0, 1) but for the last three."""
 
-  Attributes:
-    common: In [0, 1), the same in all layers.
-    op: In [0, 1), chooses the operation.
-    level: In [0, 1), chooses its level.
-    done: In [0, 1), decides whether the operation is applied.
-    sign: -1 or 1.
-    normal: Standard normal.
-    spot: float32 [2], for `Draw.spot`.
-  """
-
-  common: jax.Array
+  common: jax.Array  # the same in all layers
   op: jax.Array
   level: jax.Array
-  done: jax.Array
-  sign: jax.Array
-  normal: jax.Array
-  spot: jax.Array
+  done: jax.Array  # decides whether the operation is applied
+  sign: jax.Array  # -1 or 1
+  normal: jax.Array  # standard normal
+  spot: jax.Array  # float32 [2], for `Draw.spot`
 
 
 # (level, sign, size) -> the amount of an operation. Levels are from 0 to 1,
@@ -47,26 +37,20 @@ class _Chance(NamedTuple):
 _Amount = Callable[[jax.Array, jax.Array, Size], jax.Array]
 # Index of the operation in the policy, its level, and whether it is applied.
 _Chosen = tuple[jax.Array, jax.Array | float, jax.Array | bool]
-_Choose = Callable[[_Chance, jax.Array], _Chosen]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-  """Maps images, uint8 [B, H, W, C], and keys [B] to augmented images.
+  """Maps images, uint8 [B, H, W, C], and keys [B] to augmented images."""
 
-  Attributes:
-    amounts: Operations by name, each with a function from a level to an amount.
-    choose: (chance, layer) -> the operation, its level, whether it is applied.
-    layers: Number of operations, applied one after the other.
-    interpolation: Interpolation of shears, rotations and translations.
-    fill: Value of pixels from outside the image.
-  """
-
+  # Operations by name, each with a function from a level to an amount.
   amounts: Mapping[str, _Amount]
-  choose: _Choose
-  layers: int = 1
+  # (chance, layer) -> the operation, its level, whether it is applied.
+  choose: Callable[[_Chance, jax.Array], _Chosen]
+  layers: int = 1  # number of operations, applied one after the other
+  # Interpolation of shears, rotations and translations.
   interpolation: str = 'nearest'
-  fill: int = 128
+  fill: int = 128  # value of pixels from outside the image
 
   @property
   def moves(self) -> tuple[str, ...]:
@@ -74,20 +58,23 @@ class Policy:
     return tuple(name for name in self.amounts if name in shapes.MAPS)
 
   def draw(self, keys: jax.Array, size: Size) -> Draw:
-    """Draws the operations of images.
-
-    Args:
-      keys: [B].
-      size: (height, width) of the images.
-
-    Returns:
-      Arrays [layers, B, ...].
-    """
+    """Draws the operations of images, as arrays [layers, B, ...]."""
     names = [operations.NAMES.index(name) for name in self.amounts]
     identity = operations.NAMES.index('identity')
 
     def draw_one(key: jax.Array, layer: jax.Array) -> Draw:
-      chance = _chance(key, layer)
+      common = jax.random.uniform(jax.random.fold_in(key, 0))
+      key = jax.random.fold_in(key, 1 + layer)
+      op, level, done, sign, *spot = jax.random.uniform(key, (6,))
+      chance = _Chance(
+        common=common,
+        op=op,
+        level=level,
+        done=done,
+        sign=jnp.where(sign < 0.5, -1.0, 1.0),
+        normal=jax.random.normal(jax.random.fold_in(key, 0)),
+        spot=jnp.stack(spot),
+      )
       place, level, done = self.choose(chance, layer)
       level = jnp.asarray(level, jnp.float32)
       amounts = [f(level, chance.sign, size) for f in self.amounts.values()]
@@ -106,30 +93,11 @@ class Policy:
     )
 
 
-def _chance(key: jax.Array, layer: jax.Array) -> _Chance:
-  common = jax.random.uniform(jax.random.fold_in(key, 0))
-  key = jax.random.fold_in(key, 1 + layer)
-  op, level, done, sign, *spot = jax.random.uniform(key, (6,))
-  return _Chance(
-    common=common,
-    op=op,
-    level=level,
-    done=done,
-    sign=jnp.where(sign < 0.5, -1.0, 1.0),
-    normal=jax.random.normal(jax.random.fold_in(key, 0)),
-    spot=jnp.stack(spot),
-  )
-
-
 def make(text: str) -> Policy:
-  """Returns a policy.
+  """Returns a policy by its name.
 
-  Args:
-    text: 'randaugment(2,10)' (layers and magnitude), 'rand-m9-mstd0.5-inc1'
-      (timm's syntax), 'trivialaugment', 'autoaugment' or '3augment'.
-
-  Raises:
-    UserError: There is no such policy.
+  It is 'randaugment(2,10)' (layers and magnitude), 'rand-m9-mstd0.5-inc1'
+  (timm's syntax), 'trivialaugment', 'autoaugment' or '3augment'.
   """
   match = re.fullmatch(r'randaugment\((\d+), *(\d+)\)', text)
   if match:
@@ -147,6 +115,29 @@ def make(text: str) -> Policy:
       f" like timm's 'rand-m9-mstd0.5-inc1', or one of {', '.join(_NAMED)}"
     )
   return _NAMED[text]()
+
+
+def _uniform(
+  amounts: Mapping[str, _Amount],
+  level: Callable[[_Chance], jax.Array | float],
+  probability: float = 1.0,
+  layers: int = 1,
+  interpolation: str = 'nearest',
+  fill: int = 128,
+) -> Policy:
+  """Returns a policy that draws all operations equally often."""
+
+  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
+    del layer
+    place = _place(chance.op, len(amounts))
+    return place, level(chance), chance.done < probability
+
+  return Policy(amounts, choose, layers, interpolation, fill)
+
+
+def _place(share: jax.Array, length: int) -> jax.Array:
+  """Returns an integer in [0, length), from a random share in [0, 1)."""
+  return (share * length).astype(jnp.int32)
 
 
 def _no_amount(level: jax.Array, sign: jax.Array, size: Size) -> jax.Array:
@@ -167,6 +158,17 @@ def _rotate_and_shear(degrees: float, shear: float) -> dict[str, _Amount]:
   }
 
 
+_INVERT = dict.fromkeys(('auto_contrast', 'equalize', 'invert'), _no_amount)
+_PLAIN: dict[str, _Amount] = {
+  'posterize': lambda level, sign, size: jnp.floor(4 * level),
+  'solarize': lambda level, sign, size: jnp.floor(256 * level),
+}
+_PLAIN_ENHANCE = _enhance(lambda level, sign, size: 1.8 * level + 0.1)
+_SOLARIZE_ADD: dict[str, _Amount] = {
+  'solarize_add': lambda level, sign, size: jnp.floor(110 * level)
+}
+
+
 def _randaugment(layers: int, magnitude: int) -> Policy:
   """RandAugment (arXiv:1909.13719) as in TensorFlow's models and AugReg.
 
@@ -176,49 +178,22 @@ def _randaugment(layers: int, magnitude: int) -> Policy:
   Pillow's, relative to the mean grey; TensorFlow's is relative to another grey.
   """
 
-  def share(size: Size) -> float:
-    return min(size) / 224
+  def translate(level: jax.Array, sign: jax.Array, size: Size) -> jax.Array:
+    return 100 * (min(size) / 224) * level * sign
 
   amounts: dict[str, _Amount] = {
-    'auto_contrast': _no_amount,
-    'equalize': _no_amount,
-    'invert': _no_amount,
-    'posterize': lambda level, sign, size: jnp.floor(4 * level),
-    'solarize': lambda level, sign, size: jnp.floor(256 * level),
-    'solarize_add': lambda level, sign, size: jnp.floor(110 * level),
-    **_enhance(lambda level, sign, size: 1.8 * level + 0.1),
+    **_INVERT,
+    **_PLAIN,
+    **_SOLARIZE_ADD,
+    **_PLAIN_ENHANCE,
     **_rotate_and_shear(30, 0.3),
-    'translate_x': lambda level, sign, size: 100 * share(size) * level * sign,
-    'translate_y': lambda level, sign, size: 100 * share(size) * level * sign,
-    'cutout': lambda level, sign, size: jnp.floor(40 * share(size) * level),
+    'translate_x': translate,
+    'translate_y': translate,
+    'cutout': lambda level, sign, size: jnp.floor(
+      40 * (min(size) / 224) * level
+    ),
   }
-
-  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
-    del layer
-    return _place(chance.op, len(amounts)), magnitude / 10, True
-
-  return Policy(amounts, choose, layers)
-
-
-def _place(share: jax.Array, length: int) -> jax.Array:
-  """Returns an integer in [0, length), from a random share in [0, 1)."""
-  return (share * length).astype(jnp.int32)
-
-
-# Amounts with timm's `inc1`: all operations grow stronger with the magnitude.
-# Without it, some grow weaker.
-_TIMM_INCREASING: dict[str, _Amount] = {
-  'posterize': lambda level, sign, size: 4 - jnp.floor(4 * level),
-  'solarize': lambda level, sign, size: 256 - jnp.floor(256 * level),
-  **_enhance(
-    lambda level, sign, size: jnp.maximum(0.1, 1 + 0.9 * level * sign)
-  ),
-}
-_TIMM_PLAIN: dict[str, _Amount] = {
-  'posterize': lambda level, sign, size: jnp.floor(4 * level),
-  'solarize': lambda level, sign, size: jnp.floor(256 * level),
-  **_enhance(lambda level, sign, size: 1.8 * level + 0.1),
-}
+  return _uniform(amounts, lambda chance: magnitude / 10, layers=layers)
 
 
 def _timm(m: float, n: float, mstd: float, inc: float, p: float) -> Policy:
@@ -226,39 +201,36 @@ def _timm(m: float, n: float, mstd: float, inc: float, p: float) -> Policy:
 
   Interpolation is always bilinear, while timm draws bilinear or bicubic (or
   takes that of the crops). Empty corners are filled with timm's default, grey.
-
-  Args:
-    m: Magnitude, at most 10; larger values are clipped.
-    n: Number of layers.
-    mstd: Standard deviation of the magnitude.
-    inc: Whether all operations grow stronger with the magnitude.
-    p: Probability of each layer.
+  `_timm_parts` says what the parameters are; a magnitude is at most 10.
   """
+  levels: dict[str, _Amount] = {**_PLAIN, **_PLAIN_ENHANCE}
+  if inc:  # all operations grow stronger with the magnitude
+    levels = {
+      'posterize': lambda level, sign, size: 4 - jnp.floor(4 * level),
+      'solarize': lambda level, sign, size: 256 - jnp.floor(256 * level),
+      **_enhance(
+        lambda level, sign, size: jnp.maximum(0.1, 1 + 0.9 * level * sign)
+      ),
+    }
   amounts: dict[str, _Amount] = {
-    'auto_contrast': _no_amount,
-    'equalize': _no_amount,
-    'invert': _no_amount,
-    'solarize_add': lambda level, sign, size: jnp.floor(110 * level),
+    **_INVERT,
+    **_SOLARIZE_ADD,
     **_rotate_and_shear(30, 0.3),
     'translate_x': lambda level, sign, size: 0.45 * size[1] * level * sign,
     'translate_y': lambda level, sign, size: 0.45 * size[0] * level * sign,
-    **(_TIMM_INCREASING if inc else _TIMM_PLAIN),
+    **levels,
   }
-
-  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
-    del layer
-    level = jnp.clip(m + mstd * chance.normal, 0, 10) / 10
-    return _place(chance.op, len(amounts)), level, chance.done < p
-
-  return Policy(amounts, choose, int(n), 'bilinear')
+  return _uniform(
+    amounts,
+    lambda chance: jnp.clip(m + mstd * chance.normal, 0, 10) / 10,
+    probability=p,
+    layers=int(n),
+    interpolation='bilinear',
+  )
 
 
 def _timm_parts(text: str) -> dict[str, float]:
-  """Reads 'rand-m9-mstd0.5-inc1'; parts that are missing are timm's defaults.
-
-  Raises:
-    UserError: A part is unknown, repeated or out of bounds.
-  """
+  """Reads 'rand-m9-mstd0.5-inc1'; a part that is missing is timm's default."""
   parts = {'m': 10.0, 'n': 2.0, 'mstd': 0.0, 'inc': 0.0, 'p': 0.5}
   bounds = {'n': (1, 100), 'mstd': (0, 100), 'inc': (0, 1), 'p': (0, 1)}
   names = []
@@ -289,9 +261,7 @@ def _trivialaugment() -> Policy:
     return jnp.floor(32 * level) * sign
 
   amounts: dict[str, _Amount] = {
-    'identity': _no_amount,
-    'auto_contrast': _no_amount,
-    'equalize': _no_amount,
+    **dict.fromkeys(('identity', 'auto_contrast', 'equalize'), _no_amount),
     'posterize': lambda level, sign, size: 8 - jnp.round(6 * level),
     'solarize': lambda level, sign, size: 255 - 255 * level,
     **_enhance(lambda level, sign, size: 1 + 0.99 * level * sign),
@@ -299,22 +269,18 @@ def _trivialaugment() -> Policy:
     'translate_x': shift,
     'translate_y': shift,
   }
-
-  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
-    del layer
-    level = _place(chance.level, highest + 1) / highest
-    return _place(chance.op, len(amounts)), level, True
-
-  return Policy(amounts, choose, fill=0)
+  return _uniform(
+    amounts,
+    lambda chance: _place(chance.level, highest + 1) / highest,
+    fill=0,
+  )
 
 
 def _autoaugment() -> Policy:
   """AutoAugment (arXiv:1805.09501) with torchvision's policy for CIFAR-10."""
   highest = 9
   amounts: dict[str, _Amount] = {
-    'auto_contrast': _no_amount,
-    'equalize': _no_amount,
-    'invert': _no_amount,
+    **_INVERT,
     'posterize': lambda level, sign, size: 8 - jnp.round(4 * level),
     'solarize': lambda level, sign, size: 255 - 255 * level,
     **_enhance(lambda level, sign, size: 1 + 0.9 * level * sign),
@@ -380,12 +346,7 @@ def _three_augment() -> Policy:
     'solarize': lambda level, sign, size: jnp.full_like(level, 128),
     'gaussian_blur': lambda level, sign, size: 0.1 + 1.9 * level,
   }
-
-  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
-    del layer
-    return _place(chance.op, len(amounts)), chance.level, True
-
-  return Policy(amounts, choose)
+  return _uniform(amounts, lambda chance: chance.level)
 
 
 _NAMED = {

@@ -11,25 +11,17 @@ class Rng:
 
   An example's random numbers depend only on the key and its row, and neither on
   the mesh nor on the split into microbatches.
-
-  Attributes:
-    key: A threefry key, the same for all rows.
-    rows: int32 [B], positions in the global batch.
   """
 
-  key: jax.Array
-  rows: jax.Array
+  key: jax.Array  # A threefry key, the same for all rows
+  rows: jax.Array  # int32 [B], positions in the global batch
 
   def fold(self, purpose: int) -> 'Rng':
     """Returns the randomness for one purpose."""
     return Rng(jax.random.fold_in(self.key, purpose), self.rows)
 
   def repeat(self, count: int) -> 'Rng':
-    """Returns the randomness of several images of each row, side by side.
-
-    Args:
-      count: Images of a row; those of B rows are [B count, H, W, C].
-    """
+    """Returns the randomness of `count` images of each row, side by side."""
     images = jnp.arange(count, dtype=jnp.int32)
     rows = self.rows[:, None] * count + images
     return Rng(self.key, rows.reshape(-1))
@@ -54,14 +46,7 @@ def uniform(
 def corner(
   key: jax.Array, purpose: int, sides: tuple[int, ...], size: tuple[int, ...]
 ) -> jax.Array:
-  """Draws the first place of a crop, int32 [axes]; all are equally likely.
-
-  Args:
-    key: Random key of the example.
-    purpose: Of the random numbers.
-    sides: Sides of what is cropped.
-    size: Sides of the crop.
-  """
+  """Draws the first place of a crop, int32 [axes]; all are equally likely."""
   free = jnp.array(sides) - jnp.array(size)
   offsets = uniform(key, purpose, free.shape) * (free + 1)
   return jnp.minimum(offsets.astype(jnp.int32), free)

@@ -39,16 +39,9 @@ def _map(
 def warp(
   image: jax.Array, matrix: jax.Array, interpolation: str, fill: int
 ) -> jax.Array:
-  """Maps an image.
+  """Maps an image, uint8 [H, W, C], by a map float32 [6].
 
-  Args:
-    image: uint8 [H, W, C].
-    matrix: A map, float32 [6].
-    interpolation: 'nearest' or 'bilinear'.
-    fill: Value of all channels beyond the image.
-
-  Returns:
-    uint8 [H, W, C].
+  `interpolation` is 'nearest' or 'bilinear'; places outside get `fill`.
   """
   if interpolation == 'nearest':
     values, is_inside = _nearest(image, matrix)
@@ -116,16 +109,10 @@ def _pixels(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
 def cutout(
   image: jax.Array, amount: jax.Array, spot: jax.Array, fill: int
 ) -> jax.Array:
-  """Fills a square, which may extend beyond the image.
+  """Fills a square of uint8 [H, W, C], which may extend beyond the image.
 
-  Args:
-    image: uint8 [H, W, C].
-    amount: Half of the square's side, in whole pixels.
-    spot: float32 [2], the square's centre: (y, x) in [0, 1).
-    fill: Value of all channels in the square.
-
-  Returns:
-    uint8 [H, W, C].
+  Half of its side is `amount` whole pixels; its centre is `spot`, float32 [2]:
+  (y, x) in [0, 1).
   """
   y, x = np.ogrid[: image.shape[0], : image.shape[1]]
   row, column = jnp.floor(spot * np.array(image.shape[:2]))

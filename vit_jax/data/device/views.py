@@ -36,9 +36,6 @@ from vit_jax.data.host.geometry import Size
 _ERASE, _MIX = 4, 5
 _CROPS = 6  # plus the number of a crop, from 1; crop 0 has the example's key
 
-_MIXING = 'vit_jax.data.device.mixing'
-_RECOLOR = 'vit_jax.data.device.recolor'
-
 Batch = dict[str, jax.Array]
 TrainTransform = Callable[[Batch, Rng], Batch]
 EvalTransform = Callable[[jax.Array], jax.Array]
@@ -52,53 +49,48 @@ def train_transform(
   """Returns a function that prepares a batch for training.
 
   It maps a batch from the host and its `Rng` to a batch with the float32 images
-  of each view, [B, H, W, C] or [B, count, H, W, C], by name. The augmentation
-  of an example depends only on the key and its row. If images are mixed, so are
-  their targets: a label becomes weights of the classes, float32 [B, classes].
-  Then B must be even, and rows 2i and 2i + 1 of the global batch must be
-  adjacent.
+  of each view, [B, H, W, C] or [B, count, H, W, C], by name; without `views`
+  there is one, as `config.data` says. The augmentation of an example depends
+  only on the key and its row. If images are mixed, so are their targets: a
+  label becomes weights of the classes, float32 [B, classes]. Then B must be
+  even, and rows 2i and 2i + 1 of the global batch must be adjacent.
 
   A map of classes becomes int32 [B, H, W], cropped and mirrored as the image;
   with several crops of an image it is left out.
-
-  Args:
-    config: The full config. Mixing needs its number of classes.
-    features: Features of the examples.
-    views: Crops of the image, by name; None: one view, as `config.data` says.
-
-  Raises:
-    UserError: The config mixes images, and there are several views, maps or
-      captions; or it has probabilities for more crops than there are; or a
-      policy would move the pixels of images, and not those of their maps.
   """
   views = views or geometry.train_views(config)
-  if device := _image(features).device:
-    make = config_lib.wing(device).train_transform
-    transform: TrainTransform = make(
-      config, features, _normalize(config), views
+  image, maps = features_lib.image(features), features_lib.maps(features)
+  mixes = augmentations.mixes(config.augment)
+  if image.device or mixes or augmentations.recolors(config.augment):
+    check = config_lib.wing('vit_jax.data.augment_checks:check_inputs')
+    check(config, features, views)
+  if image.device:
+    make = config_lib.wing(image.device).train_transform
+    return make(config, features, _normalize(config), views)
+  is_stored_whole = image.size is not None
+  if is_stored_whole and geometry.crop_kind(config) == 'scaled':
+    raise config_lib.UserError(
+      'config.data.crop=scaled is for images of different sizes, which the host'
+      ' crops: leave config.data.source_size out, or choose another crop'
     )
-    return transform
-  _check(config, features, views)
-  return _train_images(config, features, views)
-
-
-def _train_images(
-  config: ml_collections.ConfigDict,
-  features: features_lib.Features,
-  views: Mapping[str, geometry.View],
-) -> TrainTransform:
-  """Returns the function of `train_transform` for images."""
-  maps, is_stored_whole = features_lib.maps(features), _is_whole(features)
-  mixing = config_lib.wing(_MIXING) if mixes(config.augment) else None
-  augment = _augment(config, views, is_stored_whole)
-  dropped = {'image', *views, *maps}
-  followed = maps if geometry.is_single(views) else {}
+  prepare = _train_crop(config, is_stored_whole)
+  mixing = config_lib.wing('vit_jax.data.device.mixing') if mixes else None
 
   def transform(batch: Batch, rng: Rng) -> Batch:
     keys = rng.per_row()
+    dropped = {'image', *views, *maps}
     result = {k: x for k, x in batch.items() if k not in dropped}
-    result |= augment(batch, keys)
-    for name, x in followed.items():
+    numbers = itertools.count()
+    for name, view in views.items():
+      images = batch['image' if is_stored_whole else name]
+      cropped = not is_stored_whole and view.count is not None
+      view_crops = [
+        prepare(images[:, i] if cropped else images, view.crop, keys, number)
+        for i, number in zip(range(view.count or 1), numbers, strict=False)
+      ]
+      is_single = view.count is None
+      result[name] = view_crops[0] if is_single else jnp.stack(view_crops, 1)
+    for name, x in maps.items() if geometry.is_single(views) else ():
       crop = geometry.for_map(views['image'].crop, x.ignore)
       labels = batch[name][..., None]
       if is_stored_whole:
@@ -106,102 +98,9 @@ def _train_images(
       result[name] = labels[..., 0].astype(jnp.int32)
     if mixing is None:
       return result
-    targets = mixing.shares(result, features, config.model.num_classes)
-    result['image'], targets = mixing.mix(
-      result['image'], targets, for_purpose(_MIX, keys), config.augment
-    )
-    return result | targets
+    return mixing.mix_batch(result, features, for_purpose(_MIX, keys), config)
 
   return transform
-
-
-def mixes(augment: ml_collections.ConfigDict) -> bool:
-  """Whether `config.augment` says to mix images."""
-  return bool(augment.mixup or augment.cutmix) and augment.mix_probability > 0
-
-
-def _image(features: features_lib.Features) -> features_lib.Image:
-  """Returns the feature of the model's input."""
-  image = features['image']
-  assert isinstance(image, features_lib.Image)
-  return image
-
-
-def _is_whole(features: features_lib.Features) -> bool:
-  """Whether images arrive as stored, and are cropped here."""
-  return _image(features).size is not None
-
-
-def _check(
-  config: ml_collections.ConfigDict,
-  features: features_lib.Features,
-  views: Mapping[str, geometry.View],
-) -> None:
-  """Raises a UserError if images cannot be changed as the config says."""
-  if _recolors(config.augment):
-    config_lib.wing(_RECOLOR).check(config, features, views)
-  if mixes(config.augment):
-    _check_mixing(config, features, views)
-  if _is_whole(features) and geometry.crop_kind(config) == 'scaled':
-    raise config_lib.UserError(
-      'config.data.crop=scaled is for images of different sizes, which the host'
-      ' crops: leave config.data.source_size out, or choose another crop'
-    )
-
-
-def _recolors(augment: ml_collections.ConfigDict) -> bool:
-  """Whether `config.augment` says to change grey levels."""
-  keys = ('policy', 'jitter', 'gray', 'blur', 'solarize')
-  return any(augment[key] for key in keys)
-
-
-def _check_mixing(
-  config: ml_collections.ConfigDict,
-  features: features_lib.Features,
-  views: Mapping[str, geometry.View],
-) -> None:
-  """Raises a UserError if images, or what belongs to them, cannot be mixed."""
-  if not geometry.is_single(views):
-    raise config_lib.UserError(
-      'config.augment.mixup and config.augment.cutmix mix single crops, but'
-      f' config.objective.name={config.objective.name} takes several of an'
-      ' image: set both to 0'
-    )
-  unmixable = [k for k, x in features.items() if k != 'image' and not x.can_mix]
-  if unmixable:
-    raise config_lib.UserError(
-      'config.augment.mixup and config.augment.cutmix mix images, but not the'
-      f' {", ".join(unmixable)} of {config.data.name}: set both to 0'
-    )
-
-
-def _augment(
-  config: ml_collections.ConfigDict,
-  views: Mapping[str, geometry.View],
-  is_stored_whole: bool,
-) -> Callable[[Batch, jax.Array], Batch]:
-  """Returns a function: (batch, keys [B]) -> images of all views, by name."""
-  prepare = _train_crop(config, is_stored_whole)
-
-  def augment(batch: Batch, keys: jax.Array) -> Batch:
-    result, numbers = {}, itertools.count()
-    for name, view in views.items():
-      view_crops = []
-      for i in range(view.count or 1):
-        number = next(numbers)
-        # The first crop's keys are the same with and without other crops.
-        crop_keys = for_purpose(_CROPS + number, keys) if number else keys
-        images = batch['image' if is_stored_whole else name]
-        if not is_stored_whole and view.count is not None:
-          images = images[:, i]
-        view_crops.append(prepare(images, view.crop, crop_keys, number))
-      is_single = view.count is None
-      result[name] = (
-        view_crops[0] if is_single else jnp.stack(view_crops, axis=1)
-      )
-    return result
-
-  return augment
 
 
 def _train_crop(
@@ -210,12 +109,16 @@ def _train_crop(
   """Returns a function: (images, crop, keys, number of the crop) -> images."""
   augment = config.augment
   levels, normalize = levels_lib.from_config(config), _normalize(config)
-  recolor = config_lib.wing(_RECOLOR).recolor if _recolors(augment) else None
+  recolor = None
+  if augmentations.recolors(augment):
+    recolor = config_lib.wing('vit_jax.data.device.recolor:recolor')
   erase = augmentations.make(augment.erase, 'augment.erase')
 
   def prepare(
     images: jax.Array, crop: Crop, keys: jax.Array, number: int
   ) -> jax.Array:
+    # The first crop's keys are the same with and without other crops.
+    keys = for_purpose(_CROPS + number, keys) if number else keys
     if is_stored_whole:
       images = crops.random(images, crop, keys)
     if recolor is None:
@@ -234,21 +137,10 @@ def eval_transform(
   """Returns a function that prepares images for evaluation.
 
   It maps images (uint8 or uint16 [B, h, w, C]) to float32 [B, H, W, C].
-
-  Args:
-    config: The full config.
-    image_shape: (height, width) of all stored images; None: sizes differ, and
-      images arrive cropped.
+  `image_shape` is the size of all stored images; None: they arrive cropped.
   """
-  normalize, levels = _normalize(config), levels_lib.from_config(config)
-  crop = geometry.eval_crop(config)
-
-  def transform(images: jax.Array) -> jax.Array:
-    if image_shape is not None:
-      images = crops.cut(crops.resize(images, crop), crop, None)
-    return normalize(levels.scale(images))
-
-  return transform
+  prepare = eval_batch(config, {'image': features_lib.Image(image_shape)})
+  return lambda images: prepare({'image': images})['image']
 
 
 def eval_batch(
@@ -256,30 +148,26 @@ def eval_batch(
 ) -> Callable[[Batch], Batch]:
   """Returns a function that prepares a batch for evaluation.
 
-  Images become float32 [B, H, W, C], as by `eval_transform`, and maps of
-  classes int32 [B, H, W], cropped as the images.
-
-  Args:
-    config: The full config.
-    features: Features of the examples.
+  Images become float32 [B, H, W, C] (of volumes and videos with one axis more),
+  and maps of classes int32, cropped as the images.
   """
-  image = _image(features)
-  if image.device:
-    make = config_lib.wing(image.device).eval_batch
-    prepare: Callable[[Batch], Batch] = make(
-      config, features, _normalize(config)
-    )
-    return prepare
-  images = eval_transform(config, image.size)
-  is_stored_whole = image.size is not None
+  image, maps = features_lib.image(features), features_lib.maps(features)
+  levels, normalize = levels_lib.from_config(config), _normalize(config)
+  crop = geometry.eval_crop(config)
+
+  def cut(values: jax.Array, crop: Crop) -> jax.Array:
+    if image.whole_size(training=False) is None:  # the host has cropped it
+      return values
+    if image.device:
+      return config_lib.wing(image.device).eval_cut(values, crop, image)
+    return crops.cut(crops.resize(values, crop), crop, None)
 
   def transform(batch: Batch) -> Batch:
-    result = batch | {'image': images(batch['image'])}
-    for name, x in features_lib.maps(features).items():
-      crop = geometry.for_map(geometry.eval_crop(config), x.ignore)
-      labels = batch[name][..., None]
-      if is_stored_whole:
-        labels = crops.cut(crops.resize(labels, crop), crop, None)
+    images = normalize(levels.scale(cut(batch['image'], crop)))
+    result = batch | {'image': images}
+    for name, x in maps.items():
+      map_crop = geometry.for_map(crop, x.ignore)
+      labels = cut(batch[name][..., None], map_crop)
       result[name] = labels[..., 0].astype(jnp.int32)
     return result
 
@@ -291,8 +179,4 @@ def _normalize(config: ml_collections.ConfigDict) -> EvalTransform:
   mean, std = (
     np.asarray(x, np.float32) for x in config_lib.normalization(config)
   )
-
-  def normalize(images: jax.Array) -> jax.Array:
-    return (images - mean) / std
-
-  return normalize
+  return lambda images: (images - mean) / std

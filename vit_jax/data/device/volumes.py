@@ -17,7 +17,6 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import rng as rng_lib
-from vit_jax.data.device import views as views_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
@@ -26,13 +25,12 @@ from vit_jax.data.host import levels as levels_lib
 _CORNER, _PLACE, _CENTRED, _FLIP, _TURN, _QUARTERS, _INTENSITY = range(7)
 
 Batch = dict[str, jax.Array]
-_Normalize = Callable[[jax.Array], jax.Array]
 
 
 def train_transform(
   config: ml_collections.ConfigDict,
   features: features_lib.Features,
-  normalize: _Normalize,
+  normalize: Callable[[jax.Array], jax.Array],
   views: Mapping[str, geometry.View],
 ) -> Callable[[Batch, Rng], Batch]:
   """Returns a function that prepares a batch, as `views.train_transform`.
@@ -40,12 +38,8 @@ def train_transform(
   It gives float32 volumes [B, d, h, w, C], crops of `data.image_size`, and
   int32 maps of the same places [B, d, h, w]. `normalize` applies mean and
   standard deviation.
-
-  Raises:
-    UserError: The config changes images in ways that volumes cannot be.
   """
   del views  # a volume has one crop
-  _check(config)
   volume_config, levels = config.augment.volume, levels_lib.from_config(config)
   size = config_lib.sides(config.data.image_size)
   maps = features_lib.maps(features)
@@ -64,10 +58,10 @@ def train_transform(
       chosen = rng_lib.uniform(key, _CENTRED) < volume_config.foreground
       corner = jnp.where(chosen, foreground_corner, corner)
     move = _moves(volume_config, key, corner, size)
-    volume = levels.scale(move(volume))
-    return _intensity(volume_config, key, volume), {
-      k: move(x) for k, x in labels.items()
-    }
+    factor, offset = 2 * rng_lib.uniform(key, _INTENSITY, (2,)) - 1
+    volume = levels.scale(move(volume)) * (1 + volume_config.scale * factor)
+    volume += volume_config.shift * offset
+    return volume, {name: move(x) for name, x in labels.items()}
 
   def transform(batch: Batch, rng: Rng) -> Batch:
     labels = {name: batch[name].astype(jnp.int32) for name in maps}
@@ -79,40 +73,12 @@ def train_transform(
   return transform
 
 
-def eval_batch(
-  config: ml_collections.ConfigDict,
-  features: features_lib.Features,
-  normalize: _Normalize,
-) -> Callable[[Batch], Batch]:
-  """Returns a function that prepares a batch, as `views.eval_batch`.
-
-  Whole volumes become float32 [B, D, H, W, C], and maps int32 [B, D, H, W].
-  """
-  levels = levels_lib.from_config(config)
-
-  def transform(batch: Batch) -> Batch:
-    labels = {
-      name: batch[name].astype(jnp.int32)
-      for name in features_lib.maps(features)
-    }
-    return batch | {'image': normalize(levels.scale(batch['image']))} | labels
-
-  return transform
-
-
-def _check(config: ml_collections.ConfigDict) -> None:
-  """Raises a UserError if images would be augmented that are volumes."""
-  augment = config.augment
-  keys = ('policy', 'jitter', 'gray', 'blur', 'solarize', 'erase')
-  wrong = [key for key in keys if augment[key]]
-  if views_lib.mixes(augment):
-    wrong += [key for key in ('mixup', 'cutmix') if augment[key]]
-  if wrong:
-    raise config_lib.UserError(
-      f'config.augment.{wrong[0]} changes images, but the examples of'
-      f' {config.data.name} are volumes: leave it out, and see'
-      ' config.augment.volume'
-    )
+def eval_cut(
+  volumes: jax.Array, crop: geometry.Crop, kind: features_lib.Image
+) -> jax.Array:
+  """Returns volumes, or maps of them, as they are: whole."""
+  del crop, kind
+  return volumes
 
 
 def _near_foreground(
@@ -120,14 +86,8 @@ def _near_foreground(
 ) -> jax.Array:
   """Returns the first place of a crop around a foreground place, int32 [3].
 
-  All places that have a class other than 0 are equally likely; without any, all
-  places are.
-
-  Args:
-    key: Random key of the example.
-    labels: int32 [D, H, W].
-    ignore: Label of places that do not count.
-    size: Sides of the crop.
+  All places of the labels, int32 [D, H, W], that have a class other than 0 are
+  equally likely; without any, all places are.
   """
   is_foreground = ((labels != 0) & (labels != ignore)).ravel()
   is_foreground |= ~is_foreground.any()
@@ -145,14 +105,7 @@ def _moves(
   corner: jax.Array,
   size: tuple[int, ...],
 ) -> Callable[[jax.Array], jax.Array]:
-  """Returns the crop, mirroring and turns of a volume or map [D, H, W, ...].
-
-  Args:
-    volume_config: `config.augment.volume`.
-    key: Random key of the example.
-    corner: First place of the crop, int32 [3].
-    size: Sides of the crop.
-  """
+  """Returns the crop, mirroring and turns of a volume or map [D, H, W, ...]."""
   flips = rng_lib.uniform(key, _FLIP, (3,)) < volume_config['flip']
   pairs = itertools.combinations(range(3), 2)
   planes = [(i, j) for i, j in pairs if size[i] == size[j]]
@@ -174,14 +127,3 @@ def _moves(
     return x
 
   return move
-
-
-def _intensity(
-  volume_config: Mapping[str, Any], key: jax.Array, volume: jax.Array
-) -> jax.Array:
-  """Changes the intensities of a volume [d, h, w, C], all channels alike."""
-  factor, offset = 2 * rng_lib.uniform(key, _INTENSITY, (2,)) - 1
-  return (
-    volume * (1 + volume_config['scale'] * factor)
-    + volume_config['shift'] * offset
-  )

@@ -19,10 +19,14 @@ come (`balance.py`).
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import concurrent.futures
 import dataclasses
 import functools
 import math
 import os
+from typing import TypeVar
 
 import ml_collections
 import numpy as np
@@ -31,7 +35,6 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data.base import ArraySource
-from vit_jax.data.base import Example
 from vit_jax.data.base import Source
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
@@ -39,6 +42,8 @@ from vit_jax.data.host import shapes
 from vit_jax.data.host.prefetch import Batch
 from vit_jax.data.host.prefetch import Batches
 
+Item = TypeVar('Item')
+Result = TypeVar('Result')
 Views = shapes.Views
 # Draws the positions of an epoch, int64 [N], from its random numbers.
 Order = Callable[[np.random.Generator], np.ndarray]
@@ -61,34 +66,22 @@ def train_batches(
   positions_only: bool = False,
   views: Views | None = None,
 ) -> Batches:
-  """Returns this host's part of the global batches of a run.
+  """Returns this host's part of the global batches of a run, up to `num_steps`.
 
-  Args:
-    source: Training examples.
-    config: The full config.
-    start_step: First batch.
-    num_steps: Number of steps of the whole run, one past the last batch.
-    host_index: This host, h: it makes rows [h * B / H, (h + 1) * B / H).
-    host_count: Number of hosts, H.
-    positions_only: Whether batches only hold positions, and nothing is read.
-    views: Crops of each image, by name, where images differ in size; None: one
-      view, `image`, as `config.data` says.
+  Host h of H makes rows [h * B / H, (h + 1) * B / H). A batch of b = B / H rows
+  has, by name:
 
-  Returns:
-    An iterator of batches with b = B / H rows:
-      image: uint8 [b, height, width, C], uint16 if 16 bits are kept. The size
-        is the stored one if all images have one size, else `data.image_size`.
-      Maps of classes: uint8 or uint16 [b, height, width], by name, unless
-        several crops are taken of an image of no common size.
-      Other features of the source: [b, ...], by name.
-      valid: bool [b].
-      index: int32 [b].
-    With `positions_only` a batch has only `position`, int32 [b], positions in
-    the source; the source's length marks padding.
+    images: uint8 [b, height, width, C], or uint16 if 16 bits are kept. They are
+      whole if all stored images have one size, else crops as the views say
+    maps of classes: uint8 or uint16 [b, height, width], unless several crops
+      are taken of an image
+    other features of the source: [b, ...]
+    valid: bool [b]
+    index: int32 [b]
 
-  Raises:
-    UserError: The batch does not divide by the hosts. An image that cannot be
-      read raises one when the iterator reaches its batch.
+  With `positions_only` nothing is read, and a batch has only `position`, int32
+  [b], positions in the source; the source's length marks padding. An image that
+  cannot be read raises a UserError when the iterator reaches its batch.
   """
   rows = _host_rows(config.train.batch_size, host_index, host_count)
   maker = _train_maker(source, config, rows, views)
@@ -103,11 +96,7 @@ def train_rows(
   rows: range,
   views: Views | None = None,
 ) -> Batch:
-  """Returns some rows of one global batch of a run, as `train_batches` would.
-
-  Raises:
-    UserError: An image cannot be read.
-  """
+  """Returns some rows of one global batch, as `train_batches` would."""
   return _train_maker(source, config, rows, views)(step)
 
 
@@ -147,10 +136,8 @@ def eval_batches(
   """Returns this host's part of batches that hold each example once.
 
   The last batch is padded with rows whose `valid` is False, `index` is -1, and
-  other values are zero. All hosts have the same number of batches.
-
-  Arguments, batches and errors are those of `train_batches`; `batch_size` is
-  the global B.
+  other values are zero. All hosts have the same number of batches, which are as
+  of `train_batches`.
   """
   rows = _host_rows(batch_size, host_index, host_count)
   maker = BatchMaker(
@@ -176,16 +163,15 @@ def _start(
   """Returns the batches of some steps; chooses numbers of threads, workers."""
   import grain
 
-  alone = grain.ReadOptions(0, 0)
-  if positions_only:
-    return Batches(maker.positions_alone, steps, alone, num_workers=0)
-  if isinstance(maker.source, ArraySource):  # nothing to read or decode
-    return Batches(maker, steps, alone, num_workers=0)
+  if positions_only or isinstance(maker.source, ArraySource):  # nothing to read
+    make = maker.positions_alone if positions_only else maker
+    return Batches(make, steps, grain.ReadOptions(0, 0), num_workers=0)
   num_workers = min(config.data.num_workers, len(steps))
   threads = config.data.num_threads or max(
     1, num_cores() // max(1, num_workers)
   )
-  pixels = sum(map(math.prod, maker.image_shapes.values()))
+  image_shapes = shapes.image_shapes(maker.stored, maker.views, maker.channels)
+  pixels = sum(map(math.prod, image_shapes.values()))
   batch_bytes = len(maker.rows) * pixels * maker.levels.dtype.itemsize
   waiting = max(2, min(2 * threads, _WAITING_BYTES // batch_bytes))
   options = grain.ReadOptions(min(threads, waiting), waiting)
@@ -197,6 +183,18 @@ def num_cores() -> int:
   if hasattr(os, 'sched_getaffinity'):  # respects limits such as a job's
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
+
+
+def in_threads(
+  function: Callable[[Item], Result], items: Sequence[Item], at_once: int = 256
+) -> Iterator[Result]:
+  """Yields what a function returns of items, in order, on all cores.
+
+  So many are computed at once before the next ones start.
+  """
+  with concurrent.futures.ThreadPoolExecutor(num_cores()) as pool:
+    for start in range(0, len(items), at_once):
+      yield from pool.map(function, items[start : start + at_once])
 
 
 def _host_rows(batch_size: int, host_index: int, host_count: int) -> range:
@@ -211,51 +209,31 @@ def _host_rows(batch_size: int, host_index: int, host_count: int) -> range:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchMaker:
-  """Makes this host's part of a global batch; each worker has a copy.
-
-  Attributes:
-    source: The examples.
-    channels: C of the images.
-    views: Crops of each image, by name.
-    rows: Rows of the global batch that this host makes.
-    batch_size: Size of the global batch, B.
-    seed: `config.seed`.
-    levels: Bits of the images that are kept.
-    repeats: As `config.augment.repeats`.
-    balance: Draws the order of an epoch, as `Balance.order`; None: all
-      examples, permuted.
-    in_order: Whether each example comes once, for evaluation.
-    foreground: As `config.augment.volume.foreground`.
-  """
+  """Makes this host's part of a global batch; each worker has a copy."""
 
   source: Source
   channels: int
-  views: Views
-  rows: range
-  batch_size: int
+  views: Views  # crops of each image, by name
+  rows: range  # rows of the global batch that this host makes
+  batch_size: int  # size of the global batch, B
   seed: int
-  levels: levels_lib.Levels
-  repeats: int = 1
+  levels: levels_lib.Levels  # bits of the images that are kept
+  repeats: int = 1  # as `config.augment.repeats`
+  # Draws the order of an epoch, as `Balance.order`; None: all examples,
+  # permuted.
   balance: Order | None = None
-  in_order: bool = False
-  foreground: float = 0.0
+  in_order: bool = False  # whether each example comes once, for evaluation
+  foreground: float = 0.0  # as `config.augment.volume.foreground`
+
+  @property
+  def image(self) -> features.Image:
+    """The feature of the images."""
+    return features.image(self.source.features)
 
   @property
   def stored(self) -> geometry.Size | None:
     """Size of all images where the device crops them; else None."""
     return self.image.whole_size(training=not self.in_order)
-
-  @property
-  def image(self) -> features.Image:
-    """The feature of the images."""
-    image = self.source.features['image']
-    assert isinstance(image, features.Image)
-    return image
-
-  @functools.cached_property
-  def image_shapes(self) -> dict[str, tuple[int, ...]]:
-    """Shapes of an example's images in a batch, by name."""
-    return shapes.image_shapes(self.stored, self.views, self.channels)
 
   @functools.cached_property
   def map_sizes(self) -> dict[str, geometry.Size]:
@@ -292,65 +270,49 @@ class BatchMaker:
     return {'position': positions.astype(np.int32)}
 
   def __call__(self, step: int) -> Batch:
-    """Returns a batch."""
-    positions, draws = self.positions(step), self.draws(step)
-    batch = self._blank(positions < len(self.source))
-    rows = np.flatnonzero(batch['valid'])
-    if isinstance(self.source, ArraySource):
-      self._copy(self.source, positions[rows], batch, rows)
+    """Returns a batch: zeros, filled where `valid` is True."""
+    source, draws, positions = (
+      self.source,
+      self.draws(step),
+      self.positions(step),
+    )
+    valid = positions < len(source)
+    example_shapes = shapes.example_shapes(
+      source.features,
+      self.views,
+      self.channels,
+      self.levels.dtype,
+      is_training=not self.in_order,
+    )
+    batch = {
+      name: np.zeros((len(valid), *shape), dtype)
+      for name, (shape, dtype) in example_shapes.items()
+    }
+    batch |= {'valid': valid, 'index': np.full(len(valid), -1, np.int32)}
+    targets = features.targets(source.features)
+    rows = np.flatnonzero(valid)
+    if isinstance(source, ArraySource):  # decoded, and encoded
+      positions = positions[rows]
+      images = source.arrays['image'][positions]
+      batch['image'][rows] = self.levels.keep(images, 'the data')
+      for name in (*targets, *self.map_sizes):
+        batch[name][rows] = source.arrays[name][positions]
+      batch['index'][rows] = source.indices[positions]
       return batch
     fill = config_lib.wing(self.image.filler)(self, draws, batch)
     rows_of: dict[int, list[int]] = {}  # an image may come several times
     for i in rows.tolist():
       rows_of.setdefault(int(positions[i]), []).append(i)
     for position, example_rows in rows_of.items():
-      example = self.source.read(position)
+      example = source.read(position)
       fill(example, example_rows)
       batch['index'][example_rows] = example.index
-      self._fill_targets(example, draws, batch, example_rows)
+      for name, target in targets.items():
+        for i in example_rows:  # drawn anew for each row
+          key = None if self.in_order else (self.seed, _VALUE, int(draws[i]))
+          value = target.draw(example.values[name], key)
+          batch[name][i] = target.encode(value, example.origin)
     return batch
-
-  def _blank(self, valid: np.ndarray) -> Batch:
-    """Returns a batch of zeros, to be filled where `valid` is True."""
-    n = len(valid)
-    example = shapes.example_shapes(
-      self.source.features,
-      self.views,
-      self.channels,
-      self.levels.dtype,
-      is_training=not self.in_order,
-    )
-    return {
-      **{
-        name: np.zeros((n, *x), dtype) for name, (x, dtype) in example.items()
-      },
-      'valid': valid,
-      'index': np.full(n, -1, np.int32),
-    }
-
-  def _copy(
-    self,
-    source: ArraySource,
-    positions: np.ndarray,
-    batch: Batch,
-    rows: np.ndarray,
-  ) -> None:
-    """Copies decoded examples into rows of a batch."""
-    images = source.arrays['image'][positions]
-    batch['image'][rows] = self.levels.keep(images, 'the data')
-    for name in (*features.targets(source.features), *self.map_sizes):
-      batch[name][rows] = source.arrays[name][positions]
-    batch['index'][rows] = source.indices[positions]
-
-  def _fill_targets(
-    self, example: Example, draws: np.ndarray, batch: Batch, rows: list[int]
-  ) -> None:
-    """Encodes the targets of an example, drawn anew for each row."""
-    for name, target in features.targets(self.source.features).items():
-      for i in rows:
-        key = None if self.in_order else (self.seed, _VALUE, int(draws[i]))
-        value = target.draw(example.values[name], key)
-        batch[name][i] = target.encode(value, example.origin)
 
 
 @functools.lru_cache(maxsize=2)  # a batch may straddle two epochs

@@ -5,12 +5,12 @@ result is uint8 with the requested channels, or uint16 if 16 bits are kept.
 Transparent pixels are composited on white unless alpha is requested.
 """
 
+from collections.abc import Iterator
 import functools
 import io
 import re
 import struct
 from typing import Any
-from typing import cast
 import zlib
 
 from absl import logging
@@ -29,8 +29,14 @@ PNG = b'\x89PNG\r\n\x1a\n'  # the first bytes of such a file
 TIFF = b'II*\0', b'MM\0*', b'II+\0', b'MM\0+'  # + is BigTIFF
 _JPEG, _BMP = b'\xff\xd8\xff', b'BM'
 _GIF = b'GIF87a', b'GIF89a'
+# First bytes, least length, and the form and place of (width, height).
+_HEADERS = (
+  (PNG, 24, '>II', 16),
+  (_BMP, 26, '<ii', 18),
+  (_GIF, 10, '<HH', 6),
+)
 # Kinds of a JPEG's segments. After the start, or the end, no others follow.
-_EXIF_OR_XMP, _PIXELS, _END = 0xE1, 0xDA, 0xD9
+_EXIF_OR_XMP, _PIXELS, _END = b'\xe1', 0xDA, 0xD9
 _NO_SIZE = (0x00, 0x01, 0xC8, *range(0xD0, 0xD9), *range(0xF0, 0xFE))
 _EXIF = b'Exif\0\0'
 _XMP, _XMP_OF_PNG = b'http://ns.adobe.com/xap/1.0/\0', b'XML:com.adobe.xmp\0'
@@ -60,20 +66,12 @@ def decode(
   at_least: tuple[int, int] = (0, 0),
   levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
 ) -> np.ndarray:
-  """Returns the pixels of an image, uint8 or uint16 [h, w, channels].
+  """Returns the pixels of an image file, uint8 or uint16 [h, w, channels].
 
-  Args:
-    data: A JPEG, PNG, WebP, TIFF, BMP or GIF file, or another kind that OpenCV
-      reads.
-    channels: 1 (grey, the luma), 3 (RGB) or 4 (RGB and alpha).
-    origin: Name of the image, for errors.
-    at_least: (height, width). To save time, a larger JPEG may be decoded at a
-      smaller size, but not below this one. (0, 0): its own size.
-    levels: Levels of the result, with the bits to keep.
-
-  Raises:
-    UserError: The image is empty, damaged, truncated, too large or of no known
-      kind; or its bits do not fit the intensity window.
+  It is a JPEG, PNG, WebP, TIFF, BMP or GIF, or another kind that OpenCV reads.
+  Channels are 1 (grey, the luma), 3 (RGB) or 4 (RGB and alpha). To save time, a
+  larger JPEG may be decoded at a smaller size, but not below `at_least`; (0, 0)
+  stands for its own size.
   """
   pixels = as_stored(data, channels, origin=origin, at_least=at_least)
   return to_channels(levels.keep(pixels, origin), channels)
@@ -86,20 +84,9 @@ def as_stored(
   origin: str = 'the image',
   at_least: tuple[int, int] = (0, 0),
 ) -> np.ndarray:
-  """Returns pixels with the bits and channels that are stored.
+  """Returns pixels as stored: uint8 or uint16, [h, w] or [h, w, 1 to 4].
 
-  Args:
-    data: As for `decode`.
-    channels: Channels that the caller needs; with 1, a JPEG is decoded as grey.
-    origin: As for `decode`.
-    at_least: As for `decode`.
-
-  Returns:
-    uint8 or uint16, [h, w] or [h, w, 1 to 4].
-
-  Raises:
-    DamagedError: The image is empty, damaged, truncated, too large or of no
-      known kind.
+  `channels` are those that the caller needs: with 1, a JPEG is decoded as grey.
   """
   if not data:
     raise DamagedError(f'{origin} is empty: the file has no bytes')
@@ -129,20 +116,17 @@ def as_stored(
 
 
 def stored_bits(data: bytes) -> int:
-  """Returns 16 for a PNG or TIFF file of 16 bits, by its header; else 8.
+  """Returns 16 for a PNG or TIFF of 16 bits, by its header; else 8.
 
-  Args:
-    data: The file; the first 32 bytes are enough for a PNG.
+  The first 32 bytes of a PNG are enough.
   """
-  bits = 8
-  if data.startswith(PNG) and len(data) > 24:
-    bits = data[24]
-  elif data.startswith(TIFF):
-    try:
-      bits = _tiff().read(data).bits
-    except ValueError:  # decoding reports the damage
-      bits = 8
-  return 16 if bits == 16 else 8
+  if data.startswith(PNG):
+    return 16 if data[24:25] == b'\x10' else 8
+  try:
+    is_deep = data.startswith(TIFF) and _tiff().read(data).bits == 16
+  except ValueError:  # decoding reports the damage
+    is_deep = False
+  return 16 if is_deep else 8
 
 
 def file_bits(path: str) -> int:
@@ -174,14 +158,9 @@ def stored_size(data: bytes) -> tuple[int, int] | None:
 
 
 def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
-  """Converts grey, grey and alpha, RGB or RGBA.
+  """Converts grey, grey and alpha, RGB or RGBA to 1, 3 or 4 channels.
 
-  Args:
-    pixels: uint8 or uint16, [h, w] or [h, w, 1 to 4].
-    channels: 1, 3 or 4.
-
-  Returns:
-    [h, w, channels], of the same type.
+  Pixels are uint8 or uint16, [h, w] or [h, w, 1 to 4].
   """
   if pixels.ndim == 2:
     pixels = pixels[..., None]
@@ -191,11 +170,17 @@ def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     pixels, alpha = pixels[..., :-1], pixels[..., -1:]
     if channels == 4:  # grey and alpha
       return np.concatenate([pixels, pixels, pixels, alpha], axis=-1)
-    pixels = _on_white(pixels, alpha)
+    # On white. A product of two uint8, at most 65,152 with what is added, fits
+    # uint16. In place, since a large image takes several hundred MB.
+    dtype, most = pixels.dtype, np.iinfo(pixels.dtype).max
+    wide = np.uint16 if dtype == np.uint8 else np.uint32
+    mixed = pixels * alpha.astype(wide)
+    mixed += (most - alpha) * wide(most) + wide(most // 2)
+    mixed //= most
+    pixels = mixed.astype(dtype)
   if channels == 1 and pixels.shape[-1] == 3:
-    return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)[
-      ..., None
-    ]
+    pixels = np.ascontiguousarray(pixels)
+    return cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)[..., None]
   if channels >= 3 and pixels.shape[-1] == 1:
     pixels = np.repeat(pixels, 3, axis=-1)
   if channels == 4:
@@ -204,43 +189,24 @@ def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
   return np.ascontiguousarray(pixels)
 
 
-def _on_white(pixels: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-  # A product of two uint8, at most 65,152 with what is added, fits uint16.
-  wide = np.uint16 if pixels.dtype == np.uint8 else np.uint32
-  most = np.iinfo(pixels.dtype).max
-  mixed = pixels * alpha.astype(wide)
-  # In place, since a large image takes several hundred MB.
-  mixed += (most - alpha) * wide(most) + wide(most // 2)
-  mixed //= most
-  return mixed.astype(pixels.dtype)
-
-
 def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
   """Returns (height, width) before rotation, and a JPEG's colour space.
 
   They are None and '' if the header is not read.
   """
-  if data.startswith(_JPEG):
-    try:
+  try:
+    if data.startswith(_JPEG):
       height, width, colors, _ = _jpeg_header(data)
-    except ValueError:
-      return None, ''
-    return (height, width), colors
-  if data.startswith(PNG) and len(data) >= 24:
-    width, height = struct.unpack_from('>II', data, 16)
-    return (height, width), ''
-  if data.startswith(_BMP) and len(data) >= 26 and data[14] >= 40:
-    width, height = struct.unpack_from('<ii', data, 18)
-    return (abs(height), abs(width)), ''
-  if data.startswith(_GIF) and len(data) >= 10:
-    width, height = struct.unpack_from('<HH', data, 6)
-    return (height, width), ''
-  if data.startswith(TIFF):
-    try:
-      size: tuple[int, int] = _tiff().read(data).size
-      return size, ''
-    except ValueError:  # decoding reports the damage
-      return None, ''
+      return (height, width), colors
+    if data.startswith(TIFF):
+      return _tiff().read(data).size, ''
+  except ValueError:  # decoding reports the damage
+    return None, ''
+  for start, least, form, at in _HEADERS:
+    if data.startswith(start) and len(data) >= least:
+      if start != _BMP or data[14] >= 40:
+        width, height = struct.unpack_from(form, data, at)
+        return (abs(height), abs(width)), ''
   return None, ''
 
 
@@ -333,8 +299,17 @@ def _decode_other(data: bytes) -> np.ndarray:
       pixels, cv2.COLOR_BGRA2RGBA if has_alpha else cv2.COLOR_BGR2RGB
     )
   if header is not None:
-    return cast(np.ndarray, _tiff().mend(pixels, header))
-  return _with_transparent_grey(pixels, data) if pixels.ndim == 2 else pixels
+    return _tiff().mend(pixels, header)
+  levels = _contents(data, b'tRNS') if data.startswith(PNG) else []
+  if pixels.ndim == 2 and levels and len(levels[0]) == 2:
+    # One level of grey is transparent. OpenCV scales few bits up to 8.
+    (level,) = struct.unpack('>H', levels[0])
+    if (bits := data[24]) < 8:
+      level = level * 255 // (2**bits - 1)
+    opaque = np.iinfo(pixels.dtype).max
+    alpha = np.where(pixels == level, 0, opaque).astype(pixels.dtype)
+    return np.stack([pixels, alpha], axis=-1)
+  return pixels
 
 
 def _tiff() -> Any:
@@ -374,20 +349,6 @@ def _quiet_opencv() -> None:
     logging.setLogLevel(logging.LOG_LEVEL_SILENT)
 
 
-def _with_transparent_grey(pixels: np.ndarray, data: bytes) -> np.ndarray:
-  """Adds alpha if a PNG declares one level of grey transparent."""
-  declared = _chunk(data, b'tRNS') if data.startswith(PNG) else b''
-  if len(declared) != 2:
-    return pixels
-  (level,) = struct.unpack('>H', declared)
-  bits = data[24]  # bits of a stored pixel; OpenCV scales fewer up to 8
-  if bits < 8:
-    level = level * 255 // (2**bits - 1)
-  opaque = np.iinfo(pixels.dtype).max
-  alpha = np.where(pixels == level, 0, opaque).astype(pixels.dtype)
-  return np.stack([pixels, alpha], axis=-1)
-
-
 def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
   """Rotates and mirrors stored pixels [h, w, ...] by EXIF's orientation."""
   if orientation >= 5:
@@ -404,14 +365,23 @@ def orientation(data: bytes) -> int:
 
   EXIF has it, and XMP where EXIF has none, as for Pillow.
   """
-  value = _exif_orientation(data if data.startswith(TIFF) else _exif(data))
-  if value is None and (match := _XMP_ORIENTATION.search(_xmp(data))):
-    value = int(match[1])
+  is_jpeg, is_png = data.startswith(_JPEG), data.startswith(PNG)
+  exif = data  # itself in TIFF format
+  if not data.startswith(TIFF):
+    kind = _EXIF_OR_XMP if is_jpeg else b'eXIf' if is_png else b'EXIF'
+    exif = b''.join(_contents(data, kind, _EXIF if is_jpeg else b''))
+    exif = exif.removeprefix(_EXIF).removeprefix(_EXIF)
+  value = _exif_orientation(exif)
+  if value is None:
+    kind = _EXIF_OR_XMP if is_jpeg else b'iTXt' if is_png else b'XMP '
+    start = _XMP if is_jpeg else _XMP_OF_PNG if is_png else b''
+    xmp = _contents(data, kind, start) or [b'']
+    match = _XMP_ORIENTATION.search(xmp[-1 if is_jpeg else 0])
+    value = int(match[1]) if match else None
   return int(value) if value is not None and value in range(1, 9) else 1
 
 
 def _exif_orientation(exif: bytes) -> float | None:
-  """Returns the number that EXIF has; None where it has none."""
   order = {b'II': '<', b'MM': '>'}.get(exif[:2])
   if order is None:
     return None
@@ -431,66 +401,34 @@ def _exif_orientation(exif: bytes) -> float | None:
   return None
 
 
-def _exif(data: bytes) -> bytes:
-  """Returns the EXIF part of a file, itself in TIFF format; b'' if none."""
+def _contents(data: bytes, kind: bytes, start: bytes = b'') -> list[bytes]:
+  """Returns what follows `start` in the parts of a kind of a file."""
+  return [
+    data[first + len(start) : end]
+    for name, first, end in _parts(data)
+    if name == kind and data.startswith(start, first)
+  ]
+
+
+def _parts(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+  """Yields the kind, first byte and end of the parts of a JPEG, PNG or WebP."""
   if data.startswith(_JPEG):
-    exif = b''.join(_jpeg_parts(data, _EXIF))
-  elif data.startswith(PNG):
-    exif = _chunk(data, b'eXIf')
-  elif data.startswith(b'RIFF'):
-    exif = _chunk(data, b'EXIF')
-  else:
-    exif = b''
-  return exif.removeprefix(_EXIF).removeprefix(_EXIF)
-
-
-def _xmp(data: bytes) -> bytes:
-  """Returns the XMP part of a file, XML; b'' if there is none."""
-  if data.startswith(_JPEG):
-    return next(reversed(_jpeg_parts(data, _XMP)), b'')
-  if data.startswith(PNG):
-    return _chunk(data, b'iTXt', _XMP_OF_PNG)
-  return _chunk(data, b'XMP ') if data.startswith(b'RIFF') else b''
-
-
-def _jpeg_parts(data: bytes, name: bytes) -> list[bytes]:
-  """Returns the contents of all APP1 segments of a name, without it."""
-  parts = []
-  at = data.find(b'\xff', 2)
-  while 0 <= at < len(data) - 3:
-    kind = data[at + 1]
-    if kind in (_PIXELS, _END):
-      break
-    after = at + 1  # of a byte that only fills
-    if kind in _NO_SIZE:
-      after = at + 2
-    elif kind != 0xFF:
-      size = int.from_bytes(data[at + 2 : at + 4], 'big')
-      after = at + 2 + size
-      if kind == _EXIF_OR_XMP and data.startswith(name, at + 4):
-        parts.append(data[at + 4 + len(name) : after])
-    at = data.find(b'\xff', after)  # decoders skip what lies between
-  return parts
-
-
-def _chunk(data: bytes, kind: bytes, start: bytes = b'') -> bytes:
-  """Returns the content of a chunk of a PNG or WebP file; b'' if none.
-
-  Args:
-    data: The file.
-    kind: Name of the chunk.
-    start: What its content starts with.
-  """
-  is_png = data.startswith(PNG)
-  at = 8 if is_png else 12
-  while at + 8 <= len(data):
-    if is_png:
-      size = int.from_bytes(data[at : at + 4], 'big')
-      name, step = data[at + 4 : at + 8], 12 + size
-    else:
-      size = int.from_bytes(data[at + 4 : at + 8], 'little')
-      name, step = data[at : at + 4], 8 + size + size % 2
-    if name == kind and data.startswith(start, at + 8):
-      return data[at + 8 : at + 8 + size]
-    at += step
-  return b''
+    at = data.find(b'\xff', 2)
+    while 0 <= at < len(data) - 3 and data[at + 1] not in (_PIXELS, _END):
+      kind = data[at + 1]
+      end = at + 1  # of a byte that only fills
+      if kind in _NO_SIZE:
+        end = at + 2
+      elif kind != 0xFF:
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4], 'big')
+        yield data[at + 1 : at + 2], at + 4, end
+      at = data.find(b'\xff', end)  # decoders skip what lies between
+  elif data.startswith((PNG, b'RIFF')):
+    is_png = data.startswith(PNG)
+    at = 8 if is_png else 12
+    while at + 8 <= len(data):
+      words = data[at : at + 4], data[at + 4 : at + 8]
+      size, kind_name = words if is_png else words[::-1]
+      length = int.from_bytes(size, 'big' if is_png else 'little')
+      yield kind_name, at + 8, at + 8 + length
+      at += 8 + length + (4 if is_png else length % 2)

@@ -88,43 +88,33 @@ class Center:
 
 @dataclasses.dataclass(frozen=True)
 class Crop:
-  """A crop of an image, resized to the size of the model's input.
+  """A crop of an image, resized to the size of the model's input."""
 
-  Attributes:
-    kind: One of CROPS.
-    size: Size of the result.
-    resize: Short side, or size, to which an image is resized before it is
-      cropped; 'random_resized' ignores it. None: the image just fills `size`,
-      or, with 'scaled', has its own.
-    scale: Range of the area of a 'random_resized' crop, as a fraction.
-    ratio: Range of width / height of a 'random_resized' crop.
-    pad: Pixels added to each side by 'pad', after resizing.
-    fill: Stored value of padding, 0 is black; or that of each channel.
-    flip: Whether half of the images are mirrored, left to right.
-    antialias: Whether images are smoothed when they are shrunk.
-    interpolation: One of INTERPOLATIONS; or 'nearest', of a map of classes.
-    resize_like: Library whose filters and rounding are used, one of LIKE; '':
-      our own.
-    zoom: Range of the factor by which 'scaled' multiplies the resized image.
-    crop_pct: timm's share of the sides of `resize` that `size` is; None: none
-      was set.
-    border: Whether an image keeps its ratio and fits into `resize`, a size, and
-      is padded to `size` where it is smaller, as with timm's 'border'.
-  """
-
-  kind: str
+  kind: str  # one of CROPS
   size: Size
+  # Short side, or size, to which an image is resized before it is cropped;
+  # 'random_resized' ignores it. None: the image just fills `size`, or, with
+  # 'scaled', has its own.
   resize: int | Size | None = None
+  # Range of the area of a 'random_resized' crop, as a fraction.
   scale: tuple[float, float] = (1.0, 1.0)
+  # Range of width / height of a 'random_resized' crop.
   ratio: tuple[float, float] = (1.0, 1.0)
   pad: int = 0
+  # Stored value of padding, 0 is black; or that of each channel.
   fill: int | tuple[int, ...] = 0
-  flip: bool = False
-  antialias: bool = True
+  flip: bool = False  # whether half of the images are mirrored, left to right
+  antialias: bool = True  # whether images are smoothed when they are shrunk
+  # One of INTERPOLATIONS; or 'nearest', of a map of classes.
   interpolation: str = 'bilinear'
+  # Library whose filters and rounding are used, one of LIKE; '': our own.
   resize_like: str = ''
+  # Range of the factor by which 'scaled' multiplies the resized image.
   zoom: tuple[float, float] = (1.0, 1.0)
+  # timm's share of the sides of `resize` that `size` is; None: none was set.
   crop_pct: float | None = None
+  # Whether an image keeps its ratio and fits into `resize`, a size, and is
+  # padded to `size` where it is smaller, as with timm's 'border'.
   border: bool = False
 
   @property
@@ -135,15 +125,12 @@ class Crop:
     return self.interpolation == 'bicubic' or bool(self.resize_like)
 
   def resized(self, size: Size) -> Size:
-    """Returns the size to which an image is resized.
+    """Returns the (height, width) to which an image of a size is resized.
 
     This is `resize` if that is a size, or the largest size of the image's
     ratio in it with a border. Otherwise the aspect ratio is kept, and the
     resized and padded image is never smaller than the crop, so the short side
     of a long image may become larger than `resize`.
-
-    Args:
-      size: (height, width) of the image.
     """
     if isinstance(self.resize, tuple):
       return _fitted(size, self.resize, max) if self.border else self.resize
@@ -183,10 +170,7 @@ def before_crop(size: Size, crop_pct: float) -> Size:
 def _fitted(size: Size, filled: Size, longest: Callable[..., float]) -> Size:
   """Returns the size of timm's ResizeKeepRatio.
 
-  Args:
-    size: (height, width) of the image.
-    filled: (height, width) that it is to fill.
-    longest: `max`: the image fits into it; `min`: the image covers it.
+  With `max` as `longest` the image fits into the size; with `min` it covers it.
   """
   ratio = longest(x / n for x, n in zip(size, filled, strict=True))
   return max(round(size[0] / ratio), 1), max(round(size[1] / ratio), 1)
@@ -194,15 +178,11 @@ def _fitted(size: Size, filled: Size, longest: Callable[..., float]) -> Size:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-  """Crops of one kind that are taken of each image.
+  """Crops of one kind that are taken of each image."""
 
-  Attributes:
-    crop: Kind and size of each crop.
-    count: Number of crops, in a batch [B, count, H, W, C]; None: one, in a
-      batch [B, H, W, C].
-  """
-
-  crop: Crop
+  crop: Crop  # kind and size of each crop
+  # Number of crops, in a batch [B, count, H, W, C]; None: one, in a batch [B,
+  # H, W, C].
   count: int | None = None
 
 
@@ -212,12 +192,7 @@ def is_single(views: Mapping[str, View]) -> bool:
 
 
 def for_map(crop: Crop, ignore: int) -> Crop:
-  """Returns the crop of a map of classes that fits an image's crop.
-
-  Args:
-    crop: Crop of the image.
-    ignore: Label of places that do not count; padding becomes this.
-  """
+  """Returns the crop of a map that fits an image's; padding gets `ignore`."""
   return dataclasses.replace(
     crop, interpolation='nearest', antialias=False, fill=ignore
   )
@@ -240,17 +215,14 @@ def eval_views(config: ml_collections.ConfigDict) -> dict[str, View]:
 
 def train_crop(config: ml_collections.ConfigDict) -> Crop:
   """Returns the crop of training images."""
-  data = config.data
-  size = _size(config)
-  return Crop(
+  finder = config_lib.table_finder(CROPS)
+  crop = config_lib.build(config.data.crop, 'data.crop', finder)
+  return _crop(
+    config,
+    'resize',
     kind=crop_kind(config),
-    size=size,
-    **resizing(data.resize, size, 'data.resize'),
-    **dataclasses.asdict(
-      config_lib.build(data.crop, 'data.crop', config_lib.table_finder(CROPS))
-    ),
-    flip=data.flip,
-    **_shared_fields(data),
+    flip=config.data.flip,
+    **dataclasses.asdict(crop),
   )
 
 
@@ -261,42 +233,30 @@ def crop_kind(config: ml_collections.ConfigDict) -> str:
 
 def eval_crop(config: ml_collections.ConfigDict) -> Crop:
   """Returns the crop for evaluation and prediction."""
-  data = config.data
-  size = _size(config)
-  return Crop(
-    kind='center',
-    size=size,
-    **resizing(data.eval_resize, size, 'data.eval_resize'),
-    **_shared_fields(data),
-  )
+  return _crop(config, 'eval_resize', kind='center')
 
 
-def _size(config: ml_collections.ConfigDict) -> Size:
-  """Returns the size of a crop.
+def _crop(config: ml_collections.ConfigDict, key: str, **fields: Any) -> Crop:
+  """Returns a crop that is resized as a key of `config.data` says.
 
   Crops of volumes and videos have three sides. `device/volumes.py` and
   `device/clips.py` cut them; here only their size counts, as the shape of a
   batch. Those of sounds are (frames, mels).
   """
-  return cast(Size, config_lib.sides(config.data.image_size))
-
-
-def _shared_fields(data: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns the fields that training and evaluation share."""
-  return {
-    'antialias': data.antialias,
-    'interpolation': data.interpolation or INTERPOLATIONS[0],
-    'resize_like': data.resize_like,
-  }
+  data = config.data
+  size = cast(Size, config_lib.sides(data.image_size))
+  return Crop(
+    size=size,
+    antialias=data.antialias,
+    interpolation=data.interpolation or INTERPOLATIONS[0],
+    resize_like=data.resize_like,
+    **resizing(data[key], size, f'data.{key}'),
+    **fields,
+  )
 
 
 def padding(size: Size, crop: Crop) -> tuple[Size, Size]:
-  """Returns the pixels that are added (above, below) and (left, right).
-
-  Args:
-    size: (height, width) of the resized image.
-    crop: Crop that is cut from it.
-  """
+  """Returns the pixels that are added (above, below) and (left, right)."""
   if not crop.border:
     return (crop.pad, crop.pad), (crop.pad, crop.pad)
   rows, columns = (
@@ -309,11 +269,7 @@ def padding(size: Size, crop: Crop) -> tuple[Size, Size]:
 def middle(size: Size, crop: Size, like: str = '') -> Size:
   """Returns (top, left) of a crop in the middle of an image.
 
-  Args:
-    size: (height, width) of the image.
-    crop: (height, width) of the crop.
-    like: Library whose rounding is used, one of LIKE. timm and torchvision
-      round halves to even numbers.
+  timm and torchvision round halves to even numbers.
   """
   top, left = (have - want for have, want in zip(size, crop, strict=True))
   if like == 'timm':
@@ -334,13 +290,8 @@ def fallback(size: Size, ratio: tuple[float, float]) -> Size:
 def resizing(value: Any, size: Size, key: str) -> dict[str, Any]:
   """Returns the fields of a `Crop` that say how an image is resized before.
 
-  Args:
-    value: As `config.data.eval_resize`.
-    size: (height, width) of the crop, after other sides if it has more.
-    key: The key of the config, for errors.
-
-  Raises:
-    UserError: A text is no mode of timm's with a share.
+  `value` is as `config.data.eval_resize`; the last sides of the crop's `size`
+  are (height, width).
   """
   size = size[-2], size[-1]
   if isinstance(value, float):
@@ -348,31 +299,25 @@ def resizing(value: Any, size: Size, key: str) -> dict[str, Any]:
   if not isinstance(value, str):
     is_size = isinstance(value, list | tuple)
     return {'resize': (value[0], value[1]) if is_size else value}
-  mode, crop_pct, fill = _mode(value, key)
-  height, width = before_crop(size, crop_pct)
-  is_center = mode == 'center'
-  fields = {
-    'resize': min(height, width) if is_center else (height, width),
-    'crop_pct': crop_pct,
-  }
-  return fields | ({'border': True, 'fill': fill} if mode == 'border' else {})
-
-
-def _mode(text: str, key: str) -> tuple[str, float, tuple[int, ...]]:
-  """Returns the parts of 'center(0.9)' or of 'border(1.0, 124, 116, 104)'."""
   part = parts.Part('')
   with contextlib.suppress(UserError):  # the error below says more
-    part = parts.parse(text, key)
-  crop_pct, *values = part.args or (None,)
+    part = parts.parse(value, key)
+  mode, (crop_pct, *values) = part.name, part.args or (None,)
   fill = tuple(values)
-  good = part.name in CROP_MODES and not part.options and is_crop_pct(crop_pct)
-  if not good or (part.name != 'border' and fill) or not is_fill(fill):
+  good = mode in CROP_MODES and not part.options and is_crop_pct(crop_pct)
+  if not good or (mode != 'border' and fill) or not is_fill(fill):
     raise UserError(
-      f'config.{key} is {text!r}: write one positive number, (height, width),'
+      f'config.{key} is {value!r}: write one positive number, (height, width),'
       " or timm's crop_mode and crop_pct, such as 'center(0.875)',"
       " 'squash(1.0)' or 'border(1.0, 0, 0, 0)' with the values of its channels"
     )
-  return part.name, crop_pct, fill or (0,)
+  height, width = before_crop(size, crop_pct)
+  fields: dict[str, Any] = {'resize': (height, width), 'crop_pct': crop_pct}
+  if mode == 'center':
+    fields['resize'] = min(height, width)
+  if mode == 'border':
+    fields |= {'border': True, 'fill': fill or (0,)}
+  return fields
 
 
 def is_crop_pct(value: Any) -> bool:

@@ -1,7 +1,6 @@
 """Fills batches with images that files hold, and with their maps."""
 
 from collections.abc import Callable
-from collections.abc import Iterator
 import itertools
 
 import cv2
@@ -20,20 +19,13 @@ class ImageFiller:
 
   Attributes:
     maker: Makes the batch.
-    batch: The batch.
+    batch: The batch, of which rows are changed.
     maps: Kinds of the maps of the source, by name.
   """
 
   def __init__(
     self, maker: batches.BatchMaker, draws: np.ndarray, batch: batches.Batch
   ):
-    """Prepares to fill a batch.
-
-    Args:
-      maker: Makes the batch.
-      draws: Draws of the whole batch, int64 [b].
-      batch: The batch, of which rows are changed.
-    """
     cv2.setNumThreads(1)  # other cores make other batches
     self.maker, self.batch, self._draws = maker, batch, draws
     self.maps = features.maps(maker.source.features)
@@ -43,15 +35,7 @@ class ImageFiller:
     return self.maker.crop_key(int(self._draws[row]))
 
   def __call__(self, example: Example, rows: list[int]) -> None:
-    """Fills in the image of an example and its maps.
-
-    Args:
-      example: The example.
-      rows: The rows that get this example.
-
-    Raises:
-      UserError: It cannot be decoded, or does not fit.
-    """
+    """Fills rows with the image of an example and its maps."""
     maker = self.maker
     if maker.stored is None:
       self.fill_crops(example, rows)
@@ -68,32 +52,29 @@ class ImageFiller:
     image = transforms.StoredImage(
       example.image, maker.channels, example.origin, maker.levels
     )
-    for i in rows:
-      for name, pixels in self._crops(image, i):
-        self.batch[name][i] = pixels
-    for name in maker.map_sizes:
-      labels = self.labels(example, name, image.size)
-      for i in rows:
-        self.batch[name][i] = self._cut_map(labels, name, i)
-
-  def _crops(
-    self, image: transforms.StoredImage, row: int
-  ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the crops of a row by view name; decodes the image once."""
-    views = self.maker.views
     crops = [
       crop
-      for view in views.values()
+      for view in maker.views.values()
       for crop in [view.crop] * (view.count or 1)
     ]
-    key = self.key(row)
-    rngs = [  # the first crop's key is the same with and without other crops
-      np.random.default_rng((*key, i) if i else key) for i in range(len(crops))
-    ]
-    cut = iter(image.crops(list(zip(crops, rngs, strict=True))))
-    for name, view in views.items():
-      several = list(itertools.islice(cut, view.count or 1))
-      yield name, several[0] if view.count is None else np.stack(several)
+    for row in rows:
+      key = self.key(row)
+      rngs = [  # the first crop's key is the same with and without other crops
+        np.random.default_rng((*key, i) if i else key)
+        for i in range(len(crops))
+      ]
+      cut = iter(image.crops(list(zip(crops, rngs, strict=True))))
+      for name, view in maker.views.items():
+        several = list(itertools.islice(cut, view.count or 1))
+        self.batch[name][row] = several if view.count else several[0]
+    for name in maker.map_sizes:
+      labels = self.labels(example, name, image.size)[..., None]
+      crop = geometry.for_map(crops[0], self.maps[name].ignore)
+      for row in rows:
+        rng = np.random.default_rng(self.key(row))
+        self.batch[name][row] = transforms.transform(labels, 1, crop, rng)[
+          ..., 0
+        ]
 
   def labels(
     self, example: Example, name: str, size: tuple[int, ...]
@@ -102,11 +83,3 @@ class ImageFiller:
     kind = self.maps[name]
     read: Callable[..., np.ndarray] = config_lib.wing(kind.reader)
     return read(example, name, kind, size)
-
-  def _cut_map(self, labels: np.ndarray, name: str, row: int) -> np.ndarray:
-    """Returns the crop of a map that belongs to the image's crop of a row."""
-    crop = geometry.for_map(
-      self.maker.views['image'].crop, self.maps[name].ignore
-    )
-    rng = np.random.default_rng(self.key(row))
-    return transforms.transform(labels[..., None], 1, crop, rng)[..., 0]

@@ -30,17 +30,13 @@ _PERCENTILES = re.compile(rf'percentiles\({_NUMBER},{_NUMBER}\)')
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-  """Bits of stored values that are kept, and their scaling to [0, 1].
+  """Bits of stored values that are kept, and their scaling to [0, 1]."""
 
-  Attributes:
-    bits: Bits of a value in the batches sent to the device, 8 or 16.
-    window: Stored values that become 0 and 1; values outside are clipped. None:
-      the range of the type, 0 to 255 or 0 to 65,535, which alpha always has.
-    has_alpha: Whether a fourth channel is alpha; that of a volume is not.
-  """
-
-  bits: int = 8
+  bits: int = 8  # bits of a value in the batches sent to the device, 8 or 16
+  # Stored values that become 0 and 1; values outside are clipped. None: the
+  # range of the type, 0 to 255 or 0 to 65,535, which alpha always has.
   window: tuple[float, float] | None = None
+  # Whether a fourth channel is alpha; that of a volume is not.
   has_alpha: bool = True
 
   @property
@@ -54,15 +50,7 @@ class Levels:
     return self.bits == 8 and self.window is None
 
   def keep(self, pixels: np.ndarray, origin: str) -> np.ndarray:
-    """Returns pixels with `bits` bits.
-
-    Args:
-      pixels: uint8 or uint16, of any shape.
-      origin: Name of the image, for errors.
-
-    Raises:
-      UserError: They have another number of bits than the window is given in.
-    """
+    """Returns uint8 or uint16 pixels with `bits` bits, of which a window is."""
     if pixels.dtype == self.dtype:
       return pixels
     if self.window is not None:
@@ -78,11 +66,7 @@ class Levels:
     return to_8_bits(pixels)
 
   def scale(self, images: Any) -> Any:
-    """Returns images as float32, in [0, 1].
-
-    Args:
-      images: Arrays [..., C] of NumPy or JAX, in stored units, of any type.
-    """
+    """Returns images [..., C] of NumPy or JAX as float32, in [0, 1]."""
     images = images.astype(np.float32)
     most = np.float32(2**self.bits - 1)
     if self.window is None:
@@ -102,11 +86,7 @@ def to_8_bits(pixels: np.ndarray) -> np.ndarray:
 
 
 def from_config(config: ml_collections.ConfigDict) -> Levels:
-  """Returns the levels of a config; by default 8 bits and their range.
-
-  Args:
-    config: The full config, completed by `fill`.
-  """
+  """Returns the levels of a config that `fill` completed."""
   data = config.data
   window = data.intensity
   if percentiles(window):
@@ -123,15 +103,8 @@ def fill(
 ) -> None:
   """Sets `data.bits` and `data.intensity_window` where they are open.
 
-  Args:
-    config: The full config; is changed.
-    source: The training split.
-    resumes: Whether a run is resumed. Its config was filled when it began; one
-      without bits is from an older version, which kept 8, and stays at 8.
-
-  Raises:
-    UserError: The intensity window does not fit the images, or an image that
-      it is measured on cannot be read.
+  The config of a run that is resumed was filled when it began; one without bits
+  is from an older version, which kept 8, and stays at 8.
   """
   data = config.data
   if data.bits is None:
@@ -149,11 +122,7 @@ def percentiles(intensity: Any) -> tuple[float, float] | None:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.data.intensity` and what goes with it.
-
-  Raises:
-    UserError: A value cannot be used.
-  """
+  """Checks `config.data.intensity` and what goes with it."""
   data = config.data
   if data.bits not in (None, 8, 16):
     raise UserError(f'config.data.bits is {data.bits}: choose 8 or 16')

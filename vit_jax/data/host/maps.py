@@ -20,18 +20,8 @@ def read(
 ) -> np.ndarray:
   """Returns a map [H, W] of the feature's type, upright as its image is.
 
-  A map that says no orientation of its own is turned as its image, if it has
-  the size of the image's stored pixels.
-
-  Args:
-    example: An image and its map, an encoded file or labels [H, W].
-    name: Name of the map in the example.
-    feature: The classes.
-    size: (height, width) of the image, upright.
-
-  Raises:
-    UserError: It cannot be decoded, has another size than its image, or labels
-      beyond the classes; or its image is turned, and the map may or may not be.
+  `size` is that of the upright image. A map that says no orientation of its own
+  is turned as its image, if it has the size of the image's stored pixels.
   """
   value, origin = example.values[name], example.feature_origin(name)
   image = example.values['image']
@@ -64,9 +54,6 @@ def decode_map(data: bytes, origin: str) -> np.ndarray:
 
   Those of a PNG with a palette are the positions in it, and those of a grey
   image the stored numbers, also of 1, 2, 4 or 16 bits.
-
-  Raises:
-    UserError: It is damaged, or holds colours.
   """
   if data.startswith(decode.PNG):
     labels = np.ascontiguousarray(

@@ -44,14 +44,11 @@ class Batches(Iterator[Batch]):
     num_workers: int,
     batch_bytes: int = 0,
   ):
-    """Starts to make batches.
+    """Starts to make the batches of steps.
 
-    Args:
-      maker: Makes the batch of a step.
-      steps: Steps whose batches are made, in order.
-      options: Number of threads, and of batches to make in advance.
-      num_workers: Processes that make batches; 0: threads of this one.
-      batch_bytes: Size of a batch's images.
+    `options` has the number of threads, and of batches to make in advance.
+    Without workers, threads of this process make them. `batch_bytes` is the
+    size of a batch's images.
     """
     import grain
 
@@ -103,10 +100,8 @@ def _least_shared_bytes(batches_bytes: int) -> int:
   """Returns the size of the smallest arrays that go through shared memory.
 
   A worker that writes where its file system is full is killed. So all arrays go
-  through pipes, which are slower, where there may be too little room.
-
-  Args:
-    batches_bytes: Size of one batch of each worker.
+  through pipes, which are slower, where there may be too little room for one
+  batch of each worker.
   """
   if not sys.platform.startswith('linux'):
     return _MIN_SHARED_BYTES

@@ -18,28 +18,16 @@ def example_shapes(
   dtype: np.dtype,
   is_training: bool,
 ) -> dict[str, tuple[tuple[int, ...], Any]]:
-  """Returns the shape and type of each feature of an example in a batch.
-
-  Args:
-    kinds: Features of the examples.
-    views: Crops of each image, by name.
-    channels: Number of channels of the images.
-    dtype: Type of the images.
-    is_training: Whether the batch is for training, and not for evaluation.
-  """
-  image = kinds['image']
-  assert isinstance(image, features.Image)
-  stored = image.whole_size(is_training)
+  """Returns the shape and type of each feature of an example in a batch."""
+  stored = features.image(kinds).whole_size(is_training)
   images = image_shapes(stored, views, channels)
-  maps = map_sizes(stored, views, kinds)
-  result: dict[str, tuple[tuple[int, ...], Any]] = {
-    name: (shape, dtype) for name, shape in images.items()
+  maps, map_kinds = map_sizes(stored, views, kinds), features.maps(kinds)
+  targets = features.targets(kinds)
+  return {
+    **{name: (shape, dtype) for name, shape in images.items()},
+    **{name: (size, map_kinds[name].dtype) for name, size in maps.items()},
+    **{name: (x.shape, x.dtype) for name, x in targets.items()},
   }
-  for name, x in features.maps(kinds).items():
-    if name in maps:
-      result[name] = (maps[name], x.dtype)
-  targets = features.targets(kinds).items()
-  return result | {name: (x.shape, x.dtype) for name, x in targets}
 
 
 def image_shapes(
@@ -52,14 +40,11 @@ def image_shapes(
   """
   if stored is not None:
     return {'image': (*stored, channels)}
-  return {
-    name: (
-      *(() if view.count is None else (view.count,)),
-      *view.crop.size,
-      channels,
-    )
-    for name, view in views.items()
-  }
+  shapes = {}
+  for name, view in views.items():
+    count = () if view.count is None else (view.count,)
+    shapes[name] = (*count, *view.crop.size, channels)
+  return shapes
 
 
 def map_sizes(

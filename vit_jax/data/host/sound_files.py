@@ -22,16 +22,8 @@ ENDINGS = tuple('.wav .flac .ogg .mp3'.split())
 def read(path: str, audio: input_kinds.Audio, frames: int) -> np.ndarray:
   """Returns the spectrogram of a file, uint16 [T, M, 1].
 
-  Several channels are averaged.
-
-  Args:
-    path: A file with one of ENDINGS.
-    audio: Settings.
-    frames: Least T; a shorter sound gets silence at its end, or is refused.
-
-  Raises:
-    UserError: It cannot be read or decoded, has another sample rate that is to
-      be refused, or is too short.
+  Several channels are averaged. A sound of fewer `frames` gets silence at its
+  end, or is refused.
   """
   try:
     import soundfile

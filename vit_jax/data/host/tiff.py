@@ -32,45 +32,43 @@ _ASSOCIATED, _UNASSOCIATED = 1, 2  # alpha; 1: colours are multiplied by it
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-  """Header of the first image in a file.
+  """Header of the first image in a file."""
 
-  Attributes:
-    size: (height, width), as stored.
-    bits: Bits of each value.
-    channels: Number of values of a pixel.
-    colors: Kind of colours, TIFF's PhotometricInterpretation.
-    kind: Kind of numbers, TIFF's SampleFormat: 1 is unsigned.
-    is_planar: Whether channels are stored separately.
-    compression: Method of compression, TIFF's Compression.
-    alpha: Kind of the fourth channel, TIFF's ExtraSamples.
-    parts: (start, length) of the stored parts, in bytes.
-    has_more: Whether other images follow.
-  """
-
-  size: tuple[int, int]
+  size: tuple[int, int]  # (height, width), as stored
   bits: int
-  channels: int
-  colors: int
-  kind: int
-  is_planar: bool
-  compression: int
-  alpha: int
+  channels: int  # number of values of a pixel
+  colors: int  # kind of colours, TIFF's PhotometricInterpretation
+  kind: int  # kind of numbers, TIFF's SampleFormat: 1 is unsigned
+  is_planar: bool  # whether channels are stored separately
+  compression: int  # method of compression, TIFF's Compression
+  alpha: int  # kind of the fourth channel, TIFF's ExtraSamples
+  # (start, length) of the stored parts, in bytes.
   parts: tuple[tuple[int, int], ...]
-  has_more: bool
+  has_more: bool  # whether other images follow
 
 
 def read(data: bytes) -> Header:
-  """Reads a header.
-
-  Args:
-    data: A file that starts with one of `decode.TIFF`.
-
-  Raises:
-    ValueError: It is cut off or damaged.
-  """
+  """Reads a header; one that is cut off or damaged is a ValueError."""
   try:
     entries, following = _directory(data)
-    return _header(entries, following)
+    bits, kinds = entries.get(258, (1,)), entries.get(339, (1,))
+    tags = (324, 325) if 324 in entries else (273, 279)  # tiles, or strips
+    starts, lengths = (entries[tag] for tag in tags)
+    if len(starts) != len(lengths):
+      raise ValueError('the header of a TIFF is damaged')
+    return Header(
+      size=(entries[257][0], entries[256][0]),
+      # 0 if the channels differ, which `check` refuses.
+      bits=bits[0] if len(set(bits)) == 1 else 0,
+      channels=entries.get(277, (1,))[0],
+      colors=entries[262][0],
+      kind=kinds[0] if len(set(kinds)) == 1 else 0,
+      is_planar=entries.get(284, (1,))[0] == 2,
+      compression=entries.get(259, (1,))[0],
+      alpha=entries.get(338, (0,))[0],
+      parts=tuple(zip(starts, lengths, strict=True)),
+      has_more=following > 0,
+    )
   except (struct.error, KeyError, IndexError, OverflowError):
     raise ValueError('the header of a TIFF is damaged or cut off') from None
 
@@ -90,31 +88,22 @@ def check(header: Header, data: bytes) -> None:
       f' {header.colors}, numbers of kind {header.kind}) is not read: save it'
       ' as grey, RGB or RGBA, of 8 or 16 whole bits, pixel by pixel'
     )
+  most = header.size[0] * header.size[1] * header.channels * 2 + _MOST_PADDING
   for start, length in header.parts:
     if start + length > len(data):
       raise ValueError('a TIFF is cut off')
     if header.compression in _DEFLATE:
-      _check_deflated(data[start : start + length], header)
-
-
-def _check_deflated(part: bytes, header: Header) -> None:
-  most = header.size[0] * header.size[1] * header.channels * 2 + _MOST_PADDING
-  stream = zlib.decompressobj()
-  try:
-    stream.decompress(part, most)
-  except zlib.error:
-    raise ValueError('the checksum of a TIFF is wrong') from None
-  if not stream.eof:
-    raise ValueError('a compressed part of a TIFF is damaged')
+      stream = zlib.decompressobj()
+      try:
+        stream.decompress(data[start : start + length], most)
+      except zlib.error:
+        raise ValueError('the checksum of a TIFF is wrong') from None
+      if not stream.eof:
+        raise ValueError('a compressed part of a TIFF is damaged')
 
 
 def mend(pixels: np.ndarray, header: Header) -> np.ndarray:
-  """Corrects what OpenCV reads: inverted grey and premultiplied colours.
-
-  Args:
-    pixels: uint8 or uint16, [h, w] or [h, w, 3 or 4], as OpenCV reads them.
-    header: Header of the file.
-  """
+  """Corrects what OpenCV reads: inverted grey and premultiplied colours."""
   if header.colors == _WHITE_IS_ZERO and pixels.dtype == np.uint16:
     return np.uint16(65535) - pixels
   # OpenCV returns all 8-bit colours multiplied by alpha.
@@ -149,26 +138,3 @@ def _directory(data: bytes) -> tuple[dict[int, tuple[int, ...]], int]:
       tags[tag] = struct.unpack_from(numbers, data, start)
     at += room
   return tags, struct.unpack_from(order + offset, data, at)[0]
-
-
-def _header(entries: dict[int, tuple[int, ...]], following: int) -> Header:
-  bits, kinds = entries.get(258, (1,)), entries.get(339, (1,))
-  tiles = 324 in entries
-  starts, lengths = (
-    (entries[324], entries[325]) if tiles else (entries[273], entries[279])
-  )
-  if len(starts) != len(lengths):
-    raise ValueError('the header of a TIFF is damaged')
-  return Header(
-    size=(entries[257][0], entries[256][0]),
-    # 0 if the channels differ, which `check` refuses.
-    bits=bits[0] if len(set(bits)) == 1 else 0,
-    channels=entries.get(277, (1,))[0],
-    colors=entries[262][0],
-    kind=kinds[0] if len(set(kinds)) == 1 else 0,
-    is_planar=entries.get(284, (1,))[0] == 2,
-    compression=entries.get(259, (1,))[0],
-    alpha=entries.get(338, (0,))[0],
-    parts=tuple(zip(starts, lengths, strict=True)),
-    has_more=following > 0,
-  )

@@ -7,9 +7,13 @@ from collections.abc import Sequence
 import math
 
 import cv2
+import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.data import base
+from vit_jax.data import features
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host.geometry import Crop
@@ -29,6 +33,8 @@ _MARGIN = 2
 # shrunk in float32.
 _MAX_FLOATS = 2**21
 
+_SAMPLE = 64  # number of images whose sizes are checked
+
 
 class StoredImage:
   """An image to crop, decoded once for all of its crops.
@@ -47,17 +53,7 @@ class StoredImage:
     origin: str = 'the image',
     levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
   ):
-    """Reads the size; decodes the image unless it is a JPEG.
-
-    Args:
-      image: An encoded file, or pixels [h, w, channels] of the levels' type.
-      channels: Channels of the crops.
-      origin: Name of the image, for errors.
-      levels: Bits that are kept.
-
-    Raises:
-      UserError: The image cannot be decoded.
-    """
+    """Reads the size of a file, or of pixels; decodes what is no JPEG."""
     self._image, self._channels = image, channels
     self._origin, self._levels = origin, levels
     self._decoded: dict[Size, tuple[Size, np.ndarray]] = {}
@@ -67,14 +63,7 @@ class StoredImage:
   def crops(
     self, crops: Sequence[tuple[Crop, np.random.Generator]]
   ) -> list[np.ndarray]:
-    """Returns crops, uint8 or uint16 [H, W, channels], each of its own size.
-
-    Args:
-      crops: Each crop, with its random numbers.
-
-    Raises:
-      UserError: The image cannot be decoded, or is too long to be resized.
-    """
+    """Returns crops, uint8 or uint16 [H, W, channels], each of its own size."""
     needed, boxes = zip(
       *(self._plan(*crop_and_rng) for crop_and_rng in crops), strict=True
     )
@@ -148,18 +137,31 @@ class StoredImage:
     box: Box | None,
   ) -> np.ndarray:
     if box is None:
-      resized = _resize(pixels, crop.resized(self.size), crop)
-      result = _pad_then_cut(resized, crop, rng)
+      result = _resize(pixels, crop.resized(self.size), crop)
+      height, width = result.shape[:2]
+      result = _padded(result, padding((height, width), crop), crop)
+      height, width = result.shape[:2]
+      if crop.kind == 'center':
+        top, left = middle((height, width), crop.size, crop.resize_like)
+      else:
+        top = int(rng.integers(height - crop.size[0] + 1))
+        left = int(rng.integers(width - crop.size[1] + 1))
+      result = result[top : top + crop.size[0], left : left + crop.size[1]]
     else:
       y, x = pixels.shape[0] / self.size[0], pixels.shape[1] / self.size[1]
       top, left, height, width = box
       rows = slice(round(top * y), round((top + height) * y))
       columns = slice(round(left * x), round((left + width) * x))
-      result = _resize(
-        pixels[rows, columns], _filled(crop, box, self.size), crop
+      # The part of the crop that the box fills, without what is outside.
+      inner_height = min(height, self.size[0] - top)
+      inner_width = min(width, self.size[1] - left)
+      filled = (
+        max(round(crop.size[0] * inner_height / height), 1),
+        max(round(crop.size[1] * inner_width / width), 1),
       )
-      rows, columns = np.subtract(crop.size, result.shape[:2])
-      result = _padded(result, ((0, rows), (0, columns)), crop)
+      result = _resize(pixels[rows, columns], filled, crop)
+      down, right = np.subtract(crop.size, result.shape[:2])
+      result = _padded(result, ((0, down), (0, right)), crop)
     if crop.flip and rng.random() < 0.5:
       # Faster than a mirrored view, which NumPy copies pixel by pixel.
       result = cv2.flip(result, 1).reshape(result.shape)
@@ -188,11 +190,7 @@ def decode_whole(
 ) -> np.ndarray:
   """Returns an image, which must have the one size of all images.
 
-  Arguments are those of `StoredImage`; the image may also be a volume, video or
-  spectrogram. The size is without channels.
-
-  Raises:
-    UserError: It cannot be decoded, or has another size.
+  It may also be a volume, video or spectrogram. The size is without channels.
   """
   if isinstance(image, np.ndarray):
     pixels = decode.to_channels(levels.keep(image, origin), channels)
@@ -220,11 +218,7 @@ def _padded(
 def check_size(
   actual_size: tuple[int, ...], size: tuple[int, ...], origin: str
 ) -> None:
-  """Checks the size of an image, which must be that of all images.
-
-  Raises:
-    UserError: It is another.
-  """
+  """Checks the size of an image, which must be that of all images."""
   if actual_size != size:
     raise UserError(
       f'{origin} has (height, width) {actual_size}, not the {size} of'
@@ -233,31 +227,32 @@ def check_size(
     )
 
 
-def _pad_then_cut(
-  pixels: np.ndarray, crop: Crop, rng: np.random.Generator
-) -> np.ndarray:
-  pixels = _padded(pixels, padding(pixels.shape[:2], crop), crop)
-  if crop.kind == 'center':
-    height, width = pixels.shape[:2]
-    top, left = middle((height, width), crop.size, crop.resize_like)
-  else:
-    top, left = (
-      int(rng.integers(have - want + 1))
-      for have, want in zip(pixels.shape[:2], crop.size, strict=True)
-    )
-  return pixels[top : top + crop.size[0], left : left + crop.size[1]]
+def check_stored_sizes(
+  config: ml_collections.ConfigDict, source: base.Source
+) -> None:
+  """Checks `data.source_size` of some images before anything is compiled."""
+  image_size = features.image(source.features).size or ()
+  # Volumes and videos have three sides; their sources look at them.
+  if len(image_size) != 2:
+    return
+  config_lib.pair(config.data.source_size, 'data.source_size')
+  step = -(-len(source) // _SAMPLE)
+  for position in range(0, len(source), step):
+    try:
+      example = source.read(position)
+    except UserError:
+      continue  # a run names the file when it needs it
+    image = example.image
+    is_file = isinstance(image, bytes)
+    size = decode.upright_size(image) if is_file else image.shape[:2]
+    if size is not None:
+      check_size(size, image_size, example.origin)
 
 
 def sample_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
   """Draws a crop of random area and ratio, as torchvision does.
 
-  Args:
-    size: (height, width) of the image.
-    crop: Crop, with its ranges of area and ratio.
-    rng: Random numbers; always advances by the same number of draws.
-
-  Returns:
-    (top, left, height, width), in whole pixels and within the image.
+  The random numbers always advance by the same number of draws.
   """
   areas = rng.uniform(*crop.scale, TRIES) * size[0] * size[1]
   least, greatest = map(math.log, crop.ratio)
@@ -288,16 +283,6 @@ def zoomed_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
   return top, int(right * (max(size[1] - width, 0) + 1)), height, width
 
 
-def _filled(crop: Crop, box: Box, size: Size) -> Size:
-  """Returns the part of a crop's size that a box within the image fills."""
-  top, left, height, width = box
-  rows, columns = min(height, size[0] - top), min(width, size[1] - left)
-  return (
-    max(round(crop.size[0] * rows / height), 1),
-    max(round(crop.size[1] * columns / width), 1),
-  )
-
-
 def _resize(pixels: np.ndarray, size: Size, crop: Crop) -> np.ndarray:
   """Returns pixels [h, w, C] resized as `crop` says."""
   if crop.interpolation == 'nearest':
@@ -312,7 +297,18 @@ def _resize(pixels: np.ndarray, size: Size, crop: Crop) -> np.ndarray:
   channels = pixels.shape[-1]
   smaller = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
   if crop.antialias and smaller != pixels.shape[:2]:
-    pixels = _shrink(pixels, smaller)
+    is_whole = pixels.shape[0] % smaller[0] == pixels.shape[1] % smaller[1] == 0
+    # OpenCV computes means of uint8 in float32, too, but slower than this,
+    # which has the same bits.
+    is_fast = not is_whole and pixels.dtype == np.uint8
+    as_floats = is_fast and pixels.size <= _MAX_FLOATS
+    pixels = cv2.resize(
+      pixels.astype(np.float32) if as_floats else pixels,
+      smaller[::-1],
+      interpolation=cv2.INTER_AREA,
+    )
+    if as_floats:
+      pixels = cv2.convertScaleAbs(pixels)  # rounded
   if pixels.shape[:2] != size:
     pixels = cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_LINEAR)
   return pixels.reshape(*size, channels)  # OpenCV drops a single channel
@@ -348,18 +344,3 @@ def _resize_by_pillow(
   most = np.iinfo(pixels.dtype).max
   levels = np.clip(np.rint(np.stack(planes, axis=-1)), 0, most)
   return levels.astype(pixels.dtype)
-
-
-def _shrink(pixels: np.ndarray, size: Size) -> np.ndarray:
-  """Returns the mean of each new pixel's area, [h, w, C].
-
-  The result has the same bits as with cv2.INTER_AREA.
-  """
-  is_whole = pixels.shape[0] % size[0] == pixels.shape[1] % size[1] == 0
-  if is_whole or pixels.size > _MAX_FLOATS or pixels.dtype != np.uint8:
-    return cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_AREA)
-  # OpenCV computes uint8 in float32, too, but slower than this.
-  means = cv2.resize(
-    pixels.astype(np.float32), size[::-1], interpolation=cv2.INTER_AREA
-  )
-  return cv2.convertScaleAbs(means)  # rounded

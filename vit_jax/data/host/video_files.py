@@ -22,11 +22,7 @@ _ESTIMATE = 2
 
 
 def open_video(path: str) -> clips.Frames:
-  """Returns the frames of a file, or of a folder of images.
-
-  Raises:
-    UserError: There is no such file.
-  """
+  """Returns the frames of a file, or of a folder of images."""
   if os.path.isdir(path):
     return FolderOfFrames(path)
   if not os.path.isfile(path):
@@ -41,18 +37,16 @@ class VideoFile(clips.Frames):
   """
 
   def __init__(self, path: str):
-    """Reads nothing yet."""
     self._path = path
 
   @functools.cached_property
   def _length(self) -> int:
     with self._opened() as file:
       count = int(file.get(cv2.CAP_PROP_FRAME_COUNT))
-      if count > 0:
-        return count
-      count = 0  # the header does not tell
-      while file.grab():
-        count += 1
+      if count <= 0:  # the header does not tell
+        count = 0
+        while file.grab():
+          count += 1
       return count
 
   def __len__(self) -> int:
@@ -66,13 +60,19 @@ class VideoFile(clips.Frames):
       for number in range(max(distinct_numbers) + 1):
         if not file.grab():
           break
-        if number in distinct_numbers:
-          frames[number] = self._frame(file, number)
+        if number not in distinct_numbers:
+          continue
+        good, pixels = file.retrieve()
+        if not good:
+          raise UserError(
+            f'{self._path}: frame {number} cannot be decoded: repair the file,'
+            ' or leave it out'
+          )
+        frames[number] = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
       else:
         return [frames[i] for i in numbers]
       # The file ends at frame `number`.
-      is_close = number + _ESTIMATE >= len(self) and number
-      if not is_close:
+      if not number or number + _ESTIMATE < len(self):
         raise UserError(
           f'{self._path}: frame {number} of {len(self)} cannot be decoded:'
           ' repair the file, or leave it out'
@@ -81,22 +81,9 @@ class VideoFile(clips.Frames):
       (frames[number - 1],) = self.read([number - 1])
     return [frames[min(i, number - 1)] for i in numbers]
 
-  def _frame(self, file: cv2.VideoCapture, number: int) -> np.ndarray:
-    good, pixels = file.retrieve()
-    if not good:
-      raise UserError(
-        f'{self._path}: frame {number} cannot be decoded: repair the file, or'
-        ' leave it out'
-      )
-    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
-
   @contextlib.contextmanager
   def _opened(self) -> Iterator[cv2.VideoCapture]:
-    """Opens the file, to be decoded by one thread.
-
-    Raises:
-      UserError: It is no video.
-    """
+    """Opens the file, to be decoded by one thread."""
     # FFmpeg would say on stderr what is raised here.
     os.environ.setdefault('OPENCV_FFMPEG_LOGLEVEL', '-8')
     threads = [cv2.CAP_PROP_N_THREADS, 1]
@@ -119,11 +106,7 @@ class FolderOfFrames(clips.Frames):
   """The images directly in a folder, in the order of the numbers in names."""
 
   def __init__(self, path: str):
-    """Lists the images.
-
-    Raises:
-      UserError: There are none.
-    """
+    """Lists the images."""
     with os.scandir(path) as entries:
       names = [
         x.name
@@ -132,19 +115,18 @@ class FolderOfFrames(clips.Frames):
       ]
     if not names:
       raise UserError(f'{path} has no images, which would be frames of a video')
-    self._paths = [os.path.join(path, x) for x in sorted(names, key=_natural)]
+    names.sort(key=_natural)
+    self._paths = [os.path.join(path, x) for x in names]
 
   def __len__(self) -> int:
     return len(self._paths)
 
   def read(self, numbers: Sequence[int]) -> list[np.ndarray]:
     """Returns frames, uint8 [h, w, 3]; see `clips.Frames`."""
-    frames = {
-      i: decode.decode(
-        folder.read_image(self._paths[i]), 3, origin=self._paths[i]
-      )
-      for i in dict.fromkeys(numbers)
-    }
+    frames = {}
+    for i in set(numbers):
+      path = self._paths[i]
+      frames[i] = decode.decode(folder.read_image(path), 3, origin=path)
     return [frames[i] for i in numbers]
 
 

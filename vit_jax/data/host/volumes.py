@@ -4,6 +4,7 @@ In comments: [D, H, W] places of a scan.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 
@@ -19,8 +20,7 @@ class VolumeFiller(images.ImageFiller):
   def __call__(self, example: Example, rows: list[int]) -> None:
     """Cuts a scan, of a size of its own, and its maps; or pads them."""
     maker = self.maker
-    assert isinstance(maker.image, input_kinds.Volume)
-    if maker.image.fixed:
+    if cast(input_kinds.Volume, maker.image).fixed:
       super().__call__(example, rows)
       return
     scan = maker.levels.keep(example.values['image'], example.origin)
@@ -31,41 +31,26 @@ class VolumeFiller(images.ImageFiller):
     places = None
     if maps and maker.foreground and not maker.in_order:
       name, labels = next(iter(maps.items()))
-      origin = example.feature_origin(name)
-      places = foreground(labels, self.maps[name].ignore, origin)
+      is_foreground = (labels != 0) & (labels != self.maps[name].ignore)
+      places = np.argwhere(is_foreground)  # [places, 3]
+      if not len(places):
+        raise UserError(
+          f'{example.feature_origin(name)} has no place of a class other than'
+          ' the first, around which config.augment.volume.foreground cuts'
+          ' crops: mend it, leave it out, or set that to 0'
+        )
     for i in rows:
-      rng = np.random.default_rng(self.key(i))
       at: tuple[int, ...] = (0, 0, 0)
       if not maker.in_order:
-        at = corner(scan_size, size, rng, maker.foreground, places)
-      self.batch['image'][i] = cut(scan, at, size, 0)
+        rng = np.random.default_rng(self.key(i))
+        at = _corner(scan_size, size, rng, maker.foreground, places)
+      self.batch['image'][i] = _cut(scan, at, size, 0)
       for name, labels in maps.items():
         ignore = self.maps[name].ignore
-        self.batch[name][i] = cut(labels, at, size, ignore)
+        self.batch[name][i] = _cut(labels, at, size, ignore)
 
 
-def foreground(labels: np.ndarray, ignore: int, origin: str) -> np.ndarray:
-  """Returns the places of a class other than the first, int64 [places, 3].
-
-  Args:
-    labels: [D, H, W].
-    ignore: Label of places that do not count.
-    origin: File of the map, for errors.
-
-  Raises:
-    UserError: There are none.
-  """
-  places = np.argwhere((labels != 0) & (labels != ignore))
-  if not len(places):
-    raise UserError(
-      f'{origin} has no place of a class other than the first, around which'
-      ' config.augment.volume.foreground cuts crops: mend it, leave it out, or'
-      ' set that to 0'
-    )
-  return places
-
-
-def corner(
+def _corner(
   scan_size: Sequence[int],
   size: Sequence[int],
   rng: np.random.Generator,
@@ -74,13 +59,9 @@ def corner(
 ) -> tuple[int, ...]:
   """Returns the first place of a random crop.
 
-  Args:
-    scan_size: (D, H, W).
-    size: Sides of the crop; a longer side than that of the scan begins at 0.
-    rng: Random numbers.
-    share: Probability that a place of `places` is in the middle, or as near to
-      it as the border allows.
-    places: From `foreground`; None: there are no such crops.
+  A side that is longer than that of the scan begins at 0. With the probability
+  `share`, one of `places` is in the middle, or as near to it as the border
+  allows.
   """
   free = np.maximum(np.subtract(scan_size, size), 0)
   anywhere = rng.integers(0, free, endpoint=True)
@@ -90,7 +71,7 @@ def corner(
   return tuple(np.clip(middle, 0, free).tolist())
 
 
-def cut(
+def _cut(
   values: np.ndarray, first: Sequence[int], size: Sequence[int], fill: int
 ) -> np.ndarray:
   """Returns a crop [*size, ...] of [D, H, W, ...], filled behind its end."""
