@@ -388,7 +388,7 @@ def test_iterations_of_a_loop(start, limit, step, relation, after, count):
     text = text.replace(name, value)
   module = hlo.parse(text)
   loop = module.computations['main']['loop']
-  assert hlo.trip_count(module, loop) == count
+  assert hlo.trip_count(loop) == count
   assert hlo.unknown_loops(module) == (['loop'] if count is None else [])
 
 

@@ -81,16 +81,18 @@ def test_traffic_products_and_sources():
 def test_products_with_padding_do_not_count(
   attributes, lhs, kernel, out, flops
 ):
-  def value(name, shape):
-    text = f'f32[{",".join(map(str, shape))}]'
-    return hlo.Instruction(name, 'parameter', text, '', '', False)
+  def array(shape):
+    return f'f32[{",".join(map(str, shape))}]'
 
-  values = {'a': value('a', lhs), 'b': value('b', kernel)}
-  shape = f'f32[{",".join(map(str, out))}]'
-  product = hlo.Instruction(
-    'c', 'convolution', shape, '%a, %b', attributes, True
-  )
-  assert products.own_flops(product, values) == [flops]
+  module = hlo.parse(f"""HloModule jit_train_step
+
+ENTRY %main (a: f32[], b: f32[]) -> f32[] {{
+  %a = {array(lhs)} parameter(0)
+  %b = {array(kernel)} parameter(1)
+  ROOT %c = {array(out)} convolution(%a, %b), {attributes}
+}}
+""")
+  assert products.flops(module) == flops
 
 
 def test_topologies():

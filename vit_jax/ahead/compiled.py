@@ -6,6 +6,7 @@ the compiler keeps on the chip.
 """
 
 import dataclasses
+import itertools
 import pathlib
 import re
 from typing import TYPE_CHECKING
@@ -18,88 +19,65 @@ from vit_jax.parallel import hardware as hardware_lib
 if TYPE_CHECKING:
   import jax
 
+# A call that only gives a name to memory.
+_NAMES_MEMORY = 'custom_call_target="(AllocateBuffer|ConcatBitcast)"'
 _SLOWEST = 10  # operations to report
 # An array in a shape, with its layout: `bf16[128,768]{1,0:T(8,128)S(1)}`.
 _ARRAY = re.compile(r'\w+\[[\d,<=]*\](?:\{[^}]*\})?')
 
 # These move nothing: names of values, or results that were counted before.
 _FREE = (
-  'bitcast',
-  'call',
-  'conditional',
-  'constant',
-  'copy-done',
-  'get-tuple-element',
-  'iota',
-  'parameter',
-  'partition-id',
-  'slice-done',
-  'tuple',
-  'while',
-)
-
+  'bitcast call conditional constant copy-done get-tuple-element iota parameter'
+  ' partition-id slice-done tuple while'
+).split()
 
 # Parts of an instruction's name that are no Linen modules.
 _NO_MODULES = (
-  'body',
-  'checkpoint',
-  'closed_call',
-  'cond',
-  'rematted_computation',
-  'while',
-)
+  'body checkpoint closed_call cond rematted_computation while'
+).split()
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-  """An instruction that is scheduled on its own.
+  """An instruction that is scheduled on its own."""
 
-  Attributes:
-    name: Name in the program.
-    kind: Its opcode, as 'fusion' or 'copy'.
-    executions: Number of executions in a step.
-    flops: FLOPs of its products, of all executions.
-    bytes: Bytes that it reads and writes in device memory, of all executions.
-    seconds: The longer of the times that these take at the peaks.
-    module: Path of the module that it computes, as 'blocks_0/mlp'; may be ''.
-    source: Source file and line; may be ''.
-  """
-
-  name: str
-  kind: str
-  executions: int
-  flops: int
+  name: str  # name in the program
+  kind: str  # its opcode, as 'fusion' or 'copy'
+  executions: int  # number of executions in a step
+  flops: int  # FLOPs of its products, of all executions
+  # Bytes that it reads and writes in device memory, of all executions.
   bytes: int
-  seconds: float
+  seconds: float  # the longer of the times that these take at the peaks
+  # Path of the module that it computes, as 'blocks_0/mlp'; may be ''.
   module: str
-  source: str
+  source: str  # source file and line; may be ''
 
 
 def operations(
   module: hlo.Module, hardware: hardware_lib.Hardware
 ) -> list[Operation]:
-  """Returns the operations of a program, by descending time.
-
-  Collectives are not among them; see `collectives`.
-  """
+  """Returns the operations, but collectives, by descending time."""
   # Instructions inside a fusion exchange their values on the chip.
   fused = {
-    id(module.computations[name])
-    for computation in module.computations.values()
-    for instruction in computation.values()
+    computation.name
+    for instruction in module.instructions()
     if instruction.opcode not in ('while', 'call', 'conditional')
-    for names in module.callees(instruction)
-    for name in names
+    for computation in itertools.chain(*instruction.callees)
   }
 
-  def find(
-    instruction: hlo.Instruction, computation: hlo.Computation
-  ) -> list[Operation]:
-    if id(computation) in fused or instruction.opcode in _FREE:
+  def find(instruction: hlo.Instruction) -> list[Operation]:
+    if instruction.computation.name in fused or instruction.opcode in _FREE:
       return []
-    if _is_collective(module, instruction) or _is_free_call(instruction):
+    names_memory = re.search(_NAMES_MEMORY, instruction.attributes)
+    if names_memory or _is_collective(instruction):
       return []
-    return [_operation(module, instruction, computation, hardware)]
+    flops, nbytes = products.product_flops(instruction), _traffic(instruction)
+    seconds = max(
+      flops / hardware.peak_flops, nbytes / hardware.memory_bandwidth
+    )
+    path, source = _module_path(instruction), _source(instruction)
+    name, kind = instruction.name, instruction.opcode
+    return [Operation(name, kind, 1, flops, nbytes, seconds, path, source)]
 
   executed = hlo.executed(module, find, lambda operation: operation.seconds)
   all_ = [
@@ -115,81 +93,43 @@ def operations(
   return sorted(all_, key=lambda operation: -operation.seconds)
 
 
-def _is_collective(module: hlo.Module, instruction: hlo.Instruction) -> bool:
+def _is_collective(instruction: hlo.Instruction) -> bool:
   kind = re.sub('-(start|done|update)$', '', instruction.opcode)
   if kind in collectives.KINDS:
     return True
   if kind in ('async', 'call', 'custom-call') and kind != instruction.opcode:
-    called = list(module.all_callees(instruction))
+    called = list(instruction.all_callees())
     # Only the start names what is computed.
     return not called or any(
       x.opcode in collectives.KINDS
       for computation in called
       for x in computation.values()
     )
-  return collectives.is_reduce_scatter(module, instruction)
+  return collectives.is_reduce_scatter(instruction)
 
 
-def _is_free_call(instruction: hlo.Instruction) -> bool:
-  """Returns whether it is a call that only gives a name to memory."""
-  names = 'AllocateBuffer|ConcatBitcast'
-  call = f'custom_call_target="({names})"'
-  return re.search(call, instruction.attributes) is not None
-
-
-def _operation(
-  module: hlo.Module,
-  instruction: hlo.Instruction,
-  computation: hlo.Computation,
-  hardware: hardware_lib.Hardware,
-) -> Operation:
-  flops = products.product_flops(module, instruction, computation)
-  nbytes = _traffic(module, instruction, computation)
-  return Operation(
-    name=instruction.name,
-    kind=instruction.opcode,
-    executions=1,
-    flops=flops,
-    bytes=nbytes,
-    seconds=max(
-      flops / hardware.peak_flops, nbytes / hardware.memory_bandwidth
-    ),
-    module=_module_path(instruction),
-    source=_source(module, instruction),
-  )
-
-
-def _traffic(
-  module: hlo.Module,
-  instruction: hlo.Instruction,
-  computation: hlo.Computation,
-) -> int:
+def _traffic(instruction: hlo.Instruction) -> int:
   """Returns the bytes that an instruction moves to and from device memory."""
   if (cost := products.kernel_cost(instruction)) is not None:
     return cost[1]
-  started = _started(module, instruction)
-  if started in ('copy', 'slice'):
+  started, _, start = instruction.opcode.rpartition('-')
+  if instruction.opcode == 'async-start':  # as programs from `dump_flags` have
+    started = instruction.fused.root.opcode
+  if start == 'start' and started in ('copy', 'slice'):
     # One end is on the chip, or both are in memory.
     shapes = _ARRAY.findall(instruction.shape)
     source, result = shapes[:2] if started == 'slice' else shapes[1::-1]
     ends = sum(bool(_in_memory(x)) for x in (source, result))
     return ends * hlo.nbytes(result)
-  body = None
-  if instruction.opcode == 'fusion':
-    body = module.fused(instruction)
+  body = instruction.fused if instruction.opcode == 'fusion' else None
   moved = _written(instruction, body)
-  for i, name in enumerate(instruction.operands):
-    if name in computation:
-      moved += _read(module, computation[name], i, body)
+  for i, operand in enumerate(instruction.operands):
+    size = _in_memory(operand.shape)
+    if size and body is not None:
+      read_bytes = _read_inside(body, i)
+      size = size if read_bytes is None else read_bytes
+    moved += size
   return moved
-
-
-def _started(module: hlo.Module, instruction: hlo.Instruction) -> str:
-  """Returns the opcode of what an instruction starts; '' if it does not."""
-  if instruction.opcode == 'async-start':  # as programs from `dump_flags` have
-    return hlo.root(module.fused(instruction)).opcode
-  kind, _, start = instruction.opcode.rpartition('-')
-  return kind if start == 'start' else ''
 
 
 def _in_memory(shape: str) -> int:
@@ -202,67 +142,37 @@ def _in_memory(shape: str) -> int:
 
 
 def _written(instruction: hlo.Instruction, body: hlo.Computation | None) -> int:
-  """Returns the bytes that an instruction writes."""
   if body is None:
     return _in_memory(instruction.shape)
-  root = hlo.root(body)
-  parts = [root]
-  if root.opcode == 'tuple':
-    parts = [body[name] for name in root.operands]
+  root = body.root
+  parts = root.operands if root.opcode == 'tuple' else [root]
   shapes = _ARRAY.findall(instruction.shape)
   if len(shapes) != len(parts):  # a fusion in the fusion returns several
     return _in_memory(instruction.shape)
-  return sum(
-    _written_part(part, shape, body)
-    for part, shape in zip(parts, shapes, strict=True)
-  )
+  moved = 0
+  for part, shape in zip(parts, shapes, strict=True):
+    while part.opcode == 'bitcast':
+      part = part.operands[0]
+    if part.opcode == 'dynamic-update-slice':  # in place: a layer of a stack
+      moved += hlo.nbytes(part.operands[1].shape)
+    else:
+      moved += _in_memory(shape)
+  return moved
 
 
-def _written_part(
-  part: hlo.Instruction, shape: str, body: hlo.Computation
-) -> int:
-  """Returns the bytes of one result of a fusion; `shape` is that outside."""
-  while part.opcode == 'bitcast':
-    part = body[part.operands[0]]
-  if part.opcode == 'dynamic-update-slice':  # in place: a layer of a stack
-    return hlo.nbytes(body[part.operands[1]].shape)
-  return _in_memory(shape)
-
-
-def _read(
-  module: hlo.Module,
-  value: hlo.Instruction,
-  index: int,
-  body: hlo.Computation | None,
-) -> int:
-  """Returns the bytes that a fusion or instruction reads of an operand."""
-  size = _in_memory(value.shape)
-  if body is None or not size:
-    return size
-  read_bytes = _read_inside(module, index, body)
-  return size if read_bytes is None else read_bytes
-
-
-def _read_inside(
-  module: hlo.Module, index: int, body: hlo.Computation
-) -> int | None:
+def _read_inside(body: hlo.Computation, index: int) -> int | None:
   """Returns the bytes that a fusion reads of a parameter; None: all of it."""
-  parameter = hlo.parameter(body, index)
   total = 0
-  for user in body.values():
-    if parameter not in user.operands:
-      continue
-    places = [i for i, name in enumerate(user.operands) if name == parameter]
-    if user.opcode == 'dynamic-slice' and places == [0]:
-      total += hlo.nbytes(user.shape)
-    elif user.opcode == 'fusion':
-      fused = module.fused(user)
-      for read_bytes in (_read_inside(module, i, fused) for i in places):
-        if read_bytes is None:
-          return None
-        total += read_bytes
-    elif user.opcode != 'dynamic-update-slice' or places != [0]:
+  for user, place in body.parameter(index).uses:
+    if user.opcode == 'fusion':
+      read_bytes = _read_inside(user.fused, place)
+      if read_bytes is None:
+        return None
+      total += read_bytes
+    elif place or user.opcode not in ('dynamic-slice', 'dynamic-update-slice'):
       return None
+    elif user.opcode == 'dynamic-slice':
+      total += hlo.nbytes(user.shape)
   return total
 
 
@@ -277,10 +187,10 @@ def _module_path(instruction: hlo.Instruction) -> str:
   return '/'.join(x for x in modules if x not in _NO_MODULES)
 
 
-def _source(module: hlo.Module, instruction: hlo.Instruction) -> str:
+def _source(instruction: hlo.Instruction) -> str:
   frame = re.search(r'stack_frame_id=(\d+)', instruction.attributes)
   if frame is not None:
-    return module.lines.get(frame[1], '')
+    return instruction.computation.program.lines.get(frame[1], '')
   file = re.search(r'source_file="([^"]*)"', instruction.attributes)
   line = re.search(r'source_line=(\d+)', instruction.attributes)
   return f'{file[1]}:{line[1]}' if file and line else ''
@@ -288,34 +198,23 @@ def _source(module: hlo.Module, instruction: hlo.Instruction) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What a step needs of each device.
+  """What a step needs of each device."""
 
-  Attributes:
-    temporary_gib: Temporary memory, in GiB.
-    argument_gib: State and batch, in GiB.
-    accessed_gb: Bytes that the compiler counts as accessed, on the chip too, in
-      GB; loops count with all their iterations.
-    traffic_gb: Bytes that move to and from device memory, in GB.
-    tflop: TFLOP of matrix products.
-    copies: Number of copies that are operations of their own; a copy within a
-      fusion only says in which order this reads or writes an array.
-    transposes: Number of such transposes.
-    moved_gb: Traffic of these two, in GB.
-    seconds: Time of all operations but collectives, at the peaks.
-    slowest: The operations that take longest.
-    unknown_loops: Loops with an unknown number of iterations, counted as one.
-  """
-
-  temporary_gib: float
-  argument_gib: float
+  temporary_gib: float  # temporary memory, in GiB
+  argument_gib: float  # state and batch, in GiB
+  # Bytes that the compiler counts as accessed, on the chip too, in GB; loops
+  # count with all their iterations.
   accessed_gb: float
-  traffic_gb: float
-  tflop: float
+  traffic_gb: float  # bytes that move to and from device memory, in GB
+  tflop: float  # TFLOP of matrix products
+  # Number of copies that are operations of their own; a copy within a fusion
+  # only says in which order this reads or writes an array.
   copies: int
-  transposes: int
-  moved_gb: float
-  seconds: float
-  slowest: list[Operation]
+  transposes: int  # number of such transposes
+  moved_gb: float  # traffic of these two, in GB
+  seconds: float  # time of all operations but collectives, at the peaks
+  slowest: list[Operation]  # the operations that take longest
+  # Loops with an unknown number of iterations, counted as one.
   unknown_loops: list[str]
 
 
@@ -328,15 +227,7 @@ def dump_flags(folder: str) -> str:
 
 
 def parse(program: 'jax.stages.Compiled', folder: str) -> hlo.Module:
-  """Parses a compiled program.
-
-  Args:
-    program: Program that was compiled for TPUs or GPUs, the latest one.
-    folder: Where XLA wrote it; see `dump_flags`.
-
-  Raises:
-    JaxRuntimeError: It cannot be read.
-  """
+  """Parses a program that was just compiled with `dump_flags(folder)`."""
   import jax
 
   try:
@@ -355,13 +246,7 @@ def cost(
   module: hlo.Module,
   hardware: hardware_lib.Hardware,
 ) -> Cost:
-  """Reads the cost of a compiled program.
-
-  Args:
-    program: Program that was compiled for TPUs or GPUs.
-    module: The same, from `parse`.
-    hardware: The device, for its peaks.
-  """
+  """Reads the cost of a program for TPUs or GPUs; `module` is it, parsed."""
   executed = operations(module, hardware)
   memory = program.memory_analysis()
   assert memory is not None  # TPUs and GPUs have it
@@ -377,17 +262,10 @@ def cost(
     accessed_gb=accessed / 1e9,
     traffic_gb=traffic / 1e9,
     tflop=products.flops(module) / 1e12,
-    copies=_number(executed, 'copy'),
-    transposes=_number(executed, 'transpose'),
+    copies=sum(x.executions for x in moves if x.kind == 'copy'),
+    transposes=sum(x.executions for x in moves if x.kind == 'transpose'),
     moved_gb=sum(x.bytes for x in moves) / 1e9,
     seconds=sum(x.seconds for x in executed),
     slowest=executed[:_SLOWEST],
     unknown_loops=hlo.unknown_loops(module),
-  )
-
-
-def _number(executed: list[Operation], kind: str) -> int:
-  """Returns how often operations of a kind are executed."""
-  return sum(
-    operation.executions for operation in executed if operation.kind == kind
   )

@@ -9,17 +9,11 @@ import numpy as np
 def parse(attributes: str, devices: int) -> np.ndarray:
   """Returns the devices of each group, int [groups, size].
 
-  The groups of a collective-permute are its pairs of source and target.
-
-  Args:
-    attributes: Attributes of an instruction. XLA writes groups in four ways:
-      `{{0,1},...}`; `{}`, all devices; `[4,2]<=[2,4]T(1,0)`, the numbers of all
-      devices in the shape [2, 4], transposed, then in the shape [4, 2]; and
-      `mesh['a'=2,'b'=4] {'b'}`, devices along an axis of the given mesh.
-    devices: Number of devices.
-
-  Raises:
-    ValueError: The groups are written in another way.
+  The groups of a collective-permute are its pairs of source and target. XLA
+  writes groups in four ways: `{{0,1},...}`; `{}`, all devices;
+  `[4,2]<=[2,4]T(1,0)`, the numbers of all devices in the shape [2, 4],
+  transposed, then in the shape [4, 2]; and `mesh['a'=2,'b'=4] {'b'}`, devices
+  along an axis of the given mesh.
   """
   match = re.search(
     r'\b(?:replica_groups|source_target_pairs)=(.*)', attributes

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 
 # Images of a device that are tried: the answer is one of these.
 SIZES = (
-  1,
-  2,
-  4,
-  *range(8, 256, 8),
-  *range(256, 512, 16),
-  *range(512, 4097, 64),
+  *(1, 2, 4, *range(8, 256, 8)),
+  *(*range(256, 512, 16), *range(512, 4097, 64)),
 )
 _FIRST = 64
 _MOST_GUESSES = 4  # then halves: a line that is wrong would lead on slowly
@@ -34,38 +30,21 @@ REMATS = ('none', 'activations', 'products', 'full')
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-  """The largest batch for one way to execute the layers.
+  """The largest batch for one way to execute the layers."""
 
-  Attributes:
-    scan: Value of `model.scan`.
-    remat: Value of `model.remat`.
-    images: Images of each device that splits the batch; 0: not even one fits.
-    batch_size: Global batch size.
-    ahead: The compiled step of that batch; None if none fits.
-    compiled: Number of batch sizes that were compiled.
-  """
-
-  scan: bool
-  remat: str
+  scan: bool  # value of `model.scan`
+  remat: str  # value of `model.remat`
+  # Images of each device that splits the batch; 0: not even one fits.
   images: int
-  batch_size: int
-  ahead: step.Ahead | None
-  compiled: int
+  batch_size: int  # global batch size
+  ahead: step.Ahead | None  # the compiled step of that batch; None if none fits
+  compiled: int  # number of batch sizes that were compiled
 
 
 def run(
   config: 'ml_collections.ConfigDict', topology: topologies.Topology
 ) -> list[Fit]:
-  """Finds the largest batch for layers unrolled and scanned, with each remat.
-
-  Args:
-    config: A complete config, with a mesh for the devices.
-    topology: The devices.
-
-  Raises:
-    UserError: There is no compiler for the devices, or the config cannot be
-      trained on them.
-  """
+  """Finds the largest batch, for layers unrolled and scanned, by remat."""
   from vit_jax import models
 
   largest = []
@@ -83,7 +62,6 @@ def _largest(
   scan: bool,
   remat: str,
 ) -> Fit:
-  """Finds the largest batch for one way to execute the layers."""
   from vit_jax.parallel import mesh as mesh_lib
 
   config = config.copy_and_resolve_references()
@@ -114,13 +92,8 @@ def search(
   """Returns the largest size that fits, or 0; and the number of sizes tried.
 
   Bisection, but not at the middle: memory grows nearly linearly with the size,
-  so that three or four sizes are enough.
-
-  Args:
-    sizes: Sizes to choose from, ascending.
-    probe: Size -> whether it fits, and the memory that it needs; None if that
-      is not known.
-    limit: Memory that there is.
+  so that three or four sizes are enough. Sizes ascend. `probe` says of one
+  whether it fits, and the memory that it needs; None: not known.
   """
   low, high = -1, len(sizes)  # fits, does not fit
   index = min(range(len(sizes)), key=lambda i: abs(sizes[i] - _FIRST))
@@ -132,43 +105,23 @@ def search(
     low, high = (index, high) if fits else (low, index)
     if memory is not None:
       points.append((sizes[index], memory))
-    guess = _guess(points, limit)
-    if guess is None or count >= _MOST_GUESSES:
-      index = (low + high) // 2
-    else:
+    index = (low + high) // 2
+    # On the line through two points, the size that needs `limit`.
+    (x0, y0), (x1, y1) = [(0, 0.0), (0, 0.0), *points][-2:]
+    if count < _MOST_GUESSES and x1 != x0 and (y1 - y0) / (x1 - x0) > 0:
+      guess = x1 + (limit - y1) * (x1 - x0) / (y1 - y0)
       index = sum(size <= guess for size in sizes) - 1
     index = min(max(index, low + 1), high - 1)
   return (sizes[low] if low >= 0 else 0), count
 
 
-def _guess(points: Sequence[tuple[int, float]], limit: float) -> float | None:
-  """Returns the size that needs `limit`, on the line through two points."""
-  if not points:
-    return None
-  (x1, y1), (x0, y0) = points[-1], points[-2] if len(points) > 1 else (0, 0.0)
-  if x1 == x0 or (y1 - y0) / (x1 - x0) <= 0:
-    return None
-  return x1 + (limit - y1) * (x1 - x0) / (y1 - y0)
-
-
 def table(fits: Sequence[Fit], topology: str) -> str:
   """Returns the largest batches as readable text."""
-  names = (
-    'layers',
-    'remat',
-    'images each',
-    'batch',
-    'GiB',
-    'step ms',
-    'images/s',
-    'MFU',
-  )
-  return '\n'.join(
-    [
-      f'the largest batch on {topology} (compiled; times: all operations at the'
-      ' peaks, computed)',
-      tables.Table(names, map(_cells, fits)).text(tables.room()),
-    ]
+  names = 'layers,remat,images each,batch,GiB,step ms,images/s,MFU'.split(',')
+  text = tables.Table(names, map(_cells, fits)).text(tables.room())
+  return (
+    f'the largest batch on {topology} (compiled; times: all operations at the'
+    f' peaks, computed)\n{text}'
   )
 
 
@@ -176,19 +129,13 @@ def _cells(fit: Fit) -> tuple[str, ...]:
   layers = 'scanned' if fit.scan else 'unrolled'
   if fit.ahead is None:
     return layers, fit.remat, '0', '0', '', '', '', ''
-  ahead = fit.ahead
-  times = ('', '', '')
+  ahead, times = fit.ahead, ('', '', '')
   if ahead.step_seconds is not None and ahead.mfu is not None:
+    rate = fit.batch_size / ahead.step_seconds
     times = (
       f'{1e3 * ahead.step_seconds:.1f}',
-      f'{fit.batch_size / ahead.step_seconds:,.0f}',
+      f'{rate:,.0f}',
       f'{ahead.mfu:.0%}',
     )
-  return (
-    layers,
-    fit.remat,
-    str(fit.images),
-    f'{fit.batch_size:,}',
-    f'{ahead.total_gib:.2f}',
-    *times,
-  )
+  batch, total = f'{fit.batch_size:,}', f'{ahead.total_gib:.2f}'
+  return (layers, fit.remat, str(fit.images), batch, total, *times)

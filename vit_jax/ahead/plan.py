@@ -7,6 +7,7 @@ and writes the plan to stdout:
   echo '{"devices": 8, "config": {...}}' | python -m vit_jax.ahead.plan
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -49,36 +50,25 @@ _QUICK = {
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """The resources that a training step needs on each device.
+  """The resources that a training step needs on each device."""
 
-  Attributes:
-    devices: Number of devices.
-    mesh: Sizes of the mesh axes.
-    batch_size: Global batch size.
-    accumulation: Number of microbatches.
-    memory: GiB of parameters, gradients (of trainable parameters), optimizer,
-      average (of the parameters), activations (and all other temporary memory,
-      as planned by the CPU compiler), and their total.
-    hides_remat: Whether the activations do not show the savings of
-      `model.remat`, since the CPU compiler recomputes unrolled layers too
-      early.
-    collectives: Collectives of a step.
-    flops: FLOPs of the products that a device computes in a step.
-    model_flops: FLOPs of a device if nothing is computed twice.
-    unknown_loops: Loops with an unknown number of iterations, counted as one.
-    seconds: Seconds to trace ('make') and to compile the program.
-  """
-
-  devices: int
-  mesh: dict[str, int]
-  batch_size: int
-  accumulation: int
+  devices: int  # number of devices
+  mesh: dict[str, int]  # sizes of the mesh axes
+  batch_size: int  # global batch size
+  accumulation: int  # number of microbatches
+  # GiB of parameters, gradients (of trainable parameters), optimizer, average
+  # (of the parameters), activations (and all other temporary memory, as
+  # planned by the CPU compiler), and their total.
   memory: dict[str, float]
+  # Whether the activations do not show the savings of `model.remat`, since
+  # the CPU compiler recomputes unrolled layers too early.
   hides_remat: bool
-  collectives: list[collectives.Collective]
-  flops: int
-  model_flops: int
+  collectives: list[collectives.Collective]  # collectives of a step
+  flops: int  # FLOPs of the products that a device computes in a step
+  model_flops: int  # FLOPs of a device if nothing is computed twice
+  # Loops with an unknown number of iterations, counted as one.
   unknown_loops: list[str]
+  # Seconds to trace ('make') and to compile the program.
   seconds: dict[str, float]
 
 
@@ -88,9 +78,6 @@ def complete(
   """Completes a config: its objective's options, classes and model.
 
   Data and checkpoint are opened only if the config leaves these open.
-
-  Raises:
-    UserError: The data or the checkpoint are missing.
   """
   from vit_jax import data
   from vit_jax import objectives
@@ -108,10 +95,8 @@ def complete(
       raise UserError(
         f'{e}; to plan without the data, set --config.model.num_classes'
       ) from None
-    num_outputs = objectives.objective_class(config).num_outputs(
-      source.features
-    )
-    config.model.num_classes = num_outputs
+    objective = objectives.objective_class(config)
+    config.model.num_classes = objective.num_outputs(source.features)
     config.data.source_size = source.image_shape
     config.data.bits = config.data.bits or source.bits()
   if config.model.name == config_lib.INIT_FROM:
@@ -121,41 +106,21 @@ def complete(
 
 
 def run(config: 'ml_collections.ConfigDict', devices: int) -> Plan:
-  """Plans the training step of a config in a process with virtual devices.
-
-  Args:
-    config: A complete config, with a mesh for the devices.
-    devices: Number of devices.
-
-  Raises:
-    UserError: The config cannot be trained on them, or there is too little
-      memory to plan it.
-  """
+  """Plans the step of a complete config in a process with virtual devices."""
   if not 1 <= devices <= MOST_DEVICES:
     raise UserError(
       f'--devices={devices}: plan for 1 to {MOST_DEVICES} devices'
     )
   request = {'devices': devices, 'config': config_lib.to_dict(config)}
   answer = ask('vit_jax.ahead.plan', request, virtual_devices(devices))
-  exchanges = [collectives.Collective(**c) for c in answer.pop('collectives')]
-  exchanges = [dataclasses.replace(c, axes=tuple(c.axes)) for c in exchanges]
+  exchanges = collectives.load(answer.pop('collectives'))
   return Plan(**answer, collectives=exchanges)
 
 
 def ask(
   module: str, request: Mapping[str, Any], variables: Mapping[str, str]
 ) -> dict[str, Any]:
-  """Returns the answer of a module's `main` in another process.
-
-  Args:
-    module: Name of a module that reads a request from stdin and writes an
-      answer as the last line of stdout, both as JSON.
-    request: The request.
-    variables: Environment variables of the process.
-
-  Raises:
-    UserError: The answer is an error, or the process was killed.
-  """
+  """Returns the answer of a module's `main`, by `reply`, in another process."""
   root = str(pathlib.Path(__file__).parents[2])
   path = [root, *filter(None, [os.environ.get('PYTHONPATH')])]
   done = subprocess.run(
@@ -179,6 +144,16 @@ def ask(
   if 'error' in answer:
     raise UserError(answer['error'])
   return answer
+
+
+def reply(compute: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
+  """Answers one request of `ask`: the last line of stdout, as JSON."""
+  request = json.load(sys.stdin)
+  try:
+    answer = compute(request)
+  except UserError as e:
+    answer = {'error': str(e)}
+  print(json.dumps(answer), flush=True)
 
 
 def virtual_devices(count: int) -> dict[str, str]:
@@ -206,14 +181,7 @@ def lower(program: 'program_lib.Program') -> Any:
 
 
 def make(config: 'ml_collections.ConfigDict') -> Plan:
-  """Plans the training step of a config for the devices of this process.
-
-  Args:
-    config: A complete config.
-
-  Raises:
-    UserError: The config cannot be trained on these devices.
-  """
+  """Plans the step of a complete config for the devices of this process."""
   from vit_jax.train import dry_run
 
   start = time.perf_counter()
@@ -223,18 +191,15 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   compiled = lowered.compile(compiler_options=_QUICK)
   done = time.perf_counter()
   module = hlo.parse(compiled.as_text())
-  mesh = dict(program.mesh.shape)
+  mesh, temporary = dict(program.mesh.shape), compiled.memory_analysis()
+  unrolls = not config.model.scan
   return Plan(
     devices=program.mesh.size,
     mesh=mesh,
     batch_size=config.train.batch_size,
     accumulation=config_lib.num_microbatches(config),
-    memory=dry_run.memory(
-      program, compiled.memory_analysis().temp_size_in_bytes
-    ),
-    hides_remat=(
-      config.model.remat not in ('auto', 'none') and not config.model.scan
-    ),
+    memory=dry_run.memory(program, temporary.temp_size_in_bytes),
+    hides_remat=unrolls and config.model.remat not in ('auto', 'none'),
     collectives=collectives.count(module, mesh),
     flops=products.flops(module),
     model_flops=program.flops.step // program.mesh.size,
@@ -247,15 +212,7 @@ def make_program(
   config: 'ml_collections.ConfigDict',
   devices: 'Sequence[jax.Device] | None' = None,
 ) -> 'program_lib.Program':
-  """Returns the program of a config, with stand-ins for its data.
-
-  Args:
-    config: A complete config.
-    devices: Devices to compile for; None: those of JAX.
-
-  Raises:
-    UserError: The config cannot be trained on as many devices as JAX has.
-  """
+  """Returns the program of a complete config, with stand-ins for its data."""
   from vit_jax import optim
   from vit_jax.objectives import stand_in
   from vit_jax.train import experiment
@@ -277,14 +234,8 @@ def parse_mesh(text: str, devices: int | None) -> dict[str, int]:
   """Parses mesh sizes: `fsdp=8`, `data=2,fsdp=4,tensor=1` or `2,4,1`.
 
   Missing axes have size 1, except for `data`, which takes the remaining
-  devices, like an axis of size -1.
-
-  Args:
-    text: The sizes.
-    devices: Number of devices; None: the product of the sizes.
-
-  Raises:
-    UserError: The text cannot be parsed, or does not fit the devices.
+  devices, like an axis of size -1; of an unknown number (None) there are as
+  many as the product of the sizes.
   """
   pairs = [part.partition('=') for part in text.split(',')]
   if len(pairs) == len(_AXES) and not any(sign for _, sign, _ in pairs):
@@ -323,15 +274,15 @@ def table(plan: Plan) -> str:
   if plan.hides_remat:
     lines.append('  (it shows what remat saves only with model.scan=True)')
   memory = [(name, f'{scale * x:.3f}') for name, x in plan.memory.items()]
-  lines.append(tables.Table((), memory).text(indent='  '))
   lines += [
+    tables.Table((), memory).text(indent='  '),
     '',
     f'GFLOP of products: {plan.flops / 1e9:,.4g} computed,'
     f' {plan.model_flops / 1e9:,.4g} needed by the model',
     '',
     'collectives of the compiled program',
+    collective_text(plan.collectives),
   ]
-  lines.append(collective_text(plan.collectives))
   if plan.unknown_loops:
     lines.append(
       f'  at least: XLA does not say how often {len(plan.unknown_loops)} loops'
@@ -349,7 +300,9 @@ def collective_text(exchanges: list[collectives.Collective]) -> str:
       c.group_size,
       c.executions,
       f'{c.bytes / 2**20:.3f}',
-      f'each keeps 1/{c.parts}' if c.parts > 1 else _overlap_text(c),
+      f'each keeps 1/{c.parts}'
+      if c.parts > 1
+      else f'{c.overlapped} of them beside products' * bool(c.overlapped),
     )
     for c in exchanges
   ]
@@ -357,21 +310,10 @@ def collective_text(exchanges: list[collectives.Collective]) -> str:
   return tables.Table(names, rows).text(indent='  ') if rows else '  none'
 
 
-def _overlap_text(c: collectives.Collective) -> str:
-  return f'{c.overlapped} of them beside products' if c.overlapped else ''
-
-
-def main() -> int:
+def main() -> None:
   """Answers one request."""
-  request: Mapping[str, Any] = json.load(sys.stdin)
-  try:
-    plan = make(config_lib.from_dict(request['config']))
-    answer = dataclasses.asdict(plan)
-  except UserError as e:
-    answer = {'error': str(e)}
-  print(json.dumps(answer))
-  return 0
+  reply(lambda x: dataclasses.asdict(make(config_lib.from_dict(x['config']))))
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  main()

@@ -1,5 +1,6 @@
 """The FLOPs of the matrix products, convolutions and kernels of a program."""
 
+import itertools
 import json
 import math
 import re
@@ -15,41 +16,29 @@ def flops(module: hlo.Module) -> int:
   A multiply-add counts 2. Recomputation to save memory counts, and so does work
   that several devices repeat.
   """
-  counts = hlo.executed(module, own_flops, float)
+  counts = hlo.executed(module, _flops, float)
   return sum(count * times for count, times in counts)
 
 
-def product_flops(
-  module: hlo.Module,
-  instruction: hlo.Instruction,
-  computation: hlo.Computation,
-) -> int:
+def product_flops(instruction: hlo.Instruction) -> int:
   """Returns the FLOPs of an instruction and of what it calls, run once."""
-  return sum(own_flops(instruction, computation)) + sum(
-    sum(own_flops(x, callee))
-    for callee in module.all_callees(instruction)
-    for x in callee.values()
-  )
+  called = itertools.chain(*(x.values() for x in instruction.all_callees()))
+  return sum(sum(_flops(x)) for x in (instruction, *called))
 
 
-def own_flops(
-  instruction: hlo.Instruction, computation: hlo.Computation
-) -> list[int]:
+def _flops(instruction: hlo.Instruction) -> list[int]:
   """Returns the FLOPs of a product or a kernel; [] for other instructions."""
   if instruction.opcode == 'custom-call':
-    return _call_flops(instruction, computation)
+    return _call_flops(instruction)
   if instruction.opcode not in ('dot', 'convolution'):
     return []
   ((_, out),) = hlo.arrays(instruction.shape)
-  lhs, kernel = (
-    hlo.arrays(computation[name].shape)[0][1]
-    for name in instruction.operands[:2]
-  )
+  lhs, kernel = (hlo.arrays(x.shape)[0][1] for x in instruction.operands[:2])
   if instruction.opcode == 'dot':
     contracted = re.search(
       r'lhs_contracting_dims=\{([\d,]*)\}', instruction.attributes
     )
-    axes = contracted[1].split(',') if contracted and contracted[1] else []
+    axes = re.findall(r'\d+', contracted[1]) if contracted else []
     return [2 * math.prod(out) * math.prod(lhs[int(axis)] for axis in axes)]
   return [_convolution_flops(instruction.attributes, lhs, kernel, out)]
 
@@ -65,10 +54,7 @@ def kernel_cost(instruction: hlo.Instruction) -> tuple[int, int] | None:
   return int(cost['flops']), int(cost['bytes_accessed'])
 
 
-def _call_flops(
-  instruction: hlo.Instruction, computation: hlo.Computation
-) -> list[int]:
-  """Returns the FLOPs of a kernel, or of a call of cuBLAS or cuDNN."""
+def _call_flops(instruction: hlo.Instruction) -> list[int]:
   if (kernel := kernel_cost(instruction)) is not None:
     return [kernel[0]]
   target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
@@ -79,12 +65,11 @@ def _call_flops(
       r'"lhs_contracting_dimensions":\[([^]]*)\]', instruction.attributes
     )
     assert axes is not None  # every such call has them
-    lhs = hlo.arrays(computation[instruction.operands[0]].shape)[0][1]
+    lhs = hlo.arrays(instruction.operands[0].shape)[0][1]
     contracted = [lhs[int(axis)] for axis in re.findall(r'\d+', axes[1])]
     return [2 * math.prod(out[0]) * math.prod(contracted)]
-  if name.startswith(
-    '__cudnn$fmha'
-  ):  # results [B, H, T, K], scores [B, H, T, T]
+  if name.startswith('__cudnn$fmha'):
+    # Results are [B, H, T, K], scores [B, H, T, T].
     scores = re.search(
       r'"intermediate_tensor_shape": \{.*?"dimensions": \[([^]]*)\]',
       instruction.attributes,
@@ -112,44 +97,23 @@ def _convolution_flops(
   assert labels is not None  # every convolution has labels
   window = re.search(r'window=\{([^}]*)\}', attributes)
   fields = dict(re.findall(r'(\w+)=([\d_x-]+)', window[1] if window else ''))
-  pairs = 1
+  pairs = 1  # of an output and a place in the window that meet an input element
   for i in range(len(labels[1]) - 2):
 
-    def along(name: str, default: str, i: int = i) -> str:
-      return fields[name].split('x')[i] if name in fields else default
+    def along(name: str, default: int, i: int = i) -> int:
+      if name not in fields:
+        return default
+      return int(fields[name].split('x')[i].partition('_')[0])  # of '1_1': 1
 
-    pairs *= _pairs_within(
-      size=lhs[labels[1].index(str(i))],
-      window=kernel[labels[2].index(str(i))],
-      outputs=out[labels[3].index(str(i))],
-      stride=int(along('stride', '1')),
-      padding=int(along('pad', '0_0').partition('_')[0]),
-      lhs_dilation=int(along('lhs_dilate', '1')),
-      rhs_dilation=int(along('rhs_dilate', '1')),
-    )
+    outputs = np.arange(out[labels[3].index(str(i))])[:, None]
+    offsets = np.arange(kernel[labels[2].index(str(i))])[None]
+    places = outputs * along('stride', 1) + offsets * along('rhs_dilate', 1)
+    places -= along('pad', 0)
+    dilation = along('lhs_dilate', 1)
+    last = (lhs[labels[1].index(str(i))] - 1) * dilation
+    is_within = (places >= 0) & (places <= last)
+    pairs *= int((is_within & (places % dilation == 0)).sum())
   examples = out[labels[3].index('b')]
   channels = kernel[labels[2].index('i')] * kernel[labels[2].index('o')]
-  return 2 * pairs * examples * channels // _group_count(attributes)
-
-
-def _group_count(attributes: str) -> int:
-  match = re.search(r'\bbatch_group_count=(\d+)', attributes)
-  return int(match[1]) if match else 1
-
-
-def _pairs_within(
-  *,
-  size: int,
-  window: int,
-  outputs: int,
-  stride: int,
-  padding: int,
-  lhs_dilation: int,
-  rhs_dilation: int,
-) -> int:
-  """Counts pairs of output and window position that meet an input element."""
-  output = np.arange(outputs)[:, None]
-  offset = np.arange(window)[None]
-  place = output * stride + offset * rhs_dilation - padding
-  is_covered = (place >= 0) & (place < (size - 1) * lhs_dilation + 1)
-  return int((is_covered & (place % lhs_dilation == 0)).sum())
+  groups = re.search(r'\bbatch_group_count=(\d+)', attributes)
+  return 2 * pairs * examples * channels // (int(groups[1]) if groups else 1)

@@ -53,32 +53,21 @@ ASSUMPTIONS = (
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """A training step on one kind of hardware; times in seconds.
+  """A training step on one kind of hardware; times in seconds."""
 
-  Attributes:
-    hardware: Name of the hardware.
-    fits: Whether the planned memory fits.
-    compute: Time of the products.
-    memory: Time of reading and writing activations, concurrent with compute.
-    update: Time of the optimizer.
-    communication: Times by the axes of the mesh, as 'data+fsdp'.
-    best: Time of the step with all possible overlap.
-    worst: Time of the step without overlap.
-    efficiency: (worst, best), from 0 to 1.
-    images_per_second: (worst, best), over all devices.
-    bound: The longest part: compute, memory, update, or the axes of the mesh.
-  """
-
-  hardware: str
-  fits: bool
-  compute: float
+  hardware: str  # name of the hardware
+  fits: bool  # whether the planned memory fits
+  compute: float  # time of the products
+  # Time of reading and writing activations, concurrent with compute.
   memory: float
-  update: float
+  update: float  # time of the optimizer
+  # Times by the axes of the mesh, as 'data+fsdp'.
   communication: dict[str, float]
-  best: float
-  worst: float
-  efficiency: tuple[float, float]
-  images_per_second: tuple[float, float]
+  best: float  # time of the step with all possible overlap
+  worst: float  # time of the step without overlap
+  efficiency: tuple[float, float]  # (worst, best), from 0 to 1
+  images_per_second: tuple[float, float]  # (worst, best), over all devices
+  # The longest part: compute, memory, update, or the axes of the mesh.
   bound: str
 
 
@@ -87,13 +76,24 @@ def estimate(
 ) -> Estimate | None:
   """Estimates a planned step; see `ASSUMPTIONS`.
 
-  Returns:
-    None if the devices need a network of unknown speed.
+  None if the devices need a network of unknown speed.
   """
-  communication = _communication(plan, hardware)
-  if communication is None:
-    return None
-  local = _local(plan, hardware)
+  communication: dict[str, float] = {}
+  for transfer in transfers(plan.collectives, plan.mesh):
+    seconds = transfer_seconds(transfer, plan.mesh, hardware)
+    if seconds is None:
+      return None
+    axes = '+'.join(transfer.axes)
+    communication[axes] = communication.get(axes, 0.0) + seconds
+  memory = {name: gib * 2**30 for name, gib in plan.memory.items()}
+  state = memory['parameters'] + memory['optimizer'] + memory['average']
+  moved = 2 * plan.accumulation * memory['activations']
+  updated = 2 * (state + memory['gradients'])
+  local = {
+    'compute': plan.flops / (COMPUTE * hardware.peak_flops),
+    'memory': moved / hardware.memory_bandwidth,
+    'update': updated / hardware.memory_bandwidth,
+  }
   exposed = sum(s for axes, s in communication.items() if 'tensor' in axes)
   hidden = sum(communication.values()) - exposed
   concurrent = max(local['compute'], local['memory'])
@@ -103,7 +103,7 @@ def estimate(
   needed = plan.model_flops / (COMPUTE * hardware.peak_flops)
   return Estimate(
     hardware=hardware.name,
-    fits=plan.memory['total'] * 2**30 <= hardware.memory,
+    fits=memory['total'] <= hardware.memory,
     **local,
     communication=communication,
     best=best,
@@ -114,52 +114,22 @@ def estimate(
   )
 
 
-def _local(
-  plan: 'plan_lib.Plan', hardware: hardware_lib.Hardware
-) -> dict[str, float]:
-  """Returns seconds of compute, memory (activations) and update."""
-  memory = {name: gib * 2**30 for name, gib in plan.memory.items()}
-  state = memory['parameters'] + memory['optimizer'] + memory['average']
-  moved = 2 * plan.accumulation * memory['activations']
-  updated = 2 * (state + memory['gradients'])
-  return {
-    'compute': plan.flops / (COMPUTE * hardware.peak_flops),
-    'memory': moved / hardware.memory_bandwidth,
-    'update': updated / hardware.memory_bandwidth,
-  }
-
-
-def _communication(
-  plan: 'plan_lib.Plan', hardware: hardware_lib.Hardware
-) -> dict[str, float] | None:
-  """Returns seconds of communication by mesh axes; None if unknown."""
-  result: dict[str, float] = {}
-  for transfer in transfers(plan.collectives, plan.mesh):
-    seconds = transfer_seconds(transfer, plan.mesh, hardware)
-    if seconds is None:
-      return None
-    axes = '+'.join(transfer.axes)
-    result[axes] = result.get(axes, 0.0) + seconds
-  return result
-
-
 def transfers(
   exchanges: 'Sequence[collectives.Collective]', mesh: dict[str, int]
 ) -> 'Iterator[collectives.Collective]':
   """Yields the collectives that an accelerator executes for those of a CPU.
 
-  Their `bytes` are the narrow ones.
-
-  Args:
-    exchanges: Collectives from `collectives.count`.
-    mesh: Sizes of the mesh axes.
+  Their `bytes` are the narrow ones. `mesh` has the sizes of its axes.
   """
   for c in exchanges:
-    inner = _innermost(c.axes, mesh, c.parts)
     narrow = dataclasses.replace(c, bytes=c.narrow_bytes)
-    if not inner:
+    # The last axes whose sizes multiply to `parts`.
+    ends = [c.axes[start:] for start in range(len(c.axes))]
+    fitting = [x for x in ends if math.prod(mesh[y] for y in x) == c.parts]
+    if c.parts == 1 or not fitting:
       yield narrow
       continue
+    inner = fitting[0]
     yield dataclasses.replace(
       narrow, kind='reduce-scatter', axes=inner, group_size=c.parts
     )
@@ -172,16 +142,6 @@ def transfers(
       )
 
 
-def _innermost(
-  axes: tuple[str, ...], mesh: dict[str, int], parts: int
-) -> tuple[str, ...]:
-  """Returns the last axes whose sizes multiply to `parts`; () if none do."""
-  for start in range(len(axes)):
-    if parts > 1 and math.prod(mesh[axis] for axis in axes[start:]) == parts:
-      return axes[start:]
-  return ()
-
-
 def transfer_seconds(
   transfer: 'collectives.Collective',
   mesh: dict[str, int],
@@ -189,7 +149,9 @@ def transfer_seconds(
 ) -> float | None:
   """Returns the seconds of all executions; None if a network is not known."""
   n = transfer.group_size
-  nodes = min(n, _nodes(transfer.axes, mesh, hardware.node_size))
+  ids = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+  group = ids[tuple(slice(None) if x in transfer.axes else 0 for x in mesh)]
+  nodes = min(n, len(np.unique(group // hardware.node_size)))
   node_devices = n / nodes  # devices of a group in each node
   link = LINKS * hardware.link_bandwidth
   network = LINKS * (hardware.network_bandwidth or math.nan)
@@ -198,23 +160,14 @@ def transfer_seconds(
   elif transfer.kind == 'all-to-all':
     within, across = (node_devices - 1) / n, (n - node_devices) / n
   else:
-    within, across = (
-      (node_devices - 1) / node_devices,
-      (nodes - 1) / nodes / node_devices,
-    )
+    within = (node_devices - 1) / node_devices
+    across = (nodes - 1) / nodes / node_devices
   times = 2 if transfer.kind == 'all-reduce' else 1
   seconds = transfer.executions * LATENCY
   seconds += times * within * transfer.bytes / link
   if across:
     seconds += times * across * transfer.bytes / network
   return None if math.isnan(seconds) else seconds
-
-
-def _nodes(axes: tuple[str, ...], mesh: dict[str, int], node_size: int) -> int:
-  """Returns the number of nodes that a group along some axes spans."""
-  ids = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
-  group = ids[tuple(slice(None) if axis in axes else 0 for axis in mesh)]
-  return len(np.unique(group // node_size))
 
 
 def table(estimates: Sequence[Estimate]) -> str:

@@ -8,11 +8,10 @@ stdin and writes the answer to stdout:
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
-import json
 import os
 import re
-import sys
 import tempfile
 import time
 from typing import Any
@@ -35,58 +34,35 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Ahead:
-  """A step as it was compiled; numbers are those of one device.
+  """A step as it was compiled; numbers are those of one device."""
 
-  Attributes:
-    topology: The devices, as `--hardware` names them.
-    devices: Their number.
-    mesh: Sizes of the mesh axes.
-    batch_size: Global batch size.
-    accumulation: Number of microbatches.
-    limit_gib: Memory of the device, as its maker states it.
-    problem: Why the step does not fit, as the compiler says; '' if it fits.
-    total_gib: Memory of the step: state, batch and temporaries.
-    cost: What the compiled program costs; None if it does not fit.
-    collectives: Its collectives.
-    model_flops: FLOPs of a step if nothing is computed twice.
-    exchange_seconds: Assumed time of the collectives.
-    step_seconds: Time of a step: all operations and collectives, one by one.
-    mfu: Fraction of the peak that the model's own FLOPs are in that time.
-    compile_seconds: Time to compile the step.
-  """
-
-  topology: str
-  devices: int
-  mesh: dict[str, int]
-  batch_size: int
-  accumulation: int
-  limit_gib: float
-  problem: str
-  total_gib: float
-  model_flops: int
-  compile_seconds: float
+  topology: str  # the devices, as `--hardware` names them
+  devices: int  # their number
+  mesh: dict[str, int]  # sizes of the mesh axes
+  batch_size: int  # global batch size
+  accumulation: int  # number of microbatches
+  limit_gib: float  # memory of the device, as its maker states it
+  problem: str  # why the step does not fit, as the compiler says; '' if it fits
+  total_gib: float  # memory of the step: state, batch and temporaries
+  model_flops: int  # FLOPs of a step if nothing is computed twice
+  compile_seconds: float  # time to compile the step
+  # What the compiled program costs; None if it does not fit.
   cost: compiled_lib.Cost | None = None
+  # Its collectives.
   collectives: list[collectives_lib.Collective] = dataclasses.field(
     default_factory=list
   )
-  exchange_seconds: float | None = None
+  exchange_seconds: float | None = None  # assumed time of the collectives
+  # Time of a step: all operations and collectives, one by one.
   step_seconds: float | None = None
+  # Fraction of the peak that the model's own FLOPs are in that time.
   mfu: float | None = None
 
 
 def run_or_plan(
   config: 'ml_collections.ConfigDict', topology: topologies.Topology
 ) -> Ahead | plan_lib.Plan:
-  """Compiles a step for a topology, or plans it where there is no compiler.
-
-  Args:
-    config: A complete config, with a mesh for the devices.
-    topology: The devices.
-
-  Raises:
-    UserError: The config cannot be trained on them, or the compiler does not
-      know them.
-  """
+  """Compiles a step for a topology, or plans it where there is no compiler."""
   extra = topologies.missing_extra(topology)
   if extra is None:
     return run(config, topology)
@@ -102,29 +78,14 @@ def run_or_plan(
 def run(
   config: 'ml_collections.ConfigDict', topology: topologies.Topology
 ) -> Ahead:
-  """Compiles the training step of a config in another process.
-
-  Args:
-    config: A complete config, with a mesh for the devices.
-    topology: The devices.
-
-  Raises:
-    UserError: The compiler is missing or does not know the devices, or the
-      config cannot be trained on them.
-  """
+  """Compiles the training step of a config in another process."""
   answer = ask('vit_jax.ahead.step', config, topology)
-  exchanges = [
-    collectives_lib.Collective(**c) for c in answer.pop('collectives')
-  ]
+  exchanges = collectives_lib.load(answer.pop('collectives'))
   cost = answer.pop('cost')
   if cost is not None:
     slowest = [compiled_lib.Operation(**x) for x in cost.pop('slowest')]
     cost = compiled_lib.Cost(**cost, slowest=slowest)
-  return Ahead(
-    **answer,
-    cost=cost,
-    collectives=[dataclasses.replace(c, axes=tuple(c.axes)) for c in exchanges],
-  )
+  return Ahead(**answer, cost=cost, collectives=exchanges)
 
 
 def ask(
@@ -132,16 +93,7 @@ def ask(
   config: 'ml_collections.ConfigDict',
   topology: topologies.Topology,
 ) -> dict[str, Any]:
-  """Runs a module that compiles for a topology, in another process.
-
-  Args:
-    module: Name of a module whose `main` is `answer`.
-    config: A complete config.
-    topology: The devices.
-
-  Raises:
-    UserError: The compiler is missing, or the answer is an error.
-  """
+  """Runs a module, whose `main` is `answer`, in another process."""
   extra = topologies.missing_extra(topology)
   if extra is not None:
     raise UserError(
@@ -168,20 +120,15 @@ def answer(
 ) -> None:
   """Answers one request of `ask`, and ends the process.
 
-  Args:
-    compute: (config, topology, folder of the compiler's programs) -> answer.
+  `compute` gets the config, the topology and the folder of the programs.
   """
-  request = json.load(sys.stdin)
-  try:
-    answer = compute(
-      config_lib.from_dict(request['config']),
-      topologies.parse(request['hardware'], request['slices']),
-      request['folder'],
-    )
-  except UserError as e:
-    answer = {'error': str(e)}
-  print(json.dumps(answer))
-  sys.stdout.flush()
+
+  def compute_for(request: Mapping[str, Any]) -> dict[str, Any]:
+    config = config_lib.from_dict(request['config'])
+    topology = topologies.parse(request['hardware'], request['slices'])
+    return compute(config, topology, request['folder'])
+
+  plan_lib.reply(compute_for)
   os._exit(0)  # the threads of a compiler without a device may never end
 
 
@@ -190,24 +137,13 @@ def make(
   topology: topologies.Topology,
   folder: str,
 ) -> Ahead:
-  """Compiles the training step of a config, in this process.
-
-  Args:
-    config: A complete config.
-    topology: The devices.
-    folder: Where XLA writes the program; see `compiled.dump_flags`.
-
-  Raises:
-    UserError: The config cannot be trained on these devices, or the compiler
-      does not know them.
-  """
+  """Compiles the step of a config in this process; XLA writes to `folder`."""
   import jax
 
   program = plan_lib.make_program(config, topologies.devices(topology))
   lowered = plan_lib.lower(program)
   start = time.perf_counter()
-  compiled: jax.stages.Compiled | None = None
-  problem, needed = '', 0.0
+  compiled, problem, needed = None, '', 0.0
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as e:
@@ -247,7 +183,6 @@ def _exhausted(error: Exception) -> tuple[str, float]:
 def _read(
   result: Ahead, compiled: Any, topology: topologies.Topology, folder: str
 ) -> Ahead:
-  """Adds what the compiled program says."""
   hardware = topology.hardware
   module = compiled_lib.parse(compiled, folder)
   cost = compiled_lib.cost(compiled, module, hardware)
@@ -256,11 +191,10 @@ def _read(
   if total > result.limit_gib and not topology.is_tpu:
     problem = f'{total:.2f} GiB of {result.limit_gib:.2f}'
   exchanges = collectives_lib.count(module, result.mesh, as_written=True)
-  exchange: float | None = 0.0
-  for c in exchanges:
-    seconds = roofline.transfer_seconds(c, result.mesh, hardware)
-    if exchange is not None:
-      exchange = None if seconds is None else exchange + seconds
+  times = [
+    roofline.transfer_seconds(c, result.mesh, hardware) for c in exchanges
+  ]
+  exchange = None if None in times else sum(x or 0.0 for x in times)
   step = None if exchange is None else cost.seconds + exchange
   return dataclasses.replace(
     result,
@@ -283,13 +217,12 @@ def table(ahead: Ahead) -> str:
     '',
   ]
   if ahead.cost is None:
-    lines.append(f'does not fit: {ahead.problem} (compiled)')
-    return '\n'.join(lines)
+    return '\n'.join([*lines, f'does not fit: {ahead.problem} (compiled)'])
   free = ahead.limit_gib - ahead.total_gib
   fits = 'does not fit' if ahead.problem else 'fits'
   if free > 0:  # else it fits only by what the compiler knows of the device
     fits = f'fits, {free:.2f} free'
-  cost = ahead.cost
+  cost, needed = ahead.cost, ahead.model_flops / 1e12
   rows = [
     ('state and batch', f'{cost.argument_gib:.3f} GiB', 'compiled'),
     ('temporaries', f'{cost.temporary_gib:.3f} GiB', 'compiled'),
@@ -297,11 +230,7 @@ def table(ahead: Ahead) -> str:
     ('memory of the device', f'{ahead.limit_gib:.2f} GiB', 'assumed'),
     ('', fits, 'computed'),
     ('matrix products', f'{cost.tflop:.3f} TFLOP', 'computed'),
-    (
-      'needed by the model',
-      f'{ahead.model_flops / 1e12:.3f} TFLOP',
-      'computed',
-    ),
+    ('needed by the model', f'{needed:.3f} TFLOP', 'computed'),
     ('accessed, on the chip too', f'{cost.accessed_gb:.1f} GB', 'compiled'),
     ('traffic of device memory', f'{cost.traffic_gb:.1f} GB', 'computed'),
     ('copies', f'{cost.copies}', 'compiled'),
@@ -316,11 +245,15 @@ def table(ahead: Ahead) -> str:
       ('step, one by one', f'{1e3 * ahead.step_seconds:.2f} ms', 'assumed'),
       ('MFU', f'{ahead.mfu:.1%}', 'assumed'),
     ]
-  lines.append(tables.Table((), rows).text(indent='  '))
-  lines += ['', 'collectives (compiled)']
-  lines.append(plan_lib.collective_text(ahead.collectives))
-  lines += ['', f'the {len(cost.slowest)} longest operations (computed)']
-  lines.append(_operations(cost.slowest).text(tables.room(), '  '))
+  lines += [
+    tables.Table((), rows).text(indent='  '),
+    '',
+    'collectives (compiled)',
+    plan_lib.collective_text(ahead.collectives),
+    '',
+    f'the {len(cost.slowest)} longest operations (computed)',
+    _operations(cost.slowest).text(tables.room(), '  '),
+  ]
   if cost.unknown_loops:
     lines.append(
       f'at least: {len(cost.unknown_loops)} loops have an unknown number of'

@@ -44,38 +44,34 @@ class Cache(sources.Splits):
   """
 
   def load(self) -> 'Cache':
-    """Returns a cache that holds all images, read and decoded.
-
-    Raises:
-      UserError: An image cannot be read, or there is too little memory.
-    """
+    """Returns a cache that holds all images, read and decoded."""
     self.check()
-    if self.config.data.cache == 'device':
-      return dataclasses.replace(self, on_devices=self._decode(self._place))
-    return dataclasses.replace(self, splits=self._decode(lambda x: x))
+    if self.config.data.cache == 'host':
+      return dataclasses.replace(self, splits=self._decode(lambda x: x))
+    sharding = mesh_lib.replicated(self.mesh)
+
+    def place(source: base.ArraySource) -> Batch:
+      arrays = {**source.arrays, 'index': source.indices}
+      examples = {
+        name: jax.make_array_from_process_local_data(sharding, x, x.shape)
+        for name, x in arrays.items()
+      }
+      return jax.block_until_ready(examples)  # on each device
+
+    return dataclasses.replace(self, on_devices=self._decode(place))
 
   def take(self, split: str, batch: Batch) -> Batch:
     """Returns the batch of a step, gathered on the devices.
 
-    Args:
-      split: Name in `splits`.
-      batch: `position`, int32 [B] or [steps, B]: positions in the source; the
-        source's length marks padding.
-
-    Returns:
-      The features, valid and index, as in `data.train_batches`, sharded over
-      the mesh.
+    `batch` has `position`, int32 [B] or [steps, B]: positions in the source;
+    the source's length marks padding. The result has the features, valid and
+    index, as in `data.train_batches`, sharded over the mesh.
     """
     position = batch['position']
     return self._take[position.ndim - 1](self.on_devices[split], position)
 
   def check(self) -> None:
-    """Checks that the images fit where they are to be kept.
-
-    Raises:
-      UserError: Images of a split differ in size, or there is too little
-        memory.
-    """
+    """Checks that the images fit where they are to be kept."""
     cache_kind = self.config.data.cache
     for name, source in self.splits.items():
       if source.image_shape is None:
@@ -103,14 +99,11 @@ class Cache(sources.Splits):
     return size // len(self.mesh.local_devices) if on_host else 0
 
   def _decode(self, place: Callable[[base.ArraySource], _T]) -> dict[str, _T]:
-    """Returns the splits decoded and placed, by use."""
-    decoded_splits = {
+    decoded = {
       key: place(decode_split(source, self.config))
       for key, source in self._distinct.items()
     }
-    return {
-      name: decoded_splits[id(source)] for name, source in self.splits.items()
-    }
+    return {name: decoded[id(source)] for name, source in self.splits.items()}
 
   @property
   def _distinct(self) -> dict[int, base.Source]:
@@ -120,22 +113,8 @@ class Cache(sources.Splits):
   @functools.cached_property
   def _take(self) -> list[Callable[[Batch, jax.Array], Batch]]:
     """Compiled `_take_rows`, for one step and for several."""
-    return [
-      jax.jit(
-        _take_rows,
-        out_shardings=mesh_lib.batch_sharding(self.mesh, stacked),
-      )
-      for stacked in (False, True)
-    ]
-
-  def _place(self, source: base.ArraySource) -> Batch:
-    """Copies examples to each device, and waits until they are there."""
-    sharding = mesh_lib.replicated(self.mesh)
-    examples = {
-      name: jax.make_array_from_process_local_data(sharding, x, x.shape)
-      for name, x in {**source.arrays, 'index': source.indices}.items()
-    }
-    return jax.block_until_ready(examples)
+    shardings = [mesh_lib.batch_sharding(self.mesh, x) for x in (False, True)]
+    return [jax.jit(_take_rows, out_shardings=x) for x in shardings]
 
   def _num_bytes(self, source: base.Source) -> int:
     """Returns the size of decoded images; 0 if they are not kept."""
@@ -185,26 +164,17 @@ def _take_rows(examples: Batch, position: jax.Array) -> Batch:
 def decode_split(
   source: base.Source, config: ml_collections.ConfigDict
 ) -> base.ArraySource:
-  """Returns a split with its images decoded, in the host's memory.
-
-  Args:
-    source: The split; its images have one size.
-    config: The full config.
-
-  Raises:
-    UserError: An image cannot be read.
-  """
+  """Returns a split, of images of one size, decoded in the host's memory."""
   targets = features.targets(source.features) | features.maps(source.features)
+  image = source.features['image']
   if not isinstance(source, base.ArraySource):
     arrays = _read_all(source, config)
-    image = source.features['image']
     return base.ArraySource(arrays, arrays['index'], targets, image)
   levels = levels_lib.from_config(config)
   images = levels.keep(source.arrays['image'], config.data.name)
   if images is source.arrays['image']:
     return source
   arrays = source.arrays | {'image': images}
-  image = source.features['image']
   return base.ArraySource(arrays, source.indices, targets, image)
 
 

@@ -4,6 +4,7 @@ ADE20K stores 1 to 150, and 0 where nothing counts; Cityscapes 19 of 34 numbers,
 or a colour for each class.
 """
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -21,34 +22,20 @@ _IGNORE, _WIDE_IGNORE = 2**8 - 1, 2**16 - 1  # labels that do not count
 
 @dataclasses.dataclass(frozen=True)
 class Codes:
-  """Stored numbers and colours, and names of files; see `config.data.map`.
+  """Stored numbers and colours, and names of files; see `config.data.map`."""
 
-  Attributes:
-    labels: Stored number of each class; (): the class itself.
-    colours: (red, green, blue) of each class; (): maps hold numbers.
-    image_suffix: End of an image's name.
-    suffix: End of a map's name.
-    classes: Names of the classes; (): those of the data.
-  """
-
+  # Stored number of each class; (): the class itself.
   labels: tuple[int, ...] = ()
+  # (red, green, blue) of each class; (): maps hold numbers.
   colours: tuple[tuple[int, int, int], ...] = ()
-  image_suffix: str = ''
-  suffix: str = ''
-  classes: tuple[str, ...] = ()
+  image_suffix: str = ''  # end of an image's name
+  suffix: str = ''  # end of a map's name
+  classes: tuple[str, ...] = ()  # names of the classes; (): those of the data
 
   def feature(
     self, classes: tuple[str, ...], class_list: str
   ) -> target_kinds.SegmentationMap:
-    """Returns the feature of maps.
-
-    Args:
-      classes: Their names.
-      class_list: What lists them, for errors.
-
-    Raises:
-      UserError: There is not one code for each class.
-    """
+    """Returns the feature of maps; `class_list` is their list, for errors."""
     for key, codes in (('labels', self.labels), ('colours', self.colours)):
       if codes and len(codes) != len(classes):
         raise UserError(
@@ -61,20 +48,13 @@ class Codes:
   def decoded(self, data: bytes, ignore: int, origin: str) -> Any:
     """Returns a map: the file itself, or labels [H, W] if they have codes.
 
-    Args:
-      data: The encoded map.
-      ignore: Label of places whose code is that of no class.
-      origin: Its file, for errors.
-
-    Raises:
-      UserError: It cannot be decoded, or holds no colours though it must.
+    `ignore` is the label of places whose code is that of no class.
     """
-    if not self.labels and not self.colours:
-      return data
     if self.labels:
-      return self._table(self.labels, _MOST, ignore)[
-        maps.decode_map(data, origin)
-      ]
+      table = _label_table(self.labels, _MOST, ignore)
+      return table[maps.decode_map(data, origin)]
+    if not self.colours:
+      return data
     pixels = decode.as_stored(data, origin=origin)
     if pixels.dtype != np.uint8 or pixels.ndim != 3:
       raise UserError(
@@ -83,25 +63,24 @@ class Codes:
       )
     red, green, blue = np.moveaxis(pixels[..., :3].astype(np.int32), -1, 0)
     numbers = [(r << 16) | (g << 8) | b for r, g, b in self.colours]
-    table = self._table(numbers, 2**24 - 1, ignore)
+    table = _label_table(numbers, 2**24 - 1, ignore)
     return table[(red << 16) | (green << 8) | blue]
 
-  @staticmethod
-  def _table(codes: Any, most: int, ignore: int) -> np.ndarray:
-    """Returns the label of each code, uint8 or uint16 [most + 1]."""
-    wide = max(ignore, len(codes)) > 2**8 - 1
-    table = np.full(most + 1, ignore, np.uint16 if wide else np.uint8)
-    table[list(codes)] = np.arange(len(codes))
-    return table
+
+def _label_table(codes: Sequence[int], most: int, ignore: int) -> np.ndarray:
+  """Returns the label of each code, uint8 or uint16 [most + 1]."""
+  wide = max(ignore, len(codes)) > 2**8 - 1
+  table = np.full(most + 1, ignore, np.uint16 if wide else np.uint8)
+  table[list(codes)] = np.arange(len(codes))
+  return table
 
 
 def from_config(config: ml_collections.ConfigDict) -> Codes:
   """Returns the codes of a config."""
   map_config = config.data.map
-  colours = tuple(map(tuple, map_config.colours))
   return Codes(
     tuple(map_config.labels),
-    colours,
+    tuple(map(tuple, map_config.colours)),
     map_config.image_suffix,
     map_config.suffix,
     tuple(map_config.classes),
@@ -109,11 +88,7 @@ def from_config(config: ml_collections.ConfigDict) -> Codes:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.data.map`.
-
-  Raises:
-    UserError: A value cannot be used.
-  """
+  """Checks `config.data.map`."""
   map_config = config.data.map
   labels, colours = tuple(map_config.labels), tuple(map_config.colours)
   names = tuple(map_config.classes)
@@ -122,8 +97,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.data.map.classes is {names}: write different names, the first of'
       ' label 0'
     )
-  columns = config.data.columns
-  if columns.map and not names:
+  if config.data.columns.map and not names:
     raise UserError(
       'config.data.columns.map needs the names of the classes: list them in'
       ' config.data.map.classes'
@@ -132,15 +106,13 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise UserError(
       'config.data.map has labels and colours: leave one of them out'
     )
-  if not all(_is_number(x, _MOST) for x in labels) or _repeats(labels):
+  if not _are_numbers(labels, _MOST) or _repeats(labels):
     raise UserError(
       f'config.data.map.labels is {labels}: write different numbers from 0 to'
       f' {_MOST}, one for each class'
     )
   good = all(
-    isinstance(x, tuple | list)
-    and len(x) == 3
-    and all(_is_number(y, 255) for y in x)
+    isinstance(x, tuple | list) and len(x) == 3 and _are_numbers(x, 255)
     for x in colours
   )
   if not good or _repeats(tuple(map(tuple, colours))):
@@ -150,8 +122,8 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def _is_number(value: Any, most: int) -> bool:
-  return type(value) is int and 0 <= value <= most
+def _are_numbers(values: Sequence[Any], most: int) -> bool:
+  return all(type(x) is int and 0 <= x <= most for x in values)
 
 
 def _repeats(values: tuple[Any, ...]) -> bool:

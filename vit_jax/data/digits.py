@@ -21,15 +21,7 @@ class DigitsSource(base.ArraySource):
   """
 
   def __init__(self, split: str, channels: int):
-    """Reads the digits.
-
-    Args:
-      split: A split specification.
-      channels: 1, 3 (grey repeated) or 4 (with opaque alpha).
-
-    Raises:
-      UserError: There is no such split, or it is empty.
-    """
+    """Reads the digits; 3 channels repeat the grey, 4 have an opaque alpha."""
     images, labels = _read()
     grey = np.round(images * (255 / _LEVELS)).astype(np.uint8)
     # A fixed order by hash, like that of a folder's files.

@@ -23,10 +23,8 @@ class FilesSource(base.Source):
   ):
     """Reads nothing yet.
 
-    Args:
-      paths: Paths of the files, in order.
-      kind: What a model takes, as `Preprocess.input`; None: images.
-      frames: Frames of a sound's spectrogram that it takes.
+    `kind` is what a model takes, as `Preprocess.input`; None: images. A sound's
+    spectrogram has at least `frames` frames.
     """
     if not isinstance(kind, input_kinds.Video | input_kinds.Audio):
       kind = features.Image()
@@ -37,11 +35,7 @@ class FilesSource(base.Source):
     return len(self._paths)
 
   def read(self, position: int) -> base.Example:
-    """Returns an example; an image or a video is not decoded.
-
-    Raises:
-      UserError: The file cannot be read.
-    """
+    """Returns an example; an image or a video is not decoded."""
     path = self._paths[position]
     image: Any
     if isinstance(self._kind, input_kinds.Video):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
+import itertools
 import os
 from typing import Any
 from typing import ClassVar
@@ -26,7 +27,6 @@ from vit_jax.config import join_first
 from vit_jax.config import nearby
 from vit_jax.config import UserError
 from vit_jax.data import base
-from vit_jax.data import class_folders
 from vit_jax.data import features
 from vit_jax.data import leftovers
 from vit_jax.data import splits
@@ -53,17 +53,11 @@ SAMPLE = 64  # number of files whose headers are read to find the bits
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """What the examples of a folder are.
+  """What the examples of a folder are."""
 
-  Attributes:
-    name: What they are called.
-    endings: Of the names of their files.
-    in_folders: Whether a folder that holds images is one example.
-  """
-
-  name: str = 'images'
-  endings: tuple[str, ...] = ENDINGS
-  in_folders: bool = False
+  name: str = 'images'  # what they are called
+  endings: tuple[str, ...] = ENDINGS  # of the names of their files
+  in_folders: bool = False  # whether a folder that holds images is one example
 
 
 IMAGES = Kind()
@@ -73,7 +67,8 @@ class FolderSource(base.SelectedSource):
   """The images of a split of a folder.
 
   Files are ordered by a hash of their path below the split's folder, so a slice
-  holds all classes and does not change when the folder is moved.
+  holds all classes and does not change when the folder is moved. A folder
+  without folders of splits has one split, 'train', with all images.
 
   Attributes:
     kind: What the examples are.
@@ -81,21 +76,8 @@ class FolderSource(base.SelectedSource):
 
   kind: ClassVar[Kind] = IMAGES
 
-  def __init__(
-    self, root: str, split: str, image_shape: tuple[int, int] | None = None
-  ):
-    """Lists the files.
-
-    Args:
-      root: The folder.
-      split: A split specification. A folder without folders of splits has one
-        split, 'train', with all images.
-      image_shape: (height, width) where all images are known to have one size.
-
-    Raises:
-      UserError: There is no such folder or split, or a class is empty or
-        unknown.
-    """
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
+    root = base.data_path(config.data.name)
     self._folders = split_folders(root)
     self._prefixes = {
       name: '' if path == root else f'{os.path.basename(path)}/'
@@ -108,20 +90,21 @@ class FolderSource(base.SelectedSource):
     }
     aliases |= other_names(root, split, self._folders)
     chosen_splits = splits.chosen(split, self._folders, aliases)
-    if 'train' in chosen_splits and 'train' not in self._folders:
+    has_train = 'train' in self._folders
+    if 'train' in chosen_splits and not has_train:
       names = map(os.path.basename, self._folders.values())
       raise splits.SplitError(_without_train(root, names))
     classes = class_names(self._folders, chosen_splits)
     self.features = {
-      'image': features.Image(image_shape),
+      'image': self._image(config),
       'label': features.Label(classes),
     }
     self._label_of = {name: i for i, name in enumerate(classes)}
-    self._files: dict[str, list[str]] = {}
-    has_train = 'train' in self._folders
-    for name, folder in self._folders.items():
-      if name in chosen_splits:
-        self._files[name] = _list(folder, classes, self.kind, has_train)
+    self._files = {
+      name: _list(folder, classes, self.kind, has_train)
+      for name, folder in self._folders.items()
+      if name in chosen_splits
+    }
     sizes = {name: len(self._files.get(name, ())) for name in self._folders}
     self._selection = splits.Selection(split, sizes, root, aliases)
 
@@ -130,35 +113,39 @@ class FolderSource(base.SelectedSource):
     cls, config: ml_collections.ConfigDict, split: str
   ) -> base.Source:
     """Opens a split of images, of images with maps, or of scans with maps."""
-    root = base.data_path(config.data.name)
-    paired = _find_paired(root)
-    if paired is not None:
-      return paired.from_config(config, split)
-    return cls(root, split, base.source_size(config))
+    paired = cls._find_paired(base.data_path(config.data.name))
+    return paired.from_config(config, split) if paired else cls(config, split)
 
   @classmethod
   def check_config(cls, config: ml_collections.ConfigDict) -> None:
     """Checks that there is the folder that `config.data.name` names."""
-    root = base.data_path(config.data.name)
-    if not os.path.isdir(root):
-      hint = nearby(root, os.path.isdir)
-      raise UserError(f'config.data.name: there is no folder {root!r}{hint}')
+    _check_exists(base.data_path(config.data.name))
 
   @classmethod
   def split_names(cls, name: str) -> list[str]:
     """Returns the splits of a folder, in order."""
     root = base.data_path(name)
-    paired = _find_paired(root)
-    return (
-      list(split_folders(root)) if paired is None else paired.split_names(name)
-    )
+    paired = cls._find_paired(root)
+    return paired.split_names(name) if paired else list(split_folders(root))
+
+  def _image(self, config: ml_collections.ConfigDict) -> features.Image:
+    return features.Image(base.source_size(config))
+
+  @classmethod
+  def _find_paired(cls, root: str) -> type[base.Source] | None:
+    """Returns the class that reads a folder with maps; None: it has none."""
+    if cls.kind != IMAGES or not os.path.isdir(root):
+      return None
+    named = [name for name in subfolders(root) if name.lower() in SPLITS]
+    signs = (*MAP_FOLDERS, VOC_IMAGES, DECATHLON)
+    paths = itertools.product([root], ['', *named], signs)
+    if not any(os.path.exists(os.path.join(*path)) for path in paths):
+      return None
+    paired: type[base.Source] | None = config_lib.wing(_PAIRED)(root)
+    return paired
 
   def read(self, position: int) -> base.Example:
-    """Returns an example, not decoded.
-
-    Raises:
-      UserError: The file cannot be read.
-    """
+    """Returns an example, not decoded."""
     split, row, index = self._selection.locate(position)
     name = self._files[split][row]
     path = os.path.join(self._folders[split], name)
@@ -167,11 +154,7 @@ class FolderSource(base.SelectedSource):
     return base.Example(values, index, path)
 
   def open(self, path: str) -> Any:
-    """Returns the image of a file as an example has it.
-
-    Raises:
-      UserError: The file cannot be read.
-    """
+    """Returns the image of a file as an example has it."""
     return read_image(path)
 
   def file(self, position: int) -> str:
@@ -185,54 +168,43 @@ class FolderSource(base.SelectedSource):
     return self._prefixes[split] + self._files[split][row]
 
   def bits(self) -> int:
-    """Returns 16 if a header of the first 64 files says so, else 8."""
-    sample = range(min(len(self), SAMPLE))  # files are ordered by a hash
-    return max(map(decode.file_bits, map(self.file, sample)))
+    """Returns 16 if a header of the first files says so, else 8."""
+    return sample_bits(map(self.file, range(len(self))))
 
   def column(self, name: str) -> np.ndarray:
     """Returns the labels of all examples, int32 [N]; reads no file."""
-    assert name == 'label'
-    names = [
-      name
+    labels = [
+      self._label_of[file.split('/')[0]]
       for split, start, stop in self._selection.ranges
-      for name in self._files[split][start:stop]
+      for file in self._files[split][start:stop]
     ]
-    labels = [self._label_of[name.split('/')[0]] for name in names]
     return np.asarray(labels, np.int32)
 
   def fingerprint(self) -> str:
     """Returns a digest of the names of files and classes, not of the images."""
     names = [name for files in self._files.values() for name in files]
-    ranges = [str(term) for term in self._selection.ranges]
+    ranges = map(str, self._selection.ranges)
     return base.digest([*self.classes, *ranges, *names])
 
 
-def _find_paired(root: str) -> type[base.Source] | None:
-  """Returns the class that reads a folder with maps; None: it has none."""
-  if not os.path.isdir(root):
-    return None
-  named = [name for name in subfolders(root) if name.lower() in SPLITS]
-  signs = (*MAP_FOLDERS, VOC_IMAGES, DECATHLON)
-  paths = (
-    os.path.join(root, split, sign) for split in ('', *named) for sign in signs
-  )
-  if not any(map(os.path.exists, paths)):
-    return None
-  paired: type[base.Source] | None = config_lib.wing(_PAIRED)(root)
-  return paired
+def sample_bits(images: Iterable[str | bytes | None]) -> int:
+  """Returns 16 if a header of the first images says so, else 8."""
+  bits = [8]
+  for image in itertools.islice(images, SAMPLE):
+    if isinstance(image, bytes):
+      bits.append(decode.stored_bits(image))
+    elif image is not None:
+      bits.append(decode.file_bits(image))
+  return max(bits)
 
 
 def class_names(
   folders: Mapping[str, str], chosen: Collection[str]
 ) -> tuple[str, ...]:
-  """Returns the names of the classes: those of train, sorted.
+  """Returns the names of the classes, sorted, from the folder of each split.
 
-  Without train, as where a model is only measured, they are those of the chosen
-  splits.
-
-  Args:
-    folders: Folder of each split.
-    chosen: Names of splits.
+  They are those of train. Without train, as where a model is only measured,
+  they are those of the chosen splits.
   """
   if 'train' in folders:
     return subfolders(folders['train'])
@@ -243,11 +215,7 @@ def class_names(
 
 
 def read_image(path: str) -> bytes:
-  """Returns an encoded image.
-
-  Raises:
-    UserError: The file cannot be read.
-  """
+  """Returns an encoded image."""
   with explained(f'{path} cannot be read', OSError):
     with safe_io.open_regular(path) as file:
       return file.read()
@@ -269,24 +237,24 @@ def images_below(folder: str) -> list[str]:
   )
 
 
+def _check_exists(root: str) -> None:
+  if not os.path.isdir(root):
+    hint = nearby(root, os.path.isdir)
+    raise UserError(f'config.data.name: there is no folder {root!r}{hint}')
+
+
 def split_folders(root: str) -> dict[str, str]:
   """Returns the folder of each split.
 
   'train', 'val', 'test' and their usual synonyms may also be names of classes.
   Such a folder is a split if most of its images lie in subfolders, one for each
   class. A folder with another name next to a split is a split of that name.
-
-  Raises:
-    UserError: There is no such folder, or its folders may be splits or classes.
   """
-  if not os.path.isdir(root):
-    hint = nearby(root, os.path.isdir)
-    raise UserError(f'config.data.name: there is no folder {root!r}{hint}')
+  _check_exists(root)
   folders = {name: os.path.join(root, name) for name in subfolders(root)}
   if not folders:
     raise UserError(f'{root} has no folders: it needs one for each class')
-  named = {name: SPLITS.get(name.lower()) for name in folders}
-  candidates = [name for name in folders if named[name]]
+  candidates = [name for name in folders if name.lower() in SPLITS]
   holding = [name for name in candidates if _holds_classes(folders[name])]
   if not holding:
     if candidates == [*folders] and len(candidates) > 1:
@@ -296,12 +264,40 @@ def split_folders(root: str) -> dict[str, str]:
         ' on, or rename the folders if they are classes'
       )
     return {'train': root}
-  result = _named_splits(root, named, holding)
+  result: dict[str, str] = {}
+  for name, path in folders.items():
+    if name not in holding and _holds_images(path):
+      _tell_of_images(root, name, holding)
+    if name in candidates and name not in holding:
+      continue
+    split = split_name(name)
+    if split in result:
+      raise UserError(
+        f'{root} has both {os.path.basename(result[split])} and {name}: which'
+        f' is the split {split!r}? Rename one, or move it away'
+      )
+    result[split] = path
   if 'train' not in result and len(result) > len(holding):
     raise UserError(_without_train(root, holding))
-  _tell_left_out(root, _left_out(root))
-  _tell_splits(root, result)
+  with os.scandir(root) as entries:
+    _tell_left_out(root, [x.path for x in entries if not _may_hold_data(x)])
+  names = {split: os.path.basename(path) for split, path in result.items()}
+  if any(split != name for split, name in names.items()):
+    phrases = [f'{name} as {split}' for split, name in names.items()]
+    inform_once(f'{root}: taking {", ".join(phrases)}')
   return result
+
+
+def _tell_of_images(root: str, name: str, splits_there: list[str]) -> None:
+  """Warns of images beside splits; it is an error if they may be a class."""
+  if name.lower() not in SPLITS:
+    raise UserError(
+      f'{root} has splits ({", ".join(splits_there)}) and beside them {name},'
+      f' with images of its own: if it is a class, move it into'
+      f' {root}/{splits_there[0]}, or else out of {root}'
+    )
+  folder = os.path.join(root, name)
+  warn_once(f'{folder} has images, but no folders of classes, and is not read')
 
 
 def _without_train(root: str, names: Iterable[str]) -> str:
@@ -312,72 +308,10 @@ def _without_train(root: str, names: Iterable[str]) -> str:
   )
 
 
-def _named_splits(
-  root: str, named: dict[str, str | None], holding: list[str]
-) -> dict[str, str]:
-  """Returns the folder of each split.
-
-  Args:
-    root: The folder.
-    named: Name of each of its folders -> split that this is a usual name of, or
-      None.
-    holding: Names of the folders that have a split's name and hold classes.
-  """
-  result: dict[str, str] = {}
-  for name, split in named.items():
-    if split is None or name not in holding:
-      _check_beside(root, name, split, holding)
-    if split is not None and name not in holding:
-      continue
-    if (split or name) in result:
-      first_folder = os.path.basename(result[split or name])
-      raise UserError(
-        f'{root} has both {first_folder} and {name}: which is the split'
-        f' {split or name!r}? Rename one, or move it away'
-      )
-    result[split or name] = os.path.join(root, name)
-  return result
-
-
-def _check_beside(
-  root: str, name: str, split: str | None, splits_there: list[str]
-) -> None:
-  """Checks a folder next to splits that is not known to be one of them.
-
-  Raises:
-    UserError: It may be a class itself.
-  """
-  folder = os.path.join(root, name)
-  if not _holds_images(folder):
-    return
-  if split is None:
-    raise UserError(
-      f'{root} has splits ({", ".join(splits_there)}) and beside them {name},'
-      f' with images of its own: if it is a class, move it into'
-      f' {root}/{splits_there[0]}, or else out of {root}'
-    )
-  warn_once(f'{folder} has images, but no folders of classes, and is not read')
-
-
-def _tell_splits(root: str, folders: dict[str, str]) -> None:
-  """Logs which folder is which split, if their names differ."""
-  names = {name: os.path.basename(path) for name, path in folders.items()}
-  phrases = [f'{folder} as {name}' for name, folder in names.items()]
-  if any(name != folder for name, folder in names.items()):
-    inform_once(f'{root}: taking {", ".join(phrases)}')
-
-
 def other_names(
   data_name: str, spec: str, names: Collection[str]
 ) -> dict[str, str]:
-  """Returns aliases of splits: their usual names, and val for test.
-
-  Args:
-    data_name: Name of the data, for the line that is logged when `spec` asks
-      for val and gets test.
-    spec: A split specification.
-    names: All splits of the data.
-  """
+  """Returns aliases of splits: their usual names, and val for test."""
   by_usual_name: dict[str, list[str]] = {}
   for name in names:
     by_usual_name.setdefault(split_name(name), []).append(name)
@@ -414,30 +348,17 @@ def _holds_images(folder: str) -> bool:
 def subfolders(folder: str) -> tuple[str, ...]:
   """Returns the sorted names of the folders in a folder that may hold data."""
   with os.scandir(folder) as entries:
-    return tuple(
-      sorted(
-        x.name
-        for x in entries
-        if not leftovers.is_hidden(x.name)
-        and x.is_dir()
-        and not leftovers.holds_runs(x.path)
-      )
-    )
+    names = [x.name for x in entries if x.is_dir() and _may_hold_data(x)]
+  return tuple(sorted(names))
 
 
-def _left_out(folder: str) -> list[str]:
-  """Returns the paths in a folder that cannot hold data."""
-  with os.scandir(folder) as entries:
-    return [
-      x.path
-      for x in entries
-      if leftovers.is_hidden(x.name)
-      or (x.is_dir() and leftovers.holds_runs(x.path))
-    ]
+def _may_hold_data(entry: os.DirEntry[str]) -> bool:
+  if leftovers.is_hidden(entry.name):
+    return False
+  return not (entry.is_dir() and leftovers.holds_runs(entry.path))
 
 
 def _tell_left_out(folder: str, paths: Sequence[str]) -> None:
-  """Logs which files and folders are no data, if there are any."""
   if paths:
     names = sorted(os.path.relpath(x, folder) for x in paths)
     inform_once(
@@ -448,64 +369,60 @@ def _tell_left_out(folder: str, paths: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """Content of the folder of a split.
+  """Content of the folder of a split."""
 
-  Attributes:
-    images: Images of classes, 'class/a.png', ordered by a hash.
-    ignored: Files that are ignored, sorted.
-    problems: Problems of its classes; a run stops at the first.
-  """
-
-  images: list[str]
-  ignored: list[str]
-  problems: list[str]
+  images: list[str]  # images of classes, 'class/a.png', ordered by a hash
+  ignored: list[str]  # files that are ignored, sorted
+  problems: list[str]  # problems of its classes; a run stops at the first
 
 
 def look_into(
   folder: str, classes: tuple[str, ...], kind: Kind = IMAGES
 ) -> Listing:
-  """Lists the folder of a split.
-
-  Args:
-    folder: Folder of the split, with a folder for each class.
-    classes: Classes of train.
-    kind: What the examples are.
-  """
+  """Lists the folder of a split, which has folders for the classes of train."""
   images: list[str] = []
   ignored: list[str] = []
   frames: set[str] = set()  # folders that hold images
   for name, is_image in walk(folder):
-    is_one = is_image
+    is_example = is_image
     if kind != IMAGES:
-      is_one = name.lower().endswith(kind.endings)
+      is_example = name.lower().endswith(kind.endings)
     if kind.in_folders and is_image and name.count('/') > 1:
       frames.add(os.path.dirname(name))
-    elif is_one and '/' in name:
+    elif is_example and '/' in name:
       images.append(name)
     else:
       ignored.append(name)
   images += frames
   filled = {name.split('/')[0] for name in images}
-  problems = class_folders.problems(
-    folder, subfolders(folder), filled, classes, kind.name, kind.endings
-  )
+  names = subfolders(folder)
+  problems = []
+  if unknown := [name for name in names if name not in classes]:
+    paths = join_first([os.path.join(folder, name) for name in unknown])
+    are = 'are not classes'
+    advice = 'add such folders to train, or move them away'
+    if len(unknown) == 1:
+      are = 'is not a class'
+      advice = 'add such a folder to train, or move it away'
+    by_lower = {name.lower(): name for name in classes}
+    if class_name := by_lower.get(unknown[0].lower()):
+      advice = f'rename {unknown[0]} to {class_name}'
+    problems.append(
+      f'{paths} {are} of train: the classes are {join_first(classes)}; {advice}'
+    )
+  problems += [
+    f'{os.path.join(folder, name)} has no {kind.name}: add some'
+    f' ({", ".join(kind.endings)}), or remove the folder'
+    for name in names
+    if name in classes and name not in filled
+  ]
   return Listing(sorted(images, key=base.hash_order), sorted(ignored), problems)
 
 
 def _list(
   folder: str, classes: tuple[str, ...], kind: Kind, tells_lacking: bool
 ) -> list[str]:
-  """Returns the paths of all examples below `folder/<class>`, ordered by hash.
-
-  Args:
-    folder: Folder of the split.
-    classes: The classes.
-    kind: What the examples are.
-    tells_lacking: Whether to warn of classes without examples.
-
-  Raises:
-    UserError: A class has no examples, or is not in `classes`.
-  """
+  """Returns all examples of a split as 'class/a.png', ordered by a hash."""
   listing = look_into(folder, classes, kind)
   if listing.ignored:
     warn_once(
@@ -515,9 +432,12 @@ def _list(
   if listing.problems:
     raise UserError(listing.problems[0])
   filled = {name.split('/')[0] for name in listing.images}
-  warning = class_folders.lacking(folder, filled, classes, kind.name)
-  if warning and tells_lacking:
-    warn_once(warning)
+  lacking = [name for name in classes if name not in filled]
+  if lacking and tells_lacking:
+    warn_once(
+      f'warning: {folder} has no {kind.name} of {join_first(lacking)}, which'
+      ' train has: add some, or what the model makes of them is not measured'
+    )
   return listing.images
 
 
@@ -531,9 +451,6 @@ def walk(folder: str) -> Iterator[tuple[str, bool]]:
 
   Links are followed, but not to a folder that holds the link. What is left out,
   as hidden files and work directories of runs, is logged at the end.
-
-  Raises:
-    UserError: A folder cannot be read.
   """
   left_out: list[str] = []
   yield from _walk(folder, '', frozenset(), left_out)
@@ -568,8 +485,7 @@ def _walk(
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
   is_named_so = entry.name.lower().endswith(ENDINGS)
-  is_hidden = leftovers.is_hidden(entry.name)
-  return is_named_so and not is_hidden and entry.is_file()
+  return is_named_so and not leftovers.is_hidden(entry.name) and entry.is_file()
 
 
 @functools.cache  # data is often opened for several slices

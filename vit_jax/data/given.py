@@ -16,15 +16,7 @@ from vit_jax.data.preprocess import Preprocess
 
 
 def images(preprocess: Preprocess, images: Any) -> np.ndarray:
-  """Returns images as evaluation crops them, uint8 or uint16 [B, H, W, C].
-
-  Args:
-    preprocess: What the model takes.
-    images: As for a call of it.
-
-  Raises:
-    UserError: An image cannot be used, or the model takes volumes.
-  """
+  """Returns images as evaluation crops them, uint8 or uint16 [B, H, W, C]."""
   if len(preprocess.image_size) != 2:
     raise UserError(
       'this model takes volumes, and no images: give it files of scans, by'
@@ -55,17 +47,9 @@ def covering(
   as long. With a `resize` that is a number, the short side has at least that
   length, as in evaluation.
 
-  Args:
-    preprocess: What the model takes.
-    image: One image, as for a call of it.
-    image_name: Its name, for errors; a path is its own.
-
-  Returns:
-    The stored pixels, uint8 or uint16 [h, w, C]; and the resized and normalised
-    ones, float32 [H, W, C].
-
-  Raises:
-    UserError: As for a call.
+  Returns the stored pixels, uint8 or uint16 [h, w, C], and the resized and
+  normalised ones, float32 [H, W, C]. `image_name` is for errors about an image
+  that is no path.
   """
   image_name = os.fspath(image) if is_path(image) else image_name
   stored = load(image, preprocess.channels, image_name, preprocess.levels)
@@ -73,12 +57,11 @@ def covering(
     stored = decode.decode(
       stored, preprocess.channels, origin=image_name, levels=preprocess.levels
     )
-  have = stored.shape[:2]
-  sides = zip(preprocess.image_size, have, strict=True)
-  scale = max(n / m for n, m in sides)
+  height, width = stored.shape[:2]
+  scale = max(np.divide(preprocess.image_size, (height, width)))
   if isinstance(preprocess.resize, int):
-    scale = max(scale, preprocess.resize / min(have))
-  size = (max(round(have[0] * scale), 1), max(round(have[1] * scale), 1))
+    scale = max(scale, preprocess.resize / min(height, width))
+  size = (max(round(height * scale), 1), max(round(width * scale), 1))
   covering_preprocess = dataclasses.replace(
     preprocess, image_size=size, resize=size, crop_pct=None, fill=None
   )
@@ -91,12 +74,7 @@ def is_path(image: Any) -> bool:
 
 
 def as_sequence(images: Any, ndim: int = 3) -> Iterable[Any]:
-  """Returns one or several images as several.
-
-  Args:
-    images: An image or a sequence of images.
-    ndim: Most axes of an array that is one image.
-  """
+  """Returns one image, of at most `ndim` axes, or several as several."""
   is_array = isinstance(images, np.ndarray) and images.ndim <= ndim
   is_one = is_array or is_path(images) or isinstance(images, bytes)
   return [images] if is_one or _is_pil(images) else images
@@ -109,17 +87,7 @@ def _is_pil(image: Any) -> bool:
 def load(
   image: Any, channels: int, image_name: str, levels: levels_lib.Levels
 ) -> bytes | np.ndarray:
-  """Returns an encoded image, or pixels [h, w, channels].
-
-  Args:
-    image: A path, the bytes of a file, a PIL image or an array.
-    channels: Channels of the pixels.
-    image_name: Name of an image that is no path, for errors.
-    levels: Bits that are kept.
-
-  Raises:
-    UserError: It is of no known kind, or cannot be read.
-  """
+  """Returns an encoded image, or pixels [h, w, channels]."""
   if is_path(image):
     return folder.read_image(os.fspath(image))
   if isinstance(image, bytes):
@@ -138,7 +106,6 @@ def load(
 
 
 def _advice(array: np.ndarray) -> str:
-  """Returns what to do about an array that is no image of stored values."""
   if array.ndim == 4:
     return '; of several images give the array itself, not a list of it'
   if array.ndim == 3 and array.shape[0] <= 4:

@@ -18,17 +18,10 @@ from vit_jax.data.preprocess import Preprocess
 def pixels(preprocess: Preprocess, images: Any) -> np.ndarray:
   """Returns clips of videos, or parts of spectrograms, as evaluation cuts them.
 
-  Args:
-    preprocess: What the model takes.
-    images: A video or sound, or a sequence of them. Each is a path, or an
-      array: uint8 [T, h, w, C] of a video, float32 [S] of a waveform with the
-      model's sample rate.
-
-  Returns:
-    uint8 or uint16 [B, T, H, W, C], or [B, T, M, 1].
-
-  Raises:
-    UserError: One cannot be read, or is too short.
+  They are uint8 or uint16 [B, T, H, W, C], or [B, T, M, 1]. `images` is a video
+  or sound, or a sequence of them: each is a path, or an array, uint8
+  [T, h, w, C] of a video or float32 [S] of a waveform with the model's sample
+  rate.
   """
   crop, channels = preprocess.crop, preprocess.channels
   cut = clips.Cutter(preprocess.input, crop, channels, preprocess.levels)

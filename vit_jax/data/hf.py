@@ -43,18 +43,13 @@ _PATIENCE_S = 10  # for the Hub's first answer
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-  """Where a dataset is.
+  """Where a dataset is."""
 
-  Attributes:
-    path: A directory, or the name of a repository of the Hub.
-    is_local: Whether it is a directory.
-    revision: Branch, tag or commit of the repository; None: its main branch.
-    config: The configuration; None: the only one, or the default.
-  """
-
-  path: str
-  is_local: bool
+  path: str  # A directory, or the name of a repository of the Hub
+  is_local: bool  # whether it is a directory
+  # Branch, tag or commit of the repository; None: its main branch.
   revision: str | None = None
+  # The configuration; None: the only one, or the default.
   config: str | None = None
 
 
@@ -62,12 +57,7 @@ class HfSource(rows.RowSource):
   """The rows of a split of a dataset."""
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Opens the dataset; downloads or converts it first if needed.
-
-    Raises:
-      UserError: There is no such dataset, column or split, the library is
-        missing, or the dataset cannot be read.
-    """
+    """Opens the dataset; downloads or converts it first if needed."""
     self._name, columns = config.data.name, config.data.columns
     if columns.split:
       raise UserError(
@@ -82,20 +72,20 @@ class HfSource(rows.RowSource):
     names = rows.choose(
       self._name, columns, list(types), _candidates(types, columns.map)
     )
-    _check_types(self._name, names, types)
+    for feature, column in names.items():
+      for column_name in column if feature == 'numbers' else [column]:
+        if not _fits(feature, types[column_name]):
+          raise UserError(
+            f'{self._name}: column {column_name!r} is {types[column_name]},'
+            f' which cannot be config.data.columns.{feature}'
+          )
     classes = {
       feature: tuple(kind.names)
       for feature in ('label', 'labels')
       if (kind := _class_label(types.get(names.get(feature))))
     }
-    super().__init__(
-      config,
-      split,
-      names,
-      {name: range(len(dataset)) for name, dataset in self._datasets.items()},
-      address.path,
-      classes,
-    )
+    sizes = {name: range(len(x)) for name, x in self._datasets.items()}
+    super().__init__(config, split, names, sizes, address.path, classes)
 
   @classmethod
   def check_config(cls, config: ml_collections.ConfigDict) -> None:
@@ -107,7 +97,15 @@ class HfSource(rows.RowSource):
     if column in (self._names['image'], self._names.get('map')):
       return self._stored(split, column)[number].as_py()
     if (split, column) not in self._columns:
-      self._columns[split, column] = self._read_column(split, column)
+      cells = self._stored(split, column).to_pylist()
+      kind = self._datasets[split].features[column]
+      if label := _class_label(kind):  # numbers: the names take their place
+        names = dict(enumerate(label.names))
+        if _element(kind) is None:
+          cells = [names.get(cell) for cell in cells]  # -1 or null: no label
+        else:
+          cells = [[names.get(x, x) for x in cell or ()] for cell in cells]
+      self._columns[split, column] = cells
     return self._columns[split, column][number]
 
   def _row_name(self, row: rows.Row) -> str:
@@ -115,18 +113,6 @@ class HfSource(rows.RowSource):
 
   def _key(self, row: rows.Row) -> str:
     return f'{row[0]}/{row[1]}'
-
-  def _read_column(self, split: str, column: str) -> list[Any]:
-    """Returns a column, with the names of classes in place of their numbers."""
-    cells = self._stored(split, column).to_pylist()
-    kind = self._datasets[split].features[column]
-    label = _class_label(kind)
-    if label is None:
-      return cells
-    names = dict(enumerate(label.names))
-    if _element(kind) is None:
-      return [names.get(cell) for cell in cells]  # -1 or null: no label
-    return [[names.get(x, x) for x in cell or ()] for cell in cells]
 
   def _stored(self, split: str, column: str) -> Any:
     """Returns a column of a split as Arrow has it, with images encoded."""
@@ -137,11 +123,7 @@ class HfSource(rows.RowSource):
 
 
 def parse(name: str) -> Address:
-  """Returns the address in `config.data.name`, without its 'hf:'.
-
-  Raises:
-    UserError: It is neither a directory nor the name of a repository.
-  """
+  """Returns the address in `config.data.name`, without its 'hf:'."""
   path = os.path.expanduser(name)
   head, _, config = path.rpartition(':')
   if os.path.isdir(path):
@@ -154,9 +136,9 @@ def parse(name: str) -> Address:
       '; of the Hub write hf:OWNER/NAME, hf:OWNER/NAME@REVISION, or either with'
       ' :CONFIG'
     )
-    suggestion = nearby(path, os.path.isdir, hub)
+    hint = nearby(path, os.path.isdir, hub)
     raise UserError(
-      f'config.data.name=hf:{name}: there is no directory {path!r}{suggestion}'
+      f'config.data.name=hf:{name}: there is no directory {path!r}{hint}'
     )
   return Address(match[1], False, match[2], match[3])
 
@@ -164,7 +146,6 @@ def parse(name: str) -> Address:
 def _load(
   address: Address, cache: str | None
 ) -> Mapping[str, 'datasets.Dataset']:
-  """Returns the splits of a dataset, by name."""
   import_package('config.data.name=hf:...', 'datasets', 'hf')
   import datasets
   from huggingface_hub import errors
@@ -189,7 +170,20 @@ def _load(
     errors.HTTPError,
     datasets.exceptions.DatasetsError,
   ) as e:
-    raise UserError(_problem(address, e)) from None
+    # Where a conversion fails, the library's own error says only that.
+    line = one_line(e.__cause__ or e)[:300].rstrip('.')
+    name, hint = address.path, ''
+    if not address.is_local:
+      name = f'hf:{name}'
+      if isinstance(e, ConnectionError):
+        hint = (
+          '; where there is no network, bring a directory that save_to_disk'
+          ' wrote elsewhere, and name hf:DIRECTORY'
+        )
+      elif isinstance(e, FileNotFoundError):
+        hint = '; nor is there a directory of this name'
+    problem = f'config.data.name: {name} cannot be read: {line}{hint}'
+    raise UserError(problem) from None
   if isinstance(loaded, datasets.Dataset):
     name = str(loaded.split or '')
     return {name if name.isidentifier() else 'train': loaded}
@@ -224,25 +218,7 @@ def _from_hub(address: Address, cache: str | None) -> 'datasets.DatasetDict':
     datasets.config.HF_HUB_OFFLINE = was_offline
 
 
-def _problem(address: Address, error: Exception) -> str:
-  """Returns a line about a dataset that cannot be read."""
-  # Where a conversion fails, the library's own error says only that.
-  line = one_line(error.__cause__ or error)[:300].rstrip('.')
-  if address.is_local:
-    return f'config.data.name: {address.path} cannot be read: {line}'
-  hint = ''
-  if isinstance(error, ConnectionError):
-    hint = (
-      '; where there is no network, bring a directory that save_to_disk wrote'
-      ' elsewhere, and name hf:DIRECTORY'
-    )
-  elif isinstance(error, FileNotFoundError):
-    hint = '; nor is there a directory of this name'
-  return f'config.data.name: hf:{address.path} cannot be read: {line}{hint}'
-
-
 def _class_label(kind: Any) -> 'datasets.ClassLabel | None':
-  """Returns the classes of a column, whose cells hold one class or several."""
   import datasets
 
   kind = _element(kind) or kind
@@ -258,13 +234,10 @@ def _element(kind: Any) -> Any:
 
 
 def _fits(feature: str, kind: Any) -> bool:
-  """Whether a column of this type may hold a feature."""
   import datasets
 
-  if feature in (
-    'image',
-    'map',
-  ):  # encoded bytes, with or without the library's type
+  # Encoded bytes, with or without the library's type.
+  if feature in ('image', 'map'):
     is_binary = getattr(kind, 'dtype', '') in ('binary', 'large_binary')
     is_struct = isinstance(kind, dict) and 'bytes' in kind
     return isinstance(kind, datasets.Image) or is_binary or is_struct
@@ -273,37 +246,23 @@ def _fits(feature: str, kind: Any) -> bool:
   return isinstance(kind, datasets.ClassLabel | datasets.Value)
 
 
-def _check_types(name: str, names: rows.Names, types: Any) -> None:
-  """Raises a UserError if a column's type does not fit its feature."""
-  for feature, column in names.items():
-    for column_name in column if feature == 'numbers' else [column]:
-      if not _fits(feature, types[column_name]):
-        raise UserError(
-          f'{name}: column {column_name!r} is {types[column_name]}, which'
-          f' cannot be config.data.columns.{feature}'
-        )
-
-
 def _candidates(
   types: Mapping[str, Any], map_column: str
 ) -> dict[str, Sequence[str]]:
   """Returns the possible columns of each feature: by type, else by name.
 
-  Args:
-    types: Types of the columns.
-    map_column: The column of maps, which has no images; '': there is none.
+  The column of maps, '' if there is none, has no images.
   """
   import datasets
 
-  typed = {
-    'image': [
-      x
-      for x, t in types.items()
-      if isinstance(t, datasets.Image) and x != map_column
-    ],
-    'label': [x for x, t in types.items() if _class_label(t) is t],
-    'labels': [x for x, t in types.items() if _class_label(_element(t))],
-  }
+  typed: dict[str, list[str]] = {'image': [], 'label': [], 'labels': []}
+  for name, kind in types.items():
+    if isinstance(kind, datasets.Image) and name != map_column:
+      typed['image'].append(name)
+    if isinstance(kind, datasets.ClassLabel):
+      typed['label'].append(name)
+    if _class_label(_element(kind)):
+      typed['labels'].append(name)
   return {
     feature: sorted(columns, key=lambda x: x not in rows.USUAL_NAMES[feature])
     or [

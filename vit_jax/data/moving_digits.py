@@ -46,12 +46,6 @@ class MovingDigitsSource(made.MadeSource):
   sizes: ClassVar = {'train': 8_000, 'test': 1_000}
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Reads the digits, for videos with the sides `data.source_size`.
-
-    Raises:
-      UserError: There is no such split, or it is empty; or the size is not that
-        of a video that holds a digit.
-    """
     size, video = SIZE, config.data.video
     if config.data.source_size is not None:
       size = config_lib.sides(config.data.source_size, 'data.source_size')
@@ -80,14 +74,7 @@ class MovingDigitsSource(made.MadeSource):
 def make(
   images: np.ndarray, direction: str, size: Size, rng: np.random.Generator
 ) -> np.ndarray:
-  """Returns a video of a digit, uint8 [T, H, W, 1].
-
-  Args:
-    images: Digits to choose from, uint8 [N, 8, 8].
-    direction: One of CLASSES.
-    size: (T, H, W).
-    rng: Random numbers.
-  """
+  """Returns a video, uint8 [T, H, W, 1], of a digit of `images`, [N, 8, 8]."""
   frames, height, width = size
   digit = images[rng.integers(len(images))].astype(np.float64)
   speed = rng.integers(*_SPEEDS, endpoint=True)

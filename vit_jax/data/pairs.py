@@ -14,6 +14,8 @@ annotations/training.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
+import itertools
 import os
 
 from absl import logging
@@ -27,7 +29,6 @@ from vit_jax.data import features
 from vit_jax.data import folder
 from vit_jax.data import splits
 from vit_jax.data import voc
-from vit_jax.data.host import decode
 from vit_jax.runs import safe_io
 
 _CLASSES = 'classes.txt'
@@ -35,7 +36,29 @@ _CLASSES = 'classes.txt'
 Pair = tuple[str, str]  # the paths of an image and its map
 
 
-class PairsSource(base.SelectedSource):
+class PairedSource(base.SelectedSource):
+  """Examples of two files: an image or a scan, and its map."""
+
+  _root: str
+  _pairs: dict[str, list[Pair]]
+
+  def _pair(self, position: int) -> Pair:
+    split, row, _ = self._selection.locate(position)
+    return self._pairs[split][row]
+
+  def _names(self, pairs: Iterable[Pair]) -> list[str]:
+    return [os.path.relpath(x, self._root) for pair in pairs for x in pair]
+
+  def file(self, position: int) -> str:
+    """Returns the path of an example's image."""
+    return self._pair(position)[0]
+
+  def id(self, position: int) -> str:
+    """Returns the path of an example's image below the folder."""
+    return os.path.relpath(self.file(position), self._root)
+
+
+class PairsSource(PairedSource):
   """The images and maps of a split of a folder.
 
   They are ordered by a hash of the image's path below the split's folder.
@@ -48,14 +71,11 @@ class PairsSource(base.SelectedSource):
     image_shape: tuple[int, int] | None = None,
     codes: codes_lib.Codes | None = None,
   ):
-    """Lists the files; arguments are those of `folder.FolderSource`.
+    """Lists the files.
 
-    `codes` says how maps are stored, and names of files; None: numbers from 0,
-    and the names of the images.
-
-    Raises:
-      UserError: There is no such split, no list of classes, or an image or a
-        map without the other.
+    `image_shape` is (height, width) where all images are known to have one
+    size. `codes` says how maps are stored, and names of files; None: numbers
+    from 0, and the names of the images.
     """
     self._root, self._codes = root, codes or codes_lib.Codes()
     lists = voc.lists(root)
@@ -71,17 +91,17 @@ class PairsSource(base.SelectedSource):
     splits_there = lists or folders
     aliases = folder.other_names(root, split, splits_there)
     chosen_splits = splits.chosen(split, splits_there, aliases)
-    self._pairs: dict[str, list[Pair]] = {name: [] for name in splits_there}
-    for name in splits_there:
-      if name in chosen_splits:
-        if lists:
-          self._pairs[name] = voc.pairs(root, lists[name])
-        else:
-          endings = self._codes.image_suffix, self._codes.suffix
-          self._pairs[name] = match(*folders[name], suffixes=endings)
-    sizes = {
-      name: len(split_pairs) for name, split_pairs in self._pairs.items()
-    }
+    suffixes = self._codes.image_suffix, self._codes.suffix
+
+    def list_pairs(name: str) -> list[Pair]:
+      if name not in chosen_splits:
+        return []
+      if lists:
+        return voc.pairs(root, lists[name])
+      return match(*folders[name], suffixes=suffixes)
+
+    self._pairs = {name: list_pairs(name) for name in splits_there}
+    sizes = {name: len(x) for name, x in self._pairs.items()}
     self._selection = splits.Selection(split, sizes, root, aliases)
 
   @classmethod
@@ -99,44 +119,24 @@ class PairsSource(base.SelectedSource):
     return list(voc.lists(root) or split_folders(root))
 
   def read(self, position: int) -> base.Example:
-    """Returns an example, not decoded.
-
-    Raises:
-      UserError: A file cannot be read.
-    """
-    split, row, index = self._selection.locate(position)
-    image, labels = self._pairs[split][row]
+    """Returns an example, not decoded."""
+    *_, index = self._selection.locate(position)
+    image, labels = self._pair(position)
+    data = folder.read_image(labels)
     values = {
       'image': folder.read_image(image),
-      'map': self._codes.decoded(
-        folder.read_image(labels), self._ignore, labels
-      ),
+      'map': self._codes.decoded(data, self._ignore, labels),
     }
     return base.Example(values, index, image, {'map': labels})
 
-  def file(self, position: int) -> str:
-    """Returns the path of an example's image."""
-    split, row, _ = self._selection.locate(position)
-    return self._pairs[split][row][0]
-
-  def id(self, position: int) -> str:
-    """Returns the path of an example's image below the folder."""
-    return os.path.relpath(self.file(position), self._root)
-
   def bits(self) -> int:
-    """Returns 16 if a header of some images says so, else 8."""
-    sample = range(min(len(self), folder.SAMPLE))  # ordered by a hash
-    return max(map(decode.file_bits, map(self.file, sample)))
+    """Returns 16 if a header of the first images says so, else 8."""
+    return folder.sample_bits(map(self.file, range(len(self))))
 
   def fingerprint(self) -> str:
     """Returns a digest of the names of files and classes, not of the images."""
-    names = [
-      os.path.relpath(path, self._root)
-      for split_pairs in self._pairs.values()
-      for pair in split_pairs
-      for path in pair
-    ]
-    ranges = [str(term) for term in self._selection.ranges]
+    names = self._names(itertools.chain(*self._pairs.values()))
+    ranges = map(str, self._selection.ranges)
     codes = [str(self._codes)] * (self._codes != codes_lib.Codes())
     return base.digest([*self.classes, *ranges, *names, *codes])
 
@@ -152,19 +152,14 @@ def holds_maps(root: str) -> bool:
 
 
 def read_classes(root: str) -> tuple[str, ...]:
-  """Returns the names in classes.txt.
-
-  Raises:
-    UserError: It cannot be read, is empty, or names a class twice.
-  """
+  """Returns the names in classes.txt."""
   path = os.path.join(root, _CLASSES)
   advice = 'write the name of a class on each line, the first of label 0'
   try:
     text = safe_io.read_text(path)
   except (OSError, UnicodeDecodeError) as e:
-    raise UserError(
-      f'{path} cannot be read ({one_line(e)}): {advice}'
-    ) from None
+    problem = f'{path} cannot be read ({one_line(e)}): {advice}'
+    raise UserError(problem) from None
   names = tuple(line.strip() for line in text.splitlines() if line.strip())
   if not names:
     raise UserError(f'{path} is empty: {advice}')
@@ -175,23 +170,18 @@ def read_classes(root: str) -> tuple[str, ...]:
 
 
 def split_folders(root: str) -> dict[str, Pair]:
-  """Returns the folders of images and of maps of each split.
-
-  A split whose images have no folder of maps is left out.
-
-  Raises:
-    UserError: Two folders are the same split, or no split has maps.
-  """
+  """Returns the folders of images and of maps of each split that has maps."""
   outer = _splits_with_pairs(root)
   if outer:
     return _by_split(outer)
   folder_pair = _image_and_map_folders(root)
   assert folder_pair is not None  # the caller asked `holds_pairs`
   images, maps = folder_pair
-  inner = {}
-  for name in folder.subfolders(images):
-    if name.lower() in folder.SPLITS:
-      inner[name] = os.path.join(images, name), os.path.join(maps, name)
+  inner = {
+    name: (os.path.join(images, name), os.path.join(maps, name))
+    for name in folder.subfolders(images)
+    if name.lower() in folder.SPLITS
+  }
   if not inner:
     return {'train': folder_pair}
   folders_with_maps = {
@@ -211,51 +201,32 @@ def match(
   images: str,
   maps: str,
   below: Callable[[str], list[str]] = folder.images_below,
-  stem: Callable[[str], str] | None = None,
+  stem: Callable[[str], str] = lambda path: os.path.splitext(path)[0],
   suffixes: tuple[str, str] = ('', ''),
 ) -> list[Pair]:
-  """Returns the pairs of a split, ordered by a hash.
+  """Returns the pairs of a folder of images and one of maps, ordered by a hash.
 
-  Args:
-    images: Folder of the images.
-    maps: Folder of the maps.
-    below: Lists the files below a folder.
-    stem: Removes the ending of a path; None: from its last point on.
-    suffixes: Ends of the stems of images and of maps, which are no part of
-      their common name; other files are left out.
-
-  Raises:
-    UserError: An image or a map has no counterpart, or two have one name.
+  `below` lists the files of a folder, and `stem` removes a path's ending.
+  `suffixes` are ends of the stems of images and of maps that are no part of
+  their common name; other files are left out.
   """
   image_of, map_of = (
-    _by_name(root, below, stem or _without_ending, suffix)
+    _by_name(root, below, stem, suffix)
     for root, suffix in zip((images, maps), suffixes, strict=True)
   )
-  _check_counterparts(image_of, map_of, maps, 'map')
-  _check_counterparts(map_of, image_of, images, 'image')
+  for paths, counterparts, counterpart_folder, kind in (
+    (image_of, map_of, maps, 'map'),
+    (map_of, image_of, images, 'image'),
+  ):
+    if alone := sorted(paths.keys() - counterparts.keys()):
+      expected_path = os.path.join(counterpart_folder, alone[0])
+      more = f' ({len(alone)} files have none)' if len(alone) > 1 else ''
+      raise UserError(
+        f'{paths[alone[0]]} has no {kind} {expected_path}.*{more}: add it, or'
+        ' remove the file'
+      )
   names = sorted(image_of, key=base.hash_order)
   return [(image_of[name], map_of[name]) for name in names]
-
-
-def _without_ending(path: str) -> str:
-  return os.path.splitext(path)[0]
-
-
-def _check_counterparts(
-  paths: dict[str, str],
-  counterparts: dict[str, str],
-  counterpart_folder: str,
-  kind: str,
-) -> None:
-  """Raises a UserError if a file has no counterpart in another folder."""
-  alone = sorted(paths.keys() - counterparts.keys())
-  if alone:
-    expected_path = os.path.join(counterpart_folder, alone[0])
-    more = f' ({len(alone)} files have none)' if len(alone) > 1 else ''
-    raise UserError(
-      f'{paths[alone[0]]} has no {kind} {expected_path}.*{more}: add it, or'
-      ' remove the file'
-    )
 
 
 def _by_name(
@@ -297,20 +268,15 @@ def _by_split(folders: dict[str, Pair]) -> dict[str, Pair]:
 def _splits_with_pairs(root: str) -> dict[str, Pair]:
   """Returns the folders of images and maps in folders of splits, by name."""
   names = folder.subfolders(root) if os.path.isdir(root) else ()
-  folder_pairs = {
-    name: _image_and_map_folders(os.path.join(root, name))
-    for name in names
-    if name.lower() in folder.SPLITS
-  }
   return {
     name: folder_pair
-    for name, folder_pair in folder_pairs.items()
-    if folder_pair
+    for name in names
+    if name.lower() in folder.SPLITS
+    and (folder_pair := _image_and_map_folders(os.path.join(root, name)))
   }
 
 
 def _image_and_map_folders(root: str) -> Pair | None:
-  """Returns the folders of images and of maps in a folder, if both exist."""
   for images, map_names in folder.MAP_FOLDERS.items():
     for maps in map_names:
       folder_pair = os.path.join(root, images), os.path.join(root, maps)

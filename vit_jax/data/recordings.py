@@ -12,7 +12,6 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import base
 from vit_jax.data import folder
 from vit_jax.data import input_kinds
 from vit_jax.data.host import sound_files
@@ -26,17 +25,9 @@ class VideoSource(folder.FolderSource):
 
   kind = folder.Kind('videos', video_files.ENDINGS, in_folders=True)
 
-  def __init__(self, root: str, split: str, video: input_kinds.Video):
-    """Lists the files and folders, as `folder.FolderSource`."""
-    super().__init__(root, split)
-    self.features = {**self.features, 'image': video}
-
-  @classmethod
-  def from_config(
-    cls, config: ml_collections.ConfigDict, split: str
-  ) -> base.Source:
-    """Opens the videos of a split of a folder."""
-    return cls(base.data_path(config.data.name), split, video(config))
+  def _image(self, config: ml_collections.ConfigDict) -> input_kinds.Video:
+    channels, video = config.data.channels, config.data.video
+    return input_kinds.Video(None, channels, video.stride, video.short)
 
   def open(self, path: str) -> Any:
     """Returns the frames of a video, not decoded."""
@@ -52,25 +43,13 @@ class AudioSource(folder.FolderSource):
 
   kind = folder.Kind('sounds', sound_files.ENDINGS)
 
-  def __init__(
-    self, root: str, split: str, audio: input_kinds.Audio, frames: int
-  ):
-    """Lists the files, as `folder.FolderSource`.
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
+    self._audio = audio(config)
+    self._frames = config_lib.sides(config.data.image_size)[0]
+    super().__init__(config, split)
 
-    Spectrograms have at least `frames` frames.
-    """
-    super().__init__(root, split)
-    self.features = {**self.features, 'image': audio}
-    self._audio, self._frames = audio, frames
-
-  @classmethod
-  def from_config(
-    cls, config: ml_collections.ConfigDict, split: str
-  ) -> base.Source:
-    """Opens the sounds of a split of a folder."""
-    frames = config_lib.sides(config.data.image_size)[0]
-    root = base.data_path(config.data.name)
-    return cls(root, split, audio(config), frames)
+  def _image(self, config: ml_collections.ConfigDict) -> input_kinds.Audio:
+    return self._audio
 
   def open(self, path: str) -> Any:
     """Returns the whole spectrogram of a sound, uint16 [T, M, 1]."""
@@ -81,20 +60,8 @@ class AudioSource(folder.FolderSource):
     return 16
 
 
-def video(config: ml_collections.ConfigDict) -> input_kinds.Video:
-  """Returns the feature of videos in files, which may differ in size."""
-  data = config.data
-  return input_kinds.Video(
-    None, data.channels, data.video.stride, data.video.short
-  )
-
-
 def audio(config: ml_collections.ConfigDict) -> input_kinds.Audio:
-  """Returns the feature of sounds in files, which may differ in length.
-
-  Raises:
-    UserError: The model's input is no spectrogram.
-  """
+  """Returns the feature of sounds in files, which may differ in length."""
   size = config_lib.sides(config.data.image_size)
   if len(size) != 2:
     raise UserError(
@@ -105,11 +72,7 @@ def audio(config: ml_collections.ConfigDict) -> input_kinds.Audio:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.data.video`, `config.data.audio` and `config.augment.audio`.
-
-  Raises:
-    UserError: A value cannot be used.
-  """
+  """Checks `data.video`, `data.audio` and `augment.audio`."""
   config_lib.within(config, 'data.video.stride', '[1, inf)')
   config_lib.check_choice(config, 'data.video.short', input_kinds.SHORT)
   config_lib.check_choice(config, 'data.audio.short', input_kinds.SHORT)

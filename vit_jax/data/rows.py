@@ -26,7 +26,6 @@ from vit_jax.data import folder
 from vit_jax.data import splits
 from vit_jax.data import target_kinds
 from vit_jax.data import text_kind
-from vit_jax.data.host import decode
 
 Row = tuple[str, int]  # split, number of the row
 # Column by feature name; a tuple for `numbers` and `text`.
@@ -59,26 +58,18 @@ class RowSource(base.SelectedSource):
   ):
     """Orders the rows of the splits that are asked for.
 
-    Args:
-      config: The full config.
-      split: A split specification.
-      names: The columns that are read.
-      rows: Numbers of the rows of each split.
-      directory: Directory that paths of images are relative to.
-      classes: Classes by feature, where the data lists them. Otherwise they are
-        collected from the rows of train.
-      data_name: Name of the data, for errors; '': `config.data.name`.
-
-    Raises:
-      UserError: There is no such split, or a row of train has no class.
+    `rows` are numbers of rows by split, and `names` the columns that are read.
+    `directory` is that of relative paths of images. `classes`, by feature, are
+    those that the data lists; others are collected from the rows of train.
+    `data_name` is for errors; '': `config.data.name`.
     """
     self._names, self._directory = names, directory
     self._codes = codes_lib.from_config(config)
-    self._listed = classes = classes or {}
+    self._listed = classes or {}
     data_name = data_name or config.data.name
     self.features = {
       'image': features.Image(base.source_size(config)),
-      **self._find_targets(rows, classes),
+      **self._find_targets(rows),
     }
     if 'map' in names:
       self.features['map'] = self._codes.feature(
@@ -88,7 +79,7 @@ class RowSource(base.SelectedSource):
       name: {x: i for i, x in enumerate(target.names)}
       for name, target in features.targets(self.features).items()
     }
-    sizes = {name: len(row_numbers) for name, row_numbers in rows.items()}
+    sizes = {name: len(numbers) for name, numbers in rows.items()}
     aliases = folder.other_names(data_name, split, rows)
     self._selection = splits.Selection(split, sizes, data_name, aliases)
     self._rows = {
@@ -111,11 +102,7 @@ class RowSource(base.SelectedSource):
     """Returns a name of a row that does not depend on the slice."""
 
   def read(self, position: int) -> base.Example:
-    """Returns an example, not decoded.
-
-    Raises:
-      UserError: Its image cannot be read, or its class is not one of train.
-    """
+    """Returns an example, not decoded."""
     row, index = self._locate(position)
     values = {
       name: self._value(name, row)
@@ -156,40 +143,30 @@ class RowSource(base.SelectedSource):
     return self._key(self._locate(position)[0])
 
   def bits(self) -> int:
-    """Returns 16 if a header of the first 64 images says so, else 8."""
-    bit_depths = [8]
-    for position in range(min(len(self), 64)):
-      cell = self._image(self._locate(position)[0])
-      if isinstance(cell, bytes):
-        bit_depths.append(decode.stored_bits(cell))
-      elif cell is not None:
-        bit_depths.append(decode.file_bits(cell))
-    return max(bit_depths)
+    """Returns 16 if a header of the first images says so, else 8."""
+    rows = (self._locate(i)[0] for i in range(len(self)))
+    return folder.sample_bits(map(self._image, rows))
 
   def captions(self, position: int) -> list[str]:
-    """Returns the captions of an example; reads no image.
-
-    Raises:
-      UserError: It has none.
-    """
+    """Returns the captions of an example; reads no image."""
     row, _ = self._locate(position)
     captions: list[str] = []
     for column in self._names['text']:
       cell = self._cell(column, row)
       if cell is not None:
         captions += cell if isinstance(cell, list) else [cell]
+    problem = ''
     if not all(isinstance(x, str) for x in captions):
+      problem = 'is no text'
+    else:
+      try:
+        ''.join(captions).encode()
+      except UnicodeEncodeError:  # JSON may hold half of a pair of surrogates
+        problem = 'has half a character: mend it'
+    if problem:
       raise UserError(
-        f'{self._row_name(row)}: a caption is {captions!r:.80}, which is no'
-        ' text'
+        f'{self._row_name(row)}: a caption is {captions!r:.80}, which {problem}'
       )
-    try:
-      ''.join(captions).encode()
-    except UnicodeEncodeError:  # JSON may hold half of a pair of surrogates
-      raise UserError(
-        f'{self._row_name(row)}: a caption is {captions!r:.80}, which has half'
-        ' a character: mend it'
-      ) from None
     result = [x for x in captions if x.strip()]
     if not result:
       raise UserError(
@@ -200,40 +177,31 @@ class RowSource(base.SelectedSource):
 
   def check_targets(self, positions: Iterable[int]) -> None:
     """Checks classes and numbers of examples; reads no image."""
-    targets = features.targets(self.features)
-    names = [name for name in targets if name != 'text']
+    names = [x for x in features.targets(self.features) if x != 'text']
     for position in positions:
       for name in names:
-        self._encoded(name, targets[name], position)
+        self._encoded(name, position)
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]; reads no image."""
-    target = features.targets(self.features)[name]
-    return np.stack([self._encoded(name, target, i) for i in range(len(self))])
+    return np.stack([self._encoded(name, i) for i in range(len(self))])
 
-  def _encoded(
-    self, name: str, target: features.Target, position: int
-  ) -> np.ndarray:
+  def _encoded(self, name: str, position: int) -> np.ndarray:
     row, _ = self._locate(position)
+    target = features.targets(self.features)[name]
     return target.encode(self._value(name, row), self._row_name(row))
 
   def fingerprint(self) -> str:
     """Returns a digest of rows, targets and classes, not of the images."""
-    columns = all_columns(
-      {
-        name: x
-        for name, x in self._names.items()
-        if name not in ('image', 'map')
-      }
-    )
+    encoded = ('image', 'map')
+    names = {k: x for k, x in self._names.items() if k not in encoded}
+    columns = all_columns(names)
     rows = [
-      (name, row)
-      for name, row_numbers in self._rows.items()
-      for row in row_numbers
+      (name, row) for name, numbers in self._rows.items() for row in numbers
     ]
     return base.digest(
       [
-        *(str(term) for term in self._selection.ranges),
+        *map(str, self._selection.ranges),
         *columns,
         *self.classes,
         *map(self._key, rows),
@@ -242,7 +210,6 @@ class RowSource(base.SelectedSource):
     )
 
   def _locate(self, position: int) -> tuple[Row, int]:
-    """Returns an example's row, and its index."""
     split, place, index = self._selection.locate(position)
     return (split, self._rows[split][place]), index
 
@@ -257,9 +224,7 @@ class RowSource(base.SelectedSource):
     return cell if isinstance(cell, bytes) and cell else None
 
   def _find_targets(
-    self,
-    rows: Mapping[str, Sequence[int]],
-    classes: Mapping[str, tuple[str, ...]],
+    self, rows: Mapping[str, Sequence[int]]
   ) -> dict[str, features.Feature]:
     targets: dict[str, features.Feature] = {}
     train = {'train': rows['train']} if 'train' in rows else rows
@@ -268,15 +233,16 @@ class RowSource(base.SelectedSource):
       ('labels', target_kinds.MultiLabel),
     ):
       if name in self._names:
-        named = classes.get(name) or _in_order(
-          {
-            cell
+        classes = self._listed.get(name)
+        if not classes:
+          class_names = {
+            class_name
             for split, row_numbers in train.items()
             for row in row_numbers
-            for cell in self._classes_in(name, (split, row))
+            for class_name in self._classes_in(name, (split, row))
           }
-        )
-        targets[name] = kind(named)
+          classes = _sorted(class_names)
+        targets[name] = kind(classes)
     if numbers := self._names.get('numbers'):
       targets['numbers'] = target_kinds.Number(tuple(numbers))
     if 'text' in self._names:
@@ -303,9 +269,17 @@ class RowSource(base.SelectedSource):
     return [text]
 
   def _value(self, name: str, row: Row) -> Any:
-    """Returns a target as its feature encodes it."""
     if name == 'numbers':
-      return [self._number(column, row) for column in self._names['numbers']]
+      numbers = []
+      for column in self._names['numbers']:
+        cell = self._cell(column, row)
+        try:
+          numbers.append(float(cell))
+        except (TypeError, ValueError):
+          raise UserError(
+            f'{self._row_name(row)}: {column} is {cell!r}, which is no number'
+          ) from None
+      return numbers
     positions = self._positions[name]
     class_indices = []
     for cell in self._classes_in(name, row):
@@ -318,17 +292,8 @@ class RowSource(base.SelectedSource):
       class_indices.append(positions[cell])
     return class_indices[0] if name == 'label' else class_indices
 
-  def _number(self, column: str, row: Row) -> float:
-    cell = self._cell(column, row)
-    try:
-      return float(cell)
-    except (TypeError, ValueError):
-      raise UserError(
-        f'{self._row_name(row)}: {column} is {cell!r}, which is no number'
-      ) from None
 
-
-def _in_order(names: set[str]) -> tuple[str, ...]:
+def _sorted(names: set[str]) -> tuple[str, ...]:
   """Sorts classes: whole numbers by their size, others as text."""
   if all(re.fullmatch(r'-?\d+', name) for name in names):
     return tuple(sorted(names, key=lambda name: (int(name), name)))
@@ -343,31 +308,20 @@ def choose(
 ) -> Names:
   """Returns the column of each feature, by feature name.
 
-  Args:
-    data_name: Name of the data, for errors.
-    columns: `config.data.columns`.
-    column_names: All columns.
-    candidates: Possible columns of each feature, by feature name. Where the
-      config names none, the first is taken if it has a usual name or is the
-      only one.
-
-  Raises:
-    UserError: A column that the config names is missing, there is no image, or
-      it is not clear which column is which.
+  `columns` are `config.data.columns`, and `candidates` the possible columns of
+  each feature: where the config names none, the first is taken if it has a
+  usual name or is the only one.
   """
   chosen: dict[str, Any] = {}
-  is_open = not (
-    columns.label or columns.labels or columns.numbers or columns.map
-  )
+  is_open = not any(columns[x] for x in ('label', 'labels', 'numbers', 'map'))
   for name, feature_columns in candidates.items():
     if columns[name]:
       chosen[name] = columns[name]
     elif name == 'text' and feature_columns:
       chosen[name] = (feature_columns[0],)
     elif feature_columns and (is_open or name in ('image', 'split')):
-      if (
-        len(feature_columns) > 1 and feature_columns[0] not in USUAL_NAMES[name]
-      ):
+      is_usual = feature_columns[0] in USUAL_NAMES[name]
+      if len(feature_columns) > 1 and not is_usual:
         raise UserError(
           f'{data_name} has several columns that may be {name}: say which, as'
           f' in --config.data.columns.{name}={feature_columns[0]}, of'
@@ -396,10 +350,7 @@ def choose(
 
 def all_columns(names: Names) -> list[str]:
   """Returns all columns of the features in `names`."""
-  return [
-    column
-    for feature_columns in names.values()
-    for column in (
-      [feature_columns] if isinstance(feature_columns, str) else feature_columns
-    )
-  ]
+  columns: list[str] = []
+  for x in names.values():
+    columns += [x] if isinstance(x, str) else x
+  return columns

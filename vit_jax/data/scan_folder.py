@@ -11,7 +11,6 @@ All scans have the same number of modalities, and may differ in size:
 """
 
 import os
-from typing import Any
 from typing import cast
 
 import ml_collections
@@ -31,26 +30,23 @@ from vit_jax.runs import safe_io
 _TRAIN = 'train'
 
 
-class ScansSource(base.SelectedSource):
+class ScansSource(pairs.PairedSource):
   """The scans and maps of a split, ordered by a hash of their paths."""
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Lists the files of the folder, and reads their headers.
-
-    Raises:
-      UserError: There is no such split, a file without the other of its pair,
-        a map whose places are not those of its scan, or scans that do not fit
-        each other or the model's patches.
-    """
     self._root = root = base.data_path(config.data.name)
     self._preparation = scans.from_config(config)
-    classes, by_split = _listed(root)
+    if os.path.isfile(os.path.join(root, folder.DECATHLON)):
+      classes, path_pairs = _decathlon(root)
+      by_split = {_TRAIN: path_pairs}
+    else:
+      by_split = {
+        name: pairs.match(*folders, scans.below, scans.stem)
+        for name, folders in pairs.split_folders(root).items()
+      }
+      classes = pairs.read_classes(root)
     aliases = folder.other_names(root, split, list(by_split))
-    chosen_splits = splits.chosen(split, by_split, aliases)
-    self._pairs = {
-      name: split_pairs if name in chosen_splits else []
-      for name, split_pairs in by_split.items()
-    }
+    self._pairs = by_split
     sizes = {name: len(split_pairs) for name, split_pairs in by_split.items()}
     self._selection = splits.Selection(split, sizes, root, aliases)
     headers = [self._checked(i, config) for i in range(len(self))]
@@ -72,34 +68,21 @@ class ScansSource(base.SelectedSource):
   def split_names(cls, name: str) -> list[str]:
     """Returns the splits of a folder, in order; 'train' of the Decathlon."""
     root = base.data_path(name)
-    return (
-      list(pairs.split_folders(root)) if pairs.holds_pairs(root) else [_TRAIN]
-    )
+    has_pairs = pairs.holds_pairs(root)
+    return list(pairs.split_folders(root)) if has_pairs else [_TRAIN]
 
   def read(self, position: int) -> base.Example:
-    """Returns a scan, resampled and windowed, and its map.
-
-    Raises:
-      UserError: A file cannot be read.
-    """
-    split, row, index = self._selection.locate(position)
-    image, labels = self._pairs[split][row]
+    """Returns a scan, resampled and windowed, and its map."""
+    *_, index = self._selection.locate(position)
+    image, labels = self._pair(position)
     values, header = scans.read(image)
     classes, _ = scans.read_labels(labels, header)
     parts = {
       'image': self._preparation.volume(values, header, image),
       # The spacings of both files may differ by rounding.
-      'map': self._preparation.labels(classes, header),
+      'map': scans.fitted(classes, self._preparation.size(header)),
     }
     return base.Example(parts, index, image, {'map': labels})
-
-  def file(self, position: int) -> str:
-    """Returns the path of an example's scan."""
-    return self._pair(position)[0]
-
-  def id(self, position: int) -> str:
-    """Returns the path of an example's scan below the folder."""
-    return os.path.relpath(self.file(position), self._root)
 
   def bits(self) -> int:
     """Returns 16 where a window is scaled, or values are stored so, else 8."""
@@ -107,23 +90,15 @@ class ScansSource(base.SelectedSource):
 
   def fingerprint(self) -> str:
     """Returns a digest of names, classes and preparation, not of the scans."""
-    path_pairs = [self._pair(i) for i in range(len(self))]
-    names = [
-      os.path.relpath(x, self._root) for pair in path_pairs for x in pair
-    ]
+    names = self._names(map(self._pair, range(len(self))))
     # Written under the class's first name: work directories hold this digest.
     spacing, window = self._preparation.spacing, self._preparation.window
     settings = f'How(spacing={spacing!r}, window={window!r})'
     return base.digest([*self.classes, settings, *names])
 
-  def _pair(self, position: int) -> pairs.Pair:
-    split, row, _ = self._selection.locate(position)
-    return self._pairs[split][row]
-
   def _checked(
     self, position: int, config: ml_collections.ConfigDict
   ) -> scans.Header:
-    """Returns the header of a scan that fits its map and the config."""
     image, labels = self._pair(position)
     header = scans.header(image)
     of_map = scans.header(labels, header)
@@ -175,32 +150,18 @@ def holds_scans(root: str) -> bool:
   return bool(scans.below(images)) and not folder.images_below(images)
 
 
-def _listed(
-  root: str,
-) -> tuple[tuple[str, ...], dict[str, list[pairs.Pair]]]:
-  """Returns the classes, and the pairs of each split.
-
-  Raises:
-    UserError: A list is damaged, or a pair is not whole.
-  """
-  if os.path.isfile(os.path.join(root, folder.DECATHLON)):
-    return _decathlon(root)
-  split_pairs = {
-    name: pairs.match(*folders, scans.below, scans.stem)
-    for name, folders in pairs.split_folders(root).items()
-  }
-  return pairs.read_classes(root), split_pairs
-
-
-def _decathlon(
-  root: str,
-) -> tuple[tuple[str, ...], dict[str, list[pairs.Pair]]]:
-  """Reads dataset.json; returns as `_listed`."""
+def _decathlon(root: str) -> tuple[tuple[str, ...], list[pairs.Pair]]:
   path = os.path.join(root, folder.DECATHLON)
   try:
     text = safe_io.read_bytes(path, safe_io.MOST_TEXT)  # any UTF, any BOM
     content = safe_io.parse_json(text)
-    classes = _class_names(content['labels'])
+    by_number = {}
+    for number, name in content['labels'].items():
+      if not str(number).isdecimal():  # as newer files have it
+        number, name = name, number
+      by_number[int(number)] = str(name)
+    if sorted(by_number) != list(range(len(by_number))):
+      raise ValueError(f'labels are {sorted(by_number)}, and not 0, 1, 2, ...')
     listed = [(str(x['image']), str(x['label'])) for x in content['training']]
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
     raise UserError(
@@ -218,22 +179,4 @@ def _decathlon(
           ' remove the pair from the list'
         )
     path_pairs.append((image, labels))
-  return classes, {_TRAIN: path_pairs}
-
-
-def _class_names(labels: dict[str, Any]) -> tuple[str, ...]:
-  """Returns the classes in the order of their labels.
-
-  Args:
-    labels: Name by number, or number by name as newer files have it.
-
-  Raises:
-    ValueError: The numbers are not 0, 1, 2, and so on.
-  """
-  by_number = {
-    int(a if str(a).isdecimal() else b): str(b if str(a).isdecimal() else a)
-    for a, b in labels.items()
-  }
-  if sorted(by_number) != list(range(len(by_number))):
-    raise ValueError(f'labels are {sorted(by_number)}, and not 0, 1, 2, ...')
-  return tuple(by_number[i] for i in range(len(by_number)))
+  return tuple(by_number[i] for i in range(len(by_number))), path_pairs

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import dataclasses
 import gzip
 import io
-import os
 import pathlib
 from typing import Any
 from typing import cast
@@ -42,57 +41,37 @@ Size = tuple[int, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-  """What a file says of a scan.
+  """What a file says of a scan."""
 
-  Attributes:
-    size: (D, H, W).
-    channels: C.
-    spacing: Distance of neighbours along each axis, in mm; None: not known.
-    dtype: Type of its values; floating-point where the file scales them.
-    affine: Place in mm (right, anterior, superior) of a position in the scan,
-      float64 [4, 4]; None: not known.
-  """
-
-  size: Size
-  channels: int
+  size: Size  # (D, H, W)
+  channels: int  # C
+  # Distance of neighbours along each axis, in mm; None: not known.
   spacing: tuple[float, float, float] | None
+  # Type of its values; floating-point where the file scales them.
   dtype: np.dtype
+  # Place in mm (right, anterior, superior) of a position in the scan, float64
+  # [4, 4]; None: not known.
   affine: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Preparation:
-  """How scans become the volumes that a model sees.
+  """How scans become the volumes that a model sees."""
 
-  Attributes:
-    spacing: As `config.data.volume.spacing`.
-    window: As `config.data.volume.window`.
-  """
-
-  spacing: tuple[float, ...] = ()
-  window: Any = 'type'
+  spacing: tuple[float, ...] = ()  # as `config.data.volume.spacing`
+  window: Any = 'type'  # as `config.data.volume.window`
 
   def size(self, header: Header) -> Size:
     """Returns the (D, H, W) of a scan after resampling."""
     if not self.spacing or header.spacing is None:
       return header.size
     sides = zip(header.size, header.spacing, self.spacing, strict=True)
-    resampled_size = tuple(
-      max(round(n * have / want), 1) for n, have, want in sides
-    )
-    return cast(Size, resampled_size)
+    return cast(Size, tuple(max(round(n * a / b), 1) for n, a, b in sides))
 
   def volume(self, values: np.ndarray, header: Header, file_name: str) -> Any:
-    """Returns a scan as a volume, uint8 or uint16 [d, h, w, C].
+    """Returns a scan [D, H, W, C] as a volume, uint8 or uint16 [d, h, w, C].
 
-    Args:
-      values: Its values, [D, H, W, C].
-      header: Its header.
-      file_name: Its file, for errors.
-
-    Raises:
-      UserError: The values are neither uint8 nor uint16, and no window says
-        which of them are 0 and 1.
+    Values of other types need a window, which says which of them are 0 and 1.
     """
     size = self.size(header)
     if self.window == 'type':
@@ -104,41 +83,25 @@ class Preparation:
         )
       return _resampled(values, size, order=1)
     wide = _resampled(values.astype(np.float32), size, order=1)
-    low, high = self._bounds(wide)
+    bounds: Any = self.window
+    if part := levels.percentiles(self.window):  # of each of the C modalities
+      flat = wide.reshape(-1, wide.shape[-1])
+      bounds = np.nanpercentile(flat, part, axis=0).astype(np.float32)
+    low, high = bounds
     share = (wide - low) / np.maximum(high - low, 1e-12)
     share = np.nan_to_num(share.clip(0, 1))
     return np.rint(share * 65535).astype(np.uint16)
 
-  def labels(self, values: np.ndarray, header: Header) -> np.ndarray:
-    """Returns a map [D, H, W] with the size of its volume."""
-    return fitted(values, self.size(header))
-
-  def _bounds(self, values: np.ndarray) -> tuple[Any, Any]:
-    """Returns the values that become 0 and 1, numbers or float32 [C]."""
-    part = levels.percentiles(self.window)
-    if part is None:
-      return tuple(self.window)
-    flat = values.reshape(-1, values.shape[-1])
-    low, high = np.nanpercentile(flat, part, axis=0).astype(np.float32)
-    return low, high
-
 
 def from_config(config: ml_collections.ConfigDict) -> Preparation:
   """Returns how a config prepares scans."""
-  volume_config = config.data.volume
-  window = volume_config.window
+  spacing, window = config.data.volume.spacing, config.data.volume.window
   is_pair = isinstance(window, tuple | list)
-  return Preparation(
-    tuple(volume_config.spacing), tuple(window) if is_pair else window
-  )
+  return Preparation(tuple(spacing), tuple(window) if is_pair else window)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.data.volume`.
-
-  Raises:
-    UserError: A value cannot be used.
-  """
+  """Checks `config.data.volume`."""
   preparation = from_config(config)
   if not is_spacing(preparation.spacing):
     raise UserError(
@@ -148,8 +111,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   if not is_window(preparation.window):
     raise UserError(
       f"config.data.volume.window is {preparation.window!r}: write 'type' (the"
-      ' range of'
-      ' uint8 or uint16), (low, high) in the unit of the files, or'
+      ' range of uint8 or uint16), (low, high) in the unit of the files, or'
       " 'percentiles(0.5,99.5)' of each scan and modality"
     )
 
@@ -172,60 +134,39 @@ def is_window(value: Any) -> bool:
   return bool(numbers) and -1e30 < value[0] < value[1] < 1e30
 
 
-def is_scan(path: str | os.PathLike[str]) -> bool:
-  """Whether a path ends like a scan."""
-  return os.fspath(path).lower().endswith(ENDINGS)
-
-
 def stem(path: str) -> str:
   """Returns a path without the ending of a scan."""
-  lower = path.lower()
-  endings = [x for x in sorted(ENDINGS, key=len) if lower.endswith(x)]
-  return path[: -len(endings[-1])] if endings else os.path.splitext(path)[0]
+  ending = max((x for x in ENDINGS if path.lower().endswith(x)), key=len)
+  return path[: -len(ending)]
 
 
 def below(folder: str) -> list[str]:
-  """Returns the paths of all scans below a folder, sorted.
-
-  Hidden files and folders are left out, and links are followed.
-
-  Raises:
-    UserError: A folder cannot be read.
-  """
+  """Returns the paths of all scans below a folder, sorted."""
   return folder_lib.below(folder, ENDINGS)
 
 
 def header(path: str, frame: Header | None = None) -> Header:
   """Reads what a file says of a scan, and not its values.
 
-  Args:
-    path: The file.
-    frame: Header of the scan to whose axes this one is turned; None: it is
-      turned to those of the body.
-
-  Raises:
-    UserError: It cannot be read, or holds no scan.
+  The scan is turned to the axes of `frame`; None: to those of the body.
   """
   return _described(path, _open(path), frame)[0]
 
 
 def read(path: str, frame: Header | None = None) -> tuple[np.ndarray, Header]:
-  """Returns the values of a scan [D, H, W, C] and its header.
-
-  Arguments are those of `header`.
-
-  Raises:
-    UserError: It cannot be read, or holds no scan.
-  """
+  """Returns the values of a scan [D, H, W, C] and its header, as `header`."""
   stored = _open(path)
   described, axes = _described(path, stored, frame)
   try:
     if isinstance(stored, np.ndarray):
       values = np.array(stored)
     else:
-      values = _nibabel(path).orientations.apply_orientation(
-        _scaled(path, stored), axes
-      )
+      if path.lower().endswith('.gz'):
+        # nibabel stops before the checksum, at the end of a compressed file.
+        with gzip.open(path) as file:
+          stored = type(stored).from_bytes(file.read())
+      values = np.asanyarray(stored.dataobj)  # float64 where the file scales
+      values = _nibabel(path).orientations.apply_orientation(values, axes)
   except Exception as e:  # nibabel and zlib raise errors of their own kinds
     raise _damaged(path, e) from None
   values = values.reshape(*described.size, described.channels)
@@ -237,18 +178,10 @@ def read_volume(
 ) -> tuple[np.ndarray, Header]:
   """Reads a scan whole, for a model that takes volumes.
 
-  Args:
-    path: A file of `ENDINGS`.
-    preprocess: What the model takes.
-
-  Returns:
-    The scan with the spacing and bits that the model was trained with, uint8 or
-    uint16 [D, H, W, C]; and the header of the file.
-
-  Raises:
-    UserError: It cannot be read, or has another number of channels.
+  Returns it with the spacing and bits that the model was trained with, uint8 or
+  uint16 [D, H, W, C]; and the header of the file.
   """
-  if not is_scan(path):
+  if not path.lower().endswith(ENDINGS):
     raise UserError(
       f'{path} is no scan: this model takes volumes, files that end with'
       f' {", ".join(ENDINGS)}'
@@ -267,13 +200,7 @@ def read_volume(
 def read_labels(
   path: str, frame: Header | None = None
 ) -> tuple[np.ndarray, Header]:
-  """Returns the labels of a map, int32 [D, H, W], and its header.
-
-  Arguments are those of `header`.
-
-  Raises:
-    UserError: It cannot be read, or its values are no labels.
-  """
+  """Returns the labels of a map, int32 [D, H, W], and its header."""
   values, described = read(path, frame)
   if described.channels != 1:
     raise UserError(
@@ -296,13 +223,8 @@ def read_labels(
 def distance(scan: Header, labels: Header) -> str:
   """Returns how a map's places lie apart from those of its scan.
 
-  Args:
-    scan: Header of the scan.
-    labels: Header of the map of the same size, read with the scan's axes.
-
-  Returns:
-    A phrase with the differences of the affines; '' if they are the same but
-    for rounding, or not known.
+  The map has the scan's size, and was read with its axes. The phrase says how
+  the affines differ; '' if they are the same but for rounding, or not known.
   """
   if scan.affine is None or labels.affine is None:
     return ''
@@ -311,10 +233,8 @@ def distance(scan: Header, labels: Header) -> str:
   corners[:3] = corners[:3] * np.array(scan.size)[:, None] - 0.5
   offsets = ((scan.affine - labels.affine) @ corners)[:3]
   furthest = float(np.linalg.norm(offsets, axis=0).max())
-  steps = [
-    np.linalg.norm(affine[:3, :3], axis=0)
-    for affine in (scan.affine, labels.affine)
-  ]
+  axes = scan.affine[:3, :3], labels.affine[:3, :3]
+  steps = [np.linalg.norm(x, axis=0) for x in axes]
   if furthest <= _SAME_PLACE * steps[0].min():
     return ''
   differences = [f'they lie up to {furthest:.3g} mm apart']
@@ -324,7 +244,7 @@ def distance(scan: Header, labels: Header) -> str:
   ):
     if not np.allclose(first, second, rtol=1e-3, atol=1e-3):
       differences.append(f'{name} {_numbers(first)} and {_numbers(second)} mm')
-  products = (scan.affine[:3, :3] * labels.affine[:3, :3]).sum(axis=0)
+  products = (axes[0] * axes[1]).sum(axis=0)
   cosines = (products / steps[0] / steps[1]).clip(-1, 1)
   angle = np.degrees(np.arccos(cosines)).max()
   if angle > 0.05:
@@ -337,42 +257,34 @@ def _numbers(values: np.ndarray) -> str:
 
 
 def write(path: pathlib.Path, labels: np.ndarray, like: str) -> None:
-  """Writes a map for a scan; that of NIfTI has its axes and its affine.
+  """Writes a map for the scan in the file `like`.
 
-  Args:
-    path: The file, which is replaced; its ending is that of `like`.
-    labels: uint8 or uint16 [D, H, W], from `fitted`.
-    like: The scan's file.
+  The map, uint8 or uint16 [D, H, W], comes from `fitted`. That of NIfTI has the
+  scan's axes and affine. Both files have one ending.
   """
-  content = io.BytesIO()
-  if like.lower().endswith(NIFTI):
-    content.write(_as_nifti(labels, like))
+  if not like.lower().endswith(NIFTI):
+    stream = io.BytesIO()
+    np.save(stream, labels)
+    content = stream.getvalue()
   else:
-    np.save(content, labels)
+    nibabel = _nibabel(like)
+    original, orientations = nibabel.load(like), nibabel.orientations
+    body_axes = orientations.axcodes2ornt('RAS')
+    file_axes = orientations.io_orientation(original.affine)
+    back = orientations.ornt_transform(body_axes, file_axes)
+    turned = orientations.apply_orientation(labels, back)
+    image = nibabel.Nifti1Image(turned, original.affine)
+    for name in ('qform', 'sform'):
+      affine, code = getattr(original, f'get_{name}')(coded=True)
+      if affine is not None:
+        getattr(image, f'set_{name}')(affine, int(code))
+    image.header.set_xyzt_units(*original.header.get_xyzt_units())
+    content = image.to_bytes()
+    if like.lower().endswith('.gz'):
+      # Without the time, so that equal maps are equal files.
+      content = gzip.compress(content, mtime=0)
   with safe_io.replacing_path(path) as temporary:
-    temporary.write_bytes(content.getvalue())
-
-
-def _as_nifti(labels: np.ndarray, like: str) -> bytes:
-  """Returns a map's file, compressed if that of the scan is."""
-  nibabel = _nibabel(like)
-  original = nibabel.load(like)
-  orientations = nibabel.orientations
-  file_orientation = orientations.io_orientation(original.affine)
-  back = orientations.ornt_transform(
-    orientations.axcodes2ornt('RAS'), file_orientation
-  )
-  turned = orientations.apply_orientation(labels, back)
-  image = nibabel.Nifti1Image(turned, original.affine)
-  for name in ('qform', 'sform'):
-    affine, code = getattr(original, f'get_{name}')(coded=True)
-    if affine is not None:
-      getattr(image, f'set_{name}')(affine, int(code))
-  image.header.set_xyzt_units(*original.header.get_xyzt_units())
-  content: bytes = image.to_bytes()
-  # Without the time, so that equal maps are equal files.
-  is_compressed = like.lower().endswith('.gz')
-  return gzip.compress(content, mtime=0) if is_compressed else content
+    temporary.write_bytes(content)
 
 
 def fitted(labels: np.ndarray, size: Sequence[int]) -> np.ndarray:
@@ -381,10 +293,7 @@ def fitted(labels: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
 
 def _open(path: str) -> Any:
-  """Returns a mapped array, [D, H, W] or [D, H, W, C], or a NIfTI image.
-
-  Neither has its values in memory.
-  """
+  """Returns a mapped array or a NIfTI image, without values in memory."""
   try:
     if path.lower().endswith(NIFTI):
       return _nibabel(path).load(path)
@@ -393,15 +302,6 @@ def _open(path: str) -> Any:
     raise
   except Exception as e:  # nibabel raises errors of its own kinds
     raise _damaged(path, e) from None
-
-
-def _scaled(path: str, image: Any) -> np.ndarray:
-  """Returns the values of a NIfTI image, float64 where the file scales them."""
-  if path.lower().endswith('.gz'):
-    # nibabel stops before the checksum, at the end of a compressed file.
-    with gzip.open(path) as file:
-      image = type(image).from_bytes(file.read())
-  return np.asanyarray(image.dataobj)
 
 
 def _damaged(path: str, error: Exception) -> UserError:
@@ -438,7 +338,6 @@ def _described(
 
 
 def _dtype(path: str, dtype: np.dtype) -> np.dtype:
-  """Returns a stored type in this machine's order of bytes."""
   if dtype.kind not in 'buif':
     raise UserError(f'{path} holds {dtype}: values must be single numbers')
   return dtype.newbyteorder('=')
@@ -447,11 +346,7 @@ def _dtype(path: str, dtype: np.dtype) -> np.dtype:
 def _turned(
   path: str, affine: np.ndarray, size: Size, frame: Header | None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the affine after its axes are turned, and how they are.
-
-  Raises:
-    UserError: The affine does not have three axes.
-  """
+  """Returns the affine after its axes are turned, and how they were."""
   orientations = _nibabel(path).orientations
   spacing = tuple(np.linalg.norm(affine[:3, :3], axis=0).tolist())
   if not np.isfinite(affine).all() or not all(0 < x < 1e6 for x in spacing):
@@ -483,17 +378,13 @@ def _resampled(
   from scipy import ndimage  # rarely needed
 
   factors = [n / m for n, m in zip(size, values.shape, strict=False)]
-  channels = [
-    ndimage.zoom(
-      values[..., i], factors, order=order, mode='nearest', grid_mode=True
-    )
-    for i in range(values.shape[-1])
-  ]
-  return np.stack(channels, axis=-1)
+  settings: Any = {'order': order, 'mode': 'nearest', 'grid_mode': True}
+  channels = np.moveaxis(values, -1, 0)
+  resized = [ndimage.zoom(x, factors, **settings) for x in channels]
+  return np.stack(resized, axis=-1)
 
 
 def _nibabel(path: str) -> Any:
-  """Returns the module; raises a UserError where it cannot be imported."""
   nibabel = import_package(f'{path}: NIfTI', 'nibabel', 'medical')
   # It would log that it mends small mistakes of headers.
   nibabel.imageglobals.logger.setLevel('ERROR')

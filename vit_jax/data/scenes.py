@@ -6,7 +6,6 @@ dark waves and noise. The digits of test are none of those of train.
 
 from typing import Any
 from typing import ClassVar
-from typing import NamedTuple
 
 import cv2
 import ml_collections
@@ -31,18 +30,6 @@ _NOISE = 10.0  # standard deviation of a pixel's noise, in grey levels
 _INK = 0.4  # least share of ink where a pixel belongs to a digit
 
 
-class Scene(NamedTuple):
-  """A scene.
-
-  Attributes:
-    image: uint8 [H, W, 3].
-    labels: uint8 [H, W], positions in CLASSES.
-  """
-
-  image: np.ndarray
-  labels: np.ndarray
-
-
 class ScenesSource(made.MadeSource):
   """The scenes of a split."""
 
@@ -50,7 +37,6 @@ class ScenesSource(made.MadeSource):
   sizes: ClassVar = {'train': 4_000, 'test': 500}
 
   def __init__(self, split: str, size: Size = SIZE):
-    """Reads the digits, for scenes of a size (height, width)."""
     self.features = {
       'image': features.Image(size),
       'map': target_kinds.SegmentationMap(CLASSES),
@@ -70,8 +56,8 @@ class ScenesSource(made.MadeSource):
   ) -> dict[str, Any]:
     """Returns a scene and its map."""
     del row
-    scene = make(*self._digits[split], self._size, rng)
-    return {'image': scene.image, 'map': scene.labels}
+    image, labels = make(*self._digits[split], self._size, rng)
+    return {'image': image, 'map': labels}
 
 
 def make(
@@ -79,36 +65,29 @@ def make(
   labels: np.ndarray,
   size: Size,
   rng: np.random.Generator,
-) -> Scene:
-  """Returns a scene of some digits.
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns a scene, uint8 [H, W, 3], and the positions of its classes, [H, W].
 
-  Args:
-    images: Digits to choose from, uint8 [N, 8, 8].
-    labels: What they show, [N].
-    size: (height, width) of the scene.
-    rng: Random numbers.
+  It shows some of the digits, uint8 [N, 8, 8] with labels [N]. `size` is
+  (H, W).
   """
   canvas = _background(rng.uniform(*_DARK, 3), size, rng)
   classes = np.zeros(size, np.uint8)
   free = np.ones(size, bool)
   for _ in range(rng.integers(*_PASTED, endpoint=True)):
     chosen = rng.integers(len(images))
-    side = max(8, round(rng.uniform(*_SIDES) * min(size)))
-    side = min(side, *size)
+    side = min(max(8, round(rng.uniform(*_SIDES) * min(size))), *size)
     place = _place(free, side, rng)
     if place is None:
       continue
     free[place] = False
-    ink = cv2.resize(
-      images[chosen].astype(np.float32) / 255,
-      (side, side),
-      interpolation=cv2.INTER_LINEAR,
-    )
+    digit = images[chosen].astype(np.float32) / 255
+    ink = cv2.resize(digit, (side, side), interpolation=cv2.INTER_LINEAR)
     color = rng.uniform(*_BRIGHT, 3)
     canvas[place] += ink[..., None] * (color - canvas[place])
     classes[place][ink > _INK] = 1 + labels[chosen]
   canvas += rng.normal(0, _NOISE, canvas.shape)
-  return Scene(np.clip(np.rint(canvas), 0, 255).astype(np.uint8), classes)
+  return np.clip(np.rint(canvas), 0, 255).astype(np.uint8), classes
 
 
 def _background(
@@ -129,13 +108,7 @@ def _background(
 def _place(
   free: np.ndarray, side: int, rng: np.random.Generator
 ) -> tuple[slice, slice] | None:
-  """Returns a random square in which all is free, or None if none is found.
-
-  Args:
-    free: bool [H, W].
-    side: Of the square, in pixels.
-    rng: Random numbers.
-  """
+  """Returns a random square of `free`, bool [H, W], in which all is free."""
   for _ in range(_TRIES):
     top, left = (int(rng.integers(n - side + 1)) for n in free.shape)
     place = slice(top, top + side), slice(left, left + side)

@@ -33,11 +33,8 @@ _EMPHASIS = 0.97
 def from_waveform(waveform: np.ndarray, audio: input_kinds.Audio) -> np.ndarray:
   """Returns the spectrogram of a sound, uint16 [T, M, 1].
 
-  Logarithms outside RANGE are clipped.
-
-  Args:
-    waveform: float32 [S], from -1 to 1, at least one window long.
-    audio: Settings.
+  `waveform` is float32 [S], from -1 to 1, at least one window long. Logarithms
+  outside RANGE are clipped.
   """
   low, high = RANGE
   scaled = (log_mel(waveform, audio) - low) / (high - low) * _MOST
@@ -45,12 +42,7 @@ def from_waveform(waveform: np.ndarray, audio: input_kinds.Audio) -> np.ndarray:
 
 
 def log_mel(waveform: np.ndarray, audio: input_kinds.Audio) -> np.ndarray:
-  """Returns the logarithms of a sound's energies, float32 [T, M].
-
-  Args:
-    waveform: As of `from_waveform`.
-    audio: Settings.
-  """
+  """Returns the logarithms of energies, float32 [T, M], of a waveform [S]."""
   from scipy import fft
 
   length = audio.window_length
@@ -69,13 +61,7 @@ def log_mel(waveform: np.ndarray, audio: input_kinds.Audio) -> np.ndarray:
 def resampled(
   waveform: np.ndarray, rate: int, audio: input_kinds.Audio
 ) -> np.ndarray:
-  """Returns a sound with the sample rate of the settings, float32 [S].
-
-  Args:
-    waveform: float32 [S].
-    rate: Its samples per second.
-    audio: Settings.
-  """
+  """Returns a sound [S] of `rate` Hz with the sample rate of the settings."""
   if rate == audio.sample_rate:
     return waveform
   from scipy import signal
@@ -88,37 +74,25 @@ def resampled(
 def long_enough(
   waveform: np.ndarray, frames: int, audio: input_kinds.Audio, file_name: str
 ) -> np.ndarray:
-  """Returns a sound of at least some frames, with silence at its end.
-
-  Args:
-    waveform: float32 [S].
-    frames: Frames that are needed.
-    audio: Settings.
-    file_name: File, for errors.
-
-  Raises:
-    UserError: It is shorter, and to be refused, or shorter than a window.
-  """
+  """Returns a sound [S], with silence at its end if it lacks frames."""
   length, needed = len(waveform), audio.samples(frames)
   if length >= needed:
     return waveform
+  pads = audio.short == 'pad'
   if length < audio.window_length or audio.short == 'refuse':
-    least = audio.window_length if audio.short == 'pad' else needed
-    hint = (
-      '' if audio.short == 'pad' else ", or set config.data.audio.short='pad'"
-    )
+    least, parts = needed, f'{frames} frames'
+    if pads:
+      least, parts = audio.window_length, 'one window'
+    hint = '' if pads else ", or set config.data.audio.short='pad'"
     raise UserError(
       f'{file_name} has {length / audio.sample_rate:.3f} s, less than the'
-      f' {least / audio.sample_rate:.3f} s of'
-      f' {"one window" if audio.short == "pad" else f"{frames} frames"}: leave'
-      f' it out{hint}'
+      f' {least / audio.sample_rate:.3f} s of {parts}: leave it out{hint}'
     )
   return np.pad(waveform, (0, needed - length))
 
 
 @functools.lru_cache(maxsize=8)
 def _window(kind: str, length: int) -> np.ndarray:
-  """Returns a symmetric window, float32 [length]."""
   from scipy import signal
 
   return signal.get_window(kind, length, fftbins=False).astype(np.float32)
@@ -128,14 +102,10 @@ def _window(kind: str, length: int) -> np.ndarray:
 def _bands(mels: int, fft_length: int, sample_rate: int) -> 'sparse.csr_array':
   """Returns the weights of frequencies in bands, float32 [M, F].
 
+  F is half of the samples of a transform, `fft_length`, and one.
   The bands are triangles over the mel scale, equally wide on it. Most weights
   are 0; a dense product would wake the threads of BLAS for each sound, which
   takes twenty times as long.
-
-  Args:
-    mels: M.
-    fft_length: Samples of a transform; F is half of it, and one.
-    sample_rate: Samples per second.
   """
   from scipy import sparse
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import csv
 import io
+import itertools
 import os
 import re
 from typing import Any
@@ -40,11 +41,6 @@ class TableSource(rows.RowSource):
   """The rows of a split of a table."""
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Reads the table that `config.data.name` names, but no image files.
-
-    Raises:
-      UserError: There is no such file, column or split, or a row does not fit.
-    """
     self._path = path = base.data_path(config.data.name)
     columns = config.data.columns
     self._table = _read(path, rows.all_columns(columns.to_dict()))
@@ -55,7 +51,16 @@ class TableSource(rows.RowSource):
     names = rows.choose(path, columns, list(self._table), candidates)
     self._images = self._table[names['image']]
     self._has_paths = len(self._images) > 0 and isinstance(self._images[0], str)
-    by_split = self._rows_of_splits(names.get('split'))
+    if not len(self._images):
+      raise UserError(f'{path} has no rows')
+    by_split: dict[str, list[int]] = {}
+    for row in range(len(self._images)):
+      cell = self._table[names['split']][row] if 'split' in names else None
+      name = folder.split_name('' if cell is None else str(cell).strip())
+      by_split.setdefault(name or 'train', []).append(row)
+    by_split = dict(
+      sorted(by_split.items(), key=lambda x: (x[0] != 'train', x[0]))
+    )
     directory = os.path.dirname(path)
     super().__init__(config, split, names, by_split, directory, data_name=path)
 
@@ -64,10 +69,8 @@ class TableSource(rows.RowSource):
     """Checks that there is the file that `config.data.name` names."""
     path = base.data_path(config.data.name)
     if not os.path.isfile(path):
-      suggestion = nearby(path, os.path.isfile)
-      raise UserError(
-        f'config.data.name: there is no file {path!r}{suggestion}'
-      )
+      hint = nearby(path, os.path.isfile)
+      raise UserError(f'config.data.name: there is no file {path!r}{hint}')
 
   def _cell(self, column: str, row: rows.Row) -> Any:
     return self._table[column][row[1]]
@@ -79,31 +82,9 @@ class TableSource(rows.RowSource):
     path = self._images[row[1]] if self._has_paths else None
     return (path or '').strip() or f'row {row[1] + 1}'
 
-  def _rows_of_splits(self, column: str | None) -> dict[str, list[int]]:
-    """Returns the rows of each split; without a column, all are in train."""
-    if not len(self._images):
-      raise UserError(f'{self._path} has no rows')
-    rows_by_split: dict[str, list[int]] = {}
-    for row in range(len(self._images)):
-      cell = self._table[column][row] if column else None
-      name = folder.split_name('' if cell is None else str(cell).strip())
-      rows_by_split.setdefault(name or 'train', []).append(row)
-    return {
-      name: rows_by_split[name]
-      for name in sorted(rows_by_split, key=lambda x: (x != 'train', x))
-    }
-
 
 def _read(path: str, named: Collection[str]) -> dict[str, Sequence[Any]]:
-  """Returns the columns of a table by name.
-
-  Args:
-    path: Path of the file.
-    named: Columns that the config names.
-
-  Raises:
-    UserError: The file cannot be read, or is no table.
-  """
+  """Returns the columns of a table by name; `named` are those of the config."""
   ending = os.path.splitext(path)[1].lower()
   if ending not in ENDINGS:
     raise UserError(
@@ -118,29 +99,10 @@ def _read(path: str, named: Collection[str]) -> dict[str, Sequence[Any]]:
     raise UserError(f'cannot read {path}: {reason(e)}') from None
   except UnicodeDecodeError:
     raise UserError(f'{path} is not UTF-8 text: store it as such') from None
-  likely_names = {
-    *named,
-    *(x for usual_names in rows.USUAL_NAMES.values() for x in usual_names),
-  }
-  return _read_text(path, text, '\t' if ending == '.tsv' else ',', likely_names)
-
-
-def _read_text(
-  path: str, text: str, default: str, likely_names: Collection[str]
-) -> dict[str, Sequence[Any]]:
-  """Returns the columns of a text by name.
-
-  Args:
-    path: Path of the file, for errors.
-    text: Its content.
-    default: What separates cells in such files.
-    likely_names: Names that columns are likely to have.
-
-  Raises:
-    UserError: It is no table.
-  """
+  default = '\t' if ending == '.tsv' else ','
   if match := _FIRST_LINE.match(text):
     text, default = text[match.end() :], match[1]
+  likely_names = {*named, *itertools.chain(*rows.USUAL_NAMES.values())}
   problems = []
   for delimiter in _delimiters(text, default, likely_names):
     try:
@@ -164,15 +126,14 @@ def _delimiters(
       head = next(_lines(text, delimiter), [])
     except csv.Error:
       head = []
-    is_default = delimiter == default
-    if len(head) > 1 or is_default:
+    if len(head) > 1 or delimiter == default:
       names = sum(name.strip() in likely_names for name in head)
+      is_default = delimiter == default
       scores[delimiter] = names, len(head) > 1, is_default, len(head)
   return sorted(scores, key=lambda x: scores[x], reverse=True)
 
 
 def _lines(text: str, delimiter: str) -> Iterator[list[str]]:
-  """Yields the cells of each line that is not blank."""
   file = io.StringIO(text, newline='')
   for line in csv.reader(file, delimiter=delimiter, strict=True):
     if len(line) > 1 or any(x.strip() for x in line):
@@ -180,11 +141,6 @@ def _lines(text: str, delimiter: str) -> Iterator[list[str]]:
 
 
 def _columns(path: str, text: str, delimiter: str) -> dict[str, Sequence[Any]]:
-  """Returns the columns of a text by name.
-
-  Raises:
-    UserError: It is no table.
-  """
   try:
     lines = list(_lines(text, delimiter))
   except csv.Error as e:
@@ -205,11 +161,6 @@ def _columns(path: str, text: str, delimiter: str) -> dict[str, Sequence[Any]]:
 
 
 def _names(path: str, head: Sequence[str]) -> list[str]:
-  """Returns the names of columns, without spaces around them.
-
-  Raises:
-    UserError: Two are the same.
-  """
   names = [name.strip() for name in head]
   for name in names:
     if name and names.count(name) > 1:

@@ -66,12 +66,6 @@ class TarSource(rows.RowSource):
   """The samples of the shards of a split."""
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Finds the samples; reads shards that have no index.
-
-    Raises:
-      UserError: There is no such shard, column or split, a shard is damaged, or
-        a sample lacks a file, or has two for one column.
-    """
     data_name, columns = config.data.name, config.data.columns
     if columns.split:
       raise UserError(
@@ -90,7 +84,12 @@ class TarSource(rows.RowSource):
       numbers += range(first, len(self._samples))
     if not self._samples:
       raise UserError(f'{data_name}: the shards are empty')
-    columns = self._in_small_letters(columns)
+    self._endings = sorted({x for *_, places in self._samples for x in places})
+    # Those that name an ending have small letters, as the index has it.
+    columns = columns.copy_and_resolve_references()
+    for name, x in columns.items():
+      is_one = isinstance(x, str)
+      columns[name] = self._column(x) if is_one else tuple(map(self._column, x))
     self._named = {*rows.all_columns(columns.to_dict())}
     self._names = self._chosen(data_name, columns)
     self._check_samples()
@@ -101,27 +100,13 @@ class TarSource(rows.RowSource):
     """Checks that there are the shards that `config.data.name` names."""
     expand(config.data.name.removeprefix(PREFIX))
 
-  def _in_small_letters(
-    self, columns: ml_collections.ConfigDict
-  ) -> ml_collections.ConfigDict:
-    """Returns the columns, those that name an ending as the index has it."""
-    endings = {x for *_, places in self._samples for x in places}
-
-    def written(column: str) -> str:
-      return column.lower() if column.lower() in endings else column
-
-    return ml_collections.ConfigDict(
-      {
-        name: written(x) if isinstance(x, str) else tuple(map(written, x))
-        for name, x in columns.items()
-      }
-    )
+  def _column(self, name: str) -> str:
+    return name.lower() if name.lower() in self._endings else name
 
   def _chosen(
     self, data_name: str, columns: ml_collections.ConfigDict
   ) -> rows.Names:
-    """Returns the column of each feature, as `rows.choose`."""
-    endings = sorted({x for *_, places in self._samples for x in places})
+    endings = self._endings
     column_names = {*endings, *(_COLUMNS[x] for x in endings if x in _COLUMNS)}
     if 'json' in column_names:
       with_json = (i for i, x in enumerate(self._samples) if 'json' in x[2])
@@ -138,8 +123,14 @@ class TarSource(rows.RowSource):
         and x != columns.map
         and x not in _COLUMNS
       ]
-      if name == 'image' and not columns.image:
-        self._check_dots(dotted)
+      if name == 'image' and not columns.image and len(dotted) > 1:
+        samples = enumerate(self._samples)
+        number = next(i for i, x in samples if dotted[0] in x[2])
+        raise UserError(
+          f'{self._row_name(("", number))}: images end with'
+          f' {join_first(dotted)}: {_DOTS}, as in'
+          f' --config.data.columns.image={dotted[0]}'
+        )
       if name != 'split':
         first = [name] if name in column_names else dotted
         other_names = [
@@ -148,25 +139,8 @@ class TarSource(rows.RowSource):
         candidates[name] = [*first, *other_names]
     return rows.choose(data_name, columns, sorted(column_names), candidates)
 
-  def _check_dots(self, endings: Sequence[str]) -> None:
-    """Raises a UserError if images have several endings with a dot."""
-    if len(endings) > 1:
-      number = next(
-        i for i, x in enumerate(self._samples) if endings[0] in x[2]
-      )
-      raise UserError(
-        f'{self._row_name(("", number))}: images end with'
-        f' {join_first(endings)}: {_DOTS}, as in'
-        f' --config.data.columns.image={endings[0]}'
-      )
-
   def _check_samples(self) -> None:
-    """Checks that each sample has one file for each column of files.
-
-    Raises:
-      UserError: One has none, or several.
-    """
-    present = {x: () for *_, places in self._samples for x in places}
+    present = dict.fromkeys(self._endings)
     for name, columns in self._names.items():
       for column in [columns] if isinstance(columns, str) else columns:
         if 'json' in present and not self._serving(column, present):
@@ -191,11 +165,7 @@ class TarSource(rows.RowSource):
   def _tell_lacking(
     self, name: str, column: str, numbers: Sequence[int]
   ) -> None:
-    """Tells of samples without a column that others have.
-
-    Raises:
-      UserError: Each sample must have it.
-    """
+    """Tells of samples without a column that each must have, or should."""
     first = numbers[0]
     endings = sorted(self._samples[first][2])
     dots = f' ({_DOTS})' if any('.' in x for x in endings) else ''
@@ -218,11 +188,17 @@ class TarSource(rows.RowSource):
 
   def _cell(self, column: str, row: rows.Row) -> Any:
     _, _, places = self._samples[row[1]]
-    if endings := self._serving(column, places):
-      data = self._bytes(endings[0], row)
-      is_image = column in (self._names['image'], self._names.get('map'))
-      return data if is_image else self._text(data, column, row)
-    return self._fields(row[1]).get(column) if 'json' in places else None
+    if not (endings := self._serving(column, places)):
+      return self._fields(row[1]).get(column) if 'json' in places else None
+    data = self._bytes(endings[0], row)
+    if column in (self._names['image'], self._names.get('map')):
+      return data
+    try:
+      return safe_io.decoded(data).strip()
+    except UnicodeDecodeError:
+      raise UserError(
+        f'{self._row_name(row)}: its {column} is not UTF-8 text'
+      ) from None
 
   def _row_name(self, row: rows.Row) -> str:
     shard, key, _ = self._samples[row[1]]
@@ -240,8 +216,8 @@ class TarSource(rows.RowSource):
     """Returns a digest of names and sizes, not of what the files hold."""
     parts = [
       f'{self._key((name, row))} {_by_column(self._samples[row][2])}'
-      for name, row_numbers in self._rows.items()
-      for row in row_numbers
+      for name, numbers in self._rows.items()
+      for row in numbers
     ]
     if 'map' in self._names:
       parts += [*self.classes, str(self._codes)]
@@ -249,11 +225,6 @@ class TarSource(rows.RowSource):
     return base.digest([*terms, *rows.all_columns(self._names), *parts])
 
   def _bytes(self, ending: str, row: rows.Row) -> bytes:
-    """Returns the content of a sample's file.
-
-    Raises:
-      UserError: It cannot be read.
-    """
     shard, _, places = self._samples[row[1]]
     offset, size = places[ending]
     with explained(f'{shard} cannot be read', OSError):
@@ -266,16 +237,7 @@ class TarSource(rows.RowSource):
       )
     return data
 
-  def _text(self, data: bytes, column: str, row: rows.Row) -> str:
-    try:
-      return safe_io.decoded(data).strip()
-    except UnicodeDecodeError:
-      raise UserError(
-        f'{self._row_name(row)}: its {column} is not UTF-8 text'
-      ) from None
-
   def _fields(self, number: int) -> dict[str, Any]:
-    """Returns what a sample's .json holds."""
     row = ('', number)
     with explained(f'{self._row_name(row)}: its .json is damaged', ValueError):
       fields = safe_io.parse_json(self._bytes('json', row))
@@ -283,11 +245,7 @@ class TarSource(rows.RowSource):
 
 
 def expand(pattern: str) -> list[str]:
-  """Returns the paths of the shards that a pattern names, in order.
-
-  Raises:
-    UserError: There is none, or one of a range is missing.
-  """
+  """Returns the paths of the shards that a pattern names, in order."""
   pattern = os.path.expanduser(pattern)
   if os.path.isdir(pattern):
     pattern = os.path.join(glob.escape(pattern), '*.[tT][aA][rR]')
@@ -329,11 +287,7 @@ def _split_from_name(name: str) -> str:
 
 
 def index(shard: str) -> Mapping[str, Places]:
-  """Returns the samples of a shard; reads it only if it has no index yet.
-
-  Raises:
-    UserError: The shard is damaged, or compressed.
-  """
+  """Returns the samples of a shard; reads it only if it has no index yet."""
   path = pathlib.Path(f'{shard}.index.json')
   state = os.stat(shard)
   stamp = [state.st_size, state.st_mtime_ns]
@@ -389,16 +343,19 @@ def _scanned(shard: str, size: int) -> Mapping[str, Places]:
         if ending in samples.get(key, ()):  # another sample of this name
           count = itertools.count(2)
           key = next(x for i in count if (x := f'{name}#{i}') not in samples)
-          logging.warning(
-            'warning: %s has several samples %s: this one is %s',
-            shard,
-            name,
-            key,
-          )
+          line = 'warning: %s has several samples %s: this one is %s'
+          logging.warning(line, shard, name, key)
         keys[name] = key
         place = (member.offset_data, member.size)
         samples.setdefault(key, {})[ending] = place
-    _check_end(shard, archive.offset)
+    # Without the block that ends a shard, `tarfile` ends quietly, also at a
+    # header that is damaged.
+    with open(shard, 'rb') as file:
+      file.seek(archive.offset)
+      if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError(
+          'its end is missing, or a header in it is wrong'
+        )
   except (tarfile.TarError, EOFError, OSError) as e:
     raise UserError(
       f'{shard} is damaged, or is compressed, and cannot be read'
@@ -414,14 +371,3 @@ def _by_column(places: Places) -> dict[str, tuple[int, int]]:
     column = _COLUMNS.get(ending, ending)
     result[ending if column in result else column] = place
   return result
-
-
-def _check_end(shard: str, at: int) -> None:
-  """Raises a ReadError unless the block that ends a shard is at an offset.
-
-  Without it `tarfile` ends quietly, also at a header that is damaged.
-  """
-  with open(shard, 'rb') as file:
-    file.seek(at)
-    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-      raise tarfile.ReadError('its end is missing, or a header in it is wrong')

@@ -28,20 +28,14 @@ _NAME = re.compile(r'[\w-]+(/[\w.+=,-]+)?(:[\d*]+(\.[\d*]+){0,2})?')
 
 # Aliases of datasets -> their names in TFDS.
 _CALLED = {
-  'birds': 'caltech_birds2011',
-  'caltech': 'caltech101',
-  'cars': 'cars196',
-  'cifar': 'cifar10',
-  'cub': 'caltech_birds2011',
-  'flowers': 'oxford_flowers102',
-  'flowers102': 'oxford_flowers102',
-  'ilsvrc2012': 'imagenet2012',
-  'imagenet': 'imagenet2012',
-  'imagenet1k': 'imagenet2012',
-  'in1k': 'imagenet2012',
-  'oxfordpets': 'oxford_iiit_pet',
-  'pets': 'oxford_iiit_pet',
-  'svhn': 'svhn_cropped',
+  **dict.fromkeys(('birds', 'cub'), 'caltech_birds2011'),
+  **dict.fromkeys(('flowers', 'flowers102'), 'oxford_flowers102'),
+  **dict.fromkeys(('oxfordpets', 'pets'), 'oxford_iiit_pet'),
+  **dict.fromkeys(
+    ('ilsvrc2012', 'imagenet', 'imagenet1k', 'in1k'), 'imagenet2012'
+  ),
+  **{'caltech': 'caltech101', 'cars': 'cars196'},
+  **{'cifar': 'cifar10', 'svhn': 'svhn_cropped'},
 }
 
 if TYPE_CHECKING:
@@ -55,15 +49,32 @@ class TfdsSource(base.SelectedSource):
   """
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Opens the files of the dataset that `config.data.name` names.
+    import tensorflow_datasets as tfds  # slow
 
-    Raises:
-      UserError: There is no such dataset or split, it is not prepared, or has
-        neither classes nor captions.
-    """
-    name, size = config.data.name, base.source_size(config)
+    name = config.data.name
     builder = _prepared_builder(name, config.data.dir)
-    self._read_features(name, builder.info.features, size)
+    features = builder.info.features
+    self._image_key = _only_feature(name, features, tfds.features.Image)
+    self._text_key = _captions_key(features)
+    self._label_key = ''
+    image = features[self._image_key]
+    if image.np_dtype not in (np.uint8, np.uint16):
+      raise UserError(
+        f'{name} has images of type {image.np_dtype}: only uint8 and uint16'
+        ' can be read'
+      )
+    self._bits = 8 * np.dtype(image.np_dtype).itemsize
+    stored = image.shape[:2]
+    size = base.source_size(config) if None in stored else stored
+    self.features = {'image': features_lib.Image(size)}
+    if self._text_key:
+      self.features['text'] = text_kind.Text()
+    kinds = [type(x) for x in features.values()]
+    if tfds.features.ClassLabel in kinds or not self._text_key:
+      self._label_key = _only_feature(name, features, tfds.features.ClassLabel)
+      label = features[self._label_key]
+      classes = tuple(label.names or map(str, range(label.num_classes)))
+      self.features['label'] = features_lib.Label(classes)
     sizes = {s: info.num_examples for s, info in builder.info.splits.items()}
     self._selection = splits.Selection(split, sizes, name)
     self._name = builder.info.full_name
@@ -88,40 +99,8 @@ class TfdsSource(base.SelectedSource):
       f' of a TFDS dataset{unknown}'
     )
 
-  def _read_features(
-    self, name: str, features: Any, image_shape: tuple[int, int] | None
-  ) -> None:
-    """Finds the image, the label and the captions of a dataset."""
-    import tensorflow_datasets as tfds
-
-    self._image_key = _only_feature(name, features, tfds.features.Image)
-    self._text_key = _captions_key(features)
-    image = features[self._image_key]
-    if image.np_dtype not in (np.uint8, np.uint16):
-      raise UserError(
-        f'{name} has images of type {image.np_dtype}: only uint8 and uint16'
-        ' can be read'
-      )
-    self._bits = 8 * np.dtype(image.np_dtype).itemsize
-    stored = image.shape[:2]
-    size = image_shape if None in stored else stored
-    self.features = {'image': features_lib.Image(size)}
-    if self._text_key:
-      self.features['text'] = text_kind.Text()
-    self._label_key = ''
-    kinds = [type(x) for x in features.values()]
-    if tfds.features.ClassLabel in kinds or not self._text_key:
-      self._label_key = _only_feature(name, features, tfds.features.ClassLabel)
-      label = features[self._label_key]
-      classes = tuple(label.names or map(str, range(label.num_classes)))
-      self.features['label'] = features_lib.Label(classes)
-
   def read(self, position: int) -> base.Example:
-    """Returns an example, not decoded.
-
-    Raises:
-      UserError: The example has no label, or no caption.
-    """
+    """Returns an example, not decoded."""
     from tensorflow_datasets.proto import tf_example_pb2
 
     split, row, index = self._selection.locate(position)
@@ -152,11 +131,7 @@ class TfdsSource(base.SelectedSource):
     """Returns the labels of all examples, int32 [N].
 
     The first call reads all records, images included.
-
-    Raises:
-      UserError: An example has no label.
     """
-    assert name == 'label'
     return self._labels
 
   @functools.cached_property
@@ -166,7 +141,7 @@ class TfdsSource(base.SelectedSource):
 
   def fingerprint(self) -> str:
     """Returns a digest of the name with its version, split and classes."""
-    ranges = [str(term) for term in self._selection.ranges]
+    ranges = map(str, self._selection.ranges)
     sizes = [f'{name} {len(r)}' for name, r in self._records.items()]
     return base.digest([self._name, *self.classes, *ranges, *sizes])
 
@@ -174,8 +149,7 @@ class TfdsSource(base.SelectedSource):
 def _prepared_builder(
   name: str, data_dir: str | None
 ) -> 'tfds.core.DatasetBuilder':
-  """Returns the builder of a dataset that has been prepared."""
-  import tensorflow_datasets as tfds  # slow
+  import tensorflow_datasets as tfds
 
   # Checked first, since TFDS prints three lines about an unknown name.
   if not _is_known(name, data_dir):

@@ -43,15 +43,11 @@ class TonesSource(made.MadeSource):
   sizes: ClassVar = {'train': 6_000, 'test': 1_000}
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Selects sounds, for spectrograms as `data.audio` says."""
     audio = recordings.audio(config)
     samples = round(_SECONDS * audio.sample_rate)
     frames = 1 + (samples - audio.window_length) // audio.hop_length
     self._audio = dataclasses.replace(audio, size=(frames, audio.mels))
-    self.features = {
-      'image': self._audio,
-      'label': features.Label(CLASSES),
-    }
+    self.features = {'image': self._audio, 'label': features.Label(CLASSES)}
     super().__init__(split, 'tones', self._audio)
 
   def values(
@@ -70,22 +66,15 @@ class TonesSource(made.MadeSource):
 
 
 def make(melody: str, rate: int, rng: np.random.Generator) -> np.ndarray:
-  """Returns the waveform of a melody, float32 [S], from -1 to 1.
-
-  Args:
-    melody: One of CLASSES.
-    rate: Samples per second.
-    rng: Random numbers.
-  """
+  """Returns a melody of CLASSES, float32 [S], from -1 to 1; `rate` in Hz."""
   lowest, interval = rng.uniform(*_PITCH), rng.uniform(*_INTERVAL)
   loudness = rng.uniform(*_LOUDNESS)
   timbre = np.cumprod([loudness, *rng.uniform(0, 0.6, _OVERTONES)])
   parts = []
   for height in _MELODIES[melody]:
     pitch = lowest * interval**height * rng.uniform(0.98, 1.02)
-    parts.append(
-      _tone(pitch, timbre, round(rng.uniform(*_LENGTH) * rate), rate)
-    )
+    samples = round(rng.uniform(*_LENGTH) * rate)
+    parts.append(_tone(pitch, timbre, samples, rate))
     parts.append(np.zeros(round(rng.uniform(*_GAP) * rate)))
   sound = np.concatenate(parts)
   waveform = rng.normal(0, _NOISE, round(_SECONDS * rate))
@@ -99,11 +88,7 @@ def _tone(
 ) -> np.ndarray:
   """Returns a tone that swells and fades, float64 [samples].
 
-  Args:
-    pitch: In Hz.
-    timbre: Loudness of the tone and its overtones.
-    samples: Its length.
-    rate: Samples per second.
+  `pitch` is in Hz, and `timbre` the loudness of the tone and its overtones.
   """
   phase = 2 * np.pi * pitch * np.arange(samples) / rate
   waves = [x * np.sin(i * phase) for i, x in enumerate(timbre, 1)]

@@ -40,15 +40,7 @@ def lists(root: str) -> dict[str, str]:
 
 
 def pairs(root: str, path: str) -> list[tuple[str, str]]:
-  """Returns the images and maps of a list, ordered by a hash of their names.
-
-  Args:
-    root: The folder.
-    path: The list, of `lists`.
-
-  Raises:
-    UserError: It cannot be read, or a file that it names is missing.
-  """
+  """Returns the images and maps of a list, ordered by a hash of their names."""
   with explained(f'{path} cannot be read', OSError, UnicodeDecodeError):
     names = sorted(set(safe_io.read_text(path).split()))
   path_pairs = []

@@ -34,12 +34,6 @@ class VolumesSource(made.MadeSource):
   sizes: ClassVar = {'train': 400, 'test': 40}
 
   def __init__(self, split: str, size: Size = SIZE):
-    """Selects volumes of a size (depth, height, width).
-
-    Raises:
-      UserError: There is no such split, or it is empty; or the size is not that
-        of a volume.
-    """
     if len(size) != 3:
       raise UserError(
         f'config.data.source_size is {size}, but volumes have three sides:'
@@ -57,9 +51,7 @@ class VolumesSource(made.MadeSource):
     cls, config: ml_collections.ConfigDict, split: str
   ) -> base.Source:
     """Returns the volumes of a split with the sides `data.source_size`."""
-    size = config.data.source_size
-    if size is None:
-      return cls(split)
+    size = config.data.source_size or SIZE
     return cls(split, config_lib.sides(size, 'data.source_size'))
 
   def values(
@@ -75,10 +67,6 @@ def make(size: Size, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
   """Returns a volume, uint8 [D, H, W, 1], and its labels, uint8 [D, H, W].
 
   Tubes and spheres are equally bright, so that their shapes tell them apart.
-
-  Args:
-    size: (D, H, W).
-    rng: Random numbers.
   """
   places = np.moveaxis(np.indices(size), 0, -1) + 0.5  # [D, H, W, 3]
   labels, canvas = np.zeros(size, np.uint8), np.full(size, 80.0)

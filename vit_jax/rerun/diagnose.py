@@ -5,7 +5,6 @@ each layer has a name. In comments: B images, E events.
 """
 
 from collections.abc import Callable
-from collections.abc import Collection
 import dataclasses
 import functools
 from typing import Any
@@ -28,62 +27,47 @@ from vit_jax.train import program as program_lib
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as train_step_lib
 
+_MOST_IMAGES = 64  # to draw
+
 
 class Event(NamedTuple):
-  """The input or the output of a module.
+  """The input or the output of a module."""
 
-  Attributes:
-    path: Path of the module, as `blocks_0/mlp`; '': the whole model.
-    phase: 'input' or 'output'.
-    by_example: Whether each value belongs to one example of the batch.
-  """
-
-  path: str
-  phase: str
-  by_example: bool
+  path: str  # path of the module, as `blocks_0/mlp`; '': the whole model
+  phase: str  # 'input' or 'output'
+  by_example: bool  # whether each value belongs to one example of the batch
 
 
 class Values(NamedTuple):
-  """Statistics of an array.
+  """Statistics of an array."""
 
-  Attributes:
-    bad: Number of values that are not finite.
-    largest: The largest finite absolute value.
-  """
-
-  bad: Any
-  largest: Any
+  bad: Any  # number of values that are not finite
+  largest: Any  # the largest finite absolute value
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-  """Statistics of the values that one step computes.
+  """Statistics of the values that one step computes."""
 
-  Attributes:
-    events: Events of the forward pass, in the order of computation.
-    bad: int32 [E, B], number of values of an example that are not finite. If
-      values belong to no single example, all examples have the same number.
-    largest: float32 [E], largest finite absolute value.
-    arrays: Statistics by stage, then by path in the unrolled model. Stages are
-      the `parameters` before the step and, for trainable parameters, the
-      `gradient`, the state of the `optimizer` after the step, and the
-      `parameters_after`.
-    index: int32 [B], ids of the examples.
-    targets: Targets [B, ...] by feature name; for mixed images a label is
-      weights of the classes, float32 [B, classes].
-    drawn: Rows of the batch in `images`. If not all fit, examples of the first
-      bad event come first.
-    images: float32 [len(drawn), H, W, C], input of the model.
-  """
-
+  # Events of the forward pass, in the order of computation.
   events: tuple[Event, ...]
+  # int32 [E, B], number of values of an example that are not finite. If
+  # values belong to no single example, all examples have the same number.
   bad: np.ndarray
-  largest: np.ndarray
+  largest: np.ndarray  # float32 [E], largest finite absolute value
+  # Statistics by stage, then by path in the unrolled model. Stages are the
+  # `parameters` before the step and, for trainable parameters, the
+  # `gradient`, the state of the `optimizer` after the step, and the
+  # `parameters_after`.
   arrays: dict[str, dict[str, Values]]
-  index: np.ndarray
+  index: np.ndarray  # int32 [B], ids of the examples
+  # Targets [B, ...] by feature name; for mixed images a label is weights of
+  # the classes, float32 [B, classes].
   targets: dict[str, np.ndarray]
+  # Rows of the batch in `images`. If not all fit, examples of the first bad
+  # event come first.
   drawn: list[int]
-  images: np.ndarray
+  images: np.ndarray  # float32 [len(drawn), H, W, C], input of the model
 
 
 @flax.struct.dataclass
@@ -95,7 +79,6 @@ class _Summary:
   largest: jax.Array
 
   def to_dict(self) -> dict[str, Values]:
-    """Fetches them."""
     bad, largest = (np.asarray(x).tolist() for x in (self.bad, self.largest))
     summaries = map(Values, bad, largest)
     return dict(zip(self.names, summaries, strict=True))
@@ -107,26 +90,35 @@ def examine(
   batch: objectives.Batch,
   step: int,
 ) -> Findings:
-  """Examines one step without changing the state.
-
-  Args:
-    e: The experiment.
-    state: State before the step.
-    batch: The batch of the step.
-    step: Number of completed updates.
-  """
+  """Examines the step after some completed updates; keeps the state."""
   mesh = e.program.mesh
   everywhere = mesh_lib.replicated(mesh)
   trace, fed, targets = jax.jit(
     _forward(e, step),
     out_shardings=(everywhere, mesh_lib.batch_sharding(mesh), everywhere),
   )(state.params, state.extra, batch, np.int32(step))
-  arrays = jax.jit(
-    _backward(e.program.variant(step)), out_shardings=everywhere
-  )(state, batch, np.int32(step))
+  setup = e.program.variant(step).setup
+
+  def backward(
+    state: state_lib.TrainState, batch: objectives.Batch, step: jax.Array
+  ) -> dict[str, _Summary]:
+    _, _, update = train_step_lib.train_step(setup, state, batch, step)
+    trees = {
+      'parameters': state.params,
+      'gradient': update.grads,
+      'optimizer': update.opt_state,
+      'parameters_after': update.params,
+    }
+    return {name: _by_path(tree) for name, tree in trees.items()}
+
+  arrays = jax.jit(backward, out_shardings=everywhere)(
+    state, batch, np.int32(step)
+  )
   bad = np.asarray(trace.bad)
-  first = next((i for i, count in enumerate(bad) if count.any()), 0)
-  drawn = choose(len(bad[first]), np.flatnonzero(bad[first]))
+  first = next((count for count in bad if count.any()), bad[0])
+  drawn = list(range(len(first)))
+  if len(drawn) > _MOST_IMAGES:
+    drawn = sorted(drawn, key=lambda i: not first[i])[:_MOST_IMAGES]
   images, index, targets = jax.jit(
     lambda fed, rows, *batch_rest: (fed[rows], *batch_rest),
     out_shardings=everywhere,
@@ -143,31 +135,13 @@ def examine(
   )
 
 
-def choose(
-  count: int, marked: Collection[int] = (), most: int = 64
-) -> list[int]:
-  """Returns which of `count` images to draw: marked ones first if not all fit.
-
-  Images are given by their positions, at most `most` of them.
-  """
-  if count <= most:
-    return list(range(count))
-  unmarked = [i for i in range(count) if i not in set(marked)]
-  return [*sorted(marked), *unmarked][:most]
-
-
 def _forward(
   e: experiment_lib.Experiment, number: int
 ) -> Callable[..., tuple[_Summary, jax.Array, Any]]:
   """Returns a function that computes a step's loss and examines each module.
 
-  Args:
-    e: The experiment.
-    number: Number of completed updates.
-
-  Returns:
-    A function (parameters, extra, batch, step) -> trace, input images of the
-    model, float32 [B, H, W, C], and their targets.
+  After `number` updates, (parameters, extra, batch, step) gives the trace, the
+  input images of the model, float32 [B, H, W, C], and their targets.
   """
   config = e.config.copy_and_resolve_references()
   config.model.scan, config.model.remat = False, 'none'
@@ -229,7 +203,6 @@ class _Recorder:
     kwargs: dict[str, Any],
     context: nn.module.InterceptorContext,
   ) -> Any:
-    """Calls a module's method, as an interceptor of `nn.intercept_methods`."""
     scope = context.module.scope
     assert scope is not None  # bound, since it is called
     root = scope.root
@@ -249,7 +222,6 @@ class _Recorder:
     return result
 
   def trace(self) -> _Summary:
-    """Returns the recorded statistics."""
     shape = (self._batch_size,)
     bad = [jnp.broadcast_to(values.bad, shape) for values in self._values]
     largest = [values.largest.max() for values in self._values]
@@ -265,39 +237,11 @@ class _Recorder:
       return
     by_example = all(x.ndim and len(x) == self._batch_size for x in arrays)
     self._events.append(Event(path, phase, by_example))
-    summaries = [_look(x, range(by_example, x.ndim)) for x in arrays]
-    self._values.append(
-      Values(
-        sum(values.bad for values in summaries),
-        functools.reduce(jnp.maximum, [values.largest for values in summaries]),
-      )
+    bad, largest = zip(
+      *(_look(x, range(by_example, x.ndim)) for x in arrays), strict=True
     )
-
-
-def _backward(
-  program: program_lib.Program,
-) -> Callable[..., dict[str, _Summary]]:
-  """Returns a function that examines a step's gradients and their effects.
-
-  Returns:
-    A function (state, batch, step) -> values for `Findings.arrays`.
-  """
-
-  def run(
-    state: state_lib.TrainState,
-    batch: objectives.Batch,
-    step: jax.Array,
-  ) -> dict[str, _Summary]:
-    _, _, update = train_step_lib.train_step(program.setup, state, batch, step)
-    trees = {
-      'parameters': state.params,
-      'gradient': update.grads,
-      'optimizer': update.opt_state,
-      'parameters_after': update.params,
-    }
-    return {name: _by_path(tree) for name, tree in trees.items()}
-
-  return run
+    total = functools.reduce(jnp.maximum, largest)
+    self._values.append(Values(sum(bad), total))
 
 
 def _by_path(tree: Any) -> _Summary:

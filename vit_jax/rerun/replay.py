@@ -56,25 +56,33 @@ _STAGES = {
 def run(config: ml_collections.ConfigDict, workdir: str, step: int) -> int:
   """Repeats a step; prints the findings as JSON, and logs them as text.
 
-  Args:
-    config: Config of the run.
-    workdir: Work directory of a run that is finished, stopped or running.
-    step: Number of the update, from 1.
-
-  Returns:
-    The exit status, 0: the step was repeated, whatever was found.
-
-  Raises:
-    UserError: There is no such run or step, or its config is different.
+  `step` is the number of the update, from 1, of a run that is finished, stopped
+  or running. The exit status is 0 whatever was found.
   """
   path = pathlib.Path(workdir).absolute()
   with processes.lost_peers_explained():
     e = _open(path, config, step)
-    state, start = _restore(path, e, step)
+    read = e.program.state_to_read
+    restored = restoring.restore_at_most(path, step - 1, read)
+    state, start = restored or (e.init(), 0)
+    state = e.program.adopt(state)
+    logging.info(
+      'from %s: %d step(s) lead to step %d',
+      f'the checkpoint of step {start}' if restored else 'the start of the run',
+      step - 1 - start,
+      step,
+    )
     with e.train_batches(start) as batches:
       for k in range(start + 1, step):
         state, metrics = _repeat(e, state, batches, next(batches), k)
-        _check_good(e, k, step, metrics)
+        if not metrics['ok'] and not e.config.train.skip_nonfinite:
+          raise UserError(
+            f'step {k}, on the way to step {step}, is not finite: look at that'
+            f' one, --replay={k}; or skip such steps, if the run did:'
+            ' --config.train.skip_nonfinite'
+          )
+        if not metrics['ok']:
+          logging.info('step %d is not finite; it is skipped', k)
       batch = next(batches)
       findings = diagnose.examine(e, state, batch, step - 1)
       _, metrics = _repeat(e, state, batches, batch, step)
@@ -93,7 +101,6 @@ def run(config: ml_collections.ConfigDict, workdir: str, step: int) -> int:
 def _open(
   path: pathlib.Path, config: ml_collections.ConfigDict, step: int
 ) -> experiment_lib.Experiment:
-  """Returns the run's experiment."""
   experiment_lib.check(config)
   resumed = workdir_lib.check_config(path, config, resuming.aligned)
   if resumed is None:
@@ -112,22 +119,6 @@ def _open(
       ' be others'
     )
   return e
-
-
-def _restore(
-  path: pathlib.Path, e: experiment_lib.Experiment, step: int
-) -> tuple[state_lib.TrainState, int]:
-  """Returns the newest state before a step, and its number of updates."""
-  restored = restoring.restore_at_most(path, step - 1, e.program.state_to_read)
-  state, start = restored or (e.init(), 0)
-  state = e.program.adopt(state)
-  logging.info(
-    'from %s: %d step(s) lead to step %d',
-    f'the checkpoint of step {start}' if restored else 'the start of the run',
-    step - 1 - start,
-    step,
-  )
-  return state, start
 
 
 def _repeat(
@@ -152,25 +143,9 @@ def _repeat(
   return state, scalars
 
 
-def _check_good(
-  e: experiment_lib.Experiment, k: int, step: int, metrics: Scalars
-) -> None:
-  """Raises a UserError if step k is not finite, and so no later one is."""
-  if metrics['ok']:
-    return
-  if not e.config.train.skip_nonfinite:
-    raise UserError(
-      f'step {k}, on the way to step {step}, is not finite: look at that one,'
-      f' --replay={k}; or skip such steps, if the run did:'
-      ' --config.train.skip_nonfinite'
-    )
-  logging.info('step %d is not finite; it is skipped', k)
-
-
 def _report(
   e: experiment_lib.Experiment, f: diagnose.Findings, metrics: Scalars
 ) -> dict[str, Any]:
-  """Returns the findings, for JSON."""
   good = {
     name: not any(values.bad for values in arrays.values())
     for name, arrays in f.arrays.items()
@@ -195,9 +170,18 @@ def _causes(f: diagnose.Findings, metrics: Scalars) -> Iterator[dict[str, Any]]:
   """Yields the non-finite values, in the order of computation."""
   for i, (event, bad) in enumerate(zip(f.events, f.bad, strict=True)):
     if bad.any():
+      if event.phase == 'output':
+        name, place = event.path or 'model', 'output'
+      elif event.path:
+        # Earlier modules have finite outputs: the outer module computed this.
+        name = event.path.rpartition('/')[0] or 'model'
+        place = f'input of {event.path}'
+      else:
+        name, place = 'images', 'input'
       yield {
         'stage': 'forward',
-        **_place(event),
+        'name': name,
+        'at': place,
         'not_finite': int(bad.sum() if event.by_example else bad[0]),
         'largest_finite': float(f.largest[i]),
         'largest_before': float(f.largest[max(i - 1, 0)]),
@@ -227,26 +211,11 @@ def _causes(f: diagnose.Findings, metrics: Scalars) -> Iterator[dict[str, Any]]:
       yield {'stage': norm, 'name': name, 'largest_finite': largest}
 
 
-def _place(event: diagnose.Event) -> dict[str, str]:
-  """Returns the module that computed a value, and where in the module."""
-  if event.phase == 'output':
-    return {'name': event.path or 'model', 'at': 'output'}
-  if not event.path:
-    return {'name': 'images', 'at': 'input'}
-  # Earlier modules have finite outputs, so the outer module computed this.
-  outer = event.path.rpartition('/')[0] or 'model'
-  return {'name': outer, 'at': f'input of {event.path}'}
-
-
 def _last_layers_first(f: diagnose.Findings, names: Iterable[str]) -> list[str]:
   """Returns parameters in the order in which their gradients are computed."""
-  outputs = {
-    event.path: i for i, event in enumerate(f.events) if event.phase == 'output'
-  }
-  blocks = next(
-    (i for i, x in enumerate(f.events) if x.path.startswith('blocks_')), 0
-  )
-
+  events = list(enumerate(f.events))
+  outputs = {x.path: i for i, x in events if x.phase == 'output'}
+  blocks = next((i for i, x in events if x.path.startswith('blocks_')), 0)
   names = list(names)
   stacks = (re.match(r'(|.*?/)blocks_', name) for name in names)
   trunk = next((match[1] for match in stacks if match), '')
@@ -262,33 +231,17 @@ def _last_layers_first(f: diagnose.Findings, names: Iterable[str]) -> list[str]:
 
 
 def _recorded(path: pathlib.Path, step: int) -> Scalars:
-  """Returns the metrics that the run reported for a step, if any."""
-  metrics: Scalars = {}
+  metrics: dict[str, float | None] = {}
   with contextlib.suppress(FileNotFoundError):
     for line in safe_io.read_lines(path):
       values = reporting.parse_metrics(line)
       if values is not None and values['step'] == step:
         metrics |= values
-  metrics = {k: math.nan if x is None else x for k, x in metrics.items()}
   return {
-    name.removeprefix('train/'): x
+    name.removeprefix('train/'): math.nan if x is None else x
     for name, x in metrics.items()
     if name.startswith('train/')
   }
-
-
-def _likeness(report: dict[str, Any]) -> str:
-  """Returns text on how the repeated metrics agree with the recorded ones."""
-  if report['same']:
-    return 'the same'
-  then = report['recorded']
-  pairs = [(report['metrics'][name], x) for name, x in then.items()]
-  if any(x is None for pair in pairs for x in pair):
-    return f'other: {then}'
-  worst = max(abs(a - b) / max(abs(b), 1e-9) for a, b in pairs)
-  if worst > 1e-3:
-    return f'other: {then}'
-  return f'the same to {worst:.0e}: another mesh or machine rounds otherwise'
 
 
 def _compare(metrics: Scalars, recorded: Scalars) -> dict[str, Any]:
@@ -312,7 +265,6 @@ def _write(
   f: diagnose.Findings,
   report: dict[str, Any],
 ) -> None:
-  """Writes report and images; prints the report and logs both."""
   report['contact_sheet'] = _draw(path.with_suffix('.png'), e, f, report)
   report['report'] = str(path.with_suffix('.json'))
   modules = {
@@ -337,7 +289,6 @@ def _draw(
   f: diagnose.Findings,
   report: dict[str, Any],
 ) -> str:
-  """Draws the model's input images; returns the path of the picture."""
   guilty = set((report['first'] or {}).get('examples', ()))
   mean, std = (
     np.asarray(x, np.float32) for x in config_lib.normalization(e.config)
@@ -345,32 +296,35 @@ def _draw(
   number, total = len(f.drawn), len(f.index)
   count_text = f'{number} of {total}' if number < total else str(total)
   captions = model_inputs.captions(f.targets, e.source.features, total)
-  groups = [
-    [
-      sheet.Tile(
-        sheet.readable(image),
-        f'example {f.index[row]}: {captions[row]}',
-        style.WRONG if f.index[row] in guilty else '',
-      )
-    ]
-    for image, row in zip(f.images * std + mean, f.drawn, strict=True)
-  ]
-  title = (
-    f'Step {report["step"]}: {count_text} examples, as the model sees them'
-  )
+  groups = []
+  for image, row in zip(f.images * std + mean, f.drawn, strict=True):
+    caption = f'example {f.index[row]}: {captions[row]}'
+    frame = style.WRONG if f.index[row] in guilty else ''
+    groups.append([sheet.Tile(sheet.readable(image), caption, frame)])
+  step = report['step']
+  title = f'Step {step}: {count_text} examples, as the model sees them'
   paper.save(path, sheet.draw(tiles.grouped(groups, _COLUMNS), title=title))
   return str(path)
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
-  """Yields lines of the report as readable text."""
   metrics = ', '.join(
     f'{name} {"not finite" if x is None else config_lib.number(x)}'
     for name, x in report['metrics'].items()
   )
   yield f'step {report["step"]} again: {metrics}'
   if report['same'] is not None:
-    yield f'what the run reported of it is {_likeness(report)}'
+    then = report['recorded']
+    pairs = [(report['metrics'][name], x) for name, x in then.items()]
+    likeness = f'other: {then}'
+    if report['same']:
+      likeness = 'the same'
+    elif not any(x is None for pair in pairs for x in pair):
+      worst = max(abs(a - b) / max(abs(b), 1e-9) for a, b in pairs)
+      if worst <= 1e-3:
+        rounds = 'another mesh or machine rounds otherwise'
+        likeness = f'the same to {worst:.0e}: {rounds}'
+    yield f'what the run reported of it is {likeness}'
   if names := report['bad_parameters']:
     yield f'not finite before the step: {config_lib.join_first(names)}'
   if report['first'] is not None:
@@ -388,7 +342,6 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _show(cause: dict[str, Any], report: dict[str, Any]) -> str:
-  """Returns a cause from `_causes` as text."""
   text = _STAGES[cause['stage']]
   if 'name' in cause:
     comma = '' if text.endswith(' of') else ','
@@ -398,11 +351,10 @@ def _show(cause: dict[str, Any], report: dict[str, Any]) -> str:
   if 'not_finite' in cause:
     text += f': {cause["not_finite"]} values'
   if 'examples' in cause:
-    ids = [str(i) for i in cause['examples']]
-    names = f': {config_lib.join_first(ids, 10)}'
-    if len(ids) == len(report['examples']):
-      names = ''
-    text += f', in {len(ids)} of {len(report["examples"])} examples{names}'
+    ids, total = [str(i) for i in cause['examples']], len(report['examples'])
+    text += f', in {len(ids)} of {total} examples'
+    if len(ids) < total:
+      text += f': {config_lib.join_first(ids, 10)}'
   for key, words in (
     ('largest_finite', 'the largest finite one is'),
     ('largest_before', 'the largest before it was'),

@@ -31,17 +31,8 @@ from vit_jax.train import loop
 def run(original: str, workdir: str, dry_run: bool = False) -> int:
   """Trains with the config of another run, and compares the metrics.
 
-  Args:
-    original: The work directory of the other run, finished or not.
-    workdir: The work directory of the new run.
-    dry_run: Passed to `vit_jax.train`; then nothing is compared.
-
-  Returns:
-    The exit status: 0 even if the metrics differ.
-
-  Raises:
-    UserError: There is no such run, its config does not fit this version, or
-      `vit_jax.train` raised it.
+  The other run may be unfinished. The exit status is 0 even if metrics differ.
+  In a dry run nothing is compared.
   """
   old, new = pathlib.Path(original).resolve(), pathlib.Path(workdir).resolve()
   if old == new:
@@ -51,19 +42,29 @@ def run(original: str, workdir: str, dry_run: bool = False) -> int:
     )
   with processes.lost_peers_explained():
     stored = processes.call_on_first(lambda: _stored_config(old))
-    config = _config(old, stored)
-    info = workdir_lib.run_info(
-      sys.orig_argv
-    )  # in all processes, since it looks for devices
+    try:
+      config = config_lib.from_dict(stored)
+    except UserError as e:
+      raise UserError(
+        f'{old / "config.json"} is of another version of vit_jax: {e}; run the'
+        ' code of that version: run.json names its commit'
+      ) from None
+    # In all processes, since it looks for devices.
+    info = workdir_lib.run_info(sys.orig_argv)
     processes.call_on_first(lambda: _tell_changes(old, stored, info, config))
   status = loop.run(config, str(new), dry_run).status
+
+  def tell_outcome() -> None:
+    with logs.log_to(new / workdir_lib.LOG):
+      for line in outcome(records.read(old), records.read(new)):
+        logging.info('%s', line)
+
   if status == 0 and not dry_run:
-    processes.call_on_first(lambda: _tell_outcome(old, new))
+    processes.call_on_first(tell_outcome)
   return status
 
 
 def _stored_config(path: pathlib.Path) -> dict[str, Any]:
-  """Reads config.json of a run."""
   advice = 'name another run'
   stored = safe_io.read_json(path / 'config.json', advice)
   if not isinstance(stored, dict):
@@ -75,36 +76,13 @@ def _stored_config(path: pathlib.Path) -> dict[str, Any]:
   return stored
 
 
-def _config(
-  path: pathlib.Path, stored: Mapping[str, Any]
-) -> ml_collections.ConfigDict:
-  """Returns the config of a run.
-
-  Raises:
-    UserError: This version does not know it.
-  """
-  try:
-    return config_lib.from_dict(stored)
-  except UserError as e:
-    raise UserError(
-      f'{path / "config.json"} is of another version of vit_jax: {e}; run the'
-      ' code of that version: run.json names its commit'
-    ) from None
-
-
 def _tell_changes(
   path: pathlib.Path,
   stored: Mapping[str, Any],
   info: Mapping[str, Any],
   config: ml_collections.ConfigDict,
 ) -> None:
-  """Logs the original's setting and what has changed since; opens the data.
-
-  `stored` is the original's config.json, and `info` is of this process.
-
-  Raises:
-    UserError: The config cannot work here, or the data cannot be opened.
-  """
+  """Logs the original's setting and what has changed since; opens the data."""
   record = records.read(path)
   if record.starts:
     first = record.starts[0]
@@ -112,7 +90,13 @@ def _tell_changes(
       'reproducing %s, begun %s on %s by: %s',
       *(path, first.get('started'), first.get('host'), first.get('command')),
     )
-  changes = _changed_keys(stored, config) + _changed_setting(record, info)
+  changes = _changed_setting(record, info)
+  recorded = dict(config_lib.flatten(stored))
+  values = config_lib.flatten(config)
+  new = [f'{key}={x!r}' for key, x in values if key not in recorded]
+  if new:
+    text = f'{len(new)} key(s) of the config are new'
+    changes.insert(0, f'{text}: {config_lib.join_first(new)}')
   for change in changes:
     logging.info('since then: %s', change)
   _check_paths(config, record)
@@ -122,23 +106,8 @@ def _tell_changes(
     changes.append(change)
     logging.info('since then: %s', change)
   if not changes:
-    logging.info(
-      'since then: nothing has changed: versions, code, devices, data'
-    )
-
-
-def _changed_keys(
-  stored: Mapping[str, Any], config: ml_collections.ConfigDict
-) -> list[str]:
-  """Names the keys that the original's version did not have."""
-  recorded = dict(config_lib.flatten(stored))
-  values = dict(config_lib.flatten(config))
-  new = [f'{key}={x!r}' for key, x in values.items() if key not in recorded]
-  if not new:
-    return []
-  return [
-    f'{len(new)} key(s) of the config are new: {config_lib.join_first(new)}'
-  ]
+    unchanged = 'versions, code, devices, data'
+    logging.info('since then: nothing has changed: %s', unchanged)
 
 
 def _changed_setting(
@@ -173,11 +142,9 @@ def _change(record: records.Record, name: str, now: str | None) -> str:
 def _check_paths(
   config: ml_collections.ConfigDict, record: records.Record
 ) -> None:
-  """Raises a UserError if a relative path does not exist from here."""
-  name = config.data.name
   start = config.init_from.path
   teacher = config.objective.options.get('teacher', '')
-  kind, _, path = name.partition(':')
+  kind, _, path = config.data.name.partition(':')
   paths = {
     'data.name': path if kind in ('folder', 'table') else '',
     'data.dir': config.data.dir or '',
@@ -198,25 +165,20 @@ def _check_paths(
     )
 
 
-def _tell_outcome(old: pathlib.Path, new: pathlib.Path) -> None:
-  """Logs a comparison of the results of two runs."""
-  with logs.log_to(new / workdir_lib.LOG):
-    for line in outcome(records.read(old), records.read(new)):
-      logging.info('%s', line)
-
-
 def outcome(old: records.Record, new: records.Record) -> list[str]:
   """Compares the metrics of a run with those of another that it reproduces.
 
-  Args:
-    old: The original.
-    new: The reproduction.
-
-  Returns:
-    Lines for people: the newest metrics of each evaluation that both have, and
-    how far all metrics agree, except for metrics of speed.
+  The lines have the newest metrics of each evaluation that both have, and how
+  far all metrics agree, except for metrics of speed.
   """
-  pairs = _pairs(old, new)
+  pairs = {}  # (old, new) values by metric and step
+  for name in old.curves.keys() & new.curves.keys():
+    if reporting.is_timed(name):
+      continue
+    before = {point.step: point.value for point in old.curves[name]}
+    for point in new.curves[name]:
+      if point.step in before:
+        pairs[name, point.step] = (before[point.step], point.value)
   if not pairs:
     return [f'{old.path} has no metrics to compare with']
   lines = []
@@ -228,8 +190,12 @@ def outcome(old: records.Record, new: records.Record) -> list[str]:
     if records.is_evaluation(name):
       was, now = map(config_lib.number, pairs[name, step])
       lines.append(f'{name} {now}, was {was} (step {step})')
-  differences = {key: _difference(*pair) for key, pair in pairs.items()}
-  differences = {key: x for key, x in differences.items() if x}
+  differences = {}  # relative to the larger number
+  for key, (a, b) in pairs.items():
+    if math.isnan(a) != math.isnan(b):
+      differences[key] = math.inf
+    elif a != b and not math.isnan(a):
+      differences[key] = abs(a - b) / max(abs(a), abs(b))
   if not differences:
     return [*lines, f'equal to the bit: all {len(pairs)} values of the metrics']
   (name, step), largest = max(differences.items(), key=lambda item: item[1])
@@ -239,27 +205,3 @@ def outcome(old: records.Record, new: records.Record) -> list[str]:
     f' is {largest:.2g} of the value, in {name} at step {step}'
   )
   return lines
-
-
-def _pairs(
-  old: records.Record, new: records.Record
-) -> dict[tuple[str, int], tuple[float, float]]:
-  """Returns (old, new) values by metric and step, without those of speed."""
-  pairs = {}
-  for name in old.curves.keys() & new.curves.keys():
-    if reporting.is_timed(name):
-      continue
-    before = {point.step: point.value for point in old.curves[name]}
-    for point in new.curves[name]:
-      if point.step in before:
-        pairs[name, point.step] = (before[point.step], point.value)
-  return pairs
-
-
-def _difference(a: float, b: float) -> float:
-  """Returns the difference of two numbers, relative to the larger one."""
-  if a == b or (math.isnan(a) and math.isnan(b)):
-    return 0.0
-  if math.isnan(a) or math.isnan(b):
-    return math.inf
-  return abs(a - b) / max(abs(a), abs(b))

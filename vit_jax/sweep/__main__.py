@@ -23,7 +23,6 @@ With --slurm each run is a separate job (with --local, without SLURM, to try it
 out); --jobs is then the number of jobs that are queued or running at once.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import json
@@ -96,17 +95,7 @@ def main(
   program: Sequence[str] = slurm.TRAIN,
   poll_s: float = _POLL_S,
 ) -> int:
-  """Runs the sweep, and returns the exit status.
-
-  Args:
-    argv: The arguments that are not flags.
-    program: Command that replaces `python -m vit_jax.main`; see
-      `runs.Processes`.
-    poll_s: Seconds between two checks of the runs.
-
-  Raises:
-    UserError: The sweep cannot run, or no trial was completed.
-  """
+  """Runs the sweep by `program`, as in `runs.Processes`; returns a status."""
   sweep, all_runs = _check_flags(argv)
   config = space_lib.check(sweep, all_runs)
   for package in ('optuna', 'matplotlib'):
@@ -114,6 +103,7 @@ def main(
   from vit_jax.sweep import board  # after the flags, since they import Optuna
   from vit_jax.sweep import jobs
   from vit_jax.sweep import loop
+  from vit_jax.sweep import picture
   from vit_jax.sweep import runs
   from vit_jax.sweep import study as study_lib
 
@@ -126,7 +116,16 @@ def main(
   logging.info(
     'sweep of %s in %s', counted(study.total, 'trial'), study.workdir
   )
-  publish = _publisher(study)
+  last_drawn = -math.inf
+
+  def publish(rows: 'Sequence[study_lib.Row]', draw: bool = False) -> None:
+    """Writes the trials, and draws them now and then, or if it is asked to."""
+    nonlocal last_drawn
+    board.write_csv(rows, sweep, study.workdir)
+    if draw or time.monotonic() - last_drawn > _DRAW_S:
+      picture.draw(rows, sweep, study.workdir / 'sweep.png')
+      last_drawn = time.monotonic()
+
   status = loop.run(study, launcher, all_runs, _JOBS.value, poll_s, publish)
   with study.lock:
     rows = board.ranked(study.rows(), sweep)
@@ -143,28 +142,7 @@ def main(
   return status
 
 
-def _publisher(study: 'study_lib.Study') -> Callable[..., None]:
-  """Returns a function that writes the trials, and draws them now and then.
-
-  Its second argument forces it to draw them.
-  """
-  from vit_jax.sweep import board
-  from vit_jax.sweep import picture
-
-  last_drawn = -math.inf
-
-  def publish(rows: 'Sequence[study_lib.Row]', draw: bool = False) -> None:
-    nonlocal last_drawn
-    board.write_csv(rows, study.sweep, study.workdir)
-    if draw or time.monotonic() - last_drawn > _DRAW_S:
-      picture.draw(rows, study.sweep, study.workdir / 'sweep.png')
-      last_drawn = time.monotonic()
-
-  return publish
-
-
 def _check_flags(argv: list[str]) -> tuple[space_lib.Sweep, list[str]]:
-  """Returns the sweep, and the flags of the config for all its runs."""
   cli.refuse_arguments(argv)
   if not FLAGS['config'].present:
     raise cli.missing('config', 'a config file', 'configs/digits.py')
@@ -188,11 +166,7 @@ def _check_flags(argv: list[str]) -> tuple[space_lib.Sweep, list[str]]:
 
 
 def _shares(gpus: str | None, jobs: int) -> list[str]:
-  """Returns the GPUs of each job, as ['0,1', '2,3'].
-
-  Raises:
-    UserError: The GPUs cannot be divided among the jobs.
-  """
+  """Returns the GPUs of each job, as ['0,1', '2,3']."""
   if gpus is None:
     return []
   names = [name.strip() for name in gpus.split(',') if name.strip()]

@@ -46,16 +46,10 @@ def entry(
 ) -> dict[str, Any]:
   """Returns a trial's row in leaderboard.csv and `--format=json`.
 
-  Args:
-    row: The row of the trial.
-    sweep: Sweep of the trial.
-    workdir: The work directory of the sweep.
-
-  Returns:
-    trial, state, mean (of the metric over the seeds; the last value of an
-    incomplete trial), low and high (ends of the mean's 95% interval, Student's
-    t), deviation (over the seeds), seeds (number of values), step, the keys of
-    the space, seedN (each value), error and path. Unknown numbers are None.
+  It has trial, state, mean (of the metric over the seeds; the last value of an
+  incomplete trial), low and high (ends of the mean's 95% interval, Student's
+  t), deviation (over the seeds), seeds (number of values), step, the keys of
+  the space, seedN (each value), error and path. Unknown numbers are None.
   """
   values = list(row.seeds.values())
   half = spread(row)
@@ -70,14 +64,17 @@ def entry(
     name: x if x is not None and math.isfinite(x) else None
     for name, x in numbers.items()
   }
+  seed_values = {
+    f'seed{seed}': finite.pop(f'seed{seed}') for seed in sweep.seeds
+  }
   return {
     'trial': row.number,
     'state': row.state,
-    **{name: finite[name] for name in ('mean', 'low', 'high', 'deviation')},
+    **finite,
     'seeds': len(values),
     'step': row.step if row.step >= 0 else None,
     **{key: row.point.get(key) for key in sorted(sweep.space)},
-    **{f'seed{seed}': finite[f'seed{seed}'] for seed in sweep.seeds},
+    **seed_values,
     'error': row.error,
     'path': str(workdir / 'trials' / f'{row.number:04d}'),
   }
@@ -86,11 +83,7 @@ def entry(
 def write_csv(
   rows: Sequence[study_lib.Row], sweep: space_lib.Sweep, workdir: pathlib.Path
 ) -> None:
-  """Writes leaderboard.csv; replaces an old one atomically.
-
-  Raises:
-    UserError: It cannot be written.
-  """
+  """Writes leaderboard.csv; replaces an old one atomically."""
   entries = [entry(row, sweep, workdir) for row in ranked(rows, sweep)]
   empty = study_lib.Row(0, {}, 'unfinished', -1, None, {}, '')
   with safe_io.replacing(workdir / 'leaderboard.csv') as file:
@@ -103,6 +96,10 @@ def table(
 ) -> tables.Table:
   """Returns a row for each trial, without the errors."""
   keys = sorted(sweep.space)
+  # The last parts of keys, or whole keys if these are not unique.
+  names = [key.rpartition('.')[2] for key in keys]
+  if len(set(names)) < len(keys):
+    names = keys
   measures = 'state', 'step', sweep.metric, '± 95%', 'seeds'
   lines = []
   for row in rows:
@@ -118,18 +115,12 @@ def table(
         len(row.seeds) or None,
       ]
     )
-  return tables.Table(['trial', *_short(keys), *measures], lines)
+  return tables.Table(['trial', *names, *measures], lines)
 
 
 def _cell(point: Mapping[str, Any], key: str) -> str:
   text = space_lib.show_value(point[key]) if key in point else ''
   return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + '…'
-
-
-def _short(keys: Sequence[str]) -> list[str]:
-  """Returns the last parts of keys, or whole keys if these are not unique."""
-  ends = [key.rpartition('.')[2] for key in keys]
-  return ends if len(set(ends)) == len(keys) else list(keys)
 
 
 class Board:
@@ -139,7 +130,6 @@ class Board:
   """
 
   def __init__(self, sweep: space_lib.Sweep):
-    """Shows nothing yet."""
     self._sweep = sweep
     self._region = terminal.Region() if logs.can_draw() else None
 
@@ -155,18 +145,12 @@ class Board:
     if self._region is None:
       return
     rows = ranked(rows, self._sweep)
-    visible_rows = _choose(rows, max(self._region.console.height - 4, 1))
+    most = max(self._region.console.height - 4, 1)
+    # If not all fit: the running ones, then the best.
+    by_need = sorted(rows, key=lambda row: row.state != 'running')
+    numbers = {row.number for row in by_need[:most]}
+    visible_rows = [row for row in rows if row.number in numbers]
     text = table(visible_rows, self._sweep).text()
     if len(visible_rows) < len(rows):
       text += f'\n... and {len(rows) - len(visible_rows)} more'
     self._region.draw(self._region.render(text))
-
-
-def _choose(
-  rows: Sequence[study_lib.Row], most: int
-) -> Sequence[study_lib.Row]:
-  """Returns the trials to show if not all fit: running ones, then the best."""
-  running = [row for row in rows if row.state == 'running'][:most]
-  best = [row for row in rows if row not in running]
-  chosen = {row.number for row in running + best[: most - len(running)]}
-  return [row for row in rows if row.number in chosen]

@@ -1,6 +1,7 @@
 """Runs `vit_jax.main` as submitit jobs, on SLURM or, for trial, locally."""
 
 from collections.abc import Sequence
+import dataclasses
 import os
 import pathlib
 import signal
@@ -30,45 +31,30 @@ class Jobs:
   def __init__(
     self, flag_values: flags.FlagValues, program: Sequence[str] = slurm.TRAIN
   ):
-    """Submits no jobs yet.
-
-    Args:
-      flag_values: Parsed flags, with those of `slurm.define_flags`.
-      program: As for `runs.Processes`.
-
-    Raises:
-      UserError: submitit or SLURM is missing, or the flags do not fit.
-    """
-    self._flags = flag_values
-    self._program = program
+    self._flags, self._program = flag_values, program
     slurm.make_executor(pathlib.Path('unused'), flag_values)
 
   def start(self, flags: Sequence[str], workdir: pathlib.Path) -> runs.Run:
     """Submits a run, or finds the current job of its work directory."""
-    folder = workdir.with_name(f'{workdir.name}.jobs')
-    stop = workdir.with_name(f'{workdir.name}.stop')
-    if (job := self._unfinished(folder)) is None:
-      stop.unlink(missing_ok=True)
-      executor = slurm.make_executor(folder, self._flags)
-      lock = workdir.with_name(f'.{workdir.name}.lock')
-      argv = [*flags, f'--workdir={workdir}']
-      job = executor.submit(_Training(argv, self._program, lock, stop))
-    return _Job(job, workdir, stop, bool(self._flags.local))
-
-  def _unfinished(self, folder: pathlib.Path) -> 'submitit.Job[None] | None':
-    """Returns the newest job of a run, unless it has ended."""
     import submitit
 
+    folder = workdir.with_name(f'{workdir.name}.jobs')
+    stop = workdir.with_name(f'{workdir.name}.stop')
     submitted = sorted(
       folder.glob('*_submitted.pkl'), key=lambda path: path.stat().st_mtime
     )
-    if not submitted:
-      return None
-    number = submitted[-1].name.removesuffix('_submitted.pkl')
-    if self._flags.local:
-      return None  # its process is not ours: a new job waits for its lock
-    job = submitit.SlurmJob[None](folder, number)
-    return None if job.done(force_check=True) else job
+    # The process of a local job is not ours: a new one waits for its lock.
+    if submitted and not self._flags.local:
+      number = submitted[-1].name.removesuffix('_submitted.pkl')
+      old_job = submitit.SlurmJob[None](folder, number)
+      if not old_job.done(force_check=True):
+        return _Job(old_job, workdir, stop, local=False)
+    stop.unlink(missing_ok=True)
+    lock = workdir.with_name(f'.{workdir.name}.lock')
+    argv = [*flags, f'--workdir={workdir}']
+    executor = slurm.make_executor(folder, self._flags)
+    job = executor.submit(_Training(argv, self._program, lock, stop))
+    return _Job(job, workdir, stop, bool(self._flags.local))
 
 
 class _Training(slurm.Training):
@@ -82,8 +68,7 @@ class _Training(slurm.Training):
     stop: pathlib.Path,
   ):
     super().__init__(training_flags, program)
-    self._lock = lock
-    self._stop = stop
+    self._lock, self._stop = lock, stop
 
   def __call__(self) -> None:
     import submitit
@@ -100,40 +85,34 @@ class _Training(slurm.Training):
     return not self._stop.exists() and super().requeues(env, received)
 
 
+@dataclasses.dataclass
 class _Job:
   """A job that was submitted."""
 
-  def __init__(
-    self,
-    job: 'submitit.Job[None]',
-    workdir: pathlib.Path,
-    stop: pathlib.Path,
-    local: bool,
-  ):
-    self._job = job
-    self._workdir = workdir
-    self._stop = stop
-    self._local = local
-    self._checked = time.monotonic()
+  job: 'submitit.Job[None]'
+  workdir: pathlib.Path
+  stop_file: pathlib.Path
+  local: bool
+  checked: float = dataclasses.field(default_factory=time.monotonic)
 
   def poll(self) -> runs.Ended | None:
-    if (self._workdir / 'DONE').exists():
+    if (self.workdir / 'DONE').exists():
       return runs.Ended(0)
     now = time.monotonic()
-    ask = now - self._checked > _RECHECK_S
+    ask = now - self.checked > _RECHECK_S
     if ask:
-      self._checked = now
-    if not self._job.done(force_check=ask):
+      self.checked = now
+    if not self.job.done(force_check=ask):
       return None
-    log = self._job.paths.stderr
+    log = self.job.paths.stderr
     error = runs.last_error(log) if log.exists() else 'it wrote no log'
-    return runs.Ended(1, f'job {self._job.job_id}: {error}')
+    return runs.Ended(1, f'job {self.job.job_id}: {error}')
 
   def stop(self) -> None:
-    if self._stop.exists():
+    if self.stop_file.exists():
       return
-    self._stop.touch()
-    if self._local:  # cancel() of a local job kills it before it saves
-      os.kill(int(self._job.job_id), signal.SIGTERM)
+    self.stop_file.touch()
+    if self.local:  # cancel() of a local job kills it before it saves
+      os.kill(int(self.job.job_id), signal.SIGTERM)
     else:
-      self._job.cancel(check=False)
+      self.job.cancel(check=False)

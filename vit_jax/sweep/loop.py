@@ -32,17 +32,9 @@ def run(
 ) -> int:
   """Runs trials until all have ended, or a signal arrives.
 
-  Args:
-    study: The open study.
-    launcher: Starts the runs.
-    config_flags: Flags of all runs: `--config=...` and `--config.KEY=VALUE`.
-    jobs: Number of concurrent runs.
-    poll_s: Seconds between two checks of the runs.
-    publish: Called with all trials after each one that ends, by one process at
-      a time.
-
-  Returns:
-    The exit status: 0, or 128 plus the number of the signal.
+  `jobs` runs are concurrent, with the flags of the config, and are looked at
+  every `poll_s` seconds. `publish` gets all trials after each one that ends, by
+  one process at a time. The exit status is 0, or 128 plus the signal's number.
   """
   loop = _Loop(study, launcher, config_flags, jobs, publish)
   with _Signals() as signals, board_lib.Board(study.sweep) as board:
@@ -62,105 +54,77 @@ def run(
       loop.stop()
       signals.wait(poll_s)
       loop.watch(stopping=True)
-    loop.leave()
+    for trial in loop.trials:  # other processes may go on with them
+      trial.claim.lock.release()
     return 128 + signals.stop
 
 
+@dataclasses.dataclass
 class _Loop:
-  """The trials of this process.
+  """The trials of this process."""
 
-  Attributes:
-    trials: Trials in the order in which they were claimed.
-  """
-
-  def __init__(
-    self,
-    study: study_lib.Study,
-    launcher: runs.Launcher,
-    config_flags: Sequence[str],
-    jobs: int,
-    publish: Callable[[Sequence[study_lib.Row]], None],
-  ):
-    self.trials: list[trials_lib.Trial] = []
-    self._study = study
-    self._launcher = launcher
-    self._flags = config_flags
-    self._jobs = jobs
-    self._publish = publish
-    self._refusals: list[str] = []  # errors of the trials that have ended
-    self._refused_values: dict[str, set[str]] = {}  # by keys of the space
+  study: study_lib.Study
+  launcher: runs.Launcher
+  flags: Sequence[str]
+  jobs: int
+  publish: Callable[[Sequence[study_lib.Row]], None]
+  # In the order in which they were claimed.
+  trials: list[trials_lib.Trial] = dataclasses.field(default_factory=list)
+  # Errors of the trials that have ended.
+  refusals: list[str] = dataclasses.field(default_factory=list)
+  # Their values, by keys of the space.
+  refused_values: dict[str, set[str]] = dataclasses.field(default_factory=dict)
 
   def running(self) -> int:
-    """Returns the number of current runs."""
     return sum(len(trial.running()) for trial in self.trials)
 
   def watch(self, stopping: bool = False) -> None:
     """Checks the runs; reports the trials that have ended.
 
-    Raises:
-      UserError: All trials were refused alike so far, with at least two values
-        of each key: so would be all.
+    It is an error if all trials were refused alike so far, with at least two
+    values of each key: so would be all.
     """
     ended = [trial for trial in self.trials if trial.watch(stopping)]
     self.trials = [trial for trial in self.trials if trial not in ended]
     if ended:
-      with self._study.lock:  # one process writes at a time
-        self._publish(self._study.rows())
+      with self.study.lock:  # one process writes at a time
+        self.publish(self.study.rows())
     for trial in ended:
-      self._refusals.append(trial.refusal())
+      self.refusals.append(trial.refusal())
       for key, value in trial.claim.point.items():
-        self._refused_values.setdefault(key, set()).add(repr(value))
-    if ended and not stopping:
-      self._check_refusals()
-
-  def _check_refusals(self) -> None:
-    refusal, *other_refusals = set(self._refusals)
+        self.refused_values.setdefault(key, set()).add(repr(value))
+    if not ended or stopping:
+      return
+    refusal, *other_refusals = set(self.refusals)
     # Trials that share a value may be refused for that value alone.
-    varied = all(len(values) > 1 for values in self._refused_values.values())
+    varied = all(len(values) > 1 for values in self.refused_values.values())
     if refusal and not other_refusals and varied:
       raise UserError(
-        f'the first {len(self._refusals)} trials failed alike, and so would'
+        f'the first {len(self.refusals)} trials failed alike, and so would'
         f' all: {refusal.removeprefix("seed 0: ")}'
       )
 
   def start(self, signals: '_Signals') -> None:
-    """Starts runs up to the number of concurrent jobs."""
-    while self.running() < self._jobs and not signals.stop:
-      assignment = self._next()
-      if assignment is None:
+    """Starts runs up to the number of jobs; begun trials come first."""
+    while self.running() < self.jobs and not signals.stop:
+      trial = next((x for x in self.trials if x.waiting()), None)
+      if trial is not None:
+        trial.start(self.launcher)
+      elif claim := self.study.claim():
+        self.trials.append(trials_lib.Trial(claim, self.study, self.flags))
+        logging.info('%s', self.trials[-1])
+      else:
         return
-      trial, seed = assignment
-      trial.start(seed, self._launcher)
-
-  def _next(self) -> tuple[trials_lib.Trial, trials_lib.Seed] | None:
-    """Returns the next run; trials that have begun come first."""
-    for trial in self.trials:
-      if seed := trial.waiting():
-        return trial, seed
-    while claim := self._study.claim():
-      trial = trials_lib.Trial(claim, self._study, self._flags)
-      self.trials.append(trial)
-      logging.info('%s', trial)
-      if seed := trial.waiting():
-        return trial, seed
-    return None
 
   def stop(self) -> None:
-    """Asks all runs to save and end."""
     for trial in self.trials:
       trial.stop()
-
-  def leave(self) -> None:
-    """Releases unfinished trials for other processes."""
-    for trial in self.trials:
-      trial.claim.lock.release()
-    self.trials = []
 
   def rows(self) -> list[study_lib.Row]:
     """Returns the state of all trials; that of ours is up to date."""
     open_trials = {trial.claim.number: trial for trial in self.trials}
     rows = []
-    for row in self._study.rows():
+    for row in self.study.rows():
       if trial := open_trials.get(row.number):
         row = dataclasses.replace(row, state='running', step=trial.step())
       elif row.state == 'unfinished':
@@ -170,14 +134,10 @@ class _Loop:
 
 
 class _Signals:
-  """Records signals to stop, and ends `wait` when one arrives.
-
-  Attributes:
-    stop: Number of the first signal, or 0. A second one ends the process.
-  """
+  """Records signals to stop, and ends `wait` when one arrives."""
 
   def __init__(self) -> None:
-    self.stop = 0
+    self.stop = 0  # the first signal; a second one ends the process
 
   def __enter__(self) -> '_Signals':
     self._read, self._write = os.pipe()
@@ -187,9 +147,8 @@ class _Signals:
     self._previous = {x: signal.signal(x, self._note) for x in _STOPS}
     # A handler is needed to be woken when a child ends; SIGCHLD is ignored by
     # default.
-    self._previous[signal.SIGCHLD] = signal.signal(
-      signal.SIGCHLD, lambda *_: None
-    )
+    handler = signal.signal(signal.SIGCHLD, lambda *_: None)
+    self._previous[signal.SIGCHLD] = handler
     return self
 
   def __exit__(self, *_: object) -> None:

@@ -1,7 +1,6 @@
 """Draws the result of a sweep as one picture."""
 
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Sequence
 import math
 import pathlib
@@ -53,19 +52,14 @@ def draw(
 
   A grid over two keys becomes a heat map. Otherwise each key has a panel that
   shows the trials over its values.
-
-  Args:
-    rows: All trials.
-    sweep: Sweep of the trials.
-    path: Path of the PNG; an old one is replaced atomically.
-
-  Raises:
-    UserError: It cannot be written.
   """
   valued = [row for row in rows if _value(row) is not None]
   if not valued or not sweep.space:
     return
-  title, best = _title(rows), _best(rows, sweep)
+  states = ('complete', 'pruned', 'failed')
+  counts = {x: sum(row.state == x for row in rows) for x in states}
+  by_state = ', '.join(f'{n} {x}' for x, n in counts.items() if n)
+  title, best = f'{counted(len(rows), "trial")}: {by_state}', _best(rows, sweep)
   with canvas.style():
     figure = canvas.figure(_WIDTH, _HEIGHT)  # its size depends on the content
     if sweep.sampler == 'grid' and len(sweep.space) == 2:
@@ -80,9 +74,8 @@ def draw(
 
 def _value(row: study_lib.Row) -> float | None:
   is_finite = row.value is not None and math.isfinite(row.value)
-  return (
-    row.value if is_finite and row.state in ('complete', 'pruned') else None
-  )
+  has_value = is_finite and row.state in ('complete', 'pruned')
+  return row.value if has_value else None
 
 
 def _best(
@@ -92,18 +85,7 @@ def _best(
   return first if first.state == 'complete' else None
 
 
-def _title(rows: Sequence[study_lib.Row]) -> str:
-  """Returns how many trials there are, by their state."""
-  counts = {
-    state: sum(row.state == state for row in rows)
-    for state in ('complete', 'pruned', 'failed')
-  }
-  states = ', '.join(f'{n} {state}' for state, n in counts.items() if n)
-  return f'{counted(len(rows), "trial")}: {states}'
-
-
 def _best_label(best: study_lib.Row) -> str:
-  """Returns the entry of the best trial in the legend."""
   half = board_lib.spread(best)
   interval = f' ± {half:.2g}' if math.isfinite(half) else ''
   return f'best: {best.value:.4g}{interval} (trial {best.number})'
@@ -120,7 +102,14 @@ def _draw_panels(
   width = max(columns * _WIDTH, 7.5)  # room for the title
   figure.set_size_inches(width, lines * _HEIGHT + 0.9)
   cells = figure.subplots(lines, columns, squeeze=False, sharey=True)
-  edge = _edge(rows, sweep)
+  # The worst value that the panels show: diverged runs would otherwise take all
+  # of the space.
+  sign = 1 if sweep.direction == 'maximize' else -1
+  values = [sign * x for row in rows if (x := _value(row)) is not None]
+  room = _ROOM * (max(values) - float(np.median(values)))
+  edge = sign * min(values)
+  if room:
+    edge = sign * max(min(values), max(values) - room)
   for i, cell in enumerate(cells.flat):
     if i >= len(keys):
       cell.set_axis_off()
@@ -129,25 +118,7 @@ def _draw_panels(
     cell.set_xlabel(keys[i])
     if i % columns == 0:
       cell.set_ylabel(curves.title(sweep.metric))
-  _add_legend(figure, cells.flat)
-
-
-def _edge(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> float:
-  """Returns the worst value that the panels show.
-
-  Diverged runs would otherwise take all of the space.
-  """
-  sign = 1 if sweep.direction == 'maximize' else -1
-  values = [sign * x for row in rows if (x := _value(row)) is not None]
-  best = max(values)
-  room = _ROOM * (best - float(np.median(values)))
-  return sign * max(min(values), best - room) if room else sign * min(values)
-
-
-def _add_legend(
-  figure: 'figure_lib.Figure', cells: Iterable['axes.Axes']
-) -> None:
-  entries = charts.legend_entries(cells)
+  entries = charts.legend_entries(cells.flat)
   # Matplotlib puts entries with error bars last; they belong in front.
   names = sorted(entries, key=lambda name: name not in _COMPLETE)
   figure.legend(
@@ -166,7 +137,6 @@ def _draw_panel(
   key: str,
   edge: float,
 ) -> None:
-  """Draws the trials over the values of one key."""
   place = _axis(cell, sweep.space[key])
   kinds = _kinds([row for row in rows if key in row.point], sweep, edge)
 
@@ -200,7 +170,6 @@ def _draw_panel(
 def _kinds(
   rows: Sequence[study_lib.Row], sweep: space_lib.Sweep, edge: float
 ) -> dict[str, list[study_lib.Row]]:
-  """Groups trials by their marks."""
   names = ('complete', *_MARKS)
   kinds: dict[str, list[study_lib.Row]] = {name: [] for name in names}
   upwards = sweep.direction == 'maximize'
@@ -222,11 +191,7 @@ def _kinds(
 def _axis(
   cell: 'axes.Axes', dimension: space_lib.Dimension
 ) -> Callable[[Any, int], float]:
-  """Sets up the x axis.
-
-  Returns:
-    A function that places a value of a trial, by its number, on the axis.
-  """
+  """Sets up the x axis; returns the place of a value of a trial on it."""
   from matplotlib import ticker
 
   if isinstance(dimension, space_lib.Range):
@@ -248,12 +213,8 @@ def _axis(
     return lambda value, _: float(value)
   texts = [space_lib.show_value(x) for x in values]
   turned = sum(map(len, texts)) > _LETTERS
-  cell.set_xticks(
-    range(len(texts)),
-    texts,
-    rotation=20 if turned else 0,
-    ha='right' if turned else 'center',
-  )
+  rotation, align = (20, 'right') if turned else (0, 'center')
+  cell.set_xticks(range(len(texts)), texts, rotation=rotation, ha=align)
   cell.set_xlim(-0.5, len(texts) - 0.5)
   # Points are spread a little, by the golden ratio, so as not to overlap.
   return lambda value, number: (
@@ -266,14 +227,12 @@ def _draw_map(
   rows: Sequence[study_lib.Row],
   sweep: space_lib.Sweep,
 ) -> None:
-  """Draws a cell for each point of a grid over two keys."""
-  (y_key, ys), (x_key, xs) = sorted(
-    ((key, space_lib.values(x)) for key, x in sweep.space.items()),
-    key=lambda pair: len(pair[1]),
-  )
-  figure.set_size_inches(
-    max(7.5, 2.6 + 1.05 * len(xs)), max(3.4, 2.1 + 0.62 * len(ys))
-  )
+  from matplotlib import patches
+
+  sides = ((key, space_lib.values(x)) for key, x in sweep.space.items())
+  (y_key, ys), (x_key, xs) = sorted(sides, key=lambda side: len(side[1]))
+  width, height = 2.6 + 1.05 * len(xs), 2.1 + 0.62 * len(ys)
+  figure.set_size_inches(max(7.5, width), max(3.4, height))
   cell = figure.subplots()
   cell.grid(False)
   means = np.full((len(ys), len(xs)), np.nan)
@@ -294,7 +253,9 @@ def _draw_map(
     color = 'white' if dark else 'black'
     cell.text(j, i, text, ha='center', va='center', color=color, fontsize=9)
     if best is not None and row.number == best.number:
-      _frame(cell, j, i)
+      corner = (j - 0.47, i - 0.46)
+      frame: Any = {'edgecolor': style.RED, 'linewidth': 3, 'fill': False}
+      cell.add_patch(patches.Rectangle(corner, 0.94, 0.92, **frame))
   cell.set_xticks(range(len(xs)), [space_lib.show_value(x) for x in xs])
   cell.set_yticks(range(len(ys)), [space_lib.show_value(y) for y in ys])
   cell.tick_params(length=0)
@@ -307,7 +268,6 @@ def _draw_map(
 
 
 def _note(row: study_lib.Row) -> str:
-  """Returns the text of a trial's cell: its value, or its state."""
   value = _value(row)
   if value is None:
     return row.state
@@ -316,18 +276,3 @@ def _note(row: study_lib.Row) -> str:
   half = board_lib.spread(row)
   interval = f'\n± {half:.2g}' if math.isfinite(half) else ''
   return f'{value:.4g}{interval}'
-
-
-def _frame(cell: 'axes.Axes', x: float, y: float) -> None:
-  from matplotlib import patches
-
-  cell.add_patch(
-    patches.Rectangle(
-      (x - 0.47, y - 0.46),
-      0.94,
-      0.92,
-      fill=False,
-      edgecolor=style.RED,
-      linewidth=3,
-    )
-  )

@@ -22,15 +22,12 @@ _LONGEST = 400  # maximum letters of an error
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-  """The outcome of a run.
+  """The outcome of a run."""
 
-  Attributes:
-    status: The exit status, negative for a signal; None: unknown. Such a run is
-      started again, unless it is done.
-    error: Why it failed, in one line; '' if it did not fail or gave no reason.
-  """
-
+  # The exit status, negative for a signal; None: unknown. Such a run is
+  # started again, unless it is done.
   status: int | None
+  # Why it failed, in one line; '' if it did not fail or gave no reason.
   error: str = ''
 
 
@@ -52,9 +49,8 @@ class Launcher(Protocol):
   def start(self, flags: Sequence[str], workdir: pathlib.Path) -> Run:
     """Starts a run, or finds the one that already has its work directory.
 
-    Args:
-      flags: Flags of `vit_jax.main`, except `--workdir`.
-      workdir: Work directory. The output goes to a log file next to it.
+    Flags are those of `vit_jax.main`, except `--workdir`. The output goes to a
+    log file next to the work directory.
     """
     ...
 
@@ -75,12 +71,10 @@ class Processes:
   ):
     """Starts no runs yet.
 
-    Args:
-      program: The training command. A replacement must take the same flags,
-        write metrics.jsonl and DONE in the same way, and on SIGTERM save and
-        exit with status 143.
-      gpus: CUDA_VISIBLE_DEVICES of each concurrent run, as '0'; (): all runs
-        inherit the current value.
+    A program that replaces the training command must take the same flags, write
+    metrics.jsonl and DONE in the same way, and on SIGTERM save and exit with
+    status 143. `gpus` are CUDA_VISIBLE_DEVICES of each concurrent run, as '0';
+    (): all runs inherit the current value.
     """
     self._program = list(program)
     self._gpus = list(gpus)
@@ -106,54 +100,56 @@ class Processes:
     holder = {'pid': process.pid, 'host': socket.gethostname(), 'gpus': gpus}
     lock.write(json.dumps(holder))
     lock.release()  # the process holds it now
-    return _Child(process, log, start, gpus, self._gpus)
+    return _Child(gpus, self._gpus, process, log, start)
 
 
-class _Child:
+@dataclasses.dataclass
+class _Running:
+  """A run that holds some GPUs; when it ends, they are free again."""
+
+  gpus: str | None
+  free: list[str]
+  # A second SIGTERM would end the run before it saves.
+  is_stopping: bool = dataclasses.field(default=False, kw_only=True)
+
+  def free_gpus(self) -> None:
+    if self.gpus is not None:
+      self.free.append(self.gpus)
+      self.gpus = None
+
+
+@dataclasses.dataclass
+class _Child(_Running):
   """A process that this sweep started."""
 
-  def __init__(
-    self,
-    process: subprocess.Popen[bytes],
-    log: pathlib.Path,
-    start: int,
-    gpus: str | None,
-    free: list[str],
-  ):
-    self._process = process
-    self._log, self._start = log, start
-    self._gpus, self._free = gpus, free
-    self._is_stopping = False
+  process: subprocess.Popen[bytes]
+  log: pathlib.Path
+  start: int  # of its output in the log
 
   def poll(self) -> Ended | None:
-    status = self._process.poll()
+    status = self.process.poll()
     if status is None:
       return None
-    if self._gpus is not None:
-      self._free.append(self._gpus)
-      self._gpus = None
-    return Ended(status, explain(status, self._log, self._start))
+    self.free_gpus()
+    return Ended(status, explain(status, self.log, self.start))
 
   def stop(self) -> None:
-    if (
-      not self._is_stopping
-    ):  # a second SIGTERM would end the run before it saves
-      self._is_stopping = True
-      self._process.terminate()
+    if not self.is_stopping:
+      self.is_stopping = True
+      self.process.terminate()
 
 
-class _Adopted:
+class _Adopted(_Running):
   """A process started by another sweep, which was killed."""
 
   def __init__(self, lock: safe_io.Lock, free: list[str]):
     self._lock = lock
-    self._free = free
-    self._is_stopping = False
-    self._gpus = self._holder().get('gpus')
-    if self._gpus in free:
-      free.remove(self._gpus)
+    gpus = self._holder().get('gpus')
+    if gpus in free:
+      free.remove(gpus)
     else:
-      self._gpus = free.pop(0) if free else None
+      gpus = free.pop(0) if free else None
+    super().__init__(gpus, free)
 
   def _holder(self) -> Mapping[str, Any]:
     try:
@@ -166,27 +162,23 @@ class _Adopted:
     if not self._lock.acquire(wait=False):
       return None
     self._lock.release()
-    if self._gpus is not None:
-      self._free.append(self._gpus)
-      self._gpus = None
+    self.free_gpus()
     return Ended(None)
 
   def stop(self) -> None:
     holder = self._holder()
     # While the lock is held, its holder lives, so the process id is valid.
     is_local = holder.get('host') == socket.gethostname()
-    if is_local and not self._is_stopping and self.poll() is None:
-      self._is_stopping = True
+    if is_local and not self.is_stopping and self.poll() is None:
+      self.is_stopping = True
       os.kill(int(holder['pid']), signal.SIGTERM)
 
 
 def explain(status: int, log: pathlib.Path, start: int = 0) -> str:
   """Returns why a run failed, in one line; '' if it did not.
 
-  Args:
-    status: Exit status, negative for a signal.
-    log: File with the run's output.
-    start: Offset in the log at which the run's output begins, in bytes.
+  A negative status is a signal. The run's output begins at `start` in the log,
+  in bytes.
   """
   if status == 0:
     return ''

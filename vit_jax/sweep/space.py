@@ -14,10 +14,20 @@ from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 
-SAMPLERS = ('grid', 'random', 'tpe')
-PRUNERS = ('none', 'median', 'halving')
-DIRECTIONS = ('maximize', 'minimize')
-PICKS = ('last', 'best')
+# Values of fields of a sweep.
+_CHOICES = {
+  'sampler': ('grid', 'random', 'tpe'),
+  'pruner': ('none', 'median', 'halving'),
+  'direction': ('maximize', 'minimize'),
+  'pick': ('last', 'best'),
+}
+# The least values of others.
+_LEAST = {
+  'trials': 1,
+  'prune_after_trials': 1,
+  'prune_after_steps': 0,
+  'sampler_seed': 0,
+}
 
 # Values of the keys of a space: {'optim.learning_rate': 3e-4}.
 Point = dict[str, Any]
@@ -167,11 +177,7 @@ def show_value(value: Any) -> str:
 def parse(
   config_flags: Sequence[str], point: Mapping[str, Any]
 ) -> ml_collections.ConfigDict:
-  """Returns the config of a run with these flags.
-
-  Raises:
-    UserError: The config file, a key or a value cannot be used.
-  """
+  """Returns the config of a run with these flags."""
   flag_values = flags.FlagValues()
   argv = ['sweep', *config_flags, *point_flags(point)]
   config = cli.define_config(flag_values)
@@ -180,11 +186,7 @@ def parse(
 
 
 def load(path: str) -> Sweep:
-  """Returns the sweep of `FILE.py` or `FILE.py:ARG`.
-
-  Raises:
-    UserError: There is no such file, or it fails; the message names the line.
-  """
+  """Returns the sweep of `FILE.py` or `FILE.py:ARG`."""
   sweep = config_lib.call_file(path, 'sweep', 'configs/sweeps/')
   if not isinstance(sweep, Sweep):
     file = path.split(':', 1)[0]
@@ -195,18 +197,7 @@ def load(path: str) -> Sweep:
 def check(
   sweep: Sweep, config_flags: Sequence[str]
 ) -> ml_collections.ConfigDict:
-  """Checks a sweep against the config that it is to vary.
-
-  Args:
-    sweep: The sweep.
-    config_flags: `--config=FILE` and overrides.
-
-  Returns:
-    The config, in which no key of the space is overridden.
-
-  Raises:
-    UserError: A key does not exist, a value does not fit, or a field is wrong.
-  """
+  """Checks a sweep against the config that it is to vary, and returns this."""
   _check_fields(sweep)
   config = parse(config_flags, {})
   _check_config(config)
@@ -226,9 +217,29 @@ def check(
         f'--config.{key}: the space has this key, too; take it out of one'
       )
     _check_dimension(key, dimension, sweep.sampler)
-    for value in _samples(dimension):
-      _check_value(config_flags, key, value)
-  _check_metric(sweep, config)
+    samples: Sequence[Any]
+    if isinstance(dimension, Choice):
+      samples = dimension.values
+    else:
+      number = int if dimension.is_integer else float
+      samples = number(dimension.low), number(dimension.high)
+    for value in samples:
+      with config_lib.explained(f'in the space: {key}={text(value)}'):
+        trial_config = parse(config_flags, {key: value})
+        _check_config(trial_config)
+      typed_value = config_lib.value_at(trial_config, key)
+      if typed_value != value:
+        raise UserError(
+          f'in the space: {key}={text(value)}: the config takes it for'
+          f' {typed_value!r}, not for {value!r}'
+        )
+  name, _, quantity = sweep.metric.partition('/')
+  evaluations = [k for k, spec in config.evals.items() if spec.split]
+  if not quantity or name not in [*evaluations, 'train']:
+    raise UserError(
+      f'metric is {sweep.metric!r}, but no such evaluation runs:'
+      f' {", ".join(evaluations) or "all splits in config.evals are empty"}'
+    )
   return config
 
 
@@ -243,23 +254,8 @@ def _check_config(config: ml_collections.ConfigDict) -> None:
     layer.check(config)
 
 
-def _samples(dimension: Dimension) -> tuple[Any, ...]:
-  """Returns values to check in place of the whole dimension."""
-  if isinstance(dimension, Choice):
-    return dimension.values
-  if dimension.is_integer:
-    return int(dimension.low), int(dimension.high)
-  return float(dimension.low), float(dimension.high)
-
-
 def _check_fields(sweep: Sweep) -> None:
-  """Raises a UserError if a field of the sweep cannot be used."""
-  for name, allowed in (
-    ('sampler', SAMPLERS),
-    ('pruner', PRUNERS),
-    ('direction', DIRECTIONS),
-    ('pick', PICKS),
-  ):
+  for name, allowed in _CHOICES.items():
     if getattr(sweep, name) not in allowed:
       raise UserError(
         f'{name} is {getattr(sweep, name)!r}: choose one of'
@@ -281,73 +277,37 @@ def _check_fields(sweep: Sweep) -> None:
       f'trials is missing: say how many points {sweep.sampler} is to try, as in'
       ' trials=20 or --trials=20'
     )
-  _check_least(sweep)
-
-
-def _check_least(sweep: Sweep) -> None:
-  """Raises a UserError if a number is too small, or is no whole number."""
-  minima = {'prune_after_trials': 1, 'prune_after_steps': 0, 'sampler_seed': 0}
-  if sweep.trials is not None:
-    minima = {'trials': 1} | minima
-  for name, least in minima.items():
+  for name, least in _LEAST.items():
     value = getattr(sweep, name)
-    if type(value) is not int or value < least:
+    is_open = name == 'trials' and value is None
+    if not is_open and (type(value) is not int or value < least):
       raise UserError(f'{name} is {value!r}: it must be at least {least}')
 
 
 def _check_dimension(key: str, dimension: Any, sampler: str) -> None:
-  if not isinstance(dimension, Choice | Range):
-    raise UserError(
-      f'in the space: {key} is {dimension!r}: write sweep.choice(...),'
-      ' uniform, log_uniform or integers'
-    )
+  problem = ''
   if isinstance(dimension, Choice):
     texts = [text(value) for value in dimension.values]
     if not texts or len(set(texts)) < len(texts):
-      raise UserError(
-        f'in the space: {key} is {dimension}: name one value or more, each once'
+      problem = ': name one value or more, each once'
+  elif isinstance(dimension, Range):
+    low, high = dimension.low, dimension.high
+    if not all(
+      isinstance(x, int | float) and math.isfinite(x) for x in (low, high)
+    ):
+      problem = ': write two numbers'
+    elif dimension.is_integer and not all(type(x) is int for x in (low, high)):
+      problem = ': write two whole numbers'
+    elif not low < high or (dimension.log and low <= 0):
+      positive = 'from a positive number ' if dimension.log else ''
+      problem = f': it must go {positive}up to a higher one'
+    elif sampler == 'grid' and not dimension.is_integer:
+      problem = (
+        ', which no grid can try one by one: name values with'
+        ' sweep.choice(...), or take the sampler random or tpe'
       )
-    return
-  low, high = dimension.low, dimension.high
-  if not all(
-    isinstance(x, int | float) and math.isfinite(x) for x in (low, high)
-  ):
-    raise UserError(f'in the space: {key} is {dimension}: write two numbers')
-  if dimension.is_integer and not all(type(x) is int for x in (low, high)):
-    raise UserError(
-      f'in the space: {key} is {dimension}: write two whole numbers'
-    )
-  if not low < high or (dimension.log and low <= 0):
-    positive = 'from a positive number ' if dimension.log else ''
-    raise UserError(
-      f'in the space: {key} is {dimension}: it must go {positive}up to a higher'
-      ' one'
-    )
-  if sampler == 'grid' and not dimension.is_integer:
-    raise UserError(
-      f'in the space: {key} is {dimension}, which no grid can try one by one:'
-      ' name values with sweep.choice(...), or take the sampler random or tpe'
-    )
-
-
-def _check_value(config_flags: Sequence[str], key: str, value: Any) -> None:
-  """Raises a UserError if a key cannot have a value."""
-  with config_lib.explained(f'in the space: {key}={text(value)}'):
-    config = parse(config_flags, {key: value})
-    _check_config(config)
-  typed_value = config_lib.value_at(config, key)
-  if typed_value != value:
-    raise UserError(
-      f'in the space: {key}={text(value)}: the config takes it for'
-      f' {typed_value!r}, not for {value!r}'
-    )
-
-
-def _check_metric(sweep: Sweep, config: ml_collections.ConfigDict) -> None:
-  name, _, quantity = sweep.metric.partition('/')
-  evaluations = [k for k, spec in config.evals.items() if spec.split]
-  if not quantity or name not in [*evaluations, 'train']:
-    raise UserError(
-      f'metric is {sweep.metric!r}, but no such evaluation runs:'
-      f' {", ".join(evaluations) or "all splits in config.evals are empty"}'
-    )
+  else:
+    problem = ': write sweep.choice(...), uniform, log_uniform or integers'
+    dimension = repr(dimension)
+  if problem:
+    raise UserError(f'in the space: {key} is {dimension}{problem}')

@@ -39,20 +39,13 @@ _NAMES = {state: name for name, state in _STATE_OF.items()}
 
 @dataclasses.dataclass
 class Claim:
-  """A trial that this process has claimed.
+  """A trial that this process has claimed."""
 
-  Attributes:
-    number: Number of the trial, from 0.
-    point: Values of the keys of the space.
-    path: Directory of the trial.
-    reported: Steps whose values were reported to Optuna.
-    pruned: Whether it was already to be pruned when its process was killed.
-  """
-
-  number: int
-  point: space_lib.Point
-  path: pathlib.Path
-  reported: set[int]
+  number: int  # number of the trial, from 0
+  point: space_lib.Point  # values of the keys of the space
+  path: pathlib.Path  # directory of the trial
+  reported: set[int]  # steps whose values were reported to Optuna
+  # Whether it was already to be pruned when its process was killed.
   pruned: bool
   trial: optuna.trial.Trial
   lock: safe_io.Lock
@@ -60,25 +53,16 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """The state of a trial.
+  """The state of a trial."""
 
-  Attributes:
-    number: Number of the trial, from 0.
-    point: Values of the keys of the space that are known.
-    state: 'complete', 'pruned', 'failed' or 'unfinished'.
-    step: Newest step with a value; -1: none.
-    value: Mean over the seeds, or the newest value so far; None: no value.
-    seeds: Value of each seed that is done.
-    error: Why it failed, or ''.
-  """
-
-  number: int
-  point: space_lib.Point
-  state: str
-  step: int
+  number: int  # number of the trial, from 0
+  point: space_lib.Point  # values of the keys of the space that are known
+  state: str  # 'complete', 'pruned', 'failed' or 'unfinished'
+  step: int  # newest step with a value; -1: none
+  # Mean over the seeds, or the newest value so far; None: no value.
   value: float | None
-  seeds: Mapping[int, float]
-  error: str
+  seeds: Mapping[int, float]  # value of each seed that is done
+  error: str  # why it failed, or ''
 
 
 class Study:
@@ -92,13 +76,8 @@ class Study:
   ):
     """Opens or creates the study in a directory.
 
-    Args:
-      workdir: Directory of the sweep; several processes may have it open.
-      sweep: The sweep, checked against the config.
-      config: The config of all trials, without the keys of the space.
-
-    Raises:
-      UserError: The directory has a different study, or cannot be used.
+    Several processes may have it open. The sweep was checked against the
+    config, which is that of all trials, without the keys of the space.
     """
     self.workdir = workdir
     self.sweep = sweep
@@ -117,44 +96,35 @@ class Study:
     """
     with self.lock:
       trials = self._trials()
-      for trial in trials:
-        if trial.state == _STATES.RUNNING:
-          lock = self._lock_trial(trial.number)
-          if lock is not None:
-            return self._claim(trial.number, lock, trial)
-      if len(trials) >= self.total:
-        return None
-      lock = self._lock_trial(len(trials))
-      assert lock is not None, 'a trial that did not begin is taken'
-      return self._claim(len(trials), lock)
-
-  def _lock_trial(self, number: int) -> safe_io.Lock | None:
-    folder = self.folder(number)
-    folder.mkdir(exist_ok=True)
-    lock = safe_io.Lock(folder / '.lock')
-    return lock if lock.acquire(wait=False) else None
+      running = [x for x in trials if x.state == _STATES.RUNNING]
+      new = [None] if len(trials) < self.total else []
+      for old in [*running, *new]:
+        number = old.number if old else len(trials)
+        self.folder(number).mkdir(exist_ok=True)
+        lock = safe_io.Lock(self.folder(number) / '.lock')
+        if lock.acquire(wait=False):
+          return self._claim(number, lock, old)
+      return None
 
   def _claim(
-    self,
-    number: int,
-    lock: safe_io.Lock,
-    old: optuna.trial.FrozenTrial | None = None,
+    self, number: int, lock: safe_io.Lock, old: optuna.trial.FrozenTrial | None
   ) -> Claim:
     self._study.sampler = _sampler(self.sweep, number)
-    # A trial that was left behind may lack a part of its point: draw it now.
-    trial = (
-      self._study.ask()
-      if old is None
-      else optuna.trial.Trial(self._study, old._trial_id)
-    )
-    suggested = {
-      key: _suggest(trial, key, dimension)
-      for key, dimension in sorted(self.sweep.space.items())
-    }
+    if old is None:
+      trial = self._study.ask()
+    else:  # it may lack a part of its point: draw it now
+      trial = optuna.trial.Trial(self._study, old._trial_id)
+    for key, x in sorted(self.sweep.space.items()):
+      if isinstance(x, space_lib.Choice):
+        trial.suggest_categorical(key, _labels(x))
+      elif x.is_integer:
+        trial.suggest_int(key, int(x.low), int(x.high))
+      else:
+        trial.suggest_float(key, x.low, x.high, log=x.log)
     self._study.sampler = optuna.samplers.RandomSampler()
     return Claim(
       number=trial.number,
-      point=_point(self.sweep.space, suggested),
+      point=_point(self.sweep.space, trial.params),
       path=self.folder(trial.number),
       reported=set(old.intermediate_values) if old else set(),
       pruned=bool(old and old.user_attrs.get('pruned')),
@@ -166,16 +136,13 @@ class Study:
     """Returns the directory of a trial."""
     return self.workdir / 'trials' / f'{number:04d}'
 
-  def report(self, claim: Claim, step: int, value: float) -> bool:
-    """Reports a trial's value at a step; returns whether to prune the trial."""
-    if step in claim.reported:
-      return False
+  def report(self, claim: Claim, step: int, value: float) -> None:
+    """Reports a trial's value at a step; says whether to prune the trial."""
     claim.reported.add(step)
     claim.trial.report(value, step)
     claim.pruned = claim.trial.should_prune()
     if claim.pruned:
       claim.trial.set_user_attr('pruned', True)
-    return claim.pruned
 
   def finish(
     self,
@@ -187,12 +154,8 @@ class Study:
   ) -> None:
     """Records how a trial ended, and releases it.
 
-    Args:
-      claim: Claim of the trial.
-      state: 'complete', 'pruned' or 'failed'.
-      seeds: Value of each seed that is done.
-      value: The metric of a complete trial.
-      error: The error of a failed one.
+    `state` is 'complete', 'pruned' or 'failed', `seeds` the value of each seed
+    that is done, and `value` the metric of a complete trial.
     """
     claim.trial.set_user_attr('seeds', {str(k): x for k, x in seeds.items()})
     if error:
@@ -207,23 +170,22 @@ class Study:
 
   def rows(self) -> list[Row]:
     """Returns the state of each trial that has begun."""
-    return [self._row(trial) for trial in self._trials()]
-
-  def _row(self, trial: optuna.trial.FrozenTrial) -> Row:
-    step = max(trial.intermediate_values, default=-1)
-    value = trial.value
-    if value is None:
-      value = trial.intermediate_values.get(step)
-    seeds = trial.user_attrs.get('seeds', {})
-    return Row(
-      number=trial.number,
-      point=_point(self.sweep.space, trial.params),
-      state=_NAMES.get(trial.state, 'unfinished'),
-      step=step,
-      value=value,
-      seeds={int(seed): x for seed, x in seeds.items()},
-      error=trial.user_attrs.get('error', ''),
-    )
+    rows = []
+    for trial in self._trials():
+      step = max(trial.intermediate_values, default=-1)
+      newest = trial.intermediate_values.get(step)
+      seeds = trial.user_attrs.get('seeds', {})
+      row = Row(
+        number=trial.number,
+        point=_point(self.sweep.space, trial.params),
+        state=_NAMES.get(trial.state, 'unfinished'),
+        step=step,
+        value=newest if trial.value is None else trial.value,
+        seeds={int(seed): x for seed, x in seeds.items()},
+        error=trial.user_attrs.get('error', ''),
+      )
+      rows.append(row)
+    return rows
 
   def _trials(self) -> list[optuna.trial.FrozenTrial]:
     return self._study.get_trials(deepcopy=False)
@@ -234,11 +196,7 @@ def _compare(
   sweep: space_lib.Sweep,
   config: ml_collections.ConfigDict,
 ) -> None:
-  """Writes sweep.json, or compares the sweep with it.
-
-  Raises:
-    UserError: The directory has a different sweep; lists the differences.
-  """
+  """Writes sweep.json, or refuses a sweep that differs from it."""
   path = workdir / 'sweep.json'
   described, total = sweep.describe(), sweep.total()
   stored = safe_io.read_json(path)
@@ -254,7 +212,12 @@ def _compare(
       for key in sorted(old.keys() | described.keys())
       if old.get(key) != described.get(key)
     ]
-    differences += _config_differences(path, stored['config'], config)
+    with config_lib.explained(str(path)):
+      before = config_lib.from_dict(stored['config'])
+    differences += config_lib.differences(before, config)
+    # Other keys may differ between hosts.
+    free = config_lib.differences(before, config, resumable=True)
+    differences += [text for text in free if text.startswith('evals.')]
     if total < stored['trials']:
       differences.append(f'trials: {stored["trials"]} -> {total}')
     if differences:
@@ -265,33 +228,22 @@ def _compare(
       )
     if total == stored['trials']:
       return
-  safe_io.write_json(
-    path,
-    {
-      'sweep': described,
-      'trials': total,
-      'config': config_lib.to_dict(config),
-    },
-  )
-
-
-def _config_differences(
-  path: pathlib.Path,
-  stored: Mapping[str, Any],
-  config: ml_collections.ConfigDict,
-) -> list[str]:
-  """Lists different keys, except those that may differ between hosts."""
-  with config_lib.explained(str(path)):
-    before = config_lib.from_dict(stored)
-  free = config_lib.differences(before, config, resumable=True)
-  return config_lib.differences(before, config) + [
-    text for text in free if text.startswith('evals.')
-  ]
+  written = config_lib.to_dict(config)
+  content = {'sweep': described, 'trials': total, 'config': written}
+  safe_io.write_json(path, content)
 
 
 def _open(path: pathlib.Path, sweep: space_lib.Sweep) -> optuna.Study:
   optuna.logging.set_verbosity(optuna.logging.WARNING)
   path.touch()
+  pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+  if sweep.pruner == 'median':
+    pruner = optuna.pruners.MedianPruner(
+      n_startup_trials=sweep.prune_after_trials,
+      n_warmup_steps=sweep.prune_after_steps,
+    )
+  elif sweep.pruner == 'halving':
+    pruner = optuna.pruners.SuccessiveHalvingPruner()
   try:
     lock: Any = _JournalLock(path)  # Optuna's own type is private
     backend = optuna_journal.JournalFileBackend(str(path), lock_obj=lock)
@@ -299,7 +251,7 @@ def _open(path: pathlib.Path, sweep: space_lib.Sweep) -> optuna.Study:
       study_name='sweep',
       storage=optuna_journal.JournalStorage(backend),
       direction=optuna.study.StudyDirection[sweep.direction.upper()],
-      pruner=_pruner(sweep),
+      pruner=pruner,
       load_if_exists=True,
     )
   except (ValueError, KeyError, AssertionError) as e:
@@ -307,17 +259,6 @@ def _open(path: pathlib.Path, sweep: space_lib.Sweep) -> optuna.Study:
       f'cannot read {path}: {config_lib.one_line(e)}; bring it back, or give'
       ' another --workdir'
     ) from e
-
-
-def _pruner(sweep: space_lib.Sweep) -> optuna.pruners.BasePruner:
-  if sweep.pruner == 'median':
-    return optuna.pruners.MedianPruner(
-      n_startup_trials=sweep.prune_after_trials,
-      n_warmup_steps=sweep.prune_after_steps,
-    )
-  if sweep.pruner == 'halving':
-    return optuna.pruners.SuccessiveHalvingPruner()
-  return optuna.pruners.NopPruner()
 
 
 def _sampler(
@@ -352,18 +293,6 @@ def _labels(dimension: space_lib.Dimension) -> list[Any]:
   return list(values)
 
 
-def _suggest(
-  trial: optuna.trial.Trial, key: str, dimension: space_lib.Dimension
-) -> Any:
-  if isinstance(dimension, space_lib.Choice):
-    return trial.suggest_categorical(key, _labels(dimension))
-  if dimension.is_integer:
-    return trial.suggest_int(key, int(dimension.low), int(dimension.high))
-  return trial.suggest_float(
-    key, dimension.low, dimension.high, log=dimension.log
-  )
-
-
 def _point(
   space: Mapping[str, space_lib.Dimension], suggested: Mapping[str, Any]
 ) -> space_lib.Point:
@@ -385,29 +314,16 @@ class _JournalLock(safe_io.Lock):
   """
 
   def __init__(self, journal: pathlib.Path):
-    """Does not take the lock yet.
-
-    Args:
-      journal: The file that Optuna appends to.
-    """
     super().__init__(journal.with_name(f'.{journal.name}.lock'))
     self._journal = journal
 
   def acquire(self, wait: bool = True) -> bool:
     """Takes the lock, and cuts off an incomplete last line."""
-    is_locked = super().acquire(wait)
-    if is_locked:
-      _cut_torn_line(self._journal)
-    return is_locked
-
-
-def _cut_torn_line(path: pathlib.Path) -> None:
-  with path.open('rb+') as file:
-    size = file.seek(0, os.SEEK_END)
-    if not size:
-      return
-    file.seek(size - 1)
-    if file.read(1) == b'\n':
-      return
-    file.seek(0)
-    file.truncate(file.read().rfind(b'\n') + 1)
+    if not super().acquire(wait):
+      return False
+    with self._journal.open('rb+') as file:
+      file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+      if file.read(1) not in (b'', b'\n'):
+        file.seek(0)
+        file.truncate(file.read().rfind(b'\n') + 1)
+    return True
