@@ -92,15 +92,11 @@ FIELD = fields.Field(fields.Kind.TRAINING, choices=tuple(INITIALIZERS))
 
 
 def separate(init: Initializer, count: int) -> Initializer:
-  """Initialises several matrices that are stored as one wide kernel.
+  """Initialises `count` matrices side by side in the last axis of a kernel.
 
   The bounds of Xavier's and LeCun's initializers depend on the matrix shape.
   They must use the shape of one query, key or value matrix, not of all three
   together.
-
-  Args:
-    init: Initializer of one matrix.
-    count: Number of matrices side by side in the last axis.
   """
 
   def init_each(

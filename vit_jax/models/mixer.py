@@ -91,22 +91,12 @@ class Mixer(heads.Classifier, encoder.Encoder):
     train: bool = False,
     rows: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
-    """Returns tokens and features.
+    """Returns tokens and features; arguments are those of `heads.Classifier`.
 
-    With `mutable=['intermediates']`, Linen also returns `tokens` [L, B, T, D],
-    each layer's output.
-
-    Args:
-      images: [B, height, width, C], height and width multiples of the patch.
-      train: As of `heads.Classifier`.
-      rows: As of `heads.Classifier`.
-
-    Returns:
-      `tokens` [B, T, D] after the last LayerNorm, in the dtype of the
-      computation, row by row; and `features`, their mean, float32 [B, D].
-
-    Raises:
-      ValueError: The image's size is not a multiple of the patch's.
+    `tokens` [B, T, D] are after the last LayerNorm, in the dtype of the
+    computation, row by row; `features` are their mean, float32 [B, D]. With
+    `mutable=['intermediates']`, Linen also returns `tokens` [L, B, T, D], each
+    layer's output.
     """
     key = dropout.make_key(self, images, rows) if train else None
     x = Patches(

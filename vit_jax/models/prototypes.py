@@ -50,14 +50,9 @@ class PrototypeHead(nn.Module):
     self.last_layer = _LastLayer(self.prototypes, self.trains_scale)
 
   def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-    """Returns logits.
+    """Maps features [B, D] to logits, float32 [B, K].
 
-    Args:
-      x: Features, [B, D].
-      train: Whether BatchNorm measures this batch; see `projection.BatchNorm`.
-
-    Returns:
-      float32 [B, K].
+    In training BatchNorm measures this batch; see `projection.BatchNorm`.
     """
     return self.last_layer(self.narrow(x, train))
 

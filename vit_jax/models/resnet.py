@@ -29,18 +29,10 @@ from vit_jax.models.parts import norms
 class StdConv(nn.Module):
   """A convolution without bias whose kernel is standardised.
 
-  Each filter [kh, kw, in] is given mean 0 and variance 1.
-
-  Attributes:
-    features: Filters.
-    kernel_size: (kh, kw).
-    stride: Stride of both axes.
-    padding: 'SAME', as TensorFlow and JAX pad: more after than before; 'FIXED',
-      as PyTorch and BiT do: (k - 1) / 2 on both sides.
-    epsilon: Added to the standard deviation.
-    variance_epsilon: Added to the variance.
-    kernel_init: Initializer of the kernel [kh, kw, in, features].
-    dtype: Type of the convolution; the kernel is standardised in float32.
+  Each filter [kh, kw, in] is given mean 0 and variance 1, in float32. Padding
+  is 'SAME', as TensorFlow and JAX pad: more after than before; or 'FIXED', as
+  PyTorch and BiT do: (k - 1) / 2 on both sides. `epsilon` is added to the
+  standard deviation, `variance_epsilon` to the variance.
   """
 
   features: int
@@ -75,12 +67,9 @@ class StdConv(nn.Module):
 class _Unit(nn.Module):
   """A bottleneck of three convolutions, with a shortcut.
 
-  Attributes:
-    features: F, channels of the output; the bottleneck has a quarter.
-    stride: Stride of the 3 x 3 convolution and of the shortcut.
-    project: Whether the shortcut is a convolution.
-    conv: A partial `StdConv`.
-    norm: A partial `norms.GroupNorm`.
+  It has F channels, the bottleneck a quarter of them. The stride is that of the
+  3 x 3 convolution and of the shortcut, which is a convolution if `project`.
+  `conv` and `norm` are a partial `StdConv` and `norms.GroupNorm`.
   """
 
   features: int
@@ -131,13 +120,7 @@ class PreActivationUnit(_Unit):
 class Stage(nn.Module):
   """Units of one width; the first has the stride and the projection.
 
-  Attributes:
-    unit: `PostActivationUnit` or `PreActivationUnit`.
-    depth: Number of units.
-    features: F, channels of their outputs.
-    stride: Stride of the first unit.
-    conv: A partial `StdConv`.
-    norm: A partial `norms.GroupNorm`.
+  The fields are those of the units.
   """
 
   unit: Any
@@ -172,8 +155,7 @@ def _stages(
 ) -> list[jax.Array]:
   """Applies `stage1`, `stage2`, ...; all but the first halve the grid.
 
-  Returns:
-    The output of each stage, [B, h, w, F]; that of no stage is `x`.
+  Returns the output of each stage, [B, h, w, F]; that of no stage is `x`.
   """
   outputs = [x] if not depths else []
   for i, (depth, channels) in enumerate(zip(depths, features, strict=True)):
@@ -226,10 +208,7 @@ class ResNetStem(nn.Module):
 class BiTStem(nn.Module):
   """BiT's first convolution and pool, of stride 4.
 
-  Attributes:
-    width: Features.
-    zero_padded_pool: Whether the input of the pooling is padded with zeros.
-    conv: A partial `StdConv`.
+  The input of the pooling may be padded with zeros.
   """
 
   width: int
@@ -267,12 +246,8 @@ class BiT(heads.Classifier):
   width_factor: Annotated[int, fields.SIZE] = 1
   stem_width: Annotated[int, fields.SIZE] = 64
   channels: Annotated[tuple[int, ...], fields.SIZE] = (256, 512, 1024, 2048)
-  num_groups: Annotated[
-    int, fields.Field(fields.Kind.FUNCTION, is_visible=False, least=1)
-  ] = 32
-  zero_padded_pool: Annotated[
-    bool, fields.Field(fields.Kind.FUNCTION, is_visible=False)
-  ] = True
+  num_groups: Annotated[int, fields.unseen(least=1)] = 32
+  zero_padded_pool: Annotated[bool, fields.UNSEEN] = True
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   @staticmethod
@@ -292,20 +267,13 @@ class BiT(heads.Classifier):
     train: bool = False,
     rows: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
-    """Returns tokens and features.
+    """Returns tokens and features of images [B, height, width, C] of any size.
 
-    Args:
-      images: [B, height, width, C], of any size.
-      train: Unused: nothing is random.
-      rows: Unused.
-
-    Returns:
-      `tokens` [B, h * w, F], the last grid row by row, in the dtype of the
-      computation; and `features`, their mean, float32 [B, F]. The first stage's
-      output [B, h, w, F] is `tokens` of the collection `levels`, if that is
-      mutable.
+    `tokens` [B, h * w, F] are the last grid row by row, in the dtype of the
+    computation; `features` are their mean, float32 [B, F]. The first stage's
+    output [B, h, w, F] is `tokens` of the collection `levels`, if that is
+    mutable. Nothing is random in training.
     """
-    del train, rows
     inputs.check_images(self, images, ('stem', 'conv', 'kernel'))
     conv = functools.partial(
       StdConv,

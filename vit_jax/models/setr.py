@@ -7,6 +7,7 @@ whose parameter names `weights/formats/mmseg.py` knows. In comments: B images,
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -31,16 +32,9 @@ _AUXILIARY_SCALE = 4
 
 
 class UpHead(nn.Module):
-  """Convolutions, each followed by upsampling, and a classifier.
+  """Convolutions, each followed by upsampling by `scale`, and a classifier.
 
-  Attributes:
-    num_classes: Size of the output.
-    channels: Of the convolutions.
-    kernel_size: Of the convolutions.
-    convs: Number of convolutions.
-    scale: Factor of the upsampling after each.
-    align_corners: How maps are resized, see `maps.resize`.
-    dtype: Type in which convolutions compute.
+  `align_corners` is as of `maps.resize`.
   """
 
   num_classes: int
@@ -55,9 +49,7 @@ class UpHead(nn.Module):
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
     """Maps tokens [B, h, w, D] to logits, float32 [B, h', w', classes].
 
-    Args:
-      x: Tokens.
-      train: Whether BatchNorm measures this batch.
+    In training BatchNorm measures this batch.
     """
     x = block.LayerNorm(_EPSILON, self.dtype, name='norm')(x)
     for i in range(self.convs):
@@ -119,11 +111,7 @@ class Neck(nn.Module):
 class MlaHead(nn.Module):
   """Two convolutions for each level; a classifier of them all; upsampling.
 
-  Attributes:
-    num_classes: Size of the output.
-    channels: Of the convolutions.
-    align_corners: How maps are resized, see `maps.resize`.
-    dtype: Type in which convolutions compute.
+  `align_corners` is as of `maps.resize`.
   """
 
   num_classes: int
@@ -180,55 +168,53 @@ class SETR(nn.Module):
   def __call__(
     self, levels: Sequence[jax.Array], *, train: bool = False
   ) -> tuple[jax.Array, list[jax.Array]]:
-    """Classifies maps of the levels' grid, or a finer one.
+    """Returns logits, float32 [B, h', w', classes], and those of other heads.
+
+    The grid is that of the levels, or a finer one; the logits of 'mla' are [B,
+    4 h, 4 w, classes]. In training BatchNorm measures this batch.
 
     Args:
       levels: Tokens of layers before the last norm, [B, h, w, D] each, from the
         first layer to the last.
-      train: Whether BatchNorm measures this batch.
-
-    Returns:
-      Logits, float32 [B, h', w', classes], and those of auxiliary heads.
+      train: Whether this is training.
     """
+    classes, auxiliary_logits = self.num_classes, list[jax.Array]()
     if self.kind == 'linear':
-      head = LinearHead(self.num_classes, name='decode')
-      return head(levels[-1], train=train), []
+      head = LinearHead(classes, name='decode')
+      return head(levels[-1], train=train), auxiliary_logits
     if self.kind == 'mla':
-      return self._aggregated(levels, train)
+      neck = Neck(self.channels, self.dtype, name='neck')
+      levels = neck(levels, train=train)
+      mla = MlaHead(
+        classes,
+        self.level_channels or self.channels // 2,
+        self.align_corners,
+        self.dtype,
+        name='decode',
+      )
+      logits = mla(levels, train=train)
+      for i, x in enumerate(levels if self.auxiliary else ()):
+        classifier = maps.Classifier(classes, name=f'auxiliary_{i}')
+        auxiliary_logits.append(classifier(x))
+      return logits, auxiliary_logits
     kind = KINDS[self.kind]
-    main = {**kind, 'convs': self.convs or kind['convs']}
-    logits = self._up(**main, name='decode')(levels[-1], train=train)
-    kind = {**kind, 'convs': self.auxiliary_convs, 'scale': _AUXILIARY_SCALE}
-    auxiliary_logits = [
-      self._up(**kind, name=f'auxiliary_{i}')(x, train=train)
-      for i, x in enumerate(levels[:-1] if self.auxiliary else ())
-    ]
-    return logits, auxiliary_logits
-
-  def _up(self, **fields: Any) -> UpHead:
-    """Returns a head of 'naive' or 'pup'."""
-    return UpHead(
-      self.num_classes,
+    up = functools.partial(
+      UpHead,
+      classes,
       self.channels,
+      kind['kernel_size'],
       align_corners=self.align_corners,
       dtype=self.dtype,
-      **fields,
     )
-
-  def _aggregated(
-    self, levels: Sequence[jax.Array], train: bool
-  ) -> tuple[jax.Array, list[jax.Array]]:
-    """Returns logits [B, 4 h, 4 w, classes], and others [B, h, w, classes]."""
-    necks = Neck(self.channels, self.dtype, name='neck')(levels, train=train)
-    logits = MlaHead(
-      self.num_classes,
-      self.level_channels or self.channels // 2,
-      self.align_corners,
-      self.dtype,
-      name='decode',
-    )(necks, train=train)
-    auxiliary_logits = [
-      maps.Classifier(self.num_classes, name=f'auxiliary_{i}')(x)
-      for i, x in enumerate(necks if self.auxiliary else ())
-    ]
+    main = up(
+      convs=self.convs or kind['convs'], scale=kind['scale'], name='decode'
+    )
+    logits = main(levels[-1], train=train)
+    for i, x in enumerate(levels[:-1] if self.auxiliary else ()):
+      auxiliary = up(
+        convs=self.auxiliary_convs,
+        scale=_AUXILIARY_SCALE,
+        name=f'auxiliary_{i}',
+      )
+      auxiliary_logits.append(auxiliary(x, train=train))
     return logits, auxiliary_logits

@@ -11,7 +11,6 @@ expert's buffer for a group, K experts of a token, D hidden size, M width of an
 expert.
 """
 
-from collections.abc import Sequence
 import functools
 import math
 from typing import Annotated
@@ -28,11 +27,6 @@ from vit_jax.models import fields
 from vit_jax.models import initializers
 from vit_jax.models.block import keep
 from vit_jax.models.context import Context
-from vit_jax.models.fields import EXECUTION
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
-from vit_jax.models.fields import RATE
-from vit_jax.models.fields import TRAINING
 
 ROUTINGS = ('top_experts', 'top_tokens', 'soft')
 _MULTIPLE = 4  # of a buffer's places, as in V-MoE's code
@@ -69,13 +63,10 @@ class Routes:
 def capacity(
   tokens: int, experts: int, factor: float, multiple: int = _MULTIPLE
 ) -> int:
-  """Returns the places of a buffer.
+  """Returns the places of a buffer, a multiple of `multiple`.
 
-  Args:
-    tokens: Tokens to be routed, S K.
-    experts: E.
-    factor: Places of all buffers, as a share of the tokens.
-    multiple: The number is rounded up to a multiple of this one.
+  `tokens` are those to be routed, S K; `factor` is the places of all buffers,
+  as a share of these.
   """
   places = max(1, math.ceil(tokens * factor / experts))
   return -(-places // multiple) * multiple
@@ -89,7 +80,8 @@ def choices(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns the experts of each token, and its places in their buffers.
 
-  All first choices come before all second choices (V-MoE, section 2.4).
+  All first choices come before all second choices (V-MoE, section 2.4). Gates
+  float32, experts int32 and places int32 are [G, S, K] each.
 
   Args:
     gates: float32 [G, S, E].
@@ -98,9 +90,6 @@ def choices(
       routing, section 4 there), and not those with a smaller index.
     attended: bool [G, S], tokens that are no padding; None: all. Padding takes
       no place: its own one is too large for any buffer.
-
-  Returns:
-    Gates float32, experts int32 and places int32, [G, S, K] each.
   """
   g, s, e = gates.shape
   weights, experts = jax.lax.top_k(gates, count)
@@ -149,10 +138,7 @@ def top_tokens(
 ) -> Routes:
   """Gives each expert its best tokens (expert choice).
 
-  Args:
-    gates: float32 [G, S, E].
-    places: C, at most S.
-    attended: As of `choices`.
+  `places` are C, at most S; the other arguments are those of `choices`.
   """
   if attended is not None:
     gates = gates * attended[..., None]
@@ -171,11 +157,8 @@ def soft(
 ) -> Routes:
   """Mixes all tokens into each slot, and all slots into each token (Soft MoE).
 
-  Args:
-    x: Tokens, [G, S, D].
-    slots: Directions of the slots, [D, E, C].
-    scale: Factor of the cosines of tokens and slots, a scalar.
-    attended: As of `choices`.
+  Tokens are [G, S, D], directions of the slots [D, E, C]; `scale` is the factor
+  of their cosines, a scalar.
   """
   scores = jnp.einsum(
     *('gsd,dec->gsec', _unit(x, -1), scale * _unit(slots, 0)),
@@ -206,14 +189,9 @@ def load_loss(
 ) -> jax.Array:
   """Returns how unevenly experts are chosen, in expectation, float32 [G].
 
-  V-MoE, appendix A: as `importance_loss`, of the probability that an expert
-  is chosen again when its noise is drawn anew.
-
-  Args:
-    logits: Without noise, [G, S, E].
-    noisy: With noise.
-    count: K.
-    noise: Standard deviation of the noise.
+  V-MoE, appendix A: as `importance_loss`, of the probability that an expert is
+  chosen again when its noise is drawn anew. Logits are [G, S, E], without noise
+  and with it; `noise` is its standard deviation.
   """
   least = jax.lax.top_k(noisy, count)[0][..., -1:]
   chosen = 1 - jax.scipy.stats.norm.cdf((least - logits) / noise)
@@ -225,20 +203,16 @@ def _variation(x: jax.Array) -> jax.Array:
 
 
 class _Mlps(nn.Module):
-  """Experts' MLPs: [E, G, C, D] -> [E, G, C, D].
+  """Experts' MLPs: [E, G, C, D] -> [E, G, C, D]."""
 
-  Attributes:
-    mlp: An expert.
-    split: How a mesh may split the dimensions of input and output: by experts,
-      and the images by what is left.
-  """
+  # How a mesh may split the dimensions of input and output: by experts, and the
+  # images by what is left.
+  split: ClassVar[tuple[str, ...]] = ('experts', 'others')
 
   mlp: nn.Module
-  split: ClassVar[tuple[str, ...]] = ('experts', 'others')
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Applies each expert to its buffers."""
     mlp: Any = self.mlp
     dense = functools.partial(_Dense, mlp.initializers, mlp.dtype)
     y = keep(dense(mlp.width, name='up')(x))
@@ -256,20 +230,15 @@ class _Dense(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     starts = initializers.INITIALIZERS[self.initializers]
     e, shape = x.shape[0], (x.shape[-1], self.width)
-    kernel = self.param('kernel', _by_expert(starts.kernel), (e, *shape))
+
+    def init(key: jax.Array, _: tuple[int, ...]) -> jax.Array:
+      keys = jax.random.split(key, e)
+      return jax.vmap(lambda key: starts.kernel(key, shape))(keys)
+
+    kernel = self.param('kernel', init, (e, *shape))
     bias = self.param('bias', starts.mlp_bias, (e, self.width))
     y = jnp.einsum('egcd,edm->egcm', x, kernel.astype(self.dtype))
     return y + bias[:, None, None].astype(self.dtype)
-
-
-def _by_expert(init: initializers.Initializer) -> initializers.Initializer:
-  """Initialises the kernels [E, D, M] of experts, one by one."""
-
-  def make(key: jax.Array, shape: tuple[int, ...], *options: Any) -> jax.Array:
-    keys = jax.random.split(key, shape[0])
-    return jax.vmap(lambda key: init(key, shape[1:], *options))(keys)
-
-  return make
 
 
 class Experts(nn.Module):
@@ -302,22 +271,18 @@ class Experts(nn.Module):
   scope_name: ClassVar[str] = 'moe'
   routes_tokens: ClassVar[bool] = True
 
-  count: Annotated[int, Field(Kind.FUNCTION, least=1, most=2**16)]
-  mlp: Annotated[nn.Module, Field(Kind.FUNCTION, part='mlp')]
-  routing: Annotated[str, Field(Kind.FUNCTION, choices=ROUTINGS)] = (
-    'top_experts'
-  )
-  layers: Annotated[
-    tuple[int, ...], Field(Kind.FUNCTION, least=1, most=1_000)
-  ] = ()
-  slots: Annotated[int, Field(Kind.FUNCTION, least=0)] = 0
-  per_token: Annotated[int, Field(Kind.FUNCTION, is_visible=False, least=1)] = 2
-  capacity: Annotated[float, Field(Kind.TRAINING, interval='(0, inf)')] = 1.05
-  priority: Annotated[bool, TRAINING] = False
-  noise: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = 1.0
-  loss: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = 0.01
-  dropout_rate: Annotated[float, RATE] = 0.0
-  dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32
+  count: Annotated[int, fields.function(least=1, most=2**16)]
+  mlp: Annotated[nn.Module, fields.function(part='mlp')]
+  routing: Annotated[str, fields.function(choices=ROUTINGS)] = 'top_experts'
+  layers: Annotated[tuple[int, ...], fields.function(least=1, most=1_000)] = ()
+  slots: Annotated[int, fields.function(least=0)] = 0
+  per_token: Annotated[int, fields.unseen(least=1)] = 2
+  capacity: Annotated[float, fields.training(interval='(0, inf)')] = 1.05
+  priority: Annotated[bool, fields.TRAINING] = False
+  noise: Annotated[float, fields.training(interval='[0, inf)')] = 1.0
+  loss: Annotated[float, fields.training(interval='[0, inf)')] = 0.01
+  dropout_rate: Annotated[float, fields.RATE] = 0.0
+  dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   def check_model(self, model: Any) -> None:
     """Raises a ValueError if it does not fit the model's other parts."""
@@ -349,7 +314,11 @@ class Experts(nn.Module):
 
   def routed_layers(self, depth: int) -> tuple[int, ...]:
     """Returns the layers that have experts, from 0."""
-    return layers(depth, self.routing == 'soft', self.layers)
+    if self.layers:
+      return tuple(n - 1 for n in self.layers)
+    if self.routing == 'soft':
+      return tuple(range(depth // 2, depth))
+    return tuple(range(1, depth, 2))
 
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
@@ -362,7 +331,6 @@ class Experts(nn.Module):
     return context.dropout(y, self.dropout_rate, dropout.Purpose.MLP_OUTPUT)
 
   def _soft(self, x: jax.Array, context: Context) -> Routes:
-    """Returns the routes of 'soft'."""
     tokens, d = x.shape[1:]
     slots = self.slots or soft_slots(tokens, self.count)
     # Smaller crops, or some patches of an image, share the slots of the image.
@@ -375,7 +343,6 @@ class Experts(nn.Module):
     return soft(x, directions, scale, context.attended)
 
   def _gated(self, x: jax.Array, context: Context) -> Routes:
-    """Returns the routes of 'top_experts' and 'top_tokens'."""
     tokens, attended = x.shape[1], context.attended
     logits = nn.Dense(
       self.count,
@@ -424,22 +391,6 @@ class Experts(nn.Module):
   def has_loss(self) -> bool:
     """Whether training gives balancing losses."""
     return self.loss > 0 and self.routing == 'top_experts'
-
-
-def layers(
-  depth: int, is_soft: bool, numbers: Sequence[int] = ()
-) -> tuple[int, ...]:
-  """Returns the layers that have experts, from 0.
-
-  Args:
-    depth: Number of layers.
-    is_soft: Whether the experts are those of Soft MoE.
-    numbers: Layers, counted from 1; (): the default, see `Experts`.
-  """
-  if numbers:
-    return tuple(n - 1 for n in numbers)
-  half = depth // 2
-  return tuple(range(half if is_soft else 1, depth, 1 if is_soft else 2))
 
 
 def soft_slots(tokens: int, experts: int) -> int:

@@ -18,23 +18,16 @@ import numpy as np
 from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models.context import Context
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 from vit_jax.models.parts import positions
 
 
 def index(grid: tuple[int, int]) -> np.ndarray:
   """Returns the row of BEiT's table of relative positions for two tokens.
 
-  Tokens are a class token and the patches, row by row. The table has a row for
-  each distance (rows, columns) between patches, then one each for class token
-  to patch, patch to class token, and class token to itself.
-
-  Args:
-    grid: Patches (h, w).
-
-  Returns:
-    int32 [T, T], T = 1 + h * w, by query and key.
+  Tokens are a class token and the patches of a grid (h, w), row by row. The
+  table has a row for each distance (rows, columns) between patches, then one
+  each for class token to patch, patch to class token, and class token to
+  itself. The result is int32 [T, T], T = 1 + h * w, by query and key.
   """
   h, w = grid
   y, x = (c.ravel() for c in np.mgrid[:h, :w])
@@ -53,24 +46,14 @@ def rows(grid: tuple[int, int]) -> int:
 
 
 class RelativeMlp(nn.Module):
-  """Maps distances of patches to biases of attention.
-
-  Attributes:
-    num_heads: H.
-    hidden: Size of the hidden layer.
-  """
+  """Maps distances of patches to biases of attention."""
 
   num_heads: int
   hidden: int
 
   @nn.compact
   def __call__(self, grid: tuple[int, int], prefix: int) -> jax.Array:
-    """Returns biases, float32 [H, T, T]; 0 for tokens before the patches.
-
-    Args:
-      grid: Patches (h, w).
-      prefix: P.
-    """
+    """Returns biases, float32 [H, T, T]; 0 for tokens before the patches."""
     y, x = (c.ravel() for c in np.mgrid[: grid[0], : grid[1]])
     steps = np.stack([y[:, None] - y, x[:, None] - x], axis=-1)  # [N, N, 2]
     # Each distance once, and where it is in the matrix.
@@ -85,11 +68,7 @@ class RelativeMlp(nn.Module):
 
 
 class _Table(nn.Module):
-  """A number for each distance and head; it starts at zero, as in BEiT's code.
-
-  Attributes:
-    num_heads: H.
-  """
+  """A number for each distance and head; zero at first, as in BEiT's code."""
 
   num_heads: int
 
@@ -104,12 +83,7 @@ class _Table(nn.Module):
 
 
 class _Computed(nn.Module):
-  """The MLP that computes biases, for the context of a layer.
-
-  Attributes:
-    num_heads: H.
-    hidden: Size of the hidden layer.
-  """
+  """The MLP that computes biases, for the context of a layer."""
 
   num_heads: int
   hidden: int
@@ -133,19 +107,14 @@ class RelativeBias(nn.Module):
 
   in_attention: ClassVar[bool] = True
 
-  num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
+  num_heads: Annotated[int, fields.HEADS]
   shared: Annotated[bool, fields.FITTED] = True
 
   @nn.compact
   def __call__(
     self, x: jax.Array, context: Context
   ) -> tuple[jax.Array, Context]:
-    """Says in the context what is added to scores; tokens stay as they are.
-
-    Raises:
-      ValueError: Some patches are left out, or these are not a class token and
-        patches of images of one grid.
-    """
+    """Says in the context what is added to scores; tokens stay as they are."""
     _check(context)
     if not context.class_token or context.prefix != 1:
       raise ValueError(
@@ -167,8 +136,8 @@ class RelativeMlpBias(nn.Module):
 
   in_attention: ClassVar[bool] = True
 
-  num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
-  hidden_dim: Annotated[int, Field(Kind.FITTED, least=1)] = 128
+  num_heads: Annotated[int, fields.HEADS]
+  hidden_dim: Annotated[int, fields.fitted(least=1)] = 128
   shared: Annotated[bool, fields.FITTED] = True
 
   @nn.compact
