@@ -21,11 +21,8 @@ from vit_jax.models import zoo
 def describe(kind: str, module: nn.Module, values: Mapping[str, Any]) -> str:
   """Returns the text from which `registry.build` builds a part.
 
-  Options are left out whose values are those that it would fill in. `values`
-  are as of `registry.build`.
-
-  Raises:
-    UserError: A text cannot say the value of an option, as a function.
+  Options are left out whose values are those that it would fill in of `values`.
+  A value that a text cannot say, as a function, is a UserError.
   """
   builder = _Describer(values, f'model.{kind}', frozenset([kind]))
   return str(builder.described(kind, module))
@@ -88,10 +85,8 @@ def option_values(model: nn.Module) -> dict[str, Any]:
 def key_values(model: nn.Module) -> dict[str, Any]:
   """Returns the keys of `config.model` that a model has, but its name.
 
-  One that no part of the model has is None.
-
-  Raises:
-    UserError: A text cannot say an option of a part, as a function.
+  One that no part of the model has is None. An option of a part that a text
+  cannot say, as a function, is a UserError.
   """
   block, values = getattr(model, 'block', None), dict[str, Any]()
   for option, value in registry.shared_first(model):
@@ -137,11 +132,7 @@ def renamed(name: str, **options: Any) -> str:
 
 
 def config_values(model: nn.Module) -> dict[str, Any]:
-  """Returns the values of `config.model` that give a model.
-
-  Raises:
-    UserError: As `key_values`.
-  """
+  """Returns the `config.model` that gives a model; see `key_values`."""
   values = full_values(model)
   name, named = _most_similar(type(model), values)
   options = {

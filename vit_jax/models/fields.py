@@ -196,8 +196,12 @@ def check_value(name: str, field: Field, value: Any) -> None:
     raise ValueError(f'{name} is {value}: it must be a finite number')
 
 
+def first_reason(reasons: Mapping[str, object]) -> str:
+  """Returns the first reason that holds; '' if none does."""
+  return next((reason for reason, holds in reasons.items() if holds), '')
+
+
 def refuse(reasons: Mapping[str, object], message: str = '{}') -> None:
   """Raises a ValueError with the first reason that holds, in place of `{}`."""
-  for reason, holds in reasons.items():
-    if holds:
-      raise ValueError(message.format(reason))
+  if reason := first_reason(reasons):
+    raise ValueError(message.format(reason))

@@ -54,9 +54,8 @@ class MixerBlock(nn.Module):
     y = self.mlp.copy(name='token_mlp', **width)(y, of_channels)
     y = jnp.swapaxes(y, 1, 2)  # [B, T, D]
     x = x + self._drop_path(y, context, Purpose.ATTENTION_PATH)
-    y = self.mlp.copy(name='channel_mlp')(
-      self.norm.copy(name='norm2')(x), context
-    )
+    y = self.norm.copy(name='norm2')(x)
+    y = self.mlp.copy(name='channel_mlp')(y, context)
     return x + self._drop_path(y, context, Purpose.MLP_PATH)
 
 

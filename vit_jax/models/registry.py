@@ -155,11 +155,7 @@ class Option:
     return False
 
   def converted(self, value: Any) -> Any:
-    """Returns a value of its type.
-
-    Raises:
-      ValueError: The value has another type, or is out of bounds.
-    """
+    """Returns a value of its type, or raises a ValueError."""
     if self.is_dtype and isinstance(value, str):
       if value not in _DTYPES:
         names = ', '.join(_DTYPES)
@@ -217,11 +213,8 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
     **values: By name, fields of the class, options of its parts, as `gelu`, and
       texts that name parts, as `mlp`. An option that no text sets has the value
       of its name. None stands for a value that is not set: it is that of the
-      class's `class_defaults`, if it has one, or of `DEFAULTS`.
-
-  Raises:
-    UnknownFieldError: Neither the class nor a part has an option of a name.
-    ValueError: A field of the class does not allow its value.
+      class's `class_defaults`, if it has one, or of `DEFAULTS`. Neither the
+      class nor a part has another name: an UnknownFieldError.
   """
   chosen = {name: x for name, x in values.items() if x is not None}
   filling: dict[str, Any] = {**getattr(module, 'class_defaults', {}), **chosen}

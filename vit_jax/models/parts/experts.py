@@ -286,27 +286,27 @@ class Experts(nn.Module):
 
   def check_model(self, model: Any) -> None:
     """Raises a ValueError if it does not fit the model's other parts."""
+    numbers, depth = self.layers, model.depth
+    attention = getattr(model.block, 'attention', None)
     wrong = {
       'scan=True, since its layers differ': model.scan,
       'hidden_norm=True': getattr(self.mlp, 'hidden_norm', False),
       'bias=False': not getattr(self.mlp, 'bias', True),
       'causal=True of attention, since all tokens are routed together': getattr(
-        getattr(model.block, 'attention', None), 'causal', False
+        attention, 'causal', False
       ),
     }
     fields.refuse(wrong, f"mlp='experts({self.count})' does not go with {{}}")
-    if len({*self.layers}) < len(self.layers) or any(
-      x > model.depth for x in self.layers
-    ):
-      raise ValueError(
-        f"mlp='experts': layers is {self.layers}: write different numbers from"
-        f' 1 to the depth, {model.depth}'
-      )
-    if not self.routed_layers(model.depth):
-      raise ValueError(
-        "mlp='experts': every second layer would have them, and the depth is"
-        f' {model.depth}; choose layers, as experts({self.count}, layers=(1,))'
-      )
+    wrong = {
+      f'layers is {numbers}: write different numbers from 1 to the depth,'
+      f' {depth}': len({*numbers}) < len(numbers)
+      or max(numbers, default=0) > depth,
+      f'every second layer would have them, and the depth is {depth}; choose'
+      f' layers, as experts({self.count}, layers=(1,))': (
+        not self.routed_layers(depth)
+      ),
+    }
+    fields.refuse(wrong, "mlp='experts': {}")
 
   def at_layer(self, layer: int, depth: int) -> nn.Module:
     """Returns the MLP of a layer, with experts or without."""
@@ -350,13 +350,14 @@ class Experts(nn.Module):
       kernel_init=nn.initializers.normal(0.02),
       name='router',
     )(x.astype(jnp.float32))
-    gates, noise = nn.softmax(logits), self.noise / self.count
-    key = context.dropout_key
+    gates, key = nn.softmax(logits), context.dropout_key
     if key is not None:
       keys = key.fold(dropout.Purpose.ROUTING).per_row()
       drawn = jax.vmap(lambda k: jax.random.normal(k, logits.shape[1:]))(keys)
-      noisy = logits + noise * drawn
-      self._balance(gates, logits, noisy, noise, context)
+      noisy = logits + self.noise / self.count * drawn
+      if self.has_loss:
+        loss = self._balance(gates, logits, noisy, attended)
+        context.outputs['balance'] = loss
       gates = nn.softmax(noisy)
     if self.routing == 'top_tokens':
       places = capacity(tokens, self.count, self.capacity, 1)
@@ -370,22 +371,18 @@ class Experts(nn.Module):
     gates: jax.Array,
     logits: jax.Array,
     noisy: jax.Array,
-    noise: float,
-    context: Context,
-  ) -> None:
+    attended: jax.Array | None,
+  ) -> jax.Array:
     """Returns the balancing loss of all tokens that are no padding."""
-    if not self.has_loss:
-      return
-    count = min(self.per_token, self.count)
-    flat = functools.partial(jnp.reshape, shape=(1, -1, logits.shape[-1]))
-    attended = context.attended
-    balance = importance_loss(flat(gates))
+    flat = functools.partial(jnp.reshape, shape=(1, -1, self.count))
     if attended is not None:
-      balance = importance_loss(flat(gates * attended[..., None]))
-    if noise and attended is None:
+      return self.loss * importance_loss(flat(gates * attended[..., None]))[0]
+    balance, noise = importance_loss(flat(gates)), self.noise / self.count
+    if noise:
+      count = min(self.per_token, self.count)
       loads = load_loss(flat(logits), flat(noisy), count, noise)
       balance = (balance + loads) / 2
-    context.outputs['balance'] = self.loss * balance[0]
+    return self.loss * balance[0]
 
   @property
   def has_loss(self) -> bool:

@@ -39,6 +39,7 @@ from jax.interpreters import mlir
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from vit_jax.models import fields
 from vit_jax.models.attention import Attention
 from vit_jax.models.attention import Projection
 from vit_jax.models.block import keep
@@ -204,7 +205,7 @@ def refusal(
     'axes of the mesh are explicit': math.prod(explicit) > 1,
     f'{shape} with {num_heads} heads does not fit a chip': not does_fit,
   }
-  return next((reason for reason, holds in reasons.items() if holds), '')
+  return fields.first_reason(reasons)
 
 
 def fits(
@@ -446,14 +447,8 @@ def _call(
 
   It gets [1, T, D] of queries, keys, values and, if there is a fourth array, of
   that, and the arrays of `before`, as wide as whole registers; and writes an
-  image's part of the results.
-
-  Args:
-    kernel: The kernel.
-    arrays: [B, T, 3 D], three times, and maybe [B, T, D].
-    before: What precedes the scores.
-    shapes: Of the results; the first is [B, T, D] or [B, T, 3 D].
-    num_heads: H.
+  image's part of the results. Arrays are [B, T, 3 D], three times, and maybe
+  [B, T, D]; the first result is [B, T, D] or [B, T, 3 D].
   """
   b, t, d = arrays[0].shape
   d //= 3

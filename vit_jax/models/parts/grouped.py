@@ -37,22 +37,20 @@ class Grouped(attention.Attention):
   def check_model(self, model: Any) -> None:
     """Raises a ValueError if it does not fit the heads and the layers."""
     heads, keys, full = self.num_heads, self.key_heads, self.full_layers
-    if keys == heads or heads % keys:
-      raise ValueError(
-        f"attention='grouped': key_heads is {keys}: it must divide"
-        f" num_heads={heads} and be smaller; 'attention' has as many"
-      )
-    if 2 * full >= model.depth:
-      raise ValueError(
-        f"attention='grouped': full_layers={full}, first and last, are all"
-        f' layers of depth={model.depth}: choose fewer'
-      )
+    wrong = {
+      f'key_heads is {keys}: it must divide num_heads={heads} and be smaller;'
+      " 'attention' has as many": keys == heads or heads % keys,
+      f'full_layers={full}, first and last, are all layers of'
+      f' depth={model.depth}: choose fewer': 2 * full >= model.depth,
+    }
+    fields.refuse(wrong, "attention='grouped': {}")
+    is_mimetic = self.initializers == initializers_lib.MIMETIC
     wrong = {
       'key_bias=False': not self.key_bias,
       f'scan=True and full_layers={full}, since its layers differ': (
         model.scan and full
       ),
-      "initializers='mimetic'": self.initializers == initializers_lib.MIMETIC,
+      "initializers='mimetic'": is_mimetic,
     }
     fields.refuse(wrong, "attention='grouped' does not go with {}")
 

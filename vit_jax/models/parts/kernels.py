@@ -26,6 +26,7 @@ import jax
 from jax.experimental import layout
 import jax.numpy as jnp
 
+from vit_jax.models import fields
 from vit_jax.models.block import LayerNorm
 from vit_jax.models.parts import norms
 
@@ -84,20 +85,21 @@ def _refusal(
   drops = context.train and attention.dropout_rate > 0
   name = type(attention).__name__
   normalizes = attention.qk_norm and is_fused
-  reasons = {
-    f'it does not compute {name}': kernel not in attention.supported,
-    'keys are returned': 'keys' in context.captures,
-    'scores have a bias': bias is not None,
-    'tokens attend to earlier ones': is_fused and attention.causal,
-    'weights are dropped': drops,
-    'only first tokens attend': context.num_read,
-    'the batch is empty': not x.size,
-    f'it does not compute {type(attention.norm).__name__}': normalizes
-    and type(attention.norm) not in (LayerNorm, norms.RMSNorm),
-  }
-  for reason, holds in reasons.items():
-    if holds:
-      return reason
+  reason = fields.first_reason(
+    {
+      f'it does not compute {name}': kernel not in attention.supported,
+      'keys are returned': 'keys' in context.captures,
+      'scores have a bias': bias is not None,
+      'tokens attend to earlier ones': is_fused and attention.causal,
+      'weights are dropped': drops,
+      'only first tokens attend': context.num_read,
+      'the batch is empty': not x.size,
+      f'it does not compute {type(attention.norm).__name__}': normalizes
+      and type(attention.norm) not in (LayerNorm, norms.RMSNorm),
+    }
+  )
+  if reason:
+    return reason
   size = x.shape[-1] // attention.num_heads
   if not is_fused:
     return _refusal_of_cudnn(attention.dtype, size)

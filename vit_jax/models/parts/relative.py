@@ -8,6 +8,7 @@ In comments: P tokens before the patches, T tokens, H heads.
 """
 
 from typing import Annotated
+from typing import Any
 from typing import ClassVar
 
 from flax import linen as nn
@@ -45,28 +46,6 @@ def rows(grid: tuple[int, int]) -> int:
   return (2 * grid[0] - 1) * (2 * grid[1] - 1) + 3
 
 
-class RelativeMlp(nn.Module):
-  """Maps distances of patches to biases of attention."""
-
-  num_heads: int
-  hidden: int
-
-  @nn.compact
-  def __call__(self, grid: tuple[int, int], prefix: int) -> jax.Array:
-    """Returns biases, float32 [H, T, T]; 0 for tokens before the patches."""
-    y, x = (c.ravel() for c in np.mgrid[: grid[0], : grid[1]])
-    steps = np.stack([y[:, None] - y, x[:, None] - x], axis=-1)  # [N, N, 2]
-    # Each distance once, and where it is in the matrix.
-    distances, inverse = np.unique(
-      steps.reshape(-1, 2), axis=0, return_inverse=True
-    )
-    logs = (np.sign(distances) * np.log1p(np.abs(distances))).astype(np.float32)
-    z = nn.relu(nn.Dense(self.hidden, name='up')(logs))
-    z = nn.Dense(self.num_heads, name='down')(z)
-    z = jnp.moveaxis(z[inverse.reshape(steps.shape[:2])], 2, 0)
-    return jnp.pad(z, ((0, 0), (prefix, 0), (prefix, 0)))
-
-
 class _Table(nn.Module):
   """A number for each distance and head; zero at first, as in BEiT's code."""
 
@@ -75,6 +54,10 @@ class _Table(nn.Module):
   @nn.compact
   def __call__(self, context: Context) -> jax.Array:
     """Returns the bias of scores, float32 [H, T, T]."""
+    if not context.class_token or context.prefix != 1:
+      raise ValueError(
+        'relative_bias is of a class token and patches: no other tokens'
+      )
     grid = embedding.pair(context.grid or ())
     shape = (rows(grid), self.num_heads)
     init = nn.initializers.zeros
@@ -82,8 +65,20 @@ class _Table(nn.Module):
     return jnp.moveaxis(table[index(grid)], 2, 0)
 
 
+class _Mlp(nn.Module):
+  """Maps distances of patches [N, 2] to biases [N, H]."""
+
+  num_heads: int
+  hidden: int
+
+  @nn.compact
+  def __call__(self, logs: np.ndarray) -> jax.Array:
+    z = nn.relu(nn.Dense(self.hidden, name='up')(logs))
+    return nn.Dense(self.num_heads, name='down')(z)
+
+
 class _Computed(nn.Module):
-  """The MLP that computes biases, for the context of a layer."""
+  """Biases that an MLP computes; 0 for tokens before the patches."""
 
   num_heads: int
   hidden: int
@@ -91,8 +86,17 @@ class _Computed(nn.Module):
   @nn.compact
   def __call__(self, context: Context) -> jax.Array:
     """Returns the bias of scores, float32 [H, T, T]."""
-    mlp = RelativeMlp(self.num_heads, self.hidden, name='relative_mlp')
-    return mlp(embedding.pair(context.grid or ()), context.prefix)
+    (h, w), prefix = embedding.pair(context.grid or ()), context.prefix
+    y, x = (c.ravel() for c in np.mgrid[:h, :w])
+    steps = np.stack([y[:, None] - y, x[:, None] - x], axis=-1)  # [N, N, 2]
+    # Each distance once, and where it is in the matrix.
+    distances, inverse = np.unique(
+      steps.reshape(-1, 2), axis=0, return_inverse=True
+    )
+    logs = (np.sign(distances) * np.log1p(np.abs(distances))).astype(np.float32)
+    z = _Mlp(self.num_heads, self.hidden, name='relative_mlp')(logs)
+    z = jnp.moveaxis(z[inverse.reshape(steps.shape[:2])], 2, 0)
+    return jnp.pad(z, ((0, 0), (prefix, 0), (prefix, 0)))
 
 
 class RelativeBias(nn.Module):
@@ -115,12 +119,8 @@ class RelativeBias(nn.Module):
     self, x: jax.Array, context: Context
   ) -> tuple[jax.Array, Context]:
     """Says in the context what is added to scores; tokens stay as they are."""
-    _check(context)
-    if not context.class_token or context.prefix != 1:
-      raise ValueError(
-        'relative_bias is of a class token and patches: no other tokens'
-      )
-    return x, _with_bias(self, _Table(self.num_heads, parent=None), context)
+    part = _Table(self.num_heads, parent=None)
+    return x, _with_bias(self, part, context)
 
 
 class RelativeMlpBias(nn.Module):
@@ -145,21 +145,16 @@ class RelativeMlpBias(nn.Module):
     self, x: jax.Array, context: Context
   ) -> tuple[jax.Array, Context]:
     """As of `RelativeBias`; there may be any tokens before the patches."""
-    _check(context)
     part = _Computed(self.num_heads, self.hidden_dim, parent=None)
     return x, _with_bias(self, part, context)
 
 
-def _check(context: Context) -> None:
-  """Raises a ValueError if not all patches of one grid are among the tokens."""
+def _with_bias(module: Any, part: nn.Module, context: Context) -> Context:
+  """Returns a context with the bias of a part, for all layers or for each."""
   positions.refuse_grids(context)
   if context.kept_patches is not None:
     raise ValueError('relative positions need all patches: none left out')
-
-
-def _with_bias(module: nn.Module, part: nn.Module, context: Context) -> Context:
-  """Returns a context with the bias of a part, for all layers or for each."""
-  if not module.shared:  # type: ignore[attr-defined]
+  if not module.shared:
     return context.replace(layer_bias=part)
   part = part.copy(parent=module, name='bias')
   nn.share_scope(module, part)
