@@ -27,9 +27,7 @@ QKV = tuple[jax.Array, jax.Array, jax.Array]
 # 'plain' is `Attention.attend`; `parts/kernels.py` has the others.
 IMPLEMENTATIONS = ('auto', 'plain', 'einsum', 'fused', 'xla', 'cudnn')
 _IMPLEMENTATION = fields.Field(
-  fields.Kind.EXECUTION,
-  choices=IMPLEMENTATIONS,
-  key='attention_implementation',
+  fields.Kind.EXECUTION, choices=IMPLEMENTATIONS, key='attention_implementation'
 )
 
 

@@ -17,6 +17,10 @@ from jax.extend import random as jex_random
 import jax.numpy as jnp
 import numpy as np
 
+# int32 [B], positions of a model's examples in the global batch, if they are a
+# part of one; None: 0 to B - 1.
+Rows = jax.Array | None
+
 
 class DropoutKey(NamedTuple):
   """Key from which the random masks of a batch are drawn.
@@ -38,9 +42,7 @@ class DropoutKey(NamedTuple):
     return jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.rows)
 
 
-def make_key(
-  model: nn.Module, batch: jax.Array, rows: jax.Array | None
-) -> DropoutKey:
+def make_key(model: nn.Module, batch: jax.Array, rows: Rows) -> DropoutKey:
   """Returns a model's key for a step, given its batch [B, ...]."""
   if not model.has_rng('dropout'):
     raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any
 from flax import linen as nn
 import jax
 
+from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import projection
@@ -100,21 +101,13 @@ class Classifier(nn.Module):
       self.head = linear(self.num_classes, self.starts.head, self.head_bias)
 
   def trunk(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
+    self, images: jax.Array, *, train: bool = False, rows: dropout.Rows = None
   ) -> dict[str, jax.Array]:
     """Returns `tokens` [B, T, D], and `features` [B, D] in float32."""
     raise NotImplementedError
 
   def __call__(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
+    self, images: jax.Array, *, train: bool = False, rows: dropout.Rows = None
   ) -> jax.Array:
     """Returns logits, float32 [B, num_classes]; without a head features [B, D].
 
@@ -123,8 +116,7 @@ class Classifier(nn.Module):
     Args:
       images: [B, height, width, C].
       train: Whether to apply dropout; needs `rngs={'dropout': key}`.
-      rows: int32 [B], the images' positions in the global batch, if this is a
-        part of one; by default 0 to B - 1.
+      rows: The images' positions in the global batch, see `dropout.Rows`.
     """
     features = self.trunk(images, train=train, rows=rows)['features']
     return self.head(features) if self.num_classes else features

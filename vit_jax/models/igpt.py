@@ -126,11 +126,7 @@ class IGPT(heads.Classifier, encoder.Encoder):
 
   @nn.compact
   def trunk(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
+    self, images: jax.Array, *, train: bool = False, rows: dropout.Rows = None
   ) -> dict[str, jax.Array]:
     """Returns tokens, features, and what is predicted.
 

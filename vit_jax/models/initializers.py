@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -100,12 +101,12 @@ def separate(init: Initializer, count: int) -> Initializer:
   """
 
   def init_each(
-    key: jax.Array,
-    shape: tuple[int, ...],
-    dtype: jax.typing.DTypeLike = jnp.float32,
+    key: jax.Array, shape: tuple[int, ...], *options: Any
   ) -> jax.Array:
     part_shape = (*shape[:-1], shape[-1] // count)
     keys = jax.random.split(key, count)
-    return jnp.concatenate([init(k, part_shape, dtype) for k in keys], axis=-1)
+    return jnp.concatenate(
+      [init(k, part_shape, *options) for k in keys], axis=-1
+    )
 
   return init_each

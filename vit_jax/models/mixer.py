@@ -84,11 +84,7 @@ class Mixer(heads.Classifier, encoder.Encoder):
 
   @nn.compact
   def trunk(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
+    self, images: jax.Array, *, train: bool = False, rows: dropout.Rows = None
   ) -> dict[str, jax.Array]:
     """Returns tokens and features; arguments are those of `heads.Classifier`.
 

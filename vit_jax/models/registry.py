@@ -72,9 +72,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     'map': 'vit_jax.models.parts.pooling:Map',
     'token_and_mean': 'vit_jax.models.parts.pooling:TokenAndMean',
   },
-  'head': {
-    'linear': 'vit_jax.models.vit:Linear',
-  },
+  'head': {'linear': 'vit_jax.models.vit:Linear'},
   'patches': {
     'patches': 'vit_jax.models.patches:Patches',
     'normed': 'vit_jax.models.parts.stems:NormedPatches',

@@ -19,10 +19,12 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
+from vit_jax.models import stack
 from vit_jax.models.parts import norms
 
 
@@ -261,11 +263,7 @@ class BiT(heads.Classifier):
 
   @nn.compact
   def trunk(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
+    self, images: jax.Array, *, train: bool = False, rows: dropout.Rows = None
   ) -> dict[str, jax.Array]:
     """Returns tokens and features of images [B, height, width, C] of any size.
 
@@ -292,7 +290,7 @@ class BiT(heads.Classifier):
     )(images)
     outputs = _stages(x, PreActivationUnit, self.stages, channels, conv, norm)
     if not self.is_initializing():  # else `init` returned it, too
-      self.sow('levels', 'tokens', outputs[0])
+      self.sow(stack.LEVELS, 'tokens', outputs[0])
     x = nn.relu(norm(name='norm')(outputs[-1]))
     return {
       'tokens': jax.lax.collapse(x, 1, 3),

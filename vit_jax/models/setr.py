@@ -52,13 +52,10 @@ class UpHead(nn.Module):
     In training BatchNorm measures this batch.
     """
     x = block.LayerNorm(_EPSILON, self.dtype, name='norm')(x)
+    conv = functools.partial(maps.Convolution, self.channels, dtype=self.dtype)
     for i in range(self.convs):
-      x = maps.Convolution(
-        self.channels,
-        self.kernel_size,
-        dtype=self.dtype,
-        name=f'convolutions_{i}',
-      )(x, train=train)
+      convolution = conv(self.kernel_size, name=f'convolutions_{i}')
+      x = convolution(x, train=train)
       if i < self.convs - 1:
         x = maps.scaled(x, self.scale, self.align_corners)
     # Resized logits are logits of resized features, as weights sum to 1.
@@ -89,22 +86,16 @@ class Neck(nn.Module):
     self, levels: Sequence[jax.Array], *, train: bool = False
   ) -> list[jax.Array]:
     """Maps levels [B, h, w, D] to [B, h, w, channels], the deepest first."""
+    conv = functools.partial(maps.Convolution, self.channels, dtype=self.dtype)
     projected = []
     for i, x in enumerate(levels):
       x = block.LayerNorm(_EPSILON, self.dtype, name=f'norms_{i}')(x)
-      projected.append(
-        maps.Convolution(
-          self.channels, 1, dtype=self.dtype, name=f'inputs_{i}'
-        )(x, train=train)
-      )
+      projected.append(conv(1, name=f'inputs_{i}')(x, train=train))
     outputs: list[jax.Array] = []
     total: jax.Array | float = 0.0
     for i, x in enumerate(reversed(projected)):
       total = total + x
-      convolution = maps.Convolution(
-        self.channels, dtype=self.dtype, name=f'outputs_{i}'
-      )
-      outputs.append(convolution(total, train=train))
+      outputs.append(conv(name=f'outputs_{i}')(total, train=train))
     return outputs
 
 
@@ -124,12 +115,11 @@ class MlaHead(nn.Module):
     self, levels: Sequence[jax.Array], *, train: bool = False
   ) -> jax.Array:
     """Maps levels [B, h, w, C] to logits, float32 [B, 4 h, 4 w, classes]."""
+    conv = functools.partial(maps.Convolution, self.channels, dtype=self.dtype)
     convolved = []
     for i, x in enumerate(levels):
       for j in range(2):
-        x = maps.Convolution(
-          self.channels, dtype=self.dtype, name=f'levels_{i}_{j}'
-        )(x, train=train)
+        x = conv(name=f'levels_{i}_{j}')(x, train=train)
       convolved.append(x)
     x = jnp.concatenate(convolved, axis=-1)
     # Resized logits are logits of resized features, as weights sum to 1.

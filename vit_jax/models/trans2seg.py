@@ -167,10 +167,8 @@ class Trans2Seg(encoder.Encoder):
     x = self._separable(x, 0, train)
     x = self._separable(x, 1, train)
     x = maps.resize(x, fine.shape[1:3], align_corners=True)
-    convolution = maps.Convolution(
-      self.channels, 1, dtype=self.dtype, name='fine'
-    )
-    x += jnp.repeat(convolution(fine, train=train), k, axis=0)
+    conv = maps.Convolution(self.channels, 1, dtype=self.dtype, name='fine')
+    x += jnp.repeat(conv(fine, train=train), k, axis=0)
     x = self._separable(x, 2, train)
     x = maps.Classifier(1, name='classifier')(x)
     return jnp.moveaxis(x.reshape(b, k, *fine.shape[1:3]), 1, -1)

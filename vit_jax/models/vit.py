@@ -237,10 +237,7 @@ class ViT(nn.Module):
     return self.distillation_token and getattr(self.head, 'distillation', False)
 
   def _embed(
-    self,
-    images: jax.Array,
-    masked: jax.Array | None,
-    context: Context,
+    self, images: jax.Array, masked: jax.Array | None, context: Context
   ) -> tuple[jax.Array, Context]:
     """Equation 1: projects patches, prepends tokens, adds positions."""
     # A copy, since a bound model may be called again. Without a name of its own

@@ -73,10 +73,7 @@ def capacity(
 
 
 def choices(
-  gates: jax.Array,
-  count: int,
-  by_gate: bool,
-  attended: jax.Array | None = None,
+  gates: jax.Array, count: int, by_gate: bool, attended: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns the experts of each token, and its places in their buffers.
 

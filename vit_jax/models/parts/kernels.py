@@ -31,7 +31,7 @@ from vit_jax.models.block import LayerNorm
 from vit_jax.models.parts import norms
 
 if TYPE_CHECKING:
-  from vit_jax.models import attention as attention_lib
+  from vit_jax.models.attention import Attention
   from vit_jax.models.context import Context
 
 # Before JAX 0.11, a constraint of the layout gathers what devices share.
@@ -47,10 +47,7 @@ def on_platform(platform: str, implementation: str) -> str:
 
 
 def choose(
-  attention: attention_lib.Attention,
-  x: jax.Array,
-  context: Context,
-  bias: jax.Array | None,
+  attention: Attention, x: jax.Array, context: Context, bias: jax.Array | None
 ) -> str:
   """Returns the implementation that can do this and suits it.
 
@@ -75,7 +72,7 @@ def log_choice(platform: str, kernel: str, refusal: str) -> None:
 
 def _refusal(
   kernel: str,
-  attention: attention_lib.Attention,
+  attention: Attention,
   x: jax.Array,
   context: Context,
   bias: jax.Array | None,
@@ -127,10 +124,7 @@ def _refusal_of_cudnn(dtype: jax.typing.DTypeLike, size: int) -> str:
 
 
 def attend(
-  attention: attention_lib.Attention,
-  x: jax.Array,
-  bias: jax.Array | None,
-  context: Context,
+  attention: Attention, x: jax.Array, bias: jax.Array | None, context: Context
 ) -> jax.Array:
   """Maps [B, T, D] to the values [B, R, H, K], with a kernel where one can."""
   implementation = choose(attention, x, context, bias)

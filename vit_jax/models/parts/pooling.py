@@ -128,10 +128,7 @@ class Map(nn.Module):
     )(x)  # [B, T, 2, H, K]
     key, value = jnp.moveaxis(key_value, (2, 3), (0, 2))  # [B, H, T, K]
     scores = jnp.einsum(
-      'hk,bhtk->bht',
-      query * k**-0.5,
-      key,
-      preferred_element_type=jnp.float32,
+      'hk,bhtk->bht', query * k**-0.5, key, preferred_element_type=jnp.float32
     )
     is_packed = attended is not None and attended.ndim == 3
     if is_packed:
