@@ -148,10 +148,7 @@ def check_parts(model: nn.Module) -> None:
 
 
 def values_in_force(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the values of `config.model`, with those of the named model.
-
-  Keys that no part of the model has are left out.
-  """
+  """Returns values of `config.model` and of the named model, for its parts."""
   module, named = _named(config['name'])
   texts = registry.DEFAULTS | getattr(module, 'class_defaults', {}) | named
   texts |= {key: x for key, x in config.items() if x is not None}
@@ -214,10 +211,7 @@ def without_head(model: Model) -> Model:
 
 
 def with_kernel(model: _Module, implementation: str) -> _Module:
-  """Returns a stack of layers with one of `attention.IMPLEMENTATIONS`.
-
-  One of own attention, or without any, is not changed.
-  """
+  """Returns a model with another implementation of its `Attention`."""
   attention = attention_part(model)
   if not hasattr(attention, 'implementation'):
     return model
@@ -244,10 +238,7 @@ def for_init(model: _Module, can_scan: bool = True) -> _Module:
 def check(
   config: Mapping[str, Any], image_size: tuple[int, ...], channels: int
 ) -> None:
-  """Raises a ValueError if `config.model` is wrong, or images do not fit it.
-
-  One line says what to change.
-  """
+  """Raises a ValueError if `config.model` is wrong, or images do not fit it."""
   model = from_config(config, num_classes=1)
   patch = pixels_per_token(model)
   if patch and len(patch) != len(image_size):
@@ -290,10 +281,7 @@ def has_equal_layers(model: Model) -> bool:
 
 
 def pixels_per_token(model: Model) -> tuple[int, ...] | None:
-  """Returns the pixels of a token, (height, width); None without patches.
-
-  Those of volumes are (depth, height, width).
-  """
+  """Returns the sides of a token in pixels, (height, width), or None."""
   pixels: tuple[int, ...] | None
   pixels = getattr(getattr(model, 'patches', model), 'pixels', None)
   return pixels

@@ -119,10 +119,7 @@ class Attention(nn.Module):
     return y
 
   def bias(self, context: Context) -> jax.Array | None:
-    """Returns what is added to the scores: [H, R, T] or None.
-
-    Where some tokens are not attended to, it is [B, H or 1, R or 1, T].
-    """
+    """Returns what is added to scores, [H, R, T] or [B, H or 1, R or 1, T]."""
     bias = context.bias
     if context.layer_bias is not None:
       part = context.layer_bias.copy(name='bias')

@@ -117,10 +117,7 @@ class Context(flax.struct.PyTreeNode):
     purpose: int,
     full_shape: tuple[int, ...] | None = None,
   ) -> jax.Array:
-    """Applies dropout in training to x [B, ...]; see `dropout.dropout`.
-
-    Each `purpose` has a mask of its own.
-    """
+    """Applies `dropout.dropout` in training; each purpose has its own mask."""
     if self.dropout_key is None:
       return x
     return dropout_lib.dropout(

@@ -122,10 +122,7 @@ def full_values(model: Any) -> dict[str, Any]:
 
 
 def renamed(name: str, **options: Any) -> str:
-  """Returns a model's name with other options; those that are None go.
-
-  See `registry.split_name`.
-  """
+  """Returns a model's name with other options; those that are None go."""
   name, named = registry.split_name(name)
   options = {k: x for k, x in (named | options).items() if x is not None}
   return str(parts.Part(name, (), options))

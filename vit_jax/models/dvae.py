@@ -35,10 +35,7 @@ class Block(nn.Module):
 
 
 class DalleEncoder(nn.Module):
-  """Gives each 8 x 8 pixels of an image the logits of tokens.
-
-  The channels of the first group are `hidden`; each later one doubles them.
-  """
+  """Gives each 8 x 8 pixels of an image the logits of tokens."""
 
   tokens: int = 8192
   hidden: int = 256

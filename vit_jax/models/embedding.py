@@ -13,10 +13,7 @@ from vit_jax.models.patches import cut
 
 
 def patches(images: Array, patch_size: tuple[int, ...]) -> Array:
-  """Returns patches [B, N, p * q * C] of images [B, H, W, C], row by row.
-
-  Rows and columns behind the last whole patch are left out.
-  """
+  """Returns all whole patches [B, N, p * q * C] of [B, H, W, C], row by row."""
   x = cut(images, patch_size)
   return x.reshape(len(x), -1, x.shape[-1])
 

@@ -20,10 +20,7 @@ from vit_jax.models.context import Context
 
 
 def before(head: vit.Linear, x: jax.Array, context: Context) -> jax.Array:
-  """Maps features [B, D] or [B, 2, D] to those that the last layer reads.
-
-  `head` is in its compact method. It may have a dense layer and a BatchNorm.
-  """
+  """Maps features [B, D] or [B, 2, D] to those that the last layer reads."""
   scope: Any = head.scope
   if head.pre_logits:
     layer = nn.Dense(

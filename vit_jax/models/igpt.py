@@ -30,10 +30,7 @@ from vit_jax.models.parts import as_class
 
 
 def nearest(pixels: jax.Array, clusters: jax.Array) -> jax.Array:
-  """Returns the nearest cluster of each pixel by squared distance, int32 [...].
-
-  Pixels are float32 [..., C], clusters float32 [K, C].
-  """
+  """Maps pixels [..., C] to their nearest clusters of [K, C], int32 [...]."""
   distance = jnp.zeros((), jnp.float32)
   for c in range(clusters.shape[1]):  # without an array [..., K, C]
     distance += (pixels[..., c, None] - clusters[:, c]) ** 2
@@ -46,10 +43,7 @@ def shifted(ids: jax.Array, start: int) -> jax.Array:
 
 
 class PixelBlock(block_lib.Block):
-  """A layer that also returns the mean of its input after its first norm.
-
-  That is `layer_features`, float32 [B, D].
-  """
+  """Also returns `layer_features`, the mean of its normed input, [B, D]."""
 
   def attend(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns what attention adds to x, [B, N, D]."""

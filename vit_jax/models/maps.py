@@ -111,10 +111,7 @@ class Convolution(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [B, ..., C] to [B, ..., features].
-
-    In training BatchNorm measures this batch; see `projection.StoredBatchNorm`.
-    """
+    """Maps [B, ..., C] to [B, ..., features]."""
     if self.groups == 1:
       conv: nn.Module = PlainConvolution(
         self.features, self.kernel_size, self.dtype, name='conv'

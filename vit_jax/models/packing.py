@@ -26,10 +26,7 @@ _HIDDEN = -1e9
 
 
 def context(model: vit.ViT, context: Context, count: int) -> Context:
-  """Returns a context that says which tokens attend to which.
-
-  `count` is N, patches of a sequence with its padding.
-  """
+  """Says in the context which of the tokens of N patches attend to which."""
   grids = context.grids
   assert grids is not None
   if context.kept_patches is not None:
@@ -106,10 +103,7 @@ def masked(bias: jax.Array | None, context: Context) -> jax.Array | None:
 
 
 def mean(patches: jax.Array, context: Context) -> jax.Array:
-  """Returns the mean of the patches [B, N, D] that are no padding, by size.
-
-  It is [B, D]; of S images in a sequence [B, S, D], 0 for missing images.
-  """
+  """Returns means of patches by size, [B, D]; of S images, [B, S, D] or 0."""
   weights = context.sizes if context.attended is None else context.attended
   if weights is None:
     return patches.mean(axis=1)

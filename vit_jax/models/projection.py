@@ -34,10 +34,7 @@ def normalize(
 
 
 def moments(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns mean, variance and unbiased variance of channels, [D] each.
-
-  They are over the examples of [B, D], and over the places of maps [B, ..., D].
-  """
+  """Returns mean, variance and unbiased variance of [B, ..., D], [D] each."""
   axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
   spread = x.var(axis=axes)
   return x.mean(axis=axes), spread, spread * (count / max(count - 1, 1))

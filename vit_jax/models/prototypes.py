@@ -50,10 +50,7 @@ class PrototypeHead(nn.Module):
     self.last_layer = _LastLayer(self.prototypes, self.trains_scale)
 
   def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-    """Maps features [B, D] to logits, float32 [B, K].
-
-    In training BatchNorm measures this batch; see `projection.BatchNorm`.
-    """
+    """Maps features [B, D] to logits, float32 [B, K]."""
     return self.last_layer(self.narrow(x, train))
 
   def narrow(self, x: jax.Array, train: bool = False) -> jax.Array:

@@ -361,10 +361,7 @@ class Builder:
 
 
 def part_class(kind: str, name: str, key: str = '') -> type[nn.Module]:
-  """Returns the class of a part of a kind; '' is any.
-
-  `key` is the config's key that holds the name, for errors.
-  """
+  """Returns the class of a part of a kind ('': any) that a key names."""
   key = key or f'model.{kind}'
   if ':' in name:
     own_class: type[nn.Module] = registry.load_own(name, key, nn.Module)

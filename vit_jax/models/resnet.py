@@ -120,10 +120,7 @@ class PreActivationUnit(_Unit):
 
 
 class Stage(nn.Module):
-  """Units of one width; the first has the stride and the projection.
-
-  The fields are those of the units.
-  """
+  """Units of one width; the first has the stride and the projection."""
 
   unit: Any
   depth: int
@@ -155,10 +152,7 @@ def _stages(
   conv: Callable[..., nn.Module],
   norm: Callable[..., nn.Module],
 ) -> list[jax.Array]:
-  """Applies `stage1`, `stage2`, ...; all but the first halve the grid.
-
-  Returns the output of each stage, [B, h, w, F]; that of no stage is `x`.
-  """
+  """Returns the outputs [B, h, w, F] of all stages, or x without any."""
   outputs = [x] if not depths else []
   for i, (depth, channels) in enumerate(zip(depths, features, strict=True)):
     stride = 1 if i == 0 else 2
@@ -208,10 +202,7 @@ class ResNetStem(nn.Module):
 
 
 class BiTStem(nn.Module):
-  """BiT's first convolution and pool, of stride 4.
-
-  The input of the pooling may be padded with zeros.
-  """
+  """BiT's first convolution and pool, of stride 4."""
 
   width: int
   zero_padded_pool: bool

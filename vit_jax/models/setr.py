@@ -32,10 +32,7 @@ _AUXILIARY_SCALE = 4
 
 
 class UpHead(nn.Module):
-  """Convolutions, each followed by upsampling by `scale`, and a classifier.
-
-  `align_corners` is as of `maps.resize`.
-  """
+  """Convolutions, each followed by upsampling by `scale`, and a classifier."""
 
   num_classes: int
   channels: int = 256
@@ -47,10 +44,7 @@ class UpHead(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps tokens [B, h, w, D] to logits, float32 [B, h', w', classes].
-
-    In training BatchNorm measures this batch.
-    """
+    """Maps tokens [B, h, w, D] to logits, float32 [B, h', w', classes]."""
     x = block.LayerNorm(_EPSILON, self.dtype, name='norm')(x)
     conv = functools.partial(maps.Convolution, self.channels, dtype=self.dtype)
     for i in range(self.convs):
@@ -100,10 +94,7 @@ class Neck(nn.Module):
 
 
 class MlaHead(nn.Module):
-  """Two convolutions for each level; a classifier of them all; upsampling.
-
-  `align_corners` is as of `maps.resize`.
-  """
+  """Two convolutions for each level; a classifier of them all; upsampling."""
 
   num_classes: int
   channels: int = 128

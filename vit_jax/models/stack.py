@@ -139,11 +139,7 @@ def _stacked(values: list[jax.Array]) -> Any:
 
 
 def at_layer(part: nn.Module, layer: int, depth: int) -> nn.Module:
-  """Returns the unbound part of a layer, counted from 0 to depth - 1.
-
-  A part whose layers differ has a method `at_layer(layer, depth)`; parts that
-  hold such a part differ with it.
-  """
+  """Returns a part, or one that holds it, as its `at_layer(layer, depth)`."""
   changes: dict[str, Any] = {}
   for field in dataclasses.fields(part):
     inner = getattr(part, field.name)

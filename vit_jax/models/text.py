@@ -127,10 +127,7 @@ class Bert(encoder.Encoder):
     train: bool = False,
     rows: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
-    """Returns what `TextTower` does, of the same arguments.
-
-    Without `attended`, tokens attend to all but padding.
-    """
+    """Returns what `TextTower` does; padding is not attended to."""
     count = _length(self, tokens)
     key = dropout.make_key(self, tokens, rows) if train else None
     x = _table(self, self.vocabulary, 'token_embedding')(tokens)

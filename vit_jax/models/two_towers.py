@@ -67,10 +67,7 @@ class TwoTowers(nn.Module):
     rows: jax.Array | None = None,
     grids: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
-    """Returns `embedding` and, before it is normalised, `features` [B, E].
-
-    Arguments are those of `vit.ViT`; with `grids`, `images` are patches.
-    """
+    """Returns `embedding` and, before it is normalised, `features` [B, E]."""
     x = self.project(self.image(images, train=train, rows=rows, grids=grids))
     return {'features': x, 'embedding': projection.unit(x)}
 

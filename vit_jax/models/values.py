@@ -107,10 +107,7 @@ def _part_values(
   keys: Mapping[str, Any],
   single: Mapping[str, nn.Module | None],
 ) -> dict[str, Any]:
-  """Returns the name of a part and its options, below a path.
-
-  An option that holds a part which the model has anyhow is left out.
-  """
+  """Returns a part's name and options, but for parts that the model has."""
   module = _computed(type(part))
   values: dict[str, Any] = {path: registry.class_name(kind, module)}
   for option in registry.declared_options(module).values():
@@ -228,10 +225,7 @@ def differences(
 
 
 def is_unseen(path: str, values: Mapping[str, Any]) -> bool:
-  """Whether no checkpoint's arrays can show a value, by its name.
-
-  `values` name the parts.
-  """
+  """Whether no checkpoint's arrays show a value; `values` name the parts."""
   field = _field(path, values)
   has_no_parameters = path == f'{SUM}.rope'
   return has_no_parameters or (field is not None and not field.is_visible)
@@ -240,10 +234,7 @@ def is_unseen(path: str, values: Mapping[str, Any]) -> bool:
 def is_fitted(
   path: str, values: Mapping[str, Any], module: type[nn.Module]
 ) -> bool:
-  """Whether `weights.adapt` changes parameters that differ in a value.
-
-  The first arguments are as of `is_unseen`, the last is the model's class.
-  """
+  """Whether `weights.adapt` changes parameters that differ in a value."""
   if path in _FITTED or path.startswith('pool.'):
     return path in _FITTED  # options of one pool change its function
   field = _field(path, values, module)

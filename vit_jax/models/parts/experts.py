@@ -114,10 +114,7 @@ def top_experts(
   by_gate: bool = False,
   attended: jax.Array | None = None,
 ) -> Routes:
-  """Sends each token to its best experts (V-MoE); full buffers drop tokens.
-
-  `places` are C; the other arguments are those of `choices`.
-  """
+  """Sends each token to its best experts (V-MoE); full buffers drop tokens."""
   weights, experts, ranks = choices(gates, count, by_gate, attended)
   chosen = jax.nn.one_hot(experts, gates.shape[-1])  # [G, S, K, E]
   # The row of a place outside the buffer is zeros.
@@ -133,10 +130,7 @@ def top_experts(
 def top_tokens(
   gates: jax.Array, places: int, attended: jax.Array | None = None
 ) -> Routes:
-  """Gives each expert its best tokens (expert choice).
-
-  `places` are C, at most S; the other arguments are those of `choices`.
-  """
+  """Gives each of E experts its C <= S best tokens (expert choice)."""
   if attended is not None:
     gates = gates * attended[..., None]
   weights, tokens = jax.lax.top_k(gates.swapaxes(1, 2), places)  # [G, E, C]

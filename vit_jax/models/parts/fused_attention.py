@@ -185,10 +185,7 @@ def refusal(
   dtype: jax.typing.DTypeLike,
   normalizes: bool = False,
 ) -> str:
-  """Returns why the kernel cannot compute a layer's attention; '' if it can.
-
-  Arguments are those of `fits`.
-  """
+  """Returns why the kernel cannot compute this; '' if it can; see `fits`."""
   mesh, kind = jax.sharding.get_abstract_mesh(), _device_kind()
   config: Any = jax.config
   precision = config.jax_default_matmul_precision
@@ -358,11 +355,7 @@ def _gradients_jvp(num_heads: int, primals: Any, tangents: Any) -> Any:
 
 
 def _tangent(*arrays: jax.Array, num_heads: int, form: Any) -> jax.Array:
-  """Returns the tangent of the output.
-
-  `arrays` are qkv and those of `before`, then their tangents; `form` is the
-  tree of the first half.
-  """
+  """Maps qkv and `before`, then their tangents, to the output's tangent."""
   count = form.num_leaves
   primals, tangents = (
     jax.tree.unflatten(form, part) for part in (arrays[:count], arrays[count:])
@@ -636,10 +629,7 @@ def _normed(
   head_lanes: jax.Array,
   size: int,
 ) -> jax.Array:
-  """Normalises a head's queries or keys [T, lanes] in float32, or returns x.
-
-  Scale and bias are [2, lanes]. Only the values in `head_lanes` are of use.
-  """
+  """Normalises a head's queries or keys [T, lanes]; scales are [2, lanes]."""
   if norms is None or scales is None:
     return x
   x = x.astype(jnp.float32)
@@ -652,10 +642,7 @@ def _normed(
 def _turned(
   x: jax.Array, lanes: slice, turn: Turn | None, direction: int = 1
 ) -> jax.Array:
-  """Rotates the pairs of channels of all heads in some lanes of [T, D].
-
-  x are queries, keys or their gradients, which are rotated backwards (-1).
-  """
+  """Rotates [T, lanes] of all heads in some lanes; gradients backwards (-1)."""
   if turn is None:
     return x
   read = _columns(turn.cos, lanes)

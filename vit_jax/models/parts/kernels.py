@@ -49,10 +49,7 @@ def on_platform(platform: str, implementation: str) -> str:
 def choose(
   attention: Attention, x: jax.Array, context: Context, bias: jax.Array | None
 ) -> str:
-  """Returns the implementation that can do this and suits it.
-
-  The input is [B, T, D]; the bias is added to scores.
-  """
+  """Returns the implementation that can do this and suits it."""
   platform = jax.default_backend()
   chosen = on_platform(platform, attention.implementation)
   if chosen not in ('fused', 'cudnn'):
@@ -158,10 +155,7 @@ def attend_by_jax(
   causal: bool,
   implementation: str,
 ) -> jax.Array:
-  """Maps [B, R or T, H, K] to the values [B, R, H, K] by `jax.nn`.
-
-  The bias is [H, R, T] or [B, H, R, T]; the implementation 'xla' or 'cudnn'.
-  """
+  """Maps [B, R or T, H, K] to the values [B, R, H, K] by 'xla' or 'cudnn'."""
   lengths: dict[str, Any] = {}
   if bias is not None and bias.ndim < query.ndim:
     bias = bias[None]

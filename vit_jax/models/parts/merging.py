@@ -58,10 +58,7 @@ class Merge:
     return jnp.concatenate([_at(even, self.stay), odd], axis=1)[:, self.order]
 
   def mean(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
-    """Returns the means of tokens [B, T, D] that are merged, [B, T - r, D].
-
-    A token counts as often as it stands for patches, float32 [B, T].
-    """
+    """Returns means of merged tokens by their sizes [B, T], [B, T - r, D]."""
     weights = sizes[..., None].astype(x.dtype)
     return self.total(x * weights) / self.total(weights)
 

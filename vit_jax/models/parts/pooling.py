@@ -104,10 +104,7 @@ class Map(nn.Module):
     return jnp.where(has_patches[..., None], y, 0)
 
   def _attend(self, x: jax.Array, attended: jax.Array | None) -> jax.Array:
-    """Returns what the query attends to in [B, T, D], [B, S, D]; S may be 1.
-
-    `attended` is bool [B, T] or [B, S, T], or None.
-    """
+    """Returns what the query attends to in [B, T, D], [B, S, D]; S may be 1."""
     starts = initializers_lib.INITIALIZERS[self.initializers]
     d = x.shape[-1]
     heads = (h := self.num_heads, k := d // h)

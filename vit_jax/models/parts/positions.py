@@ -106,10 +106,7 @@ def _behind(context: Context, table: jax.Array) -> jax.Array:
 
 
 def in_attention(model: Any) -> str:
-  """Returns the name of the positions that attention adds; '' if none are.
-
-  Their class says so by `in_attention`.
-  """
+  """Returns the names of positions whose class has `in_attention`, or ''."""
   kinds = map(type, model.positions)
   return ' + '.join(
     registry.class_name('positions', kind)

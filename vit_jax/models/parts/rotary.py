@@ -191,10 +191,7 @@ def angles(
 def table(
   kind: str, grid: tuple[int, int], channels: int, base: float, *options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns cosines and sines by patch and channel, float32 [N, K] each.
-
-  Arguments are those of `angles`.
-  """
+  """Returns cosines and sines of `angles`, float32 [N, K] each."""
   patch_angles = angles(kind, grid, channels, base, *options)
   halves = KINDS[kind].halves
   spread = (
