@@ -38,7 +38,7 @@ class CrossAttention(nn.Module):
   def __call__(
     self, query: jax.Array, places: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns queries [B, K, D], and scores before the softmax, [B, K, H, N]."""
+    """Returns queries [B, K, D], and scores before softmax, [B, K, H, N]."""
     (b, k, d), n, h = query.shape, places.shape[1], self.encoders.num_heads
     starts = initializers_lib.INITIALIZERS[self.encoders.initializers]
     dense = functools.partial(
