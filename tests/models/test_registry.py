@@ -138,9 +138,9 @@ def test_sums():
     'positions', 'learned + rope(base=10)', VALUES, 'model.positions'
   )
   assert [type(x).__name__ for x in built] == ['Learned', 'Rope']
-  text = describing.describe_sum('positions', built, VALUES)
-  assert text == 'learned + rope(base=10.0)'
-  assert describing.describe_sum('positions', (), VALUES) == 'none'
+  for positions in ('learned + rope(base=10.0)', 'none'):
+    model = vit_jax.create_model('ViT-Ti/16', 1, positions=positions)
+    assert describing.key_values(model)['positions'] == positions
   assert registry.build_sum('positions', 'none', VALUES, 'k') == ()
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from vit_jax.config import registry as config_registry
 from vit_jax.models import fields as fields_lib
+from vit_jax.models import initializers
 from vit_jax.models import layouts
 from vit_jax.models import registry
 from vit_jax.models import zoo
@@ -84,15 +85,9 @@ def create(
 ) -> _Module:
   """Returns the model of a class.
 
-  Args:
-    module: The class.
-    values: Those of `KEYS`, of 'dtype', of the class's own fields, and of
-      options of its parts.
-    overrides: Values in the place of these, but of no options of parts; None
-      keeps them.
-
-  Raises:
-    ValueError: As `create_model`.
+  `values` are those of `KEYS`, of 'dtype', of the class's own fields, and of
+  options of its parts; `overrides` are in their place, but of no options of
+  parts; None keeps a value. Errors are those of `create_model`.
   """
   changes = {k: x for k, x in (overrides or {}).items() if x is not None}
   values = {**values, **changes}
@@ -112,75 +107,57 @@ def create(
 
 
 def check_parts(model: nn.Module) -> None:
-  """Checks that the parts of a model fit together.
+  """Raises a ValueError if the parts of a model do not fit together.
 
   A part whose class has a method `check_model(model)` checks what it needs of
   the others; what any layer needs is checked here.
-
-  Raises:
-    ValueError: They do not.
   """
   block: Any = getattr(model, 'block', None)
   attention = attention_part(model)
   heads = getattr(attention, 'num_heads', 1)
-  if block is not None and model.hidden_size % heads:
-    raise ValueError(
-      f'num_heads={heads} does not divide hidden_size={model.hidden_size}:'
-      ' change one of them'
-    )
+  size = 0 if block is None else model.hidden_size
   kernel = getattr(attention, 'implementation', '')
-  rate: float = getattr(attention, 'dropout_rate', 0.0)
-  if kernel in ('xla', 'cudnn') and rate:
-    raise ValueError(
-      f'attention_implementation={kernel!r} has no attention_dropout_rate: set'
-      " it to 0, or take 'plain'"
-    )
   has_scale = getattr(block, 'layer_scale', None) is not None
-  if not (has_scale or getattr(block, 'layer_scale_mlp', True)):
-    raise ValueError(
-      'block: layer_scale_mlp=False has no effect without layer_scale: leave it'
-      ' out'
-    )
+  wrong = {
+    f'num_heads={heads} does not divide hidden_size={size}: change one of'
+    ' them': size % heads,
+    f'attention_implementation={kernel!r} has no attention_dropout_rate: set it'
+    " to 0, or take 'plain'": (
+      kernel in ('xla', 'cudnn') and getattr(attention, 'dropout_rate', False)
+    ),
+    'block: layer_scale_mlp=False has no effect without layer_scale: leave it'
+    ' out': not (has_scale or getattr(block, 'layer_scale_mlp', True)),
+  }
   if hasattr(model, 'prefix'):
-    _check_pool(model)
+    pool: Any = model.pool
+    name, prefix = registry.class_name('pool', type(pool)), model.prefix
+    reads_class_token = getattr(pool, 'reads_class_token', False)
+    wrong |= {
+      f'pool={name!r} reads the class token, but class_token is False': (
+        reads_class_token and 'class_token' not in prefix
+      ),
+      "a distillation_token needs pool='token', as DeiT has it, not"
+      f' {name!r}': (
+        'distillation_token' in prefix and getattr(pool, 'num_read', 0) != 1
+      ),
+    }
+  fields_lib.refuse(wrong)
   for part in fields_lib.inner_parts(model):
     if hasattr(part, 'check_model'):
       part.check_model(model)
 
 
-def _check_pool(model: Any) -> None:
-  name = registry.class_name('pool', type(model.pool))
-  reads_class_token = getattr(model.pool, 'reads_class_token', False)
-  if reads_class_token and 'class_token' not in model.prefix:
-    raise ValueError(
-      f'pool={name!r} reads the class token, but class_token is False'
-    )
-  if model.distillation_token and getattr(model.pool, 'num_read', 0) != 1:
-    raise ValueError(
-      f"a distillation_token needs pool='token', as DeiT has it, not {name!r}"
-    )
-
-
 def values_in_force(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the values of `config.model`, with those of the named model.
-
-  Keys that no part of the model has are left out.
-
-  Raises:
-    ValueError: As `create_model`.
-  """
-  model: Any = from_config(config, 0)
+  """Returns values of `config.model` and of the named model, for its parts."""
   module, named = _named(config['name'])
   texts = registry.DEFAULTS | getattr(module, 'class_defaults', {}) | named
   texts |= {key: x for key, x in config.items() if x is not None}
   values: dict[str, Any] = {}
-  shared_parts = getattr(model, 'norm', None), getattr(model, 'block', None)
-  for part in (model, *fields_lib.inner_parts((*shared_parts, model))):
-    for option in registry.declared_options(type(part)).values():
-      if option.kind and option.has_choice:
-        values.setdefault(option.kind, texts[option.kind])
-      elif option.kind is None and option.key in KEYS:
-        values.setdefault(option.key, getattr(part, option.name))
+  for option, value in registry.shared_first(from_config(config, 0)):
+    if option.kind and option.has_choice:
+      values.setdefault(option.kind, texts[option.kind])
+    elif option.kind is None and option.key in KEYS:
+      values.setdefault(option.key, value)
   return values
 
 
@@ -197,15 +174,10 @@ def family_options(module: type[Any]) -> list[str]:
 def from_config(
   config: Mapping[str, Any], num_classes: int, dtype: str = 'float32'
 ) -> Model:
-  """Returns the model of `config.model`.
+  """Returns the model of `config.model`, in which None keeps a model's value.
 
-  Args:
-    config: `config.model`; keys that are None keep the named model's value.
-    num_classes: Used if `config.num_classes` is None.
-    dtype: Name of the type in which the model computes.
-
-  Raises:
-    ValueError: As `create_model`.
+  `num_classes` is used if the config's is None; `dtype` names the type in which
+  the model computes. Errors are those of `create_model`.
   """
   fields = {k: v for k, v in config.items() if v is not None}
   fields.setdefault('num_classes', num_classes)
@@ -218,20 +190,15 @@ def from_config(
 
 
 def on_platform(config: Any, platform: str) -> Any:
-  """Returns a full config with the layers that suit a platform.
+  """Returns a copy of a full config with layers for 'cpu', 'tpu' or 'gpu'.
 
   A model that is compiled for the platform of this process chooses what 'auto'
   stands for by itself.
-
-  Args:
-    config: The full config, which is not changed.
-    platform: 'cpu', 'tpu' or 'gpu'.
   """
   if platform == jax.default_backend():
     return config
-  return config_registry.wing('vit_jax.models.platforms:choose')(
-    config, platform
-  )
+  choose = config_registry.wing('vit_jax.models.platforms:choose')
+  return choose(config, platform)
 
 
 def without_head(model: Model) -> Model:
@@ -244,13 +211,7 @@ def without_head(model: Model) -> Model:
 
 
 def with_kernel(model: _Module, implementation: str) -> _Module:
-  """Returns a model whose attention is computed in another way.
-
-  Args:
-    model: The model, or another stack of layers; one of own attention, or
-      without any, is not changed.
-    implementation: One of `attention.IMPLEMENTATIONS`.
-  """
+  """Returns a model with another implementation of its `Attention`."""
   attention = attention_part(model)
   if not hasattr(attention, 'implementation'):
     return model
@@ -261,20 +222,14 @@ def with_kernel(model: _Module, implementation: str) -> _Module:
 
 def attention_part(model: nn.Module) -> Any:
   """Returns the attention of a model's layers; None: they have none."""
-  block: Any = getattr(model, 'block', None)
-  attention: Any = getattr(block, 'attention', None)
-  return attention
+  return getattr(getattr(model, 'block', None), 'attention', None)
 
 
 def for_init(model: _Module, can_scan: bool = True) -> _Module:
   """Returns a stack of layers as it is initialised.
 
-  It is a scan, which compiles one layer and not all of them; and without
-  kernels, which not every device and type has.
-
-  Args:
-    model: A model, a tower or a decoder.
-    can_scan: Whether its layers are equal.
+  It is a scan, which compiles one layer and not all of them, if its layers are
+  equal; and without kernels, which not every device and type has.
   """
   changes: Any = {'scan': can_scan, 'remat': 'none'}
   return with_kernel(model, 'plain').clone(**changes)
@@ -283,11 +238,7 @@ def for_init(model: _Module, can_scan: bool = True) -> _Module:
 def check(
   config: Mapping[str, Any], image_size: tuple[int, ...], channels: int
 ) -> None:
-  """Checks that the model of `config.model` exists and accepts the image size.
-
-  Raises:
-    ValueError: It does not; one line says what to change.
-  """
+  """Raises a ValueError if `config.model` is wrong, or images do not fit it."""
   model = from_config(config, num_classes=1)
   patch = pixels_per_token(model)
   if patch and len(patch) != len(image_size):
@@ -330,21 +281,14 @@ def has_equal_layers(model: Model) -> bool:
 
 
 def pixels_per_token(model: Model) -> tuple[int, ...] | None:
-  """Returns the pixels of a token, (height, width); None without patches.
-
-  Those of volumes are (depth, height, width).
-  """
+  """Returns the sides of a token in pixels, (height, width), or None."""
   pixels: tuple[int, ...] | None
   pixels = getattr(getattr(model, 'patches', model), 'pixels', None)
   return pixels
 
 
 def patch_of_images(model: Model) -> tuple[int, int]:
-  """Returns the pixels of a token, (height, width).
-
-  Raises:
-    ValueError: The model has no patches, or those of volumes.
-  """
+  """Returns the pixels of a token of images, (height, width)."""
   match pixels_per_token(model):
     case (height, width):
       return height, width
@@ -365,13 +309,8 @@ def init_params(
 ) -> dict[str, Any]:
   """Returns fresh parameters, the same whether the layers are scanned or not.
 
-  Args:
-    model: From `create_model`.
-    key: Random key.
-    image_shape: (height, width, C); of volumes (depth, height, width, C).
-
-  Raises:
-    UserError: As `explained_parts`.
+  `image_shape` is (height, width, C), of volumes (depth, height, width, C).
+  Errors are those of `explained_parts`.
   """
   with explained_parts(model):
     return _init(model, key, tuple(image_shape))
@@ -379,10 +318,9 @@ def init_params(
 
 @contextlib.contextmanager
 def explained_parts(model: Model) -> Iterator[None]:
-  """Names the user's part that raises an exception while a model is traced.
+  """Raises a UserError of a user's part that fails while a model is traced.
 
-  Raises:
-    UserError: A part of the user's has raised one, or does not fit the others.
+  It names the part that has raised an exception, or does not fit the others.
   """
   try:
     yield
@@ -404,7 +342,7 @@ def _init(
     return model.init(key, images)['params']
   plain = for_init(model, has_equal_layers(model))
   params = plain.init(key, images)['params']
-  if model.initializers == 'mimetic':
+  if model.initializers == initializers.MIMETIC:
     mimetic = config_registry.wing('vit_jax.models.mimetic:mimetic')
     params = mimetic(params, jax.random.fold_in(key, 1))
   # Parameters of layers that are not equal are unrolled already.

@@ -22,14 +22,12 @@ from vit_jax.models.block import keep
 from vit_jax.models.block import LayerNorm
 from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 
 QKV = tuple[jax.Array, jax.Array, jax.Array]
 # 'plain' is `Attention.attend`; `parts/kernels.py` has the others.
 IMPLEMENTATIONS = ('auto', 'plain', 'einsum', 'fused', 'xla', 'cudnn')
-_IMPLEMENTATION = Field(
-  Kind.EXECUTION, choices=IMPLEMENTATIONS, key='attention_implementation'
+_IMPLEMENTATION = fields.Field(
+  fields.Kind.EXECUTION, choices=IMPLEMENTATIONS, key='attention_implementation'
 )
 
 
@@ -59,7 +57,7 @@ class Attention(nn.Module):
   # The kernels that compute what this class does.
   supported: ClassVar[tuple[str, ...]] = ('fused', 'cudnn', 'xla')
 
-  num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
+  num_heads: Annotated[int, fields.HEADS]
   qkv_bias: Annotated[bool, fields.FUNCTION] = True
   key_bias: Annotated[bool, fields.FUNCTION] = True
   out_bias: Annotated[bool, fields.FUNCTION] = True
@@ -118,15 +116,10 @@ class Attention(nn.Module):
 
   def join(self, y: jax.Array, context: Context) -> jax.Array:
     """Returns what the layer after the heads gets of values [B, R, H, K]."""
-    del context
     return y
 
   def bias(self, context: Context) -> jax.Array | None:
-    """Returns what is added to the scores, or None.
-
-    It is [H, R, T]; where some tokens are not attended to, [B, H or 1, R or 1,
-    T].
-    """
+    """Returns what is added to scores, [H, R, T] or [B, H or 1, R or 1, T]."""
     bias = context.bias
     if context.layer_bias is not None:
       part = context.layer_bias.copy(name='bias')
@@ -134,10 +127,9 @@ class Attention(nn.Module):
       bias = part(context)
     if bias is not None:
       bias = bias[:, : context.num_read]
-    if context.attended is not None or context.sizes is not None:
-      masked = registry.wing('vit_jax.models.packing:masked')
-      bias = masked(bias, context)
-    return bias
+    if context.attended is None and context.sizes is None:
+      return bias
+    return registry.wing('vit_jax.models.packing:masked')(bias, context)
 
   def attend(
     self, qkv: QKV, bias: jax.Array | None, context: Context
@@ -162,8 +154,8 @@ class Attention(nn.Module):
     most = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
     scores = jnp.exp(scores - most)
     total = scores.sum(axis=-1, keepdims=True)
-    if (added := self.perturbation(context)) is not None:
-      scores += added * total  # scores are divided by `total` below
+    if context.perturbation is not None:
+      scores += context.perturbation * total  # they are divided by it below
     if 'attention' in context.captures:
       context.capture('attention', scores / total)
     dropped = self.dropped(scores.astype(self.dtype), context)
@@ -172,10 +164,6 @@ class Attention(nn.Module):
     y = jnp.einsum('bhqt,bhtk->bhqk', dropped, value)
     y = (y / total).astype(self.dtype)
     return jnp.swapaxes(y, 1, 2)
-
-  def perturbation(self, context: Context) -> jax.Array | None:
-    """Returns what is added to the weights of all heads, [B, H, R, T]."""
-    return context.perturbation
 
   def dropped(self, weights: jax.Array, context: Context) -> jax.Array:
     """Applies dropout to weights [B, H, R, T]; masks are drawn for R = T."""

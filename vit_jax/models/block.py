@@ -22,8 +22,6 @@ from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import remat
 from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 
 GELUS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
   'tanh': functools.partial(nn.gelu, approximate=True),
@@ -31,7 +29,7 @@ GELUS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
   # An approximation (arXiv:1606.08415, section 2), in iGPT and CLIP.
   'sigmoid': lambda x: x * nn.sigmoid(1.702 * x),
 }
-GELU = Field(Kind.FUNCTION, is_visible=False, choices=tuple(GELUS))
+GELU = fields.unseen(choices=tuple(GELUS))
 
 
 def keep(x: jax.Array) -> jax.Array:
@@ -63,15 +61,11 @@ class LayerNorm(nn.Module):
 def centered(
   x: jax.Array, axes: tuple[int, ...], epsilon: float
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns x without its mean, and the reciprocal of its deviation.
+  """Returns x without its mean over axes, and the reciprocal of its deviation.
 
   Linen computes the variance as E[x^2] - E[x]^2, in one pass over x. In float32
   that leaves no digit of it where the mean is a few thousand deviations from 0.
-
-  Args:
-    x: Any array; both results are float32 or wider.
-    axes: Axes over which the mean is.
-    epsilon: Added to the variance.
+  Both results are float32 or wider; `epsilon` is added to the variance.
   """
   is_wide = x.dtype.itemsize > 2
   x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -106,7 +100,7 @@ class Mlp(nn.Module):
     dtype: Type in which layers compute.
   """
 
-  hidden_dim: Annotated[int, Field(Kind.SIZE, least=1, key='mlp_dim')]
+  hidden_dim: Annotated[int, fields.MLP_DIM]
   gelu: Annotated[str, GELU] = 'tanh'
   bias: Annotated[bool, fields.FUNCTION] = True
   hidden_norm: Annotated[bool, fields.FUNCTION] = False
@@ -146,8 +140,7 @@ class Mlp(nn.Module):
 
     if context.remat == 'activations':
       finish = remat.activations(finish)
-    hidden = keep(dense(self.width, name='up')(x))
-    return finish(self, hidden, context)
+    return finish(self, keep(dense(self.width, name='up')(x)), context)
 
 
 class Block(nn.Module):
@@ -197,9 +190,8 @@ class Block(nn.Module):
     # A user's attention may return all T tokens.
     x = x[:, : context.num_read] + y[:, : context.num_read]
     if not getattr(self.attention, 'is_plain', True):  # as kernels read it
-      x = registry.wing('vit_jax.models.parts.kernels:row_major')(
-        x, self.attention
-      )
+      row_major = registry.wing('vit_jax.models.parts.kernels:row_major')
+      x = row_major(x, self.attention)
     return x
 
   def scale(self, index: int, y: jax.Array) -> jax.Array:
@@ -246,10 +238,6 @@ def drop(
 
 
 def scoped(part: nn.Module) -> nn.Module:
-  """Returns a part that is called in the scope of its parameters.
-
-  That is the field which holds the part, or what its class says in
-  `scope_name`.
-  """
+  """Returns a part in the scope of its class's `scope_name`, or its field's."""
   name = getattr(part, 'scope_name', None)
   return part.copy(name=name) if name else part

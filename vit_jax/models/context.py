@@ -14,18 +14,16 @@ patches, P tokens before them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
-from typing import Self
 
 import flax
 import jax
 
 from vit_jax.models import dropout as dropout_lib
 
-
-def _static(default: Any = None) -> Any:
-  """Returns a field that is no array."""
-  return flax.struct.field(pytree_node=False, default=default)
+# A field that is no array.
+_static = functools.partial(flax.struct.field, pytree_node=False)
 
 
 class Outputs(dict[str, jax.Array]):
@@ -37,8 +35,7 @@ class Outputs(dict[str, jax.Array]):
   __ne__ = object.__ne__
 
 
-@flax.struct.dataclass
-class Context:
+class Context(flax.struct.PyTreeNode):
   """What all parts of a layer are given.
 
   Attributes:
@@ -81,38 +78,32 @@ class Context:
 
   dropout_key: dropout_lib.DropoutKey | None = None
   layer: jax.Array | None = None
-  depth: int = _static(1)
-  num_tokens: int = _static(0)
-  num_read: int | None = _static()
-  grid: tuple[int, ...] | None = _static()
-  prefix: int = _static(0)
-  class_token: bool = _static(False)
-  image_size: tuple[int, ...] = _static(())
-  patch_size: tuple[int, ...] = _static(())
+  depth: int = _static(default=1)
+  num_tokens: int = _static(default=0)
+  num_read: int | None = _static(default=None)
+  grid: tuple[int, ...] | None = _static(default=None)
+  prefix: int = _static(default=0)
+  class_token: bool = _static(default=False)
+  image_size: tuple[int, ...] = _static(default=())
+  patch_size: tuple[int, ...] = _static(default=())
   kept_patches: jax.Array | None = None
   grids: jax.Array | None = None
   attended: jax.Array | None = None
   segments: jax.Array | None = None
   sizes: jax.Array | None = None
   bias: jax.Array | None = None
-  layer_bias: Any = _static()
+  layer_bias: Any = _static(default=None)
   rotation: Any = None
   perturbation: jax.Array | None = None
-  captures: tuple[str, ...] = _static(())
-  remat: str = _static('none')
+  captures: tuple[str, ...] = _static(default=())
+  remat: str = _static(default='none')
   previous: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
-  outputs: Outputs = flax.struct.field(
-    pytree_node=False, default_factory=Outputs
-  )
+  outputs: Outputs = _static(default_factory=Outputs)
 
   @property
   def train(self) -> bool:
     """Whether this is training."""
     return self.dropout_key is not None
-
-  def replace(self, **changes: Any) -> Self:
-    """Returns a context with other values."""
-    return dataclasses.replace(self, **changes)
 
   def capture(self, name: str, x: jax.Array) -> None:
     """Returns x to the caller of the model, if it asks for that name."""
@@ -126,14 +117,7 @@ class Context:
     purpose: int,
     full_shape: tuple[int, ...] | None = None,
   ) -> jax.Array:
-    """Applies dropout in training; arguments as of `dropout.dropout`.
-
-    Args:
-      x: [B, ...].
-      rate: Probability of zero.
-      purpose: What is dropped, which gives each use a mask of its own.
-      full_shape: Shape of one row of the full array, for which masks are drawn.
-    """
+    """Applies `dropout.dropout` in training; each purpose has its own mask."""
     if self.dropout_key is None:
       return x
     return dropout_lib.dropout(

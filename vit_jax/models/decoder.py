@@ -4,6 +4,8 @@ In comments: B images, N patches, K of them seen, P tokens before the patches, E
 width of the encoder, D of the decoder.
 """
 
+import functools
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -43,24 +45,19 @@ class Decoder(encoder.Encoder):
       grid: Patches (h, w), N = h * w.
     """
     d, p = self.hidden_size, self.prefix_length
-    x = self._dense(d, 'embedding')(tokens)
-    patches = self._completed(x[:, p:], places)
+    dense = functools.partial(
+      nn.Dense, kernel_init=self.starts.kernel, dtype=self.dtype
+    )
+    x = dense(d, name='embedding')(tokens)
+    b, n = places.shape
+    token = self.param('mask_token', self.starts.position, (1, 1, d))
+    count = n - (x.shape[1] - p)  # patches that were not seen
+    masks = jnp.broadcast_to(token.astype(x.dtype), (b, count, d))
+    patches = jnp.concatenate([x[:, p:], masks], axis=1)
+    patches = jnp.take_along_axis(patches, places[..., None], axis=1)
     table = embedding.sincos2d(grid, d, 'sincos2d_mae')
     patches += table.astype(x.dtype)
     x = jnp.concatenate([x[:, :p], patches], axis=1)  # [B, P + N, D]
     x, _ = self.layers(x, context_lib.Context())
     x = self.norm(x[:, p:])
-    return self._dense(self.outputs, 'prediction')(x).astype(jnp.float32)
-
-  def _dense(self, size: int, name: str) -> nn.Dense:
-    kernel_init = self.starts.kernel
-    return nn.Dense(size, kernel_init=kernel_init, dtype=self.dtype, name=name)
-
-  def _completed(self, patches: jax.Array, places: jax.Array) -> jax.Array:
-    """Returns seen patches [B, K, D] and mask tokens in place, [B, N, D]."""
-    b, k, d = patches.shape
-    token = self.param('mask_token', self.starts.position, (1, 1, d))
-    token = token.astype(patches.dtype)
-    masks = jnp.broadcast_to(token, (b, places.shape[1] - k, d))
-    ordered = jnp.concatenate([patches, masks], axis=1)
-    return jnp.take_along_axis(ordered, places[..., None], axis=1)
+    return dense(self.outputs, name='prediction')(x).astype(jnp.float32)

@@ -1,9 +1,7 @@
 """The texts and keys of models that are built: what `models.create` reads."""
 
 import ast
-from collections.abc import Collection
 from collections.abc import Mapping
-from collections.abc import Sequence
 import contextlib
 import dataclasses
 import reprlib
@@ -23,26 +21,11 @@ from vit_jax.models import zoo
 def describe(kind: str, module: nn.Module, values: Mapping[str, Any]) -> str:
   """Returns the text from which `registry.build` builds a part.
 
-  Options are left out whose values are those that it would fill in.
-
-  Args:
-    kind: A key of `registry.PARTS`.
-    module: The part.
-    values: As of `registry.build`.
-
-  Raises:
-    UserError: A text cannot say the value of an option, as a function.
+  Options are left out whose values are those that it would fill in of `values`.
+  A value that a text cannot say, as a function, is a UserError.
   """
   builder = _Describer(values, f'model.{kind}', frozenset([kind]))
   return str(builder.described(kind, module))
-
-
-def describe_sum(
-  kind: str, modules: Sequence[nn.Module], values: Mapping[str, Any]
-) -> str:
-  """Returns the text of a sum of parts; see `describe`."""
-  texts = [describe(kind, module, values) for module in modules]
-  return ' + '.join(texts) or 'none'
 
 
 class _Describer(registry.Builder):
@@ -62,40 +45,31 @@ class _Describer(registry.Builder):
       if value == default and is_bool[0] == is_bool[1]:  # no bool is a number
         continue
       if isinstance(value, nn.Module):
-        builder = self.inner_builder(option)
-        options[option.name] = builder.described(option.kind or '', value)
-      else:
-        options[option.name] = self._literal(option, value, name)
+        inner = option.kind or ''
+        builder = dataclasses.replace(self, kinds=self.kinds | {inner})
+        options[option.name] = builder.described(inner, value)
+        continue
+      if option.is_dtype:
+        value = jnp.dtype(value).name
+      try:
+        is_literal = ast.literal_eval(repr(value)) == value
+      except (ValueError, SyntaxError):
+        is_literal = False
+      if not is_literal:
+        raise UserError(
+          f'{name}.{option.name} is {reprlib.repr(value)}: a text of the config'
+          ' cannot say that'
+        )
+      options[option.name] = value
     return parts.Part(name, (), options)
 
-  def _literal(self, option: registry.Option, value: Any, owner: str) -> Any:
-    """Returns the literal of a value."""
-    if option.is_dtype:
-      value = jnp.dtype(value).name
-    try:
-      is_literal = ast.literal_eval(repr(value)) == value
-    except (ValueError, SyntaxError):
-      is_literal = False
-    if not is_literal:
-      raise UserError(
-        f'{owner}.{option.name} is {reprlib.repr(value)}: a text of the config'
-        ' cannot say that'
-      )
-    return value
 
-
-def option_values(
-  model: nn.Module, kinds: Collection[fields.Kind] = tuple(fields.Kind)
-) -> dict[str, Any]:
+def option_values(model: nn.Module) -> dict[str, Any]:
   """Returns the options of a model and of its parts by key.
 
-  They are those of `registry.build_model`.
-  Of options with the same key, the first in a model's fields is returned; of a
-  part that an option holds, its name.
-
-  Args:
-    model: The model.
-    kinds: Kinds of the options.
+  They are those of `registry.build_model`. Of options with the same key, the
+  first in a model's fields is returned; of a part that an option holds, its
+  name.
   """
   values: dict[str, Any] = {}
   for part in fields.inner_parts(model):
@@ -103,7 +77,7 @@ def option_values(
       value = getattr(part, option.name)
       if option.kind and isinstance(value, nn.Module):
         value = registry.class_name(option.kind, type(value))
-      if option.kind != '' and option.field.kind in kinds:
+      if option.kind != '':
         values.setdefault(option.kind or option.key, value)
   return values
 
@@ -111,17 +85,13 @@ def option_values(
 def key_values(model: nn.Module) -> dict[str, Any]:
   """Returns the keys of `config.model` that a model has, but its name.
 
-  One that no part of the model has is None.
-
-  Raises:
-    UserError: A text cannot say an option of a part, as a function.
+  One that no part of the model has is None. An option of a part that a text
+  cannot say, as a function, is a UserError.
   """
   block, values = getattr(model, 'block', None), dict[str, Any]()
-  inner = fields.inner_parts((getattr(model, 'norm', None), block, model))
-  for part in (model, *inner):
-    for option in registry.declared_options(type(part)).values():
-      if option.key in {*registry.KEYS, 'dtype'} - {*registry.PARTS}:
-        values.setdefault(option.key, getattr(part, option.name))
+  for option, value in registry.shared_first(model):
+    if option.key in {*registry.KEYS, 'dtype'} - {*registry.PARTS}:
+      values.setdefault(option.key, value)
   declared = registry.declared_options(type(model))
   # Those that fill options of others come first.
   for kind in ('norm', 'attention', 'mlp', 'block', 'patches', 'pool', 'head'):
@@ -132,20 +102,15 @@ def key_values(model: nn.Module) -> dict[str, Any]:
     if chosen is not None and has_choice:
       values[kind] = describe(kind, chosen, values)
   if hasattr(model, 'positions'):
-    positions = model.positions
-    values['positions'] = describe_sum('positions', positions, values)
+    texts = [describe('positions', x, values) for x in model.positions]
+    values['positions'] = ' + '.join(texts) or 'none'
   if bias := getattr(model, 'head_bias', 0.0):
     values['head'] = f'linear(bias={bias})'
   return {key: values.get(key) for key in registry.KEYS}
 
 
 def with_keys(model: Any, **changes: Any) -> Any:
-  """Returns a model with other values of `registry.KEYS`, or of 'dtype'.
-
-  Raises:
-    ValueError: As `models.create_model`.
-    UserError: As `key_values`.
-  """
+  """Returns a model with other values of `registry.KEYS`, or of 'dtype'."""
   return models.create(type(model), full_values(model), changes)
 
 
@@ -160,36 +125,38 @@ def renamed(name: str, **options: Any) -> str:
   """Returns a model's name with other options; those that are None go."""
   name, named = registry.split_name(name)
   options = {k: x for k, x in (named | options).items() if x is not None}
-  return join_name(name, options)
-
-
-def join_name(name: str, options: Mapping[str, Any]) -> str:
-  """Returns a model's name with options; see `registry.split_name`."""
-  return str(parts.Part(name, (), dict(options)))
+  return str(parts.Part(name, (), options))
 
 
 def config_values(model: nn.Module) -> dict[str, Any]:
-  """Returns the values of `config.model` that give a model.
-
-  Raises:
-    UserError: As `key_values`.
-  """
-  name = published_name(model)
-  values, named = map(full_values, (model, models.create_model(name, 0)))
+  """Returns the `config.model` that gives a model; see `key_values`."""
+  values = full_values(model)
+  name, named = _most_similar(type(model), values)
   options = {
     key: values[key]
     for key in models.family_options(type(model))
     if key != 'head_bias' and values[key] != named[key]
   }
-  return {'name': join_name(name, options)} | key_values(model)
+  name = str(parts.Part(name, (), options))
+  return {'name': name} | {key: values[key] for key in registry.KEYS}
 
 
 def published_name(model: nn.Module) -> str:
   """Returns the published name of the most similar model."""
-  values = full_values(model)
+  return _most_similar(type(model), full_values(model))[0]
+
+
+def _most_similar(
+  module: type[nn.Module], values: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+  """Returns the published model of a class with the most equal values."""
+  published = {
+    name: full_values(models.create_model(name, 0))
+    for name in zoo.names(module)
+  }
 
   def likeness(name: str) -> int:
-    named = full_values(models.create_model(name, 0))
-    return sum(values[key] == x for key, x in named.items())
+    return sum(values[key] == x for key, x in published[name].items())
 
-  return max(zoo.names(type(model)), key=likeness)
+  name = max(published, key=likeness)
+  return name, published[name]

@@ -17,6 +17,10 @@ from jax.extend import random as jex_random
 import jax.numpy as jnp
 import numpy as np
 
+# int32 [B], positions of a model's examples in the global batch, if they are a
+# part of one; None: 0 to B - 1.
+Rows = jax.Array | None
+
 
 class DropoutKey(NamedTuple):
   """Key from which the random masks of a batch are drawn.
@@ -38,14 +42,8 @@ class DropoutKey(NamedTuple):
     return jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.rows)
 
 
-def make_key(
-  model: nn.Module, batch: jax.Array, rows: jax.Array | None
-) -> DropoutKey:
-  """Returns a model's key for a step, given its batch [B, ...].
-
-  Raises:
-    ValueError: It is given none in training.
-  """
+def make_key(model: nn.Module, batch: jax.Array, rows: Rows) -> DropoutKey:
+  """Returns a model's key for a step, given its batch [B, ...]."""
   if not model.has_rng('dropout'):
     raise ValueError(
       'train=True needs a key for dropout: model.apply(..., train=True,'
@@ -78,15 +76,8 @@ def keep_mask(
   """Draws True with probability 1 - `rate`, to a precision of 2^-16.
 
   A Threefry call makes two 32-bit words. 16 bits per element are enough here,
-  and take a quarter of the calls of `jax.random.bernoulli`.
-
-  Args:
-    dropout_key: Key, and rows [B].
-    rate: Probability of False.
-    shape: Shape of the mask of one row.
-
-  Returns:
-    bool [B, *shape].
+  and take a quarter of the calls of `jax.random.bernoulli`. The mask is bool
+  [B, *shape]; `shape` is that of one row.
   """
   key, rows = dropout_key
   count = int(np.prod(shape))
@@ -116,16 +107,9 @@ def dropout(
   """Zeroes each element of x [B, ...] with probability `rate`, scales the rest.
 
   Without a key (not training), or at a rate of 0 that is no array, x is
-  returned.
-
-  Args:
-    x: [B, ...].
-    rate: Probability of zero.
-    dropout_key: Key and rows, or None.
-    full_shape: Shape of one row of the full array, if x holds only its first
-      elements along some dimensions. The mask is drawn for the full array, so
-      that x gets the same mask as it would as a part of that. None: x is the
-      full array.
+  returned. `full_shape` is that of one row of the full array, if x holds only
+  its first elements along some dimensions: x gets the same mask as it would as
+  a part of that.
   """
   is_zero = not isinstance(rate, jax.Array) and rate == 0
   if dropout_key is None or is_zero:
@@ -162,11 +146,12 @@ def drop_path(
 
 
 def embedded(
-  x: jax.Array, rate: float, depth: int, dropout_key: DropoutKey
+  x: jax.Array, rate: float, depth: int, dropout_key: DropoutKey | None
 ) -> jax.Array:
   """Applies dropout to embedded tokens [B, T, D], with the key of a step.
 
   Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
   """
-  key = dropout_key.fold(depth).fold(Purpose.EMBEDDING)
-  return dropout(x, rate, key)
+  if dropout_key is None:
+    return x
+  return dropout(x, rate, dropout_key.fold(depth).fold(Purpose.EMBEDDING))

@@ -16,12 +16,7 @@ _MARGIN = 0.1
 
 
 class Block(nn.Module):
-  """A residual block of four convolutions, each after a ReLU.
-
-  Attributes:
-    features: Channels of its output; those inside are a quarter of them.
-    gain: Factor of the residual.
-  """
+  """A residual block of four convolutions, each after a ReLU."""
 
   features: int
   gain: float
@@ -40,13 +35,7 @@ class Block(nn.Module):
 
 
 class DalleEncoder(nn.Module):
-  """Gives each 8 x 8 pixels of an image the logits of tokens.
-
-  Attributes:
-    tokens: K, the number of tokens.
-    hidden: Channels of the first group; each later one doubles them.
-    blocks: Residual blocks of a group.
-  """
+  """Gives each 8 x 8 pixels of an image the logits of tokens."""
 
   tokens: int = 8192
   hidden: int = 256
@@ -54,11 +43,7 @@ class DalleEncoder(nn.Module):
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
-    """Returns the logits of tokens, float32 [B, H / 8, W / 8, K].
-
-    Args:
-      images: Pixels in [0, 1], float32 [B, H, W, C].
-    """
+    """Maps pixels in [0, 1], [B, H, W, C], to [B, H / 8, W / 8, tokens]."""
     x = (1 - 2 * _MARGIN) * images + _MARGIN
     x = nn.Conv(self.hidden, (7, 7), name='input')(x)
     gain = 1 / (_GROUPS * self.blocks) ** 2

@@ -2,32 +2,25 @@
 
 from collections.abc import Sequence
 import math
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models import inputs
+from vit_jax.models.patches import Array
+from vit_jax.models.patches import cut
 
-_Array = TypeVar('_Array', jax.Array, np.ndarray)
 
-
-def patches(images: _Array, patch_size: tuple[int, int]) -> _Array:
-  """Returns patches [B, N, p * q * C] of images [B, H, W, C], row by row.
-
-  Rows and columns behind the last whole patch are left out.
-  """
-  b, height, width, c = images.shape
-  p, q = patch_size
-  h, w = height // p, width // q
-  x = images[:, : h * p, : w * q].reshape(b, h, p, w, q, c)
-  return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, h * w, p * q * c)
+def patches(images: Array, patch_size: tuple[int, ...]) -> Array:
+  """Returns all whole patches [B, N, p * q * C] of [B, H, W, C], row by row."""
+  x = cut(images, patch_size)
+  return x.reshape(len(x), -1, x.shape[-1])
 
 
 def unpatchify(
-  patches: _Array, grid: tuple[int, int], patch_size: tuple[int, int]
-) -> _Array:
+  patches: Array, grid: tuple[int, int], patch_size: tuple[int, int]
+) -> Array:
   """Returns the images [B, H, W, C] of `patches`: its inverse."""
   (h, w), (p, q) = grid, patch_size
   x = patches.reshape(len(patches), h, w, p, q, -1)
@@ -36,11 +29,7 @@ def unpatchify(
 
 
 def pair(size: Sequence[int]) -> tuple[int, int]:
-  """Returns the size of a patch or a grid as (h, w).
-
-  Raises:
-    ValueError: It is that of a volume, where only learned positions work.
-  """
+  """Returns the size of a patch or a grid as (h, w); refuses a volume's."""
   if len(size) != 2:
     raise ValueError(
       f'{inputs.times(size)} is of volumes: they have learned positions or'
@@ -63,14 +52,13 @@ def sincos2d(
 ) -> np.ndarray:
   """Fixed position embeddings (MoCo v3, arXiv:2104.02057, section 5.2).
 
+  float32 [1, h * w, D]: sine and cosine of one coordinate, then of the other,
+  at D / 4 wavelengths from 2 pi patches.
+
   Args:
     grid: Patches (h, w).
     hidden_size: D, a multiple of 4.
     kind: One of `SINCOS`: as in the code of big_vision, MAE or MoCo v3.
-
-  Returns:
-    float32 [1, h * w, D]: sine and cosine of one coordinate, then of the other,
-    at D / 4 wavelengths from 2 pi patches.
   """
   columns_first, has_end = SINCOS[kind]
   y, x = np.mgrid[: grid[0], : grid[1]]
@@ -85,13 +73,10 @@ def sincos2d(
 def owners(grids: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   """Returns which image of a sequence each patch is of, and its number there.
 
-  Args:
-    grids: int32 [B, S, 2], rows and columns of the patches of the images of
-      each sequence, one behind the other; (0, 0) where there is none.
-    count: N, patches of a sequence with its padding.
-
-  Returns:
-    int32 [B, N], S for padding, and int32 [B, N].
+  `grids` are int32 [B, S, 2], rows and columns of the patches of the images of
+  each sequence, one behind the other; (0, 0) where there is none. `count` is N,
+  patches of a sequence with its padding. The results are int32 [B, N], S for
+  padding, and int32 [B, N].
   """
   ends = grids.prod(axis=-1).cumsum(axis=1)
   number = jnp.arange(count)
@@ -105,14 +90,10 @@ def places(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns rows and columns of patches, and the grids to which they belong.
 
-  Args:
-    grids: As of `owners`, or [B, 2] where each sequence is one image.
-    count: N, patches of a sequence with its padding, which is at (0, 0).
-    is_kept: Whether positions keep their aspect: they are resized to a square
-      around the grid.
-
-  Returns:
-    int32 [B, N], [B, N] and [B, N, 2].
+  They are int32 [B, N], [B, N] and [B, N, 2]; padding is at (0, 0). `grids` and
+  `count` are as of `owners`, or `grids` are [B, 2] where each sequence is one
+  image. With `is_kept`, positions keep their aspect: they are resized to a
+  square around the grid.
   """
   if grids.ndim == 2:
     grids = grids[:, None]
@@ -140,10 +121,11 @@ def positions_of_grids(
   resize: str = 'linear',
   is_kept: bool = False,
 ) -> jax.Array:
-  """Resizes learned positions to the grid of each image.
+  """Resizes learned positions to the grid of each image, [B, P + N, D].
 
   Linear with antialiasing, as NaFlex resizes them (SigLIP 2, arXiv:2502.14786,
   section 2.4, in the form of transformers); timm's NaFlexViT is 'bicubic'.
+  Padding has the position of the first patch.
 
   Args:
     table: Positions of P tokens before the patches and of those of a grid,
@@ -154,9 +136,6 @@ def positions_of_grids(
     grid: (h, w) of the positions; None: a square.
     resize: One of `patches.RESIZES`.
     is_kept: As of `places`.
-
-  Returns:
-    [B, P + N, D]; padding has the position of the first patch.
   """
   first, table = table[:prefix], table[prefix:]
   side = math.isqrt(len(table))
@@ -180,17 +159,10 @@ def factorized_positions(
   count: int,
   is_kept: bool = False,
 ) -> jax.Array:
-  """Returns sums of positions of rows and of columns (NaViT), [B, N, D].
+  """Returns sums of positions of rows [h, D] and of columns [w, D], [B, N, D].
 
   NaViT, arXiv:2307.06304, section 2.1; resized without antialiasing, in the
-  form of timm.
-
-  Args:
-    rows: [h, D].
-    columns: [w, D].
-    grids: As of `positions_of_grids`.
-    count: As of `positions_of_grids`.
-    is_kept: As of `places`.
+  form of timm. Other arguments are those of `places`.
   """
   row, column, sizes = places(grids, count, is_kept)
   axes = (row, sizes[..., 0], rows), (column, sizes[..., 1], columns)
@@ -206,44 +178,11 @@ def factorized_positions(
   return y + x
 
 
-def inside_grids(grids: jax.Array, count: int, prefix: int) -> jax.Array:
-  """Returns which tokens are no padding, bool [B, P + N].
-
-  Args:
-    grids: int32 [B, 2], rows and columns of each image's patches.
-    count: N, patches of an image with its padding.
-    prefix: P, tokens before them.
-  """
-  is_patch = jnp.arange(count) < grids.prod(axis=1)[:, None]
-  return jnp.pad(is_patch, ((0, 0), (prefix, 0)), constant_values=True)
-
-
-def weighted_mean(x: jax.Array, weights: jax.Array | None) -> jax.Array:
-  """Returns the mean of tokens [B, N, D], [B, D].
-
-  Args:
-    x: The tokens.
-    weights: [B, N], False or 0 for padding; None: 1. [B, S, N] for the means
-      of S images, [B, S, D]; 0 for one without tokens.
-  """
-  if weights is None:
-    return x.mean(axis=1)
-  if weights.ndim == 3:
-    weights = weights.astype(x.dtype)
-    total = jnp.einsum('bsn,bnd->bsd', weights, x)
-    return total / jnp.maximum(weights.sum(axis=-1), 1)[..., None]
-  weights = weights[..., None].astype(x.dtype)
-  return (x * weights).sum(axis=1) / weights.sum(axis=1)
-
-
 def _resized(at: jax.Array, new: jax.Array, old: int, method: str) -> jax.Array:
   """Returns weights of the old places of an axis, float32 [B, N, old].
 
-  Args:
-    at: New places, int [B, N].
-    new: Number of new places, [B, N].
-    old: Number of old places.
-    method: One of `patches.RESIZES`.
+  New places are `at`, int [B, N], of `new` ones, [B, N]; `method` is one of
+  `patches.RESIZES`.
   """
   step = old / new
   centers = (at + 0.5) * step - 0.5

@@ -57,11 +57,5 @@ class Encoder(nn.Module):
   def layers(
     self, x: jax.Array, context: Context, block: nn.Module | None = None
   ) -> tuple[jax.Array, dict[str, Any]]:
-    """Applies the layers, as `stack.apply` does; in a compact method.
-
-    Args:
-      x: Tokens [B, T, D].
-      context: What all layers are given.
-      block: A layer in place of `block`, with the same fields.
-    """
+    """Applies the layers, or `block` in their place; see `stack.apply`."""
     return stack.apply(self, x, context, block=block)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import dataclasses
 import difflib
 import enum
+import functools
 import math
 import reprlib
 import typing
@@ -95,7 +96,15 @@ class Field:
   part: str = ''
 
 
+# Fields with bounds or choices of their own.
+function = functools.partial(Field, Kind.FUNCTION)
+unseen = functools.partial(Field, Kind.FUNCTION, is_visible=False)
+fitted = functools.partial(Field, Kind.FITTED)
+training = functools.partial(Field, Kind.TRAINING)
+
 SIZE = Field(Kind.SIZE, least=1)
+MLP_DIM = Field(Kind.SIZE, least=1, key='mlp_dim')
+HEADS = Field(Kind.SIZE, is_visible=False, least=1)  # number of them
 DEPTH = Field(Kind.SIZE, least=1, most=1_000)
 STAGES = Field(Kind.SIZE, least=1, most=1_000)  # units in each
 FUNCTION = Field(Kind.FUNCTION)
@@ -119,9 +128,8 @@ _MOST_FLOAT = 1e30
 
 def annotated(hint: Any) -> Field | None:
   """Returns the field of a type hint; None: it has none, or several."""
-  declared = [
-    x for x in getattr(hint, '__metadata__', ()) if isinstance(x, Field)
-  ]
+  metadata = getattr(hint, '__metadata__', ())
+  declared = [x for x in metadata if isinstance(x, Field)]
   return declared[0] if len(declared) == 1 else None
 
 
@@ -146,20 +154,15 @@ def converted(name: str, value: Any, hint: Any) -> Any:
   alternatives = options.type_alternatives(hint)
   origins = [typing.get_origin(x) for x in alternatives]
   if name == 'patch_size' and tuple in origins:
-    value = _sides(value)
+    sides = (value, value) if type(value) is int else value
+    good = isinstance(sides, tuple | list) and len(sides) in (2, 3)
+    if not good or not all(type(x) is int and x > 0 for x in sides):
+      raise ValueError(
+        f'patch_size is {value!r}: write one positive number, or'
+        ' (height, width); of volumes (depth, height, width)'
+      )
+    value = tuple(sides)
   return options.converted(name, value, hint)
-
-
-def _sides(patch_size: Any) -> tuple[int, ...]:
-  is_one = type(patch_size) is int
-  sides = (patch_size, patch_size) if is_one else patch_size
-  good = isinstance(sides, tuple | list) and len(sides) in (2, 3)
-  if not good or not all(type(x) is int and x > 0 for x in sides):
-    raise ValueError(
-      f'patch_size is {patch_size!r}: write one positive number, or'
-      ' (height, width); of volumes (depth, height, width)'
-    )
-  return tuple(sides)
 
 
 def type_name(hint: Any) -> str:
@@ -169,20 +172,8 @@ def type_name(hint: Any) -> str:
 
 def check_value(name: str, field: Field, value: Any) -> None:
   """Raises a ValueError if a field does not allow a value of its type."""
-  if value is not None:
-    _check_size(name, field, value)
-    _check_value(name, field, value)
-
-
-def refuse(reasons: Mapping[str, object], message: str = '{}') -> None:
-  """Raises a ValueError with the first reason that holds, in place of `{}`."""
-  for reason, holds in reasons.items():
-    if holds:
-      raise ValueError(message.format(reason))
-
-
-def _check_size(name: str, field: Field, value: Any) -> None:
-  """Raises a ValueError if an integer is out of bounds."""
+  if value is None:
+    return
   numbers = value if isinstance(value, tuple) else (value,)
   if len(numbers) > _MOST_NUMBERS:
     raise ValueError(
@@ -195,10 +186,6 @@ def _check_size(name: str, field: Field, value: Any) -> None:
   for x in numbers:
     if type(x) is int and not least <= x <= field.most:
       raise ValueError(f'{name} is {reprlib.repr(value)}: it must be {bounds}')
-
-
-def _check_value(name: str, field: Field, value: Any) -> None:
-  """Raises a ValueError if a field does not allow a value."""
   if field.choices and value not in field.choices:
     raise ValueError(
       f'{name} is {value!r}: choose one of {", ".join(field.choices)}'
@@ -207,3 +194,14 @@ def _check_value(name: str, field: Field, value: Any) -> None:
     options.check_interval(name, value, field.interval)
   if type(value) is float and not abs(value) < _MOST_FLOAT:
     raise ValueError(f'{name} is {value}: it must be a finite number')
+
+
+def first_reason(reasons: Mapping[str, object]) -> str:
+  """Returns the first reason that holds; '' if none does."""
+  return next((reason for reason, holds in reasons.items() if holds), '')
+
+
+def refuse(reasons: Mapping[str, object], message: str = '{}') -> None:
+  """Raises a ValueError with the first reason that holds, in place of `{}`."""
+  if reason := first_reason(reasons):
+    raise ValueError(message.format(reason))

@@ -1,18 +1,40 @@
-"""The last layer, and the classifier of models that are no `vit.ViT`.
+"""What precedes a linear head, and the head of models that are no `vit.ViT`.
 
 In comments: B images, T tokens, D hidden size.
 """
 
 import dataclasses
 from typing import Annotated
+from typing import Any
 
 from flax import linen as nn
 import jax
 
+from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import projection
 from vit_jax.models import registry
 from vit_jax.models import vit
+from vit_jax.models.context import Context
+
+
+def before(head: vit.Linear, x: jax.Array, context: Context) -> jax.Array:
+  """Maps features [B, D] or [B, 2, D] to those that the last layer reads."""
+  scope: Any = head.scope
+  if head.pre_logits:
+    layer = nn.Dense(
+      head.pre_logits,
+      kernel_init=initializers_lib.INITIALIZERS[head.initializers].kernel,
+      parent=scope.parent.push('pre_logits'),
+    )
+    x = nn.tanh(layer(x))
+  if head.norm == 'batch' and head.num_classes:
+    norm = projection.StoredBatchNorm(
+      affine=False, epsilon=1e-6, parent=scope.parent.push('head_norm')
+    )
+    x = norm(x, train=context.train)
+  return x
 
 
 def linear(
@@ -48,11 +70,7 @@ class Classifier(nn.Module):
 
   @classmethod
   def read_head(cls, text: str) -> float:
-    """Returns the bias of a head, all that these families choose of one.
-
-    Raises:
-      ValueError: The text has other options.
-    """
+    """Returns the bias of a head, all that these families choose of one."""
     head = registry.build('head', text, {'num_classes': 0}, 'model.head')
     bias: float = getattr(head, 'bias', 0.0)
     if head != vit.Linear(0, bias=bias, parent=None):
@@ -64,7 +82,6 @@ class Classifier(nn.Module):
 
   def check_model(self, model: nn.Module) -> None:
     """Raises a ValueError if what attention starts with is chosen."""
-    del model
     if self.initializers == initializers_lib.MIMETIC:
       raise ValueError(
         "initializers='mimetic' does not go with layers without attention"
@@ -81,35 +98,22 @@ class Classifier(nn.Module):
       self.head = linear(self.num_classes, self.starts.head, self.head_bias)
 
   def trunk(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
+    self, images: jax.Array, *, train: bool = False, rows: dropout.Rows = None
   ) -> dict[str, jax.Array]:
     """Returns `tokens` [B, T, D], and `features` [B, D] in float32."""
     raise NotImplementedError
 
   def __call__(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
+    self, images: jax.Array, *, train: bool = False, rows: dropout.Rows = None
   ) -> jax.Array:
-    """Classifies images; captures tokens as `trunk` does.
+    """Returns logits, float32 [B, num_classes]; without a head features [B, D].
+
+    It captures tokens as `trunk` does.
 
     Args:
       images: [B, height, width, C].
       train: Whether to apply dropout; needs `rngs={'dropout': key}`.
-      rows: int32 [B], the images' positions in the global batch, if this is a
-        part of one; by default 0 to B - 1.
-
-    Returns:
-      Logits, float32 [B, num_classes]; features [B, D] if num_classes is 0.
-
-    Raises:
-      ValueError: The image's size is not a multiple of the patch's.
+      rows: The images' positions in the global batch, see `dropout.Rows`.
     """
     features = self.trunk(images, train=train, rows=rows)['features']
     return self.head(features) if self.num_classes else features

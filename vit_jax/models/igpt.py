@@ -30,15 +30,7 @@ from vit_jax.models.parts import as_class
 
 
 def nearest(pixels: jax.Array, clusters: jax.Array) -> jax.Array:
-  """Returns the nearest cluster of each pixel, by squared distance.
-
-  Args:
-    pixels: float32 [..., C].
-    clusters: float32 [K, C].
-
-  Returns:
-    int32 [...].
-  """
+  """Maps pixels [..., C] to their nearest clusters of [K, C], int32 [...]."""
   distance = jnp.zeros((), jnp.float32)
   for c in range(clusters.shape[1]):  # without an array [..., K, C]
     distance += (pixels[..., c, None] - clusters[:, c]) ** 2
@@ -51,10 +43,7 @@ def shifted(ids: jax.Array, start: int) -> jax.Array:
 
 
 class PixelBlock(block_lib.Block):
-  """A layer that also returns the mean of its input after its first norm.
-
-  That is `layer_features`, float32 [B, D].
-  """
+  """Also returns `layer_features`, the mean of its normed input, [B, D]."""
 
   def attend(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns what attention adds to x, [B, N, D]."""
@@ -91,9 +80,7 @@ class IGPT(heads.Classifier, encoder.Encoder):
 
   _: dataclasses.KW_ONLY
   colours: Annotated[int, fields.Field(Kind.SIZE, least=1, most=2**16)] = 512
-  feature_layer: Annotated[int | None, fields.Field(Kind.FITTED, least=0)] = (
-    None
-  )
+  feature_layer: Annotated[int | None, fields.fitted(least=0)] = None
   has_clusters: Annotated[bool, fields.FITTED] = True
 
   @property
@@ -110,55 +97,45 @@ class IGPT(heads.Classifier, encoder.Encoder):
 
   def check_model(self, model: nn.Module) -> None:
     """Raises a ValueError if the parts do not fit together."""
-    del model
-    if self.read > self.depth:
-      raise ValueError(
-        f'feature_layer is {self.feature_layer}: it must be at most the depth,'
-        f' {self.depth}'
-      )
-    mlp: Any = getattr(self.block, 'mlp', None)
-    if type(self.block) is not block_lib.Block or hasattr(mlp, 'routes_tokens'):
-      raise ValueError(
-        f'a {type(self.block).__name__} with a {type(mlp).__name__}: the layers'
-        " of an iGPT are of the kind 'block', with one MLP each"
-      )
-    attention = self.block.attention
+    block, mlp = self.block, getattr(self.block, 'mlp', None)
+    attention: Any = block.attention
+    is_plain = type(block) is block_lib.Block and not hasattr(
+      mlp, 'routes_tokens'
+    )
     # The samples need a cache of keys and values (`pixel_cache`).
-    if type(attention) is not Attention or attention.out_norm:
-      raise ValueError(
+    has_cache = type(attention) is Attention and not attention.out_norm
+    fields.refuse(
+      {
+        f'feature_layer is {self.feature_layer}: it must be at most the depth,'
+        f' {self.depth}': self.read > self.depth,
+        f'a {type(block).__name__} with a {type(mlp).__name__}: the layers of'
+        " an iGPT are of the kind 'block', with one MLP each": not is_plain,
         f'{type(attention).__name__}: the attention of an iGPT is of the kind'
-        " 'attention', without out_norm"
-      )
-    if not attention.causal:
-      raise ValueError('an iGPT predicts the next pixel: leave causal at True')
+        " 'attention', without out_norm": not has_cache,
+        'an iGPT predicts the next pixel: leave causal at True': not getattr(
+          attention, 'causal', False
+        ),
+      }
+    )
 
   @nn.compact
   def trunk(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
+    self, images: jax.Array, *, train: bool = False, rows: dropout.Rows = None
   ) -> dict[str, jax.Array]:
     """Returns tokens, features, and what is predicted.
 
-    With `mutable=['intermediates']`, Linen also returns `attention`
-    [L, B, H, N, N] and `tokens` [L, B, N, D], each layer's output.
+    `embedded` [B, N, D] is the input of the first layer; `tokens` [B, N, D],
+    the output of the last norm; both in the dtype of the computation;
+    `features` are float32 [B, D]; `ids`, int32 [B, N], the colours; and
+    `colour_logits`, float32 [B, N, K], whose position i predicts ids[:, i].
+    With `mutable=['intermediates']`, Linen also returns `attention` [L, B, H,
+    N, N] and `tokens` [L, B, N, D], each layer's output.
 
     Args:
       images: float [B, height, width, C], normalised; or ids of colours, of an
         integer type, [B, height, width] or [B, N].
       train: As of `heads.Classifier`.
       rows: As of `heads.Classifier`.
-
-    Returns:
-      `embedded` [B, N, D], the input of the first layer; `tokens` [B, N, D],
-      the output of the last norm; both in the dtype of the computation;
-      `features`, float32 [B, D]; `ids`, int32 [B, N], the colours; and
-      `colour_logits`, float32 [B, N, K], whose position i predicts ids[:, i].
-
-    Raises:
-      ValueError: The model has no clusters, and the input is an image.
     """
     ids = self._ids(images)
     starts, d, n = self.starts, self.hidden_size, ids.shape[1]
@@ -168,11 +145,9 @@ class IGPT(heads.Classifier, encoder.Encoder):
     table = self.param('token_embedding', starts.patch, (self.colours + 1, d))
     position = self.param('position_embedding', starts.position, (1, n, d))
     before = shifted(ids, self.colours)
-    x = table.astype(self.dtype)[before] + position.astype(self.dtype)
-    embedded = x
+    embedded = table.astype(self.dtype)[before] + position.astype(self.dtype)
     key = dropout.make_key(self, ids, rows) if train else None
-    if key is not None:
-      x = dropout.embedded(x, self.dropout_rate, self.depth, key)
+    x = dropout.embedded(embedded, self.dropout_rate, self.depth, key)
     block = as_class(self.block, PixelBlock)
     x, outputs = self.layers(x, Context(dropout_key=key), block)
     x = self.norm(x)

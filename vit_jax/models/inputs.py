@@ -7,8 +7,6 @@ from typing import Any
 from flax import linen as nn
 import jax
 
-from vit_jax.models.context import Context
-
 
 def times(size: Sequence[int]) -> str:
   """Returns a size for people, as '16 x 16'."""
@@ -28,7 +26,7 @@ def check_images(
   path: Sequence[str],
   patch_size: Sequence[int] = (1, 1),
 ) -> None:
-  """Checks the axes and the channels of images.
+  """Checks that images are [B, height, width, C], and their channels.
 
   Args:
     model: The model that is applied.
@@ -36,10 +34,6 @@ def check_images(
     path: Path of the kernel that reads them, [..., C, D], or of the clusters of
       their pixels, [K, C].
     patch_size: Sides of its patch; of volumes three numbers.
-
-  Raises:
-    ValueError: They are no [B, height, width, C], or C is another one than that
-      of the parameters.
   """
   stored = _shape(model, *path)
   axis = -2 if path[-1] == 'kernel' else -1
@@ -68,24 +62,6 @@ def check_images(
     )
 
 
-def check_positions(
-  model: nn.Module, context: Context, count: int, before: int
-) -> None:
-  """Checks that there are as many learned positions as tokens that have one.
-
-  Args:
-    model: The positions.
-    context: What they are given.
-    count: Number of patches.
-    before: How many tokens before them have a position.
-
-  Raises:
-    ValueError: There are more, or fewer.
-  """
-  sizes, path = (context.image_size, context.patch_size), 'position_embedding'
-  check_tokens(model, *sizes, before + count, (path,), axis=1, prefix=before)
-
-
 def check_tokens(
   model: nn.Module,
   size: Sequence[int],
@@ -95,7 +71,7 @@ def check_tokens(
   axis: int,
   prefix: int = 0,
 ) -> None:
-  """Checks that parameters are for as many tokens as an image has.
+  """Raises a ValueError if parameters are for another number of tokens.
 
   Args:
     model: The model that is applied.
@@ -105,9 +81,6 @@ def check_tokens(
     path: Path of a parameter.
     axis: Its axis of tokens.
     prefix: How many of `count` are no patches.
-
-  Raises:
-    ValueError: They are for another number.
   """
   stored = _shape(model, *path)
   if stored is None or stored[axis] == count:

@@ -21,20 +21,17 @@ def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
   names = [name for name in params if name.startswith('blocks_')]
   names.sort(key=lambda name: int(name.removeprefix('blocks_')))
   stacked = {k: v for k, v in params.items() if k not in names}
-  stacked['blocks'] = jax.tree.map(_stack, *(params[name] for name in names))
+
+  def stack(*layers: Any) -> Any:
+    is_host = all(isinstance(x, np.ndarray) for x in layers)
+    return np.stack(layers) if is_host else jnp.stack(layers)
+
+  stacked['blocks'] = jax.tree.map(stack, *(params[name] for name in names))
   return stacked
 
 
-def _stack(*layers: Any) -> Any:
-  is_host = all(isinstance(x, np.ndarray) for x in layers)
-  return np.stack(layers) if is_host else jnp.stack(layers)
-
-
 def unstack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns unrolled parameters: the inverse of `stack_layers`.
-
-  Parameters that are already unrolled are returned unchanged.
-  """
+  """Returns unrolled parameters: as they are, or `stack_layers`' inverse."""
   unrolled = {k: v for k, v in params.items() if k != 'blocks'}
   if len(unrolled) < len(params):
     for i in range(len(jax.tree.leaves(params['blocks'])[0])):
@@ -45,11 +42,7 @@ def unstack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unstack_all(tree: Any) -> Any:
-  """Returns a tree with the layers of all its stacks unrolled.
-
-  Args:
-    tree: Nested dicts of arrays, with `blocks` at any depth.
-  """
+  """Returns nested dicts with the layers of `blocks` at any depth unrolled."""
   if not isinstance(tree, Mapping):
     return tree
   return unstack_layers({key: unstack_all(x) for key, x in tree.items()})
@@ -58,9 +51,8 @@ def unstack_all(tree: Any) -> Any:
 def relayout(tree: Any, target: Any) -> Any:
   """Stacks or unrolls the layers of a tree, so that it is like `target`.
 
-  Args:
-    tree: A tree with parameters, or arrays like them, such as a train state.
-    target: Arrays or shapes of the same model, with layers stacked or unrolled.
+  The tree has parameters, or arrays like them, as a train state; the target has
+  arrays or shapes of the same model.
   """
   layers = {}
   for path, x in jax.tree_util.tree_leaves_with_path(tree):

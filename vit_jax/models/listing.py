@@ -10,6 +10,8 @@ from vit_jax.config import registry as config_registry
 from vit_jax.config.errors import UserError
 from vit_jax.models import registry
 
+_PAPER = re.compile(r'arXiv:(\d{4}\.\d{4,5})')
+
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
@@ -39,9 +41,6 @@ def list_parts(kind: str | None = None) -> list[Entry]:
   Args:
     kind: 'block', 'attention', 'mlp', 'norm', 'positions', 'pool', 'head' or
       'patches'; None: all.
-
-  Raises:
-    UserError: There is no such kind.
   """
   if kind is not None and kind not in registry.PARTS:
     hint = parts.nearest(kind, registry.PARTS)
@@ -59,17 +58,20 @@ def _entry(kind: str, name: str, path: str) -> Entry:
   text = inspect.getdoc(module) or ''
   summary, *_ = re.split(r'(?<=[.])\s', text, maxsplit=1)
   # What follows is on single options.
-  papers = _papers(text.partition('\nAttributes')[0])
-  papers = papers or _papers(inspect.getdoc(inspect.getmodule(module)) or '')
-  options = {
-    option.name: _without_text(option, kind)
-    for option in registry.declared_options(module).values()
-  }
-  return Entry(kind, name, path, options, ' '.join(summary.split()), papers)
-
-
-def _papers(text: str) -> tuple[str, ...]:
-  return tuple(dict.fromkeys(re.findall(r'arXiv:(\d{4}\.\d{4,5})', text)))
+  text = text.partition('\nAttributes')[0]
+  of_module = inspect.getdoc(inspect.getmodule(module)) or ''
+  papers = _PAPER.findall(text) or _PAPER.findall(of_module)
+  return Entry(
+    kind,
+    name,
+    path,
+    {
+      option.name: _without_text(option, kind)
+      for option in registry.declared_options(module).values()
+    },
+    ' '.join(summary.split()),
+    tuple(dict.fromkeys(papers)),
+  )
 
 
 def _without_text(option: registry.Option, kind: str) -> str:
@@ -78,13 +80,9 @@ def _without_text(option: registry.Option, kind: str) -> str:
     return f'config.{option.config_key}'
   if option.kind and option.kind != kind:
     return f'config.model.{option.kind}'
-  if option.field.part:
-    return option.field.part
-  return (
-    'required'
-    if option.default is dataclasses.MISSING
-    else repr(option.default)
-  )
+  is_required = option.default is dataclasses.MISSING
+  default = 'required' if is_required else repr(option.default)
+  return option.field.part or default
 
 
 def all_options() -> dict[str, tuple[str, str]]:

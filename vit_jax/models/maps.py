@@ -20,16 +20,13 @@ _KERNEL = nn.initializers.he_normal()
 def resize(
   x: jax.Array, size: Sequence[int], align_corners: bool = False
 ) -> jax.Array:
-  """Resizes maps linearly along each axis, without antialiasing.
+  """Resizes maps [B, ..., C] linearly along each axis, without antialiasing.
 
   Args:
-    x: [B, ..., C].
+    x: Maps.
     size: New lengths of the axes between B and C.
     align_corners: Whether the first and last places stay where they are;
       otherwise the outer edges do, as for images.
-
-  Returns:
-    [B, *size, C].
   """
   for axis, length in enumerate(size, start=1):
     if x.shape[axis] != length:
@@ -105,14 +102,7 @@ def scaled(x: jax.Array, factor: int, align_corners: bool = False) -> jax.Array:
 
 
 class Convolution(nn.Module):
-  """A convolution, padded so that the grid stays, BatchNorm and ReLU.
-
-  Attributes:
-    features: Channels of the output.
-    kernel_size: Length of the kernel along each axis, odd.
-    groups: Groups of channels; that many kernels see no other group's.
-    dtype: Type in which the convolution computes.
-  """
+  """A convolution, padded so that the grid stays, BatchNorm and ReLU."""
 
   features: int
   kernel_size: int = 3
@@ -121,13 +111,7 @@ class Convolution(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [B, ..., C] to [B, ..., features].
-
-    Args:
-      x: Maps.
-      train: Whether BatchNorm measures this batch; see
-        `projection.StoredBatchNorm`.
-    """
+    """Maps [B, ..., C] to [B, ..., features]."""
     if self.groups == 1:
       conv: nn.Module = PlainConvolution(
         self.features, self.kernel_size, self.dtype, name='conv'
@@ -177,12 +161,14 @@ def _forward(
 def _backward(
   inputs: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the gradients of the maps and of the kernel."""
   x, kernel = inputs
-  axes = x.ndim - 2
-  turned = jnp.flip(kernel, range(axes)).swapaxes(-1, -2)
+
+  def plain(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> jax.Array:
+    return jax.vjp(lambda kernel: _convolve(x, kernel), kernel)[1](gradient)[0]
+
+  turned = jnp.flip(kernel, range(x.ndim - 2)).swapaxes(-1, -2)
   return convolve(gradient, turned), jax.lax.platform_dependent(
-    x, kernel, gradient, cpu=_products_gradient, default=_plain_gradient
+    x, kernel, gradient, cpu=_products_gradient, default=plain
   )
 
 
@@ -190,7 +176,6 @@ convolve.defvjp(_forward, _backward)
 
 
 def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """Convolves in one operation."""
   sides = 'DHW'[-(x.ndim - 2) :]
   layout = f'N{sides}C', f'{sides}IO', f'N{sides}C'
   return jax.lax.conv_general_dilated(
@@ -204,7 +189,9 @@ def _convolve_slices(x: jax.Array, kernel: jax.Array) -> jax.Array:
   kernel = jnp.moveaxis(kernel, 0, 2).reshape(k, k, k * c, features)
 
   def convolve_slice(_: None, i: jax.Array) -> tuple[None, jax.Array]:
-    neighbours = jnp.moveaxis(_neighbours(padded, i, k), 1, 3)
+    neighbours = jnp.moveaxis(
+      jax.lax.dynamic_slice_in_dim(padded, i, k, axis=1), 1, 3
+    )
     return None, _convolve(
       neighbours.reshape(*neighbours.shape[:3], k * c), kernel
     )
@@ -230,7 +217,7 @@ def _products_gradient(
   gradient = _padded(gradient, heights, 2)
 
   def add(total: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
-    neighbours = _neighbours(x, i, depths)
+    neighbours = jax.lax.dynamic_slice_in_dim(x, i, depths, axis=1)
     slice_gradient = jax.lax.dynamic_index_in_dim(
       gradient, i, axis=1, keepdims=False
     )
@@ -255,31 +242,13 @@ def _products_gradient(
   return total.transpose(0, 2, 1, 4, 3).astype(kernel.dtype)
 
 
-def _plain_gradient(
-  x: jax.Array, kernel: jax.Array, gradient: jax.Array
-) -> jax.Array:
-  """Returns the kernel's gradient, as the compiler computes it."""
-  return jax.vjp(lambda kernel: _convolve(x, kernel), kernel)[1](gradient)[0]
-
-
 def _padded(x: jax.Array, k: int, axis: int) -> jax.Array:
   """Returns maps with k // 2 zeros at both ends of an axis."""
   return jnp.pad(x, [(k // 2 * (i == axis),) * 2 for i in range(x.ndim)])
 
 
-def _neighbours(padded: jax.Array, i: jax.Array, k: int) -> jax.Array:
-  """Returns the k slices around slice i, [B, k, h, w, C]."""
-  return jax.lax.dynamic_slice_in_dim(padded, i, k, axis=1)
-
-
 class PlainConvolution(nn.Module):
-  """A convolution of stride 1 without a bias; the grid stays.
-
-  Attributes:
-    features: Channels of the output.
-    kernel_size: Length of the kernel along each axis, odd.
-    dtype: Type in which it computes.
-  """
+  """A convolution of stride 1 without a bias; the grid stays."""
 
   features: int
   kernel_size: int = 3

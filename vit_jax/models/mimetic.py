@@ -12,17 +12,11 @@ _SCORES, _VALUES = (0.7, 0.7), (0.4, -0.4)
 
 
 def mimetic(params: dict[str, Any], key: jax.Array) -> dict[str, Any]:
-  """Starts attention as it is in pre-trained models (arXiv:2305.09828).
+  """Returns parameters of a trunk with other kernels of attention.
 
   Each token attends to those like itself, and attention takes away a part of
-  what it reads. Fixed positions make that local.
-
-  Args:
-    params: Parameters of a trunk; layers may be stacked, [L, ...].
-    key: Random key.
-
-  Returns:
-    The same with other kernels of attention.
+  what it reads. Fixed positions make that local. Layers may be stacked,
+  [L, ...].
   """
   if 'qkv' in params and 'out' in params:
     kernels = [params[name]['kernel'] for name in ('qkv', 'out')]

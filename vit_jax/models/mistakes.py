@@ -26,14 +26,9 @@ Frames = list[tuple[types.FrameType, int]]
 def user_error(error: BaseException, model: nn.Module) -> UserError | None:
   """Returns what a user reads of an exception that their part has raised.
 
-  Args:
-    error: Raised while the model was built, initialised or applied.
-    model: The model, or one of its parts.
-
-  Returns:
-    The error that names the part's class and its line, or where other parts
-    could not take what it returns; None: no class of the user's is in the
-    model, or it is an error of another kind.
+  It names the part's class and its line, or where other parts could not take
+  what it returns; None: no class of the user's is in the model, or it is an
+  error of another kind.
   """
   if isinstance(error, UserError):
     return None
@@ -54,15 +49,10 @@ def user_error(error: BaseException, model: nn.Module) -> UserError | None:
 def raised(
   module: type[nn.Module], error: BaseException, frames: Frames | None = None
 ) -> str:
-  """Returns what a class has raised, and where.
-
-  Args:
-    module: The class.
-    error: Its exception.
-    frames: Frames of the users' files; None: those of the class.
-  """
+  """Returns what a class has raised, and where in the users' files."""
   frames = _frames(error, [module]) if frames is None else frames
-  text = f'{_title(module)} raises {type(error).__name__}: {one_line(error)}'
+  name = registry.class_name('', module)
+  text = f'{name} raises {type(error).__name__}: {one_line(error)}'
   if not frames:
     return text
   frame, line = frames[-1]
@@ -71,12 +61,11 @@ def raised(
 
 def _files(module: type[nn.Module]) -> set[str]:
   """Returns the files of a user's class, and of those that it inherits from."""
-  files = set()
-  for home in module.__mro__:
-    if home.__module__.split('.')[0] not in registry.LIBRARIES:
-      source = inspect.getmodule(home)
-      files.add(str(getattr(source, '__file__', None)))
-  return files
+  return {
+    str(getattr(inspect.getmodule(home), '__file__', None))
+    for home in module.__mro__
+    if home.__module__.split('.')[0] not in registry.LIBRARIES
+  }
 
 
 def _frames(error: BaseException, classes: Sequence[type[nn.Module]]) -> Frames:
@@ -93,33 +82,23 @@ def _around(
   classes: Sequence[type[nn.Module]], error: BaseException
 ) -> UserError:
   """Returns the error of a model that a user's part does not fit into."""
-  titles = ', '.join(dict.fromkeys(map(_title, classes)))
+  names = dict.fromkeys(registry.class_name('', x) for x in classes)
   lines = [
     f' ({frame.f_code.co_filename}, line {line})'
     for frame, line in traceback.walk_tb(error.__traceback__)
     if frame.f_globals.get('__name__', '').startswith('vit_jax.')
   ]
   return UserError(
-    f'a model with {titles} raises {type(error).__name__}:'
+    f'a model with {", ".join(names)} raises {type(error).__name__}:'
     f' {one_line(error)}{"".join(lines[-1:])}: docs/own_parts.md has what such'
     ' a part takes and returns'
   )
 
 
-def _title(module: type[nn.Module]) -> str:
-  return registry.class_name('', module)
-
-
 def unknown_field(
   module: type[nn.Module], name: str, keys: Sequence[str]
 ) -> fields.UnknownFieldError:
-  """Returns the error about a key that a model has not.
-
-  Args:
-    module: The model's class.
-    name: The key.
-    keys: The keys that there are.
-  """
+  """Returns the error about a key that a model of a class has not."""
   options, hint = listing.all_options(), ''
   matches = difflib.get_close_matches(name, [*registry.KEYS, *options], 1, 0.7)
   option = name if name in options else ''.join(matches)

@@ -54,9 +54,8 @@ class MixerBlock(nn.Module):
     y = self.mlp.copy(name='token_mlp', **width)(y, of_channels)
     y = jnp.swapaxes(y, 1, 2)  # [B, T, D]
     x = x + self._drop_path(y, context, Purpose.ATTENTION_PATH)
-    y = self.mlp.copy(name='channel_mlp')(
-      self.norm.copy(name='norm2')(x), context
-    )
+    y = self.norm.copy(name='norm2')(x)
+    y = self.mlp.copy(name='channel_mlp')(y, context)
     return x + self._drop_path(y, context, Purpose.MLP_PATH)
 
 
@@ -85,28 +84,14 @@ class Mixer(heads.Classifier, encoder.Encoder):
 
   @nn.compact
   def trunk(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
+    self, images: jax.Array, *, train: bool = False, rows: dropout.Rows = None
   ) -> dict[str, jax.Array]:
-    """Returns tokens and features.
+    """Returns tokens and features; arguments are those of `heads.Classifier`.
 
-    With `mutable=['intermediates']`, Linen also returns `tokens` [L, B, T, D],
-    each layer's output.
-
-    Args:
-      images: [B, height, width, C], height and width multiples of the patch.
-      train: As of `heads.Classifier`.
-      rows: As of `heads.Classifier`.
-
-    Returns:
-      `tokens` [B, T, D] after the last LayerNorm, in the dtype of the
-      computation, row by row; and `features`, their mean, float32 [B, D].
-
-    Raises:
-      ValueError: The image's size is not a multiple of the patch's.
+    `tokens` [B, T, D] are after the last LayerNorm, in the dtype of the
+    computation, row by row; `features` are their mean, float32 [B, D]. With
+    `mutable=['intermediates']`, Linen also returns `tokens` [L, B, T, D], each
+    layer's output.
     """
     key = dropout.make_key(self, images, rows) if train else None
     x = Patches(

@@ -6,7 +6,6 @@ puts several behind each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import jax
@@ -27,22 +26,15 @@ _HIDDEN = -1e9
 
 
 def context(model: vit.ViT, context: Context, count: int) -> Context:
-  """Returns a context that says which tokens attend to which.
-
-  Args:
-    model: The model.
-    context: Its context, with `grids`.
-    count: N, patches of a sequence with its padding.
-
-  Raises:
-    ValueError: The model mixes the tokens of a sequence in other ways.
-  """
+  """Says in the context which of the tokens of N patches attend to which."""
   grids = context.grids
   assert grids is not None
   if context.kept_patches is not None:
     raise ValueError('no patches are left out of images of any grid')
   if grids.ndim < 3:
-    attended = embedding.inside_grids(grids, count, model.prefix_length)
+    is_patch = jnp.arange(count) < grids.prod(axis=1)[:, None]
+    before = (0, 0), (model.prefix_length, 0)
+    attended = jnp.pad(is_patch, before, constant_values=True)
     return context.replace(attended=attended)
   attention = getattr(model.block, 'attention', None)
   mlp = getattr(model.block, 'mlp', None)
@@ -75,13 +67,10 @@ def positions(
 
   Args:
     part: What has them.
-    table: Those that are stored, [1, n, D].
+    table: Those that are stored, [1, n, D]; None: the model is initialised.
     context: What the part is given.
     count: N, patches of a sequence with its padding.
     before: How many tokens before them have a position.
-
-  Raises:
-    ValueError: None are stored, since the model is being initialised.
   """
   if table is None:
     raise ValueError(ONE_SHAPE)
@@ -99,32 +88,28 @@ def positions(
 
 def masked(bias: jax.Array | None, context: Context) -> jax.Array | None:
   """Adds what hides and weighs tokens to the bias of scores [B, H, R, T]."""
-  for mask in _masks(context):
+  masks: list[jax.Array] = []  # of keys, [B, 1, 1 or T, T] each
+  segments = context.segments
+  if segments is not None:  # a matrix of blocks; padding attends to itself
+    is_same_image = segments[:, :, None] == segments[:, None]
+    masks.append(jnp.where(is_same_image, 0.0, _HIDDEN)[:, None])
+  elif context.attended is not None:
+    masks.append(jnp.where(context.attended, 0.0, _HIDDEN)[:, None, None])
+  if context.sizes is not None:
+    masks.append(jnp.log(context.sizes)[:, None, None])
+  for mask in masks:
     bias = mask if bias is None else mask + bias
   return bias
 
 
-def _masks(context: Context) -> Iterator[jax.Array]:
-  """Yields what is added to the scores of keys, [B, 1, 1 or T, T] each."""
-  segments = context.segments
-  if segments is not None:  # a matrix of blocks; padding attends to itself
-    is_same_image = segments[:, :, None] == segments[:, None]
-    yield jnp.where(is_same_image, 0.0, _HIDDEN)[:, None]
-  elif context.attended is not None:
-    yield jnp.where(context.attended, 0.0, _HIDDEN)[:, None, None]
-  if context.sizes is not None:
-    yield jnp.log(context.sizes)[:, None, None]
-
-
-def weights(context: Context) -> jax.Array | None:
-  """Returns how often the patches count in a mean, [B, N] or [B, S, N]."""
-  weights = context.sizes if context.attended is None else context.attended
-  return None if weights is None else weights[..., context.prefix :]
-
-
 def mean(patches: jax.Array, context: Context) -> jax.Array:
-  """Returns the mean of the patches [B, N, D] that are no padding, by size.
-
-  It is [B, D]; of S images in a sequence [B, S, D], 0 for missing images.
-  """
-  return embedding.weighted_mean(patches, weights(context))
+  """Returns means of patches by size, [B, D]; of S images, [B, S, D] or 0."""
+  weights = context.sizes if context.attended is None else context.attended
+  if weights is None:
+    return patches.mean(axis=1)
+  weights = weights[..., context.prefix :].astype(patches.dtype)
+  if weights.ndim == 3:
+    total = jnp.einsum('bsn,bnd->bsd', weights, patches)
+    return total / jnp.maximum(weights.sum(axis=-1), 1)[..., None]
+  weights = weights[..., None]
+  return (patches * weights).sum(axis=1) / weights.sum(axis=1)

@@ -5,25 +5,46 @@ grid of patches, N patches, P tokens before them, D hidden size.
 """
 
 import math
+import operator
 from typing import Annotated
+from typing import Any
 from typing import ClassVar
+from typing import TypeVar
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.config import registry
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models.context import Context
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 
+Array = TypeVar('Array', jax.Array, np.ndarray)
+_TABLE = 'position_embedding'
 TOKENS = ('all', 'class', 'patches')
 # How positions are resized to a grid: linear or cubic (a = -0.5), both with a
 # kernel that widens when shrinking (antialias); 'plain': linear without that;
 # 'corner': the same, with the first and last positions kept in place.
 RESIZES = ('linear', 'bicubic', 'plain', 'corner')
+
+
+def cut(images: Array, patch_size: tuple[int, ...]) -> Array:
+  """Returns the patches of [B, height, width, C], [B, h, w, p * q * C].
+
+  Those of volumes are [B, d, h, w, ...]. Places behind the last whole patch are
+  left out.
+  """
+  b, *size, c = images.shape
+  grid = [n // p for n, p in zip(size, patch_size, strict=True)]
+  whole: Any = [slice(n * p) for n, p in zip(grid, patch_size, strict=True)]
+  # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
+  sides = [n for pair in zip(grid, patch_size, strict=True) for n in pair]
+  axes = range(1, len(sides) + 1)
+  x = images[:, *whole].reshape(b, *sides, c)
+  x = x.transpose(0, *axes[::2], *axes[1::2], len(sides) + 1)
+  return x.reshape(b, *grid, math.prod(patch_size) * c)
 
 
 class Patches(nn.Module):
@@ -60,12 +81,7 @@ class Patches(nn.Module):
     return self.patch_size
 
   def __call__(self, images: jax.Array) -> jax.Array:
-    """Returns one token per patch.
-
-    Raises:
-      ValueError: The images are not those of the parameters, or patches do not
-        divide them.
-    """
+    """Returns one token per patch."""
     kernel: jax.Array | None = self.get_variable('params', 'kernel')
     channels, axes = images.shape[-1], images.ndim
     if kernel is None:  # more channels may be an axis in a wrong place
@@ -86,7 +102,11 @@ class Patches(nn.Module):
     if images.ndim == 3:
       x, channels = images, channels // math.prod(patch)
     else:
-      x = self._cut(images)
+      size = images.shape[1:-1]
+      is_whole = not any(n % p for n, p in zip(size, patch, strict=True))
+      if any(map(operator.lt, size, patch)) or not (is_whole or self.crop):
+        raise registry.wing('vit_jax.models.inputs:not_divided')(size, patch)
+      x = cut(images.astype(self.dtype), patch)
     starts = initializers_lib.INITIALIZERS[self.initializers]
     shape = *patch, channels, self.hidden_size
     kernel = jnp.asarray(self.param('kernel', starts.patch, shape))
@@ -96,22 +116,6 @@ class Patches(nn.Module):
       return x
     bias = self.param('bias', nn.initializers.zeros, (self.hidden_size,))
     return x + bias.astype(self.dtype)
-
-  def _cut(self, images: jax.Array) -> jax.Array:
-    """Returns the patches of images, [B, h, w, p * q * C]."""
-    (b, *size, c), patch = images.shape, self.patch_size
-    grid = [n // p for n, p in zip(size, patch, strict=True)]
-    cropped_size = [n * p for n, p in zip(grid, patch, strict=True)]
-    if 0 in grid or (size != cropped_size and not self.crop):
-      raise registry.wing('vit_jax.models.inputs:not_divided')(size, patch)
-    if self.crop:
-      images = images[:, *map(slice, cropped_size)]
-    # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
-    sides = [n for pair in zip(grid, patch, strict=True) for n in pair]
-    axes = range(1, len(sides) + 1)
-    x = images.astype(self.dtype).reshape(b, *sides, c)
-    x = x.transpose(0, *axes[::2], *axes[1::2], len(sides) + 1)
-    return x.reshape(b, *grid, math.prod(patch) * c)
 
 
 class Learned(nn.Module):
@@ -128,10 +132,8 @@ class Learned(nn.Module):
     initializers: Name of the initial values.
   """
 
-  tokens: Annotated[str, Field(Kind.FITTED, choices=TOKENS)] = 'all'
-  resize: Annotated[
-    str, Field(Kind.FUNCTION, is_visible=False, choices=RESIZES)
-  ] = 'linear'
+  tokens: Annotated[str, fields.fitted(choices=TOKENS)] = 'all'
+  resize: Annotated[str, fields.unseen(choices=RESIZES)] = 'linear'
   keep_aspect: Annotated[bool, fields.UNSEEN] = False
   grid: Annotated[tuple[int, ...] | None, fields.GRID] = None
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
@@ -140,35 +142,26 @@ class Learned(nn.Module):
   def __call__(
     self, x: jax.Array, context: Context
   ) -> tuple[jax.Array, Context]:
-    """Adds positions to tokens [B, P + N, D].
-
-    Raises:
-      ValueError: The parameters are for another number of patches, or a model
-        is initialised with images of different shapes.
-    """
-    before = {
-      'all': context.prefix,
-      'class': int(context.class_token),
-      'patches': 0,
-    }[self.tokens]
-    table = self._table(x, context, before).astype(x.dtype)
-    if before < context.prefix:
-      gap = (0, 0), (0, context.prefix - before), (0, 0)
+    """Adds positions to tokens [B, P + N, D]."""
+    count, d, p = x.shape[1] - context.prefix, x.shape[2], context.prefix
+    before = {'all': p, 'class': int(context.class_token), 'patches': 0}[
+      self.tokens
+    ]
+    stored: jax.Array | None = self.get_variable('params', _TABLE)
+    if context.grids is not None:
+      resized = registry.wing('vit_jax.models.packing:positions')
+      table = resized(self, stored, context, count, before)
+    else:
+      shape = 1, before + count, d
+      if stored is not None and stored.shape[1] != shape[1]:
+        check = registry.wing('vit_jax.models.inputs:check_tokens')
+        sizes = context.image_size, context.patch_size
+        check(self, *sizes, shape[1], (_TABLE,), axis=1, prefix=before)
+      init = initializers_lib.INITIALIZERS[self.initializers].position
+      table = self.param(_TABLE, init, shape)
+    table = table.astype(x.dtype)
+    if before < p:
+      gap = (0, 0), (0, p - before), (0, 0)
       first = jnp.pad(table[:, :before], gap)
       table = jnp.concatenate([first, table[:, before:]], axis=1)
     return x + table, context
-
-  def _table(self, x: jax.Array, context: Context, before: int) -> jax.Array:
-    """Returns the positions of some tokens and of patches, [1 or B, n, D]."""
-    count, d = x.shape[1] - context.prefix, x.shape[2]
-    table: jax.Array | None = self.get_variable('params', 'position_embedding')
-    if context.grids is None:
-      shape = 1, before + count, d
-      if table is not None and table.shape[1] != shape[1]:
-        check = registry.wing('vit_jax.models.inputs:check_positions')
-        check(self, context, count, before)
-      init = initializers_lib.INITIALIZERS[self.initializers].position
-      return self.param('position_embedding', init, shape)
-    resized = registry.wing('vit_jax.models.packing:positions')
-    positions: jax.Array = resized(self, table, context, count, before)
-    return positions

@@ -57,20 +57,6 @@ class CachedAttention(attention.Attention):
     return attention.Output(name='out')(self, y)
 
 
-def empty(model: igpt.IGPT, batch_size: int, length: int) -> Cache:
-  """Returns a cache without tokens.
-
-  Args:
-    model: The model.
-    batch_size: Number of images, B.
-    length: Number of pixels of an image, N.
-  """
-  heads = model.block.attention.num_heads
-  sizes = length, heads, model.hidden_size // heads
-  shape = (model.depth, batch_size, *sizes)
-  return jnp.zeros(shape, model.dtype), jnp.zeros(shape, model.dtype)
-
-
 def step(
   model: igpt.IGPT,
   params: Mapping[str, Any],
@@ -118,6 +104,8 @@ def draw(
 ) -> tuple[jax.Array, jax.Array]:
   """Draws the pixels of images that are not given.
 
+  Returns all colours, int32 [B, N], and the logits, float32 [B, N, colours].
+
   Args:
     model: The model.
     params: Its parameters; layers stacked or unrolled.
@@ -126,9 +114,6 @@ def draw(
     rows: int32 [B], numbers of the images; what is drawn for one depends on its
       number, and not on the other images.
     temperature: Divides the logits; 0: the most probable colour is taken.
-
-  Returns:
-    int32 [B, N], all colours; and the logits, float32 [B, N, colours].
   """
   b, n = pixels.shape
   if 'blocks' not in params:
@@ -148,8 +133,9 @@ def draw(
     return (token, cache), (token, logits)
 
   start = jnp.full((b,), model.colours, jnp.int32)
+  heads = model.block.attention.num_heads
+  shape = model.depth, b, n, heads, model.hidden_size // heads
+  empty = jnp.zeros(shape, model.dtype), jnp.zeros(shape, model.dtype)
   inputs = jnp.arange(n, dtype=jnp.int32), pixels.astype(jnp.int32).T
-  _, (ids, logits) = jax.lax.scan(
-    draw_pixel, (start, empty(model, b, n)), inputs
-  )
+  _, (ids, logits) = jax.lax.scan(draw_pixel, (start, empty), inputs)
   return ids.T, jnp.moveaxis(logits, 0, 1)

@@ -9,12 +9,7 @@ from vit_jax.models.parts import kernels
 
 
 def choose(config: Any, platform: str) -> Any:
-  """Returns a full config with the layers that suit a platform.
-
-  Args:
-    config: The full config, which is not changed.
-    platform: 'cpu', 'tpu' or 'gpu'.
-  """
+  """Returns a full config with the layers that suit 'cpu', 'tpu' or 'gpu'."""
   model: Any = models.from_config(config.model, 0)
   if not hasattr(model, 'block'):
     return config

@@ -34,11 +34,7 @@ def normalize(
 
 
 def moments(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns mean, variance and unbiased variance of channels, [D] each.
-
-  Args:
-    x: [B, D], or maps [B, ..., D], over whose places they are, too.
-  """
+  """Returns mean, variance and unbiased variance of [B, ..., D], [D] each."""
   axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
   spread = x.var(axis=axes)
   return x.mean(axis=axes), spread, spread * (count / max(count - 1, 1))
@@ -60,7 +56,6 @@ class _BatchNorm(nn.Module):
   def _normalized(
     self, x: jax.Array, mean: jax.Array, var: jax.Array
   ) -> jax.Array:
-    """Returns x with these statistics, scaled and shifted if affine."""
     y = normalize(x, mean, var, self.epsilon)
     if self.affine:
       y *= self.param('scale', nn.initializers.ones, x.shape[-1:])
@@ -73,13 +68,11 @@ class BatchNorm(_BatchNorm):
 
   @nn.compact
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-    """Returns float32 [B, D].
+    """Maps [B, D] to float32 [B, D].
 
-    Args:
-      x: [B, D].
-      train: Whether the statistics are those of the batch; if `statistics` is
-        mutable, the running ones then move towards them. Otherwise the running
-        statistics normalise.
+    In training the statistics are those of the batch; if `statistics` is
+    mutable, the running ones then move towards them. Otherwise the running
+    statistics normalise.
     """
     x, shape = x.astype(jnp.float32), x.shape[-1:]
     mean = self.variable('statistics', 'mean', jnp.zeros, shape)

@@ -50,15 +50,7 @@ class PrototypeHead(nn.Module):
     self.last_layer = _LastLayer(self.prototypes, self.trains_scale)
 
   def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-    """Returns logits.
-
-    Args:
-      x: Features, [B, D].
-      train: Whether BatchNorm measures this batch; see `projection.BatchNorm`.
-
-    Returns:
-      float32 [B, K].
-    """
+    """Maps features [B, D] to logits, float32 [B, K]."""
     return self.last_layer(self.narrow(x, train))
 
   def narrow(self, x: jax.Array, train: bool = False) -> jax.Array:

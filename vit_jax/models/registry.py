@@ -8,6 +8,7 @@ a name go to the fields that the class declares itself, then to those that it
 inherits.
 """
 
+from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import dataclasses
@@ -17,7 +18,6 @@ import sys
 import types
 import typing
 from typing import Any
-from typing import Self
 from typing import TypeVar
 
 from flax import linen as nn
@@ -72,9 +72,7 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     'map': 'vit_jax.models.parts.pooling:Map',
     'token_and_mean': 'vit_jax.models.parts.pooling:TokenAndMean',
   },
-  'head': {
-    'linear': 'vit_jax.models.vit:Linear',
-  },
+  'head': {'linear': 'vit_jax.models.vit:Linear'},
   'patches': {
     'patches': 'vit_jax.models.patches:Patches',
     'normed': 'vit_jax.models.parts.stems:NormedPatches',
@@ -137,7 +135,12 @@ class Option:
   @property
   def has_choice(self) -> bool:
     """Whether it holds any part of a kind, or several."""
-    return self.hint is nn.Module or typing.get_origin(self.hint) is tuple
+    return self.hint is nn.Module or self.is_sum
+
+  @property
+  def is_sum(self) -> bool:
+    """Whether it holds several parts."""
+    return typing.get_origin(self.hint) is tuple
 
   @property
   def may_be_part(self) -> bool:
@@ -150,42 +153,34 @@ class Option:
     return False
 
   def converted(self, value: Any) -> Any:
-    """Returns a value of its type.
-
-    Raises:
-      ValueError: The value has another type, or is out of bounds.
-    """
+    """Returns a value of its type, or raises a ValueError."""
     if self.is_dtype and isinstance(value, str):
       if value not in _DTYPES:
         names = ', '.join(_DTYPES)
         raise ValueError(f'{self.name} is {value!r}: choose one of {names}')
       return getattr(jnp, value)
     value = fields.converted(self.name, value, self.hint)
-    self._check_module(value)
-    if self.field is not PLAIN:
-      fields.check_value(self.name, self.field, value)
-    return value
-
-  def _check_module(self, value: Any) -> None:
-    """Raises a ValueError if it holds a part, and the value is another."""
-    allowed = tuple(
+    modules = tuple(
       x
       for x in (self.hint, *typing.get_args(self.hint))
       if isinstance(x, type) and issubclass(x, nn.Module | types.NoneType)
     )
-    is_part = any(issubclass(x, nn.Module) for x in allowed)
-    if is_part and not isinstance(value, allowed):
+    holds_part = any(issubclass(x, nn.Module) for x in modules)
+    if holds_part and not isinstance(value, modules):
       is_module = isinstance(value, nn.Module)
       name = class_name('', type(value)) if is_module else value
       raise ValueError(
         f'{self.name} is {name!r}: it must be a {fields.type_name(self.hint)}'
       )
+    if self.field is not PLAIN:
+      fields.check_value(self.name, self.field, value)
+    return value
 
 
 def build(
   kind: str, text: str, values: Mapping[str, Any], key: str
 ) -> nn.Module:
-  """Builds a part.
+  """Builds a part, outside of any module.
 
   Args:
     kind: A key of `PARTS`.
@@ -194,26 +189,15 @@ def build(
       texts of its parts, as `attention`; None stands for a value that is not
       set.
     key: Key of the config that holds the text, as 'model.mlp', for errors.
-
-  Returns:
-    The part, outside of any module.
-
-  Raises:
-    UserError: There is no such part or option, an option has a wrong value, one
-      is missing, or the part's class raises an exception.
   """
-  return Builder(values, key, frozenset([kind])).part(
-    kind, parts.parse(text, key)
-  )
+  builder = Builder(values, key, frozenset([kind]))
+  return builder.part(kind, parts.parse(text, key))
 
 
 def build_sum(
   kind: str, text: str, values: Mapping[str, Any], key: str
 ) -> tuple[nn.Module, ...]:
-  """Builds the parts of a sum, as 'learned + rope'; 'none' is no part.
-
-  Arguments and errors are those of `build`.
-  """
+  """Builds the parts of a sum, as 'learned + rope'; 'none' is no part."""
   builder = Builder(values, key, frozenset([kind]))
   return tuple(builder.part(kind, part) for part in parts.parse_sum(text, key))
 
@@ -227,12 +211,8 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
     **values: By name, fields of the class, options of its parts, as `gelu`, and
       texts that name parts, as `mlp`. An option that no text sets has the value
       of its name. None stands for a value that is not set: it is that of the
-      class's `class_defaults`, if it has one, or of `DEFAULTS`.
-
-  Raises:
-    UnknownFieldError: Neither the class nor a part has an option of a name.
-    ValueError: A field of the class does not allow its value.
-    UserError: As `build`.
+      class's `class_defaults`, if it has one, or of `DEFAULTS`. Neither the
+      class nor a part has another name: an UnknownFieldError.
   """
   chosen = {name: x for name, x in values.items() if x is not None}
   filling: dict[str, Any] = {**getattr(module, 'class_defaults', {}), **chosen}
@@ -278,7 +258,7 @@ class Builder:
 
   def part(self, kind: str, part: Part) -> nn.Module:
     """Builds a part of a kind; '' is any."""
-    module = self._class(kind, part.name)
+    module = part_class(kind, part.name, self.key)
     values = self._named_options(module, part)
     options = {}
     for option in declared_options(module).values():
@@ -289,7 +269,12 @@ class Builder:
       elif option.default is not _NOTHING:
         continue
       else:
-        raise UserError(self._missing(option, part.name))
+        is_key = option.key in KEYS and option.key not in self.kinds
+        hint = f', or config.{option.config_key}' if is_key else ''
+        raise UserError(
+          f'config.{self.key}: {part.name} needs the option'
+          f' {option.name!r}{hint}'
+        )
       options[option.name] = value
     try:
       return module(**options, parent=None)
@@ -299,30 +284,9 @@ class Builder:
       explain = registry.wing('vit_jax.models.mistakes:raised')
       raise UserError(f'config.{self.key}: {explain(module, e)}') from e
 
-  def _class(self, kind: str, name: str) -> type[nn.Module]:
-    """Returns the class of a part of a kind; '' is any."""
-    if ':' in name:
-      own_class: type[nn.Module] = registry.load_own(name, self.key, nn.Module)
-      return own_class
-    homes = {x: of_kind for of_kind, names in PARTS.items() for x in names}
-    paths = PARTS.get(kind, homes)
-    if name in paths:
-      return registry.wing(PARTS[kind or homes[name]][name])
-    if name in homes:
-      raise UserError(
-        f'config.{self.key}: {name!r} is a part of config.model.{homes[name]},'
-        f' not of config.model.{kind}. There are {", ".join(paths)}'
-      )
-    raise UserError(
-      f'config.{self.key}: there is no {kind or "part"} {name!r}:'
-      f' {parts.nearest(name, paths)}; or a class of your own, as'
-      " 'my_module:MyClass'"
-    )
-
   def _named_options(
     self, module: type[nn.Module], part: Part
   ) -> dict[str, Any]:
-    """Returns the options that a text gives, by name."""
     declared = declared_options(module)
     parts.check_options(part, self.key, declared)
     if len(part.args) > len(declared):
@@ -341,7 +305,6 @@ class Builder:
     return values | part.options
 
   def _value(self, option: Option, value: Any, owner: str) -> Any:
-    """Returns the value of an option that a text gives."""
     if option.is_dtype:
       value = str(value)
     elif isinstance(value, Part):
@@ -350,7 +313,9 @@ class Builder:
           f'config.{self.key}: {owner}.{option.name} is {value}: it must be of'
           f' the type {fields.type_name(option.hint)}; write texts in quotes'
         )
-      value = self.inner_builder(option).part(option.kind or '', value)
+      kind = option.kind or ''
+      inner = dataclasses.replace(self, kinds=self.kinds | {kind})
+      value = inner.part(kind, value)
     elif option.kind is not None and isinstance(value, str):
       raise UserError(
         f'config.{self.key}: {owner}.{option.name} is {value!r}: it must be a'
@@ -363,37 +328,30 @@ class Builder:
     if option.kind is None:
       is_text_of_part = option.key in PARTS
       return self.values.get(option.key) is not None and not is_text_of_part
-    return self._has_text(option) or bool(option.field.part)
+    return self._text(option) is not None or bool(option.field.part)
 
-  def _has_text(self, option: Option) -> bool:
-    """Whether the model's values say which part an option holds."""
+  def _text(self, option: Option) -> str | None:
+    """The model's value that says which part an option holds."""
     kind = option.kind
-    is_free = bool(kind) and kind not in self.kinds
-    return is_free and self.values.get(kind or '') is not None
+    return self.values.get(kind) if kind and kind not in self.kinds else None
 
   def filled(self, option: Option, owner: str) -> Any:
     """Returns the value of an option that a text does not set."""
     if option.kind is None:
       origin = f', of config.{option.config_key}'
       return self._checked(option, self.values[option.key], owner, origin)
-    kind, builder = option.kind, self.inner_builder(option)
-    if self._has_text(option) and typing.get_origin(option.hint) is tuple:
-      return build_sum(kind, self.values[kind], self.values, f'model.{kind}')
-    if self._has_text(option):
-      builder = dataclasses.replace(builder, key=f'model.{kind}')
-      part = parts.parse(self.values[kind], builder.key)
-    else:
-      part = parts.parse(option.field.part, self.key)
-    return self._checked(option, builder.part(kind, part), owner)
-
-  def inner_builder(self, option: Option) -> Self:
-    """Returns what builds the part that an option holds."""
-    return dataclasses.replace(self, kinds=self.kinds | {option.kind or ''})
+    kind, text, key = option.kind, self._text(option), f'model.{option.kind}'
+    if text is None:
+      text, key = option.field.part, self.key
+    elif option.is_sum:
+      return build_sum(kind, text, self.values, key)
+    builder = Builder(self.values, key, self.kinds | {kind})
+    part = builder.part(kind, parts.parse(text, key))
+    return self._checked(option, part, owner)
 
   def _checked(
     self, option: Option, value: Any, owner: str, origin: str = ''
   ) -> Any:
-    """Returns a value of an option, converted and checked."""
     try:
       return option.converted(value)
     except ValueError as e:
@@ -401,25 +359,31 @@ class Builder:
         f'config.{self.key}: {owner}.{one_line(e)}{origin}'
       ) from None
 
-  def _missing(self, option: Option, owner: str) -> str:
-    """Returns the error about an option that nothing fills."""
-    is_key = option.key in KEYS and option.key not in self.kinds
-    hint = f', or config.{option.config_key}' if is_key else ''
-    return f'config.{self.key}: {owner} needs the option {option.name!r}{hint}'
 
-
-def part_class(kind: str, name: str) -> type[nn.Module]:
-  """Returns the class of a part; the arguments and errors are `build`'s."""
-  return Builder({}, f'model.{kind}', frozenset())._class(kind, name)
+def part_class(kind: str, name: str, key: str = '') -> type[nn.Module]:
+  """Returns the class of a part of a kind ('': any) that a key names."""
+  key = key or f'model.{kind}'
+  if ':' in name:
+    own_class: type[nn.Module] = registry.load_own(name, key, nn.Module)
+    return own_class
+  homes = {x: of_kind for of_kind, names in PARTS.items() for x in names}
+  paths = PARTS.get(kind, homes)
+  if name in paths:
+    return registry.wing(PARTS[kind or homes[name]][name])
+  if name in homes:
+    raise UserError(
+      f'config.{key}: {name!r} is a part of config.model.{homes[name]}, not of'
+      f' config.model.{kind}. There are {", ".join(paths)}'
+    )
+  raise UserError(
+    f'config.{key}: there is no {kind or "part"} {name!r}:'
+    f' {parts.nearest(name, paths)}; or a class of your own, as'
+    " 'my_module:MyClass'"
+  )
 
 
 def class_name(kind: str, module: type[nn.Module]) -> str:
-  """Returns the name of a class in a text.
-
-  Args:
-    kind: A key of `PARTS`, or '' for any.
-    module: The class.
-  """
+  """Returns the name in a text of a class of a kind of `PARTS`; '' is any."""
   target = f'{module.__module__}:{module.__qualname__}'
   tables = [PARTS[kind]] if kind else PARTS.values()
   names = {path: name for table in tables for name, path in table.items()}
@@ -427,11 +391,7 @@ def class_name(kind: str, module: type[nn.Module]) -> str:
 
 
 def split_name(name: str) -> tuple[str, dict[str, Any]]:
-  """Returns a model's name without options, and these: 'iGPT-S(colours=64)'.
-
-  Raises:
-    UserError: The options cannot be read.
-  """
+  """Splits options off a model's name: 'iGPT-S(colours=64)'."""
   name, bracket, text = name.partition('(')
   if not bracket:
     return name, {}
@@ -445,11 +405,7 @@ def split_name(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def declared_options(module: type[Any]) -> Mapping[str, Option]:
-  """Returns the fields of a part by name, those of the class itself first.
-
-  Raises:
-    UserError: The types of a class's fields cannot be read.
-  """
+  """Returns the fields of a part by name, those of the class itself first."""
   key: Any = module
   return _declared_options(key)
 
@@ -464,7 +420,7 @@ def _declared_options(module: type[Any]) -> Mapping[str, Option]:
       f'{class_name("", module)}: the types of its fields cannot be read:'
       f' {one_line(e)}'
     ) from e
-  init_fields = {
+  declared = {
     x.name: x
     for x in dataclasses.fields(module)
     if x.init and x.name not in ('parent', 'name')
@@ -473,31 +429,34 @@ def _declared_options(module: type[Any]) -> Mapping[str, Option]:
     name
     for home in module.__mro__
     for name in inspect.get_annotations(home)
-    if name in init_fields
+    if name in declared
   ]
-  return types.MappingProxyType(
-    {
-      name: _option(init_fields[name], hints[name], plain[name])
-      for name in dict.fromkeys([*names, *init_fields])
-    }
-  )
+  options = {}
+  for name in dict.fromkeys([*names, *declared]):
+    field, hint = fields.annotated(hints[name]) or PLAIN, plain[name]
+    default, factory = declared[name].default, declared[name].default_factory
+    if factory is not _NOTHING:
+      default = factory()
+    classes = [x for x in (hint, *typing.get_args(hint)) if isinstance(x, type)]
+    holds = any(issubclass(x, nn.Module) for x in classes)
+    kinds = [x for x in (field.key, name, field.part) if x in PARTS]
+    is_part = holds or field is fields.PART or field.part
+    kind = None
+    if is_part or (hint is Any and kinds):
+      kind = kinds[0] if kinds else ''
+    options[name] = Option(name, field, hint, default, kind)
+  return types.MappingProxyType(options)
 
 
-def _option(
-  declared: 'dataclasses.Field[Any]', hint: Any, plain: Any
-) -> Option:
-  """Returns a field of a part."""
-  field = fields.annotated(hint) or PLAIN
-  default = declared.default
-  if declared.default_factory is not _NOTHING:
-    default = declared.default_factory()
-  kind = None
-  options = [plain, *typing.get_args(plain)]
-  holds = any(isinstance(x, type) and issubclass(x, nn.Module) for x in options)
-  named = [x for x in (field.key, declared.name, field.part) if x in PARTS]
-  if holds or field is fields.PART or field.part or (plain is Any and named):
-    kind = named[0] if named else ''
-  return Option(declared.name, field, plain, default, kind)
+def shared_first(model: nn.Module) -> Iterator[tuple[Option, Any]]:
+  """Yields the options of a model and of its parts, and their values.
+
+  Those of the model come first, then those of its norm and of its layers.
+  """
+  shared = getattr(model, 'norm', None), getattr(model, 'block', None)
+  for part in (model, *fields.inner_parts((*shared, model))):
+    for option in declared_options(type(part)).values():
+      yield option, getattr(part, option.name)
 
 
 def is_own(module: type[Any]) -> bool:

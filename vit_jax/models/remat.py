@@ -28,18 +28,13 @@ FIELD = fields.Field(fields.Kind.EXECUTION, choices=POLICIES)
 
 
 def on_platform(platform: str, scan: bool, remat: str) -> str:
-  """Returns the recomputation that 'auto' stands for; others as they are.
+  """Returns the policy that 'auto' stands for on 'cpu', 'tpu' or 'gpu'.
 
   A compiler keeps every value that the backward pass takes out of a scan. Where
   layers are unrolled, TPUs' compiler recomputes elementwise functions by
   itself; that of GPUs does not, and would keep several values of [B, T, M]
   within the activation function. On CPUs memory is plentiful, and to compute
   is slow.
-
-  Args:
-    platform: 'cpu', 'tpu' or 'gpu'.
-    scan: Whether layers are scanned.
-    remat: One of `POLICIES`.
   """
   if remat != 'auto':
     return remat
@@ -72,9 +67,6 @@ def activations(finish: Any) -> Any:
   product of the forward pass writes both. What its derivative needs is
   recomputed. To recompute the result as well would read and write [B, T, M]
   four more times.
-
-  Args:
-    finish: A method of the MLP.
   """
   policy = jax.checkpoint_policies.save_only_these_names(ACTIVATED)
   return nn.remat(finish, policy=policy)

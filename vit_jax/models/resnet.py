@@ -19,28 +19,22 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import inputs
+from vit_jax.models import stack
 from vit_jax.models.parts import norms
 
 
 class StdConv(nn.Module):
   """A convolution without bias whose kernel is standardised.
 
-  Each filter [kh, kw, in] is given mean 0 and variance 1.
-
-  Attributes:
-    features: Filters.
-    kernel_size: (kh, kw).
-    stride: Stride of both axes.
-    padding: 'SAME', as TensorFlow and JAX pad: more after than before; 'FIXED',
-      as PyTorch and BiT do: (k - 1) / 2 on both sides.
-    epsilon: Added to the standard deviation.
-    variance_epsilon: Added to the variance.
-    kernel_init: Initializer of the kernel [kh, kw, in, features].
-    dtype: Type of the convolution; the kernel is standardised in float32.
+  Each filter [kh, kw, in] is given mean 0 and variance 1, in float32. Padding
+  is 'SAME', as TensorFlow and JAX pad: more after than before; or 'FIXED', as
+  PyTorch and BiT do: (k - 1) / 2 on both sides. `epsilon` is added to the
+  standard deviation, `variance_epsilon` to the variance.
   """
 
   features: int
@@ -75,12 +69,9 @@ class StdConv(nn.Module):
 class _Unit(nn.Module):
   """A bottleneck of three convolutions, with a shortcut.
 
-  Attributes:
-    features: F, channels of the output; the bottleneck has a quarter.
-    stride: Stride of the 3 x 3 convolution and of the shortcut.
-    project: Whether the shortcut is a convolution.
-    conv: A partial `StdConv`.
-    norm: A partial `norms.GroupNorm`.
+  It has F channels, the bottleneck a quarter of them. The stride is that of the
+  3 x 3 convolution and of the shortcut, which is a convolution if `project`.
+  `conv` and `norm` are a partial `StdConv` and `norms.GroupNorm`.
   """
 
   features: int
@@ -129,16 +120,7 @@ class PreActivationUnit(_Unit):
 
 
 class Stage(nn.Module):
-  """Units of one width; the first has the stride and the projection.
-
-  Attributes:
-    unit: `PostActivationUnit` or `PreActivationUnit`.
-    depth: Number of units.
-    features: F, channels of their outputs.
-    stride: Stride of the first unit.
-    conv: A partial `StdConv`.
-    norm: A partial `norms.GroupNorm`.
-  """
+  """Units of one width; the first has the stride and the projection."""
 
   unit: Any
   depth: int
@@ -170,11 +152,7 @@ def _stages(
   conv: Callable[..., nn.Module],
   norm: Callable[..., nn.Module],
 ) -> list[jax.Array]:
-  """Applies `stage1`, `stage2`, ...; all but the first halve the grid.
-
-  Returns:
-    The output of each stage, [B, h, w, F]; that of no stage is `x`.
-  """
+  """Returns the outputs [B, h, w, F] of all stages, or x without any."""
   outputs = [x] if not depths else []
   for i, (depth, channels) in enumerate(zip(depths, features, strict=True)):
     stride = 1 if i == 0 else 2
@@ -224,13 +202,7 @@ class ResNetStem(nn.Module):
 
 
 class BiTStem(nn.Module):
-  """BiT's first convolution and pool, of stride 4.
-
-  Attributes:
-    width: Features.
-    zero_padded_pool: Whether the input of the pooling is padded with zeros.
-    conv: A partial `StdConv`.
-  """
+  """BiT's first convolution and pool, of stride 4."""
 
   width: int
   zero_padded_pool: bool
@@ -267,12 +239,8 @@ class BiT(heads.Classifier):
   width_factor: Annotated[int, fields.SIZE] = 1
   stem_width: Annotated[int, fields.SIZE] = 64
   channels: Annotated[tuple[int, ...], fields.SIZE] = (256, 512, 1024, 2048)
-  num_groups: Annotated[
-    int, fields.Field(fields.Kind.FUNCTION, is_visible=False, least=1)
-  ] = 32
-  zero_padded_pool: Annotated[
-    bool, fields.Field(fields.Kind.FUNCTION, is_visible=False)
-  ] = True
+  num_groups: Annotated[int, fields.unseen(least=1)] = 32
+  zero_padded_pool: Annotated[bool, fields.UNSEEN] = True
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   @staticmethod
@@ -286,26 +254,15 @@ class BiT(heads.Classifier):
 
   @nn.compact
   def trunk(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
+    self, images: jax.Array, *, train: bool = False, rows: dropout.Rows = None
   ) -> dict[str, jax.Array]:
-    """Returns tokens and features.
+    """Returns tokens and features of images [B, height, width, C] of any size.
 
-    Args:
-      images: [B, height, width, C], of any size.
-      train: Unused: nothing is random.
-      rows: Unused.
-
-    Returns:
-      `tokens` [B, h * w, F], the last grid row by row, in the dtype of the
-      computation; and `features`, their mean, float32 [B, F]. The first stage's
-      output [B, h, w, F] is `tokens` of the collection `levels`, if that is
-      mutable.
+    `tokens` [B, h * w, F] are the last grid row by row, in the dtype of the
+    computation; `features` are their mean, float32 [B, F]. The first stage's
+    output [B, h, w, F] is `tokens` of the collection `levels`, if that is
+    mutable. Nothing is random in training.
     """
-    del train, rows
     inputs.check_images(self, images, ('stem', 'conv', 'kernel'))
     conv = functools.partial(
       StdConv,
@@ -324,7 +281,7 @@ class BiT(heads.Classifier):
     )(images)
     outputs = _stages(x, PreActivationUnit, self.stages, channels, conv, norm)
     if not self.is_initializing():  # else `init` returned it, too
-      self.sow('levels', 'tokens', outputs[0])
+      self.sow(stack.LEVELS, 'tokens', outputs[0])
     x = nn.relu(norm(name='norm')(outputs[-1]))
     return {
       'tokens': jax.lax.collapse(x, 1, 3),

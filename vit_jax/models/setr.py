@@ -7,6 +7,7 @@ whose parameter names `weights/formats/mmseg.py` knows. In comments: B images,
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -31,17 +32,7 @@ _AUXILIARY_SCALE = 4
 
 
 class UpHead(nn.Module):
-  """Convolutions, each followed by upsampling, and a classifier.
-
-  Attributes:
-    num_classes: Size of the output.
-    channels: Of the convolutions.
-    kernel_size: Of the convolutions.
-    convs: Number of convolutions.
-    scale: Factor of the upsampling after each.
-    align_corners: How maps are resized, see `maps.resize`.
-    dtype: Type in which convolutions compute.
-  """
+  """Convolutions, each followed by upsampling by `scale`, and a classifier."""
 
   num_classes: int
   channels: int = 256
@@ -53,20 +44,12 @@ class UpHead(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps tokens [B, h, w, D] to logits, float32 [B, h', w', classes].
-
-    Args:
-      x: Tokens.
-      train: Whether BatchNorm measures this batch.
-    """
+    """Maps tokens [B, h, w, D] to logits, float32 [B, h', w', classes]."""
     x = block.LayerNorm(_EPSILON, self.dtype, name='norm')(x)
+    conv = functools.partial(maps.Convolution, self.channels, dtype=self.dtype)
     for i in range(self.convs):
-      x = maps.Convolution(
-        self.channels,
-        self.kernel_size,
-        dtype=self.dtype,
-        name=f'convolutions_{i}',
-      )(x, train=train)
+      convolution = conv(self.kernel_size, name=f'convolutions_{i}')
+      x = convolution(x, train=train)
       if i < self.convs - 1:
         x = maps.scaled(x, self.scale, self.align_corners)
     # Resized logits are logits of resized features, as weights sum to 1.
@@ -97,34 +80,21 @@ class Neck(nn.Module):
     self, levels: Sequence[jax.Array], *, train: bool = False
   ) -> list[jax.Array]:
     """Maps levels [B, h, w, D] to [B, h, w, channels], the deepest first."""
+    conv = functools.partial(maps.Convolution, self.channels, dtype=self.dtype)
     projected = []
     for i, x in enumerate(levels):
       x = block.LayerNorm(_EPSILON, self.dtype, name=f'norms_{i}')(x)
-      projected.append(
-        maps.Convolution(
-          self.channels, 1, dtype=self.dtype, name=f'inputs_{i}'
-        )(x, train=train)
-      )
+      projected.append(conv(1, name=f'inputs_{i}')(x, train=train))
     outputs: list[jax.Array] = []
     total: jax.Array | float = 0.0
     for i, x in enumerate(reversed(projected)):
       total = total + x
-      convolution = maps.Convolution(
-        self.channels, dtype=self.dtype, name=f'outputs_{i}'
-      )
-      outputs.append(convolution(total, train=train))
+      outputs.append(conv(name=f'outputs_{i}')(total, train=train))
     return outputs
 
 
 class MlaHead(nn.Module):
-  """Two convolutions for each level; a classifier of them all; upsampling.
-
-  Attributes:
-    num_classes: Size of the output.
-    channels: Of the convolutions.
-    align_corners: How maps are resized, see `maps.resize`.
-    dtype: Type in which convolutions compute.
-  """
+  """Two convolutions for each level; a classifier of them all; upsampling."""
 
   num_classes: int
   channels: int = 128
@@ -136,12 +106,11 @@ class MlaHead(nn.Module):
     self, levels: Sequence[jax.Array], *, train: bool = False
   ) -> jax.Array:
     """Maps levels [B, h, w, C] to logits, float32 [B, 4 h, 4 w, classes]."""
+    conv = functools.partial(maps.Convolution, self.channels, dtype=self.dtype)
     convolved = []
     for i, x in enumerate(levels):
       for j in range(2):
-        x = maps.Convolution(
-          self.channels, dtype=self.dtype, name=f'levels_{i}_{j}'
-        )(x, train=train)
+        x = conv(name=f'levels_{i}_{j}')(x, train=train)
       convolved.append(x)
     x = jnp.concatenate(convolved, axis=-1)
     # Resized logits are logits of resized features, as weights sum to 1.
@@ -180,55 +149,53 @@ class SETR(nn.Module):
   def __call__(
     self, levels: Sequence[jax.Array], *, train: bool = False
   ) -> tuple[jax.Array, list[jax.Array]]:
-    """Classifies maps of the levels' grid, or a finer one.
+    """Returns logits, float32 [B, h', w', classes], and those of other heads.
+
+    The grid is that of the levels, or a finer one; the logits of 'mla' are [B,
+    4 h, 4 w, classes]. In training BatchNorm measures this batch.
 
     Args:
       levels: Tokens of layers before the last norm, [B, h, w, D] each, from the
         first layer to the last.
-      train: Whether BatchNorm measures this batch.
-
-    Returns:
-      Logits, float32 [B, h', w', classes], and those of auxiliary heads.
+      train: Whether this is training.
     """
+    classes, auxiliary_logits = self.num_classes, list[jax.Array]()
     if self.kind == 'linear':
-      head = LinearHead(self.num_classes, name='decode')
-      return head(levels[-1], train=train), []
+      head = LinearHead(classes, name='decode')
+      return head(levels[-1], train=train), auxiliary_logits
     if self.kind == 'mla':
-      return self._aggregated(levels, train)
+      neck = Neck(self.channels, self.dtype, name='neck')
+      levels = neck(levels, train=train)
+      mla = MlaHead(
+        classes,
+        self.level_channels or self.channels // 2,
+        self.align_corners,
+        self.dtype,
+        name='decode',
+      )
+      logits = mla(levels, train=train)
+      for i, x in enumerate(levels if self.auxiliary else ()):
+        classifier = maps.Classifier(classes, name=f'auxiliary_{i}')
+        auxiliary_logits.append(classifier(x))
+      return logits, auxiliary_logits
     kind = KINDS[self.kind]
-    main = {**kind, 'convs': self.convs or kind['convs']}
-    logits = self._up(**main, name='decode')(levels[-1], train=train)
-    kind = {**kind, 'convs': self.auxiliary_convs, 'scale': _AUXILIARY_SCALE}
-    auxiliary_logits = [
-      self._up(**kind, name=f'auxiliary_{i}')(x, train=train)
-      for i, x in enumerate(levels[:-1] if self.auxiliary else ())
-    ]
-    return logits, auxiliary_logits
-
-  def _up(self, **fields: Any) -> UpHead:
-    """Returns a head of 'naive' or 'pup'."""
-    return UpHead(
-      self.num_classes,
+    up = functools.partial(
+      UpHead,
+      classes,
       self.channels,
+      kind['kernel_size'],
       align_corners=self.align_corners,
       dtype=self.dtype,
-      **fields,
     )
-
-  def _aggregated(
-    self, levels: Sequence[jax.Array], train: bool
-  ) -> tuple[jax.Array, list[jax.Array]]:
-    """Returns logits [B, 4 h, 4 w, classes], and others [B, h, w, classes]."""
-    necks = Neck(self.channels, self.dtype, name='neck')(levels, train=train)
-    logits = MlaHead(
-      self.num_classes,
-      self.level_channels or self.channels // 2,
-      self.align_corners,
-      self.dtype,
-      name='decode',
-    )(necks, train=train)
-    auxiliary_logits = [
-      maps.Classifier(self.num_classes, name=f'auxiliary_{i}')(x)
-      for i, x in enumerate(necks if self.auxiliary else ())
-    ]
+    main = up(
+      convs=self.convs or kind['convs'], scale=kind['scale'], name='decode'
+    )
+    logits = main(levels[-1], train=train)
+    for i, x in enumerate(levels[:-1] if self.auxiliary else ()):
+      auxiliary = up(
+        convs=self.auxiliary_convs,
+        scale=_AUXILIARY_SCALE,
+        name=f'auxiliary_{i}',
+      )
+      auxiliary_logits.append(auxiliary(x, train=train))
     return logits, auxiliary_logits

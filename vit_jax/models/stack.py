@@ -18,8 +18,8 @@ from vit_jax.models import context as context_lib
 from vit_jax.models import fields
 from vit_jax.models import remat as remat_lib
 
-# Collection that gets the tokens of all layers where it is mutable.
-LEVELS = 'levels'
+# Collections: of all layers' tokens, where it is mutable; of parts' losses.
+LEVELS, LOSSES = 'levels', 'losses'
 
 
 def apply(
@@ -37,19 +37,17 @@ def apply(
   `attention` [L, B, H, T, T] in the collection `perturbations`, each layer adds
   its own to the weights of attention, and has its gradient as theirs.
 
+  Returns the output of the last block, [B, T, D], or fewer tokens; and what the
+  layers returned beside them, but for intermediates, each [L', ...] of the L'
+  layers that returned it, or a tuple where these have several shapes.
+
   Args:
-    model: Gets the parameters; in its compact method. It has a `block`, `depth`
-      (L), `scan` and `remat`.
+    model: In its compact method; it has a `block`, `depth`, `scan`, `remat`.
     x: Tokens [B, T, D].
-    context: What all layers are given; its `dropout_key` is that of the step.
+    context: Its `dropout_key` is that of the step.
     num_read: Number of first tokens that the last layer may compute alone; used
       only if the layers are unrolled, capture nothing and have no experts.
     block: A layer in place of the model's.
-
-  Returns:
-    The output of the last block, [B, T, D], or fewer tokens; and what the
-    layers returned beside them, but for intermediates, each [L', ...] of the L'
-    layers that returned it, or a tuple where these have several shapes.
   """
   captures, remat, scan = _captures(model), model.remat, model.scan
   perturbation: jax.Array | None = None
@@ -64,6 +62,7 @@ def apply(
     captures=captures, depth=model.depth, num_tokens=x.shape[1]
   )
   block = block or model.block
+  layers = jnp.arange(model.depth, dtype=jnp.int32)
   if scan:
     scanned = nn.scan(
       layer,
@@ -74,7 +73,6 @@ def apply(
       # The check traces a layer once more, which initial values depend on.
       check_constancy_invariants=model.is_initializing(),
     )
-    layers = jnp.arange(model.depth, dtype=jnp.int32)
     block = block.copy(parent=model, name='blocks')
     x, outputs = scanned(block, x, layers, perturbation, context)
   else:
@@ -82,11 +80,22 @@ def apply(
     parts = fields.inner_parts(block)
     if captures or any(hasattr(part, 'routes_tokens') for part in parts):
       num_read = None
-    x, outputs = _unroll(
-      model, layer, block, x, context, perturbation, num_read
-    )
+    gathered: dict[str, list[jax.Array]] = {}
+    for i in range(model.depth):
+      part = at_layer(block, i, model.depth)
+      part = part.copy(parent=model, name=f'blocks_{i}')
+      context = context.replace(
+        num_read=num_read if i == model.depth - 1 else None,
+        num_tokens=x.shape[1],
+      )
+      added = None if perturbation is None else perturbation[i]
+      x, layer_outputs = layer(part, x, layers[i], added, context)
+      context = context.replace(previous=layer_outputs)
+      for name, value in layer_outputs.items():
+        gathered.setdefault(name, []).append(value)
+    outputs = {name: _stacked(values) for name, values in gathered.items()}
   collection = LEVELS if captures == ('tokens',) else 'intermediates'
-  homes = dict.fromkeys(captures, collection) | {'balance': 'losses'}
+  homes = dict.fromkeys(captures, collection) | {'balance': LOSSES}
   for name, home in homes.items():
     if name in outputs:
       value = outputs.pop(name)
@@ -95,7 +104,6 @@ def apply(
 
 
 def _captures(model: nn.Module) -> tuple[str, ...]:
-  """Returns the names of the intermediates that a model is asked for."""
   if model.is_initializing():
     return ()
   if model.is_mutable_collection('intermediates'):
@@ -125,49 +133,13 @@ def _layer(
   return x, dict(outputs)
 
 
-def _unroll(
-  model: nn.Module,
-  layer: Any,
-  block: nn.Module,
-  x: jax.Array,
-  context: context_lib.Context,
-  perturbation: jax.Array | None,
-  num_read: int | None,
-) -> tuple[jax.Array, dict[str, Any]]:
-  depth = context.depth
-  layers = jnp.arange(depth, dtype=jnp.int32)
-  gathered: dict[str, list[jax.Array]] = {}
-  for i in range(depth):
-    part = at_layer(block, i, depth)
-    is_last = i == depth - 1
-    context = context.replace(
-      num_read=num_read if is_last else None, num_tokens=x.shape[1]
-    )
-    part = part.copy(parent=model, name=f'blocks_{i}')
-    added = None if perturbation is None else perturbation[i]
-    x, outputs = layer(part, x, layers[i], added, context)
-    context = context.replace(previous=outputs)
-    for name, value in outputs.items():
-      gathered.setdefault(name, []).append(value)
-  return x, {
-    name: jnp.stack(values)
-    if len({x.shape for x in values}) == 1
-    else tuple(values)
-    for name, values in gathered.items()
-  }
+def _stacked(values: list[jax.Array]) -> Any:
+  is_equal = len({x.shape for x in values}) == 1
+  return jnp.stack(values) if is_equal else tuple(values)
 
 
 def at_layer(part: nn.Module, layer: int, depth: int) -> nn.Module:
-  """Returns the part of one layer, which may differ from those of others.
-
-  A part whose layers differ has a method `at_layer(layer, depth)`; parts that
-  hold such a part differ with it.
-
-  Args:
-    part: A part that is not bound.
-    layer: Index of the layer, from 0.
-    depth: Number of layers.
-  """
+  """Returns a part, or one that holds it, as its `at_layer(layer, depth)`."""
   changes: dict[str, Any] = {}
   for field in dataclasses.fields(part):
     inner = getattr(part, field.name)

@@ -22,10 +22,9 @@ from vit_jax.models import dropout
 from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models.context import Context
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 
 POOLS = ('last', 'first', 'end', 'largest')
+_VOCABULARY = fields.Field(fields.Kind.SIZE, least=1, most=2**24)
 
 
 class TextTower(encoder.Encoder):
@@ -42,16 +41,12 @@ class TextTower(encoder.Encoder):
     end_token: Number of the token that ends a text, for 'end'.
   """
 
-  vocabulary: Annotated[int, Field(Kind.SIZE, least=1, most=2**24)]
+  vocabulary: Annotated[int, _VOCABULARY]
   length: Annotated[int, fields.SIZE]
-  out_dim: Annotated[int, Field(Kind.FITTED, least=0)] = 0
+  out_dim: Annotated[int, fields.fitted(least=0)] = 0
   has_head_bias: Annotated[bool, fields.FUNCTION] = True
-  pool: Annotated[
-    str, Field(Kind.FUNCTION, is_visible=False, choices=POOLS)
-  ] = 'last'
-  end_token: Annotated[
-    int, Field(Kind.FUNCTION, is_visible=False, least=0, most=2**24)
-  ] = 0
+  pool: Annotated[str, fields.unseen(choices=POOLS)] = 'last'
+  end_token: Annotated[int, fields.unseen(least=0, most=2**24)] = 0
 
   @nn.compact
   def __call__(
@@ -64,6 +59,10 @@ class TextTower(encoder.Encoder):
   ) -> dict[str, jax.Array]:
     """Returns tokens and features; captures attention as a ViT's trunk does.
 
+    `tokens` [B, T, D] are after the last norm; `pooled`, float32 [B, D], is the
+    one that is read; `features` are float32 [B, E], or [B, D] without a last
+    layer.
+
     Args:
       tokens: int32 [B, T].
       attended: bool [B, T], tokens that others attend to, as without padding;
@@ -71,13 +70,6 @@ class TextTower(encoder.Encoder):
       train: Whether to apply dropout; needs `rngs={'dropout': key}`.
       rows: int32 [B], the texts' positions in the global batch, if this is a
         part of one; by default 0 to B - 1.
-
-    Returns:
-      `tokens` [B, T, D] after the last norm; `pooled`, float32 [B, D], the one
-      that is read; `features`, float32 [B, E], or [B, D] without a last layer.
-
-    Raises:
-      ValueError: There are more tokens than positions.
     """
     count = _length(self, tokens)
     key = dropout.make_key(self, tokens, rows) if train else None
@@ -85,13 +77,17 @@ class TextTower(encoder.Encoder):
     shape = (1, self.length, self.hidden_size)
     position = self.param('position_embedding', self.starts.position, shape)
     x += position[:, :count].astype(x.dtype)
-    if key is not None:
-      x = dropout.embedded(x, self.dropout_rate, self.depth, key)
+    x = dropout.embedded(x, self.dropout_rate, self.depth, key)
     context = Context(attended=attended, dropout_key=key)
     x, _ = self.layers(x, context)
     x = self.norm(x)
-    pooled = self._read(x, tokens).astype(jnp.float32)
-    features = pooled
+    if self.pool in ('first', 'last'):
+      pooled = x[:, 0 if self.pool == 'first' else -1]
+    else:
+      scores = tokens if self.pool == 'largest' else tokens == self.end_token
+      places = scores.argmax(axis=1)[:, None, None]
+      pooled = jnp.take_along_axis(x, places, axis=1)[:, 0]
+    features = pooled = pooled.astype(jnp.float32)
     if self.out_dim:
       features = nn.Dense(
         self.out_dim,
@@ -100,16 +96,6 @@ class TextTower(encoder.Encoder):
         name='head',
       )(pooled)
     return {'tokens': x, 'pooled': pooled, 'features': features}
-
-  def _read(self, x: jax.Array, tokens: jax.Array) -> jax.Array:
-    """Returns the pooled position of [B, T, D], [B, D]."""
-    if self.pool == 'last':
-      return x[:, -1]
-    if self.pool == 'first':
-      return x[:, 0]
-    scores = tokens if self.pool == 'largest' else tokens == self.end_token
-    positions = scores.argmax(axis=1)[:, None, None]
-    return jnp.take_along_axis(x, positions, axis=1)[:, 0]
 
 
 class Bert(encoder.Encoder):
@@ -127,10 +113,10 @@ class Bert(encoder.Encoder):
     'layer_norm_epsilon': 1e-12,
   }
 
-  vocabulary: Annotated[int, Field(Kind.SIZE, least=1, most=2**24)]
+  vocabulary: Annotated[int, _VOCABULARY]
   length: Annotated[int, fields.SIZE]
-  segments: Annotated[int, Field(Kind.FITTED, least=1)] = 2
-  out_dim: Annotated[int, Field(Kind.FITTED, least=1)] = 1
+  segments: Annotated[int, fields.fitted(least=1)] = 2
+  out_dim: Annotated[int, fields.fitted(least=1)] = 1
 
   @nn.compact
   def __call__(
@@ -141,29 +127,14 @@ class Bert(encoder.Encoder):
     train: bool = False,
     rows: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
-    """Returns tokens and features.
-
-    Args:
-      tokens: int32 [B, T].
-      attended: bool [B, T], tokens that others attend to; None: all but
-        padding.
-      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
-      rows: As of `TextTower`.
-
-    Returns:
-      As `TextTower`.
-
-    Raises:
-      ValueError: There are more tokens than positions.
-    """
+    """Returns what `TextTower` does; padding is not attended to."""
     count = _length(self, tokens)
     key = dropout.make_key(self, tokens, rows) if train else None
     x = _table(self, self.vocabulary, 'token_embedding')(tokens)
     x += _table(self, self.length, 'position_embedding')(jnp.arange(count))
     x += _table(self, self.segments, 'segment_embedding')(jnp.zeros(1, int))
     x = self.norm.copy(name='norm_before')(x)
-    if key is not None:
-      x = dropout.embedded(x, self.dropout_rate, self.depth, key)
+    x = dropout.embedded(x, self.dropout_rate, self.depth, key)
     attended = tokens != 0 if attended is None else attended
     context = Context(attended=attended, dropout_key=key)
     x, _ = self.layers(x, context)

@@ -9,6 +9,7 @@ classes.
 """
 
 from collections.abc import Mapping
+import functools
 from typing import Any
 from typing import ClassVar
 
@@ -37,29 +38,23 @@ class CrossAttention(nn.Module):
   def __call__(
     self, query: jax.Array, places: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns queries [B, K, D], and scores before the softmax, [B, K, H, N].
-
-    Args:
-      query: [B, K, D].
-      places: [B, N, D].
-    """
+    """Returns queries [B, K, D], and scores before softmax, [B, K, H, N]."""
     (b, k, d), n, h = query.shape, places.shape[1], self.encoders.num_heads
-    q = self._dense(d, False, 'query')(query)
+    starts = initializers_lib.INITIALIZERS[self.encoders.initializers]
+    dense = functools.partial(
+      nn.Dense, dtype=self.encoders.dtype, kernel_init=starts.kernel
+    )
+    q = dense(d, use_bias=False, name='query')(query)
     # The authors do not move the heads before the classes: a head mixes
     # channels of several classes. Their weights were trained so.
     q = q.reshape(b, h, k, d // h)
-    keys_values = self._dense(2 * d, False, 'key_value')(places)
+    keys_values = dense(2 * d, use_bias=False, name='key_value')(places)
     keys, values = jnp.moveaxis(keys_values.reshape(b, n, 2, h, d // h), 2, 0)
     scores = jnp.einsum('bhkc,bnhc->bhkn', q, keys) * (d // h) ** -0.5
     weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1)
     x = jnp.einsum('bhkn,bnhc->bhkc', weights.astype(values.dtype), values)
-    x = self._dense(d, True, 'out')(x.reshape(b, k, d))
+    x = dense(d, name='out')(x.reshape(b, k, d))
     return x, scores.transpose(0, 2, 1, 3)
-
-  def _dense(self, size: int, use_bias: bool, name: str) -> nn.Dense:
-    starts = initializers_lib.INITIALIZERS[self.encoders.initializers]
-    dtype = self.encoders.dtype
-    return nn.Dense(size, use_bias, dtype, kernel_init=starts.kernel, name=name)
 
 
 class ClassDecoder(nn.Module):
@@ -75,12 +70,7 @@ class ClassDecoder(nn.Module):
   def __call__(
     self, query: jax.Array, places: jax.Array
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns new queries, new places, and maps [B, K, H, N].
-
-    Args:
-      query: [B, K, D].
-      places: [B, N, D].
-    """
+    """Returns new queries [B, K, D] and places [B, N, D]; maps [B, K, H, N]."""
     n, norm = places.shape[1], self.block.norm
     cross = CrossAttention(self.block.attention, name='attention')
     query = norm.copy(name='norm_classes')(query)
@@ -128,47 +118,40 @@ class Trans2Seg(encoder.Encoder):
   ) -> dict[str, jax.Array]:
     """Returns logits and what leads to them.
 
+    `logits` are float32 [B, h', w', K]; `features` of the encoder, [B, h, w,
+    D]; `masks_0`, `masks_1`, ..., of the decoder's layers, [B, K, H, N]. In
+    training BatchNorm measures this batch.
+
     Args:
       deep: The deepest features, [B, h, w, C]; the number of places is that of
         training.
       fine: Features of a high resolution, [B, h', w', C'].
-      train: Whether BatchNorm measures this batch.
-
-    Returns:
-      `logits`, float32 [B, h', w', K]; `features` of the encoder, [B, h, w, D];
-      `masks_0`, `masks_1`, ..., of the decoder's layers, [B, K, H, N].
+      train: Whether this is training.
     """
-    (b, h, w, _), k = deep.shape, self.num_classes
-    places = self._encoded(deep)
-    outputs = {'features': places.reshape(b, h, w, -1)}
-    prototypes = self.param(
-      'class_prototypes', self.starts.position, (1, k, places.shape[-1])
-    )
-    query = jnp.broadcast_to(prototypes, (b, *prototypes.shape[1:]))
-    x = places
-    for i in range(self.depth):
-      query = query + prototypes if i else query
-      layer = ClassDecoder(self.block, name=f'decoder_{i}')
-      query, x, outputs[f'masks_{i}'] = layer(query, x)
-    masks = outputs[f'masks_{self.depth - 1}']
-    logits = self._drawn(outputs['features'], masks, fine, train)
-    return outputs | {'logits': logits}
-
-  def _encoded(self, deep: jax.Array) -> jax.Array:
-    """Maps the deepest features [B, h, w, C] to places [B, N, D]."""
-    b, h, w, c = deep.shape
-    d, starts = self.hidden_size, self.starts
-    x = nn.Dense(
+    (b, h, w, _), d, k = deep.shape, self.hidden_size, self.num_classes
+    starts, count = self.starts, h * w
+    embed = nn.Dense(
       d, kernel_init=starts.kernel, dtype=self.dtype, name='embedding'
-    )(deep.reshape(b, h * w, c))
+    )
+    x = embed(deep.reshape(b, count, -1))
     token = self.param('class_token', starts.class_token, (1, 1, d))
     token = jnp.broadcast_to(token, (b, 1, d)).astype(x.dtype)
     position = self.param(
-      'position_embedding', starts.position, (1, 1 + h * w, d)
+      'position_embedding', starts.position, (1, 1 + count, d)
     )
     x = jnp.concatenate([token, x], axis=1) + position.astype(x.dtype)
     x, _ = self.layers(x, context_lib.Context())
-    return self.norm(x)[:, 1:]
+    places = self.norm(x)[:, 1:]
+    outputs = {'features': places.reshape(b, h, w, d)}
+    prototypes = self.param('class_prototypes', starts.position, (1, k, d))
+    query = jnp.broadcast_to(prototypes, (b, k, d))
+    for i in range(self.depth):
+      query = query + prototypes if i else query
+      layer = ClassDecoder(self.block, name=f'decoder_{i}')
+      query, places, masks = layer(query, places)
+      outputs[f'masks_{i}'] = masks
+    logits = self._drawn(outputs['features'], masks, fine, train)
+    return outputs | {'logits': logits}
 
   def _drawn(
     self, features: jax.Array, masks: jax.Array, fine: jax.Array, train: bool
@@ -181,10 +164,8 @@ class Trans2Seg(encoder.Encoder):
     x = self._separable(x, 0, train)
     x = self._separable(x, 1, train)
     x = maps.resize(x, fine.shape[1:3], align_corners=True)
-    convolution = maps.Convolution(
-      self.channels, 1, dtype=self.dtype, name='fine'
-    )
-    x += jnp.repeat(convolution(fine, train=train), k, axis=0)
+    conv = maps.Convolution(self.channels, 1, dtype=self.dtype, name='fine')
+    x += jnp.repeat(conv(fine, train=train), k, axis=0)
     x = self._separable(x, 2, train)
     x = maps.Classifier(1, name='classifier')(x)
     return jnp.moveaxis(x.reshape(b, k, *fine.shape[1:3]), 1, -1)

@@ -67,14 +67,7 @@ class TwoTowers(nn.Module):
     rows: jax.Array | None = None,
     grids: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
-    """Returns `embedding` and, before it is normalised, `features` [B, E].
-
-    Args:
-      images: [B, height, width, channels].
-      train: Whether to apply dropout.
-      rows: As of `vit.ViT`.
-      grids: As of `vit.ViT`; `images` are then patches.
-    """
+    """Returns `embedding` and, before it is normalised, `features` [B, E]."""
     x = self.project(self.image(images, train=train, rows=rows, grids=grids))
     return {'features': x, 'embedding': projection.unit(x)}
 
@@ -90,14 +83,7 @@ class TwoTowers(nn.Module):
     train: bool = False,
     rows: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
-    """Returns what `text.TextTower` does, and `embedding` [C, E].
-
-    Args:
-      tokens: int32 [C, T].
-      attended: As of `text.TextTower`.
-      train: Whether to apply dropout.
-      rows: As of `text.TextTower`.
-    """
+    """Returns what `text.TextTower` does, and `embedding` [C, E]."""
     outputs = self.text(tokens, attended, train=train, rows=rows)
     return outputs | {'embedding': projection.unit(outputs['features'])}
 

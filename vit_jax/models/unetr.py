@@ -44,13 +44,7 @@ class ResidualUnit(nn.Module):
 
 
 class Skip(nn.Module):
-  """Doubles the grid of a layer's tokens until it fits the decoder's.
-
-  Attributes:
-    features: Channels of the output.
-    doublings: Doublings of the grid, 1 to 3.
-    dtype: Type in which convolutions compute.
-  """
+  """Doubles the grid of a layer's tokens, 1 to 3 times."""
 
   features: int
   doublings: int

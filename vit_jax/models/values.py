@@ -10,11 +10,8 @@ computed (`fields.Kind.TRAINING`, `EXECUTION`) is not among them. An option that
 has the value of the key that fills it is not, either.
 """
 
-from collections.abc import Iterator
 from collections.abc import Mapping
-import dataclasses
 from typing import Any
-from typing import cast
 
 from flax import linen as nn
 
@@ -54,11 +51,7 @@ _FILLING = {
 
 
 def model_values(model: Any) -> dict[str, Any]:
-  """Returns the values of a model.
-
-  Args:
-    model: From `create_model`; that of a family without layers has its fields.
-  """
+  """Returns the values of a model; of a family without layers, its fields."""
   values = {
     name: getattr(model, name)
     for name, option in registry.declared_options(type(model)).items()
@@ -68,7 +61,9 @@ def model_values(model: Any) -> dict[str, Any]:
     values = model.scaled_values(values)
   if not hasattr(model, 'block'):
     return values
-  single = _parts(model)
+  single = {kind: getattr(model, kind, None) for kind in SINGLE}
+  single |= {x: getattr(model.block, x, None) for x in ('attention', 'mlp')}
+  single['head'] = getattr(model, 'sized_head', None)
   for key, (kind, option) in _FILLING.items():
     values.setdefault(key, getattr(single[kind], option, None))
   for kind, part in single.items():
@@ -77,11 +72,19 @@ def model_values(model: Any) -> dict[str, Any]:
   if not hasattr(model, 'positions'):
     return values
   values['class_token'] = 'class_token' in model.prefix
-  values |= _irrelevant(model, values)
+  irrelevant = {
+    'head.distillation': (True, not model.distillation_token),
+    'pool.prefix': (False, not model.prefix),
+    'attention.key_bias': (True, values.get('attention.qkv_bias') is False),
+    'block.layer_scale_mlp': (True, values.get('block.layer_scale') is None),
+    'pool.gelu': ('exact', values.get('pool.mlp_dim') == 0),
+  }
+  for path, (default, has_no_effect) in irrelevant.items():
+    if has_no_effect and path in values:
+      values[path] = default
   values |= {f'{SUM}.{name}': False for name in registry.PARTS[SUM]}
   for part in model.positions:
-    name = registry.class_name(SUM, type(part))
-    path = f'{SUM}.{name}'
+    path = f'{SUM}.{registry.class_name(SUM, type(part))}'
     values |= {**_part_values(SUM, path, part, values, single), path: True}
   tokens = f'{SUM}.learned.tokens'
   if tokens in values and positioned_prefix(model) == model.prefix_length:
@@ -97,29 +100,6 @@ def positioned_prefix(model: vit.ViT) -> int:
   return counts[tokens[0]] if tokens else 0
 
 
-def _irrelevant(model: vit.ViT, values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the defaults of options that change nothing in a model."""
-  defaults: dict[str, Any] = {}
-  if not model.distillation_token:
-    defaults['head.distillation'] = True
-  if not model.prefix:
-    defaults['pool.prefix'] = False
-  if values.get('attention.qkv_bias') is False:
-    defaults['attention.key_bias'] = True
-  if values.get('block.layer_scale') is None:
-    defaults['block.layer_scale_mlp'] = True
-  if values.get('pool.mlp_dim') == 0:
-    defaults['pool.gelu'] = 'exact'
-  return {path: x for path, x in defaults.items() if path in values}
-
-
-def _parts(model: nn.Module) -> dict[str, nn.Module | None]:
-  """Returns the parts of a model that it has one of, by kind."""
-  parts = {kind: getattr(model, kind, None) for kind in SINGLE}
-  block_parts = {x: getattr(model.block, x, None) for x in ('attention', 'mlp')}
-  return parts | block_parts | {'head': getattr(model, 'sized_head', None)}
-
-
 def _part_values(
   kind: str,
   path: str,
@@ -127,10 +107,7 @@ def _part_values(
   keys: Mapping[str, Any],
   single: Mapping[str, nn.Module | None],
 ) -> dict[str, Any]:
-  """Returns the name of a part and its options, below a path.
-
-  An option that holds a part which the model has anyhow is left out.
-  """
+  """Returns a part's name and options, but for parts that the model has."""
   module = _computed(type(part))
   values: dict[str, Any] = {path: registry.class_name(kind, module)}
   for option in registry.declared_options(module).values():
@@ -152,9 +129,9 @@ def _computed(module: type[nn.Module]) -> type[nn.Module]:
 
   Merging tokens is such a class of a block: all its options are of training.
   """
-  (base, *_) = module.__bases__
+  base: Any = module.__bases__[0]
   is_ours = module.__module__.startswith('vit_jax.')
-  if not is_ours or base is nn.Module or not dataclasses.is_dataclass(base):
+  if not is_ours or base is nn.Module or not issubclass(base, nn.Module):
     return module
   inherited = registry.declared_options(base)
   added = [
@@ -163,7 +140,7 @@ def _computed(module: type[nn.Module]) -> type[nn.Module]:
     if name not in inherited
   ]
   is_training = added and not any(kind in COMPARED for kind in added)
-  return module if not is_training else cast(type[nn.Module], base)
+  return base if is_training else module
 
 
 def config_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,33 +148,26 @@ def config_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
   An option that the part does not have is left out, and one that is None. A
   part has the default of its kind if no value names it.
-
-  Args:
-    values: As of `model_values`; None stands for no value.
   """
   values = {path: x for path, x in values.items() if x is not None}
-  keys: dict[str, Any] = {}
-  for path, value in values.items():
-    kind, _, option = path.partition('.')
-    if not option and kind not in SINGLE:
-      keys[kind] = value
+  keys = {
+    path: x
+    for path, x in values.items()
+    if '.' not in path and path not in SINGLE
+  }
+
+  def text(kind: str, name: str, path: str) -> str:
+    options = registry.declared_options(registry.part_class(kind, name))
+    paths = {option: f'{path}.{option}' for option in options}
+    chosen = {x: values[at] for x, at in paths.items() if at in values}
+    return str(Part(name, (), chosen))
+
   for kind in SINGLE:
-    name = values.get(kind, next(iter(registry.PARTS[kind])))
-    keys[kind] = str(_part(kind, name, kind, values))
-  names = [
-    name for name in registry.PARTS[SUM] if values.get(f'{SUM}.{name}', False)
-  ]
-  texts = [str(_part(SUM, x, f'{SUM}.{x}', values)) for x in names]
+    keys[kind] = text(kind, values.get(kind, registry.DEFAULTS[kind]), kind)
+  names = [x for x in registry.PARTS[SUM] if values.get(f'{SUM}.{x}', False)]
+  texts = [text(SUM, name, f'{SUM}.{name}') for name in names]
   keys[SUM] = ' + '.join(texts) or 'none'
   return keys
-
-
-def _part(kind: str, name: str, path: str, values: Mapping[str, Any]) -> Part:
-  options = registry.declared_options(registry.part_class(kind, name))
-  chosen = {
-    x: values[f'{path}.{x}'] for x in options if f'{path}.{x}' in values
-  }
-  return Part(name, (), chosen)
 
 
 def explicit_values(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,9 +175,6 @@ def explicit_values(keys: Mapping[str, Any]) -> dict[str, Any]:
 
   Options that a text does not have are not among them. Positions without `rope`
   say that, too.
-
-  Raises:
-    UserError: A text cannot be read, or names no part.
   """
   values: dict[str, Any] = {}
   for key, text in keys.items():
@@ -221,19 +188,17 @@ def explicit_values(keys: Mapping[str, Any]) -> dict[str, Any]:
       values[f'{SUM}.rope'] = False  # which no array shows
       for part in parts.parse_sum(text, f'model.{key}'):
         path = f'{SUM}.{part.name}'
-        values |= {path: True, **dict(_options(SUM, path, part))}
+        values |= {path: True, **_options(SUM, path, part)}
     else:
       part = parts.parse(text, f'model.{key}')
-      values |= {key: part.name, **dict(_options(key, key, part))}
+      values |= {key: part.name, **_options(key, key, part)}
   return values
 
 
-def _options(kind: str, path: str, part: Part) -> Iterator[tuple[str, Any]]:
+def _options(kind: str, path: str, part: Part) -> dict[str, Any]:
   names = registry.declared_options(registry.part_class(kind, part.name))
-  yield from (
-    (f'{path}.{x}', y) for x, y in zip(names, part.args, strict=False)
-  )
-  yield from ((f'{path}.{name}', value) for name, value in part.options.items())
+  options = dict(zip(names, part.args, strict=False)) | part.options
+  return {f'{path}.{name}': value for name, value in options.items()}
 
 
 def differences(
@@ -253,39 +218,23 @@ def differences(
       continue
     if path == 'block.layer_scale':
       pair = pair[0] is not None, pair[1] is not None
-    if pair[0] != pair[1] and not _are_off(pair):
+    are_off = all(x is None or x is False for x in pair)
+    if pair[0] != pair[1] and not are_off:
       changed[path] = pair
   return changed
 
 
-def _are_off(pair: tuple[Any, Any]) -> bool:
-  """Whether neither model has a thing: None and False are the same."""
-  return all(x is None or x is False for x in pair)
-
-
 def is_unseen(path: str, values: Mapping[str, Any]) -> bool:
-  """Whether no checkpoint's arrays can show a value.
-
-  Args:
-    path: Its name.
-    values: The values that name the parts.
-  """
-  if path == f'{SUM}.rope':  # it has no parameters
-    return True
+  """Whether no checkpoint's arrays show a value; `values` name the parts."""
   field = _field(path, values)
-  return field is not None and not field.is_visible
+  has_no_parameters = path == f'{SUM}.rope'
+  return has_no_parameters or (field is not None and not field.is_visible)
 
 
 def is_fitted(
   path: str, values: Mapping[str, Any], module: type[nn.Module]
 ) -> bool:
-  """Whether `weights.adapt` changes parameters that differ in a value.
-
-  Args:
-    path: As of `is_unseen`.
-    values: As of `is_unseen`.
-    module: The model's class.
-  """
+  """Whether `weights.adapt` changes parameters that differ in a value."""
   if path in _FITTED or path.startswith('pool.'):
     return path in _FITTED  # options of one pool change its function
   field = _field(path, values, module)
@@ -303,6 +252,6 @@ def _field(
       return declared.field if declared and path not in SINGLE else None
     parent, option = _FILLING[path]
   kind, _, name = parent.partition('.')
-  name = name or values.get(kind, next(iter(registry.PARTS[kind])))
+  name = name or values.get(kind, registry.DEFAULTS[kind])
   options = registry.declared_options(registry.part_class(kind, name))
   return options[option].field if option in options else None

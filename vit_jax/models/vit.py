@@ -26,11 +26,9 @@ from vit_jax.models import stack
 from vit_jax.models.block import LayerNorm
 from vit_jax.models.block import scoped
 from vit_jax.models.context import Context
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 
 HEAD_NORMS = ('none', 'batch')
-NUM_CLASSES = Field(Kind.FITTED, least=0, most=2**28)
+NUM_CLASSES = fields.fitted(least=0, most=2**28)
 
 
 class ViT(nn.Module):
@@ -61,8 +59,7 @@ class ViT(nn.Module):
     dropout_rate: Dropout rate after positions are added.
     patch_dropout: Share of the patches that training leaves out at random
       (arXiv:2208.07220); the rest is not scaled.
-    initializers: Initial values of parameters, a name in
-      `initializers.INITIALIZERS`.
+    initializers: Initial values, a name in `initializers.INITIALIZERS`.
     scan: Whether one layer is compiled and run L times by `nn.scan`, with
       parameters stacked on a leading axis; the function is the same.
     remat: Values that the backward pass recomputes, one of `remat.POLICIES`.
@@ -83,7 +80,7 @@ class ViT(nn.Module):
   pre_norm: Annotated[bool, fields.FUNCTION] = False
   class_token: Annotated[bool | None, fields.FITTED] = None
   distillation_token: Annotated[bool, fields.FITTED] = False
-  registers: Annotated[int, Field(Kind.FITTED, least=0, most=2**16)] = 0
+  registers: Annotated[int, fields.fitted(least=0, most=2**16)] = 0
   mask_token: Annotated[bool, fields.FITTED] = False
   dropout_rate: Annotated[float, fields.RATE] = 0.0
   patch_dropout: Annotated[float, fields.RATE] = 0.0
@@ -101,18 +98,10 @@ class ViT(nn.Module):
     merge_heads: bool = True,
     grids: jax.Array | None = None,
   ) -> jax.Array:
-    """Classifies images; arguments, captures and errors are those of `trunk`.
+    """Returns logits, float32 [B, num_classes]; arguments are those of `trunk`.
 
-    Args:
-      images: Images.
-      train: Whether to apply dropout.
-      rows: The images' positions in the global batch.
-      merge_heads: Whether the logits of two heads are averaged.
-      grids: Grids of images of different shapes.
-
-    Returns:
-      Logits, float32 [B, num_classes]; without `merge_heads` the logits of two
-      heads are [B, 2, num_classes], the class token's first.
+    Without `merge_heads`, the logits of two heads are [B, 2, num_classes], the
+    class token's first.
     """
     scope: Any = self.scope  # before Linen replaces it, behind a compact method
     result, context = self._encode(images, train, rows, grids=grids)
@@ -133,14 +122,17 @@ class ViT(nn.Module):
   ) -> dict[str, jax.Array]:
     """Returns tokens and features.
 
-    With `mutable=['intermediates']`, Linen also returns `attention`
-    [L, B, H, T, T] and `tokens` [L, B, T, D], each layer's output; see
-    `stack.apply`.
+    `tokens` [B, T, D] are after the last norm (before it where the pool is), in
+    the dtype of the computation; patches come last, row by row. `features` are
+    float32 [B, D], or as the pool returns them; [B, 2, D] if a distillation
+    token has its own head. What blocks return beside tokens is there, too, as
+    the `sizes` and `places` of merged tokens (see `merging`). With
+    `mutable=['intermediates']`, Linen also returns `attention` [L, B, H, T, T]
+    and `tokens` [L, B, T, D], each layer's output; see `stack.apply`.
 
     Args:
       images: [B, height, width, C], height and width multiples of the patch
-        unless patches are cropped; or volumes [B, depth, height, width, C] with
-        a patch of three numbers.
+        unless patches are cropped; volumes [B, depth, height, width, C].
       train: Whether to apply dropout; needs `rngs={'dropout': key}`.
       rows: int32 [B], the images' positions in the global batch, if this is a
         part of one; by default 0 to B - 1.
@@ -151,26 +143,13 @@ class ViT(nn.Module):
       kept: int32 [B, K], the patches that the layers see, in this order (MAE);
         None: all. `tokens` then has only these patches.
       grids: int32 [B, 2], rows and columns of patches, if `images` are patches
-        of images of different shapes, [B, N, p * q * C], each with padding
-        behind (NaFlex). Padding changes no other token and no feature. Or
-        [B, S, 2], S images in a sequence, one behind the other (NaViT), (0, 0)
-        for missing ones: `features` are then [B, S, D].
-
-    Returns:
-      `tokens` [B, T, D] after the last norm (before it where the pool is), in
-      the dtype of the computation; patches come last, row by row. `features`,
-      float32 [B, D], or as the pool returns them; [B, 2, D] if a distillation
-      token has its own head. What the blocks return beside their tokens, as the
-      `sizes` and `places` of merged tokens (see `merging`).
-
-    Raises:
-      ValueError: The image's size is not a multiple of the patch's, or the
-        model cannot mask patches or leave some out.
+        of images of different shapes, [B, N, p * q * C], with padding behind
+        that changes no other token (NaFlex). Or [B, S, 2], S images in a
+        sequence, one behind the other (NaViT), (0, 0) for missing ones:
+        `features` are then [B, S, D].
     """
-    result, _ = self._encode(
-      images, train, rows, grids, masked, kept, features_only
-    )
-    return result
+    options = grids, masked, kept, features_only
+    return self._encode(images, train, rows, *options)[0]
 
   @nn.compact
   def _encode(
@@ -211,9 +190,20 @@ class ViT(nn.Module):
     x = x[:, :num_read]
     last = {name: values[-1] for name, values in outputs.items()}
     context = context.replace(sizes=last.get('sizes'))
-    tokens, features = self._pooled(x, context)
+    # Pre-LN layers do not normalise the residual stream, so a last norm follows
+    # (equation 4 of the paper).
+    norm, pool = self.norm if self.last_norm else lambda x: x, scoped(self.pool)
+    if getattr(pool, 'norm_after', False):
+      features = norm(pool(x, context))
+    else:
+      x = norm(x)
+      features = x[:, :2] if self.has_two_heads else pool(x, context)
+    ndim = 3 if self.has_two_heads else _ndim(context)
+    if features.ndim != ndim:
+      error = registry.wing('vit_jax.models.inputs:features_error')
+      raise error(self.pool, features, ndim)
     features = features.astype(jnp.float32)
-    return {'tokens': tokens, 'features': features, **last}, context
+    return {'tokens': x, 'features': features, **last}, context
 
   @property
   def sized_head(self) -> nn.Module:
@@ -244,20 +234,12 @@ class ViT(nn.Module):
   @property
   def has_two_heads(self) -> bool:
     """Whether the distillation token has a head of its own."""
-    has_second = getattr(self.head, 'distillation', False)
-    return self.distillation_token and has_second
+    return self.distillation_token and getattr(self.head, 'distillation', False)
 
   def _embed(
-    self,
-    images: jax.Array,
-    masked: jax.Array | None,
-    context: Context,
+    self, images: jax.Array, masked: jax.Array | None, context: Context
   ) -> tuple[jax.Array, Context]:
-    """Returns tokens with their positions, [B, T, D], and the context.
-
-    Equation 1 of the paper: project patches, prepend tokens, add position
-    embeddings.
-    """
+    """Equation 1: projects patches, prepends tokens, adds positions."""
     # A copy, since a bound model may be called again. Without a name of its own
     # its parameters are the model's.
     name = getattr(self.patches, 'scope_name', None)
@@ -267,9 +249,8 @@ class ViT(nn.Module):
     x = patches(images)
     b, *grid = x.shape[:-1]
     x = jax.lax.collapse(x, 1, x.ndim - 1)
-    arrays = [masked, context.grids]
-    is_chosen = any(x is not None for x in arrays) or self.patch_dropout
-    if is_chosen or self.mask_token:
+    has_choice = masked is not None or context.grids is not None
+    if has_choice or self.patch_dropout or self.mask_token:
       choose = registry.wing('vit_jax.models.masking:choose')
       x, context = choose(self, x, masked, context)
     context = context.replace(grid=tuple(grid))
@@ -280,10 +261,9 @@ class ViT(nn.Module):
       nn.share_scope(self, part := positions.copy())
       x, context = part(x, context)
     if context.kept_patches is not None:
-      p, kept = context.prefix, context.kept_patches[..., None]
-      x = jnp.concatenate(
-        [x[:, :p], jnp.take_along_axis(x[:, p:], kept, axis=1)], axis=1
-      )
+      p, places = context.prefix, context.kept_patches[..., None]
+      kept_tokens = jnp.take_along_axis(x[:, p:], places, axis=1)
+      x = jnp.concatenate([x[:, :p], kept_tokens], axis=1)
     return x, context
 
   def _prefix_tokens(self) -> jax.Array:
@@ -300,27 +280,9 @@ class ViT(nn.Module):
       tokens.append(token.astype(self.dtype))
     return jnp.concatenate(tokens, axis=1)
 
-  def _pooled(
-    self, x: jax.Array, context: Context
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns tokens after the last norm, and features; see `trunk`."""
-    # Pre-LN layers do not normalise the residual stream, so a last norm follows
-    # (equation 4 of the paper).
-    norm = self.norm if self.last_norm else lambda x: x
-    if getattr(self.pool, 'norm_after', False):
-      return x, norm(scoped(self.pool)(x, context))
-    x = norm(x)
-    if self.has_two_heads:
-      return x, x[:, :2]
-    features = scoped(self.pool)(x, context)
-    if features.ndim != (ndim := _ndim(context)):
-      error = registry.wing('vit_jax.models.inputs:features_error')
-      raise error(self.pool, features, ndim)
-    return x, features
-
 
 def _ndim(context: Context) -> int:
-  """Returns the number of axes of features: [B, D], or packed [B, S, D]."""
+  """Axes of features: [B, D], or packed [B, S, D]."""
   return 2 if context.grids is None else context.grids.ndim
 
 
@@ -333,7 +295,6 @@ class Token(nn.Module):
 
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns the first token."""
-    del context
     return x[:, 0]
 
 
@@ -356,17 +317,12 @@ class Mean(nn.Module):
       )
 
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-    """Returns the mean of tokens that are no padding.
-
-    For S images in a sequence it is [B, S, D], 0 for missing images.
-    """
+    """Returns the mean of tokens that are no padding; packed, [B, S, D]."""
     patches = x[:, context.prefix :]
     if context.attended is None and context.sizes is None:
       return patches.mean(axis=1)
-    pooled: jax.Array = registry.wing('vit_jax.models.packing:mean')(
-      patches, context
-    )
-    return pooled
+    mean = registry.wing('vit_jax.models.packing:mean')
+    return jnp.asarray(mean(patches, context))
 
 
 class Linear(nn.Module):
@@ -389,10 +345,10 @@ class Linear(nn.Module):
   """
 
   num_classes: Annotated[int, NUM_CLASSES]
-  pre_logits: Annotated[int, Field(Kind.FITTED, least=0)] = 0
-  norm: Annotated[str, Field(Kind.FITTED, choices=HEAD_NORMS)] = 'none'
+  pre_logits: Annotated[int, fields.fitted(least=0)] = 0
+  norm: Annotated[str, fields.fitted(choices=HEAD_NORMS)] = 'none'
   bias: Annotated[float, fields.TRAINING] = 0.0
-  distillation: Annotated[bool, Field(Kind.FITTED, is_visible=False)] = True
+  distillation: Annotated[bool, fields.fitted(is_visible=False)] = True
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
 
   @nn.compact
@@ -400,7 +356,7 @@ class Linear(nn.Module):
     """Returns logits; of features [B, 2, D], [B, 2, num_classes]."""
     scope: Any = self.scope  # a parent, which Linen's types do not allow
     if self.pre_logits or self.norm != 'none':
-      x = registry.wing('vit_jax.models.parts.heads:before')(self, x, context)
+      x = registry.wing('vit_jax.models.heads:before')(self, x, context)
     if not self.num_classes:
       return x
     dense = functools.partial(

@@ -12,7 +12,6 @@ from vit_jax import models
 from vit_jax.models import describing
 from vit_jax.models.parts import fused_attention
 from vit_jax.models.parts import rotary
-from vit_jax.models.parts import vector_lanes
 
 # Tokens, hidden size, heads: of 64 channels as in most ViTs; of 80, which are
 # no divisor of a register's lanes, as in ViT-H; and of 256.
@@ -195,7 +194,7 @@ def test_derivatives_of_all_kinds(kind, normalizes):
     return plain(jnp.stack([x.reshape(shape) for x in parts], 2), 2)
 
   def kernel(qkv, scales):
-    norms = vector_lanes.Norms(scales, 1e-6, True) if normalizes else None
+    norms = fused_attention.Norms(scales, 1e-6, True) if normalizes else None
     return fused_attention.fused_attention(qkv, 2, turn, norms)
 
   def derivatives(attend):

@@ -17,8 +17,6 @@ from vit_jax.models.block import drop
 from vit_jax.models.block import scoped
 from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 from vit_jax.models.parts import as_class
 
 
@@ -60,7 +58,6 @@ class Parallel(Block):
 
   def check_model(self, model: Any) -> None:
     """Raises a ValueError if its MLP cannot be beside attention."""
-    del model
     wrong = {
       "mlp='experts'": hasattr(self.mlp, 'routes_tokens'),
       'layer_scale_mlp=False: they have one scale': not self.layer_scale_mlp,
@@ -86,7 +83,6 @@ class _Branch(Block):
   def __call__(  # type: ignore[override]
     self, method: str, x: jax.Array, context: Context
   ) -> jax.Array:
-    """Calls `attend` or `transform`."""
     return getattr(self, method)(x, context)
 
 
@@ -101,7 +97,7 @@ class Branches(Block):
     count: Number of attentions, and of MLPs.
   """
 
-  count: Annotated[int, Field(Kind.FUNCTION, least=1, most=100)] = 2
+  count: Annotated[int, fields.function(least=1, most=100)] = 2
 
   def check_model(self, model: Any) -> None:
     """Raises a ValueError if parts are of one attention or one MLP."""
@@ -132,7 +128,9 @@ class Branches(Block):
     y = self.attend(x, contexts[0])
     for branch, branch_context in zip(branches, contexts[1:], strict=True):
       y += branch('attend', x, branch_context)
-    _gather(context, contexts)
+    for name in contexts[0].outputs:
+      captures = [branch_context.outputs[name] for branch_context in contexts]
+      context.outputs[name] = jnp.concatenate(captures, axis=1)
     x = self.add(x, y, context)
     y = self.transform(x, contexts[0])
     for branch, branch_context in zip(branches, contexts[1:], strict=True):
@@ -153,10 +151,3 @@ class Branches(Block):
       )
       for i in range(self.count)
     ]
-
-
-def _gather(context: Context, contexts: list[Context]) -> None:
-  """Joins the heads of what branches captured."""
-  for name in contexts[0].outputs:
-    values = [branch.outputs[name] for branch in contexts]
-    context.outputs[name] = jnp.concatenate(values, axis=1)

@@ -45,14 +45,7 @@ class Differential(attention.Attention):
   ) -> QKV:
     """Returns both halves of each head as two heads, and its values twice.
 
-    Args:
-      query: [B, R, H, K].
-      key: [B, T, H, K].
-      value: [B, T, H, K].
-      context: The layer's context.
-
-    Returns:
-      [B, R, 2 H, K / 2], [B, T, 2 H, K / 2] and [B, T, 2 H, K].
+    They are [B, R, 2 H, K / 2], [B, T, 2 H, K / 2] and [B, T, 2 H, K].
     """
     query, key = (
       x.reshape(*x.shape[:2], 2 * x.shape[2], x.shape[3] // 2)
@@ -61,13 +54,15 @@ class Differential(attention.Attention):
     value = jnp.repeat(value, 2, axis=2)
     return super().prepare(query, key, value, context)
 
-  def perturbation(self, context: Context) -> jax.Array | None:
-    """Returns what is added to the weights of both halves, [B, 2 H, R, T]."""
+  def attend(
+    self, qkv: QKV, bias: jax.Array | None, context: Context
+  ) -> jax.Array:
+    """Returns the values of both halves, [B, R, 2 H, K]."""
     added = context.perturbation
-    if added is None:
-      return None
-    halves = jnp.stack([added, jnp.zeros_like(added)], axis=2)
-    return jax.lax.collapse(halves, 1, 3)
+    if added is not None:  # to the weights of the first halves
+      halves = jnp.stack([added, jnp.zeros_like(added)], axis=2)
+      added = jax.lax.collapse(halves, 1, 3)
+    return super().attend(qkv, bias, context.replace(perturbation=added))
 
   def join(self, y: jax.Array, context: Context) -> jax.Array:
     """Returns the differences of both halves, [B, R, H, K]."""
@@ -91,13 +86,9 @@ class Difference(nn.Module):
   ) -> tuple[jax.Array, jax.Array | None]:
     """Equations 1 to 3 of the paper.
 
-    Args:
-      y: [B, R, 2 H, K].
-      weights: float32 [B, 2 H, R, T], or None.
-      layer: Index of the layer, from 0, an int32 scalar.
-
-    Returns:
-      [B, R, H, K]; and the weights' difference, [B, H, R, T], or None.
+    Returns [B, R, H, K] of y [B, R, 2 H, K]; and the difference of weights [B,
+    2 H, R, T], [B, H, R, T], or None. Layers are counted from 0, an int32
+    scalar.
     """
     b, r, heads, size = y.shape
     vectors = {

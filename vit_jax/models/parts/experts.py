@@ -11,7 +11,6 @@ expert's buffer for a group, K experts of a token, D hidden size, M width of an
 expert.
 """
 
-from collections.abc import Sequence
 import functools
 import math
 from typing import Annotated
@@ -28,11 +27,6 @@ from vit_jax.models import fields
 from vit_jax.models import initializers
 from vit_jax.models.block import keep
 from vit_jax.models.context import Context
-from vit_jax.models.fields import EXECUTION
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
-from vit_jax.models.fields import RATE
-from vit_jax.models.fields import TRAINING
 
 ROUTINGS = ('top_experts', 'top_tokens', 'soft')
 _MULTIPLE = 4  # of a buffer's places, as in V-MoE's code
@@ -69,27 +63,22 @@ class Routes:
 def capacity(
   tokens: int, experts: int, factor: float, multiple: int = _MULTIPLE
 ) -> int:
-  """Returns the places of a buffer.
+  """Returns the places of a buffer, a multiple of `multiple`.
 
-  Args:
-    tokens: Tokens to be routed, S K.
-    experts: E.
-    factor: Places of all buffers, as a share of the tokens.
-    multiple: The number is rounded up to a multiple of this one.
+  `tokens` are those to be routed, S K; `factor` is the places of all buffers,
+  as a share of these.
   """
   places = max(1, math.ceil(tokens * factor / experts))
   return -(-places // multiple) * multiple
 
 
 def choices(
-  gates: jax.Array,
-  count: int,
-  by_gate: bool,
-  attended: jax.Array | None = None,
+  gates: jax.Array, count: int, by_gate: bool, attended: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns the experts of each token, and its places in their buffers.
 
-  All first choices come before all second choices (V-MoE, section 2.4).
+  All first choices come before all second choices (V-MoE, section 2.4). Gates
+  float32, experts int32 and places int32 are [G, S, K] each.
 
   Args:
     gates: float32 [G, S, E].
@@ -98,9 +87,6 @@ def choices(
       routing, section 4 there), and not those with a smaller index.
     attended: bool [G, S], tokens that are no padding; None: all. Padding takes
       no place: its own one is too large for any buffer.
-
-  Returns:
-    Gates float32, experts int32 and places int32, [G, S, K] each.
   """
   g, s, e = gates.shape
   weights, experts = jax.lax.top_k(gates, count)
@@ -128,10 +114,7 @@ def top_experts(
   by_gate: bool = False,
   attended: jax.Array | None = None,
 ) -> Routes:
-  """Sends each token to its best experts (V-MoE); full buffers drop tokens.
-
-  `places` are C; the other arguments are those of `choices`.
-  """
+  """Sends each token to its best experts (V-MoE); full buffers drop tokens."""
   weights, experts, ranks = choices(gates, count, by_gate, attended)
   chosen = jax.nn.one_hot(experts, gates.shape[-1])  # [G, S, K, E]
   # The row of a place outside the buffer is zeros.
@@ -147,13 +130,7 @@ def top_experts(
 def top_tokens(
   gates: jax.Array, places: int, attended: jax.Array | None = None
 ) -> Routes:
-  """Gives each expert its best tokens (expert choice).
-
-  Args:
-    gates: float32 [G, S, E].
-    places: C, at most S.
-    attended: As of `choices`.
-  """
+  """Gives each of E experts its C <= S best tokens (expert choice)."""
   if attended is not None:
     gates = gates * attended[..., None]
   weights, tokens = jax.lax.top_k(gates.swapaxes(1, 2), places)  # [G, E, C]
@@ -171,11 +148,8 @@ def soft(
 ) -> Routes:
   """Mixes all tokens into each slot, and all slots into each token (Soft MoE).
 
-  Args:
-    x: Tokens, [G, S, D].
-    slots: Directions of the slots, [D, E, C].
-    scale: Factor of the cosines of tokens and slots, a scalar.
-    attended: As of `choices`.
+  Tokens are [G, S, D], directions of the slots [D, E, C]; `scale` is the factor
+  of their cosines, a scalar.
   """
   scores = jnp.einsum(
     *('gsd,dec->gsec', _unit(x, -1), scale * _unit(slots, 0)),
@@ -206,14 +180,9 @@ def load_loss(
 ) -> jax.Array:
   """Returns how unevenly experts are chosen, in expectation, float32 [G].
 
-  V-MoE, appendix A: as `importance_loss`, of the probability that an expert
-  is chosen again when its noise is drawn anew.
-
-  Args:
-    logits: Without noise, [G, S, E].
-    noisy: With noise.
-    count: K.
-    noise: Standard deviation of the noise.
+  V-MoE, appendix A: as `importance_loss`, of the probability that an expert is
+  chosen again when its noise is drawn anew. Logits are [G, S, E], without noise
+  and with it; `noise` is its standard deviation.
   """
   least = jax.lax.top_k(noisy, count)[0][..., -1:]
   chosen = 1 - jax.scipy.stats.norm.cdf((least - logits) / noise)
@@ -225,20 +194,16 @@ def _variation(x: jax.Array) -> jax.Array:
 
 
 class _Mlps(nn.Module):
-  """Experts' MLPs: [E, G, C, D] -> [E, G, C, D].
+  """Experts' MLPs: [E, G, C, D] -> [E, G, C, D]."""
 
-  Attributes:
-    mlp: An expert.
-    split: How a mesh may split the dimensions of input and output: by experts,
-      and the images by what is left.
-  """
+  # How a mesh may split the dimensions of input and output: by experts, and the
+  # images by what is left.
+  split: ClassVar[tuple[str, ...]] = ('experts', 'others')
 
   mlp: nn.Module
-  split: ClassVar[tuple[str, ...]] = ('experts', 'others')
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Applies each expert to its buffers."""
     mlp: Any = self.mlp
     dense = functools.partial(_Dense, mlp.initializers, mlp.dtype)
     y = keep(dense(mlp.width, name='up')(x))
@@ -256,20 +221,15 @@ class _Dense(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     starts = initializers.INITIALIZERS[self.initializers]
     e, shape = x.shape[0], (x.shape[-1], self.width)
-    kernel = self.param('kernel', _by_expert(starts.kernel), (e, *shape))
+
+    def init(key: jax.Array, _: tuple[int, ...]) -> jax.Array:
+      keys = jax.random.split(key, e)
+      return jax.vmap(lambda key: starts.kernel(key, shape))(keys)
+
+    kernel = self.param('kernel', init, (e, *shape))
     bias = self.param('bias', starts.mlp_bias, (e, self.width))
     y = jnp.einsum('egcd,edm->egcm', x, kernel.astype(self.dtype))
     return y + bias[:, None, None].astype(self.dtype)
-
-
-def _by_expert(init: initializers.Initializer) -> initializers.Initializer:
-  """Initialises the kernels [E, D, M] of experts, one by one."""
-
-  def make(key: jax.Array, shape: tuple[int, ...], *options: Any) -> jax.Array:
-    keys = jax.random.split(key, shape[0])
-    return jax.vmap(lambda key: init(key, shape[1:], *options))(keys)
-
-  return make
 
 
 class Experts(nn.Module):
@@ -302,46 +262,42 @@ class Experts(nn.Module):
   scope_name: ClassVar[str] = 'moe'
   routes_tokens: ClassVar[bool] = True
 
-  count: Annotated[int, Field(Kind.FUNCTION, least=1, most=2**16)]
-  mlp: Annotated[nn.Module, Field(Kind.FUNCTION, part='mlp')]
-  routing: Annotated[str, Field(Kind.FUNCTION, choices=ROUTINGS)] = (
-    'top_experts'
-  )
-  layers: Annotated[
-    tuple[int, ...], Field(Kind.FUNCTION, least=1, most=1_000)
-  ] = ()
-  slots: Annotated[int, Field(Kind.FUNCTION, least=0)] = 0
-  per_token: Annotated[int, Field(Kind.FUNCTION, is_visible=False, least=1)] = 2
-  capacity: Annotated[float, Field(Kind.TRAINING, interval='(0, inf)')] = 1.05
-  priority: Annotated[bool, TRAINING] = False
-  noise: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = 1.0
-  loss: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = 0.01
-  dropout_rate: Annotated[float, RATE] = 0.0
-  dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32
+  count: Annotated[int, fields.function(least=1, most=2**16)]
+  mlp: Annotated[nn.Module, fields.function(part='mlp')]
+  routing: Annotated[str, fields.function(choices=ROUTINGS)] = 'top_experts'
+  layers: Annotated[tuple[int, ...], fields.function(least=1, most=1_000)] = ()
+  slots: Annotated[int, fields.function(least=0)] = 0
+  per_token: Annotated[int, fields.unseen(least=1)] = 2
+  capacity: Annotated[float, fields.training(interval='(0, inf)')] = 1.05
+  priority: Annotated[bool, fields.TRAINING] = False
+  noise: Annotated[float, fields.training(interval='[0, inf)')] = 1.0
+  loss: Annotated[float, fields.training(interval='[0, inf)')] = 0.01
+  dropout_rate: Annotated[float, fields.RATE] = 0.0
+  dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   def check_model(self, model: Any) -> None:
     """Raises a ValueError if it does not fit the model's other parts."""
+    numbers, depth = self.layers, model.depth
+    attention = getattr(model.block, 'attention', None)
     wrong = {
       'scan=True, since its layers differ': model.scan,
       'hidden_norm=True': getattr(self.mlp, 'hidden_norm', False),
       'bias=False': not getattr(self.mlp, 'bias', True),
       'causal=True of attention, since all tokens are routed together': getattr(
-        getattr(model.block, 'attention', None), 'causal', False
+        attention, 'causal', False
       ),
     }
     fields.refuse(wrong, f"mlp='experts({self.count})' does not go with {{}}")
-    if len({*self.layers}) < len(self.layers) or any(
-      x > model.depth for x in self.layers
-    ):
-      raise ValueError(
-        f"mlp='experts': layers is {self.layers}: write different numbers from"
-        f' 1 to the depth, {model.depth}'
-      )
-    if not self.routed_layers(model.depth):
-      raise ValueError(
-        "mlp='experts': every second layer would have them, and the depth is"
-        f' {model.depth}; choose layers, as experts({self.count}, layers=(1,))'
-      )
+    wrong = {
+      f'layers is {numbers}: write different numbers from 1 to the depth,'
+      f' {depth}': len({*numbers}) < len(numbers)
+      or max(numbers, default=0) > depth,
+      f'every second layer would have them, and the depth is {depth}; choose'
+      f' layers, as experts({self.count}, layers=(1,))': (
+        not self.routed_layers(depth)
+      ),
+    }
+    fields.refuse(wrong, "mlp='experts': {}")
 
   def at_layer(self, layer: int, depth: int) -> nn.Module:
     """Returns the MLP of a layer, with experts or without."""
@@ -349,7 +305,11 @@ class Experts(nn.Module):
 
   def routed_layers(self, depth: int) -> tuple[int, ...]:
     """Returns the layers that have experts, from 0."""
-    return layers(depth, self.routing == 'soft', self.layers)
+    if self.layers:
+      return tuple(n - 1 for n in self.layers)
+    if self.routing == 'soft':
+      return tuple(range(depth // 2, depth))
+    return tuple(range(1, depth, 2))
 
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
@@ -362,7 +322,6 @@ class Experts(nn.Module):
     return context.dropout(y, self.dropout_rate, dropout.Purpose.MLP_OUTPUT)
 
   def _soft(self, x: jax.Array, context: Context) -> Routes:
-    """Returns the routes of 'soft'."""
     tokens, d = x.shape[1:]
     slots = self.slots or soft_slots(tokens, self.count)
     # Smaller crops, or some patches of an image, share the slots of the image.
@@ -375,7 +334,6 @@ class Experts(nn.Module):
     return soft(x, directions, scale, context.attended)
 
   def _gated(self, x: jax.Array, context: Context) -> Routes:
-    """Returns the routes of 'top_experts' and 'top_tokens'."""
     tokens, attended = x.shape[1], context.attended
     logits = nn.Dense(
       self.count,
@@ -383,13 +341,14 @@ class Experts(nn.Module):
       kernel_init=nn.initializers.normal(0.02),
       name='router',
     )(x.astype(jnp.float32))
-    gates, noise = nn.softmax(logits), self.noise / self.count
-    key = context.dropout_key
+    gates, key = nn.softmax(logits), context.dropout_key
     if key is not None:
       keys = key.fold(dropout.Purpose.ROUTING).per_row()
       drawn = jax.vmap(lambda k: jax.random.normal(k, logits.shape[1:]))(keys)
-      noisy = logits + noise * drawn
-      self._balance(gates, logits, noisy, noise, context)
+      noisy = logits + self.noise / self.count * drawn
+      if self.has_loss:
+        loss = self._balance(gates, logits, noisy, attended)
+        context.outputs['balance'] = loss
       gates = nn.softmax(noisy)
     if self.routing == 'top_tokens':
       places = capacity(tokens, self.count, self.capacity, 1)
@@ -403,43 +362,23 @@ class Experts(nn.Module):
     gates: jax.Array,
     logits: jax.Array,
     noisy: jax.Array,
-    noise: float,
-    context: Context,
-  ) -> None:
+    attended: jax.Array | None,
+  ) -> jax.Array:
     """Returns the balancing loss of all tokens that are no padding."""
-    if not self.has_loss:
-      return
-    count = min(self.per_token, self.count)
-    flat = functools.partial(jnp.reshape, shape=(1, -1, logits.shape[-1]))
-    attended = context.attended
-    balance = importance_loss(flat(gates))
+    flat = functools.partial(jnp.reshape, shape=(1, -1, self.count))
     if attended is not None:
-      balance = importance_loss(flat(gates * attended[..., None]))
-    if noise and attended is None:
+      return self.loss * importance_loss(flat(gates * attended[..., None]))[0]
+    balance, noise = importance_loss(flat(gates)), self.noise / self.count
+    if noise:
+      count = min(self.per_token, self.count)
       loads = load_loss(flat(logits), flat(noisy), count, noise)
       balance = (balance + loads) / 2
-    context.outputs['balance'] = self.loss * balance[0]
+    return self.loss * balance[0]
 
   @property
   def has_loss(self) -> bool:
     """Whether training gives balancing losses."""
     return self.loss > 0 and self.routing == 'top_experts'
-
-
-def layers(
-  depth: int, is_soft: bool, numbers: Sequence[int] = ()
-) -> tuple[int, ...]:
-  """Returns the layers that have experts, from 0.
-
-  Args:
-    depth: Number of layers.
-    is_soft: Whether the experts are those of Soft MoE.
-    numbers: Layers, counted from 1; (): the default, see `Experts`.
-  """
-  if numbers:
-    return tuple(n - 1 for n in numbers)
-  half = depth // 2
-  return tuple(range(half if is_soft else 1, depth, 1 if is_soft else 2))
 
 
 def soft_slots(tokens: int, experts: int) -> int:

@@ -11,16 +11,24 @@ takes twice the memory of [B, T, D], and is copied.
 Forward-mode derivatives, and those of second order, come from the same function
 in plain JAX.
 
+A register has 128 lanes, so it may hold the channels of several heads, and a
+head may have some of two registers. To move lanes costs more than to multiply
+by zeros, and a product takes as long for 64 channels as for 128: so functions
+of lanes read whole registers, and mask the lanes of other heads.
+
 In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
 head.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 import dataclasses
 import functools
 import math
 from typing import Any
 
+import flax
+from flax import linen as nn
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -31,9 +39,16 @@ from jax.interpreters import mlir
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from vit_jax.models import fields
+from vit_jax.models.attention import Attention
+from vit_jax.models.attention import Projection
+from vit_jax.models.block import keep
+from vit_jax.models.block import LayerNorm
+from vit_jax.models.context import Context
 from vit_jax.models.parts import rotary
-from vit_jax.models.parts import vector_lanes
 
+# Lanes of a vector register.
+_LANES = 128
 # The axis of the mesh that splits heads; all others split the batch.
 _HEADS = 'tensor'
 # Their matrix units take no bfloat16 operands from a kernel.
@@ -42,8 +57,39 @@ _TYPES = ('bfloat16', 'float32')
 # Values of `jax_default_matmul_precision` with products as fast as without it.
 _PRECISIONS = (None, 'default', 'fastest', 'bfloat16')
 
+
+@flax.struct.dataclass
+class Turn:
+  """How queries and keys are rotated.
+
+  Attributes:
+    cos: Cosines by token and channel of a head, [T, K].
+    sin: Sines.
+    distance: Between the two channels of a pair.
+  """
+
+  cos: jax.Array
+  sin: jax.Array
+  distance: int = flax.struct.field(pytree_node=False)
+
+
+@flax.struct.dataclass
+class Norms:
+  """How the queries and keys of each head are normalised.
+
+  Attributes:
+    scales: float32 [2, 2, K]: of queries, then of keys, a scale and a bias.
+    epsilon: Added to the variance.
+    centers: Whether the mean is subtracted: LayerNorm; else RMSNorm.
+  """
+
+  scales: jax.Array
+  epsilon: float = flax.struct.field(pytree_node=False)
+  centers: bool = flax.struct.field(pytree_node=False)
+
+
 # What precedes the scores.
-_Before = tuple[vector_lanes.Turn | None, vector_lanes.Norms | None]
+_Before = tuple[Turn | None, Norms | None]
 _Inputs = tuple[jax.Array, _Before]
 
 
@@ -56,28 +102,81 @@ _SMALL_LIMIT = 14 * 2**20
 _LARGE_LIMIT = 40 * 2**20
 
 
+def attend(attention: Attention, x: jax.Array, context: Context) -> jax.Array:
+  """Maps [B, T, D] to the values [B, T, H, K] by the kernel for TPUs."""
+  qkv = _PackedProjection(name='qkv')(attention, x)
+  num_heads, rotation = attention.num_heads, context.rotation
+  heads = *x.shape[:2], num_heads, x.shape[-1] // num_heads
+  turn = norms = None
+  if rotation is not None:
+    turn = make_turn(
+      *(rotation, context.layer, x.shape, attention.dtype, attention.qk_norm)
+    )
+  if rotation is not None and turn is None:  # the kernel cannot rotate
+    query, key, value = (qkv[:, :, i].reshape(heads) for i in range(3))
+    parts = attention.prepare(query, key, value, context)
+    qkv = jnp.stack([y.reshape(x.shape) for y in parts], axis=2)
+  elif attention.qk_norm:
+    has_bias = isinstance(attention.norm, LayerNorm)
+    scales = [
+      _NormParameters(heads[-1], has_bias, name=name)()
+      for name in ('query_norm', 'key_norm')
+    ]
+    norms = Norms(jnp.stack(scales), attention.norm.epsilon, has_bias)
+  y = fused_attention(qkv, num_heads, turn, norms)
+  return y.reshape(heads)
+
+
+class _NormParameters(nn.Module):
+  """Scale and bias of a `LayerNorm` or `RMSNorm`, [2, size]; else it is 0."""
+
+  size: int
+  has_bias: bool
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    shape = (self.size,)
+    scale = self.param('scale', nn.initializers.ones, shape)
+    if not self.has_bias:
+      return jnp.stack([scale, jnp.zeros_like(scale)])
+    return jnp.stack([scale, self.param('bias', nn.initializers.zeros, shape)])
+
+
+class _PackedProjection(Projection):
+  """The same as one product and one array, [B, T, D] -> [B, T, 3, D]."""
+
+  @nn.compact
+  def __call__(  # type: ignore[override]
+    self, attention: Attention, x: jax.Array
+  ) -> jax.Array:
+    d = x.shape[-1]
+    kernel, bias = self.weights(attention, d)  # [D, 3, H, K] and [3, H, K]
+    # A product with [D, 3, D] can be split by heads, but TPUs' compiler
+    # transposes it to the kernel's order in memory.
+    width = (3, d) if _split()[1] > 1 else (3 * d,)
+    y = jnp.tensordot(x.astype(attention.dtype), kernel.reshape(d, *width), 1)
+    # TPUs would keep [B, T, 3, D] with 8 rows for its 3.
+    return keep(y + bias.reshape(width)).reshape(*x.shape[:2], 3, d)
+
+
 def make_turn(
   rotation: rotary.Rotation | rotary.MixedRotation,
   layer: jax.Array | None,
   shape: tuple[int, ...],
   dtype: jax.typing.DTypeLike,
   normalizes: bool = False,
-) -> vector_lanes.Turn | None:
-  """Returns how the kernel rotates, or None if it cannot.
+) -> Turn | None:
+  """Returns how the kernel rotates tokens [B, T, D]; None: it cannot.
 
-  Args:
-    rotation: The kernel takes one of all heads and images, [T, K].
-    layer: Index of the layer.
-    shape: Shape of the tokens, (B, T, D).
-    dtype: Type of queries, keys and values.
-    normalizes: Whether the kernel normalises them, too.
+  It takes one rotation of all heads and images, [T, K]. `shape` is (B, T, D);
+  `normalizes` says whether it normalises queries and keys, too.
   """
   cos, sin = rotation.tables(layer)
   size = cos.shape[-1]
   heads = shape[-1] // size
   if cos.ndim > 2 or not fits(shape, heads, dtype, True, normalizes):
     return None
-  return vector_lanes.Turn(cos, sin, size // 2 if rotation.halves else 1)
+  return Turn(cos, sin, size // 2 if rotation.halves else 1)
 
 
 def refusal(
@@ -86,14 +185,7 @@ def refusal(
   dtype: jax.typing.DTypeLike,
   normalizes: bool = False,
 ) -> str:
-  """Returns why the kernel cannot compute a layer's attention; '' if it can.
-
-  Args:
-    shape: Shape of the tokens, (B, T, D).
-    num_heads: H, which divides D.
-    dtype: Type of queries, keys and values.
-    normalizes: Whether the kernel normalises queries and keys.
-  """
+  """Returns why the kernel cannot compute this; '' if it can; see `fits`."""
   mesh, kind = jax.sharding.get_abstract_mesh(), _device_kind()
   config: Any = jax.config
   precision = config.jax_default_matmul_precision
@@ -110,7 +202,7 @@ def refusal(
     'axes of the mesh are explicit': math.prod(explicit) > 1,
     f'{shape} with {num_heads} heads does not fit a chip': not does_fit,
   }
-  return next((reason for reason, holds in reasons.items() if holds), '')
+  return fields.first_reason(reasons)
 
 
 def fits(
@@ -131,7 +223,7 @@ def fits(
   """
   b, t, d = shape
   batch, ways = _split()
-  if num_heads % ways or b % batch or (d // ways) % vector_lanes.LANES:
+  if num_heads % ways or b % batch or (d // ways) % _LANES:
     return False
   kind = _device_kind()
   is_large = kind.startswith('TPU') and kind != 'TPU v4'
@@ -145,15 +237,15 @@ def _need(
 ) -> int:
   """Returns about how many bytes of a chip's memory the kernel needs."""
   rows = -(-t // 16) * 16
-  columns = -(-t // vector_lanes.LANES) * vector_lanes.LANES
+  columns = -(-t // _LANES) * _LANES
   # The backward program reads and writes seven arrays [T, D], while those of
   # the next and the last image move; and has five of float32 [T, T].
   moved = 7 * 2 * itemsize * rows * d
   if rotates:
-    moved += 2 * 2 * 4 * rows * vector_lanes.table_width(d, size)
+    moved += 2 * 2 * 4 * rows * _table_width(d, size)
   if normalizes:
     # Queries and keys of a head in float32: centred, squares and gradients.
-    width = vector_lanes.LANES * (1 if vector_lanes.LANES % size == 0 else 2)
+    width = _LANES * (1 if _LANES % size == 0 else 2)
     moved += 2 * 3 * 4 * rows * width
   return moved + 5 * 4 * rows * columns
 
@@ -164,29 +256,19 @@ def _device_kind() -> str:
   return (device or jax.devices()[0]).device_kind
 
 
-def _split_axes() -> tuple[str, ...]:
-  """Returns the axes of the mesh that the compiler splits arrays by."""
-  return jax.sharding.get_abstract_mesh().auto_axes
-
-
 def _split() -> tuple[int, int]:
   """Returns into how many parts the mesh splits the batch, and the heads."""
-  shape = jax.sharding.get_abstract_mesh().shape
-  sizes = {axis: shape[axis] for axis in _split_axes()}
+  mesh = jax.sharding.get_abstract_mesh()
+  sizes = {axis: mesh.shape[axis] for axis in mesh.auto_axes}
   heads = sizes.pop(_HEADS, 1)
   return math.prod(sizes.values()), heads
-
-
-def splits_heads() -> bool:
-  """Returns whether the mesh splits the heads of a layer."""
-  return _split()[1] > 1
 
 
 def fused_attention(
   qkv: jax.Array,
   num_heads: int,
-  turn: vector_lanes.Turn | None = None,
-  norms: vector_lanes.Norms | None = None,
+  turn: Turn | None = None,
+  norms: Norms | None = None,
 ) -> jax.Array:
   """Multi-head self-attention: [B, T, 3, D] -> [B, T, D].
 
@@ -204,7 +286,7 @@ def fused_attention(
   batch, ways = _split()
   compute = functools.partial(_attend, num_heads // ways)
   if batch * ways > 1:
-    axes = _split_axes()
+    axes = jax.sharding.get_abstract_mesh().auto_axes
     rows = tuple(axis for axis in axes if axis != _HEADS)
     heads = _HEADS if _HEADS in axes else None
     compute = jax.shard_map(
@@ -273,13 +355,7 @@ def _gradients_jvp(num_heads: int, primals: Any, tangents: Any) -> Any:
 
 
 def _tangent(*arrays: jax.Array, num_heads: int, form: Any) -> jax.Array:
-  """Returns the tangent of the output.
-
-  Args:
-    *arrays: qkv and the arrays of `before`, then their tangents.
-    num_heads: H.
-    form: Tree of the first half.
-  """
+  """Maps qkv and `before`, then their tangents, to the output's tangent."""
   count = form.num_leaves
   primals, tangents = (
     jax.tree.unflatten(form, part) for part in (arrays[:count], arrays[count:])
@@ -336,11 +412,11 @@ def _plain(num_heads: int, qkv: jax.Array, before: _Before) -> jax.Array:
   query, key, value = (heads[:, :, i] for i in range(3))
   if norms is not None:
     query, key = (
-      vector_lanes.normed_heads(x, scales, norms)
+      _normed_heads(x, scales, norms)
       for x, scales in zip((query, key), norms.scales, strict=True)
     )
   if turn is not None:
-    query, key = (vector_lanes.turned_heads(x, turn) for x in (query, key))
+    query, key = (_turned_heads(x, turn) for x in (query, key))
   scores = jnp.einsum('bqhk,bthk->bhqt', query, key) * query.shape[-1] ** -0.5
   y = jnp.einsum('bhqt,bthk->bqhk', jax.nn.softmax(scores), value)
   return y.reshape(b, t, d).astype(qkv.dtype)
@@ -349,7 +425,7 @@ def _plain(num_heads: int, qkv: jax.Array, before: _Before) -> jax.Array:
 def _tiled(before: _Before, width: int, num_heads: int) -> tuple[_Before, int]:
   """Returns tables as wide as whole registers, and how often they repeat."""
   size = width // num_heads
-  times = vector_lanes.table_width(width, size) // size
+  times = _table_width(width, size) // size
   return jax.tree.map(lambda x: jnp.concat([x] * times, axis=-1), before), times
 
 
@@ -362,14 +438,10 @@ def _call(
 ) -> list[jax.Array]:
   """Runs a kernel for each image; interpreted where there is no TPU.
 
-  Args:
-    kernel: Gets [1, T, D] of queries, keys, values and, if there is a fourth
-      array, of that, and the arrays of `before`; and writes an image's part of
-      the results.
-    arrays: [B, T, 3 D], three times, and maybe [B, T, D].
-    before: Arrays as wide as whole registers.
-    shapes: Of the results; the first is [B, T, D] or [B, T, 3 D].
-    num_heads: H.
+  It gets [1, T, D] of queries, keys, values and, if there is a fourth array, of
+  that, and the arrays of `before`, as wide as whole registers; and writes an
+  image's part of the results. Arrays are [B, T, 3 D], three times, and maybe
+  [B, T, D]; the first result is [B, T, D] or [B, T, 3 D].
   """
   b, t, d = arrays[0].shape
   d //= 3
@@ -426,22 +498,21 @@ def _forward_kernel(
   *tables, out_ref = refs
   turn, norms = jax.tree.unflatten(form, tables)
   size = query_ref.shape[-1] // num_heads
-  for lanes, head_lanes in vector_lanes.heads(query_ref.shape[-1], size):
+  for lanes, head_lanes in _lanes_by_head(query_ref.shape[-1], size):
     normed = functools.partial(
-      vector_lanes.normed, norms=norms, head_lanes=head_lanes, size=size
+      _normed, norms=norms, head_lanes=head_lanes, size=size
     )
     query, key = (
-      normed(ref[0, :, lanes], vector_lanes.lane_scales(norms, i, lanes))
+      normed(ref[0, :, lanes], _lane_scales(norms, i, lanes))
       for i, ref in enumerate((query_ref, key_ref))
     )
     query, key = (
-      vector_lanes.turned(x, lanes, turn).astype(query_ref.dtype)
-      for x in (query, key)
+      _turned(x, lanes, turn).astype(query_ref.dtype) for x in (query, key)
     )
-    query = vector_lanes.only(head_lanes, query)
+    query = _only(head_lanes, query)
     weights, total = _softmax(query, key, size)
     y = _dot(weights.astype(query.dtype), value_ref[0, :, lanes], (1, 0))
-    vector_lanes.write(out_ref, lanes, head_lanes, y / total)
+    _write(out_ref, lanes, head_lanes, y / total)
 
 
 def _backward_kernel(
@@ -459,31 +530,27 @@ def _backward_kernel(
     ref[...] = jnp.zeros_like(ref)
   width, dtype = query_ref.shape[-1], query_ref.dtype
   size = width // num_heads
-  for lanes, head_lanes in vector_lanes.heads(width, size):
+  for lanes, head_lanes in _lanes_by_head(width, size):
     normed = functools.partial(
-      vector_lanes.normed, norms=norms, head_lanes=head_lanes, size=size
+      _normed, norms=norms, head_lanes=head_lanes, size=size
     )
     sides = [
-      jax.vjp(
-        normed, ref[0, :, lanes], vector_lanes.lane_scales(norms, i, lanes)
-      )
+      jax.vjp(normed, ref[0, :, lanes], _lane_scales(norms, i, lanes))
       for i, ref in enumerate((query_ref, key_ref))
     ]
-    query, key = (
-      vector_lanes.turned(x, lanes, turn).astype(dtype) for x, _ in sides
-    )
-    query = vector_lanes.only(head_lanes, query)
-    grad = vector_lanes.only(head_lanes, grad_ref[0, :, lanes])
+    query, key = (_turned(x, lanes, turn).astype(dtype) for x, _ in sides)
+    query = _only(head_lanes, query)
+    grad = _only(head_lanes, grad_ref[0, :, lanes])
     grads = _grads(query, key, value_ref[0, :, lanes], grad, size)
     for i, (_, pull_back) in enumerate(sides):
-      grads[i] = vector_lanes.turned(grads[i], lanes, turn, -1)
+      grads[i] = _turned(grads[i], lanes, turn, -1)
       if norms is not None:
-        grads[i], change = pull_back(vector_lanes.only(head_lanes, grads[i]))
-        to = vector_lanes.columns(norms.scales, lanes)
+        grads[i], change = pull_back(_only(head_lanes, grads[i]))
+        to = _columns(norms.scales, lanes)
         scales_grad_ref[0][0, i, :, to] += change
     for i, x in enumerate(grads):
       to = slice(i * width + lanes.start, i * width + lanes.stop)
-      vector_lanes.write(qkv_grad_ref, to, head_lanes, x)
+      _write(qkv_grad_ref, to, head_lanes, x)
 
 
 def _grads(
@@ -491,12 +558,8 @@ def _grads(
 ) -> list[jax.Array]:
   """Returns the gradients of a head's queries, keys and values, in float32.
 
-  Args:
-    query: [T, lanes], 0 in those of other heads.
-    key: [T, lanes].
-    value: [T, lanes].
-    grad: Of the output, [T, lanes], 0 in the lanes of other heads.
-    size: K.
+  All are [T, lanes]; queries, and the gradient of the output, are 0 in the
+  lanes of other heads.
   """
   weights, total = _softmax(query, key, size)
   weights /= total
@@ -525,4 +588,100 @@ def _dot(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
   contracted = ((axes[0],), (axes[1],)), ((), ())
   return jax.lax.dot_general(
     x, y, contracted, preferred_element_type=jnp.float32
+  )
+
+
+# Heads in registers.
+
+
+def _lanes_by_head(width: int, size: int) -> Iterator[tuple[slice, jax.Array]]:
+  """Yields the lanes to read for each head, and which of them are its own."""
+  for start in range(0, width, size):
+    low = start // _LANES * _LANES
+    high = min(-(-(start + size) // _LANES) * _LANES, width)
+    lane = low + jax.lax.broadcasted_iota(jnp.int32, (1, high - low), 1)
+    yield slice(low, high), (lane >= start) & (lane < start + size)
+
+
+def _table_width(width: int, size: int) -> int:
+  """Returns the lanes of a table that repeats for each head of `size`."""
+  return width if _LANES % size else _LANES
+
+
+def _columns(table: Any, lanes: slice) -> slice:
+  """Returns where the values for some lanes of [T, D] are in a table."""
+  return lanes if table.shape[-1] > _LANES else slice(None)
+
+
+def _lane_scales(
+  norms: Norms | None, row: int, lanes: slice
+) -> jax.Array | None:
+  """Returns scale and bias of queries (row 0) or keys (1), [2, lanes]."""
+  if norms is None:
+    return None
+  return norms.scales[row, :, _columns(norms.scales, lanes)]
+
+
+def _normed(
+  x: jax.Array,
+  scales: jax.Array | None,
+  norms: Norms | None,
+  head_lanes: jax.Array,
+  size: int,
+) -> jax.Array:
+  """Normalises a head's queries or keys [T, lanes]; scales are [2, lanes]."""
+  if norms is None or scales is None:
+    return x
+  x = x.astype(jnp.float32)
+  if norms.centers:
+    x -= _only(head_lanes, x).sum(axis=-1, keepdims=True) / size
+  variance = _only(head_lanes, x * x).sum(axis=-1, keepdims=True) / size
+  return x * jax.lax.rsqrt(variance + norms.epsilon) * scales[:1] + scales[1:]
+
+
+def _turned(
+  x: jax.Array, lanes: slice, turn: Turn | None, direction: int = 1
+) -> jax.Array:
+  """Rotates [T, lanes] of all heads in some lanes; gradients backwards (-1)."""
+  if turn is None:
+    return x
+  read = _columns(turn.cos, lanes)
+  cos, sin = turn.cos[:, read], turn.sin[:, read]
+  wide, width, distance = x.astype(jnp.float32), x.shape[-1], turn.distance
+  lane = lanes.start + jax.lax.broadcasted_iota(jnp.int32, (1, width), 1)
+  is_first = lane % (2 * distance) < distance
+  partner = jnp.where(
+    is_first,
+    pltpu.roll(wide, width - distance, 1),
+    pltpu.roll(wide, distance, 1),
+  )
+  sin = jnp.where(is_first, -direction, direction) * sin
+  return (wide * cos + partner * sin).astype(x.dtype)
+
+
+def _normed_heads(x: jax.Array, scales: jax.Array, norms: Norms) -> jax.Array:
+  """Normalises float32 [B, T, H, K] in plain JAX; scale and bias are [2, K]."""
+  if norms.centers:
+    x -= x.mean(axis=-1, keepdims=True)
+  variance = (x * x).mean(axis=-1, keepdims=True)
+  return x * jax.lax.rsqrt(variance + norms.epsilon) * scales[0] + scales[1]
+
+
+def _turned_heads(x: jax.Array, turn: Turn) -> jax.Array:
+  """Rotates float32 [B, T, H, K] in plain JAX."""
+  pairs = x.reshape(*x.shape[:-1], -1, 2, turn.distance)
+  first, second = pairs[..., 0, :], pairs[..., 1, :]
+  partner = jnp.stack([-second, first], axis=-2).reshape(x.shape)
+  return x * turn.cos[:, None] + partner * turn.sin[:, None]
+
+
+def _only(head_lanes: jax.Array, x: jax.Array) -> jax.Array:
+  """Returns x with zeros in the lanes of other heads."""
+  return jnp.where(head_lanes, x, jnp.zeros_like(x))
+
+
+def _write(ref: Any, lanes: slice, head_lanes: jax.Array, x: jax.Array) -> None:
+  """Writes a head's lanes of x, and keeps those of other heads."""
+  ref[0, :, lanes] = jnp.where(
+    head_lanes, x.astype(ref.dtype), ref[0, :, lanes]
   )

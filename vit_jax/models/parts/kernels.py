@@ -26,11 +26,12 @@ import jax
 from jax.experimental import layout
 import jax.numpy as jnp
 
+from vit_jax.models import fields
 from vit_jax.models.block import LayerNorm
 from vit_jax.models.parts import norms
 
 if TYPE_CHECKING:
-  from vit_jax.models import attention as attention_lib
+  from vit_jax.models.attention import Attention
   from vit_jax.models.context import Context
 
 # Before JAX 0.11, a constraint of the layout gathers what devices share.
@@ -38,12 +39,7 @@ _KEEPS_ORDER = jax.__version_info__ >= (0, 11)
 
 
 def on_platform(platform: str, implementation: str) -> str:
-  """Returns the implementation that 'auto' stands for; others as they are.
-
-  Args:
-    platform: 'cpu', 'tpu' or 'gpu'.
-    implementation: One of `attention.IMPLEMENTATIONS`.
-  """
+  """Returns the implementation that 'auto' stands for; others as they are."""
   if implementation != 'auto':
     return implementation
   by_platform = {'cpu': 'plain', 'tpu': 'fused', 'gpu': 'cudnn'}
@@ -51,19 +47,9 @@ def on_platform(platform: str, implementation: str) -> str:
 
 
 def choose(
-  attention: attention_lib.Attention,
-  x: jax.Array,
-  context: Context,
-  bias: jax.Array | None,
+  attention: Attention, x: jax.Array, context: Context, bias: jax.Array | None
 ) -> str:
-  """Returns the implementation that can do this and suits it.
-
-  Args:
-    attention: Attention of a layer.
-    x: Its input, [B, T, D].
-    context: Its context.
-    bias: What is added to its scores.
-  """
+  """Returns the implementation that can do this and suits it."""
   platform = jax.default_backend()
   chosen = on_platform(platform, attention.implementation)
   if chosen not in ('fused', 'cudnn'):
@@ -77,17 +63,13 @@ def choose(
 @functools.cache  # once in a process
 def log_choice(platform: str, kernel: str, refusal: str) -> None:
   """Logs which implementation of attention is used, and why."""
-  if refusal:
-    logging.info(
-      "attention on %s: 'einsum', not %r: %s", platform, kernel, refusal
-    )
-  else:
-    logging.info('attention on %s: %r', platform, kernel)
+  choice = f"'einsum', not {kernel!r}: {refusal}" if refusal else f'{kernel!r}'
+  logging.info('attention on %s: %s', platform, choice)
 
 
 def _refusal(
   kernel: str,
-  attention: attention_lib.Attention,
+  attention: Attention,
   x: jax.Array,
   context: Context,
   bias: jax.Array | None,
@@ -97,24 +79,24 @@ def _refusal(
   drops = context.train and attention.dropout_rate > 0
   name = type(attention).__name__
   normalizes = attention.qk_norm and is_fused
-  reasons = {
-    f'it does not compute {name}': kernel not in attention.supported,
-    'keys are returned': 'keys' in context.captures,
-    'scores have a bias': bias is not None,
-    'tokens attend to earlier ones': is_fused and attention.causal,
-    'weights are dropped': drops,
-    'only first tokens attend': context.num_read,
-    'the batch is empty': not x.size,
-    f'it does not compute {type(attention.norm).__name__}': normalizes
-    and type(attention.norm) not in (LayerNorm, norms.RMSNorm),
-  }
-  for reason, holds in reasons.items():
-    if holds:
-      return reason
+  reason = fields.first_reason(
+    {
+      f'it does not compute {name}': kernel not in attention.supported,
+      'keys are returned': 'keys' in context.captures,
+      'scores have a bias': bias is not None,
+      'tokens attend to earlier ones': is_fused and attention.causal,
+      'weights are dropped': drops,
+      'only first tokens attend': context.num_read,
+      'the batch is empty': not x.size,
+      f'it does not compute {type(attention.norm).__name__}': normalizes
+      and type(attention.norm) not in (LayerNorm, norms.RMSNorm),
+    }
+  )
+  if reason:
+    return reason
+  size = x.shape[-1] // attention.num_heads
   if not is_fused:
-    return _refusal_of_cudnn(
-      attention.dtype, x.shape[-1] // attention.num_heads
-    )
+    return _refusal_of_cudnn(attention.dtype, size)
   from vit_jax.models.parts import fused_attention
 
   return fused_attention.refusal(
@@ -139,37 +121,21 @@ def _refusal_of_cudnn(dtype: jax.typing.DTypeLike, size: int) -> str:
 
 
 def attend(
-  attention: attention_lib.Attention,
-  x: jax.Array,
-  bias: jax.Array | None,
-  context: Context,
+  attention: Attention, x: jax.Array, bias: jax.Array | None, context: Context
 ) -> jax.Array:
   """Maps [B, T, D] to the values [B, R, H, K], with a kernel where one can."""
   implementation = choose(attention, x, context, bias)
   if implementation == 'fused':
-    from vit_jax.models import packed
+    from vit_jax.models.parts import fused_attention
 
-    return packed.attend(attention, x, context)
+    return fused_attention.attend(attention, x, context)
   qkv = attention.prepare(*attention.project(x, context), context)
-  if implementation == 'einsum':
-    return _attend_by_einsum(attention, *qkv, bias, context)
-  return attend_by_jax(*qkv, bias, attention.causal, implementation)
-
-
-def _attend_by_einsum(
-  attention: attention_lib.Attention,
-  query: jax.Array,
-  key: jax.Array,
-  value: jax.Array,
-  bias: jax.Array | None,
-  context: Context,
-) -> jax.Array:
-  """Maps [B, T, H, K] to the values [B, R, H, K].
-
-  The compiler chooses the order of axes, as a transpose of [B, T, H, K] would
-  be a copy in memory. Scores and softmax are float32, as in
-  `Attention.attend`.
-  """
+  if implementation != 'einsum':
+    return attend_by_jax(*qkv, bias, attention.causal, implementation)
+  # The compiler chooses the order of axes, as a transpose of [B, T, H, K] would
+  # be a copy in memory. Scores and softmax are float32, as in
+  # `Attention.attend`.
+  query, key, value = qkv
   scores = jnp.einsum(
     'bqhk,bthk->bhqt',
     query * query.shape[-1] ** -0.5,
@@ -189,16 +155,7 @@ def attend_by_jax(
   causal: bool,
   implementation: str,
 ) -> jax.Array:
-  """Maps [B, T, H, K] to the values [B, R, H, K] by `jax.nn`.
-
-  Args:
-    query: Queries, [B, R, H, K].
-    key: Keys.
-    value: Values.
-    bias: Added to the scores, [H, R, T] or [B, H, R, T], or None.
-    causal: Whether a token attends only to itself and those before it.
-    implementation: 'xla' or 'cudnn'.
-  """
+  """Maps [B, R or T, H, K] to the values [B, R, H, K] by 'xla' or 'cudnn'."""
   lengths: dict[str, Any] = {}
   if bias is not None and bias.ndim < query.ndim:
     bias = bias[None]

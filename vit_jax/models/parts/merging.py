@@ -22,8 +22,6 @@ from vit_jax.models import fields
 from vit_jax.models import projection
 from vit_jax.models.block import Block
 from vit_jax.models.context import Context
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 from vit_jax.models.parts import positions
 
 
@@ -59,15 +57,8 @@ class Merge:
     )
     return jnp.concatenate([_at(even, self.stay), odd], axis=1)[:, self.order]
 
-  def mean(self, x: jax.Array, sizes: jax.Array | None = None) -> jax.Array:
-    """Returns the means of tokens [B, T, D] that are merged, [B, T - r, D].
-
-    Args:
-      x: The tokens.
-      sizes: float32 [B, T], how many patches each token stands for; None: one.
-    """
-    if sizes is None:
-      sizes = jnp.ones(x.shape[:2])
+  def mean(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Returns means of merged tokens by their sizes [B, T], [B, T - r, D]."""
     weights = sizes[..., None].astype(x.dtype)
     return self.total(x * weights) / self.total(weights)
 
@@ -91,7 +82,7 @@ class Merging(Block):
     merges: How many tokens this layer merges; None outside of the layers.
   """
 
-  merge: Annotated[int, Field(Kind.TRAINING, least=0)] = 0
+  merge: Annotated[int, fields.training(least=0)] = 0
   decreasing: Annotated[bool, fields.TRAINING] = False
   proportional: Annotated[bool, fields.TRAINING] = True
   merges: Annotated[int | None, fields.TRAINING] = None
@@ -121,11 +112,7 @@ class Merging(Block):
 
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
-    """Maps tokens [B, T, D] to [B, T - r, D].
-
-    Raises:
-      ValueError: Merged tokens are captured, or some tokens are padding.
-    """
+    """Maps tokens [B, T, D] to [B, T - r, D]."""
     if self.is_initializing() or not self.merge:
       return super().__call__(x, context)
     if 'tokens' in context.captures:
@@ -135,23 +122,20 @@ class Merging(Block):
       )
     if context.attended is not None:
       raise ValueError('padding cannot be merged: set merge=0')
-    sizes, places = self._before(x, context)
-    keys = context_lib.Outputs()
-    x = self.add(
-      x,
-      self.attend(
-        x,
-        context.replace(
-          sizes=sizes if self.proportional else None,
-          captures=('keys',),
-          outputs=keys,
-        ),
-      ),
-      context,
+    (b, n), previous = x.shape[:2], context.previous
+    if 'sizes' in previous:
+      sizes, places = previous['sizes'], previous['places']
+    else:
+      sizes = jnp.ones((b, n))
+      places = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (b, n))
+    attention_context = context.replace(
+      sizes=sizes if self.proportional else None,
+      captures=('keys',),
+      outputs=(outputs := context_lib.Outputs()),
     )
-    merge = None
-    if not context.num_read:
-      merge = match(keys['keys'], self.merges or 0, context.prefix)
+    x = self.add(x, self.attend(x, attention_context), context)
+    count = 0 if context.num_read else self.merges or 0
+    merge = match(outputs['keys'], count, context.prefix)
     if merge is not None:
       x, sizes, places = (
         merge.mean(x, sizes),
@@ -162,28 +146,17 @@ class Merging(Block):
     context.outputs.update(sizes=sizes, places=places)
     return self.add(x, self.transform(x, context), context)
 
-  def _before(
-    self, x: jax.Array, context: Context
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns the sizes and places of the tokens [B, T, D] of this layer."""
-    if 'sizes' in context.previous:
-      return context.previous['sizes'], context.previous['places']
-    b, n = x.shape[:2]
-    places = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (b, n))
-    return jnp.ones((b, n)), places
-
 
 def match(keys: jax.Array, count: int, protected: int) -> Merge | None:
-  """Chooses the tokens that are merged.
+  """Chooses the tokens that are merged; None: no token is.
+
+  Without protected tokens, those that stay come in order of falling similarity,
+  as in the authors' code.
 
   Args:
     keys: What is compared, by cosine: keys of the attention, [B, T, K].
     count: r; at most half of the tokens that are not protected are merged.
     protected: P, tokens in front that are not merged: class token, registers.
-
-  Returns:
-    The merge; None if no token is merged. Without protected tokens, those that
-    stay come in order of falling similarity, as in the authors' code.
   """
   count = min(count, (keys.shape[1] - protected) // 2)
   if count <= 0:
@@ -208,11 +181,8 @@ def match(keys: jax.Array, count: int, protected: int) -> Merge | None:
 def _order(stay: int, odd: int, first: int, second: int) -> np.ndarray:
   """Returns the order of outputs: protected tokens, others at even places, odd.
 
-  Args:
-    stay: Number of tokens at even places that stay.
-    odd: Number of tokens at odd places.
-    first: How many of the first ones at even places are protected.
-    second: How many of the first ones at odd places are protected.
+  Tokens that `stay` are at even places, all others at odd ones; of either, so
+  many `first` and `second` ones are protected.
   """
   evens, odds = np.arange(stay), stay + np.arange(odd)
   front = [(evens, odds)[i % 2][i // 2] for i in range(first + second)]
@@ -241,13 +211,10 @@ def _at(x: jax.Array, places: jax.Array) -> jax.Array:
 
 
 def schedule(depth: int, count: int, is_decreasing: bool) -> tuple[int, ...]:
-  """Returns r for each layer.
+  """Returns r for each layer, of `count` for an average one.
 
-  Args:
-    depth: Number of layers.
-    count: r of an average layer.
-    is_decreasing: Whether it falls from 2 r in the first layer to 0 in the last
-      (section 4.1 of the paper); else it is the same in all.
+  It falls from 2 r in the first layer to 0 in the last (section 4.1 of the
+  paper), if it is decreasing; else it is the same in all.
   """
   first = 2 * count if is_decreasing else count
   step = (2 * count - 2 * first) / max(depth - 1, 1)

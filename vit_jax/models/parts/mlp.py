@@ -14,10 +14,7 @@ from vit_jax.models.block import Mlp
 
 
 class _Gated(Mlp):
-  """The first layer has twice the width: one half gates the other.
-
-  The gate is the first half, as in DINOv2's code.
-  """
+  """The first half of the first layer gates the other, as in DINOv2's code."""
 
   # The gate is the activation function, so this is no option here.
   gelu: ClassVar[str] = 'none'  # type: ignore[misc]

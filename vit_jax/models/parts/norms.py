@@ -48,11 +48,7 @@ class GroupNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns normalised maps, with a learned scale and bias.
-
-    Raises:
-      ValueError: C does not divide into groups.
-    """
+    """Returns normalised maps, with a learned scale and bias."""
     shape, channels = x.shape, x.shape[-1]
     if channels % self.num_groups:
       raise ValueError(

@@ -18,8 +18,6 @@ from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import packing
 from vit_jax.models.context import Context
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 
 
 class TokenAndMean(nn.Module):
@@ -57,9 +55,9 @@ class Map(nn.Module):
 
   scope_name: ClassVar[str] = 'map_head'
 
-  num_heads: Annotated[int, Field(Kind.FITTED, is_visible=False, least=1)]
-  mlp_dim: Annotated[int, Field(Kind.FITTED, least=0)]
-  prefix: Annotated[bool, Field(Kind.FITTED, is_visible=False)] = False
+  num_heads: Annotated[int, fields.fitted(is_visible=False, least=1)]
+  mlp_dim: Annotated[int, fields.fitted(least=0)]
+  prefix: Annotated[bool, fields.fitted(is_visible=False)] = False
   query: Annotated[bool, fields.FITTED] = True
   bias: Annotated[bool, fields.FITTED] = True
   gelu: Annotated[str, block_lib.GELU] = 'tanh'
@@ -101,19 +99,12 @@ class Map(nn.Module):
         name='mlp',
       )
       y += mlp(self.norm(y), Context())
-    return (
-      y[:, 0]
-      if has_patches is None
-      else jnp.where(has_patches[..., None], y, 0)
-    )
+    if has_patches is None:
+      return y[:, 0]
+    return jnp.where(has_patches[..., None], y, 0)
 
   def _attend(self, x: jax.Array, attended: jax.Array | None) -> jax.Array:
-    """Returns what the query attends to in [B, T, D], [B, S, D]; S may be 1.
-
-    Args:
-      x: The tokens.
-      attended: bool [B, T] or [B, S, T], tokens that are no padding; None: all.
-    """
+    """Returns what the query attends to in [B, T, D], [B, S, D]; S may be 1."""
     starts = initializers_lib.INITIALIZERS[self.initializers]
     d = x.shape[-1]
     heads = (h := self.num_heads, k := d // h)
@@ -134,10 +125,7 @@ class Map(nn.Module):
     )(x)  # [B, T, 2, H, K]
     key, value = jnp.moveaxis(key_value, (2, 3), (0, 2))  # [B, H, T, K]
     scores = jnp.einsum(
-      'hk,bhtk->bht',
-      query * k**-0.5,
-      key,
-      preferred_element_type=jnp.float32,
+      'hk,bhtk->bht', query * k**-0.5, key, preferred_element_type=jnp.float32
     )
     is_packed = attended is not None and attended.ndim == 3
     if is_packed:

@@ -18,8 +18,6 @@ from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import registry
 from vit_jax.models.context import Context
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 from vit_jax.models.packing import ONE_SHAPE
 
 # Parameters of factorised positions.
@@ -45,11 +43,7 @@ class Factorized(nn.Module):
   def __call__(
     self, x: jax.Array, context: Context
   ) -> tuple[jax.Array, Context]:
-    """Adds positions to the patches of tokens [B, P + N, D].
-
-    Raises:
-      ValueError: A model is initialised with images of different shapes.
-    """
+    """Adds positions to the patches of tokens [B, P + N, D]."""
     rows, columns = (self._axis(i, x.shape[2], context) for i in range(2))
     grids = context.grids
     if grids is None:
@@ -58,8 +52,7 @@ class Factorized(nn.Module):
     table = embedding.factorized_positions(
       rows, columns, grids, count, self.keep_aspect
     )
-    before = (0, 0), (context.prefix, 0), (0, 0)
-    return x + jnp.pad(table.astype(x.dtype), before), context
+    return x + _behind(context, table.astype(x.dtype)), context
 
   def _axis(self, axis: int, d: int, context: Context) -> jax.Array:
     """Returns the positions of rows (0) or columns (1), [h or w, D]."""
@@ -84,7 +77,7 @@ class SinCos(nn.Module):
       v3.
   """
 
-  kind: Annotated[str, Field(Kind.FITTED, choices=tuple(embedding.SINCOS))] = (
+  kind: Annotated[str, fields.fitted(choices=tuple(embedding.SINCOS))] = (
     'sincos2d'
   )
 
@@ -100,30 +93,26 @@ class SinCos(nn.Module):
   def __call__(
     self, x: jax.Array, context: Context
   ) -> tuple[jax.Array, Context]:
-    """Adds positions to the patches of tokens [B, P + N, D].
-
-    Raises:
-      ValueError: Images have their own grids, or patches are of volumes.
-    """
+    """Adds positions to the patches of tokens [B, P + N, D]."""
     refuse_grids(context)
     grid = embedding.pair(context.grid or ())
     table = embedding.sincos2d(grid, x.shape[2], self.kind)
-    before = (0, 0), (context.prefix, 0), (0, 0)
-    return x + jnp.pad(jnp.asarray(table, x.dtype), before), context
+    return x + _behind(context, jnp.asarray(table, x.dtype)), context
+
+
+def _behind(context: Context, table: jax.Array) -> jax.Array:
+  """Returns positions of patches, with zeros for the tokens before them."""
+  return jnp.pad(table, ((0, 0), (context.prefix, 0), (0, 0)))
 
 
 def in_attention(model: Any) -> str:
-  """Returns the name of the positions that attention adds; '' if none are.
-
-  Their class says so by `in_attention`.
-  """
+  """Returns the names of positions whose class has `in_attention`, or ''."""
   kinds = map(type, model.positions)
-  names = [
+  return ' + '.join(
     registry.class_name('positions', kind)
     for kind in kinds
     if getattr(kind, 'in_attention', False)
-  ]
-  return ' + '.join(names)
+  )
 
 
 def refuse_grids(context: Context) -> None:

@@ -8,6 +8,7 @@ In comments: P tokens before the patches, T tokens, H heads.
 """
 
 from typing import Annotated
+from typing import Any
 from typing import ClassVar
 
 from flax import linen as nn
@@ -18,23 +19,16 @@ import numpy as np
 from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models.context import Context
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 from vit_jax.models.parts import positions
 
 
 def index(grid: tuple[int, int]) -> np.ndarray:
   """Returns the row of BEiT's table of relative positions for two tokens.
 
-  Tokens are a class token and the patches, row by row. The table has a row for
-  each distance (rows, columns) between patches, then one each for class token
-  to patch, patch to class token, and class token to itself.
-
-  Args:
-    grid: Patches (h, w).
-
-  Returns:
-    int32 [T, T], T = 1 + h * w, by query and key.
+  Tokens are a class token and the patches of a grid (h, w), row by row. The
+  table has a row for each distance (rows, columns) between patches, then one
+  each for class token to patch, patch to class token, and class token to
+  itself. The result is int32 [T, T], T = 1 + h * w, by query and key.
   """
   h, w = grid
   y, x = (c.ravel() for c in np.mgrid[:h, :w])
@@ -52,50 +46,18 @@ def rows(grid: tuple[int, int]) -> int:
   return (2 * grid[0] - 1) * (2 * grid[1] - 1) + 3
 
 
-class RelativeMlp(nn.Module):
-  """Maps distances of patches to biases of attention.
-
-  Attributes:
-    num_heads: H.
-    hidden: Size of the hidden layer.
-  """
-
-  num_heads: int
-  hidden: int
-
-  @nn.compact
-  def __call__(self, grid: tuple[int, int], prefix: int) -> jax.Array:
-    """Returns biases, float32 [H, T, T]; 0 for tokens before the patches.
-
-    Args:
-      grid: Patches (h, w).
-      prefix: P.
-    """
-    y, x = (c.ravel() for c in np.mgrid[: grid[0], : grid[1]])
-    steps = np.stack([y[:, None] - y, x[:, None] - x], axis=-1)  # [N, N, 2]
-    # Each distance once, and where it is in the matrix.
-    distances, inverse = np.unique(
-      steps.reshape(-1, 2), axis=0, return_inverse=True
-    )
-    logs = (np.sign(distances) * np.log1p(np.abs(distances))).astype(np.float32)
-    z = nn.relu(nn.Dense(self.hidden, name='up')(logs))
-    z = nn.Dense(self.num_heads, name='down')(z)
-    z = jnp.moveaxis(z[inverse.reshape(steps.shape[:2])], 2, 0)
-    return jnp.pad(z, ((0, 0), (prefix, 0), (prefix, 0)))
-
-
 class _Table(nn.Module):
-  """A number for each distance and head; it starts at zero, as in BEiT's code.
-
-  Attributes:
-    num_heads: H.
-  """
+  """A number for each distance and head; zero at first, as in BEiT's code."""
 
   num_heads: int
 
   @nn.compact
   def __call__(self, context: Context) -> jax.Array:
     """Returns the bias of scores, float32 [H, T, T]."""
+    if not context.class_token or context.prefix != 1:
+      raise ValueError(
+        'relative_bias is of a class token and patches: no other tokens'
+      )
     grid = embedding.pair(context.grid or ())
     shape = (rows(grid), self.num_heads)
     init = nn.initializers.zeros
@@ -103,13 +65,20 @@ class _Table(nn.Module):
     return jnp.moveaxis(table[index(grid)], 2, 0)
 
 
-class _Computed(nn.Module):
-  """The MLP that computes biases, for the context of a layer.
+class _Mlp(nn.Module):
+  """Maps distances of patches [N, 2] to biases [N, H]."""
 
-  Attributes:
-    num_heads: H.
-    hidden: Size of the hidden layer.
-  """
+  num_heads: int
+  hidden: int
+
+  @nn.compact
+  def __call__(self, logs: np.ndarray) -> jax.Array:
+    z = nn.relu(nn.Dense(self.hidden, name='up')(logs))
+    return nn.Dense(self.num_heads, name='down')(z)
+
+
+class _Computed(nn.Module):
+  """Biases that an MLP computes; 0 for tokens before the patches."""
 
   num_heads: int
   hidden: int
@@ -117,8 +86,17 @@ class _Computed(nn.Module):
   @nn.compact
   def __call__(self, context: Context) -> jax.Array:
     """Returns the bias of scores, float32 [H, T, T]."""
-    mlp = RelativeMlp(self.num_heads, self.hidden, name='relative_mlp')
-    return mlp(embedding.pair(context.grid or ()), context.prefix)
+    (h, w), prefix = embedding.pair(context.grid or ()), context.prefix
+    y, x = (c.ravel() for c in np.mgrid[:h, :w])
+    steps = np.stack([y[:, None] - y, x[:, None] - x], axis=-1)  # [N, N, 2]
+    # Each distance once, and where it is in the matrix.
+    distances, inverse = np.unique(
+      steps.reshape(-1, 2), axis=0, return_inverse=True
+    )
+    logs = (np.sign(distances) * np.log1p(np.abs(distances))).astype(np.float32)
+    z = _Mlp(self.num_heads, self.hidden, name='relative_mlp')(logs)
+    z = jnp.moveaxis(z[inverse.reshape(steps.shape[:2])], 2, 0)
+    return jnp.pad(z, ((0, 0), (prefix, 0), (prefix, 0)))
 
 
 class RelativeBias(nn.Module):
@@ -133,25 +111,16 @@ class RelativeBias(nn.Module):
 
   in_attention: ClassVar[bool] = True
 
-  num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
+  num_heads: Annotated[int, fields.HEADS]
   shared: Annotated[bool, fields.FITTED] = True
 
   @nn.compact
   def __call__(
     self, x: jax.Array, context: Context
   ) -> tuple[jax.Array, Context]:
-    """Says in the context what is added to scores; tokens stay as they are.
-
-    Raises:
-      ValueError: Some patches are left out, or these are not a class token and
-        patches of images of one grid.
-    """
-    _check(context)
-    if not context.class_token or context.prefix != 1:
-      raise ValueError(
-        'relative_bias is of a class token and patches: no other tokens'
-      )
-    return x, _with_bias(self, _Table(self.num_heads, parent=None), context)
+    """Says in the context what is added to scores; tokens stay as they are."""
+    part = _Table(self.num_heads, parent=None)
+    return x, _with_bias(self, part, context)
 
 
 class RelativeMlpBias(nn.Module):
@@ -167,8 +136,8 @@ class RelativeMlpBias(nn.Module):
 
   in_attention: ClassVar[bool] = True
 
-  num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
-  hidden_dim: Annotated[int, Field(Kind.FITTED, least=1)] = 128
+  num_heads: Annotated[int, fields.HEADS]
+  hidden_dim: Annotated[int, fields.fitted(least=1)] = 128
   shared: Annotated[bool, fields.FITTED] = True
 
   @nn.compact
@@ -176,21 +145,16 @@ class RelativeMlpBias(nn.Module):
     self, x: jax.Array, context: Context
   ) -> tuple[jax.Array, Context]:
     """As of `RelativeBias`; there may be any tokens before the patches."""
-    _check(context)
     part = _Computed(self.num_heads, self.hidden_dim, parent=None)
     return x, _with_bias(self, part, context)
 
 
-def _check(context: Context) -> None:
-  """Raises a ValueError if not all patches of one grid are among the tokens."""
+def _with_bias(module: Any, part: nn.Module, context: Context) -> Context:
+  """Returns a context with the bias of a part, for all layers or for each."""
   positions.refuse_grids(context)
   if context.kept_patches is not None:
     raise ValueError('relative positions need all patches: none left out')
-
-
-def _with_bias(module: nn.Module, part: nn.Module, context: Context) -> Context:
-  """Returns a context with the bias of a part, for all layers or for each."""
-  if not module.shared:  # type: ignore[attr-defined]
+  if not module.shared:
     return context.replace(layer_bias=part)
   part = part.copy(parent=module, name='bias')
   nn.share_scope(module, part)

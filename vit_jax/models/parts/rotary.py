@@ -21,9 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.models import embedding
+from vit_jax.models import fields
 from vit_jax.models.context import Context
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind as FieldKind
 from vit_jax.models.parts import positions
 
 # Cosines and sines, [..., T, K] each, or [..., T, H, K].
@@ -46,7 +45,6 @@ class Rotation:
 
   def tables(self, layer: jax.Array | None) -> Tables:
     """Returns cosines and sines of a layer."""
-    del layer
     return self.cos, self.sin
 
   def __call__(self, x: jax.Array, layer: jax.Array | None) -> jax.Array:
@@ -119,12 +117,8 @@ def frequencies(
   """Returns initial frequencies of `rope_vit_mixed`, float32 [2, L, H, K / 2].
 
   Each head of each layer gets two perpendicular directions at random; along
-  both, the frequencies are those of `rope_vit`.
-
-  Args:
-    key: Random key.
-    shape: (2, L, H, K / 2): by column and by row; layers; heads; angles.
-    base: As of `angles`.
+  both, the frequencies are those of `rope_vit`. The first axis of `shape` is by
+  column and by row.
   """
   _, layers, heads, angles_ = shape
   count = angles_ // 2
@@ -140,12 +134,8 @@ def coordinates(
 ) -> jax.Array:
   """Returns columns and rows of all tokens, float32 [1 or B, T, 2].
 
-  Those of tokens before the patches are 0, which does not rotate them.
-
-  Args:
-    grid: Patches (h, w).
-    prefix: P, the number of tokens before the patches.
-    kept_patches: As of `token_tables`.
+  Those of tokens before the patches are 0, which does not rotate them. The grid
+  is (h, w); the other arguments are those of `token_tables`.
   """
   y, x = (c.ravel() for c in np.mgrid[: grid[0], : grid[1]])
   patches = jnp.asarray(np.stack([x, y], axis=-1), jnp.float32)
@@ -154,14 +144,10 @@ def coordinates(
 
 
 def mixed(of_tokens: jax.Array, of_layer: jax.Array) -> Tables:
-  """Returns the rotation of a layer by learned frequencies.
+  """Returns the rotation by learned frequencies, [1 or B, T, H, K] each.
 
-  Args:
-    of_tokens: `coordinates`, [1 or B, T, 2].
-    of_layer: Frequencies of the layer, [2, H, K / 2].
-
-  Returns:
-    Cosines and sines, [1 or B, T, H, K].
+  Coordinates of tokens are [1 or B, T, 2], frequencies of a layer [2, H, K /
+  2].
   """
   turned = jnp.einsum(
     'btc,chk->bthk', of_tokens, of_layer, precision=jax.lax.Precision.HIGHEST
@@ -203,22 +189,13 @@ def angles(
 
 
 def table(
-  kind: str,
-  grid: tuple[int, int],
-  channels: int,
-  base: float,
-  reference: Sequence[int] | None = None,
-  offset: float = 0.0,
+  kind: str, grid: tuple[int, int], channels: int, base: float, *options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns cosines and sines by patch and channel, float32 [N, K] each.
-
-  Arguments are those of `angles`.
-  """
-  patch_angles = angles(kind, grid, channels, base, reference, offset)
+  """Returns cosines and sines of `angles`, float32 [N, K] each."""
+  patch_angles = angles(kind, grid, channels, base, *options)
+  halves = KINDS[kind].halves
   spread = (
-    np.tile(patch_angles, 2)
-    if KINDS[kind].halves
-    else patch_angles.repeat(2, axis=1)
+    np.tile(patch_angles, 2) if halves else patch_angles.repeat(2, axis=1)
   )
   return np.cos(spread).astype(np.float32), np.sin(spread).astype(np.float32)
 
@@ -228,15 +205,14 @@ def token_tables(
 ) -> Tables:
   """Returns the rotation of all tokens; those before the patches stay.
 
+  Cosines and sines are float32 [P + N, K], or [B, P + n, K] of `kept_patches`.
+
   Args:
     cos: Cosines by patch, [N, K].
     sin: Sines by patch, [N, K].
     prefix: P, the number of tokens before the patches.
     kept_patches: int32 [B, n], the patches that are among the tokens, in their
       order; None: all.
-
-  Returns:
-    Cosines and sines, float32 [P + N, K], or [B, P + n, K].
   """
 
   def with_prefix(x: np.ndarray, neutral: float) -> jax.Array:
@@ -252,11 +228,8 @@ def token_tables(
 def rotate(x: jax.Array, tables: Tables, halves: bool) -> jax.Array:
   """Rotates queries or keys; in float32, and the result is of their type.
 
-  Args:
-    x: [B, T', H, K], the first T' of all T tokens.
-    tables: Cosines and sines, [T, K] or [B, T, K]; [1 or B, T, H, K] if heads
-      differ.
-    halves: As of `Kind`.
+  x is [B, T', H, K], the first T' of all T tokens. Cosines and sines are [T, K]
+  or [B, T, K]; [1 or B, T, H, K] if heads differ. `halves` is as of `Kind`.
   """
   by_head = [p if p.ndim == x.ndim else p[..., None, :] for p in tables]
   cos, sin = (part[..., : x.shape[1], :, :] for part in by_head)
@@ -286,48 +259,35 @@ class Rope(nn.Module):
 
   in_attention: ClassVar[bool] = True
 
-  num_heads: Annotated[int, Field(FieldKind.SIZE, is_visible=False, least=1)]
-  kind: Annotated[
-    str, Field(FieldKind.FUNCTION, is_visible=False, choices=tuple(KINDS))
-  ] = 'dinov3'
-  base: Annotated[
-    float, Field(FieldKind.FUNCTION, is_visible=False, interval='(0, inf)')
-  ] = 100.0
-  grid: Annotated[
-    tuple[int, ...] | None,
-    Field(FieldKind.FUNCTION, is_visible=False, least=1),
-  ] = None
-  offset: Annotated[
-    float, Field(FieldKind.FUNCTION, is_visible=False, interval='[0, inf)')
-  ] = 0.0
+  num_heads: Annotated[int, fields.HEADS]
+  kind: Annotated[str, fields.unseen(choices=tuple(KINDS))] = 'dinov3'
+  base: Annotated[float, fields.unseen(interval='(0, inf)')] = 100.0
+  grid: Annotated[tuple[int, ...] | None, fields.unseen(least=1)] = None
+  offset: Annotated[float, fields.unseen(interval='[0, inf)')] = 0.0
 
   def check_model(self, model: Any) -> None:
     """Raises a ValueError if it does not fit the heads, or has no effect."""
     channels = model.hidden_size // self.num_heads
-    if channels % 4:
-      raise ValueError(
+    has_two = self.grid is None or len(self.grid) == 2
+    has_scale = self.grid is not None or self.offset
+    fields.refuse(
+      {
         "positions='rope' needs heads with a multiple of 4 channels, not"
-        f' {channels}: change num_heads or hidden_size'
-      )
-    if self.grid is not None and len(self.grid) != 2:
-      raise ValueError(
-        f'positions: rope.grid is {self.grid}: write (rows, columns) of patches'
-      )
-    if not is_scaled(self.kind) and (self.grid is not None or self.offset):
-      raise ValueError(
+        f' {channels}: change num_heads or hidden_size': channels % 4,
+        f'positions: rope.grid is {self.grid}: write (rows, columns) of'
+        ' patches': not has_two,
         f'positions: grid and offset have no effect with rope({self.kind!r}),'
-        ' which scales no indices: leave them out'
-      )
+        ' which scales no indices: leave them out': (
+          has_scale and not is_scaled(self.kind)
+        ),
+      }
+    )
 
   @nn.compact
   def __call__(
     self, x: jax.Array, context: Context
   ) -> tuple[jax.Array, Context]:
-    """Says in the context how layers rotate; tokens stay as they are.
-
-    Raises:
-      ValueError: Images have their own grids, or patches are of volumes.
-    """
+    """Says in the context how layers rotate; tokens stay as they are."""
     positions.refuse_grids(context)
     grid, prefix = embedding.pair(context.grid or ()), context.prefix
     channels = x.shape[-1] // self.num_heads

@@ -14,8 +14,6 @@ from vit_jax.models import fields
 from vit_jax.models import inputs
 from vit_jax.models import resnet
 from vit_jax.models.block import LayerNorm
-from vit_jax.models.fields import Field
-from vit_jax.models.fields import Kind
 from vit_jax.models.parts import as_class
 from vit_jax.models.patches import Patches
 
@@ -32,9 +30,7 @@ class NormedPatches(Patches):
 
   scope_name: ClassVar[str] = ''
 
-  patch_norm: Annotated[nn.Module, Field(Kind.FUNCTION, key='norm')] = (
-    LayerNorm()
-  )
+  patch_norm: Annotated[nn.Module, fields.function(key='norm')] = LayerNorm()
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
@@ -61,7 +57,6 @@ class HybridPatches(Patches):
 
   def check_model(self, model: Any) -> None:
     """Raises a ValueError if images were to be cropped to patches."""
-    del model
     if self.crop:
       raise ValueError(
         "patches='hybrid' does not go with crop=True, since its convolutions"

@@ -46,15 +46,11 @@ def names(module: type[Any] | None = None) -> list[str]:
 
 
 def find(name: str) -> tuple[type[Any], Keys] | None:
-  """Returns the class and the keys of a name without options.
+  """Returns the class and the keys of a name without options; None: it is none.
 
-  Args:
-    name: As `ViT-B/16`; as `vit_base_patch16_224`, with or without timm's tag
-      after a dot; or as `google/vit-base-patch16-224`. The last two may start
-      with `hf:`.
-
-  Returns:
-    Class and keys; None if no family has the name.
+  It is as `ViT-B/16`; as `vit_base_patch16_224`, with or without timm's tag
+  after a dot; or as `google/vit-base-patch16-224`. The last two may start with
+  `hf:`.
   """
   name = name.removeprefix('hf:').removeprefix('timm/')
   if '/' not in name and name.islower():

@@ -6,10 +6,10 @@ from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
 _SIZES: dict[str, Keys] = {
-  'large': {'hidden_size': 1024, 'mlp_dim': 2816, 'num_heads': 8},
-  'huge': {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 12},
-  '1b': {'hidden_size': 2048, 'mlp_dim': 5632, 'num_heads': 16},
-  '3b': {'hidden_size': 3072, 'mlp_dim': 8192, 'num_heads': 24},
+  'large': vit.size(1024, 2816, 8, 24),
+  'huge': vit.size(1536, 4096, 12, 24),
+  '1b': vit.size(2048, 5632, 16, 24),
+  '3b': vit.size(3072, 8192, 24, 24),
 }
 
 
@@ -17,7 +17,6 @@ def _timm(match: re.Match[str]) -> Keys | None:
   return vit.sized(
     match,
     _SIZES,
-    depth=24,
     patches='normed',
     attention='attention(qkv_bias=False, out_bias=False)',
     mlp='swiglu(bias=False)',

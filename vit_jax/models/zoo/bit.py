@@ -1,7 +1,5 @@
 """BiT (arXiv:1912.11370)."""
 
-import re
-
 from vit_jax.models import resnet
 from vit_jax.models.zoo import Keys
 
@@ -18,11 +16,10 @@ SIZES: dict[str, Keys] = {
 NAMES = tuple(f'BiT-{size}' for size in SIZES)
 
 
-def _keys(match: re.Match[str]) -> Keys | None:
-  return SIZES.get(f'R{match["size"]}')
-
-
 PATTERNS = {
-  r'BiT-R(?P<size>\w+)': _keys,
-  r'resnetv2_(?P<size>\d+x\d)_bit(m|m_in21k|_\w+)?': _keys,
+  pattern: lambda match: SIZES.get(f'R{match["size"]}')
+  for pattern in (
+    r'BiT-R(?P<size>\w+)',
+    r'resnetv2_(?P<size>\d+x\d)_bit(m|m_in21k|_\w+)?',
+  )
 }

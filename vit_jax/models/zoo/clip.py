@@ -8,18 +8,13 @@ from vit_jax.models.zoo import rope_vit
 from vit_jax.models.zoo import vit
 
 _SIZES: dict[str, Keys] = {
-  'xsmall': {'hidden_size': 256, 'mlp_dim': 1024, 'num_heads': 4, 'depth': 10},
+  'xsmall': vit.size(256, 1024, 4, 10),
   'medium': deit.MEDIUM,
   'betwixt': rope_vit.BETWIXT,
   **{size: vit.WORDS[size] for size in ('base', 'large', 'huge', 'giant')},
-  'gigantic': {
-    'hidden_size': 1664,
-    'mlp_dim': 8192,
-    'num_heads': 16,
-    'depth': 48,
-  },
+  'gigantic': vit.size(1664, 8192, 16, 48),
 }
-_PLUS = {'hidden_size': 896, 'mlp_dim': 3584, 'num_heads': 14, 'depth': 12}
+_PLUS = vit.size(896, 3584, 14, 12)
 
 
 def _timm(match: re.Match[str]) -> Keys | None:

@@ -5,12 +5,11 @@ import re
 from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
-MEDIUM = {'hidden_size': 512, 'mlp_dim': 2048, 'num_heads': 8, 'depth': 12}
+MEDIUM = vit.size(512, 2048, 8, 12)
 
 
-def _deit(match: re.Match[str]) -> Keys | None:
-  token = {'distillation_token': True} if match['distilled'] else {}
-  return vit.sized(match, **token, **vit.EXACT)
+def _token(match: re.Match[str]) -> Keys:
+  return {'distillation_token': True} if match['distilled'] else {}
 
 
 def _deit3(match: re.Match[str]) -> Keys | None:
@@ -23,18 +22,13 @@ def _deit3(match: re.Match[str]) -> Keys | None:
   )
 
 
-def _huggingface(match: re.Match[str]) -> Keys | None:
-  keys = _deit(match)
-  return keys and keys | vit.HUGGINGFACE
-
-
 PATTERNS = {
   rf'deit_{vit.SIZE}_(?P<distilled>distilled_)?patch{vit.PATCH}{vit.END}': (
-    _deit
+    lambda match: vit.sized(match, **_token(match), **vit.EXACT)
   ),
   rf'deit3_(?P<size>medium|{"|".join(vit.WORDS)})_patch{vit.PATCH}{vit.END}': (
     _deit3
   ),
   rf'{vit.OWNER}deit-{vit.SIZE}-(?P<distilled>distilled-)?patch{vit.PATCH}'
-  r'-\d+': _huggingface,
+  r'-\d+': (lambda match: vit.sized(match, **_token(match), **vit.HUGGINGFACE)),
 }

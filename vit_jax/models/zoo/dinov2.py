@@ -5,13 +5,7 @@ import re
 from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
-_GIANT = {
-  'hidden_size': 1536,
-  'mlp_dim': 4096,
-  'num_heads': 24,
-  'depth': 40,
-  'mlp': 'swiglu',
-}
+_GIANT = vit.size(1536, 4096, 24, 40, mlp='swiglu')
 
 
 def _keys(match: re.Match[str], **keys: object) -> Keys:

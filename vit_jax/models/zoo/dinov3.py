@@ -8,13 +8,7 @@ from vit_jax.models.zoo import vit
 _GATED = {'mlp': 'swiglu'}
 _S_PLUS = {**vit.SIZES['S'], **_GATED}
 _H_PLUS = {**vit.SIZES['H'], 'num_heads': 20, **_GATED}
-_7B = {
-  'hidden_size': 4096,
-  'mlp_dim': 8192,
-  'num_heads': 32,
-  'depth': 40,
-  **_GATED,
-}
+_7B = vit.size(4096, 8192, 32, 40, **_GATED)
 _TIMM: dict[str, Keys] = {
   'small': vit.SIZES['S'],
   'small_plus': _S_PLUS,

@@ -16,11 +16,6 @@ SHARED = {
 }
 
 
-def _eva(match: re.Match[str]) -> Keys:
-  del match
-  return {**vit.SIZES['g'], **SHARED}
-
-
 def _eva02(match: re.Match[str]) -> Keys:
   size = match['size']
   norm = '(hidden_norm=True)' if size in ('base', 'large') else ''
@@ -33,18 +28,14 @@ def _eva02(match: re.Match[str]) -> Keys:
   }
 
 
-def _eva02_clip(match: re.Match[str]) -> Keys | None:
+def _eva02_clip(match: re.Match[str]) -> Keys:
+  keys = {'patch_size': int(match['patch']), 'pool': 'token'}
   attention = 'attention(key_bias=False, out_norm=True)'
-  return {
-    **_eva02(match),
-    'patch_size': int(match['patch']),
-    'attention': attention,
-    'pool': 'token',
-  }
+  return {**_eva02(match), **keys, 'attention': attention}
 
 
 PATTERNS = {
-  r'eva_giant_patch14_\d+': _eva,
+  r'eva_giant_patch14_\d+': lambda _: {**vit.SIZES['g'], **SHARED},
   rf'eva02_(?P<size>{"|".join(_EVA02_MLP)})_patch14_\d+': _eva02,
   rf'eva02_(?P<size>base|large)_patch{vit.PATCH}_clip_\d+': _eva02_clip,
 }

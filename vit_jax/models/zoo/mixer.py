@@ -1,43 +1,26 @@
 """MLP-Mixer (arXiv:2105.01601)."""
 
-import re
-
 from vit_jax.models import mixer
 from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
 MODULE = mixer.Mixer
 # Hidden size, the two MLPs' sizes, layers: Table 1 of the paper.
+_KEYS = ('hidden_size', 'tokens_mlp_dim', 'mlp_dim', 'depth')
 SIZES: dict[str, Keys] = {
-  'S': {'hidden_size': 512, 'tokens_mlp_dim': 256, 'mlp_dim': 2048, 'depth': 8},
-  'B': {
-    'hidden_size': 768,
-    'tokens_mlp_dim': 384,
-    'mlp_dim': 3072,
-    'depth': 12,
-  },
-  'L': {
-    'hidden_size': 1024,
-    'tokens_mlp_dim': 512,
-    'mlp_dim': 4096,
-    'depth': 24,
-  },
+  'S': dict(zip(_KEYS, (512, 256, 2048, 8), strict=True)),
+  'B': dict(zip(_KEYS, (768, 384, 3072, 12), strict=True)),
+  'L': dict(zip(_KEYS, (1024, 512, 4096, 24), strict=True)),
 }
-NAMES = (
-  *('Mixer-S/16', 'Mixer-S/32', 'Mixer-B/16', 'Mixer-B/32', 'Mixer-L/16'),
-)
-
-
-def _published(match: re.Match[str]) -> Keys | None:
-  return vit.sized(match, SIZES)
-
-
-def _timm(match: re.Match[str]) -> Keys | None:
-  sizes = {name.lower(): size for name, size in SIZES.items()}
-  return vit.sized(match, sizes, **vit.EXACT)
+_LOWER = {name.lower(): keys for name, keys in SIZES.items()}
+NAMES = tuple(f'Mixer-{x}' for x in ('S/16', 'S/32', 'B/16', 'B/32', 'L/16'))
 
 
 PATTERNS = {
-  rf'Mixer-(?P<size>[A-Za-z]+)/{vit.PATCH}': _published,
-  rf'mixer_(?P<size>[sbl]){vit.PATCH}{vit.END}': _timm,
+  rf'Mixer-(?P<size>[A-Za-z]+)/{vit.PATCH}': (
+    lambda match: vit.sized(match, SIZES)
+  ),
+  rf'mixer_(?P<size>[sbl]){vit.PATCH}{vit.END}': (
+    lambda match: vit.sized(match, _LOWER, **vit.EXACT)
+  ),
 }

@@ -8,20 +8,9 @@ from vit_jax.models.zoo import vit
 
 _SIZES: dict[str, Keys] = {
   **{size: vit.WORDS[size] for size in ('base', 'large', 'huge')},
-  'so150m2': {
-    'hidden_size': 832,
-    'mlp_dim': 2176,
-    'num_heads': 13,
-    'depth': 21,
-    **vit.NO_BIAS,
-  },
+  'so150m2': vit.size(832, 2176, 13, 21, **vit.NO_BIAS),
   'so400m': siglip.SIZES['so400m'],
-  'giant': {
-    'hidden_size': 1536,
-    'mlp_dim': 6144,
-    'num_heads': 24,
-    'depth': 40,
-  },
+  'giant': vit.size(1536, 6144, 24, 40),
 }
 _SCALE = {'block': 'block(layer_scale=1e-05)'}
 _POSITIONS = {

@@ -7,7 +7,7 @@ from vit_jax.models.zoo import eva
 from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
-BETWIXT = {'hidden_size': 640, 'mlp_dim': 2560, 'num_heads': 10, 'depth': 12}
+BETWIXT = vit.size(640, 2560, 10, 12)
 _SIZES: dict[str, Keys] = {
   'medium': deit.MEDIUM,
   'mediumd': {**deit.MEDIUM, 'depth': 20, **vit.NO_BIAS},

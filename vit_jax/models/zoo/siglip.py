@@ -8,12 +8,7 @@ from vit_jax.models.zoo import vit
 SIZES: dict[str, Keys] = {
   'base': vit.SIZES['B'],
   'large': vit.SIZES['L'],
-  'so400m': {
-    'hidden_size': 1152,
-    'mlp_dim': 4304,
-    'num_heads': 16,
-    'depth': 27,
-  },
+  'so400m': vit.size(1152, 4304, 16, 27),
 }
 
 

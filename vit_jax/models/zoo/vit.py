@@ -5,16 +5,26 @@ import re
 
 from vit_jax.models.zoo import Keys
 
-# Hidden size, MLP size, heads, layers: Table 1 of the paper; Ti and S of DeiT
-# (arXiv:2012.12877); g of Scaling Vision Transformers (arXiv:2106.04560).
+
+def size(
+  hidden_size: int, mlp_dim: int, num_heads: int, depth: int, **keys: object
+) -> Keys:
+  """Returns the keys of a size, and further ones."""
+  numbers = {'num_heads': num_heads, 'depth': depth}
+  return {'hidden_size': hidden_size, 'mlp_dim': mlp_dim, **numbers, **keys}
+
+
+# Table 1 of the paper; Ti and S of DeiT (arXiv:2012.12877); g of Scaling Vision
+# Transformers (arXiv:2106.04560).
 SIZES: dict[str, Keys] = {
-  'Ti': {'hidden_size': 192, 'mlp_dim': 768, 'num_heads': 3, 'depth': 12},
-  'S': {'hidden_size': 384, 'mlp_dim': 1536, 'num_heads': 6, 'depth': 12},
-  'B': {'hidden_size': 768, 'mlp_dim': 3072, 'num_heads': 12, 'depth': 12},
-  'L': {'hidden_size': 1024, 'mlp_dim': 4096, 'num_heads': 16, 'depth': 24},
-  'H': {'hidden_size': 1280, 'mlp_dim': 5120, 'num_heads': 16, 'depth': 32},
-  'g': {'hidden_size': 1408, 'mlp_dim': 6144, 'num_heads': 16, 'depth': 40},
+  'Ti': size(192, 768, 3, 12),
+  'S': size(384, 1536, 6, 12),
+  'B': size(768, 3072, 12, 12),
+  'L': size(1024, 4096, 16, 24),
+  'H': size(1280, 5120, 16, 32),
+  'g': size(1408, 6144, 16, 40),
 }
+_DINO = {'s': SIZES['S'], 'b': SIZES['B']}
 # As other libraries write them.
 _WORDS = ('tiny', 'small', 'base', 'large', 'huge', 'giant')
 WORDS = dict(zip(_WORDS, SIZES.values(), strict=True))
@@ -40,18 +50,12 @@ def sized(
 ) -> Keys | None:
   """Returns keys with those of the size and the patch that a name has.
 
-  Args:
-    match: With the groups `size` and `patch`.
-    sizes: Keys by size; of one that is not there, the result is None.
-    **keys: Further keys.
+  The match has the groups `size` and `patch`; of a size that is not among
+  `sizes`, the result is None.
   """
   if match['size'] not in sizes:
     return None
   return {**sizes[match['size']], 'patch_size': int(match['patch']), **keys}
-
-
-def _published(match: re.Match[str]) -> Keys | None:
-  return sized(match, SIZES)
 
 
 def _timm(match: re.Match[str]) -> Keys | None:
@@ -60,18 +64,13 @@ def _timm(match: re.Match[str]) -> Keys | None:
   return sized(match, **EXACT, **biases)
 
 
-def _huggingface(match: re.Match[str]) -> Keys | None:
-  return sized(match, **HUGGINGFACE)
-
-
-def _dino(match: re.Match[str]) -> Keys | None:
-  sizes = {'s': SIZES['S'], 'b': SIZES['B']}
-  return sized(match, sizes, **HUGGINGFACE)
-
-
 PATTERNS = {
-  rf'ViT-(?P<size>[A-Za-z]+)/{PATCH}': _published,
+  rf'ViT-(?P<size>[A-Za-z]+)/{PATCH}': lambda match: sized(match, SIZES),
   rf'vit_{SIZE}_patch{PATCH}{END}': _timm,
-  rf'{OWNER}vit-{SIZE}-patch{PATCH}-\d+(-in21k)?': _huggingface,
-  rf'{OWNER}dino-vit(?P<size>[sb]){PATCH}': _dino,
+  rf'{OWNER}vit-{SIZE}-patch{PATCH}-\d+(-in21k)?': (
+    lambda match: sized(match, **HUGGINGFACE)
+  ),
+  rf'{OWNER}dino-vit(?P<size>[sb]){PATCH}': (
+    lambda match: sized(match, _DINO, **HUGGINGFACE)
+  ),
 }

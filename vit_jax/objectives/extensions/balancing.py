@@ -9,10 +9,9 @@ from jax.extend import core as jax_core
 import jax.numpy as jnp
 
 from vit_jax import config as config_lib
+from vit_jax.models import stack
 from vit_jax.objectives import base
 from vit_jax.objectives.extensions import contract
-
-COLLECTION = 'losses'  # of a model, in which parts leave their losses
 
 
 @dataclasses.dataclass
@@ -82,7 +81,7 @@ class Balanced(base.Objective):
         `jax.lax.map`, which these losses cannot leave by themselves.
     """
     losses, mutable = self._losses, arguments.get('mutable', [])
-    if losses is None or COLLECTION in mutable:
+    if losses is None or stack.LOSSES in mutable:
       if losses is not None:
         losses.are_added = True
       return super()._apply_in_training(params, images, arguments)
@@ -93,7 +92,7 @@ class Balanced(base.Objective):
         " losses of experts from apply_train(..., mutable=['losses']) and add"
         ' them to the loss, or set loss=0 in config.model.mlp'
       )
-    arguments = {**arguments, 'mutable': [*mutable, COLLECTION]}
+    arguments = {**arguments, 'mutable': [*mutable, stack.LOSSES]}
     outputs, state = super()._apply_in_training(params, images, arguments)
-    losses.arrays += jax.tree.leaves(state.pop(COLLECTION))
+    losses.arrays += jax.tree.leaves(state.pop(stack.LOSSES))
     return (outputs, state) if mutable else outputs
