@@ -170,13 +170,7 @@ def _check_push(path: pathlib.Path) -> None:
 def _add_facts(
   path: pathlib.Path, source: pathlib.Path, step: int | None
 ) -> None:
-  """Adds what the Hub shows: facts about the run, and the card's head.
-
-  Args:
-    path: The converted model.
-    source: Where it comes from; a work directory or not.
-    step: Of a work directory, the step of the checkpoint.
-  """
+  """Adds what the Hub shows: facts about the run, and the card's head."""
   from vit_jax.runs import records
   from vit_jax.runs import safe_io
 
@@ -242,11 +236,7 @@ def _draw_curves(run: 'records.Record', path: pathlib.Path) -> bool:
 def _whole_params(
   loaded: 'weights.Loaded', name: str
 ) -> 'objective_tables.ObjectiveTable':
-  """Returns how a format stores what a run has beside its model.
-
-  Raises:
-    UserError: It has nothing else, or the format has no place for it.
-  """
+  """Returns how a format stores what a run has beside its model."""
   from vit_jax import objectives
   from vit_jax.data import features
   from vit_jax.weights.formats import objective_tables
@@ -300,11 +290,7 @@ def _read_dense(source: str, path: pathlib.Path) -> None:
 
 
 def _segmentation_params(loaded: 'weights.Loaded') -> Any:
-  """Returns all parameters of a run of segmentation.
-
-  Raises:
-    UserError: The model is of no such run.
-  """
+  """Returns all parameters of a run of segmentation."""
   from vit_jax.objectives import trained
 
   if 'segments' not in loaded.preprocess.outputs:
@@ -329,9 +315,6 @@ def write_workdir(
     source: Origin of the model, for its card.
     all_params: All parameters of the objective of the run that `loaded` is of,
       whose config is written then; None: the model alone.
-
-  Raises:
-    UserError: The directory is not empty, or cannot be written.
   """
   import jax.numpy as jnp
 

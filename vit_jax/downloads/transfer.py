@@ -72,10 +72,6 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
   """Downloads a file, unless it exists; returns its target.
 
   `sleep` is called with the seconds to wait before a retry.
-
-  Raises:
-    UserError: There is no such file, it cannot be reached or stored, or it
-      differs from what the server announced or from its known digest.
   """
   if file.target.is_file():
     with config_lib.explained(f'{file.target} cannot be read', OSError):

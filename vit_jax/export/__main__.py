@@ -119,9 +119,6 @@ def check(path: pathlib.Path, form: str) -> None:
   Args:
     path: Path of the file to write.
     form: One of FORMATS.
-
-  Raises:
-    UserError: A package is missing, or nothing can be written there.
   """
   for package in _PACKAGES[form]:
     check_package(f'--to={form}', package, 'export')
@@ -147,9 +144,6 @@ def stablehlo(
   Returns:
     A serialized `jax.export.Exported` from float32 [B, H, W, C], as
     `vit.preprocess` makes it, to logits, float32 [B, classes].
-
-  Raises:
-    UserError: The parameters are too large for the format.
   """
   import jax
   from jax import export as jax_export
@@ -173,9 +167,6 @@ def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
   Returns:
     A serialized ONNX model from float32 [B, H, W, C], as `vit.preprocess`
     makes it, to logits, float32 [B, classes].
-
-  Raises:
-    UserError: The parameters are too large for the format.
   """
   import jax2onnx
 
@@ -230,9 +221,6 @@ def write(
 
   Returns:
     Restrictions of the export with their reasons, one line each.
-
-  Raises:
-    UserError: Nothing could be exported, or the file cannot be written.
   """
   check(path, form)
   vit, notes = _simplified(vit, form)
@@ -261,9 +249,6 @@ def _best(
   Returns:
     Its restrictions, and the largest difference of its logits as a fraction of
     the largest logit.
-
-  Raises:
-    UserError: No export works.
   """
   reason = ''
   for options, lack in _attempts(form, batch_size):
@@ -311,9 +296,6 @@ def _compare(
 
   Returns:
     The largest difference, as a fraction of the largest logit.
-
-  Raises:
-    ValueError: The logits differ by more than rounding, or are not finite.
   """
   import jax.numpy as jnp
   import numpy as np
@@ -401,11 +383,7 @@ def _image_shape(vit: 'weights.Loaded') -> tuple[int, int, int]:
 def _simplified(
   vit: 'weights.Loaded', form: str
 ) -> tuple['weights.Loaded', list[str]]:
-  """Returns a model that a format can store, and notes on its differences.
-
-  Raises:
-    UserError: The parameters are too large for the format.
-  """
+  """Returns a model that a format can store, and notes on its differences."""
   import jax
   import jax.numpy as jnp
 

@@ -112,9 +112,6 @@ class Loaded:
         features: Input of the head, [B, D].
         logits: [B, outputs], if there is a head.
         numbers: [B, K] in the units of the data, if the model predicts numbers.
-
-    Raises:
-      UserError: An image cannot be read.
     """
     outputs = self._all(self.params, self.preprocess(images))
     return {name: np.asarray(x, np.float32) for name, x in outputs.items()}
@@ -127,9 +124,6 @@ class Loaded:
 
     Returns:
       Logits, float32 [B, classes].
-
-    Raises:
-      UserError: An image cannot be read.
     """
     return batched.apply(self.model, self.params, self.preprocess(images))
 
@@ -187,9 +181,6 @@ class Loaded:
         the code that the model comes from.
       quantize: 'int8', only to predict; see `weights.quantized`.
       **model_overrides: Values of `models.KEYS`.
-
-    Raises:
-      UserError: The parameters do not fit, or a key does not exist.
     """
     quantized.check(quantize, self.params)
     target = self._with_keys(num_classes, model_overrides)
@@ -308,9 +299,6 @@ def load(
 
   Returns:
     The model with its parameters and its preprocessing.
-
-  Raises:
-    UserError: There is no such model, it is damaged, or it does not fit.
   """
   quantized.check(quantize)
   if pretrained is None:
@@ -353,11 +341,7 @@ def check_path(path: str) -> None:
 
 
 def _address(path: str) -> str:
-  """Returns the address of a published name's checkpoint, or the path itself.
-
-  Raises:
-    UserError: `path` is a model's name without a known checkpoint.
-  """
+  """Returns the address of a published name's checkpoint, or the path itself."""
   if os.path.exists(path):
     return path
   if path in checkpoints.CHECKPOINTS:

@@ -88,9 +88,6 @@ def adapt(
   Returns:
     Parameters, as the kind of arrays that `params` has, and the changes, in
     order.
-
-  Raises:
-    UserError: The parameters do not fit; the message lists all differences.
   """
   resize_lib.check_method(resize)
   _check_family(source, target, source_grid, target_grid)

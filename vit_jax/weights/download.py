@@ -46,10 +46,6 @@ def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
   Returns:
     A file; for `hf:`, a directory with config.json, the weights, and
     preprocessor_config.json if there is one; a local path unchanged.
-
-  Raises:
-    UserError: There is no such file, it cannot be reached or stored, or the
-      download differs from what the server announced.
   """
   if path.startswith('hf:'):
     return hub.fetch(path, places.cache() / 'hub')

@@ -44,10 +44,6 @@ def features(
 
   Returns:
     float32 [len(layers), B, N, D].
-
-  Raises:
-    UserError: The model has no tokens or no such layer, or an image cannot be
-      read.
   """
   check_tokens(vit)
   chosen = range(depth(vit)) if layers is None else layers
@@ -76,9 +72,6 @@ def embeddings(
 
   Returns:
     float32 [B, D'], where D' is the width of the head's input.
-
-  Raises:
-    UserError: An image cannot be read.
   """
   model = vit.model.clone(num_classes=0)
   return batched.apply(model, vit.params, prepared(vit, images), batch_size)
@@ -104,11 +97,7 @@ def check_attention(vit: weights.Loaded) -> None:
 
 
 def depth(vit: weights.Loaded) -> int:
-  """Returns L.
-
-  Raises:
-    UserError: The model has no tokens.
-  """
+  """Returns L."""
   check_tokens(vit)
   return getattr(vit.model, 'depth', 0)
 
@@ -119,9 +108,6 @@ def layer_index(vit: weights.Loaded, layer: int) -> int:
   Args:
     vit: A ViT, hybrid or Mixer.
     layer: Index; a negative one counts from the end.
-
-  Raises:
-    UserError: There is no such layer.
   """
   count = depth(vit)
   if not -count <= layer < count:
@@ -138,21 +124,13 @@ def prefix_length(vit: weights.Loaded) -> int:
 
 
 def num_tokens(vit: weights.Loaded) -> int:
-  """Returns N.
-
-  Raises:
-    UserError: The model has no tokens.
-  """
+  """Returns N."""
   h, w = patch_grid(vit)
   return prefix_length(vit) + h * w
 
 
 def patch_grid(vit: weights.Loaded) -> tuple[int, int]:
-  """Returns the grid of patches, (h, w).
-
-  Raises:
-    UserError: The model has no patches.
-  """
+  """Returns the grid of patches, (h, w)."""
   check_tokens(vit)
   return weights.grid(vit.model, vit.preprocess.image_size)
 
@@ -163,9 +141,6 @@ def patch_index(vit: weights.Loaded, patch: tuple[int, int]) -> int:
   Args:
     vit: A ViT, hybrid or Mixer.
     patch: (row, column), from 0.
-
-  Raises:
-    UserError: There is no such patch.
   """
   h, w = patch_grid(vit)
   row, column = patch
@@ -186,9 +161,6 @@ def prepared(vit: weights.Loaded, images: Any) -> np.ndarray:
 
   Returns:
     float32 [B, H, W, C].
-
-  Raises:
-    UserError: An image cannot be read, or is not of the model's size.
   """
   is_prepared = (
     getattr(images, 'dtype', None) == np.float32 and images.ndim == 4
@@ -229,10 +201,6 @@ def reduced(
 
   Returns:
     The results of `reduce` for all images, as NumPy arrays.
-
-  Raises:
-    UserError: An image cannot be read, or an attention of the user's does not
-      return its weights.
   """
   if 'attention' in names:
     batch_size = min(batch_size, attention_batch(vit))
@@ -243,21 +211,13 @@ def reduced(
 
 
 def attention_batch(vit: weights.Loaded) -> int:
-  """Returns the number of images whose attention fits in memory at a time.
-
-  Raises:
-    UserError: As `attention_shape`.
-  """
+  """Returns the number of images whose attention fits in memory at a time."""
   shape = attention_shape(vit)
   return int(np.clip(_MOST_ATTENTION // (4 * math.prod(shape)), 1, _BATCH))
 
 
 def attention_shape(vit: weights.Loaded) -> tuple[int, ...]:
-  """Returns the shape of the attention for one image, (L, H, N, N).
-
-  Raises:
-    UserError: There is none, or one of the user's does not return its weights.
-  """
+  """Returns the shape of the attention for one image, (L, H, N, N)."""
   check_attention(vit)
   size = (1, *vit.preprocess.image_size, vit.preprocess.channels)
   images = jax.ShapeDtypeStruct(size, jnp.float32)

@@ -22,9 +22,6 @@ def grid(model: models.Model, size: tuple[int, ...]) -> tuple[int, int]:
   """Returns the grid of patches, (h, w); (1, 1) if the model has no patches.
 
   That of volumes is (d, h, w).
-
-  Raises:
-    UserError: The image does not divide into patches, or is too large.
   """
   if max(size) > _MOST_PIXELS:
     raise UserError(
@@ -64,11 +61,7 @@ def image_size(model: models.Model, grid: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def pair(image_size: Any) -> tuple[int, int]:
-  """Returns (height, width) of a size that a user gave.
-
-  Raises:
-    UserError: It is no size of an image.
-  """
+  """Returns (height, width) of a size that a user gave."""
   try:
     return config_lib.pair(image_size, 'data.image_size')
   except UserError as e:
@@ -76,11 +69,7 @@ def pair(image_size: Any) -> tuple[int, int]:
 
 
 def sides(image_size: Any, like: tuple[int, ...]) -> tuple[int, int]:
-  """Returns a size that a user gave, with as many sides as another one.
-
-  Raises:
-    UserError: It has another number of sides.
-  """
+  """Returns a size that a user gave, with as many sides as another one."""
   if len(like) == 2:
     return pair(image_size)
   if isinstance(image_size, int):
@@ -120,9 +109,6 @@ def patch_kernel(
   If `size` has three sides, as of a video, the kernel is resized to the last
   two, and is that of the middle frame; those of other frames are zero, as in
   ViViT (arXiv:2103.15691, section 3.4).
-
-  Raises:
-    UserError: The kernel is of volumes.
   """
   if kernel.ndim == 4 and len(size) == 3:
     frames, *sides = size
@@ -168,9 +154,6 @@ def check(
     expected: From `expected_shapes`.
     source: The model that the parameters come from.
     target: The model that takes them.
-
-  Raises:
-    UserError: They do not fit; the message lists all differences.
   """
   problems = _different_values(source, target)
   problems += different_shapes(_unrolled_shapes(params), expected)

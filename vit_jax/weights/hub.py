@@ -47,10 +47,6 @@ def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
   Returns:
     A directory with config.json, the weights and, if there are these files,
     preprocessor_config.json and the vocabulary of texts.
-
-  Raises:
-    UserError: There is no such repository, it cannot be reached or stored, or
-      the download differs from what the Hub announced.
   """
   match = re.fullmatch(rf'hf:({NAME})(?:@([\w./+-]+))?', path, re.ASCII)
   if match is None:
@@ -98,9 +94,6 @@ def check_name(path: str) -> str:
 
   Args:
     path: hf:OWNER/NAME.
-
-  Raises:
-    UserError: It does not read so.
   """
   match = re.fullmatch(rf'hf:({NAME})', path, re.ASCII)
   if match is None:
@@ -118,9 +111,6 @@ def push(directory: pathlib.Path, path: str) -> str:
 
   Returns:
     The address of the repository's page.
-
-  Raises:
-    UserError: The server cannot be reached, or refuses.
   """
   import huggingface_hub
   from huggingface_hub import errors

@@ -37,20 +37,12 @@ _CHOSEN = (
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.init_from.resize`.
-
-  Raises:
-    UserError: There is no such method.
-  """
+  """Checks `config.init_from.resize`."""
   config_lib.check_choice(config, 'init_from.resize', resize.METHODS)
 
 
 def load(config: ml_collections.ConfigDict) -> weights.Loaded:
-  """Loads the checkpoint; `config.model` sets what its arrays do not show.
-
-  Raises:
-    UserError: There is no checkpoint, it cannot be fetched, or it is damaged.
-  """
+  """Loads the checkpoint; `config.model` sets what its arrays do not show."""
   unseen = dict(config.model)
   size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
   try:
@@ -159,9 +151,6 @@ class Start:
       classes: Names of the data's classes, in order.
       loaded: The checkpoint; None: `take` loads it.
       objective: The objective of the run.
-
-    Raises:
-      UserError: The checkpoint does not fit; the message lists all differences.
     """
     self._config = config
     self._classes = classes
@@ -173,9 +162,6 @@ class Start:
     """Returns the parameters, once, in their places in the objective's tree.
 
     The tree has further ones if the checkpoint has the trunk alone.
-
-    Raises:
-      UserError: The checkpoint cannot be loaded.
     """
     params, self._params = self._params, None
     return self._fit(load(self._config)) if params is None else params
@@ -214,15 +200,7 @@ class Start:
     return params
 
   def _fit_beside(self, loaded: weights.Loaded, abstract: Any) -> Any:
-    """Returns the parameters beside the trunk that the checkpoint has.
-
-    Args:
-      loaded: The checkpoint.
-      abstract: Shapes of all that the objective has beside its trunk.
-
-    Raises:
-      UserError: They do not fit; the message lists all differences.
-    """
+    """Returns the parameters beside the trunk that the checkpoint has."""
     if not abstract or self._config.init_from.trunk_only:
       return {}
     unrolled = jax.eval_shape(layouts.unstack_all, abstract)

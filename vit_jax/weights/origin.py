@@ -57,11 +57,7 @@ MEMORY = Origin('memory', 'vit_jax')  # for a model that is from no file
 
 
 def parse_step(step: Any) -> int | str | None:
-  """Returns the value of `step=`: a number, 'best', 'newest' or None.
-
-  Raises:
-    UserError: It is something else.
-  """
+  """Returns the value of `step=`: a number, 'best', 'newest' or None."""
   if isinstance(step, str) and step.isascii() and step.isdecimal():
     return int(step)
   is_number = isinstance(step, int) and not isinstance(step, bool) and step >= 0

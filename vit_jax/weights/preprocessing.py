@@ -80,9 +80,6 @@ def from_timm(
 
   Returns:
     Fields of `data.Preprocess`; and `Description.silent`.
-
-  Raises:
-    UserError: It says what is not computed.
   """
   key = 'pretrained_cfg'
   silent = '' if config.get(key, typed.OBJECT) else config.file
@@ -205,9 +202,6 @@ def from_transformers(
 
   Returns:
     Fields of `data.Preprocess`; and `Description.silent`.
-
-  Raises:
-    UserError: It says what is not computed.
   """
   preprocess: dict[str, Any] = {
     'channels': channels,

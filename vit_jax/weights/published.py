@@ -107,9 +107,6 @@ def find(
     tag: As in `list_models(pretrained=True)`.
     image_size: The checkpoint for this size is preferred, where a tag has
       several; else the first, as a rule for 224 pixels.
-
-  Raises:
-    UserError: There is none; the message has those that there are.
   """
   checkpoints = [x for x in _all() if x.model == model]
   tagged = [x for x in checkpoints if x.tag == tag]

@@ -70,10 +70,6 @@ def check(kind: str | None, params: Any = ()) -> None:
   Args:
     kind: One of KINDS, or None.
     params: Its parameters as they are.
-
-  Raises:
-    UserError: There is no such kind, qwix is missing, or the model is quantized
-      already.
   """
   if is_quantized(params):
     raise UserError(

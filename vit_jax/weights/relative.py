@@ -32,10 +32,6 @@ def adapt(
 
   A table that all layers share is copied to each layer where the model has one
   in each, as in BEiT's fine-tuning. New tables are zeros.
-
-  Raises:
-    UserError: The checkpoint has a table in each layer, and the model one; or
-      only one of them has an MLP.
   """
   biases = _bias(source), _bias(target)
   if any(isinstance(x, relative.RelativeMlpBias) for x in biases):

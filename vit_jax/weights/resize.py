@@ -64,9 +64,6 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
 
   Returns:
     float64 [new, old]; each row sums to 1.
-
-  Raises:
-    UserError: There is no such method.
   """
   check_method(method)
   if method == 'corner':
@@ -150,13 +147,7 @@ def relative_positions(
 
 
 def _distances(old: int, new: int, method: str) -> np.ndarray:
-  """Returns the matrix that resizes one axis of a table of distances.
-
-  Args:
-    old: Number of patches before; there are 2 old - 1 distances.
-    new: Number of patches after.
-    method: One of `METHODS`.
-  """
+  """Returns the matrix that resizes one axis of a table of distances."""
   if old == new:
     return np.eye(2 * old - 1)
   if method != 'geometric':

@@ -28,9 +28,6 @@ def sample(
     temperature: Divides the logits of colours: below 1, likely colours become
       more likely; 0: each pixel is the most probable colour.
     seed: Seed of what is drawn; image i is the same for any count.
-
-  Raises:
-    UserError: The model is no iGPT, or has no clusters.
   """
   check(vit)
   height, width = vit.position_size
@@ -58,9 +55,6 @@ def complete(
     The images in the colours of the model, float32 [B, H, W, C], and with other
     lower halves, [B, count, H, W, C], both as the model takes them. With an odd
     number of rows the middle one is drawn.
-
-  Raises:
-    UserError: As for `sample`; or an image cannot be read.
   """
   check(vit)
   clusters = jnp.asarray(vit.params['clusters'])
@@ -75,11 +69,7 @@ def complete(
 
 
 def check(vit: weights.Loaded) -> None:
-  """Checks that a model can draw images.
-
-  Raises:
-    UserError: It cannot.
-  """
+  """Checks that a model can draw images."""
   if not isinstance(vit.model, igpt.IGPT):
     raise UserError(
       f'the model is a {type(vit.model).__name__}, which predicts no pixels:'

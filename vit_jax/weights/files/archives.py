@@ -71,9 +71,6 @@ class Archive:
     Args:
       path: Path of the archive, for messages.
       file: The archive; it must stay open while members are read.
-
-    Raises:
-      UserError: It is damaged, or expands to an implausible size.
     """
     self.path = path
     self._file = file.fileno()
@@ -99,11 +96,7 @@ class Archive:
       return member.read(count)
 
   def read(self, name: str) -> bytes:
-    """Returns the contents of a small member.
-
-    Raises:
-      UserError: The member is damaged.
-    """
+    """Returns the contents of a small member."""
     data = bytearray(self.members[name].file_size)
     self.read_into(name, memoryview(data), 0, quoted(name))
     return bytes(data)
@@ -118,9 +111,6 @@ class Archive:
       target: Bytes to fill.
       begin: First byte of the contents to copy.
       subject: Name of the contents, for messages.
-
-    Raises:
-      UserError: The member is damaged.
     """
     info = self.members[name]
     with self._reading(subject):
@@ -238,9 +228,6 @@ def check_total(path: pathlib.Path, total: int, size: int) -> None:
     path: Path of the file.
     total: Bytes of its contents, according to the file.
     size: Bytes of the file.
-
-  Raises:
-    UserError: `total` is too large for `size`.
   """
   if total > max(1 << 30, 16 * size):
     raise UserError(

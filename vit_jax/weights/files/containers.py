@@ -77,10 +77,6 @@ def open_arrays(
   Yields:
     Its arrays, which can be read until the context ends, by names without the
     prefixes of training.
-
-  Raises:
-    UserError: It is not such a file, it is damaged, reading it is not safe, or
-      it has no such state.
   """
   with contextlib.ExitStack() as stack:
     stored = _one_file(path, stack, state=state)
@@ -95,11 +91,7 @@ def open_arrays(
 def _check_state(
   path: pathlib.Path, stored: Arrays, names: prefixes.Names, state: str | None
 ) -> None:
-  """Says which of several states is read.
-
-  Raises:
-    UserError: The file has no state of the name that is asked for.
-  """
+  """Says which of several states is read."""
   read = [x for x in (stored.state, *names.holders) if x]
   alternatives = (*stored.other_states, *names.other_holders)
   last = stored.state.rpartition('.')[2]
@@ -294,11 +286,7 @@ def _shards(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
 
 
 def weight_map(path: pathlib.Path) -> dict[str, str]:
-  """Reads an index: array -> name of a file in the same directory.
-
-  Raises:
-    UserError: It is none, or names other files.
-  """
+  """Reads an index: array -> name of a file in the same directory."""
   try:
     content = safe_io.parse_json(safe_io.read_bytes(path, _LONGEST_INDEX))
     files = content['weight_map']
@@ -327,9 +315,6 @@ def write_npz(
   Args:
     path: Path of the file.
     arrays: Names and arrays; this holds one at a time.
-
-  Raises:
-    UserError: It cannot be written; an existing file is intact.
   """
   with _replacing(path) as file, zipfile.ZipFile(file, 'w') as archive:
     for name, array in arrays:
@@ -375,9 +360,6 @@ def write_safetensors(
     path: Path of the file.
     arrays: Arrays by name; each is copied only to write it.
     metadata: Metadata of the header.
-
-  Raises:
-    UserError: It cannot be written; an existing file is intact.
   """
   # Wide types first, so that each array is aligned to its element size.
   names = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)

@@ -52,9 +52,6 @@ def plain_names(names: Collection[str], holder: str | None = None) -> Names:
     names: Names of the arrays in a file.
     holder: Attribute that holds the model, if there are several; None: the
       first of `_HOLDERS` that has at least half as many arrays as the largest.
-
-  Raises:
-    UserError: Two names are the same without their prefixes.
   """
   plain = {name: _unwrapped(name) for name in names}
   holders: list[str] = []

@@ -35,9 +35,6 @@ def read(
   Args:
     archive: The file.
     state: Which of several state dicts; see `pickles.state_dict`.
-
-  Raises:
-    UserError: It is damaged, or does not hold a state dict.
   """
   root = _root(archive)
   pickle = archive.members[f'{root}data.pkl']
@@ -65,11 +62,7 @@ def read(
 
 
 def _root(archive: archives.Archive) -> str:
-  """Returns the top folder of the archive, which holds all members.
-
-  Raises:
-    UserError: Another program wrote the archive.
-  """
+  """Returns the top folder of the archive, which holds all members."""
   path, members = archive.path, archive.members
   matches = [re.fullmatch('([^/]*/)data[.]pkl', name) for name in members]
   roots = [match[1] for match in matches if match]

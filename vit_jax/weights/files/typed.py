@@ -122,9 +122,6 @@ class Json:
     """Returns a field ('a.b' for one of a nested object), or the default.
 
     A field that is null counts as absent.
-
-    Raises:
-      UserError: The field is not of the kind.
     """
     parent, _, name = key.rpartition('.')
     fields = self.get(parent, OBJECT) if parent else self.content
@@ -144,9 +141,6 @@ class Json:
       kinds: Field -> its kind; None: any value. All other fields must be off:
         null, false, 0 or empty.
       key: Key of the object with the fields; '': the whole file.
-
-    Raises:
-      UserError: A field is unknown, or its value is not supported.
     """
     fields = self.get(key, OBJECT, {}) if key else self.content
     for name, value in fields.items():
@@ -175,11 +169,7 @@ class Json:
     default: Sequence[float],
     is_wanted: Callable[[Any], bool] = is_number,
   ) -> tuple[float, ...]:
-    """Returns one number for all channels, or one for each.
-
-    Raises:
-      UserError: It is something else.
-    """
+    """Returns one number for all channels, or one for each."""
 
     def fits(value: Any) -> bool:
       values = value if isinstance(value, list) else [value]
@@ -196,9 +186,6 @@ class Json:
     Args:
       key: Key of a list, or of an object: number of the class -> name.
       classes: Number of classes of the head.
-
-    Raises:
-      UserError: The value is neither.
     """
     names = self.get(key, _LABELS, [])
     if not isinstance(names, Mapping):

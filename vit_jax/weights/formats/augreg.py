@@ -25,9 +25,6 @@ def find(model: str) -> tuple[str, str]:
     model: `B/16`, `R26+S/32`, ... for the ImageNet-21k checkpoint with the best
       final_val, which the authors recommend; or a file name in the table, with
       or without .npz.
-
-  Raises:
-    UserError: There is no such model, or the table cannot be fetched.
   """
   if '-' in model:
     filename = model.removesuffix('.npz')

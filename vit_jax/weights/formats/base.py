@@ -209,9 +209,6 @@ def image_size(
     hints: Its requested size is used if the grid is not square and no file
       defines it.
     default: Size in the format's own files.
-
-  Raises:
-    UserError: The grid is not square, and nothing defines it.
   """
   if tokens is None:
     height, width = (max(224 // p, 1) * p for p in patch[:2])
@@ -244,9 +241,6 @@ def relative_size(
     patch: (height, width) of the pixels of one token.
     hints: As for `image_size`.
     default: Size in the format's own files.
-
-  Raises:
-    UserError: The grid is not square, and nothing defines it.
   """
 
   def fits(size: tuple[int, int] | None) -> bool:
@@ -272,9 +266,6 @@ def num_heads(values: Mapping[str, Any], default: int | None = None) -> int:
   Args:
     values: hidden_size, mlp_dim and depth, by which published ViTs are known.
     default: Number that the file's kind stands for, or None.
-
-  Raises:
-    UserError: Nothing determines the number.
   """
   sizes = {k: values[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   published = (

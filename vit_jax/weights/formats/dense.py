@@ -79,9 +79,6 @@ def check(trunk: vit.ViT, name: str) -> list[str]:
   Args:
     trunk: That of the segmentation.
     name: A key of FORMATS.
-
-  Raises:
-    UserError: The program has no place for a part of the trunk.
   """
   program = FORMATS[name].program
   values = values_lib.model_values(trunk)
@@ -107,10 +104,6 @@ def write(params: Any, path: pathlib.Path, name: str) -> None:
     params: Of the objective: `trunk` and `decoder`.
     path: A new .safetensors file.
     name: A key of FORMATS.
-
-  Raises:
-    UserError: The program has no place for a parameter, or the file is there
-      already or cannot be written.
   """
   form = FORMATS[name]
   if path.suffix != '.safetensors' or path.exists():
@@ -135,10 +128,6 @@ def read(path: pathlib.Path, like: Any) -> Any:
   Args:
     path: A .safetensors or .pth file of mmsegmentation or MONAI.
     like: The parameters of a model of the same architecture.
-
-  Raises:
-    UserError: It is damaged, of none of these programs, or does not fit; the
-      message lists all differences.
   """
   abstract = traverse_util.flatten_dict(
     jax.eval_shape(layouts.unstack_all, like), sep='/'

@@ -51,9 +51,6 @@ def read(path: pathlib.Path) -> tuple[dvae.DalleEncoder, dict[str, Any]]:
 
   Returns:
     The module, whose sizes are those of the arrays, and its parameters.
-
-  Raises:
-    UserError: It is damaged, or no such encoder.
   """
   with foreign.opened(path) as opened:
     arrays = base.Renamed(opened, _name)

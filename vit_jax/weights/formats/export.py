@@ -81,10 +81,6 @@ def write(
   Returns:
     Notes on what was changed for that format, and where its code computes
     something else, one line each.
-
-  Raises:
-    UserError: The format cannot store the model, the path exists, or it cannot
-      be written.
   """
   form = {form.NAME: form for form in foreign.FORMATS}[name]
   loaded = _unrolled(loaded)
@@ -135,9 +131,6 @@ def check_path(path: pathlib.Path, name: str) -> bool:
 
   Returns:
     Whether the path is a file's.
-
-  Raises:
-    UserError: It cannot be written.
   """
   is_file = path.suffix in foreign.SUFFIXES
   if is_file and path.suffix != _SUFFIXES.get(name):
@@ -162,11 +155,7 @@ def check_path(path: pathlib.Path, name: str) -> bool:
 def _supported(
   loaded: weights.Loaded, form: base.Library, source: str
 ) -> models.Model:
-  """Returns the form of a model that a format can store.
-
-  Raises:
-    UserError: There is none; the message names formats that have one.
-  """
+  """Returns the form of a model that a format can store."""
   model, size = loaded.model, loaded.position_size
   if len(size) == 3:
     raise UserError(
@@ -205,9 +194,6 @@ def new_directory(
     path: A new or empty directory.
     is_file: Whether `path` is a new file instead; then the temporary files go
       to its directory.
-
-  Raises:
-    UserError: It cannot be written.
   """
   path = path.absolute()
   temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
@@ -229,11 +215,7 @@ def new_directory(
 def write_card(
   directory: pathlib.Path, loaded: weights.Loaded, **content: Any
 ) -> None:
-  """Writes README.md; `content` has the arguments of `card.text`.
-
-  Raises:
-    UserError: It cannot be written.
-  """
+  """Writes README.md; `content` has the arguments of `card.text`."""
   with safe_io.replacing(directory / 'README.md') as file:
     file.write(card.text(loaded, **content))
 

@@ -109,9 +109,6 @@ class FileFacts:
     Args:
       pattern: The name.
       axes: Number of axes that it must have; 0: any, and it need not be there.
-
-    Raises:
-      UserError: There is none, or it has another number of axes.
     """
     name = next((x.string for x in self._matches(pattern)), None)
     shape = () if name is None else self.shapes[name]
@@ -126,11 +123,7 @@ class FileFacts:
     raise _unreadable(f'{array} has the shape {shape}, not {axes} axes')
 
   def count(self, pattern: str) -> int:
-    """Returns one more than the largest number at the `#` of a pattern.
-
-    Raises:
-      UserError: The count is larger than the number of arrays.
-    """
+    """Returns one more than the largest number at the `#` of a pattern."""
     numbers = (int(x[1]) for x in self._matches(pattern, is_whole=False))
     return self._plausible(max(numbers, default=-1) + 1)
 
@@ -140,9 +133,6 @@ class FileFacts:
     Args:
       pattern: Pattern with a number for the stage and one for the unit.
       first: Number of the first stage and unit, 0 or 1.
-
-    Raises:
-      UserError: As `count`.
     """
     units: dict[int, int] = {}
     for match in self._matches(pattern, is_whole=False):
@@ -224,9 +214,6 @@ class Entry:
     """Returns our value for a file; None: nothing says it.
 
     The arrays decide, then the caller, then the config.
-
-    Raises:
-      UserError: The config says something that is not computed here.
     """
     if self.check:
       self.check(file)
@@ -266,11 +253,7 @@ class Entry:
 
 
 def evaluate(entries: Iterable[Entry], file: FileFacts) -> None:
-  """Sets `file.values` to what a table of fields says of a file.
-
-  Raises:
-    UserError: As `Entry.value`.
-  """
+  """Sets `file.values` to what a table of fields says of a file."""
   for entry in entries:
     if entry.value_name:
       file.values[entry.value_name] = entry.value(file)
@@ -436,13 +419,7 @@ class _Reader:
     return more
 
   def read(self, place: str, axes: int, absent: Any) -> Read | None:
-    """Returns what reads the arrays; None: they do not show the value.
-
-    Args:
-      place: The column that says where.
-      axes: How many an array must have; 0: it need not be there.
-      absent: The value without such an array.
-    """
+    """Returns what reads the arrays; None: they do not show the value."""
     if place == '-' or place.startswith('='):
       return None
     if place.startswith('@'):

@@ -108,10 +108,6 @@ def read(
     image_size: (height, width) that the caller requests, which can determine a
       grid that is not square; or None.
     state: As of `containers.open_arrays`.
-
-  Raises:
-    UserError: It is damaged, of no known format, or does not fit; the message
-      lists all differences.
   """
   file = _weights_in(path) if path.is_dir() else path
   config = _json(file.with_name('config.json'))
@@ -149,11 +145,7 @@ def read(
 
 @contextlib.contextmanager
 def opened(path: pathlib.Path) -> Iterator[containers.Arrays]:
-  """Opens a file of weights, or that of a directory; errors name the path.
-
-  Raises:
-    UserError: It is damaged, or its name is unclear.
-  """
+  """Opens a file of weights, or that of a directory; errors name the path."""
   file = _weights_in(path) if path.is_dir() else path
   with containers.open_arrays(file) as arrays, _named(path):
     yield arrays
@@ -179,10 +171,6 @@ def read_beside(
 
   Returns:
     Float32 arrays in the same tree; None if the file has none of them.
-
-  Raises:
-    UserError: It is damaged, or does not fit; the message lists all
-      differences.
   """
   with opened(path) as container:
     plain = _plain(container)
@@ -245,9 +233,6 @@ def _plain(arrays: containers.Arrays) -> containers.Arrays:
 
   `open_arrays` removes the prefixes that training usually makes. Any other,
   such as `image_encoder.vit.`, is known by the names of a format behind it.
-
-  Raises:
-    UserError: There are several such models.
   """
   if _recognising([*arrays.shapes]):
     return arrays

@@ -88,12 +88,7 @@ class Format:
   def describe(
     self, arrays: base.Renamed, hints: base.Hints
   ) -> base.Description:
-    """Returns the model that a file holds.
-
-    Raises:
-      UserError: Its shapes do not show one, its config says something that is
-        not computed here, or its family has no value that the caller gives.
-    """
+    """Returns the model that a file holds."""
     file = FileFacts(arrays, hints)
     self._check(file.config)
     if self.family is vit.ViT:
@@ -231,9 +226,6 @@ class Format:
     """Returns the values that are read of what is written, and what is not.
 
     The second are paths of parameters that have no array.
-
-    Raises:
-      UserError: What is written cannot be read.
     """
     channels = 3
     values = values_lib.model_values(model)
@@ -261,11 +253,7 @@ class Format:
     return values_lib.model_values(restored), homeless
 
   def _check(self, config: typed.Json) -> None:
-    """Checks that a config sets nothing that would be ignored.
-
-    Raises:
-      UserError: It does.
-    """
+    """Checks that a config sets nothing that would be ignored."""
     if self.scope is None:
       return
     start = f'{self.scope}.' if self.scope else ''
@@ -287,11 +275,7 @@ class Format:
 
 
 def _check_names(values: Values) -> None:
-  """Checks that a caller's values are of a ViT or of its parts.
-
-  Raises:
-    UnknownFieldError: One is not.
-  """
+  """Checks that a caller's values are of a ViT or of its parts."""
   options = listing.all_options()
   for name in values:
     if '.' not in name and name not in (*models.KEYS, 'dtype'):
@@ -303,11 +287,7 @@ def _check_names(values: Values) -> None:
 def describe(
   kinds: Sequence[Format], arrays: base.Renamed, hints: base.Hints
 ) -> base.Description:
-  """Returns the model that a file holds, of the first kind that matches.
-
-  Raises:
-    UserError: As `Format.describe`.
-  """
+  """Returns the model that a file holds, of the first kind that matches."""
   file = FileFacts(arrays, hints)
   kind = next(x for x in kinds if x.matches(file))
   return kind.describe(arrays, hints)
@@ -335,12 +315,7 @@ def refusal(
 
 
 def _weighed(changed: Values, values: Values) -> dict[str, float]:
-  """Returns the words for values that change; a part weighs as three options.
-
-  Args:
-    changed: Values by name.
-    values: All of the model.
-  """
+  """Returns the words for values that change; a part weighs as three options."""
   weights = {}
   for path, value in changed.items():
     is_part = path in registry.PARTS or (

@@ -156,9 +156,6 @@ def describe(
   Returns:
     The model; and the size of images (height, width) that its positions are
     for.
-
-  Raises:
-    UserError: The text tower is none of those that can be computed.
   """
   nothing = dataclasses.replace(config, content={})
   image_hints = base.Hints({}, nothing, nothing, None)
@@ -172,11 +169,7 @@ def describe(
 
 
 def _words(file: FileFacts) -> text.TextTower | text.Bert:
-  """Returns the text tower: like that of images, or BERT.
-
-  Raises:
-    UserError: It is neither, or the number of BERT's heads is not known.
-  """
+  """Returns the text tower: like that of images, or BERT."""
   if _TABLE in file.shapes:
     fields.evaluate(_FIELDS, file)
     return registry.build_model(text.TextTower, **file.values)

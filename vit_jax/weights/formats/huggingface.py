@@ -82,11 +82,7 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 
 
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
-  """Returns the model that a file holds.
-
-  Raises:
-    UserError: There is no config.json, or it is of no model that is computed.
-  """
+  """Returns the model that a file holds."""
   if not hints.config.content:
     raise UserError(
       'there is no config.json beside it, which a Hugging Face model needs'

@@ -50,11 +50,7 @@ HEAD = tables.arrays('head  lm_head  dense*')
 
 
 def pool(file: FileFacts) -> str:
-  """Returns the pool.
-
-  Raises:
-    UserError: Tokens are normalised twice before they are predicted.
-  """
+  """Returns the pool."""
   key = 'use_mean_pooling'
   if file.has('lm_head.') and not file.config.get(key, typed.TRUTH, True):
     raise file.config.error(

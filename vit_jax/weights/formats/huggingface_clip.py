@@ -156,9 +156,6 @@ def describe(
   """Infers both towers, as `google_towers.describe`.
 
   config.json has the numbers of heads: `text_heads` is not used.
-
-  Raises:
-    UserError: There is no config.json, or it says what cannot be computed.
   """
   del text_heads
   kind = config.get('model_type', typed.TEXT)

@@ -139,11 +139,7 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 
 
 def _no_classes(file: FileFacts) -> int:
-  """Returns the number of classes, 0.
-
-  Raises:
-    UserError: There is a classifier.
-  """
+  """Returns the number of classes, 0."""
   if file.has('classifier.weight'):
     raise UserError(
       'it has a classifier of the mean over its tokens, which is not computed'

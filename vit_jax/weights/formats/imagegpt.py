@@ -75,11 +75,7 @@ _TABLE = typed.Kind('a list of colours, each a list of numbers', _is_table)
 
 
 def clusters(processor: typed.Json, colours: int) -> np.ndarray | None:
-  """Returns the clusters of a preprocessor_config.json, float32 [K, C].
-
-  Raises:
-    UserError: They are of other colours than the model.
-  """
+  """Returns the clusters of a preprocessor_config.json, float32 [K, C]."""
   table = processor.get(_CLUSTERS, _TABLE)
   if table is None:
     return None

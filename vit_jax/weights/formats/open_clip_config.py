@@ -44,9 +44,6 @@ def as_timm(config: typed.Json) -> typed.Json:
 
   Args:
     config: Content of the file.
-
-  Raises:
-    UserError: A field is not of its type, or is not computed here.
   """
   config.get('model_cfg', typed.OBJECT, {})
   config.check_known(_ACCEPTED_KEYS, _VISION)

@@ -290,10 +290,6 @@ def read(
 
   Returns:
     Nested dict of float32 arrays on the default device.
-
-  Raises:
-    UserError: Arrays are missing, misshapen, not finite, or unexpected; the
-      message names all of them.
   """
   parameters = entries(rules, abstract)
   faults = _differences(parameters, arrays.shapes, ignored, stored)

@@ -50,9 +50,6 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays of a file of open_clip under timm's names.
 
   The projection to the embedding and the text tower are outside.
-
-  Raises:
-    UserError: The image tower is a ResNet, or pools by attention.
   """
   is_timms = any(x.startswith(_TRUNK) for x in arrays.shapes)
   wrong = next((x for x in arrays.shapes if re.match(_NOT_COMPUTED, x)), None)

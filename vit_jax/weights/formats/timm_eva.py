@@ -65,11 +65,7 @@ _OFFSET = typed.Kind(
 
 
 def rotation(file: FileFacts) -> Options:
-  """Returns the options of `rope`; {}: queries and keys are not rotated.
-
-  Raises:
-    UserError: The config says something that is not computed here.
-  """
+  """Returns the options of `rope`; {}: queries and keys are not rotated."""
   hinted_values = file.hints.values
   if _ROPE in hinted_values:
     return {
@@ -151,11 +147,7 @@ def is_rotary(file: FileFacts) -> bool:
 
 
 def key_heads(file: FileFacts) -> tuple[int | None, int | None]:
-  """Returns how many heads keys have, and the full layers at each end.
-
-  Raises:
-    UserError: Other layers than the first and last have keys of all heads.
-  """
+  """Returns how many heads keys have, and the full layers at each end."""
   depth, heads = file.values['depth'], file.values['num_heads']
   if file.values['attention'] != 'grouped' or not isinstance(heads, int):
     return None, None  # a wrong number is refused with the model

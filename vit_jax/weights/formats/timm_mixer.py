@@ -27,11 +27,7 @@ B, _STEM = 'blocks.#.', 'stem.proj.weight'
 
 
 def tokens_mlp_dim(file: FileFacts) -> int:
-  """Returns the size of the hidden layer of the MLP over tokens.
-
-  Raises:
-    UserError: It is gated.
-  """
+  """Returns the size of the hidden layer of the MLP over tokens."""
   hidden = file.shape('blocks.#.mlp_tokens.fc1.weight', 2)[0]
   if file.size(B + 'mlp_tokens.fc2.weight', 1) != hidden:
     raise UserError(

@@ -57,11 +57,7 @@ _KEYS = ('interp_mode', 'antialias', 'align_corners')
 
 
 def patch_size(file: FileFacts) -> Size:
-  """Returns (height, width) of a patch.
-
-  Raises:
-    UserError: It is not known.
-  """
+  """Returns (height, width) of a patch."""
   axes = file.shape(_SIGN)
   if len(axes) != 2:
     raise UserError(
@@ -85,11 +81,7 @@ def _channels(file: FileFacts) -> int:
 
 
 def resize(file: FileFacts) -> str:
-  """Returns how a model resizes its positions.
-
-  Raises:
-    UserError: That combination is not computed.
-  """
+  """Returns how a model resizes its positions."""
   if hinted_method := file.hints.values.get('positions.learned.resize'):
     return str(hinted_method)
   name, key = timm_names.architecture(file.config), A + 'pos_embed'

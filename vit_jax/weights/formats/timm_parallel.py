@@ -92,14 +92,7 @@ def as_vit(arrays: containers.Arrays) -> base.Renamed:
 def _cuts(
   projection: str, kernel: base.Shape, axes: int
 ) -> tuple[_Make, _Make]:
-  """Returns functions that cut both parts out of a joint array.
-
-  Args:
-    projection: 'in_proj', rows of the MLP and of attention; or 'out_proj',
-      columns of attention and of the MLP.
-    kernel: Shape of the first one's kernel, [M + 3 D, D].
-    axes: 2 for a kernel, 1 for a bias.
-  """
+  """Returns functions that cut both parts out of a joint array."""
   rows, width = kernel
   end = max(rows - 3 * width, 0)
   if projection == 'in_proj':

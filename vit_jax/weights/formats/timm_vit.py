@@ -127,11 +127,7 @@ def mlp(file: FileFacts) -> str:
 
 
 def pool(file: FileFacts) -> str:
-  """Returns the pool.
-
-  Raises:
-    UserError: A norm follows the class token.
-  """
+  """Returns the pool."""
   said_pool = file.config.get('global_pool', typed.choice(*POOLS))
   if file.has('attn_pool.latent'):
     return 'map'
