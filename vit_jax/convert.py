@@ -309,12 +309,8 @@ def write_workdir(
 ) -> None:
   """Writes the work directory of a finished run.
 
-  Args:
-    loaded: The model.
-    path: Path of the work directory, which is new or empty.
-    source: Origin of the model, for its card.
-    all_params: All parameters of the objective of the run that `loaded` is of,
-      whose config is written then; None: the model alone.
+  `all_params` are all parameters of the objective of the run that `loaded` is
+  of, whose config is written then; None: the model alone.
   """
   import jax.numpy as jnp
 

@@ -10,11 +10,8 @@ def mismatch(
 ) -> str:
   """Returns how a file differs from its announced version; '' if it does not.
 
-  Args:
-    path: The file.
-    size: Its size in bytes; None: any.
-    algorithm: Algorithm of the digest, as hashlib names it; '': none.
-    digest: Digest of its content, hexadecimal.
+  `size` may be None; `algorithm` is as hashlib names it, or '', and `digest`
+  hexadecimal.
   """
   with path.open('rb') as content:
     stored = os.fstat(content.fileno()).st_size

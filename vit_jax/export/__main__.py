@@ -114,12 +114,7 @@ def _check_flags(argv: list[str]) -> tuple[pathlib.Path, str]:
 
 
 def check(path: pathlib.Path, form: str) -> None:
-  """Checks that a format can be written here, before anything slow.
-
-  Args:
-    path: Path of the file to write.
-    form: One of FORMATS.
-  """
+  """Checks that a format can be written here, before anything slow."""
   for package in _PACKAGES[form]:
     check_package(f'--to={form}', package, 'export')
   folder = path.absolute().parent
@@ -136,14 +131,9 @@ def stablehlo(
 ) -> bytes:
   """Returns a model as StableHLO, for `jax.export.deserialize`.
 
-  Args:
-    vit: Any model.
-    batch_size: Number of images in a batch; None: any number.
-    platforms: Platforms that can run it, by JAX's names.
-
-  Returns:
-    A serialized `jax.export.Exported` from float32 [B, H, W, C], as
-    `vit.preprocess` makes it, to logits, float32 [B, classes].
+  It is a serialized `jax.export.Exported` from float32 [B, H, W, C], as
+  `vit.preprocess` makes it, to logits, float32 [B, classes], for batches of any
+  size if `batch_size` is None.
   """
   import jax
   from jax import export as jax_export
@@ -157,16 +147,9 @@ def stablehlo(
 def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
   """Returns a model as ONNX, converted by jax2onnx.
 
-  The input is called `images`, the output `logits`, or `features` if the model
-  has no head. The computation is in float32.
-
-  Args:
-    vit: Any model.
-    batch_size: Number of images in a batch; None: any number.
-
-  Returns:
-    A serialized ONNX model from float32 [B, H, W, C], as `vit.preprocess`
-    makes it, to logits, float32 [B, classes].
+  The input is called `images`, float32 [B, H, W, C] as `vit.preprocess` makes
+  it; the output `logits`, float32 [B, classes], or `features` if the model has
+  no head. The computation is in float32. B is any if `batch_size` is None.
   """
   import jax2onnx
 
@@ -210,17 +193,9 @@ def write(
   """Writes a model to a file after checking that its logits are the same.
 
   If the model cannot be exported for any batch size or for all platforms, it is
-  exported for fewer.
-
-  Args:
-    vit: Any model.
-    path: Path of the file; an earlier file stays until the new one is complete.
-      StableHLO also gets a file with .json appended to the name.
-    form: One of FORMATS.
-    batch_size: Number of images in a batch; None: any number.
-
-  Returns:
-    Restrictions of the export with their reasons, one line each.
+  exported for fewer. An earlier file stays until the new one is complete.
+  StableHLO also gets a file with .json appended to the name. Returns
+  restrictions of the export with their reasons, one line each.
   """
   check(path, form)
   vit, notes = _simplified(vit, form)
@@ -246,9 +221,8 @@ def _best(
 ) -> tuple[list[str], float]:
   """Writes the least restricted export that works.
 
-  Returns:
-    Its restrictions, and the largest difference of its logits as a fraction of
-    the largest logit.
+  Returns its restrictions, and the largest difference of its logits as a
+  fraction of the largest logit.
   """
   reason = ''
   for options, lack in _attempts(form, batch_size):
@@ -294,8 +268,8 @@ def _compare(
 ) -> float:
   """Compares the logits of a file with those of the model.
 
-  Returns:
-    The largest difference, as a fraction of the largest logit.
+  Returns the largest difference, as a fraction of the largest logit; raises a
+  ValueError if it is more than rounding, or they are not finite.
   """
   import jax.numpy as jnp
   import numpy as np

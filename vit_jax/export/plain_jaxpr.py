@@ -21,12 +21,7 @@ _CALLS = ('jit', 'pjit', 'closed_call', 'custom_jvp_call', 'custom_vjp_call')
 def plain(
   function: Callable[[jax.Array], jax.Array], images: jax.ShapeDtypeStruct
 ) -> Callable[[jax.Array], jax.Array]:
-  """Returns the same function, rewritten.
-
-  Args:
-    function: A function from one array to one array.
-    images: Shape of the argument, which may be symbolic.
-  """
+  """Returns the same function of an array, whose shape may be symbolic."""
   traced = jax.make_jaxpr(function)(images)
   rewritten = jax.make_jaxpr(lambda x: _evaluate(traced, x))(images)
   return lambda x: core.jaxpr_as_fun(rewritten)(x)[0]

@@ -102,29 +102,17 @@ class Loaded:
     return self.preprocess.target
 
   def outputs(self, images: Any) -> dict[str, np.ndarray]:
-    """Returns the model's outputs for images.
+    """Returns the model's outputs for one image or a sequence.
 
-    Args:
-      images: One image or a sequence, as `preprocess` takes them.
-
-    Returns:
-      Arrays in float32:
-        features: Input of the head, [B, D].
-        logits: [B, outputs], if there is a head.
-        numbers: [B, K] in the units of the data, if the model predicts numbers.
+    They are float32: `features`, the input of the head, [B, D]; `logits`, [B,
+    outputs], if there is a head; and `numbers`, [B, K] in the units of the
+    data, if the model predicts numbers.
     """
     outputs = self._all(self.params, self.preprocess(images))
     return {name: np.asarray(x, np.float32) for name, x in outputs.items()}
 
   def predict(self, images: Any) -> np.ndarray:
-    """Classifies images.
-
-    Args:
-      images: One image or a sequence: paths, PIL images or arrays.
-
-    Returns:
-      Logits, float32 [B, classes].
-    """
+    """Returns logits, float32 [B, classes], of paths, PIL images or arrays."""
     return batched.apply(self.model, self.params, self.preprocess(images))
 
   def describe(self) -> str:
@@ -341,7 +329,7 @@ def check_path(path: str) -> None:
 
 
 def _address(path: str) -> str:
-  """Returns the address of a published name's checkpoint, or the path itself."""
+  """Returns the address of a published name's checkpoint, or the path."""
   if os.path.exists(path):
     return path
   if path in checkpoints.CHECKPOINTS:
@@ -406,18 +394,9 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
 def model_of_run(
   config: ml_collections.ConfigDict, preprocess: data.Preprocess
 ) -> tuple[models.Model, dict[str, tuple[int, ...]]]:
-  """Returns the model that a run's work directory describes.
+  """Returns the model of a run, and its shapes by path, layers unrolled.
 
-  Args:
-    config: That of the run, with all values set; is changed.
-    preprocess: Its preprocessing.
-
-  Returns:
-    The model, and the shapes of its parameters by path, layers unrolled.
-
-  Raises:
-    ValueError: `config.model` describes none.
-    UserError: It does not fit the images.
+  `config` is that of the run, with all values set; it is changed.
   """
   if preprocess.outputs and 'logits' not in preprocess.outputs:
     config.model.num_classes = 0  # what it predicts is beside the trunk

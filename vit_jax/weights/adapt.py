@@ -71,11 +71,11 @@ def adapt(
   resize: str = 'corner',
   classes: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> tuple[dict[str, Any], list[edit_lib.Change]]:
-  """Returns parameters with exactly the names and shapes that a model needs.
+  """Returns parameters as a model needs them, and the changes, in order.
 
   Args:
-    params: float32 NumPy or JAX arrays; layers unrolled or stacked. Unchanged
-      arrays are not copied.
+    params: float32 NumPy or JAX arrays, the kind that is returned; layers
+      unrolled or stacked. Unchanged arrays are not copied.
     source: The model that the checkpoint comes from.
     target: The model that takes them.
     source_grid: (h, w) of the checkpoint's patches, after the embedding.
@@ -84,10 +84,6 @@ def adapt(
     resize: How positions are resized, one of `resize.METHODS`.
     classes: Names of the checkpoint's classes and of the model's, in order. The
       head is kept only if they are equal; an empty list means unknown names.
-
-  Returns:
-    Parameters, as the kind of arrays that `params` has, and the changes, in
-    order.
   """
   resize_lib.check_method(resize)
   _check_family(source, target, source_grid, target_grid)
@@ -184,9 +180,8 @@ def _adapt_tokens(
 ) -> dict[str, np.ndarray]:
   """Keeps, drops or adds the tokens beside the patches, [1, n, D] each.
 
-  Returns:
-    Positions that the model needs, [1, n, D] by token name, and the
-    checkpoint's positions of `patches` if it has any.
+  Returns positions that the model needs, [1, n, D] by token name, and the
+  checkpoint's positions of `patches` if it has any.
   """
   old_rows = _split_positions(edit, source, grid)
   rows = {k: x for k, x in old_rows.items() if k == 'patches'}

@@ -19,17 +19,7 @@ from vit_jax import models
 def apply(
   model: models.Model, params: Any, images: np.ndarray, batch_size: int = 32
 ) -> np.ndarray:
-  """Returns the outputs of a model.
-
-  Args:
-    model: Linen module: [B, H, W, C] -> [B, ...].
-    params: Its parameters.
-    images: float32 [B, H, W, C], as the model takes them.
-    batch_size: Maximum number of images at a time.
-
-  Returns:
-    [B, ...].
-  """
+  """Returns the outputs [B, ...] of a model for float32 [B, H, W, C]."""
   params = jax.tree.map(jnp.asarray, params)
   return in_batches(lambda x: _apply(model, params, x), [images], batch_size)
 
@@ -46,10 +36,7 @@ def in_batches(
     apply: Maps a batch of each input to an array or a tree of arrays.
     inputs: Arrays [B, ...].
     batch_size: Maximum size of a batch.
-    axis: The axis of B in the results.
-
-  Returns:
-    The results for all inputs, as NumPy arrays.
+    axis: The axis of B in the results, which are NumPy arrays.
   """
   count = len(inputs[0])
   size = -(-count // -(-count // batch_size))  # equal parts: little padding

@@ -33,19 +33,13 @@ def is_remote(path: str) -> bool:
 def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
   """Returns the local path of a checkpoint; downloads it first if needed.
 
-  A file in the cache is used without asking the server. A download resumes
-  where an earlier one stopped (for `hf:` only within the same run), and is
-  checked by size and, if the server gives one, by hash.
-
-  Args:
-    path: A local path, or an address as in the module's docstring.
-      $HF_ENDPOINT names another server for `hf:`, and $HF_TOKEN is sent only to
-      that server.
-    sleep: Called with the seconds to wait before a retry; not for `hf:`.
-
-  Returns:
-    A file; for `hf:`, a directory with config.json, the weights, and
-    preprocessor_config.json if there is one; a local path unchanged.
+  A local path is returned unchanged; of `hf:` it is a directory with
+  config.json, the weights, and preprocessor_config.json if there is one. A file
+  in the cache is used without asking the server. A download resumes where an
+  earlier one stopped (for `hf:` only within the same run), and is checked by
+  size and, if the server gives one, by hash. $HF_ENDPOINT names another server
+  for `hf:`, and $HF_TOKEN is sent only to that server. `sleep` is called with
+  the seconds to wait before a retry, but not for `hf:`.
   """
   if path.startswith('hf:'):
     return hub.fetch(path, places.cache() / 'hub')

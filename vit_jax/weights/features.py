@@ -31,7 +31,7 @@ def features(
   layers: Sequence[int] | None = None,
   batch_size: int = 32,
 ) -> np.ndarray:
-  """Returns the output tokens of layers.
+  """Returns the output tokens of layers, float32 [len(layers), B, N, D].
 
   These are values of the residual stream, before the last LayerNorm. The first
   `prefix_length(vit)` tokens are not patches; the patches follow row by row.
@@ -41,9 +41,6 @@ def features(
     images: Input of `vit.preprocess`, or its result.
     layers: Indices from 0; negative ones count from the end. None: all.
     batch_size: Images at a time.
-
-  Returns:
-    float32 [len(layers), B, N, D].
   """
   check_tokens(vit)
   chosen = range(depth(vit)) if layers is None else layers
@@ -61,17 +58,10 @@ def features(
 def embeddings(
   vit: weights.Loaded, images: Any, batch_size: int = 32
 ) -> np.ndarray:
-  """Returns the input of the head.
+  """Returns the input of the head, float32 [B, D'], of any model.
 
-  For two heads (DeiT's), this is the mean of their inputs.
-
-  Args:
-    vit: Any model.
-    images: Input of `vit.preprocess`, or its result.
-    batch_size: Images at a time.
-
-  Returns:
-    float32 [B, D'], where D' is the width of the head's input.
+  For two heads (DeiT's), this is the mean of their inputs. `images` are the
+  input of `vit.preprocess`, or its result.
   """
   model = vit.model.clone(num_classes=0)
   return batched.apply(model, vit.params, prepared(vit, images), batch_size)
@@ -103,12 +93,7 @@ def depth(vit: weights.Loaded) -> int:
 
 
 def layer_index(vit: weights.Loaded, layer: int) -> int:
-  """Returns a layer's index from 0.
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    layer: Index; a negative one counts from the end.
-  """
+  """Returns a layer's index from 0; a negative one counts from the end."""
   count = depth(vit)
   if not -count <= layer < count:
     raise UserError(
@@ -136,12 +121,7 @@ def patch_grid(vit: weights.Loaded) -> tuple[int, int]:
 
 
 def patch_index(vit: weights.Loaded, patch: tuple[int, int]) -> int:
-  """Returns a patch's position among the patches, row by row.
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    patch: (row, column), from 0.
-  """
+  """Returns the position of a patch (row, column) in their rows."""
   h, w = patch_grid(vit)
   row, column = patch
   if not (0 <= row < h and 0 <= column < w):
@@ -153,15 +133,7 @@ def patch_index(vit: weights.Loaded, patch: tuple[int, int]) -> int:
 
 
 def prepared(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns images preprocessed for the model.
-
-  Args:
-    vit: Any model.
-    images: Input of `vit.preprocess`, or its result, float32 [B, H, W, C].
-
-  Returns:
-    float32 [B, H, W, C].
-  """
+  """Returns images as the model takes them, float32 [B, H, W, C]."""
   is_prepared = (
     getattr(images, 'dtype', None) == np.float32 and images.ndim == 4
   )
@@ -198,9 +170,6 @@ def reduced(
       from `features`, and attention [L, B, H, N, N], whose rows sum to one.
     axis: Axis of the images in the results of `reduce`.
     batch_size: Maximum number of images at a time; large attention reduces it.
-
-  Returns:
-    The results of `reduce` for all images, as NumPy arrays.
   """
   if 'attention' in names:
     batch_size = min(batch_size, attention_batch(vit))

@@ -48,13 +48,10 @@ def grid(model: models.Model, size: tuple[int, ...]) -> tuple[int, int]:
 
 
 def image_size(model: models.Model, grid: tuple[int, ...]) -> tuple[int, ...]:
-  """Returns the (height, width) in pixels for which a model has this grid.
+  """Returns the (height, width) in pixels for which a model has a grid (h, w).
 
-  For a model without patches this counts 32 pixels for each position.
-
-  Args:
-    model: From `vit_jax.models`.
-    grid: (h, w) of patches after the embedding; of volumes (d, h, w).
+  Of volumes both have three sides. A model without patches has 32 pixels for
+  each position.
   """
   patch = models.pixels_per_token(model) or (32, 32)
   return tuple(n * p for n, p in zip(grid, patch, strict=True))
@@ -88,10 +85,7 @@ def expected_shapes(
 ) -> dict[str, tuple[int, ...]]:
   """Returns the shapes that a model needs by path, layers unrolled.
 
-  Args:
-    target: From `vit_jax.models`.
-    grid: (h, w) of patches after the embedding.
-    channels: Channels of the images.
+  `grid` is that of the patches, (h, w), after the embedding.
   """
   # Always as a scan, which gets the shapes faster.
   can_scan = models.has_equal_layers(target)
@@ -147,13 +141,10 @@ def check(
   source: models.Model,
   target: models.Model,
 ) -> None:
-  """Checks that a model can use parameters and computes the same with them.
+  """Checks that `target` can use parameters of `source` and computes the same.
 
-  Args:
-    params: Arrays by path, layers unrolled or stacked.
-    expected: From `expected_shapes`.
-    source: The model that the parameters come from.
-    target: The model that takes them.
+  `params` are arrays by path, layers unrolled or stacked; `expected` is from
+  `expected_shapes`. The error lists all differences.
   """
   problems = _different_values(source, target)
   problems += different_shapes(_unrolled_shapes(params), expected)
@@ -169,9 +160,7 @@ def different_arrays(
 ) -> list[str]:
   """Lists how the parameters of a run differ from those that a model needs.
 
-  Args:
-    params: Arrays or their shapes by path, layers unrolled or stacked.
-    expected: From `expected_shapes`.
+  `params` are arrays or their shapes, layers unrolled or stacked.
   """
   return different_shapes(
     _unrolled_shapes(params), expected, ('the run', 'config.model')
@@ -193,12 +182,9 @@ def different_shapes(
   expected: Mapping[str, tuple[int, ...]],
   places: tuple[str, str] = ('the checkpoint', 'the model'),
 ) -> list[str]:
-  """Lists missing, unexpected and misshapen arrays; groups those of layers.
+  """Lists missing, unexpected and misshapen arrays of two places.
 
-  Args:
-    stored: Shapes in the checkpoint by path, layers unrolled.
-    expected: Shapes in the model.
-    places: Names of the two.
+  Layers are unrolled; the same difference in several is one line.
   """
   differences: dict[str, list[str]] = {}
   for path in stored.keys() | expected.keys():

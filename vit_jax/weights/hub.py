@@ -40,13 +40,9 @@ _OPTIONAL_FILES = ('preprocessor_config.json', 'merges.txt', 'spiece.model')
 def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
   """Returns the directory of a repository; downloads it first if needed.
 
-  Args:
-    path: hf:OWNER/NAME or hf:OWNER/NAME@REVISION.
-    cache: Directory with a directory for each repository and revision.
-
-  Returns:
-    A directory with config.json, the weights and, if there are these files,
-    preprocessor_config.json and the vocabulary of texts.
+  The path reads hf:OWNER/NAME or hf:OWNER/NAME@REVISION. The directory has
+  config.json, the weights and, if there are these files,
+  preprocessor_config.json and the vocabulary of texts.
   """
   match = re.fullmatch(rf'hf:({NAME})(?:@([\w./+-]+))?', path, re.ASCII)
   if match is None:
@@ -90,11 +86,7 @@ def _shards(file: pathlib.Path) -> Collection[str]:
 
 
 def check_name(path: str) -> str:
-  """Returns the repository's name of an address to write to.
-
-  Args:
-    path: hf:OWNER/NAME.
-  """
+  """Returns the repository's name of an address to write to, hf:OWNER/NAME."""
   match = re.fullmatch(rf'hf:({NAME})', path, re.ASCII)
   if match is None:
     raise UserError(f'{path!r} must read hf:OWNER/NAME')
@@ -104,13 +96,9 @@ def check_name(path: str) -> str:
 def push(directory: pathlib.Path, path: str) -> str:
   """Uploads a directory in one commit, to a new or an existing repository.
 
-  Args:
-    directory: The files; others of the repository stay as they are.
-    path: hf:OWNER/NAME. $HF_ENDPOINT names another server. The token is
-      $HF_TOKEN, else that of `hf auth login`.
-
-  Returns:
-    The address of the repository's page.
+  Other files of the repository stay as they are. $HF_ENDPOINT names another
+  server. The token is $HF_TOKEN, else that of `hf auth login`. Returns the
+  address of the repository's page.
   """
   import huggingface_hub
   from huggingface_hub import errors

@@ -144,13 +144,9 @@ class Start:
     loaded: weights.Loaded | None,
     objective: Objective,
   ):
-    """Adapts the checkpoint to the model, if it is loaded already.
+    """Adapts the checkpoint to the model; without one, `take` loads it.
 
-    Args:
-      config: Config without open keys.
-      classes: Names of the data's classes, in order.
-      loaded: The checkpoint; None: `take` loads it.
-      objective: The objective of the run.
+    `config` has no open keys; `classes` are the names of the data's, in order.
     """
     self._config = config
     self._classes = classes

@@ -71,10 +71,8 @@ def parse_step(step: Any) -> int | str | None:
 def read(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
   """Returns the origin of parameters read from a work directory.
 
-  Args:
-    workdir: The work directory, as the user wrote it; of one task of a run, its
-      folder tasks/NAME.
-    path: Path of the checkpoint in it.
+  Of one task of a run, `workdir` is its folder tasks/NAME; `path` is that of
+  the checkpoint.
   """
   from vit_jax.runs import parts
   from vit_jax.runs import restoring

@@ -72,14 +72,8 @@ def from_timm(
 ) -> tuple[dict[str, Any], str]:
   """Reads `pretrained_cfg` of a config.json.
 
-  Args:
-    config: Content of the file.
-    size: (height, width) of the model's input.
-    channels: Channels of the images.
-    defaults: Values used where the file has none.
-
-  Returns:
-    Fields of `data.Preprocess`; and `Description.silent`.
+  `size` is that of the model's input, (height, width). Returns fields of
+  `data.Preprocess`, and `Description.silent`.
   """
   key = 'pretrained_cfg'
   silent = '' if config.get(key, typed.OBJECT) else config.file
@@ -191,17 +185,10 @@ _PROCESSOR_FIELDS = dict.fromkeys(
 def from_transformers(
   config: typed.Json, model_type: str, size: Pair, channels: int
 ) -> tuple[dict[str, Any], str]:
-  """Reads a preprocessor_config.json.
+  """Reads a preprocessor_config.json; returns as `from_timm`.
 
-  Args:
-    config: Content of the file. If empty, images have `size`, and the mean and
-      standard deviation of published models.
-    model_type: The field of that name in config.json.
-    size: (height, width) in config.json.
-    channels: Channels of the images.
-
-  Returns:
-    Fields of `data.Preprocess`; and `Description.silent`.
+  If it is empty, images have the size (height, width) of config.json, and the
+  mean and standard deviation of published models of its `model_type`.
   """
   preprocess: dict[str, Any] = {
     'channels': channels,

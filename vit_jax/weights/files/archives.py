@@ -66,12 +66,7 @@ class Archive:
   """
 
   def __init__(self, path: pathlib.Path, file: BinaryIO):
-    """Reads the table of contents.
-
-    Args:
-      path: Path of the archive, for messages.
-      file: The archive; it must stay open while members are read.
-    """
+    """Reads the table of contents; `file` must stay open."""
     self.path = path
     self._file = file.fileno()
     self._verified: set[str] = set()
@@ -104,13 +99,10 @@ class Archive:
   def read_into(
     self, name: str, target: memoryview, begin: int, subject: str
   ) -> None:
-    """Reads a part of a member; the first call verifies the whole member.
+    """Fills `target` with the contents of a member from the byte `begin` on.
 
-    Args:
-      name: Name of the member.
-      target: Bytes to fill.
-      begin: First byte of the contents to copy.
-      subject: Name of the contents, for messages.
+    The first call verifies the whole member. Messages call the contents
+    `subject`.
     """
     info = self.members[name]
     with self._reading(subject):
@@ -219,15 +211,10 @@ def is_shape(shape: object, itemsize: int) -> bool:
 
 
 def check_total(path: pathlib.Path, total: int, size: int) -> None:
-  """Refuses a file that expands to an implausible size (a ZIP bomb).
+  """Refuses `size` bytes that say that they expand too much (a ZIP bomb).
 
   Deflate compresses weights by a tenth. It compresses a head of zeros by a
   factor of a thousand, but the head is a small part.
-
-  Args:
-    path: Path of the file.
-    total: Bytes of its contents, according to the file.
-    size: Bytes of the file.
   """
   if total > max(1 << 30, 16 * size):
     raise UserError(

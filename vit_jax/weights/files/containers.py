@@ -65,7 +65,7 @@ _MISTAKEN = (
 def open_arrays(
   path: pathlib.Path, state: str | None = None
 ) -> Iterator[Arrays]:
-  """Opens a checkpoint of another program.
+  """Opens the arrays of a checkpoint, without the prefixes of training.
 
   Args:
     path: An npz, safetensors or pth file, or the index (`*.index.json`) of a
@@ -73,10 +73,6 @@ def open_arrays(
     state: Which of the states in a training checkpoint is read, by its key or
       by the attribute that holds the model, such as 'model_ema' or 'student';
       None: averaged weights and a teacher before others, which a line says.
-
-  Yields:
-    Its arrays, which can be read until the context ends, by names without the
-    prefixes of training.
   """
   with contextlib.ExitStack() as stack:
     stored = _one_file(path, stack, state=state)
@@ -310,12 +306,7 @@ def weight_map(path: pathlib.Path) -> dict[str, str]:
 def write_npz(
   path: pathlib.Path, arrays: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-  """Writes an uncompressed npz file, which replaces `path` once complete.
-
-  Args:
-    path: Path of the file.
-    arrays: Names and arrays; this holds one at a time.
-  """
+  """Writes an uncompressed npz file, holding one array at a time."""
   with _replacing(path) as file, zipfile.ZipFile(file, 'w') as archive:
     for name, array in arrays:
       if array.dtype == _BFLOAT16:
@@ -351,15 +342,10 @@ def write_safetensors(
   arrays: Mapping[str, np.ndarray],
   metadata: Mapping[str, str],
 ) -> None:
-  """Writes a safetensors file, which replaces `path` once complete.
+  """Writes a safetensors file; each array is copied only to write it.
 
   `safetensors.numpy.save_file` (0.8) is not used, since it writes a transposed
   array as if its memory were in C order, and holds all arrays at once.
-
-  Args:
-    path: Path of the file.
-    arrays: Arrays by name; each is copied only to write it.
-    metadata: Metadata of the header.
   """
   # Wide types first, so that each array is aligned to its element size.
   names = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)

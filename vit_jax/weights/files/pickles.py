@@ -144,13 +144,9 @@ _NOT_RUN = (Placeholder, Name)
 
 
 def load(data: bytes) -> Any:
-  """Returns what a pickle describes, of protocol 2 or newer.
+  """Returns what a pickle of protocol 2 or newer describes.
 
   Dicts have only those items whose keys are strings or integers.
-
-  Raises:
-    PickleError: It is damaged, or has instructions that torch.save never
-      writes.
   """
   try:
     return _run(data)
@@ -356,15 +352,11 @@ class State:
 def state_dict(value: Any, name: str | None = None) -> State:
   """Returns the state dict of a model in the content of a checkpoint.
 
-  Args:
-    value: Result of `load`: a state dict, or a dict in which it is nested.
-    name: Which one, by `State.name` or its last key. None, or if there is none
-      of that name: the first by `_NESTED` of those that have at least half as
-      many tensors as the largest.
-
-  Raises:
-    PickleError: There is none, or one of its arrays would be made by a Python
-      object that is not run.
+  `value` is a result of `load`: a state dict, or a dict in which it is nested.
+  `name` says which one, by `State.name` or its last key; None, or if there is
+  none of that name: the first by `_NESTED` of those that have at least half as
+  many tensors as the largest. A PickleError says that there is none, or that a
+  Python object that is not run would make one of its arrays.
   """
   nested = dict(_nested(value, (), set()))
   if not nested:

@@ -46,12 +46,9 @@ class Names:
 def plain_names(names: Collection[str], holder: str | None = None) -> Names:
   """Returns the names in a file without prefixes.
 
-  Of a model within another module, what is beside it is left out.
-
-  Args:
-    names: Names of the arrays in a file.
-    holder: Attribute that holds the model, if there are several; None: the
-      first of `_HOLDERS` that has at least half as many arrays as the largest.
+  Of a model within another module, what is beside it is left out. `holder` is
+  the attribute that holds the model, if there are several; None: the first of
+  `_HOLDERS` that has at least half as many arrays as the largest.
   """
   plain = {name: _unwrapped(name) for name in names}
   holders: list[str] = []

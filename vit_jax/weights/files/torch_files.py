@@ -32,9 +32,7 @@ def read(
 ) -> archives.Arrays:
   """Opens a file of torch.save: a pickle, and a member for each storage.
 
-  Args:
-    archive: The file.
-    state: Which of several state dicts; see `pickles.state_dict`.
+  `state` says which of several state dicts; see `pickles.state_dict`.
   """
   root = _root(archive)
   pickle = archive.members[f'{root}data.pkl']

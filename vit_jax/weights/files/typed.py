@@ -135,12 +135,10 @@ class Json:
   def check_known(
     self, kinds: Mapping[str, Kind | None], key: str = ''
   ) -> None:
-    """Checks that no field is set that this package would ignore.
+    """Checks the fields of the object at a key, or of the whole file.
 
-    Args:
-      kinds: Field -> its kind; None: any value. All other fields must be off:
-        null, false, 0 or empty.
-      key: Key of the object with the fields; '': the whole file.
+    `kinds` has the kind of each known field; None: any value. All other fields
+    must be off: null, false, 0 or empty.
     """
     fields = self.get(key, OBJECT, {}) if key else self.content
     for name, value in fields.items():
@@ -181,11 +179,9 @@ class Json:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
   def labels(self, key: str, classes: int) -> tuple[str, ...]:
-    """Returns the names of classes; () if their number is not the head's.
+    """Returns the names of `classes` classes; () if there are others.
 
-    Args:
-      key: Key of a list, or of an object: number of the class -> name.
-      classes: Number of classes of the head.
+    They are in a list, or in an object: number of the class -> name.
     """
     names = self.get(key, _LABELS, [])
     if not isinstance(names, Mapping):

@@ -19,12 +19,11 @@ _PRETRAINED = 'i21k'
 
 
 def find(model: str) -> tuple[str, str]:
-  """Returns the model's name and its checkpoint's address.
+  """Returns the name and the address of the checkpoint of a model.
 
-  Args:
-    model: `B/16`, `R26+S/32`, ... for the ImageNet-21k checkpoint with the best
-      final_val, which the authors recommend; or a file name in the table, with
-      or without .npz.
+  `B/16`, `R26+S/32`, ... is the ImageNet-21k checkpoint with the best
+  final_val, which the authors recommend; or it is a file name in the table,
+  with or without .npz.
   """
   if '-' in model:
     filename = model.removesuffix('.npz')

@@ -147,10 +147,8 @@ class Renamed(containers.Arrays):
 def renaming(text: str, back: bool = False) -> Callable[[str], str]:
   """Returns what renames arrays by the lines of a text, one after the other.
 
-  Args:
-    text: Lines of how a name begins, and how the new one does; `#` are numbers,
-      which are kept.
-    back: Whether the new name is the first of a line.
+  A line has how a name begins, and how the new one does, or with `back` the
+  other way round; `#` are numbers, which are kept.
   """
   pairs = [line.split()[:: -1 if back else 1] for line in text.splitlines()]
   rules = [(tables.pattern(x[0]), x[1]) for x in pairs if x]
@@ -170,10 +168,8 @@ def derived(
 ) -> containers.Arrays:
   """Returns arrays of a file, and others in place of those they are made of.
 
-  Args:
-    arrays: Arrays of the file.
-    derivations: Name -> names of arrays in the file, and the function of these
-      arrays that returns the one of that name.
+  `derivations` have the names of arrays in the file, and the function of these
+  arrays that returns the new one.
   """
   used = {
     array_name for names, _ in derivations.values() for array_name in names
@@ -200,7 +196,7 @@ def image_size(
   hints: Hints,
   default: tuple[int, int] | None = None,
 ) -> tuple[int, int]:
-  """Returns the image size that a file's positions are for, in pixels.
+  """Returns the image size (height, width) that a file's positions are for.
 
   Args:
     tokens: Number of patches that have a position; None if the model has no
@@ -236,11 +232,8 @@ def relative_size(
 ) -> tuple[int, int]:
   """Returns the image size that a table of relative positions is for.
 
-  Args:
-    rows: Rows of the table, (2 h - 1) (2 w - 1) + 3 for h x w patches.
-    patch: (height, width) of the pixels of one token.
-    hints: As for `image_size`.
-    default: Size in the format's own files.
+  `rows` are (2 h - 1) (2 w - 1) + 3 for h x w patches; the others are as for
+  `image_size`.
   """
 
   def fits(size: tuple[int, int] | None) -> bool:
@@ -261,11 +254,10 @@ def relative_size(
 
 
 def num_heads(values: Mapping[str, Any], default: int | None = None) -> int:
-  """Returns the number of heads; the shape of a fused qkv does not show it.
+  """Returns the number of heads, which the shape of a fused qkv does not show.
 
-  Args:
-    values: hidden_size, mlp_dim and depth, by which published ViTs are known.
-    default: Number that the file's kind stands for, or None.
+  It is `default`, that of the file's kind, or that of the published ViT of the
+  same sizes (`values`).
   """
   sizes = {k: values[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   published = (

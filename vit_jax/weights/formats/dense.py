@@ -74,11 +74,9 @@ _TRUNK = (
 
 
 def check(trunk: vit.ViT, name: str) -> list[str]:
-  """Returns notes on where a program's own code computes something else.
+  """Returns notes on where a program computes something else than a trunk.
 
-  Args:
-    trunk: That of the segmentation.
-    name: A key of FORMATS.
+  The program is a key of FORMATS. It may have no place for a part.
   """
   program = FORMATS[name].program
   values = values_lib.model_values(trunk)
@@ -98,13 +96,7 @@ def check(trunk: vit.ViT, name: str) -> list[str]:
 
 
 def write(params: Any, path: pathlib.Path, name: str) -> None:
-  """Writes a file of all parameters of a segmentation.
-
-  Args:
-    params: Of the objective: `trunk` and `decoder`.
-    path: A new .safetensors file.
-    name: A key of FORMATS.
-  """
+  """Writes a segmentation, `trunk` and `decoder`, to a .safetensors file."""
   form = FORMATS[name]
   if path.suffix != '.safetensors' or path.exists():
     raise UserError(
@@ -123,12 +115,7 @@ def write(params: Any, path: pathlib.Path, name: str) -> None:
 
 
 def read(path: pathlib.Path, like: Any) -> Any:
-  """Returns the parameters of a file, in a tree of the same structure.
-
-  Args:
-    path: A .safetensors or .pth file of mmsegmentation or MONAI.
-    like: The parameters of a model of the same architecture.
-  """
+  """Returns the parameters of a file, in a tree of the structure of `like`."""
   abstract = traverse_util.flatten_dict(
     jax.eval_shape(layouts.unstack_all, like), sep='/'
   )

@@ -37,12 +37,8 @@ def rules(
 ) -> list[tables.Rule]:
   """Returns the table of a head's parameters and running statistics.
 
-  Args:
-    param_prefix: Path of the head in the objective's parameters, such as
-      'head/'.
-    file_prefix: What the names in the file begin with, such as 'head.'.
-    layers: Number of layers of the MLP.
-    batch_norm: Whether it has BatchNorm.
+  Its path in the objective's parameters begins with `param_prefix`, such as
+  'head/', and its names in the file with `file_prefix`, such as 'head.'.
   """
   dense = 'mlp' if layers == 1 else 'mlp.#'
   table = tables.arrays(

@@ -44,13 +44,9 @@ group_#_#/conv_#/bias      {_BLOCK}.res_path.conv_#.b        +1
 
 
 def read(path: pathlib.Path) -> tuple[dvae.DalleEncoder, dict[str, Any]]:
-  """Reads an encoder.
+  """Reads an encoder, whose sizes are those of the arrays, and its parameters.
 
-  Args:
-    path: An .npz, .safetensors or .pth file, or a directory of transformers.
-
-  Returns:
-    The module, whose sizes are those of the arrays, and its parameters.
+  `path` is an .npz, .safetensors or .pth file, or a directory of transformers.
   """
   with foreign.opened(path) as opened:
     arrays = base.Renamed(opened, _name)

@@ -80,7 +80,7 @@ def write(
 
   Returns:
     Notes on what was changed for that format, and where its code computes
-    something else, one line each.
+      something else, one line each.
   """
   form = {form.NAME: form for form in foreign.FORMATS}[name]
   loaded = _unrolled(loaded)
@@ -123,15 +123,7 @@ def write(
 
 
 def check_path(path: pathlib.Path, name: str) -> bool:
-  """Checks that a format can be written to a path without overwriting.
-
-  Args:
-    path: A new or empty directory, or a new file.
-    name: Name of the format, one of FORMATS.
-
-  Returns:
-    Whether the path is a file's.
-  """
+  """Checks that a format can be written to a path; is it a file's?"""
   is_file = path.suffix in foreign.SUFFIXES
   if is_file and path.suffix != _SUFFIXES.get(name):
     file = f' or a {_SUFFIXES[name]} file' if name in _SUFFIXES else ''
@@ -190,10 +182,7 @@ def new_directory(
 ) -> Iterator[pathlib.Path]:
   """Yields a temporary directory, whose content goes to `path` at the end.
 
-  Args:
-    path: A new or empty directory.
-    is_file: Whether `path` is a new file instead; then the temporary files go
-      to its directory.
+  If `path` is a new file (`is_file`), the temporary files go to its directory.
   """
   path = path.absolute()
   temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')

@@ -104,11 +104,10 @@ class FileFacts:
     return shape[axis] if -len(shape) <= axis < len(shape) else 0
 
   def shape(self, pattern: str, axes: int = 0) -> base.Shape:
-    """Returns the shape of the first array of a name; (): there is none.
+    """Returns the shape of the first array of a name.
 
-    Args:
-      pattern: The name.
-      axes: Number of axes that it must have; 0: any, and it need not be there.
+    If `axes` is 0, it is () where there is none; else the array must be there,
+    with so many axes.
     """
     name = next((x.string for x in self._matches(pattern)), None)
     shape = () if name is None else self.shapes[name]
@@ -128,11 +127,9 @@ class FileFacts:
     return self._plausible(max(numbers, default=-1) + 1)
 
   def stages(self, pattern: str, first: int) -> tuple[int, ...]:
-    """Returns the number of units in each stage, from 'stages.#.blocks.#.'.
+    """Returns the units in each stage, from 'stages.#.blocks.#.'.
 
-    Args:
-      pattern: Pattern with a number for the stage and one for the unit.
-      first: Number of the first stage and unit, 0 or 1.
+    Stages and units are counted from `first`, 0 or 1.
     """
     units: dict[int, int] = {}
     for match in self._matches(pattern, is_whole=False):
@@ -267,9 +264,8 @@ NULL = object()
 def check_gate(key: str, is_read: bool = True) -> Callable[[FileFacts], None]:
   """Returns the check that a SiLU is the activation of gated MLPs alone.
 
-  Args:
-    key: Key of the config that says the activation; nothing need be there.
-    is_read: Whether the format's code reads the key where the MLP is gated.
+  Nothing need say the activation. Where the MLP is gated, the format's code may
+  not read the key (`is_read`).
   """
 
   def check(file: FileFacts) -> None:
@@ -287,9 +283,8 @@ def check_gate(key: str, is_read: bool = True) -> Callable[[FileFacts], None]:
 def unread_keys(text: str) -> dict[str, typed.Kind | None]:
   """Returns keys of a config that need not be read (`Format.unread_keys`).
 
-  Args:
-    text: The keys, such as `drop_rate act_layer=gelu|relu`: the second may have
-      only these words. One that may only be off need not be named.
+  The text is as `drop_rate act_layer=gelu|relu`: the second may have only these
+  words. One that may only be off need not be named.
   """
   kinds: dict[str, typed.Kind | None] = {}
   for key, is_limited, words in (x.partition('=') for x in text.split()):

@@ -164,13 +164,8 @@ def read_beside(
 ) -> dict[str, Any] | None:
   """Reads the parameters that an objective has beside its trunk.
 
-  Args:
-    path: As of `read`.
-    objective_table: How the file's format stores them.
-    abstract: Their shapes, as a tree with layers unrolled.
-
-  Returns:
-    Float32 arrays in the same tree; None if the file has none of them.
+  `abstract` are their shapes, as a tree with layers unrolled. Returns float32
+  arrays in the same tree; None if the file has none of them.
   """
   with opened(path) as container:
     plain = _plain(container)

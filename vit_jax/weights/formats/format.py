@@ -113,11 +113,7 @@ class Format:
     )
 
   def build(self, values: Values) -> models.Model:
-    """Returns the model of values.
-
-    Raises:
-      ValueError: They do not fit.
-    """
+    """Returns the model of values, or raises a ValueError."""
     if self.family is vit.ViT:
       model: models.Model = models.create(
         vit.ViT, values_lib.config_keys(values)
@@ -135,9 +131,7 @@ class Format:
   def config(self, values: Values) -> dict[str, Any]:
     """Returns the config that says a model's values.
 
-    Args:
-      values: Those of the model, and `image_size` and `image_channels` of its
-        images.
+    These have the `image_size` and the `image_channels`, too.
     """
     config = self.header(values)
     for entry in self.fields:
@@ -151,12 +145,7 @@ class Format:
     return config
 
   def refusals(self, model: models.Model, image_size: Size) -> dict[str, float]:
-    """Returns what of a model has no place, and how much of it each is.
-
-    Args:
-      model: The model, with layers unrolled.
-      image_size: (height, width) that its positions are for.
-    """
+    """Returns what of an unrolled model has no place, and how much it is."""
     if type(model) is not self.family:
       return {_with_article(type(model).__name__): 1.0}
     values = values_lib.model_values(model)
@@ -174,12 +163,10 @@ class Format:
     return changed or {f'the array {path}': 1.0 for path in homeless}
 
   def unnamed(self, values: Values) -> dict[str, float]:
-    """Returns the values of a model that no entry has, or has otherwise.
+    """Returns the values of a model that no entry has, or has otherwise, as
+    `refusals` has them.
 
-    They are as in `refusals`.
-
-    Raises:
-      ValueError: The others do not fit.
+    Raises a ValueError if the others do not fit.
     """
     names = {
       entry.value_name for entry in self.fields if not entry.is_read_only
@@ -315,7 +302,7 @@ def refusal(
 
 
 def _weighed(changed: Values, values: Values) -> dict[str, float]:
-  """Returns the words for values that change; a part weighs as three options."""
+  """Returns the words for values that change; a part weighs three options."""
   weights = {}
   for path, value in changed.items():
     is_part = path in registry.PARTS or (
@@ -330,13 +317,7 @@ def _with_article(noun: str) -> str:
 
 
 def show(path: str, value: Any, values: Values | None = None) -> str:
-  """Returns a value as a config has it, as 'mean(norm_after=True)'.
-
-  Args:
-    path: Its name, as 'pool.norm_after'.
-    value: The value.
-    values: Those of the model, which name its parts.
-  """
+  """Returns a value as a config has it, as 'mean(norm_after=True)'."""
   if value is None:
     value = False
   *parents, name = path.split('.')

@@ -258,9 +258,7 @@ def recognises(names: Iterable[str]) -> bool:
 def prepare(arrays: containers.Arrays, tower: str = '') -> base.Renamed:
   """Returns the arrays under the names that the rules use.
 
-  Args:
-    arrays: Arrays of the file.
-    tower: What is before the names of a ViT that is a tower, as 'img/'.
+  `tower` is what is before the names of a ViT that is a tower, as 'img/'.
   """
   unstacked = _unstacked(arrays)
   names = {name.removeprefix('params/') for name in unstacked.shapes}

@@ -145,17 +145,9 @@ def image_tower(arrays: containers.Arrays) -> containers.Arrays:
 def describe(
   arrays: base.Renamed, config: typed.Json, text_heads: int | None = None
 ) -> tuple[two_towers.TwoTowers, tuple[int, int]]:
-  """Infers both towers from the arrays' shapes.
+  """Infers both towers, and the size of images that positions are for.
 
-  Args:
-    arrays: From `prepare`.
-    config: Not used: the arrays show all but the heads of BERT.
-    text_heads: Attention heads of the text tower, where arrays do not show
-      them.
-
-  Returns:
-    The model; and the size of images (height, width) that its positions are
-    for.
+  `text_heads` are those of a BERT, which arrays do not show.
   """
   nothing = dataclasses.replace(config, content={})
   image_hints = base.Hints({}, nothing, nothing, None)

@@ -130,11 +130,7 @@ BEIT = common.vit_format(
 
 
 def with_head(count: int) -> objective_tables.ObjectiveTable:
-  """Returns how a file stores the head that predicts tokens beside a trunk.
-
-  Args:
-    count: Number of different tokens.
-  """
+  """Returns how a file stores the head that predicts one of `count` tokens."""
 
   def stored_name(name: str) -> str:
     is_outside = re.match(r'(lm_head|layernorm)\.', name)

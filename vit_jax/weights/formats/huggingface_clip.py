@@ -198,12 +198,8 @@ def objective_table(
 ) -> objective_tables.ObjectiveTable | None:
   """Returns how a file of both towers stores what is beside the image tower.
 
-  Args:
-    model: Both towers.
-    shape: (height, width, channels) of an image.
-
-  Returns:
-    None: transformers has no class for these towers.
+  `shape` is that of an image, (height, width, channels). None: transformers has
+  no class for these towers.
   """
   image, tower = model.image.clone(scan=False), model.text
   size = shape[0], shape[1]

@@ -148,11 +148,9 @@ layer_norm_epsilon  -                 layer_norm_eps!      POSITIVE
 
 
 def lacking(*squares: str, text: str = '') -> Callable[[Values], str | None]:
-  """Returns `Format.lacks` of a class.
+  """Returns `Format.lacks`: `text` is as of `tables.chosen`.
 
-  Args:
-    *squares: The sizes whose sides must be equal.
-    text: What else it has no place for, as of `tables.chosen`.
+  The sides of the sizes must be equal.
   """
   choose = tables.chosen(text)
 
@@ -173,10 +171,8 @@ def stated_size(file: FileFacts) -> tuple[int, int] | None:
 def image_size(file: FileFacts, positions: str = '') -> tuple[int, int]:
   """Returns (height, width) that a file's positions are for.
 
-  Args:
-    file: What is known of it.
-    positions: Name of the array of learned ones; of the tokens before the
-      patches, class and distillation token have one.
+  `positions` is the array of learned ones; of the tokens before the patches,
+  class and distillation token have one.
   """
   tokens = None
   if positions and file.has(positions):
@@ -204,18 +200,10 @@ def vit_format(
   unread_keys: Mapping[str, typed.Kind | None] | None = None,
   **more: Any,
 ) -> Format:
-  """Returns the format of a class of transformers.
+  """Returns the format of a class of transformers with some `model_type`s.
 
-  Args:
-    types: Its `model_type`s.
-    title: The class.
-    arrays: As of `Format`.
-    fields: As of `Format`.
-    projection: Name of the kernel of patches.
-    positions: Name of the array of learned positions.
-    resize: How the class resizes them, or what returns it.
-    unread_keys: Types of further keys.
-    **more: Further attributes, or others in place of these.
+  `projection` is the kernel of patches, `positions` the array of learned ones;
+  the others, and `more`, are attributes of `Format`.
   """
   attributes: dict[str, Any] = {
     'matches': lambda file: is_type(file, types),

@@ -54,11 +54,8 @@ def decoder_table(
 ) -> objective_tables.ObjectiveTable | None:
   """Returns how a format stores the decoder; None: it has no such files.
 
-  Args:
-    format_name: 'google', 'timm' or 'huggingface'.
-    decoder: The decoder; positions of tokens before the patches are zeros.
-    grid: Patches (h, w).
-    options: Of the objective.
+  `grid` is that of the patches; `options` are the objective's. Positions of
+  tokens before the patches are zeros.
   """
   patches = embedding.sincos2d(grid, decoder.hidden_size, 'sincos2d_mae')
   positions = np.pad(patches, ((0, 0), (decoder.prefix_length, 0), (0, 0)))

@@ -44,13 +44,9 @@ class Published(Protocol):
   """An objective whose authors' files have more than its trunk."""
 
   def foreign(self, format_name: str) -> ObjectiveTable | None:
-    """Returns how the files of a format store what is beside the trunk.
+    """Returns how files of a format store what is beside the trunk.
 
-    Args:
-      format_name: Name of a format that `convert` writes.
-
-    Returns:
-      The table of these parameters; None: such files have only the trunk.
+    None: such files have only the trunk.
     """
 
 

@@ -40,11 +40,7 @@ _MODES = {'shortest': 'center', 'squash': 'squash', 'longest': 'border'}
 
 
 def as_timm(config: typed.Json) -> typed.Json:
-  """Returns what a config.json of timm would say of the image tower.
-
-  Args:
-    config: Content of the file.
-  """
+  """Returns what a config.json of timm would say of the image tower."""
   config.get('model_cfg', typed.OBJECT, {})
   config.check_known(_ACCEPTED_KEYS, _VISION)
   size = preprocessing.pair(

@@ -103,10 +103,8 @@ def resize(all_shapes: Mapping[str, base.Shape]) -> str:
 
   DINO's files are encoders with a class token and positions, and nothing else.
   Those of DINOv2 have a mask token besides; with registers, its code smooths.
-
-  Args:
-    all_shapes: Shapes of the arrays of a file without a config.json, by the
-      names of `as_timm`.
+  The shapes are of the arrays of a file without a config.json, by the names of
+  `as_timm`.
   """
   names = (x for x in all_shapes if not re.match(dino_head.IGNORED, x))
   shapes = {name: all_shapes[name] for name in names}

@@ -164,13 +164,11 @@ def numbered(name: str, numbers: Iterable[Any]) -> str:
 
 
 def holds(condition: str, values: Mapping[str, Any]) -> bool:
-  """Whether a condition holds for a model.
+  """Whether a condition holds for values of `models.values.model_values`.
 
-  Args:
-    condition: The name of a value that is on; or `name=text`, without spaces;
-      or `!` and one of these, if it must not be so; or several, joined by `&`;
-      or by `|`, of several of which one must hold.
-    values: As of `models.values.model_values`.
+  It is the name of a value that is on; or `name=text`, without spaces; or `!`
+  and one of these, if it must not be so; or several, joined by `&`; or by `|`,
+  of several of which one must hold.
   """
 
   def is_so(text: str) -> bool:
@@ -186,12 +184,11 @@ def holds(condition: str, values: Mapping[str, Any]) -> bool:
 
 
 def chosen(text: str) -> Callable[[Mapping[str, Any]], str | None]:
-  """Returns what finds the first line of a text whose condition holds.
+  """Returns what finds the first line of a text whose condition holds, or None.
 
-  Args:
-    text: Lines of a condition (`holds`; `-`: it always does), and of what is
-      returned, where `{name}` is a value as Python has it. An indented line
-      continues the one before; None is returned if no condition holds.
+  A line has a condition (`holds`; `-`: it always does), and what is returned,
+  where `{name}` is a value as Python has it. An indented line continues the one
+  before.
   """
   lines = [x.split(maxsplit=1) for x in joined_lines(text)]
 
@@ -216,10 +213,7 @@ def below(
 ) -> list[Rule]:
   """Returns rules of a part of our tree, and of a part of the file.
 
-  Args:
-    rules: Those of the part alone.
-    path_prefix: What comes before its paths, such as 'trunk/'.
-    name_prefix: What comes before its names in the file, such as 'backbone.'.
+  The prefixes come before its paths, as 'trunk/', and before its names.
   """
   return [
     dataclasses.replace(
@@ -243,25 +237,16 @@ class Entry:
 
 
 def entries(rules: Sequence[Rule], params: Any) -> list[Entry]:
-  """Returns the entries that a file of a format must have.
+  """Returns what a file must have for our tree of arrays or shapes.
 
-  Args:
-    rules: The format's table.
-    params: Our tree, of arrays or of shapes; layers are not stacked.
-
-  Raises:
-    KeyError: The format has no place for a parameter.
+  Layers are unrolled. A KeyError has the path of a parameter without place.
   """
   flat = flax.traverse_util.flatten_dict(params, sep='/')
   return [entry(rules, path, leaf.shape) for path, leaf in flat.items()]
 
 
 def entry(rules: Sequence[Rule], path: str, shape: Shape) -> Entry:
-  """Returns the entry of one parameter.
-
-  Raises:
-    KeyError: The format has no place for it.
-  """
+  """Returns the entry of one parameter; a KeyError: it has no place."""
   for line in rules:
     names = line.names(path)
     if names is not None:
@@ -290,6 +275,10 @@ def read(
 
   Returns:
     Nested dict of float32 arrays on the default device.
+
+  Raises:
+    UserError: Arrays are missing, misshapen, not finite, or unexpected; the
+      message names all of them.
   """
   parameters = entries(rules, abstract)
   faults = _differences(parameters, arrays.shapes, ignored, stored)
@@ -360,11 +349,7 @@ def _fits(stored_shape: Shape | None, needed_shape: Shape) -> bool:
 def write(
   rules: Sequence[Rule], params: Any
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields the arrays of a file, in our tree's order, as views of ours.
-
-  Raises:
-    KeyError: The format has no place for a parameter.
-  """
+  """Yields the arrays of a file, in our tree's order, as views of ours."""
   flat = flax.traverse_util.flatten_dict(params, sep='/')
   for parameter in entries(rules, params):
     file_arrays = parameter.layout.to_theirs(np.asarray(flat[parameter.path]))

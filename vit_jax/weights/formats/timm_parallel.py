@@ -105,12 +105,7 @@ def _cuts(
 def as_timm(
   values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> Mapping[str, np.ndarray]:
-  """Returns the arrays of a ViT under timm's names: the inverse of `as_vit`.
-
-  Args:
-    values: Those of the model.
-    arrays: By the names of timm's ViT.
-  """
+  """Returns the arrays of a ViT under timm's names: the inverse of `as_vit`."""
   if not is_joint(values):
     return arrays
   is_parallel = values['block'] == 'parallel'

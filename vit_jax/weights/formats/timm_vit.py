@@ -433,11 +433,7 @@ def resize(file: FileFacts) -> str:
 
 
 def named(names: str) -> Callable[[Values], dict[str, Any]]:
-  """Returns what says an architecture in timm's config.json.
-
-  Args:
-    names: Lines of `tables.chosen`: the most similar name is the first.
-  """
+  """Returns what says the architecture: the first of `tables.chosen`."""
   name = tables.chosen(names)
   return lambda values: {'architecture': name(values)}
 
