@@ -118,41 +118,9 @@ def main(argv: list[str]) -> None:
     raise UserError(f'--to is missing: choose one of {", ".join(_FORMATS)}')
   check_local(argv[2], 'the path to write to')
   source, path = argv[1], pathlib.Path(os.path.abspath(argv[2]))
-  _check_push(path)
-  if _LIKE.value is not None or _TO.value in _DENSE:
-    convert = _write_dense if _LIKE.value is None else _read_dense
-    convert(source, path)
-    logging.info('wrote %s', path)
-    return
   # After the flags, since these import jax.
   from vit_jax.weights import hub
   from vit_jax.weights.formats import export
-
-  export.check_path(path, _TO.value)
-  loaded = cli.load(FLAGS, source, as_stored=True)
-  if loaded.origin.step is not None:
-    source = loaded.origin.path
-  full_params = _whole_params(loaded, _TO.value) if _WITH_METHOD.value else None
-  if _TO.value == export.VIT_JAX:
-    write_workdir(loaded, path, source)
-    notes = []
-  else:
-    notes = export.write(loaded, path, _TO.value, source, full_params)
-  for note in notes:
-    logging.warning('warning: %s', note)
-  logging.info('wrote %s', path)
-  if _PUSH.value:
-    _add_facts(path, pathlib.Path(argv[1]), loaded.origin.step)
-    if _DRY_RUN.value:
-      rows = [(x.stat().st_size, x.name) for x in sorted(path.iterdir())]
-      print(tables.Table((), rows).text())
-    else:
-      logging.info('uploaded to %s', hub.push(path, _PUSH.value))
-
-
-def _check_push(path: pathlib.Path) -> None:
-  """Checks the flags of an upload, before anything slow."""
-  from vit_jax.weights import hub  # they import jax
   from vit_jax.weights.formats import foreign
 
   if _PUSH.value:
@@ -165,6 +133,32 @@ def _check_push(path: pathlib.Path) -> None:
       )
   elif _DRY_RUN.value or _LICENSE.value:
     raise UserError('--dry_run and --license need --push=hf:OWNER/NAME')
+  if _LIKE.value is not None or _TO.value in _DENSE:
+    _convert_dense(source, path)
+    logging.info('wrote %s', path)
+    return
+  export.check_path(path, _TO.value)
+  loaded = cli.load(FLAGS, source, as_stored=True)
+  if loaded.origin.step is not None:
+    source = loaded.origin.path
+  full_params = _whole_params(loaded, _TO.value) if _WITH_METHOD.value else None
+  if _TO.value == export.VIT_JAX:
+    write_workdir(loaded, path, source)
+  else:
+    _warn(export.write(loaded, path, _TO.value, source, full_params))
+  logging.info('wrote %s', path)
+  if _PUSH.value:
+    _add_facts(path, pathlib.Path(argv[1]), loaded.origin.step)
+    if _DRY_RUN.value:
+      rows = [(x.stat().st_size, x.name) for x in sorted(path.iterdir())]
+      print(tables.Table((), rows).text())
+    else:
+      logging.info('uploaded to %s', hub.push(path, _PUSH.value))
+
+
+def _warn(notes: list[str]) -> None:
+  for note in notes:
+    logging.warning('warning: %s', note)
 
 
 def _add_facts(
@@ -191,8 +185,7 @@ def _add_facts(
     config = safe_io.read_json(source / 'config.json')
     safe_io.write_json(path / 'run_config.json', config)
     more += ['## Results', '', f'Up to step {step}, whose weights these are.']
-    more += ['']
-    more += ['| metric | value |', '|---|---|']
+    more += ['', '| metric | value |', '|---|---|']
     more += [f'| {name} | {x:.4g} |' for name, x in metrics.items()]
     if _draw_curves(run, path / 'curves.png'):
       more += ['', '![Curves of the run](curves.png)']
@@ -259,46 +252,36 @@ def _whole_params(
   return foreign
 
 
-def _write_dense(source: str, path: pathlib.Path) -> None:
-  """Writes a run of segmentation whole, under another program's names."""
+def _convert_dense(source: str, path: pathlib.Path) -> None:
+  """Writes a run of segmentation under another program's names, or reads it."""
   from vit_jax.models import vit
-  from vit_jax.weights.formats import dense
-
-  loaded, name = cli.load(FLAGS, source), str(_TO.value)
-  params = _segmentation_params(loaded)
-  assert isinstance(loaded.model, vit.ViT)  # as segmentation has checked
-  notes = dense.check(loaded.model, name)
-  dense.write(params, path, name)
-  for note in notes:
-    logging.warning('warning: %s', note)
-
-
-def _read_dense(source: str, path: pathlib.Path) -> None:
-  """Writes a work directory with the parameters of another program's file."""
+  from vit_jax.objectives import trained
   from vit_jax.weights.formats import dense
   from vit_jax.weights.formats import export
 
-  if _TO.value != export.VIT_JAX:
-    raise UserError(
-      f'--like is for --to=vit_jax, and --to={_TO.value} is given: leave one of'
-      ' them out'
-    )
-  export.check_path(path, export.VIT_JAX)
-  loaded = cli.load(FLAGS, str(_LIKE.value))
-  params = dense.read(pathlib.Path(source), _segmentation_params(loaded))
-  write_workdir(loaded, path, source, params)
-
-
-def _segmentation_params(loaded: 'weights.Loaded') -> Any:
-  """Returns all parameters of a run of segmentation."""
-  from vit_jax.objectives import trained
-
+  is_read, name = _LIKE.value is not None, str(_TO.value)
+  if is_read:
+    if name != export.VIT_JAX:
+      raise UserError(
+        f'--like is for --to=vit_jax, and --to={name} is given: leave one of'
+        ' them out'
+      )
+    export.check_path(path, export.VIT_JAX)
+  loaded = cli.load(FLAGS, str(_LIKE.value) if is_read else source)
   if 'segments' not in loaded.preprocess.outputs:
     raise UserError(
       f'{loaded.origin.path} is no run of segmentation, which mmsegmentation'
       ' and MONAI could hold: choose another --to'
     )
-  return trained.restored(loaded)[1]
+  _, params = trained.restored(loaded)
+  if is_read:
+    params = dense.read(pathlib.Path(source), params)
+    write_workdir(loaded, path, source, params)
+    return
+  assert isinstance(loaded.model, vit.ViT)  # as segmentation has checked
+  notes = dense.check(loaded.model, name)
+  dense.write(params, path, name)
+  _warn(notes)
 
 
 def write_workdir(
@@ -357,9 +340,8 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   config.init_from.resize = loaded.resize
   config.train.dtype = jnp.dtype(loaded.model.dtype).name
   trained = loaded.trained_with
-  if (
-    trained is not None and not loaded.objective_params
-  ):  # it is of the model alone
+  # If it is of the model alone.
+  if trained is not None and not loaded.objective_params:
     config.objective = trained.objective.copy_and_resolve_references()
   for key, value in describing.config_values(loaded.model).items():
     if value is not None:

@@ -26,8 +26,7 @@ from vit_jax.models.zoo import vit as zoo_vit
 from vit_jax.objectives import pixel_losses
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import mmseg
-from vit_jax.weights.formats import monai
+from vit_jax.weights.formats import dense
 from vit_jax.weights.formats import tables
 
 _AUXILIARY_WEIGHT = 0.4
@@ -43,12 +42,12 @@ position_embedding      position_embeddings
 )
 # Of a UNETR, by how it embeds patches.
 _TRUNKS = {
-  'conv': monai.TRUNK,
+  'conv': dense.UNETR_TRUNK,
   'perceptron': [
     *tables.below(_PERCEPTRON, '', 'patch_embedding.'),
     *(
       x
-      for x in monai.TRUNK
+      for x in dense.UNETR_TRUNK
       if not x.path_pattern.startswith('patch_embedding/')
     ),
   ],
@@ -97,7 +96,7 @@ def setr(kind, case):
     )
     for corners in (False, True)
   )
-  params = _read(case, mmseg.SETR, module, levels)
+  params = _read(case, dense.SETR, module, levels)
   logits, others = module.apply({'params': params}, levels)
 
   def total(params, levels):
@@ -135,9 +134,9 @@ def setr(kind, case):
   found |= {f'aux{i}_head_logits': x for i, x in enumerate(others)}
   found |= {f'loss_aux{i}': x for i, x in enumerate(losses[1:])}
   found |= {f'grad_feat_{i}': x for i, x in enumerate(grads[1])}
-  theirs = _theirs(mmseg.SETR, grads[0])
+  theirs = _theirs(dense.SETR, grads[0])
   found |= {f'grad.{name}': x for name, x in theirs.items()}
-  theirs = _theirs(mmseg.SETR, moved)
+  theirs = _theirs(dense.SETR, moved)
   found |= {f'after.{name}': x for name, x in theirs.items()}
   if kind == 'mla':
     neck = setr_lib.Neck(dims['neck_channels'])
@@ -178,7 +177,7 @@ def unetr(case):
     trunk,
     volume,
     prefix='vit.',
-    ignored='|'.join([monai.IGNORED, *map(_exactly, rest)]),
+    ignored='|'.join([dense.UNETR_IGNORED, *map(_exactly, rest)]),
   )
   seen, state = trunk.apply(
     {'params': params}, volume, method='trunk', mutable=['levels']
@@ -192,7 +191,7 @@ def unetr(case):
   last = laid_out(seen['tokens'])
   rest = _read(
     case,
-    monai.DECODER,
+    dense.UNETR,
     decoder,
     volume,
     levels,
@@ -231,7 +230,7 @@ def patch_perceptron(case):
     part = {k: abstract[k] for k in names}
     params = tables.read(arrays, _PERCEPTRON, part, '')
   # Stored as a convolution it must be the same layer.
-  again = _theirs(monai.TRUNK, params)
+  again = _theirs(dense.UNETR_TRUNK, params)
   kernel = again['patch_embedding.patch_embeddings.weight']
   embedding = patches_lib.Patches(
     dims['hidden_size'], tuple(dims['patch_size'])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import pathlib
@@ -23,7 +24,6 @@ from absl import logging
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.downloads import checksums
 from vit_jax.runs import safe_io
 from vit_jax.runs import terminal
 
@@ -41,23 +41,16 @@ Sleep = Callable[[float], None]
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """A remote file.
+  """A remote file."""
 
-  Attributes:
-    url: Its URL.
-    target: Path to store it at.
-    by_hand: Advice if the server cannot be reached.
-    refused: Advice if the server refuses access.
-    missing: Advice if the server has no such file.
-    sha256: Digest of the content, hexadecimal, where it is known in advance;
-      '': that which the server announces is compared.
-  """
-
-  url: str
-  target: pathlib.Path
-  by_hand: str
-  refused: str
+  url: str  # its URL
+  target: pathlib.Path  # path to store it at
+  by_hand: str  # advice if the server cannot be reached
+  refused: str  # advice if the server refuses access
+  # Advice if the server has no such file.
   missing: str = 'check the name, or pass a local path'
+  # Digest of the content, hexadecimal, where it is known in advance; '': that
+  # which the server announces is compared.
   sha256: str = ''
 
   def __str__(self) -> str:
@@ -76,7 +69,7 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
   if file.target.is_file():
     with config_lib.explained(f'{file.target} cannot be read', OSError):
       algorithm = 'sha256' if file.sha256 else ''
-      problem = checksums.mismatch(file.target, None, algorithm, file.sha256)
+      problem = mismatch(file.target, None, algorithm, file.sha256)
     if problem:  # it was put there by hand, or another was published
       raise UserError(
         f'{file.target} is not {file}: {problem}; remove it and try again, or'
@@ -88,28 +81,50 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
     file.target.parent.mkdir(parents=True, exist_ok=True)
     with _lock(file.target):
       if not file.target.is_file():  # no other process was faster
-        _verify(file, part, _receive(file, part, sleep))
+        version = _receive(file, part, sleep)
+        problem = mismatch(
+          part.path, version.size, version.algorithm, version.digest
+        )
+        if problem:
+          part.discard()
+          raise UserError(
+            f'cannot download {file}: {problem}; what came was removed: try'
+            f' again, or {file.by_hand}'
+          )
         part.publish(file.target)
   except OSError as e:
     raise _cannot_write(file, part, e) from None
   return file.target
 
 
+def mismatch(
+  path: pathlib.Path, size: int | None, algorithm: str, digest: str
+) -> str:
+  """Returns how a file differs from its announced version; '' if it does not.
+
+  `size` may be None; `algorithm` is as hashlib names it, or '', and `digest`
+  hexadecimal.
+  """
+  with path.open('rb') as content:
+    stored = os.fstat(content.fileno()).st_size
+    if size not in (None, stored):
+      return f'wrong size: {stored:,} bytes, not {size:,}'
+    if not algorithm:
+      return ''
+    computed = hashlib.file_digest(
+      content, lambda: hashlib.new(algorithm, usedforsecurity=False)
+    ).hexdigest()
+  if computed == digest:
+    return ''
+  return f'wrong {algorithm}: {computed}, not {digest}'
+
+
 @dataclasses.dataclass(frozen=True)
 class _Version:
-  """One version of a file, as the server describes it.
-
-  Attributes:
-    validator: Its ETag or date, for If-Range; '' if there is none.
-    size: Size in bytes; None if unknown.
-    algorithm: Algorithm of the digest, 'md5' or 'sha256'; '' without one.
-    digest: Digest of the content, hexadecimal.
-  """
-
-  validator: str
-  size: int | None
-  algorithm: str
-  digest: str
+  validator: str  # ETag or date, for If-Range; '' if there is none
+  size: int | None  # in bytes; None if unknown
+  algorithm: str  # of the digest, 'md5' or 'sha256'; '' without one
+  digest: str  # of the content, hexadecimal
 
 
 class _Part:
@@ -121,7 +136,6 @@ class _Part:
 
   @property
   def size(self) -> int:
-    """Number of bytes."""
     return self.path.stat().st_size if self.path.exists() else 0
 
   def version(self) -> _Version | None:
@@ -137,14 +151,12 @@ class _Part:
     self._info.write_text(json.dumps(dataclasses.asdict(version)), 'utf-8')
 
   def publish(self, target: pathlib.Path) -> None:
-    """Moves the complete file to its target."""
     with self.path.open('rb') as file:
       os.fsync(file.fileno())
     self.path.replace(target)
     self.discard()
 
   def discard(self) -> None:
-    """Removes the file, and the record of its version."""
     self._info.unlink(missing_ok=True)
     self.path.unlink(missing_ok=True)
 
@@ -165,15 +177,11 @@ def _lock(target: pathlib.Path) -> Iterator[None]:
 
 
 class _InterruptedError(Exception):
-  """The connection broke or the server is busy: a retry may help.
-
-  Attributes:
-    answered: Whether a server answered at all.
-  """
+  """The connection broke or the server is busy: a retry may help."""
 
   def __init__(self, reason: str, answered: bool = True):
     super().__init__(reason)
-    self.answered = answered
+    self.answered = answered  # whether a server did at all
 
 
 def _receive(file: File, part: _Part, sleep: Sleep) -> _Version:
@@ -323,19 +331,6 @@ def _hub_header(response: 'requests.Response', header: str) -> str:
     if 'X-Repo-Commit' in answer.headers and header in answer.headers:
       return answer.headers[header]
   return ''
-
-
-def _verify(file: File, part: _Part, version: _Version) -> None:
-  """Compares size and hashes, and removes a file that differs."""
-  problem = checksums.mismatch(
-    part.path, version.size, version.algorithm, version.digest
-  )
-  if problem:
-    part.discard()
-    raise UserError(
-      f'cannot download {file}: {problem}; what came was removed: try again, or'
-      f' {file.by_hand}'
-    )
 
 
 def _cannot_write(file: File, part: _Part, error: OSError) -> UserError:

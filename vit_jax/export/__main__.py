@@ -34,7 +34,6 @@ exported.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-import contextlib
 import dataclasses
 import json
 import logging as python_logging
@@ -93,24 +92,20 @@ _OPSET = 21  # of ONNX
 
 def main(argv: list[str]) -> None:
   """Exports the model."""
-  path, form = _check_flags(argv)
-  check(path, form)
-  loaded = cli.load(FLAGS)
-  for note in write(loaded, path, form, _BATCH_SIZE.value):
-    logging.warning('not exported: %s', note)
-
-
-def _check_flags(argv: list[str]) -> tuple[pathlib.Path, str]:
-  """Checks the flags; returns FILE and its format."""
   cli.refuse_arguments(argv)
-  if not _TO.value:
+  form = _TO.value
+  if not form:
     raise UserError(f'--to is missing: choose one of {", ".join(FORMATS)}')
   source_name = FLAGS['from'].value or ''
   source = pathlib.Path(os.path.abspath(source_name))
   name = source.stem if source.is_file() else source.name
   if not source.exists():  # the name of a model
     name = re.sub('[/:]+', '-', source_name)
-  return pathlib.Path(_OUT.value or f'{name}.{_TO.value}'), _TO.value
+  path = pathlib.Path(_OUT.value or f'{name}.{form}')
+  check(path, form)
+  loaded = cli.load(FLAGS)
+  for note in write(loaded, path, form, _BATCH_SIZE.value):
+    logging.warning('not exported: %s', note)
 
 
 def check(path: pathlib.Path, form: str) -> None:
@@ -157,7 +152,10 @@ def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
 
   vit, _ = _simplified(vit, 'onnx')
   images = _images(vit, batch_size)
-  with _quiet():
+  # jax2onnx warns of its plugins for other versions of JAX.
+  level = python_logging.root.manager.disable
+  python_logging.disable(python_logging.WARNING)
+  try:
     model = jax2onnx.to_onnx(
       plain_jaxpr.plain(_function(vit), images),
       inputs=[images],
@@ -166,22 +164,13 @@ def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
       input_names=['images'],
       output_names=['logits' if vit.model.num_classes else 'features'],
     )
+  finally:
+    python_logging.disable(level)
   origin, preprocess = vit.origin.to_dict(), vit.preprocess.to_dict()
   for key, content in {'preprocess': preprocess, 'checkpoint': origin}.items():
     facts = model.metadata_props.add()
     facts.key, facts.value = key, json.dumps(content)
   return model.SerializeToString()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Hides warnings of jax2onnx about its plugins for other versions of JAX."""
-  before = python_logging.root.manager.disable
-  python_logging.disable(python_logging.WARNING)
-  try:
-    yield
-  finally:
-    python_logging.disable(before)
 
 
 def write(
@@ -271,33 +260,13 @@ def _compare(
   Returns the largest difference, as a fraction of the largest logit; raises a
   ValueError if it is more than rounding, or they are not finite.
   """
+  import jax
   import jax.numpy as jnp
   import numpy as np
 
   counts = (1, 3) if batch_size is None else (batch_size,)
   shape = (max(counts), *_image_shape(vit))
   images = np.random.default_rng(0).standard_normal(shape, np.float32)
-  expected, rounding = _expected(vit, images, form)
-  run = _OPEN[form](path)
-  outputs = [run(images[:count]) for count in counts]
-  if [x.shape for x in outputs] != [expected[:count].shape for count in counts]:
-    raise ValueError(f'its logits have the shapes {[x.shape for x in outputs]}')
-  difference = max(_distance(logits, expected) for logits in outputs)
-  least = 1e-3 if jnp.dtype(vit.model.dtype) == jnp.float32 else 3e-2
-  if not difference <= np.clip(10 * rounding, least, 0.1):
-    raise ValueError(
-      f"its logits differ from the model's by {difference:.0e} of the largest"
-    )
-  return difference
-
-
-def _expected(
-  vit: 'weights.Loaded', images: 'np.ndarray', form: str
-) -> 'tuple[np.ndarray, float]':
-  """Returns the logits of a model, and how much rounding changes them."""
-  import jax
-  import numpy as np
-
   # onnxruntime computes products in float32 on any device.
   precision = 'highest' if form == 'onnx' else None
   with jax.default_matmul_precision(precision):
@@ -306,41 +275,48 @@ def _expected(
     nearby = np.asarray(function(images * np.float32(1 + 2**-20)))
   if not np.isfinite(expected).all():
     raise ValueError("the model's own logits are not finite")
-  return expected, _distance(nearby, expected)
-
-
-def _distance(logits: 'np.ndarray', expected: 'np.ndarray') -> float:
-  """Returns the largest difference, as a fraction of the largest value."""
   scale = max(float(abs(expected).max()), 1e-6)
-  return float(abs(logits - expected[: len(logits)]).max()) / scale
+
+  def distance(logits: np.ndarray) -> float:
+    return float(abs(logits - expected[: len(logits)]).max()) / scale
+
+  outputs = _run(path, form, [images[:count] for count in counts])
+  if [x.shape for x in outputs] != [expected[:count].shape for count in counts]:
+    raise ValueError(f'its logits have the shapes {[x.shape for x in outputs]}')
+  difference = max(map(distance, outputs))
+  least = 1e-3 if jnp.dtype(vit.model.dtype) == jnp.float32 else 3e-2
+  if not difference <= np.clip(10 * distance(nearby), least, 0.1):
+    raise ValueError(
+      f"its logits differ from the model's by {difference:.0e} of the largest"
+    )
+  return difference
 
 
-def _open_stablehlo(path: pathlib.Path) -> 'Callable[[np.ndarray], np.ndarray]':
+def _run(
+  path: pathlib.Path, form: str, batches: 'list[np.ndarray]'
+) -> 'list[np.ndarray]':
+  """Returns the logits of batches of images, by the program in a file."""
+  if form == 'onnx':
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(
+      path, providers=['CPUExecutionProvider']
+    )
+    return [session.run(None, {'images': x})[0] for x in batches]
   from jax import export as jax_export
   import numpy as np
 
   program = jax_export.deserialize(bytearray(path.read_bytes()))
-  return lambda images: np.asarray(program.call(images))
-
-
-def _open_onnx(path: pathlib.Path) -> 'Callable[[np.ndarray], np.ndarray]':
-  import onnxruntime
-
-  session = onnxruntime.InferenceSession(
-    path, providers=['CPUExecutionProvider']
-  )
-  return lambda images: session.run(None, {'images': images})[0]
+  return [np.asarray(program.call(x)) for x in batches]
 
 
 def _function(vit: 'weights.Loaded') -> Callable[..., Any]:
-  """Returns the model with its parameters, as a function of the images."""
   return lambda images: vit.model.apply({'params': vit.params}, images)
 
 
 def _images(
   vit: 'weights.Loaded', batch_size: int | None
 ) -> 'jax.ShapeDtypeStruct':
-  """Returns the shape of a batch, by default with a symbolic batch size."""
   import jax
   from jax import export as jax_export
   import jax.numpy as jnp
@@ -389,7 +365,6 @@ def _simplified(
 
 
 _CONVERT = {'stablehlo': stablehlo, 'onnx': onnx}
-_OPEN = {'stablehlo': _open_stablehlo, 'onnx': _open_onnx}
 
 
 if __name__ == '__main__':

@@ -28,7 +28,6 @@ def plain(
 
 
 def _evaluate(closed: core.ClosedJaxpr, *arguments: Any) -> list[Any]:
-  """Evaluates a jaxpr, equation by equation."""
   jaxpr = closed.jaxpr
   values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
   values |= dict(zip(jaxpr.invars, arguments, strict=True))
@@ -38,7 +37,11 @@ def _evaluate(closed: core.ClosedJaxpr, *arguments: Any) -> list[Any]:
 
   for equation in jaxpr.eqns:
     inputs = [read(atom) for atom in equation.invars]
-    if _is_constant(equation, inputs):
+    # Values and the shapes of the results are known.
+    is_constant = not any(isinstance(x, jax.core.Tracer) for x in inputs) and (
+      all(isinstance(n, int) for x in equation.outvars for n in x.aval.shape)
+    )
+    if is_constant:
       with jax.ensure_compile_time_eval():
         outputs = _apply(equation, inputs)
     else:
@@ -47,15 +50,7 @@ def _evaluate(closed: core.ClosedJaxpr, *arguments: Any) -> list[Any]:
   return [read(atom) for atom in jaxpr.outvars]
 
 
-def _is_constant(equation: Any, inputs: Sequence[Any]) -> bool:
-  """Whether the values and the shapes of the results are known."""
-  return not any(isinstance(x, jax.core.Tracer) for x in inputs) and all(
-    isinstance(n, int) for x in equation.outvars for n in x.aval.shape
-  )
-
-
 def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-  """Returns the results of one equation."""
   name, params = equation.primitive.name, equation.params
   if name in _CALLS:
     (key,) = _NESTED & params.keys()
@@ -71,10 +66,6 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   alone = core.Jaxpr([], list(values), equation.outvars, [equation])
   evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))
   return evaluate(*values.values())
-
-
-def _stack(*arrays: jax.Array, axis: int, **_: Any) -> list[jax.Array]:
-  return [lax.concatenate([lax.expand_dims(x, [axis]) for x in arrays], axis)]
 
 
 def _unstack(x: jax.Array, *, axis: int, **_: Any) -> list[jax.Array]:
@@ -133,6 +124,8 @@ _REWRITTEN: dict[str, Callable[..., list[jax.Array]]] = {
   'optimization_barrier': lambda *arrays, **_: list(arrays),
   'pad': _pad,
   'reduce_window_max': _max_pool,
-  'stack': _stack,
+  'stack': lambda *arrays, axis, **_: [
+    lax.concatenate([lax.expand_dims(x, [axis]) for x in arrays], axis)
+  ],
   'unstack': _unstack,
 }

@@ -28,7 +28,6 @@ from vit_jax.models import zoo
 from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import batched
-from vit_jax.weights import edit
 from vit_jax.weights import fit
 from vit_jax.weights import model_fields
 from vit_jax.weights import origin as origin_lib
@@ -65,7 +64,7 @@ class Loaded:
   position_size: tuple[int, int]
   resize: str
   format: str = 'vit_jax'
-  changes: tuple[edit.Change, ...] = ()
+  changes: tuple[adapt_lib.Change, ...] = ()
   origin: origin_lib.Origin = origin_lib.MEMORY
   trained_with: ml_collections.ConfigDict | None = dataclasses.field(
     default=None, compare=False
@@ -132,6 +131,7 @@ class Loaded:
 
   @functools.cached_property
   def _all(self) -> Any:
+    """The compiled function of all outputs."""
     facts = self.preprocess.outputs.get('logits', {})
     headless = self.model.clone(num_classes=0)
 
@@ -177,7 +177,7 @@ class Loaded:
       if quantized.can_scan(target, self.objective_params):
         target = target.clone(scan=True)
     preprocess, size = self.preprocess, self.preprocess.image_size
-    if num_classes is not None and num_classes != self.model.num_classes:
+    if target.num_classes != self.model.num_classes:
       preprocess = dataclasses.replace(
         preprocess, classes=(), features={}, outputs={}
       )
@@ -221,7 +221,6 @@ class Loaded:
 
 
 def _dtype(name: Any) -> Any:
-  """Returns the floating-point type of a name."""
   with contextlib.suppress(TypeError):
     if jnp.issubdtype(dtype := jnp.dtype(name), jnp.floating):
       return dtype
@@ -311,7 +310,18 @@ def load(
       )
     keys = {**(unseen or {}), **overrides}
     size = None if image_size is None else fit.pair(image_size)
-    loaded = _from_file(local, keys, position_size or size, state)
+    read = foreign.read(
+      local, values_lib.explicit_values(keys), position_size or size, state
+    )
+    loaded = Loaded(
+      read.description.model,
+      read.params,
+      data.Preprocess.from_dict(read.description.preprocess),
+      read.description.image_size,
+      read.description.resize,
+      read.format,
+      origin=origin_lib.Origin(str(local), read.format),
+    )
   choices = num_classes, image_size, resize, quantize
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size
   if fits and not overrides and all(x is None for x in choices):
@@ -414,7 +424,6 @@ def model_of_run(
 def _stored(
   workdir: pathlib.Path,
 ) -> tuple[ml_collections.ConfigDict, data.Preprocess]:
-  """Reads the config and the preprocessing of a work directory."""
   stored = {
     name: safe_io.read_json(workdir / name)
     for name in ('config.json', 'preprocess.json')
@@ -431,22 +440,3 @@ def _stored(
   with config_lib.explained(str(workdir)):
     config = config_lib.from_dict(stored['config.json'])
     return config, data.Preprocess.from_dict(stored['preprocess.json'])
-
-
-def _from_file(
-  path: pathlib.Path,
-  keys: Mapping[str, Any],
-  size: tuple[int, int] | None,
-  state: str | None,
-) -> Loaded:
-  read = foreign.read(path, values_lib.explicit_values(keys), size, state)
-  description = read.description
-  return Loaded(
-    description.model,
-    read.params,
-    data.Preprocess.from_dict(description.preprocess),
-    description.image_size,
-    description.resize,
-    read.format,
-    origin=origin_lib.Origin(str(path), read.format),
-  )

@@ -54,7 +54,6 @@ def in_batches(
 
 
 def _padded(x: np.ndarray, size: int) -> np.ndarray:
-  """Pads x [b, ...] to a size by repeating its last element."""
   if len(x) == size:
     return x
   return np.concatenate([x, np.repeat(x[-1:], size - len(x), axis=0)])

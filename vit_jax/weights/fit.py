@@ -146,7 +146,12 @@ def check(
   `params` are arrays by path, layers unrolled or stacked; `expected` is from
   `expected_shapes`. The error lists all differences.
   """
-  problems = _different_values(source, target)
+  old, new = map(values_lib.model_values, (source, target))
+  problems = [  # shapes do not show all of them
+    f'{path} is {value!r} in the checkpoint, {new_value!r} in the model'
+    for path, (value, new_value) in values_lib.differences(old, new).items()
+    if not values_lib.is_fitted(path, new, type(target))
+  ]
   problems += different_shapes(_unrolled_shapes(params), expected)
   if problems:
     raise UserError(
@@ -165,16 +170,6 @@ def different_arrays(
   return different_shapes(
     _unrolled_shapes(params), expected, ('the run', 'config.model')
   )
-
-
-def _different_values(source: models.Model, target: models.Model) -> list[str]:
-  """Lists values that differ; shapes do not show all of them."""
-  old, new = map(values_lib.model_values, (source, target))
-  return [
-    f'{path} is {value!r} in the checkpoint, {new_value!r} in the model'
-    for path, (value, new_value) in values_lib.differences(old, new).items()
-    if not values_lib.is_fitted(path, new, type(target))
-  ]
 
 
 def different_shapes(

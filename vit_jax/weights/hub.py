@@ -17,7 +17,6 @@ from urllib import parse
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.downloads import checksums
 from vit_jax.downloads import places
 from vit_jax.downloads import transfer
 from vit_jax.weights.files import containers
@@ -132,7 +131,6 @@ def _token() -> str | None:
 
 
 def _status(error: Exception) -> int | None:
-  """Returns the HTTP status of an answer; None: there was none."""
   return getattr(getattr(error, 'response', None), 'status_code', None)
 
 
@@ -147,7 +145,6 @@ class _Repository:
   token: str | None = dataclasses.field(repr=False)
 
   def get(self, name: str) -> pathlib.Path:
-    """Returns a file, which must be on the Hub."""
     file = self.find(name)
     if file is None:
       raise UserError(
@@ -177,7 +174,7 @@ class _Repository:
       )
       digest = metadata.etag or ''  # of small files it is none
       algorithm = 'sha256' if re.fullmatch('[0-9a-f]{64}', digest) else ''
-      problem = checksums.mismatch(file, metadata.size, algorithm, digest)
+      problem = transfer.mismatch(file, metadata.size, algorithm, digest)
     except (OSError, errors.HTTPError) as e:
       if _status(e) == 404:
         return None

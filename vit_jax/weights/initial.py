@@ -63,26 +63,36 @@ def fill(config: ml_collections.ConfigDict, loaded: weights.Loaded) -> None:
   """
   if config.model.name == config_lib.INIT_FROM:
     _fill_model(config, loaded.model)
-  _compare_levels(config, loaded)
+  path, preprocess = config.init_from.path, loaded.preprocess
+  config_window, window = (
+    levels.from_config(config).window,
+    preprocess.intensity,
+  )
+  if config_window != window:
+    logging.warning(
+      'warning: config.data.intensity is %s, but %s was trained with %s: to see'
+      ' images as it did, set --config.data.intensity=%s',
+      *(config_window or 'type', path, window or 'type'),
+      'type' if window is None else f"'({window[0]:g}, {window[1]:g})'",
+    )
   config.init_from.resize = config.init_from.resize or loaded.resize
-  mean, std = loaded.preprocess.mean, loaded.preprocess.std
+  mean, std = preprocess.mean, preprocess.std
   for key, value in (('mean', mean), ('std', std)):
     if config.data[key] and not _are_equal(config.data[key], value):
       logging.warning(
         'warning: config.data.%s is %s, but %s was trained with %s',
-        *(key, config.data[key], config.init_from.path, value),
+        *(key, config.data[key], path, value),
       )
   if len(mean) > 1 and len(mean) != config.data.channels:
     mean, std = ((sum(x) / len(x),) for x in (mean, std))
   config.data.mean = config.data.mean or mean
   config.data.std = config.data.std or std
-  if config.data.antialias or loaded.preprocess.interpolation != 'bicubic':
-    interpolation = config.data.interpolation or loaded.preprocess.interpolation
+  if config.data.antialias or preprocess.interpolation != 'bicubic':
+    interpolation = config.data.interpolation or preprocess.interpolation
     config.data.interpolation = interpolation
 
 
 def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
-  """Sets the model's fields, except for those that each run chooses."""
   if config.model.num_classes != model.num_classes:
     model = models.without_head(model)
   read = config_lib.wing('vit_jax.models.describing:config_values')
@@ -91,23 +101,6 @@ def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
   for key, value in values.items():
     if config.model[key] is None and key not in _CHOSEN:
       config_lib.set_value(config, f'model.{key}', value)
-
-
-def _compare_levels(
-  config: ml_collections.ConfigDict, loaded: weights.Loaded
-) -> None:
-  """Warns if the checkpoint was trained with another intensity window."""
-  config_window, window = (
-    levels.from_config(config).window,
-    loaded.preprocess.intensity,
-  )
-  if config_window != window:
-    logging.warning(
-      'warning: config.data.intensity is %s, but %s was trained with %s: to see'
-      ' images as it did, set --config.data.intensity=%s',
-      *(config_window or 'type', config.init_from.path, window or 'type'),
-      'type' if window is None else f"'({window[0]:g}, {window[1]:g})'",
-    )
 
 
 def _are_equal(a: Sequence[float], b: Sequence[float]) -> bool:
@@ -174,7 +167,6 @@ class Start:
     return subtrees.joined(trunk, place, objective_params)
 
   def _fit_trunk(self, loaded: weights.Loaded, target: models.Model) -> Any:
-    """Returns the trunk's parameters, adapted to the model."""
     config = self._config
     size = config_lib.sides(config.data.image_size)
     params, changes = adapt.adapt(
@@ -196,7 +188,10 @@ class Start:
     return params
 
   def _fit_beside(self, loaded: weights.Loaded, abstract: Any) -> Any:
-    """Returns the parameters beside the trunk that the checkpoint has."""
+    """Returns the parameters beside the trunk that the checkpoint has.
+
+    `abstract` are the shapes of all that the objective has there.
+    """
     if not abstract or self._config.init_from.trunk_only:
       return {}
     unrolled = jax.eval_shape(layouts.unstack_all, abstract)
@@ -223,14 +218,13 @@ class Start:
       return table and foreign.read_beside(path, table, abstract)
     if trained_with.objective.name != self._config.objective.name:
       return None
-    stored_params = layouts.unstack_all(loaded.objective_params)
-    if problems := fit.different_shapes(
-      _shapes(stored_params), _shapes(abstract)
-    ):
+    params = layouts.unstack_all(loaded.objective_params)
+    stored, needed = (
+      {path: x.shape for path, x in flat.items()}
+      for flat in (
+        traverse_util.flatten_dict(tree, sep='/') for tree in (params, abstract)
+      )
+    )
+    if problems := fit.different_shapes(stored, needed):
       raise config_lib.UserError(f'it does not fit: {"; ".join(problems)}')
-    return stored_params
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-  flat = traverse_util.flatten_dict(tree, sep='/')
-  return {path: x.shape for path, x in flat.items()}
+    return params

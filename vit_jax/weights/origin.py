@@ -12,24 +12,17 @@ CHOICES = ('best', 'newest')
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """The source of parameters; fields that a foreign file lacks are None.
+  """The source of parameters; fields that a foreign file lacks are None."""
 
-  Attributes:
-    path: Path of the checkpoint, or of the file.
-    format: One of `export.FORMATS`.
-    step: Number of completed updates.
-    kind: 'best' (by `checkpoint.best`), 'newest' or 'earlier'.
-    averaged: Whether these are the moving averages of the parameters.
-    newest: Step of the newest checkpoint of the run.
-    task: The task whose parameters these are, in a run of several.
-  """
-
-  path: str
-  format: str
-  step: int | None = None
+  path: str  # path of the checkpoint, or of the file
+  format: str  # one of `export.FORMATS`
+  step: int | None = None  # number of completed updates
+  # 'best' (by `checkpoint.best`), 'newest' or 'earlier'.
   kind: str | None = None
+  # Whether these are the moving averages of the parameters.
   averaged: bool | None = None
-  newest: int | None = None
+  newest: int | None = None  # step of the newest checkpoint of the run
+  # The task whose parameters these are, in a run of several.
   task: str | None = None
 
   def to_dict(self) -> dict[str, Any]:

@@ -40,7 +40,6 @@ def holds(path: pathlib.Path) -> bool:
 
 
 def _tower_format(names: Iterable[str]) -> Any:
-  """Returns the module of the format of a file with these arrays, or None."""
   forms = (google_towers, huggingface_clip)
   return next((x for x in forms if x.recognises(names)), None)
 

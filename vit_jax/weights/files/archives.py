@@ -39,21 +39,16 @@ _ERRORS = (
 
 @dataclasses.dataclass(eq=False)
 class Arrays:
-  """The arrays of an open file.
+  """The arrays of an open file."""
 
-  Attributes:
-    shapes: Shapes by name.
-    read: Returns the array of a name, C-contiguous and in the byte order of the
-      machine, or raises a UserError if it is damaged; several threads may call
-      it at once.
-    state: Key of the state dict that they are, if the file has several things.
-    other_states: Keys of other state dicts in the file.
-  """
-
-  shapes: dict[str, tuple[int, ...]]
+  shapes: dict[str, tuple[int, ...]]  # shapes by name
+  # Returns the array of a name, C-contiguous and in the byte order of the
+  # machine, or raises a UserError if it is damaged; several threads may call it
+  # at once.
   read: Callable[[str], np.ndarray]
+  # Key of the state dict that they are, if the file has several things.
   state: str = ''
-  other_states: tuple[str, ...] = ()
+  other_states: tuple[str, ...] = ()  # keys of other state dicts in the file
 
 
 class Archive:
@@ -193,6 +188,13 @@ def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
   buffer = np.empty(count + 64, np.uint8)
   begin = -buffer.ctypes.data % 64
   return buffer[begin : begin + count].view(dtype).reshape(shape)
+
+
+def in_c_order(view: np.ndarray) -> np.ndarray:
+  """Returns a copy of an array, aligned as of `empty`."""
+  copy = empty(view.shape, view.dtype)
+  copy[...] = view
+  return copy
 
 
 def as_bytes(array: np.ndarray) -> memoryview:

@@ -109,15 +109,6 @@ def _check_state(
     )
 
 
-def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> BinaryIO:
-  try:
-    return stack.enter_context(safe_io.open_regular(path))
-  except FileNotFoundError:
-    raise UserError(f'there is no file {path}') from None
-  except OSError as e:
-    raise UserError(f'cannot read {path}: {reason(e)}') from None
-
-
 def _one_file(
   path: pathlib.Path,
   stack: contextlib.ExitStack,
@@ -125,9 +116,13 @@ def _one_file(
   state: str | None = None,
 ) -> Arrays:
   """Opens one file with the reader that its first bytes call for."""
-  file = _open(path, stack)
-  with explained(f'cannot read {path}', OSError):
+  try:
+    file = stack.enter_context(safe_io.open_regular(path))
     head = file.read(1024)
+  except FileNotFoundError:
+    raise UserError(f'there is no file {path}') from None
+  except OSError as e:
+    raise UserError(f'cannot read {path}: {reason(e)}') from None
   # Safetensors first: its header's length can begin with any other magic bytes.
   header = int.from_bytes(head[:8], 'little')
   if head[8:9] == b'{' and header <= _LONGEST_HEADER:
@@ -158,21 +153,13 @@ def _refusal(path: pathlib.Path, head: bytes) -> UserError:
 
 
 class _Entry(NamedTuple):
-  """An array in an npz file.
+  """An array in an npz file."""
 
-  Attributes:
-    member: Name of the archive's member that holds it.
-    start: Offset of the numbers in the member, in bytes.
-    shape: Shape of the array.
-    is_fortran: Whether the first axis varies fastest.
-    dtype: Type of its elements, in the byte order of the file.
-  """
-
-  member: str
-  start: int
+  member: str  # of the archive
+  start: int  # offset of the numbers in the member, in bytes
   shape: tuple[int, ...]
-  is_fortran: bool
-  dtype: np.dtype
+  is_fortran: bool  # whether the first axis varies fastest
+  dtype: np.dtype  # in the byte order of the file
 
 
 def _npz(archive: archives.Archive) -> Arrays:
@@ -195,11 +182,7 @@ def _npz(archive: archives.Archive) -> Arrays:
     archive.read_into(member, memory, start, subject)
     if not dtype.isnative:
       array = array.byteswap(inplace=True).view(dtype.newbyteorder('='))
-    if not is_fortran:
-      return array
-    result = archives.empty(shape, array.dtype)
-    result[...] = array.T
-    return result
+    return archives.in_c_order(array.T) if is_fortran else array
 
   return Arrays({name: x.shape for name, x in entries.items()}, read)
 
@@ -265,7 +248,6 @@ def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
 
 
 def _shards(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
-  """Opens the files listed in an index."""
   files = weight_map(path)
   shards = {
     name: _one_file(path.with_name(name), stack, is_shard=True)
@@ -318,25 +300,6 @@ def write_npz(
         )
 
 
-def _header(
-  types: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
-  metadata: Mapping[str, str],
-) -> bytes:
-  """Returns the header of arrays that follow it in this order."""
-  header: dict[str, Any] = {'__metadata__': dict(metadata)} if metadata else {}
-  end = 0
-  for name, (dtype, shape) in types.items():
-    begin, end = end, end + math.prod(shape) * dtype.itemsize
-    number = f'{dtype.kind.upper()}{8 * dtype.itemsize}'
-    header[name] = {
-      'dtype': _TYPES.get(dtype.name, number),
-      'shape': list(shape),
-      'data_offsets': [begin, end],
-    }
-  text = json.dumps(header, separators=(',', ':')).encode()
-  return text + b' ' * (-len(text) % 8)
-
-
 def write_safetensors(
   path: pathlib.Path,
   arrays: Mapping[str, np.ndarray],
@@ -349,18 +312,30 @@ def write_safetensors(
   """
   # Wide types first, so that each array is aligned to its element size.
   names = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
-  types = {name: (arrays[name].dtype, arrays[name].shape) for name in names}
-  text = _header(types, metadata)
+  header: dict[str, Any] = {'__metadata__': dict(metadata)} if metadata else {}
+  end = 0
+  for name in names:
+    begin, end = end, end + arrays[name].nbytes
+    dtype = arrays[name].dtype
+    number = f'{dtype.kind.upper()}{8 * dtype.itemsize}'
+    header[name] = {
+      'dtype': _TYPES.get(dtype.name, number),
+      'shape': list(arrays[name].shape),
+      'data_offsets': [begin, end],
+    }
+  text = json.dumps(header, separators=(',', ':')).encode()
+  text += b' ' * (-len(text) % 8)
   with _replacing(path) as file:
     file.write(len(text).to_bytes(8, 'little') + text)
     for name in names:
-      little = types[name][0].newbyteorder('<')
+      little = arrays[name].dtype.newbyteorder('<')
       array = np.asarray(arrays[name], little, order='C')
       file.write(archives.as_bytes(array))
 
 
 @contextlib.contextmanager
 def _replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
+  """Opens a file that replaces `path` once complete, and is synchronized."""
   with safe_io.replacing_path(path) as temporary, temporary.open('wb') as file:
     yield file
     file.flush()

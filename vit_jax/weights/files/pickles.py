@@ -85,13 +85,7 @@ class PickleError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-  """A sequence of numbers in the file.
-
-  Attributes:
-    key: Its name in the file.
-    dtype: Type of its elements.
-    size: Number of elements.
-  """
+  """A sequence of numbers in the file, by the name that it has there."""
 
   key: str
   dtype: np.dtype
@@ -127,15 +121,12 @@ class Placeholder(dict[Any, Any]):
   """Stands for what a Python object that is not run would have made.
 
   It is a dict, since subclasses of dict are pickled as such, with their items.
-
-  Attributes:
-    name: Name of the object, with its module.
+  The name is that of the object, with its module.
   """
 
   __slots__ = ('name',)
 
   def __init__(self, name: str) -> None:
-    """Makes one without items."""
     super().__init__()
     self.name = name
 
@@ -160,7 +151,6 @@ def load(data: bytes) -> Any:
 
 
 def _run(data: bytes) -> Any:
-  """Runs the instructions of a pickle."""
   stack: list[Any] = []
   below: list[list[Any]] = []  # the stacks under each mark
   memo: dict[int, Any] = {}
@@ -317,20 +307,19 @@ def _tensor_of_class(function: Any, kind: Any, arguments: Any, *_: Any) -> Any:
   return _call(function, arguments)
 
 
-def _first(x: Any, *_: Any) -> Any:
-  return x
-
-
 _CALLS: dict[str, Callable[..., Any]] = {
   'collections.OrderedDict': lambda: {},  # items would not be checked
   'torch._utils._rebuild_tensor': _tensor,
   'torch._utils._rebuild_tensor_v2': _tensor,
-  'torch._utils._rebuild_parameter': _first,
-  'torch._utils._rebuild_parameter_with_state': _first,
   'torch._tensor._rebuild_from_type_v2': _tensor_of_class,
-  'torch.Size': _first,
-  '__builtin__.set': _first,
-  'builtins.set': _first,
+  **{
+    name: lambda x, *_: x  # the first argument
+    for name in (
+      *('torch._utils._rebuild_parameter', 'torch.Size'),
+      'torch._utils._rebuild_parameter_with_state',
+      *('__builtin__.set', 'builtins.set'),
+    )
+  },
 }
 
 
@@ -361,10 +350,15 @@ def state_dict(value: Any, name: str | None = None) -> State:
   nested = dict(_nested(value, (), set()))
   if not nested:
     raise _no_tensors(value)
+
+  def rank(keys: tuple[str, ...]) -> tuple[int, ...]:
+    """Returns the place of a state dict: known keys before the whole file."""
+    places = [_NESTED.index(x) if x in _NESTED else len(_NESTED) for x in keys]
+    return tuple(places) or (len(_NESTED) + 1,)
+
   least = max(len(_tensors(x)) for x in nested.values()) / 2
-  ranked = sorted(
-    (keys for keys, x in nested.items() if len(_tensors(x)) >= least), key=_rank
-  )
+  large = [keys for keys, x in nested.items() if len(_tensors(x)) >= least]
+  ranked = sorted(large, key=rank)
   fits = [x for x in ranked if name and name in ('.'.join(x), *x[-1:])]
   chosen = (*fits, *ranked)[0]
   if not any(key in _NESTED for key in chosen):
@@ -372,8 +366,11 @@ def state_dict(value: Any, name: str | None = None) -> State:
       if isinstance(value[key], _NOT_RUN):  # and not the little beside it
         raise PickleError(f'its {key!r} is {_not_run(value[key])}')
   for key, x in nested[chosen].items():
-    if isinstance(x, _NOT_RUN) and _is_array(key, chosen):
-      raise PickleError(f'{archives.array_named(str(key))} is {_not_run(x)}')
+    # A file that is a state dict itself may hold other things without being
+    # nested.
+    is_array = isinstance(key, str) and not key.endswith(_EXTRA_STATE)
+    if is_array and isinstance(x, _NOT_RUN) and (chosen or _ARRAY.match(key)):
+      raise PickleError(f'{archives.array_named(key)} is {_not_run(x)}')
   other_states = ['.'.join(keys) for keys in ranked if keys and keys != chosen]
   return State('.'.join(chosen), _tensors(nested[chosen]), tuple(other_states))
 
@@ -409,22 +406,6 @@ def _nested(
     for key, x in value.items():
       if isinstance(key, str):
         yield from _nested(x, (*keys, key), visited)
-
-
-def _rank(keys: tuple[str, ...]) -> tuple[int, ...]:
-  """Returns the place of a state dict: known keys before the whole file."""
-  places = [_NESTED.index(x) if x in _NESTED else len(_NESTED) for x in keys]
-  return tuple(places) or (len(_NESTED) + 1,)
-
-
-def _is_array(key: Any, keys: tuple[str, ...]) -> bool:
-  """Whether what stands in a state dict under a key should be an array.
-
-  A file that is a state dict itself may hold other things without being nested.
-  """
-  if not isinstance(key, str) or key.endswith(_EXTRA_STATE):
-    return False
-  return bool(keys) or bool(_ARRAY.match(key))
 
 
 def _not_run(value: Placeholder | Name) -> str:

@@ -30,17 +30,11 @@ _COUNT = 'n_averaged'  # torch.optim.swa_utils.AveragedModel
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-  """Plain names of the arrays in a file.
+  """Plain names of the arrays in a file."""
 
-  Attributes:
-    stored: Names in the file by plain names.
-    holders: Attributes in which the model was, the outermost first.
-    other_holders: Other attributes of `_HOLDERS` beside them.
-  """
-
-  stored: dict[str, str]
-  holders: tuple[str, ...]
-  other_holders: tuple[str, ...]
+  stored: dict[str, str]  # names in the file by plain names
+  holders: tuple[str, ...]  # in which the model was, the outermost first
+  other_holders: tuple[str, ...]  # of `_HOLDERS` beside them
 
 
 def plain_names(names: Collection[str], holder: str | None = None) -> Names:

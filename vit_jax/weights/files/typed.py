@@ -31,22 +31,12 @@ _Positive = Annotated[float, Interval(gt=1e-30, lt=1e30)]
 _Count = Annotated[int, Interval(gt=0, lt=2**31)]
 _Pair = Annotated[list[_Count], Len(2, 2)]
 _Digits = Annotated[str, Predicate(re.compile('[0-9]{1,9}').fullmatch)]
-_Window = Annotated[
-  list[Annotated[float, Interval(ge=0, lt=1e30)]],
-  Len(2, 2),
-  Predicate(lambda x: x[0] < x[1]),
-]
 
 
 class Kind(NamedTuple):
-  """A type of a field in a JSON file.
+  """A type of a field in a JSON file, and whether a value has it."""
 
-  Attributes:
-    text: Description of the type.
-    fits: Whether a value has the type.
-  """
-
-  text: str
+  text: str  # description of the type
   fits: Callable[[Any], bool]
 
 
@@ -98,8 +88,6 @@ NUMBER = Kind('a finite number', is_number)
 POSITIVE = Kind('a finite number above 0', is_positive)
 PAIR = Kind('two whole numbers above 0', _checked(_Pair))
 SIZE = Kind('one or two whole numbers above 0', _checked(_Count | _Pair))
-BITS = choice(8, 16)
-WINDOW = Kind('two numbers from 0 on, the first the less', _checked(_Window))
 _LABELS = Kind(
   'names in a list, or by the numbers of classes',
   _checked(list[str | int] | dict[_Digits, str | int]),
@@ -108,12 +96,7 @@ _LABELS = Kind(
 
 @dataclasses.dataclass(frozen=True)
 class Json:
-  """A JSON object of another program, whose content is not trusted.
-
-  Attributes:
-    file: Name of the file.
-    content: The object in the file.
-  """
+  """A JSON object of another program's file, whose content is not trusted."""
 
   file: str
   content: Mapping[str, Any]

@@ -39,7 +39,6 @@ def find(model: str) -> tuple[str, str]:
 
 
 def _best(path: pathlib.Path, name: str) -> str | None:
-  """Returns the file name of a model's best checkpoint; None: it has none."""
   best: tuple[float, str] | None = None
   try:
     with io.StringIO(safe_io.read_text(path), newline='') as file:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from vit_jax import data
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
@@ -20,6 +21,8 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import tables
 
 Shape = tuple[int, ...]
+Size = tuple[int, int]
+Values = Mapping[str, Any]
 INTERPOLATION = typed.choice(*geometry.INTERPOLATIONS)
 
 # Mean and standard deviation of ImageNet's pixels in [0, 1].
@@ -28,53 +31,42 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclasses.dataclass(frozen=True)
 class Hints:
-  """Facts about a checkpoint that its arrays do not show.
+  """Facts about a checkpoint that its arrays do not show."""
 
-  Attributes:
-    values: Values of the model that the caller gives, as
-      `models.values.explicit_values` has them.
-    config: config.json in the file's directory; empty if there is none.
-    preprocessor: preprocessor_config.json there; empty if there is none.
-    image_size: (height, width) that the caller requests, or None.
-    stored_size: (height, width) that positions are for, if our export stored it
-      in config.json; else None.
-  """
-
+  # Values of the model that the caller gives, as
+  # `models.values.explicit_values` has them.
   values: Mapping[str, Any]
+  # config.json in the file's directory; empty if there is none.
   config: typed.Json
+  # preprocessor_config.json there; empty if there is none.
   preprocessor: typed.Json
-  image_size: tuple[int, int] | None
-  stored_size: tuple[int, int] | None = None
+  image_size: Size | None  # (height, width) that the caller requests, or None
+  # (height, width) that positions are for, if our export stored it in
+  # config.json; else None.
+  stored_size: Size | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-  """The model that a file holds.
+  """The model that a file holds."""
 
-  Attributes:
-    model: The model, with as many classes as the file has.
-    image_size: (height, width) that its positions are for.
-    preprocess: Fields of `data.Preprocess`.
-    resize: Method by which the original code resizes its positions.
-    silent: Name of the file that should define the preprocessing but does not;
-      '' if it does.
-    rules: The table of its arrays.
-    extra_params: Parameters that another file holds, float32 arrays by path.
-  """
-
-  model: models.Model
-  image_size: tuple[int, int]
-  preprocess: dict[str, Any]
-  resize: str
-  rules: Sequence[tables.Rule]
+  model: models.Model  # the model, with as many classes as the file has
+  image_size: Size  # (height, width) that its positions are for
+  preprocess: dict[str, Any]  # fields of `data.Preprocess`
+  resize: str  # method by which the original code resizes its positions
+  rules: Sequence[tables.Rule]  # the table of its arrays
+  # Name of the file that should define the preprocessing but does not; '' if it
+  # does.
   silent: str = ''
+  # Parameters that another file holds, float32 arrays by path.
   extra_params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Library(Protocol):
-  """Interface of the modules that read files of another program."""
+  """Interface of the modules of another program's files."""
 
   NAME: str
+  SUFFIX: str  # of a single file of weights; '': it needs a directory
   IGNORED: str  # regular expression of names outside the model
 
   @property
@@ -88,29 +80,28 @@ class Library(Protocol):
     """Returns the arrays under the names that the rules use."""
 
   def describe(self, arrays: 'Renamed', hints: Hints) -> Description:
-    """Infers the architecture from the arrays' shapes."""
-
-
-class Writer:
-  """What a program needs beside the arrays; by default it is nothing."""
-
-  def companions(self, *_: Any) -> dict[str, dict[str, Any]]:
-    """Returns the JSON files by name.
-
-    Their arguments are the format, the model, its preprocessing and the size of
-    the images that its positions are for.
-    """
-    return {'config.json': {}}
-
-  def notes(self, *_: Any) -> list[str]:
-    """Returns notes on a format and a model, beside those of the tables."""
-    return []
+    """Returns the model that a file holds."""
 
   def usage(
-    self, kind: Any, model: models.Model, directory: str, file: str
+    self, kind: Any, values: Values, directory: str, file: str
   ) -> tuple[str, str]:
     """Returns the name of a program, and Python code that loads the model."""
-    raise NotImplementedError
+
+
+class Writer(Protocol):
+  """What a module has whose program needs more than the arrays."""
+
+  def companions(
+    self, kind: Any, values: Values, preprocess: data.Preprocess, params: Any
+  ) -> dict[str, dict[str, Any]]:
+    """Returns the JSON files beside the arrays, by name.
+
+    `values` are those of a model of a `format.Format`, and the `image_size` and
+    `image_channels` of its positions.
+    """
+
+  def notes(self, kind: Any, values: Values) -> list[str]:
+    """Returns notes on a format and a model, beside those of the tables."""
 
 
 class Renamed(containers.Arrays):
@@ -162,18 +153,18 @@ def renaming(text: str, back: bool = False) -> Callable[[str], str]:
   return rename
 
 
+Derivations = Mapping[str, tuple[Sequence[str], Callable[..., np.ndarray]]]
+
+
 def derived(
-  arrays: containers.Arrays,
-  derivations: Mapping[str, tuple[Sequence[str], Callable[..., np.ndarray]]],
+  arrays: containers.Arrays, derivations: Derivations
 ) -> containers.Arrays:
   """Returns arrays of a file, and others in place of those they are made of.
 
   `derivations` have the names of arrays in the file, and the function of these
   arrays that returns the new one.
   """
-  used = {
-    array_name for names, _ in derivations.values() for array_name in names
-  }
+  used = {x for names, _ in derivations.values() for x in names}
   shapes = {k: x for k, x in arrays.shapes.items() if k not in used}
   for name, (names, make) in derivations.items():
     # The functions give the shapes for broadcast bytes. These take no memory
@@ -194,8 +185,8 @@ def image_size(
   tokens: int | None,
   patch: Sequence[int],
   hints: Hints,
-  default: tuple[int, int] | None = None,
-) -> tuple[int, int]:
+  default: Size | None = None,
+) -> Size:
   """Returns the image size (height, width) that a file's positions are for.
 
   Args:
@@ -210,50 +201,39 @@ def image_size(
     height, width = (max(224 // p, 1) * p for p in patch[:2])
     fallback = height, width
     return hints.stored_size or hints.image_size or default or fallback
-  for size in (hints.stored_size, default):
+  side = square_side(tokens)
+  square = (side * patch[0], side * patch[1]) if side else None
+  for size in (hints.stored_size, default, square, hints.image_size):
     if size and count_patches(size, patch) == tokens:
       return size
-  side = square_side(tokens)
-  if side:
-    return side * patch[0], side * patch[1]
-  if hints.image_size and count_patches(hints.image_size, patch) == tokens:
-    return hints.image_size
-  raise UserError(
-    f'its {tokens} positions are no square grid: say for which images they'
-    ' are, with image_size= (on the command line --image_size=HxW)'
-  )
+  raise _oblong(f'{tokens} positions are no')
 
 
 def relative_size(
-  rows: int,
-  patch: Sequence[int],
-  hints: Hints,
-  default: tuple[int, int] | None = None,
-) -> tuple[int, int]:
+  rows: int, patch: Sequence[int], hints: Hints, default: Size | None = None
+) -> Size:
   """Returns the image size that a table of relative positions is for.
 
   `rows` are (2 h - 1) (2 w - 1) + 3 for h x w patches; the others are as for
   `image_size`.
   """
-
-  def fits(size: tuple[int, int] | None) -> bool:
-    if not size:
-      return False
-    h, w = (n // p for n, p in zip(size, patch, strict=True))
-    return (2 * h - 1) * (2 * w - 1) + 3 == rows
-
   side = (square_side(rows - 3) + 1) // 2
   square = side * patch[0], side * patch[1]
   for size in (hints.stored_size, default, square, hints.image_size):
-    if size and fits(size):
+    h, w = (n // p for n, p in zip(size or (0, 0), patch, strict=True))
+    if size and (2 * h - 1) * (2 * w - 1) + 3 == rows:
       return size
-  raise UserError(
-    f'its {rows} relative positions are of no square grid: say for which images'
-    ' they are, with image_size= (on the command line --image_size=HxW)'
+  raise _oblong(f'{rows} relative positions are of no')
+
+
+def _oblong(problem: str) -> UserError:
+  return UserError(
+    f'its {problem} square grid: say for which images they are, with'
+    ' image_size= (on the command line --image_size=HxW)'
   )
 
 
-def num_heads(values: Mapping[str, Any], default: int | None = None) -> int:
+def num_heads(values: Values, default: int | None = None) -> int:
   """Returns the number of heads, which the shape of a fused qkv does not show.
 
   It is `default`, that of the file's kind, or that of the published ViT of the
@@ -273,12 +253,12 @@ def num_heads(values: Mapping[str, Any], default: int | None = None) -> int:
   return number
 
 
-def count_patches(size: tuple[int, int], patch: Sequence[int]) -> int:
+def count_patches(size: Size, patch: Sequence[int]) -> int:
   """Returns the number of patches; both sizes are (height, width) in pixels."""
   return (size[0] // patch[0]) * (size[1] // patch[1])
 
 
-def patch_pixels(values: Mapping[str, Any]) -> list[int]:
+def patch_pixels(values: Values) -> list[int]:
   """Returns (height, width) of a ViT's patch in pixels of the image."""
   stages = values.get('patches.stages')
   stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)

@@ -41,13 +41,10 @@ def rules(
   'head/', and its names in the file with `file_prefix`, such as 'head.'.
   """
   dense = 'mlp' if layers == 1 else 'mlp.#'
-  table = tables.arrays(
-    f"""
+  table = tables.arrays(f"""
 dense_#            {dense}              dense*       *{2 + batch_norm}
 norm_#             mlp.#                batch_norm*  *3+1
 last_layer/kernel  last_layer.weight_v  dense
 last_layer/scale   last_layer.weight_g  column
-""",
-    column=tables.padded(1),
-  )
+""")
   return tables.below(table, param_prefix, file_prefix)

@@ -65,7 +65,6 @@ def _name(name: str) -> str:
 
 
 def _describe(arrays: containers.Arrays) -> dvae.DalleEncoder:
-  """Returns the encoder that has arrays of these shapes."""
   first, last = (arrays.shapes.get(name, ()) for name in (_INPUT, _OUTPUT))
   if len(first) != 4 or len(last) != 4:
     raise UserError(

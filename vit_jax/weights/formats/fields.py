@@ -73,15 +73,11 @@ class FileFacts:
 
   Patterns of names have `#` for a number, and may be several, `a|b` or
   `x.{a,b}`: the first that there is.
-
-  Attributes:
-    arrays: Its arrays, of which the shapes are read.
-    hints: What else is known.
-    values: The model's values so far, by name.
   """
 
-  arrays: base.Renamed
-  hints: base.Hints
+  arrays: base.Renamed  # its arrays, of which the shapes are read
+  hints: base.Hints  # what else is known
+  # The model's values so far, by name.
   values: dict[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
@@ -114,10 +110,8 @@ class FileFacts:
     if not axes or len(shape) == axes:
       return shape
     if name is None:
-      array = self.arrays.stored(
-        tables.alternatives(pattern)[0].replace('#', '0')
-      )
-      raise _unreadable(f'it holds no array {array}')
+      name = tables.alternatives(pattern)[0].replace('#', '0')
+      raise _unreadable(f'it holds no array {self.arrays.stored(name)}')
     array = self.arrays.stored(name)
     raise _unreadable(f'{array} has the shape {shape}, not {axes} axes')
 
@@ -136,6 +130,11 @@ class FileFacts:
       stage, unit = (self._plausible(int(x) - first) for x in match.groups())
       units[stage] = max(units.get(stage, 0), unit + 1)
     return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
+
+  def widths(self, pattern: str, axis: int) -> tuple[int, ...]:
+    """Returns a side of the kernels of a pattern, by their numbers."""
+    matches = sorted(self._matches(pattern), key=lambda x: int(x[1]))
+    return tuple(self.shape(x.string, 4)[axis] for x in matches)
 
   def _matches(
     self, pattern: str, is_whole: bool = True
@@ -161,44 +160,40 @@ def _unreadable(reason: str) -> UserError:
 
 Read = Callable[[FileFacts], Any]
 Write = Callable[[Mapping[str, Any]], Any]
+_ANY = typed.Kind('anything', lambda x: True)
+# What `Entry.write` returns for null.
+NULL = object()
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """How a format has a value of a model.
+  """How a format has a value of a model."""
 
-  Attributes:
-    value_name: Its name; '': the format's config says something that is no
-      value.
-    read: What is seen of it in the arrays, which then decide; None where they
-      do not show it. They may return None in one file.
-    key: Key of the format's config; '': it has none.
-    words: Words of the config -> our values; {}: they are equal.
-    default: Our value where nothing says it; or what returns it, or None.
-    kind: Type of the key's value.
-    write: Returns the key's value, of a model's values, where null is `NULL`,
-      and None leaves the key out; None: ours by `words`.
-    check: Raises a UserError for what the config says beside other values.
-    is_stated: Whether the key is written if it has the default.
-    is_noted: Whether a model with another value is written, with a note that
-      the format's own code computes the default.
-    is_read_only: Whether the format's own code has no place for it: files have
-      it of other programs, and no model with it is written.
-    is_given: Whether who loads a file in that program gives the value, as the
-      number of heads where no config has it.
-  """
-
+  # Its name; '': the format's config says something that is no value.
   value_name: str
+  # What is seen of it in the arrays, which then decide; None where they do not
+  # show it. They may return None in one file.
   read: Read | None = None
-  key: str = ''
+  key: str = ''  # key of the format's config; '': it has none
+  # Words of the config -> our values; {}: they are equal.
   words: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+  # Our value where nothing says it; or what returns it, or None.
   default: Any = None
-  kind: typed.Kind | None = None
+  kind: typed.Kind | None = None  # type of the key's value
+  # Returns the key's value, of a model's values, where null is `NULL`, and None
+  # leaves the key out; None: ours by `words`.
   write: Write | None = None
+  # Raises a UserError for what the config says beside other values.
   check: Callable[[FileFacts], None] | None = None
-  is_stated: bool = False
+  is_stated: bool = False  # whether the key is written if it has the default
+  # Whether a model with another value is written, with a note that the format's
+  # own code computes the default.
   is_noted: bool = False
+  # Whether the format's own code has no place for it: files have it of other
+  # programs, and no model with it is written.
   is_read_only: bool = False
+  # Whether who loads a file in that program gives the value, as the number of
+  # heads where no config has it.
   is_given: bool = False
 
   @property
@@ -215,7 +210,13 @@ class Entry:
     if self.check:
       self.check(file)
     value = self.read(file) if self.read else None
-    config_value = self._config_value(file.config)
+    # Read in any case, since it may be of another type.
+    config_value = None
+    if self.key and self.value_name:
+      kind = typed.choice(*self.words) if self.words else self.kind or _ANY
+      config_value = file.config.get(self.key, kind)
+      if self.words and config_value is not None:
+        config_value = self.words[config_value]
     if value is None:
       value = file.hints.values.get(self.value_name)
     if value is None:
@@ -225,28 +226,19 @@ class Entry:
       return value(file) if callable(value) else value
     return value
 
-  def _config_value(self, config: typed.Json) -> Any:
-    """Returns our value for what a config says; None: it does not."""
-    if not self.key or not self.value_name:
-      return None
-    kind = self.kind or _ANY
-    if self.words:
-      kind = typed.choice(*self.words)
-    word = config.get(self.key, kind)
-    return self.words[word] if self.words and word is not None else word
-
   def word(self, values: Mapping[str, Any]) -> Any:
     """Returns the key's value for a model; None: the config has no word."""
     if self.write:
       return self.write(values)
     value = values.get(self.value_name)
     if self.words:
-      words = {
-        model_value: word
-        for word, model_value in reversed([*self.words.items()])
-      }
-      return words.get(value)
+      return first_word(self.words, value)
     return list(value) if isinstance(value, tuple) else value
+
+
+def first_word(words: Mapping[Any, Any], value: Any) -> Any:
+  """Returns the first word for our value; None: there is none."""
+  return next((word for word, x in words.items() if x == value), None)
 
 
 def evaluate(entries: Iterable[Entry], file: FileFacts) -> None:
@@ -254,11 +246,6 @@ def evaluate(entries: Iterable[Entry], file: FileFacts) -> None:
   for entry in entries:
     if entry.value_name:
       file.values[entry.value_name] = entry.value(file)
-
-
-_ANY = typed.Kind('anything', lambda x: True)
-# What `Entry.write` returns for null.
-NULL = object()
 
 
 def check_gate(key: str, is_read: bool = True) -> Callable[[FileFacts], None]:
@@ -294,7 +281,6 @@ def unread_keys(text: str) -> dict[str, typed.Kind | None]:
 
 
 def _literal(text: str) -> Any:
-  """Returns what a text is in Python, or the text itself."""
   try:
     return ast.literal_eval(text)
   except (SyntaxError, ValueError):
@@ -327,8 +313,9 @@ def table(
       for name in columns:
         del entries[reader.key(name)]
     elif first == '>':
-      entry = reader.written_entry(*columns)
-      entries[entry.key] = entry
+      key, words, *options = columns
+      key, write = reader.key(key), reader.writer(words, options)
+      entries[key] = Entry('', key=key, write=write, is_stated=True)
     else:
       entries[first] = reader.entry(first, *columns)
   return tuple(entries.values())
@@ -336,18 +323,12 @@ def table(
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-  """What the words of a table mean.
-
-  Attributes:
-    below: Key that comes before those that begin with a dot.
-    names: Functions and words by name.
-  """
+  """What the words of a table mean."""
 
   below: str
   names: Mapping[str, Any]
 
   def key(self, text: str) -> str:
-    """Returns a key of the config in full."""
     return self.below + text if text.startswith('.') else text
 
   def literal(self, text: str) -> Any:
@@ -356,13 +337,7 @@ class _Reader:
       return self.names[text[:-2]]
     return self.choice(text) if '?' in text else _literal(text)
 
-  def written_entry(self, key: str, text: str, *options: str) -> Entry:
-    """Returns the entry of a key that is written, not read."""
-    write = self.writer(text, options)
-    return Entry('', key=self.key(key), write=write, is_stated=True)
-
   def writer(self, text: str, options: Sequence[str] = ()) -> Write:
-    """Returns what writes a key, of a model's values."""
     if text.endswith('()'):
       function: Write = self.names[text[:-2]]
       return function
@@ -375,7 +350,6 @@ class _Reader:
   def entry(
     self, value_name: str, place: str, key: str = '-', *options: str
   ) -> Entry:
-    """Returns the entry of a line's columns."""
     more = self.options(value_name, options)
     plain_key, mark = key[:-1], key[-1]
     if mark == '!':
@@ -414,7 +388,10 @@ class _Reader:
     return more
 
   def read(self, place: str, axes: int, absent: Any) -> Read | None:
-    """Returns what reads the arrays; None: they do not show the value."""
+    """Returns what reads the arrays; None: they do not show the value.
+
+    `absent` is the value without an array of a number of `axes`.
+    """
     if place == '-' or place.startswith('='):
       return None
     if place.startswith('@'):

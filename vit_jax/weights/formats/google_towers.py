@@ -35,13 +35,10 @@ _PARTS = f'{_ATTENTION}/attention_layer'
 # Attention heads by hidden size: the base and large models (arXiv:1810.04805,
 # section 3).
 _BERT_HEADS = {768: 12, 1024: 16}
-_LOGIT_ARRAYS = tables.arrays(
-  """
-log_scale   t  scalar
-logit_bias  b  scalar
-""",
-  scalar=tables.padded(0),
-)
+_LOGIT_ARRAYS = tables.arrays("""
+log_scale   t  number
+logit_bias  b  number
+""")
 _WORDS = [
   *tables.arrays("""
 text/token_embedding/embedding  txt/Embed_0/embedding
@@ -122,7 +119,6 @@ def stored_name(name: str) -> str:
 
 
 def _tower(arrays: containers.Arrays, prefix: str) -> containers.Arrays:
-  """Returns the arrays of one tower, without its name before them."""
   shapes = {
     name.removeprefix(prefix): shape
     for name, shape in arrays.shapes.items()

@@ -11,7 +11,6 @@ import re
 from typing import Any
 
 from vit_jax.weights.files import typed
-from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import huggingface_vit as plain
@@ -31,8 +30,7 @@ _TABLE = 'relative_position_bias.relative_position_bias_table'
 _SHARED, _OF_LAYER = f'encoder.{_TABLE}', f'{QKV}.{_TABLE}'
 _POOLED, _TOKENS = 'pooler.layernorm', 'layernorm'
 _LAYER_TABLE = 'blocks_#/attention/relative_position_bias'
-ARRAYS = tables.arrays(
-  f"""
+ARRAYS = tables.arrays(f"""
 mask_token                   embeddings.mask_token
 relative_position_bias       {_SHARED}
 {_LAYER_TABLE}               {_OF_LAYER}
@@ -42,9 +40,7 @@ blocks_#/layer_scale2        {L}.lambda_2
 norm                         {_POOLED}                 norm*  ?pool.norm_after
 norm                         {_TOKENS}                 norm*
 {plain.LAYERS}
-""",
-  two=tables.split(2, 0, tables.FLAT),
-)
+""")
 # What an objective that predicts tokens has beside the trunk, as 'head'.
 HEAD = tables.arrays('head  lm_head  dense*')
 
@@ -100,22 +96,11 @@ def header(values: Values) -> dict[str, Any]:
   return common.header(KIND, f'Beit{purpose}')
 
 
-def image_size(file: FileFacts) -> tuple[int, int]:
-  """Returns (height, width) that the positions are for."""
-  rows = file.size(_SHARED, 0) or file.size(_OF_LAYER, 0)
-  if file.values['positions.learned'] or not rows:
-    return common.image_size(file, plain.POSITIONS)
-  patch = file.values['patch_size']
-  return base.relative_size(rows, patch, file.hints, common.stated_size(file))
-
-
-BEIT = common.vit_format(
+BEIT = common.class_format(
   TYPES,
   'BEiT',
   ARRAYS,
   FIELDS,
-  projection=plain.PATCH,
-  image_size=image_size,
   # Tables are resized linearly.
   resize=lambda file: (
     'bicubic' if file.values['positions.learned'] else 'half_pixel'

@@ -80,16 +80,10 @@ def below(prefix: str, values: Values, name: str) -> str:
 
 def activation(values: Values) -> str | None:
   """Returns transformers' name of the activation function of the MLPs."""
-  words: dict[Any, str] = {
-    model_value: word for word, model_value in reversed(ACTIVATIONS.items())
-  }
   is_gated = values.get('mlp') == 'swiglu'
-  return words.get('none' if is_gated else values.get('mlp.gelu'))
-
-
-def heads(file: FileFacts) -> int:
-  """Returns the number of heads of a file whose config does not say it."""
-  return base.num_heads(file.values)
+  gelu = 'none' if is_gated else values.get('mlp.gelu')
+  word: str | None = fields.first_word(ACTIVATIONS, gelu)
+  return word
 
 
 def is_masked(file: FileFacts) -> bool:
@@ -140,7 +134,7 @@ layer_norm_epsilon  -                 layer_norm_eps!      POSITIVE
 >                   image_size        image_size           square
 """,
     activation,
-    heads,
+    heads=lambda file: base.num_heads(file.values),
     gate=fields.check_gate('hidden_act', is_gate_said),
     GELUS=GELUS,
     ACTIVATIONS=ACTIVATIONS,
@@ -168,82 +162,52 @@ def stated_size(file: FileFacts) -> tuple[int, int] | None:
   return preprocessing.pair(size) if size else None
 
 
-def image_size(file: FileFacts, positions: str = '') -> tuple[int, int]:
-  """Returns (height, width) that a file's positions are for.
-
-  `positions` is the array of learned ones; of the tokens before the patches,
-  class and distillation token have one.
-  """
-  tokens = None
-  if positions and file.has(positions):
-    before = ('class_token', 'distillation_token')
-    tokens = file.size(positions, -2)
-    tokens -= sum(bool(file.values.get(name)) for name in before)
-  patch = file.values['patch_size']
-  return base.image_size(tokens, patch, file.hints, stated_size(file))
-
-
 def is_type(file: FileFacts, types: Sequence[str]) -> bool:
   """Whether a config has one of some `model_type`s."""
   return file.config.get('model_type', typed.TEXT) in types
 
 
-def vit_format(
+def class_format(
   types: Sequence[str],
   title: str,
   arrays: list[tables.Rule],
   fields: tuple[Entry, ...],
   *,
-  projection: str,
-  positions: str = '',
   resize: str | Callable[[FileFacts], str] = 'bicubic',
   unread_keys: Mapping[str, typed.Kind | None] | None = None,
   **more: Any,
 ) -> Format:
   """Returns the format of a class of transformers with some `model_type`s.
 
-  `projection` is the kernel of patches, `positions` the array of learned ones;
-  the others, and `more`, are attributes of `Format`.
+  The others, and `more`, are attributes of `Format`.
   """
   attributes: dict[str, Any] = {
+    'family': vit.ViT,
     'matches': lambda file: is_type(file, types),
-    'image_size': lambda file: image_size(file, positions),
-    'channels': lambda file: file.size(projection, 1),
+    'stated_size': stated_size,
     'preprocess': preprocess,
     'resize': resize if callable(resize) else lambda file: resize,
+    **more,
   }
   return Format(
     title=f"transformers' {title}",
-    family=vit.ViT,
     arrays=arrays,
     fields=fields,
     unread_keys={**UNREAD_KEYS, **(unread_keys or {})},
-    **{**attributes, **more},
+    **attributes,
   )
-
-
-# Classes under other names, with the same preprocessing.
-_TYPE_ALIASES = {
-  'vit_msn': 'vit',
-  'data2vec-vision': 'beit',
-  **{f'{name}_vision_model': name for name in ('clip', 'siglip', 'siglip2')},
-}
 
 
 def preprocess(
   file: FileFacts, size: tuple[int, int], channels: int
 ) -> tuple[dict[str, Any], str]:
   """Returns the preprocessing of preprocessor_config.json, or the usual one."""
-  name = file.config.get('model_type', typed.TEXT, '')
+  kind = file.config.get('model_type', typed.TEXT, '')
   content, silent = preprocessing.from_transformers(
-    file.hints.preprocessor, _TYPE_ALIASES.get(name, name), size, channels
+    file.hints.preprocessor, kind, size, channels
   )
-  return {'classes': labels(file), **content}, silent
-
-
-def labels(file: FileFacts) -> tuple[str, ...]:
-  """Returns the names in id2label, without trailing placeholders (LABEL_7)."""
+  # Without trailing placeholders (LABEL_7).
   names = [*file.config.labels('id2label', file.values['num_classes'])]
   while names and names[-1] == f'LABEL_{len(names) - 1}':
     names.pop()
-  return tuple(names)
+  return {'classes': tuple(names), **content}, silent

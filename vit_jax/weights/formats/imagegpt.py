@@ -15,7 +15,6 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax.models import igpt
-from vit_jax.models import values as values_lib
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
@@ -23,7 +22,7 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.fields import FileFacts
-from vit_jax.weights.formats.format import Format
+from vit_jax.weights.formats.format import Values
 
 TYPES = (KIND := 'imagegpt',)
 ARCHITECTURE = 'ImageGPTForCausalImageModeling'
@@ -36,11 +35,9 @@ NOTE = (
 
 _PREFIX, _CLUSTERS = 'transformer.', 'clusters'
 _OUTPUT = 'lm_head.weight'  # named without the prefix
-_OFF = typed.choice(False)
 B = 'blocks_#'
 # Weights are [in, out]. The clusters are in preprocessor_config.json.
-ARRAYS = tables.arrays(
-  f"""
+ARRAYS = tables.arrays(f"""
 token_embedding            wte.weight
 position_embedding         wpe.weight                row
 {B}/norm1/scale            h.#.ln_1.weight
@@ -56,9 +53,7 @@ position_embedding         wpe.weight                row
 norm/scale                 ln_f.weight
 output/kernel              {_OUTPUT}                 dense
 clusters                   {_CLUSTERS}
-""",
-  row=tables.squeezed(0),
-)
+""")
 
 
 def _is_table(value: Any) -> bool:
@@ -113,7 +108,7 @@ attention.qkv_bias  h.#.attn.c_attn.bias?    -  read_only
 num_classes         =0
 feature_layer       -  -  noted
 """,
-  common.heads,
+  heads=lambda file: base.num_heads(file.values),
   has_clusters=_has_clusters,
   colours=lambda file: file.size('wte.weight', 0) - 1,
   words=lambda values: values['colours'] + 1,
@@ -136,43 +131,39 @@ def channels(file: FileFacts) -> int:
   return 3 if table is None else table.shape[1]
 
 
-_HEADER = {
-  **common.header(KIND, ARCHITECTURE),
-  'scale_attn_weights': True,
-  'scale_attn_by_inverse_layer_idx': False,
-  'tie_word_embeddings': False,
-}
-_PREPROCESS = {
-  'mean': (0.5,),
-  'std': (0.5,),
-  'interpolation': 'bilinear',
-  'resize_like': 'transformers',
-  'classes': (),
-}
-IGPT = Format(
-  title="transformers' ImageGPT",
+IGPT = common.class_format(
+  TYPES,
+  'ImageGPT',
+  ARRAYS,
+  FIELDS,
   family=igpt.IGPT,
-  arrays=ARRAYS,
-  fields=FIELDS,
   image_size=image_size,
   channels=channels,
   preprocess=lambda file, size, channels: (
-    {'channels': channels, 'image_size': size, 'resize': size, **_PREPROCESS},
+    {
+      'channels': channels,
+      'image_size': size,
+      'resize': size,
+      'mean': (0.5,),
+      'std': (0.5,),
+      'interpolation': 'bilinear',
+      'resize_like': 'transformers',
+      'classes': (),
+    },
     '',
   ),
-  resize=lambda file: 'corner',
-  matches=lambda file: common.is_type(file, TYPES),
-  unread_keys={
-    **common.UNREAD_KEYS,
-    **dict.fromkeys(
-      'attn_pdrop embd_pdrop n_ctx reorder_and_upcast_attn resid_pdrop'.split()
-    ),
-    'add_cross_attention': _OFF,
-    'scale_attn_by_inverse_layer_idx': _OFF,
-    'scale_attn_weights': typed.choice(True),
-    'tie_word_embeddings': _OFF,
+  resize='corner',
+  unread_keys=fields.unread_keys(
+    'attn_pdrop embd_pdrop n_ctx reorder_and_upcast_attn resid_pdrop'
+    ' add_cross_attention=False scale_attn_by_inverse_layer_idx=False'
+    ' scale_attn_weights=True tie_word_embeddings=False'
+  ),
+  header=lambda values: {
+    **common.header(KIND, ARCHITECTURE),
+    'scale_attn_weights': True,
+    'scale_attn_by_inverse_layer_idx': False,
+    'tie_word_embeddings': False,
   },
-  header=lambda values: _HEADER.copy(),
   stored=lambda values, name: name if name == _OUTPUT else _PREFIX + name,
   # Another file has the clusters.
   finish=lambda values, arrays: {
@@ -197,15 +188,10 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
 
 
 def companions(
-  model: igpt.IGPT,
-  params: Mapping[str, Any],
-  preprocess: data.Preprocess,
-  image_size: tuple[int, int],
+  values: Values, preprocess: data.Preprocess, params: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
   """Returns the content of the JSON files, by file name."""
-  height, width = image_size
-  values = values_lib.model_values(model)
-  config = IGPT.config({**values, 'image_size': image_size})
+  height, width = values['image_size']
   processor: dict[str, Any] = {
     'image_processor_type': 'ImageGPTImageProcessor',
     'do_resize': True,
@@ -220,4 +206,7 @@ def companions(
       table = 2 * (table * std + mean) - 1
     processor['do_color_quantize'] = True
     processor[_CLUSTERS] = table.tolist()
-  return {'config.json': config, 'preprocessor_config.json': processor}
+  return {
+    'config.json': IGPT.config(values),
+    'preprocessor_config.json': processor,
+  }

@@ -20,22 +20,19 @@ from vit_jax.weights.formats import tables
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveTable:
-  """How a format stores the parameters of an objective beside its trunk.
+  """How a format stores the parameters of an objective beside its trunk."""
 
-  Attributes:
-    rules: The table. Paths are those of the objective's parameters, as
-      'decoder/norm/scale'; names are as the format's own rules have them,
-      without a prefix that its `prepare` removes.
-    stored: Name in a table, the trunk's included -> name in such a file.
-    constants: Arrays of such a file that are no parameters, as fixed positions,
-      by their names in the file. They are written, and not read.
-    config: Entries of the config.json beside such a file, in place of those of
-      the trunk alone.
-  """
-
+  # The table. Paths are those of the objective's parameters, as
+  # 'decoder/norm/scale'; names are as the format's own rules have them, without
+  # a prefix that its `prepare` removes.
   rules: Sequence[tables.Rule]
+  # Name in a table, the trunk's included -> name in such a file.
   stored: Callable[[str], str] = str
+  # Arrays of such a file that are no parameters, as fixed positions, by their
+  # names in the file. They are written, and not read.
   constants: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  # Entries of the config.json beside such a file, in place of those of the
+  # trunk alone.
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

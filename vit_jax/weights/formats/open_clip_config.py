@@ -88,7 +88,6 @@ def _own_tower(config: typed.Json, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def _activation(config: typed.Json) -> str:
-  """Returns timm's name of the activation."""
   key = f'{_VISION}.act_kwargs'
   is_quick = config.get('model_cfg.quick_gelu', typed.TRUTH, False)
   config.check_known({} if is_quick else {'approximate': _APPROXIMATE}, key)

@@ -8,8 +8,6 @@ names of OpenAI's code, or in `visual.trunk`, where it is a model of timm.
 from collections.abc import Collection
 import re
 
-import numpy as np
-
 from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
@@ -58,25 +56,14 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
       f'it has {wrong}: of open_clip the ViTs that read a class token, and'
       ' those of timm, can be computed'
     )
-  visual = base.Renamed(arrays, _trunk_name if is_timms else _timms)
-  tokens = filter(visual.shapes.__contains__, ('cls_token', 'pos_embed'))
-  derivations = {name: ([name], _batched) for name in tokens}
-  return base.Renamed(base.derived(visual, derivations), show=visual.stored)
 
+  def rename(name: str) -> str:
+    inner = name.removeprefix(_TRUNK if is_timms else _VISUAL)
+    if inner in (name, 'proj'):
+      return _UNUSED_PREFIX + name
+    return inner if is_timms else _TIMMS(inner)
 
-def _batched(x: np.ndarray) -> np.ndarray:
-  """Returns tokens or positions with three axes, as timm has them."""
-  return x.reshape(*[1] * (3 - x.ndim), *x.shape)
-
-
-def _trunk_name(name: str) -> str:
-  plain = name.removeprefix(_TRUNK)
-  return plain if plain != name else _UNUSED_PREFIX + name
-
-
-def _timms(name: str) -> str:
-  inner = name.removeprefix(_VISUAL)
-  return _UNUSED_PREFIX + name if inner in (name, 'proj') else _TIMMS(inner)
+  return base.Renamed(arrays, rename)
 
 
 def is_tower(file: FileFacts) -> bool:
@@ -86,7 +73,5 @@ def is_tower(file: FileFacts) -> bool:
 
 def heads(file: FileFacts) -> int | None:
   """Returns the heads of open_clip's published towers; None: another file."""
-  if not is_tower(file):
-    return None
-  width = file.shape('cls_token', 3)[2]
+  width = file.size('cls_token', -1) if is_tower(file) else 0
   return 16 if width in _WIDE else width // 64 or None

@@ -4,7 +4,6 @@ Their arrays have the names of timm's ViT but for a few. No array shows how they
 rotate: that comes from the name in config.json, or from the caller.
 """
 
-from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
 import re
@@ -177,10 +176,9 @@ def key_heads_word(values: Values) -> list[int] | None:
 
 def epsilon(file: FileFacts) -> float:
   """Returns the epsilon of norms that a file's kind of model has."""
-  if file.values['norm'] == 'rms_norm':
-    return 1e-6
+  is_rms = file.values['norm'] == 'rms_norm'
   is_dino = rotation(file).get('kind') == 'dinov3'
-  return 1e-5 if is_dino or file.has('norm_pre.') else 1e-6
+  return 1e-5 if not is_rms and (is_dino or file.has('norm_pre.')) else 1e-6
 
 
 def pool_heads_word(values: Values) -> int | None:
@@ -199,17 +197,6 @@ def grid_word(values: Values) -> Any:
   """Returns timm's `ref_feat_shape`, where null is not the name's default."""
   grid = values.get(f'{_ROPE}.grid')
   return [*grid] if grid else NULL if values[_ROPE] else None
-
-
-def option(name: str) -> Callable[[FileFacts], Any]:
-  """Returns what reads an option of the rotation."""
-  return lambda file: rotation(file).get(name)
-
-
-def rotate_half(values: Values) -> bool | None:
-  """Returns timm's `rope_rotate_half`; None: that of a model without RoPE."""
-  kind = values.get('positions.rope.kind')
-  return kind == 'dinov3' if kind else None
 
 
 FIELDS = fields.table(
@@ -262,7 +249,7 @@ num_classes         head.weight[0]
    head.pre_logits head.distillation
 """,
   *(timm_vit.mlp, epsilon, key_heads_word, is_rotary),
-  *(grid_word, rotate_half, pool_heads_word, pool_ratio),
+  *(grid_word, pool_heads_word, pool_ratio),
   changes=timm_vit.FIELDS,
   below='model_args',
   mlp_ratio=lambda values: base.ratio(values['mlp_dim'], values['hidden_size']),
@@ -282,7 +269,14 @@ positions.rope                      cat
 positions.rope.kind=rope_vit|positions.rope.kind=rope_vit_mixed  xy
 positions.rope                                                   ij
 """),
-  **{name: option(name) for name in ('kind', 'base', 'grid', 'offset')},
+  # None: that of a model without RoPE.
+  rotate_half=lambda values: (
+    values[f'{_ROPE}.kind'] == 'dinov3' if values[_ROPE] else None
+  ),
+  kind=lambda file: rotation(file).get('kind'),
+  base=lambda file: rotation(file).get('base'),
+  grid=lambda file: rotation(file).get('grid'),
+  offset=lambda file: rotation(file).get('offset'),
 )
 
 
@@ -296,19 +290,6 @@ def matches(file: FileFacts) -> bool:
   return is_named or any(file.has(B + sign) for sign in signs)
 
 
-# What timm's class has no place for, though its arrays have.
-lacks = tables.chosen("""
-pre_norm&patches.bias             pre_norm=True beside patches(bias=True)
-!pre_norm&!patches.bias           pre_norm=False beside patches(bias=False)
-positions.learned.tokens=class    learned(tokens='class')
-pool=map&norm=rms_norm            attention pooling beside norm='rms_norm'
-!block=block&block.layer_scale
-  post_norm(layer_scale={block.layer_scale})
-!block=block&attention.qk_norm
-  attention(qk_norm=True) beside block='post_norm'
-!block=block&norm=rms_norm        norm='rms_norm' beside block='post_norm'
-!block=block&attention=grouped    attention='grouped' beside block='post_norm'
-""")
 EVA = dataclasses.replace(
   timm_vit.PLAIN,
   title="timm's Eva",
@@ -327,5 +308,16 @@ pre_norm&positions.rope.grid      vit_pe_core_base_patch16_224
 positions.rope.kind=dinov3        vit_base_patch16_dinov3
 -                                 eva02_base_patch14_224
 """),
-  lacks=lacks,
+  lacks=tables.chosen("""
+pre_norm&patches.bias             pre_norm=True beside patches(bias=True)
+!pre_norm&!patches.bias           pre_norm=False beside patches(bias=False)
+positions.learned.tokens=class    learned(tokens='class')
+pool=map&norm=rms_norm            attention pooling beside norm='rms_norm'
+!block=block&block.layer_scale
+  post_norm(layer_scale={block.layer_scale})
+!block=block&attention.qk_norm
+  attention(qk_norm=True) beside block='post_norm'
+!block=block&norm=rms_norm        norm='rms_norm' beside block='post_norm'
+!block=block&attention=grouped    attention='grouped' beside block='post_norm'
+"""),
 )
