@@ -119,11 +119,12 @@ def main(argv: list[str]) -> None:
   check_local(argv[2], 'the path to write to')
   source, path = argv[1], pathlib.Path(os.path.abspath(argv[2]))
   # After the flags, since these import jax.
-  from vit_jax.weights import hub
   from vit_jax.weights.formats import export
   from vit_jax.weights.formats import foreign
 
   if _PUSH.value:
+    from vit_jax.weights import hub
+
     hub.check_name(_PUSH.value)
     is_file = path.suffix in foreign.SUFFIXES
     if _TO.value not in ('timm', 'huggingface') or is_file:

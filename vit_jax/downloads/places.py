@@ -15,6 +15,8 @@ import pathlib
 from vit_jax.config import check_local
 from vit_jax.config import UserError
 
+REPOSITORY = r'\w[\w.-]*/\w[\w.-]*'  # OWNER/NAME on the Hub
+
 
 def cache() -> pathlib.Path:
   """Returns the directory of the cache, which may not exist yet."""

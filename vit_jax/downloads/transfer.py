@@ -7,8 +7,6 @@ neither resumes nor verifies.
 
 import base64
 from collections.abc import Callable
-from collections.abc import Iterator
-import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -79,7 +77,12 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
   part = _Part(file.target)
   try:
     file.target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(file.target):
+    lock_path = file.target.with_name(f'{file.target.name}.lock')
+    lock = safe_io.Lock(lock_path, 'download')
+    if not lock.acquire(wait=False):
+      logging.info('Waiting for another process that downloads %s', file.target)
+      lock.acquire()
+    try:
       if not file.target.is_file():  # no other process was faster
         version = _receive(file, part, sleep)
         problem = mismatch(
@@ -91,7 +94,14 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
             f'cannot download {file}: {problem}; what came was removed: try'
             f' again, or {file.by_hand}'
           )
-        part.publish(file.target)
+        with part.path.open('rb') as content:
+          os.fsync(content.fileno())
+        part.path.replace(file.target)
+        part.discard()
+      # A process that waits for the lock finds the target then.
+      lock_path.unlink(missing_ok=True)
+    finally:
+      lock.release()
   except OSError as e:
     raise _cannot_write(file, part, e) from None
   return file.target
@@ -150,30 +160,9 @@ class _Part:
     self.path.write_bytes(b'')
     self._info.write_text(json.dumps(dataclasses.asdict(version)), 'utf-8')
 
-  def publish(self, target: pathlib.Path) -> None:
-    with self.path.open('rb') as file:
-      os.fsync(file.fileno())
-    self.path.replace(target)
-    self.discard()
-
   def discard(self) -> None:
     self._info.unlink(missing_ok=True)
     self.path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _lock(target: pathlib.Path) -> Iterator[None]:
-  """Locks a target; waits while another process downloads it."""
-  lock = safe_io.Lock(target.with_name(f'{target.name}.lock'), 'download')
-  if not lock.acquire(wait=False):
-    logging.info('Waiting for another process that downloads %s', target)
-    lock.acquire()
-  try:
-    yield
-    # A process that waits for the lock finds the target then.
-    lock.path.unlink(missing_ok=True)
-  finally:
-    lock.release()
 
 
 class _InterruptedError(Exception):
@@ -301,7 +290,17 @@ def _announced(file: File, response: 'requests.Response') -> _Version:
     size = int(linked)
   if file.sha256:
     return _Version(validator, size, 'sha256', file.sha256)
-  return _Version(validator, size, *_digest(response))
+  etag = _hub_header(response, 'X-Linked-Etag') or _hub_header(response, 'ETag')
+  if re.fullmatch('"?[0-9a-f]{64}"?', etag):
+    return _Version(validator, size, 'sha256', etag.strip('"'))
+  # Google's digest is of the stored bytes, which may be compressed.
+  stored = response.headers.get('X-Goog-Stored-Content-Encoding', 'identity')
+  hashes = response.headers.get('X-Goog-Hash', '')
+  match = re.search(r'\bmd5=([A-Za-z0-9+/]{22}==)', hashes)
+  if match and stored == 'identity':
+    digest = base64.b64decode(match[1]).hex()
+    return _Version(validator, size, 'md5', digest)
+  return _Version(validator, size, '', '')
 
 
 def _validator(response: 'requests.Response') -> str:
@@ -309,20 +308,6 @@ def _validator(response: 'requests.Response') -> str:
   if etag and not etag.startswith('W/'):  # a weak one allows other bytes
     return etag
   return response.headers.get('Last-Modified', '')
-
-
-def _digest(response: 'requests.Response') -> tuple[str, str]:
-  """Returns (algorithm, hexadecimal digest) of the file; '' if unknown."""
-  etag = _hub_header(response, 'X-Linked-Etag') or _hub_header(response, 'ETag')
-  if re.fullmatch('"?[0-9a-f]{64}"?', etag):
-    return 'sha256', etag.strip('"')
-  # Google's digest is of the stored bytes, which may be compressed.
-  stored = response.headers.get('X-Goog-Stored-Content-Encoding', 'identity')
-  hashes = response.headers.get('X-Goog-Hash', '')
-  match = re.search(r'\bmd5=([A-Za-z0-9+/]{22}==)', hashes)
-  if match and stored == 'identity':
-    return 'md5', base64.b64decode(match[1]).hex()
-  return '', ''
 
 
 def _hub_header(response: 'requests.Response', header: str) -> str:

@@ -32,7 +32,6 @@ exported.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import json
@@ -213,8 +212,25 @@ def _best(
   Returns its restrictions, and the largest difference of its logits as a
   fraction of the largest logit.
   """
+  from jax import export as jax_export
+
+  # Options, and their restrictions.
+  attempts: list[tuple[dict[str, Any], str]] = [
+    ({'batch_size': batch_size}, '')
+  ]
+  if batch_size is None:
+    attempts += [({'batch_size': 1}, 'batches of other sizes than 1')]
+  if form == 'stablehlo':
+    platform = jax_export.default_export_platform()
+    attempts += [
+      (
+        {**options, 'platforms': [platform]},
+        f'other platforms than {platform}' + (f' and {lack}' if lack else ''),
+      )
+      for options, lack in attempts
+    ]
   reason = ''
-  for options, lack in _attempts(form, batch_size):
+  for options, lack in attempts:
     try:
       _write(path, _CONVERT[form](vit, **options))
       difference = _compare(vit, path, form, options['batch_size'])
@@ -225,24 +241,6 @@ def _best(
     else:
       return [f'{lack}, since {reason}'] if lack else [], difference
   raise UserError(f'the model cannot be written as {form}: {reason}')
-
-
-def _attempts(
-  form: str, batch_size: int | None
-) -> Iterator[tuple[dict[str, Any], str]]:
-  """Yields options for a converter and their restrictions, fewest first."""
-  sizes = {batch_size: ''}
-  if batch_size is None:
-    sizes[1] = 'batches of other sizes than 1'
-  for size, lack in sizes.items():
-    yield {'batch_size': size}, lack
-  if form == 'stablehlo':
-    from jax import export as jax_export
-
-    platform = jax_export.default_export_platform()
-    for size, lack in sizes.items():
-      lacks = [f'other platforms than {platform}', *([lack] if lack else [])]
-      yield {'batch_size': size, 'platforms': [platform]}, ' and '.join(lacks)
 
 
 def _write(path: pathlib.Path, content: bytes) -> None:
@@ -265,7 +263,7 @@ def _compare(
   import numpy as np
 
   counts = (1, 3) if batch_size is None else (batch_size,)
-  shape = (max(counts), *_image_shape(vit))
+  shape = (max(counts), *vit.preprocess.image_size, vit.preprocess.channels)
   images = np.random.default_rng(0).standard_normal(shape, np.float32)
   # onnxruntime computes products in float32 on any device.
   precision = 'highest' if form == 'onnx' else None
@@ -322,12 +320,12 @@ def _images(
   import jax.numpy as jnp
 
   size = 'batch' if batch_size is None else str(batch_size)
-  shape = (*jax_export.symbolic_shape(size), *_image_shape(vit))
+  shape = (
+    *jax_export.symbolic_shape(size),
+    *vit.preprocess.image_size,
+    vit.preprocess.channels,
+  )
   return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def _image_shape(vit: 'weights.Loaded') -> tuple[int, int, int]:
-  return *vit.preprocess.image_size, vit.preprocess.channels
 
 
 def _simplified(

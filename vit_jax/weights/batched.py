@@ -40,36 +40,31 @@ def in_batches(
   """
   count = len(inputs[0])
   size = -(-count // -(-count // batch_size))  # equal parts: little padding
+  before = (slice(None),) * axis
   results: Any = None
   for start in range(0, count, size):
-    batch = [_padded(x[start : start + size], size) for x in inputs]
+    batch = [x[start : start + size] for x in inputs]
+    if missing := size - len(batch[0]):
+      batch = [
+        np.concatenate([x, np.repeat(x[-1:], missing, axis=0)]) for x in batch
+      ]
     outputs = jax.tree.map(np.asarray, apply(*batch))
     if size == count:
       return outputs
     if results is None:
-      results = jax.tree.map(lambda x: _empty(x, count, axis), outputs)
-    put = functools.partial(_put, start=start, axis=axis)
-    jax.tree.map(put, results, outputs)
+      results = jax.tree.map(
+        lambda x: np.empty(
+          (*x.shape[:axis], count, *x.shape[axis + 1 :]), x.dtype
+        ),
+        outputs,
+      )
+    target = (*before, slice(start, start + size))
+    source = (*before, slice(count - start))  # without the padding
+    for whole, part in zip(
+      jax.tree.leaves(results), jax.tree.leaves(outputs), strict=True
+    ):
+      whole[target] = part[source]
   return results
-
-
-def _padded(x: np.ndarray, size: int) -> np.ndarray:
-  if len(x) == size:
-    return x
-  return np.concatenate([x, np.repeat(x[-1:], size - len(x), axis=0)])
-
-
-def _empty(like: np.ndarray, count: int, axis: int) -> np.ndarray:
-  shape = (*like.shape[:axis], count, *like.shape[axis + 1 :])
-  return np.empty(shape, like.dtype)
-
-
-def _put(results: np.ndarray, batch: np.ndarray, start: int, axis: int) -> None:
-  """Copies a batch, but for its padding, into the results."""
-  target = np.moveaxis(results, axis, 0)[start:]
-  source = np.moveaxis(batch, axis, 0)
-  count = min(len(target), len(source))
-  target[:count] = source[:count]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -19,7 +19,6 @@ from vit_jax.config import nearby
 from vit_jax.config import UserError
 from vit_jax.downloads import places
 from vit_jax.downloads import transfer
-from vit_jax.weights import hub
 
 _REMOTE = ('hf:', 'gs://', 'https://', 'http://')
 _GCS = 'https://storage.googleapis.com'
@@ -42,38 +41,32 @@ def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
   the seconds to wait before a retry, but not for `hf:`.
   """
   if path.startswith('hf:'):
+    from vit_jax.weights import hub  # here, since few runs need its library
+
     return hub.fetch(path, places.cache() / 'hub')
   if path.startswith('gs://'):
-    return transfer.download(_gcs_file(path), sleep)
+    match = re.fullmatch(r'gs://([\w.-]+)/(.*[^/])', path, re.ASCII)
+    if match is None:
+      raise UserError(f'{path!r} must read gs://BUCKET/KEY, KEY being a file')
+    file = dataclasses.replace(
+      _web_file(f'{_GCS}/{match[1]}/{parse.quote(match[2])}'),
+      refused='anonymous access was refused; take a copy on the Hugging Face'
+      ' Hub, such as hf:timm/vit_base_patch16_224.augreg_in21k, or pass a local'
+      ' file',
+    )
+    return transfer.download(file, sleep)
   if path.startswith(('https://', 'http://')):
     return transfer.download(_web_file(path), sleep)
-  return _local(path)
-
-
-def _local(path: str) -> pathlib.Path:
   local = places.expand(path)
   if path and os.path.exists(local):
     return local
+  hint = ''
   if '://' in path:
     hint = '; known are local paths, https://, http://, gs:// and hf:'
-  elif re.fullmatch(hub.NAME, path, re.ASCII):
+  elif re.fullmatch(places.REPOSITORY, path, re.ASCII):
     hint = f"; for a repository of the Hugging Face Hub write 'hf:{path}'"
-  else:
-    hint = ''
   hint = nearby(str(local) if path else '', otherwise=hint)
   raise UserError(f'{path!r}: there is no such file or directory{hint}')
-
-
-def _gcs_file(path: str) -> transfer.File:
-  match = re.fullmatch(r'gs://([\w.-]+)/(.*[^/])', path, re.ASCII)
-  if match is None:
-    raise UserError(f'{path!r} must read gs://BUCKET/KEY, KEY being a file')
-  return dataclasses.replace(
-    _web_file(f'{_GCS}/{match[1]}/{parse.quote(match[2])}'),
-    refused='anonymous access was refused; take a copy on the Hugging Face'
-    ' Hub, such as hf:timm/vit_base_patch16_224.augreg_in21k, or pass a local'
-    ' file',
-  )
 
 
 def _web_file(url: str) -> transfer.File:

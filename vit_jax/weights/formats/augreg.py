@@ -6,7 +6,6 @@ and so several rows for each pre-trained model.
 
 import csv
 import io
-import pathlib
 import re
 
 from vit_jax.config import UserError
@@ -30,16 +29,7 @@ def find(model: str) -> tuple[str, str]:
     return _name(filename.split('-')[0]), f'{ROOT}/{filename}.npz'
   name = _name(model)
   path = download.fetch(INDEX)
-  best = _best(path, name)
-  if best is None:
-    raise UserError(
-      f'{path} has no model {model!r} pre-trained on ImageNet-21k'
-    )
-  return name, f'{ROOT}/{best}.npz'
-
-
-def _best(path: pathlib.Path, name: str) -> str | None:
-  best: tuple[float, str] | None = None
+  candidates = []
   try:
     with io.StringIO(safe_io.read_text(path), newline='') as file:
       table = csv.DictReader(file)
@@ -47,14 +37,17 @@ def _best(path: pathlib.Path, name: str) -> str | None:
         raise ValueError('it has no column final_val')
       for row in table:
         if row['ds'] == _PRETRAINED and _name(row['name']) == name:
-          candidate = float(row['final_val']), row['filename']
-          best = max(best or candidate, candidate)
+          candidates.append((float(row['final_val']), row['filename']))
   except (KeyError, TypeError, ValueError) as e:
     raise UserError(
       f'{path} is not the table of AugReg ({e}): remove it, and it is'
       ' downloaded again'
     ) from None
-  return best[1] if best else None
+  if not candidates:
+    raise UserError(
+      f'{path} has no model {model!r} pre-trained on ImageNet-21k'
+    )
+  return name, f'{ROOT}/{max(candidates)[1]}.npz'
 
 
 def _name(model: str) -> str:

@@ -10,28 +10,22 @@ from typing import Any
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import fields
 
 FILE = 'open_clip_config.json'
 _VISION, _IMAGES = 'model_cfg.vision_cfg', 'preprocess_cfg'
 
 # Fields of the image tower that arrays show, that are read below, or that do
 # not affect a trained model. All others must be off.
-_ACCEPTED_KEYS: dict[str, typed.Kind | None] = dict.fromkeys(
-  """
-  act_kwargs attn_pooler_heads attn_pooler_queries attentional_pool head_width
-  image_size layers ls_init_value mlp_ratio norm_kwargs output_tokens
-  patch_dropout patch_size pos_embed_type width
+_ACCEPTED_KEYS = fields.unread_keys("""
+act_kwargs attn_pooler_heads attn_pooler_queries attentional_pool
+block_type=default final_ln_after_pool=True|False head_width image_size layers
+ls_init_value mlp_ratio no_ln_pre=True|False norm_kwargs output_tokens
+patch_dropout patch_size pool_type=tok|avg pos_embed_type width
 
-  timm_drop timm_drop_path timm_model_name timm_model_pretrained timm_pool
-  timm_proj timm_proj_bias
-  """.split()
-)
-_ACCEPTED_KEYS |= {
-  'block_type': typed.choice('default'),
-  'no_ln_pre': typed.TRUTH,
-  'pool_type': typed.choice('tok', 'avg'),
-  'final_ln_after_pool': typed.TRUTH,
-}
+timm_drop timm_drop_path timm_model_name timm_model_pretrained timm_pool
+timm_proj timm_proj_bias
+""")
 _APPROXIMATE = typed.choice('none', 'tanh')
 # timm's names: of a function, of a pool and of how images are resized.
 _POOLS = {'tok': 'token', 'token': 'token', 'avg': 'avg', 'map': 'map'}
@@ -49,16 +43,14 @@ def as_timm(config: typed.Json) -> typed.Json:
   content = {'pretrained_cfg': _pretrained(config, size)}
   if named := config.get(f'{_VISION}.timm_model_name', typed.TEXT, ''):
     pool = config.get(f'{_VISION}.timm_pool', _TIMM_POOL, 'avg')
-    return typed.Json(
-      FILE,
-      content
-      | {
-        'architecture': named,
-        'global_pool': _POOLS.get(pool),
-        'model_args': {'img_size': list(size)},
-      },
-    )
-  return typed.Json(FILE, content | _own_tower(config, size))
+    content |= {
+      'architecture': named,
+      'global_pool': _POOLS.get(pool),
+      'model_args': {'img_size': list(size)},
+    }
+  else:
+    content |= _own_tower(config, size)
+  return typed.Json(FILE, content)
 
 
 def _own_tower(config: typed.Json, size: tuple[int, int]) -> dict[str, Any]:
@@ -73,28 +65,25 @@ def _own_tower(config: typed.Json, size: tuple[int, int]) -> dict[str, Any]:
   last = f'{_VISION}.final_ln_after_pool'
   if pool == 'avg' and config.get(last, typed.TRUTH, False):
     raise config.error(last, True, 'with pool_type avg it is not computed here')
-  norm = f'{_VISION}.norm_kwargs'
+  norm, act = f'{_VISION}.norm_kwargs', f'{_VISION}.act_kwargs'
   config.check_known({'eps': typed.POSITIVE}, norm)
+  gelu = 'gelu'
+  if config.get('model_cfg.quick_gelu', typed.TRUTH, False):
+    gelu = 'quick_gelu'
+    config.check_known({}, act)
+  config.check_known({'approximate': _APPROXIMATE}, act)
+  if config.get(f'{act}.approximate', _APPROXIMATE) == 'tanh':
+    gelu = 'gelu_tanh'
   return {
     'global_pool': _POOLS[pool],
     'model_args': {
       'img_size': list(size),
-      'act_layer': _activation(config),
+      'act_layer': gelu,
       'num_heads': width // head_width,
     },
     # No argument of timm's classes, which have one epsilon each.
     'norm_kwargs': {'eps': config.get(f'{norm}.eps', typed.POSITIVE, 1e-5)},
   }
-
-
-def _activation(config: typed.Json) -> str:
-  key = f'{_VISION}.act_kwargs'
-  is_quick = config.get('model_cfg.quick_gelu', typed.TRUTH, False)
-  config.check_known({} if is_quick else {'approximate': _APPROXIMATE}, key)
-  if is_quick:
-    return 'quick_gelu'
-  is_tanh = config.get(f'{key}.approximate', _APPROXIMATE) == 'tanh'
-  return 'gelu_tanh' if is_tanh else 'gelu'
 
 
 def _pretrained(config: typed.Json, size: tuple[int, int]) -> dict[str, Any]:

@@ -181,18 +181,6 @@ def epsilon(file: FileFacts) -> float:
   return 1e-5 if not is_rms and (is_dino or file.has('norm_pre.')) else 1e-6
 
 
-def pool_heads_word(values: Values) -> int | None:
-  """Returns timm's `attn_pool_num_heads`."""
-  heads: int = values.get('pool.num_heads', values['num_heads'])
-  return heads if values['pool'] == 'map' else None
-
-
-def pool_ratio(values: Values) -> float | None:
-  """Returns timm's `attn_pool_mlp_ratio`."""
-  width: int = values.get('pool.mlp_dim', values['mlp_dim'])
-  return width / values['hidden_size'] if values['pool'] == 'map' else None
-
-
 def grid_word(values: Values) -> Any:
   """Returns timm's `ref_feat_shape`, where null is not the name's default."""
   grid = values.get(f'{_ROPE}.grid')
@@ -248,8 +236,7 @@ num_classes         head.weight[0]
 -  block.count distillation_token patches.stages patches.width head.norm
    head.pre_logits head.distillation
 """,
-  *(timm_vit.mlp, epsilon, key_heads_word, is_rotary),
-  *(grid_word, pool_heads_word, pool_ratio),
+  *(timm_vit.mlp, epsilon, key_heads_word, is_rotary, grid_word),
   changes=timm_vit.FIELDS,
   below='model_args',
   mlp_ratio=lambda values: base.ratio(values['mlp_dim'], values['hidden_size']),
@@ -269,6 +256,16 @@ positions.rope                      cat
 positions.rope.kind=rope_vit|positions.rope.kind=rope_vit_mixed  xy
 positions.rope                                                   ij
 """),
+  pool_heads_word=lambda values: (
+    values.get('pool.num_heads', values['num_heads'])
+    if values['pool'] == 'map'
+    else None
+  ),
+  pool_ratio=lambda values: (
+    values.get('pool.mlp_dim', values['mlp_dim']) / values['hidden_size']
+    if values['pool'] == 'map'
+    else None
+  ),
   # None: that of a model without RoPE.
   rotate_half=lambda values: (
     values[f'{_ROPE}.kind'] == 'dinov3' if values[_ROPE] else None

@@ -217,15 +217,6 @@ def mlp_ratio(values: Values) -> float:
   return base.ratio(values['mlp_dim'] * (1 + is_packed), values['hidden_size'])
 
 
-def init_values(values: Values) -> Any:
-  """Returns timm's `init_values`, which that of the name is if nothing is said.
-
-  Without LayerScale that is 0, or in a parallel block null.
-  """
-  nothing = NULL if values['block'] == 'parallel' else 0.0
-  return values['block.layer_scale'] or nothing
-
-
 def norm(file: FileFacts) -> str | None:
   """Returns which norm the layers have; None: the config tells."""
   if file.config.get(A + 'norm_layer', typed.TEXT):
@@ -245,18 +236,6 @@ def pool_width(file: FileFacts) -> int | None:
   """Returns the hidden size of attention pooling, unless it is the layers'."""
   hidden = file.size('attn_pool.mlp.fc1.weight', 0)
   return None if hidden == file.values['mlp_dim'] else hidden or None
-
-
-def num_classes(file: FileFacts) -> int:
-  """Returns the size of the head's output."""
-  is_probe = file.values['head.norm'] == 'batch'
-  return file.size(f'head{".1" * is_probe}.weight', 0)
-
-
-def has_two_heads(file: FileFacts) -> bool:
-  """Whether a distillation token, if there is one, has a head."""
-  is_alone = file.has('dist_token') and file.has('head.weight')
-  return file.has('head_dist.weight') or not is_alone
 
 
 FIELDS = fields.table(
@@ -313,11 +292,24 @@ num_classes          num_classes()
 head.pre_logits      pre_logits.fc.weight[0]
 head.distillation    has_two_heads()
 """,
-  *(mlp_ratio, mlp, gelu, norm, heads, init_values, epsilon),
-  *(has_mask_token, stages, positioned, pool),
-  *(pool_width, num_classes, has_two_heads),
+  *(mlp_ratio, mlp, gelu, norm, heads, epsilon),
+  *(has_mask_token, stages, positioned, pool, pool_width),
   below='model_args',
   gate=fields.check_gate(A + 'act_layer'),
+  # Which that of the name is if nothing is said. Without LayerScale it is 0, or
+  # in a parallel block null.
+  init_values=lambda values: (
+    values['block.layer_scale']
+    or (NULL if values['block'] == 'parallel' else 0.0)
+  ),
+  num_classes=lambda file: file.size(
+    'head.1.weight' if file.values['head.norm'] == 'batch' else 'head.weight', 0
+  ),
+  # Whether a distillation token, if there is one, has a head.
+  has_two_heads=lambda file: (
+    file.has('head_dist.weight')
+    or not (file.has('dist_token') and file.has('head.weight'))
+  ),
   # None: that of the architecture's name.
   norm_word=tables.chosen("""
 norm=layer_norm&block=parallel          layernorm
