@@ -58,12 +58,12 @@ def in_batches(
         ),
         outputs,
       )
-    target = (*before, slice(start, start + size))
-    source = (*before, slice(count - start))  # without the padding
-    for whole, part in zip(
+    rows = (*before, slice(start, start + size))
+    unpadded = (*before, slice(count - start))
+    for array, batch_array in zip(
       jax.tree.leaves(results), jax.tree.leaves(outputs), strict=True
     ):
-      whole[target] = part[source]
+      array[rows] = batch_array[unpadded]
   return results
 
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import pathlib
 from typing import Any
 from typing import cast
-from typing import Protocol
 
 from absl import logging
 from flax import traverse_util
@@ -109,20 +108,6 @@ def _are_equal(a: Sequence[float], b: Sequence[float]) -> bool:
   return tuple(a) * (count // len(a)) == tuple(b) * (count // len(b))
 
 
-class Objective(Protocol):
-  """What is needed here of an objective (`objectives.Objective`)."""
-
-  @property
-  def trunk_path(self) -> str:
-    """Path of the trunk's parameters in all."""
-
-  def init(self, key: jax.Array) -> Any:
-    """Returns fresh parameters."""
-
-  def trunk(self, params: Any) -> tuple[models.Model, Any]:
-    """Returns the trunk and its parameters, a subtree of `params`."""
-
-
 class Start:
   """The parameters that a run starts from, held until `take`.
 
@@ -135,11 +120,12 @@ class Start:
     config: ml_collections.ConfigDict,
     classes: Sequence[str],
     loaded: weights.Loaded | None,
-    objective: Objective,
+    objective: Any,
   ):
     """Adapts the checkpoint to the model; without one, `take` loads it.
 
-    `config` has no open keys; `classes` are the names of the data's, in order.
+    `config` has no open keys; `classes` are the names of the data's, in order;
+    `objective` is an `objectives.Objective`.
     """
     self._config = config
     self._classes = classes

@@ -30,6 +30,11 @@ _Number = Annotated[float, Interval(gt=-1e30, lt=1e30)]
 _Positive = Annotated[float, Interval(gt=1e-30, lt=1e30)]
 _Count = Annotated[int, Interval(gt=0, lt=2**31)]
 _Pair = Annotated[list[_Count], Len(2, 2)]
+_Table = Annotated[
+  list[Annotated[list[_Number], Len(1)]],
+  Len(1),
+  Predicate(lambda rows: len({*map(len, rows)}) == 1),
+]
 _Digits = Annotated[str, Predicate(re.compile('[0-9]{1,9}').fullmatch)]
 
 
@@ -65,12 +70,6 @@ is_positive = _checked(_Positive)
 is_count = _checked(_Count)
 
 
-def are_counts(value: Any, number: int) -> bool:
-  """Whether it is a list of `number` whole numbers above 0."""
-  is_list = isinstance(value, list) and len(value) == number
-  return is_list and all(map(is_count, value))
-
-
 def choice(*values: Any) -> Kind:
   """Returns the kind of a field that has one of a few values."""
   text = f'one of {", ".join(repr(x) for x in values)}'
@@ -88,6 +87,11 @@ NUMBER = Kind('a finite number', is_number)
 POSITIVE = Kind('a finite number above 0', is_positive)
 PAIR = Kind('two whole numbers above 0', _checked(_Pair))
 SIZE = Kind('one or two whole numbers above 0', _checked(_Count | _Pair))
+INPUT_SIZE = Kind(
+  'three whole numbers above 0: channels, height, width',
+  _checked(Annotated[list[_Count], Len(3, 3)]),
+)
+COLOURS = Kind('a list of colours, each a list of numbers', _checked(_Table))
 _LABELS = Kind(
   'names in a list, or by the numbers of classes',
   _checked(list[str | int] | dict[_Digits, str | int]),

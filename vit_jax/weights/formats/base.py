@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
+import re
 from typing import Any
 from typing import Protocol
 
@@ -23,27 +25,11 @@ from vit_jax.weights.formats import tables
 Shape = tuple[int, ...]
 Size = tuple[int, int]
 Values = Mapping[str, Any]
+_NO_FILE = typed.Json('', {})
 INTERPOLATION = typed.choice(*geometry.INTERPOLATIONS)
 
 # Mean and standard deviation of ImageNet's pixels in [0, 1].
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-
-@dataclasses.dataclass(frozen=True)
-class Hints:
-  """Facts about a checkpoint that its arrays do not show."""
-
-  # Values of the model that the caller gives, as
-  # `models.values.explicit_values` has them.
-  values: Mapping[str, Any]
-  # config.json in the file's directory; empty if there is none.
-  config: typed.Json
-  # preprocessor_config.json there; empty if there is none.
-  preprocessor: typed.Json
-  image_size: Size | None  # (height, width) that the caller requests, or None
-  # (height, width) that positions are for, if our export stored it in
-  # config.json; else None.
-  stored_size: Size | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +46,101 @@ class Description:
   silent: str = ''
   # Parameters that another file holds, float32 arrays by path.
   extra_params: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class FileFacts:
+  """What is known of a file while its model is described.
+
+  Patterns of names have `#` for a number, and may be several, `a|b` or
+  `x.{a,b}`: the first that there is.
+  """
+
+  arrays: 'Renamed'  # of which the shapes are read
+  config: typed.Json  # config.json beside the file; empty if there is none
+  # preprocessor_config.json there; empty if there is none.
+  preprocessor: typed.Json = _NO_FILE
+  # Values of the model that the caller gives, as of
+  # `models.values.explicit_values`.
+  caller_values: Values = dataclasses.field(default_factory=dict)
+  # (height, width) that the caller requests.
+  image_size: Size | None = None
+  # (height, width) that positions are for, if our export stored it.
+  stored_size: Size | None = None
+  # Values of the model so far, by name.
+  values: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def shapes(self) -> Mapping[str, Shape]:
+    """Shapes of its arrays by name."""
+    return self.arrays.shapes
+
+  def has(self, pattern: str) -> bool:
+    """Whether an array's name begins with a pattern."""
+    return any(self._matches(pattern, is_whole=False))
+
+  def size(self, pattern: str, axis: int) -> int:
+    """Returns a side of the first array of a name; 0: there is none."""
+    shape = self.shape(pattern)
+    return shape[axis] if -len(shape) <= axis < len(shape) else 0
+
+  def shape(self, pattern: str, axes: int = 0) -> Shape:
+    """Returns the shape of the first array of a name.
+
+    If `axes` is 0, it is () where there is none; else the array must be there,
+    with so many axes.
+    """
+    name = next((x.string for x in self._matches(pattern)), None)
+    shape = () if name is None else self.shapes[name]
+    if not axes or len(shape) == axes:
+      return shape
+    if name is None:
+      name = tables.alternatives(pattern)[0].replace('#', '0')
+      raise _unreadable(f'it holds no array {self.arrays.stored(name)}')
+    array = self.arrays.stored(name)
+    raise _unreadable(f'{array} has the shape {shape}, not {axes} axes')
+
+  def count(self, pattern: str) -> int:
+    """Returns one more than the largest number at the `#` of a pattern."""
+    numbers = (int(x[1]) for x in self._matches(pattern, is_whole=False))
+    return self._plausible(max(numbers, default=-1) + 1)
+
+  def stages(self, pattern: str, first: int) -> tuple[int, ...]:
+    """Returns the units in each stage, from 'stages.#.blocks.#.'.
+
+    Stages and units are counted from `first`, 0 or 1.
+    """
+    units: dict[int, int] = {}
+    for match in self._matches(pattern, is_whole=False):
+      stage, unit = (self._plausible(int(x) - first) for x in match.groups())
+      units[stage] = max(units.get(stage, 0), unit + 1)
+    return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
+
+  def widths(self, pattern: str, axis: int) -> tuple[int, ...]:
+    """Returns a side of the kernels of a pattern, by their numbers."""
+    matches = sorted(self._matches(pattern), key=lambda x: int(x[1]))
+    return tuple(self.shape(x.string, 4)[axis] for x in matches)
+
+  def _matches(
+    self, pattern: str, is_whole: bool = True
+  ) -> Iterator[re.Match[str]]:
+    """Yields the names of a pattern, or those that begin with it."""
+    for name in tables.alternatives(pattern):
+      expression = tables.pattern(name)
+      match = expression.fullmatch if is_whole else expression.match
+      yield from filter(None, map(match, self.shapes))
+
+  def _plausible(self, count: int) -> int:
+    if count <= len(self.shapes):
+      return count
+    raise _unreadable(
+      f'by their names there are {count} layers, but only'
+      f' {len(self.shapes)} arrays'
+    )
+
+
+def _unreadable(reason: str) -> UserError:
+  return UserError(f'its architecture cannot be read: {reason}')
 
 
 class Library(Protocol):
@@ -79,7 +160,7 @@ class Library(Protocol):
   def prepare(self, arrays: containers.Arrays) -> 'Renamed':
     """Returns the arrays under the names that the rules use."""
 
-  def describe(self, arrays: 'Renamed', hints: Hints) -> Description:
+  def describe(self, file: FileFacts) -> Description:
     """Returns the model that a file holds."""
 
   def usage(
@@ -184,7 +265,7 @@ def derived(
 def image_size(
   tokens: int | None,
   patch: Sequence[int],
-  hints: Hints,
+  file: FileFacts,
   default: Size | None = None,
 ) -> Size:
   """Returns the image size (height, width) that a file's positions are for.
@@ -193,24 +274,24 @@ def image_size(
     tokens: Number of patches that have a position; None if the model has no
       positions.
     patch: (height, width) of the pixels of one token.
-    hints: Its requested size is used if the grid is not square and no file
+    file: Its requested size is used if the grid is not square and no file
       defines it.
     default: Size in the format's own files.
   """
   if tokens is None:
     height, width = (max(224 // p, 1) * p for p in patch[:2])
     fallback = height, width
-    return hints.stored_size or hints.image_size or default or fallback
+    return file.stored_size or file.image_size or default or fallback
   side = square_side(tokens)
   square = (side * patch[0], side * patch[1]) if side else None
-  for size in (hints.stored_size, default, square, hints.image_size):
+  for size in (file.stored_size, default, square, file.image_size):
     if size and count_patches(size, patch) == tokens:
       return size
   raise _oblong(f'{tokens} positions are no')
 
 
 def relative_size(
-  rows: int, patch: Sequence[int], hints: Hints, default: Size | None = None
+  rows: int, patch: Sequence[int], file: FileFacts, default: Size | None = None
 ) -> Size:
   """Returns the image size that a table of relative positions is for.
 
@@ -219,7 +300,7 @@ def relative_size(
   """
   side = (square_side(rows - 3) + 1) // 2
   square = side * patch[0], side * patch[1]
-  for size in (hints.stored_size, default, square, hints.image_size):
+  for size in (file.stored_size, default, square, file.image_size):
     h, w = (n // p for n, p in zip(size or (0, 0), patch, strict=True))
     if size and (2 * h - 1) * (2 * w - 1) + 3 == rows:
       return size

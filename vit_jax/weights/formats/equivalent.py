@@ -46,7 +46,7 @@ def forms(model: models.Model) -> Iterator[models.Model]:
   if getattr(model.block, 'layer_scale', None) is not None:
     scales.append(_without_scale(model))
   added = patches.Learned | positions.Factorized | positions.SinCos
-  others = [x for x in model.positions if not isinstance(x, added)]
+  other_parts = [x for x in model.positions if not isinstance(x, added)]
   for scaled in scales:
     if scaled is not model:
       yield scaled
@@ -54,7 +54,7 @@ def forms(model: models.Model) -> Iterator[models.Model]:
       learned = patches.Learned(
         tokens, initializers=model.initializers, parent=None
       )
-      yield scaled.clone(positions=(learned, *others))
+      yield scaled.clone(positions=(learned, *other_parts))
 
 
 def _without_scale(model: vit.ViT) -> vit.ViT:

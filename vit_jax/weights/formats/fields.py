@@ -54,109 +54,15 @@ of the table that is changed, by their values or keys.
 import ast
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import re
 from typing import Any
 
-from vit_jax.config import UserError
 from vit_jax.weights.files import typed
-from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
-
-
-@dataclasses.dataclass
-class FileFacts:
-  """What is known of a file while its model is described.
-
-  Patterns of names have `#` for a number, and may be several, `a|b` or
-  `x.{a,b}`: the first that there is.
-  """
-
-  arrays: base.Renamed  # its arrays, of which the shapes are read
-  hints: base.Hints  # what else is known
-  # The model's values so far, by name.
-  values: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-  @property
-  def shapes(self) -> Mapping[str, base.Shape]:
-    """Shapes of its arrays by name."""
-    return self.arrays.shapes
-
-  @property
-  def config(self) -> typed.Json:
-    """The format's config; empty if there is none."""
-    return self.hints.config
-
-  def has(self, pattern: str) -> bool:
-    """Whether an array's name begins with a pattern."""
-    return any(self._matches(pattern, is_whole=False))
-
-  def size(self, pattern: str, axis: int) -> int:
-    """Returns a side of the first array of a name; 0: there is none."""
-    shape = self.shape(pattern)
-    return shape[axis] if -len(shape) <= axis < len(shape) else 0
-
-  def shape(self, pattern: str, axes: int = 0) -> base.Shape:
-    """Returns the shape of the first array of a name.
-
-    If `axes` is 0, it is () where there is none; else the array must be there,
-    with so many axes.
-    """
-    name = next((x.string for x in self._matches(pattern)), None)
-    shape = () if name is None else self.shapes[name]
-    if not axes or len(shape) == axes:
-      return shape
-    if name is None:
-      name = tables.alternatives(pattern)[0].replace('#', '0')
-      raise _unreadable(f'it holds no array {self.arrays.stored(name)}')
-    array = self.arrays.stored(name)
-    raise _unreadable(f'{array} has the shape {shape}, not {axes} axes')
-
-  def count(self, pattern: str) -> int:
-    """Returns one more than the largest number at the `#` of a pattern."""
-    numbers = (int(x[1]) for x in self._matches(pattern, is_whole=False))
-    return self._plausible(max(numbers, default=-1) + 1)
-
-  def stages(self, pattern: str, first: int) -> tuple[int, ...]:
-    """Returns the units in each stage, from 'stages.#.blocks.#.'.
-
-    Stages and units are counted from `first`, 0 or 1.
-    """
-    units: dict[int, int] = {}
-    for match in self._matches(pattern, is_whole=False):
-      stage, unit = (self._plausible(int(x) - first) for x in match.groups())
-      units[stage] = max(units.get(stage, 0), unit + 1)
-    return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
-
-  def widths(self, pattern: str, axis: int) -> tuple[int, ...]:
-    """Returns a side of the kernels of a pattern, by their numbers."""
-    matches = sorted(self._matches(pattern), key=lambda x: int(x[1]))
-    return tuple(self.shape(x.string, 4)[axis] for x in matches)
-
-  def _matches(
-    self, pattern: str, is_whole: bool = True
-  ) -> Iterator[re.Match[str]]:
-    """Yields the names of a pattern, or those that begin with it."""
-    for name in tables.alternatives(pattern):
-      expression = tables.pattern(name)
-      match = expression.fullmatch if is_whole else expression.match
-      yield from filter(None, map(match, self.shapes))
-
-  def _plausible(self, count: int) -> int:
-    if count <= len(self.shapes):
-      return count
-    raise _unreadable(
-      f'by their names there are {count} layers, but only'
-      f' {len(self.shapes)} arrays'
-    )
-
-
-def _unreadable(reason: str) -> UserError:
-  return UserError(f'its architecture cannot be read: {reason}')
-
+from vit_jax.weights.formats.base import FileFacts
 
 Read = Callable[[FileFacts], Any]
 Write = Callable[[Mapping[str, Any]], Any]
@@ -218,7 +124,7 @@ class Entry:
       if self.words and config_value is not None:
         config_value = self.words[config_value]
     if value is None:
-      value = file.hints.values.get(self.value_name)
+      value = file.caller_values.get(self.value_name)
     if value is None:
       value = config_value
     if value is None:

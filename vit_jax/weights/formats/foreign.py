@@ -27,10 +27,9 @@ from vit_jax.weights.formats import google
 from vit_jax.weights.formats import google_towers
 from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import objective_tables
-from vit_jax.weights.formats import open_clip_config
+from vit_jax.weights.formats import open_clip
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm
-from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import torchvision
 
 FORMATS: tuple[base.Library, ...] = (google, huggingface, timm, torchvision)
@@ -94,22 +93,18 @@ def read(
       config.get(f'vit_jax.{key}', kind) is not None
       for key, kind in _EXPORTED_FIELDS.items()
     )
-    hints = base.Hints(values, config, preprocessor, image_size)
-    if is_ours:
-      keys = config.get('vit_jax.model', typed.OBJECT)
-      hints = dataclasses.replace(
-        hints,
-        values={**values_lib.explicit_values(keys), **values},
-        stored_size=tuple(config.get('vit_jax.image_size', typed.PAIR)),
-      )
-    elif timm_clip.recognises(stored.shapes):
-      open_clip = _json(file.with_name(open_clip_config.FILE))
-      if open_clip.content:
-        config = open_clip_config.as_timm(open_clip)
-        hints = dataclasses.replace(hints, config=config)
     form = _format(stored.shapes)
     arrays = form.prepare(stored)
-    description = _cropped(form.describe(arrays, hints), hints)
+    facts = base.FileFacts(arrays, config, preprocessor, values, image_size)
+    if is_ours:
+      keys = config.get('vit_jax.model', typed.OBJECT)
+      facts.caller_values = {**values_lib.explicit_values(keys), **values}
+      facts.stored_size = tuple(config.get('vit_jax.image_size', typed.PAIR))
+    elif open_clip.recognises(stored.shapes):
+      own_config = _json(file.with_name(open_clip.FILE))
+      if own_config.content:
+        facts.config = open_clip.config_as_timm(own_config)
+    description = _cropped(form.describe(facts), facts)
     if is_ours:
       description = _restored(description, config, values)
     channels = description.preprocess['channels']
@@ -165,7 +160,7 @@ def read_beside(
 
 
 def _cropped(
-  description: base.Description, hints: base.Hints
+  description: base.Description, file: base.FileFacts
 ) -> base.Description:
   """Returns the model of a file whose images are no whole patches.
 
@@ -173,11 +168,11 @@ def _cropped(
   out; timm's can be told to pad it.
   """
   model = description.model
-  if not isinstance(model, vit.ViT) or 'patches.crop' in hints.values:
+  if not isinstance(model, vit.ViT) or 'patches.crop' in file.caller_values:
     return description
   patches = model.patches
   sides = zip(description.image_size, patches.pixels, strict=False)
-  pads = hints.config.get('model_args.dynamic_img_pad', typed.TRUTH, False)
+  pads = file.config.get('model_args.dynamic_img_pad', typed.TRUTH, False)
   is_whole = not any(n % p for n, p in sides)
   if is_whole or pads or isinstance(patches, stems.HybridPatches):
     return description

@@ -28,7 +28,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 
 Size = tuple[int, int]
 Values = Mapping[str, Any]
@@ -83,15 +83,12 @@ class Format:
   # can store; None: it builds all.
   obstacle: Callable[[Values], str | None] = lambda values: None
 
-  def describe(
-    self, arrays: base.Renamed, hints: base.Hints
-  ) -> base.Description:
+  def describe(self, file: FileFacts) -> base.Description:
     """Returns the model that a file holds.
 
     Its shapes must show one, its config must say nothing that is not computed
     here, and its family must have the values that the caller gives.
     """
-    file = FileFacts(arrays, hints)
     if self.scope is not None:  # nothing that is set may be ignored
       start = f'{self.scope}.' if self.scope else ''
       keys = {
@@ -101,13 +98,13 @@ class Format:
       }
       file.config.check_known({**keys, **self.unread_keys}, self.scope)
     if self.family is vit.ViT:
-      _check_names(hints.values)
+      _check_names(file.caller_values)
     fields.evaluate(self.fields, file)
     names = {entry.value_name for entry in self.fields}
     unseen = {  # that no entry has and no array shows
       path: x
-      for path, x in hints.values.items()
-      if path not in names and values_lib.is_unseen(path, hints.values)
+      for path, x in file.caller_values.items()
+      if path not in names and values_lib.is_unseen(path, file.caller_values)
     }
     try:
       model = self.build(file.values | unseen)
@@ -140,8 +137,8 @@ class Format:
       assert isinstance(model, vit.ViT)
       tokens = positions[-2] - values_lib.positioned_prefix(model)
     elif table := self._shape(file, *_RELATIVE):
-      return base.relative_size(table[0], patch, file.hints, default)
-    return base.image_size(tokens, patch, file.hints, default)
+      return base.relative_size(table[0], patch, file, default)
+    return base.image_size(tokens, patch, file, default)
 
   def _shape(self, file: FileFacts, *paths: str) -> tuple[int, ...]:
     """Returns the shape here of the first of some parameters; (): none."""
@@ -274,10 +271,10 @@ class Format:
     loader_values = {
       x.value_name: values.get(x.value_name) for x in self.fields if x.is_given
     }
-    hints = base.Hints(
-      loader_values, config, typed.Json('', {}), None, image_size
+    file = FileFacts(
+      arrays, config, caller_values=loader_values, stored_size=image_size
     )
-    restored = self.describe(arrays, hints).model
+    restored = self.describe(file).model
     return values_lib.model_values(restored), homeless
 
 
@@ -291,13 +288,10 @@ def _check_names(values: Values) -> None:
       raise UnknownFieldError(vit.ViT, name, models.KEYS, hint)
 
 
-def describe(
-  kinds: Sequence[Format], arrays: base.Renamed, hints: base.Hints
-) -> base.Description:
+def describe(kinds: Sequence[Format], file: FileFacts) -> base.Description:
   """Returns the model that a file holds, of the first kind that matches."""
-  file = FileFacts(arrays, hints)
   kind = next(x for x in kinds if x.matches(file))
-  return kind.describe(arrays, hints)
+  return kind.describe(file)
 
 
 def storing(

@@ -23,6 +23,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Format
 
 NAME, SUFFIX = 'google', '.npz'
@@ -188,7 +189,7 @@ num_classes           head/kernel[1]
   image_size=lambda file: base.image_size(
     file.size(f'{_MIXER}/token_mixing/Dense_0/kernel', 0),
     file.values['patch_size'],
-    file.hints,
+    file,
   ),
 )
 
@@ -305,9 +306,9 @@ def _unstacked(arrays: containers.Arrays) -> containers.Arrays:
   return base.derived(containers.Arrays(shapes, read), layers)
 
 
-def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
+def describe(file: FileFacts) -> base.Description:
   """Returns the model that a file holds."""
-  return format_lib.describe(KINDS, arrays, hints)
+  return format_lib.describe(KINDS, file)
 
 
 def usage(

@@ -20,7 +20,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 
 LIT, BIG_VISION = 'lit', 'big_vision'
 IGNORED = r'(opt|extra)/.*'
@@ -146,11 +146,11 @@ def describe(
   `text_heads` are those of a BERT, which arrays do not show.
   """
   nothing = dataclasses.replace(config, content={})
-  image_hints = base.Hints({}, nothing, nothing, None)
-  described = google.describe(base.Renamed(_tower(arrays, 'img/')), image_hints)
+  image = base.Renamed(_tower(arrays, 'img/'))
+  described = google.describe(FileFacts(image, nothing))
   assert isinstance(described.model, vit.ViT)
-  hints = dataclasses.replace(image_hints, values={'num_heads': text_heads})
-  words = _words(FileFacts(arrays, hints))
+  heads = {'num_heads': text_heads}
+  words = _words(FileFacts(arrays, nothing, caller_values=heads))
   has_bias = 'b' in arrays.shapes
   model = two_towers.TwoTowers(described.model, words, has_bias=has_bias)
   return model, described.image_size

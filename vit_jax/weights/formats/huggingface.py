@@ -20,6 +20,7 @@ from vit_jax.weights.formats import huggingface_beit as beit
 from vit_jax.weights.formats import huggingface_towers as towers
 from vit_jax.weights.formats import huggingface_vit as vit
 from vit_jax.weights.formats import imagegpt
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Values
 
@@ -84,13 +85,13 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   return base.Renamed(arrays, rename, restore)
 
 
-def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
+def describe(file: FileFacts) -> base.Description:
   """Returns the model that a file holds, by its config.json."""
-  if not hints.config.content:
+  if not file.config.content:
     raise UserError(
       'there is no config.json beside it, which a Hugging Face model needs'
     )
-  config = towers.tower_config(hints.config)
+  config = towers.tower_config(file.config)
   kind = config.get('model_type', typed.TEXT)
   if kind not in TYPES:
     raise UserError(
@@ -98,9 +99,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
       f' {", ".join([*TYPES, *towers.OF_BOTH])}'
     )
   if kind in imagegpt.TYPES:
-    return imagegpt.describe(arrays, hints)
-  hints = dataclasses.replace(hints, config=config)
-  return format_lib.describe(KINDS, arrays, hints)
+    return imagegpt.describe(file)
+  return format_lib.describe(KINDS, dataclasses.replace(file, config=config))
 
 
 def companions(

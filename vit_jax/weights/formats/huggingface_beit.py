@@ -16,7 +16,7 @@ from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import huggingface_vit as plain
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Values
 
 FORMAT, KIND = 'huggingface', 'beit'

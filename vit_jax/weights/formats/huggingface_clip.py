@@ -23,6 +23,7 @@ from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import huggingface_towers as towers
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Format
 
 CLIP, SIGLIP, SIGLIP2 = 'clip', 'siglip', 'siglip2'
@@ -151,18 +152,15 @@ def describe(
       f'its config.json says model_type {kind!r}: two towers of'
       f' {", ".join(map(repr, _OF_KIND))} can be read'
     )
-  nothing = dataclasses.replace(config, content={})
-  hints = base.Hints({}, towers.tower_config(config), nothing, None)
-  image = format_lib.describe(towers.KINDS, towers.prepare(arrays), hints)
+  tower = FileFacts(towers.prepare(arrays), towers.tower_config(config))
+  image = format_lib.describe(towers.KINDS, tower)
   words = config.get('text_config', typed.OBJECT, {})
-  hints = base.Hints(
-    {}, dataclasses.replace(config, content=words), nothing, None
-  )
-  tower = _TEXTS[kind].describe(arrays, hints)
+  file = FileFacts(arrays, dataclasses.replace(config, content=words))
+  words_model = _TEXTS[kind].describe(file)
   return two_towers.TwoTowers(
     cast(vit.ViT, image.model),
-    cast(text_lib.TextTower, tower.model),
-    fields.FileFacts(arrays, hints).size('visual_projection.weight', 0),
+    cast(text_lib.TextTower, words_model.model),
+    file.size('visual_projection.weight', 0),
     has_bias=kind != CLIP,
     any_grid=kind == SIGLIP2,
   ), image.image_size

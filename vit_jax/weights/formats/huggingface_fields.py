@@ -11,8 +11,8 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.fields import Entry
-from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import show
 from vit_jax.weights.formats.format import Values
@@ -204,7 +204,7 @@ def preprocess(
   """Returns the preprocessing of preprocessor_config.json, or the usual one."""
   kind = file.config.get('model_type', typed.TEXT, '')
   content, silent = preprocessing.from_transformers(
-    file.hints.preprocessor, kind, size, channels
+    file.preprocessor, kind, size, channels
   )
   # Without trailing placeholders (LABEL_7).
   names = [*file.config.labels('id2label', file.values['num_classes'])]

@@ -20,7 +20,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Values
@@ -142,7 +142,7 @@ def preprocess(
 
   SigLIP 2's resizes each image to a number of patches.
   """
-  processor = file.hints.preprocessor
+  processor = file.preprocessor
   if _is_any_grid(file) and processor.content:
     unused = ('max_num_patches', 'patch_size')
     content = {
@@ -152,8 +152,7 @@ def preprocess(
       'size': {'height': size[0], 'width': size[1]},
     }
     processor = dataclasses.replace(processor, content=content)
-    hints = dataclasses.replace(file.hints, preprocessor=processor)
-    file = dataclasses.replace(file, hints=hints)
+    file = dataclasses.replace(file, preprocessor=processor)
   return common.preprocess(file, size, channels)
 
 

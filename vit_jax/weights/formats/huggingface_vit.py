@@ -13,7 +13,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import show
 from vit_jax.weights.formats.format import Values
@@ -170,7 +170,7 @@ def mlp_ratio(values: Values) -> int | None:
 def dino_classes(file: FileFacts) -> int:
   """Returns the number of classes; without any, says what features are."""
   number = classes(file)
-  if not number and file.hints.stored_size is None:
+  if not number and file.stored_size is None:
     logging.warning(
       'a %s without a classifier: its features are the class token and the'
       ' mean of the patch tokens, side by side (2 x %d numbers); the first'

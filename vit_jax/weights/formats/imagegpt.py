@@ -21,7 +21,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Values
 
 TYPES = (KIND := 'imagegpt',)
@@ -56,40 +56,19 @@ clusters                   {_CLUSTERS}
 """)
 
 
-def _is_table(value: Any) -> bool:
-  rows: list[Any] = value if isinstance(value, list) and value else [None]
-  return all(
-    isinstance(row, list)
-    and len(row) == len(rows[0]) > 0
-    and all(map(typed.is_number, row))
-    for row in rows
-  )
-
-
-_TABLE = typed.Kind('a list of colours, each a list of numbers', _is_table)
-
-
-def clusters(processor: typed.Json, colours: int) -> np.ndarray | None:
+def clusters(file: FileFacts) -> np.ndarray | None:
   """Returns the clusters of a preprocessor_config.json, float32 [K, C]."""
-  table = processor.get(_CLUSTERS, _TABLE)
+  table = file.preprocessor.get(_CLUSTERS, typed.COLOURS)
   if table is None:
     return None
-  array = np.asarray(table, np.float32)
+  array, colours = np.asarray(table, np.float32), file.values['colours']
   if len(array) != colours or array.shape[1] not in (1, 3, 4):
-    raise processor.error(
+    raise file.preprocessor.error(
       _CLUSTERS,
       f'of shape {array.shape}',
       f'the model has {colours} colours, each of 1, 3 or 4 numbers',
     )
   return array
-
-
-def _clusters(file: FileFacts) -> np.ndarray | None:
-  return clusters(file.hints.preprocessor, file.values['colours'])
-
-
-def _has_clusters(file: FileFacts) -> bool:
-  return file.has(_CLUSTERS) or _clusters(file) is not None
 
 
 FIELDS = fields.table(
@@ -109,7 +88,7 @@ num_classes         =0
 feature_layer       -  -  noted
 """,
   heads=lambda file: base.num_heads(file.values),
-  has_clusters=_has_clusters,
+  has_clusters=lambda file: file.has(_CLUSTERS) or clusters(file) is not None,
   colours=lambda file: file.size('wte.weight', 0) - 1,
   words=lambda values: values['colours'] + 1,
   positions=lambda values: math.prod(values['image_size']),
@@ -119,15 +98,15 @@ feature_layer       -  -  noted
 
 def image_size(file: FileFacts) -> tuple[int, int]:
   """Returns (height, width) that the positions are for."""
-  size = file.hints.preprocessor.get('size', preprocessing.IMAGE_SIZE)
+  size = file.preprocessor.get('size', preprocessing.IMAGE_SIZE)
   default = preprocessing.pair(size) if size else None
   tokens = file.size('wpe.weight', 0)
-  return base.image_size(tokens, (1, 1), file.hints, default)
+  return base.image_size(tokens, (1, 1), file, default)
 
 
 def channels(file: FileFacts) -> int:
   """Returns the number of channels of the colours."""
-  table = _clusters(file)
+  table = clusters(file)
   return 3 if table is None else table.shape[1]
 
 
@@ -172,11 +151,10 @@ IGPT = common.class_format(
 )
 
 
-def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
+def describe(file: FileFacts) -> base.Description:
   """Returns the model that a file holds, and the clusters beside it."""
-  description = IGPT.describe(arrays, hints)
-  assert isinstance(description.model, igpt.IGPT)
-  table = clusters(hints.preprocessor, description.model.colours)
+  description = IGPT.describe(file)
+  table = clusters(file)
   if table is None:
     logging.warning(
       'warning: no preprocessor_config.json with clusters of colours is beside'

@@ -2,7 +2,7 @@
 
 The authors of a method publish the parameters that its objective has beside the
 trunk under names of their own. An objective describes these by a table, which
-works in both directions: see `Published`.
+works in both directions: see `table`.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
-from typing import Protocol
-from typing import runtime_checkable
 
 import numpy as np
 
@@ -36,19 +34,13 @@ class ObjectiveTable:
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@runtime_checkable
-class Published(Protocol):
-  """An objective whose authors' files have more than its trunk."""
-
-  def foreign(self, format_name: str) -> ObjectiveTable | None:
-    """Returns how files of a format store what is beside the trunk.
-
-    None: such files have only the trunk.
-    """
-
-
 def table(objective: Any, format_name: str) -> ObjectiveTable | None:
-  """Returns how a format stores what an objective has beside its trunk."""
-  if not isinstance(objective, Published):
+  """Returns how a format stores what an objective has beside its trunk.
+
+  The method `foreign` of an objective says it; None: files of the format have
+  only the trunk.
+  """
+  if not hasattr(objective, 'foreign'):
     return None
-  return objective.foreign(format_name)
+  foreign_table: ObjectiveTable | None = objective.foreign(format_name)
+  return foreign_table

@@ -20,15 +20,16 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import dino_head
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import moco
+from vit_jax.weights.formats import open_clip
 from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import timm_beit
-from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import timm_eva
 from vit_jax.weights.formats import timm_mixer
 from vit_jax.weights.formats import timm_naflex
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats import timm_vit
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Values
 
@@ -49,7 +50,7 @@ IGNORED = (
   r'mask_token|decoder_.*|fc_norm\.unused'
   r'|(momentum_encoder|predictor|head\.\d+)\..*'  # MoCo v3
   rf'|{timm_beit.IGNORED}|{originals.IGNORED}|{dino_head.IGNORED}'
-  rf'|{timm_clip.IGNORED}'
+  rf'|{open_clip.IGNORED}'
 )
 _SIGNS = (
   r'(patch_embed|embeds|stem)\.proj\.weight|stem\.conv\.weight|pos_embed'
@@ -61,7 +62,7 @@ def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
   names = {dino_head.as_timms(moco.as_timms(name)) for name in names}
   signs = re.compile(_SIGNS)
-  return timm_clip.recognises(names) or any(map(signs.fullmatch, names))
+  return open_clip.recognises(names) or any(map(signs.fullmatch, names))
 
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
@@ -70,17 +71,17 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
     return base.Renamed(arrays, moco.as_timms, moco.stored)
   if timm_parallel.has_signs(arrays.shapes):
     return timm_parallel.as_vit(arrays)
-  if timm_clip.recognises(arrays.shapes):
-    return timm_clip.as_timm(arrays)
+  if open_clip.recognises(arrays.shapes):
+    return open_clip.as_timm(arrays)
   if any(map(dino_head.is_whole, arrays.shapes)):
     arrays = base.Renamed(arrays, dino_head.as_timms)
   return originals.as_timm(arrays)
 
 
-def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
+def describe(file: FileFacts) -> base.Description:
   """Returns the model that a file holds."""
-  timm_names.check_arrays(arrays.shapes)
-  return format_lib.describe(KINDS[::-1], arrays, hints)
+  timm_names.check_arrays(file.shapes)
+  return format_lib.describe(KINDS[::-1], file)
 
 
 def companions(

@@ -22,7 +22,7 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.fields import NULL
 from vit_jax.weights.formats.format import Values
 
@@ -65,7 +65,7 @@ _OFFSET = typed.Kind(
 
 def rotation(file: FileFacts) -> Options:
   """Returns the options of `rope`; {}: queries and keys are not rotated."""
-  hinted_values = file.hints.values
+  hinted_values = file.caller_values
   if _ROPE in hinted_values:
     return {
       name: hinted_values.get(f'{_ROPE}.{name}', option.default)
@@ -130,8 +130,8 @@ def is_rotary(file: FileFacts) -> bool:
   is_said = (
     timm_names.architecture(file.config)
     or file.config.get(A + 'rope_type', typed.TEXT)
-    or file.hints.stored_size
-    or _ROPE in file.hints.values
+    or file.stored_size
+    or _ROPE in file.caller_values
   )
   if options and not is_said:
     words = ', '.join(f'{k}={x!r}' for k, x in options.items())

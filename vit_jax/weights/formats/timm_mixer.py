@@ -15,7 +15,7 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -37,7 +37,7 @@ def tokens_mlp_dim(file: FileFacts) -> int:
 def _mixer_size(file: FileFacts) -> Size:
   tokens = file.size('blocks.#.mlp_tokens.fc1.weight', 1)
   patch, default = file.values['patch_size'], timm_names.input_size(file.config)
-  return base.image_size(tokens, patch, file.hints, default)
+  return base.image_size(tokens, patch, file, default)
 
 
 def is_padded(file: FileFacts) -> bool:
@@ -72,10 +72,10 @@ def _format(
   """
 
   def name(values: Values) -> str | None:
-    for ours, theirs in names.items():
-      published = values_lib.model_values(models.create_model(ours))
+    for model_name, timms_name in names.items():
+      published = values_lib.model_values(models.create_model(model_name))
       if all(values[x] == published[x] for x in sizes.split()):
-        return theirs
+        return timms_name
     return None
 
   return Format(

@@ -20,7 +20,7 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -82,7 +82,7 @@ def _channels(file: FileFacts) -> int:
 
 def resize(file: FileFacts) -> str:
   """Returns how a model resizes its positions."""
-  if hinted_method := file.hints.values.get('positions.learned.resize'):
+  if hinted_method := file.caller_values.get('positions.learned.resize'):
     return str(hinted_method)
   name, key = timm_names.architecture(file.config), A + 'pos_embed'
   named = (x for part, x in _RESIZE_BY_NAME.items() if re.match(part, name))
@@ -119,7 +119,7 @@ def image_size(file: FileFacts) -> Size:
   """Returns (height, width) that the positions are for."""
   patch, sides = file.values['patch_size'], grid(file)
   if sides is None:
-    return base.image_size(None, patch, file.hints)
+    return base.image_size(None, patch, file)
   return sides[0] * patch[0], sides[1] * patch[1]
 
 

@@ -15,12 +15,12 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import moco
+from vit_jax.weights.formats import open_clip
 from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_parallel
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.fields import NULL
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
@@ -159,9 +159,9 @@ def positioned(file: FileFacts) -> str:
     counts = [base.count_patches(size, pixels) for size in sizes if size]
     return [name for name, count in tokens.items() if count in counts]
 
-  stored_fits = fits(file.hints.stored_size, timm_names.input_size(file.config))
+  stored_fits = fits(file.stored_size, timm_names.input_size(file.config))
   square = [x for x in tokens if base.square_side(tokens[x])]
-  return [*stored_fits, *square, *fits(file.hints.image_size), 'all'][0]
+  return [*stored_fits, *square, *fits(file.image_size), 'all'][0]
 
 
 def heads(file: FileFacts) -> int:
@@ -172,13 +172,13 @@ def heads(file: FileFacts) -> int:
     configured = moco.HEADS.get(hidden)
   if not configured and (channels := file.size(B + 'attn.q_norm.weight', 0)):
     configured = hidden // channels
-  return base.num_heads(file.values, configured or timm_clip.heads(file))
+  return base.num_heads(file.values, configured or open_clip.heads(file))
 
 
 def gelu(file: FileFacts) -> str:
   """Returns the GELU that the architecture's name stands for."""
-  is_said = timm_names.architecture(file.config) or file.hints.stored_size
-  if not is_said and (file.has('norm_pre.') or timm_clip.is_tower(file)):
+  is_said = timm_names.architecture(file.config) or file.stored_size
+  if not is_said and (file.has('norm_pre.') or open_clip.is_tower(file)):
     logging.warning(
       'warning: no file says which GELU it has; assumed: the exact one; for a'
       ' model of OpenAI give mlp="mlp(gelu=\'sigmoid\')" (on the command line'
@@ -191,7 +191,7 @@ def stages(file: FileFacts) -> tuple[int, ...] | None:
   """Returns the units in each stage of the ResNet; None: there is none."""
   if not file.has(f'{_BACKBONE}.'):
     return None
-  if file.hints.stored_size is None:  # otherwise our export wrote the file
+  if file.stored_size is None:  # otherwise our export wrote the file
     logging.warning(
       'warning: its ResNet is computed with the epsilons of the code that'
       " trained it, Google's (kernels 1e-5, GroupNorm 1e-6), not with timm's"
@@ -205,7 +205,7 @@ def epsilon(file: FileFacts) -> float:
   if file.values['block'] != 'block':
     return 1e-6
   # open_clip's own towers have no bias of patches; there are those of timm.
-  is_own = timm_clip.is_tower(file) and not file.has('patch_embed.proj.bias')
+  is_own = open_clip.is_tower(file) and not file.has('patch_embed.proj.bias')
   is_aim = re.match('aimv2_|beit3_', timm_names.architecture(file.config))
   has_norm = file.has('norm_pre.') or file.has('patch_embed.norm.')
   return 1e-5 if is_own or is_aim or has_norm else 1e-6

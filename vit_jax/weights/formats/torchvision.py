@@ -10,6 +10,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Values
 
@@ -69,9 +70,9 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   return base.Renamed(arrays, rename)
 
 
-def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
+def describe(file: FileFacts) -> base.Description:
   """Returns the model that a file holds."""
-  return format_lib.describe(KINDS, arrays, hints)
+  return format_lib.describe(KINDS, file)
 
 
 def lacks(values: Values) -> str | None:
