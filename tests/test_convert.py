@@ -21,11 +21,11 @@ from vit_jax import models
 from vit_jax.data import target_kinds
 from vit_jax.models import layouts
 from vit_jax.models import patches
+from vit_jax.models import values as values_lib
 from vit_jax.weights.formats import base as base_lib
 from vit_jax.weights.formats import export
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import timm
-from vit_jax.weights.formats import timm_config
 from vit_jax.weights.formats import timm_mixer
 from vit_jax.weights.formats import timm_vit
 
@@ -245,8 +245,9 @@ def test_class_names_and_normalisation_for_transformers(tmp_path):
 def timms_config(model, preprocess, size):
   """Returns the config.json of a model in timm's format."""
   kind = format_lib.storing(timm.KINDS, model, size)
-  files = timm_config.companions(kind, model, preprocess, size)
-  return files['config.json']
+  values = values_lib.model_values(model)
+  values |= {'image_size': size, 'image_channels': preprocess.channels}
+  return timm.companions(kind, values, preprocess, {})['config.json']
 
 
 def test_timms_names():

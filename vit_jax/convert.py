@@ -118,16 +118,26 @@ def main(argv: list[str]) -> None:
     raise UserError(f'--to is missing: choose one of {", ".join(_FORMATS)}')
   check_local(argv[2], 'the path to write to')
   source, path = argv[1], pathlib.Path(os.path.abspath(argv[2]))
-  _check_push(path)
+  # After the flags, since these import jax.
+  from vit_jax.weights.formats import export
+  from vit_jax.weights.formats import foreign
+
+  if _PUSH.value:
+    from vit_jax.weights import hub
+
+    hub.check_name(_PUSH.value)
+    is_file = path.suffix in foreign.SUFFIXES
+    if _TO.value not in ('timm', 'huggingface') or is_file:
+      raise UserError(
+        f'--push uploads a directory of --to=timm or huggingface, not {path} of'
+        f' --to={_TO.value}'
+      )
+  elif _DRY_RUN.value or _LICENSE.value:
+    raise UserError('--dry_run and --license need --push=hf:OWNER/NAME')
   if _LIKE.value is not None or _TO.value in _DENSE:
-    convert = _write_dense if _LIKE.value is None else _read_dense
-    convert(source, path)
+    _convert_dense(source, path)
     logging.info('wrote %s', path)
     return
-  # After the flags, since these import jax.
-  from vit_jax.weights import hub
-  from vit_jax.weights.formats import export
-
   export.check_path(path, _TO.value)
   loaded = cli.load(FLAGS, source, as_stored=True)
   if loaded.origin.step is not None:
@@ -135,11 +145,8 @@ def main(argv: list[str]) -> None:
   full_params = _whole_params(loaded, _TO.value) if _WITH_METHOD.value else None
   if _TO.value == export.VIT_JAX:
     write_workdir(loaded, path, source)
-    notes = []
   else:
-    notes = export.write(loaded, path, _TO.value, source, full_params)
-  for note in notes:
-    logging.warning('warning: %s', note)
+    _warn(export.write(loaded, path, _TO.value, source, full_params))
   logging.info('wrote %s', path)
   if _PUSH.value:
     _add_facts(path, pathlib.Path(argv[1]), loaded.origin.step)
@@ -150,33 +157,15 @@ def main(argv: list[str]) -> None:
       logging.info('uploaded to %s', hub.push(path, _PUSH.value))
 
 
-def _check_push(path: pathlib.Path) -> None:
-  """Checks the flags of an upload, before anything slow."""
-  from vit_jax.weights import hub  # they import jax
-  from vit_jax.weights.formats import foreign
-
-  if _PUSH.value:
-    hub.check_name(_PUSH.value)
-    is_file = path.suffix in foreign.SUFFIXES
-    if _TO.value not in ('timm', 'huggingface') or is_file:
-      raise UserError(
-        f'--push uploads a directory of --to=timm or huggingface, not {path} of'
-        f' --to={_TO.value}'
-      )
-  elif _DRY_RUN.value or _LICENSE.value:
-    raise UserError('--dry_run and --license need --push=hf:OWNER/NAME')
+def _warn(notes: list[str]) -> None:
+  for note in notes:
+    logging.warning('warning: %s', note)
 
 
 def _add_facts(
   path: pathlib.Path, source: pathlib.Path, step: int | None
 ) -> None:
-  """Adds what the Hub shows: facts about the run, and the card's head.
-
-  Args:
-    path: The converted model.
-    source: Where it comes from; a work directory or not.
-    step: Of a work directory, the step of the checkpoint.
-  """
+  """Adds what the Hub shows: facts about the run, and the card's head."""
   from vit_jax.runs import records
   from vit_jax.runs import safe_io
 
@@ -197,8 +186,7 @@ def _add_facts(
     config = safe_io.read_json(source / 'config.json')
     safe_io.write_json(path / 'run_config.json', config)
     more += ['## Results', '', f'Up to step {step}, whose weights these are.']
-    more += ['']
-    more += ['| metric | value |', '|---|---|']
+    more += ['', '| metric | value |', '|---|---|']
     more += [f'| {name} | {x:.4g} |' for name, x in metrics.items()]
     if _draw_curves(run, path / 'curves.png'):
       more += ['', '![Curves of the run](curves.png)']
@@ -242,11 +230,7 @@ def _draw_curves(run: 'records.Record', path: pathlib.Path) -> bool:
 def _whole_params(
   loaded: 'weights.Loaded', name: str
 ) -> 'objective_tables.ObjectiveTable':
-  """Returns how a format stores what a run has beside its model.
-
-  Raises:
-    UserError: It has nothing else, or the format has no place for it.
-  """
+  """Returns how a format stores what a run has beside its model."""
   from vit_jax import objectives
   from vit_jax.data import features
   from vit_jax.weights.formats import objective_tables
@@ -269,50 +253,36 @@ def _whole_params(
   return foreign
 
 
-def _write_dense(source: str, path: pathlib.Path) -> None:
-  """Writes a run of segmentation whole, under another program's names."""
+def _convert_dense(source: str, path: pathlib.Path) -> None:
+  """Writes a run of segmentation under another program's names, or reads it."""
   from vit_jax.models import vit
-  from vit_jax.weights.formats import dense
-
-  loaded, name = cli.load(FLAGS, source), str(_TO.value)
-  params = _segmentation_params(loaded)
-  assert isinstance(loaded.model, vit.ViT)  # as segmentation has checked
-  notes = dense.check(loaded.model, name)
-  dense.write(params, path, name)
-  for note in notes:
-    logging.warning('warning: %s', note)
-
-
-def _read_dense(source: str, path: pathlib.Path) -> None:
-  """Writes a work directory with the parameters of another program's file."""
+  from vit_jax.objectives import trained
   from vit_jax.weights.formats import dense
   from vit_jax.weights.formats import export
 
-  if _TO.value != export.VIT_JAX:
-    raise UserError(
-      f'--like is for --to=vit_jax, and --to={_TO.value} is given: leave one of'
-      ' them out'
-    )
-  export.check_path(path, export.VIT_JAX)
-  loaded = cli.load(FLAGS, str(_LIKE.value))
-  params = dense.read(pathlib.Path(source), _segmentation_params(loaded))
-  write_workdir(loaded, path, source, params)
-
-
-def _segmentation_params(loaded: 'weights.Loaded') -> Any:
-  """Returns all parameters of a run of segmentation.
-
-  Raises:
-    UserError: The model is of no such run.
-  """
-  from vit_jax.objectives import trained
-
+  is_read, name = _LIKE.value is not None, str(_TO.value)
+  if is_read:
+    if name != export.VIT_JAX:
+      raise UserError(
+        f'--like is for --to=vit_jax, and --to={name} is given: leave one of'
+        ' them out'
+      )
+    export.check_path(path, export.VIT_JAX)
+  loaded = cli.load(FLAGS, str(_LIKE.value) if is_read else source)
   if 'segments' not in loaded.preprocess.outputs:
     raise UserError(
       f'{loaded.origin.path} is no run of segmentation, which mmsegmentation'
       ' and MONAI could hold: choose another --to'
     )
-  return trained.restored(loaded)[1]
+  _, params = trained.restored(loaded)
+  if is_read:
+    params = dense.read(pathlib.Path(source), params)
+    write_workdir(loaded, path, source, params)
+    return
+  assert isinstance(loaded.model, vit.ViT)  # as segmentation has checked
+  notes = dense.check(loaded.model, name)
+  dense.write(params, path, name)
+  _warn(notes)
 
 
 def write_workdir(
@@ -323,15 +293,8 @@ def write_workdir(
 ) -> None:
   """Writes the work directory of a finished run.
 
-  Args:
-    loaded: The model.
-    path: Path of the work directory, which is new or empty.
-    source: Origin of the model, for its card.
-    all_params: All parameters of the objective of the run that `loaded` is of,
-      whose config is written then; None: the model alone.
-
-  Raises:
-    UserError: The directory is not empty, or cannot be written.
+  `all_params` are all parameters of the objective of the run that `loaded` is
+  of, whose config is written then; None: the model alone.
   """
   import jax.numpy as jnp
 
@@ -378,9 +341,8 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   config.init_from.resize = loaded.resize
   config.train.dtype = jnp.dtype(loaded.model.dtype).name
   trained = loaded.trained_with
-  if (
-    trained is not None and not loaded.objective_params
-  ):  # it is of the model alone
+  # If it is of the model alone.
+  if trained is not None and not loaded.objective_params:
     config.objective = trained.objective.copy_and_resolve_references()
   for key, value in describing.config_values(loaded.model).items():
     if value is not None:

@@ -26,8 +26,7 @@ from vit_jax.models.zoo import vit as zoo_vit
 from vit_jax.objectives import pixel_losses
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import mmseg
-from vit_jax.weights.formats import monai
+from vit_jax.weights.formats import dense
 from vit_jax.weights.formats import tables
 
 _AUXILIARY_WEIGHT = 0.4
@@ -43,12 +42,12 @@ position_embedding      position_embeddings
 )
 # Of a UNETR, by how it embeds patches.
 _TRUNKS = {
-  'conv': monai.TRUNK,
+  'conv': dense.UNETR_TRUNK,
   'perceptron': [
     *tables.below(_PERCEPTRON, '', 'patch_embedding.'),
     *(
       x
-      for x in monai.TRUNK
+      for x in dense.UNETR_TRUNK
       if not x.path_pattern.startswith('patch_embedding/')
     ),
   ],
@@ -97,7 +96,7 @@ def setr(kind, case):
     )
     for corners in (False, True)
   )
-  params = _read(case, mmseg.SETR, module, levels)
+  params = _read(case, dense.SETR, module, levels)
   logits, auxiliary_logits = module.apply({'params': params}, levels)
 
   def total(params, levels):
@@ -135,9 +134,9 @@ def setr(kind, case):
   answers |= {f'aux{i}_head_logits': x for i, x in enumerate(auxiliary_logits)}
   answers |= {f'loss_aux{i}': x for i, x in enumerate(losses[1:])}
   answers |= {f'grad_feat_{i}': x for i, x in enumerate(grads[1])}
-  arrays = _foreign_arrays(mmseg.SETR, grads[0])
+  arrays = _foreign_arrays(dense.SETR, grads[0])
   answers |= {f'grad.{name}': x for name, x in arrays.items()}
-  arrays = _foreign_arrays(mmseg.SETR, moved)
+  arrays = _foreign_arrays(dense.SETR, moved)
   answers |= {f'after.{name}': x for name, x in arrays.items()}
   if kind == 'mla':
     neck = setr_lib.Neck(dims['neck_channels'])
@@ -178,7 +177,7 @@ def unetr(case):
     trunk,
     volume,
     prefix='vit.',
-    ignored='|'.join([monai.IGNORED, *map(_exactly, decoder_params)]),
+    ignored='|'.join([dense.UNETR_IGNORED, *map(_exactly, decoder_params)]),
   )
   outputs, state = trunk.apply(
     {'params': params}, volume, method='trunk', mutable=['levels']
@@ -192,7 +191,7 @@ def unetr(case):
   last = laid_out(outputs['tokens'])
   decoder_params = _read(
     case,
-    monai.DECODER,
+    dense.UNETR,
     decoder,
     volume,
     levels,

@@ -18,8 +18,7 @@ from vit_jax.models import setr
 from vit_jax.models import trans2seg
 from vit_jax.models import unetr
 from vit_jax.models import vit
-from vit_jax.weights.formats import mmseg
-from vit_jax.weights.formats import monai
+from vit_jax.weights.formats import dense
 from vit_jax.weights.formats import tables
 
 
@@ -87,7 +86,7 @@ def test_a_head_draws_a_finer_grid(kind, factor, others):
   moved = jax.tree.leaves(changed['statistics'])
   assert moved and all(np.isfinite(x).all() for x in moved)
   if kind != 'linear':  # no published files
-    check_there_and_back(mmseg.SETR, params)
+    check_there_and_back(dense.SETR, params)
 
 
 def test_levels_of_mla_have_their_own_number_of_channels():
@@ -113,11 +112,11 @@ def test_unetr_there_and_back():
   apply = jax.jit(module.apply)
   logits = apply({'params': params}, volume, [tokens] * 3, tokens)
   assert logits.shape == (1, 32, 16, 16, 3) and np.isfinite(logits).all()
-  check_there_and_back(monai.DECODER, params)
+  check_there_and_back(dense.UNETR, params)
   trunk = trunk_of(
     patch_size=(16, 16, 16), attention='attention(qkv_bias=False)'
   )
-  check_there_and_back(monai.TRUNK, fresh(trunk, volume))
+  check_there_and_back(dense.UNETR_TRUNK, fresh(trunk, volume))
 
 
 @pytest.mark.slow

@@ -15,24 +15,18 @@ import pathlib
 from vit_jax.config import check_local
 from vit_jax.config import UserError
 
+REPOSITORY = r'\w[\w.-]*/\w[\w.-]*'  # OWNER/NAME on the Hub
+
 
 def cache() -> pathlib.Path:
-  """Returns the directory of the cache, which may not exist yet.
-
-  Raises:
-    UserError: It is an address, or the home directory is not known.
-  """
+  """Returns the directory of the cache, which may not exist yet."""
   path = os.environ.get('VIT_JAX_CACHE') or '~/.cache/vit_jax'
   check_local(path, 'VIT_JAX_CACHE')
   return expand(path).absolute()
 
 
 def expand(path: str) -> pathlib.Path:
-  """Returns a path with the home directory in place of '~'.
-
-  Raises:
-    UserError: The home directory is not known.
-  """
+  """Returns a path with the home directory in place of '~'."""
   try:
     return pathlib.Path(path).expanduser()
   except RuntimeError:  # '~' of an unknown user
@@ -43,11 +37,7 @@ def expand(path: str) -> pathlib.Path:
 
 
 def hub() -> str:
-  """Returns the address of the Hugging Face Hub, or of $HF_ENDPOINT.
-
-  Raises:
-    UserError: $HF_ENDPOINT is no address.
-  """
+  """Returns the address of the Hugging Face Hub, or of $HF_ENDPOINT."""
   endpoint = os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'
   if not endpoint.startswith(('https://', 'http://')):
     raise UserError(f'HF_ENDPOINT={endpoint!r} must start with https://')

@@ -7,10 +7,9 @@ neither resumes nor verifies.
 
 import base64
 from collections.abc import Callable
-from collections.abc import Iterator
-import contextlib
 import dataclasses
 import errno
+import hashlib
 import json
 import os
 import pathlib
@@ -23,7 +22,6 @@ from absl import logging
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.downloads import checksums
 from vit_jax.runs import safe_io
 from vit_jax.runs import terminal
 
@@ -41,23 +39,16 @@ Sleep = Callable[[float], None]
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """A remote file.
+  """A remote file."""
 
-  Attributes:
-    url: Its URL.
-    target: Path to store it at.
-    by_hand: Advice if the server cannot be reached.
-    refused: Advice if the server refuses access.
-    missing: Advice if the server has no such file.
-    sha256: Digest of the content, hexadecimal, where it is known in advance;
-      '': that which the server announces is compared.
-  """
-
-  url: str
-  target: pathlib.Path
-  by_hand: str
-  refused: str
+  url: str  # its URL
+  target: pathlib.Path  # path to store it at
+  by_hand: str  # advice if the server cannot be reached
+  refused: str  # advice if the server refuses access
+  # Advice if the server has no such file.
   missing: str = 'check the name, or pass a local path'
+  # Digest of the content, hexadecimal, where it is known in advance; '': that
+  # which the server announces is compared.
   sha256: str = ''
 
   def __str__(self) -> str:
@@ -72,15 +63,11 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
   """Downloads a file, unless it exists; returns its target.
 
   `sleep` is called with the seconds to wait before a retry.
-
-  Raises:
-    UserError: There is no such file, it cannot be reached or stored, or it
-      differs from what the server announced or from its known digest.
   """
   if file.target.is_file():
     with config_lib.explained(f'{file.target} cannot be read', OSError):
       algorithm = 'sha256' if file.sha256 else ''
-      problem = checksums.mismatch(file.target, None, algorithm, file.sha256)
+      problem = mismatch(file.target, None, algorithm, file.sha256)
     if problem:  # it was put there by hand, or another was published
       raise UserError(
         f'{file.target} is not {file}: {problem}; remove it and try again, or'
@@ -90,30 +77,64 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
   part = _Part(file.target)
   try:
     file.target.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(file.target):
+    lock_path = file.target.with_name(f'{file.target.name}.lock')
+    lock = safe_io.Lock(lock_path, 'download')
+    if not lock.acquire(wait=False):
+      logging.info('Waiting for another process that downloads %s', file.target)
+      lock.acquire()
+    try:
       if not file.target.is_file():  # no other process was faster
-        _verify(file, part, _receive(file, part, sleep))
-        part.publish(file.target)
+        version = _receive(file, part, sleep)
+        problem = mismatch(
+          part.path, version.size, version.algorithm, version.digest
+        )
+        if problem:
+          part.discard()
+          raise UserError(
+            f'cannot download {file}: {problem}; what came was removed: try'
+            f' again, or {file.by_hand}'
+          )
+        with part.path.open('rb') as content:
+          os.fsync(content.fileno())
+        part.path.replace(file.target)
+        part.discard()
+      # A process that waits for the lock finds the target then.
+      lock_path.unlink(missing_ok=True)
+    finally:
+      lock.release()
   except OSError as e:
     raise _cannot_write(file, part, e) from None
   return file.target
 
 
+def mismatch(
+  path: pathlib.Path, size: int | None, algorithm: str, digest: str
+) -> str:
+  """Returns how a file differs from its announced version; '' if it does not.
+
+  `size` may be None; `algorithm` is as hashlib names it, or '', and `digest`
+  hexadecimal.
+  """
+  with path.open('rb') as content:
+    stored = os.fstat(content.fileno()).st_size
+    if size not in (None, stored):
+      return f'wrong size: {stored:,} bytes, not {size:,}'
+    if not algorithm:
+      return ''
+    computed = hashlib.file_digest(
+      content, lambda: hashlib.new(algorithm, usedforsecurity=False)
+    ).hexdigest()
+  if computed == digest:
+    return ''
+  return f'wrong {algorithm}: {computed}, not {digest}'
+
+
 @dataclasses.dataclass(frozen=True)
 class _Version:
-  """One version of a file, as the server describes it.
-
-  Attributes:
-    validator: Its ETag or date, for If-Range; '' if there is none.
-    size: Size in bytes; None if unknown.
-    algorithm: Algorithm of the digest, 'md5' or 'sha256'; '' without one.
-    digest: Digest of the content, hexadecimal.
-  """
-
-  validator: str
-  size: int | None
-  algorithm: str
-  digest: str
+  validator: str  # ETag or date, for If-Range; '' if there is none
+  size: int | None  # in bytes; None if unknown
+  algorithm: str  # of the digest, 'md5' or 'sha256'; '' without one
+  digest: str  # of the content, hexadecimal
 
 
 class _Part:
@@ -125,7 +146,6 @@ class _Part:
 
   @property
   def size(self) -> int:
-    """Number of bytes."""
     return self.path.stat().st_size if self.path.exists() else 0
 
   def version(self) -> _Version | None:
@@ -140,44 +160,17 @@ class _Part:
     self.path.write_bytes(b'')
     self._info.write_text(json.dumps(dataclasses.asdict(version)), 'utf-8')
 
-  def publish(self, target: pathlib.Path) -> None:
-    """Moves the complete file to its target."""
-    with self.path.open('rb') as file:
-      os.fsync(file.fileno())
-    self.path.replace(target)
-    self.discard()
-
   def discard(self) -> None:
-    """Removes the file, and the record of its version."""
     self._info.unlink(missing_ok=True)
     self.path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _lock(target: pathlib.Path) -> Iterator[None]:
-  """Locks a target; waits while another process downloads it."""
-  lock = safe_io.Lock(target.with_name(f'{target.name}.lock'), 'download')
-  if not lock.acquire(wait=False):
-    logging.info('Waiting for another process that downloads %s', target)
-    lock.acquire()
-  try:
-    yield
-    # A process that waits for the lock finds the target then.
-    lock.path.unlink(missing_ok=True)
-  finally:
-    lock.release()
-
-
 class _InterruptedError(Exception):
-  """The connection broke or the server is busy: a retry may help.
-
-  Attributes:
-    answered: Whether a server answered at all.
-  """
+  """The connection broke or the server is busy: a retry may help."""
 
   def __init__(self, reason: str, answered: bool = True):
     super().__init__(reason)
-    self.answered = answered
+    self.answered = answered  # whether a server did at all
 
 
 def _receive(file: File, part: _Part, sleep: Sleep) -> _Version:
@@ -297,7 +290,17 @@ def _announced(file: File, response: 'requests.Response') -> _Version:
     size = int(linked)
   if file.sha256:
     return _Version(validator, size, 'sha256', file.sha256)
-  return _Version(validator, size, *_digest(response))
+  etag = _hub_header(response, 'X-Linked-Etag') or _hub_header(response, 'ETag')
+  if re.fullmatch('"?[0-9a-f]{64}"?', etag):
+    return _Version(validator, size, 'sha256', etag.strip('"'))
+  # Google's digest is of the stored bytes, which may be compressed.
+  stored = response.headers.get('X-Goog-Stored-Content-Encoding', 'identity')
+  hashes = response.headers.get('X-Goog-Hash', '')
+  match = re.search(r'\bmd5=([A-Za-z0-9+/]{22}==)', hashes)
+  if match and stored == 'identity':
+    digest = base64.b64decode(match[1]).hex()
+    return _Version(validator, size, 'md5', digest)
+  return _Version(validator, size, '', '')
 
 
 def _validator(response: 'requests.Response') -> str:
@@ -307,39 +310,12 @@ def _validator(response: 'requests.Response') -> str:
   return response.headers.get('Last-Modified', '')
 
 
-def _digest(response: 'requests.Response') -> tuple[str, str]:
-  """Returns (algorithm, hexadecimal digest) of the file; '' if unknown."""
-  etag = _hub_header(response, 'X-Linked-Etag') or _hub_header(response, 'ETag')
-  if re.fullmatch('"?[0-9a-f]{64}"?', etag):
-    return 'sha256', etag.strip('"')
-  # Google's digest is of the stored bytes, which may be compressed.
-  stored = response.headers.get('X-Goog-Stored-Content-Encoding', 'identity')
-  hashes = response.headers.get('X-Goog-Hash', '')
-  match = re.search(r'\bmd5=([A-Za-z0-9+/]{22}==)', hashes)
-  if match and stored == 'identity':
-    return 'md5', base64.b64decode(match[1]).hex()
-  return '', ''
-
-
 def _hub_header(response: 'requests.Response', header: str) -> str:
   """Returns a header of the Hub's own response, even after a redirect."""
   for answer in (*response.history, response):
     if 'X-Repo-Commit' in answer.headers and header in answer.headers:
       return answer.headers[header]
   return ''
-
-
-def _verify(file: File, part: _Part, version: _Version) -> None:
-  """Compares size and hashes, and removes a file that differs."""
-  problem = checksums.mismatch(
-    part.path, version.size, version.algorithm, version.digest
-  )
-  if problem:
-    part.discard()
-    raise UserError(
-      f'cannot download {file}: {problem}; what came was removed: try again, or'
-      f' {file.by_hand}'
-    )
 
 
 def _cannot_write(file: File, part: _Part, error: OSError) -> UserError:

@@ -32,9 +32,7 @@ exported.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Sequence
-import contextlib
 import dataclasses
 import json
 import logging as python_logging
@@ -93,36 +91,24 @@ _OPSET = 21  # of ONNX
 
 def main(argv: list[str]) -> None:
   """Exports the model."""
-  path, form = _check_flags(argv)
-  check(path, form)
-  loaded = cli.load(FLAGS)
-  for note in write(loaded, path, form, _BATCH_SIZE.value):
-    logging.warning('not exported: %s', note)
-
-
-def _check_flags(argv: list[str]) -> tuple[pathlib.Path, str]:
-  """Checks the flags; returns FILE and its format."""
   cli.refuse_arguments(argv)
-  if not _TO.value:
+  form = _TO.value
+  if not form:
     raise UserError(f'--to is missing: choose one of {", ".join(FORMATS)}')
   source_name = FLAGS['from'].value or ''
   source = pathlib.Path(os.path.abspath(source_name))
   name = source.stem if source.is_file() else source.name
   if not source.exists():  # the name of a model
     name = re.sub('[/:]+', '-', source_name)
-  return pathlib.Path(_OUT.value or f'{name}.{_TO.value}'), _TO.value
+  path = pathlib.Path(_OUT.value or f'{name}.{form}')
+  check(path, form)
+  loaded = cli.load(FLAGS)
+  for note in write(loaded, path, form, _BATCH_SIZE.value):
+    logging.warning('not exported: %s', note)
 
 
 def check(path: pathlib.Path, form: str) -> None:
-  """Checks that a format can be written here, before anything slow.
-
-  Args:
-    path: Path of the file to write.
-    form: One of FORMATS.
-
-  Raises:
-    UserError: A package is missing, or nothing can be written there.
-  """
+  """Checks that a format can be written here, before anything slow."""
   for package in _PACKAGES[form]:
     check_package(f'--to={form}', package, 'export')
   folder = path.absolute().parent
@@ -139,17 +125,9 @@ def stablehlo(
 ) -> bytes:
   """Returns a model as StableHLO, for `jax.export.deserialize`.
 
-  Args:
-    vit: Any model.
-    batch_size: Number of images in a batch; None: any number.
-    platforms: Platforms that can run it, by JAX's names.
-
-  Returns:
-    A serialized `jax.export.Exported` from float32 [B, H, W, C], as
-    `vit.preprocess` makes it, to logits, float32 [B, classes].
-
-  Raises:
-    UserError: The parameters are too large for the format.
+  It is a serialized `jax.export.Exported` from float32 [B, H, W, C], as
+  `vit.preprocess` makes it, to logits, float32 [B, classes], for batches of any
+  size if `batch_size` is None.
   """
   import jax
   from jax import export as jax_export
@@ -163,19 +141,9 @@ def stablehlo(
 def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
   """Returns a model as ONNX, converted by jax2onnx.
 
-  The input is called `images`, the output `logits`, or `features` if the model
-  has no head. The computation is in float32.
-
-  Args:
-    vit: Any model.
-    batch_size: Number of images in a batch; None: any number.
-
-  Returns:
-    A serialized ONNX model from float32 [B, H, W, C], as `vit.preprocess`
-    makes it, to logits, float32 [B, classes].
-
-  Raises:
-    UserError: The parameters are too large for the format.
+  The input is called `images`, float32 [B, H, W, C] as `vit.preprocess` makes
+  it; the output `logits`, float32 [B, classes], or `features` if the model has
+  no head. The computation is in float32. B is any if `batch_size` is None.
   """
   import jax2onnx
 
@@ -183,7 +151,10 @@ def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
 
   vit, _ = _simplified(vit, 'onnx')
   images = _images(vit, batch_size)
-  with _quiet():
+  # jax2onnx warns of its plugins for other versions of JAX.
+  level = python_logging.root.manager.disable
+  python_logging.disable(python_logging.WARNING)
+  try:
     model = jax2onnx.to_onnx(
       plain_jaxpr.plain(_function(vit), images),
       inputs=[images],
@@ -192,22 +163,13 @@ def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
       input_names=['images'],
       output_names=['logits' if vit.model.num_classes else 'features'],
     )
+  finally:
+    python_logging.disable(level)
   origin, preprocess = vit.origin.to_dict(), vit.preprocess.to_dict()
   for key, content in {'preprocess': preprocess, 'checkpoint': origin}.items():
     facts = model.metadata_props.add()
     facts.key, facts.value = key, json.dumps(content)
   return model.SerializeToString()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Hides warnings of jax2onnx about its plugins for other versions of JAX."""
-  before = python_logging.root.manager.disable
-  python_logging.disable(python_logging.WARNING)
-  try:
-    yield
-  finally:
-    python_logging.disable(before)
 
 
 def write(
@@ -219,20 +181,9 @@ def write(
   """Writes a model to a file after checking that its logits are the same.
 
   If the model cannot be exported for any batch size or for all platforms, it is
-  exported for fewer.
-
-  Args:
-    vit: Any model.
-    path: Path of the file; an earlier file stays until the new one is complete.
-      StableHLO also gets a file with .json appended to the name.
-    form: One of FORMATS.
-    batch_size: Number of images in a batch; None: any number.
-
-  Returns:
-    Restrictions of the export with their reasons, one line each.
-
-  Raises:
-    UserError: Nothing could be exported, or the file cannot be written.
+  exported for fewer. An earlier file stays until the new one is complete.
+  StableHLO also gets a file with .json appended to the name. Returns
+  restrictions of the export with their reasons, one line each.
   """
   check(path, form)
   vit, notes = _simplified(vit, form)
@@ -258,15 +209,28 @@ def _best(
 ) -> tuple[list[str], float]:
   """Writes the least restricted export that works.
 
-  Returns:
-    Its restrictions, and the largest difference of its logits as a fraction of
-    the largest logit.
-
-  Raises:
-    UserError: No export works.
+  Returns its restrictions, and the largest difference of its logits as a
+  fraction of the largest logit.
   """
+  from jax import export as jax_export
+
+  # Options, and their restrictions.
+  attempts: list[tuple[dict[str, Any], str]] = [
+    ({'batch_size': batch_size}, '')
+  ]
+  if batch_size is None:
+    attempts += [({'batch_size': 1}, 'batches of other sizes than 1')]
+  if form == 'stablehlo':
+    platform = jax_export.default_export_platform()
+    attempts += [
+      (
+        {**options, 'platforms': [platform]},
+        f'other platforms than {platform}' + (f' and {lack}' if lack else ''),
+      )
+      for options, lack in attempts
+    ]
   reason = ''
-  for options, lack in _attempts(form, batch_size):
+  for options, lack in attempts:
     try:
       _write(path, _CONVERT[form](vit, **options))
       difference = _compare(vit, path, form, options['batch_size'])
@@ -277,24 +241,6 @@ def _best(
     else:
       return [f'{lack}, since {reason}'] if lack else [], difference
   raise UserError(f'the model cannot be written as {form}: {reason}')
-
-
-def _attempts(
-  form: str, batch_size: int | None
-) -> Iterator[tuple[dict[str, Any], str]]:
-  """Yields options for a converter and their restrictions, fewest first."""
-  sizes = {batch_size: ''}
-  if batch_size is None:
-    sizes[1] = 'batches of other sizes than 1'
-  for size, lack in sizes.items():
-    yield {'batch_size': size}, lack
-  if form == 'stablehlo':
-    from jax import export as jax_export
-
-    platform = jax_export.default_export_platform()
-    for size, lack in sizes.items():
-      lacks = [f'other platforms than {platform}', *([lack] if lack else [])]
-      yield {'batch_size': size, 'platforms': [platform]}, ' and '.join(lacks)
 
 
 def _write(path: pathlib.Path, content: bytes) -> None:
@@ -309,39 +255,16 @@ def _compare(
 ) -> float:
   """Compares the logits of a file with those of the model.
 
-  Returns:
-    The largest difference, as a fraction of the largest logit.
-
-  Raises:
-    ValueError: The logits differ by more than rounding, or are not finite.
+  Returns the largest difference, as a fraction of the largest logit; raises a
+  ValueError if it is more than rounding, or they are not finite.
   """
+  import jax
   import jax.numpy as jnp
   import numpy as np
 
   counts = (1, 3) if batch_size is None else (batch_size,)
-  shape = (max(counts), *_image_shape(vit))
+  shape = (max(counts), *vit.preprocess.image_size, vit.preprocess.channels)
   images = np.random.default_rng(0).standard_normal(shape, np.float32)
-  expected, rounding = _expected(vit, images, form)
-  run = _OPEN[form](path)
-  outputs = [run(images[:count]) for count in counts]
-  if [x.shape for x in outputs] != [expected[:count].shape for count in counts]:
-    raise ValueError(f'its logits have the shapes {[x.shape for x in outputs]}')
-  difference = max(_distance(logits, expected) for logits in outputs)
-  least = 1e-3 if jnp.dtype(vit.model.dtype) == jnp.float32 else 3e-2
-  if not difference <= np.clip(10 * rounding, least, 0.1):
-    raise ValueError(
-      f"its logits differ from the model's by {difference:.0e} of the largest"
-    )
-  return difference
-
-
-def _expected(
-  vit: 'weights.Loaded', images: 'np.ndarray', form: str
-) -> 'tuple[np.ndarray, float]':
-  """Returns the logits of a model, and how much rounding changes them."""
-  import jax
-  import numpy as np
-
   # onnxruntime computes products in float32 on any device.
   precision = 'highest' if form == 'onnx' else None
   with jax.default_matmul_precision(precision):
@@ -350,62 +273,65 @@ def _expected(
     nearby = np.asarray(function(images * np.float32(1 + 2**-20)))
   if not np.isfinite(expected).all():
     raise ValueError("the model's own logits are not finite")
-  return expected, _distance(nearby, expected)
-
-
-def _distance(logits: 'np.ndarray', expected: 'np.ndarray') -> float:
-  """Returns the largest difference, as a fraction of the largest value."""
   scale = max(float(abs(expected).max()), 1e-6)
-  return float(abs(logits - expected[: len(logits)]).max()) / scale
+
+  def distance(logits: np.ndarray) -> float:
+    return float(abs(logits - expected[: len(logits)]).max()) / scale
+
+  outputs = _run(path, form, [images[:count] for count in counts])
+  if [x.shape for x in outputs] != [expected[:count].shape for count in counts]:
+    raise ValueError(f'its logits have the shapes {[x.shape for x in outputs]}')
+  difference = max(map(distance, outputs))
+  least = 1e-3 if jnp.dtype(vit.model.dtype) == jnp.float32 else 3e-2
+  if not difference <= np.clip(10 * distance(nearby), least, 0.1):
+    raise ValueError(
+      f"its logits differ from the model's by {difference:.0e} of the largest"
+    )
+  return difference
 
 
-def _open_stablehlo(path: pathlib.Path) -> 'Callable[[np.ndarray], np.ndarray]':
+def _run(
+  path: pathlib.Path, form: str, batches: 'list[np.ndarray]'
+) -> 'list[np.ndarray]':
+  """Returns the logits of batches of images, by the program in a file."""
+  if form == 'onnx':
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(
+      path, providers=['CPUExecutionProvider']
+    )
+    return [session.run(None, {'images': x})[0] for x in batches]
   from jax import export as jax_export
   import numpy as np
 
   program = jax_export.deserialize(bytearray(path.read_bytes()))
-  return lambda images: np.asarray(program.call(images))
-
-
-def _open_onnx(path: pathlib.Path) -> 'Callable[[np.ndarray], np.ndarray]':
-  import onnxruntime
-
-  session = onnxruntime.InferenceSession(
-    path, providers=['CPUExecutionProvider']
-  )
-  return lambda images: session.run(None, {'images': images})[0]
+  return [np.asarray(program.call(x)) for x in batches]
 
 
 def _function(vit: 'weights.Loaded') -> Callable[..., Any]:
-  """Returns the model with its parameters, as a function of the images."""
   return lambda images: vit.model.apply({'params': vit.params}, images)
 
 
 def _images(
   vit: 'weights.Loaded', batch_size: int | None
 ) -> 'jax.ShapeDtypeStruct':
-  """Returns the shape of a batch, by default with a symbolic batch size."""
   import jax
   from jax import export as jax_export
   import jax.numpy as jnp
 
   size = 'batch' if batch_size is None else str(batch_size)
-  shape = (*jax_export.symbolic_shape(size), *_image_shape(vit))
+  shape = (
+    *jax_export.symbolic_shape(size),
+    *vit.preprocess.image_size,
+    vit.preprocess.channels,
+  )
   return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def _image_shape(vit: 'weights.Loaded') -> tuple[int, int, int]:
-  return *vit.preprocess.image_size, vit.preprocess.channels
 
 
 def _simplified(
   vit: 'weights.Loaded', form: str
 ) -> tuple['weights.Loaded', list[str]]:
-  """Returns a model that a format can store, and notes on its differences.
-
-  Raises:
-    UserError: The parameters are too large for the format.
-  """
+  """Returns a model that a format can store, and notes on its differences."""
   import jax
   import jax.numpy as jnp
 
@@ -437,7 +363,6 @@ def _simplified(
 
 
 _CONVERT = {'stablehlo': stablehlo, 'onnx': onnx}
-_OPEN = {'stablehlo': _open_stablehlo, 'onnx': _open_onnx}
 
 
 if __name__ == '__main__':

@@ -21,19 +21,13 @@ _CALLS = ('jit', 'pjit', 'closed_call', 'custom_jvp_call', 'custom_vjp_call')
 def plain(
   function: Callable[[jax.Array], jax.Array], images: jax.ShapeDtypeStruct
 ) -> Callable[[jax.Array], jax.Array]:
-  """Returns the same function, rewritten.
-
-  Args:
-    function: A function from one array to one array.
-    images: Shape of the argument, which may be symbolic.
-  """
+  """Returns the same function of an array, whose shape may be symbolic."""
   traced = jax.make_jaxpr(function)(images)
   rewritten = jax.make_jaxpr(lambda x: _evaluate(traced, x))(images)
   return lambda x: core.jaxpr_as_fun(rewritten)(x)[0]
 
 
 def _evaluate(closed: core.ClosedJaxpr, *arguments: Any) -> list[Any]:
-  """Evaluates a jaxpr, equation by equation."""
   jaxpr = closed.jaxpr
   values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
   values |= dict(zip(jaxpr.invars, arguments, strict=True))
@@ -43,7 +37,11 @@ def _evaluate(closed: core.ClosedJaxpr, *arguments: Any) -> list[Any]:
 
   for equation in jaxpr.eqns:
     inputs = [read(atom) for atom in equation.invars]
-    if _is_constant(equation, inputs):
+    # Values and the shapes of the results are known.
+    is_constant = not any(isinstance(x, jax.core.Tracer) for x in inputs) and (
+      all(isinstance(n, int) for x in equation.outvars for n in x.aval.shape)
+    )
+    if is_constant:
       with jax.ensure_compile_time_eval():
         outputs = _apply(equation, inputs)
     else:
@@ -52,15 +50,7 @@ def _evaluate(closed: core.ClosedJaxpr, *arguments: Any) -> list[Any]:
   return [read(atom) for atom in jaxpr.outvars]
 
 
-def _is_constant(equation: Any, inputs: Sequence[Any]) -> bool:
-  """Whether the values and the shapes of the results are known."""
-  return not any(isinstance(x, jax.core.Tracer) for x in inputs) and all(
-    isinstance(n, int) for x in equation.outvars for n in x.aval.shape
-  )
-
-
 def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
-  """Returns the results of one equation."""
   name, params = equation.primitive.name, equation.params
   if name in _CALLS:
     (key,) = _NESTED & params.keys()
@@ -76,10 +66,6 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   alone = core.Jaxpr([], list(values), equation.outvars, [equation])
   evaluate = core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))
   return evaluate(*values.values())
-
-
-def _stack(*arrays: jax.Array, axis: int, **_: Any) -> list[jax.Array]:
-  return [lax.concatenate([lax.expand_dims(x, [axis]) for x in arrays], axis)]
 
 
 def _unstack(x: jax.Array, *, axis: int, **_: Any) -> list[jax.Array]:
@@ -138,6 +124,8 @@ _REWRITTEN: dict[str, Callable[..., list[jax.Array]]] = {
   'optimization_barrier': lambda *arrays, **_: list(arrays),
   'pad': _pad,
   'reduce_window_max': _max_pool,
-  'stack': _stack,
+  'stack': lambda *arrays, axis, **_: [
+    lax.concatenate([lax.expand_dims(x, [axis]) for x in arrays], axis)
+  ],
   'unstack': _unstack,
 }

@@ -28,7 +28,6 @@ from vit_jax.models import zoo
 from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import batched
-from vit_jax.weights import edit
 from vit_jax.weights import fit
 from vit_jax.weights import model_fields
 from vit_jax.weights import origin as origin_lib
@@ -65,7 +64,7 @@ class Loaded:
   position_size: tuple[int, int]
   resize: str
   format: str = 'vit_jax'
-  changes: tuple[edit.Change, ...] = ()
+  changes: tuple[adapt_lib.Change, ...] = ()
   origin: origin_lib.Origin = origin_lib.MEMORY
   trained_with: ml_collections.ConfigDict | None = dataclasses.field(
     default=None, compare=False
@@ -102,35 +101,17 @@ class Loaded:
     return self.preprocess.target
 
   def outputs(self, images: Any) -> dict[str, np.ndarray]:
-    """Returns the model's outputs for images.
+    """Returns the model's outputs for one image or a sequence.
 
-    Args:
-      images: One image or a sequence, as `preprocess` takes them.
-
-    Returns:
-      Arrays in float32:
-        features: Input of the head, [B, D].
-        logits: [B, outputs], if there is a head.
-        numbers: [B, K] in the units of the data, if the model predicts numbers.
-
-    Raises:
-      UserError: An image cannot be read.
+    They are float32: `features`, the input of the head, [B, D]; `logits`, [B,
+    outputs], if there is a head; and `numbers`, [B, K] in the units of the
+    data, if the model predicts numbers.
     """
     outputs = self._all(self.params, self.preprocess(images))
     return {name: np.asarray(x, np.float32) for name, x in outputs.items()}
 
   def predict(self, images: Any) -> np.ndarray:
-    """Classifies images.
-
-    Args:
-      images: One image or a sequence: paths, PIL images or arrays.
-
-    Returns:
-      Logits, float32 [B, classes].
-
-    Raises:
-      UserError: An image cannot be read.
-    """
+    """Returns logits, float32 [B, classes], of paths, PIL images or arrays."""
     return batched.apply(self.model, self.params, self.preprocess(images))
 
   def describe(self) -> str:
@@ -150,6 +131,7 @@ class Loaded:
 
   @functools.cached_property
   def _all(self) -> Any:
+    """The compiled function of all outputs."""
     facts = self.preprocess.outputs.get('logits', {})
     headless = self.model.clone(num_classes=0)
 
@@ -187,9 +169,6 @@ class Loaded:
         the code that the model comes from.
       quantize: 'int8', only to predict; see `weights.quantized`.
       **model_overrides: Values of `models.KEYS`.
-
-    Raises:
-      UserError: The parameters do not fit, or a key does not exist.
     """
     quantized.check(quantize, self.params)
     target = self._with_keys(num_classes, model_overrides)
@@ -198,7 +177,7 @@ class Loaded:
       if quantized.can_scan(target, self.objective_params):
         target = target.clone(scan=True)
     preprocess, size = self.preprocess, self.preprocess.image_size
-    if num_classes is not None and num_classes != self.model.num_classes:
+    if target.num_classes != self.model.num_classes:
       preprocess = dataclasses.replace(
         preprocess, classes=(), features={}, outputs={}
       )
@@ -242,7 +221,6 @@ class Loaded:
 
 
 def _dtype(name: Any) -> Any:
-  """Returns the floating-point type of a name."""
   with contextlib.suppress(TypeError):
     if jnp.issubdtype(dtype := jnp.dtype(name), jnp.floating):
       return dtype
@@ -308,9 +286,6 @@ def load(
 
   Returns:
     The model with its parameters and its preprocessing.
-
-  Raises:
-    UserError: There is no such model, it is damaged, or it does not fit.
   """
   quantized.check(quantize)
   if pretrained is None:
@@ -335,7 +310,18 @@ def load(
       )
     keys = {**(unseen or {}), **overrides}
     size = None if image_size is None else fit.pair(image_size)
-    loaded = _from_file(local, keys, position_size or size, state)
+    read = foreign.read(
+      local, values_lib.explicit_values(keys), position_size or size, state
+    )
+    loaded = Loaded(
+      read.description.model,
+      read.params,
+      data.Preprocess.from_dict(read.description.preprocess),
+      read.description.image_size,
+      read.description.resize,
+      read.format,
+      origin=origin_lib.Origin(str(local), read.format),
+    )
   choices = num_classes, image_size, resize, quantize
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size
   if fits and not overrides and all(x is None for x in choices):
@@ -353,11 +339,7 @@ def check_path(path: str) -> None:
 
 
 def _address(path: str) -> str:
-  """Returns the address of a published name's checkpoint, or the path itself.
-
-  Raises:
-    UserError: `path` is a model's name without a known checkpoint.
-  """
+  """Returns the address of a published name's checkpoint, or the path."""
   if os.path.exists(path):
     return path
   if path in checkpoints.CHECKPOINTS:
@@ -423,18 +405,9 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
 def model_of_run(
   config: ml_collections.ConfigDict, preprocess: data.Preprocess
 ) -> tuple[models.Model, dict[str, tuple[int, ...]]]:
-  """Returns the model that a run's work directory describes.
+  """Returns the model of a run, and its shapes by path, layers unrolled.
 
-  Args:
-    config: That of the run, with all values set; is changed.
-    preprocess: Its preprocessing.
-
-  Returns:
-    The model, and the shapes of its parameters by path, layers unrolled.
-
-  Raises:
-    ValueError: `config.model` describes none.
-    UserError: It does not fit the images.
+  `config` is that of the run, with all values set; it is changed.
   """
   if preprocess.outputs and 'logits' not in preprocess.outputs:
     config.model.num_classes = 0  # what it predicts is beside the trunk
@@ -452,7 +425,6 @@ def model_of_run(
 def _stored(
   workdir: pathlib.Path,
 ) -> tuple[ml_collections.ConfigDict, data.Preprocess]:
-  """Reads the config and the preprocessing of a work directory."""
   stored = {
     name: safe_io.read_json(workdir / name)
     for name in ('config.json', 'preprocess.json')
@@ -469,22 +441,3 @@ def _stored(
   with config_lib.explained(str(workdir)):
     config = config_lib.from_dict(stored['config.json'])
     return config, data.Preprocess.from_dict(stored['preprocess.json'])
-
-
-def _from_file(
-  path: pathlib.Path,
-  keys: Mapping[str, Any],
-  size: tuple[int, int] | None,
-  state: str | None,
-) -> Loaded:
-  read = foreign.read(path, values_lib.explicit_values(keys), size, state)
-  description = read.description
-  return Loaded(
-    description.model,
-    read.params,
-    data.Preprocess.from_dict(description.preprocess),
-    description.image_size,
-    description.resize,
-    read.format,
-    origin=origin_lib.Origin(str(path), read.format),
-  )

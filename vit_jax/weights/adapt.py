@@ -23,6 +23,7 @@ In comments: [h, w] grid of patches, N = h * w, D hidden size, C channels.
 
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import sys
 from typing import Any
 
@@ -46,18 +47,64 @@ from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 from vit_jax.models.parts import pooling
 from vit_jax.models.parts import positions
-from vit_jax.weights import edit as edit_lib
+from vit_jax.models.parts import relative
 from vit_jax.weights import fit
-from vit_jax.weights import relative
 from vit_jax.weights import resize as resize_lib
 
 Grid = tuple[int, int]
+Shapes = Mapping[str, tuple[int, ...]]
 
 # The last one has no position.
 _TOKENS = (
   *('class_token', 'distillation_token', 'register_tokens'),
   'mask_token',
 )
+_POSITIONS, _RELATIVE = 'position_embedding', 'relative_position_bias'
+_BIASES = relative.RelativeBias | relative.RelativeMlpBias
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """A change to one array."""
+
+  path: str  # path of the parameter, as 'head/kernel'
+  # Its shape in the checkpoint; None if it was not there.
+  old: tuple[int, ...] | None
+  new: tuple[int, ...] | None  # its shape now; None if it was dropped
+  action: str  # description of the change, in a few words
+  is_fresh: bool = False  # whether its values are new, not the checkpoint's
+
+
+class _Edit:
+  """Parameters by path, NumPy or JAX arrays, that are adapted one by one."""
+
+  def __init__(self, params: Mapping[str, Any]):
+    self.params = dict(params)
+    self.changes: list[Change] = []
+    self._is_jax = any(isinstance(x, jax.Array) for x in params.values())
+
+  def host(self, path: str) -> np.ndarray:
+    return np.asarray(self.params[path])
+
+  def put(
+    self, path: str, value: np.ndarray, action: str, is_fresh: bool = False
+  ) -> None:
+    old = self.params.get(path)
+    value = np.asarray(value, np.float32)
+    self.params[path] = jnp.asarray(value) if self._is_jax else value
+    shape = None if old is None else old.shape
+    self.changes.append(Change(path, shape, value.shape, action, is_fresh))
+
+  def drop(self, path: str, action: str) -> None:
+    old = self.params.pop(path)
+    self.changes.append(Change(path, old.shape, None, action))
+
+  def prune(self, name: str, expected: Shapes, action: str) -> list[str]:
+    """Drops what the model lacks of a module; returns what it has."""
+    for path in [x for x in self.params if x.startswith(f'{name}/')]:
+      if path not in expected:
+        self.drop(path, action)
+    return [path for path in expected if path.startswith(f'{name}/')]
 
 
 def adapt(
@@ -70,12 +117,12 @@ def adapt(
   channels: int,
   resize: str = 'corner',
   classes: tuple[Sequence[str], Sequence[str]] | None = None,
-) -> tuple[dict[str, Any], list[edit_lib.Change]]:
-  """Returns parameters with exactly the names and shapes that a model needs.
+) -> tuple[dict[str, Any], list[Change]]:
+  """Returns parameters as a model needs them, and the changes, in order.
 
   Args:
-    params: float32 NumPy or JAX arrays; layers unrolled or stacked. Unchanged
-      arrays are not copied.
+    params: float32 NumPy or JAX arrays, the kind that is returned; layers
+      unrolled or stacked. Unchanged arrays are not copied.
     source: The model that the checkpoint comes from.
     target: The model that takes them.
     source_grid: (h, w) of the checkpoint's patches, after the embedding.
@@ -84,17 +131,10 @@ def adapt(
     resize: How positions are resized, one of `resize.METHODS`.
     classes: Names of the checkpoint's classes and of the model's, in order. The
       head is kept only if they are equal; an empty list means unknown names.
-
-  Returns:
-    Parameters, as the kind of arrays that `params` has, and the changes, in
-    order.
-
-  Raises:
-    UserError: The parameters do not fit; the message lists all differences.
   """
   resize_lib.check_method(resize)
   _check_family(source, target, source_grid, target_grid)
-  edit = edit_lib.Edit(traverse_util.flatten_dict(dict(params), sep='/'))
+  edit = _Edit(traverse_util.flatten_dict(dict(params), sep='/'))
   _check_source(edit.params, source)
   expected = fit.expected_shapes(target, target_grid, channels)
   _adapt_embedding(edit, target, channels)
@@ -102,11 +142,22 @@ def adapt(
     rows = _adapt_tokens(edit, source, target, source_grid)
     grids = source_grid, target_grid
     _adapt_positions(edit, source, target, grids, rows, resize)
-    relative.adapt(edit, source, target, grids, resize)
+    _adapt_relative(edit, source, target, grids, resize)
   _adapt_heads(edit, source, target, expected, classes)
   fit.check(edit.params, expected, source, target)
   adapted = traverse_util.unflatten_dict(edit.params, sep='/')
-  return _as_scanned(adapted, target), edit.changes
+  if not getattr(target, 'scan', False):
+    adapted = layouts.unstack_layers(adapted)
+  elif 'blocks' not in adapted:
+    adapted = layouts.stack_layers(adapted)
+  return adapted, edit.changes
+
+
+def changes_table(changes: Sequence[Change]) -> str:
+  """Returns the changes as a table to print, a line each below their names."""
+  names = 'parameter', 'checkpoint', 'model', 'what was done'
+  rows = [(x.path, fit.show(x.old), fit.show(x.new), x.action) for x in changes]
+  return tables.Table(names, rows).text(tables.room(sys.stderr))
 
 
 def _check_family(
@@ -132,30 +183,21 @@ def _check_family(
     )
 
 
-def changes_table(changes: Sequence[edit_lib.Change]) -> str:
-  """Returns the changes as a table to print, a line each below their names."""
-  names = 'parameter', 'checkpoint', 'model', 'what was done'
-  rows = [(x.path, fit.show(x.old), fit.show(x.new), x.action) for x in changes]
-  return tables.Table(names, rows).text(tables.room(sys.stderr))
-
-
 def _check_source(params: Mapping[str, Any], model: models.Model) -> None:
   """Checks that no array is missing: it would be taken for a new one."""
   names = ['head/kernel', 'head/bias'] if model.num_classes else []
   if isinstance(model, vit.ViT):
     names += [name for name in _TOKENS if _count(model, name)]
     if position_kind(model)[0] == 'learned':
-      names.append('position_embedding')
-  missing = [name for name in names if name not in params]
-  if missing:
+      names.append(_POSITIONS)
+  if missing := [name for name in names if name not in params]:
     raise UserError(
       f'the checkpoint lacks {", ".join(missing)}, which its model has: it is'
       ' damaged, or described wrongly'
     )
 
 
-def _adapt_embedding(edit: edit_lib.Edit, target: Any, channels: int) -> None:
-  """Resizes the first kernel's channels and the patch embedding's patch."""
+def _adapt_embedding(edit: _Edit, target: Any, channels: int) -> None:
   stem, patch = 'stem/conv/kernel', 'patch_embedding/kernel'
   first = stem if stem in edit.params else patch
   if first in edit.params:
@@ -166,30 +208,22 @@ def _adapt_embedding(edit: edit_lib.Edit, target: Any, channels: int) -> None:
       )
       edit.put(first, changed, f'{kernel.shape[-2]} -> {channels} channels')
   if patch in edit.params:
-    kernel, size = edit.host(patch), _patch_size(target)
+    home = target.patches if isinstance(target, vit.ViT) else target
+    kernel, size = edit.host(patch), home.patch_size
     if kernel.shape[:-2] != size:
       method = 'pseudo-inverse' if len(size) == 2 else 'in its middle frame'
-      method = (
-        f'patch {fit.show(kernel.shape[:-2])} -> {fit.show(size)}, {method}'
-      )
-      edit.put(patch, fit.patch_kernel(target, kernel, size), method)
-
-
-def _patch_size(model: models.Model) -> tuple[int, ...]:
-  """Returns the sides of the patch embedding's kernel."""
-  home: Any = model.patches if isinstance(model, vit.ViT) else model
-  size: tuple[int, ...] = home.patch_size
-  return size
+      sizes = f'patch {fit.show(kernel.shape[:-2])} -> {fit.show(size)}'
+      resized = fit.patch_kernel(target, kernel, size)
+      edit.put(patch, resized, f'{sizes}, {method}')
 
 
 def _adapt_tokens(
-  edit: edit_lib.Edit, source: vit.ViT, target: vit.ViT, grid: Grid
+  edit: _Edit, source: vit.ViT, target: vit.ViT, grid: Grid
 ) -> dict[str, np.ndarray]:
   """Keeps, drops or adds the tokens beside the patches, [1, n, D] each.
 
-  Returns:
-    Positions that the model needs, [1, n, D] by token name, and the
-    checkpoint's positions of `patches` if it has any.
+  Returns positions that the model needs, [1, n, D] by token name, and the
+  checkpoint's positions of `patches` if it has any.
   """
   old_rows = _split_positions(edit, source, grid)
   rows = {k: x for k, x in old_rows.items() if k == 'patches'}
@@ -200,7 +234,11 @@ def _adapt_tokens(
       if old:
         edit.drop(name, 'dropped' + ', and its position' * (row is not None))
       continue
-    new = _fresh_tokens(name, count, source.hidden_size)[:, old:]
+    new = np.zeros((1, count, source.hidden_size), np.float32)
+    if name != 'class_token':
+      rng = np.random.default_rng(_TOKENS.index(name))
+      new = rng.normal(0, 0.02, new.shape).astype(np.float32)
+    new = new[:, old:]
     token = edit.host(name) if old else new[:, :0]
     if name in _positioned(target):
       rows[name] = np.zeros((1, count, source.hidden_size), np.float32)
@@ -221,8 +259,28 @@ def _adapt_tokens(
   return rows
 
 
+def _split_positions(
+  edit: _Edit, source: vit.ViT, grid: Grid
+) -> dict[str, np.ndarray]:
+  """Returns the checkpoint's learned positions by token, [1, n, D] each."""
+  if position_kind(source)[0] != 'learned':
+    return {}
+  table, rows, start = edit.host(_POSITIONS), {}, 0
+  for name, count in _positioned(source).items():
+    rows[name] = table[:, start : start + count]
+    start += count
+  rows['patches'] = table[:, start:]
+  if rows['patches'].shape[1] != grid[0] * grid[1]:
+    raise UserError(
+      f'{_POSITIONS} has {table.shape[1]} rows, {start} of them before the'
+      f' patches: that is no grid of {fit.show(grid)}; pass the grid that it'
+      ' was trained with'
+    )
+  return rows
+
+
 def _adapt_positions(
-  edit: edit_lib.Edit,
+  edit: _Edit,
   source: vit.ViT,
   target: vit.ViT,
   grids: tuple[Grid, Grid],
@@ -230,80 +288,34 @@ def _adapt_positions(
   method: str,
 ) -> None:
   """Makes the positions that the model needs from those in `rows`."""
-  path, kind = 'position_embedding', position_kind(target)[0]
-  old_kind, _ = position_kind(source)
-  done = []
-  if kind != old_kind:
-    done.append(f'{old_kind} -> {kind}')
+  (old_kind, _), (kind, _) = map(position_kind, (source, target))
+  done = [f'{old_kind} -> {kind}'] * (kind != old_kind)
   if kind != 'learned':
-    if path in edit.params:
-      edit.drop(path, f'{done[0]}: dropped')
+    if _POSITIONS in edit.params:
+      edit.drop(_POSITIONS, f'{done[0]}: dropped')
     elif done:
-      edit.note(path, None, None, done[0])
+      edit.changes.append(Change(_POSITIONS, None, None, done[0]))
     return
-  patches, action = _patch_positions(source, grids, rows.get('patches'), method)
-  if action:
-    done.append(action)
+  old, new = grids
+  patches = rows.get('patches')
+  if patches is None:
+    if old_kind in embedding.SINCOS:
+      patches = embedding.sincos2d(new, source.hidden_size, old_kind)
+      done.append('the same values')
+    else:
+      shape = (1, int(np.prod(new)), source.hidden_size)
+      patches = np.zeros(shape, np.float32)
+      done.append('zeros')
+  elif old != new:
+    patches = resize_lib.positions(patches, old, new, method)
+    done.append(f'grid {fit.show(old)} -> {fit.show(new)}, {method}')
   counts = [_positioned(model) for model in (source, target)]
-  if counts[0] != counts[1] and path in edit.params:
+  if counts[0] != counts[1] and _POSITIONS in edit.params:
     texts = (', '.join(f'{n} {name}' for name, n in x.items()) for x in counts)
     done.append('other tokens: ' + ' -> '.join(x or 'none' for x in texts))
   if done:
     table = [*(rows[name] for name in counts[1]), patches]
-    edit.put(path, np.concatenate(table, axis=1), '; '.join(done))
-
-
-def _patch_positions(
-  source: vit.ViT,
-  grids: tuple[Grid, Grid],
-  stored: np.ndarray | None,
-  method: str,
-) -> tuple[np.ndarray, str]:
-  """Returns positions of the new grid's patches [1, N, D], and what was done.
-
-  `stored` are the checkpoint's positions of patches, if it has any.
-  """
-  old, new = grids
-  if stored is not None:
-    if old == new:
-      return stored, ''
-    change = f'grid {fit.show(old)} -> {fit.show(new)}, {method}'
-    return resize_lib.positions(stored, old, new, method), change
-  kind, _ = position_kind(source)
-  if kind in embedding.SINCOS:
-    table = embedding.sincos2d(new, source.hidden_size, kind)
-    return table, 'the same values'
-  shape = (1, int(np.prod(new)), source.hidden_size)
-  return np.zeros(shape, np.float32), 'zeros'
-
-
-def _split_positions(
-  edit: edit_lib.Edit, source: vit.ViT, grid: Grid
-) -> dict[str, np.ndarray]:
-  """Returns the checkpoint's learned positions by token, [1, n, D] each."""
-  path = 'position_embedding'
-  if position_kind(source)[0] != 'learned':
-    return {}
-  table, rows, start = edit.host(path), {}, 0
-  for name, count in _positioned(source).items():
-    rows[name] = table[:, start : start + count]
-    start += count
-  rows['patches'] = table[:, start:]
-  if rows['patches'].shape[1] != grid[0] * grid[1]:
-    raise UserError(
-      f'{path} has {table.shape[1]} rows, {start} of them before the patches:'
-      f' that is no grid of {fit.show(grid)}; pass the grid that it was trained'
-      ' with'
-    )
-  return rows
-
-
-def _fresh_tokens(name: str, count: int, d: int) -> np.ndarray:
-  """Returns new tokens [1, count, D]: zeros for class tokens, else random."""
-  if name == 'class_token':
-    return np.zeros((1, count, d), np.float32)
-  rng = np.random.default_rng(_TOKENS.index(name))
-  return rng.normal(0, 0.02, (1, count, d)).astype(np.float32)
+    edit.put(_POSITIONS, np.concatenate(table, axis=1), '; '.join(done))
 
 
 def _positioned(model: vit.ViT) -> dict[str, int]:
@@ -328,18 +340,86 @@ def position_kind(model: vit.ViT) -> tuple[str, str]:
 
 
 def _count(model: vit.ViT, name: str) -> int:
-  """Returns how many tokens of a kind a model has."""
   if name == 'mask_token':
     return int(model.mask_token)
   number = model.registers if name == 'register_tokens' else 1
   return number if name in model.prefix else 0
 
 
+def _adapt_relative(
+  edit: _Edit,
+  source: vit.ViT,
+  target: vit.ViT,
+  grids: tuple[Grid, Grid],
+  method: str,
+) -> None:
+  """Makes the tables of relative positions that a model needs.
+
+  A table is [R, H]: a row for each distance between two patches of a grid, and
+  three for the class token, by head (`models.parts.relative.index`). An MLP
+  that computes them suits any grid.
+  """
+  biases: list[Any] = [
+    next((x for x in model.positions if isinstance(x, _BIASES)), None)
+    for model in (source, target)
+  ]
+  if any(isinstance(x, relative.RelativeMlpBias) for x in biases):
+    if biases[0] != biases[1]:
+      raise UserError(
+        "the checkpoint's relative positions and the model's differ, and those"
+        ' of an MLP are not adapted: set config.model.positions to the'
+        " checkpoint's"
+      )
+    return
+  # Whether layers share a table.
+  old_kind, kind = (
+    'none' if x is None else 'shared' if x.shared else 'layers' for x in biases
+  )
+  if (old_kind, kind) == ('layers', 'shared'):
+    raise UserError(
+      "the checkpoint has relative positions in each layer, and the model's are"
+      ' shared by all layers: set config.model.positions to'
+      " 'relative_bias(shared=False)', beside what else it has"
+    )
+  shared = edit.host(_RELATIVE) if old_kind == 'shared' else None
+  # Tables by path, with the axis of layers, if the checkpoint has them stacked.
+  layers: dict[str, tuple[int, ...]] = {}
+  if kind == 'shared':
+    layers = {_RELATIVE: ()}
+  elif kind == 'layers' and any(x.startswith('blocks/') for x in edit.params):
+    layers = {f'blocks/attention/{_RELATIVE}': (target.depth,)}
+  elif kind == 'layers':
+    for i in range(target.depth):
+      layers[f'blocks_{i}/attention/{_RELATIVE}'] = ()
+  changed = [f'{old_kind} -> {kind}'] * (old_kind != kind)
+  for path in [x for x in edit.params if x.split('/')[-1] == _RELATIVE]:
+    if path not in layers:
+      edit.drop(path, f'{old_kind} -> {kind}')
+  if grids[0] != grids[1]:
+    old, new = map(fit.show, grids)
+    changed.append(f'grid {old} -> {new}, {method}')
+  for path, axes in layers.items():
+    if old_kind == 'none':
+      shape = (*axes, relative.rows(grids[1]), biases[1].num_heads)
+      edit.put(path, np.zeros(shape, np.float32), 'new: zeros', is_fresh=True)
+    elif changed:
+      table = edit.host(path) if shared is None else shared
+      if old_kind != kind:
+        table = np.broadcast_to(table, (*axes, *table.shape))
+      if grids[0] != grids[1]:
+        flat = table.reshape(-1, *table.shape[-2:])
+        resized = [
+          resize_lib.relative_positions(x, *grids, method) for x in flat
+        ]
+        table = np.stack(resized).reshape(*table.shape[:-2], *resized[0].shape)
+      edit.put(path, table, '; '.join(changed))
+
+
 def _adapt_heads(
-  edit: edit_lib.Edit,
+  edit: _Edit,
   source: Any,
   target: Any,
-  expected: Mapping[str, tuple[int, ...]],
+  expected: Shapes,
   classes: tuple[Sequence[str], Sequence[str]] | None,
 ) -> None:
   """Keeps the heads and the layers before them, or replaces them.
@@ -362,39 +442,20 @@ def _adapt_heads(
     _replace(edit, 'map_head', target, expected, reads)
   if reads or (reason and not size):
     _replace(edit, 'pre_logits', target, expected, reason)
-  _adapt_head_norm(edit, expected)
+  # Running statistics are those before the first batch.
+  for path in edit.prune('head_norm', expected, 'dropped'):
+    if path not in edit.params:
+      start = np.ones if path.endswith('var') else np.zeros
+      edit.put(path, start(expected[path], np.float32), 'a new BatchNorm')
   for name in ('head', 'head_distillation'):
-    for path in _prune_module(edit, name, expected, 'dropped'):
+    for path in edit.prune(name, expected, 'dropped'):
       if reason or path not in edit.params:
         action = f'zeros: {reason or "the checkpoint has none"}'
         edit.put(path, np.zeros(expected[path]), action, is_fresh=True)
       elif old_pool != pool:
         shape = edit.params[path].shape
         action = f'kept, but it reads {pool!r}, not {old_pool!r}'
-        edit.note(path, shape, shape, action)
-
-
-def _adapt_head_norm(
-  edit: edit_lib.Edit, expected: Mapping[str, tuple[int, ...]]
-) -> None:
-  """Drops running statistics, or starts them as before the first batch."""
-  for path in _prune_module(edit, 'head_norm', expected, 'dropped'):
-    if path not in edit.params:
-      start = np.ones if path.endswith('var') else np.zeros
-      edit.put(path, start(expected[path], np.float32), 'a new BatchNorm')
-
-
-def _prune_module(
-  edit: edit_lib.Edit,
-  name: str,
-  expected: Mapping[str, tuple[int, ...]],
-  action: str,
-) -> list[str]:
-  """Drops what the model lacks of a module; returns the paths that it has."""
-  for path in edit.below(name):
-    if path not in expected:
-      edit.drop(path, action)
-  return [path for path in expected if path.startswith(name + '/')]
+        edit.changes.append(Change(path, shape, shape, action))
 
 
 def _pool(model: models.Model) -> tuple[str, int]:
@@ -404,17 +465,13 @@ def _pool(model: models.Model) -> tuple[str, int]:
 
 
 def _replace(
-  edit: edit_lib.Edit,
-  name: str,
-  target: Any,
-  expected: Mapping[str, tuple[int, ...]],
-  reason: str,
+  edit: _Edit, name: str, target: Any, expected: Shapes, reason: str
 ) -> None:
   """Initialises `map_head` or `pre_logits`, or drops it if the model has none.
 
   New parameters are initialised as in a new model, from fixed seeds.
   """
-  if not _prune_module(edit, name, expected, 'dropped with the head'):
+  if not edit.prune(name, expected, 'dropped with the head'):
     return
   module: nn.Module
   context: tuple[context_lib.Context, ...] = ()
@@ -430,10 +487,3 @@ def _replace(
   for path, value in traverse_util.flatten_dict(new, sep='/').items():
     action = f'new: {reason}'
     edit.put(f'{name}/{path}', np.asarray(value), action, is_fresh=True)
-
-
-def _as_scanned(params: dict[str, Any], target: Any) -> dict[str, Any]:
-  """Stacks or unrolls the layers as the model's `scan` says."""
-  if not getattr(target, 'scan', False):
-    return layouts.unstack_layers(params)
-  return params if 'blocks' in params else layouts.stack_layers(params)

@@ -19,17 +19,7 @@ from vit_jax import models
 def apply(
   model: models.Model, params: Any, images: np.ndarray, batch_size: int = 32
 ) -> np.ndarray:
-  """Returns the outputs of a model.
-
-  Args:
-    model: Linen module: [B, H, W, C] -> [B, ...].
-    params: Its parameters.
-    images: float32 [B, H, W, C], as the model takes them.
-    batch_size: Maximum number of images at a time.
-
-  Returns:
-    [B, ...].
-  """
+  """Returns the outputs [B, ...] of a model for float32 [B, H, W, C]."""
   params = jax.tree.map(jnp.asarray, params)
   return in_batches(lambda x: _apply(model, params, x), [images], batch_size)
 
@@ -46,44 +36,35 @@ def in_batches(
     apply: Maps a batch of each input to an array or a tree of arrays.
     inputs: Arrays [B, ...].
     batch_size: Maximum size of a batch.
-    axis: The axis of B in the results.
-
-  Returns:
-    The results for all inputs, as NumPy arrays.
+    axis: The axis of B in the results, which are NumPy arrays.
   """
   count = len(inputs[0])
   size = -(-count // -(-count // batch_size))  # equal parts: little padding
+  before = (slice(None),) * axis
   results: Any = None
   for start in range(0, count, size):
-    batch = [_padded(x[start : start + size], size) for x in inputs]
+    batch = [x[start : start + size] for x in inputs]
+    if missing := size - len(batch[0]):
+      batch = [
+        np.concatenate([x, np.repeat(x[-1:], missing, axis=0)]) for x in batch
+      ]
     outputs = jax.tree.map(np.asarray, apply(*batch))
     if size == count:
       return outputs
     if results is None:
-      results = jax.tree.map(lambda x: _empty(x, count, axis), outputs)
-    put = functools.partial(_put, start=start, axis=axis)
-    jax.tree.map(put, results, outputs)
+      results = jax.tree.map(
+        lambda x: np.empty(
+          (*x.shape[:axis], count, *x.shape[axis + 1 :]), x.dtype
+        ),
+        outputs,
+      )
+    rows = (*before, slice(start, start + size))
+    unpadded = (*before, slice(count - start))
+    for array, batch_array in zip(
+      jax.tree.leaves(results), jax.tree.leaves(outputs), strict=True
+    ):
+      array[rows] = batch_array[unpadded]
   return results
-
-
-def _padded(x: np.ndarray, size: int) -> np.ndarray:
-  """Pads x [b, ...] to a size by repeating its last element."""
-  if len(x) == size:
-    return x
-  return np.concatenate([x, np.repeat(x[-1:], size - len(x), axis=0)])
-
-
-def _empty(like: np.ndarray, count: int, axis: int) -> np.ndarray:
-  shape = (*like.shape[:axis], count, *like.shape[axis + 1 :])
-  return np.empty(shape, like.dtype)
-
-
-def _put(results: np.ndarray, batch: np.ndarray, start: int, axis: int) -> None:
-  """Copies a batch, but for its padding, into the results."""
-  target = np.moveaxis(results, axis, 0)[start:]
-  source = np.moveaxis(batch, axis, 0)
-  count = min(len(target), len(source))
-  target[:count] = source[:count]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -19,7 +19,6 @@ from vit_jax.config import nearby
 from vit_jax.config import UserError
 from vit_jax.downloads import places
 from vit_jax.downloads import transfer
-from vit_jax.weights import hub
 
 _REMOTE = ('hf:', 'gs://', 'https://', 'http://')
 _GCS = 'https://storage.googleapis.com'
@@ -33,57 +32,41 @@ def is_remote(path: str) -> bool:
 def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
   """Returns the local path of a checkpoint; downloads it first if needed.
 
-  A file in the cache is used without asking the server. A download resumes
-  where an earlier one stopped (for `hf:` only within the same run), and is
-  checked by size and, if the server gives one, by hash.
-
-  Args:
-    path: A local path, or an address as in the module's docstring.
-      $HF_ENDPOINT names another server for `hf:`, and $HF_TOKEN is sent only to
-      that server.
-    sleep: Called with the seconds to wait before a retry; not for `hf:`.
-
-  Returns:
-    A file; for `hf:`, a directory with config.json, the weights, and
-    preprocessor_config.json if there is one; a local path unchanged.
-
-  Raises:
-    UserError: There is no such file, it cannot be reached or stored, or the
-      download differs from what the server announced.
+  A local path is returned unchanged; of `hf:` it is a directory with
+  config.json, the weights, and preprocessor_config.json if there is one. A file
+  in the cache is used without asking the server. A download resumes where an
+  earlier one stopped (for `hf:` only within the same run), and is checked by
+  size and, if the server gives one, by hash. $HF_ENDPOINT names another server
+  for `hf:`, and $HF_TOKEN is sent only to that server. `sleep` is called with
+  the seconds to wait before a retry, but not for `hf:`.
   """
   if path.startswith('hf:'):
+    from vit_jax.weights import hub  # here, since few runs need its library
+
     return hub.fetch(path, places.cache() / 'hub')
   if path.startswith('gs://'):
-    return transfer.download(_gcs_file(path), sleep)
+    match = re.fullmatch(r'gs://([\w.-]+)/(.*[^/])', path, re.ASCII)
+    if match is None:
+      raise UserError(f'{path!r} must read gs://BUCKET/KEY, KEY being a file')
+    file = dataclasses.replace(
+      _web_file(f'{_GCS}/{match[1]}/{parse.quote(match[2])}'),
+      refused='anonymous access was refused; take a copy on the Hugging Face'
+      ' Hub, such as hf:timm/vit_base_patch16_224.augreg_in21k, or pass a local'
+      ' file',
+    )
+    return transfer.download(file, sleep)
   if path.startswith(('https://', 'http://')):
     return transfer.download(_web_file(path), sleep)
-  return _local(path)
-
-
-def _local(path: str) -> pathlib.Path:
   local = places.expand(path)
   if path and os.path.exists(local):
     return local
+  hint = ''
   if '://' in path:
     hint = '; known are local paths, https://, http://, gs:// and hf:'
-  elif re.fullmatch(hub.NAME, path, re.ASCII):
+  elif re.fullmatch(places.REPOSITORY, path, re.ASCII):
     hint = f"; for a repository of the Hugging Face Hub write 'hf:{path}'"
-  else:
-    hint = ''
   hint = nearby(str(local) if path else '', otherwise=hint)
   raise UserError(f'{path!r}: there is no such file or directory{hint}')
-
-
-def _gcs_file(path: str) -> transfer.File:
-  match = re.fullmatch(r'gs://([\w.-]+)/(.*[^/])', path, re.ASCII)
-  if match is None:
-    raise UserError(f'{path!r} must read gs://BUCKET/KEY, KEY being a file')
-  return dataclasses.replace(
-    _web_file(f'{_GCS}/{match[1]}/{parse.quote(match[2])}'),
-    refused='anonymous access was refused; take a copy on the Hugging Face'
-    ' Hub, such as hf:timm/vit_base_patch16_224.augreg_in21k, or pass a local'
-    ' file',
-  )
 
 
 def _web_file(url: str) -> transfer.File:

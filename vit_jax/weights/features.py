@@ -31,7 +31,7 @@ def features(
   layers: Sequence[int] | None = None,
   batch_size: int = 32,
 ) -> np.ndarray:
-  """Returns the output tokens of layers.
+  """Returns the output tokens of layers, float32 [len(layers), B, N, D].
 
   These are values of the residual stream, before the last LayerNorm. The first
   `prefix_length(vit)` tokens are not patches; the patches follow row by row.
@@ -41,13 +41,6 @@ def features(
     images: Input of `vit.preprocess`, or its result.
     layers: Indices from 0; negative ones count from the end. None: all.
     batch_size: Images at a time.
-
-  Returns:
-    float32 [len(layers), B, N, D].
-
-  Raises:
-    UserError: The model has no tokens or no such layer, or an image cannot be
-      read.
   """
   check_tokens(vit)
   chosen = range(depth(vit)) if layers is None else layers
@@ -65,20 +58,10 @@ def features(
 def embeddings(
   vit: weights.Loaded, images: Any, batch_size: int = 32
 ) -> np.ndarray:
-  """Returns the input of the head.
+  """Returns the input of the head, float32 [B, D'], of any model.
 
-  For two heads (DeiT's), this is the mean of their inputs.
-
-  Args:
-    vit: Any model.
-    images: Input of `vit.preprocess`, or its result.
-    batch_size: Images at a time.
-
-  Returns:
-    float32 [B, D'], where D' is the width of the head's input.
-
-  Raises:
-    UserError: An image cannot be read.
+  For two heads (DeiT's), this is the mean of their inputs. `images` are the
+  input of `vit.preprocess`, or its result.
   """
   model = vit.model.clone(num_classes=0)
   return batched.apply(model, vit.params, prepared(vit, images), batch_size)
@@ -104,25 +87,13 @@ def check_attention(vit: weights.Loaded) -> None:
 
 
 def depth(vit: weights.Loaded) -> int:
-  """Returns L.
-
-  Raises:
-    UserError: The model has no tokens.
-  """
+  """Returns L."""
   check_tokens(vit)
   return getattr(vit.model, 'depth', 0)
 
 
 def layer_index(vit: weights.Loaded, layer: int) -> int:
-  """Returns a layer's index from 0.
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    layer: Index; a negative one counts from the end.
-
-  Raises:
-    UserError: There is no such layer.
-  """
+  """Returns a layer's index from 0; a negative one counts from the end."""
   count = depth(vit)
   if not -count <= layer < count:
     raise UserError(
@@ -138,35 +109,19 @@ def prefix_length(vit: weights.Loaded) -> int:
 
 
 def num_tokens(vit: weights.Loaded) -> int:
-  """Returns N.
-
-  Raises:
-    UserError: The model has no tokens.
-  """
+  """Returns N."""
   h, w = patch_grid(vit)
   return prefix_length(vit) + h * w
 
 
 def patch_grid(vit: weights.Loaded) -> tuple[int, int]:
-  """Returns the grid of patches, (h, w).
-
-  Raises:
-    UserError: The model has no patches.
-  """
+  """Returns the grid of patches, (h, w)."""
   check_tokens(vit)
   return weights.grid(vit.model, vit.preprocess.image_size)
 
 
 def patch_index(vit: weights.Loaded, patch: tuple[int, int]) -> int:
-  """Returns a patch's position among the patches, row by row.
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    patch: (row, column), from 0.
-
-  Raises:
-    UserError: There is no such patch.
-  """
+  """Returns the position of a patch (row, column) in their rows."""
   h, w = patch_grid(vit)
   row, column = patch
   if not (0 <= row < h and 0 <= column < w):
@@ -178,18 +133,7 @@ def patch_index(vit: weights.Loaded, patch: tuple[int, int]) -> int:
 
 
 def prepared(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns images preprocessed for the model.
-
-  Args:
-    vit: Any model.
-    images: Input of `vit.preprocess`, or its result, float32 [B, H, W, C].
-
-  Returns:
-    float32 [B, H, W, C].
-
-  Raises:
-    UserError: An image cannot be read, or is not of the model's size.
-  """
+  """Returns images as the model takes them, float32 [B, H, W, C]."""
   is_prepared = (
     getattr(images, 'dtype', None) == np.float32 and images.ndim == 4
   )
@@ -226,13 +170,6 @@ def reduced(
       from `features`, and attention [L, B, H, N, N], whose rows sum to one.
     axis: Axis of the images in the results of `reduce`.
     batch_size: Maximum number of images at a time; large attention reduces it.
-
-  Returns:
-    The results of `reduce` for all images, as NumPy arrays.
-
-  Raises:
-    UserError: An image cannot be read, or an attention of the user's does not
-      return its weights.
   """
   if 'attention' in names:
     batch_size = min(batch_size, attention_batch(vit))
@@ -243,21 +180,13 @@ def reduced(
 
 
 def attention_batch(vit: weights.Loaded) -> int:
-  """Returns the number of images whose attention fits in memory at a time.
-
-  Raises:
-    UserError: As `attention_shape`.
-  """
+  """Returns the number of images whose attention fits in memory at a time."""
   shape = attention_shape(vit)
   return int(np.clip(_MOST_ATTENTION // (4 * math.prod(shape)), 1, _BATCH))
 
 
 def attention_shape(vit: weights.Loaded) -> tuple[int, ...]:
-  """Returns the shape of the attention for one image, (L, H, N, N).
-
-  Raises:
-    UserError: There is none, or one of the user's does not return its weights.
-  """
+  """Returns the shape of the attention for one image, (L, H, N, N)."""
   check_attention(vit)
   size = (1, *vit.preprocess.image_size, vit.preprocess.channels)
   images = jax.ShapeDtypeStruct(size, jnp.float32)

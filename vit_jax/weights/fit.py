@@ -22,9 +22,6 @@ def grid(model: models.Model, size: tuple[int, ...]) -> tuple[int, int]:
   """Returns the grid of patches, (h, w); (1, 1) if the model has no patches.
 
   That of volumes is (d, h, w).
-
-  Raises:
-    UserError: The image does not divide into patches, or is too large.
   """
   if max(size) > _MOST_PIXELS:
     raise UserError(
@@ -51,24 +48,17 @@ def grid(model: models.Model, size: tuple[int, ...]) -> tuple[int, int]:
 
 
 def image_size(model: models.Model, grid: tuple[int, ...]) -> tuple[int, ...]:
-  """Returns the (height, width) in pixels for which a model has this grid.
+  """Returns the (height, width) in pixels for which a model has a grid (h, w).
 
-  For a model without patches this counts 32 pixels for each position.
-
-  Args:
-    model: From `vit_jax.models`.
-    grid: (h, w) of patches after the embedding; of volumes (d, h, w).
+  Of volumes both have three sides. A model without patches has 32 pixels for
+  each position.
   """
   patch = models.pixels_per_token(model) or (32, 32)
   return tuple(n * p for n, p in zip(grid, patch, strict=True))
 
 
 def pair(image_size: Any) -> tuple[int, int]:
-  """Returns (height, width) of a size that a user gave.
-
-  Raises:
-    UserError: It is no size of an image.
-  """
+  """Returns (height, width) of a size that a user gave."""
   try:
     return config_lib.pair(image_size, 'data.image_size')
   except UserError as e:
@@ -76,11 +66,7 @@ def pair(image_size: Any) -> tuple[int, int]:
 
 
 def sides(image_size: Any, like: tuple[int, ...]) -> tuple[int, int]:
-  """Returns a size that a user gave, with as many sides as another one.
-
-  Raises:
-    UserError: It has another number of sides.
-  """
+  """Returns a size that a user gave, with as many sides as another one."""
   if len(like) == 2:
     return pair(image_size)
   if isinstance(image_size, int):
@@ -99,10 +85,7 @@ def expected_shapes(
 ) -> dict[str, tuple[int, ...]]:
   """Returns the shapes that a model needs by path, layers unrolled.
 
-  Args:
-    target: From `vit_jax.models`.
-    grid: (h, w) of patches after the embedding.
-    channels: Channels of the images.
+  `grid` is that of the patches, (h, w), after the embedding.
   """
   # Always as a scan, which gets the shapes faster.
   can_scan = models.has_equal_layers(target)
@@ -120,9 +103,6 @@ def patch_kernel(
   If `size` has three sides, as of a video, the kernel is resized to the last
   two, and is that of the middle frame; those of other frames are zero, as in
   ViViT (arXiv:2103.15691, section 3.4).
-
-  Raises:
-    UserError: The kernel is of volumes.
   """
   if kernel.ndim == 4 and len(size) == 3:
     frames, *sides = size
@@ -161,18 +141,17 @@ def check(
   source: models.Model,
   target: models.Model,
 ) -> None:
-  """Checks that a model can use parameters and computes the same with them.
+  """Checks that `target` can use parameters of `source` and computes the same.
 
-  Args:
-    params: Arrays by path, layers unrolled or stacked.
-    expected: From `expected_shapes`.
-    source: The model that the parameters come from.
-    target: The model that takes them.
-
-  Raises:
-    UserError: They do not fit; the message lists all differences.
+  `params` are arrays by path, layers unrolled or stacked; `expected` is from
+  `expected_shapes`. The error lists all differences.
   """
-  problems = _different_values(source, target)
+  old, new = map(values_lib.model_values, (source, target))
+  problems = [  # shapes do not show all of them
+    f'{path} is {value!r} in the checkpoint, {new_value!r} in the model'
+    for path, (value, new_value) in values_lib.differences(old, new).items()
+    if not values_lib.is_fitted(path, new, type(target))
+  ]
   problems += different_shapes(_unrolled_shapes(params), expected)
   if problems:
     raise UserError(
@@ -186,23 +165,11 @@ def different_arrays(
 ) -> list[str]:
   """Lists how the parameters of a run differ from those that a model needs.
 
-  Args:
-    params: Arrays or their shapes by path, layers unrolled or stacked.
-    expected: From `expected_shapes`.
+  `params` are arrays or their shapes, layers unrolled or stacked.
   """
   return different_shapes(
     _unrolled_shapes(params), expected, ('the run', 'config.model')
   )
-
-
-def _different_values(source: models.Model, target: models.Model) -> list[str]:
-  """Lists values that differ; shapes do not show all of them."""
-  old, new = map(values_lib.model_values, (source, target))
-  return [
-    f'{path} is {value!r} in the checkpoint, {new_value!r} in the model'
-    for path, (value, new_value) in values_lib.differences(old, new).items()
-    if not values_lib.is_fitted(path, new, type(target))
-  ]
 
 
 def different_shapes(
@@ -210,12 +177,9 @@ def different_shapes(
   expected: Mapping[str, tuple[int, ...]],
   places: tuple[str, str] = ('the checkpoint', 'the model'),
 ) -> list[str]:
-  """Lists missing, unexpected and misshapen arrays; groups those of layers.
+  """Lists missing, unexpected and misshapen arrays of two places.
 
-  Args:
-    stored: Shapes in the checkpoint by path, layers unrolled.
-    expected: Shapes in the model.
-    places: Names of the two.
+  Layers are unrolled; the same difference in several is one line.
   """
   differences: dict[str, list[str]] = {}
   for path in stored.keys() | expected.keys():

@@ -12,20 +12,18 @@ import dataclasses
 import os
 import pathlib
 import re
-from typing import TYPE_CHECKING
 from urllib import parse
+
+import huggingface_hub
+from huggingface_hub import errors
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.downloads import checksums
 from vit_jax.downloads import places
 from vit_jax.downloads import transfer
 from vit_jax.weights.files import containers
 
-if TYPE_CHECKING:
-  import huggingface_hub  # imported by the functions, since few runs need it
-
-NAME = r'\w[\w.-]*/\w[\w.-]*'
+_NAME = places.REPOSITORY
 # The preferred first; an index names the files that hold the weights.
 _WEIGHTS = (
   'model.safetensors',
@@ -40,49 +38,35 @@ _OPTIONAL_FILES = ('preprocessor_config.json', 'merges.txt', 'spiece.model')
 def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
   """Returns the directory of a repository; downloads it first if needed.
 
-  Args:
-    path: hf:OWNER/NAME or hf:OWNER/NAME@REVISION.
-    cache: Directory with a directory for each repository and revision.
-
-  Returns:
-    A directory with config.json, the weights and, if there are these files,
-    preprocessor_config.json and the vocabulary of texts.
-
-  Raises:
-    UserError: There is no such repository, it cannot be reached or stored, or
-      the download differs from what the Hub announced.
+  The path reads hf:OWNER/NAME or hf:OWNER/NAME@REVISION. The directory has
+  config.json, the weights and, if there are these files,
+  preprocessor_config.json and the vocabulary of texts.
   """
-  match = re.fullmatch(rf'hf:({NAME})(?:@([\w./+-]+))?', path, re.ASCII)
+  match = re.fullmatch(rf'hf:({_NAME})(?:@([\w./+-]+))?', path, re.ASCII)
   if match is None:
     raise UserError(f'{path!r} must read hf:OWNER/NAME or hf:OWNER/NAME@BRANCH')
   name, revision = match[1], match[2] or 'main'
   folder = parse.quote(revision, safe='+') if revision.strip('.') else '%2E'
   directory = cache / name.replace('/', '--') / folder
-  if _is_whole(directory):
+  files = [directory / file_name for file_name in _WEIGHTS]
+  if (directory / 'config.json').is_file() and any(
+    file.is_file()
+    and all((directory / shard).is_file() for shard in _shards(file))
+    for file in files
+  ):
     return directory
   repository = _Repository(name, revision, directory, places.hub(), _token())
-  repository.get('config.json')
+  repository.find('config.json', is_needed=True)
   for file_name in _OPTIONAL_FILES:
     repository.find(file_name)
   for file_name in _WEIGHTS:
     if file := repository.find(file_name):
       for shard in _shards(file):
-        repository.get(shard)
+        repository.find(shard, is_needed=True)
       return directory
   raise UserError(
     f'{path} has neither {", ".join(_WEIGHTS[:-1])} nor {_WEIGHTS[-1]}; pass'
     ' the URL of its weights'
-  )
-
-
-def _is_whole(directory: pathlib.Path) -> bool:
-  """Whether a directory has all that `fetch` cannot do without."""
-  if not (directory / 'config.json').is_file():
-    return False
-  return any(
-    file.is_file()
-    and all((directory / shard).is_file() for shard in _shards(file))
-    for file in (directory / name for name in _WEIGHTS)
   )
 
 
@@ -94,15 +78,8 @@ def _shards(file: pathlib.Path) -> Collection[str]:
 
 
 def check_name(path: str) -> str:
-  """Returns the repository's name of an address to write to.
-
-  Args:
-    path: hf:OWNER/NAME.
-
-  Raises:
-    UserError: It does not read so.
-  """
-  match = re.fullmatch(rf'hf:({NAME})', path, re.ASCII)
+  """Returns the repository's name of an address to write to, hf:OWNER/NAME."""
+  match = re.fullmatch(rf'hf:({_NAME})', path, re.ASCII)
   if match is None:
     raise UserError(f'{path!r} must read hf:OWNER/NAME')
   return match[1]
@@ -111,20 +88,10 @@ def check_name(path: str) -> str:
 def push(directory: pathlib.Path, path: str) -> str:
   """Uploads a directory in one commit, to a new or an existing repository.
 
-  Args:
-    directory: The files; others of the repository stay as they are.
-    path: hf:OWNER/NAME. $HF_ENDPOINT names another server. The token is
-      $HF_TOKEN, else that of `hf auth login`.
-
-  Returns:
-    The address of the repository's page.
-
-  Raises:
-    UserError: The server cannot be reached, or refuses.
+  Other files of the repository stay as they are. $HF_ENDPOINT names another
+  server. The token is $HF_TOKEN, else that of `hf auth login`. Returns the
+  address of the repository's page.
   """
-  import huggingface_hub
-  from huggingface_hub import errors
-
   name = check_name(path)
   api = huggingface_hub.HfApi(endpoint=places.hub(), token=_token())
   try:
@@ -154,7 +121,6 @@ def _token() -> str | None:
 
 
 def _status(error: Exception) -> int | None:
-  """Returns the HTTP status of an answer; None: there was none."""
   return getattr(getattr(error, 'response', None), 'status_code', None)
 
 
@@ -168,27 +134,17 @@ class _Repository:
   endpoint: str
   token: str | None = dataclasses.field(repr=False)
 
-  def get(self, name: str) -> pathlib.Path:
-    """Returns a file, which must be on the Hub."""
-    file = self.find(name)
-    if file is None:
-      raise UserError(
-        f'cannot download {self._url(name)}: status 404 Not Found: check the'
-        ' name, or pass a local path'
-      )
-    return file
-
-  def find(self, name: str) -> pathlib.Path | None:
+  def find(self, name: str, is_needed: bool = False) -> pathlib.Path | None:
     """Returns a file, downloaded if needed; None if it is not on the Hub."""
-    import huggingface_hub
-    from huggingface_hub import errors
-
     file = self.directory / name
     if file.is_file():
       return file
+    url = huggingface_hub.hf_hub_url(
+      self.name, name, revision=self.revision, endpoint=self.endpoint
+    )
     try:
       self.directory.mkdir(parents=True, exist_ok=True)
-      metadata = self._metadata(name)
+      metadata = self._metadata(url)
       huggingface_hub.hf_hub_download(
         self.name,
         name,
@@ -199,39 +155,34 @@ class _Repository:
       )
       digest = metadata.etag or ''  # of small files it is none
       algorithm = 'sha256' if re.fullmatch('[0-9a-f]{64}', digest) else ''
-      problem = checksums.mismatch(file, metadata.size, algorithm, digest)
+      problem = transfer.mismatch(file, metadata.size, algorithm, digest)
     except (OSError, errors.HTTPError) as e:
-      if _status(e) == 404:
+      if _status(e) == 404 and not is_needed:
         return None
-      raise self._error(name, e) from None
+      if getattr(e, 'errno', None) is not None:
+        raise UserError(
+          f'cannot write {file}: {config_lib.reason(e)}; make room for it, or'
+          ' set VIT_JAX_CACHE to another directory'
+        ) from None
+      raise UserError(f'cannot download {url}: {self._problem(e)}') from None
     if problem:
       file.unlink()
       raise UserError(
-        f'cannot download {self._url(name)}: {problem}; what came was removed:'
-        f' try again, or {self._by_hand}'
+        f'cannot download {url}: {problem}; what came was removed: try again,'
+        f' or {self._by_hand}'
       )
     return file
 
-  def _url(self, name: str) -> str:
-    import huggingface_hub
-
-    return huggingface_hub.hf_hub_url(
-      self.name, name, revision=self.revision, endpoint=self.endpoint
-    )
-
   def _metadata(
-    self, name: str, retry: bool = False
-  ) -> 'huggingface_hub.HfFileMetadata':
+    self, url: str, retry: bool = False
+  ) -> huggingface_hub.HfFileMetadata:
     """Requests size and hash of a file; asks a busy server again.
 
     Without a network `hf_hub_download` would retry for half a minute.
     """
-    import huggingface_hub
-    from huggingface_hub import errors
-
     try:
       return huggingface_hub.get_hf_file_metadata(
-        self._url(name),
+        url,
         token=self.token,
         endpoint=self.endpoint,
         retry_on_errors=retry,
@@ -239,25 +190,22 @@ class _Repository:
     except errors.HfHubHTTPError as e:
       if retry or _status(e) not in transfer.BUSY:
         raise
-    return self._metadata(name, retry=True)
+    return self._metadata(url, retry=True)
 
-  def _error(self, name: str, error: Exception) -> UserError:
-    failure = f'cannot download {self._url(name)}'
-    if (status := _status(error)) in (401, 403):
-      return UserError(
-        f'{failure}: status {status}: there is no such repository, or not for'
-        f' everyone: accept its terms at {self.endpoint}/{self.name} if it has'
-        ' any, and set HF_TOKEN'
-      )
-    if getattr(error, 'errno', None) is not None:
-      return UserError(
-        f'cannot write {self.directory / name}: {config_lib.reason(error)};'
-        ' make room for it, or set VIT_JAX_CACHE to another directory'
+  def _problem(self, error: Exception) -> str:
+    status = _status(error)
+    if status == 404:
+      return 'status 404 Not Found: check the name, or pass a local path'
+    if status in (401, 403):
+      return (
+        f'status {status}: there is no such repository, or not for everyone:'
+        f' accept its terms at {self.endpoint}/{self.name} if it has any, and'
+        ' set HF_TOKEN'
       )
     problem = config_lib.one_line(error.__cause__ or error)
     if status:
       problem = f'status {status}'
-    return UserError(f'{failure}: {problem}; try again, or {self._by_hand}')
+    return f'{problem}; try again, or {self._by_hand}'
 
   @property
   def _by_hand(self) -> str:

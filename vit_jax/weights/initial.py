@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import pathlib
 from typing import Any
 from typing import cast
-from typing import Protocol
 
 from absl import logging
 from flax import traverse_util
@@ -37,20 +36,12 @@ _CHOSEN = (
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.init_from.resize`.
-
-  Raises:
-    UserError: There is no such method.
-  """
+  """Checks `config.init_from.resize`."""
   config_lib.check_choice(config, 'init_from.resize', resize.METHODS)
 
 
 def load(config: ml_collections.ConfigDict) -> weights.Loaded:
-  """Loads the checkpoint; `config.model` sets what its arrays do not show.
-
-  Raises:
-    UserError: There is no checkpoint, it cannot be fetched, or it is damaged.
-  """
+  """Loads the checkpoint; `config.model` sets what its arrays do not show."""
   unseen = dict(config.model)
   size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
   try:
@@ -71,26 +62,36 @@ def fill(config: ml_collections.ConfigDict, loaded: weights.Loaded) -> None:
   """
   if config.model.name == config_lib.INIT_FROM:
     _fill_model(config, loaded.model)
-  _compare_levels(config, loaded)
+  path, preprocess = config.init_from.path, loaded.preprocess
+  config_window, window = (
+    levels.from_config(config).window,
+    preprocess.intensity,
+  )
+  if config_window != window:
+    logging.warning(
+      'warning: config.data.intensity is %s, but %s was trained with %s: to see'
+      ' images as it did, set --config.data.intensity=%s',
+      *(config_window or 'type', path, window or 'type'),
+      'type' if window is None else f"'({window[0]:g}, {window[1]:g})'",
+    )
   config.init_from.resize = config.init_from.resize or loaded.resize
-  mean, std = loaded.preprocess.mean, loaded.preprocess.std
+  mean, std = preprocess.mean, preprocess.std
   for key, value in (('mean', mean), ('std', std)):
     if config.data[key] and not _are_equal(config.data[key], value):
       logging.warning(
         'warning: config.data.%s is %s, but %s was trained with %s',
-        *(key, config.data[key], config.init_from.path, value),
+        *(key, config.data[key], path, value),
       )
   if len(mean) > 1 and len(mean) != config.data.channels:
     mean, std = ((sum(x) / len(x),) for x in (mean, std))
   config.data.mean = config.data.mean or mean
   config.data.std = config.data.std or std
-  if config.data.antialias or loaded.preprocess.interpolation != 'bicubic':
-    interpolation = config.data.interpolation or loaded.preprocess.interpolation
+  if config.data.antialias or preprocess.interpolation != 'bicubic':
+    interpolation = config.data.interpolation or preprocess.interpolation
     config.data.interpolation = interpolation
 
 
 def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
-  """Sets the model's fields, except for those that each run chooses."""
   if config.model.num_classes != model.num_classes:
     model = models.without_head(model)
   read = config_lib.wing('vit_jax.models.describing:config_values')
@@ -101,41 +102,10 @@ def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
       config_lib.set_value(config, f'model.{key}', value)
 
 
-def _compare_levels(
-  config: ml_collections.ConfigDict, loaded: weights.Loaded
-) -> None:
-  """Warns if the checkpoint was trained with another intensity window."""
-  config_window, window = (
-    levels.from_config(config).window,
-    loaded.preprocess.intensity,
-  )
-  if config_window != window:
-    logging.warning(
-      'warning: config.data.intensity is %s, but %s was trained with %s: to see'
-      ' images as it did, set --config.data.intensity=%s',
-      *(config_window or 'type', config.init_from.path, window or 'type'),
-      'type' if window is None else f"'({window[0]:g}, {window[1]:g})'",
-    )
-
-
 def _are_equal(a: Sequence[float], b: Sequence[float]) -> bool:
   """Whether values are equal; a single number stands for all channels."""
   count = max(len(a), len(b))
   return tuple(a) * (count // len(a)) == tuple(b) * (count // len(b))
-
-
-class Objective(Protocol):
-  """What is needed here of an objective (`objectives.Objective`)."""
-
-  @property
-  def trunk_path(self) -> str:
-    """Path of the trunk's parameters in all."""
-
-  def init(self, key: jax.Array) -> Any:
-    """Returns fresh parameters."""
-
-  def trunk(self, params: Any) -> tuple[models.Model, Any]:
-    """Returns the trunk and its parameters, a subtree of `params`."""
 
 
 class Start:
@@ -150,18 +120,12 @@ class Start:
     config: ml_collections.ConfigDict,
     classes: Sequence[str],
     loaded: weights.Loaded | None,
-    objective: Objective,
+    objective: Any,
   ):
-    """Adapts the checkpoint to the model, if it is loaded already.
+    """Adapts the checkpoint to the model; without one, `take` loads it.
 
-    Args:
-      config: Config without open keys.
-      classes: Names of the data's classes, in order.
-      loaded: The checkpoint; None: `take` loads it.
-      objective: The objective of the run.
-
-    Raises:
-      UserError: The checkpoint does not fit; the message lists all differences.
+    `config` has no open keys; `classes` are the names of the data's, in order;
+    `objective` is an `objectives.Objective`.
     """
     self._config = config
     self._classes = classes
@@ -173,9 +137,6 @@ class Start:
     """Returns the parameters, once, in their places in the objective's tree.
 
     The tree has further ones if the checkpoint has the trunk alone.
-
-    Raises:
-      UserError: The checkpoint cannot be loaded.
     """
     params, self._params = self._params, None
     return self._fit(load(self._config)) if params is None else params
@@ -192,7 +153,6 @@ class Start:
     return subtrees.joined(trunk, place, objective_params)
 
   def _fit_trunk(self, loaded: weights.Loaded, target: models.Model) -> Any:
-    """Returns the trunk's parameters, adapted to the model."""
     config = self._config
     size = config_lib.sides(config.data.image_size)
     params, changes = adapt.adapt(
@@ -216,12 +176,7 @@ class Start:
   def _fit_beside(self, loaded: weights.Loaded, abstract: Any) -> Any:
     """Returns the parameters beside the trunk that the checkpoint has.
 
-    Args:
-      loaded: The checkpoint.
-      abstract: Shapes of all that the objective has beside its trunk.
-
-    Raises:
-      UserError: They do not fit; the message lists all differences.
+    `abstract` are the shapes of all that the objective has there.
     """
     if not abstract or self._config.init_from.trunk_only:
       return {}
@@ -249,14 +204,13 @@ class Start:
       return table and foreign.read_beside(path, table, abstract)
     if trained_with.objective.name != self._config.objective.name:
       return None
-    stored_params = layouts.unstack_all(loaded.objective_params)
-    if problems := fit.different_shapes(
-      _shapes(stored_params), _shapes(abstract)
-    ):
+    params = layouts.unstack_all(loaded.objective_params)
+    stored, needed = (
+      {path: x.shape for path, x in flat.items()}
+      for flat in (
+        traverse_util.flatten_dict(tree, sep='/') for tree in (params, abstract)
+      )
+    )
+    if problems := fit.different_shapes(stored, needed):
       raise config_lib.UserError(f'it does not fit: {"; ".join(problems)}')
-    return stored_params
-
-
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-  flat = traverse_util.flatten_dict(tree, sep='/')
-  return {path: x.shape for path, x in flat.items()}
+    return params

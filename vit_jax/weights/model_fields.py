@@ -12,23 +12,14 @@ from vit_jax.models import fields
 def create_model(
   name: str, num_classes: int = 1000, **overrides: Any
 ) -> models.Model:
-  """Returns the Linen module of a name; see `vit_jax.models.create_model`.
-
-  Raises:
-    UserError: The name or a key of `config.model` is unknown, or the values do
-      not fit. For a key of timm's or Hugging Face's models it names ours.
-  """
+  """Returns the Linen module of a name; see `vit_jax.models.create_model`."""
   with explained():
     return models.create_model(name, num_classes, **overrides)
 
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-  """Says in one line what is wrong with keys of `config.model`.
-
-  Raises:
-    UserError: There is no such key, or the values do not fit.
-  """
+  """Says in one line what is wrong with keys of `config.model`."""
   try:
     yield
   except ValueError as e:

@@ -12,24 +12,17 @@ CHOICES = ('best', 'newest')
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """The source of parameters; fields that a foreign file lacks are None.
+  """The source of parameters; fields that a foreign file lacks are None."""
 
-  Attributes:
-    path: Path of the checkpoint, or of the file.
-    format: One of `export.FORMATS`.
-    step: Number of completed updates.
-    kind: 'best' (by `checkpoint.best`), 'newest' or 'earlier'.
-    averaged: Whether these are the moving averages of the parameters.
-    newest: Step of the newest checkpoint of the run.
-    task: The task whose parameters these are, in a run of several.
-  """
-
-  path: str
-  format: str
-  step: int | None = None
+  path: str  # path of the checkpoint, or of the file
+  format: str  # one of `export.FORMATS`
+  step: int | None = None  # number of completed updates
+  # 'best' (by `checkpoint.best`), 'newest' or 'earlier'.
   kind: str | None = None
+  # Whether these are the moving averages of the parameters.
   averaged: bool | None = None
-  newest: int | None = None
+  newest: int | None = None  # step of the newest checkpoint of the run
+  # The task whose parameters these are, in a run of several.
   task: str | None = None
 
   def to_dict(self) -> dict[str, Any]:
@@ -57,11 +50,7 @@ MEMORY = Origin('memory', 'vit_jax')  # for a model that is from no file
 
 
 def parse_step(step: Any) -> int | str | None:
-  """Returns the value of `step=`: a number, 'best', 'newest' or None.
-
-  Raises:
-    UserError: It is something else.
-  """
+  """Returns the value of `step=`: a number, 'best', 'newest' or None."""
   if isinstance(step, str) and step.isascii() and step.isdecimal():
     return int(step)
   is_number = isinstance(step, int) and not isinstance(step, bool) and step >= 0
@@ -75,10 +64,8 @@ def parse_step(step: Any) -> int | str | None:
 def read(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
   """Returns the origin of parameters read from a work directory.
 
-  Args:
-    workdir: The work directory, as the user wrote it; of one task of a run, its
-      folder tasks/NAME.
-    path: Path of the checkpoint in it.
+  Of one task of a run, `workdir` is its folder tasks/NAME; `path` is that of
+  the checkpoint.
   """
   from vit_jax.runs import restoring
   from vit_jax.runs import safe_io

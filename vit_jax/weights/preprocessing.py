@@ -36,21 +36,15 @@ HALF: MeanStd = ((0.5,), (0.5,))
 
 @dataclasses.dataclass(frozen=True)
 class Defaults:
-  """Default preprocessing of a family of models, used if no file has it.
+  """Default preprocessing of a family of models, used if no file has it."""
 
-  Attributes:
-    mean_std: Mean and standard deviation of three channels.
-    crop_pct: Side of the crop, as a fraction of the resized image's.
-    crop_mode: One of `geometry.CROP_MODES`.
-    interpolation: One of `geometry.INTERPOLATIONS`.
-    resize_like: As `config.data.resize_like`.
-  """
-
+  # Mean and standard deviation of three channels.
   mean_std: MeanStd = base.IMAGENET
+  # Side of the crop, as a fraction of the resized image's.
   crop_pct: float = 0.875
-  crop_mode: str = 'center'
-  interpolation: str = 'bicubic'
-  resize_like: str = 'timm'
+  crop_mode: str = 'center'  # one of `geometry.CROP_MODES`
+  interpolation: str = 'bicubic'  # one of `geometry.INTERPOLATIONS`
+  resize_like: str = 'timm'  # as `config.data.resize_like`
 
 
 GOOGLE = Defaults(HALF, 1.0, 'squash', 'bilinear', '')
@@ -72,17 +66,8 @@ def from_timm(
 ) -> tuple[dict[str, Any], str]:
   """Reads `pretrained_cfg` of a config.json.
 
-  Args:
-    config: Content of the file.
-    size: (height, width) of the model's input.
-    channels: Channels of the images.
-    defaults: Values used where the file has none.
-
-  Returns:
-    Fields of `data.Preprocess`; and `Description.silent`.
-
-  Raises:
-    UserError: It says what is not computed.
+  `size` is that of the model's input, (height, width). Returns fields of
+  `data.Preprocess`, and `Description.silent`.
   """
   key = 'pretrained_cfg'
   silent = '' if config.get(key, typed.OBJECT) else config.file
@@ -158,21 +143,19 @@ _CLASS = (
   r'(ViT|DeiT|DINOv3ViT|Beit|Bit|CLIP|Siglip)'
   r'(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
 )
-# model_type -> class; else Bit
-_CLASS_OF = {
-  'vit': 'ViT',
-  'deit': 'DeiT',
-  'vit_mae': 'ViT',
-  'beit': 'Beit',
-  'dinov3_vit': 'DINOv3ViT',
-  'clip': 'CLIP',
-  'siglip': 'Siglip',
-  'siglip2': 'Siglip',
-}
-# Mean and standard deviation of published models, unless ImageNet's.
-_MEAN_STD = {
-  **dict.fromkeys(('vit', 'beit', 'siglip', 'siglip2', 'bit'), HALF),
-  **dict.fromkeys(('clip', 'aimv2_vision_model'), CLIP),
+# model_type -> class, and mean and standard deviation of published models.
+_OF_TYPE: Mapping[str, tuple[str, MeanStd]] = {
+  **dict.fromkeys(('vit', 'vit_msn'), ('ViT', HALF)),
+  'vit_mae': ('ViT', base.IMAGENET),
+  'deit': ('DeiT', base.IMAGENET),
+  **dict.fromkeys(('beit', 'data2vec-vision'), ('Beit', HALF)),
+  'dinov3_vit': ('DINOv3ViT', base.IMAGENET),
+  'bit': ('Bit', HALF),
+  'clip_vision_model': ('CLIP', CLIP),
+  'aimv2_vision_model': ('Bit', CLIP),
+  **dict.fromkeys(
+    ('siglip_vision_model', 'siglip2_vision_model'), ('Siglip', HALF)
+  ),
 }
 RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 
@@ -194,36 +177,32 @@ _PROCESSOR_FIELDS = dict.fromkeys(
 def from_transformers(
   config: typed.Json, model_type: str, size: Pair, channels: int
 ) -> tuple[dict[str, Any], str]:
-  """Reads a preprocessor_config.json.
+  """Reads a preprocessor_config.json; returns as `from_timm`.
 
-  Args:
-    config: Content of the file. If empty, images have `size`, and the mean and
-      standard deviation of published models.
-    model_type: The field of that name in config.json.
-    size: (height, width) in config.json.
-    channels: Channels of the images.
-
-  Returns:
-    Fields of `data.Preprocess`; and `Description.silent`.
-
-  Raises:
-    UserError: It says what is not computed.
+  If it is empty, images have the size (height, width) of config.json, and the
+  mean and standard deviation of published models of its `model_type`.
   """
   preprocess: dict[str, Any] = {
     'channels': channels,
     'resize_like': 'transformers',
   }
+  class_name, mean_std = _OF_TYPE.get(model_type, ('Bit', base.IMAGENET))
   if not config.content:
-    mean, std = _MEAN_STD.get(model_type, base.IMAGENET)
-    if channels != 3:
-      mean, std = HALF
+    mean, std = mean_std if channels == 3 else HALF
     preprocess |= {'image_size': size, 'resize': size, 'mean': mean, 'std': std}
-    preprocess['interpolation'] = RESAMPLE[
-      2 if model_type in ('vit', 'dinov3_vit') else 3
-    ]
+    is_bilinear = model_type in ('vit', 'vit_msn', 'dinov3_vit')
+    preprocess['interpolation'] = RESAMPLE[2 if is_bilinear else 3]
     return preprocess, config.file
   config.check_known(_PROCESSOR_FIELDS)
-  defaults = _CLASSES[_class(config, model_type)]
+  for key in ('image_processor_type', 'feature_extractor_type'):
+    if name := config.get(key, typed.TEXT):
+      match = re.fullmatch(_CLASS, name)
+      if not match:
+        names = ', '.join(f'{x}ImageProcessor' for x in _CLASSES)
+        raise config.error(key, name, f'those that are computed are {names}')
+      class_name = match[1]
+      break
+  defaults = _CLASSES[class_name]
   resize, image_size = _sizes(config, defaults)
   mean, std = _mean_std(config, channels, defaults)
   resample = config.get('resample', typed.choice(*RESAMPLE), defaults.resample)
@@ -237,20 +216,7 @@ def from_transformers(
   }, ''
 
 
-def _class(config: typed.Json, model_type: str) -> str:
-  for key in ('image_processor_type', 'feature_extractor_type'):
-    name = config.get(key, typed.TEXT)
-    if name:
-      match = re.fullmatch(_CLASS, name)
-      if not match:
-        names = ', '.join(f'{x}ImageProcessor' for x in _CLASSES)
-        raise config.error(key, name, f'those that are computed are {names}')
-      return match[1]
-  return _CLASS_OF.get(model_type, 'Bit')
-
-
 def _sizes(config: typed.Json, defaults: _Processor) -> tuple[int | Pair, Pair]:
-  """Returns the size to resize to, and the size of the centre crop."""
   if not config.get('do_resize', typed.TRUTH, True):
     raise config.error('do_resize', False, 'images are always resized here')
   is_square = config.get(

@@ -100,16 +100,10 @@ def list_models(
 def find(
   model: str, tag: str, image_size: int | tuple[int, int] | None = None
 ) -> Published:
-  """Returns a checkpoint.
+  """Returns the checkpoint of a model and a tag.
 
-  Args:
-    model: Its name, as 'ViT-B/16'.
-    tag: As in `list_models(pretrained=True)`.
-    image_size: The checkpoint for this size is preferred, where a tag has
-      several; else the first, as a rule for 224 pixels.
-
-  Raises:
-    UserError: There is none; the message has those that there are.
+  That for `image_size` is preferred, where a tag has several; else the first,
+  as a rule for 224 pixels. The error names the tags that there are.
   """
   checkpoints = [x for x in _all() if x.model == model]
   tagged = [x for x in checkpoints if x.tag == tag]

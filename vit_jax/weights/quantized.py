@@ -65,16 +65,7 @@ def is_quantized(params: Any) -> bool:
 
 
 def check(kind: str | None, params: Any = ()) -> None:
-  """Checks that a model can be quantized so, before anything slow.
-
-  Args:
-    kind: One of KINDS, or None.
-    params: Its parameters as they are.
-
-  Raises:
-    UserError: There is no such kind, qwix is missing, or the model is quantized
-      already.
-  """
+  """Checks that a model can be quantized so, before anything slow."""
   if is_quantized(params):
     raise UserError(
       'the model is quantized, and changes no more: make all changes in one'
@@ -87,12 +78,7 @@ def check(kind: str | None, params: Any = ()) -> None:
 
 
 def quantize(params: Any) -> Any:
-  """Returns parameters whose kernels are `Kernel`s.
-
-  Args:
-    params: Nested dicts of float arrays. Those of the name `kernel` change;
-      biases, scales and tables of embeddings stay.
-  """
+  """Returns a tree with a `Kernel` in place of each array named `kernel`."""
   return jax.tree_util.tree_map_with_path(_quantized, params)
 
 
@@ -120,12 +106,8 @@ def can_scan(model: models.Model, objective_params: Any) -> bool:
   """Whether a model's layers can be scanned; quantized ones then are.
 
   So one layer at a time has its kernels in floats. If they are unrolled, the
-  compiler for CPUs begins with all layers, which needs the memory of floats.
-
-  Args:
-    model: The model.
-    objective_params: `Loaded.objective_params`; if there are any, the run
-      has the model its way.
+  compiler for CPUs begins with all layers, which needs the memory of floats. If
+  there are `objective_params` beside it, the run has the model its way.
   """
   return not objective_params and models.has_equal_layers(model)
 

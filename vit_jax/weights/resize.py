@@ -64,9 +64,6 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
 
   Returns:
     float64 [new, old]; each row sums to 1.
-
-  Raises:
-    UserError: There is no such method.
   """
   check_method(method)
   if method == 'corner':
@@ -95,17 +92,11 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
 def positions(
   table: np.ndarray, old: tuple[int, ...], new: tuple[int, ...], method: str
 ) -> np.ndarray:
-  """Resizes position embeddings from one grid to another.
+  """Resizes position embeddings [1, h * w, D] from one grid (h, w) to another.
 
-  Args:
-    table: Positions of patches, [1, h * w, D].
-    old: Their grid (h, w); of volumes (d, h, w).
-    new: New grid; (t, h, w) of a video repeats the positions of (h, w) in each
-      of its t frames, as in ViViT (arXiv:2103.15691, section 3.4).
-    method: One of `METHODS`.
-
-  Returns:
-    float32 [1, patches of the new grid, D].
+  Grids of volumes are (d, h, w); a new one (t, h, w) of a video repeats the
+  positions of (h, w) in each of its t frames, as in ViViT (arXiv:2103.15691,
+  section 3.4). Returns float32 [1, patches of the new grid, D].
   """
   if len(old) == 2 and len(new) == 3:
     return np.tile(positions(table, old, new[1:], method), (1, new[0], 1))
@@ -125,23 +116,14 @@ def positions(
 def relative_positions(
   table: np.ndarray, old: Pair, new: Pair, method: str
 ) -> np.ndarray:
-  """Resizes a table of relative positions from one grid to another.
+  """Resizes a table of relative positions from one grid (h, w) to another.
 
-  A table has a row for each distance between two patches, (2 h - 1) (2 w - 1),
-  and three rows for the class token, which are kept. 'geometric' is the method
-  of BEiT (arXiv:2106.08254, its code of fine-tuning): a cubic spline through
-  the old distances, which are spread so that they grow geometrically. A near
-  distance, in patches, then keeps almost its value, however large the grid is;
-  the other methods stretch the table like an image.
-
-  Args:
-    table: [(2 h - 1) (2 w - 1) + 3, H].
-    old: Its grid (h, w).
-    new: New grid.
-    method: One of `METHODS`.
-
-  Returns:
-    float32 [rows of the new grid, H].
+  The table is [(2 h - 1) (2 w - 1) + 3, H]: a row for each distance between two
+  patches, and three rows for the class token, which are kept. 'geometric' is
+  the method of BEiT (arXiv:2106.08254, its code of fine-tuning): a cubic spline
+  through the old distances, which are spread so that they grow geometrically. A
+  near distance, in patches, then keeps almost its value, however large the grid
+  is; the other methods stretch the table like an image.
   """
   rows, columns = (_distances(*x, method) for x in zip(old, new, strict=True))
   distances = table[:-3].reshape(rows.shape[1], columns.shape[1], 1, -1)
@@ -150,13 +132,7 @@ def relative_positions(
 
 
 def _distances(old: int, new: int, method: str) -> np.ndarray:
-  """Returns the matrix that resizes one axis of a table of distances.
-
-  Args:
-    old: Number of patches before; there are 2 old - 1 distances.
-    new: Number of patches after.
-    method: One of `METHODS`.
-  """
+  """Returns the matrix that resizes one axis of a table of distances."""
   if old == new:
     return np.eye(2 * old - 1)
   if method != 'geometric':
@@ -180,18 +156,10 @@ def _distances(old: int, new: int, method: str) -> np.ndarray:
 def patch_matrices(
   old: Pair, new: Pair, method: str = 'half_pixel'
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the matrices of `patch_kernel` for rows and columns of a patch.
+  """Returns the matrices of `patch_kernel` for rows and columns.
 
   The pseudo-inverse of a Kronecker product is the product of those of its
-  factors, so each axis has its own matrix.
-
-  Args:
-    old: Size of the patch, (p, q).
-    new: New size.
-    method: As of `patch_kernel`.
-
-  Returns:
-    float64 [new p, p] and [new q, q].
+  factors, so each axis has its own matrix: float64 [new p, p] and [new q, q].
   """
   rows, columns = (
     np.linalg.pinv(resize_matrix(*x, method).T)
@@ -203,7 +171,7 @@ def patch_matrices(
 def patch_kernel(
   kernel: np.ndarray, size: Pair, method: str = 'half_pixel'
 ) -> np.ndarray:
-  """Resizes a patch embedding's kernel by the pseudo-inverse of resizing.
+  """Resizes a patch embedding's kernel [p, q, C, D] to patches of `size`.
 
   This is FlexiViT's PI-resize (arXiv:2212.08013, section 3.4): if B resizes a
   patch, the new kernel is pinv(B^T) times the old one. When enlarging, the
@@ -211,14 +179,6 @@ def patch_kernel(
   embedding is as close as possible, in expectation over white-noise patches. By
   default B is bilinear between pixel centres, without antialias, as in the
   paper's code; timm's is 'bicubic_antialias'.
-
-  Args:
-    kernel: [p, q, C, D].
-    size: New (p, q).
-    method: How B resizes, one of `METHODS`.
-
-  Returns:
-    float32 [new p, new q, C, D].
   """
   p, q = kernel.shape[:2]
   return _resize(kernel, *patch_matrices((p, q), size, method))
@@ -227,29 +187,22 @@ def patch_kernel(
 def channels(
   kernel: np.ndarray, count: int, *, is_standardized: bool = False
 ) -> np.ndarray:
-  """Fits a kernel to another number of input channels.
+  """Fits a kernel [p, q, C, D] to another number of input channels.
 
-  4 channels are colours and alpha. The kernel of a new alpha channel is zero;
-  an old one is dropped. For one channel the kernels of the colours are summed,
-  so a grey image gives the same response as its three equal channels did. For
-  other numbers they are repeated in turn and scaled by old / new, as in timm,
-  which keeps the response to equal channels.
+  That of volumes is [p, q, r, C, D]. 4 channels are colours and alpha. The
+  kernel of a new alpha channel is zero; an old one is dropped. For one channel
+  the kernels of the colours are summed, so a grey image gives the same response
+  as its three equal channels did. For other numbers they are repeated in turn
+  and scaled by old / new, as in timm, which keeps the response to equal
+  channels.
 
   Standardisation (each filter to mean 0 and variance 1) would break this, since
-  subtracting the mean makes a zero kernel nonzero. So filters of a standardised
-  kernel are centred first, which does not change the function, and rescaled to
-  their old variance. Then adding alpha or repeating grey scales all filters by
-  the same factor, which the next GroupNorm removes. Summed filters keep their
-  shape, but not their scales relative to each other: standardisation fixes
-  these.
-
-  Args:
-    kernel: [p, q, C, D]; of volumes [p, q, r, C, D].
-    count: New number of channels.
-    is_standardized: Whether the model standardises the kernel.
-
-  Returns:
-    float32 [p, q, count, D].
+  subtracting the mean makes a zero kernel nonzero. So filters of a kernel that
+  the model standardises are centred first, which does not change the function,
+  and rescaled to their old variance. Then adding alpha or repeating grey scales
+  all filters by the same factor, which the next GroupNorm removes. Summed
+  filters keep their shape, but not their scales relative to each other:
+  standardisation fixes these.
   """
   if kernel.ndim > 4:  # of volumes
     flat = channels(kernel.reshape(-1, 1, *kernel.shape[-2:]), count)

@@ -20,17 +20,11 @@ _BATCH = 64  # maximum number of images at a time
 def sample(
   vit: weights.Loaded, count: int, temperature: float = 1.0, seed: int = 0
 ) -> np.ndarray:
-  """Returns new images as the model takes them, float32 [count, H, W, C].
+  """Returns new images as an iGPT takes them, float32 [count, H, W, C].
 
-  Args:
-    vit: An iGPT with clusters.
-    count: Number of images.
-    temperature: Divides the logits of colours: below 1, likely colours become
-      more likely; 0: each pixel is the most probable colour.
-    seed: Seed of what is drawn; image i is the same for any count.
-
-  Raises:
-    UserError: The model is no iGPT, or has no clusters.
+  `temperature` divides the logits of colours: below 1, likely colours become
+  more likely; 0: each pixel is the most probable colour. Image i of a seed is
+  the same for any count.
   """
   check(vit)
   height, width = vit.position_size
@@ -45,22 +39,11 @@ def complete(
   temperature: float = 1.0,
   seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Draws the lower halves of images.
+  """Draws `count` lower halves of images; the other options as of `sample`.
 
-  Args:
-    vit: An iGPT with clusters.
-    images: Input of `vit.preprocess`, or its result.
-    count: Number of lower halves of each image.
-    temperature: As for `sample`.
-    seed: As for `sample`.
-
-  Returns:
-    The images in the colours of the model, float32 [B, H, W, C], and with other
-    lower halves, [B, count, H, W, C], both as the model takes them. With an odd
-    number of rows the middle one is drawn.
-
-  Raises:
-    UserError: As for `sample`; or an image cannot be read.
+  Returns the images in the colours of the model, float32 [B, H, W, C], and with
+  other lower halves, [B, count, H, W, C], both as the model takes them. With an
+  odd number of rows the middle one is drawn.
   """
   check(vit)
   clusters = jnp.asarray(vit.params['clusters'])
@@ -75,11 +58,7 @@ def complete(
 
 
 def check(vit: weights.Loaded) -> None:
-  """Checks that a model can draw images.
-
-  Raises:
-    UserError: It cannot.
-  """
+  """Checks that a model can draw images."""
   if not isinstance(vit.model, igpt.IGPT):
     raise UserError(
       f'the model is a {type(vit.model).__name__}, which predicts no pixels:'

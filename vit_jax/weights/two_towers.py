@@ -34,17 +34,12 @@ class Towers:
 
 
 def holds(path: pathlib.Path) -> bool:
-  """Whether a file has both towers in a format that is known.
-
-  Raises:
-    UserError: It is damaged.
-  """
+  """Whether a file has both towers in a format that is known."""
   with foreign.opened(path) as opened:
     return _tower_format(opened.shapes) is not None
 
 
 def _tower_format(names: Iterable[str]) -> Any:
-  """Returns the module of the format of a file with these arrays, or None."""
   forms = (google_towers, huggingface_clip)
   return next((x for x in forms if x.recognises(names)), None)
 
@@ -57,10 +52,6 @@ def load(path: str | pathlib.Path, text_heads: int | None = None) -> Towers:
       big_vision.
     text_heads: Attention heads of the text tower, for a BERT of another width
       than the published ones; files do not show them.
-
-  Raises:
-    UserError: It is damaged, of no known format, or does not fit; the message
-      lists all differences.
   """
   path = pathlib.Path(path)
   config = foreign.config_beside(path)

@@ -39,21 +39,16 @@ _ERRORS = (
 
 @dataclasses.dataclass(eq=False)
 class Arrays:
-  """The arrays of an open file.
+  """The arrays of an open file."""
 
-  Attributes:
-    shapes: Shapes by name.
-    read: Returns the array of a name, C-contiguous and in the byte order of the
-      machine, or raises a UserError if it is damaged; several threads may call
-      it at once.
-    state: Key of the state dict that they are, if the file has several things.
-    other_states: Keys of other state dicts in the file.
-  """
-
-  shapes: dict[str, tuple[int, ...]]
+  shapes: dict[str, tuple[int, ...]]  # shapes by name
+  # Returns the array of a name, C-contiguous and in the byte order of the
+  # machine, or raises a UserError if it is damaged; several threads may call it
+  # at once.
   read: Callable[[str], np.ndarray]
+  # Key of the state dict that they are, if the file has several things.
   state: str = ''
-  other_states: tuple[str, ...] = ()
+  other_states: tuple[str, ...] = ()  # keys of other state dicts in the file
 
 
 class Archive:
@@ -66,15 +61,7 @@ class Archive:
   """
 
   def __init__(self, path: pathlib.Path, file: BinaryIO):
-    """Reads the table of contents.
-
-    Args:
-      path: Path of the archive, for messages.
-      file: The archive; it must stay open while members are read.
-
-    Raises:
-      UserError: It is damaged, or expands to an implausible size.
-    """
+    """Reads the table of contents; `file` must stay open."""
     self.path = path
     self._file = file.fileno()
     self._verified: set[str] = set()
@@ -99,11 +86,7 @@ class Archive:
       return member.read(count)
 
   def read(self, name: str) -> bytes:
-    """Returns the contents of a small member.
-
-    Raises:
-      UserError: The member is damaged.
-    """
+    """Returns the contents of a small member."""
     data = bytearray(self.members[name].file_size)
     self.read_into(name, memoryview(data), 0, quoted(name))
     return bytes(data)
@@ -111,16 +94,10 @@ class Archive:
   def read_into(
     self, name: str, target: memoryview, begin: int, subject: str
   ) -> None:
-    """Reads a part of a member; the first call verifies the whole member.
+    """Fills `target` with the contents of a member from the byte `begin` on.
 
-    Args:
-      name: Name of the member.
-      target: Bytes to fill.
-      begin: First byte of the contents to copy.
-      subject: Name of the contents, for messages.
-
-    Raises:
-      UserError: The member is damaged.
+    The first call verifies the whole member. Messages call the contents
+    `subject`.
     """
     info = self.members[name]
     with self._reading(subject):
@@ -213,6 +190,13 @@ def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
   return buffer[begin : begin + count].view(dtype).reshape(shape)
 
 
+def in_c_order(view: np.ndarray) -> np.ndarray:
+  """Returns a copy of an array, aligned as of `empty`."""
+  copy = empty(view.shape, view.dtype)
+  copy[...] = view
+  return copy
+
+
 def as_bytes(array: np.ndarray) -> memoryview:
   """Returns the memory of a C-contiguous array."""
   return array.reshape(-1).view(np.uint8).data
@@ -229,18 +213,10 @@ def is_shape(shape: object, itemsize: int) -> bool:
 
 
 def check_total(path: pathlib.Path, total: int, size: int) -> None:
-  """Refuses a file that expands to an implausible size (a ZIP bomb).
+  """Refuses `size` bytes that say that they expand too much (a ZIP bomb).
 
   Deflate compresses weights by a tenth. It compresses a head of zeros by a
   factor of a thousand, but the head is a small part.
-
-  Args:
-    path: Path of the file.
-    total: Bytes of its contents, according to the file.
-    size: Bytes of the file.
-
-  Raises:
-    UserError: `total` is too large for `size`.
   """
   if total > max(1 << 30, 16 * size):
     raise UserError(

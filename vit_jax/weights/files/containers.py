@@ -65,7 +65,7 @@ _MISTAKEN = (
 def open_arrays(
   path: pathlib.Path, state: str | None = None
 ) -> Iterator[Arrays]:
-  """Opens a checkpoint of another program.
+  """Opens the arrays of a checkpoint, without the prefixes of training.
 
   Args:
     path: An npz, safetensors or pth file, or the index (`*.index.json`) of a
@@ -73,14 +73,6 @@ def open_arrays(
     state: Which of the states in a training checkpoint is read, by its key or
       by the attribute that holds the model, such as 'model_ema' or 'student';
       None: averaged weights and a teacher before others, which a line says.
-
-  Yields:
-    Its arrays, which can be read until the context ends, by names without the
-    prefixes of training.
-
-  Raises:
-    UserError: It is not such a file, it is damaged, reading it is not safe, or
-      it has no such state.
   """
   with contextlib.ExitStack() as stack:
     stored = _one_file(path, stack, state=state)
@@ -95,11 +87,7 @@ def open_arrays(
 def _check_state(
   path: pathlib.Path, stored: Arrays, names: prefixes.Names, state: str | None
 ) -> None:
-  """Says which of several states is read.
-
-  Raises:
-    UserError: The file has no state of the name that is asked for.
-  """
+  """Says which of several states is read."""
   read = [x for x in (stored.state, *names.holders) if x]
   alternatives = (*stored.other_states, *names.other_holders)
   last = stored.state.rpartition('.')[2]
@@ -121,15 +109,6 @@ def _check_state(
     )
 
 
-def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> BinaryIO:
-  try:
-    return stack.enter_context(safe_io.open_regular(path))
-  except FileNotFoundError:
-    raise UserError(f'there is no file {path}') from None
-  except OSError as e:
-    raise UserError(f'cannot read {path}: {reason(e)}') from None
-
-
 def _one_file(
   path: pathlib.Path,
   stack: contextlib.ExitStack,
@@ -137,9 +116,13 @@ def _one_file(
   state: str | None = None,
 ) -> Arrays:
   """Opens one file with the reader that its first bytes call for."""
-  file = _open(path, stack)
-  with explained(f'cannot read {path}', OSError):
+  try:
+    file = stack.enter_context(safe_io.open_regular(path))
     head = file.read(1024)
+  except FileNotFoundError:
+    raise UserError(f'there is no file {path}') from None
+  except OSError as e:
+    raise UserError(f'cannot read {path}: {reason(e)}') from None
   # Safetensors first: its header's length can begin with any other magic bytes.
   header = int.from_bytes(head[:8], 'little')
   if head[8:9] == b'{' and header <= _LONGEST_HEADER:
@@ -170,21 +153,13 @@ def _refusal(path: pathlib.Path, head: bytes) -> UserError:
 
 
 class _Entry(NamedTuple):
-  """An array in an npz file.
+  """An array in an npz file."""
 
-  Attributes:
-    member: Name of the archive's member that holds it.
-    start: Offset of the numbers in the member, in bytes.
-    shape: Shape of the array.
-    is_fortran: Whether the first axis varies fastest.
-    dtype: Type of its elements, in the byte order of the file.
-  """
-
-  member: str
-  start: int
+  member: str  # of the archive
+  start: int  # offset of the numbers in the member, in bytes
   shape: tuple[int, ...]
-  is_fortran: bool
-  dtype: np.dtype
+  is_fortran: bool  # whether the first axis varies fastest
+  dtype: np.dtype  # in the byte order of the file
 
 
 def _npz(archive: archives.Archive) -> Arrays:
@@ -207,11 +182,7 @@ def _npz(archive: archives.Archive) -> Arrays:
     archive.read_into(member, memory, start, subject)
     if not dtype.isnative:
       array = array.byteswap(inplace=True).view(dtype.newbyteorder('='))
-    if not is_fortran:
-      return array
-    result = archives.empty(shape, array.dtype)
-    result[...] = array.T
-    return result
+    return archives.in_c_order(array.T) if is_fortran else array
 
   return Arrays({name: x.shape for name, x in entries.items()}, read)
 
@@ -277,7 +248,6 @@ def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
 
 
 def _shards(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
-  """Opens the files listed in an index."""
   files = weight_map(path)
   shards = {
     name: _one_file(path.with_name(name), stack, is_shard=True)
@@ -294,11 +264,7 @@ def _shards(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
 
 
 def weight_map(path: pathlib.Path) -> dict[str, str]:
-  """Reads an index: array -> name of a file in the same directory.
-
-  Raises:
-    UserError: It is none, or names other files.
-  """
+  """Reads an index: array -> name of a file in the same directory."""
   try:
     content = safe_io.parse_json(safe_io.read_bytes(path, _LONGEST_INDEX))
     files = content['weight_map']
@@ -322,15 +288,7 @@ def weight_map(path: pathlib.Path) -> dict[str, str]:
 def write_npz(
   path: pathlib.Path, arrays: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-  """Writes an uncompressed npz file, which replaces `path` once complete.
-
-  Args:
-    path: Path of the file.
-    arrays: Names and arrays; this holds one at a time.
-
-  Raises:
-    UserError: It cannot be written; an existing file is intact.
-  """
+  """Writes an uncompressed npz file, holding one array at a time."""
   with _replacing(path) as file, zipfile.ZipFile(file, 'w') as archive:
     for name, array in arrays:
       if array.dtype == _BFLOAT16:
@@ -342,57 +300,42 @@ def write_npz(
         )
 
 
-def _header(
-  types: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
-  metadata: Mapping[str, str],
-) -> bytes:
-  """Returns the header of arrays that follow it in this order."""
-  header: dict[str, Any] = {'__metadata__': dict(metadata)} if metadata else {}
-  end = 0
-  for name, (dtype, shape) in types.items():
-    begin, end = end, end + math.prod(shape) * dtype.itemsize
-    number = f'{dtype.kind.upper()}{8 * dtype.itemsize}'
-    header[name] = {
-      'dtype': _TYPES.get(dtype.name, number),
-      'shape': list(shape),
-      'data_offsets': [begin, end],
-    }
-  text = json.dumps(header, separators=(',', ':')).encode()
-  return text + b' ' * (-len(text) % 8)
-
-
 def write_safetensors(
   path: pathlib.Path,
   arrays: Mapping[str, np.ndarray],
   metadata: Mapping[str, str],
 ) -> None:
-  """Writes a safetensors file, which replaces `path` once complete.
+  """Writes a safetensors file; each array is copied only to write it.
 
   `safetensors.numpy.save_file` (0.8) is not used, since it writes a transposed
   array as if its memory were in C order, and holds all arrays at once.
-
-  Args:
-    path: Path of the file.
-    arrays: Arrays by name; each is copied only to write it.
-    metadata: Metadata of the header.
-
-  Raises:
-    UserError: It cannot be written; an existing file is intact.
   """
   # Wide types first, so that each array is aligned to its element size.
   names = sorted(arrays, key=lambda name: -arrays[name].dtype.itemsize)
-  types = {name: (arrays[name].dtype, arrays[name].shape) for name in names}
-  text = _header(types, metadata)
+  header: dict[str, Any] = {'__metadata__': dict(metadata)} if metadata else {}
+  end = 0
+  for name in names:
+    begin, end = end, end + arrays[name].nbytes
+    dtype = arrays[name].dtype
+    number = f'{dtype.kind.upper()}{8 * dtype.itemsize}'
+    header[name] = {
+      'dtype': _TYPES.get(dtype.name, number),
+      'shape': list(arrays[name].shape),
+      'data_offsets': [begin, end],
+    }
+  text = json.dumps(header, separators=(',', ':')).encode()
+  text += b' ' * (-len(text) % 8)
   with _replacing(path) as file:
     file.write(len(text).to_bytes(8, 'little') + text)
     for name in names:
-      little = types[name][0].newbyteorder('<')
+      little = arrays[name].dtype.newbyteorder('<')
       array = np.asarray(arrays[name], little, order='C')
       file.write(archives.as_bytes(array))
 
 
 @contextlib.contextmanager
 def _replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
+  """Opens a file that replaces `path` once complete, and is synchronized."""
   with safe_io.replacing_path(path) as temporary, temporary.open('wb') as file:
     yield file
     file.flush()

@@ -85,13 +85,7 @@ class PickleError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-  """A sequence of numbers in the file.
-
-  Attributes:
-    key: Its name in the file.
-    dtype: Type of its elements.
-    size: Number of elements.
-  """
+  """A sequence of numbers in the file, by the name that it has there."""
 
   key: str
   dtype: np.dtype
@@ -127,15 +121,12 @@ class Placeholder(dict[Any, Any]):
   """Stands for what a Python object that is not run would have made.
 
   It is a dict, since subclasses of dict are pickled as such, with their items.
-
-  Attributes:
-    name: Name of the object, with its module.
+  The name is that of the object, with its module.
   """
 
   __slots__ = ('name',)
 
   def __init__(self, name: str) -> None:
-    """Makes one without items."""
     super().__init__()
     self.name = name
 
@@ -144,13 +135,9 @@ _NOT_RUN = (Placeholder, Name)
 
 
 def load(data: bytes) -> Any:
-  """Returns what a pickle describes, of protocol 2 or newer.
+  """Returns what a pickle of protocol 2 or newer describes.
 
   Dicts have only those items whose keys are strings or integers.
-
-  Raises:
-    PickleError: It is damaged, or has instructions that torch.save never
-      writes.
   """
   try:
     return _run(data)
@@ -164,7 +151,6 @@ def load(data: bytes) -> Any:
 
 
 def _run(data: bytes) -> Any:
-  """Runs the instructions of a pickle."""
   stack: list[Any] = []
   below: list[list[Any]] = []  # the stacks under each mark
   memo: dict[int, Any] = {}
@@ -321,20 +307,19 @@ def _tensor_of_class(function: Any, kind: Any, arguments: Any, *_: Any) -> Any:
   return _call(function, arguments)
 
 
-def _first(x: Any, *_: Any) -> Any:
-  return x
-
-
 _CALLS: dict[str, Callable[..., Any]] = {
   'collections.OrderedDict': lambda: {},  # items would not be checked
   'torch._utils._rebuild_tensor': _tensor,
   'torch._utils._rebuild_tensor_v2': _tensor,
-  'torch._utils._rebuild_parameter': _first,
-  'torch._utils._rebuild_parameter_with_state': _first,
   'torch._tensor._rebuild_from_type_v2': _tensor_of_class,
-  'torch.Size': _first,
-  '__builtin__.set': _first,
-  'builtins.set': _first,
+  **{
+    name: lambda x, *_: x  # the first argument
+    for name in (
+      *('torch._utils._rebuild_parameter', 'torch.Size'),
+      'torch._utils._rebuild_parameter_with_state',
+      *('__builtin__.set', 'builtins.set'),
+    )
+  },
 }
 
 
@@ -356,23 +341,24 @@ class State:
 def state_dict(value: Any, name: str | None = None) -> State:
   """Returns the state dict of a model in the content of a checkpoint.
 
-  Args:
-    value: Result of `load`: a state dict, or a dict in which it is nested.
-    name: Which one, by `State.name` or its last key. None, or if there is none
-      of that name: the first by `_NESTED` of those that have at least half as
-      many tensors as the largest.
-
-  Raises:
-    PickleError: There is none, or one of its arrays would be made by a Python
-      object that is not run.
+  `value` is a result of `load`: a state dict, or a dict in which it is nested.
+  `name` says which one, by `State.name` or its last key; None, or if there is
+  none of that name: the first by `_NESTED` of those that have at least half as
+  many tensors as the largest. A PickleError says that there is none, or that a
+  Python object that is not run would make one of its arrays.
   """
   nested = dict(_nested(value, (), set()))
   if not nested:
     raise _no_tensors(value)
+
+  def rank(keys: tuple[str, ...]) -> tuple[int, ...]:
+    """Returns the place of a state dict: known keys before the whole file."""
+    places = [_NESTED.index(x) if x in _NESTED else len(_NESTED) for x in keys]
+    return tuple(places) or (len(_NESTED) + 1,)
+
   least = max(len(_tensors(x)) for x in nested.values()) / 2
-  ranked = sorted(
-    (keys for keys, x in nested.items() if len(_tensors(x)) >= least), key=_rank
-  )
+  large = [keys for keys, x in nested.items() if len(_tensors(x)) >= least]
+  ranked = sorted(large, key=rank)
   fits = [x for x in ranked if name and name in ('.'.join(x), *x[-1:])]
   chosen = (*fits, *ranked)[0]
   if not any(key in _NESTED for key in chosen):
@@ -380,8 +366,11 @@ def state_dict(value: Any, name: str | None = None) -> State:
       if isinstance(value[key], _NOT_RUN):  # and not the little beside it
         raise PickleError(f'its {key!r} is {_not_run(value[key])}')
   for key, x in nested[chosen].items():
-    if isinstance(x, _NOT_RUN) and _is_array(key, chosen):
-      raise PickleError(f'{archives.array_named(str(key))} is {_not_run(x)}')
+    # A file that is a state dict itself may hold other things without being
+    # nested.
+    is_array = isinstance(key, str) and not key.endswith(_EXTRA_STATE)
+    if is_array and isinstance(x, _NOT_RUN) and (chosen or _ARRAY.match(key)):
+      raise PickleError(f'{archives.array_named(key)} is {_not_run(x)}')
   other_states = ['.'.join(keys) for keys in ranked if keys and keys != chosen]
   return State('.'.join(chosen), _tensors(nested[chosen]), tuple(other_states))
 
@@ -417,22 +406,6 @@ def _nested(
     for key, x in value.items():
       if isinstance(key, str):
         yield from _nested(x, (*keys, key), visited)
-
-
-def _rank(keys: tuple[str, ...]) -> tuple[int, ...]:
-  """Returns the place of a state dict: known keys before the whole file."""
-  places = [_NESTED.index(x) if x in _NESTED else len(_NESTED) for x in keys]
-  return tuple(places) or (len(_NESTED) + 1,)
-
-
-def _is_array(key: Any, keys: tuple[str, ...]) -> bool:
-  """Whether what stands in a state dict under a key should be an array.
-
-  A file that is a state dict itself may hold other things without being nested.
-  """
-  if not isinstance(key, str) or key.endswith(_EXTRA_STATE):
-    return False
-  return bool(keys) or bool(_ARRAY.match(key))
 
 
 def _not_run(value: Placeholder | Name) -> str:

@@ -30,31 +30,19 @@ _COUNT = 'n_averaged'  # torch.optim.swa_utils.AveragedModel
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-  """Plain names of the arrays in a file.
+  """Plain names of the arrays in a file."""
 
-  Attributes:
-    stored: Names in the file by plain names.
-    holders: Attributes in which the model was, the outermost first.
-    other_holders: Other attributes of `_HOLDERS` beside them.
-  """
-
-  stored: dict[str, str]
-  holders: tuple[str, ...]
-  other_holders: tuple[str, ...]
+  stored: dict[str, str]  # names in the file by plain names
+  holders: tuple[str, ...]  # in which the model was, the outermost first
+  other_holders: tuple[str, ...]  # of `_HOLDERS` beside them
 
 
 def plain_names(names: Collection[str], holder: str | None = None) -> Names:
   """Returns the names in a file without prefixes.
 
-  Of a model within another module, what is beside it is left out.
-
-  Args:
-    names: Names of the arrays in a file.
-    holder: Attribute that holds the model, if there are several; None: the
-      first of `_HOLDERS` that has at least half as many arrays as the largest.
-
-  Raises:
-    UserError: Two names are the same without their prefixes.
+  Of a model within another module, what is beside it is left out. `holder` is
+  the attribute that holds the model, if there are several; None: the first of
+  `_HOLDERS` that has at least half as many arrays as the largest.
   """
   plain = {name: _unwrapped(name) for name in names}
   holders: list[str] = []

@@ -32,12 +32,7 @@ def read(
 ) -> archives.Arrays:
   """Opens a file of torch.save: a pickle, and a member for each storage.
 
-  Args:
-    archive: The file.
-    state: Which of several state dicts; see `pickles.state_dict`.
-
-  Raises:
-    UserError: It is damaged, or does not hold a state dict.
+  `state` says which of several state dicts; see `pickles.state_dict`.
   """
   root = _root(archive)
   pickle = archive.members[f'{root}data.pkl']
@@ -53,8 +48,14 @@ def read(
   tensors = chosen.tensors
   total = 0
   for name, tensor in tensors.items():
-    total += math.prod(tensor.shape) * tensor.storage.dtype.itemsize
-    _check_storage(archive, root, name, tensor)
+    storage = tensor.storage
+    total += math.prod(tensor.shape) * storage.dtype.itemsize
+    member = archive.members.get(f'{root}data/{storage.key}')
+    if not member or member.file_size != storage.size * storage.dtype.itemsize:
+      raise archives.damaged(
+        archive.path,
+        f'the numbers of {archives.array_named(name)} are missing or cut short',
+      )
   archives.check_total(archive.path, total, archive.size)
 
   def read_one(name: str) -> np.ndarray:
@@ -65,11 +66,6 @@ def read(
 
 
 def _root(archive: archives.Archive) -> str:
-  """Returns the top folder of the archive, which holds all members.
-
-  Raises:
-    UserError: Another program wrote the archive.
-  """
   path, members = archive.path, archive.members
   matches = [re.fullmatch('([^/]*/)data[.]pkl', name) for name in members]
   roots = [match[1] for match in matches if match]
@@ -92,18 +88,6 @@ def _root(archive: archives.Archive) -> str:
   return root
 
 
-def _check_storage(
-  archive: archives.Archive, root: str, name: str, tensor: pickles.Tensor
-) -> None:
-  storage = tensor.storage
-  member = archive.members.get(f'{root}data/{storage.key}')
-  if not member or member.file_size != storage.size * storage.dtype.itemsize:
-    raise archives.damaged(
-      archive.path,
-      f'the numbers of {archives.array_named(name)} are missing or cut short',
-    )
-
-
 def _read_tensor(
   archive: archives.Archive, root: str, name: str, tensor: pickles.Tensor
 ) -> np.ndarray:
@@ -116,17 +100,15 @@ def _read_tensor(
     begin,
     archives.array_named(name),
   )
-  strides = [x * dtype.itemsize for x in tensor.strides]
   if not tensor.span:
     return numbers.reshape(tensor.shape)
+  strides = [x * dtype.itemsize for x in tensor.strides]
   view = np.lib.stride_tricks.as_strided(
     numbers, tensor.shape, strides, writeable=False
   )
   if view.flags.c_contiguous:
     return numbers.reshape(tensor.shape)
-  result = archives.empty(tensor.shape, dtype)
-  result[...] = view
-  return result
+  return archives.in_c_order(view)
 
 
 def legacy_error(path: pathlib.Path) -> UserError:

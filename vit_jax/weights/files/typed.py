@@ -30,23 +30,18 @@ _Number = Annotated[float, Interval(gt=-1e30, lt=1e30)]
 _Positive = Annotated[float, Interval(gt=1e-30, lt=1e30)]
 _Count = Annotated[int, Interval(gt=0, lt=2**31)]
 _Pair = Annotated[list[_Count], Len(2, 2)]
-_Digits = Annotated[str, Predicate(re.compile('[0-9]{1,9}').fullmatch)]
-_Window = Annotated[
-  list[Annotated[float, Interval(ge=0, lt=1e30)]],
-  Len(2, 2),
-  Predicate(lambda x: x[0] < x[1]),
+_Table = Annotated[
+  list[Annotated[list[_Number], Len(1)]],
+  Len(1),
+  Predicate(lambda rows: len({*map(len, rows)}) == 1),
 ]
+_Digits = Annotated[str, Predicate(re.compile('[0-9]{1,9}').fullmatch)]
 
 
 class Kind(NamedTuple):
-  """A type of a field in a JSON file.
+  """A type of a field in a JSON file, and whether a value has it."""
 
-  Attributes:
-    text: Description of the type.
-    fits: Whether a value has the type.
-  """
-
-  text: str
+  text: str  # description of the type
   fits: Callable[[Any], bool]
 
 
@@ -75,12 +70,6 @@ is_positive = _checked(_Positive)
 is_count = _checked(_Count)
 
 
-def are_counts(value: Any, number: int) -> bool:
-  """Whether it is a list of `number` whole numbers above 0."""
-  is_list = isinstance(value, list) and len(value) == number
-  return is_list and all(map(is_count, value))
-
-
 def choice(*values: Any) -> Kind:
   """Returns the kind of a field that has one of a few values."""
   text = f'one of {", ".join(repr(x) for x in values)}'
@@ -98,8 +87,11 @@ NUMBER = Kind('a finite number', is_number)
 POSITIVE = Kind('a finite number above 0', is_positive)
 PAIR = Kind('two whole numbers above 0', _checked(_Pair))
 SIZE = Kind('one or two whole numbers above 0', _checked(_Count | _Pair))
-BITS = choice(8, 16)
-WINDOW = Kind('two numbers from 0 on, the first the less', _checked(_Window))
+INPUT_SIZE = Kind(
+  'three whole numbers above 0: channels, height, width',
+  _checked(Annotated[list[_Count], Len(3, 3)]),
+)
+COLOURS = Kind('a list of colours, each a list of numbers', _checked(_Table))
 _LABELS = Kind(
   'names in a list, or by the numbers of classes',
   _checked(list[str | int] | dict[_Digits, str | int]),
@@ -108,12 +100,7 @@ _LABELS = Kind(
 
 @dataclasses.dataclass(frozen=True)
 class Json:
-  """A JSON object of another program, whose content is not trusted.
-
-  Attributes:
-    file: Name of the file.
-    content: The object in the file.
-  """
+  """A JSON object of another program's file, whose content is not trusted."""
 
   file: str
   content: Mapping[str, Any]
@@ -122,9 +109,6 @@ class Json:
     """Returns a field ('a.b' for one of a nested object), or the default.
 
     A field that is null counts as absent.
-
-    Raises:
-      UserError: The field is not of the kind.
     """
     parent, _, name = key.rpartition('.')
     fields = self.get(parent, OBJECT) if parent else self.content
@@ -138,15 +122,10 @@ class Json:
   def check_known(
     self, kinds: Mapping[str, Kind | None], key: str = ''
   ) -> None:
-    """Checks that no field is set that this package would ignore.
+    """Checks the fields of the object at a key, or of the whole file.
 
-    Args:
-      kinds: Field -> its kind; None: any value. All other fields must be off:
-        null, false, 0 or empty.
-      key: Key of the object with the fields; '': the whole file.
-
-    Raises:
-      UserError: A field is unknown, or its value is not supported.
+    `kinds` has the kind of each known field; None: any value. All other fields
+    must be off: null, false, 0 or empty.
     """
     fields = self.get(key, OBJECT, {}) if key else self.content
     for name, value in fields.items():
@@ -175,11 +154,7 @@ class Json:
     default: Sequence[float],
     is_wanted: Callable[[Any], bool] = is_number,
   ) -> tuple[float, ...]:
-    """Returns one number for all channels, or one for each.
-
-    Raises:
-      UserError: It is something else.
-    """
+    """Returns one number for all channels, or one for each."""
 
     def fits(value: Any) -> bool:
       values = value if isinstance(value, list) else [value]
@@ -191,14 +166,9 @@ class Json:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
   def labels(self, key: str, classes: int) -> tuple[str, ...]:
-    """Returns the names of classes; () if their number is not the head's.
+    """Returns the names of `classes` classes; () if there are others.
 
-    Args:
-      key: Key of a list, or of an object: number of the class -> name.
-      classes: Number of classes of the head.
-
-    Raises:
-      UserError: The value is neither.
+    They are in a list, or in an object: number of the class -> name.
     """
     names = self.get(key, _LABELS, [])
     if not isinstance(names, Mapping):

@@ -6,7 +6,6 @@ and so several rows for each pre-trained model.
 
 import csv
 import io
-import pathlib
 import re
 
 from vit_jax.config import UserError
@@ -19,32 +18,18 @@ _PRETRAINED = 'i21k'
 
 
 def find(model: str) -> tuple[str, str]:
-  """Returns the model's name and its checkpoint's address.
+  """Returns the name and the address of the checkpoint of a model.
 
-  Args:
-    model: `B/16`, `R26+S/32`, ... for the ImageNet-21k checkpoint with the best
-      final_val, which the authors recommend; or a file name in the table, with
-      or without .npz.
-
-  Raises:
-    UserError: There is no such model, or the table cannot be fetched.
+  `B/16`, `R26+S/32`, ... is the ImageNet-21k checkpoint with the best
+  final_val, which the authors recommend; or it is a file name in the table,
+  with or without .npz.
   """
   if '-' in model:
     filename = model.removesuffix('.npz')
     return _name(filename.split('-')[0]), f'{ROOT}/{filename}.npz'
   name = _name(model)
   path = download.fetch(INDEX)
-  best = _best(path, name)
-  if best is None:
-    raise UserError(
-      f'{path} has no model {model!r} pre-trained on ImageNet-21k'
-    )
-  return name, f'{ROOT}/{best}.npz'
-
-
-def _best(path: pathlib.Path, name: str) -> str | None:
-  """Returns the file name of a model's best checkpoint; None: it has none."""
-  best: tuple[float, str] | None = None
+  candidates = []
   try:
     with io.StringIO(safe_io.read_text(path), newline='') as file:
       table = csv.DictReader(file)
@@ -52,14 +37,17 @@ def _best(path: pathlib.Path, name: str) -> str | None:
         raise ValueError('it has no column final_val')
       for row in table:
         if row['ds'] == _PRETRAINED and _name(row['name']) == name:
-          candidate = float(row['final_val']), row['filename']
-          best = max(best or candidate, candidate)
+          candidates.append((float(row['final_val']), row['filename']))
   except (KeyError, TypeError, ValueError) as e:
     raise UserError(
       f'{path} is not the table of AugReg ({e}): remove it, and it is'
       ' downloaded again'
     ) from None
-  return best[1] if best else None
+  if not candidates:
+    raise UserError(
+      f'{path} has no model {model!r} pre-trained on ImageNet-21k'
+    )
+  return name, f'{ROOT}/{max(candidates)[1]}.npz'
 
 
 def _name(model: str) -> str:

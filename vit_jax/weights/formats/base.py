@@ -2,15 +2,18 @@
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
+import re
 from typing import Any
 from typing import Protocol
 
 import numpy as np
 
+from vit_jax import data
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
@@ -20,6 +23,9 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import tables
 
 Shape = tuple[int, ...]
+Size = tuple[int, int]
+Values = Mapping[str, Any]
+_NO_FILE = typed.Json('', {})
 INTERPOLATION = typed.choice(*geometry.INTERPOLATIONS)
 
 # Mean and standard deviation of ImageNet's pixels in [0, 1].
@@ -27,54 +33,121 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclasses.dataclass(frozen=True)
-class Hints:
-  """Facts about a checkpoint that its arrays do not show.
-
-  Attributes:
-    values: Values of the model that the caller gives, as
-      `models.values.explicit_values` has them.
-    config: config.json in the file's directory; empty if there is none.
-    preprocessor: preprocessor_config.json there; empty if there is none.
-    image_size: (height, width) that the caller requests, or None.
-    stored_size: (height, width) that positions are for, if our export stored it
-      in config.json; else None.
-  """
-
-  values: Mapping[str, Any]
-  config: typed.Json
-  preprocessor: typed.Json
-  image_size: tuple[int, int] | None
-  stored_size: tuple[int, int] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class Description:
-  """The model that a file holds.
+  """The model that a file holds."""
 
-  Attributes:
-    model: The model, with as many classes as the file has.
-    image_size: (height, width) that its positions are for.
-    preprocess: Fields of `data.Preprocess`.
-    resize: Method by which the original code resizes its positions.
-    silent: Name of the file that should define the preprocessing but does not;
-      '' if it does.
-    rules: The table of its arrays.
-    extra_params: Parameters that another file holds, float32 arrays by path.
-  """
-
-  model: models.Model
-  image_size: tuple[int, int]
-  preprocess: dict[str, Any]
-  resize: str
-  rules: Sequence[tables.Rule]
+  model: models.Model  # the model, with as many classes as the file has
+  image_size: Size  # (height, width) that its positions are for
+  preprocess: dict[str, Any]  # fields of `data.Preprocess`
+  resize: str  # method by which the original code resizes its positions
+  rules: Sequence[tables.Rule]  # the table of its arrays
+  # Name of the file that should define the preprocessing but does not; '' if it
+  # does.
   silent: str = ''
+  # Parameters that another file holds, float32 arrays by path.
   extra_params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass
+class FileFacts:
+  """What is known of a file while its model is described.
+
+  Patterns of names have `#` for a number, and may be several, `a|b` or
+  `x.{a,b}`: the first that there is.
+  """
+
+  arrays: 'Renamed'  # of which the shapes are read
+  config: typed.Json  # config.json beside the file; empty if there is none
+  # preprocessor_config.json there; empty if there is none.
+  preprocessor: typed.Json = _NO_FILE
+  # Values of the model that the caller gives, as of
+  # `models.values.explicit_values`.
+  caller_values: Values = dataclasses.field(default_factory=dict)
+  # (height, width) that the caller requests.
+  image_size: Size | None = None
+  # (height, width) that positions are for, if our export stored it.
+  stored_size: Size | None = None
+  # Values of the model so far, by name.
+  values: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def shapes(self) -> Mapping[str, Shape]:
+    """Shapes of its arrays by name."""
+    return self.arrays.shapes
+
+  def has(self, pattern: str) -> bool:
+    """Whether an array's name begins with a pattern."""
+    return any(self._matches(pattern, is_whole=False))
+
+  def size(self, pattern: str, axis: int) -> int:
+    """Returns a side of the first array of a name; 0: there is none."""
+    shape = self.shape(pattern)
+    return shape[axis] if -len(shape) <= axis < len(shape) else 0
+
+  def shape(self, pattern: str, axes: int = 0) -> Shape:
+    """Returns the shape of the first array of a name.
+
+    If `axes` is 0, it is () where there is none; else the array must be there,
+    with so many axes.
+    """
+    name = next((x.string for x in self._matches(pattern)), None)
+    shape = () if name is None else self.shapes[name]
+    if not axes or len(shape) == axes:
+      return shape
+    if name is None:
+      name = tables.alternatives(pattern)[0].replace('#', '0')
+      raise _unreadable(f'it holds no array {self.arrays.stored(name)}')
+    array = self.arrays.stored(name)
+    raise _unreadable(f'{array} has the shape {shape}, not {axes} axes')
+
+  def count(self, pattern: str) -> int:
+    """Returns one more than the largest number at the `#` of a pattern."""
+    numbers = (int(x[1]) for x in self._matches(pattern, is_whole=False))
+    return self._plausible(max(numbers, default=-1) + 1)
+
+  def stages(self, pattern: str, first: int) -> tuple[int, ...]:
+    """Returns the units in each stage, from 'stages.#.blocks.#.'.
+
+    Stages and units are counted from `first`, 0 or 1.
+    """
+    units: dict[int, int] = {}
+    for match in self._matches(pattern, is_whole=False):
+      stage, unit = (self._plausible(int(x) - first) for x in match.groups())
+      units[stage] = max(units.get(stage, 0), unit + 1)
+    return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
+
+  def widths(self, pattern: str, axis: int) -> tuple[int, ...]:
+    """Returns a side of the kernels of a pattern, by their numbers."""
+    matches = sorted(self._matches(pattern), key=lambda x: int(x[1]))
+    return tuple(self.shape(x.string, 4)[axis] for x in matches)
+
+  def _matches(
+    self, pattern: str, is_whole: bool = True
+  ) -> Iterator[re.Match[str]]:
+    """Yields the names of a pattern, or those that begin with it."""
+    for name in tables.alternatives(pattern):
+      expression = tables.pattern(name)
+      match = expression.fullmatch if is_whole else expression.match
+      yield from filter(None, map(match, self.shapes))
+
+  def _plausible(self, count: int) -> int:
+    if count <= len(self.shapes):
+      return count
+    raise _unreadable(
+      f'by their names there are {count} layers, but only'
+      f' {len(self.shapes)} arrays'
+    )
+
+
+def _unreadable(reason: str) -> UserError:
+  return UserError(f'its architecture cannot be read: {reason}')
+
+
 class Library(Protocol):
-  """Interface of the modules that read files of another program."""
+  """Interface of the modules of another program's files."""
 
   NAME: str
+  SUFFIX: str  # of a single file of weights; '': it needs a directory
   IGNORED: str  # regular expression of names outside the model
 
   @property
@@ -87,30 +160,29 @@ class Library(Protocol):
   def prepare(self, arrays: containers.Arrays) -> 'Renamed':
     """Returns the arrays under the names that the rules use."""
 
-  def describe(self, arrays: 'Renamed', hints: Hints) -> Description:
-    """Infers the architecture from the arrays' shapes."""
-
-
-class Writer:
-  """What a program needs beside the arrays; by default it is nothing."""
-
-  def companions(self, *_: Any) -> dict[str, dict[str, Any]]:
-    """Returns the JSON files by name.
-
-    Their arguments are the format, the model, its preprocessing and the size of
-    the images that its positions are for.
-    """
-    return {'config.json': {}}
-
-  def notes(self, *_: Any) -> list[str]:
-    """Returns notes on a format and a model, beside those of the tables."""
-    return []
+  def describe(self, file: FileFacts) -> Description:
+    """Returns the model that a file holds."""
 
   def usage(
-    self, kind: Any, model: models.Model, directory: str, file: str
+    self, kind: Any, values: Values, directory: str, file: str
   ) -> tuple[str, str]:
     """Returns the name of a program, and Python code that loads the model."""
-    raise NotImplementedError
+
+
+class Writer(Protocol):
+  """What a module has whose program needs more than the arrays."""
+
+  def companions(
+    self, kind: Any, values: Values, preprocess: data.Preprocess, params: Any
+  ) -> dict[str, dict[str, Any]]:
+    """Returns the JSON files beside the arrays, by name.
+
+    `values` are those of a model of a `format.Format`, and the `image_size` and
+    `image_channels` of its positions.
+    """
+
+  def notes(self, kind: Any, values: Values) -> list[str]:
+    """Returns notes on a format and a model, beside those of the tables."""
 
 
 class Renamed(containers.Arrays):
@@ -147,10 +219,8 @@ class Renamed(containers.Arrays):
 def renaming(text: str, back: bool = False) -> Callable[[str], str]:
   """Returns what renames arrays by the lines of a text, one after the other.
 
-  Args:
-    text: Lines of how a name begins, and how the new one does; `#` are numbers,
-      which are kept.
-    back: Whether the new name is the first of a line.
+  A line has how a name begins, and how the new one does, or with `back` the
+  other way round; `#` are numbers, which are kept.
   """
   pairs = [line.split()[:: -1 if back else 1] for line in text.splitlines()]
   rules = [(tables.pattern(x[0]), x[1]) for x in pairs if x]
@@ -164,20 +234,18 @@ def renaming(text: str, back: bool = False) -> Callable[[str], str]:
   return rename
 
 
+Derivations = Mapping[str, tuple[Sequence[str], Callable[..., np.ndarray]]]
+
+
 def derived(
-  arrays: containers.Arrays,
-  derivations: Mapping[str, tuple[Sequence[str], Callable[..., np.ndarray]]],
+  arrays: containers.Arrays, derivations: Derivations
 ) -> containers.Arrays:
   """Returns arrays of a file, and others in place of those they are made of.
 
-  Args:
-    arrays: Arrays of the file.
-    derivations: Name -> names of arrays in the file, and the function of these
-      arrays that returns the one of that name.
+  `derivations` have the names of arrays in the file, and the function of these
+  arrays that returns the new one.
   """
-  used = {
-    array_name for names, _ in derivations.values() for array_name in names
-  }
+  used = {x for names, _ in derivations.values() for x in names}
   shapes = {k: x for k, x in arrays.shapes.items() if k not in used}
   for name, (names, make) in derivations.items():
     # The functions give the shapes for broadcast bytes. These take no memory
@@ -197,84 +265,60 @@ def derived(
 def image_size(
   tokens: int | None,
   patch: Sequence[int],
-  hints: Hints,
-  default: tuple[int, int] | None = None,
-) -> tuple[int, int]:
-  """Returns the image size that a file's positions are for, in pixels.
+  file: FileFacts,
+  default: Size | None = None,
+) -> Size:
+  """Returns the image size (height, width) that a file's positions are for.
 
   Args:
     tokens: Number of patches that have a position; None if the model has no
       positions.
     patch: (height, width) of the pixels of one token.
-    hints: Its requested size is used if the grid is not square and no file
+    file: Its requested size is used if the grid is not square and no file
       defines it.
     default: Size in the format's own files.
-
-  Raises:
-    UserError: The grid is not square, and nothing defines it.
   """
   if tokens is None:
     height, width = (max(224 // p, 1) * p for p in patch[:2])
     fallback = height, width
-    return hints.stored_size or hints.image_size or default or fallback
-  for size in (hints.stored_size, default):
+    return file.stored_size or file.image_size or default or fallback
+  side = square_side(tokens)
+  square = (side * patch[0], side * patch[1]) if side else None
+  for size in (file.stored_size, default, square, file.image_size):
     if size and count_patches(size, patch) == tokens:
       return size
-  side = square_side(tokens)
-  if side:
-    return side * patch[0], side * patch[1]
-  if hints.image_size and count_patches(hints.image_size, patch) == tokens:
-    return hints.image_size
-  raise UserError(
-    f'its {tokens} positions are no square grid: say for which images they'
-    ' are, with image_size= (on the command line --image_size=HxW)'
-  )
+  raise _oblong(f'{tokens} positions are no')
 
 
 def relative_size(
-  rows: int,
-  patch: Sequence[int],
-  hints: Hints,
-  default: tuple[int, int] | None = None,
-) -> tuple[int, int]:
+  rows: int, patch: Sequence[int], file: FileFacts, default: Size | None = None
+) -> Size:
   """Returns the image size that a table of relative positions is for.
 
-  Args:
-    rows: Rows of the table, (2 h - 1) (2 w - 1) + 3 for h x w patches.
-    patch: (height, width) of the pixels of one token.
-    hints: As for `image_size`.
-    default: Size in the format's own files.
-
-  Raises:
-    UserError: The grid is not square, and nothing defines it.
+  `rows` are (2 h - 1) (2 w - 1) + 3 for h x w patches; the others are as for
+  `image_size`.
   """
-
-  def fits(size: tuple[int, int] | None) -> bool:
-    if not size:
-      return False
-    h, w = (n // p for n, p in zip(size, patch, strict=True))
-    return (2 * h - 1) * (2 * w - 1) + 3 == rows
-
   side = (square_side(rows - 3) + 1) // 2
   square = side * patch[0], side * patch[1]
-  for size in (hints.stored_size, default, square, hints.image_size):
-    if size and fits(size):
+  for size in (file.stored_size, default, square, file.image_size):
+    h, w = (n // p for n, p in zip(size or (0, 0), patch, strict=True))
+    if size and (2 * h - 1) * (2 * w - 1) + 3 == rows:
       return size
-  raise UserError(
-    f'its {rows} relative positions are of no square grid: say for which images'
-    ' they are, with image_size= (on the command line --image_size=HxW)'
+  raise _oblong(f'{rows} relative positions are of no')
+
+
+def _oblong(problem: str) -> UserError:
+  return UserError(
+    f'its {problem} square grid: say for which images they are, with'
+    ' image_size= (on the command line --image_size=HxW)'
   )
 
 
-def num_heads(values: Mapping[str, Any], default: int | None = None) -> int:
-  """Returns the number of heads; the shape of a fused qkv does not show it.
+def num_heads(values: Values, default: int | None = None) -> int:
+  """Returns the number of heads, which the shape of a fused qkv does not show.
 
-  Args:
-    values: hidden_size, mlp_dim and depth, by which published ViTs are known.
-    default: Number that the file's kind stands for, or None.
-
-  Raises:
-    UserError: Nothing determines the number.
+  It is `default`, that of the file's kind, or that of the published ViT of the
+  same sizes (`values`).
   """
   sizes = {k: values[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   published = (
@@ -290,12 +334,12 @@ def num_heads(values: Mapping[str, Any], default: int | None = None) -> int:
   return number
 
 
-def count_patches(size: tuple[int, int], patch: Sequence[int]) -> int:
+def count_patches(size: Size, patch: Sequence[int]) -> int:
   """Returns the number of patches; both sizes are (height, width) in pixels."""
   return (size[0] // patch[0]) * (size[1] // patch[1])
 
 
-def patch_pixels(values: Mapping[str, Any]) -> list[int]:
+def patch_pixels(values: Values) -> list[int]:
   """Returns (height, width) of a ViT's patch in pixels of the image."""
   stages = values.get('patches.stages')
   stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)

@@ -74,6 +74,12 @@ def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
     resized = 'to fill that size, then the middle is cut out'
   else:
     resized = f'to {_by(resize)}, then the middle is cut out'
+  names, count = loaded.classes, loaded.model.num_classes
+  classes = f'{count}, without names' if count else 'none: features come out'
+  if count and names:
+    listed = (name.replace('|', '\\|') for name in names[:_MOST_NAMES])
+    dots = ', ...' if names[_MOST_NAMES:] else ''
+    classes = f'{count}: {", ".join(listed)}{dots}'
   facts: list[tuple[str, Any]] = [
     ('parameters', f'{parameters:,}'),
     ('input (height x width)', _by(preprocess.image_size)),
@@ -81,38 +87,21 @@ def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
     ('images are resized', f'{resized} ({preprocess.interpolation})'),
     ('mean of pixels in [0, 1]', ', '.join(map(str, preprocess.mean))),
     ('standard deviation', ', '.join(map(str, preprocess.std))),
-    ('classes', _classes(loaded)),
+    ('classes', classes),
   ]
-  if name := _published_name(loaded.model):
+  # The name of the published model of these sizes, if there is one.
+  name = describing.published_name(loaded.model)
+  values_here = values_lib.model_values(loaded.model)
+  published = values_lib.model_values(models.create_model(name))
+  if all(values_here.get(x) == published.get(x) for x in _SIZES):
     facts.insert(0, ('model', name))
   if loaded.position_size != preprocess.image_size:
     facts.append(('positions are for', _by(loaded.position_size)))
   return facts
 
 
-def _published_name(model: models.Model) -> str | None:
-  """Returns the name of the published model of these sizes, if there is one."""
-  name = describing.published_name(model)
-  values = values_lib.model_values(model)
-  named = values_lib.model_values(models.create_model(name))
-  is_same = all(values.get(x) == named.get(x) for x in _SIZES)
-  return name if is_same else None
-
-
 def _by(size: tuple[int, int]) -> str:
   return f'{size[0]} x {size[1]} pixels'
-
-
-def _classes(loaded: weights.Loaded) -> str:
-  names, count = loaded.classes, loaded.model.num_classes
-  if not count:
-    return 'none: features come out'
-  if not names:
-    return f'{count}, without names'
-  name_list = ', '.join(
-    name.replace('|', '\\|') for name in names[:_MOST_NAMES]
-  )
-  return f'{count}: {name_list}{", ..." if names[_MOST_NAMES:] else ""}'
 
 
 def _values(model: models.Model) -> dict[str, Any]:

@@ -6,9 +6,9 @@ SETR does not use; in MONAI it is that of `UNETR`.
 """
 
 from collections.abc import Mapping
-import dataclasses
 import pathlib
 from typing import Any
+from typing import NamedTuple
 
 from flax import traverse_util
 import jax
@@ -21,34 +21,100 @@ from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import format as format_lib
-from vit_jax.weights.formats import mmseg
-from vit_jax.weights.formats import monai
 from vit_jax.weights.formats import tables
 
+# Of `models.setr.SETR`; the kinds of heads have parts of different names.
+SETR = tables.arrays("""
+decode/norm                   decode_head.norm               norm*
+decode/convolutions_#         decode_head.up_convs.#.0       conv_bn*
+decode/classifier/dense       decode_head.conv_seg           conv1x1*
+auxiliary_#/norm              auxiliary_head.#.norm          norm*
+auxiliary_#/convolutions_#    auxiliary_head.#.up_convs.#.0  conv_bn*
+auxiliary_#/classifier/dense  auxiliary_head.#.conv_seg      conv1x1*
+neck/norms_#                  neck.norm.#                    norm*
+neck/inputs_#                 neck.mla.channel_proj.#        conv_bn*
+neck/outputs_#                neck.mla.feat_extract.#        conv_bn*
+decode/levels_#_#             decode_head.up_convs.#.#       conv_bn*
+auxiliary_#/dense             auxiliary_head.#.conv_seg      conv1x1*
+""")
+SETR_TRUNK = tables.arrays("""
+patch_embedding                patch_embed.projection             conv*
+class_token                    cls_token
+position_embedding             pos_embed
+blocks_#/norm1                 layers.#.ln1                       norm*
+blocks_#/attention/qkv/kernel  layers.#.attn.attn.in_proj_weight  dense
+blocks_#/attention/qkv/bias    layers.#.attn.attn.in_proj_bias    flat
+blocks_#/attention/out         layers.#.attn.attn.out_proj        dense2*
+blocks_#/norm2                 layers.#.ln2                       norm*
+blocks_#/mlp/up                layers.#.ffn.layers.0.0            dense*
+blocks_#/mlp/down              layers.#.ffn.layers.1              dense*
+norm                           ln1                                norm*
+""")
 
-@dataclasses.dataclass(frozen=True)
-class _Format:
-  """Names of a program.
+# Torch's transposed convolutions are [in, out, ...].
+_TRANSPOSED = tables.Layout(
+  lambda a, _: np.moveaxis(a[0], (0, 1), (-2, -1)),
+  lambda a: [np.moveaxis(a, (-2, -1), (0, 1))],
+)
+# A dense layer as a convolution of size 1; the file says of how many axes.
+_POINTS = tables.Layout(
+  lambda a, shape: a[0].reshape(shape[::-1]).T,
+  lambda a: [a.T[:, :, None, None, None]],
+)
+# MONAI's blocks have a norm for cross-attention that UNETR does not use.
+UNETR_IGNORED = r'(vit\.)?blocks\.\d+\.(norm_cross_attn|cross_attn)\..*'
 
-  Attributes:
-    program: Its name, for messages.
-    rules: The table of the objective's parameters.
-    ignored: Regular expression for names in files that are not needed.
-    optional: Paths of ours that a file may lack, with their values then.
-  """
+# Of a trunk, `models.vit.ViT`, behind the prefix `vit.`.
+UNETR_TRUNK = tables.arrays("""
+patch_embedding         patch_embedding.patch_embeddings    conv*
+position_embedding      patch_embedding.position_embeddings
+blocks_#/norm1          blocks.#.norm1                      norm*
+blocks_#/attention/qkv  blocks.#.attn.qkv                   dense*
+blocks_#/attention/out  blocks.#.attn.out_proj              dense2*
+blocks_#/norm2          blocks.#.norm2                      norm*
+blocks_#/mlp/up         blocks.#.mlp.linear1                dense*
+blocks_#/mlp/down       blocks.#.mlp.linear2                dense*
+norm                    norm                                norm*
+""")
+_UNIT = tables.arrays("""
+conv1/kernel          conv1.conv.weight  conv
+conv2/kernel          conv2.conv.weight  conv
+conv_shortcut/kernel  conv3.conv.weight  conv
+""")
+# Of the decoder, `models.unetr.UNETR`.
+UNETR = [
+  *tables.below(_UNIT, 'encoder1/', 'encoder1.layer.'),
+  *tables.below(_UNIT, 'encoder#/unit_#/', 'encoder#.blocks.#.1.'),
+  *tables.below(_UNIT, 'decoder#/unit/', 'decoder#.conv_block.'),
+  *tables.arrays(
+    """
+encoder#/first/kernel      encoder#.transp_conv_init.conv.weight  transposed
+encoder#/doubled_#/kernel  encoder#.blocks.#.0.conv.weight        transposed
+decoder#/doubled/kernel    decoder#.transp_conv.conv.weight       transposed
+classifier/dense/kernel    out.conv.conv.weight                   points
+classifier/dense/bias      out.conv.conv.bias
+""",
+    transposed=_TRANSPOSED,
+    points=_POINTS,
+  ),
+]
+
+
+class _Format(NamedTuple):
+  """Names of a program."""
 
   program: str
-  rules: list[tables.Rule]
-  ignored: str
-  optional: Mapping[str, float]
+  rules: list[tables.Rule]  # of the objective's parameters
+  ignored: str  # regular expression for names in files that are not needed
+  optional: Mapping[str, float]  # paths that a file may lack, with their values
 
 
 FORMATS: Mapping[str, _Format] = {
   'mmseg': _Format(
     'mmsegmentation',
     [
-      *tables.below(mmseg.TRUNK, 'trunk/', 'backbone.'),
-      *tables.below(mmseg.SETR, 'decoder/', ''),
+      *tables.below(SETR_TRUNK, 'trunk/', 'backbone.'),
+      *tables.below(SETR, 'decoder/', ''),
     ],
     r'.*\.num_batches_tracked',
     {'trunk/norm/scale': 1.0, 'trunk/norm/bias': 0.0},
@@ -56,15 +122,13 @@ FORMATS: Mapping[str, _Format] = {
   'monai': _Format(
     'MONAI',
     [
-      *tables.below(monai.TRUNK, 'trunk/', 'vit.'),
-      *tables.below(monai.DECODER, 'decoder/', ''),
+      *tables.below(UNETR_TRUNK, 'trunk/', 'vit.'),
+      *tables.below(UNETR, 'decoder/', ''),
     ],
-    monai.IGNORED,
+    UNETR_IGNORED,
     {},
   ),
 }
-
-
 # Values of a trunk that arrays show, or that the programs' own code is told.
 _TRUNK = (
   *('hidden_size', 'depth', 'num_heads', 'mlp_dim', 'patch_size'),
@@ -74,14 +138,9 @@ _TRUNK = (
 
 
 def check(trunk: vit.ViT, name: str) -> list[str]:
-  """Returns notes on where a program's own code computes something else.
+  """Returns notes on where a program computes something else than a trunk.
 
-  Args:
-    trunk: That of the segmentation.
-    name: A key of FORMATS.
-
-  Raises:
-    UserError: The program has no place for a part of the trunk.
+  The program is a key of FORMATS. It may have no place for a part.
   """
   program = FORMATS[name].program
   values = values_lib.model_values(trunk)
@@ -101,17 +160,7 @@ def check(trunk: vit.ViT, name: str) -> list[str]:
 
 
 def write(params: Any, path: pathlib.Path, name: str) -> None:
-  """Writes a file of all parameters of a segmentation.
-
-  Args:
-    params: Of the objective: `trunk` and `decoder`.
-    path: A new .safetensors file.
-    name: A key of FORMATS.
-
-  Raises:
-    UserError: The program has no place for a parameter, or the file is there
-      already or cannot be written.
-  """
+  """Writes a segmentation, `trunk` and `decoder`, to a .safetensors file."""
   form = FORMATS[name]
   if path.suffix != '.safetensors' or path.exists():
     raise UserError(
@@ -130,21 +179,18 @@ def write(params: Any, path: pathlib.Path, name: str) -> None:
 
 
 def read(path: pathlib.Path, like: Any) -> Any:
-  """Returns the parameters of a file, in a tree of the same structure.
-
-  Args:
-    path: A .safetensors or .pth file of mmsegmentation or MONAI.
-    like: The parameters of a model of the same architecture.
-
-  Raises:
-    UserError: It is damaged, of none of these programs, or does not fit; the
-      message lists all differences.
-  """
+  """Returns the parameters of a file, in a tree of the structure of `like`."""
   abstract = traverse_util.flatten_dict(
     jax.eval_shape(layouts.unstack_all, like), sep='/'
   )
   with containers.open_arrays(path) as arrays:
-    form = _stored_format(path, arrays)
+    starts = {name.partition('.')[0] for name in arrays.shapes}
+    if not starts & {'backbone', 'vit'}:
+      raise UserError(
+        f'{path} is no segmentation of mmsegmentation or MONAI: names of its'
+        ' arrays begin neither with backbone. nor with vit.'
+      )
+    form = FORMATS['mmseg' if 'backbone' in starts else 'monai']
     filled = {}
     for param_path, value in form.optional.items():
       names = [n for x in form.rules for n in x.names(param_path) or ()]
@@ -164,16 +210,6 @@ def read(path: pathlib.Path, like: Any) -> Any:
       raise UserError(f'{path}: {e}') from None
   flat = traverse_util.flatten_dict(params, sep='/') | filled
   return layouts.relayout(traverse_util.unflatten_dict(flat, sep='/'), like)
-
-
-def _stored_format(path: pathlib.Path, arrays: containers.Arrays) -> _Format:
-  for key, start in (('mmseg', 'backbone.'), ('monai', 'vit.')):
-    if any(name.startswith(start) for name in arrays.shapes):
-      return FORMATS[key]
-  raise UserError(
-    f'{path} is no segmentation of mmsegmentation or MONAI: names of its arrays'
-    ' begin neither with backbone. nor with vit.'
-  )
 
 
 def _unused(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

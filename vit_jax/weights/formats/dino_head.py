@@ -37,21 +37,14 @@ def rules(
 ) -> list[tables.Rule]:
   """Returns the table of a head's parameters and running statistics.
 
-  Args:
-    param_prefix: Path of the head in the objective's parameters, such as
-      'head/'.
-    file_prefix: What the names in the file begin with, such as 'head.'.
-    layers: Number of layers of the MLP.
-    batch_norm: Whether it has BatchNorm.
+  Its path in the objective's parameters begins with `param_prefix`, such as
+  'head/', and its names in the file with `file_prefix`, such as 'head.'.
   """
   dense = 'mlp' if layers == 1 else 'mlp.#'
-  table = tables.arrays(
-    f"""
+  table = tables.arrays(f"""
 dense_#            {dense}              dense*       *{2 + batch_norm}
 norm_#             mlp.#                batch_norm*  *3+1
 last_layer/kernel  last_layer.weight_v  dense
 last_layer/scale   last_layer.weight_g  column
-""",
-    column=tables.padded(1),
-  )
+""")
   return tables.below(table, param_prefix, file_prefix)

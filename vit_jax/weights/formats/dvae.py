@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from vit_jax.config import UserError
 from vit_jax.models import dvae
-from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import tables
@@ -44,43 +43,28 @@ group_#_#/conv_#/bias      {_BLOCK}.res_path.conv_#.b        +1
 
 
 def read(path: pathlib.Path) -> tuple[dvae.DalleEncoder, dict[str, Any]]:
-  """Reads an encoder.
+  """Reads an encoder, whose sizes are those of the arrays, and its parameters.
 
-  Args:
-    path: An .npz, .safetensors or .pth file, or a directory of transformers.
-
-  Returns:
-    The module, whose sizes are those of the arrays, and its parameters.
-
-  Raises:
-    UserError: It is damaged, or no such encoder.
+  `path` is an .npz, .safetensors or .pth file, or a directory of transformers.
   """
+
+  def authors_name(name: str) -> str:
+    for pattern, replacement in _FLAVAS:
+      name = re.sub(pattern, replacement, name)
+    return name
+
   with foreign.opened(path) as opened:
-    arrays = base.Renamed(opened, _name)
-    module = _describe(arrays)
+    arrays = base.Renamed(opened, authors_name)
+    first, last = (arrays.shapes.get(name, ()) for name in (_INPUT, _OUTPUT))
+    if len(first) != 4 or len(last) != 4:
+      raise UserError(
+        f"it is no encoder of DALL-E's or FLAVA's, which has {_INPUT} and"
+        f' {_OUTPUT}'
+      )
+    pattern = re.compile(r'blocks\.group_1\.block_\d+\.res_path\.conv_1\.w')
+    blocks = sum(1 for name in arrays.shapes if pattern.fullmatch(name))
+    module = dvae.DalleEncoder(last[0], first[0], max(blocks, 1))
     image = jnp.zeros((1, dvae.STRIDE, dvae.STRIDE, _CHANNELS))
     abstract = jax.eval_shape(module.init, jax.random.key(0), image)['params']
     params = tables.read(arrays, _ARRAYS, abstract, r'(?!blocks\.).*')
   return module, params
-
-
-def _name(name: str) -> str:
-  """Returns the authors' name of an array for one of FLAVA's, or of theirs."""
-  for pattern, replacement in _FLAVAS:
-    name = re.sub(pattern, replacement, name)
-  return name
-
-
-def _describe(arrays: containers.Arrays) -> dvae.DalleEncoder:
-  """Returns the encoder that has arrays of these shapes."""
-  first, last = (arrays.shapes.get(name, ()) for name in (_INPUT, _OUTPUT))
-  if len(first) != 4 or len(last) != 4:
-    raise UserError(
-      f"it is no encoder of DALL-E's or FLAVA's, which has {_INPUT} and"
-      f' {_OUTPUT}'
-    )
-  pattern = r'blocks\.group_1\.block_\d+\.res_path\.conv_1\.w'
-  blocks = sum(
-    re.fullmatch(pattern, name) is not None for name in arrays.shapes
-  )
-  return dvae.DalleEncoder(last[0], first[0], max(blocks, 1))

@@ -3,13 +3,10 @@
 A model that the format can store is not changed.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
-from flax import linen as nn
 from flax import traverse_util
 import numpy as np
 
@@ -23,9 +20,6 @@ from vit_jax.models.parts import blocks
 from vit_jax.models.parts import positions
 from vit_jax.weights import adapt
 
-# Model -> what of it a format cannot store; None: nothing.
-Lacks = Callable[[models.Model], str | None]
-
 # Parameters with a factor for each channel -> layer whose output they multiply,
 # by whether the norms of a layer follow attention and MLP.
 _SCALED = {
@@ -34,21 +28,13 @@ _SCALED = {
 }
 
 
-def storable_form(model: models.Model, lacks: Lacks) -> models.Model | None:
-  """Returns a model with the same function that a format can store, or None.
-
-  It is the model itself if the format can store that.
-  """
-  return next((x for x in _forms(model) if not lacks(x)), None)
-
-
-def _forms(model: models.Model) -> Iterator[models.Model]:
-  """Yields the model and equivalent forms, the most similar first.
+def forms(model: models.Model) -> Iterator[models.Model]:
+  """Yields the model and those of the same function, the most similar first.
 
   A mask token, which no prediction needs, can be left out. Fixed positions can
-  become learned ones with the same values, with zeros for
-  tokens without a position; a position can be added to its token. LayerScale
-  can be multiplied into the layer that it scales.
+  become learned ones with the same values, with zeros for tokens without a
+  position; a position can be added to its token. LayerScale can be multiplied
+  into the layer that it scales.
   """
   yield model
   if not isinstance(model, vit.ViT):
@@ -59,6 +45,8 @@ def _forms(model: models.Model) -> Iterator[models.Model]:
   scales = [model]
   if getattr(model.block, 'layer_scale', None) is not None:
     scales.append(_without_scale(model))
+  added = patches.Learned | positions.Factorized | positions.SinCos
+  other_parts = [x for x in model.positions if not isinstance(x, added)]
   for scaled in scales:
     if scaled is not model:
       yield scaled
@@ -66,25 +54,18 @@ def _forms(model: models.Model) -> Iterator[models.Model]:
       learned = patches.Learned(
         tokens, initializers=model.initializers, parent=None
       )
-      yield scaled.clone(positions=(learned, *_other_positions(scaled)))
+      yield scaled.clone(positions=(learned, *other_parts))
 
 
 def _without_scale(model: vit.ViT) -> vit.ViT:
-  """Returns a model without LayerScale."""
   scale: Any = {'layer_scale': None, 'layer_scale_mlp': True}
   return model.clone(block=model.block.clone(**scale))
-
-
-def _other_positions(model: vit.ViT) -> Iterator[nn.Module]:
-  """Yields the positions that are not added to tokens."""
-  added = patches.Learned | positions.Factorized | positions.SinCos
-  return (part for part in model.positions if not isinstance(part, added))
 
 
 def rewrite(
   loaded: weights.Loaded, target: models.Model
 ) -> tuple[weights.Loaded, list[str]]:
-  """Returns a model in the form of `storable_form`, and notes on what differs.
+  """Returns a model in one of its `forms`, and notes on what differs.
 
   Its layers are unrolled, and its arrays those of NumPy.
   """
@@ -96,7 +77,16 @@ def rewrite(
   if source.mask_token and not target.mask_token:
     notes.append('the token of masked patches is left out')
   if source.block.layer_scale is not None and target.block.layer_scale is None:
-    params = _scaled(params, _SCALED[isinstance(source.block, blocks.PostNorm)])
+    layers = _SCALED[isinstance(source.block, blocks.PostNorm)]
+    flat = traverse_util.flatten_dict(params, sep='/')
+    for path in [x for x in flat if x.rpartition('/')[2] in layers]:
+      block, _, name = path.rpartition('/')
+      factor = np.asarray(flat.pop(path))
+      for leaf in ('kernel', 'scale', 'bias'):  # [..., D] and [D]
+        layer = f'{block}/{layers[name]}/{leaf}'
+        if layer in flat:
+          flat[layer] = np.asarray(flat[layer]) * factor
+    params = traverse_util.unflatten_dict(flat, sep='/')
     source = _without_scale(source)
     notes.append(
       'LayerScale is multiplied into the layers before it: the same function'
@@ -117,7 +107,6 @@ def rewrite(
 
 
 def _position_notes(source: vit.ViT, target: vit.ViT) -> list[str]:
-  """Returns a note if positions are stored in another way."""
   kinds = [adapt.position_kind(model)[0] for model in (source, target)]
   if kinds[0] != kinds[1]:
     is_fixed = kinds[0] in embedding.SINCOS
@@ -133,16 +122,3 @@ def _position_notes(source: vit.ViT, target: vit.ViT) -> list[str]:
   if counts[0] < counts[1]:
     return ['tokens without a position are given one of zeros']
   return []
-
-
-def _scaled(params: Any, layers: Mapping[str, str]) -> dict[str, Any]:
-  """Multiplies LayerScale's factors [D] into the layers before them."""
-  flat = traverse_util.flatten_dict(params, sep='/')
-  for path in [x for x in flat if x.rpartition('/')[2] in layers]:
-    block, _, name = path.rpartition('/')
-    factor = np.asarray(flat.pop(path))
-    for leaf in ('kernel', 'scale', 'bias'):  # [..., D] and [D]
-      layer = f'{block}/{layers[name]}/{leaf}'
-      if layer in flat:
-        flat[layer] = np.asarray(flat[layer]) * factor
-  return traverse_util.unflatten_dict(flat, sep='/')

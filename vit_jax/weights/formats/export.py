@@ -6,6 +6,7 @@ is complete.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import os
@@ -22,7 +23,6 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data import target_kinds
 from vit_jax.models import describing
-from vit_jax.models import igpt
 from vit_jax.models import layouts
 from vit_jax.models import resnet
 from vit_jax.models import values as values_lib
@@ -33,30 +33,17 @@ from vit_jax.weights.formats import card
 from vit_jax.weights.formats import equivalent
 from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import format as format_lib
-from vit_jax.weights.formats import google
-from vit_jax.weights.formats import huggingface_config
-from vit_jax.weights.formats import imagegpt
+from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import timm_config
+from vit_jax.weights.formats import timm
 from vit_jax.weights.formats import timm_parallel
-from vit_jax.weights.formats import torchvision
-from vit_jax.weights.formats.format import Format
 
 VIT_JAX = 'vit_jax'
 FORMATS = (*(form.NAME for form in foreign.FORMATS), VIT_JAX)
-
-_WRITERS: dict[str, Any] = {
-  'google': google.Writer(),
-  'timm': timm_config,
-  'huggingface': huggingface_config,
-  'torchvision': torchvision.Writer(),
-}
-# Suffix of a single file by format; Hugging Face's needs a directory.
-_SUFFIXES = {
-  'google': '.npz',
-  'timm': '.safetensors',
-  'torchvision': '.safetensors',
+_WRITERS: Mapping[str, base.Writer] = {
+  timm.NAME: timm,
+  huggingface.NAME: huggingface,
 }
 
 
@@ -81,34 +68,31 @@ def write(
   Returns:
     Notes on what was changed for that format, and where its code computes
     something else, one line each.
-
-  Raises:
-    UserError: The format cannot store the model, the path exists, or it cannot
-      be written.
   """
   form = {form.NAME: form for form in foreign.FORMATS}[name]
   loaded = _unrolled(loaded)
   target = _supported(loaded, form, source)
-  target_values = values_lib.model_values(target)
-  if objective_table is not None and timm_parallel.is_joint(target_values):
+  values = values_lib.model_values(target)
+  if objective_table is not None and timm_parallel.is_joint(values):
     raise UserError(
       f'{source}: files of --whole have no place for layers with parts beside'
       ' each other: leave --whole out'
     )
   is_file = check_path(path, name)
-  loaded, changed = equivalent.rewrite(loaded, target)
+  loaded, notes = equivalent.rewrite(loaded, target)
   kind = format_lib.storing(form.KINDS, target, loaded.position_size)
   assert kind is not None  # as `_supported` has checked
-  suffix = _SUFFIXES.get(name, '.safetensors')
-  weights_file = path.name if is_file else f'model{suffix}'
-  folder = path.absolute().parent.name if is_file else path.name
-  writer: Any = _WRITERS[name]
-  notes = changed + kind.notes(target, loaded.position_size)
-  notes += writer.notes(kind, target)
-  notes += _level_notes(loaded) + _output_notes(loaded)
-  notes += _border_notes(loaded.preprocess, name)
+  weights_file = path.name
+  folder = path.absolute().parent.name
+  if not is_file:
+    weights_file = f'model{form.SUFFIX or ".safetensors"}'
+    folder = path.name
+  notes += kind.notes(target, loaded.position_size)
+  if name in _WRITERS:
+    notes += _WRITERS[name].notes(kind, values)
+  notes += _preprocess_notes(loaded.preprocess, name)
   with new_directory(path, is_file) as directory:
-    companions = _companions(loaded, writer, weights_file, kind)
+    companions = _companions(loaded, values, name, weights_file, kind)
     if objective_table is not None:
       companions['config.json'].update(objective_table.config)
     for json_name, content in companions.items():
@@ -119,29 +103,29 @@ def write(
       title=path.stem if is_file else path.name,
       source=source,
       address=path.name,
-      usage=[writer.usage(kind, target, folder, weights_file)],
+      usage=[form.usage(kind, values, folder, weights_file)],
       notes=notes,
     )
-    _write_arrays(loaded, directory / weights_file, objective_table, kind)
+    arrays = _arrays(loaded, values, objective_table, kind)
+    if form.SUFFIX == '.npz':
+      containers.write_npz(directory / weights_file, arrays)
+    else:
+      finished = kind.finish(values, dict(arrays))  # views: no memory
+      containers.write_safetensors(
+        directory / weights_file, finished, {'format': 'pt'}
+      )
   return notes
 
 
 def check_path(path: pathlib.Path, name: str) -> bool:
-  """Checks that a format can be written to a path without overwriting.
+  """Checks that a format can be written to a path; is it a file's?
 
-  Args:
-    path: A new or empty directory, or a new file.
-    name: Name of the format, one of FORMATS.
-
-  Returns:
-    Whether the path is a file's.
-
-  Raises:
-    UserError: It cannot be written.
+  The path is a new or empty directory, or a new file.
   """
+  suffixes = {form.NAME: form.SUFFIX for form in foreign.FORMATS}
   is_file = path.suffix in foreign.SUFFIXES
-  if is_file and path.suffix != _SUFFIXES.get(name):
-    file = f' or a {_SUFFIXES[name]} file' if name in _SUFFIXES else ''
+  if is_file and path.suffix != suffixes.get(name):
+    file = f' or a {suffixes[name]} file' if suffixes.get(name) else ''
     raise UserError(f'{path}: --to={name} writes a directory{file}; name one')
   names = [path.name, 'config.json', 'README.md'] if is_file else [path.name]
   for target in (path.with_name(name) for name in names):
@@ -164,8 +148,7 @@ def _supported(
 ) -> models.Model:
   """Returns the form of a model that a format can store.
 
-  Raises:
-    UserError: There is none; the message names formats that have one.
+  If there is none, the error names formats that have one.
   """
   model, size = loaded.model, loaded.position_size
   if len(size) == 3:
@@ -174,22 +157,22 @@ def _supported(
       f' for volumes: use --to={VIT_JAX}, or --to=monai for a UNETR'
     )
 
-  def lacks(form: base.Library) -> equivalent.Lacks:
-    def reason(model: models.Model) -> str | None:
-      return format_lib.refusal(form.KINDS, model, size)
+  def storable_form(form: base.Library) -> models.Model | None:
+    for equal in equivalent.forms(model):
+      if not format_lib.refusal(form.KINDS, equal, size):
+        return equal
+    return None
 
-    return reason
-
-  target = equivalent.storable_form(model, lacks(form))
+  target = storable_form(form)
   if target is None:
     able = [
       x.NAME
       for x in foreign.FORMATS
-      if x is not form and equivalent.storable_form(model, lacks(x)) is not None
+      if x is not form and storable_form(x) is not None
     ]
     raise UserError(
       f'{source} cannot be written with --to={form.NAME}, which has no place'
-      f' for {lacks(form)(model)}: use'
+      f' for {format_lib.refusal(form.KINDS, model, size)}: use'
       f' --to={" or --to=".join([*able, VIT_JAX])}'
     )
   return target
@@ -201,13 +184,7 @@ def new_directory(
 ) -> Iterator[pathlib.Path]:
   """Yields a temporary directory, whose content goes to `path` at the end.
 
-  Args:
-    path: A new or empty directory.
-    is_file: Whether `path` is a new file instead; then the temporary files go
-      to its directory.
-
-  Raises:
-    UserError: It cannot be written.
+  If `path` is a new file (`is_file`), the temporary files go to its directory.
   """
   path = path.absolute()
   temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
@@ -229,11 +206,7 @@ def new_directory(
 def write_card(
   directory: pathlib.Path, loaded: weights.Loaded, **content: Any
 ) -> None:
-  """Writes README.md; `content` has the arguments of `card.text`.
-
-  Raises:
-    UserError: It cannot be written.
-  """
+  """Writes README.md; `content` has the arguments of `card.text`."""
   with safe_io.replacing(directory / 'README.md') as file:
     file.write(card.text(loaded, **content))
 
@@ -256,16 +229,19 @@ def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
 
 def _companions(
   loaded: weights.Loaded,
-  writer: Any,
+  values: format_lib.Values,
+  name: str,
   weights_file: str,
-  kind: Format,
+  kind: format_lib.Format,
 ) -> dict[str, Any]:
-  """Returns the content of the JSON files, by file name."""
-  size, preprocess = loaded.position_size, loaded.preprocess
-  if isinstance(loaded.model, igpt.IGPT):
-    return imagegpt.companions(loaded.model, loaded.params, preprocess, size)
-  files = writer.companions(kind, loaded.model, preprocess, size)
-  if writer is not huggingface_config:  # transformers takes no other fields
+  preprocess, size = loaded.preprocess, loaded.position_size
+  files: dict[str, dict[str, Any]] = {'config.json': {}}
+  if name in _WRITERS:
+    image = {'image_size': size, 'image_channels': preprocess.channels}
+    files = _WRITERS[name].companions(
+      kind, {**values, **image}, preprocess, loaded.params
+    )
+  if name != huggingface.NAME:  # transformers takes no other fields
     files['config.json']['vit_jax'] = {
       'file': weights_file,
       'model': describing.config_values(loaded.model),
@@ -276,86 +252,53 @@ def _companions(
   return files
 
 
-def _level_notes(loaded: weights.Loaded) -> list[str]:
-  """Returns a note on the values that become 0 and 1, unless 0 and 255."""
-  levels = loaded.preprocess.levels
-  if levels.is_plain:
-    return []
-  low, high = levels.window or (0, 2**levels.bits - 1)
-  return [
-    f'this model takes images of {levels.bits} bits: before mean and std their'
-    f' values from {low:g} to {high:g} become 0 to 1, others are cut; that'
-    " program's own preprocessing does not know it"
-  ]
-
-
-def _border_notes(preprocess: data.Preprocess, name: str) -> list[str]:
-  """Returns a note on a border that a format has no place for."""
-  fill, channels = preprocess.fill, preprocess.channels
-  if fill is None:
-    return []
-  if name == 'timm':
-    values = base.per_channel(fill, channels)
-    mean = base.per_channel(preprocess.mean, channels)
-    if values == [round(255 * x) for x in mean]:  # as timm has it
-      return []
-  return [
-    'this model takes images that are not cut, with a border of'
-    f' {", ".join(map(str, fill))}; that program has no such preprocessing'
-  ]
-
-
-def _output_notes(loaded: weights.Loaded) -> list[str]:
-  """Returns a note on what the outputs mean, unless they are of classes."""
+def _preprocess_notes(preprocess: data.Preprocess, name: str) -> list[str]:
+  """Returns notes on inputs and outputs that a format has no place for."""
+  notes = []
+  levels, target = preprocess.levels, preprocess.target
+  if not levels.is_plain:  # 0 and 255 are not 0 and 1
+    low, high = levels.window or (0, 2**levels.bits - 1)
+    notes.append(
+      f'this model takes images of {levels.bits} bits: before mean and std'
+      f' their values from {low:g} to {high:g} become 0 to 1, others are cut;'
+      " that program's own preprocessing does not know it"
+    )
   unknown = "that program's own code does not know it"
-  target = loaded.preprocess.target
   if isinstance(target, target_kinds.Number):
-    facts = loaded.preprocess.outputs['logits']
-    return [
+    facts = preprocess.outputs['logits']
+    notes.append(
       f'this model predicts numbers, {", ".join(target.names)}: its outputs'
       f' times {facts["std"]}, plus {facts["mean"]}; {unknown}'
-    ]
-  if isinstance(target, target_kinds.MultiLabel):
-    return [
+    )
+  elif isinstance(target, target_kinds.MultiLabel):
+    notes.append(
       f'each of its outputs, {", ".join(target.names)}, has a probability of'
       f' its own, the sigmoid; {unknown}'
-    ]
-  return []
-
-
-def _write_arrays(
-  loaded: weights.Loaded,
-  path: pathlib.Path,
-  objective_table: objective_tables.ObjectiveTable | None,
-  kind: Format,
-) -> None:
-  arrays = _arrays(loaded, objective_table, kind)
-  if path.suffix == '.npz':
-    containers.write_npz(path, arrays)
-    return
-  values = values_lib.model_values(loaded.model)
-  finished = dict(kind.finish(values, dict(arrays)))  # views: no memory
-  containers.write_safetensors(path, finished, {'format': 'pt'})
+    )
+  if (fill := preprocess.fill) is not None:
+    values = base.per_channel(fill, preprocess.channels)
+    mean = base.per_channel(preprocess.mean, preprocess.channels)
+    is_timms = values == [round(255 * x) for x in mean]
+    if name != timm.NAME or not is_timms:
+      notes.append(
+        'this model takes images that are not cut, with a border of'
+        f' {", ".join(map(str, fill))}; that program has no such preprocessing'
+      )
+  return notes
 
 
 def _arrays(
   loaded: weights.Loaded,
+  values: format_lib.Values,
   objective_table: objective_tables.ObjectiveTable | None,
-  kind: Format,
+  kind: format_lib.Format,
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields the arrays of a file by name, as views."""
-  values = values_lib.model_values(loaded.model)
-  rules = kind.rules(values)
-  for name, array in tables.write(rules, loaded.params):
-    yield (
-      objective_table.stored(name)
-      if objective_table
-      else kind.stored(values, name),
-      array,
-    )
-  if objective_table is not None:
-    for name, array in tables.write(
-      objective_table.rules, loaded.objective_params
-    ):
-      yield objective_table.stored(name), array
-    yield from objective_table.constants.items()
+  model_arrays = tables.write(kind.rules(values), loaded.params)
+  if objective_table is None:
+    yield from ((kind.stored(values, name), x) for name, x in model_arrays)
+    return
+  yield from ((objective_table.stored(name), x) for name, x in model_arrays)
+  params = loaded.objective_params
+  for name, array in tables.write(objective_table.rules, params):
+    yield objective_table.stored(name), array
+  yield from objective_table.constants.items()

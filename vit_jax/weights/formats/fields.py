@@ -54,164 +54,52 @@ of the table that is changed, by their values or keys.
 import ast
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import re
 from typing import Any
 
-from vit_jax.config import UserError
 from vit_jax.weights.files import typed
-from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
-
-
-@dataclasses.dataclass
-class FileFacts:
-  """What is known of a file while its model is described.
-
-  Patterns of names have `#` for a number, and may be several, `a|b` or
-  `x.{a,b}`: the first that there is.
-
-  Attributes:
-    arrays: Its arrays, of which the shapes are read.
-    hints: What else is known.
-    values: The model's values so far, by name.
-  """
-
-  arrays: base.Renamed
-  hints: base.Hints
-  values: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-  @property
-  def shapes(self) -> Mapping[str, base.Shape]:
-    """Shapes of its arrays by name."""
-    return self.arrays.shapes
-
-  @property
-  def config(self) -> typed.Json:
-    """The format's config; empty if there is none."""
-    return self.hints.config
-
-  def has(self, pattern: str) -> bool:
-    """Whether an array's name begins with a pattern."""
-    return any(self._matches(pattern, is_whole=False))
-
-  def size(self, pattern: str, axis: int) -> int:
-    """Returns a side of the first array of a name; 0: there is none."""
-    shape = self.shape(pattern)
-    return shape[axis] if -len(shape) <= axis < len(shape) else 0
-
-  def shape(self, pattern: str, axes: int = 0) -> base.Shape:
-    """Returns the shape of the first array of a name; (): there is none.
-
-    Args:
-      pattern: The name.
-      axes: Number of axes that it must have; 0: any, and it need not be there.
-
-    Raises:
-      UserError: There is none, or it has another number of axes.
-    """
-    name = next((x.string for x in self._matches(pattern)), None)
-    shape = () if name is None else self.shapes[name]
-    if not axes or len(shape) == axes:
-      return shape
-    if name is None:
-      array = self.arrays.stored(
-        tables.alternatives(pattern)[0].replace('#', '0')
-      )
-      raise _unreadable(f'it holds no array {array}')
-    array = self.arrays.stored(name)
-    raise _unreadable(f'{array} has the shape {shape}, not {axes} axes')
-
-  def count(self, pattern: str) -> int:
-    """Returns one more than the largest number at the `#` of a pattern.
-
-    Raises:
-      UserError: The count is larger than the number of arrays.
-    """
-    numbers = (int(x[1]) for x in self._matches(pattern, is_whole=False))
-    return self._plausible(max(numbers, default=-1) + 1)
-
-  def stages(self, pattern: str, first: int) -> tuple[int, ...]:
-    """Returns the number of units in each stage, from 'stages.#.blocks.#.'.
-
-    Args:
-      pattern: Pattern with a number for the stage and one for the unit.
-      first: Number of the first stage and unit, 0 or 1.
-
-    Raises:
-      UserError: As `count`.
-    """
-    units: dict[int, int] = {}
-    for match in self._matches(pattern, is_whole=False):
-      stage, unit = (self._plausible(int(x) - first) for x in match.groups())
-      units[stage] = max(units.get(stage, 0), unit + 1)
-    return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
-
-  def _matches(
-    self, pattern: str, is_whole: bool = True
-  ) -> Iterator[re.Match[str]]:
-    """Yields the names of a pattern, or those that begin with it."""
-    for name in tables.alternatives(pattern):
-      expression = tables.pattern(name)
-      match = expression.fullmatch if is_whole else expression.match
-      yield from filter(None, map(match, self.shapes))
-
-  def _plausible(self, count: int) -> int:
-    if count <= len(self.shapes):
-      return count
-    raise _unreadable(
-      f'by their names there are {count} layers, but only'
-      f' {len(self.shapes)} arrays'
-    )
-
-
-def _unreadable(reason: str) -> UserError:
-  return UserError(f'its architecture cannot be read: {reason}')
-
+from vit_jax.weights.formats.base import FileFacts
 
 Read = Callable[[FileFacts], Any]
 Write = Callable[[Mapping[str, Any]], Any]
+_ANY = typed.Kind('anything', lambda x: True)
+# What `Entry.write` returns for null.
+NULL = object()
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """How a format has a value of a model.
+  """How a format has a value of a model."""
 
-  Attributes:
-    value_name: Its name; '': the format's config says something that is no
-      value.
-    read: What is seen of it in the arrays, which then decide; None where they
-      do not show it. They may return None in one file.
-    key: Key of the format's config; '': it has none.
-    words: Words of the config -> our values; {}: they are equal.
-    default: Our value where nothing says it; or what returns it, or None.
-    kind: Type of the key's value.
-    write: Returns the key's value, of a model's values, where null is `NULL`,
-      and None leaves the key out; None: ours by `words`.
-    check: Raises a UserError for what the config says beside other values.
-    is_stated: Whether the key is written if it has the default.
-    is_noted: Whether a model with another value is written, with a note that
-      the format's own code computes the default.
-    is_read_only: Whether the format's own code has no place for it: files have
-      it of other programs, and no model with it is written.
-    is_given: Whether who loads a file in that program gives the value, as the
-      number of heads where no config has it.
-  """
-
+  # Its name; '': the format's config says something that is no value.
   value_name: str
+  # What is seen of it in the arrays, which then decide; None where they do not
+  # show it. They may return None in one file.
   read: Read | None = None
-  key: str = ''
+  key: str = ''  # key of the format's config; '': it has none
+  # Words of the config -> our values; {}: they are equal.
   words: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+  # Our value where nothing says it; or what returns it, or None.
   default: Any = None
-  kind: typed.Kind | None = None
+  kind: typed.Kind | None = None  # type of the key's value
+  # Returns the key's value, of a model's values, where null is `NULL`, and None
+  # leaves the key out; None: ours by `words`.
   write: Write | None = None
+  # Raises a UserError for what the config says beside other values.
   check: Callable[[FileFacts], None] | None = None
-  is_stated: bool = False
+  is_stated: bool = False  # whether the key is written if it has the default
+  # Whether a model with another value is written, with a note that the format's
+  # own code computes the default.
   is_noted: bool = False
+  # Whether the format's own code has no place for it: files have it of other
+  # programs, and no model with it is written.
   is_read_only: bool = False
+  # Whether who loads a file in that program gives the value, as the number of
+  # heads where no config has it.
   is_given: bool = False
 
   @property
@@ -224,16 +112,19 @@ class Entry:
     """Returns our value for a file; None: nothing says it.
 
     The arrays decide, then the caller, then the config.
-
-    Raises:
-      UserError: The config says something that is not computed here.
     """
     if self.check:
       self.check(file)
     value = self.read(file) if self.read else None
-    config_value = self._config_value(file.config)
+    # Read in any case, since it may be of another type.
+    config_value = None
+    if self.key and self.value_name:
+      kind = typed.choice(*self.words) if self.words else self.kind or _ANY
+      config_value = file.config.get(self.key, kind)
+      if self.words and config_value is not None:
+        config_value = self.words[config_value]
     if value is None:
-      value = file.hints.values.get(self.value_name)
+      value = file.caller_values.get(self.value_name)
     if value is None:
       value = config_value
     if value is None:
@@ -241,52 +132,33 @@ class Entry:
       return value(file) if callable(value) else value
     return value
 
-  def _config_value(self, config: typed.Json) -> Any:
-    """Returns our value for what a config says; None: it does not."""
-    if not self.key or not self.value_name:
-      return None
-    kind = self.kind or _ANY
-    if self.words:
-      kind = typed.choice(*self.words)
-    word = config.get(self.key, kind)
-    return self.words[word] if self.words and word is not None else word
-
   def word(self, values: Mapping[str, Any]) -> Any:
     """Returns the key's value for a model; None: the config has no word."""
     if self.write:
       return self.write(values)
     value = values.get(self.value_name)
     if self.words:
-      words = {
-        model_value: word
-        for word, model_value in reversed([*self.words.items()])
-      }
-      return words.get(value)
+      return first_word(self.words, value)
     return list(value) if isinstance(value, tuple) else value
 
 
-def evaluate(entries: Iterable[Entry], file: FileFacts) -> None:
-  """Sets `file.values` to what a table of fields says of a file.
+def first_word(words: Mapping[Any, Any], value: Any) -> Any:
+  """Returns the first word for our value; None: there is none."""
+  return next((word for word, x in words.items() if x == value), None)
 
-  Raises:
-    UserError: As `Entry.value`.
-  """
+
+def evaluate(entries: Iterable[Entry], file: FileFacts) -> None:
+  """Sets `file.values` to what a table of fields says of a file."""
   for entry in entries:
     if entry.value_name:
       file.values[entry.value_name] = entry.value(file)
 
 
-_ANY = typed.Kind('anything', lambda x: True)
-# What `Entry.write` returns for null.
-NULL = object()
-
-
 def check_gate(key: str, is_read: bool = True) -> Callable[[FileFacts], None]:
   """Returns the check that a SiLU is the activation of gated MLPs alone.
 
-  Args:
-    key: Key of the config that says the activation; nothing need be there.
-    is_read: Whether the format's code reads the key where the MLP is gated.
+  Nothing need say the activation. Where the MLP is gated, the format's code may
+  not read the key (`is_read`).
   """
 
   def check(file: FileFacts) -> None:
@@ -304,9 +176,8 @@ def check_gate(key: str, is_read: bool = True) -> Callable[[FileFacts], None]:
 def unread_keys(text: str) -> dict[str, typed.Kind | None]:
   """Returns keys of a config that need not be read (`Format.unread_keys`).
 
-  Args:
-    text: The keys, such as `drop_rate act_layer=gelu|relu`: the second may have
-      only these words. One that may only be off need not be named.
+  The text is as `drop_rate act_layer=gelu|relu`: the second may have only these
+  words. One that may only be off need not be named.
   """
   kinds: dict[str, typed.Kind | None] = {}
   for key, is_limited, words in (x.partition('=') for x in text.split()):
@@ -316,7 +187,6 @@ def unread_keys(text: str) -> dict[str, typed.Kind | None]:
 
 
 def _literal(text: str) -> Any:
-  """Returns what a text is in Python, or the text itself."""
   try:
     return ast.literal_eval(text)
   except (SyntaxError, ValueError):
@@ -349,8 +219,9 @@ def table(
       for name in columns:
         del entries[reader.key(name)]
     elif first == '>':
-      entry = reader.written_entry(*columns)
-      entries[entry.key] = entry
+      key, words, *options = columns
+      key, write = reader.key(key), reader.writer(words, options)
+      entries[key] = Entry('', key=key, write=write, is_stated=True)
     else:
       entries[first] = reader.entry(first, *columns)
   return tuple(entries.values())
@@ -358,18 +229,12 @@ def table(
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
-  """What the words of a table mean.
-
-  Attributes:
-    below: Key that comes before those that begin with a dot.
-    names: Functions and words by name.
-  """
+  """What the words of a table mean."""
 
   below: str
   names: Mapping[str, Any]
 
   def key(self, text: str) -> str:
-    """Returns a key of the config in full."""
     return self.below + text if text.startswith('.') else text
 
   def literal(self, text: str) -> Any:
@@ -378,13 +243,7 @@ class _Reader:
       return self.names[text[:-2]]
     return self.choice(text) if '?' in text else _literal(text)
 
-  def written_entry(self, key: str, text: str, *options: str) -> Entry:
-    """Returns the entry of a key that is written, not read."""
-    write = self.writer(text, options)
-    return Entry('', key=self.key(key), write=write, is_stated=True)
-
   def writer(self, text: str, options: Sequence[str] = ()) -> Write:
-    """Returns what writes a key, of a model's values."""
     if text.endswith('()'):
       function: Write = self.names[text[:-2]]
       return function
@@ -397,7 +256,6 @@ class _Reader:
   def entry(
     self, value_name: str, place: str, key: str = '-', *options: str
   ) -> Entry:
-    """Returns the entry of a line's columns."""
     more = self.options(value_name, options)
     plain_key, mark = key[:-1], key[-1]
     if mark == '!':
@@ -438,10 +296,7 @@ class _Reader:
   def read(self, place: str, axes: int, absent: Any) -> Read | None:
     """Returns what reads the arrays; None: they do not show the value.
 
-    Args:
-      place: The column that says where.
-      axes: How many an array must have; 0: it need not be there.
-      absent: The value without such an array.
+    `absent` is the value without an array of a number of `axes`.
     """
     if place == '-' or place.startswith('='):
       return None

@@ -1,5 +1,7 @@
 """Opens a foreign checkpoint: finds its files, its format and its model."""
 
+from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
@@ -9,9 +11,9 @@ from typing import Any
 
 from absl import logging
 
+from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.config import UserError
-from vit_jax.data.host import geometry
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 from vit_jax.models.parts import stems
@@ -25,10 +27,9 @@ from vit_jax.weights.formats import google
 from vit_jax.weights.formats import google_towers
 from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import objective_tables
-from vit_jax.weights.formats import open_clip_config
+from vit_jax.weights.formats import open_clip
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm
-from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import torchvision
 
 FORMATS: tuple[base.Library, ...] = (google, huggingface, timm, torchvision)
@@ -46,14 +47,6 @@ _WEIGHTS = (
 SUFFIXES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 
 _MOST_PREFIXES = 3  # names of modules before those of a model
-_NAMES = typed.Kind(
-  'a list of names',
-  lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
-)
-_FILL = typed.Kind(
-  'a list of stored values',
-  lambda x: isinstance(x, list) and geometry.is_fill(tuple(x)),
-)
 _RESIZE = typed.choice(*resize_lib.METHODS)
 # Fields that `export` writes to config.json, besides the name of the file.
 _EXPORTED_FIELDS = {
@@ -63,32 +56,14 @@ _EXPORTED_FIELDS = {
   'preprocess': typed.OBJECT,
 }
 
-# Fields of its `preprocess`, each with its kind and its default.
-_STORED: Mapping[str, tuple[typed.Kind, Any]] = {
-  'resize': (typed.SIZE, None),
-  'crop_pct': (typed.POSITIVE, None),
-  'fill': (_FILL, None),
-  'antialias': (typed.TRUTH, True),
-  'bits': (typed.BITS, 8),
-  'intensity': (typed.WINDOW, None),
-  'interpolation': (base.INTERPOLATION, 'bilinear'),
-  'resize_like': (typed.choice('', *geometry.LIKE), ''),
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class Foreign:
-  """A checkpoint of another program, under our names.
+  """A checkpoint of another program, under our names."""
 
-  Attributes:
-    description: The model in the file.
-    params: Float32 arrays in our tree, layers unrolled.
-    format: Name of the format.
-  """
-
-  description: base.Description
-  params: Any
-  format: str
+  description: base.Description  # the model in the file
+  params: Any  # float32 arrays in our tree, layers unrolled
+  format: str  # name of the format
 
 
 def read(
@@ -108,25 +83,28 @@ def read(
     image_size: (height, width) that the caller requests, which can determine a
       grid that is not square; or None.
     state: As of `containers.open_arrays`.
-
-  Raises:
-    UserError: It is damaged, of no known format, or does not fit; the message
-      lists all differences.
   """
   file = _weights_in(path) if path.is_dir() else path
   config = _json(file.with_name('config.json'))
   preprocessor = _json(file.with_name('preprocessor_config.json'))
   with containers.open_arrays(file, state) as opened_file, _named(path):
     stored = _plain(google_towers.image_tower(opened_file))
-    is_ours = _is_ours(config, file.name)
-    if not is_ours and timm_clip.recognises(stored.shapes):
-      config = _config_of_open_clip(file) or config
-    hints = base.Hints(values, config, preprocessor, image_size)
-    if is_ours:
-      hints = _completed(hints)
-    form = _format(list(stored.shapes))
+    is_ours = config.get('vit_jax.file', typed.TEXT) == file.name and all(
+      config.get(f'vit_jax.{key}', kind) is not None
+      for key, kind in _EXPORTED_FIELDS.items()
+    )
+    form = _format(stored.shapes)
     arrays = form.prepare(stored)
-    description = _cropped(form.describe(arrays, hints), hints)
+    facts = base.FileFacts(arrays, config, preprocessor, values, image_size)
+    if is_ours:
+      keys = config.get('vit_jax.model', typed.OBJECT)
+      facts.caller_values = {**values_lib.explicit_values(keys), **values}
+      facts.stored_size = tuple(config.get('vit_jax.image_size', typed.PAIR))
+    elif open_clip.recognises(stored.shapes):
+      own_config = _json(file.with_name(open_clip.FILE))
+      if own_config.content:
+        facts.config = open_clip.config_as_timm(own_config)
+    description = _cropped(form.describe(facts), facts)
     if is_ours:
       description = _restored(description, config, values)
     channels = description.preprocess['channels']
@@ -149,11 +127,7 @@ def read(
 
 @contextlib.contextmanager
 def opened(path: pathlib.Path) -> Iterator[containers.Arrays]:
-  """Opens a file of weights, or that of a directory; errors name the path.
-
-  Raises:
-    UserError: It is damaged, or its name is unclear.
-  """
+  """Opens a file of weights, or that of a directory; errors name the path."""
   file = _weights_in(path) if path.is_dir() else path
   with containers.open_arrays(file) as arrays, _named(path):
     yield arrays
@@ -172,31 +146,21 @@ def read_beside(
 ) -> dict[str, Any] | None:
   """Reads the parameters that an objective has beside its trunk.
 
-  Args:
-    path: As of `read`.
-    objective_table: How the file's format stores them.
-    abstract: Their shapes, as a tree with layers unrolled.
-
-  Returns:
-    Float32 arrays in the same tree; None if the file has none of them.
-
-  Raises:
-    UserError: It is damaged, or does not fit; the message lists all
-      differences.
+  `abstract` are their shapes, as a tree with layers unrolled. Returns float32
+  arrays in the same tree; None if the file has none of them.
   """
+  rules = objective_table.rules
   with opened(path) as container:
     plain = _plain(container)
-    arrays = _format(list(plain.shapes)).prepare(plain)
-    entries = tables.entries(objective_table.rules, abstract)
+    arrays = _format(plain.shapes).prepare(plain)
+    entries = tables.entries(rules, abstract)
     if not any(name in arrays.shapes for x in entries for name in x.names):
       return None
-    return tables.read(
-      arrays, objective_table.rules, abstract, '.*', arrays.stored
-    )
+    return tables.read(arrays, rules, abstract, '.*', arrays.stored)
 
 
 def _cropped(
-  description: base.Description, hints: base.Hints
+  description: base.Description, file: base.FileFacts
 ) -> base.Description:
   """Returns the model of a file whose images are no whole patches.
 
@@ -204,19 +168,16 @@ def _cropped(
   out; timm's can be told to pad it.
   """
   model = description.model
-  if not isinstance(model, vit.ViT) or 'patches.crop' in hints.values:
+  if not isinstance(model, vit.ViT) or 'patches.crop' in file.caller_values:
     return description
-  has_remainder = any(
-    n % p
-    for n, p in zip(description.image_size, model.patches.pixels, strict=False)
-  )
-  pads = hints.config.get('model_args.dynamic_img_pad', typed.TRUTH, False)
-  if (
-    not has_remainder or pads or isinstance(model.patches, stems.HybridPatches)
-  ):
+  patches = model.patches
+  sides = zip(description.image_size, patches.pixels, strict=False)
+  pads = file.config.get('model_args.dynamic_img_pad', typed.TRUTH, False)
+  is_whole = not any(n % p for n, p in sides)
+  if is_whole or pads or isinstance(patches, stems.HybridPatches):
     return description
-  cropped = model.patches.clone(crop=True)
-  return dataclasses.replace(description, model=model.clone(patches=cropped))
+  model = model.clone(patches=patches.clone(crop=True))
+  return dataclasses.replace(description, model=model)
 
 
 def _say_assumed(path: pathlib.Path, description: base.Description) -> None:
@@ -245,9 +206,6 @@ def _plain(arrays: containers.Arrays) -> containers.Arrays:
 
   `open_arrays` removes the prefixes that training usually makes. Any other,
   such as `image_encoder.vit.`, is known by the names of a format behind it.
-
-  Raises:
-    UserError: There are several such models.
   """
   if _recognising([*arrays.shapes]):
     return arrays
@@ -281,48 +239,28 @@ def _plain(arrays: containers.Arrays) -> containers.Arrays:
   )
 
 
-def _recognising(names: list[str]) -> base.Library | None:
+def _recognising(names: Iterable[str]) -> base.Library | None:
   return next((form for form in FORMATS if form.recognises(names)), None)
 
 
-def _format(names: list[str]) -> base.Library:
+def _format(names: Collection[str]) -> base.Library:
   if form := _recognising(names):
     return form
   raise UserError(
     f'it holds {len(names)} arrays of no known format'
-    f' ({", ".join(names[:3])}, ...): those of Google, timm, Hugging Face'
+    f' ({", ".join(list(names)[:3])}, ...): those of Google, timm, Hugging Face'
     ' and torchvision are known'
   )
 
 
 @contextlib.contextmanager
-def _named(path: pathlib.Path) -> Any:
+def _named(path: pathlib.Path) -> Iterator[None]:
   """Prepends the file's name to an error that does not name it."""
   try:
     yield
   except ValueError as e:  # includes UserError
     text = str(e)
     raise UserError(text if str(path) in text else f'{path}: {text}') from None
-
-
-def _is_ours(config: typed.Json, name: str) -> bool:
-  """Whether `export` wrote config.json beside a file of this name."""
-  if config.get('vit_jax.file', typed.TEXT) != name:
-    return False
-  return all(
-    config.get(f'vit_jax.{key}', kind) is not None
-    for key, kind in _EXPORTED_FIELDS.items()
-  )
-
-
-def _completed(hints: base.Hints) -> base.Hints:
-  """Returns hints with the model's fields that `export` wrote."""
-  keys = hints.config.get('vit_jax.model', typed.OBJECT)
-  return dataclasses.replace(
-    hints,
-    values={**values_lib.explicit_values(keys), **hints.values},
-    stored_size=tuple(hints.config.get('vit_jax.image_size', typed.PAIR)),
-  )
 
 
 def _restored(
@@ -340,30 +278,26 @@ def _restored(
     except TypeError:  # no name
       raise config.error('vit_jax.model', keys, 'it must have a name') from None
     description = dataclasses.replace(description, model=model)
-  channels = file_preprocess['channels']
+  content = config.get(key, typed.OBJECT)
   preprocess = {
-    'classes': tuple(config.get(f'{key}.classes', _NAMES, ())),
-    'image_size': tuple(
-      config.get(f'{key}.image_size', typed.PAIR, file_preprocess['image_size'])
-    ),
-    'channels': channels,
-    'mean': config.channel_values(
-      f'{key}.mean', channels, file_preprocess['mean']
-    ),
-    'std': config.channel_values(
-      f'{key}.std', channels, file_preprocess['std'], typed.is_positive
-    ),
-    **{x: config.get(f'{key}.{x}', *_STORED[x]) for x in _STORED},
-    'features': config.get(f'{key}.features', typed.OBJECT, {}),
+    'classes': (),
+    **{x: file_preprocess[x] for x in ('image_size', 'mean', 'std')},
+    **{
+      x: tuple(value) if isinstance(value, list) else value
+      for x, value in content.items()
+      if value is not None
+    },
+    'channels': file_preprocess['channels'],
     'outputs': preprocessing.head_outputs(
       config.get(f'{key}.outputs', typed.OBJECT, {})
     ),
+    'trunk': '',
   }
-  return dataclasses.replace(
-    description,
-    preprocess=preprocess,
-    resize=config.get('vit_jax.resize', _RESIZE),
-  )
+  problem = f'its {config.file} must say {key} as it was exported'
+  with config_lib.explained(problem):
+    config_lib.wing('vit_jax.data.stored_preprocess:check')(preprocess)
+  resize = config.get('vit_jax.resize', _RESIZE)
+  return dataclasses.replace(description, preprocess=preprocess, resize=resize)
 
 
 def _json(path: pathlib.Path) -> typed.Json:
@@ -371,12 +305,6 @@ def _json(path: pathlib.Path) -> typed.Json:
   if content is not None and not isinstance(content, dict):
     raise UserError(f'{path} holds no object: repair it, or remove it')
   return typed.Json(path.name, content or {})
-
-
-def _config_of_open_clip(file: pathlib.Path) -> typed.Json | None:
-  """Returns open_clip's config beside its weights, as timm would have it."""
-  config = _json(file.with_name(open_clip_config.FILE))
-  return open_clip_config.as_timm(config) if config.content else None
 
 
 def _weights_in(directory: pathlib.Path) -> pathlib.Path:

@@ -28,121 +28,144 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 
 Size = tuple[int, int]
 Values = Mapping[str, Any]
 Arrays = Mapping[str, np.ndarray]
+_BIAS = 'relative_position_bias'
+_RELATIVE = (_BIAS, f'blocks_0/attention/{_BIAS}')
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-  """A kind of model in files of another program.
+  """A kind of model in files of another program."""
 
-  Attributes:
-    title: The class that computes it there, as "timm's VisionTransformer".
-    family: The class that computes it here.
-    arrays: The rules of its arrays.
-    fields: The entries of its values, in the order in which they are read.
-    matches: Whether a file holds such a model.
-    image_size: Returns (height, width) that a file's positions are for.
-    channels: Returns the number of channels of its images.
-    preprocess: Returns fields of `data.Preprocess` for a size and channels, and
-      `Description.silent`.
-    resize: Returns how the format's code resizes positions, one of
-      `resize.METHODS`.
-    scope: Key of the config's object in which no other key may be set than
-      those of `fields` and `unread_keys`; '': the whole config; None: nothing
-      of it is checked.
-    unread_keys: Further keys there, with their types; None: any.
-    header: Returns further keys of the config for a model's values.
-    stored: Returns the name of an array in the file, for a model's values and
-      the name in `arrays`.
-    finish: Returns the arrays of a file, by name, for those of `arrays`: some
-      are joined, or are there though nothing reads them.
-    lacks: Returns what of a model the class has no place for, though `arrays`
-      have; None: nothing. The values have the `image_size`, too.
-    obstacle: Returns what the format's own code cannot build of a model whose
-      arrays it can store; None: it builds all.
-  """
-
-  title: str
-  family: type[Any]
-  arrays: Sequence[tables.Rule]
+  title: str  # the class that computes it there, as "timm's VisionTransformer"
+  family: type[Any]  # the class that computes it here
+  arrays: Sequence[tables.Rule]  # the rules of its arrays
+  # The entries of its values, in the order in which they are read.
   fields: Sequence[fields.Entry]
-  matches: Callable[[FileFacts], bool]
-  image_size: Callable[[FileFacts], Size]
-  channels: Callable[[FileFacts], int]
+  matches: Callable[[FileFacts], bool]  # whether a file holds such a model
+  # Returns fields of `data.Preprocess` for a size and channels, and
+  # `Description.silent`.
   preprocess: Callable[[FileFacts, Size, int], tuple[dict[str, Any], str]]
+  # Returns how the format's code resizes positions, one of `resize.METHODS`.
   resize: Callable[[FileFacts], str]
+  # Returns (height, width) of images in the format's own files.
+  stated_size: Callable[[FileFacts], Size | None] = lambda file: None
+  # Returns (height, width) that a file's positions are for; None: the arrays of
+  # positions say it.
+  image_size: Callable[[FileFacts], Size] | None = None
+  # Returns the number of channels of the images; None: the first kernel says
+  # it.
+  channels: Callable[[FileFacts], int] | None = None
+  # Key of the config's object in which no other key may be set than those of
+  # `fields` and `unread_keys`; '': the whole config; None: nothing of it is
+  # checked.
   scope: str | None = ''
+  # Further keys there, with their types; None: any.
   unread_keys: Mapping[str, typed.Kind | None] = dataclasses.field(
     default_factory=dict
   )
+  # Returns further keys of the config for a model's values.
   header: Callable[[Values], dict[str, Any]] = lambda values: {}
+  # Returns the name of an array in the file, for a model's values and the name
+  # in `arrays`.
   stored: Callable[[Values, str], str] = lambda values, name: name
+  # Returns the arrays of a file, by name, for those of `arrays`: some are
+  # joined, or are there though nothing reads them.
   finish: Callable[[Values, Arrays], Arrays] = lambda values, arrays: arrays
+  # Returns what of a model the class has no place for, though `arrays` have;
+  # None: nothing. The values have the `image_size`, too.
   lacks: Callable[[Values], str | None] = lambda values: None
+  # Returns what the format's own code cannot build of a model whose arrays it
+  # can store; None: it builds all.
   obstacle: Callable[[Values], str | None] = lambda values: None
 
-  def describe(
-    self, arrays: base.Renamed, hints: base.Hints
-  ) -> base.Description:
+  def describe(self, file: FileFacts) -> base.Description:
     """Returns the model that a file holds.
 
-    Raises:
-      UserError: Its shapes do not show one, its config says something that is
-        not computed here, or its family has no value that the caller gives.
+    Its shapes must show one, its config must say nothing that is not computed
+    here, and its family must have the values that the caller gives.
     """
-    file = FileFacts(arrays, hints)
-    self._check(file.config)
+    if self.scope is not None:  # nothing that is set may be ignored
+      start = f'{self.scope}.' if self.scope else ''
+      keys = {
+        entry.key.removeprefix(start).partition('.')[0]: None
+        for entry in self.fields
+        if entry.key.startswith(start) and entry.key
+      }
+      file.config.check_known({**keys, **self.unread_keys}, self.scope)
     if self.family is vit.ViT:
-      _check_names(hints.values)
+      _check_names(file.caller_values)
     fields.evaluate(self.fields, file)
+    names = {entry.value_name for entry in self.fields}
+    unseen = {  # that no entry has and no array shows
+      path: x
+      for path, x in file.caller_values.items()
+      if path not in names and values_lib.is_unseen(path, file.caller_values)
+    }
     try:
-      model = self.build(file.values | self._unseen(hints.values))
+      model = self.build(file.values | unseen)
     except UnknownFieldError as e:
       raise UserError(
         f'it is a {self.family.__name__}, which has no field {e.name!r}: leave'
         ' it out'
       ) from None
-    size = self.image_size(file)
-    preprocess, silent = self.preprocess(file, size, self.channels(file))
+    if self.image_size:
+      size = self.image_size(file)
+    else:
+      size = self._image_size(file, model)
+    if self.channels:
+      channels = self.channels(file)
+    else:
+      kernels = 'stem/conv/kernel', 'patch_embedding/kernel'
+      channels = self._shape(file, *kernels)[-2]
+    preprocess, silent = self.preprocess(file, size, channels)
+    rules = self.rules(values_lib.model_values(model))
     return base.Description(
-      model,
-      size,
-      preprocess,
-      self.resize(file),
-      self.rules(values_lib.model_values(model)),
-      silent,
+      model, size, preprocess, self.resize(file), rules, silent
     )
 
-  def build(self, values: Values) -> models.Model:
-    """Returns the model of values.
+  def _image_size(self, file: FileFacts, model: models.Model) -> Size:
+    """Returns (height, width) that the positions of patches are for."""
+    patch, default = models.pixels_per_token(model), self.stated_size(file)
+    patch = patch or (32, 32)  # of a ResNet
+    tokens = None
+    if positions := self._shape(file, 'position_embedding'):
+      assert isinstance(model, vit.ViT)
+      tokens = positions[-2] - values_lib.positioned_prefix(model)
+    elif table := self._shape(file, *_RELATIVE):
+      return base.relative_size(table[0], patch, file, default)
+    return base.image_size(tokens, patch, file, default)
 
-    Raises:
-      ValueError: They do not fit.
-    """
+  def _shape(self, file: FileFacts, *paths: str) -> tuple[int, ...]:
+    """Returns the shape here of the first of some parameters; (): none."""
+    for path in paths:
+      for rule in self.arrays:
+        for name in rule.names(path) or ():
+          if shape := file.shape(name):
+            probe = np.broadcast_to(np.uint8(0), shape)
+            return rule.layout.to_ours([probe], shape).shape
+    return ()
+
+  def build(self, values: Values) -> models.Model:
+    """Returns the model of values, or raises a ValueError."""
     if self.family is vit.ViT:
-      model: models.Model = models.create(
-        vit.ViT, values_lib.config_keys(values)
-      )
-    else:
-      # Options of parts of other families are called by their names alone.
-      options = {path.rpartition('.')[2]: x for path, x in values.items()}
-      model = models.create(self.family, options)
-    return model
+      return models.create(vit.ViT, values_lib.config_keys(values))
+    # Options of parts of other families are called by their names alone.
+    options = {path.rpartition('.')[2]: x for path, x in values.items()}
+    return models.create(self.family, options)
 
   def rules(self, values: Values) -> list[tables.Rule]:
     """Returns the rules of the arrays of a model with these values."""
-    return [rule for rule in self.arrays if rule.holds(values)]
+    return [x for x in self.arrays if tables.holds(x.condition, values)]
 
   def config(self, values: Values) -> dict[str, Any]:
     """Returns the config that says a model's values.
 
-    Args:
-      values: Those of the model, and `image_size` and `image_channels` of its
-        images.
+    These have the `image_size` and the `image_channels`, too.
     """
     config = self.header(values)
     for entry in self.fields:
@@ -151,19 +174,21 @@ class Format:
         entry.value_name and values.get(entry.value_name) == entry.default
       )
       if word is not None and (entry.is_stated or not is_usual):
-        word = None if word is fields.NULL else word
-        _put(config, entry.key.split('.'), word)
+        *parents, key = entry.key.split('.')
+        home = config
+        for parent in parents:
+          home = home.setdefault(parent, {})
+        home[key] = None if word is fields.NULL else word
     return config
 
   def refusals(self, model: models.Model, image_size: Size) -> dict[str, float]:
     """Returns what of a model has no place, and how much of it each is.
 
-    Args:
-      model: The model, with layers unrolled.
-      image_size: (height, width) that its positions are for.
+    Its layers are unrolled.
     """
     if type(model) is not self.family:
-      return {_with_article(type(model).__name__): 1.0}
+      name = type(model).__name__
+      return {f'{"an" if name[0] in "AEIOU" else "a"} {name}': 1.0}
     values = values_lib.model_values(model)
     try:
       if changed := self.unnamed(values):
@@ -179,26 +204,20 @@ class Format:
     return changed or {f'the array {path}': 1.0 for path in homeless}
 
   def unnamed(self, values: Values) -> dict[str, float]:
-    """Returns the values of a model that no entry has, or has otherwise.
+    """Returns the values that no entry has, or has otherwise, as `refusals`.
 
-    They are as in `refusals`.
-
-    Raises:
-      ValueError: The others do not fit.
+    Raises a ValueError if the others do not fit.
     """
-    names = {
-      entry.value_name for entry in self.fields if not entry.is_read_only
-    }
-    named = {path: x for path, x in values.items() if path in names}
-    words = {x.value_name: x.words.values() for x in self.fields if x.words}
+    entries = {x.value_name: x for x in self.fields if not x.is_read_only}
+    named = {path: x for path, x in values.items() if path in entries}
     wordless = {
       path: x
       for path, x in named.items()
-      if path in words and x not in words[path]
+      if entries[path].words and x not in entries[path].words.values()
     }
     fixed = {
-      entry.value_name: entry.default
-      for entry in self.fields
+      path: entry.default
+      for path, entry in entries.items()
       if entry.is_fixed and not entry.is_noted
     }
     restored_values = values_lib.model_values(self.build({**named, **fixed}))
@@ -218,22 +237,18 @@ class Format:
   def _changes(
     self, values: Values, restored_values: Values
   ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the values that are lost, and those that are noted."""
     noted = {entry.value_name for entry in self.fields if entry.is_noted}
     changes = values_lib.differences(values, restored_values)
-    changed = {path: value for path, (value, _) in changes.items()}
-    lost = {path: x for path, x in changed.items() if path not in noted}
-    return lost, {path: x for path, x in changed.items() if path in noted}
+    lost = {path: x for path, (x, _) in changes.items() if path not in noted}
+    return lost, {path: x for path, (x, _) in changes.items() if path in noted}
 
   def _restored(
     self, model: models.Model, image_size: Size
   ) -> tuple[Values, list[str]]:
     """Returns the values that are read of what is written, and what is not.
 
-    The second are paths of parameters that have no array.
-
-    Raises:
-      UserError: What is written cannot be read.
+    The second are paths of parameters that have no array. A UserError says that
+    what is written cannot be read.
     """
     channels = 3
     values = values_lib.model_values(model)
@@ -249,49 +264,22 @@ class Format:
         homeless.append(path)
       else:
         shapes |= dict(zip(entry.names, entry.shapes, strict=True))
-    arrays = base.Renamed(containers.Arrays(shapes, _no_values))
+    arrays = base.Renamed(
+      containers.Arrays(shapes, lambda name: np.zeros(shapes[name]))
+    )
     config = typed.Json('config.json', self.config(values))
     loader_values = {
       x.value_name: values.get(x.value_name) for x in self.fields if x.is_given
     }
-    hints = base.Hints(
-      loader_values, config, typed.Json('', {}), None, image_size
+    file = FileFacts(
+      arrays, config, caller_values=loader_values, stored_size=image_size
     )
-    restored = self.describe(arrays, hints).model
+    restored = self.describe(file).model
     return values_lib.model_values(restored), homeless
-
-  def _check(self, config: typed.Json) -> None:
-    """Checks that a config sets nothing that would be ignored.
-
-    Raises:
-      UserError: It does.
-    """
-    if self.scope is None:
-      return
-    start = f'{self.scope}.' if self.scope else ''
-    keys = {
-      entry.key.removeprefix(start).partition('.')[0]: None
-      for entry in self.fields
-      if entry.key.startswith(start) and entry.key
-    }
-    config.check_known({**keys, **self.unread_keys}, self.scope)
-
-  def _unseen(self, values: Values) -> dict[str, Any]:
-    """Returns the caller's values that no entry has and no array shows."""
-    names = {entry.value_name for entry in self.fields}
-    return {
-      path: x
-      for path, x in values.items()
-      if path not in names and values_lib.is_unseen(path, values)
-    }
 
 
 def _check_names(values: Values) -> None:
-  """Checks that a caller's values are of a ViT or of its parts.
-
-  Raises:
-    UnknownFieldError: One is not.
-  """
+  """Raises an UnknownFieldError for a caller's value that no ViT has."""
   options = listing.all_options()
   for name in values:
     if '.' not in name and name not in (*models.KEYS, 'dtype'):
@@ -300,17 +288,10 @@ def _check_names(values: Values) -> None:
       raise UnknownFieldError(vit.ViT, name, models.KEYS, hint)
 
 
-def describe(
-  kinds: Sequence[Format], arrays: base.Renamed, hints: base.Hints
-) -> base.Description:
-  """Returns the model that a file holds, of the first kind that matches.
-
-  Raises:
-    UserError: As `Format.describe`.
-  """
-  file = FileFacts(arrays, hints)
+def describe(kinds: Sequence[Format], file: FileFacts) -> base.Description:
+  """Returns the model that a file holds, of the first kind that matches."""
   kind = next(x for x in kinds if x.matches(file))
-  return kind.describe(arrays, hints)
+  return kind.describe(file)
 
 
 def storing(
@@ -335,12 +316,7 @@ def refusal(
 
 
 def _weighed(changed: Values, values: Values) -> dict[str, float]:
-  """Returns the words for values that change; a part weighs as three options.
-
-  Args:
-    changed: Values by name.
-    values: All of the model.
-  """
+  """Returns the words for values that change; a part weighs three options."""
   weights = {}
   for path, value in changed.items():
     is_part = path in registry.PARTS or (
@@ -350,17 +326,10 @@ def _weighed(changed: Values, values: Values) -> dict[str, float]:
   return weights
 
 
-def _with_article(noun: str) -> str:
-  return f'{"an" if noun[0] in "AEIOU" else "a"} {noun}'
-
-
 def show(path: str, value: Any, values: Values | None = None) -> str:
   """Returns a value as a config has it, as 'mean(norm_after=True)'.
 
-  Args:
-    path: Its name, as 'pool.norm_after'.
-    value: The value.
-    values: Those of the model, which name its parts.
+  `values` are those of the model, which name its parts.
   """
   if value is None:
     value = False
@@ -381,14 +350,3 @@ def _other_part(values: Values, family: type[Any]) -> str | None:
     if values.get(kind, default_part) != default_part:
       return show(kind, values[kind])
   return None
-
-
-def _put(config: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-  """Sets a key of a nested config."""
-  for key in keys[:-1]:
-    config = config.setdefault(key, {})
-  config[keys[-1]] = value
-
-
-def _no_values(name: str) -> Any:
-  raise AssertionError(f'{name} was read of a file that is not written yet')

@@ -14,7 +14,6 @@ import re
 
 import numpy as np
 
-from vit_jax import models
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import vit
@@ -24,10 +23,10 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Format
 
-NAME = 'google'
+NAME, SUFFIX = 'google', '.npz'
 IGNORED = r'(?!)'  # nothing
 
 POSITIONS = 'Transformer/posembed_input/pos_embedding'
@@ -111,29 +110,7 @@ head/kernel                     {_HEAD}/kernel        conv_of_points
 head/bias                       {_HEAD}/bias
 """,
   'flax',
-  conv_of_points=tables.padded(0, 1),
 )
-
-
-def _stages(file: FileFacts) -> tuple[int, ...] | None:
-  """Returns the units in each stage of a hybrid's ResNet; None: none."""
-  if not file.has('conv_root/kernel'):
-    return None
-  return file.stages('block#/unit#/', first=1)
-
-
-def _image_size(file: FileFacts) -> format_lib.Size:
-  """Returns (height, width) that the positions of a ViT are for."""
-  rows = [file.size(name, 1) for name in (POSITIONS, _OF_PATCHES)]
-  rows[0] -= bool(rows[0] and file.values['class_token'])
-  tokens = rows[0] or rows[1] or None
-  return base.image_size(tokens, base.patch_pixels(file.values), file.hints)
-
-
-def _channels(file: FileFacts) -> int:
-  """Returns the number of channels of the images of a ViT."""
-  kernels = 'conv_root/kernel', 'embedding/kernel'
-  return next(filter(None, (file.size(name, 2) for name in kernels)))
 
 
 def _stored(values: format_lib.Values, name: str) -> str:
@@ -174,7 +151,11 @@ pool.gelu           =gelu()  -  noted
 head.pre_logits     pre_logits/kernel[1]
 num_classes         head/kernel[1]
 """,
-  stages=_stages,
+  stages=lambda file: (
+    file.stages('block#/unit#/', first=1)
+    if file.has('conv_root/kernel')
+    else None
+  ),
   gelu=lambda file: file.values['mlp.gelu'],
 )
 VIT = _format(
@@ -183,8 +164,6 @@ VIT = _format(
   arrays=[*ENCODER, *_VIT],
   fields=_VIT_FIELDS,
   matches=lambda file: True,
-  image_size=_image_size,
-  channels=_channels,
   stored=_stored,
   lacks=tables.chosen(
     'class_token&!pool=token  a class token that the pool does not read'
@@ -210,17 +189,9 @@ num_classes           head/kernel[1]
   image_size=lambda file: base.image_size(
     file.size(f'{_MIXER}/token_mixing/Dense_0/kernel', 0),
     file.values['patch_size'],
-    file.hints,
+    file,
   ),
-  channels=lambda file: file.size('stem/kernel', 2),
 )
-
-
-def _widths(file: FileFacts) -> tuple[int, ...]:
-  """Returns the channels of the output of each stage of a BiT."""
-  last = f'resnet/block{{}}/unit01/c/{_CONV}'
-  stages = range(1, len(file.values['stages']) + 1)
-  return tuple(file.shape(last.format(i), 4)[-1] for i in stages)
 
 
 BIT = _format(
@@ -236,12 +207,10 @@ num_groups        =32    -  noted
 zero_padded_pool  =True  -  noted
 num_classes       {_HEAD}/kernel[3]
 """,
-    widths=_widths,
+    widths=lambda file: file.widths(f'resnet/block#/unit01/c/{_CONV}', -1),
     stages=lambda file: file.stages('resnet/block#/unit#/', first=1),
   ),
   matches=lambda file: file.has(_ROOT),
-  image_size=lambda file: base.image_size(None, (32, 32), file.hints),
-  channels=lambda file: file.size(_ROOT, 2),
 )
 KINDS: Sequence[Format] = (MIXER, BIT, VIT)
 _SIGNS = 'embedding/kernel', 'stem/kernel', _ROOT
@@ -258,9 +227,7 @@ def recognises(names: Iterable[str]) -> bool:
 def prepare(arrays: containers.Arrays, tower: str = '') -> base.Renamed:
   """Returns the arrays under the names that the rules use.
 
-  Args:
-    arrays: Arrays of the file.
-    tower: What is before the names of a ViT that is a tower, as 'img/'.
+  `tower` is what is before the names of a ViT that is a tower, as 'img/'.
   """
   unstacked = _unstacked(arrays)
   names = {name.removeprefix('params/') for name in unstacked.shapes}
@@ -339,18 +306,15 @@ def _unstacked(arrays: containers.Arrays) -> containers.Arrays:
   return base.derived(containers.Arrays(shapes, read), layers)
 
 
-def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
-  """Infers the architecture from the arrays' shapes."""
-  return format_lib.describe(KINDS, arrays, hints)
+def describe(file: FileFacts) -> base.Description:
+  """Returns the model that a file holds."""
+  return format_lib.describe(KINDS, file)
 
 
-class Writer(base.Writer):
-  """Writes nothing beside the arrays."""
-
-  def usage(
-    self, kind: Format, model: models.Model, directory: str, file: str
-  ) -> tuple[str, str]:
-    """Returns the name of a program, and Python code that loads the arrays."""
-    del kind, model
-    code = f"import numpy as np\narrays = np.load('{directory}/{file}')"
-    return 'NumPy', code
+def usage(
+  kind: Format, values: format_lib.Values, directory: str, file: str
+) -> tuple[str, str]:
+  """Returns the name of a program, and Python code that loads the arrays."""
+  del kind, values
+  code = f"import numpy as np\narrays = np.load('{directory}/{file}')"
+  return 'NumPy', code

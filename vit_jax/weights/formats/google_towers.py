@@ -20,7 +20,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 
 LIT, BIG_VISION = 'lit', 'big_vision'
 IGNORED = r'(opt|extra)/.*'
@@ -35,13 +35,10 @@ _PARTS = f'{_ATTENTION}/attention_layer'
 # Attention heads by hidden size: the base and large models (arXiv:1810.04805,
 # section 3).
 _BERT_HEADS = {768: 12, 1024: 16}
-_LOGIT_ARRAYS = tables.arrays(
-  """
-log_scale   t  scalar
-logit_bias  b  scalar
-""",
-  scalar=tables.padded(0),
-)
+_LOGIT_ARRAYS = tables.arrays("""
+log_scale   t  number
+logit_bias  b  number
+""")
 _WORDS = [
   *tables.arrays("""
 text/token_embedding/embedding  txt/Embed_0/embedding
@@ -122,7 +119,6 @@ def stored_name(name: str) -> str:
 
 
 def _tower(arrays: containers.Arrays, prefix: str) -> containers.Arrays:
-  """Returns the arrays of one tower, without its name before them."""
   shapes = {
     name.removeprefix(prefix): shape
     for name, shape in arrays.shapes.items()
@@ -145,38 +141,23 @@ def image_tower(arrays: containers.Arrays) -> containers.Arrays:
 def describe(
   arrays: base.Renamed, config: typed.Json, text_heads: int | None = None
 ) -> tuple[two_towers.TwoTowers, tuple[int, int]]:
-  """Infers both towers from the arrays' shapes.
+  """Infers both towers, and the size of images that positions are for.
 
-  Args:
-    arrays: From `prepare`.
-    config: Not used: the arrays show all but the heads of BERT.
-    text_heads: Attention heads of the text tower, where arrays do not show
-      them.
-
-  Returns:
-    The model; and the size of images (height, width) that its positions are
-    for.
-
-  Raises:
-    UserError: The text tower is none of those that can be computed.
+  `text_heads` are those of a BERT, which arrays do not show.
   """
   nothing = dataclasses.replace(config, content={})
-  image_hints = base.Hints({}, nothing, nothing, None)
-  described = google.describe(base.Renamed(_tower(arrays, 'img/')), image_hints)
+  image = base.Renamed(_tower(arrays, 'img/'))
+  described = google.describe(FileFacts(image, nothing))
   assert isinstance(described.model, vit.ViT)
-  hints = dataclasses.replace(image_hints, values={'num_heads': text_heads})
-  words = _words(FileFacts(arrays, hints))
+  heads = {'num_heads': text_heads}
+  words = _words(FileFacts(arrays, nothing, caller_values=heads))
   has_bias = 'b' in arrays.shapes
   model = two_towers.TwoTowers(described.model, words, has_bias=has_bias)
   return model, described.image_size
 
 
 def _words(file: FileFacts) -> text.TextTower | text.Bert:
-  """Returns the text tower: like that of images, or BERT.
-
-  Raises:
-    UserError: It is neither, or the number of BERT's heads is not known.
-  """
+  """Returns the text tower: like that of images, or BERT."""
   if _TABLE in file.shapes:
     fields.evaluate(_FIELDS, file)
     return registry.build_model(text.TextTower, **file.values)

@@ -11,13 +11,12 @@ import re
 from typing import Any
 
 from vit_jax.weights.files import typed
-from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import huggingface_vit as plain
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Values
 
 FORMAT, KIND = 'huggingface', 'beit'
@@ -31,8 +30,7 @@ _TABLE = 'relative_position_bias.relative_position_bias_table'
 _SHARED, _OF_LAYER = f'encoder.{_TABLE}', f'{QKV}.{_TABLE}'
 _POOLED, _TOKENS = 'pooler.layernorm', 'layernorm'
 _LAYER_TABLE = 'blocks_#/attention/relative_position_bias'
-ARRAYS = tables.arrays(
-  f"""
+ARRAYS = tables.arrays(f"""
 mask_token                   embeddings.mask_token
 relative_position_bias       {_SHARED}
 {_LAYER_TABLE}               {_OF_LAYER}
@@ -42,19 +40,13 @@ blocks_#/layer_scale2        {L}.lambda_2
 norm                         {_POOLED}                 norm*  ?pool.norm_after
 norm                         {_TOKENS}                 norm*
 {plain.LAYERS}
-""",
-  two=tables.split(2, 0, tables.FLAT),
-)
+""")
 # What an objective that predicts tokens has beside the trunk, as 'head'.
 HEAD = tables.arrays('head  lm_head  dense*')
 
 
 def pool(file: FileFacts) -> str:
-  """Returns the pool.
-
-  Raises:
-    UserError: Tokens are normalised twice before they are predicted.
-  """
+  """Returns the pool."""
   key = 'use_mean_pooling'
   if file.has('lm_head.') and not file.config.get(key, typed.TRUTH, True):
     raise file.config.error(
@@ -104,22 +96,11 @@ def header(values: Values) -> dict[str, Any]:
   return common.header(KIND, f'Beit{purpose}')
 
 
-def image_size(file: FileFacts) -> tuple[int, int]:
-  """Returns (height, width) that the positions are for."""
-  rows = file.size(_SHARED, 0) or file.size(_OF_LAYER, 0)
-  if file.values['positions.learned'] or not rows:
-    return common.image_size(file, plain.POSITIONS)
-  patch = file.values['patch_size']
-  return base.relative_size(rows, patch, file.hints, common.stated_size(file))
-
-
-BEIT = common.vit_format(
+BEIT = common.class_format(
   TYPES,
   'BEiT',
   ARRAYS,
   FIELDS,
-  projection=plain.PATCH,
-  image_size=image_size,
   # Tables are resized linearly.
   resize=lambda file: (
     'bicubic' if file.values['positions.learned'] else 'half_pixel'
@@ -134,11 +115,7 @@ BEIT = common.vit_format(
 
 
 def with_head(count: int) -> objective_tables.ObjectiveTable:
-  """Returns how a file stores the head that predicts tokens beside a trunk.
-
-  Args:
-    count: Number of different tokens.
-  """
+  """Returns how a file stores the head that predicts one of `count` tokens."""
 
   def stored_name(name: str) -> str:
     is_outside = re.match(r'(lm_head|layernorm)\.', name)

@@ -5,7 +5,6 @@ what arrays do not show of either tower.
 """
 
 from collections.abc import Iterable
-from collections.abc import Mapping
 import dataclasses
 from typing import Any
 from typing import cast
@@ -24,7 +23,7 @@ from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import huggingface_towers as towers
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Format
 
 CLIP, SIGLIP, SIGLIP2 = 'clip', 'siglip', 'siglip2'
@@ -47,14 +46,11 @@ image_projection                visual_projection         dense*
 text/head                       text_projection           dense*
 log_scale                       logit_scale
 """)
-_SIGLIP = tables.arrays(
-  f"""
+_SIGLIP = tables.arrays(f"""
 text/head                       {_WORDS}head              dense*
 log_scale                       logit_scale               number
 logit_bias                      logit_bias                number
-""",
-  number=tables.padded(0),
-)
+""")
 # Of patches that are cut already.
 _CUT = tables.arrays(
   f'image/patch_embedding/kernel  {towers.PATCH}  cut', cut=tables.linear(3)
@@ -62,17 +58,6 @@ _CUT = tables.arrays(
 _OF_KIND = {CLIP: _CLIP, SIGLIP: _SIGLIP, SIGLIP2: [*_CUT, *_SIGLIP]}
 
 _LAYER = f'{_WORDS}encoder.layers.#'
-
-
-def _end(values: Mapping[str, Any]) -> int:
-  """Returns the number by which transformers finds the end of a text."""
-  is_largest = values['pool'] == 'largest'
-  return _LEGACY_END if is_largest else values['end_token']
-
-
-def _pool(file: FileFacts) -> str:
-  """Returns the position that is read."""
-  return 'largest' if file.values['end_token'] == _LEGACY_END else 'end'
 
 
 def _text_format(
@@ -93,22 +78,25 @@ length      {_WORDS}embeddings.position_embedding.weight[0]
             max_position_embeddings
 {text}
 """,
-    end=_end,
-    pool=_pool,
+    # The number by which transformers finds the end of a text.
+    end=lambda values: (
+      _LEGACY_END if values['pool'] == 'largest' else values['end_token']
+    ),
+    pool=lambda file: (
+      'largest' if file.values['end_token'] == _LEGACY_END else 'end'
+    ),
     activation=common.activation,
     GELUS=common.GELUS,
   )
-  return Format(
-    title="transformers' text tower",
+  return common.class_format(
+    (),
+    'text tower',
+    [],
+    table,
     family=text_lib.TextTower,
-    arrays=[],
-    fields=table,
     image_size=lambda file: (1, 1),
     channels=lambda file: 3,
     preprocess=lambda file, size, channels: ({}, ''),
-    resize=lambda file: '',
-    matches=lambda file: True,
-    unread_keys=common.UNREAD_KEYS,
     **attributes,
   )
 
@@ -156,9 +144,6 @@ def describe(
   """Infers both towers, as `google_towers.describe`.
 
   config.json has the numbers of heads: `text_heads` is not used.
-
-  Raises:
-    UserError: There is no config.json, or it says what cannot be computed.
   """
   del text_heads
   kind = config.get('model_type', typed.TEXT)
@@ -167,18 +152,15 @@ def describe(
       f'its config.json says model_type {kind!r}: two towers of'
       f' {", ".join(map(repr, _OF_KIND))} can be read'
     )
-  nothing = dataclasses.replace(config, content={})
-  hints = base.Hints({}, towers.tower_config(config), nothing, None)
-  image = format_lib.describe(towers.KINDS, towers.prepare(arrays), hints)
+  tower = FileFacts(towers.prepare(arrays), towers.tower_config(config))
+  image = format_lib.describe(towers.KINDS, tower)
   words = config.get('text_config', typed.OBJECT, {})
-  hints = base.Hints(
-    {}, dataclasses.replace(config, content=words), nothing, None
-  )
-  tower = _TEXTS[kind].describe(arrays, hints)
+  file = FileFacts(arrays, dataclasses.replace(config, content=words))
+  words_model = _TEXTS[kind].describe(file)
   return two_towers.TwoTowers(
     cast(vit.ViT, image.model),
-    cast(text_lib.TextTower, tower.model),
-    fields.FileFacts(arrays, hints).size('visual_projection.weight', 0),
+    cast(text_lib.TextTower, words_model.model),
+    file.size('visual_projection.weight', 0),
     has_bias=kind != CLIP,
     any_grid=kind == SIGLIP2,
   ), image.image_size
@@ -201,12 +183,8 @@ def objective_table(
 ) -> objective_tables.ObjectiveTable | None:
   """Returns how a file of both towers stores what is beside the image tower.
 
-  Args:
-    model: Both towers.
-    shape: (height, width, channels) of an image.
-
-  Returns:
-    None: transformers has no class for these towers.
+  `shape` is that of an image, (height, width, channels). None: transformers has
+  no class for these towers.
   """
   image, tower = model.image.clone(scan=False), model.text
   size = shape[0], shape[1]

@@ -11,8 +11,8 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.fields import Entry
-from vit_jax.weights.formats.fields import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import show
 from vit_jax.weights.formats.format import Values
@@ -80,16 +80,10 @@ def below(prefix: str, values: Values, name: str) -> str:
 
 def activation(values: Values) -> str | None:
   """Returns transformers' name of the activation function of the MLPs."""
-  words: dict[Any, str] = {
-    model_value: word for word, model_value in reversed(ACTIVATIONS.items())
-  }
   is_gated = values.get('mlp') == 'swiglu'
-  return words.get('none' if is_gated else values.get('mlp.gelu'))
-
-
-def heads(file: FileFacts) -> int:
-  """Returns the number of heads of a file whose config does not say it."""
-  return base.num_heads(file.values)
+  gelu = 'none' if is_gated else values.get('mlp.gelu')
+  word: str | None = fields.first_word(ACTIVATIONS, gelu)
+  return word
 
 
 def is_masked(file: FileFacts) -> bool:
@@ -140,7 +134,7 @@ layer_norm_epsilon  -                 layer_norm_eps!      POSITIVE
 >                   image_size        image_size           square
 """,
     activation,
-    heads,
+    heads=lambda file: base.num_heads(file.values),
     gate=fields.check_gate('hidden_act', is_gate_said),
     GELUS=GELUS,
     ACTIVATIONS=ACTIVATIONS,
@@ -148,11 +142,9 @@ layer_norm_epsilon  -                 layer_norm_eps!      POSITIVE
 
 
 def lacking(*squares: str, text: str = '') -> Callable[[Values], str | None]:
-  """Returns `Format.lacks` of a class.
+  """Returns `Format.lacks`: `text` is as of `tables.chosen`.
 
-  Args:
-    *squares: The sizes whose sides must be equal.
-    text: What else it has no place for, as of `tables.chosen`.
+  The sides of the sizes must be equal.
   """
   choose = tables.chosen(text)
 
@@ -170,92 +162,52 @@ def stated_size(file: FileFacts) -> tuple[int, int] | None:
   return preprocessing.pair(size) if size else None
 
 
-def image_size(file: FileFacts, positions: str = '') -> tuple[int, int]:
-  """Returns (height, width) that a file's positions are for.
-
-  Args:
-    file: What is known of it.
-    positions: Name of the array of learned ones; of the tokens before the
-      patches, class and distillation token have one.
-  """
-  tokens = None
-  if positions and file.has(positions):
-    before = ('class_token', 'distillation_token')
-    tokens = file.size(positions, -2)
-    tokens -= sum(bool(file.values.get(name)) for name in before)
-  patch = file.values['patch_size']
-  return base.image_size(tokens, patch, file.hints, stated_size(file))
-
-
 def is_type(file: FileFacts, types: Sequence[str]) -> bool:
   """Whether a config has one of some `model_type`s."""
   return file.config.get('model_type', typed.TEXT) in types
 
 
-def vit_format(
+def class_format(
   types: Sequence[str],
   title: str,
   arrays: list[tables.Rule],
   fields: tuple[Entry, ...],
   *,
-  projection: str,
-  positions: str = '',
   resize: str | Callable[[FileFacts], str] = 'bicubic',
   unread_keys: Mapping[str, typed.Kind | None] | None = None,
   **more: Any,
 ) -> Format:
-  """Returns the format of a class of transformers.
+  """Returns the format of a class of transformers with some `model_type`s.
 
-  Args:
-    types: Its `model_type`s.
-    title: The class.
-    arrays: As of `Format`.
-    fields: As of `Format`.
-    projection: Name of the kernel of patches.
-    positions: Name of the array of learned positions.
-    resize: How the class resizes them, or what returns it.
-    unread_keys: Types of further keys.
-    **more: Further attributes, or others in place of these.
+  The others, and `more`, are attributes of `Format`.
   """
   attributes: dict[str, Any] = {
+    'family': vit.ViT,
     'matches': lambda file: is_type(file, types),
-    'image_size': lambda file: image_size(file, positions),
-    'channels': lambda file: file.size(projection, 1),
+    'stated_size': stated_size,
     'preprocess': preprocess,
     'resize': resize if callable(resize) else lambda file: resize,
+    **more,
   }
   return Format(
     title=f"transformers' {title}",
-    family=vit.ViT,
     arrays=arrays,
     fields=fields,
     unread_keys={**UNREAD_KEYS, **(unread_keys or {})},
-    **{**attributes, **more},
+    **attributes,
   )
-
-
-# Classes under other names, with the same preprocessing.
-_TYPE_ALIASES = {
-  'vit_msn': 'vit',
-  'data2vec-vision': 'beit',
-  **{f'{name}_vision_model': name for name in ('clip', 'siglip', 'siglip2')},
-}
 
 
 def preprocess(
   file: FileFacts, size: tuple[int, int], channels: int
 ) -> tuple[dict[str, Any], str]:
   """Returns the preprocessing of preprocessor_config.json, or the usual one."""
-  name = file.config.get('model_type', typed.TEXT, '')
+  kind = file.config.get('model_type', typed.TEXT, '')
   content, silent = preprocessing.from_transformers(
-    file.hints.preprocessor, _TYPE_ALIASES.get(name, name), size, channels
+    file.preprocessor, kind, size, channels
   )
-  return {'classes': labels(file), **content}, silent
-
-
-def labels(file: FileFacts) -> tuple[str, ...]:
-  """Returns the names in id2label, without trailing placeholders (LABEL_7)."""
+  # Without trailing placeholders (LABEL_7).
   names = [*file.config.labels('id2label', file.values['num_classes'])]
   while names and names[-1] == f'LABEL_{len(names) - 1}':
     names.pop()
-  return tuple(names)
+  return {'classes': tuple(names), **content}, silent

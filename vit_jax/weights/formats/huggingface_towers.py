@@ -20,8 +20,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import Entry
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Values
@@ -38,24 +37,21 @@ IGNORED = (
 TOWER, _RGB = 'vision_model.', 3
 L = f'{TOWER}encoder.layers.#'
 PATCH = f'{TOWER}embeddings.patch_embedding.weight'
-POSITIONS = f'{TOWER}embeddings.position_embedding.weight'
 _HEAD = f'{TOWER}head'
-# Of a tower of images or of texts.
-LAYERS = """
-position_embedding      {}embeddings.position_embedding.weight   row
-blocks_#/norm1          {}encoder.layers.#.layer_norm1           norm*
-blocks_#/norm2          {}encoder.layers.#.layer_norm2           norm*
-blocks_#/attention/qkv  {}encoder.layers.#.self_attn.PARTS_proj  parts*
-blocks_#/attention/out  {}encoder.layers.#.self_attn.out_proj    dense2*
-blocks_#/mlp/up         {}encoder.layers.#.mlp.fc1               dense*
-blocks_#/mlp/down       {}encoder.layers.#.mlp.fc2               dense*
-"""
 
 
 def layers(tower: str) -> list[tables.Rule]:
-  """Returns the rules of the layers of a tower, and of its positions."""
-  text = LAYERS.replace('{}', tower).replace('PARTS', '{q,k,v}')
-  return tables.arrays(text, row=tables.squeezed(0))
+  """Returns the rules of a tower's layers, of images or of texts."""
+  layer = f'{tower}encoder.layers.#'
+  return tables.arrays(f"""
+position_embedding      {tower}embeddings.position_embedding.weight  row
+blocks_#/norm1          {layer}.layer_norm1                   norm*
+blocks_#/norm2          {layer}.layer_norm2                   norm*
+blocks_#/attention/qkv  {layer}.self_attn.{{q,k,v}}_proj        parts*
+blocks_#/attention/out  {layer}.self_attn.out_proj            dense2*
+blocks_#/mlp/up         {layer}.mlp.fc1                       dense*
+blocks_#/mlp/down       {layer}.mlp.fc2                       dense*
+""")
 
 
 ARRAYS = [
@@ -74,8 +70,6 @@ map_head/mlp/up         {_HEAD}.mlp.fc1                    dense*
 map_head/mlp/down       {_HEAD}.mlp.fc2                    dense*
 """),
 ]
-
-
 _PARTS = ('query', 'key', 'value')
 _PACKED = f'{_HEAD}.attention.in_proj_'
 
@@ -85,34 +79,28 @@ def unpacked(arrays: containers.Arrays) -> containers.Arrays:
 
   PyTorch's attention has queries, keys and values in one array, [3 D, D].
   """
-  rows_of_packed = {}
+  parts = {}
   for name, sides in arrays.shapes.items():
     if name.startswith(_PACKED):
       d, leaf = sides[0] // 3, name.removeprefix(_PACKED)
-      for i, part in enumerate(_PARTS):
-        # Rows that are too many do not fit then.
-        end = (i + 1) * d if part != _PARTS[-1] else None
-        rows = operator.itemgetter(slice(i * d, end))
-        rows_of_packed[f'{_HEAD}.{part}.{leaf}'] = ([name], rows)
-  return base.derived(arrays, rows_of_packed)
+      # Rows that are too many do not fit then.
+      ends = zip(_PARTS, (0, d, 2 * d), (d, 2 * d, None), strict=True)
+      for part, start, end in ends:
+        rows = operator.itemgetter(slice(start, end))
+        parts[f'{_HEAD}.{part}.{leaf}'] = ([name], rows)
+  return base.derived(arrays, parts)
 
 
 def packed(values: Values, arrays: Arrays) -> Arrays:
   """Returns arrays with the projections of SigLIP's head as one, at the end."""
   del values
-  parts = {
-    name: x
-    for name, x in arrays.items()
-    if name.startswith(tuple(f'{_HEAD}.{part}.' for part in _PARTS))
-  }
-  joint = {
-    _PACKED + leaf: np.concatenate(
-      [parts[f'{_HEAD}.{part}.{leaf}'] for part in _PARTS]
-    )
-    for leaf in ('weight', 'bias')
-    if parts
-  }
-  return {**{k: x for k, x in arrays.items() if k not in parts}, **joint}
+  joint = dict(arrays)
+  for leaf in ('weight', 'bias'):
+    names = [f'{_HEAD}.{part}.{leaf}' for part in _PARTS]
+    if names[0] in arrays:
+      parts = [joint.pop(name) for name in names]
+      joint[_PACKED + leaf] = np.concatenate(parts)
+  return joint
 
 
 def _convolved(arrays: containers.Arrays) -> containers.Arrays:
@@ -139,58 +127,12 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 
 
 def _no_classes(file: FileFacts) -> int:
-  """Returns the number of classes, 0.
-
-  Raises:
-    UserError: There is a classifier.
-  """
   if file.has('classifier.weight'):
     raise UserError(
       'it has a classifier of the mean over its tokens, which is not computed'
       ' here: towers alone, or beside one of texts, can be read'
     )
   return 0
-
-
-def _fields(gelu: str, epsilon: str, text: str) -> tuple[Entry, ...]:
-  """Returns the entries of a tower."""
-  return fields.table(
-    f"""
-positions.learned  =True
-num_classes        no_classes()
-{text}
-""",
-    changes=common.sizes(
-      PATCH,
-      L,
-      'mlp.fc1.weight[0]',
-      epsilon=epsilon,
-      num_heads='12',
-      gelu=gelu,
-    ),
-    no_classes=_no_classes,
-  )
-
-
-CLIP_FIELDS = _fields(
-  'sigmoid',
-  '1e-5',
-  """
-class_token   =True
-pool          =token
-pre_norm      =True
-patches.bias  =False
-""",
-)
-SIGLIP_FIELDS = _fields(
-  'tanh',
-  '1e-6',
-  """
-class_token  =False
-pool         =map
-pool.gelu    @mlp.gelu
-""",
-)
 
 
 def preprocess(
@@ -200,19 +142,17 @@ def preprocess(
 
   SigLIP 2's resizes each image to a number of patches.
   """
-  processor = file.hints.preprocessor
+  processor = file.preprocessor
   if _is_any_grid(file) and processor.content:
+    unused = ('max_num_patches', 'patch_size')
     content = {
       'resample': 2,
-      **processor.content,
+      **{k: x for k, x in processor.content.items() if k not in unused},
       'image_processor_type': 'SiglipImageProcessor',
       'size': {'height': size[0], 'width': size[1]},
     }
-    for key in ('max_num_patches', 'patch_size'):
-      content.pop(key, None)
     processor = dataclasses.replace(processor, content=content)
-  hints = dataclasses.replace(file.hints, preprocessor=processor)
-  file = dataclasses.replace(file, hints=hints)
+    file = dataclasses.replace(file, preprocessor=processor)
   return common.preprocess(file, size, channels)
 
 
@@ -222,16 +162,29 @@ def _is_any_grid(file: FileFacts) -> bool:
 
 
 def _format(
-  types: Sequence[str], title: str, fields: tuple[Entry, ...]
+  types: Sequence[str], title: str, gelu: str, epsilon: str, text: str
 ) -> Format:
   """Returns the format of a tower; the first of its types is written."""
-  return common.vit_format(
+  return common.class_format(
     types,
     title,
     ARRAYS,
-    fields,
-    projection=PATCH,
-    positions=POSITIONS,
+    fields.table(
+      f"""
+positions.learned  =True
+num_classes        no_classes()
+{text}
+""",
+      changes=common.sizes(
+        PATCH,
+        L,
+        'mlp.fc1.weight[0]',
+        epsilon=epsilon,
+        num_heads='12',
+        gelu=gelu,
+      ),
+      no_classes=_no_classes,
+    ),
     resize=lambda file: 'linear_antialias' if _is_any_grid(file) else 'bicubic',
     preprocess=preprocess,
     header=lambda values: common.header(types[0], f'{title}VisionModel'),
@@ -252,6 +205,27 @@ def tower_config(config: typed.Json) -> typed.Json:
 
 _SIGLIPS = ('siglip_vision_model', 'siglip2_vision_model')
 TYPES = ('clip_vision_model', *_SIGLIPS)
-CLIP = _format(TYPES[:1], 'CLIP', CLIP_FIELDS)
-SIGLIP = _format(_SIGLIPS, 'Siglip', SIGLIP_FIELDS)
+CLIP = _format(
+  TYPES[:1],
+  'CLIP',
+  'sigmoid',
+  '1e-5',
+  """
+class_token   =True
+pool          =token
+pre_norm      =True
+patches.bias  =False
+""",
+)
+SIGLIP = _format(
+  _SIGLIPS,
+  'Siglip',
+  'tanh',
+  '1e-6',
+  """
+class_token  =False
+pool         =map
+pool.gelu    @mlp.gelu
+""",
+)
 KINDS = (CLIP, SIGLIP)

@@ -15,15 +15,14 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax.models import igpt
-from vit_jax.models import values as values_lib
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
-from vit_jax.weights.formats.format import Format
+from vit_jax.weights.formats.base import FileFacts
+from vit_jax.weights.formats.format import Values
 
 TYPES = (KIND := 'imagegpt',)
 ARCHITECTURE = 'ImageGPTForCausalImageModeling'
@@ -36,11 +35,9 @@ NOTE = (
 
 _PREFIX, _CLUSTERS = 'transformer.', 'clusters'
 _OUTPUT = 'lm_head.weight'  # named without the prefix
-_OFF = typed.choice(False)
 B = 'blocks_#'
 # Weights are [in, out]. The clusters are in preprocessor_config.json.
-ARRAYS = tables.arrays(
-  f"""
+ARRAYS = tables.arrays(f"""
 token_embedding            wte.weight
 position_embedding         wpe.weight                row
 {B}/norm1/scale            h.#.ln_1.weight
@@ -56,49 +53,22 @@ position_embedding         wpe.weight                row
 norm/scale                 ln_f.weight
 output/kernel              {_OUTPUT}                 dense
 clusters                   {_CLUSTERS}
-""",
-  row=tables.squeezed(0),
-)
+""")
 
 
-def _is_table(value: Any) -> bool:
-  rows: list[Any] = value if isinstance(value, list) and value else [None]
-  return all(
-    isinstance(row, list)
-    and len(row) == len(rows[0]) > 0
-    and all(map(typed.is_number, row))
-    for row in rows
-  )
-
-
-_TABLE = typed.Kind('a list of colours, each a list of numbers', _is_table)
-
-
-def clusters(processor: typed.Json, colours: int) -> np.ndarray | None:
-  """Returns the clusters of a preprocessor_config.json, float32 [K, C].
-
-  Raises:
-    UserError: They are of other colours than the model.
-  """
-  table = processor.get(_CLUSTERS, _TABLE)
+def clusters(file: FileFacts) -> np.ndarray | None:
+  """Returns the clusters of a preprocessor_config.json, float32 [K, C]."""
+  table = file.preprocessor.get(_CLUSTERS, typed.COLOURS)
   if table is None:
     return None
-  array = np.asarray(table, np.float32)
+  array, colours = np.asarray(table, np.float32), file.values['colours']
   if len(array) != colours or array.shape[1] not in (1, 3, 4):
-    raise processor.error(
+    raise file.preprocessor.error(
       _CLUSTERS,
       f'of shape {array.shape}',
       f'the model has {colours} colours, each of 1, 3 or 4 numbers',
     )
   return array
-
-
-def _clusters(file: FileFacts) -> np.ndarray | None:
-  return clusters(file.hints.preprocessor, file.values['colours'])
-
-
-def _has_clusters(file: FileFacts) -> bool:
-  return file.has(_CLUSTERS) or _clusters(file) is not None
 
 
 FIELDS = fields.table(
@@ -117,8 +87,8 @@ attention.qkv_bias  h.#.attn.c_attn.bias?    -  read_only
 num_classes         =0
 feature_layer       -  -  noted
 """,
-  common.heads,
-  has_clusters=_has_clusters,
+  heads=lambda file: base.num_heads(file.values),
+  has_clusters=lambda file: file.has(_CLUSTERS) or clusters(file) is not None,
   colours=lambda file: file.size('wte.weight', 0) - 1,
   words=lambda values: values['colours'] + 1,
   positions=lambda values: math.prod(values['image_size']),
@@ -128,55 +98,51 @@ feature_layer       -  -  noted
 
 def image_size(file: FileFacts) -> tuple[int, int]:
   """Returns (height, width) that the positions are for."""
-  size = file.hints.preprocessor.get('size', preprocessing.IMAGE_SIZE)
+  size = file.preprocessor.get('size', preprocessing.IMAGE_SIZE)
   default = preprocessing.pair(size) if size else None
   tokens = file.size('wpe.weight', 0)
-  return base.image_size(tokens, (1, 1), file.hints, default)
+  return base.image_size(tokens, (1, 1), file, default)
 
 
 def channels(file: FileFacts) -> int:
   """Returns the number of channels of the colours."""
-  table = _clusters(file)
+  table = clusters(file)
   return 3 if table is None else table.shape[1]
 
 
-_HEADER = {
-  **common.header(KIND, ARCHITECTURE),
-  'scale_attn_weights': True,
-  'scale_attn_by_inverse_layer_idx': False,
-  'tie_word_embeddings': False,
-}
-_PREPROCESS = {
-  'mean': (0.5,),
-  'std': (0.5,),
-  'interpolation': 'bilinear',
-  'resize_like': 'transformers',
-  'classes': (),
-}
-IGPT = Format(
-  title="transformers' ImageGPT",
+IGPT = common.class_format(
+  TYPES,
+  'ImageGPT',
+  ARRAYS,
+  FIELDS,
   family=igpt.IGPT,
-  arrays=ARRAYS,
-  fields=FIELDS,
   image_size=image_size,
   channels=channels,
   preprocess=lambda file, size, channels: (
-    {'channels': channels, 'image_size': size, 'resize': size, **_PREPROCESS},
+    {
+      'channels': channels,
+      'image_size': size,
+      'resize': size,
+      'mean': (0.5,),
+      'std': (0.5,),
+      'interpolation': 'bilinear',
+      'resize_like': 'transformers',
+      'classes': (),
+    },
     '',
   ),
-  resize=lambda file: 'corner',
-  matches=lambda file: common.is_type(file, TYPES),
-  unread_keys={
-    **common.UNREAD_KEYS,
-    **dict.fromkeys(
-      'attn_pdrop embd_pdrop n_ctx reorder_and_upcast_attn resid_pdrop'.split()
-    ),
-    'add_cross_attention': _OFF,
-    'scale_attn_by_inverse_layer_idx': _OFF,
-    'scale_attn_weights': typed.choice(True),
-    'tie_word_embeddings': _OFF,
+  resize='corner',
+  unread_keys=fields.unread_keys(
+    'attn_pdrop embd_pdrop n_ctx reorder_and_upcast_attn resid_pdrop'
+    ' add_cross_attention=False scale_attn_by_inverse_layer_idx=False'
+    ' scale_attn_weights=True tie_word_embeddings=False'
+  ),
+  header=lambda values: {
+    **common.header(KIND, ARCHITECTURE),
+    'scale_attn_weights': True,
+    'scale_attn_by_inverse_layer_idx': False,
+    'tie_word_embeddings': False,
   },
-  header=lambda values: _HEADER.copy(),
   stored=lambda values, name: name if name == _OUTPUT else _PREFIX + name,
   # Another file has the clusters.
   finish=lambda values, arrays: {
@@ -185,11 +151,10 @@ IGPT = Format(
 )
 
 
-def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
+def describe(file: FileFacts) -> base.Description:
   """Returns the model that a file holds, and the clusters beside it."""
-  description = IGPT.describe(arrays, hints)
-  assert isinstance(description.model, igpt.IGPT)
-  table = clusters(hints.preprocessor, description.model.colours)
+  description = IGPT.describe(file)
+  table = clusters(file)
   if table is None:
     logging.warning(
       'warning: no preprocessor_config.json with clusters of colours is beside'
@@ -201,15 +166,10 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
 
 
 def companions(
-  model: igpt.IGPT,
-  params: Mapping[str, Any],
-  preprocess: data.Preprocess,
-  image_size: tuple[int, int],
+  values: Values, preprocess: data.Preprocess, params: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
   """Returns the content of the JSON files, by file name."""
-  height, width = image_size
-  values = values_lib.model_values(model)
-  config = IGPT.config({**values, 'image_size': image_size})
+  height, width = values['image_size']
   processor: dict[str, Any] = {
     'image_processor_type': 'ImageGPTImageProcessor',
     'do_resize': True,
@@ -224,4 +184,7 @@ def companions(
       table = 2 * (table * std + mean) - 1
     processor['do_color_quantize'] = True
     processor[_CLUSTERS] = table.tolist()
-  return {'config.json': config, 'preprocessor_config.json': processor}
+  return {
+    'config.json': IGPT.config(values),
+    'preprocessor_config.json': processor,
+  }

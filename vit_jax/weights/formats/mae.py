@@ -14,35 +14,31 @@ from vit_jax.models import embedding
 from vit_jax.weights.formats import huggingface_vit
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm_vit
 
-_TIMM = tables.arrays("""
-decoder/embedding               decoder_embed               dense*
-decoder/mask_token              mask_token
-decoder/blocks_#/norm1          decoder_blocks.#.norm1      norm*
-decoder/blocks_#/attention/qkv  decoder_blocks.#.attn.qkv   dense*
-decoder/blocks_#/attention/out  decoder_blocks.#.attn.proj  dense2*
-decoder/blocks_#/norm2          decoder_blocks.#.norm2      norm*
-decoder/blocks_#/mlp/up         decoder_blocks.#.mlp.fc1    dense*
-decoder/blocks_#/mlp/down       decoder_blocks.#.mlp.fc2    dense*
-decoder/norm                    decoder_norm                norm*
-decoder/prediction              decoder_pred                dense*
-""")
-_HUGGINGFACE = [
-  *tables.arrays("""
-decoder/embedding   decoder.decoder_embed  dense*
-decoder/mask_token  decoder.mask_token
-decoder/norm        decoder.decoder_norm   norm*
-decoder/prediction  decoder.decoder_pred   dense*
+
+def _table(layers: str, prefix: str) -> list[tables.Rule]:
+  """Returns the table of a decoder, whose layers are those of the trunk."""
+  blocks = [
+    x for x in tables.arrays(layers) if x.path_pattern.startswith('blocks_#/')
+  ]
+  return [
+    *tables.arrays(f"""
+decoder/embedding   {prefix}embed  dense*
+decoder/norm        {prefix}norm   norm*
+decoder/prediction  {prefix}pred   dense*
 """),
-  *tables.below(
-    [
-      x
-      for x in tables.arrays(huggingface_vit.LAYERS)
-      if x.path_pattern.startswith('blocks_#/')
-    ],
-    'decoder/',
-    'decoder.decoder_',
-  ),
+    *tables.below(blocks, 'decoder/', prefix),
+  ]
+
+
+_TIMM = [
+  *tables.arrays('decoder/mask_token mask_token'),
+  *_table(timm_vit.LAYERS, 'decoder_'),
+]
+_HUGGINGFACE = [
+  *tables.arrays('decoder/mask_token decoder.mask_token'),
+  *_table(huggingface_vit.LAYERS, 'decoder.decoder_'),
 ]
 
 
@@ -54,11 +50,8 @@ def decoder_table(
 ) -> objective_tables.ObjectiveTable | None:
   """Returns how a format stores the decoder; None: it has no such files.
 
-  Args:
-    format_name: 'google', 'timm' or 'huggingface'.
-    decoder: The decoder; positions of tokens before the patches are zeros.
-    grid: Patches (h, w).
-    options: Of the objective.
+  `grid` is that of the patches; `options` are the objective's. Positions of
+  tokens before the patches are zeros.
   """
   patches = embedding.sincos2d(grid, decoder.hidden_size, 'sincos2d_mae')
   positions = np.pad(patches, ((0, 0), (decoder.prefix_length, 0), (0, 0)))

@@ -2,7 +2,7 @@
 
 The authors of a method publish the parameters that its objective has beside the
 trunk under names of their own. An objective describes these by a table, which
-works in both directions: see `Published`.
+works in both directions: see `table`.
 """
 
 from collections.abc import Callable
@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
-from typing import Protocol
-from typing import runtime_checkable
 
 import numpy as np
 
@@ -20,42 +18,29 @@ from vit_jax.weights.formats import tables
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveTable:
-  """How a format stores the parameters of an objective beside its trunk.
+  """How a format stores the parameters of an objective beside its trunk."""
 
-  Attributes:
-    rules: The table. Paths are those of the objective's parameters, as
-      'decoder/norm/scale'; names are as the format's own rules have them,
-      without a prefix that its `prepare` removes.
-    stored: Name in a table, the trunk's included -> name in such a file.
-    constants: Arrays of such a file that are no parameters, as fixed positions,
-      by their names in the file. They are written, and not read.
-    config: Entries of the config.json beside such a file, in place of those of
-      the trunk alone.
-  """
-
+  # The table. Paths are those of the objective's parameters, as
+  # 'decoder/norm/scale'; names are as the format's own rules have them, without
+  # a prefix that its `prepare` removes.
   rules: Sequence[tables.Rule]
+  # Name in a table, the trunk's included -> name in such a file.
   stored: Callable[[str], str] = str
+  # Arrays of such a file that are no parameters, as fixed positions, by their
+  # names in the file. They are written, and not read.
   constants: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  # Entries of the config.json beside such a file, in place of those of the
+  # trunk alone.
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@runtime_checkable
-class Published(Protocol):
-  """An objective whose authors' files have more than its trunk."""
-
-  def foreign(self, format_name: str) -> ObjectiveTable | None:
-    """Returns how the files of a format store what is beside the trunk.
-
-    Args:
-      format_name: Name of a format that `convert` writes.
-
-    Returns:
-      The table of these parameters; None: such files have only the trunk.
-    """
-
-
 def table(objective: Any, format_name: str) -> ObjectiveTable | None:
-  """Returns how a format stores what an objective has beside its trunk."""
-  if not isinstance(objective, Published):
+  """Returns how a format stores what an objective has beside its trunk.
+
+  The method `foreign` of an objective says it; None: files of the format have
+  only the trunk.
+  """
+  if not hasattr(objective, 'foreign'):
     return None
-  return objective.foreign(format_name)
+  foreign_table: ObjectiveTable | None = objective.foreign(format_name)
+  return foreign_table

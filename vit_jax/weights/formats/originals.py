@@ -41,10 +41,6 @@ _TIMMS_OF_DINOV3 = base.renaming('blocks.#.ls#.gamma blocks.#.gamma_#')
 _CHUNK = r'^blocks\.\d+\.(?=\d+\.)'
 
 
-def _joined(*parts: np.ndarray) -> np.ndarray:
-  return np.concatenate(parts)
-
-
 def as_timm(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays of a file under timm's names.
 
@@ -69,33 +65,33 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
     if name.endswith('.attn.k_proj.weight')
   )
   derivations: dict[str, tuple[list[str], Callable[..., np.ndarray]]] = {}
+
+  def join(name: str, *parts: str) -> None:
+    shapes = [renamed.shapes.get(x) for x in parts]
+    if all(shapes) and len({x[1:] for x in shapes if x}) == 1:
+      derivations[name] = [*parts], lambda *arrays: np.concatenate(arrays)
+
   for name, shape in renamed.shapes.items():
-    if match := re.fullmatch(r'(.*\.attn\.)q_proj\.(weight|bias)', name):
-      part_names = [f'{match[1]}{x}_proj.{match[2]}' for x in 'qkv']
-      if not has_fewer_keys:
-        derivations[f'{match[1]}qkv.{match[2]}'] = (part_names, _joined)
+    start, _, leaf = name.rpartition('.')
+    if start.endswith('.attn.q_proj') and not has_fewer_keys:
+      start = start.removesuffix('q_proj')
+      join(f'{start}qkv.{leaf}', *(f'{start}{x}_proj.{leaf}' for x in 'qkv'))
     elif name.endswith('.attn.qkv.bias_mask') and len(shape) == 1:
       # DINOv3 keeps keys' biases, and masks them.
       start, d = name.removesuffix('qkv.bias_mask'), shape[0] // 3
+      bias = f'{start}qkv.bias'
       for x, first in (('q', 0), ('v', 2 * d)):
         rows = operator.itemgetter(slice(first, first + d))
-        derivations[f'{start}{x}_bias'] = ([f'{start}qkv.bias'], rows)
-    elif match := re.fullmatch(r'(.*\.mlp\.)fc1_g\.(weight|bias)', name):
-      norm_names = f'{match[1]}norm.weight', 'patch_embed.norm.weight'  # AIMv2
+        if renamed.shapes.get(bias):
+          derivations[f'{start}{x}_bias'] = [bias], rows
+    elif start.endswith('.mlp.fc1_g'):
+      start = start.removesuffix('fc1_g')
+      norm_names = f'{start}norm.weight', 'patch_embed.norm.weight'  # AIMv2
       if not any(name in renamed.shapes for name in norm_names):
-        part_names = [f'{match[1]}fc1_{x}.{match[2]}' for x in 'gx']
-        derivations[f'{match[1]}fc1.{match[2]}'] = (part_names, _joined)
-  valid_derivations = {
-    name: (part_names, make)
-    for name, (part_names, make) in derivations.items()
-    if all(renamed.shapes.get(x) for x in part_names)
-    and len({renamed.shapes[x][1:] for x in part_names}) == 1
-  }
-  if not valid_derivations:
+        join(f'{start}fc1.{leaf}', *(f'{start}fc1_{x}.{leaf}' for x in 'gx'))
+  if not derivations:
     return renamed
-  return base.Renamed(
-    base.derived(renamed, valid_derivations), show=renamed.stored
-  )
+  return base.Renamed(base.derived(renamed, derivations), show=renamed.stored)
 
 
 def resize(all_shapes: Mapping[str, base.Shape]) -> str:
@@ -103,10 +99,8 @@ def resize(all_shapes: Mapping[str, base.Shape]) -> str:
 
   DINO's files are encoders with a class token and positions, and nothing else.
   Those of DINOv2 have a mask token besides; with registers, its code smooths.
-
-  Args:
-    all_shapes: Shapes of the arrays of a file without a config.json, by the
-      names of `as_timm`.
+  The shapes are of the arrays of a file without a config.json, by the names of
+  `as_timm`.
   """
   names = (x for x in all_shapes if not re.match(dino_head.IGNORED, x))
   shapes = {name: all_shapes[name] for name in names}

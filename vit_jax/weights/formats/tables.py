@@ -36,14 +36,11 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Transforms between our array and those in a foreign file.
+  """Transforms between our array and those in a foreign file."""
 
-  Attributes:
-    to_ours: (foreign arrays, our shape) -> our array.
-    to_theirs: our array -> foreign arrays.
-  """
-
+  # (foreign arrays, our shape) -> our array.
   to_ours: Callable[[Sequence[np.ndarray], Shape], np.ndarray]
+  # our array -> foreign arrays.
   to_theirs: Callable[[np.ndarray], list[np.ndarray]]
 
 
@@ -52,92 +49,129 @@ def reshaped(to_theirs: Callable[[np.ndarray], np.ndarray]) -> Layout:
   return Layout(lambda a, shape: a[0].reshape(shape), lambda a: [to_theirs(a)])
 
 
-# The same array, except for axes of length 1.
-IDENTITY = reshaped(lambda a: a)
-# Torch's convolutions are [out, in, ...], of any number of axes.
-CONV = Layout(
-  lambda a, _: np.moveaxis(a[0], (0, 1), (-1, -2)),
-  lambda a: [np.moveaxis(a, (-1, -2), (0, 1))],
-)
-# A dense layer as a 1x1 convolution.
-CONV_1X1 = Layout(
-  lambda a, _: a[0][:, :, 0, 0].T, lambda a: [a.T[:, :, None, None]]
-)
-FLAT = reshaped(lambda a: a.reshape(-1))
-# Kernels of attention with one axis for all outputs, or for all inputs.
-FLAT_OUTPUTS = reshaped(lambda a: a.reshape(len(a), -1))
-FLAT_INPUTS = reshaped(lambda a: a.reshape(-1, a.shape[-1]))
-
-
-def padded(*axes: int) -> Layout:
-  """Returns a layout whose foreign array has additional axes of length 1."""
-  return reshaped(lambda a: np.expand_dims(a, axes))
-
-
-def squeezed(*axes: int) -> Layout:
-  """Returns a layout whose foreign array lacks axes of length 1."""
-  return reshaped(lambda a: np.squeeze(a, axes))
-
-
 def linear(inputs: int = 1) -> Layout:
   """Returns Torch's [out, in]; our first `inputs` axes are input axes."""
+  return Layout(
+    lambda a, shape: a[0].T.reshape(shape),
+    lambda a: [a.reshape(int(np.prod(a.shape[:inputs])), -1).T],
+  )
 
-  def to_theirs(a: np.ndarray) -> list[np.ndarray]:
-    return [a.reshape(int(np.prod(a.shape[:inputs])), -1).T]
 
-  return Layout(lambda a, shape: a[0].T.reshape(shape), to_theirs)
-
-
-def split(count: int, axis: int, inner: Layout = IDENTITY) -> Layout:
+def split(axis: int, inner: Layout) -> Layout:
   """Splits an axis into one array per index, such as query, key and value."""
 
   def to_ours(arrays: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
     part = (*shape[:axis], *shape[axis + 1 :])
     return np.stack([inner.to_ours([a], part) for a in arrays], axis)
 
-  def to_theirs(a: np.ndarray) -> list[np.ndarray]:
-    parts = np.moveaxis(a, axis, 0)
-    return [inner.to_theirs(parts[i])[0] for i in range(count)]
+  return Layout(
+    to_ours,
+    lambda a: [inner.to_theirs(x)[0] for x in np.moveaxis(a, axis, 0)],
+  )
 
-  return Layout(to_ours, to_theirs)
 
-
-def joined(count: int, inner: Layout = IDENTITY) -> Layout:
+def joined(count: int, inner: Layout) -> Layout:
   """Cuts the last axis into equal parts, such as gate and value of a MLP."""
 
   def to_ours(arrays: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
     part = (*shape[:-1], shape[-1] // count)
     return np.concatenate([inner.to_ours([a], part) for a in arrays], -1)
 
-  def to_theirs(a: np.ndarray) -> list[np.ndarray]:
-    return [inner.to_theirs(x)[0] for x in np.split(a, count, axis=-1)]
+  return Layout(
+    to_ours,
+    lambda a: [inner.to_theirs(x)[0] for x in np.split(a, count, axis=-1)],
+  )
 
-  return Layout(to_ours, to_theirs)
+
+# The same array, except for axes of length 1.
+IDENTITY = reshaped(lambda a: a)
+_FLAT = reshaped(lambda a: a.reshape(-1))
+# Kernels of attention with one axis for all outputs.
+_FLAT_OUTPUTS = reshaped(lambda a: a.reshape(len(a), -1))
+_LAYOUTS = {
+  '': IDENTITY,
+  'flat': _FLAT,
+  'flat_outputs': _FLAT_OUTPUTS,
+  'flat_inputs': reshaped(lambda a: a.reshape(-1, a.shape[-1])),
+  # Torch's convolutions are [out, in, ...], of any number of axes.
+  'conv': Layout(
+    lambda a, _: np.moveaxis(a[0], (0, 1), (-1, -2)),
+    lambda a: [np.moveaxis(a, (-1, -2), (0, 1))],
+  ),
+  # A dense layer as a 1x1 convolution, of torch or of Flax.
+  'conv1x1': Layout(
+    lambda a, _: a[0][:, :, 0, 0].T, lambda a: [a.T[:, :, None, None]]
+  ),
+  'conv_of_points': reshaped(lambda a: a[None, None]),
+  'dense': linear(),
+  'dense2': linear(2),
+  # Biases of queries and values.
+  'two': split(0, _FLAT),
+  # Axes of length 1 that a file lacks, or has beside ours.
+  'row': reshaped(lambda a: a[0]),
+  'number': reshaped(lambda a: a[None]),
+  'column': reshaped(lambda a: a[:, None]),
+}
+# Style of a file -> kinds of norms, and names there of their arrays.
+_NORMS: Mapping[str, Mapping[str, Sequence[str]]] = {
+  'torch': {
+    'norm': ('weight', 'bias'),
+    'batch_norm': ('weight', 'bias', 'running_mean', 'running_var'),
+  },
+  'flax': {
+    'norm': ('scale', 'bias'),
+    'group_norm': ('scale', 'bias'),
+    'gamma_norm': ('gamma', 'beta'),
+  },
+}
+
+
+def _leaves(
+  kind: str, style: str, parts: int
+) -> Sequence[tuple[str, str, Layout]]:
+  """Returns the arrays of a layer: names here and there, and the layout.
+
+  Parts of one layer, such as query, key and value, lie on an axis before their
+  outputs; halves, on the last axis.
+  """
+  if kind == 'conv_bn':  # a convolution with its norm in a module
+    norms = [
+      (f'norm/{leaf}', f'bn.{file_leaf}', layout)
+      for leaf, file_leaf, layout in _leaves('batch_norm', style, parts)
+    ]
+    return [('conv/kernel', 'conv.weight', _LAYOUTS['conv']), *norms]
+  if names := _NORMS[style].get(kind):
+    layout = IDENTITY
+    if kind == 'group_norm':
+      layout = reshaped(lambda a: a[None, None, None])
+    leaves = ('scale', 'bias', 'mean', 'var')
+    return [(*pair, layout) for pair in zip(leaves, names, strict=False)]
+  is_torch = style == 'torch'
+  inner, flat = (linear(), _FLAT) if is_torch else (IDENTITY, IDENTITY)
+  kernel, bias = {
+    'conv': (_LAYOUTS['conv'], IDENTITY),
+    'conv1x1': (_LAYOUTS['conv1x1'], IDENTITY),
+    'dense': (inner, flat),
+    'dense2': (linear(2), _FLAT),
+    'parts': (split(1, inner), split(0, flat)),
+    'flat_parts': (split(1, _FLAT_OUTPUTS), split(0, _FLAT)),
+    'halves': (joined(parts, linear()), joined(parts, IDENTITY)),
+  }[kind]
+  weight = 'weight' if is_torch else 'kernel'
+  return [('kernel', weight, kernel), ('bias', 'bias', bias)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """One line of a table.
+  """One line of a table."""
 
-  Attributes:
-    path_pattern: Path, with `#` for numbers.
-    name_patterns: Names in the file, with `#` for each number.
-    layout: Layout of the arrays in the file.
-    offset: Number to add to ours to get theirs.
-    factor: Number by which ours are multiplied before.
-    condition: A model's value by which the rule holds (`holds`); '': always.
-  """
-
-  path_pattern: str
-  name_patterns: tuple[str, ...]
-  layout: Layout = IDENTITY
-  offset: int = 0
+  path_pattern: str  # path, with `#` for numbers
+  name_patterns: tuple[str, ...]  # names in the file, with `#` for each number
+  layout: Layout = IDENTITY  # layout of the arrays in the file
+  offset: int = 0  # number to add to ours to get theirs
+  # A model's value by which the rule holds (`holds`); '': always.
   condition: str = ''
-  factor: int = 1
-
-  def holds(self, values: Mapping[str, Any]) -> bool:
-    """Whether a model has what the rule is for; values as of `holds`."""
-    return holds(self.condition, values)
+  factor: int = 1  # number by which ours are multiplied before
 
   def names(self, path: str) -> list[str] | None:
     """Returns the foreign names of our path; None if it does not match."""
@@ -152,6 +186,61 @@ class Rule:
     return pattern(self.path_pattern)
 
 
+def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
+  """Returns the rules of a table.
+
+  Args:
+    text: Lines of our path, with `#` for numbers; their name, or several joined
+      by `|`; the kind of layer with a star, or of an array's layout; `?` and a
+      condition (`holds`); and `*3-1`, by what numbers are multiplied, and what
+      is added to them. All but the first two may be left out, and the names of
+      parts may have what they share before braces: `attn.{q,k,v}`.
+    style: 'torch' or 'flax'.
+    **layouts: Further layouts by name.
+  """
+  separator = '.' if style == 'torch' else '/'
+  rules = []
+  for line in joined_lines(text):
+    path, name_pattern, *columns = line.split()
+    names = alternatives(name_pattern)
+    condition, kind, factor, offset = '', '', 1, 0
+    for column in columns:
+      if column.startswith('?'):
+        condition = column[1:]
+      elif match := re.fullmatch(r'(?:\*(\d+))?([+-]\d+)?', column):
+        factor, offset = int(match[1] or 1), int(match[2] or 0)
+      else:
+        kind = column
+    if kind.endswith('*'):
+      leaves = _leaves(kind[:-1], style, len(names))
+    else:
+      leaves = [('', '', {**_LAYOUTS, **layouts}[kind])]
+    for leaf, their_leaf, layout in leaves:
+      full_path = f'{path}/{leaf}' if leaf else path
+      after = separator + their_leaf if leaf else ''
+      full_names = tuple(name + after for name in names)
+      rules.append(
+        Rule(full_path, full_names, layout, offset, condition, factor)
+      )
+  return rules
+
+
+def alternatives(text: str) -> list[str]:
+  """Returns the names of `a|b`, or of `a.{b,c}`."""
+  names: list[str] = []
+  for name in text.split('|'):
+    match = re.fullmatch(r'(.*)\{([\w.]+(?:,[\w.]+)+)\}(.*)', name)
+    choices = match[2].split(',') if match else []
+    names += [match[1] + x + match[3] for x in choices] if match else [name]
+  return names
+
+
+def joined_lines(text: str) -> list[str]:
+  """Returns the lines of a table; one that is indented continues another."""
+  lines = re.sub(r'\n +', ' ', text).splitlines()
+  return [line for line in lines if line]
+
+
 def pattern(name: str) -> re.Pattern[str]:
   """Returns the expression of a name with `#` for numbers, its groups."""
   return re.compile(re.escape(name).replace(r'\#', r'(\d+)'))
@@ -163,14 +252,29 @@ def numbered(name: str, numbers: Iterable[Any]) -> str:
   return re.sub('#+', lambda x: next(digits).zfill(len(x[0])), name)
 
 
-def holds(condition: str, values: Mapping[str, Any]) -> bool:
-  """Whether a condition holds for a model.
+def below(
+  rules: Iterable[Rule], path_prefix: str, name_prefix: str
+) -> list[Rule]:
+  """Returns rules of a part of our tree, and of a part of the file.
 
-  Args:
-    condition: The name of a value that is on; or `name=text`, without spaces;
-      or `!` and one of these, if it must not be so; or several, joined by `&`;
-      or by `|`, of several of which one must hold.
-    values: As of `models.values.model_values`.
+  The prefixes come before its paths, as 'trunk/', and before its names.
+  """
+  return [
+    dataclasses.replace(
+      x,
+      path_pattern=path_prefix + x.path_pattern,
+      name_patterns=tuple(name_prefix + name for name in x.name_patterns),
+    )
+    for x in rules
+  ]
+
+
+def holds(condition: str, values: Mapping[str, Any]) -> bool:
+  """Whether a condition holds for values of `models.values.model_values`.
+
+  It is the name of a value that is on; or `name=text`, without spaces; or `!`
+  and one of these, if it must not be so; or several, joined by `&`; or by `|`,
+  of several of which one must hold.
   """
 
   def is_so(text: str) -> bool:
@@ -186,49 +290,21 @@ def holds(condition: str, values: Mapping[str, Any]) -> bool:
 
 
 def chosen(text: str) -> Callable[[Mapping[str, Any]], str | None]:
-  """Returns what finds the first line of a text whose condition holds.
+  """Returns what finds the first line of a text whose condition holds, or None.
 
-  Args:
-    text: Lines of a condition (`holds`; `-`: it always does), and of what is
-      returned, where `{name}` is a value as Python has it. An indented line
-      continues the one before; None is returned if no condition holds.
+  A line has a condition (`holds`; `-`: it always does), and what is returned,
+  where `{name}` is a value as Python has it. An indented line continues the one
+  before.
   """
   lines = [x.split(maxsplit=1) for x in joined_lines(text)]
 
   def choose(values: Mapping[str, Any]) -> str | None:
-    words = (x for condition, x in lines if holds(condition.strip('-'), values))
-    return next(
-      (re.sub(r'{(.*?)}', lambda x: repr(values.get(x[1])), y) for y in words),
-      None,
-    )
+    for condition, words in lines:
+      if holds(condition.strip('-'), values):
+        return re.sub(r'{(.*?)}', lambda x: repr(values.get(x[1])), words)
+    return None
 
   return choose
-
-
-def joined_lines(text: str) -> list[str]:
-  """Returns the lines of a table; one that is indented continues another."""
-  lines = re.sub(r'\n +', ' ', text).splitlines()
-  return [line for line in lines if line]
-
-
-def below(
-  rules: Iterable[Rule], path_prefix: str, name_prefix: str
-) -> list[Rule]:
-  """Returns rules of a part of our tree, and of a part of the file.
-
-  Args:
-    rules: Those of the part alone.
-    path_prefix: What comes before its paths, such as 'trunk/'.
-    name_prefix: What comes before its names in the file, such as 'backbone.'.
-  """
-  return [
-    dataclasses.replace(
-      x,
-      path_pattern=path_prefix + x.path_pattern,
-      name_patterns=tuple(name_prefix + name for name in x.name_patterns),
-    )
-    for x in rules
-  ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,32 +319,23 @@ class Entry:
 
 
 def entries(rules: Sequence[Rule], params: Any) -> list[Entry]:
-  """Returns the entries that a file of a format must have.
+  """Returns what a file must have for our tree of arrays or shapes.
 
-  Args:
-    rules: The format's table.
-    params: Our tree, of arrays or of shapes; layers are not stacked.
-
-  Raises:
-    KeyError: The format has no place for a parameter.
+  Layers are unrolled. A KeyError has the path of a parameter without place.
   """
   flat = flax.traverse_util.flatten_dict(params, sep='/')
   return [entry(rules, path, leaf.shape) for path, leaf in flat.items()]
 
 
 def entry(rules: Sequence[Rule], path: str, shape: Shape) -> Entry:
-  """Returns the entry of one parameter.
-
-  Raises:
-    KeyError: The format has no place for it.
-  """
-  for line in rules:
-    names = line.names(path)
+  """Returns the entry of one parameter; a KeyError: it has no place."""
+  for rule in rules:
+    names = rule.names(path)
     if names is not None:
       # A broadcast scalar: the layout's functions then give the shapes.
       probe = np.broadcast_to(np.float32(0), shape)
-      shapes = tuple(a.shape for a in line.layout.to_theirs(probe))
-      return Entry(path, shape, tuple(names), shapes, line.layout)
+      shapes = tuple(a.shape for a in rule.layout.to_theirs(probe))
+      return Entry(path, shape, tuple(names), shapes, rule.layout)
   raise KeyError(path)
 
 
@@ -296,8 +363,11 @@ def read(
       message names all of them.
   """
   parameters = entries(rules, abstract)
-  faults = _differences(parameters, arrays.shapes, ignored, stored)
+  problems = _differences(parameters, arrays.shapes, ignored, stored)
   # After a fault the other arrays are still checked, to report all faults.
+  faults = [
+    f'{k}: {", ".join(names)}' for k, names in problems.items() if names
+  ]
   params, infinite = {}, []
   for parameter in parameters:
     file_arrays = []
@@ -308,7 +378,12 @@ def read(
       if not np.isfinite(file_arrays[-1]).all():
         infinite.append(stored(name))
     if not faults:
-      params[parameter.path] = _to_ours(parameter, file_arrays)
+      array = parameter.layout.to_ours(file_arrays, parameter.shape)
+      # Wait for the copy: otherwise several arrays are in memory twice.
+      params[parameter.path] = jax.device_put(
+        np.asarray(array, np.float32, order='C')
+      ).block_until_ready()
+      del array
   if infinite:
     faults.append(f'not finite: {", ".join(infinite)}')
   if faults:
@@ -316,20 +391,12 @@ def read(
   return flax.traverse_util.unflatten_dict(params, sep='/')
 
 
-def _to_ours(entry: Entry, file_arrays: Sequence[np.ndarray]) -> jax.Array:
-  array = entry.layout.to_ours(file_arrays, entry.shape)
-  # Wait for the copy: otherwise several arrays are in memory twice.
-  array = np.asarray(array, np.float32, order='C')
-  return jax.device_put(array).block_until_ready()
-
-
 def _differences(
   parameters: Iterable[Entry],
   shapes: Mapping[str, Shape],
   ignored: str,
   stored: Callable[[str], str],
-) -> list[str]:
-  """Lists missing, misshapen and unexpected arrays of a file."""
+) -> dict[str, list[str]]:
   missing, misshapen, used = [], [], set()
   for parameter in parameters:
     for name, shape in zip(parameter.names, parameter.shapes, strict=True):
@@ -337,148 +404,27 @@ def _differences(
       if name not in shapes:
         missing.append(f'{stored(name)} {shape}')
       elif not _fits(shapes[name], shape):
-        array_text = f'{stored(name)} {shapes[name]}'
-        misshapen.append(f'{array_text} instead of {shape}')
+        misshapen.append(f'{stored(name)} {shapes[name]} instead of {shape}')
   extra = [
     stored(name)
     for name, shape in shapes.items()
     if name not in used and not re.fullmatch(ignored, name) and 0 not in shape
   ]
-  parts = {'missing': missing, 'misshapen': misshapen, 'unknown': extra}
-  return [
-    f'{problem}: {", ".join(array_names)}'
-    for problem, array_names in parts.items()
-    if array_names
-  ]
+  return {'missing': missing, 'misshapen': misshapen, 'unknown': extra}
 
 
 def _fits(stored_shape: Shape | None, needed_shape: Shape) -> bool:
   """Whether shapes agree; GroupNorm's (1, 1, 1, C) counts as (C,)."""
-  if stored_shape is None:
-    return False
-  return [n for n in stored_shape if n != 1] == [
-    n for n in needed_shape if n != 1
-  ]
+  return stored_shape is not None and (
+    [n for n in stored_shape if n != 1] == [n for n in needed_shape if n != 1]
+  )
 
 
 def write(
   rules: Sequence[Rule], params: Any
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields the arrays of a file, in our tree's order, as views of ours.
-
-  Raises:
-    KeyError: The format has no place for a parameter.
-  """
+  """Yields the arrays of a file, in our tree's order, as views of ours."""
   flat = flax.traverse_util.flatten_dict(params, sep='/')
   for parameter in entries(rules, params):
     file_arrays = parameter.layout.to_theirs(np.asarray(flat[parameter.path]))
     yield from zip(parameter.names, file_arrays, strict=True)
-
-
-# Style of a file -> kinds of norms, and names there of their arrays.
-_NORMS: Mapping[str, Mapping[str, Sequence[str]]] = {
-  'torch': {
-    'norm': ('weight', 'bias'),
-    'batch_norm': ('weight', 'bias', 'running_mean', 'running_var'),
-  },
-  'flax': {
-    'norm': ('scale', 'bias'),
-    'group_norm': ('scale', 'bias'),
-    'gamma_norm': ('gamma', 'beta'),
-  },
-}
-
-
-def _leaves(
-  kind: str, style: str, parts: int
-) -> Sequence[tuple[str, str, Layout]]:
-  """Returns the arrays of a layer: names here and there, and the layout.
-
-  Parts of one layer, such as query, key and value, lie on an axis before their
-  outputs; halves, on the last axis.
-  """
-  if kind == 'conv_bn':  # a convolution with its norm in a module
-    after = _leaves('batch_norm', style, parts)
-    norms = [
-      (f'norm/{leaf}', f'bn.{file_leaf}', x) for leaf, file_leaf, x in after
-    ]
-    return [('conv/kernel', 'conv.weight', CONV), *norms]
-  if names := _NORMS[style].get(kind):
-    layout = padded(0, 1, 2) if kind == 'group_norm' else IDENTITY
-    leaves = ('scale', 'bias', 'mean', 'var')
-    return [(*pair, layout) for pair in zip(leaves, names, strict=False)]
-  is_torch = style == 'torch'
-  inner, flat = (linear(), FLAT) if is_torch else (IDENTITY, IDENTITY)
-  kernel, bias = {
-    'conv': (CONV, IDENTITY),
-    'conv1x1': (CONV_1X1, IDENTITY),
-    'dense': (inner, flat),
-    'dense2': (linear(2), FLAT),
-    'parts': (split(parts, 1, inner), split(parts, 0, flat)),
-    'flat_parts': (split(parts, 1, FLAT_OUTPUTS), split(parts, 0, FLAT)),
-    'halves': (joined(parts, linear()), joined(parts)),
-  }[kind]
-  weight = 'weight' if is_torch else 'kernel'
-  return [('kernel', weight, kernel), ('bias', 'bias', bias)]
-
-
-_LAYOUTS = {
-  '': IDENTITY,
-  'flat': FLAT,
-  'conv': CONV,
-  'dense': linear(),
-  'flat_outputs': FLAT_OUTPUTS,
-  'flat_inputs': FLAT_INPUTS,
-}
-
-
-def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
-  """Returns the rules of a table.
-
-  Args:
-    text: Lines of our path, with `#` for numbers; their name, or several joined
-      by `|`; the kind of layer with a star, or of an array's layout; `?` and a
-      condition (`holds`); and `*3-1`, by what numbers are multiplied, and what
-      is added to them. All but the first two may be left out, and the names of
-      parts may have what they share before braces: `attn.{q,k,v}`.
-    style: 'torch' or 'flax'.
-    **layouts: Further layouts by name.
-  """
-  layouts = {**_LAYOUTS, **layouts}
-  separator = '.' if style == 'torch' else '/'
-  rules = []
-  for line in joined_lines(text):
-    path_pattern, name_pattern, *columns = line.split()
-    condition = ''.join(x[1:] for x in columns if x.startswith('?'))
-    changes = (re.fullmatch(r'(?:\*(\d+))?([+-]\d+)?', x) for x in columns)
-    factor, offset = next((x.groups() for x in changes if x), (None, None))
-    kinds = [x for x in columns if re.match(r'\w', x)]
-    kind, names = ''.join(kinds), alternatives(name_pattern)
-    if kind.endswith('*'):
-      leaves = _leaves(kind[:-1], style, len(names))
-    else:
-      leaves = [('', '', layouts[kind])]
-    for leaf, their_leaf, layout in leaves:
-      path = f'{path_pattern}/{leaf}' if leaf else path_pattern
-      after = separator + their_leaf if leaf else ''
-      rules.append(
-        Rule(
-          path,
-          tuple(x + after for x in names),
-          layout,
-          int(offset or 0),
-          condition,
-          int(factor or 1),
-        )
-      )
-  return rules
-
-
-def alternatives(text: str) -> list[str]:
-  """Returns the names of `a|b`, or of `a.{b,c}`."""
-  names: list[str] = []
-  for name in text.split('|'):
-    match = re.fullmatch(r'(.*)\{([\w.]+(?:,[\w.]+)+)\}(.*)', name)
-    choices = match[2].split(',') if match else []
-    names += [match[1] + x + match[3] for x in choices] if match else [name]
-  return names

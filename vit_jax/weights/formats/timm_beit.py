@@ -1,41 +1,47 @@
-"""BEiT's own names, which timm keeps: relative positions, keys without bias."""
+"""timm's Beit and VisionTransformerRelPos: positions relative to each other.
+
+Beit has tables of them and keys without bias, under BEiT's own names, and the
+other class MLPs. There no array shows whether the norms of a layer follow
+attention and MLP: that comes from the name in config.json, or from the caller.
+"""
 
 import dataclasses
 
-from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import FileFacts
-from vit_jax.weights.formats.format import Size
 
 _TABLE = 'relative_position_bias_table'
 _SHARED, _LAYERS = f'rel_pos_bias.{_TABLE}', f'blocks.#.attn.{_TABLE}'
+_TABLES = f'{_SHARED}|{_LAYERS}'  # [rows, H]
 # Layers of BEiT and of timm's class Eva.
-LAYERS = tables.arrays(
-  f"""
-blocks_#/attention/qkv/bias blocks.#.attn.{{q,v}}_bias qv ?!attention.key_bias
+LAYERS = tables.arrays(f"""
+blocks_#/attention/qkv/bias blocks.#.attn.{{q,v}}_bias two ?!attention.key_bias
 blocks_#/layer_scale1       blocks.#.gamma_1
 blocks_#/layer_scale2       blocks.#.gamma_2
 {timm_vit.LAYERS}
-""",
-  qv=tables.split(2, 0, tables.FLAT),
-)
-ARRAYS = [
-  *tables.arrays(f"""
-relative_position_bias                     {_SHARED}
-blocks_#/attention/relative_position_bias  {_LAYERS}
-"""),
-  *LAYERS,
-]
+""")
 # What an objective that predicts tokens has beside the trunk, as 'head'.
 HEAD = tables.arrays('head lm_head dense*')
 # Arrays outside the model.
 IGNORED = r'lm_head\..*|.*relative_position_index'
-_TABLES = f'{_SHARED}|{_LAYERS}'  # [rows, H]
-FIELDS = fields.table(
-  f"""
+_MLP, _MLPS = 'shared_rel_pos.mlp', 'blocks.#.attn.rel_pos.mlp'
+_MLP_PATH = 'blocks_#/attention/relative_mlp'
+_LAST = f'{_MLP}.fc2.weight|{_MLPS}.fc2.weight'  # of an MLP, [H, hidden]
+
+
+BEIT = dataclasses.replace(
+  timm_vit.PLAIN,
+  title="timm's Beit",
+  arrays=[
+    *tables.arrays(f"""
+relative_position_bias                     {_SHARED}
+blocks_#/attention/relative_position_bias  {_LAYERS}
+"""),
+    *LAYERS,
+  ],
+  fields=fields.table(
+    f"""
 mlp.gelu            =exact
 attention.qkv_bias  blocks.#.attn.{{q_bias,qkv.bias}}?  .qkv_bias!
 num_heads           {_TABLES}[1]           .num_heads
@@ -53,27 +59,10 @@ positions.relative_bias.shared  {_SHARED}?
 pool.norm_after     fc_norm.weight?        .use_fc_norm!
 -  attention.qk_norm registers
 """,
-  changes=timm_vit.TOKEN_OR_MEAN,
-  below='model_args',
-)
-
-
-def image_size(file: FileFacts) -> Size:
-  """Returns (height, width) that the positions are for."""
-  patch, default = file.values['patch_size'], timm_names.input_size(file.config)
-  if file.has('pos_embed'):
-    return timm_vit.image_size(file)
-  rows = file.size(_TABLES, 0)
-  return base.relative_size(rows, patch, file.hints, default)
-
-
-BEIT = dataclasses.replace(
-  timm_vit.PLAIN,
-  title="timm's Beit",
-  arrays=ARRAYS,
-  fields=FIELDS,
+    changes=timm_vit.TOKEN_OR_MEAN,
+    below='model_args',
+  ),
   matches=lambda file: file.has(_TABLES),
-  image_size=image_size,
   resize=lambda file: 'geometric',
   header=timm_vit.named("""
 hidden_size=1024  beit_large_patch16_224
@@ -82,5 +71,43 @@ hidden_size=1024  beit_large_patch16_224
   lacks=tables.chosen("""
 attention.qkv_bias&attention.key_bias
   attention(key_bias=True) beside relative_bias
+"""),
+)
+RELPOS = dataclasses.replace(
+  timm_vit.PLAIN,
+  title="timm's VisionTransformerRelPos",
+  arrays=tables.arrays(f"""
+relative_mlp/up    {_MLP}.fc1   dense*
+relative_mlp/down  {_MLP}.fc2   dense*
+{_MLP_PATH}/up     {_MLPS}.fc1  dense*
+{_MLP_PATH}/down   {_MLPS}.fc2  dense*
+{timm_vit.LAYERS}
+"""),
+  fields=fields.table(
+    rf"""
+mlp.gelu      =exact
+num_heads     {_LAST}[0]    .num_heads
+last_norm     =True
+block         =~vit_\w+_rpn_?post_norm:block
+positions.relative_mlp_bias             =True
+positions.relative_mlp_bias.hidden_dim  {_LAST}[1]  .rel_pos_dim
+positions.relative_mlp_bias.shared      {_MLP}?     .shared_rel_pos
+>             .rel_pos_type  'mlp'
+-  registers positions.learned positions.learned.tokens
+""",
+    changes=timm_vit.TOKEN_OR_MEAN,
+    below='model_args',
+  ),
+  matches=lambda file: file.has(_LAST),
+  unread_keys={
+    **timm_vit.PLAIN.unread_keys,
+    **fields.unread_keys('act_layer=gelu rel_pos_type=mlp'),
+  },
+  header=timm_vit.named("""
+block=post_norm  vit_relpos_base_patch16_rpn_224
+-                vit_relpos_base_patch16_224
+"""),
+  lacks=tables.chosen("""
+block=post_norm&block.layer_scale  post_norm(layer_scale)
 """),
 )

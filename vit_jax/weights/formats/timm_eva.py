@@ -4,7 +4,6 @@ Their arrays have the names of timm's ViT but for a few. No array shows how they
 rotate: that comes from the name in config.json, or from the caller.
 """
 
-from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
 import re
@@ -23,7 +22,7 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.fields import NULL
 from vit_jax.weights.formats.format import Values
 
@@ -65,12 +64,8 @@ _OFFSET = typed.Kind(
 
 
 def rotation(file: FileFacts) -> Options:
-  """Returns the options of `rope`; {}: queries and keys are not rotated.
-
-  Raises:
-    UserError: The config says something that is not computed here.
-  """
-  hinted_values = file.hints.values
+  """Returns the options of `rope`; {}: queries and keys are not rotated."""
+  hinted_values = file.caller_values
   if _ROPE in hinted_values:
     return {
       name: hinted_values.get(f'{_ROPE}.{name}', option.default)
@@ -135,8 +130,8 @@ def is_rotary(file: FileFacts) -> bool:
   is_said = (
     timm_names.architecture(file.config)
     or file.config.get(A + 'rope_type', typed.TEXT)
-    or file.hints.stored_size
-    or _ROPE in file.hints.values
+    or file.stored_size
+    or _ROPE in file.caller_values
   )
   if options and not is_said:
     words = ', '.join(f'{k}={x!r}' for k, x in options.items())
@@ -151,11 +146,7 @@ def is_rotary(file: FileFacts) -> bool:
 
 
 def key_heads(file: FileFacts) -> tuple[int | None, int | None]:
-  """Returns how many heads keys have, and the full layers at each end.
-
-  Raises:
-    UserError: Other layers than the first and last have keys of all heads.
-  """
+  """Returns how many heads keys have, and the full layers at each end."""
   depth, heads = file.values['depth'], file.values['num_heads']
   if file.values['attention'] != 'grouped' or not isinstance(heads, int):
     return None, None  # a wrong number is refused with the model
@@ -185,39 +176,15 @@ def key_heads_word(values: Values) -> list[int] | None:
 
 def epsilon(file: FileFacts) -> float:
   """Returns the epsilon of norms that a file's kind of model has."""
-  if file.values['norm'] == 'rms_norm':
-    return 1e-6
+  is_rms = file.values['norm'] == 'rms_norm'
   is_dino = rotation(file).get('kind') == 'dinov3'
-  return 1e-5 if is_dino or file.has('norm_pre.') else 1e-6
-
-
-def pool_heads_word(values: Values) -> int | None:
-  """Returns timm's `attn_pool_num_heads`."""
-  heads: int = values.get('pool.num_heads', values['num_heads'])
-  return heads if values['pool'] == 'map' else None
-
-
-def pool_ratio(values: Values) -> float | None:
-  """Returns timm's `attn_pool_mlp_ratio`."""
-  width: int = values.get('pool.mlp_dim', values['mlp_dim'])
-  return width / values['hidden_size'] if values['pool'] == 'map' else None
+  return 1e-5 if not is_rms and (is_dino or file.has('norm_pre.')) else 1e-6
 
 
 def grid_word(values: Values) -> Any:
   """Returns timm's `ref_feat_shape`, where null is not the name's default."""
   grid = values.get(f'{_ROPE}.grid')
   return [*grid] if grid else NULL if values[_ROPE] else None
-
-
-def option(name: str) -> Callable[[FileFacts], Any]:
-  """Returns what reads an option of the rotation."""
-  return lambda file: rotation(file).get(name)
-
-
-def rotate_half(values: Values) -> bool | None:
-  """Returns timm's `rope_rotate_half`; None: that of a model without RoPE."""
-  kind = values.get('positions.rope.kind')
-  return kind == 'dinov3' if kind else None
 
 
 FIELDS = fields.table(
@@ -269,8 +236,7 @@ num_classes         head.weight[0]
 -  block.count distillation_token patches.stages patches.width head.norm
    head.pre_logits head.distillation
 """,
-  *(timm_vit.mlp, epsilon, key_heads_word, is_rotary),
-  *(grid_word, rotate_half, pool_heads_word, pool_ratio),
+  *(timm_vit.mlp, epsilon, key_heads_word, is_rotary, grid_word),
   changes=timm_vit.FIELDS,
   below='model_args',
   mlp_ratio=lambda values: base.ratio(values['mlp_dim'], values['hidden_size']),
@@ -290,7 +256,24 @@ positions.rope                      cat
 positions.rope.kind=rope_vit|positions.rope.kind=rope_vit_mixed  xy
 positions.rope                                                   ij
 """),
-  **{name: option(name) for name in ('kind', 'base', 'grid', 'offset')},
+  pool_heads_word=lambda values: (
+    values.get('pool.num_heads', values['num_heads'])
+    if values['pool'] == 'map'
+    else None
+  ),
+  pool_ratio=lambda values: (
+    values.get('pool.mlp_dim', values['mlp_dim']) / values['hidden_size']
+    if values['pool'] == 'map'
+    else None
+  ),
+  # None: that of a model without RoPE.
+  rotate_half=lambda values: (
+    values[f'{_ROPE}.kind'] == 'dinov3' if values[_ROPE] else None
+  ),
+  kind=lambda file: rotation(file).get('kind'),
+  base=lambda file: rotation(file).get('base'),
+  grid=lambda file: rotation(file).get('grid'),
+  offset=lambda file: rotation(file).get('offset'),
 )
 
 
@@ -304,19 +287,6 @@ def matches(file: FileFacts) -> bool:
   return is_named or any(file.has(B + sign) for sign in signs)
 
 
-# What timm's class has no place for, though its arrays have.
-lacks = tables.chosen("""
-pre_norm&patches.bias             pre_norm=True beside patches(bias=True)
-!pre_norm&!patches.bias           pre_norm=False beside patches(bias=False)
-positions.learned.tokens=class    learned(tokens='class')
-pool=map&norm=rms_norm            attention pooling beside norm='rms_norm'
-!block=block&block.layer_scale
-  post_norm(layer_scale={block.layer_scale})
-!block=block&attention.qk_norm
-  attention(qk_norm=True) beside block='post_norm'
-!block=block&norm=rms_norm        norm='rms_norm' beside block='post_norm'
-!block=block&attention=grouped    attention='grouped' beside block='post_norm'
-""")
 EVA = dataclasses.replace(
   timm_vit.PLAIN,
   title="timm's Eva",
@@ -335,5 +305,16 @@ pre_norm&positions.rope.grid      vit_pe_core_base_patch16_224
 positions.rope.kind=dinov3        vit_base_patch16_dinov3
 -                                 eva02_base_patch14_224
 """),
-  lacks=lacks,
+  lacks=tables.chosen("""
+pre_norm&patches.bias             pre_norm=True beside patches(bias=True)
+!pre_norm&!patches.bias           pre_norm=False beside patches(bias=False)
+positions.learned.tokens=class    learned(tokens='class')
+pool=map&norm=rms_norm            attention pooling beside norm='rms_norm'
+!block=block&block.layer_scale
+  post_norm(layer_scale={block.layer_scale})
+!block=block&attention.qk_norm
+  attention(qk_norm=True) beside block='post_norm'
+!block=block&norm=rms_norm        norm='rms_norm' beside block='post_norm'
+!block=block&attention=grouped    attention='grouped' beside block='post_norm'
+"""),
 )

@@ -20,7 +20,7 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
@@ -53,15 +53,10 @@ _RESIZES = {
   'plain': ('bilinear', False, False, 'half_pixel'),
   'corner': ('bilinear', False, True, 'corner'),
 }
-_KEYS = ('interp_mode', 'antialias', 'align_corners')
 
 
 def patch_size(file: FileFacts) -> Size:
-  """Returns (height, width) of a patch.
-
-  Raises:
-    UserError: It is not known.
-  """
+  """Returns (height, width) of a patch."""
   axes = file.shape(_SIGN)
   if len(axes) != 2:
     raise UserError(
@@ -70,8 +65,9 @@ def patch_size(file: FileFacts) -> Size:
     )
   channels, inputs = _channels(file), axes[1]
   side = math.isqrt(inputs // channels)
-  patch_size = file.config.get(A + 'patch_size', typed.SIZE, side)
-  patch = preprocessing.pair(patch_size)
+  patch = preprocessing.pair(
+    file.config.get(A + 'patch_size', typed.SIZE, side)
+  )
   if math.prod(patch) * channels != inputs:
     raise UserError(
       f'its architecture cannot be read: {_SIGN} has {inputs} inputs, which are'
@@ -85,12 +81,8 @@ def _channels(file: FileFacts) -> int:
 
 
 def resize(file: FileFacts) -> str:
-  """Returns how a model resizes its positions.
-
-  Raises:
-    UserError: That combination is not computed.
-  """
-  if hinted_method := file.hints.values.get('positions.learned.resize'):
+  """Returns how a model resizes its positions."""
+  if hinted_method := file.caller_values.get('positions.learned.resize'):
     return str(hinted_method)
   name, key = timm_names.architecture(file.config), A + 'pos_embed'
   named = (x for part, x in _RESIZE_BY_NAME.items() if re.match(part, name))
@@ -101,8 +93,8 @@ def resize(file: FileFacts) -> str:
     file.config.get(f'{key}_antialias', typed.TRUTH, defaults[1]),
     file.config.get(f'{key}_align_corners', typed.TRUTH, defaults[2]),
   )
-  for name, (*words, _) in _RESIZES.items():
-    if tuple(words) == method:
+  for name, words in _RESIZES.items():
+    if words[:3] == method:
       return name
   method_list = '; '.join(f'{x[0]}, {x[1]}, {x[2]}' for x in _RESIZES.values())
   reason = f'with antialias and align_corners, those computed are {method_list}'
@@ -127,11 +119,11 @@ def image_size(file: FileFacts) -> Size:
   """Returns (height, width) that the positions are for."""
   patch, sides = file.values['patch_size'], grid(file)
   if sides is None:
-    return base.image_size(None, patch, file.hints)
+    return base.image_size(None, patch, file)
   return sides[0] * patch[0], sides[1] * patch[1]
 
 
-def _word(index: int) -> Callable[[Values], Any]:
+def word(index: int) -> Callable[[Values], Any]:
   """Returns what writes a word of how positions are resized."""
 
   def write(values: Values) -> Any:
@@ -139,47 +131,6 @@ def _word(index: int) -> Callable[[Values], Any]:
     return None if name == 'bicubic' else _RESIZES[name][index]
 
   return write
-
-
-def grid_word(values: Values) -> list[int]:
-  """Returns timm's `pos_embed_grid_size`."""
-  sides = zip(values['image_size'], values['patch_size'], strict=True)
-  return [n // p for n, p in sides]
-
-
-FIELDS = fields.table(
-  f"""
-hidden_size         {_SIGN}[0]        .embed_dim
-patch_size          patch_size()      .patch_size  square
-class_token         embeds.cls_token? .class_token
-registers           embeds.reg_token[1]  .reg_tokens
-positions.learned   has_grid()
-positions.learned.tokens  =patches
-positions.learned.resize  resize()
-positions.learned.keep_aspect  -      .pos_embed_ar_preserving  TRUTH
-                    default={_ASPECT}
-positions.learned.grid  learned_grid()
-positions.factorized  {_ROWS}?
-positions.factorized.keep_aspect  -   .pos_embed_ar_preserving  TRUTH
-                    default={_ASPECT}
-positions.factorized.grid  grid()
->                   .pos_embed        kind()
->                   .pos_embed_interp_mode     interp_mode()
->                   .pos_embed_antialias       antialias()
->                   .pos_embed_align_corners   align_corners()
->                   .pos_embed_grid_size       grid_word()
-""",
-  *(patch_size, resize, learned_grid, grid, grid_word),
-  changes=timm_vit.PLAIN_FIELDS,
-  below='model_args',
-  has_grid=lambda file: bool(file.shape(_POSITIONS)),
-  kind=tables.chosen("""
-positions.learned     learned
-positions.factorized  factorized
--                     none
-"""),
-  **{name: _word(i) for i, name in enumerate(_KEYS)},
-)
 
 
 class NaFlex(Format):
@@ -205,7 +156,45 @@ NAFLEX = NaFlex(
     **vars(timm_vit.PLAIN),
     'title': "timm's NaFlexViT",
     'arrays': ARRAYS,
-    'fields': FIELDS,
+    'fields': fields.table(
+      f"""
+hidden_size         {_SIGN}[0]        .embed_dim
+patch_size          patch_size()      .patch_size  square
+class_token         embeds.cls_token? .class_token
+registers           embeds.reg_token[1]  .reg_tokens
+positions.learned   has_grid()
+positions.learned.tokens  =patches
+positions.learned.resize  resize()
+positions.learned.keep_aspect  -      .pos_embed_ar_preserving  TRUTH
+                    default={_ASPECT}
+positions.learned.grid  learned_grid()
+positions.factorized  {_ROWS}?
+positions.factorized.keep_aspect  -   .pos_embed_ar_preserving  TRUTH
+                    default={_ASPECT}
+positions.factorized.grid  grid()
+>                   .pos_embed        kind()
+>                   .pos_embed_interp_mode     interp_mode()
+>                   .pos_embed_antialias       antialias()
+>                   .pos_embed_align_corners   align_corners()
+>                   .pos_embed_grid_size       grid_word()
+""",
+      *(patch_size, resize, learned_grid, grid),
+      changes=timm_vit.PLAIN_FIELDS,
+      below='model_args',
+      has_grid=lambda file: bool(file.shape(_POSITIONS)),
+      kind=tables.chosen("""
+positions.learned     learned
+positions.factorized  factorized
+-                     none
+"""),
+      interp_mode=word(0),
+      antialias=word(1),
+      align_corners=word(2),
+      grid_word=lambda values: [
+        n // p
+        for n, p in zip(values['image_size'], values['patch_size'], strict=True)
+      ],
+    ),
     'matches': lambda file: file.has(_SIGN),
     'image_size': image_size,
     'channels': _channels,

@@ -7,7 +7,7 @@ from typing import Any
 from vit_jax.config import UserError
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 
 # Arrays of unsupported features: a pattern, and the field of timm's classes.
 _FOREIGN_ARRAYS = (
@@ -32,7 +32,6 @@ _TANH = (
   r'|vit_so400m_patch16_siglip_'
   r'|vit_giantopt_patch16_siglip_'
 )
-_SORRY = 'that is not computed here'
 # `model_args` of timm's classes (`fields.unread_keys`) that arrays show, or
 # that are read elsewhere, or do not affect a trained model.
 COMMON = """
@@ -74,7 +73,9 @@ def check_arrays(names: Collection[str]) -> None:
   for pattern, field in _FOREIGN_ARRAYS:
     name = next((x for x in names if re.fullmatch(pattern, x)), None)
     if name:
-      raise UserError(f'it has {name}, as in timm with {field}: {_SORRY}')
+      raise UserError(
+        f'it has {name}, as in timm with {field}: that is not computed here'
+      )
 
 
 def gelu(name: str) -> str:
@@ -99,15 +100,9 @@ def heads(config: typed.Json, hidden_size: int) -> int | None:
   return numbers[0] if numbers else None
 
 
-_INPUT_SIZE = typed.Kind(
-  'three whole numbers above 0: channels, height, width',
-  lambda x: typed.are_counts(x, 3),
-)
-
-
 def input_size(config: typed.Json) -> tuple[int, int] | None:
   """Returns (height, width) of the images in config.json, or None."""
-  size = config.get('pretrained_cfg.input_size', _INPUT_SIZE)
+  size = config.get('pretrained_cfg.input_size', typed.INPUT_SIZE)
   return (size[1], size[2]) if size else None
 
 

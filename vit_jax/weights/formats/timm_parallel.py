@@ -63,7 +63,7 @@ def is_joint(values: Mapping[str, Any]) -> bool:
 
 def has_one_output(values: Mapping[str, Any]) -> bool:
   """Whether timm's block has one layer after attention and MLP."""
-  is_parallel: bool = values['block'] == 'parallel'
+  is_parallel = values.get('block') == 'parallel'
   return is_parallel and values['attention'] == 'differential'
 
 
@@ -79,28 +79,25 @@ def as_vit(arrays: containers.Arrays) -> base.Renamed:
   parts: dict[str, tuple[list[str], _Make]] = {}
   for name, shape in renamed.shapes.items():
     match = re.fullmatch(rf'{_BLOCK}(in_proj|out_proj)\.(weight|bias)', name)
+    # [M + 3 D, D]
     kernel = renamed.shapes.get(f'{match[1]}in_proj.weight') if match else None
     if match and shape and kernel and len(kernel) == 2:
       block, projection, leaf = match.groups()
-      first, second = _cuts(projection, kernel, len(shape))
       starts = _INPUTS if projection == 'in_proj' else _OUTPUTS
-      parts[f'{block}{starts[0]}{leaf}'] = ([name], first)
-      parts[f'{block}{starts[1]}{leaf}'] = ([name], second)
+      cuts = _cuts(projection, *kernel, len(shape))
+      for start, cut in zip(starts, cuts, strict=True):
+        parts[f'{block}{start}{leaf}'] = ([name], cut)
   return base.Renamed(base.derived(renamed, parts), show=renamed.stored)
 
 
 def _cuts(
-  projection: str, kernel: base.Shape, axes: int
+  projection: str, rows: int, width: int, axes: int
 ) -> tuple[_Make, _Make]:
-  """Returns functions that cut both parts out of a joint array.
+  """Returns functions that cut both parts out of a kernel or a bias.
 
-  Args:
-    projection: 'in_proj', rows of the MLP and of attention; or 'out_proj',
-      columns of attention and of the MLP.
-    kernel: Shape of the first one's kernel, [M + 3 D, D].
-    axes: 2 for a kernel, 1 for a bias.
+  Rows of 'in_proj' are of the MLP and of attention, columns of 'out_proj' of
+  attention and of the MLP.
   """
-  rows, width = kernel
   end = max(rows - 3 * width, 0)
   if projection == 'in_proj':
     return lambda x: x[:end], lambda x: x[end:]
@@ -112,37 +109,26 @@ def _cuts(
 def as_timm(
   values: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
 ) -> Mapping[str, np.ndarray]:
-  """Returns the arrays of a ViT under timm's names: the inverse of `as_vit`.
-
-  Args:
-    values: Those of the model.
-    arrays: By the names of timm's ViT.
-  """
+  """Returns the arrays of a ViT under timm's names: the inverse of `as_vit`."""
   if not is_joint(values):
     return arrays
-  is_parallel = values['block'] == 'parallel'
-  leaves = ('weight', 'bias') if values['attention.qkv_bias'] else ('weight',)
-  text = (
-    _SCALING + _MLP_BIAS * ('bias' not in leaves)
-    if is_parallel
-    else _BLOCK_MODULES
-  )
-  rename = base.renaming(text, back=True)
-  result = {rename(name): x for name, x in arrays.items()}
+  if values['block'] == 'branches':
+    rename = base.renaming(_BLOCK_MODULES, back=True)
+    return {rename(name): x for name, x in arrays.items()}
+  has_bias = values['attention.qkv_bias']
+  rename = base.renaming(_SCALING + _MLP_BIAS * (not has_bias), back=True)
+  joint = {rename(name): x for name, x in arrays.items()}
 
   def pop(block: str, starts: Sequence[str], leaf: str) -> list[np.ndarray]:
-    return [result.pop(f'{block}{start}{leaf}') for start in starts]
+    return [joint.pop(f'{block}{start}{leaf}') for start in starts]
 
-  depth = values['depth'] if is_parallel else 0
-  for block in (f'blocks.{i}.' for i in range(depth)):
-    for leaf in leaves:
-      joint = np.concatenate(pop(block, _INPUTS, leaf))
-      result[f'{block}in_proj.{leaf}'] = joint
+  for block in (f'blocks.{i}.' for i in range(values['depth'])):
+    for leaf in ('weight', 'bias') if has_bias else ('weight',):
+      parts = pop(block, _INPUTS, leaf)
+      joint[f'{block}in_proj.{leaf}'] = np.concatenate(parts)
     if has_one_output(values):
       output_names = ('attn_out_proj.', 'mlp_out_proj.')
       kernel = np.concatenate(pop(block, output_names, 'weight'), axis=1)
-      result[f'{block}out_proj.weight'] = kernel
-      result[f'{block}out_proj.bias'] = np.add(
-        *pop(block, output_names, 'bias')
-      )
-  return result
+      joint[f'{block}out_proj.weight'] = kernel
+      joint[f'{block}out_proj.bias'] = np.add(*pop(block, output_names, 'bias'))
+  return joint

@@ -15,12 +15,12 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import moco
+from vit_jax.weights.formats import open_clip
 from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_parallel
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.fields import NULL
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import Size
@@ -107,10 +107,6 @@ ARRAYS = [
 ]
 
 A, B = 'model_args.', 'blocks.#.'
-GELUS = {
-  **timm_names.GELUS,
-  'silu': 'none',  # that of a gated MLP is its gate
-}
 NORMS = {
   'layernorm': 'layer_norm',
   'layernormfp32': 'layer_norm',
@@ -127,11 +123,7 @@ def mlp(file: FileFacts) -> str:
 
 
 def pool(file: FileFacts) -> str:
-  """Returns the pool.
-
-  Raises:
-    UserError: A norm follows the class token.
-  """
+  """Returns the pool; a norm cannot follow the class token."""
   said_pool = file.config.get('global_pool', typed.choice(*POOLS))
   if file.has('attn_pool.latent'):
     return 'map'
@@ -144,8 +136,7 @@ def pool(file: FileFacts) -> str:
   return 'token' if reads_token else 'mean'
 
 
-def prefix(file: FileFacts) -> int:
-  """Returns the number of tokens before the patches."""
+def _prefix(file: FileFacts) -> int:
   tokens = file.has('cls_token') + file.has('dist_token')
   return tokens + file.size('reg_token', 1)
 
@@ -156,38 +147,21 @@ def positioned(file: FileFacts) -> str:
   In timm all tokens have them, or only the patches (`no_embed_class`); in
   DINOv2 with registers, the class token and the patches.
   """
-  rows, before = file.size('pos_embed', 1), prefix(file)
+  rows, before = file.size('pos_embed', -2), _prefix(file)
   tokens = {'all': rows - before}
   if before and not file.has('decoder_pos_embed'):  # MAE has them for all
     tokens = {'patches': rows} | tokens
   if file.has('cls_token') and before > 1:
     tokens['class'] = rows - 1
-  pixels, default = (
-    base.patch_pixels(file.values),
-    timm_names.input_size(file.config),
-  )
+  pixels = base.patch_pixels(file.values)
 
-  def fits(name: str, *sizes: Size | None) -> bool:
-    counts = (base.count_patches(size, pixels) for size in sizes if size)
-    return tokens[name] in counts
+  def fits(*sizes: Size | None) -> list[str]:
+    counts = [base.count_patches(size, pixels) for size in sizes if size]
+    return [name for name, count in tokens.items() if count in counts]
 
-  stored_fits = [x for x in tokens if fits(x, file.hints.stored_size, default)]
+  stored_fits = fits(file.stored_size, timm_names.input_size(file.config))
   square = [x for x in tokens if base.square_side(tokens[x])]
-  hinted_fits = [x for x in tokens if fits(x, file.hints.image_size)]
-  return [*stored_fits, *square, *hinted_fits, 'all'][0]
-
-
-def image_size(file: FileFacts) -> Size:
-  """Returns (height, width) that the positions are for."""
-  tokens = None
-  if file.has('pos_embed'):
-    counts = {'all': prefix(file), 'class': 1, 'patches': 0}
-    tokens = file.size('pos_embed', 1)
-    tokens -= counts[file.values['positions.learned.tokens']]
-  default = timm_names.input_size(file.config)
-  return base.image_size(
-    tokens, base.patch_pixels(file.values), file.hints, default
-  )
+  return [*stored_fits, *square, *fits(file.image_size), 'all'][0]
 
 
 def heads(file: FileFacts) -> int:
@@ -198,14 +172,13 @@ def heads(file: FileFacts) -> int:
     configured = moco.HEADS.get(hidden)
   if not configured and (channels := file.size(B + 'attn.q_norm.weight', 0)):
     configured = hidden // channels
-  configured = configured or timm_clip.heads(file)
-  return base.num_heads(file.values, configured)
+  return base.num_heads(file.values, configured or open_clip.heads(file))
 
 
 def gelu(file: FileFacts) -> str:
   """Returns the GELU that the architecture's name stands for."""
-  is_said = timm_names.architecture(file.config) or file.hints.stored_size
-  if not is_said and (file.has('norm_pre.') or timm_clip.is_tower(file)):
+  is_said = timm_names.architecture(file.config) or file.stored_size
+  if not is_said and (file.has('norm_pre.') or open_clip.is_tower(file)):
     logging.warning(
       'warning: no file says which GELU it has; assumed: the exact one; for a'
       ' model of OpenAI give mlp="mlp(gelu=\'sigmoid\')" (on the command line'
@@ -218,14 +191,13 @@ def stages(file: FileFacts) -> tuple[int, ...] | None:
   """Returns the units in each stage of the ResNet; None: there is none."""
   if not file.has(f'{_BACKBONE}.'):
     return None
-  units = file.stages(_BACKBONE + '.stages.#.blocks.#.', first=0)
-  if file.hints.stored_size is None:  # otherwise our export wrote the file
+  if file.stored_size is None:  # otherwise our export wrote the file
     logging.warning(
       'warning: its ResNet is computed with the epsilons of the code that'
       " trained it, Google's (kernels 1e-5, GroupNorm 1e-6), not with timm's"
       ' (1e-8, 1e-5): logits differ from those of timm by some 1e-4'
     )
-  return units
+  return file.stages(_BACKBONE + '.stages.#.blocks.#.', first=0)
 
 
 def epsilon(file: FileFacts) -> float:
@@ -233,29 +205,16 @@ def epsilon(file: FileFacts) -> float:
   if file.values['block'] != 'block':
     return 1e-6
   # open_clip's own towers have no bias of patches; there are those of timm.
-  is_own = timm_clip.is_tower(file)
-  if file.has('norm_pre.') or (
-    is_own and not file.has('patch_embed.proj.bias')
-  ):
-    return 1e-5
+  is_own = open_clip.is_tower(file) and not file.has('patch_embed.proj.bias')
   is_aim = re.match('aimv2_|beit3_', timm_names.architecture(file.config))
-  return 1e-5 if is_aim or file.has('patch_embed.norm.') else 1e-6
+  has_norm = file.has('norm_pre.') or file.has('patch_embed.norm.')
+  return 1e-5 if is_own or is_aim or has_norm else 1e-6
 
 
 def mlp_ratio(values: Values) -> float:
   """Returns timm's `mlp_ratio`, of which it makes the hidden size."""
   is_packed = values['mlp'] == 'swiglu' and values['patches'] != 'normed'
-  hidden, d = values['mlp_dim'] * (1 + is_packed), values['hidden_size']
-  return base.ratio(hidden, d)
-
-
-def init_values(values: Values) -> Any:
-  """Returns timm's `init_values`, which that of the name is if nothing is said.
-
-  Without LayerScale that is 0, or in a parallel block null.
-  """
-  nothing = NULL if values['block'] == 'parallel' else 0.0
-  return values['block.layer_scale'] or nothing
+  return base.ratio(values['mlp_dim'] * (1 + is_packed), values['hidden_size'])
 
 
 def norm(file: FileFacts) -> str | None:
@@ -264,13 +223,6 @@ def norm(file: FileFacts) -> str | None:
     return None
   has_bias = file.has('blocks.0.{norm1,in_norm}.bias')
   return 'layer_norm' if has_bias else 'rms_norm'
-
-
-def norm_word(values: Values) -> str | None:
-  """Returns timm's `norm_layer`; None: that of the architecture's name."""
-  if values['norm'] == 'layer_norm':
-    return 'layernorm' if values['block'] == 'parallel' else None
-  return None if values['patches'] == 'normed' else 'rmsnorm'
 
 
 def has_mask_token(file: FileFacts) -> bool:
@@ -284,18 +236,6 @@ def pool_width(file: FileFacts) -> int | None:
   """Returns the hidden size of attention pooling, unless it is the layers'."""
   hidden = file.size('attn_pool.mlp.fc1.weight', 0)
   return None if hidden == file.values['mlp_dim'] else hidden or None
-
-
-def num_classes(file: FileFacts) -> int:
-  """Returns the size of the head's output."""
-  is_probe = file.values['head.norm'] == 'batch'
-  return file.size(f'head{".1" * is_probe}.weight', 0)
-
-
-def has_two_heads(file: FileFacts) -> bool:
-  """Whether a distillation token, if there is one, has a head."""
-  is_alone = file.has('dist_token') and file.has('head.weight')
-  return file.has('head_dist.weight') or not is_alone
 
 
 FIELDS = fields.table(
@@ -352,12 +292,31 @@ num_classes          num_classes()
 head.pre_logits      pre_logits.fc.weight[0]
 head.distillation    has_two_heads()
 """,
-  *(mlp_ratio, mlp, gelu, norm, heads, init_values, norm_word, epsilon),
-  *(has_mask_token, stages, positioned, pool),
-  *(pool_width, num_classes, has_two_heads),
+  *(mlp_ratio, mlp, gelu, norm, heads, epsilon),
+  *(has_mask_token, stages, positioned, pool, pool_width),
   below='model_args',
   gate=fields.check_gate(A + 'act_layer'),
-  GELUS=GELUS,
+  # Which that of the name is if nothing is said. Without LayerScale it is 0, or
+  # in a parallel block null.
+  init_values=lambda values: (
+    values['block.layer_scale']
+    or (NULL if values['block'] == 'parallel' else 0.0)
+  ),
+  num_classes=lambda file: file.size(
+    'head.1.weight' if file.values['head.norm'] == 'batch' else 'head.weight', 0
+  ),
+  # Whether a distillation token, if there is one, has a head.
+  has_two_heads=lambda file: (
+    file.has('head_dist.weight')
+    or not (file.has('dist_token') and file.has('head.weight'))
+  ),
+  # None: that of the architecture's name.
+  norm_word=tables.chosen("""
+norm=layer_norm&block=parallel          layernorm
+norm=rms_norm&!patches=normed           rmsnorm
+"""),
+  # That of a gated MLP is its gate.
+  GELUS={**timm_names.GELUS, 'silu': 'none'},
   NORMS=NORMS,
   POOLS=POOLS,
 )
@@ -430,26 +389,10 @@ patches=hybrid&mlp=swiglu|patches=hybrid&distillation_token
 """)
 
 
-def resize(file: FileFacts) -> str:
-  """Returns how timm, or the authors' code, resizes positions."""
-  original_method = '' if file.config.content else originals.resize(file.shapes)
-  return original_method or 'bicubic_antialias'
-
-
 def named(names: str) -> Callable[[Values], dict[str, Any]]:
-  """Returns what says an architecture in timm's config.json.
-
-  Args:
-    names: Lines of `tables.chosen`: the most similar name is the first.
-  """
+  """Returns what says the architecture: the first of `tables.chosen`."""
   name = tables.chosen(names)
   return lambda values: {'architecture': name(values)}
-
-
-def channels(file: FileFacts) -> int:
-  """Returns the number of channels of the images."""
-  first = f'{_BACKBONE}.{{stem.conv,conv}}.weight|patch_embed.proj.weight'
-  return file.size(first, 1)
 
 
 VIT = Format(
@@ -458,10 +401,13 @@ VIT = Format(
   arrays=ARRAYS,
   fields=FIELDS,
   matches=lambda file: True,
-  image_size=image_size,
-  channels=channels,
   preprocess=timm_names.preprocess,
-  resize=resize,
+  stated_size=lambda file: timm_names.input_size(file.config),
+  # As the authors' code does, or timm.
+  resize=lambda file: (
+    ('' if file.config.content else originals.resize(file.shapes))
+    or 'bicubic_antialias'
+  ),
   scope='model_args',
   unread_keys=fields.unread_keys(timm_names.IGNORED),
   header=named("""

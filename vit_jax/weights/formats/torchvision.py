@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 import re
 
-from vit_jax import models
 from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
@@ -11,12 +10,11 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
-from vit_jax.weights.formats.fields import FileFacts
+from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.format import Format
-from vit_jax.weights.formats.format import Size
 from vit_jax.weights.formats.format import Values
 
-NAME = 'torchvision'
+NAME, SUFFIX = 'torchvision', '.safetensors'
 IGNORED = r'(?!)'  # nothing
 
 _LAYER = 'encoder.layers.encoder_layer_#'
@@ -72,15 +70,9 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   return base.Renamed(arrays, rename)
 
 
-def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
-  """Infers the architecture from the arrays' shapes."""
-  return format_lib.describe(KINDS, arrays, hints)
-
-
-def image_size(file: FileFacts) -> Size:
-  """Returns (height, width) that the positions are for."""
-  tokens = file.size('encoder.pos_embedding', 1) - 1
-  return base.image_size(tokens, file.values['patch_size'], file.hints)
+def describe(file: FileFacts) -> base.Description:
+  """Returns the model that a file holds."""
+  return format_lib.describe(KINDS, file)
 
 
 def lacks(values: Values) -> str | None:
@@ -99,8 +91,6 @@ VIT = Format(
   arrays=ARRAYS,
   fields=FIELDS,
   matches=lambda file: True,
-  image_size=image_size,
-  channels=lambda file: file.size(_PATCH, 1),
   preprocess=preprocessing.as_timm(_DEFAULTS),
   resize=lambda file: 'bicubic',
   scope=None,
@@ -109,18 +99,13 @@ VIT = Format(
 KINDS = (VIT,)
 
 
-class Writer(base.Writer):
-  """Writes nothing beside the arrays."""
-
-  def usage(
-    self, kind: Format, model: models.Model, directory: str, file: str
-  ) -> tuple[str, str]:
-    """Returns the name of a program, and Python code that loads the model."""
-    del kind
-    assert isinstance(model, vit.ViT)
-    values = model.block.attention.num_heads, model.block.mlp.hidden_dim
-    patch, _ = model.patches.patch_size
-    code = f"""\
+def usage(
+  kind: Format, values: Values, directory: str, file: str
+) -> tuple[str, str]:
+  """Returns the name of a program, and Python code that loads the model."""
+  del kind
+  patch, _ = values['patch_size']
+  code = f"""\
 import safetensors.torch
 from torchvision.models import VisionTransformer
 
@@ -128,8 +113,8 @@ arrays = safetensors.torch.load_file('{directory}/{file}')
 tokens = arrays['encoder.pos_embedding'].shape[1] - 1
 model = VisionTransformer(
     image_size={patch} * round(tokens**0.5), patch_size={patch},
-    num_layers={model.depth}, num_heads={values[0]},
-    hidden_dim={model.hidden_size}, mlp_dim={values[1]},
-    num_classes={model.num_classes})
+    num_layers={values['depth']}, num_heads={values['num_heads']},
+    hidden_dim={values['hidden_size']}, mlp_dim={values['mlp_dim']},
+    num_classes={values['num_classes']})
 model.load_state_dict(arrays)"""
-    return NAME, code
+  return NAME, code
