@@ -161,11 +161,7 @@ def _cache(folder: str, digest: str) -> pathlib.Path:
 
 
 def _queries(embedder: 'Embedder', loaded: 'weights.Loaded') -> 'np.ndarray':
-  """Returns the embeddings of the queries, float32 [Q, E]: texts, images.
-
-  Raises:
-    UserError: One of them cannot be read.
-  """
+  """Returns the embeddings of the queries, float32 [Q, E]: texts, images."""
   import numpy as np
 
   parts = []

@@ -42,11 +42,7 @@ __all__ = [
 
 
 def objective_class(config: ml_collections.ConfigDict) -> type[Objective]:
-  """Returns the class that `config.objective.name` names.
-
-  Raises:
-    UserError: There is no such objective.
-  """
+  """Returns the class that `config.objective.name` names."""
   cls: type[Objective] = config_lib.find_class(
     config.objective.name, 'objective.name', Objective, __name__
   )
@@ -61,9 +57,6 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
 
   Args:
     config: The full config; is changed.
-
-  Raises:
-    UserError: The objective has no such key, or its value has another type.
   """
   defaults = objective_class(config).options
   options = config.objective.options
@@ -91,11 +84,7 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.objective`.
-
-  Raises:
-    UserError: A value cannot work.
-  """
+  """Checks `config.objective`."""
   cls = objective_class(config)
   config = config.copy_and_resolve_references()
   fill_options(config)
@@ -118,11 +107,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def check_best(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.checkpoint.best`.
-
-  Raises:
-    UserError: There is no such metric.
-  """
+  """Checks `config.checkpoint.best`."""
   best = config.checkpoint.best
   metrics = [x for x in directions(config) if not x.endswith('/')]
   if best and best not in metrics:
@@ -170,9 +155,6 @@ def create(
     config: The full config, with all values set.
     features: Features of the examples, by name.
     lengths: Steps of the run; None: not known, and only shapes matter.
-
-  Raises:
-    UserError: The examples lack what the objective needs.
   """
   make: Any = objective_class(config)
   objective: Objective = make(config, features)

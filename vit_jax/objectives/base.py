@@ -119,9 +119,6 @@ class Objective(abc.ABC):
     Args:
       config: The full config, with all values set.
       features: Features of the examples, by name.
-
-    Raises:
-      UserError: The examples lack what the objective needs.
     """
     self.check_features(config, features)
     size = config_lib.sides(config.data.image_size)
@@ -144,20 +141,13 @@ class Objective(abc.ABC):
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the objective's own keys, before anything slow.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+    """Checks the objective's own keys, before anything slow."""
 
   @classmethod
   def check_features(
     cls, config: ml_collections.ConfigDict, features: features_lib.Features
   ) -> None:
     """Checks that examples have what the model sees and the objective learns.
-
-    Raises:
-      UserError: They do not.
     """
     image = features['image']
     assert isinstance(image, features_lib.Image)
@@ -187,17 +177,10 @@ class Objective(abc.ABC):
     Args:
       config: The full config; is changed.
       source: The training split.
-
-    Raises:
-      UserError: A value does not fit the data.
     """
 
   def check_source(self, source: data_base.Source) -> None:
-    """Checks the training data, before anything slow.
-
-    Raises:
-      UserError: They are not what the objective needs.
-    """
+    """Checks the training data, before anything slow."""
 
   def describe(self, source: data_base.Source) -> list[str]:
     """Returns lines about the objective and its data, for the log."""
@@ -350,11 +333,7 @@ class Objective(abc.ABC):
 
   @property
   def trunk_path(self) -> str:
-    """Keys of the trunk's parameters in all, as 'student/backbone'; '': all.
-
-    Raises:
-      UserError: `trunk` returns no subtree of the parameters.
-    """
+    """Keys of the trunk's parameters in all, as 'student/backbone'; '': all."""
     paths: list[str] = []
 
     def search(key: jax.Array) -> None:
@@ -388,9 +367,6 @@ class Objective(abc.ABC):
 
     With `method='trunk'` the result is that of `trunk`, a dict of arrays; with
     `mutable` it is a pair, as Linen returns it.
-
-    Raises:
-      UserError: A part of the user's raises an exception.
     """
     with models.explained_parts(self.model):
       outputs = self.model.apply({'params': params}, images, **kwargs)

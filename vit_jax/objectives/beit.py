@@ -61,11 +61,7 @@ class BEiT(base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the model, and loads the tokenizer.
-
-    Raises:
-      UserError: The tokenizer cannot be loaded, or does not fit the images.
-    """
+    """Makes the model, and loads the tokenizer."""
     super().__init__(config, features)
     options, trunk = config.objective.options, self.model
     assert isinstance(trunk, vit.ViT)
@@ -79,11 +75,7 @@ class BEiT(base.Objective):
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the options and the model.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+    """Checks the options and the model."""
     trunk_checks.check_patches(config)
     options, key = config.objective.options, 'config.objective.options'
     config_lib.within(config, 'objective.options.tokens', '[2, inf)')

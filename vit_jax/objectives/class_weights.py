@@ -16,11 +16,7 @@ RULES = ('balanced', 'inverse')
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `class_weights` and `class_counts` of `config.objective`.
-
-  Raises:
-    UserError: A value cannot work.
-  """
+  """Checks `class_weights` and `class_counts` of `config.objective`."""
   choice = config.objective.class_weights
   words = isinstance(choice, str) and choice
   if words and choice not in RULES:
@@ -61,9 +57,6 @@ def fill(config: ml_collections.ConfigDict, source: data_base.Source) -> None:
   Args:
     config: The full config; is changed.
     source: The training split.
-
-  Raises:
-    UserError: The counts are those of other classes.
   """
   objective, num_classes = config.objective, len(source.classes)
   if not isinstance(objective.class_weights, str):
@@ -81,11 +74,7 @@ def fill(config: ml_collections.ConfigDict, source: data_base.Source) -> None:
 def check_source(
   config: ml_collections.ConfigDict, source: data_base.Source
 ) -> None:
-  """Checks that weights are as many as the classes.
-
-  Raises:
-    UserError: They are not.
-  """
+  """Checks that weights are as many as the classes."""
   weights, classes = config.objective.class_weights, source.classes
   if not isinstance(weights, str) and len(weights) != len(classes):
     raise config_lib.UserError(

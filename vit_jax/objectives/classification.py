@@ -54,11 +54,7 @@ class Classification(base.Objective):
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+    """Checks `config.objective`."""
     config_lib.check_choice(config, 'objective.loss', losses.NAMES)
     config_lib.within(config, 'objective.label_smoothing', '[0, 1]')
     if (
@@ -83,11 +79,7 @@ class Classification(base.Objective):
       config_lib.wing(f'{_CLASS_WEIGHTS}:fill')(config, source)
 
   def check_source(self, source: data_base.Source) -> None:
-    """Checks that given class weights are as many as the classes.
-
-    Raises:
-      UserError: They are not.
-    """
+    """Checks that given class weights are as many as the classes."""
     if self.class_weights is not None:
       check = config_lib.wing(f'{_CLASS_WEIGHTS}:check_source')
       check(self.config, source)

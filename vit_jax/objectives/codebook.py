@@ -54,10 +54,6 @@ def find_codes(
     source: The training split.
     size: (height, width) of a patch.
     count: Number of codes, K.
-
-  Raises:
-    UserError: An image cannot be read, or there are fewer different patches
-      than codes.
   """
   rng = np.random.default_rng(0)
   number = min(len(source), _MOST_IMAGES)

@@ -95,11 +95,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes both towers.
-
-    Raises:
-      UserError: The image tower is no ViT.
-    """
+    """Makes both towers."""
     super().__init__(config, features)
     self._options = options = config.objective.options
     text_feature = features[_FEATURE]
@@ -146,11 +142,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the objective's options.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+    """Checks the objective's options."""
     key = 'objective.options'
     config_lib.check_choice(config, f'{key}.loss', LOSSES)
     config_lib.check_choice(config, f'{key}.locked', LOCKS)
@@ -346,11 +338,7 @@ def _check_pool(pool: str, tokenizer: str) -> None:
 
 
 def _checked(model: models.Model, config: ml_collections.ConfigDict) -> vit.ViT:
-  """Returns the image tower.
-
-  Raises:
-    UserError: It is no ViT.
-  """
+  """Returns the image tower."""
   if isinstance(model, vit.ViT):
     return model
   raise config_lib.UserError(

@@ -64,11 +64,7 @@ class CropTrunk:
   resize: str
 
   def check(self, config: ml_collections.ConfigDict) -> None:
-    """Checks that the trunk can see all crops.
-
-    Raises:
-      UserError: It cannot.
-    """
+    """Checks that the trunk can see all crops."""
     if not isinstance(self.model, vit.ViT) or self.model.has_two_heads:
       raise config_lib.UserError(
         f'config.model.name is {config.model.name!r}, but'

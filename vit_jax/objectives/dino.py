@@ -99,11 +99,7 @@ class Dino(base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the trunk and the heads.
-
-    Raises:
-      UserError: The model cannot see crops of two sizes.
-    """
+    """Makes the trunk and the heads."""
     super().__init__(config, features)
     self._options = config.objective.options
     self.model = models.from_config(config.model, 0, config.train.dtype)
@@ -136,11 +132,7 @@ class Dino(base.Objective):
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective.options`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+    """Checks `config.objective.options`."""
     key = 'objective.options'
     options = config.objective.options
     config_lib.check_choice(config, f'{key}.assignment', ASSIGNMENTS)

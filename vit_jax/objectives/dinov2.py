@@ -134,11 +134,7 @@ class DinoV2(dino.Dino):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the trunk and the heads.
-
-    Raises:
-      UserError: The model or the crops do not suit the method.
-    """
+    """Makes the trunk and the heads."""
     super().__init__(config, features)
     o, (height, width, _) = self._options, self.image_shape
     if not getattr(self.model, 'mask_token', False):
@@ -170,11 +166,7 @@ class DinoV2(dino.Dino):
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective.options`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+    """Checks `config.objective.options`."""
     trunk_checks.check_patches(config)
     dino.Dino.check(config)
     o, key = config.objective.options, 'objective.options'

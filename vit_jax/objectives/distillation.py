@@ -51,12 +51,7 @@ class Distillation(classification.Classification):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the model and loads the teacher.
-
-    Raises:
-      UserError: The teacher cannot be loaded, or it has another number of
-        classes or channels.
-    """
+    """Makes the model and loads the teacher."""
     super().__init__(config, features)
     self._options = config.objective.options
     self._normalization = config_lib.normalization(config)
@@ -86,11 +81,7 @@ class Distillation(classification.Classification):
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+    """Checks `config.objective`."""
     if not config.objective.options.teacher:
       raise config_lib.UserError(
         f'{_TEACHER} is empty, but config.objective.name is'
@@ -112,9 +103,6 @@ class Distillation(classification.Classification):
 
     That cannot be checked if the teacher has no class names, or none of the
     data's.
-
-    Raises:
-      UserError: The order differs, or the class weights do not fit the classes.
     """
     super().check_source(source)
     classes = source.classes

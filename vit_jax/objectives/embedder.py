@@ -45,11 +45,7 @@ class Embedder:
   """
 
   def __init__(self, loaded: weights.Loaded, batch_size: int):
-    """Copies the parameters to the devices; compiles nothing yet.
-
-    Raises:
-      UserError: The run of the model cannot be read as it was trained.
-    """
+    """Copies the parameters to the devices; compiles nothing yet."""
     self._loaded = loaded
     config = loaded.preprocess.to_config()
     config.train.batch_size = batch_size
@@ -78,9 +74,6 @@ class Embedder:
     Args:
       texts: Texts.
       flag: What names them, for errors, as '--text'.
-
-    Raises:
-      UserError: The model has no text tower, or a text cannot be read.
     """
     if self.towers is None:
       stored = self._loaded.trained_with
@@ -121,9 +114,6 @@ def embed_split(
     loaded: The model.
     config: Says how images are read and prepared, and names the split.
     source: The split.
-
-  Raises:
-    UserError: An image cannot be read, or the device has too little memory.
   """
   towers, params = _load_towers(loaded)
   objective = towers or loaded_lib.Trunk(loaded.model)

@@ -76,11 +76,7 @@ def evaluation_patch_size(spec: ml_collections.ConfigDict) -> Patch | None:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `train.patch_sizes` and `patch_size` of the evaluations.
-
-  Raises:
-    UserError: A value cannot work.
-  """
+  """Checks `train.patch_sizes` and `patch_size` of the evaluations."""
   keyed_sizes = [('train.patch_sizes', x) for x in config.train.patch_sizes]
   keyed_sizes += [
     (f'evals.{name}.patch_size', spec.patch_size)
@@ -119,9 +115,6 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
   Args:
     objective: An objective whose only parameters are those of its model.
     patch: (height, width), which divide the image.
-
-  Raises:
-    UserError: Its model has no patches that can be resized.
   """
   model = objective.model
   if not isinstance(model, vit.ViT) or objective.trunk_path:

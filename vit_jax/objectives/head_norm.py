@@ -12,9 +12,6 @@ def check(config: ml_collections.ConfigDict, cls: type[base.Objective]) -> None:
   Args:
     config: The full config.
     cls: Class of the objective.
-
-  Raises:
-    UserError: They are not.
   """
   problem = f'config.model.head is {config.model.head!r}, but config.{{}}'
   if not cls.moves_statistics:

@@ -58,21 +58,13 @@ class IGPT(base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the model.
-
-    Raises:
-      UserError: The checkpoint's model has no clusters.
-    """
+    """Makes the model."""
     super().__init__(config, features)
     _check_model(self.model)
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the model and the palette.
-
-    Raises:
-      UserError: The model is no iGPT, or the palette does not fit.
-    """
+    """Checks the model and the palette."""
     if config.model.name == config_lib.INIT_FROM:  # it is not known yet
       return
     with config_lib.explained('config.model', ValueError):
@@ -87,11 +79,7 @@ class IGPT(base.Objective):
   def fill(
     cls, config: ml_collections.ConfigDict, source: data_base.Source
   ) -> None:
-    """Finds the palette, unless there is one or a checkpoint has clusters.
-
-    Raises:
-      UserError: An image cannot be read, or there are too few colours.
-    """
+    """Finds the palette, unless there is one or a checkpoint has clusters."""
     if config.objective.options.palette or config.init_from.path:
       return
     model = models.from_config(config.model, 0)
@@ -164,9 +152,6 @@ def read_palette(
     palette: `config.objective.options.palette`.
     model: The model that has these colours.
     channels: Channels of the images, C.
-
-  Raises:
-    UserError: It is no palette, or of another size.
   """
   key, words = 'config.objective.options.palette', palette.split()
   digits = len(words[0]) // channels if words else 0
@@ -202,9 +187,6 @@ def find_clusters(pixels: np.ndarray, count: int, seed: int) -> np.ndarray:
     pixels: float [N, C].
     count: Number of clusters, K.
     seed: Of the first centres.
-
-  Raises:
-    UserError: There are fewer different pixels than clusters.
   """
   # Imported here, since they take a second.
   from sklearn import cluster

@@ -41,9 +41,6 @@ class Model(weights.Loaded):
         numbers: float32 [B, K] in the units of the data, if the model predicts
           numbers.
         segments: int32 [B, H, W], the classes of pixels, if it predicts these.
-
-    Raises:
-      UserError: An image cannot be read.
     """
     if not self._has_heads_beside:
       return super().outputs(images)

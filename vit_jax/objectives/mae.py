@@ -136,11 +136,7 @@ class MAE(base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the trunk and the decoder.
-
-    Raises:
-      UserError: The model or the size of images does not suit the method.
-    """
+    """Makes the trunk and the decoder."""
     super().__init__(config, features)
     self._options = config.objective.options
     model = self.model.clone(num_classes=0)
@@ -155,9 +151,6 @@ class MAE(base.Objective):
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
     """Checks the objective's options, and the model unless a checkpoint has it.
-
-    Raises:
-      UserError: A value cannot work.
     """
     trunk_checks.check_patches(config)
     options = config.objective.options
@@ -352,11 +345,7 @@ def _error(
 def _check_model(
   model: models.Model, config: ml_collections.ConfigDict
 ) -> tuple[int, int]:
-  """Checks that a model can be trained; returns its patch size in pixels.
-
-  Raises:
-    UserError: It cannot.
-  """
+  """Checks that a model can be trained; returns its patch size in pixels."""
   name = f'config.objective.name={config.objective.name}'
   if not isinstance(model, vit.ViT):
     raise config_lib.UserError(
@@ -394,11 +383,7 @@ def _check_model(
 def _check_patches(
   patch: tuple[int, int], config: ml_collections.ConfigDict
 ) -> None:
-  """Checks that there are patches to see and to predict.
-
-  Raises:
-    UserError: There are none, or they have a single number.
-  """
+  """Checks that there are patches to see and to predict."""
   height, width = config_lib.pair(config.data.image_size, 'data.image_size')
   count = (height // patch[0]) * (width // patch[1])
   options = config.objective.options

@@ -66,11 +66,7 @@ class MoCoV3(base.Objective):
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the options, and that there are other images to tell apart.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+    """Checks the options, and that there are other images to tell apart."""
     config_lib.within(config, 'objective.options.temperature', '(0, inf)')
     config_lib.within(config, 'objective.options.momentum', '[0, 1]')
     for key in ('width', 'dim', 'projector_layers', 'predictor_layers'):

@@ -44,11 +44,7 @@ class Multilabel(base.Objective):
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective.options`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+    """Checks `config.objective.options`."""
     config_lib.within(config, 'objective.options.positive_weight', '(0, inf)')
 
   def loss(

@@ -65,11 +65,7 @@ class Regression(base.Objective):
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective.options`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+    """Checks `config.objective.options`."""
     config_lib.check_choice(config, 'objective.options.loss', LOSSES)
     for key in ('mean', 'std'):
       config_lib.within(config, f'objective.options.{key}', '(-inf, inf)')

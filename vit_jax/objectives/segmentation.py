@@ -131,12 +131,7 @@ class Segmentation(base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the trunk and the heads.
-
-    Raises:
-      UserError: The model has no tokens on a grid, or fewer layers than are
-        read; or the class weights are not as many as the classes.
-    """
+    """Makes the trunk and the heads."""
     super().__init__(config, features)
     self._options = options = config.objective.options
     self.model = _checked(self.model.clone(num_classes=0), config)
@@ -156,9 +151,6 @@ class Segmentation(base.Objective):
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
     """Checks the objective's options, and the model unless a checkpoint has it.
-
-    Raises:
-      UserError: A value cannot work.
     """
     trunk_checks.check_patches(config)
     key = 'objective.options'
@@ -391,11 +383,7 @@ def _outputs(outputs: Any) -> tuple[jax.Array, list[jax.Array]]:
 
 
 def _checked(model: models.Model, config: ml_collections.ConfigDict) -> Any:
-  """Returns the model, if it has what the heads read.
-
-  Raises:
-    UserError: It does not.
-  """
+  """Returns the model, if it has what the heads read."""
   reads_features = config.objective.options.head == _TRANS2SEG
   if isinstance(model, resnet.BiT) and reads_features:
     return model
@@ -428,11 +416,7 @@ def _check_patch(model: vit.ViT, config: ml_collections.ConfigDict) -> None:
 def _layers(
   model: models.Model, config: ml_collections.ConfigDict
 ) -> tuple[int, ...]:
-  """Returns the layers that the heads read, from the first to the last.
-
-  Raises:
-    UserError: The model does not have them.
-  """
+  """Returns the layers that the heads read, from the first to the last."""
   chosen_layers = tuple(config.objective.options.layers)
   if not isinstance(model, vit.ViT):
     return ()

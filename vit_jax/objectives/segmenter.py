@@ -89,10 +89,6 @@ class Segmenter:
       loaded: The model of a run with the objective `segmentation`.
       settings: Windows and views; None: one view, with windows as
         `WindowSettings` says.
-
-    Raises:
-      UserError: The model is not as it was trained; or it takes volumes, which
-        are not averaged.
     """
     settings = settings or WindowSettings()
     objective, params = trained.restored(with_windows(loaded, settings))
@@ -129,9 +125,6 @@ class Segmenter:
     Args:
       image: As `Preprocess` takes it; of a scan its path.
       source: Name of an image that is no path, for errors.
-
-    Raises:
-      UserError: It cannot be read.
     """
     if self.takes_volumes:
       return self._segment_scan(image)

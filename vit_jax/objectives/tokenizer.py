@@ -112,11 +112,7 @@ class Tokenizer(base.Objective):
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the options and the model.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+    """Checks the options and the model."""
     trunk_checks.check_patches(config)
     key = 'objective.options'
     config_lib.within(config, f'{key}.tokens', '[2, inf)')

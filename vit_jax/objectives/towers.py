@@ -114,10 +114,6 @@ def from_loaded(loaded: 'weights.Loaded') -> tuple[Towers, Any] | None:
 
   Returns:
     None: the file has no text tower.
-
-  Raises:
-    UserError: The towers cannot be applied to images of one size, or there is
-      no vocabulary beside the file that fits the text tower.
   """
   path = pathlib.Path(loaded.origin.path)
   if not path.exists() or not files.holds(path):

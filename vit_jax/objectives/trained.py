@@ -26,10 +26,6 @@ def measuring(
     loaded: The model.
     config: Says how images are prepared for the model.
     features: Features of the examples on which the model is measured.
-
-  Raises:
-    UserError: The objective is not known, the model was changed after training,
-      or the examples are of another kind.
   """
   stored, trained = loaded.trained_with, loaded.preprocess
   config = config.copy_and_resolve_references()
@@ -75,9 +71,6 @@ def restored(
   Args:
     loaded: The model.
     features: Features of the examples; None: those of training.
-
-  Raises:
-    UserError: The model is not that of a run, or it was changed.
   """
   config = loaded.trained_with
   if config is None:

@@ -18,11 +18,7 @@ def described_model(config: ml_collections.ConfigDict) -> models.Model | None:
 
 
 def check_patches(config: ml_collections.ConfigDict) -> None:
-  """Checks that the model has a token in the place of each patch.
-
-  Raises:
-    UserError: It drops or merges some.
-  """
+  """Checks that the model has a token in the place of each patch."""
   model = config.model
   block = parts.parse(model.block, 'model.block').name if model.block else ''
   removes = {

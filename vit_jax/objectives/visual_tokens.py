@@ -77,9 +77,6 @@ def make(
   Args:
     config: The full config.
     grid: Patches (h, w) of the trunk, which the tokenizer's must equal.
-
-  Raises:
-    UserError: It cannot be loaded, or does not fit.
   """
   path = config.objective.options.tokenizer
   if not path:
@@ -132,11 +129,7 @@ class Trained(VisualTokens):
     path: str,
     grid: tuple[int, int],
   ):
-    """Loads the run in a work directory.
-
-    Raises:
-      UserError: It is no such run, or does not fit.
-    """
+    """Loads the run in a work directory."""
     self._objective, self.arrays, stored = _load(path)
     self._tokenizer_input = _Input(stored.image_size, (stored.mean, stored.std))
     size = config_lib.pair(config.data.image_size, 'data.image_size')
@@ -172,9 +165,6 @@ class Published(VisualTokens):
     """Loads the encoder.
 
     `path` is a file of its weights, a directory of transformers, or an address.
-
-    Raises:
-      UserError: It is no such file, or does not fit.
     """
     self._module, self.arrays = _read(path)
     size = config_lib.pair(config.data.image_size, 'data.image_size')

@@ -29,11 +29,7 @@ __all__ = [
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the values of `config.optim`.
-
-  Raises:
-    UserError: One of them cannot work.
-  """
+  """Checks the values of `config.optim`."""
   optimizers.check(config)
   schedules.check(config)
   rules.check(config)

@@ -34,9 +34,6 @@ class Named(optimizers.Method):
   Attributes:
     config: `config.optim`.
     make: Maps `learning_rate` to the transformation.
-
-  Raises:
-    UserError: There is no such function or option.
   """
 
   has_rate: ClassVar[bool] = True
@@ -56,11 +53,7 @@ class Named(optimizers.Method):
     self.make = functools.partial(function, **values)
 
   def check(self) -> None:
-    """Tries the function and what it returns.
-
-    Raises:
-      UserError: It does not do.
-    """
+    """Tries the function and what it returns."""
     place = f'config.{_KEY}={self.config.name}'
     try:
       optimizer = self.make(learning_rate=1.0)

@@ -133,9 +133,6 @@ def method(config: ml_collections.ConfigDict) -> Method:
 
   Args:
     config: `config.optim`.
-
-  Raises:
-    UserError: There is no such optimizer, or an option does not do.
   """
   optimizer: Method = registry.build_or_find(
     config.name,
@@ -148,11 +145,7 @@ def method(config: ml_collections.ConfigDict) -> Method:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the optimizer's values in `config.optim`.
-
-  Raises:
-    UserError: One of them cannot work.
-  """
+  """Checks the optimizer's values in `config.optim`."""
   method(config.optim).check()
   _clip(config.optim)
   for key in ('clip_norm', 'weight_decay', 'final_weight_decay'):

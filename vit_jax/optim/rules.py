@@ -122,11 +122,7 @@ def merge(trained: Any, params: Any) -> Any:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the values of these rules in `config.optim`.
-
-  Raises:
-    UserError: One of them cannot work.
-  """
+  """Checks the values of these rules in `config.optim`."""
   optim = config.optim
   if not 0 < optim.layer_decay <= 1:
     raise config_lib.UserError(
@@ -182,10 +178,6 @@ def make(
       beside `config.freeze`.
     held: Regular expression for parameters that the objective holds for so many
       first steps, and these steps.
-
-  Raises:
-    UserError: A pattern matches nothing, nothing is left to train, or some
-      layers of a scanned model are frozen and others are not.
   """
   sizes, depth = _sizes(params)
   _check_matches(config, list(sizes), depth)

@@ -114,9 +114,6 @@ def schedule(config: ml_collections.ConfigDict) -> Schedule:
 
   Args:
     config: `config.optim`.
-
-  Raises:
-    UserError: There is no such schedule, or an option does not do.
   """
   custom = 'vit_jax.optim.other_schedules:CustomSchedule'
   chosen: Schedule = registry.build_or_find(
@@ -130,22 +127,14 @@ def schedule(config: ml_collections.ConfigDict) -> Schedule:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the schedule's values in `config.optim`.
-
-  Raises:
-    UserError: One of them cannot work.
-  """
+  """Checks the schedule's values in `config.optim`."""
   schedule(config.optim)
   for key in ('learning_rate', 'warmup_factor'):
     config_lib.within(config, f'optim.{key}', '[0, inf)')
 
 
 def check_lengths(config: ml_collections.ConfigDict, lengths: Lengths) -> None:
-  """Checks that warm-up and cooldown fit the run.
-
-  Raises:
-    UserError: They do not.
-  """
+  """Checks that warm-up and cooldown fit the run."""
   optim, duration = config.optim, config.train.duration
   if lengths.warmup >= lengths.total:
     raise config_lib.UserError(

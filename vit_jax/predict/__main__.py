@@ -300,11 +300,7 @@ def _named(
   classes: 'np.ndarray',
   probabilities: 'np.ndarray',
 ) -> list[writers.Prediction]:
-  """Returns an image's predictions.
-
-  Raises:
-    UserError: The outputs are not finite.
-  """
+  """Returns an image's predictions."""
   import numpy as np
 
   if not np.isfinite(probabilities).all():

@@ -16,11 +16,7 @@ from vit_jax.objectives import embedder as embedder_lib
 
 
 def split(text: str) -> list[str]:
-  """Returns the prompts of --prompts.
-
-  Raises:
-    UserError: There are fewer than two, or one is empty.
-  """
+  """Returns the prompts of --prompts."""
   prompts = [prompt.strip() for prompt in text.split(',')]
   if len(prompts) < 2 or not all(prompts):
     raise UserError(
@@ -45,9 +41,6 @@ def rank(
     top: Largest number of prompts for an image.
     batch_size: Images in a batch.
     batches: Pairs of any value and a batch.
-
-  Raises:
-    UserError: The model has no text tower.
   """
   embedder = embedder_lib.Embedder(loaded, batch_size)
   texts = embedder.texts(prompts, '--prompts')

@@ -38,9 +38,6 @@ def find(config: 'ml_collections.ConfigDict', word: str = '') -> list[Key]:
     config: The config; neither its data nor a checkpoint is opened.
     word: Words that must be in the key or its meaning, or another library's
       name of it, as 'lr'; '': all keys.
-
-  Raises:
-    UserError: The config cannot work, or no key has the words.
   """
   keys = [
     Key(key, value, meanings.meaning(key))

@@ -48,9 +48,6 @@ def summarize(
     model: The module; scanned layers are shown one by one.
     image_shape: (height, width, C); of volumes (depth, height, width, C).
     optim: `config.optim`, which says what trains.
-
-  Raises:
-    UserError: A pattern matches nothing, or nothing is left to train.
   """
   model = models.with_kernel(model, 'plain')
   if hasattr(model, 'scan'):

@@ -48,12 +48,7 @@ class Balanced(base.Objective):
     batch: base.Batch,
     rng: base.Rng,
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
-    """Returns the loss with that of the parts, which is also a scalar.
-
-    Raises:
-      UserError: The objective does not apply the model by `apply_train`, so
-        that losses of parts are not known.
-    """
+    """Returns the loss with that of the parts, which is also a scalar."""
     self._losses = losses = _Losses()
     try:
       loss, scalars, extra = super().loss(params, extra, batch, rng)
@@ -75,12 +70,7 @@ class Balanced(base.Objective):
     images: jax.Array,
     arguments: Mapping[str, Any],
   ) -> Any:
-    """Applies the model, and keeps the losses of its parts.
-
-    Raises:
-      UserError: It is called within a transformation of the loss, as
-        `jax.lax.map`, which these losses cannot leave by themselves.
-    """
+    """Applies the model, and keeps the losses of its parts."""
     losses, mutable = self._losses, arguments.get('mutable', [])
     if losses is None or COLLECTION in mutable:
       if losses is not None:

@@ -53,11 +53,7 @@ class Checked(base.Objective):
   """Extends an objective by checks of what its functions take and return."""
 
   def init_extra(self, params: base.Params) -> base.Extra:
-    """Returns the extra.
-
-    Raises:
-      UserError: It is no dict, or its running statistics are no parameters.
-    """
+    """Returns the extra."""
     extra: Any = super().init_extra(params)
     name = self._name('init_extra')
     if not isinstance(extra, Mapping):
@@ -83,13 +79,7 @@ class Checked(base.Objective):
     batch: base.Batch,
     rng: base.Rng,
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
-    """Returns the loss, other means, and the new extra.
-
-    Raises:
-      UserError: It takes or returns something else than `base.Objective.loss`
-        says, a mean of a name that the loop reports itself, or reads a feature
-        that the batch does not have.
-    """
+    """Returns the loss, other means, and the new extra."""
     name, loss = self._name('loss'), super().loss
     arguments = inspect.signature(loss)
     try:
@@ -134,11 +124,7 @@ class Checked(base.Objective):
   def after_update(
     self, extra: base.Extra, params: base.Params, step: jax.Array
   ) -> base.Extra:
-    """Returns the extra after the update.
-
-    Raises:
-      UserError: It differs from the first one in its keys, shapes or types.
-    """
+    """Returns the extra after the update."""
     result = super().after_update(extra, params, step)
     old, new = _leaves(self._first_extra), _leaves(result)
     problems = [f'has a new {path!r}' for path in new if path not in old]
@@ -169,12 +155,7 @@ class Checked(base.Objective):
     )
 
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
-    """Returns the outputs for a batch.
-
-    Raises:
-      UserError: They are no dict, or a feature is read that the batch does not
-        have.
-    """
+    """Returns the outputs for a batch."""
     name = self._name('outputs')
     with _keys_explained(name, batch):
       outputs: Any = super().outputs(params, batch)
@@ -188,12 +169,7 @@ class Checked(base.Objective):
   def measure(
     self, outputs: base.Outputs, batch: base.Batch
   ) -> clu_metrics.Collection:
-    """Returns the metrics of a batch.
-
-    Raises:
-      UserError: They are something else, the output 'loss' is not one number
-        for each example, or a feature or an output is read that is not there.
-    """
+    """Returns the metrics of a batch."""
     name = self._name('measure')
     with (
       _keys_explained(name, batch),
