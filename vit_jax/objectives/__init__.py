@@ -50,13 +50,9 @@ def objective_class(config: ml_collections.ConfigDict) -> type[Objective]:
 
 
 def fill_options(config: ml_collections.ConfigDict) -> None:
-  """Sets the objective's own keys that the config leaves out.
+  """Sets the keys of `config.objective.options` that the config leaves out.
 
-  These are the keys of `config.objective.options`; the objective's class lists
-  them with their defaults.
-
-  Args:
-    config: The full config; is changed.
+  The objective's class lists them with their defaults.
   """
   defaults = objective_class(config).options
   options = config.objective.options
@@ -91,6 +87,14 @@ def check(config: ml_collections.ConfigDict) -> None:
   evaluation_base.check_directions(
     f'config.objective.name={config.objective.name}', cls.metrics
   )
+  for name, limit in cls.limits.items():
+    key = f'objective.options.{name}'
+    if isinstance(limit, tuple):
+      config_lib.check_choice(config, key, limit)
+    elif limit == 'duration':
+      config_lib.duration(config, key)
+    else:
+      config_lib.within(config, key, limit)
   cls.check(config)
   count = config_lib.num_microbatches(config)
   if cls.caches_gradients and config_lib.accumulation(config) == count:
@@ -103,7 +107,9 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
   head = parts.parse(config.model.head or 'linear', 'model.head')
   if head.options.get('norm') == 'batch':
-    config_lib.wing('vit_jax.objectives.head_norm:check')(config, cls)
+    config_lib.wing('vit_jax.objectives.trunk_checks:check_head_norm')(
+      config, cls.moves_statistics
+    )
 
 
 def check_best(config: ml_collections.ConfigDict) -> None:
@@ -119,11 +125,10 @@ def check_best(config: ml_collections.ConfigDict) -> None:
 
 
 def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
-  """Returns the metrics of a config's evaluations and their better directions.
+  """Returns the better direction of each metric of a config's evaluations.
 
-  Returns:
-    'max' or 'min' for each metric, as {'val/accuracy': 'max'}; a name that ends
-    with '/' stands for several metrics.
+  It is 'max' or 'min', as {'val/accuracy': 'max'}; a name that ends with '/'
+  stands for several metrics.
   """
   better: dict[str, str] = {}
   for task, task_config in config_lib.each_task(config).items():
@@ -149,12 +154,9 @@ def create(
   features: features_lib.Features,
   lengths: optim.Lengths | None = None,
 ) -> Objective:
-  """Returns the objective of a config.
+  """Returns the objective of a full config, for examples with these features.
 
-  Args:
-    config: The full config, with all values set.
-    features: Features of the examples, by name.
-    lengths: Steps of the run; None: not known, and only shapes matter.
+  `lengths` are the steps of the run; None: not known, and only shapes matter.
   """
   make: Any = objective_class(config)
   objective: Objective = make(config, features)

@@ -86,6 +86,8 @@ class Objective(abc.ABC):
     options: Keys of `config.objective.options` with their defaults. `loss`
       reads one as `self.config.objective.options.NAME`, and a command sets it
       by --config.objective.options.NAME=VALUE.
+    limits: What some options may be: an interval, as '(0, 1]'; the choices, as
+      ('hard', 'soft'); or 'duration', a length of time.
     couples_examples: Whether its loss needs the whole batch at once. Gradient
       accumulation is then refused, unless it `caches_gradients`.
     caches_gradients: Whether `loss` always gets the whole batch, and itself
@@ -94,7 +96,7 @@ class Objective(abc.ABC):
       choose them, and not of the last alone.
     moves_statistics: Whether its loss measures the running statistics of the
       model's `head_norm`, and puts them into `extra[STATISTICS]`.
-    config: The full config.
+    config: The full config, with all values set.
     features: Features of the examples, by name.
     views: Crops of the image that `loss` sees, by name.
     model: The Linen module: [B, H, W, C] -> logits [B, outputs].
@@ -105,6 +107,7 @@ class Objective(abc.ABC):
   target: ClassVar[tuple[str, type[features_lib.Feature]] | None] = None
   metrics: ClassVar[Mapping[str, str]] = {'examples': 'max'}
   options: ClassVar[Mapping[str, Any]] = {}
+  limits: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
   couples_examples: ClassVar[bool] = False
   caches_gradients: ClassVar[bool] = False
   reads_layers: ClassVar[bool] = False
@@ -114,12 +117,7 @@ class Objective(abc.ABC):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the model.
-
-    Args:
-      config: The full config, with all values set.
-      features: Features of the examples, by name.
-    """
+    """Makes the model, if the examples have what the objective needs."""
     self.check_features(config, features)
     size = config_lib.sides(config.data.image_size)
     self.config, self.features = config, features
@@ -129,26 +127,20 @@ class Objective(abc.ABC):
     )
     self.views = geometry.train_views(config)
 
-  @property
-  def frozen(self) -> str:
-    """Regular expression for parameters that the method never trains."""
-    return ''
-
-  @property
-  def held(self) -> tuple[str, int]:
-    """Pattern of parameters that do not change in so many first steps."""
-    return '', 0
+  # Before training.
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the objective's own keys, before anything slow."""
+    """Raises a UserError if a key of the config cannot work for the method.
+
+    It is called before anything slow, after `limits` are checked.
+    """
 
   @classmethod
   def check_features(
     cls, config: ml_collections.ConfigDict, features: features_lib.Features
   ) -> None:
-    """Checks that examples have what the model sees and the objective learns.
-    """
+    """Raises a UserError unless examples have images that fit, and `target`."""
     image = features['image']
     assert isinstance(image, features_lib.Image)
     image.check_input(config)
@@ -172,28 +164,25 @@ class Objective(abc.ABC):
   def fill(
     cls, config: ml_collections.ConfigDict, source: data_base.Source
   ) -> None:
-    """Sets unset keys of the config from the training data.
-
-    Args:
-      config: The full config; is changed.
-      source: The training split.
-    """
+    """Sets unset keys of the full config from the training split."""
 
   def check_source(self, source: data_base.Source) -> None:
-    """Checks the training data, before anything slow."""
+    """Raises a UserError if the training data are not what it needs."""
 
   def describe(self, source: data_base.Source) -> list[str]:
     """Returns lines about the objective and its data, for the log."""
     del source
     return []
 
-  def output_facts(self) -> dict[str, Any]:
-    """Returns what prediction needs to interpret the outputs, as JSON values.
+  @property
+  def frozen(self) -> str:
+    """Regular expression for parameters that the method never trains."""
+    return ''
 
-    The keys are names of outputs. Each value has the name of the predicted
-    'feature' and, for numbers, the 'mean' and 'std' that scale the logits.
-    """
-    return {'logits': {'feature': self.target[0]}} if self.target else {}
+  @property
+  def held(self) -> tuple[str, int]:
+    """Pattern of parameters that do not change in so many first steps."""
+    return '', 0
 
   def init(self, key: jax.Array) -> Params:
     """Returns fresh parameters."""
@@ -203,13 +192,13 @@ class Objective(abc.ABC):
     """Returns the state beside the parameters, a dict of trees of arrays.
 
     It is a part of the train state and of checkpoints, and must be finite. A
-    leaf with the path and shape of a parameter is sharded like it.
-
-    Args:
-      params: The initial parameters of training.
+    leaf with the path and shape of a parameter is sharded like it. `params` are
+    the initial ones of training.
     """
     del params
     return {}
+
+  # In each step.
 
   @abc.abstractmethod
   def loss(
@@ -240,10 +229,8 @@ class Objective(abc.ABC):
   ) -> Extra:
     """Returns the extra after the optimizer's update, as for an EMA teacher.
 
-    Args:
-      extra: As `loss` returned it.
-      params: After the update.
-      step: Number of completed updates before this one.
+    `extra` is that of `loss`, `params` are those after the update, and `step`
+    is the number of completed updates before this one.
     """
     del params, step
     return extra
@@ -251,22 +238,16 @@ class Objective(abc.ABC):
   def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
     """Returns what is wrong with the run, as one sees it in a logged step.
 
-    The log gets these lines the first time that there are some.
-
-    Args:
-      scalars: As `loss` returned them; also the loss, under 'loss'.
-      step: Completed updates, with this one.
+    The log gets these lines the first time that there are some. `scalars` are
+    those of `loss`, and 'loss'; `step` counts the updates with this one.
     """
     del scalars, step
     return []
 
-  def outputs(self, params: Params, batch: Batch) -> Outputs:
-    """Returns the model's outputs for a batch of evaluation.
+  # In evaluations, and after training.
 
-    Args:
-      params: Parameters.
-      batch: image, float32 [B, H, W, C].
-    """
+  def outputs(self, params: Params, batch: Batch) -> Outputs:
+    """Returns the model's outputs for a batch; image: float32 [B, H, W, C]."""
     return {'logits': self.apply(params, batch['image'])}
 
   def measure(self, outputs: Outputs, batch: Batch) -> clu_metrics.Collection:
@@ -290,6 +271,14 @@ class Objective(abc.ABC):
       return metrics.mean_loss(outputs['loss'], batch['valid'])
     return metrics.Examples.single_from_model_output(mask=batch['valid'])
 
+  def output_facts(self) -> dict[str, Any]:
+    """Returns what prediction needs to interpret the outputs, as JSON values.
+
+    The keys are names of outputs. Each value has the name of the predicted
+    'feature' and, for numbers, the 'mean' and 'std' that scale the logits.
+    """
+    return {'logits': {'feature': self.target[0]}} if self.target else {}
+
   @property
   def pictures_caption(self) -> str:
     """Sentences that explain `pictures`; '' if there are none."""
@@ -300,11 +289,8 @@ class Objective(abc.ABC):
   ) -> list[Column]:
     """Returns what the method makes of images, for `explore`.
 
-    Args:
-      params: Parameters of the objective.
-      extra: State beside them.
-      images: float32 [B, H, W, C], prepared as for evaluation.
-      rng: Random key of a step, and these rows, for masks as `loss` draws them.
+    `images` are float32 [B, H, W, C], prepared as for evaluation. `rng` is the
+    random key of a step and of these rows, for masks as `loss` draws them.
     """
     del params, extra, images, rng
     return []
@@ -312,13 +298,8 @@ class Objective(abc.ABC):
   def hidden(self, rng: Rng, step: int) -> dict[str, jax.Array]:
     """Returns the patches that `loss` hides from the model, by view.
 
-    Args:
-      rng: Random key of the step, and rows of its batch, as for `loss`.
-      step: Completed updates.
-
-    Returns:
-      bool [rows, h, w] for a grid of h x w patches, or [rows, count, h, w] for
-      a view with several crops.
+    They are bool [rows, h, w] for a grid of h x w patches, or [rows, count, h,
+    w] for a view with several crops. `step` is the number of completed updates.
     """
     del rng, step
     return {}
@@ -356,6 +337,8 @@ class Objective(abc.ABC):
       " as params['trunk']"
     )
 
+  # For the methods above.
+
   def num_steps(self, duration: str) -> int:
     """Converts a length of time, such as '30 epochs', to steps of this run."""
     return config_lib.num_steps(
@@ -369,9 +352,7 @@ class Objective(abc.ABC):
     `mutable` it is a pair, as Linen returns it.
     """
     with models.explained_parts(self.model):
-      outputs = self.model.apply({'params': params}, images, **kwargs)
-    assert 'mutable' in kwargs or not isinstance(outputs, tuple)
-    return outputs
+      return self.model.apply({'params': params}, images, **kwargs)
 
   def apply_train(
     self, params: Params, images: jax.Array, rng: Rng, **kwargs: Any
@@ -416,12 +397,7 @@ class Objective(abc.ABC):
 
 
 def updated(params: Params, statistics: Params) -> Params:
-  """Returns parameters with some replaced.
-
-  Args:
-    params: Nested dicts of arrays.
-    statistics: Nested dicts with a part of the same paths.
-  """
+  """Returns nested dicts of arrays with those of the same paths replaced."""
   flat = traverse_util.flatten_dict(params)
   return traverse_util.unflatten_dict(
     flat | traverse_util.flatten_dict(statistics)

@@ -15,7 +15,6 @@ loaded as one: `vit_jax.load(run, patch_size=8)` resizes in the same way.
 import copy
 import math
 from typing import Any
-from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -53,9 +52,7 @@ def sizes(config: ml_collections.ConfigDict) -> tuple[Patch, ...]:
 def draw(config: ml_collections.ConfigDict, step: int) -> Patch | None:
   """Returns the size of the patches of a step; None: that of the model.
 
-  Args:
-    config: The full config.
-    step: Number of completed updates.
+  `step` is the number of completed updates.
   """
   patch_sizes = sizes(config)
   if not patch_sizes:
@@ -65,11 +62,7 @@ def draw(config: ml_collections.ConfigDict, step: int) -> Patch | None:
 
 
 def evaluation_patch_size(spec: ml_collections.ConfigDict) -> Patch | None:
-  """Returns the size of the patches of an evaluation; None: the model's.
-
-  Args:
-    spec: An entry of `config.evals`.
-  """
+  """Returns the size of the patches of an evaluation; None: the model's."""
   if spec.patch_size is None:
     return None
   return config_lib.pair(spec.patch_size, 'evals.NAME.patch_size')
@@ -77,23 +70,19 @@ def evaluation_patch_size(spec: ml_collections.ConfigDict) -> Patch | None:
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks `train.patch_sizes` and `patch_size` of the evaluations."""
-  keyed_sizes = [('train.patch_sizes', x) for x in config.train.patch_sizes]
+  image, patch_sizes = config_lib.sides(config.data.image_size), sizes(config)
+  keyed_sizes = [('train.patch_sizes', x) for x in patch_sizes]
   keyed_sizes += [
-    (f'evals.{name}.patch_size', spec.patch_size)
+    (f'evals.{name}.patch_size', patch)
     for name, spec in config.evals.items()
-    if spec.split and spec.patch_size is not None
+    if spec.split and (patch := evaluation_patch_size(spec))
   ]
-  image = config_lib.sides(config.data.image_size)
-  for key, size in keyed_sizes:
-    patch = config_lib.pair(size, key)
-    if len(image) != 2 or any(
-      n % p for n, p in zip(image, patch, strict=False)
-    ):
+  for key, patch in keyed_sizes:
+    if len(image) != 2 or any(n % p for n, p in zip(image, patch, strict=True)):
       raise config_lib.UserError(
         f'config.{key}: a patch of {inputs.times(patch)} does not divide'
         f' config.data.image_size, {inputs.times(image)}: leave it out'
       )
-  patch_sizes = sizes(config)
   if len(set(patch_sizes)) < len(patch_sizes):
     raise config_lib.UserError(
       f'config.train.patch_sizes is {config.train.patch_sizes}: write each size'
@@ -110,11 +99,8 @@ def check(config: ml_collections.ConfigDict) -> None:
 def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
   """Returns an objective whose model has patches of another size.
 
-  Its parameters are those of `objective`.
-
-  Args:
-    objective: An objective whose only parameters are those of its model.
-    patch: (height, width), which divide the image.
+  Its parameters are those of `objective`, which must be of its model alone.
+  `patch` is (height, width), which divide the image.
   """
   model = objective.model
   if not isinstance(model, vit.ViT) or objective.trunk_path:
@@ -145,7 +131,7 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
   extension.extend(resizing, _AtPatch)
   resizing.stored = objective
   resizing.model = model.clone(patches=model.patches.clone(patch_size=patch))
-  return cast(_AtPatch, resizing)
+  return resizing
 
 
 class _AtPatch(base.Objective):
@@ -162,10 +148,9 @@ class _AtPatch(base.Objective):
     return self.stored.init(key)
 
   def _resized(self, params: base.Params) -> base.Params:
-    old, new = (
-      cast(Patch, models.pixels_per_token(x.model)) for x in (self.stored, self)
-    )
-    image = cast(Patch, self.image_shape[:2])
+    image: Any = self.image_shape[:2]
+    old: Any = models.pixels_per_token(self.stored.model)
+    new: Any = models.pixels_per_token(self.model)
     return resized(params, image, old, new)
 
   def apply(self, params: base.Params, images: jax.Array, **kwargs: Any) -> Any:
@@ -183,13 +168,8 @@ def resized(
 ) -> base.Params:
   """Returns the parameters of a ViT for patches of another size.
 
-  This is linear in the parameters, and can be differentiated.
-
-  Args:
-    params: Those of the ViT with patches of the size `old`.
-    image: Size of the images.
-    old: Size of its patches.
-    new: New size.
+  This is linear in the parameters, and can be differentiated. `old` is the size
+  of their patches, and `image` that of the images.
   """
   params = dict(params)
   projection = params['patch_embedding']
@@ -209,11 +189,8 @@ def positions(
 ) -> jax.Array:
   """Resizes learned positions [1, P + h w, D] from one grid (h, w) to another.
 
-  Args:
-    table: Those of P tokens before the patches, which stay, and of patches.
-    old: Their grid.
-    new: New grid.
-    method: One of `resize.METHODS`.
+  Those of the P tokens before the patches stay. `method` is one of
+  `resize.METHODS`.
   """
   first, patch_table = jnp.split(
     table, [table.shape[1] - math.prod(old)], axis=1

@@ -42,19 +42,18 @@ class Model(weights.Loaded):
           numbers.
         segments: int32 [B, H, W], the classes of pixels, if it predicts these.
     """
-    if not self._has_heads_beside:
+    stored = self.trained_with
+    if (
+      not self.objective_params
+      or stored is None
+      or self.changes
+      or objectives.objective_class(stored).target is None
+    ):
       return super().outputs(images)
+    # Parameters beside the trunk give outputs of their own.
     pixels = self.preprocess(images)
     outputs = batched.in_batches(self._measured, [pixels], _BATCH)
     return super().outputs(images) | outputs
-
-  @property
-  def _has_heads_beside(self) -> bool:
-    """Whether parameters beside the trunk give outputs of their own."""
-    stored = self.trained_with
-    if not self.objective_params or stored is None or self.changes:
-      return False
-    return objectives.objective_class(stored).target is not None
 
   @functools.cached_property
   def _measured(self) -> Any:

@@ -9,9 +9,9 @@ import jax
 import ml_collections
 import optax
 
-from vit_jax import config as config_lib
 from vit_jax.data import features as features_lib
 from vit_jax.data import target_kinds
+from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import multilabel_metrics
 from vit_jax.objectives import base
 
@@ -32,7 +32,7 @@ class Multilabel(base.Objective):
   }
   options: ClassVar[Mapping[str, Any]] = {
     # Weight of the classes of an image in the loss, relative to absent classes.
-    'positive_weight': 1.0,
+    'positive_weight': 1.0
   }
 
   def __init__(
@@ -42,17 +42,8 @@ class Multilabel(base.Objective):
     self._weight = config.objective.options.positive_weight
     self._smoothing = config.objective.label_smoothing
 
-  @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective.options`."""
-    config_lib.within(config, 'objective.options.positive_weight', '(0, inf)')
-
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the cross-entropy (nats): mean over images, sum over classes."""
     logits = self.apply_train(params, batch['image'], rng)

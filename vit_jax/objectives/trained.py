@@ -20,12 +20,8 @@ def measuring(
 
   A classifier is measured by `config.objective`, with softmax cross-entropy
   whatever loss it was trained with; another model by the objective of its run,
-  and so is a classifier whose objective computes outputs of its own.
-
-  Args:
-    loaded: The model.
-    config: Says how images are prepared for the model.
-    features: Features of the examples on which the model is measured.
+  and so is a classifier whose objective computes outputs of its own. `features`
+  are those of the examples on which the model is measured.
   """
   stored, trained = loaded.trained_with, loaded.preprocess
   config = config.copy_and_resolve_references()
@@ -41,7 +37,9 @@ def measuring(
       f'no metric is stored for the outputs of {loaded.origin.path}: measure'
       ' its features instead, as with --probe=knn'
     )
-  if _has_label_logits(loaded):  # the data may have some of the classes
+  logits = loaded.preprocess.outputs.get('logits', {})
+  has_label_logits = logits.get('feature') == 'label'
+  if has_label_logits:  # the data may have some of the classes
     features = _trained_features(loaded)
   if loaded.objective_params:
     objective, params = restored(loaded, features)
@@ -50,7 +48,7 @@ def measuring(
     config.model = stored.model.copy_and_resolve_references()
     objective = objectives.create(config, features)
     objective.model, params = loaded.model, loaded.params
-  if objective.target is None or _has_label_logits(loaded):
+  if objective.target is None or has_label_logits:
     return objective, params  # positions of labels are matched by their names
   name, _ = objective.target
   predicted = features_lib.from_dict(trained.features[name])
@@ -68,9 +66,7 @@ def restored(
 ) -> tuple[objectives.Objective, objectives.Params]:
   """Returns the objective of the run that trained a model, and all parameters.
 
-  Args:
-    loaded: The model.
-    features: Features of the examples; None: those of training.
+  `features` are those of the examples; None: those of training.
   """
   config = loaded.trained_with
   if config is None:
@@ -93,15 +89,8 @@ def restored(
 
 
 def _trained_features(loaded: weights.Loaded) -> dict[str, Any]:
-  """Returns the features of the examples that a model was trained on."""
   stored = loaded.preprocess.features
   return {name: features_lib.from_dict(x) for name, x in stored.items()}
-
-
-def _has_label_logits(loaded: weights.Loaded) -> bool:
-  """Whether the objective of a run says that logits are of the label."""
-  facts = loaded.preprocess.outputs.get('logits', {})
-  return facts.get('feature') == 'label'
 
 
 def _is_classifier(loaded: weights.Loaded) -> bool:

@@ -105,10 +105,7 @@ def _middle_slices(
 
 
 def _write_image(
-  stem: pathlib.Path,
-  image: np.ndarray,
-  labels: np.ndarray,
-  colours: np.ndarray,
+  stem: pathlib.Path, image: np.ndarray, labels: np.ndarray, colours: np.ndarray
 ) -> None:
   """Writes STEM.map.png, STEM.colour.png and STEM.overlay.png.
 

@@ -9,6 +9,7 @@ from jax.extend import core as jax_core
 import jax.numpy as jnp
 
 from vit_jax import config as config_lib
+from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import base
 from vit_jax.objectives.extensions import contract
 
@@ -42,11 +43,7 @@ class Balanced(base.Objective):
   _losses: _Losses | None = None  # while a step is traced
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the loss with that of the parts, which is also a scalar."""
     self._losses = losses = _Losses()

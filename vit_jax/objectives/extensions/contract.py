@@ -22,16 +22,12 @@ import numpy as np
 
 from vit_jax.config import join_first
 from vit_jax.config import UserError
+from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import base
 
 # Names of what a step measures, beside the means of the objective.
 STEP_METRICS = (
-  'loss',
-  'grad_norm',
-  'param_norm',
-  'learning_rate',
-  'ok',
-  'signal',
+  *('loss', 'grad_norm', 'param_norm', 'learning_rate', 'ok', 'signal'),
 )
 # Names that the loop reports beside those, all below 'train/'.
 LOOP_METRICS = (
@@ -53,7 +49,7 @@ class Checked(base.Objective):
   """Extends an objective by checks of what its functions take and return."""
 
   def init_extra(self, params: base.Params) -> base.Extra:
-    """Returns the extra."""
+    """Returns the extra, a dict."""
     extra: Any = super().init_extra(params)
     name = self._name('init_extra')
     if not isinstance(extra, Mapping):
@@ -73,11 +69,7 @@ class Checked(base.Objective):
     return extra
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the loss, other means, and the new extra."""
     name, loss = self._name('loss'), super().loss
@@ -90,16 +82,15 @@ class Checked(base.Objective):
         ' (params, extra, batch, rng)'
       ) from None
     with _keys_explained(name, batch):
-      result: Any = loss(params, extra, batch, rng)
-    is_sequence = isinstance(result, tuple | list)
-    if not is_sequence or len(result) != 3:
+      returned: Any = loss(params, extra, batch, rng)
+    is_sequence = isinstance(returned, tuple | list)
+    if not is_sequence or len(returned) != 3:
+      kind = f'{len(returned)} values' if is_sequence else _kind(returned)
       raise UserError(
-        f'{name} returns'
-        f' {f"{len(result)} values" if is_sequence else _kind(result)}: it must'
-        ' return three, the mean loss, a dict of other means ({} if there are'
-        ' none), and the extra'
+        f'{name} returns {kind}: it must return three, the mean loss, a dict of'
+        ' other means ({} if there are none), and the extra'
       )
-    value, scalars, extra = result
+    value, scalars, extra = returned
     if isinstance(value, float | int | np.generic):
       raise UserError(
         f'{name} returns the number {value} as the loss, which has no gradient:'
@@ -117,7 +108,17 @@ class Checked(base.Objective):
         " dict of means to report, as {'accuracy': accuracy}, or {}"
       )
     for key, scalar in scalars.items():
-      _check_mean_name(f'{name} ({_code_place(loss)}) returns {key!r}', key)
+      claim = f'{name} ({_code_place(loss)}) returns {key!r}'
+      if not isinstance(key, str):
+        raise UserError(
+          f"{claim}, as the name of a mean: it must be a text, as 'accuracy'"
+        )
+      if key in _RESERVED:
+        own_name = f'my_{key}'
+        raise UserError(
+          f'{claim}, which the run reports itself: rename it, as to'
+          f' {own_name!r}'
+        )
       _check_mean(f'{name} returns {key!r}', scalar)
     return value, {**scalars}, extra
 
@@ -125,8 +126,8 @@ class Checked(base.Objective):
     self, extra: base.Extra, params: base.Params, step: jax.Array
   ) -> base.Extra:
     """Returns the extra after the update."""
-    result = super().after_update(extra, params, step)
-    old, new = _leaves(self._first_extra), _leaves(result)
+    updated = super().after_update(extra, params, step)
+    old, new = _leaves(self._first_extra), _leaves(updated)
     problems = [f'has a new {path!r}' for path in new if path not in old]
     problems += [f'lacks {path!r}' for path in old if path not in new]
     problems += [
@@ -134,9 +135,7 @@ class Checked(base.Objective):
       for path, x in old.items()
       if path in new and not _fits(new[path], x)
     ]
-    trees: list[Any] = [
-      jax.tree.structure(x) for x in (self._first_extra, result)
-    ]
+    trees = [jax.tree.structure(x) for x in (self._first_extra, updated)]
     if not problems and trees[0] != trees[1]:
       problems = [f'has the structure {trees[1]}, which was {trees[0]},']
     if problems:
@@ -145,7 +144,7 @@ class Checked(base.Objective):
         ' returns, or after_update makes of it, must have the keys, shapes and'
         ' types of init_extra'
       )
-    return result
+    return updated
 
   @functools.cached_property
   def _first_extra(self) -> base.Extra:
@@ -188,7 +187,6 @@ class Checked(base.Objective):
 
 
 def _kind(value: Any) -> str:
-  """Returns the kind of a value in words."""
   if isinstance(value, jax.Array):
     return f'an array of the shape {value.shape}'
   return 'None' if value is None else f'a {type(value).__name__}'
@@ -201,18 +199,6 @@ def _check_mean(claim: str, value: Any) -> None:
   if shape := jnp.shape(value):
     raise UserError(
       f'{claim} of the shape {shape}: it must be one number, so take the mean'
-    )
-
-
-def _check_mean_name(claim: str, key: Any) -> None:
-  """Raises a UserError if a mean to report cannot have a name."""
-  if not isinstance(key, str):
-    raise UserError(
-      f"{claim}, as the name of a mean: it must be a text, as 'accuracy'"
-    )
-  if key in _RESERVED:
-    raise UserError(
-      f'{claim}, which the run reports itself: rename it, as to {f"my_{key}"!r}'
     )
 
 
@@ -247,14 +233,10 @@ def _fits(new: Any, old: Any) -> bool:
 def _keys_explained(
   name: str, values: Mapping[str, Any], subject: str = 'the batch has'
 ) -> Iterator[None]:
-  """Explains the KeyError of a key that a dict does not have.
+  """Explains the KeyError of a key that the dict `values` does not have.
 
-  Other errors stay as they are, with their traceback.
-
-  Args:
-    name: Names the function that reads it.
-    values: The dict.
-    subject: What it is called, and the verb.
+  `name` is that of the function that reads it, and `subject` what the dict is
+  called. Other errors stay as they are, with their traceback.
   """
   try:
     yield
