@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
   from vit_jax import weights
   from vit_jax.evaluation import gallery as gallery_lib
-  from vit_jax.objectives.embedder import Embedder
 
 USAGE = 'search --from=PATH FOLDER (--text=TEXT | --image=FILE)'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
@@ -98,20 +97,40 @@ def main(argv: list[str]) -> int:
   """Searches; returns the exit status."""
   folder = _check_flags(argv[1:])
   loaded = cli.load(FLAGS)
+  import numpy as np
+
   from vit_jax.evaluation import gallery as gallery_lib  # these import jax
   from vit_jax.objectives import embedder as embedder_lib
 
   failed: list[UserError] = []
   report = image_files.reporter(failed)
   embedder = embedder_lib.Embedder(loaded, _BATCH_SIZE.value)
-  queries, digest = _queries(embedder, loaded), embedder.digest()
-  gallery = gallery_lib.embed_folder(
-    folder,
-    _cache(folder, digest),
-    digest,
-    lambda paths: _embed(embedder, loaded, paths, report),
-  )
-  answers = _answers(folder, gallery, queries)
+
+  def embed(
+    paths: Sequence[str], report: Callable[[UserError], None] = report
+  ) -> 'Iterator[tuple[list[str], np.ndarray]]':
+    """Yields paths of images that can be read, and their embeddings [B, E]."""
+    batches = image_files.decoded_batches(
+      paths, loaded.preprocess.pixels, _BATCH_SIZE.value, report
+    )
+    for read, features in embedder.images(batches):
+      yield read, features[: len(read)]  # the last batch is padded
+
+  def refuse(error: UserError) -> None:
+    raise error
+
+  queries = []  # float32 [Q, E]: texts, images
+  if _TEXT.value:
+    queries.append(embedder.texts(_TEXT.value, '--text'))
+  if _IMAGE.value:
+    queries += [features for _, features in embed(_IMAGE.value, refuse)]
+  digest = embedder.digest()
+  cache = pathlib.Path(folder).resolve()
+  cache = cache.with_name(f'{cache.name}.embeddings-{digest}.npz')
+  if _CACHE.value:
+    cache = pathlib.Path(_CACHE.value)
+  gallery = gallery_lib.embed_folder(folder, cache, digest, embed)
+  answers = _answers(folder, gallery, np.concatenate(queries))
   _FORMATS[_FORMAT.value](answers, loaded.origin.to_dict())
   if _PICTURE.value:
     _draw(loaded, answers, pathlib.Path(_PICTURE.value))
@@ -150,45 +169,6 @@ def _check_flags(arguments: Sequence[str]) -> str:
   if _CACHE.value:
     columns.check_path('--cache', _CACHE.value, ['.npz'])
   return arguments[0]
-
-
-def _cache(folder: str, digest: str) -> pathlib.Path:
-  """Returns the file that keeps the embeddings."""
-  if _CACHE.value:
-    return pathlib.Path(_CACHE.value)
-  path = pathlib.Path(folder).resolve()
-  return path.with_name(f'{path.name}.embeddings-{digest}.npz')
-
-
-def _queries(embedder: 'Embedder', loaded: 'weights.Loaded') -> 'np.ndarray':
-  """Returns the embeddings of the queries, float32 [Q, E]: texts, images."""
-  import numpy as np
-
-  parts = []
-  if _TEXT.value:
-    parts.append(embedder.texts(_TEXT.value, '--text'))
-  if _IMAGE.value:
-
-    def refuse(error: UserError) -> None:
-      raise error
-
-    features_by_name = _embed(embedder, loaded, _IMAGE.value, refuse)
-    parts += [features for _, features in features_by_name]
-  return np.concatenate(parts)
-
-
-def _embed(
-  embedder: 'Embedder',
-  loaded: 'weights.Loaded',
-  paths: Sequence[str],
-  report: 'Callable[[UserError], None]',
-) -> 'Iterator[tuple[list[str], np.ndarray]]':
-  """Yields paths of images that can be read, and their embeddings [B, E]."""
-  batches = image_files.decoded_batches(
-    paths, loaded.preprocess.pixels, _BATCH_SIZE.value, report
-  )
-  for read, features in embedder.images(batches):
-    yield read, features[: len(read)]  # the last batch is padded
 
 
 def _draw(

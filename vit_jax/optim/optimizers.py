@@ -51,9 +51,6 @@ CLIPS = {
 }
 
 
-_KEY = 'optim.name'
-
-
 class Method(abc.ABC):
   """An optimizer; its options are fields of its class.
 
@@ -69,8 +66,7 @@ class Method(abc.ABC):
   ) -> list[Transformation]:
     """Returns what maps gradients to directions, one after the other.
 
-    Args:
-      config: `config.optim`, with the weight decay.
+    `config` is `config.optim`, with the weight decay.
     """
 
   def check(self) -> None:
@@ -129,16 +125,12 @@ class SGD(Method):
 
 
 def method(config: ml_collections.ConfigDict) -> Method:
-  """Returns the optimizer that `config.optim.name` names.
-
-  Args:
-    config: `config.optim`.
-  """
+  """Returns what `config.optim.name` names; `config` is `config.optim`."""
   optimizer: Method = registry.build_or_find(
     config.name,
-    _KEY,
+    'optim.name',
     OPTIMIZERS,
-    lambda: registry.wing('vit_jax.optim.named:Named')(config),
+    lambda: registry.wing('vit_jax.optim.named:NamedOptimizer')(config),
     'optax:adan(b1=0.98)',
   )
   return optimizer
@@ -176,11 +168,7 @@ class Optimizer(NamedTuple):
 
 
 def make_optimizer(config: ml_collections.ConfigDict) -> Optimizer:
-  """Returns the optimizer of a config.
-
-  Args:
-    config: `config.optim`, checked.
-  """
+  """Returns the optimizer of `config.optim`, which is checked."""
   chosen = method(config)
   clips = _clip(config)
   if config.clip_norm:

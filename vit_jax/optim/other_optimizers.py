@@ -144,12 +144,9 @@ def _trust_ratio(
   """Scales updates of parameters with weight decay to the parameter's norm.
 
   Updates of biases and normalisation layers keep their scale, as in the LAMB
-  authors' code for BERT, DeiT III's recipe, apex and timm.
-
-  Args:
-    config: `config.optim`.
-    adapt_all: Whether all updates are scaled.
-    coefficient: Norm of an update, as a multiple of its parameter's norm.
+  authors' code for BERT, DeiT III's recipe, apex and timm; with `adapt_all`,
+  none does. The coefficient is the norm of an update, as a multiple of its
+  parameter's norm.
   """
   adapt = arrays.per_layer(
     optax.scale_by_trust_ratio(trust_coefficient=coefficient)

@@ -23,16 +23,9 @@ from vit_jax.models import layouts
 # Parameters before the first layer, for layer_decay. All other parameters
 # outside the layers count as after the last layer.
 _BEFORE = (
-  'patch_embedding',
-  'stem',
-  'class_token',
-  'distillation_token',
-  'register_tokens',
-  'mask_token',
-  'position_embedding',
-  'rows_position_embedding',
-  'columns_position_embedding',
-  'token_embedding',
+  *('patch_embedding', 'stem', 'token_embedding', 'position_embedding'),
+  *('rows_position_embedding', 'columns_position_embedding'),
+  *('class_token', 'distillation_token', 'register_tokens', 'mask_token'),
 )
 
 # Parameters that never train: the colours of an iGPT, which are found before
@@ -87,11 +80,9 @@ class Rules:
     )
 
   def scale(self, updates: Any, step: jax.typing.ArrayLike) -> Any:
-    """Multiplies the updates by the factors of the learning rate.
+    """Multiplies directions by the factors of the learning rate.
 
-    Args:
-      updates: Directions of the trained parameters.
-      step: Number of completed updates.
+    `step` is the number of completed updates.
     """
     if all(p.factor == 1 and not p.begins for p in self.parameters.values()):
       return updates
@@ -169,36 +160,50 @@ def make(
   frozen: str = '',
   held: tuple[str, int] = ('', 0),
 ) -> Rules:
-  """Applies the rules to a model.
+  """Applies the rules of `config.optim` to a model's arrays, or their shapes.
 
   Args:
     config: `config.optim`, checked.
-    params: The model's arrays or their shapes.
+    params: The arrays.
     frozen: Regular expression for parameters that the objective freezes,
       beside `config.freeze`.
     held: Regular expression for parameters that the objective holds for so many
       first steps, and these steps.
   """
-  sizes, depth = _sizes(params)
-  _check_matches(config, list(sizes), depth)
+  sizes: dict[str, int] = {}
+  is_stacked = False
+  for path, x in jax.tree_util.tree_leaves_with_path(params):
+    names, is_stack = layouts.layer_names(path, x)
+    sizes |= dict.fromkeys(names, x.size // len(names))
+    is_stacked |= is_stack
+  depth = 1 + max(_layer(name, -1) for name in sizes)
+  ordered_names = sorted(sizes, key=lambda name: (_layer(name, depth), name))
+  _check_matches(config, ordered_names, depth)
+
+  def trains(name: str) -> bool:
+    if _FIXED.search(name) or not re.search(config.trainable, name):
+      return False
+    patterns = [x for x in (config.freeze, frozen) if x]
+    return not any(re.search(pattern, name) for pattern in patterns)
+
   parameters = {
     name: Parameter(
-      size,
-      _trains(config, name) and not (frozen and re.search(frozen, name)),
+      sizes[name],
+      trains(name),
       _factor(config, name, depth),
       weight_decay(config, name),
       held[1] if held[0] and re.search(held[0], name) else 0,
     )
-    for name, size in sizes.items()
+    for name in ordered_names
   }
   if not any(p.trains for p in parameters.values()):
     raise config_lib.UserError(
       f'config.optim.trainable={config.trainable!r} and'
       f' config.optim.freeze={config.freeze!r} leave nothing to train, of'
-      f' {_examples(list(sizes))}'
+      f' {_examples(ordered_names)}'
     )
   rules = Rules(parameters)
-  if _has_stack(params) and not rules.trains_layers_alike:
+  if is_stacked and not rules.trains_layers_alike:
     raise config_lib.UserError(
       f'config.optim.trainable={config.trainable!r} and'
       f' config.optim.freeze={config.freeze!r} freeze parameters of some layers'
@@ -206,23 +211,6 @@ def make(
       ' config.model.scan=False'
     )
   return rules
-
-
-def _has_stack(params: Any) -> bool:
-  """Whether layers are scanned, so that arrays hold several layers."""
-  leaves = jax.tree_util.tree_leaves_with_path(params)
-  return any(layouts.layer_names(path, x)[1] for path, x in leaves)
-
-
-def _sizes(params: Any) -> tuple[dict[str, int], int]:
-  """Returns the sizes of unrolled parameters, in order of layers, and L."""
-  sizes: dict[str, int] = {}
-  for path, x in jax.tree_util.tree_leaves_with_path(params):
-    names = layouts.layer_names(path, x)[0]
-    sizes |= dict.fromkeys(names, x.size // len(names))
-  depth = 1 + max(_layer(name, -1) for name in sizes)
-  order = sorted(sizes, key=lambda name: (_layer(name, depth), name))
-  return {name: sizes[name] for name in order}, depth
 
 
 def _check_matches(
@@ -254,13 +242,6 @@ def _check_matches(
 
 def _examples(names: Sequence[str]) -> str:
   return ', '.join(names[:: max(len(names) // 6, 1)])
-
-
-def _trains(config: ml_collections.ConfigDict, name: str) -> bool:
-  if _FIXED.search(name):
-    return False
-  frozen = config.freeze and re.search(config.freeze, name)
-  return bool(re.search(config.trainable, name)) and not frozen
 
 
 def _rule(config: ml_collections.ConfigDict, name: str) -> Any:
@@ -297,16 +278,11 @@ def _layer(name: str, after: int) -> int:
 
 
 def per_array(params: Any, value: Callable[[str], float]) -> Any:
-  """Maps a function of a parameter's path over a tree.
+  """Maps a function of a path of the unrolled model over arrays.
 
-  Args:
-    params: Arrays; layers may be scanned.
-    value: Maps a path of the unrolled model to a number.
-
-  Returns:
-    A tree of numbers. If the value differs between the layers of a stacked
-    array, its entry is an array that broadcasts with it: float32
-    [layers, 1, ...].
+  The result is a tree of numbers. If the value differs between the layers of a
+  stacked array, its entry is an array that broadcasts with it: float32
+  [layers, 1, ...].
   """
 
   def array_value(path: tuple[Any, ...], x: Any) -> Any:

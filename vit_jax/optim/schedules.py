@@ -27,8 +27,6 @@ SCHEDULES = {
 
 Rate: TypeAlias = Callable[[Any], jax.typing.ArrayLike]
 
-_KEY = 'optim.schedule'
-
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
@@ -64,9 +62,7 @@ class Schedule(abc.ABC):
   def after_warmup(self, peak: float, lengths: Lengths) -> Rate:
     """Returns the learning rate as a function of steps after the warm-up.
 
-    Args:
-      peak: `optim.learning_rate`.
-      lengths: The lengths of the run, checked.
+    `peak` is `optim.learning_rate`, and the lengths of the run are checked.
     """
 
   def cooldown_steps(self, lengths: Lengths) -> int:
@@ -110,17 +106,13 @@ class Constant(Schedule):
 
 
 def schedule(config: ml_collections.ConfigDict) -> Schedule:
-  """Returns what `config.optim.schedule` names.
-
-  Args:
-    config: `config.optim`.
-  """
-  custom = 'vit_jax.optim.other_schedules:CustomSchedule'
+  """Returns what `config.optim.schedule` names; `config` is `config.optim`."""
+  named = 'vit_jax.optim.named:NamedSchedule'
   chosen: Schedule = registry.build_or_find(
     config.schedule,
-    _KEY,
+    'optim.schedule',
     SCHEDULES,
-    lambda: registry.wing(custom)(config.schedule),
+    lambda: registry.wing(named)(config.schedule),
     'my_module:my_schedule',
   )
   return chosen
@@ -135,30 +127,27 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 def check_lengths(config: ml_collections.ConfigDict, lengths: Lengths) -> None:
   """Checks that warm-up and cooldown fit the run."""
-  optim, duration = config.optim, config.train.duration
-  if lengths.warmup >= lengths.total:
+  optim, warmup = config.optim, lengths.warmup
+  too_short = (
+    f'but config.train.duration={config.train.duration!r} is only'
+    f' {lengths.total}: shorten'
+  )
+  if warmup >= lengths.total:
     raise config_lib.UserError(
-      f'config.optim.warmup={optim.warmup!r} is {lengths.warmup} steps, but'
-      f' config.train.duration={duration!r} is only {lengths.total}: shorten'
-      " the warm-up, as in --config.optim.warmup='0 steps'"
+      f'config.optim.warmup={optim.warmup!r} is {warmup} steps, {too_short} the'
+      " warm-up, as in --config.optim.warmup='0 steps'"
     )
   cooldown = schedule(optim).cooldown_steps(lengths)
-  if lengths.warmup + cooldown > lengths.total:
+  if warmup + cooldown > lengths.total:
     raise config_lib.UserError(
       f'config.optim.warmup={optim.warmup!r} and the cooldown of'
-      f' config.optim.schedule={optim.schedule} are {lengths.warmup} and'
-      f' {cooldown} steps, but config.train.duration={duration!r} is'
-      f' only {lengths.total}: shorten one of them'
+      f' config.optim.schedule={optim.schedule} are {warmup} and {cooldown}'
+      f' steps, {too_short} one of them'
     )
 
 
 def make_schedule(config: ml_collections.ConfigDict, lengths: Lengths) -> Rate:
-  """Returns the learning rate as a function of completed steps.
-
-  Args:
-    config: `config.optim`.
-    lengths: The lengths of the run; checked.
-  """
+  """Returns the learning rate of `config.optim` by completed steps."""
   peak = config.learning_rate
   main = schedule(config).after_warmup(peak, lengths)
   if not lengths.warmup:
@@ -169,12 +158,7 @@ def make_schedule(config: ml_collections.ConfigDict, lengths: Lengths) -> Rate:
 
 
 def make_decay(config: ml_collections.ConfigDict, lengths: Lengths) -> Rate:
-  """Returns the factor of all weight decays as a function of completed steps.
-
-  Args:
-    config: `config.optim`.
-    lengths: The lengths of the run.
-  """
+  """Returns the factor of all weight decays by completed steps."""
   first, final = config.weight_decay, config.final_weight_decay
   if final is None:
     return optax.constant_schedule(1.0)

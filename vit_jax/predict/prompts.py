@@ -35,12 +35,7 @@ def rank(
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
   """Yields the best prompts for batches of images, as `predictions.predict`.
 
-  Args:
-    loaded: A model of images and texts.
-    prompts: Texts.
-    top: Largest number of prompts for an image.
-    batch_size: Images in a batch.
-    batches: Pairs of any value and a batch.
+  The model is one of images and texts; an image gets `top` prompts at most.
   """
   embedder = embedder_lib.Embedder(loaded, batch_size)
   texts = embedder.texts(prompts, '--prompts')
