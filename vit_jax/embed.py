@@ -123,7 +123,6 @@ def main(argv: list[str]) -> None:
 
 
 def _embed_texts(loaded: 'weights.Loaded', path: pathlib.Path) -> None:
-  """Embeds the texts of --text, and writes the file."""
   import numpy as np
 
   from vit_jax.objectives import embedder  # imports jax

@@ -140,7 +140,6 @@ def main(argv: list[str]) -> int:
 def _answers(
   folder: str, gallery: 'gallery_lib.Gallery', queries: 'np.ndarray'
 ) -> list[Answer]:
-  """Returns the images that are found for each query."""
   kinds = [(x, 'text') for x in _TEXT.value]
   kinds += [(x, 'image') for x in _IMAGE.value]
   files = [os.path.join(folder, name) for name in gallery.files]

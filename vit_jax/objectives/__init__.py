@@ -87,14 +87,14 @@ def check(config: ml_collections.ConfigDict) -> None:
   evaluation_base.check_directions(
     f'config.objective.name={config.objective.name}', cls.metrics
   )
-  for name, limit in cls.limits.items():
-    key = f'objective.options.{name}'
-    if isinstance(limit, tuple):
-      config_lib.check_choice(config, key, limit)
-    elif limit == 'duration':
-      config_lib.duration(config, key)
-    else:
-      config_lib.within(config, key, limit)
+  for names, limit in cls.limits.items():
+    for key in (f'objective.options.{name}' for name in names.split()):
+      if isinstance(limit, tuple):
+        config_lib.check_choice(config, key, limit)
+      elif limit == 'duration':
+        config_lib.duration(config, key)
+      else:
+        config_lib.within(config, key, limit)
   cls.check(config)
   count = config_lib.num_microbatches(config)
   if cls.caches_gradients and config_lib.accumulation(config) == count:

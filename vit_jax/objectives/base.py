@@ -29,6 +29,8 @@ from vit_jax.data.host import geometry
 from vit_jax.evaluation import metrics
 from vit_jax.runs import checkpoint_format
 
+Config = ml_collections.ConfigDict
+Features = features_lib.Features
 Params = Any
 Extra = Any
 Batch = dict[str, jax.Array]
@@ -87,7 +89,8 @@ class Objective(abc.ABC):
       reads one as `self.config.objective.options.NAME`, and a command sets it
       by --config.objective.options.NAME=VALUE.
     limits: What some options may be: an interval, as '(0, 1]'; the choices, as
-      ('hard', 'soft'); or 'duration', a length of time.
+      ('hard', 'soft'); or 'duration', a length of time. A key names one option
+      or several, with spaces between.
     couples_examples: Whether its loss needs the whole batch at once. Gradient
       accumulation is then refused, unless it `caches_gradients`.
     caches_gradients: Whether `loss` always gets the whole batch, and itself
@@ -114,9 +117,7 @@ class Objective(abc.ABC):
   moves_statistics: ClassVar[bool] = False
   lengths: optim.Lengths = optim.Lengths(total=1_000)  # until a run sets it
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: Config, features: Features):
     """Makes the model, if the examples have what the objective needs."""
     self.check_features(config, features)
     size = config_lib.sides(config.data.image_size)
@@ -130,16 +131,14 @@ class Objective(abc.ABC):
   # Before training.
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: Config) -> None:
     """Raises a UserError if a key of the config cannot work for the method.
 
     It is called before anything slow, after `limits` are checked.
     """
 
   @classmethod
-  def check_features(
-    cls, config: ml_collections.ConfigDict, features: features_lib.Features
-  ) -> None:
+  def check_features(cls, config: Config, features: Features) -> None:
     """Raises a UserError unless examples have images that fit, and `target`."""
     image = features['image']
     assert isinstance(image, features_lib.Image)
@@ -156,14 +155,12 @@ class Objective(abc.ABC):
       )
 
   @classmethod
-  def num_outputs(cls, features: features_lib.Features) -> int:
+  def num_outputs(cls, features: Features) -> int:
     """Returns the number of the model's logits: one per class or quantity."""
     return len(features[cls.target[0]].names) if cls.target else 0
 
   @classmethod
-  def fill(
-    cls, config: ml_collections.ConfigDict, source: data_base.Source
-  ) -> None:
+  def fill(cls, config: Config, source: data_base.Source) -> None:
     """Sets unset keys of the full config from the training split."""
 
   def check_source(self, source: data_base.Source) -> None:

@@ -14,13 +14,11 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import optax
 
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import base as data_base
-from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import heads
 from vit_jax.models import initializers
@@ -58,9 +56,7 @@ class BEiT(base.Objective):
   }
   limits: ClassVar = {'tokens': '[2, inf)', 'block_aspect': '(0, 1]'}
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     trunk = trunk_checks.checked_vit(self.model, config)
     self.masks = _make_masks(config)
@@ -71,7 +67,7 @@ class BEiT(base.Objective):
     )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: base.Config) -> None:
     """Checks the masks and the model, unless a checkpoint has it."""
     trunk_checks.check_patches(config)
     if config.model.name == config_lib.INIT_FROM:
@@ -236,12 +232,11 @@ class BEiT(base.Objective):
     return None
 
   def _mask(self, rng: Rng) -> jax.Array:
-    """Draws the masks of a step, bool [rows, N]."""
     keys = rng.fold(base.Purpose.OBJECTIVE).per_row()
     return self.masks.draw(keys).mask.reshape(len(keys), -1)
 
 
-def _make_masks(config: ml_collections.ConfigDict) -> block_masks.BlockMasks:
+def _make_masks(config: base.Config) -> block_masks.BlockMasks:
   options = config.objective.options
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   patch = models.patch_of_images(models.from_config(config.model, 0))

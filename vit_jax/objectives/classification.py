@@ -3,13 +3,11 @@
 The formulas are in `losses`, and the weights of classes in `class_weights`.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -32,16 +30,14 @@ class Classification(base.Objective):
   """
 
   target: ClassVar = ('label', features_lib.Label)
-  moves_statistics: ClassVar[bool] = True
-  metrics: ClassVar[Mapping[str, str]] = {
+  moves_statistics: ClassVar = True
+  metrics: ClassVar = {
     'accuracy': 'max',
     'loss': 'min',
     'examples': 'max',
   }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     objective, num_classes = config.objective, config.model.num_classes
     self._loss, self._smoothing = objective.loss, objective.label_smoothing
@@ -52,7 +48,7 @@ class Classification(base.Objective):
       )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: base.Config) -> None:
     """Checks the loss and its weights, and that distillation has a teacher."""
     objective = config.objective
     config_lib.check_choice(config, 'objective.loss', losses.NAMES)
@@ -70,9 +66,7 @@ class Classification(base.Objective):
       config_lib.wing(f'{_CLASS_WEIGHTS}:check')(config)
 
   @classmethod
-  def fill(
-    cls, config: ml_collections.ConfigDict, source: data_base.Source
-  ) -> None:
+  def fill(cls, config: base.Config, source: data_base.Source) -> None:
     """Counts the images of each class if the weights depend on the counts."""
     if config.objective.class_weights:
       config_lib.wing(f'{_CLASS_WEIGHTS}:fill')(config, source)

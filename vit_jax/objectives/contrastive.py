@@ -13,14 +13,12 @@ microbatch once more, which is the gradient caching of arXiv:2101.06983.
 In comments: B pairs of the global batch, T tokens, E the size of an embedding.
 """
 
-from collections.abc import Mapping
 import math
 from typing import Any
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -55,9 +53,9 @@ class Contrastive(towers_lib.Towers, base.Objective):
   """Learns which caption belongs to which image."""
 
   target: ClassVar = (_FEATURE, text_kind.Text)
-  couples_examples: ClassVar[bool] = True
-  caches_gradients: ClassVar[bool] = True
-  options: ClassVar[Mapping[str, Any]] = {
+  couples_examples: ClassVar = True
+  caches_gradients: ClassVar = True
+  options: ClassVar = {
     # 'softmax' (CLIP) or 'sigmoid' (SigLIP).
     'loss': 'softmax',
     # E, the size of the embeddings, which a dense layer without a bias after
@@ -87,20 +85,13 @@ class Contrastive(towers_lib.Towers, base.Objective):
   }
   limits: ClassVar = {
     'loss': ('softmax', 'sigmoid'),
-    'dim': '[0, inf)',
-    'text_width': '[1, inf)',
-    'text_mlp_dim': '[0, inf)',
-    'text_depth': '[1, inf)',
-    'text_heads': '[1, inf)',
+    'dim text_mlp_dim largest_scale': '[0, inf)',
+    'text_width text_depth text_heads parts': '[1, inf)',
     'text_pool': text.POOLS,
     'locked': ('', 'image', 'text'),
-    'largest_scale': '[0, inf)',
-    'parts': '[1, inf)',
   }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     self._options = options = config.objective.options
     feature: Any = features[_FEATURE]
@@ -139,7 +130,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
     return f'^{locked}/' if locked else ''
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: base.Config) -> None:
     """Checks what fits together: heads, parts, towers and the tokenizer."""
     options, size = config.objective.options, config.train.batch_size
     key, name = 'config.objective.options', config.data.tokenizer
@@ -180,14 +171,14 @@ class Contrastive(towers_lib.Towers, base.Objective):
       _checked(model, config)
 
   @classmethod
-  def num_outputs(cls, features: features_lib.Features) -> int:
+  def num_outputs(cls, features: base.Features) -> int:
     """Returns 0: the image tower has no logits."""
     del features
     return 0
 
   @classmethod
   def stand_in(
-    cls, config: ml_collections.ConfigDict, size: tuple[int, int] | None = None
+    cls, config: base.Config, size: tuple[int, int] | None = None
   ) -> dict[str, features_lib.Feature]:
     """Returns the features of examples without opening data, as for a plan."""
     name = config.data.tokenizer
@@ -198,7 +189,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
     }
 
   @classmethod
-  def fill(cls, config: ml_collections.ConfigDict, source: Any) -> None:
+  def fill(cls, config: base.Config, source: Any) -> None:
     """Keeps the words of the captions, so that tokens do not change."""
     config.data.words = config.data.words or source.features[_FEATURE].words
 
@@ -300,14 +291,12 @@ def limited(log_scale: jax.Array, largest: float) -> jax.Array:
 
 
 def _end_token(feature: text_kind.Text) -> int:
-  """Returns the number of the token that ends a text."""
   if not feature.digest:  # a plan, which opens no vocabulary
     return 0
   tokenizer = tokenizers.make(feature.tokenizer, feature.length, feature.words)
   return tokenizer.end or 0
 
 
-def _checked(model: models.Model, config: ml_collections.ConfigDict) -> vit.ViT:
-  """Returns the image tower."""
+def _checked(model: models.Model, config: base.Config) -> vit.ViT:
   reason = 'has an image tower that is a ViT'
   return trunk_checks.checked_vit(model, config, reason)

@@ -1,10 +1,11 @@
 """DINO: self-distillation with no labels (Caron et al., arXiv:2104.14294).
 
-In comments: B images, T global crops, S crops in all, D the size of a feature,
-K prototypes.
+In comments: B images, n crops of one size, T global crops, S crops in all,
+[h, w] patches, D the size of a feature, K prototypes.
 """
 
 from collections.abc import Mapping
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -12,22 +13,26 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import optax
 
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
-from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
+from vit_jax.data.host import geometry
+from vit_jax.models import inputs
 from vit_jax.models import prototypes as heads
+from vit_jax.models import vit
 from vit_jax.objectives import base
-from vit_jax.objectives import crops
+from vit_jax.objectives import flexible
 from vit_jax.objectives import prototypes
+from vit_jax.objectives import trunk_checks
 from vit_jax.weights import resize
 from vit_jax.weights.formats import dino_head
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
+
+_GLOBAL = 2  # number of global crops
 
 
 class Dino(base.Objective):
@@ -44,7 +49,7 @@ class Dino(base.Objective):
     foreign_heads: Names of the heads in the authors' files.
   """
 
-  options: ClassVar[Mapping[str, Any]] = {
+  options: ClassVar = {
     # Number of small crops of an image, beside the two large ones.
     'local_crops': 8,
     # Side of a small crop in pixels.
@@ -87,37 +92,48 @@ class Dino(base.Objective):
   }
   limits: ClassVar = {
     'local_crops': '[0, inf)',
-    'local_size': '[1, inf)',
+    'local_size head_layers head_hidden bottleneck': '[1, inf)',
+    'sinkhorn_iterations': '[1, inf)',
     'resize': resize.METHODS,
     'prototypes': '[2, inf)',
-    'head_layers': '[1, inf)',
-    'head_hidden': '[1, inf)',
-    'bottleneck': '[1, inf)',
-    'student_temperature': '(0, inf)',
-    'teacher_temperature': '(0, inf)',
+    'student_temperature teacher_temperature': '(0, inf)',
     'teacher_temperature_start': '(0, inf)',
-    'teacher_temperature_warmup': 'duration',
+    'teacher_temperature_warmup freeze_last_layer': 'duration',
     'assignment': ('centre', 'sinkhorn'),
-    'centre_momentum': '[0, 1]',
-    'sinkhorn_iterations': '[1, inf)',
-    'momentum': '[0, 1]',
-    'freeze_last_layer': 'duration',
+    'centre_momentum momentum': '[0, 1]',
   }
 
-  foreign_heads: ClassVar[Mapping[str, str]] = {'head': 'head'}
+  foreign_heads: ClassVar = {'head': 'head'}
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
-    self._options = options = config.objective.options
+    self._options = config.objective.options
     self.model = models.from_config(config.model, 0, config.train.dtype)
-    self.views = crops.views(config)
-    self.crops = crops.CropTrunk(
-      self.model, self.image_shape[:2], options.local_crops, options.resize
-    )
-    self.crops.check(config)
+    self.views = _views(config)
+    self._patch = self._checked_patch()
     self.heads = self.make_heads()
+
+  def _checked_patch(self) -> tuple[int, int]:
+    """Returns the size of patches, if the trunk can see all crops."""
+    model: models.Model | None = self.model
+    if isinstance(model, vit.ViT) and model.has_two_heads:
+      model = None
+    reason = 'needs a ViT without a distillation token'
+    trunk = trunk_checks.checked_vit(model, self.config, reason)
+    patch = models.patch_of_images(trunk)
+    keys = {
+      'global': 'data.image_size',
+      'local': 'objective.options.local_size',
+    }
+    for name, view in self.views.items():
+      size = view.crop.size
+      if any(x % p for x, p in zip(size, patch, strict=True)):
+        raise config_lib.UserError(
+          f'config.{keys[name]} gives crops of {inputs.times(size)} pixels,'
+          f' which patches of {inputs.times(patch)} do not fill: choose a'
+          ' multiple of these'
+        )
+    return patch
 
   def make_heads(self) -> dict[str, heads.PrototypeHead]:
     """Returns the heads by their names in the parameters."""
@@ -137,7 +153,7 @@ class Dino(base.Objective):
     )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: base.Config) -> None:
     """Checks the shares of crops, and that batches are as the loss needs."""
     options, train = config.objective.options, config.train
     check_scale(config, 'local_scale', 'area')
@@ -219,14 +235,57 @@ class Dino(base.Objective):
     self, params: base.Params, images: jax.Array, rng: Rng, **kwargs: Any
   ) -> base.Outputs:
     """Applies the student's trunk, for training, to crops [B, n, H, W, C]."""
-    arguments = self.train_arguments(rng)
-    return self.crops.apply(params['trunk'], images, **arguments, **kwargs)
+    arguments = self.train_arguments(rng) | kwargs
+    return self.apply_crops(params['trunk'], images, **arguments)
 
   def teach(
     self, extra: base.Extra, images: jax.Array, **kwargs: Any
   ) -> base.Outputs:
     """Applies the teacher's trunk to crops [B, n, H, W, C]."""
-    return self.crops.apply(extra[base.AVERAGE]['trunk'], images, **kwargs)
+    return self.apply_crops(extra[base.AVERAGE]['trunk'], images, **kwargs)
+
+  def apply_crops(
+    self,
+    params: base.Params,
+    images: jax.Array,
+    rows: jax.Array | None = None,
+    *,
+    is_local: bool = False,
+    **kwargs: Any,
+  ) -> base.Outputs:
+    """Applies the trunk to crops [B, n, H, W, C]; its outputs are [B, n, ...].
+
+    Args:
+      params: Parameters of the trunk.
+      images: float32 [B, n, H, W, C].
+      rows: int32 [B], positions of the images in the global batch, for dropout;
+        None: there is none.
+      is_local: Whether the crops are local ones.
+      **kwargs: Further arguments of the trunk; arrays are [B, n, ...].
+    """
+    b, n, *shape = images.shape
+    # The crops of an image stay together: no device needs those of another.
+    flat: dict[str, Any] = {
+      k: x.reshape(b * n, *x.shape[2:]) if isinstance(x, jax.Array) else x
+      for k, x in kwargs.items()
+    }
+    if rows is not None:  # then each crop of the global batch has a number
+      crops = (_GLOBAL if is_local else 0) + jnp.arange(n, dtype=jnp.int32)
+      count = _GLOBAL + self._options.local_crops
+      flat['rows'] = (rows[:, None] * count + crops).reshape(-1)
+    table, size = params.get('position_embedding'), tuple(shape[:2])
+    if table is not None and size != self.image_shape[:2]:
+      p, q = self._patch
+      old, new = ((h // p, w // q) for h, w in (self.image_shape[:2], size))
+      resized = flexible.positions(table, old, new, self._options.resize)
+      params = params | {'position_embedding': resized}
+    outputs: Any = self.model.apply(
+      {'params': params},
+      images.reshape(b * n, *shape),
+      method='trunk',
+      **flat,
+    )
+    return {k: x.reshape(b, n, *x.shape[1:]) for k, x in outputs.items()}
 
   def class_loss(
     self,
@@ -339,9 +398,27 @@ class Dino(base.Objective):
     ]
 
 
-def check_scale(
-  config: ml_collections.ConfigDict, name: str, quantity: str
-) -> None:
+def _views(config: base.Config) -> dict[str, geometry.View]:
+  """Returns two 'global' crops, as `config.data` says, and 'local' ones.
+
+  Local crops are those of multi-crop training (SwAV, arXiv:2006.09882, section
+  3.2): small, of a small part of the image.
+  """
+  options, crop = config.objective.options, geometry.train_crop(config)
+  views = {'global': geometry.View(crop, _GLOBAL)}
+  if options.local_crops:
+    local = dataclasses.replace(
+      crop,
+      kind='random_resized',
+      size=(options.local_size, options.local_size),
+      scale=tuple(options.local_scale),
+      pad=0,
+    )
+    views['local'] = geometry.View(local, options.local_crops)
+  return views
+
+
+def check_scale(config: base.Config, name: str, quantity: str) -> None:
   """Checks that an option is a range of shares of an image."""
   scale = config.objective.options[name]
   good = len(scale) == 2 and all(isinstance(x, int | float) for x in scale)

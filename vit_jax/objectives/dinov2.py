@@ -7,21 +7,16 @@ In comments: B images, N patches of a global crop, M of them that may be masked,
 D the size of a feature, K prototypes.
 """
 
-from collections.abc import Mapping
 import math
-from typing import Any
 from typing import ClassVar
 from typing import NamedTuple
 from typing import Self
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import models
-from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import prototypes as heads
 from vit_jax.objectives import base
@@ -111,8 +106,8 @@ class DinoV2(dino.Dino):
   spreads the features of a batch.
   """
 
-  couples_examples: ClassVar[bool] = True
-  options: ClassVar[Mapping[str, Any]] = dict(dino.Dino.options) | {
+  couples_examples: ClassVar = True
+  options: ClassVar = dict(dino.Dino.options) | {
     'assignment': 'sinkhorn',
     'trains_scale': True,
     'mask_probability': 0.5,  # share of the crops with masked patches
@@ -128,19 +123,15 @@ class DinoV2(dino.Dino):
   limits: ClassVar = dict(dino.Dino.limits) | {
     'mask_probability': '[0, 1]',
     'mask_start': 'duration',
-    'patch_weight': '[0, inf)',
-    'patch_prototypes': '[0, inf)',
+    'patch_weight patch_prototypes koleo_weight': '[0, inf)',
     'patch_centre': ('masked', 'all'),
-    'koleo_weight': '[0, inf)',
   }
-  foreign_heads: ClassVar[Mapping[str, str]] = {
+  foreign_heads: ClassVar = {
     'head': 'dino_head',
     'patch_head': 'ibot_head',
   }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     o, (height, width, _) = self._options, self.image_shape
     if not getattr(self.model, 'mask_token', False):
@@ -149,8 +140,7 @@ class DinoV2(dino.Dino):
         f' config.objective.name={config.objective.name} masks patches: set it'
         ' to True'
       )
-    patch = models.patch_of_images(self.model)
-    self._grid = height // patch[0], width // patch[1]
+    self._grid = height // self._patch[0], width // self._patch[1]
     self._most = int(math.prod(self._grid) * o.mask_ratio[1])
     self._shares = MaskShares(
       2 * config.train.batch_size, o.mask_probability, tuple(o.mask_ratio)
@@ -171,7 +161,7 @@ class DinoV2(dino.Dino):
     return prototype_heads
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: base.Config) -> None:
     """Checks what is masked, and that batches are as the losses need."""
     trunk_checks.check_patches(config)
     dino.Dino.check(config)

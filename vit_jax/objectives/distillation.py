@@ -1,6 +1,5 @@
 """Classification with distillation from a teacher (DeiT, arXiv:2012.12877)."""
 
-from collections.abc import Mapping
 import functools
 import os
 from typing import Any
@@ -9,14 +8,12 @@ from typing import ClassVar
 from absl import logging
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 
 from vit_jax import config as config_lib
 from vit_jax import weights
 from vit_jax.data import base as data_base
-from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import levels
 from vit_jax.models import describing
@@ -35,8 +32,8 @@ class Distillation(classification.Classification):
   other students, the only head learns from both.
   """
 
-  moves_statistics: ClassVar[bool] = False
-  options: ClassVar[Mapping[str, Any]] = {
+  moves_statistics: ClassVar = False
+  options: ClassVar = {
     # The teacher: any path that `vit_jax.load` reads.
     'teacher': '',
     # What the student learns from the teacher. 'hard': the class that the
@@ -53,9 +50,7 @@ class Distillation(classification.Classification):
     'temperature': '(0, inf)',
   }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     """Makes the model, and loads the teacher, which must fit the data."""
     super().__init__(config, features)
     self._options = config.objective.options
@@ -83,7 +78,7 @@ class Distillation(classification.Classification):
       )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: base.Config) -> None:
     """Checks that there is a teacher, and the options of a classifier."""
     if not config.objective.options.teacher:
       raise config_lib.UserError(
@@ -160,7 +155,6 @@ class Distillation(classification.Classification):
     return t**2 * divergence
 
   def _as_teacher_sees(self, images: jax.Array) -> jax.Array:
-    """Normalises images [B, H, W, C] with the teacher's mean and std."""
     mean, std = map(np.float32, config_lib.normalization(self.config))
     pixels = images * std + mean
     preprocess = self._teacher.preprocess

@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -43,13 +42,13 @@ _PATCH = 16
 _POSITIONS = 'position_embedding'
 
 
-def sizes(config: ml_collections.ConfigDict) -> tuple[Patch, ...]:
+def sizes(config: base.Config) -> tuple[Patch, ...]:
   """Returns `config.train.patch_sizes` as (height, width); () for none."""
   patch_sizes = config.train.patch_sizes
   return tuple(config_lib.pair(x, 'train.patch_sizes') for x in patch_sizes)
 
 
-def draw(config: ml_collections.ConfigDict, step: int) -> Patch | None:
+def draw(config: base.Config, step: int) -> Patch | None:
   """Returns the size of the patches of a step; None: that of the model.
 
   `step` is the number of completed updates.
@@ -61,14 +60,14 @@ def draw(config: ml_collections.ConfigDict, step: int) -> Patch | None:
   return patch_sizes[rng.integers(len(patch_sizes))]
 
 
-def evaluation_patch_size(spec: ml_collections.ConfigDict) -> Patch | None:
+def evaluation_patch_size(spec: base.Config) -> Patch | None:
   """Returns the size of the patches of an evaluation; None: the model's."""
   if spec.patch_size is None:
     return None
   return config_lib.pair(spec.patch_size, 'evals.NAME.patch_size')
 
 
-def check(config: ml_collections.ConfigDict) -> None:
+def check(config: base.Config) -> None:
   """Checks `train.patch_sizes` and `patch_size` of the evaluations."""
   image, patch_sizes = config_lib.sides(config.data.image_size), sizes(config)
   keyed_sizes = [('train.patch_sizes', x) for x in patch_sizes]

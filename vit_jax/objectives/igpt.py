@@ -10,12 +10,10 @@ from collections.abc import Mapping
 import concurrent.futures
 import math
 import re
-from typing import Any
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 
@@ -23,7 +21,6 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
 from vit_jax.data import base as data_base
-from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import batches
 from vit_jax.models import igpt as model_lib
@@ -47,22 +44,20 @@ def gen_loss(out: Mapping[str, jax.Array]) -> jax.Array:
 class IGPT(base.Objective):
   """Predicts each pixel's colour from those of the pixels before it."""
 
-  metrics: ClassVar[Mapping[str, str]] = {'loss': 'min', 'examples': 'max'}
-  options: ClassVar[Mapping[str, Any]] = {
+  metrics: ClassVar = {'loss': 'min', 'examples': 'max'}
+  options: ClassVar = {
     # The colours, one word for each: 2 or 4 hexadecimal digits for each
     # channel, as 'ff0000' or 'ffff00000000'. '': those of the checkpoint at
     # init_from.path, or colours that the run finds in the training split.
     'palette': ''
   }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     self.model = _checked(self.model)
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: base.Config) -> None:
     """Checks the model and the palette."""
     if config.model.name == config_lib.INIT_FROM:  # it is not known yet
       return
@@ -72,9 +67,7 @@ class IGPT(base.Objective):
       read_palette(palette, model, config.data.channels)
 
   @classmethod
-  def fill(
-    cls, config: ml_collections.ConfigDict, source: data_base.Source
-  ) -> None:
+  def fill(cls, config: base.Config, source: data_base.Source) -> None:
     """Finds the palette, unless there is one or a checkpoint has clusters."""
     if config.objective.options.palette or config.init_from.path:
       return
@@ -183,9 +176,7 @@ def find_clusters(pixels: np.ndarray, count: int, seed: int) -> np.ndarray:
   return np.unique(clusters.cluster_centers_, axis=0)
 
 
-def _pixels(
-  config: ml_collections.ConfigDict, source: data_base.Source
-) -> np.ndarray:
+def _pixels(config: base.Config, source: data_base.Source) -> np.ndarray:
   """Returns pixels of random training images, from 0 to 1, float32 [N, C]."""
   rng = np.random.default_rng(config.seed)
   preprocess = data.Preprocess.from_config(config, source.features, {})

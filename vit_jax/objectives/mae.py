@@ -11,11 +11,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import decoder
 from vit_jax.models import describing
@@ -124,15 +122,11 @@ class MAE(base.Objective):
     'decoder_mlp_dim': 0,
   }
   limits: ClassVar = {
-    'decoder_width': '[1, inf)',
-    'decoder_depth': '[1, inf)',
-    'decoder_heads': '[1, inf)',
+    'decoder_width decoder_depth decoder_heads': '[1, inf)',
     'decoder_mlp_dim': '[0, inf)',
   }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     self._options = options = config.objective.options
     self.model = model = _checked(self.model.clone(num_classes=0), config)
@@ -155,7 +149,7 @@ class MAE(base.Objective):
     )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: base.Config) -> None:
     """Checks the options, and the model unless a checkpoint has it."""
     trunk_checks.check_patches(config)
     options = config.objective.options
@@ -285,11 +279,9 @@ class MAE(base.Objective):
     return normalized(patches) if self._options.normalize_targets else patches
 
   def _draw(self, rng: Rng) -> Masks:
-    """Draws the masks of a step."""
     return self._masks(rng.fold(base.Purpose.OBJECTIVE).per_row())
 
   def _masks(self, keys: jax.Array) -> Masks:
-    """Returns the masks of images with these random keys [B]."""
     shape = (math.prod(self._grid),)
     noise = jax.vmap(lambda key: jax.random.uniform(key, shape))(keys)
     return masks(noise, self._options.mask_ratio)
@@ -302,14 +294,14 @@ class MAE(base.Objective):
 
 
 def _error(
-  key: str, options: ml_collections.ConfigDict, problem: str
+  key: str, options: base.Config, problem: str
 ) -> config_lib.UserError:
   return config_lib.UserError(
     f'config.objective.options.{key} is {options[key]}: {problem}'
   )
 
 
-def _checked(model: models.Model, config: ml_collections.ConfigDict) -> vit.ViT:
+def _checked(model: models.Model, config: base.Config) -> vit.ViT:
   """Returns the model, if it can be trained on the config's images."""
   reason = f'leaves tokens out, which a {type(model).__name__} cannot'
   model = trunk_checks.checked_vit(model, config, reason)

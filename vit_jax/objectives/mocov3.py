@@ -15,12 +15,10 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import optax
 
 from vit_jax import config as config_lib
 from vit_jax import optim
-from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.models import projection
@@ -32,7 +30,7 @@ from vit_jax.weights.formats import objective_tables
 class MoCoV3(base.Objective):
   """Learns features that tell the views of an image from other images."""
 
-  options: ClassVar[Mapping[str, Any]] = {
+  options: ClassVar = {
     # T: similarities of unit vectors are divided by it.
     'temperature': 0.2,
     # Weight of the old momentum encoder in its moving average, at the start of
@@ -53,16 +51,11 @@ class MoCoV3(base.Objective):
   limits: ClassVar = {
     'temperature': '(0, inf)',
     'momentum': '[0, 1]',
-    'width': '[1, inf)',
-    'dim': '[1, inf)',
-    'projector_layers': '[1, inf)',
-    'predictor_layers': '[1, inf)',
+    'width dim projector_layers predictor_layers': '[1, inf)',
   }
-  couples_examples: ClassVar[bool] = True
+  couples_examples: ClassVar = True
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     self.views = {'pair': geometry.View(geometry.train_crop(config), 2)}
     self._options = options = config.objective.options
@@ -74,7 +67,7 @@ class MoCoV3(base.Objective):
     )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: base.Config) -> None:
     """Checks that there are other images to tell apart."""
     if config.train.batch_size < 2:
       raise config_lib.UserError(

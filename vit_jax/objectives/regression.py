@@ -1,19 +1,16 @@
 """Regression: images to numbers, in the units of the data."""
 
-from collections.abc import Mapping
 from typing import Any
 from typing import ClassVar
 
 from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 
 from vit_jax import config as config_lib
 from vit_jax.data import base as data_base
-from vit_jax.data import features as features_lib
 from vit_jax.data import target_kinds
 from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import number_metrics
@@ -30,7 +27,7 @@ class Regression(base.Objective):
   """
 
   target: ClassVar = ('numbers', target_kinds.Number)
-  metrics: ClassVar[Mapping[str, str]] = {
+  metrics: ClassVar = {
     'r2': 'max',
     'mean_absolute_error': 'min',
     'r2_of/': 'max',
@@ -38,7 +35,7 @@ class Regression(base.Objective):
     'loss': 'min',
     'examples': 'max',
   }
-  options: ClassVar[Mapping[str, Any]] = {
+  options: ClassVar = {
     # 'mse', or 'huber', which gives large errors less weight.
     'loss': 'mse',
     # For 'huber': the error from which the loss is linear, in standard
@@ -52,14 +49,11 @@ class Regression(base.Objective):
   }
   limits: ClassVar = {
     'loss': ('mse', 'huber'),
-    'delta': '(0, inf)',
+    'delta std': '(0, inf)',
     'mean': '(-inf, inf)',
-    'std': '(0, inf)',
   }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     self._options = options = config.objective.options
     count = config.model.num_classes
@@ -68,9 +62,7 @@ class Regression(base.Objective):
     self._std = np.float32(options.std or (1.0,) * count)
 
   @classmethod
-  def fill(
-    cls, config: ml_collections.ConfigDict, source: data_base.Source
-  ) -> None:
+  def fill(cls, config: base.Config, source: data_base.Source) -> None:
     """Sets mean and std to those of the training split, if they are not set."""
     options, names = config.objective.options, source.features['numbers'].names
     if not (options.mean and options.std):
@@ -119,7 +111,6 @@ class Regression(base.Objective):
     )
 
   def _loss(self, scaled: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Returns the loss of each number, float32 [B, K]."""
     truth = (numbers - self._mean) / self._std
     if self._options.loss == 'huber':
       return optax.losses.huber_loss(scaled, truth, delta=self._options.delta)

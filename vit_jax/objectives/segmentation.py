@@ -14,12 +14,10 @@ from typing import ClassVar
 from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.data import features as features_lib
 from vit_jax.data import target_kinds
 from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import segments as segments_lib
@@ -70,10 +68,10 @@ class Segmentation(base.Objective):
   """
 
   target: ClassVar = (_FEATURE, target_kinds.SegmentationMap)
-  couples_examples: ClassVar[bool] = True
-  reads_layers: ClassVar[bool] = True
-  moves_statistics: ClassVar[bool] = True
-  metrics: ClassVar[Mapping[str, str]] = {
+  couples_examples: ClassVar = True
+  reads_layers: ClassVar = True
+  moves_statistics: ClassVar = True
+  metrics: ClassVar = {
     'miou': 'max',
     'iou/': 'max',
     'accuracy': 'max',
@@ -85,7 +83,7 @@ class Segmentation(base.Objective):
     'loss': 'min',
     'examples': 'max',
   }
-  options: ClassVar[Mapping[str, Any]] = {
+  options: ClassVar = {
     # The decoder: 'linear', 'naive', 'pup' or 'mla' (SETR), 'trans2seg', or
     # 'unetr' for volumes.
     'head': 'pup',
@@ -130,21 +128,14 @@ class Segmentation(base.Objective):
   }
   limits: ClassVar = {
     'head': HEADS,
-    'channels': '[0, inf)',
-    'auxiliary_weight': '[0, inf)',
-    'convs': '[0, inf)',
-    'auxiliary_convs': '[1, inf)',
+    'channels auxiliary_weight convs': '[0, inf)',
+    'auxiliary_convs width depth heads': '[1, inf)',
     'loss': ('', *LOSSES),
     'loss_mean': tuple(_MEANS),
-    'width': '[1, inf)',
-    'depth': '[1, inf)',
-    'heads': '[1, inf)',
     'overlap': '[0, 1)',
   }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     self._options = options = config.objective.options
     self.model = _checked(self.model.clone(num_classes=0), config)
@@ -162,7 +153,7 @@ class Segmentation(base.Objective):
     self.decoder = _decoder(options, self._classes, self.model.dtype)
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: base.Config) -> None:
     """Checks the options, and the model unless a checkpoint has it."""
     trunk_checks.check_patches(config)
     options, key = config.objective.options, 'config.objective.options'
@@ -318,7 +309,7 @@ class Segmentation(base.Objective):
     return loss(logits, labels, weights, self._ignore, over)
 
 
-def _loss_name(options: ml_collections.ConfigDict) -> str:
+def _loss_name(options: base.Config) -> str:
   default = 'dice_cross_entropy' if options.head == _UNETR else 'cross_entropy'
   return options.loss or default
 
@@ -336,9 +327,8 @@ def _statistics(params: Any) -> Any:
 
 
 def _decoder(
-  options: ml_collections.ConfigDict, classes: int, dtype: Any
+  options: base.Config, classes: int, dtype: Any
 ) -> setr.SETR | unetr.UNETR | trans2seg.Trans2Seg:
-  """Returns the heads that the options ask for."""
   if options.head == _UNETR:
     channels = options.channels or unetr.UNETR.features
     return unetr.UNETR(classes, channels, dtype)
@@ -372,8 +362,7 @@ def _split_outputs(outputs: Any) -> tuple[jax.Array, list[jax.Array]]:
   return (outputs['logits'] if isinstance(outputs, dict) else outputs), []
 
 
-def _checked(model: Any, config: ml_collections.ConfigDict) -> Any:
-  """Returns the model, if it has what the heads read."""
+def _checked(model: Any, config: base.Config) -> Any:
   head = config.objective.options.head
   if head == _TRANS2SEG:
     fits, needed_model = isinstance(model, resnet.BiT), "a BiT, as 'BiT-R50x1'"
@@ -394,10 +383,7 @@ def _checked(model: Any, config: ml_collections.ConfigDict) -> Any:
   return model
 
 
-def _layers(
-  model: models.Model, config: ml_collections.ConfigDict
-) -> tuple[int, ...]:
-  """Returns the layers that the heads read, from the first to the last."""
+def _layers(model: models.Model, config: base.Config) -> tuple[int, ...]:
   if not isinstance(model, vit.ViT):
     return ()
   options, depth = config.objective.options, model.depth

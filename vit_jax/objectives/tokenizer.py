@@ -21,11 +21,9 @@ from typing import ClassVar
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
@@ -89,16 +87,12 @@ class Tokenizer(base.Objective):
   limits: ClassVar = {
     'tokens': '[2, inf)',
     'decoder_depth': '[1, inf)',
-    'temperature': '(0, inf)',
-    'final_temperature': '(0, inf)',
-    'anneal': 'duration',
+    'temperature final_temperature': '(0, inf)',
+    'anneal divergence_warmup': 'duration',
     'divergence': '[0, inf)',
-    'divergence_warmup': 'duration',
   }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     options = config.objective.options
     self._options, self.count = options, options.tokens
@@ -119,7 +113,7 @@ class Tokenizer(base.Objective):
     )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
+  def check(config: base.Config) -> None:
     """Checks the model, unless a checkpoint has it."""
     trunk_checks.check_patches(config)
     if config.model.name != config_lib.INIT_FROM:

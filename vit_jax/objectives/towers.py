@@ -90,8 +90,6 @@ class Towers:
 
 
 class _FileTowers(Towers):
-  """The towers of a file of another program."""
-
   def __init__(self, read: files.Towers, text: text_kind.Text):
     self.towers, self.text = read.model, text
 
@@ -122,7 +120,6 @@ def from_loaded(loaded: 'weights.Loaded') -> tuple[Towers, Any] | None:
 
 
 def _text(path: pathlib.Path, tower: Any) -> text_kind.Text:
-  """Returns the feature of texts, with the vocabulary beside a file."""
   folder = path if path.is_dir() else path.parent
   paths = [folder / name for name in _VOCABULARIES if (folder / name).is_file()]
   if not paths:

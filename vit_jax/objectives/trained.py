@@ -1,14 +1,23 @@
-"""The objectives of trained models, for commands that measure or apply them."""
+"""Trained models with their objectives: `vit_jax.load`, and measuring them."""
 
+import dataclasses
+import functools
 from typing import Any
+from typing import Self
 
+import jax
 import ml_collections
+import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.data import features as features_lib
 from vit_jax.models import subtrees
+from vit_jax.parallel import allocator
+from vit_jax.weights import batched
+
+_BATCH = 32  # images at a time
 
 
 def measuring(
@@ -104,3 +113,56 @@ def _is_classifier(loaded: weights.Loaded) -> bool:
   if 'logits' in loaded.preprocess.outputs:
     return loaded.preprocess.has_label
   return cls.target is not None and cls.target[0] == 'label'
+
+
+class Model(weights.Loaded):
+  """A loaded model, which also gives the outputs of its run's objective."""
+
+  @classmethod
+  def from_loaded(cls, loaded: weights.Loaded) -> Self:
+    """Returns a model with the fields of another."""
+    names = [field.name for field in dataclasses.fields(loaded)]
+    return cls(**{name: getattr(loaded, name) for name in names})
+
+  def outputs(self, images: Any) -> dict[str, np.ndarray]:
+    """Returns the model's outputs for images.
+
+    Args:
+      images: One image or a sequence, as `preprocess` takes them.
+
+    Returns:
+      Arrays:
+        features: Input of the head, float32 [B, D]. Of a model of images and
+          texts, embeddings of unit length in the space that both share.
+        logits: float32 [B, outputs], if there is a head; of a model of
+          segmentation [B, H, W, classes].
+        numbers: float32 [B, K] in the units of the data, if the model predicts
+          numbers.
+        segments: int32 [B, H, W], the classes of pixels, if it predicts these.
+    """
+    stored = self.trained_with
+    if (
+      not self.objective_params
+      or stored is None
+      or self.changes
+      or objectives.objective_class(stored).target is None
+    ):
+      return super().outputs(images)
+    # Parameters beside the trunk give outputs of their own.
+    pixels = self.preprocess(images)
+    outputs = batched.in_batches(self._measured, [pixels], _BATCH)
+    return super().outputs(images) | outputs
+
+  @functools.cached_property
+  def _measured(self) -> Any:
+    """Maps images [B, H, W, C] to the outputs of the objective."""
+    objective, params = restored(self)
+    apply = jax.jit(objective.outputs)
+    return lambda images: apply(params, {'image': images})
+
+
+@functools.wraps(weights.load)
+def load(*args: Any, **kwargs: Any) -> Model:
+  """Loads a model; see `weights.load`."""
+  allocator.hint()
+  return Model.from_loaded(weights.load(*args, **kwargs))

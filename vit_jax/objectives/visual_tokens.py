@@ -141,7 +141,6 @@ class _Resized(VisualTokens):
     self._tokenizer_input = tokenizer_input
 
   def _inputs(self, images: jax.Array) -> jax.Array:
-    """Returns images of the trunk as the tokenizer takes them."""
     return self._trunk.converted(images, self._tokenizer_input)
 
 
@@ -151,7 +150,6 @@ class Trained(_Resized):
   def __init__(
     self, config: ml_collections.ConfigDict, path: str, grid: tuple[int, int]
   ):
-    """Loads the run in a work directory."""
     self._objective, self.arrays, stored = _load(path)
     normalization = stored.mean, stored.std
     super().__init__(config, _Input(stored.image_size, normalization))
@@ -194,7 +192,6 @@ class Published(_Resized):
 
 @functools.lru_cache(maxsize=1)  # a run makes the objective several times
 def _load(path: str) -> tuple[tokenizer.Tokenizer, Any, Any]:
-  """Returns the objective of a run, its parameters and its preprocessing."""
   with config_lib.explained(f'{_KEY}={path}', ValueError):
     loaded = weights.load(path)
     config = loaded.trained_with
@@ -213,7 +210,6 @@ def _load(path: str) -> tuple[tokenizer.Tokenizer, Any, Any]:
 
 @functools.lru_cache(maxsize=1)  # as `_load`
 def _read(path: str) -> tuple[dvae.DalleEncoder, Any]:
-  """Returns DALL-E's encoder, and its parameters."""
   with config_lib.explained(
     f'{_KEY}={path} is no work directory of config.objective.name={_NAME}, nor'
     " a file of DALL-E's encoder"
@@ -226,7 +222,6 @@ def _read(path: str) -> tuple[dvae.DalleEncoder, Any]:
 def _check_fits(
   config: ml_collections.ConfigDict, channels: int, count: int
 ) -> None:
-  """Raises a UserError if a tokenizer's images or tokens are not the run's."""
   tokens, key = config.objective.options.tokens, 'objective.options.tokens'
   run_channels = config.data.channels
   _check_same(config, 'channels', channels, run_channels, 'data.channels')

@@ -42,7 +42,7 @@ OPTIMIZERS = {
   'lars': 'vit_jax.optim.other_optimizers:LARS',
   'lion': 'vit_jax.optim.other_optimizers:Lion',
   'adafactor': 'vit_jax.optim.other_optimizers:Adafactor',
-  'muon': 'vit_jax.optim.muon:Muon',
+  'muon': 'vit_jax.optim.other_optimizers:Muon',
 }
 # What `config.optim.clip` names; each has a `transformation()`.
 CLIPS = {
@@ -178,7 +178,6 @@ def make_optimizer(config: ml_collections.ConfigDict) -> Optimizer:
 
 
 def _clip(config: ml_collections.ConfigDict) -> list[Transformation]:
-  """Returns what `config.optim.clip` names."""
   if not config.clip:
     return []
   clip = registry.build(config.clip, 'optim.clip', registry.table_finder(CLIPS))

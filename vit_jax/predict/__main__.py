@@ -213,7 +213,6 @@ def _answers(
 
 
 def _segment(loaded: Any, paths: Sequence[str]) -> int:
-  """Writes the maps of images; returns the exit status."""
   from vit_jax.objectives import segmenter  # imports jax
   from vit_jax.predict import segments
 
@@ -243,7 +242,6 @@ def _shares(
 
 
 def _draw(arguments: Sequence[str]) -> int:
-  """Draws what --sample and --complete ask for; returns the exit status."""
   if arguments and not _COMPLETE.value:
     raise UserError(
       f'{arguments[0]}: --sample reads no images; with --complete it draws the'

@@ -66,7 +66,6 @@ def _write_scan(
   labels: np.ndarray,
   palette: np.ndarray,
 ) -> None:
-  """Writes a scan's map and an overlay of its middle slices."""
   wide = np.uint8 if len(palette) <= 256 else np.uint16
   ending = path[len(scans.stem(path)) :].lower()
   scans.write(

@@ -234,7 +234,6 @@ def main(argv: list[str]) -> int:
 
 
 def _print_keys(word: str, as_json: bool) -> None:
-  """Prints the keys of a config, or of that of a work directory."""
   from vit_jax.summary import keys
 
   path = FLAGS['from'].value
@@ -249,7 +248,6 @@ def _print_keys(word: str, as_json: bool) -> None:
 
 
 def _print_parts(kind: str | None, as_json: bool) -> None:
-  """Prints the parts of models, or those of a kind."""
   from vit_jax.models import listing
 
   with config_lib.explained('--parts'):
@@ -286,7 +284,6 @@ class _Subject:
 
 
 def _describe(plans: bool) -> _Subject:
-  """Returns the model of --config, or of --from."""
   experiment, config = None, _CONFIG.value
   if FLAGS['from'].value is None:
     if plans:

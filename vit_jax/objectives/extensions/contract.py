@@ -193,7 +193,6 @@ def _kind(value: Any) -> str:
 
 
 def _check_mean(claim: str, value: Any) -> None:
-  """Raises a UserError if a value is not one number."""
   if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, int)):
     raise UserError(f'{claim} that is {_kind(value)}: it must be one number')
   if shape := jnp.shape(value):
@@ -212,7 +211,6 @@ def _code_place(function: Any) -> str:
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
-  """Returns the leaves of a tree, by path."""
   return {
     jax.tree_util.keystr(path, simple=True, separator='/'): x
     for path, x in jax.tree_util.tree_leaves_with_path(tree)
