@@ -131,7 +131,7 @@ def main(argv: list[str]) -> int:
     cache = pathlib.Path(_CACHE.value)
   gallery = gallery_lib.embed_folder(folder, cache, digest, embed)
   answers = _answers(folder, gallery, np.concatenate(queries))
-  _FORMATS[_FORMAT.value](answers, loaded.origin.to_dict())
+  _write(answers, loaded.origin.to_dict())
   if _PICTURE.value:
     _draw(loaded, answers, pathlib.Path(_PICTURE.value))
   return 1 if failed else 0
@@ -191,39 +191,33 @@ def _draw(
   paper.save(path, sheet.draw(rows, names=names))
 
 
-def _write_text(answers: Sequence[Answer], _: dict[str, Any]) -> None:
-  for answer in answers:
-    print(answer.query)
-    rows = [(similarity, file) for file, similarity in answer.matches]
-    names = 'similarity', 'image'
-    table = tables.Table(names, rows, {'similarity': '.4f'})
-    print(table.text(indent='  '))
-
-
-def _write_json(answers: Sequence[Answer], origin: dict[str, Any]) -> None:
-  objects = (
-    {
-      'query': answer.query,
-      'kind': answer.kind,
-      'found': [{'image': x, 'similarity': s} for x, s in answer.matches],
-      'checkpoint': origin,
-    }
-    for answer in answers
-  )
-  tables.write_json(objects, sys.stdout)
-
-
-def _write_csv(answers: Sequence[Answer], _: dict[str, Any]) -> None:
-  names = 'query', 'rank', 'image', 'similarity'
-  rows = (
-    (answer.query, rank, *pair)
-    for answer in answers
-    for rank, pair in enumerate(answer.matches, 1)
-  )
-  tables.Table(names, rows).write_csv(sys.stdout)
-
-
-_FORMATS = {'table': _write_text, 'json': _write_json, 'csv': _write_csv}
+def _write(answers: Sequence[Answer], checkpoint: dict[str, Any]) -> None:
+  if _FORMAT.value == 'json':
+    objects = (
+      {
+        'query': answer.query,
+        'kind': answer.kind,
+        'found': [{'image': x, 'similarity': s} for x, s in answer.matches],
+        'checkpoint': checkpoint,
+      }
+      for answer in answers
+    )
+    tables.write_json(objects, sys.stdout)
+  elif _FORMAT.value == 'csv':
+    names = 'query', 'rank', 'image', 'similarity'
+    rows = (
+      (answer.query, rank, *pair)
+      for answer in answers
+      for rank, pair in enumerate(answer.matches, 1)
+    )
+    tables.Table(names, rows).write_csv(sys.stdout)
+  else:
+    for answer in answers:
+      print(answer.query)
+      pairs = [(similarity, file) for file, similarity in answer.matches]
+      formats = {'similarity': '.4f'}
+      table = tables.Table(('similarity', 'image'), pairs, formats)
+      print(table.text(indent='  '))
 
 
 if __name__ == '__main__':

@@ -17,28 +17,13 @@ from vit_jax.config import parts
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.models import fields
-from vit_jax.objectives.base import Batch
-from vit_jax.objectives.base import Extra
-from vit_jax.objectives.base import Objective
-from vit_jax.objectives.base import Outputs
-from vit_jax.objectives.base import Params
-from vit_jax.objectives.base import Purpose
-from vit_jax.objectives.base import Scalars
-
-__all__ = [
-  'Batch',
-  'Extra',
-  'Objective',
-  'Outputs',
-  'Params',
-  'Purpose',
-  'Scalars',
-  'check',
-  'create',
-  'fill_options',
-  'lower_is_better',
-  'objective_class',
-]
+from vit_jax.objectives.base import Batch as Batch
+from vit_jax.objectives.base import Extra as Extra
+from vit_jax.objectives.base import Objective as Objective
+from vit_jax.objectives.base import Outputs as Outputs
+from vit_jax.objectives.base import Params as Params
+from vit_jax.objectives.base import Purpose as Purpose
+from vit_jax.objectives.base import Scalars as Scalars
 
 
 def objective_class(config: ml_collections.ConfigDict) -> type[Objective]:

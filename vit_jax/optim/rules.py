@@ -114,13 +114,8 @@ def merge(trained: Any, params: Any) -> Any:
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks the values of these rules in `config.optim`."""
-  optim = config.optim
-  if not 0 < optim.layer_decay <= 1:
-    raise config_lib.UserError(
-      f'config.optim.layer_decay is {optim.layer_decay}: it must be above 0,'
-      ' and 1 at most'
-    )
-  for i, rule in enumerate(optim.rules):
+  config_lib.within(config, 'optim.layer_decay', '(0, 1]')
+  for i, rule in enumerate(config.optim.rules):
     if not _is_rule(rule):
       raise config_lib.UserError(
         f'config.optim.rules[{i}] is {rule!r}: it must be (pattern, factor of'
@@ -128,7 +123,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         ' --config.optim.rules="((\'^head/\', 10.0, 0.0),)"; to freeze'
         ' parameters set config.optim.freeze'
       )
-  for key, pattern in _patterns(optim).items():
+  for key, pattern in _patterns(config.optim).items():
     with config_lib.explained(
       f'config.optim.{key} {pattern!r} is no regular expression', re.error
     ):

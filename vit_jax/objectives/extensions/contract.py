@@ -50,13 +50,9 @@ class Checked(base.Objective):
 
   def init_extra(self, params: base.Params) -> base.Extra:
     """Returns the extra, a dict."""
-    extra: Any = super().init_extra(params)
     name = self._name('init_extra')
-    if not isinstance(extra, Mapping):
-      raise UserError(
-        f'{name} returns {_kind(extra)}: it must return a dict of trees of'
-        ' arrays, {} if there is no extra'
-      )
+    needed = 'a dict of trees of arrays, {} if there is no extra'
+    extra = _checked(name, super().init_extra(params), Mapping, needed)
     if self.moves_statistics and base.STATISTICS in extra:
       parameters = _leaves(params)
       for path in _leaves(extra[base.STATISTICS]):
@@ -114,10 +110,8 @@ class Checked(base.Objective):
           f"{claim}, as the name of a mean: it must be a text, as 'accuracy'"
         )
       if key in _RESERVED:
-        own_name = f'my_{key}'
         raise UserError(
-          f'{claim}, which the run reports itself: rename it, as to'
-          f' {own_name!r}'
+          f"{claim}, which the run reports itself: rename it, as to 'my_{key}'"
         )
       _check_mean(f'{name} returns {key!r}', scalar)
     return value, {**scalars}, extra
@@ -130,11 +124,11 @@ class Checked(base.Objective):
     old, new = _leaves(self._first_extra), _leaves(updated)
     problems = [f'has a new {path!r}' for path in new if path not in old]
     problems += [f'lacks {path!r}' for path in old if path not in new]
-    problems += [
-      f'has {path!r} as {_shape(new[path])}, which was {_shape(x)}'
-      for path, x in old.items()
-      if path in new and not _fits(new[path], x)
-    ]
+    for path, x in old.items():
+      y = new.get(path, x)  # it takes the place of x, and then gets its type
+      fits = jnp.result_type(y, x) == jnp.result_type(x)
+      if jnp.shape(y) != jnp.shape(x) or not fits:
+        problems.append(f'has {path!r} as {_shape(y)}, which was {_shape(x)}')
     trees = [jax.tree.structure(x) for x in (self._first_extra, updated)]
     if not problems and trees[0] != trees[1]:
       problems = [f'has the structure {trees[1]}, which was {trees[0]},']
@@ -156,14 +150,10 @@ class Checked(base.Objective):
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
     """Returns the outputs for a batch."""
     name = self._name('outputs')
+    needed = "a dict of arrays, as {'logits': logits}"
     with _keys_explained(name, batch):
-      outputs: Any = super().outputs(params, batch)
-    if not isinstance(outputs, Mapping):
-      raise UserError(
-        f'{name} returns {_kind(outputs)}: it must return a dict of arrays, as'
-        " {'logits': logits}"
-      )
-    return {**outputs}
+      outputs = super().outputs(params, batch)
+    return {**_checked(name, outputs, Mapping, needed)}
 
   def measure(
     self, outputs: base.Outputs, batch: base.Batch
@@ -174,13 +164,9 @@ class Checked(base.Objective):
       _keys_explained(name, batch),
       _keys_explained(name, outputs, 'the outputs have'),
     ):
-      measured: Any = super().measure(outputs, batch)
-    if not isinstance(measured, clu_metrics.Collection):
-      raise UserError(
-        f'{name} returns {_kind(measured)}: it must return a'
-        ' clu.metrics.Collection, as vit_jax.evaluation.metrics has them'
-      )
-    return measured
+      measured = super().measure(outputs, batch)
+    needed = 'a clu.metrics.Collection, as vit_jax.evaluation.metrics has them'
+    return _checked(name, measured, clu_metrics.Collection, needed)
 
   def _name(self, function: str) -> str:
     return f'config.objective.name={self.config.objective.name}: {function}'
@@ -190,6 +176,13 @@ def _kind(value: Any) -> str:
   if isinstance(value, jax.Array):
     return f'an array of the shape {value.shape}'
   return 'None' if value is None else f'a {type(value).__name__}'
+
+
+def _checked(name: str, value: Any, kind: type, needed: str) -> Any:
+  """Returns what a function returned, if it has the type that it must have."""
+  if isinstance(value, kind):
+    return value
+  raise UserError(f'{name} returns {_kind(value)}: it must return {needed}')
 
 
 def _check_mean(claim: str, value: Any) -> None:
@@ -219,12 +212,6 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 def _shape(leaf: Any) -> str:
   return f'{jnp.result_type(leaf)}{list(jnp.shape(leaf))}'
-
-
-def _fits(new: Any, old: Any) -> bool:
-  """Whether a leaf can take the place of another, whose type it then gets."""
-  same_shape = jnp.shape(new) == jnp.shape(old)
-  return same_shape and jnp.result_type(new, old) == jnp.result_type(old)
 
 
 @contextlib.contextmanager
