@@ -163,20 +163,20 @@ class Dino(base.Objective):
         f' of config.objective.name={config.objective.name} is the moving'
         ' average that is evaluated: set it to 0'
       )
-    whole = 'batch_norm' if options.batch_norm else ''
-    if not whole and options.assignment == 'sinkhorn':
-      whole = 'assignment=sinkhorn'
-    if whole and config_lib.num_microbatches(config) > 1:
+    coupling = ''
+    if options.batch_norm:
+      coupling = 'config.objective.options.batch_norm'
+    elif options.assignment == 'sinkhorn':
+      coupling = 'config.objective.options.assignment=sinkhorn'
+    if coupling and config_lib.num_microbatches(config) > 1:
       raise config_lib.UserError(
-        f'config.train.accumulation is {train.accumulation}, but'
-        f' config.objective.options.{whole} needs the whole batch at once: set'
-        ' it to 1'
+        f'config.train.accumulation is {train.accumulation}, but {coupling}'
+        ' needs the whole batch at once: set it to 1'
       )
-    if whole and train.batch_size < 2:
+    if coupling and train.batch_size < 2:
       raise config_lib.UserError(
-        f'config.train.batch_size is {train.batch_size}, but'
-        f' config.objective.options.{whole} compares the images of a batch: set'
-        ' it to 2 at least'
+        f'config.train.batch_size is {train.batch_size}, but {coupling}'
+        ' compares the images of a batch: set it to 2 at least'
       )
 
   def init(self, key: jax.Array) -> base.Params:
