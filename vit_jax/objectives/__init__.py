@@ -7,7 +7,7 @@ need no registration.
 
 from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -26,7 +26,7 @@ from vit_jax.objectives.base import Purpose as Purpose
 from vit_jax.objectives.base import Scalars as Scalars
 
 
-def objective_class(config: ml_collections.ConfigDict) -> type[Objective]:
+def objective_class(config: ConfigDict) -> type[Objective]:
   """Returns the class that `config.objective.name` names."""
   cls: type[Objective] = config_lib.find_class(
     config.objective.name, 'objective.name', Objective, __name__
@@ -34,7 +34,7 @@ def objective_class(config: ml_collections.ConfigDict) -> type[Objective]:
   return cls
 
 
-def fill_options(config: ml_collections.ConfigDict) -> None:
+def fill_options(config: ConfigDict) -> None:
   """Sets the keys of `config.objective.options` that the config leaves out.
 
   The objective's class lists them with their defaults.
@@ -64,7 +64,7 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
         options[key] = value
 
 
-def check(config: ml_collections.ConfigDict) -> None:
+def check(config: ConfigDict) -> None:
   """Checks `config.objective`."""
   cls = objective_class(config)
   config = config.copy_and_resolve_references()
@@ -97,7 +97,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def check_best(config: ml_collections.ConfigDict) -> None:
+def check_best(config: ConfigDict) -> None:
   """Checks `config.checkpoint.best`."""
   best = config.checkpoint.best
   metrics = [x for x in directions(config) if not x.endswith('/')]
@@ -109,7 +109,7 @@ def check_best(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
+def directions(config: ConfigDict) -> dict[str, str]:
   """Returns the better direction of each metric of a config's evaluations.
 
   It is 'max' or 'min', as {'val/accuracy': 'max'}; a name that ends with '/'
@@ -128,14 +128,14 @@ def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
   return better
 
 
-def lower_is_better(config: ml_collections.ConfigDict) -> bool:
+def lower_is_better(config: ConfigDict) -> bool:
   """Whether lower values of the metric `config.checkpoint.best` are better."""
   best = config.checkpoint.best
   return bool(best) and directions(config)[best] == 'min'
 
 
 def create(
-  config: ml_collections.ConfigDict,
+  config: ConfigDict,
   features: features_lib.Features,
   lengths: optim.Lengths | None = None,
 ) -> Objective:

@@ -5,7 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -15,7 +15,7 @@ from vit_jax.objectives import losses
 RULES = ('balanced', 'inverse')
 
 
-def check(config: ml_collections.ConfigDict) -> None:
+def check(config: ConfigDict) -> None:
   """Checks `class_weights` and `class_counts` of `config.objective`."""
   choice, counts = config.objective.class_weights, config.objective.class_counts
   key = f'config.objective.class_weights is {choice!r}'
@@ -46,7 +46,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def fill(config: ml_collections.ConfigDict, source: data_base.Source) -> None:
+def fill(config: ConfigDict, source: data_base.Source) -> None:
   """Counts the training images of each class, if the weights depend on them."""
   objective, num_classes = config.objective, len(source.classes)
   if not isinstance(objective.class_weights, str):
@@ -61,9 +61,7 @@ def fill(config: ml_collections.ConfigDict, source: data_base.Source) -> None:
     )
 
 
-def check_source(
-  config: ml_collections.ConfigDict, source: data_base.Source
-) -> None:
+def check_source(config: ConfigDict, source: data_base.Source) -> None:
   """Checks that weights are as many as the classes."""
   weights, classes = config.objective.class_weights, source.classes
   if not isinstance(weights, str) and len(weights) != len(classes):

@@ -31,11 +31,7 @@ class Classification(base.Objective):
 
   target: ClassVar = ('label', features_lib.Label)
   moves_statistics: ClassVar = True
-  metrics: ClassVar = {
-    'accuracy': 'max',
-    'loss': 'min',
-    'examples': 'max',
-  }
+  metrics: ClassVar = {'accuracy': 'max', 'loss': 'min', 'examples': 'max'}
 
   def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)

@@ -6,7 +6,7 @@ codes.
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -37,7 +37,7 @@ def nearest(codes: jax.Array, points: jax.Array) -> jax.Array:
 
 
 def find_codes(
-  config: ml_collections.ConfigDict,
+  config: ConfigDict,
   source: data_base.Source,
   size: tuple[int, int],
   count: int,

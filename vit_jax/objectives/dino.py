@@ -280,10 +280,7 @@ class Dino(base.Objective):
       resized = flexible.positions(table, old, new, self._options.resize)
       params = params | {'position_embedding': resized}
     outputs: Any = self.model.apply(
-      {'params': params},
-      images.reshape(b * n, *shape),
-      method='trunk',
-      **flat,
+      {'params': params}, images.reshape(b * n, *shape), method='trunk', **flat
     )
     return {k: x.reshape(b, n, *x.shape[1:]) for k, x in outputs.items()}
 

@@ -126,10 +126,7 @@ class DinoV2(dino.Dino):
     'patch_weight patch_prototypes koleo_weight': '[0, inf)',
     'patch_centre': ('masked', 'all'),
   }
-  foreign_heads: ClassVar = {
-    'head': 'dino_head',
-    'patch_head': 'ibot_head',
-  }
+  foreign_heads: ClassVar = {'head': 'dino_head', 'patch_head': 'ibot_head'}
 
   def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import data
@@ -100,7 +100,7 @@ class Embedder:
 
 
 def embed_split(
-  loaded: weights.Loaded, config: ml_collections.ConfigDict, source: data.Source
+  loaded: weights.Loaded, config: ConfigDict, source: data.Source
 ) -> Iterator[embedded.Embedded]:
   """Yields the embeddings of a split, batch by batch.
 

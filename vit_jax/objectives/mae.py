@@ -247,11 +247,7 @@ class MAE(base.Objective):
     return {'image': removed.reshape(-1, *self._grid)}
 
   def predict(
-    self,
-    params: base.Params,
-    images: jax.Array,
-    drawn: Masks,
-    **arguments: Any,
+    self, params: base.Params, images: jax.Array, drawn: Masks, **arguments: Any
   ) -> jax.Array:
     """Returns the decoder's output for all patches, float32 [B, N, M].
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import objectives
@@ -10,7 +10,7 @@ from vit_jax.data import features as features_lib
 
 
 def features(
-  config: ml_collections.ConfigDict, size: tuple[int, int] | None = None
+  config: ConfigDict, size: tuple[int, int] | None = None
 ) -> dict[str, features_lib.Feature]:
   """Returns the features of examples that the objective of a config learns.
 

@@ -6,7 +6,7 @@ from typing import Any
 from typing import Self
 
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -21,9 +21,7 @@ _BATCH = 32  # images at a time
 
 
 def measuring(
-  loaded: weights.Loaded,
-  config: ml_collections.ConfigDict,
-  features: features_lib.Features,
+  loaded: weights.Loaded, config: ConfigDict, features: features_lib.Features
 ) -> tuple[objectives.Objective, objectives.Params]:
   """Returns the objective that measures a loaded model, and its parameters.
 

@@ -1,6 +1,6 @@
 """Checks of the model of a config, for methods that read its patches."""
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -8,7 +8,7 @@ from vit_jax.config import parts
 from vit_jax.models import vit
 
 
-def described_model(config: ml_collections.ConfigDict) -> models.Model | None:
+def described_model(config: ConfigDict) -> models.Model | None:
   """Returns the trunk of a config; None where only a checkpoint knows it."""
   if config.model.name == config_lib.INIT_FROM:
     return None
@@ -20,7 +20,7 @@ def described_model(config: ml_collections.ConfigDict) -> models.Model | None:
 
 def checked_vit(
   model: models.Model | None,
-  config: ml_collections.ConfigDict,
+  config: ConfigDict,
   reason: str = 'reads the tokens of patches',
 ) -> vit.ViT:
   """Returns the trunk, if it is a ViT; `reason` says why it must be one."""
@@ -33,7 +33,7 @@ def checked_vit(
   )
 
 
-def check_patches(config: ml_collections.ConfigDict) -> None:
+def check_patches(config: ConfigDict) -> None:
   """Checks that the model has a token in the place of each patch."""
   model = config.model
   block = parts.parse(model.block, 'model.block').name if model.block else ''
@@ -50,9 +50,7 @@ def check_patches(config: ml_collections.ConfigDict) -> None:
       )
 
 
-def check_head_norm(
-  config: ml_collections.ConfigDict, moves_statistics: bool
-) -> None:
+def check_head_norm(config: ConfigDict, moves_statistics: bool) -> None:
   """Checks that running statistics of the head are measured, and exactly.
 
   `moves_statistics` is that of the objective.

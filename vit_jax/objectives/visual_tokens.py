@@ -13,7 +13,7 @@ from typing import NamedTuple
 from absl import logging
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -62,9 +62,7 @@ class VisualTokens(abc.ABC):
     del source
 
 
-def make(
-  config: ml_collections.ConfigDict, grid: tuple[int, int]
-) -> VisualTokens:
+def make(config: ConfigDict, grid: tuple[int, int]) -> VisualTokens:
   """Returns the tokenizer of `config.objective.options`.
 
   `grid` are the patches (h, w) of the trunk, which the tokenizer's must equal.
@@ -81,7 +79,7 @@ def make(
 class Patches(VisualTokens):
   """The nearest code of a codebook, which is made of the training patches."""
 
-  def __init__(self, config: ml_collections.ConfigDict, grid: tuple[int, int]):
+  def __init__(self, config: ConfigDict, grid: tuple[int, int]):
     """Makes a tokenizer whose codes, float32 [K, F], are NaN yet.
 
     So a program can be planned; a step with them is refused.
@@ -133,9 +131,7 @@ class _Resized(VisualTokens):
   BEiT's sees its view of 112 pixels.
   """
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, tokenizer_input: _Input
-  ):
+  def __init__(self, config: ConfigDict, tokenizer_input: _Input):
     size = config_lib.pair(config.data.image_size, 'data.image_size')
     self._trunk = _Input(size, config_lib.normalization(config))
     self._tokenizer_input = tokenizer_input
@@ -147,9 +143,7 @@ class _Resized(VisualTokens):
 class Trained(_Resized):
   """The tokens of a run of the objective 'tokenizer'."""
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, path: str, grid: tuple[int, int]
-  ):
+  def __init__(self, config: ConfigDict, path: str, grid: tuple[int, int]):
     self._objective, self.arrays, stored = _load(path)
     normalization = stored.mean, stored.std
     super().__init__(config, _Input(stored.image_size, normalization))
@@ -170,9 +164,7 @@ class Trained(_Resized):
 class Published(_Resized):
   """The tokens of DALL-E's encoder, as BEiT's authors used them."""
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, path: str, grid: tuple[int, int]
-  ):
+  def __init__(self, config: ConfigDict, path: str, grid: tuple[int, int]):
     """Loads the encoder.
 
     `path` is a file of its weights, a directory of transformers, or an address.
@@ -219,9 +211,7 @@ def _read(path: str) -> tuple[dvae.DalleEncoder, Any]:
   return module, jax.tree.map(np.asarray, params)
 
 
-def _check_fits(
-  config: ml_collections.ConfigDict, channels: int, count: int
-) -> None:
+def _check_fits(config: ConfigDict, channels: int, count: int) -> None:
   tokens, key = config.objective.options.tokens, 'objective.options.tokens'
   run_channels = config.data.channels
   _check_same(config, 'channels', channels, run_channels, 'data.channels')
@@ -229,11 +219,7 @@ def _check_fits(
 
 
 def _check_same(
-  config: ml_collections.ConfigDict,
-  quantity: str,
-  has: Any,
-  want: Any,
-  key: str,
+  config: ConfigDict, quantity: str, has: Any, want: Any, key: str
 ) -> None:
   """Raises a UserError if the tokenizer differs from `config.<key>`."""
   if has != want:

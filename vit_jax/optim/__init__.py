@@ -1,6 +1,6 @@
 """Optimizers, SAM, learning-rate schedules and per-parameter rules."""
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.optim import optimizers
@@ -16,7 +16,7 @@ from vit_jax.optim.schedules import make_schedule as make_schedule
 from vit_jax.optim.schedules import schedule as schedule
 
 
-def check(config: ml_collections.ConfigDict) -> None:
+def check(config: ConfigDict) -> None:
   """Checks the values of `config.optim`."""
   optimizers.check(config)
   schedules.check(config)

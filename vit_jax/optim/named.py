@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import optax
 
 from vit_jax import config as config_lib
@@ -54,7 +54,7 @@ class NamedOptimizer(optimizers.Method):
 
   has_rate: ClassVar[bool] = True
 
-  def __init__(self, config: ml_collections.ConfigDict):
+  def __init__(self, config: ConfigDict):
     name, self.config = config.name, config
     if _RATE in parts.parse(name, 'optim.name').options:
       raise config_lib.UserError(
@@ -102,9 +102,7 @@ class NamedOptimizer(optimizers.Method):
           f'{place} cannot be used here: {config_lib.one_line(e)}'
         ) from None
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns what maps gradients to what is subtracted, and the decay.
 
     The function gets the learning rate of each step, since not all changes are

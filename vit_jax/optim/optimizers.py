@@ -19,7 +19,7 @@ from typing import NamedTuple
 from typing import TypeAlias
 
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -61,9 +61,7 @@ class Method(abc.ABC):
   has_rate: ClassVar[bool] = False
 
   @abc.abstractmethod
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns what maps gradients to directions, one after the other.
 
     `config` is `config.optim`, with the weight decay.
@@ -89,9 +87,7 @@ class AdamW(Method):
   eps: options.Amount = 1e-8
   momentum_dtype: MomentType = 'float32'
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns Adam and the decay."""
     return [self.adam(), decayed(config)]
 
@@ -116,15 +112,13 @@ class SGD(Method):
   nesterov: bool = False
   momentum_dtype: MomentType = 'float32'
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns the decay and momentum."""
     trace = optax.trace(self.momentum, self.nesterov, self.momentum_dtype)
     return [decayed(config), trace]
 
 
-def method(config: ml_collections.ConfigDict) -> Method:
+def method(config: ConfigDict) -> Method:
   """Returns what `config.optim.name` names; `config` is `config.optim`."""
   optimizer: Method = registry.build_or_find(
     config.name,
@@ -136,7 +130,7 @@ def method(config: ml_collections.ConfigDict) -> Method:
   return optimizer
 
 
-def check(config: ml_collections.ConfigDict) -> None:
+def check(config: ConfigDict) -> None:
   """Checks the optimizer's values in `config.optim`."""
   method(config.optim).check()
   _clip(config.optim)
@@ -167,7 +161,7 @@ class Optimizer(NamedTuple):
   has_rate: bool
 
 
-def make_optimizer(config: ml_collections.ConfigDict) -> Optimizer:
+def make_optimizer(config: ConfigDict) -> Optimizer:
   """Returns the optimizer of `config.optim`, which is checked."""
   chosen = method(config)
   clips = _clip(config)
@@ -177,16 +171,14 @@ def make_optimizer(config: ml_collections.ConfigDict) -> Optimizer:
   return Optimizer(chain.init, chain.update, chosen.has_rate)
 
 
-def _clip(config: ml_collections.ConfigDict) -> list[Transformation]:
+def _clip(config: ConfigDict) -> list[Transformation]:
   if not config.clip:
     return []
   clip = registry.build(config.clip, 'optim.clip', registry.table_finder(CLIPS))
   return [clip.transformation()]
 
 
-def decayed(
-  config: ml_collections.ConfigDict, factor: float = 1.0
-) -> Transformation:
+def decayed(config: ConfigDict, factor: float = 1.0) -> Transformation:
   """Adds the weight decay of each parameter, multiplied by `factor`."""
   if not config.weight_decay and not any(rule[2] for rule in config.rules):
     return optax.with_extra_args_support(optax.identity())

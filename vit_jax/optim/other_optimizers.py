@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import optax
 from optax import contrib
 
@@ -36,9 +36,7 @@ class AdamBigVision(optimizers.AdamW):
   is divided by the peak learning rate here.
   """
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns Adam and the decay."""
     peak = config.learning_rate
     decay = optimizers.decayed(config, 1 / peak if peak else 0.0)
@@ -56,9 +54,7 @@ class LAMB(optimizers.AdamW):
 
   adapt_all: bool = False
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns Adam, the decay and the adaptation."""
     ratio = _trust_ratio(config, self.adapt_all)
     return [self.adam(), optimizers.decayed(config), ratio]
@@ -80,9 +76,7 @@ class LARS(optimizers.SGD):
   trust_coefficient: options.Amount = 1e-3
   adapt_all: bool = False
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns the decay, the adaptation and momentum."""
     decay, trace = super().transformations(config)
     ratio = _trust_ratio(config, self.adapt_all, self.trust_coefficient)
@@ -103,9 +97,7 @@ class Lion(optimizers.Method):
   b2: options.Decay = 0.99
   momentum_dtype: MomentType = 'float32'
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns Lion and the decay."""
     lion = optax.scale_by_lion(self.b1, self.b2, self.momentum_dtype)
     return [lion, optimizers.decayed(config)]
@@ -128,9 +120,7 @@ class Adafactor(optimizers.Method):
   b2: options.Decay = 0.999
   momentum_dtype: MomentType = 'float32'
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns the factored second moment, the first one, and the decay."""
 
     def decay_rate(step: jax.Array, power: float) -> jax.Array:
@@ -162,9 +152,7 @@ class Muon(optimizers.AdamW):
 
   momentum: options.Decay = 0.95
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns both optimizers, each for its parameters, and the decay."""
 
     def dimensions(updates: Any) -> Any:
@@ -223,7 +211,7 @@ def _consistent_rms(updates: Any, params: Any) -> Any:
 
 
 def _trust_ratio(
-  config: ml_collections.ConfigDict, adapt_all: bool, coefficient: float = 1.0
+  config: ConfigDict, adapt_all: bool, coefficient: float = 1.0
 ) -> Transformation:
   """Scales updates of parameters with weight decay to the parameter's norm.
 

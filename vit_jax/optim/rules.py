@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -112,7 +112,7 @@ def merge(trained: Any, params: Any) -> Any:
   )
 
 
-def check(config: ml_collections.ConfigDict) -> None:
+def check(config: ConfigDict) -> None:
   """Checks the values of these rules in `config.optim`."""
   config_lib.within(config, 'optim.layer_decay', '(0, 1]')
   for i, rule in enumerate(config.optim.rules):
@@ -143,14 +143,14 @@ def _is_rule(rule: Any) -> bool:
   )
 
 
-def _patterns(config: ml_collections.ConfigDict) -> dict[str, str]:
+def _patterns(config: ConfigDict) -> dict[str, str]:
   keys = ('trainable', 'freeze', 'decay_pattern')
   rules = {f'rules[{i}]': rule[0] for i, rule in enumerate(config.rules)}
   return {key: config[key] for key in keys} | rules
 
 
 def make(
-  config: ml_collections.ConfigDict,
+  config: ConfigDict,
   params: Any,
   frozen: str = '',
   held: tuple[str, int] = ('', 0),
@@ -209,7 +209,7 @@ def make(
 
 
 def _check_matches(
-  config: ml_collections.ConfigDict, names: Sequence[str], depth: int
+  config: ConfigDict, names: Sequence[str], depth: int
 ) -> None:
   """Raises a UserError if a pattern or layer_decay affects no parameter."""
   patterns = _patterns(config)
@@ -239,12 +239,12 @@ def _examples(names: Sequence[str]) -> str:
   return ', '.join(names[:: max(len(names) // 6, 1)])
 
 
-def _rule(config: ml_collections.ConfigDict, name: str) -> Any:
+def _rule(config: ConfigDict, name: str) -> Any:
   """Returns the first rule that matches a path, or None."""
   return next((r for r in config.rules if re.search(r[0], name)), None)
 
 
-def weight_decay(config: ml_collections.ConfigDict, name: str) -> float:
+def weight_decay(config: ConfigDict, name: str) -> float:
   """Returns the weight decay of a path: its rule's, or optim.weight_decay."""
   rule = _rule(config, name)
   if rule is not None and rule[2] is not None:
@@ -252,7 +252,7 @@ def weight_decay(config: ml_collections.ConfigDict, name: str) -> float:
   return config.weight_decay if re.search(config.decay_pattern, name) else 0.0
 
 
-def _factor(config: ml_collections.ConfigDict, name: str, depth: int) -> float:
+def _factor(config: ConfigDict, name: str, depth: int) -> float:
   """Returns the factor of the learning rate of a path.
 
   Layer decay follows BEiT (arXiv:2106.08254, `optim_factory.py` of its code)

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import optax
 
 from vit_jax import config as config_lib
@@ -40,7 +40,7 @@ class SAM:
   groups: Annotated[int, options.Interval('[1, inf)')] = 1
 
   def radius(
-    self, config: ml_collections.ConfigDict, learning_rate: jax.typing.ArrayLike
+    self, config: ConfigDict, learning_rate: jax.typing.ArrayLike
   ) -> jax.typing.ArrayLike:
     """Returns the norm of the perturbation at the learning rate of a step."""
     del config, learning_rate
@@ -54,7 +54,7 @@ class SAM:
   def value_and_grad(
     self,
     fn: ValueAndGrad,
-    config: ml_collections.ConfigDict,
+    config: ConfigDict,
     learning_rate: jax.typing.ArrayLike,
   ) -> ValueAndGrad:
     """Returns a function like `fn`, with the gradient at the worst point.
@@ -94,7 +94,7 @@ class GSAM(SAM):
       )
 
   def radius(
-    self, config: ml_collections.ConfigDict, learning_rate: jax.typing.ArrayLike
+    self, config: ConfigDict, learning_rate: jax.typing.ArrayLike
   ) -> jax.typing.ArrayLike:
     """Returns the norm of the perturbation at a learning rate.
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import optax
 
 from vit_jax import config as config_lib
@@ -105,7 +105,7 @@ class Constant(Schedule):
     return optax.constant_schedule(peak)
 
 
-def schedule(config: ml_collections.ConfigDict) -> Schedule:
+def schedule(config: ConfigDict) -> Schedule:
   """Returns what `config.optim.schedule` names; `config` is `config.optim`."""
   named = 'vit_jax.optim.named:NamedSchedule'
   chosen: Schedule = registry.build_or_find(
@@ -118,14 +118,14 @@ def schedule(config: ml_collections.ConfigDict) -> Schedule:
   return chosen
 
 
-def check(config: ml_collections.ConfigDict) -> None:
+def check(config: ConfigDict) -> None:
   """Checks the schedule's values in `config.optim`."""
   schedule(config.optim)
   for key in ('learning_rate', 'warmup_factor'):
     config_lib.within(config, f'optim.{key}', '[0, inf)')
 
 
-def check_lengths(config: ml_collections.ConfigDict, lengths: Lengths) -> None:
+def check_lengths(config: ConfigDict, lengths: Lengths) -> None:
   """Checks that warm-up and cooldown fit the run."""
   optim, warmup = config.optim, lengths.warmup
   too_short = (
@@ -146,7 +146,7 @@ def check_lengths(config: ml_collections.ConfigDict, lengths: Lengths) -> None:
     )
 
 
-def make_schedule(config: ml_collections.ConfigDict, lengths: Lengths) -> Rate:
+def make_schedule(config: ConfigDict, lengths: Lengths) -> Rate:
   """Returns the learning rate of `config.optim` by completed steps."""
   peak = config.learning_rate
   main = schedule(config).after_warmup(peak, lengths)
@@ -157,7 +157,7 @@ def make_schedule(config: ml_collections.ConfigDict, lengths: Lengths) -> Rate:
   return optax.join_schedules([warmup, main], [lengths.warmup])
 
 
-def make_decay(config: ml_collections.ConfigDict, lengths: Lengths) -> Rate:
+def make_decay(config: ConfigDict, lengths: Lengths) -> Rate:
   """Returns the factor of all weight decays by completed steps."""
   first, final = config.weight_decay, config.final_weight_decay
   if final is None:

@@ -62,10 +62,7 @@ class Balanced(base.Objective):
     return loss + balance, scalars | {contract.BALANCE: balance}, extra
 
   def _apply_in_training(
-    self,
-    params: base.Params,
-    images: jax.Array,
-    arguments: Mapping[str, Any],
+    self, params: base.Params, images: jax.Array, arguments: Mapping[str, Any]
   ) -> Any:
     """Applies the model, and keeps the losses of its parts."""
     losses, mutable = self._losses, arguments.get('mutable', [])
