@@ -72,11 +72,12 @@ def check(config: base.Config) -> None:
   image, patch_sizes = config_lib.sides(config.data.image_size), sizes(config)
   keyed_sizes = [('train.patch_sizes', x) for x in patch_sizes]
   keyed_sizes += [
-    (f'evals.{name}.patch_size', patch)
+    (f'evals.{name}.patch_size', spec.patch_size)
     for name, spec in config.evals.items()
-    if spec.split and (patch := evaluation_patch_size(spec))
+    if spec.split and spec.patch_size is not None
   ]
-  for key, patch in keyed_sizes:
+  for key, size in keyed_sizes:
+    patch = config_lib.pair(size, key)
     if len(image) != 2 or any(n % p for n, p in zip(image, patch, strict=True)):
       raise config_lib.UserError(
         f'config.{key}: a patch of {inputs.times(patch)} does not divide'
