@@ -97,20 +97,9 @@ if TYPE_CHECKING:
   import ml_collections
 
   from vit_jax import models
-  from vit_jax.ahead import fit as fit_lib
-  from vit_jax.ahead import plan as plan_lib
-  from vit_jax.ahead import roofline
-  from vit_jax.ahead import step as ahead_lib
   from vit_jax.parallel import hardware as hardware_lib
   from vit_jax.parallel import topologies
-  from vit_jax.summary import rows as rows_lib
   from vit_jax.train import experiment as experiment_lib
-
-  _Planned = (
-    ahead_lib.Ahead
-    | list[fit_lib.Fit]
-    | tuple[plan_lib.Plan, list[roofline.Estimate]]
-  )
 
 USAGE = 'summary (--config=FILE.py | --from=PATH | --parts)'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
@@ -213,7 +202,8 @@ def main(argv: list[str]) -> int:
     for row in rows_lib.summarize(subject.model, subject.image_shape, optim)
     if len(row.module.split('/')) <= _DEPTH.value
   ]
-  memory, experiment = None, subject.experiment
+  memory: dict[str, Any] | None = None
+  experiment = subject.experiment
   if experiment is not None and _MEMORY.value:
     from vit_jax.train import dry_run
 
@@ -221,15 +211,30 @@ def main(argv: list[str]) -> int:
       'device': experiment.program.mesh.devices.flat[0].device_kind,
       'batch_size': experiment.config.train.batch_size,
     } | dry_run.plan_memory(experiment.program)
-  planned, topology = None, ''
+  planned: dict[str, Any] = {}
+  plan_text = ''
   if devices is not None:
-    planned = _plan(subject.config, devices)
-    topology = str(devices.topology)
+    planned, plan_text = _plan(subject.config, devices)
   if as_json:
-    report = _as_json(rows, memory, planned)
+    total, *modules = map(dataclasses.asdict, rows)
+    del total['module']
+    report = {'modules': modules, **total, 'memory': memory}
+    report |= {'plan': None, 'ahead': None, 'fit': None} | planned
     print(json.dumps({**report, 'checkpoint': subject.checkpoint}))
-  else:
-    print('\n'.join(_as_text(rows, memory, planned, topology)))
+    return 0
+  print(rows_lib.table(rows).text(tables.room()))
+  if memory is not None:
+    device, batch_size = memory.pop('device'), memory.pop('batch_size')
+    unit, scale = ('GiB', 1) if memory['total'] >= 1 else ('MiB', 1024)
+    sizes = [(name, f'{scale * gib:.3f}') for name, gib in memory.items()]
+    print(
+      f'{unit} a device for training with'
+      f' {config_lib.counted(batch_size, "image")}, as the compiler for'
+      f' {device} plans it:'
+    )
+    print(tables.Table((), sizes).text(indent='  '))
+  if plan_text:
+    print(plan_text)
   return 0
 
 
@@ -404,8 +409,12 @@ def _read_devices() -> _Devices | None:
 
 def _plan(
   config: 'ml_collections.ConfigDict | None', devices: _Devices
-) -> '_Planned':
-  """Returns the compiled step, or the plan and estimates for its hardware."""
+) -> tuple[dict[str, Any], str]:
+  """Plans the step of a config; returns it for JSON, and for people.
+
+  JSON has it as 'plan', with estimates for the devices; as 'ahead', if the
+  compiler of the devices is here; or as 'fit', the largest batches.
+  """
   from vit_jax.ahead import plan as plan_lib
   from vit_jax.ahead import roofline
   from vit_jax.ahead import step as ahead_lib
@@ -416,79 +425,30 @@ def _plan(
       f' directory, and --from={FLAGS["from"].value} is neither'
     )
   config.mesh.update(devices.mesh)
-  if devices.topology is None:
+  topology = devices.topology
+  if topology is not None and _FIT.value:
+    from vit_jax.ahead import fit as fit_lib
+
+    fits = fit_lib.run(config, topology)
+    text = fit_lib.table(fits, str(topology))
+    return {'fit': [dataclasses.asdict(x) for x in fits]}, text
+  if topology is None:
     plan = plan_lib.run(config, devices.count)
-  elif _FIT.value:
-    from vit_jax.ahead import fit as fit_lib
-
-    return fit_lib.run(config, devices.topology)
   else:
-    outcome = ahead_lib.run_or_plan(config, devices.topology)
+    outcome = ahead_lib.run_or_plan(config, topology)
     if isinstance(outcome, ahead_lib.Ahead):
-      return outcome
+      return {'ahead': dataclasses.asdict(outcome)}, ahead_lib.table(outcome)
     plan = outcome
-  estimates = [roofline.estimate(plan, kind) for kind in devices.kinds]
-  return plan, [estimate for estimate in estimates if estimate is not None]
-
-
-def _as_json(
-  rows: 'list[rows_lib.Row]',
-  memory: dict[str, Any] | None,
-  planned: '_Planned | None',
-) -> dict[str, Any]:
-  total, *modules = map(dataclasses.asdict, rows)
-  del total['module']
-  plan = ahead = fit = None
-  if isinstance(planned, tuple):
-    from vit_jax.ahead import roofline
-
-    plan = dataclasses.asdict(planned[0])
-    plan['estimates'] = [dataclasses.asdict(e) for e in planned[1]]
-    plan['assumptions'] = roofline.ASSUMPTIONS
-  elif isinstance(planned, list):
-    fit = [dataclasses.asdict(x) for x in planned]
-  elif planned is not None:
-    ahead = dataclasses.asdict(planned)
-  report = {'modules': modules, **total, 'memory': memory}
-  return {**report, 'plan': plan, 'ahead': ahead, 'fit': fit}
-
-
-def _as_text(
-  rows: 'list[rows_lib.Row]',
-  memory: dict[str, Any] | None,
-  planned: '_Planned | None',
-  topology: str,
-) -> list[str]:
-  from vit_jax.summary import rows as rows_lib
-
-  width = tables.room()
-  lines = [rows_lib.table(rows).text(width)]
-  if memory is not None:
-    sizes = dict(memory)
-    device, batch_size = sizes.pop('device'), sizes.pop('batch_size')
-    unit, scale = ('GiB', 1) if sizes['total'] >= 1 else ('MiB', 1024)
-    images = config_lib.counted(batch_size, 'image')
-    cells = [(name, f'{scale * gib:.3f}') for name, gib in sizes.items()]
-    lines += [
-      f'{unit} a device for training with {images}, as the compiler for'
-      f' {device} plans it:',
-      tables.Table((), cells).text(indent='  '),
-    ]
-  if isinstance(planned, tuple):
-    from vit_jax.ahead import plan as plan_lib
-    from vit_jax.ahead import roofline
-
-    plan, estimates = planned
-    lines += [plan_lib.table(plan), '', roofline.table(estimates)]
-  elif isinstance(planned, list):
-    from vit_jax.ahead import fit as fit_lib
-
-    lines.append(fit_lib.table(planned, topology))
-  elif planned is not None:
-    from vit_jax.ahead import step as ahead_lib
-
-    lines.append(ahead_lib.table(planned))
-  return lines
+  estimates = [
+    estimate
+    for kind in devices.kinds
+    if (estimate := roofline.estimate(plan, kind)) is not None
+  ]
+  report = dataclasses.asdict(plan)
+  report['estimates'] = [dataclasses.asdict(x) for x in estimates]
+  report['assumptions'] = roofline.ASSUMPTIONS
+  text = f'{plan_lib.table(plan)}\n\n{roofline.table(estimates)}'
+  return {'plan': report}, text
 
 
 if __name__ == '__main__':
