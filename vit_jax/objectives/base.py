@@ -27,6 +27,7 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.evaluation import metrics
+from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint_format
 
 Config = ml_collections.ConfigDict
@@ -317,13 +318,8 @@ class Objective(abc.ABC):
     def search(key: jax.Array) -> None:
       params = self.init(key)
       _, trunk = self.trunk(params)
-      waiting: list[tuple[tuple[str, ...], Any]] = [((), params)]
-      while waiting:
-        keys, tree = waiting.pop()
-        if tree is trunk:
-          paths.append('/'.join(keys))
-        elif isinstance(tree, Mapping):
-          waiting += [((*keys, key), x) for key, x in tree.items()]
+      subtrees = jax.tree.leaves_with_path(params, lambda x: x is trunk)
+      paths.extend(sharding.path_name(p) for p, x in subtrees if x is trunk)
 
     jax.eval_shape(search, jax.random.key(0))  # `trunk` may compute with arrays
     if paths:

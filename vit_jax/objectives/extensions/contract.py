@@ -24,6 +24,7 @@ from vit_jax.config import join_first
 from vit_jax.config import UserError
 from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import base
+from vit_jax.parallel import sharding
 
 # Names of what a step measures, beside the means of the objective.
 STEP_METRICS = (
@@ -54,8 +55,8 @@ class Checked(base.Objective):
     needed = 'a dict of trees of arrays, {} if there is no extra'
     extra = _checked(name, super().init_extra(params), Mapping, needed)
     if self.moves_statistics and base.STATISTICS in extra:
-      parameters = _leaves(params)
-      for path in _leaves(extra[base.STATISTICS]):
+      parameters = sharding.leaves(params)
+      for path in sharding.leaves(extra[base.STATISTICS]):
         if path not in parameters:
           raise UserError(
             f'{name} returns {path!r} under {base.STATISTICS!r}, which has the'
@@ -121,7 +122,7 @@ class Checked(base.Objective):
   ) -> base.Extra:
     """Returns the extra after the update."""
     updated = super().after_update(extra, params, step)
-    old, new = _leaves(self._first_extra), _leaves(updated)
+    old, new = sharding.leaves(self._first_extra), sharding.leaves(updated)
     problems = [f'has a new {path!r}' for path in new if path not in old]
     problems += [f'lacks {path!r}' for path in old if path not in new]
     for path, x in old.items():
@@ -201,13 +202,6 @@ def _code_place(function: Any) -> str:
   if code is None:
     return str(name)
   return f'{name}, {code.co_filename}, line {code.co_firstlineno}'
-
-
-def _leaves(tree: Any) -> dict[str, Any]:
-  return {
-    jax.tree_util.keystr(path, simple=True, separator='/'): x
-    for path, x in jax.tree_util.tree_leaves_with_path(tree)
-  }
 
 
 def _shape(leaf: Any) -> str:
