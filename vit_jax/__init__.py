@@ -14,7 +14,7 @@ if TYPE_CHECKING:
   from vit_jax import train as train
   from vit_jax.data.sources import open_source as open_source
   from vit_jax.models.listing import list_parts as list_parts
-  from vit_jax.objectives.loading import load as load
+  from vit_jax.objectives.trained import load as load
   from vit_jax.weights.features import embeddings as embeddings
   from vit_jax.weights.features import features as features
   from vit_jax.weights.model_fields import create_model as create_model
@@ -26,7 +26,7 @@ _MODULES = {
   'features': 'vit_jax.weights.features',
   'list_models': 'vit_jax.weights.published',
   'list_parts': 'vit_jax.models.listing',
-  'load': 'vit_jax.objectives.loading',
+  'load': 'vit_jax.objectives.trained',
   'open_source': 'vit_jax.data.sources',
 }
 

@@ -123,7 +123,6 @@ def main(argv: list[str]) -> None:
 
 
 def _embed_texts(loaded: 'weights.Loaded', path: pathlib.Path) -> None:
-  """Embeds the texts of --text, and writes the file."""
   import numpy as np
 
   from vit_jax.objectives import embedder  # imports jax
@@ -152,26 +151,20 @@ def _embed_texts(loaded: 'weights.Loaded', path: pathlib.Path) -> None:
 
 def _check_flags(argv: list[str]) -> pathlib.Path:
   """Checks the flags before a model is loaded; returns the output path."""
-  if _TEXT.value:
-    if argv[1:]:
-      raise UserError(
-        f'unexpected argument {argv[1]!r}: each of several texts needs a --text'
-        ' of its own'
-      )
-    for name in ('data', 'split', 'source_size', 'images'):
-      if FLAGS[name].value:
-        raise UserError(f'--{name} and --text exclude each other')
-  elif _IMAGES.value:
-    if argv[1:]:
-      raise UserError(
-        f'unexpected argument {argv[1]!r}: each of several images needs an'
-        " --images of its own, or one pattern for all, as --images='*.png'"
-      )
-    for name in ('data', 'split', 'source_size'):
-      if FLAGS[name].value:
-        raise UserError(f'--{name} and --images exclude each other')
-  else:
+  advice = {
+    'text': 'each of several texts needs a --text of its own',
+    'images': 'each of several images needs an --images of its own, or one'
+    " pattern for all, as --images='*.png'",
+  }
+  kind = next((name for name in advice if FLAGS[name].value), None)
+  if kind is None:
     data_flags.check(FLAGS, argv)
+  elif argv[1:]:
+    raise UserError(f'unexpected argument {argv[1]!r}: {advice[kind]}')
+  else:
+    for name in ('data', 'split', 'source_size', 'images'):
+      if name != kind and FLAGS[name].value:
+        raise UserError(f'--{name} and --{kind} exclude each other')
   if not _OUT.value:
     raise cli.missing('out', 'a file', 'digits.npz')
   return columns.check_path('--out', _OUT.value, ('.npz', '.parquet'))
@@ -206,54 +199,49 @@ class _Npz:
   def write(self, part: 'Embedded', files: Sequence[str | None]) -> None:
     """Appends some examples, and the paths of their files."""
     if self._embedding is None:
-      self._begin(part.features.shape[1])
+      import numpy as np
+
+      self.width = part.features.shape[1]
+      header = {
+        'descr': np.lib.format.dtype_to_descr(np.dtype(np.float32)),
+        'fortran_order': False,
+        'shape': (len(self._source), self.width),
+      }
+      self._embedding = self._open('embedding')
+      np.lib.format.write_array_header_1_0(self._embedding, header)
     self._embedding.write(part.features.tobytes())
     self._labels.append(part.labels)
     self._index.append(part.index)
     self._files += [file or '' for file in files]
 
-  def _begin(self, width: int) -> None:
-    """Writes the header of the .npy file of the embeddings."""
-    import numpy as np
-
-    self.width = width
-    header = {
-      'descr': np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-      'fortran_order': False,
-      'shape': (len(self._source), width),
-    }
-    self._embedding = self._archive.open('embedding.npy', 'w', force_zip64=True)
-    np.lib.format.write_array_header_1_0(self._embedding, header)
+  def _open(self, name: str) -> Any:
+    return self._archive.open(f'{name}.npy', 'w', force_zip64=True)
 
   def finish(self) -> None:
     """Writes the other arrays; without classes there are no labels."""
     import numpy as np
 
-    self._end()
+    self._embedding.close()  # before it no other array can be written
     classes = self._source.classes
-    columns = {
+    arrays = {
       'index': np.concatenate(self._index),
       'file': np.array(self._files, np.str_),
       'checkpoint': np.array(self._checkpoint, np.str_),
     }
     if classes:
-      columns['label'] = np.concatenate(self._labels)
-      columns['classes'] = np.array(classes, np.str_)
-    for name, array in columns.items():
-      with self._archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
+      arrays['label'] = np.concatenate(self._labels)
+      arrays['classes'] = np.array(classes, np.str_)
+    for name, array in arrays.items():
+      with self._open(name) as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
 
   def close(self) -> None:
     """Ends the file."""
     try:
-      self._end()
+      if self._embedding is not None:
+        self._embedding.close()
     finally:
       self._archive.close()
-
-  def _end(self) -> None:
-    """Ends the embeddings, before which no other array can be written."""
-    if self._embedding is not None:
-      self._embedding.close()
 
 
 class _Parquet:
@@ -264,54 +252,43 @@ class _Parquet:
   ):
     self.width = 0
     self._path, self._classes = path, source.classes
-    self._checkpoint = checkpoint
+    self._metadata = {'checkpoint': checkpoint}
+    if self._classes:
+      self._metadata['classes'] = json.dumps(list(self._classes))
     self._file: Any = None
-    self._parts: list[tuple[Embedded, Sequence[str | None]]] = []
+    self._parts: list[Embedded] = []
+    self._files: list[str | None] = []
 
   def write(self, part: 'Embedded', files: Sequence[str | None]) -> None:
     """Appends some examples, and the paths of their files."""
     self.width = part.features.shape[1]
-    self._parts.append((part, files))
-    if sum(len(waiting) for waiting, _ in self._parts) >= _ROWS:
-      self._flush()
+    self._parts.append(part)
+    self._files += files
+    if len(self._files) >= _ROWS:
+      self.finish()
 
   def finish(self) -> None:
-    """Writes the rows that are left."""
-    self._flush()
-
-  def _flush(self) -> None:
-    """Writes the buffered rows as one group."""
+    """Writes the rows that are left as one group."""
     import pyarrow as pa  # an optional dependency
     from pyarrow import parquet
 
+    from vit_jax.evaluation import embedded
+
     if not self._parts:
       return
-    table = self._table(pa)
+    part = embedded.join(self._parts)
+    cells: dict[str, Any] = {'embedding': _column(part.features)}
+    if self._classes:
+      names = [self._classes[i] for i in part.labels.tolist()]
+      cells |= {'label': part.labels, 'label_name': names}
+    cells['index'] = part.index
+    paths = [columns.as_text(file) for file in self._files]
+    cells['file'] = pa.array(paths, pa.string())
+    table = pa.table(cells).replace_schema_metadata(self._metadata)
     if self._file is None:
       self._file = parquet.ParquetWriter(self._path, table.schema)
     self._file.write_table(table)
-    self._parts = []
-
-  def _table(self, pa: Any) -> Any:
-    from vit_jax.evaluation import embedded
-
-    part = embedded.join([part for part, _ in self._parts])
-    files = [file for _, part_files in self._parts for file in part_files]
-    table_columns: dict[str, Any] = {'embedding': _column(part.features)}
-    if self._classes:
-      table_columns['label'] = part.labels
-      table_columns['label_name'] = [
-        self._classes[i] for i in part.labels.tolist()
-      ]
-    table_columns['index'] = part.index
-    table_columns['file'] = pa.array(
-      [columns.as_text(file) for file in files], pa.string()
-    )
-    table = pa.table(table_columns)
-    metadata = {'checkpoint': self._checkpoint}
-    if self._classes:
-      metadata['classes'] = json.dumps(list(self._classes))
-    return table.replace_schema_metadata(metadata)
+    self._parts, self._files = [], []
 
   def close(self) -> None:
     """Ends the file."""

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
   from vit_jax import weights
   from vit_jax.evaluation import gallery as gallery_lib
-  from vit_jax.objectives.embedder import Embedder
 
 USAGE = 'search --from=PATH FOLDER (--text=TEXT | --image=FILE)'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
@@ -98,21 +97,41 @@ def main(argv: list[str]) -> int:
   """Searches; returns the exit status."""
   folder = _check_flags(argv[1:])
   loaded = cli.load(FLAGS)
+  import numpy as np
+
   from vit_jax.evaluation import gallery as gallery_lib  # these import jax
   from vit_jax.objectives import embedder as embedder_lib
 
   failed: list[UserError] = []
   report = image_files.reporter(failed)
   embedder = embedder_lib.Embedder(loaded, _BATCH_SIZE.value)
-  queries, digest = _queries(embedder, loaded), embedder.digest()
-  gallery = gallery_lib.embed_folder(
-    folder,
-    _cache(folder, digest),
-    digest,
-    lambda paths: _embed(embedder, loaded, paths, report),
-  )
-  answers = _answers(folder, gallery, queries)
-  _FORMATS[_FORMAT.value](answers, loaded.origin.to_dict())
+
+  def embed(
+    paths: Sequence[str], report: Callable[[UserError], None] = report
+  ) -> 'Iterator[tuple[list[str], np.ndarray]]':
+    """Yields paths of images that can be read, and their embeddings [B, E]."""
+    batches = image_files.decoded_batches(
+      paths, loaded.preprocess.pixels, _BATCH_SIZE.value, report
+    )
+    for read, features in embedder.images(batches):
+      yield read, features[: len(read)]  # the last batch is padded
+
+  def refuse(error: UserError) -> None:
+    raise error
+
+  queries = []  # float32 [Q, E]: texts, images
+  if _TEXT.value:
+    queries.append(embedder.texts(_TEXT.value, '--text'))
+  if _IMAGE.value:
+    queries += [features for _, features in embed(_IMAGE.value, refuse)]
+  digest = embedder.digest()
+  cache = pathlib.Path(folder).resolve()
+  cache = cache.with_name(f'{cache.name}.embeddings-{digest}.npz')
+  if _CACHE.value:
+    cache = pathlib.Path(_CACHE.value)
+  gallery = gallery_lib.embed_folder(folder, cache, digest, embed)
+  answers = _answers(folder, gallery, np.concatenate(queries))
+  _write(answers, loaded.origin.to_dict())
   if _PICTURE.value:
     _draw(loaded, answers, pathlib.Path(_PICTURE.value))
   return 1 if failed else 0
@@ -121,7 +140,6 @@ def main(argv: list[str]) -> int:
 def _answers(
   folder: str, gallery: 'gallery_lib.Gallery', queries: 'np.ndarray'
 ) -> list[Answer]:
-  """Returns the images that are found for each query."""
   kinds = [(x, 'text') for x in _TEXT.value]
   kinds += [(x, 'image') for x in _IMAGE.value]
   files = [os.path.join(folder, name) for name in gallery.files]
@@ -152,49 +170,6 @@ def _check_flags(arguments: Sequence[str]) -> str:
   return arguments[0]
 
 
-def _cache(folder: str, digest: str) -> pathlib.Path:
-  """Returns the file that keeps the embeddings."""
-  if _CACHE.value:
-    return pathlib.Path(_CACHE.value)
-  path = pathlib.Path(folder).resolve()
-  return path.with_name(f'{path.name}.embeddings-{digest}.npz')
-
-
-def _queries(embedder: 'Embedder', loaded: 'weights.Loaded') -> 'np.ndarray':
-  """Returns the embeddings of the queries, float32 [Q, E]: texts, images.
-
-  Raises:
-    UserError: One of them cannot be read.
-  """
-  import numpy as np
-
-  parts = []
-  if _TEXT.value:
-    parts.append(embedder.texts(_TEXT.value, '--text'))
-  if _IMAGE.value:
-
-    def refuse(error: UserError) -> None:
-      raise error
-
-    features_by_name = _embed(embedder, loaded, _IMAGE.value, refuse)
-    parts += [features for _, features in features_by_name]
-  return np.concatenate(parts)
-
-
-def _embed(
-  embedder: 'Embedder',
-  loaded: 'weights.Loaded',
-  paths: Sequence[str],
-  report: 'Callable[[UserError], None]',
-) -> 'Iterator[tuple[list[str], np.ndarray]]':
-  """Yields paths of images that can be read, and their embeddings [B, E]."""
-  batches = image_files.decoded_batches(
-    paths, loaded.preprocess.pixels, _BATCH_SIZE.value, report
-  )
-  for read, features in embedder.images(batches):
-    yield read, features[: len(read)]  # the last batch is padded
-
-
 def _draw(
   loaded: 'weights.Loaded', answers: Sequence[Answer], path: pathlib.Path
 ) -> None:
@@ -216,39 +191,33 @@ def _draw(
   paper.save(path, sheet.draw(rows, names=names))
 
 
-def _write_text(answers: Sequence[Answer], _: dict[str, Any]) -> None:
-  for answer in answers:
-    print(answer.query)
-    rows = [(similarity, file) for file, similarity in answer.matches]
-    names = 'similarity', 'image'
-    table = tables.Table(names, rows, {'similarity': '.4f'})
-    print(table.text(indent='  '))
-
-
-def _write_json(answers: Sequence[Answer], origin: dict[str, Any]) -> None:
-  objects = (
-    {
-      'query': answer.query,
-      'kind': answer.kind,
-      'found': [{'image': x, 'similarity': s} for x, s in answer.matches],
-      'checkpoint': origin,
-    }
-    for answer in answers
-  )
-  tables.write_json(objects, sys.stdout)
-
-
-def _write_csv(answers: Sequence[Answer], _: dict[str, Any]) -> None:
-  names = 'query', 'rank', 'image', 'similarity'
-  rows = (
-    (answer.query, rank, *pair)
-    for answer in answers
-    for rank, pair in enumerate(answer.matches, 1)
-  )
-  tables.Table(names, rows).write_csv(sys.stdout)
-
-
-_FORMATS = {'table': _write_text, 'json': _write_json, 'csv': _write_csv}
+def _write(answers: Sequence[Answer], checkpoint: dict[str, Any]) -> None:
+  if _FORMAT.value == 'json':
+    objects = (
+      {
+        'query': answer.query,
+        'kind': answer.kind,
+        'found': [{'image': x, 'similarity': s} for x, s in answer.matches],
+        'checkpoint': checkpoint,
+      }
+      for answer in answers
+    )
+    tables.write_json(objects, sys.stdout)
+  elif _FORMAT.value == 'csv':
+    names = 'query', 'rank', 'image', 'similarity'
+    rows = (
+      (answer.query, rank, *pair)
+      for answer in answers
+      for rank, pair in enumerate(answer.matches, 1)
+    )
+    tables.Table(names, rows).write_csv(sys.stdout)
+  else:
+    for answer in answers:
+      print(answer.query)
+      pairs = [(similarity, file) for file, similarity in answer.matches]
+      formats = {'similarity': '.4f'}
+      table = tables.Table(('similarity', 'image'), pairs, formats)
+      print(table.text(indent='  '))
 
 
 if __name__ == '__main__':

@@ -232,7 +232,7 @@ def patch_perceptron(case):
     part = {k: abstract[k] for k in names}
     params = tables.read(arrays, _PERCEPTRON, part, '')
   # Stored as a convolution it must be the same layer.
-  again = _foreign_arrays(monai.TRUNK, params)
+  again = _foreign_arrays(dense.UNETR_TRUNK, params)
   kernel = again['patch_embedding.patch_embeddings.weight']
   embedding = patches_lib.Patches(
     dims['hidden_size'], tuple(dims['patch_size'])

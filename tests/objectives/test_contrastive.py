@@ -101,7 +101,7 @@ def _gradient(options=(), **overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('loss', contrastive.LOSSES)
+@pytest.mark.parametrize('loss', contrastive.Contrastive.limits['loss'])
 def test_cached_gradients_are_those_of_the_whole_batch(loss):
   """With dropout, whose masks belong to the global batch."""
   options, dropout = {'loss': loss}, {'model__dropout_rate': 0.2}

@@ -213,7 +213,7 @@ def test_local_crops_have_resized_positions():
   e = build('dino')
   objective, params = e.program.objective, e.init().params['trunk']
   images = jax.random.normal(jax.random.key(0), (2, 3, 4, 4, 1))
-  found = jax.jit(objective.crops.apply)(params, images)['features']
+  found = jax.jit(objective.apply_crops)(params, images)['features']
   table = np.asarray(params['position_embedding'])
   prefix = 2  # class token and register
   small = resize.positions(table[:, prefix:], (4, 4), (2, 2), 'bicubic')

@@ -7,7 +7,7 @@ need no registration.
 
 from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -17,53 +17,27 @@ from vit_jax.config import parts
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.models import fields
-from vit_jax.objectives.base import Batch
-from vit_jax.objectives.base import Extra
-from vit_jax.objectives.base import Objective
-from vit_jax.objectives.base import Outputs
-from vit_jax.objectives.base import Params
-from vit_jax.objectives.base import Purpose
-from vit_jax.objectives.base import Scalars
-
-__all__ = [
-  'Batch',
-  'Extra',
-  'Objective',
-  'Outputs',
-  'Params',
-  'Purpose',
-  'Scalars',
-  'check',
-  'create',
-  'fill_options',
-  'lower_is_better',
-  'objective_class',
-]
+from vit_jax.objectives.base import Batch as Batch
+from vit_jax.objectives.base import Extra as Extra
+from vit_jax.objectives.base import Objective as Objective
+from vit_jax.objectives.base import Outputs as Outputs
+from vit_jax.objectives.base import Params as Params
+from vit_jax.objectives.base import Purpose as Purpose
+from vit_jax.objectives.base import Scalars as Scalars
 
 
-def objective_class(config: ml_collections.ConfigDict) -> type[Objective]:
-  """Returns the class that `config.objective.name` names.
-
-  Raises:
-    UserError: There is no such objective.
-  """
+def objective_class(config: ConfigDict) -> type[Objective]:
+  """Returns the class that `config.objective.name` names."""
   cls: type[Objective] = config_lib.find_class(
     config.objective.name, 'objective.name', Objective, __name__
   )
   return cls
 
 
-def fill_options(config: ml_collections.ConfigDict) -> None:
-  """Sets the objective's own keys that the config leaves out.
+def fill_options(config: ConfigDict) -> None:
+  """Sets the keys of `config.objective.options` that the config leaves out.
 
-  These are the keys of `config.objective.options`; the objective's class lists
-  them with their defaults.
-
-  Args:
-    config: The full config; is changed.
-
-  Raises:
-    UserError: The objective has no such key, or its value has another type.
+  The objective's class lists them with their defaults.
   """
   defaults = objective_class(config).options
   options = config.objective.options
@@ -90,18 +64,22 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
         options[key] = value
 
 
-def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.objective`.
-
-  Raises:
-    UserError: A value cannot work.
-  """
+def check(config: ConfigDict) -> None:
+  """Checks `config.objective`."""
   cls = objective_class(config)
   config = config.copy_and_resolve_references()
   fill_options(config)
   evaluation_base.check_directions(
     f'config.objective.name={config.objective.name}', cls.metrics
   )
+  for names, limit in cls.limits.items():
+    for key in (f'objective.options.{name}' for name in names.split()):
+      if isinstance(limit, tuple):
+        config_lib.check_choice(config, key, limit)
+      elif limit == 'duration':
+        config_lib.duration(config, key)
+      else:
+        config_lib.within(config, key, limit)
   cls.check(config)
   count = config_lib.num_microbatches(config)
   if cls.caches_gradients and config_lib.accumulation(config) == count:
@@ -114,15 +92,13 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
   head = parts.parse(config.model.head or 'linear', 'model.head')
   if head.options.get('norm') == 'batch':
-    config_lib.wing('vit_jax.objectives.head_norm:check')(config, cls)
+    config_lib.wing('vit_jax.objectives.trunk_checks:check_head_norm')(
+      config, cls.moves_statistics
+    )
 
 
-def check_best(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.checkpoint.best`.
-
-  Raises:
-    UserError: There is no such metric.
-  """
+def check_best(config: ConfigDict) -> None:
+  """Checks `config.checkpoint.best`."""
   best = config.checkpoint.best
   metrics = [x for x in directions(config) if not x.endswith('/')]
   if best and best not in metrics:
@@ -133,12 +109,11 @@ def check_best(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
-  """Returns the metrics of a config's evaluations and their better directions.
+def directions(config: ConfigDict) -> dict[str, str]:
+  """Returns the better direction of each metric of a config's evaluations.
 
-  Returns:
-    'max' or 'min' for each metric, as {'val/accuracy': 'max'}; a name that ends
-    with '/' stands for several metrics.
+  It is 'max' or 'min', as {'val/accuracy': 'max'}; a name that ends with '/'
+  stands for several metrics.
   """
   better: dict[str, str] = {}
   for task, task_config in config_lib.each_task(config).items():
@@ -153,26 +128,20 @@ def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
   return better
 
 
-def lower_is_better(config: ml_collections.ConfigDict) -> bool:
+def lower_is_better(config: ConfigDict) -> bool:
   """Whether lower values of the metric `config.checkpoint.best` are better."""
   best = config.checkpoint.best
   return bool(best) and directions(config)[best] == 'min'
 
 
 def create(
-  config: ml_collections.ConfigDict,
+  config: ConfigDict,
   features: features_lib.Features,
   lengths: optim.Lengths | None = None,
 ) -> Objective:
-  """Returns the objective of a config.
+  """Returns the objective of a full config, for examples with these features.
 
-  Args:
-    config: The full config, with all values set.
-    features: Features of the examples, by name.
-    lengths: Steps of the run; None: not known, and only shapes matter.
-
-  Raises:
-    UserError: The examples lack what the objective needs.
+  `lengths` are the steps of the run; None: not known, and only shapes matter.
   """
   make: Any = objective_class(config)
   objective: Objective = make(config, features)

@@ -27,8 +27,11 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.evaluation import metrics
+from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint_format
 
+Config = ml_collections.ConfigDict
+Features = features_lib.Features
 Params = Any
 Extra = Any
 Batch = dict[str, jax.Array]
@@ -86,6 +89,9 @@ class Objective(abc.ABC):
     options: Keys of `config.objective.options` with their defaults. `loss`
       reads one as `self.config.objective.options.NAME`, and a command sets it
       by --config.objective.options.NAME=VALUE.
+    limits: What some options may be: an interval, as '(0, 1]'; the choices, as
+      ('hard', 'soft'); or 'duration', a length of time. A key names one option
+      or several, with spaces between.
     couples_examples: Whether its loss needs the whole batch at once. Gradient
       accumulation is then refused, unless it `caches_gradients`.
     caches_gradients: Whether `loss` always gets the whole batch, and itself
@@ -94,7 +100,7 @@ class Objective(abc.ABC):
       choose them, and not of the last alone.
     moves_statistics: Whether its loss measures the running statistics of the
       model's `head_norm`, and puts them into `extra[STATISTICS]`.
-    config: The full config.
+    config: The full config, with all values set.
     features: Features of the examples, by name.
     views: Crops of the image that `loss` sees, by name.
     model: The Linen module: [B, H, W, C] -> logits [B, outputs].
@@ -105,24 +111,15 @@ class Objective(abc.ABC):
   target: ClassVar[tuple[str, type[features_lib.Feature]] | None] = None
   metrics: ClassVar[Mapping[str, str]] = {'examples': 'max'}
   options: ClassVar[Mapping[str, Any]] = {}
+  limits: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
   couples_examples: ClassVar[bool] = False
   caches_gradients: ClassVar[bool] = False
   reads_layers: ClassVar[bool] = False
   moves_statistics: ClassVar[bool] = False
   lengths: optim.Lengths = optim.Lengths(total=1_000)  # until a run sets it
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
-    """Makes the model.
-
-    Args:
-      config: The full config, with all values set.
-      features: Features of the examples, by name.
-
-    Raises:
-      UserError: The examples lack what the objective needs.
-    """
+  def __init__(self, config: Config, features: Features):
+    """Makes the model, if the examples have what the objective needs."""
     self.check_features(config, features)
     size = config_lib.sides(config.data.image_size)
     self.config, self.features = config, features
@@ -132,33 +129,18 @@ class Objective(abc.ABC):
     )
     self.views = geometry.train_views(config)
 
-  @property
-  def frozen(self) -> str:
-    """Regular expression for parameters that the method never trains."""
-    return ''
-
-  @property
-  def held(self) -> tuple[str, int]:
-    """Pattern of parameters that do not change in so many first steps."""
-    return '', 0
+  # Before training.
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the objective's own keys, before anything slow.
+  def check(config: Config) -> None:
+    """Raises a UserError if a key of the config cannot work for the method.
 
-    Raises:
-      UserError: A value cannot work.
+    It is called before anything slow, after `limits` are checked.
     """
 
   @classmethod
-  def check_features(
-    cls, config: ml_collections.ConfigDict, features: features_lib.Features
-  ) -> None:
-    """Checks that examples have what the model sees and the objective learns.
-
-    Raises:
-      UserError: They do not.
-    """
+  def check_features(cls, config: Config, features: Features) -> None:
+    """Raises a UserError unless examples have images that fit, and `target`."""
     image = features['image']
     assert isinstance(image, features_lib.Image)
     image.check_input(config)
@@ -174,43 +156,31 @@ class Objective(abc.ABC):
       )
 
   @classmethod
-  def num_outputs(cls, features: features_lib.Features) -> int:
+  def num_outputs(cls, features: Features) -> int:
     """Returns the number of the model's logits: one per class or quantity."""
     return len(features[cls.target[0]].names) if cls.target else 0
 
   @classmethod
-  def fill(
-    cls, config: ml_collections.ConfigDict, source: data_base.Source
-  ) -> None:
-    """Sets unset keys of the config from the training data.
-
-    Args:
-      config: The full config; is changed.
-      source: The training split.
-
-    Raises:
-      UserError: A value does not fit the data.
-    """
+  def fill(cls, config: Config, source: data_base.Source) -> None:
+    """Sets unset keys of the full config from the training split."""
 
   def check_source(self, source: data_base.Source) -> None:
-    """Checks the training data, before anything slow.
-
-    Raises:
-      UserError: They are not what the objective needs.
-    """
+    """Raises a UserError if the training data are not what it needs."""
 
   def describe(self, source: data_base.Source) -> list[str]:
     """Returns lines about the objective and its data, for the log."""
     del source
     return []
 
-  def output_facts(self) -> dict[str, Any]:
-    """Returns what prediction needs to interpret the outputs, as JSON values.
+  @property
+  def frozen(self) -> str:
+    """Regular expression for parameters that the method never trains."""
+    return ''
 
-    The keys are names of outputs. Each value has the name of the predicted
-    'feature' and, for numbers, the 'mean' and 'std' that scale the logits.
-    """
-    return {'logits': {'feature': self.target[0]}} if self.target else {}
+  @property
+  def held(self) -> tuple[str, int]:
+    """Pattern of parameters that do not change in so many first steps."""
+    return '', 0
 
   def init(self, key: jax.Array) -> Params:
     """Returns fresh parameters."""
@@ -220,13 +190,13 @@ class Objective(abc.ABC):
     """Returns the state beside the parameters, a dict of trees of arrays.
 
     It is a part of the train state and of checkpoints, and must be finite. A
-    leaf with the path and shape of a parameter is sharded like it.
-
-    Args:
-      params: The initial parameters of training.
+    leaf with the path and shape of a parameter is sharded like it. `params` are
+    the initial ones of training.
     """
     del params
     return {}
+
+  # In each step.
 
   @abc.abstractmethod
   def loss(
@@ -257,10 +227,8 @@ class Objective(abc.ABC):
   ) -> Extra:
     """Returns the extra after the optimizer's update, as for an EMA teacher.
 
-    Args:
-      extra: As `loss` returned it.
-      params: After the update.
-      step: Number of completed updates before this one.
+    `extra` is that of `loss`, `params` are those after the update, and `step`
+    is the number of completed updates before this one.
     """
     del params, step
     return extra
@@ -268,22 +236,16 @@ class Objective(abc.ABC):
   def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
     """Returns what is wrong with the run, as one sees it in a logged step.
 
-    The log gets these lines the first time that there are some.
-
-    Args:
-      scalars: As `loss` returned them; also the loss, under 'loss'.
-      step: Completed updates, with this one.
+    The log gets these lines the first time that there are some. `scalars` are
+    those of `loss`, and 'loss'; `step` counts the updates with this one.
     """
     del scalars, step
     return []
 
-  def outputs(self, params: Params, batch: Batch) -> Outputs:
-    """Returns the model's outputs for a batch of evaluation.
+  # In evaluations, and after training.
 
-    Args:
-      params: Parameters.
-      batch: image, float32 [B, H, W, C].
-    """
+  def outputs(self, params: Params, batch: Batch) -> Outputs:
+    """Returns the model's outputs for a batch; image: float32 [B, H, W, C]."""
     return {'logits': self.apply(params, batch['image'])}
 
   def measure(self, outputs: Outputs, batch: Batch) -> clu_metrics.Collection:
@@ -307,6 +269,14 @@ class Objective(abc.ABC):
       return metrics.mean_loss(outputs['loss'], batch['valid'])
     return metrics.Examples.single_from_model_output(mask=batch['valid'])
 
+  def output_facts(self) -> dict[str, Any]:
+    """Returns what prediction needs to interpret the outputs, as JSON values.
+
+    The keys are names of outputs. Each value has the name of the predicted
+    'feature' and, for numbers, the 'mean' and 'std' that scale the logits.
+    """
+    return {'logits': {'feature': self.target[0]}} if self.target else {}
+
   @property
   def pictures_caption(self) -> str:
     """Sentences that explain `pictures`; '' if there are none."""
@@ -317,11 +287,8 @@ class Objective(abc.ABC):
   ) -> list[Column]:
     """Returns what the method makes of images, for `explore`.
 
-    Args:
-      params: Parameters of the objective.
-      extra: State beside them.
-      images: float32 [B, H, W, C], prepared as for evaluation.
-      rng: Random key of a step, and these rows, for masks as `loss` draws them.
+    `images` are float32 [B, H, W, C], prepared as for evaluation. `rng` is the
+    random key of a step and of these rows, for masks as `loss` draws them.
     """
     del params, extra, images, rng
     return []
@@ -329,13 +296,8 @@ class Objective(abc.ABC):
   def hidden(self, rng: Rng, step: int) -> dict[str, jax.Array]:
     """Returns the patches that `loss` hides from the model, by view.
 
-    Args:
-      rng: Random key of the step, and rows of its batch, as for `loss`.
-      step: Completed updates.
-
-    Returns:
-      bool [rows, h, w] for a grid of h x w patches, or [rows, count, h, w] for
-      a view with several crops.
+    They are bool [rows, h, w] for a grid of h x w patches, or [rows, count, h,
+    w] for a view with several crops. `step` is the number of completed updates.
     """
     del rng, step
     return {}
@@ -350,23 +312,14 @@ class Objective(abc.ABC):
 
   @property
   def trunk_path(self) -> str:
-    """Keys of the trunk's parameters in all, as 'student/backbone'; '': all.
-
-    Raises:
-      UserError: `trunk` returns no subtree of the parameters.
-    """
+    """Keys of the trunk's parameters in all, as 'student/backbone'; '': all."""
     paths: list[str] = []
 
     def search(key: jax.Array) -> None:
       params = self.init(key)
       _, trunk = self.trunk(params)
-      waiting: list[tuple[tuple[str, ...], Any]] = [((), params)]
-      while waiting:
-        keys, tree = waiting.pop()
-        if tree is trunk:
-          paths.append('/'.join(keys))
-        elif isinstance(tree, Mapping):
-          waiting += [((*keys, key), x) for key, x in tree.items()]
+      subtrees = jax.tree.leaves_with_path(params, lambda x: x is trunk)
+      paths.extend(sharding.path_name(p) for p, x in subtrees if x is trunk)
 
     jax.eval_shape(search, jax.random.key(0))  # `trunk` may compute with arrays
     if paths:
@@ -376,6 +329,8 @@ class Objective(abc.ABC):
       ' it must return the model, and one of the subtrees of params as it is,'
       " as params['trunk']"
     )
+
+  # For the methods above.
 
   def num_steps(self, duration: str) -> int:
     """Converts a length of time, such as '30 epochs', to steps of this run."""
@@ -388,14 +343,9 @@ class Objective(abc.ABC):
 
     With `method='trunk'` the result is that of `trunk`, a dict of arrays; with
     `mutable` it is a pair, as Linen returns it.
-
-    Raises:
-      UserError: A part of the user's raises an exception.
     """
     with models.explained_parts(self.model):
-      outputs = self.model.apply({'params': params}, images, **kwargs)
-    assert 'mutable' in kwargs or not isinstance(outputs, tuple)
-    return outputs
+      return self.model.apply({'params': params}, images, **kwargs)
 
   def apply_train(
     self, params: Params, images: jax.Array, rng: Rng, **kwargs: Any
@@ -440,12 +390,7 @@ class Objective(abc.ABC):
 
 
 def updated(params: Params, statistics: Params) -> Params:
-  """Returns parameters with some replaced.
-
-  Args:
-    params: Nested dicts of arrays.
-    statistics: Nested dicts with a part of the same paths.
-  """
+  """Returns nested dicts of arrays with those of the same paths replaced."""
   flat = traverse_util.flatten_dict(params)
   return traverse_util.unflatten_dict(
     flat | traverse_util.flatten_dict(statistics)

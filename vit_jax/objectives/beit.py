@@ -14,19 +14,16 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import optax
 
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import base as data_base
-from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
 from vit_jax.models import heads
 from vit_jax.models import initializers
-from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import block_masks
-from vit_jax.objectives import tokenizer
 from vit_jax.objectives import trunk_checks
 from vit_jax.objectives import visual_tokens
 from vit_jax.weights.formats import huggingface_beit
@@ -57,51 +54,38 @@ class BEiT(base.Objective):
     # The smallest ratio of the sides of a block.
     'block_aspect': 0.3,
   }
+  limits: ClassVar = {'tokens': '[2, inf)', 'block_aspect': '(0, 1]'}
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
-    """Makes the model, and loads the tokenizer.
-
-    Raises:
-      UserError: The tokenizer cannot be loaded, or does not fit the images.
-    """
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
-    options, trunk = config.objective.options, self.model
-    assert isinstance(trunk, vit.ViT)
-    self._count = options.masked
-    self.masks = make_masks(config)
-    self._batch_size = config.train.batch_size
-    self._parts = config_lib.num_microbatches(config)
+    trunk = trunk_checks.checked_vit(self.model, config)
+    self.masks = _make_masks(config)
     self._tokenizer = visual_tokens.make(config, self.masks.grid)
     starts = initializers.INITIALIZERS[trunk.initializers]
-    self._head = heads.linear(options.tokens, starts.kernel, 0.0)
+    self._head = heads.linear(
+      config.objective.options.tokens, starts.kernel, 0.0
+    )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the options and the model.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+  def check(config: base.Config) -> None:
+    """Checks the masks and the model, unless a checkpoint has it."""
     trunk_checks.check_patches(config)
-    options, key = config.objective.options, 'config.objective.options'
-    config_lib.within(config, 'objective.options.tokens', '[2, inf)')
-    tokenizer.check_is_vit(config)
     if config.model.name == config_lib.INIT_FROM:
       return
+    options, key = config.objective.options, 'config.objective.options'
+    model = models.from_config(config.model, 0)
+    trunk = trunk_checks.checked_vit(model, config)
     if not config.model.mask_token:
       raise config_lib.UserError(
         f'config.model.mask_token is {config.model.mask_token}, but masked'
         ' patches are replaced by that token: set it to True'
       )
-    pool = getattr(models.from_config(config.model, 0), 'pool', None)
-    if getattr(pool, 'norm_after', False):
+    if getattr(trunk.pool, 'norm_after', False):
       raise config_lib.UserError(
         f'config.model.pool is {config.model.pool!r}, but tokens are predicted'
         " from normalised patches: set it to 'mean'"
       )
-    masks = make_masks(config)
+    masks = _make_masks(config)
     patches = math.prod(masks.grid)
     limits = {
       'masked': (1, patches - 1, f'of the {patches} patches of an image'),
@@ -114,11 +98,6 @@ class BEiT(base.Objective):
           f'{key}.{name} is {options[name]}: it must be from {least} to {most},'
           f' {meaning}'
         )
-    if not 0 < options.block_aspect <= 1:
-      raise config_lib.UserError(
-        f'{key}.block_aspect is {options.block_aspect}: it must be above 0, and'
-        ' at most 1'
-      )
     if min(masks.grid) < 2:
       raise config_lib.UserError(
         f'images of {masks.grid[0]} x {masks.grid[1]} patches have no place for'
@@ -131,17 +110,12 @@ class BEiT(base.Objective):
     self._tokenizer.read_from(source)
 
   def init(self, key: jax.Array) -> base.Params:
-    """Returns fresh parameters.
-
-    The last layers of each branch of layer l, from 1, are divided by the root
-    of 2 l (section 2.5 of the paper).
-    """
+    """Returns fresh parameters of the trunk and of `head`."""
     trunk_key, head_key = jax.random.split(key)
-    d = self.model.hidden_size
-    trunk = models.init_params(self.model, trunk_key, self.image_shape)
+    features = jnp.zeros((1, self.model.hidden_size))
     return {
-      'trunk': _rescaled(trunk),
-      'head': self._head.init(head_key, jnp.zeros((1, d)))['params'],
+      'trunk': _rescaled(super().init(trunk_key)),
+      'head': self._head.init(head_key, features)['params'],
     }
 
   def init_extra(self, params: base.Params) -> base.Extra:
@@ -150,30 +124,23 @@ class BEiT(base.Objective):
     return {'tokenizer': self._tokenizer.arrays}
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the cross-entropy and the accuracy on masked patches.
 
     Both are means over the masked patches of the whole batch, also where this
     is a microbatch of it.
     """
-    images = batch['image']
-    draws = rng.fold(base.Purpose.OBJECTIVE)
-    masked = self._mask(draws)
+    images, masked = batch['image'], self._mask(rng)
     tokens = self._tokenizer.tokens(extra['tokenizer'], images)
     arguments = self.train_arguments(rng)
     patches = self.encode(params, images, masked, **arguments)
-    total = masked.sum()
-    if self._parts > 1:  # images have different numbers of masked patches
-      rows = jnp.arange(self._batch_size, dtype=jnp.int32)
-      whole_batch = self._mask(base.Rng(draws.key, rows))
-      total = whole_batch.sum() / self._parts
-    total = jnp.maximum(total, 1 / self._parts)  # where no block was found
-    picked = pick(masked, self._count)
+    total, parts = masked.sum(), config_lib.num_microbatches(self.config)
+    if parts > 1:  # images have different numbers of masked patches
+      rows = jnp.arange(self.config.train.batch_size, dtype=jnp.int32)
+      total = self._mask(Rng(rng.key, rows)).sum() / parts
+    total = jnp.maximum(total, 1 / parts)  # where no block was found
+    picked = pick(masked, self.config.objective.options.masked)
     loss, right = self.scores(params, patches, tokens, picked)
     scalars = {'accuracy': right / total, 'masked': masked.sum(axis=1).mean()}
     return loss / total, scalars, extra
@@ -187,11 +154,7 @@ class BEiT(base.Objective):
   ) -> jax.Array:
     """Returns the normalised patch tokens, [B, N, D].
 
-    Args:
-      params: Parameters of the objective.
-      images: float32 [B, H, W, C].
-      masked: bool [B, N], the patches that the mask token replaces.
-      **arguments: Passed on to the module.
+    The mask token replaces the patches that are `masked`, bool [B, N].
     """
     outputs = self.apply(
       params['trunk'], images, method='trunk', masked=masked, **arguments
@@ -212,11 +175,8 @@ class BEiT(base.Objective):
   ) -> tuple[jax.Array, jax.Array]:
     """Returns sums over masked patches: cross-entropy, and right predictions.
 
-    Args:
-      params: Parameters of the objective.
-      patches: From `encode`, [B, N, D].
-      tokens: int32 [B, N], the tokenizer's.
-      picked: From `pick`; logits of other patches are not computed.
+    `patches` are those of `encode`, and `tokens` the tokenizer's, int32 [B, N].
+    Logits of other patches than those of `pick` are not computed.
     """
     places, is_masked = picked
     patches = jnp.take_along_axis(patches, places[..., None], axis=1)
@@ -239,15 +199,11 @@ class BEiT(base.Objective):
     )
 
   def pictures(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    images: jax.Array,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, images: jax.Array, rng: Rng
   ) -> list[base.Column]:
     """Returns masked images, predicted and true tokens, and the originals."""
     arrays = extra['tokenizer']
-    masked = self._mask(rng.fold(base.Purpose.OBJECTIVE))
+    masked = self._mask(rng)
     tokens = self._tokenizer.tokens(arrays, images)
     logits = self.predict(params, self.encode(params, images, masked))
     filled = jnp.where(masked, logits.argmax(axis=-1), tokens)
@@ -258,11 +214,10 @@ class BEiT(base.Objective):
         columns.append(base.Column(name, drawn))
     return [*columns, base.Column('original', images)]
 
-  def hidden(self, rng: base.Rng, step: int) -> dict[str, jax.Array]:
+  def hidden(self, rng: Rng, step: int) -> dict[str, jax.Array]:
     """Returns the patches that the mask token replaces."""
     del step
-    masked = self._mask(rng.fold(base.Purpose.OBJECTIVE))
-    return {'image': masked.reshape(-1, *self.masks.grid)}
+    return {'image': self._mask(rng).reshape(-1, *self.masks.grid)}
 
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
     """Returns the trunk's features, [B, D]."""
@@ -276,14 +231,12 @@ class BEiT(base.Objective):
       return objective_tables.ObjectiveTable(timm_beit.HEAD)
     return None
 
-  def _mask(self, draws: base.Rng) -> jax.Array:
-    """Draws masks, bool [rows, N]."""
-    keys = draws.per_row()
+  def _mask(self, rng: Rng) -> jax.Array:
+    keys = rng.fold(base.Purpose.OBJECTIVE).per_row()
     return self.masks.draw(keys).mask.reshape(len(keys), -1)
 
 
-def make_masks(config: ml_collections.ConfigDict) -> block_masks.BlockMasks:
-  """Returns the masks that a config's options describe."""
+def _make_masks(config: base.Config) -> block_masks.BlockMasks:
   options = config.objective.options
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   patch = models.patch_of_images(models.from_config(config.model, 0))
@@ -300,20 +253,19 @@ def make_masks(config: ml_collections.ConfigDict) -> block_masks.BlockMasks:
 def pick(masked: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
   """Returns the masked patches, as arrays of one shape for all masks.
 
-  Args:
-    masked: bool [B, N], at most `count` True in a row.
-    count: M.
-
-  Returns:
-    int32 [B, M], the masked patches in order, then others; and bool [B, M],
-    which of them are masked.
+  They are int32 [B, M], the masked patches in order, then others; and bool
+  [B, M], which of them are masked. `masked` is bool [B, N], with at most M =
+  `count` True in a row.
   """
   places = jnp.argsort(~masked, axis=1, stable=True)[:, :count]
   return places, jnp.take_along_axis(masked, places, axis=1)
 
 
 def _rescaled(trunk: Any) -> Any:
-  """Divides the last layer of each branch of layer l by the root of 2 l."""
+  """Divides the last layer of each branch of layer l by the root of 2 l.
+
+  Layers are counted from 1 (section 2.5 of the paper).
+  """
 
   def rescale(path: Any, x: jax.Array) -> jax.Array:
     keys = [str(part.key) for part in path]

@@ -68,26 +68,19 @@ class BlockMasks:
   def draw(self, keys: jax.Array, counts: jax.Array | None = None) -> Masks:
     """Returns a mask for each of the random keys [B].
 
-    Args:
-      keys: [B].
-      counts: int32 [B], each image's number of patches to mask, at most
-        `count`; None: `count` in all.
+    `counts` are the images' numbers of patches to mask, int32 [B], at most
+    `count`; None: `count` in all.
     """
     if counts is None:
       counts = jnp.full(len(keys), self.count, jnp.int32)
     return jax.vmap(self._draw)(keys, counts)
 
   def _draw(self, key: jax.Array, count: jax.Array) -> Masks:
-    zero = jnp.int32(0)
-    state = _State(
-      jnp.zeros(self.grid, bool),
-      jnp.zeros((self.count, 5), jnp.int32),
-      *(zero, zero, zero, zero),
-    )
+    blocks = jnp.zeros((self.count, 5), jnp.int32)
     state = jax.lax.while_loop(
       lambda s: (s.masked < count) & (s.failed < _TRIES),
       functools.partial(self._try, key, count),
-      state,
+      _State(jnp.zeros(self.grid, bool), blocks, *[jnp.int32(0)] * 4),
     )
     return Masks(state.mask, state.blocks, state.num_blocks)
 

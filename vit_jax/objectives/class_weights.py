@@ -5,7 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -15,39 +15,30 @@ from vit_jax.objectives import losses
 RULES = ('balanced', 'inverse')
 
 
-def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `class_weights` and `class_counts` of `config.objective`.
-
-  Raises:
-    UserError: A value cannot work.
-  """
-  choice = config.objective.class_weights
-  words = isinstance(choice, str) and choice
-  if words and choice not in RULES:
-    raise config_lib.UserError(
-      f'config.objective.class_weights is {choice!r}: write a number for each'
-      f' class, or one of {", ".join(map(repr, RULES))}'
-    )
-  numbers = choice if isinstance(choice, tuple | list) else ()
-  is_number = all(isinstance(x, int | float) for x in numbers)
-  if not isinstance(choice, str | tuple | list) or not (
-    is_number and all(0 < x < math.inf for x in numbers)
+def check(config: ConfigDict) -> None:
+  """Checks `class_weights` and `class_counts` of `config.objective`."""
+  choice, counts = config.objective.class_weights, config.objective.class_counts
+  key = f'config.objective.class_weights is {choice!r}'
+  if isinstance(choice, str):
+    if choice not in ('', *RULES):
+      raise config_lib.UserError(
+        f'{key}: write a number for each class, or one of'
+        f' {", ".join(map(repr, RULES))}'
+      )
+  elif not isinstance(choice, tuple | list) or not all(
+    isinstance(x, int | float) and 0 < x < math.inf for x in choice
   ):
     raise config_lib.UserError(
-      f'config.objective.class_weights is {choice!r}: it must hold numbers that'
-      ' are more than 0, one for each class'
+      f'{key}: it must hold numbers that are more than 0, one for each class'
     )
-  if words and config.data.balance:
+  if isinstance(choice, str) and choice and config.data.balance:
     raise config_lib.UserError(
       f'config.objective.class_weights={choice!r} and'
       f' config.data.balance={config.data.balance!r} both make up for rare'
       ' classes, which would then count too much: set one of them'
     )
-  counts = config.objective.class_counts
   if counts is not None and not (
-    counts
-    and all(isinstance(x, int) and x >= 0 for x in counts)
-    and any(counts)
+    all(isinstance(x, int) and x >= 0 for x in counts) and any(counts)
   ):
     raise config_lib.UserError(
       f'config.objective.class_counts is {counts}: it must hold the number of'
@@ -55,16 +46,8 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def fill(config: ml_collections.ConfigDict, source: data_base.Source) -> None:
-  """Counts the images of each class if the weights depend on the counts.
-
-  Args:
-    config: The full config; is changed.
-    source: The training split.
-
-  Raises:
-    UserError: The counts are those of other classes.
-  """
+def fill(config: ConfigDict, source: data_base.Source) -> None:
+  """Counts the training images of each class, if the weights depend on them."""
   objective, num_classes = config.objective, len(source.classes)
   if not isinstance(objective.class_weights, str):
     return
@@ -78,14 +61,8 @@ def fill(config: ml_collections.ConfigDict, source: data_base.Source) -> None:
     )
 
 
-def check_source(
-  config: ml_collections.ConfigDict, source: data_base.Source
-) -> None:
-  """Checks that weights are as many as the classes.
-
-  Raises:
-    UserError: They are not.
-  """
+def check_source(config: ConfigDict, source: data_base.Source) -> None:
+  """Checks that weights are as many as the classes."""
   weights, classes = config.objective.class_weights, source.classes
   if not isinstance(weights, str) and len(weights) != len(classes):
     raise config_lib.UserError(
@@ -96,21 +73,14 @@ def check_source(
 
 
 def values(
-  choice: str | Sequence[float],
-  counts: Sequence[int] | None,
-  num_classes: int,
-) -> np.ndarray | None:
-  """Returns the weight of each class, float32 [classes]; None: no weights.
+  choice: str | Sequence[float], counts: Sequence[int] | None, num_classes: int
+) -> np.ndarray:
+  """Returns the weight of each class, float32 [classes].
 
-  Args:
-    choice: `config.objective.class_weights`.
-    counts: Number of images of each class; None if the data are not known: all
-      weights are then 1.
-    num_classes: Number of the model's classes. Classes without images, or that
-      the data do not have, get the weight 1.
+  `choice` is `config.objective.class_weights`. Without the `counts` of images
+  of each class, as where the data are not known, all weights of a rule are 1.
+  Classes without images, or that the data do not have, get the weight 1.
   """
-  if not choice:
-    return None
   weights = np.ones(num_classes)
   if choice not in RULES:
     weights[: len(choice)] = choice
@@ -138,17 +108,7 @@ def weighted_cross_entropy(
   The loss of a mixed image is the sum of the weighted losses of its classes,
   times their shares. Divide the sum over a batch by the number of images, not
   by the sum of weights: an image's part then does not depend on the rest of the
-  batch.
-
-  Args:
-    logits: [B, classes].
-    labels: int32 [B], or shares of the classes, float32 [B, classes].
-    weights: float32 [classes], more than 0.
-    name: As `losses.cross_entropy`.
-    smoothing: As `losses.cross_entropy`.
-
-  Returns:
-    float32 [B].
+  batch. `weights` are float32 [classes], more than 0.
   """
   if labels.ndim == 1:
     factor = jnp.asarray(weights)[labels]

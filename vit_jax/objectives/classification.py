@@ -3,18 +3,17 @@
 The formulas are in `losses`, and the weights of classes in `class_weights`.
 """
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import metrics as metrics_lib
 from vit_jax.objectives import base
 from vit_jax.objectives import losses
@@ -31,38 +30,27 @@ class Classification(base.Objective):
   """
 
   target: ClassVar = ('label', features_lib.Label)
-  moves_statistics: ClassVar[bool] = True
-  metrics: ClassVar[Mapping[str, str]] = {
-    'accuracy': 'max',
-    'loss': 'min',
-    'examples': 'max',
-  }
+  moves_statistics: ClassVar = True
+  metrics: ClassVar = {'accuracy': 'max', 'loss': 'min', 'examples': 'max'}
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
-    self._loss = config.objective.loss
-    self._smoothing = config.objective.label_smoothing
+    objective, num_classes = config.objective, config.model.num_classes
+    self._loss, self._smoothing = objective.loss, objective.label_smoothing
     self.class_weights: np.ndarray | None = None
-    if config.objective.class_weights:
+    if objective.class_weights:
       self.class_weights = config_lib.wing(f'{_CLASS_WEIGHTS}:values')(
-        config.objective.class_weights,
-        config.objective.class_counts,
-        config.model.num_classes,
+        objective.class_weights, objective.class_counts, num_classes
       )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+  def check(config: base.Config) -> None:
+    """Checks the loss and its weights, and that distillation has a teacher."""
+    objective = config.objective
     config_lib.check_choice(config, 'objective.loss', losses.NAMES)
     config_lib.within(config, 'objective.label_smoothing', '[0, 1]')
     if (
-      config.objective.name == 'classification'
+      objective.name == 'classification'
       and config.model.distillation_token
       and not config.init_from.path
     ):
@@ -70,27 +58,19 @@ class Classification(base.Objective):
         'config.model.distillation_token is True, but there is no teacher: set'
         " config.objective.name to 'distillation', and its teacher"
       )
-    objective = config.objective
     if objective.class_weights != () or objective.class_counts is not None:
       config_lib.wing(f'{_CLASS_WEIGHTS}:check')(config)
 
   @classmethod
-  def fill(
-    cls, config: ml_collections.ConfigDict, source: data_base.Source
-  ) -> None:
+  def fill(cls, config: base.Config, source: data_base.Source) -> None:
     """Counts the images of each class if the weights depend on the counts."""
     if config.objective.class_weights:
       config_lib.wing(f'{_CLASS_WEIGHTS}:fill')(config, source)
 
   def check_source(self, source: data_base.Source) -> None:
-    """Checks that given class weights are as many as the classes.
-
-    Raises:
-      UserError: They are not.
-    """
+    """Checks that given class weights are as many as the classes."""
     if self.class_weights is not None:
-      check = config_lib.wing(f'{_CLASS_WEIGHTS}:check_source')
-      check(self.config, source)
+      config_lib.wing(f'{_CLASS_WEIGHTS}:check_source')(self.config, source)
 
   def describe(self, source: data_base.Source) -> list[str]:
     """Returns a line with the class weights, if there are any."""
@@ -100,15 +80,17 @@ class Classification(base.Objective):
     return [show('class weights', source.classes, self.class_weights)]
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the mean cross-entropy (nats) and the accuracy of the batch."""
-    logits, extra = self._logits(params, extra, batch['image'], rng)
-    labels = batch['label']
+    images, labels = batch['image'], batch['label']
+    if 'head_norm' in params and base.STATISTICS in extra:
+      logits, changed = self.apply_train(
+        params | extra[base.STATISTICS], images, rng, mutable=[base.STATISTICS]
+      )
+      extra = extra | changed
+    else:
+      logits = self.apply_train(params, images, rng)
     loss = self.cross_entropy(logits, labels).mean()
     return loss, {'accuracy': losses.accuracy(logits, labels)}, extra
 
@@ -118,22 +100,6 @@ class Classification(base.Objective):
       return {}
     statistics = {'head_norm': params['head_norm']}
     return {base.STATISTICS: jax.tree.map(jnp.copy, statistics)}
-
-  def _logits(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    images: jax.Array,
-    rng: base.Rng,
-  ) -> tuple[jax.Array, base.Extra]:
-    """Returns logits [B, classes], and the extra with new statistics."""
-    if 'head_norm' not in params or base.STATISTICS not in extra:
-      return self.apply_train(params, images, rng), extra
-    params = params | extra[base.STATISTICS]
-    logits, changed = self.apply_train(
-      params, images, rng, mutable=[base.STATISTICS]
-    )
-    return logits, extra | changed
 
   def measure(
     self, outputs: base.Outputs, batch: base.Batch

@@ -6,7 +6,7 @@ codes.
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -23,9 +23,7 @@ _AT_ONCE = 4_096  # points whose distances are in memory
 def nearest(codes: jax.Array, points: jax.Array) -> jax.Array:
   """Returns the row of the nearest code, int32 [...].
 
-  Args:
-    codes: float32 [K, F].
-    points: [..., F].
+  Codes are float32 [K, F], and points [..., F].
   """
   # |x - c|^2 = |x|^2 - 2 x c + |c|^2, and |x|^2 is the same for all codes.
   products = jnp.einsum(
@@ -39,7 +37,7 @@ def nearest(codes: jax.Array, points: jax.Array) -> jax.Array:
 
 
 def find_codes(
-  config: ml_collections.ConfigDict,
+  config: ConfigDict,
   source: data_base.Source,
   size: tuple[int, int],
   count: int,
@@ -47,17 +45,8 @@ def find_codes(
   """Finds a codebook of the patches of a training split, float32 [K, F].
 
   The images are at most 2,048, drawn with a fixed seed and prepared as for
-  evaluation, so that it depends on the split alone.
-
-  Args:
-    config: The full config, with all values set.
-    source: The training split.
-    size: (height, width) of a patch.
-    count: Number of codes, K.
-
-  Raises:
-    UserError: An image cannot be read, or there are fewer different patches
-      than codes.
+  evaluation, so that it depends on the split alone. A patch has the `size`
+  (height, width), and `count` is K.
   """
   rng = np.random.default_rng(0)
   number = min(len(source), _MOST_IMAGES)
@@ -88,12 +77,8 @@ def k_means(
 
   Centres start at points that are drawn with a probability proportional to the
   squared distance to the centres before (k-means++, Arthur and Vassilvitskii,
-  2007), and are then the means of the nearest points for some rounds.
-
-  Args:
-    points: [n, F], at least `count` of them different.
-    count: Number of centres, K.
-    rng: Random numbers.
+  2007), and are then the means of the nearest points for some rounds. Points
+  are [n, F], at least `count` of them different.
   """
   points = points.astype(np.float32)
   centres = np.empty((count, points.shape[1]), np.float32)

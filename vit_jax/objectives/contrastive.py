@@ -13,14 +13,12 @@ microbatch once more, which is the gradient caching of arXiv:2101.06983.
 In comments: B pairs of the global batch, T tokens, E the size of an embedding.
 """
 
-from collections.abc import Mapping
 import math
 from typing import Any
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -28,6 +26,7 @@ from vit_jax.data import features as features_lib
 from vit_jax.data import text_kind
 from vit_jax.data import tokenizers
 from vit_jax.data import vocabularies
+from vit_jax.data.device.rng import Rng
 from vit_jax.models import describing
 from vit_jax.models import layouts
 from vit_jax.models import registry
@@ -43,17 +42,10 @@ from vit_jax.weights.formats import huggingface_clip
 from vit_jax.weights.formats import objective_tables
 
 _FEATURE = 'text'
-LOSSES = ('softmax', 'sigmoid')
-LOCKS = ('', 'image', 'text')
 # Options of the image tower that the text tower shares.
 _SHARED = (
-  'dropout_rate',
-  'gelu',
-  'layer_norm_epsilon',
-  'initializers',
-  'scan',
-  'remat',
-  'dtype',
+  *('dropout_rate', 'gelu', 'layer_norm_epsilon', 'initializers'),
+  *('scan', 'remat', 'dtype'),
 )
 
 
@@ -61,9 +53,9 @@ class Contrastive(towers_lib.Towers, base.Objective):
   """Learns which caption belongs to which image."""
 
   target: ClassVar = (_FEATURE, text_kind.Text)
-  couples_examples: ClassVar[bool] = True
-  caches_gradients: ClassVar[bool] = True
-  options: ClassVar[Mapping[str, Any]] = {
+  couples_examples: ClassVar = True
+  caches_gradients: ClassVar = True
+  options: ClassVar = {
     # 'softmax' (CLIP) or 'sigmoid' (SigLIP).
     'loss': 'softmax',
     # E, the size of the embeddings, which a dense layer without a bias after
@@ -91,38 +83,27 @@ class Contrastive(towers_lib.Towers, base.Objective):
     # one after the other, to save memory.
     'parts': 1,
   }
+  limits: ClassVar = {
+    'loss': ('softmax', 'sigmoid'),
+    'dim text_mlp_dim largest_scale': '[0, inf)',
+    'text_width text_depth text_heads parts': '[1, inf)',
+    'text_pool': text.POOLS,
+    'locked': ('', 'image', 'text'),
+  }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
-    """Makes both towers.
-
-    Raises:
-      UserError: The image tower is no ViT.
-    """
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     self._options = options = config.objective.options
-    text_feature = features[_FEATURE]
-    assert isinstance(text_feature, text_kind.Text)
-    self.text = text_feature
+    feature: Any = features[_FEATURE]
+    self.text: text_kind.Text = feature
     self.model = model = _checked(self.model.clone(num_classes=0), config)
     images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
     shapes = jax.eval_shape(
       model.clone(scan=True).init_with_output, jax.random.key(0), images
     )
     self._width = shapes[0].shape[-1]
-    self.towers = two_towers.TwoTowers(
-      model,
-      self._text_tower(),
-      projection=options.dim,
-      has_bias=options.loss == 'sigmoid',
-    )
-
-  def _text_tower(self) -> text.TextTower:
-    """Returns the text tower of the options, which computes as the image's."""
-    options, feature = self._options, self.text
-    image_tower = describing.option_values(self.model)
-    return registry.build_model(
+    image_tower = describing.option_values(model)
+    text_tower = registry.build_model(
       text.TextTower,
       hidden_size=options.text_width,
       mlp_dim=options.text_mlp_dim or 4 * options.text_width,
@@ -137,6 +118,10 @@ class Contrastive(towers_lib.Towers, base.Objective):
       end_token=_end_token(feature) if options.text_pool == 'end' else 0,
       **{name: image_tower.get(name) for name in _SHARED},
     )
+    is_sigmoid = options.loss == 'sigmoid'
+    self.towers = two_towers.TwoTowers(
+      model, text_tower, projection=options.dim, has_bias=is_sigmoid
+    )
 
   @property
   def frozen(self) -> str:
@@ -145,55 +130,55 @@ class Contrastive(towers_lib.Towers, base.Objective):
     return f'^{locked}/' if locked else ''
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the objective's options.
-
-    Raises:
-      UserError: A value cannot work.
-    """
-    key = 'objective.options'
-    config_lib.check_choice(config, f'{key}.loss', LOSSES)
-    config_lib.check_choice(config, f'{key}.locked', LOCKS)
-    config_lib.check_choice(config, f'{key}.text_pool', text.POOLS)
-    for name in ('text_width', 'text_depth', 'text_heads', 'parts'):
-      config_lib.within(config, f'{key}.{name}', '[1, inf)')
-    for name in ('dim', 'text_mlp_dim', 'largest_scale'):
-      config_lib.within(config, f'{key}.{name}', '[0, inf)')
+  def check(config: base.Config) -> None:
+    """Checks what fits together: heads, parts, towers and the tokenizer."""
     options, size = config.objective.options, config.train.batch_size
+    key, name = 'config.objective.options', config.data.tokenizer
     if options.text_width % options.text_heads:
       raise config_lib.UserError(
-        f'config.{key}.text_heads is {options.text_heads}, which does not'
-        f' divide text_width, {options.text_width}: change one of them'
+        f'{key}.text_heads is {options.text_heads}, which does not divide'
+        f' text_width, {options.text_width}: change one of them'
       )
     if size % options.parts:
       raise config_lib.UserError(
-        f'config.{key}.parts is {options.parts}, which does not divide'
+        f'{key}.parts is {options.parts}, which does not divide'
         f' config.train.batch_size, {size}: choose a divisor'
       )
     if options.locked and not config.init_from.path:
       raise config_lib.UserError(
-        f'config.{key}.locked is {options.locked!r}, but this tower starts at'
-        ' random: name a trained one in config.init_from.path, or lock none'
+        f'{key}.locked is {options.locked!r}, but this tower starts at random:'
+        ' name a trained one in config.init_from.path, or lock none'
       )
-    if not config.data.tokenizer:
+    if not name:
       raise config_lib.UserError(
         f'config.objective.name={config.objective.name} learns captions, but'
         f" config.data.tokenizer is '': set it to {tokenizers.WORDS!r}, or to a"
         ' vocabulary'
       )
-    _check_pool(options.text_pool, config.data.tokenizer)
+    # The kinds of tokens of which none has what the text tower reads.
+    unlike = {
+      'largest': (('sentencepiece', 'wordpiece'), 'whose largest one is any'),
+      'end': (('wordpiece',), 'of which none ends a text'),
+    }
+    kinds, reason = unlike.get(options.text_pool, ((), ''))
+    if vocabularies.kind(name) in kinds:
+      raise config_lib.UserError(
+        f'{key}.text_pool is {options.text_pool!r}, but'
+        f' config.data.tokenizer={name} has tokens {reason}: read the'
+        " 'last' one, or of 'wordpiece' the 'first'"
+      )
     if model := trunk_checks.described_model(config):
       _checked(model, config)
 
   @classmethod
-  def num_outputs(cls, features: features_lib.Features) -> int:
+  def num_outputs(cls, features: base.Features) -> int:
     """Returns 0: the image tower has no logits."""
     del features
     return 0
 
   @classmethod
   def stand_in(
-    cls, config: ml_collections.ConfigDict, size: tuple[int, int] | None = None
+    cls, config: base.Config, size: tuple[int, int] | None = None
   ) -> dict[str, features_lib.Feature]:
     """Returns the features of examples without opening data, as for a plan."""
     name = config.data.tokenizer
@@ -204,13 +189,8 @@ class Contrastive(towers_lib.Towers, base.Objective):
     }
 
   @classmethod
-  def fill(cls, config: ml_collections.ConfigDict, source: Any) -> None:
-    """Keeps the words of the training captions, so that tokens do not change.
-
-    Args:
-      config: The full config; is changed.
-      source: The training split.
-    """
+  def fill(cls, config: base.Config, source: Any) -> None:
+    """Keeps the words of the captions, so that tokens do not change."""
     config.data.words = config.data.words or source.features[_FEATURE].words
 
   def output_facts(self) -> dict[str, Any]:
@@ -219,20 +199,16 @@ class Contrastive(towers_lib.Towers, base.Objective):
 
   def init(self, key: jax.Array) -> base.Params:
     """Returns fresh parameters of both towers, and of what is beside them."""
-    keys = jax.random.split(key, 3)
-    towers = self.towers
+    keys, towers = jax.random.split(key, 3), self.towers
     tokens = jnp.zeros((1, self.text.length), jnp.int32)
     init = jax.jit(models.for_init(towers.text).init)
     text_params = init(keys[1], tokens)['params']
-    params = {
-      'image': super().init(keys[0]),
-      'text': text_params
-      if self.model.scan
-      else layouts.unstack_layers(text_params),
-    }
+    if not self.model.scan:
+      text_params = layouts.unstack_layers(text_params)
     embedding = jnp.zeros((1, self._width), jnp.float32)
     projections = towers.init(keys[2], embedding, method='project')['params']
-    return params | dict(projections)
+    image_params = super().init(keys[0])
+    return {'image': image_params, 'text': text_params, **projections}
 
   def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
     """Returns the image tower."""
@@ -245,11 +221,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
     return huggingface_clip.objective_table(self.towers, self.image_shape)
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the mean loss of the pairs, and the inverse temperature."""
     images, texts = self._embed(params, batch, rng)
@@ -265,14 +237,14 @@ class Contrastive(towers_lib.Towers, base.Objective):
     return loss, scalars, extra
 
   def _embed(
-    self, params: base.Params, batch: base.Batch, rng: base.Rng
+    self, params: base.Params, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the embeddings of images and texts, float32 [B, E] each."""
     inputs = batch['image'], batch[_FEATURE], rng.rows
 
     def embed_part(part: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
       images, tokens, rows = part
-      dropout = self.train_arguments(base.Rng(rng.key, rows))
+      dropout = self.train_arguments(Rng(rng.key, rows))
       embeddings = []
       for name, x in (('image', images), ('text', tokens)):
         # Dropout would only add noise to a tower that does not learn.
@@ -313,47 +285,18 @@ def limited(log_scale: jax.Array, largest: float) -> jax.Array:
 
   CLIP's code clips the parameter after each step. Here the parameter itself
   stays just above the limit: at the limit, the gradient moves it down only.
-
-  Args:
-    log_scale: Scalar.
-    largest: Limit of its exponential; 0: none.
+  `largest` limits the exponential of the scalar; 0: nothing does.
   """
   return _limited(log_scale, math.log(largest)) if largest else log_scale
 
 
 def _end_token(feature: text_kind.Text) -> int:
-  """Returns the number of the token that ends a text."""
   if not feature.digest:  # a plan, which opens no vocabulary
     return 0
   tokenizer = tokenizers.make(feature.tokenizer, feature.length, feature.words)
   return tokenizer.end or 0
 
 
-def _check_pool(pool: str, tokenizer: str) -> None:
-  """Raises a UserError if no token has what the text tower reads."""
-  kind = vocabularies.kind(tokenizer)
-  unlike = {
-    'largest': (('sentencepiece', 'wordpiece'), 'whose largest one is any'),
-    'end': (('wordpiece',), 'of which none ends a text'),
-  }
-  kinds, reason = unlike.get(pool, ((), ''))
-  if kind in kinds:
-    raise config_lib.UserError(
-      f'config.objective.options.text_pool is {pool!r}, but'
-      f' config.data.tokenizer={tokenizer} has tokens {reason}: read the'
-      " 'last' one, or of 'wordpiece' the 'first'"
-    )
-
-
-def _checked(model: models.Model, config: ml_collections.ConfigDict) -> vit.ViT:
-  """Returns the image tower.
-
-  Raises:
-    UserError: It is no ViT.
-  """
-  if isinstance(model, vit.ViT):
-    return model
-  raise config_lib.UserError(
-    f'config.model.name is {config.model.name!r}: the image tower of'
-    f" config.objective.name={config.objective.name} is a ViT, as 'ViT-B/16'"
-  )
+def _checked(model: models.Model, config: base.Config) -> vit.ViT:
+  reason = 'has an image tower that is a ViT'
+  return trunk_checks.checked_vit(model, config, reason)

@@ -10,6 +10,7 @@ embeddings.
 """
 
 from collections.abc import Callable
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +18,13 @@ import optax
 
 from vit_jax.parallel import mesh as mesh_lib
 
+Pairs = tuple[jax.Array, jax.Array]  # images and texts, [B, D] of unit length
+
 
 def softmax_rows(
-  rows: tuple[jax.Array, jax.Array],
-  batch: tuple[jax.Array, jax.Array],
-  scale: jax.typing.ArrayLike,
-  positions: jax.Array,
+  rows: Pairs, batch: Pairs, scale: jax.typing.ArrayLike, positions: jax.Array
 ) -> jax.Array:
-  """Returns CLIP's loss of some pairs (arXiv:2103.00020, figure 3).
+  """Returns CLIP's loss of pairs, float32 [R] (arXiv:2103.00020, figure 3).
 
   It is the mean of two cross-entropies: the image's over all texts, and the
   text's over all images.
@@ -34,9 +34,6 @@ def softmax_rows(
     batch: Those of the global batch, [B, D] each.
     scale: The inverse of the temperature.
     positions: Positions of the pairs in the global batch, int32 [R].
-
-  Returns:
-    float32 [R].
   """
   (image, text), (images, texts) = rows, batch
   cross_entropy = optax.softmax_cross_entropy_with_integer_labels
@@ -46,8 +43,8 @@ def softmax_rows(
 
 
 def sigmoid_rows(
-  rows: tuple[jax.Array, jax.Array],
-  batch: tuple[jax.Array, jax.Array],
+  rows: Pairs,
+  batch: Pairs,
   scale: jax.typing.ArrayLike,
   bias: jax.typing.ArrayLike,
   positions: jax.Array,
@@ -69,24 +66,8 @@ def softmax_loss(
   scale: jax.typing.ArrayLike,
   parts: int = 1,
 ) -> jax.Array:
-  """Returns the mean of `softmax_rows` over a batch.
-
-  Args:
-    images: float32 [B, D], of unit length.
-    texts: float32 [B, D], of unit length.
-    scale: The inverse of the temperature.
-    parts: Number of parts of the rows, which divides B.
-
-  Raises:
-    ValueError: It does not divide B.
-  """
-
-  def loss(
-    image: jax.Array, text: jax.Array, positions: jax.Array
-  ) -> jax.Array:
-    return softmax_rows((image, text), (images, texts), scale, positions)
-
-  return _mean(loss, images, texts, parts)
+  """Returns the mean of `softmax_rows` over a batch, computed in `parts`."""
+  return _mean(softmax_rows, (images, texts), scale, parts)
 
 
 def sigmoid_loss(
@@ -97,29 +78,30 @@ def sigmoid_loss(
   parts: int = 1,
 ) -> jax.Array:
   """Returns the mean of `sigmoid_rows`; arguments as of `softmax_loss`."""
-
-  def loss(
-    image: jax.Array, text: jax.Array, positions: jax.Array
-  ) -> jax.Array:
-    return sigmoid_rows((image, text), (images, texts), scale, bias, positions)
-
-  return _mean(loss, images, texts, parts)
+  rows_loss = functools.partial(sigmoid_rows, bias=bias)
+  return _mean(rows_loss, (images, texts), scale, parts)
 
 
 def _mean(
-  loss: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
-  images: jax.Array,
-  texts: jax.Array,
+  rows_loss: Callable[..., jax.Array],
+  batch: Pairs,
+  scale: jax.typing.ArrayLike,
   parts: int,
 ) -> jax.Array:
-  batch = len(images)
-  if batch % parts:
-    raise ValueError(f'{parts} parts do not divide {batch} pairs')
-  rows = images, texts, jnp.arange(batch)
+  count = len(batch[0])
+  if count % parts:
+    raise ValueError(f'{parts} parts do not divide {count} pairs')
+
+  def loss(rows: tuple[jax.Array, ...]) -> jax.Array:
+    image, text, positions = rows
+    losses = rows_loss((image, text), batch, scale, positions=positions)
+    return losses.mean()
+
+  rows = *batch, jnp.arange(count)
   if parts == 1:
-    return loss(*rows).mean()
+    return loss(rows)
   # Otherwise the backward pass would keep the similarities of all parts.
-  again = jax.checkpoint(lambda x: loss(*x).mean(), prevent_cse=False)
+  again = jax.checkpoint(loss, prevent_cse=False)
   return jax.lax.map(again, mesh_lib.split_rows(rows, parts)).mean()
 
 

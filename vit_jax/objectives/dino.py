@@ -1,10 +1,11 @@
 """DINO: self-distillation with no labels (Caron et al., arXiv:2104.14294).
 
-In comments: B images, T global crops, S crops in all, D the size of a feature,
-K prototypes.
+In comments: B images, n crops of one size, T global crops, S crops in all,
+[h, w] patches, D the size of a feature, K prototypes.
 """
 
 from collections.abc import Mapping
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -12,30 +13,26 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import optax
 
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
-from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
+from vit_jax.data.host import geometry
+from vit_jax.models import inputs
 from vit_jax.models import prototypes as heads
+from vit_jax.models import vit
 from vit_jax.objectives import base
-from vit_jax.objectives import crops
+from vit_jax.objectives import flexible
 from vit_jax.objectives import prototypes
+from vit_jax.objectives import trunk_checks
 from vit_jax.weights import resize
 from vit_jax.weights.formats import dino_head
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
 
-ASSIGNMENTS = ('centre', 'sinkhorn')
-
-_DURATIONS = ('teacher_temperature_warmup', 'freeze_last_layer')
-_POSITIVE = (
-  'student_temperature',
-  'teacher_temperature',
-  'teacher_temperature_start',
-)
+_GLOBAL = 2  # number of global crops
 
 
 class Dino(base.Objective):
@@ -52,7 +49,7 @@ class Dino(base.Objective):
     foreign_heads: Names of the heads in the authors' files.
   """
 
-  options: ClassVar[Mapping[str, Any]] = {
+  options: ClassVar = {
     # Number of small crops of an image, beside the two large ones.
     'local_crops': 8,
     # Side of a small crop in pixels.
@@ -93,29 +90,50 @@ class Dino(base.Objective):
     # The time for which the last layer of the head does not train.
     'freeze_last_layer': '1 epochs',
   }
+  limits: ClassVar = {
+    'local_crops': '[0, inf)',
+    'local_size head_layers head_hidden bottleneck': '[1, inf)',
+    'sinkhorn_iterations': '[1, inf)',
+    'resize': resize.METHODS,
+    'prototypes': '[2, inf)',
+    'student_temperature teacher_temperature': '(0, inf)',
+    'teacher_temperature_start': '(0, inf)',
+    'teacher_temperature_warmup freeze_last_layer': 'duration',
+    'assignment': ('centre', 'sinkhorn'),
+    'centre_momentum momentum': '[0, 1]',
+  }
 
-  foreign_heads: ClassVar[Mapping[str, str]] = {'head': 'head'}
+  foreign_heads: ClassVar = {'head': 'head'}
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
-    """Makes the trunk and the heads.
-
-    Raises:
-      UserError: The model cannot see crops of two sizes.
-    """
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     self._options = config.objective.options
     self.model = models.from_config(config.model, 0, config.train.dtype)
-    self.views = crops.views(config)
-    self.crops = crops.CropTrunk(
-      self.model,
-      self.image_shape[:2],
-      self._options.local_crops,
-      self._options.resize,
-    )
-    self.crops.check(config)
+    self.views = _views(config)
+    self._patch = self._checked_patch()
     self.heads = self.make_heads()
+
+  def _checked_patch(self) -> tuple[int, int]:
+    """Returns the size of patches, if the trunk can see all crops."""
+    model: models.Model | None = self.model
+    if isinstance(model, vit.ViT) and model.has_two_heads:
+      model = None
+    reason = 'needs a ViT without a distillation token'
+    trunk = trunk_checks.checked_vit(model, self.config, reason)
+    patch = models.patch_of_images(trunk)
+    keys = {
+      'global': 'data.image_size',
+      'local': 'objective.options.local_size',
+    }
+    for name, view in self.views.items():
+      size = view.crop.size
+      if any(x % p for x, p in zip(size, patch, strict=True)):
+        raise config_lib.UserError(
+          f'config.{keys[name]} gives crops of {inputs.times(size)} pixels,'
+          f' which patches of {inputs.times(patch)} do not fill: choose a'
+          ' multiple of these'
+        )
+    return patch
 
   def make_heads(self) -> dict[str, heads.PrototypeHead]:
     """Returns the heads by their names in the parameters."""
@@ -135,49 +153,40 @@ class Dino(base.Objective):
     )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective.options`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
-    key = 'objective.options'
-    options = config.objective.options
-    config_lib.check_choice(config, f'{key}.assignment', ASSIGNMENTS)
-    config_lib.check_choice(config, f'{key}.resize', resize.METHODS)
-    least = {
-      'local_crops': 0,
-      'local_size': 1,
-      'prototypes': 2,
-      'head_layers': 1,
-      'head_hidden': 1,
-      'bottleneck': 1,
-      'sinkhorn_iterations': 1,
-    }
-    for name, minimum in least.items():
-      config_lib.within(config, f'{key}.{name}', f'[{minimum}, inf)')
-    for name in _POSITIVE:
-      config_lib.within(config, f'{key}.{name}', '(0, inf)')
-    for name in ('momentum', 'centre_momentum'):
-      config_lib.within(config, f'{key}.{name}', '[0, 1]')
-    for name in _DURATIONS:
-      config_lib.duration(config, f'{key}.{name}')
-    check_scale(options.local_scale, f'{key}.local_scale', 'area')
-    if config.train.ema_decay:
+  def check(config: base.Config) -> None:
+    """Checks the shares of crops, and that batches are as the loss needs."""
+    options, train = config.objective.options, config.train
+    check_scale(config, 'local_scale', 'area')
+    if train.ema_decay:
       raise config_lib.UserError(
-        f'config.train.ema_decay is {config.train.ema_decay}, but the teacher'
+        f'config.train.ema_decay is {train.ema_decay}, but the teacher'
         f' of config.objective.name={config.objective.name} is the moving'
         ' average that is evaluated: set it to 0'
       )
-    _check_coupled(config)
+    coupling = ''
+    if options.batch_norm:
+      coupling = 'config.objective.options.batch_norm'
+    elif options.assignment == 'sinkhorn':
+      coupling = 'config.objective.options.assignment=sinkhorn'
+    if coupling and config_lib.num_microbatches(config) > 1:
+      raise config_lib.UserError(
+        f'config.train.accumulation is {train.accumulation}, but {coupling}'
+        ' needs the whole batch at once: set it to 1'
+      )
+    if coupling and train.batch_size < 2:
+      raise config_lib.UserError(
+        f'config.train.batch_size is {train.batch_size}, but {coupling}'
+        ' compares the images of a batch: set it to 2 at least'
+      )
 
   def init(self, key: jax.Array) -> base.Params:
     """Returns fresh parameters: of the trunk, and of each head."""
     keys = jax.random.split(key, 1 + len(self.heads))
-    params = {
-      'trunk': models.init_params(self.model, keys[0], self.image_shape)
-    }
-    example = self._example(params['trunk'])
+    params = {'trunk': super().init(keys[0])}
+    images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
+    apply = functools.partial(self.apply, method='trunk')
+    shapes = jax.eval_shape(apply, params['trunk'], images)
+    example = jnp.zeros(shapes['features'].shape)
     for (name, head), subkey in zip(self.heads.items(), keys[1:], strict=True):
       params[name] = head.init(subkey, example)['params']
     return params
@@ -186,13 +195,6 @@ class Dino(base.Objective):
   def held(self) -> tuple[str, int]:
     """The last layer of a head (DINO, appendix C)."""
     return '(^|/)last_layer/', self.num_steps(self._options.freeze_last_layer)
-
-  def _example(self, trunk: base.Params) -> jax.Array:
-    """Returns zeros in the shape of a feature, [1, D]."""
-    images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
-    apply = functools.partial(self.apply, method='trunk')
-    shapes = jax.eval_shape(apply, trunk, images)
-    return jnp.zeros(shapes['features'].shape)
 
   def init_extra(self, params: base.Params) -> base.Extra:
     """Returns the teacher, the centre, and the number of updates."""
@@ -213,44 +215,74 @@ class Dino(base.Objective):
       return None
     rules: list[tables.Rule] = []
     for name, head in self.heads.items():
-      foreign_prefix = f'{self.foreign_heads[name]}.'
-      rules += dino_head.rules(
-        f'{name}/', foreign_prefix, head.layers, head.batch_norm
-      )
+      prefixes = f'{name}/', f'{self.foreign_heads[name]}.'
+      rules += dino_head.rules(*prefixes, head.layers, head.batch_norm)
     return objective_tables.ObjectiveTable(rules, dino_head.stored)
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the cross-entropy of the student's crops with the teacher's."""
-    student_outputs = [
-      self.see(
-        *(params, batch[name], rng),
-        features_only=True,
-        is_local=name == 'local',
-      )
-      for name in self.views
+    outputs = [
+      self.see(params, batch[x], rng, features_only=True, is_local=x == 'local')
+      for x in self.views
     ]
+    student = jnp.concatenate([x['features'] for x in outputs], axis=1)
     taught = self.teach(extra, batch['global'], features_only=True)
-    features = jnp.concatenate([x['features'] for x in student_outputs], axis=1)
-    return self.class_loss(params, extra, features, taught['features'])
+    return self.class_loss(params, extra, student, taught['features'])
 
   def see(
-    self, params: base.Params, images: jax.Array, rng: base.Rng, **kwargs: Any
+    self, params: base.Params, images: jax.Array, rng: Rng, **kwargs: Any
   ) -> base.Outputs:
     """Applies the student's trunk, for training, to crops [B, n, H, W, C]."""
-    arguments = self.train_arguments(rng)
-    return self.crops.apply(params['trunk'], images, **arguments, **kwargs)
+    arguments = self.train_arguments(rng) | kwargs
+    return self.apply_crops(params['trunk'], images, **arguments)
 
   def teach(
     self, extra: base.Extra, images: jax.Array, **kwargs: Any
   ) -> base.Outputs:
     """Applies the teacher's trunk to crops [B, n, H, W, C]."""
-    return self.crops.apply(extra[base.AVERAGE]['trunk'], images, **kwargs)
+    return self.apply_crops(extra[base.AVERAGE]['trunk'], images, **kwargs)
+
+  def apply_crops(
+    self,
+    params: base.Params,
+    images: jax.Array,
+    rows: jax.Array | None = None,
+    *,
+    is_local: bool = False,
+    **kwargs: Any,
+  ) -> base.Outputs:
+    """Applies the trunk to crops [B, n, H, W, C]; its outputs are [B, n, ...].
+
+    Args:
+      params: Parameters of the trunk.
+      images: float32 [B, n, H, W, C].
+      rows: int32 [B], positions of the images in the global batch, for dropout;
+        None: there is none.
+      is_local: Whether the crops are local ones.
+      **kwargs: Further arguments of the trunk; arrays are [B, n, ...].
+    """
+    b, n, *shape = images.shape
+    # The crops of an image stay together: no device needs those of another.
+    flat: dict[str, Any] = {
+      k: x.reshape(b * n, *x.shape[2:]) if isinstance(x, jax.Array) else x
+      for k, x in kwargs.items()
+    }
+    if rows is not None:  # then each crop of the global batch has a number
+      crops = (_GLOBAL if is_local else 0) + jnp.arange(n, dtype=jnp.int32)
+      count = _GLOBAL + self._options.local_crops
+      flat['rows'] = (rows[:, None] * count + crops).reshape(-1)
+    table, size = params.get('position_embedding'), tuple(shape[:2])
+    if table is not None and size != self.image_shape[:2]:
+      p, q = self._patch
+      old, new = ((h // p, w // q) for h, w in (self.image_shape[:2], size))
+      resized = flexible.positions(table, old, new, self._options.resize)
+      params = params | {'position_embedding': resized}
+    outputs: Any = self.model.apply(
+      {'params': params}, images.reshape(b * n, *shape), method='trunk', **flat
+    )
+    return {k: x.reshape(b, n, *x.shape[1:]) for k, x in outputs.items()}
 
   def class_loss(
     self,
@@ -261,11 +293,8 @@ class Dino(base.Objective):
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the loss of whole crops, scalars, and the new extra.
 
-    Args:
-      params: The student's parameters.
-      extra: State.
-      student: Features of all crops, [B, S, D]; the global ones first.
-      teacher: Features of the global crops, [B, T, D].
+    `student` are the features of all crops, [B, S, D], the global ones first;
+    `teacher` those of the global crops, [B, T, D].
     """
     o = self._options
     logits, statistics = self.project('head', params, extra, student)
@@ -291,17 +320,10 @@ class Dino(base.Objective):
   def project(
     self, name: str, params: base.Params, extra: base.Extra, x: jax.Array
   ) -> tuple[jax.Array, base.Extra]:
-    """Applies a head to features [..., D].
+    """Applies the head `name` of the student or the teacher to x [..., D].
 
-    Args:
-      name: Name of the head.
-      params: Parameters of the student or of the teacher.
-      extra: State.
-      x: Features.
-
-    Returns:
-      Logits, float32 [..., K]; and the head's new running statistics, to be
-      merged into `extra`.
+    Returns logits, float32 [..., K]; and the head's new running statistics, to
+    be merged into `extra`.
     """
     variables = {'params': params[name]}
     flat = x.reshape(-1, x.shape[-1])  # BatchNorm is over all crops
@@ -324,13 +346,10 @@ class Dino(base.Objective):
     centre: jax.Array,
     weights: jax.Array | None = None,
   ) -> jax.Array:
-    """Returns the teacher's probabilities.
+    """Returns the teacher's probabilities of its logits [..., K].
 
-    Args:
-      logits: The teacher's, [..., K].
-      extra: State.
-      centre: [K].
-      weights: [...], 0 for logits that do not count; None: all count.
+    `centre` is [K], and `weights` [...] are 0 for logits that do not count;
+    None: all count.
     """
     o = self._options
     temperature = prototypes.warmed_up(
@@ -363,11 +382,9 @@ class Dino(base.Objective):
 
   def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
     """Returns a line if the teacher has collapsed."""
-    if step <= self.lengths.warmup:
-      return []
     count, entropy = self._options.prototypes, scalars['teacher_entropy']
     collapse = prototypes.collapse(entropy, count)
-    if not collapse:
+    if step <= self.lengths.warmup or not collapse:
       return []
     return [
       f'the teacher has collapsed: it gives {collapse} to each crop, and the'
@@ -378,33 +395,32 @@ class Dino(base.Objective):
     ]
 
 
-def check_scale(scale: Any, key: str, quantity: str) -> None:
-  """Raises a UserError if a range of shares of an image is not one."""
+def _views(config: base.Config) -> dict[str, geometry.View]:
+  """Returns two 'global' crops, as `config.data` says, and 'local' ones.
+
+  Local crops are those of multi-crop training (SwAV, arXiv:2006.09882, section
+  3.2): small, of a small part of the image.
+  """
+  options, crop = config.objective.options, geometry.train_crop(config)
+  views = {'global': geometry.View(crop, _GLOBAL)}
+  if options.local_crops:
+    local = dataclasses.replace(
+      crop,
+      kind='random_resized',
+      size=(options.local_size, options.local_size),
+      scale=tuple(options.local_scale),
+      pad=0,
+    )
+    views['local'] = geometry.View(local, options.local_crops)
+  return views
+
+
+def check_scale(config: base.Config, name: str, quantity: str) -> None:
+  """Checks that an option is a range of shares of an image."""
+  scale = config.objective.options[name]
   good = len(scale) == 2 and all(isinstance(x, int | float) for x in scale)
   if not good or not 0 < scale[0] <= scale[1] <= 1:
     raise config_lib.UserError(
-      f'config.{key} is {tuple(scale)}: it must be the least and the largest'
-      f" share of an image's {quantity}, above 0 and at most 1"
-    )
-
-
-def _check_coupled(config: ml_collections.ConfigDict) -> None:
-  """Raises a UserError if the loss needs a larger batch, or a whole one."""
-  options, key = config.objective.options, 'config.objective.options'
-  reasons = []
-  if options.batch_norm:
-    reasons.append(f'{key}.batch_norm')
-  if options.assignment == 'sinkhorn':
-    reasons.append(f'{key}.assignment=sinkhorn')
-  if not reasons:
-    return
-  if config_lib.num_microbatches(config) > 1:
-    raise config_lib.UserError(
-      f'config.train.accumulation is {config.train.accumulation}, but'
-      f' {reasons[0]} needs the whole batch at once: set it to 1'
-    )
-  if config.train.batch_size < 2:
-    raise config_lib.UserError(
-      f'config.train.batch_size is {config.train.batch_size}, but {reasons[0]}'
-      ' compares the images of a batch: set it to 2 at least'
+      f'config.objective.options.{name} is {tuple(scale)}: it must be the least'
+      f" and the largest share of an image's {quantity}, above 0 and at most 1"
     )

@@ -7,21 +7,17 @@ In comments: B images, N patches of a global crop, M of them that may be masked,
 D the size of a feature, K prototypes.
 """
 
-from collections.abc import Mapping
 import math
-from typing import Any
 from typing import ClassVar
 from typing import NamedTuple
 from typing import Self
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import models
-from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
 from vit_jax.models import prototypes as heads
 from vit_jax.objectives import base
 from vit_jax.objectives import block_masks
@@ -91,11 +87,9 @@ class MaskShares(NamedTuple):
   ) -> jax.Array:
     """Returns the number of patches to mask in crops, int32 [...].
 
-    Args:
-      key: Random key of the step, which shuffles the crops.
-      numbers: int32 [...], the crops' numbers in the batch.
-      draws: float32 [...], in [0, 1), one for each crop.
-      patches: Number of patches of a crop.
+    `key` shuffles the crops of the step. `numbers` are the crops' places in the
+    batch, int32 [...], and `draws` one random number in [0, 1) for each. A crop
+    has so many `patches`.
     """
     rank = jax.random.permutation(key, self.crops)[numbers]
     bounds = jnp.asarray(np.append(self.bounds, self.bounds[-1]))
@@ -112,8 +106,8 @@ class DinoV2(dino.Dino):
   spreads the features of a batch.
   """
 
-  couples_examples: ClassVar[bool] = True
-  options: ClassVar[Mapping[str, Any]] = dict(dino.Dino.options) | {
+  couples_examples: ClassVar = True
+  options: ClassVar = dict(dino.Dino.options) | {
     'assignment': 'sinkhorn',
     'trains_scale': True,
     'mask_probability': 0.5,  # share of the crops with masked patches
@@ -126,19 +120,15 @@ class DinoV2(dino.Dino):
     'patch_centre': 'masked',
     'koleo_weight': 0.1,
   }
-  foreign_heads: ClassVar[Mapping[str, str]] = {
-    'head': 'dino_head',
-    'patch_head': 'ibot_head',
+  limits: ClassVar = dict(dino.Dino.limits) | {
+    'mask_probability': '[0, 1]',
+    'mask_start': 'duration',
+    'patch_weight patch_prototypes koleo_weight': '[0, inf)',
+    'patch_centre': ('masked', 'all'),
   }
+  foreign_heads: ClassVar = {'head': 'dino_head', 'patch_head': 'ibot_head'}
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
-    """Makes the trunk and the heads.
-
-    Raises:
-      UserError: The model or the crops do not suit the method.
-    """
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     o, (height, width, _) = self._options, self.image_shape
     if not getattr(self.model, 'mask_token', False):
@@ -147,8 +137,7 @@ class DinoV2(dino.Dino):
         f' config.objective.name={config.objective.name} masks patches: set it'
         ' to True'
       )
-    patch = models.patch_of_images(self.model)
-    self._grid = height // patch[0], width // patch[1]
+    self._grid = height // self._patch[0], width // self._patch[1]
     self._most = int(math.prod(self._grid) * o.mask_ratio[1])
     self._shares = MaskShares(
       2 * config.train.batch_size, o.mask_probability, tuple(o.mask_ratio)
@@ -156,8 +145,8 @@ class DinoV2(dino.Dino):
     if min(self._grid) < 2 or self._most < 1:
       raise config_lib.UserError(
         f'config.data.image_size gives {self._grid[0]} x {self._grid[1]}'
-        ' patches, too few to mask'
-        f' {o.mask_ratio[1]:g} of them: take smaller patches or larger images'
+        f' patches, too few to mask {o.mask_ratio[1]:g} of them: take smaller'
+        ' patches or larger images'
       )
 
   def make_heads(self) -> dict[str, heads.PrototypeHead]:
@@ -169,31 +158,22 @@ class DinoV2(dino.Dino):
     return prototype_heads
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective.options`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+  def check(config: base.Config) -> None:
+    """Checks what is masked, and that batches are as the losses need."""
     trunk_checks.check_patches(config)
     dino.Dino.check(config)
-    o, key = config.objective.options, 'objective.options'
-    config_lib.check_choice(config, f'{key}.patch_centre', ('masked', 'all'))
-    for name in ('patch_weight', 'koleo_weight', 'patch_prototypes'):
-      config_lib.within(config, f'{key}.{name}', '[0, inf)')
-    config_lib.duration(config, f'{key}.mask_start')
-    dino.check_scale(o.mask_ratio, f'{key}.mask_ratio', 'patches')
-    config_lib.within(config, f'{key}.mask_probability', '[0, 1]')
+    dino.check_scale(config, 'mask_ratio', 'patches')
+    o, key = config.objective.options, 'config.objective.options'
     if o.patch_prototypes and not o.patch_head:
       raise config_lib.UserError(
-        f'config.{key}.patch_prototypes is {o.patch_prototypes}, but patches'
-        f' share the head: set config.{key}.patch_head=True'
+        f'{key}.patch_prototypes is {o.patch_prototypes}, but patches share the'
+        f' head: set {key}.patch_head=True'
       )
     if o.koleo_weight and config.train.batch_size < 2:
       raise config_lib.UserError(
         f'config.train.batch_size is {config.train.batch_size}, but KoLeo'
         ' compares each image with another: set it to 2 at least, or'
-        f' config.{key}.koleo_weight to 0'
+        f' {key}.koleo_weight to 0'
       )
 
   def init_extra(self, params: base.Params) -> base.Extra:
@@ -206,18 +186,14 @@ class DinoV2(dino.Dino):
     return 'patch_head' if self._options.patch_head else 'head'
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the sum of the losses of crops, of patches and of KoLeo."""
     o = self._options
     masks = self.draw_masks(rng)
     masks &= extra['updates'] >= self.num_steps(o.mask_start)
-    student_outputs = self.see(params, batch['global'], rng, masked=masks)
-    features = [student_outputs['features']]
+    outputs = self.see(params, batch['global'], rng, masked=masks)
+    features = [outputs['features']]
     if 'local' in self.views:
       local = self.see(
         params, batch['local'], rng, features_only=True, is_local=True
@@ -227,15 +203,14 @@ class DinoV2(dino.Dino):
     loss, scalars, new = self.class_loss(
       params, extra, jnp.concatenate(features, axis=1), taught['features']
     )
-    of_patches, new = self._patch_loss(
-      params, extra, new, student_outputs, taught, masks
+    of_patches, changed = self._patch_loss(
+      params, extra, outputs['tokens'], taught['tokens'], masks
     )
+    new |= changed
     scalars |= {'class_loss': loss, 'patch_loss': of_patches}
     loss += o.patch_weight * of_patches
     if o.koleo_weight:
-      crop_losses = jax.vmap(prototypes.koleo, in_axes=1)(
-        student_outputs['features']
-      )
+      crop_losses = jax.vmap(prototypes.koleo, in_axes=1)(features[0])
       scalars['koleo_loss'] = crop_losses.sum()
       loss += o.koleo_weight * scalars['koleo_loss']
     return loss, scalars, new
@@ -253,11 +228,7 @@ class DinoV2(dino.Dino):
     )
 
   def pictures(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    images: jax.Array,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, images: jax.Array, rng: Rng
   ) -> list[base.Column]:
     """Returns images with the masks of both global crops, and the originals."""
     masks = self.draw_masks(rng)
@@ -267,13 +238,13 @@ class DinoV2(dino.Dino):
       base.Column('original', images),
     ]
 
-  def hidden(self, rng: base.Rng, step: int) -> dict[str, jax.Array]:
+  def hidden(self, rng: Rng, step: int) -> dict[str, jax.Array]:
     """Returns the patches of global crops that the student does not see."""
     is_begun = step >= self.num_steps(self._options.mask_start)
     masks = self.draw_masks(rng) & is_begun
     return {'global': masks.reshape(*masks.shape[:2], *self._grid)}
 
-  def draw_masks(self, rng: base.Rng) -> jax.Array:
+  def draw_masks(self, rng: Rng) -> jax.Array:
     """Draws the masks of the global crops, bool [B, 2, N]."""
     crops = jnp.arange(2, dtype=jnp.int32)
     numbers = 2 * rng.rows[:, None] + crops
@@ -282,13 +253,10 @@ class DinoV2(dino.Dino):
       image_keys, crops
     )
     draws = jax.vmap(jax.vmap(jax.random.uniform))(keys)
-    counts = self._shares.counts(
-      rng.fold(base.Purpose.OBJECTIVE).key,
-      numbers,
-      draws,
-      math.prod(self._grid),
-    )
-    most = max(int(_MOST_OF_GRID * math.prod(self._grid)), 1)
+    step_key = rng.fold(base.Purpose.OBJECTIVE).key
+    patches = math.prod(self._grid)
+    counts = self._shares.counts(step_key, numbers, draws, patches)
+    most = max(int(_MOST_OF_GRID * patches), 1)
     blocks = block_masks.BlockMasks(self._grid, self._most, _LEAST_BLOCK, most)
     masks = blocks.draw(keys.reshape(-1), counts.reshape(-1))
     return masks.mask.reshape(*numbers.shape, -1)
@@ -297,30 +265,21 @@ class DinoV2(dino.Dino):
     self,
     params: base.Params,
     extra: base.Extra,
-    new: base.Extra,
-    student_outputs: base.Outputs,
-    taught: base.Outputs,
+    student: jax.Array,
+    teacher: jax.Array,
     masks: jax.Array,
   ) -> tuple[jax.Array, base.Extra]:
-    """Returns the loss of masked patches, and the new extra.
+    """Returns the loss of masked patches, and what changes in the extra.
 
-    Args:
-      params: The student's parameters.
-      extra: State at the beginning of the step.
-      new: State so far.
-      student_outputs: Outputs of the student's trunk.
-      taught: Outputs of the teacher's trunk.
-      masks: bool [B, 2, N].
+    `student` and `teacher` are the tokens of their trunks, `masks` bool
+    [B, 2, N].
     """
     o, name = self._options, self._patch_head
     chosen = Patches.from_masks(masks, self._most)
     student, teacher = (
-      x['tokens'][..., self.model.prefix_length :, :]
-      for x in (student_outputs, taught)
+      x[..., self.model.prefix_length :, :] for x in (student, teacher)
     )
-    logits, new_statistics = self.project(
-      name, params, extra, chosen.take(student)
-    )
+    logits, changed = self.project(name, params, extra, chosen.take(student))
     is_masked = (chosen.weights > 0).astype(jnp.float32)
     weights = None
     if o.patch_centre == 'masked':
@@ -338,4 +297,4 @@ class DinoV2(dino.Dino):
     loss = prototypes.patch_loss(
       logits, probabilities, chosen.weights, o.student_temperature
     )
-    return loss, new | new_statistics | {'patch_centre': centre}
+    return loss, changed | {'patch_centre': centre}

@@ -1,6 +1,5 @@
 """Classification with distillation from a teacher (DeiT, arXiv:2012.12877)."""
 
-from collections.abc import Mapping
 import functools
 import os
 from typing import Any
@@ -9,21 +8,19 @@ from typing import ClassVar
 from absl import logging
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 
 from vit_jax import config as config_lib
 from vit_jax import weights
 from vit_jax.data import base as data_base
-from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import levels
 from vit_jax.models import describing
 from vit_jax.objectives import base
 from vit_jax.objectives import classification
 from vit_jax.objectives import losses
 
-TARGETS = ('hard', 'soft')
 _TEACHER = 'config.objective.options.teacher'
 
 
@@ -35,8 +32,8 @@ class Distillation(classification.Classification):
   other students, the only head learns from both.
   """
 
-  moves_statistics: ClassVar[bool] = False
-  options: ClassVar[Mapping[str, Any]] = {
+  moves_statistics: ClassVar = False
+  options: ClassVar = {
     # The teacher: any path that `vit_jax.load` reads.
     'teacher': '',
     # What the student learns from the teacher. 'hard': the class that the
@@ -47,36 +44,32 @@ class Distillation(classification.Classification):
     # For 'soft': the logits of both models are divided by it.
     'temperature': 3.0,
   }
+  limits: ClassVar = {
+    'distillation': ('hard', 'soft'),
+    'teacher_weight': '[0, 1]',
+    'temperature': '(0, inf)',
+  }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
-    """Makes the model and loads the teacher.
-
-    Raises:
-      UserError: The teacher cannot be loaded, or it has another number of
-        classes or channels.
-    """
+  def __init__(self, config: base.Config, features: base.Features):
+    """Makes the model, and loads the teacher, which must fit the data."""
     super().__init__(config, features)
     self._options = config.objective.options
-    self._normalization = config_lib.normalization(config)
-    self._teacher = _load(self._options.teacher, self.image_shape[:2])
-    self._check_teacher(config)
+    path = self._options.teacher
+    self._teacher = teacher = _load(path, self.image_shape[:2])
     self._teacher_model = describing.with_keys(
-      self._teacher.model, dtype=jnp.dtype(config.train.dtype)
+      teacher.model, dtype=jnp.dtype(config.train.dtype)
     )
-
-  def _check_teacher(self, config: ml_collections.ConfigDict) -> None:
-    path, preprocess = self._options.teacher, self._teacher.preprocess
-    needed = config.model.num_classes, config.data.channels
-    has = self._teacher.model.num_classes, preprocess.channels
-    for kind, a, b in zip(('classes', 'channels'), needed, has, strict=True):
-      if a != b:
+    classes, channels = config.model.num_classes, config.data.channels
+    for kind, needed, has in (
+      ('classes', classes, teacher.model.num_classes),
+      ('channels', channels, teacher.preprocess.channels),
+    ):
+      if needed != has:
         raise config_lib.UserError(
-          f'{_TEACHER}={path} knows {b} {kind}, but the data has {a}'
+          f'{_TEACHER}={path} knows {has} {kind}, but the data has {needed}'
         )
     data_window = levels.from_config(config).window
-    window = preprocess.intensity
+    window = teacher.preprocess.intensity
     if data_window != window:
       raise config_lib.UserError(
         f'{_TEACHER}={path} was trained with the intensities'
@@ -85,22 +78,14 @@ class Distillation(classification.Classification):
       )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+  def check(config: base.Config) -> None:
+    """Checks that there is a teacher, and the options of a classifier."""
     if not config.objective.options.teacher:
       raise config_lib.UserError(
         f'{_TEACHER} is empty, but config.objective.name is'
         " 'distillation': say which model teaches"
       )
     classification.Classification.check(config)
-    key = 'objective.options'
-    config_lib.check_choice(config, f'{key}.distillation', TARGETS)
-    config_lib.within(config, f'{key}.teacher_weight', '[0, 1]')
-    config_lib.within(config, f'{key}.temperature', '(0, inf)')
 
   def init_extra(self, params: base.Params) -> base.Extra:
     """Returns the teacher's parameters, which stay constant."""
@@ -112,16 +97,12 @@ class Distillation(classification.Classification):
 
     That cannot be checked if the teacher has no class names, or none of the
     data's.
-
-    Raises:
-      UserError: The order differs, or the class weights do not fit the classes.
     """
     super().check_source(source)
     classes = source.classes
     path, teacher_classes = self._options.teacher, self._teacher.classes
-    for i, (data_class, teacher_class) in enumerate(
-      zip(classes, teacher_classes, strict=False)
-    ):
+    pairs = zip(classes, teacher_classes, strict=False)
+    for i, (data_class, teacher_class) in enumerate(pairs):
       if data_class != teacher_class and teacher_class in classes:
         raise config_lib.UserError(
           f'{_TEACHER}={path} has its classes in another order'
@@ -136,41 +117,28 @@ class Distillation(classification.Classification):
       )
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the loss (nats), its distillation part, and the accuracy.
 
     The loss is (1 - w) * cross-entropy + w * distillation, where w is
     `teacher_weight` (DeiT, equations 2 and 3).
     """
-    heads = self._heads(params, batch, rng)
-    labels = batch['label']
+    images, labels = batch['image'], batch['label']
+    if getattr(self.model, 'has_two_heads', False):
+      heads = self.apply_train(params, images, rng, merge_heads=False)
+    else:  # the only head learns from both
+      logits = self.apply_train(params, images, rng)
+      heads = jnp.stack([logits, logits], axis=1)  # [B, 2, classes]
     loss = self.cross_entropy(heads[:, 0], labels).mean()
-    teacher = self._teacher_model.apply(
-      {'params': extra['teacher']}, self._as_teacher_sees(batch['image'])
+    teacher: Any = self._teacher_model.apply(
+      {'params': extra['teacher']}, self._as_teacher_sees(images)
     )
-    assert isinstance(teacher, jax.Array)  # not a tuple: nothing is mutable
     from_teacher = self._from_teacher(heads[:, 1], teacher).mean()
     w = self._options.teacher_weight
     accuracy = losses.accuracy(heads.mean(axis=1), labels)
     scalars = {'accuracy': accuracy, 'distillation_loss': from_teacher}
     return (1 - w) * loss + w * from_teacher, scalars, extra
-
-  def _heads(
-    self, params: base.Params, batch: base.Batch, rng: base.Rng
-  ) -> jax.Array:
-    """Returns the logits that learn the labels and the teacher's predictions.
-
-    [B, 2, classes]; without a distillation head both are the same.
-    """
-    if getattr(self.model, 'has_two_heads', False):
-      return self.apply_train(params, batch['image'], rng, merge_heads=False)
-    logits = self.apply_train(params, batch['image'], rng)
-    return jnp.stack([logits, logits], axis=1)
 
   def _from_teacher(self, logits: jax.Array, teacher: jax.Array) -> jax.Array:
     """Returns the distillation loss of each image, float32 [B].
@@ -187,22 +155,16 @@ class Distillation(classification.Classification):
     return t**2 * divergence
 
   def _as_teacher_sees(self, images: jax.Array) -> jax.Array:
-    """Normalises images [B, H, W, C] with the teacher's mean and std."""
-    mean, std = (np.asarray(x, np.float32) for x in self._normalization)
+    mean, std = map(np.float32, config_lib.normalization(self.config))
     pixels = images * std + mean
     preprocess = self._teacher.preprocess
-    mean, std = (
-      np.asarray(x, np.float32) for x in (preprocess.mean, preprocess.std)
-    )
+    mean, std = map(np.float32, (preprocess.mean, preprocess.std))
     return (pixels - mean) / std
 
 
 @functools.lru_cache(maxsize=1)  # a run makes the objective several times
 def _load(path: str, image_size: tuple[int, int]) -> weights.Loaded:
-  try:
+  with config_lib.explained(_TEACHER, ValueError):
     teacher = weights.load(os.path.expanduser(path), image_size=image_size)
-  except ValueError as e:
-    message = config_lib.one_line(e)
-    raise config_lib.UserError(f'{_TEACHER}: {message}') from None
   logging.info('the teacher is %s', teacher.origin)
   return teacher

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import data
@@ -32,8 +32,6 @@ from vit_jax.objectives import contrastive
 from vit_jax.objectives import towers as towers_lib
 from vit_jax.objectives import trained
 
-_DIGEST = 8  # bytes
-
 
 class Embedder:
   """A model on the devices, to embed images and texts.
@@ -45,11 +43,7 @@ class Embedder:
   """
 
   def __init__(self, loaded: weights.Loaded, batch_size: int):
-    """Copies the parameters to the devices; compiles nothing yet.
-
-    Raises:
-      UserError: The run of the model cannot be read as it was trained.
-    """
+    """Copies the parameters to the devices; compiles nothing yet."""
     self._loaded = loaded
     config = loaded.preprocess.to_config()
     config.train.batch_size = batch_size
@@ -60,27 +54,23 @@ class Embedder:
   def images(
     self, batches: Iterable[loaded_lib.Pair]
   ) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yields the embeddings of batches of images, float32 [B, E].
+    """Yields the value of each pair, and embeddings, float32 [B, E].
 
-    Args:
-      batches: Pairs of any value and a batch, image: uint8 [B, H, W, C].
-
-    Yields:
-      The value of each pair, and the embeddings.
+    The other of a pair is a batch, image: uint8 [B, H, W, C].
     """
-    function = image_features if self.towers else trunk_features
     feature = {'image': features_lib.Image(None)}
-    yield from self.applied(function, feature, batches)
+    yield from self.applied(self._embed, feature, batches)
+
+  def _embed(self, objective: Any, params: Any, batch: Any) -> jax.Array:
+    if self.towers:
+      return zero_shot.image_features(objective, params, batch)['features']
+    outputs = embedded.embed(objective, params, batch)
+    return projection.unit(outputs['embedding'])
 
   def texts(self, texts: Sequence[str], flag: str) -> np.ndarray:
     """Returns the embeddings of texts, float32 [M, E].
 
-    Args:
-      texts: Texts.
-      flag: What names them, for errors, as '--text'.
-
-    Raises:
-      UserError: The model has no text tower, or a text cannot be read.
+    `flag` is what names them, for errors, as '--text'.
     """
     if self.towers is None:
       stored = self._loaded.trained_with
@@ -95,7 +85,7 @@ class Embedder:
 
   def digest(self) -> str:
     """Returns a digest of the model and of how images are prepared."""
-    digest = hashlib.blake2b(digest_size=_DIGEST)
+    digest = hashlib.blake2b(digest_size=8)
     model = self._loaded.model
     settings = [
       self._loaded.preprocess.to_config().data.to_dict(),
@@ -110,24 +100,24 @@ class Embedder:
 
 
 def embed_split(
-  loaded: weights.Loaded, config: ml_collections.ConfigDict, source: data.Source
+  loaded: weights.Loaded, config: ConfigDict, source: data.Source
 ) -> Iterator[embedded.Embedded]:
   """Yields the embeddings of a split, batch by batch.
 
   Those of a model of images and texts have unit length, in the space that both
-  share; of another model, they are the inputs of the head.
-
-  Args:
-    loaded: The model.
-    config: Says how images are read and prepared, and names the split.
-    source: The split.
-
-  Raises:
-    UserError: An image cannot be read, or the device has too little memory.
+  share; of another model, they are the inputs of the head. The config says how
+  images are read and prepared, and names the split.
   """
+
+  def embed_shared(
+    objective: Any, params: Any, batch: dict[str, jax.Array]
+  ) -> dict[str, jax.Array]:
+    outputs = zero_shot.image_features(objective, params, batch)
+    return outputs | {'embedding': outputs['features']}
+
   towers, params = _load_towers(loaded)
   objective = towers or loaded_lib.Trunk(loaded.model)
-  function = _embed_shared if towers else embedded.embed
+  function = embed_shared if towers else embedded.embed
   split = config.data.split
   context = loaded_lib.LoadedContext(objective, params, config, {split: source})
   return map(embedded.Embedded.from_batch, context.apply(function, split))
@@ -147,26 +137,3 @@ def _load_towers(
     assert isinstance(objective, contrastive.Contrastive)
     towers = objective, params
   return towers or (None, loaded.params)
-
-
-def image_features(
-  objective: Any, params: Any, batch: dict[str, jax.Array]
-) -> jax.Array:
-  """Returns the embeddings of images in the shared space, [B, E]."""
-  return _embed_shared(objective, params, batch)['embedding']
-
-
-def _embed_shared(
-  objective: Any, params: Any, batch: dict[str, jax.Array]
-) -> dict[str, jax.Array]:
-  """Returns `embedding`, float32 [B, E], and the batch without its images."""
-  outputs = zero_shot.image_features(objective, params, batch)
-  return outputs | {'embedding': outputs['features']}
-
-
-def trunk_features(
-  objective: Any, params: Any, batch: dict[str, jax.Array]
-) -> jax.Array:
-  """Returns the inputs of the head at unit length, [B, E]."""
-  embeddings = embedded.embed(objective, params, batch)['embedding']
-  return projection.unit(embeddings)

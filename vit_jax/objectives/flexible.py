@@ -15,11 +15,9 @@ loaded as one: `vit_jax.load(run, patch_size=8)` resizes in the same way.
 import copy
 import math
 from typing import Any
-from typing import cast
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -40,7 +38,7 @@ Patch = tuple[int, int]
 _POSITIONS = 'position_embedding'
 
 
-def check(config: ml_collections.ConfigDict, patch: Patch, key: str) -> None:
+def check(config: base.Config, patch: Patch, key: str) -> None:
   """Raises a UserError if a patch size, of a key, does not divide the image."""
   image = config_lib.sides(config.data.image_size)
   if len(image) != 2 or image[0] % patch[0] or image[1] % patch[1]:
@@ -53,11 +51,8 @@ def check(config: ml_collections.ConfigDict, patch: Patch, key: str) -> None:
 def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
   """Returns an objective whose model has patches of another size.
 
-  Its parameters are those of `objective`, which has no other parameters than
-  those of its model. `patch` is (height, width), which divide the image.
-
-  Raises:
-    UserError: Its model has no patches that can be resized.
+  Its parameters are those of `objective`, which must be of its model alone.
+  `patch` is (height, width), which divide the image.
   """
   model = objective.model
   if patch == models.pixels_per_token(model):
@@ -90,7 +85,7 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
   extension.extend(resizing, _AtPatch)
   resizing.stored = objective
   resizing.model = model.clone(patches=model.patches.clone(patch_size=patch))
-  return cast(_AtPatch, resizing)
+  return resizing
 
 
 class _AtPatch(base.Objective):
@@ -107,10 +102,9 @@ class _AtPatch(base.Objective):
     return self.stored.init(key)
 
   def _resized(self, params: base.Params) -> base.Params:
-    old, new = (
-      cast(Patch, models.pixels_per_token(x.model)) for x in (self.stored, self)
-    )
-    image = cast(Patch, self.image_shape[:2])
+    image: Any = self.image_shape[:2]
+    old: Any = models.pixels_per_token(self.stored.model)
+    new: Any = models.pixels_per_token(self.model)
     return resized(params, image, old, new)
 
   def apply(self, params: base.Params, images: jax.Array, **kwargs: Any) -> Any:
@@ -128,13 +122,8 @@ def resized(
 ) -> base.Params:
   """Returns the parameters of a ViT for patches of another size.
 
-  This is linear in the parameters, and can be differentiated.
-
-  Args:
-    params: Those of the ViT with patches of the size `old`.
-    image: Size of the images.
-    old: Size of its patches.
-    new: New size.
+  This is linear in the parameters, and can be differentiated. `old` is the size
+  of their patches, and `image` that of the images.
   """
   params = dict(params)
   projection = params['patch_embedding']
@@ -154,11 +143,8 @@ def positions(
 ) -> jax.Array:
   """Resizes learned positions [1, P + h w, D] from one grid (h, w) to another.
 
-  Args:
-    table: Those of P tokens before the patches, which stay, and of patches.
-    old: Their grid.
-    new: New grid.
-    method: One of `resize.METHODS`.
+  Those of the P tokens before the patches stay. `method` is one of
+  `resize.METHODS`.
   """
   first, patch_table = jnp.split(
     table, [table.shape[1] - math.prod(old)], axis=1

@@ -10,12 +10,10 @@ from collections.abc import Mapping
 import concurrent.futures
 import math
 import re
-from typing import Any
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 
@@ -23,7 +21,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
 from vit_jax.data import base as data_base
-from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import batches
 from vit_jax.models import igpt as model_lib
 from vit_jax.objectives import base
@@ -36,8 +34,7 @@ _ITERATIONS = 100
 def gen_loss(out: Mapping[str, jax.Array]) -> jax.Array:
   """Returns the mean cross-entropy of an image's pixels in nats, float32 [B].
 
-  Args:
-    out: From `models.igpt.IGPT.trunk`.
+  `out` is from `models.igpt.IGPT.trunk`.
   """
   return optax.softmax_cross_entropy_with_integer_labels(
     out['colour_logits'], out['ids']
@@ -47,68 +44,48 @@ def gen_loss(out: Mapping[str, jax.Array]) -> jax.Array:
 class IGPT(base.Objective):
   """Predicts each pixel's colour from those of the pixels before it."""
 
-  metrics: ClassVar[Mapping[str, str]] = {'loss': 'min', 'examples': 'max'}
-  options: ClassVar[Mapping[str, Any]] = {
+  metrics: ClassVar = {'loss': 'min', 'examples': 'max'}
+  options: ClassVar = {
     # The colours, one word for each: 2 or 4 hexadecimal digits for each
     # channel, as 'ff0000' or 'ffff00000000'. '': those of the checkpoint at
     # init_from.path, or colours that the run finds in the training split.
-    'palette': '',
+    'palette': ''
   }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
-    """Makes the model.
-
-    Raises:
-      UserError: The checkpoint's model has no clusters.
-    """
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
-    _check_model(self.model)
+    self.model = _checked(self.model)
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the model and the palette.
-
-    Raises:
-      UserError: The model is no iGPT, or the palette does not fit.
-    """
+  def check(config: base.Config) -> None:
+    """Checks the model and the palette."""
     if config.model.name == config_lib.INIT_FROM:  # it is not known yet
       return
     with config_lib.explained('config.model', ValueError):
-      model = models.from_config(config.model, 0)
-    _check_model(model)
-    if config.objective.options.palette:
-      read_palette(
-        config.objective.options.palette, model, config.data.channels
-      )
+      model = _checked(models.from_config(config.model, 0))
+    if palette := config.objective.options.palette:
+      read_palette(palette, model, config.data.channels)
 
   @classmethod
-  def fill(
-    cls, config: ml_collections.ConfigDict, source: data_base.Source
-  ) -> None:
-    """Finds the palette, unless there is one or a checkpoint has clusters.
-
-    Raises:
-      UserError: An image cannot be read, or there are too few colours.
-    """
+  def fill(cls, config: base.Config, source: data_base.Source) -> None:
+    """Finds the palette, unless there is one or a checkpoint has clusters."""
     if config.objective.options.palette or config.init_from.path:
       return
-    model = models.from_config(config.model, 0)
-    assert isinstance(model, model_lib.IGPT)
-    pixels = _pixels(config, source)
-    colours = find_clusters(pixels, model.colours, config.seed)
-    config.objective.options.palette = write_palette(colours)
+    count = _checked(models.from_config(config.model, 0)).colours
+    colours = find_clusters(_pixels(config, source), count, config.seed)
+    numbers = np.round(colours.clip(0, 1) * _MOST).astype(int)
+    config.objective.options.palette = ' '.join(
+      ''.join(f'{x:04x}' for x in colour) for colour in numbers
+    )
 
   def describe(self, source: data_base.Source) -> list[str]:
     """Returns a line about what is predicted, for the log."""
     del source
     height, width, _ = self.image_shape
-    model = self.model
-    assert isinstance(model, model_lib.IGPT)
+    colours = self.model.colours
     return [
-      f'predicting {height * width} pixels of {model.colours} colours, row by'
-      f' row; a uniform guess has the loss {math.log(model.colours):.3f}'
+      f'predicting {height * width} pixels of {colours} colours, row by row; a'
+      f' uniform guess has the loss {math.log(colours):.3f}'
     ]
 
   def init(self, key: jax.Array) -> base.Params:
@@ -124,11 +101,7 @@ class IGPT(base.Objective):
     return params | {'clusters': jnp.asarray((colours - mean) / std)}
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the cross-entropy of the next pixel in nats, mean over pixels."""
     out = self.apply_train(params, batch['image'], rng, method='trunk')
@@ -140,7 +113,7 @@ class IGPT(base.Objective):
     return {'loss': gen_loss(out), 'features': out['features']}
 
 
-def _check_model(model: models.Model) -> None:
+def _checked(model: models.Model) -> model_lib.IGPT:
   if not isinstance(model, model_lib.IGPT):
     raise config_lib.UserError(
       f'config.objective.name=igpt predicts colours, which a'
@@ -150,24 +123,15 @@ def _check_model(model: models.Model) -> None:
     raise config_lib.UserError(
       'has_clusters of config.model.name is False, but'
       ' config.objective.name=igpt learns from images: leave it out, or start'
-      ' from a checkpoint that has'
-      ' clusters in its preprocessor_config.json'
+      ' from a checkpoint that has clusters in its preprocessor_config.json'
     )
+  return model
 
 
 def read_palette(
-  palette: str, model: models.Model, channels: int
+  palette: str, model: model_lib.IGPT, channels: int
 ) -> np.ndarray:
-  """Returns the colours of a palette, from 0 to 1, float32 [K, C].
-
-  Args:
-    palette: `config.objective.options.palette`.
-    model: The model that has these colours.
-    channels: Channels of the images, C.
-
-  Raises:
-    UserError: It is no palette, or of another size.
-  """
+  """Returns the model's colours of a palette, from 0 to 1, float32 [K, C]."""
   key, words = 'config.objective.options.palette', palette.split()
   digits = len(words[0]) // channels if words else 0
   pattern = rf'[0-9a-fA-F]{{{digits * channels}}}'
@@ -176,7 +140,6 @@ def read_palette(
       f'{key}: write each colour as 2 or 4 hexadecimal digits for each of the'
       f" {channels} channels, as '{'ff' * channels}', with spaces between"
     )
-  assert isinstance(model, model_lib.IGPT)
   if len(words) != model.colours:
     raise config_lib.UserError(
       f'{key} has {len(words)} colours, but the model has {model.colours}: set'
@@ -189,22 +152,10 @@ def read_palette(
   return (np.asarray(values) / (16**digits - 1)).astype(np.float32)
 
 
-def write_palette(colours: np.ndarray) -> str:
-  """Returns the palette of colours [K, C], from 0 to 1."""
-  values = np.round(colours.clip(0, 1) * _MOST).astype(int)
-  return ' '.join(''.join(f'{x:04x}' for x in colour) for colour in values)
-
-
 def find_clusters(pixels: np.ndarray, count: int, seed: int) -> np.ndarray:
   """Returns the centres of clusters by k-means, sorted, float64 [K, C].
 
-  Args:
-    pixels: float [N, C].
-    count: Number of clusters, K.
-    seed: Of the first centres.
-
-  Raises:
-    UserError: There are fewer different pixels than clusters.
+  Pixels are [N, C]. The seed is that of the first centres.
   """
   # Imported here, since they take a second.
   from sklearn import cluster
@@ -225,9 +176,7 @@ def find_clusters(pixels: np.ndarray, count: int, seed: int) -> np.ndarray:
   return np.unique(clusters.cluster_centers_, axis=0)
 
 
-def _pixels(
-  config: ml_collections.ConfigDict, source: data_base.Source
-) -> np.ndarray:
+def _pixels(config: base.Config, source: data_base.Source) -> np.ndarray:
   """Returns pixels of random training images, from 0 to 1, float32 [N, C]."""
   rng = np.random.default_rng(config.seed)
   preprocess = data.Preprocess.from_config(config, source.features, {})
@@ -239,13 +188,11 @@ def _pixels(
     image = preprocess.pixels([source.read(position).image])
     return preprocess.levels.scale(image).reshape(-1, image.shape[-1])
 
+  def sample(pixels: np.ndarray) -> np.ndarray:
+    if len(pixels) <= per_image:
+      return pixels
+    return pixels[rng.choice(len(pixels), per_image, replace=False)]
+
   with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:
     images = list(pool.map(read, positions))
-  return np.concatenate(
-    [
-      x
-      if len(x) <= per_image
-      else x[rng.choice(len(x), per_image, replace=False)]
-      for x in images
-    ]
-  )
+  return np.concatenate([sample(x) for x in images])

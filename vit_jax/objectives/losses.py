@@ -13,7 +13,7 @@ def cross_entropy(
   name: str = 'softmax',
   smoothing: float = 0.0,
 ) -> jax.Array:
-  """Returns the cross-entropy of each image, in nats.
+  """Returns the cross-entropy of each image in nats, float32 [B].
 
   Args:
     logits: [B, classes].
@@ -24,13 +24,12 @@ def cross_entropy(
       every class with a share (DeiT III, arXiv:2204.07118).
     smoothing: Share of each label that is spread evenly over all classes
       (label smoothing, arXiv:1512.00567).
-
-  Returns:
-    float32 [B].
   """
   if name == 'softmax' and labels.ndim == 1 and not smoothing:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-  targets = shares(labels, logits.shape[-1])
+  targets = labels  # shares of the classes
+  if labels.ndim == 1:
+    targets = jax.nn.one_hot(labels, logits.shape[-1], dtype=jnp.float32)
   if name == 'sigmoid_any':
     targets = (targets > 0).astype(jnp.float32)
   targets = optax.smooth_labels(targets, smoothing)
@@ -39,20 +38,10 @@ def cross_entropy(
   return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
 
 
-def shares(labels: jax.Array, num_classes: int) -> jax.Array:
-  """Returns labels (int32 [B], or shares) as shares, float32 [B, classes]."""
-  if labels.ndim == 2:
-    return labels
-  return jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
-
-
 def accuracy(logits: jax.Array, labels: jax.Array) -> jax.Array:
   """Returns the fraction of images that are classified correctly.
 
-  Args:
-    logits: [B, classes].
-    labels: int32 [B]; or shares [B, classes]: the class with the largest share
-      is the correct one.
+  Of shares [B, classes], the class with the largest one is the correct one.
   """
   right = labels if labels.ndim == 1 else labels.argmax(axis=-1)
   return (logits.argmax(axis=-1) == right).mean(dtype=jnp.float32)

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
 from vit_jax.models import decoder
 from vit_jax.models import describing
 from vit_jax.models import embedding
@@ -33,14 +32,8 @@ from vit_jax.weights.formats import objective_tables
 _EPSILON = 1e-6  # of the targets' variance
 # Options that the decoder's layers have from the trunk's.
 _SHARED = (
-  'gelu',
-  'layer_norm_epsilon',
-  'initializers',
-  'qkv_bias',
-  'scan',
-  'remat',
-  'dtype',
-  'attention_implementation',
+  *('gelu', 'layer_norm_epsilon', 'initializers', 'qkv_bias'),
+  *('scan', 'remat', 'dtype', 'attention_implementation'),
 )
 
 
@@ -93,12 +86,8 @@ def reconstruction_errors(
 ) -> jax.Array:
   """Returns each image's mean squared error over its removed patches, [B].
 
-  All images have as many, so that the mean over images is that over patches.
-
-  Args:
-    predicted: [B, N, M].
-    target: [B, N, M].
-    removed: [B, N], 1 where the error counts, else 0.
+  Patches are [B, N, M], and `removed` is [B, N], 1 where the error counts. All
+  images have as many, so that the mean over images is that over patches.
   """
   patch_errors = jnp.square(predicted - target).mean(axis=-1)
   return (patch_errors * removed).sum(axis=1) / removed.sum(axis=1)
@@ -132,40 +121,40 @@ class MAE(base.Objective):
     # Hidden size of the MLPs of the decoder. 0: four times the width.
     'decoder_mlp_dim': 0,
   }
+  limits: ClassVar = {
+    'decoder_width decoder_depth decoder_heads': '[1, inf)',
+    'decoder_mlp_dim': '[0, inf)',
+  }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
-    """Makes the trunk and the decoder.
-
-    Raises:
-      UserError: The model or the size of images does not suit the method.
-    """
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
-    self._options = config.objective.options
-    model = self.model.clone(num_classes=0)
-    self._patch = _check_model(model, config)
-    assert isinstance(model, vit.ViT)
-    self.model = model
+    self._options = options = config.objective.options
+    self.model = model = _checked(self.model.clone(num_classes=0), config)
     height, width, channels = self.image_shape
-    p, q = self._patch
+    self._patch = p, q = models.patch_of_images(model)
     self._grid = height // p, width // q
-    self.decoder = _decoder(model, self._options, p * q * channels)
+    decoder_width, trunk = (
+      options.decoder_width,
+      describing.option_values(model),
+    )
+    self.decoder = registry.build_model(
+      decoder.Decoder,
+      hidden_size=decoder_width,
+      mlp_dim=options.decoder_mlp_dim or 4 * decoder_width,
+      depth=options.decoder_depth,
+      num_heads=options.decoder_heads,
+      prefix_length=model.prefix_length,
+      outputs=p * q * channels,
+      **{name: trunk.get(name) for name in _SHARED},
+    )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the objective's options, and the model unless a checkpoint has it.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+  def check(config: base.Config) -> None:
+    """Checks the options, and the model unless a checkpoint has it."""
     trunk_checks.check_patches(config)
     options = config.objective.options
     if not 0 < options.mask_ratio < 1:
       raise _error('mask_ratio', options, 'it must be above 0 and below 1')
-    for key in ('decoder_width', 'decoder_depth', 'decoder_heads'):
-      config_lib.within(config, f'objective.options.{key}', '[1, inf)')
-    config_lib.within(config, 'objective.options.decoder_mlp_dim', '[0, inf)')
     if options.decoder_width % options.decoder_heads:
       problem = f'decoder_heads={options.decoder_heads} does not divide it'
       raise _error('decoder_width', options, problem)
@@ -173,37 +162,28 @@ class MAE(base.Objective):
       problem = 'its fixed positions need a multiple of 4'
       raise _error('decoder_width', options, problem)
     if model := trunk_checks.described_model(config):
-      _check_model(model, config)
+      _checked(model, config)
 
   def init(self, key: jax.Array) -> base.Params:
     """Returns fresh parameters of the trunk and the decoder."""
     trunk_key, decoder_key = jax.random.split(key)
-    return {
-      'trunk': super().init(trunk_key),
-      'decoder': self._init_decoder(decoder_key),
-    }
-
-  def _init_decoder(self, key: jax.Array) -> base.Params:
     model, (h, w) = models.for_init(self.decoder), self._grid
     tokens = jnp.zeros((1, model.prefix_length + 1, self.model.hidden_size))
     places = jnp.zeros((1, h * w), jnp.int32)
     init = jax.jit(model.init, static_argnums=3)
-    params = init(key, tokens, places, self._grid)['params']
-    return params if self.model.scan else layouts.unstack_layers(params)
+    params = init(decoder_key, tokens, places, self._grid)['params']
+    if not self.model.scan:
+      params = layouts.unstack_layers(params)
+    return {'trunk': super().init(trunk_key), 'decoder': params}
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the loss, and how much the predictions for an image vary.
 
     `predicted_std` is near zero where the decoder predicts the mean alone.
     """
-    keys = rng.fold(base.Purpose.OBJECTIVE).per_row()
-    drawn = self._masks(keys)
+    drawn = self._draw(rng)
     arguments = self.train_arguments(rng)
     predicted = self.predict(params, batch['image'], drawn, **arguments)
     target = self.targets(batch['image'])
@@ -215,21 +195,22 @@ class MAE(base.Objective):
     key = jax.random.key(0, impl='threefry2x32')
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, batch['index'])
     drawn, images = self._masks(keys), batch['image']
-    predicted, target = (
-      self.predict(params, images, drawn),
-      self.targets(images),
+    predicted = self.predict(params, images, drawn)
+    errors = reconstruction_errors(
+      predicted, self.targets(images), drawn.removed
     )
-    return {'loss': reconstruction_errors(predicted, target, drawn.removed)}
+    return {'loss': errors}
 
   @property
   def pictures_caption(self) -> str:
     """Sentences that explain `pictures`."""
+    count = math.prod(self._grid)
     caption = (
       'The encoder sees the patches that are not covered,'
-      f' {num_kept(math.prod(self._grid), self._options.mask_ratio)} of'
-      f' {math.prod(self._grid)}, and the decoder draws the others'
-      ' (arXiv:2111.06377, figure 2). What it makes of the patches that were'
-      ' seen is replaced by these, as no loss is computed there.'
+      f' {num_kept(count, self._options.mask_ratio)} of {count}, and the'
+      ' decoder draws the others (arXiv:2111.06377, figure 2). What it makes of'
+      ' the patches that were seen is replaced by these, as no loss is computed'
+      ' there.'
     )
     if self._options.normalize_targets:
       caption += (
@@ -240,14 +221,10 @@ class MAE(base.Objective):
     return caption
 
   def pictures(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    images: jax.Array,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, images: jax.Array, rng: Rng
   ) -> list[base.Column]:
     """Returns the masked images, their reconstructions, and the originals."""
-    drawn = self._masks(rng.fold(base.Purpose.OBJECTIVE).per_row())
+    drawn = self._draw(rng)
     predicted = self.predict(params, images, drawn)
     patches = embedding.patches(images, self._patch)
     if self._options.normalize_targets:
@@ -263,44 +240,33 @@ class MAE(base.Objective):
       base.Column('original', images),
     ]
 
-  def hidden(self, rng: base.Rng, step: int) -> dict[str, jax.Array]:
+  def hidden(self, rng: Rng, step: int) -> dict[str, jax.Array]:
     """Returns the patches that the encoder does not see."""
     del step
-    drawn = self._masks(rng.fold(base.Purpose.OBJECTIVE).per_row())
-    return {'image': (drawn.removed > 0).reshape(-1, *self._grid)}
+    removed = self._draw(rng).removed > 0
+    return {'image': removed.reshape(-1, *self._grid)}
 
   def predict(
-    self,
-    params: base.Params,
-    images: jax.Array,
-    drawn: Masks,
-    **arguments: Any,
+    self, params: base.Params, images: jax.Array, drawn: Masks, **arguments: Any
   ) -> jax.Array:
     """Returns the decoder's output for all patches, float32 [B, N, M].
 
-    Args:
-      params: From `init`, or updated.
-      images: float32 [B, H, W, C].
-      drawn: Which patches the encoder sees.
-      **arguments: Arguments of the trunk, as from `train_arguments`.
+    `arguments` are those of the trunk, as from `train_arguments`.
     """
-    tokens = self.encode(params, images, drawn, **arguments)
-    variables = {'params': params['decoder']}
-    predicted = self.decoder.apply(variables, tokens, drawn.places, self._grid)
-    assert isinstance(predicted, jax.Array)  # not a tuple: nothing is mutable
+    predicted: Any = self.decoder.apply(
+      {'params': params['decoder']},
+      self.encode(params, images, drawn, **arguments),
+      drawn.places,
+      self._grid,
+    )
     return predicted
 
   def encode(
     self, params: base.Params, images: jax.Array, drawn: Masks, **arguments: Any
   ) -> jax.Array:
     """Returns the trunk's tokens [B, P + K, D]; arguments as of `predict`."""
-    outputs = self.apply(
-      params['trunk'],
-      images,
-      kept=drawn.seen_patches,
-      method='trunk',
-      **arguments,
-    )
+    arguments |= {'method': 'trunk', 'kept': drawn.seen_patches}
+    outputs = self.apply(params['trunk'], images, **arguments)
     return outputs['tokens']
 
   def targets(self, images: jax.Array) -> jax.Array:
@@ -308,75 +274,44 @@ class MAE(base.Objective):
     patches = embedding.patches(images, self._patch)
     return normalized(patches) if self._options.normalize_targets else patches
 
+  def _draw(self, rng: Rng) -> Masks:
+    return self._masks(rng.fold(base.Purpose.OBJECTIVE).per_row())
+
   def _masks(self, keys: jax.Array) -> Masks:
-    """Returns the masks of images with these random keys [B]."""
-    h, w = self._grid
-    noise = jax.vmap(lambda key: jax.random.uniform(key, (h * w,)))(keys)
+    shape = (math.prod(self._grid),)
+    noise = jax.vmap(lambda key: jax.random.uniform(key, shape))(keys)
     return masks(noise, self._options.mask_ratio)
 
   def foreign(self, format_name: str) -> objective_tables.ObjectiveTable | None:
     """Returns how the authors' files, or transformers', have the decoder."""
     return mae_files.decoder_table(
-      format_name,
-      self.decoder,
-      self._grid,
-      self._options,
+      format_name, self.decoder, self._grid, self._options
     )
 
 
-def _decoder(
-  model: vit.ViT, options: ml_collections.ConfigDict, outputs: int
-) -> decoder.Decoder:
-  """Returns the decoder, whose layers compute as the trunk's."""
-  width, trunk = options.decoder_width, describing.option_values(model)
-  return registry.build_model(
-    decoder.Decoder,
-    hidden_size=width,
-    mlp_dim=options.decoder_mlp_dim or 4 * width,
-    depth=options.decoder_depth,
-    num_heads=options.decoder_heads,
-    prefix_length=model.prefix_length,
-    outputs=outputs,
-    **{name: trunk.get(name) for name in _SHARED},
-  )
-
-
 def _error(
-  key: str, options: ml_collections.ConfigDict, problem: str
+  key: str, options: base.Config, problem: str
 ) -> config_lib.UserError:
   return config_lib.UserError(
     f'config.objective.options.{key} is {options[key]}: {problem}'
   )
 
 
-def _check_model(
-  model: models.Model, config: ml_collections.ConfigDict
-) -> tuple[int, int]:
-  """Checks that a model can be trained; returns its patch size in pixels.
-
-  Raises:
-    UserError: It cannot.
-  """
-  name = f'config.objective.name={config.objective.name}'
-  if not isinstance(model, vit.ViT):
-    raise config_lib.UserError(
-      f'{name} leaves tokens out, which a {type(model).__name__} cannot: choose'
-      ' a ViT, as --config.model.name=ViT-B/16'
-    )
+def _checked(model: models.Model, config: base.Config) -> vit.ViT:
+  """Returns the model, if it can be trained on the config's images."""
+  reason = f'leaves tokens out, which a {type(model).__name__} cannot'
+  model = trunk_checks.checked_vit(model, config, reason)
   biases = relative.RelativeBias | relative.RelativeMlpBias
+  untrained = 'which this loss does not train'
   wrong = {
     'a ResNet, which sees the removed patches': isinstance(
       model.patches, stems.HybridPatches
     ),
-    "pool='map', which this loss does not train": isinstance(
-      model.pool, pooling.Map
-    ),
-    'a norm after the pool, which this loss does not train': getattr(
+    f"pool='map', {untrained}": isinstance(model.pool, pooling.Map),
+    f'a norm after the pool, {untrained}': getattr(
       model.pool, 'norm_after', False
     ),
-    'pre_logits, which this loss does not train': bool(
-      getattr(model.head, 'pre_logits', 0)
-    ),
+    f'pre_logits, {untrained}': getattr(model.head, 'pre_logits', 0),
     'a distillation_token, which needs a teacher': model.distillation_token,
     'relative positions, which need all patches': any(
       isinstance(part, biases) for part in model.positions
@@ -384,26 +319,14 @@ def _check_model(
   }
   if problem := next((reason for reason, has in wrong.items() if has), ''):
     raise config_lib.UserError(
-      f'{name} trains no model with {problem}: change config.model'
+      f'config.objective.name={config.objective.name} trains no model with'
+      f' {problem}: change config.model'
     )
-  patch_size = models.patch_of_images(model)
-  _check_patches(patch_size, config)
-  return patch_size
-
-
-def _check_patches(
-  patch: tuple[int, int], config: ml_collections.ConfigDict
-) -> None:
-  """Checks that there are patches to see and to predict.
-
-  Raises:
-    UserError: There are none, or they have a single number.
-  """
+  patch, options = models.patch_of_images(model), config.objective.options
   height, width = config_lib.pair(config.data.image_size, 'data.image_size')
   count = (height // patch[0]) * (width // patch[1])
-  options = config.objective.options
-  if not 0 < num_kept(count, options.mask_ratio) < count:
-    seen_count = num_kept(count, options.mask_ratio)
+  seen_count = num_kept(count, options.mask_ratio)
+  if not 0 < seen_count < count:
     raise _error(
       'mask_ratio',
       options,
@@ -416,3 +339,4 @@ def _check_patches(
       options,
       'a patch of a single number has no variance: set it to False',
     )
+  return model

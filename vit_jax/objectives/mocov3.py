@@ -15,12 +15,11 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import optax
 
 from vit_jax import config as config_lib
 from vit_jax import optim
-from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.models import projection
 from vit_jax.objectives import base
@@ -31,7 +30,7 @@ from vit_jax.weights.formats import objective_tables
 class MoCoV3(base.Objective):
   """Learns features that tell the views of an image from other images."""
 
-  options: ClassVar[Mapping[str, Any]] = {
+  options: ClassVar = {
     # T: similarities of unit vectors are divided by it.
     'temperature': 0.2,
     # Weight of the old momentum encoder in its moving average, at the start of
@@ -49,11 +48,14 @@ class MoCoV3(base.Objective):
     # training more stable (section 4.2).
     'freeze_patches': True,
   }
-  couples_examples: ClassVar[bool] = True
+  limits: ClassVar = {
+    'temperature': '(0, inf)',
+    'momentum': '[0, 1]',
+    'width dim projector_layers predictor_layers': '[1, inf)',
+  }
+  couples_examples: ClassVar = True
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     self.views = {'pair': geometry.View(geometry.train_crop(config), 2)}
     self._options = options = config.objective.options
@@ -65,16 +67,8 @@ class MoCoV3(base.Objective):
     )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the options, and that there are other images to tell apart.
-
-    Raises:
-      UserError: A value cannot work.
-    """
-    config_lib.within(config, 'objective.options.temperature', '(0, inf)')
-    config_lib.within(config, 'objective.options.momentum', '[0, 1]')
-    for key in ('width', 'dim', 'projector_layers', 'predictor_layers'):
-      config_lib.within(config, f'objective.options.{key}', '[1, inf)')
+  def check(config: base.Config) -> None:
+    """Checks that there are other images to tell apart."""
     if config.train.batch_size < 2:
       raise config_lib.UserError(
         f'config.train.batch_size is {config.train.batch_size}, but mocov3'
@@ -112,23 +106,17 @@ class MoCoV3(base.Objective):
     }
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the contrastive loss (nats, times 2 T) and its accuracy.
 
     The momentum encoder moves towards the base encoder before it makes keys.
     """
-    schedule = optim.half_cosine(
-      self._options.momentum, 1.0, self.lengths.total
-    )
+    t, start = self._options.temperature, self._options.momentum
+    schedule = optim.half_cosine(start, 1.0, self.lengths.total)
     m = jnp.asarray(schedule(extra['step']))
     keys, extra = self.keys(params, extra, batch['pair'], m)
     queries, extra = self.queries(params, extra, batch['pair'], rng)
-    t = self._options.temperature
     loss = contrast(queries[0], keys[1], t) + contrast(queries[1], keys[0], t)
     nearest = similarity(queries[0], keys[1]).argmax(axis=1)
     accuracy = (nearest == jnp.arange(len(nearest))).mean()
@@ -136,19 +124,11 @@ class MoCoV3(base.Objective):
     return loss, scalars, extra
 
   def queries(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    views: jax.Array,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, views: jax.Array, rng: Rng
   ) -> tuple[list[jax.Array], base.Extra]:
-    """Returns the queries of both views, two of float32 [B, C].
+    """Returns the queries of views [B, 2, H, W, C], two of float32 [B, C].
 
-    Args:
-      params: Parameters.
-      extra: With the running statistics, which are updated.
-      views: float32 [B, 2, H, W, C].
-      rng: Randomness of the step; views differ in their dropout.
+    The views differ in their dropout. The extra gets new running statistics.
     """
     statistics, queries = dict(extra['statistics']), []
     for i in range(2):
@@ -170,11 +150,8 @@ class MoCoV3(base.Objective):
   ) -> tuple[list[jax.Array], base.Extra]:
     """Moves the momentum encoder; returns its keys, two of float32 [B, C].
 
-    Args:
-      params: Parameters.
-      extra: With the momentum encoder and its running statistics.
-      views: float32 [B, 2, H, W, C].
-      momentum: Weight of the old momentum encoder.
+    `views` are [B, 2, H, W, C]. The extra gets the moved encoder and its
+    running statistics.
     """
     online = jax.lax.stop_gradient({k: params[k] for k in extra['momentum']})
     # In this form, what does not train stays the same to the bit.
@@ -187,10 +164,7 @@ class MoCoV3(base.Objective):
     for i in range(2):
       x = self.apply(moved['trunk'], views[:, i])
       x, statistics['momentum_projector'] = apply_head(
-        self.projector,
-        moved['projector'],
-        statistics['momentum_projector'],
-        x,
+        self.projector, moved['projector'], statistics['momentum_projector'], x
       )
       keys.append(x)
     return keys, extra | {'momentum': moved, 'statistics': statistics}
@@ -217,13 +191,9 @@ def apply_head(
   statistics: Mapping[str, Any],
   x: jax.Array,
 ) -> tuple[jax.Array, Any]:
-  """Applies a head in training; returns [B, C] and its running statistics.
+  """Applies a head to x [B, D] in training.
 
-  Args:
-    head: Projector or predictor.
-    params: Its parameters.
-    statistics: Its running statistics before this batch.
-    x: [B, D].
+  Returns [B, C], and its running statistics after this batch.
   """
   variables = {'params': params, 'statistics': statistics}
   x, changed = head.apply(variables, x, train=True, mutable=['statistics'])
@@ -241,10 +211,8 @@ def contrast(
 ) -> jax.Array:
   """Returns InfoNCE over the batch times 2 T (algorithm 1 of the paper).
 
-  Args:
-    queries: float32 [B, C], of one view.
-    keys: float32 [B, C], of the other view of the same images.
-    temperature: T.
+  Queries are those of one view, float32 [B, C], and keys those of the other
+  view of the same images.
   """
   logits = similarity(queries, jax.lax.stop_gradient(keys)) / temperature
   targets = jnp.arange(len(logits))

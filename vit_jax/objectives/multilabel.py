@@ -1,17 +1,13 @@
 """Multi-label classification: each class is present in an image or not."""
 
-from collections.abc import Mapping
-from typing import Any
 from typing import ClassVar
 
 from clu import metrics as clu_metrics
 import jax
-import ml_collections
 import optax
 
-from vit_jax import config as config_lib
-from vit_jax.data import features as features_lib
 from vit_jax.data import target_kinds
+from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import multilabel_metrics
 from vit_jax.objectives import base
 
@@ -24,39 +20,24 @@ class Multilabel(base.Objective):
   """
 
   target: ClassVar = ('labels', target_kinds.MultiLabel)
-  metrics: ClassVar[Mapping[str, str]] = {
+  metrics: ClassVar = {
     'map': 'max',
     'average_precision/': 'max',
     'loss': 'min',
     'examples': 'max',
   }
-  options: ClassVar[Mapping[str, Any]] = {
+  options: ClassVar = {
     # Weight of the classes of an image in the loss, relative to absent classes.
-    'positive_weight': 1.0,
+    'positive_weight': 1.0
   }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     self._weight = config.objective.options.positive_weight
     self._smoothing = config.objective.label_smoothing
 
-  @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective.options`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
-    config_lib.within(config, 'objective.options.positive_weight', '(0, inf)')
-
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the cross-entropy (nats): mean over images, sum over classes."""
     logits = self.apply_train(params, batch['image'], rng)
@@ -76,7 +57,6 @@ class Multilabel(base.Objective):
     )
 
   def _loss(self, logits: jax.Array, present: jax.Array) -> jax.Array:
-    """Returns the loss of each image, float32 [B]."""
     loss = optax.losses.sigmoid_binary_cross_entropy(logits, present)
     weights = 1 + (self._weight - 1) * present
     return (weights * loss).sum(axis=-1)

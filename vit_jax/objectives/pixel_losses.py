@@ -56,11 +56,8 @@ def cross_entropy(
   share = valid.astype(jnp.float32)
   if weights is not None:
     share *= jnp.asarray(weights)[jnp.where(valid, labels, 0)]
-  total: dict[str, jax.typing.ArrayLike] = {
-    'all': labels.size,
-    'weights': share.sum(),
-  }
-  return (share * loss).sum() / jnp.maximum(total[over], 1e-12)
+  total: Any = labels.size if over == 'all' else share.sum()
+  return (share * loss).sum() / jnp.maximum(total, 1e-12)
 
 
 def dice(
@@ -76,7 +73,8 @@ def dice(
   """Returns one minus the smoothed Dice coefficient of each class.
 
   V-Net's loss (arXiv:1606.04797, section 3) with MONAI's smoothing: 1 - (2 sum
-  p t + s) / (sum p^k + sum t^k + s).
+  p t + s) / (sum p^k + sum t^k + s). It is float32 [B, K]; [K] with
+  `over_batch`.
 
   Args:
     probabilities: p, [B, ..., K].
@@ -86,9 +84,6 @@ def dice(
     squared: Whether k is 2, not 1.
     jaccard: Whether it is one minus the intersection over the union instead.
     smooth: s, above and below the fraction.
-
-  Returns:
-    float32 [B, K]; [K] with `over_batch`.
   """
   if valid is not None:
     probabilities = jnp.where(valid[..., None], probabilities, 0)
@@ -113,13 +108,8 @@ def mean_dice(
 ) -> jax.Array:
   """Returns the mean over images and classes of `dice`, after a softmax.
 
-  Args:
-    logits: [B, ..., K].
-    labels: int32 [B, ...].
-    weights: Factor of each class's term, [K]; None: 1.
-    background: Whether class 0 counts.
-    ignore: Label of places that do not count.
-    **options: Other arguments of `dice`.
+  `weights` [K] are factors of the classes' terms; None: 1. `background` says
+  whether class 0 counts. `options` are other arguments of `dice`.
   """
   valid = counted(labels, ignore)
   k = logits.shape[-1]
@@ -140,22 +130,15 @@ def dice_cross_entropy(
 ) -> jax.Array:
   """Returns the sum of `mean_dice` and `cross_entropy` (MONAI, UNETR).
 
-  Args:
-    logits: [B, ..., K].
-    labels: int32 [B, ...].
-    weights: Factor of each class in both, [K]; None: 1.
-    ignore: Label of places that do not count.
-    **options: Other arguments of `mean_dice`.
+  `weights` are factors of the classes in both, [K]; None: 1. `options` are
+  other arguments of `mean_dice`.
   """
   overlap = mean_dice(logits, labels, weights=weights, ignore=ignore, **options)
   return overlap + cross_entropy(logits, labels, weights, ignore, 'weights')
 
 
 def focal(
-  logits: jax.Array,
-  labels: jax.Array,
-  gamma: float = 2.0,
-  ignore: int = IGNORE,
+  logits: jax.Array, labels: jax.Array, gamma: float = 2.0, ignore: int = IGNORE
 ) -> jax.Array:
   """Returns the mean focal loss over the places that count.
 
@@ -179,14 +162,6 @@ def hard_examples(
   Online hard example mining as in mmsegmentation's OHEMPixelSampler: a place is
   hard if the probability of its label is at most `threshold`, or at most that
   of the place which is number `least` B from the lowest.
-
-  Args:
-    logits: [B, ..., K].
-    labels: int32 [B, ...].
-    threshold: Probability.
-    least: Number of places for each image of the batch that are hard in any
-      case.
-    ignore: Label of places that do not count.
   """
   valid = counted(labels, ignore).ravel()
   loss = each_cross_entropy(logits, labels, ignore).ravel()

@@ -28,11 +28,8 @@ def warmed_up(
 ) -> jax.Array:
   """Returns a value that rises linearly over a warm-up, and then stays.
 
-  Args:
-    start: Value at position 0.
-    end: Value at position `warmup` - 1, and after it.
-    warmup: Number of positions; 0: none, the value is always `end`.
-    position: Number of completed epochs, or steps.
+  It is `start` at position 0, and `end` from the position `warmup` - 1 on; with
+  the warm-up 0 it is always `end`. Positions are completed epochs, or steps.
   """
   share = jnp.clip(jnp.asarray(position) / max(warmup - 1, 1), 0, 1)
   rising = start + (end - start) * share
@@ -44,10 +41,7 @@ def centred(
 ) -> jax.Array:
   """Returns the teacher's probabilities (DINO, section 3.1, equation 1).
 
-  Args:
-    logits: [..., K].
-    centre: [K].
-    temperature: Divides the centred logits.
+  Logits are [..., K] and the centre is [K].
   """
   return jax.nn.softmax((logits - centre) / temperature)
 
@@ -58,14 +52,10 @@ def update_centre(
   momentum: float,
   weights: jax.Array | None = None,
 ) -> jax.Array:
-  """Returns the running mean of the teacher's logits (DINO, equation 4).
+  """Returns the running mean [K] of the teacher's logits (DINO, equation 4).
 
-  Args:
-    centre: [K].
-    logits: [..., K].
-    momentum: Weight of the old centre.
-    weights: [...], 0 for logits that do not count; None: all count. The centre
-      stays if none counts.
+  Logits are [..., K], and `weights` [...] are 0 for those that do not count;
+  None: all count. The centre stays if none counts.
   """
   if weights is None:
     weights = jnp.ones(logits.shape[:-1])
@@ -88,14 +78,9 @@ def sinkhorn_knopp(
   in turn, the prototypes and the samples are scaled to equal sums. It works
   with logarithms, since exp(logits / temperature) may overflow.
 
-  Args:
-    logits: [..., K]; all but the last axis are samples.
-    temperature: Divides the logits.
-    iterations: Number of times, at least 1.
-    weights: [...], 0 for samples that are left out, else 1; None: all are 1.
-
-  Returns:
-    [..., K]; the probabilities of each sample sum to 1.
+  All but the last axis of the logits [..., K] are samples, whose probabilities
+  sum to 1. `weights` [...] are 0 for samples that are left out, else 1; None:
+  all are 1.
   """
   samples = tuple(range(logits.ndim - 1))
   sample_weights = None if weights is None else weights[..., None]
@@ -117,10 +102,7 @@ def between_crops(
 ) -> jax.Array:
   """Returns the mean cross-entropy of each pair of crops, [T, S].
 
-  Args:
-    student: Logits, [B, S, K].
-    teacher: Probabilities, [B, T, K].
-    temperature: Divides the student's logits.
+  The student has logits, [B, S, K], and the teacher probabilities, [B, T, K].
   """
   log = jax.nn.log_softmax(student / temperature)
   total = jnp.einsum('btk,bsk->ts', teacher, log, precision=_EXACT)
@@ -130,13 +112,9 @@ def between_crops(
 def cross_crop_loss(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns the loss over the pairs of a crop and another (DINO, equation 3).
 
-  Args:
-    pairs: [T, S], as `between_crops` returns them; crop i of the teacher and
-      crop i of the student are the same.
-
-  Returns:
-    The parts of the mean over these pairs that come from the student's first T
-    crops, and from its other, local ones.
+  Crop i of the teacher and crop i of the student are the same in `pairs`, which
+  are those of `between_crops`. The results are the parts of the mean over these
+  pairs that come from the student's first T crops, and from its local ones.
   """
   t, s = pairs.shape
   count = t * s - min(t, s)
@@ -146,22 +124,13 @@ def cross_crop_loss(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def patch_loss(
-  student: jax.Array,
-  teacher: jax.Array,
-  weights: jax.Array,
-  temperature: float,
+  student: jax.Array, teacher: jax.Array, weights: jax.Array, temperature: float
 ) -> jax.Array:
   """Returns the loss of masked patches (iBOT, equation 2).
 
-  Args:
-    student: Logits, [..., N, K].
-    teacher: Probabilities, [..., N, K].
-    weights: [..., N], as `patch_weights` returns them.
-    temperature: Divides the student's logits.
-
-  Returns:
-    The mean over all images of the mean over an image's masked patches; 0 for
-    an image without a mask.
+  The mean over all images of the mean over an image's masked patches; 0 for an
+  image without a mask. The student has logits, [..., N, K], and the teacher
+  probabilities. `weights` [..., N] are those of `patch_weights`.
   """
   log = jax.nn.log_softmax(student / temperature)
   losses = -(teacher * log).sum(axis=-1)
@@ -170,13 +139,10 @@ def patch_loss(
 
 
 def patch_weights(masks: jax.Array) -> jax.Array:
-  """Returns the weight of each patch in its image's mean.
+  """Returns the weight of each patch in its image's mean, float32 [..., N].
 
-  Args:
-    masks: bool [..., N].
-
-  Returns:
-    float32 [..., N]: 1 / the number of masked patches of that image, for these.
+  It is 1 / the number of masked patches of that image, for these; `masks` are
+  bool [..., N].
   """
   count = masks.sum(axis=-1, keepdims=True)
   return masks / jnp.maximum(count, 1).astype(jnp.float32)
@@ -186,10 +152,8 @@ def koleo(features: jax.Array) -> jax.Array:
   """Returns the KoLeo loss, which spreads features (arXiv:1806.03198).
 
   Minus the mean logarithm of the distance to the nearest neighbour, after L2
-  normalisation, as in DINOv2 (section 4).
-
-  Args:
-    features: Of one crop of each image, [B, D]; B is at least 2.
+  normalisation, as in DINOv2 (section 4). Features are those of one crop of
+  each image, [B, D]; B is at least 2.
   """
   x = projection.unit(features)
   similarity = jnp.einsum('id,jd->ij', x, x, precision=_EXACT)
@@ -208,9 +172,7 @@ def entropy(probabilities: jax.Array) -> jax.Array:
 def collapse(entropy: float, count: int) -> str:
   """Returns what a collapsed teacher gives to each crop; '': it has not.
 
-  Args:
-    entropy: Mean entropy of its probabilities, in nats.
-    count: Number of prototypes.
+  `entropy` is the mean of its probabilities over `count` prototypes, in nats.
   """
   share = entropy / math.log(count)
   if share < _COLLAPSED:

@@ -1,24 +1,20 @@
 """Regression: images to numbers, in the units of the data."""
 
-from collections.abc import Mapping
 from typing import Any
 from typing import ClassVar
 
 from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import optax
 
 from vit_jax import config as config_lib
 from vit_jax.data import base as data_base
-from vit_jax.data import features as features_lib
 from vit_jax.data import target_kinds
+from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import number_metrics
 from vit_jax.objectives import base
-
-LOSSES = ('mse', 'huber')
 
 
 class Regression(base.Objective):
@@ -31,7 +27,7 @@ class Regression(base.Objective):
   """
 
   target: ClassVar = ('numbers', target_kinds.Number)
-  metrics: ClassVar[Mapping[str, str]] = {
+  metrics: ClassVar = {
     'r2': 'max',
     'mean_absolute_error': 'min',
     'r2_of/': 'max',
@@ -39,7 +35,7 @@ class Regression(base.Objective):
     'loss': 'min',
     'examples': 'max',
   }
-  options: ClassVar[Mapping[str, Any]] = {
+  options: ClassVar = {
     # 'mse', or 'huber', which gives large errors less weight.
     'loss': 'mse',
     # For 'huber': the error from which the loss is linear, in standard
@@ -51,39 +47,22 @@ class Regression(base.Objective):
     # computes it.
     'std': (),
   }
+  limits: ClassVar = {
+    'loss': ('mse', 'huber'),
+    'delta std': '(0, inf)',
+    'mean': '(-inf, inf)',
+  }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
-    options = config.objective.options
+    self._options = options = config.objective.options
     count = config.model.num_classes
-    self._name, self._delta = options.loss, options.delta
     # Without data, as when a step is planned, the options are ().
     self._mean = np.float32(options.mean or (0.0,) * count)
     self._std = np.float32(options.std or (1.0,) * count)
 
-  @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks `config.objective.options`.
-
-    Raises:
-      UserError: A value cannot work.
-    """
-    config_lib.check_choice(config, 'objective.options.loss', LOSSES)
-    for key in ('mean', 'std'):
-      config_lib.within(config, f'objective.options.{key}', '(-inf, inf)')
-    options = config.objective.options
-    if not options.delta > 0 or not all(x > 0 for x in options.std):
-      raise config_lib.UserError(
-        f'config.objective.options.delta is {options.delta} and std'
-        f' {options.std}: they must be more than 0'
-      )
-
   @classmethod
-  def fill(
-    cls, config: ml_collections.ConfigDict, source: data_base.Source
-  ) -> None:
+  def fill(cls, config: base.Config, source: data_base.Source) -> None:
     """Sets mean and std to those of the training split, if they are not set."""
     options, names = config.objective.options, source.features['numbers'].names
     if not (options.mean and options.std):
@@ -106,11 +85,7 @@ class Regression(base.Objective):
     return {'logits': {'feature': 'numbers', **scale}}
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the mean loss and the mean absolute error of the batch."""
     scaled = self.apply_train(params, batch['image'], rng)
@@ -136,8 +111,7 @@ class Regression(base.Objective):
     )
 
   def _loss(self, scaled: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Returns the loss of each number, float32 [B, K]."""
     truth = (numbers - self._mean) / self._std
-    if self._name == 'huber':
-      return optax.losses.huber_loss(scaled, truth, delta=self._delta)
+    if self._options.loss == 'huber':
+      return optax.losses.huber_loss(scaled, truth, delta=self._options.delta)
     return optax.losses.squared_error(scaled, truth)

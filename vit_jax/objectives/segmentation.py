@@ -14,13 +14,12 @@ from typing import ClassVar
 from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.data import features as features_lib
 from vit_jax.data import target_kinds
+from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import segments as segments_lib
 from vit_jax.evaluation import windows
 from vit_jax.models import maps
@@ -69,10 +68,10 @@ class Segmentation(base.Objective):
   """
 
   target: ClassVar = (_FEATURE, target_kinds.SegmentationMap)
-  couples_examples: ClassVar[bool] = True
-  reads_layers: ClassVar[bool] = True
-  moves_statistics: ClassVar[bool] = True
-  metrics: ClassVar[Mapping[str, str]] = {
+  couples_examples: ClassVar = True
+  reads_layers: ClassVar = True
+  moves_statistics: ClassVar = True
+  metrics: ClassVar = {
     'miou': 'max',
     'iou/': 'max',
     'accuracy': 'max',
@@ -84,7 +83,7 @@ class Segmentation(base.Objective):
     'loss': 'min',
     'examples': 'max',
   }
-  options: ClassVar[Mapping[str, Any]] = {
+  options: ClassVar = {
     # The decoder: 'linear', 'naive', 'pup' or 'mla' (SETR), 'trans2seg', or
     # 'unetr' for volumes.
     'head': 'pup',
@@ -127,16 +126,16 @@ class Segmentation(base.Objective):
     # Whether a window has less weight towards its edges, as MONAI's Gaussian.
     'gaussian': False,
   }
+  limits: ClassVar = {
+    'head': HEADS,
+    'channels auxiliary_weight convs': '[0, inf)',
+    'auxiliary_convs width depth heads': '[1, inf)',
+    'loss': ('', *LOSSES),
+    'loss_mean': tuple(_MEANS),
+    'overlap': '[0, 1)',
+  }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
-    """Makes the trunk and the heads.
-
-    Raises:
-      UserError: The model has no tokens on a grid, or fewer layers than are
-        read; or the class weights are not as many as the classes.
-    """
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
     self._options = options = config.objective.options
     self.model = _checked(self.model.clone(num_classes=0), config)
@@ -145,43 +144,28 @@ class Segmentation(base.Objective):
     feature = features[_FEATURE]
     assert isinstance(feature, target_kinds.SegmentationMap)
     self._ignore, self._classes = feature.ignore, len(feature.classes)
-    self._weights = tuple(options.class_weights) or None
-    if self._weights and len(self._weights) != self._classes:
+    weights = options.class_weights
+    if weights and len(weights) != self._classes:
       raise config_lib.UserError(
-        f'config.objective.options.class_weights has {len(self._weights)}'
-        f' numbers: write one for each of the {self._classes} classes'
+        f'config.objective.options.class_weights has {len(weights)} numbers:'
+        f' write one for each of the {self._classes} classes'
       )
     self.decoder = _decoder(options, self._classes, self.model.dtype)
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the objective's options, and the model unless a checkpoint has it.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+  def check(config: base.Config) -> None:
+    """Checks the options, and the model unless a checkpoint has it."""
     trunk_checks.check_patches(config)
-    key = 'objective.options'
-    config_lib.check_choice(config, f'{key}.head', HEADS)
-    config_lib.check_choice(config, f'{key}.loss', ('', *LOSSES))
-    config_lib.check_choice(config, f'{key}.loss_mean', tuple(_MEANS))
-    config_lib.within(config, f'{key}.channels', '[0, inf)')
-    config_lib.within(config, f'{key}.convs', '[0, inf)')
-    config_lib.within(config, f'{key}.auxiliary_convs', '[1, inf)')
-    config_lib.within(config, f'{key}.auxiliary_weight', '[0, inf)')
-    for name in ('width', 'depth', 'heads'):
-      config_lib.within(config, f'{key}.{name}', '[1, inf)')
-    options = config.objective.options
+    options, key = config.objective.options, 'config.objective.options'
     if options.width % options.heads:
       raise config_lib.UserError(
-        f'config.{key}.width={options.width} does not divide into'
-        f' config.{key}.heads={options.heads}: change one of them'
+        f'{key}.width={options.width} does not divide into'
+        f' {key}.heads={options.heads}: change one of them'
       )
-    config_lib.within(config, f'{key}.overlap', '[0, 1)')
     if options.class_weights and _loss_name(options) not in _WEIGHTED:
       raise config_lib.UserError(
-        f'config.{key}.class_weights do not belong to config.{key}.loss='
-        f'{options.loss}: choose {" or ".join(_WEIGHTED)}, or leave them out'
+        f'{key}.class_weights do not belong to {key}.loss={options.loss}:'
+        f' choose {" or ".join(_WEIGHTED)}, or leave them out'
       )
     if model := trunk_checks.described_model(config):
       _layers(_checked(model, config), config)
@@ -205,18 +189,23 @@ class Segmentation(base.Objective):
     return {base.STATISTICS: {'decoder': _statistics(params['decoder'])}}
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the loss of all heads, and the main head's accuracy."""
     labels = batch[_FEATURE].astype(jnp.int32)
-    logits, auxiliary_logits, statistics = self._apply_train(
-      params, batch['image'], rng
-    )
-    logits = self._fitted(logits, labels)
+    arguments = self.train_arguments(rng)
+    inputs = self._inputs(params, batch['image'], **arguments)
+    variables, statistics = {'params': params['decoder']}, {}
+    outputs: Any
+    if isinstance(self.decoder, unetr.UNETR):  # its norms keep no statistics
+      outputs = self.decoder.apply(variables, *inputs)
+    else:
+      outputs, changed = self.decoder.apply(
+        variables, *inputs, train=True, mutable=['statistics']
+      )
+      statistics = changed['statistics']
+    main, auxiliary_logits = _split_outputs(outputs)
+    logits = self._fitted(main, labels)
     loss = self._loss(logits, labels)
     for x in auxiliary_logits:
       auxiliary = self._loss(self._fitted(x, labels), labels)
@@ -234,18 +223,15 @@ class Segmentation(base.Objective):
     def apply(images: jax.Array) -> jax.Array:
       inputs = self._inputs(params, images)
       outputs = self.decoder.apply({'params': params['decoder']}, *inputs)
-      return self._fitted(_outputs(outputs)[0], images[..., 0])
+      return self._fitted(_split_outputs(outputs)[0], images[..., 0])
 
-    if images.shape[1:-1] == self._window:
+    window = self._window
+    if images.shape[1:-1] == window:
       logits = apply(images)
     else:
-      stride = windows.strides(self._window, self._options.overlap)
-      weights = None
-      if self._options.gaussian:
-        weights = windows.gaussian(self._window)
-      logits = windows.slide_compiled(
-        apply, images, self._window, stride, weights
-      )
+      stride = windows.strides(window, self._options.overlap)
+      weights = windows.gaussian(window) if self._options.gaussian else None
+      logits = windows.slide_compiled(apply, images, window, stride, weights)
     return {'logits': logits, _OUTPUT: logits.argmax(axis=-1)}
 
   def measure(
@@ -311,32 +297,19 @@ class Segmentation(base.Objective):
       return images, levels, outputs['tokens'][:, prefix:].reshape(shape)
     return (levels,)
 
-  def _apply_train(
-    self, params: base.Params, images: jax.Array, rng: base.Rng
-  ) -> tuple[jax.Array, list[jax.Array], Any]:
-    """Returns the logits of all heads, and the new running statistics."""
-    inputs = self._inputs(params, images, **self.train_arguments(rng))
-    variables = {'params': params['decoder']}
-    if isinstance(self.decoder, unetr.UNETR):  # its norms keep no statistics
-      return *_outputs(self.decoder.apply(variables, *inputs)), {}
-    outputs, changed = self.decoder.apply(
-      variables, *inputs, train=True, mutable=['statistics']
-    )
-    return *_outputs(outputs), changed['statistics']
-
   def _fitted(self, logits: jax.Array, like: jax.Array) -> jax.Array:
     """Resizes logits [B, h, w, K] to the size of labels [B, H, W]."""
     return maps.resize(logits, like.shape[1:], self._options.align_corners)
 
   def _loss(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-    weights = None
-    if self._weights:
-      weights = np.asarray(self._weights, np.float32)
-    loss, over = LOSSES[_loss_name(self._options)], self._options.loss_mean
-    return loss(logits, labels, weights, self._ignore, _MEANS[over])
+    options, weights = self._options, None
+    if options.class_weights:
+      weights = np.asarray(options.class_weights, np.float32)
+    loss, over = LOSSES[_loss_name(options)], _MEANS[options.loss_mean]
+    return loss(logits, labels, weights, self._ignore, over)
 
 
-def _loss_name(options: ml_collections.ConfigDict) -> str:
+def _loss_name(options: base.Config) -> str:
   default = 'dice_cross_entropy' if options.head == _UNETR else 'cross_entropy'
   return options.loss or default
 
@@ -354,9 +327,8 @@ def _statistics(params: Any) -> Any:
 
 
 def _decoder(
-  options: ml_collections.ConfigDict, classes: int, dtype: Any
+  options: base.Config, classes: int, dtype: Any
 ) -> setr.SETR | unetr.UNETR | trans2seg.Trans2Seg:
-  """Returns the heads that the options ask for."""
   if options.head == _UNETR:
     channels = options.channels or unetr.UNETR.features
     return unetr.UNETR(classes, channels, dtype)
@@ -383,75 +355,54 @@ def _decoder(
   )
 
 
-def _outputs(outputs: Any) -> tuple[jax.Array, list[jax.Array]]:
+def _split_outputs(outputs: Any) -> tuple[jax.Array, list[jax.Array]]:
   """Returns the logits of the main head and of auxiliary ones."""
   if isinstance(outputs, tuple):
     return outputs
   return (outputs['logits'] if isinstance(outputs, dict) else outputs), []
 
 
-def _checked(model: models.Model, config: ml_collections.ConfigDict) -> Any:
-  """Returns the model, if it has what the heads read.
-
-  Raises:
-    UserError: It does not.
-  """
-  reads_features = config.objective.options.head == _TRANS2SEG
-  if isinstance(model, resnet.BiT) and reads_features:
-    return model
-  is_plain = isinstance(model, vit.ViT) and not isinstance(
-    model.patches, stems.HybridPatches
-  )
-  if is_plain and not reads_features:
-    assert isinstance(model, vit.ViT)
-    _check_patch(model, config)
-    return model
-  needed_model = "a BiT, as 'BiT-R50x1'"
-  if not reads_features:
-    needed_model = "a plain ViT, as 'ViT-B/16'"
-  raise config_lib.UserError(
-    f'config.model.name is {config.model.name!r}: the head'
-    f' config.objective.options.head={config.objective.options.head} needs'
-    f' {needed_model}'
-  )
-
-
-def _check_patch(model: vit.ViT, config: ml_collections.ConfigDict) -> None:
-  patch, head = model.patches.pixels, config.objective.options.head
-  if head == _UNETR and set(patch) != {unetr.PATCH}:
+def _checked(model: Any, config: base.Config) -> Any:
+  head = config.objective.options.head
+  if head == _TRANS2SEG:
+    fits, needed_model = isinstance(model, resnet.BiT), "a BiT, as 'BiT-R50x1'"
+  else:
+    fits, needed_model = False, "a plain ViT, as 'ViT-B/16'"
+    if isinstance(model, vit.ViT):
+      fits = not isinstance(model.patches, stems.HybridPatches)
+  if not fits:
+    raise config_lib.UserError(
+      f'config.model.name is {config.model.name!r}: the head'
+      f' config.objective.options.head={head} needs {needed_model}'
+    )
+  if head == _UNETR and set(model.patches.pixels) != {unetr.PATCH}:
     raise config_lib.UserError(
       f'config.objective.options.head={head} needs patches of {unetr.PATCH} on'
-      f' each side, not {patch}: set config.model.patch_size'
+      f' each side, not {model.patches.pixels}: set config.model.patch_size'
     )
+  return model
 
 
-def _layers(
-  model: models.Model, config: ml_collections.ConfigDict
-) -> tuple[int, ...]:
-  """Returns the layers that the heads read, from the first to the last.
-
-  Raises:
-    UserError: The model does not have them.
-  """
-  chosen_layers = tuple(config.objective.options.layers)
+def _layers(model: models.Model, config: base.Config) -> tuple[int, ...]:
   if not isinstance(model, vit.ViT):
     return ()
-  depth = model.depth
-  is_unetr = config.objective.options.head == _UNETR
-  quarters = tuple(depth * i // 4 for i in range(1, 5))
-  layers = chosen_layers
-  if not chosen_layers and is_unetr:
-    layers = quarters[:-1]
-  elif not chosen_layers:
+  options, depth = config.objective.options, model.depth
+  is_unetr = options.head == _UNETR
+  layers = tuple(options.layers)
+  if not layers:
+    quarters = [depth * i // 4 for i in range(1, 5)]
     layers = tuple(max(i - 1, 0) for i in quarters)
+    if is_unetr:
+      layers = tuple(quarters[:-1])
+  problem = ''
   if is_unetr and len(layers) != len(unetr.LEVELS):
-    raise config_lib.UserError(
-      f'config.objective.options.layers is {chosen_layers}: head={_UNETR} reads'
-      f' {len(unetr.LEVELS)} layers'
+    problem = f'head={_UNETR} reads {len(unetr.LEVELS)} layers'
+  elif list(layers) != sorted(layers) or not set(layers) <= set(range(depth)):
+    problem = (
+      f'it must hold layers of the model, from 0 to {depth - 1}, in this order'
     )
-  if list(layers) != sorted(layers) or not all(0 <= i < depth for i in layers):
+  if problem:
     raise config_lib.UserError(
-      f'config.objective.options.layers is {chosen_layers}: it must hold'
-      f' layers of the model, from 0 to {depth - 1}, in this order'
+      f'config.objective.options.layers is {tuple(options.layers)}: {problem}'
     )
   return layers

@@ -83,16 +83,10 @@ class Segmenter:
   def __init__(
     self, loaded: weights.Loaded, settings: WindowSettings | None = None
   ):
-    """Compiles nothing yet.
+    """Takes the model of a run with the objective `segmentation`.
 
-    Args:
-      loaded: The model of a run with the objective `segmentation`.
-      settings: Windows and views; None: one view, with windows as
-        `WindowSettings` says.
-
-    Raises:
-      UserError: The model is not as it was trained; or it takes volumes, which
-        are not averaged.
+    It compiles nothing yet. `settings` are its windows and views; None: one
+    view, with windows as `WindowSettings` says.
     """
     settings = settings or WindowSettings()
     objective, params = trained.restored(with_windows(loaded, settings))
@@ -124,17 +118,18 @@ class Segmenter:
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns an image's pixels, uint8 [h, w, 3], and its map, int32 [h, w].
 
-    Those of a scan are uint8 [d, h, w, 3] and int32 [d, h, w].
-
-    Args:
-      image: As `Preprocess` takes it; of a scan its path.
-      source: Name of an image that is no path, for errors.
-
-    Raises:
-      UserError: It cannot be read.
+    Those of a scan are uint8 [d, h, w, 3] and int32 [d, h, w]. `image` is one
+    that `Preprocess` takes, or the path of a scan; `source` names one that is
+    no path, for errors.
     """
     if self.takes_volumes:
-      return self._segment_scan(image)
+      stored, header = scans.read_volume(image, self._preprocess)
+      volume = self._preprocess.normalized(stored)
+      labels = windows.labels(
+        self._logits, volume, self._window, self._stride, self._weights
+      )
+      grey = self._preprocess.levels.scale(stored[..., :1])
+      return tiles.to_rgb(grey), scans.fitted(labels, header.size)
     stored, inputs = given.covering(self._preprocess, image, source)
     if self._settings.averages:
       scores = windows.multi_scale(
@@ -144,19 +139,6 @@ class Segmenter:
       scores = self._slide(inputs[None])[0]
     labels = windows.most_likely(scores, stored.shape[:2])
     return tiles.to_rgb(self._preprocess.levels.scale(stored)), labels
-
-  def _segment_scan(self, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a scan's places as grey, and its map."""
-    stored, header = scans.read_volume(path, self._preprocess)
-    labels = windows.labels(
-      self._logits,
-      self._preprocess.normalized(stored),
-      self._window,
-      self._stride,
-      self._weights,
-    )
-    first = self._preprocess.levels.scale(stored[..., :1])
-    return tiles.to_rgb(first), scans.fitted(labels, header.size)
 
   def _logits(self, images: np.ndarray) -> np.ndarray:
     return np.asarray(self._outputs(self._params, images)['logits'])

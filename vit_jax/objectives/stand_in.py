@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import objectives
@@ -10,17 +10,13 @@ from vit_jax.data import features as features_lib
 
 
 def features(
-  config: ml_collections.ConfigDict, size: tuple[int, int] | None = None
+  config: ConfigDict, size: tuple[int, int] | None = None
 ) -> dict[str, features_lib.Feature]:
   """Returns the features of examples that the objective of a config learns.
 
   An objective that learns several features has a class method of its own,
-  `stand_in`, with these arguments.
-
-  Args:
-    config: The config, with the number of classes.
-    size: (height, width) of all stored images, or (depth, height, width) of
-      volumes; None: they differ.
+  `stand_in`, with these arguments. `size` is that of all stored images, or of
+  volumes; None: they differ.
   """
   cls = objectives.objective_class(config)
   make_features: Any = getattr(cls, 'stand_in', None)
@@ -30,14 +26,9 @@ def features(
   crop = config_lib.sides(config.data.image_size)
   image: features_lib.Feature = features_lib.Image(size)
   if len(crop) == 3:
-    image = features_lib.from_dict(
-      {
-        'kind': 'Volume',
-        'size': size or crop,
-        'channels': config.data.channels,
-        'fixed': size is not None,
-      }
-    )
+    volume = {'kind': 'Volume', 'size': size or crop, 'fixed': size is not None}
+    volume['channels'] = config.data.channels
+    image = features_lib.from_dict(volume)
   features = {'image': image}
   if cls.target:
     name, kind = cls.target

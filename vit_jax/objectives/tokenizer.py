@@ -21,16 +21,14 @@ from typing import ClassVar
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
 from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
 from vit_jax.models import encoder
 from vit_jax.models import initializers
-from vit_jax.models import vit
 from vit_jax.models.parts import as_class
 from vit_jax.objectives import base
 from vit_jax.objectives import trunk_checks
@@ -51,8 +49,7 @@ class Decoder(encoder.Encoder):
   def __call__(self, weights: jax.Array) -> jax.Array:
     """Returns the values of the patches' pixels, float32.
 
-    Args:
-      weights: Weights of the tokens, which sum to 1.
+    The weights of the tokens of a patch sum to 1.
     """
     d, kernel_init = self.hidden_size, self.starts.kernel
     x = nn.Dense(d, use_bias=False, dtype=self.dtype, name='codebook')(weights)
@@ -87,14 +84,19 @@ class Tokenizer(base.Objective):
     # The time in which that weight rises from 0.
     'divergence_warmup': '5_000 steps',
   }
+  limits: ClassVar = {
+    'tokens': '[2, inf)',
+    'decoder_depth': '[1, inf)',
+    'temperature final_temperature': '(0, inf)',
+    'anneal divergence_warmup': 'duration',
+    'divergence': '[0, inf)',
+  }
 
-  def __init__(
-    self, config: ml_collections.ConfigDict, features: features_lib.Features
-  ):
+  def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)
-    assert isinstance(self.model, vit.ViT)
-    options, trunk = config.objective.options, self.model
+    options = config.objective.options
     self._options, self.count = options, options.tokens
+    trunk = trunk_checks.checked_vit(self.model, config)
     self._patch = patch = models.patch_of_images(trunk)
     h, w, channels = self.image_shape
     self.grid = (h // patch[0], w // patch[1])
@@ -111,22 +113,11 @@ class Tokenizer(base.Objective):
     )
 
   @staticmethod
-  def check(config: ml_collections.ConfigDict) -> None:
-    """Checks the options and the model.
-
-    Raises:
-      UserError: A value cannot work.
-    """
+  def check(config: base.Config) -> None:
+    """Checks the model, unless a checkpoint has it."""
     trunk_checks.check_patches(config)
-    key = 'objective.options'
-    config_lib.within(config, f'{key}.tokens', '[2, inf)')
-    for name in ('temperature', 'final_temperature'):
-      config_lib.within(config, f'{key}.{name}', '(0, inf)')
-    for name in ('anneal', 'divergence_warmup'):
-      config_lib.duration(config, f'{key}.{name}')
-    config_lib.within(config, f'{key}.divergence', '[0, inf)')
-    config_lib.within(config, f'{key}.decoder_depth', '[1, inf)')
-    check_is_vit(config)
+    if config.model.name != config_lib.INIT_FROM:
+      trunk_checks.checked_vit(models.from_config(config.model, 0), config)
 
   def init(self, key: jax.Array) -> base.Params:
     """Returns fresh parameters of the trunk, the head and the decoder."""
@@ -134,7 +125,7 @@ class Tokenizer(base.Objective):
     d, n = self.model.hidden_size, math.prod(self.grid)
     weights = jnp.zeros((1, n, self._options.tokens))
     return {
-      'trunk': models.init_params(self.model, keys[0], self.image_shape),
+      'trunk': super().init(keys[0]),
       'head': self._head.init(keys[1], jnp.zeros((1, d)))['params'],
       'decoder': self._decoder.init(keys[2], weights)['params'],
     }
@@ -145,23 +136,23 @@ class Tokenizer(base.Objective):
     return {'updates': jnp.zeros((), jnp.int32)}
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the loss: squared error of the pixels, and the divergence."""
-    images = batch['image']
-    logits = self.logits(params, images, rng)
+    options, updates = self._options, extra['updates']
+    logits = self.logits(params, batch['image'], rng)
     keys = rng.fold(base.Purpose.OBJECTIVE).per_row()
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
-    temperature, weight = self._schedule(extra['updates'])
+    share = jnp.minimum(updates / max(self.num_steps(options.anneal), 1), 1.0)
+    low, high = options.final_temperature, options.temperature
+    temperature = low + (high - low) * (1 + jnp.cos(jnp.pi * share)) / 2
     weights = jax.nn.softmax((logits + noise) / temperature)
-    error = self._error(params, images, weights).mean()
+    error = self._error(params, batch['image'], weights).mean()
     shares = jax.nn.log_softmax(logits)
     entropy = -(jnp.exp(shares) * shares).sum(axis=-1).mean()
     divergence = math.log(logits.shape[-1]) - entropy
+    warmup = max(self.num_steps(options.divergence_warmup), 1)
+    weight = options.divergence * jnp.minimum(updates / warmup, 1.0)
     scalars = {'squared_error': error, 'divergence': divergence}
     return error + weight * divergence, scalars, extra
 
@@ -174,10 +165,9 @@ class Tokenizer(base.Objective):
 
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
     """Returns tokens, int32 [B, N], and the loss of each image, [B]."""
-    images = batch['image']
-    tokens = self.tokens(params, images)
-    weights = jax.nn.one_hot(tokens, self._options.tokens)
-    error = self._error(params, images, weights)
+    tokens = self.tokens(params, batch['image'])
+    weights = jax.nn.one_hot(tokens, self.count)
+    error = self._error(params, batch['image'], weights)
     return {'tokens': tokens, 'loss': error.mean(axis=(1, 2))}
 
   @property
@@ -189,11 +179,7 @@ class Tokenizer(base.Objective):
     )
 
   def pictures(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    images: jax.Array,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, images: jax.Array, rng: Rng
   ) -> list[base.Column]:
     """Returns what is drawn from the tokens of images, and the originals."""
     drawn = self.decode(params, self.tokens(params, images))
@@ -210,33 +196,17 @@ class Tokenizer(base.Objective):
     return embedding.unpatchify(patches, self.grid, self._patch)
 
   def logits(
-    self,
-    params: base.Params,
-    images: jax.Array,
-    rng: base.Rng | None = None,
+    self, params: base.Params, images: jax.Array, rng: Rng | None = None
   ) -> jax.Array:
     """Returns the logits of the tokens, float32 [B, N, K].
 
-    Args:
-      params: Parameters of the objective.
-      images: float32 [B, H, W, C].
-      rng: Random key of dropout, in training; None: there is none.
+    `rng` is that of dropout, in training; None: there is none.
     """
     arguments = {} if rng is None else self.train_arguments(rng)
     outputs = self.apply(params['trunk'], images, method='trunk', **arguments)
     patches = outputs['tokens'][:, -math.prod(self.grid) :]
     logits: Any = self._head.apply({'params': params['head']}, patches)
     return logits.astype(jnp.float32)
-
-  def _schedule(self, updates: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the temperature, and the weight of the divergence."""
-    options = self._options
-    share = jnp.minimum(updates / max(self.num_steps(options.anneal), 1), 1.0)
-    low, high = options.final_temperature, options.temperature
-    temperature = low + (high - low) * (1 + jnp.cos(jnp.pi * share)) / 2
-    warmup = max(self.num_steps(options.divergence_warmup), 1)
-    grown = jnp.minimum(updates / warmup, 1.0)
-    return temperature, options.divergence * grown
 
   def _error(
     self, params: base.Params, images: jax.Array, weights: jax.Array
@@ -249,16 +219,3 @@ class Tokenizer(base.Objective):
     """Returns patches, float32 [B, N, F], of tokens' weights [B, N, K]."""
     drawn: Any = self._decoder.apply({'params': params['decoder']}, weights)
     return drawn.astype(jnp.float32)
-
-
-def check_is_vit(config: ml_collections.ConfigDict) -> None:
-  """Raises a UserError where the model has no patches with tokens."""
-  name = config.model.name
-  if name == config_lib.INIT_FROM:
-    return
-  if not isinstance(models.from_config(config.model, 0), vit.ViT):
-    raise config_lib.UserError(
-      f'config.model.name is {name!r}, but'
-      f' config.objective.name={config.objective.name} needs a ViT: choose'
-      ' another model'
-    )

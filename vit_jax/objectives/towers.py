@@ -1,6 +1,5 @@
 """An image tower and a text tower, applied: those of a run, or of a file."""
 
-import os
 import pathlib
 from typing import Any
 from typing import TYPE_CHECKING
@@ -45,7 +44,7 @@ class Towers:
   def outputs(
     self, params: Any, batch: dict[str, jax.Array]
   ) -> dict[str, jax.Array]:
-    """Returns `features` of images and, of captions, `text_features`, [B, E].
+    """Returns `features` of images, and `text_features` of captions, [B, E].
 
     They have unit length.
     """
@@ -65,11 +64,7 @@ class Towers:
   ) -> jax.Array:
     """Returns the embeddings [B, E] of images or tokens.
 
-    Args:
-      params: Parameters.
-      name: 'image' or 'text'.
-      x: What the tower takes.
-      **kwargs: Passed on to the tower.
+    `name` is 'image' or 'text', and `x` what that tower takes.
     """
     outputs: Any = self.towers.apply(
       {'params': params}, x, method=f'embed_{name}s', **kwargs
@@ -83,25 +78,18 @@ class Towers:
     """Returns the probability of each text for each image, float32 [B, C].
 
     With CLIP's softmax those of an image add up to 1; with SigLIP's sigmoid
-    each pair has its own.
-
-    Args:
-      params: Parameters.
-      images: `features`, [B, E].
-      texts: `text_features`, [C, E].
+    each pair has its own. `images` and `texts` are `features` and
+    `text_features`.
     """
     shared_params = {k: params[k] for k in params if k not in _TOWERS}
     logits: Any = self.towers.apply(
       {'params': shared_params}, images, texts, method='logits'
     )
-    of_pairs = self.towers.has_bias
-    probabilities = (jax.nn.sigmoid if of_pairs else jax.nn.softmax)(logits)
-    return jnp.asarray(probabilities)
+    probabilities = jax.nn.sigmoid if self.towers.has_bias else jax.nn.softmax
+    return jnp.asarray(probabilities(logits))
 
 
 class _FileTowers(Towers):
-  """The towers of a file of another program."""
-
   def __init__(self, read: files.Towers, text: text_kind.Text):
     self.towers, self.text = read.model, text
 
@@ -109,15 +97,7 @@ class _FileTowers(Towers):
 def from_loaded(loaded: 'weights.Loaded') -> tuple[Towers, Any] | None:
   """Returns both towers of the file that a model is from, and its parameters.
 
-  Args:
-    loaded: The image tower, as it was read.
-
-  Returns:
-    None: the file has no text tower.
-
-  Raises:
-    UserError: The towers cannot be applied to images of one size, or there is
-      no vocabulary beside the file that fits the text tower.
+  None: the file has no text tower. `loaded` is the image tower, as it was read.
   """
   path = pathlib.Path(loaded.origin.path)
   if not path.exists() or not files.holds(path):
@@ -140,21 +120,18 @@ def from_loaded(loaded: 'weights.Loaded') -> tuple[Towers, Any] | None:
 
 
 def _text(path: pathlib.Path, tower: Any) -> text_kind.Text:
-  """Returns the feature of texts, with the vocabulary beside a file."""
   folder = path if path.is_dir() else path.parent
-  vocabularies = [name for name in _VOCABULARIES if (folder / name).is_file()]
-  if not vocabularies:
+  paths = [folder / name for name in _VOCABULARIES if (folder / name).is_file()]
+  if not paths:
     raise UserError(
       f'{folder} has no vocabulary for the texts of {path.name}: bring'
       f' {" or ".join(_VOCABULARIES)} of this checkpoint'
     )
-  name = (
-    f'{_VOCABULARIES[vocabularies[0]]}:{os.path.join(folder, vocabularies[0])}'
-  )
+  name = f'{_VOCABULARIES[paths[0].name]}:{paths[0]}'
   tokenizer = tokenizers.make(name, tower.length)
   if tokenizer.vocabulary != tower.vocabulary:
     raise UserError(
-      f'{folder / vocabularies[0]} has {tokenizer.vocabulary:,} tokens, but'
+      f'{paths[0]} has {tokenizer.vocabulary:,} tokens, but'
       f' the text tower of {path} {tower.vocabulary:,}: bring the vocabulary'
       ' of this checkpoint'
     )

@@ -1,35 +1,34 @@
-"""The objectives of trained models, for commands that measure or apply them."""
+"""Trained models with their objectives: `vit_jax.load`, and measuring them."""
 
+import dataclasses
+import functools
 from typing import Any
+from typing import Self
 
-import ml_collections
+import jax
+from ml_collections import ConfigDict
+import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.data import features as features_lib
 from vit_jax.models import subtrees
+from vit_jax.parallel import allocator
+from vit_jax.weights import batched
+
+_BATCH = 32  # images at a time
 
 
 def measuring(
-  loaded: weights.Loaded,
-  config: ml_collections.ConfigDict,
-  features: features_lib.Features,
+  loaded: weights.Loaded, config: ConfigDict, features: features_lib.Features
 ) -> tuple[objectives.Objective, objectives.Params]:
   """Returns the objective that measures a loaded model, and its parameters.
 
   A classifier is measured by `config.objective`, with softmax cross-entropy
   whatever loss it was trained with; another model by the objective of its run,
-  and so is a classifier whose objective computes outputs of its own.
-
-  Args:
-    loaded: The model.
-    config: Says how images are prepared for the model.
-    features: Features of the examples on which the model is measured.
-
-  Raises:
-    UserError: The objective is not known, the model was changed after training,
-      or the examples are of another kind.
+  and so is a classifier whose objective computes outputs of its own. `features`
+  are those of the examples on which the model is measured.
   """
   stored, trained = loaded.trained_with, loaded.preprocess
   config = config.copy_and_resolve_references()
@@ -45,7 +44,9 @@ def measuring(
       f'no metric is stored for the outputs of {loaded.origin.path}: measure'
       ' its features instead, as with --probe=knn'
     )
-  if _has_label_logits(loaded):  # the data may have some of the classes
+  logits = loaded.preprocess.outputs.get('logits', {})
+  has_label_logits = logits.get('feature') == 'label'
+  if has_label_logits:  # the data may have some of the classes
     features = _trained_features(loaded)
   if loaded.objective_params:
     objective, params = restored(loaded, features)
@@ -54,7 +55,7 @@ def measuring(
     config.model = stored.model.copy_and_resolve_references()
     objective = objectives.create(config, features)
     objective.model, params = loaded.model, loaded.params
-  if objective.target is None or _has_label_logits(loaded):
+  if objective.target is None or has_label_logits:
     return objective, params  # positions of labels are matched by their names
   name, _ = objective.target
   predicted = features_lib.from_dict(trained.features[name])
@@ -72,12 +73,7 @@ def restored(
 ) -> tuple[objectives.Objective, objectives.Params]:
   """Returns the objective of the run that trained a model, and all parameters.
 
-  Args:
-    loaded: The model.
-    features: Features of the examples; None: those of training.
-
-  Raises:
-    UserError: The model is not that of a run, or it was changed.
+  `features` are those of the examples; None: those of training.
   """
   config = loaded.trained_with
   if config is None:
@@ -100,15 +96,8 @@ def restored(
 
 
 def _trained_features(loaded: weights.Loaded) -> dict[str, Any]:
-  """Returns the features of the examples that a model was trained on."""
   stored = loaded.preprocess.features
   return {name: features_lib.from_dict(x) for name, x in stored.items()}
-
-
-def _has_label_logits(loaded: weights.Loaded) -> bool:
-  """Whether the objective of a run says that logits are of the label."""
-  facts = loaded.preprocess.outputs.get('logits', {})
-  return facts.get('feature') == 'label'
 
 
 def _is_classifier(loaded: weights.Loaded) -> bool:
@@ -122,3 +111,56 @@ def _is_classifier(loaded: weights.Loaded) -> bool:
   if 'logits' in loaded.preprocess.outputs:
     return loaded.preprocess.has_label
   return cls.target is not None and cls.target[0] == 'label'
+
+
+class Model(weights.Loaded):
+  """A loaded model, which also gives the outputs of its run's objective."""
+
+  @classmethod
+  def from_loaded(cls, loaded: weights.Loaded) -> Self:
+    """Returns a model with the fields of another."""
+    names = [field.name for field in dataclasses.fields(loaded)]
+    return cls(**{name: getattr(loaded, name) for name in names})
+
+  def outputs(self, images: Any) -> dict[str, np.ndarray]:
+    """Returns the model's outputs for images.
+
+    Args:
+      images: One image or a sequence, as `preprocess` takes them.
+
+    Returns:
+      Arrays:
+        features: Input of the head, float32 [B, D]. Of a model of images and
+          texts, embeddings of unit length in the space that both share.
+        logits: float32 [B, outputs], if there is a head; of a model of
+          segmentation [B, H, W, classes].
+        numbers: float32 [B, K] in the units of the data, if the model predicts
+          numbers.
+        segments: int32 [B, H, W], the classes of pixels, if it predicts these.
+    """
+    stored = self.trained_with
+    if (
+      not self.objective_params
+      or stored is None
+      or self.changes
+      or objectives.objective_class(stored).target is None
+    ):
+      return super().outputs(images)
+    # Parameters beside the trunk give outputs of their own.
+    pixels = self.preprocess(images)
+    outputs = batched.in_batches(self._measured, [pixels], _BATCH)
+    return super().outputs(images) | outputs
+
+  @functools.cached_property
+  def _measured(self) -> Any:
+    """Maps images [B, H, W, C] to the outputs of the objective."""
+    objective, params = restored(self)
+    apply = jax.jit(objective.outputs)
+    return lambda images: apply(params, {'image': images})
+
+
+@functools.wraps(weights.load)
+def load(*args: Any, **kwargs: Any) -> Model:
+  """Loads a model; see `weights.load`."""
+  allocator.hint()
+  return Model.from_loaded(weights.load(*args, **kwargs))

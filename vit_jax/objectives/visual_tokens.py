@@ -13,7 +13,7 @@ from typing import NamedTuple
 from absl import logging
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -46,20 +46,13 @@ class VisualTokens(abc.ABC):
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the token of each patch, int32 [B, N].
 
-    Args:
-      arrays: Those of the attribute.
-      images: As the trunk sees them, float32 [B, H, W, C].
+    Images are float32 [B, H, W, C], as the trunk sees them.
     """
 
   def decode(self, arrays: Any, tokens: jax.Array) -> jax.Array | None:
     """Returns images of tokens, float32 [B, H, W, C], as the trunk sees them.
 
-    Args:
-      arrays: Those of the attribute.
-      tokens: int32 [B, N].
-
-    Returns:
-      The images; None: the tokenizer has no decoder.
+    Tokens are int32 [B, N]. None: the tokenizer has no decoder.
     """
     del arrays, tokens
     return None
@@ -69,17 +62,10 @@ class VisualTokens(abc.ABC):
     del source
 
 
-def make(
-  config: ml_collections.ConfigDict, grid: tuple[int, int]
-) -> VisualTokens:
+def make(config: ConfigDict, grid: tuple[int, int]) -> VisualTokens:
   """Returns the tokenizer of `config.objective.options`.
 
-  Args:
-    config: The full config.
-    grid: Patches (h, w) of the trunk, which the tokenizer's must equal.
-
-  Raises:
-    UserError: It cannot be loaded, or does not fit.
+  `grid` are the patches (h, w) of the trunk, which the tokenizer's must equal.
   """
   path = config.objective.options.tokenizer
   if not path:
@@ -93,7 +79,7 @@ def make(
 class Patches(VisualTokens):
   """The nearest code of a codebook, which is made of the training patches."""
 
-  def __init__(self, config: ml_collections.ConfigDict, grid: tuple[int, int]):
+  def __init__(self, config: ConfigDict, grid: tuple[int, int]):
     """Makes a tokenizer whose codes, float32 [K, F], are NaN yet.
 
     So a program can be planned; a step with them is refused.
@@ -113,83 +99,13 @@ class Patches(VisualTokens):
 
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the nearest code of each patch, int32 [B, N]."""
-    return codebook.nearest(
-      arrays['codes'], embedding.patches(images, self._size)
-    )
+    patches = embedding.patches(images, self._size)
+    return codebook.nearest(arrays['codes'], patches)
 
   def decode(self, arrays: Any, tokens: jax.Array) -> jax.Array:
     """Returns images whose patches are the codes themselves."""
     codes = jnp.asarray(arrays['codes'])
     return embedding.unpatchify(codes[tokens], self._grid, self._size)
-
-
-class Trained(VisualTokens):
-  """The tokens of a run of the objective 'tokenizer'."""
-
-  def __init__(
-    self,
-    config: ml_collections.ConfigDict,
-    path: str,
-    grid: tuple[int, int],
-  ):
-    """Loads the run in a work directory.
-
-    Raises:
-      UserError: It is no such run, or does not fit.
-    """
-    self._objective, self.arrays, stored = _load(path)
-    self._tokenizer_input = _Input(stored.image_size, (stored.mean, stored.std))
-    size = config_lib.pair(config.data.image_size, 'data.image_size')
-    self._trunk = _Input(size, config_lib.normalization(config))
-    objective = self._objective
-    _check_same(config, 'patches', objective.grid, grid, 'data.image_size')
-    _check_fits(config, objective.image_shape[-1], objective.count)
-
-  def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
-    """Returns the most likely token of each patch, int32 [B, N].
-
-    The tokenizer sees the trunk's images in its own size, as BEiT's sees its
-    view of 112 pixels.
-    """
-    inputs = _converted(images, self._trunk, self._tokenizer_input)
-    return self._objective.tokens(arrays, inputs)
-
-  def decode(self, arrays: Any, tokens: jax.Array) -> jax.Array:
-    """Returns what its decoder draws."""
-    drawn = self._objective.decode(arrays, tokens)
-    return _converted(drawn, self._tokenizer_input, self._trunk)
-
-
-class Published(VisualTokens):
-  """The tokens of DALL-E's encoder, as BEiT's authors used them."""
-
-  def __init__(
-    self,
-    config: ml_collections.ConfigDict,
-    path: str,
-    grid: tuple[int, int],
-  ):
-    """Loads the encoder.
-
-    `path` is a file of its weights, a directory of transformers, or an address.
-
-    Raises:
-      UserError: It is no such file, or does not fit.
-    """
-    self._module, self.arrays = _read(path)
-    size = config_lib.pair(config.data.image_size, 'data.image_size')
-    self._trunk = _Input(size, config_lib.normalization(config))
-    h, w = grid  # it sees pixels in [0, 1], in the size that gives this grid
-    size_seen = (h * dvae.STRIDE, w * dvae.STRIDE)
-    self._tokenizer_input = _Input(size_seen, ((0.0,), (1.0,)))
-    _check_fits(config, 3, self._module.tokens)
-
-  def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
-    """Returns the most likely token of each patch, int32 [B, N]."""
-    pixels = _converted(images, self._trunk, self._tokenizer_input)
-    logits: Any = self._module.apply({'params': arrays}, pixels)
-    tokens = logits.argmax(axis=-1).astype(jnp.int32)
-    return tokens.reshape(len(images), -1)
 
 
 class _Input(NamedTuple):
@@ -198,22 +114,77 @@ class _Input(NamedTuple):
   size: tuple[int, int]
   normalization: Any
 
+  def converted(self, images: jax.Array, target: '_Input') -> jax.Array:
+    """Returns images [B, H, W, C] as another model takes them."""
+    mean, std = (np.asarray(x, np.float32) for x in self.normalization)
+    pixels = images * std + mean
+    if self.size != target.size:
+      shape = (len(images), *target.size, images.shape[-1])
+      pixels = jnp.clip(jax.image.resize(pixels, shape, 'lanczos3'), 0, 1)
+    mean, std = (np.asarray(x, np.float32) for x in target.normalization)
+    return (pixels - mean) / std
 
-def _converted(images: jax.Array, source: _Input, target: _Input) -> jax.Array:
-  """Returns images [B, H, W, C] of one model as another takes them."""
-  mean, std = (np.asarray(x, np.float32) for x in source.normalization)
-  pixels = images * std + mean
-  if source.size != target.size:
-    shape = (len(images), *target.size, images.shape[-1])
-    pixels = jnp.clip(jax.image.resize(pixels, shape, 'lanczos3'), 0, 1)
-  mean, std = (np.asarray(x, np.float32) for x in target.normalization)
-  return (pixels - mean) / std
+
+class _Resized(VisualTokens):
+  """A tokenizer that sees the trunk's images in its own size and range.
+
+  BEiT's sees its view of 112 pixels.
+  """
+
+  def __init__(self, config: ConfigDict, tokenizer_input: _Input):
+    size = config_lib.pair(config.data.image_size, 'data.image_size')
+    self._trunk = _Input(size, config_lib.normalization(config))
+    self._tokenizer_input = tokenizer_input
+
+  def _inputs(self, images: jax.Array) -> jax.Array:
+    return self._trunk.converted(images, self._tokenizer_input)
+
+
+class Trained(_Resized):
+  """The tokens of a run of the objective 'tokenizer'."""
+
+  def __init__(self, config: ConfigDict, path: str, grid: tuple[int, int]):
+    self._objective, self.arrays, stored = _load(path)
+    normalization = stored.mean, stored.std
+    super().__init__(config, _Input(stored.image_size, normalization))
+    objective = self._objective
+    _check_same(config, 'patches', objective.grid, grid, 'data.image_size')
+    _check_fits(config, objective.image_shape[-1], objective.count)
+
+  def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
+    """Returns the most likely token of each patch, int32 [B, N]."""
+    return self._objective.tokens(arrays, self._inputs(images))
+
+  def decode(self, arrays: Any, tokens: jax.Array) -> jax.Array:
+    """Returns what its decoder draws."""
+    drawn = self._objective.decode(arrays, tokens)
+    return self._tokenizer_input.converted(drawn, self._trunk)
+
+
+class Published(_Resized):
+  """The tokens of DALL-E's encoder, as BEiT's authors used them."""
+
+  def __init__(self, config: ConfigDict, path: str, grid: tuple[int, int]):
+    """Loads the encoder.
+
+    `path` is a file of its weights, a directory of transformers, or an address.
+    """
+    self._module, self.arrays = _read(path)
+    # It sees pixels in [0, 1], in the size that gives this grid.
+    size = (grid[0] * dvae.STRIDE, grid[1] * dvae.STRIDE)
+    super().__init__(config, _Input(size, ((0.0,), (1.0,))))
+    _check_fits(config, 3, self._module.tokens)
+
+  def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
+    """Returns the most likely token of each patch, int32 [B, N]."""
+    logits: Any = self._module.apply({'params': arrays}, self._inputs(images))
+    tokens = logits.argmax(axis=-1).astype(jnp.int32)
+    return tokens.reshape(len(images), -1)
 
 
 @functools.lru_cache(maxsize=1)  # a run makes the objective several times
 def _load(path: str) -> tuple[tokenizer.Tokenizer, Any, Any]:
-  """Returns the objective of a run, its parameters and its preprocessing."""
-  try:
+  with config_lib.explained(f'{_KEY}={path}', ValueError):
     loaded = weights.load(path)
     config = loaded.trained_with
     assert config is not None
@@ -222,13 +193,8 @@ def _load(path: str) -> tuple[tokenizer.Tokenizer, Any, Any]:
         f'its objective is {config.objective.name!r}, and not {_NAME!r}'
       )
     params, step, _ = restoring.restore_params(path)
-  except ValueError as e:
-    message = config_lib.one_line(e)
-    raise config_lib.UserError(f'{_KEY}={path}: {message}') from None
-  features = {
-    name: features_lib.from_dict(x)
-    for name, x in loaded.preprocess.features.items()
-  }
+  stored = loaded.preprocess.features
+  features = {name: features_lib.from_dict(x) for name, x in stored.items()}
   logging.info('the tokenizer is %s, after %d steps', path, step)
   objective = tokenizer.Tokenizer(config, features)
   return objective, jax.tree.map(np.asarray, params), loaded.preprocess
@@ -236,7 +202,6 @@ def _load(path: str) -> tuple[tokenizer.Tokenizer, Any, Any]:
 
 @functools.lru_cache(maxsize=1)  # as `_load`
 def _read(path: str) -> tuple[dvae.DalleEncoder, Any]:
-  """Returns DALL-E's encoder, and its parameters."""
   with config_lib.explained(
     f'{_KEY}={path} is no work directory of config.objective.name={_NAME}, nor'
     " a file of DALL-E's encoder"
@@ -246,23 +211,15 @@ def _read(path: str) -> tuple[dvae.DalleEncoder, Any]:
   return module, jax.tree.map(np.asarray, params)
 
 
-def _check_fits(
-  config: ml_collections.ConfigDict, channels: int, count: int
-) -> None:
-  """Raises a UserError if a tokenizer's images or tokens are not the run's."""
-  data_values = config.data.channels, config.objective.options.tokens
-  _check_same(config, 'channels', channels, data_values[0], 'data.channels')
-  _check_same(
-    config, 'tokens', count, data_values[1], 'objective.options.tokens'
-  )
+def _check_fits(config: ConfigDict, channels: int, count: int) -> None:
+  tokens, key = config.objective.options.tokens, 'objective.options.tokens'
+  run_channels = config.data.channels
+  _check_same(config, 'channels', channels, run_channels, 'data.channels')
+  _check_same(config, 'tokens', count, tokens, key)
 
 
 def _check_same(
-  config: ml_collections.ConfigDict,
-  quantity: str,
-  has: Any,
-  want: Any,
-  key: str,
+  config: ConfigDict, quantity: str, has: Any, want: Any, key: str
 ) -> None:
   """Raises a UserError if the tokenizer differs from `config.<key>`."""
   if has != want:

@@ -1,39 +1,23 @@
 """Optimizers, SAM, learning-rate schedules and per-parameter rules."""
 
-import ml_collections
+from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax.optim import optimizers
 from vit_jax.optim import rules
 from vit_jax.optim import schedules
-from vit_jax.optim.optimizers import make_optimizer
-from vit_jax.optim.optimizers import Optimizer
-from vit_jax.optim.schedules import check_lengths
-from vit_jax.optim.schedules import half_cosine
-from vit_jax.optim.schedules import Lengths
-from vit_jax.optim.schedules import make_decay
-from vit_jax.optim.schedules import make_schedule
-from vit_jax.optim.schedules import schedule
-
-__all__ = [
-  'Lengths',
-  'Optimizer',
-  'check',
-  'check_lengths',
-  'half_cosine',
-  'make_decay',
-  'make_optimizer',
-  'make_schedule',
-  'schedule',
-]
+from vit_jax.optim.optimizers import make_optimizer as make_optimizer
+from vit_jax.optim.optimizers import Optimizer as Optimizer
+from vit_jax.optim.schedules import check_lengths as check_lengths
+from vit_jax.optim.schedules import half_cosine as half_cosine
+from vit_jax.optim.schedules import Lengths as Lengths
+from vit_jax.optim.schedules import make_decay as make_decay
+from vit_jax.optim.schedules import make_schedule as make_schedule
+from vit_jax.optim.schedules import schedule as schedule
 
 
-def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the values of `config.optim`.
-
-  Raises:
-    UserError: One of them cannot work.
-  """
+def check(config: ConfigDict) -> None:
+  """Checks the values of `config.optim`."""
   optimizers.check(config)
   schedules.check(config)
   rules.check(config)

@@ -19,12 +19,10 @@ _CONVOLUTIONS = r'(patch_embedding|conv\d*|conv_proj)/kernel$'
 # optimizers that see kernels as matrices. Other axes are batch axes. The first
 # match wins.
 _MATRICES: tuple[tuple[str, tuple[Axes, Axes]], ...] = (
-  # [D, 3, H, K] and [D, 2, H, K]
-  (r'(qkv|key_value)/kernel$', ((-4,), (-2, -1))),
+  (r'(qkv|key_value)/kernel$', ((-4,), (-2, -1))),  # [D, 3 or 2, H, K]
   (r'query/kernel$', ((-3,), (-2, -1))),  # [D, H, K]
   (r'(attention|map_head)/out/kernel$', ((-3, -2), (-1,))),  # [H, K, D]
-  # [h, w, C, F]
-  (_CONVOLUTIONS, ((-4, -3, -2), (-1,))),
+  (_CONVOLUTIONS, ((-4, -3, -2), (-1,))),  # [h, w, C, F]
   (r'kernel$', ((-2,), (-1,))),  # [D, M]
 )
 
@@ -36,14 +34,10 @@ _UNITS: tuple[tuple[str, Axes], ...] = (
 
 
 def matrix_axes(name: str) -> tuple[Axes, Axes]:
-  """Returns the axes of a kernel as a matrix.
+  """Returns the input axes and the output axes of the kernel of a path.
 
-  Args:
-    name: Path of the kernel; its layers may be stacked.
-
-  Returns:
-    The input axes and the output axes, counted from the end. Other axes are
-    batch axes: the array holds several matrices.
+  They are counted from the end. Other axes are batch axes: the array holds
+  several matrices, as those of stacked layers.
   """
   return next(axes for pattern, axes in _MATRICES if re.search(pattern, name))
 
@@ -51,11 +45,8 @@ def matrix_axes(name: str) -> tuple[Axes, Axes]:
 def unit_axes(name: str, ndim: int) -> Axes | None:
   """Returns the axes of the weights of one unit; None: all axes of a layer.
 
-  A unit of a kernel is one of its outputs, with all its input weights.
-
-  Args:
-    name: Path of a parameter.
-    ndim: Number of its axes, without that of stacked layers.
+  A unit of a kernel is one of its outputs, with all its input weights. `ndim`
+  is the number of axes of the parameter, without that of stacked layers.
   """
   if re.search(_CONVOLUTIONS, name):  # of images, or of volumes
     return tuple(range(-ndim, -1))
@@ -70,10 +61,8 @@ def per_layer(
 ) -> optax.GradientTransformation:
   """Applies a transformation to each layer of stacked arrays separately.
 
-  Updates and state are then equal to those of the unrolled model, stacked.
-
-  Args:
-    inner: A transformation that treats each array independently.
+  Updates and state are then equal to those of the unrolled model, stacked. The
+  transformation must treat each array independently.
   """
 
   def init(params: optax.Params) -> Any:

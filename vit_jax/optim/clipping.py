@@ -1,6 +1,7 @@
 """What `config.optim.clip` names: clips of single gradients."""
 
 import dataclasses
+import functools
 import re
 from typing import Annotated
 from typing import Any
@@ -72,9 +73,5 @@ class Adaptive:
       return g * jnp.minimum(1, most / jnp.maximum(norm(g), 1e-6))
 
     return arrays.per_layer(
-      optax.stateless(
-        lambda updates, params: jax.tree_util.tree_map_with_path(
-          clip, updates, params
-        )
-      )
+      optax.stateless(functools.partial(jax.tree.map_with_path, clip))
     )

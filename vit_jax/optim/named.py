@@ -1,11 +1,14 @@
-"""Optimizers that `config.optim` does not list: a function of any module.
+"""Optimizers and schedules that no table lists: functions of any module.
 
 `optim.name` is 'optax:adan(b1=0.98)', or 'my_module:my_optimizer(...)'. The
 function takes `learning_rate`, a number, and the options, and returns an optax
 GradientTransformation.
+
+`optim.schedule` is 'my_module:my_schedule(...)'. The function takes `steps`,
+the number of steps after the warm-up, and its options, and returns a function
+that maps a number of these steps to a factor of `optim.learning_rate`.
 """
 
-from collections.abc import Mapping
 import functools
 import inspect
 from typing import Any
@@ -13,7 +16,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import optax
 
 from vit_jax import config as config_lib
@@ -22,46 +25,58 @@ from vit_jax.config import parts
 from vit_jax.optim import arrays
 from vit_jax.optim import optimizers
 from vit_jax.optim.optimizers import Transformation
+from vit_jax.optim.schedules import Lengths
+from vit_jax.optim.schedules import Rate
+from vit_jax.optim.schedules import Schedule
 
-_KEY = 'optim.name'
 _RATE = 'learning_rate'
 _DECAY = 'weight_decay'
 
 
-class Named(optimizers.Method):
-  """A function that a name leads to, with its options.
+def bind(text: str, key: str, argument: str) -> functools.partial[Any]:
+  """Returns the function that a text names, with its options.
+
+  `config.<key>` holds the text. The function takes the argument later.
+  """
+  part = parts.parse(text, key)
+  function = config_lib.load_function(part.name, key, argument)
+  values = options.option_values(function, part, key, (argument,))
+  return functools.partial(function, **values)
+
+
+class NamedOptimizer(optimizers.Method):
+  """A function that `optim.name` leads to, with its options.
 
   Attributes:
     config: `config.optim`.
     make: Maps `learning_rate` to the transformation.
-
-  Raises:
-    UserError: There is no such function or option.
   """
 
   has_rate: ClassVar[bool] = True
 
-  def __init__(self, config: ml_collections.ConfigDict):
-    part = parts.parse(config.name, _KEY)
-    function = config_lib.load_function(part.name, _KEY, _RATE)
-    if _RATE in part.options:
+  def __init__(self, config: ConfigDict):
+    name, self.config = config.name, config
+    if _RATE in parts.parse(name, 'optim.name').options:
       raise config_lib.UserError(
-        f'config.{_KEY}={config.name}: the learning rate is'
-        f' config.optim.{_RATE}, with its schedule'
+        f'config.optim.name={name}: the learning rate is config.optim.{_RATE},'
+        ' with its schedule'
       )
-    values = options.option_values(function, part, _KEY, (_RATE,))
-    parameters = inspect.signature(function).parameters
-    values = _without_second_decay(config, values, parameters)
-    self.config = config
-    self.make = functools.partial(function, **values)
+    make = bind(name, 'optim.name', _RATE)
+    decays = config.weight_decay or any(rule[2] for rule in config.rules)
+    if decays and _DECAY in inspect.signature(make).parameters:
+      if make.keywords.get(_DECAY):
+        raise config_lib.UserError(
+          f'config.optim.name={name} and config.optim.{_DECAY}='
+          f'{config.weight_decay} (or optim.rules) would both decay the'
+          f' parameters: set one; config.optim.{_DECAY} knows decay_pattern and'
+          ' rules'
+        )
+      make = functools.partial(make, **{_DECAY: 0.0})
+    self.make = make
 
   def check(self) -> None:
-    """Tries the function and what it returns.
-
-    Raises:
-      UserError: It does not do.
-    """
-    place = f'config.{_KEY}={self.config.name}'
+    """Tries the function and what it returns."""
+    place = f'config.optim.name={self.config.name}'
     try:
       optimizer = self.make(learning_rate=1.0)
     except Exception as e:  # a function of the user's may raise any
@@ -87,22 +102,16 @@ class Named(optimizers.Method):
           f'{place} cannot be used here: {config_lib.one_line(e)}'
         ) from None
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
-    """Returns the function's transformation and the decay."""
-    return [self._negative_change(), _decayed_by_rate(config)]
-
-  def _negative_change(self) -> Transformation:
-    """Returns the transformation that maps gradients to what is subtracted.
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
+    """Returns what maps gradients to what is subtracted, and the decay.
 
     The function gets the learning rate of each step, since not all changes are
     proportional to it, as where momentum gathers changes. The state begins with
     the maximum of the rate.
     """
-    peak = self.config.learning_rate
+    peak, plain_decay = config.learning_rate, optimizers.decayed(config)
 
-    def update(
+    def change(
       updates: optax.Updates,
       state: Any,
       params: optax.Params | None = None,
@@ -117,49 +126,43 @@ class Named(optimizers.Method):
         if 'out_axes' not in str(e):
           raise
         raise config_lib.UserError(
-          f'config.{_KEY}={self.config.name} computes a number of all'
+          f'config.optim.name={config.name} computes a number of all'
           ' parameters, which scanned layers would change: set'
           ' config.model.scan=False'
         ) from None
       return jax.tree.map(jnp.negative, changes), state
 
-    return optax.GradientTransformationExtraArgs(
-      arrays.per_layer(self.make(learning_rate=peak)).init, update
-    )
+    def decay_by_rate(
+      updates: optax.Updates,
+      state: Any,
+      params: optax.Params | None = None,
+      *,
+      decay: jax.typing.ArrayLike = 1.0,
+      learning_rate: jax.typing.ArrayLike = peak,
+      **_: Any,
+    ) -> tuple[optax.Updates, Any]:
+      decay = decay * learning_rate
+      return plain_decay.update(updates, state, params, decay=decay)
+
+    init = arrays.per_layer(self.make(learning_rate=peak)).init
+    return [
+      optax.GradientTransformationExtraArgs(init, change),
+      optax.GradientTransformationExtraArgs(plain_decay.init, decay_by_rate),
+    ]
 
 
-def _decayed_by_rate(config: ml_collections.ConfigDict) -> Transformation:
-  """Adds the weight decay of each parameter, times the learning rate."""
-  plain = optimizers.decayed(config)
+class NamedSchedule(Schedule):
+  """A function that `optim.schedule` leads to, with its options."""
 
-  def update(
-    updates: optax.Updates,
-    state: Any,
-    params: optax.Params | None = None,
-    *,
-    decay: jax.typing.ArrayLike = 1.0,
-    learning_rate: jax.typing.ArrayLike = config.learning_rate,
-    **_: Any,
-  ) -> tuple[optax.Updates, Any]:
-    return plain.update(updates, state, params, decay=decay * learning_rate)
+  def __init__(self, text: str):
+    self._text, self._make = text, bind(text, 'optim.schedule', 'steps')
 
-  return optax.GradientTransformationExtraArgs(plain.init, update)
-
-
-def _without_second_decay(
-  config: ml_collections.ConfigDict,
-  values: dict[str, Any],
-  parameters: Mapping[str, inspect.Parameter],
-) -> dict[str, Any]:
-  """Returns the options, with which parameters decay once at most."""
-  decays = config.weight_decay or any(rule[2] for rule in config.rules)
-  if not decays or _DECAY not in parameters:
-    return values
-  if values.get(_DECAY):
-    raise config_lib.UserError(
-      f'config.{_KEY}={config.name} and config.optim.{_DECAY}='
-      f'{config.weight_decay} (or optim.rules) would both decay the'
-      f' parameters: set one; config.optim.{_DECAY} knows decay_pattern and'
-      ' rules'
-    )
-  return values | {_DECAY: 0.0}
+  def after_warmup(self, peak: float, lengths: Lengths) -> Rate:
+    """See the base class."""
+    factor = self._make(steps=lengths.total - lengths.warmup)
+    if not callable(factor):
+      raise config_lib.UserError(
+        f'config.optim.schedule={self._text} returns {type(factor).__name__}:'
+        ' it must return a function of the number of steps'
+      )
+    return lambda step: peak * factor(step)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from typing import TypeAlias
 
 import jax
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -42,16 +42,13 @@ OPTIMIZERS = {
   'lars': 'vit_jax.optim.other_optimizers:LARS',
   'lion': 'vit_jax.optim.other_optimizers:Lion',
   'adafactor': 'vit_jax.optim.other_optimizers:Adafactor',
-  'muon': 'vit_jax.optim.muon:Muon',
+  'muon': 'vit_jax.optim.other_optimizers:Muon',
 }
 # What `config.optim.clip` names; each has a `transformation()`.
 CLIPS = {
   'each': 'vit_jax.optim.clipping:PerParameter',
   'adaptive': 'vit_jax.optim.clipping:Adaptive',
 }
-
-
-_KEY = 'optim.name'
 
 
 class Method(abc.ABC):
@@ -64,13 +61,10 @@ class Method(abc.ABC):
   has_rate: ClassVar[bool] = False
 
   @abc.abstractmethod
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns what maps gradients to directions, one after the other.
 
-    Args:
-      config: `config.optim`, with the weight decay.
+    `config` is `config.optim`, with the weight decay.
     """
 
   def check(self) -> None:
@@ -93,9 +87,7 @@ class AdamW(Method):
   eps: options.Amount = 1e-8
   momentum_dtype: MomentType = 'float32'
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns Adam and the decay."""
     return [self.adam(), decayed(config)]
 
@@ -120,39 +112,26 @@ class SGD(Method):
   nesterov: bool = False
   momentum_dtype: MomentType = 'float32'
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns the decay and momentum."""
     trace = optax.trace(self.momentum, self.nesterov, self.momentum_dtype)
     return [decayed(config), trace]
 
 
-def method(config: ml_collections.ConfigDict) -> Method:
-  """Returns the optimizer that `config.optim.name` names.
-
-  Args:
-    config: `config.optim`.
-
-  Raises:
-    UserError: There is no such optimizer, or an option does not do.
-  """
+def method(config: ConfigDict) -> Method:
+  """Returns what `config.optim.name` names; `config` is `config.optim`."""
   optimizer: Method = registry.build_or_find(
     config.name,
-    _KEY,
+    'optim.name',
     OPTIMIZERS,
-    lambda: registry.wing('vit_jax.optim.named:Named')(config),
+    lambda: registry.wing('vit_jax.optim.named:NamedOptimizer')(config),
     'optax:adan(b1=0.98)',
   )
   return optimizer
 
 
-def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the optimizer's values in `config.optim`.
-
-  Raises:
-    UserError: One of them cannot work.
-  """
+def check(config: ConfigDict) -> None:
+  """Checks the optimizer's values in `config.optim`."""
   method(config.optim).check()
   _clip(config.optim)
   for key in ('clip_norm', 'weight_decay', 'final_weight_decay'):
@@ -182,12 +161,8 @@ class Optimizer(NamedTuple):
   has_rate: bool
 
 
-def make_optimizer(config: ml_collections.ConfigDict) -> Optimizer:
-  """Returns the optimizer of a config.
-
-  Args:
-    config: `config.optim`, checked.
-  """
+def make_optimizer(config: ConfigDict) -> Optimizer:
+  """Returns the optimizer of `config.optim`, which is checked."""
   chosen = method(config)
   clips = _clip(config)
   if config.clip_norm:
@@ -196,17 +171,14 @@ def make_optimizer(config: ml_collections.ConfigDict) -> Optimizer:
   return Optimizer(chain.init, chain.update, chosen.has_rate)
 
 
-def _clip(config: ml_collections.ConfigDict) -> list[Transformation]:
-  """Returns what `config.optim.clip` names."""
+def _clip(config: ConfigDict) -> list[Transformation]:
   if not config.clip:
     return []
   clip = registry.build(config.clip, 'optim.clip', registry.table_finder(CLIPS))
   return [clip.transformation()]
 
 
-def decayed(
-  config: ml_collections.ConfigDict, factor: float = 1.0
-) -> Transformation:
+def decayed(config: ConfigDict, factor: float = 1.0) -> Transformation:
   """Adds the weight decay of each parameter, multiplied by `factor`."""
   if not config.weight_decay and not any(rule[2] for rule in config.rules):
     return optax.with_extra_args_support(optax.identity())

@@ -1,20 +1,30 @@
 """Optimizers beside AdamW and SGD."""
 
 import dataclasses
+import math
 import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import optax
+from optax import contrib
 
+from vit_jax import config as config_lib
 from vit_jax.config import options
+from vit_jax.models import layouts
 from vit_jax.optim import arrays
 from vit_jax.optim import optimizers
 from vit_jax.optim import rules
 from vit_jax.optim.optimizers import MomentType
 from vit_jax.optim.optimizers import Transformation
+from vit_jax.parallel import sharding
+
+# Root mean square of Muon's updates. It is about that of Adam's updates, so
+# that both can share a learning rate (Moonlight, arXiv:2502.16982, section
+# 2.2).
+_MUON_RMS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +36,7 @@ class AdamBigVision(optimizers.AdamW):
   is divided by the peak learning rate here.
   """
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns Adam and the decay."""
     peak = config.learning_rate
     decay = optimizers.decayed(config, 1 / peak if peak else 0.0)
@@ -46,9 +54,7 @@ class LAMB(optimizers.AdamW):
 
   adapt_all: bool = False
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns Adam, the decay and the adaptation."""
     ratio = _trust_ratio(config, self.adapt_all)
     return [self.adam(), optimizers.decayed(config), ratio]
@@ -70,9 +76,7 @@ class LARS(optimizers.SGD):
   trust_coefficient: options.Amount = 1e-3
   adapt_all: bool = False
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns the decay, the adaptation and momentum."""
     decay, trace = super().transformations(config)
     ratio = _trust_ratio(config, self.adapt_all, self.trust_coefficient)
@@ -93,9 +97,7 @@ class Lion(optimizers.Method):
   b2: options.Decay = 0.99
   momentum_dtype: MomentType = 'float32'
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns Lion and the decay."""
     lion = optax.scale_by_lion(self.b1, self.b2, self.momentum_dtype)
     return [lion, optimizers.decayed(config)]
@@ -118,9 +120,7 @@ class Adafactor(optimizers.Method):
   b2: options.Decay = 0.999
   momentum_dtype: MomentType = 'float32'
 
-  def transformations(
-    self, config: ml_collections.ConfigDict
-  ) -> list[Transformation]:
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
     """Returns the factored second moment, the first one, and the decay."""
 
     def decay_rate(step: jax.Array, power: float) -> jax.Array:
@@ -138,18 +138,87 @@ class Adafactor(optimizers.Method):
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class Muon(optimizers.AdamW):
+  """Muon for the kernels of the blocks, Adam for all other parameters.
+
+  Adam trains embeddings, heads and vectors, and the convolutions of hybrids and
+  of BiT (Keller Jordan, https://kellerjordan.github.io/posts/muon). Its options
+  are beside those of Muon.
+
+  Attributes:
+    momentum: Decay of Muon's momentum.
+  """
+
+  momentum: options.Decay = 0.95
+
+  def transformations(self, config: ConfigDict) -> list[Transformation]:
+    """Returns both optimizers, each for its parameters, and the decay."""
+
+    def dimensions(updates: Any) -> Any:
+      return jax.tree_util.tree_map_with_path(
+        lambda path, _: contrib.MuonDimensionNumbers(
+          *arrays.matrix_axes(sharding.path_name(path))
+        ),
+        updates,
+      )
+
+    muon = contrib.scale_by_muon(
+      beta=self.momentum,
+      mu_dtype=self.momentum_dtype,
+      weight_dimension_numbers=dimensions,
+    )
+    return [
+      optax.partition(
+        {
+          'muon': optax.chain(muon, optax.stateless(_consistent_rms)),
+          'adam': self.adam(),
+        },
+        _muon_or_adam,
+      ),
+      optimizers.decayed(config),
+    ]
+
+
+def _muon_or_adam(params: Any) -> Any:
+  """Labels each parameter 'muon' or 'adam'."""
+
+  def choose(path: tuple[Any, ...], x: Any) -> str:
+    name = layouts.layer_names(path, x)[0][0]
+    is_hidden = re.search(r'\bblocks_\d+/.*kernel$', name)
+    return 'muon' if is_hidden else 'adam'
+
+  chosen = jax.tree_util.tree_map_with_path(choose, params)
+  if 'muon' not in jax.tree.leaves(chosen):
+    raise config_lib.UserError(
+      "config.optim.name is 'muon', but no kernel of a block trains, and"
+      " Muon is for these alone: choose 'adamw'"
+    )
+  return chosen
+
+
+def _consistent_rms(updates: Any, params: Any) -> Any:
+  del params
+
+  def scaled(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+    sizes = [
+      math.prod(x.shape[axis] for axis in axes)
+      for axes in arrays.matrix_axes(sharding.path_name(path))
+    ]
+    return x * (_MUON_RMS * math.sqrt(max(sizes)))
+
+  return jax.tree_util.tree_map_with_path(scaled, updates)
+
+
 def _trust_ratio(
-  config: ml_collections.ConfigDict, adapt_all: bool, coefficient: float = 1.0
+  config: ConfigDict, adapt_all: bool, coefficient: float = 1.0
 ) -> Transformation:
   """Scales updates of parameters with weight decay to the parameter's norm.
 
   Updates of biases and normalisation layers keep their scale, as in the LAMB
-  authors' code for BERT, DeiT III's recipe, apex and timm.
-
-  Args:
-    config: `config.optim`.
-    adapt_all: Whether all updates are scaled.
-    coefficient: Norm of an update, as a multiple of its parameter's norm.
+  authors' code for BERT, DeiT III's recipe, apex and timm; with `adapt_all`,
+  none does. The coefficient is the norm of an update, as a multiple of its
+  parameter's norm.
   """
   adapt = arrays.per_layer(
     optax.scale_by_trust_ratio(trust_coefficient=coefficient)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import fractions
-import functools
 import math
 from typing import Annotated
 from typing import Any
@@ -13,12 +12,9 @@ import optax
 
 from vit_jax import config as config_lib
 from vit_jax.config import options
-from vit_jax.config import parts
 from vit_jax.optim.schedules import Lengths
 from vit_jax.optim.schedules import Rate
 from vit_jax.optim.schedules import Schedule
-
-_KEY = 'optim.schedule'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,10 +90,8 @@ class _Cooled(Schedule):
 
   def _cooled(self, rate: Rate, peak: float, lengths: Lengths) -> Rate:
     """Blends a schedule linearly into its final value."""
-    steps, cooldown = (
-      lengths.total - lengths.warmup,
-      self.cooldown_steps(lengths),
-    )
+    steps = lengths.total - lengths.warmup
+    cooldown = self.cooldown_steps(lengths)
     final = peak * self.final_factor
     if not cooldown:
       return rate
@@ -151,28 +145,3 @@ class Rsqrt(_Cooled):
       return peak / jnp.sqrt(1 + jnp.maximum(step, 0) / timescale)
 
     return self._cooled(falling, peak, lengths)
-
-
-class CustomSchedule(Schedule):
-  """A function of the user's.
-
-  It takes `steps`, the number of steps after the warm-up, and its options, and
-  returns a function that maps a number of these steps to a factor of
-  `optim.learning_rate`.
-  """
-
-  def __init__(self, text: str):
-    part = parts.parse(text, _KEY)
-    function = config_lib.load_function(part.name, _KEY, 'steps')
-    values = options.option_values(function, part, _KEY, ('steps',))
-    self._text, self._make = text, functools.partial(function, **values)
-
-  def after_warmup(self, peak: float, lengths: Lengths) -> Rate:
-    """See the base class."""
-    factor = self._make(steps=lengths.total - lengths.warmup)
-    if not callable(factor):
-      raise config_lib.UserError(
-        f'config.{_KEY}={self._text} returns {type(factor).__name__}: it must'
-        ' return a function of the number of steps'
-      )
-    return lambda step: peak * factor(step)

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -23,16 +23,9 @@ from vit_jax.models import layouts
 # Parameters before the first layer, for layer_decay. All other parameters
 # outside the layers count as after the last layer.
 _BEFORE = (
-  'patch_embedding',
-  'stem',
-  'class_token',
-  'distillation_token',
-  'register_tokens',
-  'mask_token',
-  'position_embedding',
-  'rows_position_embedding',
-  'columns_position_embedding',
-  'token_embedding',
+  *('patch_embedding', 'stem', 'token_embedding', 'position_embedding'),
+  *('rows_position_embedding', 'columns_position_embedding'),
+  *('class_token', 'distillation_token', 'register_tokens', 'mask_token'),
 )
 
 # Parameters that never train: the colours of an iGPT, which are found before
@@ -87,11 +80,9 @@ class Rules:
     )
 
   def scale(self, updates: Any, step: jax.typing.ArrayLike) -> Any:
-    """Multiplies the updates by the factors of the learning rate.
+    """Multiplies directions by the factors of the learning rate.
 
-    Args:
-      updates: Directions of the trained parameters.
-      step: Number of completed updates.
+    `step` is the number of completed updates.
     """
     if all(p.factor == 1 and not p.begins for p in self.parameters.values()):
       return updates
@@ -121,19 +112,10 @@ def merge(trained: Any, params: Any) -> Any:
   )
 
 
-def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the values of these rules in `config.optim`.
-
-  Raises:
-    UserError: One of them cannot work.
-  """
-  optim = config.optim
-  if not 0 < optim.layer_decay <= 1:
-    raise config_lib.UserError(
-      f'config.optim.layer_decay is {optim.layer_decay}: it must be above 0,'
-      ' and 1 at most'
-    )
-  for i, rule in enumerate(optim.rules):
+def check(config: ConfigDict) -> None:
+  """Checks the values of these rules in `config.optim`."""
+  config_lib.within(config, 'optim.layer_decay', '(0, 1]')
+  for i, rule in enumerate(config.optim.rules):
     if not _is_rule(rule):
       raise config_lib.UserError(
         f'config.optim.rules[{i}] is {rule!r}: it must be (pattern, factor of'
@@ -141,7 +123,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         ' --config.optim.rules="((\'^head/\', 10.0, 0.0),)"; to freeze'
         ' parameters set config.optim.freeze'
       )
-  for key, pattern in _patterns(optim).items():
+  for key, pattern in _patterns(config.optim).items():
     with config_lib.explained(
       f'config.optim.{key} {pattern!r} is no regular expression', re.error
     ):
@@ -161,52 +143,62 @@ def _is_rule(rule: Any) -> bool:
   )
 
 
-def _patterns(config: ml_collections.ConfigDict) -> dict[str, str]:
+def _patterns(config: ConfigDict) -> dict[str, str]:
   keys = ('trainable', 'freeze', 'decay_pattern')
   rules = {f'rules[{i}]': rule[0] for i, rule in enumerate(config.rules)}
   return {key: config[key] for key in keys} | rules
 
 
 def make(
-  config: ml_collections.ConfigDict,
+  config: ConfigDict,
   params: Any,
   frozen: str = '',
   held: tuple[str, int] = ('', 0),
 ) -> Rules:
-  """Applies the rules to a model.
+  """Applies the rules of `config.optim` to a model's arrays, or their shapes.
 
   Args:
     config: `config.optim`, checked.
-    params: The model's arrays or their shapes.
+    params: The arrays.
     frozen: Regular expression for parameters that the objective freezes,
       beside `config.freeze`.
     held: Regular expression for parameters that the objective holds for so many
       first steps, and these steps.
-
-  Raises:
-    UserError: A pattern matches nothing, nothing is left to train, or some
-      layers of a scanned model are frozen and others are not.
   """
-  sizes, depth = _sizes(params)
-  _check_matches(config, list(sizes), depth)
+  sizes: dict[str, int] = {}
+  is_stacked = False
+  for path, x in jax.tree_util.tree_leaves_with_path(params):
+    names, is_stack = layouts.layer_names(path, x)
+    sizes |= dict.fromkeys(names, x.size // len(names))
+    is_stacked |= is_stack
+  depth = 1 + max(_layer(name, -1) for name in sizes)
+  ordered_names = sorted(sizes, key=lambda name: (_layer(name, depth), name))
+  _check_matches(config, ordered_names, depth)
+
+  def trains(name: str) -> bool:
+    if _FIXED.search(name) or not re.search(config.trainable, name):
+      return False
+    patterns = [x for x in (config.freeze, frozen) if x]
+    return not any(re.search(pattern, name) for pattern in patterns)
+
   parameters = {
     name: Parameter(
-      size,
-      _trains(config, name) and not (frozen and re.search(frozen, name)),
+      sizes[name],
+      trains(name),
       _factor(config, name, depth),
       weight_decay(config, name),
       held[1] if held[0] and re.search(held[0], name) else 0,
     )
-    for name, size in sizes.items()
+    for name in ordered_names
   }
   if not any(p.trains for p in parameters.values()):
     raise config_lib.UserError(
       f'config.optim.trainable={config.trainable!r} and'
       f' config.optim.freeze={config.freeze!r} leave nothing to train, of'
-      f' {_examples(list(sizes))}'
+      f' {_examples(ordered_names)}'
     )
   rules = Rules(parameters)
-  if _has_stack(params) and not rules.trains_layers_alike:
+  if is_stacked and not rules.trains_layers_alike:
     raise config_lib.UserError(
       f'config.optim.trainable={config.trainable!r} and'
       f' config.optim.freeze={config.freeze!r} freeze parameters of some layers'
@@ -216,25 +208,8 @@ def make(
   return rules
 
 
-def _has_stack(params: Any) -> bool:
-  """Whether layers are scanned, so that arrays hold several layers."""
-  leaves = jax.tree_util.tree_leaves_with_path(params)
-  return any(layouts.layer_names(path, x)[1] for path, x in leaves)
-
-
-def _sizes(params: Any) -> tuple[dict[str, int], int]:
-  """Returns the sizes of unrolled parameters, in order of layers, and L."""
-  sizes: dict[str, int] = {}
-  for path, x in jax.tree_util.tree_leaves_with_path(params):
-    names = layouts.layer_names(path, x)[0]
-    sizes |= dict.fromkeys(names, x.size // len(names))
-  depth = 1 + max(_layer(name, -1) for name in sizes)
-  order = sorted(sizes, key=lambda name: (_layer(name, depth), name))
-  return {name: sizes[name] for name in order}, depth
-
-
 def _check_matches(
-  config: ml_collections.ConfigDict, names: Sequence[str], depth: int
+  config: ConfigDict, names: Sequence[str], depth: int
 ) -> None:
   """Raises a UserError if a pattern or layer_decay affects no parameter."""
   patterns = _patterns(config)
@@ -264,19 +239,12 @@ def _examples(names: Sequence[str]) -> str:
   return ', '.join(names[:: max(len(names) // 6, 1)])
 
 
-def _trains(config: ml_collections.ConfigDict, name: str) -> bool:
-  if _FIXED.search(name):
-    return False
-  frozen = config.freeze and re.search(config.freeze, name)
-  return bool(re.search(config.trainable, name)) and not frozen
-
-
-def _rule(config: ml_collections.ConfigDict, name: str) -> Any:
+def _rule(config: ConfigDict, name: str) -> Any:
   """Returns the first rule that matches a path, or None."""
   return next((r for r in config.rules if re.search(r[0], name)), None)
 
 
-def weight_decay(config: ml_collections.ConfigDict, name: str) -> float:
+def weight_decay(config: ConfigDict, name: str) -> float:
   """Returns the weight decay of a path: its rule's, or optim.weight_decay."""
   rule = _rule(config, name)
   if rule is not None and rule[2] is not None:
@@ -284,7 +252,7 @@ def weight_decay(config: ml_collections.ConfigDict, name: str) -> float:
   return config.weight_decay if re.search(config.decay_pattern, name) else 0.0
 
 
-def _factor(config: ml_collections.ConfigDict, name: str, depth: int) -> float:
+def _factor(config: ConfigDict, name: str, depth: int) -> float:
   """Returns the factor of the learning rate of a path.
 
   Layer decay follows BEiT (arXiv:2106.08254, `optim_factory.py` of its code)
@@ -305,16 +273,11 @@ def _layer(name: str, after: int) -> int:
 
 
 def per_array(params: Any, value: Callable[[str], float]) -> Any:
-  """Maps a function of a parameter's path over a tree.
+  """Maps a function of a path of the unrolled model over arrays.
 
-  Args:
-    params: Arrays; layers may be scanned.
-    value: Maps a path of the unrolled model to a number.
-
-  Returns:
-    A tree of numbers. If the value differs between the layers of a stacked
-    array, its entry is an array that broadcasts with it: float32
-    [layers, 1, ...].
+  The result is a tree of numbers. If the value differs between the layers of a
+  stacked array, its entry is an array that broadcasts with it: float32
+  [layers, 1, ...].
   """
 
   def array_value(path: tuple[Any, ...], x: Any) -> Any:

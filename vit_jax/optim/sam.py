@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import optax
 
 from vit_jax import config as config_lib
@@ -40,42 +40,26 @@ class SAM:
   groups: Annotated[int, options.Interval('[1, inf)')] = 1
 
   def radius(
-    self, config: ml_collections.ConfigDict, learning_rate: jax.typing.ArrayLike
+    self, config: ConfigDict, learning_rate: jax.typing.ArrayLike
   ) -> jax.typing.ArrayLike:
-    """Returns the norm of the perturbation at a learning rate.
-
-    Args:
-      config: `config.optim`.
-      learning_rate: Learning rate of the step.
-    """
+    """Returns the norm of the perturbation at the learning rate of a step."""
     del config, learning_rate
     return self.rho
 
   def corrected(self, grads: Any, robust: Any) -> Any:
-    """Returns the gradient of the step.
-
-    Args:
-      grads: The gradient at w.
-      robust: The gradient at the worst point.
-    """
+    """Returns the gradient of the step, from that at w and the robust one."""
     del grads
     return robust
 
   def value_and_grad(
     self,
     fn: ValueAndGrad,
-    config: ml_collections.ConfigDict,
+    config: ConfigDict,
     learning_rate: jax.typing.ArrayLike,
   ) -> ValueAndGrad:
-    """Returns a function that computes the gradient at the worst point.
+    """Returns a function like `fn`, with the gradient at the worst point.
 
-    Args:
-      fn: (params, ...) -> (value, gradient).
-      config: `config.optim`.
-      learning_rate: Learning rate of the step.
-
-    Returns:
-      A function like `fn`; its value is the one at w.
+    Its value is the one at w. `config` is `config.optim`.
     """
     rho = self.radius(config, learning_rate)
 
@@ -110,7 +94,7 @@ class GSAM(SAM):
       )
 
   def radius(
-    self, config: ml_collections.ConfigDict, learning_rate: jax.typing.ArrayLike
+    self, config: ConfigDict, learning_rate: jax.typing.ArrayLike
   ) -> jax.typing.ArrayLike:
     """Returns the norm of the perturbation at a learning rate.
 

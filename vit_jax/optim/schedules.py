@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-import ml_collections
+from ml_collections import ConfigDict
 import optax
 
 from vit_jax import config as config_lib
@@ -26,8 +26,6 @@ SCHEDULES = {
 }
 
 Rate: TypeAlias = Callable[[Any], jax.typing.ArrayLike]
-
-_KEY = 'optim.schedule'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +62,7 @@ class Schedule(abc.ABC):
   def after_warmup(self, peak: float, lengths: Lengths) -> Rate:
     """Returns the learning rate as a function of steps after the warm-up.
 
-    Args:
-      peak: `optim.learning_rate`.
-      lengths: The lengths of the run, checked.
+    `peak` is `optim.learning_rate`, and the lengths of the run are checked.
     """
 
   def cooldown_steps(self, lengths: Lengths) -> int:
@@ -109,67 +105,49 @@ class Constant(Schedule):
     return optax.constant_schedule(peak)
 
 
-def schedule(config: ml_collections.ConfigDict) -> Schedule:
-  """Returns what `config.optim.schedule` names.
-
-  Args:
-    config: `config.optim`.
-
-  Raises:
-    UserError: There is no such schedule, or an option does not do.
-  """
-  custom = 'vit_jax.optim.other_schedules:CustomSchedule'
+def schedule(config: ConfigDict) -> Schedule:
+  """Returns what `config.optim.schedule` names; `config` is `config.optim`."""
+  named = 'vit_jax.optim.named:NamedSchedule'
   chosen: Schedule = registry.build_or_find(
     config.schedule,
-    _KEY,
+    'optim.schedule',
     SCHEDULES,
-    lambda: registry.wing(custom)(config.schedule),
+    lambda: registry.wing(named)(config.schedule),
     'my_module:my_schedule',
   )
   return chosen
 
 
-def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the schedule's values in `config.optim`.
-
-  Raises:
-    UserError: One of them cannot work.
-  """
+def check(config: ConfigDict) -> None:
+  """Checks the schedule's values in `config.optim`."""
   schedule(config.optim)
   for key in ('learning_rate', 'warmup_factor'):
     config_lib.within(config, f'optim.{key}', '[0, inf)')
 
 
-def check_lengths(config: ml_collections.ConfigDict, lengths: Lengths) -> None:
-  """Checks that warm-up and cooldown fit the run.
-
-  Raises:
-    UserError: They do not.
-  """
-  optim, duration = config.optim, config.train.duration
-  if lengths.warmup >= lengths.total:
+def check_lengths(config: ConfigDict, lengths: Lengths) -> None:
+  """Checks that warm-up and cooldown fit the run."""
+  optim, warmup = config.optim, lengths.warmup
+  too_short = (
+    f'but config.train.duration={config.train.duration!r} is only'
+    f' {lengths.total}: shorten'
+  )
+  if warmup >= lengths.total:
     raise config_lib.UserError(
-      f'config.optim.warmup={optim.warmup!r} is {lengths.warmup} steps, but'
-      f' config.train.duration={duration!r} is only {lengths.total}: shorten'
-      " the warm-up, as in --config.optim.warmup='0 steps'"
+      f'config.optim.warmup={optim.warmup!r} is {warmup} steps, {too_short} the'
+      " warm-up, as in --config.optim.warmup='0 steps'"
     )
   cooldown = schedule(optim).cooldown_steps(lengths)
-  if lengths.warmup + cooldown > lengths.total:
+  if warmup + cooldown > lengths.total:
     raise config_lib.UserError(
       f'config.optim.warmup={optim.warmup!r} and the cooldown of'
-      f' config.optim.schedule={optim.schedule} are {lengths.warmup} and'
-      f' {cooldown} steps, but config.train.duration={duration!r} is'
-      f' only {lengths.total}: shorten one of them'
+      f' config.optim.schedule={optim.schedule} are {warmup} and {cooldown}'
+      f' steps, {too_short} one of them'
     )
 
 
-def make_schedule(config: ml_collections.ConfigDict, lengths: Lengths) -> Rate:
-  """Returns the learning rate as a function of completed steps.
-
-  Args:
-    config: `config.optim`.
-    lengths: The lengths of the run; checked.
-  """
+def make_schedule(config: ConfigDict, lengths: Lengths) -> Rate:
+  """Returns the learning rate of `config.optim` by completed steps."""
   peak = config.learning_rate
   main = schedule(config).after_warmup(peak, lengths)
   if not lengths.warmup:
@@ -179,13 +157,8 @@ def make_schedule(config: ml_collections.ConfigDict, lengths: Lengths) -> Rate:
   return optax.join_schedules([warmup, main], [lengths.warmup])
 
 
-def make_decay(config: ml_collections.ConfigDict, lengths: Lengths) -> Rate:
-  """Returns the factor of all weight decays as a function of completed steps.
-
-  Args:
-    config: `config.optim`.
-    lengths: The lengths of the run.
-  """
+def make_decay(config: ConfigDict, lengths: Lengths) -> Rate:
+  """Returns the factor of all weight decays by completed steps."""
   first, final = config.weight_decay, config.final_weight_decay
   if final is None:
     return optax.constant_schedule(1.0)

@@ -50,6 +50,7 @@ status is then 1.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Sequence
 import functools
 import os
@@ -136,7 +137,11 @@ def main(argv: list[str]) -> int:
   for name in ('temperature', 'seed'):
     if FLAGS[name].present:
       raise UserError(f'--{name} has no effect without --sample=N')
-  texts = _prompts()
+  texts: list[str] = []
+  if _PROMPTS.value is not None:
+    from vit_jax.predict import prompts  # imports jax
+
+    texts = prompts.split(_PROMPTS.value)
   paths = image_files.find(argv[1:])
   loaded = cli.load(FLAGS)
   from vit_jax.data import input_kinds
@@ -146,9 +151,8 @@ def main(argv: list[str]) -> int:
   paths = image_files.as_examples(paths, is_video)
   if segmenter.is_segmentation(loaded) and not texts:
     return _segment(loaded, paths)
-  segment_flags = window_flags.set_flags(FLAGS) + ['--output'] * bool(
-    _OUTPUT.value
-  )
+  segment_flags = window_flags.set_flags(FLAGS)
+  segment_flags += ['--output'] * bool(_OUTPUT.value)
   if segment_flags:
     raise UserError(
       f'{segment_flags[0]} is for models of segmentation: leave it out'
@@ -159,46 +163,41 @@ def main(argv: list[str]) -> int:
   hidden = sys.stdout.isatty()
   with data_flags.progress(len(paths), hidden) as progress:
     failed: list[UserError] = []
-    report = image_files.reporter(failed, progress.write)
-    pixels = loaded.preprocess.pixels
     batches = image_files.decoded_batches(
-      paths, pixels, batch_size, report, progress.update
+      *(paths, loaded.preprocess.pixels, batch_size),
+      image_files.reporter(failed, progress.write),
+      progress.update,
     )
     predictions = (
-      (path, _named(path, names, *row))
-      for batch, result in answer(batches)
-      for path, *row in zip(
-        batch, result['top'], result['probability'], strict=False
+      (path, _named(path, names, classes, probabilities))
+      for batch, best in answer(batches)
+      for path, classes, probabilities in zip(
+        batch, best['top'], best['probability'], strict=False
       )
     )
-    kinds = writers.NUMBERS if predicts_numbers else writers.CLASSES
-    width, origin = max(map(len, paths)), loaded.origin.to_dict()
-    kinds[_FORMAT.value](predictions, width, origin)
+    _print(predictions, paths, loaded, predicts_numbers)
   return 1 if failed else 0
 
 
-def _prompts() -> list[str]:
-  """Returns the texts of --prompts; [] without them."""
-  if _PROMPTS.value is None:
-    return []
-  from vit_jax.predict import prompts  # imports jax
-
-  return prompts.split(_PROMPTS.value)
+def _print(
+  predictions: Iterable[tuple[str, Sequence[writers.Prediction]]],
+  paths: Sequence[str],
+  loaded: Any,
+  are_numbers: bool,
+) -> None:
+  width, checkpoint = max(map(len, paths)), loaded.origin.to_dict()
+  writers.write(
+    predictions, _FORMAT.value, width, checkpoint, are_numbers=are_numbers
+  )
 
 
 def _answers(
   loaded: Any, texts: Sequence[str], batch_size: int
 ) -> tuple[Sequence[str], bool, Callable[..., Any]]:
-  """Returns what a model answers with.
+  """Returns what a model answers with, the texts of --prompts or its outputs.
 
-  Args:
-    loaded: The model.
-    texts: Those of --prompts; []: the model's own outputs.
-    batch_size: Images in a batch.
-
-  Returns:
-    Names of the answers; whether they are numbers; and the function that maps
-    batches of images to the best answers.
+  These are names of the answers; whether they are numbers; and the function
+  that maps batches of images to the best answers.
   """
   from vit_jax.evaluation import predictions as predictions_lib  # imports jax
   from vit_jax.predict import prompts
@@ -214,7 +213,6 @@ def _answers(
 
 
 def _segment(loaded: Any, paths: Sequence[str]) -> int:
-  """Writes the maps of images; returns the exit status."""
   from vit_jax.objectives import segmenter  # imports jax
   from vit_jax.predict import segments
 
@@ -223,16 +221,11 @@ def _segment(loaded: Any, paths: Sequence[str]) -> int:
   failed: list[UserError] = []
   report = image_files.reporter(failed)
   folder = pathlib.Path(_OUTPUT.value or 'maps')
-  results = segments.write(segment, paths, folder, report)
-  shares = ((path, _shares(segment.classes, x)) for path, x in results)
-  width, origin = max(map(len, paths)), loaded.origin.to_dict()
-  writers.NUMBERS[_FORMAT.value](shares, width, origin)
-  logging.info(
-    'maps of %d of %d images are in %s',
-    len(paths) - len(failed),
-    len(paths),
-    folder.absolute(),
-  )
+  fractions = segments.write(segment, paths, folder, report)
+  shares = ((path, _shares(segment.classes, x)) for path, x in fractions)
+  _print(shares, paths, loaded, are_numbers=True)
+  counts = len(paths) - len(failed), len(paths)
+  logging.info('maps of %d of %d images are in %s', *counts, folder.absolute())
   return 1 if failed else 0
 
 
@@ -249,7 +242,6 @@ def _shares(
 
 
 def _draw(arguments: Sequence[str]) -> int:
-  """Draws what --sample and --complete ask for; returns the exit status."""
   if arguments and not _COMPLETE.value:
     raise UserError(
       f'{arguments[0]}: --sample reads no images; with --complete it draws the'
@@ -300,11 +292,6 @@ def _named(
   classes: 'np.ndarray',
   probabilities: 'np.ndarray',
 ) -> list[writers.Prediction]:
-  """Returns an image's predictions.
-
-  Raises:
-    UserError: The outputs are not finite.
-  """
   import numpy as np
 
   if not np.isfinite(probabilities).all():

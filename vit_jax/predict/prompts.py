@@ -16,11 +16,7 @@ from vit_jax.objectives import embedder as embedder_lib
 
 
 def split(text: str) -> list[str]:
-  """Returns the prompts of --prompts.
-
-  Raises:
-    UserError: There are fewer than two, or one is empty.
-  """
+  """Returns the prompts of --prompts."""
   prompts = [prompt.strip() for prompt in text.split(',')]
   if len(prompts) < 2 or not all(prompts):
     raise UserError(
@@ -39,15 +35,7 @@ def rank(
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
   """Yields the best prompts for batches of images, as `predictions.predict`.
 
-  Args:
-    loaded: A model of images and texts.
-    prompts: Texts.
-    top: Largest number of prompts for an image.
-    batch_size: Images in a batch.
-    batches: Pairs of any value and a batch.
-
-  Raises:
-    UserError: The model has no text tower.
+  The model is one of images and texts; an image gets `top` prompts at most.
   """
   embedder = embedder_lib.Embedder(loaded, batch_size)
   texts = embedder.texts(prompts, '--prompts')

@@ -28,11 +28,8 @@ def write(
   colours. The map of a scan is a file like the scan, NAME.map.nii.gz or so, and
   its overlay shows the three middle slices; there is no third file.
 
-  Args:
-    segment: The model.
-    paths: Paths of images.
-    folder: Where files are written; it is made if it is not there.
-    report: Called with the error of each image that is left out.
+  The folder is made if it is not there. `report` is called with the error of
+  each image that is left out.
   """
   folder.mkdir(parents=True, exist_ok=True)
   palette = style.label_colours(segment.classes)
@@ -69,7 +66,6 @@ def _write_scan(
   labels: np.ndarray,
   palette: np.ndarray,
 ) -> None:
-  """Writes a scan's map and an overlay of its middle slices."""
   wide = np.uint8 if len(palette) <= 256 else np.uint16
   ending = path[len(scans.stem(path)) :].lower()
   scans.write(
@@ -85,13 +81,8 @@ def _middle_slices(
 ) -> np.ndarray:
   """Returns the overlays of a volume's three middle slices beside each other.
 
-  Args:
-    volume: uint8 [d, h, w, 3].
-    labels: int [d, h, w].
-    colours: From `style.label_colours`.
-
-  Returns:
-    uint8 [H, W, 3]; the slices' rows and columns are the volume's axes.
+  The volume is uint8 [d, h, w, 3], and its labels int [d, h, w]. The rows and
+  columns of the slices are the volume's axes.
   """
   tiles = [
     class_maps.overlay(
@@ -105,18 +96,11 @@ def _middle_slices(
 
 
 def _write_image(
-  stem: pathlib.Path,
-  image: np.ndarray,
-  labels: np.ndarray,
-  colours: np.ndarray,
+  stem: pathlib.Path, image: np.ndarray, labels: np.ndarray, colours: np.ndarray
 ) -> None:
   """Writes STEM.map.png, STEM.colour.png and STEM.overlay.png.
 
-  Args:
-    stem: Folder and name of the files.
-    image: uint8 [h, w, 3].
-    labels: int [h, w]; the file has 8 bits, or 16 for more than 256 classes.
-    colours: From `style.label_colours`.
+  The labels [h, w] of the file have 8 bits, or 16 for more than 256 classes.
   """
   wide = np.uint8 if len(colours) <= 256 else np.uint16
   for kind, pixels in (

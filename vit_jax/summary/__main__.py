@@ -89,30 +89,17 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
+from vit_jax import config as config_lib
 from vit_jax import tables
-from vit_jax.config import counted
-from vit_jax.config import explained
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
   import ml_collections
 
   from vit_jax import models
-  from vit_jax import weights
-  from vit_jax.ahead import fit as fit_lib
-  from vit_jax.ahead import plan as plan_lib
-  from vit_jax.ahead import roofline
-  from vit_jax.ahead import step as ahead_lib
   from vit_jax.parallel import hardware as hardware_lib
   from vit_jax.parallel import topologies
-  from vit_jax.summary import rows as rows_lib
   from vit_jax.train import experiment as experiment_lib
-
-  _Planned = (
-    ahead_lib.Ahead
-    | list[fit_lib.Fit]
-    | tuple[plan_lib.Plan, list[roofline.Estimate]]
-  )
 
 USAGE = 'summary (--config=FILE.py | --from=PATH | --parts)'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
@@ -194,22 +181,19 @@ def main(argv: list[str]) -> int:
   if _KEYS.value is not None and argv[1:]:
     raise UserError(f"write the words after =, as in --keys='{argv[1]}'")
   cli.refuse_arguments(argv)
+  as_json = _JSON.value or _FORMAT.value == 'json'
   if _PARTS.value not in (None, 'false'):
-    _print_parts(None if _PARTS.value == 'true' else _PARTS.value)
+    _print_parts(None if _PARTS.value == 'true' else _PARTS.value, as_json)
     return 0
   if (_CONFIG.value is None) == (FLAGS['from'].value is None):
     raise UserError(
       'name one model: --config=configs/digits.py, or --from=runs/digits'
     )
   if _KEYS.value not in (None, 'false'):
-    _print_keys('' if _KEYS.value == 'true' else _KEYS.value)
+    _print_keys('' if _KEYS.value == 'true' else _KEYS.value, as_json)
     return 0
-  plans = any(x.value is not None for x in (_DEVICES, _MESH, _HARDWARE))
-  plans = plans or _FIT.value
-  if plans:
-    _check_plan_flags()
-  subject = _from_config(plans) if FLAGS['from'].value is None else _load(plans)
-  from vit_jax import config as config_lib
+  devices = _read_devices()
+  subject = _describe(plans=devices is not None)
   from vit_jax.summary import rows as rows_lib
 
   optim = (subject.config or config_lib.default()).optim
@@ -218,41 +202,62 @@ def main(argv: list[str]) -> int:
     for row in rows_lib.summarize(subject.model, subject.image_shape, optim)
     if len(row.module.split('/')) <= _DEPTH.value
   ]
-  memory = None
-  if subject.experiment is not None and _MEMORY.value:
-    memory = _memory(subject.experiment)
-  planned = _plan(subject.config) if plans else None
-  if _JSON.value or _FORMAT.value == 'json':
-    report = _as_json(rows, memory, planned)
+  memory: dict[str, Any] | None = None
+  experiment = subject.experiment
+  if experiment is not None and _MEMORY.value:
+    from vit_jax.train import dry_run
+
+    memory = {
+      'device': experiment.program.mesh.devices.flat[0].device_kind,
+      'batch_size': experiment.config.train.batch_size,
+    } | dry_run.plan_memory(experiment.program)
+  planned: dict[str, Any] = {}
+  plan_text = ''
+  if devices is not None:
+    planned, plan_text = _plan(subject.config, devices)
+  if as_json:
+    total, *modules = map(dataclasses.asdict, rows)
+    del total['module']
+    report = {'modules': modules, **total, 'memory': memory}
+    report |= {'plan': None, 'ahead': None, 'fit': None} | planned
     print(json.dumps({**report, 'checkpoint': subject.checkpoint}))
-  else:
-    print('\n'.join(_as_text(rows, memory, planned)))
+    return 0
+  print(rows_lib.table(rows).text(tables.room()))
+  if memory is not None:
+    device, batch_size = memory.pop('device'), memory.pop('batch_size')
+    unit, scale = ('GiB', 1) if memory['total'] >= 1 else ('MiB', 1024)
+    sizes = [(name, f'{scale * gib:.3f}') for name, gib in memory.items()]
+    print(
+      f'{unit} a device for training with'
+      f' {config_lib.counted(batch_size, "image")}, as the compiler for'
+      f' {device} plans it:'
+    )
+    print(tables.Table((), sizes).text(indent='  '))
+  if plan_text:
+    print(plan_text)
   return 0
 
 
-def _print_keys(word: str) -> None:
-  """Prints the keys of a config, or of that of a work directory."""
+def _print_keys(word: str, as_json: bool) -> None:
   from vit_jax.summary import keys
 
-  config, path = _CONFIG.value, str(FLAGS['from'].value)
-  if config is None:
-    config = _stored_config(path)
+  path = FLAGS['from'].value
+  config = _CONFIG.value if path is None else _stored_config(path)
   if config is None:
     raise UserError(f'--from={path} is no work directory, which has a config')
   matches = keys.find(config, word)
-  if _JSON.value or _FORMAT.value == 'json':
+  if as_json:
     print(json.dumps(keys.as_json(matches)))
   else:
     print(keys.table(matches).text(tables.room()))
 
 
-def _print_parts(kind: str | None) -> None:
-  """Prints the parts of models, or those of a kind."""
+def _print_parts(kind: str | None, as_json: bool) -> None:
   from vit_jax.models import listing
 
-  with explained('--parts'):
+  with config_lib.explained('--parts'):
     parts = listing.list_parts(kind)
-  if _JSON.value or _FORMAT.value == 'json':
+  if as_json:
     print(json.dumps([dataclasses.asdict(x) for x in parts]))
     return
   rows = []
@@ -283,118 +288,37 @@ class _Subject:
   checkpoint: dict[str, Any] | None = None
 
 
-def _from_config(plans: bool) -> _Subject:
-  """Returns the model of --config."""
-  if plans:
-    from vit_jax.ahead import plan as plan_lib
+def _describe(plans: bool) -> _Subject:
+  experiment, config = None, _CONFIG.value
+  if FLAGS['from'].value is None:
+    if plans:
+      from vit_jax.ahead import plan as plan_lib
 
-    config = plan_lib.complete(_CONFIG.value)
-    return _Subject(*_model(config), config)
-  experiment, config = _configured(_CONFIG.value)
-  return _Subject(*_model(config), config, experiment)
+      config = plan_lib.complete(config)
+    else:
+      experiment, config = _configured(config)
+    from vit_jax import models
 
-
-def _load(plans: bool) -> _Subject:
-  """Returns the model of --from."""
-  loaded, experiment = cli.load(FLAGS), None
-  config = _stored_config(str(FLAGS['from'].value))
-  if config is not None:
-    _change(config, loaded)
-  if config is not None and _MEMORY.value and not plans:
-    experiment, config = _configured(config)
+    with config_lib.explained('config.model', ValueError):
+      model = models.from_config(
+        config.model, config.model.num_classes, config.train.dtype
+      )
+    size = config_lib.sides(config.data.image_size)
+    return _Subject(model, (*size, config.data.channels), config, experiment)
+  loaded = cli.load(FLAGS)
   preprocess = loaded.preprocess
+  config = _stored_config(FLAGS['from'].value)
+  if config is not None:  # --image_size and --model.KEY change it, too
+    if FLAGS['image_size'].value:
+      config.data.image_size = preprocess.image_size
+    for text in FLAGS['model'].value or ():
+      key = text.partition('=')[0]
+      config_lib.set_value(config, f'model.{key}', getattr(loaded.model, key))
+    if _MEMORY.value and not plans:
+      experiment, config = _configured(config)
   image_shape = (*preprocess.image_size, preprocess.channels)
   checkpoint = loaded.origin.to_dict()
   return _Subject(loaded.model, image_shape, config, experiment, checkpoint)
-
-
-def _change(
-  config: 'ml_collections.ConfigDict', loaded: 'weights.Loaded'
-) -> None:
-  """Changes a config as --image_size and --model.KEY changed the model."""
-  from vit_jax import config as config_lib
-
-  if FLAGS['image_size'].value:
-    config.data.image_size = loaded.preprocess.image_size
-  for text in FLAGS['model'].value or ():
-    key = text.partition('=')[0]
-    config_lib.set_value(config, f'model.{key}', getattr(loaded.model, key))
-
-
-def _check_plan_flags() -> None:
-  """Checks the flags of a plan, before anything slow."""
-  from vit_jax.ahead import plan as plan_lib
-
-  topology, devices = _topology(), _DEVICES.value
-  if topology is not None:
-    if devices not in (None, topology.size):
-      raise UserError(
-        f'--devices={devices} is not the number of devices of'
-        f' --hardware={topology}, {topology.size}: leave it out'
-      )
-    devices = topology.size
-  if _MESH.value is not None:
-    plan_lib.parse_mesh(_MESH.value, devices)
-  elif devices is None:
-    raise UserError(
-      '--hardware needs --devices, or a topology as in --hardware=v5e:4x4'
-    )
-  _hardware()
-
-
-def _topology() -> 'topologies.Topology | None':
-  """Returns the topology of --hardware; None if it names only a kind."""
-  from vit_jax.parallel import topologies
-
-  text = _HARDWARE.value or ''
-  if ':' in text:
-    return topologies.parse(text, _SLICES.value)
-  for flag in ('slices', 'fit'):
-    if FLAGS[flag].value != FLAGS[flag].default:
-      raise UserError(f'--{flag} needs a topology, as in --hardware=v5e:4x4')
-  return None
-
-
-def _plan(config: 'ml_collections.ConfigDict | None') -> '_Planned':
-  """Returns the compiled step, or the plan and estimates for its hardware."""
-  from vit_jax.ahead import plan as plan_lib
-  from vit_jax.ahead import roofline
-  from vit_jax.ahead import step as ahead_lib
-
-  if config is None:
-    raise UserError(
-      '--devices and --hardware plan the training of a config or of a work'
-      f' directory, and --from={FLAGS["from"].value} is neither'
-    )
-  topology, devices = _topology(), _DEVICES.value
-  if topology is not None:
-    devices = topology.size
-  if _MESH.value is not None:
-    sizes = plan_lib.parse_mesh(_MESH.value, devices)
-    config.mesh.update(sizes)
-    devices = math.prod(sizes.values())
-  assert devices is not None  # see _check_plan_flags
-  if topology is None:
-    plan = plan_lib.run(config, devices)
-  elif _FIT.value:
-    from vit_jax.ahead import fit as fit_lib
-
-    return fit_lib.run(config, topology)
-  else:
-    outcome = ahead_lib.run_or_plan(config, topology)
-    if isinstance(outcome, ahead_lib.Ahead):
-      return outcome
-    plan = outcome
-  estimates = [roofline.estimate(plan, of) for of in _hardware()]
-  return plan, [estimate for estimate in estimates if estimate is not None]
-
-
-def _hardware() -> 'tuple[hardware_lib.Hardware, ...]':
-  from vit_jax.parallel import hardware as hardware_lib
-
-  if _HARDWARE.value is None:
-    return hardware_lib.TABLE
-  return (hardware_lib.named(_HARDWARE.value.partition(':')[0]),)
 
 
 def _configured(
@@ -404,7 +328,6 @@ def _configured(
 
   The experiment is None if it cannot be trained here, as without its data.
   """
-  from vit_jax import config as config_lib
   from vit_jax.train import experiment as experiment_lib
 
   try:
@@ -420,24 +343,8 @@ def _configured(
   return experiment, experiment.config
 
 
-def _model(
-  config: 'ml_collections.ConfigDict',
-) -> 'tuple[models.Model, tuple[int, ...]]':
-  """Returns the model of a config, and the shape of its images."""
-  from vit_jax import config as config_lib
-  from vit_jax import models
-
-  with explained('config.model', ValueError):
-    model = models.from_config(
-      config.model, config.model.num_classes, config.train.dtype
-    )
-  size = config_lib.sides(config.data.image_size)
-  return model, (*size, config.data.channels)
-
-
 def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
   """Returns the config of a work directory; None for any other path."""
-  from vit_jax import config as config_lib
   from vit_jax import weights
   from vit_jax.runs import safe_io
 
@@ -447,75 +354,101 @@ def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
   return config_lib.from_dict(stored)
 
 
-def _memory(experiment: 'experiment_lib.Experiment') -> dict[str, Any]:
-  from vit_jax.train import dry_run
+@dataclasses.dataclass(frozen=True)
+class _Devices:
+  """The devices of --devices, --mesh and --hardware, which are not here.
 
-  return {
-    'device': experiment.program.mesh.devices.flat[0].device_kind,
-    'batch_size': experiment.config.train.batch_size,
-  } | dry_run.plan_memory(experiment.program)
+  Attributes:
+    count: Their number.
+    mesh: Sizes of the axes of their mesh; {}: those of the config.
+    topology: The topology of --hardware; None: it names only a kind.
+    kinds: The kinds for which times are estimated.
+  """
 
-
-def _as_json(
-  rows: 'list[rows_lib.Row]',
-  memory: dict[str, Any] | None,
-  planned: '_Planned | None',
-) -> dict[str, Any]:
-  total, *modules = map(dataclasses.asdict, rows)
-  del total['module']
-  plan = ahead = fit = None
-  if isinstance(planned, tuple):
-    from vit_jax.ahead import roofline
-
-    plan = dataclasses.asdict(planned[0])
-    plan['estimates'] = [dataclasses.asdict(e) for e in planned[1]]
-    plan['assumptions'] = roofline.ASSUMPTIONS
-  elif isinstance(planned, list):
-    fit = [dataclasses.asdict(x) for x in planned]
-  elif planned is not None:
-    ahead = dataclasses.asdict(planned)
-  report = {'modules': modules, **total, 'memory': memory}
-  return {**report, 'plan': plan, 'ahead': ahead, 'fit': fit}
+  count: int
+  mesh: dict[str, int]
+  topology: 'topologies.Topology | None'
+  kinds: 'tuple[hardware_lib.Hardware, ...]'
 
 
-def _as_text(
-  rows: 'list[rows_lib.Row]',
-  memory: dict[str, Any] | None,
-  planned: '_Planned | None',
-) -> list[str]:
-  from vit_jax.summary import rows as rows_lib
+def _read_devices() -> _Devices | None:
+  """Returns the devices of the flags; None: no flag names any."""
+  hardware, count = _HARDWARE.value, _DEVICES.value
+  if not _FIT.value and all(x is None for x in (count, _MESH.value, hardware)):
+    return None
+  from vit_jax.ahead import plan as plan_lib
+  from vit_jax.parallel import hardware as hardware_lib
+  from vit_jax.parallel import topologies
 
-  width = tables.room()
-  lines = [rows_lib.table(rows).text(width)]
-  if memory is not None:
-    lines += _memory_lines(memory)
-  if isinstance(planned, tuple):
-    from vit_jax.ahead import plan as plan_lib
-    from vit_jax.ahead import roofline
+  topology = None
+  if ':' in (hardware or ''):
+    topology = topologies.parse(hardware, _SLICES.value)
+    if count not in (None, topology.size):
+      raise UserError(
+        f'--devices={count} is not the number of devices of'
+        f' --hardware={topology}, {topology.size}: leave it out'
+      )
+    count = topology.size
+  else:
+    for flag in ('slices', 'fit'):
+      if FLAGS[flag].value != FLAGS[flag].default:
+        raise UserError(f'--{flag} needs a topology, as in --hardware=v5e:4x4')
+  mesh: dict[str, int] = {}
+  if _MESH.value is not None:
+    mesh = plan_lib.parse_mesh(_MESH.value, count)
+    count = math.prod(mesh.values())
+  if count is None:
+    raise UserError(
+      '--hardware needs --devices, or a topology as in --hardware=v5e:4x4'
+    )
+  kinds = hardware_lib.TABLE
+  if hardware is not None:
+    kinds = (hardware_lib.named(hardware.partition(':')[0]),)
+  return _Devices(count, mesh, topology, kinds)
 
-    plan, estimates = planned
-    lines += [plan_lib.table(plan), '', roofline.table(estimates)]
-  elif isinstance(planned, list):
+
+def _plan(
+  config: 'ml_collections.ConfigDict | None', devices: _Devices
+) -> tuple[dict[str, Any], str]:
+  """Plans the step of a config; returns it for JSON, and for people.
+
+  JSON has it as 'plan', with estimates for the devices; as 'ahead', if the
+  compiler of the devices is here; or as 'fit', the largest batches.
+  """
+  from vit_jax.ahead import plan as plan_lib
+  from vit_jax.ahead import roofline
+  from vit_jax.ahead import step as ahead_lib
+
+  if config is None:
+    raise UserError(
+      '--devices and --hardware plan the training of a config or of a work'
+      f' directory, and --from={FLAGS["from"].value} is neither'
+    )
+  config.mesh.update(devices.mesh)
+  topology = devices.topology
+  if topology is not None and _FIT.value:
     from vit_jax.ahead import fit as fit_lib
 
-    lines.append(fit_lib.table(planned, str(_topology())))
-  elif planned is not None:
-    from vit_jax.ahead import step as ahead_lib
-
-    lines.append(ahead_lib.table(planned))
-  return lines
-
-
-def _memory_lines(memory: dict[str, Any]) -> list[str]:
-  sizes = dict(memory)
-  device, batch_size = sizes.pop('device'), sizes.pop('batch_size')
-  unit, scale = ('GiB', 1) if sizes['total'] >= 1 else ('MiB', 1024)
-  title = (
-    f'{unit} a device for training with {counted(batch_size, "image")},'
-    f' as the compiler for {device} plans it:'
-  )
-  rows = [(name, f'{scale * gib:.3f}') for name, gib in sizes.items()]
-  return [title, tables.Table((), rows).text(indent='  ')]
+    fits = fit_lib.run(config, topology)
+    text = fit_lib.table(fits, str(topology))
+    return {'fit': [dataclasses.asdict(x) for x in fits]}, text
+  if topology is None:
+    plan = plan_lib.run(config, devices.count)
+  else:
+    outcome = ahead_lib.run_or_plan(config, topology)
+    if isinstance(outcome, ahead_lib.Ahead):
+      return {'ahead': dataclasses.asdict(outcome)}, ahead_lib.table(outcome)
+    plan = outcome
+  estimates = [
+    estimate
+    for kind in devices.kinds
+    if (estimate := roofline.estimate(plan, kind)) is not None
+  ]
+  report = dataclasses.asdict(plan)
+  report['estimates'] = [dataclasses.asdict(x) for x in estimates]
+  report['assumptions'] = roofline.ASSUMPTIONS
+  text = f'{plan_lib.table(plan)}\n\n{roofline.table(estimates)}'
+  return {'plan': report}, text
 
 
 if __name__ == '__main__':

@@ -34,20 +34,22 @@ class Key:
 def find(config: 'ml_collections.ConfigDict', word: str = '') -> list[Key]:
   """Returns the keys of a config in the order of their names.
 
-  Args:
-    config: The config; neither its data nor a checkpoint is opened.
-    word: Words that must be in the key or its meaning, or another library's
-      name of it, as 'lr'; '': all keys.
-
-  Raises:
-    UserError: The config cannot work, or no key has the words.
+  Neither its data nor a checkpoint is opened. All of the words must be in the
+  key or its meaning, or they are another library's name of it, as 'lr'; '':
+  all keys.
   """
   keys = [
     Key(key, value, meanings.meaning(key))
     for key, value in config_lib.flatten(_in_force(config))
   ]
   called = synonyms.keys_called(word)
-  matches = [x for x in keys if _has(x, word) or x.key in called]
+  words = _plain(word).split()
+  matches = [
+    x
+    for x in keys
+    if x.key in called
+    or all(part in _plain(f'{x.key} {x.meaning}') for part in words)
+  ]
   if not matches:
     hint = synonyms.suggest(word, [x.key for x in keys], '--config.')
     raise UserError(
@@ -55,11 +57,6 @@ def find(config: 'ml_collections.ConfigDict', word: str = '') -> list[Key]:
       + (f'; {hint}' if hint else '')
     )
   return matches
-
-
-def _has(key: Key, word: str) -> bool:
-  text = _plain(f'{key.key} {key.meaning}')
-  return all(part in text for part in _plain(word).split())
 
 
 def _plain(text: str) -> str:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from typing import Any
 
 from flax import traverse_util
 import jax
@@ -42,22 +41,20 @@ def summarize(
   """Returns a row for each module, in the order of their calls.
 
   Only shapes are computed. The outermost module comes first, then its own
-  parameters.
-
-  Args:
-    model: The module; scanned layers are shown one by one.
-    image_shape: (height, width, C); of volumes (depth, height, width, C).
-    optim: `config.optim`, which says what trains.
-
-  Raises:
-    UserError: A pattern matches nothing, or nothing is left to train.
+  parameters; scanned layers are shown one by one. `optim` is `config.optim`,
+  which says what trains.
   """
   model = models.with_kernel(model, 'plain')
   if hasattr(model, 'scan'):
     model = model.clone(scan=False, remat='none')
   params = models.abstract_params(model, image_shape)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  parameters = rules_lib.make(_trunk_rules(optim, params), params).parameters
+  names = traverse_util.flatten_dict(params, sep='/')
+  optim = optim.copy_and_resolve_references()
+  optim.rules = tuple(  # without those for what a method has beside its model
+    rule for rule in optim.rules if any(re.search(rule[0], x) for x in names)
+  )
+  parameters = rules_lib.make(optim, params).parameters
   modules = flops.by_module(
     lambda params, x: model.apply({'params': params}, x), params, images
   )
@@ -66,18 +63,6 @@ def summarize(
   top_parameters = {name: None for name in parameters if '/' not in name}
   shapes = {'': shapes.pop('')} | top_parameters | shapes
   return [_row(name, x, parameters, counts) for name, x in shapes.items()]
-
-
-def _trunk_rules(
-  optim: ml_collections.ConfigDict, params: Any
-) -> ml_collections.ConfigDict:
-  """Returns `optim` without rules for what a method has beside its model."""
-  names = traverse_util.flatten_dict(params, sep='/')
-  optim = optim.copy_and_resolve_references()
-  optim.rules = tuple(
-    rule for rule in optim.rules if any(re.search(rule[0], x) for x in names)
-  )
-  return optim
 
 
 def _row(
@@ -100,15 +85,14 @@ def _row(
 def table(rows: list[Row]) -> tables.Table:
   """Returns the modules of a model, the whole model last."""
   total, *modules = rows
+
+  def shape_text(shape: tuple[int, ...] | None) -> str:
+    return ', '.join(['B', *map(str, shape[1:])]) if shape else ''
+
   lines = [
     (
-      row.module or 'total',
-      ', '.join(['B', *map(str, row.output_shape[1:])])
-      if row.output_shape
-      else '',
-      row.parameters,
-      row.trainable,
-      row.gflop,
+      *(row.module or 'total', shape_text(row.output_shape)),
+      *(row.parameters, row.trainable, row.gflop),
     )
     for row in (*modules, total)
   ]

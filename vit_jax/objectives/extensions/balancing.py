@@ -9,6 +9,7 @@ from jax.extend import core as jax_core
 import jax.numpy as jnp
 
 from vit_jax import config as config_lib
+from vit_jax.data.device.rng import Rng
 from vit_jax.models import stack
 from vit_jax.objectives import base
 from vit_jax.objectives.extensions import contract
@@ -41,18 +42,9 @@ class Balanced(base.Objective):
   _losses: _Losses | None = None  # while a step is traced
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
-    """Returns the loss with that of the parts, which is also a scalar.
-
-    Raises:
-      UserError: The objective does not apply the model by `apply_train`, so
-        that losses of parts are not known.
-    """
+    """Returns the loss with that of the parts, which is also a scalar."""
     self._losses = losses = _Losses()
     try:
       loss, scalars, extra = super().loss(params, extra, batch, rng)
@@ -69,17 +61,9 @@ class Balanced(base.Objective):
     return loss + balance, scalars | {contract.BALANCE: balance}, extra
 
   def _apply_in_training(
-    self,
-    params: base.Params,
-    images: jax.Array,
-    arguments: Mapping[str, Any],
+    self, params: base.Params, images: jax.Array, arguments: Mapping[str, Any]
   ) -> Any:
-    """Applies the model, and keeps the losses of its parts.
-
-    Raises:
-      UserError: It is called within a transformation of the loss, as
-        `jax.lax.map`, which these losses cannot leave by themselves.
-    """
+    """Applies the model, and keeps the losses of its parts."""
     losses, mutable = self._losses, arguments.get('mutable', [])
     if losses is None or stack.LOSSES in mutable:
       if losses is not None:

@@ -22,16 +22,13 @@ import numpy as np
 
 from vit_jax.config import join_first
 from vit_jax.config import UserError
+from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import base
+from vit_jax.parallel import sharding
 
 # Names of what a step measures, beside the means of the objective.
 STEP_METRICS = (
-  'loss',
-  'grad_norm',
-  'param_norm',
-  'learning_rate',
-  'ok',
-  'signal',
+  *('loss', 'grad_norm', 'param_norm', 'learning_rate', 'ok', 'signal'),
 )
 # Names that the loop reports beside those, all below 'train/'.
 LOOP_METRICS = (
@@ -53,21 +50,13 @@ class Checked(base.Objective):
   """Extends an objective by checks of what its functions take and return."""
 
   def init_extra(self, params: base.Params) -> base.Extra:
-    """Returns the extra.
-
-    Raises:
-      UserError: It is no dict, or its running statistics are no parameters.
-    """
-    extra: Any = super().init_extra(params)
+    """Returns the extra, a dict."""
     name = self._name('init_extra')
-    if not isinstance(extra, Mapping):
-      raise UserError(
-        f'{name} returns {_kind(extra)}: it must return a dict of trees of'
-        ' arrays, {} if there is no extra'
-      )
+    needed = 'a dict of trees of arrays, {} if there is no extra'
+    extra = _checked(name, super().init_extra(params), Mapping, needed)
     if self.moves_statistics and base.STATISTICS in extra:
-      parameters = _leaves(params)
-      for path in _leaves(extra[base.STATISTICS]):
+      parameters = sharding.leaves(params)
+      for path in sharding.leaves(extra[base.STATISTICS]):
         if path not in parameters:
           raise UserError(
             f'{name} returns {path!r} under {base.STATISTICS!r}, which has the'
@@ -77,19 +66,9 @@ class Checked(base.Objective):
     return extra
 
   def loss(
-    self,
-    params: base.Params,
-    extra: base.Extra,
-    batch: base.Batch,
-    rng: base.Rng,
+    self, params: base.Params, extra: base.Extra, batch: base.Batch, rng: Rng
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
-    """Returns the loss, other means, and the new extra.
-
-    Raises:
-      UserError: It takes or returns something else than `base.Objective.loss`
-        says, a mean of a name that the loop reports itself, or reads a feature
-        that the batch does not have.
-    """
+    """Returns the loss, other means, and the new extra."""
     name, loss = self._name('loss'), super().loss
     arguments = inspect.signature(loss)
     try:
@@ -100,16 +79,15 @@ class Checked(base.Objective):
         ' (params, extra, batch, rng)'
       ) from None
     with _keys_explained(name, batch):
-      result: Any = loss(params, extra, batch, rng)
-    is_sequence = isinstance(result, tuple | list)
-    if not is_sequence or len(result) != 3:
+      returned: Any = loss(params, extra, batch, rng)
+    is_sequence = isinstance(returned, tuple | list)
+    if not is_sequence or len(returned) != 3:
+      kind = f'{len(returned)} values' if is_sequence else _kind(returned)
       raise UserError(
-        f'{name} returns'
-        f' {f"{len(result)} values" if is_sequence else _kind(result)}: it must'
-        ' return three, the mean loss, a dict of other means ({} if there are'
-        ' none), and the extra'
+        f'{name} returns {kind}: it must return three, the mean loss, a dict of'
+        ' other means ({} if there are none), and the extra'
       )
-    value, scalars, extra = result
+    value, scalars, extra = returned
     if isinstance(value, float | int | np.generic):
       raise UserError(
         f'{name} returns the number {value} as the loss, which has no gradient:'
@@ -127,30 +105,32 @@ class Checked(base.Objective):
         " dict of means to report, as {'accuracy': accuracy}, or {}"
       )
     for key, scalar in scalars.items():
-      _check_mean_name(f'{name} ({_code_place(loss)}) returns {key!r}', key)
+      claim = f'{name} ({_code_place(loss)}) returns {key!r}'
+      if not isinstance(key, str):
+        raise UserError(
+          f"{claim}, as the name of a mean: it must be a text, as 'accuracy'"
+        )
+      if key in _RESERVED:
+        raise UserError(
+          f"{claim}, which the run reports itself: rename it, as to 'my_{key}'"
+        )
       _check_mean(f'{name} returns {key!r}', scalar)
     return value, {**scalars}, extra
 
   def after_update(
     self, extra: base.Extra, params: base.Params, step: jax.Array
   ) -> base.Extra:
-    """Returns the extra after the update.
-
-    Raises:
-      UserError: It differs from the first one in its keys, shapes or types.
-    """
-    result = super().after_update(extra, params, step)
-    old, new = _leaves(self._first_extra), _leaves(result)
+    """Returns the extra after the update."""
+    updated = super().after_update(extra, params, step)
+    old, new = sharding.leaves(self._first_extra), sharding.leaves(updated)
     problems = [f'has a new {path!r}' for path in new if path not in old]
     problems += [f'lacks {path!r}' for path in old if path not in new]
-    problems += [
-      f'has {path!r} as {_shape(new[path])}, which was {_shape(x)}'
-      for path, x in old.items()
-      if path in new and not _fits(new[path], x)
-    ]
-    trees: list[Any] = [
-      jax.tree.structure(x) for x in (self._first_extra, result)
-    ]
+    for path, x in old.items():
+      y = new.get(path, x)  # it takes the place of x, and then gets its type
+      fits = jnp.result_type(y, x) == jnp.result_type(x)
+      if jnp.shape(y) != jnp.shape(x) or not fits:
+        problems.append(f'has {path!r} as {_shape(y)}, which was {_shape(x)}')
+    trees = [jax.tree.structure(x) for x in (self._first_extra, updated)]
     if not problems and trees[0] != trees[1]:
       problems = [f'has the structure {trees[1]}, which was {trees[0]},']
     if problems:
@@ -159,7 +139,7 @@ class Checked(base.Objective):
         ' returns, or after_update makes of it, must have the keys, shapes and'
         ' types of init_extra'
       )
-    return result
+    return updated
 
   @functools.cached_property
   def _first_extra(self) -> base.Extra:
@@ -169,74 +149,49 @@ class Checked(base.Objective):
     )
 
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
-    """Returns the outputs for a batch.
-
-    Raises:
-      UserError: They are no dict, or a feature is read that the batch does not
-        have.
-    """
+    """Returns the outputs for a batch."""
     name = self._name('outputs')
+    needed = "a dict of arrays, as {'logits': logits}"
     with _keys_explained(name, batch):
-      outputs: Any = super().outputs(params, batch)
-    if not isinstance(outputs, Mapping):
-      raise UserError(
-        f'{name} returns {_kind(outputs)}: it must return a dict of arrays, as'
-        " {'logits': logits}"
-      )
-    return {**outputs}
+      outputs = super().outputs(params, batch)
+    return {**_checked(name, outputs, Mapping, needed)}
 
   def measure(
     self, outputs: base.Outputs, batch: base.Batch
   ) -> clu_metrics.Collection:
-    """Returns the metrics of a batch.
-
-    Raises:
-      UserError: They are something else, the output 'loss' is not one number
-        for each example, or a feature or an output is read that is not there.
-    """
+    """Returns the metrics of a batch."""
     name = self._name('measure')
     with (
       _keys_explained(name, batch),
       _keys_explained(name, outputs, 'the outputs have'),
     ):
-      measured: Any = super().measure(outputs, batch)
-    if not isinstance(measured, clu_metrics.Collection):
-      raise UserError(
-        f'{name} returns {_kind(measured)}: it must return a'
-        ' clu.metrics.Collection, as vit_jax.evaluation.metrics has them'
-      )
-    return measured
+      measured = super().measure(outputs, batch)
+    needed = 'a clu.metrics.Collection, as vit_jax.evaluation.metrics has them'
+    return _checked(name, measured, clu_metrics.Collection, needed)
 
   def _name(self, function: str) -> str:
     return f'config.objective.name={self.config.objective.name}: {function}'
 
 
 def _kind(value: Any) -> str:
-  """Returns the kind of a value in words."""
   if isinstance(value, jax.Array):
     return f'an array of the shape {value.shape}'
   return 'None' if value is None else f'a {type(value).__name__}'
 
 
+def _checked(name: str, value: Any, kind: type, needed: str) -> Any:
+  """Returns what a function returned, if it has the type that it must have."""
+  if isinstance(value, kind):
+    return value
+  raise UserError(f'{name} returns {_kind(value)}: it must return {needed}')
+
+
 def _check_mean(claim: str, value: Any) -> None:
-  """Raises a UserError if a value is not one number."""
   if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, int)):
     raise UserError(f'{claim} that is {_kind(value)}: it must be one number')
   if shape := jnp.shape(value):
     raise UserError(
       f'{claim} of the shape {shape}: it must be one number, so take the mean'
-    )
-
-
-def _check_mean_name(claim: str, key: Any) -> None:
-  """Raises a UserError if a mean to report cannot have a name."""
-  if not isinstance(key, str):
-    raise UserError(
-      f"{claim}, as the name of a mean: it must be a text, as 'accuracy'"
-    )
-  if key in _RESERVED:
-    raise UserError(
-      f'{claim}, which the run reports itself: rename it, as to {f"my_{key}"!r}'
     )
 
 
@@ -249,36 +204,18 @@ def _code_place(function: Any) -> str:
   return f'{name}, {code.co_filename}, line {code.co_firstlineno}'
 
 
-def _leaves(tree: Any) -> dict[str, Any]:
-  """Returns the leaves of a tree, by path."""
-  return {
-    jax.tree_util.keystr(path, simple=True, separator='/'): x
-    for path, x in jax.tree_util.tree_leaves_with_path(tree)
-  }
-
-
 def _shape(leaf: Any) -> str:
   return f'{jnp.result_type(leaf)}{list(jnp.shape(leaf))}'
-
-
-def _fits(new: Any, old: Any) -> bool:
-  """Whether a leaf can take the place of another, whose type it then gets."""
-  same_shape = jnp.shape(new) == jnp.shape(old)
-  return same_shape and jnp.result_type(new, old) == jnp.result_type(old)
 
 
 @contextlib.contextmanager
 def _keys_explained(
   name: str, values: Mapping[str, Any], subject: str = 'the batch has'
 ) -> Iterator[None]:
-  """Explains the KeyError of a key that a dict does not have.
+  """Explains the KeyError of a key that the dict `values` does not have.
 
-  Other errors stay as they are, with their traceback.
-
-  Args:
-    name: Names the function that reads it.
-    values: The dict.
-    subject: What it is called, and the verb.
+  `name` is that of the function that reads it, and `subject` what the dict is
+  called. Other errors stay as they are, with their traceback.
   """
   try:
     yield
