@@ -304,13 +304,7 @@ def _shots() -> tuple[int, ...] | None:
 def _evaluate(
   loaded: 'weights.Loaded', evaluator: 'Evaluator', path: pathlib.Path | None
 ) -> tuple[dict[str, Any], str]:
-  """Runs an evaluator; returns the report, as a dict and as text.
-
-  Args:
-    loaded: The model.
-    evaluator: The evaluator of the flags.
-    path: Where predictions are written, if anywhere.
-  """
+  """Runs an evaluator; returns the report, as a dict and as text."""
   from vit_jax.evaluation import accuracy  # they import jax
   from vit_jax.evaluation import loaded as loaded_lib
   from vit_jax.evaluation import measured_maps
@@ -369,11 +363,7 @@ def _evaluate(
 def _with_model_classes(
   loaded: 'weights.Loaded', source: 'data.Source'
 ) -> 'data.Source':
-  """Returns a split whose examples may have some of the model's classes.
-
-  Raises:
-    UserError: The model has several classes at once, but not all of the data's.
-  """
+  """Returns a split whose examples may have some of the model's classes."""
   from vit_jax.data import relabelled
   from vit_jax.data import target_kinds
 
@@ -391,12 +381,8 @@ def _windows(
 ) -> 'tuple[weights.Loaded, segmenter.Segmenter | None]':
   """Returns the model with the windows of the flags.
 
-  Returns:
-    The model, whose objective has these windows; and what predicts the maps of
-    whole images, if the flags ask for it.
-
-  Raises:
-    UserError: The flags do not belong to the model.
+  The model, whose objective has these windows; and what predicts the maps of
+  whole images, if the flags ask for it.
   """
   from vit_jax.objectives import segmenter  # imports jax
 
@@ -423,10 +409,9 @@ def _outputs(
 ) -> tuple[Any, Any, 'predictions_lib.Head | None', 'np.ndarray | None']:
   """Returns what is needed to measure a model's outputs.
 
-  Returns:
-    The objective and its parameters; the head, or None if it has no logits;
-    and, if the head predicts the label, the positions of the data's classes in
-    the model's, int32 [classes of the data].
+  The objective and its parameters; the head, or None if it has no logits; and,
+  if the head predicts the label, the positions of the data's classes in the
+  model's, int32 [classes of the data].
   """
   # They import jax.
   from vit_jax.evaluation import loaded as loaded_lib

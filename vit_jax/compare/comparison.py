@@ -61,16 +61,7 @@ class Column:
 
 
 def read(paths: Sequence[str], group: bool = False) -> list[Column]:
-  """Reads the runs to compare.
-
-  Args:
-    paths: Their work directories. A path that exists but holds no run is
-      skipped with a warning, since shell patterns match other files, too.
-    group: Whether to group runs that differ only in the seed.
-
-  Raises:
-    UserError: There are too few runs, or one cannot be read.
-  """
+  """Reads the runs to compare."""
   for path in paths:
     config_lib.check_local(path, 'work directory')
   resolved = [pathlib.Path(path).resolve() for path in paths]
@@ -101,11 +92,7 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
 
 
 def _without_others(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-  """Returns the paths that hold runs.
-
-  Raises:
-    UserError: Fewer than two runs are left.
-  """
+  """Returns the paths that hold runs."""
   other_folders = [x for x in paths if x.exists() and not records.is_run(x)]
   left = [path for path in paths if path not in other_folders]
   if other_folders and len(left) < 2:
@@ -160,13 +147,8 @@ def differences(
 ) -> dict[str, dict[str, list[Any]]]:
   """Returns the values that differ between runs.
 
-  Args:
-    columns: Columns with at least one run each.
-    values_of: Returns the values of a run by key.
-
-  Returns:
-    The distinct values in each column, for each key that differs. A missing key
-    counts as one that is not set.
+  The distinct values in each column, for each key that differs. A missing key
+  counts as one that is not set.
   """
   tables = {c.name: [values_of(run) for run in c.runs] for c in columns}
   every = [values for table in tables.values() for values in table]
@@ -261,12 +243,7 @@ def _number(x: float) -> float | None:
 def lines(
   columns: Sequence[Column], x: str
 ) -> tuple[str, dict[str, 'dict[str, curves.Line]']]:
-  """Returns the label of the x axis, and each metric's lines by label.
-
-  Args:
-    columns: Columns, some of them with metrics.
-    x: A value of --x.
-  """
+  """Returns the label of the x axis, and each metric's lines by label."""
   ends = [run.last.seconds for c in columns for run in c.runs if run.last]
   unit, scale = _unit(max(ends)) if x == 'time' else ('', 1.0)
   names = {name for c in columns for run in c.counted for name in run.curves}

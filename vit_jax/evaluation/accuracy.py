@@ -31,11 +31,7 @@ class Accuracy(base.Evaluator):
 
 
 def total(context: base.Context, parts: Iterable[Any]) -> dict[str, Any]:
-  """Merges the metrics of batches, and returns their values by name.
-
-  Raises:
-    EvaluationError: A metric of the objective cannot be shown.
-  """
+  """Merges the metrics of batches, and returns their values by name."""
   merged = functools.reduce(lambda total, x: total.merge(x), parts)
   numbers = dict(merged.compute())
   matrices = {

@@ -8,14 +8,10 @@ def draw(labels: np.ndarray, counts: np.ndarray, seed: int) -> np.ndarray:
 
   With the same seed, larger counts include the examples of smaller counts.
 
-  Args:
-    labels: int [N], each below K.
-    counts: int [K], number of examples to draw from each class; all of a class
-      with fewer examples.
-    seed: Seed of the draw.
-
-  Returns:
-    Positions of the examples, grouped by class.
+  labels: int [N], each below K.
+  counts: int [K], number of examples to draw from each class; all of a class
+  with fewer examples.
+  Positions of the examples, grouped by class.
   """
   order = np.random.default_rng(seed).permutation(len(labels))
   order = order[np.argsort(labels[order], kind='stable')]

@@ -38,11 +38,7 @@ class Embedded:
 
   @classmethod
   def from_batch(cls, outputs: Mapping[str, np.ndarray]) -> Self:
-    """Returns the examples of a batch without padding.
-
-    Args:
-      outputs: From `embed`; if it has no labels, they become -1.
-    """
+    """Returns the examples of a batch without padding."""
     real = outputs['valid']
     label = outputs.get('label', np.full(len(real), -1, np.int32))
     return cls(outputs['embedding'][real], label[real], outputs['index'][real])
@@ -88,9 +84,6 @@ def embed_layers(
   best features of a method that predicts patches or pixels are those of a layer
   in the middle (iGPT, Chen et al., 2020; BEiT's code, microsoft/unilm, probes
   each layer).
-
-  Raises:
-    UserError: The model's layers cannot be read.
   """
   model, params = objective.trunk(params)
   check(model, 'layers')
@@ -112,15 +105,7 @@ READS: Mapping[str, Callable[..., dict[str, jax.Array]]] = {
 
 
 def check(model: Any, read: str) -> None:
-  """Checks that a probe can read a model so.
-
-  Args:
-    model: The trunk.
-    read: One of `READS`.
-
-  Raises:
-    UserError: It cannot.
-  """
+  """Checks that a probe can read a model so."""
   is_vit = hasattr(model, 'patches')
   merges = is_vit and hasattr(model.block, 'merge')
   if read == 'layers' and not (is_vit and not merges):
@@ -134,13 +119,7 @@ def check(model: Any, read: str) -> None:
 def embeddings(
   context: base.Context, split: str, read: str = 'head'
 ) -> Embedded:
-  """Returns all embeddings of a split; they are computed once.
-
-  Args:
-    context: The model and its splits.
-    split: `spec.split` or `train_split` of the evaluator.
-    read: One of `READS`.
-  """
+  """Returns all embeddings of a split; they are computed once."""
   key = 'embeddings', split, read
   if key not in context.shared_results:
     batches = context.apply(READS[read], split)

@@ -147,10 +147,8 @@ class Linear(NamedTuple):
 def fit(features: np.ndarray, labels: np.ndarray, num_classes: int) -> Linear:
   """Fits a classifier to a few examples.
 
-  Args:
-    features: float [N, D].
-    labels: int [N].
-    num_classes: K.
+  features: float [N, D].
+  labels: int [N].
   """
   x = features.astype(np.float64)
   mean, std = x.mean(axis=0), x.std(axis=0) + _LEAST_STD
@@ -164,13 +162,9 @@ def ridge(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Minimises |x W + b - y|^2 + penalty |W|^2.
 
-  Args:
-    x: float64 [N, D].
-    y: float64 [N, K].
-    penalty: More than 0; it applies to the kernel, not to the bias.
-
-  Returns:
-    W [D, K] and b [K].
+  x: float64 [N, D].
+  y: float64 [N, K].
+  W [D, K] and b [K].
   """
   from scipy import linalg  # here, since its import is slow
 
@@ -199,19 +193,12 @@ def accuracies(
 ) -> dict[int, list[float]]:
   """Measures classifiers that are fitted to a few examples of each class.
 
-  Args:
-    train: float [N, D], embeddings to draw from.
-    train_labels: int [N].
-    test: float [M, D].
-    test_labels: int [M].
-    shots: Numbers of examples of each class.
-    seeds: Seeds of the draws. With the same seed, a draw of more shots includes
-      that of fewer shots.
-    after_block: Called between the parts of the work.
-
-  Returns:
-    By shots: for each seed, the fraction of the M test examples that are
-    classified correctly.
+  train: float [N, D], embeddings to draw from.
+  train_labels: int [N].
+  test: float [M, D].
+  test_labels: int [M].
+  By shots: for each seed, the fraction of the M test examples that are
+  classified correctly.
   """
   num_classes = int(train_labels.max()) + 1
   accuracies_by_shots: dict[int, list[float]] = {number: [] for number in shots}

@@ -59,11 +59,7 @@ class Gallery:
 
   @classmethod
   def read(cls, path: pathlib.Path) -> Self:
-    """Returns the gallery of a file; an empty one if it cannot be used.
-
-    Raises:
-      UserError: It is an archive of other arrays.
-    """
+    """Returns the gallery of a file; an empty one if it cannot be used."""
     if not path.exists():
       return cls.empty()
     try:
@@ -84,11 +80,7 @@ class Gallery:
       return cls.empty()
 
   def write(self, path: pathlib.Path) -> None:
-    """Writes the file.
-
-    Raises:
-      UserError: It cannot be written.
-    """
+    """Writes the file."""
     arrays = {name: getattr(self, name) for name in _NAMES}
     with safe_io.replacing_path(path) as temporary:
       with temporary.open('wb') as file:
@@ -99,13 +91,9 @@ class Gallery:
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the most similar images of each query, the most similar first.
 
-    Args:
-      queries: float32 [Q, E], of unit length.
-      count: Largest number of images for each.
-
-    Returns:
-      Positions in `files`, int [Q, k], and cosine similarities [Q, k]; k is at
-      most N. Of equally similar images, the first in `files` comes first.
+    queries: float32 [Q, E], of unit length.
+    Positions in `files`, int [Q, k], and cosine similarities [Q, k]; k is at
+    most N. Of equally similar images, the first in `files` comes first.
     """
     similarity = queries @ self.features.T
     order = np.argsort(-similarity, axis=1, kind='stable')[:, :count]
@@ -115,19 +103,7 @@ class Gallery:
 def embed_folder(
   folder: str, cache: pathlib.Path, model: str, embed: Embed
 ) -> Gallery:
-  """Returns the gallery of a folder; embeds only what the cache has not.
-
-  Args:
-    folder: The folder.
-    cache: File of the embeddings of this folder; is written if something has
-      changed, also the model.
-    model: Digest of the model.
-    embed: Embeds images, and reports those that cannot be read.
-
-  Raises:
-    UserError: The cache is another file, or cannot be written; or no image can
-      be read.
-  """
+  """Returns the gallery of a folder; embeds only what the cache has not."""
   paths = folder_lib.images_below(folder)
   if not paths:
     raise UserError(f'{folder} has no images')

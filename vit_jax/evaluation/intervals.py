@@ -13,12 +13,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
   It is Student's interval, for independent, normally distributed values: the
   true mean is within mean +- half with a probability of 95%.
 
-  Args:
-    values: At least one.
-
-  Returns:
-    The mean, and half the width; the latter is nan for a single value, which
-    does not show the spread.
+  The mean, and half the width; the latter is nan for a single value, which does
+  not show the spread.
   """
   from scipy import special  # here, since its import is slow
 

@@ -84,16 +84,10 @@ def predict(
 ) -> np.ndarray:
   """Returns the classes that the nearest neighbours vote for.
 
-  Args:
-    train: float [N, D], embeddings.
-    train_labels: int [N].
-    test: float [M, D].
-    k: Neighbours that vote, at most N.
-    temperature: Temperature of the votes.
-    after_block: Called between the parts of the work.
-
-  Returns:
-    int32 [M].
+  train: float [N, D], embeddings.
+  train_labels: int [N].
+  test: float [M, D].
+  int32 [M].
   """
   similarity, neighbors = nearest(train, test, k, after_block)
   labels = train_labels[neighbors]
@@ -114,11 +108,8 @@ def vote(
 ) -> np.ndarray:
   """Adds up the votes of neighbours, float64 [M, classes].
 
-  Args:
-    similarity: float [M, k], cosine similarities, the largest first.
-    labels: int [M, k], the neighbours' classes.
-    num_classes: Number of classes.
-    temperature: Temperature of the votes; the nearest neighbour's weight is 1.
+  similarity: float [M, k], cosine similarities, the largest first.
+  labels: int [M, k], the neighbours' classes.
   """
   similarity = similarity.astype(np.float64)
   weights = np.exp((similarity - similarity[:, :1]) / temperature)
@@ -135,15 +126,10 @@ def nearest(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Finds the nearest neighbours by cosine similarity, on the default device.
 
-  Args:
-    train: float [N, D].
-    test: float [M, D].
-    k: Neighbours, at most N.
-    after_block: Called between the parts of the work.
-
-  Returns:
-    float32 [M, k], the largest similarities in descending order; and int32
-    [M, k], their positions in `train`. Ties are in the order of `train`.
+  train: float [N, D].
+  test: float [M, D].
+  float32 [M, k], the largest similarities in descending order; and int32 [M,
+  k], their positions in `train`. Ties are in the order of `train`.
   """
   # The least norm of `normalised` is 0 in float16.
   train, test = (
@@ -172,15 +158,11 @@ def _merge(
 ) -> tuple[jax.Array, jax.Array]:
   """Merges a block of the training examples into the nearest neighbours.
 
-  Args:
-    test: float32 [m, D], of length 1.
-    train: float32 [n, D], likewise.
-    first: Position of the block's first example.
-    similarity: float32 [m, k], similarities of the nearest neighbours so far.
-    neighbors: int32 [m, k], their positions.
-
-  Returns:
-    The updated `similarity` and `neighbors`.
+  test: float32 [m, D], of length 1.
+  train: float32 [n, D], likewise.
+  similarity: float32 [m, k], similarities of the nearest neighbours so far.
+  neighbors: int32 [m, k], their positions.
+  The updated `similarity` and `neighbors`.
   """
   k = similarity.shape[1]
   block = jnp.matmul(test, train.T, precision=jax.lax.Precision.HIGHEST)

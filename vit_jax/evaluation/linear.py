@@ -65,16 +65,9 @@ def fit(
 ) -> tuple[Any, float]:
   """Fits a probe, and chooses its penalty.
 
-  Args:
-    features: float [N, D].
-    labels: int [N], of at least two classes.
-    after_block: Called between the parts of the work.
-
-  Returns:
-    The model of scikit-learn, and the penalty.
-
-  Raises:
-    EvaluationError: There is nothing to hold out, or a single class.
+  features: float [N, D].
+  labels: int [N], of at least two classes.
+  The model of scikit-learn, and the penalty.
   """
   check(labels)
   held = held_out(labels)
@@ -96,11 +89,7 @@ def fit(
 
 
 def check(labels: np.ndarray) -> None:
-  """Checks that a probe can be fitted to labels, int [N].
-
-  Raises:
-    EvaluationError: There is nothing to hold out, or a single class.
-  """
+  """Checks that a probe can be fitted to labels, int [N]."""
   held = held_out(labels)
   if not held.any() or len(np.unique(labels[~held])) < 2:
     raise base.EvaluationError(

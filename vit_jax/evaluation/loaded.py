@@ -48,14 +48,7 @@ class Applied:
   def __init__(
     self, objective: Any, params: Any, config: ml_collections.ConfigDict
   ):
-    """Copies the parameters to the devices; compiles nothing yet.
-
-    Args:
-      objective: The objective of the model, or a `Trunk`.
-      params: Parameters of the objective.
-      config: Says how images are prepared, and the size of the batches,
-        `train.batch_size`.
-    """
+    """Copies the parameters to the devices; compiles nothing yet."""
     mesh_config = config_lib.default().mesh
     mesh_config.data = math.gcd(config.train.batch_size, jax.device_count())
     self._mesh = mesh_lib.make_mesh(mesh_config)
@@ -72,17 +65,7 @@ class Applied:
   ) -> Iterator[tuple[Any, Any]]:
     """Applies a function to batches in order; the next one is prefetched.
 
-    Args:
-      function: (objective, parameters, batch) -> a tree of arrays.
-      features: Features of the batches; images that all have one size are
-        resized on the device, with their maps, and others have the model's.
-      batches: Pairs.
-
-    Yields:
-      The first of each pair, and the function's result as NumPy arrays.
-
-    Raises:
-      UserError: The device has too little memory.
+    The first of each pair, and the function's result as NumPy arrays.
     """
     compiled = self._compile(function, features)
     waiting: collections.deque[tuple[Any, Any]] = collections.deque()
@@ -141,14 +124,8 @@ class LoadedContext(base.Context):
   ):
     """Stores the model, as `Applied`, and the splits.
 
-    Args:
-      objective: The objective of the model, or a `Trunk`.
-      params: Parameters of the objective.
-      config: Says how images are read and prepared.
-      sources: Splits by their names; all have the same features.
-      progress: Called with the number of examples that are done.
-      label_of: int32 [classes of the data], their positions in the model's;
-        None: labels stay as they are.
+    label_of: int32 [classes of the data], their positions in the model's; None:
+    labels stay as they are.
     """
     target = getattr(objective, 'target', None)  # a `Trunk` has none
     features = next(iter(sources.values())).features

@@ -25,15 +25,7 @@ OnHost = Callable[[np.ndarray, np.ndarray], Rows]
 
 
 def distances(objective: Any, spacing: tuple[float, ...]) -> OnHost:
-  """Returns the function that measures distances of boundaries and objects.
-
-  Args:
-    objective: What predicts the maps.
-    spacing: Distances of neighbouring places along each axis; (): 1.
-
-  Raises:
-    UserError: The objective predicts no maps.
-  """
+  """Returns the function that measures distances of boundaries and objects."""
   feature = objective.features.get('map')
   if feature is None or 'segments' not in objective.output_facts():
     raise UserError('--hausdorff is for models of segmentation: leave it out')
@@ -54,11 +46,6 @@ def add_intervals(
   """Adds intervals over images, distances and objects to the metrics of maps.
 
   Logs which classes are in no map and no prediction, as means leave them out.
-
-  Args:
-    results: The metrics; is changed.
-    rows: Columns; `areas`, `distances` and `objects` are taken out.
-    names: Of the classes.
   """
   areas = rows.pop('areas')
   bounds = segments.intervals(areas, names)
@@ -90,18 +77,9 @@ def measure_whole_images(
 
   Each pixel of each map counts once, at the size in which it is stored.
 
-  Args:
-    segment: Maps an image and its name to pixels and classes [h, w].
-    source: Images with maps.
-    on_host: Measures further columns, such as `distances`.
-    progress: Called with the number of examples that are done.
-
-  Returns:
-    The metrics of `objectives.segmentation` but its loss, and the columns
-    `index`, `miou`, `accuracy` and `areas`, as its `example_measures`.
-
-  Raises:
-    UserError: An image or its map cannot be read, or they differ in size.
+  segment: Maps an image and its name to pixels and classes [h, w].
+  The metrics of `objectives.segmentation` but its loss, and the columns
+  `index`, `miou`, `accuracy` and `areas`, as its `example_measures`.
   """
   feature = source.features['map']
   assert isinstance(feature, target_kinds.SegmentationMap)

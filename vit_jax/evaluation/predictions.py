@@ -66,15 +66,7 @@ class Head:
 
   @classmethod
   def from_loaded(cls, loaded: weights.Loaded, top: int) -> Self:
-    """Returns the head of a model.
-
-    Args:
-      loaded: The model.
-      top: Largest number of classes in a prediction.
-
-    Raises:
-      UserError: The model has no head.
-    """
+    """Returns the head of a model."""
     count = loaded.model.num_classes
     if not count:
       raise config_lib.UserError(
@@ -116,13 +108,10 @@ class Head:
   ) -> dict[str, jax.Array]:
     """Returns the most probable classes, or all numbers of a regression.
 
-    Args:
-      logits: [B, K].
-      labels: int32 [B], for the loss.
-
-    Returns:
-      top and probability [B, k], and loss [B] if there are labels, as in
-      `Predictions`. For a regression, probability has the numbers.
+    logits: [B, K].
+    labels: int32 [B], for the loss.
+    Top and probability [B, k], and loss [B] if there are labels, as in
+    `Predictions`. For a regression, probability has the numbers.
     """
     values = self.values(logits)
     if self.predicts_numbers:
@@ -141,13 +130,8 @@ class Head:
   ) -> dict[str, jax.Array]:
     """Returns the true and the predicted values of each example.
 
-    Args:
-      outputs: From `Objective.outputs`.
-      batch: A batch with the feature.
-
-    Returns:
-      label, top, probability and loss, as in `Predictions`; for multi-label
-      models and regressions, truth and predicted, [B, K].
+    Label, top, probability and loss, as in `Predictions`; for multi-label
+    models and regressions, truth and predicted, [B, K].
     """
     truth, logits = batch[self.feature], outputs['logits']
     if self.is_classifier:
@@ -185,16 +169,7 @@ def match_classes(
   The data may have only some of the model's. Names that differ only in how
   Unicode composes their letters are the same, as of folders of macOS.
 
-  Args:
-    model_names: Names of the model's classes; (): both have the same order.
-    num_classes: Number of the model's classes.
-    data_names: Names of the data's classes.
-
-  Returns:
-    int32 [classes of the data], positions in the model's.
-
-  Raises:
-    UserError: The model lacks a class of the data, or has its name twice.
+  int32 [classes of the data], positions in the model's.
   """
   in_order = np.arange(len(data_names), dtype=np.int32)
   if not model_names:

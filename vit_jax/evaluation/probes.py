@@ -42,19 +42,7 @@ class Probe(base.Evaluator):
     train_split: str,
     features: str = 'head',
   ):
-    """Takes the options.
-
-    Args:
-      spec: The entry of `config.evals`.
-      train_split: The split that the classifier is fitted on. It shares no
-        example with that of the entry.
-      features: What the probe reads. 'head': the input of the head. 'tokens':
-        all tokens after the last norm, concatenated. 'layers': the means of the
-        patches after each layer, concatenated.
-
-    Raises:
-      UserError: There is no such choice.
-    """
+    """Takes the options."""
     super().__init__(spec)
     self.train_split, self.features = train_split, features
     with explained('train_split'):
@@ -74,16 +62,7 @@ class Probe(base.Evaluator):
   ) -> base.Scalars:
     """Fits and measures the classifier.
 
-    Args:
-      train: The examples that it is fitted to, all finite.
-      test: The examples that it is measured on.
-      after_block: Called between the parts of the work, which may take long.
-
-    Returns:
-      All `metrics` except `examples`.
-
-    Raises:
-      EvaluationError: It cannot learn from these examples.
+    All `metrics` except `examples`.
     """
 
   def run(self, context: base.Context) -> base.Scalars:
@@ -131,16 +110,7 @@ class Probe(base.Evaluator):
   def check_examples(
     self, train: Labelled, test: Labelled, classes: tuple[str, ...]
   ) -> None:
-    """Checks the examples.
-
-    Args:
-      train: Those of the train_split.
-      test: Those of the split.
-      classes: Names of the data's classes.
-
-    Raises:
-      EvaluationError: There are too few examples, or both splits share some.
-    """
+    """Checks the examples."""
     del classes
     split, train_split = self.spec.split, self.train_split
     shared = int(np.isin(test[1], train[1]).sum())
@@ -153,15 +123,7 @@ class Probe(base.Evaluator):
     self.check_count(len(train[0]))
 
   def check_count(self, images: int, classes: int = 0) -> None:
-    """Checks the number of images to learn from.
-
-    Args:
-      images: Number of images of the train_split.
-      classes: Number of classes; 0: not known.
-
-    Raises:
-      EvaluationError: They are too few.
-    """
+    """Checks the number of images to learn from."""
 
   def _check_apart(self) -> None:
     """Checks by their names that the splits are disjoint."""

@@ -50,9 +50,8 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
   That is the difference between accuracy and mean confidence in each bin,
   averaged over the examples (arXiv:1706.04599, equation 3).
 
-  Args:
-    confidence: float [N], the probability of the predicted class.
-    correct: bool [N], whether the prediction is correct.
+  confidence: float [N], the probability of the predicted class.
+  correct: bool [N], whether the prediction is correct.
   """
   # Bin m is ((m - 1) / M, m / M].
   bins = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
@@ -65,10 +64,8 @@ def confusion(
 ) -> np.ndarray:
   """Counts examples, int64 [true class, predicted class].
 
-  Args:
-    label: int [N].
-    prediction: int [N].
-    num_classes: K.
+  label: int [N].
+  prediction: int [N].
   """
   pairs = label.astype(np.int64) * num_classes + prediction
   counts = np.bincount(pairs, minlength=num_classes**2)
@@ -78,13 +75,7 @@ def confusion(
 def summarize(
   results: Mapping[str, float], predictions: Predictions, names: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns what `--format=json` prints.
-
-  Args:
-    results: accuracy and loss, as measured by the objective.
-    predictions: Predicted classes of at least one example.
-    names: Names of the model's classes.
-  """
+  """Returns what `--format=json` prints."""
   total, k = predictions.top.shape
   hits = predictions.top == predictions.label[:, None]
   correct = hits[:, 0]
@@ -123,13 +114,7 @@ def _finite(x: float) -> float | None:
 def summarize_probe(
   evaluator: Evaluator, train_examples: int | None, results: Mapping[str, float]
 ) -> dict[str, Any]:
-  """Returns what `--probe` with `--format=json` prints.
-
-  Args:
-    evaluator: The evaluator that was run.
-    train_examples: Number of examples that it learned from, if any.
-    results: Its results, only numbers.
-  """
+  """Returns what `--probe` with `--format=json` prints."""
   summary: dict[str, Any] = {'probe': evaluator.kind}
   if (k := getattr(evaluator, 'k', None)) is not None:
     summary['k'] = k
@@ -233,12 +218,7 @@ def metrics_as_text(summary: Mapping[str, Any]) -> str:
 def _metrics_of_classes(
   summary: Mapping[str, Any], keys: Sequence[str]
 ) -> list[str]:
-  """Returns a table with a row for each class; [] without such metrics.
-
-  Args:
-    summary: The metrics by name.
-    keys: Metrics of a class, such as 'iou/road'.
-  """
+  """Returns a table with a row for each class; [] without such metrics."""
   metrics = list(dict.fromkeys(key.partition('/')[0] for key in keys))
   classes = list(dict.fromkeys(key.partition('/')[2] for key in keys))
   if not classes:
@@ -268,9 +248,7 @@ def worst(
 ) -> dict[str, list[dict[str, Any]]]:
   """Returns the examples with the lowest value of each measure.
 
-  Args:
-    rows: `index` and measures of single examples, [N] each.
-    files: Path of each example, None where it has none.
+  rows: `index` and measures of single examples, [N] each.
   """
   columns = {}
   for name, values in rows.items():

@@ -59,9 +59,8 @@ class Retrieval(base.Evaluator):
   def _captions(self, context: base.Context) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens of all captions, and whose they are.
 
-    Returns:
-      int32 [texts, T], different from each other; and int [pairs, 2], an image
-      and a text that belong together.
+    int32 [texts, T], different from each other; and int [pairs, 2], an image
+    and a text that belong together.
     """
     text = zero_shot.text_feature(context.features, self.kind)
     captions = [self._source.captions(i) for i in range(len(self._source))]
@@ -82,11 +81,9 @@ def _all_ranks(
 ) -> np.ndarray:
   """Returns the `ranks` of all queries, which are compared in blocks.
 
-  Args:
-    queries: Embeddings, [queries, D].
-    items: Embeddings, [items, D].
-    query: Query of each pair, int [pairs].
-    item: Its item.
+  queries: Embeddings, [queries, D].
+  items: Embeddings, [items, D].
+  query: Query of each pair, int [pairs].
   """
   rank_blocks = []
   for start in range(0, len(queries), _QUERIES):
@@ -101,10 +98,9 @@ def _all_ranks(
 def ranks(similarity: np.ndarray, is_own: np.ndarray) -> np.ndarray:
   """Returns the rank of each query's nearest own item, from 0, int [queries].
 
-  Args:
-    similarity: [queries, items].
-    is_own: bool [queries, items], whether an item belongs to a query; each
-      query has at least one.
+  similarity: [queries, items].
+  is_own: bool [queries, items], whether an item belongs to a query; each query
+  has at least one.
   """
   order = np.argsort(-similarity, axis=1, kind='stable')
   return np.take_along_axis(is_own, order, axis=1).argmax(axis=1)
@@ -126,14 +122,10 @@ def both_ways(
 ) -> dict[str, float]:
   """Returns the recalls of texts by images, and of images by texts.
 
-  Args:
-    similarity: [images, texts].
-    image_of_text: Image that each text describes, int [texts]; an image may
-      have several texts.
-    at: Values of k.
-
-  Returns:
-    'image_to_text@1', ..., 'text_to_image@10'.
+  similarity: [images, texts].
+  image_of_text: Image that each text describes, int [texts]; an image may have
+  several texts.
+  'image_to_text@1', ..., 'text_to_image@10'.
   """
   is_own = np.arange(len(similarity))[:, None] == image_of_text
   sides = ranks(similarity, is_own), ranks(similarity.T, is_own.T)

@@ -23,10 +23,6 @@ class MeasuresExamples(Protocol):
     """Returns measures of single examples, [B] each, for reports.
 
     Those with further axes are for intervals, and in no table.
-
-    Args:
-      outputs: From `outputs` of the objective.
-      batch: As for its `measure`.
     """
 
 
@@ -38,16 +34,11 @@ def measure(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """Returns the metrics of a split, and the predictions for each example.
 
-  Args:
-    context: As for `Evaluator.run`.
-    split: The split.
-    head: Interprets the outputs; None: they predict no feature.
-    on_host: Maps labels and predicted classes of places, int [B, ...], to
-      further columns by name.
-
-  Returns:
-    The metrics, and columns of N rows in the order of the split: `index`, what
-    `Head.read` returns, and the measures of the objective.
+  head: Interprets the outputs; None: they predict no feature.
+  on_host: Maps labels and predicted classes of places, int [B, ...], to further
+  columns by name.
+  The metrics, and columns of N rows in the order of the split: `index`, what
+  `Head.read` returns, and the measures of the objective.
   """
 
   def measured(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:

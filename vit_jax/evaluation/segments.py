@@ -30,11 +30,8 @@ def confusion(
 ) -> np.ndarray:
   """Counts places by label and prediction, int64 [K, K], label first.
 
-  Args:
-    labels: int [...]; places whose label is `ignore` do not count.
-    predicted: int [...], less than `classes`.
-    classes: K.
-    ignore: Label of places that do not count.
+  labels: int [...]; places whose label is `ignore` do not count.
+  predicted: int [...], less than `classes`.
   """
   counts = labels != ignore
   return report.confusion(labels[counts], predicted[counts], classes)
@@ -123,12 +120,10 @@ def dice_by_image(
 ) -> np.ndarray:
   """Returns the Dice coefficient of each image and class, float64 [B, K].
 
-  Args:
-    labels: int [B, ...].
-    predicted: int [B, ...].
-    classes: K.
-    ignore_empty: Whether a class without labels in an image is nan; otherwise
-      it is 1 where it is not predicted either, and 0 where it is (MONAI).
+  labels: int [B, ...].
+  predicted: int [B, ...].
+  ignore_empty: Whether a class without labels in an image is nan; otherwise it
+  is 1 where it is not predicted either, and 0 where it is (MONAI).
   """
   scores = np.empty((len(labels), classes))
   for i, maps in enumerate(zip(labels, predicted, strict=True)):
@@ -153,14 +148,10 @@ def hausdorff(
   The larger one of both directions, as in MONAI. A boundary is what an erosion
   by the direct neighbours removes.
 
-  Args:
-    label: bool [...], the places of one class in an image or a volume.
-    predicted: bool [...].
-    spacing: Distance of neighbours along each axis; None: 1.
-    percentile: 100 for the largest distance.
-
-  Returns:
-    The distance in the unit of `spacing`; nan if one of both is empty.
+  label: bool [...], the places of one class in an image or a volume.
+  predicted: bool [...].
+  spacing: Distance of neighbours along each axis; None: 1.
+  The distance in the unit of `spacing`; nan if one of both is empty.
   """
   from scipy import ndimage
 
@@ -200,15 +191,9 @@ def distances(
   374 mm, the diagonal of its volumes of 240 x 240 x 155 mm
   (github.com/rachitsaluja/BraTS-2023-Metrics). MONAI leaves it out.
 
-  Args:
-    labels: int [B, ...]; places whose label is `ignore` are left out of both.
-    predicted: int [B, ...].
-    classes: K.
-    ignore: Label of places that do not count.
-    spacing: As for `hausdorff`.
-
-  Returns:
-    nan for a class that is in neither map of an image.
+  labels: int [B, ...]; places whose label is `ignore` are left out of both.
+  predicted: int [B, ...].
+  Nan for a class that is in neither map of an image.
   """
   result = np.full((len(labels), classes), np.nan)
   for i, (truth, guess) in enumerate(zip(labels, predicted, strict=True)):
@@ -238,11 +223,8 @@ def objects(
   predicted objects without any place that is labelled so. A percentile of
   distances can miss a small object, and these counts cannot.
 
-  Args:
-    labels: int [B, ...]; places whose label is `ignore` are left out of both.
-    predicted: int [B, ...].
-    classes: K.
-    ignore: Label of places that do not count.
+  labels: int [B, ...]; places whose label is `ignore` are left out of both.
+  predicted: int [B, ...].
   """
   result = np.zeros((len(labels), 3, classes), np.int64)
   for i, (truth, guess) in enumerate(zip(labels, predicted, strict=True)):
@@ -270,11 +252,8 @@ def areas(
 
   They are those that are right, labelled and predicted.
 
-  Args:
-    segments: Predictions, int [B, ...].
-    labels: int [B, ...]; places whose label is `ignore` do not count.
-    classes: K.
-    ignore: Label of places that do not count.
+  segments: Predictions, int [B, ...].
+  labels: int [B, ...]; places whose label is `ignore` do not count.
   """
   pairs = jnp.where(labels != ignore, classes * labels + segments, classes**2)
   flat = pairs.reshape(len(pairs), -1)
@@ -292,12 +271,8 @@ def intervals(
   They are percentiles of 1,000 draws of as many images (Efron's bootstrap): how
   much a measure would differ on other images of the same kind.
 
-  Args:
-    areas: `areas` of all images, int [N, 3, K].
-    names: Of the classes.
-
-  Returns:
-    Least and greatest value by the name of the measure; {} for one image.
+  areas: `areas` of all images, int [N, 3, K].
+  Least and greatest value by the name of the measure; {} for one image.
   """
   count = len(areas)
   if count < 2:
@@ -328,9 +303,7 @@ def mean_distances(
 
   The mean over classes, `hausdorff95`, leaves out a class 'background'.
 
-  Args:
-    distances: From `distances`, of all images, [N, K].
-    names: Of the classes.
+  distances: From `distances`, of all images, [N, K].
   """
   foreground = [i for i, name in enumerate(names) if name != 'background']
   rng = np.random.default_rng(0)
@@ -353,9 +326,7 @@ def total_objects(counts: np.ndarray, names: Sequence[str]) -> dict[str, int]:
 
   The sums over classes leave out a class 'background'.
 
-  Args:
-    counts: From `objects`, of all images, [N, 3, K].
-    names: Of the classes.
+  counts: From `objects`, of all images, [N, 3, K].
   """
   totals: dict[str, int] = {}
   for kind, of_class in zip(OBJECTS, counts.sum(axis=0).tolist(), strict=True):
@@ -411,12 +382,10 @@ class _Places(clu_metrics.Metric):
   ) -> Self:
     """Counts the places of a batch.
 
-    Args:
-      segments: Predictions, int [B, ...].
-      labels: int [B, ...].
-      mask: bool [B], False on padding.
-      classes: [K], only its length counts.
-      ignore: Label of places that do not count.
+    segments: Predictions, int [B, ...].
+    labels: int [B, ...].
+    mask: bool [B], False on padding.
+    classes: [K], only its length counts.
     """
     k = len(classes)
     shape = (len(mask), *(1,) * (labels.ndim - 1))

@@ -38,13 +38,7 @@ _ROUNDS = 7  # timed passes of each variant, in turn
 def adapted(
   loaded: weights.Loaded, changes: Sequence[Mapping[str, Any]]
 ) -> list[weights.Loaded]:
-  """Returns a model with each of several changes, its layers run in one way.
-
-  Args:
-    loaded: The model.
-    changes: Arguments of `Loaded.adapted`, or `merge`, how many tokens an
-      average layer merges; all have the same names.
-  """
+  """Returns a model with each of several changes, its layers run in one way."""
   overrides: dict[str, Any] = {}
   if 'merge' in changes[0]:  # leaves layers with different numbers of tokens
     overrides = {'scan': False}
@@ -81,13 +75,7 @@ def rates(
 ) -> list[float]:
   """Measures the images per second of models, which take turns.
 
-  Args:
-    loaded: The models.
-    batch_size: Images at a time, on one device.
-    rounds: Number of timed passes of each.
-
-  Returns:
-    The median of each; only their ratios are good to compare.
+  The median of each; only their ratios are good to compare.
   """
   passes = [_forward(x, batch_size) for x in loaded]
   seconds: list[list[float]] = [[] for _ in passes]
@@ -118,17 +106,7 @@ def measure(
   evaluate: Callable[[weights.Loaded], Mapping[str, Any]],
   draws: bool,
 ) -> list[dict[str, Any]]:
-  """Returns the sizes and the metrics of each variant, one row each.
-
-  Args:
-    loaded: The variants.
-    changes: Arguments of `Loaded.adapted` that made each.
-    evaluate: Returns the report of a model.
-    draws: Whether the rows are for `draw`.
-
-  Raises:
-    UserError: The rows are to be drawn, but the first has no accuracy.
-  """
+  """Returns the sizes and the metrics of each variant, one row each."""
   rows: list[dict[str, Any]] = []
   for variant, change in zip(loaded, changes, strict=True):
     metrics = numbers(evaluate(variant))
@@ -188,16 +166,7 @@ def _times(size: Sequence[int]) -> str:
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Writes the accuracy by images per second, as PNG and SVG.
-
-  Args:
-    rows: As of `table`, with `accuracy` and `images_per_second`; intervals
-      are drawn if all rows have them.
-    path: Path of both files, without suffix.
-
-  Raises:
-    UserError: matplotlib is missing, or a file cannot be written.
-  """
+  """Writes the accuracy by images per second, as PNG and SVG."""
   canvas.check()
   intervals = [x.get('accuracy_interval') for x in rows]
   with canvas.style():
@@ -227,12 +196,9 @@ def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
   straight line from the slowest to the fastest one (Satopaa et al., Finding a
   "Kneedle" in a Haystack, 2011).
 
-  Args:
-    speed: Images per second, [N].
-    quality: As the accuracy, [N]: more is better.
-
-  Returns:
-    Index of the point; None: no point is above the line.
+  speed: Images per second, [N].
+  quality: As the accuracy, [N]: more is better.
+  Index of the point; None: no point is above the line.
   """
   order = np.argsort(speed)
   x, y = np.asarray(speed, float)[order], np.asarray(quality, float)[order]
@@ -245,12 +211,7 @@ def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tables.Table:
-  """Returns rows for people, with the intervals of rates.
-
-  Args:
-    rows: What changed and metrics, by name; all have the same names. A row with
-      `knee` True is marked.
-  """
+  """Returns rows for people, with the intervals of rates."""
   names = [
     name
     for name, x in rows[0].items()

@@ -30,11 +30,6 @@ def starts(
 
   Windows are `stride` apart, and the last one along an axis ends where the
   image ends. The last axis changes fastest.
-
-  Args:
-    size: Lengths of the image's axes.
-    window: Lengths of a window's, at most those of the image.
-    stride: Distances of windows along each axis.
   """
   axis_starts = []
   for n, length, step in zip(size, window, stride, strict=True):
@@ -55,10 +50,6 @@ def gaussian(window: Sequence[int], sigma: float = 0.125) -> np.ndarray:
 
   A Gaussian around the window's centre, so that a prediction counts less near
   the edges, where the model sees less of a place's surroundings.
-
-  Args:
-    window: Lengths of a window's axes.
-    sigma: Standard deviation as a share of these.
   """
   weights = np.ones((), np.float64)
   for n in window:
@@ -83,16 +74,8 @@ def slide(
   Only the sum of the logits and one batch of windows are in memory beside the
   images.
 
-  Args:
-    apply: The model.
-    images: [B, ..., C].
-    window: Lengths of a window's axes.
-    stride: Distances of windows, see `strides`.
-    weights: Weights of a window's places, [window]; None: all 1.
-    pad: Whether an image that is smaller than a window is padded with zeros on
-      both sides and its prediction cropped, as in MONAI; otherwise its window
-      is as small as the image, as in mmsegmentation.
-    batch_size: Windows of all images that the model sees at once.
+  images: [B, ..., C].
+  weights: Weights of a window's places, [window]; None: all 1.
   """
   image_shape = images.shape[1:-1]
   if pad:
@@ -137,12 +120,7 @@ def labels(
   They are those of `slide` with padding. The logits of a slab as deep as a
   window are in memory beside the volume, however deep it is.
 
-  Args:
-    apply: The model.
-    volume: [D, ..., C].
-    window: Lengths of a window's axes.
-    stride: Distances of windows, see `strides`.
-    weights: As for `slide`.
+  volume: [D, ..., C].
   """
   if weights is None:
     weights = np.ones(tuple(window), np.float32)
@@ -181,12 +159,8 @@ def slide_compiled(
   Only the sum of the logits and one window of each image are in memory beside
   the images.
 
-  Args:
-    apply: The model, of images [B, *window, C].
-    images: [B, ..., C], at least as large as a window.
-    window: Lengths of a window's axes.
-    stride: Distances of windows, see `strides`.
-    weights: As for `slide`.
+  apply: The model, of images [B, *window, C].
+  images: [B, ..., C], at least as large as a window.
   """
   if weights is None:
     weights = np.ones(tuple(window), np.float32)
@@ -241,13 +215,7 @@ def views(
 ) -> Iterator[tuple[np.ndarray, bool]]:
   """Yields an image [H, W, C] at several sizes, each also mirrored.
 
-  Args:
-    image: The image as the model takes it, float32.
-    ratios: Factors of both sides.
-    flip: Whether each size also comes with left and right exchanged.
-
-  Yields:
-    Images [h, w, C], and whether they are mirrored.
+  Images [h, w, C], and whether they are mirrored.
   """
   for ratio in ratios:
     size = [int(n * ratio + 0.5) for n in image.shape[:2]]
@@ -268,11 +236,7 @@ def multi_scale(
   Logits are resized to the image before the softmax, as in mmsegmentation.
   Those of one view are in memory at a time.
 
-  Args:
-    apply: The model, or `slide` of it.
-    image: float32 [H, W, C].
-    ratios: As `views`.
-    flip: As `views`.
+  image: float32 [H, W, C].
   """
   total: Any = 0
   count = 0
@@ -288,9 +252,7 @@ def most_likely(scores: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
   Some rows of the resized scores are in memory at a time.
 
-  Args:
-    scores: Logits or probabilities, float32 [h, w, K].
-    size: (H, W).
+  scores: Logits or probabilities, float32 [h, w, K].
   """
   rows = maps.linear_weights(len(scores), size[0])
   columns = maps.linear_weights(scores.shape[1], size[1])
@@ -312,11 +274,7 @@ def view_logits(
 ) -> np.ndarray:
   """Returns the logits of one of `views` in the place of the image, [H, W, K].
 
-  Args:
-    apply: The model.
-    image: float32 [h, w, C].
-    mirrored: Whether it is a mirror image.
-    size: (H, W) of the image itself.
+  image: float32 [h, w, C].
   """
   logits = np.asarray(apply(image[None]))
   if mirrored:

@@ -44,18 +44,7 @@ class ZeroShot(base.Evaluator):
     templates: str = 'a photo of a {}.',
     class_names: str = '',
   ):
-    """Takes the options.
-
-    Args:
-      spec: The entry of `config.evals`.
-      templates: Captions of a class, with {} for its name. They are written as
-        'A {}.|B {}.', or as a list of vit_jax/data/templates, such as
-        'imagenet', or as a file with one caption per line.
-      class_names: Names of the classes, as in `data.class_names`.
-
-    Raises:
-      UserError: There are no such templates.
-    """
+    """Takes the options."""
     super().__init__(spec)
     self._templates = captions.parse(templates, 'templates')
     self._class_names = class_names
@@ -112,11 +101,7 @@ class ZeroShot(base.Evaluator):
 
 
 def text_feature(features: features_lib.Features, kind: str) -> text_kind.Text:
-  """Returns the feature of captions; the error names the kind of evaluation.
-
-  Raises:
-    EvaluationError: There are no captions.
-  """
+  """Returns the feature of captions; the error names the kind of evaluation."""
   feature = features.get('text')
   if isinstance(feature, text_kind.Text) and feature.length:
     return feature
@@ -131,9 +116,7 @@ def embed_texts(
 ) -> np.ndarray:
   """Returns the embeddings of tokens, float32 [M, D].
 
-  Args:
-    compute: Applies a function to arrays, as `base.Context.compute`.
-    tokens: int32 [M, T].
+  tokens: int32 [M, T].
   """
   parts = []
   for start in range(0, len(tokens), _PROMPTS):
@@ -165,13 +148,8 @@ def class_weights(
 ) -> np.ndarray:
   """Returns the embedding of each class, float32 [K, D], of unit length.
 
-  Args:
-    embeddings: Those of the prompts, float32 [M, D], of any length.
-    labels: Class of each prompt, int [M]; classes may have different numbers.
-    num_classes: K.
-
-  Raises:
-    ValueError: A class has no prompt.
+  embeddings: Those of the prompts, float32 [M, D], of any length.
+  labels: Class of each prompt, int [M]; classes may have different numbers.
   """
   counts = np.bincount(labels, minlength=num_classes)
   if not counts.all():
@@ -184,9 +162,6 @@ def class_weights(
 def logits(images: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
   """Returns the logits of the classes, [N, K].
 
-  Args:
-    images: Embeddings of images, [N, D], of any length.
-    weights: From `class_weights`.
-    scale: The inverse of the temperature, which does not change the ranking.
+  images: Embeddings of images, [N, D], of any length.
   """
   return scale * embedded.normalised(images) @ weights.T

@@ -28,19 +28,10 @@ def attention_maps(
 ) -> np.ndarray:
   """Returns the attention of one query to all patches, by layer and head.
 
-  Args:
-    vit: A ViT or hybrid.
-    images: Images that `vit.preprocess` accepts, or its output.
-    query: (row, column) of the querying patch, from 0; None: the class token,
-      or the mean over all patches if there is none.
-
-  Returns:
-    Attention to each patch, float32 [L, B, H, h, w]. A map sums to at most one:
-    the rest goes to tokens that are not patches.
-
-  Raises:
-    UserError: The model has no attention or no such patch, or an image cannot
-      be read.
+  query: (row, column) of the querying patch, from 0; None: the class token, or
+  the mean over all patches if there is none.
+  Attention to each patch, float32 [L, B, H, h, w]. A map sums to at most one:
+  the rest goes to tokens that are not patches.
   """
   features.check_attention(vit)
   grid, queries = features.patch_grid(vit), shown_queries(vit, query)
@@ -62,17 +53,7 @@ def attention_segments(
   4.2.2 and figure 4): the smallest set of patches with the share `mass` of the
   attention to all patches.
 
-  Args:
-    vit: A ViT or hybrid with a class token.
-    images: Images that `vit.preprocess` accepts, or its output.
-    mass: The share, above 0 and at most 1.
-
-  Returns:
-    bool [B, H, h, w].
-
-  Raises:
-    UserError: The model has no attention or no class token, or an image cannot
-      be read.
+  bool [B, H, h, w].
   """
   check_class_token(vit)
   return segments(attention_maps(vit, images)[-1], mass)
@@ -95,16 +76,8 @@ def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
   arXiv:2005.00928, section 3). The result is read at the tokens that the head
   reads.
 
-  Args:
-    vit: A ViT or hybrid.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    Contributions, float32 [B, h, w]. A map sums to at most one: the rest comes
-    from tokens that are not patches.
-
-  Raises:
-    UserError: The model has no attention, or an image cannot be read.
+  Contributions, float32 [B, h, w]. A map sums to at most one: the rest comes
+  from tokens that are not patches.
   """
   features.check_attention(vit)
   return features.reduced(
@@ -122,15 +95,7 @@ def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
   paper, arXiv:2010.11929, figure 7 right and appendix D.7). Tokens that are not
   patches are left out.
 
-  Args:
-    vit: A ViT or hybrid.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    Pixels of the model's input, float32 [L, H].
-
-  Raises:
-    UserError: The model has no attention, or an image cannot be read.
+  Pixels of the model's input, float32 [L, H].
   """
   features.check_attention(vit)
   grid, patch = features.patch_grid(vit), patch_size(vit)
@@ -148,16 +113,8 @@ def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
 def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the attention entropy of each head, a measure of its spread.
 
-  Args:
-    vit: A ViT or hybrid.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    Entropy over all tokens, mean over images and queries, in nats, float32
-    [L, H]: 0 if each query attends to one token, at most ln N.
-
-  Raises:
-    UserError: The model has no attention, or an image cannot be read.
+  Entropy over all tokens, mean over images and queries, in nats, float32 [L,
+  H]: 0 if each query attends to one token, at most ln N.
   """
   features.check_attention(vit)
   entropies_of_queries = features.reduced(
@@ -171,11 +128,7 @@ def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
 
 
 def patch_size(vit: weights.Loaded) -> tuple[int, int]:
-  """Returns the size of a patch in pixels, (height, width).
-
-  Raises:
-    UserError: The model has no patches.
-  """
+  """Returns the size of a patch in pixels, (height, width)."""
   features.check_tokens(vit)
   return models.patch_of_images(vit.model)
 
@@ -185,13 +138,8 @@ def shown_queries(
 ) -> range:
   """Returns the queries that `attention_maps` averages over.
 
-  Args:
-    vit: A ViT or hybrid.
-    query: (row, column) of a patch; None: the class token, or all patches if
-      there is none.
-
-  Raises:
-    UserError: There is no such patch.
+  query: (row, column) of a patch; None: the class token, or all patches if
+  there is none.
   """
   model, prefix = attentive(vit), features.prefix_length(vit)
   if query is not None:
@@ -210,16 +158,9 @@ def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
   two heads, the mean patch, or class token and mean patch in equal parts.
   Attention pooling ('map') is replaced by the mean patch.
 
-  Args:
-    vit: A ViT or hybrid.
-    flow: Contribution of each input token (last axis) to each output token,
-      [B, N, N], from `rollout` or `relevance`.
-
-  Returns:
-    float32 [B, h, w].
-
-  Raises:
-    UserError: The model has no attention.
+  flow: Contribution of each input token (last axis) to each output token, [B,
+  N, N], from `rollout` or `relevance`.
+  float32 [B, h, w].
   """
   model, (h, w) = attentive(vit), features.patch_grid(vit)
   prefix = features.prefix_length(vit)
@@ -238,13 +179,8 @@ def maps(
 ) -> jax.Array:
   """Returns the mean attention of some queries to each patch.
 
-  Args:
-    attention: [..., N, N]; the last h * w tokens are the patches.
-    grid: (h, w).
-    queries: Tokens to average over.
-
-  Returns:
-    [..., h, w].
+  attention: [..., N, N]; the last h * w tokens are the patches.
+  [..., h, w].
   """
   h, w = grid
   rows = attention[..., queries.start : queries.stop, -h * w :]
@@ -254,12 +190,8 @@ def maps(
 def segments(maps: np.ndarray, mass: float) -> np.ndarray:
   """Returns the smallest sets of patches with a share of the attention.
 
-  Args:
-    maps: Attention to patches, float [..., h, w].
-    mass: The share of each map's sum, above 0 and at most 1.
-
-  Returns:
-    bool [..., h, w]. Of patches with the same attention, the first are in it.
+  maps: Attention to patches, float [..., h, w].
+  bool [..., h, w]. Of patches with the same attention, the first are in it.
   """
   flat = np.asarray(maps, np.float64).reshape(
     -1, maps.shape[-2] * maps.shape[-1]
@@ -279,11 +211,8 @@ def segments(maps: np.ndarray, mass: float) -> np.ndarray:
 def rollout(attention: jax.Array) -> jax.Array:
   """Returns the contribution of each input token to each token, by rollout.
 
-  Args:
-    attention: [L, B, H, N, N].
-
-  Returns:
-    [B, N, N], whose rows sum to one.
+  attention: [L, B, H, N, N].
+  [B, N, N], whose rows sum to one.
   """
   mixed = (attention.mean(axis=2) + jnp.eye(attention.shape[-1])) / 2
 
@@ -301,14 +230,9 @@ def mean_distance(
 ) -> jax.Array:
   """Returns the mean attention distance of each head; see `attention_distance`.
 
-  Args:
-    attention: [L, B, H, N, N].
-    grid: (h, w).
-    patch: (height, width) of a patch, in pixels.
-    prefix: P.
-
-  Returns:
-    Pixels, [L, H].
+  attention: [L, B, H, N, N].
+  patch: (height, width) of a patch, in pixels.
+  Pixels, [L, H].
   """
   return distances(attention, grid, patch, prefix).mean(axis=1)
 
@@ -316,11 +240,8 @@ def mean_distance(
 def entropy(attention: jax.Array) -> jax.Array:
   """Returns the attention entropy of each head; see `attention_entropy`.
 
-  Args:
-    attention: [L, B, H, N, N].
-
-  Returns:
-    Nats, [L, H].
+  attention: [L, B, H, N, N].
+  Nats, [L, H].
   """
   return entropies(attention).mean(axis=1)
 
@@ -355,11 +276,7 @@ def entropies(attention: jax.Array) -> jax.Array:
 
 
 def attentive(vit: weights.Loaded) -> vit_lib.ViT:
-  """Returns the model as a ViT.
-
-  Raises:
-    UserError: The model has no attention, or reads pixels one after another.
-  """
+  """Returns the model as a ViT."""
   features.check_attention(vit)
   if not isinstance(vit.model, vit_lib.ViT):
     raise UserError(

@@ -267,11 +267,7 @@ def _uniform_levels(vit: weights.Loaded) -> tuple[float, float]:
 
 
 def _attention(subject: Subject) -> captured_lib.Attention:
-  """Returns the captured attention.
-
-  Raises:
-    UserError: The model has no attention.
-  """
+  """Returns the captured attention."""
   attention_lib.attentive(subject.vit)
   attention = subject.captured.attention
   assert attention is not None
@@ -303,12 +299,7 @@ def _sheet(
 ) -> np.ndarray:
   """Returns a sheet with each image beside its maps.
 
-  Args:
-    subject: The model and the images.
-    values: K maps for each image, [B, K, h, w].
-    heads: Names of the K maps.
-    scale: Scale of all maps.
-    captions: Texts below the B x K maps, in this order.
+  values: K maps for each image, [B, K, h, w].
   """
   size = values.shape[1] + 1
   columns = max(1, _COLUMNS // size) * size

@@ -75,15 +75,7 @@ def capture(
 ) -> Captured:
   """Runs a model on images and captures what the pictures show.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    inputs: float32 [B, H, W, C], as `vit.preprocess` makes it.
-    query: (row, column) of the chosen patch.
-    layers: Layers whose tokens are kept, whatever their size.
-
-  Raises:
-    UserError: The model has no tokens, its output is not finite, or there is
-      no such patch.
+  inputs: float32 [B, H, W, C], as `vit.preprocess` makes it.
   """
   features.check_tokens(vit)
   grid = features.patch_grid(vit)

@@ -62,11 +62,7 @@ class Examples:
 
   @property
   def label(self) -> np.ndarray:
-    """Positions in `classes`, int32 [N].
-
-    Raises:
-      UserError: The examples have no label.
-    """
+    """Positions in `classes`, int32 [N]."""
     if self.labels is None:
       raise UserError('needs a label for each image, and these have maps')
     return self.labels
@@ -89,16 +85,7 @@ class Examples:
   ) -> tuple[evaluation_predictions.Predictions, tuple[str, ...]]:
     """Applies a model to all examples.
 
-    Args:
-      vit: The model.
-      same_order: Whether the classes of the model and of the data have the same
-        order, whatever their names.
-
-    Returns:
-      The predictions, and the names of the model's classes.
-
-    Raises:
-      UserError: The model has no head, or other classes.
+    The predictions, and the names of the model's classes.
     """
     size = self.config.train.batch_size
     head = evaluation_predictions.Head.from_loaded(vit, _TOP)
@@ -152,17 +139,7 @@ class Examples:
 def load(
   source: data.Source, config: ml_collections.ConfigDict, most: int
 ) -> Examples:
-  """Reads examples.
-
-  Args:
-    source: The split.
-    config: Config that it was opened with; `train.batch_size` examples are read
-      at a time.
-    most: Largest number of examples to read, from the first on.
-
-  Raises:
-    UserError: An example cannot be read.
-  """
+  """Reads examples."""
   size = config.train.batch_size
   parts: list[data.Batch] = []
   with contextlib.closing(

@@ -38,18 +38,9 @@ def class_relevance(
   over all layers (Chefer et al., 2021, arXiv:2103.15679, equations 5 and 6).
   The result is read at the tokens that the head reads.
 
-  Args:
-    vit: A ViT or hybrid with a head.
-    images: Images that `vit.preprocess` accepts, or its output.
-    classes: Index of the class, one for all images or one for each; None: the
-      predicted class.
-
-  Returns:
-    Relevance, float32 [B, h, w], at least 0, in the scale of the logits.
-
-  Raises:
-    UserError: The model has no attention, no head or no such class, an image
-      cannot be read, or all gradients are zero.
+  classes: Index of the class, one for all images or one for each; None: the
+  predicted class.
+  Relevance, float32 [B, h, w], at least 0, in the scale of the logits.
   """
 
   def follow(attention: jax.Array, gradients: jax.Array) -> jax.Array:
@@ -67,8 +58,7 @@ def attention_gradients(
 
   Arguments and errors are those of `class_relevance`.
 
-  Returns:
-    Attention and gradients, each float32 [L, B, H, N, N].
+  Attention and gradients, each float32 [L, B, H, N, N].
   """
   return _with_gradients(vit, images, classes, lambda *pair: pair, axis=1)
 
@@ -82,12 +72,9 @@ def relevance(attention: jax.Array, gradients: jax.Array) -> jax.Array:
   attention. The identity is subtracted at the end, as it says nothing about
   the class.
 
-  Args:
-    attention: [L, B, H, N, N].
-    gradients: Gradients of a logit to the attention, [L, B, H, N, N].
-
-  Returns:
-    [B, N, N].
+  attention: [L, B, H, N, N].
+  gradients: Gradients of a logit to the attention, [L, B, H, N, N].
+  [B, N, N].
   """
   weighted = jnp.maximum(attention * gradients, 0).mean(axis=2)  # [L, B, N, N]
   eye = jnp.eye(attention.shape[-1])

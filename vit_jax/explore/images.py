@@ -21,17 +21,7 @@ def read(
   most: int,
   report: Callable[[UserError], object],
 ) -> subject_lib.Images:
-  """Reads image files; evenly spread ones if there are too many.
-
-  Args:
-    vit: The model that the images are prepared for.
-    paths: Paths of all images; duplicates are read once.
-    most: Largest number of images to read.
-    report: Called with the error of each image that cannot be read.
-
-  Raises:
-    UserError: None of the images can be read.
-  """
+  """Reads image files; evenly spread ones if there are too many."""
   paths = list(dict.fromkeys(paths))
   chosen, inputs = [], []
   for i in tiles.spread(len(paths), most):

@@ -101,17 +101,7 @@ def draw(
   folder: pathlib.Path,
   progress: Callable[[str], object],
 ) -> Contents:
-  """Draws pictures, and writes them as PNG and SVG.
-
-  Args:
-    subject: The model and the images.
-    names: Names of the kinds.
-    folder: Where the files go: `KIND.png`, or `KIND-1.png` and so on.
-    progress: Called with the name of each kind that can be drawn, before it is.
-
-  Raises:
-    UserError: A file cannot be written.
-  """
+  """Draws pictures, and writes them as PNG and SVG."""
   contents = Contents([], [], {})
   with canvas.style():
     for name in names:

@@ -17,19 +17,10 @@ def nearest_images(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Finds the nearest neighbours of images, by the input of the head.
 
-  Args:
-    vit: Any model.
-    images: Images that `vit.preprocess` accepts, or its output.
-    gallery: The images to search, in the same form; None: `images`, where none
-      is its own neighbour.
-    count: Neighbours of each image; fewer if there are not so many images.
-
-  Returns:
-    Cosine similarity, float32 [B, count], in descending order; and positions in
-    `gallery`, int32 [B, count].
-
-  Raises:
-    UserError: An image cannot be read.
+  gallery: The images to search, in the same form; None: `images`, where none is
+  its own neighbour.
+  Cosine similarity, float32 [B, count], in descending order; and positions in
+  `gallery`, int32 [B, count].
   """
   x = features.embeddings(vit, images)
   if gallery is None:
@@ -42,12 +33,10 @@ def nearest(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Finds the nearest neighbours of vectors; see `nearest_images`.
 
-  Args:
-    x: float32 [B, D'].
-    gallery: float32 [N, D'].
-    positions: Positions of `x` in `gallery`, [B], which are left out; None: it
-      has none there.
-    count: Neighbours of each.
+  x: float32 [B, D'].
+  gallery: float32 [N, D'].
+  positions: Positions of `x` in `gallery`, [B], which are left out; None: it
+  has none there.
   """
   if positions is None:
     return knn.nearest(gallery, x, min(count, len(gallery)))

@@ -70,11 +70,7 @@ def objective(subject: Subject) -> Drawn:
 def _objective(
   subject: Subject,
 ) -> tuple[objectives.Objective, objectives.Params]:
-  """Returns the objective of the run, and its parameters.
-
-  Raises:
-    UserError: The model is not that of a run, or its method has no pictures.
-  """
+  """Returns the objective of the run, and its parameters."""
   objective, params = trained.restored(subject.vit)
   if not objective.pictures_caption:
     raise UserError(

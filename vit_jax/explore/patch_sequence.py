@@ -23,16 +23,8 @@ _MANY = 16  # patches in a row or a column above which they are near
 def image_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Cuts images into the sequence of patches that a model reads.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    Patches of p x q pixels, row by row, in the units of `vit.preprocess`:
-    float32 [B, h * w, p, q, C].
-
-  Raises:
-    UserError: The model has no patches, or an image cannot be read.
+  Patches of p x q pixels, row by row, in the units of `vit.preprocess`: float32
+  [B, h * w, p, q, C].
   """
   h, w = features.patch_grid(vit)
   x = features.prepared(vit, images)
@@ -46,13 +38,8 @@ def draw(
 ) -> np.ndarray:
   """Draws an image, its patches with gaps, and the sequence of tokens.
 
-  Args:
-    image: uint8 [h * a, w * b, 3], so that patches are whole pixels.
-    grid: (h, w).
-    prefix: Names of the tokens before the patches.
-
-  Returns:
-    uint8 [height, width, 3].
+  image: uint8 [h * a, w * b, 3], so that patches are whole pixels.
+  uint8 [height, width, 3].
   """
   h, w = grid
   a, b = image.shape[0] // h, image.shape[1] // w
@@ -73,12 +60,7 @@ def draw(
 
 
 def shown_patches(count: int, most: int) -> list[int | None]:
-  """Returns the first and the last patches, with None for those in between.
-
-  Args:
-    count: Number of all patches.
-    most: Largest length of the list.
-  """
+  """Returns the first and the last patches, with None for those in between."""
   if count <= most:
     return list(range(count))
   first = range(most - _LAST - 1)

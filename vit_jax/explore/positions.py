@@ -22,18 +22,10 @@ def position_similarity(
 
   See the ViT paper (arXiv:2010.11929, figure 7, centre).
 
-  Args:
-    vit: A ViT or hybrid with position embeddings.
-    image_size: Image size in pixels, one number or (height, width), that the
-      embeddings are resized for as by `load`; None: they are not resized.
-
-  Returns:
-    Cosine similarity, float32 [h, w, h, w]; [i, j] is the map for the patch in
-    row i and column j.
-
-  Raises:
-    UserError: The model has no position embeddings, they are not finite, or the
-      size does not fit.
+  image_size: Image size in pixels, one number or (height, width), that the
+  embeddings are resized for as by `load`; None: they are not resized.
+  Cosine similarity, float32 [h, w, h, w]; [i, j] is the map for the patch in
+  row i and column j.
   """
   model = vit.model
   part = _table_part(model)
@@ -92,17 +84,8 @@ def embedding_filters(vit: weights.Loaded, count: int = 28) -> np.ndarray:
   each of the D channels, are centred. The largest value of each component is
   positive.
 
-  Args:
-    vit: A ViT or Mixer; not a hybrid, which embeds features.
-    count: Number of components.
-
-  Returns:
-    float32 [count, p, q, C], each of norm 1, by descending variance; fewer if
-    filters have fewer weights, or there are fewer filters.
-
-  Raises:
-    UserError: The model does not embed patches of pixels, or its filters are
-      not finite.
+  float32 [count, p, q, C], each of norm 1, by descending variance; fewer if
+  filters have fewer weights, or there are fewer filters.
   """
   return filter_components(vit, count)[0]
 
@@ -137,14 +120,7 @@ def filter_components(
 def stem_filters(vit: weights.Loaded) -> np.ndarray:
   """Returns the filters of the first convolution, standardised as it uses them.
 
-  Args:
-    vit: A hybrid or BiT.
-
-  Returns:
-    float32 [F, 7, 7, C], each with mean 0 and variance 1.
-
-  Raises:
-    UserError: The model has no such convolution, or the filters are not finite.
+  float32 [F, 7, 7, C], each with mean 0 and variance 1.
   """
   if 'stem' not in vit.params:
     raise UserError(
@@ -159,11 +135,7 @@ def stem_filters(vit: weights.Loaded) -> np.ndarray:
 
 
 def _finite(x: np.ndarray, name: str) -> np.ndarray:
-  """Returns the parameters x; `name` is their name.
-
-  Raises:
-    UserError: The parameters are not finite.
-  """
+  """Returns the parameters x; `name` is their name."""
   if not np.isfinite(x).all():
     raise UserError(f'the {name} of the model are not finite: it has diverged')
   return x

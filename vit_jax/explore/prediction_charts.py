@@ -60,10 +60,7 @@ def bars(
 ) -> np.ndarray:
   """Returns images with the probabilities of a few classes, uint8 [h, w, 3].
 
-  Args:
-    images: uint8 [B, H, W, 3].
-    captions: Texts above the images.
-    classes: Some classes for each image, the most probable first.
+  images: uint8 [B, H, W, 3].
   """
   gap, line = paper_lib.GAP, paper_lib.LINE
   scale = _THUMBNAIL / max(images.shape[1:3])
@@ -116,10 +113,6 @@ def reliability(
 
   A bar is the accuracy in a range of confidence. It fades with the number of
   examples, and is left out below `LEAST_IN_BAR`.
-
-  Args:
-    bins: The bins that contain examples.
-    error: The expected calibration error, which is written into the panel.
   """
   figure = canvas.figure(*_RELIABILITY)
   above, below = figure.subplots(
@@ -171,13 +164,10 @@ def embedding_map(
 
   Points whose neighbours have other labels are drawn last, to be visible.
 
-  Args:
-    points: Float [N, 2].
-    labels: Positions in `names`, int [N].
-    names: Names of the classes.
-    images: Thumbnails, uint8 [N, h, w, 3].
-    title: Name of the map.
-    axes_names: Labels of the two axes; None: coordinates mean nothing.
+  points: Float [N, 2].
+  labels: Positions in `names`, int [N].
+  images: Thumbnails, uint8 [N, h, w, 3].
+  axes_names: Labels of the two axes; None: coordinates mean nothing.
   """
   figure = canvas.figure(*_MAP)
   left, right = figure.subplots(1, 2, sharex=True, sharey=True)
@@ -222,12 +212,9 @@ def _draw_thumbnail(
 def strays_last(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
   """Returns an order of points; those among other labels come last.
 
-  Args:
-    points: Float [N, 2].
-    labels: int [N].
-
-  Returns:
-    Positions, int64 [N].
+  points: Float [N, 2].
+  labels: int [N].
+  Positions, int64 [N].
   """
   from sklearn import neighbors  # here: it takes a second to import
 
@@ -240,9 +227,8 @@ def strays_last(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def separate_points(points: np.ndarray, size: tuple[int, int]) -> list[int]:
   """Chooses points whose thumbnails do not overlap; returns their positions.
 
-  Args:
-    points: Float [N, 2].
-    size: (width, height) of the map, in pixels.
+  points: Float [N, 2].
+  size: (width, height) of the map, in pixels.
   """
   low = points.min(axis=0)
   span = np.maximum(points.max(axis=0) - low, 1e-12)

@@ -44,16 +44,7 @@ class Bin(NamedTuple):
 def class_probabilities(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the probability of each class: the softmax of the logits.
 
-  Args:
-    vit: A model with a head.
-    images: Images that `vit.preprocess` accepts.
-
-  Returns:
-    float64 [N, K], whose rows sum to one.
-
-  Raises:
-    UserError: The model has no head, its output is not finite, or an image
-      cannot be read.
+  float64 [N, K], whose rows sum to one.
   """
   if not vit.model.num_classes:
     raise UserError('the model has no head, so it names no classes')
@@ -65,12 +56,7 @@ def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
 
   Those of a multi-label model are independent: rows do not sum to one.
 
-  Args:
-    vit: A model with a head.
-    logits: Its output, [N, K].
-
-  Raises:
-    UserError: It predicts numbers, or they are not finite.
+  logits: Its output, [N, K].
   """
   target = vit.target
   if isinstance(target, target_kinds.Number):
@@ -86,11 +72,7 @@ def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-  """Returns probabilities, float64 [N, K], of logits [N, K].
-
-  Raises:
-    UserError: They are not finite.
-  """
+  """Returns probabilities, float64 [N, K], of logits [N, K]."""
   check_finite(logits)
   logits = logits.astype(np.float64)
   shares = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -112,13 +94,10 @@ def confident_mistakes(
 ) -> np.ndarray:
   """Returns the wrong predictions, the most confident ones first.
 
-  Args:
-    predicted: Predicted classes, int [N].
-    confidence: Probabilities of the predicted classes, float [N].
-    labels: True classes, int [N].
-
-  Returns:
-    Positions, int64 [number of mistakes].
+  predicted: Predicted classes, int [N].
+  confidence: Probabilities of the predicted classes, float [N].
+  labels: True classes, int [N].
+  Positions, int64 [number of mistakes].
   """
   wrong = np.flatnonzero(np.asarray(predicted) != np.asarray(labels))
   order = np.argsort(-np.asarray(confidence)[wrong], kind='stable')
@@ -131,9 +110,8 @@ def reliability_bins(confidence: np.ndarray, right: np.ndarray) -> list[Bin]:
   There are 15 ranges of equal width, as in `calibration_error`
   (arXiv:1706.04599).
 
-  Args:
-    confidence: Probabilities of the predicted classes, float [N], 0 to 1.
-    right: Whether each prediction is correct, bool [N].
+  confidence: Probabilities of the predicted classes, float [N], 0 to 1.
+  right: Whether each prediction is correct, bool [N].
   """
   numbers = bin_numbers(confidence)
   bins = []
@@ -159,18 +137,8 @@ def bin_numbers(confidence: np.ndarray) -> np.ndarray:
 def embedding_map(embeddings: np.ndarray, method: str = 'pca') -> np.ndarray:
   """Projects embeddings onto a plane.
 
-  Args:
-    embeddings: Embeddings from `vit_jax.embeddings`, [N, D'], N at least 5.
-    method: 'pca', the two components with the largest variance, in the units of
-      the embeddings; or 'tsne' (van der Maaten and Hinton, 2008) of the first
-      50 components, whose distances have no unit.
-
-  Returns:
-    float64 [N, 2].
-
-  Raises:
-    UserError: The method is unknown, or the embeddings are too few, not finite,
-      or all equal.
+  embeddings: Embeddings from `vit_jax.embeddings`, [N, D'], N at least 5.
+  float64 [N, 2].
   """
   if method not in ('pca', 'tsne'):
     raise UserError(f"method is {method!r}: choose 'pca' or 'tsne'")
@@ -183,15 +151,9 @@ def principal_components(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the principal components of embeddings.
 
-  Args:
-    embeddings: [N, D'].
-
-  Returns:
-    Components, float64 [N, C], by descending variance, where C is between 2
-    and 50; and the fraction of the variance that each explains, float64 [C].
-
-  Raises:
-    UserError: As `embedding_map`.
+  embeddings: [N, D'].
+  Components, float64 [N, C], by descending variance, where C is between 2 and
+  50; and the fraction of the variance that each explains, float64 [C].
   """
   from sklearn import decomposition  # here: it takes a second to import
 
@@ -215,8 +177,7 @@ def principal_components(
 def tsne(components: np.ndarray) -> np.ndarray:
   """Returns points in the plane, float64 [N, 2], by t-SNE.
 
-  Args:
-    components: Principal components, [N, C].
+  components: Principal components, [N, C].
   """
   from sklearn import manifold
 

@@ -101,9 +101,6 @@ def write(
   """Writes the page, which needs no other file and no network.
 
   The summary is a card at the top, and the facts are a table below it.
-
-  Raises:
-    UserError: The file cannot be written.
   """
   text = _template().render(
     title=title,

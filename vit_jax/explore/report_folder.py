@@ -39,9 +39,6 @@ def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields an empty folder whose files are moved to `folder` at the end.
 
   The pictures of an earlier report are then removed; after a failure they stay.
-
-  Raises:
-    UserError: The folder cannot be made or written.
   """
   try:
     folder.mkdir(parents=True, exist_ok=True)

@@ -107,18 +107,11 @@ def errors(subject: Subject) -> Drawn:
 def _compare(subject: Subject, rows: np.ndarray) -> dict[str, np.ndarray]:
   """Applies the model to labelled examples.
 
-  Args:
-    subject: The model and the examples.
-    rows: Positions among the examples, int [B].
-
-  Returns:
-    image: Inputs of the model, float32 [B, H, W, C].
-    map: Labels, int [B, H, W].
-    segments: Predictions, int [B, H, W].
-    miou: Mean intersection over union of each example, float32 [B].
-
-  Raises:
-    UserError: There are no labels, or their classes are not the model's.
+  rows: Positions among the examples, int [B].
+  image: Inputs of the model, float32 [B, H, W, C].
+  map: Labels, int [B, H, W].
+  segments: Predictions, int [B, H, W].
+  miou: Mean intersection over union of each example, float32 [B].
   """
   objective, params = _objective(subject)
   examples = subject.examples
@@ -154,11 +147,7 @@ def _compare(subject: Subject, rows: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _objective(subject: Subject) -> tuple[objectives.Objective, Any]:
-  """Returns the objective of the run, and its parameters.
-
-  Raises:
-    UserError: The model is not of a run of segmentation.
-  """
+  """Returns the objective of the run, and its parameters."""
   if 'segments' not in subject.vit.preprocess.outputs:
     raise UserError('the model does not predict the class of each pixel')
   return trained.restored(subject.vit)

@@ -62,11 +62,7 @@ class Sentences:
 
   @classmethod
   def load(cls, loaded: weights.Loaded) -> Self | None:
-    """Copies a model to the device; None: it has no text tower.
-
-    Raises:
-      UserError: Its vocabulary is missing, or is another one.
-    """
+    """Copies a model to the device; None: it has no text tower."""
     embedder = embedder_lib.Embedder(loaded, batch_size=1)
     towers = embedder.towers
     if towers is None:
@@ -76,12 +72,7 @@ class Sentences:
   def compare(self, image: np.ndarray, sentences: Sequence[str]) -> Fit:
     """Compares sentences with an image.
 
-    Args:
-      image: Input of the model, float32 [1, H, W, channels].
-      sentences: One or more.
-
-    Raises:
-      UserError: A sentence is longer than the model reads, where it refuses to.
+    image: Input of the model, float32 [1, H, W, channels].
     """
     tokens = self._towers.text.encode_all(sentences, 'a sentence')
     count, size = len(tokens), _LEAST
@@ -106,9 +97,6 @@ def windows(grid: tuple[int, int]) -> np.ndarray:
   """Returns the number of the place that each patch is in, int [h, w].
 
   Places are squares of patches, as small as 64 of them allow.
-
-  Args:
-    grid: Rows and columns of patches, h and w.
   """
   h, w = grid
   side = 1
@@ -131,15 +119,7 @@ def _visible_pixels(number: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
 
 def split(text: str, template: str = '{}') -> list[str]:
-  """Returns the sentences of a text: its lines, or between commas in one line.
-
-  Args:
-    text: What was typed.
-    template: A text with {} where each of them goes.
-
-  Raises:
-    UserError: There are none, or too many, or the template has no {}.
-  """
+  """Returns the sentences of a text: its lines, or parts between commas."""
   (template,) = captions.check_templates([template.strip() or '{}'], 'template')
   lines = [x.strip() for x in text.splitlines() if x.strip()]
   parts = lines[0].split(',') if len(lines) == 1 else lines
@@ -159,11 +139,8 @@ def _embed(
 ) -> dict[str, jax.Array]:
   """Returns embeddings of `image` [1, E], `hidden` [S, E] and `texts` [C, E].
 
-  Args:
-    objective: Towers.
-    params: Their parameters.
-    inputs: image: float32 [1, H, W, channels]; shown: bool [S, H, W, 1];
-      tokens: int32 [C, T].
+  inputs: image: float32 [1, H, W, channels]; shown: bool [S, H, W, 1]; tokens:
+  int32 [C, T].
   """
   image = inputs['image']
 

@@ -113,15 +113,7 @@ def _names(paths: list[str]) -> list[str]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """Returns a listening socket.
-
-  Args:
-    host: An address of this machine, or a name for one.
-    port: Port; 0: any free port.
-
-  Raises:
-    UserError: The address cannot be used.
-  """
+  """Returns a listening socket."""
   try:
     family, *_, address = socket.getaddrinfo(
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

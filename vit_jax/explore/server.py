@@ -58,13 +58,6 @@ def application(
   for model N. POST /api/fit/N takes JSON and an image file as `uploads.parse`
   reads them, and returns the result of `Viewer.fit`. Errors are JSON,
   {"error": line}. Uploads stay in memory.
-
-  Args:
-    viewers: The models.
-    hosts: Names of this machine. Requests for any other name are refused,
-      except for localhost and addresses: with such a name, a page of another
-      site could read the results (DNS rebinding).
-    samples: Images that the page offers.
   """
   api = _Api(viewers, samples)
   routes = [

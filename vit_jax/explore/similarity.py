@@ -33,19 +33,10 @@ def layer_cka(
   images (minibatch CKA: Nguyen et al., 2020, arXiv:2010.15327), so its expected
   value does not depend on the number of images, but with few it is noisy.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: At least 4 images that `preprocess` of both models accepts.
-    other_vit: A second model; None: `vit` itself.
-
-  Returns:
-    float32 [L, L'], at most 1: 1 if one representation is a rotation of the
-    other, about 0 if they have nothing in common, nan if one is the same for
-    all images.
-
-  Raises:
-    UserError: A model has no tokens, there are fewer than 4 images, or one
-      cannot be read.
+  other_vit: A second model; None: `vit` itself.
+  float32 [L, L'], at most 1: 1 if one representation is a rotation of the
+  other, about 0 if they have nothing in common, nan if one is the same for all
+  images.
   """
   models = [vit] if other_vit is None else [vit, other_vit]
   for model in models:
@@ -81,19 +72,7 @@ def layer_decodability(
 
   It reads the mean over the patch tokens; see `decodability`.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Training images that `vit.preprocess` accepts, or its output.
-    labels: Classes of the training images, numbers or names.
-    test_images: Test images, in the same form.
-    test_labels: Classes of the test images.
-
-  Returns:
-    Accuracy on the test images, float32 [L].
-
-  Raises:
-    UserError: The model has no tokens or none that are finite, labels are
-      missing or all equal, or an image cannot be read.
+  Accuracy on the test images, float32 [L].
   """
   x, test_x = (mean_patches(vit, batch) for batch in (images, test_images))
   return decodability(x, labels, test_x, test_labels)
@@ -102,15 +81,7 @@ def layer_decodability(
 def mean_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the mean over the patch tokens after each layer.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    float32 [L, n, D].
-
-  Raises:
-    UserError: The model has no tokens, or an image cannot be read.
+  float32 [L, n, D].
   """
   features.check_tokens(vit)
   prefix = features.prefix_length(vit)
@@ -126,9 +97,8 @@ def mean_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
 def cka(x: np.ndarray, y: np.ndarray) -> float:
   """Returns unbiased linear CKA of two representations; see `layers_cka`.
 
-  Args:
-    x: [n, D], n at least 4.
-    y: [n, D'], for the same images.
+  x: [n, D], n at least 4.
+  y: [n, D'], for the same images.
   """
   return float(layers_cka(np.asarray(x)[None], np.asarray(y)[None])[0, 0])
 
@@ -136,12 +106,9 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
 def layers_cka(first: np.ndarray, second: np.ndarray) -> np.ndarray:
   """Returns unbiased linear CKA of all pairs of representations.
 
-  Args:
-    first: [L, n, ...], such as tokens; n at least 4.
-    second: [L', n, ...], for the same images.
-
-  Returns:
-    float32 [L, L'], as from `layer_cka`.
+  first: [L, n, ...], such as tokens; n at least 4.
+  second: [L', n, ...], for the same images.
+  float32 [L, L'], as from `layer_cka`.
   """
   terms = _hsic(_grams(first), _grams(second))
   return _ratio(*terms)
@@ -158,17 +125,9 @@ def decodability(
   The classifier is a ridge regression of standardised features to the classes
   (-1 or 1), whose penalty is chosen by leave-one-out cross-validation.
 
-  Args:
-    x: Training features, [L, n, D].
-    labels: Classes of the training features, n numbers or names.
-    test_x: Test features, [L, n', D].
-    test_labels: Classes of the test features.
-
-  Returns:
-    Accuracy on the test images, float32 [L].
-
-  Raises:
-    UserError: Labels are missing or all equal, or features are not finite.
+  x: Training features, [L, n, D].
+  test_x: Test features, [L, n', D].
+  Accuracy on the test images, float32 [L].
   """
   from sklearn import linear_model  # here: it takes a second to import
   from sklearn import pipeline
@@ -225,9 +184,8 @@ def _grams(x: jax.Array) -> jax.Array:
 def _hsic(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns unbiased HSIC of Gram matrices [L, n, n] and [L', n, n].
 
-  Returns:
-    HSIC of all pairs, float64 [L, L'], and of each matrix with itself, [L] and
-    [L'].
+  HSIC of all pairs, float64 [L, L'], and of each matrix with itself, [L] and
+  [L'].
   """
   n = first.shape[-1]
   scale = n * (n - 3)

@@ -45,14 +45,7 @@ class Drawn:
 def caption(
   name: str, predicted: str = '', probability: float = 0.0, label: str = ''
 ) -> str:
-  """Returns the caption of an image, one line for each thing that is known.
-
-  Args:
-    name: Name of the image.
-    predicted: The class that the model predicts; '' if it does not classify.
-    probability: Probability of that class.
-    label: Name of the label; '' if it is unknown.
-  """
+  """Returns the caption of an image, one line for each thing that is known."""
   lines = [name]
   if predicted:
     lines.append(f'{predicted}, {probability:.0%}')
@@ -146,22 +139,14 @@ class Subject:
 
   @property
   def images(self) -> Images:
-    """The images.
-
-    Raises:
-      UserError: There are none.
-    """
+    """The images."""
     if self.chosen_images is None:
       raise UserError('there are no images: give some with --images')
     return self.chosen_images
 
   @property
   def examples(self) -> examples_lib.Examples:
-    """Labelled examples.
-
-    Raises:
-      UserError: There are none.
-    """
+    """Labelled examples."""
     if self.labelled is None:
       raise UserError('needs labelled images: give --data and --split')
     return self.labelled
@@ -173,11 +158,7 @@ class Subject:
 
   @functools.cached_property
   def captured(self) -> captured_lib.Captured:
-    """Values captured in one forward pass over the images.
-
-    Raises:
-      UserError: The model has no tokens.
-    """
+    """Values captured in one forward pass over the images."""
     options = self.options
     return captured_lib.capture(
       self.vit, self.images.inputs, options.query, options.some_layers
@@ -190,11 +171,7 @@ class Subject:
 
   @property
   def names(self) -> tuple[str, ...]:
-    """Names of the classes; numbers for those without a name.
-
-    Raises:
-      UserError: The model has no head.
-    """
+    """Names of the classes; numbers for those without a name."""
     count = self.vit.model.num_classes
     if not count:
       raise UserError('the model has no head, so it names no classes')
@@ -203,11 +180,7 @@ class Subject:
 
   @functools.cached_property
   def probabilities(self) -> np.ndarray:
-    """Probabilities of the classes, float64 [B, classes].
-
-    Raises:
-      UserError: They are not finite, or the model predicts numbers.
-    """
+    """Probabilities of the classes, float64 [B, classes]."""
     if isinstance(self.vit.model, resnet.BiT):  # has no tokens to capture
       logits = batched.apply(
         self.vit.model, self.vit.params, self.images.inputs
@@ -234,12 +207,7 @@ class Subject:
   def predictions(
     self,
   ) -> tuple[evaluation_predictions.Predictions, tuple[str, ...]]:
-    """The predictions for the examples, and the names of the model's classes.
-
-    Raises:
-      UserError: There are no examples, the model has no head or other classes,
-        or its output is not finite.
-    """
+    """The predictions for the examples, and the names of all classes."""
     predictions, names = self.examples.predictions(
       self.vit, self.options.same_order
     )

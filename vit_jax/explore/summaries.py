@@ -57,14 +57,7 @@ class Summary:
 def summarize(
   subject: subject_lib.Subject, numbers: Mapping[str, Any]
 ) -> Summary:
-  """Returns the card of a report.
-
-  Args:
-    subject: The model and the images.
-    numbers: Numbers behind the pictures, by the name of the kind. Results are
-      those of 'confusion', 'reliability' and 'errors', as far as they were
-      drawn.
-  """
+  """Returns the card of a report."""
   results: list[Result] = []
   if accuracy := numbers.get('confusion'):
     results.append(_rate(accuracy))

@@ -79,11 +79,7 @@ def _map_rows(
 ) -> np.ndarray:
   """Returns a row for each image: itself, and its map in each layer shown.
 
-  Args:
-    subject: The model and the images.
-    maps: [L, B, h, w].
-    scale: Scale of all maps.
-    marked: (row, column) of a patch to frame in the image.
+  maps: [L, B, h, w].
   """
   layers, grid = subject.options.layers, features.patch_grid(subject.vit)
   shape = tiles.tile_shape(

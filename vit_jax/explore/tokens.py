@@ -35,15 +35,7 @@ def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
   Patches with large norms are outliers that hold global information instead of
   the patch (Vision Transformers Need Registers, arXiv:2309.16588, section 2).
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    L2 norms, float32 [L, B, N].
-
-  Raises:
-    UserError: The model has no tokens, or an image cannot be read.
+  L2 norms, float32 [L, B, N].
   """
   features.check_tokens(vit)
   return features.reduced(
@@ -56,18 +48,8 @@ def patch_similarity(
 ) -> np.ndarray:
   """Returns the similarity of each patch's token to that of a chosen patch.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-    patch: (row, column) of the chosen patch, from 0.
-    layer: Index of the layer whose output is compared; -1: the last.
-
-  Returns:
-    Cosine similarity, float32 [B, h, w]; 1 at the patch itself.
-
-  Raises:
-    UserError: The model has no tokens, no such patch or no such layer, or an
-      image cannot be read.
+  patch: (row, column) of the chosen patch, from 0.
+  Cosine similarity, float32 [B, h, w]; 1 at the patch itself.
   """
   grid, index = features.patch_grid(vit), features.patch_index(vit, patch)
   layer = features.layer_index(vit, layer)
@@ -86,18 +68,8 @@ def token_pca(vit: weights.Loaded, images: Any, layer: int = -1) -> np.ndarray:
   The components are computed from all patches of all images together, so that
   similar colours mean similar tokens, also in different images.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-    layer: Index of the layer whose output is shown; -1: the last.
-
-  Returns:
-    Red, green and blue, the first three components, float32 [B, h, w, 3] in
-    [0, 1].
-
-  Raises:
-    UserError: The model has no tokens or no such layer, or an image cannot be
-      read.
+  Red, green and blue, the first three components, float32 [B, h, w, 3] in [0,
+  1].
   """
   grid, layer = features.patch_grid(vit), features.layer_index(vit, layer)
   return pca(features.features(vit, images, [layer])[0], grid)
@@ -126,15 +98,7 @@ def patch_foreground(vit: weights.Loaded, images: Any) -> Foreground:
   nothing; here the foreground is the side with fewer patches at the borders of
   images.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    The components of the trunk's output, after its last norm.
-
-  Raises:
-    UserError: The model has no tokens, or an image cannot be read.
+  The components of the trunk's output, after its last norm.
   """
   return foreground(patch_features(vit, images), features.patch_grid(vit))
 
@@ -142,15 +106,7 @@ def patch_foreground(vit: weights.Loaded, images: Any) -> Foreground:
 def patch_features(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the trunk's output for patches, after its last norm.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    float32 [B, h * w, D].
-
-  Raises:
-    UserError: The model has no tokens, or an image cannot be read.
+  float32 [B, h * w, D].
   """
   h, w = features.patch_grid(vit)
   params = jax.tree.map(jnp.asarray, vit.params)
@@ -181,13 +137,8 @@ def similarity_to(
 ) -> jax.Array:
   """Returns the similarity of each patch's token to that of a chosen patch.
 
-  Args:
-    tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
-    grid: (h, w).
-    index: Index of the chosen patch, row by row.
-
-  Returns:
-    Cosine similarity, [B, h, w].
+  tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
+  Cosine similarity, [B, h, w].
   """
   h, w = grid
   patches = tokens[:, -h * w :]
@@ -200,12 +151,8 @@ def similarity_to(
 def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   """Returns tokens as colours; see `token_pca`.
 
-  Args:
-    tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
-    grid: (h, w).
-
-  Returns:
-    float32 [B, h, w, 3] in [0, 1].
+  tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
+  float32 [B, h, w, 3] in [0, 1].
   """
   h, w = grid
   x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])
@@ -215,9 +162,7 @@ def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 def foreground(tokens: np.ndarray, grid: tuple[int, int]) -> Foreground:
   """Returns the components of the foreground; see `patch_foreground`.
 
-  Args:
-    tokens: [B, N, D]; the last h * w are the patches.
-    grid: (h, w).
+  tokens: [B, N, D]; the last h * w are the patches.
   """
   h, w = grid
   x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])

@@ -110,16 +110,9 @@ def save(
 ) -> tuple[int, int]:
   """Writes a picture: a chart as PNG and SVG, a sheet as PNG.
 
-  Args:
-    picture: Figure from this module, made within the same `style`; or pixels,
-      uint8 [H, W, 3].
-    path: Path of the files, without suffix.
-
-  Returns:
-    (width, height) that it should have on a page, in pixels.
-
-  Raises:
-    UserError: It cannot be written.
+  picture: Figure from this module, made within the same `style`; or pixels,
+  uint8 [H, W, 3].
+  (width, height) that it should have on a page, in pixels.
   """
   png = path.with_name(f'{path.name}.png')
   if isinstance(picture, np.ndarray):

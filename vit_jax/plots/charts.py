@@ -105,9 +105,8 @@ def norms_by_depth(
 ) -> 'figure_lib.Figure':
   """Draws the norms of tokens by layer, on a logarithmic axis.
 
-  Args:
-    patches: Norms of patch tokens, float [L, M], M over images and patches.
-    prefix_tokens: Mean norms of other tokens by their name, float [L].
+  patches: Norms of patch tokens, float [L, M], M over images and patches.
+  prefix_tokens: Mean norms of other tokens by their name, float [L].
   """
   from matplotlib import ticker
 
@@ -147,10 +146,8 @@ def accuracy_by_depth(
 ) -> 'figure_lib.Figure':
   """Draws the accuracy of each layer.
 
-  Args:
-    accuracy: Float [L], 0 to 1.
-    intervals: Confidence intervals, float [L, 2].
-    chance: The accuracy of guessing.
+  accuracy: Float [L], 0 to 1.
+  intervals: Confidence intervals, float [L, 2].
   """
   figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
   cell = figure.subplots()
@@ -180,12 +177,10 @@ def accuracy_by_speed(
 ) -> 'figure_lib.Figure':
   """Draws the accuracy of a model at several speeds.
 
-  Args:
-    speed: Images per second, float [N].
-    accuracy: Float [N], 0 to 1.
-    intervals: 95% confidence intervals, float [N, 2]; None: not known.
-    names: Of the points.
-    knee: Index of a point that is marked; None: none is.
+  speed: Images per second, float [N].
+  accuracy: Float [N], 0 to 1.
+  intervals: 95% confidence intervals, float [N, 2]; None: not known.
+  knee: Index of a point that is marked; None: none is.
   """
   figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
   cell = figure.subplots()

@@ -70,11 +70,7 @@ class Line:
 
 
 def check(path: pathlib.Path) -> None:
-  """Checks that `draw` can write a picture.
-
-  Raises:
-    UserError: matplotlib is missing, or cannot write such a file there.
-  """
+  """Checks that `draw` can write a picture."""
   if path.suffix not in ENDINGS:
     raise UserError(
       f'--out={path}: its name must end in {" or ".join(ENDINGS)}'
@@ -95,19 +91,7 @@ def draw(
   x_label: str,
   smooth: Sequence[str] = (),
 ) -> None:
-  """Writes a picture with a panel for each metric, and one legend.
-
-  Args:
-    panels: Curves by metric, then by run.
-    names: Names of all runs, in the order of the legend.
-    path: Path of the picture; see `ENDINGS`.
-    x_label: Label below each panel.
-    smooth: Metrics to draw smoothed, in front of the unsmoothed curve. Each
-      point is the mean over a range of x that is the same for all runs.
-
-  Raises:
-    UserError: It cannot be written.
-  """
+  """Writes a picture with a panel for each metric, and one legend."""
   columns = _columns(len(panels))
   rows = -(-len(panels) // columns)
   room = rows * columns - len(panels)  # empty cells, where the legend goes

@@ -44,10 +44,7 @@ def confusion(
   that is classified correctly. Of many classes those of `most_confused` are
   shown.
 
-  Args:
-    counts: Examples by label and prediction, int [K, K].
-    classes: Names of the classes.
-    title: A line above the matrix.
+  counts: Examples by label and prediction, int [K, K].
   """
   chosen = most_confused(counts)
   # The total of a row includes predictions of classes that are not shown.
@@ -83,8 +80,7 @@ def confusion(
 def most_confused(counts: np.ndarray) -> np.ndarray:
   """Returns the classes with the most errors, ascending; all of a few.
 
-  Args:
-    counts: Examples by label and prediction, int [K, K].
+  counts: Examples by label and prediction, int [K, K].
   """
   if len(counts) <= MOST_CLASSES:
     return np.arange(len(counts))
@@ -102,13 +98,8 @@ def draw(
 ) -> np.ndarray:
   """Returns a matrix with its first row on top, uint8 [H, W, 3].
 
-  Args:
-    shades: Positions in the colour map, 0 to 1, float [R, C]; nan: no colour.
-    texts: Written into the cells of a matrix that has few, str [R, C].
-    names: Names of the rows and of the columns.
-    axes: Names of what the rows and the columns are.
-    colours: Name of the colour map; see `style`.
-    margin: A column on the right.
+  shades: Positions in the colour map, 0 to 1, float [R, C]; nan: no colour.
+  texts: Written into the cells of a matrix that has few, str [R, C].
   """
   rows, columns = shades.shape
   widest = max(map(paper_lib.width, texts.ravel())) + paper_lib.GAP

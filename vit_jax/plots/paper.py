@@ -58,16 +58,7 @@ class Paper:
     bold: bool = False,
     colour: str = style.INK,
   ) -> None:
-    """Writes lines of text below a height.
-
-    Args:
-      lines: The lines.
-      x: Where their left ends are, or the part `align` of their widths.
-      top: Height of the upper end of the first line.
-      align: 0: x is on the left of a line; 0.5: in its middle; 1: on its right.
-      bold: Whether letters are bold.
-      colour: Colour of the letters.
-    """
+    """Writes lines of text below a height."""
     for i, line in enumerate(lines):
       left = round(x - align * width(line, bold))
       baseline = round(top + i * LINE + 0.72 * LINE)
@@ -139,11 +130,7 @@ def encode(pixels: np.ndarray) -> bytes:
 
 
 def save(path: pathlib.Path, pixels: np.ndarray) -> None:
-  """Writes the PNG of `encode` to a path, whose folder is made if need be.
-
-  Raises:
-    UserError: The file cannot be written.
-  """
+  """Writes the PNG of `encode` to a path, whose folder is made if need be."""
   with safe_io.writing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encode(pixels))

@@ -77,15 +77,7 @@ def draw(
   they are too wide, and only then shortened, so that different ones stay
   different.
 
-  Args:
-    rows: Tiles in rows of equal length; None leaves a place empty. Tiles that
-      are smaller than others are centred.
-    title: A line above all.
-    heads: Names of the columns of a group, which are repeated for each group.
-    names: Names of the rows.
-    group: Number of tiles of a row that belong together; 0: all of them.
-    scale: Scale of the maps.
-    legend: Names and colours, uint8 [3], of classes.
+  legend: Names and colours, uint8 [3], of classes.
   """
   table = _table(rows, heads, names, group or max(map(len, rows), default=1))
   widths = [table.shape[1], 2 * GAP + paper_lib.width(title, bold=True)]
@@ -251,11 +243,8 @@ def _widest(lines: Sequence[str]) -> int:
 def readable(image: np.ndarray) -> np.ndarray:
   """Resizes an image [h, w, C] to a tile that is easily seen.
 
-  Args:
-    image: uint8, or float from 0 to 1; C as for `tiles.to_rgb`.
-
-  Returns:
-    uint8 [H, W, 3]. Values that are not finite are magenta.
+  image: uint8, or float from 0 to 1; C as for `tiles.to_rgb`.
+  uint8 [H, W, 3]. Values that are not finite are magenta.
   """
   scale = 255 if image.dtype == np.uint8 else 1
   values = image.astype(np.float32) / scale

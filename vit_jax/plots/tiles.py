@@ -20,12 +20,8 @@ def pixels(
 ) -> np.ndarray:
   """Converts the input of a model to pixels.
 
-  Args:
-    preprocess: The preprocessing of the model.
-    inputs: Preprocessed images, float32 [B, H, W, C].
-
-  Returns:
-    uint8 [B, H, W, 3], with transparent pixels on white.
+  inputs: Preprocessed images, float32 [B, H, W, C].
+  uint8 [B, H, W, 3], with transparent pixels on white.
   """
   mean, std = (
     np.asarray(x, np.float32) for x in (preprocess.mean, preprocess.std)
@@ -36,9 +32,8 @@ def pixels(
 def to_rgb(image: np.ndarray) -> np.ndarray:
   """Returns colours, uint8 [..., 3].
 
-  Args:
-    image: Float [..., C], 0 to 1; C is 1 (grey), 3 (RGB) or 4 (RGB and alpha,
-      which is shown on white). Of another number the first is shown as grey.
+  image: Float [..., C], 0 to 1; C is 1 (grey), 3 (RGB) or 4 (RGB and alpha,
+  which is shown on white). Of another number the first is shown as grey.
   """
   if image.shape[-1] not in (3, 4):
     image = image[..., :1]
@@ -57,15 +52,7 @@ def tile_shape(
   width: int = 1920,
   limits: tuple[int, int] = (80, 288),
 ) -> tuple[int, int]:
-  """Returns (height, width) of tiles in which each patch has whole pixels.
-
-  Args:
-    image: (H, W).
-    grid: (h, w).
-    columns: Number of tiles in a row.
-    width: Largest width of a row.
-    limits: Minimum and maximum of a tile's longer side, if possible.
-  """
+  """Returns (height, width) of tiles in which each patch has whole pixels."""
   longest = np.clip(width // columns, *limits)
   scale = min(longest / image[0], longest / image[1])
   per_patch = (
@@ -103,14 +90,8 @@ def color(
 ) -> np.ndarray:
   """Returns a map in colours, with one colour for each patch.
 
-  Args:
-    values: [h, w].
-    shape: (height, width) of the result.
-    limits: Values of the first and the last colour.
-    name: Name of the colour map; see `style`.
-
-  Returns:
-    uint8 [height, width, 3].
+  values: [h, w].
+  uint8 [height, width, 3].
   """
   scaled = _scaled(np.asarray(values, np.float64), *limits)
   table = style.colour_table(name)
@@ -122,10 +103,8 @@ def cover(
 ) -> np.ndarray:
   """Returns an image [height, width, 3] whose hidden patches are covered.
 
-  Args:
-    image: uint8 [height, width, 3].
-    hidden: bool [h, w], or a shape that divides the image's.
-    opacity: 1: nothing is seen of these patches; 0: all.
+  image: uint8 [height, width, 3].
+  hidden: bool [h, w], or a shape that divides the image's.
   """
   shape = image.shape[0], image.shape[1]
   covered = fit(np.asarray(hidden).astype(np.uint8), shape)[..., None] * opacity

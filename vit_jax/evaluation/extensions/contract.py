@@ -10,12 +10,7 @@ class Checked(base.Evaluator):
   """Extends an evaluator by a check that its results are those it declares."""
 
   def run(self, context: base.Context) -> dict[str, Any]:
-    """Returns the metrics.
-
-    Raises:
-      EvaluationError: They are no dict of numbers, lack one that the class
-        declares, or have one that it does not.
-    """
+    """Returns the metrics."""
     results: Any = super().run(context)
     if not isinstance(results, Mapping):
       raise base.EvaluationError(
