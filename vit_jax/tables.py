@@ -34,7 +34,7 @@ _LEAST_TEXT = 24  # letters of a line in a column of texts that is folded
 def room(stream: IO[str] | None = None) -> int | None:
   """Returns the columns of the terminal; None: the stream is not a terminal.
 
-  stream: Where a table is printed; None: stdout.
+  The stream is where a table is printed; by default stdout.
   """
   stream = sys.stdout if stream is None else stream
   return shutil.get_terminal_size().columns if stream.isatty() else None
@@ -62,8 +62,8 @@ class Table:
     in its last column continue on further lines; if these would be too short,
     columns continue in a further table, which repeats the first column.
 
-    width: Most letters of a line; None: any number.
-    Lines without spaces at their ends.
+    width: Most letters of a line; None: any number. indent: What each line
+    begins with.
     """
     body = [self._texts(row) for row in self.rows]
     cells = [list(self.names), *body] if self.names else body

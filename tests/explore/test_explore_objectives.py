@@ -226,7 +226,7 @@ def test_why_there_is_no_picture_of_a_method(digits_run, tmp_path, capsys):
     options = subject_lib.Options((0, 0), (0,), (), None, same_order=False)
     subject = subject_lib.Subject(vit, 'it', images, None, options)
     with pytest.raises(UserError) as e:
-      kinds.KINDS['objective'].draw(subject)
+      kinds.KINDS['objective'][1](subject)
     return str(e.value)
 
   vit = vit_jax.load(digits_run)

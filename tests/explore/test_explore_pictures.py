@@ -20,7 +20,6 @@ from vit_jax import data
 from vit_jax import explore
 from vit_jax.config import UserError
 from vit_jax.explore import __main__ as explore_main
-from vit_jax.explore import captured
 from vit_jax.explore import examples as examples_lib
 from vit_jax.explore import images as images_lib
 from vit_jax.explore import kinds
@@ -150,7 +149,7 @@ def test_what_is_kept_of_tokens(tmp_path, monkeypatch):
   vit = planted.loaded(planted.tiny())
   names = ('cka', 'pca')
   _, _, expected = draw(subject_of(vit), tmp_path, names)
-  monkeypatch.setattr(captured, '_MOST_BYTES', 0)
+  monkeypatch.setattr(subject_lib, '_MOST_BYTES', 0)
   subject = subject_of(vit, layers=(0, 2))
   _, _, found = draw(subject, tmp_path, names)
   assert subject.captured.layers == (0, 2)

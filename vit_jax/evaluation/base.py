@@ -54,19 +54,22 @@ class Context(abc.ABC):
 
   @abc.abstractmethod
   def apply(self, function: Function, split: str) -> Iterator[Any]:
-    """Applies a function to each batch of a split, in order.
+    """Yields a function's results, NumPy arrays, of a split's batches in order.
 
-    The function is compiled once if it is always the same object: a function of
-    a module, or a method of the evaluator.
-
-    The function's result, as NumPy arrays.
+    The function is (objective, parameters, batch) -> a tree of arrays. The
+    objective has `outputs`, `measure` and `trunk`, as `objectives.Objective`.
+    It is compiled once if it is always the same object: a function of a module,
+    or a method of the evaluator. The split is `spec.split` or `train_split` of
+    the evaluator.
     """
 
   @abc.abstractmethod
   def compute(self, function: Compute, inputs: Any) -> Any:
     """Applies a function to arrays that are no batch of examples, as prompts.
 
-    The function's result, as NumPy arrays.
+    The function is (objective, parameters, inputs) -> a tree of arrays, which
+    become NumPy arrays; it is compiled once for each shape of the inputs, a
+    tree of NumPy arrays.
     """
 
   def alive(self) -> None:
@@ -75,6 +78,10 @@ class Context(abc.ABC):
 
 class Evaluator(abc.ABC):
   """A way to measure a model.
+
+  A subclass has further arguments of `__init__` for its options, and checks
+  them there, before anything slow: it raises a UserError whose message starts
+  with the name of the option.
 
   Attributes:
     uses_outputs: Whether it reads the outputs of the objective. `evaluate` then
@@ -93,11 +100,6 @@ class Evaluator(abc.ABC):
   train_split: str = ''
 
   def __init__(self, spec: ml_collections.ConfigDict):
-    """Keeps the entry.
-
-    A subclass has further arguments for its options. It checks them, before
-    anything slow.
-    """
     self.spec = spec
 
   @property
@@ -106,22 +108,22 @@ class Evaluator(abc.ABC):
     return parts.parse(self.spec.kind, 'evals.NAME.kind').name
 
   def check_model(self, model: models.Model) -> None:
-    """Checks the model before anything is measured."""
+    """Checks the trunk before anything is measured; raises a UserError."""
 
   def check_sources(
     self, source: data_base.Source, train_source: data_base.Source | None
   ) -> None:
-    """Checks the data before any image is read.
+    """Checks the data before any image is read; raises an EvaluationError.
 
     train_source: The split that the evaluator learns from; None: none.
     """
 
   @abc.abstractmethod
   def run(self, context: Context) -> dict[str, Any]:
-    """Measures the model.
+    """Measures the model, or raises an EvaluationError.
 
-    Metrics by name: numbers, and optionally `confusion`, int [K, K], which is
-    shown as a picture.
+    Metrics by name are numbers, and optionally `confusion`, int [K, K], which
+    is shown as a picture.
     """
     del context
     raise NotImplementedError
@@ -129,7 +131,7 @@ class Evaluator(abc.ABC):
   def intervals(
     self, results: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
-    """Returns 95% intervals of some metrics, by name; None: not known.
+    """Returns 95% intervals of some metrics of `run`; None: not known.
 
     A metric NAME_margin is half the width of NAME's interval, and is not shown.
     """
@@ -138,7 +140,12 @@ class Evaluator(abc.ABC):
 
 
 def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
-  """Returns the evaluator of an entry of `config.evals`."""
+  """Returns the evaluator of an entry of `config.evals`.
+
+  key: Key of the entry, for errors: 'evals.val'. spec: From
+  `config.evaluation`; its kind is the name of a file of this package, or
+  'my_module:MyEvaluator', with options.
+  """
   evaluator: Evaluator = config_lib.build(
     spec.kind, f'{key}.kind', find, spec=spec
   )
@@ -149,7 +156,7 @@ def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
 
 
 def find(name: str, key: str) -> Any:
-  """Returns the class of an evaluator."""
+  """Returns the class of an evaluator; `key` of the config holds its name."""
   return config_lib.find_class(name, key, Evaluator, __package__)
 
 
@@ -161,10 +168,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def check_directions(name: str, metrics: Any) -> None:
-  """Checks the `metrics` that a class declares.
-
-  metrics: Its attribute; None: there are none of its own.
-  """
+  """Checks the `metrics` that a class with a name declares, or None."""
   fits = metrics is None or (
     isinstance(metrics, Mapping)
     and all(isinstance(x, str) for x in metrics)

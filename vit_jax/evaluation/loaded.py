@@ -48,7 +48,11 @@ class Applied:
   def __init__(
     self, objective: Any, params: Any, config: ml_collections.ConfigDict
   ):
-    """Copies the parameters to the devices; compiles nothing yet."""
+    """Copies the parameters to the devices; compiles nothing yet.
+
+    objective: That of the model, or a `Trunk`. config: Says how images are
+    prepared, and the size of the batches, `train.batch_size`.
+    """
     mesh_config = config_lib.default().mesh
     mesh_config.data = math.gcd(config.train.batch_size, jax.device_count())
     self._mesh = mesh_lib.make_mesh(mesh_config)
@@ -65,7 +69,9 @@ class Applied:
   ) -> Iterator[tuple[Any, Any]]:
     """Applies a function to batches in order; the next one is prefetched.
 
-    The first of each pair, and the function's result as NumPy arrays.
+    Yields the first of each pair, and the function's result as NumPy arrays.
+    Images that all have one size, by their features, are resized on the device,
+    with their maps, and others have the model's.
     """
     compiled = self._compile(function, features)
     waiting: collections.deque[tuple[Any, Any]] = collections.deque()

@@ -19,6 +19,25 @@ from vit_jax.data import features as features_lib
 MOST_CONFUSED = 100  # most classes of a confusion matrix, to keep it legible
 
 
+def confusion(
+  labels: Any, predicted: Any, num_classes: int, counts: Any = True
+) -> Any:
+  """Counts places by label and prediction, int [K, K], label first.
+
+  labels, predicted: int [...], of NumPy or JAX, as the result is. counts: bool
+  [...], which places count, as those that are no padding.
+  """
+  pairs = num_classes * labels.astype(int) + predicted
+  others = num_classes**2  # the bin of places that do not count
+  if isinstance(pairs, jax.Array):
+    pairs = jnp.where(counts, pairs, others).ravel()
+    matrix = jnp.bincount(pairs, length=others + 1)[:-1]
+  else:
+    pairs = np.where(counts, pairs, others).ravel()
+    matrix = np.bincount(pairs, minlength=others + 1)[:-1]
+  return matrix.reshape(num_classes, num_classes)
+
+
 class Sum(metrics.Metric):
   """A metric whose fields are sums over examples."""
 
@@ -54,9 +73,8 @@ class Confusion(Sum):
     cls, logits: jax.Array, labels: jax.Array, mask: jax.Array, **_: jax.Array
   ) -> 'Confusion':
     """Counts the examples of a batch; padding counts 0."""
-    zeros = jnp.zeros((logits.shape[-1],) * 2, jnp.int32)
-    pairs = labels, logits.argmax(axis=-1)
-    return cls(counts=zeros.at[pairs].add(mask.astype(jnp.int32)))
+    best = logits.argmax(axis=-1)
+    return cls(counts=confusion(labels, best, logits.shape[-1], mask))
 
   def compute(self) -> jax.Array:
     """Returns the counts."""
@@ -78,8 +96,7 @@ _Few = metrics.Collection.create(**_Many.__annotations__, confusion=Confusion)
 def mean_loss(losses: jax.Array, mask: jax.Array) -> metrics.Collection:
   """Returns the mean loss and the count.
 
-  losses: float32 [B], the loss of each image.
-  mask: bool [B], False on padding.
+  losses: float32 [B], of each image. mask: bool [B], False on padding.
   """
   return _Loss.single_from_model_output(loss=losses, mask=mask)
 
@@ -89,10 +106,8 @@ def classification(
 ) -> metrics.Collection:
   """Returns accuracy, mean loss and count; with few classes also confusion.
 
-  logits: float32 [B, classes].
-  labels: int32 [B].
-  losses: float32 [B], the loss of each image.
-  mask: bool [B], False on padding.
+  logits: float32 [B, classes]. labels: int32 [B]. losses: float32 [B], of each
+  image. mask: bool [B], False on padding.
   """
   metric = _Few if logits.shape[-1] <= MOST_CONFUSED else _Many
   return metric.single_from_model_output(
@@ -109,12 +124,11 @@ def scalars(
   features: features_lib.Features,
   target: str | None = None,
 ) -> dict[str, float]:
-  """Returns computed metrics as scalars by name.
+  """Returns the values of `clu.metrics.Collection.compute` as scalars by name.
 
   A vector with a number per class or quantity becomes scalars `metric/class`.
-
-  target: Name of the feature that is measured, whose names come first where
-  another has as many; None: not known.
+  The names are those of the feature with as many; first of the one that is
+  measured, `target`.
   """
   names = {len(x.names): x.names for x in features.values()}
   if target is not None:

@@ -38,7 +38,11 @@ _ROUNDS = 7  # timed passes of each variant, in turn
 def adapted(
   loaded: weights.Loaded, changes: Sequence[Mapping[str, Any]]
 ) -> list[weights.Loaded]:
-  """Returns a model with each of several changes, its layers run in one way."""
+  """Returns a model with each of several changes, its layers run in one way.
+
+  A change has arguments of `Loaded.adapted`, or `merge`, how many tokens an
+  average layer merges; all changes have the same names.
+  """
   overrides: dict[str, Any] = {}
   if 'merge' in changes[0]:  # leaves layers with different numbers of tokens
     overrides = {'scan': False}
@@ -46,28 +50,21 @@ def adapted(
     loaded.model, loaded.objective_params
   ):
     overrides = {'scan': True}  # as int8 would be by itself
-  return [
-    loaded.adapted(**_overrides(loaded, change), **overrides)
-    for change in changes
-  ]
-
-
-def _overrides(
-  loaded: weights.Loaded, change: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns arguments of `Loaded.adapted`: `merge` is an option of a block."""
-  if 'merge' not in change or not isinstance(loaded.model, vit.ViT):
-    return dict(change)
-  block = loaded.model.block
-  if type(block) not in (block_lib.Block, merging.Merging):
-    raise UserError(
-      f'tokens cannot be merged in layers of {type(block).__name__}: that is of'
-      " models whose config.model.block is 'block' or 'merging'"
-    )
-  merged = as_class(block, merging.Merging, merge=change['merge'])
-  model = loaded.model.clone(block=merged)
-  arguments = {key: x for key, x in change.items() if key != 'merge'}
-  return arguments | {'block': describing.key_values(model)['block']}
+  variants = []
+  for change in changes:
+    arguments = dict(change)
+    if 'merge' in change and isinstance(loaded.model, vit.ViT):
+      block = loaded.model.block
+      if type(block) not in (block_lib.Block, merging.Merging):
+        raise UserError(
+          f'tokens cannot be merged in layers of {type(block).__name__}: that'
+          " is of models whose config.model.block is 'block' or 'merging'"
+        )
+      merged = as_class(block, merging.Merging, merge=arguments.pop('merge'))
+      model = loaded.model.clone(block=merged)
+      arguments['block'] = describing.key_values(model)['block']
+    variants.append(loaded.adapted(**arguments, **overrides))
+  return variants
 
 
 def rates(
@@ -75,9 +72,18 @@ def rates(
 ) -> list[float]:
   """Measures the images per second of models, which take turns.
 
-  The median of each; only their ratios are good to compare.
+  It is the median of each, on one device; only ratios are good to compare.
   """
-  passes = [_forward(x, batch_size) for x in loaded]
+  passes = []
+  for variant in loaded:
+    preprocess = variant.preprocess
+    shape = (batch_size, *preprocess.image_size, preprocess.channels)
+    images = np.random.default_rng(0).standard_normal(shape, np.float32)
+    apply = jax.jit(
+      lambda params, x, model=variant.model: model.apply({'params': params}, x)
+    )
+    arguments = jax.device_put((variant.params, images))
+    passes.append(functools.partial(apply, *arguments))
   seconds: list[list[float]] = [[] for _ in passes]
   for turn in range(-1, rounds):  # the first one compiles
     for i, run in enumerate(passes):
@@ -86,18 +92,6 @@ def rates(
       if turn >= 0:
         seconds[i].append(time.perf_counter() - start)
   return [batch_size / statistics.median(x) for x in seconds]
-
-
-def _forward(loaded: weights.Loaded, batch_size: int) -> Any:
-  """Returns a function that applies a model to one batch of random images."""
-  shape = (
-    batch_size,
-    *loaded.preprocess.image_size,
-    loaded.preprocess.channels,
-  )
-  images = np.random.default_rng(0).standard_normal(shape, np.float32)
-  apply = jax.jit(lambda params, x: loaded.model.apply({'params': params}, x))
-  return functools.partial(apply, *jax.device_put((loaded.params, images)))
 
 
 def measure(
@@ -109,7 +103,14 @@ def measure(
   """Returns the sizes and the metrics of each variant, one row each."""
   rows: list[dict[str, Any]] = []
   for variant, change in zip(loaded, changes, strict=True):
-    metrics = numbers(evaluate(variant))
+    metrics = {  # with their intervals
+      name: x
+      for name, x in evaluate(variant).items()
+      if name not in ('k', 'confusion')
+      and (
+        x is None or isinstance(x, int | float) or name.endswith('_interval')
+      )
+    }
     if draws and metrics.get('accuracy') is None:
       raise UserError(
         '--plot draws the accuracy, which is not measured here: leave it out'
@@ -136,17 +137,6 @@ def describe(
   return sizes
 
 
-def numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the metrics of a report, with their intervals."""
-  return {
-    name: x
-    for name, x in summary.items()
-    if name != 'k'
-    and (x is None or isinstance(x, int | float) or name.endswith('_interval'))
-    and name != 'confusion'
-  }
-
-
 def add_speed(
   rows: Sequence[dict[str, Any]],
   loaded: Sequence[weights.Loaded],
@@ -168,25 +158,21 @@ def _times(size: Sequence[int]) -> str:
 def draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Writes the accuracy by images per second, as PNG and SVG."""
   canvas.check()
+  differing = [name for name in CHANGES if len({x.get(name) for x in rows}) > 1]
+  names = [
+    ', '.join(f'{name.removesuffix("_size")} {x[name]}' for name in differing)
+    for x in rows
+  ]
   intervals = [x.get('accuracy_interval') for x in rows]
   with canvas.style():
     figure = charts.accuracy_by_speed(
       np.array([x['images_per_second'] for x in rows]),
       np.array([x['accuracy'] for x in rows]),
       np.array(intervals) if all(intervals) else None,
-      [_name(x, rows) for x in rows],
+      names,
       next((i for i, x in enumerate(rows) if x.get('knee')), None),
     )
     canvas.save(figure, path)
-
-
-def _name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns what differs between a row and others, in words."""
-  return ', '.join(
-    f'{name.removesuffix("_size")} {row[name]}'
-    for name in CHANGES
-    if name in row and len({x[name] for x in rows}) > 1
-  )
 
 
 def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
@@ -196,9 +182,8 @@ def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
   straight line from the slowest to the fastest one (Satopaa et al., Finding a
   "Kneedle" in a Haystack, 2011).
 
-  speed: Images per second, [N].
-  quality: As the accuracy, [N]: more is better.
-  Index of the point; None: no point is above the line.
+  speed: Images per second, [N]. quality: As the accuracy, [N]: more is better.
+  The result is None if no point is above the line.
   """
   order = np.argsort(speed)
   x, y = np.asarray(speed, float)[order], np.asarray(quality, float)[order]
@@ -211,22 +196,17 @@ def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tables.Table:
-  """Returns rows for people, with the intervals of rates."""
+  """Returns rows for people, with the intervals of rates; marks the knee."""
   names = [
     name
     for name, x in rows[0].items()
     if name != 'knee' and (x is None or isinstance(x, int | float | str))
   ]
-  return tables.Table(
-    [*(name.replace('_', ' ') for name in names), ''],
-    [
-      [
-        *(_cell(row, name) for name in names),
-        'the knee' if row.get('knee') else '',
-      ]
-      for row in rows
-    ],
-  )
+  cells = [
+    [*(_cell(x, name) for name in names), 'the knee' if x.get('knee') else '']
+    for x in rows
+  ]
+  return tables.Table([*(name.replace('_', ' ') for name in names), ''], cells)
 
 
 def _cell(row: Mapping[str, Any], name: str) -> Any:

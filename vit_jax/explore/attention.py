@@ -1,12 +1,14 @@
 """Attention maps, rollout, attention distance and entropy.
 
 Functions of a model and images come first, then those of arrays, with which
-several pictures share one forward pass (`features.reduced`).
+several pictures share one forward pass (`features.reduced`). A model is a ViT
+or hybrid; images are what `vit.preprocess` accepts, or its output.
 
 In comments: B images, N tokens (P before the patches), H heads, L layers,
 (h, w) the grid of patches.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -30,18 +32,12 @@ def attention_maps(
 
   query: (row, column) of the querying patch, from 0; None: the class token, or
   the mean over all patches if there is none.
-  Attention to each patch, float32 [L, B, H, h, w]. A map sums to at most one:
-  the rest goes to tokens that are not patches.
+
+  Maps are float32 [L, B, H, h, w]. A map sums to at most one: the rest goes to
+  tokens that are not patches.
   """
-  features.check_attention(vit)
-  grid, queries = features.patch_grid(vit), shown_queries(vit, query)
-  return features.reduced(
-    vit,
-    images,
-    ('attention',),
-    lambda arrays: maps(arrays['attention'], grid, queries),
-    axis=1,
-  )
+  queries, grid = shown_queries(vit, query), features.patch_grid(vit)
+  return _reduced(vit, images, lambda x: maps(x, grid, queries), axis=1)
 
 
 def attention_segments(
@@ -50,10 +46,8 @@ def attention_segments(
   """Returns the patches that hold most of the class token's attention.
 
   Of each head of the last layer, as DINO shows them (arXiv:2104.14294, section
-  4.2.2 and figure 4): the smallest set of patches with the share `mass` of the
-  attention to all patches.
-
-  bool [B, H, h, w].
+  4.2.2 and figure 4): the smallest set of patches with the share `mass`, above
+  0 and at most 1, of the attention to all patches, bool [B, H, h, w].
   """
   check_class_token(vit)
   return segments(attention_maps(vit, images)[-1], mass)
@@ -74,57 +68,44 @@ def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
   The attention matrices of all layers are multiplied, each averaged with the
   identity to account for the residual connection (Abnar and Zuidema, 2020,
   arXiv:2005.00928, section 3). The result is read at the tokens that the head
-  reads.
-
-  Contributions, float32 [B, h, w]. A map sums to at most one: the rest comes
-  from tokens that are not patches.
+  reads, float32 [B, h, w]. A map sums to at most one: the rest comes from
+  tokens that are not patches.
   """
-  features.check_attention(vit)
-  return features.reduced(
-    vit,
-    images,
-    ('attention',),
-    lambda arrays: read_out(vit, rollout(arrays['attention'])),
-  )
+  return _reduced(vit, images, lambda x: read_out(vit, rollout(x)), axis=0)
 
 
 def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the mean attention distance of each head, over images and queries.
 
   The distance between the centres of two patches is weighted by attention (ViT
-  paper, arXiv:2010.11929, figure 7 right and appendix D.7). Tokens that are not
-  patches are left out.
-
-  Pixels of the model's input, float32 [L, H].
+  paper, arXiv:2010.11929, figure 7 right and appendix D.7), in pixels of the
+  model's input, float32 [L, H]. Tokens that are not patches are left out.
   """
   features.check_attention(vit)
   grid, patch = features.patch_grid(vit), patch_size(vit)
   prefix = features.prefix_length(vit)
-  distances_of_queries = features.reduced(
-    vit,
-    images,
-    ('attention',),
-    lambda arrays: distances(arrays['attention'], grid, patch, prefix),
-    axis=1,
-  )
-  return distances_of_queries.mean(axis=1)
+  return _reduced(
+    vit, images, lambda x: distances(x, grid, patch, prefix), axis=1
+  ).mean(axis=1)
 
 
 def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the attention entropy of each head, a measure of its spread.
 
-  Entropy over all tokens, mean over images and queries, in nats, float32 [L,
-  H]: 0 if each query attends to one token, at most ln N.
+  It is over all tokens, mean over images and queries, in nats, float32 [L, H]:
+  0 if each query attends to one token, at most ln N.
   """
+  return _reduced(vit, images, entropies, axis=1).mean(axis=1)
+
+
+def _reduced(
+  vit: weights.Loaded, images: Any, reduce: Callable[[Any], Any], axis: int
+) -> np.ndarray:
+  """Reduces attention [L, B, H, N, N]; B is the result's axis `axis`."""
   features.check_attention(vit)
-  entropies_of_queries = features.reduced(
-    vit,
-    images,
-    ('attention',),
-    lambda arrays: entropies(arrays['attention']),
-    axis=1,
+  return features.reduced(
+    vit, images, ('attention',), lambda x: reduce(x['attention']), axis
   )
-  return entropies_of_queries.mean(axis=1)
 
 
 def patch_size(vit: weights.Loaded) -> tuple[int, int]:
@@ -136,11 +117,7 @@ def patch_size(vit: weights.Loaded) -> tuple[int, int]:
 def shown_queries(
   vit: weights.Loaded, query: tuple[int, int] | None = None
 ) -> range:
-  """Returns the queries that `attention_maps` averages over.
-
-  query: (row, column) of a patch; None: the class token, or all patches if
-  there is none.
-  """
+  """Returns the queries that `attention_maps` averages over."""
   model, prefix = attentive(vit), features.prefix_length(vit)
   if query is not None:
     token = prefix + features.patch_index(vit, query)
@@ -152,15 +129,14 @@ def shown_queries(
 
 
 def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
-  """Returns the contribution of each patch to the input of the head.
+  """Returns the contribution of each patch to the input of the head, [B, h, w].
 
   By the pool, that input is the class token, both tokens if there are
   two heads, the mean patch, or class token and mean patch in equal parts.
   Attention pooling ('map') is replaced by the mean patch.
 
-  flow: Contribution of each input token (last axis) to each output token, [B,
-  N, N], from `rollout` or `relevance`.
-  float32 [B, h, w].
+  flow: Contribution of each input token (last axis) to each output token,
+  [B, N, N], from `rollout` or `relevance`.
   """
   model, (h, w) = attentive(vit), features.patch_grid(vit)
   prefix = features.prefix_length(vit)
@@ -177,10 +153,9 @@ def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
 def maps(
   attention: jax.Array, grid: tuple[int, int], queries: range
 ) -> jax.Array:
-  """Returns the mean attention of some queries to each patch.
+  """Returns the mean attention of some queries to each patch, [..., h, w].
 
   attention: [..., N, N]; the last h * w tokens are the patches.
-  [..., h, w].
   """
   h, w = grid
   rows = attention[..., queries.start : queries.stop, -h * w :]
@@ -190,8 +165,8 @@ def maps(
 def segments(maps: np.ndarray, mass: float) -> np.ndarray:
   """Returns the smallest sets of patches with a share of the attention.
 
-  maps: Attention to patches, float [..., h, w].
-  bool [..., h, w]. Of patches with the same attention, the first are in it.
+  They are bool [..., h, w], for maps float [..., h, w]. Of patches with the
+  same attention, the first are in it.
   """
   flat = np.asarray(maps, np.float64).reshape(
     -1, maps.shape[-2] * maps.shape[-1]
@@ -211,8 +186,7 @@ def segments(maps: np.ndarray, mass: float) -> np.ndarray:
 def rollout(attention: jax.Array) -> jax.Array:
   """Returns the contribution of each input token to each token, by rollout.
 
-  attention: [L, B, H, N, N].
-  [B, N, N], whose rows sum to one.
+  It is [B, N, N], whose rows sum to one, for attention [L, B, H, N, N].
   """
   mixed = (attention.mean(axis=2) + jnp.eye(attention.shape[-1])) / 2
 
@@ -230,9 +204,8 @@ def mean_distance(
 ) -> jax.Array:
   """Returns the mean attention distance of each head; see `attention_distance`.
 
-  attention: [L, B, H, N, N].
-  patch: (height, width) of a patch, in pixels.
-  Pixels, [L, H].
+  It is in pixels, [L, H], for attention [L, B, H, N, N], a grid (h, w), the
+  (height, width) of a patch, and P.
   """
   return distances(attention, grid, patch, prefix).mean(axis=1)
 
@@ -240,8 +213,7 @@ def mean_distance(
 def entropy(attention: jax.Array) -> jax.Array:
   """Returns the attention entropy of each head; see `attention_entropy`.
 
-  attention: [L, B, H, N, N].
-  Nats, [L, H].
+  It is in nats, [L, H], for attention [L, B, H, N, N].
   """
   return entropies(attention).mean(axis=1)
 
@@ -253,10 +225,7 @@ def distances(
   patch: tuple[int, int],
   prefix: int,
 ) -> jax.Array:
-  """Returns the attention distance for each image, in pixels, [L, B, H].
-
-  The arguments are those of `mean_distance`, its mean over images.
-  """
+  """Returns `mean_distance` of each image, [L, B, H]."""
   centres = np.indices(grid).reshape(2, -1).T * patch  # [h * w, 2], in pixels
   gaps = np.linalg.norm(centres[:, None] - centres, axis=-1)
   patches = attention[..., prefix:, prefix:]
@@ -268,15 +237,12 @@ def distances(
 
 @jax.jit
 def entropies(attention: jax.Array) -> jax.Array:
-  """Returns the attention entropy for each image, in nats, [L, B, H].
-
-  The argument is that of `entropy`, its mean over images.
-  """
+  """Returns `entropy` of each image, [L, B, H]."""
   return jax.scipy.special.entr(attention).sum(axis=-1).mean(axis=-1)
 
 
 def attentive(vit: weights.Loaded) -> vit_lib.ViT:
-  """Returns the model as a ViT."""
+  """Returns the model as a ViT; refuses one that has no attention maps."""
   features.check_attention(vit)
   if not isinstance(vit.model, vit_lib.ViT):
     raise UserError(

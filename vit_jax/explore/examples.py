@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax import weights
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.data import features as data_features
 from vit_jax.data.device import views
@@ -26,35 +27,27 @@ _THUMBNAIL = 96  # pixels of the longer side
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-  """The first N examples of a split.
+  """The first N examples of a split."""
 
-  Attributes:
-    source_name: Names of the dataset and the split.
-    total: Number of examples in the split.
-    classes: Names of the classes in the data.
-    image: uint8 [N, h, w, C], in the stored size if all images have one size,
-      else in the input size of the model.
-    names: Paths of the files below the folder that has them all; numbers where
-      there are no files.
-    labels: Positions in `classes`, int32 [N]; None: they have no label.
-    maps: The class of each pixel, [N, h, w], of the size of `image`; None: they
-      have none.
-    features: Features of the examples, by name.
-    index: Positions in the unsliced split, int32 [N].
-    config: Config that the examples are read and prepared with.
-    image_shape: (h, w) if the images are resized on the device, else None.
-  """
-
-  source_name: str
-  total: int
-  classes: tuple[str, ...]
+  source_name: str  # names of the dataset and the split
+  total: int  # number of examples in the split
+  classes: tuple[str, ...]  # names of the classes in the data
+  # uint8 [N, h, w, C], in the stored size if all images have one size, else in
+  # the input size of the model.
   image: np.ndarray
+  # Paths of the files below the folder that has them all; numbers where there
+  # are no files.
   names: tuple[str, ...]
+  # Positions in `classes`, int32 [N]; None: they have no label.
   labels: np.ndarray | None
+  # The class of each pixel, [N, h, w], of the size of `image`; None: they have
+  # none.
   maps: np.ndarray | None
-  features: data_features.Features
-  index: np.ndarray
+  features: data_features.Features  # features of the examples, by name
+  index: np.ndarray  # positions in the unsliced split, int32 [N]
+  # Config that the examples are read and prepared with.
   config: ml_collections.ConfigDict
+  # (h, w) if the images are resized on the device, else None.
   image_shape: tuple[int, int] | None
 
   def __len__(self) -> int:
@@ -72,6 +65,14 @@ class Examples:
     """Whether the names are numbers, because there are no files."""
     return self.names == _numbers(self.index)
 
+  @property
+  def described(self) -> str:
+    """Words for the examples, as 'the 359 examples of digits, test'."""
+    count = len(self)
+    if count == self.total:
+      return f'the {counted(count, "example")} of {self.source_name}'
+    return f'the first {count} of {self.total} examples of {self.source_name}'
+
   def inputs(self, rows: Any) -> np.ndarray:
     """Returns the model's input for some examples, float32 [b, H, W, C]."""
     return np.asarray(self._prepare(self.image[rows]))
@@ -83,9 +84,10 @@ class Examples:
   def predictions(
     self, vit: weights.Loaded, same_order: bool
   ) -> tuple[evaluation_predictions.Predictions, tuple[str, ...]]:
-    """Applies a model to all examples.
+    """Returns a model's predictions for all examples, and its class names.
 
-    The predictions, and the names of the model's classes.
+    same_order: Whether the classes of the model and of the data have the same
+    order, whatever their names.
     """
     size = self.config.train.batch_size
     head = evaluation_predictions.Head.from_loaded(vit, _TOP)
@@ -117,11 +119,11 @@ class Examples:
     """Returns small images, uint8 [N, h, w, 3]."""
     scale = _THUMBNAIL / max(preprocess.image_size)
     h, w = (max(1, round(n * scale)) for n in preprocess.image_size)
-    result = np.empty((len(self), h, w, 3), np.uint8)
+    images: list[np.ndarray] = []
     for rows in self._parts():
       pixels = tiles.pixels(preprocess, self.inputs(rows))
-      result[rows] = tiles.fit_all(pixels, (h, w))
-    return result
+      images += tiles.fit_all(pixels, (h, w))
+    return np.stack(images)
 
   def embeddings(self, vit: weights.Loaded) -> np.ndarray:
     """Returns the input of the head, float32 [N, D']."""
@@ -139,7 +141,11 @@ class Examples:
 def load(
   source: data.Source, config: ml_collections.ConfigDict, most: int
 ) -> Examples:
-  """Reads examples."""
+  """Reads at most `most` examples of a split, from the first on.
+
+  config: That it was opened with; `train.batch_size` examples are read at a
+  time.
+  """
   size = config.train.batch_size
   parts: list[data.Batch] = []
   with contextlib.closing(
@@ -154,29 +160,25 @@ def load(
     for key in ('image', 'label', 'map', 'index')
     if key in parts[0]
   }
+  index = columns['index']
+  names = _numbers(index)
+  paths = [x for i in range(len(index)) if (x := source.file(i))]
+  if len(paths) == len(index):
+    folder = os.path.commonpath([os.path.dirname(x) for x in paths])
+    names = tuple(os.path.relpath(x, folder) for x in paths)
   return Examples(
     source_name=f'{config.data.name}, {config.data.split}',
     total=len(source),
     classes=source.classes,
     config=config,
     image_shape=source.image_shape,
-    names=_names(source, columns['index']),
+    names=names,
     image=columns['image'],
     labels=columns.get('label'),
     maps=columns.get('map'),
     features=source.features,
-    index=columns['index'],
+    index=index,
   )
-
-
-def _names(source: data.Source, index: np.ndarray) -> tuple[str, ...]:
-  """Returns names of the first examples of a source."""
-  files = [source.file(i) for i in range(len(index))]
-  readable = [x for x in files if x]
-  if len(readable) < len(files):
-    return _numbers(index)
-  folder = os.path.commonpath([os.path.dirname(x) for x in readable])
-  return tuple(os.path.relpath(x, folder) for x in readable)
 
 
 def _numbers(index: np.ndarray) -> tuple[str, ...]:

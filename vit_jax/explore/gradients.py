@@ -32,15 +32,15 @@ def class_relevance(
   images: Any,
   classes: int | Sequence[int] | None = None,
 ) -> np.ndarray:
-  """Returns the relevance of each patch for a class.
+  """Returns the relevance of each patch for a class, float32 [B, h, w].
 
   Attention is weighted by the gradient of the class's logit and accumulated
   over all layers (Chefer et al., 2021, arXiv:2103.15679, equations 5 and 6).
-  The result is read at the tokens that the head reads.
+  The result is read at the tokens that the head reads. It is at least 0, in the
+  scale of the logits.
 
   classes: Index of the class, one for all images or one for each; None: the
   predicted class.
-  Relevance, float32 [B, h, w], at least 0, in the scale of the logits.
   """
 
   def follow(attention: jax.Array, gradients: jax.Array) -> jax.Array:
@@ -56,25 +56,21 @@ def attention_gradients(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns attention, and the gradients of a class's logit to it.
 
-  Arguments and errors are those of `class_relevance`.
-
-  Attention and gradients, each float32 [L, B, H, N, N].
+  Each is float32 [L, B, H, N, N]. Arguments are those of `class_relevance`.
   """
   return _with_gradients(vit, images, classes, lambda *pair: pair, axis=1)
 
 
 @jax.jit
 def relevance(attention: jax.Array, gradients: jax.Array) -> jax.Array:
-  """Returns the relevance of each input token for each token.
+  """Returns the relevance of each input token for each token, [B, N, N].
 
   The relevance R starts as the identity and becomes R + A R in each layer,
   where A is the mean over heads of the positive part of gradient times
   attention. The identity is subtracted at the end, as it says nothing about
   the class.
 
-  attention: [L, B, H, N, N].
-  gradients: Gradients of a logit to the attention, [L, B, H, N, N].
-  [B, N, N].
+  gradients: Those of a logit to the attention; both are [L, B, H, N, N].
   """
   weighted = jnp.maximum(attention * gradients, 0).mean(axis=2)  # [L, B, N, N]
   eye = jnp.eye(attention.shape[-1])
@@ -103,14 +99,22 @@ def _with_gradients(
   chosen = _checked_classes(model.num_classes, classes, len(inputs))
   params = jax.tree.map(jnp.asarray, vit.params)
   shape = features.attention_shape(vit)
+  # An attention or block of the user's may leave out the perturbation.
+  parts = {
+    'attention': getattr(model.block, 'attention', model.block),
+    'block': model.block,
+  }
+  names = [registry.class_name(kind, type(x)) for kind, x in parts.items()]
+  users_part = next((name for name in names if ':' in name), '')
 
   def apply(x: np.ndarray, y: np.ndarray) -> Any:
     with models.explained_parts(model):
       attention, gradients = _gradients(model, shape, params, x, y)
-    if (name := _users_part(model)) and not gradients.any():
+    if users_part and not gradients.any():
       raise UserError(
         'no logit depends on the weights of attention: the head is zero, or the'
-        f' class {name!r} does not add context.perturbation to its weights'
+        f' class {users_part!r} does not add context.perturbation to its'
+        ' weights'
       )
     return reduce(attention, gradients)
 
@@ -135,18 +139,6 @@ def _checked_classes(
       f'classes is {classes!r}: a class is a whole number, 0 to {count - 1}'
     )
   return np.broadcast_to(chosen, (images,)).astype(np.int32)
-
-
-def _users_part(model: vit_lib.ViT) -> str:
-  """Returns the name of an attention or block of the user's; '' without one."""
-  parts = {
-    'attention': getattr(model.block, 'attention', model.block),
-    'block': model.block,
-  }
-  names = [
-    registry.class_name(kind, type(part)) for kind, part in parts.items()
-  ]
-  return next((name for name in names if ':' in name), '')
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -21,7 +21,11 @@ def read(
   most: int,
   report: Callable[[UserError], object],
 ) -> subject_lib.Images:
-  """Reads image files; evenly spread ones if there are too many."""
+  """Reads image files for a model; evenly spread ones if there are too many.
+
+  paths: Those given twice are read once. report: Called with the error of each
+  image that cannot be read.
+  """
   paths = list(dict.fromkeys(paths))
   chosen, inputs = [], []
   for i in tiles.spread(len(paths), most):

@@ -31,17 +31,14 @@ _AT_ONCE = 8
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-  """How C sentences fit an image.
+  """How C sentences fit an image."""
 
-  Attributes:
-    probability: Of each sentence, float32 [C]; see `Towers.probabilities`.
-    cosine: Of the embeddings of each sentence and the image, float32 [C].
-    places: How much `cosine` falls if a patch is hidden, with its neighbours
-      if there are many patches, float32 [C, h, w].
-  """
-
+  # Of each sentence, float32 [C]; see `Towers.probabilities`.
   probability: np.ndarray
+  # Of the embeddings of each sentence and the image, float32 [C].
   cosine: np.ndarray
+  # How much `cosine` falls if a patch is hidden, with its neighbours if there
+  # are many patches, float32 [C, h, w].
   places: np.ndarray
 
 
@@ -139,8 +136,8 @@ def _embed(
 ) -> dict[str, jax.Array]:
   """Returns embeddings of `image` [1, E], `hidden` [S, E] and `texts` [C, E].
 
-  inputs: image: float32 [1, H, W, channels]; shown: bool [S, H, W, 1]; tokens:
-  int32 [C, T].
+  Inputs are image, float32 [1, H, W, channels]; shown, bool [S, H, W, 1]; and
+  tokens, int32 [C, T].
   """
   image = inputs['image']
 

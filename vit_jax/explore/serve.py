@@ -113,7 +113,7 @@ def _names(paths: list[str]) -> list[str]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """Returns a listening socket."""
+  """Returns a socket that listens at an address; port 0: any free port."""
   try:
     family, *_, address = socket.getaddrinfo(
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

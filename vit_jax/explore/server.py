@@ -58,6 +58,10 @@ def application(
   for model N. POST /api/fit/N takes JSON and an image file as `uploads.parse`
   reads them, and returns the result of `Viewer.fit`. Errors are JSON,
   {"error": line}. Uploads stay in memory.
+
+  Requests for any other name of this machine than one of `hosts` are refused,
+  except for localhost and addresses: with such a name, a page of another site
+  could read the results (DNS rebinding). The page offers the samples.
   """
   api = _Api(viewers, samples)
   routes = [

@@ -1,7 +1,8 @@
-"""Similarity of layers by CKA, and linear classification of each layer.
+"""Similarity of layers by CKA, linear classification of each, near images.
 
 Functions of a model and images come first, then those of arrays, with which
-several pictures share one forward pass (`features.reduced`).
+several pictures share one forward pass (`features.reduced`). A model is a ViT,
+hybrid or Mixer; images are what `vit.preprocess` accepts, or its output.
 
 In comments: n images, N tokens (those before the patches come first), D hidden
 size, L layers.
@@ -16,6 +17,7 @@ import numpy as np
 from vit_jax import weights
 from vit_jax.config import counted
 from vit_jax.config import UserError
+from vit_jax.evaluation import knn
 from vit_jax.weights import features
 
 _BATCH = 32  # images in a minibatch of CKA
@@ -26,15 +28,15 @@ _PENALTIES = np.logspace(-2, 5, 8)  # tried for the linear classifier
 def layer_cka(
   vit: weights.Loaded, images: Any, other_vit: weights.Loaded | None = None
 ) -> np.ndarray:
-  """Returns linear CKA between all pairs of layers.
+  """Returns linear CKA between all pairs of layers, of one model or two.
 
   This is linear CKA (Kornblith et al., 2019, arXiv:1905.00414, section 3) of
   all tokens of a layer. Unbiased estimates of HSIC are averaged over batches of
   images (minibatch CKA: Nguyen et al., 2020, arXiv:2010.15327), so its expected
-  value does not depend on the number of images, but with few it is noisy.
+  value does not depend on the number of images, at least 4, but with few it is
+  noisy.
 
-  other_vit: A second model; None: `vit` itself.
-  float32 [L, L'], at most 1: 1 if one representation is a rotation of the
+  It is float32 [L, L'], at most 1: 1 if one representation is a rotation of the
   other, about 0 if they have nothing in common, nan if one is the same for all
   images.
   """
@@ -51,7 +53,14 @@ def layer_cka(
   terms = []
   for part in np.array_split(np.arange(count), -(-count // _BATCH)):
     grams = [
-      _gram_matrices(model, x[part])
+      features.reduced(
+        model,
+        x[part],
+        ('tokens',),
+        lambda arrays: _grams(arrays['tokens']),
+        axis=1,
+        batch_size=len(part),
+      )
       for model, x in zip(models, inputs, strict=True)
     ]
     terms.append(_hsic(grams[0], grams[-1]))
@@ -68,21 +77,17 @@ def layer_decodability(
   test_images: Any,
   test_labels: Sequence[Any] | np.ndarray,
 ) -> np.ndarray:
-  """Returns the accuracy of a linear classifier on each layer.
+  """Returns the accuracy of a linear classifier on each layer, float32 [L].
 
-  It reads the mean over the patch tokens; see `decodability`.
-
-  Accuracy on the test images, float32 [L].
+  It reads the mean over the patch tokens; see `decodability`. Labels are
+  numbers or names. The accuracy is that on the test images.
   """
   x, test_x = (mean_patches(vit, batch) for batch in (images, test_images))
   return decodability(x, labels, test_x, test_labels)
 
 
 def mean_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns the mean over the patch tokens after each layer.
-
-  float32 [L, n, D].
-  """
+  """Returns the mean patch token after each layer, float32 [L, n, D]."""
   features.check_tokens(vit)
   prefix = features.prefix_length(vit)
   return features.reduced(
@@ -94,11 +99,28 @@ def mean_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
   )
 
 
-def cka(x: np.ndarray, y: np.ndarray) -> float:
-  """Returns unbiased linear CKA of two representations; see `layers_cka`.
+def nearest_images(
+  vit: weights.Loaded, images: Any, gallery: Any = None, count: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
+  """Finds the nearest neighbours of images, by the input of the head.
 
-  x: [n, D], n at least 4.
-  y: [n, D'], for the same images.
+  gallery: The images to search; None: `images`, where none is its own
+  neighbour. count: Neighbours of each image; fewer if there are not so many
+  images.
+
+  Returns cosine similarity, float32 [n, count], in descending order; and
+  positions in `gallery`, int32 [n, count].
+  """
+  x = features.embeddings(vit, images)
+  if gallery is None:
+    return knn.nearest_others(x, x, np.arange(len(x)), count)
+  return knn.nearest_others(x, features.embeddings(vit, gallery), None, count)
+
+
+def cka(x: np.ndarray, y: np.ndarray) -> float:
+  """Returns unbiased linear CKA of two representations of the same images.
+
+  They are [n, D] and [n, D'], with n at least 4; see `layers_cka`.
   """
   return float(layers_cka(np.asarray(x)[None], np.asarray(y)[None])[0, 0])
 
@@ -106,12 +128,10 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
 def layers_cka(first: np.ndarray, second: np.ndarray) -> np.ndarray:
   """Returns unbiased linear CKA of all pairs of representations.
 
-  first: [L, n, ...], such as tokens; n at least 4.
-  second: [L', n, ...], for the same images.
-  float32 [L, L'], as from `layer_cka`.
+  It is float32 [L, L'], as from `layer_cka`, for [L, n, ...], such as tokens,
+  and [L', n, ...] of the same images; n is at least 4.
   """
-  terms = _hsic(_grams(first), _grams(second))
-  return _ratio(*terms)
+  return _ratio(*_hsic(_grams(first), _grams(second)))
 
 
 def decodability(
@@ -120,14 +140,11 @@ def decodability(
   test_x: np.ndarray,
   test_labels: Sequence[Any] | np.ndarray,
 ) -> np.ndarray:
-  """Returns the accuracy of a linear classifier on each layer.
+  """Returns the accuracy of a linear classifier on each layer, float32 [L].
 
-  The classifier is a ridge regression of standardised features to the classes
-  (-1 or 1), whose penalty is chosen by leave-one-out cross-validation.
-
-  x: Training features, [L, n, D].
-  test_x: Test features, [L, n', D].
-  Accuracy on the test images, float32 [L].
+  The classifier is a ridge regression of standardised features [L, n, D] to
+  the classes (-1 or 1), whose penalty is chosen by leave-one-out
+  cross-validation. The accuracy is that on the test features.
   """
   from sklearn import linear_model  # here: it takes a second to import
   from sklearn import pipeline
@@ -160,17 +177,6 @@ def _checked(labels: Any, x: np.ndarray) -> np.ndarray:
   return y
 
 
-def _gram_matrices(vit: weights.Loaded, images: np.ndarray) -> np.ndarray:
-  return features.reduced(
-    vit,
-    images,
-    ('tokens',),
-    lambda arrays: _grams(arrays['tokens']),
-    axis=1,
-    batch_size=len(images),
-  )
-
-
 @jax.jit
 def _grams(x: jax.Array) -> jax.Array:
   """Returns Gram matrices [L, n, n] of x [L, n, ...].
@@ -184,8 +190,8 @@ def _grams(x: jax.Array) -> jax.Array:
 def _hsic(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns unbiased HSIC of Gram matrices [L, n, n] and [L', n, n].
 
-  HSIC of all pairs, float64 [L, L'], and of each matrix with itself, [L] and
-  [L'].
+  They are of all pairs, float64 [L, L'], and of each matrix with itself, [L]
+  and [L'].
   """
   n = first.shape[-1]
   scale = n * (n - 3)

@@ -40,7 +40,11 @@ class Viewer:
   def __init__(self, vit: weights.Loaded, name: str):
     """Copies the parameters to the device; compiles nothing yet."""
     self.name = name
-    self._sentences, problem = _load_sentences(vit)
+    self._sentences, problem = None, ''
+    try:  # None for a model without a text tower
+      self._sentences = sentences_lib.Sentences.load(vit)
+    except config_lib.UserError as e:
+      problem = f'Sentences cannot be compared: {config_lib.one_line(e)}.'
     self._vit = dataclasses.replace(vit, params=jax.device_put(vit.params))
     self._heads, note = _shown_heads(vit)
     self._note = ' '.join(filter(None, (note, problem)))
@@ -212,19 +216,6 @@ def packed(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
   return b''.join(
     [struct.pack('<I', len(text)), text, *(x.tobytes() for x in parts)]
   )
-
-
-def _load_sentences(
-  vit: weights.Loaded,
-) -> tuple[sentences_lib.Sentences | None, str]:
-  """Returns what compares sentences, and a note if the vocabulary is missing.
-
-  A model without a text tower has neither.
-  """
-  try:
-    return sentences_lib.Sentences.load(vit), ''
-  except config_lib.UserError as e:
-    return None, f'Sentences cannot be compared: {config_lib.one_line(e)}.'
 
 
 def _shown_heads(vit: weights.Loaded) -> tuple[int, str]:

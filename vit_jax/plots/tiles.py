@@ -18,10 +18,9 @@ T = TypeVar('T')
 def pixels(
   preprocess: preprocess_lib.Preprocess, inputs: np.ndarray
 ) -> np.ndarray:
-  """Converts the input of a model to pixels.
+  """Converts the input of a model, float32 [B, H, W, C], to pixels.
 
-  inputs: Preprocessed images, float32 [B, H, W, C].
-  uint8 [B, H, W, 3], with transparent pixels on white.
+  They are uint8 [B, H, W, 3], with transparent pixels on white.
   """
   mean, std = (
     np.asarray(x, np.float32) for x in (preprocess.mean, preprocess.std)
@@ -52,7 +51,12 @@ def tile_shape(
   width: int = 1920,
   limits: tuple[int, int] = (80, 288),
 ) -> tuple[int, int]:
-  """Returns (height, width) of tiles in which each patch has whole pixels."""
+  """Returns (height, width) of tiles in which each patch has whole pixels.
+
+  image: (H, W). grid: (h, w). columns: Number of tiles in a row, whose largest
+  width is `width`. limits: Minimum and maximum of a tile's longer side, if
+  possible.
+  """
   longest = np.clip(width // columns, *limits)
   scale = min(longest / image[0], longest / image[1])
   per_patch = (
@@ -88,10 +92,10 @@ def color(
   limits: tuple[float, float],
   name: str = style.HEAT,
 ) -> np.ndarray:
-  """Returns a map in colours, with one colour for each patch.
+  """Returns a map [h, w] in colours, with one colour for each patch.
 
-  values: [h, w].
-  uint8 [height, width, 3].
+  It is uint8 [height, width, 3]. limits: Values of the first and the last
+  colour. name: Of the colour map; see `style`.
   """
   scaled = _scaled(np.asarray(values, np.float64), *limits)
   table = style.colour_table(name)
@@ -103,7 +107,6 @@ def cover(
 ) -> np.ndarray:
   """Returns an image [height, width, 3] whose hidden patches are covered.
 
-  image: uint8 [height, width, 3].
   hidden: bool [h, w], or a shape that divides the image's.
   """
   shape = image.shape[0], image.shape[1]
