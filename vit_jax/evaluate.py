@@ -230,9 +230,12 @@ def _evaluate_variants(
   for variant in adapted:
     evaluator.check_model(variant.model)
   rows = variants.measure(
-    adapted, changes, lambda x: _evaluate(x, evaluator, None)[0], bool(plot)
+    adapted,
+    changes,
+    lambda variant: _evaluate(variant, evaluator, None)[0],
+    bool(plot),
+    int(str(FLAGS['batch_size'].value)),
   )
-  variants.add_speed(rows, adapted, int(str(FLAGS['batch_size'].value)))
   if plot:
     variants.draw(rows, plot)
   summary = {'variants': rows, 'checkpoint': loaded.origin.to_dict()}

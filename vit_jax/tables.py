@@ -149,7 +149,12 @@ def _folded(
   if space is not None and total > space:
     last = space - (total - widths[-1])
     if last >= _LEAST_TEXT and not right[-1]:
-      cells = [row for cell in cells for row in _wrapped(cell, last)]
+      wrapped = []
+      for *texts, text in cells:
+        first, *more_lines = textwrap.wrap(text, last) or ['']
+        wrapped.append([*texts, first])
+        wrapped += [[''] * len(texts) + [line] for line in more_lines]
+      cells = wrapped
     else:
       parts = _parts(widths, space)
   for i, part in enumerate(parts):
@@ -161,14 +166,6 @@ def _folded(
         [widths[k] for k in part],
         [right[k] for k in part],
       )
-
-
-def _wrapped(row: list[str], width: int) -> Iterator[list[str]]:
-  """Yields a row, and rows with more of its last cell alone."""
-  first, *more_lines = textwrap.wrap(row[-1], width) or ['']
-  yield [*row[:-1], first]
-  for text in more_lines:
-    yield [''] * (len(row) - 1) + [text]
 
 
 def _parts(widths: Sequence[int], space: int) -> Iterator[list[int]]:

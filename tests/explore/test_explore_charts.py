@@ -10,7 +10,7 @@ import stand_in
 
 from vit_jax import data
 from vit_jax.evaluation import calibration
-from vit_jax.explore import images as images_lib
+from vit_jax.explore import examples as examples_lib
 from vit_jax.explore import model_pictures
 from vit_jax.explore import prediction_pictures
 from vit_jax.plots import canvas
@@ -232,6 +232,8 @@ def test_reliability_is_in_bars_that_fade(style):
 
 
 def test_names_of_any_bytes():
-  assert images_lib.printable('a b.png') == 'a b.png'
+  assert examples_lib.printable('a b.png') == 'a b.png'
   unknown = '\N{REPLACEMENT CHARACTER}'
-  assert images_lib.printable('caf\udce9\n.png') == f'caf{unknown}{unknown}.png'
+  assert (
+    examples_lib.printable('caf\udce9\n.png') == f'caf{unknown}{unknown}.png'
+  )

@@ -65,7 +65,7 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
   for path in paths:
     config_lib.check_local(path, 'work directory')
   resolved = [pathlib.Path(path).resolve() for path in paths]
-  twice = [path for path in resolved if resolved.count(path) > 1]
+  twice = [x for x in resolved if resolved.count(x) > 1]
   if twice:
     raise UserError(f'{twice[0]} is given twice')
   if len(paths) < 2:
@@ -73,16 +73,16 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
       'name two or more work directories, as in runs/digits runs/digits-2'
     )
   skipped = [x for x in resolved if x.exists() and not records.is_run(x)]
-  resolved = [path for path in resolved if path not in skipped]
+  resolved = [x for x in resolved if x not in skipped]
   if skipped and len(resolved) < 2:
     names = config_lib.join_first([str(x) for x in skipped])
     raise UserError(
       f'{len(resolved)} of these is the work directory of a run, and it takes'
       f' two to compare: there is no config.json, or no run.json, in {names}'
     )
-  for path in skipped:
-    logging.warning('warning: %s is left out: it is no run', path)
-  runs = [records.read(path) for path in resolved]
+  for folder in skipped:
+    logging.warning('warning: %s is left out: it is no run', folder)
+  runs = [records.read(x) for x in resolved]
   for run in runs:
     if not run.curves:
       logging.warning('%s has no metrics yet', run.path)
@@ -169,8 +169,8 @@ def report(column: Column) -> dict[str, Any]:
     if records.is_evaluation(name):
       best = [run.best(name) for run in runs]
       metrics[name] |= _mean('best', [p and p.value for p in best])
-      is_one = len(runs) == 1 and best[0]
-      metrics[name]['best_step'] = best[0].step if is_one else None
+      single = best[0] if len(runs) == 1 else None
+      metrics[name]['best_step'] = single and single.step
   speeds = [
     [p.value for p in run.curves.get('train/images_per_second', ())]
     for run in runs
@@ -215,7 +215,10 @@ def lines(
   x: A value of --x.
   """
   ends = [run.last.seconds for c in columns for run in c.runs if run.last]
-  unit, scale = _unit(max(ends)) if x == 'time' else ('', 1.0)
+  unit, scale = 'seconds', 1.0
+  for name, seconds in (('minutes', 60.0), ('hours', 3600.0)):
+    if x == 'time' and max(ends) > 2 * seconds:
+      unit, scale = name, seconds
   names = {name for c in columns for run in c.counted for name in run.curves}
   metrics = [n for n in (LOSS, _RATE) if n in names]
   # What a method measures of its own training.
@@ -242,13 +245,6 @@ def is_noisy(name: str) -> bool:
   return not records.is_evaluation(name) and name != _RATE
 
 
-def _unit(seconds: float) -> tuple[str, float]:
-  for unit, scale in (('hours', 3600.0), ('minutes', 60.0)):
-    if seconds > 2 * scale:
-      return unit, scale
-  return 'seconds', 1.0
-
-
 def _line(
   runs: Sequence[records.Record], name: str, x: str, scale: float
 ) -> 'curves.Line | None':
@@ -262,25 +258,19 @@ def _line(
   if not steps:
     return None
   points = [[table[step] for step in steps] for table in tables]
-  at = np.mean(
-    [
-      [_x(p, x, run) / scale for p in row]
-      for row, run in zip(points, runs, strict=True)
-    ],
-    axis=0,
-  )
+  places = []
+  for row, run in zip(points, runs, strict=True):
+    batch_size = run.config.get('train.batch_size', math.nan)
+    axes = {
+      'step': [p.step for p in row],
+      'examples': [p.step * batch_size for p in row],
+      'epoch': [p.epoch for p in row],
+      'time': [p.seconds for p in row],
+    }
+    places.append([value / scale for value in axes[x]])
+  at = np.mean(places, axis=0)
   values = np.array([[p.value for p in row] for row in points])  # [runs, N]
   if len(runs) == 1:
     return curves.Line(at, values[0])
   low, high = values.min(axis=0), values.max(axis=0)
   return curves.Line(at, values.mean(axis=0), low, high)
-
-
-def _x(point: records.Point, x: str, run: records.Record) -> float:
-  if x == 'examples':
-    return point.step * run.config.get('train.batch_size', math.nan)
-  return {
-    'step': point.step,
-    'epoch': point.epoch,
-    'time': point.seconds,
-  }[x]

@@ -27,14 +27,15 @@ def confusion(
   labels, predicted: int [...], of NumPy or JAX, as the result is. counts: bool
   [...], which places count, as those that are no padding.
   """
-  pairs = num_classes * labels.astype(int) + predicted
-  others = num_classes**2  # the bin of places that do not count
+  pairs: Any = num_classes * labels.astype(int) + predicted
+  matrix: Any
+  unused = num_classes**2  # the bin of places that do not count
   if isinstance(pairs, jax.Array):
-    pairs = jnp.where(counts, pairs, others).ravel()
-    matrix = jnp.bincount(pairs, length=others + 1)[:-1]
+    pairs = jnp.where(counts, pairs, unused).ravel()
+    matrix = jnp.bincount(pairs, length=unused + 1)[:-1]
   else:
-    pairs = np.where(counts, pairs, others).ravel()
-    matrix = np.bincount(pairs, minlength=others + 1)[:-1]
+    pairs = np.where(counts, pairs, unused).ravel()
+    matrix = np.bincount(pairs, minlength=unused + 1)[:-1]
   return matrix.reshape(num_classes, num_classes)
 
 
@@ -63,10 +64,24 @@ class Count(Sum):
 
 
 @flax.struct.dataclass
-class Confusion(Sum):
-  """Number of examples by label and predicted class, int32 [K, K]."""
+class Counts(metrics.Metric):
+  """Numbers by label and predicted class, int [K, K], from `confusion`."""
 
-  counts: jax.Array
+  counts: Any
+
+  def merge(self, other: Self) -> Self:
+    """Adds both; in int64, since a split may have more than 2^31 pixels."""
+    counts = (np.asarray(x.counts, np.int64) for x in (self, other))
+    return type(self)(sum(counts))
+
+  def compute(self) -> Any:
+    """Returns the counts."""
+    return np.asarray(self.counts)
+
+
+@flax.struct.dataclass
+class Confusion(Counts):
+  """Number of examples by label and predicted class, int [K, K]."""
 
   @classmethod
   def from_model_output(
@@ -74,11 +89,7 @@ class Confusion(Sum):
   ) -> 'Confusion':
     """Counts the examples of a batch; padding counts 0."""
     best = logits.argmax(axis=-1)
-    return cls(counts=confusion(labels, best, logits.shape[-1], mask))
-
-  def compute(self) -> jax.Array:
-    """Returns the counts."""
-    return self.counts
+    return cls(confusion(labels, best, logits.shape[-1], mask))
 
 
 Examples = metrics.Collection.create(examples=Count)

@@ -114,7 +114,8 @@ class Probe(base.Evaluator):
       if isinstance(x, data_base.ArraySource)
     ]
     if len(labelled) == 2:
-      self.check_examples(*labelled, source.classes)
+      train, test = labelled
+      self.check_examples(train, test, source.classes)
     for part in splits.parse(self.spec.split):
       for train_part in splits.parse(self.train_split):
         if _overlap(part, train_part):

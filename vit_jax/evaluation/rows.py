@@ -7,8 +7,6 @@ any size. In comments: K classes.
 from collections.abc import Callable
 import math
 from typing import Any
-from typing import Protocol
-from typing import runtime_checkable
 
 from absl import logging
 import jax
@@ -30,20 +28,6 @@ Rows = dict[str, np.ndarray]
 OnHost = Callable[[np.ndarray, np.ndarray], Rows]
 
 
-@runtime_checkable
-class MeasuresExamples(Protocol):
-  """An objective with measures of single examples."""
-
-  def example_measures(
-    self, outputs: dict[str, jax.Array], batch: dict[str, jax.Array]
-  ) -> dict[str, jax.Array]:
-    """Returns measures of single examples, [B] each, for reports.
-
-    Those with further axes are for intervals, and in no table. The arguments
-    are those of `measure` of the objective.
-    """
-
-
 def measure(
   context: base.Context,
   split: str,
@@ -52,8 +36,10 @@ def measure(
 ) -> tuple[dict[str, Any], Rows]:
   """Returns the metrics of a split, and columns of its N examples in order.
 
-  The columns are `index`, what `Head.read` returns, and the measures of the
-  objective.
+  The columns are `index`, what `Head.read` returns, and those of
+  `example_measures`, if the objective has that: (outputs, batch) -> measures of
+  single examples, [B] each. Those with further axes are for intervals, and in
+  no table.
 
   head: Interprets the outputs; None: they predict no feature. on_host: Measures
   further columns, such as `distances`.
@@ -62,7 +48,7 @@ def measure(
   def measured(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:
     outputs = objective.outputs(params, batch)
     rows = {'index': batch['index']}
-    if isinstance(objective, MeasuresExamples):
+    if hasattr(objective, 'example_measures'):
       rows |= objective.example_measures(outputs, batch)
     rows |= head.read(outputs, batch) if head else {}
     maps = (batch['map'], outputs['segments']) if on_host else ()

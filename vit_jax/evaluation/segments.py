@@ -305,10 +305,8 @@ def _middle(values: np.ndarray) -> tuple[float, float]:
 
 
 @flax.struct.dataclass
-class Confusion(clu_metrics.Metric):
+class Confusion(metrics.Counts):
   """Numbers of places by label and prediction, int [K, K], over all batches."""
-
-  counts: Any
 
   @classmethod
   def from_model_output(
@@ -327,15 +325,6 @@ class Confusion(clu_metrics.Metric):
     shape = (len(mask), *(1,) * (labels.ndim - 1))
     counted = (labels != ignore) & mask.reshape(shape)
     return cls(metrics.confusion(labels, segments, len(classes), counted))
-
-  def merge(self, other: Self) -> Self:
-    """Adds both; in int64, since a split may have more than 2^31 places."""
-    counts = (np.asarray(x.counts, np.int64) for x in (self, other))
-    return type(self)(sum(counts))
-
-  def compute(self) -> Any:
-    """Returns int64 [K, K], label first."""
-    return np.asarray(self.counts)
 
 
 def _metric(name: str) -> type[Confusion]:

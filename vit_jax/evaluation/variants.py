@@ -99,8 +99,15 @@ def measure(
   changes: Sequence[Mapping[str, Any]],
   evaluate: Callable[[weights.Loaded], Mapping[str, Any]],
   draws: bool,
+  batch_size: int,
 ) -> list[dict[str, Any]]:
-  """Returns the sizes and the metrics of each variant, one row each."""
+  """Returns the sizes, the metrics and the speed of variants, one row each.
+
+  If there is an accuracy, one may be the knee.
+
+  loaded: From `adapted`, by these changes. evaluate: Returns the report of a
+  model. draws: Whether the rows are for `draw`.
+  """
   rows: list[dict[str, Any]] = []
   for variant, change in zip(loaded, changes, strict=True):
     metrics = {  # with their intervals
@@ -115,44 +122,24 @@ def measure(
       raise UserError(
         '--plot draws the accuracy, which is not measured here: leave it out'
       )
-    rows.append(describe(variant, change) | metrics)
-  return rows
-
-
-def describe(
-  loaded: weights.Loaded, change: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns the sizes of a model that `Loaded.adapted(**change)` has given."""
-  size = loaded.preprocess.image_size
-  sizes: dict[str, Any] = {'image_size': _times(size)}
-  if patch := models.pixels_per_token(loaded.model):
-    sizes['patch_size'] = _times(patch)
-    sizes['tokens'] = math.prod(weights.grid(loaded.model, size))
-  if 'merge' in change:
-    sizes['merge'] = change['merge']
-  if 'quantize' in change:
-    sizes['quantize'] = change['quantize']
-    everything = loaded.params, loaded.objective_params
-    sizes['parameter_bytes'] = quantized.num_bytes(everything)
-  return sizes
-
-
-def add_speed(
-  rows: Sequence[dict[str, Any]],
-  loaded: Sequence[weights.Loaded],
-  batch_size: int,
-) -> None:
-  """Adds images_per_second and, if there is an accuracy, which is the knee."""
-  speeds = rates(loaded, batch_size)
-  best = None
+    size = variant.preprocess.image_size
+    row: dict[str, Any] = {'image_size': 'x'.join(map(str, size))}
+    if patch := models.pixels_per_token(variant.model):
+      row['patch_size'] = 'x'.join(map(str, patch))
+      row['tokens'] = math.prod(weights.grid(variant.model, size))
+    if 'merge' in change:
+      row['merge'] = change['merge']
+    if 'quantize' in change:
+      row['quantize'] = change['quantize']
+      everything = variant.params, variant.objective_params
+      row['parameter_bytes'] = quantized.num_bytes(everything)
+    rows.append(row | metrics)
+  speeds, best = rates(loaded, batch_size), None
   if all(x.get('accuracy') is not None for x in rows):
     best = knee(speeds, [x['accuracy'] for x in rows])
   for i, (row, speed) in enumerate(zip(rows, speeds, strict=True)):
     row |= {'images_per_second': speed, 'knee': i == best}
-
-
-def _times(size: Sequence[int]) -> str:
-  return 'x'.join(map(str, size))
+  return rows
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
   from vit_jax.evaluation.metrics import confusion as confusion
   from vit_jax.explore.attention import attention_distance as attention_distance
   from vit_jax.explore.attention import attention_entropy as attention_entropy
+  from vit_jax.explore.attention import (
+    attention_gradients as attention_gradients,
+  )
   from vit_jax.explore.attention import attention_maps as attention_maps
   from vit_jax.explore.attention import attention_rollout as attention_rollout
   from vit_jax.explore.attention import attention_segments as attention_segments
+  from vit_jax.explore.attention import class_relevance as class_relevance
   from vit_jax.explore.attention import entropy as entropy
   from vit_jax.explore.attention import mean_distance as mean_distance
+  from vit_jax.explore.attention import relevance as relevance
   from vit_jax.explore.attention import rollout as rollout
-  from vit_jax.explore.gradients import (
-    attention_gradients as attention_gradients,
-  )
-  from vit_jax.explore.gradients import class_relevance as class_relevance
-  from vit_jax.explore.gradients import relevance as relevance
   from vit_jax.explore.positions import embedding_filters as embedding_filters
   from vit_jax.explore.positions import (
     position_similarity as position_similarity,
@@ -63,9 +63,8 @@ _NAMES = {
   'vit_jax.evaluation.calibration': 'calibration_error reliability_bins',
   'vit_jax.evaluation.metrics': 'confusion',
   'vit_jax.explore.attention': 'attention_distance attention_entropy'
-  ' attention_maps attention_rollout attention_segments entropy mean_distance'
-  ' rollout',
-  'vit_jax.explore.gradients': 'attention_gradients class_relevance relevance',
+  ' attention_gradients attention_maps attention_rollout attention_segments'
+  ' class_relevance entropy mean_distance relevance rollout',
   'vit_jax.explore.positions': 'embedding_filters position_similarity'
   ' stem_filters',
   'vit_jax.explore.predictions': 'class_probabilities confident_mistakes'

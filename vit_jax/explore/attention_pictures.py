@@ -10,7 +10,6 @@ import numpy as np
 from vit_jax import weights
 from vit_jax.config import counted
 from vit_jax.explore import attention as attention_lib
-from vit_jax.explore import gradients
 from vit_jax.explore import sheets
 from vit_jax.explore import subject as subject_lib
 from vit_jax.models.parts import pooling
@@ -29,12 +28,10 @@ _LEAST_TOP = 2.0  # so that nearly uniform attention is nearly one colour
 _UNIFORM = 'attention / uniform attention (1 = all tokens alike)'
 
 
-def _attention(subject: Subject) -> subject_lib.Attention:
-  """Returns the captured attention; refuses a model that has none."""
+def _attention(subject: Subject) -> subject_lib.Captured:
+  """Returns what is captured; refuses a model that has no attention."""
   attention_lib.attentive(subject.vit)
-  attention = subject.captured.attention
-  assert attention is not None
-  return attention
+  return subject.captured
 
 
 def _scale(values: np.ndarray, label: str) -> sheet.Scale:
@@ -72,8 +69,8 @@ def maps(subject: Subject) -> Drawn:
       title = subject_lib.one_line(caption)
       rows = []
       for by_head in values[:, i]:
-        shown = [by_head.mean(axis=0), *by_head]
-        row = sheets.colored(shown, images, scale)
+        mean_first = [by_head.mean(axis=0), *by_head]
+        row = sheets.colored(mean_first, images, scale)
         rows.append([sheet.Tile(images[i]), *row])
       drawn = sheet.draw(
         rows,
@@ -88,11 +85,10 @@ def maps(subject: Subject) -> Drawn:
   if 'class_token' in attention_lib.attentive(vit).prefix:
     query = 'the class token'
   caption = (
-    f'Attention of {query} to each patch (arXiv:2010.11929,'
-    ' appendix A), by layer and head, and its mean over the heads. All pictures'
-    ' of this section have one scale: multiples of uniform attention,'
-    f' 1/{tokens} for each of {tokens}'
-    ' tokens. Layers and heads are counted from 0.'
+    f'Attention of {query} to each patch (arXiv:2010.11929, appendix A), by'
+    ' layer and head, and its mean over the heads. All pictures of this'
+    f' section have one scale: multiples of uniform attention, 1/{tokens} for'
+    f' each of {tokens} tokens. Layers and heads are counted from 0.'
   )
   return Drawn(caption, figures(), _scale_numbers(scale, vit))
 
@@ -149,13 +145,15 @@ def relevance(subject: Subject) -> Drawn:
   names, inputs = subject.names, subject.images.inputs
   if chosen := subject.options.classes:
     relevance = np.stack(
-      [gradients.class_relevance(vit, inputs, i) for i in chosen], axis=1
+      [attention_lib.class_relevance(vit, inputs, i) for i in chosen], axis=1
     )
     classes = [names[i] for i in chosen]
     captions, heads = classes * len(inputs), classes
   else:
     best = subject.probabilities.argmax(axis=1)
-    relevance = gradients.class_relevance(vit, inputs, best.tolist())[:, None]
+    relevance = attention_lib.class_relevance(vit, inputs, best.tolist())[
+      :, None
+    ]
     classes = captions = [names[i] for i in best]
     heads = ['relevance']
   mean = relevance.mean(axis=(-2, -1), keepdims=True)

@@ -1,10 +1,13 @@
-"""Labelled examples, and the predictions of a model for them."""
+"""The images of a report, and labelled examples with their predictions."""
 
+import collections
 from collections.abc import Callable
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
 import os
+import pathlib
 from typing import Any
 
 import jax
@@ -23,6 +26,22 @@ from vit_jax.weights import features as features_lib
 
 _TOP = 5  # most probable classes of each example
 _THUMBNAIL = 96  # pixels of the longer side
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """Images of a report."""
+
+  names: tuple[str, ...]  # names to show
+  truths: tuple[str, ...]  # names of the labels; '' where unknown
+  inputs: np.ndarray  # input of the model, float32 [B, H, W, C]
+  # The images before preprocessing, for another model: paths, or arrays uint8
+  # [h, w, C].
+  sources: Sequence[Any]
+  available: int  # number of images that these were chosen from
+  naming: str = ''  # a sentence that explains the names; '' for names of files
+  # Their positions among the labelled examples; () for other images.
+  rows: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,3 +202,74 @@ def load(
 
 def _numbers(index: np.ndarray) -> tuple[str, ...]:
   return tuple(f'example {number}' for number in index.tolist())
+
+
+def read_images(
+  vit: weights.Loaded,
+  paths: Sequence[str],
+  most: int,
+  report: Callable[[UserError], object],
+) -> Images:
+  """Reads image files for a model; evenly spread ones if there are too many.
+
+  paths: Those given twice are read once. report: Called with the error of each
+  image that cannot be read.
+  """
+  paths = list(dict.fromkeys(paths))
+  chosen, inputs = [], []
+  for i in tiles.spread(len(paths), most):
+    try:
+      inputs.append(vit.preprocess(paths[i]))
+    except UserError as e:
+      report(e)
+      continue
+    chosen.append(paths[i])
+  if not chosen:
+    raise UserError('none of the images can be read')
+  return Images(
+    names=_file_names(chosen),
+    truths=('',) * len(chosen),
+    inputs=np.concatenate(inputs),
+    sources=chosen,
+    available=len(paths),
+  )
+
+
+def _file_names(paths: Sequence[str]) -> tuple[str, ...]:
+  """Returns names of files, with parent folders where names are not unique."""
+  parts = [pathlib.PurePath(path).parts for path in paths]
+  names: dict[int, str] = {}
+  for length in range(1, max(map(len, parts)) + 1):
+    ends = [part[-length:] for part in parts]
+    counts = collections.Counter(ends)
+    for i, end in enumerate(ends):
+      if i not in names and (counts[end] == 1 or len(parts[i]) == length):
+        names[i] = printable(os.path.join(*end))
+  return tuple(names[i] for i in range(len(paths)))
+
+
+def printable(name: str) -> str:
+  """Returns a file name as one line of text, whatever bytes it has."""
+  text = name.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')
+  return ''.join(
+    c if c.isprintable() else '\N{REPLACEMENT CHARACTER}' for c in text
+  )
+
+
+def choose(examples: Examples, most: int) -> Images:
+  """Returns at most `most` of the examples, evenly spread."""
+  rows = np.asarray(tiles.spread(len(examples), most))
+  truths, naming = ('',) * len(rows), ''
+  if examples.labels is not None:
+    truths = tuple(examples.classes[i] for i in examples.labels[rows])
+  if examples.numbered:
+    naming = 'Numbers of examples count the whole split from 0.'
+  return Images(
+    names=tuple(printable(examples.names[i]) for i in rows),
+    truths=truths,
+    inputs=examples.inputs(rows),
+    sources=list(examples.image[rows]),
+    available=len(examples),
+    naming=naming,
+    rows=tuple(rows.tolist()),
+  )

@@ -70,7 +70,14 @@ def objective(subject: Subject) -> Drawn:
   shape = tiles.tile_shape(
     vit.preprocess.image_size, grid, most, limits=sheets.LIMITS
   )
-  column_tiles = [_tiles(subject, column, grid, shape) for column in columns]
+  column_tiles = []
+  for column in columns:
+    pixels = tiles.pixels(vit.preprocess, np.asarray(column.images))
+    images = tiles.fit_all(pixels, shape)
+    if column.hidden is not None:
+      hidden = np.asarray(column.hidden).reshape(-1, *grid)
+      images = [tiles.cover(*pair) for pair in zip(images, hidden, strict=True)]
+    column_tiles.append(images)
   groups = [
     [*map(sheet.Tile, group[:-1]), sheet.Tile(group[-1], text)]
     for *group, text in zip(*column_tiles, subject.captions, strict=True)
@@ -87,21 +94,6 @@ def objective(subject: Subject) -> Drawn:
       f' number {vit.origin.step}, whose images are others.'
     )
   return Drawn(caption, [('', drawn)])
-
-
-def _tiles(
-  subject: Subject,
-  column: base.Column,
-  grid: tuple[int, int],
-  shape: tuple[int, int],
-) -> list[np.ndarray]:
-  """Returns the tiles of a column, uint8 [*shape, 3] each."""
-  pixels = tiles.pixels(subject.vit.preprocess, np.asarray(column.images))
-  images = tiles.fit_all(pixels, shape)
-  if column.hidden is None:
-    return images
-  hidden = np.asarray(column.hidden).reshape(-1, *grid)
-  return [tiles.cover(*pair) for pair in zip(images, hidden, strict=True)]
 
 
 def samples(subject: Subject) -> Drawn:

@@ -32,7 +32,6 @@ Prints the path of the report, and the progress on stderr. Needs matplotlib and
 jinja2: pip install 'vit_jax[explore]'.
 """
 
-from collections.abc import Sequence
 import os
 import pathlib
 import re
@@ -50,7 +49,6 @@ from vit_jax.config import UserError
 
 if TYPE_CHECKING:
   from vit_jax import weights
-  from vit_jax.explore import report as report_lib
   from vit_jax.explore import subject as subject_lib
 
 USAGE = 'explore --from=PATH (--data=NAME | --images=PATH)'
@@ -158,7 +156,10 @@ def main(argv: list[str]) -> int:
     contents = kinds.draw(
       subject, names, new, lambda name: logging.info('drawing %s', name)
     )
-    missing = _missing_lines(contents.missing)
+    names_by_reason: dict[str, list[str]] = {}
+    for kind in contents.missing:
+      names_by_reason.setdefault(kind.reason, []).append(kind.name)
+    missing = [f'{", ".join(x)}: {y}' for y, x in names_by_reason.items()]
     if not contents.sections:
       raise UserError(f'there is nothing to draw: {"; ".join(missing)}')
     numbers = {
@@ -229,7 +230,6 @@ def _subject(
   """Reads images, examples and the other model; adds errors to `failed`."""
   from vit_jax import weights
   from vit_jax.explore import examples as examples_lib
-  from vit_jax.explore import images as images_lib
   from vit_jax.explore import subject as subject_lib
 
   options = _options(vit)
@@ -241,9 +241,9 @@ def _subject(
       examples = examples_lib.load(source, config, _MAX_EXAMPLES.value)
   if paths:
     report = image_files.reporter(failed)
-    images = images_lib.read(vit, paths, _MAX_IMAGES.value, report)
+    images = examples_lib.read_images(vit, paths, _MAX_IMAGES.value, report)
   elif examples is not None:
-    images = images_lib.from_examples(examples, _MAX_IMAGES.value)
+    images = examples_lib.choose(examples, _MAX_IMAGES.value)
   if _OTHER_MODEL.value:
     other_model = weights.load(_OTHER_MODEL.value)
     logging.info('loaded %s', other_model.origin)
@@ -324,14 +324,6 @@ def _classes(vit: 'weights.Loaded') -> tuple[int, ...]:
         f' to {vit.model.num_classes - 1}'
       )
   return tuple(positions)
-
-
-def _missing_lines(missing: 'Sequence[report_lib.Missing]') -> list[str]:
-  """Returns why there are no pictures, as 'stem, cka: REASON'."""
-  names: dict[str, list[str]] = {}
-  for kind in missing:
-    names.setdefault(kind.reason, []).append(kind.name)
-  return [f'{", ".join(kinds)}: {reason}' for reason, kinds in names.items()]
 
 
 def _facts(

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import functools
 import math
 from typing import Any
-from typing import NamedTuple
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,7 +63,7 @@ def predictions(subject: Subject) -> Drawn:
   classes = subject.vit.classes
   truths = [x if x in classes else None for x in images.truths]
   bars = [
-    [ClassBar(names[i], float(row[i]), names[i] == truth) for i in best]
+    [(names[i], float(row[i]), names[i] == truth) for i in best]
     for row, best, truth in zip(probabilities, order, truths, strict=True)
   ]
   meaning = (
@@ -81,8 +80,8 @@ def predictions(subject: Subject) -> Drawn:
   numbers = {
     'images': images.names,
     'labels': images.truths,
-    'classes': [[bar.name for bar in row] for row in bars],
-    'probabilities': [[bar.probability for bar in row] for row in bars],
+    'classes': [[name for name, *_ in row] for row in bars],
+    'probabilities': [[x for _, x, _ in row] for row in bars],
   }
   captions = [
     subject_lib.one_line(subject_lib.caption(name, label=truth))
@@ -139,10 +138,9 @@ def confusion(subject: Subject) -> Drawn:
   correct = int(np.trace(counts))
   caption = (
     f'How {subject.examples.described} were classified. Rows are true classes,'
-    ' columns'
-    ' predicted ones. A cell has the number of examples and the colour of their'
-    ' share of the true class. On the right is the share of each class that is'
-    f' classified correctly: {correct} of {total} in all'
+    ' columns predicted ones. A cell has the number of examples and the colour'
+    ' of their share of the true class. On the right is the share of each'
+    f' class that is classified correctly: {correct} of {total} in all'
     f' ({correct / total:.1%}).'
   )
   totals = counts.sum(axis=1)
@@ -176,9 +174,8 @@ def reliability(subject: Subject) -> Drawn:
     ' accuracy in its range, with a 95% interval (Wilson); the hatched part is'
     ' the gap to the mean confidence. Gaps above a bar show overconfidence.'
     ' Bars of few examples are pale, and ranges with fewer than'
-    f' {LEAST_IN_BAR} have none. The expected calibration'
-    ' error (ECE) is the mean gap'
-    f' over all examples: {error:.4f} (arXiv:1706.04599).'
+    f' {LEAST_IN_BAR} have none. The expected calibration error (ECE) is the'
+    f' mean gap over all examples: {error:.4f} (arXiv:1706.04599).'
   )
   numbers = {
     'calibration_error': error,
@@ -225,28 +222,21 @@ def embedding(subject: Subject) -> Drawn:
   return Drawn(caption, figures, numbers)
 
 
-class ClassBar(NamedTuple):
-  """A class with its probability, and whether it is the label."""
-
-  name: str
-  probability: float
-  right: bool = False
-
-
 def draw_bars(
   images: np.ndarray,
   captions: Sequence[str],
-  classes: Sequence[Sequence[ClassBar]],
+  classes: Sequence[Sequence[tuple[str, float, bool]]],
 ) -> np.ndarray:
   """Returns images with the probabilities of a few classes, uint8 [h, w, 3].
 
-  images: uint8 [B, H, W, 3]. captions: Texts above the images. classes: Some
-  for each image, the most probable first.
+  images: uint8 [B, H, W, 3]. captions: Texts above the images. classes:
+  Some for each image, the most probable first: name, probability, and whether
+  it is the label.
   """
   gap, line = paper_lib.GAP, paper_lib.LINE
   scale = _THUMBNAIL / max(images.shape[1:3])
   high, wide = (max(1, round(n * scale)) for n in images.shape[1:3])
-  names = [prediction.name for row in classes for prediction in row]
+  names = [name for row in classes for name, *_ in row]
   room = min(_NAME, math.ceil(max(map(paper_lib.width, names))))
   pitch = _THUMBNAIL + room + _LONGEST + _NUMBER + 6 * gap
   down = line + max(high, max(map(len, classes)) * _ROW) + 3 * gap
@@ -264,7 +254,7 @@ def draw_bars(
     top += line + gap // 2
     paper.paste(tiles.fit(image, (high, wide)), left, top)
     start = left + _THUMBNAIL + room + 2 * gap
-    row_names = paper_lib.shorten([x.name for x in row], room)
+    row_names = paper_lib.shorten([name for name, *_ in row], room)
     for j, (_, probability, right) in enumerate(row):
       y = top + j * _ROW
       paper.write([row_names[j]], start - gap, y, align=1)

@@ -248,22 +248,17 @@ def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     new = pathlib.Path(name)
     yield new
     files = sorted(os.listdir(new))
+    earlier: Any = {}
+    with contextlib.suppress(UserError):  # an unreadable file is replaced
+      earlier = safe_io.read_json(folder / NUMBERS)
+    listed = earlier.get(FILES) if isinstance(earlier, dict) else None
+    if not isinstance(listed, list):  # not written by us
+      listed = []
+    drawn = {x for x in listed if isinstance(x, str) and _PICTURE.fullmatch(x)}
     try:
-      for file in _drawn_before(folder) - set(files):
+      for file in drawn - set(files):
         (folder / file).unlink(missing_ok=True)
       for file in files:
         (new / file).replace(folder / file)
     except OSError as e:
       raise safe_io.cannot_write(folder / file, e) from e
-
-
-def _drawn_before(folder: pathlib.Path) -> set[str]:
-  """Returns the names of the pictures of the report in a folder."""
-  try:
-    numbers = safe_io.read_json(folder / NUMBERS)
-  except UserError:  # an unreadable file is replaced
-    return set()
-  files = numbers.get(FILES) if isinstance(numbers, dict) else None
-  if not isinstance(files, list):  # not written by us
-    return set()
-  return {x for x in files if isinstance(x, str) and _PICTURE.fullmatch(x)}

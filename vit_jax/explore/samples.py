@@ -11,7 +11,6 @@ from vit_jax import data
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.explore import examples as examples_lib
-from vit_jax.explore import images
 from vit_jax.explore import uploads
 
 _MOST = 12
@@ -52,7 +51,7 @@ def read(loaded: weights.Loaded) -> list[Sample]:
     if file is None and has_colours and image.itemsize == 1:
       file = cv2.imencode('.png', image[..., ::-1])[1].tobytes()
     if file is not None:
-      samples.append(Sample(images.printable(name), file))
+      samples.append(Sample(examples_lib.printable(name), file))
   return samples
 
 

@@ -42,20 +42,23 @@ class Fit:
   places: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
 class Sentences:
-  """A model of images and texts, which compares sentences with an image.
+  """A model of images and texts, which compares sentences with an image."""
 
-  Attributes:
-    independent: Whether each sentence has a probability of its own, as with
-      SigLIP's loss; else the probabilities of all sentences add up to 1.
-  """
+  embedder: embedder_lib.Embedder
+  towers: Any
+  grid: tuple[int, int]  # of patches
 
-  def __init__(
-    self, embedder: embedder_lib.Embedder, towers: Any, grid: tuple[int, int]
-  ):
-    """Holds the model; use `load`."""
-    self._embedder, self._towers, self._grid = embedder, towers, grid
-    self.independent: bool = towers.towers.has_bias
+  @property
+  def independent(self) -> bool:
+    """Whether each sentence has a probability of its own.
+
+    It has with SigLIP's loss; else the probabilities of all sentences add up to
+    1.
+    """
+    has_bias: bool = self.towers.towers.has_bias
+    return has_bias
 
   @classmethod
   def load(cls, loaded: weights.Loaded) -> Self | None:
@@ -71,19 +74,25 @@ class Sentences:
 
     image: Input of the model, float32 [1, H, W, channels].
     """
-    tokens = self._towers.text.encode_all(sentences, 'a sentence')
+    tokens = self.towers.text.encode_all(sentences, 'a sentence')
     count, size = len(tokens), _LEAST
     while size < count:
       size *= 2
     padded = np.pad(tokens, ((0, size - count), (0, 0)))
-    number = windows(self._grid)
-    visible = _visible_pixels(number, image.shape[1:3])
-    embeddings = self._embedder.applied.compute(
+    number = windows(self.grid)
+    rows, columns = (
+      np.arange(length) * n // length
+      for length, n in zip(image.shape[1:3], number.shape, strict=True)
+    )
+    places = np.arange(number.max() + 1)[:, None, None]
+    # Which pixels stay if a place is hidden.
+    visible = (number[rows][:, columns] != places)[..., None]
+    embeddings = self.embedder.applied.compute(
       _embed, {'image': image, 'shown': visible, 'tokens': padded}
     )
     texts = embeddings['texts'][:count]
-    probability = self._towers.probabilities(
-      self._embedder.params, embeddings['image'], texts
+    probability = self.towers.probabilities(
+      self.embedder.params, embeddings['image'], texts
     )
     cosine = texts @ embeddings['image'][0]
     falls = cosine[:, None] - texts @ embeddings['hidden'].T  # [C, S]
@@ -102,17 +111,6 @@ def windows(grid: tuple[int, int]) -> np.ndarray:
   rows, columns = np.arange(h) // side, np.arange(w) // side
   numbers: np.ndarray = rows[:, None] * -(-w // side) + columns
   return numbers
-
-
-def _visible_pixels(number: np.ndarray, size: Sequence[int]) -> np.ndarray:
-  """Returns the pixels that stay if a place is hidden, bool [S, H, W, 1]."""
-  rows, columns = (
-    np.arange(length) * n // length
-    for length, n in zip(size, number.shape, strict=True)
-  )
-  of_pixels = number[rows][:, columns]
-  places = np.arange(number.max() + 1)
-  return (of_pixels != places[:, None, None])[..., None]
 
 
 def split(text: str, template: str = '{}') -> list[str]:

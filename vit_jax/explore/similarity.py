@@ -18,6 +18,7 @@ from vit_jax import weights
 from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.evaluation import knn
+from vit_jax.explore import tokens
 from vit_jax.weights import features
 
 _BATCH = 32  # images in a minibatch of CKA
@@ -82,21 +83,12 @@ def layer_decodability(
   It reads the mean over the patch tokens; see `decodability`. Labels are
   numbers or names. The accuracy is that on the test images.
   """
-  x, test_x = (mean_patches(vit, batch) for batch in (images, test_images))
-  return decodability(x, labels, test_x, test_labels)
-
-
-def mean_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns the mean patch token after each layer, float32 [L, n, D]."""
-  features.check_tokens(vit)
   prefix = features.prefix_length(vit)
-  return features.reduced(
-    vit,
-    images,
-    ('tokens',),
-    lambda arrays: arrays['tokens'][:, :, prefix:].mean(axis=2),
-    axis=1,
+  x, test_x = (
+    tokens.reduced(vit, x, lambda x: x[:, :, prefix:].mean(axis=2), axis=1)
+    for x in (images, test_images)
   )
+  return decodability(x, labels, test_x, test_labels)
 
 
 def nearest_images(

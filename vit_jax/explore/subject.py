@@ -7,7 +7,6 @@ of patches.
 
 from collections.abc import Iterable
 from collections.abc import Mapping
-from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -72,22 +71,6 @@ def one_line(text: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Images:
-  """Images of a report."""
-
-  names: tuple[str, ...]  # names to show
-  truths: tuple[str, ...]  # names of the labels; '' where unknown
-  inputs: np.ndarray  # input of the model, float32 [B, H, W, C]
-  # The images before preprocessing, for another model: paths, or arrays uint8
-  # [h, w, C].
-  sources: Sequence[Any]
-  available: int  # number of images that these were chosen from
-  naming: str = ''  # a sentence that explains the names; '' for names of files
-  # Their positions among the labelled examples; () for other images.
-  rows: tuple[int, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class Options:
   """Options of a report."""
 
@@ -114,22 +97,8 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention:
-  """Captured attention."""
-
-  # Attention of the class token, else of the mean patch, float32 [L, B, H, h,
-  # w].
-  maps: np.ndarray
-  # Attention of the chosen patch, mean over heads, float32 [L, B, h, w].
-  query: np.ndarray
-  rollout: np.ndarray  # attention rollout, float32 [B, h, w]
-  distance: np.ndarray  # attention distance in pixels, float32 [L, H]
-  entropy: np.ndarray  # attention entropy in nats, float32 [L, H]
-
-
-@dataclasses.dataclass(frozen=True)
 class Captured:
-  """Captured values of B images."""
+  """Captured values of B images; a Mixer has no attention."""
 
   logits: np.ndarray  # float32 [B, classes]
   norms: np.ndarray  # L2 norms of the tokens, float32 [L, B, N]
@@ -140,11 +109,13 @@ class Captured:
   # Indices of all layers, or of the requested ones if all would take too much
   # memory.
   layers: tuple[int, ...]
-  attention: Attention | None  # captured attention; None for a Mixer
-
-  def layer_tokens(self, layer: int) -> np.ndarray:
-    """Returns the tokens of a layer in `layers`, [B, N, D]."""
-    return self.tokens[self.layers.index(layer)]
+  # Attention of the class token, else of the mean patch, [L, B, H, h, w].
+  maps: Any = None
+  # Attention of the chosen patch, mean over heads, float32 [L, B, h, w].
+  query: Any = None
+  rollout: Any = None  # attention rollout, float32 [B, h, w]
+  distance: Any = None  # attention distance in pixels, float32 [L, H]
+  entropy: Any = None  # attention entropy in nats, float32 [L, H]
 
 
 def _reduce(
@@ -184,14 +155,14 @@ class Subject:
 
   vit: weights.Loaded
   name: str
-  chosen_images: Images | None
+  chosen_images: examples_lib.Images | None
   labelled: examples_lib.Examples | None
   options: Options
   second_vit: weights.Loaded | None = None  # to compare with
   second_name: str = ''
 
   @property
-  def images(self) -> Images:
+  def images(self) -> examples_lib.Images:
     """The images."""
     if self.chosen_images is None:
       raise UserError('there are no images: give some with --images')
@@ -228,18 +199,14 @@ class Subject:
       functools.partial(_reduce, vit, options.query, layers),
       axis=1,
     )
-    logits = arrays.pop('logits')[0]
-    predictions_lib.check_finite(logits)
-    attention = None
-    if attends:
-      attention = Attention(
-        maps=arrays.pop('maps'),
-        query=arrays.pop('query'),
-        rollout=arrays.pop('rollout')[0],
-        distance=arrays.pop('distance').mean(axis=1),
-        entropy=arrays.pop('entropy').mean(axis=1),
-      )
-    return Captured(logits=logits, layers=layers, attention=attention, **arrays)
+    for name in ('logits', 'rollout'):
+      if name in arrays:
+        arrays[name] = arrays[name][0]
+    for name in ('distance', 'entropy'):
+      if name in arrays:
+        arrays[name] = arrays[name].mean(axis=1)
+    predictions_lib.check_finite(arrays['logits'])
+    return Captured(layers=layers, **arrays)
 
   @functools.cached_property
   def embeddings(self) -> np.ndarray:

@@ -82,8 +82,9 @@ def similarity(subject: Subject) -> Drawn:
 def pca(subject: Subject) -> Drawn:
   """Draws the principal components of patch tokens as colours."""
   grid, layers = features.patch_grid(subject.vit), subject.options.some_layers
+  captured = subject.captured
   components = [
-    tokens_lib.pca(subject.captured.layer_tokens(layer), grid)
+    tokens_lib.pca(captured.tokens[captured.layers.index(layer)], grid)
     for layer in layers
   ]
   columns = sheets.whole_groups(len(components) + 1, _COLUMNS)
@@ -223,14 +224,14 @@ def cka(subject: Subject) -> Drawn:
   if subject.second_vit is None:
     caption += ' With --other=PATH, of two models.'
     return Drawn(caption, [('', _cka_matrix(values, name, name))], numbers)
-  other = similarity_lib.layer_cka(
+  other_values = similarity_lib.layer_cka(
     subject.vit, subject.images.sources, subject.second_vit
   )
   figures = [
     (name, _cka_matrix(values, name, name)),
-    (f'{name} and {other_name}', _cka_matrix(other, name, other_name)),
+    (f'{name} and {other_name}', _cka_matrix(other_values, name, other_name)),
   ]
-  return Drawn(caption, figures, numbers | {'layers_and_other': other})
+  return Drawn(caption, figures, numbers | {'layers_and_other': other_values})
 
 
 def _cka_matrix(values: np.ndarray, row_model: str, column_model: str) -> Any:

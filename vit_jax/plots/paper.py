@@ -188,13 +188,11 @@ def _has_glyph(letter: str) -> bool:
   """Whether the font has a letter; it draws a '?' for others."""
   if letter.isascii() or not letter.isprintable():
     return letter.isprintable()
-  images = []
-  for text in (letter, '?'):
-    paper = Paper(2 * LINE, 2 * LINE)
+  drawn, unknown = (Paper(2 * LINE, 2 * LINE).pixels for _ in range(2))
+  for pixels, text in ((drawn, letter), (unknown, '?')):
     at = LINE // 2, LINE
-    cv2.putText(paper.pixels, text, at, (0, 0, 0), _font(), _SIZE)
-    images.append(paper.pixels)
-  return not np.array_equal(*images)
+    cv2.putText(pixels, text, at, style.rgb(style.INK), _font(), _SIZE)
+  return not np.array_equal(drawn, unknown)
 
 
 @functools.cache

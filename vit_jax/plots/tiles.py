@@ -97,7 +97,9 @@ def color(
   It is uint8 [height, width, 3]. limits: Values of the first and the last
   colour. name: Of the colour map; see `style`.
   """
-  scaled = _scaled(np.asarray(values, np.float64), *limits)
+  low, high = limits
+  span = high - low if high > low else 1
+  scaled = np.clip((np.asarray(values, np.float64) - low) / span, 0, 1)
   table = style.colour_table(name)
   return fit(table[np.round(scaled * (len(table) - 1)).astype(int)], shape)
 
@@ -151,11 +153,3 @@ def grouped(groups: Sequence[Sequence[T]], most: int) -> list[list[T | None]]:
     row = [tile for group in groups[start : start + per_row] for tile in group]
     rows.append([*row, *[None] * (per_row * size - len(row))])
   return rows
-
-
-def _scaled(
-  x: np.ndarray, low: float | np.ndarray, high: float | np.ndarray
-) -> np.ndarray:
-  """Maps low to 0 and high to 1; if they are equal, all values to 0."""
-  span = np.where(np.subtract(high, low) > 0, np.subtract(high, low), 1)
-  return np.clip((x - low) / span, 0, 1)
