@@ -15,6 +15,8 @@ import vit_jax
 from vit_jax import data
 from vit_jax import evaluate
 from vit_jax.config import UserError
+from vit_jax.evaluation import calibration
+from vit_jax.evaluation import intervals
 from vit_jax.evaluation import predictions as predictions_lib
 from vit_jax.evaluation import report
 from vit_jax.train import loop
@@ -264,23 +266,25 @@ def test_calibration_error():
   confidence = np.array([0.95, 0.95, 0.95, 0.95, 0.35, 0.35])
   correct = np.array([True, True, True, False, False, True])
   expected = (4 * abs(0.75 - 0.95) + 2 * abs(0.5 - 0.35)) / 6
-  found = report.calibration_error(confidence, correct)
+  found = calibration.calibration_error(confidence, correct)
   assert found == pytest.approx(expected)
   # The ends of bins belong to the lower one, and 0 and 1 to some.
   confidence, correct = np.array([0.0, 1.0]), np.array([False, True])
-  assert report.calibration_error(confidence, correct) == 0
+  assert calibration.calibration_error(confidence, correct) == 0
   confidence = np.array([2 / 15, 1.5 / 15])
   correct = np.array([True, False])
-  found = report.calibration_error(confidence, correct)
+  found = calibration.calibration_error(confidence, correct)
   assert found == pytest.approx(abs(0.5 - 1.75 / 15))
 
 
 def test_wilson():
   # From the formula, in exact arithmetic.
-  assert report.wilson(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
-  assert report.wilson(0, 10) == pytest.approx((0, 0.277533), abs=1e-6)
-  assert report.wilson(10, 10) == pytest.approx((0.722467, 1), abs=1e-6)
-  assert report.wilson(0, 0) == (0, 1)
+  assert intervals.wilson(8, 10) == pytest.approx(
+    (0.490162, 0.943318), abs=1e-6
+  )
+  assert intervals.wilson(0, 10) == pytest.approx((0, 0.277533), abs=1e-6)
+  assert intervals.wilson(10, 10) == pytest.approx((0.722467, 1), abs=1e-6)
+  assert intervals.wilson(0, 0) == (0, 1)
 
 
 def test_mistakes_get_one_line(

@@ -21,7 +21,6 @@ from vit_jax import evaluate
 from vit_jax import main
 from vit_jax import models
 from vit_jax.explore import attention
-from vit_jax.explore import gradients
 from vit_jax.models import registry
 from vit_jax.parallel import sharding
 from vit_jax.train import experiment as experiment_lib
@@ -191,7 +190,7 @@ def test_attention_is_captured_within_windows(trained):
   place = rows // 2 * 2 + columns // 2
   assert (weights[..., place[:, None] != place] == 0).all()
   assert (weights[..., place[:, None] == place] > 0).all()
-  maps = gradients.class_relevance(vit, images)
+  maps = attention.class_relevance(vit, images)
   assert np.isfinite(maps).all() and np.ptp(maps) > 0
 
 
@@ -210,7 +209,7 @@ def test_attention_that_cannot_be_looked_into_says_so(
     vit_jax.load(digits_run), model=model, params=params
   )
   images = [np.zeros((8, 8), np.uint8)]
-  look = gradients.class_relevance if captures else attention.attention_maps
+  look = attention.class_relevance if captures else attention.attention_maps
   with pytest.raises(config_lib.UserError, match=said):
     look(vit, images)
 

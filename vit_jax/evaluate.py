@@ -201,24 +201,20 @@ def main(argv: list[str]) -> None:
   """Evaluates, and prints the report."""
   data_flags.check(FLAGS, argv)
   changes = variant_flags.parse(FLAGS)
+  path = None
   if changes:
     summary, text = _evaluate_variants(changes)
-    print(json.dumps(summary) if _FORMAT.value == 'json' else text)
-    return
-  path = None
-  if _PREDICTIONS.value:
-    path = columns.check_path(
-      '--predictions', _PREDICTIONS.value, ('.csv', '.parquet')
-    )
-  evaluator = _evaluator()
-  loaded = cli.load(FLAGS)
-  evaluator.check_model(loaded.model)
-  summary, text = _evaluate(loaded, evaluator, path)
-  summary['checkpoint'] = loaded.origin.to_dict()
-  if _FORMAT.value == 'json':
-    print(json.dumps(summary))
   else:
-    print(text, end='')
+    if _PREDICTIONS.value:
+      path = columns.check_path(
+        '--predictions', _PREDICTIONS.value, ('.csv', '.parquet')
+      )
+    evaluator = _evaluator()
+    loaded = cli.load(FLAGS)
+    evaluator.check_model(loaded.model)
+    summary, text = _evaluate(loaded, evaluator, path)
+    summary['checkpoint'] = loaded.origin.to_dict()
+  print(json.dumps(summary) if _FORMAT.value == 'json' else text.rstrip('\n'))
 
 
 def _evaluate_variants(
@@ -234,9 +230,12 @@ def _evaluate_variants(
   for variant in adapted:
     evaluator.check_model(variant.model)
   rows = variants.measure(
-    adapted, changes, lambda x: _evaluate(x, evaluator, None)[0], bool(plot)
+    adapted,
+    changes,
+    lambda variant: _evaluate(variant, evaluator, None)[0],
+    bool(plot),
+    int(str(FLAGS['batch_size'].value)),
   )
-  variants.add_speed(rows, adapted, int(str(FLAGS['batch_size'].value)))
   if plot:
     variants.draw(rows, plot)
   summary = {'variants': rows, 'checkpoint': loaded.origin.to_dict()}
@@ -291,9 +290,9 @@ def _shots() -> tuple[int, ...] | None:
   """Returns the value of --shots."""
   if _SHOTS.value is None:
     return None
-  parts = _SHOTS.value.split(',')
-  shots = tuple(int(part) for part in parts if part.strip().isdecimal())
-  if len(shots) < len(parts) or min(shots) < 1 or len(set(shots)) < len(shots):
+  texts = _SHOTS.value.split(',')
+  shots = tuple(int(text) for text in texts if text.strip().isdecimal())
+  if len(shots) < len(texts) or min(shots) < 1 or len(set(shots)) < len(shots):
     raise UserError(
       f'--shots={_SHOTS.value}: write different numbers of images of a class,'
       ' as 1,5,10,25'
@@ -306,14 +305,10 @@ def _evaluate(
 ) -> tuple[dict[str, Any], str]:
   """Runs an evaluator; returns the report, as a dict and as text.
 
-  Args:
-    loaded: The model.
-    evaluator: The evaluator of the flags.
-    path: Where predictions are written, if anywhere.
+  path: Where predictions are written, if anywhere.
   """
   from vit_jax.evaluation import accuracy  # they import jax
   from vit_jax.evaluation import loaded as loaded_lib
-  from vit_jax.evaluation import measured_maps
   from vit_jax.evaluation import report
   from vit_jax.evaluation import rows as rows_lib
 
@@ -347,17 +342,16 @@ def _evaluate(
     if isinstance(evaluator, accuracy.Accuracy):
       on_host = None
       if _HAUSDORFF.value:
-        on_host = measured_maps.distances(
-          objective, tuple(config.data.volume.spacing)
-        )
+        spacing = tuple(config.data.volume.spacing)
+        on_host = rows_lib.distances(objective, spacing)
       if segment is not None:
-        results, rows = measured_maps.measure_whole_images(
+        results, rows = rows_lib.measure_whole_images(
           segment, source, on_host, progress.update
         )
       else:
         results, rows = rows_lib.measure(context, spec.split, head, on_host)
       if 'areas' in rows:
-        measured_maps.add_intervals(results, rows, source.classes)
+        rows_lib.add_intervals(results, rows, source.classes)
       return _report(results, rows, head, source, path)
     results = evaluator.run(context)
   results.pop('confusion', None)
@@ -369,11 +363,7 @@ def _evaluate(
 def _with_model_classes(
   loaded: 'weights.Loaded', source: 'data.Source'
 ) -> 'data.Source':
-  """Returns a split whose examples may have some of the model's classes.
-
-  Raises:
-    UserError: The model has several classes at once, but not all of the data's.
-  """
+  """Returns a split whose examples may have some of the model's classes."""
   from vit_jax.data import target_kinds
   from vit_jax.data import wrapped
 
@@ -391,12 +381,7 @@ def _windows(
 ) -> 'tuple[weights.Loaded, segmenter.Segmenter | None]':
   """Returns the model with the windows of the flags.
 
-  Returns:
-    The model, whose objective has these windows; and what predicts the maps of
-    whole images, if the flags ask for it.
-
-  Raises:
-    UserError: The flags do not belong to the model.
+  Also what predicts the maps of whole images, if the flags ask for it.
   """
   from vit_jax.objectives import segmenter  # imports jax
 
@@ -423,10 +408,9 @@ def _outputs(
 ) -> tuple[Any, Any, 'predictions_lib.Head | None', 'np.ndarray | None']:
   """Returns what is needed to measure a model's outputs.
 
-  Returns:
-    The objective and its parameters; the head, or None if it has no logits;
-    and, if the head predicts the label, the positions of the data's classes in
-    the model's, int32 [classes of the data].
+  The objective and its parameters; the head, or None if it has no logits; and,
+  if the head predicts the label, the positions of the data's classes in the
+  model's, int32 [classes of the data].
   """
   # They import jax.
   from vit_jax.evaluation import loaded as loaded_lib
@@ -467,14 +451,12 @@ def _report(
     text = report.as_text(summary)
   else:
     matrix = results.pop('confusion', None)
+    table = {'index': rows['index'].tolist()}
     if head is None:
-      ordered = {'index': rows['index'], **rows}
-      table = {name: x.tolist() for name, x in ordered.items()}
+      table |= {name: x.tolist() for name, x in rows.items()}
       results |= {'worst': report.worst(rows, files)}
       if matrix is not None:
         results |= {'confusion': matrix.tolist()}
-    else:
-      table = {'index': rows['index'].tolist()}
     for i, name in enumerate(head.names if head else ()):
       table[name] = rows['truth'][:, i].tolist()
       table[f'{name}_predicted'] = rows['predicted'][:, i].tolist()

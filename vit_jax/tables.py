@@ -34,8 +34,7 @@ _LEAST_TEXT = 24  # letters of a line in a column of texts that is folded
 def room(stream: IO[str] | None = None) -> int | None:
   """Returns the columns of the terminal; None: the stream is not a terminal.
 
-  Args:
-    stream: Where a table is printed; None: stdout.
+  The stream is where a table is printed; by default stdout.
   """
   stream = sys.stdout if stream is None else stream
   return shutil.get_terminal_size().columns if stream.isatty() else None
@@ -63,12 +62,8 @@ class Table:
     in its last column continue on further lines; if these would be too short,
     columns continue in a further table, which repeats the first column.
 
-    Args:
-      width: Most letters of a line; None: any number.
-      indent: What each line begins with.
-
-    Returns:
-      Lines without spaces at their ends.
+    width: Most letters of a line; None: any number. indent: What each line
+    begins with.
     """
     body = [self._texts(row) for row in self.rows]
     cells = [list(self.names), *body] if self.names else body
@@ -84,11 +79,7 @@ class Table:
     return '\n'.join(f'{indent}{line}'.rstrip() for line in lines)
 
   def stream(self, widths: Sequence[int]) -> Iterator[str]:
-    """Yields the lines of the table for people before all its rows are known.
-
-    Args:
-      widths: Letters of each column but the last.
-    """
+    """Yields the lines of the table for people before all rows are known."""
     right = [name in self.formats for name in self.names]
     yield _line(self.names, [*widths, 0], right)
     for row in self.rows:
@@ -158,7 +149,12 @@ def _folded(
   if space is not None and total > space:
     last = space - (total - widths[-1])
     if last >= _LEAST_TEXT and not right[-1]:
-      cells = [row for cell in cells for row in _wrapped(cell, last)]
+      wrapped = []
+      for *texts, text in cells:
+        first, *more_lines = textwrap.wrap(text, last) or ['']
+        wrapped.append([*texts, first])
+        wrapped += [[''] * len(texts) + [line] for line in more_lines]
+      cells = wrapped
     else:
       parts = _parts(widths, space)
   for i, part in enumerate(parts):
@@ -170,14 +166,6 @@ def _folded(
         [widths[k] for k in part],
         [right[k] for k in part],
       )
-
-
-def _wrapped(row: list[str], width: int) -> Iterator[list[str]]:
-  """Yields a row, and rows with more of its last cell alone."""
-  first, *more_lines = textwrap.wrap(row[-1], width) or ['']
-  yield [*row[:-1], first]
-  for text in more_lines:
-    yield [''] * (len(row) - 1) + [text]
 
 
 def _parts(widths: Sequence[int], space: int) -> Iterator[list[int]]:

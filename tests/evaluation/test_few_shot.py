@@ -4,8 +4,8 @@ import clusters
 import numpy as np
 import pytest
 
-from vit_jax.evaluation import draws
 from vit_jax.evaluation import few_shot
+from vit_jax.evaluation import probes
 
 
 @pytest.mark.parametrize('n', [5, 40])
@@ -68,11 +68,11 @@ def test_the_order_of_examples_does_not_matter():
 
 def test_draws_have_so_many_of_each_class():
   labels = np.array([2, 0, 2, 0, 2, 2, 0, 2, 1])
-  two, three = (draws.draw(labels, np.full(3, n), seed=3) for n in (2, 3))
+  two, three = (probes.draw(labels, np.full(3, n), seed=3) for n in (2, 3))
   assert np.bincount(labels[two]).tolist() == [2, 1, 2]
   assert np.bincount(labels[three]).tolist() == [3, 1, 3]
   assert set(two) < set(three)
-  mixed = draws.draw(labels, np.array([0, 1, 4]), seed=0)
+  mixed = probes.draw(labels, np.array([0, 1, 4]), seed=0)
   assert np.bincount(labels[mixed]).tolist() == [0, 1, 4]
-  others = [draws.draw(labels, np.full(3, 2), seed=s) for s in range(8)]
+  others = [probes.draw(labels, np.full(3, 2), seed=s) for s in range(8)]
   assert len({frozenset(rows.tolist()) for rows in others}) > 3

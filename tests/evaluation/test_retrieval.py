@@ -52,9 +52,16 @@ class Known(base.Context):
     return np.stack([self._by_tokens.get(x.tobytes(), nothing) for x in inputs])
 
 
+def recalls(similarity, image_of_text, at=retrieval.AT):
+  """Recalls of images whose inner products with texts are known."""
+  texts = np.eye(similarity.shape[1])
+  pairs = np.stack([image_of_text, np.arange(len(texts))], axis=1)
+  return retrieval.recalls(similarity, texts, pairs, at)
+
+
 def test_recall_of_known_ranks():
   similarity = np.array([[0.9, 0.1, 0.5], [0.8, 0.2, 0.3]])
-  found = retrieval.both_ways(similarity, np.array([0, 1, 1]), at=(1, 2))
+  found = recalls(similarity, np.array([0, 1, 1]), at=(1, 2))
   assert found == {
     'image_to_text@1': 0.5,
     'image_to_text@2': 1.0,
@@ -64,9 +71,9 @@ def test_recall_of_known_ranks():
 
 
 def test_the_earlier_of_equals_is_nearer():
-  own = np.eye(4, dtype=bool)
-  found = retrieval.ranks(np.zeros((4, 4)), own)
-  np.testing.assert_array_equal(found, [0, 1, 2, 3])
+  found = recalls(np.zeros((4, 4)), np.arange(4), at=(1, 2, 3, 4))
+  for way in ('image_to_text', 'text_to_image'):
+    assert [found[f'{way}@{k}'] for k in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1]
 
 
 def test_all_captions_of_an_image_count():
@@ -83,5 +90,5 @@ def test_all_captions_of_an_image_count():
   evaluator.check_sources(source, None)
   found = evaluator.run(Known(source, images, by_tokens))
   image_of_text = np.repeat([0, 1, 2], [len(x) for x in OWN])
-  expected = retrieval.both_ways(images @ texts.T, image_of_text)
+  expected = recalls(images @ texts.T, image_of_text)
   assert found == pytest.approx(expected | {'examples': 3.0})

@@ -6,6 +6,7 @@ import numpy as np
 import planted
 import pytest
 
+from vit_jax.explore import examples as examples_lib
 from vit_jax.explore import kinds
 from vit_jax.explore import subject as subject_lib
 from vit_jax.plots import style
@@ -29,7 +30,7 @@ OF_IMAGES = (
 def subject_of(vit, truths=('',) * 4):
   inputs = planted.images(len(NAMES))
   sources = list(np.zeros((len(NAMES), 8, 16, 3), np.uint8))
-  images = subject_lib.Images(NAMES, truths, inputs, sources, len(NAMES))
+  images = examples_lib.Images(NAMES, truths, inputs, sources, len(NAMES))
   layers = tuple(range(vit.model.depth))
   options = subject_lib.Options((1, 1), layers, (), None, False)
   return subject_lib.Subject(vit, 'it', images, None, options)
@@ -84,7 +85,7 @@ def test_equal_attention_has_equal_colours(tmp_path):
   subject = subject_of(planted.loaded(planted.tiny()))
   _, _, numbers = kinds.draw(subject, ['attention'], tmp_path, lambda _: None)
   high = numbers['attention']['last_colour']
-  values = subject.captured.attention.maps * 9  # of 9 tokens
+  values = subject.captured.maps * 9  # of 9 tokens
   table = style.colour_table(style.HEAT)
   for image in (0, 3):
     shown = pixels(tmp_path, f'attention-{image + 1}')

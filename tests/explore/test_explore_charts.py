@@ -9,10 +9,10 @@ import pytest
 import stand_in
 
 from vit_jax import data
-from vit_jax.explore import images as images_lib
-from vit_jax.explore import patch_sequence
-from vit_jax.explore import prediction_charts
-from vit_jax.explore import predictions
+from vit_jax.evaluation import calibration
+from vit_jax.explore import examples as examples_lib
+from vit_jax.explore import model_pictures
+from vit_jax.explore import prediction_pictures
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
 from vit_jax.plots import style as style_lib
@@ -149,8 +149,8 @@ def test_files_are_the_same_each_time(style, tmp_path):
 
 
 def test_what_is_shown_of_a_sequence(style):
-  assert patch_sequence.shown_patches(4, 20) == [0, 1, 2, 3]
-  assert patch_sequence.shown_patches(196, 8) == [
+  assert model_pictures.shown_patches(4, 20) == [0, 1, 2, 3]
+  assert model_pictures.shown_patches(196, 8) == [
     0,
     1,
     2,
@@ -161,7 +161,7 @@ def test_what_is_shown_of_a_sequence(style):
     195,
   ]
   image = stand_in.pixels(0, 60, 90)
-  pixels = patch_sequence.draw(image, (10, 15), ['class', 'reg 0'])
+  pixels = model_pictures.draw_sequence(image, (10, 15), ['class', 'reg 0'])
   assert lettering.shows(pixels, '10 × 15 patches')
   assert lettering.shows(pixels, 'The sequence of 152 tokens', bold=True)
   for text in ('class', 'reg 0', '0', '…', '149'):
@@ -171,7 +171,9 @@ def test_what_is_shown_of_a_sequence(style):
 def test_white_patches_have_frames():
   frame = style_lib.rgb(style_lib.FAINT)
   white, black = (
-    patch_sequence.draw(np.full((96, 96, 3), grey, np.uint8), (2, 2), [])
+    model_pictures.draw_sequence(
+      np.full((96, 96, 3), grey, np.uint8), (2, 2), []
+    )
     for grey in (255, 0)
   )
   framed = (black == frame).all(axis=-1)
@@ -181,13 +183,15 @@ def test_white_patches_have_frames():
 
 def test_thumbnails_stay_apart():
   points = np.random.default_rng(0).normal(size=(400, 2))
-  chosen = prediction_charts.separate_points(points, (500, 400))
+  chosen = prediction_pictures.separate_points(points, (500, 400))
   assert 30 < len(chosen) <= 90
   span = points.max(axis=0) - points.min(axis=0)
   places = (points / span * (500, 400))[chosen]
   distances = np.abs(places[:, None] - places).max(axis=-1)
   assert distances[~np.eye(len(chosen), dtype=bool)].min() > 28
-  assert prediction_charts.separate_points(np.zeros((3, 2)), (500, 400)) == [0]
+  assert prediction_pictures.separate_points(np.zeros((3, 2)), (500, 400)) == [
+    0
+  ]
 
 
 def test_strays_lie_on_top(style):
@@ -195,12 +199,12 @@ def test_strays_lie_on_top(style):
   labels = np.arange(90) % 3
   points[:, 0] += 50 * labels
   labels[[7, 40]] = 0, 2  # 7 and 40 are among those of label 1
-  order = prediction_charts.strays_last(points, labels)
+  order = prediction_pictures.strays_last(points, labels)
   assert sorted(order) == list(range(90)) and set(order[-2:]) == {7, 40}
-  assert len(prediction_charts.strays_last(points[:5], labels[:5])) == 5
+  assert len(prediction_pictures.strays_last(points[:5], labels[:5])) == 5
   images = np.zeros((90, 8, 8, 3), np.uint8)
   for axes_names in (('x', 'y'), None):
-    figure = prediction_charts.embedding_map(
+    figure = prediction_pictures.embedding_map(
       points, labels, 'abc', images, 't-SNE', axes_names
     )
     left, right = figure.axes
@@ -213,11 +217,11 @@ def test_strays_lie_on_top(style):
 def test_reliability_is_in_bars_that_fade(style):
   """Of few examples there is no bar; the histogram has them, in percent."""
   bins = [
-    predictions.Bin(0.3, 1.0, (0.2, 1.0), 1),
-    predictions.Bin(0.65, 0.5, (0.3, 0.7), 9),
-    predictions.Bin(0.95, 0.9, (0.85, 0.95), 90),
+    calibration.Bin(0.3, 1.0, (0.2, 1.0), 1),
+    calibration.Bin(0.65, 0.5, (0.3, 0.7), 9),
+    calibration.Bin(0.95, 0.9, (0.85, 0.95), 90),
   ]
-  above, below = prediction_charts.reliability(bins, 0.0625).axes
+  above, below = prediction_pictures.reliability_diagram(bins, 0.0625).axes
   bars = [x for x in above.patches if x.get_height()]
   heights = [0.5, 0.65 - 0.5, 0.9, 0.95 - 0.9]
   assert [x.get_height() for x in bars] == pytest.approx(heights)
@@ -228,6 +232,8 @@ def test_reliability_is_in_bars_that_fade(style):
 
 
 def test_names_of_any_bytes():
-  assert images_lib.printable('a b.png') == 'a b.png'
+  assert examples_lib.printable('a b.png') == 'a b.png'
   unknown = '\N{REPLACEMENT CHARACTER}'
-  assert images_lib.printable('caf\udce9\n.png') == f'caf{unknown}{unknown}.png'
+  assert (
+    examples_lib.printable('caf\udce9\n.png') == f'caf{unknown}{unknown}.png'
+  )

@@ -4,7 +4,7 @@ import numpy as np
 import planted
 
 from vit_jax import explore
-from vit_jax.explore import neighbors
+from vit_jax.evaluation import knn
 from vit_jax.weights import features
 
 
@@ -19,7 +19,7 @@ def clusters(each=4, count=3, noise=0.01):
 
 def test_neighbours_are_of_the_same_cluster():
   x, number = clusters()
-  similarity, found = neighbors.nearest(x, x, np.arange(len(x)), 5)
+  similarity, found = knn.nearest_others(x, x, np.arange(len(x)), 5)
   assert similarity.shape == found.shape == (12, 5)
   assert (found != np.arange(12)[:, None]).all()
   same = number[found] == number[:, None]
@@ -31,7 +31,7 @@ def test_neighbours_are_of_the_same_cluster():
 def test_twins_do_not_hide_each_other():
   """The image itself is left out by its place, and not as the nearest."""
   x = np.ones((4, 2), np.float32)
-  _, found = neighbors.nearest(x, x, np.arange(4), 2)
+  _, found = knn.nearest_others(x, x, np.arange(4), 2)
   for own, row in enumerate(found.tolist()):
     assert own not in row and len(set(row)) == 2
 
@@ -39,13 +39,13 @@ def test_twins_do_not_hide_each_other():
 def test_queries_among_others_and_elsewhere():
   x, number = clusters()
   rows = np.array([7, 2])
-  _, found = neighbors.nearest(x[rows], x, rows, 20)
+  _, found = knn.nearest_others(x[rows], x, rows, 20)
   assert [sorted(row) for row in found.tolist()] == [
     [i for i in range(12) if i != row] for row in rows
   ]
-  _, found = neighbors.nearest(x[:3], x[3:], None, 1)
+  _, found = knn.nearest_others(x[:3], x[3:], None, 1)
   np.testing.assert_array_equal(number[3:][found[:, 0]], number[:3])
-  _, found = neighbors.nearest(x[:1], x[:1], np.zeros(1, int), 5)
+  _, found = knn.nearest_others(x[:1], x[:1], np.zeros(1, int), 5)
   assert found.shape == (1, 0)
 
 

@@ -20,6 +20,7 @@ from vit_jax.config import UserError
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.explore import attention
+from vit_jax.explore import examples as examples_lib
 from vit_jax.explore import kinds
 from vit_jax.explore import pictures
 from vit_jax.explore import subject as subject_lib
@@ -222,11 +223,11 @@ def test_beit_of_a_trained_tokenizer(tmp_path):
 
 def test_why_there_is_no_picture_of_a_method(digits_run, tmp_path, capsys):
   def reason(vit):
-    images = subject_lib.Images(('a',), ('',), digits(vit, 1), [None], 1)
+    images = examples_lib.Images(('a',), ('',), digits(vit, 1), [None], 1)
     options = subject_lib.Options((0, 0), (0,), (), None, same_order=False)
     subject = subject_lib.Subject(vit, 'it', images, None, options)
     with pytest.raises(UserError) as e:
-      kinds.KINDS['objective'].draw(subject)
+      kinds.KINDS['objective'][1](subject)
     return str(e.value)
 
   vit = vit_jax.load(digits_run)

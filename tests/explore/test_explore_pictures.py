@@ -20,9 +20,7 @@ from vit_jax import data
 from vit_jax import explore
 from vit_jax.config import UserError
 from vit_jax.explore import __main__ as explore_main
-from vit_jax.explore import captured
 from vit_jax.explore import examples as examples_lib
-from vit_jax.explore import images as images_lib
 from vit_jax.explore import kinds
 from vit_jax.explore import pictures
 from vit_jax.explore import subject as subject_lib
@@ -51,7 +49,7 @@ def subject_of(vit, count=5, **overrides):
   inputs = planted.images(count)
   names = tuple(f'{i}.png' for i in range(count))
   sources = list(np.zeros((count, 8, 16, 3), np.uint8))
-  images = subject_lib.Images(names, ('',) * count, inputs, sources, count)
+  images = examples_lib.Images(names, ('',) * count, inputs, sources, count)
   depth = getattr(vit.model, 'depth', 0)
   options = {
     'query': (1, 1),
@@ -119,9 +117,9 @@ def test_one_pass_shows_what_the_functions_say(tmp_path, monkeypatch):
   assert passes == [('logits', 'tokens', 'attention')]
   seen, images = subject.captured, planted.images()
   for found, expected in [
-    (seen.attention.maps, explore.attention_maps(vit, images)),
+    (seen.maps, explore.attention_maps(vit, images)),
     (
-      seen.attention.query,
+      seen.query,
       explore.attention_maps(vit, images, query=(1, 1)).mean(axis=2),
     ),
     (numbers['rollout']['rollout'], explore.attention_rollout(vit, images)),
@@ -150,7 +148,7 @@ def test_what_is_kept_of_tokens(tmp_path, monkeypatch):
   vit = planted.loaded(planted.tiny())
   names = ('cka', 'pca')
   _, _, expected = draw(subject_of(vit), tmp_path, names)
-  monkeypatch.setattr(captured, '_MOST_BYTES', 0)
+  monkeypatch.setattr(subject_lib, '_MOST_BYTES', 0)
   subject = subject_of(vit, layers=(0, 2))
   _, _, found = draw(subject, tmp_path, names)
   assert subject.captured.layers == (0, 2)
@@ -377,9 +375,9 @@ def test_a_model_alone(digits_run, tmp_path, capsys, monkeypatch):
 
 def test_images_of_the_same_name():
   paths = ['x/a.png', 'y/a.png', 'y/b.png']
-  assert images_lib._names(paths) == ('x/a.png', 'y/a.png', 'b.png')
+  assert examples_lib._file_names(paths) == ('x/a.png', 'y/a.png', 'b.png')
   paths = ['1/x/a.png', '2/x/a.png', 'a.png', '/x/b.png']
-  assert images_lib._names(paths) == (*paths[:3], 'b.png')
+  assert examples_lib._file_names(paths) == (*paths[:3], 'b.png')
 
 
 def test_mistakes_get_one_line(digits_run, tmp_path, monkeypatch):

@@ -9,10 +9,9 @@ import stand_in
 
 from vit_jax.config import UserError
 from vit_jax.explore import report
-from vit_jax.explore import summaries
 
 FLAG = report.Missing('query', 'Query', 'give --query=ROW,COLUMN, say')
-NO_CARD = summaries.Summary()
+NO_CARD = report.Summary()
 VOID = {'meta', 'img', 'link', 'br'}
 
 
@@ -81,9 +80,9 @@ def test_all_is_in_the_page(write, tmp_path):
 
 def test_results_come_first(write):
   """With the numbers of the pictures; without them there is no card."""
-  results = summaries.Result('Accuracy', '96.0%', ('95% interval: 94% to 97%',))
-  thumbnail = summaries.Thumbnail('AAAA', (8, 8), ('no. 3', '4, 89%'))
-  text = write(card=summaries.Summary((results,), (thumbnail,)))
+  results = report.Result('Accuracy', '96.0%', ('95% interval: 94% to 97%',))
+  thumbnail = report.Thumbnail('AAAA', (8, 8), ('no. 3', '4, 89%'))
+  text = write(card=report.Summary((results,), (thumbnail,)))
   page = Page(text)
   assert page.text.index('96.0%') < page.text.index('Attention & maps')
   assert {'95% interval: 94% to 97%', 'no. 3', '4, 89%'} < {*page.text}

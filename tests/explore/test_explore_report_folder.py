@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from vit_jax.explore import report_folder
+from vit_jax.explore import report
 
 
 def write(out, files):
-  with report_folder.replacing(out) as new:
+  with report.replacing(out) as new:
     for file in files:
       (new / file).write_text(file)
     (new / 'numbers.json').write_text(json.dumps({'files': files}))
@@ -21,7 +21,7 @@ def names(out):
 def test_what_was_there_stays_until_all_went_well(tmp_path):
   out = tmp_path / 'a' / 'b'
   write(out, ['cka.png', 'pca-01.svg'])
-  with pytest.raises(ValueError), report_folder.replacing(out) as new:
+  with pytest.raises(ValueError), report.replacing(out) as new:
     (new / 'norms.png').write_text('half')
     raise ValueError
   assert names(out) == {'cka.png', 'pca-01.svg'}
@@ -46,7 +46,7 @@ def test_only_pictures_of_a_report_are_removed(numbers, tmp_path):
     path.write_text('mine')
   text = 'no JSON' if numbers is None else json.dumps(numbers)
   (out / 'numbers.json').write_text(text)
-  with report_folder.replacing(out) as new:
+  with report.replacing(out) as new:
     (new / 'cka.png').write_text('new')
   assert (out / 'cka.png').read_text() == 'new'
   assert all(path.read_text() == 'mine' for path in kept)

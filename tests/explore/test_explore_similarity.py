@@ -6,6 +6,7 @@ import pytest
 
 from vit_jax import explore
 from vit_jax.config import UserError
+from vit_jax.explore import examples as examples_lib
 from vit_jax.explore import similarity
 from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import token_pictures
@@ -99,7 +100,7 @@ def test_equal_images_have_no_likeness():
 def brightest(vit, inputs):
   """Returns the number of pixels of the picture with the last colour."""
   names = tuple(f'{i}.png' for i in range(len(inputs)))
-  images = subject_lib.Images(
+  images = examples_lib.Images(
     names, ('',) * len(names), inputs, list(inputs), len(names)
   )
   options = subject_lib.Options((1, 1), (0,), (), None, False)

@@ -13,6 +13,7 @@ import trans2seg_names
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
+from vit_jax.evaluation import metrics
 from vit_jax.evaluation import segments
 from vit_jax.evaluation import windows
 from vit_jax.models import maps
@@ -117,7 +118,7 @@ def setr(kind, case):
     total, (0, 1), has_aux=True
   )(params, levels)
   predicted = maps.resize(main, size).argmax(axis=-1)
-  matrix = segments.confusion(
+  matrix = metrics.confusion(
     np.asarray(labels), np.asarray(predicted), dims['num_classes']
   )
   answers = {
@@ -398,15 +399,28 @@ def _dice_cross_entropy(case):
   return answers
 
 
+def dice_by_image(labels, predicted, classes, ignore_empty):
+  """Returns Dice coefficients [B, K]; MONAI's empty classes have 1 or 0."""
+  scores = np.empty((len(labels), classes))
+  for i, pair in enumerate(zip(labels, predicted, strict=True)):
+    matrix = metrics.confusion(*pair, classes)
+    scores[i] = segments.overlaps(matrix).dice
+    empty = matrix.sum(axis=1) == 0
+    missed = matrix.sum(axis=0)[empty] == 0
+    scores[i, empty] = np.nan if ignore_empty else missed
+  return scores
+
+
 def dice_metric(case):
   """Dice coefficients and their means, with and without empty classes."""
   inputs, classes = case.inputs, case.dims['classes']
   answers = {}
   for empty, background in itertools.product((True, False), repeat=2):
     name = f'bg{"T" if background else "F"}_ignore_empty{"T" if empty else "F"}'
-    coefficients = segments.dice_by_image(
-      inputs['labels'], inputs['pred'], classes, ignore_empty=empty
-    )[:, 0 if background else 1 :]
+    coefficients = dice_by_image(
+      inputs['labels'], inputs['pred'], classes, empty
+    )
+    coefficients = coefficients[:, 0 if background else 1 :]
     by_image = np.array([segments.mean(x) for x in coefficients])
     by_class = np.array([segments.mean(x) for x in coefficients.T])
     counts = ~np.isnan(coefficients)
@@ -429,13 +443,17 @@ def segmentation_metrics(case):
   ignore = case.dims['ignore']
   confusions = np.stack(
     [
-      segments.confusion(*maps_, classes, ignore)
-      for maps_ in zip(labels, predicted, strict=True)
+      metrics.confusion(label, guess, classes, label != ignore)
+      for label, guess in zip(labels, predicted, strict=True)
     ]
   )
   right = np.diagonal(confusions, axis1=1, axis2=2)
   by_label, by_prediction = confusions.sum(axis=2), confusions.sum(axis=1)
   total = segments.overlaps(confusions.sum(axis=0))
+  summary = segments.measures(confusions.sum(axis=0))
+  # As mmsegmentation reads ADE20K's classes 1 to 150, with 0 for all else.
+  raw = inputs['raw_labels']
+  reduced = np.where((raw == 0) | (raw == ignore), ignore, raw.astype(int) - 1)
   # What goes wrong if ignored places count as predictions.
   all_predictions = np.stack(
     [np.bincount(x.ravel(), minlength=classes) for x in predicted]
@@ -443,17 +461,19 @@ def segmentation_metrics(case):
   union = (by_label + all_predictions - right).sum(axis=0)
   with np.errstate(invalid='ignore'):
     wrong = right.sum(axis=0) / union
+    precision = right.sum(axis=0) / by_prediction.sum(axis=0)
+  exists = ~np.isnan(precision + total.accuracy)
   return {
     'iou': total.iou,
     'acc': total.accuracy,
     'dice': total.dice,
     'aAcc': total.total,
-    'precision': total.precision,
+    'precision': precision,
     'recall': total.accuracy,
-    'fscore': total.f1,
+    'fscore': np.where(exists, total.dice, np.nan),
     'mIoU': total.mean_iou,
-    'mAcc': total.mean_accuracy,
-    'mDice': total.mean_dice,
+    'mAcc': summary['mean_accuracy'],
+    'mDice': summary['dice'],
     'area_intersect': right,
     'area_union': by_label + by_prediction - right,
     'area_pred': by_prediction,
@@ -463,7 +483,7 @@ def segmentation_metrics(case):
       [segments.overlaps(x).mean_iou for x in confusions]
     ),
     'mIoU_wrong_ignore_as_class': segments.mean(wrong),
-    'reduced_labels': segments.without_zero(inputs['raw_labels'], ignore),
+    'reduced_labels': reduced,
   }
 
 

@@ -17,6 +17,7 @@ from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import scenes
 from vit_jax.data.device.rng import Rng
+from vit_jax.evaluation import metrics
 from vit_jax.evaluation import segments
 from vit_jax.explore import pictures as explore
 from vit_jax.models import setr
@@ -97,11 +98,11 @@ def test_measures_are_those_of_all_pixels(finished):
     )
   ]
   found = collections[0].merge(collections[1]).compute()
-  matrix = segments.confusion(labels, np.asarray(outputs['segments']), 11)
+  matrix = metrics.confusion(labels, np.asarray(outputs['segments']), 11)
   wanted = segments.overlaps(matrix)
   assert found['miou'] == pytest.approx(wanted.mean_iou)
   assert found['accuracy'] == pytest.approx(wanted.total)
-  assert found['dice'] == pytest.approx(wanted.mean_dice)
+  assert found['dice'] == pytest.approx(segments.mean(wanted.dice))
   np.testing.assert_allclose(found['iou'], wanted.iou)
   assert found['examples'] == 5
 

@@ -86,9 +86,16 @@ def main(argv: list[str]) -> None:
     print(json.dumps({'config': config, 'setting': setting, 'runs': reports}))
   else:
     names = [column.name for column in columns]
-    for title, values in (('config', config), ('setting', setting)):
-      _print_table(title, labels, _difference_rows(names, values))
-    _print_table('results', labels, _result_rows(reports))
+    for title, rows in (
+      ('config', _difference_rows(names, config)),
+      ('setting', _difference_rows(names, setting)),
+      ('results', _result_rows(reports)),
+    ):
+      if rows:
+        table = tables.Table([title, *labels], rows)
+        print(table.text(tables.room()), end='\n\n')
+      else:
+        print(f'{title}: no differences\n')
   if out is not None and any(run.curves for c in columns for run in c.runs):
     x_label, panels = comparison.lines(columns, _X.value)
     smooth = [x for x in panels if comparison.is_noisy(x)]
@@ -99,14 +106,22 @@ def main(argv: list[str]) -> None:
 def _difference_rows(
   names: Sequence[str], values: Mapping[str, Mapping[str, list[Any]]]
 ) -> list[list[str]]:
+  """Returns a row for each key; texts begin where they begin to differ."""
   rows = []
   for key, by_name in values.items():
-    cells = {
+    texts = {
       name: ', '.join(map(_show_value, values_of_runs))
       for name, values_of_runs in by_name.items()
     }
-    texts = [cells.get(name) for name in names]
-    rows.append([key, *_cut(texts)])
+    distinct = list(set(texts.values()))
+    start = 0
+    if max(map(len, distinct)) > _LONGEST and len(distinct) > 1:
+      start = max(0, len(records.common_start(distinct)) - 8)
+    for name, text in texts.items():
+      text = f'...{text[start:]}' if start > 3 else text
+      is_long = len(text) > _LONGEST
+      texts[name] = f'{text[: _LONGEST - 3]}...' if is_long else text
+    rows.append([key, *(texts.get(name, _ABSENT) for name in names)])
   return rows
 
 
@@ -119,22 +134,6 @@ def _show_value(value: Any) -> str:
   return f'{int(number):,} {unit}' if is_length else value
 
 
-def _cut(texts: Sequence[str | None]) -> list[str]:
-  """Shortens texts to the parts where they begin to differ."""
-  distinct = {text for text in texts if text is not None}
-  start = 0
-  if max(map(len, distinct)) > _LONGEST and len(distinct) > 1:
-    start = max(0, len(records.common_start(list(distinct))) - 8)
-  return [
-    _ABSENT if text is None else _shortened(text, start) for text in texts
-  ]
-
-
-def _shortened(text: str, start: int) -> str:
-  text = '...' + text[start:] if start > 3 else text
-  return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + '...'
-
-
 def _result_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
   """Returns a row for each result, with a cell for each run."""
   rows = [
@@ -142,27 +141,26 @@ def _result_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     ['step', *(_show(r['step']) for r in reports)],
     ['epoch', *(_show(r['epoch']) for r in reports)],
   ]
-  names = {name for r in reports for name in r['metrics'] if '/' in name}
-  for name in sorted(names):
+  metrics = [r['metrics'] for r in reports]
+  for name in sorted({x for values in metrics for x in values if '/' in x}):
     is_count = name.endswith('/examples')
-    if not is_count or not _is_same(reports, name):
+    finals = {values[name]['last'] for values in metrics if name in values}
+    if not is_count or len(finals) > 1:
       rows.append([name, *(_show_mean(r, name, 'last') for r in reports)])
     if not is_count and records.is_evaluation(name):
       rows.append(['  best', *(_show_mean(r, name, 'best') for r in reports)])
   speeds = [_show_mean(r, 'images_per_second', 'last') for r in reports]
   rows.append(['images/s', *speeds])
   for title, name in (('time', 'seconds'), ('useful time', 'useful_seconds')):
-    times = [_show_time(r['metrics'].get(name)) for r in reports]
+    times = [
+      str(datetime.timedelta(seconds=round(values[name]['last'])))
+      if name in values
+      else _ABSENT
+      for values in metrics
+    ]
     if set(times) != {_ABSENT}:
       rows.append([title, *times])
   return rows
-
-
-def _is_same(reports: Sequence[Mapping[str, Any]], name: str) -> bool:
-  final_values = [
-    r['metrics'][name]['last'] for r in reports if name in r['metrics']
-  ]
-  return len(set(final_values)) == 1
 
 
 def _show_states(states: Sequence[str]) -> str:
@@ -190,23 +188,6 @@ def _show_mean(report: Mapping[str, Any], name: str, statistic: str) -> str:
     return f'{text} ± {half:.0f}' if half > 10 else f'{text} ± {half:.2g}'
   step = metric.get('best_step') if statistic == 'best' else None
   return text if step is None else f'{text} (step {step})'
-
-
-def _show_time(measured: Mapping[str, Any] | None) -> str:
-  if measured is None:
-    return _ABSENT
-  return str(datetime.timedelta(seconds=round(measured['last'])))
-
-
-def _print_table(
-  title: str, names: Sequence[str], rows: Sequence[Sequence[str]]
-) -> None:
-  """Prints a table, or that there is none."""
-  if not rows:
-    print(f'{title}: no differences\n')
-    return
-  table = tables.Table([title, *names], rows)
-  print(table.text(tables.room()), end='\n\n')
 
 
 if __name__ == '__main__':

@@ -1,7 +1,6 @@
 """Compares two or more runs from their records, without JAX."""
 
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -38,15 +37,10 @@ _COMMON = (
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """A run; with --group, runs whose configs differ only in the seed.
+  """A run; with --group, runs whose configs differ only in the seed."""
 
-  Attributes:
-    name: Unique name of the column.
-    runs: All runs of the column.
-  """
-
-  name: str
-  runs: Sequence[records.Record]
+  name: str  # unique name of the column
+  runs: Sequence[records.Record]  # all runs of the column
 
   @property
   def label(self) -> str:
@@ -61,28 +55,34 @@ class Column:
 
 
 def read(paths: Sequence[str], group: bool = False) -> list[Column]:
-  """Reads the runs to compare.
+  """Reads the runs of work directories to compare.
 
-  Args:
-    paths: Their work directories. A path that exists but holds no run is
-      skipped with a warning, since shell patterns match other files, too.
-    group: Whether to group runs that differ only in the seed.
+  A path that exists but holds no run is skipped with a warning, since shell
+  patterns match other files, too.
 
-  Raises:
-    UserError: There are too few runs, or one cannot be read.
+  group: Whether to group runs that differ only in the seed.
   """
   for path in paths:
     config_lib.check_local(path, 'work directory')
   resolved = [pathlib.Path(path).resolve() for path in paths]
-  twice = [path for path in resolved if resolved.count(path) > 1]
+  twice = [x for x in resolved if resolved.count(x) > 1]
   if twice:
     raise UserError(f'{twice[0]} is given twice')
   if len(paths) < 2:
     raise UserError(
       'name two or more work directories, as in runs/digits runs/digits-2'
     )
-  resolved = _without_others(resolved)
-  runs = [records.read(path) for path in resolved]
+  skipped = [x for x in resolved if x.exists() and not records.is_run(x)]
+  resolved = [x for x in resolved if x not in skipped]
+  if skipped and len(resolved) < 2:
+    names = config_lib.join_first([str(x) for x in skipped])
+    raise UserError(
+      f'{len(resolved)} of these is the work directory of a run, and it takes'
+      f' two to compare: there is no config.json, or no run.json, in {names}'
+    )
+  for folder in skipped:
+    logging.warning('warning: %s is left out: it is no run', folder)
+  runs = [records.read(x) for x in resolved]
   for run in runs:
     if not run.curves:
       logging.warning('%s has no metrics yet', run.path)
@@ -91,32 +91,10 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
     return [Column(name, [run]) for name, run in named]
   groups: dict[str, list[tuple[str, records.Record]]] = {}
   for name, run in named:
-    settings = {
-      key: value for key, value in run.config.items() if key != 'seed'
-    }
-    groups.setdefault(json.dumps(settings, sort_keys=True), []).append(
-      (name, run)
-    )
+    settings = {key: x for key, x in run.config.items() if key != 'seed'}
+    key = json.dumps(settings, sort_keys=True)
+    groups.setdefault(key, []).append((name, run))
   return _columns(list(groups.values()))
-
-
-def _without_others(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-  """Returns the paths that hold runs.
-
-  Raises:
-    UserError: Fewer than two runs are left.
-  """
-  other_folders = [x for x in paths if x.exists() and not records.is_run(x)]
-  left = [path for path in paths if path not in other_folders]
-  if other_folders and len(left) < 2:
-    names = config_lib.join_first([str(x) for x in other_folders])
-    raise UserError(
-      f'{len(left)} of these is the work directory of a run, and it takes two'
-      f' to compare: there is no config.json, or no run.json, in {names}'
-    )
-  for path in other_folders:
-    logging.warning('warning: %s is left out: it is no run', path)
-  return left
 
 
 def _columns(
@@ -138,10 +116,8 @@ def _columns(
       logging.warning(
         'warning: %s: some have the same seed (%s): they are not independent,'
         ' and the interval is too narrow',
-        *(
-          config_lib.join_first(members),
-          config_lib.join_first(list(map(str, seeds))),
-        ),
+        config_lib.join_first(members),
+        config_lib.join_first(list(map(str, seeds))),
       )
   return columns
 
@@ -160,35 +136,24 @@ def differences(
 ) -> dict[str, dict[str, list[Any]]]:
   """Returns the values that differ between runs.
 
-  Args:
-    columns: Columns with at least one run each.
-    values_of: Returns the values of a run by key.
-
-  Returns:
-    The distinct values in each column, for each key that differs. A missing key
-    counts as one that is not set.
+  They are the distinct values in each column, for each key that differs. A
+  missing key counts as one that is not set.
   """
   tables = {c.name: [values_of(run) for run in c.runs] for c in columns}
   every = [values for table in tables.values() for values in table]
-  keys = sorted({key for values in every for key in values})
-  differing = {}
-  for key in keys:
+  differing: dict[str, dict[str, list[Any]]] = {}
+  for key in sorted({key for values in every for key in values}):
     if all(values.get(key) == every[0].get(key) for values in every):
       continue
-    differing[key] = {
-      name: _distinct(values[key] for values in table if key in values)
-      for name, table in tables.items()
-      if any(key in values for values in table)
-    }
+    differing[key] = {}
+    for name, table in tables.items():
+      distinct: list[Any] = []
+      for values in table:
+        if key in values and values[key] not in distinct:
+          distinct.append(values[key])
+      if distinct:
+        differing[key][name] = distinct
   return differing
-
-
-def _distinct(values: Iterable[Any]) -> list[Any]:
-  distinct: list[Any] = []
-  for value in values:
-    if value not in distinct:
-      distinct.append(value)
-  return distinct
 
 
 def report(column: Column) -> dict[str, Any]:
@@ -197,13 +162,21 @@ def report(column: Column) -> dict[str, Any]:
   points = [run.last for run in runs]
   last = max((p for p in points if p is not None), default=None)
   names = {name for run in runs for name in run.curves}
-  metrics = {
-    name: _metric_statistics(runs, name)
-    for name in sorted(names)
-    if name == LOSS or records.is_evaluation(name)
-  }
+  metrics = {}
+  for name in sorted(names):
+    if name == LOSS or records.is_evaluation(name):
+      metrics[name] = _mean('last', [run.final(name) for run in runs])
+    if records.is_evaluation(name):
+      best = [run.best(name) for run in runs]
+      metrics[name] |= _mean('best', [p and p.value for p in best])
+      single = best[0] if len(runs) == 1 else None
+      metrics[name]['best_step'] = single and single.step
+  speeds = [
+    [p.value for p in run.curves.get('train/images_per_second', ())]
+    for run in runs
+  ]
   costs = {
-    'images_per_second': [_speed(run) for run in runs],
+    'images_per_second': [statistics.median(x) if x else None for x in speeds],
     'seconds': [p and p.seconds for p in points],
     'useful_seconds': [run.final('train/useful_seconds') for run in runs],
   }
@@ -221,41 +194,17 @@ def report(column: Column) -> dict[str, Any]:
   }
 
 
-def _metric_statistics(
-  runs: Sequence[records.Record], name: str
-) -> dict[str, Any]:
-  statistics = _mean('last', [run.final(name) for run in runs])
-  if records.is_evaluation(name):
-    best = [run.best(name) for run in runs]
-    statistics |= _mean('best', [p and p.value for p in best])
-    statistics['best_step'] = (
-      best[0].step if len(runs) == 1 and best[0] else None
-    )
-  return statistics
-
-
-def _speed(run: records.Record) -> float | None:
-  values = [p.value for p in run.curves.get('train/images_per_second', ())]
-  return statistics.median(values) if values else None
-
-
 def _mean(name: str, values: Sequence[float | None]) -> dict[str, Any]:
   """Returns a mean, half its interval, and its range; None if unknown."""
   numbers = [x for x in values if x is not None]
-  mean, half = (
-    (numbers[0], math.nan) if len(numbers) == 1 else (math.nan, math.nan)
-  )
+  mean, half = (numbers[0] if numbers else math.nan), math.nan
   if len(numbers) > 1:
     mean, half = intervals.mean_interval(numbers)
   return {
-    name: _number(mean),
-    f'{name}_interval': _number(half),
+    name: mean if math.isfinite(mean) else None,
+    f'{name}_interval': half if math.isfinite(half) else None,
     f'{name}_range': [min(numbers), max(numbers)] if len(numbers) > 1 else None,
   }
-
-
-def _number(x: float) -> float | None:
-  return x if math.isfinite(x) else None
 
 
 def lines(
@@ -263,15 +212,21 @@ def lines(
 ) -> tuple[str, dict[str, 'dict[str, curves.Line]']]:
   """Returns the label of the x axis, and each metric's lines by label.
 
-  Args:
-    columns: Columns, some of them with metrics.
-    x: A value of --x.
+  x: A value of --x.
   """
   ends = [run.last.seconds for c in columns for run in c.runs if run.last]
-  unit, scale = _unit(max(ends)) if x == 'time' else ('', 1.0)
+  unit, scale = 'seconds', 1.0
+  for name, seconds in (('minutes', 60.0), ('hours', 3600.0)):
+    if x == 'time' and max(ends) > 2 * seconds:
+      unit, scale = name, seconds
   names = {name for c in columns for run in c.counted for name in run.curves}
   metrics = [n for n in (LOSS, _RATE) if n in names]
-  metrics += sorted(filter(_is_method_metric, names))
+  # What a method measures of its own training.
+  metrics += sorted(
+    n
+    for n in names - {*_COMMON}
+    if not records.is_evaluation(n) and not reporting.is_timed(n)
+  )
   metrics += sorted(
     n
     for n in names
@@ -290,20 +245,6 @@ def is_noisy(name: str) -> bool:
   return not records.is_evaluation(name) and name != _RATE
 
 
-def _is_method_metric(name: str) -> bool:
-  """Whether a metric is what a method measures of its own training."""
-  if records.is_evaluation(name) or reporting.is_timed(name):
-    return False
-  return name not in _COMMON
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-  for unit, scale in (('hours', 3600.0), ('minutes', 60.0)):
-    if seconds > 2 * scale:
-      return unit, scale
-  return 'seconds', 1.0
-
-
 def _line(
   runs: Sequence[records.Record], name: str, x: str, scale: float
 ) -> 'curves.Line | None':
@@ -317,25 +258,19 @@ def _line(
   if not steps:
     return None
   points = [[table[step] for step in steps] for table in tables]
-  at = np.mean(
-    [
-      [_x(p, x, run) / scale for p in row]
-      for row, run in zip(points, runs, strict=True)
-    ],
-    axis=0,
-  )
+  places = []
+  for row, run in zip(points, runs, strict=True):
+    batch_size = run.config.get('train.batch_size', math.nan)
+    axes = {
+      'step': [p.step for p in row],
+      'examples': [p.step * batch_size for p in row],
+      'epoch': [p.epoch for p in row],
+      'time': [p.seconds for p in row],
+    }
+    places.append([value / scale for value in axes[x]])
+  at = np.mean(places, axis=0)
   values = np.array([[p.value for p in row] for row in points])  # [runs, N]
   if len(runs) == 1:
     return curves.Line(at, values[0])
   low, high = values.min(axis=0), values.max(axis=0)
   return curves.Line(at, values.mean(axis=0), low, high)
-
-
-def _x(point: records.Point, x: str, run: records.Record) -> float:
-  if x == 'examples':
-    return point.step * run.config.get('train.batch_size', math.nan)
-  return {
-    'step': point.step,
-    'epoch': point.epoch,
-    'time': point.seconds,
-  }[x]

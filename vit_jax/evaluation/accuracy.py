@@ -1,7 +1,6 @@
 """The metrics of the objective, such as accuracy and loss."""
 
 from collections.abc import Iterable
-from collections.abc import Mapping
 import functools
 from typing import Any
 
@@ -33,26 +32,11 @@ class Accuracy(base.Evaluator):
 def total(context: base.Context, parts: Iterable[Any]) -> dict[str, Any]:
   """Merges the metrics of batches, and returns their values by name.
 
-  Raises:
-    EvaluationError: A metric of the objective cannot be shown.
+  It refuses a metric of the objective that cannot be shown.
   """
   merged = functools.reduce(lambda total, x: total.merge(x), parts)
   numbers = dict(merged.compute())
-  matrices = {
-    name: np.asarray(numbers.pop(name))
-    for name in ('confusion',)
-    if name in numbers
-  }
-  _check_shapes(context, numbers, matrices)
-  return metrics.scalars(numbers, context.features, context.target) | matrices
-
-
-def _check_shapes(
-  context: base.Context,
-  numbers: Mapping[str, Any],
-  matrices: Mapping[str, np.ndarray],
-) -> None:
-  """Raises an EvaluationError if a metric of the objective cannot be shown."""
+  matrix = numbers.pop('confusion', None)
   lengths = {len(x.names) for x in context.features.values() if x.names}
   for name, x in numbers.items():
     if len(shape := np.shape(x)) > 1 or (shape and shape[0] not in lengths):
@@ -60,9 +44,13 @@ def _check_shapes(
         f'measure returns {name!r} of the shape {shape}: a metric is one'
         ' number, or one for each name of a feature'
       )
-  for name, x in matrices.items():
-    if x.ndim != 2 or x.shape[0] != x.shape[1]:
-      raise base.EvaluationError(
-        f'measure returns {name!r} of the shape {x.shape}: a metric of that'
-        ' name is a matrix [classes, classes], so give this another name'
-      )
+  scalars = metrics.scalars(numbers, context.features, context.target)
+  if matrix is None:
+    return scalars
+  shape = np.shape(matrix)
+  if len(shape) != 2 or shape[0] != shape[1]:
+    raise base.EvaluationError(
+      f"measure returns 'confusion' of the shape {shape}: a metric of that"
+      ' name is a matrix [classes, classes], so give this another name'
+    )
+  return scalars | {'confusion': np.asarray(matrix)}

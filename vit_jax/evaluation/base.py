@@ -54,38 +54,22 @@ class Context(abc.ABC):
 
   @abc.abstractmethod
   def apply(self, function: Function, split: str) -> Iterator[Any]:
-    """Applies a function to each batch of a split, in order.
+    """Yields a function's results, NumPy arrays, of a split's batches in order.
 
-    The function is compiled once if it is always the same object: a function of
-    a module, or a method of the evaluator.
-
-    Args:
-      function: (objective, parameters, batch) -> a tree of arrays. The
-        objective has `outputs`, `measure` and `trunk`, as
-        `objectives.Objective`.
-      split: `spec.split` or `train_split` of the evaluator.
-
-    Yields:
-      The function's result, as NumPy arrays.
-
-    Raises:
-      UserError: An image cannot be read, or the device has too little memory.
+    The function is (objective, parameters, batch) -> a tree of arrays. The
+    objective has `outputs`, `measure` and `trunk`, as `objectives.Objective`.
+    It is compiled once if it is always the same object: a function of a module,
+    or a method of the evaluator. The split is `spec.split` or `train_split` of
+    the evaluator.
     """
 
   @abc.abstractmethod
   def compute(self, function: Compute, inputs: Any) -> Any:
     """Applies a function to arrays that are no batch of examples, as prompts.
 
-    Args:
-      function: (objective, parameters, inputs) -> a tree of arrays; compiled
-        once for each shape, as by `apply`.
-      inputs: A tree of NumPy arrays.
-
-    Returns:
-      The function's result, as NumPy arrays.
-
-    Raises:
-      UserError: The device has too little memory.
+    The function is (objective, parameters, inputs) -> a tree of arrays, which
+    become NumPy arrays; it is compiled once for each shape of the inputs, a
+    tree of NumPy arrays.
     """
 
   def alive(self) -> None:
@@ -94,6 +78,10 @@ class Context(abc.ABC):
 
 class Evaluator(abc.ABC):
   """A way to measure a model.
+
+  A subclass has further arguments of `__init__` for its options, and checks
+  them there, before anything slow: it raises a UserError whose message starts
+  with the name of the option.
 
   Attributes:
     uses_outputs: Whether it reads the outputs of the objective. `evaluate` then
@@ -112,17 +100,6 @@ class Evaluator(abc.ABC):
   train_split: str = ''
 
   def __init__(self, spec: ml_collections.ConfigDict):
-    """Keeps the entry.
-
-    A subclass has further arguments for its options. It checks them, before
-    anything slow.
-
-    Args:
-      spec: The entry of `config.evals`.
-
-    Raises:
-      UserError: An option cannot work. The message starts with its name.
-    """
     self.spec = spec
 
   @property
@@ -131,41 +108,22 @@ class Evaluator(abc.ABC):
     return parts.parse(self.spec.kind, 'evals.NAME.kind').name
 
   def check_model(self, model: models.Model) -> None:
-    """Checks the model before anything is measured.
-
-    Args:
-      model: The trunk.
-
-    Raises:
-      UserError: The evaluator cannot measure it.
-    """
+    """Checks the trunk before anything is measured; raises a UserError."""
 
   def check_sources(
     self, source: data_base.Source, train_source: data_base.Source | None
   ) -> None:
-    """Checks the data before any image is read.
+    """Checks the data before any image is read; raises an EvaluationError.
 
-    Args:
-      source: The split that the model is measured on.
-      train_source: The split that the evaluator learns from; None: none.
-
-    Raises:
-      EvaluationError: The evaluator cannot use these data.
+    train_source: The split that the evaluator learns from; None: none.
     """
 
   @abc.abstractmethod
   def run(self, context: Context) -> dict[str, Any]:
-    """Measures the model.
+    """Measures the model, or raises an EvaluationError.
 
-    Args:
-      context: Applies functions to a split.
-
-    Returns:
-      Metrics by name: numbers, and optionally `confusion`, int [K, K], which is
-      shown as a picture.
-
-    Raises:
-      EvaluationError: It cannot measure these examples.
+    Metrics by name are numbers, and optionally `confusion`, int [K, K], which
+    is shown as a picture.
     """
     del context
     raise NotImplementedError
@@ -173,12 +131,9 @@ class Evaluator(abc.ABC):
   def intervals(
     self, results: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
-    """Returns 95% intervals of some metrics, by name; None: not known.
+    """Returns 95% intervals of some metrics of `run`; None: not known.
 
     A metric NAME_margin is half the width of NAME's interval, and is not shown.
-
-    Args:
-      results: Results of `run`.
     """
     del results
     return {}
@@ -187,13 +142,9 @@ class Evaluator(abc.ABC):
 def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
   """Returns the evaluator of an entry of `config.evals`.
 
-  Args:
-    key: Key of the entry, for errors: 'evals.val'.
-    spec: From `config.evaluation`; its kind is the name of a file of this
-      package, or 'my_module:MyEvaluator', with options.
-
-  Raises:
-    UserError: There is no such kind or option, or a value cannot work.
+  key: Key of the entry, for errors: 'evals.val'. spec: From
+  `config.evaluation`; its kind is the name of a file of this package, or
+  'my_module:MyEvaluator', with options.
   """
   evaluator: Evaluator = config_lib.build(
     spec.kind, f'{key}.kind', find, spec=spec
@@ -205,39 +156,19 @@ def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
 
 
 def find(name: str, key: str) -> Any:
-  """Returns the class of an evaluator.
-
-  Args:
-    name: Name of a file of this package, or 'my_module:MyEvaluator'.
-    key: Key of the config that holds it, for errors.
-
-  Raises:
-    UserError: There is no such class.
-  """
+  """Returns the class of an evaluator; `key` of the config holds its name."""
   return config_lib.find_class(name, key, Evaluator, __package__)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the kinds of all evaluations in `config.evals`, and their options.
-
-  Raises:
-    UserError: A value cannot work.
-  """
+  """Checks the kinds of all entries of `config.evals`, and their options."""
   for name, spec in config.evals.items():
     evaluator = create(f'evals.{name}', spec)
     check_directions(f'config.evals.{name}.kind={spec.kind}', evaluator.metrics)
 
 
 def check_directions(name: str, metrics: Any) -> None:
-  """Checks the `metrics` that a class declares.
-
-  Args:
-    name: Names the class, for errors.
-    metrics: Its attribute; None: there are none of its own.
-
-  Raises:
-    UserError: They are no dict of names with the better directions.
-  """
+  """Checks the `metrics` that a class with a name declares, or None."""
   fits = metrics is None or (
     isinstance(metrics, Mapping)
     and all(isinstance(x, str) for x in metrics)

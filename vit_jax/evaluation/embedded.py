@@ -38,10 +38,9 @@ class Embedded:
 
   @classmethod
   def from_batch(cls, outputs: Mapping[str, np.ndarray]) -> Self:
-    """Returns the examples of a batch without padding.
+    """Returns the examples of a batch of `embed` without padding.
 
-    Args:
-      outputs: From `embed`; if it has no labels, they become -1.
+    Missing labels become -1.
     """
     real = outputs['valid']
     label = outputs.get('label', np.full(len(real), -1, np.int32))
@@ -54,6 +53,13 @@ def normalised(x: np.ndarray) -> np.ndarray:
   return x / np.maximum(norm, _TINY)
 
 
+def _with_embedding(
+  batch: dict[str, jax.Array], embedding: jax.Array
+) -> dict[str, jax.Array]:
+  columns = {name: x for name, x in batch.items() if name != 'image'}
+  return columns | {'embedding': embedding}
+
+
 def embed(
   objective: Any, params: Any, batch: dict[str, jax.Array]
 ) -> dict[str, jax.Array]:
@@ -61,8 +67,7 @@ def embed(
   model, params = objective.trunk(params)
   headless = model.clone(num_classes=0)
   features = headless.apply({'params': params}, batch['image'])
-  other_features = {name: x for name, x in batch.items() if name != 'image'}
-  return other_features | {'embedding': jnp.asarray(features, jnp.float32)}
+  return _with_embedding(batch, jnp.asarray(features, jnp.float32))
 
 
 def embed_tokens(
@@ -75,8 +80,7 @@ def embed_tokens(
   model, params = objective.trunk(params)
   outputs = model.apply({'params': params}, batch['image'], method='trunk')
   tokens = jnp.asarray(outputs['tokens'], jnp.float32)
-  other_features = {name: x for name, x in batch.items() if name != 'image'}
-  return other_features | {'embedding': tokens.reshape(len(tokens), -1)}
+  return _with_embedding(batch, tokens.reshape(len(tokens), -1))
 
 
 def embed_layers(
@@ -88,9 +92,6 @@ def embed_layers(
   best features of a method that predicts patches or pixels are those of a layer
   in the middle (iGPT, Chen et al., 2020; BEiT's code, microsoft/unilm, probes
   each layer).
-
-  Raises:
-    UserError: The model's layers cannot be read.
   """
   model, params = objective.trunk(params)
   check(model, 'layers')
@@ -99,8 +100,7 @@ def embed_layers(
   )
   tokens = state[stack.LEVELS]['tokens'][:, :, model.prefix_length :]
   means = jax.nn.standardize(tokens.astype(jnp.float32)).mean(axis=2)
-  other_features = {name: x for name, x in batch.items() if name != 'image'}
-  return other_features | {'embedding': jnp.concatenate(list(means), axis=-1)}
+  return _with_embedding(batch, jnp.concatenate(list(means), axis=-1))
 
 
 # What a probe reads of the trunk, by the name in `config.evals.NAME.features`.
@@ -112,15 +112,7 @@ READS: Mapping[str, Callable[..., dict[str, jax.Array]]] = {
 
 
 def check(model: Any, read: str) -> None:
-  """Checks that a probe can read a model so.
-
-  Args:
-    model: The trunk.
-    read: One of `READS`.
-
-  Raises:
-    UserError: It cannot.
-  """
+  """Checks that a probe can read a model so, by one of `READS`."""
   is_vit = hasattr(model, 'patches')
   merges = is_vit and hasattr(model.block, 'merge')
   if read == 'layers' and not (is_vit and not merges):
@@ -134,13 +126,7 @@ def check(model: Any, read: str) -> None:
 def embeddings(
   context: base.Context, split: str, read: str = 'head'
 ) -> Embedded:
-  """Returns all embeddings of a split; they are computed once.
-
-  Args:
-    context: The model and its splits.
-    split: `spec.split` or `train_split` of the evaluator.
-    read: One of `READS`.
-  """
+  """Returns all embeddings of a split, by one of `READS`; computed once."""
   key = 'embeddings', split, read
   if key not in context.shared_results:
     batches = context.apply(READS[read], split)

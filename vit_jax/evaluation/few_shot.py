@@ -22,7 +22,6 @@ from vit_jax.config import counted
 from vit_jax.config import options
 from vit_jax.config import UserError
 from vit_jax.evaluation import base
-from vit_jax.evaluation import draws
 from vit_jax.evaluation import intervals
 from vit_jax.evaluation import probes
 from vit_jax.evaluation.embedded import Embedded
@@ -112,28 +111,21 @@ class FewShot(probes.Probe):
     self, results: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
     """Returns Student's intervals of the accuracies, over draws."""
-    result: dict[str, tuple[float, float] | None] = {}
+    bounds: dict[str, tuple[float, float] | None] = {}
     for name, x in results.items():
       if (margin := results.get(f'{name}_margin')) is not None:
-        bounds = max(x - margin, 0.0), min(x + margin, 1.0)
-        result[name] = bounds if math.isfinite(x) else None
-    return result
+        ends = max(x - margin, 0.0), min(x + margin, 1.0)
+        bounds[name] = ends if math.isfinite(x) else None
+    return bounds
 
 
 class Linear(NamedTuple):
-  """A linear model of standardised features.
+  """A linear model of standardised features."""
 
-  Attributes:
-    mean: float64 [D], mean of the features.
-    std: float64 [D], their standard deviation.
-    kernel: float64 [D, K].
-    bias: float64 [K].
-  """
-
-  mean: np.ndarray
-  std: np.ndarray
-  kernel: np.ndarray
-  bias: np.ndarray
+  mean: np.ndarray  # float64 [D], mean of the features
+  std: np.ndarray  # float64 [D], their standard deviation
+  kernel: np.ndarray  # float64 [D, K]
+  bias: np.ndarray  # float64 [K]
 
   def predict(self, features: np.ndarray) -> np.ndarray:
     """Returns the classes of features [M, D], int [M]."""
@@ -145,13 +137,7 @@ class Linear(NamedTuple):
 
 
 def fit(features: np.ndarray, labels: np.ndarray, num_classes: int) -> Linear:
-  """Fits a classifier to a few examples.
-
-  Args:
-    features: float [N, D].
-    labels: int [N].
-    num_classes: K.
-  """
+  """Fits a classifier to a few examples: float [N, D], labels int [N]."""
   x = features.astype(np.float64)
   mean, std = x.mean(axis=0), x.std(axis=0) + _LEAST_STD
   targets = np.where(labels[:, None] == np.arange(num_classes), 1.0, -1.0)
@@ -162,15 +148,9 @@ def fit(features: np.ndarray, labels: np.ndarray, num_classes: int) -> Linear:
 def ridge(
   x: np.ndarray, y: np.ndarray, penalty: float
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Minimises |x W + b - y|^2 + penalty |W|^2.
+  """Minimises |x W + b - y|^2 + penalty |W|^2; returns W [D, K] and b [K].
 
-  Args:
-    x: float64 [N, D].
-    y: float64 [N, K].
-    penalty: More than 0; it applies to the kernel, not to the bias.
-
-  Returns:
-    W [D, K] and b [K].
+  x: float64 [N, D]. y: float64 [N, K]. penalty: More than 0.
   """
   from scipy import linalg  # here, since its import is slow
 
@@ -197,27 +177,19 @@ def accuracies(
   seeds: Sequence[int] = SEEDS,
   after_block: Callable[[], object] = lambda: None,
 ) -> dict[int, list[float]]:
-  """Measures classifiers that are fitted to a few examples of each class.
+  """Returns accuracies of classifiers of a few examples, by number of shots.
 
-  Args:
-    train: float [N, D], embeddings to draw from.
-    train_labels: int [N].
-    test: float [M, D].
-    test_labels: int [M].
-    shots: Numbers of examples of each class.
-    seeds: Seeds of the draws. With the same seed, a draw of more shots includes
-      that of fewer shots.
-    after_block: Called between the parts of the work.
+  There is one for each seed of `probes.draw`.
 
-  Returns:
-    By shots: for each seed, the fraction of the M test examples that are
-    classified correctly.
+  train: Embeddings to draw from, float [N, D], with labels int [N]. test: float
+  [M, D], with labels int [M]. after_block: Called between the parts of the
+  work.
   """
   num_classes = int(train_labels.max()) + 1
   accuracies_by_shots: dict[int, list[float]] = {number: [] for number in shots}
   for number, values in accuracies_by_shots.items():
     for seed in seeds:
-      rows = draws.draw(train_labels, np.full(num_classes, number), seed)
+      rows = probes.draw(train_labels, np.full(num_classes, number), seed)
       model = fit(train[rows], train_labels[rows], num_classes)
       right = model.predict(test) == test_labels
       values.append(float(right.mean()))

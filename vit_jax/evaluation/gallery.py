@@ -1,7 +1,6 @@
 """The embeddings of the images of a folder, kept in a file beside it.
 
-A search compares a query with all of them by one matrix product, so it is
-exact. Files that were changed, added or removed since the last time are seen by
+Files that were changed, added or removed since the last time are seen by
 their names, sizes and times.
 
 In comments: N images, Q queries, E the size of an embedding.
@@ -9,7 +8,6 @@ In comments: N images, Q queries, E the size of an embedding.
 
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import os
@@ -22,6 +20,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import folder as folder_lib
+from vit_jax.evaluation import knn
 from vit_jax.runs import safe_io
 
 # Paths -> the paths that could be read, in parts, with embeddings [B, E] each.
@@ -32,21 +31,13 @@ _NAMES = ('model', 'files', 'size', 'modified', 'features')
 
 @dataclasses.dataclass(frozen=True)
 class Gallery:
-  """Embedded images.
+  """Embedded images."""
 
-  Attributes:
-    model: Digest of the model.
-    files: Paths relative to the folder, sorted.
-    size: int64 [N], bytes of the files.
-    modified: int64 [N], when they were written, in nanoseconds.
-    features: float32 [N, E], of unit length.
-  """
-
-  model: str
-  files: tuple[str, ...]
-  size: np.ndarray
-  modified: np.ndarray
-  features: np.ndarray
+  model: str  # digest of the model
+  files: tuple[str, ...]  # paths relative to the folder, sorted
+  size: np.ndarray  # int64 [N], bytes of the files
+  modified: np.ndarray  # int64 [N], when they were written, in nanoseconds
+  features: np.ndarray  # float32 [N, E], of unit length
 
   def __len__(self) -> int:
     return len(self.files)
@@ -59,11 +50,7 @@ class Gallery:
 
   @classmethod
   def read(cls, path: pathlib.Path) -> Self:
-    """Returns the gallery of a file; an empty one if it cannot be used.
-
-    Raises:
-      UserError: It is an archive of other arrays.
-    """
+    """Returns the gallery of a file; an empty one if it cannot be used."""
     if not path.exists():
       return cls.empty()
     try:
@@ -84,11 +71,7 @@ class Gallery:
       return cls.empty()
 
   def write(self, path: pathlib.Path) -> None:
-    """Writes the file.
-
-    Raises:
-      UserError: It cannot be written.
-    """
+    """Writes the file."""
     arrays = {name: getattr(self, name) for name in _NAMES}
     with safe_io.replacing_path(path) as temporary:
       with temporary.open('wb') as file:
@@ -99,35 +82,22 @@ class Gallery:
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the most similar images of each query, the most similar first.
 
-    Args:
-      queries: float32 [Q, E], of unit length.
-      count: Largest number of images for each.
+    Positions in `files`, int [Q, k], and cosine similarities [Q, k]; k is at
+    most `count` and N. Of equally similar images, the first in `files` comes
+    first.
 
-    Returns:
-      Positions in `files`, int [Q, k], and cosine similarities [Q, k]; k is at
-      most N. Of equally similar images, the first in `files` comes first.
+    queries: float32 [Q, E], of unit length.
     """
-    similarity = queries @ self.features.T
-    order = np.argsort(-similarity, axis=1, kind='stable')[:, :count]
-    return order, np.take_along_axis(similarity, order, axis=1)
+    similarity, positions = knn.nearest(
+      self.features, queries, min(count, len(self)), cosine=False
+    )
+    return positions, similarity
 
 
 def embed_folder(
   folder: str, cache: pathlib.Path, model: str, embed: Embed
 ) -> Gallery:
-  """Returns the gallery of a folder; embeds only what the cache has not.
-
-  Args:
-    folder: The folder.
-    cache: File of the embeddings of this folder; is written if something has
-      changed, also the model.
-    model: Digest of the model.
-    embed: Embeds images, and reports those that cannot be read.
-
-  Raises:
-    UserError: The cache is another file, or cannot be written; or no image can
-      be read.
-  """
+  """Returns the gallery of a folder; embeds only what the cache has not."""
   paths = folder_lib.images_below(folder)
   if not paths:
     raise UserError(f'{folder} has no images')
@@ -156,7 +126,16 @@ def embed_folder(
   }
   if not features_by_path:
     raise UserError(f'{folder} has no image that can be read')
-  gallery = _joined(features_by_path, state, model)
+  files, size, modified = zip(
+    *(state[path] for path in features_by_path), strict=True
+  )
+  gallery = Gallery(
+    model,
+    files,
+    np.array(size, np.int64),
+    np.array(modified, np.int64),
+    np.stack(list(features_by_path.values())).astype(np.float32),
+  )
   gallery.write(cache)
   return gallery
 
@@ -169,21 +148,3 @@ def _state(folder: str, path: str) -> tuple[str, int, int]:
   except OSError:  # removed meanwhile: reading it says so
     return name, -1, -1
   return name, status.st_size, status.st_mtime_ns
-
-
-def _joined(
-  features_by_path: Mapping[str, np.ndarray],
-  state: Mapping[str, tuple[str, int, int]],
-  model: str,
-) -> Gallery:
-  """Returns the gallery of embeddings by path."""
-  files, size, modified = zip(
-    *(state[path] for path in features_by_path), strict=True
-  )
-  return Gallery(
-    model,
-    files,
-    np.array(size, np.int64),
-    np.array(modified, np.int64),
-    np.stack(list(features_by_path.values())).astype(np.float32),
-  )

@@ -1,4 +1,4 @@
-"""Classification by the nearest neighbours of an embedding.
+"""Nearest neighbours of vectors, and classification by their votes.
 
 The k training examples with the largest cosine similarity s vote for their
 classes with weights exp(s / temperature), as in instance discrimination
@@ -82,18 +82,9 @@ def predict(
   temperature: float = TEMPERATURE,
   after_block: Callable[[], object] = lambda: None,
 ) -> np.ndarray:
-  """Returns the classes that the nearest neighbours vote for.
+  """Returns the classes that the k nearest neighbours vote for, int32 [M].
 
-  Args:
-    train: float [N, D], embeddings.
-    train_labels: int [N].
-    test: float [M, D].
-    k: Neighbours that vote, at most N.
-    temperature: Temperature of the votes.
-    after_block: Called between the parts of the work.
-
-  Returns:
-    int32 [M].
+  train: Embeddings, float [N, D], with labels int [N]. test: float [M, D].
   """
   similarity, neighbors = nearest(train, test, k, after_block)
   labels = train_labels[neighbors]
@@ -114,11 +105,8 @@ def vote(
 ) -> np.ndarray:
   """Adds up the votes of neighbours, float64 [M, classes].
 
-  Args:
-    similarity: float [M, k], cosine similarities, the largest first.
-    labels: int [M, k], the neighbours' classes.
-    num_classes: Number of classes.
-    temperature: Temperature of the votes; the nearest neighbour's weight is 1.
+  similarity: float [M, k], cosine similarities, the largest first; the nearest
+  neighbour's weight is 1. labels: int [M, k], the neighbours' classes.
   """
   similarity = similarity.astype(np.float64)
   weights = np.exp((similarity - similarity[:, :1]) / temperature)
@@ -132,23 +120,23 @@ def nearest(
   test: np.ndarray,
   k: int,
   after_block: Callable[[], object] = lambda: None,
+  cosine: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Finds the nearest neighbours by cosine similarity, on the default device.
+  """Finds the k nearest neighbours, at most N, on the default device.
 
-  Args:
-    train: float [N, D].
-    test: float [M, D].
-    k: Neighbours, at most N.
-    after_block: Called between the parts of the work.
+  They are exact. Ties are in the order of `train`.
 
-  Returns:
-    float32 [M, k], the largest similarities in descending order; and int32
-    [M, k], their positions in `train`. Ties are in the order of `train`.
+  train: float [N, D]. test: float [M, D]. after_block: Called between the parts
+  of the work. cosine: Whether the similarity is that of normalised vectors;
+  otherwise it is the inner product.
+
+  Returns float32 [M, k], the largest similarities in descending order; and
+  int32 [M, k], their positions in `train`.
   """
   # The least norm of `normalised` is 0 in float16.
-  train, test = (
-    embedded.normalised(x.astype(np.float32)) for x in (train, test)
-  )
+  train, test = (x.astype(np.float32) for x in (train, test))
+  if cosine:
+    train, test = embedded.normalised(train), embedded.normalised(test)
   similarity = np.full((len(test), k), -np.inf, np.float32)
   neighbors = np.zeros((len(test), k), np.int32)
   for first in range(0, len(train), _TRAIN):
@@ -172,15 +160,9 @@ def _merge(
 ) -> tuple[jax.Array, jax.Array]:
   """Merges a block of the training examples into the nearest neighbours.
 
-  Args:
-    test: float32 [m, D], of length 1.
-    train: float32 [n, D], likewise.
-    first: Position of the block's first example.
-    similarity: float32 [m, k], similarities of the nearest neighbours so far.
-    neighbors: int32 [m, k], their positions.
-
-  Returns:
-    The updated `similarity` and `neighbors`.
+  test: float32 [m, D]. train: float32 [n, D], from position `first` on.
+  similarity: float32 [m, k], of the nearest neighbours so far. neighbors: int32
+  [m, k], their positions. The latter two are returned.
   """
   k = similarity.shape[1]
   block = jnp.matmul(test, train.T, precision=jax.lax.Precision.HIGHEST)
@@ -189,3 +171,22 @@ def _merge(
   places = jnp.concatenate([neighbors, first + places], axis=1)
   best, chosen = jax.lax.top_k(candidates, k)
   return best, jnp.take_along_axis(places, chosen, axis=1)
+
+
+def nearest_others(
+  x: np.ndarray, gallery: np.ndarray, positions: np.ndarray | None, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Finds neighbours of vectors as `nearest` does, none of which is itself.
+
+  x: float [M, D]. gallery: float [N, D]. positions: Those of `x` in `gallery`,
+  [M]; None: it has none there. k: Neighbours; fewer if there are not so many.
+  """
+  if positions is None:
+    return nearest(gallery, x, min(k, len(gallery)))
+  k = min(k, len(gallery) - 1)
+  similarity, neighbors = nearest(gallery, x, k + 1)
+  # Others may be as near as the vector itself, and come before it.
+  is_self = neighbors == positions[:, None]
+  is_self[~is_self.any(axis=1), -1] = True
+  shape = len(x), k
+  return similarity[~is_self].reshape(shape), neighbors[~is_self].reshape(shape)

@@ -16,7 +16,6 @@ import warnings
 import numpy as np
 
 from vit_jax.evaluation import base
-from vit_jax.evaluation import draws
 from vit_jax.evaluation import probes
 from vit_jax.evaluation.embedded import Embedded
 
@@ -47,7 +46,7 @@ class Linear(probes.Probe):
   ) -> None:
     """Also checks that a probe can be fitted to these classes."""
     super().check_examples(train, test, classes)
-    check(train[0])
+    _checked_held_out(train[0])
 
   def measure(
     self, train: Embedded, test: Embedded, after_block: Callable[[], object]
@@ -63,21 +62,12 @@ def fit(
   labels: np.ndarray,
   after_block: Callable[[], object] = lambda: None,
 ) -> tuple[Any, float]:
-  """Fits a probe, and chooses its penalty.
+  """Fits a probe; returns scikit-learn's model, and the penalty that it chose.
 
-  Args:
-    features: float [N, D].
-    labels: int [N], of at least two classes.
-    after_block: Called between the parts of the work.
-
-  Returns:
-    The model of scikit-learn, and the penalty.
-
-  Raises:
-    EvaluationError: There is nothing to hold out, or a single class.
+  features: float [N, D]. labels: int [N], of at least two classes. after_block:
+  Called between the parts of the work.
   """
-  check(labels)
-  held = held_out(labels)
+  held = _checked_held_out(labels)
   accuracies: dict[float, float] = {}
 
   def try_penalty(penalty: float) -> None:
@@ -85,28 +75,26 @@ def fit(
     right = model.predict(features[held]) == labels[held]
     accuracies[penalty] = float(right.mean())
 
+  def best() -> float:  # with ties, the largest penalty
+    return max(accuracies, key=lambda penalty: (accuracies[penalty], penalty))
+
   for penalty in _COARSE:
     try_penalty(penalty)
   for factor in _FINER:
-    best = _best(accuracies)
-    for penalty in (best * factor, best / factor):
+    middle = best()
+    for penalty in (middle * factor, middle / factor):
       try_penalty(penalty)
-  best = _best(accuracies)
-  return _fit(features, labels, best, after_block), best
+  return _fit(features, labels, best(), after_block), best()
 
 
-def check(labels: np.ndarray) -> None:
-  """Checks that a probe can be fitted to labels, int [N].
-
-  Raises:
-    EvaluationError: There is nothing to hold out, or a single class.
-  """
+def _checked_held_out(labels: np.ndarray) -> np.ndarray:
   held = held_out(labels)
   if not held.any() or len(np.unique(labels[~held])) < 2:
     raise base.EvaluationError(
       'a linear probe needs two classes at least, and two images of one: give'
       ' a larger train_split'
     )
+  return held
 
 
 def held_out(labels: np.ndarray) -> np.ndarray:
@@ -118,13 +106,8 @@ def held_out(labels: np.ndarray) -> np.ndarray:
   sizes = np.bincount(labels)
   fifth = np.maximum(np.round(_HELD_OUT * sizes), 1)
   held = np.zeros(len(labels), bool)
-  held[draws.draw(labels, np.where(sizes > 1, fifth, 0), seed=0)] = True
+  held[probes.draw(labels, np.where(sizes > 1, fifth, 0), seed=0)] = True
   return held
-
-
-def _best(accuracies: dict[float, float]) -> float:
-  """Returns the penalty with the highest accuracy; with ties, the largest."""
-  return max(accuracies, key=lambda penalty: (accuracies[penalty], penalty))
 
 
 def _fit(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -50,11 +49,8 @@ class Applied:
   ):
     """Copies the parameters to the devices; compiles nothing yet.
 
-    Args:
-      objective: The objective of the model, or a `Trunk`.
-      params: Parameters of the objective.
-      config: Says how images are prepared, and the size of the batches,
-        `train.batch_size`.
+    objective: That of the model, or a `Trunk`. config: Says how images are
+    prepared, and the size of the batches, `train.batch_size`.
     """
     mesh_config = config_lib.default().mesh
     mesh_config.data = math.gcd(config.train.batch_size, jax.device_count())
@@ -62,7 +58,6 @@ class Applied:
     self._params = jax.device_put(params, mesh_lib.replicated(self._mesh))
     self._objective, self._config = objective, config
     self._compiled: dict[Any, Callable[..., Any]] = {}
-    self._computed: dict[base.Compute, Callable[..., Any]] = {}
 
   def __call__(
     self,
@@ -72,17 +67,9 @@ class Applied:
   ) -> Iterator[tuple[Any, Any]]:
     """Applies a function to batches in order; the next one is prefetched.
 
-    Args:
-      function: (objective, parameters, batch) -> a tree of arrays.
-      features: Features of the batches; images that all have one size are
-        resized on the device, with their maps, and others have the model's.
-      batches: Pairs.
-
-    Yields:
-      The first of each pair, and the function's result as NumPy arrays.
-
-    Raises:
-      UserError: The device has too little memory.
+    Yields the first of each pair, and the function's result as NumPy arrays.
+    Images that all have one size, by their features, are resized on the device,
+    with their maps, and others have the model's.
     """
     compiled = self._compile(function, features)
     waiting: collections.deque[tuple[Any, Any]] = collections.deque()
@@ -97,34 +84,31 @@ class Applied:
 
   def compute(self, function: base.Compute, inputs: Any) -> Any:
     """Applies a function to arrays that are no batch; see `base.Context`."""
-    if function not in self._computed:
-      self._computed[function] = self._jit(
-        functools.partial(function, self._objective)
-      )
+    compiled = self._compile(function)
     with memory.explained(memory.BATCHES):
-      return jax.device_get(self._computed[function](self._params, inputs))
+      return jax.device_get(compiled(self._params, inputs))
 
   def _compile(
-    self, function: base.Function, features: features_lib.Features
+    self,
+    function: Callable[..., Any],
+    features: features_lib.Features | None = None,
   ) -> Callable[..., Any]:
-    """Returns (parameters, batch) -> tree, which prepares the images."""
-    key = function, frozenset(features.items())
+    """Returns (parameters, inputs) -> tree; prepares images with features."""
+    key = function, frozenset((features or {}).items())
     if key not in self._compiled:
-      prepare = views.eval_batch(self._config, features)
+      prepare = views.eval_batch(self._config, features) if features else None
 
-      def prepared(params: Any, batch: dict[str, jax.Array]) -> Any:
-        return function(self._objective, params, prepare(batch))
+      def apply(params: Any, inputs: Any) -> Any:
+        inputs = prepare(inputs) if prepare else inputs
+        return function(self._objective, params, inputs)
 
-      self._compiled[key] = self._jit(prepared)
+      self._compiled[key] = jax.jit(mesh_lib.in_context(apply, self._mesh))
     return self._compiled[key]
 
-  def _jit(self, function: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.jit(mesh_lib.in_context(function, self._mesh))
 
-
-def _fetch(key: Any, result: Any) -> tuple[Any, Any]:
+def _fetch(key: Any, outputs: Any) -> tuple[Any, Any]:
   with memory.explained(memory.BATCHES):
-    return key, jax.device_get(result)
+    return key, jax.device_get(outputs)
 
 
 class LoadedContext(base.Context):
@@ -141,14 +125,8 @@ class LoadedContext(base.Context):
   ):
     """Stores the model, as `Applied`, and the splits.
 
-    Args:
-      objective: The objective of the model, or a `Trunk`.
-      params: Parameters of the objective.
-      config: Says how images are read and prepared.
-      sources: Splits by their names; all have the same features.
-      progress: Called with the number of examples that are done.
-      label_of: int32 [classes of the data], their positions in the model's;
-        None: labels stay as they are.
+    label_of: int32 [classes of the data], their positions in the model's; None:
+    labels stay as they are.
     """
     target = getattr(objective, 'target', None)  # a `Trunk` has none
     features = next(iter(sources.values())).features

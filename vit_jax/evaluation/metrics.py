@@ -19,6 +19,26 @@ from vit_jax.data import features as features_lib
 MOST_CONFUSED = 100  # most classes of a confusion matrix, to keep it legible
 
 
+def confusion(
+  labels: Any, predicted: Any, num_classes: int, counts: Any = True
+) -> Any:
+  """Counts places by label and prediction, int [K, K], label first.
+
+  labels, predicted: int [...], of NumPy or JAX, as the result is. counts: bool
+  [...], which places count, as those that are no padding.
+  """
+  pairs: Any = num_classes * labels.astype(int) + predicted
+  matrix: Any
+  unused = num_classes**2  # the bin of places that do not count
+  if isinstance(pairs, jax.Array):
+    pairs = jnp.where(counts, pairs, unused).ravel()
+    matrix = jnp.bincount(pairs, length=unused + 1)[:-1]
+  else:
+    pairs = np.where(counts, pairs, unused).ravel()
+    matrix = np.bincount(pairs, minlength=unused + 1)[:-1]
+  return matrix.reshape(num_classes, num_classes)
+
+
 class Sum(metrics.Metric):
   """A metric whose fields are sums over examples."""
 
@@ -44,23 +64,32 @@ class Count(Sum):
 
 
 @flax.struct.dataclass
-class Confusion(Sum):
-  """Number of examples by label and predicted class, int32 [K, K]."""
+class Counts(metrics.Metric):
+  """Numbers by label and predicted class, int [K, K], from `confusion`."""
 
-  counts: jax.Array
+  counts: Any
+
+  def merge(self, other: Self) -> Self:
+    """Adds both; in int64, since a split may have more than 2^31 pixels."""
+    counts = (np.asarray(x.counts, np.int64) for x in (self, other))
+    return type(self)(sum(counts))
+
+  def compute(self) -> Any:
+    """Returns the counts."""
+    return np.asarray(self.counts)
+
+
+@flax.struct.dataclass
+class Confusion(Counts):
+  """Number of examples by label and predicted class, int [K, K]."""
 
   @classmethod
   def from_model_output(
     cls, logits: jax.Array, labels: jax.Array, mask: jax.Array, **_: jax.Array
   ) -> 'Confusion':
     """Counts the examples of a batch; padding counts 0."""
-    zeros = jnp.zeros((logits.shape[-1],) * 2, jnp.int32)
-    pairs = labels, logits.argmax(axis=-1)
-    return cls(counts=zeros.at[pairs].add(mask.astype(jnp.int32)))
-
-  def compute(self) -> jax.Array:
-    """Returns the counts."""
-    return self.counts
+    best = logits.argmax(axis=-1)
+    return cls(confusion(labels, best, logits.shape[-1], mask))
 
 
 Examples = metrics.Collection.create(examples=Count)
@@ -78,9 +107,7 @@ _Few = metrics.Collection.create(**_Many.__annotations__, confusion=Confusion)
 def mean_loss(losses: jax.Array, mask: jax.Array) -> metrics.Collection:
   """Returns the mean loss and the count.
 
-  Args:
-    losses: float32 [B], the loss of each image.
-    mask: bool [B], False on padding.
+  losses: float32 [B], of each image. mask: bool [B], False on padding.
   """
   return _Loss.single_from_model_output(loss=losses, mask=mask)
 
@@ -90,11 +117,8 @@ def classification(
 ) -> metrics.Collection:
   """Returns accuracy, mean loss and count; with few classes also confusion.
 
-  Args:
-    logits: float32 [B, classes].
-    labels: int32 [B].
-    losses: float32 [B], the loss of each image.
-    mask: bool [B], False on padding.
+  logits: float32 [B, classes]. labels: int32 [B]. losses: float32 [B], of each
+  image. mask: bool [B], False on padding.
   """
   metric = _Few if logits.shape[-1] <= MOST_CONFUSED else _Many
   return metric.single_from_model_output(
@@ -111,15 +135,11 @@ def scalars(
   features: features_lib.Features,
   target: str | None = None,
 ) -> dict[str, float]:
-  """Returns computed metrics as scalars by name.
+  """Returns the values of `clu.metrics.Collection.compute` as scalars by name.
 
   A vector with a number per class or quantity becomes scalars `metric/class`.
-
-  Args:
-    values: From `clu.metrics.Collection.compute`.
-    features: Features of the examples, which have the names.
-    target: Name of the feature that is measured, whose names come first where
-      another has as many; None: not known.
+  The names are those of the feature with as many; first of the one that is
+  measured, `target`.
   """
   names = {len(x.names): x.names for x in features.values()}
   if target is not None:

@@ -27,54 +27,32 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-  """Predicted classes of the N examples of a split, in its order.
+  """Predicted classes of the N examples of a split, in its order."""
 
-  Attributes:
-    index: int32 [N], positions in the whole split, before slicing.
-    label: int32 [N], positions in the model's classes.
-    loss: float32 [N], cross-entropy in nats.
-    top: int32 [N, k], the k most probable classes, the most probable first.
-    probability: float32 [N, k], their probabilities.
-  """
-
-  index: np.ndarray
-  label: np.ndarray
-  loss: np.ndarray
+  index: np.ndarray  # int32 [N], positions in the whole split, before slicing
+  label: np.ndarray  # int32 [N], positions in the model's classes
+  loss: np.ndarray  # float32 [N], cross-entropy in nats
+  # int32 [N, k], the k most probable classes, the most probable first.
   top: np.ndarray
-  probability: np.ndarray
+  probability: np.ndarray  # float32 [N, k], their probabilities
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """Interprets the logits of a model, by the kind of feature that they predict.
+  """Interprets a model's logits, by the kind of feature that they predict."""
 
-  Attributes:
-    feature: Name of the feature.
-    target: The feature.
-    names: Names of the outputs; a class without a name has its number.
-    top: Number of classes in a prediction.
-    mean: For regression: mean of the quantities in training, float32 [K].
-    std: For regression: their standard deviation, float32 [K].
-  """
-
-  feature: str
-  target: features_lib.Target
+  feature: str  # name of the feature
+  target: features_lib.Target  # the feature
+  # Names of the outputs; a class without a name has its number.
   names: tuple[str, ...]
-  top: int
+  top: int  # number of classes in a prediction
+  # For regression: mean of the quantities in training, float32 [K].
   mean: np.ndarray
-  std: np.ndarray
+  std: np.ndarray  # for regression: their standard deviation, float32 [K]
 
   @classmethod
   def from_loaded(cls, loaded: weights.Loaded, top: int) -> Self:
-    """Returns the head of a model.
-
-    Args:
-      loaded: The model.
-      top: Largest number of classes in a prediction.
-
-    Raises:
-      UserError: The model has no head.
-    """
+    """Returns the head of a model."""
     count = loaded.model.num_classes
     if not count:
       raise config_lib.UserError(
@@ -116,13 +94,9 @@ class Head:
   ) -> dict[str, jax.Array]:
     """Returns the most probable classes, or all numbers of a regression.
 
-    Args:
-      logits: [B, K].
-      labels: int32 [B], for the loss.
-
-    Returns:
-      top and probability [B, k], and loss [B] if there are labels, as in
-      `Predictions`. For a regression, probability has the numbers.
+    Of logits [B, K] they are top and probability [B, k], and loss [B] if there
+    are labels, int32 [B], as in `Predictions`. For a regression, probability
+    has the numbers.
     """
     values = self.values(logits)
     if self.predicts_numbers:
@@ -141,13 +115,8 @@ class Head:
   ) -> dict[str, jax.Array]:
     """Returns the true and the predicted values of each example.
 
-    Args:
-      outputs: From `Objective.outputs`.
-      batch: A batch with the feature.
-
-    Returns:
-      label, top, probability and loss, as in `Predictions`; for multi-label
-      models and regressions, truth and predicted, [B, K].
+    Label, top, probability and loss, as in `Predictions`; for multi-label
+    models and regressions, truth and predicted, [B, K].
     """
     truth, logits = batch[self.feature], outputs['logits']
     if self.is_classifier:
@@ -183,18 +152,10 @@ def match_classes(
   """Matches the classes of the data with those of a model, by name.
 
   The data may have only some of the model's. Names that differ only in how
-  Unicode composes their letters are the same, as of folders of macOS.
+  Unicode composes their letters are the same, as of folders of macOS. Without
+  names of the model's classes, both have the same order.
 
-  Args:
-    model_names: Names of the model's classes; (): both have the same order.
-    num_classes: Number of the model's classes.
-    data_names: Names of the data's classes.
-
-  Returns:
-    int32 [classes of the data], positions in the model's.
-
-  Raises:
-    UserError: The model lacks a class of the data, or has its name twice.
+  Positions of the data's classes in the model's are int32.
   """
   in_order = np.arange(len(data_names), dtype=np.int32)
   if not model_names:

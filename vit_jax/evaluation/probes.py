@@ -22,7 +22,7 @@ from vit_jax.data import base as data_base
 from vit_jax.data import splits
 from vit_jax.evaluation import base
 from vit_jax.evaluation import embedded
-from vit_jax.evaluation import report
+from vit_jax.evaluation import intervals
 from vit_jax.evaluation.embedded import Embedded
 
 # Labels int [N], and positions in the unsliced split, int [N].
@@ -32,7 +32,15 @@ _MANY = 10**15  # images; larger than any bound of a split
 
 
 class Probe(base.Evaluator):
-  """A classifier of embeddings; each kind fits it in its own way."""
+  """A classifier of embeddings; each kind fits it in its own way.
+
+  Attributes:
+    train_split: The split that the classifier is fitted on. It shares no
+      example with that of the entry.
+    features: What the probe reads. 'head': the input of the head. 'tokens':
+      all tokens after the last norm, concatenated. 'layers': the means of the
+      patches after each layer, concatenated.
+  """
 
   uses_outputs: ClassVar[bool] = False
 
@@ -42,19 +50,6 @@ class Probe(base.Evaluator):
     train_split: str,
     features: str = 'head',
   ):
-    """Takes the options.
-
-    Args:
-      spec: The entry of `config.evals`.
-      train_split: The split that the classifier is fitted on. It shares no
-        example with that of the entry.
-      features: What the probe reads. 'head': the input of the head. 'tokens':
-        all tokens after the last norm, concatenated. 'layers': the means of the
-        patches after each layer, concatenated.
-
-    Raises:
-      UserError: There is no such choice.
-    """
     super().__init__(spec)
     self.train_split, self.features = train_split, features
     with explained('train_split'):
@@ -72,18 +67,10 @@ class Probe(base.Evaluator):
   def measure(
     self, train: Embedded, test: Embedded, after_block: Callable[[], object]
   ) -> base.Scalars:
-    """Fits and measures the classifier.
+    """Fits and measures the classifier; returns `metrics` but `examples`.
 
-    Args:
-      train: The examples that it is fitted to, all finite.
-      test: The examples that it is measured on.
-      after_block: Called between the parts of the work, which may take long.
-
-    Returns:
-      All `metrics` except `examples`.
-
-    Raises:
-      EvaluationError: It cannot learn from these examples.
+    All examples are finite. `after_block` is called between the parts of the
+    work, which may take long.
     """
 
   def run(self, context: base.Context) -> base.Scalars:
@@ -121,50 +108,14 @@ class Probe(base.Evaluator):
         f'{self.kind} classifies by labels, and these data have'
         f' {", ".join(source.features)}'
       )
-    sources = [train_source, source]
-    if all(isinstance(x, data_base.ArraySource) for x in sources):
-      train, test = ((x.column('label'), _indices(x)) for x in sources)
+    labelled = [
+      (x.column('label'), x.indices)
+      for x in (train_source, source)
+      if isinstance(x, data_base.ArraySource)
+    ]
+    if len(labelled) == 2:
+      train, test = labelled
       self.check_examples(train, test, source.classes)
-    self._check_apart()
-    self.check_count(len(train_source), len(train_source.classes))
-
-  def check_examples(
-    self, train: Labelled, test: Labelled, classes: tuple[str, ...]
-  ) -> None:
-    """Checks the examples.
-
-    Args:
-      train: Those of the train_split.
-      test: Those of the split.
-      classes: Names of the data's classes.
-
-    Raises:
-      EvaluationError: There are too few examples, or both splits share some.
-    """
-    del classes
-    split, train_split = self.spec.split, self.train_split
-    shared = int(np.isin(test[1], train[1]).sum())
-    if shared and _split_names(split) == _split_names(train_split):
-      raise base.EvaluationError(
-        f'{split!r} shares {counted(shared, "image")} with'
-        f' {train_split!r}: a probe is to be measured on others than it'
-        ' learns from; change its split or its train_split'
-      )
-    self.check_count(len(train[0]))
-
-  def check_count(self, images: int, classes: int = 0) -> None:
-    """Checks the number of images to learn from.
-
-    Args:
-      images: Number of images of the train_split.
-      classes: Number of classes; 0: not known.
-
-    Raises:
-      EvaluationError: They are too few.
-    """
-
-  def _check_apart(self) -> None:
-    """Checks by their names that the splits are disjoint."""
     for part in splits.parse(self.spec.split):
       for train_part in splits.parse(self.train_split):
         if _overlap(part, train_part):
@@ -173,12 +124,36 @@ class Probe(base.Evaluator):
             ' be measured on others than it learns from; change its split or'
             ' its train_split'
           )
+    self.check_count(len(train_source), len(train_source.classes))
+
+  def check_examples(
+    self, train: Labelled, test: Labelled, classes: tuple[str, ...]
+  ) -> None:
+    """Checks that both splits share no examples, and that there are enough."""
+    del classes
+    split, train_split = self.spec.split, self.train_split
+    shared = int(np.isin(test[1], train[1]).sum())
+    # In splits with the same names positions mean the same.
+    names = [
+      list(dict.fromkeys(part.name for part in splits.parse(x)))
+      for x in (split, train_split)
+    ]
+    if shared and names[0] == names[1]:
+      raise base.EvaluationError(
+        f'{split!r} shares {counted(shared, "image")} with'
+        f' {train_split!r}: a probe is to be measured on others than it'
+        ' learns from; change its split or its train_split'
+      )
+    self.check_count(len(train[0]))
+
+  def check_count(self, images: int, classes: int = 0) -> None:
+    """Checks the numbers of images to learn from, and of classes if not 0."""
 
   def intervals(
     self, results: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
     """Returns Wilson's intervals of the accuracies, over examples."""
-    return report.accuracy_intervals(results)
+    return intervals.accuracy_intervals(results)
 
 
 def accuracy(predicted: np.ndarray, test: Embedded) -> float:
@@ -186,9 +161,19 @@ def accuracy(predicted: np.ndarray, test: Embedded) -> float:
   return float((predicted == test.labels).mean())
 
 
-def _indices(source: data.Source) -> np.ndarray:
-  assert isinstance(source, data_base.ArraySource)
-  return source.indices
+def draw(labels: np.ndarray, counts: np.ndarray, seed: int) -> np.ndarray:
+  """Draws examples of each class; returns their positions, grouped by class.
+
+  With the same seed, larger counts include the examples of smaller counts.
+
+  labels: int [N], each below K. counts: int [K], number of examples to draw
+  from each class; all of a class with fewer examples.
+  """
+  order = np.random.default_rng(seed).permutation(len(labels))
+  order = order[np.argsort(labels[order], kind='stable')]
+  grouped = labels[order]
+  place = np.arange(len(labels)) - np.searchsorted(grouped, grouped)
+  return order[place < counts[grouped]]
 
 
 def _overlap(part: splits.Part, second: splits.Part) -> bool:
@@ -202,8 +187,3 @@ def _overlap(part: splits.Part, second: splits.Part) -> bool:
     return False  # or unknown without the data
   bounds = [x.bounds(_MANY) for x in (part, second)]
   return max(start for start, _ in bounds) < min(stop for _, stop in bounds)
-
-
-def _split_names(split: str) -> tuple[str, ...]:
-  """Returns the names of the splits in which positions are counted."""
-  return tuple(dict.fromkeys(part.name for part in splits.parse(split)))

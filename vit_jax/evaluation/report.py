@@ -9,82 +9,22 @@ import numpy as np
 
 from vit_jax import tables
 from vit_jax.config import number
+from vit_jax.evaluation import calibration
+from vit_jax.evaluation import intervals
+from vit_jax.evaluation import metrics as metrics_lib
 from vit_jax.evaluation.base import Evaluator
 from vit_jax.evaluation.predictions import Predictions
 
-_Z = 1.959963984540054  # 95% of a normal distribution lie within +-z
-_BINS = 15  # bins of the confidence, as in arXiv:1706.04599
 _MOST_CONFUSED = 2000  # classes; the matrix grows with the square
 _WORST = 10  # examples that are listed
 _MOST_SHOWN = 20  # classes in a table
 _TITLES = {'iou': 'IoU', 'class_dice': 'Dice'}  # of metrics of a class
 
 
-def wilson(correct: int, total: int) -> tuple[float, float]:
-  """Returns Wilson's 95% interval of a rate; (0, 1) without any trial."""
-  if not total:
-    return 0.0, 1.0
-  rate, weight = correct / total, _Z**2 / total
-  middle = (rate + weight / 2) / (1 + weight)
-  spread = math.sqrt(rate * (1 - rate) * weight + weight**2 / 4) / (1 + weight)
-  # With none or all correct, an end is exactly 0 or 1; avoid rounding errors.
-  low = middle - spread if correct else 0.0
-  return low, middle + spread if correct < total else 1.0
-
-
-def accuracy_intervals(
-  results: Mapping[str, float],
-) -> dict[str, tuple[float, float] | None]:
-  """Returns Wilson's intervals of accuracies over `examples`; None for nan."""
-  total = int(results['examples'])
-  return {
-    name: wilson(round(x * total), total) if math.isfinite(x) else None
-    for name, x in results.items()
-    if name.endswith('accuracy')
-  }
-
-
-def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
-  """Returns the expected calibration error over 15 bins of equal width.
-
-  That is the difference between accuracy and mean confidence in each bin,
-  averaged over the examples (arXiv:1706.04599, equation 3).
-
-  Args:
-    confidence: float [N], the probability of the predicted class.
-    correct: bool [N], whether the prediction is correct.
-  """
-  # Bin m is ((m - 1) / M, m / M].
-  bins = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
-  gaps = np.bincount(bins, correct.astype(np.float64) - confidence, _BINS)
-  return float(np.abs(gaps).sum() / len(confidence))
-
-
-def confusion(
-  label: np.ndarray, prediction: np.ndarray, num_classes: int
-) -> np.ndarray:
-  """Counts examples, int64 [true class, predicted class].
-
-  Args:
-    label: int [N].
-    prediction: int [N].
-    num_classes: K.
-  """
-  pairs = label.astype(np.int64) * num_classes + prediction
-  counts = np.bincount(pairs, minlength=num_classes**2)
-  return counts.reshape(num_classes, num_classes)
-
-
 def summarize(
   results: Mapping[str, float], predictions: Predictions, names: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns what `--format=json` prints.
-
-  Args:
-    results: accuracy and loss, as measured by the objective.
-    predictions: Predicted classes of at least one example.
-    names: Names of the model's classes.
-  """
+  """Returns what `--format=json` prints."""
   total, k = predictions.top.shape
   hits = predictions.top == predictions.label[:, None]
   correct = hits[:, 0]
@@ -93,7 +33,8 @@ def summarize(
   matrix = None
   if len(names) <= _MOST_CONFUSED:
     best = predictions.top[:, 0]
-    matrix = confusion(predictions.label, best, len(names)).tolist()
+    counts = metrics_lib.confusion(predictions.label, best, len(names))
+    matrix = counts.tolist()
   return {
     'examples': total,
     **_rate('accuracy', round(results['accuracy'] * total), total),
@@ -101,7 +42,7 @@ def summarize(
     **_rate('top_k_accuracy', int(hits.sum()), total),
     'loss': _finite(results['loss']),
     'calibration_error': _finite(
-      calibration_error(predictions.probability[:, 0], correct)
+      calibration.calibration_error(predictions.probability[:, 0], correct)
     ),
     'classes': [
       {'name': name, 'examples': n, **_rate('accuracy', hits, n)}
@@ -113,7 +54,7 @@ def summarize(
 
 def _rate(name: str, correct: int, total: int) -> dict[str, Any]:
   rate = correct / total if total else None
-  return {name: rate, f'{name}_interval': wilson(correct, total)}
+  return {name: rate, f'{name}_interval': intervals.wilson(correct, total)}
 
 
 def _finite(x: float) -> float | None:
@@ -123,13 +64,7 @@ def _finite(x: float) -> float | None:
 def summarize_probe(
   evaluator: Evaluator, train_examples: int | None, results: Mapping[str, float]
 ) -> dict[str, Any]:
-  """Returns what `--probe` with `--format=json` prints.
-
-  Args:
-    evaluator: The evaluator that was run.
-    train_examples: Number of examples that it learned from, if any.
-    results: Its results, only numbers.
-  """
+  """Returns what `--probe` with `--format=json` prints."""
   summary: dict[str, Any] = {'probe': evaluator.kind}
   if (k := getattr(evaluator, 'k', None)) is not None:
     summary['k'] = k
@@ -167,13 +102,8 @@ def as_text(summary: Mapping[str, Any]) -> str:
     'loss': 'loss',
     'calibration_error': 'calibration error',
   }
-  rows = [(x, *_measured(summary, name)) for name, x in labels.items()]
-  parts = [tables.Table((), rows).text(), *_class_parts(summary)]
-  return '\n\n'.join(parts) + '\n'
-
-
-def _class_parts(summary: Mapping[str, Any]) -> list[str]:
-  """Returns tables of classes: their accuracy, and what is confused."""
+  rates = [(x, *_measured(summary, name)) for name, x in labels.items()]
+  parts = [tables.Table((), rates).text()]
   classes = list(enumerate(summary['classes']))
   few = len(classes) <= _MOST_SHOWN
   if not few:
@@ -184,18 +114,16 @@ def _class_parts(summary: Mapping[str, Any]) -> list[str]:
   ]
   names = 'index', 'class', 'examples', 'accuracy', '95% interval'
   table = tables.Table(names, rows).text(tables.room())
-  if not few:
-    return [f'the {_MOST_SHOWN} worst classes (--format=json has all)\n{table}']
-  matrix = summary['confusion']
-  counts = tables.Table(
-    ('', *map(str, range(len(matrix)))),
-    [(i, *row) for i, row in enumerate(matrix)],
-  )
-  return [
-    table,
-    'confusion: a row is a true class, a column a predicted one\n'
-    + counts.text(tables.room()),
-  ]
+  if few:
+    matrix = summary['confusion']
+    numbers = ['', *map(str, range(len(matrix)))]
+    counts = tables.Table(numbers, [(i, *x) for i, x in enumerate(matrix)])
+    head = 'confusion: a row is a true class, a column a predicted one'
+    parts += [table, f'{head}\n{counts.text(tables.room())}']
+  else:
+    head = f'the {_MOST_SHOWN} worst classes (--format=json has all)'
+    parts.append(f'{head}\n{table}')
+  return '\n\n'.join(parts) + '\n'
 
 
 def _measured(summary: Mapping[str, Any], name: str) -> tuple[Any, str]:
@@ -233,12 +161,7 @@ def metrics_as_text(summary: Mapping[str, Any]) -> str:
 def _metrics_of_classes(
   summary: Mapping[str, Any], keys: Sequence[str]
 ) -> list[str]:
-  """Returns a table with a row for each class; [] without such metrics.
-
-  Args:
-    summary: The metrics by name.
-    keys: Metrics of a class, such as 'iou/road'.
-  """
+  """Returns a table with a row for each class; [] without such metrics."""
   metrics = list(dict.fromkeys(key.partition('/')[0] for key in keys))
   classes = list(dict.fromkeys(key.partition('/')[2] for key in keys))
   if not classes:
@@ -268,9 +191,7 @@ def worst(
 ) -> dict[str, list[dict[str, Any]]]:
   """Returns the examples with the lowest value of each measure.
 
-  Args:
-    rows: `index` and measures of single examples, [N] each.
-    files: Path of each example, None where it has none.
+  rows: `index` and measures of single examples, [N] each.
   """
   columns = {}
   for name, values in rows.items():

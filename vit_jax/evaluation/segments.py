@@ -4,9 +4,12 @@ Maps are integers [...], of an image or a volume. Areas are summed over all
 images before they are divided, so that each place counts once; means leave out
 classes for which a measure does not exist (nan), and say how many they average.
 A class that is only labelled or only predicted has an overlap of 0, and the
-largest distance.
+largest distance. Places whose label is `ignore` do not count.
+
+In comments: B or N images, K classes.
 """
 
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -19,80 +22,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.evaluation import metrics
-from vit_jax.evaluation import report
 
 IGNORE = 255
 _DRAWS = 1_000  # of images, for intervals
 
 
-def confusion(
-  labels: np.ndarray, predicted: np.ndarray, classes: int, ignore: int = IGNORE
-) -> np.ndarray:
-  """Counts places by label and prediction, int64 [K, K], label first.
-
-  Args:
-    labels: int [...]; places whose label is `ignore` do not count.
-    predicted: int [...], less than `classes`.
-    classes: K.
-    ignore: Label of places that do not count.
-  """
-  counts = labels != ignore
-  return report.confusion(labels[counts], predicted[counts], classes)
-
-
 class Overlaps(NamedTuple):
-  """Measures of a confusion matrix, by class; nan where there is none.
+  """Measures of a confusion matrix, by class; nan where there is none."""
 
-  Attributes:
-    iou: Intersection over union, float64 [K]; nan without label or prediction.
-    accuracy: Share of a class's places that are found, [K]; nan without labels.
-    precision: Share of a class's predictions that are right, [K].
-    dice: Dice coefficient, [K]; nan without label or prediction.
-    total: Share of all places that are right.
-  """
-
+  # Intersection over union, float64 [K]; nan without label or prediction.
   iou: np.ndarray
+  # Share of a class's places that are found, [K]; nan without labels.
   accuracy: np.ndarray
-  precision: np.ndarray
-  dice: np.ndarray
-  total: float
-
-  @property
-  def f1(self) -> np.ndarray:
-    """Harmonic mean of precision and accuracy, [K]; nan where one is.
-
-    Elsewhere it is the Dice coefficient.
-    """
-    exists = ~np.isnan(self.precision + self.accuracy)
-    return np.where(exists, self.dice, np.nan)
+  dice: np.ndarray  # dice coefficient, [K]; nan without label or prediction
+  total: float  # share of all places that are right
 
   @property
   def mean_iou(self) -> float:
     """Mean intersection over union."""
     return mean(self.iou)
-
-  @property
-  def mean_accuracy(self) -> float:
-    """Mean accuracy of the classes."""
-    return mean(self.accuracy)
-
-  @property
-  def mean_dice(self) -> float:
-    """Mean Dice coefficient."""
-    return mean(self.dice)
-
-  @property
-  def num_measured(self) -> int:
-    """Number of classes with a label or a prediction.
-
-    `mean_iou` and `mean_dice` average these.
-    """
-    return int((~np.isnan(self.iou)).sum())
-
-  @property
-  def num_labelled(self) -> int:
-    """Number of classes with labels, which `mean_accuracy` averages."""
-    return int((~np.isnan(self.accuracy)).sum())
 
 
 def mean(values: np.ndarray) -> float:
@@ -109,37 +57,28 @@ def overlaps(matrix: np.ndarray) -> Overlaps:
     return Overlaps(
       right / (labelled + predicted - right),
       right / labelled,
-      right / predicted,
       2 * right / (labelled + predicted),
       float(right.sum() / matrix.sum()),
     )
 
 
-def dice_by_image(
-  labels: np.ndarray,
-  predicted: np.ndarray,
-  classes: int,
-  ignore_empty: bool = True,
-) -> np.ndarray:
-  """Returns the Dice coefficient of each image and class, float64 [B, K].
+def measures(matrix: np.ndarray) -> dict[str, Any]:
+  """Returns numbers, and float64 [K] of classes, by the name of the metric.
 
-  Args:
-    labels: int [B, ...].
-    predicted: int [B, ...].
-    classes: K.
-    ignore_empty: Whether a class without labels in an image is nan; otherwise
-      it is 1 where it is not predicted either, and 0 where it is (MONAI).
+  `miou` and `dice` are means over the `miou_classes` classes with a label or a
+  prediction, and `mean_accuracy` over the `labelled_classes` classes.
   """
-  scores = np.empty((len(labels), classes))
-  for i, maps in enumerate(zip(labels, predicted, strict=True)):
-    matrix = confusion(*maps, classes)
-    scores[i] = overlaps(matrix).dice
-    empty = matrix.sum(axis=1) == 0
-    if ignore_empty:
-      scores[i, empty] = np.nan
-    else:
-      scores[i, empty] = matrix.sum(axis=0)[empty] == 0
-  return scores
+  values = overlaps(matrix)
+  return {
+    'miou': values.mean_iou,
+    'iou': values.iou,
+    'accuracy': values.total,
+    'mean_accuracy': mean(values.accuracy),
+    'dice': mean(values.dice),
+    'class_dice': values.dice,
+    'miou_classes': int((~np.isnan(values.iou)).sum()),
+    'labelled_classes': int((~np.isnan(values.accuracy)).sum()),
+  }
 
 
 def hausdorff(
@@ -151,16 +90,11 @@ def hausdorff(
   """Returns a percentile of the distances between two boundaries.
 
   The larger one of both directions, as in MONAI. A boundary is what an erosion
-  by the direct neighbours removes.
+  by the direct neighbours removes. The distance is in the unit of `spacing`; it
+  is nan if one of both is empty.
 
-  Args:
-    label: bool [...], the places of one class in an image or a volume.
-    predicted: bool [...].
-    spacing: Distance of neighbours along each axis; None: 1.
-    percentile: 100 for the largest distance.
-
-  Returns:
-    The distance in the unit of `spacing`; nan if one of both is empty.
+  label, predicted: bool [...], the places of one class in an image or a volume.
+  spacing: Distance of neighbours along each axis; None: 1.
   """
   from scipy import ndimage
 
@@ -186,6 +120,16 @@ def _around(places: np.ndarray) -> tuple[slice, ...]:
   return tuple(slices)
 
 
+def _present(
+  labels: np.ndarray, predicted: np.ndarray, ignore: int
+) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
+  """Yields an image, a class that it has, and where: labelled and predicted."""
+  for i, (truth, guess) in enumerate(zip(labels, predicted, strict=True)):
+    counts = truth != ignore
+    for k in np.union1d(truth[counts], guess[counts]).tolist():
+      yield i, k, (truth == k) & counts, (guess == k) & counts
+
+
 def distances(
   labels: np.ndarray,
   predicted: np.ndarray,
@@ -198,30 +142,19 @@ def distances(
   A class that only one of both maps has gets the diagonal of the box around all
   places that count, which no distance exceeds. BraTS has such a penalty, too:
   374 mm, the diagonal of its volumes of 240 x 240 x 155 mm
-  (github.com/rachitsaluja/BraTS-2023-Metrics). MONAI leaves it out.
+  (github.com/rachitsaluja/BraTS-2023-Metrics). MONAI leaves it out. A class
+  that is in neither map of an image has nan.
 
-  Args:
-    labels: int [B, ...]; places whose label is `ignore` are left out of both.
-    predicted: int [B, ...].
-    classes: K.
-    ignore: Label of places that do not count.
-    spacing: As for `hausdorff`.
-
-  Returns:
-    nan for a class that is in neither map of an image.
+  labels, predicted: int [B, ...]. spacing: As for `hausdorff`.
   """
   result = np.full((len(labels), classes), np.nan)
-  for i, (truth, guess) in enumerate(zip(labels, predicted, strict=True)):
-    counts = truth != ignore
-    present = np.union1d(truth[counts], guess[counts])
-    for k in present.tolist():
-      pair = (truth == k) & counts, (guess == k) & counts
-      result[i, k] = hausdorff(*pair, spacing)
-    if len(present):
-      sides = [x.stop - x.start for x in _around(counts)]
-      steps = 1.0 if spacing is None else spacing
-      diagonal = float(np.linalg.norm(np.multiply(sides, steps)))
-      result[i, present] = np.nan_to_num(result[i, present], nan=diagonal)
+  steps = 1.0 if spacing is None else spacing
+  for i, k, label, guess in _present(labels, predicted, ignore):
+    distance = hausdorff(label, guess, spacing)
+    if np.isnan(distance):
+      sides = [x.stop - x.start for x in _around(labels[i] != ignore)]
+      distance = float(np.linalg.norm(np.multiply(sides, steps)))
+    result[i, k] = distance
   return result
 
 
@@ -238,19 +171,12 @@ def objects(
   predicted objects without any place that is labelled so. A percentile of
   distances can miss a small object, and these counts cannot.
 
-  Args:
-    labels: int [B, ...]; places whose label is `ignore` are left out of both.
-    predicted: int [B, ...].
-    classes: K.
-    ignore: Label of places that do not count.
+  labels, predicted: int [B, ...].
   """
   result = np.zeros((len(labels), 3, classes), np.int64)
-  for i, (truth, guess) in enumerate(zip(labels, predicted, strict=True)):
-    counts = truth != ignore
-    for k in np.union1d(truth[counts], guess[counts]).tolist():
-      label, prediction = (truth == k) & counts, (guess == k) & counts
-      total, missed = _parts(label, prediction)
-      result[i, :, k] = total, missed, _parts(prediction, label)[1]
+  for i, k, label, guess in _present(labels, predicted, ignore):
+    total, missed = _parts(label, guess)
+    result[i, :, k] = total, missed, _parts(guess, label)[1]
   return result
 
 
@@ -270,18 +196,21 @@ def areas(
 
   They are those that are right, labelled and predicted.
 
-  Args:
-    segments: Predictions, int [B, ...].
-    labels: int [B, ...]; places whose label is `ignore` do not count.
-    classes: K.
-    ignore: Label of places that do not count.
+  segments: Predictions, int [B, ...]. labels: int [B, ...].
   """
-  pairs = jnp.where(labels != ignore, classes * labels + segments, classes**2)
-  flat = pairs.reshape(len(pairs), -1)
-  counts = jax.vmap(lambda x: jnp.bincount(x, length=classes**2 + 1))(flat)
-  matrix = counts[:, :-1].reshape(-1, classes, classes)
-  right = jnp.diagonal(matrix, axis1=1, axis2=2)
-  return jnp.stack([right, matrix.sum(axis=2), matrix.sum(axis=1)], axis=1)
+
+  def image_areas(label: jax.Array, segment: jax.Array) -> jax.Array:
+    counts = label != ignore
+    return class_areas(metrics.confusion(label, segment, classes, counts))
+
+  return jax.vmap(image_areas)(jnp.asarray(labels), jnp.asarray(segments))
+
+
+def class_areas(matrix: Any) -> Any:
+  """Returns `areas` of one image, [3, K], from its confusion matrix."""
+  right = matrix.diagonal()
+  xp = jnp if isinstance(matrix, jax.Array) else np
+  return xp.stack([right, matrix.sum(axis=1), matrix.sum(axis=0)])
 
 
 def intervals(
@@ -290,14 +219,10 @@ def intervals(
   """Returns 95% intervals of overlaps, by drawing images with replacement.
 
   They are percentiles of 1,000 draws of as many images (Efron's bootstrap): how
-  much a measure would differ on other images of the same kind.
+  much a measure would differ on other images of the same kind. They have the
+  names of measures; there are none for one image.
 
-  Args:
-    areas: `areas` of all images, int [N, 3, K].
-    names: Of the classes.
-
-  Returns:
-    Least and greatest value by the name of the measure; {} for one image.
+  areas: `areas` of all images, int [N, 3, K].
   """
   count = len(areas)
   if count < 2:
@@ -328,9 +253,7 @@ def mean_distances(
 
   The mean over classes, `hausdorff95`, leaves out a class 'background'.
 
-  Args:
-    distances: From `distances`, of all images, [N, K].
-    names: Of the classes.
+  distances: From `distances`, of all images, [N, K].
   """
   foreground = [i for i, name in enumerate(names) if name != 'background']
   rng = np.random.default_rng(0)
@@ -353,9 +276,7 @@ def total_objects(counts: np.ndarray, names: Sequence[str]) -> dict[str, int]:
 
   The sums over classes leave out a class 'background'.
 
-  Args:
-    counts: From `objects`, of all images, [N, 3, K].
-    names: Of the classes.
+  counts: From `objects`, of all images, [N, 3, K].
   """
   totals: dict[str, int] = {}
   for kind, of_class in zip(OBJECTS, counts.sum(axis=0).tolist(), strict=True):
@@ -383,21 +304,9 @@ def _middle(values: np.ndarray) -> tuple[float, float]:
   return low, high
 
 
-def without_zero(labels: np.ndarray, ignore: int = IGNORE) -> np.ndarray:
-  """Returns labels without class 0, which becomes `ignore`; others minus 1.
-
-  ADE20K stores its 150 classes as 1 to 150, and 0 for all else.
-  """
-  shifted = labels.astype(np.int64) - 1
-  is_ignored = (labels == 0) | (labels == ignore)
-  return np.where(is_ignored, ignore, shifted).astype(labels.dtype)
-
-
 @flax.struct.dataclass
-class _Places(clu_metrics.Metric):
-  """Counts of places by label and prediction, int [K, K], over all batches."""
-
-  counts: Any
+class Confusion(metrics.Counts):
+  """Numbers of places by label and prediction, int [K, K], over all batches."""
 
   @classmethod
   def from_model_output(
@@ -409,71 +318,31 @@ class _Places(clu_metrics.Metric):
     ignore: jax.Array,
     **_: jax.Array,
   ) -> Self:
-    """Counts the places of a batch.
+    """Counts the places of a batch, with segments and labels int [B, ...].
 
-    Args:
-      segments: Predictions, int [B, ...].
-      labels: int [B, ...].
-      mask: bool [B], False on padding.
-      classes: [K], only its length counts.
-      ignore: Label of places that do not count.
+    mask: bool [B], False on padding. classes: [K], only its length counts.
     """
-    k = len(classes)
     shape = (len(mask), *(1,) * (labels.ndim - 1))
     counted = (labels != ignore) & mask.reshape(shape)
-    labels = labels.astype(jnp.int32)
-    pairs = jnp.where(counted, k * labels + segments, k * k)
-    counts = jnp.bincount(pairs.ravel(), length=k * k + 1)
-    return cls(counts[:-1].reshape(k, k))
-
-  def merge(self, other: Self) -> Self:
-    """Adds both; in int64, since a split may have more than 2^31 places."""
-    counts = (np.asarray(x.counts, np.int64) for x in (self, other))
-    return type(self)(sum(counts))
+    return cls(metrics.confusion(labels, segments, len(classes), counted))
 
 
-# Metrics, and the measures in `Overlaps` that they are.
-_MEASURES = {
-  'miou': 'mean_iou',
-  'iou': 'iou',
-  'accuracy': 'total',
-  'mean_accuracy': 'mean_accuracy',
-  'dice': 'mean_dice',
-  'class_dice': 'dice',
-  'miou_classes': 'num_measured',
-  'labelled_classes': 'num_labelled',
-}
-
-
-def measures(values: Overlaps) -> dict[str, Any]:
-  """Returns numbers, and float64 [K] of classes, by the name of the metric."""
-  return {name: getattr(values, x) for name, x in _MEASURES.items()}
-
-
-def _metric(measure: str) -> type[_Places]:
-  """Returns the metric that is a measure in `Overlaps`."""
+def _metric(name: str) -> type[Confusion]:
+  """Returns the metric that is one of `measures`."""
 
   @flax.struct.dataclass
-  class Measure(_Places):
+  class Measure(Confusion):
     def compute(self) -> Any:
-      return getattr(overlaps(np.asarray(self.counts)), measure)
+      return measures(np.asarray(self.counts))[name]
 
-  Measure.__name__ = measure  # of errors
+  Measure.__name__ = name  # of errors
   return Measure
 
 
-@flax.struct.dataclass
-class Confusion(_Places):
-  """Numbers of places by label and prediction."""
-
-  def compute(self) -> np.ndarray:
-    """Returns int64 [K, K], label first."""
-    return np.asarray(self.counts)
-
-
+_MEASURES = measures(np.eye(1, dtype=np.int64))  # for their names
 # Takes segments and labels [B, ...], loss [B], mask [B], classes and ignore.
 Segmentation = clu_metrics.Collection.create(
-  **{name: _metric(x) for name, x in _MEASURES.items()},
+  **{name: _metric(name) for name in _MEASURES},
   confusion=Confusion,
   loss=clu_metrics.Average.from_output('loss'),
   examples=metrics.Count,

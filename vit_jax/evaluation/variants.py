@@ -40,10 +40,8 @@ def adapted(
 ) -> list[weights.Loaded]:
   """Returns a model with each of several changes, its layers run in one way.
 
-  Args:
-    loaded: The model.
-    changes: Arguments of `Loaded.adapted`, or `merge`, how many tokens an
-      average layer merges; all have the same names.
+  A change has arguments of `Loaded.adapted`, or `merge`, how many tokens an
+  average layer merges; all changes have the same names.
   """
   overrides: dict[str, Any] = {}
   if 'merge' in changes[0]:  # leaves layers with different numbers of tokens
@@ -52,28 +50,21 @@ def adapted(
     loaded.model, loaded.objective_params
   ):
     overrides = {'scan': True}  # as int8 would be by itself
-  return [
-    loaded.adapted(**_overrides(loaded, change), **overrides)
-    for change in changes
-  ]
-
-
-def _overrides(
-  loaded: weights.Loaded, change: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns arguments of `Loaded.adapted`: `merge` is an option of a block."""
-  if 'merge' not in change or not isinstance(loaded.model, vit.ViT):
-    return dict(change)
-  block = loaded.model.block
-  if type(block) not in (block_lib.Block, merging.Merging):
-    raise UserError(
-      f'tokens cannot be merged in layers of {type(block).__name__}: that is of'
-      " models whose config.model.block is 'block' or 'merging'"
-    )
-  merged = as_class(block, merging.Merging, merge=change['merge'])
-  model = loaded.model.clone(block=merged)
-  arguments = {key: x for key, x in change.items() if key != 'merge'}
-  return arguments | {'block': describing.key_values(model)['block']}
+  variants = []
+  for change in changes:
+    arguments = dict(change)
+    if 'merge' in change and isinstance(loaded.model, vit.ViT):
+      block = loaded.model.block
+      if type(block) not in (block_lib.Block, merging.Merging):
+        raise UserError(
+          f'tokens cannot be merged in layers of {type(block).__name__}: that'
+          " is of models whose config.model.block is 'block' or 'merging'"
+        )
+      merged = as_class(block, merging.Merging, merge=arguments.pop('merge'))
+      model = loaded.model.clone(block=merged)
+      arguments['block'] = describing.key_values(model)['block']
+    variants.append(loaded.adapted(**arguments, **overrides))
+  return variants
 
 
 def rates(
@@ -81,15 +72,18 @@ def rates(
 ) -> list[float]:
   """Measures the images per second of models, which take turns.
 
-  Args:
-    loaded: The models.
-    batch_size: Images at a time, on one device.
-    rounds: Number of timed passes of each.
-
-  Returns:
-    The median of each; only their ratios are good to compare.
+  It is the median of each, on one device; only ratios are good to compare.
   """
-  passes = [_forward(x, batch_size) for x in loaded]
+  passes = []
+  for variant in loaded:
+    preprocess = variant.preprocess
+    shape = (batch_size, *preprocess.image_size, preprocess.channels)
+    images = np.random.default_rng(0).standard_normal(shape, np.float32)
+    apply = jax.jit(
+      lambda params, x, model=variant.model: model.apply({'params': params}, x)
+    )
+    arguments = jax.device_put((variant.params, images))
+    passes.append(functools.partial(apply, *arguments))
   seconds: list[list[float]] = [[] for _ in passes]
   for turn in range(-1, rounds):  # the first one compiles
     for i, run in enumerate(passes):
@@ -100,124 +94,72 @@ def rates(
   return [batch_size / statistics.median(x) for x in seconds]
 
 
-def _forward(loaded: weights.Loaded, batch_size: int) -> Any:
-  """Returns a function that applies a model to one batch of random images."""
-  shape = (
-    batch_size,
-    *loaded.preprocess.image_size,
-    loaded.preprocess.channels,
-  )
-  images = np.random.default_rng(0).standard_normal(shape, np.float32)
-  apply = jax.jit(lambda params, x: loaded.model.apply({'params': params}, x))
-  return functools.partial(apply, *jax.device_put((loaded.params, images)))
-
-
 def measure(
   loaded: Sequence[weights.Loaded],
   changes: Sequence[Mapping[str, Any]],
   evaluate: Callable[[weights.Loaded], Mapping[str, Any]],
   draws: bool,
+  batch_size: int,
 ) -> list[dict[str, Any]]:
-  """Returns the sizes and the metrics of each variant, one row each.
+  """Returns the sizes, the metrics and the speed of variants, one row each.
 
-  Args:
-    loaded: The variants.
-    changes: Arguments of `Loaded.adapted` that made each.
-    evaluate: Returns the report of a model.
-    draws: Whether the rows are for `draw`.
+  If there is an accuracy, one may be the knee.
 
-  Raises:
-    UserError: The rows are to be drawn, but the first has no accuracy.
+  loaded: From `adapted`, by these changes. evaluate: Returns the report of a
+  model. draws: Whether the rows are for `draw`.
   """
   rows: list[dict[str, Any]] = []
   for variant, change in zip(loaded, changes, strict=True):
-    metrics = numbers(evaluate(variant))
+    metrics = {  # with their intervals
+      name: x
+      for name, x in evaluate(variant).items()
+      if name not in ('k', 'confusion')
+      and (
+        x is None or isinstance(x, int | float) or name.endswith('_interval')
+      )
+    }
     if draws and metrics.get('accuracy') is None:
       raise UserError(
         '--plot draws the accuracy, which is not measured here: leave it out'
       )
-    rows.append(describe(variant, change) | metrics)
-  return rows
-
-
-def describe(
-  loaded: weights.Loaded, change: Mapping[str, Any]
-) -> dict[str, Any]:
-  """Returns the sizes of a model that `Loaded.adapted(**change)` has given."""
-  size = loaded.preprocess.image_size
-  sizes: dict[str, Any] = {'image_size': _times(size)}
-  if patch := models.pixels_per_token(loaded.model):
-    sizes['patch_size'] = _times(patch)
-    sizes['tokens'] = math.prod(weights.grid(loaded.model, size))
-  if 'merge' in change:
-    sizes['merge'] = change['merge']
-  if 'quantize' in change:
-    sizes['quantize'] = change['quantize']
-    everything = loaded.params, loaded.objective_params
-    sizes['parameter_bytes'] = quantized.num_bytes(everything)
-  return sizes
-
-
-def numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the metrics of a report, with their intervals."""
-  return {
-    name: x
-    for name, x in summary.items()
-    if name != 'k'
-    and (x is None or isinstance(x, int | float) or name.endswith('_interval'))
-    and name != 'confusion'
-  }
-
-
-def add_speed(
-  rows: Sequence[dict[str, Any]],
-  loaded: Sequence[weights.Loaded],
-  batch_size: int,
-) -> None:
-  """Adds images_per_second and, if there is an accuracy, which is the knee."""
-  speeds = rates(loaded, batch_size)
-  best = None
+    size = variant.preprocess.image_size
+    row: dict[str, Any] = {'image_size': 'x'.join(map(str, size))}
+    if patch := models.pixels_per_token(variant.model):
+      row['patch_size'] = 'x'.join(map(str, patch))
+      row['tokens'] = math.prod(weights.grid(variant.model, size))
+    if 'merge' in change:
+      row['merge'] = change['merge']
+    if 'quantize' in change:
+      row['quantize'] = change['quantize']
+      everything = variant.params, variant.objective_params
+      row['parameter_bytes'] = quantized.num_bytes(everything)
+    rows.append(row | metrics)
+  speeds, best = rates(loaded, batch_size), None
   if all(x.get('accuracy') is not None for x in rows):
     best = knee(speeds, [x['accuracy'] for x in rows])
   for i, (row, speed) in enumerate(zip(rows, speeds, strict=True)):
     row |= {'images_per_second': speed, 'knee': i == best}
-
-
-def _times(size: Sequence[int]) -> str:
-  return 'x'.join(map(str, size))
+  return rows
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Writes the accuracy by images per second, as PNG and SVG.
-
-  Args:
-    rows: As of `table`, with `accuracy` and `images_per_second`; intervals
-      are drawn if all rows have them.
-    path: Path of both files, without suffix.
-
-  Raises:
-    UserError: matplotlib is missing, or a file cannot be written.
-  """
+  """Writes the accuracy by images per second, as PNG and SVG."""
   canvas.check()
+  differing = [name for name in CHANGES if len({x.get(name) for x in rows}) > 1]
+  names = [
+    ', '.join(f'{name.removesuffix("_size")} {x[name]}' for name in differing)
+    for x in rows
+  ]
   intervals = [x.get('accuracy_interval') for x in rows]
   with canvas.style():
     figure = charts.accuracy_by_speed(
       np.array([x['images_per_second'] for x in rows]),
       np.array([x['accuracy'] for x in rows]),
       np.array(intervals) if all(intervals) else None,
-      [_name(x, rows) for x in rows],
+      names,
       next((i for i, x in enumerate(rows) if x.get('knee')), None),
     )
     canvas.save(figure, path)
-
-
-def _name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns what differs between a row and others, in words."""
-  return ', '.join(
-    f'{name.removesuffix("_size")} {row[name]}'
-    for name in CHANGES
-    if name in row and len({x[name] for x in rows}) > 1
-  )
 
 
 def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
@@ -227,12 +169,8 @@ def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
   straight line from the slowest to the fastest one (Satopaa et al., Finding a
   "Kneedle" in a Haystack, 2011).
 
-  Args:
-    speed: Images per second, [N].
-    quality: As the accuracy, [N]: more is better.
-
-  Returns:
-    Index of the point; None: no point is above the line.
+  speed: Images per second, [N]. quality: As the accuracy, [N]: more is better.
+  The result is None if no point is above the line.
   """
   order = np.argsort(speed)
   x, y = np.asarray(speed, float)[order], np.asarray(quality, float)[order]
@@ -245,27 +183,17 @@ def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tables.Table:
-  """Returns rows for people, with the intervals of rates.
-
-  Args:
-    rows: What changed and metrics, by name; all have the same names. A row with
-      `knee` True is marked.
-  """
+  """Returns rows for people, with the intervals of rates; marks the knee."""
   names = [
     name
     for name, x in rows[0].items()
     if name != 'knee' and (x is None or isinstance(x, int | float | str))
   ]
-  return tables.Table(
-    [*(name.replace('_', ' ') for name in names), ''],
-    [
-      [
-        *(_cell(row, name) for name in names),
-        'the knee' if row.get('knee') else '',
-      ]
-      for row in rows
-    ],
-  )
+  cells = [
+    [*(_cell(x, name) for name in names), 'the knee' if x.get('knee') else '']
+    for x in rows
+  ]
+  return tables.Table([*(name.replace('_', ' ') for name in names), ''], cells)
 
 
 def _cell(row: Mapping[str, Any], name: str) -> Any:

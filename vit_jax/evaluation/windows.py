@@ -29,12 +29,8 @@ def starts(
   """Returns the first places of all windows, int64 [windows, axes].
 
   Windows are `stride` apart, and the last one along an axis ends where the
-  image ends. The last axis changes fastest.
-
-  Args:
-    size: Lengths of the image's axes.
-    window: Lengths of a window's, at most those of the image.
-    stride: Distances of windows along each axis.
+  image ends. The last axis changes fastest. Lengths are those of the axes; a
+  window is at most as large as the image.
   """
   axis_starts = []
   for n, length, step in zip(size, window, stride, strict=True):
@@ -54,11 +50,8 @@ def gaussian(window: Sequence[int], sigma: float = 0.125) -> np.ndarray:
   """Returns weights of a window's places, float32 [window], as MONAI's.
 
   A Gaussian around the window's centre, so that a prediction counts less near
-  the edges, where the model sees less of a place's surroundings.
-
-  Args:
-    window: Lengths of a window's axes.
-    sigma: Standard deviation as a share of these.
+  the edges, where the model sees less of a place's surroundings. Its standard
+  deviation is the share `sigma` of the lengths.
   """
   weights = np.ones((), np.float64)
   for n in window:
@@ -66,6 +59,52 @@ def gaussian(window: Sequence[int], sigma: float = 0.125) -> np.ndarray:
     weights = weights[..., None] * np.exp(-0.5 * distance**2)
   least = max(float(weights.min()), _LEAST)
   return np.maximum(weights, least).astype(np.float32)
+
+
+class _Windows:
+  """The windows of an image.
+
+  Attributes:
+    corners: Their first places, int64 [windows, axes].
+    weights: Weights of a window's places, float32 [window, 1].
+  """
+
+  def __init__(
+    self,
+    size: Sequence[int],
+    window: Sequence[int],
+    stride: Sequence[int],
+    weights: np.ndarray | None,
+  ):
+    self._size, self._window = tuple(size), tuple(window)
+    self.corners = starts(size, window, stride)
+    if weights is None:
+      weights = np.ones(self._window, np.float32)
+    self.weights = weights[..., None]
+
+  def slices(self, corner: np.ndarray) -> tuple[slice, ...]:
+    """Returns the places of the window at a corner."""
+    pairs = zip(corner.tolist(), self._window, strict=True)
+    return tuple(slice(at, at + n) for at, n in pairs)
+
+  def counts(self) -> np.ndarray:
+    """Returns the sums of weights at each place, float32 [..., 1]."""
+    counts = np.zeros((*self._size, 1), np.float32)
+    for corner in self.corners:
+      counts[self.slices(corner)] += self.weights
+    return counts
+
+  def logits(
+    self, apply: Apply, images: np.ndarray, batch_size: int
+  ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yields an image's number, a window's corner, and its weighted logits."""
+    tasks = list(itertools.product(range(len(images)), self.corners))
+    for first in range(0, len(tasks), batch_size):
+      part = tasks[first : first + batch_size]
+      inputs = [images[i][self.slices(corner)] for i, corner in part]
+      outputs = np.asarray(apply(np.stack(inputs)))
+      for (i, corner), logits in zip(part, outputs, strict=True):
+        yield i, corner, self.weights * logits
 
 
 def slide(
@@ -83,45 +122,25 @@ def slide(
   Only the sum of the logits and one batch of windows are in memory beside the
   images.
 
-  Args:
-    apply: The model.
-    images: [B, ..., C].
-    window: Lengths of a window's axes.
-    stride: Distances of windows, see `strides`.
-    weights: Weights of a window's places, [window]; None: all 1.
-    pad: Whether an image that is smaller than a window is padded with zeros on
-      both sides and its prediction cropped, as in MONAI; otherwise its window
-      is as small as the image, as in mmsegmentation.
-    batch_size: Windows of all images that the model sees at once.
+  images: [B, ..., C]. stride: See `strides`. weights: Of a window's places,
+  [window]; None: all 1. pad: Whether an image that is smaller than a window is
+  padded with zeros on both sides and its prediction cropped, as in MONAI;
+  otherwise its window is as small as the image, as in mmsegmentation.
+  batch_size: Windows of all images that the model sees at once.
   """
-  image_shape = images.shape[1:-1]
   if pad:
     images, inner = _padded(images, window)
   else:
-    window = tuple(map(min, window, image_shape))
+    window = tuple(map(min, window, images.shape[1:-1]))
     inner = (slice(None),)
   size = images.shape[1:-1]
-  if weights is None:
-    weights = np.ones(tuple(window), np.float32)
-  total, count = None, np.zeros((*size, 1), np.float32)
-  corners = starts(size, window, stride)
-  for slices in map(_slices(window), corners):
-    count[slices] += weights[..., None]
-  tasks = [
-    (i, slices)
-    for i in range(len(images))
-    for slices in map(_slices(window), corners)
-  ]
-  for first in range(0, len(tasks), batch_size):
-    part = tasks[first : first + batch_size]
-    outputs = np.asarray(apply(np.stack([images[i][at] for i, at in part])))
-    if total is None:
-      shape = (len(images), *size, outputs.shape[-1])
-      total = np.zeros(shape, np.float32)
-    for (i, slices), logits in zip(part, outputs, strict=True):
-      total[i][slices] += weights[..., None] * logits
-  assert total is not None
-  total /= count
+  windows = _Windows(size, window, stride, weights)
+  total = np.zeros(0, np.float32)
+  for i, corner, logits in windows.logits(apply, images, batch_size):
+    if not total.size:
+      total = np.zeros((len(images), *size, logits.shape[-1]), np.float32)
+    total[i][windows.slices(corner)] += logits
+  total /= windows.counts()
   return total[(slice(None), *inner)]
 
 
@@ -134,26 +153,18 @@ def labels(
 ) -> np.ndarray:
   """Returns the most likely classes of a large volume, int32 [D, ...].
 
-  They are those of `slide` with padding. The logits of a slab as deep as a
-  window are in memory beside the volume, however deep it is.
-
-  Args:
-    apply: The model.
-    volume: [D, ..., C].
-    window: Lengths of a window's axes.
-    stride: Distances of windows, see `strides`.
-    weights: As for `slide`.
+  They are those of `slide` with padding, for a volume [D, ..., C]. The logits
+  of a slab as deep as a window are in memory beside the volume, however deep it
+  is.
   """
-  if weights is None:
-    weights = np.ones(tuple(window), np.float32)
   padded, inner = _padded(volume[None], window)
-  size, slices = padded.shape[1:-1], _slices(window)
+  size = padded.shape[1:-1]
+  windows = _Windows(size, window, stride, weights)
   labels = np.zeros(size, np.int32)
-  total: np.ndarray | None = None  # of the places from `at` on
+  total = np.zeros(0, np.float32)  # of the places from `at` on
   at = 0
-  for corner in starts(size, window, stride):
-    logits = np.asarray(apply(padded[(slice(None), *slices(corner))]))[0]
-    if total is None:
+  for _, corner, logits in windows.logits(apply, padded, batch_size=1):
+    if not total.size:
       shape = (window[0], *size[1:], logits.shape[-1])
       total = np.zeros(shape, np.float32)
     done = int(corner[0]) - at
@@ -162,9 +173,7 @@ def labels(
       total[:-done] = total[done:].copy()
       total[-done:] = 0
       at += done
-    region = (slice(None), *slices(corner)[1:])
-    total[region] += weights[..., None] * logits
-  assert total is not None
+    total[(slice(None), *windows.slices(corner)[1:])] += logits
   labels[at:] = total.argmax(axis=-1)
   return labels[inner]
 
@@ -179,49 +188,23 @@ def slide_compiled(
   """Returns logits [B, ..., K] as `slide`, under jit.
 
   Only the sum of the logits and one window of each image are in memory beside
-  the images.
-
-  Args:
-    apply: The model, of images [B, *window, C].
-    images: [B, ..., C], at least as large as a window.
-    window: Lengths of a window's axes.
-    stride: Distances of windows, see `strides`.
-    weights: As for `slide`.
+  the images, [B, ..., C], which are at least as large as a window.
   """
-  if weights is None:
-    weights = np.ones(tuple(window), np.float32)
-  window_weights = weights[..., None]
   b, *size, channels = images.shape
-  corners = starts(size, window, stride)
-  count = np.zeros((*size, 1), np.float32)
-  for slices in map(_slices(window), corners):
-    count[slices] += window_weights
+  windows = _Windows(size, window, stride, weights)
   shape = (b, *window, channels)
   outputs = jax.eval_shape(apply, jax.ShapeDtypeStruct(shape, images.dtype))
-  places = jnp.asarray(corners, jnp.int32)
+  places = jnp.asarray(windows.corners, jnp.int32)
 
   def add(i: jax.Array, total: jax.Array) -> jax.Array:
     corner = (0, *places[i], 0)
-    logits = window_weights * apply(
-      jax.lax.dynamic_slice(images, corner, shape)
-    )
+    part = jax.lax.dynamic_slice(images, corner, shape)
+    logits = windows.weights * apply(part)
     before = jax.lax.dynamic_slice(total, corner, logits.shape)
     return jax.lax.dynamic_update_slice(total, before + logits, corner)
 
   total = jnp.zeros((b, *size, outputs.shape[-1]), outputs.dtype)
-  return jax.lax.fori_loop(0, len(corners), add, total) / count
-
-
-def _slices(
-  window: Sequence[int],
-) -> Callable[[np.ndarray], tuple[slice, ...]]:
-  """Returns the function from a window's first place to its slices."""
-
-  def slices(corner: np.ndarray) -> tuple[slice, ...]:
-    pairs = zip(corner.tolist(), window, strict=True)
-    return tuple(slice(at, at + n) for at, n in pairs)
-
-  return slices
+  return jax.lax.fori_loop(0, len(places), add, total) / windows.counts()
 
 
 def _padded(
@@ -239,15 +222,9 @@ def _padded(
 def views(
   image: np.ndarray, ratios: Sequence[float], flip: bool = True
 ) -> Iterator[tuple[np.ndarray, bool]]:
-  """Yields an image [H, W, C] at several sizes, each also mirrored.
+  """Yields an image [H, W, C] at several sizes, each perhaps also mirrored.
 
-  Args:
-    image: The image as the model takes it, float32.
-    ratios: Factors of both sides.
-    flip: Whether each size also comes with left and right exchanged.
-
-  Yields:
-    Images [h, w, C], and whether they are mirrored.
+  They are [h, w, C], with whether they are mirrored.
   """
   for ratio in ratios:
     size = [int(n * ratio + 0.5) for n in image.shape[:2]]
@@ -268,11 +245,7 @@ def multi_scale(
   Logits are resized to the image before the softmax, as in mmsegmentation.
   Those of one view are in memory at a time.
 
-  Args:
-    apply: The model, or `slide` of it.
-    image: float32 [H, W, C].
-    ratios: As `views`.
-    flip: As `views`.
+  image: float32 [H, W, C].
   """
   total: Any = 0
   count = 0
@@ -288,9 +261,7 @@ def most_likely(scores: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
   Some rows of the resized scores are in memory at a time.
 
-  Args:
-    scores: Logits or probabilities, float32 [h, w, K].
-    size: (H, W).
+  scores: Logits or probabilities, float32 [h, w, K].
   """
   rows = maps.linear_weights(len(scores), size[0])
   columns = maps.linear_weights(scores.shape[1], size[1])
@@ -312,11 +283,7 @@ def view_logits(
 ) -> np.ndarray:
   """Returns the logits of one of `views` in the place of the image, [H, W, K].
 
-  Args:
-    apply: The model.
-    image: float32 [h, w, C].
-    mirrored: Whether it is a mirror image.
-    size: (H, W) of the image itself.
+  image: float32 [h, w, C].
   """
   logits = np.asarray(apply(image[None]))
   if mirrored:

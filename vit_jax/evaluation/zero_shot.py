@@ -23,14 +23,20 @@ from vit_jax.data import features as features_lib
 from vit_jax.data import text_kind
 from vit_jax.evaluation import base
 from vit_jax.evaluation import embedded
-from vit_jax.evaluation import report
+from vit_jax.evaluation import intervals
 
 _PROMPTS = 256  # that are embedded at a time
 _TOP = 5
 
 
 class ZeroShot(base.Evaluator):
-  """Accuracy of the classes whose prompts are closest to an image."""
+  """Accuracy of the classes whose prompts are closest to an image.
+
+  `templates` are captions of a class, with {} for its name. They are written as
+  'A {}.|B {}.', or as a list of vit_jax/data/templates, such as 'imagenet', or
+  as a file with one caption per line. `class_names` are as in
+  `data.class_names`.
+  """
 
   metrics: Mapping[str, str] = {
     'accuracy': 'max',
@@ -44,18 +50,6 @@ class ZeroShot(base.Evaluator):
     templates: str = 'a photo of a {}.',
     class_names: str = '',
   ):
-    """Takes the options.
-
-    Args:
-      spec: The entry of `config.evals`.
-      templates: Captions of a class, with {} for its name. They are written as
-        'A {}.|B {}.', or as a list of vit_jax/data/templates, such as
-        'imagenet', or as a file with one caption per line.
-      class_names: Names of the classes, as in `data.class_names`.
-
-    Raises:
-      UserError: There are no such templates.
-    """
     super().__init__(spec)
     self._templates = captions.parse(templates, 'templates')
     self._class_names = class_names
@@ -73,7 +67,14 @@ class ZeroShot(base.Evaluator):
 
   def run(self, context: base.Context) -> base.Scalars:
     """Embeds the prompts and the images, and compares them."""
-    weights = self._weights(context)
+    names, templates = self._names(context.features), self._templates
+    prompts = [x for name in names for x in captions.fill(templates, name)]
+    text = text_feature(context.features, self.kind)
+    embeddings = embed_texts(
+      context.compute, text.encode_all(prompts, 'templates')
+    )
+    labels = np.repeat(np.arange(len(names)), len(templates))
+    weights = class_weights(embeddings, labels, len(names))
     right, top, count = 0, 0, 0
     for outputs in context.apply(image_features, self.spec.split):
       real = outputs['valid']
@@ -89,7 +90,7 @@ class ZeroShot(base.Evaluator):
     self, results: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
     """Returns Wilson's intervals of the accuracies, over examples."""
-    return report.accuracy_intervals(results)
+    return intervals.accuracy_intervals(results)
 
   def _names(self, features: features_lib.Features) -> tuple[str, ...]:
     classes = captions.label_classes(features, self.kind, 'these data')
@@ -97,26 +98,9 @@ class ZeroShot(base.Evaluator):
       self._class_names, classes, 'config.evals.NAME.kind, class_names'
     )
 
-  def _weights(self, context: base.Context) -> np.ndarray:
-    """Returns the embedding of each class, float32 [K, D]."""
-    templates = self._templates
-    names = self._names(context.features)
-    prompts = [x for name in names for x in captions.fill(templates, name)]
-    tokens = text_feature(context.features, self.kind).encode_all(
-      prompts, 'templates'
-    )
-    labels = np.repeat(np.arange(len(names)), len(templates))
-    return class_weights(
-      embed_texts(context.compute, tokens), labels, len(names)
-    )
-
 
 def text_feature(features: features_lib.Features, kind: str) -> text_kind.Text:
-  """Returns the feature of captions; the error names the kind of evaluation.
-
-  Raises:
-    EvaluationError: There are no captions.
-  """
+  """Returns the feature of captions; the error names the kind of evaluation."""
   feature = features.get('text')
   if isinstance(feature, text_kind.Text) and feature.length:
     return feature
@@ -129,12 +113,7 @@ def text_feature(features: features_lib.Features, kind: str) -> text_kind.Text:
 def embed_texts(
   compute: Callable[[base.Compute, Any], Any], tokens: np.ndarray
 ) -> np.ndarray:
-  """Returns the embeddings of tokens, float32 [M, D].
-
-  Args:
-    compute: Applies a function to arrays, as `base.Context.compute`.
-    tokens: int32 [M, T].
-  """
+  """Returns the embeddings of tokens int32 [M, T], float32 [M, D]."""
   parts = []
   for start in range(0, len(tokens), _PROMPTS):
     part = tokens[start : start + _PROMPTS]
@@ -165,13 +144,8 @@ def class_weights(
 ) -> np.ndarray:
   """Returns the embedding of each class, float32 [K, D], of unit length.
 
-  Args:
-    embeddings: Those of the prompts, float32 [M, D], of any length.
-    labels: Class of each prompt, int [M]; classes may have different numbers.
-    num_classes: K.
-
-  Raises:
-    ValueError: A class has no prompt.
+  embeddings: Those of the prompts, float32 [M, D], of any length. labels:
+  Class of each prompt, int [M]; classes may have different numbers.
   """
   counts = np.bincount(labels, minlength=num_classes)
   if not counts.all():
@@ -182,11 +156,8 @@ def class_weights(
 
 
 def logits(images: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
-  """Returns the logits of the classes, [N, K].
+  """Returns logits [N, K], of embeddings [N, D] and from `class_weights`.
 
-  Args:
-    images: Embeddings of images, [N, D], of any length.
-    weights: From `class_weights`.
-    scale: The inverse of the temperature, which does not change the ranking.
+  scale: The inverse of the temperature, which does not change the ranking.
   """
   return scale * embedded.normalised(images) @ weights.T

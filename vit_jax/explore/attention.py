@@ -1,12 +1,15 @@
-"""Attention maps, rollout, attention distance and entropy.
+"""Attention maps, rollout, class relevance, attention distance and entropy.
 
 Functions of a model and images come first, then those of arrays, with which
-several pictures share one forward pass (`features.reduced`).
+several pictures share one forward pass (`features.reduced`). A model is a ViT
+or hybrid; images are what `vit.preprocess` accepts, or its output.
 
 In comments: B images, N tokens (P before the patches), H heads, L layers,
 (h, w) the grid of patches.
 """
 
+from collections.abc import Callable
+from collections.abc import Sequence
 import functools
 from typing import Any
 
@@ -17,10 +20,14 @@ import numpy as np
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
+from vit_jax.models import registry
 from vit_jax.models import vit as vit_lib
+from vit_jax.weights import batched
 from vit_jax.weights import features
 
 _ROUNDING = 1e-6  # of a map's sum
+# Images at a time: computing gradients keeps all activations in memory.
+_GRADIENT_BATCH = 8
 
 
 def attention_maps(
@@ -28,29 +35,14 @@ def attention_maps(
 ) -> np.ndarray:
   """Returns the attention of one query to all patches, by layer and head.
 
-  Args:
-    vit: A ViT or hybrid.
-    images: Images that `vit.preprocess` accepts, or its output.
-    query: (row, column) of the querying patch, from 0; None: the class token,
-      or the mean over all patches if there is none.
+  query: (row, column) of the querying patch, from 0; None: the class token, or
+  the mean over all patches if there is none.
 
-  Returns:
-    Attention to each patch, float32 [L, B, H, h, w]. A map sums to at most one:
-    the rest goes to tokens that are not patches.
-
-  Raises:
-    UserError: The model has no attention or no such patch, or an image cannot
-      be read.
+  Maps are float32 [L, B, H, h, w]. A map sums to at most one: the rest goes to
+  tokens that are not patches.
   """
-  features.check_attention(vit)
-  grid, queries = features.patch_grid(vit), shown_queries(vit, query)
-  return features.reduced(
-    vit,
-    images,
-    ('attention',),
-    lambda arrays: maps(arrays['attention'], grid, queries),
-    axis=1,
-  )
+  queries, grid = shown_queries(vit, query), features.patch_grid(vit)
+  return _reduced(vit, images, lambda x: maps(x, grid, queries), axis=1)
 
 
 def attention_segments(
@@ -59,20 +51,8 @@ def attention_segments(
   """Returns the patches that hold most of the class token's attention.
 
   Of each head of the last layer, as DINO shows them (arXiv:2104.14294, section
-  4.2.2 and figure 4): the smallest set of patches with the share `mass` of the
-  attention to all patches.
-
-  Args:
-    vit: A ViT or hybrid with a class token.
-    images: Images that `vit.preprocess` accepts, or its output.
-    mass: The share, above 0 and at most 1.
-
-  Returns:
-    bool [B, H, h, w].
-
-  Raises:
-    UserError: The model has no attention or no class token, or an image cannot
-      be read.
+  4.2.2 and figure 4): the smallest set of patches with the share `mass`, above
+  0 and at most 1, of the attention to all patches, bool [B, H, h, w].
   """
   check_class_token(vit)
   return segments(attention_maps(vit, images)[-1], mass)
@@ -93,89 +73,82 @@ def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
   The attention matrices of all layers are multiplied, each averaged with the
   identity to account for the residual connection (Abnar and Zuidema, 2020,
   arXiv:2005.00928, section 3). The result is read at the tokens that the head
-  reads.
-
-  Args:
-    vit: A ViT or hybrid.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    Contributions, float32 [B, h, w]. A map sums to at most one: the rest comes
-    from tokens that are not patches.
-
-  Raises:
-    UserError: The model has no attention, or an image cannot be read.
+  reads, float32 [B, h, w]. A map sums to at most one: the rest comes from
+  tokens that are not patches.
   """
-  features.check_attention(vit)
-  return features.reduced(
-    vit,
-    images,
-    ('attention',),
-    lambda arrays: read_out(vit, rollout(arrays['attention'])),
-  )
+  return _reduced(vit, images, lambda x: read_out(vit, rollout(x)), axis=0)
+
+
+def class_relevance(
+  vit: weights.Loaded,
+  images: Any,
+  classes: int | Sequence[int] | None = None,
+) -> np.ndarray:
+  """Returns the relevance of each patch for a class, float32 [B, h, w].
+
+  Attention is weighted by the gradient of the class's logit and accumulated
+  over all layers (Chefer et al., 2021, arXiv:2103.15679, equations 5 and 6).
+  The result is read at the tokens that the head reads. It is at least 0, in the
+  scale of the logits.
+
+  classes: Index of the class, one for all images or one for each; None: the
+  predicted class.
+  """
+
+  def follow(attention: jax.Array, gradients: jax.Array) -> jax.Array:
+    return read_out(vit, relevance(attention, gradients))
+
+  return _with_gradients(vit, images, classes, follow, axis=0)
+
+
+def attention_gradients(
+  vit: weights.Loaded,
+  images: Any,
+  classes: int | Sequence[int] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns attention, and the gradients of a class's logit to it.
+
+  Each is float32 [L, B, H, N, N]. Arguments are those of `class_relevance`.
+  """
+  return _with_gradients(vit, images, classes, lambda *pair: pair, axis=1)
 
 
 def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the mean attention distance of each head, over images and queries.
 
   The distance between the centres of two patches is weighted by attention (ViT
-  paper, arXiv:2010.11929, figure 7 right and appendix D.7). Tokens that are not
-  patches are left out.
-
-  Args:
-    vit: A ViT or hybrid.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    Pixels of the model's input, float32 [L, H].
-
-  Raises:
-    UserError: The model has no attention, or an image cannot be read.
+  paper, arXiv:2010.11929, figure 7 right and appendix D.7), in pixels of the
+  model's input, float32 [L, H]. Tokens that are not patches are left out.
   """
   features.check_attention(vit)
   grid, patch = features.patch_grid(vit), patch_size(vit)
   prefix = features.prefix_length(vit)
-  distances_of_queries = features.reduced(
-    vit,
-    images,
-    ('attention',),
-    lambda arrays: distances(arrays['attention'], grid, patch, prefix),
-    axis=1,
-  )
-  return distances_of_queries.mean(axis=1)
+  return _reduced(
+    vit, images, lambda x: distances(x, grid, patch, prefix), axis=1
+  ).mean(axis=1)
 
 
 def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the attention entropy of each head, a measure of its spread.
 
-  Args:
-    vit: A ViT or hybrid.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    Entropy over all tokens, mean over images and queries, in nats, float32
-    [L, H]: 0 if each query attends to one token, at most ln N.
-
-  Raises:
-    UserError: The model has no attention, or an image cannot be read.
+  It is over all tokens, mean over images and queries, in nats, float32 [L, H]:
+  0 if each query attends to one token, at most ln N.
   """
+  return _reduced(vit, images, entropies, axis=1).mean(axis=1)
+
+
+def _reduced(
+  vit: weights.Loaded, images: Any, reduce: Callable[[Any], Any], axis: int
+) -> np.ndarray:
+  """Reduces attention [L, B, H, N, N]; B is the result's axis `axis`."""
   features.check_attention(vit)
-  entropies_of_queries = features.reduced(
-    vit,
-    images,
-    ('attention',),
-    lambda arrays: entropies(arrays['attention']),
-    axis=1,
+  return features.reduced(
+    vit, images, ('attention',), lambda x: reduce(x['attention']), axis
   )
-  return entropies_of_queries.mean(axis=1)
 
 
 def patch_size(vit: weights.Loaded) -> tuple[int, int]:
-  """Returns the size of a patch in pixels, (height, width).
-
-  Raises:
-    UserError: The model has no patches.
-  """
+  """Returns the size of a patch in pixels, (height, width)."""
   features.check_tokens(vit)
   return models.patch_of_images(vit.model)
 
@@ -183,16 +156,7 @@ def patch_size(vit: weights.Loaded) -> tuple[int, int]:
 def shown_queries(
   vit: weights.Loaded, query: tuple[int, int] | None = None
 ) -> range:
-  """Returns the queries that `attention_maps` averages over.
-
-  Args:
-    vit: A ViT or hybrid.
-    query: (row, column) of a patch; None: the class token, or all patches if
-      there is none.
-
-  Raises:
-    UserError: There is no such patch.
-  """
+  """Returns the queries that `attention_maps` averages over."""
   model, prefix = attentive(vit), features.prefix_length(vit)
   if query is not None:
     token = prefix + features.patch_index(vit, query)
@@ -204,22 +168,14 @@ def shown_queries(
 
 
 def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
-  """Returns the contribution of each patch to the input of the head.
+  """Returns the contribution of each patch to the input of the head, [B, h, w].
 
   By the pool, that input is the class token, both tokens if there are
   two heads, the mean patch, or class token and mean patch in equal parts.
   Attention pooling ('map') is replaced by the mean patch.
 
-  Args:
-    vit: A ViT or hybrid.
-    flow: Contribution of each input token (last axis) to each output token,
-      [B, N, N], from `rollout` or `relevance`.
-
-  Returns:
-    float32 [B, h, w].
-
-  Raises:
-    UserError: The model has no attention.
+  flow: Contribution of each input token (last axis) to each output token,
+  [B, N, N], from `rollout` or `relevance`.
   """
   model, (h, w) = attentive(vit), features.patch_grid(vit)
   prefix = features.prefix_length(vit)
@@ -236,15 +192,9 @@ def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
 def maps(
   attention: jax.Array, grid: tuple[int, int], queries: range
 ) -> jax.Array:
-  """Returns the mean attention of some queries to each patch.
+  """Returns the mean attention of some queries to each patch, [..., h, w].
 
-  Args:
-    attention: [..., N, N]; the last h * w tokens are the patches.
-    grid: (h, w).
-    queries: Tokens to average over.
-
-  Returns:
-    [..., h, w].
+  attention: [..., N, N]; the last h * w tokens are the patches.
   """
   h, w = grid
   rows = attention[..., queries.start : queries.stop, -h * w :]
@@ -254,12 +204,8 @@ def maps(
 def segments(maps: np.ndarray, mass: float) -> np.ndarray:
   """Returns the smallest sets of patches with a share of the attention.
 
-  Args:
-    maps: Attention to patches, float [..., h, w].
-    mass: The share of each map's sum, above 0 and at most 1.
-
-  Returns:
-    bool [..., h, w]. Of patches with the same attention, the first are in it.
+  They are bool [..., h, w], for maps float [..., h, w]. Of patches with the
+  same attention, the first are in it.
   """
   flat = np.asarray(maps, np.float64).reshape(
     -1, maps.shape[-2] * maps.shape[-1]
@@ -279,11 +225,7 @@ def segments(maps: np.ndarray, mass: float) -> np.ndarray:
 def rollout(attention: jax.Array) -> jax.Array:
   """Returns the contribution of each input token to each token, by rollout.
 
-  Args:
-    attention: [L, B, H, N, N].
-
-  Returns:
-    [B, N, N], whose rows sum to one.
+  It is [B, N, N], whose rows sum to one, for attention [L, B, H, N, N].
   """
   mixed = (attention.mean(axis=2) + jnp.eye(attention.shape[-1])) / 2
 
@@ -301,14 +243,8 @@ def mean_distance(
 ) -> jax.Array:
   """Returns the mean attention distance of each head; see `attention_distance`.
 
-  Args:
-    attention: [L, B, H, N, N].
-    grid: (h, w).
-    patch: (height, width) of a patch, in pixels.
-    prefix: P.
-
-  Returns:
-    Pixels, [L, H].
+  It is in pixels, [L, H], for attention [L, B, H, N, N], a grid (h, w), the
+  (height, width) of a patch, and P.
   """
   return distances(attention, grid, patch, prefix).mean(axis=1)
 
@@ -316,11 +252,7 @@ def mean_distance(
 def entropy(attention: jax.Array) -> jax.Array:
   """Returns the attention entropy of each head; see `attention_entropy`.
 
-  Args:
-    attention: [L, B, H, N, N].
-
-  Returns:
-    Nats, [L, H].
+  It is in nats, [L, H], for attention [L, B, H, N, N].
   """
   return entropies(attention).mean(axis=1)
 
@@ -332,10 +264,7 @@ def distances(
   patch: tuple[int, int],
   prefix: int,
 ) -> jax.Array:
-  """Returns the attention distance for each image, in pixels, [L, B, H].
-
-  The arguments are those of `mean_distance`, its mean over images.
-  """
+  """Returns `mean_distance` of each image, [L, B, H]."""
   centres = np.indices(grid).reshape(2, -1).T * patch  # [h * w, 2], in pixels
   gaps = np.linalg.norm(centres[:, None] - centres, axis=-1)
   patches = attention[..., prefix:, prefix:]
@@ -347,19 +276,12 @@ def distances(
 
 @jax.jit
 def entropies(attention: jax.Array) -> jax.Array:
-  """Returns the attention entropy for each image, in nats, [L, B, H].
-
-  The argument is that of `entropy`, its mean over images.
-  """
+  """Returns `entropy` of each image, [L, B, H]."""
   return jax.scipy.special.entr(attention).sum(axis=-1).mean(axis=-1)
 
 
 def attentive(vit: weights.Loaded) -> vit_lib.ViT:
-  """Returns the model as a ViT.
-
-  Raises:
-    UserError: The model has no attention, or reads pixels one after another.
-  """
+  """Returns the model as a ViT; refuses one that has no attention maps."""
   features.check_attention(vit)
   if not isinstance(vit.model, vit_lib.ViT):
     raise UserError(
@@ -367,3 +289,106 @@ def attentive(vit: weights.Loaded) -> vit_lib.ViT:
       ' those before them: choose a ViT or a hybrid'
     )
   return vit.model
+
+
+@jax.jit
+def relevance(attention: jax.Array, gradients: jax.Array) -> jax.Array:
+  """Returns the relevance of each input token for each token, [B, N, N].
+
+  The relevance R starts as the identity and becomes R + A R in each layer,
+  where A is the mean over heads of the positive part of gradient times
+  attention. The identity is subtracted at the end, as it says nothing about
+  the class.
+
+  gradients: Those of a logit to the attention; both are [L, B, H, N, N].
+  """
+  weighted = jnp.maximum(attention * gradients, 0).mean(axis=2)  # [L, B, N, N]
+  eye = jnp.eye(attention.shape[-1])
+
+  def step(joint: jax.Array, layer: jax.Array) -> tuple[jax.Array, None]:
+    return joint + layer @ (joint + eye), None
+
+  return jax.lax.scan(step, jnp.zeros_like(weighted[0]), weighted)[0]
+
+
+def _with_gradients(
+  vit: weights.Loaded,
+  images: Any,
+  classes: int | Sequence[int] | None,
+  reduce: Any,
+  axis: int,
+) -> Any:
+  """Applies `reduce` to attention and gradients, batch by batch."""
+  model = attentive(vit)
+  if not model.num_classes:
+    raise UserError(
+      'the model has no head, so there is no class to be relevant for: load it'
+      ' without num_classes=0'
+    )
+  inputs = features.prepared(vit, images)
+  chosen = _checked_classes(model.num_classes, classes, len(inputs))
+  params = jax.tree.map(jnp.asarray, vit.params)
+  shape = features.attention_shape(vit)
+  # An attention or block of the user's may leave out the perturbation.
+  parts = {
+    'attention': getattr(model.block, 'attention', model.block),
+    'block': model.block,
+  }
+  names = [registry.class_name(kind, type(x)) for kind, x in parts.items()]
+  users_part = next((name for name in names if ':' in name), '')
+
+  def apply(x: np.ndarray, y: np.ndarray) -> Any:
+    with models.explained_parts(model):
+      attention, gradients = _gradients(model, shape, params, x, y)
+    if users_part and not gradients.any():
+      raise UserError(
+        'no logit depends on the weights of attention: the head is zero, or the'
+        f' class {users_part!r} does not add context.perturbation to its'
+        ' weights'
+      )
+    return reduce(attention, gradients)
+
+  batch_size = min(features.attention_batch(vit), _GRADIENT_BATCH)
+  return batched.in_batches(apply, [inputs, chosen], batch_size, axis)
+
+
+def _checked_classes(
+  count: int, classes: int | Sequence[int] | None, images: int
+) -> np.ndarray:
+  """Returns int32 [images], with -1 for the predicted class."""
+  if classes is None:
+    return np.full((images,), -1, np.int32)
+  chosen = np.asarray(classes)
+  if chosen.ndim > 1 or (chosen.ndim and len(chosen) != images):
+    raise UserError(
+      f'classes has the shape {chosen.shape}: give one class, or one for each'
+      f' of the {images} images'
+    )
+  if chosen.dtype.kind not in 'iu' or chosen.min() < 0 or chosen.max() >= count:
+    raise UserError(
+      f'classes is {classes!r}: a class is a whole number, 0 to {count - 1}'
+    )
+  return np.broadcast_to(chosen, (images,)).astype(np.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _gradients(
+  model: vit_lib.ViT,
+  shape: tuple[int, ...],
+  params: Any,
+  images: jax.Array,
+  classes: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns attention, and the gradients of the classes' logits to it."""
+
+  def chosen_logits(added: jax.Array) -> tuple[jax.Array, jax.Array]:
+    variables = {'params': params, 'perturbations': {'attention': added}}
+    logits, state = model.apply(variables, images, mutable=['intermediates'])
+    index = jnp.where(classes < 0, logits.argmax(axis=-1), classes)
+    chosen = jnp.take_along_axis(logits, index[:, None], axis=1)
+    # Images are independent, so the gradient of the sum has each image's own.
+    return chosen.sum(), state['intermediates']['attention']
+
+  added = jnp.zeros((shape[0], len(images), *shape[1:]))
+  gradients, attention = jax.grad(chosen_logits, has_aux=True)(added)
+  return attention, gradients

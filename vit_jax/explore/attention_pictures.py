@@ -1,8 +1,6 @@
 """Pictures of attention and of its contribution to the output."""
 
-from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Sequence
 import math
 from typing import Any
 
@@ -12,8 +10,7 @@ import numpy as np
 from vit_jax import weights
 from vit_jax.config import counted
 from vit_jax.explore import attention as attention_lib
-from vit_jax.explore import captured as captured_lib
-from vit_jax.explore import gradients
+from vit_jax.explore import sheets
 from vit_jax.explore import subject as subject_lib
 from vit_jax.models.parts import pooling
 from vit_jax.plots import charts
@@ -31,40 +28,10 @@ _LEAST_TOP = 2.0  # so that nearly uniform attention is nearly one colour
 _UNIFORM = 'attention / uniform attention (1 = all tokens alike)'
 
 
-def maps(subject: Subject) -> Drawn:
-  """Draws the attention of the class token, by layer and head."""
-  attention = _attention(subject)
-  layers = subject.options.layers
-  vit = subject.vit
-  values = attention.maps[list(layers)] * features.num_tokens(vit)
-  scale = _scale(values, _UNIFORM)
-  heads = values.shape[2]
-  images = _images(subject, heads + 2)
-
-  def figures() -> Iterator[tuple[str, Any]]:
-    for i, caption in enumerate(subject.captions):
-      title = subject_lib.one_line(caption)
-      rows = [
-        [sheet.Tile(images[i]), *_tiles([x.mean(axis=0), *x], images, scale)]
-        for x in values[:, i]
-      ]
-      drawn = sheet.draw(
-        rows,
-        title=title,
-        heads=['image', 'mean', *(f'head {head}' for head in range(heads))],
-        names=[f'layer {layer}' for layer in layers],
-        scale=scale,
-      )
-      yield title, drawn
-
-  caption = (
-    f'Attention of {_query_token(vit)} to each patch (arXiv:2010.11929,'
-    ' appendix A), by layer and head, and its mean over the heads. All pictures'
-    ' of this section have one scale: multiples of uniform attention,'
-    f' 1/{features.num_tokens(vit)} for each of {features.num_tokens(vit)}'
-    ' tokens. Layers and heads are counted from 0.'
-  )
-  return Drawn(caption, figures(), _scale_numbers(scale, vit))
+def _attention(subject: Subject) -> subject_lib.Captured:
+  """Returns what is captured; refuses a model that has no attention."""
+  attention_lib.attentive(subject.vit)
+  return subject.captured
 
 
 def _scale(values: np.ndarray, label: str) -> sheet.Scale:
@@ -84,21 +51,46 @@ def _scale_numbers(scale: sheet.Scale, vit: weights.Loaded) -> dict[str, float]:
   return {'uniform_attention': uniform, 'last_colour': scale.high}
 
 
-def _images(subject: Subject, columns: int) -> list[np.ndarray]:
-  """Returns the images as tiles for a sheet with some columns."""
-  vit = subject.vit
-  grid = features.patch_grid(vit)
-  shape = tiles.tile_shape(vit.preprocess.image_size, grid, columns)
-  return tiles.fit_all(subject.pixels, shape)
+def _head_names(count: int) -> list[str]:
+  return [f'head {head}' for head in range(count)]
 
 
-def _tiles(
-  values: Iterable[np.ndarray], images: list[np.ndarray], scale: sheet.Scale
-) -> list[sheet.Tile]:
-  """Returns maps [h, w] in colours, as large as the images."""
-  height, width = images[0].shape[:2]
-  limits = scale.low, scale.high
-  return [sheet.Tile(tiles.color(x, (height, width), limits)) for x in values]
+def maps(subject: Subject) -> Drawn:
+  """Draws the attention of the class token, by layer and head."""
+  attention, vit = _attention(subject), subject.vit
+  layers, tokens = subject.options.layers, features.num_tokens(vit)
+  values = attention.maps[list(layers)] * tokens
+  scale = _scale(values, _UNIFORM)
+  heads = values.shape[2]
+  images = sheets.image_tiles(subject, heads + 2)
+
+  def figures() -> Iterator[tuple[str, Any]]:
+    for i, caption in enumerate(subject.captions):
+      title = subject_lib.one_line(caption)
+      rows = []
+      for by_head in values[:, i]:
+        mean_first = [by_head.mean(axis=0), *by_head]
+        row = sheets.colored(mean_first, images, scale)
+        rows.append([sheet.Tile(images[i]), *row])
+      drawn = sheet.draw(
+        rows,
+        title=title,
+        heads=['image', 'mean', *_head_names(heads)],
+        names=[f'layer {layer}' for layer in layers],
+        scale=scale,
+      )
+      yield title, drawn
+
+  query = 'the mean patch (there is no class token)'
+  if 'class_token' in attention_lib.attentive(vit).prefix:
+    query = 'the class token'
+  caption = (
+    f'Attention of {query} to each patch (arXiv:2010.11929, appendix A), by'
+    ' layer and head, and its mean over the heads. All pictures of this'
+    f' section have one scale: multiples of uniform attention, 1/{tokens} for'
+    f' each of {tokens} tokens. Layers and heads are counted from 0.'
+  )
+  return Drawn(caption, figures(), _scale_numbers(scale, vit))
 
 
 def segments(subject: Subject) -> Drawn:
@@ -108,21 +100,16 @@ def segments(subject: Subject) -> Drawn:
   # The last layer, whichever layers --layers shows.
   patches = attention_lib.segments(_attention(subject).maps[-1], mass)
   heads = patches.shape[1]
-  images = _images(subject, heads + 1)
-  rows = [
-    [
-      sheet.Tile(image),
-      *(
-        sheet.Tile(tiles.cover(image, ~x, _VEIL), f'{x.sum()} of {x.size}')
-        for x in by_head
-      ),
+  rows = []
+  images = sheets.image_tiles(subject, heads + 1)
+  for image, by_head in zip(images, patches, strict=True):
+    covered = [
+      sheet.Tile(tiles.cover(image, ~x, _VEIL), f'{x.sum()} of {x.size}')
+      for x in by_head
     ]
-    for image, by_head in zip(images, patches, strict=True)
-  ]
+    rows.append([sheet.Tile(image), *covered])
   drawn = sheet.draw(
-    rows,
-    heads=['image', *(f'head {head}' for head in range(heads))],
-    names=subject.captions,
+    rows, heads=['image', *_head_names(heads)], names=subject.captions
   )
   caption = (
     f'The smallest set of patches that holds {mass:.0%} of the attention of the'
@@ -144,34 +131,45 @@ def rollout(subject: Subject) -> Drawn:
     'The share of each patch in the input of the classifier, by attention'
     ' rollout (arXiv:2005.00928, section 3): the mean attention of the heads'
     ' and the identity in equal parts, for the residual, multiplied through all'
-    ' layers.' + _read(vit)
+    ' layers.' + _pooling_note(vit)
   )
-  drawn = _sheet(subject, values[:, None], ['rollout'], scale)
+  drawn = _beside_images(subject, values[:, None], ['rollout'], scale)
   numbers = {'rollout': shares, **_scale_numbers(scale, vit)}
   return Drawn(caption, [('', drawn)], numbers)
 
 
 def relevance(subject: Subject) -> Drawn:
   """Draws class relevance."""
-  attention_lib.attentive(subject.vit)
-  relevance, classes, captions = _class_relevance(subject)
-  chosen_classes = (
-    'those of --classes' if subject.options.classes else 'the most probable'
-  )
+  vit = subject.vit
+  attention_lib.attentive(vit)
+  names, inputs = subject.names, subject.images.inputs
+  if chosen := subject.options.classes:
+    relevance = np.stack(
+      [attention_lib.class_relevance(vit, inputs, i) for i in chosen], axis=1
+    )
+    classes = [names[i] for i in chosen]
+    captions, heads = classes * len(inputs), classes
+  else:
+    best = subject.probabilities.argmax(axis=1)
+    relevance = attention_lib.class_relevance(vit, inputs, best.tolist())[
+      :, None
+    ]
+    classes = captions = [names[i] for i in best]
+    heads = ['relevance']
   mean = relevance.mean(axis=(-2, -1), keepdims=True)
   values = np.divide(
     relevance, mean, out=np.zeros_like(relevance), where=mean > 0
   )
   scale = _scale(values, 'relevance / mean of the map (1 = all patches alike)')
   caption = (
-    f'The relevance of each patch for a class, here {chosen_classes}: attention'
+    'The relevance of each patch for a class, here'
+    f' {"those of --classes" if chosen else "the most probable"}: attention'
     " weighted by the positive part of the gradient of the class's logit, mean"
     ' over the heads, followed through all layers to the tokens that the'
     ' classifier'
-    ' reads (arXiv:2103.15679, equations 5 and 6).' + _read(subject.vit)
+    ' reads (arXiv:2103.15679, equations 5 and 6).' + _pooling_note(vit)
   )
-  heads = classes if subject.options.classes else ['relevance']
-  drawn = _sheet(subject, values, heads, scale, captions)
+  drawn = _beside_images(subject, values, heads, scale, captions)
   numbers = {
     'classes': classes,
     'relevance': relevance,
@@ -180,61 +178,78 @@ def relevance(subject: Subject) -> Drawn:
   return Drawn(caption, [('', drawn)], numbers)
 
 
-def _class_relevance(
+def _pooling_note(vit: weights.Loaded) -> str:
+  if not isinstance(attention_lib.attentive(vit).pool, pooling.Map):
+    return ''
+  return (
+    ' The attention pooling of the head is replaced by the mean of all patches.'
+  )
+
+
+def _beside_images(
   subject: Subject,
-) -> tuple[np.ndarray, list[str], list[str]]:
-  """Returns maps [B, K, h, w], names of the classes, and B x K captions."""
-  vit, names, inputs = subject.vit, subject.names, subject.images.inputs
-  if chosen := subject.options.classes:
-    relevance = [gradients.class_relevance(vit, inputs, i) for i in chosen]
-    classes = [names[i] for i in chosen]
-    return np.stack(relevance, axis=1), classes, classes * len(inputs)
-  best = subject.probabilities.argmax(axis=1)
-  captions = [names[i] for i in best]
-  maps_of = gradients.class_relevance(vit, inputs, best.tolist())
-  return maps_of[:, None], captions, captions
+  values: np.ndarray,
+  heads: list[str],
+  scale: sheet.Scale,
+  captions: list[str] | None = None,
+) -> np.ndarray:
+  """Returns a sheet with each image beside its K maps, of values [B, K, h, w].
+
+  captions: Texts below the B x K maps, in this order.
+  """
+  columns = sheets.whole_groups(len(heads) + 1, _COLUMNS)
+  images = sheets.image_tiles(subject, max(columns, 6))
+  below = iter(captions or ())
+  rows = [
+    [
+      tile._replace(caption=next(below, ''))
+      for tile in sheets.colored(row, images, scale)
+    ]
+    for row in values
+  ]
+  return sheets.groups(subject, images, rows, heads, columns, scale)
 
 
 def query(subject: Subject) -> Drawn:
   """Draws the attention of a chosen patch."""
-  layers, patch = subject.options.layers, subject.options.query
-  vit = subject.vit
-  values = _attention(subject).query[list(layers)] * features.num_tokens(vit)
-  scale = _scale(values, _UNIFORM)
+  vit, options = subject.vit, subject.options
+  values = _attention(subject).query * features.num_tokens(vit)
+  scale = _scale(values[list(options.layers)], _UNIFORM)
+  patch = options.query
   caption = (
     f'Attention of the patch in row {patch[0]}, column {patch[1]}, to all'
     ' patches in each layer, mean over the heads. The patch is framed; choose'
     ' another with --query=ROW,COLUMN. Rows, columns and layers are counted'
     ' from 0.'
   )
-  images = _images(subject, len(layers) + 1)
-  grid = features.patch_grid(vit)
-  rows = [
-    [
-      sheet.Tile(tiles.mark(tile.image, patch, grid))
-      for tile in (sheet.Tile(image), *_tiles(values[:, i], images, scale))
-    ]
-    for i, image in enumerate(images)
-  ]
-  drawn = sheet.draw(
-    rows,
-    heads=['image', *(f'layer {layer}' for layer in layers)],
-    names=subject.captions,
-    scale=scale,
-  )
+  drawn = sheets.layer_rows(subject, values, scale, patch, marks_maps=True)
   numbers = {'patch': patch, **_scale_numbers(scale, vit)}
   return Drawn(caption, [('', drawn)], numbers)
 
 
 def distance(subject: Subject) -> Drawn:
   """Draws attention distance and entropy, by layer and head."""
-  attention = _attention(subject)
-  levels = _uniform_levels(subject.vit)
+  attention, vit = _attention(subject), subject.vit
+  tokens = features.num_tokens(vit)
+  uniform = jnp.full((1, 1, 1, tokens, tokens), 1 / tokens)
+  uniform_distance = attention_lib.mean_distance(
+    uniform,
+    features.patch_grid(vit),
+    attention_lib.patch_size(vit),
+    features.prefix_length(vit),
+  )
+  uniform_entropy = attention_lib.entropy(uniform)
   panels = [
-    charts.Panel(values, label, charts.Level(level, 'uniform attention'))
+    charts.Panel(
+      values, label, charts.Level(float(level[0, 0]), 'uniform attention')
+    )
     for values, label, level in (
-      (attention.distance, 'mean attention distance (pixels)', levels[0]),
-      (attention.entropy, 'attention entropy (nats)', levels[1]),
+      (
+        attention.distance,
+        'mean attention distance (pixels)',
+        uniform_distance,
+      ),
+      (attention.entropy, 'attention entropy (nats)', uniform_entropy),
     )
   ]
   caption = (
@@ -251,79 +266,3 @@ def distance(subject: Subject) -> Drawn:
     'entropy_nats': attention.entropy,
   }
   return Drawn(caption, [('', charts.heads_by_depth(panels))], numbers)
-
-
-def _uniform_levels(vit: weights.Loaded) -> tuple[float, float]:
-  """Returns distance and entropy of uniform attention, in pixels and nats."""
-  tokens = features.num_tokens(vit)
-  uniform = jnp.full((1, 1, 1, tokens, tokens), 1 / tokens)
-  distance_of = attention_lib.mean_distance(
-    uniform,
-    features.patch_grid(vit),
-    attention_lib.patch_size(vit),
-    features.prefix_length(vit),
-  )
-  return float(distance_of[0, 0]), float(attention_lib.entropy(uniform)[0, 0])
-
-
-def _attention(subject: Subject) -> captured_lib.Attention:
-  """Returns the captured attention.
-
-  Raises:
-    UserError: The model has no attention.
-  """
-  attention_lib.attentive(subject.vit)
-  attention = subject.captured.attention
-  assert attention is not None
-  return attention
-
-
-def _query_token(vit: weights.Loaded) -> str:
-  """Returns words for the token whose attention the maps show."""
-  if 'class_token' in attention_lib.attentive(vit).prefix:
-    return 'the class token'
-  return 'the mean patch (there is no class token)'
-
-
-def _read(vit: weights.Loaded) -> str:
-  """Returns a note for a head with attention pooling."""
-  if not isinstance(attention_lib.attentive(vit).pool, pooling.Map):
-    return ''
-  return (
-    ' The attention pooling of the head is replaced by the mean of all patches.'
-  )
-
-
-def _sheet(
-  subject: Subject,
-  values: np.ndarray,
-  heads: Sequence[str],
-  scale: sheet.Scale,
-  captions: Sequence[str] = (),
-) -> np.ndarray:
-  """Returns a sheet with each image beside its maps.
-
-  Args:
-    subject: The model and the images.
-    values: K maps for each image, [B, K, h, w].
-    heads: Names of the K maps.
-    scale: Scale of all maps.
-    captions: Texts below the B x K maps, in this order.
-  """
-  size = values.shape[1] + 1
-  columns = max(1, _COLUMNS // size) * size
-  images = _images(subject, max(columns, 6))
-  below = iter(captions)
-  groups = [
-    [
-      sheet.Tile(image, caption),
-      *(
-        x._replace(caption=next(below, '')) for x in _tiles(row, images, scale)
-      ),
-    ]
-    for image, row, caption in zip(
-      images, values, subject.captions, strict=True
-    )
-  ]
-  rows = tiles.grouped(groups, columns)
-  return sheet.draw(rows, heads=['image', *heads], group=size, scale=scale)

@@ -1,10 +1,13 @@
-"""Labelled examples, and the predictions of a model for them."""
+"""The images of a report, and labelled examples with their predictions."""
 
+import collections
 from collections.abc import Callable
+from collections.abc import Sequence
 import contextlib
 import dataclasses
 import functools
 import os
+import pathlib
 from typing import Any
 
 import jax
@@ -13,6 +16,7 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax import weights
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.data import features as data_features
 from vit_jax.data.device import views
@@ -25,36 +29,44 @@ _THUMBNAIL = 96  # pixels of the longer side
 
 
 @dataclasses.dataclass(frozen=True)
+class Images:
+  """Images of a report."""
+
+  names: tuple[str, ...]  # names to show
+  truths: tuple[str, ...]  # names of the labels; '' where unknown
+  inputs: np.ndarray  # input of the model, float32 [B, H, W, C]
+  # The images before preprocessing, for another model: paths, or arrays uint8
+  # [h, w, C].
+  sources: Sequence[Any]
+  available: int  # number of images that these were chosen from
+  naming: str = ''  # a sentence that explains the names; '' for names of files
+  # Their positions among the labelled examples; () for other images.
+  rows: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Examples:
-  """The first N examples of a split.
+  """The first N examples of a split."""
 
-  Attributes:
-    source_name: Names of the dataset and the split.
-    total: Number of examples in the split.
-    classes: Names of the classes in the data.
-    image: uint8 [N, h, w, C], in the stored size if all images have one size,
-      else in the input size of the model.
-    names: Paths of the files below the folder that has them all; numbers where
-      there are no files.
-    labels: Positions in `classes`, int32 [N]; None: they have no label.
-    maps: The class of each pixel, [N, h, w], of the size of `image`; None: they
-      have none.
-    features: Features of the examples, by name.
-    index: Positions in the unsliced split, int32 [N].
-    config: Config that the examples are read and prepared with.
-    image_shape: (h, w) if the images are resized on the device, else None.
-  """
-
-  source_name: str
-  total: int
-  classes: tuple[str, ...]
+  source_name: str  # names of the dataset and the split
+  total: int  # number of examples in the split
+  classes: tuple[str, ...]  # names of the classes in the data
+  # uint8 [N, h, w, C], in the stored size if all images have one size, else in
+  # the input size of the model.
   image: np.ndarray
+  # Paths of the files below the folder that has them all; numbers where there
+  # are no files.
   names: tuple[str, ...]
+  # Positions in `classes`, int32 [N]; None: they have no label.
   labels: np.ndarray | None
+  # The class of each pixel, [N, h, w], of the size of `image`; None: they have
+  # none.
   maps: np.ndarray | None
-  features: data_features.Features
-  index: np.ndarray
+  features: data_features.Features  # features of the examples, by name
+  index: np.ndarray  # positions in the unsliced split, int32 [N]
+  # Config that the examples are read and prepared with.
   config: ml_collections.ConfigDict
+  # (h, w) if the images are resized on the device, else None.
   image_shape: tuple[int, int] | None
 
   def __len__(self) -> int:
@@ -62,11 +74,7 @@ class Examples:
 
   @property
   def label(self) -> np.ndarray:
-    """Positions in `classes`, int32 [N].
-
-    Raises:
-      UserError: The examples have no label.
-    """
+    """Positions in `classes`, int32 [N]."""
     if self.labels is None:
       raise UserError('needs a label for each image, and these have maps')
     return self.labels
@@ -75,6 +83,14 @@ class Examples:
   def numbered(self) -> bool:
     """Whether the names are numbers, because there are no files."""
     return self.names == _numbers(self.index)
+
+  @property
+  def described(self) -> str:
+    """Words for the examples, as 'the 359 examples of digits, test'."""
+    count = len(self)
+    if count == self.total:
+      return f'the {counted(count, "example")} of {self.source_name}'
+    return f'the first {count} of {self.total} examples of {self.source_name}'
 
   def inputs(self, rows: Any) -> np.ndarray:
     """Returns the model's input for some examples, float32 [b, H, W, C]."""
@@ -87,18 +103,10 @@ class Examples:
   def predictions(
     self, vit: weights.Loaded, same_order: bool
   ) -> tuple[evaluation_predictions.Predictions, tuple[str, ...]]:
-    """Applies a model to all examples.
+    """Returns a model's predictions for all examples, and its class names.
 
-    Args:
-      vit: The model.
-      same_order: Whether the classes of the model and of the data have the same
-        order, whatever their names.
-
-    Returns:
-      The predictions, and the names of the model's classes.
-
-    Raises:
-      UserError: The model has no head, or other classes.
+    same_order: Whether the classes of the model and of the data have the same
+    order, whatever their names.
     """
     size = self.config.train.batch_size
     head = evaluation_predictions.Head.from_loaded(vit, _TOP)
@@ -130,11 +138,11 @@ class Examples:
     """Returns small images, uint8 [N, h, w, 3]."""
     scale = _THUMBNAIL / max(preprocess.image_size)
     h, w = (max(1, round(n * scale)) for n in preprocess.image_size)
-    result = np.empty((len(self), h, w, 3), np.uint8)
+    images: list[np.ndarray] = []
     for rows in self._parts():
       pixels = tiles.pixels(preprocess, self.inputs(rows))
-      result[rows] = tiles.fit_all(pixels, (h, w))
-    return result
+      images += tiles.fit_all(pixels, (h, w))
+    return np.stack(images)
 
   def embeddings(self, vit: weights.Loaded) -> np.ndarray:
     """Returns the input of the head, float32 [N, D']."""
@@ -152,16 +160,10 @@ class Examples:
 def load(
   source: data.Source, config: ml_collections.ConfigDict, most: int
 ) -> Examples:
-  """Reads examples.
+  """Reads at most `most` examples of a split, from the first on.
 
-  Args:
-    source: The split.
-    config: Config that it was opened with; `train.batch_size` examples are read
-      at a time.
-    most: Largest number of examples to read, from the first on.
-
-  Raises:
-    UserError: An example cannot be read.
+  config: That it was opened with; `train.batch_size` examples are read at a
+  time.
   """
   size = config.train.batch_size
   parts: list[data.Batch] = []
@@ -177,30 +179,97 @@ def load(
     for key in ('image', 'label', 'map', 'index')
     if key in parts[0]
   }
+  index = columns['index']
+  names = _numbers(index)
+  paths = [x for i in range(len(index)) if (x := source.file(i))]
+  if len(paths) == len(index):
+    folder = os.path.commonpath([os.path.dirname(x) for x in paths])
+    names = tuple(os.path.relpath(x, folder) for x in paths)
   return Examples(
     source_name=f'{config.data.name}, {config.data.split}',
     total=len(source),
     classes=source.classes,
     config=config,
     image_shape=source.image_shape,
-    names=_names(source, columns['index']),
+    names=names,
     image=columns['image'],
     labels=columns.get('label'),
     maps=columns.get('map'),
     features=source.features,
-    index=columns['index'],
+    index=index,
   )
-
-
-def _names(source: data.Source, index: np.ndarray) -> tuple[str, ...]:
-  """Returns names of the first examples of a source."""
-  files = [source.file(i) for i in range(len(index))]
-  readable = [x for x in files if x]
-  if len(readable) < len(files):
-    return _numbers(index)
-  folder = os.path.commonpath([os.path.dirname(x) for x in readable])
-  return tuple(os.path.relpath(x, folder) for x in readable)
 
 
 def _numbers(index: np.ndarray) -> tuple[str, ...]:
   return tuple(f'example {number}' for number in index.tolist())
+
+
+def read_images(
+  vit: weights.Loaded,
+  paths: Sequence[str],
+  most: int,
+  report: Callable[[UserError], object],
+) -> Images:
+  """Reads image files for a model; evenly spread ones if there are too many.
+
+  paths: Those given twice are read once. report: Called with the error of each
+  image that cannot be read.
+  """
+  paths = list(dict.fromkeys(paths))
+  chosen, inputs = [], []
+  for i in tiles.spread(len(paths), most):
+    try:
+      inputs.append(vit.preprocess(paths[i]))
+    except UserError as e:
+      report(e)
+      continue
+    chosen.append(paths[i])
+  if not chosen:
+    raise UserError('none of the images can be read')
+  return Images(
+    names=_file_names(chosen),
+    truths=('',) * len(chosen),
+    inputs=np.concatenate(inputs),
+    sources=chosen,
+    available=len(paths),
+  )
+
+
+def _file_names(paths: Sequence[str]) -> tuple[str, ...]:
+  """Returns names of files, with parent folders where names are not unique."""
+  parts = [pathlib.PurePath(path).parts for path in paths]
+  names: dict[int, str] = {}
+  for length in range(1, max(map(len, parts)) + 1):
+    ends = [part[-length:] for part in parts]
+    counts = collections.Counter(ends)
+    for i, end in enumerate(ends):
+      if i not in names and (counts[end] == 1 or len(parts[i]) == length):
+        names[i] = printable(os.path.join(*end))
+  return tuple(names[i] for i in range(len(paths)))
+
+
+def printable(name: str) -> str:
+  """Returns a file name as one line of text, whatever bytes it has."""
+  text = name.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')
+  return ''.join(
+    c if c.isprintable() else '\N{REPLACEMENT CHARACTER}' for c in text
+  )
+
+
+def choose(examples: Examples, most: int) -> Images:
+  """Returns at most `most` of the examples, evenly spread."""
+  rows = np.asarray(tiles.spread(len(examples), most))
+  truths, naming = ('',) * len(rows), ''
+  if examples.labels is not None:
+    truths = tuple(examples.classes[i] for i in examples.labels[rows])
+  if examples.numbered:
+    naming = 'Numbers of examples count the whole split from 0.'
+  return Images(
+    names=tuple(printable(examples.names[i]) for i in rows),
+    truths=truths,
+    inputs=examples.inputs(rows),
+    sources=list(examples.image[rows]),
+    available=len(examples),
+    naming=naming,
+    rows=tuple(rows.tolist()),
+  )

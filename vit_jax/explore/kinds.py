@@ -21,77 +21,67 @@ from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import token_pictures
 from vit_jax.plots import canvas
 
+# Draws the pictures of a kind, or raises a UserError that says why it cannot.
+Draw = Callable[[subject_lib.Subject], subject_lib.Drawn]
 
-class Kind(NamedTuple):
-  """A kind of pictures.
-
-  Attributes:
-    title: Heading on the page.
-    draw: Draws the pictures, or raises a UserError that says why it cannot.
-  """
-
-  title: str
-  draw: Callable[[subject_lib.Subject], subject_lib.Drawn]
-
-
-# By the names for --only, in the order of the page: first where the model is
-# wrong, then what it attends to, then its parameters and its layers.
-KINDS: Mapping[str, Kind] = {
-  'mistakes': Kind('Most confident mistakes', prediction_pictures.mistakes),
-  'confusion': Kind('Confusion matrix', prediction_pictures.confusion),
-  'errors': Kind('Maps with the lowest overlap', segment_pictures.errors),
-  'overlays': Kind('Classes of pixels', segment_pictures.overlays),
-  'predictions': Kind('Predictions', prediction_pictures.predictions),
-  'reliability': Kind('Reliability', prediction_pictures.reliability),
-  'embedding': Kind('Map of embeddings', prediction_pictures.embedding),
-  'neighbors': Kind('Nearest neighbours', token_pictures.neighbors),
-  'objective': Kind(
-    'What the training method makes of images', objective_pictures.objective
+# Headings on the page and functions by the names for --only, in the order of
+# the page: first where the model is wrong, then what it attends to, then its
+# parameters and its layers.
+KINDS: Mapping[str, tuple[str, Draw]] = {
+  'mistakes': ('Most confident mistakes', prediction_pictures.mistakes),
+  'confusion': ('Confusion matrix', prediction_pictures.confusion),
+  'errors': ('Maps with the lowest overlap', segment_pictures.errors),
+  'overlays': ('Classes of pixels', segment_pictures.overlays),
+  'predictions': ('Predictions', prediction_pictures.predictions),
+  'reliability': ('Reliability', prediction_pictures.reliability),
+  'embedding': ('Map of embeddings', prediction_pictures.embedding),
+  'neighbors': ('Nearest neighbours', token_pictures.neighbors),
+  'objective': (
+    'What the training method makes of images',
+    objective_pictures.objective,
   ),
-  'samples': Kind('Images that the model draws', objective_pictures.samples),
-  'completions': Kind(
-    'Lower halves that the model draws', objective_pictures.completions
+  'samples': ('Images that the model draws', objective_pictures.samples),
+  'completions': (
+    'Lower halves that the model draws',
+    objective_pictures.completions,
   ),
-  'attention': Kind('Attention maps', attention_pictures.maps),
-  'segments': Kind(
-    'Most of the attention of the class token', attention_pictures.segments
+  'attention': ('Attention maps', attention_pictures.maps),
+  'segments': (
+    'Most of the attention of the class token',
+    attention_pictures.segments,
   ),
-  'rollout': Kind('Attention rollout', attention_pictures.rollout),
-  'relevance': Kind('Class relevance', attention_pictures.relevance),
-  'query': Kind('Attention of a chosen patch', attention_pictures.query),
-  'patches': Kind('An image as a sequence of patches', model_pictures.patches),
-  'filters': Kind('Filters of the patch embedding', model_pictures.filters),
-  'stem': Kind('First filters of the stem', model_pictures.stem),
-  'positions': Kind(
-    'Similarity of position embeddings', model_pictures.positions_grid
+  'rollout': ('Attention rollout', attention_pictures.rollout),
+  'relevance': ('Class relevance', attention_pictures.relevance),
+  'query': ('Attention of a chosen patch', attention_pictures.query),
+  'patches': ('An image as a sequence of patches', model_pictures.patches),
+  'filters': ('Filters of the patch embedding', model_pictures.filters),
+  'stem': ('First filters of the stem', model_pictures.stem),
+  'positions': (
+    'Similarity of position embeddings',
+    model_pictures.positions_grid,
   ),
-  'distance': Kind(
-    'Attention distance and entropy', attention_pictures.distance
+  'distance': ('Attention distance and entropy', attention_pictures.distance),
+  'norms': ('Norms of tokens', token_pictures.norms),
+  'similarity': ('Similarity to a chosen patch', token_pictures.similarity),
+  'pca': ('Principal components of tokens', token_pictures.pca),
+  'foreground': (
+    'Principal components of the foreground',
+    token_pictures.foreground,
   ),
-  'norms': Kind('Norms of tokens', token_pictures.norms),
-  'similarity': Kind('Similarity to a chosen patch', token_pictures.similarity),
-  'pca': Kind('Principal components of tokens', token_pictures.pca),
-  'foreground': Kind(
-    'Principal components of the foreground', token_pictures.foreground
-  ),
-  'cka': Kind('Similarity of layers', token_pictures.cka),
-  'decodability': Kind(
-    'Linear classification of each layer', token_pictures.decodability
+  'cka': ('Similarity of layers', token_pictures.cka),
+  'decodability': (
+    'Linear classification of each layer',
+    token_pictures.decodability,
   ),
 }
 
 
 class Contents(NamedTuple):
-  """Contents of a report.
+  """Contents of a report."""
 
-  Attributes:
-    sections: Sections of the page.
-    missing: Kinds without a picture, and why.
-    numbers: Numbers behind the pictures, by the name of the kind.
-  """
-
-  sections: list[report.Section]
-  missing: list[report.Missing]
+  sections: list[report.Section]  # sections of the page
+  missing: list[report.Missing]  # kinds without a picture, and why
+  # Numbers behind the pictures, by the name of the kind.
   numbers: dict[str, Any]
 
 
@@ -103,46 +93,33 @@ def draw(
 ) -> Contents:
   """Draws pictures, and writes them as PNG and SVG.
 
-  Args:
-    subject: The model and the images.
-    names: Names of the kinds.
-    folder: Where the files go: `KIND.png`, or `KIND-1.png` and so on.
-    progress: Called with the name of each kind that can be drawn, before it is.
-
-  Raises:
-    UserError: A file cannot be written.
+  names: Of kinds. folder: Where the files go: `KIND.png`, or `KIND-1.png` and
+  so on. progress: Called with the name of each kind that can be drawn, before
+  it is.
   """
   contents = Contents([], [], {})
   with canvas.style():
     for name in names:
-      kind = KINDS[name]
+      title, draw_kind = KINDS[name]
       try:
-        drawn = kind.draw(subject)
+        drawn = draw_kind(subject)
       except UserError as e:
-        contents.missing.append(report.Missing(name, kind.title, str(e)))
+        contents.missing.append(report.Missing(name, title, str(e)))
         continue
       progress(name)
-      pictures = _save_all(list(drawn.figures), folder, name)
+      figures, pictures = list(drawn.figures), []
+      for i, (label, figure) in enumerate(figures, 1):
+        number = f'-{i:0{len(str(len(figures)))}}' if len(figures) > 1 else ''
+        path = folder / f'{name}{number}'
+        size = canvas.save(figure, path)
+        file = path.with_name(f'{path.name}.png')
+        pictures.append(report.Picture(file, label, size))
       contents.sections.append(
-        report.Section(name, kind.title, drawn.caption, pictures)
+        report.Section(name, title, drawn.caption, tuple(pictures))
       )
       if drawn.numbers:
         contents.numbers[name] = plain(drawn.numbers)
   return contents
-
-
-def _save_all(
-  figures: Sequence[tuple[str, Any]], folder: pathlib.Path, name: str
-) -> tuple[report.Picture, ...]:
-  """Writes the figures of one kind; numbers the files if there are several."""
-  pictures = []
-  for i, (label, figure) in enumerate(figures, 1):
-    number = f'-{i:0{len(str(len(figures)))}}' if len(figures) > 1 else ''
-    path = folder / f'{name}{number}'
-    size = canvas.save(figure, path)
-    file = path.with_name(f'{path.name}.png')
-    pictures.append(report.Picture(file, label, size))
-  return tuple(pictures)
 
 
 def plain(value: Any) -> Any:

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import objectives
 from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.data.device.rng import Rng
 from vit_jax.explore import predictions as predictions_lib
+from vit_jax.explore import sheets
 from vit_jax.explore import subject as subject_lib
 from vit_jax.objectives import base
 from vit_jax.objectives import trained
@@ -28,7 +28,6 @@ Subject = subject_lib.Subject
 
 _BATCH = 16  # maximum number of images at a time
 _COLUMNS = 9  # of a sheet with a group of tiles for each image
-_LIMITS = (224, 288)  # pixels of a tile's longer side: its caption needs them
 _SAMPLES = 36  # images that are drawn
 _COMPLETED = 8  # most images that are completed
 _COMPLETIONS = 4  # of each of these
@@ -40,21 +39,51 @@ def objective(subject: Subject) -> Drawn:
   The columns are those of `objectives.Objective.pictures`, with a group of
   tiles for each image.
   """
-  objective, params = _objective(subject)
-  columns = _columns(subject, objective, params)
-  grid = features.patch_grid(subject.vit)
-  size = subject.vit.preprocess.image_size
-  columns_wide = max(1, _COLUMNS // len(columns)) * len(columns)
-  shape = tiles.tile_shape(size, grid, columns_wide, limits=_LIMITS)
-  column_tiles = [_tiles(subject, column, grid, shape) for column in columns]
+  vit = subject.vit
+  objective, params = trained.restored(vit)
+  config = objective.config
+  if not objective.pictures_caption:
+    raise UserError(
+      f'the objective of the run, {config.objective.name}, has no'
+      ' pictures of its own'
+    )
+  trained_config = vit.trained_with
+  assert trained_config is not None
+  params, extra = jax.tree.map(
+    jnp.asarray,
+    (params, restoring.restore_extra(vit.origin.path, vit.origin.task)),
+  )
+  key = state_lib.step_key(trained_config.seed, vit.origin.step or 0)
+  draw = jax.jit(objective.pictures)
+  inputs = subject.images.inputs
+  # A method may draw something for the whole batch at once.
+  positions = np.arange(len(inputs), dtype=np.int32)
+  columns: list[base.Column] = batched.in_batches(
+    lambda images, rows: draw(params, extra, images, Rng(key, rows)),
+    [inputs, positions % trained_config.train.batch_size],
+    _BATCH,
+  )
+  for column in columns:
+    predictions_lib.check_finite(np.asarray(column.images))
+  grid = features.patch_grid(vit)
+  most = sheets.whole_groups(len(columns), _COLUMNS)
+  shape = tiles.tile_shape(
+    vit.preprocess.image_size, grid, most, limits=sheets.LIMITS
+  )
+  column_tiles = []
+  for column in columns:
+    pixels = tiles.pixels(vit.preprocess, np.asarray(column.images))
+    images = tiles.fit_all(pixels, shape)
+    if column.hidden is not None:
+      hidden = np.asarray(column.hidden).reshape(-1, *grid)
+      images = [tiles.cover(*pair) for pair in zip(images, hidden, strict=True)]
+    column_tiles.append(images)
   groups = [
-    [sheet.Tile(tile) for tile in group]
-    for group in zip(*column_tiles, strict=True)
+    [*map(sheet.Tile, group[:-1]), sheet.Tile(group[-1], text)]
+    for *group, text in zip(*column_tiles, subject.captions, strict=True)
   ]
-  for group, text in zip(groups, subject.captions, strict=True):
-    group[-1] = group[-1]._replace(caption=text)
   drawn = sheet.draw(
-    tiles.grouped(groups, columns_wide),
+    tiles.grouped(groups, most),
     heads=[column.name for column in columns],
     group=len(columns),
   )
@@ -62,67 +91,9 @@ def objective(subject: Subject) -> Drawn:
   if any(column.hidden is not None for column in columns):
     caption += (
       ' Masks are those of the step of training that follows this checkpoint,'
-      f' number {subject.vit.origin.step}, whose images are others.'
+      f' number {vit.origin.step}, whose images are others.'
     )
   return Drawn(caption, [('', drawn)])
-
-
-def _objective(
-  subject: Subject,
-) -> tuple[objectives.Objective, objectives.Params]:
-  """Returns the objective of the run, and its parameters.
-
-  Raises:
-    UserError: The model is not that of a run, or its method has no pictures.
-  """
-  objective, params = trained.restored(subject.vit)
-  if not objective.pictures_caption:
-    raise UserError(
-      f'the objective of the run, {objective.config.objective.name}, has no'
-      ' pictures of its own'
-    )
-  return objective, params
-
-
-def _columns(
-  subject: Subject, objective: objectives.Objective, params: objectives.Params
-) -> list[base.Column]:
-  """Returns what the objective shows of all images."""
-  vit = subject.vit
-  config = vit.trained_with
-  assert config is not None
-  params, extra = jax.tree.map(
-    jnp.asarray,
-    (params, restoring.restore_extra(vit.origin.path, vit.origin.task)),
-  )
-  key = state_lib.step_key(config.seed, vit.origin.step or 0)
-  draw = jax.jit(objective.pictures)
-  inputs = subject.images.inputs
-  # A method may draw something for the whole batch at once.
-  rows = np.arange(len(inputs), dtype=np.int32) % config.train.batch_size
-  columns: list[base.Column] = batched.in_batches(
-    lambda images, rows: draw(params, extra, images, Rng(key, rows)),
-    [inputs, rows],
-    _BATCH,
-  )
-  for column in columns:
-    predictions_lib.check_finite(np.asarray(column.images))
-  return columns
-
-
-def _tiles(
-  subject: Subject,
-  column: base.Column,
-  grid: tuple[int, int],
-  shape: tuple[int, int],
-) -> list[np.ndarray]:
-  """Returns the tiles of a column, uint8 [*shape, 3] each."""
-  pixels = tiles.pixels(subject.vit.preprocess, np.asarray(column.images))
-  images = tiles.fit_all(pixels, shape)
-  if column.hidden is None:
-    return images
-  hidden = np.asarray(column.hidden).reshape(-1, *grid)
-  return [tiles.cover(*pair) for pair in zip(images, hidden, strict=True)]
 
 
 def samples(subject: Subject) -> Drawn:
@@ -170,5 +141,5 @@ def completions(subject: Subject) -> Drawn:
 def _fitted(subject: Subject, images: np.ndarray) -> list[np.ndarray]:
   """Returns tiles of images float32 [B, H, W, C], as the model takes them."""
   size = subject.vit.preprocess.image_size
-  shape = tiles.tile_shape(size, size, _COLUMNS, limits=_LIMITS)
+  shape = tiles.tile_shape(size, size, _COLUMNS, limits=sheets.LIMITS)
   return tiles.fit_all(tiles.pixels(subject.vit.preprocess, images), shape)

@@ -32,7 +32,6 @@ Prints the path of the report, and the progress on stderr. Needs matplotlib and
 jinja2: pip install 'vit_jax[explore]'.
 """
 
-from collections.abc import Sequence
 import os
 import pathlib
 import re
@@ -45,13 +44,11 @@ from absl import logging
 from vit_jax import cli
 from vit_jax.cli import data_flags
 from vit_jax.cli import image_files
+from vit_jax.config import explained
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
   from vit_jax import weights
-  from vit_jax.explore import examples as examples_lib
-  from vit_jax.explore import kinds as kinds_lib
-  from vit_jax.explore import report as report_lib
   from vit_jax.explore import subject as subject_lib
 
 USAGE = 'explore --from=PATH (--data=NAME | --images=PATH)'
@@ -142,81 +139,55 @@ def main(argv: list[str]) -> int:
   requested = [*_IMAGES.value, *argv[1:]]
   paths = image_files.find(requested) if requested else []
   vit = cli.load(FLAGS)
-  from vit_jax.explore import kinds  # after the flags: imports jax
-  from vit_jax.explore import report_folder
+  from vit_jax.explore import kinds  # after the flags: these import jax
+  from vit_jax.explore import report
+  from vit_jax.runs import safe_io
 
-  names = _chosen_kinds(list(kinds.KINDS))
+  for name in _ONLY.value:
+    if name not in kinds.KINDS:
+      raise UserError(
+        f'--only: there is no picture {name!r}: choose from'
+        f' {", ".join(kinds.KINDS)}'
+      )
+  names = [x for x in kinds.KINDS if x in (_ONLY.value or kinds.KINDS)]
   failed: list[UserError] = []
   subject = _subject(vit, paths, failed)
-  with report_folder.replacing(out) as new:
+  with report.replacing(out) as new:
     contents = kinds.draw(
       subject, names, new, lambda name: logging.info('drawing %s', name)
     )
-    _write(subject, contents, new, failed)
-  if contents.missing:
-    lines = _missing_lines(contents.missing)
-    logging.info('not in the report:\n%s', '\n'.join(f'  {x}' for x in lines))
+    names_by_reason: dict[str, list[str]] = {}
+    for kind in contents.missing:
+      names_by_reason.setdefault(kind.reason, []).append(kind.name)
+    missing = [f'{", ".join(x)}: {y}' for y, x in names_by_reason.items()]
+    if not contents.sections:
+      raise UserError(f'there is nothing to draw: {"; ".join(missing)}')
+    numbers = {
+      report.FILES: sorted(os.listdir(new)),
+      **contents.numbers,
+      'checkpoint': vit.origin.to_dict(),
+    }
+    if subject.second_vit is not None:
+      numbers['other_checkpoint'] = subject.second_vit.origin.to_dict()
+    safe_io.write_json(new / report.NUMBERS, numbers)
+    report.write(
+      new / 'report.html',
+      f'Inside {subject.name}',
+      report.summarize(subject, contents.numbers),
+      _facts(subject, failed),
+      contents.sections,
+      contents.missing,
+    )
+  if missing:
+    lines = '\n'.join(f'  {x}' for x in missing)
+    logging.info('not in the report:\n%s', lines)
   print(out / 'report.html')
   return 1 if failed else 0
-
-
-def _subject(
-  vit: 'weights.Loaded', paths: list[str], failed: list[UserError]
-) -> 'subject_lib.Subject':
-  """Reads images, examples and the other model; adds errors to `failed`."""
-  from vit_jax import weights
-  from vit_jax.explore import subject as subject_lib
-
-  options = _options(vit)
-  examples = _examples(vit)
-  images = _read_images(vit, paths, examples, failed)
-  other_model = None
-  if _OTHER_MODEL.value:
-    other_model = weights.load(_OTHER_MODEL.value)
-    logging.info('loaded %s', other_model.origin)
-  name, other_name = _model_names()
-  return subject_lib.Subject(
-    vit, name, images, examples, options, other_model, other_name
-  )
-
-
-def _write(
-  subject: 'subject_lib.Subject',
-  contents: 'kinds_lib.Contents',
-  folder: pathlib.Path,
-  failed: list[UserError],
-) -> None:
-  """Writes numbers.json and report.html into the folder of the pictures."""
-  from vit_jax.explore import report
-  from vit_jax.explore import report_folder
-  from vit_jax.explore import summaries
-  from vit_jax.runs import safe_io
-
-  if not contents.sections:
-    reasons = '; '.join(_missing_lines(contents.missing))
-    raise UserError(f'there is nothing to draw: {reasons}')
-  numbers = {
-    report_folder.FILES: sorted(os.listdir(folder)),
-    **contents.numbers,
-    'checkpoint': subject.vit.origin.to_dict(),
-  }
-  if subject.second_vit is not None:
-    numbers['other_checkpoint'] = subject.second_vit.origin.to_dict()
-  safe_io.write_json(folder / report_folder.NUMBERS, numbers)
-  report.write(
-    folder / 'report.html',
-    f'Inside {subject.name}',
-    summaries.summarize(subject, contents.numbers),
-    _facts(subject, failed),
-    contents.sections,
-    contents.missing,
-  )
 
 
 def _check_flags() -> pathlib.Path:
   """Checks the flags that need no model; returns the output folder."""
   from vit_jax.explore import report
-  from vit_jax.explore import report_folder
   from vit_jax.plots import canvas
 
   cli.check_from(FLAGS)
@@ -233,30 +204,13 @@ def _check_flags() -> pathlib.Path:
   _query()
   name = _model_name(FLAGS['from'].value)
   out = pathlib.Path(_OUT.value or f'runs/explore-{name}')
-  report_folder.check(out)
+  report.check_folder(out)
   return out
-
-
-def _model_names() -> tuple[str, str]:
-  """Returns short names of both models, or their paths if those are equal."""
-  paths = FLAGS['from'].value or '', _OTHER_MODEL.value or ''
-  names = _model_name(paths[0]), _model_name(paths[1])
-  return paths if names[0] == names[1] else names
 
 
 def _model_name(path: Any) -> str:
   """Returns the last part of a path, `digits` of 'runs/digits'."""
   return os.path.basename(os.path.abspath(path)) or 'model'
-
-
-def _chosen_kinds(kinds: list[str]) -> list[str]:
-  """Returns the kinds of --only, in the order of the page."""
-  for name in _ONLY.value:
-    if name not in kinds:
-      raise UserError(
-        f'--only: there is no picture {name!r}: choose from {", ".join(kinds)}'
-      )
-  return [name for name in kinds if name in (_ONLY.value or kinds)]
 
 
 def _query() -> tuple[int, int] | None:
@@ -270,8 +224,41 @@ def _query() -> tuple[int, int] | None:
   return int(match[1]), int(match[2])
 
 
+def _subject(
+  vit: 'weights.Loaded', paths: list[str], failed: list[UserError]
+) -> 'subject_lib.Subject':
+  """Reads images, examples and the other model; adds errors to `failed`."""
+  from vit_jax import weights
+  from vit_jax.explore import examples as examples_lib
+  from vit_jax.explore import subject as subject_lib
+
+  options = _options(vit)
+  examples = images = other_model = None
+  if FLAGS['data'].value:
+    config = data_flags.make_config(FLAGS, vit)
+    source = data_flags.open_split(FLAGS, config)
+    with data_flags.explained():
+      examples = examples_lib.load(source, config, _MAX_EXAMPLES.value)
+  if paths:
+    report = image_files.reporter(failed)
+    images = examples_lib.read_images(vit, paths, _MAX_IMAGES.value, report)
+  elif examples is not None:
+    images = examples_lib.choose(examples, _MAX_IMAGES.value)
+  if _OTHER_MODEL.value:
+    other_model = weights.load(_OTHER_MODEL.value)
+    logging.info('loaded %s', other_model.origin)
+  models = FLAGS['from'].value or '', _OTHER_MODEL.value or ''
+  name, other_name = map(_model_name, models)
+  if name == other_name:
+    name, other_name = models
+  return subject_lib.Subject(
+    vit, name, images, examples, options, other_model, other_name
+  )
+
+
 def _options(vit: 'weights.Loaded') -> 'subject_lib.Options':
   """Returns the options, checked against the model."""
+  from vit_jax import weights
   from vit_jax.explore import subject as subject_lib
   from vit_jax.models import resnet
   from vit_jax.weights import features
@@ -286,34 +273,25 @@ def _options(vit: 'weights.Loaded') -> 'subject_lib.Options':
   if not isinstance(vit.model, resnet.BiT):  # has neither patches nor layers
     h, w = features.patch_grid(vit)
     query = query or (h // 2, w // 2)
-    try:
+    with explained(f'--query={_QUERY.value}'):
       features.patch_index(vit, query)
-    except UserError as e:
-      raise UserError(f'--query={_QUERY.value}: {e}') from None
     layers = _layers(vit)
+  classes = _classes(vit)
+  position_size = None
+  if _POSITION_SIZE.value:
+    size = cli.parse_size(_POSITION_SIZE.value, '--position_size')
+    position_size = (size, size) if isinstance(size, int) else size
+    with explained(f'--position_size={_POSITION_SIZE.value}'):
+      weights.grid(vit.model, position_size)
   return subject_lib.Options(
     query=query or (0, 0),
     layers=layers,
-    classes=_classes(vit),
-    position_size=_position_size(vit),
+    classes=classes,
+    position_size=position_size,
     same_order=_SAME_ORDER.value,
     mass=_MASS.value,
     neighbors=_NEIGHBORS.value,
   )
-
-
-def _position_size(vit: 'weights.Loaded') -> tuple[int, int] | None:
-  from vit_jax import weights
-
-  if not _POSITION_SIZE.value:
-    return None
-  size = cli.parse_size(_POSITION_SIZE.value, '--position_size')
-  pair = (size, size) if isinstance(size, int) else size
-  try:
-    weights.grid(vit.model, pair)
-  except UserError as e:
-    raise UserError(f'--position_size={_POSITION_SIZE.value}: {e}') from None
-  return pair
 
 
 def _layers(vit: 'weights.Loaded') -> tuple[int, ...]:
@@ -325,10 +303,8 @@ def _layers(vit: 'weights.Loaded') -> tuple[int, ...]:
   for text in _LAYERS.value:
     if not re.fullmatch(r'-?\d{1,6}', text):
       raise UserError(f'--layers: {text!r} is no number: write, say, 0,5,-1')
-    try:
+    with explained('--layers'):
       layers.add(features.layer_index(vit, int(text)))
-    except UserError as e:
-      raise UserError(f'--layers: {e}') from None
   return tuple(sorted(layers))
 
 
@@ -350,70 +326,28 @@ def _classes(vit: 'weights.Loaded') -> tuple[int, ...]:
   return tuple(positions)
 
 
-def _examples(vit: 'weights.Loaded') -> 'examples_lib.Examples | None':
-  """Returns the examples of --data, if it is given."""
-  from vit_jax.explore import examples as examples_lib
-
-  if not FLAGS['data'].value:
-    return None
-  config = data_flags.make_config(FLAGS, vit)
-  source = data_flags.open_split(FLAGS, config)
-  with data_flags.explained():
-    return examples_lib.load(source, config, _MAX_EXAMPLES.value)
-
-
-def _read_images(
-  vit: 'weights.Loaded',
-  paths: list[str],
-  examples: 'examples_lib.Examples | None',
-  failed: list[UserError],
-) -> 'subject_lib.Images | None':
-  """Returns the images; adds the errors of unreadable ones to `failed`."""
-  from vit_jax.explore import images
-
-  report = image_files.reporter(failed)
-  if paths:
-    return images.read(vit, paths, _MAX_IMAGES.value, report)
-  if examples is not None:
-    return images.from_examples(examples, _MAX_IMAGES.value)
-  return None
-
-
-def _missing_lines(missing: 'Sequence[report_lib.Missing]') -> list[str]:
-  """Returns why there are no pictures, as 'stem, cka: REASON'."""
-  names: dict[str, list[str]] = {}
-  for kind in missing:
-    names.setdefault(kind.reason, []).append(kind.name)
-  return [f'{", ".join(kinds)}: {reason}' for reason, kinds in names.items()]
-
-
 def _facts(
   subject: 'subject_lib.Subject', failed: list[UserError]
 ) -> dict[str, str]:
   """Returns the table at the top of the report."""
+  vit, other_vit = subject.vit, subject.second_vit
   facts = {
-    'Model': f'{FLAGS["from"].value}: {subject.vit.describe()}',
-    'Checkpoint': str(subject.vit.origin),
+    'Model': f'{FLAGS["from"].value}: {vit.describe()}',
+    'Checkpoint': str(vit.origin),
   }
-  if subject.second_vit is not None:
-    facts['Compared with'] = (
-      f'{_OTHER_MODEL.value}: {subject.second_vit.describe()}'
-    )
-  if subject.chosen_images is not None:
-    count, total = (
-      len(subject.chosen_images.names),
-      subject.chosen_images.available,
-    )
-    height, width = subject.vit.preprocess.image_size
+  if other_vit is not None:
+    facts['Compared with'] = f'{_OTHER_MODEL.value}: {other_vit.describe()}'
+  if (images := subject.chosen_images) is not None:
+    height, width = vit.preprocess.image_size
     facts['Images'] = (
-      f'{count} of {total}, resized to {height} × {width} pixels, as the model'
+      f'{len(images.names)} of {images.available}, resized to {height} ×'
+      f' {width} pixels, as the model'
       ' sees them. Captions have the name, the most probable class with its'
-      f' probability, and the label. {subject.chosen_images.naming}'
+      f' probability, and the label. {images.naming}'
     ).rstrip()
   if failed:
     facts['Unreadable'] = '; '.join(map(str, failed))
-  if subject.labelled is not None:
-    examples = subject.labelled
+  if (examples := subject.labelled) is not None:
     facts['Labelled examples'] = (
       f'{len(examples)} of {examples.total} in {examples.source_name}'
     )

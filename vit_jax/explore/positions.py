@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.evaluation import embedded
@@ -13,6 +12,9 @@ from vit_jax.models import vit as vit_lib
 from vit_jax.models.parts import positions as positions_lib
 
 _EPSILON = 1e-5  # as in resnet.ResNetStem
+# Parts whose positions are added to tokens. Those of a user's own are computed,
+# and are not shown.
+_TABLES = patches_lib.Learned | positions_lib.Factorized | positions_lib.SinCos
 
 
 def position_similarity(
@@ -20,23 +22,16 @@ def position_similarity(
 ) -> np.ndarray:
   """Returns the similarity of the position embeddings of any two patches.
 
-  See the ViT paper (arXiv:2010.11929, figure 7, centre).
+  See the ViT paper (arXiv:2010.11929, figure 7, centre). It is the cosine
+  similarity, float32 [h, w, h, w]; [i, j] is the map for the patch in row i and
+  column j.
 
-  Args:
-    vit: A ViT or hybrid with position embeddings.
-    image_size: Image size in pixels, one number or (height, width), that the
-      embeddings are resized for as by `load`; None: they are not resized.
-
-  Returns:
-    Cosine similarity, float32 [h, w, h, w]; [i, j] is the map for the patch in
-    row i and column j.
-
-  Raises:
-    UserError: The model has no position embeddings, they are not finite, or the
-      size does not fit.
+  image_size: Image size in pixels, one number or (height, width), that the
+  embeddings are resized for as by `load`; None: they are not resized.
   """
   model = vit.model
-  part = _table_part(model)
+  parts = model.positions if isinstance(model, vit_lib.ViT) else ()
+  part = next((x for x in parts if isinstance(x, _TABLES)), None)
   if part is None:
     raise UserError(
       f'this {type(model).__name__} has no position embeddings to compare:'
@@ -53,12 +48,10 @@ def position_similarity(
       for name in (positions_lib.ROWS, positions_lib.COLUMNS)
     )
     grids = jnp.array([[h, w]])
-    table = np.asarray(
-      embedding.factorized_positions(
-        rows, columns, grids, h * w, part.keep_aspect
-      )[0]
+    factorized = embedding.factorized_positions(
+      rows, columns, grids, h * w, part.keep_aspect
     )
-    table = _finite(table, 'positions')
+    table = _finite(np.asarray(factorized[0]), 'positions')
   else:
     vectors = np.asarray(vit.params['position_embedding'], np.float32)
     table = _finite(vectors[0, -h * w :], 'positions')  # patches come last
@@ -66,43 +59,15 @@ def position_similarity(
   return (table @ table.T).reshape(h, w, h, w)
 
 
-def _table_part(
-  model: models.Model,
-) -> (
-  patches_lib.Learned | positions_lib.Factorized | positions_lib.SinCos | None
-):
-  """Returns the part whose positions are added to tokens; None: there is none.
-
-  Positions of a user's own are computed, and are not shown.
-  """
-  parts = model.positions if isinstance(model, vit_lib.ViT) else ()
-  for part in parts:
-    if isinstance(
-      part,
-      patches_lib.Learned | positions_lib.Factorized | positions_lib.SinCos,
-    ):
-      return part
-  return None
-
-
 def embedding_filters(vit: weights.Loaded, count: int = 28) -> np.ndarray:
   """Returns the principal components of the patch embedding's filters.
 
-  See the ViT paper (arXiv:2010.11929, figure 7, left). The filters, one for
-  each of the D channels, are centred. The largest value of each component is
-  positive.
+  See the ViT paper (arXiv:2010.11929, figure 7, left). The filters of a ViT or
+  Mixer, one for each of the D channels, are centred. The largest value of each
+  component is positive.
 
-  Args:
-    vit: A ViT or Mixer; not a hybrid, which embeds features.
-    count: Number of components.
-
-  Returns:
-    float32 [count, p, q, C], each of norm 1, by descending variance; fewer if
-    filters have fewer weights, or there are fewer filters.
-
-  Raises:
-    UserError: The model does not embed patches of pixels, or its filters are
-      not finite.
+  They are float32 [count, p, q, C], each of norm 1, by descending variance;
+  fewer if filters have fewer weights, or there are fewer filters.
   """
   return filter_components(vit, count)[0]
 
@@ -137,14 +102,8 @@ def filter_components(
 def stem_filters(vit: weights.Loaded) -> np.ndarray:
   """Returns the filters of the first convolution, standardised as it uses them.
 
-  Args:
-    vit: A hybrid or BiT.
-
-  Returns:
-    float32 [F, 7, 7, C], each with mean 0 and variance 1.
-
-  Raises:
-    UserError: The model has no such convolution, or the filters are not finite.
+  Those of a hybrid or BiT are float32 [F, 7, 7, C], each with mean 0 and
+  variance 1.
   """
   if 'stem' not in vit.params:
     raise UserError(
@@ -159,11 +118,7 @@ def stem_filters(vit: weights.Loaded) -> np.ndarray:
 
 
 def _finite(x: np.ndarray, name: str) -> np.ndarray:
-  """Returns the parameters x; `name` is their name.
-
-  Raises:
-    UserError: The parameters are not finite.
-  """
+  """Returns the parameters x, which must be finite; `name` is their name."""
   if not np.isfinite(x).all():
     raise UserError(f'the {name} of the model are not finite: it has diverged')
   return x

@@ -1,14 +1,13 @@
 """Numbers behind the pictures of predictions and embeddings.
 
-For the confusion matrix and the calibration error, see
-`vit_jax.evaluation.report`.
+For the confusion matrix, the calibration error and its bins, see
+`vit_jax.evaluation`.
 
 In comments: N images, K classes, D' the width of the head's input.
 """
 
 from collections.abc import Sequence
 from typing import Any
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,43 +16,17 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data import target_kinds
 from vit_jax.evaluation import predictions as evaluation_predictions
-from vit_jax.evaluation import report
 
-BINS = 15  # ranges of confidence
 PCA_FIRST = 50  # number of components that t-SNE starts from
 LEAST_POINTS = 5  # minimum number of images in an embedding map
 _FEW_POINTS = 200  # maximum number for which exact t-SNE is fast enough
 
 
-class Bin(NamedTuple):
-  """The examples whose confidence is in one range.
-
-  Attributes:
-    confidence: Their mean confidence, 0 to 1.
-    accuracy: Fraction that is classified correctly.
-    interval: 95% confidence interval of the accuracy (Wilson): low, high.
-    examples: Number of examples.
-  """
-
-  confidence: float
-  accuracy: float
-  interval: tuple[float, float]
-  examples: int
-
-
 def class_probabilities(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the probability of each class: the softmax of the logits.
 
-  Args:
-    vit: A model with a head.
-    images: Images that `vit.preprocess` accepts.
-
-  Returns:
-    float64 [N, K], whose rows sum to one.
-
-  Raises:
-    UserError: The model has no head, its output is not finite, or an image
-      cannot be read.
+  They are float64 [N, K], whose rows sum to one, for images that
+  `vit.preprocess` accepts.
   """
   if not vit.model.num_classes:
     raise UserError('the model has no head, so it names no classes')
@@ -65,12 +38,7 @@ def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
 
   Those of a multi-label model are independent: rows do not sum to one.
 
-  Args:
-    vit: A model with a head.
-    logits: Its output, [N, K].
-
-  Raises:
-    UserError: It predicts numbers, or they are not finite.
+  logits: Its output, [N, K].
   """
   target = vit.target
   if isinstance(target, target_kinds.Number):
@@ -86,11 +54,7 @@ def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-  """Returns probabilities, float64 [N, K], of logits [N, K].
-
-  Raises:
-    UserError: They are not finite.
-  """
+  """Returns probabilities, float64 [N, K], of finite logits [N, K]."""
   check_finite(logits)
   logits = logits.astype(np.float64)
   shares = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -112,65 +76,22 @@ def confident_mistakes(
 ) -> np.ndarray:
   """Returns the wrong predictions, the most confident ones first.
 
-  Args:
-    predicted: Predicted classes, int [N].
-    confidence: Probabilities of the predicted classes, float [N].
-    labels: True classes, int [N].
-
-  Returns:
-    Positions, int64 [number of mistakes].
+  predicted: Predicted classes, int [N]. confidence: Their probabilities, float
+  [N]. labels: True classes, int [N]. The result is positions, int64.
   """
   wrong = np.flatnonzero(np.asarray(predicted) != np.asarray(labels))
   order = np.argsort(-np.asarray(confidence)[wrong], kind='stable')
   return wrong[order]
 
 
-def reliability_bins(confidence: np.ndarray, right: np.ndarray) -> list[Bin]:
-  """Returns the ranges of confidence that contain examples.
-
-  There are 15 ranges of equal width, as in `calibration_error`
-  (arXiv:1706.04599).
-
-  Args:
-    confidence: Probabilities of the predicted classes, float [N], 0 to 1.
-    right: Whether each prediction is correct, bool [N].
-  """
-  numbers = bin_numbers(confidence)
-  bins = []
-  for number in np.unique(numbers):
-    members = numbers == number
-    count, correct = int(members.sum()), int(right[members].sum())
-    bins.append(
-      Bin(
-        float(confidence[members].mean()),
-        correct / count,
-        report.wilson(correct, count),
-        count,
-      )
-    )
-  return bins
-
-
-def bin_numbers(confidence: np.ndarray) -> np.ndarray:
-  """Returns the bins of confidences; bin m is (m / BINS, (m + 1) / BINS]."""
-  return np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-
-
 def embedding_map(embeddings: np.ndarray, method: str = 'pca') -> np.ndarray:
-  """Projects embeddings onto a plane.
+  """Projects embeddings from `vit_jax.embeddings`, [N, D'], onto a plane.
 
-  Args:
-    embeddings: Embeddings from `vit_jax.embeddings`, [N, D'], N at least 5.
-    method: 'pca', the two components with the largest variance, in the units of
-      the embeddings; or 'tsne' (van der Maaten and Hinton, 2008) of the first
-      50 components, whose distances have no unit.
+  method: 'pca', the two components with the largest variance, in the units of
+  the embeddings; or 'tsne' (van der Maaten and Hinton, 2008) of the first 50
+  components, whose distances have no unit.
 
-  Returns:
-    float64 [N, 2].
-
-  Raises:
-    UserError: The method is unknown, or the embeddings are too few, not finite,
-      or all equal.
+  Points are float64 [N, 2]; N is at least 5.
   """
   if method not in ('pca', 'tsne'):
     raise UserError(f"method is {method!r}: choose 'pca' or 'tsne'")
@@ -181,17 +102,10 @@ def embedding_map(embeddings: np.ndarray, method: str = 'pca') -> np.ndarray:
 def principal_components(
   embeddings: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the principal components of embeddings.
+  """Returns the principal components of embeddings [N, D'], and their shares.
 
-  Args:
-    embeddings: [N, D'].
-
-  Returns:
-    Components, float64 [N, C], by descending variance, where C is between 2
-    and 50; and the fraction of the variance that each explains, float64 [C].
-
-  Raises:
-    UserError: As `embedding_map`.
+  Components, float64 [N, C], by descending variance, where C is between 2 and
+  50; and the fraction of the variance that each explains, float64 [C].
   """
   from sklearn import decomposition  # here: it takes a second to import
 
@@ -213,11 +127,7 @@ def principal_components(
 
 
 def tsne(components: np.ndarray) -> np.ndarray:
-  """Returns points in the plane, float64 [N, 2], by t-SNE.
-
-  Args:
-    components: Principal components, [N, C].
-  """
+  """Returns components [N, C] as points by t-SNE, float64 [N, 2]."""
   from sklearn import manifold
 
   method = 'exact' if len(components) <= _FEW_POINTS else 'barnes_hut'

@@ -11,7 +11,6 @@ from vit_jax import data
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.explore import examples as examples_lib
-from vit_jax.explore import images
 from vit_jax.explore import uploads
 
 _MOST = 12
@@ -20,15 +19,10 @@ _FROM_NETWORK = ('hf:',)  # datasets that may be downloaded
 
 
 class Sample(NamedTuple):
-  """An image.
+  """An image."""
 
-  Attributes:
-    name: Name to show.
-    file: Content of an image file that a browser can show.
-  """
-
-  name: str
-  file: bytes
+  name: str  # name to show
+  file: bytes  # content of an image file that a browser can show
 
 
 def read(loaded: weights.Loaded) -> list[Sample]:
@@ -51,9 +45,13 @@ def read(loaded: weights.Loaded) -> list[Sample]:
     return []
   samples = []
   for i, name in enumerate(examples.names):
-    file = _stored(source.file(i)) or _encoded(examples, i)
+    file = _stored(source.file(i))
+    image = examples.image[i]
+    has_colours = image.ndim == 3 and image.shape[-1] in (1, 3)
+    if file is None and has_colours and image.itemsize == 1:
+      file = cv2.imencode('.png', image[..., ::-1])[1].tobytes()
     if file is not None:
-      samples.append(Sample(images.printable(name), file))
+      samples.append(Sample(examples_lib.printable(name), file))
   return samples
 
 
@@ -65,11 +63,3 @@ def _stored(path: str | None) -> bytes | None:
       uploads.check(content)
       return content
   return None
-
-
-def _encoded(examples: examples_lib.Examples, i: int) -> bytes | None:
-  """Returns an example as a PNG file; None: it has no such colours."""
-  image = examples.image[i]
-  if image.ndim != 3 or image.shape[-1] not in (1, 3) or image.itemsize > 1:
-    return None
-  return cv2.imencode('.png', image[..., ::-1])[1].tobytes()

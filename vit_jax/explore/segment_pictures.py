@@ -3,15 +3,16 @@
 In comments: B images, (H, W) the size of the model's input, K classes.
 """
 
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data.device import views
-from vit_jax.evaluation import rows as rows_lib
+from vit_jax.evaluation import metrics
 from vit_jax.evaluation import segments
 from vit_jax.explore import subject as subject_lib
 from vit_jax.objectives import trained
@@ -33,14 +34,16 @@ _KEY = (
 def overlays(subject: Subject) -> Drawn:
   """Draws the predicted classes of each image, and its labels if known."""
   objective, params = _objective(subject)
-  names, images = _names(objective), subject.images
-  has_labels = bool(images.rows) and subject.examples.maps is not None
-  if has_labels:
+  names, images = list(objective.features['map'].names), subject.images
+  caption = 'Each image, and the class that the model predicts for each pixel'
+  captions: Sequence[str] = subject.captions
+  if images.rows and subject.examples.maps is not None:
     comparison = _compare(subject, np.array(images.rows))
-    captions = [
-      f'{name}\nmIoU {miou:.2f}'
-      for name, miou in zip(images.names, comparison['miou'], strict=True)
-    ]
+    captions = _captions(images.names, comparison['miou'])
+    caption += (
+      ', with the ground truth before it. mIoU is the mean over the classes of'
+      f' an image of the intersection over union. {_KEY}'
+    )
   else:
     apply = jax.jit(
       lambda x: {
@@ -48,49 +51,38 @@ def overlays(subject: Subject) -> Drawn:
       }
     )
     comparison = batched.in_batches(apply, [images.inputs], _BATCH)
-    captions = list(subject.captions)
-  caption = 'Each image, and the class that the model predicts for each pixel'
-  caption += (
-    ', with the ground truth before it. mIoU is the mean over the classes of an'
-    f' image of the intersection over union. {_KEY}'
-    if has_labels
-    else '.'
-  )
+    caption += '.'
   shares = [
     np.bincount(x.ravel(), minlength=len(names)) / x.size
     for x in comparison['segments']
   ]
   numbers = {'images': list(images.names), 'classes': names, 'shares': shares}
-  maps: dict[str, np.ndarray] = {
-    name: comparison[name] for name in ('map', 'segments') if name in comparison
-  }
-  ignore = _ignored(objective)
-  picture = class_maps.draw(names, ignore, subject.pixels, maps, captions)
-  return Drawn(caption, [('', picture)], numbers)
+  drawn = _draw(objective, subject.pixels, comparison, captions)
+  return Drawn(caption, [('', drawn)], numbers)
 
 
 def errors(subject: Subject) -> Drawn:
   """Draws the examples with the lowest mIoU, and their wrong pixels."""
   objective, _ = _objective(subject)
-  examples, names = subject.examples, _names(objective)
+  examples, feature = subject.examples, objective.features['map']
+  names = feature.names
   comparison = _compare(subject, np.arange(len(examples)))
   miou = comparison['miou']
   worst = np.argsort(miou, kind='stable')[:_WORST]
-  pixels = tiles.pixels(subject.vit.preprocess, comparison['image'][worst])
-  captions = [f'{examples.names[i]}\nmIoU {miou[i]:.2f}' for i in worst]
-  label_maps = {name: comparison[name][worst] for name in ('map', 'segments')}
-  names, ignore = _names(objective), _ignored(objective)
-  picture = class_maps.draw(names, ignore, pixels, label_maps, captions)
+  chosen = {name: x[worst] for name, x in comparison.items()}
+  pixels = tiles.pixels(subject.vit.preprocess, chosen['image'])
+  captions = _captions([examples.names[i] for i in worst], chosen['miou'])
+  drawn = _draw(objective, pixels, chosen, captions)
   caption = (
     f'The {len(worst)} of {len(examples)} examples with the lowest mIoU: the'
     f' mean over the classes of an image of the intersection over union. {_KEY}'
   )
+  labels, predicted = comparison['map'], comparison['segments']
+  counts = labels != getattr(feature, 'ignore', -1)
   overlaps = segments.overlaps(
-    segments.confusion(
-      comparison['map'], comparison['segments'], len(names), _ignored(objective)
-    )
+    metrics.confusion(labels, predicted, len(names), counts)
   )
-  measured = [
+  ascending = [
     i for i in np.argsort(overlaps.iou) if np.isfinite(overlaps.iou[i])
   ]
   numbers = {
@@ -99,43 +91,48 @@ def errors(subject: Subject) -> Drawn:
     ],
     'examples': len(examples),
     'miou': overlaps.mean_iou,
-    'classes_by_iou': [(names[i], float(overlaps.iou[i])) for i in measured],
+    'classes_by_iou': [(names[i], float(overlaps.iou[i])) for i in ascending],
   }
-  return Drawn(caption, [('', picture)], numbers)
+  return Drawn(caption, [('', drawn)], numbers)
+
+
+def _captions(names: Sequence[str], miou: np.ndarray) -> list[str]:
+  return [f'{name}\nmIoU {x:.2f}' for name, x in zip(names, miou, strict=True)]
+
+
+def _draw(
+  objective: Any,
+  pixels: np.ndarray,
+  arrays: Mapping[str, np.ndarray],
+  captions: Sequence[str],
+) -> np.ndarray:
+  feature = objective.features['map']
+  maps = {name: arrays[name] for name in ('map', 'segments') if name in arrays}
+  ignore = getattr(feature, 'ignore', -1)
+  return class_maps.draw(feature.names, ignore, pixels, maps, captions)
 
 
 def _compare(subject: Subject, rows: np.ndarray) -> dict[str, np.ndarray]:
-  """Applies the model to labelled examples.
-
-  Args:
-    subject: The model and the examples.
-    rows: Positions among the examples, int [B].
+  """Applies the model to labelled examples; rows are positions, int [B].
 
   Returns:
     image: Inputs of the model, float32 [B, H, W, C].
     map: Labels, int [B, H, W].
     segments: Predictions, int [B, H, W].
     miou: Mean intersection over union of each example, float32 [B].
-
-  Raises:
-    UserError: There are no labels, or their classes are not the model's.
   """
   objective, params = _objective(subject)
-  examples = subject.examples
+  examples, feature = subject.examples, objective.features['map']
   if examples.maps is None:
     raise UserError(
       'needs images with maps of classes: give --data and --split'
     )
-  features = {
-    'image': examples.features['image'],
-    'map': objective.features['map'],
-  }
-  if examples.classes != tuple(_names(objective)):
+  if examples.classes != tuple(feature.names):
     raise UserError('the classes of the data are not those of the model')
+  features = {'image': examples.features['image'], 'map': feature}
   prepare = views.eval_batch(examples.config, features)
-  assert isinstance(objective, rows_lib.MeasuresExamples)
-  measure_examples = objective.example_measures
 
+  @jax.jit
   def apply(image: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
     batch = prepare({'image': image, 'map': labels})
     outputs = objective.outputs(params, batch)
@@ -143,31 +140,16 @@ def _compare(subject: Subject, rows: np.ndarray) -> dict[str, np.ndarray]:
       'image': batch['image'],
       'map': batch['map'],
       'segments': outputs['segments'],
-      'miou': measure_examples(outputs, batch)['miou'],
+      'miou': objective.example_measures(outputs, batch)['miou'],
     }
 
   inputs = [examples.image[rows], examples.maps[rows]]
-  comparison: dict[str, np.ndarray] = batched.in_batches(
-    jax.jit(apply), inputs, _BATCH
-  )
+  comparison: dict[str, np.ndarray] = batched.in_batches(apply, inputs, _BATCH)
   return comparison
 
 
-def _objective(subject: Subject) -> tuple[objectives.Objective, Any]:
-  """Returns the objective of the run, and its parameters.
-
-  Raises:
-    UserError: The model is not of a run of segmentation.
-  """
+def _objective(subject: Subject) -> tuple[Any, Any]:
+  """Returns the objective of a run of segmentation, and its parameters."""
   if 'segments' not in subject.vit.preprocess.outputs:
     raise UserError('the model does not predict the class of each pixel')
   return trained.restored(subject.vit)
-
-
-def _names(objective: objectives.Objective) -> list[str]:
-  return list(objective.features['map'].names)
-
-
-def _ignored(objective: objectives.Objective) -> int:
-  """Returns the label of pixels that do not count."""
-  return getattr(objective.features['map'], 'ignore', -1)

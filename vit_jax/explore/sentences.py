@@ -31,42 +31,38 @@ _AT_ONCE = 8
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-  """How C sentences fit an image.
+  """How C sentences fit an image."""
 
-  Attributes:
-    probability: Of each sentence, float32 [C]; see `Towers.probabilities`.
-    cosine: Of the embeddings of each sentence and the image, float32 [C].
-    places: How much `cosine` falls if a patch is hidden, with its neighbours
-      if there are many patches, float32 [C, h, w].
-  """
-
+  # Of each sentence, float32 [C]; see `Towers.probabilities`.
   probability: np.ndarray
+  # Of the embeddings of each sentence and the image, float32 [C].
   cosine: np.ndarray
+  # How much `cosine` falls if a patch is hidden, with its neighbours if there
+  # are many patches, float32 [C, h, w].
   places: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
 class Sentences:
-  """A model of images and texts, which compares sentences with an image.
+  """A model of images and texts, which compares sentences with an image."""
 
-  Attributes:
-    independent: Whether each sentence has a probability of its own, as with
-      SigLIP's loss; else the probabilities of all sentences add up to 1.
-  """
+  embedder: embedder_lib.Embedder
+  towers: Any
+  grid: tuple[int, int]  # of patches
 
-  def __init__(
-    self, embedder: embedder_lib.Embedder, towers: Any, grid: tuple[int, int]
-  ):
-    """Holds the model; use `load`."""
-    self._embedder, self._towers, self._grid = embedder, towers, grid
-    self.independent: bool = towers.towers.has_bias
+  @property
+  def independent(self) -> bool:
+    """Whether each sentence has a probability of its own.
+
+    It has with SigLIP's loss; else the probabilities of all sentences add up to
+    1.
+    """
+    has_bias: bool = self.towers.towers.has_bias
+    return has_bias
 
   @classmethod
   def load(cls, loaded: weights.Loaded) -> Self | None:
-    """Copies a model to the device; None: it has no text tower.
-
-    Raises:
-      UserError: Its vocabulary is missing, or is another one.
-    """
+    """Copies a model to the device; None: it has no text tower."""
     embedder = embedder_lib.Embedder(loaded, batch_size=1)
     towers = embedder.towers
     if towers is None:
@@ -76,26 +72,27 @@ class Sentences:
   def compare(self, image: np.ndarray, sentences: Sequence[str]) -> Fit:
     """Compares sentences with an image.
 
-    Args:
-      image: Input of the model, float32 [1, H, W, channels].
-      sentences: One or more.
-
-    Raises:
-      UserError: A sentence is longer than the model reads, where it refuses to.
+    image: Input of the model, float32 [1, H, W, channels].
     """
-    tokens = self._towers.text.encode_all(sentences, 'a sentence')
+    tokens = self.towers.text.encode_all(sentences, 'a sentence')
     count, size = len(tokens), _LEAST
     while size < count:
       size *= 2
     padded = np.pad(tokens, ((0, size - count), (0, 0)))
-    number = windows(self._grid)
-    visible = _visible_pixels(number, image.shape[1:3])
-    embeddings = self._embedder.applied.compute(
+    number = windows(self.grid)
+    rows, columns = (
+      np.arange(length) * n // length
+      for length, n in zip(image.shape[1:3], number.shape, strict=True)
+    )
+    places = np.arange(number.max() + 1)[:, None, None]
+    # Which pixels stay if a place is hidden.
+    visible = (number[rows][:, columns] != places)[..., None]
+    embeddings = self.embedder.applied.compute(
       _embed, {'image': image, 'shown': visible, 'tokens': padded}
     )
     texts = embeddings['texts'][:count]
-    probability = self._towers.probabilities(
-      self._embedder.params, embeddings['image'], texts
+    probability = self.towers.probabilities(
+      self.embedder.params, embeddings['image'], texts
     )
     cosine = texts @ embeddings['image'][0]
     falls = cosine[:, None] - texts @ embeddings['hidden'].T  # [C, S]
@@ -106,9 +103,6 @@ def windows(grid: tuple[int, int]) -> np.ndarray:
   """Returns the number of the place that each patch is in, int [h, w].
 
   Places are squares of patches, as small as 64 of them allow.
-
-  Args:
-    grid: Rows and columns of patches, h and w.
   """
   h, w = grid
   side = 1
@@ -119,27 +113,8 @@ def windows(grid: tuple[int, int]) -> np.ndarray:
   return numbers
 
 
-def _visible_pixels(number: np.ndarray, size: Sequence[int]) -> np.ndarray:
-  """Returns the pixels that stay if a place is hidden, bool [S, H, W, 1]."""
-  rows, columns = (
-    np.arange(length) * n // length
-    for length, n in zip(size, number.shape, strict=True)
-  )
-  of_pixels = number[rows][:, columns]
-  places = np.arange(number.max() + 1)
-  return (of_pixels != places[:, None, None])[..., None]
-
-
 def split(text: str, template: str = '{}') -> list[str]:
-  """Returns the sentences of a text: its lines, or between commas in one line.
-
-  Args:
-    text: What was typed.
-    template: A text with {} where each of them goes.
-
-  Raises:
-    UserError: There are none, or too many, or the template has no {}.
-  """
+  """Returns the sentences of a text: its lines, or parts between commas."""
   (template,) = captions.check_templates([template.strip() or '{}'], 'template')
   lines = [x.strip() for x in text.splitlines() if x.strip()]
   parts = lines[0].split(',') if len(lines) == 1 else lines
@@ -159,11 +134,8 @@ def _embed(
 ) -> dict[str, jax.Array]:
   """Returns embeddings of `image` [1, E], `hidden` [S, E] and `texts` [C, E].
 
-  Args:
-    objective: Towers.
-    params: Their parameters.
-    inputs: image: float32 [1, H, W, channels]; shown: bool [S, H, W, 1];
-      tokens: int32 [C, T].
+  Inputs are image, float32 [1, H, W, channels]; shown, bool [S, H, W, 1]; and
+  tokens, int32 [C, T].
   """
   image = inputs['image']
 

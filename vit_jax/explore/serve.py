@@ -87,11 +87,13 @@ def main(argv: list[str]) -> int:
     from vit_jax.explore import server
     from vit_jax.explore import viewer
 
-    viewers = [
-      viewer.Viewer(model, name)
-      for model, name in zip(models, _names(paths), strict=True)
-    ]
-    for model_viewer in viewers:
+    names = [os.path.basename(os.path.normpath(path)) for path in paths]
+    if len(set(names)) < len(names):
+      names = paths
+    viewers = []
+    for model, name in zip(models, names, strict=True):
+      model_viewer = viewer.Viewer(model, name)
+      viewers.append(model_viewer)
       start = time.monotonic()
       model_viewer.warm()
       seconds = time.monotonic() - start
@@ -102,26 +104,13 @@ def main(argv: list[str]) -> int:
       logging.warning('everyone who reaches this machine can use the page')
     app = server.application(viewers, [host], samples.read(models[0]))
     logging.info('open this address in a browser; Ctrl-C ends the server')
-    print(_address(host, listener.getsockname()[1]), flush=True)
+    host = f'[{host}]' if ':' in host else host
+    print(f'http://{host}:{listener.getsockname()[1]}/', flush=True)
     return run(make_server(app), listener)
 
 
-def _names(paths: list[str]) -> list[str]:
-  """Returns names of the models: the ends of their paths, if unique."""
-  names = [os.path.basename(os.path.normpath(path)) for path in paths]
-  return names if len(set(names)) == len(names) else paths
-
-
 def listen(host: str, port: int) -> socket.socket:
-  """Returns a listening socket.
-
-  Args:
-    host: An address of this machine, or a name for one.
-    port: Port; 0: any free port.
-
-  Raises:
-    UserError: The address cannot be used.
-  """
+  """Returns a socket that listens at an address; port 0: any free port."""
   try:
     family, *_, address = socket.getaddrinfo(
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -135,10 +124,6 @@ def listen(host: str, port: int) -> socket.socket:
       f'--host={host} --port={port} cannot be listened at: {reason}; give'
       ' another, or --port=0 for any that is free'
     ) from None
-
-
-def _address(host: str, port: int) -> str:
-  return f'http://[{host}]:{port}/' if ':' in host else f'http://{host}:{port}/'
 
 
 def make_server(app: 'types.ASGIApp') -> 'uvicorn.Server':

@@ -1,7 +1,8 @@
-"""Similarity of layers by CKA, and linear classification of each layer.
+"""Similarity of layers by CKA, linear classification of each, near images.
 
 Functions of a model and images come first, then those of arrays, with which
-several pictures share one forward pass (`features.reduced`).
+several pictures share one forward pass (`features.reduced`). A model is a ViT,
+hybrid or Mixer; images are what `vit.preprocess` accepts, or its output.
 
 In comments: n images, N tokens (those before the patches come first), D hidden
 size, L layers.
@@ -16,6 +17,8 @@ import numpy as np
 from vit_jax import weights
 from vit_jax.config import counted
 from vit_jax.config import UserError
+from vit_jax.evaluation import knn
+from vit_jax.explore import tokens
 from vit_jax.weights import features
 
 _BATCH = 32  # images in a minibatch of CKA
@@ -26,26 +29,17 @@ _PENALTIES = np.logspace(-2, 5, 8)  # tried for the linear classifier
 def layer_cka(
   vit: weights.Loaded, images: Any, other_vit: weights.Loaded | None = None
 ) -> np.ndarray:
-  """Returns linear CKA between all pairs of layers.
+  """Returns linear CKA between all pairs of layers, of one model or two.
 
   This is linear CKA (Kornblith et al., 2019, arXiv:1905.00414, section 3) of
   all tokens of a layer. Unbiased estimates of HSIC are averaged over batches of
   images (minibatch CKA: Nguyen et al., 2020, arXiv:2010.15327), so its expected
-  value does not depend on the number of images, but with few it is noisy.
+  value does not depend on the number of images, at least 4, but with few it is
+  noisy.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: At least 4 images that `preprocess` of both models accepts.
-    other_vit: A second model; None: `vit` itself.
-
-  Returns:
-    float32 [L, L'], at most 1: 1 if one representation is a rotation of the
-    other, about 0 if they have nothing in common, nan if one is the same for
-    all images.
-
-  Raises:
-    UserError: A model has no tokens, there are fewer than 4 images, or one
-      cannot be read.
+  It is float32 [L, L'], at most 1: 1 if one representation is a rotation of the
+  other, about 0 if they have nothing in common, nan if one is the same for all
+  images.
   """
   models = [vit] if other_vit is None else [vit, other_vit]
   for model in models:
@@ -60,7 +54,14 @@ def layer_cka(
   terms = []
   for part in np.array_split(np.arange(count), -(-count // _BATCH)):
     grams = [
-      _gram_matrices(model, x[part])
+      features.reduced(
+        model,
+        x[part],
+        ('tokens',),
+        lambda arrays: _grams(arrays['tokens']),
+        axis=1,
+        batch_size=len(part),
+      )
       for model, x in zip(models, inputs, strict=True)
     ]
     terms.append(_hsic(grams[0], grams[-1]))
@@ -77,58 +78,41 @@ def layer_decodability(
   test_images: Any,
   test_labels: Sequence[Any] | np.ndarray,
 ) -> np.ndarray:
-  """Returns the accuracy of a linear classifier on each layer.
+  """Returns the accuracy of a linear classifier on each layer, float32 [L].
 
-  It reads the mean over the patch tokens; see `decodability`.
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Training images that `vit.preprocess` accepts, or its output.
-    labels: Classes of the training images, numbers or names.
-    test_images: Test images, in the same form.
-    test_labels: Classes of the test images.
-
-  Returns:
-    Accuracy on the test images, float32 [L].
-
-  Raises:
-    UserError: The model has no tokens or none that are finite, labels are
-      missing or all equal, or an image cannot be read.
+  It reads the mean over the patch tokens; see `decodability`. Labels are
+  numbers or names. The accuracy is that on the test images.
   """
-  x, test_x = (mean_patches(vit, batch) for batch in (images, test_images))
+  prefix = features.prefix_length(vit)
+  x, test_x = (
+    tokens.reduced(vit, x, lambda x: x[:, :, prefix:].mean(axis=2), axis=1)
+    for x in (images, test_images)
+  )
   return decodability(x, labels, test_x, test_labels)
 
 
-def mean_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns the mean over the patch tokens after each layer.
+def nearest_images(
+  vit: weights.Loaded, images: Any, gallery: Any = None, count: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
+  """Finds the nearest neighbours of images, by the input of the head.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
+  gallery: The images to search; None: `images`, where none is its own
+  neighbour. count: Neighbours of each image; fewer if there are not so many
+  images.
 
-  Returns:
-    float32 [L, n, D].
-
-  Raises:
-    UserError: The model has no tokens, or an image cannot be read.
+  Returns cosine similarity, float32 [n, count], in descending order; and
+  positions in `gallery`, int32 [n, count].
   """
-  features.check_tokens(vit)
-  prefix = features.prefix_length(vit)
-  return features.reduced(
-    vit,
-    images,
-    ('tokens',),
-    lambda arrays: arrays['tokens'][:, :, prefix:].mean(axis=2),
-    axis=1,
-  )
+  x = features.embeddings(vit, images)
+  if gallery is None:
+    return knn.nearest_others(x, x, np.arange(len(x)), count)
+  return knn.nearest_others(x, features.embeddings(vit, gallery), None, count)
 
 
 def cka(x: np.ndarray, y: np.ndarray) -> float:
-  """Returns unbiased linear CKA of two representations; see `layers_cka`.
+  """Returns unbiased linear CKA of two representations of the same images.
 
-  Args:
-    x: [n, D], n at least 4.
-    y: [n, D'], for the same images.
+  They are [n, D] and [n, D'], with n at least 4; see `layers_cka`.
   """
   return float(layers_cka(np.asarray(x)[None], np.asarray(y)[None])[0, 0])
 
@@ -136,15 +120,10 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
 def layers_cka(first: np.ndarray, second: np.ndarray) -> np.ndarray:
   """Returns unbiased linear CKA of all pairs of representations.
 
-  Args:
-    first: [L, n, ...], such as tokens; n at least 4.
-    second: [L', n, ...], for the same images.
-
-  Returns:
-    float32 [L, L'], as from `layer_cka`.
+  It is float32 [L, L'], as from `layer_cka`, for [L, n, ...], such as tokens,
+  and [L', n, ...] of the same images; n is at least 4.
   """
-  terms = _hsic(_grams(first), _grams(second))
-  return _ratio(*terms)
+  return _ratio(*_hsic(_grams(first), _grams(second)))
 
 
 def decodability(
@@ -153,22 +132,11 @@ def decodability(
   test_x: np.ndarray,
   test_labels: Sequence[Any] | np.ndarray,
 ) -> np.ndarray:
-  """Returns the accuracy of a linear classifier on each layer.
+  """Returns the accuracy of a linear classifier on each layer, float32 [L].
 
-  The classifier is a ridge regression of standardised features to the classes
-  (-1 or 1), whose penalty is chosen by leave-one-out cross-validation.
-
-  Args:
-    x: Training features, [L, n, D].
-    labels: Classes of the training features, n numbers or names.
-    test_x: Test features, [L, n', D].
-    test_labels: Classes of the test features.
-
-  Returns:
-    Accuracy on the test images, float32 [L].
-
-  Raises:
-    UserError: Labels are missing or all equal, or features are not finite.
+  The classifier is a ridge regression of standardised features [L, n, D] to
+  the classes (-1 or 1), whose penalty is chosen by leave-one-out
+  cross-validation. The accuracy is that on the test features.
   """
   from sklearn import linear_model  # here: it takes a second to import
   from sklearn import pipeline
@@ -201,17 +169,6 @@ def _checked(labels: Any, x: np.ndarray) -> np.ndarray:
   return y
 
 
-def _gram_matrices(vit: weights.Loaded, images: np.ndarray) -> np.ndarray:
-  return features.reduced(
-    vit,
-    images,
-    ('tokens',),
-    lambda arrays: _grams(arrays['tokens']),
-    axis=1,
-    batch_size=len(images),
-  )
-
-
 @jax.jit
 def _grams(x: jax.Array) -> jax.Array:
   """Returns Gram matrices [L, n, n] of x [L, n, ...].
@@ -225,9 +182,8 @@ def _grams(x: jax.Array) -> jax.Array:
 def _hsic(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns unbiased HSIC of Gram matrices [L, n, n] and [L', n, n].
 
-  Returns:
-    HSIC of all pairs, float64 [L, L'], and of each matrix with itself, [L] and
-    [L'].
+  They are of all pairs, float64 [L, L'], and of each matrix with itself, [L]
+  and [L'].
   """
   n = first.shape[-1]
   scale = n * (n - 3)

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 from typing import Any
-from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.config import counted
 from vit_jax.config import UserError
-from vit_jax.evaluation import report
+from vit_jax.evaluation import intervals
+from vit_jax.evaluation import knn
 from vit_jax.explore import model_pictures
-from vit_jax.explore import neighbors as neighbors_lib
-from vit_jax.explore import prediction_pictures
 from vit_jax.explore import predictions as predictions_lib
+from vit_jax.explore import sheets
 from vit_jax.explore import similarity as similarity_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import tokens as tokens_lib
@@ -28,11 +27,8 @@ Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
 
 _COLUMNS = 10  # columns of a sheet with a group of tiles for each image
-_LIMITS = (224, 288)  # pixels of a tile's longer side: its caption needs them
-_MOST_DECODED = (
-  1000  # examples that a linear classifier is trained and tested on
-)
-_LEAST_DECODED = 4
+# Examples that a linear classifier is trained and tested on.
+_LEAST_DECODED, _MOST_DECODED = 4, 1000
 
 
 def norms(subject: Subject) -> Drawn:
@@ -48,7 +44,11 @@ def norms(subject: Subject) -> Drawn:
   def figures() -> Iterator[tuple[str, Any]]:
     flat = patches.reshape(len(patches), -1)
     yield 'by layer', charts.norms_by_depth(flat, token_norms)
-    yield 'of each patch', _norm_maps(subject, patches)
+    maps = patches.reshape(*patches.shape[:2], *features.patch_grid(vit))
+    values = maps[list(subject.options.layers)]
+    low, high = float(values.min()), float(values.max())
+    scale = sheet.Scale(low, high, 'L2 norm of the token')
+    yield 'of each patch', sheets.layer_rows(subject, maps, scale)
 
   caption = (
     'The L2 norm of each token in the residual stream after each layer. A few'
@@ -62,55 +62,6 @@ def norms(subject: Subject) -> Drawn:
   return Drawn(caption, figures(), numbers)
 
 
-def _norm_maps(subject: Subject, patches: np.ndarray) -> np.ndarray:
-  """Returns a sheet of the norms of patches [L, B, h * w]."""
-  maps = patches.reshape(*patches.shape[:2], *features.patch_grid(subject.vit))
-  values = maps[list(subject.options.layers)]
-  low, high = float(values.min()), float(values.max())
-  scale = sheet.Scale(low, high, 'L2 norm of the token')
-  return _map_rows(subject, maps, scale)
-
-
-def _map_rows(
-  subject: Subject,
-  maps: np.ndarray,
-  scale: sheet.Scale,
-  marked: tuple[int, int] | None = None,
-) -> np.ndarray:
-  """Returns a row for each image: itself, and its map in each layer shown.
-
-  Args:
-    subject: The model and the images.
-    maps: [L, B, h, w].
-    scale: Scale of all maps.
-    marked: (row, column) of a patch to frame in the image.
-  """
-  layers, grid = subject.options.layers, features.patch_grid(subject.vit)
-  shape = tiles.tile_shape(
-    subject.vit.preprocess.image_size, grid, len(layers) + 1
-  )
-  images = tiles.fit_all(subject.pixels, shape)
-  if marked is not None:
-    images = [tiles.mark(image, marked, grid) for image in images]
-  limits = scale.low, scale.high
-  rows = [
-    [
-      sheet.Tile(image),
-      *(
-        sheet.Tile(tiles.color(maps[x, i], shape, limits, scale.colours))
-        for x in layers
-      ),
-    ]
-    for i, image in enumerate(images)
-  ]
-  return sheet.draw(
-    rows,
-    heads=['image', *(f'layer {layer}' for layer in layers)],
-    names=subject.captions,
-    scale=scale,
-  )
-
-
 def similarity(subject: Subject) -> Drawn:
   """Draws the cosine similarity of each patch to a chosen one, by layer."""
   similarity = subject.captured.similarity
@@ -118,7 +69,7 @@ def similarity(subject: Subject) -> Drawn:
   scale = sheet.Scale(0.0, 1.0, 'cosine similarity')
   if similarity[list(layers)].min() < 0:
     scale = scale._replace(low=-1.0, colours=style.SIGNED)
-  drawn = _map_rows(subject, similarity, scale, patch)
+  drawn = sheets.layer_rows(subject, similarity, scale, patch)
   caption = (
     'Cosine similarity of the token of each patch to that of the patch in row'
     f' {patch[0]}, column {patch[1]}, after each layer (as in DINOv3,'
@@ -130,33 +81,21 @@ def similarity(subject: Subject) -> Drawn:
 
 def pca(subject: Subject) -> Drawn:
   """Draws the principal components of patch tokens as colours."""
-  grid = features.patch_grid(subject.vit)
-  components = {
-    layer: tokens_lib.pca(subject.captured.layer_tokens(layer), grid)
-    for layer in subject.options.some_layers
-  }
-  size = len(components) + 1
-  columns = max(1, _COLUMNS // size) * size
-  shape = tiles.tile_shape(
-    subject.vit.preprocess.image_size, grid, columns, limits=_LIMITS
-  )
-  groups = [
-    [
-      sheet.Tile(image, caption),
-      *(
-        sheet.Tile(tiles.fit(tiles.to_rgb(x[i]), shape))
-        for x in components.values()
-      ),
-    ]
-    for i, (image, caption) in enumerate(
-      zip(tiles.fit_all(subject.pixels, shape), subject.captions, strict=True)
-    )
+  grid, layers = features.patch_grid(subject.vit), subject.options.some_layers
+  captured = subject.captured
+  components = [
+    tokens_lib.pca(captured.tokens[captured.layers.index(layer)], grid)
+    for layer in layers
   ]
-  drawn = sheet.draw(
-    tiles.grouped(groups, columns),
-    heads=['image', *(f'layer {layer}' for layer in components)],
-    group=size,
-  )
+  columns = sheets.whole_groups(len(components) + 1, _COLUMNS)
+  images = sheets.image_tiles(subject, columns, sheets.LIMITS)
+  shape = images[0].shape[:2]
+  maps = [
+    [sheet.Tile(tiles.fit(tiles.to_rgb(x), shape)) for x in by_layer]
+    for by_layer in zip(*components, strict=True)
+  ]
+  heads = [f'layer {layer}' for layer in layers]
+  drawn = sheets.groups(subject, images, maps, heads, columns)
   caption = (
     'The first three principal components of the tokens of all patches of all'
     ' images together, as red, green and blue, from the 1st to the 99th'
@@ -172,30 +111,17 @@ def foreground(subject: Subject) -> Drawn:
   patches = tokens_lib.patch_features(vit, subject.images.inputs)
   predictions_lib.check_finite(patches)
   foreground = tokens_lib.foreground(patches, grid)
-  columns = max(1, _COLUMNS // 3) * 3
-  shape = tiles.tile_shape(
-    vit.preprocess.image_size, grid, columns, limits=_LIMITS
-  )
   limit = float(np.abs(foreground.score).max()) or 1.0
-  images = tiles.fit_all(subject.pixels, shape)
-  groups = [
-    [
-      sheet.Tile(image, caption),
-      sheet.Tile(tiles.color(score, shape, (-limit, limit), style.SIGNED)),
-      sheet.Tile(
-        tiles.cover(tiles.fit(tiles.to_rgb(colors), shape), score <= 0)
-      ),
-    ]
-    for image, caption, score, colors in zip(
-      images, subject.captions, *foreground, strict=True
-    )
-  ]
-  drawn = sheet.draw(
-    tiles.grouped(groups, columns),
-    heads=['image', 'first component', 'foreground'],
-    group=3,
-    scale=sheet.Scale(-limit, limit, 'first component', style.SIGNED),
-  )
+  scale = sheet.Scale(-limit, limit, 'first component', style.SIGNED)
+  columns = sheets.whole_groups(3, _COLUMNS)
+  images = sheets.image_tiles(subject, columns, sheets.LIMITS)
+  maps = []
+  for score, colors in zip(*foreground, strict=True):
+    fitted = tiles.fit(tiles.to_rgb(colors), images[0].shape[:2])
+    covered = sheet.Tile(tiles.cover(fitted, score <= 0))
+    maps.append([*sheets.colored([score], images, scale), covered])
+  heads = ['first component', 'foreground']
+  drawn = sheets.groups(subject, images, maps, heads, columns, scale)
   caption = (
     f'Two PCAs of the patch features of {counted(len(images), "image")}'
     ' together, after the last norm (arXiv:2304.07193, figure 1). Patches whose'
@@ -213,154 +139,99 @@ def foreground(subject: Subject) -> Drawn:
 
 
 def neighbors(subject: Subject) -> Drawn:
-  """Draws the nearest neighbours of each image, by the input of the head."""
-  neighbors = _nearest(subject)
-  if not neighbors.similarity.size:
-    raise UserError(
-      'one image has no neighbours: give more with --images, or with --data and'
-      ' --split'
-    )
-  size = subject.vit.preprocess.image_size
-  count = neighbors.similarity.shape[1]
-  shape = tiles.tile_shape(size, size, count + 1, limits=(192, 224))
-  rows = [
-    [sheet.Tile(image), *_neighbor_tiles(neighbors, i, truth, shape)]
-    for i, (image, truth) in enumerate(
-      zip(
-        tiles.fit_all(subject.pixels, shape),
-        subject.images.truths,
-        strict=True,
-      )
-    )
-  ]
-  drawn = sheet.draw(
-    rows,
-    heads=['image', *(f'neighbour {i + 1}' for i in range(count))],
-    names=subject.captions,
-  )
-  caption = (
-    f'The {count} nearest neighbours of each image among {neighbors.gallery},'
-    " by the cosine similarity of the classifier's inputs, which is below each."
-    ' Choose another number with --neighbors.'
-  )
-  if any(subject.images.truths) and any(map(any, neighbors.labels)):
-    caption += ' Neighbours with another label than the image are framed.'
-  numbers = {
-    'images': subject.images.names,
-    'neighbors': neighbors.names,
-    'labels': neighbors.labels,
-    'similarity': neighbors.similarity,
-  }
-  return Drawn(caption, [('', drawn)], numbers)
+  """Draws the nearest neighbours of each image, by the input of the head.
 
-
-def _neighbor_tiles(
-  neighbors: '_Neighbors', row: int, truth: str, shape: tuple[int, int]
-) -> list[sheet.Tile]:
-  """Returns the neighbours of an image whose label is `truth`, or ''."""
-  result = []
-  for i, pixels in enumerate(tiles.fit_all(neighbors.pixels[row], shape)):
-    label = neighbors.labels[row][i]
-    caption = (
-      f'{label or neighbors.names[row][i]}\n{neighbors.similarity[row, i]:.3f}'
-    )
-    is_wrong = bool(truth and label) and label != truth
-    result.append(sheet.Tile(pixels, caption, style.WRONG if is_wrong else ''))
-  return result
-
-
-class _Neighbors(NamedTuple):
-  """Neighbours of B images, the nearest first.
-
-  Attributes:
-    similarity: float32 [B, k].
-    names: Names of the neighbours, B times k.
-    labels: Names of their labels, B times k; '' where unknown.
-    pixels: uint8 [B, k, H, W, 3].
-    gallery: Words for the images that were searched.
+  They are among the labelled examples, or else among the other images.
   """
-
-  similarity: np.ndarray
-  names: list[list[str]]
-  labels: list[list[str]]
-  pixels: np.ndarray
-  gallery: str
-
-
-def _nearest(subject: Subject) -> _Neighbors:
-  """Returns neighbours among the labelled examples, else among the images."""
   images, count = subject.images, subject.options.neighbors
   x = features.embeddings(subject.vit, images.inputs)
   predictions_lib.check_finite(x)
   if subject.labelled is None:
-    similarity, positions = neighbors_lib.nearest(
-      x, x, np.arange(len(x)), count
-    )
+    similarity, positions = knn.nearest_others(x, x, np.arange(len(x)), count)
     names = [[images.names[i] for i in row] for row in positions]
-    gallery = f'the other {counted(len(x) - 1, "image")}'
     labels = [['' for _ in row] for row in positions]
-    return _Neighbors(
-      similarity, names, labels, subject.pixels[positions], gallery
+    pixels = subject.pixels[positions]
+    gallery = f'the other {counted(len(x) - 1, "image")}'
+  else:
+    examples = subject.examples
+    rows = np.asarray(images.rows) if images.rows else None
+    similarity, positions = knn.nearest_others(
+      x, subject.embeddings, rows, count
     )
-  examples = subject.examples
-  rows = np.asarray(images.rows) if images.rows else None
-  similarity, positions = neighbors_lib.nearest(
-    x, subject.embeddings, rows, count
+    names = [[examples.names[i] for i in row] for row in positions]
+    labels = [
+      [examples.classes[examples.label[i]] for i in row] for row in positions
+    ]
+    inputs = examples.inputs(positions.reshape(-1))
+    flat = tiles.pixels(subject.vit.preprocess, inputs)
+    pixels = flat.reshape(*positions.shape, *flat.shape[1:])
+    gallery = examples.described
+  if not similarity.size:
+    raise UserError(
+      'one image has no neighbours: give more with --images, or with --data and'
+      ' --split'
+    )
+  size, count = subject.vit.preprocess.image_size, similarity.shape[1]
+  shape = tiles.tile_shape(size, size, count + 1, limits=(192, 224))
+  tile_rows = []
+  for i, image in enumerate(tiles.fit_all(subject.pixels, shape)):
+    row = [sheet.Tile(image)]
+    truth = images.truths[i]
+    for j, neighbor in enumerate(tiles.fit_all(pixels[i], shape)):
+      label = labels[i][j]
+      text = f'{label or names[i][j]}\n{similarity[i, j]:.3f}'
+      is_wrong = bool(truth and label) and label != truth
+      row.append(sheet.Tile(neighbor, text, style.WRONG if is_wrong else ''))
+    tile_rows.append(row)
+  drawn = sheet.draw(
+    tile_rows,
+    heads=['image', *(f'neighbour {i + 1}' for i in range(count))],
+    names=subject.captions,
   )
-  names = [[examples.names[i] for i in row] for row in positions]
-  labels = [
-    [examples.classes[examples.label[i]] for i in row] for row in positions
-  ]
-  inputs = examples.inputs(positions.reshape(-1))
-  pixels = tiles.pixels(subject.vit.preprocess, inputs)
-  gallery = prediction_pictures.describe(examples)
-  pixels = pixels.reshape(*positions.shape, *pixels.shape[1:])
-  return _Neighbors(similarity, names, labels, pixels, gallery)
+  caption = (
+    f'The {count} nearest neighbours of each image among {gallery},'
+    " by the cosine similarity of the classifier's inputs, which is below each."
+    ' Choose another number with --neighbors.'
+  )
+  if any(images.truths) and any(map(any, labels)):
+    caption += ' Neighbours with another label than the image are framed.'
+  numbers = {
+    'images': images.names,
+    'neighbors': names,
+    'labels': labels,
+    'similarity': similarity,
+  }
+  return Drawn(caption, [('', drawn)], numbers)
 
 
 def cka(subject: Subject) -> Drawn:
   """Draws CKA between the layers of one model, or of two."""
-  count = len(subject.images.inputs)
-  similarity = _layer_cka(subject)
-  other_similarity = None
-  if subject.second_vit is not None:
-    other_similarity = similarity_lib.layer_cka(
-      subject.vit, subject.images.sources, subject.second_vit
-    )
-
-  def figures() -> Iterator[tuple[str, Any]]:
-    label = subject.name if other_similarity is not None else ''
-    yield label, _cka_matrix(similarity, subject.name, subject.name)
-    if other_similarity is not None:
-      label = f'{subject.name} and {subject.second_name}'
-      yield (
-        label,
-        _cka_matrix(other_similarity, subject.name, subject.second_name),
-      )
-
+  captured, inputs = subject.captured, subject.images.inputs
+  name, other_name = subject.name, subject.second_name
+  has_all = len(captured.layers) == features.depth(subject.vit)
+  if has_all and len(inputs) >= similarity_lib.LEAST:
+    values = similarity_lib.layers_cka(captured.tokens, captured.tokens)
+  else:  # in batches, in another pass; refuses too few images
+    values = similarity_lib.layer_cka(subject.vit, inputs)
   caption = (
-    f'How alike the tokens of {count} images are after any two layers, by'
+    f'How alike the tokens of {len(inputs)} images are after any two layers, by'
     ' linear centred kernel alignment (arXiv:1905.00414) with the unbiased'
     ' estimate for few images (arXiv:2010.15327): 1 where one'
     ' is a rotation of the other, about 0 where they have nothing in common;'
     ' of few images it is noisy, and may be below 0.'
   )
-  if other_similarity is None:
+  numbers = {'layers': values}
+  if subject.second_vit is None:
     caption += ' With --other=PATH, of two models.'
-  numbers = {'layers': similarity}
-  if other_similarity is not None:
-    numbers['layers_and_other'] = other_similarity
-  return Drawn(caption, figures(), numbers)
-
-
-def _layer_cka(subject: Subject) -> np.ndarray:
-  """Returns CKA of the model's own layers, float32 [L, L]."""
-  captured, inputs = subject.captured, subject.images.inputs
-  has_all = len(captured.layers) == features.depth(subject.vit)
-  if has_all and len(inputs) >= similarity_lib.LEAST:
-    return similarity_lib.layers_cka(captured.tokens, captured.tokens)
-  # In batches, in another pass; raises an error if there are too few images.
-  return similarity_lib.layer_cka(subject.vit, inputs)
+    return Drawn(caption, [('', _cka_matrix(values, name, name))], numbers)
+  other_values = similarity_lib.layer_cka(
+    subject.vit, subject.images.sources, subject.second_vit
+  )
+  figures = [
+    (name, _cka_matrix(values, name, name)),
+    (f'{name} and {other_name}', _cka_matrix(other_values, name, other_name)),
+  ]
+  return Drawn(caption, figures, numbers | {'layers_and_other': other_values})
 
 
 def _cka_matrix(values: np.ndarray, row_model: str, column_model: str) -> Any:
@@ -386,10 +257,10 @@ def decodability(subject: Subject) -> Drawn:
   """Draws the accuracy of a linear classifier on each layer."""
   examples = subject.examples
   count = min(len(examples), _MOST_DECODED)
-  described = prediction_pictures.describe(examples)
   if count < _LEAST_DECODED:
     raise UserError(
-      f'{described} are too few: --split must have at least {_LEAST_DECODED}'
+      f'{examples.described} are too few: --split must have at least'
+      f' {_LEAST_DECODED}'
     )
   train, test = np.arange(0, count, 2), np.arange(1, count, 2)
   accuracy = similarity_lib.layer_decodability(
@@ -399,18 +270,18 @@ def decodability(subject: Subject) -> Drawn:
     examples.inputs(test),
     examples.label[test],
   )
-  intervals = np.array(
-    [report.wilson(round(float(a) * len(test)), len(test)) for a in accuracy]
+  bounds = np.array(
+    [intervals.wilson(round(float(a) * len(test)), len(test)) for a in accuracy]
   )
   most = np.bincount(examples.label[test]).max() / len(test)
   level = charts.Level(float(most), 'the most frequent class')
-  figure = charts.accuracy_by_depth(accuracy, intervals, level)
+  figure = charts.accuracy_by_depth(accuracy, bounds, level)
   caption = (
     'Accuracy of a linear classifier on the mean patch token after each layer:'
     ' a ridge regression of standardised features, whose penalty is chosen by'
     f' leave-one-out, trained on {len(train)} and tested on {len(test)}'
-    f' examples, every second one of {described} (at most {_MOST_DECODED}).'
-    ' Bars are 95% intervals (Wilson).'
+    f' examples, every second one of {examples.described} (at most'
+    f' {_MOST_DECODED}). Bars are 95% intervals (Wilson).'
   )
-  numbers = {'accuracy': accuracy, 'interval': intervals}
+  numbers = {'accuracy': accuracy, 'interval': bounds}
   return Drawn(caption, [('', figure)], numbers)

@@ -1,12 +1,14 @@
-"""Norms, similarity and principal components of tokens.
+"""Patches, and norms, similarity and principal components of tokens.
 
 Functions of a model and images come first, then those of arrays, with which
-several pictures share one forward pass (`features.reduced`).
+several pictures share one forward pass (`features.reduced`). A model is a ViT,
+hybrid or Mixer; images are what `vit.preprocess` accepts, or its output.
 
 In comments: B images, N tokens (those before the patches come first), D hidden
 size, L layers, (h, w) the grid of patches.
 """
 
+from collections.abc import Callable
 import functools
 from typing import Any
 from typing import NamedTuple
@@ -29,26 +31,26 @@ _LEAST_RANGE = 1e-4
 _BATCH = 16  # maximum number of images at a time
 
 
+def image_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
+  """Cuts images into the sequence of patches that a model reads.
+
+  They are of p x q pixels, row by row, in the units of `vit.preprocess`:
+  float32 [B, h * w, p, q, C].
+  """
+  h, w = features.patch_grid(vit)
+  x = features.prepared(vit, images)
+  b, height, width, channels = x.shape
+  x = x.reshape(b, h, height // h, w, width // w, channels)
+  return x.swapaxes(2, 3).reshape(b, h * w, height // h, width // w, channels)
+
+
 def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns the norms of the tokens after each layer.
+  """Returns the L2 norms of the tokens after each layer, float32 [L, B, N].
 
   Patches with large norms are outliers that hold global information instead of
   the patch (Vision Transformers Need Registers, arXiv:2309.16588, section 2).
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    L2 norms, float32 [L, B, N].
-
-  Raises:
-    UserError: The model has no tokens, or an image cannot be read.
   """
-  features.check_tokens(vit)
-  return features.reduced(
-    vit, images, ('tokens',), lambda arrays: norms(arrays['tokens']), axis=1
-  )
+  return reduced(vit, images, norms, axis=1)
 
 
 def patch_similarity(
@@ -56,26 +58,15 @@ def patch_similarity(
 ) -> np.ndarray:
   """Returns the similarity of each patch's token to that of a chosen patch.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-    patch: (row, column) of the chosen patch, from 0.
-    layer: Index of the layer whose output is compared; -1: the last.
+  It is the cosine similarity, float32 [B, h, w]; 1 at the patch itself.
 
-  Returns:
-    Cosine similarity, float32 [B, h, w]; 1 at the patch itself.
-
-  Raises:
-    UserError: The model has no tokens, no such patch or no such layer, or an
-      image cannot be read.
+  patch: (row, column), from 0. layer: Index of the layer whose output is
+  compared; -1: the last.
   """
   grid, index = features.patch_grid(vit), features.patch_index(vit, patch)
   layer = features.layer_index(vit, layer)
-  return features.reduced(
-    vit,
-    images,
-    ('tokens',),
-    lambda arrays: similarity_to(arrays['tokens'][layer], grid, index),
+  return reduced(
+    vit, images, lambda x: similarity_to(x[layer], grid, index), axis=0
   )
 
 
@@ -84,23 +75,23 @@ def token_pca(vit: weights.Loaded, images: Any, layer: int = -1) -> np.ndarray:
 
   This follows DINOv2 (arXiv:2304.07193, figure 1), but keeps the background.
   The components are computed from all patches of all images together, so that
-  similar colours mean similar tokens, also in different images.
+  similar colours mean similar tokens, also in different images. Red, green and
+  blue are the first three, float32 [B, h, w, 3] in [0, 1].
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-    layer: Index of the layer whose output is shown; -1: the last.
-
-  Returns:
-    Red, green and blue, the first three components, float32 [B, h, w, 3] in
-    [0, 1].
-
-  Raises:
-    UserError: The model has no tokens or no such layer, or an image cannot be
-      read.
+  layer: Index of the layer whose output is shown; -1: the last.
   """
   grid, layer = features.patch_grid(vit), features.layer_index(vit, layer)
   return pca(features.features(vit, images, [layer])[0], grid)
+
+
+def reduced(
+  vit: weights.Loaded, images: Any, reduce: Callable[[Any], Any], axis: int
+) -> np.ndarray:
+  """Reduces tokens [L, B, N, D]; B is the result's axis `axis`."""
+  features.check_tokens(vit)
+  return features.reduced(
+    vit, images, ('tokens',), lambda x: reduce(x['tokens']), axis
+  )
 
 
 class Foreground(NamedTuple):
@@ -124,33 +115,15 @@ def patch_foreground(vit: weights.Loaded, images: Any) -> Foreground:
   PCA, over the patches of all images, the patches with a positive component are
   the foreground, and a second PCA is over these. The sign of a component means
   nothing; here the foreground is the side with fewer patches at the borders of
-  images.
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    The components of the trunk's output, after its last norm.
-
-  Raises:
-    UserError: The model has no tokens, or an image cannot be read.
+  images. Features are those of the trunk's output, after its last norm.
   """
   return foreground(patch_features(vit, images), features.patch_grid(vit))
 
 
 def patch_features(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns the trunk's output for patches, after its last norm.
+  """Returns the trunk's output for patches, float32 [B, h * w, D].
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Images that `vit.preprocess` accepts, or its output.
-
-  Returns:
-    float32 [B, h * w, D].
-
-  Raises:
-    UserError: The model has no tokens, or an image cannot be read.
+  It is the output after the last norm.
   """
   h, w = features.patch_grid(vit)
   params = jax.tree.map(jnp.asarray, vit.params)
@@ -179,15 +152,10 @@ def norms(tokens: jax.Array) -> jax.Array:
 def similarity_to(
   tokens: jax.Array, grid: tuple[int, int], index: jax.typing.ArrayLike
 ) -> jax.Array:
-  """Returns the similarity of each patch's token to that of a chosen patch.
+  """Returns the cosine similarity of patches to a chosen patch, [B, h, w].
 
-  Args:
-    tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
-    grid: (h, w).
-    index: Index of the chosen patch, row by row.
-
-  Returns:
-    Cosine similarity, [B, h, w].
+  tokens: Output of a layer, [B, N, D]; the last h * w are the patches. index:
+  Index of the chosen patch, row by row.
   """
   h, w = grid
   patches = tokens[:, -h * w :]
@@ -198,14 +166,9 @@ def similarity_to(
 
 
 def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-  """Returns tokens as colours; see `token_pca`.
+  """Returns tokens as colours, float32 [B, h, w, 3]; see `token_pca`.
 
-  Args:
-    tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
-    grid: (h, w).
-
-  Returns:
-    float32 [B, h, w, 3] in [0, 1].
+  tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
   """
   h, w = grid
   x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])
@@ -215,9 +178,7 @@ def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 def foreground(tokens: np.ndarray, grid: tuple[int, int]) -> Foreground:
   """Returns the components of the foreground; see `patch_foreground`.
 
-  Args:
-    tokens: [B, N, D]; the last h * w are the patches.
-    grid: (h, w).
+  tokens: [B, N, D]; the last h * w are the patches.
   """
   h, w = grid
   x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])

@@ -23,13 +23,8 @@ _NO_IMAGE = (
 def parse(data: bytes, names: Sequence[str]) -> tuple[list[str], bytes]:
   """Returns texts by their names, and the image file behind them.
 
-  Args:
-    data: The length of the JSON, in 4 bytes, little-endian; a JSON object; the
-      image.
-    names: Keys of the object, each of a text.
-
-  Raises:
-    UserError: It does not read so, or the JSON is too long.
+  data: The length of the JSON, in 4 bytes, little-endian; a JSON object; the
+  image.
   """
   length = int.from_bytes(data[:4], 'little')
   if length > MOST_TEXT:
@@ -47,14 +42,7 @@ def parse(data: bytes, names: Sequence[str]) -> tuple[list[str], bytes]:
 
 
 def check(data: bytes) -> None:
-  """Checks that a file is an image of a supported format and size.
-
-  Args:
-    data: Content of the file.
-
-  Raises:
-    UserError: The file is not such an image.
-  """
+  """Checks that a file is an image of a supported format and size."""
   try:
     size = image_size(data)
   except struct.error:  # it ends within its header
@@ -74,11 +62,7 @@ def check(data: bytes) -> None:
 
 
 def image_size(data: bytes) -> tuple[int, int] | None:
-  """Returns the stored (height, width); None if the format is unknown.
-
-  Raises:
-    struct.error: The header of a WebP file is cut off.
-  """
+  """Returns the stored (height, width); None if the format is unknown."""
   if data.startswith(b'RIFF') and data[8:12] == b'WEBP':
     return _webp_size(data)
   if data.startswith(decode.TIFF):

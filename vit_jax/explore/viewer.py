@@ -40,7 +40,11 @@ class Viewer:
   def __init__(self, vit: weights.Loaded, name: str):
     """Copies the parameters to the device; compiles nothing yet."""
     self.name = name
-    self._sentences, problem = _load_sentences(vit)
+    self._sentences, problem = None, ''
+    try:  # None for a model without a text tower
+      self._sentences = sentences_lib.Sentences.load(vit)
+    except config_lib.UserError as e:
+      problem = f'Sentences cannot be compared: {config_lib.one_line(e)}.'
     self._vit = dataclasses.replace(vit, params=jax.device_put(vit.params))
     self._heads, note = _shown_heads(vit)
     self._note = ' '.join(filter(None, (note, problem)))
@@ -110,12 +114,6 @@ class Viewer:
         mean of the patches (for rollout, the input of the head); the others are
         the patches.
       pixels: uint8 [H, W, 3], the input of the model.
-
-    Args:
-      image: Content of an image file.
-
-    Raises:
-      UserError: The image cannot be decoded, or the output is not finite.
     """
     x = self._vit.preprocess(image)
     arrays = self._see(x)
@@ -133,15 +131,6 @@ class Viewer:
 
       places: float32 [C, h, w], how much each patch adds to the cosine of each
         sentence (`sentences.Fit`); `index` is a row of it.
-
-    Args:
-      image: Content of an image file.
-      text: Sentences, as for `sentences.split`.
-      template: A text with {} where each of them goes.
-
-    Raises:
-      UserError: The model reads no texts, there is no sentence, or the image
-        cannot be decoded.
     """
     if self._sentences is None:
       raise config_lib.UserError(f'{self.name} reads no texts')
@@ -219,10 +208,6 @@ def packed(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
   The format: the length of the JSON, in 4 bytes; the JSON, padded with spaces
   to a multiple of 4 bytes, in which `arrays` lists (name, type, shape); the
   arrays in this order. Numbers are little-endian.
-
-  Args:
-    head: Content of the JSON.
-    arrays: float32 arrays, then uint8 arrays.
   """
   listed = [(name, x.dtype.name, x.shape) for name, x in arrays.items()]
   text = json.dumps({**head, 'arrays': listed}).encode()
@@ -231,19 +216,6 @@ def packed(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
   return b''.join(
     [struct.pack('<I', len(text)), text, *(x.tobytes() for x in parts)]
   )
-
-
-def _load_sentences(
-  vit: weights.Loaded,
-) -> tuple[sentences_lib.Sentences | None, str]:
-  """Returns what compares sentences, and a note if the vocabulary is missing.
-
-  A model without a text tower has neither.
-  """
-  try:
-    return sentences_lib.Sentences.load(vit), ''
-  except config_lib.UserError as e:
-    return None, f'Sentences cannot be compared: {config_lib.one_line(e)}.'
 
 
 def _shown_heads(vit: weights.Loaded) -> tuple[int, str]:

@@ -5,9 +5,7 @@ pyplot, which would keep them in memory.
 """
 
 from collections.abc import Iterator
-from collections.abc import Mapping
 import contextlib
-import functools
 import pathlib
 from typing import Any
 from typing import TYPE_CHECKING
@@ -63,21 +61,14 @@ def check() -> None:
 def style() -> Iterator[None]:
   """Returns the context in which figures are made and saved."""
   import matplotlib
-
-  with matplotlib.rc_context(_STYLE | fonts()), warnings.catch_warnings():
-    warnings.filterwarnings('ignore', 'Glyph')  # names may be in any script
-    yield
-
-
-@functools.cache
-def fonts() -> Mapping[str, Any]:
-  """Returns a style with fonts for all scripts that are installed here."""
   from matplotlib import font_manager
 
   installed = set(font_manager.get_font_names())
-  return {
-    'font.family': ['DejaVu Sans', *(x for x in _MORE_FONTS if x in installed)]
-  }
+  fonts = ['DejaVu Sans', *(x for x in _MORE_FONTS if x in installed)]
+  style = _STYLE | {'font.family': fonts}
+  with matplotlib.rc_context(style), warnings.catch_warnings():
+    warnings.filterwarnings('ignore', 'Glyph')  # names may be in any script
+    yield
 
 
 def figure(width: float, height: float) -> 'figure_lib.Figure':
@@ -108,18 +99,10 @@ def make_log(axis: 'axis_lib.XAxis | axis_lib.YAxis') -> None:
 def save(
   picture: 'figure_lib.Figure | np.ndarray', path: pathlib.Path
 ) -> tuple[int, int]:
-  """Writes a picture: a chart as PNG and SVG, a sheet as PNG.
+  """Writes a picture: a chart as PNG and SVG, a sheet uint8 [H, W, 3] as PNG.
 
-  Args:
-    picture: Figure from this module, made within the same `style`; or pixels,
-      uint8 [H, W, 3].
-    path: Path of the files, without suffix.
-
-  Returns:
-    (width, height) that it should have on a page, in pixels.
-
-  Raises:
-    UserError: It cannot be written.
+  A chart was made within the same `style`. The path has no suffix. Returns
+  (width, height) that the picture should have on a page, in pixels.
   """
   png = path.with_name(f'{path.name}.png')
   if isinstance(picture, np.ndarray):

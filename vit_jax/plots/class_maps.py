@@ -25,10 +25,7 @@ def overlay(
 
   A background stays as it is in the image.
 
-  Args:
-    image: uint8 [h, w, 3].
-    labels: int [h, w].
-    colours: From `style.label_colours`.
+  image: uint8 [h, w, 3]. labels: int [h, w]. colours: Of `style.label_colours`.
   """
   mixed = (1 - _SHARE) * image + _SHARE * colours[labels]
   is_class = (colours != style.rgb(style.BACKGROUND)).any(-1)[labels]
@@ -46,13 +43,10 @@ def compared(
   Colours are not mixed with the image. Pixels that do not count have the
   colour `style.VOID`.
 
-  Args:
-    image: uint8 [h, w, 3].
-    maps: `segments`, the prediction, and perhaps `map`, the ground truth, int
-      [h, w]. With both, the result is the ground truth, the prediction, and the
-      errors over the image in pale grey.
-    colours: From `style.label_colours`.
-    ignore: The label of pixels that do not count.
+  maps: `segments`, the prediction, and perhaps `map`, the ground truth, int [h,
+  w]. With both, the result is the ground truth, the prediction, and the errors
+  over the image, uint8 [h, w, 3], in pale grey. ignore: The label of pixels
+  that do not count.
   """
   predicted = maps['segments']
   if 'map' not in maps:
@@ -80,12 +74,8 @@ def draw(
 ) -> np.ndarray:
   """Returns a sheet with a group of tiles for each image, and a legend.
 
-  Args:
-    names: Names of the classes.
-    ignore: The label of pixels that do not count.
-    images: uint8 [B, H, W, 3].
-    maps: `segments` and, if there are labels, `map`, int [B, H, W] each.
-    captions: Texts below the images.
+  images: uint8 [B, H, W, 3]. maps: `segments` and, if there are labels, `map`,
+  int [B, H, W] each.
   """
   colours = style.label_colours(names)
   shape = tiles.tile_shape(
@@ -115,10 +105,7 @@ def legend(
 ) -> list[tuple[str, np.ndarray]]:
   """Returns the names and colours of the classes that occur in maps.
 
-  Args:
-    names: Names of the classes.
-    maps: Labels, int [...] each.
-    ignore: The label of pixels that do not count.
+  maps: Labels, int [...] each.
   """
   colours = style.label_colours(names)
   classes = {i for labels in maps for i in np.unique(labels).tolist()}

@@ -3,7 +3,6 @@
 Needs matplotlib, which is in the extra [explore].
 """
 
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -54,27 +53,18 @@ _MARKED = 25  # maximum number of points that are marked
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-  """A curve with N points, of one run or of several with the same config.
+  """A curve with N points, of one run or of several with the same config."""
 
-  Attributes:
-    x: Float [N].
-    y: Float [N], the mean over the runs; nan makes a gap.
-    low: Minimum over several runs, float [N]; None for one run.
-    high: Maximum over several runs, float [N]; None for one run.
-  """
-
-  x: np.ndarray
-  y: np.ndarray
+  x: np.ndarray  # float [N]
+  y: np.ndarray  # float [N], the mean over the runs; nan makes a gap
+  # Minimum over several runs, float [N]; None for one run.
   low: np.ndarray | None = None
+  # Maximum over several runs, float [N]; None for one run.
   high: np.ndarray | None = None
 
 
 def check(path: pathlib.Path) -> None:
-  """Checks that `draw` can write a picture.
-
-  Raises:
-    UserError: matplotlib is missing, or cannot write such a file there.
-  """
+  """Checks that `draw` can write a picture."""
   if path.suffix not in ENDINGS:
     raise UserError(
       f'--out={path}: its name must end in {" or ".join(ENDINGS)}'
@@ -97,35 +87,41 @@ def draw(
 ) -> None:
   """Writes a picture with a panel for each metric, and one legend.
 
-  Args:
-    panels: Curves by metric, then by run.
-    names: Names of all runs, in the order of the legend.
-    path: Path of the picture; see `ENDINGS`.
-    x_label: Label below each panel.
-    smooth: Metrics to draw smoothed, in front of the unsmoothed curve. Each
-      point is the mean over a range of x that is the same for all runs.
-
-  Raises:
-    UserError: It cannot be written.
+  panels: Curves by metric, then by run. names: Of all runs, in the order of the
+  legend. path: See `ENDINGS`. smooth: Metrics to draw smoothed, in front of the
+  unsmoothed curve. Each point is the mean over a range of x that is the same
+  for all runs.
   """
-  columns = _columns(len(panels))
+  columns = _num_columns(len(panels))
   rows = -(-len(panels) // columns)
   room = rows * columns - len(panels)  # empty cells, where the legend goes
-  width = _window(
-    line for metric in smooth for line in panels.get(metric, {}).values()
-  )
+  smoothed = [x for name in smooth for x in panels.get(name, {}).values()]
+  width = _window(smoothed)
+  styles = {
+    name: {'linestyle': dash, 'color': color, 'linewidth': _LINE_WIDTH}
+    for name, (dash, color) in zip(
+      names, itertools.cycle(itertools.product(_DASHES, _COLORS)), strict=False
+    )
+  }
   with canvas.style():
     height = rows * _HEIGHT + (0 if room else _LEGEND)
     figure = canvas.figure(columns * _WIDTH, height)
     figure.set_layout_engine('constrained', w_pad=0.1, h_pad=0.1, wspace=0.04)
     grid = figure.add_gridspec(rows, columns)
-    styles = dict(zip(names, _styles(len(names)), strict=True))
     for i, (metric, lines) in enumerate(panels.items()):
       cell = figure.add_subplot(grid[divmod(i, columns)])
       for name, line in lines.items():
         _draw_line(cell, line, styles[name], width if metric in smooth else 0.0)
       _finish(cell, metric, lines, x_label)
-    note = _smoothing_note(panels, smooth, width, x_label)
+    note = ''
+    if width:
+      unit = {'step': 'steps', 'epoch': 'epochs'}.get(x_label, x_label)
+      unit = unit.removeprefix('time (').removesuffix(')')
+      thin = (
+        ', thin: each value' if any(x.low is None for x in smoothed) else ''
+      )
+      width_text = f'{width:.0f}' if width >= 10 else f'{width:.2g}'
+      note = f'Training: mean over {width_text} {unit}{thin}'
     if room:
       place = figure.add_subplot(grid[-1, -room:])
       place.set_axis_off()
@@ -140,7 +136,7 @@ def draw(
       raise safe_io.cannot_write(path, e) from e
 
 
-def _columns(panels: int) -> int:
+def _num_columns(panels: int) -> int:
   """Returns the number of columns that leaves the fewest cells empty."""
   if panels <= _COLUMNS[0]:
     return panels
@@ -160,16 +156,7 @@ def title(metric: str) -> str:
   return f'{text} ({source})' if name else text
 
 
-def _styles(count: int) -> list[dict[str, Any]]:
-  """Returns the style of each line."""
-  styles = itertools.cycle(itertools.product(_DASHES, _COLORS))
-  return [
-    {'linestyle': dash, 'color': color, 'linewidth': _LINE_WIDTH}
-    for dash, color in itertools.islice(styles, count)
-  ]
-
-
-def _window(lines: Iterable[Line]) -> float:
+def _window(lines: Sequence[Line]) -> float:
   """Returns the width of the smoothing window; 0: points are too far apart."""
   xs = [line.x for line in lines if len(line.x) > 1]
   if not xs:
@@ -177,23 +164,6 @@ def _window(lines: Iterable[Line]) -> float:
   width = _SMOOTHING * (max(x.max() for x in xs) - min(x.min() for x in xs))
   nearest = min(np.diff(x).min() for x in xs)
   return float(width) if nearest <= width / 2 else 0.0
-
-
-def _smoothing_note(
-  panels: Mapping[str, Mapping[str, Line]],
-  smooth: Sequence[str],
-  width: float,
-  x_label: str,
-) -> str:
-  """Returns words for the smoothing of some panels; '' without it."""
-  if not width:
-    return ''
-  unit = {'step': 'steps', 'epoch': 'epochs'}.get(x_label, x_label)
-  unit = unit.removeprefix('time (').removesuffix(')')
-  lines = [x for name in smooth for x in panels.get(name, {}).values()]
-  thin = ', thin: each value' if any(x.low is None for x in lines) else ''
-  width_text = f'{width:.0f}' if width >= 10 else f'{width:.2g}'
-  return f'Training: mean over {width_text} {unit}{thin}'
 
 
 def _draw_line(

@@ -5,33 +5,20 @@ pixels of the file.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.plots import paper as paper_lib
 from vit_jax.plots import style
-from vit_jax.plots import texts as texts_lib
 
+LINE, GAP = paper_lib.LINE, paper_lib.GAP
 MOST_CLASSES = 40  # of a confusion matrix
 _SIDE = 1000  # approximate sides of a matrix
-_CELL = paper_lib.LINE, 76  # minimum and maximum sides of a cell
+_CELL = LINE, 76  # minimum and maximum sides of a cell
 _WRITTEN = 20  # maximum rows and columns of a matrix with texts in its cells
 _NAMES = 260  # largest width of a name
 _LEAST_SHADE = 0.1  # of a count that is not 0, so that single errors are seen
 _DARK = 160  # the mean of a colour below which texts are white
-
-
-class Margin(NamedTuple):
-  """A column on the right of a matrix.
-
-  Attributes:
-    head: Its name.
-    texts: A text for each row.
-  """
-
-  head: str
-  texts: Sequence[str]
 
 
 def confusion(
@@ -44,10 +31,7 @@ def confusion(
   that is classified correctly. Of many classes those of `most_confused` are
   shown.
 
-  Args:
-    counts: Examples by label and prediction, int [K, K].
-    classes: Names of the classes.
-    title: A line above the matrix.
+  counts: Examples by label and prediction, int [K, K].
   """
   chosen = most_confused(counts)
   # The total of a row includes predictions of classes that are not shown.
@@ -69,22 +53,19 @@ def confusion(
     (names, names),
     ('true class', 'predicted class'),
     style.COUNTS,
-    Margin('correct', accuracy),
+    ('correct', accuracy),
   )
   if not title:
     return cells
-  head = paper_lib.Paper(
-    paper_lib.width(title, bold=True) + 2 * paper_lib.GAP, paper_lib.LINE
-  )
-  head.write([title], paper_lib.GAP, 0, bold=True)
+  head = paper_lib.Paper(paper_lib.width(title, bold=True) + 2 * GAP, LINE)
+  head.write([title], GAP, 0, bold=True)
   return paper_lib.stack([head.pixels, cells])
 
 
 def most_confused(counts: np.ndarray) -> np.ndarray:
   """Returns the classes with the most errors, ascending; all of a few.
 
-  Args:
-    counts: Examples by label and prediction, int [K, K].
+  counts: Examples by label and prediction, int [K, K].
   """
   if len(counts) <= MOST_CLASSES:
     return np.arange(len(counts))
@@ -98,57 +79,49 @@ def draw(
   names: tuple[Sequence[str], Sequence[str]],
   axes: tuple[str, str],
   colours: str,
-  margin: Margin | None = None,
+  margin: tuple[str, Sequence[str]] | None = None,
 ) -> np.ndarray:
   """Returns a matrix with its first row on top, uint8 [H, W, 3].
 
-  Args:
-    shades: Positions in the colour map, 0 to 1, float [R, C]; nan: no colour.
-    texts: Written into the cells of a matrix that has few, str [R, C].
-    names: Names of the rows and of the columns.
-    axes: Names of what the rows and the columns are.
-    colours: Name of the colour map; see `style`.
-    margin: A column on the right.
+  shades: Positions in the colour map, 0 to 1, float [R, C]; nan: no colour.
+  texts: Written into the cells of a matrix that has few, str [R, C]. names: Of
+  the rows and of the columns. axes: What both are. margin: Head and texts of a
+  column on the right.
   """
   rows, columns = shades.shape
-  widest = max(map(paper_lib.width, texts.ravel())) + paper_lib.GAP
+  head, margin_texts = margin or ('', ())
+  widest = max(map(paper_lib.width, texts.ravel())) + GAP
   side = round(np.clip(_SIDE / max(rows, columns), *_CELL))
   if max(rows, columns) <= _WRITTEN:
     side = max(side, round(widest))
-  left_names, below_names = (
-    texts_lib.shorten(list(x), _NAMES, paper_lib.width) for x in names
-  )
+  left_names, below_names = (paper_lib.shorten(list(x), _NAMES) for x in names)
   # A name that is wider than its column is turned.
-  below_images = [_line(name, side - paper_lib.GAP) for name in below_names]
-  left = (
-    2 * paper_lib.LINE + max(map(paper_lib.width, left_names)) + paper_lib.GAP
-  )
-  top = paper_lib.GAP + (paper_lib.LINE if margin else 0)
+  below_images = [_line(name, side - GAP) for name in below_names]
+  left = 2 * LINE + max(map(paper_lib.width, left_names)) + GAP
+  top = GAP + (LINE if margin else 0)
   right = left + columns * side
   bottom = top + rows * side
-  end = right + (paper_lib.GAP + paper_lib.width(margin.head) if margin else 0)
+  end = right + (GAP + paper_lib.width(head) if margin else 0)
   below = max(map(len, below_images))
-  picture = paper_lib.Paper(
-    end + 2 * paper_lib.GAP, bottom + below + paper_lib.LINE + 3 * paper_lib.GAP
-  )
+  picture = paper_lib.Paper(end + 2 * GAP, bottom + below + LINE + 3 * GAP)
   _draw_cells(picture, (left, top), side, shades, texts, colours)
-  step = -(-paper_lib.LINE // side)  # names that would touch are left out
+  step = -(-LINE // side)  # names that would touch are left out
   for i in range(0, rows, step):
-    y = top + (i + 0.5) * side - paper_lib.LINE / 2
-    picture.write([left_names[i]], left - paper_lib.GAP, y, align=1)
+    y = top + (i + 0.5) * side - LINE / 2
+    picture.write([left_names[i]], left - GAP, y, align=1)
     if margin:
-      picture.write([margin.texts[i]], end + paper_lib.GAP, y, align=1)
+      picture.write([margin_texts[i]], end + GAP, y, align=1)
   for j in range(0, columns, step):
     image = below_images[j]
     x = left + (j + 0.5) * side - image.shape[1] / 2
-    picture.paste(image, x, bottom + paper_lib.GAP)
+    picture.paste(image, x, bottom + GAP)
   if margin:
-    picture.write([margin.head], end + paper_lib.GAP, 0, align=1)
+    picture.write([head], end + GAP, 0, align=1)
   y_name, x_name = axes
   title = _line(y_name, 0)
   middle = (top + bottom - len(title)) / 2
-  picture.paste(title, paper_lib.GAP, max(0, middle))
-  y = bottom + below + 2 * paper_lib.GAP
+  picture.paste(title, GAP, max(0, middle))
+  y = bottom + below + 2 * GAP
   picture.write([x_name], (left + right) / 2, y, align=0.5)
   return picture.pixels
 
@@ -175,7 +148,7 @@ def _draw_cells(
     picture.paste(cell, x, y)
     if max(rows, columns) <= _WRITTEN:
       ink = style.PAPER if colour.mean() < _DARK else style.INK
-      middle = y + (side - paper_lib.LINE) / 2
+      middle = y + (side - LINE) / 2
       picture.write(
         [str(texts[i, j])], x + side / 2, middle, align=0.5, colour=ink
       )
@@ -184,6 +157,6 @@ def _draw_cells(
 def _line(text: str, room: float) -> np.ndarray:
   """Returns a line, uint8 [h, w, 3]; turned if it is wider than `room`."""
   width = paper_lib.width(text)
-  line = paper_lib.Paper(width + 1, paper_lib.LINE)
+  line = paper_lib.Paper(width + 1, LINE)
   line.write([text], 0, 0)
   return line.pixels if width <= room else np.rot90(line.pixels)

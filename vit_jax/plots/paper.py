@@ -1,15 +1,21 @@
 """Paper to draw pictures on: images, rectangles and lines of text.
 
+Texts are cut or wrapped to a width by a function `measure`, since charts have
+other fonts.
+
 OpenCV's own fonts are used, which have Latin, Greek, Cyrillic, Chinese,
 Japanese and Korean letters: a picture is the same on all machines. Lengths are
 in pixels of the file.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import functools
 import io
+import itertools
 import math
 import pathlib
+import re
 import unicodedata
 
 import cv2
@@ -17,11 +23,18 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.plots import style
+from vit_jax.runs import records
 from vit_jax.runs import safe_io
 
 LINE, GAP = style.LINE * style.DENSITY, style.GAP * style.DENSITY
 _SIZE = style.TEXT * style.DENSITY
 _NORMAL, _BOLD = 400, 600
+Measure = Callable[[str], float]
+
+_ELLIPSIS = '…'
+# How much of what is kept of a text is its beginning; the first is preferred.
+_BEGINNINGS = (0.5, 0.25, 0.0, 0.75, 1.0)
+_PIECES = re.compile(r'\s+|[^\s_/-]*[_/-]|[^\s_/-]+')  # between line breaks
 
 
 class Paper:
@@ -60,13 +73,7 @@ class Paper:
   ) -> None:
     """Writes lines of text below a height.
 
-    Args:
-      lines: The lines.
-      x: Where their left ends are, or the part `align` of their widths.
-      top: Height of the upper end of the first line.
-      align: 0: x is on the left of a line; 0.5: in its middle; 1: on its right.
-      bold: Whether letters are bold.
-      colour: Colour of the letters.
+    align: 0: x is on the left of a line; 0.5: in its middle; 1: on its right.
     """
     for i, line in enumerate(lines):
       left = round(x - align * width(line, bold))
@@ -97,6 +104,72 @@ def width(text: str, bold: bool = False) -> float:
   return float(wide)
 
 
+def shorten(
+  texts: Sequence[str], most: float, measure: Measure = width
+) -> list[str]:
+  """Cuts the texts that are wider than `most` pixels.
+
+  An ellipsis replaces the middle of a text. If that makes different texts
+  equal, another part of all of them is cut: `photo_0001.png` and
+  `photo_0002.png` may become `…0001.png` and `…0002.png`. Texts are equal only
+  if they were, or if there is no room for what distinguishes them.
+  """
+  distinct = list(dict.fromkeys(texts))
+  wide = {text for text in distinct if measure(text) > most}
+  if not wide:
+    return list(texts)
+  room = most - measure(_ELLIPSIS)
+  start = len(records.common_start([*wide]))
+
+  def ends(text: str, beginning: float) -> str:
+    head = _fitting(text, beginning * room, measure)
+    tail = _fitting(text[::-1], room - sum(map(measure, head)), measure)[::-1]
+    return f'{head}{_ELLIPSIS}{tail}'
+
+  def inner(text: str) -> str:
+    part = _fitting(text[start:], room - measure(_ELLIPSIS), measure)
+    return f'{_ELLIPSIS}{part}{_ELLIPSIS}'
+
+  ways: list[Callable[[str], str]] = [
+    functools.partial(ends, beginning=part) for part in _BEGINNINGS
+  ]
+  shortened = [
+    {text: way(text) if text in wide else text for text in distinct}
+    for way in [*ways, inner]
+  ]
+  best = max(shortened, key=lambda by_text: len({*by_text.values()}))
+  return [best[text] for text in texts]
+
+
+def _fitting(text: str, room: float, measure: Measure) -> str:
+  """Returns the most letters of a text, from the first on, that have room."""
+  ends = itertools.accumulate(map(measure, text))
+  return text[: sum(end <= room for end in ends)]
+
+
+def wrap(
+  texts: Sequence[str], most: float, limit: int, measure: Measure = width
+) -> list[list[str]]:
+  """Returns the lines of texts, none wider than `most` pixels.
+
+  A line ends at a space, or after one of `_/-`. What does not fit into `limit`
+  lines is shortened.
+  """
+  wrapped = []
+  for text in texts:
+    lines = ['']
+    for piece in _PIECES.findall(text):
+      if lines[-1].strip() and measure(lines[-1] + piece.rstrip()) > most:
+        lines.append('')
+      lines[-1] += piece
+    wrapped.append([line.strip() for line in lines])
+  long = [lines for lines in wrapped if len(lines) > limit]
+  ends = [' '.join(lines[limit - 1 :]) for lines in long]
+  for lines, end in zip(long, shorten(ends, most, measure), strict=True):
+    lines[limit - 1 :] = [end]
+  return [shorten(lines, most, measure) for lines in wrapped]
+
+
 def drawable(text: str) -> str:
   r"""Escapes letters that the font does not have, as \u0928."""
   return ''.join(
@@ -115,14 +188,11 @@ def _has_glyph(letter: str) -> bool:
   """Whether the font has a letter; it draws a '?' for others."""
   if letter.isascii() or not letter.isprintable():
     return letter.isprintable()
-  return not np.array_equal(_letter(letter), _letter('?'))
-
-
-def _letter(letter: str) -> np.ndarray:
-  """Returns the picture of a letter."""
-  image = np.zeros((2 * LINE, 2 * LINE, 3), np.uint8)
-  white, at = (255, 255, 255), (LINE // 2, LINE)
-  return cv2.putText(image, letter, at, white, _font(), _SIZE)[1]
+  drawn, unknown = (Paper(2 * LINE, 2 * LINE).pixels for _ in range(2))
+  for pixels, text in ((drawn, letter), (unknown, '?')):
+    at = LINE // 2, LINE
+    cv2.putText(pixels, text, at, style.rgb(style.INK), _font(), _SIZE)
+  return not np.array_equal(drawn, unknown)
 
 
 @functools.cache
@@ -139,11 +209,7 @@ def encode(pixels: np.ndarray) -> bytes:
 
 
 def save(path: pathlib.Path, pixels: np.ndarray) -> None:
-  """Writes the PNG of `encode` to a path, whose folder is made if need be.
-
-  Raises:
-    UserError: The file cannot be written.
-  """
+  """Writes the PNG of `encode` to a path, whose folder is made if need be."""
   with safe_io.writing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(encode(pixels))

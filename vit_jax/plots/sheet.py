@@ -12,7 +12,6 @@ import numpy as np
 
 from vit_jax.plots import paper as paper_lib
 from vit_jax.plots import style
-from vit_jax.plots import texts as texts_lib
 from vit_jax.plots import tiles as tiles_lib
 
 LINE, GAP = paper_lib.LINE, paper_lib.GAP
@@ -30,35 +29,21 @@ _READABLE = 192, 448  # limits of the longer side of an image
 
 
 class Tile(NamedTuple):
-  """A tile of a sheet.
+  """A tile of a sheet."""
 
-  Attributes:
-    image: uint8 [h, w, 3].
-    caption: Text below it, of one or more lines.
-    frame: Colour of its frame and its caption; '': a thin grey frame.
-  """
-
-  image: np.ndarray
-  caption: str = ''
-  frame: str = ''
+  image: np.ndarray  # uint8 [h, w, 3]
+  caption: str = ''  # text below it, of one or more lines
+  frame: str = ''  # colour of its frame and its caption; '': a thin grey frame
 
 
 class Scale(NamedTuple):
-  """The values that the colours of a sheet's maps stand for.
+  """The values that the colours of a sheet's maps stand for."""
 
-  Attributes:
-    low: Value of the first colour.
-    high: Value of the last colour.
-    label: Name of the values, with their unit.
-    colours: Name of the colour map; see `style`.
-    exceeded: Whether some values are above `high`.
-  """
-
-  low: float
-  high: float
-  label: str
-  colours: str = style.HEAT
-  exceeded: bool = False
+  low: float  # value of the first colour
+  high: float  # value of the last colour
+  label: str  # name of the values, with their unit
+  colours: str = style.HEAT  # name of the colour map; see `style`
+  exceeded: bool = False  # whether some values are above `high`
 
 
 def draw(
@@ -77,15 +62,10 @@ def draw(
   they are too wide, and only then shortened, so that different ones stay
   different.
 
-  Args:
-    rows: Tiles in rows of equal length; None leaves a place empty. Tiles that
-      are smaller than others are centred.
-    title: A line above all.
-    heads: Names of the columns of a group, which are repeated for each group.
-    names: Names of the rows.
-    group: Number of tiles of a row that belong together; 0: all of them.
-    scale: Scale of the maps.
-    legend: Names and colours, uint8 [3], of classes.
+  rows: Tiles in rows of equal length; None leaves a place empty. Tiles that are
+  smaller than others are centred. heads: Names of the columns of a group, which
+  are repeated for each group. group: Number of tiles of a row that belong
+  together; 0: all of them. legend: Names and colours, uint8 [3], of classes.
   """
   table = _table(rows, heads, names, group or max(map(len, rows), default=1))
   widths = [table.shape[1], 2 * GAP + paper_lib.width(title, bold=True)]
@@ -113,12 +93,13 @@ def _table(
   before = _wrap(names, _BEFORE, _BEFORE_LINES)
   captions = [tile.caption if tile else '' for tile in cells]
   below = iter(_wrap(captions, wide, _CAPTION_LINES))
-  left = GAP + max((GAP + _widest(lines) for lines in before), default=0)
+  widths = [paper_lib.width(line) for lines in before for line in lines]
+  left = GAP + (GAP + math.ceil(max(widths, default=0)) if before else 0)
   count = max(map(len, rows), default=0)
   lefts = [
     left + j * (wide + GAP) + j // group * _GROUP_GAP for j in range(count)
   ]
-  top = LINE * _most(above) + GAP
+  top = LINE * max(map(len, above), default=0) + GAP
   header = paper_lib.Paper(lefts[-1] + wide + GAP if lefts else left, top)
   for j, x in enumerate(lefts):
     lines = above[j % group] if above else []
@@ -128,35 +109,24 @@ def _table(
   for row, name in zip(rows, before or [[]] * len(rows), strict=True):
     high = max((tile.image.shape[0] for tile in row if tile), default=0)
     texts = [next(below) for _ in row]
-    tall = max(high + _FRAME + LINE * _most(texts), LINE * len(name))
+    most = max(map(len, texts), default=0)
+    tall = max(high + _FRAME + LINE * most, LINE * len(name))
     strip = paper_lib.Paper(header.pixels.shape[1], _FRAME + tall + GAP)
     start = max(0, (high - LINE * len(name)) / 2)
     strip.write(name, left - GAP, _FRAME + start, align=1)
-    for x, tile, lines in zip(lefts, row, texts, strict=False):
-      if tile:
-        _draw_tile(strip, tile, lines, (x, _FRAME, wide, high))
+    for left_side, tile, lines in zip(lefts, row, texts, strict=False):
+      if tile is None:
+        continue
+      h, w = tile.image.shape[:2]
+      x, y = left_side + (wide - w) // 2, _FRAME + (high - h) // 2
+      edge = _FRAME if tile.frame else 1  # a tile may be as white as the paper
+      colour, ink = tile.frame or style.FAINT, tile.frame or style.INK
+      strip.fill(x - edge, y - edge, w + 2 * edge, h + 2 * edge, colour)
+      strip.paste(tile.image, x, y)
+      middle, bottom = left_side + wide / 2, _FRAME + high + _FRAME
+      strip.write(lines, middle, bottom, align=0.5, colour=ink)
     blocks.append(strip.pixels)
   return paper_lib.stack(blocks)
-
-
-def _draw_tile(
-  paper: paper_lib.Paper,
-  tile: Tile,
-  lines: Sequence[str],
-  cell: tuple[int, int, int, int],
-) -> None:
-  """Draws a tile in the middle of a cell (left, top, width, height)."""
-  left, top, wide, high = cell
-  h, w = tile.image.shape[:2]
-  x, y = left + (wide - w) // 2, top + (high - h) // 2
-  edge = _FRAME if tile.frame else 1  # a tile may be as white as the paper
-  colour = tile.frame or style.FAINT
-  paper.fill(x - edge, y - edge, w + 2 * edge, h + 2 * edge, colour)
-  paper.paste(tile.image, x, y)
-  ink = tile.frame or style.INK
-  paper.write(
-    lines, left + wide / 2, top + high + _FRAME, align=0.5, colour=ink
-  )
 
 
 def draw_scale(scale: Scale) -> np.ndarray:
@@ -209,9 +179,7 @@ def _swatches(
   legend: Sequence[tuple[str, np.ndarray]], right: int
 ) -> np.ndarray:
   """Returns names beside their colours, in as many lines as they need."""
-  names = texts_lib.shorten(
-    [name for name, _ in legend], right / 2, paper_lib.width
-  )
+  names = paper_lib.shorten([name for name, _ in legend], right / 2)
   places = []
   x, line = GAP, 0
   for name in names:
@@ -234,28 +202,17 @@ def _wrap(texts: Sequence[str], most: float, limit: int) -> list[list[str]]:
   """Wraps each line of texts to at most `limit` lines of a width."""
   lines = [text.split('\n') if text else [] for text in texts]
   flat = list(itertools.chain.from_iterable(lines))
-  wrapped = iter(texts_lib.wrap(flat, most, paper_lib.width, limit))
+  wrapped = iter(paper_lib.wrap(flat, most, limit))
   return [
     [part for _ in text_lines for part in next(wrapped)] for text_lines in lines
   ]
 
 
-def _most(lines: Sequence[Sequence[str]]) -> int:
-  return max(map(len, lines), default=0)
-
-
-def _widest(lines: Sequence[str]) -> int:
-  return max((math.ceil(paper_lib.width(line)) for line in lines), default=0)
-
-
 def readable(image: np.ndarray) -> np.ndarray:
-  """Resizes an image [h, w, C] to a tile that is easily seen.
+  """Resizes an image [h, w, C] to a tile that is easily seen, uint8 [H, W, 3].
 
-  Args:
-    image: uint8, or float from 0 to 1; C as for `tiles.to_rgb`.
-
-  Returns:
-    uint8 [H, W, 3]. Values that are not finite are magenta.
+  image: uint8, or float from 0 to 1, where values that are not finite become
+  magenta; C as for `tiles.to_rgb`.
   """
   scale = 255 if image.dtype == np.uint8 else 1
   values = image.astype(np.float32) / scale

@@ -64,11 +64,7 @@ def rgb(colour: str) -> tuple[int, int, int]:
 
 @functools.cache
 def colour_table(name: str) -> np.ndarray:
-  """Returns the colours of a map from its lowest value on, uint8 [256, 3].
-
-  Args:
-    name: HEAT, SIGNED or COUNTS.
-  """
+  """Returns the colours of a map from its lowest value on, uint8 [256, 3]."""
   steps = np.arange(256)
   if name == HEAT:
     table = cv2.applyColorMap(steps.astype(np.uint8), cv2.COLORMAP_MAGMA)

@@ -18,14 +18,9 @@ T = TypeVar('T')
 def pixels(
   preprocess: preprocess_lib.Preprocess, inputs: np.ndarray
 ) -> np.ndarray:
-  """Converts the input of a model to pixels.
+  """Converts the input of a model, float32 [B, H, W, C], to pixels.
 
-  Args:
-    preprocess: The preprocessing of the model.
-    inputs: Preprocessed images, float32 [B, H, W, C].
-
-  Returns:
-    uint8 [B, H, W, 3], with transparent pixels on white.
+  They are uint8 [B, H, W, 3], with transparent pixels on white.
   """
   mean, std = (
     np.asarray(x, np.float32) for x in (preprocess.mean, preprocess.std)
@@ -36,9 +31,8 @@ def pixels(
 def to_rgb(image: np.ndarray) -> np.ndarray:
   """Returns colours, uint8 [..., 3].
 
-  Args:
-    image: Float [..., C], 0 to 1; C is 1 (grey), 3 (RGB) or 4 (RGB and alpha,
-      which is shown on white). Of another number the first is shown as grey.
+  image: Float [..., C], 0 to 1; C is 1 (grey), 3 (RGB) or 4 (RGB and alpha,
+  which is shown on white). Of another number the first is shown as grey.
   """
   if image.shape[-1] not in (3, 4):
     image = image[..., :1]
@@ -59,12 +53,9 @@ def tile_shape(
 ) -> tuple[int, int]:
   """Returns (height, width) of tiles in which each patch has whole pixels.
 
-  Args:
-    image: (H, W).
-    grid: (h, w).
-    columns: Number of tiles in a row.
-    width: Largest width of a row.
-    limits: Minimum and maximum of a tile's longer side, if possible.
+  image: (H, W). grid: (h, w). columns: Number of tiles in a row, whose largest
+  width is `width`. limits: Minimum and maximum of a tile's longer side, if
+  possible.
   """
   longest = np.clip(width // columns, *limits)
   scale = min(longest / image[0], longest / image[1])
@@ -101,18 +92,14 @@ def color(
   limits: tuple[float, float],
   name: str = style.HEAT,
 ) -> np.ndarray:
-  """Returns a map in colours, with one colour for each patch.
+  """Returns a map [h, w] in colours, with one colour for each patch.
 
-  Args:
-    values: [h, w].
-    shape: (height, width) of the result.
-    limits: Values of the first and the last colour.
-    name: Name of the colour map; see `style`.
-
-  Returns:
-    uint8 [height, width, 3].
+  It is uint8 [height, width, 3]. limits: Values of the first and the last
+  colour. name: Of the colour map; see `style`.
   """
-  scaled = _scaled(np.asarray(values, np.float64), *limits)
+  low, high = limits
+  span = high - low if high > low else 1
+  scaled = np.clip((np.asarray(values, np.float64) - low) / span, 0, 1)
   table = style.colour_table(name)
   return fit(table[np.round(scaled * (len(table) - 1)).astype(int)], shape)
 
@@ -122,10 +109,7 @@ def cover(
 ) -> np.ndarray:
   """Returns an image [height, width, 3] whose hidden patches are covered.
 
-  Args:
-    image: uint8 [height, width, 3].
-    hidden: bool [h, w], or a shape that divides the image's.
-    opacity: 1: nothing is seen of these patches; 0: all.
+  hidden: bool [h, w], or a shape that divides the image's.
   """
   shape = image.shape[0], image.shape[1]
   covered = fit(np.asarray(hidden).astype(np.uint8), shape)[..., None] * opacity
@@ -169,11 +153,3 @@ def grouped(groups: Sequence[Sequence[T]], most: int) -> list[list[T | None]]:
     row = [tile for group in groups[start : start + per_row] for tile in group]
     rows.append([*row, *[None] * (per_row * size - len(row))])
   return rows
-
-
-def _scaled(
-  x: np.ndarray, low: float | np.ndarray, high: float | np.ndarray
-) -> np.ndarray:
-  """Maps low to 0 and high to 1; if they are equal, all values to 0."""
-  span = np.where(np.subtract(high, low) > 0, np.subtract(high, low), 1)
-  return np.clip((x - low) / span, 0, 1)

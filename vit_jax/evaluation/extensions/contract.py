@@ -10,12 +10,7 @@ class Checked(base.Evaluator):
   """Extends an evaluator by a check that its results are those it declares."""
 
   def run(self, context: base.Context) -> dict[str, Any]:
-    """Returns the metrics.
-
-    Raises:
-      EvaluationError: They are no dict of numbers, lack one that the class
-        declares, or have one that it does not.
-    """
+    """Returns the metrics."""
     results: Any = super().run(context)
     if not isinstance(results, Mapping):
       raise base.EvaluationError(
@@ -38,22 +33,24 @@ class Checked(base.Evaluator):
   def _check_names(
     self, declared: Mapping[str, str], results: Mapping[str, Any]
   ) -> None:
-    """Raises an EvaluationError if results have other names than declared."""
+    """Checks that results have the names that are declared."""
     groups = tuple(name for name in declared if name.endswith('/'))
     undeclared = [
-      name
+      repr(name)
       for name in results
       if name not in declared
       and name != 'confusion'
       and not str(name).startswith(groups)
     ]
-    missing = [x for x in declared if x not in results and x not in groups]
+    missing = [
+      repr(x) for x in declared if x not in results and x not in groups
+    ]
     problems = []
     if undeclared:
-      names = ', '.join(map(repr, undeclared))
+      names = ', '.join(undeclared)
       problems.append(f'returns {names}, which `metrics` does not declare')
     if missing:
-      names = ', '.join(map(repr, missing))
+      names = ', '.join(missing)
       problems.append(f'does not return {names}, which `metrics` declares')
     if problems:
       declares = ', '.join(declared) or 'nothing'

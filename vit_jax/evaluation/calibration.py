@@ -1,0 +1,65 @@
+"""Calibration: confidence against accuracy, in bins (arXiv:1706.04599)."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.evaluation import intervals
+
+BINS = 15  # of equal width, as in the paper
+
+
+class Bin(NamedTuple):
+  """The examples whose confidence is in one range.
+
+  Attributes:
+    confidence: Their mean confidence, 0 to 1.
+    accuracy: Fraction that is classified correctly.
+    interval: 95% confidence interval of the accuracy (Wilson): low, high.
+    examples: Number of examples.
+  """
+
+  confidence: float
+  accuracy: float
+  interval: tuple[float, float]
+  examples: int
+
+
+def bin_numbers(confidence: np.ndarray) -> np.ndarray:
+  """Returns the bins of confidences; bin m is (m / BINS, (m + 1) / BINS]."""
+  return np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+
+
+def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
+  """Returns the expected calibration error over 15 bins of equal width.
+
+  That is the difference between accuracy and mean confidence in each bin,
+  averaged over the examples (arXiv:1706.04599, equation 3).
+
+  confidence: float [N], the probability of the predicted class. correct: bool
+  [N], whether the prediction is correct.
+  """
+  gaps = correct.astype(np.float64) - confidence
+  sums = np.bincount(bin_numbers(confidence), gaps, BINS)
+  return float(np.abs(sums).sum() / len(confidence))
+
+
+def reliability_bins(confidence: np.ndarray, right: np.ndarray) -> list[Bin]:
+  """Returns the ranges of confidence that contain examples.
+
+  They are those of `calibration_error`, which has the arguments.
+  """
+  numbers = bin_numbers(confidence)
+  bins = []
+  for number in np.unique(numbers):
+    members = numbers == number
+    count, correct = int(members.sum()), int(right[members].sum())
+    bins.append(
+      Bin(
+        float(confidence[members].mean()),
+        correct / count,
+        intervals.wilson(correct, count),
+        count,
+      )
+    )
+  return bins
