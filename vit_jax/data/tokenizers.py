@@ -281,10 +281,7 @@ def check_name(name: str) -> None:
 
 
 def sizes(name: str, length: int | None) -> tuple[int, int]:
-  """Returns the tokens of a text and of a vocabulary, without opening a file.
-
-  Without `length`, a text has as many as published.
-  """
+  """Returns the tokens of a text and a vocabulary, without opening a file."""
   if name == WORDS:
     return length or _WORDS_LENGTH, 1 + _BYTES + _MOST_WORDS + 1
   published = vocabularies.PUBLISHED[vocabularies.kind(name)]
