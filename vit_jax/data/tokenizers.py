@@ -43,21 +43,14 @@ _BYTES = 256
 
 
 class Tokenizer(abc.ABC):
-  """Maps texts to a fixed number of tokens.
+  """Maps texts to a fixed number of tokens."""
 
-  Attributes:
-    length: L, tokens of a text with the special ones.
-    vocabulary: Number of different tokens.
-    pad: What follows the last token.
-    end: What a text that is cut ends with; None: with its last piece.
-  """
-
-  pad: int = 0
-  end: int | None = None
+  pad: int = 0  # what follows the last token
+  end: int | None = None  # ends a text that is cut; None: its last piece does
 
   def __init__(self, length: int, vocabulary: int):
-    self.length = length
-    self.vocabulary = vocabulary
+    self.length = length  # L, tokens of a text with the special ones
+    self.vocabulary = vocabulary  # number of different tokens
 
   @abc.abstractmethod
   def encode(self, text: str) -> list[int]:

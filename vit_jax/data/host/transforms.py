@@ -41,9 +41,6 @@ class StoredImage:
 
   The size of a JPEG is in its header, so decoding waits until the crops are
   known, and uses a fraction of the size if no crop needs more.
-
-  Attributes:
-    size: (height, width) of the whole image.
   """
 
   def __init__(
