@@ -64,9 +64,9 @@ def check_inputs(
   objective = f'config.objective.name={config.objective.name}'
   mixing = 'config.augment.mixup and config.augment.cutmix'
   mixes = augmentations.mixes(augment)
-  changes = (*augmentations.RECOLORING, 'erase') if image.device else ()
+  changes = [*augmentations.RECOLORING, 'erase'] if image.device else []
   if mixes and not image.can_mix:
-    changes += ('mixup', 'cutmix')
+    changes += ['mixup', 'cutmix']
   for key in changes:
     if augment[key]:
       hint = (

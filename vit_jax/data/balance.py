@@ -24,11 +24,8 @@ CLASSES = 'classes'  # another name for 1
 class Balance:
   """Draws the images of each epoch."""
 
-  members: np.ndarray  # positions in the source, class by class, int64 [N]
-  # Index of each class's first member, then N: int64 [classes + 1].
-  starts: np.ndarray
-  # Fraction of the draws that each class gets, float64 [classes].
-  shares: np.ndarray
+  members: list[np.ndarray]  # positions in the source of each class, int64
+  shares: np.ndarray  # fraction of the draws of each class, float64 [classes]
 
   def order(self, rng: np.random.Generator) -> np.ndarray:
     """Returns the positions of an epoch in order, int64 [N].
@@ -36,7 +33,7 @@ class Balance:
     Each class gets its share of the draws, rounded down or up. No image comes
     again before all others of its class have come.
     """
-    size = len(self.members)
+    size = sum(map(len, self.members))
     # Systematic sampling (N equidistant points from a random start): a class's
     # count differs by less than one from its expectation in every epoch.
     points = np.minimum((np.arange(size) + rng.random()) / size, 1 - 2**-53)
@@ -45,7 +42,7 @@ class Balance:
     counts = np.bincount(drawn, minlength=len(self.shares))
     positions = []
     for label in np.flatnonzero(counts):
-      members = self.members[self.starts[label] : self.starts[label + 1]]
+      members = self.members[label]
       passes = -(-counts[label] // len(members))
       drawn = np.concatenate([rng.permutation(members) for _ in range(passes)])
       positions.append(drawn[: counts[label]])
@@ -92,8 +89,6 @@ def make(source: base.Source, value: float | str) -> Balance:
   labels = source.column('label')
   counts = np.bincount(labels, minlength=len(source.classes))
   weights = np.where(counts, np.maximum(counts, 1) ** (1 - exponent(value)), 0)
-  return Balance(
-    members=np.argsort(labels, kind='stable'),
-    starts=np.concatenate([[0], np.cumsum(counts)]),
-    shares=weights / weights.sum(),
-  )
+  order = np.argsort(labels, kind='stable')
+  members = np.split(order, np.cumsum(counts)[:-1])
+  return Balance(members, weights / weights.sum())

@@ -65,10 +65,7 @@ class Source(abc.ABC):
   def from_config(
     cls, config: ml_collections.ConfigDict, split: str
   ) -> 'Source':
-    """Opens a split of the data that a full config names.
-
-    By default the class is called with both.
-    """
+    """Opens a split of a config's data; by default the class is called so."""
     make: Any = cls
     return make(config, split)
 
@@ -170,11 +167,7 @@ class ArraySource(Source):
     targets: Mapping[str, features_lib.Target | features_lib.Map],
     image: features_lib.Feature | None = None,
   ):
-    """Holds the arrays.
-
-    `targets` are the features other than the image. `image` is the image's
-    feature, as a Video of one size; None: an Image.
-    """
+    """Holds arrays of targets and of an `image`, by default of kind Image."""
     images = arrays['image']
     if image is None:
       image = features_lib.Image((images.shape[1], images.shape[2]))

@@ -46,7 +46,8 @@ def attach(
     if not words:
       is_train = split == data.split
       train = source if is_train else sources.open_stored(config, data.split)
-      words = common_words(train, config)
+      texts = by_class(train, config) or map(train.captions, range(len(train)))
+      words = tokenizers.common_words(itertools.chain.from_iterable(texts))
   tokenizer = tokenizers.make(data.tokenizer, data.text_length, words)
   text = text_kind.Text(
     tokenizer.length,
@@ -91,15 +92,6 @@ def by_class(
   return [tuple(fill(templates, name)) for name in names]
 
 
-def common_words(
-  source: base.Source, config: ml_collections.ConfigDict
-) -> tuple[str, ...]:
-  """Returns the words of all captions of a split, the most frequent first."""
-  texts = by_class(source, config)
-  caption_lists = texts or map(source.captions, range(len(source)))
-  return tokenizers.common_words(itertools.chain.from_iterable(caption_lists))
-
-
 def label_classes(
   example_features: Mapping[str, features.Feature], key: str, data_name: str
 ) -> tuple[str, ...]:
@@ -129,9 +121,11 @@ def parse(template_spec: str, key: str) -> tuple[str, ...]:
 
   It is 'A {}.|B {}.', a list of this package, or a file with one on each line.
   """
-  if _PLACE not in template_spec:
-    return check_templates(_lines(template_spec, TEMPLATE_LISTS, key), key)
-  return check_templates([x.strip() for x in template_spec.split('|')], key)
+  if _PLACE in template_spec:
+    templates = [x.strip() for x in template_spec.split('|')]
+  else:
+    templates = _lines(template_spec, TEMPLATE_LISTS, key)
+  return check_templates(templates, key)
 
 
 def check_templates(templates: Sequence[str], key: str) -> tuple[str, ...]:
@@ -155,10 +149,7 @@ def fill(templates: Sequence[str], name: str) -> list[str]:
 def class_names(
   list_name: str, classes: Sequence[str], key: str
 ) -> tuple[str, ...]:
-  """Returns the names of classes as a caption has them.
-
-  They are in a list of this package or a file; '' stands for the classes.
-  """
+  """Returns class names for captions, of a list or a file, or as they are."""
   if not list_name:
     return tuple(name.replace('_', ' ') for name in classes)
   names = tuple(_lines(list_name, CLASS_NAMES, key))

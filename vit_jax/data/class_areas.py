@@ -47,10 +47,7 @@ class ClassAreas:
     return {'maps': self.maps, 'classes': classes, 'ignored': ignored}
 
   def problem(self, split: str, total: int) -> str:
-    """Returns a sentence on the classes that no map has; '' if there are none.
-
-    `total` is the number of all maps of the split.
-    """
+    """Returns a sentence on classes that none of `total` maps has, or ''."""
     absent = self.absent()
     if not absent or not self.maps:
       return ''

@@ -87,11 +87,7 @@ class Histogram:
 def count_values(
   source: base.Source, bits: int, channels: int, most: int, strict: bool = False
 ) -> Histogram:
-  """Counts the values of at most `most` images of a split, except for alpha.
-
-  If `strict`, an image of another number of bits, and so of other units, is an
-  error.
-  """
+  """Counts values of images but for alpha; strict: all must have these bits."""
   levels = levels_lib.Levels(bits, (0, 2**bits - 1) if strict else None)
   is_volume = isinstance(source.features['image'], input_kinds.Volume)
 

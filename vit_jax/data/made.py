@@ -17,15 +17,10 @@ _SEED = 0  # of all examples
 
 
 class MadeSource(base.SelectedSource):
-  """The examples of a split, 'train' or 'test'.
+  """The examples of a split, 'train' or 'test'."""
 
-  Attributes:
-    kind: What an example is called, in errors.
-    sizes: Number of examples in each split.
-  """
-
-  kind: ClassVar[str]
-  sizes: ClassVar[Mapping[str, int]]
+  kind: ClassVar[str]  # what an example is called, in errors
+  sizes: ClassVar[Mapping[str, int]]  # number of examples in each split
 
   def __init__(self, split: str, name: str, facts: object):
     """Selects examples of the data `name`, which `facts` defines."""

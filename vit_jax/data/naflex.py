@@ -15,10 +15,7 @@ _LARGEST = 100.0  # scale
 
 
 def size(image: tuple[int, int], patch: int, most: int) -> tuple[int, int]:
-  """Returns the (height, width) to which an image is resized.
-
-  It then has at most `most` patches, of side `patch`.
-  """
+  """Returns the (height, width) of an image of at most `most` patches."""
   factor = scale(image, patch, most)
   return _scaled(image[0], factor, patch), _scaled(image[1], factor, patch)
 

@@ -83,10 +83,7 @@ class Preprocess:
     outputs: Mapping[str, Any] | None = None,
     trunk: str = '',
   ) -> Self:
-    """Returns the preprocessing of evaluation under a config.
-
-    Without `outputs` there are logits of the label.
-    """
+    """Returns that of evaluation; by default it outputs logits of labels."""
     if outputs is None:
       outputs = {'logits': {'feature': 'label'}} if 'label' in features else {}
     predicted = outputs.get('logits', {}).get('feature')
@@ -240,8 +237,5 @@ class Preprocess:
     return (self.levels.scale(stored) - mean) / std
 
   def pixels(self, images: Any) -> np.ndarray:
-    """Returns images before normalisation, uint8 or uint16 [B, H, W, C].
-
-    They are as of a call; a model of volumes is refused.
-    """
+    """Returns images before normalisation, uint8 or uint16 [B, H, W, C]."""
     return config_lib.wing(self.input.reader)(self, images)

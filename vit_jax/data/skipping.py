@@ -63,10 +63,7 @@ def advice(
 
 
 def _read(path: str, data: str) -> frozenset[str]:
-  """Returns the ids that a check listed as damaged, in the file that it wrote.
-
-  A warning is logged if it checked other data than `config.data.name`.
-  """
+  """Returns the ids that a check listed as damaged, of these data."""
   file = pathlib.Path(os.path.expanduser(path))
   advice = f'write it by python -m vit_jax.data check FOLDER --out={path}'
   try:

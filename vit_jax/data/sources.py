@@ -63,10 +63,7 @@ def open_split(
   key: str = 'data.split',
   split: str | None = None,
 ) -> base.Source:
-  """Opens the split that a key holds, or `split`, a part of the key's value.
-
-  An error about the split names the key.
-  """
+  """Opens the split that a key holds, or a part of it; errors name the key."""
   if split is None:
     split = config_lib.value_at(config, key)
   try:

@@ -118,10 +118,7 @@ class Selection:
     data_name: str,
     aliases: Mapping[str, str] | None = None,
   ):
-    """Resolves a specification; 'all' stands for every split.
-
-    `sizes` has the examples of each split; `aliases` has other names of them.
-    """
+    """Resolves a specification among whole splits, of these sizes."""
     if spec == 'all':
       spec = '+'.join(sizes)
     self.ranges: list[tuple[str, int, int]] = []

@@ -121,7 +121,7 @@ def _read_file(path: str) -> base.Example:
 
 
 def list_config(config: ml_collections.ConfigDict) -> Survey:
-  """Lists the data of a config: its splits, or all of a folder of classes.
+  """Lists the data of a config, or all of a folder of classes.
 
   This includes examples that the config leaves out as damaged.
   """
@@ -199,7 +199,12 @@ def report(
   good = [example for example in examples if not example.problem]
   duplicates, copies = _duplicates(good)
   deep = sum(example.counts is not None for example in good)
-  areas = _class_areas(good)
+  areas: dict[str, dict[str, class_areas.ClassAreas]] = {}
+  for split, group in _grouped(good, lambda x: x.entry.split).items():
+    for name, kind in group[0].entry.maps.items():
+      places = sum(x.places[name] for x in group)
+      counted_areas = class_areas.ClassAreas(kind, places, len(group))
+      areas.setdefault(name, {})[split] = counted_areas
   problems, warnings = [*survey.problems], []
   for by_split in areas.values():
     if train_areas := by_split.get(survey.train):
@@ -277,50 +282,34 @@ def _read(classes: tuple[str, ...], entry: Entry) -> _Reading:
   )
 
 
-def _class_areas(
-  examples: Sequence[_Reading],
-) -> dict[str, dict[str, class_areas.ClassAreas]]:
-  """Returns the areas of all maps, by the name of the maps, and by split."""
-  areas: dict[str, dict[str, class_areas.ClassAreas]] = {}
-  for example in examples:
-    split = example.entry.split
-    for name, places in example.places.items():
-      by_split = areas.setdefault(name, {})
-      total = by_split.get(split)
-      by_split[split] = class_areas.ClassAreas(
-        example.entry.maps[name],
-        places + (total.places if total else 0),
-        1 + (total.maps if total else 0),
-      )
-  return areas
+def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, Any]:
+  """Returns lists of items by their key, in order."""
+  groups: dict[Any, Any] = {}
+  for item in items:
+    groups.setdefault(key(item), []).append(item)
+  return groups
 
 
 def _splits(survey: Survey, examples: Sequence[_Reading]) -> dict[str, Any]:
   """Returns the examples of each split, by class."""
-  labels: dict[str, list[str]] = {name: [] for name in survey.folders}
-  for example in examples:
-    labels.setdefault(example.entry.split, []).append(example.label)
-  split_reports: dict[str, Any] = {}
-  for name, class_names in labels.items():
-    if class_names:
-      path = survey.folders.get(name)
-      split_reports[name] = {'folder': path} if path else {}
-      split_reports[name] |= {
-        'examples': len(class_names),
-        'classes': _count(class_names),
-      }
-  return split_reports
+  by_split = _grouped(examples, lambda x: x.entry.split)
+  return {
+    name: {
+      **({'folder': survey.folders[name]} if name in survey.folders else {}),
+      'examples': len(by_split[name]),
+      'classes': _count(x.label for x in by_split[name]),
+    }
+    for name in dict.fromkeys([*survey.folders, *by_split])
+    if name in by_split
+  }
 
 
 def _duplicates(
   examples: Sequence[_Reading],
 ) -> tuple[list[dict[str, Any]], int]:
   """Returns duplicates across splits or classes, and the number of others."""
-  groups: dict[bytes, list[_Reading]] = {}
-  for example in examples:
-    groups.setdefault(example.digest, []).append(example)
   duplicates, copies = [], 0
-  for group in groups.values():
+  for group in _grouped(examples, lambda x: x.digest).values():
     splits = list(dict.fromkeys(x.entry.split for x in group))
     labels = list(dict.fromkeys(x.label for x in group))
     if len(splits) > 1 or len(labels) > 1:
@@ -333,13 +322,10 @@ def _duplicates(
 
 def _endings(paths: Sequence[str]) -> dict[str, Any]:
   """Returns the count and one example of ignored files, by file suffix."""
-  paths_by_ending: dict[str, list[str]] = {}
-  for path in paths:
-    ending = os.path.splitext(path)[1].lower() or _NONE
-    paths_by_ending.setdefault(ending, []).append(path)
+  by_ending = _grouped(paths, lambda x: os.path.splitext(x)[1].lower() or _NONE)
   return {
     ending: {'count': len(ending_paths), 'example': ending_paths[0]}
-    for ending, ending_paths in sorted(paths_by_ending.items())
+    for ending, ending_paths in sorted(by_ending.items())
   }
 
 

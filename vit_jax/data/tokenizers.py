@@ -43,21 +43,14 @@ _BYTES = 256
 
 
 class Tokenizer(abc.ABC):
-  """Maps texts to a fixed number of tokens.
+  """Maps texts to a fixed number of tokens."""
 
-  Attributes:
-    length: L, tokens of a text with the special ones.
-    vocabulary: Number of different tokens.
-    pad: What follows the last token.
-    end: What a text that is cut ends with; None: with its last piece.
-  """
-
-  pad: int = 0
-  end: int | None = None
+  pad: int = 0  # what follows the last token
+  end: int | None = None  # ends a text that is cut; None: its last piece does
 
   def __init__(self, length: int, vocabulary: int):
-    self.length = length
-    self.vocabulary = vocabulary
+    self.length = length  # L, tokens of a text with the special ones
+    self.vocabulary = vocabulary  # number of different tokens
 
   @abc.abstractmethod
   def encode(self, text: str) -> list[int]:
@@ -281,10 +274,7 @@ def check_name(name: str) -> None:
 
 
 def sizes(name: str, length: int | None) -> tuple[int, int]:
-  """Returns the tokens of a text and of a vocabulary, without opening a file.
-
-  Without `length`, a text has as many as published.
-  """
+  """Returns the tokens of a text and a vocabulary, without opening a file."""
   if name == WORDS:
     return length or _WORDS_LENGTH, 1 + _BYTES + _MOST_WORDS + 1
   published = vocabularies.PUBLISHED[vocabularies.kind(name)]

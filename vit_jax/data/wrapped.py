@@ -98,10 +98,7 @@ class WrappedSource(base.Source):
 def relabel(
   source: base.Source, name: str, classes: Sequence[str]
 ) -> WrappedSource:
-  """Returns a split with the classes of a model in place of its own.
-
-  `name` is that of a `target_kinds.MultiLabel`, whose classes the model has.
-  """
+  """Returns a split whose MultiLabel of a name has the classes of a model."""
   source_classes = source.features[name].names
   if missing := [x for x in source_classes if x not in classes]:
     raise UserError(

@@ -486,7 +486,9 @@ def test_orientation_in_the_xmp_of_other_formats(kind):
 def test_turned_tiff(orientation):
   found = decode.decode(tiff(DEEP, 2, orientation=orientation), 3)
   turns = {1: 0, 3: 2, 6: 3, 8: 1}[orientation]
-  np.testing.assert_array_equal(found, np.rot90(levels.to_8_bits(DEEP), turns))
+  np.testing.assert_array_equal(
+    found, np.rot90(levels.EIGHT_BITS.keep(DEEP, ''), turns)
+  )
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,7 @@ def train_transform(
 ) -> Callable[[Batch, Rng], Batch]:
   """Returns a function that prepares a batch, as `views.train_transform`.
 
-  It gives float32 clips [B, T, H, W, C], or spectrograms [B, T, M, 1], of the
-  size `data.image_size`; `normalize` applies mean and standard deviation.
+  It gives float32 clips [B, T, H, W, C], or spectrograms [B, T, M, 1].
   """
   kind = cast(input_kinds.Recording, features['image'])
   if not geometry.is_single(views):
@@ -76,11 +75,7 @@ def eval_cut(
 def mask(
   images: jax.Array, keys: jax.Array, audio_config: ml_collections.ConfigDict
 ) -> jax.Array:
-  """Hides ranges of frames and of bands (SpecAugment, arXiv:1904.08779).
-
-  Hidden places of the normalised spectrograms, float32 [B, T, M, 1], become 0,
-  the mean.
-  """
+  """Zeroes ranges of frames and of bands (SpecAugment, arXiv:1904.08779)."""
 
   def mask_image(image: jax.Array, key: jax.Array) -> jax.Array:
     most = audio_config.time_mask, audio_config.frequency_mask
@@ -128,7 +123,7 @@ def _cut(
   folded = jnp.moveaxis(images, 1, 3).reshape(batch, height, width, -1)
   crop = geometry.frame_crop(crop)
   if keys is None:
-    folded = crops.cut(crops.resize(folded, crop), crop, None)
+    folded = crops.cut(folded, crop, None)
   else:
     folded = crops.random(folded, crop, keys)
   clips = folded.reshape(batch, *crop.size, frames, channels)

@@ -21,10 +21,7 @@ _BOX, _FLIP = range(2)
 
 
 def random(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
-  """Crops images of one size at random, [B, h, w, C] to [B, H, W, C].
-
-  The same keys [B] give the same boxes and flips.
-  """
+  """Crops images [B, h, w, C] at random; equal keys [B] give equal crops."""
   flips = None
   if crop.flip:
     flips = jax.vmap(lambda key: rng.uniform(key, _FLIP) < 0.5)(keys)
@@ -32,13 +29,13 @@ def random(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
     size = images.shape[1], images.shape[2]
     sample = functools.partial(sample_box, size, crop)
     return resample(images, jax.vmap(sample)(keys), crop, flips)
-  images = cut(resize(images, crop), crop, keys)
+  images = cut(images, crop, keys)
   if flips is not None:
     images = jnp.where(flips[:, None, None, None], images[:, :, ::-1], images)
   return images
 
 
-def resize(images: jax.Array, crop: Crop) -> jax.Array:
+def _resize(images: jax.Array, crop: Crop) -> jax.Array:
   """Resizes images [B, h, w, C] to the size that `crop` is cut from."""
   batch, height, width, channels = images.shape
   size = crop.resized((height, width))
@@ -61,40 +58,33 @@ def resize(images: jax.Array, crop: Crop) -> jax.Array:
   return scale(resized, (batch, *size, channels), 'linear')
 
 
-def _padded(images: jax.Array, crop: Crop) -> jax.Array:
-  """Returns images [B, h, w, C] with what `crop` adds at their sides."""
+def cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
+  """Resizes, pads and crops images [B, h, w, C]; without keys in the middle."""
+  images = _resize(images, crop)
   batch, height, width, channels = images.shape
   (top, bottom), (left, right) = geometry.padding((height, width), crop)
-  if not top + bottom + left + right:
-    return images
-  shape = batch, top + height + bottom, left + width + right, channels
-  filled = jnp.broadcast_to(jnp.asarray(crop.fill, images.dtype), shape)
-  return filled.at[:, top : top + height, left : left + width].set(images)
-
-
-def cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
-  """Pads images [B, h, w, C] and crops them, at random or in the middle."""
-  images = _padded(images, crop)
+  if top + bottom + left + right:
+    shape = batch, top + height + bottom, left + width + right, channels
+    padded = jnp.broadcast_to(jnp.asarray(crop.fill, images.dtype), shape)
+    place = slice(top, top + height), slice(left, left + width)
+    images = padded.at[:, *place].set(images)
   size = images.shape[1], images.shape[2]
   if size == crop.size:
     return images
-  shape = (*crop.size, images.shape[-1])
+  crop_shape = *crop.size, channels
   if keys is None or crop.kind == 'center':
     top, left = geometry.middle(size, crop.size, crop.resize_like)
-    return images[:, top : top + shape[0], left : left + shape[1]]
+    return images[:, top : top + crop.size[0], left : left + crop.size[1]]
 
   def cut_one(image: jax.Array, key: jax.Array) -> jax.Array:
     top, left = rng.corner(key, _BOX, size, crop.size)
-    return jax.lax.dynamic_slice(image, (top, left, 0), shape)
+    return jax.lax.dynamic_slice(image, (top, left, 0), crop_shape)
 
   return jax.vmap(cut_one)(images, keys)
 
 
 def sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
-  """Draws a crop of random area and ratio, as `transforms.sample_box` does.
-
-  The box is float32 [4]: top, left, height, width, in whole pixels.
-  """
+  """Draws a box of whole pixels, float32 [4], as `transforms.sample_box`."""
   draws = rng.uniform(key, _BOX, (2 * geometry.TRIES + 2,))
   areas, ratios = draws[: geometry.TRIES], draws[geometry.TRIES : -2]
   low, high = crop.scale
@@ -141,11 +131,7 @@ def resample(
 
 
 def _weights(
-  start: jax.Array,
-  length: jax.Array,
-  in_size: int,
-  out_size: int,
-  crop: Crop,
+  start: jax.Array, length: jax.Array, in_size: int, out_size: int, crop: Crop
 ) -> jax.Array:
   """Returns weights of the pixels of one axis, float32 [out_size, in_size]."""
   step = length / out_size

@@ -148,10 +148,7 @@ def jitter(
 def sometimes(
   images: jax.Array, keys: jax.Array, name: str, probability: float
 ) -> jax.Array:
-  """Applies one of SOMETIMES to some images, uint8 [B, H, W, C].
-
-  The amount is drawn uniformly from its range.
-  """
+  """Applies one of SOMETIMES to some images, by an amount of its range."""
   if not probability:
     return images
   low, high = SOMETIMES[name]

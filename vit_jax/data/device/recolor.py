@@ -62,10 +62,7 @@ def recolor(
   levels: levels_lib.Levels,
   number: int,
 ) -> jax.Array:
-  """Changes the colours of stored crops [B, H, W, C], the `number`th of images.
-
-  They become float32, from 0 to 1.
-  """
+  """Changes colours of crops [B, H, W, C], and scales them to [0, 1]."""
   probabilities = {}
   for key, name in _BY_CROP.items():
     by_crop = tuple(augment[key]) or (0.0,)

@@ -39,10 +39,7 @@ def _map(
 def warp(
   image: jax.Array, matrix: jax.Array, interpolation: str, fill: int
 ) -> jax.Array:
-  """Maps an image, uint8 [H, W, C], by a map float32 [6].
-
-  `interpolation` is 'nearest' or 'bilinear'; places outside get `fill`.
-  """
+  """Maps uint8 [H, W, C] by a map float32 [6]; places outside get `fill`."""
   if interpolation == 'nearest':
     values, is_inside = _nearest(image, matrix)
   else:

@@ -160,7 +160,7 @@ def eval_batch(
       return values
     if image.device:
       return config_lib.wing(image.device).eval_cut(values, crop, image)
-    return crops.cut(crops.resize(values, crop), crop, None)
+    return crops.cut(values, crop, None)
 
   def transform(batch: Batch) -> Batch:
     images = normalize(levels.scale(cut(batch['image'], crop)))

@@ -36,8 +36,7 @@ def train_transform(
   """Returns a function that prepares a batch, as `views.train_transform`.
 
   It gives float32 volumes [B, d, h, w, C], crops of `data.image_size`, and
-  int32 maps of the same places [B, d, h, w]. `normalize` applies mean and
-  standard deviation.
+  int32 maps of the same places [B, d, h, w].
   """
   del views  # a volume has one crop
   volume_config, levels = config.augment.volume, levels_lib.from_config(config)

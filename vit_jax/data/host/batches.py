@@ -188,10 +188,7 @@ def num_cores() -> int:
 def in_threads(
   function: Callable[[Item], Result], items: Sequence[Item], at_once: int = 256
 ) -> Iterator[Result]:
-  """Yields what a function returns of items, in order, on all cores.
-
-  So many are computed at once before the next ones start.
-  """
+  """Yields what a function returns of items, in order, on all cores."""
   with concurrent.futures.ThreadPoolExecutor(num_cores()) as pool:
     for start in range(0, len(items), at_once):
       yield from pool.map(function, items[start : start + at_once])

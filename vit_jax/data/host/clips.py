@@ -48,8 +48,11 @@ def _read(
   """Returns frames, if there are any, and all have one size."""
   if not len(video):
     raise UserError(f'{origin} has no frames: leave it out')
-  is_stored = isinstance(video, Frames)
-  images = video.read(numbers) if is_stored else video[list(numbers)]
+  images = (
+    video.read(numbers)
+    if isinstance(video, Frames)
+    else [*video[list(numbers)]]
+  )
   first = images[0].shape[:2]
   for image, number in zip(images, numbers, strict=True):
     if image.shape[:2] != first:
@@ -74,10 +77,7 @@ class Cutter:
   def __call__(
     self, image: Any, key: tuple[int, ...] | None, origin: str
   ) -> np.ndarray:
-    """Returns a clip [T, H, W, C] of `Frames` or an array, or a part [T, M, 1].
-
-    The key seeds the draws; without one, they are those of the middle.
-    """
+    """Returns a clip [T, H, W, C] or part [T, M, 1], without key the middle."""
     kind = cast(input_kinds.Recording, self.kind)
     frames, num_frames = self.crop.size[0], len(image)
     span = kind.span(frames)

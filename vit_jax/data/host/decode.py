@@ -84,10 +84,7 @@ def as_stored(
   origin: str = 'the image',
   at_least: tuple[int, int] = (0, 0),
 ) -> np.ndarray:
-  """Returns pixels as stored: uint8 or uint16, [h, w] or [h, w, 1 to 4].
-
-  `channels` are those that the caller needs: with 1, a JPEG is decoded as grey.
-  """
+  """Returns pixels as stored, uint8 or uint16, [h, w] or [h, w, 1 to 4]."""
   if not data:
     raise DamagedError(f'{origin} is empty: the file has no bytes')
   size, colors = _stored(data)
@@ -116,10 +113,7 @@ def as_stored(
 
 
 def stored_bits(data: bytes) -> int:
-  """Returns 16 for a PNG or TIFF of 16 bits, by its header; else 8.
-
-  The first 32 bytes of a PNG are enough.
-  """
+  """Returns 16 for a PNG (its first 32 bytes do) or TIFF of 16 bits; else 8."""
   if data.startswith(PNG):
     return 16 if data[24:25] == b'\x10' else 8
   try:
@@ -158,10 +152,7 @@ def stored_size(data: bytes) -> tuple[int, int] | None:
 
 
 def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
-  """Converts grey, grey and alpha, RGB or RGBA to 1, 3 or 4 channels.
-
-  Pixels are uint8 or uint16, [h, w] or [h, w, 1 to 4].
-  """
+  """Converts [h, w] or [h, w, 1 to 4], grey or RGB, with or without alpha."""
   if pixels.ndim == 2:
     pixels = pixels[..., None]
   if pixels.shape[-1] == channels:
@@ -190,10 +181,7 @@ def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
-  """Returns (height, width) before rotation, and a JPEG's colour space.
-
-  They are None and '' if the header is not read.
-  """
+  """Returns (height, width) before rotation, or None, and a JPEG's colours."""
   try:
     if data.startswith(_JPEG):
       height, width, colors, _ = _jpeg_header(data)
@@ -248,10 +236,7 @@ def _jpeg_header(data: bytes) -> tuple[int, int, str, str]:
 
 
 def _decode_gif(data: bytes, size: tuple[int, int] | None) -> np.ndarray:
-  """Returns the first frame, uint8 [h, w, 3 or 4].
-
-  Pillow reads it: OpenCV reads all frames first, and fails if any is cut off.
-  """
+  """Returns the first frame, uint8 [h, w, 3 or 4]; OpenCV would read all."""
   from PIL import Image  # rarely needed
   from PIL import UnidentifiedImageError
 
@@ -306,7 +291,7 @@ def _decode_other(data: bytes) -> np.ndarray:
     (level,) = struct.unpack('>H', levels[0])
     if (bits := data[24]) < 8:
       level = level * 255 // (2**bits - 1)
-    opaque = np.iinfo(pixels.dtype).max
+    opaque = 2 ** (8 * pixels.itemsize) - 1
     alpha = np.where(pixels == level, 0, opaque).astype(pixels.dtype)
     return np.stack([pixels, alpha], axis=-1)
   return pixels
@@ -361,10 +346,7 @@ def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def orientation(data: bytes) -> int:
-  """Returns the orientation that a file says, 1 (upright) to 8.
-
-  EXIF has it, and XMP where EXIF has none, as for Pillow.
-  """
+  """Returns the orientation of EXIF, else of XMP, 1 (upright) to 8."""
   is_jpeg, is_png = data.startswith(_JPEG), data.startswith(PNG)
   exif = data  # itself in TIFF format
   if not data.startswith(TIFF):

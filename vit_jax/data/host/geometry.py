@@ -136,7 +136,13 @@ class Crop:
       return _fitted(size, self.resize, max) if self.border else self.resize
     needed = [x - 2 * self.pad * (self.resize is not None) for x in self.size]
     if self.resize is not None and self.resize_like:
-      height, width = self._rounded_like(size, self.resize)
+      # torchvision's Resize: the short side is exact, the other rounded down.
+      height, width = (self.resize * n // min(size) for n in size)
+      if self.resize_like == 'timm' and self.size[0] != self.size[1]:
+        height, width = (self.resize * n // min(self.size) for n in self.size)
+        if self.crop_pct is not None:
+          height, width = before_crop(self.size, self.crop_pct)
+        height, width = _fitted(size, (height, width), min)
       if height >= needed[0] and width >= needed[1]:
         return height, width
     factor = max(n / x for n, x in zip(needed, size, strict=True))
@@ -148,19 +154,6 @@ class Crop:
       max(needed[1], round(size[1] * factor)),
     )
 
-  def _rounded_like(self, size: Size, resize: int) -> Size:
-    """Returns the size after resizing by timm's or transformers' rules."""
-    if self.resize_like == 'timm' and self.size[0] != self.size[1]:
-      if self.crop_pct is not None:
-        filled = before_crop(self.size, self.crop_pct)
-      else:
-        height, width = (x * resize // min(self.size) for x in self.size)
-        filled = height, width
-      return _fitted(size, filled, min)
-    # torchvision's Resize: the short side is exact, the other rounded down.
-    height, width = size
-    return resize * height // min(size), resize * width // min(size)
-
 
 def before_crop(size: Size, crop_pct: float) -> Size:
   """Returns timm's `scale_size`, of which a crop of `size` is cut."""
@@ -168,10 +161,7 @@ def before_crop(size: Size, crop_pct: float) -> Size:
 
 
 def _fitted(size: Size, filled: Size, longest: Callable[..., float]) -> Size:
-  """Returns the size of timm's ResizeKeepRatio.
-
-  With `max` as `longest` the image fits into the size; with `min` it covers it.
-  """
+  """Returns the size within (`max`) or around (`min`) one, as timm does."""
   ratio = longest(x / n for x, n in zip(size, filled, strict=True))
   return max(round(size[0] / ratio), 1), max(round(size[1] / ratio), 1)
 
@@ -267,10 +257,7 @@ def padding(size: Size, crop: Crop) -> tuple[Size, Size]:
 
 
 def middle(size: Size, crop: Size, like: str = '') -> Size:
-  """Returns (top, left) of a crop in the middle of an image.
-
-  timm and torchvision round halves to even numbers.
-  """
+  """Returns (top, left) of a crop in the middle of an image."""
   top, left = (have - want for have, want in zip(size, crop, strict=True))
   if like == 'timm':
     return round(top / 2), round(left / 2)

@@ -15,20 +15,14 @@ from vit_jax.data.host import transforms
 
 
 class ImageFiller:
-  """Decodes examples into rows of a batch, with a new crop for each row.
-
-  Attributes:
-    maker: Makes the batch.
-    batch: The batch, of which rows are changed.
-    maps: Kinds of the maps of the source, by name.
-  """
+  """Decodes examples into rows of a batch, with a new crop for each row."""
 
   def __init__(
     self, maker: batches.BatchMaker, draws: np.ndarray, batch: batches.Batch
   ):
     cv2.setNumThreads(1)  # other cores make other batches
     self.maker, self.batch, self._draws = maker, batch, draws
-    self.maps = features.maps(maker.source.features)
+    self.maps = features.maps(maker.source.features)  # kinds, by name
 
   def key(self, row: int) -> tuple[int, ...]:
     """Returns the key of the random numbers of a row's crop."""

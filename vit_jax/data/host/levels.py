@@ -63,7 +63,7 @@ class Levels:
     if pixels.dtype == np.uint8:
       return pixels.astype(np.uint16) * np.uint16(257)
     _say_reduced()
-    return to_8_bits(pixels)
+    return _TO_8_BITS[pixels]
 
   def scale(self, images: Any) -> Any:
     """Returns images [..., C] of NumPy or JAX as float32, in [0, 1]."""
@@ -78,11 +78,6 @@ class Levels:
 
 
 EIGHT_BITS = Levels()
-
-
-def to_8_bits(pixels: np.ndarray) -> np.ndarray:
-  """Converts uint8 or uint16 to uint8."""
-  return _TO_8_BITS[pixels] if pixels.dtype == np.uint16 else pixels
 
 
 def from_config(config: ml_collections.ConfigDict) -> Levels:

@@ -70,10 +70,7 @@ def decode_map(data: bytes, origin: str) -> np.ndarray:
 
 
 def _decode_png(data: bytes, origin: str) -> np.ndarray:
-  """Returns labels [H, W], or colours [H, W, C].
-
-  Pillow reads it: OpenCV would turn a palette into its colours.
-  """
+  """Returns labels [H, W], or colours; OpenCV would look up a palette."""
   from PIL import Image  # only maps need it
 
   try:

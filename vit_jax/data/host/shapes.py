@@ -33,11 +33,7 @@ def example_shapes(
 def image_shapes(
   stored: geometry.Size | None, views: Views, channels: int
 ) -> dict[str, tuple[int, ...]]:
-  """Returns the shapes of an example's images in a batch, by name.
-
-  `stored` is the (height, width) of all stored images, which are then not
-  cropped; None: sizes differ, and images are cropped.
-  """
+  """Returns the shapes of images by name: the `stored` one, or of crops."""
   if stored is not None:
     return {'image': (*stored, channels)}
   shapes = {}
@@ -53,7 +49,6 @@ def map_sizes(
   """Returns the sizes of an example's maps of classes in a batch, by name.
 
   Maps follow the one crop of their image; they are left out of several.
-  `stored` is that of `image_shapes`.
   """
   if stored is None and not geometry.is_single(views):
     return {}

@@ -41,9 +41,6 @@ class StoredImage:
 
   The size of a JPEG is in its header, so decoding waits until the crops are
   known, and uses a fraction of the size if no crop needs more.
-
-  Attributes:
-    size: (height, width) of the whole image.
   """
 
   def __init__(
@@ -188,10 +185,7 @@ def decode_whole(
   origin: str,
   levels: levels_lib.Levels,
 ) -> np.ndarray:
-  """Returns an image, which must have the one size of all images.
-
-  It may also be a volume, video or spectrogram. The size is without channels.
-  """
+  """Returns a whole image, which must have the size of all images."""
   if isinstance(image, np.ndarray):
     pixels = decode.to_channels(levels.keep(image, origin), channels)
   else:
@@ -243,17 +237,17 @@ def check_stored_sizes(
     except UserError:
       continue  # a run names the file when it needs it
     image = example.image
-    is_file = isinstance(image, bytes)
-    size = decode.upright_size(image) if is_file else image.shape[:2]
+    if isinstance(image, bytes):
+      size = decode.upright_size(image)
+    else:
+      size = image.shape[0], image.shape[1]
     if size is not None:
       check_size(size, image_size, example.origin)
 
 
 def sample_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
-  """Draws a crop of random area and ratio, as torchvision does.
-
-  The random numbers always advance by the same number of draws.
-  """
+  """Draws a crop of random area and ratio, as torchvision does."""
+  # The random numbers always advance by the same number of draws.
   areas = rng.uniform(*crop.scale, TRIES) * size[0] * size[1]
   least, greatest = map(math.log, crop.ratio)
   ratios = np.exp(rng.uniform(least, greatest, TRIES))
@@ -271,8 +265,7 @@ def sample_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
 def zoomed_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
   """Draws a crop of the image at a random size, as mmsegmentation does.
 
-  Arguments and result are those of `sample_box`, but of an image that is
-  smaller than the crop, the box reaches beyond the end.
+  Of an image that is smaller than the crop, the box reaches beyond the end.
   """
   factor = rng.uniform(*crop.zoom)
   if isinstance(crop.resize, int):

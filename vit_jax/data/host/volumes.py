@@ -39,36 +39,22 @@ class VolumeFiller(images.ImageFiller):
           ' the first, around which config.augment.volume.foreground cuts'
           ' crops: mend it, leave it out, or set that to 0'
         )
+    # A side that is longer than that of the scan begins at 0.
+    free = np.maximum(np.subtract(scan_size, size), 0)
     for i in rows:
-      at: tuple[int, ...] = (0, 0, 0)
+      at = np.zeros(3, np.int64)
       if not maker.in_order:
         rng = np.random.default_rng(self.key(i))
-        at = _corner(scan_size, size, rng, maker.foreground, places)
-      self.batch['image'][i] = _cut(scan, at, size, 0)
+        at = rng.integers(0, free, endpoint=True)
+        if places is not None and rng.uniform() < maker.foreground:
+          # In the middle, or as near to it as the border allows.
+          place = places[rng.integers(len(places))]
+          at = np.clip(place - np.floor_divide(size, 2), 0, free)
+      first = at.tolist()
+      self.batch['image'][i] = _cut(scan, first, size, 0)
       for name, labels in maps.items():
         ignore = self.maps[name].ignore
-        self.batch[name][i] = _cut(labels, at, size, ignore)
-
-
-def _corner(
-  scan_size: Sequence[int],
-  size: Sequence[int],
-  rng: np.random.Generator,
-  share: float,
-  places: np.ndarray | None,
-) -> tuple[int, ...]:
-  """Returns the first place of a random crop.
-
-  A side that is longer than that of the scan begins at 0. With the probability
-  `share`, one of `places` is in the middle, or as near to it as the border
-  allows.
-  """
-  free = np.maximum(np.subtract(scan_size, size), 0)
-  anywhere = rng.integers(0, free, endpoint=True)
-  if places is None or rng.uniform() >= share:
-    return tuple(anywhere.tolist())
-  middle = places[rng.integers(len(places))] - np.floor_divide(size, 2)
-  return tuple(np.clip(middle, 0, free).tolist())
+        self.batch[name][i] = _cut(labels, first, size, ignore)
 
 
 def _cut(
