@@ -1,7 +1,7 @@
 """Heads that turn the tokens of a ViT into maps: SETR, and a linear one.
 
 SETR (Zheng et al., 2021, arXiv:2012.15840, section 3.2) as in mmsegmentation,
-whose parameter names `weights/formats/mmseg.py` knows. In comments: B images,
+whose parameter names `weights/formats/dense.py` knows. In comments: B images,
 [h, w] grid of patches, D width of a token.
 """
 

@@ -1,7 +1,7 @@
 """The decoder of UNETR: tokens of a ViT and the input to logits of its places.
 
 Hatamizadeh et al., 2021, arXiv:2103.10504, section 3.2, as in MONAI, whose
-parameter names `weights/formats/monai.py` knows. Patches are of 16 places along
+parameter names `weights/formats/dense.py` knows. Patches are of 16 places along
 each axis, since four doublings lead from their grid to the input's. In
 comments: B volumes, [d, h, w] grid of patches, D width of a token, F features.
 """

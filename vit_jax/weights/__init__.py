@@ -310,17 +310,17 @@ def load(
       )
     keys = {**(unseen or {}), **overrides}
     size = None if image_size is None else fit.pair(image_size)
-    read = foreign.read(
+    description, params, form = foreign.read(
       local, values_lib.explicit_values(keys), position_size or size, state
     )
     loaded = Loaded(
-      read.description.model,
-      read.params,
-      data.Preprocess.from_dict(read.description.preprocess),
-      read.description.image_size,
-      read.description.resize,
-      read.format,
-      origin=origin_lib.Origin(str(local), read.format),
+      description.model,
+      params,
+      data.Preprocess.from_dict(description.preprocess),
+      description.image_size,
+      description.resize,
+      form,
+      origin=origin_lib.Origin(str(local), form),
     )
   choices = num_classes, image_size, resize, quantize
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size

@@ -152,7 +152,8 @@ def check(
     for path, (value, new_value) in values_lib.differences(old, new).items()
     if not values_lib.is_fitted(path, new, type(target))
   ]
-  problems += different_shapes(_unrolled_shapes(params), expected)
+  places = 'the checkpoint', 'the model'
+  problems += different_arrays(params, expected, places)
   if problems:
     raise UserError(
       f'the checkpoint does not fit the model: {"; ".join(problems)}. Give the'
@@ -161,26 +162,17 @@ def check(
 
 
 def different_arrays(
-  params: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]
-) -> list[str]:
-  """Lists how the parameters of a run differ from those that a model needs.
-
-  `params` are arrays or their shapes, layers unrolled or stacked.
-  """
-  return different_shapes(
-    _unrolled_shapes(params), expected, ('the run', 'config.model')
-  )
-
-
-def different_shapes(
-  stored: Mapping[str, tuple[int, ...]],
+  params: Mapping[str, Any],
   expected: Mapping[str, tuple[int, ...]],
-  places: tuple[str, str] = ('the checkpoint', 'the model'),
+  places: tuple[str, str] = ('the run', 'config.model'),
 ) -> list[str]:
-  """Lists missing, unexpected and misshapen arrays of two places.
+  """Lists missing, unexpected and misshapen parameters.
 
-  Layers are unrolled; the same difference in several is one line.
+  `params` are arrays or their shapes by path, layers unrolled or stacked, and
+  `expected` are shapes, layers unrolled; `places` are words for both. The same
+  difference in several layers is one line.
   """
+  stored = _unrolled_shapes(params)
   differences: dict[str, list[str]] = {}
   for path in stored.keys() | expected.keys():
     old, new = stored.get(path), expected.get(path)

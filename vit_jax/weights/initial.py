@@ -206,11 +206,10 @@ class Start:
       return None
     params = layouts.unstack_all(loaded.objective_params)
     stored, needed = (
-      {path: x.shape for path, x in flat.items()}
-      for flat in (
-        traverse_util.flatten_dict(tree, sep='/') for tree in (params, abstract)
-      )
+      traverse_util.flatten_dict(x, sep='/') for x in (params, abstract)
     )
-    if problems := fit.different_shapes(stored, needed):
+    needed = {path: x.shape for path, x in needed.items()}
+    places = 'the checkpoint', 'the model'
+    if problems := fit.different_arrays(stored, needed, places):
       raise config_lib.UserError(f'it does not fit: {"; ".join(problems)}')
     return params

@@ -229,7 +229,7 @@ def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
 
 def _companions(
   loaded: weights.Loaded,
-  values: format_lib.Values,
+  values: base.Values,
   name: str,
   weights_file: str,
   kind: format_lib.Format,
@@ -289,7 +289,7 @@ def _preprocess_notes(preprocess: data.Preprocess, name: str) -> list[str]:
 
 def _arrays(
   loaded: weights.Loaded,
-  values: format_lib.Values,
+  values: base.Values,
   objective_table: objective_tables.ObjectiveTable | None,
   kind: format_lib.Format,
 ) -> Iterator[tuple[str, np.ndarray]]:

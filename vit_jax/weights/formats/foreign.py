@@ -57,22 +57,16 @@ _EXPORTED_FIELDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Foreign:
-  """A checkpoint of another program, under our names."""
-
-  description: base.Description  # the model in the file
-  params: Any  # float32 arrays in our tree, layers unrolled
-  format: str  # name of the format
-
-
 def read(
   path: pathlib.Path,
   values: Mapping[str, Any],
   image_size: tuple[int, int] | None,
   state: str | None = None,
-) -> Foreign:
+) -> tuple[base.Description, Any, str]:
   """Reads a file of weights, or a directory with one.
+
+  Returns the model in the file, float32 arrays in our tree, layers unrolled,
+  and the name of the format.
 
   Args:
     path: An .npz, .safetensors or .pth file, or a directory in the format of
@@ -122,7 +116,7 @@ def read(
   logging.info('read %s, a file of the kind %s', path, form.NAME)
   if description.silent and not is_ours:
     _say_assumed(path, description)
-  return Foreign(description, params, form.NAME)
+  return description, params, form.NAME
 
 
 @contextlib.contextmanager

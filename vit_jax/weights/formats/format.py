@@ -29,9 +29,9 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
+from vit_jax.weights.formats.base import Size
+from vit_jax.weights.formats.base import Values
 
-Size = tuple[int, int]
-Values = Mapping[str, Any]
 Arrays = Mapping[str, np.ndarray]
 _BIAS = 'relative_position_bias'
 _RELATIVE = (_BIAS, f'blocks_0/attention/{_BIAS}')
@@ -121,7 +121,7 @@ class Format:
       channels = self.channels(file)
     else:
       kernels = 'stem/conv/kernel', 'patch_embedding/kernel'
-      channels = self._shape(file, *kernels)[-2]
+      channels = (self._shape(file, *kernels) or (0, 0))[-2]
     preprocess, silent = self.preprocess(file, size, channels)
     rules = self.rules(values_lib.model_values(model))
     return base.Description(
@@ -141,11 +141,14 @@ class Format:
     return base.image_size(tokens, patch, file, default)
 
   def _shape(self, file: FileFacts, *paths: str) -> tuple[int, ...]:
-    """Returns the shape here of the first of some parameters; (): none."""
+    """Returns the shape here of the first of some parameters; (): none.
+
+    A vector is none: it does not fit.
+    """
     for path in paths:
       for rule in self.arrays:
         for name in rule.names(path) or ():
-          if shape := file.shape(name):
+          if len(shape := file.shape(name)) > 1:
             probe = np.broadcast_to(np.uint8(0), shape)
             return rule.layout.to_ours([probe], shape).shape
     return ()

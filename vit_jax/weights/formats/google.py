@@ -113,7 +113,7 @@ head/bias                       {_HEAD}/bias
 )
 
 
-def _stored(values: format_lib.Values, name: str) -> str:
+def _stored(values: base.Values, name: str) -> str:
   """Returns a name in the style of the code that can compute the model."""
   is_big_vision = (
     values['pool'] == 'map'
@@ -312,7 +312,7 @@ def describe(file: FileFacts) -> base.Description:
 
 
 def usage(
-  kind: Format, values: format_lib.Values, directory: str, file: str
+  kind: Format, values: base.Values, directory: str, file: str
 ) -> tuple[str, str]:
   """Returns the name of a program, and Python code that loads the arrays."""
   del kind, values

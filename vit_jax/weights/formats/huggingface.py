@@ -21,8 +21,8 @@ from vit_jax.weights.formats import huggingface_towers as towers
 from vit_jax.weights.formats import huggingface_vit as vit
 from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats.base import FileFacts
+from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.format import Format
-from vit_jax.weights.formats.format import Values
 
 NAME, SUFFIX = 'huggingface', ''
 _MODULES = vit, beit, towers, imagegpt

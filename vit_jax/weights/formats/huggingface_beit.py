@@ -17,7 +17,7 @@ from vit_jax.weights.formats import huggingface_vit as plain
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
-from vit_jax.weights.formats.format import Values
+from vit_jax.weights.formats.base import Values
 
 FORMAT, KIND = 'huggingface', 'beit'
 BARE = 'data2vec-vision'

@@ -12,10 +12,10 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
+from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.fields import Entry
 from vit_jax.weights.formats.format import Format
 from vit_jax.weights.formats.format import show
-from vit_jax.weights.formats.format import Values
 
 # Keys that not every table has, and that do not change the logits of a trained
 # model: for generation, training, ...

@@ -21,11 +21,10 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
+from vit_jax.weights.formats.base import Size
+from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import Format
-from vit_jax.weights.formats.format import Values
-
-Size = tuple[int, int]
 
 # Of files with both towers.
 OF_BOTH = ('clip', 'siglip', 'siglip2', 'aimv2')

@@ -14,9 +14,9 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
+from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import show
-from vit_jax.weights.formats.format import Values
 
 L = 'encoder.layer.#'
 QKV = f'{L}.attention.attention'

@@ -22,7 +22,7 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
-from vit_jax.weights.formats.format import Values
+from vit_jax.weights.formats.base import Values
 
 TYPES = (KIND := 'imagegpt',)
 ARCHITECTURE = 'ImageGPTForCausalImageModeling'

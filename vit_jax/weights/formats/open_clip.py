@@ -112,7 +112,7 @@ def config_as_timm(config: typed.Json) -> typed.Json:
   config.get('model_cfg', typed.OBJECT, {})
   config.check_known(_ACCEPTED_KEYS, _TOWER)
   size = preprocessing.pair(config.get(f'{_TOWER}.image_size', typed.SIZE, 224))
-  content = {'pretrained_cfg': _pretrained(config, size)}
+  content: dict[str, Any] = {'pretrained_cfg': _pretrained(config, size)}
   if named := config.get(f'{_TOWER}.timm_model_name', typed.TEXT, ''):
     pool = config.get(f'{_TOWER}.timm_pool', _TIMM_POOL, 'avg')
     content |= {

@@ -30,8 +30,8 @@ from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats import timm_vit
 from vit_jax.weights.formats.base import FileFacts
+from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.format import Format
-from vit_jax.weights.formats.format import Values
 
 NAME, SUFFIX = 'timm', '.safetensors'
 # In the order in which a model is written under one of them. A file is of the

@@ -23,8 +23,8 @@ from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
 from vit_jax.weights.formats.base import FileFacts
+from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.fields import NULL
-from vit_jax.weights.formats.format import Values
 
 _FREQUENCIES = 'rope.freqs'
 # In some layers keys have fewer heads: queries, keys and values are then apart.

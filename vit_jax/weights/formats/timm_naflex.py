@@ -21,9 +21,9 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
 from vit_jax.weights.formats.base import FileFacts
+from vit_jax.weights.formats.base import Size
+from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.format import Format
-from vit_jax.weights.formats.format import Size
-from vit_jax.weights.formats.format import Values
 
 _SIGN = 'embeds.proj.weight'
 _POSITIONS = 'embeds.pos_embed'

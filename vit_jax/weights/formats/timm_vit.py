@@ -21,10 +21,10 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats.base import FileFacts
+from vit_jax.weights.formats.base import Size
+from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.fields import NULL
 from vit_jax.weights.formats.format import Format
-from vit_jax.weights.formats.format import Size
-from vit_jax.weights.formats.format import Values
 
 # Of all of timm's classes with layers of attention.
 LAYERS = """

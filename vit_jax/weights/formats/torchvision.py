@@ -11,8 +11,8 @@ from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
+from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.format import Format
-from vit_jax.weights.formats.format import Values
 
 NAME, SUFFIX = 'torchvision', '.safetensors'
 IGNORED = r'(?!)'  # nothing
