@@ -276,7 +276,8 @@ def matching(case: golden_cases.Case) -> Mapping[str, Any]:
         same |= {'size': given['size'], 'source': _sources(stay, x.shape[1])}
         answers |= {f'{k}_{end}': v for k, v in same.items()}
         continue
-      mean, new = merge.mean(x), merge.sizes(sizes)
+      mean = merge.mean(x, jnp.ones(x.shape[:2]))
+      new = merge.sizes(sizes)
       answers |= {
         f'mean_{end}': mean,
         f'sum_{end}': merge.total(x),
