@@ -279,7 +279,8 @@ def matching(case: golden_cases.Case) -> Mapping[str, Any]:
         }
         answers |= {f'{k}_{end}': v for k, v in unmerged.items()}
         continue
-      mean, new = merge.mean(x), merge.sizes(sizes)
+      mean = merge.mean(x, jnp.ones(x.shape[:2]))
+      new = merge.sizes(sizes)
       answers |= {
         f'mean_{end}': mean,
         f'sum_{end}': merge.total(x),

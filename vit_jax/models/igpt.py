@@ -128,8 +128,8 @@ class IGPT(heads.Classifier, encoder.Encoder):
     the output of the last norm; both in the dtype of the computation;
     `features` are float32 [B, D]; `ids`, int32 [B, N], the colours; and
     `colour_logits`, float32 [B, N, K], whose position i predicts ids[:, i].
-    With `mutable=['intermediates']`, Linen also returns `attention` [L, B, H,
-    N, N] and `tokens` [L, B, N, D], each layer's output.
+    With `mutable=['intermediates']`, Linen also returns `attention`
+    [L, B, H, N, N] and `tokens` [L, B, N, D], each layer's output.
 
     Args:
       images: float [B, height, width, C], normalised; or ids of colours, of an

@@ -38,11 +38,11 @@ def cut(images: Array, patch_size: tuple[int, ...]) -> Array:
   """
   b, *size, c = images.shape
   grid = [n // p for n, p in zip(size, patch_size, strict=True)]
-  whole: Any = [slice(n * p) for n, p in zip(grid, patch_size, strict=True)]
+  slices: Any = [slice(n * p) for n, p in zip(grid, patch_size, strict=True)]
   # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
   sides = [n for pair in zip(grid, patch_size, strict=True) for n in pair]
   axes = range(1, len(sides) + 1)
-  x = images[:, *whole].reshape(b, *sides, c)
+  x = images[:, *slices].reshape(b, *sides, c)
   x = x.transpose(0, *axes[::2], *axes[1::2], len(sides) + 1)
   return x.reshape(b, *grid, math.prod(patch_size) * c)
 

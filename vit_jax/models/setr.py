@@ -151,8 +151,8 @@ class SETR(nn.Module):
   ) -> tuple[jax.Array, list[jax.Array]]:
     """Returns logits, float32 [B, h', w', classes], and those of other heads.
 
-    The grid is that of the levels, or a finer one; the logits of 'mla' are [B,
-    4 h, 4 w, classes]. In training BatchNorm measures this batch.
+    The grid is that of the levels, or a finer one; the logits of 'mla' are
+    [B, 4 h, 4 w, classes]. In training BatchNorm measures this batch.
 
     Args:
       levels: Tokens of layers before the last norm, [B, h, w, D] each, from the

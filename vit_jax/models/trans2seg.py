@@ -118,9 +118,9 @@ class Trans2Seg(encoder.Encoder):
   ) -> dict[str, jax.Array]:
     """Returns logits and what leads to them.
 
-    `logits` are float32 [B, h', w', K]; `features` of the encoder, [B, h, w,
-    D]; `masks_0`, `masks_1`, ..., of the decoder's layers, [B, K, H, N]. In
-    training BatchNorm measures this batch.
+    `logits` are float32 [B, h', w', K]; `features` of the encoder,
+    [B, h, w, D]; `masks_0`, `masks_1`, ..., of the decoder's layers,
+    [B, K, H, N]. In training BatchNorm measures this batch.
 
     Args:
       deep: The deepest features, [B, h, w, C]; the number of places is that of

@@ -159,7 +159,7 @@ def config_keys(values: Mapping[str, Any]) -> dict[str, Any]:
   def text(kind: str, name: str, path: str) -> str:
     options = registry.declared_options(registry.part_class(kind, name))
     paths = {option: f'{path}.{option}' for option in options}
-    chosen = {x: values[at] for x, at in paths.items() if at in values}
+    chosen = {x: values[y] for x, y in paths.items() if y in values}
     return str(Part(name, (), chosen))
 
   for kind in SINGLE:

@@ -86,8 +86,8 @@ class Difference(nn.Module):
   ) -> tuple[jax.Array, jax.Array | None]:
     """Equations 1 to 3 of the paper.
 
-    Returns [B, R, H, K] of y [B, R, 2 H, K]; and the difference of weights [B,
-    2 H, R, T], [B, H, R, T], or None. Layers are counted from 0, an int32
+    Returns [B, R, H, K] of y [B, R, 2 H, K]; and the difference of weights
+    [B, 2 H, R, T], [B, H, R, T], or None. Layers are counted from 0, an int32
     scalar.
     """
     b, r, heads, size = y.shape

@@ -52,7 +52,7 @@ class Factorized(nn.Module):
     table = embedding.factorized_positions(
       rows, columns, grids, count, self.keep_aspect
     )
-    return x + _behind(context, table.astype(x.dtype)), context
+    return x + _padded(context, table.astype(x.dtype)), context
 
   def _axis(self, axis: int, d: int, context: Context) -> jax.Array:
     """Returns the positions of rows (0) or columns (1), [h or w, D]."""
@@ -97,10 +97,10 @@ class SinCos(nn.Module):
     refuse_grids(context)
     grid = embedding.pair(context.grid or ())
     table = embedding.sincos2d(grid, x.shape[2], self.kind)
-    return x + _behind(context, jnp.asarray(table, x.dtype)), context
+    return x + _padded(context, jnp.asarray(table, x.dtype)), context
 
 
-def _behind(context: Context, table: jax.Array) -> jax.Array:
+def _padded(context: Context, table: jax.Array) -> jax.Array:
   """Returns positions of patches, with zeros for the tokens before them."""
   return jnp.pad(table, ((0, 0), (context.prefix, 0), (0, 0)))
 

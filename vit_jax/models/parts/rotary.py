@@ -146,8 +146,8 @@ def coordinates(
 def mixed(of_tokens: jax.Array, of_layer: jax.Array) -> Tables:
   """Returns the rotation by learned frequencies, [1 or B, T, H, K] each.
 
-  Coordinates of tokens are [1 or B, T, 2], frequencies of a layer [2, H, K /
-  2].
+  Coordinates of tokens are [1 or B, T, 2], frequencies of a layer
+  [2, H, K / 2].
   """
   turned = jnp.einsum(
     'btc,chk->bthk', of_tokens, of_layer, precision=jax.lax.Precision.HIGHEST
