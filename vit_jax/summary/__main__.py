@@ -381,7 +381,7 @@ def _read_devices() -> _Devices | None:
   from vit_jax.parallel import topologies
 
   topology = None
-  if ':' in (hardware or ''):
+  if hardware is not None and ':' in hardware:
     topology = topologies.parse(hardware, _SLICES.value)
     if count not in (None, topology.size):
       raise UserError(
