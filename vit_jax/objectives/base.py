@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import enum
 from typing import Any
 from typing import ClassVar
+from typing import TypeAlias
 
 from clu import metrics as clu_metrics
 import flax
@@ -30,7 +31,7 @@ from vit_jax.evaluation import metrics
 from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint_format
 
-Config = ml_collections.ConfigDict
+Config: TypeAlias = ml_collections.ConfigDict
 Features = features_lib.Features
 Params = Any
 Extra = Any

@@ -155,10 +155,12 @@ class Distillation(classification.Classification):
     return t**2 * divergence
 
   def _as_teacher_sees(self, images: jax.Array) -> jax.Array:
-    mean, std = map(np.float32, config_lib.normalization(self.config))
+    normalization = config_lib.normalization(self.config)
+    mean, std = (np.asarray(x, np.float32) for x in normalization)
     pixels = images * std + mean
     preprocess = self._teacher.preprocess
-    mean, std = map(np.float32, (preprocess.mean, preprocess.std))
+    moments = preprocess.mean, preprocess.std
+    mean, std = (np.asarray(x, np.float32) for x in moments)
     return (pixels - mean) / std
 
 

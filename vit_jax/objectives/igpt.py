@@ -64,7 +64,7 @@ class IGPT(base.Objective):
     with config_lib.explained('config.model', ValueError):
       model = _checked(models.from_config(config.model, 0))
     if palette := config.objective.options.palette:
-      read_palette(palette, model, config.data.channels)
+      read_palette(palette, model.colours, config.data.channels)
 
   @classmethod
   def fill(cls, config: base.Config, source: data_base.Source) -> None:
@@ -94,7 +94,7 @@ class IGPT(base.Objective):
     palette = self.config.objective.options.palette
     if not palette:  # the clusters come from a checkpoint
       return params
-    colours = read_palette(palette, self.model, self.image_shape[-1])
+    colours = read_palette(palette, self.model.colours, self.image_shape[-1])
     mean, std = (
       np.asarray(x, np.float32) for x in config_lib.normalization(self.config)
     )
@@ -128,10 +128,8 @@ def _checked(model: models.Model) -> model_lib.IGPT:
   return model
 
 
-def read_palette(
-  palette: str, model: model_lib.IGPT, channels: int
-) -> np.ndarray:
-  """Returns the model's colours of a palette, from 0 to 1, float32 [K, C]."""
+def read_palette(palette: str, count: int, channels: int) -> np.ndarray:
+  """Returns the `count` colours of a palette, from 0 to 1, float32 [K, C]."""
   key, words = 'config.objective.options.palette', palette.split()
   digits = len(words[0]) // channels if words else 0
   pattern = rf'[0-9a-fA-F]{{{digits * channels}}}'
@@ -140,9 +138,9 @@ def read_palette(
       f'{key}: write each colour as 2 or 4 hexadecimal digits for each of the'
       f" {channels} channels, as '{'ff' * channels}', with spaces between"
     )
-  if len(words) != model.colours:
+  if len(words) != count:
     raise config_lib.UserError(
-      f'{key} has {len(words)} colours, but the model has {model.colours}: set'
+      f'{key} has {len(words)} colours, but the model has {count}: set'
       f' colours={len(words)} in the brackets of config.model.name'
     )
   values = [

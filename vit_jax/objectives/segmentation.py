@@ -195,8 +195,9 @@ class Segmentation(base.Objective):
     labels = batch[_FEATURE].astype(jnp.int32)
     arguments = self.train_arguments(rng)
     inputs = self._inputs(params, batch['image'], **arguments)
-    variables, statistics = {'params': params['decoder']}, {}
+    variables = {'params': params['decoder']}
     outputs: Any
+    statistics: Any = {}
     if isinstance(self.decoder, unetr.UNETR):  # its norms keep no statistics
       outputs = self.decoder.apply(variables, *inputs)
     else:

@@ -163,10 +163,10 @@ def main(argv: list[str]) -> int:
   hidden = sys.stdout.isatty()
   with data_flags.progress(len(paths), hidden) as progress:
     failed: list[UserError] = []
+    report = image_files.reporter(failed, progress.write)
+    pixels = loaded.preprocess.pixels
     batches = image_files.decoded_batches(
-      *(paths, loaded.preprocess.pixels, batch_size),
-      image_files.reporter(failed, progress.write),
-      progress.update,
+      paths, pixels, batch_size, report, progress.update
     )
     predictions = (
       (path, _named(path, names, classes, probabilities))

@@ -45,10 +45,18 @@ def write(
     while (name := _numbered(stem, stem_counts)) in names:
       pass  # another image has this name by itself
     names.add(name)
+    # The file has 8 bits, or 16 for more than 256 classes.
+    numbers = labels.astype(np.uint8 if len(palette) <= 256 else np.uint16)
     if segment.takes_volumes:
-      _write_scan(folder / name, path, image, labels, palette)
+      ending = path[len(scans.stem(path)) :].lower()
+      scans.write(folder / f'{name}.map{ending}', numbers, path)
+      small = scans.fitted(labels, image.shape[:3])
+      overlay = _middle_slices(image, small, palette)
     else:
-      _write_image(folder / name, image, labels, palette)
+      paper.save(folder / f'{name}.map.png', numbers)
+      paper.save(folder / f'{name}.colour.png', palette[labels])
+      overlay = class_maps.overlay(image, labels, palette)
+    paper.save(folder / f'{name}.overlay.png', overlay)
     counts = np.bincount(labels.ravel(), minlength=len(segment.classes))
     yield path, counts / labels.size
 
@@ -57,23 +65,6 @@ def _numbered(stem: str, stem_counts: dict[str, int]) -> str:
   """Returns the next name for a stem: `a`, then `a-2` and so on."""
   stem_counts[stem] = number = stem_counts.get(stem, 0) + 1
   return stem if number == 1 else f'{stem}-{number}'
-
-
-def _write_scan(
-  stem: pathlib.Path,
-  path: str,
-  volume: np.ndarray,
-  labels: np.ndarray,
-  palette: np.ndarray,
-) -> None:
-  wide = np.uint8 if len(palette) <= 256 else np.uint16
-  ending = path[len(scans.stem(path)) :].lower()
-  scans.write(
-    stem.with_name(f'{stem.name}.map{ending}'), labels.astype(wide), path
-  )
-  small = scans.fitted(labels, volume.shape[:3])
-  slices = _middle_slices(volume, small, palette)
-  paper.save(stem.with_name(f'{stem.name}.overlay.png'), slices)
 
 
 def _middle_slices(
@@ -93,19 +84,3 @@ def _middle_slices(
   most = max(len(x) for x in tiles)
   pads = [((0, most - len(x)), (0, 0), (0, 0)) for x in tiles]
   return np.hstack(list(map(np.pad, tiles, pads)))
-
-
-def _write_image(
-  stem: pathlib.Path, image: np.ndarray, labels: np.ndarray, colours: np.ndarray
-) -> None:
-  """Writes STEM.map.png, STEM.colour.png and STEM.overlay.png.
-
-  The labels [h, w] of the file have 8 bits, or 16 for more than 256 classes.
-  """
-  wide = np.uint8 if len(colours) <= 256 else np.uint16
-  for kind, pixels in (
-    ('map', labels.astype(wide)),
-    ('colour', colours[labels]),
-    ('overlay', class_maps.overlay(image, labels, colours)),
-  ):
-    paper.save(stem.with_name(f'{stem.name}.{kind}.png'), pixels)

@@ -381,7 +381,7 @@ def _read_devices() -> _Devices | None:
   from vit_jax.parallel import topologies
 
   topology = None
-  if ':' in (hardware or ''):
+  if hardware is not None and ':' in hardware:
     topology = topologies.parse(hardware, _SLICES.value)
     if count not in (None, topology.size):
       raise UserError(
@@ -401,7 +401,7 @@ def _read_devices() -> _Devices | None:
     raise UserError(
       '--hardware needs --devices, or a topology as in --hardware=v5e:4x4'
     )
-  kinds = hardware_lib.TABLE
+  kinds: tuple[hardware_lib.Hardware, ...] = hardware_lib.TABLE
   if hardware is not None:
     kinds = (hardware_lib.named(hardware.partition(':')[0]),)
   return _Devices(count, mesh, topology, kinds)

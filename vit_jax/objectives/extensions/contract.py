@@ -130,7 +130,8 @@ class Checked(base.Objective):
       fits = jnp.result_type(y, x) == jnp.result_type(x)
       if jnp.shape(y) != jnp.shape(x) or not fits:
         problems.append(f'has {path!r} as {_shape(y)}, which was {_shape(x)}')
-    trees = [jax.tree.structure(x) for x in (self._first_extra, updated)]
+    structure: Any = jax.tree.structure
+    trees = [structure(x) for x in (self._first_extra, updated)]
     if not problems and trees[0] != trees[1]:
       problems = [f'has the structure {trees[1]}, which was {trees[0]},']
     if problems:
