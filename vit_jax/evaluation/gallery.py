@@ -33,7 +33,7 @@ _NAMES = ('model', 'files', 'size', 'modified', 'features')
 class Gallery:
   """Embedded images."""
 
-  model: str  # digest of the model
+  model: str  # its digest
   files: tuple[str, ...]  # paths relative to the folder, sorted
   size: np.ndarray  # int64 [N], bytes of the files
   modified: np.ndarray  # int64 [N], when they were written, in nanoseconds

@@ -41,7 +41,7 @@ class Predictions:
 class Head:
   """Interprets a model's logits, by the kind of feature that they predict."""
 
-  feature: str  # name of the feature
+  feature: str
   target: features_lib.Target  # the feature
   # Names of the outputs; a class without a name has its number.
   names: tuple[str, ...]

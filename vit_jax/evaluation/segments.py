@@ -28,14 +28,14 @@ _DRAWS = 1_000  # of images, for intervals
 
 
 class Overlaps(NamedTuple):
-  """Measures of a confusion matrix, by class; nan where there is none."""
+  """Measures of maps by class, which may be of several sets of images."""
 
   # Intersection over union, float64 [K]; nan without label or prediction.
   iou: np.ndarray
   # Share of a class's places that are found, [K]; nan without labels.
   accuracy: np.ndarray
   dice: np.ndarray  # dice coefficient, [K]; nan without label or prediction
-  total: float  # share of all places that are right
+  total: Any  # share of all places that are right
 
   @property
   def mean_iou(self) -> float:
@@ -51,14 +51,18 @@ def mean(values: np.ndarray) -> float:
 
 def overlaps(matrix: np.ndarray) -> Overlaps:
   """Returns the measures of a confusion matrix [K, K], label first."""
-  right = np.diag(matrix).astype(np.float64)
-  labelled, predicted = matrix.sum(axis=1), matrix.sum(axis=0)
-  with np.errstate(invalid='ignore'):
+  return _overlaps(class_areas(matrix))
+
+
+def _overlaps(areas: np.ndarray) -> Overlaps:
+  """Returns the measures of `areas` [..., 3, K], summed over images."""
+  right, labelled, predicted = np.moveaxis(areas.astype(np.float64), -2, 0)
+  with np.errstate(invalid='ignore', divide='ignore'):
     return Overlaps(
       right / (labelled + predicted - right),
       right / labelled,
       2 * right / (labelled + predicted),
-      float(right.sum() / matrix.sum()),
+      right.sum(axis=-1) / labelled.sum(axis=-1),
     )
 
 
@@ -231,18 +235,16 @@ def intervals(
   times = rng.multinomial(count, np.full(count, 1 / count), size=_DRAWS)
   flat = areas.reshape(count, -1).astype(np.float64)
   sums = (times @ flat).reshape(_DRAWS, *areas.shape[1:])
-  right, labelled, predicted = np.moveaxis(sums, 1, 0)
-  with np.errstate(invalid='ignore', divide='ignore'):
-    by_class = {
-      'miou': right / (labelled + predicted - right),
-      'mean_accuracy': right / labelled,
-      'dice': 2 * right / (labelled + predicted),
-    }
-    means = {'accuracy': right.sum(axis=1) / labelled.sum(axis=1)}
-  means |= {name: _row_means(x) for name, x in by_class.items()}
+  drawn = _overlaps(sums)
+  means = {
+    'accuracy': drawn.total,
+    'miou': _row_means(drawn.iou),
+    'mean_accuracy': _row_means(drawn.accuracy),
+    'dice': _row_means(drawn.dice),
+  }
   for i, name in enumerate(names):
-    means[f'iou/{name}'] = by_class['miou'][:, i]
-    means[f'class_dice/{name}'] = by_class['dice'][:, i]
+    means[f'iou/{name}'] = drawn.iou[:, i]
+    means[f'class_dice/{name}'] = drawn.dice[:, i]
   return {name: _middle(x) for name, x in means.items()}
 
 

@@ -32,7 +32,7 @@ _THUMBNAIL = 96  # pixels of the longer side
 class Images:
   """Images of a report."""
 
-  names: tuple[str, ...]  # names to show
+  names: tuple[str, ...]
   truths: tuple[str, ...]  # names of the labels; '' where unknown
   inputs: np.ndarray  # input of the model, float32 [B, H, W, C]
   # The images before preprocessing, for another model: paths, or arrays uint8

@@ -41,7 +41,7 @@ _WORST = 3  # classes that are named
 class Picture:
   """One picture of a section."""
 
-  file: pathlib.Path  # path of the PNG
+  file: pathlib.Path
   label: str  # label within the section; '' for a single picture
   size: tuple[int, int]  # (width, height) on a wide page, in pixels
 
@@ -57,7 +57,7 @@ class Section:
   """Pictures of one kind."""
 
   name: str  # name of the kind, as in the names of the files
-  title: str  # heading
+  title: str
   # Explains the pictures and how they were computed; papers are cited as
   # arXiv:NUMBER.
   caption: str
@@ -75,8 +75,8 @@ class Section:
 class Missing:
   """A kind without pictures."""
 
-  name: str  # name of the kind
-  title: str  # heading
+  name: str
+  title: str
   # Why there are none, and what to do about it; not a whole sentence.
   reason: str
 
@@ -91,7 +91,7 @@ class Result:
   """A number of the card."""
 
   name: str  # of the number, in words
-  value: str  # the number
+  value: str
   lines: tuple[str, ...] = ()  # its interval, or what it was measured on
 
 
