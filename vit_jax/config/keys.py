@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 import functools
 import json
 import re
@@ -22,8 +21,8 @@ from vit_jax.config.registry import wing
 
 # Keys that may change when a run is resumed: how often it logs, evaluates and
 # saves; how a step is computed, if only the order of sums changes (but see
-# _KEYS_OF_MASKS); what happens
-# after a step that is not finite; and which damaged images are skipped.
+# _KEYS_OF_MASKS); what happens after a step that is not finite; and which
+# damaged images are skipped.
 RESUMABLE_KEYS = (
   r'train\.(log_every|skip_nonfinite|max_skipped_in_a_row|stall_timeout'
   r'|hooks)'
@@ -69,11 +68,7 @@ def flatten(
 
 
 def value_at(config: Mapping[str, Any], key: str) -> Any:
-  """Returns `config.model.depth` for 'model.depth'.
-
-  Raises:
-    KeyError: There is no such key.
-  """
+  """Returns `config.model.depth` for 'model.depth'; a KeyError: no such key."""
   return functools.reduce(lambda node, name: node[name], key.split('.'), config)
 
 
@@ -83,11 +78,7 @@ def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
-  """Returns the config of config.json's content, typed as in `default()`.
-
-  Raises:
-    UserError: This version does not know a key, or a value has another type.
-  """
+  """Returns the config of config.json's content, typed as in `default()`."""
   config = default()
   stored = _object({'config': stored}, 'config')
   for name in _object(stored, 'evals'):
@@ -105,11 +96,7 @@ def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
 
 
 def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-  """Returns an object of JSON in another; {} if it is not there.
-
-  Raises:
-    UserError: It is a list, a number or a string.
-  """
+  """Returns an object of JSON in another; {} if it is not there."""
   entry = holder.get(key, {})
   if not isinstance(entry, Mapping):
     raise UserError(
@@ -120,11 +107,6 @@ def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _add(config: ml_collections.ConfigDict, name: str, value: Any) -> None:
-  """Adds a key to a config.
-
-  Raises:
-    UserError: It cannot be one.
-  """
   # The errors: it is the name of a method; it has dots.
   with explained('config.json does not hold a config', KeyError, ValueError):
     config[name] = value
@@ -165,11 +147,7 @@ def _number(settings: dict[str, Any], key: str) -> float:
 
 
 def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
-  """Sets one leaf by its dotted key; lists become tuples.
-
-  Raises:
-    UserError: There is no such key, or the value has another type.
-  """
+  """Sets one leaf by its dotted key; lists become tuples."""
   *parents, leaf = key.split('.')
   node = config
   try:
@@ -177,7 +155,9 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
       node = node[parent]
       if not isinstance(node, ml_collections.ConfigDict):
         raise KeyError(parent)
-    if _is_open(parents):
+    is_model = [*parents[:1], *parents[2:]] == ['tasks', 'model']
+    if is_model or parents[-2:] == ['objective', 'options']:
+      # Keys may be added: others than these functions check them.
       node[leaf] = _tuples(value)
       return
     if leaf not in node or isinstance(node[leaf], ml_collections.ConfigDict):
@@ -198,12 +178,6 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     ) from None
 
 
-def _is_open(parents: Sequence[str]) -> bool:
-  """Whether keys may be added: others than these functions check them."""
-  is_model = [*parents[:1], *parents[2:]] == ['tasks', 'model']
-  return is_model or list(parents[-2:]) == ['objective', 'options']
-
-
 def _tuples(value: Any) -> Any:
   return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
@@ -215,10 +189,8 @@ def _optional_keys() -> frozenset[str]:
 
 def check_set(key: str, value: Any) -> None:
   """Raises a UserError if a key that must have a value is None."""
-  default_key = re.sub(_TASK, '', key)
-  default_key = re.sub(
-    r'^evals\.[^.]+\.', 'evals.val.', default_key
-  )  # of any name
+  # An evaluation of any name is like 'val'.
+  default_key = re.sub(r'^evals\.[^.]+\.', 'evals.val.', re.sub(_TASK, '', key))
   if value is None and default_key not in _optional_keys():
     raise UserError(f'config.{key} is None: it must have a value')
 
@@ -244,11 +216,8 @@ def fill(
   These are values that otherwise come from the data and the checkpoint at
   init_from.path: the number of classes and of their images, bits and intensity
   window, mean, std, interpolation, the words of captions and how positions are
-  resized, and the whole model if its name is 'init_from'.
-
-  Args:
-    config: The config of the resumed run.
-    stored: The config with which the run began; all its values are set.
+  resized, and the whole model if its name is 'init_from'. `stored` is the
+  config with which the run began; all its values are set.
   """
   config = config.copy_and_resolve_references()
   open_keys = ['num_classes'] if config.model.num_classes is None else []
@@ -261,17 +230,15 @@ def fill(
     set_value(config, 'data.bits', stored.data.bits)
   for key in ('mean', 'std', 'intensity_window', 'interpolation', 'words'):
     config.data[key] = config.data[key] or stored.data[key]
-  if config.init_from.path:
-    resize = config.init_from.resize or stored.init_from.resize
-    config.init_from.resize = resize
+  if config.init_from.path and not config.init_from.resize:
+    config.init_from.resize = stored.init_from.resize
   if config.train.accumulation == AUTO:
     config = with_accumulation(config, stored.train.accumulation)
   for key, value in stored.objective.options.items():
     if key not in config.objective.options:
       config.objective.options[key] = value
   if config.objective.class_counts is None:
-    counts = stored.objective.class_counts
-    set_value(config, 'objective.class_counts', counts)
+    set_value(config, 'objective.class_counts', stored.objective.class_counts)
   return config
 
 
@@ -282,11 +249,7 @@ def differences(
 ) -> list[str]:
   """Lists keys that differ, as 'key: old -> new'.
 
-  Args:
-    old: The config with which the run began.
-    new: The config with which it is resumed.
-    resumable: Whether to list the keys that a resumed run may change, or all
-      other keys.
+  They are those that a resumed run may change if `resumable`, else all others.
   """
   before, after = (dict(flatten(to_dict(config))) for config in (old, new))
   may_change = RESUMABLE_KEYS
@@ -302,8 +265,9 @@ def differences(
       is_resumable = False
       reason = " (on which the masks of dropout depend with train.rng='rbg')"
     if is_resumable == resumable:
-      change = f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
-      changes.append(change + reason)
+      changes.append(
+        f'{key}: {before.get(key)!r} -> {after.get(key)!r}{reason}'
+      )
   return changes
 
 
@@ -312,20 +276,13 @@ def num_microbatches(config: ml_collections.ConfigDict) -> int:
 
   That is `train.accumulation`, or the number of SAM's groups if that is larger,
   since each group has its own perturbation.
-
-  Args:
-    config: The full config.
   """
   sharpness = sam(config)
   return max(accumulation(config), sharpness.groups if sharpness else 1)
 
 
 def sam(config: ml_collections.ConfigDict) -> Any:
-  """Returns what `optim.sam` of a full config names; None if it is empty.
-
-  Raises:
-    UserError: There is no such thing, or an option does not do.
-  """
+  """Returns what `optim.sam` of a full config names; None if it is empty."""
   if not config.optim.sam:
     return None
   return build(config.optim.sam, 'optim.sam', table_finder(SAM))

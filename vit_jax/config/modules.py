@@ -20,16 +20,10 @@ from vit_jax.config.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-  """A file that was run.
-
-  Attributes:
-    module: Its module.
-    texts: Content of the file, and of those that it ran while it was running,
-      by path.
-  """
+  """A file that was run."""
 
   module: types.ModuleType
-  texts: dict[str, bytes]
+  texts: dict[str, bytes]  # of it and of the files that it ran, by path
 
 
 _RUNS: dict[str, _Run] = {}  # by path, without symbolic links
@@ -41,15 +35,8 @@ def run_file(path: str, name: str = '') -> types.ModuleType:
 
   It is in `sys.modules` under each name that Python would import it by. The
   text is read, never the bytecode: that may be of what the file was before, if
-  it had the same size and was written in the same second.
-
-  Args:
-    path: The file.
-    name: One more name for it.
-
-  Raises:
-    UserError: It is no Python file.
-    Exception: The file cannot be read, or it raised an exception.
+  it had the same size and was written in the same second. `name` is one more
+  name for it. What the file raises comes out as it is.
   """
   file = os.path.realpath(path)
   run = _RUNS.get(file)
@@ -63,11 +50,7 @@ def run_file(path: str, name: str = '') -> types.ModuleType:
 
 
 def import_module(name: str) -> types.ModuleType:
-  """Imports a module by its name; a file that was run is not run again.
-
-  Raises:
-    Exception: As `importlib.import_module`.
-  """
+  """Imports a module by its name; a file that was run is not run again."""
   if name in sys.modules:
     return sys.modules[name]
   spec = importlib.util.find_spec(name)
@@ -92,13 +75,7 @@ def _text(path: str) -> bytes | None:
 
 
 def _run(path: str, file: str, name: str) -> _Run:
-  """Runs a file.
-
-  Args:
-    path: Its absolute path.
-    file: The same without symbolic links.
-    name: A name that it has, or ''.
-  """
+  """Runs a file; `file` is its absolute path without symbolic links."""
   text = pathlib.Path(path).read_bytes()
   importlib.invalidate_caches()  # the file may be new
   names = [x for x in (name, *_names(path), *_names(file)) if _is_free(x)]

@@ -54,10 +54,6 @@ def option_values(
     part: Its name with options.
     key: Key of the config that holds the text, for errors.
     filled: Names of arguments that the caller gives.
-
-  Raises:
-    UserError: There is no such option, one is missing, or a value has another
-      type or is out of bounds.
   """
   parameters = dict(inspect.signature(make).parameters)
   kinds = {x.kind for x in parameters.values()}
@@ -84,7 +80,13 @@ def option_values(
       raise UserError(
         f'config.{key}={part}: {part.name} needs the option {name!r}'
       )
-  hints = _hints(make)
+  hints: dict[str, Any] = {}
+  source: Any = make
+  if isinstance(make, type) and not dataclasses.is_dataclass(make):
+    source = next(x for x in make.__mro__ if '__init__' in vars(x)).__init__
+  # A user's class may have types that Python does not know.
+  with contextlib.suppress(Exception):
+    hints = typing.get_type_hints(source, include_extras=True)
   for name, value in values.items():
     if isinstance(value, parts.Part):
       raise UserError(f'config.{key}={part}: {name}={value} {parts.NO_LITERAL}')
@@ -95,31 +97,11 @@ def option_values(
   return values
 
 
-def _hints(make: Callable[..., Any]) -> dict[str, Any]:
-  """Returns the types of arguments; {} if they cannot be read."""
-  source: Any = make
-  if isinstance(make, type) and not dataclasses.is_dataclass(make):
-    inits = [vars(x).get('__init__') for x in make.__mro__]
-    source = next(filter(None, inits))
-  try:
-    return typing.get_type_hints(source, include_extras=True)
-  except Exception:  # a user's class may have types that Python does not know
-    return {}
-
-
 def converted(name: str, value: Any, hint: Any) -> Any:
   """Returns the value of an option, converted to its type.
 
   A list (from JSON) becomes a tuple, and an integer a float where only that is
-  allowed.
-
-  Args:
-    name: Name of the option.
-    value: The value.
-    hint: Its type; with an `Interval`, its bounds, too.
-
-  Raises:
-    ValueError: The value has another type, or is out of bounds.
+  allowed. The type may have an `Interval`. A ValueError says what is wrong.
   """
   bounds = [
     x for x in getattr(hint, '__metadata__', ()) if isinstance(x, Interval)
@@ -128,7 +110,12 @@ def converted(name: str, value: Any, hint: Any) -> Any:
     hint = typing.get_args(hint)[0]
   value = _cast_numbers(value, hint)
   if not _is_of_type(value, hint):
-    raise ValueError(f'{name} is {reprlib.repr(value)}: {_advice(hint)}')
+    advice = f'it must be of the type {hint}'
+    if typing.get_origin(hint) is typing.Literal:
+      advice = f'choose one of {", ".join(map(str, typing.get_args(hint)))}'
+    elif type(hint) is type:
+      advice = f'it must be of the type {hint.__name__}'
+    raise ValueError(f'{name} is {reprlib.repr(value)}: {advice}')
   for interval in bounds:
     if value is not None:
       check_interval(name, value, interval.text)
@@ -138,10 +125,7 @@ def converted(name: str, value: Any, hint: Any) -> Any:
 def check_interval(name: str, value: Any, interval: str) -> None:
   """Raises a ValueError unless a number, or each of a tuple, is in an interval.
 
-  Args:
-    name: Name of the option.
-    value: The number or the numbers.
-    interval: As `Interval.text`.
+  `name` is that of the option; `Interval.text` has the form of the interval.
   """
   low, high = (float(x) for x in interval[1:-1].split(','))
   for x in value if isinstance(value, tuple) else (value,):
@@ -152,19 +136,13 @@ def check_interval(name: str, value: Any, interval: str) -> None:
     )
     if not is_inside:
       subject = 'each' if isinstance(value, tuple) else 'it'
-      raise ValueError(
-        f'{name} is {value}: {subject} must be {_bounds(interval)}'
-      )
-
-
-def _bounds(interval: str) -> str:
-  """Returns what an interval asks of a number, in words."""
-  low, high = interval[1:-1].split(', ')
-  if high != 'inf':
-    return f'in {interval}'
-  if low == '-inf':
-    return 'a finite number'
-  return f'at least {low}' if interval[0] == '[' else f'more than {low}'
+      lower, upper = interval[1:-1].split(', ')
+      bounds = f'in {interval}'
+      if upper == 'inf':
+        bounds = f'{"at least" if interval[0] == "[" else "more than"} {lower}'
+      if (lower, upper) == ('-inf', 'inf'):
+        bounds = 'a finite number'
+      raise ValueError(f'{name} is {value}: {subject} must be {bounds}')
 
 
 def check_growing(choice: Any) -> None:
@@ -227,11 +205,3 @@ def _is_of_type(value: Any, hint: Any) -> bool:
   if hint in (bool, str, types.NoneType):
     return isinstance(value, hint)
   return True
-
-
-def _advice(hint: Any) -> str:
-  """Returns what to write for an option of a type."""
-  if typing.get_origin(hint) is typing.Literal:
-    return f'choose one of {", ".join(map(str, typing.get_args(hint)))}'
-  name = hint.__name__ if type(hint) is type else str(hint)
-  return f'it must be of the type {name}'

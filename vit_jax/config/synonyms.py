@@ -157,15 +157,12 @@ _FLAG_OF = dict.fromkeys(
 
 
 def suggest(key: str, keys: Collection[str], prefix: str = '') -> str:
-  """Returns a suggestion for an unknown key; '' if there is none.
+  """Ends a message on an unknown key: "did you mean 'optim.learning_rate'?".
 
   Args:
     key: The unknown key, as `lr`, `optim.lr` or `learning-rate`.
     keys: All keys, dotted.
     prefix: Put before each key shown: '--config.' on the command line.
-
-  Returns:
-    The end of a message: "did you mean 'optim.learning_rate'?".
   """
   lower = key.lower().replace('-', '_')
   name = lower.rpartition('.')[2]
@@ -203,18 +200,12 @@ def keys_called(name: str) -> list[str]:
 
 
 def field_meant(name: str, field_names: Collection[str]) -> str:
-  """Returns a suggestion for an unknown field of a model; '' if there is none.
-
-  Args:
-    name: The unknown field, as 'drop_path'.
-    field_names: The fields of the model.
-  """
+  """Returns a suggestion for an unknown field of a model, or ''."""
   if is_checkpoint(name):
     return 'a model with its weights is vit_jax.load(PATH or name)'
   keys = keys_called(name)
   fields = [x.removeprefix('model.') for x in keys]
-  fields = [x for x in fields if x in field_names]
-  if fields:
+  if fields := [x for x in fields if x in field_names]:
     return _ask(fields, '')
   if keys:
     return f'it is no part of the model, but config.{keys[0]}'

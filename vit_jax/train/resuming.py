@@ -10,8 +10,8 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
 from vit_jax.models import describing
-from vit_jax.runs import checkpoint_format
 from vit_jax.runs import safe_io
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 
 
@@ -75,9 +75,7 @@ def check_longer(
   if before.train.duration == experiment.config.train.duration:
     return
   lengths = experiment_lib.find_lengths(before, experiment.lengths.examples)
-  steps = [
-    int(x.name) for x in checkpoint_format.newest_first(path / 'checkpoints')
-  ]
+  steps = [int(x.name) for x in workdir_lib.newest_first(path / 'checkpoints')]
   cooldown = optim.schedule(before.optim).cooldown_steps(lengths)
   step, start = max(steps, default=0), lengths.total - cooldown
   if experiment.total_steps < lengths.total:
