@@ -44,6 +44,7 @@ from vit_jax import cli
 from vit_jax import tables
 from vit_jax.compare import comparison
 from vit_jax.config import number
+from vit_jax.plots import texts as text_lib
 from vit_jax.runs import records
 
 USAGE = 'compare RUN ...'
@@ -124,7 +125,7 @@ def _cut(texts: Sequence[str | None]) -> list[str]:
   distinct = {text for text in texts if text is not None}
   start = 0
   if max(map(len, distinct)) > _LONGEST and len(distinct) > 1:
-    start = max(0, len(records.common_start(list(distinct))) - 8)
+    start = max(0, len(text_lib.common_start(list(distinct))) - 8)
   return [
     _ABSENT if text is None else _shortened(text, start) for text in texts
   ]

@@ -18,6 +18,7 @@ from absl import logging
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.evaluation import intervals
+from vit_jax.plots import texts as text_lib
 from vit_jax.runs import records
 from vit_jax.runs import reporting
 
@@ -124,7 +125,7 @@ def _columns(
 ) -> list[Column]:
   """Returns columns; a group is named by the common prefix of its runs."""
   names = [
-    records.common_start([name for name, _ in group]).rstrip('-_/.=')
+    text_lib.common_start([name for name, _ in group]).rstrip('-_/.=')
     for group in groups
   ]
   columns = []

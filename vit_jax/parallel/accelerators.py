@@ -37,7 +37,9 @@ def present() -> bool:
     return platforms.split(',')[0] != 'cpu'
   if importlib.util.find_spec('libtpu') and any(map(glob.glob, _TPUS)):
     return True
-  return any(map(_has_device, _plugins()))
+  spec = importlib.util.find_spec('jax_plugins')  # a namespace
+  folders = (spec and spec.submodule_search_locations) or ()
+  return any(_has_device(x) for folder in folders for x in os.listdir(folder))
 
 
 @contextlib.contextmanager
@@ -56,30 +58,19 @@ def explained() -> Iterator[None]:
     try:
       jax.devices()  # fails again if this was the cause
     except (AssertionError, RuntimeError) as e:
-      raise config_lib.UserError(_no_devices(e)) from e
+      reason, _, _ = config_lib.one_line(e).partition(' (set JAX_PLATFORMS')
+      detail = f' ({reason})' if str(e) else ''
+      problem = (
+        f'JAX cannot use the devices of this machine{detail}: reinstall JAX, or'
+        ' set JAX_PLATFORMS=cpu'
+      )
+      if platforms := os.environ.get('JAX_PLATFORMS'):
+        problem = (
+          f'JAX_PLATFORMS={platforms}, but JAX finds no such device{detail}:'
+          ' unset the variable, or see docs/install.md for GPUs and TPUs'
+        )
+      raise config_lib.UserError(problem) from e
     raise
-
-
-def _no_devices(error: Exception) -> str:
-  """Returns the message for JAX's error at its start."""
-  reason, _, _ = config_lib.one_line(error).partition(' (set JAX_PLATFORMS')
-  detail = f' ({reason})' if str(error) else ''
-  if platforms := os.environ.get('JAX_PLATFORMS'):
-    return (
-      f'JAX_PLATFORMS={platforms}, but JAX finds no such device{detail}: unset'
-      ' the variable, or see docs/install.md for GPUs and TPUs'
-    )
-  return (
-    f'JAX cannot use the devices of this machine{detail}: reinstall JAX, or set'
-    ' JAX_PLATFORMS=cpu'
-  )
-
-
-def _plugins() -> Iterator[str]:
-  """Yields the names of JAX's plugins."""
-  spec = importlib.util.find_spec('jax_plugins')  # a namespace
-  for folder in (spec and spec.submodule_search_locations) or ():
-    yield from os.listdir(folder)
 
 
 def _has_device(plugin: str) -> bool:

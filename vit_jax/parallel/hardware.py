@@ -148,16 +148,10 @@ TABLE = (
 
 
 def named(name: str) -> Hardware:
-  """Looks up hardware by name, such as `H100`, `TPU v5e` or `v5e`.
-
-  Raises:
-    UserError: The table has no such name; the error lists its names.
-  """
+  """Looks up hardware by name, such as `H100`, `TPU v5e` or `v5e`."""
   for hardware in TABLE:
-    if name.lower() in (
-      hardware.name.lower(),
-      hardware.name.lower().removeprefix('tpu '),
-    ):
+    full_name = hardware.name.lower()
+    if name.lower() in (full_name, full_name.removeprefix('tpu ')):
       return hardware
   names = ', '.join(hardware.name.removeprefix('TPU ') for hardware in TABLE)
   raise UserError(f'--hardware={name}: choose one of {names}')
@@ -173,11 +167,7 @@ def device_hardware(device: 'jax.Device') -> Hardware | None:
 def peak_flops(device: 'jax.Device') -> float | None:
   """Returns the peak of a device's bfloat16 matrix products, in FLOP/s.
 
-  Args:
-    device: A device of `jax.devices()`.
-
-  Returns:
-    The peak that its maker states; None if it is not known, as for a CPU.
+  Its maker states it; None: it is not known, as for a CPU.
   """
   hardware = device_hardware(device)
   return None if hardware is None else hardware.peak_flops

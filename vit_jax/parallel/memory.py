@@ -46,8 +46,7 @@ _FILES = (
 def explained(advice: str) -> Iterator[None]:
   """Turns an out-of-memory error into a UserError.
 
-  Args:
-    advice: Advice in the error: `TRAINING`, `BATCHES` or `ANYTHING`.
+  Its advice is `TRAINING`, `BATCHES` or `ANYTHING`.
   """
   try:
     yield
@@ -66,8 +65,7 @@ def explained(advice: str) -> Iterator[None]:
 def free_per_device(devices: Sequence[Any]) -> int:
   """Returns the free memory of the device with the least, in bytes.
 
-  Args:
-    devices: Devices of this process. CPU devices share the host's memory.
+  The devices are of this process. CPU devices share the host's memory.
   """
   stats = [device.memory_stats() or {} for device in devices]
   if all('bytes_limit' in s for s in stats):

@@ -10,14 +10,21 @@ import functools
 import itertools
 import re
 
-from vit_jax.runs import records
-
 Measure = Callable[[str], float]
 
 _ELLIPSIS = '…'
 # How much of what is kept of a text is its beginning; the first is preferred.
 _BEGINNINGS = (0.5, 0.25, 0.0, 0.75, 1.0)
 _PIECES = re.compile(r'\s+|[^\s_/-]*[_/-]|[^\s_/-]+')  # between line breaks
+
+
+def common_start(texts: Sequence[str]) -> str:
+  """Returns the longest common prefix of texts."""
+  least, largest = min(texts), max(texts)  # sorted, all others lie between
+  for i, (a, b) in enumerate(zip(least, largest, strict=False)):
+    if a != b:
+      return least[:i]
+  return least
 
 
 def shorten(texts: Sequence[str], most: float, measure: Measure) -> list[str]:
@@ -33,7 +40,7 @@ def shorten(texts: Sequence[str], most: float, measure: Measure) -> list[str]:
   if not wide:
     return list(texts)
   room = most - measure(_ELLIPSIS)
-  start = len(records.common_start([*wide]))
+  start = len(common_start([*wide]))
   ways: list[Callable[[str], str]] = [
     functools.partial(_ends, room=room, beginning=part, measure=measure)
     for part in _BEGINNINGS

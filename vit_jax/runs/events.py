@@ -41,12 +41,7 @@ class Events:
   """
 
   def __init__(self, directory: pathlib.Path, start_step: int):
-    """Begins a file, and makes TensorBoard drop events after the start step.
-
-    Args:
-      directory: Directory of the file.
-      start_step: Number of updates that were completed before.
-    """
+    """Begins a file, and makes TensorBoard drop events after the start step."""
     prefix = 'events.out.tfevents.'
     earlier = [path.name for path in directory.glob(f'{prefix}*')]
     seconds = [name.removeprefix(prefix).split('.')[0] for name in earlier]
@@ -110,13 +105,7 @@ class Events:
     self._summarize(start.step, time.time(), started)
 
   def write_image(self, step: int, name: str, png: bytes) -> None:
-    """Writes an image for the tab IMAGES.
-
-    Args:
-      step: Step at which it is shown.
-      name: Name of the image.
-      png: Content of a PNG file.
-    """
+    """Writes an image, a PNG file, for the tab IMAGES."""
     width, height = struct.unpack('>II', png[16:24])  # in its first chunk
     image = summary_pb2.Summary.Image(
       width=width, height=height, colorspace=3, encoded_image_string=png

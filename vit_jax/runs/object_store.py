@@ -46,14 +46,6 @@ def local_copy(address: str) -> Iterator[str]:
   """Yields the path of a local copy of a work directory in an object store.
 
   The copy is removed once all of it is uploaded.
-
-  Args:
-    address: Address of the work directory.
-
-  Raises:
-    UserError: The store cannot be read or written, another run uses the work
-      directory, or this run has several processes, which need a folder that all
-      of them see.
   """
   if processes.is_up():
     raise UserError(
@@ -142,8 +134,7 @@ def _explained(
   except UserError:
     raise
   except Exception as e:
-    reason = config_lib.one_line(e) or type(e).__name__
-    raise UserError(f'{problem}: {reason}; {advice}') from e
+    raise UserError(f'{problem}: {config_lib.one_line(e)}; {advice}') from e
 
 
 class _Lock:
@@ -223,11 +214,7 @@ class _Copy:
     self._stamps = self._files()
 
   def upload(self) -> None:
-    """Copies files that are new or have changed, and removes others.
-
-    Raises:
-      UserError: Another process uses the directory, or the copy is gone.
-    """
+    """Copies files that are new or have changed, and removes others."""
     self._lock.check(f'the whole run is in {self._folder} alone')
     if self._stamps and not self._folder.is_dir():
       # The store would lose its files, too.

@@ -135,7 +135,7 @@ def read_bytes(path: pathlib.Path | str, most: int) -> bytes:
 
 
 def read_text(path: pathlib.Path | str, most: int = MOST_TEXT) -> str:
-  """Reads a regular file of text; errors are those of `read_bytes`, `decoded`."""
+  """Reads a regular file of text, with `read_bytes` and `decoded`."""
   return decoded(read_bytes(path, most))
 
 
