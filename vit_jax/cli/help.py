@@ -75,29 +75,20 @@ _VALUES = {
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """A flag, for people.
+  """A flag, for people."""
 
-  Attributes:
-    text: How it is written, as '--split=TEXT'.
-    meaning: What it is for.
-    default: Its default, as text; '' if there is none.
-    required: Whether the command cannot work without it.
-  """
-
-  text: str
+  text: str  # as '--split=TEXT'
   meaning: str
-  default: str
-  required: bool
+  default: str  # '' if there is none
+  required: bool  # whether the command cannot work without it
 
 
 def grouped(
   flag_values: flags.FlagValues, usage: str
 ) -> dict[str, list[Option]]:
-  """Returns the flags of a command by the titles of their groups.
+  """Returns the flags of a command, but absl's own, by titles of their groups.
 
-  Args:
-    flag_values: The flags; absl's own are left out.
-    usage: As in `text`.
+  The usage is that of `text`.
   """
   owners = flag_values.flags_by_module_dict()
   named = {
@@ -231,14 +222,10 @@ def module(verb: str) -> str:
 
 def as_started(text: str) -> str:
   """Returns a text whose commands are written as this process was started."""
-  return console(text) if _is_console() else text
+  return console(text) if allocator.program().endswith('vit-jax') else text
 
 
 def console(text: str) -> str:
   """Replaces `python -m vit_jax.MODULE` by `vit-jax VERB`."""
   text = re.sub(r'python -m vit_jax\.main\b', 'vit-jax train', text)
   return re.sub(r'python -m vit_jax\.(?=[a-z])', 'vit-jax ', text)
-
-
-def _is_console() -> bool:
-  return allocator.program().endswith('vit-jax')

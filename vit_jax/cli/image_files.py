@@ -25,22 +25,19 @@ _AHEAD = 3  # batches that are decoded in advance
 def find(arguments: Sequence[str]) -> list[str]:
   """Returns the paths of images named on the command line.
 
-  Args:
-    arguments: Files, folders and patterns; '-' reads more of them from stdin.
-
-  Raises:
-    UserError: There are no images, or none of the files exists.
+  The arguments are files, folders and patterns; '-' reads more of them from
+  stdin.
   """
   paths: list[str] = []
-  empty: list[str] = []
+  problems: list[str] = []
   for argument in arguments:
-    listed = _listed_on_stdin() if argument == '-' else [argument]
-    for name in listed:
+    for name in _listed_on_stdin() if argument == '-' else [argument]:
       matches = _expand(name)
       paths.extend(matches)
-      if not matches:
-        empty.append(name)
-  problems = [_problem(name) for name in empty]
+      if not matches and os.path.isdir(name):
+        problems.append(f'{name} has no images')
+      elif not matches:
+        problems.append(f'no file matches the pattern {name}')
   if not any(map(os.path.lexists, paths)):
     problems += [f'there is no {name}{nearby(name)}' for name in paths[:1]]
     problem_text = f' ({"; ".join(problems)})' if problems else ''
@@ -54,12 +51,10 @@ def find(arguments: Sequence[str]) -> list[str]:
 
 
 def as_examples(paths: Sequence[str], takes_videos: bool) -> list[str]:
-  """Returns the paths of a model's inputs, from those of files.
+  """Returns the paths of a model's inputs, from those of `find`.
 
-  Args:
-    paths: From `find`.
-    takes_videos: Whether images are frames of videos, so that the folder of
-      some of them is one input.
+  If the model takes videos, images are frames, and the folder of some of them
+  is one input.
   """
   from vit_jax.data import folder  # after the flags: slow to import
 
@@ -79,9 +74,7 @@ def reporter(
 ) -> Callable[[UserError], None]:
   """Returns a function that prints an error, and adds it to `failed`.
 
-  Args:
-    failed: The errors so far.
-    write: Prints a line, as `print` or the `write` of a progress bar.
+  `write` prints a line, as `print` or the `write` of a progress bar.
   """
 
   def report(error: UserError) -> None:
@@ -112,16 +105,15 @@ def decode(
   ahead: int,
   progress: Callable[[int], object],
 ) -> 'Iterator[tuple[str, np.ndarray | UserError]]':
-  """Yields images in order; threads decode them in advance.
+  """Yields each path in order, with uint8 [H, W, C] or why it cannot be read.
+
+  Threads decode in advance.
 
   Args:
     paths: Paths of images.
     pixels: Path -> uint8 [1, H, W, C].
     ahead: Largest number of decoded images that wait to be used.
     progress: Called with the number of images that were taken.
-
-  Yields:
-    A path, and uint8 [H, W, C] or why it cannot be read.
   """
   from vit_jax.data.host import batches
 
@@ -153,14 +145,10 @@ def in_batches(
   size: int,
   report: Callable[[UserError], None],
 ) -> 'Iterator[tuple[list[str], dict[str, np.ndarray]]]':
-  """Yields paths with batches of their images.
+  """Yields paths with batches of the images of `decode`.
 
-  The last batch is padded, so that only one shape is compiled.
-
-  Args:
-    images: From `decode`.
-    size: Number of images in each batch.
-    report: Called with the error of each image that is skipped.
+  The last batch is padded, so that only one shape is compiled. `report` is
+  called with the error of each image that is skipped.
   """
   import numpy as np
 
@@ -178,13 +166,6 @@ def in_batches(
   if batch:
     padding = [np.zeros_like(batch[0])] * (size - len(batch))
     yield paths, {'image': np.stack(batch + padding)}
-
-
-def _problem(name: str) -> str:
-  """Returns why there are no images in a folder or for a pattern."""
-  if os.path.isdir(name):
-    return f'{name} has no images'
-  return f'no file matches the pattern {name}'
 
 
 def _listed_on_stdin() -> list[str]:
@@ -220,8 +201,4 @@ def _expand(name: str) -> list[str]:
   )
   if '**' in name:  # also matches the files in the folders
     return [path for path in matches if not os.path.isdir(path)]
-  return [image for path in matches for image in _matched(path)]
-
-
-def _matched(path: str) -> list[str]:
-  return _expand(path) if os.path.isdir(path) else [path]
+  return [image for path in matches for image in _expand(path)]

@@ -40,15 +40,9 @@ def run(
   failure of the environment it is 1, with a line `error: ...` on stderr. Other
   exceptions are bugs and show their traceback.
 
-  jax is not imported here: a command imports it in `main`, after the flags.
-
-  Args:
-    main: The command.
-    doc: Its documentation, for `--help`.
-    flag_values: Its flags, if they are separate from other commands'.
-    usage: Its usage, as in `help.text`.
-    computes: Whether it runs models, for which the process starts once more
-      with another allocator (`allocator.start_again`).
+  jax is not imported here: a command imports it in `main`, after the flags. Of
+  one that runs models (`computes`), the process starts once more with another
+  allocator (`allocator.start_again`). `doc` and `usage` are for `help.text`.
   """
   _use_utf_8()
   argv = sys.argv
@@ -154,12 +148,8 @@ def _log_plainly() -> None:
 def _keep_compiled(folder_flag: str | None) -> None:
   """Sets up JAX's compilation cache; call this before jax is imported.
 
-  Args:
-    folder_flag: Value of `--compile_cache`; None: the default, or no cache if
-      that directory cannot be written.
-
-  Raises:
-    OSError: The given directory cannot be made.
+  Without `--compile_cache`, the folder is the default, or there is no cache if
+  it cannot be written.
   """
   if folder_flag == '':
     os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
@@ -167,9 +157,7 @@ def _keep_compiled(folder_flag: str | None) -> None:
   # Cache quick compilations, too: many of them together take long.
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
   if folder_flag is not None:
-    if (
-      '://' not in folder_flag
-    ):  # otherwise a bucket, which JAX accesses itself
+    if '://' not in folder_flag:  # else a bucket, which JAX accesses itself
       folder = pathlib.Path(os.path.expanduser(folder_flag)).absolute()
       folder.mkdir(parents=True, exist_ok=True)
       folder_flag = str(folder)
