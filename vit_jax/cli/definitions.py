@@ -9,7 +9,6 @@ import re
 import sys
 from typing import Any
 from typing import cast
-from typing import overload
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -39,8 +38,6 @@ def define_config(
 
 
 class _ConfigParser(flags.ArgumentParser):
-  """Loads the config file, in the place of ml_collections."""
-
   def parse(self, argument: str) -> Any:
     """Returns the config, locked; the command line sets only keys it has."""
     config = config_lib.load(argument)
@@ -99,30 +96,12 @@ def define_quantize(flag_values: flags.FlagValues) -> None:
   define_texts(flag_values, {'quantize': meaning})
 
 
-@overload
-def define_path(
-  name: str,
-  default: str,
-  meaning: str,
-  flag_values: flags.FlagValues = flags.FLAGS,
-) -> flags.FlagHolder[str]: ...
-
-
-@overload
-def define_path(
-  name: str,
-  default: None,
-  meaning: str,
-  flag_values: flags.FlagValues = flags.FLAGS,
-) -> flags.FlagHolder[str | None]: ...
-
-
 def define_path(
   name: str,
   default: str | None,
   meaning: str,
   flag_values: flags.FlagValues = flags.FLAGS,
-) -> flags.FlagHolder:
+) -> flags.FlagHolder[Any]:
   """Defines a flag for a local path that is written to; addresses are refused.
 
   `meaning` is for `--help`.
@@ -243,7 +222,6 @@ def load(
 
 
 def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
-  """Returns the overrides for `weights.load`."""
   values = {name: flag_values[name].value for name in ('step', 'state')}
   overrides: dict[str, Any] = {key: x for key, x in values.items() if x}
   for text in flag_values['model'].value or ():
@@ -262,7 +240,6 @@ def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
 
 
 def _literal(text: str) -> Any:
-  """Returns the Python literal in a text, or else the text."""
   try:
     return ast.literal_eval(text)
   except (SyntaxError, ValueError):
@@ -379,7 +356,6 @@ def config_path(argv: Sequence[str]) -> str | None:
 
 
 def _keys_set(argv: Sequence[str]) -> list[str]:
-  """Returns the keys of `--config.KEY=VALUE` in a command line."""
   matches = (re.match(r'--?(?:no)?config\.([^=]+)', arg) for arg in argv)
   return [match[1] for match in matches if match]
 
@@ -395,7 +371,6 @@ _TYPE_ADVICE = {
 def _unknown_flag(
   name: str, flag_values: flags.FlagValues
 ) -> config_lib.UserError:
-  """Returns the error for a flag that does not exist, with what was meant."""
   hint = 'see --help'
   similar = difflib.get_close_matches(name, list(flag_values), n=1, cutoff=0.75)
   defaults = dict(config_lib.flatten(config_lib.default()))

@@ -198,7 +198,6 @@ def usage_lines(usage: str, width: int) -> list[str]:
 
 
 def _table(options: list[Option], width: int) -> Iterator[str]:
-  """Yields the lines of the flags of a group."""
   for option in options:
     meaning = option.meaning
     if option.required:

@@ -136,7 +136,6 @@ def _last_line_of_users(error: Exception) -> str:
 
 
 def _log_plainly() -> None:
-  """Logs our own messages as plain lines, and warnings of other packages."""
   logging.use_absl_handler()
   logging.set_verbosity(logging.INFO)
   logging.set_stderrthreshold(logging.INFO)

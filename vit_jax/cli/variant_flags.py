@@ -54,7 +54,6 @@ def parse(flag_values: flags.FlagValues) -> list[dict[str, Any]]:
 
 
 def _values(flag_values: flags.FlagValues) -> dict[str, list[Any]]:
-  """Returns the values of each flag that is given."""
   choices: dict[str, list[Any]] = {}
   for name in ('image_size', 'patch_size'):
     if text := flag_values[name].value:

@@ -97,7 +97,6 @@ def _check_train(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_best(config: ml_collections.ConfigDict) -> None:
-  """Checks checkpoint.best and train.patience, which watches its metric."""
   train = config.train
   within(config, 'checkpoint.keep', '[2, inf)')
   best = config.checkpoint.best

@@ -96,7 +96,6 @@ def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
 
 
 def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-  """Returns an object of JSON in another; {} if it is not there."""
   entry = holder.get(key, {})
   if not isinstance(entry, Mapping):
     raise UserError(

@@ -64,7 +64,6 @@ def trailing(line: str) -> str:
 
 @functools.cache
 def _arguments(function: Callable[..., Any]) -> dict[str, str]:
-  """Returns the meanings of a function's arguments, from its docstring."""
   text = inspect.getdoc(function) or ''
   arguments = text.partition('Args:\n')[2]
   entries = re.findall(r'^  (\w+): (.*(?:\n    .*)*)', arguments, re.MULTILINE)

@@ -67,7 +67,6 @@ def import_module(name: str) -> types.ModuleType:
 
 
 def _text(path: str) -> bytes | None:
-  """Returns the content of a file; None if it cannot be read."""
   try:
     return pathlib.Path(path).read_bytes()
   except OSError:

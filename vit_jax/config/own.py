@@ -95,7 +95,6 @@ def _imported(name: str, key: str) -> tuple[types.ModuleType, Any]:
 
 
 def _advice(module: str) -> str:
-  """Returns what to do about a module that Python does not find."""
   path = f'{module.replace(".", "/")}.py'
   if os.path.isfile(path):  # a console script does not look where it runs
     return f': {path} is here: set PYTHONPATH to this directory, {os.getcwd()}'

@@ -89,8 +89,6 @@ def parse_sum(text: str, key: str) -> tuple[Part, ...]:
 
 
 class _Reader:
-  """Reads one text."""
-
   def __init__(self, text: str, key: str):
     if not isinstance(text, str):
       raise UserError(
@@ -146,7 +144,6 @@ class _Reader:
       ) from None
 
   def _node_text(self, node: ast.AST) -> str:
-    """Returns the text of a node, in one line."""
     text = ast.get_source_segment(self._source, node) or ''
     return _short(' '.join(text.translate(_FROM_PYTHON).split()))
 

@@ -313,7 +313,6 @@ def _from_pytorch(
 
 
 def _every(config: ml_collections.ConfigDict, length: str) -> None:
-  """Sets how often to evaluate and to save."""
   config.evals.val.every = length
   config.evals.test.every = length
   config.checkpoint.every = length
@@ -328,23 +327,14 @@ CITYSCAPES = (
 
 @dataclasses.dataclass(frozen=True)
 class _Protocol:
-  """How SETR is trained on a dataset, in the paper's section 4.1.
+  """How SETR is trained on a dataset, in the paper's section 4.1."""
 
-  Attributes:
-    crop: Side of a crop, in pixels.
-    short: Short side of an image before it is scaled; None: as stored.
-    steps: Number of steps.
-    batch: Images in a batch.
-    rate: Initial learning rate.
-    auxiliary_convs: Convolutions of an auxiliary head of 'naive' and 'pup', in
-      mmsegmentation's configs.
-  """
-
-  crop: int
-  short: int | None
+  crop: int  # side in pixels
+  short: int | None  # side of an image before it is scaled; None: as stored
   steps: int
   batch: int
-  rate: float
+  rate: float  # initial learning rate
+  # Of an auxiliary head of 'naive' and 'pup', in mmsegmentation's configs.
   auxiliary_convs: int = 1
 
 

@@ -163,7 +163,6 @@ def _has_malloc_of_glibc() -> bool:
 
 
 def _is_command() -> bool:
-  """Whether this process was started for a command of this package alone."""
   if sys.gettrace() or sys.getprofile():
     return False
   try:  # otherwise the loader of programs was named, or Python is embedded

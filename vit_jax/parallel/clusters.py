@@ -155,7 +155,6 @@ def detect(environ: Mapping[str, str], on_tpu: bool) -> Cluster | None:
 
 
 def _is_one_of_tpus(environ: Mapping[str, str]) -> bool:
-  """Whether this TPU host is one of several."""
   slices = _number(environ, 'MEGASCALE_NUM_SLICES', 1)
   if slices > 1 or 'TPU_PROCESS_ADDRESSES_PATH' in environ:  # JAX reads it
     return True

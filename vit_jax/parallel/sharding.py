@@ -88,7 +88,6 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_rule(rule: Any, key: str) -> None:
-  """Raises a UserError if a rule is not a pattern and a spec."""
   example = "as in --config.mesh.rules=\"(('^head/kernel$', (None, 'fsdp')),)\""
   is_pair = isinstance(rule, tuple | list) and len(rule) == 2
   if not is_pair or not isinstance(rule[1], tuple | list):
@@ -259,7 +258,6 @@ def _ways(entry: Entry, sizes: Mapping[str, int]) -> int:
 
 
 def _entry(axes: Sequence[str]) -> Entry:
-  """Returns the entry that names some axes."""
   return tuple(axes) if len(axes) > 1 else axes[0] if axes else None
 
 

@@ -50,7 +50,6 @@ class Best:
     return self._sign * value > self._sign * self._value
 
   def _stored(self, directory: pathlib.Path) -> list[tuple[int, float]]:
-    """Returns step and metric of the checkpoints in a directory."""
     bests = []
     for path in workdir_lib.newest_first(directory):
       with contextlib.suppress(restoring.DamagedError):

@@ -294,7 +294,6 @@ class Store:
 
   @contextlib.contextmanager
   def _explained(self) -> Iterator[None]:
-    """Turns errors of writing into a UserError."""
     try:
       yield
     except (OSError, ValueError, RuntimeError) as e:

@@ -131,7 +131,6 @@ class Events:
 
 
 def _tag(name: str) -> str:
-  """Returns the name of a metric in TensorBoard."""
   if reporting.is_timed(name):
     return f'perf/{name.removeprefix("train/")}'
   group, _, metric = name.partition('/')

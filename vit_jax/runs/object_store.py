@@ -128,7 +128,6 @@ def _locked(address: str) -> Iterator['_Lock']:
 def _explained(
   problem: str, advice: str = 'see to your access to it, or name a local folder'
 ) -> Iterator[None]:
-  """Turns errors of a store's library, of any type, into a UserError."""
   try:
     yield
   except UserError:
@@ -146,7 +145,6 @@ class _Lock:
     self._path = f'{root.rstrip("/")}/{_LOCK}'
 
   def take(self) -> None:
-    """Raises a UserError if another process uses the directory."""
     lock = self._read()
     left = _STALE_S - (time.time() - lock.get('time', 0))
     if left > 0:
@@ -158,7 +156,6 @@ class _Lock:
     self._write()
 
   def check(self, consequence: str) -> None:
-    """Raises a UserError if another process has taken the lock."""
     lock = self._read()
     if lock and lock.get('id') != self._id:
       raise UserError(
@@ -167,17 +164,14 @@ class _Lock:
       )
 
   def renew(self) -> None:
-    """Says that this process still uses the directory."""
     self.check('nothing more is written there')
     self._write()
 
   def remove(self) -> None:
-    """Lets others use the directory."""
     self.check('its lock stays')
     self._store.rm_file(self._path)
 
   def _read(self) -> dict[str, Any]:
-    """Returns the lock; {} if there is none."""
     self._store.invalidate_cache()
     try:
       text = self._store.cat_file(self._path)
@@ -193,8 +187,6 @@ class _Lock:
 
 
 class _Copy:
-  """The copy of a directory of a store."""
-
   def __init__(self, address: str, folder: pathlib.Path, lock: _Lock):
     self._folder, self._lock = folder, lock
     self._store, root = fsspec.core.url_to_fs(address)
@@ -203,7 +195,6 @@ class _Copy:
     self._stamps: dict[str, tuple[int, int]] = {}
 
   def download(self) -> None:
-    """Copies all files of the directory, except for the lock."""
     for path in self._store.find(self._root):
       name = path.removeprefix(self._root).strip('/')
       # Names come from whoever may write to the bucket.

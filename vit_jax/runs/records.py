@@ -161,7 +161,6 @@ def _is_start(start: Any) -> bool:
 
 
 def _times(starts: Sequence[Mapping[str, Any]]) -> list[float]:
-  """Returns the time of each start, in seconds since 1970."""
   texts = [start['started'] for start in starts if start.get('started')]
   return [datetime.datetime.fromisoformat(text).timestamp() for text in texts]
 
@@ -169,7 +168,6 @@ def _times(starts: Sequence[Mapping[str, Any]]) -> list[float]:
 def _read_curves(
   path: pathlib.Path, starts: Sequence[float]
 ) -> dict[str, list[Point]]:
-  """Reads metrics.jsonl, which may be growing."""
   curves: dict[str, list[Point]] = {}
   if not path.exists():
     return curves

@@ -140,7 +140,6 @@ def read_info(path: pathlib.Path) -> dict[str, Any]:
 def _read_arrays(
   path: pathlib.Path, abstract_arrays: PyTree, restore_args: PyTree
 ) -> PyTree:
-  """Reads some arrays of a checkpoint with Orbax."""
   import orbax.checkpoint as ocp
 
   args = ocp.args.PyTreeRestore(
@@ -169,7 +168,6 @@ def _verify(info: dict[str, Any], arrays: PyTree) -> None:
 def _check_fits(
   path: pathlib.Path, info: Mapping[str, Any], abstract_state: PyTree
 ) -> None:
-  """Raises a UserError if a checkpoint has other arrays than the state."""
   stored = {
     key: f'{x["dtype"]}{x["shape"]}' for key, x in info['arrays'].items()
   }

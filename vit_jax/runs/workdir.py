@@ -235,7 +235,6 @@ def check_names(
 def _compare(
   folder: pathlib.Path, before: Sequence[str], names: Sequence[str]
 ) -> None:
-  """Raises a UserError if the data has other classes than before."""
   if list(before) != list(names):
     refusal = config_lib.wing('vit_jax.runs.refusals:other_classes')
     raise refusal(folder, before, names)
