@@ -56,8 +56,6 @@ from vit_jax.config.registry import find_class as find_class
 from vit_jax.config.registry import is_own as is_own
 from vit_jax.config.registry import load_function as load_function
 from vit_jax.config.registry import load_own as load_own
-from vit_jax.config.registry import own_class as own_class
-from vit_jax.config.registry import table_finder as table_finder
 from vit_jax.config.registry import wing as wing
 from vit_jax.config.tasks import all_evaluations as all_evaluations
 from vit_jax.config.tasks import each_task as each_task

@@ -16,7 +16,6 @@ from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
 from vit_jax.config.parts import parse
 from vit_jax.config.registry import build
-from vit_jax.config.registry import table_finder
 from vit_jax.config.registry import wing
 
 # Keys that may change when a run is resumed: how often it logs, evaluates and
@@ -284,7 +283,7 @@ def sam(config: ml_collections.ConfigDict) -> Any:
   """Returns what `optim.sam` of a full config names; None if it is empty."""
   if not config.optim.sam:
     return None
-  return build(config.optim.sam, 'optim.sam', table_finder(SAM))
+  return build(config.optim.sam, 'optim.sam', SAM)
 
 
 def accumulation(config: ml_collections.ConfigDict) -> int:

@@ -103,22 +103,56 @@ def converted(name: str, value: Any, hint: Any) -> Any:
   A list (from JSON) becomes a tuple, and an integer a float where only that is
   allowed. The type may have an `Interval`. A ValueError says what is wrong.
   """
-  bounds = [
-    x for x in getattr(hint, '__metadata__', ()) if isinstance(x, Interval)
-  ]
+  bounds: list[Any] = []
   if typing.get_origin(hint) is Annotated:
-    hint = typing.get_args(hint)[0]
-  value = _cast_numbers(value, hint)
-  if not _is_of_type(value, hint):
+    hint, *bounds = typing.get_args(hint)
+  try:
+    value = _cast(value, hint)
+  except TypeError:
     advice = f'it must be of the type {hint}'
     if typing.get_origin(hint) is typing.Literal:
       advice = f'choose one of {", ".join(map(str, typing.get_args(hint)))}'
     elif type(hint) is type:
       advice = f'it must be of the type {hint.__name__}'
-    raise ValueError(f'{name} is {reprlib.repr(value)}: {advice}')
+    raise ValueError(f'{name} is {reprlib.repr(value)}: {advice}') from None
   for interval in bounds:
-    if value is not None:
+    if isinstance(interval, Interval) and value is not None:
       check_interval(name, value, interval.text)
+  return value
+
+
+def _cast(value: Any, hint: Any) -> Any:
+  """Returns a value as a type has it; a TypeError: it has another one.
+
+  Types of libraries are not checked. A bool is not a number.
+  """
+  origin, kinds = typing.get_origin(hint), typing.get_args(hint)
+  if len(type_alternatives(hint)) > 1:
+    # First the type that needs no change.
+    for kind in sorted(kinds, key=lambda kind: kind is not type(value)):
+      with contextlib.suppress(TypeError):
+        return _cast(value, kind)
+    raise TypeError
+  if isinstance(value, list | tuple):
+    if origin is not tuple or kinds[1:] == (...,):
+      kinds = (kinds[0] if origin is tuple else Any,) * len(value)
+    if len(kinds) != len(value):
+      raise TypeError
+    value = tuple(map(_cast, value, kinds))
+  elif hint is float and type(value) is int:
+    with contextlib.suppress(OverflowError):  # it is out of bounds
+      return float(value)
+    return value
+  if origin is typing.Literal:
+    has_type = value in kinds
+  elif hint in (int, float):
+    has_type = isinstance(value, hint) and not isinstance(value, bool)
+  elif hint in (bool, str, types.NoneType):
+    has_type = isinstance(value, hint)
+  else:
+    has_type = origin is not tuple or isinstance(value, tuple)
+  if not has_type:
+    raise TypeError
   return value
 
 
@@ -153,55 +187,7 @@ def check_growing(choice: Any) -> None:
       raise UserError(f'{field.name} is {value}: write the least number first')
 
 
-def _cast_numbers(value: Any, hint: Any) -> Any:
-  """Returns a tuple of a list, and a float of an integer, by the type."""
-  if isinstance(value, list | tuple):
-    numbers = _elements(hint, len(value))
-    return tuple(map(_cast_numbers, value, numbers))
-  alternatives = type_alternatives(hint)
-  if type(value) is int and float in alternatives and int not in alternatives:
-    with contextlib.suppress(OverflowError):  # it is out of bounds
-      return float(value)
-  return value
-
-
 def type_alternatives(hint: Any) -> tuple[Any, ...]:
   """Returns the types of which a value may have one."""
   is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
   return typing.get_args(hint) if is_union else (hint,)
-
-
-def _elements(hint: Any, count: int) -> list[Any]:
-  """Returns the types of the elements of a tuple; Any where none is said."""
-  for option in type_alternatives(hint):
-    kinds = typing.get_args(option)
-    if typing.get_origin(option) is tuple and kinds[1:] == (...,):
-      return [kinds[0]] * count
-    if typing.get_origin(option) is tuple and len(kinds) == count:
-      return [*kinds]
-  return [Any] * count
-
-
-def _is_of_type(value: Any, hint: Any) -> bool:
-  """Whether a value has an option's type; types of libraries are not checked.
-
-  An int is also accepted as a float; a bool is not a number.
-  """
-  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-  if origin in (types.UnionType, typing.Union):
-    return any(_is_of_type(value, alternative) for alternative in arguments)
-  if origin is tuple:
-    if not isinstance(value, tuple):
-      return False
-    is_any_length = arguments[1:] == (...,)
-    return (is_any_length or len(arguments) == len(value)) and all(
-      map(_is_of_type, value, _elements(hint, len(value)))
-    )
-  if origin is typing.Literal:
-    return value in arguments
-  if hint in (int, float):
-    allowed = (int, float) if hint is float else int
-    return isinstance(value, allowed) and not isinstance(value, bool)
-  if hint in (bool, str, types.NoneType):
-    return isinstance(value, hint)
-  return True

@@ -37,21 +37,21 @@ def wing(name: str) -> Any:
   return getattr(imported, attribute) if attribute else imported
 
 
-# Returns the class or the function of a name; also takes the key of the config
-# that holds it, for errors.
-Finder = Callable[[str, str], Callable[..., Any]]
+# 'module:Class' by name, for `wing`; or what returns the class or function of a
+# name, and takes the key of the config that holds it, for errors.
+Choices = Mapping[str, str] | Callable[[str, str], Callable[..., Any]]
 
 
-def build(text: str, key: str, find: Finder, **filled: Any) -> Any:
+def build(text: str, key: str, choices: Choices, **filled: Any) -> Any:
   """Builds what a text of the config names with its options.
 
   Args:
     text: As 'adamw(b2=0.95)'; `vit_jax/config/parts.py` has the language.
     key: Key of the config that holds it, for errors.
-    find: As `table_finder` makes one.
+    choices: What it may name.
     **filled: Arguments that are no options.
   """
-  return _built(parts.parse(text, key), key, find, filled)
+  return _built(parts.parse(text, key), key, choices, filled)
 
 
 def build_or_find(
@@ -63,22 +63,36 @@ def build_or_find(
 ) -> Any:
   """Builds what a table has; `find_own()` returns what 'my_module:name' is.
 
-  Other arguments are those of `build` and `table_finder`.
+  Errors have an example of the user's own. See `build`.
   """
-  if ':' in parts.parse(text, key).name:
-    return find_own()
-  return build(text, key, table_finder(choices, example=example))
+  part = parts.parse(text, key)
+  return (
+    find_own() if ':' in part.name else _built(part, key, choices, {}, example)
+  )
 
 
-def build_sum(text: str, key: str, find: Finder) -> list[Any]:
-  """Builds what the terms of a sum name, as 'a(1) + b'; see `build`."""
+def build_sum(text: str, key: str, kind: type) -> list[Any]:
+  """Builds the classes of the user's that a sum names, as 'm:A(1) + m:B'.
+
+  They must inherit from `kind`. See `build`.
+  """
+
+  def find(name: str, key: str) -> Any:
+    if ':' in name:
+      return load_own(name, key, kind)
+    return _find(name, key, {}, f'my_module:My{kind.__name__}')
+
   return [_built(part, key, find, {}) for part in parts.parse_sum(text, key)]
 
 
 def _built(
-  part: parts.Part, key: str, find: Finder, filled: Mapping[str, Any]
+  part: parts.Part,
+  key: str,
+  choices: Choices,
+  filled: Mapping[str, Any],
+  example: str = '',
 ) -> Any:
-  make = find(part.name, key)
+  make = _find(part.name, key, choices, example)
   values = options.option_values(make, part, key, filled)
   try:
     return make(**filled, **values)
@@ -94,36 +108,16 @@ def _built(
     ) from e
 
 
-def table_finder(
-  choices: Mapping[str, str],
-  find_own: Finder | None = None,
-  example: str = '',
-) -> Finder:
-  """Returns what finds a thing in a table, or one of the user's.
-
-  Args:
-    choices: 'module:Class' by name, for `wing`.
-    find_own: Finds 'my_module:MyClass'; None: a caller does.
-    example: One of the user's, for errors; '': the user has none.
-  """
-
-  def find(name: str, key: str) -> Callable[..., Any]:
-    if find_own and ':' in name:
-      return find_own(name, key)
-    if name not in choices:
-      hint = f', or one of your own, as {example!r}' if example else ''
-      raise UserError(
-        f'config.{key} is {name!r}: {parts.nearest(name, choices)}{hint}'
-      )
-    make: Callable[..., Any] = wing(choices[name])
-    return make
-
-  return find
-
-
-def own_class(kind: type) -> Finder:
-  """Returns what finds classes of the user's, as `load_own`."""
-  return lambda name, key: load_own(name, key, kind)
+def _find(name: str, key: str, choices: Choices, example: str) -> Any:
+  """Returns what a name stands for; `example` is one of the user's, or ''."""
+  if not isinstance(choices, Mapping):
+    return choices(name, key)
+  if name in choices:
+    return wing(choices[name])
+  hint = f', or one of your own, as {example!r}' if example else ''
+  raise UserError(
+    f'config.{key} is {name!r}: {parts.nearest(name, choices)}{hint}'
+  )
 
 
 def is_own(name: str) -> bool:

@@ -200,7 +200,7 @@ def _clip(config: ml_collections.ConfigDict) -> list[Transformation]:
   """Returns what `config.optim.clip` names."""
   if not config.clip:
     return []
-  clip = registry.build(config.clip, 'optim.clip', registry.table_finder(CLIPS))
+  clip = registry.build(config.clip, 'optim.clip', CLIPS)
   return [clip.transformation()]
 
 

@@ -246,9 +246,7 @@ def train_crop(config: ml_collections.ConfigDict) -> Crop:
     kind=crop_kind(config),
     size=size,
     **resizing(data.resize, size, 'data.resize'),
-    **dataclasses.asdict(
-      config_lib.build(data.crop, 'data.crop', config_lib.table_finder(CROPS))
-    ),
+    **dataclasses.asdict(config_lib.build(data.crop, 'data.crop', CROPS)),
     flip=data.flip,
     **_shared_fields(data),
   )
