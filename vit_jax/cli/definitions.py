@@ -264,15 +264,10 @@ def parse_size(text: str, flag: str) -> int | tuple[int, int]:
 def parse_flags(
   argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
 ) -> list[str]:
-  """Parses absl's flags and returns the other arguments.
-
-  Args:
-    argv: The command line, with the command's name.
-    flag_values: The flags.
-  """
+  """Parses absl's flags of a command line and returns the other arguments."""
   end = argv.index('--') if '--' in argv else len(argv)
   argv, inner_argv = argv[:end], argv[end:]  # those of another command
-  argv, options = _without_options(_with_found_config(argv))
+  argv, options = _without_options(argv)
   keys = _keys_set(argv)
   if keys and config_path(argv) is None:
     raise config_lib.UserError(
@@ -316,18 +311,7 @@ def refuse_arguments(argv: Sequence[str]) -> None:
     raise config_lib.UserError(f'unexpected argument {argv[1]!r}')
 
 
-def _with_found_config(argv: Sequence[str]) -> list[str]:
-  """Replaces the config's name by its path, for ml_collections."""
-  arguments = list(argv)
-  for i, arg in enumerate(argv):
-    if re.fullmatch('--?config', arg) and i + 1 < len(argv):
-      arguments[i + 1] = config_lib.find(argv[i + 1])
-    elif match := re.fullmatch('(--?config=)(.+)', arg, re.DOTALL):
-      arguments[i] = match[1] + config_lib.find(match[2])
-  return arguments
-
-
-def _without_options(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+def _without_options(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
   """Takes `--config.objective.options.KEY=VALUE` out of a command line.
 
   Only the objective knows these keys, and it imports jax: so it checks them
