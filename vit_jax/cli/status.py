@@ -49,7 +49,13 @@ def run(
   if _HELPS & set(argv[1:]):
     text = help_lib.text(doc, flag_values, usage, '--helpfull' in argv)
     argv, main, computes = argv[:1], lambda _: print(text), False
-  _log_plainly()
+  # Our own messages are plain lines; of other packages there are warnings.
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.INFO)
+  logging.set_stderrthreshold(logging.INFO)
+  handler = logging.get_absl_handler()
+  handler.setFormatter(python_logging.Formatter('%(message)s'))
+  python_logging.getLogger('jax').setLevel(python_logging.WARNING)
   processes.exit_process(_status(main, argv, flag_values, computes))
 
 
@@ -133,15 +139,6 @@ def _last_line_of_users(error: Exception) -> str:
     return ''
   at = user_frames[-1]
   return f'in your file {at.filename}, line {at.lineno}: {at.line}\n'
-
-
-def _log_plainly() -> None:
-  logging.use_absl_handler()
-  logging.set_verbosity(logging.INFO)
-  logging.set_stderrthreshold(logging.INFO)
-  handler = logging.get_absl_handler()
-  handler.setFormatter(python_logging.Formatter('%(message)s'))
-  python_logging.getLogger('jax').setLevel(python_logging.WARNING)
 
 
 def _keep_compiled(folder_flag: str | None) -> None:

@@ -248,8 +248,7 @@ def _data() -> ml_collections.ConfigDict:
   data.resize = config_dict.placeholder(object)
   # Size of an evaluated image before the crop, with the values of data.resize.
   data.eval_resize = config_dict.placeholder(object)
-  # How files store label maps.
-  data.map = ml_collections.ConfigDict()
+  data.map = ml_collections.ConfigDict()  # How files store label maps.
   # The stored number of each class; other numbers are ignored, like 0 in
   # ADE20K. (): numbers from 0.
   data.map.labels = ()
@@ -282,12 +281,10 @@ def _data() -> ml_collections.ConfigDict:
   # Log-mel spectrograms of sounds, as of AST; data.image_size is (frames, mels)
   # of the model's input.
   data.audio = ml_collections.ConfigDict()
-  # Samples per second.
-  data.audio.sample_rate = 16_000
+  data.audio.sample_rate = 16_000  # Samples per second.
   # Window function of the spectrogram: 'hamming' or 'hann'.
   data.audio.window = 'hamming'
-  # Length of the window in milliseconds.
-  data.audio.window_ms = 25.0
+  data.audio.window_ms = 25.0  # Length of the window in milliseconds.
   # Time between two frames of the spectrogram, in milliseconds.
   data.audio.hop_ms = 10.0
   # Whether files with another sample rate are resampled. False: they are an
@@ -588,10 +585,8 @@ def evaluation(
 
 def _checkpoint() -> ml_collections.ConfigDict:
   checkpoint = ml_collections.ConfigDict()
-  # Time between two checkpoints.
-  checkpoint.every = '1 epochs'
-  # Number of newest checkpoints that are kept, at least 2.
-  checkpoint.keep = 2
+  checkpoint.every = '1 epochs'  # Time between two checkpoints.
+  checkpoint.keep = 2  # Number of newest checkpoints that are kept, at least 2.
   # Keeps one more checkpoint in each period, as in '50 epochs'. '': none.
   checkpoint.keep_every = ''
   # Keeps the checkpoint with the best value of this metric, as in

@@ -92,29 +92,6 @@ def initialize(
     return None
   import jax
 
-  _connect(cluster, meeting_s, heartbeat_s)
-  _abort_line = (
-    'another process of this run was lost, or JAX could not go on here: the'
-    f' lines above say more (this is {this_process()}); {processes.RESUME}'
-  )
-  count = call_on_first(lambda: _state().num_processes)
-  if _state().num_processes != count:
-    raise config_lib.UserError(
-      f'this is {this_process()}, but process 0 was started as one of {count}'
-    )
-  if jax.default_backend() == 'cpu':
-    # A program from the cache starts its collectives in any order, so those of
-    # different processes do not match: seen with jax 0.10 and 0.12.
-    jax.config.update('jax_enable_compilation_cache', False)
-  return f'{this_process()} ({cluster.name})'
-
-
-def _connect(
-  cluster: clusters.Cluster, meeting_s: int, heartbeat_s: int
-) -> None:
-  global _abort_line  # noqa: PLW0603
-  import jax
-
   address = cluster.arguments.get('coordinator_address', 'the first host')
   _abort_line = (
     f'the processes of this run did not meet at {address} within'
@@ -137,6 +114,20 @@ def _connect(
       f' {config_lib.one_line(e)}'
       + ('' if cluster.name == 'flags' else clusters.OR_FLAGS)
     ) from e
+  _abort_line = (
+    'another process of this run was lost, or JAX could not go on here: the'
+    f' lines above say more (this is {this_process()}); {processes.RESUME}'
+  )
+  count = call_on_first(lambda: _state().num_processes)
+  if _state().num_processes != count:
+    raise config_lib.UserError(
+      f'this is {this_process()}, but process 0 was started as one of {count}'
+    )
+  if jax.default_backend() == 'cpu':
+    # A program from the cache starts its collectives in any order, so those of
+    # different processes do not match: seen with jax 0.10 and 0.12.
+    jax.config.update('jax_enable_compilation_cache', False)
+  return f'{this_process()} ({cluster.name})'
 
 
 def _state() -> Any:

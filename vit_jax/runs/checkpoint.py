@@ -255,7 +255,25 @@ class Store:
     self.wait()
     if self.has(step):
       return False
-    info = make_info(step, state, metrics, counts)
+    if metrics is not None:
+      metrics = {name: float(value) for name, value in metrics.items()}
+    sums = checksums(state)
+    arrays = {
+      path: {
+        'shape': list(x.shape),
+        'dtype': jnp.dtype(x.dtype).name,
+        'checksum': sums[path],
+      }
+      for path, x in sharding.leaves(state).items()
+    }
+    info = {
+      'format': FORMAT,
+      'step': int(step),
+      'metrics': metrics,
+      'counts': dict(counts or {}),
+      'arrays': arrays,
+    }
+    info['crc32'] = crc32(info)
     self._writing = step
     with self._explained():
       self._manager.save(
@@ -355,33 +373,6 @@ def steps_to_keep(
         periods = int(step // every)
         steps_kept.add(step)
   return steps_kept
-
-
-def make_info(
-  step: int,
-  state: PyTree,
-  metrics: dict[str, float] | None,
-  counts: Mapping[str, int] | None = None,
-) -> dict[str, Any]:
-  """Returns the `info` of a checkpoint to be written."""
-  sums = checksums(state)
-  if metrics is not None:
-    metrics = {name: float(value) for name, value in metrics.items()}
-  info = {
-    'format': FORMAT,
-    'step': int(step),
-    'metrics': metrics,
-    'counts': dict(counts or {}),
-    'arrays': {
-      path: {
-        'shape': list(x.shape),
-        'dtype': jnp.dtype(x.dtype).name,
-        'checksum': sums[path],
-      }
-      for path, x in sharding.leaves(state).items()
-    },
-  }
-  return {**info, 'crc32': crc32(info)}
 
 
 def crc32(info: dict[str, Any]) -> int:
