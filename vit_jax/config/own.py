@@ -13,7 +13,7 @@ import types
 from typing import Any
 from typing import cast
 
-from vit_jax.config import modules
+from vit_jax.config import files
 from vit_jax.config import near_paths
 from vit_jax.config import parts
 from vit_jax.config.errors import join_first
@@ -68,7 +68,7 @@ def _imported(name: str, key: str) -> tuple[types.ModuleType, Any]:
   module_name, _, attribute = name.partition(':')
   setting = f'config.{key}={name}'
   try:
-    module = modules.import_module(module_name)
+    module = files.import_module(module_name)
   except ModuleNotFoundError as e:
     if e.name is None or not module_name.startswith(e.name):
       raise UserError(f'{setting}: {one_line(e)}') from e
@@ -79,7 +79,7 @@ def _imported(name: str, key: str) -> tuple[types.ModuleType, Any]:
     frames = [
       frame
       for frame in traceback.extract_tb(e.__traceback__)
-      if frame.filename not in (__file__, modules.__file__, importlib.__file__)
+      if frame.filename not in (__file__, files.__file__, importlib.__file__)
       and not frame.filename.startswith('<')  # the importing itself
     ]
     lines = [x.lineno for x in frames if x.filename == frames[0].filename]
