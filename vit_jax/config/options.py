@@ -83,7 +83,8 @@ def option_values(
   hints: dict[str, Any] = {}
   source: Any = make
   if isinstance(make, type) and not dataclasses.is_dataclass(make):
-    source = next(x for x in make.__mro__ if '__init__' in vars(x)).__init__
+    inits = (vars(x).get('__init__') for x in make.__mro__)
+    source = next(filter(None, inits))
   # A user's class may have types that Python does not know.
   with contextlib.suppress(Exception):
     hints = typing.get_type_hints(source, include_extras=True)

@@ -124,9 +124,9 @@ def parse(text: str, slices: int = 1) -> Topology:
 
 def missing_extra(topology: Topology) -> str | None:
   """Returns the extra that installs the compiler; None if it is here."""
-  packages, extra = ('jax_cuda12_plugin', 'jax_cuda13_plugin'), 'cuda'
+  packages, extra = ['jax_cuda12_plugin', 'jax_cuda13_plugin'], 'cuda'
   if topology.is_tpu:
-    packages, extra = ('libtpu',), 'compile-tpu'
+    packages, extra = ['libtpu'], 'compile-tpu'
   return None if any(map(importlib.util.find_spec, packages)) else extra
 
 
