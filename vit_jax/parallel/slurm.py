@@ -32,33 +32,25 @@ def define_flags(flag_values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     'partition', None, "SLURM's partition. Default: SLURM's own.", flag_values
   )
-  for name, default, least, text in (
-    ('nodes', 1, 1, 'Number of nodes.'),
-    (
-      *('tasks_per_node', 1, 1),
-      'Processes on each node, which share its GPUs.',
-    ),
-    ('gpus_per_node', 0, 0, 'GPUs of each node.'),
-    (
-      *('cpus_per_task', None, 1),
-      'CPU cores of each process. Decoding images needs many.',
-    ),
-    (
-      *('timeout_min', 60, 1),
-      'Minutes until the job is stopped, and queued again.',
-    ),
-    (
-      *('grace_s', 120, 1),
-      'Seconds that the run gets to save before its time is over.',
-    ),
-    (
-      *('max_requeues', 1000, 0),
-      'How often the job is queued again when its time is over. With --local, 5'
-      ' at most.',
-    ),
-  ):
+  meanings = {
+    'nodes': 'Number of nodes.',
+    'tasks_per_node': 'Processes on each node, which share its GPUs.',
+    'gpus_per_node': 'GPUs of each node.',
+    'cpus_per_task': 'CPU cores of each process. Decoding images needs many.',
+    'timeout_min': 'Minutes until the job is stopped, and queued again.',
+    'grace_s': 'Seconds that the run gets to save before its time is over.',
+    'max_requeues': 'How often the job is queued again when its time is over.'
+    ' With --local, 5 at most.',
+  }
+  defaults = {'nodes': 1, 'tasks_per_node': 1, 'gpus_per_node': 0}
+  defaults |= {'timeout_min': 60, 'grace_s': 120, 'max_requeues': 1000}
+  for name, meaning in meanings.items():
     flags.DEFINE_integer(
-      name, default, text, lower_bound=least, flag_values=flag_values
+      name,
+      defaults.get(name),
+      meaning,
+      lower_bound=0 if name in ('gpus_per_node', 'max_requeues') else 1,
+      flag_values=flag_values,
     )
   flags.DEFINE_multi_string(
     'sbatch',
