@@ -22,33 +22,23 @@ _INDENT = 24  # columns before the meaning of a flag
 _DEFAULT_GROUP = 'What to do'
 _GROUPS = {
   'What to read': (
-    *('config', 'from', 'step', 'state', 'model', 'image_size', 'quantize'),
-    *('other', 'like', 'data', 'split', 'data_dir', 'source_size', 'images'),
-    *('text', 'image', 'sweep', 'same_order', 'max_images', 'max_examples'),
-    'count',
+    'config from step state model image_size quantize other like data split'
+    ' data_dir source_size images text image sweep same_order max_images'
+    ' max_examples count'
   ),
-  _DEFAULT_GROUP: (),
-  'Probes': (
-    *('probe', 'train_split', 'features', 'k', 'shots', 'templates'),
-    'class_names',
-  ),
-  'Segmentation': (
-    *('whole', 'scales', 'flip', 'overlap', 'gaussian', 'hausdorff'),
-  ),
-  'Several variants': ('patch_size', 'merge', 'plot'),
-  'Planning for other hardware': (
-    *('devices', 'mesh', 'hardware', 'slices', 'fit'),
-  ),
+  _DEFAULT_GROUP: '',
+  'Probes': 'probe train_split features k shots templates class_names',
+  'Segmentation': 'whole scales flip overlap gaussian hausdorff',
+  'Several variants': 'patch_size merge plot',
+  'Planning for other hardware': 'devices mesh hardware slices fit',
   'Output': (
-    *('workdir', 'out', 'output', 'format', 'json', 'predictions', 'picture'),
-    *('cache', 'license', 'push'),
+    'workdir out output format json predictions picture cache license push'
   ),
-  'Speed and memory': ('batch_size', 'num_workers', 'compile_cache', 'jobs'),
-  'Several machines': ('coordinator', 'num_processes', 'process_id'),
+  'Speed and memory': 'batch_size num_workers compile_cache jobs',
+  'Several machines': 'coordinator num_processes process_id',
   'SLURM': (
-    *('slurm', 'local', 'partition', 'nodes', 'tasks_per_node'),
-    *('gpus_per_node', 'cpus_per_task', 'timeout_min', 'grace_s'),
-    *('max_requeues', 'sbatch'),
+    'slurm local partition nodes tasks_per_node gpus_per_node cpus_per_task'
+    ' timeout_min grace_s max_requeues sbatch'
   ),
 }
 # Flags, by verb and name, that have the name of another command's flag and are
@@ -101,7 +91,7 @@ def grouped(
   titles = {
     name: title
     for title, names in _GROUPS.items()
-    for name in names
+    for name in names.split()
     if (verb, name) not in _UNGROUPED
   }
   groups: dict[str, list[Option]] = {title: [] for title in _GROUPS}
