@@ -3,7 +3,6 @@
 import codecs
 import collections
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import concurrent.futures
@@ -91,30 +90,19 @@ def decoded_batches(
   report: Callable[[UserError], None],
   progress: Callable[[int], object] = lambda _: None,
 ) -> 'Iterator[tuple[list[str], dict[str, np.ndarray]]]':
-  """Yields paths with batches of their images, decoded in advance.
+  """Yields paths with batches of their images, which threads decode in advance.
 
-  Arguments are those of `decode` and of `in_batches`.
-  """
-  images = decode(paths, pixels, _AHEAD * size, progress)
-  return in_batches(images, size, report)
-
-
-def decode(
-  paths: Sequence[str],
-  pixels: 'Callable[[str], np.ndarray]',
-  ahead: int,
-  progress: Callable[[int], object],
-) -> 'Iterator[tuple[str, np.ndarray | UserError]]':
-  """Yields each path in order, with uint8 [H, W, C] or why it cannot be read.
-
-  Threads decode in advance.
+  The last batch is padded, so that only one shape is compiled.
 
   Args:
     paths: Paths of images.
     pixels: Path -> uint8 [1, H, W, C].
-    ahead: Largest number of decoded images that wait to be used.
+    size: Number of images in each batch.
+    report: Called with the error of each image that is skipped.
     progress: Called with the number of images that were taken.
   """
+  import numpy as np
+
   from vit_jax.data.host import batches
 
   def read(path: str) -> 'tuple[str, np.ndarray | UserError]':
@@ -124,48 +112,28 @@ def decode(
       return path, e
 
   pool = concurrent.futures.ThreadPoolExecutor(batches.num_cores())
-  remaining = iter(paths)
+  remaining = (pool.submit(read, path) for path in paths)
+  names: list[str] = []
+  images: list[np.ndarray] = []
   try:
-    waiting = collections.deque(
-      pool.submit(read, path) for path in itertools.islice(remaining, ahead)
-    )
+    waiting = collections.deque(itertools.islice(remaining, _AHEAD * size))
     while waiting:
-      image = waiting.popleft().result()
-      waiting.extend(
-        pool.submit(read, path) for path in itertools.islice(remaining, 1)
-      )
+      path, image = waiting.popleft().result()
+      waiting.extend(itertools.islice(remaining, 1))
       progress(1)
-      yield image
+      if isinstance(image, UserError):
+        report(image)
+        continue
+      names.append(path)
+      images.append(image)
+      if len(images) == size:
+        yield names, {'image': np.stack(images)}
+        names, images = [], []
   finally:
     pool.shutdown(cancel_futures=True)
-
-
-def in_batches(
-  images: 'Iterable[tuple[str, np.ndarray | UserError]]',
-  size: int,
-  report: Callable[[UserError], None],
-) -> 'Iterator[tuple[list[str], dict[str, np.ndarray]]]':
-  """Yields paths with batches of the images of `decode`.
-
-  The last batch is padded, so that only one shape is compiled. `report` is
-  called with the error of each image that is skipped.
-  """
-  import numpy as np
-
-  paths: list[str] = []
-  batch: list[np.ndarray] = []
-  for path, image in images:
-    if isinstance(image, UserError):
-      report(image)
-      continue
-    paths.append(path)
-    batch.append(image)
-    if len(batch) == size:
-      yield paths, {'image': np.stack(batch)}
-      paths, batch = [], []
-  if batch:
-    padding = [np.zeros_like(batch[0])] * (size - len(batch))
-    yield paths, {'image': np.stack(batch + padding)}
+  if images:
+    padding = [np.zeros_like(images[0])] * (size - len(images))
+    yield names, {'image': np.stack(images + padding)}
 
 
 def _listed_on_stdin() -> list[str]:
