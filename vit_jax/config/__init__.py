@@ -37,8 +37,6 @@ from vit_jax.config.files import find as find
 from vit_jax.config.files import load as load
 from vit_jax.config.keys import accumulation as accumulation
 from vit_jax.config.keys import AUTO as AUTO
-from vit_jax.config.keys import differences as differences
-from vit_jax.config.keys import fill as fill
 from vit_jax.config.keys import flatten as flatten
 from vit_jax.config.keys import from_dict as from_dict
 from vit_jax.config.keys import INIT_FROM as INIT_FROM

@@ -8,6 +8,7 @@ import ml_collections
 from vit_jax.config import keys
 from vit_jax.config import parts
 from vit_jax.config.errors import UserError
+from vit_jax.config.registry import wing
 
 # Which task a step is of; see `config.train.task_sampling`.
 SAMPLINGS = ('epochs', 'uniform', 'weighted', 'alternating', 'accumulated')
@@ -115,15 +116,16 @@ def resumed(
 ) -> ml_collections.ConfigDict:
   """Returns a config with unset values filled from the run that it resumes.
 
-  As `keys.fill`, also in each task.
+  As `resuming.fill`, also in each task.
   """
   if config.tasks.keys() != stored.tasks.keys():
-    return config  # which `keys.differences` then lists
+    return config  # which `resuming.differences` then lists
+  fill = wing('vit_jax.config.resuming:fill')
   filled = {
-    name: keys.fill(for_task(config, name), for_task(stored, name))
+    name: fill(for_task(config, name), for_task(stored, name))
     for name in config.tasks
   }
-  filled_config = keys.fill(config, stored)
+  filled_config: ml_collections.ConfigDict = fill(config, stored)
   return with_task_values(filled_config, filled) if filled else filled_config
 
 

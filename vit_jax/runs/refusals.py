@@ -18,7 +18,7 @@ def other_config(
 ) -> UserError:
   """Returns the error for a run that began with another config.
 
-  `differences` has keys, old and new values, from `config.differences`.
+  `differences` has keys, old and new values, from `resuming.differences`.
   """
   if [x.partition(':')[0] for x in differences] == ['train.duration']:
     return UserError(

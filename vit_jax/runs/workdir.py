@@ -169,7 +169,8 @@ def check_config(
   config = config_lib.resumed(config, before)
   if align is not None:
     config = align(config, before)
-  if differences := config_lib.differences(before, config):
+  find = config_lib.wing('vit_jax.config.resuming:differences')
+  if differences := find(before, config):
     refusal = config_lib.wing('vit_jax.runs.refusals:other_config')
     raise refusal(workdir, before, differences)
   return config

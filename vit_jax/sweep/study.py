@@ -23,6 +23,7 @@ import optuna
 from optuna.storages import journal as optuna_journal
 
 from vit_jax import config as config_lib
+from vit_jax.config import resuming
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
 from vit_jax.sweep import space as space_lib
@@ -283,8 +284,8 @@ def _config_differences(
   """Lists different keys, except those that may differ between hosts."""
   with config_lib.explained(str(path)):
     before = config_lib.from_dict(stored)
-  free = config_lib.differences(before, config, resumable=True)
-  return config_lib.differences(before, config) + [
+  free = resuming.differences(before, config, resumable=True)
+  return resuming.differences(before, config) + [
     text for text in free if text.startswith('evals.')
   ]
 

@@ -32,7 +32,7 @@ def aligned(
     UserError: There is no such model.
   """
   if config.tasks.keys() != stored.tasks.keys():
-    return config  # which `config.differences` then lists
+    return config  # which `config.resuming.differences` then lists
   tasks = {
     name: aligned(*(config_lib.for_task(x, name) for x in (config, stored)))
     for name in config.tasks
