@@ -220,9 +220,10 @@ class Store:
     import orbax.checkpoint as ocp
 
     self.directory = directory
+    self._to_keep = to_keep
     self._writing: int | None = None  # the step that is being written
     options = ocp.CheckpointManagerOptions(
-      preservation_policy=_Policy(to_keep),
+      preservation_policy=self,
       cleanup_tmp_directories=True,
       lightweight_initialize=True,
       async_options=ocp.AsyncOptions(
@@ -237,6 +238,14 @@ class Store:
     )
     with self._explained():
       self._manager = ocp.CheckpointManager(directory, options=options)
+
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: object
+  ) -> Sequence[bool]:
+    """Tells Orbax which checkpoints to keep."""
+    del context
+    steps_kept = self._to_keep([checkpoint.step for checkpoint in checkpoints])
+    return [checkpoint.step in steps_kept for checkpoint in checkpoints]
 
   def has(self, step: int) -> bool:
     """Whether a step has a checkpoint."""
@@ -341,20 +350,6 @@ def _meeting() -> Callable[..., None]:
       wait(key=key, timeout_ms=timeout_ms)
 
   return meet
-
-
-class _Policy:
-  """Orbax's interface for a function that selects which checkpoints to keep."""
-
-  def __init__(self, to_keep: Callable[[Sequence[int]], set[int]]):
-    self._to_keep = to_keep
-
-  def should_preserve(
-    self, checkpoints: Sequence[Any], *, context: object
-  ) -> Sequence[bool]:
-    del context
-    steps_kept = self._to_keep([checkpoint.step for checkpoint in checkpoints])
-    return [checkpoint.step in steps_kept for checkpoint in checkpoints]
 
 
 def steps_to_keep(
