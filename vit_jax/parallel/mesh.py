@@ -163,9 +163,6 @@ def host_part(mesh: Mesh) -> tuple[int, int]:
 
   If `tensor` splits a layer between processes, these processes read the same
   part of the batch.
-
-  Raises:
-    UserError: The rows of a process are not consecutive.
   """
   ways = mesh.shape['data'] * mesh.shape['fsdp']
   rows = batch_sharding(mesh).addressable_devices_indices_map((ways,))
