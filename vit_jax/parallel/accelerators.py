@@ -37,9 +37,7 @@ def present() -> bool:
     return platforms.split(',')[0] != 'cpu'
   if importlib.util.find_spec('libtpu') and any(map(glob.glob, _TPUS)):
     return True
-  spec = importlib.util.find_spec('jax_plugins')  # a namespace
-  folders = (spec and spec.submodule_search_locations) or ()
-  return any(_has_device(x) for folder in folders for x in os.listdir(folder))
+  return any(map(_has_device, _plugins()))
 
 
 @contextlib.contextmanager
@@ -71,6 +69,12 @@ def explained() -> Iterator[None]:
         )
       raise config_lib.UserError(problem) from e
     raise
+
+
+def _plugins() -> Iterator[str]:
+  spec = importlib.util.find_spec('jax_plugins')  # a namespace
+  for folder in (spec and spec.submodule_search_locations) or ():
+    yield from os.listdir(folder)
 
 
 def _has_device(plugin: str) -> bool:
