@@ -66,9 +66,9 @@ def build_or_find(
   Errors have an example of the user's own. See `build`.
   """
   part = parts.parse(text, key)
-  return (
-    find_own() if ':' in part.name else _built(part, key, choices, {}, example)
-  )
+  if ':' in part.name:
+    return find_own()
+  return _built(part, key, choices, {}, example)
 
 
 def build_sum(text: str, key: str, kind: type) -> list[Any]:
