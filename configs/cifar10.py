@@ -21,7 +21,7 @@ a GPU; there is no result yet.
 
 import ml_collections
 
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 # Runs of this length or more need regularisation against overfitting.
 _LONG = 50  # epochs
@@ -33,8 +33,8 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   Args:
     arg: Number of epochs.
   """
-  epochs = small_recipes.epochs(arg)
-  config = small_recipes.cifar10_trained(arg)
+  epochs = recipes.epochs(arg)
+  config = recipes.cifar10_trained(arg)
   config.model.initializers = 'mimetic'
   config.model.positions = "sincos2d + rope(kind='rope_vit')"
   config.objective.label_smoothing = 0.1

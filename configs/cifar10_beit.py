@@ -18,7 +18,7 @@ After 5 epochs the linear probe reaches 48.6% (38.6%).
 
 import ml_collections
 
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '10') -> ml_collections.ConfigDict:
@@ -27,7 +27,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   Args:
     arg: Number of epochs.
   """
-  config = small_recipes.cifar10_unlabelled(arg)
+  config = recipes.cifar10_unlabelled(arg)
   config.data.crop = 'pad(4)'
 
   # All layers together say more of an image than the last one.

@@ -11,7 +11,7 @@ and mimetic initialization. docs/images_and_text.md has results.
 
 import ml_collections
 
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '2') -> ml_collections.ConfigDict:
@@ -20,6 +20,6 @@ def get_config(arg: str = '2') -> ml_collections.ConfigDict:
   Args:
     arg: Number of epochs.
   """
-  config = small_recipes.cifar10_captioned(arg)
+  config = recipes.cifar10_captioned(arg)
   config.objective.options.update({'dim': 128})
   return config

@@ -15,7 +15,7 @@ brackets:
 
 import ml_collections
 
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '10') -> ml_collections.ConfigDict:
@@ -24,4 +24,4 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   Args:
     arg: Number of epochs.
   """
-  return small_recipes.cifar10_crops(arg, 'dino')
+  return recipes.cifar10_crops(arg, 'dino')

@@ -15,7 +15,7 @@ configs/cifar10_mae.py) in brackets:
 
 import ml_collections
 
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '10') -> ml_collections.ConfigDict:
@@ -24,7 +24,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   Args:
     arg: Number of epochs.
   """
-  config = small_recipes.cifar10_crops(arg, 'dinov2')
+  config = recipes.cifar10_crops(arg, 'dinov2')
   config.model.mask_token = True
   config.objective.options.patch_prototypes = 512
   return config

@@ -13,7 +13,7 @@ model trains at about 100 images/s on 2 CPU cores.
 
 import ml_collections
 
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '10') -> ml_collections.ConfigDict:
@@ -22,7 +22,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   Args:
     arg: Number of epochs.
   """
-  config = small_recipes.cifar10_unlabelled(arg)
+  config = recipes.cifar10_unlabelled(arg)
   config.data.image_size = 16  # 256 pixels
   config.data.crop = 'center'
   config.data.mean = (0.5,)

@@ -12,7 +12,7 @@ results.
 
 import ml_collections
 
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '1') -> ml_collections.ConfigDict:
@@ -21,7 +21,7 @@ def get_config(arg: str = '1') -> ml_collections.ConfigDict:
   Args:
     arg: Number of epochs.
   """
-  config = small_recipes.cifar10_captioned(arg)
+  config = recipes.cifar10_captioned(arg)
   config.init_from.path = 'runs/cifar10'
   config.model.positions = "sincos2d + rope(kind='rope_vit')"
   # As in LiT, both towers' outputs have the image tower's size.

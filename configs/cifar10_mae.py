@@ -14,7 +14,7 @@ epochs, 10 minutes on 2 CPU cores; untrained backbone in brackets:
 
 import ml_collections
 
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '10') -> ml_collections.ConfigDict:
@@ -23,7 +23,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   Args:
     arg: Number of epochs.
   """
-  config = small_recipes.cifar10_unlabelled(arg)
+  config = recipes.cifar10_unlabelled(arg)
   config.data.crop = 'pad(4)'
 
   config.model.positions = "sincos2d(kind='sincos2d_mae')"

@@ -18,7 +18,7 @@ backbone with them reaches 45.0% and 32.7%.
 
 import ml_collections
 
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '10') -> ml_collections.ConfigDict:
@@ -27,7 +27,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   Args:
     arg: Number of epochs.
   """
-  config = small_recipes.cifar10_unlabelled(arg)
+  config = recipes.cifar10_unlabelled(arg)
   config.data.crop = 'random_resized(scale=(0.2, 1.0))'
   # Images of 32 px are too small to be blurred.
   config.augment.jitter = 'jitter(0.4, 0.4, 0.2, 0.1, probability=0.8)'

@@ -19,13 +19,13 @@ full by us.
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; takes no argument."""
   config_lib.no_argument(arg)
-  config = small_recipes.cifar10()
+  config = recipes.cifar10()
   config.data.crop = 'random_resized(scale=(0.8, 1.0), ratio=(0.9, 1.1))'
 
   config.model.name = 'ViT-Ti/4'

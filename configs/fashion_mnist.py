@@ -9,7 +9,7 @@ augmentation. Not run by us.
 
 import ml_collections
 
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '4') -> ml_collections.ConfigDict:
@@ -18,7 +18,7 @@ def get_config(arg: str = '4') -> ml_collections.ConfigDict:
   Args:
     arg: Patch size, 4 or 7.
   """
-  config = small_recipes.grey_28('fashion_mnist', arg)
+  config = recipes.grey_28('fashion_mnist', arg)
   config.data.mean = (0.2860,)
   config.data.std = (0.3530,)
   config.augment.erase = 'erase(0.25)'

@@ -18,7 +18,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
@@ -34,7 +34,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.crop = 'random_resized(scale=(0.3, 1.0))'
 
   config.model.name = 'ViT-Ti/8'
-  small_recipes.small_vit(config)
+  recipes.small_vit(config)
   # A thing may be anywhere.
   config.model.positions = "rope(kind='rope_vit')"
 
@@ -45,7 +45,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   config.train.duration = '60 epochs'
   config.train.batch_size = 16
-  small_recipes.muon(config)
+  recipes.muon(config)
   config.optim.warmup = '20 steps'
 
   config.evals.val.split = 'val'

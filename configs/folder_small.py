@@ -21,7 +21,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
@@ -37,7 +37,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.crop = 'random_resized(scale=(0.4, 1.0))'
 
   config.model.name = 'ViT-Ti/8'
-  small_recipes.small_vit(config)
+  recipes.small_vit(config)
 
   config.train.duration = '40 epochs'
   config.train.batch_size = 16

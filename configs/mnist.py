@@ -9,7 +9,7 @@ heads, 6 layers. Not run by us. configs/digits.py needs no download.
 
 import ml_collections
 
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '4') -> ml_collections.ConfigDict:
@@ -18,7 +18,7 @@ def get_config(arg: str = '4') -> ml_collections.ConfigDict:
   Args:
     arg: Patch size, 4 or 7.
   """
-  config = small_recipes.grey_28('mnist', arg)
+  config = recipes.grey_28('mnist', arg)
   config.data.mean = (0.1307,)
   config.data.std = (0.3081,)
   config.data.flip = False  # a mirrored digit is another sign

@@ -11,13 +11,13 @@ s of CPU time on 2 cores.
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; takes no argument."""
   config_lib.no_argument(arg)
-  config = small_recipes.clips(500, 3e-3)
+  config = recipes.clips(500, 3e-3)
 
   config.data.name = 'moving_digits'
   config.data.image_size = (8, 24, 24)  # frames, height, width

@@ -24,7 +24,7 @@ polyvit_demo:TASK trains one task only: digits, cifar10, moving or tones.
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 _STEPS = 1_200
 # Weight of each task's loss: the hardest one counts most.
@@ -39,7 +39,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """
   config = config_lib.default()
   config.model.name = 'ViT-Ti/4'
-  small_recipes.small_vit(config)
+  recipes.small_vit(config)
   config.model.hidden_size = 96
   config.model.mlp_dim = 192
   config.model.num_heads = 3

@@ -17,7 +17,6 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import recipes
-from vit_jax.config import small_recipes
 
 
 def get_config(arg: str = 'pup') -> ml_collections.ConfigDict:
@@ -53,7 +52,7 @@ def get_config(arg: str = 'pup') -> ml_collections.ConfigDict:
 
   config.train.duration = '1100 steps'
   config.train.batch_size = 32
-  small_recipes.muon(config)
+  recipes.muon(config)
   config.optim.warmup = '100 steps'
 
   config.evals.val.split = 'test'

@@ -7,14 +7,14 @@ The argument is a folder with images/{train,val}, masks/{train,val} and
 classes.txt. Masks have 59 classes and the background. classes.txt names these
 60.
 
-Source: arXiv:2012.15840, section 4.1. Not run by us. `dense_recipes.setr` lists
+Source: arXiv:2012.15840, section 4.1. Not run by us. `recipes.setr` lists
 the settings and differences. Another difference: images are scaled from their
 stored size; mmsegmentation first resizes the long side to 520 pixels.
 """
 
 import ml_collections
 
-from vit_jax.config import dense_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = 'folder:pascal_context') -> ml_collections.ConfigDict:
@@ -23,4 +23,4 @@ def get_config(arg: str = 'folder:pascal_context') -> ml_collections.ConfigDict:
   Args:
     arg: The data, as `config.data.name`.
   """
-  return dense_recipes.setr('mla', 'pascal', arg)
+  return recipes.setr('mla', 'pascal', arg)

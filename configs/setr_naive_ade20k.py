@@ -8,13 +8,13 @@ and annotations/. Add a file classes.txt with its 150 classes, one per line.
 Labels are stored from 1; 0 is ignored.
 
 Source: arXiv:2012.15840, section 4.1. Validation mIoU in the paper, at a single
-scale: 48.06%. Not run by us. `dense_recipes.setr` lists the settings and
+scale: 48.06%. Not run by us. `recipes.setr` lists the settings and
 differences.
 """
 
 import ml_collections
 
-from vit_jax.config import dense_recipes
+from vit_jax.config import recipes
 
 
 def get_config(
@@ -25,6 +25,6 @@ def get_config(
   Args:
     arg: The data, as `config.data.name`.
   """
-  config = dense_recipes.setr('naive', 'ade20k', arg)
+  config = recipes.setr('naive', 'ade20k', arg)
   config.data.map.labels = tuple(range(1, 151))
   return config

@@ -7,13 +7,13 @@ The argument is the folder that holds leftImg8bit/ and gtFine/. Add a file
 classes.txt with the 19 classes from road to bicycle, one per line.
 
 Source: arXiv:2012.15840, section 4.1. Validation mIoU in the paper, at a single
-scale: 77.90%. Not run by us. `dense_recipes.setr` lists the settings and
+scale: 77.90%. Not run by us. `recipes.setr` lists the settings and
 differences.
 """
 
 import ml_collections
 
-from vit_jax.config import dense_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = 'folder:cityscapes') -> ml_collections.ConfigDict:
@@ -22,8 +22,8 @@ def get_config(arg: str = 'folder:cityscapes') -> ml_collections.ConfigDict:
   Args:
     arg: The data, as `config.data.name`.
   """
-  config = dense_recipes.setr('naive', 'cityscapes', arg)
-  config.data.map.labels = dense_recipes.CITYSCAPES
+  config = recipes.setr('naive', 'cityscapes', arg)
+  config.data.map.labels = recipes.CITYSCAPES
   config.data.map.image_suffix = '_leftImg8bit'
   config.data.map.suffix = '_gtFine_labelIds'
   return config

@@ -9,13 +9,13 @@ The model has 143,686 parameters. Test accuracy on 1,000 other sounds: 96.3%
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax.config import small_recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; takes no argument."""
   config_lib.no_argument(arg)
-  config = small_recipes.clips(400, 4e-3)
+  config = recipes.clips(400, 4e-3)
 
   config.data.name = 'tones'
   config.data.image_size = (96, 48)  # frames, mels

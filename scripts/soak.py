@@ -42,8 +42,9 @@ from absl import flags
 from vit_jax import cli
 from vit_jax.config import counted
 from vit_jax.config import UserError
-from vit_jax.runs import checkpoint_format
 from vit_jax.runs import reporting
+from vit_jax.runs import restoring
+from vit_jax.runs import workdir as workdir_lib
 
 FLAGS = flags.FlagValues()  # separate from the training command's
 _KILLS = flags.DEFINE_integer(
@@ -248,8 +249,8 @@ def strike(
 
 def outcome(workdir: pathlib.Path) -> dict[str, Any]:
   """Returns the values that must be equal in all runs, by name."""
-  newest = checkpoint_format.newest_first(workdir / 'checkpoints')[0]
-  info = checkpoint_format.read_info(newest)
+  newest = workdir_lib.newest_first(workdir / 'checkpoints')[0]
+  info = restoring.read_info(newest)
   with (workdir / 'metrics.jsonl').open() as file:
     lines = [json.loads(line) for line in file]
   lines = [

@@ -11,7 +11,8 @@ import tiny
 
 from vit_jax.data.device.rng import Rng
 from vit_jax.runs import checkpoint
-from vit_jax.runs import checkpoint_format
+from vit_jax.runs import restoring
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
@@ -51,8 +52,8 @@ def losses(path):
 
 def final_state(path):
   """Returns the checksums of all arrays of the last checkpoint."""
-  folder = checkpoint_format.newest_first(path / 'checkpoints')[0]
-  arrays = checkpoint_format.read_info(folder)['arrays']
+  folder = workdir_lib.newest_first(path / 'checkpoints')[0]
+  arrays = restoring.read_info(folder)['arrays']
   return {name: x['checksum'] for name, x in arrays.items()}
 
 
@@ -97,7 +98,7 @@ def per_step(scalars, length):
 
 def restored(experiment, path):
   """Returns the state of the newest checkpoint of a work directory."""
-  state, *_ = checkpoint.newest_good(
+  state, *_ = restoring.newest_good(
     path / 'checkpoints', experiment.program.state_to_read
   )
   return experiment.program.adopt(state)
@@ -112,7 +113,7 @@ def assert_resumes_to_the_bit(config, path, copy):
     copy: A new directory.
   """
   shutil.copytree(path, copy)
-  shutil.rmtree(checkpoint_format.newest_first(copy / 'checkpoints')[0])
+  shutil.rmtree(workdir_lib.newest_first(copy / 'checkpoints')[0])
   state, scalars_by_step = train(config, path=copy)
   losses_by_step = {
     line['step']: line['train/loss']
@@ -121,7 +122,7 @@ def assert_resumes_to_the_bit(config, path, copy):
   }
   for step, values in scalars_by_step.items():
     assert values['loss'] == np.float32(losses_by_step[step]), step
-  assert checkpoint_format.checksums(state) == final_state(path)
+  assert checkpoint.checksums(state) == final_state(path)
 
 
 def assert_a_run_resumes_to_the_bit(config, path, copy):
@@ -135,7 +136,7 @@ def assert_a_run_resumes_to_the_bit(config, path, copy):
   shutil.copytree(path, copy)
   expected = scalars(copy)
   (copy / 'DONE').unlink()
-  shutil.rmtree(checkpoint_format.newest_first(copy / 'checkpoints')[0])
+  shutil.rmtree(workdir_lib.newest_first(copy / 'checkpoints')[0])
   assert loop.run(config, str(copy)).status == 0
   assert scalars(copy) == expected
   assert final_state(copy) == final_state(path)

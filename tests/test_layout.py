@@ -266,7 +266,7 @@ def test_training_imports_what_every_run_needs():
   shared = {x for x in loaded if package(x) in ('parallel', 'runs')}
   assert {x.rpartition('.')[2] for x in shared} == {
     *('memory', 'mesh', 'processes', 'sharding'),
-    *('checkpoint', 'checkpoint_format', 'logs', 'reporting'),
+    *('checkpoint', 'logs', 'reporting'),
     *('safe_io', 'workdir'),
   }
 

@@ -194,10 +194,11 @@ def test_one_shape_for_all_batches_and_few_images_ahead():
 
   errors, counts = [], []
   paths = [str(i) for i in range(30)]
-  images = image_files.decode(paths, pixels, 6, counts.append)
-  batches = image_files.in_batches(images, 4, errors.append)
+  batches = image_files.decoded_batches(
+    paths, pixels, 4, errors.append, counts.append
+  )
   names, first = next(batches)
-  assert names == ['0', '1', '2', '4'] and len(started) <= 5 + 6
+  assert names == ['0', '1', '2', '4'] and len(started) <= 5 + 12
   rest = list(batches)
   assert [str(e) for e in errors] == ['3 is damaged']
   assert [n for names, _ in rest for n in names] == paths[5:]

@@ -32,6 +32,7 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
+from vit_jax import config as config_lib
 from vit_jax.parallel import clusters
 from vit_jax.parallel import peers
 from vit_jax.parallel import processes as processes_lib
@@ -67,15 +68,24 @@ clusters.define_flags()
 
 def main(argv: list[str]) -> int:
   """Trains, and returns the exit status."""
-  from vit_jax import config as config_lib  # does not import jax
-
   path = cli.config_path(sys.argv)
   if len(argv) > 1:
     hint = "a value with spaces needs quotes, as --KEY='10 epochs'"
     if '.py' in argv[1]:
       hint = f'did you mean --config={argv[1]}?'
     raise config_lib.UserError(f'unexpected argument {argv[1]!r}: {hint}')
-  name = _name(path)
+  original = _REPRODUCE.value
+  if original is None:
+    if path is None:
+      raise cli.missing('config', 'a config file', 'configs/digits.py')
+    name = config_lib.file_name(path)
+  else:
+    if path is not None or _REPLAY.value is not None:
+      flag = '--replay' if path is None else '--config'
+      raise config_lib.UserError(
+        f'--reproduce trains with the config of the run: leave {flag} out'
+      )
+    name = f'{os.path.basename(os.path.abspath(original))}-reproduced'
   if processes := peers.initialize():
     logging.info('%s', processes)
     if not processes_lib.first():  # one log is enough
@@ -93,41 +103,15 @@ def main(argv: list[str]) -> int:
   workdir = workdir or processes_lib.call_on_first(
     lambda: f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
   )
-  if _REPRODUCE.value is not None:
+  if original is not None:
     config_lib.check_local(workdir, '--workdir')
     from vit_jax.rerun import reproduce  # after the flags: imports jax
 
-    return reproduce.run(
-      _REPRODUCE.value, os.path.abspath(workdir), _DRY_RUN.value
-    )
+    return reproduce.run(original, os.path.abspath(workdir), _DRY_RUN.value)
   from vit_jax.train import loop  # after the flags: imports jax
 
   results = loop.run(_CONFIG.value, workdir, _DRY_RUN.value, _VERBOSE.value)
   return results.status
-
-
-def _name(path: str | None) -> str:
-  """Returns the start of the name of a new work directory.
-
-  Args:
-    path: Path of the config file.
-
-  Raises:
-    UserError: The flags do not say what to train.
-  """
-  from vit_jax import config as config_lib  # does not import jax
-
-  original = _REPRODUCE.value
-  if original is None:
-    if path is None:
-      raise cli.missing('config', 'a config file', 'configs/digits.py')
-    return config_lib.file_name(path)
-  if path is not None or _REPLAY.value is not None:
-    flag = '--replay' if path is None else '--config'
-    raise config_lib.UserError(
-      f'--reproduce trains with the config of the run: leave {flag} out'
-    )
-  return f'{os.path.basename(os.path.abspath(original))}-reproduced'
 
 
 if __name__ == '__main__':

@@ -14,6 +14,7 @@ import tiny
 
 from vit_jax import cli
 from vit_jax import config as config_lib
+from vit_jax.config import resuming
 
 UserError = config_lib.UserError
 
@@ -31,7 +32,7 @@ def test_every_leaf_is_typed_and_serialises():
   back.model.num_heads = 3  # a placeholder, not a None
   with pytest.raises(TypeError):
     back.model.num_heads = 'three'
-  assert config_lib.differences(config, config_lib.from_dict(stored)) == []
+  assert resuming.differences(config, config_lib.from_dict(stored)) == []
 
 
 def test_a_number_has_its_noun():
@@ -48,15 +49,15 @@ def test_only_cadence_may_change_on_resuming():
   new.checkpoint.keep = 5
   new.evals.val.every = '3 epochs'
   new.data.num_workers = 4
-  assert config_lib.differences(old, new) == []
-  assert config_lib.differences(old, new, resumable=True)[1:] == [
+  assert resuming.differences(old, new) == []
+  assert resuming.differences(old, new, resumable=True)[1:] == [
     'data.num_workers: 0 -> 4',
     "evals.val.every: '' -> '3 epochs'",
     "train.log_every: '50 steps' -> '1 steps'",
   ]
   new.optim.learning_rate = 0.5
   new.data.image_size = 32
-  assert config_lib.differences(old, new) == [
+  assert resuming.differences(old, new) == [
     'data.image_size: 224 -> 32',
     'optim.learning_rate: 0.001 -> 0.5',
   ]
@@ -295,7 +296,7 @@ def test_evaluations_may_change_on_resuming():
   new.evals.mine = config_lib.evaluation('test', '1 epochs', kind)
   back = config_lib.from_dict(config_lib.to_dict(new))
   assert back.evals.mine.kind == kind
-  assert config_lib.differences(config, back) == []
+  assert resuming.differences(config, back) == []
 
 
 @pytest.mark.parametrize(
@@ -342,7 +343,7 @@ def test_load_with_overrides():
   assert config.augment.gray == (0.5, 1)
   assert config.mesh.rules == (('^head/kernel$', (None, 'fsdp')),)
   back = config_lib.from_dict(config_lib.to_dict(config))
-  assert config_lib.differences(config, back) == []
+  assert resuming.differences(config, back) == []
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import __main__ as command
 from vit_jax.data import survey
-from vit_jax.runs import checkpoint_format
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import loop
 
 
@@ -159,7 +159,7 @@ def test_a_run_that_stopped_goes_on_without_what_is_damaged(folder, tmp_path):
   run = tmp_path / 'run'
   assert loop.run(config(folder), str(run)).status == 0
   (run / 'DONE').unlink()  # as if it had stopped after its first checkpoint
-  for later in checkpoint_format.newest_first(run / 'checkpoints')[:-1]:
+  for later in workdir_lib.newest_first(run / 'checkpoints')[:-1]:
     shutil.rmtree(later)
   spoil(folder)
   with pytest.raises(UserError, match=r'damaged|empty') as e:

@@ -17,6 +17,7 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluate
+from vit_jax.config import resuming
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data import intensity
@@ -153,9 +154,9 @@ def test_a_run_goes_on_with_its_window(folder, learned, tmp_path):
   shutil.rmtree(part / 'checkpoints' / '60')  # as if it had been stopped
   (part / 'DONE').unlink()
   before = config_lib.from_dict(json.loads((part / 'config.json').read_text()))
-  resumed = config_lib.fill(made, before)
+  resumed = resuming.fill(made, before)
   built = experiment_lib.build(resumed, resumes=True).config
-  assert not config_lib.differences(before, built)
+  assert not resuming.differences(before, built)
   if made.data.intensity == WINDOWS[1]:
     assert loop.run(made, str(part)).status == 0
     losses = [methods.losses(p) for p in (path, part)]

@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.config import keys
+from vit_jax.config import resuming
 from vit_jax.models import describing
 from vit_jax.models import fields
 from vit_jax.models import igpt
@@ -39,7 +39,7 @@ def test_the_config_has_a_key_for_each_field():
 
 def test_a_resumed_run_may_change_how_a_model_is_computed():
   for key in models.KEYS:
-    is_resumable = re.fullmatch(keys.RESUMABLE_KEYS, f'model.{key}')
+    is_resumable = re.fullmatch(resuming.RESUMABLE_KEYS, f'model.{key}')
     assert bool(is_resumable) == (key in models.EXECUTION), key
   for module in FAMILIES:
     assert {*names(module, fields.Kind.EXECUTION)} <= {*models.EXECUTION}

@@ -22,8 +22,8 @@ from vit_jax.data import tokenizers
 from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import contrastive
 from vit_jax.predict import __main__ as predict
-from vit_jax.runs import checkpoint_format
 from vit_jax.runs import restoring
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
@@ -166,7 +166,7 @@ def test_a_locked_tower(locked, finished, tmp_path):
   ]
   assert names and not any(f"['{locked}']" in name for name in names)
   assert loop.run(config, str(tmp_path / 'run')).status == 0
-  folder = checkpoint_format.newest_first(tmp_path / 'run' / 'checkpoints')[0]
+  folder = workdir_lib.newest_first(tmp_path / 'run' / 'checkpoints')[0]
   params, _ = restoring.read_params(folder)
   jax.tree.map(
     np.testing.assert_array_equal, params[locked], before.params[locked]

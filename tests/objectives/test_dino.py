@@ -18,7 +18,7 @@ from vit_jax.data import sources
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import prototypes as heads
 from vit_jax.objectives import prototypes
-from vit_jax.runs import checkpoint_format
+from vit_jax.runs import checkpoint
 from vit_jax.runs import restoring
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
@@ -117,7 +117,7 @@ def test_the_teacher_is_evaluated_and_loaded(finished):
   _, path = finished
   vit = vit_jax.load(path)
   assert vit.origin.averaged
-  found = checkpoint_format.checksums(vit.params)
+  found = checkpoint.checksums(vit.params)
   stored = methods.final_state(path)
   for name, value in found.items():
     assert value == stored[f'extra/average/trunk/{name}'], name

@@ -25,8 +25,8 @@ from vit_jax.objectives import segmentation
 from vit_jax.objectives import segmenter
 from vit_jax.plots import style
 from vit_jax.predict import __main__ as predict
-from vit_jax.runs import checkpoint_format
 from vit_jax.runs import restoring
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
@@ -69,7 +69,7 @@ def test_eight_devices_give_the_same(finished):
 
 @pytest.mark.slow
 def test_running_statistics_follow_the_batches(finished):
-  folder = checkpoint_format.newest_first(finished / 'checkpoints')[0]
+  folder = workdir_lib.newest_first(finished / 'checkpoints')[0]
   params, _ = restoring.read_params(folder)
   norm = params['decoder']['decode']['convolutions_0']['norm']
   assert abs(norm['mean']).max() > 1e-4 and abs(norm['var'] - 1).max() > 1e-2

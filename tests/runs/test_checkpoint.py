@@ -25,7 +25,6 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.runs import checkpoint
-from vit_jax.runs import checkpoint_format
 from vit_jax.runs import restoring
 
 _EVERYWHERE = P()
@@ -194,15 +193,15 @@ def test_restores_to_another_mesh(tmp_path: pathlib.Path, spec: P) -> None:
 
 def test_checksums_see_every_change() -> None:
   values = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-  base = checkpoint_format.checksums({'x': values})['x']
+  base = checkpoint.checksums({'x': values})['x']
   for byte in range(values.nbytes):
     changed = bytearray(values.tobytes())
     changed[byte] ^= 1 << byte % 8
     flipped = np.frombuffer(changed, np.float32).reshape(4, 3)
-    assert checkpoint_format.checksums({'x': flipped})['x'] != base
-  assert checkpoint_format.checksums({'x': values[::-1]})['x'] != base
+    assert checkpoint.checksums({'x': flipped})['x'] != base
+  assert checkpoint.checksums({'x': values[::-1]})['x'] != base
   split = jax.device_put(values, sharding(P('a')))
-  assert checkpoint_format.checksums({'x': split})['x'] == base
+  assert checkpoint.checksums({'x': split})['x'] == base
 
 
 def test_keeps_the_newest_and_one_of_each_period(
@@ -409,8 +408,8 @@ def test_lists_every_difference(tmp_path: pathlib.Path) -> None:
 def test_a_newer_format_is_not_damage(
   tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-  newer = checkpoint_format.FORMAT + 1
-  monkeypatch.setattr(checkpoint_format, 'FORMAT', newer)
+  newer = checkpoint.FORMAT + 1
+  monkeypatch.setattr(checkpoint, 'FORMAT', newer)
   save(tmp_path, [1, 2])
   monkeypatch.undo()
   for read in (restore, restoring.restore_params):
@@ -437,7 +436,7 @@ def test_state_beside_parameters_is_read_alone(tmp_path: pathlib.Path) -> None:
 def test_a_run_of_an_older_format_is_refused_and_its_parameters_load(
   tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-  monkeypatch.setattr(checkpoint_format, 'FORMAT', 1)
+  monkeypatch.setattr(checkpoint, 'FORMAT', 1)
   save(tmp_path, [1, 2])
   monkeypatch.undo()
   with pytest.raises(UserError, match=r'format 1, of an older.*init_from'):

@@ -10,10 +10,11 @@ import fsspec
 import pytest
 import tiny
 
-from vit_jax.config import local_paths
+from vit_jax.config import errors
 from vit_jax.config import UserError
-from vit_jax.runs import checkpoint_format
 from vit_jax.runs import object_store
+from vit_jax.runs import restoring
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import loop
 
 HOOK = """
@@ -31,7 +32,7 @@ class Stop(hooks.Hook):
 def make_store(tmp_path, monkeypatch):
   """The file system of a new address, and the address."""
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
-  monkeypatch.setitem(local_paths.STORES, 'memory', 'fsspec')
+  monkeypatch.setitem(errors.STORES, 'memory', 'fsspec')
   return fsspec.filesystem('memory'), f'memory://{tmp_path.name}/run'
 
 
@@ -62,8 +63,8 @@ def test_a_run_in_a_store_resumes_to_the_bit(store, tmp_path, monkeypatch):
   for run in runs:
     lines = tiny.metrics(run)
     losses.append([x['train/loss'] for x in lines if 'train/loss' in x])
-    (newest, *_) = checkpoint_format.newest_first(run / 'checkpoints')
-    arrays.append(checkpoint_format.read_info(newest)['arrays'])
+    (newest, *_) = workdir_lib.newest_first(run / 'checkpoints')
+    arrays.append(restoring.read_info(newest)['arrays'])
   assert losses[0] == losses[1] and arrays[0] == arrays[1]
   kept = {x.split('/')[1] for x in names(store) if x.startswith('checkpoints/')}
   assert kept == set(os.listdir(runs[1] / 'checkpoints'))

@@ -9,6 +9,7 @@ from vit_jax.cli.definitions import define_from as define_from
 from vit_jax.cli.definitions import define_overrides as define_overrides
 from vit_jax.cli.definitions import define_path as define_path
 from vit_jax.cli.definitions import define_quantize as define_quantize
+from vit_jax.cli.definitions import define_texts as define_texts
 from vit_jax.cli.definitions import define_workdir as define_workdir
 from vit_jax.cli.definitions import load as load
 from vit_jax.cli.definitions import missing as missing

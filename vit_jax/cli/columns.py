@@ -14,16 +14,10 @@ from vit_jax.runs import safe_io
 def check_path(
   flag: str, value: str, endings: Sequence[str] = ()
 ) -> pathlib.Path:
-  """Returns the path of a file to write.
+  """Returns the path of a file to write, from the value of a flag as '--out'.
 
-  Args:
-    flag: The flag that names it, as '--out'.
-    value: The value of the flag.
-    endings: The endings that the name may have, as '.csv'; (): any.
-
-  Raises:
-    UserError: It has another ending, it is a folder, its folder does not exist
-      or is not writable, or pyarrow is missing, which one of `endings` needs.
+  `endings` are those that the name may have, as '.csv'; (): any. A UserError
+  says why the file cannot be written.
   """
   path = pathlib.Path(value)
   if endings and path.suffix not in endings:
@@ -46,37 +40,25 @@ def check_path(
 
 
 def write(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
-  """Writes columns of equal length.
+  """Writes columns of equal length, by name, to a .csv or .parquet file.
 
-  Args:
-    path: A path that ends in .csv or .parquet.
-    columns: Columns by name. `file` holds names of files. Lists in a column
-      become JSON in CSV.
-
-  Raises:
-    UserError: It cannot be written; the old file is intact.
+  `file` holds names of files. Lists in a column become JSON in CSV.
   """
-  write_as = _write_parquet if path.suffix == '.parquet' else _write_csv
   with safe_io.replacing_path(path) as temporary:
-    write_as(temporary, columns)
+    if path.suffix == '.parquet':
+      import pyarrow as pa  # optional
+      from pyarrow import parquet
 
-
-def _write_parquet(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
-  import pyarrow as pa  # optional
-  from pyarrow import parquet
-
-  # The type is string even if all values are None.
-  names = [as_text(name) for name in columns['file']]
-  file = pa.array(names, pa.string())
-  parquet.write_table(pa.table(columns | {'file': file}), path)
-
-
-def _write_csv(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
-  with open(
-    path, 'w', encoding='utf-8', newline='', errors='surrogateescape'
-  ) as f:
-    rows = zip(*columns.values(), strict=True)
-    tables.Table([*columns], rows).write_csv(f)
+      # The type is string even if all values are None.
+      names = [as_text(name) for name in columns['file']]
+      file = pa.array(names, pa.string())
+      parquet.write_table(pa.table(columns | {'file': file}), temporary)
+      return
+    with temporary.open(
+      'w', encoding='utf-8', newline='', errors='surrogateescape'
+    ) as f:
+      rows = zip(*columns.values(), strict=True)
+      tables.Table([*columns], rows).write_csv(f)
 
 
 def as_text(name: str | None) -> str | None:

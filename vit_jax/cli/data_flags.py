@@ -35,9 +35,7 @@ _TEXT_KEYS = ('tokenizer', 'text_length', 'text_too_long', 'words')
 def define(flag_values: flags.FlagValues, purpose: str) -> None:
   """Defines --data, --split and flags for reading them.
 
-  Args:
-    flag_values: The flags of the command.
-    purpose: The command's use of the data, as 'evaluate on'.
+  `purpose` is the command's use of the data, as 'evaluate on'.
   """
   texts = {
     'data': f"Data to {purpose}: 'digits', 'folder:PATH', 'table:FILE',"
@@ -48,8 +46,7 @@ def define(flag_values: flags.FlagValues, purpose: str) -> None:
     'source_size': 'Size of all stored images, such as 32x32; the device then'
     ' crops them. For a run that was trained with config.data.source_size.',
   }
-  for name, text in texts.items():
-    flags.DEFINE_string(name, None, text, flag_values=flag_values)
+  cli.define_texts(flag_values, texts)
   flags.DEFINE_integer(
     'batch_size',
     64,
@@ -82,13 +79,8 @@ def define_same_order(
 def check(flag_values: flags.FlagValues, argv: list[str]) -> None:
   """Checks the flags, before a model is loaded.
 
-  Args:
-    flag_values: Parsed flags.
-    argv: The command's name and the arguments that are not flags.
-
-  Raises:
-    UserError: There is such an argument, there is no such model, or --data or
-      --split is missing.
+  `argv` has the command's name and the arguments that are not flags, of which
+  there must be none.
   """
   cli.refuse_arguments(argv)
   cli.check_from(flag_values)
@@ -109,15 +101,7 @@ def check(flag_values: flags.FlagValues, argv: list[str]) -> None:
 def make_config(
   flag_values: flags.FlagValues, loaded: 'weights.Loaded'
 ) -> 'ml_collections.ConfigDict':
-  """Returns a config for the data that the flags name.
-
-  Args:
-    flag_values: Parsed flags.
-    loaded: The model for which the data is prepared.
-
-  Raises:
-    UserError: A flag does not parse.
-  """
+  """Returns a config for the data that the flags name, prepared for a model."""
   config = loaded.preprocess.to_config()
   if name := flag_values['data'].value:
     config.data.name = name
@@ -145,15 +129,9 @@ def open_split(
   config: 'ml_collections.ConfigDict',
   flag: str = 'split',
 ) -> 'data.Source':
-  """Opens a split that a flag names.
+  """Opens a split that a flag names, and sets that of `make_config`'s config.
 
-  Args:
-    flag_values: Parsed flags.
-    config: The config of `make_config`, whose split is set.
-    flag: Name of the flag.
-
-  Raises:
-    UserError: There is no such data, or it cannot be used; names the flag.
+  Errors name the flag.
   """
   from vit_jax import data  # after the flags: its import is slow
 
@@ -166,11 +144,7 @@ def open_split(
 
 @contextlib.contextmanager
 def explained(flag_of: Mapping[str, str] | None = None) -> Iterator[None]:
-  """Replaces keys of the config by flags in errors.
-
-  Args:
-    flag_of: Flags of further keys.
-  """
+  """Replaces keys of the config by flags in errors; more may be given."""
   try:
     yield
   except UserError as e:
@@ -181,10 +155,5 @@ def explained(flag_of: Mapping[str, str] | None = None) -> Iterator[None]:
 
 
 def progress(total: int, hidden: bool = False) -> terminal.ProgressBar:
-  """Returns a progress bar over images, shown if stderr is a terminal.
-
-  Args:
-    total: Number of images.
-    hidden: Whether it is not shown there, either.
-  """
+  """Returns a progress bar over images, shown if stderr is a terminal."""
   return terminal.ProgressBar(total, 'images', hidden=hidden)

@@ -1,6 +1,7 @@
 """Defines and parses the flags that several commands share."""
 
 import ast
+from collections.abc import Mapping
 from collections.abc import Sequence
 import difflib
 import os
@@ -8,7 +9,6 @@ import re
 import sys
 from typing import Any
 from typing import cast
-from typing import overload
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -38,15 +38,8 @@ def define_config(
 
 
 class _ConfigParser(flags.ArgumentParser):
-  """Loads the config file, in the place of ml_collections."""
-
   def parse(self, argument: str) -> Any:
-    """Returns the config, locked.
-
-    Raises:
-      UserError: It cannot be loaded, or the command line sets a key that it
-        has not.
-    """
+    """Returns the config, locked; the command line sets only keys it has."""
     config = config_lib.load(argument)
     defaults = dict(config_lib.flatten(config))
     for key in _keys_set(sys.argv):
@@ -55,39 +48,36 @@ class _ConfigParser(flags.ArgumentParser):
     return config.lock()
 
 
+def define_texts(
+  flag_values: flags.FlagValues, meanings: Mapping[str, str]
+) -> None:
+  """Defines flags whose values are texts, without a default."""
+  for name, meaning in meanings.items():
+    flags.DEFINE_string(name, None, meaning, flag_values=flag_values)
+
+
 def define_from(flag_values: flags.FlagValues) -> None:
   """Defines `--from=PATH` and the flags of `define_overrides`."""
-  flags.DEFINE_string(
-    'from',
-    None,
-    'The model: a work directory, or any other path that vit_jax.load reads.',
-    flag_values=flag_values,
+  meaning = (
+    'The model: a work directory, or any other path that vit_jax.load reads.'
   )
+  define_texts(flag_values, {'from': meaning})
   define_overrides(flag_values)
 
 
 def define_overrides(flag_values: flags.FlagValues) -> None:
   """Defines `--step`, `--state`, `--image_size` and `--model.KEY=VALUE`."""
-  flags.DEFINE_string(
-    'step',
-    None,
-    'The checkpoint of a work directory: a step, best or newest. Default: the'
-    ' best if there is one, else the newest.',
-    flag_values=flag_values,
-  )
-  flags.DEFINE_string(
-    'state',
-    None,
-    'The state to read from a training checkpoint of PyTorch, by its key, such'
-    ' as student. Default: averaged weights or a teacher, if there are any.',
-    flag_values=flag_values,
-  )
-  flags.DEFINE_string(
-    'image_size',
-    None,
-    "Size of the model's input in pixels: 384, or 224x320 (height x width)."
-    " Default: the checkpoint's.",
-    flag_values=flag_values,
+  define_texts(
+    flag_values,
+    {
+      'step': 'The checkpoint of a work directory: a step, best or newest.'
+      ' Default: the best if there is one, else the newest.',
+      'state': 'The state to read from a training checkpoint of PyTorch, by its'
+      ' key, such as student. Default: averaged weights or a teacher, if there'
+      ' are any.',
+      'image_size': "Size of the model's input in pixels: 384, or 224x320"
+      " (height x width). Default: the checkpoint's.",
+    },
   )
   flags.DEFINE_multi_string(
     'model',
@@ -100,30 +90,10 @@ def define_overrides(flag_values: flags.FlagValues) -> None:
 
 def define_quantize(flag_values: flags.FlagValues) -> None:
   """Defines `--quantize`, for `load`."""
-  flags.DEFINE_string(
-    'quantize',
-    None,
-    'int8 stores the kernels of the model in int8, in a quarter of the bytes.',
-    flag_values=flag_values,
+  meaning = (
+    'int8 stores the kernels of the model in int8, in a quarter of the bytes.'
   )
-
-
-@overload
-def define_path(
-  name: str,
-  default: str,
-  meaning: str,
-  flag_values: flags.FlagValues = flags.FLAGS,
-) -> flags.FlagHolder[str]: ...
-
-
-@overload
-def define_path(
-  name: str,
-  default: None,
-  meaning: str,
-  flag_values: flags.FlagValues = flags.FLAGS,
-) -> flags.FlagHolder[str | None]: ...
+  define_texts(flag_values, {'quantize': meaning})
 
 
 def define_path(
@@ -131,64 +101,46 @@ def define_path(
   default: str | None,
   meaning: str,
   flag_values: flags.FlagValues = flags.FLAGS,
-) -> flags.FlagHolder:
+) -> flags.FlagHolder[Any]:
   """Defines a flag for a local path that is written to; addresses are refused.
 
-  Args:
-    name: Name of the flag.
-    default: Its default.
-    meaning: For `--help`.
-    flag_values: The flags of the command.
+  `meaning` is for `--help`.
   """
-  return flags.DEFINE(
-    _PathParser(name, default is not None),
-    name,
-    default,
-    meaning,
-    flag_values=flag_values,
-  )
+  parser = _PathParser(name, default is not None)
+  return flags.DEFINE(parser, name, default, meaning, flag_values=flag_values)
+
+
+def define_workdir(meaning: str) -> flags.FlagHolder[str | None]:
+  """Defines `--workdir` of a command that trains; it may be in a store."""
+  parser = _PathParser('workdir', may_be_in_store=True)
+  return flags.DEFINE(parser, 'workdir', None, meaning)
 
 
 class _PathParser(flags.ArgumentParser[str]):
-  """Refuses what is no local path."""
+  """Refuses what is no local path, nor an address of an object store."""
 
-  def __init__(self, name: str, may_be_empty: bool):
+  def __init__(
+    self, name: str, may_be_empty: bool = False, may_be_in_store: bool = False
+  ):
     self._name, self._may_be_empty = name, may_be_empty
+    self._may_be_in_store = may_be_in_store
 
   def parse(self, argument: str) -> str:
-    """Returns the path.
-
-    Raises:
-      UserError: It is an address, or empty where that means nothing.
-    """
+    """Returns the path, or the address of an object store."""
+    flag = f'--{self._name}'
+    if self._may_be_in_store:
+      address = config_lib.store_address(argument, flag)
+      if address is not None:
+        return address
     if not argument and not self._may_be_empty:
       raise config_lib.UserError(
-        f'--{self._name} is empty: name a path, or leave the flag out'
+        f'{flag} is empty: name a path, or leave the flag out'
       )
-    config_lib.check_local(argument, f'--{self._name}')
+    config_lib.check_local(argument, flag)
     return argument
 
   def flag_type(self) -> str:
     return 'path'
-
-
-class _WorkdirParser(_PathParser):
-  """Refuses what is no local path and no address of an object store."""
-
-  def parse(self, argument: str) -> str:
-    """As that of a local path; a UserError also if a package is missing."""
-    address = config_lib.store_address(argument, f'--{self._name}')
-    return super().parse(argument) if address is None else address
-
-
-def define_workdir(meaning: str) -> flags.FlagHolder[str | None]:
-  """Defines `--workdir` of a command that trains.
-
-  Args:
-    meaning: For `--help`.
-  """
-  parser = _WorkdirParser('workdir', may_be_empty=False)
-  return flags.DEFINE(parser, 'workdir', None, meaning)
 
 
 def define_format(
@@ -202,6 +154,16 @@ def define_format(
     'Format of standard output.',
     flag_values=flag_values,
   )
+
+
+def define_compile_cache(flag_values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines `--compile_cache`, which `run` applies."""
+  meaning = (
+    "Folder where JAX keeps compiled programs for the next process. '': none."
+    ' Default: $JAX_COMPILATION_CACHE_DIR, else $VIT_JAX_CACHE/xla, which is'
+    ' ~/.cache/vit_jax/xla.'
+  )
+  define_texts(flag_values, {'compile_cache': meaning})
 
 
 def check_from(flag_values: flags.FlagValues) -> None:
@@ -229,10 +191,6 @@ def load(
     as_stored: Passed to `vit_jax.load`.
     sizes: Whether `--image_size` and `--quantize` are applied; they may have
       several.
-
-  Raises:
-    UserError: `--from` is missing, a flag does not fit, or `vit_jax.load`
-      cannot read the model.
   """
   path = path or flag_values['from'].value
   if not path:
@@ -264,12 +222,8 @@ def load(
 
 
 def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
-  """Returns the overrides for `weights.load`."""
-  overrides: dict[str, Any] = {}
-  if step := flag_values['step'].value:
-    overrides['step'] = step
-  if state := flag_values['state'].value:
-    overrides['state'] = state
+  values = {name: flag_values[name].value for name in ('step', 'state')}
+  overrides: dict[str, Any] = {key: x for key, x in values.items() if x}
   for text in flag_values['model'].value or ():
     key, has_value, value = text.partition('=')
     if not key or not has_value:
@@ -281,20 +235,22 @@ def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
         '--model.quantize is no key of a model: evaluate and predict have'
         ' --quantize'
       )
-    try:
-      overrides[key] = ast.literal_eval(value)
-    except (SyntaxError, ValueError):  # a plain string
-      overrides[key] = value
+    overrides[key] = _literal(value)
   return overrides
+
+
+def _literal(text: str) -> Any:
+  try:
+    return ast.literal_eval(text)
+  except (SyntaxError, ValueError):
+    return text
 
 
 def parse_size(text: str, flag: str) -> int | tuple[int, int]:
   """Parses `384` or `224x320` (height x width), in pixels.
 
-  A size of volumes is `64x96x96` (depth x height x width).
-
-  Raises:
-    UserError: It is neither; names the flag.
+  A size of volumes is `64x96x96` (depth x height x width). Errors name the
+  flag.
   """
   if not re.fullmatch(r'[1-9]\d{0,5}(x[1-9]\d{0,5}){0,2}', text):
     raise config_lib.UserError(
@@ -305,33 +261,13 @@ def parse_size(text: str, flag: str) -> int | tuple[int, int]:
   return cast(tuple[int, int], sides) if len(sides) > 1 else sides[0]
 
 
-def define_compile_cache(flag_values: flags.FlagValues = flags.FLAGS) -> None:
-  """Defines `--compile_cache`, which `run` applies."""
-  flags.DEFINE_string(
-    'compile_cache',
-    None,
-    "Folder where JAX keeps compiled programs for the next process. '': none."
-    ' Default: $JAX_COMPILATION_CACHE_DIR, else $VIT_JAX_CACHE/xla, which is'
-    ' ~/.cache/vit_jax/xla.',
-    flag_values=flag_values,
-  )
-
-
 def parse_flags(
   argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
 ) -> list[str]:
-  """Parses absl's flags and returns the other arguments.
-
-  Args:
-    argv: The command line, with the command's name.
-    flag_values: The flags.
-
-  Raises:
-    UserError: A flag, a config file or a key does not exist or does not parse.
-  """
+  """Parses absl's flags of a command line and returns the other arguments."""
   end = argv.index('--') if '--' in argv else len(argv)
   argv, inner_argv = argv[:end], argv[end:]  # those of another command
-  argv, options = _without_options(_with_found_config(argv))
+  argv, options = _without_options(argv)
   keys = _keys_set(argv)
   if keys and config_path(argv) is None:
     raise config_lib.UserError(
@@ -341,18 +277,19 @@ def parse_flags(
     argv = [re.sub(r'^--?model\.', '--model=', arg) for arg in argv]
   if not flags.FLAGS.is_parsed():  # absl's logging and Grain read theirs
     flags.FLAGS.mark_as_parsed()
-  process_argv, sys.argv = (
-    sys.argv,
-    list(argv),
-  )  # ml_collections looks for keys there
+  process_argv = sys.argv
+  sys.argv = list(argv)  # ml_collections looks for keys there
   try:
     remaining = flag_values([*argv, *inner_argv])
   except flags.UnrecognizedFlagError as e:
-    raise _unknown_flag(e, flag_values) from None
+    raise _unknown_flag(e.flagname, flag_values) from None
   except (flags.Error, TypeError, ValueError) as e:
     if isinstance(e.__context__, config_lib.UserError):
       raise e.__context__ from None
-    raise config_lib.UserError(_type_message(e)) from None
+    text = config_lib.one_line(e)
+    for pattern, advice in _TYPE_ADVICE.items():
+      text = re.sub(f'^(flag --.*): {pattern}$', rf'\1: {advice}', text)
+    raise config_lib.UserError(text) from None
   finally:
     sys.argv = process_argv
   if options:
@@ -374,42 +311,22 @@ def refuse_arguments(argv: Sequence[str]) -> None:
     raise config_lib.UserError(f'unexpected argument {argv[1]!r}')
 
 
-def _with_found_config(argv: Sequence[str]) -> list[str]:
-  """Replaces the config's name by its path, for ml_collections."""
-  arguments = list(argv)
-  for i, arg in enumerate(argv):
-    if re.fullmatch('--?config', arg) and i + 1 < len(argv):
-      arguments[i + 1] = config_lib.find(argv[i + 1])
-    elif match := re.fullmatch('(--?config=)(.+)', arg, re.DOTALL):
-      arguments[i] = match[1] + config_lib.find(match[2])
-  return arguments
-
-
-def _without_options(
-  argv: Sequence[str],
-) -> tuple[Sequence[str], dict[str, Any]]:
+def _without_options(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
   """Takes `--config.objective.options.KEY=VALUE` out of a command line.
 
   Only the objective knows these keys, and it imports jax: so it checks them
   later. A value is a Python literal, or else a string.
   """
-  pattern = re.compile(
-    r'--?config\.objective\.options\.([^=]+)=(.*)', re.DOTALL
-  )
-  matches = [(arg, pattern.fullmatch(arg)) for arg in argv]
-  options: dict[str, Any] = {}
-  for match in filter(None, (match for _, match in matches)):
-    try:
-      options[match[1]] = ast.literal_eval(match[2])
-    except (ValueError, SyntaxError):
-      options[match[1]] = match[2]
-  remaining = [arg for arg, match in matches if not match]
+  pattern = r'(?s)--?config\.objective\.options\.([^=]+)=(.*)'
+  remaining = [arg for arg in argv if not re.fullmatch(pattern, arg)]
+  matches = filter(None, (re.fullmatch(pattern, arg) for arg in argv))
+  options = {match[1]: _literal(match[2]) for match in matches}
   if options and config_path(remaining) is None:
     raise config_lib.UserError(
       f'--config.objective.options.{next(iter(options))} needs --config=FILE'
       ' before it'
     )
-  return (remaining if options else argv), options
+  return remaining, options
 
 
 def config_path(argv: Sequence[str]) -> str | None:
@@ -423,7 +340,6 @@ def config_path(argv: Sequence[str]) -> str | None:
 
 
 def _keys_set(argv: Sequence[str]) -> list[str]:
-  """Returns the keys of `--config.KEY=VALUE` in a command line."""
   matches = (re.match(r'--?(?:no)?config\.([^=]+)', arg) for arg in argv)
   return [match[1] for match in matches if match]
 
@@ -436,19 +352,10 @@ _TYPE_ADVICE = {
 }
 
 
-def _type_message(error: Exception) -> str:
-  """Returns the message of absl about a value that does not parse."""
-  text = config_lib.one_line(error)
-  for pattern, advice in _TYPE_ADVICE.items():
-    text = re.sub(f'^(flag --.*): {pattern}$', rf'\1: {advice}', text)
-  return text
-
-
 def _unknown_flag(
-  error: flags.UnrecognizedFlagError, flag_values: flags.FlagValues
+  name: str, flag_values: flags.FlagValues
 ) -> config_lib.UserError:
-  """Returns the error for a flag that does not exist, with what was meant."""
-  name, hint = error.flagname, 'see --help'
+  hint = 'see --help'
   similar = difflib.get_close_matches(name, list(flag_values), n=1, cutoff=0.75)
   defaults = dict(config_lib.flatten(config_lib.default()))
   if similar:

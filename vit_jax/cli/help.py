@@ -22,33 +22,23 @@ _INDENT = 24  # columns before the meaning of a flag
 _DEFAULT_GROUP = 'What to do'
 _GROUPS = {
   'What to read': (
-    *('config', 'from', 'step', 'state', 'model', 'image_size', 'quantize'),
-    *('other', 'like', 'data', 'split', 'data_dir', 'source_size', 'images'),
-    *('text', 'image', 'sweep', 'same_order', 'max_images', 'max_examples'),
-    'count',
+    'config from step state model image_size quantize other like data split'
+    ' data_dir source_size images text image sweep same_order max_images'
+    ' max_examples count'
   ),
-  _DEFAULT_GROUP: (),
-  'Probes': (
-    *('probe', 'train_split', 'features', 'k', 'shots', 'templates'),
-    'class_names',
-  ),
-  'Segmentation': (
-    *('whole', 'scales', 'flip', 'overlap', 'gaussian', 'hausdorff'),
-  ),
-  'Several variants': ('patch_size', 'merge', 'plot'),
-  'Planning for other hardware': (
-    *('devices', 'mesh', 'hardware', 'slices', 'fit'),
-  ),
+  _DEFAULT_GROUP: '',
+  'Probes': 'probe train_split features k shots templates class_names',
+  'Segmentation': 'whole scales flip overlap gaussian hausdorff',
+  'Several variants': 'patch_size merge plot',
+  'Planning for other hardware': 'devices mesh hardware slices fit',
   'Output': (
-    *('workdir', 'out', 'output', 'format', 'json', 'predictions', 'picture'),
-    *('cache', 'license', 'push'),
+    'workdir out output format json predictions picture cache license push'
   ),
-  'Speed and memory': ('batch_size', 'num_workers', 'compile_cache', 'jobs'),
-  'Several machines': ('coordinator', 'num_processes', 'process_id'),
+  'Speed and memory': 'batch_size num_workers compile_cache jobs',
+  'Several machines': 'coordinator num_processes process_id',
   'SLURM': (
-    *('slurm', 'local', 'partition', 'nodes', 'tasks_per_node'),
-    *('gpus_per_node', 'cpus_per_task', 'timeout_min', 'grace_s'),
-    *('max_requeues', 'sbatch'),
+    'slurm local partition nodes tasks_per_node gpus_per_node cpus_per_task'
+    ' timeout_min grace_s max_requeues sbatch'
   ),
 }
 # Flags, by verb and name, that have the name of another command's flag and are
@@ -75,29 +65,20 @@ _VALUES = {
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """A flag, for people.
+  """A flag, for people."""
 
-  Attributes:
-    text: How it is written, as '--split=TEXT'.
-    meaning: What it is for.
-    default: Its default, as text; '' if there is none.
-    required: Whether the command cannot work without it.
-  """
-
-  text: str
+  text: str  # as '--split=TEXT'
   meaning: str
-  default: str
-  required: bool
+  default: str  # '' if there is none
+  required: bool  # whether the command cannot work without it
 
 
 def grouped(
   flag_values: flags.FlagValues, usage: str
 ) -> dict[str, list[Option]]:
-  """Returns the flags of a command by the titles of their groups.
+  """Returns the flags of a command, but absl's own, by titles of their groups.
 
-  Args:
-    flag_values: The flags; absl's own are left out.
-    usage: As in `text`.
+  The usage is that of `text`.
   """
   owners = flag_values.flags_by_module_dict()
   named = {
@@ -110,7 +91,7 @@ def grouped(
   titles = {
     name: title
     for title, names in _GROUPS.items()
-    for name in names
+    for name in names.split()
     if (verb, name) not in _UNGROUPED
   }
   groups: dict[str, list[Option]] = {title: [] for title in _GROUPS}
@@ -207,7 +188,6 @@ def usage_lines(usage: str, width: int) -> list[str]:
 
 
 def _table(options: list[Option], width: int) -> Iterator[str]:
-  """Yields the lines of the flags of a group."""
   for option in options:
     meaning = option.meaning
     if option.required:
@@ -231,14 +211,10 @@ def module(verb: str) -> str:
 
 def as_started(text: str) -> str:
   """Returns a text whose commands are written as this process was started."""
-  return console(text) if _is_console() else text
+  return console(text) if allocator.program().endswith('vit-jax') else text
 
 
 def console(text: str) -> str:
   """Replaces `python -m vit_jax.MODULE` by `vit-jax VERB`."""
   text = re.sub(r'python -m vit_jax\.main\b', 'vit-jax train', text)
   return re.sub(r'python -m vit_jax\.(?=[a-z])', 'vit-jax ', text)
-
-
-def _is_console() -> bool:
-  return allocator.program().endswith('vit-jax')

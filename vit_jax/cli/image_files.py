@@ -3,7 +3,6 @@
 import codecs
 import collections
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import concurrent.futures
@@ -25,22 +24,19 @@ _AHEAD = 3  # batches that are decoded in advance
 def find(arguments: Sequence[str]) -> list[str]:
   """Returns the paths of images named on the command line.
 
-  Args:
-    arguments: Files, folders and patterns; '-' reads more of them from stdin.
-
-  Raises:
-    UserError: There are no images, or none of the files exists.
+  The arguments are files, folders and patterns; '-' reads more of them from
+  stdin.
   """
   paths: list[str] = []
-  empty: list[str] = []
+  problems: list[str] = []
   for argument in arguments:
-    listed = _listed_on_stdin() if argument == '-' else [argument]
-    for name in listed:
+    for name in _listed_on_stdin() if argument == '-' else [argument]:
       matches = _expand(name)
       paths.extend(matches)
-      if not matches:
-        empty.append(name)
-  problems = [_problem(name) for name in empty]
+      if not matches and os.path.isdir(name):
+        problems.append(f'{name} has no images')
+      elif not matches:
+        problems.append(f'no file matches the pattern {name}')
   if not any(map(os.path.lexists, paths)):
     problems += [f'there is no {name}{nearby(name)}' for name in paths[:1]]
     problem_text = f' ({"; ".join(problems)})' if problems else ''
@@ -54,12 +50,10 @@ def find(arguments: Sequence[str]) -> list[str]:
 
 
 def as_examples(paths: Sequence[str], takes_videos: bool) -> list[str]:
-  """Returns the paths of a model's inputs, from those of files.
+  """Returns the paths of a model's inputs, from those of `find`.
 
-  Args:
-    paths: From `find`.
-    takes_videos: Whether images are frames of videos, so that the folder of
-      some of them is one input.
+  If the model takes videos, images are frames, and the folder of some of them
+  is one input.
   """
   from vit_jax.data import folder  # after the flags: slow to import
 
@@ -79,9 +73,7 @@ def reporter(
 ) -> Callable[[UserError], None]:
   """Returns a function that prints an error, and adds it to `failed`.
 
-  Args:
-    failed: The errors so far.
-    write: Prints a line, as `print` or the `write` of a progress bar.
+  `write` prints a line, as `print` or the `write` of a progress bar.
   """
 
   def report(error: UserError) -> None:
@@ -98,31 +90,19 @@ def decoded_batches(
   report: Callable[[UserError], None],
   progress: Callable[[int], object] = lambda _: None,
 ) -> 'Iterator[tuple[list[str], dict[str, np.ndarray]]]':
-  """Yields paths with batches of their images, decoded in advance.
+  """Yields paths with batches of their images, which threads decode in advance.
 
-  Arguments are those of `decode` and of `in_batches`.
-  """
-  images = decode(paths, pixels, _AHEAD * size, progress)
-  return in_batches(images, size, report)
-
-
-def decode(
-  paths: Sequence[str],
-  pixels: 'Callable[[str], np.ndarray]',
-  ahead: int,
-  progress: Callable[[int], object],
-) -> 'Iterator[tuple[str, np.ndarray | UserError]]':
-  """Yields images in order; threads decode them in advance.
+  The last batch is padded, so that only one shape is compiled.
 
   Args:
     paths: Paths of images.
     pixels: Path -> uint8 [1, H, W, C].
-    ahead: Largest number of decoded images that wait to be used.
+    size: Number of images in each batch.
+    report: Called with the error of each image that is skipped.
     progress: Called with the number of images that were taken.
-
-  Yields:
-    A path, and uint8 [H, W, C] or why it cannot be read.
   """
+  import numpy as np
+
   from vit_jax.data.host import batches
 
   def read(path: str) -> 'tuple[str, np.ndarray | UserError]':
@@ -132,59 +112,28 @@ def decode(
       return path, e
 
   pool = concurrent.futures.ThreadPoolExecutor(batches.num_cores())
-  remaining = iter(paths)
+  remaining = (pool.submit(read, path) for path in paths)
+  names: list[str] = []
+  images: list[np.ndarray] = []
   try:
-    waiting = collections.deque(
-      pool.submit(read, path) for path in itertools.islice(remaining, ahead)
-    )
+    waiting = collections.deque(itertools.islice(remaining, _AHEAD * size))
     while waiting:
-      image = waiting.popleft().result()
-      waiting.extend(
-        pool.submit(read, path) for path in itertools.islice(remaining, 1)
-      )
+      path, image = waiting.popleft().result()
+      waiting.extend(itertools.islice(remaining, 1))
       progress(1)
-      yield image
+      if isinstance(image, UserError):
+        report(image)
+        continue
+      names.append(path)
+      images.append(image)
+      if len(images) == size:
+        yield names, {'image': np.stack(images)}
+        names, images = [], []
   finally:
     pool.shutdown(cancel_futures=True)
-
-
-def in_batches(
-  images: 'Iterable[tuple[str, np.ndarray | UserError]]',
-  size: int,
-  report: Callable[[UserError], None],
-) -> 'Iterator[tuple[list[str], dict[str, np.ndarray]]]':
-  """Yields paths with batches of their images.
-
-  The last batch is padded, so that only one shape is compiled.
-
-  Args:
-    images: From `decode`.
-    size: Number of images in each batch.
-    report: Called with the error of each image that is skipped.
-  """
-  import numpy as np
-
-  paths: list[str] = []
-  batch: list[np.ndarray] = []
-  for path, image in images:
-    if isinstance(image, UserError):
-      report(image)
-      continue
-    paths.append(path)
-    batch.append(image)
-    if len(batch) == size:
-      yield paths, {'image': np.stack(batch)}
-      paths, batch = [], []
-  if batch:
-    padding = [np.zeros_like(batch[0])] * (size - len(batch))
-    yield paths, {'image': np.stack(batch + padding)}
-
-
-def _problem(name: str) -> str:
-  """Returns why there are no images in a folder or for a pattern."""
-  if os.path.isdir(name):
-    return f'{name} has no images'
-  return f'no file matches the pattern {name}'
+  if images:
+    padding = [np.zeros_like(images[0])] * (size - len(images))
+    yield names, {'image': np.stack(images + padding)}
 
 
 def _listed_on_stdin() -> list[str]:
@@ -220,8 +169,4 @@ def _expand(name: str) -> list[str]:
   )
   if '**' in name:  # also matches the files in the folders
     return [path for path in matches if not os.path.isdir(path)]
-  return [image for path in matches for image in _matched(path)]
-
-
-def _matched(path: str) -> list[str]:
-  return _expand(path) if os.path.isdir(path) else [path]
+  return [image for path in matches for image in _expand(path)]

@@ -40,22 +40,22 @@ def run(
   failure of the environment it is 1, with a line `error: ...` on stderr. Other
   exceptions are bugs and show their traceback.
 
-  jax is not imported here: a command imports it in `main`, after the flags.
-
-  Args:
-    main: The command.
-    doc: Its documentation, for `--help`.
-    flag_values: Its flags, if they are separate from other commands'.
-    usage: Its usage, as in `help.text`.
-    computes: Whether it runs models, for which the process starts once more
-      with another allocator (`allocator.start_again`).
+  jax is not imported here: a command imports it in `main`, after the flags. Of
+  one that runs models (`computes`), the process starts once more with another
+  allocator (`allocator.start_again`). `doc` and `usage` are for `help.text`.
   """
   _use_utf_8()
   argv = sys.argv
   if _HELPS & set(argv[1:]):
     text = help_lib.text(doc, flag_values, usage, '--helpfull' in argv)
     argv, main, computes = argv[:1], lambda _: print(text), False
-  _log_plainly()
+  # Our own messages are plain lines; of other packages there are warnings.
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.INFO)
+  logging.set_stderrthreshold(logging.INFO)
+  handler = logging.get_absl_handler()
+  handler.setFormatter(python_logging.Formatter('%(message)s'))
+  python_logging.getLogger('jax').setLevel(python_logging.WARNING)
   processes.exit_process(_status(main, argv, flag_values, computes))
 
 
@@ -141,25 +141,11 @@ def _last_line_of_users(error: Exception) -> str:
   return f'in your file {at.filename}, line {at.lineno}: {at.line}\n'
 
 
-def _log_plainly() -> None:
-  """Logs our own messages as plain lines, and warnings of other packages."""
-  logging.use_absl_handler()
-  logging.set_verbosity(logging.INFO)
-  logging.set_stderrthreshold(logging.INFO)
-  handler = logging.get_absl_handler()
-  handler.setFormatter(python_logging.Formatter('%(message)s'))
-  python_logging.getLogger('jax').setLevel(python_logging.WARNING)
-
-
 def _keep_compiled(folder_flag: str | None) -> None:
   """Sets up JAX's compilation cache; call this before jax is imported.
 
-  Args:
-    folder_flag: Value of `--compile_cache`; None: the default, or no cache if
-      that directory cannot be written.
-
-  Raises:
-    OSError: The given directory cannot be made.
+  Without `--compile_cache`, the folder is the default, or there is no cache if
+  it cannot be written.
   """
   if folder_flag == '':
     os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
@@ -167,9 +153,7 @@ def _keep_compiled(folder_flag: str | None) -> None:
   # Cache quick compilations, too: many of them together take long.
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
   if folder_flag is not None:
-    if (
-      '://' not in folder_flag
-    ):  # otherwise a bucket, which JAX accesses itself
+    if '://' not in folder_flag:  # else a bucket, which JAX accesses itself
       folder = pathlib.Path(os.path.expanduser(folder_flag)).absolute()
       folder.mkdir(parents=True, exist_ok=True)
       folder_flag = str(folder)

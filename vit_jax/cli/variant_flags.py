@@ -15,14 +15,16 @@ _MOST = 100  # variants
 
 def define(flag_values: flags.FlagValues) -> None:
   """Defines the flags of variants but --image_size, which is there."""
-  for name, text in {
-    'patch_size': 'Patch sizes to resize the model to, such as 4,2x4.',
-    'merge': 'Numbers of tokens that each layer merges, such as 0,2,4.',
-    'quantize': 'int8 stores the kernels in a quarter of the bytes; none,int8'
-    ' measures the model without and with it.',
-    'plot': 'FILE.png to draw accuracy over images per second.',
-  }.items():
-    flags.DEFINE_string(name, None, text, flag_values=flag_values)
+  cli.define_texts(
+    flag_values,
+    {
+      'patch_size': 'Patch sizes to resize the model to, such as 4,2x4.',
+      'merge': 'Numbers of tokens that each layer merges, such as 0,2,4.',
+      'quantize': 'int8 stores the kernels in a quarter of the bytes; none,int8'
+      ' measures the model without and with it.',
+      'plot': 'FILE.png to draw accuracy over images per second.',
+    },
+  )
 
 
 def parse(flag_values: flags.FlagValues) -> list[dict[str, Any]]:
@@ -30,9 +32,6 @@ def parse(flag_values: flags.FlagValues) -> list[dict[str, Any]]:
 
   These are all combinations of the values. The list is empty if no flag asks
   for variants: one image size or one --quantize is an ordinary evaluation.
-
-  Raises:
-    UserError: A flag does not parse.
   """
   flag_choices = _values(flag_values)
   of_one = {name for name, values in flag_choices.items() if len(values) == 1}
@@ -55,7 +54,6 @@ def parse(flag_values: flags.FlagValues) -> list[dict[str, Any]]:
 
 
 def _values(flag_values: flags.FlagValues) -> dict[str, list[Any]]:
-  """Returns the values of each flag that is given."""
   choices: dict[str, list[Any]] = {}
   for name in ('image_size', 'patch_size'):
     if text := flag_values[name].value:
@@ -74,11 +72,7 @@ def _values(flag_values: flags.FlagValues) -> dict[str, list[Any]]:
 
 
 def plot(flag_values: flags.FlagValues) -> pathlib.Path | None:
-  """Returns the path of --plot without its suffix; None: none is asked for.
-
-  Raises:
-    UserError: It is no .png, or cannot be written; or matplotlib is missing.
-  """
+  """Returns the path of --plot without its suffix; None: none is asked for."""
   text = flag_values['plot'].value
   if not text:
     return None

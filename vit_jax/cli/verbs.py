@@ -47,7 +47,9 @@ def run() -> None:
   """
   verb = sys.argv[1] if sys.argv[1:] else '--help'
   if verb in ('--help', '-h', '-help', '--helpfull', 'help'):
-    print(_help())
+    width = max(map(len, VERBS))
+    rows = [f'  {verb:{width}}  {text}' for verb, (_, text) in VERBS.items()]
+    print(_HELP.format('\n'.join(rows)))
     sys.exit(0)
   if verb == '--version':
     print(importlib.metadata.version('vit_jax'))
@@ -59,10 +61,3 @@ def run() -> None:
   del sys.argv[1]
   module, _ = VERBS[verb]
   runpy.run_module(f'vit_jax.{module}', run_name='__main__', alter_sys=True)
-
-
-def _help() -> str:
-  """Returns the text of --help: every verb with what it does."""
-  width = max(map(len, VERBS))
-  rows = [f'  {verb:{width}}  {text}' for verb, (_, text) in VERBS.items()]
-  return _HELP.format('\n'.join(rows))

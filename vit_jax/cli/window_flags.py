@@ -6,6 +6,7 @@ from absl import flags
 
 from vit_jax.config import UserError
 
+_NAMES = ('scales', 'flip', 'overlap', 'gaussian')
 _MOST_SCALE = 100.0
 
 
@@ -43,12 +44,9 @@ def define(flag_values: flags.FlagValues) -> None:
 
 
 def read(flag_values: flags.FlagValues) -> dict[str, Any]:
-  """Returns the fields of `objectives.segmenter.WindowSettings`.
-
-  Raises:
-    UserError: --scales does not parse.
-  """
-  texts = flag_values['scales'].value or []
+  """Returns the fields of `objectives.segmenter.WindowSettings`."""
+  values = {name: flag_values[name].value for name in _NAMES}
+  texts = values['scales'] or []
   try:
     scales = [float(x) for x in texts]
   except ValueError:
@@ -57,14 +55,9 @@ def read(flag_values: flags.FlagValues) -> dict[str, Any]:
     raise UserError(
       f'--scales={",".join(texts)}: write positive numbers, as 0.75,1,1.25'
     )
-  window_values = {
-    name: flag_values[name].value for name in ('overlap', 'gaussian')
-  }
-  flip = flag_values['flip'].value
-  return {'scales': tuple(scales), 'flip': flip, **window_values}
+  return values | {'scales': tuple(scales)}
 
 
 def set_flags(flag_values: flags.FlagValues) -> list[str]:
   """Returns those of the flags that are set, as '--flip'."""
-  names = ('scales', 'flip', 'overlap', 'gaussian')
-  return [f'--{name}' for name in names if flag_values[name].present]
+  return [f'--{name}' for name in _NAMES if flag_values[name].present]

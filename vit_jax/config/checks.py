@@ -1,13 +1,17 @@
-"""Checks of keys, types and lengths of time."""
+"""Checks of keys and types, and lengths of time.
+
+A length of time is a text: '200 epochs', '10_000 steps', '1.5e6 examples'.
+"""
 
 import fractions
+import math
+import re
 import reprlib
 
 import ml_collections
 
 from vit_jax.config.defaults import default
 from vit_jax.config.defaults import evaluation
-from vit_jax.config.durations import parse_duration
 from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
 from vit_jax.config.keys import accumulation
@@ -21,13 +25,11 @@ from vit_jax.config.options import check_interval
 
 MOST_PIXELS = 2**16  # the largest height or width of an image
 
+_LONGEST = 10**12  # largest amount of any unit of time
+
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks keys, types and lengths of time.
-
-  Raises:
-    UserError: A key is unknown or its value cannot work.
-  """
+  """Checks keys, types and lengths of time."""
   valid_keys = dict(flatten(default()))
   for name, spec in config.evals.items():
     is_config = isinstance(spec, ml_collections.ConfigDict)
@@ -44,23 +46,20 @@ def check(config: ml_collections.ConfigDict) -> None:
     if key not in valid_keys:
       raise unknown_key(default(), key)
     check_set(key, value)
-  lengths = ['train.duration', 'train.log_every', 'train.patience']
-  lengths += ['optim.warmup', 'checkpoint.every', 'checkpoint.keep_every']
-  lengths += [f'evals.{name}.every' for name in config.evals]
-  for key in lengths:
-    _check_length(config, key, value_at(config, key))
+  duration(config, 'optim.warmup')
+  for key in ('train.duration', 'train.log_every'):
+    _check_positive(config, key)
+  optional = ['train.patience', 'checkpoint.every', 'checkpoint.keep_every']
+  for key in (*optional, *(f'evals.{name}.every' for name in config.evals)):
+    if value_at(config, key):
+      _check_positive(config, key)
   _check_train(config)
   _check_best(config)
 
 
-def _check_length(
-  config: ml_collections.ConfigDict, key: str, text: str
-) -> None:
-  optional = ('evals.', 'checkpoint.', 'train.patience')
-  if not text and key.startswith(optional):
-    return
-  amount = duration(config, key)
-  if not amount and key != 'optim.warmup':
+def _check_positive(config: ml_collections.ConfigDict, key: str) -> None:
+  if not duration(config, key):
+    text = value_at(config, key)
     raise UserError(f'config.{key} is {text!r}: it must be more than 0')
 
 
@@ -96,7 +95,6 @@ def _check_train(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_best(config: ml_collections.ConfigDict) -> None:
-  """Checks checkpoint.best and train.patience, which watches its metric."""
   train = config.train
   within(config, 'checkpoint.keep', '[2, inf)')
   best = config.checkpoint.best
@@ -138,10 +136,7 @@ def normalization(
 def within(config: ml_collections.ConfigDict, key: str, interval: str) -> None:
   """Raises a UserError unless a number, or each of a tuple, is in an interval.
 
-  Args:
-    config: The full config.
-    key: Key of the number; None is in any interval.
-    interval: As `options.Interval`: '[0, 1)', '[1, inf)', '(-inf, inf)'.
+  None is in any interval; `options.Interval` has its form.
   """
   value = value_at(config, key)
   if value is not None:
@@ -149,16 +144,6 @@ def within(config: ml_collections.ConfigDict, key: str, interval: str) -> None:
       check_interval(f'config.{key}', value, interval)
     except ValueError as e:
       raise UserError(str(e)) from None
-
-
-def duration(config: ml_collections.ConfigDict, key: str) -> fractions.Fraction:
-  """Returns the number of steps, epochs or examples in `config.<key>`.
-
-  Raises:
-    UserError: It is no length of time.
-  """
-  with explained(f'config.{key}'):
-    return parse_duration(value_at(config, key))[0]
 
 
 def check_choice(
@@ -173,11 +158,7 @@ def check_choice(
 
 
 def pair(value: int | tuple[int, ...], key: str) -> tuple[int, int]:
-  """Converts `32` or `(24, 32)` to (height, width), in pixels.
-
-  Raises:
-    UserError: It is neither, or not positive, or too large.
-  """
+  """Converts `32` or `(24, 32)` to (height, width), in pixels."""
   hw = (value, value) if isinstance(value, int) else value
   good = isinstance(hw, tuple | list) and len(hw) == 2
   if not good or not all(type(x) is int and x > 0 for x in hw):
@@ -195,14 +176,62 @@ def pair(value: int | tuple[int, ...], key: str) -> tuple[int, int]:
 def sides(
   value: int | tuple[int, ...], key: str = 'data.image_size'
 ) -> tuple[int, ...]:
-  """Converts a size to (height, width), or (depth, height, width) of a volume.
-
-  Raises:
-    UserError: As `pair`.
-  """
+  """Converts a size to (height, width), of a volume (depth, ...)."""
   if isinstance(value, tuple | list) and len(value) == 3:
     depth, *plane_size = value
-    return pair((depth, depth), key)[0], *pair(
-      (plane_size[0], plane_size[1]), key
-    )
+    return pair((depth, depth), key)[0], *pair(tuple(plane_size), key)
   return pair(value, key)
+
+
+def duration(config: ml_collections.ConfigDict, key: str) -> fractions.Fraction:
+  """Returns the number of steps, epochs or examples in `config.<key>`."""
+  with explained(f'config.{key}'):
+    return parse_duration(value_at(config, key))[0]
+
+
+def parse_duration(text: str) -> tuple[fractions.Fraction, str]:
+  """Parses `'10_000 steps'` into its number and its unit."""
+  # The number of digits is limited: 1e999999999 as a fraction would fill the
+  # memory.
+  match = re.fullmatch(
+    r'\s*([0-9._]{1,30}(?:[eE][+-]?\d{1,2})?)\s+(step|epoch|example)s?\s*', text
+  )
+  try:
+    if match is None:
+      raise ValueError
+    amount = fractions.Fraction(match[1])
+  except (ValueError, ZeroDivisionError):
+    raise UserError(
+      f'{reprlib.repr(text)} is not a length of time: write a number and a'
+      " unit, as in '200 epochs', '10_000 steps' or '1.5e6 examples'"
+    ) from None
+  unit = f'{match[2]}s'
+  if amount > _LONGEST:
+    raise UserError(f'{text!r} is too long: at most {_LONGEST:,} {unit}')
+  return amount, unit
+
+
+def period(text: str, examples: int, batch_size: int) -> fractions.Fraction:
+  """Converts a length of time to steps, exactly, as a fraction."""
+  amount, unit = parse_duration(text)
+  per_unit = {
+    'steps': fractions.Fraction(1),
+    'examples': fractions.Fraction(1, batch_size),
+    'epochs': fractions.Fraction(examples, batch_size),
+  }
+  return amount * per_unit[unit]
+
+
+def num_steps(text: str, examples: int, batch_size: int) -> int:
+  """Converts a length of time to whole steps, rounded up."""
+  return math.ceil(period(text, examples, batch_size))
+
+
+def is_due(step: int, every: fractions.Fraction | None) -> bool:
+  """Whether `step` is the first step at or after a multiple of `every`.
+
+  `every` is in steps, from `period`; None: never.
+  """
+  if not every or step <= 0:
+    return False
+  return step // every > (step - 1) // every

@@ -248,8 +248,7 @@ def _data() -> ml_collections.ConfigDict:
   data.resize = config_dict.placeholder(object)
   # Size of an evaluated image before the crop, with the values of data.resize.
   data.eval_resize = config_dict.placeholder(object)
-  # How files store label maps.
-  data.map = ml_collections.ConfigDict()
+  data.map = ml_collections.ConfigDict()  # How files store label maps.
   # The stored number of each class; other numbers are ignored, like 0 in
   # ADE20K. (): numbers from 0.
   data.map.labels = ()
@@ -272,7 +271,28 @@ def _data() -> ml_collections.ConfigDict:
   # the range of uint8 or uint16. Or (low, high) in the unit of the files, such
   # as Hounsfield units; or 'percentiles(0.5,99.5)' of each scan and modality.
   data.volume.window = config_dict.FieldReference('type', field_type=object)
-  data.video, data.audio = _video(), _audio()
+  # Videos; the number of frames of a clip is the first of data.image_size.
+  data.video = ml_collections.ConfigDict()
+  # The frames of a clip are this many frames of the video apart.
+  data.video.stride = 1
+  # What happens to a video that is shorter than a clip. 'refuse': an error.
+  # 'pad': its last frame is repeated.
+  data.video.short = 'refuse'
+  # Log-mel spectrograms of sounds, as of AST; data.image_size is (frames, mels)
+  # of the model's input.
+  data.audio = ml_collections.ConfigDict()
+  data.audio.sample_rate = 16_000  # Samples per second.
+  # Window function of the spectrogram: 'hamming' or 'hann'.
+  data.audio.window = 'hamming'
+  data.audio.window_ms = 25.0  # Length of the window in milliseconds.
+  # Time between two frames of the spectrogram, in milliseconds.
+  data.audio.hop_ms = 10.0
+  # Whether files with another sample rate are resampled. False: they are an
+  # error.
+  data.audio.resample = True
+  # What happens to a sound that is shorter than the model's input. 'refuse': an
+  # error. 'pad': silence is added at its end.
+  data.audio.short = 'pad'
   # Whether shrinking an image averages pixels. False: plain bilinear sampling,
   # as TensorFlow does.
   data.antialias = True
@@ -342,82 +362,34 @@ def _augment() -> ml_collections.ConfigDict:
   # Repeated augmentation: how often an image occurs in a batch, each time with
   # other augmentation. All copies count towards the length of an epoch.
   augment.repeats = 1
-  augment.volume, augment.audio = _volume(), _masks()
-  return augment
-
-
-def _video() -> ml_collections.ConfigDict:
-  """Returns the keys `config.data.video`.
-
-  The number of frames of a clip is the first of `config.data.image_size`.
-  """
-  keys = ml_collections.ConfigDict()
-  # The frames of a clip are this many frames of the video apart.
-  keys.stride = 1
-  # What happens to a video that is shorter than a clip. 'refuse': an error.
-  # 'pad': its last frame is repeated.
-  keys.short = 'refuse'
-  return keys
-
-
-def _audio() -> ml_collections.ConfigDict:
-  """Returns the keys `config.data.audio`: log-mel spectrograms, as of AST.
-
-  `config.data.image_size` is (frames, mels) of the model's input.
-  """
-  keys = ml_collections.ConfigDict()
-  # Samples per second.
-  keys.sample_rate = 16_000
-  # Window function of the spectrogram: 'hamming' or 'hann'.
-  keys.window = 'hamming'
-  # Length of the window in milliseconds.
-  keys.window_ms = 25.0
-  # Time between two frames of the spectrogram, in milliseconds.
-  keys.hop_ms = 10.0
-  # Whether files with another sample rate are resampled. False: they are an
-  # error.
-  keys.resample = True
-  # What happens to a sound that is shorter than the model's input. 'refuse': an
-  # error. 'pad': silence is added at its end.
-  keys.short = 'pad'
-  return keys
-
-
-def _masks() -> ml_collections.ConfigDict:
-  """Returns the keys `config.augment.audio`: masks of SpecAugment.
-
-  A mask hides a range of frames or bands of a spectrogram in training. Its
-  length is drawn from 0 to the largest, and its place is anywhere.
-  """
-  keys = ml_collections.ConfigDict()
-  # SpecAugment: the largest number of frames that a mask hides. 0: no masks.
-  keys.time_mask = 0
-  # SpecAugment: the largest number of mel bands that a mask hides. 0: no masks.
-  keys.frequency_mask = 0
-  # SpecAugment: the number of masks in time, and that in frequency.
-  keys.masks = 1
-  return keys
-
-
-def _volume() -> ml_collections.ConfigDict:
-  """Returns how training changes volumes, which nothing else augments."""
-  volume = ml_collections.ConfigDict()
+  # How training changes volumes, which nothing else augments.
+  augment.volume = ml_collections.ConfigDict()
   # Probability that a crop has a voxel of a class other than the first in its
   # middle, or as near to it as the volume's border allows. Other crops have any
   # position.
-  volume.foreground = 0.0
+  augment.volume.foreground = 0.0
   # Probability that an axis is mirrored, for each axis.
-  volume.flip = 0.0
+  augment.volume.flip = 0.0
   # Probability of a rotation by 90, 180 or 270 degrees in a plane of two axes,
   # for each plane in which the crop is a square.
-  volume.turn = 0.0
+  augment.volume.turn = 0.0
   # Intensities in [0, 1] are multiplied by 1 + x, where x is uniform between
   # minus this value and this value.
-  volume.scale = 0.0
+  augment.volume.scale = 0.0
   # After volume.scale, a number is added to intensities. It is uniform between
   # minus this value and this value.
-  volume.shift = 0.0
-  return volume
+  augment.volume.shift = 0.0
+  # Masks of SpecAugment. A mask hides a range of frames or bands of a
+  # spectrogram in training. Its length is drawn from 0 to the largest, and its
+  # place is anywhere.
+  augment.audio = ml_collections.ConfigDict()
+  # SpecAugment: the largest number of frames that a mask hides. 0: no masks.
+  augment.audio.time_mask = 0
+  # SpecAugment: the largest number of mel bands that a mask hides. 0: no masks.
+  augment.audio.frequency_mask = 0
+  # SpecAugment: the number of masks in time, and that in frequency.
+  augment.audio.masks = 1
+  return augment
 
 
 def _objective() -> ml_collections.ConfigDict:
@@ -605,10 +577,8 @@ def evaluation(
 
 def _checkpoint() -> ml_collections.ConfigDict:
   checkpoint = ml_collections.ConfigDict()
-  # Time between two checkpoints.
-  checkpoint.every = '1 epochs'
-  # Number of newest checkpoints that are kept, at least 2.
-  checkpoint.keep = 2
+  checkpoint.every = '1 epochs'  # Time between two checkpoints.
+  checkpoint.keep = 2  # Number of newest checkpoints that are kept, at least 2.
   # Keeps one more checkpoint in each period, as in '50 epochs'. '': none.
   checkpoint.keep_every = ''
   # Keeps the checkpoint with the best value of this metric, as in

@@ -1,8 +1,7 @@
-"""Sets, stores and compares configs key by key."""
+"""Sets and stores configs key by key."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 import functools
 import json
 import re
@@ -15,37 +14,14 @@ from vit_jax.config.defaults import default
 from vit_jax.config.defaults import evaluation
 from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
-from vit_jax.config.parts import parse
 from vit_jax.config.registry import build
-from vit_jax.config.registry import table_finder
 from vit_jax.config.registry import wing
 
-# Keys that may change when a run is resumed: how often it logs, evaluates and
-# saves; how a step is computed, if only the order of sums changes (but see
-# _KEYS_OF_MASKS); what happens
-# after a step that is not finite; and which damaged images are skipped.
-RESUMABLE_KEYS = (
-  r'train\.(log_every|skip_nonfinite|max_skipped_in_a_row|stall_timeout'
-  r'|hooks)'
-  r'|train\.(accumulation|patience)'
-  r'|checkpoint\..*|evals\..*|data\.(dir|num_workers|num_threads|cache'
-  r'|skip_damaged)'
-  r'|mesh\..*|model\.(scan|remat|attention_implementation)'
-  r'|train\.steps_per_call|reporting'
-)
-
-# Of these, the keys on which the masks of dropout depend if train.rng='rbg'.
-_KEYS_OF_MASKS = r'train\.accumulation|mesh\..*'
-
-_TASK = r'^tasks\.\w+\.'  # the start of a task's keys
+TASK = r'^tasks\.\w+\.'  # the start of a task's keys
 
 # The value of model.name that selects the model of the checkpoint at
 # init_from.path.
 INIT_FROM = 'init_from'
-
-# Schedules that do not depend on the duration, except for a cooldown at the
-# end: runs with them may be made longer.
-OPEN_ENDED = ('constant', 'rsqrt', 'wsd')
 
 # A value of train.accumulation: as few microbatches as fit in memory.
 AUTO = 'auto'
@@ -67,11 +43,7 @@ def flatten(
 
 
 def value_at(config: Mapping[str, Any], key: str) -> Any:
-  """Returns `config.model.depth` for 'model.depth'.
-
-  Raises:
-    KeyError: There is no such key.
-  """
+  """Returns `config.model.depth` for 'model.depth'; a KeyError: no such key."""
   return functools.reduce(lambda node, name: node[name], key.split('.'), config)
 
 
@@ -81,11 +53,7 @@ def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
-  """Returns the config of config.json's content, typed as in `default()`.
-
-  Raises:
-    UserError: This version does not know a key, or a value has another type.
-  """
+  """Returns the config of config.json's content, typed as in `default()`."""
   config = default()
   stored = _object({'config': stored}, 'config')
   tasks, entries = _object(stored, 'tasks'), [(config, stored)]
@@ -108,11 +76,6 @@ def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
 
 
 def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-  """Returns an object of JSON in another; {} if it is not there.
-
-  Raises:
-    UserError: It is a list, a number or a string.
-  """
   entry = holder.get(key, {})
   if not isinstance(entry, Mapping):
     raise UserError(
@@ -123,22 +86,13 @@ def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _add(config: ml_collections.ConfigDict, name: str, value: Any) -> None:
-  """Adds a key to a config.
-
-  Raises:
-    UserError: It cannot be one.
-  """
   # The errors: it is the name of a method; it has dots.
   with explained('config.json does not hold a config', KeyError, ValueError):
     config[name] = value
 
 
 def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
-  """Sets one leaf by its dotted key; lists become tuples.
-
-  Raises:
-    UserError: There is no such key, or the value has another type.
-  """
+  """Sets one leaf by its dotted key; lists become tuples."""
   *parents, leaf = key.split('.')
   node = config
   try:
@@ -146,7 +100,9 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
       node = node[parent]
       if not isinstance(node, ml_collections.ConfigDict):
         raise KeyError(parent)
-    if _is_open(parents):
+    is_model = [*parents[:1], *parents[2:]] == ['tasks', 'model']
+    if is_model or parents[-2:] == ['objective', 'options']:
+      # Keys may be added: others than these functions check them.
       node[leaf] = _tuples(value)
       return
     if leaf not in node or isinstance(node[leaf], ml_collections.ConfigDict):
@@ -167,12 +123,6 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     ) from None
 
 
-def _is_open(parents: Sequence[str]) -> bool:
-  """Whether keys may be added: others than these functions check them."""
-  is_model = [*parents[:1], *parents[2:]] == ['tasks', 'model']
-  return is_model or list(parents[-2:]) == ['objective', 'options']
-
-
 def _tuples(value: Any) -> Any:
   return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
@@ -184,10 +134,8 @@ def _optional_keys() -> frozenset[str]:
 
 def check_set(key: str, value: Any) -> None:
   """Raises a UserError if a key that must have a value is None."""
-  default_key = re.sub(_TASK, '', key)
-  default_key = re.sub(
-    r'^evals\.[^.]+\.', 'evals.val.', default_key
-  )  # of any name
+  # An evaluation of any name is like 'val'.
+  default_key = re.sub(r'^evals\.[^.]+\.', 'evals.val.', re.sub(TASK, '', key))
   if value is None and default_key not in _optional_keys():
     raise UserError(f'config.{key} is None: it must have a value')
 
@@ -203,77 +151,6 @@ def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
       "qk_norm=True)'"
     )
   return UserError(f'config has no key {key!r}: {hint}')
-
-
-def fill(
-  config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
-) -> ml_collections.ConfigDict:
-  """Fills unset values of a config with those of the run that it resumes.
-
-  These are values that otherwise come from the data and the checkpoint at
-  init_from.path: the number of classes and of their images, bits and intensity
-  window, mean, std, interpolation, the words of captions and how positions are
-  resized, and the whole model if its name is 'init_from'.
-
-  Args:
-    config: The config of the resumed run.
-    stored: The config with which the run began; all its values are set.
-  """
-  config = config.copy_and_resolve_references()
-  open_keys = ['num_classes'] if config.model.num_classes is None else []
-  if config.model.name == INIT_FROM:
-    open_keys += [key for key, value in config.model.items() if value is None]
-    config.model.name = stored.model.name
-  for key in open_keys:
-    set_value(config, f'model.{key}', stored.model[key])
-  if config.data.bits is None:
-    set_value(config, 'data.bits', stored.data.bits)
-  for key in ('mean', 'std', 'intensity_window', 'interpolation', 'words'):
-    config.data[key] = config.data[key] or stored.data[key]
-  if config.init_from.path:
-    resize = config.init_from.resize or stored.init_from.resize
-    config.init_from.resize = resize
-  if config.train.accumulation == AUTO:
-    config = with_accumulation(config, stored.train.accumulation)
-  for key, value in stored.objective.options.items():
-    if key not in config.objective.options:
-      config.objective.options[key] = value
-  if config.objective.class_counts is None:
-    counts = stored.objective.class_counts
-    set_value(config, 'objective.class_counts', counts)
-  return config
-
-
-def differences(
-  old: ml_collections.ConfigDict,
-  new: ml_collections.ConfigDict,
-  resumable: bool = False,
-) -> list[str]:
-  """Lists keys that differ, as 'key: old -> new'.
-
-  Args:
-    old: The config with which the run began.
-    new: The config with which it is resumed.
-    resumable: Whether to list the keys that a resumed run may change, or all
-      other keys.
-  """
-  before, after = (dict(flatten(to_dict(config))) for config in (old, new))
-  may_change = RESUMABLE_KEYS
-  if parse(old.optim.schedule, 'optim.schedule').name in OPEN_ENDED:
-    may_change += r'|train\.duration'
-  changes = []
-  for key in sorted(before.keys() | after.keys()):
-    if before.get(key) == after.get(key):
-      continue
-    is_resumable = bool(re.fullmatch(may_change, re.sub(_TASK, '', key)))
-    reason = ''
-    if old.train.rng == 'rbg' and re.fullmatch(_KEYS_OF_MASKS, key):
-      is_resumable = False
-      reason = " (on which the masks of dropout depend with train.rng='rbg')"
-    if is_resumable == resumable:
-      change = f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
-      changes.append(change + reason)
-  return changes
 
 
 def each_task(
@@ -306,23 +183,16 @@ def num_microbatches(config: ml_collections.ConfigDict) -> int:
 
   That is `train.accumulation`, or the number of SAM's groups if that is larger,
   since each group has its own perturbation.
-
-  Args:
-    config: The full config.
   """
   sharpness = sam(config)
   return max(accumulation(config), sharpness.groups if sharpness else 1)
 
 
 def sam(config: ml_collections.ConfigDict) -> Any:
-  """Returns what `optim.sam` of a full config names; None if it is empty.
-
-  Raises:
-    UserError: There is no such thing, or an option does not do.
-  """
+  """Returns what `optim.sam` of a full config names; None if it is empty."""
   if not config.optim.sam:
     return None
-  return build(config.optim.sam, 'optim.sam', table_finder(SAM))
+  return build(config.optim.sam, 'optim.sam', SAM)
 
 
 def accumulation(config: ml_collections.ConfigDict) -> int:

@@ -54,10 +54,6 @@ def option_values(
     part: Its name with options.
     key: Key of the config that holds the text, for errors.
     filled: Names of arguments that the caller gives.
-
-  Raises:
-    UserError: There is no such option, one is missing, or a value has another
-      type or is out of bounds.
   """
   parameters = dict(inspect.signature(make).parameters)
   kinds = {x.kind for x in parameters.values()}
@@ -84,7 +80,14 @@ def option_values(
       raise UserError(
         f'config.{key}={part}: {part.name} needs the option {name!r}'
       )
-  hints = _hints(make)
+  hints: dict[str, Any] = {}
+  source: Any = make
+  if isinstance(make, type) and not dataclasses.is_dataclass(make):
+    inits = (vars(x).get('__init__') for x in make.__mro__)
+    source = next(filter(None, inits))
+  # A user's class may have types that Python does not know.
+  with contextlib.suppress(Exception):
+    hints = typing.get_type_hints(source, include_extras=True)
   for name, value in values.items():
     if isinstance(value, parts.Part):
       raise UserError(f'config.{key}={part}: {name}={value} {parts.NO_LITERAL}')
@@ -95,53 +98,69 @@ def option_values(
   return values
 
 
-def _hints(make: Callable[..., Any]) -> dict[str, Any]:
-  """Returns the types of arguments; {} if they cannot be read."""
-  source: Any = make
-  if isinstance(make, type) and not dataclasses.is_dataclass(make):
-    inits = [vars(x).get('__init__') for x in make.__mro__]
-    source = next(filter(None, inits))
-  try:
-    return typing.get_type_hints(source, include_extras=True)
-  except Exception:  # a user's class may have types that Python does not know
-    return {}
-
-
 def converted(name: str, value: Any, hint: Any) -> Any:
   """Returns the value of an option, converted to its type.
 
   A list (from JSON) becomes a tuple, and an integer a float where only that is
-  allowed.
-
-  Args:
-    name: Name of the option.
-    value: The value.
-    hint: Its type; with an `Interval`, its bounds, too.
-
-  Raises:
-    ValueError: The value has another type, or is out of bounds.
+  allowed. The type may have an `Interval`. A ValueError says what is wrong.
   """
-  bounds = [
-    x for x in getattr(hint, '__metadata__', ()) if isinstance(x, Interval)
-  ]
+  bounds: list[Any] = []
   if typing.get_origin(hint) is Annotated:
-    hint = typing.get_args(hint)[0]
-  value = _cast_numbers(value, hint)
-  if not _is_of_type(value, hint):
-    raise ValueError(f'{name} is {reprlib.repr(value)}: {_advice(hint)}')
+    hint, *bounds = typing.get_args(hint)
+  try:
+    value = _cast(value, hint)
+  except TypeError:
+    advice = f'it must be of the type {hint}'
+    if typing.get_origin(hint) is typing.Literal:
+      advice = f'choose one of {", ".join(map(str, typing.get_args(hint)))}'
+    elif type(hint) is type:
+      advice = f'it must be of the type {hint.__name__}'
+    raise ValueError(f'{name} is {reprlib.repr(value)}: {advice}') from None
   for interval in bounds:
-    if value is not None:
+    if isinstance(interval, Interval) and value is not None:
       check_interval(name, value, interval.text)
+  return value
+
+
+def _cast(value: Any, hint: Any) -> Any:
+  """Returns a value as a type has it; a TypeError: it has another one.
+
+  Types of libraries are not checked. A bool is not a number.
+  """
+  origin, kinds = typing.get_origin(hint), typing.get_args(hint)
+  if len(type_alternatives(hint)) > 1:
+    # First the type that needs no change.
+    for kind in sorted(kinds, key=lambda kind: kind is not type(value)):
+      with contextlib.suppress(TypeError):
+        return _cast(value, kind)
+    raise TypeError
+  if isinstance(value, list | tuple):
+    if origin is not tuple or kinds[1:] == (...,):
+      kinds = (kinds[0] if origin is tuple else Any,) * len(value)
+    if len(kinds) != len(value):
+      raise TypeError
+    value = tuple(map(_cast, value, kinds))
+  elif hint is float and type(value) is int:
+    with contextlib.suppress(OverflowError):  # it is out of bounds
+      return float(value)
+    return value
+  if origin is typing.Literal:
+    has_type = value in kinds
+  elif hint in (int, float):
+    has_type = isinstance(value, hint) and not isinstance(value, bool)
+  elif hint in (bool, str, types.NoneType):
+    has_type = isinstance(value, hint)
+  else:
+    has_type = origin is not tuple or isinstance(value, tuple)
+  if not has_type:
+    raise TypeError
   return value
 
 
 def check_interval(name: str, value: Any, interval: str) -> None:
   """Raises a ValueError unless a number, or each of a tuple, is in an interval.
 
-  Args:
-    name: Name of the option.
-    value: The number or the numbers.
-    interval: As `Interval.text`.
+  `name` is that of the option; `Interval.text` has the form of the interval.
   """
   low, high = (float(x) for x in interval[1:-1].split(','))
   for x in value if isinstance(value, tuple) else (value,):
@@ -152,19 +171,13 @@ def check_interval(name: str, value: Any, interval: str) -> None:
     )
     if not is_inside:
       subject = 'each' if isinstance(value, tuple) else 'it'
-      raise ValueError(
-        f'{name} is {value}: {subject} must be {_bounds(interval)}'
-      )
-
-
-def _bounds(interval: str) -> str:
-  """Returns what an interval asks of a number, in words."""
-  low, high = interval[1:-1].split(', ')
-  if high != 'inf':
-    return f'in {interval}'
-  if low == '-inf':
-    return 'a finite number'
-  return f'at least {low}' if interval[0] == '[' else f'more than {low}'
+      lower, upper = interval[1:-1].split(', ')
+      bounds = f'in {interval}'
+      if upper == 'inf':
+        bounds = f'{"at least" if interval[0] == "[" else "more than"} {lower}'
+      if (lower, upper) == ('-inf', 'inf'):
+        bounds = 'a finite number'
+      raise ValueError(f'{name} is {value}: {subject} must be {bounds}')
 
 
 def check_growing(choice: Any) -> None:
@@ -175,63 +188,7 @@ def check_growing(choice: Any) -> None:
       raise UserError(f'{field.name} is {value}: write the least number first')
 
 
-def _cast_numbers(value: Any, hint: Any) -> Any:
-  """Returns a tuple of a list, and a float of an integer, by the type."""
-  if isinstance(value, list | tuple):
-    numbers = _elements(hint, len(value))
-    return tuple(map(_cast_numbers, value, numbers))
-  alternatives = type_alternatives(hint)
-  if type(value) is int and float in alternatives and int not in alternatives:
-    with contextlib.suppress(OverflowError):  # it is out of bounds
-      return float(value)
-  return value
-
-
 def type_alternatives(hint: Any) -> tuple[Any, ...]:
   """Returns the types of which a value may have one."""
   is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
   return typing.get_args(hint) if is_union else (hint,)
-
-
-def _elements(hint: Any, count: int) -> list[Any]:
-  """Returns the types of the elements of a tuple; Any where none is said."""
-  for option in type_alternatives(hint):
-    kinds = typing.get_args(option)
-    if typing.get_origin(option) is tuple and kinds[1:] == (...,):
-      return [kinds[0]] * count
-    if typing.get_origin(option) is tuple and len(kinds) == count:
-      return [*kinds]
-  return [Any] * count
-
-
-def _is_of_type(value: Any, hint: Any) -> bool:
-  """Whether a value has an option's type; types of libraries are not checked.
-
-  An int is also accepted as a float; a bool is not a number.
-  """
-  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-  if origin in (types.UnionType, typing.Union):
-    return any(_is_of_type(value, alternative) for alternative in arguments)
-  if origin is tuple:
-    if not isinstance(value, tuple):
-      return False
-    is_any_length = arguments[1:] == (...,)
-    return (is_any_length or len(arguments) == len(value)) and all(
-      map(_is_of_type, value, _elements(hint, len(value)))
-    )
-  if origin is typing.Literal:
-    return value in arguments
-  if hint in (int, float):
-    allowed = (int, float) if hint is float else int
-    return isinstance(value, allowed) and not isinstance(value, bool)
-  if hint in (bool, str, types.NoneType):
-    return isinstance(value, hint)
-  return True
-
-
-def _advice(hint: Any) -> str:
-  """Returns what to write for an option of a type."""
-  if typing.get_origin(hint) is typing.Literal:
-    return f'choose one of {", ".join(map(str, typing.get_args(hint)))}'
-  name = hint.__name__ if type(hint) is type else str(hint)
-  return f'it must be of the type {name}'

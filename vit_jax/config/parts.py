@@ -71,31 +71,24 @@ def _text(value: Any) -> str:
 
 
 def parse(text: str, key: str) -> Part:
-  """Parses a value of a config.
-
-  Args:
-    text: As in the docstring of this module.
-    key: Key of the config that holds it, for errors.
-
-  Raises:
-    UserError: It is not written so.
-  """
-  return _Reader(text, key).part()
+  """Parses the value of a key of the config, which errors name."""
+  reader = _Reader(text, key)
+  return reader.part(reader.tree)
 
 
 def parse_sum(text: str, key: str) -> tuple[Part, ...]:
-  """Parses a sum, as 'a + b(x=1)'; 'none' and '' are that of no parts.
-
-  Arguments and errors are those of `parse`.
-  """
+  """Parses a sum, as 'a + b(x=1)'; 'none' and '' are that of no parts."""
   if isinstance(text, str) and text.strip() in ('', 'none'):
     return ()
-  return _Reader(text, key).parts()
+  reader = _Reader(text, key)
+  terms, node = [], reader.tree
+  while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+    terms.append(node.right)
+    node = node.left
+  return tuple(reader.part(term) for term in (node, *reversed(terms)))
 
 
 class _Reader:
-  """Reads one text."""
-
   def __init__(self, text: str, key: str):
     if not isinstance(text, str):
       raise UserError(
@@ -107,30 +100,20 @@ class _Reader:
         f'{self._prefix}: it has {len(text):,} letters, and at most'
         f' {_MOST_LETTERS:,} are read'
       )
-    self._source = _NAME_IN_MODULE.sub(_python_name, text.strip())
+    self._source = _NAME_IN_MODULE.sub(
+      lambda x: x[1].translate(_TO_PYTHON) if x[1] else x[0], text.strip()
+    )
     try:
       with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # on a backslash that means nothing
-        self._tree = ast.parse(self._source, mode='eval').body
+        self.tree = ast.parse(self._source, mode='eval').body
     except SyntaxError as e:
       problem = (e.msg or 'it cannot be read').translate(_FROM_PYTHON)
       raise UserError(f'{self._prefix}: {problem}: {_ADVICE}') from None
     except (ValueError, RecursionError, MemoryError):
       raise UserError(f'{self._prefix}: {_ADVICE}') from None
 
-  def part(self) -> Part:
-    """Returns the only part."""
-    return self._part(self._tree)
-
-  def parts(self) -> tuple[Part, ...]:
-    """Returns the parts of a sum."""
-    terms, node = [], self._tree
-    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-      terms.append(node.right)
-      node = node.left
-    return tuple(self._part(term) for term in (node, *reversed(terms)))
-
-  def _part(self, node: ast.expr) -> Part:
+  def part(self, node: ast.expr) -> Part:
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     name = getattr(call.func, 'id', '').translate(_FROM_PYTHON)
     if not _NAME.fullmatch(name):
@@ -152,7 +135,7 @@ class _Reader:
   def _value(self, node: ast.expr, culprit: ast.AST) -> Any:
     """Returns the value of an option, which errors show as `culprit`."""
     if isinstance(node, ast.Name | ast.Call):
-      return self._part(node)
+      return self.part(node)
     try:
       return ast.literal_eval(_Quotients().visit(node))
     except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
@@ -161,7 +144,6 @@ class _Reader:
       ) from None
 
   def _node_text(self, node: ast.AST) -> str:
-    """Returns the text of a node, in one line."""
     text = ast.get_source_segment(self._source, node) or ''
     return _short(' '.join(text.translate(_FROM_PYTHON).split()))
 
@@ -177,19 +159,13 @@ class _Quotients(ast.NodeTransformer):
       if isinstance(x, ast.Constant) and type(x.value) in (int, float)
     ]
     if isinstance(node.op, ast.Div) and len(numbers) == 2 and numbers[1]:
-      return ast.copy_location(ast.Constant(_quotient(*numbers)), node)
+      quotient: Any = numbers[0]
+      try:
+        quotient = float(quotient / numbers[1])
+      except OverflowError:
+        raise ValueError('a quotient is too large') from None
+      return ast.copy_location(ast.Constant(quotient), node)
     return node
-
-
-def _quotient(numerator: Any, denominator: Any) -> float:
-  try:
-    return float(numerator / denominator)
-  except OverflowError:
-    raise ValueError('a quotient is too large') from None
-
-
-def _python_name(match: re.Match[str]) -> str:
-  return match[1].translate(_TO_PYTHON) if match[1] else match[0]
 
 
 def _short(text: str) -> str:
@@ -207,12 +183,7 @@ def check_options(part: Part, key: str, option_names: Collection[str]) -> None:
 
 
 def nearest(name: str, choices: Collection[str]) -> str:
-  """Returns the end of an error about an unknown name.
-
-  Args:
-    name: The unknown name.
-    choices: Those that there are.
-  """
+  """Returns the end of an error about an unknown name, with all choices."""
   matches = difflib.get_close_matches(name, choices, n=1, cutoff=0.6)
   hint = f'did you mean {matches[0]!r}? ' if matches else ''
   return f'{hint}There are {", ".join(choices) or "none"}'

@@ -1,4 +1,7 @@
-"""Recipes that several configs share."""
+"""Recipes that several configs share.
+
+Fine-tuning and training on ImageNet, then segmentation, then small images.
+"""
 
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -93,13 +96,7 @@ def fine_tuning(
 def evaluate(
   config: ml_collections.ConfigDict, protocol: Dataset, steps: int
 ) -> None:
-  """Sets evaluations and checkpoints of a protocol, ten in a run.
-
-  Args:
-    config: The config, which is changed.
-    protocol: The protocol of the dataset.
-    steps: Number of training steps.
-  """
+  """Sets evaluations and checkpoints of a protocol, ten in a run."""
   evaluation = config.evals[protocol.evaluation]
   evaluation.split = protocol.test
   evaluation.every = f'{max(steps // 10, 100)} steps'
@@ -128,15 +125,8 @@ _HIDDEN_SIZES = {'Ti': 192, 'S': 384, 'B': 768, 'L': 1024}
 def split(arg: str, form: str) -> list[str]:
   """Splits the argument of a config at its commas.
 
-  Args:
-    arg: The text after the colon, 'B/16,medium2'.
-    form: Its form, for the number of parts and the error: 'VARIANT,AUG,REG'.
-
-  Returns:
-    As many parts as `form` has; '' for those that `arg` leaves out.
-
-  Raises:
-    UserError: `arg` has more parts than `form`.
+  The form, as 'VARIANT,AUG,REG' for 'B/16,medium2', gives the number of parts;
+  those that are left out are ''.
   """
   parts, most = arg.split(','), len(form.split(','))
   if len(parts) > most:
@@ -147,13 +137,7 @@ def split(arg: str, form: str) -> list[str]:
 def choose(value: str, choices: Collection[str], noun: str) -> str:
   """Returns `value` if it is one of `choices`.
 
-  Args:
-    value: Part of a config's argument.
-    choices: The values that the recipe knows.
-    noun: A name for them in the error.
-
-  Raises:
-    UserError: `value` is not one of `choices`.
+  `noun` is a name for these in the error.
   """
   if value not in choices:
     names = ', '.join(filter(None, choices))  # '': left out
@@ -222,20 +206,14 @@ def imagenet21k() -> ml_collections.ConfigDict:
 
 
 def augreg(config: ml_collections.ConfigDict, setting: str) -> None:
-  """Applies AugReg's optimization and one of its augmentation settings.
-
-  Args:
-    config: A config of `imagenet` or `imagenet21k`, which is changed.
-    setting: A name in `AUGREG`.
-  """
+  """Applies AugReg's optimization and one of the settings in `AUGREG`."""
   choose(setting, AUGREG, 'a setting')
   config.augment.policy, config.augment.mixup = AUGREG[setting]
   config.train.batch_size = 4096
   config.optim.learning_rate = 1e-3
   config.optim.schedule = 'cosine'
-  config.optim.weight_decay = (
-    0.1  # multiplied by the learning rate in their code, too
-  )
+  # Multiplied by the learning rate in their code, too.
+  config.optim.weight_decay = 0.1
   config.optim.name = "adamw(momentum_dtype='bfloat16')"
 
 
@@ -335,7 +313,296 @@ def _from_pytorch(
 
 
 def _every(config: ml_collections.ConfigDict, length: str) -> None:
-  """Sets how often to evaluate and to save."""
   config.evals.val.every = length
   config.evals.test.every = length
   config.checkpoint.every = length
+
+
+# Stored numbers of Cityscapes' 19 classes, from road to bicycle, in *_labelIds.
+CITYSCAPES = (
+  *(7, 8, 11, 12, 13, 17, 19, 20, 21, 22),
+  *(23, 24, 25, 26, 27, 28, 31, 32, 33),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Protocol:
+  """How SETR is trained on a dataset, in the paper's section 4.1."""
+
+  crop: int  # side in pixels
+  short: int | None  # side of an image before it is scaled; None: as stored
+  steps: int
+  batch: int
+  rate: float  # initial learning rate
+  # Of an auxiliary head of 'naive' and 'pup', in mmsegmentation's configs.
+  auxiliary_convs: int = 1
+
+
+_SETR: Mapping[str, _Protocol] = {
+  'ade20k': _Protocol(512, 512, 160_000, 16, 1e-3, auxiliary_convs=2),
+  'cityscapes': _Protocol(768, 1024, 80_000, 8, 1e-2),
+  'pascal': _Protocol(480, None, 80_000, 16, 1e-3),
+}
+_LAYERS = (9, 14, 19, 23)  # after 10, 15, 20 and 24 of ViT-L's
+_MLA_LAYERS = (5, 11, 17, 23)
+
+
+def setr(head: str, dataset: str, data: str) -> ml_collections.ConfigDict:
+  """Returns SETR with ViT-L/16 on a folder of images and maps.
+
+  Source: "Rethinking semantic segmentation from a sequence-to-sequence
+  perspective with transformers", arXiv:2012.15840, section 4.1; what it leaves
+  to mmsegmentation is as in its configs of SETR.
+
+  Differences: mmsegmentation avoids crops that one class fills by more than
+  75%, fills small images with their mean and not with black, changes colours
+  by other formulas, and multiplies the heads' learning rate, but not the least
+  one, by 10. Evaluation in training sees the middle crop of each image.
+  The head is 'naive', 'pup' or 'mla'; `data` is `config.data.name`.
+  """
+  protocol = _SETR[dataset]
+  config = config_lib.default()
+  config.data.name = data
+  config.data.split = 'train'
+  config.data.image_size = protocol.crop
+  config.data.crop = 'scaled(zoom=(0.5, 2.0))'
+  config.data.resize = config.data.eval_resize = protocol.short
+  config.data.mean = IMAGENET_MEAN
+  config.data.std = IMAGENET_STD
+  config.augment.jitter = 'jitter(32/255, 0.5, 0.5, 18/360, probability=0.5)'
+
+  config.model.name = 'ViT-L/16'
+  config.model.dropout_rate = 0.1
+  config.init_from.path = checkpoints.CHECKPOINTS['ViT-L/16']
+  config.init_from.resize = 'half_pixel'
+
+  config.objective.name = 'segmentation'
+  config.objective.options.head = head
+  config.objective.options.layers = _MLA_LAYERS if head == 'mla' else _LAYERS
+  config.objective.options.channels = 256
+  config.objective.options.auxiliary_weight = 0.4
+  config.objective.options.auxiliary_convs = protocol.auxiliary_convs
+
+  config.train.duration = f'{protocol.steps} steps'
+  config.train.batch_size = protocol.batch
+  config.optim.name = 'sgd(momentum=0.9)'
+  config.optim.weight_decay = 0.0
+  config.optim.learning_rate = protocol.rate
+  config.optim.schedule = f'poly(power=0.9, final_factor=1e-4/{protocol.rate})'
+  config.optim.rules = (('^decoder/(decode|auxiliary_)', 10.0, None),)
+
+  every = f'{protocol.steps // 10} steps'
+  config.evals.val.split = 'val'
+  config.evals.val.every = every
+  config.checkpoint.every = every
+  config.checkpoint.best = 'val/miou'
+  return config
+
+
+def cifar10() -> ml_collections.ConfigDict:
+  """Returns a config for CIFAR-10: 45,000 images to train on, 5,000 held out.
+
+  The split is the tutorial's; mean and std are those of its pixels.
+  """
+  config = config_lib.default()
+  config.data.name = 'cifar10'
+  config.data.split = 'train[:45000]'
+  config.data.image_size = 32
+  config.data.source_size = (32, 32)
+  config.data.mean = (0.4914, 0.4822, 0.4465)
+  config.data.std = (0.2470, 0.2435, 0.2616)
+  config.evals.val.split = 'train[45000:]'
+  config.evals.test.split = 'test'
+  return config
+
+
+def cifar10_trained(arg: str) -> ml_collections.ConfigDict:
+  """Returns what several configs of CIFAR-10 share; arg: a number of epochs."""
+  count = epochs(arg)
+  config = cifar10()
+  config.data.crop = 'pad(2)'
+
+  config.model.name = 'ViT-Ti/4'
+  config.model.hidden_size = 256
+  config.model.mlp_dim = 512
+  config.model.num_heads = 8
+  config.model.depth = 6
+  config.model.pool = 'mean'
+  config.model.positions = 'sincos2d'
+
+  config.train.duration = f'{count} epochs'
+  config.train.batch_size = 128
+  muon(config)
+  config.optim.schedule = 'linear'
+  config.optim.warmup = '50 steps'
+
+  config.evals.val.every = f'{max(1, count // 10)} epochs'
+  config.checkpoint.every = config.evals.val.every
+  return config
+
+
+def muon(config: ml_collections.ConfigDict) -> None:
+  """Sets Muon, which learns more in few epochs than AdamW (docs/cifar10.md)."""
+  config.optim.name = 'muon(momentum=0.95, b2=0.95)'
+  config.optim.learning_rate = 3e-3
+  config.optim.weight_decay = 0.05
+  config.optim.clip_norm = 1.0
+
+
+def cifar10_captioned(arg: str) -> ml_collections.ConfigDict:
+  """Returns the common part of learning CIFAR-10 with captions.
+
+  Captions are made of the names of the classes. The templates of the
+  evaluations are not among those of training.
+  """
+  config = cifar10_trained(arg)
+  config.data.tokenizer = 'words'
+  config.data.text_length = 12
+  config.data.captions = (
+    'templates:a photo of a {}.|a small photo of the {}.|an image of a {}.|'
+    'the picture shows a {}.|a blurry picture of the {}.|this is a {}.|'
+    'one {} in a small image.'
+  )
+  config.objective.name = 'contrastive'
+  config.objective.options = {
+    'text_width': 128,
+    'text_mlp_dim': 256,
+    'text_depth': 2,
+    'text_heads': 4,
+  }
+  every = config.evals.val.every
+  config.evals.val.split = ''
+  config.evals.test.split = ''
+  config.evals.zero_shot = config_lib.evaluation(
+    kind="zero_shot(templates='a small picture of one {}.|"
+    "this image shows the {}.')",
+    split='train[45000:]',
+    every=every,
+  )
+  config.evals.retrieval = config_lib.evaluation(
+    kind='retrieval', split='train[45000:]'
+  )
+  return config
+
+
+def small_vit(config: ml_collections.ConfigDict) -> None:
+  """Sets a trunk of 134,000 parameters in the layers, for quick runs."""
+  config.model.hidden_size = 64
+  config.model.mlp_dim = 128
+  config.model.num_heads = 4
+  config.model.depth = 4
+  config.model.pool = 'mean'
+  config.model.initializers = 'lecun'
+  config.model.scan = True  # compiles sooner
+
+
+def clips(steps: int, learning_rate: float) -> ml_collections.ConfigDict:
+  """Returns the common part of learning clips that the code makes."""
+  config = config_lib.default()
+  config.data.split = 'train'
+  config.data.channels = 1
+  small_vit(config)
+  config.train.duration = f'{steps} steps'
+  config.train.batch_size = 32
+  config.optim.learning_rate = learning_rate
+  config.optim.warmup = '50 steps'
+  config.optim.weight_decay = 0.1
+  config.optim.clip_norm = 1.0
+  config.evals.val.split = 'test'
+  config.evals.val.every = f'{steps // 2} steps'
+  config.checkpoint.every = f'{steps // 2} steps'
+  return config
+
+
+def epochs(arg: str) -> int:
+  """Returns the number of epochs that is the argument of a config."""
+  if not arg.isdecimal() or not int(arg):
+    raise config_lib.UserError(
+      f'{arg!r} after the colon: write a number of epochs, 1 or more, as in'
+      ' configs/cifar10.py:10'
+    )
+  return int(arg)
+
+
+def cifar10_unlabelled(arg: str) -> ml_collections.ConfigDict:
+  """Returns the common part of pre-training on CIFAR-10 without labels.
+
+  The model is much smaller than that of configs/cifar10.py: 134,000 parameters
+  in the layers. Probes are fitted to 10,000 labelled images, and measured on
+  the 5,000 that are held out, twice in a run.
+  """
+  count = epochs(arg)
+  config = cifar10()
+  config.model.name = 'ViT-Ti/4'
+  small_vit(config)
+  config.train.duration = f'{count} epochs'
+  config.train.batch_size = 128
+  muon(config)
+  config.optim.warmup = f'{count / 10} epochs'
+  config.evals.val.split = ''
+  config.evals.test.split = ''
+  for kind in ('linear', 'knn'):
+    config.evals[kind] = config_lib.evaluation(
+      kind=f"{kind}(train_split='train[:10000]')",
+      split='train[45000:]',
+      every=f'{count / 2} epochs',
+    )
+  config.checkpoint.every = f'{count / 2} epochs'
+  return config
+
+
+def cifar10_crops(arg: str, method: str) -> ml_collections.ConfigDict:
+  """Returns the common part of DINO and DINOv2 on CIFAR-10."""
+  config = cifar10_unlabelled(arg)
+  config.data.crop = 'random_resized(scale=(0.4, 1.0))'
+  config.augment.jitter = 'jitter(0.4, 0.4, 0.2, 0.1, probability=0.8)'
+  config.augment.gray = (0.2,)
+  config.augment.solarize = (0.0, 0.2, 0.0)
+  config.model.positions = 'sincos2d'
+  config.objective.name = method
+  options = config.objective.options
+  options.local_crops = 2
+  options.local_size = 16
+  options.prototypes = 1_024
+  options.head_hidden = 512
+  options.bottleneck = 128
+  options.batch_norm = True
+  options.momentum = 0.99
+  return config
+
+
+def grey_28(name: str, patch: str) -> ml_collections.ConfigDict:
+  """Returns a small ViT for 28 x 28 grey images, as used in teaching.
+
+  `name` is a TFDS dataset with 60,000 training and 10,000 test images; a patch
+  of 4 gives 49 tokens, of 7 16 tokens.
+  """
+  choose(patch, ('4', '7'), 'a patch size')
+  config = config_lib.default()
+  config.data.name = name
+  config.data.split = 'train[:55000]'
+  config.data.image_size = 28
+  config.data.source_size = (28, 28)
+  config.data.channels = 1
+  config.data.crop = 'pad(2)'
+
+  config.model.name = f'ViT-Ti/{patch}'
+  config.model.hidden_size = 64
+  config.model.mlp_dim = 128
+  config.model.num_heads = 4
+  config.model.depth = 6
+  config.model.initializers = 'lecun'
+  config.model.scan = True  # compiles faster
+
+  config.train.batch_size = 128
+  config.optim.learning_rate = 1e-3
+  config.optim.warmup = '1 epochs'
+  config.optim.weight_decay = 0.05
+  config.optim.clip_norm = 1.0
+
+  config.evals.val.split = 'train[55000:]'
+  config.evals.test.split = 'test'
+  config.evals.val.every = '1 epochs'
+  config.checkpoint.every = '1 epochs'
+  config.checkpoint.best = 'val/accuracy'
+  return config

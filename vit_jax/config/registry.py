@@ -12,19 +12,12 @@ from collections.abc import Callable
 from collections.abc import Mapping
 import importlib
 import inspect
-import os
 import pkgutil
 import re
-import traceback
-import types
 from typing import Any
-from typing import cast
 
-from vit_jax.config import modules
-from vit_jax.config import near_paths
 from vit_jax.config import options
 from vit_jax.config import parts
-from vit_jax.config.errors import join_first
 from vit_jax.config.errors import one_line
 from vit_jax.config.errors import UserError
 
@@ -44,25 +37,21 @@ def wing(name: str) -> Any:
   return getattr(imported, attribute) if attribute else imported
 
 
-# Returns the class or the function of a name; also takes the key of the config
-# that holds it, for errors.
-Finder = Callable[[str, str], Callable[..., Any]]
+# 'module:Class' by name, for `wing`; or what returns the class or function of a
+# name, and takes the key of the config that holds it, for errors.
+Choices = Mapping[str, str] | Callable[[str, str], Callable[..., Any]]
 
 
-def build(text: str, key: str, find: Finder, **filled: Any) -> Any:
+def build(text: str, key: str, choices: Choices, **filled: Any) -> Any:
   """Builds what a text of the config names with its options.
 
   Args:
     text: As 'adamw(b2=0.95)'; `vit_jax/config/parts.py` has the language.
     key: Key of the config that holds it, for errors.
-    find: As `table_finder` makes one.
+    choices: What it may name.
     **filled: Arguments that are no options.
-
-  Raises:
-    UserError: There is no such thing or option, an option is missing, has
-      another type or is out of bounds, or the thing raises an exception.
   """
-  return _built(parts.parse(text, key), key, find, filled)
+  return _built(parts.parse(text, key), key, choices, filled)
 
 
 def build_or_find(
@@ -74,22 +63,42 @@ def build_or_find(
 ) -> Any:
   """Builds what a table has; `find_own()` returns what 'my_module:name' is.
 
-  Other arguments and errors are those of `build` and `table_finder`.
+  Errors have an example of the user's own. See `build`.
   """
-  if ':' in parts.parse(text, key).name:
+  part = parts.parse(text, key)
+  if ':' in part.name:
     return find_own()
-  return build(text, key, table_finder(choices, example=example))
+  return _built(part, key, choices, {}, example)
 
 
-def build_sum(text: str, key: str, find: Finder) -> list[Any]:
-  """Builds what the terms of a sum name, as 'a(1) + b'; see `build`."""
+def build_sum(text: str, key: str, kind: type) -> list[Any]:
+  """Builds the classes of the user's that a sum names, as 'm:A(1) + m:B'.
+
+  They must inherit from `kind`. See `build`.
+  """
+  find = class_finder(kind, {})
   return [_built(part, key, find, {}) for part in parts.parse_sum(text, key)]
 
 
+def class_finder(kind: type, choices: Mapping[str, str]) -> Choices:
+  """Returns what finds a class of a table, or 'my_module:MyClass' of `kind`."""
+
+  def find(name: str, key: str) -> Any:
+    if ':' in name:
+      return load_own(name, key, kind)
+    return _find(name, key, choices, f'my_module:My{kind.__name__}')
+
+  return find
+
+
 def _built(
-  part: parts.Part, key: str, find: Finder, filled: Mapping[str, Any]
+  part: parts.Part,
+  key: str,
+  choices: Choices,
+  filled: Mapping[str, Any],
+  example: str = '',
 ) -> Any:
-  make = find(part.name, key)
+  make = _find(part.name, key, choices, example)
   values = options.option_values(make, part, key, filled)
   try:
     return make(**filled, **values)
@@ -105,36 +114,16 @@ def _built(
     ) from e
 
 
-def table_finder(
-  choices: Mapping[str, str],
-  find_own: Finder | None = None,
-  example: str = '',
-) -> Finder:
-  """Returns what finds a thing in a table, or one of the user's.
-
-  Args:
-    choices: 'module:Class' by name, for `wing`.
-    find_own: Finds 'my_module:MyClass'; None: a caller does.
-    example: One of the user's, for errors; '': the user has none.
-  """
-
-  def find(name: str, key: str) -> Callable[..., Any]:
-    if find_own and ':' in name:
-      return find_own(name, key)
-    if name not in choices:
-      hint = f', or one of your own, as {example!r}' if example else ''
-      raise UserError(
-        f'config.{key} is {name!r}: {parts.nearest(name, choices)}{hint}'
-      )
-    make: Callable[..., Any] = wing(choices[name])
-    return make
-
-  return find
-
-
-def own_class(kind: type) -> Finder:
-  """Returns what finds classes of the user's, as `load_own`."""
-  return lambda name, key: load_own(name, key, kind)
+def _find(name: str, key: str, choices: Choices, example: str) -> Any:
+  """Returns what a name stands for; `example` is one of the user's, or ''."""
+  if not isinstance(choices, Mapping):
+    return choices(name, key)
+  if name in choices:
+    return wing(choices[name])
+  hint = f', or one of your own, as {example!r}' if example else ''
+  raise UserError(
+    f'config.{key} is {name!r}: {parts.nearest(name, choices)}{hint}'
+  )
 
 
 def is_own(name: str) -> bool:
@@ -151,9 +140,6 @@ def find_class(name: str, key: str, kind: type, package: str) -> Any:
     key: Key of the config that holds the name, for errors.
     kind: Class that it must inherit from.
     package: Full name of the package.
-
-  Raises:
-    UserError: There is no such class, or its import fails.
   """
   if is_own(name):
     return load_own(name, key, kind)
@@ -181,120 +167,33 @@ def _class_in(module: str, kind: type) -> type | None:
 
 
 def load_own(name: str, key: str, kind: type) -> Any:
-  """Imports a class of the user's.
+  """Imports a class of the user's, 'my_module:MyClass', a subclass of `kind`.
 
-  Args:
-    name: 'my_module:MyClass'. Python must be able to import the module, for
-      example from the directory that the command runs in.
-    key: Key of the config that holds the name, for errors.
-    kind: Class that it must inherit from.
-
-  Raises:
-    UserError: There is no such module or class, its import fails, or it is of
-      another kind.
+  `key` is the key of the config that holds the name, for errors.
   """
-  module, candidate = _imported(name, key)
-  if not isinstance(candidate, type) or not issubclass(candidate, kind):
-    problem = 'has no' if candidate is None else 'has another'
-    class_names = [
-      name
-      for name, x in vars(module).items()
-      if isinstance(x, type) and issubclass(x, kind) and x is not kind
-    ]
-    has = f'; it has {join_first(class_names)}' if class_names else ''
-    module_name, _, class_name = name.partition(':')
-    raise UserError(
-      f'config.{key}={name}: {module_name} {problem} class {class_name!r},'
-      f' which must be a {kind.__module__}.{kind.__name__}{has}'
-    )
-  return candidate
+  return wing('vit_jax.config.own:load_class')(name, key, kind)
 
 
 def load_function(name: str, key: str, argument: str) -> Callable[..., Any]:
-  """Imports a function of the user's, or of a library.
+  """Imports a function of the user's, or of a library, as `load_own`.
+
+  It must take an argument of that name.
+  """
+  load: Callable[..., Callable[..., Any]]
+  load = wing('vit_jax.config.own:load_function')
+  return load(name, key, argument)
+
+
+def extend(instance: object, extension: type) -> None:
+  """Lets an extension override methods of one object.
 
   Args:
-    name: 'my_module:my_function', as for `load_own`.
-    key: Key of the config that holds the name, for errors.
-    argument: Name of an argument that it must take.
-
-  Raises:
-    UserError: There is no such module or function, its import fails, or it does
-      not take the argument.
+    instance: The object; its class becomes one that inherits from both.
+    extension: A class with the base of the object's. Its methods call those of
+      the object by `super()`.
   """
-  module, candidate = _imported(name, key)
-  if not _takes(candidate, argument):
-    problem = 'has no' if candidate is None else 'has another'
-    module_name, _, function = name.partition(':')
-    function_names = [
-      x for x, value in vars(module).items() if _takes(value, argument)
-    ]
-    raise UserError(
-      f'config.{key}={name}: {module_name} {problem} function {function!r},'
-      f' which must take {argument}: {parts.nearest(function, function_names)}'
-    )
-  return cast(Callable[..., Any], candidate)
-
-
-def _takes(function: Any, argument: str) -> bool:
-  """Whether something is a function that takes an argument of that name."""
-  try:
-    return callable(function) and argument in (
-      inspect.signature(function).parameters
-    )
-  except ValueError:  # a builtin one, without a signature
-    return False
-
-
-def _imported(name: str, key: str) -> tuple[types.ModuleType, Any]:
-  """Returns the module of 'my_module:name', and its object, None if none.
-
-  Raises:
-    UserError: There is no such module, or its import fails.
-  """
-  module_name, _, attribute = name.partition(':')
-  setting = f'config.{key}={name}'
-  try:
-    module = modules.import_module(module_name)
-  except ModuleNotFoundError as e:
-    if e.name is None or not module_name.startswith(e.name):
-      raise UserError(f'{setting}: {one_line(e)}') from e
-    raise UserError(
-      f'{setting}: Python finds no module {module_name!r}{_advice(module_name)}'
-    ) from None
-  except Exception as e:
-    raise UserError(
-      f'{setting}: importing {module_name} failed:'
-      f' {type(e).__name__}: {one_line(e)}{_failed_line(e)}'
-    ) from e
-  named_object: Any = module
-  for part in attribute.split('.'):
-    named_object = getattr(named_object, part, None)
-  return module, named_object
-
-
-def _advice(module: str) -> str:
-  """Returns what to do about a module that Python does not find."""
-  path = f'{module.replace(".", "/")}.py'
-  if os.path.isfile(path):  # a console script does not look where it runs
-    return f': {path} is here: set PYTHONPATH to this directory, {os.getcwd()}'
-  if similar_path := near_paths.find(path, os.path.isfile):
-    return (
-      f': did you mean {similar_path.removesuffix(".py").replace("/", ".")!r}?'
-    )
-  return (
-    ': run the command in the directory that it is in, or set PYTHONPATH to'
-    ' that'
-  )
-
-
-def _failed_line(error: Exception) -> str:
-  """Returns the line of the module whose import failed; '' if not known."""
-  frames = [
-    frame
-    for frame in traceback.extract_tb(error.__traceback__)
-    if frame.filename not in (__file__, modules.__file__, importlib.__file__)
-    and not frame.filename.startswith('<')  # the importing itself
-  ]
-  lines = [x.lineno for x in frames if x.filename == frames[0].filename]
-  return f' ({frames[0].filename}, line {lines[-1]})' if lines else ''
+  cls = type(instance)
+  names = ('__doc__', '__module__', '__qualname__')
+  members = {name: getattr(cls, name) for name in names}
+  extended = type(cls.__name__, (extension, cls), members)
+  object.__setattr__(instance, '__class__', extended)  # frozen ones, too

@@ -6,144 +6,107 @@ is similar, none is suggested, since a wrong suggestion is worse than none.
 
 from collections.abc import Collection
 import difflib
+import re
 
 # Least similarity by difflib: 'learning_rat' has 0.96 with 'learning_rate',
 # 'epochs' 0.67 with 'eps'.
 _LEAST_SIMILARITY = 0.75
 _MANY = 5  # most keys with the same last part that are all shown
 
-# Key -> its names in timm, torchvision, Keras, Lightning, transformers and
+# Keys with their names in timm, torchvision, Keras, Lightning, transformers and
 # big_vision. An example follows a key whose values are written differently.
-_CALLED = {
-  'augment.cutmix': 'cutmix_alpha',
-  "augment.erase = 'erase(0.25)'": (
-    'reprob random_erasing random_erase erasing cutout'
-  ),
-  'augment.blur': 'gaussian_blur blur_probability',
-  'augment.gray': 'grayscale greyscale grey random_grayscale',
-  "augment.jitter = 'jitter(0.4, 0.4, 0.4, 0.1)'": (
-    'color_jitter colour_jitter jitter_strength'
-  ),
-  'augment.mixup': 'mixup_alpha mix_up',
-  'augment.solarize': 'solarization solarize_probability',
-  "augment.policy = 'randaugment(2,10)'": (
-    'augmentation augmentations aug aa autoaugment auto_augment randaugment'
-    ' rand_augment randaug trivialaugment augmix'
-  ),
-  "checkpoint.best = 'val/accuracy'": 'save_best monitor best_metric',
-  "checkpoint.every = '1 epochs'": (
-    'save_every save_freq save_interval save_steps checkpoint_every'
-    ' ckpt_every ckpt_steps checkpoint_interval'
-  ),
-  'checkpoint.keep': 'max_to_keep keep_checkpoints save_total_limit',
-  'data.channels': 'in_chans in_channels num_channels',
-  "data.crop = 'random_resized(ratio=(3/4, 4/3))'": 'ratio aspect_ratio',
-  "data.crop = 'random_resized(scale=(0.08, 1.0))'": 'scale rrc_scale',
-  'data.dir': 'data_dir tfds_data_dir',
-  'data.eval_resize': 'crop_pct resize_size eval_size test_size',
-  'data.flip': 'hflip horizontal_flip random_flip',
-  'data.image_size': (
-    'img_size imgsz input_size input_shape image_shape resolution res'
-    ' crop_size size'
-  ),
-  "data.name = 'folder:PATH'": (
-    'data data_dir dataset datasets data_set dataset_name data_path data_root'
-    ' dataset_path dataset_dir data_folder image_folder images root train_dir'
-    ' train_data'
-  ),
-  'data.num_workers': 'workers n_workers dataloader_workers loader_workers',
-  'evals.test.split': 'test_split test_data',
-  'evals.val.every': (
-    'eval_every val_every eval_freq eval_interval eval_steps val_interval'
-    ' val_freq'
-  ),
-  'evals.val.split': 'val_split validation_split val_data valid_split',
-  "init_from.path = 'FILE'": (
-    'checkpoint pretrained pretrained_path pretrain init_checkpoint init_from'
-    ' init_weights weights ckpt ckpt_path checkpoint_path load load_from'
-    ' model_path finetune finetune_from resume_from'
-  ),
-  'mesh.data': 'mesh devices num_devices gpus num_gpus n_gpus',
-  'model.attention_dropout_rate': (
-    'attn_drop attn_drop_rate attention_dropout attn_dropout'
-    ' attention_probs_dropout_prob'
-  ),
-  'model.depth': 'layers num_layers n_layers n_layer num_hidden_layers',
-  'model.dropout_rate': 'dropout drop drop_rate hidden_dropout_prob',
-  'model.hidden_size': 'embed_dim emb_dim hidden_dim dim width d_model',
-  'model.mlp_dim': 'mlp_ratio intermediate_size ffn_dim',
-  'model.name': (
-    'model arch architecture backbone network net variant model_name'
-  ),
-  'model.num_classes': (
-    'classes nb_classes n_classes num_labels nclasses num_class'
-  ),
-  'model.num_heads': 'heads n_heads n_head nheads num_attention_heads',
-  'model.patch_size': 'patch patches patch_dim',
-  "model.remat = 'full'": (
-    'grad_checkpointing gradient_checkpointing grad_checkpoint'
-    ' activation_checkpointing'
-  ),
-  'model.stochastic_depth': 'drop_path drop_path_rate droppath',
-  'objective.label_smoothing': 'smoothing label_smooth',
-  'objective.loss': 'criterion loss_fn bce bce_loss',
-  'objective.name': 'objective',
-  'optim.clip_norm': (
-    'clip_grad grad_clip clip_grad_norm gradient_clip gradient_clip_val'
-    ' grad_clip_norm max_grad_norm gradient_clipping clipping'
-  ),
-  'optim.layer_decay': 'llrd layer_lr_decay layerwise_lr_decay lr_layer_decay',
-  'optim.learning_rate': 'lr base_lr blr peak_lr max_lr init_lr learn_rate',
-  "optim.name = 'adamw(b1=0.9)'": 'b1 beta1 beta_1 adam_beta1 betas',
-  "optim.name = 'adamw(b2=0.999)'": 'b2 beta2 beta_2 adam_beta2',
-  "optim.name = 'adamw(eps=1e-8)'": 'eps epsilon adam_epsilon opt_eps',
-  "optim.name = 'sgd(momentum=0.9)'": 'momentum nesterov',
-  'optim.name': 'optim opt optimizer optimiser optimizer_name',
-  "optim.sam = 'sam(rho=0.05)'": 'sam rho sam_rho',
-  "optim.schedule = 'cosine(final_factor=0.01)'": 'min_lr lr_min final_lr',
-  'optim.schedule': (
-    'sched scheduler lr_schedule lr_scheduler schedule_type lr_policy decay'
-    ' decay_type lr_scheduler_type'
-  ),
-  "optim.trainable = '^head/'": (
-    'freeze_backbone linear_probe freeze_encoder train_head_only'
-  ),
-  "optim.warmup = '5 epochs'": (
-    'warm_up warmup_epochs warmup_steps num_warmup_steps warmup_ratio'
-    ' warmup_iters lr_warmup_epochs'
-  ),
-  'optim.weight_decay': 'wd weightdecay decay_rate l2 l2_reg',
-  'seed': 'random_seed random_state rng_seed manual_seed rng',
-  'train.accumulation': (
-    'accum_iter accum accum_steps grad_accum grad_accum_steps accumulate'
-    ' gradient_accumulation gradient_accumulation_steps'
-    ' accumulate_grad_batches accumulation_steps iter_size'
-  ),
-  'train.batch_size': (
-    'bs batch batchsize train_batch_size global_batch_size batch_size_per_gpu'
-    ' per_device_batch_size per_device_train_batch_size minibatch_size'
-  ),
-  "train.dtype = 'bfloat16'": (
-    'fp16 bf16 amp use_amp half half_precision precision mixed_precision'
-  ),
-  "train.duration = '10 epochs'": (
-    'epochs epoch num_epochs n_epochs nb_epochs max_epochs total_epochs'
-    ' num_train_epochs train_epochs'
-  ),
-  "train.duration = '10_000 steps'": (
-    'steps num_steps max_steps total_steps train_steps training_steps'
-    ' num_train_steps iterations iters max_iters num_iters'
-  ),
-  'train.ema_decay': 'ema model_ema ema_rate use_ema model_ema_decay polyak',
-  "train.log_every = '50 steps'": (
-    'log_interval log_freq print_freq print_every logging_steps log_steps'
-  ),
-  "train.patience = '10 epochs'": (
-    'early_stopping early_stop early_stopping_patience'
-  ),
-}
+_CALLED = """
+augment.cutmix: cutmix_alpha
+augment.erase = 'erase(0.25)': reprob random_erasing random_erase erasing cutout
+augment.blur: gaussian_blur blur_probability
+augment.gray: grayscale greyscale grey random_grayscale
+augment.jitter = 'jitter(0.4, 0.4, 0.4, 0.1)': color_jitter colour_jitter
+    jitter_strength
+augment.mixup: mixup_alpha mix_up
+augment.solarize: solarization solarize_probability
+augment.policy = 'randaugment(2,10)': augmentation augmentations aug aa
+    autoaugment auto_augment randaugment rand_augment randaug trivialaugment
+    augmix
+checkpoint.best = 'val/accuracy': save_best monitor best_metric
+checkpoint.every = '1 epochs': save_every save_freq save_interval save_steps
+    checkpoint_every ckpt_every ckpt_steps checkpoint_interval
+checkpoint.keep: max_to_keep keep_checkpoints save_total_limit
+data.channels: in_chans in_channels num_channels
+data.crop = 'random_resized(ratio=(3/4, 4/3))': ratio aspect_ratio
+data.crop = 'random_resized(scale=(0.08, 1.0))': scale rrc_scale
+data.dir: data_dir tfds_data_dir
+data.eval_resize: crop_pct resize_size eval_size test_size
+data.flip: hflip horizontal_flip random_flip
+data.image_size: img_size imgsz input_size input_shape image_shape resolution
+    res crop_size size
+data.name = 'folder:PATH': data data_dir dataset datasets data_set dataset_name
+    data_path data_root dataset_path dataset_dir data_folder image_folder images
+    root train_dir train_data
+data.num_workers: workers n_workers dataloader_workers loader_workers
+evals.test.split: test_split test_data
+evals.val.every: eval_every val_every eval_freq eval_interval eval_steps
+    val_interval val_freq
+evals.val.split: val_split validation_split val_data valid_split
+init_from.path = 'FILE': checkpoint pretrained pretrained_path pretrain
+    init_checkpoint init_from init_weights weights ckpt ckpt_path
+    checkpoint_path load load_from model_path finetune finetune_from resume_from
+mesh.data: mesh devices num_devices gpus num_gpus n_gpus
+model.attention_dropout_rate: attn_drop attn_drop_rate attention_dropout
+    attn_dropout attention_probs_dropout_prob
+model.depth: layers num_layers n_layers n_layer num_hidden_layers
+model.dropout_rate: dropout drop drop_rate hidden_dropout_prob
+model.hidden_size: embed_dim emb_dim hidden_dim dim width d_model
+model.mlp_dim: mlp_ratio intermediate_size ffn_dim
+model.name: model arch architecture backbone network net variant model_name
+model.num_classes: classes nb_classes n_classes num_labels nclasses num_class
+model.num_heads: heads n_heads n_head nheads num_attention_heads
+model.patch_size: patch patches patch_dim
+model.remat = 'full': grad_checkpointing gradient_checkpointing grad_checkpoint
+    activation_checkpointing
+model.stochastic_depth: drop_path drop_path_rate droppath
+objective.label_smoothing: smoothing label_smooth
+objective.loss: criterion loss_fn bce bce_loss
+objective.name: objective
+optim.clip_norm: clip_grad grad_clip clip_grad_norm gradient_clip
+    gradient_clip_val grad_clip_norm max_grad_norm gradient_clipping clipping
+optim.layer_decay: llrd layer_lr_decay layerwise_lr_decay lr_layer_decay
+optim.learning_rate: lr base_lr blr peak_lr max_lr init_lr learn_rate
+optim.name = 'adamw(b1=0.9)': b1 beta1 beta_1 adam_beta1 betas
+optim.name = 'adamw(b2=0.999)': b2 beta2 beta_2 adam_beta2
+optim.name = 'adamw(eps=1e-8)': eps epsilon adam_epsilon opt_eps
+optim.name = 'sgd(momentum=0.9)': momentum nesterov
+optim.name: optim opt optimizer optimiser optimizer_name
+optim.sam = 'sam(rho=0.05)': sam rho sam_rho
+optim.schedule = 'cosine(final_factor=0.01)': min_lr lr_min final_lr
+optim.schedule: sched scheduler lr_schedule lr_scheduler schedule_type lr_policy
+    decay decay_type lr_scheduler_type
+optim.trainable = '^head/': freeze_backbone linear_probe freeze_encoder
+    train_head_only
+optim.warmup = '5 epochs': warm_up warmup_epochs warmup_steps num_warmup_steps
+    warmup_ratio warmup_iters lr_warmup_epochs
+optim.weight_decay: wd weightdecay decay_rate l2 l2_reg
+seed: random_seed random_state rng_seed manual_seed rng
+train.accumulation: accum_iter accum accum_steps grad_accum grad_accum_steps
+    accumulate gradient_accumulation gradient_accumulation_steps
+    accumulate_grad_batches accumulation_steps iter_size
+train.batch_size: bs batch batchsize train_batch_size global_batch_size
+    batch_size_per_gpu per_device_batch_size per_device_train_batch_size
+    minibatch_size
+train.dtype = 'bfloat16': fp16 bf16 amp use_amp half half_precision precision
+    mixed_precision
+train.duration = '10 epochs': epochs epoch num_epochs n_epochs nb_epochs
+    max_epochs total_epochs num_train_epochs train_epochs
+train.duration = '10_000 steps': steps num_steps max_steps total_steps
+    train_steps training_steps num_train_steps iterations iters max_iters
+    num_iters
+train.ema_decay: ema model_ema ema_rate use_ema model_ema_decay polyak
+train.log_every = '50 steps': log_interval log_freq print_freq print_every
+    logging_steps log_steps
+train.patience = '10 epochs': early_stopping early_stop early_stopping_patience
+"""
 _KEYS_OF: dict[str, list[str]] = {}
-for _key, _names in _CALLED.items():
+for _entry in re.split(r'\n(?! )', _CALLED.strip()):
+  _key, _, _names = _entry.partition(': ')
   for _name in _names.split():
     _KEYS_OF.setdefault(_name, []).append(_key)
 # Names for which the command has a flag, and the config no key.
@@ -157,15 +120,12 @@ _FLAG_OF = dict.fromkeys(
 
 
 def suggest(key: str, keys: Collection[str], prefix: str = '') -> str:
-  """Returns a suggestion for an unknown key; '' if there is none.
+  """Ends a message on an unknown key: "did you mean 'optim.learning_rate'?".
 
   Args:
     key: The unknown key, as `lr`, `optim.lr` or `learning-rate`.
     keys: All keys, dotted.
     prefix: Put before each key shown: '--config.' on the command line.
-
-  Returns:
-    The end of a message: "did you mean 'optim.learning_rate'?".
   """
   lower = key.lower().replace('-', '_')
   name = lower.rpartition('.')[2]
@@ -203,18 +163,12 @@ def keys_called(name: str) -> list[str]:
 
 
 def field_meant(name: str, field_names: Collection[str]) -> str:
-  """Returns a suggestion for an unknown field of a model; '' if there is none.
-
-  Args:
-    name: The unknown field, as 'drop_path'.
-    field_names: The fields of the model.
-  """
+  """Returns a suggestion for an unknown field of a model, or ''."""
   if is_checkpoint(name):
     return 'a model with its weights is vit_jax.load(PATH or name)'
   keys = keys_called(name)
   fields = [x.removeprefix('model.') for x in keys]
-  fields = [x for x in fields if x in field_names]
-  if fields:
+  if fields := [x for x in fields if x in field_names]:
     return _ask(fields, '')
   if keys:
     return f'it is no part of the model, but config.{keys[0]}'

@@ -22,7 +22,7 @@ def make(text: str, key: str) -> Any:
   """
   if not text:
     return None
-  return config_lib.build(text, key, config_lib.table_finder(CHOICES[key]))
+  return config_lib.build(text, key, CHOICES[key])
 
 
 def recolors(augment: ml_collections.ConfigDict) -> bool:

@@ -18,7 +18,6 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.config import extension
 from vit_jax.config import parts
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
@@ -151,7 +150,7 @@ def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
   )
   if config_lib.is_own(evaluator.kind):
     checked = config_lib.wing('vit_jax.evaluation.extensions.contract:Checked')
-    extension.extend(evaluator, checked)
+    config_lib.extend(evaluator, checked)
   return evaluator
 
 

@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
-from vit_jax.config import extension
 from vit_jax.config import parts
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import base as evaluation_base
@@ -153,7 +152,7 @@ def create(
   if adds_loss(objective.model):
     extensions.append('vit_jax.objectives.extensions.balancing:Balanced')
   for name in extensions:
-    extension.extend(objective, config_lib.wing(name))
+    config_lib.extend(objective, config_lib.wing(name))
   return objective
 
 

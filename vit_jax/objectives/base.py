@@ -29,7 +29,7 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.evaluation import metrics
 from vit_jax.parallel import sharding
-from vit_jax.runs import checkpoint_format
+from vit_jax.runs import checkpoint
 
 Config: TypeAlias = ml_collections.ConfigDict
 Features = features_lib.Features
@@ -45,7 +45,7 @@ STATISTICS = 'statistics'
 # Key of an extra: a moving average of all parameters that the objective keeps
 # itself, as for a teacher. It is evaluated and loaded in place of them, as the
 # average of `config.train.ema_decay` is.
-AVERAGE = checkpoint_format.AVERAGE
+AVERAGE = checkpoint.AVERAGE
 
 
 class Purpose(enum.IntEnum):

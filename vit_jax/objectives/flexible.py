@@ -22,7 +22,6 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.config import extension
 from vit_jax.models import inputs
 from vit_jax.models import registry
 from vit_jax.models import vit
@@ -82,7 +81,7 @@ def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
         ' one out'
       )
   resizing: Any = copy.copy(objective)
-  extension.extend(resizing, _AtPatch)
+  config_lib.extend(resizing, _AtPatch)
   resizing.stored = objective
   resizing.model = model.clone(patches=model.patches.clone(patch_size=patch))
   return resizing

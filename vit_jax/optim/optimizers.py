@@ -174,7 +174,7 @@ def make_optimizer(config: ConfigDict) -> Optimizer:
 def _clip(config: ConfigDict) -> list[Transformation]:
   if not config.clip:
     return []
-  clip = registry.build(config.clip, 'optim.clip', registry.table_finder(CLIPS))
+  clip = registry.build(config.clip, 'optim.clip', CLIPS)
   return [clip.transformation()]
 
 

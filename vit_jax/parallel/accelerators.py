@@ -56,27 +56,22 @@ def explained() -> Iterator[None]:
     try:
       jax.devices()  # fails again if this was the cause
     except (AssertionError, RuntimeError) as e:
-      raise config_lib.UserError(_no_devices(e)) from e
+      reason, _, _ = config_lib.one_line(e).partition(' (set JAX_PLATFORMS')
+      detail = f' ({reason})' if str(e) else ''
+      problem = (
+        f'JAX cannot use the devices of this machine{detail}: reinstall JAX, or'
+        ' set JAX_PLATFORMS=cpu'
+      )
+      if platforms := os.environ.get('JAX_PLATFORMS'):
+        problem = (
+          f'JAX_PLATFORMS={platforms}, but JAX finds no such device{detail}:'
+          ' unset the variable, or see docs/install.md for GPUs and TPUs'
+        )
+      raise config_lib.UserError(problem) from e
     raise
 
 
-def _no_devices(error: Exception) -> str:
-  """Returns the message for JAX's error at its start."""
-  reason, _, _ = config_lib.one_line(error).partition(' (set JAX_PLATFORMS')
-  detail = f' ({reason})' if str(error) else ''
-  if platforms := os.environ.get('JAX_PLATFORMS'):
-    return (
-      f'JAX_PLATFORMS={platforms}, but JAX finds no such device{detail}: unset'
-      ' the variable, or see docs/install.md for GPUs and TPUs'
-    )
-  return (
-    f'JAX cannot use the devices of this machine{detail}: reinstall JAX, or set'
-    ' JAX_PLATFORMS=cpu'
-  )
-
-
 def _plugins() -> Iterator[str]:
-  """Yields the names of JAX's plugins."""
   spec = importlib.util.find_spec('jax_plugins')  # a namespace
   for folder in (spec and spec.submodule_search_locations) or ():
     yield from os.listdir(folder)

@@ -66,9 +66,6 @@ def start_again() -> None:
   It returns at once if the library is not used (`_library`) or cannot be
   loaded, and in a process that was not started for the command alone: under a
   debugger, a profiler or pytest, in a notebook or in a script.
-
-  Raises:
-    UserError: VIT_JAX_ALLOCATOR has an unknown value.
   """
   before = os.environ.pop(_BEFORE, None)
   if before is not None:
@@ -111,11 +108,7 @@ def _limit_memory() -> None:
 
 
 def hint() -> None:
-  """Logs, once, how to start a program with mimalloc if that is faster.
-
-  Raises:
-    UserError: VIT_JAX_ALLOCATOR has an unknown value.
-  """
+  """Logs, once, how to start a program with mimalloc if that is faster."""
   if logging.get_absl_logger().isEnabledFor(python_logging.INFO):
     _log_hint()
 
@@ -138,9 +131,6 @@ def _library() -> str | None:
   It is not used on accelerators, beside another allocator or a tool that
   replaces malloc, and with a limited address space, of which it reserves more
   than it needs.
-
-  Raises:
-    UserError: VIT_JAX_ALLOCATOR has an unknown value.
   """
   choice = os.environ.get(VARIABLE, '')
   if choice not in ('', 'mimalloc', 'none'):
@@ -173,7 +163,6 @@ def _has_malloc_of_glibc() -> bool:
 
 
 def _is_command() -> bool:
-  """Whether this process was started for a command of this package alone."""
   if sys.gettrace() or sys.getprofile():
     return False
   try:  # otherwise the loader of programs was named, or Python is embedded

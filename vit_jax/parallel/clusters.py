@@ -41,46 +41,37 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     ' pods and Kubernetes need no flag.',
     flag_values=flag_values,
   )
-  flags.DEFINE_integer(
-    'process_id',
-    None,
-    'Number of this process, from 0.',
-    lower_bound=0,
-    flag_values=flag_values,
-  )
-  flags.DEFINE_integer(
-    'num_processes',
-    None,
-    'Number of processes of the run.',
-    lower_bound=1,
-    flag_values=flag_values,
-  )
+  for name, text, least in (
+    ('process_id', 'Number of this process, from 0.', 0),
+    ('num_processes', 'Number of processes of the run.', 1),
+  ):
+    flags.DEFINE_integer(
+      name, None, text, lower_bound=least, flag_values=flag_values
+    )
 
 
 def find(flag_values: flags.FlagValues) -> Cluster | None:
   """Returns how to connect to the other processes; None for a single process.
 
-  Args:
-    flag_values: Parsed flags, with those of `define_flags`.
-
-  Raises:
-    UserError: The flags are inconsistent or cannot be used, or a package is
-      missing.
+  `define_flags` made the flags. Without them, the cluster counts that started
+  this process.
   """
-  cluster = from_flags(flag_values, os.environ)
+  cluster = _from_flags(flag_values, os.environ)
   if cluster is None:
-    cluster = detect(os.environ, on_tpu=_on_tpu())
+    # Private API, but JAX's own detection uses it, and it needs no network.
+    from jax._src import cloud_tpu_init
+
+    platforms = os.environ.get('JAX_PLATFORMS', '')
+    allowed = not platforms or 'tpu' in platforms.split(',')
+    on_tpu = allowed and cloud_tpu_init.running_in_cloud_tpu_vm
+    cluster = detect(os.environ, on_tpu)
   return cluster
 
 
-def from_flags(
+def _from_flags(
   flag_values: flags.FlagValues, environ: Mapping[str, str]
 ) -> Cluster | None:
-  """Returns the cluster that the flags describe; None if no flag is given.
-
-  Raises:
-    UserError: They are inconsistent, or the port is in use.
-  """
+  """Returns the cluster that the flags describe; None if no flag is given."""
   address: str | None = flag_values['coordinator'].value
   process: int | None = flag_values['process_id'].value
   count: int | None = flag_values['num_processes'].value
@@ -91,19 +82,39 @@ def from_flags(
       '--coordinator=HOST:PORT, --process_id=K and --num_processes=N belong'
       ' together: give all three, or none'
     )
-  port = _port(address)
+  match = re.fullmatch(r'(?:[^:\s]+|\[[^\s]+\]):(\d{1,5})', address)
+  if match is None or not 0 < int(match[1]) < 2**16:
+    raise config_lib.UserError(
+      f'--coordinator={address}: write HOST:PORT of process 0, as in'
+      ' --coordinator=node1:8476'
+    )
   if process >= count:
     raise config_lib.UserError(
       f'--process_id={process}: with --num_processes={count} it is 0 to'
       f' {count - 1}'
     )
   if process == 0 and count > 1:
-    _check_port(port)
+    # If the port is in use, JAX may crash without a clear message.
+    try:
+      socket.create_server(('', int(match[1]))).close()
+    except OSError as e:
+      raise config_lib.UserError(
+        f'--coordinator: process 0 cannot listen at port {match[1]} of this'
+        f' machine: {e.strerror}; does another run use it?'
+      ) from e
+  cluster = _cluster('flags', 'deactivate', environ, count, process)
+  cluster.arguments['coordinator_address'] = address
+  return cluster
+
+
+def _cluster(
+  name: str, method: str, environ: Mapping[str, str], count: int, process: int
+) -> Cluster:
+  """Returns a cluster whose starter tells each process its number."""
   return Cluster(
-    'flags',
+    name,
     {
-      'cluster_detection_method': 'deactivate',
-      'coordinator_address': address,
+      'cluster_detection_method': method,
       'num_processes': count,
       'process_id': process,
       'local_device_ids': _local_devices(environ),
@@ -111,107 +122,49 @@ def from_flags(
   )
 
 
-def _port(address: str) -> int:
-  match = re.fullmatch(r'(?:[^:\s]+|\[[^\s]+\]):(\d{1,5})', address)
-  if match is None or not 0 < int(match[1]) < 2**16:
-    raise config_lib.UserError(
-      f'--coordinator={address}: write HOST:PORT of process 0, as in'
-      ' --coordinator=node1:8476'
-    )
-  return int(match[1])
-
-
-def _check_port(port: int) -> None:
-  # If the port is in use, JAX may crash without a clear message.
-  try:
-    socket.create_server(('', port)).close()
-  except OSError as e:
-    raise config_lib.UserError(
-      f'--coordinator: process 0 cannot listen at port {port} of this machine:'
-      f' {e.strerror}; does another run use it?'
-    ) from e
-
-
 def detect(environ: Mapping[str, str], on_tpu: bool) -> Cluster | None:
   """Detects the cluster that started this process as one of several.
 
-  This reads only environment variables. A shell inside a job does not count;
-  `srun` or `mpirun` must have started several processes.
+  None if it is the only one. This reads only environment variables. A shell
+  inside a job does not count; `srun` or `mpirun` must have started several
+  processes.
 
   Args:
     environ: Environment variables.
     on_tpu: Whether this host has TPU chips that JAX may use.
-
-  Returns:
-    The cluster; None if this process is the only one.
-
-  Raises:
-    UserError: JAX needs a missing package to find the other processes.
   """
-  return (
-    _open_mpi(environ)
-    or _slurm(environ)
-    or (_tpu(environ) if on_tpu else None)
-    or _kubernetes(environ)
-  )
-
-
-def _open_mpi(environ: Mapping[str, str]) -> Cluster | None:
-  num_processes = _number(environ, 'OMPI_COMM_WORLD_SIZE', 1)
-  if num_processes == 1:
-    return None
-  method = 'ompi'
-  if 'OMPI_MCA_orte_hnp_uri' not in environ:  # Open MPI 5 or newer
-    method = 'mpi4py'
-    _require('mpi4py', 'Open MPI 5')
-  return Cluster(
-    'Open MPI',
-    {
-      'cluster_detection_method': method,
-      'num_processes': num_processes,
-      'process_id': _number(environ, 'OMPI_COMM_WORLD_RANK', 0),
-      'local_device_ids': _local_devices(environ),
-    },
-  )
-
-
-def _slurm(environ: Mapping[str, str]) -> Cluster | None:
+  if (count := _number(environ, 'OMPI_COMM_WORLD_SIZE', 1)) > 1:
+    method = 'ompi'
+    if 'OMPI_MCA_orte_hnp_uri' not in environ:  # Open MPI 5 or newer
+      method = 'mpi4py'
+      _require('mpi4py', 'Open MPI 5')
+    process = _number(environ, 'OMPI_COMM_WORLD_RANK', 0)
+    return _cluster('Open MPI', method, environ, count, process)
   # The variables of the step that `srun` started: SLURM_NTASKS is also set in
   # the script of `sbatch` and the shell of `salloc`, which run once.
-  num_processes = _number(environ, 'SLURM_STEP_NUM_TASKS', 1)
-  if num_processes == 1 or 'SLURM_PROCID' not in environ:
-    return None
-  return Cluster(
-    'SLURM',
-    {
-      'cluster_detection_method': 'slurm',
-      'num_processes': num_processes,
-      'process_id': _number(environ, 'SLURM_PROCID', 0),
-      'local_device_ids': _local_devices(environ),
-    },
-  )
+  count = _number(environ, 'SLURM_STEP_NUM_TASKS', 1)
+  if count > 1 and 'SLURM_PROCID' in environ:
+    process = _number(environ, 'SLURM_PROCID', 0)
+    return _cluster('SLURM', 'slurm', environ, count, process)
+  if on_tpu and _is_one_of_tpus(environ):
+    return Cluster('TPU', {})
+  if {'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'} <= environ.keys():
+    _require('kubernetes', 'an indexed job of Kubernetes')
+    return Cluster('Kubernetes', {})
+  return None
 
 
-def _tpu(environ: Mapping[str, str]) -> Cluster | None:
+def _is_one_of_tpus(environ: Mapping[str, str]) -> bool:
+  slices = _number(environ, 'MEGASCALE_NUM_SLICES', 1)
+  if slices > 1 or 'TPU_PROCESS_ADDRESSES_PATH' in environ:  # JAX reads it
+    return True
   hosts = environ.get('TPU_PROCESS_ADDRESSES') or environ.get(
     'TPU_WORKER_HOSTNAMES'
   )
-  several = (
-    _number(environ, 'MEGASCALE_NUM_SLICES', 1) > 1
-    or 'TPU_PROCESS_ADDRESSES_PATH' in environ  # JAX reads this file
-  )
   if hosts:  # on Google Kubernetes Engine
-    several = several or ',' in hosts
-  else:  # a TPU VM, whose metadata JAX asks for the hosts of its slice
-    several = several or 'TPU_SKIP_MDS_QUERY' not in environ
-  return Cluster('TPU', {}) if several else None
-
-
-def _kubernetes(environ: Mapping[str, str]) -> Cluster | None:
-  if not {'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'} <= environ.keys():
-    return None
-  _require('kubernetes', 'an indexed job of Kubernetes')
-  return Cluster('Kubernetes', {})
+    return ',' in hosts
+  # A TPU VM, whose metadata JAX asks for the hosts of its slice.
+  return 'TPU_SKIP_MDS_QUERY' not in environ
 
 
 def _require(package: str, cluster: str) -> None:
@@ -237,7 +190,20 @@ def _local_devices(environ: Mapping[str, str]) -> list[int] | None:
   """
   if 'JAX_LOCAL_DEVICE_IDS' in environ:  # JAX reads it
     return None
-  rank, size = _local_rank(environ)
+  if 'OMPI_COMM_WORLD_LOCAL_SIZE' in environ:
+    size = _number(environ, 'OMPI_COMM_WORLD_LOCAL_SIZE', 1)
+    rank = _number(environ, 'OMPI_COMM_WORLD_LOCAL_RANK', 0)
+  else:
+    sizes = [  # from 2(x3),1: three nodes with two tasks, and one with one
+      int(tasks)
+      for tasks, nodes in re.findall(
+        r'(\d+)(?:\(x(\d+)\))?', environ.get('SLURM_STEP_TASKS_PER_NODE', '')
+      )
+      for _ in range(int(nodes or 1))
+    ]
+    node = _number(environ, 'SLURM_NODEID', 0)
+    size = sizes[node] if node < len(sizes) else 1
+    rank = _number(environ, 'SLURM_LOCALID', 0)
   if size == 1:
     return []
   if 'CUDA_VISIBLE_DEVICES' not in environ:
@@ -248,29 +214,3 @@ def _local_devices(environ: Mapping[str, str]) -> list[int] | None:
     return []
   share = visible // size
   return list(range(rank * share, (rank + 1) * share))
-
-
-def _local_rank(environ: Mapping[str, str]) -> tuple[int, int]:
-  """Returns the rank of this process on its host, and their number there."""
-  if 'OMPI_COMM_WORLD_LOCAL_SIZE' in environ:
-    size = _number(environ, 'OMPI_COMM_WORLD_LOCAL_SIZE', 1)
-    return _number(environ, 'OMPI_COMM_WORLD_LOCAL_RANK', 0), size
-  sizes = [  # from 2(x3),1: three nodes with two tasks, and one with one
-    int(tasks)
-    for tasks, nodes in re.findall(
-      r'(\d+)(?:\(x(\d+)\))?', environ.get('SLURM_STEP_TASKS_PER_NODE', '')
-    )
-    for _ in range(int(nodes or 1))
-  ]
-  node = _number(environ, 'SLURM_NODEID', 0)
-  size = sizes[node] if node < len(sizes) else 1
-  return _number(environ, 'SLURM_LOCALID', 0), size
-
-
-def _on_tpu() -> bool:
-  # Private API, but JAX's own detection uses it, and it needs no network.
-  from jax._src import cloud_tpu_init
-
-  platforms = os.environ.get('JAX_PLATFORMS', '')
-  allowed = not platforms or 'tpu' in platforms.split(',')
-  return allowed and cloud_tpu_init.running_in_cloud_tpu_vm

@@ -15,6 +15,7 @@ The network of the v6e, 100 Gb/s per chip (25.6 Tb/s per pod), is a guess: these
 pages do not state it.
 """
 
+import ast
 import dataclasses
 import os
 import re
@@ -89,75 +90,43 @@ class Hardware:
 
 # The first entry with a matching pattern wins. JAX calls v5e and v6e "lite".
 # Other H100s (PCIe, NVL) are slower, so they are left out.
-TABLE = (
-  Hardware('A100', r'A100\b', 312e12, 80e9, 2.039e12, 8, 300e9, 25e9),
-  Hardware('H100', r'H100.*HBM3$', 989e12, 80e9, 3.35e12, 8, 450e9, 50e9),
-  Hardware('H200', r'H200\b(?! NVL)', 989e12, 141e9, 4.8e12, 8, 450e9, 50e9),
-  Hardware('B200', r'B200\b', 2.25e15, 180e9, 8e12, 8, 900e9, 50e9),
-  Hardware(
-    'TPU v4', r'TPU v4$', 275e12, 32 * 2**30, 1.2e12, 4096, 268e9, None, 3
-  ),
-  Hardware(
-    'TPU v5e',
-    r'TPU (v5 lite|v5e)\b',
-    197e12,
-    16e9,
-    819e9,
-    256,
-    200e9,
-    3.125e9,
-    2,
-  ),
-  Hardware(
-    'TPU v5p',
-    r'TPU v5p?$',
-    459e12,
-    95 * 2**30,
-    2.765e12,
-    8960,
-    600e9,
-    6.25e9,
-    3,
-    sparse_cores=True,
-  ),
-  Hardware(
-    'TPU v6e',
-    r'TPU (v6 lite|v6e)\b',
-    918e12,
-    32e9,
-    1.638e12,
-    256,
-    400e9,
-    12.5e9,
-    2,
-    sparse_cores=True,
-  ),
-  Hardware(
-    'TPU v7x',
-    r'TPU7x$',
-    2307e12 / 2,
-    96 * 2**30,
-    7.38e12 / 2,
-    2 * 9216,
-    300e9,
-    None,
-    3,
-    2,
-  ),
+_PATTERNS = {
+  'A100': r'A100\b',
+  'H100': r'H100.*HBM3$',
+  'H200': r'H200\b(?! NVL)',
+  'B200': r'B200\b',
+  'TPU v4': r'TPU v4$',
+  'TPU v5e': r'TPU (v5 lite|v5e)\b',
+  'TPU v5p': r'TPU v5p?$',
+  'TPU v6e': r'TPU (v6 lite|v6e)\b',
+  'TPU v7x': r'TPU7x$',
+}
+# The fields of `Hardware` after the pattern, in their order. The TPUs v4,
+# v5p and v7x have 32, 95 and 96 GiB. Half of a v7x is one device.
+_FACTS = """
+A100     312e12     80e9          2.039e12  8      300e9  25e9     0  1  False
+H100     989e12     80e9          3.35e12   8      450e9  50e9     0  1  False
+H200     989e12     141e9         4.8e12    8      450e9  50e9     0  1  False
+B200     2.25e15    180e9         8e12      8      900e9  50e9     0  1  False
+TPU v4   275e12     34359738368   1.2e12    4096   268e9  None     3  1  False
+TPU v5e  197e12     16e9          819e9     256    200e9  3.125e9  2  1  False
+TPU v5p  459e12     102005473280  2.765e12  8960   600e9  6.25e9   3  1  True
+TPU v6e  918e12     32e9          1.638e12  256    400e9  12.5e9   2  1  True
+TPU v7x  1153.5e12  103079215104  3.69e12   18432  300e9  None     3  2  False
+"""
+TABLE = tuple(
+  Hardware(name, _PATTERNS[name], *map(ast.literal_eval, facts))
+  for name, *facts in (
+    line.rsplit(None, 9) for line in _FACTS.strip().splitlines()
+  )
 )
 
 
 def named(name: str) -> Hardware:
-  """Looks up hardware by name, such as `H100`, `TPU v5e` or `v5e`.
-
-  Raises:
-    UserError: The table has no such name; the error lists its names.
-  """
+  """Looks up hardware by name, such as `H100`, `TPU v5e` or `v5e`."""
   for hardware in TABLE:
-    if name.lower() in (
-      hardware.name.lower(),
-      hardware.name.lower().removeprefix('tpu '),
-    ):
+    full_name = hardware.name.lower()
+    if name.lower() in (full_name, full_name.removeprefix('tpu ')):
       return hardware
   names = ', '.join(hardware.name.removeprefix('TPU ') for hardware in TABLE)
   raise UserError(f'--hardware={name}: choose one of {names}')
@@ -173,11 +142,7 @@ def device_hardware(device: 'jax.Device') -> Hardware | None:
 def peak_flops(device: 'jax.Device') -> float | None:
   """Returns the peak of a device's bfloat16 matrix products, in FLOP/s.
 
-  Args:
-    device: A device of `jax.devices()`.
-
-  Returns:
-    The peak that its maker states; None if it is not known, as for a CPU.
+  Its maker states it; None: it is not known, as for a CPU.
   """
   hardware = device_hardware(device)
   return None if hardware is None else hardware.peak_flops

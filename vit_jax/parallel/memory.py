@@ -6,6 +6,7 @@ This module does not import jax, since commands parse their flags first.
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
+import itertools
 import pathlib
 import re
 import resource
@@ -46,8 +47,7 @@ _FILES = (
 def explained(advice: str) -> Iterator[None]:
   """Turns an out-of-memory error into a UserError.
 
-  Args:
-    advice: Advice in the error: `TRAINING`, `BATCHES` or `ANYTHING`.
+  Its advice is `TRAINING`, `BATCHES` or `ANYTHING`.
   """
   try:
     yield
@@ -66,8 +66,7 @@ def explained(advice: str) -> Iterator[None]:
 def free_per_device(devices: Sequence[Any]) -> int:
   """Returns the free memory of the device with the least, in bytes.
 
-  Args:
-    devices: Devices of this process. CPU devices share the host's memory.
+  The devices are of this process. CPU devices share the host's memory.
   """
   stats = [device.memory_stats() or {} for device in devices]
   if all('bytes_limit' in s for s in stats):
@@ -98,7 +97,6 @@ def has_address_limit() -> bool:
 
 
 def _free_in_cgroups() -> Iterator[int]:
-  """Yields the free bytes of each control group that limits this process."""
   try:
     lines = _OWN_CGROUPS.read_text().splitlines()
   except OSError:  # not Linux
@@ -108,21 +106,14 @@ def _free_in_cgroups() -> Iterator[int]:
     if controllers in ('', 'memory'):
       root = _CGROUPS / controllers
       group = root / name.lstrip('/')
-      for folder in (group, *group.parents):
-        if folder.is_relative_to(root):
-          yield from _free_in_cgroup(folder)
-
-
-def _free_in_cgroup(folder: pathlib.Path) -> Iterator[int]:
-  for limit, used, cached in _FILES:
-    try:
-      most = (folder / limit).read_text().strip()
-      now = int((folder / used).read_text())
-      stat = dict(
-        line.split()
-        for line in (folder / 'memory.stat').read_text().splitlines()
-      )
-    except OSError:  # the other version, or invisible from a container
-      continue
-    if most != 'max':
-      yield int(most) - now + int(stat.get(cached, 0))
+      folders = [x for x in (group, *group.parents) if x.is_relative_to(root)]
+      for folder, names in itertools.product(folders, _FILES):
+        try:
+          limit, used, statistics = (
+            (folder / name).read_text() for name in (*names[:2], 'memory.stat')
+          )
+        except OSError:  # the other version, or invisible from a container
+          continue
+        cached = dict(x.split() for x in statistics.splitlines())
+        if limit.strip() != 'max':
+          yield int(limit) - int(used) + int(cached.get(names[2], 0))

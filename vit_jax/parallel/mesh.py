@@ -34,11 +34,7 @@ _IN_ORDER = {'xla_cpu_enable_concurrency_optimized_scheduler': False}
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks that the devices of `config.mesh` exist and divide the batch.
-
-  Raises:
-    UserError: A check failed.
-  """
+  """Checks that the devices of `config.mesh` exist and divide the batch."""
   shape = mesh_shape(config.mesh, jax.device_count())
   devices = math.prod(shape.values())
   if jax.process_count() > 1 and devices != jax.device_count():
@@ -70,9 +66,6 @@ def mesh_shape(
     config: `config.mesh`; one axis may be -1, which takes all remaining
       devices.
     device_count: Number of devices of all processes.
-
-  Raises:
-    UserError: There are too few devices, or the axes do not divide them.
   """
   shape = {axis: config[axis] for axis in AXES}
   open_axes = [axis for axis, size in shape.items() if size == -1]
@@ -108,26 +101,23 @@ def make_mesh(
 
   Devices are sorted by TPU slice, then by process. So each process has
   consecutive rows of the batch, and the last axes, which communicate most,
-  connect devices that are near each other.
-
-  Args:
-    config: `config.mesh`.
-    devices: Devices to choose from; None: those of JAX.
+  connect devices that are near each other. They are chosen from `devices`;
+  None: those of JAX.
   """
   devices = jax.devices() if devices is None else devices
   shape = mesh_shape(config, len(devices))
-  devices = sorted(devices, key=_device_order)[: math.prod(shape.values())]
+
+  def order(device: jax.Device) -> tuple[int, int, int]:
+    slice_index = getattr(device, 'slice_index', None) or 0  # TPUs have it
+    return slice_index, device.process_index, device.id
+
+  devices = sorted(devices, key=order)[: math.prod(shape.values())]
   # Auto: a Linen convolution does not type-check under Explicit axes.
   return Mesh(
     np.array(devices).reshape(tuple(shape.values())),
     AXES,
     axis_types=(AxisType.Auto,) * len(AXES),
   )
-
-
-def _device_order(device: jax.Device) -> tuple[int, int, int]:
-  slice_index = getattr(device, 'slice_index', None) or 0  # TPUs have it
-  return slice_index, device.process_index, device.id
 
 
 def compiler_options(mesh: Mesh) -> dict[str, Any]:
@@ -144,7 +134,7 @@ def compiler_options(mesh: Mesh) -> dict[str, Any]:
 def peak_flops(mesh: Mesh) -> float | None:
   """Returns the peak of all devices' bfloat16 matrix products, in FLOP/s.
 
-  Returns None if their maker states none, as for CPUs.
+  It is None if their maker states none, as for CPUs.
   """
   device = mesh.devices.flat[0]
   if device.platform == 'cpu':
@@ -156,9 +146,7 @@ def peak_flops(mesh: Mesh) -> float | None:
 def batch_sharding(mesh: Mesh, stacked: bool = False) -> NamedSharding:
   """Returns the sharding of a batch, which `data` and `fsdp` split.
 
-  Args:
-    mesh: The mesh of devices.
-    stacked: Whether arrays are [steps, B, ...], batches of several steps.
+  Stacked arrays are [steps, B, ...], batches of several steps.
   """
   steps = (None,) if stacked else ()
   return NamedSharding(mesh, PartitionSpec(*steps, BATCH_AXES))
@@ -175,9 +163,6 @@ def host_part(mesh: Mesh) -> tuple[int, int]:
 
   If `tensor` splits a layer between processes, these processes read the same
   part of the batch.
-
-  Raises:
-    UserError: The rows of a process are not consecutive.
   """
   ways = mesh.shape['data'] * mesh.shape['fsdp']
   rows = batch_sharding(mesh).addressable_devices_indices_map((ways,))
@@ -203,9 +188,9 @@ def global_batch(
   Returns at once; the arrays are copied in the background.
 
   Args:
-    batch: Arrays [b, ...], the rows of this process.
+    batch: Arrays [b, ...], the rows of this process; stacked [steps, b, ...].
     mesh: The mesh of devices.
-    stacked: Whether arrays are [steps, b, ...], batches of several steps.
+    stacked: Whether the arrays are batches of several steps.
   """
   sharding = batch_sharding(mesh, stacked)
   _, count = host_part(mesh)
@@ -270,10 +255,6 @@ def in_context(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
   """Wraps a function that jit traces, so that kernels see the mesh.
 
   The compiler cannot split a kernel, so a kernel asks the context for the mesh.
-
-  Args:
-    fn: The function.
-    mesh: The mesh of devices; also of one.
   """
 
   @functools.wraps(fn)

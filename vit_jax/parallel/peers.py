@@ -77,53 +77,19 @@ def initialize(
 
   The address comes from flags (`clusters.define_flags`), or from the cluster
   that started this process (`clusters.detect`). Call this before JAX looks for
-  devices.
+  devices. Returns a text for the log, 'process 1 of 4 (SLURM)'; None for a
+  single process.
 
   Args:
     flag_values: Parsed flags.
     meeting_s: Seconds within which all processes must connect; a failure may
       take a few seconds more.
     heartbeat_s: Seconds without a heartbeat after which a process is lost.
-
-  Returns:
-    A text for the log, 'process 1 of 4 (SLURM)'; None for a single process.
-
-  Raises:
-    UserError: The flags are inconsistent, or the others cannot be reached.
   """
   global _abort_line  # noqa: PLW0603
   cluster = clusters.find(flag_values)
   if cluster is None or cluster.arguments.get('num_processes') == 1:
     return None
-  import jax
-
-  _connect(cluster, meeting_s, heartbeat_s)
-  _abort_line = (
-    'another process of this run was lost, or JAX could not go on here: the'
-    f' lines above say more (this is {this_process()}); {processes.RESUME}'
-  )
-  _check_count()
-  if jax.default_backend() == 'cpu':
-    # A program from the cache starts its collectives in any order, so those of
-    # different processes do not match: seen with jax 0.10 and 0.12.
-    jax.config.update('jax_enable_compilation_cache', False)
-  return f'{this_process()} ({cluster.name})'
-
-
-def _check_count() -> None:
-  """Raises a UserError if processes were started with different counts."""
-  count = call_on_first(lambda: _state().num_processes)
-  if _state().num_processes != count:
-    raise config_lib.UserError(
-      f'this is {this_process()}, but process 0 was started as one of {count}'
-    )
-
-
-def _connect(
-  cluster: clusters.Cluster, meeting_s: int, heartbeat_s: int
-) -> None:
-  """Initializes JAX for several processes; arguments as for `initialize`."""
-  global _abort_line  # noqa: PLW0603
   import jax
 
   address = cluster.arguments.get('coordinator_address', 'the first host')
@@ -148,6 +114,20 @@ def _connect(
       f' {config_lib.one_line(e)}'
       + ('' if cluster.name == 'flags' else clusters.OR_FLAGS)
     ) from e
+  _abort_line = (
+    'another process of this run was lost, or JAX could not go on here: the'
+    f' lines above say more (this is {this_process()}); {processes.RESUME}'
+  )
+  count = call_on_first(lambda: _state().num_processes)
+  if _state().num_processes != count:
+    raise config_lib.UserError(
+      f'this is {this_process()}, but process 0 was started as one of {count}'
+    )
+  if jax.default_backend() == 'cpu':
+    # A program from the cache starts its collectives in any order, so those of
+    # different processes do not match: seen with jax 0.10 and 0.12.
+    jax.config.update('jax_enable_compilation_cache', False)
+  return f'{this_process()} ({cluster.name})'
 
 
 def _state() -> Any:
@@ -223,10 +203,7 @@ def call_on_all(fn: Callable[[], _T]) -> _T:
 
 
 def loss(error: BaseException) -> str:
-  """Returns the message of an error that means that a process was lost.
-
-  Returns '' for any other error.
-  """
+  """Returns the message of an error if it means that a process was lost."""
   cause: BaseException | None = error
   while cause is not None:
     if _LOST.match(str(cause)):
@@ -243,10 +220,7 @@ def leave(status: int) -> None:
   """Ends this process, or returns if Python may end it as usual.
 
   At exit JAX would wait for minutes for processes that in turn wait for this
-  one, and then abort.
-
-  Args:
-    status: The exit status, as for `processes.exit_process`.
+  one, and then abort. The status is that of `processes.exit_process`.
   """
   is_done = status in _COMMON_STATUSES
   if not is_done:

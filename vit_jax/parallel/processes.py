@@ -61,26 +61,17 @@ def first() -> bool:
 def call_on_first(fn: Callable[[], _T]) -> _T:
   """Calls a function in process 0, and returns its result in all processes.
 
-  Args:
-    fn: Function that only process 0 calls. With several processes its result is
-      sent as JSON, so that tuples become lists in all of them.
-
-  Raises:
-    UserError: With several processes, `fn` raised a UserError or an OSError in
-      process 0; all processes raise it with the same text.
+  With several processes its result is sent as JSON, so that tuples become lists
+  in all of them. If it raises a UserError or an OSError, all processes raise a
+  UserError with the same text.
   """
   return cast(_T, _peers().call_on_first(fn)) if is_up() else fn()
 
 
 def call_on_all(fn: Callable[[], _T]) -> _T:
-  """Calls a function in every process; if it fails in one, all fail.
+  """Calls a function in every process; returns its result in this one.
 
-  Args:
-    fn: Function whose result in this process is returned.
-
-  Raises:
-    UserError: With several processes, `fn` raised a UserError or an OSError in
-      one of them.
+  If it raises a UserError or an OSError in one, all raise a UserError.
   """
   return cast(_T, _peers().call_on_all(fn)) if is_up() else fn()
 
@@ -88,8 +79,7 @@ def call_on_all(fn: Callable[[], _T]) -> _T:
 def gather(value: Any) -> list[Any]:
   """Returns the values that all processes pass, in order of the processes.
 
-  Args:
-    value: The value of this process; sent as JSON if there are several.
+  They are sent as JSON if there are several.
   """
   return cast(list[Any], _peers().gather(value)) if is_up() else [value]
 
@@ -109,10 +99,8 @@ def lost_peers_explained() -> Iterator[None]:
 def exit_process(status: int) -> NoReturn:
   """Ends this process, without a long wait for the others.
 
-  Args:
-    status: The exit status. 0, or the status of a signal, means that all
-      processes end now; any other means that this process failed, and the
-      others may still be running.
+  The exit status 0, or that of a signal, means that all processes end now; any
+  other means that this process failed, and the others may still be running.
   """
   if is_up():
     _peers().leave(status)
@@ -189,11 +177,7 @@ class Watch:
     self._done.set()
 
   def alive(self, step: int | None = None) -> None:
-    """Reports progress.
-
-    Args:
-      step: Number of completed updates, if it has changed.
-    """
+    """Reports progress, and the number of completed updates if it changed."""
     self._ticks = 0
     if step is not None:
       self._step = step

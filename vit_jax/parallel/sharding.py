@@ -80,11 +80,7 @@ DEFAULT_RULES: tuple[tuple[str, _Rule], ...] = (
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the rules and the devices of `config.mesh`, and the batch size.
-
-  Raises:
-    UserError: A check failed.
-  """
+  """Checks the rules and the devices of `config.mesh`, and the batch size."""
   for i, rule in enumerate(config.mesh.rules):
     _check_rule(rule, f'config.mesh.rules[{i}]')
   config_lib.within(config, 'mesh.min_size', '[0, inf)')
@@ -92,7 +88,6 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_rule(rule: Any, key: str) -> None:
-  """Raises a UserError if a rule is not a pattern and a spec."""
   example = "as in --config.mesh.rules=\"(('^head/kernel$', (None, 'fsdp')),)\""
   is_pair = isinstance(rule, tuple | list) and len(rule) == 2
   if not is_pair or not isinstance(rule[1], tuple | list):
@@ -153,16 +148,23 @@ def shard_params(
 
   Returns:
     The sharding of each parameter by its path.
-
-  Raises:
-    UserError: A rule of the config matches nothing or does not fit.
   """
   shardings: dict[str, ParamSharding] = {}
   used: set[int | None] = set()  # the rules that matched
   for name, x in leaves(params).items():
     shape = tuple(x.shape)
-    layers = _unrolled(name, shape)
-    numbers = {_config_rule(config, layer) for layer in layers}
+    # The paths of its layers in the unrolled model.
+    layers = [name]
+    if match := re.match(r'(|.*?/)blocks/', name):
+      suffix = name[match.end() :]
+      layers = [f'{match[1]}blocks_{i}/{suffix}' for i in range(shape[0])]
+    numbers: set[int | None] = {
+      next(
+        (i for i, (key, _) in enumerate(config.rules) if re.search(key, layer)),
+        None,
+      )
+      for layer in layers
+    }
     if len(numbers) > 1:
       raise config_lib.UserError(
         f'config.mesh.rules treat the layers of {name} differently, but they'
@@ -171,7 +173,7 @@ def shard_params(
       )
     used |= numbers
     (number,) = numbers
-    stacked = () if layers == [name] else (None,)
+    stacked = (None,) if match else ()
     inner = shape[len(stacked) :]
     unsplit: frozenset[str] = frozenset()
     if number is None:
@@ -191,14 +193,6 @@ def shard_params(
         f' {config_lib.join_first(list(shardings), 6)}'
       )
   return shardings
-
-
-def _config_rule(config: ml_collections.ConfigDict, name: str) -> int | None:
-  """Returns the number of the rule of the config for an unrolled parameter."""
-  matches = (
-    i for i, (pattern, _) in enumerate(config.rules) if re.search(pattern, name)
-  )
-  return next(matches, None)
 
 
 def _config_spec(
@@ -264,17 +258,7 @@ def _ways(entry: Entry, sizes: Mapping[str, int]) -> int:
 
 
 def _entry(axes: Sequence[str]) -> Entry:
-  """Returns the entry that names some axes."""
   return tuple(axes) if len(axes) > 1 else axes[0] if axes else None
-
-
-def _unrolled(name: str, shape: tuple[int, ...]) -> list[str]:
-  """Returns the paths of a parameter's layers in the unrolled model."""
-  match = re.match(r'(|.*?/)blocks/', name)
-  if not match:
-    return [name]
-  suffix = name[match.end() :]
-  return [f'{match[1]}blocks_{i}/{suffix}' for i in range(shape[0])]
 
 
 def path_name(path: tuple[Any, ...]) -> str:
@@ -303,16 +287,11 @@ def constrain(
 def tree_shardings(
   mesh: Mesh, shardings: Mapping[str, ParamSharding], tree: Any
 ) -> Any:
-  """Returns the sharding of each array in a tree.
+  """Returns the sharding of each array in a tree of arrays or their shapes.
 
   An array is sharded like a parameter if it has the same shape and its path
   ends with the parameter's path. This holds for the optimizer's moments and the
   moving average. All other arrays are replicated.
-
-  Args:
-    mesh: The mesh of devices.
-    shardings: The shardings of parameters, from `shard_params`.
-    tree: Arrays or their shapes.
   """
 
   def array_sharding(path: tuple[Any, ...], x: Any) -> NamedSharding:

@@ -10,9 +10,7 @@ from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 
 
-def table(
-  shardings: Mapping[str, sharding.ParamSharding],
-) -> tables.Table:
+def table(shardings: Mapping[str, sharding.ParamSharding]) -> tables.Table:
   """Returns the shardings of parameters.
 
   Layers with the same shardings share a row, `blocks_0..11`, which shows their
@@ -23,7 +21,12 @@ def table(
     top, suffix = split_layer(name)
     groups.setdefault(top, {})[suffix] = x
   rows: list[tuple[str | int, ...]] = []
-  tops = sorted(groups, key=_by_layer)
+
+  def by_layer(top: str) -> tuple[str, int]:
+    stem, _, number = top.rpartition('_')
+    return (stem, int(number)) if number.isdecimal() else (top, -1)
+
+  tops = sorted(groups, key=by_layer)
   for group, run in itertools.groupby(tops, key=lambda top: groups[top]):
     layers = list(run)
     label = layers[0]
@@ -44,19 +47,12 @@ def table(
   return tables.Table(names, rows)
 
 
-def _by_layer(top: str) -> tuple[str, int]:
-  stem, _, number = top.rpartition('_')
-  return (stem, int(number)) if number.isdecimal() else (top, -1)
-
-
 def unsplit(
   shardings: Mapping[str, sharding.ParamSharding], sizes: Mapping[str, int]
 ) -> str:
   """Returns a line on the parameters that an axis does not split; '': none.
 
-  Args:
-    shardings: From `shard_params`.
-    sizes: The size of each axis of the mesh.
+  `sizes` has the size of each axis of the mesh.
   """
   lines = []
   for axis in mesh_lib.AXES:

@@ -26,41 +26,32 @@ _STOPPED = 128 + signal.SIGTERM  # the status of a run that saved and ended
 
 def define_flags(flag_values: flags.FlagValues) -> None:
   """Defines the flags for the resources of a job."""
-
-  def integer(
-    name: str, default: int | None, text: str, least: int = 1
-  ) -> None:
-    flags.DEFINE_integer(
-      name, default, text, lower_bound=least, flag_values=flag_values
-    )
-
   flags.DEFINE_bool(
     'local', False, 'Try --slurm on this machine, without SLURM.', flag_values
   )
   flags.DEFINE_string(
     'partition', None, "SLURM's partition. Default: SLURM's own.", flag_values
   )
-  integer('nodes', 1, 'Number of nodes.')
-  integer('tasks_per_node', 1, 'Processes on each node, which share its GPUs.')
-  integer('gpus_per_node', 0, 'GPUs of each node.', least=0)
-  integer(
-    'cpus_per_task',
-    None,
-    'CPU cores of each process. Decoding images needs many.',
-  )
-  integer(
-    'timeout_min', 60, 'Minutes until the job is stopped, and queued again.'
-  )
-  integer(
-    'grace_s', 120, 'Seconds that the run gets to save before its time is over.'
-  )
-  integer(
-    'max_requeues',
-    1000,
-    'How often the job is queued again when its time is over. With --local, 5'
-    ' at most.',
-    least=0,
-  )
+  meanings = {
+    'nodes': 'Number of nodes.',
+    'tasks_per_node': 'Processes on each node, which share its GPUs.',
+    'gpus_per_node': 'GPUs of each node.',
+    'cpus_per_task': 'CPU cores of each process. Decoding images needs many.',
+    'timeout_min': 'Minutes until the job is stopped, and queued again.',
+    'grace_s': 'Seconds that the run gets to save before its time is over.',
+    'max_requeues': 'How often the job is queued again when its time is over.'
+    ' With --local, 5 at most.',
+  }
+  defaults = {'nodes': 1, 'tasks_per_node': 1, 'gpus_per_node': 0}
+  defaults |= {'timeout_min': 60, 'grace_s': 120, 'max_requeues': 1000}
+  for name, meaning in meanings.items():
+    flags.DEFINE_integer(
+      name,
+      defaults.get(name),
+      meaning,
+      lower_bound=0 if name in ('gpus_per_node', 'max_requeues') else 1,
+      flag_values=flag_values,
+    )
   flags.DEFINE_multi_string(
     'sbatch',
     [],
@@ -80,8 +71,7 @@ class Training:
   def __call__(self) -> None:
     """Trains until the run is done, or is stopped and the job requeued.
 
-    Raises:
-      RuntimeError: The run failed.
+    A RuntimeError says that the run failed.
     """
     import submitit
 
@@ -141,10 +131,8 @@ def run(
 ) -> tuple[int, list[int]]:
   """Runs a command, and sends it one SIGTERM when a stop signal arrives.
 
-  A second SIGTERM would end it before it has saved.
-
-  Returns:
-    Its exit status, and the stop signals that arrived.
+  A second SIGTERM would end it before it has saved. Returns its exit status,
+  and the stop signals that arrived.
   """
   received: list[int] = []
   process: subprocess.Popen[bytes] | None = None
@@ -174,38 +162,20 @@ def run(
 def make_executor(
   folder: pathlib.Path, flag_values: flags.FlagValues
 ) -> 'submitit.AutoExecutor':
-  """Returns submitit's executor, set up by the flags.
+  """Returns submitit's executor, set up by the flags of `define_flags`.
 
-  Args:
-    folder: Directory for logs, which all nodes share.
-    flag_values: Parsed flags, with those of `define_flags`.
-
-  Raises:
-    UserError: submitit or SLURM is missing, or the flags are inconsistent.
+  Logs are in the folder, which all nodes share.
   """
-  _check_local(flag_values)
-  executor = _new_executor(folder, flag_values)
-  executor.update_parameters(
-    name='vit_jax',
-    timeout_min=flag_values.timeout_min,
-    nodes=flag_values.nodes,
-    tasks_per_node=flag_values.tasks_per_node,
-    gpus_per_node=flag_values.gpus_per_node or None,
-    cpus_per_task=flag_values.cpus_per_task,
-    slurm_partition=flag_values.partition,
-    slurm_signal_delay_s=flag_values.grace_s,
-    slurm_srun_args=_srun_args(flag_values),
-    slurm_additional_parameters=_sbatch_options(flag_values),
-  )
-  return executor
-
-
-def _new_executor(
-  folder: pathlib.Path, flag_values: flags.FlagValues
-) -> 'submitit.AutoExecutor':
+  if flag_values.local:
+    if flag_values.gpus_per_node and flag_values.tasks_per_node > 1:
+      raise UserError(
+        '--tasks_per_node: with --local, one process drives all GPUs'
+      )
+    if flag_values.nodes > 1:
+      raise UserError('--nodes: --local has one; set --tasks_per_node instead')
   submitit = import_package('SLURM', 'submitit', 'slurm')
   try:
-    return submitit.AutoExecutor(
+    executor = submitit.AutoExecutor(
       folder,
       cluster='local' if flag_values.local else 'slurm',
       local_max_num_timeout=flag_values.max_requeues,
@@ -215,31 +185,24 @@ def _new_executor(
     raise UserError(
       'srun is not here: run this where jobs are submitted from, or add --local'
     ) from None
-
-
-def _check_local(flag_values: flags.FlagValues) -> None:
-  """Raises a UserError if a flag does not fit `--local`."""
-  if not flag_values.local:
-    return
-  if flag_values.gpus_per_node and flag_values.tasks_per_node > 1:
-    raise UserError(
-      '--tasks_per_node: with --local, one process drives all GPUs'
-    )
-  if flag_values.nodes > 1:
-    raise UserError('--nodes: --local has one; set --tasks_per_node instead')
-
-
-def _srun_args(flag_values: flags.FlagValues) -> list[str]:
-  # Since SLURM 22.05 srun does not inherit this from sbatch.
-  cpus = flag_values.cpus_per_task
-  return [f'--cpus-per-task={cpus}'] if cpus else []
-
-
-def _sbatch_options(flag_values: flags.FlagValues) -> dict[str, str | bool]:
   options: dict[str, str | bool] = {'requeue': True}
   for text in flag_values.sbatch:
     key, has_value, value = text.partition('=')
     if not key or not has_value:
       raise UserError(f'--sbatch={text}: write KEY=VALUE, as account=vision')
     options[key] = value
-  return options
+  cpus = flag_values.cpus_per_task
+  executor.update_parameters(
+    name='vit_jax',
+    timeout_min=flag_values.timeout_min,
+    nodes=flag_values.nodes,
+    tasks_per_node=flag_values.tasks_per_node,
+    gpus_per_node=flag_values.gpus_per_node or None,
+    cpus_per_task=cpus,
+    slurm_partition=flag_values.partition,
+    slurm_signal_delay_s=flag_values.grace_s,
+    # Since SLURM 22.05 srun does not inherit this from sbatch.
+    slurm_srun_args=[f'--cpus-per-task={cpus}'] if cpus else [],
+    slurm_additional_parameters=options,
+  )
+  return executor

@@ -29,51 +29,26 @@ _TPU_ENVIRONMENT = {
 # Autotuning runs kernels on a card, which is not here.
 _GPU_FLAGS = '--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false'
 
-# Facts that XLA's GPU compiler plans with, as a text protocol buffer. These are
-# the fields in which the cards differ.
-_GPUS: dict[str, dict[str, Any]] = {
-  'a100': {
-    'cores': 108,
-    'fpus': 64,
-    'shared': 167936,
-    'shared_optin': 166912,
-    'bandwidth': 2_039_000_000_000,
-    'l2': 41943040,
-    'clock': 1.41,
-    'memory': 85_100_000_000,
-    'capability': 8,
-    'name': 'NVIDIA A100-SXM4-80GB',
-  },
-  'h100': {
-    'cores': 132,
-    'fpus': 128,
-    'shared': 233472,
-    'shared_optin': 232448,
-    'bandwidth': 3_352_320_000_000,
-    'l2': 52428800,
-    'clock': 1.98,
-    'memory': 84_942_979_072,
-    'capability': 9,
-    'name': 'NVIDIA H100 80GB HBM3',
-  },
-  'b200': {
-    'cores': 148,
-    'fpus': 128,
-    'shared': 233472,
-    'shared_optin': 232448,
-    'bandwidth': 8_000_000_000_000,
-    'l2': 132644864,
-    'clock': 1.965,
-    'memory': 191_000_000_000,
-    'capability': 10,
-    'name': 'NVIDIA B200',
-  },
+# The fields of _GPU_TARGET in which the cards differ.
+_GPUS = """
+             a100           h100           h200           b200
+cores        108            132            132            148
+fpus         64             128            128            128
+shared       167936         233472         233472         233472
+shared_optin 166912         232448         232448         232448
+bandwidth    2039000000000  3352320000000  4800000000000  8000000000000
+l2           41943040       52428800       52428800       132644864
+clock        1.41           1.98           1.98           1.965
+memory       85100000000    84942979072    150000000000   191000000000
+capability   8              9              9              10
+"""
+_GPU_NAMES = {
+  'a100': 'NVIDIA A100-SXM4-80GB',
+  'h100': 'NVIDIA H100 80GB HBM3',
+  'h200': 'NVIDIA H200',
+  'b200': 'NVIDIA B200',
 }
-_GPUS['h200'] = _GPUS['h100'] | {
-  'bandwidth': 4_800_000_000_000,
-  'memory': 150_000_000_000,
-  'name': 'NVIDIA H200',
-}
+# Facts that XLA's GPU compiler plans with, as a text protocol buffer.
 _GPU_TARGET = """
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32
@@ -132,15 +107,7 @@ class Topology:
 
 
 def parse(text: str, slices: int = 1) -> Topology:
-  """Parses `v5e:4x4`, `v5p:2x2x2` or `h100:8`.
-
-  Args:
-    text: Name of the hardware, and the shape of a slice.
-    slices: Number of slices.
-
-  Raises:
-    UserError: The text cannot be parsed, or the hardware is not known.
-  """
+  """Parses `v5e:4x4`, `v5p:2x2x2` or `h100:8`: hardware, shape of a slice."""
   name, _, sides = text.lower().partition(':')
   hardware = hardware_lib.named(name)
   shape = tuple(int(x) for x in sides.split('x') if x.isdecimal())
@@ -157,19 +124,16 @@ def parse(text: str, slices: int = 1) -> Topology:
 
 def missing_extra(topology: Topology) -> str | None:
   """Returns the extra that installs the compiler; None if it is here."""
+  packages, extra = ['jax_cuda12_plugin', 'jax_cuda13_plugin'], 'cuda'
   if topology.is_tpu:
-    return None if importlib.util.find_spec('libtpu') else 'compile-tpu'
-  plugins = ('jax_cuda12_plugin', 'jax_cuda13_plugin')
-  is_here = any(importlib.util.find_spec(name) for name in plugins)
-  return None if is_here else 'cuda'
+    packages, extra = ['libtpu'], 'compile-tpu'
+  return None if any(map(importlib.util.find_spec, packages)) else extra
 
 
 def environment(topology: Topology, flags: str = '') -> dict[str, str]:
   """Returns variables to set before a process imports jax.
 
-  Args:
-    topology: The devices.
-    flags: The present value of XLA_FLAGS.
+  `flags` is the present value of XLA_FLAGS.
   """
   if topology.is_tpu:
     # It ends the process at a flag for another kind of device.
@@ -181,19 +145,11 @@ def environment(topology: Topology, flags: str = '') -> dict[str, str]:
 
 
 def devices(topology: Topology) -> 'list[jax.Device]':
-  """Returns the devices, to compile for.
-
-  Raises:
-    UserError: The compiler does not know the topology.
-  """
+  """Returns the devices, to compile for."""
   from jax.experimental import topologies
 
   sides = 'x'.join(map(str, topology.shape))
-  options: dict[str, Any] = {
-    'platform': 'cuda',
-    'topology_name': topology.name,
-    'topology': f'{topology.slices}x1x{sides}',
-  }
+  options: dict[str, Any] = {}
   if topology.is_tpu:
     name = {'v7x': 'tpu7x'}.get(topology.name, topology.name)
     options = {'platform': 'tpu', 'topology_name': f'{name}:{sides}'}
@@ -202,7 +158,17 @@ def devices(topology: Topology) -> 'list[jax.Device]':
     if topology.name == 'v4':  # both cores of a chip are one device
       options['chip_config_name'] = 'megacore'
   else:
-    options['target_config'] = _GPU_TARGET.format(**_GPUS[topology.name])
+    names, *rows = [line.split() for line in _GPUS.strip().splitlines()]
+    column = 1 + names.index(topology.name)
+    facts = {row[0]: row[column] for row in rows}
+    options = {
+      'platform': 'cuda',
+      'topology_name': topology.name,
+      'topology': f'{topology.slices}x1x{sides}',
+      'target_config': _GPU_TARGET.format(
+        **facts, name=_GPU_NAMES[topology.name]
+      ),
+    }
   try:
     return topologies.get_topology_desc(**options).devices
   except RuntimeError as e:  # JAX's own errors are such

@@ -10,11 +10,12 @@ from typing import Any
 
 from vit_jax.parallel import processes
 from vit_jax.runs import checkpoint
-from vit_jax.runs import checkpoint_format
+from vit_jax.runs import restoring
+from vit_jax.runs import workdir as workdir_lib
 
 
 class Best:
-  """Keeps the checkpoint with the best value of a metric.
+  """Keeps the checkpoint with the best value of a metric, as 'val/accuracy'.
 
   Attributes:
     store: The directory of the checkpoint.
@@ -24,16 +25,6 @@ class Best:
   def __init__(
     self, directory: pathlib.Path, metric: str, lower_is_better: bool
   ):
-    """Opens the directory, which need not exist.
-
-    Args:
-      directory: The directory.
-      metric: Name of the metric, such as 'val/accuracy'.
-      lower_is_better: Whether lower values of it are better.
-
-    Raises:
-      UserError: The directory cannot be made.
-    """
     self.step = 0
     self._metric, self._sign = metric, -1 if lower_is_better else 1
     self._value: float | None = None
@@ -46,16 +37,7 @@ class Best:
     )
 
   def save(self, step: int, state: Any, metrics: dict[str, float]) -> None:
-    """Writes the state in the background if its metric is the best so far.
-
-    Args:
-      step: Number of completed updates.
-      state: The train state; all but `opt_state` is written.
-      metrics: Metrics of the evaluations at this step, by name.
-
-    Raises:
-      UserError: This best, or the one before, could not be written.
-    """
+    """Does what `checkpoint.Checkpointer.save_best` says."""
     value = metrics.get(self._metric)
     if value is None or not self._is_better(value) or self.store.has(step):
       return
@@ -68,11 +50,10 @@ class Best:
     return self._sign * value > self._sign * self._value
 
   def _stored(self, directory: pathlib.Path) -> list[tuple[int, float]]:
-    """Returns step and metric of the checkpoints in a directory."""
     bests = []
-    for path in checkpoint_format.newest_first(directory):
-      with contextlib.suppress(checkpoint_format.DamagedError):
-        info = checkpoint_format.read_info(path)
+    for path in workdir_lib.newest_first(directory):
+      with contextlib.suppress(restoring.DamagedError):
+        info = restoring.read_info(path)
         value = (info['metrics'] or {}).get(self._metric)
         if value is not None:
           bests.append((info['step'], value))

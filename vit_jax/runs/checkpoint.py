@@ -1,46 +1,80 @@
-"""Saves the checkpoints of a run, and restores the run from them.
+"""Saves the checkpoints of a run.
 
 `WORKDIR/checkpoints/STEP/` has the train state, `WORKDIR/best/STEP/` the same
-without the optimizer's state. `checkpoint_format` describes the files.
+without the optimizer's state. A checkpoint has two Orbax items: `state`, a tree
+of arrays, and `info`, a JSON object:
+
+    format   2; of format 1, which has no `extra`, only parameters are read
+    step     number of completed updates
+    metrics  metrics of the evaluations at that step; null: still to be done
+    counts   counters of the run at that step; missing in older checkpoints
+    arrays   {path: {shape, dtype, checksum}} of all arrays of the state
+    crc32    checksum of all of the above
+
+Orbax writes into a temporary directory and renames it, so a directory STEP/ is
+always complete. It detects files that are missing or truncated, but not a
+flipped bit in an array; the checksums detect that. They are computed on the
+device from the bits of the elements and their positions, so they depend neither
+on the mesh nor on the number of processes. `restoring` reads checkpoints.
 
 Orbax is imported only in the functions that need it, since its import takes
 half as long as that of JAX.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import fractions
 import functools
+import inspect
 import itertools
+import json
+import logging as python_logging
+import os
 import pathlib
 import sys
 from typing import Any
 from typing import TYPE_CHECKING
+import zlib
 
 from absl import logging
 import jax
 from jax.experimental import multihost_utils
+import jax.numpy as jnp
 import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.parallel import processes
-from vit_jax.runs import checkpoint_format
+from vit_jax.parallel import sharding
+from vit_jax.runs import workdir as workdir_lib
 
 if TYPE_CHECKING:
   from vit_jax.runs import best
 
+FORMAT = 2
+
+# Key of an objective's state: its own moving average of all parameters.
+AVERAGE = 'average'
+
 PyTree = Any
+# Returns the train state to fill, of `jax.ShapeDtypeStruct` leaves with
+# shardings, for the paths of the stored arrays.
+StateFor = Callable[[Collection[str]], PyTree]
+
+_ORBAX = f'{os.sep}orbax{os.sep}'  # a part of the paths of Orbax's files
 
 
 class Checkpointer:
   """Saves the train state of a run, and restores the newest good one.
 
   Only one may be open on a work directory, since opening removes the remains of
-  interrupted saves. With several processes, all must make the same calls.
+  interrupted saves. With several processes, all must make the same calls. A
+  UserError says which checkpoint could not be written; `save` and `save_best`
+  also raise that of the checkpoint before, which was written in the background.
 
   Attributes:
     counts: The `counts` of the checkpoint that was restored; {} if there is
@@ -62,12 +96,9 @@ class Checkpointer:
       keep_every: Its `keep_every` in steps, from `config.period`: the first
         checkpoint at or after each multiple is kept for ever.
       lower_is_better: Whether lower values of the metric `best` are better.
-
-    Raises:
-      UserError: The directories cannot be made.
     """
     workdir = pathlib.Path(workdir).resolve()  # Orbax needs absolute paths
-    checkpoint_format.quiet_orbax()
+    quiet_orbax()
     keep = functools.partial(steps_to_keep, keep=config.keep, every=keep_every)
     self.counts: dict[str, int] = {}
     self._store = Store(workdir / 'checkpoints', keep)
@@ -106,7 +137,7 @@ class Checkpointer:
     """Writes a checkpoint in the background, also to best/ if it is the best.
 
     Returns once the arrays are off the device, so that `state` may be donated.
-    Does nothing for a step that has a checkpoint already.
+    Does nothing, and returns False, for a step that has a checkpoint already.
 
     Args:
       step: Number of completed updates.
@@ -114,12 +145,6 @@ class Checkpointer:
       metrics: Metrics of the evaluations at this step; None: they are still to
         be done.
       counts: Counters of the run at this step, by name.
-
-    Returns:
-      Whether the step had no checkpoint yet.
-
-    Raises:
-      UserError: This checkpoint, or the one before, could not be written.
     """
     self.save_best(step, state, metrics)
     return self._store.save(step, state, metrics, counts)
@@ -130,45 +155,27 @@ class Checkpointer:
     """Writes best/STEP in the background if the metric is the best so far.
 
     The metric is `config.checkpoint.best`. The old best is removed once the new
-    one is complete.
-
-    Args:
-      step: Number of completed updates.
-      state: The train state; all but `opt_state` is written.
-      metrics: Metrics of the evaluations at this step.
-
-    Raises:
-      UserError: This best, or the one before, could not be written.
+    one is complete. All of the state but `opt_state` is written.
     """
     if self._best is not None:
       self._best.save(step, state, metrics or {})
 
   def restore(
-    self, state_for: checkpoint_format.StateFor
+    self, state_for: StateFor
   ) -> tuple[PyTree, int, dict[str, float] | None] | None:
-    """Reads the newest good checkpoint.
+    """Reads the newest good checkpoint: the train state, its step and metrics.
 
-    A warning names a damaged checkpoint. It is renamed to `STEP.damaged` once
-    an older one was read. If the run stopped before it had written its best
-    checkpoint, this writes it.
-
-    Args:
-      state_for: Returns the train state to fill, of `jax.ShapeDtypeStruct`
-        leaves with shardings, for the paths of the stored arrays.
-
-    Returns:
-      The train state, its step, and its metrics as given to `save`; None if
-      there is no checkpoint.
-
-    Raises:
-      UserError: The newest one does not fit the train state (all differences
-        are listed), needs a newer version, or all are damaged.
+    Returns None if there is no checkpoint. A warning names a damaged one, which
+    is renamed to `STEP.damaged` once an older one was read. If the run stopped
+    before it had written its best checkpoint, this writes it. A UserError lists
+    all differences of a checkpoint that does not fit the train state.
     """
     self.wait()
-    restored = newest_good(self._store.directory, state_for)
-    if restored is None:
+    directory = self._store.directory
+    if not step_folders(directory):
       return None
-    state, info, path, damaged = restored
+    newest_good = config_lib.wing('vit_jax.runs.restoring:newest_good')
+    state, info, path, damaged = newest_good(directory, state_for)
     if damaged:
       self._store.set_aside(damaged)
       logging.warning('Using the checkpoint before, %s', path)
@@ -177,21 +184,13 @@ class Checkpointer:
     return state, info['step'], info['metrics']
 
   def wait(self) -> None:
-    """Blocks until all checkpoints are written.
-
-    Raises:
-      UserError: One could not be written.
-    """
+    """Blocks until all checkpoints are written."""
     self._store.wait()
     if self._best is not None:
       self._best.store.wait()
 
   def close(self) -> None:
-    """Waits until all checkpoints are written, then ends all threads.
-
-    Raises:
-      UserError: One could not be written.
-    """
+    """Waits until all checkpoints are written, then ends all threads."""
     try:
       self._store.close()
     finally:
@@ -199,59 +198,13 @@ class Checkpointer:
         self._best.store.close()
 
 
-def newest_good(
-  directory: pathlib.Path,
-  state_for: checkpoint_format.StateFor,
-  at_most: int | None = None,
-) -> tuple[PyTree, dict[str, Any], pathlib.Path, list[pathlib.Path]] | None:
-  """Reads the newest good checkpoint, of at most a given step.
-
-  Returns:
-    The train state, its info, its path, and the paths of newer checkpoints that
-    are damaged; None if there is no checkpoint.
-
-  Raises:
-    UserError: One does not fit or needs a newer version, or all are damaged.
-  """
-  paths = _newest_first(directory)
-  if at_most is not None:
-    paths = [path for path in paths if int(path.name) <= at_most]
-  newest = first_good(
-    paths, lambda path: checkpoint_format.restore(path, state_for)
-  )
-  if newest is None:
-    return None
-  (state, info), path, damaged = newest
-  return state, info, path, damaged
-
-
-def first_good(
-  paths: Sequence[pathlib.Path], read: Callable[[pathlib.Path], Any]
-) -> tuple[Any, pathlib.Path, list[pathlib.Path]] | None:
-  """Returns content and path of the first good one, and the damaged before."""
-  damaged: dict[pathlib.Path, str] = {}
-  for path in paths:
-    try:
-      return read(path), path, list(damaged)
-    except checkpoint_format.DamagedError as e:
-      logging.warning('Checkpoint %s is damaged: %s', path, e)
-      damaged[path] = str(e)
-  if not damaged:
-    return None
-  causes = '; '.join(f'{path}: {cause}' for path, cause in damaged.items())
-  raise UserError(
-    f'all checkpoints are damaged: {causes}; restore one from a backup, or'
-    ' start in another work directory'
-  )
-
-
-def _newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
-  """Lists the checkpoints that process 0 sees.
+def step_folders(directory: pathlib.Path) -> list[pathlib.Path]:
+  """Lists the checkpoints that process 0 sees, the newest first.
 
   On a network file system another process may not see the newest yet.
   """
   names = processes.call_on_first(
-    lambda: [path.name for path in checkpoint_format.newest_first(directory)]
+    lambda: [path.name for path in workdir_lib.newest_first(directory)]
   )
   return [directory / name for name in names]
 
@@ -267,15 +220,16 @@ class Store:
     import orbax.checkpoint as ocp
 
     self.directory = directory
+    self._to_keep = to_keep
     self._writing: int | None = None  # the step that is being written
     options = ocp.CheckpointManagerOptions(
-      preservation_policy=_Policy(to_keep),
+      preservation_policy=self,
       cleanup_tmp_directories=True,
       lightweight_initialize=True,
       async_options=ocp.AsyncOptions(
         # If a directory cannot be made, Orbax's threads would wait 20 minutes.
         create_directories_asynchronously=False,
-        barrier_sync_fn=_meeting(),
+        barrier_sync_fn=_meeting() if jax.process_count() > 1 else None,
       ),
       # Both stores may write at once, so their barriers need different names.
       multiprocessing_options=ocp.options.MultiprocessingOptions(
@@ -284,6 +238,14 @@ class Store:
     )
     with self._explained():
       self._manager = ocp.CheckpointManager(directory, options=options)
+
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: object
+  ) -> Sequence[bool]:
+    """Tells Orbax which checkpoints to keep."""
+    del context
+    steps_kept = self._to_keep([checkpoint.step for checkpoint in checkpoints])
+    return [checkpoint.step in steps_kept for checkpoint in checkpoints]
 
   def has(self, step: int) -> bool:
     """Whether a step has a checkpoint."""
@@ -302,7 +264,25 @@ class Store:
     self.wait()
     if self.has(step):
       return False
-    info = checkpoint_format.make_info(step, state, metrics, counts)
+    if metrics is not None:
+      metrics = {name: float(value) for name, value in metrics.items()}
+    sums = checksums(state)
+    arrays = {
+      path: {
+        'shape': list(x.shape),
+        'dtype': jnp.dtype(x.dtype).name,
+        'checksum': sums[path],
+      }
+      for path, x in sharding.leaves(state).items()
+    }
+    info = {
+      'format': FORMAT,
+      'step': int(step),
+      'metrics': metrics,
+      'counts': dict(counts or {}),
+      'arrays': arrays,
+    }
+    info['crc32'] = crc32(info)
     self._writing = step
     with self._explained():
       self._manager.save(
@@ -332,35 +312,35 @@ class Store:
     if jax.process_index() == 0:
       with self._explained():
         for path in paths:
-          path.rename(_unused(path.with_name(path.name + '.damaged')))
+          names = (f'{path.name}.damaged{n or ""}' for n in itertools.count())
+          targets = map(path.with_name, names)
+          path.rename(next(x for x in targets if not x.exists()))
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices('checkpoint: set aside')
     self._manager.reload()
 
   @contextlib.contextmanager
   def _explained(self) -> Iterator[None]:
-    """Turns errors of writing into a UserError."""
     try:
       yield
     except (OSError, ValueError, RuntimeError) as e:
       path = self.directory
       if self._writing is not None:
         path = path / str(self._writing)
+      cause = config_lib.wing('vit_jax.runs.restoring:cause')
       raise UserError(
-        f'cannot write checkpoint {path}: {checkpoint_format.cause(e)}; earlier'
+        f'cannot write checkpoint {path}: {cause(e)}; earlier'
         ' checkpoints are intact: make room for it, or make the directory'
         ' writable, and run the same command again'
       ) from e
 
 
-def _meeting() -> Callable[..., None] | None:
+def _meeting() -> Callable[..., None]:
   """Returns the barrier of the writing threads of all processes.
 
   A thread that failed to write does not wait for the others: its process
   reports the error and ends.
   """
-  if jax.process_count() == 1:
-    return None
   import orbax.checkpoint as ocp
 
   wait = ocp.multihost.get_barrier_sync_fn()
@@ -372,30 +352,12 @@ def _meeting() -> Callable[..., None] | None:
   return meet
 
 
-class _Policy:
-  """Orbax's interface for a function that selects which checkpoints to keep."""
-
-  def __init__(self, to_keep: Callable[[Sequence[int]], set[int]]):
-    self._to_keep = to_keep
-
-  def should_preserve(
-    self, checkpoints: Sequence[Any], *, context: object
-  ) -> Sequence[bool]:
-    del context
-    steps_kept = self._to_keep([checkpoint.step for checkpoint in checkpoints])
-    return [checkpoint.step in steps_kept for checkpoint in checkpoints]
-
-
 def steps_to_keep(
   steps: Sequence[int], keep: int, every: fractions.Fraction | None
 ) -> set[int]:
-  """Returns the steps of the checkpoints to keep.
+  """Returns the steps of the checkpoints to keep: the newest `keep`.
 
-  Args:
-    steps: Steps of all checkpoints.
-    keep: Number of newest checkpoints to keep.
-    every: Also keep the first checkpoint at or after each multiple of this
-      number of steps.
+  And the first at or after each multiple of `every` steps.
   """
   steps = sorted(steps)
   steps_kept = set(steps[-keep:])
@@ -408,6 +370,72 @@ def steps_to_keep(
   return steps_kept
 
 
-def _unused(path: pathlib.Path) -> pathlib.Path:
-  names = (path.with_name(f'{path.name}{n or ""}') for n in itertools.count())
-  return next(name for name in names if not name.exists())
+def crc32(info: dict[str, Any]) -> int:
+  """Returns the checksum of the other entries of an `info`."""
+  return zlib.crc32(json.dumps(info, sort_keys=True).encode())
+
+
+def checksums(tree: PyTree) -> dict[str, int]:
+  """Returns a 32-bit checksum of each array by its path, like 'params/kernel'.
+
+  A change to a single element always changes it; any other change goes
+  unnoticed with probability 2^-32.
+  """
+  # This compiles a small function for each shape; one for the whole tree would
+  # be as fast, but take ten times as long to compile. The functions run one
+  # after the other, since concurrent sums over several CPU devices can
+  # deadlock: each holds threads that another one needs.
+  return {path: int(_checksum(x)) for path, x in sharding.leaves(tree).items()}
+
+
+@jax.jit
+def _checksum(x: jax.Array) -> jax.Array:
+  if x.dtype == jnp.bool_:
+    bits = x.astype(jnp.uint32)
+  else:
+    kind = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
+  # No reshape, so that each device reads only its own shard.
+  position = jnp.zeros((), jnp.uint32)
+  for axis, size in enumerate(bits.shape):
+    index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+    position = position * jnp.uint32(size % 2**32) + index
+  return jnp.sum(_mix(bits ^ _mix(position + 1)), dtype=jnp.uint32)
+
+
+def _mix(h: jax.Array) -> jax.Array:
+  """The finalizer of MurmurHash3: a bijection of uint32 that spreads bits."""
+  h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
+  h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
+  return h ^ (h >> 16)
+
+
+@functools.cache
+def quiet_orbax() -> None:
+  """Keeps Orbax's own messages off the terminal, except for warnings.
+
+  Orbax logs every detail. Each thread that sees a failure logs a traceback,
+  although the error is also raised. Coroutines that a failure abandons log a
+  message when they are garbage-collected, which may be at any time. So this
+  setting is never undone.
+  """
+  previous = sys.unraisablehook
+
+  def hook(unraisable: Any) -> None:
+    source, error = unraisable.object, unraisable.exc_value
+    if inspect.iscoroutine(source) and _ORBAX in source.cr_code.co_filename:
+      return
+    if source is None and str(error) == 'Event loop is closed':
+      return
+    previous(unraisable)
+
+  def is_needed(record: python_logging.LogRecord) -> bool:
+    warning = record.levelno == python_logging.WARNING
+    return warning or _ORBAX not in record.pathname
+
+  def not_abandoned(record: python_logging.LogRecord) -> bool:
+    return 'exception was never retrieved' not in str(record.msg)
+
+  sys.unraisablehook = hook
+  logging.get_absl_logger().addFilter(is_needed)
+  python_logging.getLogger('asyncio').addFilter(not_abandoned)

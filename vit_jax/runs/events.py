@@ -13,6 +13,7 @@ import struct
 import sys
 import textwrap
 import time
+from typing import Any
 
 from vit_jax.runs import reporting
 
@@ -41,12 +42,7 @@ class Events:
   """
 
   def __init__(self, directory: pathlib.Path, start_step: int):
-    """Begins a file, and makes TensorBoard drop events after the start step.
-
-    Args:
-      directory: Directory of the file.
-      start_step: Number of updates that were completed before.
-    """
+    """Begins a file, and makes TensorBoard drop events after the start step."""
     prefix = 'events.out.tfevents.'
     earlier = [path.name for path in directory.glob(f'{prefix}*')]
     seconds = [name.removeprefix(prefix).split('.')[0] for name in earlier]
@@ -56,18 +52,12 @@ class Events:
     name = f'{prefix}{stamp:010d}.{socket.gethostname()}'
     self._file = (directory / name).open('xb')
     self._epoch_step = -1  # the last step whose epoch was written
-    self._write(
-      event_pb2.Event(wall_time=time.time(), file_version='brain.Event:2')
-    )
+    self._write(file_version='brain.Event:2')
     # With this event TensorBoard drops earlier events from this step on. It
     # ignores the first such event that it sees, so the first start writes one,
     # too.
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    self._write(
-      event_pb2.Event(
-        wall_time=time.time(), step=start_step + 1, session_log=start
-      )
-    )
+    self._write(step=start_step + 1, session_log=start)
 
   def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
     """Writes scalars, except for counts of examples, which are constant."""
@@ -79,7 +69,7 @@ class Events:
     ]
     self._epoch_step = step
     if values:
-      self._summarize(step, now, summary_pb2.Summary(value=values))
+      self._write(now, step=step, summary=summary_pb2.Summary(value=values))
 
   def write_start(self, start: reporting.Start) -> None:
     """Writes the config for the tabs TEXT and HPARAMS, and the run's record.
@@ -100,40 +90,31 @@ class Events:
         'run': _code(json.dumps(start.record, indent=2)),
       }
     for name, content in texts.items():
-      self._summarize(start.step, time.time(), summary_lib.text(name, content))
+      self._write(step=start.step, summary=summary_lib.text(name, content))
     parameters = {
       key: x if isinstance(x, bool | int | float | str) else repr(x)
       for key, x in start.changed.items()
       if x is not None
     }
     _, started, _ = summary_lib.hparams(parameters, {})
-    self._summarize(start.step, time.time(), started)
+    self._write(step=start.step, summary=started)
 
   def write_image(self, step: int, name: str, png: bytes) -> None:
-    """Writes an image for the tab IMAGES.
-
-    Args:
-      step: Step at which it is shown.
-      name: Name of the image.
-      png: Content of a PNG file.
-    """
+    """Writes an image, a PNG file, for the tab IMAGES."""
     width, height = struct.unpack('>II', png[16:24])  # in its first chunk
     image = summary_pb2.Summary.Image(
       width=width, height=height, colorspace=3, encoded_image_string=png
     )
     value = summary_pb2.Summary.Value(tag=name, image=image)
-    self._summarize(step, time.time(), summary_pb2.Summary(value=[value]))
+    self._write(step=step, summary=summary_pb2.Summary(value=[value]))
 
   def close(self) -> None:
     """Closes the file."""
     self._file.close()
 
-  def _summarize(
-    self, step: int, now: float, summary: summary_pb2.Summary
-  ) -> None:
-    self._write(event_pb2.Event(wall_time=now, step=step, summary=summary))
-
-  def _write(self, event: event_pb2.Event) -> None:
+  def _write(self, now: float | None = None, **fields: Any) -> None:
+    """Writes an event with these fields."""
+    event = event_pb2.Event(wall_time=now or time.time(), **fields)
     data = event.SerializeToString()
     size = struct.pack('<Q', len(data))
     sums = [struct.pack('<I', masked_crc32c(part)) for part in (size, data)]
@@ -142,7 +123,6 @@ class Events:
 
 
 def _tag(name: str) -> str:
-  """Returns the name of a metric in TensorBoard."""
   if reporting.is_timed(name):
     return f'perf/{name.removeprefix("train/")}'
   group, _, metric = name.partition('/')

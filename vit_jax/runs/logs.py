@@ -88,11 +88,7 @@ def show_details(text: str, verbose: bool) -> None:
 
 @contextlib.contextmanager
 def log_to(path: pathlib.Path) -> Iterator[None]:
-  """Appends log messages to a file as well, and the error that ends the run.
-
-  Raises:
-    UserError: The file cannot be written.
-  """
+  """Appends log messages to a file as well, and the error that ends the run."""
   with safe_io.writing(path):
     handler = _LogFile(path, encoding='utf-8', errors='backslashreplace')
   handler.setFormatter(logging.PythonFormatter())

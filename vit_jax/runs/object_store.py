@@ -46,14 +46,6 @@ def local_copy(address: str) -> Iterator[str]:
   """Yields the path of a local copy of a work directory in an object store.
 
   The copy is removed once all of it is uploaded.
-
-  Args:
-    address: Address of the work directory.
-
-  Raises:
-    UserError: The store cannot be read or written, another run uses the work
-      directory, or this run has several processes, which need a folder that all
-      of them see.
   """
   if processes.is_up():
     raise UserError(
@@ -69,16 +61,16 @@ def local_copy(address: str) -> Iterator[str]:
   with contextlib.ExitStack() as stack:
     try:
       with _explained(f'cannot use {address}'):
-        lock = stack.enter_context(_locked(address))
-        copy = _Copy(address, folder, lock)
-        copy.download()
+        directory = _Directory(address, folder)
+        stack.enter_context(_locked(directory, address))
+        directory.download()
     except BaseException:
       shutil.rmtree(parent, ignore_errors=True)
       raise
     logging.info('%s: the run works in a copy, %s', address, folder)
     has_failed = True
     try:
-      with _repeated(copy.upload, f'cannot write {address}'):
+      with _repeated(directory.upload, f'cannot write {address}'):
         yield str(folder)
       has_failed = False
     except UserError as e:  # which may name the copy, that is removed now
@@ -86,7 +78,7 @@ def local_copy(address: str) -> Iterator[str]:
     finally:
       try:
         with _explained(f'cannot write {address}', advice):
-          copy.upload()
+          directory.upload()
         shutil.rmtree(parent)
         logging.info('%s has the whole run', address)
       except UserError as e:
@@ -120,42 +112,42 @@ def _repeated(function: Callable[[], None], problem: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(address: str) -> Iterator['_Lock']:
+def _locked(directory: '_Directory', address: str) -> Iterator[None]:
   """Holds the lock of a directory, and says every minute that it does."""
-  lock = _Lock(address)
-  lock.take()
+  directory.take()
   try:
-    with _repeated(lock.renew, f'cannot write the lock of {address}'):
-      yield lock
+    with _repeated(directory.renew, f'cannot write the lock of {address}'):
+      yield
   finally:
     with contextlib.suppress(Exception):  # of any type; it expires
-      lock.remove()
+      directory.release()
 
 
 @contextlib.contextmanager
 def _explained(
   problem: str, advice: str = 'see to your access to it, or name a local folder'
 ) -> Iterator[None]:
-  """Turns errors of a store's library, of any type, into a UserError."""
   try:
     yield
   except UserError:
     raise
   except Exception as e:
-    reason = config_lib.one_line(e) or type(e).__name__
-    raise UserError(f'{problem}: {reason}; {advice}') from e
+    raise UserError(f'{problem}: {config_lib.one_line(e)}; {advice}') from e
 
 
-class _Lock:
-  """An object that says which process uses a directory of a store."""
+class _Directory:
+  """A directory of a store, an object in it that is its lock, and its copy."""
 
-  def __init__(self, address: str):
+  def __init__(self, address: str, folder: pathlib.Path):
     self._address, self._id = address, uuid.uuid4().hex
+    self._folder = folder
     self._store, root = fsspec.core.url_to_fs(address)
-    self._path = f'{root.rstrip("/")}/{_LOCK}'
+    self._root = root.rstrip('/')
+    self._path = f'{self._root}/{_LOCK}'
+    # Time of change and size of each uploaded file, by its name in the folder.
+    self._stamps: dict[str, tuple[int, int]] = {}
 
   def take(self) -> None:
-    """Raises a UserError if another process uses the directory."""
     lock = self._read()
     left = _STALE_S - (time.time() - lock.get('time', 0))
     if left > 0:
@@ -166,8 +158,7 @@ class _Lock:
       )
     self._write()
 
-  def check(self, consequence: str) -> None:
-    """Raises a UserError if another process has taken the lock."""
+  def _check_lock(self, consequence: str) -> None:
     lock = self._read()
     if lock and lock.get('id') != self._id:
       raise UserError(
@@ -176,17 +167,14 @@ class _Lock:
       )
 
   def renew(self) -> None:
-    """Says that this process still uses the directory."""
-    self.check('nothing more is written there')
+    self._check_lock('nothing more is written there')
     self._write()
 
-  def remove(self) -> None:
-    """Lets others use the directory."""
-    self.check('its lock stays')
+  def release(self) -> None:
+    self._check_lock('its lock stays')
     self._store.rm_file(self._path)
 
   def _read(self) -> dict[str, Any]:
-    """Returns the lock; {} if there is none."""
     self._store.invalidate_cache()
     try:
       text = self._store.cat_file(self._path)
@@ -200,19 +188,7 @@ class _Lock:
     lock = {'holder': holder, 'time': time.time(), 'id': self._id}
     self._store.pipe_file(self._path, json.dumps(lock).encode())
 
-
-class _Copy:
-  """The copy of a directory of a store."""
-
-  def __init__(self, address: str, folder: pathlib.Path, lock: _Lock):
-    self._folder, self._lock = folder, lock
-    self._store, root = fsspec.core.url_to_fs(address)
-    self._root = root.rstrip('/')
-    # Time of change and size of each uploaded file, by its name in the folder.
-    self._stamps: dict[str, tuple[int, int]] = {}
-
   def download(self) -> None:
-    """Copies all files of the directory, except for the lock."""
     for path in self._store.find(self._root):
       name = path.removeprefix(self._root).strip('/')
       # Names come from whoever may write to the bucket.
@@ -223,12 +199,8 @@ class _Copy:
     self._stamps = self._files()
 
   def upload(self) -> None:
-    """Copies files that are new or have changed, and removes others.
-
-    Raises:
-      UserError: Another process uses the directory, or the copy is gone.
-    """
-    self._lock.check(f'the whole run is in {self._folder} alone')
+    """Copies files that are new or have changed, and removes others."""
+    self._check_lock(f'the whole run is in {self._folder} alone')
     if self._stamps and not self._folder.is_dir():
       # The store would lose its files, too.
       raise UserError(f'the copy of the run, {self._folder}, is gone')

@@ -72,12 +72,10 @@ class Record:
 
 
 def is_better_low(name: str, directions: Mapping[str, str]) -> bool:
-  """Whether lower values of a metric are better.
+  """Whether lower values of a metric, as 'val/loss', are better.
 
-  Args:
-    name: As 'val/loss'.
-    directions: As of a `Record`. Where they do not have the metric, lower is
-      better if its name ends like that of a loss or an error.
+  Where the directions of a `Record` do not have the metric, lower is better if
+  its name ends like that of a loss or an error.
   """
   for key, direction in directions.items():
     if name == key or (key.endswith('/') and name.startswith(key)):
@@ -99,11 +97,7 @@ def is_run(path: pathlib.Path) -> bool:
 
 
 def read(path: pathlib.Path) -> Record:
-  """Reads a work directory.
-
-  Raises:
-    UserError: It is not a work directory, or a file in it cannot be read.
-  """
+  """Reads a work directory."""
   path = path.absolute()
   if not path.is_dir():
     hint = config_lib.nearby(str(path), os.path.isdir)
@@ -114,13 +108,23 @@ def read(path: pathlib.Path) -> Record:
       f'{path} is not the work directory of a run that began: it has no'
       ' config.json'
     )
-  starts = _read_starts(path / 'run.json')
+  starts = (_read_json(path / 'run.json') or {}).get('runs', [])
+  if not isinstance(starts, list) or not all(map(_is_start, starts)):
+    raise UserError(
+      f'{path / "run.json"} does not hold what a run writes: repair it, or'
+      ' leave this run out'
+    )
+  state = 'stopped'
+  if (path / 'DONE').exists():
+    state = 'finished'
+  elif safe_io.is_held(path / '.lock'):
+    state = 'running'
   return Record(
     path=path,
     config=dict(config_lib.flatten(config)),
     starts=starts,
     curves=_read_curves(path / 'metrics.jsonl', _times(starts)),
-    state=_state(path),
+    state=state,
     directions={
       name: direction
       for start in starts
@@ -134,17 +138,6 @@ def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
   if value is not None and not isinstance(value, dict):
     raise UserError(f'{path} does not hold what a run writes')
   return value
-
-
-def _read_starts(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Reads the entries of run.json, one for each start."""
-  starts = (_read_json(path) or {}).get('runs', [])
-  if not isinstance(starts, list) or not all(map(_is_start, starts)):
-    raise UserError(
-      f'{path} does not hold what a run writes: repair it, or leave this run'
-      ' out'
-    )
-  return starts
 
 
 def _is_start(start: Any) -> bool:
@@ -168,21 +161,13 @@ def _is_start(start: Any) -> bool:
 
 
 def _times(starts: Sequence[Mapping[str, Any]]) -> list[float]:
-  """Returns the time of each start, in seconds since 1970."""
   texts = [start['started'] for start in starts if start.get('started')]
   return [datetime.datetime.fromisoformat(text).timestamp() for text in texts]
-
-
-def _state(path: pathlib.Path) -> str:
-  if (path / 'DONE').exists():
-    return 'finished'
-  return 'running' if safe_io.is_held(path / '.lock') else 'stopped'
 
 
 def _read_curves(
   path: pathlib.Path, starts: Sequence[float]
 ) -> dict[str, list[Point]]:
-  """Reads metrics.jsonl, which may be growing."""
   curves: dict[str, list[Point]] = {}
   if not path.exists():
     return curves
@@ -228,11 +213,7 @@ class _Clock:
 
 
 def setting(start: Mapping[str, Any]) -> dict[str, str]:
-  """Returns the versions, code, devices and data of a start, by name.
-
-  Args:
-    start: An entry of run.json.
-  """
+  """Returns versions, code, devices and data of an entry of run.json."""
   devices, git = start.get('devices') or {}, start.get('git')
   values = {
     'python': start.get('python'),
@@ -246,12 +227,9 @@ def setting(start: Mapping[str, Any]) -> dict[str, str]:
 
 
 def short_names(paths: Sequence[pathlib.Path]) -> list[str]:
-  """Returns the shortest unique ends of paths.
+  """Returns the shortest unique ends of absolute paths, all different.
 
   Parts at the end that all paths share are left out.
-
-  Args:
-    paths: Absolute paths, all different.
   """
   parts = [path.parts for path in paths]
   while min(map(len, parts)) > 1 and len({p[-1] for p in parts}) == 1:

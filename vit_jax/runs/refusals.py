@@ -1,9 +1,7 @@
 """Says why a run cannot go on in a work directory, with every difference."""
 
-from collections.abc import Mapping
 from collections.abc import Sequence
 import pathlib
-from typing import Any
 
 import ml_collections
 
@@ -20,10 +18,7 @@ def other_config(
 ) -> UserError:
   """Returns the error for a run that began with another config.
 
-  Args:
-    workdir: The work directory.
-    before: The config of the run.
-    differences: Keys, old and new values, from `config.differences`.
+  `differences` has keys, old and new values, from `resuming.differences`.
   """
   if [x.partition(':')[0] for x in differences] == ['train.duration']:
     return UserError(
@@ -56,30 +51,4 @@ def other_classes(
     f'the data has other classes than when {folder} began:'
     f' {", ".join(texts) or "their order changed"}; bring the data back, or'
     ' give another --workdir'
-  )
-
-
-def other_arrays(
-  path: pathlib.Path,
-  stored: Mapping[str, tuple[str, Any]],
-  expected: Mapping[str, tuple[str, Any]],
-) -> UserError:
-  """Returns the error for a checkpoint that does not fit the train state.
-
-  Args:
-    path: Path of the checkpoint.
-    stored: Type and shape of its arrays, by path.
-    expected: The same of the train state.
-  """
-  differences = []
-  for key in sorted(stored.keys() | expected.keys()):
-    texts = [
-      f'{arrays[key][0]}{arrays[key][1]}' if key in arrays else 'nothing'
-      for arrays in (stored, expected)
-    ]
-    if texts[0] != texts[1]:
-      differences.append(f'{key}: stored {texts[0]}, expected {texts[1]}')
-  return UserError(
-    f'checkpoint {path} does not fit the config: {"; ".join(differences)}; use'
-    ' the config it was made with, or another work directory'
   )

@@ -28,7 +28,6 @@ from absl import logging
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax.config import check_package
 from vit_jax.config import number
 from vit_jax.config import UserError
 from vit_jax.runs import logs
@@ -84,41 +83,19 @@ class Tracker(Protocol):
 
 
 def check_trackers(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.reporting`.
-
-  Raises:
-    UserError: It names something unknown, or whose package is missing.
-  """
-  for name in _names(config.reporting):
+  """Checks that `config.reporting` names what is known and installed."""
+  setting = f'config.reporting={config.reporting!r}'
+  for name in _tracker_names(config.reporting):
     if name not in _TRACKERS:
       raise UserError(
-        f'config.reporting={config.reporting!r}: {name!r} is not known: choose'
-        f' of {", ".join(_TRACKERS)}, with commas between'
+        f'{setting}: {name!r} is not known: choose of {", ".join(_TRACKERS)},'
+        ' with commas between'
       )
     if name != 'tensorboard':
-      check_package(f'config.reporting={config.reporting!r}', name, name)
+      config_lib.check_package(setting, name, name)
 
 
-def _begin(
-  reporting: str, workdir: pathlib.Path, start_step: int
-) -> list[Tracker]:
-  """Begins the records of a run, or goes on with them.
-
-  Args:
-    reporting: `config.reporting`.
-    workdir: The work directory of the run.
-    start_step: Number of updates that were completed before.
-
-  Raises:
-    UserError: One cannot begin.
-  """
-  return [
-    config_lib.wing(_TRACKERS[x])(workdir, start_step)
-    for x in _names(reporting)
-  ]
-
-
-def _names(reporting: str) -> list[str]:
+def _tracker_names(reporting: str) -> list[str]:
   return [name.strip() for name in reporting.split(',') if name.strip()]
 
 
@@ -148,7 +125,10 @@ class Pace:
 
 
 class Reporter:
-  """Reports the metrics of a run, from any step on."""
+  """Reports the metrics of a run, from any step on.
+
+  A UserError says which file cannot be written, or which tracker cannot begin.
+  """
 
   def __init__(
     self,
@@ -169,23 +149,23 @@ class Reporter:
       reports_to: Where metrics go as well: `config.reporting`.
       directions: The better direction, 'max' or 'min', of metrics by name.
       writes: Whether this process reports. If not, all methods do nothing.
-
-    Raises:
-      UserError: A file cannot be written, or a tracker cannot begin.
     """
     self._writes = writes
     self._before: dict[str, tuple[int, float | None]] = {}
-    if not writes:
-      return
+    self._trackers: list[Tracker] = []
+    self._screen: terminal.Screen | None = None
     self._total_steps = total_steps
     self._start_step = start_step
     self._path = pathlib.Path(workdir) / 'metrics.jsonl'
     self._pace = Pace()
+    if not writes:
+      return
     with safe_io.writing(self._path):
       self._before = cut_back(self._path, start_step)
       self._metrics: IO[str] = self._path.open('a', encoding='utf-8')
-      self._trackers = _begin(reports_to, pathlib.Path(workdir), start_step)
-    self._screen: terminal.Screen | None = None
+      for name in _tracker_names(reports_to):
+        begin = config_lib.wing(_TRACKERS[name])
+        self._trackers.append(begin(self._path.parent, start_step))
     if logs.can_draw():
       lines = safe_io.read_lines(self._path)
       earlier = filter(None, map(parse_metrics, lines))
@@ -206,16 +186,13 @@ class Reporter:
     Args:
       config: The value of each leaf by its dotted key.
       defaults: The same of the default config; None: all keys are changed.
-
-    Raises:
-      UserError: It cannot be written.
     """
     if self._writes:
-      defaults = defaults or {}
+      unset = object()
       changed = {
         key: value
         for key, value in config.items()
-        if key not in defaults or defaults[key] != value
+        if (defaults or {}).get(key, unset) != value
       }
       starts = safe_io.read_json(self._path.with_name('run.json')) or {}
       record = starts.get('runs', [{}])[-1]
@@ -225,20 +202,10 @@ class Reporter:
           tracker.write_start(start)
 
   def show(self, step: int, name: str, png: bytes) -> None:
-    """Writes an image to the trackers.
-
-    Args:
-      step: Number of completed updates.
-      name: Its name, such as 'train/images'.
-      png: Content of a PNG file.
-
-    Raises:
-      UserError: It cannot be written.
-    """
-    if self._writes:
-      with safe_io.writing(self._path):
-        for tracker in self._trackers:
-          tracker.write_image(step, name, png)
+    """Writes an image, as 'train/images', from a PNG file to the trackers."""
+    with safe_io.writing(self._path):
+      for tracker in self._trackers:
+        tracker.write_image(step, name, png)
 
   def write(
     self, step: int, epoch: float, scalars: Mapping[str, float]
@@ -249,16 +216,11 @@ class Reporter:
       step: Number of completed updates.
       epoch: Passes over the examples so far.
       scalars: Values by name, such as 'train/loss'.
-
-    Raises:
-      UserError: They cannot be written.
     """
-    if not self._writes:
-      return
     if step == self._start_step:
       at = {name for name, (last, _) in self._before.items() if last == step}
       scalars = {k: v for k, v in scalars.items() if k not in at}
-    if not scalars:
+    if not scalars or not self._writes:
       return
     now = time.time()
     values = {name: float(value) for name, value in scalars.items()}
@@ -274,22 +236,14 @@ class Reporter:
   def before(self, name: str) -> float | None:
     """Returns the newest value of a metric when this reporter was opened.
 
-    Args:
-      name: Its name, such as 'train/loss'.
-
-    Returns:
-      The value at the start step or before; None if there is none, or if
-      another process reports.
+    It is of the start step or before; None if there is none, or if another
+    process reports.
     """
     return self._before.get(name, (0, None))[1]
 
   def advance(self, step: int) -> None:
-    """Moves the bar, if there is a terminal.
-
-    Args:
-      step: Number of completed updates.
-    """
-    if self._writes and self._screen is not None:
+    """Moves the bar, if there is a terminal."""
+    if self._screen is not None:
       self._screen.advance(step)
 
   def progress(
@@ -323,19 +277,10 @@ class Reporter:
   def evaluated(
     self, step: int, epoch: float, results: Mapping[str, float]
   ) -> None:
-    """Reports the results of evaluations, and shows them.
-
-    Args:
-      step: Number of completed updates.
-      epoch: Passes over the examples so far.
-      results: Values by name, such as 'val/accuracy'.
-
-    Raises:
-      UserError: They cannot be written.
-    """
+    """Reports the results of evaluations, by name, and shows them."""
     self.write(step, epoch, results)
     line = f'evaluated at step {step}: {results_text(results)}'
-    if not self._writes or self._screen is None:
+    if self._screen is None:
       logging.info('%s', line)
       return
     logs.FILE_ONLY.info('%s', line)
@@ -358,17 +303,9 @@ class Reporter:
 def cut_back(
   path: pathlib.Path, step: int
 ) -> dict[str, tuple[int, float | None]]:
-  """Removes lines after a step, and incomplete lines, from a file.
+  """Removes lines after a step, and incomplete ones, from metrics.jsonl.
 
-  Args:
-    path: Path of metrics.jsonl, which need not exist.
-    step: The last step to keep.
-
-  Returns:
-    Step and value of the newest entry of each metric that is kept.
-
-  Raises:
-    UserError: It cannot be written.
+  Returns step and value of the newest entry of each metric that is kept.
   """
   newest: dict[str, tuple[int, float | None]] = {}
   if not path.exists():
@@ -408,11 +345,9 @@ def is_timed(name: str) -> bool:
 
 
 def parse_metrics(line: str) -> dict[str, Any] | None:
-  """Parses a line of metrics.jsonl; None if it is damaged.
+  """Parses a line of metrics.jsonl with its end; None if it is damaged.
 
-  Args:
-    line: The line with its end. Without one, the process was killed while it
-      wrote the line.
+  A line without an end was cut: the process was killed while it wrote.
   """
   if not line.endswith('\n'):
     return None
@@ -424,13 +359,8 @@ def parse_metrics(line: str) -> dict[str, Any] | None:
     return None
   numbers = [values.get(key, 0) for key in ('epoch', 'time')]
   numbers += [x for x in values.values() if x is not None]
-  if abs(values['step']) >= 2**63 or not all(map(_is_number, numbers)):
-    return None
-  return values
-
-
-def _is_number(value: Any) -> bool:
-  """Whether a value is a number that a float can hold."""
-  if type(value) is float:
-    return True  # even if it is huge: a run may diverge
-  return type(value) is int and abs(value) < 2**1000
+  # A float may be huge, since a run may diverge; an int must fit in a float.
+  are_numbers = all(
+    type(x) is float or (type(x) is int and abs(x) < 2**1000) for x in numbers
+  )
+  return values if are_numbers and abs(values['step']) < 2**63 else None

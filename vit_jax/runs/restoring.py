@@ -1,54 +1,216 @@
-"""Reads checkpoints of a run for other commands, without changing its files.
+"""Reads the checkpoints of a run, and detects damage.
 
-Damaged checkpoints are skipped; a warning names them.
+A run reads with its `checkpoint.Checkpointer`. The functions for other commands
+change nothing, so the run may still be going on; they skip damaged checkpoints,
+which a warning names. `checkpoint` describes the files.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import os
 import pathlib
+import re
 from typing import Any
 
+from absl import logging
 from flax import traverse_util
 import jax
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint
-from vit_jax.runs import checkpoint_format
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 
 _PART_BYTES = 2**25  # parameters are read in parts of this size
 # Where parameters lie in a state, those that are read first at the front.
-_PARAMS = (('ema_params',), ('extra', checkpoint_format.AVERAGE), ('params',))
+_PARAMS = (('ema_params',), ('extra', checkpoint.AVERAGE), ('params',))
 
 PyTree = Any
 
 
+class DamagedError(Exception):
+  """A checkpoint exists, but differs from what was written."""
+
+
+def newest_good(
+  directory: pathlib.Path,
+  state_for: checkpoint.StateFor,
+  at_most: int | None = None,
+) -> tuple[PyTree, dict[str, Any], pathlib.Path, list[pathlib.Path]] | None:
+  """Reads the newest good checkpoint, of at most a given step.
+
+  Returns the train state, its info, its path, and the paths of newer
+  checkpoints that are damaged; None if there is no checkpoint.
+  """
+  paths = checkpoint.step_folders(directory)
+  if at_most is not None:
+    paths = [path for path in paths if int(path.name) <= at_most]
+  newest = first_good(paths, lambda path: restore(path, state_for))
+  if newest is None:
+    return None
+  (state, info), path, damaged = newest
+  return state, info, path, damaged
+
+
+def first_good(
+  paths: Sequence[pathlib.Path], read: Callable[[pathlib.Path], Any]
+) -> tuple[Any, pathlib.Path, list[pathlib.Path]] | None:
+  """Returns content and path of the first good one, and the damaged before."""
+  damaged: dict[pathlib.Path, str] = {}
+  for path in paths:
+    try:
+      return read(path), path, list(damaged)
+    except DamagedError as e:
+      logging.warning('Checkpoint %s is damaged: %s', path, e)
+      damaged[path] = str(e)
+  if not damaged:
+    return None
+  causes = '; '.join(f'{path}: {cause}' for path, cause in damaged.items())
+  raise UserError(
+    f'all checkpoints are damaged: {causes}; restore one from a backup, or'
+    ' start in another work directory'
+  )
+
+
+def restore(
+  path: pathlib.Path, state_for: checkpoint.StateFor
+) -> tuple[PyTree, dict[str, Any]]:
+  """Reads the train state and `info` of a checkpoint.
+
+  All processes agree on the outcome. A DamagedError: it is not what was
+  written. A UserError: it does not fit the state, or needs a newer version.
+  """
+  import orbax.checkpoint as ocp
+
+  problem, state, info = '', None, {}
+  try:
+    info = read_info(path)
+    if info['format'] < checkpoint.FORMAT:
+      raise UserError(
+        f'checkpoint {path} has format {info["format"]}, of an older vit_jax,'
+        f' and runs go on from format {checkpoint.FORMAT} alone: start a new'
+        ' run from its parameters, with --config.init_from.path=THIS_WORKDIR,'
+        ' or install that version'
+      )
+    abstract_state = state_for(info['arrays'].keys())
+    _check_fits(path, info, abstract_state)
+    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract_state)
+    state = _read_arrays(path, abstract_state, restore_args)
+  except DamagedError as e:
+    problem = str(e)
+  if jax.process_count() > 1:
+    bad = multihost_utils.process_allgather(np.array(bool(problem)))
+    if np.any(bad) and not problem:
+      problem = f'process {int(np.argmax(bad))} could not read it'
+  if problem:
+    raise DamagedError(problem)
+  _verify(info, state)
+  return state, info
+
+
+def read_info(path: pathlib.Path) -> dict[str, Any]:
+  """Reads the `info` of a checkpoint, without `crc32`.
+
+  A DamagedError: it differs from what was written.
+  """
+  import orbax.checkpoint as ocp
+
+  try:
+    info = ocp.JsonCheckpointHandler().restore(path / 'info')
+    crc32 = info.pop('crc32')
+  except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
+    raise DamagedError(f'info: {cause(e)}') from None
+  if checkpoint.crc32(info) != crc32:
+    raise DamagedError('info has changed since it was written')
+  if info['format'] > checkpoint.FORMAT:
+    raise UserError(
+      f'checkpoint {path} has format {info["format"]}, and this version reads'
+      f' formats up to {checkpoint.FORMAT}: install the newer vit_jax that'
+      ' wrote it'
+    )
+  return info
+
+
+def _read_arrays(
+  path: pathlib.Path, abstract_arrays: PyTree, restore_args: PyTree
+) -> PyTree:
+  import orbax.checkpoint as ocp
+
+  args = ocp.args.PyTreeRestore(
+    item=abstract_arrays, restore_args=restore_args, partial_restore=True
+  )
+  # Not with a CheckpointManager, whose restore waits for all processes: if one
+  # cannot read its part, the others would wait for ever.
+  handler = ocp.PyTreeCheckpointHandler()
+  try:
+    return handler.restore(path / 'state', args=args)
+  except Exception as e:  # Orbax raises many types, even bare Exception
+    raise DamagedError(cause(e)) from e
+  finally:
+    handler.close()
+
+
+def _verify(info: dict[str, Any], arrays: PyTree) -> None:
+  """Raises a DamagedError if checksums differ from those in `info`."""
+  sums = checkpoint.checksums(arrays)
+  bad = [k for k, x in sums.items() if x != info['arrays'][k]['checksum']]
+  if bad:
+    more = f' and {len(bad) - 1} others' if len(bad) > 1 else ''
+    raise DamagedError(f'{bad[0]}{more} changed since it was written')
+
+
+def _check_fits(
+  path: pathlib.Path, info: Mapping[str, Any], abstract_state: PyTree
+) -> None:
+  stored = {
+    key: f'{x["dtype"]}{x["shape"]}' for key, x in info['arrays'].items()
+  }
+  expected = {
+    key: f'{jnp.dtype(x.dtype).name}{list(x.shape)}'
+    for key, x in sharding.leaves(abstract_state).items()
+  }
+  differences = []
+  for key in sorted(stored.keys() | expected.keys()):
+    before, now = (arrays.get(key, 'nothing') for arrays in (stored, expected))
+    if before != now:
+      differences.append(f'{key}: stored {before}, expected {now}')
+  if differences:
+    raise UserError(
+      f'checkpoint {path} does not fit the config: {"; ".join(differences)};'
+      ' use the config it was made with, or another work directory'
+    )
+
+
+def cause(error: BaseException) -> str:
+  """Returns the useful part of an error's message, in one line."""
+  while error.__cause__ is not None:  # Orbax wraps TensorStore's errors
+    error = error.__cause__
+  if isinstance(error, OSError) and error.strerror:
+    return error.strerror
+  text = str(error).strip() or type(error).__name__
+  number = re.search(r"\[os_error_code='(\d+)'", text)  # of TensorStore
+  if number:
+    return os.strerror(int(number[1]))
+  # The rest is the specification of the array, which runs to kilobytes.
+  return text.splitlines()[0].split(' [tensorstore_spec')[0]
+
+
 def restore_at_most(
-  workdir: pathlib.Path | str,
-  step: int,
-  state_for: checkpoint_format.StateFor,
+  workdir: pathlib.Path | str, step: int, state_for: checkpoint.StateFor
 ) -> tuple[PyTree, int] | None:
   """Reads the newest good checkpoint of at most `step` updates.
 
-  Changes nothing, so the run may still be going on.
-
-  Args:
-    workdir: The work directory of a run.
-    step: The largest number of completed updates.
-    state_for: As for `checkpoint.Checkpointer.restore`.
-
-  Returns:
-    The train state and its step; None if there is no such checkpoint.
-
-  Raises:
-    UserError: As `checkpoint.Checkpointer.restore`.
+  Returns the train state and its step; None if there is no such checkpoint.
   """
-  checkpoint_format.quiet_orbax()
+  checkpoint.quiet_orbax()
   directory = pathlib.Path(workdir).resolve() / 'checkpoints'
-  newest = checkpoint.newest_good(directory, state_for, step)
+  newest = newest_good(directory, state_for, step)
   return None if newest is None else (newest[0], newest[1]['step'])
 
 
@@ -56,9 +218,6 @@ def restore_params(
   workdir: pathlib.Path | str, step: int | str | None = None
 ) -> tuple[PyTree, int, pathlib.Path]:
   """Reads the parameters for prediction: their moving average if there is one.
-
-  Reads best/ if it exists, else the newest good checkpoint. Changes nothing, so
-  the run may still be going on.
 
   Args:
     workdir: The work directory of a run, or its folder tasks/NAME, of one task.
@@ -68,19 +227,23 @@ def restore_params(
   Returns:
     The parameters (nested dicts of NumPy arrays), their step, and the path of
     the checkpoint.
-
-  Raises:
-    UserError: There is no such checkpoint (the existing ones are listed), it
-      needs a newer version, or all are damaged.
   """
   workdir = pathlib.Path(workdir).resolve()
   part = safe_io.read_json(workdir / workdir_lib.PART)
   if part is not None:
     params, at, path = restore_params(workdir_lib.run_folder(workdir), step)
     return extract(params, part['params']), at, path
-  checkpoint_format.quiet_orbax()
-  paths = candidates(workdir, step)
-  newest = checkpoint.first_good(paths, read_params)
+  checkpoint.quiet_orbax()
+  folders = {'best': ['best'], 'newest': ['checkpoints']}.get(
+    str(step), ['best', 'checkpoints']
+  )
+  paths = [
+    path
+    for folder in folders
+    for path in workdir_lib.newest_first(workdir / folder)
+    if not isinstance(step, int) or int(path.name) == step
+  ]
+  newest = first_good(paths, read_params)
   if newest is None:
     raise _none_there(workdir, step)
   (params, at), path, _ = newest
@@ -96,29 +259,6 @@ def extract(params: PyTree, places: Mapping[str, str]) -> PyTree:
   return traverse_util.unflatten_dict(
     {path: flat[place] for path, place in places.items()}, sep='/'
   )
-
-
-def restore_extra(path: pathlib.Path | str, task: str | None = None) -> PyTree:
-  """Reads the objective's state beside the parameters, as a codebook.
-
-  Args:
-    path: Path of a checkpoint, as `restore_params` returns it.
-    task: The task whose state is read, in a run of several.
-
-  Returns:
-    Nested dicts of NumPy arrays; {} if there is no such state.
-
-  Raises:
-    UserError: It is damaged, or needs a newer version.
-  """
-  checkpoint_format.quiet_orbax()
-  try:
-    extra = read_extra(pathlib.Path(path).resolve())
-  except checkpoint_format.DamagedError as e:
-    raise UserError(
-      f'checkpoint {path} is damaged: {e}; choose another with --step'
-    ) from None
-  return extra if task is None else extra.get(task, {})
 
 
 def _none_there(workdir: pathlib.Path, step: int | str | None) -> UserError:
@@ -137,17 +277,37 @@ def _none_there(workdir: pathlib.Path, step: int | str | None) -> UserError:
   )
 
 
+def restore_extra(path: pathlib.Path | str, task: str | None = None) -> PyTree:
+  """Reads the objective's state beside the parameters, as a codebook.
+
+  Args:
+    path: Path of a checkpoint, as `restore_params` returns it.
+    task: The task whose state is read, in a run of several.
+
+  Returns:
+    Nested dicts of NumPy arrays; {} if there is no such state.
+  """
+  checkpoint.quiet_orbax()
+  path = pathlib.Path(path).resolve()
+  try:
+    info = read_info(path)
+    keys = [tuple(key.split('/')) for key in info['arrays']]
+    arrays = _read_some(path, info, [key for key in keys if key[0] == 'extra'])
+  except DamagedError as e:
+    raise UserError(
+      f'checkpoint {path} is damaged: {e}; choose another with --step'
+    ) from None
+  extra = traverse_util.unflatten_dict(arrays).get('extra', {})
+  return extra if task is None else extra.get(task, {})
+
+
 def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
   """Reads only the parameters, or their moving averages where there are any.
 
-  Returns:
-    Nested dicts of NumPy arrays, and the step.
-
-  Raises:
-    DamagedError: They are not what was written.
-    UserError: The checkpoint needs a newer version.
+  Returns nested dicts of NumPy arrays, and the step. A DamagedError: they are
+  not what was written.
   """
-  info = checkpoint_format.read_info(path)
+  info = read_info(path)
   keys = [tuple(key.split('/')) for key in info['arrays']]
   names = [key[1:] for key in keys if key[0] == 'params']
   stored = set(keys)
@@ -159,22 +319,6 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
   arrays = _read_some(path, info, read)
   params = {name: arrays[key] for name, key in zip(names, read, strict=True)}
   return traverse_util.unflatten_dict(params), info['step']
-
-
-def read_extra(path: pathlib.Path) -> PyTree:
-  """Reads only the state of the objective beside the parameters.
-
-  Returns:
-    Nested dicts of NumPy arrays; {} if there is no such state.
-
-  Raises:
-    DamagedError: It is not what was written.
-    UserError: The checkpoint needs a newer version.
-  """
-  info = checkpoint_format.read_info(path)
-  keys = [tuple(key.split('/')) for key in info['arrays']]
-  arrays = _read_some(path, info, [key for key in keys if key[0] == 'extra'])
-  return traverse_util.unflatten_dict(arrays).get('extra', {})
 
 
 def _read_some(
@@ -194,8 +338,8 @@ def _read_some(
     restore_args = jax.tree.map(
       lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree
     )
-    tree = checkpoint_format.read_arrays(path, tree, restore_args)
-    checkpoint_format.verify(info, checkpoint_format.checksums(tree))
+    tree = _read_arrays(path, tree, restore_args)
+    _verify(info, tree)
     values |= traverse_util.flatten_dict(tree)
   return values
 
@@ -216,48 +360,18 @@ def _parts(
     yield part
 
 
-def candidates(
-  workdir: pathlib.Path, step: int | str | None
-) -> list[pathlib.Path]:
-  """Returns the checkpoints to predict with, the first choice first.
-
-  Args:
-    workdir: The work directory of a run.
-    step: Step of the checkpoint; 'best'; 'newest'; None: first the best, then
-      the newest.
-  """
-  folders = {'best': ['best'], 'newest': ['checkpoints']}.get(
-    str(step), ['best', 'checkpoints']
-  )
-  paths = [
-    path
-    for folder in folders
-    for path in checkpoint_format.newest_first(workdir / folder)
-  ]
-  if isinstance(step, int):
-    return [path for path in paths if int(path.name) == step]
-  return paths
-
-
 def steps(workdir: pathlib.Path | str) -> dict[str, list[int]]:
   """Returns the steps of all checkpoints in `checkpoints` and in `best`."""
   return {
     name: [
       int(path.name)
-      for path in checkpoint_format.newest_first(pathlib.Path(workdir) / name)
+      for path in workdir_lib.newest_first(pathlib.Path(workdir) / name)
     ][::-1]
     for name in ('checkpoints', 'best')
   }
 
 
 def is_averaged(path: pathlib.Path) -> bool:
-  """Whether a checkpoint has moving averages; `read_params` then reads them.
-
-  Raises:
-    DamagedError: It cannot be read.
-  """
-  arrays = checkpoint_format.read_info(path)['arrays']
-  return any(
-    name.startswith(('ema_params/', f'extra/{checkpoint_format.AVERAGE}/'))
-    for name in arrays
-  )
+  """Whether a checkpoint has moving averages; `read_params` then reads them."""
+  averages = ('ema_params/', f'extra/{checkpoint.AVERAGE}/')
+  return any(name.startswith(averages) for name in read_info(path)['arrays'])

@@ -43,8 +43,7 @@ _DEEPEST = 64  # deepest nesting of lists and objects in JSON
 def replacing_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields a temporary path whose file replaces `path` if the body succeeds.
 
-  Raises:
-    UserError: It cannot be written; the old file is intact.
+  The old file is intact after any error.
   """
   # Another process may replace the same file, such as the index of a shard.
   temporary = path.with_name(f'.{path.name}.{secrets.token_hex(4)}.tmp')
@@ -72,11 +71,7 @@ def remove_strays(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[TextIO]:
-  """Opens a text file that replaces `path` once it is complete.
-
-  Raises:
-    UserError: It cannot be written; the old file is intact.
-  """
+  """Opens a text file that replaces `path` once it is complete."""
   with (
     replacing_path(path) as temporary,
     temporary.open('w', encoding='utf-8') as file,
@@ -88,11 +83,7 @@ def replacing(path: pathlib.Path) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[None]:
-  """Explains errors of writing a file.
-
-  Raises:
-    UserError: It cannot be written.
-  """
+  """Turns errors of writing a file into a UserError."""
   try:
     yield
   except OSError as e:
@@ -108,24 +99,17 @@ def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-  """Writes a JSON file; at any time it is the complete old or new one.
-
-  Raises:
-    UserError: It cannot be written.
-  """
+  """Writes a JSON file; at any time it is the complete old or new one."""
   text = json.dumps(value, indent=2) + '\n'
   with replacing(path) as file:
     file.write(text)
 
 
 def open_regular(path: pathlib.Path | str) -> BinaryIO:
-  """Opens a regular file for reading bytes.
+  """Opens a regular file for reading bytes; an OSError says why it cannot.
 
   Checkpoints, images and the files beside them come from others: a link to
   /dev/zero would fill the memory, and a FIFO would block for ever.
-
-  Raises:
-    OSError: It cannot be opened, or is not a regular file.
   """
   # O_NONBLOCK: opening a FIFO does not wait for its writer.
   try:
@@ -142,11 +126,7 @@ def open_regular(path: pathlib.Path | str) -> BinaryIO:
 
 
 def read_bytes(path: pathlib.Path | str, most: int) -> bytes:
-  """Reads a regular file of at most `most` bytes.
-
-  Raises:
-    OSError: It cannot be read, is not a regular file, or is larger.
-  """
+  """Reads a regular file of at most `most` bytes, or raises an OSError."""
   with open_regular(path) as file:
     content = file.read(most + 1)
   if len(content) > most:
@@ -155,22 +135,14 @@ def read_bytes(path: pathlib.Path | str, most: int) -> bytes:
 
 
 def read_text(path: pathlib.Path | str, most: int = MOST_TEXT) -> str:
-  """Reads a regular file of text, as `decoded`.
-
-  Raises:
-    OSError: It cannot be read, is not a regular file, or is larger.
-    ValueError: It is not UTF-8.
-  """
+  """Reads a regular file of text, with `read_bytes` and `decoded`."""
   return decoded(read_bytes(path, most))
 
 
 def decoded(content: bytes) -> str:
   """Returns text without the byte order mark that editors put before it.
 
-  It is UTF-8, or UTF-16 where the mark says so.
-
-  Raises:
-    UnicodeDecodeError: It is neither.
+  It is UTF-8, or UTF-16 where the mark says so; a UnicodeDecodeError: neither.
   """
   marks = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
   if content.startswith(marks) and content not in marks:
@@ -182,11 +154,7 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
   """Yields the lines of a regular file with their line ends.
 
   Bytes that are not UTF-8 become replacement characters. Lines of more than
-  4 MiB (a run writes none) are yielded in parts.
-
-  Raises:
-    FileNotFoundError: There is no such file.
-    UserError: It cannot be read, or is not a regular file.
+  4 MiB (a run writes none) are yielded in parts. A FileNotFoundError comes out.
   """
   try:
     with open_regular(path) as file:
@@ -203,30 +171,22 @@ def read_json(
 ) -> Any:
   """Reads a JSON file; None if it does not exist.
 
-  Args:
-    path: Path of the file.
-    advice: The end of the error message, which says what to do.
-
-  Raises:
-    UserError: It cannot be read.
+  `advice` is the end of the error message, which says what to do.
   """
   try:
     return parse_json(read_text(path))
   except FileNotFoundError:
     return None
-  except OSError as e:
-    raise UserError(f'cannot read {path}: {e.strerror}; {advice}') from None
-  except ValueError as e:
-    problem = config_lib.one_line(e)
+  except (OSError, ValueError) as e:
+    problem = config_lib.reason(e)
     raise UserError(f'cannot read {path}: {problem}; {advice}') from None
 
 
 def parse_json(text: str | bytes) -> Any:
   """Parses JSON.
 
-  Raises:
-    ValueError: It is not JSON, or its lists and objects are nested so deeply
-      that recursive functions would fail on them.
+  A ValueError says that it is none, or that its lists and objects are nested so
+  deeply that recursive functions would fail on them.
   """
   too_deep = f'more than {_DEEPEST} lists or objects in each other'
   try:
@@ -267,14 +227,7 @@ class Lock:
     self._file: int | None = None
 
   def acquire(self, wait: bool = True) -> bool:
-    """Takes the lock; returns whether this process now holds it.
-
-    Args:
-      wait: Whether to wait until its holder releases it.
-
-    Raises:
-      OSError: Its file cannot be opened.
-    """
+    """Takes the lock; returns whether this process now holds it."""
     file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
       fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

@@ -34,12 +34,7 @@ _OTHER_LINES = 6  # of the screen: the table's head and notes, and the bar
 
 
 def panel(title: str, facts: Iterable[tuple[str, str]]) -> None:
-  """Draws named facts in a frame.
-
-  Args:
-    title: Above them.
-    facts: Names and values.
-  """
+  """Draws named facts in a frame, below a title."""
   from rich import panel as rich_panel
   from rich import table
   from rich import text
@@ -140,14 +135,15 @@ class ProgressBar:
     ends = self._done == self._total
     if self._region is None or (now - self._drawn < _PERIOD_S and not ends):
       return
+    from rich import filesize
+
     self._drawn = now
     total = self._total
-    counts = [_count(x, self._unit) for x in (self._done, total) if x]
+    show = filesize.decimal if self._unit == 'B' else '{:,}'.format
+    counts = [show(x) for x in (self._done, total) if x]
     state = f'{"/".join(counts)} {self._unit}'.removesuffix(' B')
     left = self._pace.left(self._done, total) if total else None
-    if left is not None:
-      state += f', {reporting.duration(left)} left'
-    line = _progress_line(self._name, self._done, total, state)
+    line = _progress_line(self._name, self._done, total, state, left)
     self._region.draw(self._region.render(line))
 
   def write(self, text: str, file: Any = None) -> None:
@@ -158,19 +154,12 @@ class ProgressBar:
 
 
 class _Evaluation(NamedTuple):
-  """A row of the table of evaluations.
+  """A row of the table of evaluations."""
 
-  Attributes:
-    step: Number of completed updates.
-    epoch: Passes over the examples.
-    name: Of the evaluation, such as 'val'.
-    metrics: By name; those of single classes are left out.
-  """
-
-  step: int
+  step: int  # completed updates
   epoch: float
-  name: str
-  metrics: dict[str, float]
+  name: str  # of the evaluation, such as 'val'
+  metrics: dict[str, float]  # by name, without those of single classes
 
 
 class Screen:
@@ -211,13 +200,7 @@ class Screen:
       self._draw()
 
   def progress(self, step: int, text: str, next_evaluation: int) -> None:
-    """Shows the metrics of a step.
-
-    Args:
-      step: Number of completed updates.
-      text: The metrics.
-      next_evaluation: Its step.
-    """
+    """Shows the text of a step's metrics; `next_evaluation` is a step, too."""
     self._step, self._line = step, text
     self._next_evaluation = next_evaluation
     self._draw()
@@ -254,14 +237,12 @@ class Screen:
     self._drawn = time.monotonic()
     state = f'step {self._step:,}/{self._total:,}'
     left = self._pace.left(self._step, self._total)
-    if left is not None:
-      state += f', {reporting.duration(left)} left'
     until = self._pace.left(self._step, self._next_evaluation)
     line = self._line
     if until is not None and self._step < self._next_evaluation < self._total:
       line += f', evaluation in {reporting.duration(until)}'
     lines = console.Group(
-      _progress_line('', self._step, self._total, state), line
+      _progress_line('', self._step, self._total, state, left), line
     )
     self._region.draw(self._drawn_table + self._region.render(lines))
 
@@ -311,9 +292,9 @@ class Screen:
 
   def _cell(
     self,
-    row: '_Evaluation',
+    row: _Evaluation,
     metric: str,
-    previous: '_Evaluation | None',
+    previous: _Evaluation | None,
     best: Mapping[tuple[str, str], tuple[str, int]],
   ) -> 'rich_text.Text':
     """Returns a value; bold if it is the best, with the change's direction."""
@@ -325,9 +306,7 @@ class Screen:
     is_best = best.get((row.name, metric)) == (row.name, row.step)
     value_text = number(value) if abs(value) >= 10 else f'{value:.4f}'
     cell = text.Text().append(value_text, style='bold' if is_best else '')
-    before = (
-      math.nan if previous is None else previous.metrics.get(metric, value)
-    )
+    before = previous.metrics.get(metric, value) if previous else math.nan
     sign = self._sign(f'{row.name}/{metric}')
     gain = sign * (value - before)
     better, worse = self._marks
@@ -361,13 +340,9 @@ def _console() -> 'rich_console.Console':
   return console.Console(file=sys.stderr, force_terminal=True, highlight=False)
 
 
-def _count(value: int, unit: str) -> str:
-  from rich import filesize
-
-  return filesize.decimal(value) if unit == 'B' else f'{value:,}'
-
-
-def _progress_line(name: str, done: int, total: int | None, state: str) -> Any:
+def _progress_line(
+  name: str, done: int, total: int | None, state: str, left: float | None
+) -> Any:
   """Returns a line: a name, how much is done, the bar, and its state."""
   from rich import progress_bar
   from rich import table
@@ -376,6 +351,8 @@ def _progress_line(name: str, done: int, total: int | None, state: str) -> Any:
   grid.add_column(no_wrap=True)
   grid.add_column(ratio=1)
   grid.add_column(no_wrap=True)
+  if left is not None:
+    state += f', {reporting.duration(left)} left'
   share = f'{done / total:4.0%}' if total else ''
   progress = progress_bar.ProgressBar(
     total=total, completed=done, complete_style='cyan', finished_style='cyan'

@@ -165,7 +165,6 @@ class Mlflow:
 
 
 def _ids(workdir: pathlib.Path) -> dict[str, str]:
-  """Returns the ids of the run by tracker."""
   return safe_io.read_json(workdir / 'trackers.json') or {}
 
 

@@ -27,30 +27,15 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.runs import checkpoint_format
 from vit_jax.runs import safe_io
 
 # Packages whose versions can change the results of a run.
 _PACKAGES = (
-  'vit_jax',
-  'jax',
-  'jaxlib',
-  'jax-cuda12-plugin',
-  'jax-cuda13-plugin',
-  'libtpu',
-  'flax',
-  'optax',
-  'orbax-checkpoint',
-  'clu',
-  'ml_collections',
-  'grain',
-  'tensorflow-datasets',
-  'opencv-python-headless',
-  'simplejpeg',
-  'scikit-learn',
-  'numpy',
+  *('vit_jax', 'jax', 'jaxlib', 'jax-cuda12-plugin', 'jax-cuda13-plugin'),
+  *('libtpu', 'flax', 'optax', 'orbax-checkpoint', 'clu', 'ml_collections'),
+  *('grain', 'tensorflow-datasets', 'opencv-python-headless', 'simplejpeg'),
+  *('scikit-learn', 'numpy'),
 )
-
 
 LOG = 'train.log'
 # In tasks/NAME/, of one task of a run of several: its name, `task`, and where
@@ -72,9 +57,6 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
 
   If a UserError leaves the context, a new directory without files of a run is
   removed again: the run was refused.
-
-  Raises:
-    UserError: Another process has locked it, or it cannot be created.
   """
   workdir = pathlib.Path(workdir)
   if workdir.is_file():
@@ -122,6 +104,14 @@ def _remove_refused(workdir: pathlib.Path) -> None:
       workdir.rmdir()
 
 
+def newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
+  """Lists the folders STEP of `checkpoints` or `best`, the newest first."""
+  if not directory.is_dir():
+    return []
+  paths = [path for path in directory.iterdir() if path.name.isdecimal()]
+  return sorted(paths, key=lambda path: int(path.name), reverse=True)
+
+
 def discard_untrained(workdir: pathlib.Path) -> None:
   """Removes what describes a run that no update was kept of.
 
@@ -136,7 +126,7 @@ def discard_untrained(workdir: pathlib.Path) -> None:
   checkpoints = [
     path
     for name in ('checkpoints', 'best')
-    for path in checkpoint_format.newest_first(workdir / name)
+    for path in newest_first(workdir / name)
   ]
   if any(int(path.name) for path in checkpoints):
     return
@@ -164,18 +154,9 @@ def check_config(
 ) -> ml_collections.ConfigDict | None:
   """Compares a config with that of the run in the work directory.
 
-  Args:
-    workdir: The work directory.
-    config: The whole config; values that come from the data and the checkpoint
-      need not be set.
-    align: Maps the config and that of the run to the config written as the
-      run's, as far as it means the same; None: it is.
-
-  Returns:
-    The config with these values filled from the run; None if there is no run.
-
-  Raises:
-    UserError: The configs differ in a key that a resumed run must not change.
+  Returns it with values that come from the data and the checkpoint filled from
+  the run; None if there is no run. `align` maps the config and that of the run
+  to the config written as the run's, as far as it means the same; None: it is.
   """
   if (workdir / PART).exists():
     raise UserError(
@@ -187,11 +168,11 @@ def check_config(
     return None
   with config_lib.explained(f'{workdir / "config.json"}'):
     before = config_lib.from_dict(stored)
-  config = config_lib.fill(config, before)
+  resuming = config_lib.wing('vit_jax.config.resuming')
+  config = resuming.fill(config, before)
   if align is not None:
     config = align(config, before)
-  differences = config_lib.differences(before, config)
-  if differences:
+  if differences := resuming.differences(before, config):
     refusal = config_lib.wing('vit_jax.runs.refusals:other_config')
     raise refusal(workdir, before, differences)
   return config
@@ -215,10 +196,6 @@ def prepare(
     data_fingerprint: Fingerprint of the training data.
     metrics: The better direction, 'max' or 'min', of each metric.
     files: Content of further JSON files, by path in the work directory.
-
-  Raises:
-    UserError: The run in the work directory had another config or other
-      classes, or the files cannot be read or written.
   """
   check_config(workdir, config)
   written = {**(files or {}), 'preprocess.json': preprocess}
@@ -230,7 +207,12 @@ def prepare(
   run = {**run_info(sys.orig_argv), 'data_fingerprint': data_fingerprint}
   if metrics:
     run['metrics'] = dict(metrics)
-  _append_run(workdir, run)
+  if has_other_data(workdir, data_fingerprint):
+    logging.warning(
+      'warning: the data is not what it was when this run stopped, so it will'
+      ' not go on exactly as it would have'
+    )
+  safe_io.write_json(workdir / 'run.json', {'runs': [*_runs(workdir), run]})
   for name, content in written.items():
     (workdir / name).parent.mkdir(parents=True, exist_ok=True)
     safe_io.write_json(workdir / name, content)
@@ -245,9 +227,6 @@ def check_names(
   Args:
     workdir: The work directory, or the folder in it of a task.
     names: Names of the classes or quantities of each feature.
-
-  Raises:
-    UserError: A feature had others when the run began.
   """
   stored = safe_io.read_json(workdir / 'preprocess.json') or {}
   for feature, kind in stored.get('features', {}).items():
@@ -259,10 +238,20 @@ def check_names(
 def _compare(
   folder: pathlib.Path, before: Sequence[str], names: Sequence[str]
 ) -> None:
-  """Raises a UserError if the data has other classes than before."""
   if list(before) != list(names):
     refusal = config_lib.wing('vit_jax.runs.refusals:other_classes')
     raise refusal(folder, before, names)
+
+
+def has_other_data(workdir: pathlib.Path, fingerprint: str) -> bool:
+  """Whether a run that began had other data when it was last started."""
+  runs = _runs(workdir)
+  return bool(runs) and runs[-1].get('data_fingerprint') != fingerprint
+
+
+def _runs(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  stored = safe_io.read_json(workdir / 'run.json')
+  return stored['runs'] if stored else []
 
 
 def run_info(argv: Sequence[str]) -> dict[str, Any]:
@@ -276,13 +265,17 @@ def run_info(argv: Sequence[str]) -> dict[str, Any]:
   import jax  # here, since commands that only read a run do not need it
 
   device = jax.devices()[0]
+  versions = {}
+  for name in _PACKAGES:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+      versions[name] = metadata.version(name)
   info = {
     'command': shlex.join(argv),
     'directory': os.getcwd(),
     'started': datetime.datetime.now().astimezone().isoformat('T', 'seconds'),
     'host': socket.gethostname(),
     'python': platform.python_version(),
-    'packages': _versions(),
+    'packages': versions,
     'devices': {
       'platform': device.platform,
       'kind': device.device_kind,
@@ -292,38 +285,6 @@ def run_info(argv: Sequence[str]) -> dict[str, Any]:
   }
   git = _git()
   return {**info, 'git': git} if git else info
-
-
-def has_other_data(workdir: pathlib.Path, fingerprint: str) -> bool:
-  """Whether a run that began had other data when it was last started."""
-  return _had_other_data(_runs(workdir), fingerprint)
-
-
-def _had_other_data(runs: list[dict[str, Any]], fingerprint: str) -> bool:
-  return bool(runs) and runs[-1].get('data_fingerprint') != fingerprint
-
-
-def _runs(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  stored = safe_io.read_json(workdir / 'run.json')
-  return stored['runs'] if stored else []
-
-
-def _append_run(workdir: pathlib.Path, run: Mapping[str, Any]) -> None:
-  runs = _runs(workdir)
-  if _had_other_data(runs, run['data_fingerprint']):
-    logging.warning(
-      'warning: the data is not what it was when this run stopped, so it will'
-      ' not go on exactly as it would have'
-    )
-  safe_io.write_json(workdir / 'run.json', {'runs': [*runs, run]})
-
-
-def _versions() -> dict[str, str]:
-  versions = {}
-  for name in _PACKAGES:
-    with contextlib.suppress(metadata.PackageNotFoundError):
-      versions[name] = metadata.version(name)
-  return versions
 
 
 def _git() -> dict[str, Any] | None:

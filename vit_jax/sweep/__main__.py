@@ -40,6 +40,7 @@ from vit_jax import cli
 from vit_jax import tables
 from vit_jax.config import check_package
 from vit_jax.config import counted
+from vit_jax.config import find
 from vit_jax.config import UserError
 from vit_jax.parallel import slurm
 from vit_jax.sweep import space as space_lib
@@ -156,7 +157,7 @@ def _check_flags(argv: list[str]) -> tuple[space_lib.Sweep, list[str]]:
   sweep = space_lib.load(_SWEEP.value)
   if _TRIALS.value is not None:
     sweep = dataclasses.replace(sweep, trials=_TRIALS.value)
-  path = config_flags.get_config_filename(FLAGS['config'])
+  path = find(config_flags.get_config_filename(FLAGS['config']))
   file, colon, argument = path.partition(':')  # it may be an address
   overrides = config_flags.get_override_values(FLAGS['config'])
   return sweep, [

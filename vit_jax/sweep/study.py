@@ -23,6 +23,7 @@ import optuna
 from optuna.storages import journal as optuna_journal
 
 from vit_jax import config as config_lib
+from vit_jax.config import resuming
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
 from vit_jax.sweep import space as space_lib
@@ -214,9 +215,9 @@ def _compare(
     ]
     with config_lib.explained(str(path)):
       before = config_lib.from_dict(stored['config'])
-    differences += config_lib.differences(before, config)
+    differences += resuming.differences(before, config)
     # Other keys may differ between hosts.
-    free = config_lib.differences(before, config, resumable=True)
+    free = resuming.differences(before, config, resumable=True)
     differences += [text for text in free if text.startswith('evals.')]
     if total < stored['trials']:
       differences.append(f'trials: {stored["trials"]} -> {total}')

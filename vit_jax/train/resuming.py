@@ -9,10 +9,11 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
+from vit_jax.config import resuming as config_resuming
 from vit_jax.config import tasks as tasks_lib
 from vit_jax.models import describing
-from vit_jax.runs import checkpoint_format
 from vit_jax.runs import safe_io
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 
 
@@ -27,11 +28,12 @@ def aligned(
   filled from the run, as those of `config` are already.
   """
   if config.tasks.keys() != stored.tasks.keys():
-    return config  # which `config.differences` then lists
+    return config  # which `config.resuming.differences` then lists
   tasks = {}
   for name in config.tasks:
     task, task_stored = (config_lib.for_task(x, name) for x in (config, stored))
-    tasks[name] = aligned(config_lib.fill(task, task_stored), task_stored)
+    filled = config_resuming.fill(task, task_stored)
+    tasks[name] = aligned(filled, task_stored)
   config = config.copy_and_resolve_references()
   if config_lib.INIT_FROM not in (config.model.name, stored.model.name):
     values, before = _model_values(config), _model_values(stored)
@@ -65,9 +67,7 @@ def check_longer(
   if before.train.duration == experiment.config.train.duration:
     return
   lengths = experiment_lib.find_lengths(before, experiment.lengths.examples)
-  steps = [
-    int(x.name) for x in checkpoint_format.newest_first(path / 'checkpoints')
-  ]
+  steps = [int(x.name) for x in workdir_lib.newest_first(path / 'checkpoints')]
   cooldown = optim.schedule(before.optim).cooldown_steps(lengths)
   step, start = max(steps, default=0), lengths.total - cooldown
   if experiment.total_steps < lengths.total:

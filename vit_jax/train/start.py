@@ -129,7 +129,8 @@ def look(
   if resumed is None:
     return None, done
   before = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
-  changes = config_lib.differences(before, resumed, resumable=True)
+  differences = config_lib.wing('vit_jax.config.resuming:differences')
+  changes: list[str] = differences(before, resumed, resumable=True)
   if any(x.startswith('train.duration:') for x in changes):
     done = None
   if changes and done is None:

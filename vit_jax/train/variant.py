@@ -65,8 +65,7 @@ def from_config(config: ml_collections.ConfigDict) -> Variant:
   text = config.train.variant
   if not text:
     return Variant()
-  find_own = config_lib.own_class(Variant)
-  find = config_lib.table_finder(VARIANTS, find_own, 'my_module:MyVariant')
+  find = config_lib.class_finder(Variant, VARIANTS)
   variant: Variant = config_lib.build(text, 'train.variant', find)
   return variant
 

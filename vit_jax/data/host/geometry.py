@@ -205,8 +205,7 @@ def eval_views(config: ml_collections.ConfigDict) -> dict[str, View]:
 
 def train_crop(config: ml_collections.ConfigDict) -> Crop:
   """Returns the crop of training images."""
-  finder = config_lib.table_finder(CROPS)
-  crop = config_lib.build(config.data.crop, 'data.crop', finder)
+  crop = config_lib.build(config.data.crop, 'data.crop', CROPS)
   return _crop(
     config,
     'resize',
