@@ -34,6 +34,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import datetime
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -116,7 +117,7 @@ def _difference_rows(
     distinct = list(set(texts.values()))
     start = 0
     if max(map(len, distinct)) > _LONGEST and len(distinct) > 1:
-      start = max(0, len(records.common_start(distinct)) - 8)
+      start = max(0, len(os.path.commonprefix(distinct)) - 8)
     for name, text in texts.items():
       text = f'...{text[start:]}' if start > 3 else text
       is_long = len(text) > _LONGEST

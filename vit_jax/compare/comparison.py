@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import re
 import statistics
@@ -102,7 +103,7 @@ def _columns(
 ) -> list[Column]:
   """Returns columns; a group is named by the common prefix of its runs."""
   names = [
-    records.common_start([name for name, _ in group]).rstrip('-_/.=')
+    os.path.commonprefix([name for name, _ in group]).rstrip('-_/.=')
     for group in groups
   ]
   columns = []

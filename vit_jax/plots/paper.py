@@ -14,6 +14,7 @@ import functools
 import io
 import itertools
 import math
+import os
 import pathlib
 import re
 import unicodedata
@@ -23,7 +24,6 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.plots import style
-from vit_jax.runs import records
 from vit_jax.runs import safe_io
 
 LINE, GAP = style.LINE * style.DENSITY, style.GAP * style.DENSITY
@@ -119,7 +119,7 @@ def shorten(
   if not wide:
     return list(texts)
   room = most - measure(_ELLIPSIS)
-  start = len(records.common_start([*wide]))
+  start = len(os.path.commonprefix([*wide]))
 
   def ends(text: str, beginning: float) -> str:
     head = _fitting(text, beginning * room, measure)

@@ -240,12 +240,3 @@ def short_names(paths: Sequence[pathlib.Path]) -> list[str]:
     if len(set(names)) == len(names):
       break
   return ['/'.join(name) for name in names]
-
-
-def common_start(texts: Sequence[str]) -> str:
-  """Returns the longest common prefix of texts."""
-  least, largest = min(texts), max(texts)  # sorted, all others lie between
-  for i, (a, b) in enumerate(zip(least, largest, strict=False)):
-    if a != b:
-      return least[:i]
-  return least
