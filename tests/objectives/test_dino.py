@@ -175,6 +175,20 @@ def test_the_student_learns(method):
   assert np.mean(losses[-5:]) < np.mean(losses[:3]) - 0.1
 
 
+@pytest.mark.parametrize('method', OPTIONS)
+def test_running_statistics_of_all_heads_move(method):
+  e = build(method, {'batch_norm': True})
+  state = e.init()
+  before = jax.device_get(state.extra['statistics'])
+  with e.train_batches(0) as batches:
+    state, _ = e.program.train_step(state, next(batches), 0)
+  after = traverse_util.flatten_dict(state.extra['statistics'], sep='/')
+  heads_with_norms = {name.partition('/')[0] for name in after}
+  assert heads_with_norms == {'head', *['patch_head'] * (method == 'dinov2')}
+  for name, x in traverse_util.flatten_dict(before, sep='/').items():
+    assert np.any(x != after[name]), name
+
+
 def test_the_last_layer_is_held_and_the_teacher_follows():
   e = build('dino')
   state, before = e.init(), []

@@ -204,7 +204,7 @@ class DinoV2(dino.Dino):
       params, extra, jnp.concatenate(features, axis=1), taught['features']
     )
     of_patches, changed = self._patch_loss(
-      params, extra, outputs['tokens'], taught['tokens'], masks
+      params, new, outputs['tokens'], taught['tokens'], masks
     )
     new |= changed
     scalars |= {'class_loss': loss, 'patch_loss': of_patches}
