@@ -305,7 +305,7 @@ def _evaluate(
 ) -> tuple[dict[str, Any], str]:
   """Runs an evaluator; returns the report, as a dict and as text.
 
-  path: Where predictions are written, if anywhere.
+  Predictions are written to `path`; None: they are not written.
   """
   from vit_jax.evaluation import accuracy  # they import jax
   from vit_jax.evaluation import loaded as loaded_lib
@@ -363,7 +363,10 @@ def _evaluate(
 def _with_model_classes(
   loaded: 'weights.Loaded', source: 'data.Source'
 ) -> 'data.Source':
-  """Returns a split whose examples may have some of the model's classes."""
+  """Returns a split whose examples may have some of the model's classes.
+
+  It raises a UserError if a multi-label model lacks a class of the data.
+  """
   from vit_jax.data import target_kinds
   from vit_jax.data import wrapped
 
@@ -381,7 +384,9 @@ def _windows(
 ) -> 'tuple[weights.Loaded, segmenter.Segmenter | None]':
   """Returns the model with the windows of the flags.
 
-  Also what predicts the maps of whole images, if the flags ask for it.
+  Returns:
+    The model, whose objective has these windows; and what predicts the maps of
+    whole images, if the flags ask for it.
   """
   from vit_jax.objectives import segmenter  # imports jax
 
@@ -408,9 +413,10 @@ def _outputs(
 ) -> tuple[Any, Any, 'predictions_lib.Head | None', 'np.ndarray | None']:
   """Returns what is needed to measure a model's outputs.
 
-  The objective and its parameters; the head, or None if it has no logits; and,
-  if the head predicts the label, the positions of the data's classes in the
-  model's, int32 [classes of the data].
+  Returns:
+    The objective and its parameters; the head, or None if it has no logits;
+    and, if the head predicts the label, the positions of the data's classes in
+    the model's, int32 [classes of the data].
   """
   # They import jax.
   from vit_jax.evaluation import loaded as loaded_lib

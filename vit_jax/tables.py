@@ -34,7 +34,7 @@ _LEAST_TEXT = 24  # letters of a line in a column of texts that is folded
 def room(stream: IO[str] | None = None) -> int | None:
   """Returns the columns of the terminal; None: the stream is not a terminal.
 
-  The stream is where a table is printed; by default stdout.
+  `stream` is where a table is printed; None is stdout.
   """
   stream = sys.stdout if stream is None else stream
   return shutil.get_terminal_size().columns if stream.isatty() else None
@@ -62,8 +62,12 @@ class Table:
     in its last column continue on further lines; if these would be too short,
     columns continue in a further table, which repeats the first column.
 
-    width: Most letters of a line; None: any number. indent: What each line
-    begins with.
+    Args:
+      width: Most letters of a line; None: any number.
+      indent: What each line begins with.
+
+    Returns:
+      Lines without spaces at their ends.
     """
     body = [self._texts(row) for row in self.rows]
     cells = [list(self.names), *body] if self.names else body
@@ -79,7 +83,10 @@ class Table:
     return '\n'.join(f'{indent}{line}'.rstrip() for line in lines)
 
   def stream(self, widths: Sequence[int]) -> Iterator[str]:
-    """Yields the lines of the table for people before all rows are known."""
+    """Yields the lines of the table for people before all its rows are known.
+
+    `widths` are the letters of each column but the last.
+    """
     right = [name in self.formats for name in self.names]
     yield _line(self.names, [*widths, 0], right)
     for row in self.rows:

@@ -56,12 +56,12 @@ class Column:
 
 
 def read(paths: Sequence[str], group: bool = False) -> list[Column]:
-  """Reads the runs of work directories to compare.
+  """Reads the runs to compare.
 
-  A path that exists but holds no run is skipped with a warning, since shell
-  patterns match other files, too.
-
-  group: Whether to group runs that differ only in the seed.
+  Args:
+    paths: Their work directories. A path that exists but holds no run is
+      skipped with a warning, since shell patterns match other files, too.
+    group: Whether to group runs that differ only in the seed.
   """
   for path in paths:
     config_lib.check_local(path, 'work directory')
@@ -137,8 +137,13 @@ def differences(
 ) -> dict[str, dict[str, list[Any]]]:
   """Returns the values that differ between runs.
 
-  They are the distinct values in each column, for each key that differs. A
-  missing key counts as one that is not set.
+  Args:
+    columns: Columns with at least one run each.
+    values_of: Returns the values of a run by key.
+
+  Returns:
+    The distinct values in each column, for each key that differs. A missing key
+    counts as one that is not set.
   """
   tables = {c.name: [values_of(run) for run in c.runs] for c in columns}
   every = [values for table in tables.values() for values in table]
@@ -213,7 +218,7 @@ def lines(
 ) -> tuple[str, dict[str, 'dict[str, curves.Line]']]:
   """Returns the label of the x axis, and each metric's lines by label.
 
-  x: A value of --x.
+  `x` is a value of --x.
   """
   ends = [run.last.seconds for c in columns for run in c.runs if run.last]
   unit, scale = 'seconds', 1.0
@@ -231,7 +236,7 @@ def lines(
   metrics += sorted(
     n
     for n in names
-    # Those of single classes, as val/iou/cat, are in the tables alone.
+    # Metrics of single classes, as val/iou/cat, are in the tables alone.
     if records.is_evaluation(n) and not re.search('/.*/|/examples$', n)
   )
   panels = {}

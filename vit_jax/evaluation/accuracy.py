@@ -19,7 +19,7 @@ def measure(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:
 class Accuracy(base.Evaluator):
   """The metrics of the objective; each example counts once.
 
-  `metrics` are those of the objective: see `objectives.directions`.
+  The objective has their directions: see `objectives.directions`.
   """
 
   metrics = None
@@ -32,7 +32,7 @@ class Accuracy(base.Evaluator):
 def total(context: base.Context, parts: Iterable[Any]) -> dict[str, Any]:
   """Merges the metrics of batches, and returns their values by name.
 
-  It refuses a metric of the objective that cannot be shown.
+  It raises an EvaluationError if a metric of the objective cannot be shown.
   """
   merged = functools.reduce(lambda total, x: total.merge(x), parts)
   numbers = dict(merged.compute())

@@ -53,22 +53,38 @@ class Context(abc.ABC):
 
   @abc.abstractmethod
   def apply(self, function: Function, split: str) -> Iterator[Any]:
-    """Yields a function's results, NumPy arrays, of a split's batches in order.
+    """Applies a function to each batch of a split, in order.
 
-    The function is (objective, parameters, batch) -> a tree of arrays. The
-    objective has `outputs`, `measure` and `trunk`, as `objectives.Objective`.
-    It is compiled once if it is always the same object: a function of a module,
-    or a method of the evaluator. The split is `spec.split` or `train_split` of
-    the evaluator.
+    The function is compiled once if it is always the same object: a function of
+    a module, or a method of the evaluator.
+
+    Args:
+      function: (objective, parameters, batch) -> a tree of arrays. The
+        objective has `outputs`, `measure` and `trunk`, as
+        `objectives.Objective`.
+      split: `spec.split` or `train_split` of the evaluator.
+
+    Yields:
+      What the function returns for a batch, as NumPy arrays.
+
+    Raises:
+      UserError: An image cannot be read, or the device has too little memory.
     """
 
   @abc.abstractmethod
   def compute(self, function: Compute, inputs: Any) -> Any:
     """Applies a function to arrays that are no batch of examples, as prompts.
 
-    The function is (objective, parameters, inputs) -> a tree of arrays, which
-    become NumPy arrays; it is compiled once for each shape of the inputs, a
-    tree of NumPy arrays.
+    Args:
+      function: (objective, parameters, inputs) -> a tree of arrays; compiled
+        once for each shape, as by `apply`.
+      inputs: A tree of NumPy arrays.
+
+    Returns:
+      What the function returns, as NumPy arrays.
+
+    Raises:
+      UserError: The device has too little memory.
     """
 
   def alive(self) -> None:
@@ -78,18 +94,14 @@ class Context(abc.ABC):
 class Evaluator(abc.ABC):
   """A way to measure a model.
 
-  A subclass has further arguments of `__init__` for its options, and checks
-  them there, before anything slow: it raises a UserError whose message starts
-  with the name of the option.
-
   Attributes:
     uses_outputs: Whether it reads the outputs of the objective. `evaluate` then
-      matches the classes of the data with those of the model. If False, as for
-      embeddings, it can measure any model on any data.
+      matches the classes of the data with the classes of the model. If False,
+      as for embeddings, it can measure any model on any data.
     metrics: The better direction, 'max' or 'min', of each metric that `run`
       returns. `config.checkpoint.best` may name one. A name that ends with '/'
-      stands for several metrics, such as one per class. None: the metrics are
-      those of the objective.
+      stands for several metrics, such as one per class. None: it returns the
+      metrics of the objective.
     spec: Its entry of `config.evals`.
     train_split: The split that it learns from; '': none.
   """
@@ -99,6 +111,17 @@ class Evaluator(abc.ABC):
   train_split: str = ''
 
   def __init__(self, spec: ml_collections.ConfigDict):
+    """Keeps the entry.
+
+    A subclass has further arguments for its options. It checks them, before
+    anything slow.
+
+    Args:
+      spec: The entry of `config.evals`.
+
+    Raises:
+      UserError: An option cannot work. The message starts with its name.
+    """
     self.spec = spec
 
   @property
@@ -107,22 +130,41 @@ class Evaluator(abc.ABC):
     return parts.parse(self.spec.kind, 'evals.NAME.kind').name
 
   def check_model(self, model: models.Model) -> None:
-    """Checks the trunk before anything is measured; raises a UserError."""
+    """Checks the model before anything is measured.
+
+    Args:
+      model: The trunk.
+
+    Raises:
+      UserError: The evaluator cannot measure it.
+    """
 
   def check_sources(
     self, source: data_base.Source, train_source: data_base.Source | None
   ) -> None:
-    """Checks the data before any image is read; raises an EvaluationError.
+    """Checks the data before any image is read.
 
-    train_source: The split that the evaluator learns from; None: none.
+    Args:
+      source: The split that the model is measured on.
+      train_source: The split that the evaluator learns from; None: none.
+
+    Raises:
+      EvaluationError: The evaluator cannot use these data.
     """
 
   @abc.abstractmethod
   def run(self, context: Context) -> dict[str, Any]:
-    """Measures the model, or raises an EvaluationError.
+    """Measures the model.
 
-    Metrics by name are numbers, and optionally `confusion`, int [K, K], which
-    is shown as a picture.
+    Args:
+      context: Applies functions to a split.
+
+    Returns:
+      Metrics by name: numbers, and optionally `confusion`, int [K, K], which is
+      shown as a picture.
+
+    Raises:
+      EvaluationError: It cannot measure these examples.
     """
     del context
     raise NotImplementedError
@@ -130,9 +172,12 @@ class Evaluator(abc.ABC):
   def intervals(
     self, results: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
-    """Returns 95% intervals of some metrics of `run`; None: not known.
+    """Returns 95% intervals of some metrics, by name; None: not known.
 
     A metric NAME_margin is half the width of NAME's interval, and is not shown.
+
+    Args:
+      results: Results of `run`.
     """
     del results
     return {}
@@ -141,9 +186,13 @@ class Evaluator(abc.ABC):
 def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
   """Returns the evaluator of an entry of `config.evals`.
 
-  key: Key of the entry, for errors: 'evals.val'. spec: From
-  `config.evaluation`; its kind is the name of a file of this package, or
-  'my_module:MyEvaluator', with options.
+  Args:
+    key: Key of the entry, for errors: 'evals.val'.
+    spec: From `config.evaluation`; its kind is the name of a file of this
+      package, or 'my_module:MyEvaluator', with options.
+
+  Raises:
+    UserError: There is no such kind or option, or a value cannot work.
   """
   evaluator: Evaluator = config_lib.build(
     spec.kind, f'{key}.kind', find, spec=spec
@@ -155,7 +204,15 @@ def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
 
 
 def find(name: str, key: str) -> Any:
-  """Returns the class of an evaluator; `key` of the config holds its name."""
+  """Returns the class of an evaluator.
+
+  Args:
+    name: Name of a file of this package, or 'my_module:MyEvaluator'.
+    key: Key of the config that holds it, for errors.
+
+  Raises:
+    UserError: There is no such class.
+  """
   return config_lib.find_class(name, key, Evaluator, __package__)
 
 
@@ -167,7 +224,15 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def check_directions(name: str, metrics: Any) -> None:
-  """Checks the `metrics` that a class with a name declares, or None."""
+  """Checks the `metrics` that a class declares.
+
+  Args:
+    name: Names the class, for errors.
+    metrics: Its attribute; None: there are none of its own.
+
+  Raises:
+    UserError: They are no dict of names with the better directions.
+  """
   fits = metrics is None or (
     isinstance(metrics, Mapping)
     and all(isinstance(x, str) for x in metrics)

@@ -26,7 +26,10 @@ class Bin(NamedTuple):
 
 
 def bin_numbers(confidence: np.ndarray) -> np.ndarray:
-  """Returns the bins of confidences; bin m is (m / BINS, (m + 1) / BINS]."""
+  """Returns the bins of confidences, int [N].
+
+  Bin m is (m / BINS, (m + 1) / BINS].
+  """
   return np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
 
 
@@ -36,8 +39,9 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
   That is the difference between accuracy and mean confidence in each bin,
   averaged over the examples (arXiv:1706.04599, equation 3).
 
-  confidence: float [N], the probability of the predicted class. correct: bool
-  [N], whether the prediction is correct.
+  Args:
+    confidence: float [N], the probability of the predicted class.
+    correct: bool [N], whether the prediction is correct.
   """
   gaps = correct.astype(np.float64) - confidence
   sums = np.bincount(bin_numbers(confidence), gaps, BINS)
@@ -45,9 +49,11 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
 
 
 def reliability_bins(confidence: np.ndarray, right: np.ndarray) -> list[Bin]:
-  """Returns the ranges of confidence that contain examples.
+  """Returns the bins of `calibration_error` that contain examples.
 
-  They are those of `calibration_error`, which has the arguments.
+  Args:
+    confidence: float [N], the probability of the predicted class.
+    right: bool [N], whether the prediction is correct.
   """
   numbers = bin_numbers(confidence)
   bins = []

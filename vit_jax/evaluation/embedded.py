@@ -38,9 +38,9 @@ class Embedded:
 
   @classmethod
   def from_batch(cls, outputs: Mapping[str, np.ndarray]) -> Self:
-    """Returns the examples of a batch of `embed` without padding.
+    """Returns the examples of a batch without padding.
 
-    Missing labels become -1.
+    `outputs` come from `embed`. If they have no labels, the labels become -1.
     """
     real = outputs['valid']
     label = outputs.get('label', np.full(len(real), -1, np.int32))
@@ -48,7 +48,7 @@ class Embedded:
 
 
 def normalised(x: np.ndarray) -> np.ndarray:
-  """Returns vectors [..., D] of length 1; those of zeros stay."""
+  """Returns vectors [..., D] of length 1; a vector of zeros stays."""
   norm = np.linalg.norm(x, axis=-1, keepdims=True)
   return x / np.maximum(norm, _TINY)
 
@@ -88,10 +88,10 @@ def embed_layers(
 ) -> dict[str, jax.Array]:
   """Returns what `embed` does, but of all L layers, side by side, [B, L D].
 
-  Of each: the mean of its patches, each brought to mean 0 and variance 1. The
-  best features of a method that predicts patches or pixels are those of a layer
-  in the middle (iGPT, Chen et al., 2020; BEiT's code, microsoft/unilm, probes
-  each layer).
+  A layer has the mean of its patches, each brought to mean 0 and variance 1. A
+  method that predicts patches or pixels has its best features in a layer in the
+  middle (iGPT, Chen et al., 2020; BEiT's code, microsoft/unilm, probes each
+  layer).
   """
   model, params = objective.trunk(params)
   check(model, 'layers')
@@ -112,7 +112,7 @@ READS: Mapping[str, Callable[..., dict[str, jax.Array]]] = {
 
 
 def check(model: Any, read: str) -> None:
-  """Checks that a probe can read a model so, by one of `READS`."""
+  """Checks that a probe can read a model by `read`, one of `READS`."""
   is_vit = hasattr(model, 'patches')
   merges = is_vit and hasattr(model.block, 'merge')
   if read == 'layers' and not (is_vit and not merges):
@@ -126,7 +126,13 @@ def check(model: Any, read: str) -> None:
 def embeddings(
   context: base.Context, split: str, read: str = 'head'
 ) -> Embedded:
-  """Returns all embeddings of a split, by one of `READS`; computed once."""
+  """Returns all embeddings of a split; they are computed once.
+
+  Args:
+    context: The model and its splits.
+    split: `spec.split` or `train_split` of the evaluator.
+    read: One of `READS`.
+  """
   key = 'embeddings', split, read
   if key not in context.shared_results:
     batches = context.apply(READS[read], split)

@@ -137,7 +137,13 @@ class Linear(NamedTuple):
 
 
 def fit(features: np.ndarray, labels: np.ndarray, num_classes: int) -> Linear:
-  """Fits a classifier to a few examples: float [N, D], labels int [N]."""
+  """Fits a classifier to a few examples.
+
+  Args:
+    features: float [N, D].
+    labels: int [N], each below K.
+    num_classes: K.
+  """
   x = features.astype(np.float64)
   mean, std = x.mean(axis=0), x.std(axis=0) + _LEAST_STD
   targets = np.where(labels[:, None] == np.arange(num_classes), 1.0, -1.0)
@@ -150,7 +156,10 @@ def ridge(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Minimises |x W + b - y|^2 + penalty |W|^2; returns W [D, K] and b [K].
 
-  x: float64 [N, D]. y: float64 [N, K]. penalty: More than 0.
+  Args:
+    x: float64 [N, D].
+    y: float64 [N, K].
+    penalty: More than 0; it applies to the kernel W, not to the bias b.
   """
   from scipy import linalg  # here, since its import is slow
 
@@ -177,13 +186,21 @@ def accuracies(
   seeds: Sequence[int] = SEEDS,
   after_block: Callable[[], object] = lambda: None,
 ) -> dict[int, list[float]]:
-  """Returns accuracies of classifiers of a few examples, by number of shots.
+  """Measures classifiers that are fitted to a few examples of each class.
 
-  There is one for each seed of `probes.draw`.
+  Args:
+    train: float [N, D], embeddings to draw from.
+    train_labels: int [N].
+    test: float [M, D].
+    test_labels: int [M].
+    shots: Numbers of examples of each class.
+    seeds: Seeds of the draws. With the same seed, a draw of more shots includes
+      the examples of a draw of fewer shots.
+    after_block: Called between the parts of the work.
 
-  train: Embeddings to draw from, float [N, D], with labels int [N]. test: float
-  [M, D], with labels int [M]. after_block: Called between the parts of the
-  work.
+  Returns:
+    By shots: for each seed, the fraction of the M test examples that are
+    classified correctly.
   """
   num_classes = int(train_labels.max()) + 1
   accuracies_by_shots: dict[int, list[float]] = {number: [] for number in shots}

@@ -1,7 +1,8 @@
 """The embeddings of the images of a folder, kept in a file beside it.
 
-Files that were changed, added or removed since the last time are seen by
-their names, sizes and times.
+A search compares a query with all of them, so it is exact. Files that were
+changed, added or removed since the last time are seen by their names, sizes and
+times.
 
 In comments: N images, Q queries, E the size of an embedding.
 """
@@ -50,7 +51,10 @@ class Gallery:
 
   @classmethod
   def read(cls, path: pathlib.Path) -> Self:
-    """Returns the gallery of a file; an empty one if it cannot be used."""
+    """Returns the gallery of a file; an empty one if it cannot be used.
+
+    It raises a UserError if the file is an archive of other arrays.
+    """
     if not path.exists():
       return cls.empty()
     try:
@@ -82,11 +86,13 @@ class Gallery:
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the most similar images of each query, the most similar first.
 
-    Positions in `files`, int [Q, k], and cosine similarities [Q, k]; k is at
-    most `count` and N. Of equally similar images, the first in `files` comes
-    first.
+    Args:
+      queries: float32 [Q, E], of unit length.
+      count: Largest number of images for each.
 
-    queries: float32 [Q, E], of unit length.
+    Returns:
+      Positions in `files`, int [Q, k], and cosine similarities [Q, k]; k is at
+      most N. Of equally similar images, the first in `files` comes first.
     """
     similarity, positions = knn.nearest(
       self.features, queries, min(count, len(self)), cosine=False
@@ -97,7 +103,15 @@ class Gallery:
 def embed_folder(
   folder: str, cache: pathlib.Path, model: str, embed: Embed
 ) -> Gallery:
-  """Returns the gallery of a folder; embeds only what the cache has not."""
+  """Returns the gallery of a folder; embeds only what the cache has not.
+
+  Args:
+    folder: The folder.
+    cache: File of the embeddings of this folder. It is written if something has
+      changed, also the model.
+    model: Digest of the model.
+    embed: Embeds images, and reports which of them cannot be read.
+  """
   paths = folder_lib.images_below(folder)
   if not paths:
     raise UserError(f'{folder} has no images')

@@ -3,7 +3,7 @@
 The k training examples with the largest cosine similarity s vote for their
 classes with weights exp(s / temperature), as in instance discrimination
 (arXiv:1805.01978, section 3.4) and DINO (arXiv:2104.14294, section 3.2). The
-temperature and k = 20 are those of DINO's code (`eval_knn.py`). scikit-learn's
+temperature and k = 20 come from DINO's code (`eval_knn.py`). scikit-learn's
 KNeighborsClassifier could do the same, but only on the host; here similarities
 are computed on the device, in blocks.
 
@@ -84,7 +84,13 @@ def predict(
 ) -> np.ndarray:
   """Returns the classes that the k nearest neighbours vote for, int32 [M].
 
-  train: Embeddings, float [N, D], with labels int [N]. test: float [M, D].
+  Args:
+    train: float [N, D], embeddings.
+    train_labels: int [N].
+    test: float [M, D].
+    k: Neighbours that vote, at most N.
+    temperature: Temperature of the votes.
+    after_block: Called between the parts of the work.
   """
   similarity, neighbors = nearest(train, test, k, after_block)
   labels = train_labels[neighbors]
@@ -103,10 +109,13 @@ def vote(
   num_classes: int,
   temperature: float = TEMPERATURE,
 ) -> np.ndarray:
-  """Adds up the votes of neighbours, float64 [M, classes].
+  """Returns the sums of the neighbours' votes, float64 [M, classes].
 
-  similarity: float [M, k], cosine similarities, the largest first; the nearest
-  neighbour's weight is 1. labels: int [M, k], the neighbours' classes.
+  Args:
+    similarity: float [M, k], cosine similarities, the largest first.
+    labels: int [M, k], the neighbours' classes.
+    num_classes: Number of classes.
+    temperature: Temperature of the votes; the nearest neighbour's weight is 1.
   """
   similarity = similarity.astype(np.float64)
   weights = np.exp((similarity - similarity[:, :1]) / temperature)
@@ -122,16 +131,19 @@ def nearest(
   after_block: Callable[[], object] = lambda: None,
   cosine: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Finds the k nearest neighbours, at most N, on the default device.
+  """Finds the nearest neighbours exactly, on the default device.
 
-  They are exact. Ties are in the order of `train`.
+  Args:
+    train: float [N, D].
+    test: float [M, D].
+    k: Neighbours, at most N.
+    after_block: Called between the parts of the work.
+    cosine: Whether vectors are normalised, so that the similarity is their
+      cosine; otherwise it is their inner product.
 
-  train: float [N, D]. test: float [M, D]. after_block: Called between the parts
-  of the work. cosine: Whether the similarity is that of normalised vectors;
-  otherwise it is the inner product.
-
-  Returns float32 [M, k], the largest similarities in descending order; and
-  int32 [M, k], their positions in `train`.
+  Returns:
+    float32 [M, k], the largest similarities in descending order; and int32
+    [M, k], their positions in `train`. Ties are in the order of `train`.
   """
   # The least norm of `normalised` is 0 in float16.
   train, test = (x.astype(np.float32) for x in (train, test))
@@ -160,9 +172,15 @@ def _merge(
 ) -> tuple[jax.Array, jax.Array]:
   """Merges a block of the training examples into the nearest neighbours.
 
-  test: float32 [m, D]. train: float32 [n, D], from position `first` on.
-  similarity: float32 [m, k], of the nearest neighbours so far. neighbors: int32
-  [m, k], their positions. The latter two are returned.
+  Args:
+    test: float32 [m, D].
+    train: float32 [n, D].
+    first: Position of the block's first example.
+    similarity: float32 [m, k], similarities of the nearest neighbours so far.
+    neighbors: int32 [m, k], their positions.
+
+  Returns:
+    The updated `similarity` and `neighbors`.
   """
   k = similarity.shape[1]
   block = jnp.matmul(test, train.T, precision=jax.lax.Precision.HIGHEST)
@@ -176,10 +194,14 @@ def _merge(
 def nearest_others(
   x: np.ndarray, gallery: np.ndarray, positions: np.ndarray | None, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Finds neighbours of vectors as `nearest` does, none of which is itself.
+  """Returns what `nearest` does, but no vector is its own neighbour.
 
-  x: float [M, D]. gallery: float [N, D]. positions: Those of `x` in `gallery`,
-  [M]; None: it has none there. k: Neighbours; fewer if there are not so many.
+  Args:
+    x: float [M, D].
+    gallery: float [N, D].
+    positions: int [M], where the vectors `x` are in `gallery`; None: they are
+      not in it.
+    k: Neighbours; fewer if there are not so many.
   """
   if positions is None:
     return nearest(gallery, x, min(k, len(gallery)))

@@ -62,10 +62,15 @@ def fit(
   labels: np.ndarray,
   after_block: Callable[[], object] = lambda: None,
 ) -> tuple[Any, float]:
-  """Fits a probe; returns scikit-learn's model, and the penalty that it chose.
+  """Fits a probe, and chooses its penalty.
 
-  features: float [N, D]. labels: int [N], of at least two classes. after_block:
-  Called between the parts of the work.
+  Args:
+    features: float [N, D].
+    labels: int [N], of at least two classes.
+    after_block: Called between the parts of the work.
+
+  Returns:
+    The model of scikit-learn, and the penalty.
   """
   held = _checked_held_out(labels)
   accuracies: dict[float, float] = {}

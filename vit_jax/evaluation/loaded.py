@@ -49,8 +49,11 @@ class Applied:
   ):
     """Copies the parameters to the devices; compiles nothing yet.
 
-    objective: That of the model, or a `Trunk`. config: Says how images are
-    prepared, and the size of the batches, `train.batch_size`.
+    Args:
+      objective: The objective of the model, or a `Trunk`.
+      params: Parameters of the objective.
+      config: Says how images are prepared, and the size of the batches,
+        `train.batch_size`.
     """
     mesh_config = config_lib.default().mesh
     mesh_config.data = math.gcd(config.train.batch_size, jax.device_count())
@@ -67,9 +70,14 @@ class Applied:
   ) -> Iterator[tuple[Any, Any]]:
     """Applies a function to batches in order; the next one is prefetched.
 
-    Yields the first of each pair, and the function's result as NumPy arrays.
-    Images that all have one size, by their features, are resized on the device,
-    with their maps, and others have the model's.
+    Args:
+      function: (objective, parameters, batch) -> a tree of arrays.
+      features: Features of the batches. Images that all have one size are
+        resized on the device, with their maps; others have the model's size.
+      batches: Pairs of a key and a batch.
+
+    Yields:
+      The key of a batch, and what the function returns, as NumPy arrays.
     """
     compiled = self._compile(function, features)
     waiting: collections.deque[tuple[Any, Any]] = collections.deque()
@@ -93,7 +101,11 @@ class Applied:
     function: Callable[..., Any],
     features: features_lib.Features | None = None,
   ) -> Callable[..., Any]:
-    """Returns (parameters, inputs) -> tree; prepares images with features."""
+    """Returns (parameters, inputs) -> tree.
+
+    `features` are features of a batch, whose images it prepares; None: the
+    inputs are no batch.
+    """
     key = function, frozenset((features or {}).items())
     if key not in self._compiled:
       prepare = views.eval_batch(self._config, features) if features else None
@@ -125,8 +137,14 @@ class LoadedContext(base.Context):
   ):
     """Stores the model, as `Applied`, and the splits.
 
-    label_of: int32 [classes of the data], their positions in the model's; None:
-    labels stay as they are.
+    Args:
+      objective: The objective of the model, or a `Trunk`.
+      params: Parameters of the objective.
+      config: Says how images are read and prepared.
+      sources: Splits by their names; all have the same features.
+      progress: Called with the number of examples that are done.
+      label_of: int32 [classes of the data], their positions in the model's;
+        None: labels stay as they are.
     """
     target = getattr(objective, 'target', None)  # a `Trunk` has none
     features = next(iter(sources.values())).features

@@ -24,8 +24,13 @@ def confusion(
 ) -> Any:
   """Counts places by label and prediction, int [K, K], label first.
 
-  labels, predicted: int [...], of NumPy or JAX, as the result is. counts: bool
-  [...], which places count, as those that are no padding.
+  The result is an array of NumPy or of JAX, as the arguments are.
+
+  Args:
+    labels: int [...].
+    predicted: int [...].
+    num_classes: K.
+    counts: bool [...], which places count, such as all but padding.
   """
   pairs: Any = num_classes * labels.astype(int) + predicted
   matrix: Any
@@ -107,7 +112,9 @@ _Few = metrics.Collection.create(**_Many.__annotations__, confusion=Confusion)
 def mean_loss(losses: jax.Array, mask: jax.Array) -> metrics.Collection:
   """Returns the mean loss and the count.
 
-  losses: float32 [B], of each image. mask: bool [B], False on padding.
+  Args:
+    losses: float32 [B], the loss of each image.
+    mask: bool [B], False on padding.
   """
   return _Loss.single_from_model_output(loss=losses, mask=mask)
 
@@ -117,8 +124,11 @@ def classification(
 ) -> metrics.Collection:
   """Returns accuracy, mean loss and count; with few classes also confusion.
 
-  logits: float32 [B, classes]. labels: int32 [B]. losses: float32 [B], of each
-  image. mask: bool [B], False on padding.
+  Args:
+    logits: float32 [B, classes].
+    labels: int32 [B].
+    losses: float32 [B], the loss of each image.
+    mask: bool [B], False on padding.
   """
   metric = _Few if logits.shape[-1] <= MOST_CONFUSED else _Many
   return metric.single_from_model_output(
@@ -135,11 +145,15 @@ def scalars(
   features: features_lib.Features,
   target: str | None = None,
 ) -> dict[str, float]:
-  """Returns the values of `clu.metrics.Collection.compute` as scalars by name.
+  """Returns computed metrics as scalars by name.
 
   A vector with a number per class or quantity becomes scalars `metric/class`.
-  The names are those of the feature with as many; first of the one that is
-  measured, `target`.
+
+  Args:
+    values: From `clu.metrics.Collection.compute`.
+    features: Features of the examples, which have the names.
+    target: Name of the feature that is measured, whose names come first where
+      another has as many; None: not known.
   """
   names = {len(x.names): x.names for x in features.values()}
   if target is not None:

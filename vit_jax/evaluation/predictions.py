@@ -52,7 +52,10 @@ class Head:
 
   @classmethod
   def from_loaded(cls, loaded: weights.Loaded, top: int) -> Self:
-    """Returns the head of a model."""
+    """Returns the head of a model.
+
+    `top` is the largest number of classes in a prediction.
+    """
     count = loaded.model.num_classes
     if not count:
       raise config_lib.UserError(
@@ -94,9 +97,13 @@ class Head:
   ) -> dict[str, jax.Array]:
     """Returns the most probable classes, or all numbers of a regression.
 
-    Of logits [B, K] they are top and probability [B, k], and loss [B] if there
-    are labels, int32 [B], as in `Predictions`. For a regression, probability
-    has the numbers.
+    Args:
+      logits: [B, K].
+      labels: int32 [B], for the loss.
+
+    Returns:
+      top and probability [B, k], and loss [B] if there are labels, as in
+      `Predictions`. For a regression, probability has the numbers.
     """
     values = self.values(logits)
     if self.predicts_numbers:
@@ -115,8 +122,13 @@ class Head:
   ) -> dict[str, jax.Array]:
     """Returns the true and the predicted values of each example.
 
-    Label, top, probability and loss, as in `Predictions`; for multi-label
-    models and regressions, truth and predicted, [B, K].
+    Args:
+      outputs: From `Objective.outputs`.
+      batch: A batch with the feature.
+
+    Returns:
+      label, top, probability and loss, as in `Predictions`; for multi-label
+      models and regressions, truth and predicted, [B, K].
     """
     truth, logits = batch[self.feature], outputs['logits']
     if self.is_classifier:
@@ -149,13 +161,21 @@ def predict(
 def match_classes(
   model_names: Sequence[str], num_classes: int, data_names: Sequence[str]
 ) -> np.ndarray:
-  """Matches the classes of the data with those of a model, by name.
+  """Matches the classes of the data with the classes of a model, by name.
 
   The data may have only some of the model's. Names that differ only in how
-  Unicode composes their letters are the same, as of folders of macOS. Without
-  names of the model's classes, both have the same order.
+  Unicode composes their letters are the same, as of folders of macOS.
 
-  Positions of the data's classes in the model's are int32.
+  Args:
+    model_names: Names of the model's classes; (): both have the same order.
+    num_classes: Number of the model's classes.
+    data_names: Names of the data's classes.
+
+  Returns:
+    int32 [classes of the data], positions in the model's.
+
+  Raises:
+    UserError: The model lacks a class of the data, or has its name twice.
   """
   in_order = np.arange(len(data_names), dtype=np.int32)
   if not model_names:

@@ -32,15 +32,7 @@ _MANY = 10**15  # images; larger than any bound of a split
 
 
 class Probe(base.Evaluator):
-  """A classifier of embeddings; each kind fits it in its own way.
-
-  Attributes:
-    train_split: The split that the classifier is fitted on. It shares no
-      example with that of the entry.
-    features: What the probe reads. 'head': the input of the head. 'tokens':
-      all tokens after the last norm, concatenated. 'layers': the means of the
-      patches after each layer, concatenated.
-  """
+  """A classifier of embeddings; each kind fits it in its own way."""
 
   uses_outputs: ClassVar[bool] = False
 
@@ -50,6 +42,16 @@ class Probe(base.Evaluator):
     train_split: str,
     features: str = 'head',
   ):
+    """Takes the options.
+
+    Args:
+      spec: The entry of `config.evals`.
+      train_split: The split that the classifier is fitted on. It shares no
+        example with the split of the entry.
+      features: What the probe reads. 'head': the input of the head. 'tokens':
+        all tokens after the last norm, concatenated. 'layers': the means of the
+        patches after each layer, concatenated.
+    """
     super().__init__(spec)
     self.train_split, self.features = train_split, features
     with explained('train_split'):
@@ -67,10 +69,18 @@ class Probe(base.Evaluator):
   def measure(
     self, train: Embedded, test: Embedded, after_block: Callable[[], object]
   ) -> base.Scalars:
-    """Fits and measures the classifier; returns `metrics` but `examples`.
+    """Fits and measures the classifier.
 
-    All examples are finite. `after_block` is called between the parts of the
-    work, which may take long.
+    Args:
+      train: The examples that it is fitted to, all finite.
+      test: The examples that it is measured on, all finite.
+      after_block: Called between the parts of the work, which may take long.
+
+    Returns:
+      All `metrics` except `examples`.
+
+    Raises:
+      EvaluationError: It cannot learn from these examples.
     """
 
   def run(self, context: base.Context) -> base.Scalars:
@@ -129,7 +139,16 @@ class Probe(base.Evaluator):
   def check_examples(
     self, train: Labelled, test: Labelled, classes: tuple[str, ...]
   ) -> None:
-    """Checks that both splits share no examples, and that there are enough."""
+    """Checks the examples.
+
+    Args:
+      train: The examples of the train_split.
+      test: The examples of the split.
+      classes: Names of the data's classes.
+
+    Raises:
+      EvaluationError: There are too few examples, or both splits share some.
+    """
     del classes
     split, train_split = self.spec.split, self.train_split
     shared = int(np.isin(test[1], train[1]).sum())
@@ -147,7 +166,15 @@ class Probe(base.Evaluator):
     self.check_count(len(train[0]))
 
   def check_count(self, images: int, classes: int = 0) -> None:
-    """Checks the numbers of images to learn from, and of classes if not 0."""
+    """Checks the number of images to learn from.
+
+    Args:
+      images: Number of images of the train_split.
+      classes: Number of classes; 0: not known.
+
+    Raises:
+      EvaluationError: They are too few.
+    """
 
   def intervals(
     self, results: Mapping[str, float]
@@ -166,8 +193,11 @@ def draw(labels: np.ndarray, counts: np.ndarray, seed: int) -> np.ndarray:
 
   With the same seed, larger counts include the examples of smaller counts.
 
-  labels: int [N], each below K. counts: int [K], number of examples to draw
-  from each class; all of a class with fewer examples.
+  Args:
+    labels: int [N], each below K.
+    counts: int [K], number of examples to draw from each class. All are drawn
+      of a class with fewer examples.
+    seed: Seed of the draw.
   """
   order = np.random.default_rng(seed).permutation(len(labels))
   order = order[np.argsort(labels[order], kind='stable')]

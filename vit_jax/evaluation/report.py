@@ -24,7 +24,13 @@ _TITLES = {'iou': 'IoU', 'class_dice': 'Dice'}  # of metrics of a class
 def summarize(
   results: Mapping[str, float], predictions: Predictions, names: Sequence[str]
 ) -> dict[str, Any]:
-  """Returns what `--format=json` prints."""
+  """Returns what `--format=json` prints.
+
+  Args:
+    results: accuracy and loss, as measured by the objective.
+    predictions: Predicted classes of at least one example.
+    names: Names of the model's classes.
+  """
   total, k = predictions.top.shape
   hits = predictions.top == predictions.label[:, None]
   correct = hits[:, 0]
@@ -64,7 +70,13 @@ def _finite(x: float) -> float | None:
 def summarize_probe(
   evaluator: Evaluator, train_examples: int | None, results: Mapping[str, float]
 ) -> dict[str, Any]:
-  """Returns what `--probe` with `--format=json` prints."""
+  """Returns what `--probe` with `--format=json` prints.
+
+  Args:
+    evaluator: The evaluator that was run.
+    train_examples: Number of examples that it learned from, if any.
+    results: Its results, only numbers.
+  """
   summary: dict[str, Any] = {'probe': evaluator.kind}
   if (k := getattr(evaluator, 'k', None)) is not None:
     summary['k'] = k
@@ -139,7 +151,7 @@ def _measured(summary: Mapping[str, Any], name: str) -> tuple[Any, str]:
 
 
 def metrics_as_text(summary: Mapping[str, Any]) -> str:
-  """Returns metrics as a table, those of classes and the worst examples."""
+  """Returns a table of metrics, a table of classes, and the worst examples."""
   numbers = {k: x for k, x in summary.items() if isinstance(x, float | int)}
   rows = [
     (name.replace('_', ' '), *_measured(summary, name))
@@ -161,7 +173,10 @@ def metrics_as_text(summary: Mapping[str, Any]) -> str:
 def _metrics_of_classes(
   summary: Mapping[str, Any], keys: Sequence[str]
 ) -> list[str]:
-  """Returns a table with a row for each class; [] without such metrics."""
+  """Returns a table with a row for each class; [] without such metrics.
+
+  `keys` are metrics of a class, such as 'iou/road'.
+  """
   metrics = list(dict.fromkeys(key.partition('/')[0] for key in keys))
   classes = list(dict.fromkeys(key.partition('/')[2] for key in keys))
   if not classes:
@@ -191,7 +206,9 @@ def worst(
 ) -> dict[str, list[dict[str, Any]]]:
   """Returns the examples with the lowest value of each measure.
 
-  rows: `index` and measures of single examples, [N] each.
+  Args:
+    rows: `index` and measures of single examples, [N] each.
+    files: Path of each example; None where it has none.
   """
   columns = {}
   for name, values in rows.items():

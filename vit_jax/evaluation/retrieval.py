@@ -65,11 +65,14 @@ def recalls(
 ) -> dict[str, float]:
   """Returns the recalls of texts by images, and of images by texts.
 
-  They are 'image_to_text@1', ..., 'text_to_image@10'.
+  Their names are 'image_to_text@1', ..., 'text_to_image@10'. Embeddings are
+  compared by their inner products.
 
-  images, texts: Embeddings [N, D] and [M, D], compared by inner products.
-  pairs: int [pairs, 2], an image and a text that belong together. at: Values
-  of k.
+  Args:
+    images: Embeddings [N, D].
+    texts: Embeddings [M, D].
+    pairs: int [pairs, 2], an image and a text that belong together.
+    at: Values of k.
   """
   results = {}
   sides = images, texts

@@ -1,7 +1,7 @@
 """The metrics of an objective, with measures of single examples.
 
-Of maps of classes also distances, intervals over images, and whole images of
-any size. In comments: K classes.
+Maps of classes also have distances, and intervals over images; whole images may
+have any size. In comments: K classes.
 """
 
 from collections.abc import Callable
@@ -36,13 +36,16 @@ def measure(
 ) -> tuple[dict[str, Any], Rows]:
   """Returns the metrics of a split, and columns of its N examples in order.
 
-  The columns are `index`, what `Head.read` returns, and those of
-  `example_measures`, if the objective has that: (outputs, batch) -> measures of
-  single examples, [B] each. Those with further axes are for intervals, and in
-  no table.
+  The columns are `index`, what `Head.read` returns, and what `example_measures`
+  of the objective returns, if it has that: (outputs, batch) -> measures of
+  single examples, [B] each. A measure with further axes is for intervals, and
+  in no table.
 
-  head: Interprets the outputs; None: they predict no feature. on_host: Measures
-  further columns, such as `distances`.
+  Args:
+    context: As for `Evaluator.run`.
+    split: The split.
+    head: Interprets the outputs; None: they predict no feature.
+    on_host: Measures further columns, such as `distances`.
   """
 
   def measured(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:
@@ -69,7 +72,9 @@ def _joined(parts: list[Rows]) -> Rows:
 def distances(objective: Any, spacing: tuple[float, ...]) -> OnHost:
   """Returns the function that measures distances of boundaries and objects.
 
-  spacing: Distances of neighbouring places along each axis; (): 1.
+  Args:
+    objective: What predicts the maps.
+    spacing: Distances of neighbouring places along each axis; (): 1.
   """
   feature = objective.features.get('map')
   if feature is None or 'segments' not in objective.output_facts():
@@ -91,8 +96,11 @@ def add_intervals(
   """Adds intervals over images, distances and objects to the metrics of maps.
 
   Logs which classes are in no map and no prediction, as means leave them out.
-  `results` is changed, and the columns `areas`, `distances` and `objects` are
-  taken out of the rows.
+
+  Args:
+    results: The metrics, to which others are added.
+    rows: Columns, from which `areas`, `distances` and `objects` are taken out.
+    names: Names of the classes.
   """
   areas = rows.pop('areas')
   bounds = segments.intervals(areas, names)
@@ -122,12 +130,17 @@ def measure_whole_images(
 ) -> tuple[dict[str, Any], Rows]:
   """Measures the maps of images of any size; one image is in memory at a time.
 
-  Each pixel of each map counts once, at the size in which it is stored. The
-  metrics are those of `objectives.segmentation` but its loss, and the columns
-  are `index`, `miou`, `accuracy` and `areas`, as its `example_measures`.
+  Each pixel of each map counts once, at the size in which it is stored.
 
-  segment: Maps an image and its name to pixels and classes [h, w]. progress:
-  Called with the number of examples that are done.
+  Args:
+    segment: Maps an image and its name to pixels and classes [h, w].
+    source: Images with maps.
+    on_host: Measures further columns, such as `distances`.
+    progress: Called with the number of examples that are done.
+
+  Returns:
+    The metrics of `objectives.segmentation` but its loss, and the columns
+    `index`, `miou`, `accuracy` and `areas`, as its `example_measures`.
   """
   feature: Any = source.features['map']
   count = len(feature.classes)

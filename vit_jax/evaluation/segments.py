@@ -93,12 +93,17 @@ def hausdorff(
 ) -> float:
   """Returns a percentile of the distances between two boundaries.
 
-  The larger one of both directions, as in MONAI. A boundary is what an erosion
-  by the direct neighbours removes. The distance is in the unit of `spacing`; it
-  is nan if one of both is empty.
+  It is the larger one of both directions, as in MONAI. A boundary is what an
+  erosion by the direct neighbours removes.
 
-  label, predicted: bool [...], the places of one class in an image or a volume.
-  spacing: Distance of neighbours along each axis; None: 1.
+  Args:
+    label: bool [...], the places of one class in an image or a volume.
+    predicted: bool [...].
+    spacing: Distance of neighbours along each axis; None: 1.
+    percentile: 100 for the largest distance.
+
+  Returns:
+    The distance in the unit of `spacing`; nan if one of both is empty.
   """
   from scipy import ndimage
 
@@ -127,7 +132,10 @@ def _around(places: np.ndarray) -> tuple[slice, ...]:
 def _present(
   labels: np.ndarray, predicted: np.ndarray, ignore: int
 ) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-  """Yields an image, a class that it has, and where: labelled and predicted."""
+  """Yields an image's position, a class that it has, and where the class is.
+
+  The places are bool [...], first of the label, then of the prediction.
+  """
   for i, (truth, guess) in enumerate(zip(labels, predicted, strict=True)):
     counts = truth != ignore
     for k in np.union1d(truth[counts], guess[counts]).tolist():
@@ -149,7 +157,12 @@ def distances(
   (github.com/rachitsaluja/BraTS-2023-Metrics). MONAI leaves it out. A class
   that is in neither map of an image has nan.
 
-  labels, predicted: int [B, ...]. spacing: As for `hausdorff`.
+  Args:
+    labels: int [B, ...]; places whose label is `ignore` are left out of both.
+    predicted: int [B, ...].
+    classes: K.
+    ignore: Label of places that do not count.
+    spacing: As for `hausdorff`.
   """
   result = np.full((len(labels), classes), np.nan)
   steps = 1.0 if spacing is None else spacing
@@ -171,11 +184,15 @@ def objects(
   """Counts the objects of each image and class, int64 [B, 3, K].
 
   An object is a connected part of a class, also across corners. The counts are
-  of labelled objects; of those without any place that is predicted so; and of
-  predicted objects without any place that is labelled so. A percentile of
-  distances can miss a small object, and these counts cannot.
+  of labelled objects; of labelled objects without any place that is predicted
+  so; and of predicted objects without any place that is labelled so. A
+  percentile of distances can miss a small object, and these counts cannot.
 
-  labels, predicted: int [B, ...].
+  Args:
+    labels: int [B, ...]; places whose label is `ignore` are left out of both.
+    predicted: int [B, ...].
+    classes: K.
+    ignore: Label of places that do not count.
   """
   result = np.zeros((len(labels), 3, classes), np.int64)
   for i, k, label, guess in _present(labels, predicted, ignore):
@@ -198,9 +215,13 @@ def areas(
 ) -> jax.Array:
   """Returns the areas of classes in each image, int32 [B, 3, K].
 
-  They are those that are right, labelled and predicted.
+  They are the areas that are right, labelled and predicted.
 
-  segments: Predictions, int [B, ...]. labels: int [B, ...].
+  Args:
+    segments: Predictions, int [B, ...].
+    labels: int [B, ...]; places whose label is `ignore` do not count.
+    classes: K.
+    ignore: Label of places that do not count.
   """
 
   def image_areas(label: jax.Array, segment: jax.Array) -> jax.Array:
@@ -223,10 +244,14 @@ def intervals(
   """Returns 95% intervals of overlaps, by drawing images with replacement.
 
   They are percentiles of 1,000 draws of as many images (Efron's bootstrap): how
-  much a measure would differ on other images of the same kind. They have the
-  names of measures; there are none for one image.
+  much a measure would differ on other images of the same kind.
 
-  areas: `areas` of all images, int [N, 3, K].
+  Args:
+    areas: `areas` of all images, int [N, 3, K].
+    names: Names of the classes.
+
+  Returns:
+    Least and greatest value by the name of the measure; {} for one image.
   """
   count = len(areas)
   if count < 2:
@@ -255,7 +280,9 @@ def mean_distances(
 
   The mean over classes, `hausdorff95`, leaves out a class 'background'.
 
-  distances: From `distances`, of all images, [N, K].
+  Args:
+    distances: From `distances`, of all images, [N, K].
+    names: Names of the classes.
   """
   foreground = [i for i, name in enumerate(names) if name != 'background']
   rng = np.random.default_rng(0)
@@ -278,7 +305,9 @@ def total_objects(counts: np.ndarray, names: Sequence[str]) -> dict[str, int]:
 
   The sums over classes leave out a class 'background'.
 
-  counts: From `objects`, of all images, [N, 3, K].
+  Args:
+    counts: From `objects`, of all images, [N, 3, K].
+    names: Names of the classes.
   """
   totals: dict[str, int] = {}
   for kind, of_class in zip(OBJECTS, counts.sum(axis=0).tolist(), strict=True):
@@ -320,9 +349,14 @@ class Confusion(metrics.Counts):
     ignore: jax.Array,
     **_: jax.Array,
   ) -> Self:
-    """Counts the places of a batch, with segments and labels int [B, ...].
+    """Counts the places of a batch.
 
-    mask: bool [B], False on padding. classes: [K], only its length counts.
+    Args:
+      segments: Predictions, int [B, ...].
+      labels: int [B, ...].
+      mask: bool [B], False on padding.
+      classes: [K]; only its length matters.
+      ignore: Label of places that do not count.
     """
     shape = (len(mask), *(1,) * (labels.ndim - 1))
     counted = (labels != ignore) & mask.reshape(shape)

@@ -40,8 +40,10 @@ def adapted(
 ) -> list[weights.Loaded]:
   """Returns a model with each of several changes, its layers run in one way.
 
-  A change has arguments of `Loaded.adapted`, or `merge`, how many tokens an
-  average layer merges; all changes have the same names.
+  Args:
+    loaded: The model.
+    changes: Arguments of `Loaded.adapted`, or `merge`, how many tokens an
+      average layer merges. All changes have the same names.
   """
   overrides: dict[str, Any] = {}
   if 'merge' in changes[0]:  # leaves layers with different numbers of tokens
@@ -72,7 +74,13 @@ def rates(
 ) -> list[float]:
   """Measures the images per second of models, which take turns.
 
-  It is the median of each, on one device; only ratios are good to compare.
+  Args:
+    loaded: The models.
+    batch_size: Images at a time, on one device.
+    rounds: Number of timed passes of each.
+
+  Returns:
+    The median of each; only their ratios are good to compare.
   """
   passes = []
   for variant in loaded:
@@ -103,10 +111,14 @@ def measure(
 ) -> list[dict[str, Any]]:
   """Returns the sizes, the metrics and the speed of variants, one row each.
 
-  If there is an accuracy, one may be the knee.
+  If all rows have an accuracy, one of them may be the knee.
 
-  loaded: From `adapted`, by these changes. evaluate: Returns the report of a
-  model. draws: Whether the rows are for `draw`.
+  Args:
+    loaded: The variants, from `adapted`.
+    changes: The changes that made each.
+    evaluate: Returns the report of a model.
+    draws: Whether the rows are for `draw`.
+    batch_size: As for `rates`.
   """
   rows: list[dict[str, Any]] = []
   for variant, change in zip(loaded, changes, strict=True):
@@ -143,7 +155,13 @@ def measure(
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-  """Writes the accuracy by images per second, as PNG and SVG."""
+  """Writes the accuracy by images per second, as PNG and SVG.
+
+  Args:
+    rows: From `measure`, with `accuracy`. Intervals are drawn if all rows have
+      them.
+    path: Path of both files, without suffix.
+  """
   canvas.check()
   differing = [name for name in CHANGES if len({x.get(name) for x in rows}) > 1]
   names = [
@@ -169,8 +187,12 @@ def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
   straight line from the slowest to the fastest one (Satopaa et al., Finding a
   "Kneedle" in a Haystack, 2011).
 
-  speed: Images per second, [N]. quality: As the accuracy, [N]: more is better.
-  The result is None if no point is above the line.
+  Args:
+    speed: Images per second, [N].
+    quality: As the accuracy, [N]: more is better.
+
+  Returns:
+    Index of the point; None: no point is above the line.
   """
   order = np.argsort(speed)
   x, y = np.asarray(speed, float)[order], np.asarray(quality, float)[order]
@@ -183,7 +205,10 @@ def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> tables.Table:
-  """Returns rows for people, with the intervals of rates; marks the knee."""
+  """Returns rows for people, with the intervals of rates.
+
+  `rows` are from `measure`. A row with `knee` True is marked.
+  """
   names = [
     name
     for name, x in rows[0].items()

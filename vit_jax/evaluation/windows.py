@@ -29,8 +29,12 @@ def starts(
   """Returns the first places of all windows, int64 [windows, axes].
 
   Windows are `stride` apart, and the last one along an axis ends where the
-  image ends. The last axis changes fastest. Lengths are those of the axes; a
-  window is at most as large as the image.
+  image ends. The last axis changes fastest.
+
+  Args:
+    size: Lengths of the image's axes.
+    window: Lengths of a window's axes, at most the image's.
+    stride: Distances of windows along each axis.
   """
   axis_starts = []
   for n, length, step in zip(size, window, stride, strict=True):
@@ -42,16 +46,22 @@ def starts(
 
 
 def strides(window: Sequence[int], overlap: float) -> tuple[int, ...]:
-  """Returns the distances of windows that overlap by a share, at least 1."""
+  """Returns the distances of windows along each axis, at least 1.
+
+  Neighbouring windows share `overlap` of their length, from 0 to 1.
+  """
   return tuple(max(int(n * (1 - overlap)), 1) for n in window)
 
 
 def gaussian(window: Sequence[int], sigma: float = 0.125) -> np.ndarray:
   """Returns weights of a window's places, float32 [window], as MONAI's.
 
-  A Gaussian around the window's centre, so that a prediction counts less near
-  the edges, where the model sees less of a place's surroundings. Its standard
-  deviation is the share `sigma` of the lengths.
+  They are a Gaussian around the window's centre, so that a prediction counts
+  less near the edges, where the model sees less of a place's surroundings.
+
+  Args:
+    window: Lengths of a window's axes.
+    sigma: Standard deviation as a share of these lengths.
   """
   weights = np.ones((), np.float64)
   for n in window:
@@ -117,16 +127,21 @@ def slide(
   pad: bool = False,
   batch_size: int = 4,
 ) -> np.ndarray:
-  """Returns logits of images, float32 [B, ..., K], from those of windows.
+  """Returns logits of images, float32 [B, ..., K], from the logits of windows.
 
   Only the sum of the logits and one batch of windows are in memory beside the
   images.
 
-  images: [B, ..., C]. stride: See `strides`. weights: Of a window's places,
-  [window]; None: all 1. pad: Whether an image that is smaller than a window is
-  padded with zeros on both sides and its prediction cropped, as in MONAI;
-  otherwise its window is as small as the image, as in mmsegmentation.
-  batch_size: Windows of all images that the model sees at once.
+  Args:
+    apply: The model.
+    images: [B, ..., C].
+    window: Lengths of a window's axes.
+    stride: Distances of windows, see `strides`.
+    weights: Weights of a window's places, [window]; None: all 1.
+    pad: Whether an image that is smaller than a window is padded with zeros on
+      both sides and its prediction cropped, as in MONAI; otherwise its window
+      is as small as the image, as in mmsegmentation.
+    batch_size: Windows of all images that the model sees at once.
   """
   if pad:
     images, inner = _padded(images, window)
@@ -153,9 +168,15 @@ def labels(
 ) -> np.ndarray:
   """Returns the most likely classes of a large volume, int32 [D, ...].
 
-  They are those of `slide` with padding, for a volume [D, ..., C]. The logits
-  of a slab as deep as a window are in memory beside the volume, however deep it
-  is.
+  They are the same as from `slide` with padding. The logits of a slab as deep
+  as a window are in memory beside the volume, however deep it is.
+
+  Args:
+    apply: The model.
+    volume: [D, ..., C].
+    window: Lengths of a window's axes.
+    stride: Distances of windows, see `strides`.
+    weights: As for `slide`.
   """
   padded, inner = _padded(volume[None], window)
   size = padded.shape[1:-1]
@@ -188,7 +209,14 @@ def slide_compiled(
   """Returns logits [B, ..., K] as `slide`, under jit.
 
   Only the sum of the logits and one window of each image are in memory beside
-  the images, [B, ..., C], which are at least as large as a window.
+  the images.
+
+  Args:
+    apply: The model, of images [B, *window, C].
+    images: [B, ..., C], at least as large as a window.
+    window: Lengths of a window's axes.
+    stride: Distances of windows, see `strides`.
+    weights: As for `slide`.
   """
   b, *size, channels = images.shape
   windows = _Windows(size, window, stride, weights)
@@ -222,9 +250,12 @@ def _padded(
 def views(
   image: np.ndarray, ratios: Sequence[float], flip: bool = True
 ) -> Iterator[tuple[np.ndarray, bool]]:
-  """Yields an image [H, W, C] at several sizes, each perhaps also mirrored.
+  """Yields an image at several sizes, [h, w, C], and whether it is mirrored.
 
-  They are [h, w, C], with whether they are mirrored.
+  Args:
+    image: The image as the model takes it, float32 [H, W, C].
+    ratios: Factors of both sides.
+    flip: Whether each size also comes with left and right exchanged.
   """
   for ratio in ratios:
     size = [int(n * ratio + 0.5) for n in image.shape[:2]]
@@ -242,10 +273,14 @@ def multi_scale(
 ) -> np.ndarray:
   """Returns mean probabilities over sizes and mirror images, [H, W, K].
 
-  Logits are resized to the image before the softmax, as in mmsegmentation.
-  Those of one view are in memory at a time.
+  Logits are resized to the image before the softmax, as in mmsegmentation. The
+  logits of one view are in memory at a time.
 
-  image: float32 [H, W, C].
+  Args:
+    apply: The model, or `slide` of it.
+    image: float32 [H, W, C].
+    ratios: As for `views`.
+    flip: As for `views`.
   """
   total: Any = 0
   count = 0
@@ -261,7 +296,9 @@ def most_likely(scores: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
   Some rows of the resized scores are in memory at a time.
 
-  scores: Logits or probabilities, float32 [h, w, K].
+  Args:
+    scores: Logits or probabilities, float32 [h, w, K].
+    size: (H, W).
   """
   rows = maps.linear_weights(len(scores), size[0])
   columns = maps.linear_weights(scores.shape[1], size[1])
@@ -283,7 +320,11 @@ def view_logits(
 ) -> np.ndarray:
   """Returns the logits of one of `views` in the place of the image, [H, W, K].
 
-  image: float32 [h, w, C].
+  Args:
+    apply: The model.
+    image: float32 [h, w, C].
+    mirrored: Whether it is a mirror image.
+    size: (H, W) of the image itself.
   """
   logits = np.asarray(apply(image[None]))
   if mirrored:

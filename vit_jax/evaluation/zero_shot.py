@@ -30,13 +30,7 @@ _TOP = 5
 
 
 class ZeroShot(base.Evaluator):
-  """Accuracy of the classes whose prompts are closest to an image.
-
-  `templates` are captions of a class, with {} for its name. They are written as
-  'A {}.|B {}.', or as a list of vit_jax/data/templates, such as 'imagenet', or
-  as a file with one caption per line. `class_names` are as in
-  `data.class_names`.
-  """
+  """Accuracy of the classes whose prompts are closest to an image."""
 
   metrics: Mapping[str, str] = {
     'accuracy': 'max',
@@ -50,6 +44,15 @@ class ZeroShot(base.Evaluator):
     templates: str = 'a photo of a {}.',
     class_names: str = '',
   ):
+    """Takes the options.
+
+    Args:
+      spec: The entry of `config.evals`.
+      templates: Captions of a class, with {} for its name. They are written as
+        'A {}.|B {}.', or as a list of vit_jax/data/templates, such as
+        'imagenet', or as a file with one caption per line.
+      class_names: Names of the classes, as in `data.class_names`.
+    """
     super().__init__(spec)
     self._templates = captions.parse(templates, 'templates')
     self._class_names = class_names
@@ -100,7 +103,10 @@ class ZeroShot(base.Evaluator):
 
 
 def text_feature(features: features_lib.Features, kind: str) -> text_kind.Text:
-  """Returns the feature of captions; the error names the kind of evaluation."""
+  """Returns the feature of captions, or raises an EvaluationError without any.
+
+  `kind` names the evaluation in the error.
+  """
   feature = features.get('text')
   if isinstance(feature, text_kind.Text) and feature.length:
     return feature
@@ -113,7 +119,12 @@ def text_feature(features: features_lib.Features, kind: str) -> text_kind.Text:
 def embed_texts(
   compute: Callable[[base.Compute, Any], Any], tokens: np.ndarray
 ) -> np.ndarray:
-  """Returns the embeddings of tokens int32 [M, T], float32 [M, D]."""
+  """Returns the embeddings of tokens, float32 [M, D].
+
+  Args:
+    compute: Applies a function to arrays, as `base.Context.compute`.
+    tokens: int32 [M, T].
+  """
   parts = []
   for start in range(0, len(tokens), _PROMPTS):
     part = tokens[start : start + _PROMPTS]
@@ -144,8 +155,11 @@ def class_weights(
 ) -> np.ndarray:
   """Returns the embedding of each class, float32 [K, D], of unit length.
 
-  embeddings: Those of the prompts, float32 [M, D], of any length. labels:
-  Class of each prompt, int [M]; classes may have different numbers.
+  Args:
+    embeddings: Embeddings of the prompts, float32 [M, D], of any length.
+    labels: Class of each prompt, int [M]; classes may have different numbers of
+      prompts, but at least one.
+    num_classes: K.
   """
   counts = np.bincount(labels, minlength=num_classes)
   if not counts.all():
@@ -156,8 +170,11 @@ def class_weights(
 
 
 def logits(images: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
-  """Returns logits [N, K], of embeddings [N, D] and from `class_weights`.
+  """Returns the logits of the classes, [N, K].
 
-  scale: The inverse of the temperature, which does not change the ranking.
+  Args:
+    images: Embeddings of images, [N, D], of any length.
+    weights: From `class_weights`.
+    scale: The inverse of the temperature, which does not change the ranking.
   """
   return scale * embedded.normalised(images) @ weights.T

@@ -99,10 +99,15 @@ def make_log(axis: 'axis_lib.XAxis | axis_lib.YAxis') -> None:
 def save(
   picture: 'figure_lib.Figure | np.ndarray', path: pathlib.Path
 ) -> tuple[int, int]:
-  """Writes a picture: a chart as PNG and SVG, a sheet uint8 [H, W, 3] as PNG.
+  """Writes a picture: a chart as PNG and SVG, a sheet as PNG.
 
-  A chart was made within the same `style`. The path has no suffix. Returns
-  (width, height) that the picture should have on a page, in pixels.
+  Args:
+    picture: Figure from this module, made within the same `style`; or pixels,
+      uint8 [H, W, 3].
+    path: Path of the files, without suffix.
+
+  Returns:
+    (width, height) that it should have on a page, in pixels.
   """
   png = path.with_name(f'{path.name}.png')
   if isinstance(picture, np.ndarray):

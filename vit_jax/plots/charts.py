@@ -99,8 +99,9 @@ def norms_by_depth(
 ) -> 'figure_lib.Figure':
   """Draws the norms of tokens by layer, on a logarithmic axis.
 
-  patches: Norms of patch tokens, float [L, M], M over images and patches.
-  prefix_tokens: Mean norms of other tokens by their name, float [L].
+  Args:
+    patches: Norms of patch tokens, float [L, M], M over images and patches.
+    prefix_tokens: Mean norms of other tokens by their name, float [L].
   """
   from matplotlib import ticker
 
@@ -140,7 +141,10 @@ def accuracy_by_depth(
 ) -> 'figure_lib.Figure':
   """Draws the accuracy of each layer.
 
-  accuracy: float [L], 0 to 1. intervals: Confidence intervals, float [L, 2].
+  Args:
+    accuracy: Float [L], 0 to 1.
+    intervals: Confidence intervals, float [L, 2].
+    chance: The accuracy of guessing.
   """
   figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
   cell = figure.subplots()
@@ -170,9 +174,12 @@ def accuracy_by_speed(
 ) -> 'figure_lib.Figure':
   """Draws the accuracy of a model at several speeds.
 
-  speed: Images per second, float [N]. accuracy: float [N], 0 to 1. intervals:
-  95% confidence intervals, float [N, 2]; None: not known. knee: Index of a
-  point that is marked; None: none is.
+  Args:
+    speed: Images per second, float [N].
+    accuracy: Float [N], 0 to 1.
+    intervals: 95% confidence intervals, float [N, 2]; None: not known.
+    names: Names of the points.
+    knee: Index of a point that is marked; None: none is.
   """
   figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
   cell = figure.subplots()

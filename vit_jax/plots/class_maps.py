@@ -25,7 +25,10 @@ def overlay(
 
   A background stays as it is in the image.
 
-  image: uint8 [h, w, 3]. labels: int [h, w]. colours: Of `style.label_colours`.
+  Args:
+    image: uint8 [h, w, 3].
+    labels: int [h, w].
+    colours: From `style.label_colours`.
   """
   mixed = (1 - _SHARE) * image + _SHARE * colours[labels]
   is_class = (colours != style.rgb(style.BACKGROUND)).any(-1)[labels]
@@ -43,10 +46,13 @@ def compared(
   Colours are not mixed with the image. Pixels that do not count have the
   colour `style.VOID`.
 
-  maps: `segments`, the prediction, and perhaps `map`, the ground truth, int [h,
-  w]. With both, the result is the ground truth, the prediction, and the errors
-  over the image, uint8 [h, w, 3], in pale grey. ignore: The label of pixels
-  that do not count.
+  Args:
+    image: uint8 [h, w, 3].
+    maps: `segments`, the prediction, and perhaps `map`, the ground truth, int
+      [h, w]. With both, the result is the ground truth, the prediction, and the
+      errors over the image in pale grey.
+    colours: From `style.label_colours`.
+    ignore: The label of pixels that do not count.
   """
   predicted = maps['segments']
   if 'map' not in maps:
@@ -74,8 +80,12 @@ def draw(
 ) -> np.ndarray:
   """Returns a sheet with a group of tiles for each image, and a legend.
 
-  images: uint8 [B, H, W, 3]. maps: `segments` and, if there are labels, `map`,
-  int [B, H, W] each.
+  Args:
+    names: Names of the classes.
+    ignore: The label of pixels that do not count.
+    images: uint8 [B, H, W, 3].
+    maps: `segments` and, if there are labels, `map`, int [B, H, W] each.
+    captions: Texts below the images.
   """
   colours = style.label_colours(names)
   shape = tiles.tile_shape(
@@ -105,7 +115,10 @@ def legend(
 ) -> list[tuple[str, np.ndarray]]:
   """Returns the names and colours of the classes that occur in maps.
 
-  maps: Labels, int [...] each.
+  Args:
+    names: Names of the classes.
+    maps: Labels, int [...] each.
+    ignore: The label of pixels that do not count.
   """
   colours = style.label_colours(names)
   classes = {i for labels in maps for i in np.unique(labels).tolist()}

@@ -44,7 +44,7 @@ _WIDTH, _HEIGHT, _LEGEND = 440, 330, 50  # pixels of a panel and the legend
 _LINE_WIDTH = 1.6
 _WORDS = {'miou': 'mIoU', 'iou': 'IoU', 'map': 'mAP', 'mfu': 'MFU'}
 _SAMPLE = 60  # pixels before a name in the legend, for the sample of its line
-# Pixels of letters of charts on a page, relative to those of sheets in files.
+# Pixels of letters of charts on a page, relative to letters of sheets in files.
 _WIDER = 1.2 / style.DENSITY
 _SMOOTHING = 0.05  # window of the mean, as a fraction of a panel's width
 _LOG_RANGE = 100.0  # the axis of losses is logarithmic above this ratio
@@ -64,7 +64,7 @@ class Line:
 
 
 def check(path: pathlib.Path) -> None:
-  """Checks that `draw` can write a picture."""
+  """Checks that `draw` can write a picture, or raises a UserError."""
   if path.suffix not in ENDINGS:
     raise UserError(
       f'--out={path}: its name must end in {" or ".join(ENDINGS)}'
@@ -87,10 +87,13 @@ def draw(
 ) -> None:
   """Writes a picture with a panel for each metric, and one legend.
 
-  panels: Curves by metric, then by run. names: Of all runs, in the order of the
-  legend. path: See `ENDINGS`. smooth: Metrics to draw smoothed, in front of the
-  unsmoothed curve. Each point is the mean over a range of x that is the same
-  for all runs.
+  Args:
+    panels: Curves by metric, then by run.
+    names: Names of all runs, in the order of the legend.
+    path: Path of the picture; see `ENDINGS`.
+    x_label: Label below each panel.
+    smooth: Metrics to draw smoothed, in front of the unsmoothed curve. Each
+      point is the mean over a range of x that is the same for all runs.
   """
   columns = _num_columns(len(panels))
   rows = -(-len(panels) // columns)

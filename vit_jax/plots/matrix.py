@@ -28,10 +28,12 @@ def confusion(
 
   A cell has the number of its examples, and the colour of their share of the
   true class; it is empty without examples. The margin is the share of a class
-  that is classified correctly. Of many classes those of `most_confused` are
-  shown.
+  that is classified correctly. Of many classes, it shows `most_confused`.
 
-  counts: Examples by label and prediction, int [K, K].
+  Args:
+    counts: Examples by label and prediction, int [K, K].
+    classes: Names of the classes.
+    title: A line above the matrix.
   """
   chosen = most_confused(counts)
   # The total of a row includes predictions of classes that are not shown.
@@ -65,7 +67,7 @@ def confusion(
 def most_confused(counts: np.ndarray) -> np.ndarray:
   """Returns the classes with the most errors, ascending; all of a few.
 
-  counts: Examples by label and prediction, int [K, K].
+  `counts` are examples by label and prediction, int [K, K].
   """
   if len(counts) <= MOST_CLASSES:
     return np.arange(len(counts))
@@ -83,10 +85,13 @@ def draw(
 ) -> np.ndarray:
   """Returns a matrix with its first row on top, uint8 [H, W, 3].
 
-  shades: Positions in the colour map, 0 to 1, float [R, C]; nan: no colour.
-  texts: Written into the cells of a matrix that has few, str [R, C]. names: Of
-  the rows and of the columns. axes: What both are. margin: Head and texts of a
-  column on the right.
+  Args:
+    shades: Positions in the colour map, 0 to 1, float [R, C]; nan: no colour.
+    texts: Written into the cells of a matrix that has few, str [R, C].
+    names: Names of the rows and of the columns.
+    axes: Names of what the rows and the columns are.
+    colours: Name of the colour map; see `style`.
+    margin: Head and texts of a column on the right.
   """
   rows, columns = shades.shape
   head, margin_texts = margin or ('', ())

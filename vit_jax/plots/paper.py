@@ -73,7 +73,13 @@ class Paper:
   ) -> None:
     """Writes lines of text below a height.
 
-    align: 0: x is on the left of a line; 0.5: in its middle; 1: on its right.
+    Args:
+      lines: The lines.
+      x: Where their left ends are, or the part `align` of their widths.
+      top: Height of the upper end of the first line.
+      align: 0: x is on the left of a line; 0.5: in its middle; 1: on its right.
+      bold: Whether letters are bold.
+      colour: Colour of the letters.
     """
     for i, line in enumerate(lines):
       left = round(x - align * width(line, bold))

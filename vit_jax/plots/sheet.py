@@ -62,10 +62,15 @@ def draw(
   they are too wide, and only then shortened, so that different ones stay
   different.
 
-  rows: Tiles in rows of equal length; None leaves a place empty. Tiles that are
-  smaller than others are centred. heads: Names of the columns of a group, which
-  are repeated for each group. group: Number of tiles of a row that belong
-  together; 0: all of them. legend: Names and colours, uint8 [3], of classes.
+  Args:
+    rows: Tiles in rows of equal length; None leaves a place empty. Tiles that
+      are smaller than others are centred.
+    title: A line above all.
+    heads: Names of the columns of a group, which are repeated for each group.
+    names: Names of the rows.
+    group: Number of tiles of a row that belong together; 0: all of them.
+    scale: Scale of the maps.
+    legend: Names and colours, uint8 [3], of classes.
   """
   table = _table(rows, heads, names, group or max(map(len, rows), default=1))
   widths = [table.shape[1], 2 * GAP + paper_lib.width(title, bold=True)]
@@ -209,10 +214,10 @@ def _wrap(texts: Sequence[str], most: float, limit: int) -> list[list[str]]:
 
 
 def readable(image: np.ndarray) -> np.ndarray:
-  """Resizes an image [h, w, C] to a tile that is easily seen, uint8 [H, W, 3].
+  """Resizes an image to a tile that is easily seen, uint8 [H, W, 3].
 
-  image: uint8, or float from 0 to 1, where values that are not finite become
-  magenta; C as for `tiles.to_rgb`.
+  `image` is [h, w, C], with C as for `tiles.to_rgb`. It is uint8, or float from
+  0 to 1. Values that are not finite become magenta.
   """
   scale = 255 if image.dtype == np.uint8 else 1
   values = image.astype(np.float32) / scale

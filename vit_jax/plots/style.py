@@ -64,7 +64,10 @@ def rgb(colour: str) -> tuple[int, int, int]:
 
 @functools.cache
 def colour_table(name: str) -> np.ndarray:
-  """Returns the colours of a map from its lowest value on, uint8 [256, 3]."""
+  """Returns the colours of a map from its lowest value on, uint8 [256, 3].
+
+  `name` is HEAT, SIGNED or COUNTS.
+  """
   steps = np.arange(256)
   if name == HEAT:
     table = cv2.applyColorMap(steps.astype(np.uint8), cv2.COLORMAP_MAGMA)

@@ -18,9 +18,10 @@ T = TypeVar('T')
 def pixels(
   preprocess: preprocess_lib.Preprocess, inputs: np.ndarray
 ) -> np.ndarray:
-  """Converts the input of a model, float32 [B, H, W, C], to pixels.
+  """Converts the input of a model to pixels, uint8 [B, H, W, 3].
 
-  They are uint8 [B, H, W, 3], with transparent pixels on white.
+  Transparent pixels are on white. `inputs` are preprocessed images, float32
+  [B, H, W, C].
   """
   mean, std = (
     np.asarray(x, np.float32) for x in (preprocess.mean, preprocess.std)
@@ -31,7 +32,7 @@ def pixels(
 def to_rgb(image: np.ndarray) -> np.ndarray:
   """Returns colours, uint8 [..., 3].
 
-  image: Float [..., C], 0 to 1; C is 1 (grey), 3 (RGB) or 4 (RGB and alpha,
+  `image` is float [..., C], 0 to 1; C is 1 (grey), 3 (RGB) or 4 (RGB and alpha,
   which is shown on white). Of another number the first is shown as grey.
   """
   if image.shape[-1] not in (3, 4):
@@ -53,9 +54,12 @@ def tile_shape(
 ) -> tuple[int, int]:
   """Returns (height, width) of tiles in which each patch has whole pixels.
 
-  image: (H, W). grid: (h, w). columns: Number of tiles in a row, whose largest
-  width is `width`. limits: Minimum and maximum of a tile's longer side, if
-  possible.
+  Args:
+    image: (H, W).
+    grid: (h, w).
+    columns: Number of tiles in a row.
+    width: Largest width of a row.
+    limits: Minimum and maximum of a tile's longer side, if possible.
   """
   longest = np.clip(width // columns, *limits)
   scale = min(longest / image[0], longest / image[1])
@@ -92,10 +96,16 @@ def color(
   limits: tuple[float, float],
   name: str = style.HEAT,
 ) -> np.ndarray:
-  """Returns a map [h, w] in colours, with one colour for each patch.
+  """Returns a map in colours, with one colour for each patch.
 
-  It is uint8 [height, width, 3]. limits: Values of the first and the last
-  colour. name: Of the colour map; see `style`.
+  Args:
+    values: [h, w].
+    shape: (height, width) of the result.
+    limits: Values of the first and the last colour.
+    name: Name of the colour map; see `style`.
+
+  Returns:
+    uint8 [height, width, 3].
   """
   low, high = limits
   span = high - low if high > low else 1
@@ -109,7 +119,10 @@ def cover(
 ) -> np.ndarray:
   """Returns an image [height, width, 3] whose hidden patches are covered.
 
-  hidden: bool [h, w], or a shape that divides the image's.
+  Args:
+    image: uint8 [height, width, 3].
+    hidden: bool [h, w], or a shape that divides the image's.
+    opacity: 1: nothing is seen of these patches; 0: all.
   """
   shape = image.shape[0], image.shape[1]
   covered = fit(np.asarray(hidden).astype(np.uint8), shape)[..., None] * opacity

@@ -7,10 +7,15 @@ from vit_jax.evaluation import base
 
 
 class Checked(base.Evaluator):
-  """Extends an evaluator by a check that its results are those it declares."""
+  """Extends an evaluator by a check that it returns the metrics it declares."""
 
   def run(self, context: base.Context) -> dict[str, Any]:
-    """Returns the metrics."""
+    """Returns the metrics.
+
+    Raises:
+      EvaluationError: They are no dict of numbers, lack one that the class
+        declares, or have one that it does not.
+    """
     results: Any = super().run(context)
     if not isinstance(results, Mapping):
       raise base.EvaluationError(
