@@ -1,8 +1,8 @@
 """Attention maps, rollout, class relevance, attention distance and entropy.
 
-Functions of a model and images come first, then those of arrays, with which
-several pictures share one forward pass (`features.reduced`). A model is a ViT
-or hybrid; images are what `vit.preprocess` accepts, or its output.
+Functions of a model and images come first. Functions of arrays follow, with
+which several pictures share one forward pass (`features.reduced`). A model
+is a ViT or hybrid; images are what `vit.preprocess` accepts, or its output.
 
 In comments: B images, N tokens (P before the patches), H heads, L layers,
 (h, w) the grid of patches.
@@ -35,11 +35,18 @@ def attention_maps(
 ) -> np.ndarray:
   """Returns the attention of one query to all patches, by layer and head.
 
-  query: (row, column) of the querying patch, from 0; None: the class token, or
-  the mean over all patches if there is none.
+  The attention is the softmax of the products of queries and keys (ViT paper,
+  arXiv:2010.11929, appendix A).
 
-  Maps are float32 [L, B, H, h, w]. A map sums to at most one: the rest goes to
-  tokens that are not patches.
+  Args:
+    vit: A ViT or hybrid.
+    images: Input of `vit.preprocess`, or its result.
+    query: (row, column) of the querying patch, from 0. None: the class token,
+      or the mean over all patches if there is no class token.
+
+  Returns:
+    Maps, float32 [L, B, H, h, w]. A map sums to at most one, as the rest goes
+    to tokens that are not patches.
   """
   queries, grid = shown_queries(vit, query), features.patch_grid(vit)
   return _reduced(vit, images, lambda x: maps(x, grid, queries), axis=1)
@@ -50,9 +57,17 @@ def attention_segments(
 ) -> np.ndarray:
   """Returns the patches that hold most of the class token's attention.
 
-  Of each head of the last layer, as DINO shows them (arXiv:2104.14294, section
-  4.2.2 and figure 4): the smallest set of patches with the share `mass`, above
-  0 and at most 1, of the attention to all patches, bool [B, H, h, w].
+  DINO shows the heads of the last layer in this way (arXiv:2104.14294, section
+  4.2.2 and figure 4). A segment is the smallest set of patches that holds the
+  share `mass` of the attention to all patches.
+
+  Args:
+    vit: A ViT or hybrid with a class token.
+    images: Input of `vit.preprocess`, or its result.
+    mass: Share of the attention, above 0 and at most 1.
+
+  Returns:
+    A segment for each image and head, bool [B, H, h, w].
   """
   check_class_token(vit)
   return segments(attention_maps(vit, images)[-1], mass)
@@ -73,8 +88,15 @@ def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
   The attention matrices of all layers are multiplied, each averaged with the
   identity to account for the residual connection (Abnar and Zuidema, 2020,
   arXiv:2005.00928, section 3). The result is read at the tokens that the head
-  reads, float32 [B, h, w]. A map sums to at most one: the rest comes from
-  tokens that are not patches.
+  reads.
+
+  Args:
+    vit: A ViT or hybrid.
+    images: Input of `vit.preprocess`, or its result.
+
+  Returns:
+    Maps, float32 [B, h, w]. A map sums to at most one, as the rest comes from
+    tokens that are not patches.
   """
   return _reduced(vit, images, lambda x: read_out(vit, rollout(x)), axis=0)
 
@@ -84,15 +106,20 @@ def class_relevance(
   images: Any,
   classes: int | Sequence[int] | None = None,
 ) -> np.ndarray:
-  """Returns the relevance of each patch for a class, float32 [B, h, w].
+  """Returns the relevance of each patch for a class.
 
   Attention is weighted by the gradient of the class's logit and accumulated
   over all layers (Chefer et al., 2021, arXiv:2103.15679, equations 5 and 6).
-  The result is read at the tokens that the head reads. It is at least 0, in the
-  scale of the logits.
+  The result is read at the tokens that the head reads.
 
-  classes: Index of the class, one for all images or one for each; None: the
-  predicted class.
+  Args:
+    vit: A ViT or hybrid with a head.
+    images: Input of `vit.preprocess`, or its result.
+    classes: Index of the class, one for all images or one for each. None: the
+      predicted class.
+
+  Returns:
+    Relevance, float32 [B, h, w]. It is at least 0, in the scale of the logits.
   """
 
   def follow(attention: jax.Array, gradients: jax.Array) -> jax.Array:
@@ -108,7 +135,7 @@ def attention_gradients(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns attention, and the gradients of a class's logit to it.
 
-  Each is float32 [L, B, H, N, N]. Arguments are those of `class_relevance`.
+  Each is float32 [L, B, H, N, N]. `class_relevance` has the same arguments.
   """
   return _with_gradients(vit, images, classes, lambda *pair: pair, axis=1)
 
@@ -117,8 +144,15 @@ def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the mean attention distance of each head, over images and queries.
 
   The distance between the centres of two patches is weighted by attention (ViT
-  paper, arXiv:2010.11929, figure 7 right and appendix D.7), in pixels of the
-  model's input, float32 [L, H]. Tokens that are not patches are left out.
+  paper, arXiv:2010.11929, figure 7 right and appendix D.7). Tokens that are not
+  patches are left out.
+
+  Args:
+    vit: A ViT or hybrid.
+    images: Input of `vit.preprocess`, or its result.
+
+  Returns:
+    Distances in pixels of the model's input, float32 [L, H].
   """
   features.check_attention(vit)
   grid, patch = features.patch_grid(vit), patch_size(vit)
@@ -131,8 +165,15 @@ def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
 def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the attention entropy of each head, a measure of its spread.
 
-  It is over all tokens, mean over images and queries, in nats, float32 [L, H]:
-  0 if each query attends to one token, at most ln N.
+  The entropy is over all tokens. It is averaged over images and queries.
+
+  Args:
+    vit: A ViT or hybrid.
+    images: Input of `vit.preprocess`, or its result.
+
+  Returns:
+    Entropies in nats, float32 [L, H]. An entropy is 0 if each query attends to
+    one token, and at most ln N.
   """
   return _reduced(vit, images, entropies, axis=1).mean(axis=1)
 
@@ -156,7 +197,11 @@ def patch_size(vit: weights.Loaded) -> tuple[int, int]:
 def shown_queries(
   vit: weights.Loaded, query: tuple[int, int] | None = None
 ) -> range:
-  """Returns the queries that `attention_maps` averages over."""
+  """Returns the tokens whose attention `attention_maps` averages.
+
+  `query` is the (row, column) of a patch. None stands for the class token, or
+  for all patches if there is no class token.
+  """
   model, prefix = attentive(vit), features.prefix_length(vit)
   if query is not None:
     token = prefix + features.patch_index(vit, query)
@@ -170,12 +215,12 @@ def shown_queries(
 def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
   """Returns the contribution of each patch to the input of the head, [B, h, w].
 
-  By the pool, that input is the class token, both tokens if there are
+  The pool decides what that input is: the class token, both tokens if there are
   two heads, the mean patch, or class token and mean patch in equal parts.
   Attention pooling ('map') is replaced by the mean patch.
 
-  flow: Contribution of each input token (last axis) to each output token,
-  [B, N, N], from `rollout` or `relevance`.
+  `flow` is the contribution of each input token (last axis) to each output
+  token, [B, N, N], from `rollout` or `relevance`.
   """
   model, (h, w) = attentive(vit), features.patch_grid(vit)
   prefix = features.prefix_length(vit)
@@ -194,7 +239,10 @@ def maps(
 ) -> jax.Array:
   """Returns the mean attention of some queries to each patch, [..., h, w].
 
-  attention: [..., N, N]; the last h * w tokens are the patches.
+  Args:
+    attention: [..., N, N]; the last h * w tokens are the patches.
+    grid: (h, w).
+    queries: Tokens to average over.
   """
   h, w = grid
   rows = attention[..., queries.start : queries.stop, -h * w :]
@@ -204,8 +252,14 @@ def maps(
 def segments(maps: np.ndarray, mass: float) -> np.ndarray:
   """Returns the smallest sets of patches with a share of the attention.
 
-  They are bool [..., h, w], for maps float [..., h, w]. Of patches with the
-  same attention, the first are in it.
+  Where patches have the same attention, the first ones are in the set.
+
+  Args:
+    maps: Attention to patches, float [..., h, w].
+    mass: Share of each map's sum, above 0 and at most 1.
+
+  Returns:
+    A set for each map, bool [..., h, w].
   """
   flat = np.asarray(maps, np.float64).reshape(
     -1, maps.shape[-2] * maps.shape[-1]
@@ -225,7 +279,9 @@ def segments(maps: np.ndarray, mass: float) -> np.ndarray:
 def rollout(attention: jax.Array) -> jax.Array:
   """Returns the contribution of each input token to each token, by rollout.
 
-  It is [B, N, N], whose rows sum to one, for attention [L, B, H, N, N].
+  The contributions are [B, N, N], with input tokens on the last axis. Their
+  rows sum to one. `attention` is [L, B, H, N, N]. See `attention_rollout` for
+  the paper.
   """
   mixed = (attention.mean(axis=2) + jnp.eye(attention.shape[-1])) / 2
 
@@ -241,18 +297,24 @@ def mean_distance(
   patch: tuple[int, int],
   prefix: int,
 ) -> jax.Array:
-  """Returns the mean attention distance of each head; see `attention_distance`.
+  """Returns the mean attention distance of each head, in pixels, [L, H].
 
-  It is in pixels, [L, H], for attention [L, B, H, N, N], a grid (h, w), the
-  (height, width) of a patch, and P.
+  It is the mean over images and queries; see `attention_distance`.
+
+  Args:
+    attention: [L, B, H, N, N].
+    grid: (h, w).
+    patch: (height, width) of a patch, in pixels.
+    prefix: Number of tokens before the patches.
   """
   return distances(attention, grid, patch, prefix).mean(axis=1)
 
 
 def entropy(attention: jax.Array) -> jax.Array:
-  """Returns the attention entropy of each head; see `attention_entropy`.
+  """Returns the attention entropy of each head, in nats, [L, H].
 
-  It is in nats, [L, H], for attention [L, B, H, N, N].
+  It is the mean over images and queries; see `attention_entropy`. `attention`
+  is [L, B, H, N, N].
   """
   return entropies(attention).mean(axis=1)
 
@@ -264,7 +326,10 @@ def distances(
   patch: tuple[int, int],
   prefix: int,
 ) -> jax.Array:
-  """Returns `mean_distance` of each image, [L, B, H]."""
+  """Returns the attention distance for each image, in pixels, [L, B, H].
+
+  `mean_distance`, its mean over images, has the same arguments.
+  """
   centres = np.indices(grid).reshape(2, -1).T * patch  # [h * w, 2], in pixels
   gaps = np.linalg.norm(centres[:, None] - centres, axis=-1)
   patches = attention[..., prefix:, prefix:]
@@ -276,7 +341,10 @@ def distances(
 
 @jax.jit
 def entropies(attention: jax.Array) -> jax.Array:
-  """Returns `entropy` of each image, [L, B, H]."""
+  """Returns the attention entropy for each image, in nats, [L, B, H].
+
+  `entropy`, its mean over images, has the same argument.
+  """
   return jax.scipy.special.entr(attention).sum(axis=-1).mean(axis=-1)
 
 
@@ -297,10 +365,13 @@ def relevance(attention: jax.Array, gradients: jax.Array) -> jax.Array:
 
   The relevance R starts as the identity and becomes R + A R in each layer,
   where A is the mean over heads of the positive part of gradient times
-  attention. The identity is subtracted at the end, as it says nothing about
-  the class.
+  attention (Chefer et al., 2021, arXiv:2103.15679, equations 5 and 6). The
+  identity is subtracted at the end, as it says nothing about the class. Input
+  tokens are on the last axis.
 
-  gradients: Those of a logit to the attention; both are [L, B, H, N, N].
+  Args:
+    attention: [L, B, H, N, N].
+    gradients: Gradients of a logit to the attention, [L, B, H, N, N].
   """
   weighted = jnp.maximum(attention * gradients, 0).mean(axis=2)  # [L, B, N, N]
   eye = jnp.eye(attention.shape[-1])
@@ -318,7 +389,16 @@ def _with_gradients(
   reduce: Any,
   axis: int,
 ) -> Any:
-  """Applies `reduce` to attention and gradients, batch by batch."""
+  """Returns `reduce` of attention and gradients, batch by batch.
+
+  Args:
+    vit: A ViT or hybrid with a head.
+    images: Input of `vit.preprocess`, or its result.
+    classes: See `class_relevance`.
+    reduce: Maps attention and gradients, each [L, B, H, N, N], to an array or a
+      tree of arrays.
+    axis: Axis of the images in the results of `reduce`.
+  """
   model = attentive(vit)
   if not model.num_classes:
     raise UserError(
@@ -355,7 +435,7 @@ def _with_gradients(
 def _checked_classes(
   count: int, classes: int | Sequence[int] | None, images: int
 ) -> np.ndarray:
-  """Returns int32 [images], with -1 for the predicted class."""
+  """Returns the class of each image, int32 [images]; -1: the predicted one."""
   if classes is None:
     return np.full((images,), -1, np.int32)
   chosen = np.asarray(classes)
@@ -379,7 +459,11 @@ def _gradients(
   images: jax.Array,
   classes: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns attention, and the gradients of the classes' logits to it."""
+  """Returns attention, and the gradients of the classes' logits to it.
+
+  `classes` are int32 [B]; -1 stands for the predicted class. `shape` is
+  (L, H, N, N).
+  """
 
   def chosen_logits(added: jax.Array) -> tuple[jax.Array, jax.Array]:
     variables = {'params': params, 'perturbations': {'attention': added}}

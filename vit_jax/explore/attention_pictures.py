@@ -37,7 +37,8 @@ def _attention(subject: Subject) -> subject_lib.Captured:
 def _scale(values: np.ndarray, label: str) -> sheet.Scale:
   """Returns one scale for all maps, from 0 to nearly their largest value.
 
-  A few very large values would make all others dark, and have the last colour.
+  A few very large values would make all others dark. They are above the scale
+  and have the last colour.
   """
   high = max(float(np.percentile(values, _TOP)), _LEAST_TOP)
   step = 10.0 ** (math.floor(math.log10(high)) - 1)
@@ -193,9 +194,14 @@ def _beside_images(
   scale: sheet.Scale,
   captions: list[str] | None = None,
 ) -> np.ndarray:
-  """Returns a sheet with each image beside its K maps, of values [B, K, h, w].
+  """Returns a sheet with each image beside its maps.
 
-  captions: Texts below the B x K maps, in this order.
+  Args:
+    subject: The model and the images.
+    values: K maps for each image, [B, K, h, w].
+    heads: Names of the K maps.
+    scale: Scale of all maps.
+    captions: Texts below the B x K maps, in this order.
   """
   columns = sheets.whole_groups(len(heads) + 1, _COLUMNS)
   images = sheets.image_tiles(subject, max(columns, 6))

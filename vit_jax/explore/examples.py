@@ -40,7 +40,7 @@ class Images:
   sources: Sequence[Any]
   available: int  # number of images that these were chosen from
   naming: str = ''  # a sentence that explains the names; '' for names of files
-  # Their positions among the labelled examples; () for other images.
+  # Positions of the images among the labelled examples; () for other images.
   rows: tuple[int, ...] = ()
 
 
@@ -93,7 +93,7 @@ class Examples:
     return f'the first {count} of {self.total} examples of {self.source_name}'
 
   def inputs(self, rows: Any) -> np.ndarray:
-    """Returns the model's input for some examples, float32 [b, H, W, C]."""
+    """Returns the model's input for examples `rows`, float32 [b, H, W, C]."""
     return np.asarray(self._prepare(self.image[rows]))
 
   @functools.cached_property
@@ -105,8 +105,8 @@ class Examples:
   ) -> tuple[evaluation_predictions.Predictions, tuple[str, ...]]:
     """Returns a model's predictions for all examples, and its class names.
 
-    same_order: Whether the classes of the model and of the data have the same
-    order, whatever their names.
+    `same_order` says whether the classes of the model and of the data have the
+    same order, whatever their names.
     """
     size = self.config.train.batch_size
     head = evaluation_predictions.Head.from_loaded(vit, _TOP)
@@ -160,10 +160,10 @@ class Examples:
 def load(
   source: data.Source, config: ml_collections.ConfigDict, most: int
 ) -> Examples:
-  """Reads at most `most` examples of a split, from the first on.
+  """Returns at most `most` examples of a split, from the first on.
 
-  config: That it was opened with; `train.batch_size` examples are read at a
-  time.
+  `config` is the config that the split was opened with. `train.batch_size`
+  examples are read at a time.
   """
   size = config.train.batch_size
   parts: list[data.Batch] = []
@@ -212,8 +212,11 @@ def read_images(
 ) -> Images:
   """Reads image files for a model; evenly spread ones if there are too many.
 
-  paths: Those given twice are read once. report: Called with the error of each
-  image that cannot be read.
+  Args:
+    vit: The model that the images are prepared for.
+    paths: Paths of all images; a path that is given twice is read once.
+    most: Largest number of images to read.
+    report: Called with the error of each image that cannot be read.
   """
   paths = list(dict.fromkeys(paths))
   chosen, inputs = [], []

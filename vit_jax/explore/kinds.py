@@ -91,11 +91,14 @@ def draw(
   folder: pathlib.Path,
   progress: Callable[[str], object],
 ) -> Contents:
-  """Draws pictures, and writes them as PNG and SVG.
+  """Draws pictures, writes them as PNG and SVG, and returns the contents.
 
-  names: Of kinds. folder: Where the files go: `KIND.png`, or `KIND-1.png` and
-  so on. progress: Called with the name of each kind that can be drawn, before
-  it is.
+  Args:
+    subject: The model and the images.
+    names: Names of the kinds.
+    folder: Folder of the files `KIND.png`, or `KIND-1.png` and so on.
+    progress: Called with the name of each kind that can be drawn, before its
+      pictures are written.
   """
   contents = Contents([], [], {})
   with canvas.style():

@@ -86,8 +86,13 @@ def draw_sequence(
 ) -> np.ndarray:
   """Draws an image, its patches with gaps, and the sequence of tokens.
 
-  image: uint8 [h * a, w * b, 3] for a grid (h, w), so that patches are whole
-  pixels. prefix: Names of the tokens before the patches.
+  Args:
+    image: uint8 [h * a, w * b, 3], so that patches are whole pixels.
+    grid: (h, w).
+    prefix: Names of the tokens before the patches.
+
+  Returns:
+    The picture, uint8 [height, width, 3].
   """
   h, w = grid
   a, b = image.shape[0] // h, image.shape[1] // w
@@ -111,7 +116,12 @@ def draw_sequence(
 
 
 def shown_patches(count: int, most: int) -> list[int | None]:
-  """Returns the first and the last patches, with None for those in between."""
+  """Returns the first and the last patches, with None in place of the others.
+
+  Args:
+    count: Number of all patches.
+    most: Largest length of the list.
+  """
   if count <= most:
     return list(range(count))
   first = range(most - _LAST - 1)
@@ -184,7 +194,14 @@ def _filter_sheet(
   limits: tuple[int, int],
   captions: Sequence[str],
 ) -> np.ndarray:
-  """Returns a sheet of filters [F, p, q, C], each scaled by its largest."""
+  """Returns a sheet of filters [F, p, q, C], each scaled by its largest weight.
+
+  Args:
+    filters: The filters.
+    columns: Number of filters in a row.
+    limits: Minimum and maximum of a tile's longer side, in pixels.
+    captions: Texts below the filters.
+  """
   size = filters.shape[1:3]
   shape = tiles.tile_shape(size, size, columns, limits=limits)
   largest = np.abs(filters).max(axis=(1, 2, 3), keepdims=True)

@@ -27,17 +27,17 @@ Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
 
 _BATCH = 16  # maximum number of images at a time
-_COLUMNS = 9  # of a sheet with a group of tiles for each image
+_COLUMNS = 9  # columns of a sheet with a group of tiles for each image
 _SAMPLES = 36  # images that are drawn
-_COMPLETED = 8  # most images that are completed
-_COMPLETIONS = 4  # of each of these
+_COMPLETED = 8  # maximum number of images that are completed
+_COMPLETIONS = 4  # completions of each image
 
 
 def objective(subject: Subject) -> Drawn:
   """Draws what the method of the run makes of the images.
 
-  The columns are those of `objectives.Objective.pictures`, with a group of
-  tiles for each image.
+  `objectives.Objective.pictures` makes the columns. Each image has a group of
+  tiles.
   """
   vit = subject.vit
   objective, params = trained.restored(vit)

@@ -12,8 +12,8 @@ from vit_jax.models import vit as vit_lib
 from vit_jax.models.parts import positions as positions_lib
 
 _EPSILON = 1e-5  # as in resnet.ResNetStem
-# Parts whose positions are added to tokens. Those of a user's own are computed,
-# and are not shown.
+# Parts whose positions are added to tokens. A part of a user's own computes its
+# positions, and they are not shown.
 _TABLES = patches_lib.Learned | positions_lib.Factorized | positions_lib.SinCos
 
 
@@ -22,12 +22,16 @@ def position_similarity(
 ) -> np.ndarray:
   """Returns the similarity of the position embeddings of any two patches.
 
-  See the ViT paper (arXiv:2010.11929, figure 7, centre). It is the cosine
-  similarity, float32 [h, w, h, w]; [i, j] is the map for the patch in row i and
-  column j.
+  See the ViT paper (arXiv:2010.11929, figure 7, centre).
 
-  image_size: Image size in pixels, one number or (height, width), that the
-  embeddings are resized for as by `load`; None: they are not resized.
+  Args:
+    vit: A ViT or hybrid with position embeddings.
+    image_size: Image size in pixels, one number or (height, width). The
+      embeddings are resized for it, as `load` does. None: they are not resized.
+
+  Returns:
+    Cosine similarity, float32 [h, w, h, w]; [i, j] is the map for the patch in
+    row i and column j.
   """
   model = vit.model
   parts = model.positions if isinstance(model, vit_lib.ViT) else ()
@@ -62,12 +66,18 @@ def position_similarity(
 def embedding_filters(vit: weights.Loaded, count: int = 28) -> np.ndarray:
   """Returns the principal components of the patch embedding's filters.
 
-  See the ViT paper (arXiv:2010.11929, figure 7, left). The filters of a ViT or
-  Mixer, one for each of the D channels, are centred. The largest value of each
-  component is positive.
+  See the ViT paper (arXiv:2010.11929, figure 7, left). The filters, one for
+  each of the D channels, are centred. The largest value of each component is
+  positive.
 
-  They are float32 [count, p, q, C], each of norm 1, by descending variance;
-  fewer if filters have fewer weights, or there are fewer filters.
+  Args:
+    vit: A ViT or Mixer; not a hybrid, which embeds features.
+    count: Largest number of components. There are fewer if filters have fewer
+      weights, or there are fewer filters.
+
+  Returns:
+    Components of p x q pixels and C channels, float32 [count, p, q, C], each of
+    norm 1, by descending variance.
   """
   return filter_components(vit, count)[0]
 
@@ -77,7 +87,7 @@ def filter_components(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns `embedding_filters`, and the part of the variance of each.
 
-  The parts of all components add up to 1, float64 [count].
+  The parts are float64 [count]. The parts of all components add up to 1.
   """
   if 'patch_embedding' not in vit.params or 'stem' in vit.params:
     raise UserError(
@@ -102,8 +112,8 @@ def filter_components(
 def stem_filters(vit: weights.Loaded) -> np.ndarray:
   """Returns the filters of the first convolution, standardised as it uses them.
 
-  Those of a hybrid or BiT are float32 [F, 7, 7, C], each with mean 0 and
-  variance 1.
+  The F filters are float32 [F, 7, 7, C], each with mean 0 and variance 1. `vit`
+  is a hybrid or BiT (arXiv:1912.11370).
   """
   if 'stem' not in vit.params:
     raise UserError(

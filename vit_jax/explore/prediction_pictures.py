@@ -35,7 +35,7 @@ _MISTAKES = 24
 _MISTAKE_COLUMNS = 6
 _THUMBNAIL = 216  # pixels of the file, as the lengths of bars
 _ROW, _NAME, _LONGEST, _NUMBER = 42, 300, 300, 88
-_COLUMNS = 2  # of images with their bars
+_COLUMNS = 2  # columns of images with their bars
 _MAP = 1030, 600  # pixels of the two panels together
 _PANEL = 400, 520  # approximate pixels of a panel for points
 _ON_MAP = 22  # pixels of a thumbnail on a map
@@ -229,9 +229,11 @@ def draw_bars(
 ) -> np.ndarray:
   """Returns images with the probabilities of a few classes, uint8 [h, w, 3].
 
-  images: uint8 [B, H, W, 3]. captions: Texts above the images. classes:
-  Some for each image, the most probable first: name, probability, and whether
-  it is the label.
+  Args:
+    images: uint8 [B, H, W, 3].
+    captions: Texts above the images.
+    classes: Some classes for each image, the most probable first: name,
+      probability, and whether it is the label.
   """
   gap, line = paper_lib.GAP, paper_lib.LINE
   scale = _THUMBNAIL / max(images.shape[1:3])
@@ -271,8 +273,11 @@ def reliability_diagram(
   """Returns a reliability diagram, with the share of examples below.
 
   A bar is the accuracy in a range of confidence. It fades with the number of
-  examples, and is left out below `LEAST_IN_BAR`. The expected calibration
-  error is written into the panel.
+  examples, and is left out below `LEAST_IN_BAR`.
+
+  Args:
+    bins: The bins that contain examples.
+    error: Expected calibration error, which is written into the panel.
   """
   figure = canvas.figure(*_RELIABILITY)
   above, below = figure.subplots(
@@ -319,9 +324,13 @@ def embedding_map(
 
   Points whose neighbours have other labels are drawn last, to be visible.
 
-  points: float [N, 2]. labels: Positions in `names`, int [N]. images:
-  Thumbnails, uint8 [N, h, w, 3]. axes_names: Labels of the two axes; None:
-  coordinates mean nothing.
+  Args:
+    points: float [N, 2].
+    labels: Positions in `names`, int [N].
+    names: Names of the classes.
+    images: Thumbnails, uint8 [N, h, w, 3].
+    title: Name of the map.
+    axes_names: Labels of the two axes; None: coordinates mean nothing.
   """
   from matplotlib import offsetbox
 
@@ -357,9 +366,14 @@ def embedding_map(
 
 
 def strays_last(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
-  """Returns an order of points; those among other labels come last.
+  """Returns an order of points; the ones among other labels come last.
 
-  Of points, float [N, 2], with labels, int [N]: positions, int64 [N].
+  Args:
+    points: float [N, 2].
+    labels: int [N].
+
+  Returns:
+    Positions, int64 [N].
   """
   from sklearn import neighbors  # here: it takes a second to import
 
@@ -370,9 +384,11 @@ def strays_last(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def separate_points(points: np.ndarray, size: tuple[int, int]) -> list[int]:
-  """Chooses points whose thumbnails do not overlap; returns their positions.
+  """Returns positions of points whose thumbnails do not overlap.
 
-  points: float [N, 2]. size: (width, height) of the map, in pixels.
+  Args:
+    points: float [N, 2].
+    size: (width, height) of the map, in pixels.
   """
   low = points.min(axis=0)
   span = np.maximum(points.max(axis=0) - low, 1e-12)

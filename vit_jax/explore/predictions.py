@@ -25,8 +25,8 @@ _FEW_POINTS = 200  # maximum number for which exact t-SNE is fast enough
 def class_probabilities(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the probability of each class: the softmax of the logits.
 
-  They are float64 [N, K], whose rows sum to one, for images that
-  `vit.preprocess` accepts.
+  The probabilities of N images and K classes are float64 [N, K]. Their rows sum
+  to one. `images` are the input of `vit.preprocess`.
   """
   if not vit.model.num_classes:
     raise UserError('the model has no head, so it names no classes')
@@ -36,9 +36,8 @@ def class_probabilities(vit: weights.Loaded, images: Any) -> np.ndarray:
 def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
   """Returns probabilities by what a model predicts, float64 [N, K].
 
-  Those of a multi-label model are independent: rows do not sum to one.
-
-  logits: Its output, [N, K].
+  The probabilities of a multi-label model are independent: rows do not sum to
+  one. `logits` are the output of the model, [N, K].
   """
   target = vit.target
   if isinstance(target, target_kinds.Number):
@@ -76,8 +75,13 @@ def confident_mistakes(
 ) -> np.ndarray:
   """Returns the wrong predictions, the most confident ones first.
 
-  predicted: Predicted classes, int [N]. confidence: Their probabilities, float
-  [N]. labels: True classes, int [N]. The result is positions, int64.
+  Args:
+    predicted: Predicted classes of N images, int [N].
+    confidence: Probabilities of the predicted classes, float [N].
+    labels: True classes, int [N].
+
+  Returns:
+    Positions of the mistakes among the images, int64 [number of mistakes].
   """
   wrong = np.flatnonzero(np.asarray(predicted) != np.asarray(labels))
   order = np.argsort(-np.asarray(confidence)[wrong], kind='stable')
@@ -85,13 +89,14 @@ def confident_mistakes(
 
 
 def embedding_map(embeddings: np.ndarray, method: str = 'pca') -> np.ndarray:
-  """Projects embeddings from `vit_jax.embeddings`, [N, D'], onto a plane.
+  """Projects embeddings onto a plane; returns points, float64 [N, 2].
 
-  method: 'pca', the two components with the largest variance, in the units of
-  the embeddings; or 'tsne' (van der Maaten and Hinton, 2008) of the first 50
-  components, whose distances have no unit.
-
-  Points are float64 [N, 2]; N is at least 5.
+  Args:
+    embeddings: Embeddings of N images from `vit_jax.embeddings`, [N, D'], where
+      N is at least 5.
+    method: 'pca', the two components with the largest variance, in the units of
+      the embeddings; or 'tsne' (van der Maaten and Hinton, 2008) of the first
+      50 components, whose distances have no unit.
   """
   if method not in ('pca', 'tsne'):
     raise UserError(f"method is {method!r}: choose 'pca' or 'tsne'")
@@ -104,8 +109,9 @@ def principal_components(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the principal components of embeddings [N, D'], and their shares.
 
-  Components, float64 [N, C], by descending variance, where C is between 2 and
-  50; and the fraction of the variance that each explains, float64 [C].
+  The components are float64 [N, C], by descending variance, where C is between
+  2 and 50. Their shares are the fraction of the variance that each explains,
+  float64 [C].
   """
   from sklearn import decomposition  # here: it takes a second to import
 

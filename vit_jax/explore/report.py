@@ -90,7 +90,7 @@ class Missing:
 class Result:
   """A number of the card."""
 
-  name: str  # of the number, in words
+  name: str  # name of the number, in words
   value: str
   lines: tuple[str, ...] = ()  # its interval, or what it was measured on
 
@@ -117,8 +117,9 @@ def summarize(
 ) -> Summary:
   """Returns the card of a report.
 
-  numbers: Numbers behind the pictures, by the name of the kind. Results are
-  those of 'confusion', 'reliability' and 'errors', as far as they were drawn.
+  `numbers` are the numbers behind the pictures, by the name of the kind. The
+  card has results of 'confusion', 'reliability' and 'errors', as far as they
+  were drawn.
   """
   results: list[Result] = []
   if accuracy := numbers.get('confusion'):
@@ -143,7 +144,13 @@ def summarize(
 def _worst(
   measure: str, ascending: list[tuple[str, float]], form: str
 ) -> Result:
-  """Returns the classes with the lowest values, of pairs in ascending order."""
+  """Returns the classes with the lowest values.
+
+  Args:
+    measure: Name of the values.
+    ascending: Class and value, the lowest value first.
+    form: Format of a value.
+  """
   lowest, *more = [f'{name}: {x:{form}}' for name, x in ascending[:_WORST]]
   return Result(f'Lowest {measure} of a class', lowest, tuple(more))
 

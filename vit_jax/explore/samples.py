@@ -19,7 +19,7 @@ _FROM_NETWORK = ('hf:',)  # datasets that may be downloaded
 
 
 class Sample(NamedTuple):
-  """An image."""
+  """An image that the page offers."""
 
   name: str  # name to show
   file: bytes  # content of an image file that a browser can show

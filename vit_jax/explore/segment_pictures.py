@@ -113,7 +113,9 @@ def _draw(
 
 
 def _compare(subject: Subject, rows: np.ndarray) -> dict[str, np.ndarray]:
-  """Applies the model to labelled examples; rows are positions, int [B].
+  """Applies the model to labelled examples.
+
+  `rows` are positions among the examples, int [B].
 
   Returns:
     image: Inputs of the model, float32 [B, H, W, C].

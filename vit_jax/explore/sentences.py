@@ -24,18 +24,18 @@ from vit_jax.objectives import embedder as embedder_lib
 from vit_jax.weights import features
 
 MOST = 256  # sentences at a time
-_LEAST = 16  # for which is compiled; then twice as many, and so on
-_PLACES = 64  # that are hidden, one by one
-_AT_ONCE = 8
+_LEAST = 16  # sentences that are compiled for; then twice as many
+_PLACES = 64  # maximum number of places, which are hidden one by one
+_AT_ONCE = 8  # hidden places in a batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
   """How C sentences fit an image."""
 
-  # Of each sentence, float32 [C]; see `Towers.probabilities`.
+  # The probability of each sentence, float32 [C]; see `Towers.probabilities`.
   probability: np.ndarray
-  # Of the embeddings of each sentence and the image, float32 [C].
+  # The cosine of the embeddings of each sentence and the image, float32 [C].
   cosine: np.ndarray
   # How much `cosine` falls if a patch is hidden, with its neighbours if there
   # are many patches, float32 [C, h, w].
@@ -48,21 +48,21 @@ class Sentences:
 
   embedder: embedder_lib.Embedder
   towers: Any
-  grid: tuple[int, int]  # of patches
+  grid: tuple[int, int]  # (h, w) of the patches
 
   @property
   def independent(self) -> bool:
     """Whether each sentence has a probability of its own.
 
-    It has with SigLIP's loss; else the probabilities of all sentences add up to
-    1.
+    With SigLIP's loss, each has one. Otherwise the probabilities of all
+    sentences add up to 1.
     """
     has_bias: bool = self.towers.towers.has_bias
     return has_bias
 
   @classmethod
   def load(cls, loaded: weights.Loaded) -> Self | None:
-    """Copies a model to the device; None: it has no text tower."""
+    """Returns a model copied to the device; None: it has no text tower."""
     embedder = embedder_lib.Embedder(loaded, batch_size=1)
     towers = embedder.towers
     if towers is None:
@@ -70,9 +70,9 @@ class Sentences:
     return cls(embedder, towers, features.patch_grid(loaded))
 
   def compare(self, image: np.ndarray, sentences: Sequence[str]) -> Fit:
-    """Compares sentences with an image.
+    """Returns how sentences fit an image.
 
-    image: Input of the model, float32 [1, H, W, channels].
+    `image` is the input of the model, float32 [1, H, W, channels].
     """
     tokens = self.towers.text.encode_all(sentences, 'a sentence')
     count, size = len(tokens), _LEAST
@@ -102,7 +102,7 @@ class Sentences:
 def windows(grid: tuple[int, int]) -> np.ndarray:
   """Returns the number of the place that each patch is in, int [h, w].
 
-  Places are squares of patches, as small as 64 of them allow.
+  Places are squares of patches, as small as 64 of them allow. `grid` is (h, w).
   """
   h, w = grid
   side = 1
@@ -114,7 +114,11 @@ def windows(grid: tuple[int, int]) -> np.ndarray:
 
 
 def split(text: str, template: str = '{}') -> list[str]:
-  """Returns the sentences of a text: its lines, or parts between commas."""
+  """Returns the sentences of a text, each within a template.
+
+  The sentences are the lines of the text. In a text of one line, they are the
+  parts between commas. `template` has {} where a sentence goes.
+  """
   (template,) = captions.check_templates([template.strip() or '{}'], 'template')
   lines = [x.strip() for x in text.splitlines() if x.strip()]
   parts = lines[0].split(',') if len(lines) == 1 else lines
@@ -134,8 +138,8 @@ def _embed(
 ) -> dict[str, jax.Array]:
   """Returns embeddings of `image` [1, E], `hidden` [S, E] and `texts` [C, E].
 
-  Inputs are image, float32 [1, H, W, channels]; shown, bool [S, H, W, 1]; and
-  tokens, int32 [C, T].
+  `inputs` are `image`, float32 [1, H, W, channels]; `shown`, bool [S, H, W, 1],
+  False where a place is hidden; and `tokens`, int32 [C, T].
   """
   image = inputs['image']
 

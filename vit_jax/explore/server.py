@@ -59,9 +59,12 @@ def application(
   reads them, and returns the result of `Viewer.fit`. Errors are JSON,
   {"error": line}. Uploads stay in memory.
 
-  Requests for any other name of this machine than one of `hosts` are refused,
-  except for localhost and addresses: with such a name, a page of another site
-  could read the results (DNS rebinding). The page offers the samples.
+  Args:
+    viewers: The models.
+    hosts: Names of this machine. Requests for any other name are refused,
+      except for localhost and addresses: with such a name, a page of another
+      site could read the results (DNS rebinding).
+    samples: Images that the page offers.
   """
   api = _Api(viewers, samples)
   routes = [

@@ -26,7 +26,10 @@ def image_tiles(
   columns: int,
   limits: tuple[int, int] = (80, 288),
 ) -> list[np.ndarray]:
-  """Returns the images as tiles for a sheet with some columns."""
+  """Returns the images as tiles for a sheet with some columns.
+
+  `limits` are the minimum and maximum of a tile's longer side, in pixels.
+  """
   size, grid = (
     subject.vit.preprocess.image_size,
     features.patch_grid(subject.vit),
@@ -54,8 +57,12 @@ def layer_rows(
 ) -> np.ndarray:
   """Returns a row for each image: itself, and its map in each layer shown.
 
-  maps: [L, B, h, w]. marked: (row, column) of a patch to frame in the image,
-  and perhaps in the maps.
+  Args:
+    subject: The model and the images.
+    maps: [L, B, h, w].
+    scale: Scale of all maps.
+    marked: (row, column) of a patch to frame in the image.
+    marks_maps: Whether the patch is framed in the maps, too.
   """
   layers, grid = list(subject.options.layers), features.patch_grid(subject.vit)
   images = image_tiles(subject, len(layers) + 1)
@@ -82,7 +89,16 @@ def groups(
   columns: int,
   scale: sheet.Scale | None = None,
 ) -> np.ndarray:
-  """Returns a group for each image: itself with its caption, and its maps."""
+  """Returns a group for each image: itself with its caption, and its maps.
+
+  Args:
+    subject: The model and the images.
+    images: Tiles of the images.
+    maps: K tiles for each image.
+    heads: Names of the K maps.
+    columns: Number of tiles in a row.
+    scale: Scale of all maps; None: it is not drawn.
+  """
   size = len(heads) + 1
   image_groups = [
     [sheet.Tile(image, caption), *row]

@@ -1,11 +1,12 @@
 """Similarity of layers by CKA, linear classification of each, near images.
 
-Functions of a model and images come first, then those of arrays, with which
-several pictures share one forward pass (`features.reduced`). A model is a ViT,
-hybrid or Mixer; images are what `vit.preprocess` accepts, or its output.
+Functions of a model and images come first. Functions of arrays follow, with
+which several pictures share one forward pass (`features.reduced`). A model
+is a ViT, hybrid or Mixer; images are what `vit.preprocess` accepts, or its
+output.
 
-In comments: n images, N tokens (those before the patches come first), D hidden
-size, L layers.
+In comments: n images, N tokens (the patches come last), D hidden size, L
+layers.
 """
 
 from collections.abc import Sequence
@@ -34,12 +35,17 @@ def layer_cka(
   This is linear CKA (Kornblith et al., 2019, arXiv:1905.00414, section 3) of
   all tokens of a layer. Unbiased estimates of HSIC are averaged over batches of
   images (minibatch CKA: Nguyen et al., 2020, arXiv:2010.15327), so its expected
-  value does not depend on the number of images, at least 4, but with few it is
-  noisy.
+  value does not depend on the number of images, but with few it is noisy.
 
-  It is float32 [L, L'], at most 1: 1 if one representation is a rotation of the
-  other, about 0 if they have nothing in common, nan if one is the same for all
-  images.
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: At least 4 images, the input of `preprocess` of both models.
+    other_vit: A second model; None: `vit` itself.
+
+  Returns:
+    CKA, float32 [L, L'], for the L' layers of the second model. It is at most
+    1: 1 if one representation is a rotation of the other, about 0 if they have
+    nothing in common, nan if one is the same for all images.
   """
   models = [vit] if other_vit is None else [vit, other_vit]
   for model in models:
@@ -80,8 +86,16 @@ def layer_decodability(
 ) -> np.ndarray:
   """Returns the accuracy of a linear classifier on each layer, float32 [L].
 
-  It reads the mean over the patch tokens; see `decodability`. Labels are
-  numbers or names. The accuracy is that on the test images.
+  The classifier reads the mean over the patch tokens. It is a ridge regression
+  of standardised features, whose penalty is chosen by leave-one-out
+  cross-validation. The accuracy is measured on the test images.
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Training images: input of `vit.preprocess`, or its result.
+    labels: Classes of the training images, numbers or names.
+    test_images: Test images, in the same form.
+    test_labels: Classes of the test images.
   """
   prefix = features.prefix_length(vit)
   x, test_x = (
@@ -96,12 +110,16 @@ def nearest_images(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Finds the nearest neighbours of images, by the input of the head.
 
-  gallery: The images to search; None: `images`, where none is its own
-  neighbour. count: Neighbours of each image; fewer if there are not so many
-  images.
+  Args:
+    vit: Any model.
+    images: Input of `vit.preprocess`, or its result.
+    gallery: The images to search, in the same form. None: `images`, where none
+      is its own neighbour.
+    count: Neighbours of each image; fewer if there are not so many images.
 
-  Returns cosine similarity, float32 [n, count], in descending order; and
-  positions in `gallery`, int32 [n, count].
+  Returns:
+    Cosine similarity, float32 [B, count], in descending order; and positions in
+    `gallery`, int32 [B, count].
   """
   x = features.embeddings(vit, images)
   if gallery is None:
@@ -112,7 +130,11 @@ def nearest_images(
 def cka(x: np.ndarray, y: np.ndarray) -> float:
   """Returns unbiased linear CKA of two representations of the same images.
 
-  They are [n, D] and [n, D'], with n at least 4; see `layers_cka`.
+  See `layer_cka` for the paper and the meaning of values.
+
+  Args:
+    x: float [n, D], for n images, at least 4.
+    y: float [n, D'].
   """
   return float(layers_cka(np.asarray(x)[None], np.asarray(y)[None])[0, 0])
 
@@ -120,8 +142,12 @@ def cka(x: np.ndarray, y: np.ndarray) -> float:
 def layers_cka(first: np.ndarray, second: np.ndarray) -> np.ndarray:
   """Returns unbiased linear CKA of all pairs of representations.
 
-  It is float32 [L, L'], as from `layer_cka`, for [L, n, ...], such as tokens,
-  and [L', n, ...] of the same images; n is at least 4.
+  Args:
+    first: [L, n, ...], such as tokens; n is at least 4.
+    second: [L', n, ...], for the same images.
+
+  Returns:
+    CKA, float32 [L, L'], as from `layer_cka`.
   """
   return _ratio(*_hsic(_grams(first), _grams(second)))
 
@@ -134,9 +160,15 @@ def decodability(
 ) -> np.ndarray:
   """Returns the accuracy of a linear classifier on each layer, float32 [L].
 
-  The classifier is a ridge regression of standardised features [L, n, D] to
-  the classes (-1 or 1), whose penalty is chosen by leave-one-out
-  cross-validation. The accuracy is that on the test features.
+  The classifier is a ridge regression of standardised features to the classes
+  (-1 or 1), whose penalty is chosen by leave-one-out cross-validation. The
+  accuracy is measured on the test features.
+
+  Args:
+    x: Training features, [L, n, D].
+    labels: Classes of the training features, n numbers or names.
+    test_x: Test features, [L, n', D].
+    test_labels: Classes of the test features, n'.
   """
   from sklearn import linear_model  # here: it takes a second to import
   from sklearn import pipeline
@@ -182,8 +214,8 @@ def _grams(x: jax.Array) -> jax.Array:
 def _hsic(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns unbiased HSIC of Gram matrices [L, n, n] and [L', n, n].
 
-  They are of all pairs, float64 [L, L'], and of each matrix with itself, [L]
-  and [L'].
+  The first array is of all pairs, float64 [L, L']. The others are of each
+  matrix with itself, [L] and [L'].
   """
   n = first.shape[-1]
   scale = n * (n - 3)
@@ -197,7 +229,7 @@ def _hsic(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _u_centred(gram: np.ndarray) -> np.ndarray:
   """Returns U-centred matrices [L, n * n]; inner products are n (n - 3) HSIC.
 
-  The estimate is that of Song et al., 2012 (JMLR 13), in the form of Székely
+  This is the estimate of Song et al., 2012 (JMLR 13), in the form of Székely
   and Rizzo, 2014 (arXiv:1310.2926).
   """
   n = gram.shape[-1]

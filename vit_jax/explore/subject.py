@@ -40,8 +40,8 @@ class Drawn:
   """Pictures of one kind."""
 
   caption: str  # explains the pictures and how they were computed
-  # Charts, and pixels of sheets uint8 [H, W, 3], with their labels ('' for a
-  # single one); made one at a time.
+  # Labels ('' for a single picture) and pictures, which are made one at a time.
+  # A picture is a chart, or the pixels of a sheet, uint8 [H, W, 3].
   figures: 'Iterable[tuple[str, Figure | np.ndarray]]'
   # Numbers behind the pictures, unless there are many.
   numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -55,7 +55,11 @@ def caption(
 ) -> str:
   """Returns the caption of an image, one line for each thing that is known.
 
-  predicted: The class that the model predicts; '' if it does not classify.
+  Args:
+    name: Name of the image.
+    predicted: The class that the model predicts; '' if it does not classify.
+    probability: Probability of that class.
+    label: Name of the label; '' or None if it is unknown.
   """
   lines = [name]
   if predicted:
@@ -124,7 +128,15 @@ def _reduce(
   layers: tuple[int, ...],
   values: dict[str, jax.Array],
 ) -> dict[str, jax.Array]:
-  """Reduces what a forward pass captures to arrays whose second axis is B."""
+  """Reduces what a forward pass captures to arrays whose second axis is B.
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    query: (row, column) of the chosen patch.
+    layers: Layers whose tokens are kept.
+    values: `logits` [B, classes], `tokens` [L, B, N, D] and, unless the model
+      is a Mixer, `attention` [L, B, H, N, N].
+  """
   grid, index = features.patch_grid(vit), features.patch_index(vit, query)
   tokens, attention = values['tokens'], values.get('attention')
   similarity = jax.vmap(lambda x: tokens_lib.similarity_to(x, grid, index))
@@ -158,7 +170,7 @@ class Subject:
   chosen_images: examples_lib.Images | None
   labelled: examples_lib.Examples | None
   options: Options
-  second_vit: weights.Loaded | None = None  # to compare with
+  second_vit: weights.Loaded | None = None  # a second model, to compare
   second_name: str = ''
 
   @property
@@ -215,7 +227,7 @@ class Subject:
 
   @property
   def names(self) -> tuple[str, ...]:
-    """Names of the classes; numbers for those without a name."""
+    """Names of the classes; a class without a name has its number."""
     count = self.vit.model.num_classes
     if not count:
       raise UserError('the model has no head, so it names no classes')

@@ -141,7 +141,7 @@ def foreground(subject: Subject) -> Drawn:
 def neighbors(subject: Subject) -> Drawn:
   """Draws the nearest neighbours of each image, by the input of the head.
 
-  They are among the labelled examples, or else among the other images.
+  The neighbours are labelled examples if there are any, else other images.
   """
   images, count = subject.images, subject.options.neighbors
   x = features.embeddings(subject.vit, images.inputs)

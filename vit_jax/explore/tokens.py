@@ -1,11 +1,12 @@
 """Patches, and norms, similarity and principal components of tokens.
 
-Functions of a model and images come first, then those of arrays, with which
-several pictures share one forward pass (`features.reduced`). A model is a ViT,
-hybrid or Mixer; images are what `vit.preprocess` accepts, or its output.
+Functions of a model and images come first. Functions of arrays follow, with
+which several pictures share one forward pass (`features.reduced`). A model
+is a ViT, hybrid or Mixer; images are what `vit.preprocess` accepts, or its
+output.
 
-In comments: B images, N tokens (those before the patches come first), D hidden
-size, L layers, (h, w) the grid of patches.
+In comments: B images, N tokens (the patches come last), D hidden size, L
+layers, (h, w) the grid of patches.
 """
 
 from collections.abc import Callable
@@ -34,8 +35,15 @@ _BATCH = 16  # maximum number of images at a time
 def image_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Cuts images into the sequence of patches that a model reads.
 
-  They are of p x q pixels, row by row, in the units of `vit.preprocess`:
-  float32 [B, h * w, p, q, C].
+  See the ViT paper (arXiv:2010.11929, section 3.1).
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Input of `vit.preprocess`, or its result.
+
+  Returns:
+    Patches of p x q pixels and C channels, row by row, in the units of
+    `vit.preprocess`, float32 [B, h * w, p, q, C].
   """
   h, w = features.patch_grid(vit)
   x = features.prepared(vit, images)
@@ -49,6 +57,10 @@ def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
 
   Patches with large norms are outliers that hold global information instead of
   the patch (Vision Transformers Need Registers, arXiv:2309.16588, section 2).
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Input of `vit.preprocess`, or its result.
   """
   return reduced(vit, images, norms, axis=1)
 
@@ -56,12 +68,18 @@ def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
 def patch_similarity(
   vit: weights.Loaded, images: Any, patch: tuple[int, int], layer: int = -1
 ) -> np.ndarray:
-  """Returns the similarity of each patch's token to that of a chosen patch.
+  """Returns the similarity of each patch's token to the one of a chosen patch.
 
-  It is the cosine similarity, float32 [B, h, w]; 1 at the patch itself.
+  DINOv3 (arXiv:2508.10104) shows such maps.
 
-  patch: (row, column), from 0. layer: Index of the layer whose output is
-  compared; -1: the last.
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Input of `vit.preprocess`, or its result.
+    patch: (row, column) of the chosen patch, from 0.
+    layer: Index of the layer whose output is compared; -1: the last.
+
+  Returns:
+    Cosine similarity, float32 [B, h, w]. It is 1 at the patch itself.
   """
   grid, index = features.patch_grid(vit), features.patch_index(vit, patch)
   layer = features.layer_index(vit, layer)
@@ -75,10 +93,16 @@ def token_pca(vit: weights.Loaded, images: Any, layer: int = -1) -> np.ndarray:
 
   This follows DINOv2 (arXiv:2304.07193, figure 1), but keeps the background.
   The components are computed from all patches of all images together, so that
-  similar colours mean similar tokens, also in different images. Red, green and
-  blue are the first three, float32 [B, h, w, 3] in [0, 1].
+  similar colours mean similar tokens, also in different images.
 
-  layer: Index of the layer whose output is shown; -1: the last.
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Input of `vit.preprocess`, or its result.
+    layer: Index of the layer whose output is shown; -1: the last.
+
+  Returns:
+    The first three components as red, green and blue, float32 [B, h, w, 3] in
+    [0, 1]. The range of a component is its 1st to 99th percentile.
   """
   grid, layer = features.patch_grid(vit), features.layer_index(vit, layer)
   return pca(features.features(vit, images, [layer])[0], grid)
@@ -111,11 +135,21 @@ class Foreground(NamedTuple):
 def patch_foreground(vit: weights.Loaded, images: Any) -> Foreground:
   """Returns the principal components of the foreground's patch features.
 
-  This follows DINOv2 (arXiv:2304.07193, figure 1): of a first
-  PCA, over the patches of all images, the patches with a positive component are
-  the foreground, and a second PCA is over these. The sign of a component means
+  This follows DINOv2 (arXiv:2304.07193, figure 1). A first PCA is over the
+  patches of all images. Patches whose first component is positive are the
+  foreground. A second PCA is over the foreground. The sign of a component means
   nothing; here the foreground is the side with fewer patches at the borders of
-  images. Features are those of the trunk's output, after its last norm.
+  images. The features are the trunk's output, after its last norm.
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Input of `vit.preprocess`, or its result.
+
+  Returns:
+    A named tuple of two arrays. `score` is the first component of all patches,
+    float32 [B, h, w], positive in the foreground. `colors` are the first three
+    components of the foreground as red, green and blue, float32 [B, h, w, 3] in
+    [0, 1], and 0 in the background.
   """
   return foreground(patch_features(vit, images), features.patch_grid(vit))
 
@@ -123,7 +157,8 @@ def patch_foreground(vit: weights.Loaded, images: Any) -> Foreground:
 def patch_features(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the trunk's output for patches, float32 [B, h * w, D].
 
-  It is the output after the last norm.
+  It is the output after the last norm. `images` are the input of
+  `vit.preprocess`, or its result.
   """
   h, w = features.patch_grid(vit)
   params = jax.tree.map(jnp.asarray, vit.params)
@@ -154,8 +189,10 @@ def similarity_to(
 ) -> jax.Array:
   """Returns the cosine similarity of patches to a chosen patch, [B, h, w].
 
-  tokens: Output of a layer, [B, N, D]; the last h * w are the patches. index:
-  Index of the chosen patch, row by row.
+  Args:
+    tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
+    grid: (h, w).
+    index: Index of the chosen patch, row by row.
   """
   h, w = grid
   patches = tokens[:, -h * w :]
@@ -166,9 +203,11 @@ def similarity_to(
 
 
 def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-  """Returns tokens as colours, float32 [B, h, w, 3]; see `token_pca`.
+  """Returns tokens as colours, float32 [B, h, w, 3] in [0, 1]; see `token_pca`.
 
-  tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
+  Args:
+    tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
+    grid: (h, w).
   """
   h, w = grid
   x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])
@@ -178,7 +217,9 @@ def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 def foreground(tokens: np.ndarray, grid: tuple[int, int]) -> Foreground:
   """Returns the components of the foreground; see `patch_foreground`.
 
-  tokens: [B, N, D]; the last h * w are the patches.
+  Args:
+    tokens: Features, [B, N, D]; the last h * w are the patches.
+    grid: (h, w).
   """
   h, w = grid
   x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])
@@ -201,7 +242,8 @@ def foreground(tokens: np.ndarray, grid: tuple[int, int]) -> Foreground:
 def _components(x: np.ndarray) -> np.ndarray:
   """Returns the first three principal components of x [n, D], float32 [n, 3].
 
-  Of each, the largest weight is positive. Where D is below 3, the last are 0.
+  The largest weight of each component is positive. Where D is below 3, the last
+  components are 0.
   """
   x = x - x.mean(axis=0)
   # For many patches, the covariance is smaller than the data.

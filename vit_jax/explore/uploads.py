@@ -23,8 +23,10 @@ _NO_IMAGE = (
 def parse(data: bytes, names: Sequence[str]) -> tuple[list[str], bytes]:
   """Returns texts by their names, and the image file behind them.
 
-  data: The length of the JSON, in 4 bytes, little-endian; a JSON object; the
-  image.
+  Args:
+    data: The length of the JSON, in 4 bytes, little-endian; a JSON object; the
+      image.
+    names: Keys of the object, each of a text.
   """
   length = int.from_bytes(data[:4], 'little')
   if length > MOST_TEXT:

@@ -101,19 +101,21 @@ class Viewer:
     """Applies the model to an image; returns the page's content, as `packed`.
 
     In the JSON, `top` has name, index and probability of the most probable
-    classes, in descending order; it is empty if the model has no head. Of a
-    model that predicts numbers, it has name, index and number of each. If
+    classes, in descending order; it is empty if the model has no head. If the
+    model predicts numbers, `top` has name, index and number of each. If
     attention is shown, `high` is the 99th percentile of the first queries'
-    attention in all layers and heads, for one scale of all maps. Arrays:
+    attention in all layers and heads, for one scale of all maps. The arrays:
 
       peaks: float32 [M, 1 + P], the largest value of each row of `weights`. M
-        counts heads within layers; attention rollout comes last. Missing if no
-        attention is shown.
+        counts heads within layers; attention rollout comes last. The array is
+        missing if no attention is shown.
       weights: uint8 [M, 1 + P, P], the attention of each query to each patch,
         in 255ths of the row's peak. The first query is the class token, or the
         mean of the patches (for rollout, the input of the head); the others are
-        the patches.
+        the patches. The array is missing if no attention is shown.
       pixels: uint8 [H, W, 3], the input of the model.
+
+    `image` is the content of an image file.
     """
     x = self._vit.preprocess(image)
     arrays = self._see(x)
@@ -124,13 +126,18 @@ class Viewer:
     return packed(head, arrays)
 
   def fit(self, image: bytes, text: str, template: str) -> bytes:
-    """Compares sentences with an image; returns the page's content.
+    """Compares sentences with an image; returns the content for the page.
 
     In the JSON, `sentences` has text, index, probability and cosine of each, in
     descending order of the probabilities. There is one array:
 
       places: float32 [C, h, w], how much each patch adds to the cosine of each
         sentence (`sentences.Fit`); `index` is a row of it.
+
+    Args:
+      image: Content of an image file.
+      text: Sentences, as for `sentences.split`.
+      template: A text with {} where a sentence goes.
     """
     if self._sentences is None:
       raise config_lib.UserError(f'{self.name} reads no texts')
@@ -205,9 +212,10 @@ class Viewer:
 def packed(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
   """Returns JSON and arrays as bytes that a browser reads without copying.
 
-  The format: the length of the JSON, in 4 bytes; the JSON, padded with spaces
-  to a multiple of 4 bytes, in which `arrays` lists (name, type, shape); the
-  arrays in this order. Numbers are little-endian.
+  The bytes are the length of the JSON, in 4 bytes; the JSON, padded with spaces
+  to a multiple of 4 bytes; and the arrays. In the JSON, `arrays` lists (name,
+  type, shape) of each, in this order. Numbers are little-endian. `arrays` must
+  have float32 arrays before uint8 arrays.
   """
   listed = [(name, x.dtype.name, x.shape) for name, x in arrays.items()]
   text = json.dumps({**head, 'arrays': listed}).encode()
