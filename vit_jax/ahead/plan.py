@@ -82,8 +82,10 @@ def complete(
   from vit_jax import data
   from vit_jax import objectives
   from vit_jax.train import initial
+  from vit_jax.train import variant
 
   config_lib.check(config)
+  variant.check(config)
   initial.check(config)
   config = config.copy_and_resolve_references()
   objectives.fill_options(config)
@@ -234,8 +236,8 @@ def parse_mesh(text: str, devices: int | None) -> dict[str, int]:
   """Parses mesh sizes: `fsdp=8`, `data=2,fsdp=4,tensor=1` or `2,4,1`.
 
   Missing axes have size 1, except for `data`, which takes the remaining
-  devices, like an axis of size -1; of an unknown number (None) there are as
-  many as the product of the sizes.
+  devices, like an axis of size -1. `devices` None stands for as many as the
+  product of the sizes.
   """
   pairs = [part.partition('=') for part in text.split(',')]
   if len(pairs) == len(_AXES) and not any(sign for _, sign, _ in pairs):

@@ -144,7 +144,7 @@ def open_split(
 
 @contextlib.contextmanager
 def explained(flag_of: Mapping[str, str] | None = None) -> Iterator[None]:
-  """Replaces keys of the config by flags in errors; more may be given."""
+  """Replaces keys of the config by flags in errors; `flag_of` has more keys."""
   try:
     yield
   except UserError as e:

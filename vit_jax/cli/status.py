@@ -40,9 +40,15 @@ def run(
   failure of the environment it is 1, with a line `error: ...` on stderr. Other
   exceptions are bugs and show their traceback.
 
-  jax is not imported here: a command imports it in `main`, after the flags. Of
-  one that runs models (`computes`), the process starts once more with another
-  allocator (`allocator.start_again`). `doc` and `usage` are for `help.text`.
+  jax is not imported here: a command imports it in `main`, after the flags.
+
+  Args:
+    main: The command.
+    doc: Its documentation, for `--help`.
+    flag_values: Its flags, if they are separate from other commands'.
+    usage: Its usage, as in `help.text`.
+    computes: Whether it runs models, for which the process starts once more
+      with another allocator (`allocator.start_again`).
   """
   _use_utf_8()
   argv = sys.argv

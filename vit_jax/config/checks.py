@@ -176,7 +176,7 @@ def pair(value: int | tuple[int, ...], key: str) -> tuple[int, int]:
 def sides(
   value: int | tuple[int, ...], key: str = 'data.image_size'
 ) -> tuple[int, ...]:
-  """Converts a size to (height, width), of a volume (depth, ...)."""
+  """Converts a size to (height, width), or (depth, height, width)."""
   if isinstance(value, tuple | list) and len(value) == 3:
     depth, *plane_size = value
     return pair((depth, depth), key)[0], *pair(tuple(plane_size), key)

@@ -43,7 +43,7 @@ def flatten(
 
 
 def value_at(config: Mapping[str, Any], key: str) -> Any:
-  """Returns `config.model.depth` for 'model.depth'; a KeyError: no such key."""
+  """Returns `config.model.depth` for 'model.depth', or raises a KeyError."""
   return functools.reduce(lambda node, name: node[name], key.split('.'), config)
 
 

@@ -35,6 +35,7 @@ import json
 import logging as python_logging
 import os
 import pathlib
+import re
 import sys
 from typing import Any
 from typing import TYPE_CHECKING
@@ -175,7 +176,10 @@ class Checkpointer:
     if not step_folders(directory):
       return None
     newest_good = config_lib.wing('vit_jax.runs.restoring:newest_good')
-    state, info, path, damaged = newest_good(directory, state_for)
+    newest = newest_good(directory, state_for)
+    if newest is None:
+      return None
+    state, info, path, damaged = newest
     if damaged:
       self._store.set_aside(damaged)
       logging.warning('Using the checkpoint before, %s', path)
@@ -327,12 +331,25 @@ class Store:
       path = self.directory
       if self._writing is not None:
         path = path / str(self._writing)
-      cause = config_lib.wing('vit_jax.runs.restoring:cause')
       raise UserError(
         f'cannot write checkpoint {path}: {cause(e)}; earlier'
         ' checkpoints are intact: make room for it, or make the directory'
         ' writable, and run the same command again'
       ) from e
+
+
+def cause(error: BaseException) -> str:
+  """Returns the useful part of an error's message, in one line."""
+  while error.__cause__ is not None:  # Orbax wraps TensorStore's errors
+    error = error.__cause__
+  if isinstance(error, OSError) and error.strerror:
+    return error.strerror
+  text = str(error).strip() or type(error).__name__
+  number = re.search(r"\[os_error_code='(\d+)'", text)  # of TensorStore
+  if number:
+    return os.strerror(int(number[1]))
+  # The rest is the specification of the array, which runs to kilobytes.
+  return text.splitlines()[0].split(' [tensorstore_spec')[0]
 
 
 def _meeting() -> Callable[..., None]:

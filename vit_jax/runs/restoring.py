@@ -9,9 +9,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import os
 import pathlib
-import re
 from typing import Any
 
 from absl import logging
@@ -83,8 +81,9 @@ def restore(
 ) -> tuple[PyTree, dict[str, Any]]:
   """Reads the train state and `info` of a checkpoint.
 
-  All processes agree on the outcome. A DamagedError: it is not what was
-  written. A UserError: it does not fit the state, or needs a newer version.
+  All processes agree on the outcome. Raises a DamagedError if it is not what
+  was written, and a UserError if it does not fit the state, or needs a newer
+  version.
   """
   import orbax.checkpoint as ocp
 
@@ -117,7 +116,7 @@ def restore(
 def read_info(path: pathlib.Path) -> dict[str, Any]:
   """Reads the `info` of a checkpoint, without `crc32`.
 
-  A DamagedError: it differs from what was written.
+  Raises a DamagedError if it differs from what was written.
   """
   import orbax.checkpoint as ocp
 
@@ -125,7 +124,7 @@ def read_info(path: pathlib.Path) -> dict[str, Any]:
     info = ocp.JsonCheckpointHandler().restore(path / 'info')
     crc32 = info.pop('crc32')
   except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
-    raise DamagedError(f'info: {cause(e)}') from None
+    raise DamagedError(f'info: {checkpoint.cause(e)}') from None
   if checkpoint.crc32(info) != crc32:
     raise DamagedError('info has changed since it was written')
   if info['format'] > checkpoint.FORMAT:
@@ -151,7 +150,7 @@ def _read_arrays(
   try:
     return handler.restore(path / 'state', args=args)
   except Exception as e:  # Orbax raises many types, even bare Exception
-    raise DamagedError(cause(e)) from e
+    raise DamagedError(checkpoint.cause(e)) from e
   finally:
     handler.close()
 
@@ -185,20 +184,6 @@ def _check_fits(
       f'checkpoint {path} does not fit the config: {"; ".join(differences)};'
       ' use the config it was made with, or another work directory'
     )
-
-
-def cause(error: BaseException) -> str:
-  """Returns the useful part of an error's message, in one line."""
-  while error.__cause__ is not None:  # Orbax wraps TensorStore's errors
-    error = error.__cause__
-  if isinstance(error, OSError) and error.strerror:
-    return error.strerror
-  text = str(error).strip() or type(error).__name__
-  number = re.search(r"\[os_error_code='(\d+)'", text)  # of TensorStore
-  if number:
-    return os.strerror(int(number[1]))
-  # The rest is the specification of the array, which runs to kilobytes.
-  return text.splitlines()[0].split(' [tensorstore_spec')[0]
 
 
 def restore_at_most(

@@ -142,7 +142,8 @@ def read_text(path: pathlib.Path | str, most: int = MOST_TEXT) -> str:
 def decoded(content: bytes) -> str:
   """Returns text without the byte order mark that editors put before it.
 
-  It is UTF-8, or UTF-16 where the mark says so; a UnicodeDecodeError: neither.
+  It is UTF-8, or UTF-16 where the mark says so. Raises a UnicodeDecodeError if
+  it is neither.
   """
   marks = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
   if content.startswith(marks) and content not in marks:
@@ -154,7 +155,8 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
   """Yields the lines of a regular file with their line ends.
 
   Bytes that are not UTF-8 become replacement characters. Lines of more than
-  4 MiB (a run writes none) are yielded in parts. A FileNotFoundError comes out.
+  4 MiB (a run writes none) are yielded in parts. Raises a FileNotFoundError if
+  there is no such file; other errors become a UserError.
   """
   try:
     with open_regular(path) as file:

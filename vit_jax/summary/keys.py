@@ -69,8 +69,10 @@ def _in_force(
   """Returns a config with what its data need not say: options and model."""
   from vit_jax import objectives  # after the flags, since these import jax
   from vit_jax.train import initial
+  from vit_jax.train import variant
 
   config_lib.check(config)
+  variant.check(config)
   config = config.copy_and_resolve_references()
   if not config.tasks:
     objectives.fill_options(config)

@@ -96,7 +96,7 @@ def main(
   program: Sequence[str] = slurm.TRAIN,
   poll_s: float = _POLL_S,
 ) -> int:
-  """Runs the sweep by `program`, as in `runs.Processes`; returns a status."""
+  """Runs the sweep by `program`, asked each `poll_s` s; returns a status."""
   sweep, all_runs = _check_flags(argv)
   config = space_lib.check(sweep, all_runs)
   for package in ('optuna', 'matplotlib'):

@@ -248,8 +248,10 @@ def _check_config(config: ml_collections.ConfigDict) -> None:
   from vit_jax import data  # after the flags, since they import jax
   from vit_jax import objectives
   from vit_jax import optim
+  from vit_jax.train import variant
 
   config_lib.check(config)
+  variant.check(config)
   for layer in (data, optim, objectives):
     layer.check(config)
 

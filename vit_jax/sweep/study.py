@@ -97,15 +97,22 @@ class Study:
     """
     with self.lock:
       trials = self._trials()
-      running = [x for x in trials if x.state == _STATES.RUNNING]
-      new = [None] if len(trials) < self.total else []
-      for old in [*running, *new]:
-        number = old.number if old else len(trials)
-        self.folder(number).mkdir(exist_ok=True)
-        lock = safe_io.Lock(self.folder(number) / '.lock')
-        if lock.acquire(wait=False):
-          return self._claim(number, lock, old)
-      return None
+      for trial in trials:
+        if trial.state == _STATES.RUNNING:
+          lock = self._lock_trial(trial.number)
+          if lock is not None:
+            return self._claim(trial.number, lock, trial)
+      if len(trials) >= self.total:
+        return None
+      lock = self._lock_trial(len(trials))
+      assert lock is not None, 'a trial that did not begin is taken'
+      return self._claim(len(trials), lock, None)
+
+  def _lock_trial(self, number: int) -> safe_io.Lock | None:
+    folder = self.folder(number)
+    folder.mkdir(exist_ok=True)
+    lock = safe_io.Lock(folder / '.lock')
+    return lock if lock.acquire(wait=False) else None
 
   def _claim(
     self, number: int, lock: safe_io.Lock, old: optuna.trial.FrozenTrial | None
@@ -138,7 +145,7 @@ class Study:
     return self.workdir / 'trials' / f'{number:04d}'
 
   def report(self, claim: Claim, step: int, value: float) -> None:
-    """Reports a trial's value at a step; says whether to prune the trial."""
+    """Reports a value at a step; notes whether to prune in `claim.pruned`."""
     claim.reported.add(step)
     claim.trial.report(value, step)
     claim.pruned = claim.trial.should_prune()

@@ -83,7 +83,7 @@ def mean(
 ) -> StepFlops:
   """Returns the mean of the operations of several steps.
 
-  With weights it is their weighted sum.
+  `weights` sum to 1; None: all steps count alike.
   """
   if weights is None:
     weights = [1 / len(counts)] * len(counts)

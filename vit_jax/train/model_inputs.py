@@ -26,6 +26,7 @@ from vit_jax.plots import style
 from vit_jax.plots import tiles as tiles_lib
 from vit_jax.train import experiment
 from vit_jax.train import state as state_lib
+from vit_jax.train import variant
 
 _COLUMNS = 8  # of a sheet; an example with more tiles has a row of its own
 _SLICES = 4  # of a video or a volume
@@ -64,6 +65,7 @@ def load(
     count: Examples to return, at most.
   """
   config_lib.check(config)
+  variant.check(config)
   data.check(config)
   source = data.open_split(config)
   config = config.copy_and_resolve_references()
@@ -80,7 +82,7 @@ def draw(
   step: int,
   count: int,
 ) -> ModelInputs:
-  """As `load`, from an open source and a config whose unset keys are filled."""
+  """Returns what `load` does, from a source and a config without unset keys."""
   # The rest of the batch is not needed, except for the partners of mixed pairs.
   count = min(count, config.train.batch_size)
   rows = range(min(count + count % 2, config.train.batch_size))

@@ -333,8 +333,8 @@ class Program:
   ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes, types and shardings of a global batch.
 
-    It is one for training, or for evaluation, with a size and features of its
-    own.
+    Without a size it is a batch of training, with it one of evaluation.
+    `features` None stands for the features of the program.
     """
     is_training = batch_size is None
     b = batch_size or self.config.train.batch_size
@@ -361,7 +361,7 @@ class Program:
   def compile(self, count: int = 1) -> jax.stages.Compiled:
     """Compiles a call of `count` steps, the one with the most memory.
 
-    The first such call then reuses that.
+    The first call of so many steps reuses what is compiled here.
     """
     if self.variants[0] is not self:
       return self.variants[0].compile(count)

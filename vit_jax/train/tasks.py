@@ -252,14 +252,16 @@ class Tasks(variant.Variant):
       _join(all_rules, rule_places),
     )
     _check_shapes(all_shardings, places, shardings)
+    first_tasks = _first_tasks(rule_places)
     for name, task_rules in all_rules.items():
       for path, rule in task_rules.items():
-        if rule != rules[rule_places[name][path]]:
+        place = rule_places[name][path]
+        if rule != rules[place]:
           raise config_lib.UserError(
-            f'tasks share {path}, but one freezes it, or gives it another'
-            f' learning rate or weight decay, than {name}: choose objectives'
-            f' that treat it alike, or set config.tasks.{name}.modality to a'
-            ' name of its own'
+            f'tasks {first_tasks[place]} and {name} share {path}, but one'
+            ' freezes it, or gives it another learning rate or weight decay:'
+            ' choose objectives that treat it alike, or set'
+            f' config.tasks.{name}.modality to a name of its own'
           )
     program = _Program(
       config=config,
@@ -494,8 +496,12 @@ class _Program(Program):
 
   @functools.cached_property
   def setup(self) -> step_lib.Setup:
+    setups = []  # of all tasks before any trace, in which JAX adds to errors
+    for name, program in self.programs.items():
+      with config_lib.explained(f'task {name}'):
+        setups.append(program.setup)
     return dataclasses.replace(
-      next(iter(self.programs.values())).setup,
+      setups[0],
       config=self.config,
       objective=self.objective,
       augment=lambda batch, rng: batch,  # the objective does it
@@ -571,10 +577,16 @@ class _OneTask(Program):
   """The steps of one task, in the train state of all."""
 
   def __init__(self, joint: _Program, name: str):
-    for field in dataclasses.fields(Program):
-      setattr(self, field.name, getattr(joint.programs[name], field.name))
+    program = joint.programs[name]
+    names = [field.name for field in dataclasses.fields(Program)]
+    super().__init__(**{x: getattr(program, x) for x in names})
     self.label, self._name = f'task {name}', name
     self._joint, self._init = joint, joint._init
+
+  @functools.cached_property
+  def setup(self) -> step_lib.Setup:
+    with config_lib.explained(self.label):
+      return super().setup
 
   def one_step(
     self, state: TrainState, batch: Any, step: Any, signals: Any
@@ -665,6 +677,15 @@ def _join(
   return joined
 
 
+def _first_tasks(places: Places) -> dict[str, str]:
+  """Returns the first task that has each path in the run."""
+  first_tasks: dict[str, str] = {}
+  for task, task_places in places.items():
+    for place in task_places.values():
+      first_tasks.setdefault(place, task)
+  return first_tasks
+
+
 def _check_shapes(
   all_shardings: Mapping[str, Mapping[str, sharding.ParamSharding]],
   places: Places,
@@ -685,8 +706,10 @@ def _check_shapes(
         else 'those of one modality share patches, positions and channels: make'
         f' them equal, or set config.tasks.{task}.modality to another name'
       )
+      first_task = _first_tasks(places)[place]
       raise config_lib.UserError(
-        f'tasks share {path}, but the shape {list(shardings[place].shape)} is'
+        f'tasks {first_task} and {task} share {path}, but its shape is'
+        f' {list(shardings[place].shape)} in {first_task} and'
         f' {list(param.shape)} in {task}: {advice}'
       )
     if lacks := sorted(trunk - set(places[task].values())):
