@@ -75,8 +75,13 @@ class Counts(metrics.Metric):
   counts: Any
 
   def merge(self, other: Self) -> Self:
-    """Adds both; in int64, since a split may have more than 2^31 pixels."""
-    counts = (np.asarray(x.counts, np.int64) for x in (self, other))
+    """Adds both; in int64, since a split may have more than 2^31 pixels.
+
+    Within a compiled function, the sum is in int32.
+    """
+    counts: Any = self.counts, other.counts
+    if not any(isinstance(x, jax.core.Tracer) for x in counts):
+      counts = tuple(np.asarray(x, np.int64) for x in counts)
     return type(self)(sum(counts))
 
   def compute(self) -> Any:

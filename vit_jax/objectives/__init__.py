@@ -5,6 +5,7 @@ name of the file; or a class of the user's, 'my_module:MyObjective'. Classes
 need no registration.
 """
 
+import re
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -23,6 +24,8 @@ from vit_jax.objectives.base import Outputs as Outputs
 from vit_jax.objectives.base import Params as Params
 from vit_jax.objectives.base import Purpose as Purpose
 from vit_jax.objectives.base import Scalars as Scalars
+
+_INTERVAL = re.compile(r'[\[(][^,]+,[^,]+[\])]')  # of `options.Interval`
 
 
 def objective_class(config: ConfigDict) -> type[Objective]:
@@ -71,14 +74,7 @@ def check(config: ConfigDict) -> None:
   evaluation_base.check_directions(
     f'config.objective.name={config.objective.name}', cls.metrics
   )
-  for names, limit in cls.limits.items():
-    for key in (f'objective.options.{name}' for name in names.split()):
-      if isinstance(limit, tuple):
-        config_lib.check_choice(config, key, limit)
-      elif limit == 'duration':
-        config_lib.duration(config, key)
-      else:
-        config_lib.within(config, key, limit)
+  _check_limits(config, cls)
   cls.check(config)
   count = config_lib.num_microbatches(config)
   if cls.caches_gradients and config_lib.accumulation(config) == count:
@@ -94,6 +90,34 @@ def check(config: ConfigDict) -> None:
     config_lib.wing('vit_jax.objectives.trunk_checks:check_head_norm')(
       config, cls.moves_statistics
     )
+
+
+def _check_limits(config: ConfigDict, cls: type[Objective]) -> None:
+  """Checks options by `limits`, which a user's class may declare wrongly."""
+  for names, limit in cls.limits.items():
+    is_interval = isinstance(limit, str) and _INTERVAL.fullmatch(limit)
+    is_choice = isinstance(limit, tuple | list)
+    if not (is_interval or is_choice or limit == 'duration'):
+      raise config_lib.UserError(
+        f'config.objective.name={config.objective.name}: limits[{names!r}] is'
+        f" {limit!r}: write an interval, as '(0, 1]', choices, as ('a', 'b'),"
+        " or 'duration'"
+      )
+    for name in names.split():
+      key = f'objective.options.{name}'
+      if name not in config.objective.options:
+        if names not in vars(cls).get('limits', {}):
+          continue  # of a base class, which has more options
+        raise config_lib.UserError(
+          f'config.objective.name={config.objective.name}: limits has {name!r},'
+          ' which is no option of the class'
+        )
+      if is_choice:
+        config_lib.check_choice(config, key, tuple(limit))
+      elif is_interval:
+        config_lib.within(config, key, str(limit))
+      else:
+        config_lib.duration(config, key)
 
 
 def check_best(config: ConfigDict) -> None:

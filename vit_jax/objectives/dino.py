@@ -115,11 +115,13 @@ class Dino(base.Objective):
 
   def _checked_patch(self) -> tuple[int, int]:
     """Returns the size of patches, if the trunk can see all crops."""
-    model: models.Model | None = self.model
-    if isinstance(model, vit.ViT) and model.has_two_heads:
-      model = None
+    if isinstance(self.model, vit.ViT) and self.model.has_two_heads:
+      raise config_lib.UserError(
+        'config.model.distillation_token is True, but config.objective.name='
+        f'{self.config.objective.name} needs a ViT without one: set it to False'
+      )
     reason = 'needs a ViT without a distillation token'
-    trunk = trunk_checks.checked_vit(model, self.config, reason)
+    trunk = trunk_checks.checked_vit(self.model, self.config, reason)
     patch = models.patch_of_images(trunk)
     keys = {
       'global': 'data.image_size',
@@ -279,9 +281,8 @@ class Dino(base.Objective):
       old, new = ((h // p, w // q) for h, w in (self.image_shape[:2], size))
       resized = flexible.positions(table, old, new, self._options.resize)
       params = params | {'position_embedding': resized}
-    outputs: Any = self.model.apply(
-      {'params': params}, images.reshape(b * n, *shape), method='trunk', **flat
-    )
+    flat_images = images.reshape(b * n, *shape)
+    outputs = self.apply(params, flat_images, method='trunk', **flat)
     return {k: x.reshape(b, n, *x.shape[1:]) for k, x in outputs.items()}
 
   def class_loss(

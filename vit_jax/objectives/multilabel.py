@@ -30,6 +30,7 @@ class Multilabel(base.Objective):
     # Weight of the classes of an image in the loss, relative to absent classes.
     'positive_weight': 1.0
   }
+  limits: ClassVar = {'positive_weight': '(0, inf)'}
 
   def __init__(self, config: base.Config, features: base.Features):
     super().__init__(config, features)

@@ -203,7 +203,7 @@ def call_on_all(fn: Callable[[], _T]) -> _T:
 
 
 def loss(error: BaseException) -> str:
-  """Returns the message of an error by which a process was lost; '': another."""
+  """Returns the message of an error by which a process was lost, or ''."""
   cause: BaseException | None = error
   while cause is not None:
     if _LOST.match(str(cause)):
