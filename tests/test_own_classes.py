@@ -50,7 +50,7 @@ def test_a_method_of_ones_own(tmp_path, monkeypatch, capsys):
 
 
 def test_an_evaluator_of_ones_own(digits_run, tmp_path, monkeypatch, capsys):
-  evaluator, settings = PYTHON[6:8]
+  evaluator, settings = PYTHON[7:9]
   (tmp_path / 'my_evaluator.py').write_text(evaluator)
   monkeypatch.syspath_prepend(tmp_path)
   config = tiny.config()

@@ -14,6 +14,7 @@ import pytest
 import tiny
 
 from vit_jax import config as config_lib
+from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.train import experiment as experiment_lib
@@ -234,6 +235,37 @@ def test_an_extra_with_the_key_of_running_statistics(
   )
   with pytest.raises(UserError, match=r"returns 'means' under 'statistics', "):
     loop.run(config, str(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize(
+  'base, limits, message',
+  [
+    ('Objective', "{'x': '[2, 3]'}", 'options.x is 1.0: it must be'),
+    ('Objective', "{'x': ['a', 'b']}", 'options.x is 1.0: choose one of a, b'),
+    ('Objective', "{'x': '(0, 1'}", r"limits\['x'\] is '\(0, 1': write"),
+    ('Objective', "{'y': '(0, 1]'}", "limits has 'y', which is no option"),
+    ('contrastive.Contrastive', None, ''),  # whose options it does not have
+  ],
+)
+def test_limits_of_options(tmp_path, monkeypatch, base, limits, message):
+  monkeypatch.syspath_prepend(tmp_path)
+  name = f'my_{next(_count)}_method'
+  (tmp_path / f'{name}.py').write_text(
+    'from vit_jax.objectives import contrastive\n'
+    'from vit_jax.objectives.base import Objective\n\n'
+    f'class Limited({base}):\n'
+    "  options = {'x': 1.0}\n"
+    + (f'  limits = {limits}\n' if limits else '')
+    + '  @classmethod\n'
+    '  def check(cls, config):\n'
+    '    pass\n'
+  )
+  config = tiny.config(objective__name=f'{name}:Limited')
+  if not message:
+    objectives.check(config)
+    return
+  with pytest.raises(UserError, match=message):
+    objectives.check(config)
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,10 @@ def test_unknown_options_are_refused():
   config.objective.options.detla = 2.0
   with pytest.raises(UserError, match=r"no key 'detla'.*delta"):
     experiment_lib.check(config)
+  config = config_of('multilabel')
+  config.objective.options.positive_weight = -1.0
+  with pytest.raises(UserError, match='positive_weight is -1.0: it must be'):
+    experiment_lib.check(config)
   config = config_of('regression')
   config.objective.options.delta = 'wide'
   with pytest.raises(UserError, match='must be of type float'):

@@ -631,6 +631,10 @@ def test_mistakes_are_one_line(mistake, files, run):
 FLAGS = {
   'both': ('--config.optim.learning_rate=1', 'the space has this key, too'),
   'seed': ('--config.seed=1', "config.seed is one of the sweep's"),
+  'variant': (
+    '--config.train.variant=patchs((2, 4))',
+    "config.train.variant is 'patchs'",
+  ),
   'no file': ('--sweep=none.py', '--sweep=none.py: there is no such file'),
   'gpus': ('--gpus=0,1,2', '--gpus=0,1,2: name as many for each of the'),
   'argument': ('digits.py', "unexpected argument 'digits.py'"),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import dataclasses
 import gzip
 import io
+import os
 import pathlib
 from typing import Any
 from typing import cast
@@ -135,9 +136,9 @@ def is_window(value: Any) -> bool:
 
 
 def stem(path: str) -> str:
-  """Returns a path without the ending of a scan."""
-  ending = max((x for x in ENDINGS if path.lower().endswith(x)), key=len)
-  return path[: -len(ending)]
+  """Returns a path without the ending of a scan, or of another file."""
+  endings = [x for x in sorted(ENDINGS, key=len) if path.lower().endswith(x)]
+  return path[: -len(endings[-1])] if endings else os.path.splitext(path)[0]
 
 
 def below(folder: str) -> list[str]:
