@@ -401,6 +401,13 @@ def test_layers_that_differ_are_not_scanned():
     experiment_lib.check(tiny.config(**settings, model__scan=True))
 
 
+def test_a_model_of_colours_refuses_a_layer_of_the_users():
+  """It has none of the fields that are read of ours."""
+  said = 'a First with a NoneType: the layers of an iGPT are of the kind'
+  with pytest.raises(ValueError, match=f'^{said}'):
+    models.create_model('iGPT-S', 0, block='short_parts:First')
+
+
 def test_what_is_raised_in_training_alone_is_one_line(tmp_path):
   flags = tiny.flags(model__mlp='short_parts:Training')
   text = commands.mistake(main, *flags, f'--workdir={tmp_path}')

@@ -20,6 +20,11 @@ def test_areas_are_summed_before_they_are_divided():
   assert found.total == 7 / 8
 
 
+def test_the_names_of_the_measures():
+  found = segments.measures(np.eye(1, dtype=np.int64))
+  assert segments.MEASURES == tuple(found)
+
+
 def test_ignored_places_and_absent_classes():
   labels = np.array([0, 0, 255, 1])
   matrix = metrics.confusion(labels, np.array([0, 2, 1, 1]), 4, labels != 255)

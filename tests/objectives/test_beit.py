@@ -114,6 +114,7 @@ def test_patches_are_cut_row_by_row():
   found = embedding.patches(image, (2, 3))
   np.testing.assert_array_equal(found[0, 1], [3, 4, 5, 9, 10, 11])
   np.testing.assert_array_equal(found[0, 2, 0], 12)
+  assert embedding.patches(image[:0], (2, 3)).shape == (0, 4, 6)
 
 
 # Runs.

@@ -295,19 +295,16 @@ def table(plan: Plan) -> str:
 
 def collective_text(exchanges: list[collectives.Collective]) -> str:
   """Returns collectives as a table for people."""
-  rows = [
-    (
-      c.kind,
-      '+'.join(c.axes),
-      c.group_size,
-      c.executions,
-      f'{c.bytes / 2**20:.3f}',
-      f'each keeps 1/{c.parts}'
-      if c.parts > 1
-      else f'{c.overlapped} of them beside products' * bool(c.overlapped),
-    )
-    for c in exchanges
-  ]
+  rows = []
+  for c in exchanges:
+    note = ''
+    if c.parts > 1:
+      note = f'each keeps 1/{c.parts}'
+    elif c.overlapped:
+      note = f'{c.overlapped} of them beside products'
+    mib = f'{c.bytes / 2**20:.3f}'
+    axes = '+'.join(c.axes)
+    rows.append((c.kind, axes, c.group_size, c.executions, mib, note))
   names = 'kind', 'along', 'among', 'times', 'MiB', ''
   return tables.Table(names, rows).text(indent='  ') if rows else '  none'
 

@@ -375,10 +375,20 @@ def _metric(name: str) -> type[Confusion]:
   return Measure
 
 
-_MEASURES = measures(np.eye(1, dtype=np.int64))  # for their names
+# The keys of `measures`.
+MEASURES = (
+  'miou',
+  'iou',
+  'accuracy',
+  'mean_accuracy',
+  'dice',
+  'class_dice',
+  'miou_classes',
+  'labelled_classes',
+)
 # Takes segments and labels [B, ...], loss [B], mask [B], classes and ignore.
 Segmentation = clu_metrics.Collection.create(
-  **{name: _metric(name) for name in _MEASURES},
+  **{name: _metric(name) for name in MEASURES},
   confusion=Confusion,
   loss=clu_metrics.Average.from_output('loss'),
   examples=metrics.Count,

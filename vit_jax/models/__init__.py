@@ -115,40 +115,51 @@ def check_parts(model: nn.Module) -> None:
   block: Any = getattr(model, 'block', None)
   attention = attention_part(model)
   heads = getattr(attention, 'num_heads', 1)
-  size = 0 if block is None else model.hidden_size
+  if block is not None and model.hidden_size % heads:
+    raise ValueError(
+      f'num_heads={heads} does not divide hidden_size={model.hidden_size}:'
+      ' change one of them'
+    )
   kernel = getattr(attention, 'implementation', '')
+  rate: float = getattr(attention, 'dropout_rate', 0.0)
+  if kernel in ('xla', 'cudnn') and rate:
+    raise ValueError(
+      f'attention_implementation={kernel!r} has no attention_dropout_rate: set'
+      " it to 0, or take 'plain'"
+    )
   has_scale = getattr(block, 'layer_scale', None) is not None
-  wrong = {
-    f'num_heads={heads} does not divide hidden_size={size}: change one of'
-    ' them': size % heads,
-    f'attention_implementation={kernel!r} has no attention_dropout_rate: set it'
-    " to 0, or take 'plain'": (
-      kernel in ('xla', 'cudnn') and getattr(attention, 'dropout_rate', False)
-    ),
-    'block: layer_scale_mlp=False has no effect without layer_scale: leave it'
-    ' out': not (has_scale or getattr(block, 'layer_scale_mlp', True)),
-  }
+  if not (has_scale or getattr(block, 'layer_scale_mlp', True)):
+    raise ValueError(
+      'block: layer_scale_mlp=False has no effect without layer_scale: leave it'
+      ' out'
+    )
   if hasattr(model, 'prefix'):
-    pool: Any = model.pool
-    name, prefix = registry.class_name('pool', type(pool)), model.prefix
-    reads_class_token = getattr(pool, 'reads_class_token', False)
-    wrong |= {
-      f'pool={name!r} reads the class token, but class_token is False': (
-        reads_class_token and 'class_token' not in prefix
-      ),
-      "a distillation_token needs pool='token', as DeiT has it, not"
-      f' {name!r}': (
-        'distillation_token' in prefix and getattr(pool, 'num_read', 0) != 1
-      ),
-    }
-  fields_lib.refuse(wrong)
+    _check_pool(model)
   for part in fields_lib.inner_parts(model):
     if hasattr(part, 'check_model'):
       part.check_model(model)
 
 
+def _check_pool(model: Any) -> None:
+  name = registry.class_name('pool', type(model.pool))
+  reads_class_token = getattr(model.pool, 'reads_class_token', False)
+  if reads_class_token and 'class_token' not in model.prefix:
+    raise ValueError(
+      f'pool={name!r} reads the class token, but class_token is False'
+    )
+  has_token = 'distillation_token' in model.prefix
+  if has_token and getattr(model.pool, 'num_read', 0) != 1:
+    raise ValueError(
+      f"a distillation_token needs pool='token', as DeiT has it, not {name!r}"
+    )
+
+
 def values_in_force(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns values of `config.model` and of the named model, for its parts."""
+  """Returns the values of `config.model`, by key.
+
+  Keys that are unset have the named model's values; keys that no part has are
+  left out.
+  """
   module, named = _named(config['name'])
   texts = registry.DEFAULTS | getattr(module, 'class_defaults', {}) | named
   texts |= {key: x for key, x in config.items() if x is not None}

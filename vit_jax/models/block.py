@@ -238,6 +238,10 @@ def drop(
 
 
 def scoped(part: nn.Module) -> nn.Module:
-  """Returns a part in the scope of its class's `scope_name`, or its field's."""
+  """Returns a part that is called in the scope of its parameters.
+
+  That is the field which holds the part, or what its class says in
+  `scope_name`.
+  """
   name = getattr(part, 'scope_name', None)
   return part.copy(name=name) if name else part

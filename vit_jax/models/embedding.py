@@ -15,7 +15,7 @@ from vit_jax.models.patches import cut
 def patches(images: Array, patch_size: tuple[int, ...]) -> Array:
   """Returns all whole patches [B, N, p * q * C] of [B, H, W, C], row by row."""
   x = cut(images, patch_size)
-  return x.reshape(len(x), -1, x.shape[-1])
+  return x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
 
 
 def unpatchify(

@@ -201,7 +201,7 @@ def first_reason(reasons: Mapping[str, object]) -> str:
   return next((reason for reason, holds in reasons.items() if holds), '')
 
 
-def refuse(reasons: Mapping[str, object], message: str = '{}') -> None:
+def refuse(reasons: Mapping[str, object], message: str) -> None:
   """Raises a ValueError with the first reason that holds, in place of `{}`."""
   if reason := first_reason(reasons):
     raise ValueError(message.format(reason))

@@ -97,26 +97,27 @@ class IGPT(heads.Classifier, encoder.Encoder):
 
   def check_model(self, model: nn.Module) -> None:
     """Raises a ValueError if the parts do not fit together."""
-    block, mlp = self.block, getattr(self.block, 'mlp', None)
-    attention: Any = block.attention
-    is_plain = type(block) is block_lib.Block and not hasattr(
-      mlp, 'routes_tokens'
-    )
-    # The samples need a cache of keys and values (`pixel_cache`).
-    has_cache = type(attention) is Attention and not attention.out_norm
-    fields.refuse(
-      {
+    del model
+    if self.read > self.depth:
+      raise ValueError(
         f'feature_layer is {self.feature_layer}: it must be at most the depth,'
-        f' {self.depth}': self.read > self.depth,
+        f' {self.depth}'
+      )
+    block, mlp = self.block, getattr(self.block, 'mlp', None)
+    if type(block) is not block_lib.Block or hasattr(mlp, 'routes_tokens'):
+      raise ValueError(
         f'a {type(block).__name__} with a {type(mlp).__name__}: the layers of'
-        " an iGPT are of the kind 'block', with one MLP each": not is_plain,
+        " an iGPT are of the kind 'block', with one MLP each"
+      )
+    # The samples need a cache of keys and values (`pixel_cache`).
+    attention = getattr(block, 'attention', None)
+    if type(attention) is not Attention or attention.out_norm:
+      raise ValueError(
         f'{type(attention).__name__}: the attention of an iGPT is of the kind'
-        " 'attention', without out_norm": not has_cache,
-        'an iGPT predicts the next pixel: leave causal at True': not getattr(
-          attention, 'causal', False
-        ),
-      }
-    )
+        " 'attention', without out_norm"
+      )
+    if not attention.causal:
+      raise ValueError('an iGPT predicts the next pixel: leave causal at True')
 
   @nn.compact
   def trunk(

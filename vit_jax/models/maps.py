@@ -102,7 +102,14 @@ def scaled(x: jax.Array, factor: int, align_corners: bool = False) -> jax.Array:
 
 
 class Convolution(nn.Module):
-  """A convolution, padded so that the grid stays, BatchNorm and ReLU."""
+  """A convolution, padded so that the grid stays, BatchNorm and ReLU.
+
+  Attributes:
+    features: Channels of the output.
+    kernel_size: Length of the kernel along each axis, odd.
+    groups: Groups of channels; that many kernels see no other group's.
+    dtype: Type in which the convolution computes.
+  """
 
   features: int
   kernel_size: int = 3
@@ -111,7 +118,11 @@ class Convolution(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-    """Maps [B, ..., C] to [B, ..., features]."""
+    """Maps [B, ..., C] to [B, ..., features].
+
+    With `train`, BatchNorm measures this batch; see
+    `projection.StoredBatchNorm`.
+    """
     if self.groups == 1:
       conv: nn.Module = PlainConvolution(
         self.features, self.kernel_size, self.dtype, name='conv'
@@ -248,7 +259,13 @@ def _padded(x: jax.Array, k: int, axis: int) -> jax.Array:
 
 
 class PlainConvolution(nn.Module):
-  """A convolution of stride 1 without a bias; the grid stays."""
+  """A convolution of stride 1 without a bias; the grid stays.
+
+  Attributes:
+    features: Channels of the output.
+    kernel_size: Length of the kernel along each axis, odd.
+    dtype: Type in which it computes.
+  """
 
   features: int
   kernel_size: int = 3

@@ -26,7 +26,11 @@ _HIDDEN = -1e9
 
 
 def context(model: vit.ViT, context: Context, count: int) -> Context:
-  """Says in the context which of the tokens of N patches attend to which."""
+  """Returns a new context, which says which tokens attend to which.
+
+  The `context` has `grids`. `count` is N, the patches of a sequence with its
+  padding.
+  """
   grids = context.grids
   assert grids is not None
   if context.kept_patches is not None:

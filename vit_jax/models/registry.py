@@ -361,7 +361,11 @@ class Builder:
 
 
 def part_class(kind: str, name: str, key: str = '') -> type[nn.Module]:
-  """Returns the class of a part of a kind ('': any) that a key names."""
+  """Returns the class of a part of a kind, by its name in a text.
+
+  `kind` is a key of `PARTS`, or '' for any. Errors name `key`, the key of the
+  config, which is by default the kind's.
+  """
   key = key or f'model.{kind}'
   if ':' in name:
     own_class: type[nn.Module] = registry.load_own(name, key, nn.Module)

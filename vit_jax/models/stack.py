@@ -139,7 +139,11 @@ def _stacked(values: list[jax.Array]) -> Any:
 
 
 def at_layer(part: nn.Module, layer: int, depth: int) -> nn.Module:
-  """Returns a part, or one that holds it, as its `at_layer(layer, depth)`."""
+  """Returns the part of one layer, which may differ from other layers' parts.
+
+  A part whose layers differ has a method `at_layer(layer, depth)`; parts that
+  hold such a part differ with it. `part` is not bound; `layer` counts from 0.
+  """
   changes: dict[str, Any] = {}
   for field in dataclasses.fields(part):
     inner = getattr(part, field.name)

@@ -67,7 +67,11 @@ class TwoTowers(nn.Module):
     rows: jax.Array | None = None,
     grids: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
-    """Returns `embedding` and, before it is normalised, `features` [B, E]."""
+    """Returns `embedding` and, before it is normalised, `features` [B, E].
+
+    `images` are [B, height, width, channels]; with `grids` they are patches, as
+    in `vit.ViT`, which says what `rows` are, too. `train` applies dropout.
+    """
     x = self.project(self.image(images, train=train, rows=rows, grids=grids))
     return {'features': x, 'embedding': projection.unit(x)}
 
@@ -83,7 +87,11 @@ class TwoTowers(nn.Module):
     train: bool = False,
     rows: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
-    """Returns what `text.TextTower` does, and `embedding` [C, E]."""
+    """Returns what `text.TextTower` does, and `embedding` [C, E].
+
+    `tokens` are int32 [C, T]; `attended` and `rows` are as in `text.TextTower`.
+    `train` applies dropout.
+    """
     outputs = self.text(tokens, attended, train=train, rows=rows)
     return outputs | {'embedding': projection.unit(outputs['features'])}
 

@@ -44,8 +44,13 @@ from vit_jax.weights.formats import objective_tables
 _FEATURE = 'text'
 # Options of the image tower that the text tower shares.
 _SHARED = (
-  *('dropout_rate', 'gelu', 'layer_norm_epsilon', 'initializers'),
-  *('scan', 'remat', 'dtype'),
+  'dropout_rate',
+  'gelu',
+  'layer_norm_epsilon',
+  'initializers',
+  'scan',
+  'remat',
+  'dtype',
 )
 
 

@@ -54,9 +54,9 @@ class Embedder:
   def images(
     self, batches: Iterable[loaded_lib.Pair]
   ) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yields the value of each pair, and embeddings, float32 [B, E].
+    """Yields the value of each pair, and the embeddings, float32 [B, E].
 
-    The other of a pair is a batch, image: uint8 [B, H, W, C].
+    `batches` are pairs of any value and a batch with image: uint8 [B, H, W, C].
     """
     feature = {'image': features_lib.Image(None)}
     yield from self.applied(self._embed, feature, batches)

@@ -41,7 +41,10 @@ def cross_entropy(
 def accuracy(logits: jax.Array, labels: jax.Array) -> jax.Array:
   """Returns the fraction of images that are classified correctly.
 
-  Of shares [B, classes], the class with the largest one is the correct one.
+  Args:
+    logits: [B, classes].
+    labels: int32 [B]; or shares [B, classes]: the class with the largest share
+      is the correct one.
   """
   right = labels if labels.ndim == 1 else labels.argmax(axis=-1)
   return (logits.argmax(axis=-1) == right).mean(dtype=jnp.float32)

@@ -32,8 +32,14 @@ from vit_jax.weights.formats import objective_tables
 _EPSILON = 1e-6  # of the targets' variance
 # Options that the decoder's layers have from the trunk's.
 _SHARED = (
-  *('gelu', 'layer_norm_epsilon', 'initializers', 'qkv_bias'),
-  *('scan', 'remat', 'dtype', 'attention_implementation'),
+  'gelu',
+  'layer_norm_epsilon',
+  'initializers',
+  'qkv_bias',
+  'scan',
+  'remat',
+  'dtype',
+  'attention_implementation',
 )
 
 
@@ -133,10 +139,8 @@ class MAE(base.Objective):
     height, width, channels = self.image_shape
     self._patch = p, q = models.patch_of_images(model)
     self._grid = height // p, width // q
-    decoder_width, trunk = (
-      options.decoder_width,
-      describing.option_values(model),
-    )
+    decoder_width = options.decoder_width
+    trunk = describing.option_values(model)
     self.decoder = registry.build_model(
       decoder.Decoder,
       hidden_size=decoder_width,

@@ -108,8 +108,13 @@ def mean_dice(
 ) -> jax.Array:
   """Returns the mean over images and classes of `dice`, after a softmax.
 
-  `weights` [K] are factors of the classes' terms; None: 1. `background` says
-  whether class 0 counts. `options` are other arguments of `dice`.
+  Args:
+    logits: [B, ..., K].
+    labels: int32 [B, ...].
+    weights: Factor of each class's term, [K]; None: 1.
+    background: Whether class 0 counts.
+    ignore: Label of places that do not count.
+    **options: Other arguments of `dice`.
   """
   valid = counted(labels, ignore)
   k = logits.shape[-1]
@@ -130,8 +135,12 @@ def dice_cross_entropy(
 ) -> jax.Array:
   """Returns the sum of `mean_dice` and `cross_entropy` (MONAI, UNETR).
 
-  `weights` are factors of the classes in both, [K]; None: 1. `options` are
-  other arguments of `mean_dice`.
+  Args:
+    logits: [B, ..., K].
+    labels: int32 [B, ...].
+    weights: Factor of each class in both, [K]; None: 1.
+    ignore: Label of places that do not count.
+    **options: Other arguments of `mean_dice`.
   """
   overlap = mean_dice(logits, labels, weights=weights, ignore=ignore, **options)
   return overlap + cross_entropy(logits, labels, weights, ignore, 'weights')
@@ -143,7 +152,8 @@ def focal(
   """Returns the mean focal loss over the places that count.
 
   The cross-entropy times (1 - p)^gamma, p the label's probability (Lin et al.,
-  arXiv:1708.02002, equation 4), here after a softmax.
+  arXiv:1708.02002, equation 4), here after a softmax. `logits` are [B, ..., K],
+  `labels` int32 [B, ...].
   """
   loss = each_cross_entropy(logits, labels, ignore)
   factor = (1 - jnp.exp(-loss)) ** gamma
@@ -162,6 +172,14 @@ def hard_examples(
   Online hard example mining as in mmsegmentation's OHEMPixelSampler: a place is
   hard if the probability of its label is at most `threshold`, or at most that
   of the place which is number `least` B from the lowest.
+
+  Args:
+    logits: [B, ..., K].
+    labels: int32 [B, ...].
+    threshold: Probability.
+    least: Number of places for each image of the batch that are hard in any
+      case.
+    ignore: Label of places that do not count.
   """
   valid = counted(labels, ignore).ravel()
   loss = each_cross_entropy(logits, labels, ignore).ravel()

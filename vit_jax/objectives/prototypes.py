@@ -128,9 +128,14 @@ def patch_loss(
 ) -> jax.Array:
   """Returns the loss of masked patches (iBOT, equation 2).
 
-  The mean over all images of the mean over an image's masked patches; 0 for an
-  image without a mask. The student has logits, [..., N, K], and the teacher
-  probabilities. `weights` [..., N] are those of `patch_weights`.
+  It is the mean over all images of the mean over an image's masked patches,
+  which is 0 for an image without a mask.
+
+  Args:
+    student: Logits, [..., N, K].
+    teacher: Probabilities, [..., N, K].
+    weights: [..., N], as `patch_weights` returns them.
+    temperature: Divides the student's logits.
   """
   log = jax.nn.log_softmax(student / temperature)
   losses = -(teacher * log).sum(axis=-1)

@@ -143,8 +143,8 @@ class Muon(optimizers.AdamW):
   """Muon for the kernels of the blocks, Adam for all other parameters.
 
   Adam trains embeddings, heads and vectors, and the convolutions of hybrids and
-  of BiT (Keller Jordan, https://kellerjordan.github.io/posts/muon). Its options
-  are beside those of Muon.
+  of BiT (Keller Jordan, https://kellerjordan.github.io/posts/muon). Adam's
+  options stand beside Muon's own.
 
   Attributes:
     momentum: Decay of Muon's momentum.

@@ -23,9 +23,16 @@ from vit_jax.models import layouts
 # Parameters before the first layer, for layer_decay. All other parameters
 # outside the layers count as after the last layer.
 _BEFORE = (
-  *('patch_embedding', 'stem', 'token_embedding', 'position_embedding'),
-  *('rows_position_embedding', 'columns_position_embedding'),
-  *('class_token', 'distillation_token', 'register_tokens', 'mask_token'),
+  'patch_embedding',
+  'stem',
+  'token_embedding',
+  'position_embedding',
+  'rows_position_embedding',
+  'columns_position_embedding',
+  'class_token',
+  'distillation_token',
+  'register_tokens',
+  'mask_token',
 )
 
 # Parameters that never train: the colours of an iGPT, which are found before

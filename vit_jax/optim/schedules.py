@@ -147,7 +147,11 @@ def check_lengths(config: ConfigDict, lengths: Lengths) -> None:
 
 
 def make_schedule(config: ConfigDict, lengths: Lengths) -> Rate:
-  """Returns the learning rate of `config.optim` by completed steps."""
+  """Returns the learning rate as a function of completed steps.
+
+  `config` is `config.optim`. The `lengths` of the run are checked already, by
+  `check_lengths`.
+  """
   peak = config.learning_rate
   main = schedule(config).after_warmup(peak, lengths)
   if not lengths.warmup:
@@ -158,7 +162,10 @@ def make_schedule(config: ConfigDict, lengths: Lengths) -> Rate:
 
 
 def make_decay(config: ConfigDict, lengths: Lengths) -> Rate:
-  """Returns the factor of all weight decays by completed steps."""
+  """Returns the factor of all weight decays as a function of completed steps.
+
+  `config` is `config.optim`; `lengths` are the lengths of the run.
+  """
   first, final = config.weight_decay, config.final_weight_decay
   if final is None:
     return optax.constant_schedule(1.0)

@@ -15,7 +15,6 @@ The network of the v6e, 100 Gb/s per chip (25.6 Tb/s per pod), is a guess: these
 pages do not state it.
 """
 
-import ast
 import dataclasses
 import os
 import re
@@ -89,36 +88,107 @@ class Hardware:
 
 
 # The first entry with a matching pattern wins. JAX calls v5e and v6e "lite".
-# Other H100s (PCIe, NVL) are slower, so they are left out.
-_PATTERNS = {
-  'A100': r'A100\b',
-  'H100': r'H100.*HBM3$',
-  'H200': r'H200\b(?! NVL)',
-  'B200': r'B200\b',
-  'TPU v4': r'TPU v4$',
-  'TPU v5e': r'TPU (v5 lite|v5e)\b',
-  'TPU v5p': r'TPU v5p?$',
-  'TPU v6e': r'TPU (v6 lite|v6e)\b',
-  'TPU v7x': r'TPU7x$',
-}
-# The fields of `Hardware` after the pattern, in their order. The TPUs v4,
-# v5p and v7x have 32, 95 and 96 GiB. Half of a v7x is one device.
-_FACTS = """
-A100     312e12     80e9          2.039e12  8      300e9  25e9     0  1  False
-H100     989e12     80e9          3.35e12   8      450e9  50e9     0  1  False
-H200     989e12     141e9         4.8e12    8      450e9  50e9     0  1  False
-B200     2.25e15    180e9         8e12      8      900e9  50e9     0  1  False
-TPU v4   275e12     34359738368   1.2e12    4096   268e9  None     3  1  False
-TPU v5e  197e12     16e9          819e9     256    200e9  3.125e9  2  1  False
-TPU v5p  459e12     102005473280  2.765e12  8960   600e9  6.25e9   3  1  True
-TPU v6e  918e12     32e9          1.638e12  256    400e9  12.5e9   2  1  True
-TPU v7x  1153.5e12  103079215104  3.69e12   18432  300e9  None     3  2  False
-"""
-TABLE = tuple(
-  Hardware(name, _PATTERNS[name], *map(ast.literal_eval, facts))
-  for name, *facts in (
-    line.rsplit(None, 9) for line in _FACTS.strip().splitlines()
-  )
+# Other H100s (PCIe, NVL) are slower, so they are left out. A chip of the v7x is
+# two devices.
+TABLE = (
+  Hardware(
+    'A100',
+    r'A100\b',
+    peak_flops=312e12,
+    memory=80e9,
+    memory_bandwidth=2.039e12,
+    node_size=8,
+    link_bandwidth=300e9,
+    network_bandwidth=25e9,
+  ),
+  Hardware(
+    'H100',
+    r'H100.*HBM3$',
+    peak_flops=989e12,
+    memory=80e9,
+    memory_bandwidth=3.35e12,
+    node_size=8,
+    link_bandwidth=450e9,
+    network_bandwidth=50e9,
+  ),
+  Hardware(
+    'H200',
+    r'H200\b(?! NVL)',
+    peak_flops=989e12,
+    memory=141e9,
+    memory_bandwidth=4.8e12,
+    node_size=8,
+    link_bandwidth=450e9,
+    network_bandwidth=50e9,
+  ),
+  Hardware(
+    'B200',
+    r'B200\b',
+    peak_flops=2.25e15,
+    memory=180e9,
+    memory_bandwidth=8e12,
+    node_size=8,
+    link_bandwidth=900e9,
+    network_bandwidth=50e9,
+  ),
+  Hardware(
+    'TPU v4',
+    r'TPU v4$',
+    peak_flops=275e12,
+    memory=32 * 2**30,
+    memory_bandwidth=1.2e12,
+    node_size=4096,
+    link_bandwidth=268e9,
+    network_bandwidth=None,
+    sides=3,
+  ),
+  Hardware(
+    'TPU v5e',
+    r'TPU (v5 lite|v5e)\b',
+    peak_flops=197e12,
+    memory=16e9,
+    memory_bandwidth=819e9,
+    node_size=256,
+    link_bandwidth=200e9,
+    network_bandwidth=3.125e9,
+    sides=2,
+  ),
+  Hardware(
+    'TPU v5p',
+    r'TPU v5p?$',
+    peak_flops=459e12,
+    memory=95 * 2**30,
+    memory_bandwidth=2.765e12,
+    node_size=8960,
+    link_bandwidth=600e9,
+    network_bandwidth=6.25e9,
+    sides=3,
+    sparse_cores=True,
+  ),
+  Hardware(
+    'TPU v6e',
+    r'TPU (v6 lite|v6e)\b',
+    peak_flops=918e12,
+    memory=32e9,
+    memory_bandwidth=1.638e12,
+    node_size=256,
+    link_bandwidth=400e9,
+    network_bandwidth=12.5e9,
+    sides=2,
+    sparse_cores=True,
+  ),
+  Hardware(
+    'TPU v7x',
+    r'TPU7x$',
+    peak_flops=2307e12 / 2,
+    memory=96 * 2**30,
+    memory_bandwidth=7.38e12 / 2,
+    node_size=2 * 9216,
+    link_bandwidth=300e9,
+    network_bandwidth=None,
+    sides=3,
+    cores=2,
+  ),
 )
 
 

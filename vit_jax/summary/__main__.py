@@ -193,7 +193,8 @@ def main(argv: list[str]) -> int:
     _print_keys('' if _KEYS.value == 'true' else _KEYS.value, as_json)
     return 0
   devices = _read_devices()
-  subject = _describe(plans=devices is not None)
+  plans = devices is not None
+  subject = _from_config(plans) if FLAGS['from'].value is None else _load(plans)
   from vit_jax.summary import rows as rows_lib
 
   optim = (subject.config or config_lib.default()).optim
@@ -288,26 +289,29 @@ class _Subject:
   checkpoint: dict[str, Any] | None = None
 
 
-def _describe(plans: bool) -> _Subject:
+def _from_config(plans: bool) -> _Subject:
+  """Returns the model of --config."""
+  from vit_jax import models
+  from vit_jax.ahead import plan as plan_lib
+
   experiment, config = None, _CONFIG.value
-  if FLAGS['from'].value is None:
-    if plans:
-      from vit_jax.ahead import plan as plan_lib
+  if plans:
+    config = plan_lib.complete(config)
+  else:
+    experiment, config = _configured(config)
+  with config_lib.explained('config.model', ValueError):
+    model = models.from_config(
+      config.model, config.model.num_classes, config.train.dtype
+    )
+  size = config_lib.sides(config.data.image_size)
+  return _Subject(model, (*size, config.data.channels), config, experiment)
 
-      config = plan_lib.complete(config)
-    else:
-      experiment, config = _configured(config)
-    from vit_jax import models
 
-    with config_lib.explained('config.model', ValueError):
-      model = models.from_config(
-        config.model, config.model.num_classes, config.train.dtype
-      )
-    size = config_lib.sides(config.data.image_size)
-    return _Subject(model, (*size, config.data.channels), config, experiment)
-  loaded = cli.load(FLAGS)
+def _load(plans: bool) -> _Subject:
+  """Returns the model of --from."""
+  loaded, experiment = cli.load(FLAGS), None
   preprocess = loaded.preprocess
-  config = _stored_config(FLAGS['from'].value)
+  config = _stored_config(str(FLAGS['from'].value))
   if config is not None:  # --image_size and --model.KEY change it, too
     if FLAGS['image_size'].value:
       config.data.image_size = preprocess.image_size

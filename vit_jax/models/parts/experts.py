@@ -114,7 +114,10 @@ def top_experts(
   by_gate: bool = False,
   attended: jax.Array | None = None,
 ) -> Routes:
-  """Sends each token to its best experts (V-MoE); full buffers drop tokens."""
+  """Sends each token to its best experts (V-MoE); full buffers drop tokens.
+
+  `places` are C; the other arguments are as of `choices`.
+  """
   weights, experts, ranks = choices(gates, count, by_gate, attended)
   chosen = jax.nn.one_hot(experts, gates.shape[-1])  # [G, S, K, E]
   # The row of a place outside the buffer is zeros.
@@ -130,7 +133,13 @@ def top_experts(
 def top_tokens(
   gates: jax.Array, places: int, attended: jax.Array | None = None
 ) -> Routes:
-  """Gives each of E experts its C <= S best tokens (expert choice)."""
+  """Gives each expert its best tokens (expert choice).
+
+  Args:
+    gates: float32 [G, S, E].
+    places: C, at most S.
+    attended: As of `choices`.
+  """
   if attended is not None:
     gates = gates * attended[..., None]
   weights, tokens = jax.lax.top_k(gates.swapaxes(1, 2), places)  # [G, E, C]
@@ -148,8 +157,11 @@ def soft(
 ) -> Routes:
   """Mixes all tokens into each slot, and all slots into each token (Soft MoE).
 
-  Tokens are [G, S, D], directions of the slots [D, E, C]; `scale` is the factor
-  of their cosines, a scalar.
+  Args:
+    x: Tokens, [G, S, D].
+    slots: Directions of the slots, [D, E, C].
+    scale: Factor of the cosines of tokens and slots, a scalar.
+    attended: As of `choices`.
   """
   scores = jnp.einsum(
     *('gsd,dec->gsec', _unit(x, -1), scale * _unit(slots, 0)),

@@ -128,7 +128,7 @@ def attend(attention: Attention, x: jax.Array, context: Context) -> jax.Array:
 
 
 class _NormParameters(nn.Module):
-  """Scale and bias of a `LayerNorm` or `RMSNorm`, [2, size]; else it is 0."""
+  """Scale and bias of a norm, [2, size]; the bias of an `RMSNorm` is 0."""
 
   size: int
   has_bias: bool

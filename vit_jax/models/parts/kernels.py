@@ -155,7 +155,16 @@ def attend_by_jax(
   causal: bool,
   implementation: str,
 ) -> jax.Array:
-  """Maps [B, R or T, H, K] to the values [B, R, H, K] by 'xla' or 'cudnn'."""
+  """Maps [B, T, H, K] to the values [B, R, H, K] by `jax.nn`.
+
+  Args:
+    query: Queries, [B, R, H, K].
+    key: Keys, [B, T, H, K].
+    value: Values, [B, T, H, K].
+    bias: Added to the scores, [H, R, T] or [B, H, R, T], or None.
+    causal: Whether a token attends only to itself and those before it.
+    implementation: 'xla' or 'cudnn'.
+  """
   lengths: dict[str, Any] = {}
   if bias is not None and bias.ndim < query.ndim:
     bias = bias[None]

@@ -268,20 +268,20 @@ class Rope(nn.Module):
   def check_model(self, model: Any) -> None:
     """Raises a ValueError if it does not fit the heads, or has no effect."""
     channels = model.hidden_size // self.num_heads
-    has_two = self.grid is None or len(self.grid) == 2
-    has_scale = self.grid is not None or self.offset
-    fields.refuse(
-      {
+    if channels % 4:
+      raise ValueError(
         "positions='rope' needs heads with a multiple of 4 channels, not"
-        f' {channels}: change num_heads or hidden_size': channels % 4,
-        f'positions: rope.grid is {self.grid}: write (rows, columns) of'
-        ' patches': not has_two,
+        f' {channels}: change num_heads or hidden_size'
+      )
+    if self.grid is not None and len(self.grid) != 2:
+      raise ValueError(
+        f'positions: rope.grid is {self.grid}: write (rows, columns) of patches'
+      )
+    if not is_scaled(self.kind) and (self.grid is not None or self.offset):
+      raise ValueError(
         f'positions: grid and offset have no effect with rope({self.kind!r}),'
-        ' which scales no indices: leave them out': (
-          has_scale and not is_scaled(self.kind)
-        ),
-      }
-    )
+        ' which scales no indices: leave them out'
+      )
 
   @nn.compact
   def __call__(

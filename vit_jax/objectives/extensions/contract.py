@@ -28,7 +28,12 @@ from vit_jax.parallel import sharding
 
 # Names of what a step measures, beside the means of the objective.
 STEP_METRICS = (
-  *('loss', 'grad_norm', 'param_norm', 'learning_rate', 'ok', 'signal'),
+  'loss',
+  'grad_norm',
+  'param_norm',
+  'learning_rate',
+  'ok',
+  'signal',
 )
 # Names that the loop reports beside those, all below 'train/'.
 LOOP_METRICS = (
