@@ -205,7 +205,7 @@ def test_unknown_options_are_refused():
     experiment_lib.check(config)
   config = config_of('multilabel')
   config.objective.options.positive_weight = -1.0
-  with pytest.raises(UserError, match='positive_weight is -1.0: it must be'):
+  with pytest.raises(UserError, match=r'positive_weight is -1\.0: it must be'):
     experiment_lib.check(config)
   config = config_of('regression')
   config.objective.options.delta = 'wide'
