@@ -221,7 +221,7 @@ class _Npz:
     """Writes the other arrays; without classes there are no labels."""
     import numpy as np
 
-    self._embedding.close()  # before it no other array can be written
+    self._end()
     classes = self._source.classes
     arrays = {
       'index': np.concatenate(self._index),
@@ -238,10 +238,14 @@ class _Npz:
   def close(self) -> None:
     """Ends the file."""
     try:
-      if self._embedding is not None:
-        self._embedding.close()
+      self._end()
     finally:
       self._archive.close()
+
+  def _end(self) -> None:
+    """Ends the embeddings, before which no other array can be written."""
+    if self._embedding is not None:
+      self._embedding.close()
 
 
 class _Parquet:
@@ -265,10 +269,14 @@ class _Parquet:
     self._parts.append(part)
     self._files += files
     if len(self._files) >= _ROWS:
-      self.finish()
+      self._flush()
 
   def finish(self) -> None:
-    """Writes the rows that are left as one group."""
+    """Writes the rows that are left."""
+    self._flush()
+
+  def _flush(self) -> None:
+    """Writes the rows that wait as one group."""
     import pyarrow as pa  # an optional dependency
     from pyarrow import parquet
 

@@ -39,6 +39,14 @@ def camera(seed: int, mean: float) -> np.ndarray:
   return np.clip(noise, 0, 4095).astype(np.uint16)
 
 
+def test_values_of_other_types_stay():
+  """A source of one's own may have them."""
+  pixels = np.array([[-3, 70000]], np.int32)
+  for bits in (8, 16):
+    kept = levels.Levels(bits).keep(pixels, 'it')
+    np.testing.assert_array_equal(kept, pixels)
+
+
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   root = tmp_path_factory.mktemp('camera')

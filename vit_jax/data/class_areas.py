@@ -15,7 +15,7 @@ from vit_jax.data.host import batches
 from vit_jax.data.host import maps
 
 _FEW, _FEW_SCANS = 64, 8  # maximum number of maps that a run reads as it starts
-_GROUP = 16  # maps that threads read before it is known whether more are needed
+_GROUP = 16  # maximum number of maps that threads read ahead of the counting
 
 
 @dataclasses.dataclass(frozen=True)

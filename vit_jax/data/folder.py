@@ -48,7 +48,7 @@ _PAIRED = 'vit_jax.data.scan_folder:find_source'
 # list of the Medical Segmentation Decathlon.
 MAP_FOLDERS = {'images': ('masks', 'annotations'), 'leftImg8bit': ('gtFine',)}
 VOC_IMAGES, DECATHLON = 'JPEGImages', 'dataset.json'
-SAMPLE = 64  # number of files whose headers are read to find the bits
+SAMPLE = 64  # number of examples that show the bits or sizes of all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +77,11 @@ class FolderSource(base.SelectedSource):
   kind: ClassVar[Kind] = IMAGES
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Lists the files of `split`, as 'train' or 'train[:90%]'.
+
+    A folder or split that is not there raises a UserError, as does a class
+    without a file.
+    """
     root = base.data_path(config.data.name)
     self._folders = split_folders(root)
     self._prefixes = {
@@ -172,7 +177,9 @@ class FolderSource(base.SelectedSource):
     return sample_bits(map(self.file, range(len(self))))
 
   def column(self, name: str) -> np.ndarray:
-    """Returns the labels of all examples, int32 [N]; reads no file."""
+    """Returns a target of all examples; reads no file for the labels."""
+    if name != 'label':
+      return super().column(name)
     labels = [
       self._label_of[file.split('/')[0]]
       for split, start, stop in self._selection.ranges

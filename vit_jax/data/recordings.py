@@ -44,6 +44,11 @@ class AudioSource(folder.FolderSource):
   kind = folder.Kind('sounds', sound_files.ENDINGS)
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Lists the files, as `folder.FolderSource` does.
+
+    A spectrogram has at least the `frames` of the model's input. A file that
+    cannot be read raises a UserError when its example is read.
+    """
     self._audio = audio(config)
     self._frames = config_lib.sides(config.data.image_size)[0]
     super().__init__(config, split)

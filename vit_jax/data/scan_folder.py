@@ -34,6 +34,11 @@ class ScansSource(pairs.PairedSource):
   """The scans and maps of a split, ordered by a hash of their paths."""
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Lists the files of the folder, and reads their headers.
+
+    A header that cannot be read raises a UserError, as does a file without the
+    other of its pair.
+    """
     self._root = root = base.data_path(config.data.name)
     self._preparation = scans.from_config(config)
     if os.path.isfile(os.path.join(root, folder.DECATHLON)):

@@ -40,9 +40,7 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
   data = config.data
   source = open_stored(config, split)
   if data.source_size is not None:
-    config_lib.wing('vit_jax.data.host.transforms:check_stored_sizes')(
-      config, source
-    )
+    config_lib.wing('vit_jax.data.stored_sizes:check')(config, source)
   if data.tokenizer or 'text' in source.features:
     attach = config_lib.wing('vit_jax.data.captions:attach')
     source = attach(source, config, split)

@@ -108,6 +108,7 @@ def check(fields: Mapping[str, Any]) -> None:
   place = errors[0]['loc'][:1]  # of a union there are several errors
   messages = dict.fromkeys(x['msg'] for x in errors if x['loc'][:1] == place)
   text = ' or '.join(x.removeprefix('Value error, ') for x in messages)
+  text = text.replace('Input should', 'it must')
   if place and place[0] in fields:
     text = f'{place[0]} is {reprlib.repr(fields[str(place[0])])}: {text}'
   elif place:

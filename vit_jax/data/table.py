@@ -41,6 +41,11 @@ class TableSource(rows.RowSource):
   """The rows of a split of a table."""
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Reads the table, but no image files.
+
+    A table that cannot be read raises a UserError, as does a row that does not
+    fit.
+    """
     self._path = path = base.data_path(config.data.name)
     columns = config.data.columns
     self._table = _read(path, rows.all_columns(columns.to_dict()))

@@ -66,6 +66,11 @@ class TarSource(rows.RowSource):
   """The samples of the shards of a split."""
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Finds the samples; reads the shards that have no index.
+
+    A shard that cannot be read raises a UserError, as does a sample that lacks
+    a file.
+    """
     data_name, columns = config.data.name, config.data.columns
     if columns.split:
       raise UserError(

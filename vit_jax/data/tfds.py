@@ -28,14 +28,20 @@ _NAME = re.compile(r'[\w-]+(/[\w.+=,-]+)?(:[\d*]+(\.[\d*]+){0,2})?')
 
 # Aliases of datasets -> their names in TFDS.
 _CALLED = {
-  **dict.fromkeys(('birds', 'cub'), 'caltech_birds2011'),
-  **dict.fromkeys(('flowers', 'flowers102'), 'oxford_flowers102'),
-  **dict.fromkeys(('oxfordpets', 'pets'), 'oxford_iiit_pet'),
-  **dict.fromkeys(
-    ('ilsvrc2012', 'imagenet', 'imagenet1k', 'in1k'), 'imagenet2012'
-  ),
-  **{'caltech': 'caltech101', 'cars': 'cars196'},
-  **{'cifar': 'cifar10', 'svhn': 'svhn_cropped'},
+  'birds': 'caltech_birds2011',
+  'caltech': 'caltech101',
+  'cars': 'cars196',
+  'cifar': 'cifar10',
+  'cub': 'caltech_birds2011',
+  'flowers': 'oxford_flowers102',
+  'flowers102': 'oxford_flowers102',
+  'ilsvrc2012': 'imagenet2012',
+  'imagenet': 'imagenet2012',
+  'imagenet1k': 'imagenet2012',
+  'in1k': 'imagenet2012',
+  'oxfordpets': 'oxford_iiit_pet',
+  'pets': 'oxford_iiit_pet',
+  'svhn': 'svhn_cropped',
 }
 
 if TYPE_CHECKING:
@@ -49,6 +55,11 @@ class TfdsSource(base.SelectedSource):
   """
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Opens the files of the dataset that `config.data.name` names.
+
+    A dataset that is not prepared raises a UserError, as does one with neither
+    classes nor captions.
+    """
     import tensorflow_datasets as tfds  # slow
 
     name = config.data.name
@@ -128,11 +139,11 @@ class TfdsSource(base.SelectedSource):
     return self._bits
 
   def column(self, name: str) -> np.ndarray:
-    """Returns the labels of all examples, int32 [N].
+    """Returns a target of all examples; the labels are int32 [N].
 
     The first call reads all records, images included.
     """
-    return self._labels
+    return self._labels if name == 'label' else super().column(name)
 
   @functools.cached_property
   def _labels(self) -> np.ndarray:

@@ -1,4 +1,7 @@
-"""Loads trained models of this and other packages, ready to predict."""
+"""Loads trained models of this and other packages, ready to predict.
+
+What cannot be used raises a `UserError`, whose message is one line.
+"""
 
 from collections.abc import Mapping
 import contextlib

@@ -87,7 +87,7 @@ def check_attention(vit: weights.Loaded) -> None:
 
 
 def depth(vit: weights.Loaded) -> int:
-  """Returns L."""
+  """Returns the number of layers."""
   check_tokens(vit)
   return getattr(vit.model, 'depth', 0)
 
@@ -109,7 +109,7 @@ def prefix_length(vit: weights.Loaded) -> int:
 
 
 def num_tokens(vit: weights.Loaded) -> int:
-  """Returns N."""
+  """Returns the number of tokens, patches among them."""
   h, w = patch_grid(vit)
   return prefix_length(vit) + h * w
 

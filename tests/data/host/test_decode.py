@@ -482,6 +482,15 @@ def test_orientation_in_the_xmp_of_other_formats(kind):
   np.testing.assert_array_equal(decode.decode(data, 3), seen(data, 3))
 
 
+def test_the_first_exif_of_a_png_counts():
+  data = turned('PNG', 6)
+  assert decode.orientation(data) == 6
+  header = 8 + 12 + 13  # bytes before the other parts
+  empty = b'\0\0\0\0eXIf' + zlib.crc32(b'eXIf').to_bytes(4)
+  data = data[:header] + empty + data[header:]
+  assert decode.orientation(data) == 1
+
+
 @pytest.mark.parametrize('orientation', [1, 3, 6, 8])
 def test_turned_tiff(orientation):
   found = decode.decode(tiff(DEEP, 2, orientation=orientation), 3)

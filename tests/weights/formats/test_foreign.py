@@ -422,6 +422,39 @@ def test_one_error_lists_all_differences(tmp_path):
   )
 
 
+def test_positions_of_other_axes_are_misshapen(tmp_path):
+  arrays = read(TORCH / 'vit_avg_fcnorm.safetensors')
+  arrays['pos_embed'] = np.zeros((1, 2, 3, 4), np.float32)
+  path = tmp_path / 'x.safetensors'
+  containers.write_safetensors(path, arrays, {})
+  with pytest.raises(
+    UserError, match=r'misshapen: pos_embed \(1, 2, 3, 4\) instead of'
+  ):
+    vit_jax.load(path, num_heads=3)
+
+
+LAST = 'stages.1.blocks.0.conv3.weight'
+
+
+@pytest.mark.parametrize(
+  'name,wanted',
+  [
+    (None, f'its architecture cannot be read: it holds no array {LAST}'),
+    ('stages.01.blocks.0.conv3.weight', 'unknown: stages.01.blocks.0.conv3'),
+  ],
+)
+def test_a_stage_of_a_bit_that_is_damaged(tmp_path, name, wanted):
+  """Its last kernel is not there, or is there under two names."""
+  arrays = read(TORCH / 'bit_tiny.safetensors')
+  kernel = arrays.pop(LAST) if name is None else arrays[LAST]
+  if name:
+    arrays[name] = kernel
+  path = tmp_path / 'x.safetensors'
+  containers.write_safetensors(path, arrays, {})
+  with pytest.raises(UserError, match=re.escape(wanted)):
+    vit_jax.load(path)
+
+
 def test_errors_name_arrays_with_hugging_faces_prefix(tmp_path):
   source = TORCH / 'hf_vit'
   arrays = read(source / 'model.safetensors')
@@ -650,6 +683,8 @@ def test_preparation_that_is_not_computed(
     ('vit_jax.preprocess', []),
     ('vit_jax.preprocess.classes', [1, 2, 3, 4, 5]),
     ('vit_jax.preprocess.image_size', [32, 0]),
+    ('vit_jax.preprocess.image_size', [32, 32, 32]),
+    ('vit_jax.preprocess.crop_pct', 3),
     ('vit_jax.preprocess.mean', None),
     ('vit_jax.preprocess.std', [0]),
     ('vit_jax.preprocess.resize', 'no'),
@@ -668,6 +703,21 @@ def test_json_of_ours(tmp_path, exported, key, value):
   with pytest.raises(UserError, match=r'x: .*(must|no field)') as e:
     vit_jax.load(path)
   assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize('key,value', [('std', 0.3), ('later', [1])])
+def test_preprocessing_of_ours_otherwise_written(
+  tmp_path, exported, key, value
+):
+  """One number stands for all channels, and unknown keys are left out."""
+  path = changed(
+    exported / 'timm',
+    tmp_path / 'x',
+    f'vit_jax.preprocess.{key}',
+    value,
+    base='ours.json',
+  )
+  assert vit_jax.load(path).preprocess.std == (0.3,)
 
 
 @pytest.mark.parametrize('content', ['[' * 100_000, '[1]', '{', '\x00'])

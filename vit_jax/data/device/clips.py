@@ -75,7 +75,10 @@ def eval_cut(
 def mask(
   images: jax.Array, keys: jax.Array, audio_config: ml_collections.ConfigDict
 ) -> jax.Array:
-  """Zeroes ranges of frames and of bands (SpecAugment, arXiv:1904.08779)."""
+  """Zeroes ranges of T frames and M bands of [B, T, M, 1], with keys [B].
+
+  The images are normalised, so 0 is the mean (SpecAugment, arXiv:1904.08779).
+  """
 
   def mask_image(image: jax.Array, key: jax.Array) -> jax.Array:
     most = audio_config.time_mask, audio_config.frequency_mask
@@ -103,7 +106,10 @@ def _cut(
   crop: geometry.Crop,
   keys: jax.Array | None,
 ) -> jax.Array:
-  """Cuts whole videos or spectrograms [B, T, ...]; without keys, the middle."""
+  """Cuts whole videos or spectrograms [B, T, ...], with keys [B].
+
+  Without keys it cuts the middle.
+  """
   frames = crop.size[0]
   span = kind.span(frames)
   free = images.shape[1] - span

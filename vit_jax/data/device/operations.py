@@ -128,7 +128,7 @@ def jitter(
   strengths: Sequence[float],
   probability: float = 1.0,
 ) -> jax.Array:
-  """Changes uint8 [B, H, W, C] by operations of JITTER, in random order.
+  """Changes uint8 [B, H, W, C] by JITTER in random order, with keys [B].
 
   This follows `torchvision.transforms.ColorJitter`. The strengths s are those
   of brightness, contrast, saturation and hue. Amounts of the first three are
@@ -148,7 +148,10 @@ def jitter(
 def sometimes(
   images: jax.Array, keys: jax.Array, name: str, probability: float
 ) -> jax.Array:
-  """Applies one of SOMETIMES to some images, by an amount of its range."""
+  """Applies one of SOMETIMES to some of uint8 [B, H, W, C], with keys [B].
+
+  The amount is drawn from its range.
+  """
   if not probability:
     return images
   low, high = SOMETIMES[name]

@@ -58,7 +58,10 @@ class Policy:
     return tuple(name for name in self.amounts if name in shapes.MAPS)
 
   def draw(self, keys: jax.Array, size: Size) -> Draw:
-    """Draws the operations of images, as arrays [layers, B, ...]."""
+    """Draws the operations for keys [B], as arrays [layers, B, ...].
+
+    The `size` of the images is (height, width).
+    """
     names = [operations.NAMES.index(name) for name in self.amounts]
     identity = operations.NAMES.index('identity')
 

@@ -62,7 +62,10 @@ def recolor(
   levels: levels_lib.Levels,
   number: int,
 ) -> jax.Array:
-  """Changes colours of crops [B, H, W, C], and scales them to [0, 1]."""
+  """Changes colours of crops [B, H, W, C], with keys [B].
+
+  The result is float32, scaled to [0, 1].
+  """
   probabilities = {}
   for key, name in _BY_CROP.items():
     by_crop = tuple(augment[key]) or (0.0,)

@@ -21,7 +21,10 @@ class Rng:
     return Rng(jax.random.fold_in(self.key, purpose), self.rows)
 
   def repeat(self, count: int) -> 'Rng':
-    """Returns the randomness of `count` images of each row, side by side."""
+    """Returns the randomness of `count` images of each row, side by side.
+
+    The images of B rows are [B * count, H, W, C].
+    """
     images = jnp.arange(count, dtype=jnp.int32)
     rows = self.rows[:, None] * count + images
     return Rng(self.key, rows.reshape(-1))

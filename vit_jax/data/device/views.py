@@ -84,10 +84,10 @@ def train_transform(
     for name, view in views.items():
       images = batch['image' if is_stored_whole else name]
       cropped = not is_stored_whole and view.count is not None
-      view_crops = [
-        prepare(images[:, i] if cropped else images, view.crop, keys, number)
-        for i, number in zip(range(view.count or 1), numbers, strict=False)
-      ]
+      view_crops = []
+      for i in range(view.count or 1):
+        part = images[:, i] if cropped else images
+        view_crops.append(prepare(part, view.crop, keys, next(numbers)))
       is_single = view.count is None
       result[name] = view_crops[0] if is_single else jnp.stack(view_crops, 1)
     for name, x in maps.items() if geometry.is_single(views) else ():
@@ -148,8 +148,8 @@ def eval_batch(
 ) -> Callable[[Batch], Batch]:
   """Returns a function that prepares a batch for evaluation.
 
-  Images become float32 [B, H, W, C] (of volumes and videos with one axis more),
-  and maps of classes int32, cropped as the images.
+  Images become float32 [B, H, W, C], and maps of classes int32 [B, H, W],
+  cropped as the images. Those of volumes and videos have one axis more.
   """
   image, maps = features_lib.image(features), features_lib.maps(features)
   levels, normalize = levels_lib.from_config(config), _normalize(config)

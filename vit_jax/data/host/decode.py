@@ -351,7 +351,8 @@ def orientation(data: bytes) -> int:
   exif = data  # itself in TIFF format
   if not data.startswith(TIFF):
     kind = _EXIF_OR_XMP if is_jpeg else b'eXIf' if is_png else b'EXIF'
-    exif = b''.join(_contents(data, kind, _EXIF if is_jpeg else b''))
+    parts = _contents(data, kind, _EXIF if is_jpeg else b'')
+    exif = b''.join(parts if is_jpeg else parts[:1])
     exif = exif.removeprefix(_EXIF).removeprefix(_EXIF)
   value = _exif_orientation(exif)
   if value is None:

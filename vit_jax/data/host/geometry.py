@@ -171,8 +171,8 @@ class View:
   """Crops of one kind that are taken of each image."""
 
   crop: Crop  # kind and size of each crop
-  # Number of crops, in a batch [B, count, H, W, C]; None: one, in a batch [B,
-  # H, W, C].
+  # Number of crops, in a batch [B, count, H, W, C]. None: one, in a batch
+  # [B, H, W, C].
   count: int | None = None
 
 

@@ -50,7 +50,10 @@ class Levels:
     return self.bits == 8 and self.window is None
 
   def keep(self, pixels: np.ndarray, origin: str) -> np.ndarray:
-    """Returns uint8 or uint16 pixels with `bits` bits, of which a window is."""
+    """Returns uint8 or uint16 pixels with `bits` bits; others as they are.
+
+    A window must be for as many bits as the pixels have.
+    """
     if pixels.dtype == self.dtype:
       return pixels
     if self.window is not None:
@@ -62,6 +65,8 @@ class Levels:
       )
     if pixels.dtype == np.uint8:
       return pixels.astype(np.uint16) * np.uint16(257)
+    if pixels.dtype != np.uint16:  # of an own source
+      return pixels
     _say_reduced()
     return _TO_8_BITS[pixels]
 

@@ -7,13 +7,9 @@ from collections.abc import Sequence
 import math
 
 import cv2
-import ml_collections
 import numpy as np
 
-from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import base
-from vit_jax.data import features
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host.geometry import Crop
@@ -32,8 +28,6 @@ _MARGIN = 2
 # Images with at most this many values, which fit a core's cache as floats, are
 # shrunk in float32.
 _MAX_FLOATS = 2**21
-
-_SAMPLE = 64  # number of images whose sizes are checked
 
 
 class StoredImage:
@@ -221,30 +215,6 @@ def check_size(
     )
 
 
-def check_stored_sizes(
-  config: ml_collections.ConfigDict, source: base.Source
-) -> None:
-  """Checks `data.source_size` of some images before anything is compiled."""
-  image_size = features.image(source.features).size or ()
-  # Volumes and videos have three sides; their sources look at them.
-  if len(image_size) != 2:
-    return
-  config_lib.pair(config.data.source_size, 'data.source_size')
-  step = -(-len(source) // _SAMPLE)
-  for position in range(0, len(source), step):
-    try:
-      example = source.read(position)
-    except UserError:
-      continue  # a run names the file when it needs it
-    image = example.image
-    if isinstance(image, bytes):
-      size = decode.upright_size(image)
-    else:
-      size = image.shape[0], image.shape[1]
-    if size is not None:
-      check_size(size, image_size, example.origin)
-
-
 def sample_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
   """Draws a crop of random area and ratio, as torchvision does."""
   # The random numbers always advance by the same number of draws.
@@ -290,11 +260,13 @@ def _resize(pixels: np.ndarray, size: Size, crop: Crop) -> np.ndarray:
   channels = pixels.shape[-1]
   smaller = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
   if crop.antialias and smaller != pixels.shape[:2]:
-    is_whole = pixels.shape[0] % smaller[0] == pixels.shape[1] % smaller[1] == 0
-    # OpenCV computes means of uint8 in float32, too, but slower than this,
-    # which has the same bits.
-    is_fast = not is_whole and pixels.dtype == np.uint8
-    as_floats = is_fast and pixels.size <= _MAX_FLOATS
+    # Unless the sides are whole multiples, OpenCV computes means of uint8 in
+    # float32, too, but slower than this, which has the same bits.
+    as_floats = (
+      pixels.dtype == np.uint8
+      and pixels.size <= _MAX_FLOATS
+      and any(n % m for n, m in zip(pixels.shape, smaller, strict=False))
+    )
     pixels = cv2.resize(
       pixels.astype(np.float32) if as_floats else pixels,
       smaller[::-1],

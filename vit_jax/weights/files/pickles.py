@@ -307,19 +307,20 @@ def _tensor_of_class(function: Any, kind: Any, arguments: Any, *_: Any) -> Any:
   return _call(function, arguments)
 
 
+def _first(argument: Any, *_: Any) -> Any:
+  return argument
+
+
 _CALLS: dict[str, Callable[..., Any]] = {
   'collections.OrderedDict': lambda: {},  # items would not be checked
   'torch._utils._rebuild_tensor': _tensor,
   'torch._utils._rebuild_tensor_v2': _tensor,
   'torch._tensor._rebuild_from_type_v2': _tensor_of_class,
-  **{
-    name: lambda x, *_: x  # the first argument
-    for name in (
-      *('torch._utils._rebuild_parameter', 'torch.Size'),
-      'torch._utils._rebuild_parameter_with_state',
-      *('__builtin__.set', 'builtins.set'),
-    )
-  },
+  'torch._utils._rebuild_parameter': _first,
+  'torch._utils._rebuild_parameter_with_state': _first,
+  'torch.Size': _first,
+  '__builtin__.set': _first,
+  'builtins.set': _first,
 }
 
 

@@ -116,10 +116,14 @@ class FileFacts:
       units[stage] = max(units.get(stage, 0), unit + 1)
     return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
 
-  def widths(self, pattern: str, axis: int) -> tuple[int, ...]:
-    """Returns a side of the kernels of a pattern, by their numbers."""
-    matches = sorted(self._matches(pattern), key=lambda x: int(x[1]))
-    return tuple(self.shape(x.string, 4)[axis] for x in matches)
+  def widths(self, pattern: str, axis: int, first: int) -> tuple[int, ...]:
+    """Returns a side of a kernel in each of the stages in `values`.
+
+    Its name has the stage at `#`, counted from `first`, 0 or 1.
+    """
+    stages = range(first, first + len(self.values['stages']))
+    names = (tables.numbered(pattern, [i]) for i in stages)
+    return tuple(self.shape(name, 4)[axis] for name in names)
 
   def _matches(
     self, pattern: str, is_whole: bool = True

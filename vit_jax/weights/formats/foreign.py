@@ -12,6 +12,7 @@ from typing import Any
 from absl import logging
 
 from vit_jax import config as config_lib
+from vit_jax import data
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import values as values_lib
@@ -273,15 +274,25 @@ def _restored(
       raise config.error('vit_jax.model', keys, 'it must have a name') from None
     description = dataclasses.replace(description, model=model)
   content = config.get(key, typed.OBJECT)
+  known = {x.name for x in dataclasses.fields(data.Preprocess)}
+  channels = file_preprocess['channels']
   preprocess = {
     'classes': (),
-    **{x: file_preprocess[x] for x in ('image_size', 'mean', 'std')},
     **{
       x: tuple(value) if isinstance(value, list) else value
       for x, value in content.items()
-      if value is not None
+      if value is not None and x in known
     },
-    'channels': file_preprocess['channels'],
+    'image_size': tuple(
+      config.get(f'{key}.image_size', typed.PAIR, file_preprocess['image_size'])
+    ),
+    'channels': channels,
+    'mean': config.channel_values(
+      f'{key}.mean', channels, file_preprocess['mean']
+    ),
+    'std': config.channel_values(
+      f'{key}.std', channels, file_preprocess['std'], typed.is_positive
+    ),
     'outputs': preprocessing.head_outputs(
       config.get(f'{key}.outputs', typed.OBJECT, {})
     ),

@@ -135,7 +135,8 @@ class Format:
     tokens = None
     if positions := self._shape(file, 'position_embedding'):
       assert isinstance(model, vit.ViT)
-      tokens = positions[-2] - values_lib.positioned_prefix(model)
+      if sum(n != 1 for n in positions) <= 2:  # or they do not fit
+        tokens = positions[-2] - values_lib.positioned_prefix(model)
     elif table := self._shape(file, *_RELATIVE):
       return base.relative_size(table[0], patch, file, default)
     return base.image_size(tokens, patch, file, default)
@@ -267,9 +268,7 @@ class Format:
         homeless.append(path)
       else:
         shapes |= dict(zip(entry.names, entry.shapes, strict=True))
-    arrays = base.Renamed(
-      containers.Arrays(shapes, lambda name: np.zeros(shapes[name]))
-    )
+    arrays = base.Renamed(containers.Arrays(shapes, _no_values))
     config = typed.Json('config.json', self.config(values))
     loader_values = {
       x.value_name: values.get(x.value_name) for x in self.fields if x.is_given
@@ -279,6 +278,10 @@ class Format:
     )
     restored = self.describe(file).model
     return values_lib.model_values(restored), homeless
+
+
+def _no_values(name: str) -> Any:
+  raise AssertionError(f'{name} was read of a file that is not written yet')
 
 
 def _check_names(values: Values) -> None:

@@ -207,7 +207,9 @@ num_groups        =32    -  noted
 zero_padded_pool  =True  -  noted
 num_classes       {_HEAD}/kernel[3]
 """,
-    widths=lambda file: file.widths(f'resnet/block#/unit01/c/{_CONV}', -1),
+    widths=lambda file: file.widths(
+      f'resnet/block#/unit01/c/{_CONV}', -1, first=1
+    ),
     stages=lambda file: file.stages('resnet/block#/unit#/', first=1),
   ),
   matches=lambda file: file.has(_ROOT),

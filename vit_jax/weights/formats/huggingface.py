@@ -14,7 +14,6 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import huggingface_beit as beit
 from vit_jax.weights.formats import huggingface_towers as towers
@@ -127,11 +126,10 @@ def _preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
   if resize is None:  # the image just fills the crop
     resize = height if height == width else (height, width)
   channels = preprocess.channels
+  resample = {name: i for i, name in preprocessing.RESAMPLE.items()}
   config: dict[str, Any] = {
     'do_resize': True,
-    'resample': fields.first_word(
-      preprocessing.RESAMPLE, preprocess.interpolation
-    ),
+    'resample': resample[preprocess.interpolation],
     'do_convert_rgb': channels == 3,
     'do_rescale': True,
     'rescale_factor': 1 / 255,

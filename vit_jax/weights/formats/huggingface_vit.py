@@ -416,7 +416,7 @@ num_classes       classifier.1.weight[0]
 >                 num_channels  image_channels
 """,
     channels=lambda file: file.widths(
-      'encoder.stages.#.layers.0.conv3.weight', 0
+      'encoder.stages.#.layers.0.conv3.weight', 0, first=0
     ),
     stages=lambda file: file.stages(f'{_UNIT}.', first=0),
   ),

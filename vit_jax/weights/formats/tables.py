@@ -108,7 +108,7 @@ _LAYOUTS = {
   # Biases of queries and values.
   'two': split(0, _FLAT),
   # Axes of length 1 that a file lacks, or has beside ours.
-  'row': reshaped(lambda a: a[0]),
+  'row': reshaped(lambda a: np.squeeze(a, 0)),
   'number': reshaped(lambda a: a[None]),
   'column': reshaped(lambda a: a[:, None]),
 }

@@ -162,7 +162,9 @@ zero_padded_pool  =is_padded()  -  noted
 >                 .in_chans     image_channels
 """,
     is_padded,
-    channels=lambda file: file.widths('stages.#.blocks.0.conv3.weight', 0),
+    channels=lambda file: file.widths(
+      'stages.#.blocks.0.conv3.weight', 0, first=0
+    ),
     stages=lambda file: file.stages('stages.#.blocks.#.', first=0),
     below='model_args',
   ),
