@@ -31,7 +31,7 @@ def test_a_merge_loses_nothing(protected, count):
   np.testing.assert_array_equal(total[:, front], x[:, front])
   spread = jax.nn.one_hot(found.places, total.shape[1], axis=1)
   np.testing.assert_allclose(spread @ x, total, atol=1e-5)
-  equal = found.mean(jnp.ones_like(x))
+  equal = found.mean(jnp.ones_like(x), jnp.ones(x.shape[:2]))
   np.testing.assert_allclose(equal, 1, atol=1e-6)
 
 
