@@ -118,7 +118,7 @@ def setr(kind, case):
     total, (0, 1), has_aux=True
   )(params, levels)
   predicted = maps.resize(main, size).argmax(axis=-1)
-  matrix = metrics.confusion(
+  matrix = _confusion(
     np.asarray(labels), np.asarray(predicted), dims['num_classes']
   )
   answers = {
@@ -399,11 +399,16 @@ def _dice_cross_entropy(case):
   return answers
 
 
+def _confusion(labels, predicted, classes, ignore=segments.IGNORE):
+  """Counts places by label and prediction, but those whose label is ignored."""
+  return metrics.confusion(labels, predicted, classes, labels != ignore)
+
+
 def dice_by_image(labels, predicted, classes, ignore_empty):
   """Returns Dice coefficients [B, K]; MONAI's empty classes have 1 or 0."""
   scores = np.empty((len(labels), classes))
   for i, pair in enumerate(zip(labels, predicted, strict=True)):
-    matrix = metrics.confusion(*pair, classes)
+    matrix = _confusion(*pair, classes)
     scores[i] = segments.overlaps(matrix).dice
     empty = matrix.sum(axis=1) == 0
     missed = matrix.sum(axis=0)[empty] == 0
@@ -443,7 +448,7 @@ def segmentation_metrics(case):
   ignore = case.dims['ignore']
   confusions = np.stack(
     [
-      metrics.confusion(label, guess, classes, label != ignore)
+      _confusion(label, guess, classes, ignore)
       for label, guess in zip(labels, predicted, strict=True)
     ]
   )
