@@ -21,6 +21,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import folder as folder_lib
+from vit_jax.evaluation import knn
 from vit_jax.runs import safe_io
 
 # Paths -> the paths that could be read, in parts, with embeddings [B, E] each.
@@ -93,10 +94,10 @@ class Gallery:
       Positions in `files`, int [Q, k], and cosine similarities [Q, k]; k is at
       most N. Of equally similar images, the first in `files` comes first.
     """
-    # A query or two: on a device, the copy of all embeddings takes longer.
-    similarity = queries @ self.features.T
-    order = np.argsort(-similarity, axis=1, kind='stable')[:, :count]
-    return order, np.take_along_axis(similarity, order, axis=1)
+    similarity, positions = knn.nearest(
+      self.features, queries, min(count, len(self)), cosine=False
+    )
+    return positions, similarity
 
 
 def embed_folder(

@@ -146,7 +146,7 @@ def nearest(
     [M, k], their positions in `train`. Ties are in the order of `train`.
   """
   # The least norm of `normalised` is 0 in float16.
-  train, test = (x.astype(np.float32) for x in (train, test))
+  train, test = (np.asarray(x, np.float32) for x in (train, test))
   if cosine:
     train, test = embedded.normalised(train), embedded.normalised(test)
   similarity = np.full((len(test), k), -np.inf, np.float32)

@@ -20,6 +20,7 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.models import embedding
 from vit_jax.weights import batched
 from vit_jax.weights import features
 
@@ -48,8 +49,8 @@ def image_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
   h, w = features.patch_grid(vit)
   x = features.prepared(vit, images)
   b, height, width, channels = x.shape
-  x = x.reshape(b, h, height // h, w, width // w, channels)
-  return x.swapaxes(2, 3).reshape(b, h * w, height // h, width // w, channels)
+  size = height // h, width // w
+  return embedding.patches(x, size).reshape(b, h * w, *size, channels)
 
 
 def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:

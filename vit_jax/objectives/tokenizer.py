@@ -24,6 +24,7 @@ import jax.numpy as jnp
 
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax import optim
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
@@ -143,9 +144,11 @@ class Tokenizer(base.Objective):
     logits = self.logits(params, batch['image'], rng)
     keys = rng.fold(base.Purpose.OBJECTIVE).per_row()
     noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
-    share = jnp.minimum(updates / max(self.num_steps(options.anneal), 1), 1.0)
-    low, high = options.final_temperature, options.temperature
-    temperature = low + (high - low) * (1 + jnp.cos(jnp.pi * share)) / 2
+    temperature = optim.half_cosine(
+      options.temperature,
+      options.final_temperature,
+      self.num_steps(options.anneal),
+    )(updates)
     weights = jax.nn.softmax((logits + noise) / temperature)
     error = self._error(params, batch['image'], weights).mean()
     shares = jax.nn.log_softmax(logits)

@@ -546,10 +546,10 @@ class _Program(Program):
     """Returns the state with the train state of one task put back."""
     pairs = jax.tree_util.tree_leaves_with_path(part)
     changed = {self.address(name, path): x for path, x in pairs}
-    whole: TrainState = jax.tree_util.tree_map_with_path(
+    updated_state: TrainState = jax.tree_util.tree_map_with_path(
       lambda path, x: changed.get(sharding.path_name(path), x), state
     )
-    return whole
+    return updated_state
 
   @functools.cached_property
   def flops(self) -> cost.StepFlops:

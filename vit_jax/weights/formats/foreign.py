@@ -274,14 +274,14 @@ def _restored(
       raise config.error('vit_jax.model', keys, 'it must have a name') from None
     description = dataclasses.replace(description, model=model)
   content = config.get(key, typed.OBJECT)
-  known = {x.name for x in dataclasses.fields(data.Preprocess)}
+  field_names = {x.name for x in dataclasses.fields(data.Preprocess)}
   channels = file_preprocess['channels']
   preprocess = {
     'classes': (),
     **{
       x: tuple(value) if isinstance(value, list) else value
       for x, value in content.items()
-      if value is not None and x in known
+      if value is not None and x in field_names
     },
     'image_size': tuple(
       config.get(f'{key}.image_size', typed.PAIR, file_preprocess['image_size'])
