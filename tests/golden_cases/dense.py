@@ -13,6 +13,7 @@ import trans2seg_names
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
+from vit_jax.data import codes
 from vit_jax.evaluation import metrics
 from vit_jax.evaluation import segments
 from vit_jax.evaluation import windows
@@ -458,7 +459,7 @@ def segmentation_metrics(case):
   summary = segments.measures(confusions.sum(axis=0))
   # As mmsegmentation reads ADE20K's classes 1 to 150, with 0 for all else.
   raw = inputs['raw_labels']
-  reduced = np.where((raw == 0) | (raw == ignore), ignore, raw.astype(int) - 1)
+  reduced = codes._label_table(range(1, ignore), 2**16 - 1, ignore)[raw]
   # What goes wrong if ignored places count as predictions.
   all_predictions = np.stack(
     [np.bincount(x.ravel(), minlength=classes) for x in predicted]

@@ -119,6 +119,18 @@ def test_a_copy_whose_lock_is_taken_uploads_nothing(store, tmp_path):
   assert (path / 'run.json').exists()
 
 
+def test_a_copy_whose_lock_was_taken_and_released_uploads_nothing(store):
+  files, address = store
+  with pytest.raises(UserError, match='has taken the work directory'):
+    with object_store.local_copy(address) as folder:
+      path = pathlib.Path(folder)
+      path.mkdir()
+      (path / 'run.json').write_text('{}')
+      files.rm_file(f'{address}/lock.json')
+  assert not names(store)
+  assert (path / 'run.json').exists()
+
+
 def test_a_copy_that_is_gone_removes_nothing_from_the_store(store):
   files, address = store
   files.pipe_file(f'{address}/config.json', b'{}')

@@ -561,7 +561,7 @@ def evaluation(
       'retrieval' finds images by captions, and captions by images. Your own
       evaluator is 'my_module:MyEvaluator(option=1)'.
     patch_size: Patch size, an int or (height, width), to which the model is
-      resized as by `train.variant='patches'`. None: the model's own.
+      resized as by 'patches' of `train.variant`. None: the model's own.
   """
   keys = ml_collections.ConfigDict(
     {

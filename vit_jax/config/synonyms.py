@@ -103,6 +103,9 @@ train.ema_decay: ema model_ema ema_rate use_ema model_ema_decay polyak
 train.log_every = '50 steps': log_interval log_freq print_freq print_every
     logging_steps log_steps
 train.patience = '10 epochs': early_stopping early_stop early_stopping_patience
+train.variant = 'patches((8, 16))': patch_sizes
+train.variant = 'tasks(layers=2)': task_layers
+train.variant = "tasks(sampling='uniform')": task_sampling
 """
 _KEYS_OF: dict[str, list[str]] = {}
 for _entry in re.split(r'\n(?! )', _CALLED.strip()):

@@ -160,7 +160,7 @@ class _Directory:
 
   def _check_lock(self, consequence: str) -> None:
     lock = self._read()
-    if lock and lock.get('id') != self._id:
+    if lock.get('id') != self._id:  # one that is gone was another's, too
       raise UserError(
         f'{lock.get("holder", "another process")} has taken the work directory'
         f' {self._address}: {consequence}'

@@ -128,7 +128,13 @@ class Program:
 
   def variant(self, step: int) -> 'Program':
     """Returns the program of the step after `step` updates."""
-    return self.variants[self.steps.choose(self.config, step)]
+    number, count = self.steps.choose(self.config, step), len(self.variants)
+    if not 0 <= number < count:
+      raise config_lib.UserError(
+        f'config.train.variant={self.config.train.variant}: `choose` returned'
+        f' {number} for step {step}, but there are {count} programs'
+      )
+    return self.variants[number]
 
   def with_objective(
     self,

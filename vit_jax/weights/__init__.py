@@ -24,6 +24,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
 from vit_jax.config import checkpoints
+from vit_jax.config import parts
 from vit_jax.data import features as features_lib
 from vit_jax.models import subtrees
 from vit_jax.models import values as values_lib
@@ -389,9 +390,9 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
       ' config.model describes'
     )
   resize = config.init_from.resize or 'corner'
-  if config.train.variant.partition('(')[0].strip() == 'patches':
-    # As in its training.
-    resize = 'linear_antialias'
+  steps = config.train.variant
+  if steps and parts.parse(steps, 'train.variant').name == 'patches':
+    resize = 'linear_antialias'  # as in its training
   origin = origin_lib.read(workdir, checkpoint)
   return Loaded(
     model,

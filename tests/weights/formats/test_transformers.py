@@ -93,9 +93,16 @@ def test_their_models_here(tmp_path, name):
     **TOLERANCE,
   )
   export.write(loaded, tmp_path / 'ours', 'huggingface', 'here')
-  again = type(model).from_pretrained(tmp_path / 'ours').state_dict()
+  again, differs = type(model).from_pretrained(
+    tmp_path / 'ours', output_loading_info=True
+  )
+  assert not any(differs.values()), differs
+  arrays = again.state_dict()
   for key, array in model.state_dict().items():
-    assert torch.equal(array, again[key]), key
+    assert torch.equal(array, arrays[key]), key
+  np.testing.assert_array_equal(
+    answer(again, images, **flag), answer(model, images, **flag)
+  )
 
 
 def test_dinov2_with_images_smaller_than_its_positions(tmp_path):
