@@ -3,7 +3,7 @@ r"""Evaluates a model on a dataset.
   python -m vit_jax.evaluate --from=runs/digits --data=digits \
     --split='train[80%:]' --format=json --predictions=digits.csv
 
-The classes of the data are matched with those of the model by name; the data
+The classes of the data are matched with the model's by name; the data
 may have only some of them. A folder may have test/<class> alone. Every example
 counts once. Accuracies have 95% intervals (Wilson's). The calibration
 error is the mean difference of confidence and accuracy over 15 bins

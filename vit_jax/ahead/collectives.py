@@ -1,6 +1,6 @@
 """The communication between devices in one run of a compiled program.
 
-Bytes are those of one whole array for each collective, as one device sees it:
+Bytes are of one whole array for each collective, as one device sees it:
 
     all-gather           the gathered array, its output
     all-reduce           the reduced array

@@ -1,6 +1,6 @@
 """Reads a program that a TPU's or GPU's own compiler made.
 
-Instructions are those of one device. Traffic is that of its memory: operands
+Instructions are of one device. Traffic is to and from its memory: operands
 and results of each instruction that is scheduled on its own, except those that
 the compiler keeps on the chip.
 """

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
   from vit_jax.train import program as program_lib
 
-MOST_DEVICES = 2048  # with more, XLA takes them for those of other processes
+MOST_DEVICES = 2048  # with more, XLA takes them for other processes' devices
 
 _AXES = ('data', 'fsdp', 'tensor')
 

@@ -117,7 +117,7 @@ def estimate(
 def transfers(
   exchanges: 'Sequence[collectives.Collective]', mesh: dict[str, int]
 ) -> 'Iterator[collectives.Collective]':
-  """Yields the collectives that an accelerator executes for those of a CPU.
+  """Yields the collectives that an accelerator executes in place of a CPU's.
 
   Their `bytes` are the narrow ones. `mesh` has the sizes of its axes.
   """

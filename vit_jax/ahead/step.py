@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Ahead:
-  """A step as it was compiled; numbers are those of one device."""
+  """A step as it was compiled; numbers are of one device."""
 
   topology: str  # the devices, as `--hardware` names them
   devices: int  # their number

@@ -266,7 +266,7 @@ def parse_flags(
 ) -> list[str]:
   """Parses absl's flags of a command line and returns the other arguments."""
   end = argv.index('--') if '--' in argv else len(argv)
-  argv, inner_argv = argv[:end], argv[end:]  # those of another command
+  argv, inner_argv = argv[:end], argv[end:]  # of another command
   argv, options = _without_options(argv)
   keys = _keys_set(argv)
   if keys and config_path(argv) is None:

@@ -50,7 +50,7 @@ def find(arguments: Sequence[str]) -> list[str]:
 
 
 def as_examples(paths: Sequence[str], takes_videos: bool) -> list[str]:
-  """Returns the paths of a model's inputs, from those of `find`.
+  """Returns the paths of a model's inputs, from the results of `find`.
 
   If the model takes videos, images are frames, and the folder of some of them
   is one input.

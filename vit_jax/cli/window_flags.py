@@ -59,5 +59,5 @@ def read(flag_values: flags.FlagValues) -> dict[str, Any]:
 
 
 def set_flags(flag_values: flags.FlagValues) -> list[str]:
-  """Returns those of the flags that are set, as '--flip'."""
+  """Returns the flags that are set, as '--flip'."""
   return [f'--{name}' for name in _NAMES if flag_values[name].present]

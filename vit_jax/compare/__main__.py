@@ -13,7 +13,7 @@ are skipped, with a warning.
 
 --out is a picture (.png, .pdf or .svg) of curves: the loss, the learning rate,
 what the method measures of its training, as teacher_entropy of DINO, and the
-evaluations, except those of single classes; --out='' draws none.
+evaluations, except metrics of single classes; --out='' draws none.
 
 --group combines runs whose configs differ only in the seed. Tables then show
 the mean, and curves the mean and a band from the smallest to the largest value.

@@ -253,7 +253,7 @@ def _write(path: pathlib.Path, content: bytes) -> None:
 def _compare(
   vit: 'weights.Loaded', path: pathlib.Path, form: str, batch_size: int | None
 ) -> float:
-  """Compares the logits of a file with those of the model.
+  """Compares the logits of a file with the model's.
 
   Returns the largest difference, as a fraction of the largest logit; raises a
   ValueError if it is more than rounding, or they are not finite.

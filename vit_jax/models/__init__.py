@@ -27,7 +27,7 @@ from vit_jax.models.registry import KEYS as KEYS
 # A model of images: `vit.ViT`, or a class of another family, as `zoo` names
 # them. It has `num_classes`, `dtype`, `initializers`, and a method `trunk`; a
 # stack of layers has `block`. Its class may say by `class_defaults` which
-# values differ from those of a ViT, by `pixels` what a token stands for, and by
+# values differ from a ViT's, by `pixels` what a token stands for, and by
 # `blank_images` what it is initialised with.
 Model = nn.Module
 _Module = TypeVar('_Module', bound=nn.Module)
@@ -55,8 +55,8 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
       the same function as theirs.
     num_classes: Size of the head's output; 0: no head, the model returns
       features.
-    **overrides: Values of `KEYS`, instead of those of the named model; of
-      another family than ViT, any field of the module.
+    **overrides: Values of `KEYS`, in place of the named model's; of another
+      family than ViT, any field of the module.
 
   Raises:
     ValueError: The name or a field is unknown, or the fields do not fit.
@@ -85,9 +85,9 @@ def create(
 ) -> _Module:
   """Returns the model of a class.
 
-  `values` are those of `KEYS`, of 'dtype', of the class's own fields, and of
-  options of its parts; `overrides` are in their place, but of no options of
-  parts; None keeps a value. Errors are those of `create_model`.
+  `values` are by names in `KEYS`, 'dtype', the class's own fields, and options
+  of its parts; `overrides` replace them, but no options of parts; None keeps a
+  value. Raises the errors of `create_model`.
   """
   changes = {k: x for k, x in (overrides or {}).items() if x is not None}
   values = {**values, **changes}
@@ -188,7 +188,7 @@ def from_config(
   """Returns the model of `config.model`, in which None keeps a model's value.
 
   `num_classes` is used if the config's is None; `dtype` names the type in which
-  the model computes. Errors are those of `create_model`.
+  the model computes. Raises the errors of `create_model`.
   """
   fields = {k: v for k, v in config.items() if v is not None}
   fields.setdefault('num_classes', num_classes)
@@ -321,7 +321,7 @@ def init_params(
   """Returns fresh parameters, the same whether the layers are scanned or not.
 
   `image_shape` is (height, width, C), of volumes (depth, height, width, C).
-  Errors are those of `explained_parts`.
+  Raises the errors of `explained_parts`.
   """
   with explained_parts(model):
     return _init(model, key, tuple(image_shape))

@@ -59,7 +59,7 @@ class Context(flax.struct.PyTreeNode):
     attended: bool [B, T], tokens that may be attended to; None: all. With
       `segments`, [B, S, T], the tokens of each image.
     segments: int32 [B, T], the image of a token, if a sequence has several;
-      tokens attend to those of their image alone. None: one.
+      tokens attend only within their image. None: one.
     sizes: float32 [B, T], how often each token counts in attention; None: once.
     bias: Added to the scores of attention, float32 [H, T, T], or None.
     layer_bias: Part that computes such a bias in each layer, from the context,

@@ -24,7 +24,7 @@ class Decoder(encoder.Encoder):
 
   There is no dropout.
 
-  Attributes, beside those of `encoder.Encoder`:
+  Attributes, beside the ones in `encoder.Encoder`:
     prefix_length: P.
     outputs: Numbers that are predicted for a patch.
   """

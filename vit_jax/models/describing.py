@@ -67,7 +67,7 @@ class _Describer(registry.Builder):
 def option_values(model: nn.Module) -> dict[str, Any]:
   """Returns the options of a model and of its parts by key.
 
-  They are those of `registry.build_model`. Of options with the same key, the
+  `registry.build_model` takes them. Of options with the same key, the
   first in a model's fields is returned; of a part that an option holds, its
   name.
   """

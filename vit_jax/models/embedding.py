@@ -128,7 +128,7 @@ def positions_of_grids(
   Padding has the position of the first patch.
 
   Args:
-    table: Positions of P tokens before the patches and of those of a grid,
+    table: Positions of P tokens before the patches and of a grid's tokens,
       [P + h * w, D].
     grids: As of `places`.
     count: N, patches of an image with its padding.
@@ -162,7 +162,7 @@ def factorized_positions(
   """Returns sums of positions of rows [h, D] and of columns [w, D], [B, N, D].
 
   NaViT, arXiv:2307.06304, section 2.1; resized without antialiasing, in the
-  form of timm. Other arguments are those of `places`.
+  form of timm. `places` has the other arguments.
   """
   row, column, sizes = places(grids, count, is_kept)
   axes = (row, sizes[..., 0], rows), (column, sizes[..., 1], columns)

@@ -22,9 +22,9 @@ class Encoder(nn.Module):
   """A stack of layers; a class that inherits from it says what is around them.
 
   `registry.build_model` makes one of sizes, and of options of its parts;
-  `class_defaults` says which values it then has that are not those of a ViT.
+  `class_defaults` says which values it then has that a ViT has not.
 
-  Attributes, with the meaning that those of `vit.ViT` have:
+  Attributes, with the same meanings as in `vit.ViT`:
     hidden_size: D, the width of a token.
     depth: L, the number of layers.
     block: A layer.

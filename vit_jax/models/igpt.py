@@ -58,7 +58,7 @@ class IGPT(heads.Classifier, encoder.Encoder):
 
   Position i sees the start token and the pixels before i, and predicts pixel i.
 
-  Attributes, beside those of `Classifier` and `Encoder`:
+  Attributes, beside the ones in `Classifier` and `Encoder`:
     colours: Number of colours, K.
     feature_layer: Index l of the layer that gives the features, from 0: the
       mean over positions of its input after its first norm (f^l in section 2.3

@@ -195,7 +195,7 @@ def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 
 def _convolve_slices(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """Convolves images whose channels are those of a slice's neighbours, too."""
+  """Convolves images that have the channels of a slice's neighbours, too."""
   k, *_, c, features = kernel.shape
   kernel = jnp.moveaxis(kernel, 0, 2).reshape(k, k, k * c, features)
 

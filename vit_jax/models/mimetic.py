@@ -58,8 +58,8 @@ def _mimetic_kernels(
 def _factors(matrices: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns two factors of each matrix, [N, D, D].
 
-  Their first columns and rows are those of the largest singular values, by
-  whose roots both are scaled.
+  Their first columns and rows belong to the largest singular values, by whose
+  roots both are scaled.
   """
   product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
   # One at a time: on CPUs, calls for several matrices at once wait forever for

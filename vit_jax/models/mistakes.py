@@ -114,8 +114,8 @@ def check_options(
   """Raises a UserError if a model's name has an option that is not known."""
   if not option_names:
     raise UserError(
-      f'config.model.name: {name} has no options in brackets: those of a ViT'
-      ' are those of its parts, as config.model.attention'
+      f'config.model.name: {name} has no options in brackets: a ViT has the'
+      ' options of its parts, as config.model.attention'
     )
   parts.check_options(
     parts.Part(name, (), dict(options)), 'model.name', option_names

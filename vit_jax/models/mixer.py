@@ -64,7 +64,7 @@ class Mixer(heads.Classifier, encoder.Encoder):
 
   The MLPs over tokens fix the number of patches, and so the image size.
 
-  Attributes, beside those of `Classifier` and `Encoder`:
+  Attributes, beside the ones in `Classifier` and `Encoder`:
     patch_size: (height, width) in pixels.
   """
 
@@ -86,7 +86,7 @@ class Mixer(heads.Classifier, encoder.Encoder):
   def trunk(
     self, images: jax.Array, *, train: bool = False, rows: dropout.Rows = None
   ) -> dict[str, jax.Array]:
-    """Returns tokens and features; arguments are those of `heads.Classifier`.
+    """Returns tokens and features, of the arguments of `heads.Classifier`.
 
     `tokens` [B, T, D] are after the last LayerNorm, in the dtype of the
     computation, row by row; `features` are their mean, float32 [B, D]. With

@@ -18,7 +18,7 @@ _TINY = 1e-12  # avoids a division by 0
 
 
 def unit(x: jax.Array) -> jax.Array:
-  """Returns vectors [..., D] of length 1; those of zeros stay, and have grads.
+  """Returns vectors [..., D] of length 1; zero vectors stay, and have grads.
 
   The squares are bounded, not the length: its gradient at 0 is not finite.
   """
@@ -70,7 +70,7 @@ class BatchNorm(_BatchNorm):
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
     """Maps [B, D] to float32 [B, D].
 
-    In training the statistics are those of the batch; if `statistics` is
+    In training the batch gives the statistics; if `statistics` is
     mutable, the running ones then move towards them. Otherwise the running
     statistics normalise.
     """

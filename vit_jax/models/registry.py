@@ -234,7 +234,7 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
     for option in declared_options(type(part)).values()
     for name in (option.key, option.name)
   }
-  # A part of the user's need not have the options that fill those of ours.
+  # A user's part need not have the options that fill an option of ours.
   is_free = any(is_own(type(part)) for part in inner)
   for name in chosen:
     if name not in names and not (is_free and name in {*KEYS} - {*PARTS}):
@@ -409,7 +409,7 @@ def split_name(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def declared_options(module: type[Any]) -> Mapping[str, Option]:
-  """Returns the fields of a part by name, those of the class itself first."""
+  """Returns the fields of a part by name, the class's own first."""
   key: Any = module
   return _declared_options(key)
 
@@ -455,7 +455,7 @@ def _declared_options(module: type[Any]) -> Mapping[str, Option]:
 def shared_first(model: nn.Module) -> Iterator[tuple[Option, Any]]:
   """Yields the options of a model and of its parts, and their values.
 
-  Those of the model come first, then those of its norm and of its layers.
+  The model's come first, then its norm's and its layers'.
   """
   shared = getattr(model, 'norm', None), getattr(model, 'block', None)
   for part in (model, *fields.inner_parts((*shared, model))):

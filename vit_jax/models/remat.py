@@ -51,7 +51,7 @@ def recomputed(layer: Any, policy: str, scan: bool) -> Any:
     return layer
   if policy == 'products':
     # Unlike `dots_saveable` this keeps results after their bias is added, which
-    # the compiler does in the same operation, and those of kernels.
+    # the compiler does in the same operation, and the results of kernels.
     saveable = jax.checkpoint_policies.save_only_these_names(PRODUCTS)
   else:
     saveable = getattr(jax.checkpoint_policies, policy, None)

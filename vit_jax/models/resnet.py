@@ -222,7 +222,7 @@ class BiTStem(nn.Module):
 class BiT(heads.Classifier):
   """Big Transfer's ResNet-v2 for classification.
 
-  Attributes, beside those of `Classifier`:
+  Attributes, beside the ones in `Classifier`:
     stages: Units in each stage. The second and later stages halve the grid.
     width_factor: Factor that multiplies all numbers of channels.
     stem_width: Channels of the first convolution.

@@ -149,7 +149,7 @@ class SETR(nn.Module):
   def __call__(
     self, levels: Sequence[jax.Array], *, train: bool = False
   ) -> tuple[jax.Array, list[jax.Array]]:
-    """Returns logits, float32 [B, h', w', classes], and those of other heads.
+    """Returns logits, float32 [B, h', w', classes], and the other heads'.
 
     The grid is that of the levels, or a finer one; the logits of 'mla' are
     [B, 4 h, 4 w, classes]. In training BatchNorm measures this batch.

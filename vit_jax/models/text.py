@@ -2,7 +2,7 @@
 
 It is the encoder of the ViT on embedded tokens. CLIP's attends to earlier
 tokens only and is read at the end of the text (arXiv:2103.00020, section 2.4);
-those of LiT (arXiv:2111.07991) and SigLIP (arXiv:2303.15343) attend to all
+the towers of LiT (arXiv:2111.07991) and SigLIP (arXiv:2303.15343) attend to all
 tokens and are read at the last position. LiT's other tower is BERT
 (arXiv:1810.04805), which is read at the first.
 
@@ -30,7 +30,7 @@ _VOCABULARY = fields.Field(fields.Kind.SIZE, least=1, most=2**24)
 class TextTower(encoder.Encoder):
   """Tokens to features, as the image's trunk.
 
-  Attributes, beside those of `encoder.Encoder`:
+  Attributes, beside the ones in `encoder.Encoder`:
     vocabulary: Number of different tokens.
     length: T, the largest number of tokens.
     out_dim: E, size of the last layer's output; 0: no such layer.
@@ -101,7 +101,7 @@ class TextTower(encoder.Encoder):
 class Bert(encoder.Encoder):
   """BERT, read at the first token, as LiT's text tower.
 
-  Attributes, beside those of `encoder.Encoder`:
+  Attributes, beside the ones in `encoder.Encoder`:
     vocabulary: Number of different tokens; 0 is padding.
     length: T, the largest number of tokens.
     segments: Number of kinds of sentences; a caption is of the first.

@@ -98,7 +98,7 @@ class Trans2Seg(encoder.Encoder):
 
   It has as many layers in the encoder as in the decoder.
 
-  Attributes, beside those of `encoder.Encoder`:
+  Attributes, beside the ones in `encoder.Encoder`:
     num_classes: K.
     channels: Of the head's convolutions.
   """

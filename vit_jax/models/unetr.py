@@ -75,7 +75,7 @@ class Up(nn.Module):
 
 
 class UNETR(nn.Module):
-  """The decoder; names of its parts are those of MONAI.
+  """The decoder; its parts have MONAI's names.
 
   Attributes:
     num_classes: Size of the output.

@@ -98,7 +98,7 @@ class ViT(nn.Module):
     merge_heads: bool = True,
     grids: jax.Array | None = None,
   ) -> jax.Array:
-    """Returns logits, float32 [B, num_classes]; arguments are those of `trunk`.
+    """Returns logits, float32 [B, num_classes], of the arguments of `trunk`.
 
     Without `merge_heads`, the logits of two heads are [B, 2, num_classes], the
     class token's first.

@@ -238,7 +238,7 @@ class Objective(abc.ABC):
     """Returns what is wrong with the run, as one sees it in a logged step.
 
     The log gets these lines the first time that there are some. `scalars` are
-    those of `loss`, and 'loss'; `step` counts the updates with this one.
+    the metrics of `loss`, and 'loss'; `step` counts the updates with this one.
     """
     del scalars, step
     return []
@@ -391,7 +391,7 @@ class Objective(abc.ABC):
 
 
 def updated(params: Params, statistics: Params) -> Params:
-  """Returns nested dicts of arrays with those of the same paths replaced."""
+  """Returns nested dicts of arrays, replaced where `statistics` has them."""
   flat = traverse_util.flatten_dict(params)
   return traverse_util.unflatten_dict(
     flat | traverse_util.flatten_dict(statistics)

@@ -34,7 +34,7 @@ from vit_jax.weights.formats import timm_beit
 class BEiT(base.Objective):
   """Learns to predict the tokens of masked patches.
 
-  The parameters are the trunk's, and those of the linear layer, `head`. The
+  The parameters are the trunk's, and the linear layer's, `head`. The
   tokenizer is a part of the train state and does not change.
   """
 
@@ -175,8 +175,8 @@ class BEiT(base.Objective):
   ) -> tuple[jax.Array, jax.Array]:
     """Returns sums over masked patches: cross-entropy, and right predictions.
 
-    `patches` are those of `encode`, and `tokens` the tokenizer's, int32 [B, N].
-    Logits of other patches than those of `pick` are not computed.
+    `encode` gives `patches`, and the tokenizer `tokens`, int32 [B, N]. Only the
+    patches of `pick` get logits.
     """
     places, is_masked = picked
     patches = jnp.take_along_axis(patches, places[..., None], axis=1)
@@ -193,7 +193,7 @@ class BEiT(base.Objective):
       'Blocks of patches are covered (arXiv:2106.08254, section 2.3), and the'
       f' model predicts which of {self.config.objective.options.tokens} tokens'
       ' each of these has. The images of tokens, which only a tokenizer with a'
-      ' decoder draws, are those of the most probable ones in covered patches,'
+      ' decoder draws, show the most probable ones in covered patches,'
       ' with the given ones elsewhere, and of what the tokenizer makes of the'
       ' image, which is what the model shall predict.'
     )

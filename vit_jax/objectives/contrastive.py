@@ -1,7 +1,7 @@
 """Images and captions: CLIP, SigLIP and LiT.
 
-Two towers give embeddings of unit length; those of an image and of its caption
-shall be closer than those of all other pairs of the global batch. CLIP compares
+Two towers give embeddings of unit length. An image and its caption shall be
+closer to each other than all other pairs of the global batch. CLIP compares
 by a softmax (arXiv:2103.00020, section 2.3), SigLIP by a sigmoid for each pair
 (arXiv:2303.15343, section 3.2). LiT keeps a trained image tower as it is
 (arXiv:2111.07991).

@@ -266,7 +266,7 @@ class Dino(base.Objective):
       **kwargs: Further arguments of the trunk; arrays are [B, n, ...].
     """
     b, n, *shape = images.shape
-    # The crops of an image stay together: no device needs those of another.
+    # The crops of an image stay together: no device needs another image's.
     flat: dict[str, Any] = {
       k: x.reshape(b * n, *x.shape[2:]) if isinstance(x, jax.Array) else x
       for k, x in kwargs.items()
@@ -295,7 +295,7 @@ class Dino(base.Objective):
     """Returns the loss of whole crops, scalars, and the new extra.
 
     `student` are the features of all crops, [B, S, D], the global ones first;
-    `teacher` those of the global crops, [B, T, D].
+    `teacher` has the features of the global crops, [B, T, D].
     """
     o = self._options
     logits, statistics = self.project('head', params, extra, student)
@@ -399,7 +399,7 @@ class Dino(base.Objective):
 def _views(config: base.Config) -> dict[str, geometry.View]:
   """Returns two 'global' crops, as `config.data` says, and 'local' ones.
 
-  Local crops are those of multi-crop training (SwAV, arXiv:2006.09882, section
+  Local crops are as in multi-crop training (SwAV, arXiv:2006.09882, section
   3.2): small, of a small part of the image.
   """
   options, crop = config.objective.options, geometry.train_crop(config)

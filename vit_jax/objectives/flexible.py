@@ -1,7 +1,7 @@
 """One model whose patches have several sizes (FlexiViT, arXiv:2212.08013).
 
 Each step of training draws the size of its patches, as a function of the seed
-and the step. The parameters are those of `config.model.patch_size`. A step with
+and the step. The parameters are for `config.model.patch_size`. A step with
 other patches resizes two of them, and its gradient goes back through that:
 
 - the kernel of the patch embedding, by the pseudo-inverse of resizing a patch
@@ -50,7 +50,7 @@ def check(config: base.Config, patch: Patch, key: str) -> None:
 def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
   """Returns an objective whose model has patches of another size.
 
-  Its parameters are those of `objective`, which must be of its model alone.
+  It has the parameters of `objective`, which must be of its model alone.
   `patch` is (height, width), which divide the image.
   """
   model = objective.model

@@ -42,12 +42,12 @@ def gen_loss(out: Mapping[str, jax.Array]) -> jax.Array:
 
 
 class IGPT(base.Objective):
-  """Predicts each pixel's colour from those of the pixels before it."""
+  """Predicts each pixel's colour from the colours of the pixels before it."""
 
   metrics: ClassVar = {'loss': 'min', 'examples': 'max'}
   options: ClassVar = {
     # The colours, one word for each: 2 or 4 hexadecimal digits for each
-    # channel, as 'ff0000' or 'ffff00000000'. '': those of the checkpoint at
+    # channel, as 'ff0000' or 'ffff00000000'. '': as in the checkpoint at
     # init_from.path, or colours that the run finds in the training split.
     'palette': ''
   }

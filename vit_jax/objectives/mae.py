@@ -255,7 +255,7 @@ class MAE(base.Objective):
   ) -> jax.Array:
     """Returns the decoder's output for all patches, float32 [B, N, M].
 
-    `arguments` are those of the trunk, as from `train_arguments`.
+    The trunk takes `arguments`, as from `train_arguments`.
     """
     predicted: Any = self.decoder.apply(
       {'params': params['decoder']},

@@ -2,8 +2,8 @@
 
 Two views of each image. The base encoder, a projector and a predictor make a
 query of each; the momentum encoder and its projector make a key of the other
-view. A query shall be closest to the key of its own image among those of the
-whole batch. The momentum encoder is a moving average of the base encoder; its
+view. A query shall be closest to the key of its own image among all keys of the
+batch. The momentum encoder is a moving average of the base encoder; its
 BatchNorms measure their own batches.
 
 In comments: B images, D hidden size, C size of an embedding.
@@ -211,8 +211,8 @@ def contrast(
 ) -> jax.Array:
   """Returns InfoNCE over the batch times 2 T (algorithm 1 of the paper).
 
-  Queries are those of one view, float32 [B, C], and keys those of the other
-  view of the same images.
+  Queries are of one view, float32 [B, C], and keys of the other view of the
+  same images.
   """
   logits = similarity(queries, jax.lax.stop_gradient(keys)) / temperature
   targets = jnp.arange(len(logits))

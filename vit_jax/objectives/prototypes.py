@@ -113,7 +113,7 @@ def cross_crop_loss(pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns the loss over the pairs of a crop and another (DINO, equation 3).
 
   Crop i of the teacher and crop i of the student are the same in `pairs`, which
-  are those of `between_crops`. The results are the parts of the mean over these
+  `between_crops` gives. The results are the parts of the mean over these
   pairs that come from the student's first T crops, and from its local ones.
   """
   t, s = pairs.shape
@@ -157,8 +157,8 @@ def koleo(features: jax.Array) -> jax.Array:
   """Returns the KoLeo loss, which spreads features (arXiv:1806.03198).
 
   Minus the mean logarithm of the distance to the nearest neighbour, after L2
-  normalisation, as in DINOv2 (section 4). Features are those of one crop of
-  each image, [B, D]; B is at least 2.
+  normalisation, as in DINOv2 (section 4). Features are of one crop of each
+  image, [B, D]; B is at least 2.
   """
   x = projection.unit(features)
   similarity = jnp.einsum('id,jd->ij', x, x, precision=_EXACT)

@@ -63,7 +63,7 @@ class Regression(base.Objective):
 
   @classmethod
   def fill(cls, config: base.Config, source: data_base.Source) -> None:
-    """Sets mean and std to those of the training split, if they are not set."""
+    """Sets mean and std from the training split, if they are not set."""
     options, names = config.objective.options, source.features['numbers'].names
     if not (options.mean and options.std):
       numbers = source.column('numbers').astype(np.float64)

@@ -1,7 +1,7 @@
 """Segmentation: a class for each pixel, from the tokens of several layers.
 
-The heads are those of SETR (arXiv:2012.15840), a linear one, and the decoder of
-UNETR (arXiv:2103.10504). They work on images [B, H, W, C] and on volumes
+The heads are SETR's (arXiv:2012.15840), a linear one, and the decoder of UNETR
+(arXiv:2103.10504). They work on images [B, H, W, C] and on volumes
 [B, D, H, W, C]. The transformer of Trans2Seg (arXiv:2101.08461) reads features
 of a BiT, of images alone.
 """
@@ -59,10 +59,10 @@ _MEANS = {'all': 'all', 'valid': 'weights'}
 class Segmentation(base.Objective):
   """Learns the class of each pixel.
 
-  The trunk's tokens after some layers go to a head, and those of layers before
-  the last to auxiliary heads, which only help training. BatchNorm in the heads
-  sees the whole batch. UNETR's decoder also reads the input, and the tokens
-  after the last norm.
+  The trunk's tokens after some layers go to a head, and the tokens of layers
+  before the last to auxiliary heads, which only help training. BatchNorm in
+  the heads sees the whole batch. UNETR's decoder also reads the input, and the
+  tokens after the last norm.
 
   Volumes larger than the model's input are evaluated by windows that overlap.
   """

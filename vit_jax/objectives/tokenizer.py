@@ -38,7 +38,7 @@ from vit_jax.objectives import trunk_checks
 class Decoder(encoder.Encoder):
   """Draws patches from tokens: [B, N, K] -> [B, N, F].
 
-  Attributes, beside those of `encoder.Encoder`:
+  Attributes, beside the ones in `encoder.Encoder`:
     grid: Patches (h, w).
     values: F.
   """
@@ -67,8 +67,7 @@ class Tokenizer(base.Objective):
   options: ClassVar = {
     # K, the number of different tokens.
     'tokens': 8192,
-    # Number of layers of the decoder. Its other sizes are those of the
-    # backbone.
+    # Number of layers of the decoder. Its other sizes are the backbone's.
     'decoder_depth': 2,
     # Temperature of the relaxation at the start of the run (DALL-E, appendix
     # A.2).

@@ -1,4 +1,4 @@
-"""An image tower and a text tower, applied: those of a run, or of a file."""
+"""An image tower and a text tower, of a run or of a file, applied."""
 
 import pathlib
 from typing import Any
@@ -77,8 +77,8 @@ class Towers:
   ) -> jax.Array:
     """Returns the probability of each text for each image, float32 [B, C].
 
-    With CLIP's softmax those of an image add up to 1; with SigLIP's sigmoid
-    each pair has its own. `images` and `texts` are `features` and
+    With CLIP's softmax an image's add up to 1; with SigLIP's sigmoid each pair
+    has its own. `images` and `texts` are `features` and
     `text_features`.
     """
     shared_params = {k: params[k] for k in params if k not in _TOWERS}

@@ -28,7 +28,7 @@ def measuring(
   A classifier is measured by `config.objective`, with softmax cross-entropy
   whatever loss it was trained with; another model by the objective of its run,
   and so is a classifier whose objective computes outputs of its own. `features`
-  are those of the examples on which the model is measured.
+  describe the examples on which the model is measured.
   """
   stored, trained = loaded.trained_with, loaded.preprocess
   config = config.copy_and_resolve_references()
@@ -73,7 +73,7 @@ def restored(
 ) -> tuple[objectives.Objective, objectives.Params]:
   """Returns the objective of the run that trained a model, and all parameters.
 
-  `features` are those of the examples; None: those of training.
+  `features` describe the examples; None: as in training.
   """
   config = loaded.trained_with
   if config is None:

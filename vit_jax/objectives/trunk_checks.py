@@ -64,7 +64,7 @@ def check_head_norm(config: ConfigDict, moves_statistics: bool) -> None:
   elif config_lib.num_microbatches(config) > 1:
     problem = (
       f'train.accumulation is {config.train.accumulation}, and its statistics'
-      ' are those of the whole batch: set it to 1'
+      ' are of the whole batch: set it to 1'
     )
   elif config.model.distillation_token:
     problem = (

@@ -37,7 +37,7 @@ def matrix_axes(name: str) -> tuple[Axes, Axes]:
   """Returns the input axes and the output axes of the kernel of a path.
 
   They are counted from the end. Other axes are batch axes: the array holds
-  several matrices, as those of stacked layers.
+  several matrices, as of stacked layers.
   """
   return next(axes for pattern, axes in _MATRICES if re.search(pattern, name))
 
@@ -61,7 +61,7 @@ def per_layer(
 ) -> optax.GradientTransformation:
   """Applies a transformation to each layer of stacked arrays separately.
 
-  Updates and state are then equal to those of the unrolled model, stacked. The
+  Updates and state then equal the unrolled model's, stacked. The
   transformation must treat each array independently.
   """
 

@@ -102,7 +102,7 @@ def make_mesh(
   Devices are sorted by TPU slice, then by process. So each process has
   consecutive rows of the batch, and the last axes, which communicate most,
   connect devices that are near each other. They are chosen from `devices`;
-  None: those of JAX.
+  None: all of JAX's devices.
   """
   devices = jax.devices() if devices is None else devices
   shape = mesh_shape(config, len(devices))
@@ -277,8 +277,8 @@ def keep_batch_split(
   Args:
     fn: The function, which jit traces.
     mesh: The mesh of devices.
-    batch_size: B; only outputs of shape [B, ...] are constrained, and those of
-      several crops of each image, [B crops, ...].
+    batch_size: B; only outputs of shape [B, ...] are constrained, and outputs
+      of several crops of each image, [B crops, ...].
   """
   fn = in_context(fn, mesh)
   if mesh.size == 1:

@@ -124,8 +124,8 @@ def initialize(
       f'this is {this_process()}, but process 0 was started as one of {count}'
     )
   if jax.default_backend() == 'cpu':
-    # A program from the cache starts its collectives in any order, so those of
-    # different processes do not match: seen with jax 0.10 and 0.12.
+    # A program from the cache starts its collectives in any order, so different
+    # processes do not match: seen with jax 0.10 and 0.12.
     jax.config.update('jax_enable_compilation_cache', False)
   return f'{this_process()} ({cluster.name})'
 

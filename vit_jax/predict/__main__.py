@@ -28,7 +28,7 @@ with --complete that many lower halves of each of the images that are named:
 The path of the picture is printed.
 
 A model of videos names the classes of video files, and of folders of frames; a
-model of sounds those of .wav and .flac files, among others:
+model of sounds names the classes of .wav and .flac files, among others:
 
   python -m vit_jax.predict --from=runs/moving clip.mp4 frames/
   python -m vit_jax.predict --from=runs/tones melody.wav

@@ -166,7 +166,7 @@ def _check_paths(
 
 
 def outcome(old: records.Record, new: records.Record) -> list[str]:
-  """Compares the metrics of a run with those of another that it reproduces.
+  """Compares the metrics of a run with another run's that it reproduces.
 
   The lines have the newest metrics of each evaluation that both have, and how
   far all metrics agree, except for metrics of speed.

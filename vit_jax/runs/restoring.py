@@ -236,7 +236,7 @@ def restore_params(
 
 
 def extract(params: PyTree, places: Mapping[str, str]) -> PyTree:
-  """Returns the parameters of a task, from those of a run of several.
+  """Returns the parameters of a task, out of a run's of several tasks.
 
   `places` has the path in the run of each path in the task's own tree.
   """

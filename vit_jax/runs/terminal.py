@@ -159,7 +159,7 @@ class _Evaluation(NamedTuple):
   step: int  # completed updates
   epoch: float
   name: str  # of the evaluation, such as 'val'
-  metrics: dict[str, float]  # by name, without those of single classes
+  metrics: dict[str, float]  # by name, without single classes' metrics
 
 
 class Screen:

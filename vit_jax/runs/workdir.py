@@ -222,7 +222,7 @@ def prepare(
 def check_names(
   workdir: pathlib.Path, names: Mapping[str, Sequence[str]]
 ) -> None:
-  """Compares the classes of the data with those of the run, before it is built.
+  """Compares the classes of the data with the run's, before it is built.
 
   Args:
     workdir: The work directory, or the folder in it of a task.

@@ -42,8 +42,8 @@ Another process compiles the step for as many virtual CPU devices, without data.
 It shows the memory, products and communication of each device, and estimates
 the time of a step on GPUs and TPUs, with all assumptions.
 --mesh=data=2,fsdp=4,tensor=1 gives the sizes of the mesh axes: missing ones are
-1, except for data, which takes the remaining devices; without --mesh they are
-those of the config. --hardware shows one kind of device instead of all.
+1, except for data, which takes the remaining devices; without --mesh the config
+gives them. --hardware shows one kind of device instead of all.
 
 To use the real compiler of a TPU or GPU:
 
@@ -167,7 +167,7 @@ _KEYS = _define_list(
 )
 _PARTS = _define_list(
   'parts',
-  'List the parts of models. --parts=attention lists those of'
+  'List the parts of models. --parts=attention lists the parts for'
   ' config.model.attention.',
 )
 _JSON = flags.DEFINE_bool(
@@ -364,7 +364,7 @@ class _Devices:
 
   Attributes:
     count: Their number.
-    mesh: Sizes of the axes of their mesh; {}: those of the config.
+    mesh: Sizes of the axes of their mesh; {}: as in the config.
     topology: The topology of --hardware; None: it names only a kind.
     kinds: The kinds for which times are estimated.
   """

@@ -21,7 +21,7 @@ class Row:
   Attributes:
     module: Its path, as `blocks_0/mlp`; '' is the whole model.
     output_shape: Shape for one image; None for a parameter.
-    parameters: Number of elements, including those of submodules.
+    parameters: Number of elements, submodules included.
     trainable: 'yes', 'no' or 'part'; '-' without parameters.
     gflop: GFLOP of a forward pass of one image, including submodules.
   """

@@ -91,9 +91,9 @@ class Branches(Block):
 
   Three things everyone should know about Vision Transformers
   (arXiv:2203.09795, section 3). The further ones are in `branch_1`,
-  `branch_2`, ... Captured weights are those of the heads of all of them.
+  `branch_2`, ... Captured weights are of the heads of all of them.
 
-  Attributes, beside those of `Block`:
+  Attributes, beside the ones in `Block`:
     count: Number of attentions, and of MLPs.
   """
 

@@ -1,7 +1,7 @@
 """Differential attention (Differential Transformer, arXiv:2410.05258).
 
-The weights of a head are those of one softmax less a factor times those of a
-second one, each with half of the head's queries and keys.
+The weights of a head are one softmax less a factor times a second one, each
+with half of the head's queries and keys.
 
 In comments: B images, T tokens, R tokens with a query, H heads, K channels of a
 head.

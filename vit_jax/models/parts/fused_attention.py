@@ -8,7 +8,7 @@ scores again: equations of its appendix B.2, with whole rows. Rotary embeddings
 and QK-norm are applied on the chip, too: outside, [B, T, H, K] of 64 channels
 takes twice the memory of [B, T, D], and is copied.
 
-Forward-mode derivatives, and those of second order, come from the same function
+Forward-mode and second-order derivatives come from the same function
 in plain JAX.
 
 A register has 128 lanes, so it may hold the channels of several heads, and a
@@ -238,8 +238,8 @@ def _need(
   """Returns about how many bytes of a chip's memory the kernel needs."""
   rows = -(-t // 16) * 16
   columns = -(-t // _LANES) * _LANES
-  # The backward program reads and writes seven arrays [T, D], while those of
-  # the next and the last image move; and has five of float32 [T, T].
+  # The backward program reads and writes seven arrays [T, D], while the arrays
+  # of the next and the last image move; and has five of float32 [T, T].
   moved = 7 * 2 * itemsize * rows * d
   if rotates:
     moved += 2 * 2 * 4 * rows * _table_width(d, size)
@@ -366,7 +366,7 @@ def _tangent(*arrays: jax.Array, num_heads: int, form: Any) -> jax.Array:
 def _transposed_tangent(
   grad: Any, *arrays: Any, num_heads: int, form: Any
 ) -> list[Any]:
-  """Returns the gradients of those of `arrays` that are not known."""
+  """Returns the gradients of the `arrays` that are not known."""
   count = form.num_leaves
   primals = jax.tree.unflatten(form, arrays[:count])
   grads = _gradients(num_heads, *primals, ad.instantiate_zeros(grad))
@@ -681,7 +681,7 @@ def _only(head_lanes: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _write(ref: Any, lanes: slice, head_lanes: jax.Array, x: jax.Array) -> None:
-  """Writes a head's lanes of x, and keeps those of other heads."""
+  """Writes a head's lanes of x, and keeps other heads' lanes."""
   ref[0, :, lanes] = jnp.where(
     head_lanes, x.astype(ref.dtype), ref[0, :, lanes]
   )

@@ -23,7 +23,7 @@ class Grouped(attention.Attention):
 
   Grouped-query attention (arXiv:2305.13245).
 
-  Attributes, beside those of `Attention`:
+  Attributes, beside the ones in `Attention`:
     key_heads: Heads of keys and of values, which divide `num_heads`.
     full_layers: Number of first layers, and of last ones, whose keys have as
       many heads as queries all the same (Sapiens2, arXiv:2604.21681).

@@ -74,7 +74,7 @@ class Merging(Block):
   stands for, and `places`, int32 [B, N], the token that has each of the N first
   tokens. Layers have different numbers of tokens, so they cannot be scanned.
 
-  Attributes, beside those of `Block`:
+  Attributes, beside the ones in `Block`:
     merge: r, how many tokens an average layer merges into others.
     decreasing: Whether the first layers merge more than the last.
     proportional: Whether attention counts a merged token as often as it stands

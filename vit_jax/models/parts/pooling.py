@@ -77,7 +77,7 @@ class Map(nn.Module):
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
     """Returns one vector per image, [B, D].
 
-    Where tokens are those of S images in a sequence (`context.attended` is
+    Where a sequence has the tokens of S images (`context.attended` is
     [B, S, T]), it is [B, S, D], 0 for missing images. With
     `mutable=['pooling']`, Linen also returns the `weights` of the tokens,
     float32 [B, H, T], or [B, H, S, T].

@@ -54,7 +54,7 @@ class Rotation:
 
 @flax.struct.dataclass
 class MixedRotation:
-  """Rotates by learned frequencies, those of each layer.
+  """Rotates by learned frequencies, which each layer has.
 
   Attributes:
     coordinates: Columns and rows of the tokens, [1 or B, T, 2].
@@ -79,8 +79,8 @@ class Kind:
   """How one family of models rotates.
 
   Attributes:
-    centred: Whether coordinates are those of the patches' centres, from -1 to 1
-      in each image, and angles are 2 pi times them; else they are indices.
+    centred: Whether coordinates are the patches' centres, from -1 to 1 in each
+      image, and angles are 2 pi times them; else they are indices.
     halves: Whether channel k makes a pair with channel k + K / 2; else
       neighbouring channels are pairs.
     columns_first: Whether the first half of the angles is that of columns.
@@ -117,7 +117,7 @@ def frequencies(
   """Returns initial frequencies of `rope_vit_mixed`, float32 [2, L, H, K / 2].
 
   Each head of each layer gets two perpendicular directions at random; along
-  both, the frequencies are those of `rope_vit`. The first axis of `shape` is by
+  both, the frequencies are as in `rope_vit`. The first axis of `shape` is by
   column and by row.
   """
   _, layers, heads, angles_ = shape
@@ -134,8 +134,8 @@ def coordinates(
 ) -> jax.Array:
   """Returns columns and rows of all tokens, float32 [1 or B, T, 2].
 
-  Those of tokens before the patches are 0, which does not rotate them. The grid
-  is (h, w); the other arguments are those of `token_tables`.
+  Tokens before the patches have 0, which does not rotate them. The grid is
+  (h, w); `token_tables` has the other arguments.
   """
   y, x = (c.ravel() for c in np.mgrid[: grid[0], : grid[1]])
   patches = jnp.asarray(np.stack([x, y], axis=-1), jnp.float32)

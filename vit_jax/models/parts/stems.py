@@ -24,7 +24,7 @@ class NormedPatches(Patches):
   AIMv2, arXiv:2411.14402, its code. Its parameters are the model's
   `patch_embedding` and `patch_norm`.
 
-  Attributes, beside those of `Patches`:
+  Attributes, beside the ones in `Patches`:
     patch_norm: The norm.
   """
 
@@ -44,8 +44,8 @@ class HybridPatches(Patches):
 
   Its parameters are the model's `stem` and `patch_embedding`.
 
-  Attributes, beside those of `Patches`, whose `patch_size` is in cells of the
-  ResNet's output:
+  Attributes, beside the ones in `Patches`, whose `patch_size` is in cells of
+  the ResNet's output:
     stages: Units in each stage; () for only the stem.
     width: Channels of the stem.
   """

@@ -36,7 +36,7 @@ def family(name: str) -> Any:
 
 
 def names(module: type[Any] | None = None) -> list[str]:
-  """Returns the published names here, or those of one class."""
+  """Returns the published names here, or the names of one class."""
   return [
     name
     for home in map(family, FAMILIES)

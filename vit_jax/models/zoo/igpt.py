@@ -5,7 +5,7 @@ from vit_jax.models.zoo import Keys
 from vit_jax.models.zoo import vit
 
 MODULE = igpt.IGPT
-# Section 3.1 of the paper; the heads are those of the authors' code.
+# Section 3.1 of the paper; the heads as in the authors' code.
 SIZES: dict[str, Keys] = {
   'S': vit.size(512, 2048, 8, 24),
   'M': vit.size(1024, 4096, 8, 36),

@@ -48,7 +48,7 @@ HUGGINGFACE = {**EXACT, 'layer_norm_epsilon': 1e-12}
 def sized(
   match: re.Match[str], sizes: Mapping[str, Keys] = WORDS, /, **keys: object
 ) -> Keys | None:
-  """Returns keys with those of the size and the patch that a name has.
+  """Returns keys, with the size and the patch that a name has.
 
   The match has the groups `size` and `patch`; of a size that is not among
   `sizes`, the result is None.
