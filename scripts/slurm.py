@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
       )
   workdir = pathlib.Path(str(flags.FLAGS['workdir'].value)).absolute()
   executor = slurm.make_executor(workdir / 'slurm', FLAGS)
-  job = executor.submit(slurm.Training(training_flags))
+  job = slurm.submit(executor, slurm.Training(training_flags))
   print(f'job {job.job_id}; its logs: {workdir}/slurm/{job.job_id}_*_log.*')
   if not FLAGS.local:
     return 0

@@ -53,6 +53,11 @@ def until(log, line):
     process.kill()
 
 
+def children(pid):
+  path = pathlib.Path(f'/proc/{pid}/task/{pid}/children')
+  return [int(x) for x in path.read_text().split()]
+
+
 @pytest.mark.slow
 @needs_submitit
 def test_two_local_tasks_are_one_run_that_is_requeued(tmp_path):
@@ -71,10 +76,11 @@ def test_two_local_tasks_are_one_run_that_is_requeued(tmp_path):
   job = re.match(r'job (\d+); its logs: ', process.stdout.readline())[1]
   logs = workdir / 'slurm'
   until(logs / f'{job}_0_log.err', 'step 5/')
-  tasks = pathlib.Path(f'/proc/{job}/task/{job}/children').read_text().split()
+  tasks = children(job)
   assert len(tasks) == 2
-  for task in tasks:  # as when a job runs out of time
-    os.kill(int(task), signal.SIGUSR2)
+  # As when a job runs out of time: SLURM sends this to all of its processes.
+  for pid in tasks + [y for x in tasks for y in children(x)]:
+    os.kill(pid, signal.SIGUSR2)
   err = process.communicate(timeout=300)[1]
   assert process.returncode == 0, err
   said = (logs / f'{job}_0_log.err').read_text()
@@ -165,7 +171,10 @@ MISTAKES = {
 @pytest.mark.parametrize('mistake', MISTAKES)
 def test_mistakes_are_found_before_a_job_is_queued(mistake):
   args, says = MISTAKES[mistake]
-  status, out, err = slurm(*args)
+  path = str(
+    pathlib.Path(sys.executable).parent
+  )  # SLURM's programs may be here
+  status, out, err = slurm(*args, env=CPU_ENV | {'PATH': path})
   assert status == 1 and out == ''
   assert err.startswith(f'error: {says}') and err.count('\n') == 1
 

@@ -4,6 +4,7 @@ Needs submitit, which is in the extra [slurm].
 """
 
 from collections.abc import Sequence
+import logging
 import pathlib
 import signal
 import subprocess
@@ -71,7 +72,8 @@ class Training:
   def __call__(self) -> None:
     """Trains until the run is done, or is stopped and the job requeued.
 
-    A RuntimeError says that the run failed.
+    If the run fails, the task exits with its status: the error is in the log,
+    and submitit would write a traceback behind it.
     """
     import submitit
 
@@ -82,7 +84,8 @@ class Training:
     if status == 0:
       return
     if not received and status != _STOPPED:
-      raise RuntimeError(f'the run ended with status {status}')
+      print(f'the run ended with status {status}', file=sys.stderr)
+      sys.exit(status)
     if env.global_rank == 0 and self.requeues(env, received):
       signal.raise_signal(env._usr_sig())  # submitit requeues, and exits
     sys.exit(0 if env.global_rank else status)
@@ -110,6 +113,21 @@ class Training:
     import submitit
 
     return submitit.helpers.DelayedSubmission(self)
+
+
+def submit(
+  executor: 'submitit.AutoExecutor', task: Training
+) -> 'submitit.Job[None]':
+  """Submits a job; a UserError says why SLURM refuses it."""
+  import submitit
+
+  try:
+    return executor.submit(task)
+  except submitit.core.utils.FailedJobError as error:
+    lines = str(error).splitlines()
+    reasons = [x for x in lines if x.startswith('sbatch: error: ')] or lines
+    reason = reasons[0].removeprefix('sbatch: error: ')
+    raise UserError(f'SLURM refuses the job: {reason}') from None
 
 
 def distributed_flags(env: 'submitit.JobEnvironment') -> list[str]:
@@ -148,9 +166,19 @@ def run(
     received.append(number)
     terminate()
 
-  previous = {number: signal.signal(number, note) for number in stop_signals}
+  # SLURM sends its warning to every process of a job. The command does not know
+  # this signal, and would end before it has saved, so it inherits to ignore it.
+  warnings = set(stop_signals) - {signal.SIGTERM, signal.SIGINT}
+  previous = {
+    number: signal.signal(
+      number, signal.SIG_IGN if number in warnings else note
+    )
+    for number in stop_signals
+  }
   try:
     process = subprocess.Popen(command)
+    for number in warnings:
+      signal.signal(number, note)
     if received:  # before the process was started
       terminate()
     return process.wait(), received
@@ -174,6 +202,10 @@ def make_executor(
     if flag_values.nodes > 1:
       raise UserError('--nodes: --local has one; set --tasks_per_node instead')
   submitit = import_package('SLURM', 'submitit', 'slurm')
+  logger = logging.getLogger('submitit')
+  for handler in logger.handlers[:]:
+    if handler.name == 'submitit_out':  # stdout is for a command's results
+      logger.removeHandler(handler)
   try:
     executor = submitit.AutoExecutor(
       folder,
@@ -201,8 +233,11 @@ def make_executor(
     cpus_per_task=cpus,
     slurm_partition=flag_values.partition,
     slurm_signal_delay_s=flag_values.grace_s,
-    # Since SLURM 22.05 srun does not inherit this from sbatch.
-    slurm_srun_args=[f'--cpus-per-task={cpus}'] if cpus else [],
+    slurm_srun_args=[
+      '--open-mode=append',  # else a requeued job's log loses its earlier part
+      # Since SLURM 22.05 srun does not inherit this from sbatch.
+      *([f'--cpus-per-task={cpus}'] if cpus else []),
+    ],
     slurm_additional_parameters=options,
   )
   return executor

@@ -53,7 +53,8 @@ class Jobs:
     lock = workdir.with_name(f'.{workdir.name}.lock')
     argv = [*flags, f'--workdir={workdir}']
     executor = slurm.make_executor(folder, self._flags)
-    job = executor.submit(_Training(argv, self._program, lock, stop))
+    task = _Training(argv, self._program, lock, stop)
+    job = slurm.submit(executor, task)
     return _Job(job, workdir, stop, bool(self._flags.local))
 
 
