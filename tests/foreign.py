@@ -33,9 +33,9 @@ def logits(loaded, images):
   return np.asarray(_apply(loaded.model, loaded.params, images))
 
 
-def read(path):
-  """Returns the arrays of a file."""
-  with containers.open_arrays(path) as arrays:
+def read(path, state=None):
+  """Returns the arrays of a file, or of one of its states."""
+  with containers.open_arrays(path, state) as arrays:
     return {name: arrays.read(name) for name in arrays.shapes}
 
 
@@ -64,6 +64,15 @@ def transformers_model(name, fields):
     for parameter in model.parameters():
       parameter.normal_(std=0.2)
   return torch, transformers, model
+
+
+def torch_outputs(model, images, **kwargs):
+  """Returns what a model of torch gives for images [B, H, W, C]."""
+  import torch
+
+  pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
+  with torch.no_grad():
+    return model(pixels, **kwargs)
 
 
 def flat(loaded):

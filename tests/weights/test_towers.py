@@ -87,12 +87,63 @@ def test_siglip(tmp_path, any_grid, kind):
   assert towers.model.any_grid == any_grid
 
 
-@pytest.mark.parametrize('words', [{}, {'qk_norm': True}, {'pool': 'first'}])
-def test_a_text_tower_that_transformers_has(words):
-  """Its config has no word for what else a text tower may be."""
-  model, _ = _random(pool='map', words=words)
+# What both have, what each has, and fields that their configs have no word for.
+_DRAWN = {
+  'hidden_size': (12, 24),
+  'mlp_dim': (24, 36),
+  'num_heads': (1, 3, 6),
+  'depth': (1, 2, 3),
+  'vocabulary': (9, 20),
+  'length': (3, 5),
+  'gelu': ('exact', 'tanh', 'sigmoid'),
+  'layer_norm_epsilon': (1e-5, 0.01),
+}
+_KINDS = {
+  'clip': (
+    {'pre_norm': True, 'patches': 'patches(bias=False)'},
+    {'causal': True, 'has_head_bias': False},
+  ),
+  'siglip': ({'pool': 'map'}, {}),
+}
+_ENDS = {'clip': (('largest', 2), ('end', 7)), 'siglip': (('last', 0),)}
+_WITHOUT_A_WORD = [
+  {'qk_norm': True},
+  {'pool': 'first'},
+  {'norm': 'rms_norm'},
+  {'mlp': 'swiglu', 'gelu': None},
+  {'block': 'post_norm'},
+  {'hidden_norm': True},
+]
+
+
+@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize('kind', _KINDS)
+def test_random_towers_are_stored_or_refused(tmp_path, kind, seed):
+  """To the bit, as a run with both towers writes them."""
+  rng = np.random.default_rng(seed)
+  image, words = _KINDS[kind]
+  words = words | {k: x[rng.integers(len(x))] for k, x in _DRAWN.items()}
+  ends = _ENDS[kind]
+  words['pool'], words['end_token'] = ends[seed % len(ends)]
+  fields = image | {'mlp': "mlp(gelu='tanh')", 'layer_norm_epsilon': 1e-5}
+  model, _ = _random(words | {'out_dim': 12}, **fields)
+  if kind == 'clip':
+    model = model.clone(projection=12)
+  rng = np.random.default_rng(seed)
+  params = jax.tree.map(
+    lambda x: rng.standard_normal(x.shape, np.float32),
+    weights.abstract_params(model, _SIZE),
+  )
   stored = huggingface_clip.objective_table(model, (*_SIZE, 3))
-  assert (stored is None) == bool(words)
+  arrays = tower_files.transformers_arrays(model, params)
+  arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+  containers.write_safetensors(tmp_path / 'model.safetensors', arrays, {})
+  (tmp_path / 'config.json').write_text(json.dumps(stored.config))
+  _assert_same(weights.load(tmp_path), model, params)
+  for other in _WITHOUT_A_WORD:
+    changed, _ = _random(words | {'out_dim': 12} | other, **fields)
+    changed = changed.clone(projection=model.projection)
+    assert huggingface_clip.objective_table(changed, (*_SIZE, 3)) is None
 
 
 def test_files_of_other_models(tmp_path):

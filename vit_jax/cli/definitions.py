@@ -1,6 +1,5 @@
 """Defines and parses the flags that several commands share."""
 
-import ast
 from collections.abc import Mapping
 from collections.abc import Sequence
 import difflib
@@ -16,6 +15,7 @@ from absl import logging
 from ml_collections import config_flags
 
 from vit_jax import config as config_lib
+from vit_jax.config import parts
 from vit_jax.config import synonyms
 
 if TYPE_CHECKING:
@@ -235,15 +235,8 @@ def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
         '--model.quantize is no key of a model: evaluate and predict have'
         ' --quantize'
       )
-    overrides[key] = _literal(value)
+    overrides[key] = parts.literal(value)
   return overrides
-
-
-def _literal(text: str) -> Any:
-  try:
-    return ast.literal_eval(text)
-  except (SyntaxError, ValueError):
-    return text
 
 
 def parse_size(text: str, flag: str) -> int | tuple[int, int]:
@@ -320,7 +313,7 @@ def _without_options(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
   pattern = r'(?s)--?config\.objective\.options\.([^=]+)=(.*)'
   remaining = [arg for arg in argv if not re.fullmatch(pattern, arg)]
   matches = filter(None, (re.fullmatch(pattern, arg) for arg in argv))
-  options = {match[1]: _literal(match[2]) for match in matches}
+  options = {match[1]: parts.literal(match[2]) for match in matches}
   if options and config_path(remaining) is None:
     raise config_lib.UserError(
       f'--config.objective.options.{next(iter(options))} needs --config=FILE'

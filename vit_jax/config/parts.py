@@ -168,6 +168,14 @@ class _Quotients(ast.NodeTransformer):
     return node
 
 
+def literal(text: str) -> Any:
+  """Returns the value of a Python literal; any other text as it is."""
+  try:
+    return ast.literal_eval(text)
+  except (SyntaxError, ValueError):
+    return text
+
+
 def _short(text: str) -> str:
   return text if len(text) <= _MOST_SHOWN else f'{text[:_MOST_SHOWN]}...'
 

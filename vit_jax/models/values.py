@@ -226,9 +226,10 @@ def differences(
 
 def is_unseen(path: str, values: Mapping[str, Any]) -> bool:
   """Whether no checkpoint's arrays show a value; `values` name the parts."""
-  field = _field(path, values)
+  declared = option(path, values)
   has_no_parameters = path == f'{SUM}.rope'
-  return has_no_parameters or (field is not None and not field.is_visible)
+  is_shown = declared is None or declared.field.is_visible
+  return has_no_parameters or not is_shown
 
 
 def is_fitted(
@@ -237,21 +238,21 @@ def is_fitted(
   """Whether `weights.adapt` changes parameters that differ in a value."""
   if path in _FITTED or path.startswith('pool.'):
     return path in _FITTED  # options of one pool change its function
-  field = _field(path, values, module)
-  return field is not None and field.kind is Kind.FITTED
+  declared = option(path, values, module)
+  return declared is not None and declared.field.kind is Kind.FITTED
 
 
-def _field(
+def option(
   path: str, values: Mapping[str, Any], module: type[nn.Module] = vit.ViT
-) -> fields.Field | None:
-  """Returns the kind of a value; None: it is the name of a part."""
-  parent, _, option = path.rpartition('.')
+) -> registry.Option | None:
+  """Returns the option that holds a value; None: it is the name of a part."""
+  parent, _, name = path.rpartition('.')
   if not parent:
-    if path not in _FILLING:
-      declared = registry.declared_options(module).get(path)
-      return declared.field if declared and path not in SINGLE else None
-    parent, option = _FILLING[path]
-  kind, _, name = parent.partition('.')
-  name = name or values.get(kind, registry.DEFAULTS[kind])
-  options = registry.declared_options(registry.part_class(kind, name))
-  return options[option].field if option in options else None
+    declared = registry.declared_options(module).get(path)
+    if path not in _FILLING or declared:
+      return declared if path not in SINGLE else None
+    parent, name = _FILLING[path]
+  kind, _, part = parent.partition('.')
+  part = part or values.get(kind, registry.DEFAULTS[kind])
+  options = registry.declared_options(registry.part_class(kind, part))
+  return options.get(name)

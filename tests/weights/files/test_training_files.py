@@ -15,7 +15,8 @@ import re
 import uuid
 
 from absl import logging
-import foreign
+from foreign import read
+from foreign import TORCH
 import ml_collections
 import numpy as np
 import pytest
@@ -34,11 +35,6 @@ ARRAYS = {
 }
 OTHER = {name: x + 7 for name, x in ARRAYS.items()}
 RUN = []  # of what no file may run
-
-
-def read(path, state=None):
-  with containers.open_arrays(path, state) as arrays:
-    return {name: arrays.read(name) for name in arrays.shapes}
 
 
 def assert_same(arrays, expected=None):
@@ -450,7 +446,7 @@ def test_one_of_several_states(tmp_path, monkeypatch, taken, other, is_prefix):
 )
 def test_prefixes_of_any_name(tmp_path, prefix):
   """They are known by the names behind them; what is beside is left out."""
-  arrays = foreign.read(foreign.TORCH / 'vit_registers_layerscale.safetensors')
+  arrays = read(TORCH / 'vit_registers_layerscale.safetensors')
   value = {f'{prefix}{k}': x for k, x in arrays.items()}
   if not prefix.startswith('backbone.'):  # as DINO has it, beside its heads
     value['text.embedding.weight'] = ARRAYS['cls_token']
@@ -461,7 +457,7 @@ def test_prefixes_of_any_name(tmp_path, prefix):
 
 
 def test_several_models_in_one_state(tmp_path):
-  arrays = foreign.read(foreign.TORCH / 'vit_registers_layerscale.safetensors')
+  arrays = read(TORCH / 'vit_registers_layerscale.safetensors')
   value = {f'a.b.{k}': x for k, x in arrays.items()}
   value |= {f'other.{k}': x for k, x in arrays.items()}
   save(tmp_path / 'x.pth', {'state_dict': value})
@@ -472,7 +468,7 @@ def test_several_models_in_one_state(tmp_path):
 
 def test_a_model_of_a_training_file(tmp_path):
   """Through `load`, with the state that is asked for."""
-  arrays = foreign.read(foreign.TORCH / 'vit_registers_layerscale.safetensors')
+  arrays = read(TORCH / 'vit_registers_layerscale.safetensors')
   student = {k: x + 1 if k == 'head.bias' else x for k, x in arrays.items()}
   save(
     tmp_path / 'x.pth',

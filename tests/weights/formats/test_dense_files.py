@@ -1,6 +1,7 @@
 """Segmentation in the names of mmsegmentation and MONAI, by the command."""
 
 import commands
+from foreign import torch_outputs
 import jax
 import numpy as np
 import pytest
@@ -96,7 +97,7 @@ def test_both_ways_to_the_bit(form, settings, tmp_path):
 
 
 def test_monai_reads_the_file_and_answers_as_the_run(tmp_path):
-  torch = pytest.importorskip('torch')
+  pytest.importorskip('torch')
   nets = pytest.importorskip('monai.networks.nets')
   from safetensors.torch import load_file
 
@@ -119,8 +120,7 @@ def test_monai_reads_the_file_and_answers_as_the_run(tmp_path):
   x = np.random.default_rng(0).normal(size=(1, 32, 32, 16, 1))
   x = x.astype(np.float32)
   wanted = made.outputs(params, {'image': x})['logits']
-  with torch.no_grad():
-    found = net(torch.from_numpy(np.moveaxis(x, -1, 1)))
+  found = torch_outputs(net, x)
   np.testing.assert_allclose(
     np.moveaxis(found.numpy(), 1, -1), wanted, atol=2e-4, rtol=1e-3
   )

@@ -1,14 +1,13 @@
-"""Image towers of CLIP and SigLIP as trunks, against their own libraries."""
+"""Image towers in files of open_clip, against itself."""
 
 import json
 
-from foreign import assert_same
 from foreign import flat
 from foreign import logits
 from foreign import random_images
 from foreign import random_model
 from foreign import read
-from foreign import transformers_model
+from foreign import torch_outputs
 import numpy as np
 import other_libraries
 from photographs import differences
@@ -20,99 +19,11 @@ from vit_jax.weights.files import containers
 from vit_jax.weights.formats import export
 
 _REASON = "needs torch and transformers: pip install -e '.[compat]'"
-TOLERANCE = {'atol': 1e-4, 'rtol': 0}
-SMALL = {
-  'hidden_size': 48,
-  'intermediate_size': 64,
-  'num_hidden_layers': 2,
-  'num_attention_heads': 3,
-}
-VISION = SMALL | {'image_size': 32, 'patch_size': 8}
-TEXT = SMALL | {'vocab_size': 20, 'max_position_embeddings': 6}
-BOTH = {'vision_config': VISION, 'text_config': TEXT}
-PATCHES = SMALL | {'num_patches': 16, 'patch_size': 8}
-THEIRS = {
-  'CLIPVisionModel': VISION,
-  'CLIPVisionModelWithProjection': VISION | {'hidden_act': 'gelu'},
-  'CLIPModel': BOTH,
-  'SiglipVisionModel': VISION,
-  'SiglipModel': BOTH,
-  'Siglip2VisionModel': PATCHES,
-  'Siglip2Model': {'vision_config': PATCHES, 'text_config': TEXT},
-}
 CLIP = {
   'pre_norm': True,
   'patches': 'patches(bias=False)',
   'layer_norm_epsilon': 1e-5,
 }
-
-
-def pooled(torch, model, images):
-  """Returns what their image tower gives, before a projection."""
-  tower = getattr(model, 'vision_model', model)
-  with torch.no_grad():
-    if 'Siglip2' not in type(tower).__name__:
-      pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
-      how = {} if images.shape[1] == 32 else {'interpolate_pos_encoding': True}
-      return tower(pixels, **how).pooler_output.numpy()
-    b, h, w, c = images.shape
-    x = images.reshape(b, h // 8, 8, w // 8, 8, c).swapaxes(2, 3)
-    found = tower(
-      torch.tensor(x.reshape(b, -1, 64 * c)),
-      torch.ones(b, h * w // 64, dtype=torch.int32),
-      torch.tensor([[h // 8, w // 8]] * b),
-    )
-  return found.pooler_output.numpy()
-
-
-@pytest.mark.parametrize('name', THEIRS)
-def test_their_towers_here(tmp_path, name):
-  """Also for oblong images; and back, to the bit."""
-  torch, transformers, model = transformers_model(name, THEIRS[name])
-  model.save_pretrained(tmp_path / 'theirs')
-  loaded = vit_jax.load(tmp_path / 'theirs')
-  assert loaded.model.num_classes == 0
-  images = random_images(32, 32)
-  expected = pooled(torch, model, images)
-  np.testing.assert_allclose(logits(loaded, images), expected, **TOLERANCE)
-  images = random_images(48, 32)
-  np.testing.assert_allclose(
-    logits(loaded.adapted(image_size=(48, 32)), images),
-    pooled(torch, model, images),
-    **TOLERANCE,
-  )
-  export.write(loaded, tmp_path / 'ours', 'huggingface', 'here')
-  assert_same(vit_jax.load(tmp_path / 'ours'), loaded)
-  again, told = transformers.AutoModel.from_pretrained(
-    tmp_path / 'ours', output_loading_info=True
-  )
-  assert not any(told.values()), told
-  images = random_images(32, 32)
-  np.testing.assert_allclose(
-    pooled(torch, again.eval(), images), expected, **TOLERANCE
-  )
-
-
-def test_images_that_are_no_whole_patches(tmp_path):
-  """As SigLIP's 384 pixels in patches of 14."""
-  fields = VISION | {'image_size': 36}
-  torch, _, model = transformers_model('SiglipVisionModel', fields)
-  model.save_pretrained(tmp_path / 'theirs')
-  loaded = vit_jax.load(tmp_path / 'theirs')
-  images = random_images(36, 36)
-  with torch.no_grad():
-    pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
-    expected = model(pixels).pooler_output.numpy()
-  np.testing.assert_allclose(logits(loaded, images), expected, **TOLERANCE)
-  export.write(loaded, tmp_path / 'ours', 'huggingface', 'here')
-  assert_same(vit_jax.load(tmp_path / 'ours'), loaded)
-
-
-def test_a_classifier_of_the_mean_is_refused(tmp_path):
-  *_, model = transformers_model('SiglipForImageClassification', BOTH)
-  model.save_pretrained(tmp_path)
-  with pytest.raises(UserError, match='it has a classifier of the mean'):
-    vit_jax.load(tmp_path)
 
 
 def test_a_tower_of_another_model_is_refused(tmp_path):
@@ -124,44 +35,6 @@ def test_a_tower_of_another_model_is_refused(tmp_path):
   (tmp_path / 'config.json').write_text(json.dumps({'model_type': 'flava'}))
   with pytest.raises(UserError, match="model_type 'flava': those that can be"):
     vit_jax.load(tmp_path)
-
-
-TIMM = {
-  'CLIP': CLIP | {'mlp': "mlp(gelu='exact')"},
-  'CLIP, OpenAI': CLIP | {'mlp': "mlp(gelu='sigmoid')", 'num_classes': 0},
-  'RMSNorm': {'norm': 'rms_norm', 'mlp': "mlp(gelu='exact')", 'registers': 1},
-  'CLIP, the mean': CLIP | {'pool': 'mean(norm_after=True)'},
-}
-
-
-@pytest.mark.parametrize('name', TIMM)
-def test_timms_names_both_ways(tmp_path, name):
-  ours = random_model(**TIMM[name])
-  assert not export.write(ours, tmp_path / 'x', 'timm', 'here')
-  assert_same(vit_jax.load(tmp_path / 'x'), ours)
-  config = json.loads((tmp_path / 'x' / 'config.json').read_text())
-  arguments = config['model_args']
-  assert arguments.get('pre_norm') or arguments['norm_layer'] == 'rmsnorm'
-
-
-@pytest.mark.parametrize(
-  ('to', 'changed', 'message'),
-  [
-    ('huggingface', {'num_classes': 3}, 'num_classes=3'),
-    ('huggingface', {'registers': 2}, 'registers=2'),
-    ('timm', {'patches': 'patches'}, 'after a patch embedding with a bias'),
-    (
-      'timm',
-      {'positions': "learned + rope(kind='eva02')"},
-      r"mlp\(gelu='tanh'\)",
-    ),
-    ('google', {}, 'pre_norm=True'),
-  ],
-)
-def test_parts_without_a_place(tmp_path, to, changed, message):
-  ours = random_model(**CLIP | {'num_classes': 0} | changed)
-  with pytest.raises(UserError, match=f'no place for.*{message}'):
-    export.write(ours, tmp_path / 'x', to, 'here')
 
 
 @pytest.mark.parametrize('act', ['gelu', 'quick_gelu'])
@@ -187,9 +60,7 @@ def test_open_clip(tmp_path, act):
   loaded = vit_jax.load(path, mlp=f'mlp(gelu={gelu!r})')
   assert loaded.model.block.attention.num_heads == 2 and loaded.model.pre_norm
   images = random_images(32, 32)
-  with torch.no_grad():
-    pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
-    expected = model.visual(pixels).numpy()
+  expected = torch_outputs(model.visual, images).numpy()
   found = logits(loaded, images) @ arrays['visual.proj']
   np.testing.assert_allclose(found, expected, atol=1e-4)
 
@@ -262,8 +133,7 @@ def test_directories_of_open_clip(
 
   assert max(differences(loaded.preprocess, jpegs, theirs)) < 1e-6
   pixels = loaded.preprocess(jpegs[:2])
-  with torch.no_grad():
-    expected = model.visual(torch.tensor(np.moveaxis(pixels, -1, 1).copy()))
+  expected = torch_outputs(model.visual, pixels)
   features = logits(loaded, pixels) @ arrays['visual.proj']
   np.testing.assert_allclose(
     features, expected, atol=2e-4 * abs(features).max()
@@ -288,9 +158,7 @@ def test_open_clips_tower_of_timm(tmp_path):
   containers.write_safetensors(path, arrays, {})
   loaded = vit_jax.load(tmp_path)
   images = random_images(160, 160)
-  with torch.no_grad():
-    pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
-    expected = model.visual.trunk(pixels).numpy()
+  expected = torch_outputs(model.visual.trunk, images).numpy()
   np.testing.assert_allclose(logits(loaded, images), expected, atol=1e-4)
 
 

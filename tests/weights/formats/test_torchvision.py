@@ -2,6 +2,7 @@
 
 from foreign import random_images
 from foreign import random_model
+from foreign import torch_outputs
 import numpy as np
 from other_libraries import imported
 import pytest
@@ -20,18 +21,12 @@ def their_model(seed=0):
   with torch.no_grad():
     for parameter in model.parameters():
       parameter.normal_(std=0.1)
-  return torch, model.eval()
-
-
-def their_logits(torch, model, images):
-  with torch.no_grad():
-    pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
-    return model(pixels).numpy()
+  return model.eval()
 
 
 @pytest.mark.parametrize('is_old', [False, True])
 def test_outputs_are_theirs(tmp_path, is_old):
-  torch, model = their_model()
+  model = their_model()
   arrays = {name: x.numpy().copy() for name, x in model.state_dict().items()}
   if is_old:  # as the published checkpoints name them
     arrays = {
@@ -46,7 +41,7 @@ def test_outputs_are_theirs(tmp_path, is_old):
   images = random_images(32, 32)
   np.testing.assert_allclose(
     loaded.model.apply({'params': loaded.params}, images),
-    their_logits(torch, model, images),
+    torch_outputs(model, images),
     atol=1e-5,
   )
 
@@ -54,14 +49,14 @@ def test_outputs_are_theirs(tmp_path, is_old):
 def test_what_is_written_is_theirs(tmp_path):
   ours = random_model(num_classes=5, mlp="mlp(gelu='exact')")
   export.write(ours, tmp_path / 'x', 'torchvision', 'here')
-  torch, _ = their_model()
+  imported('torchvision.models.vision_transformer')
   text = (tmp_path / 'x' / 'README.md').read_text()
   code = text.partition('```python\n')[2].partition('```')[0]
   names = {}
   exec(code.replace("'x/", f"'{tmp_path}/x/"), names)
   images = random_images(*ours.position_size)
   np.testing.assert_allclose(
-    their_logits(torch, names['model'].eval(), images),
+    torch_outputs(names['model'].eval(), images),
     ours.model.apply({'params': ours.params}, images),
     atol=1e-4,
   )

@@ -6,6 +6,7 @@ from foreign import assert_same
 from foreign import logits
 from foreign import random_images
 from foreign import random_model
+from foreign import torch_outputs
 from foreign import transformers_model
 import numpy as np
 import other_libraries
@@ -14,13 +15,13 @@ from photographs import MEAN
 import pytest
 
 import vit_jax
+from vit_jax.config import UserError
 from vit_jax.weights.formats import export
 
 _REASON = "needs torch and transformers: pip install -e '.[compat]'"
 torch = pytest.importorskip('torch', reason=_REASON)
 transformers = other_libraries.imported('transformers', _REASON)
 
-TOLERANCE = {'atol': 1e-4, 'rtol': 0}
 SMALL = {
   'hidden_size': 48,
   'num_hidden_layers': 2,
@@ -31,7 +32,23 @@ SMALL = {
 }
 VIT = {'intermediate_size': 96, **SMALL}
 DINO = {'mlp_ratio': 2, **SMALL}
-# Class and what its config has beside the above.
+TOWER = {**VIT, 'intermediate_size': 64}
+BIT = {
+  'embedding_size': 16,
+  'hidden_sizes': [32, 64],
+  'depths': [1, 2],
+  'num_groups': 4,
+  'num_labels': 7,
+}
+TEXT = {
+  **{k: TOWER[k] for k in ('hidden_size', 'intermediate_size')},
+  **{'num_hidden_layers': 2, 'num_attention_heads': 3},
+  **{'vocab_size': 20, 'max_position_embeddings': 6},
+}
+BOTH = {'vision_config': TOWER, 'text_config': TEXT}
+PATCHES = {**TEXT, 'num_patches': 16, 'patch_size': 8}
+del PATCHES['vocab_size'], PATCHES['max_position_embeddings']
+# Class, and its config.
 THEIRS = {
   'ViTForImageClassification': VIT,
   'ViTModel': VIT | {'pooler_output_size': 40},
@@ -52,7 +69,38 @@ THEIRS = {
   'Dinov2ForImageClassification, gated': DINO | {'use_swiglu_ffn': True},
   'Dinov2WithRegistersForImageClassification': DINO
   | {'num_register_tokens': 3},
+  'DINOv3ViTModel': TOWER | {'num_register_tokens': 3, 'rope_theta': 50.0},
+  'DINOv3ViTModel, gated': TOWER
+  | {'use_gated_mlp': True, 'hidden_act': 'silu'},
+  'DINOv3ViTModel, no biases': TOWER
+  | {'query_bias': False, 'value_bias': False},
+  'DINOv3ViTModel, all biases': TOWER
+  | {'key_bias': True, 'num_register_tokens': 1},
+  'Aimv2VisionModel': TOWER,
+  'Aimv2VisionModel, native': TOWER | {'is_native': True, 'use_head': False},
+  'Aimv2VisionModel, biases': TOWER | {'qkv_bias': True, 'mlp_bias': True},
+  'BitModel': BIT,
+  'BitForImageClassification': BIT,
+  'Data2VecVisionModel': VIT | {'use_relative_position_bias': True},
+  'CLIPVisionModel': TOWER,
+  'SiglipVisionModel': TOWER,
+  # No whole patches, as SigLIP's 384 pixels in patches of 14.
+  'SiglipVisionModel, cropped': TOWER | {'image_size': 36},
+  # Of other names, or with more than the trunk; they are written as the trunk.
+  'ViTMSNModel': VIT,
+  'ViTMSNForImageClassification': VIT,
+  'Data2VecVisionForImageClassification': VIT
+  | {'use_shared_relative_position_bias': True},
+  'CLIPVisionModelWithProjection': TOWER | {'hidden_act': 'gelu'},
+  'CLIPModel': BOTH,
+  'SiglipModel': BOTH,
+  'Siglip2VisionModel': PATCHES,
+  'Siglip2Model': {'vision_config': PATCHES, 'text_config': TEXT},
 }
+NAMES = [*THEIRS]
+OTHER_CLASSES = NAMES[NAMES.index('ViTMSNModel') :]
+# Those that take images of one size.
+FIXED = ('Bit', 'Aimv2', 'Data2Vec', 'ViTMSN')
 
 
 @pytest.fixture(autouse=True)
@@ -67,12 +115,31 @@ def theirs(name):
 
 
 def answer(model, images, **kwargs):
-  """Returns their logits, or what their pooler gives."""
-  with torch.no_grad():
-    pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
-    output = model(pixels, **kwargs)
-  found = output.logits if 'logits' in output else output.pooler_output
-  return found.numpy()
+  """Returns their logits, or the features of their image tower."""
+  tower = getattr(model, 'vision_model', model)
+  if 'Siglip2' in type(model).__name__:  # patches, and their grid
+    b, h, w, c = images.shape
+    x = torch.tensor(images).reshape(b, h // 8, 8, w // 8, 8, c)
+    x = x.swapaxes(2, 3).reshape(b, -1, 64 * c)
+    mask = torch.ones(b, h * w // 64, dtype=torch.int32)
+    with torch.no_grad():
+      output = tower(x, mask, torch.tensor([[h // 8, w // 8]] * b))
+  else:
+    output = torch_outputs(tower, images, **kwargs)
+  if 'logits' in output:
+    return output.logits.numpy()
+  if output.get('pooler_output') is not None:
+    return output.pooler_output.reshape(len(images), -1).numpy()
+  tokens = output.last_hidden_state
+  is_mean = 'Aimv2' in type(model).__name__
+  return (tokens.mean(1) if is_mean else tokens[:, 0]).numpy()
+
+
+def assert_close(outputs, expected, name=''):
+  atol = 1e-5 if name.startswith('DINOv3') else 1e-4
+  if name.startswith(('Bit', 'Aimv2', 'Data2VecVisionModel')):
+    atol *= abs(expected).max()
+  np.testing.assert_allclose(outputs, expected, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize('name', THEIRS)
@@ -80,29 +147,59 @@ def test_their_models_here(tmp_path, name):
   """Also for images of another, oblong size; and back, to the bit."""
   model = theirs(name)
   model.save_pretrained(tmp_path / 'theirs')
-  loaded = vit_jax.load(tmp_path / 'theirs')
-  images = random_images(32, 32)
-  np.testing.assert_allclose(
-    logits(loaded, images), answer(model, images), **TOLERANCE
-  )
-  images = random_images(48, 32)
-  flag = {} if 'Dino' in name else {'interpolate_pos_encoding': True}
-  np.testing.assert_allclose(
-    logits(vit_jax.load(tmp_path / 'theirs', image_size=(48, 32)), images),
-    answer(model, images, **flag),
-    **TOLERANCE,
-  )
+  size = THEIRS[name].get('image_size', 32)
+  is_bit = name.startswith('Bit')  # whose files say no size
+  loaded = vit_jax.load(tmp_path / 'theirs', image_size=32 if is_bit else None)
+  images = random_images(size, size)
+  expected = answer(model, images)
+  assert_close(logits(loaded, images), expected, name)
+  if not name.startswith(FIXED) and size == 32:
+    oblong = random_images(48, 32)
+    is_free = name.startswith(('Dino', 'DINO', 'Siglip2'))
+    flag = {} if is_free else {'interpolate_pos_encoding': True}
+    assert_close(
+      logits(vit_jax.load(tmp_path / 'theirs', image_size=(48, 32)), oblong),
+      answer(model, oblong, **flag),
+      name,
+    )
   export.write(loaded, tmp_path / 'ours', 'huggingface', 'here')
-  again, differs = type(model).from_pretrained(
+  kind = type(model)
+  if name in OTHER_CLASSES:
+    kind = transformers.AutoModel
+    if 'Classification' in name:
+      kind = transformers.AutoModelForImageClassification
+  again, differs = kind.from_pretrained(
     tmp_path / 'ours', output_loading_info=True
   )
-  assert not any(differs.values()), differs
-  arrays = again.state_dict()
-  for key, array in model.state_dict().items():
-    assert torch.equal(array, arrays[key]), key
-  np.testing.assert_array_equal(
-    answer(again, images, **flag), answer(model, images, **flag)
+  if name not in OTHER_CLASSES:
+    assert not any(differs.values()), differs
+    arrays = again.state_dict()
+    for key, array in model.state_dict().items():
+      assert torch.equal(array, arrays[key]), key
+  if name != 'ViTMSNModel':  # ViT's class has a pooler of random numbers
+    assert_close(answer(again.eval(), images), expected, name)
+  found = vit_jax.load(tmp_path / 'ours', image_size=32 if is_bit else None)
+  assert_same(found, loaded)
+
+
+def test_a_classifier_of_the_mean_is_refused(tmp_path):
+  *_, model = transformers_model('SiglipForImageClassification', BOTH)
+  model.save_pretrained(tmp_path)
+  with pytest.raises(UserError, match='it has a classifier of the mean'):
+    vit_jax.load(tmp_path)
+
+
+def test_masked_patches_of_dinov3(tmp_path):
+  model = theirs('DINOv3ViTModel')
+  model.save_pretrained(tmp_path)
+  loaded = vit_jax.load(tmp_path)
+  images = random_images(32, 32)
+  masked = np.random.default_rng(1).random((2, 16)) < 0.4
+  output = torch_outputs(model, images, bool_masked_pos=torch.tensor(masked))
+  seen = loaded.model.apply(
+    {'params': loaded.params}, images, method='trunk', masked=masked
   )
+  assert_close(seen['tokens'], output.last_hidden_state, 'DINOv3')
 
 
 def test_dinov2_with_images_smaller_than_its_positions(tmp_path):
@@ -116,9 +213,7 @@ def test_dinov2_with_images_smaller_than_its_positions(tmp_path):
   loaded = vit_jax.load(tmp_path)
   assert loaded.preprocess.image_size == loaded.position_size == (24, 24)
   images = random_images(24, 24)
-  np.testing.assert_allclose(
-    logits(loaded, images), answer(model, images), **TOLERANCE
-  )
+  assert_close(logits(loaded, images), answer(model, images))
 
 
 DINO_HERE = {
@@ -172,44 +267,13 @@ def test_our_models_there(tmp_path, name):
   )
   assert not any(told.values()), told
   images = random_images(*ours.position_size, ours.preprocess.channels)
-  np.testing.assert_allclose(
-    logits(ours, images), answer(model.eval(), images), **TOLERANCE
-  )
+  assert_close(logits(ours, images), answer(model.eval(), images))
   assert model.config.id2label[1] == 'bee'
   again = vit_jax.load(tmp_path / 'x')
   if name in REWRITTEN:
-    np.testing.assert_allclose(
-      logits(again, images), logits(ours, images), **TOLERANCE
-    )
+    assert_close(logits(again, images), logits(ours, images))
   else:
     assert_same(again, ours)
-
-
-ALIASES = {
-  'ViTMSNModel': VIT,
-  'ViTMSNForImageClassification': VIT,
-  'Data2VecVisionForImageClassification': VIT
-  | {'use_shared_relative_position_bias': True},
-}
-
-
-@pytest.mark.parametrize('name', ALIASES)
-def test_classes_of_other_names(tmp_path, name):
-  """They are ViT's and BEiT's, and are written as these."""
-  THEIRS[name] = ALIASES[name]
-  model = theirs(name)
-  model.save_pretrained(tmp_path / 'theirs')
-  loaded = vit_jax.load(tmp_path / 'theirs')
-  images = random_images(32, 32)
-  with torch.no_grad():
-    output = model(torch.tensor(np.moveaxis(images, -1, 1).copy()))
-  expected = output.get('logits', output.get('pooler_output'))
-  if expected is None:
-    expected = output.last_hidden_state[:, 0]
-  np.testing.assert_allclose(logits(loaded, images), expected, **TOLERANCE)
-  export.write(loaded, tmp_path / 'ours', 'huggingface', 'here')
-  again = vit_jax.load(tmp_path / 'ours')
-  assert_same(again, loaded)
 
 
 PROCESSORS = {
@@ -263,9 +327,8 @@ def test_features_of_a_bare_dinov2(tmp_path, name, caplog):
   loaded = vit_jax.load(tmp_path)
   assert 'features are the class token and the mean' in caplog.text
   images = random_images(32, 32)
-  with torch.no_grad():
-    output = model(torch.tensor(np.moveaxis(images, -1, 1).copy()))
+  output = torch_outputs(model, images)
   found = logits(loaded, images)
-  np.testing.assert_allclose(found[:, :48], output.pooler_output, **TOLERANCE)
+  assert_close(found[:, :48], output.pooler_output)
   patches = output.last_hidden_state[:, -16:].mean(1)
-  np.testing.assert_allclose(found[:, 48:], patches, **TOLERANCE)
+  assert_close(found[:, 48:], patches)

@@ -267,53 +267,41 @@ def derived(
 
 
 def image_size(
-  tokens: int | None,
+  rows: int | None,
   patch: Sequence[int],
   file: FileFacts,
   default: Size | None = None,
+  is_relative: bool = False,
 ) -> Size:
   """Returns the image size (height, width) that a file's positions are for.
 
   Args:
-    tokens: Number of patches that have a position; None if the model has no
+    rows: Number of patches that have a position; None if the model has no
       positions.
     patch: (height, width) of the pixels of one token.
     file: Its requested size is used if the grid is not square and no file
       defines it.
     default: Size in the format's own files.
+    is_relative: Whether positions are relative: of h x w patches there are
+      (2 h - 1) (2 w - 1) + 3 rows.
   """
-  if tokens is None:
+  if rows is None:
     height, width = (max(224 // p, 1) * p for p in patch[:2])
     fallback = height, width
     return file.stored_size or file.image_size or default or fallback
-  side = square_side(tokens)
+  side, noun = square_side(rows), 'positions are no'
+  if is_relative:
+    side = (square_side(rows - 3) + 1) // 2
+    noun = 'relative positions are of no'
   square = (side * patch[0], side * patch[1]) if side else None
-  for size in (file.stored_size, default, square, file.image_size):
-    if size and count_patches(size, patch) == tokens:
+  for size in filter(
+    None, (file.stored_size, default, square, file.image_size)
+  ):
+    h, w = size[0] // patch[0], size[1] // patch[1]
+    if rows == ((2 * h - 1) * (2 * w - 1) + 3 if is_relative else h * w):
       return size
-  raise _oblong(f'{tokens} positions are no')
-
-
-def relative_size(
-  rows: int, patch: Sequence[int], file: FileFacts, default: Size | None = None
-) -> Size:
-  """Returns the image size that a table of relative positions is for.
-
-  `rows` are (2 h - 1) (2 w - 1) + 3 for h x w patches; the others are as for
-  `image_size`.
-  """
-  side = (square_side(rows - 3) + 1) // 2
-  square = side * patch[0], side * patch[1]
-  for size in (file.stored_size, default, square, file.image_size):
-    h, w = (n // p for n, p in zip(size or (0, 0), patch, strict=True))
-    if size and (2 * h - 1) * (2 * w - 1) + 3 == rows:
-      return size
-  raise _oblong(f'{rows} relative positions are of no')
-
-
-def _oblong(problem: str) -> UserError:
-  return UserError(
-    f'its {problem} square grid: say for which images they are, with'
+  raise UserError(
+    f'its {rows} {noun} square grid: say for which images they are, with'
     ' image_size= (on the command line --image_size=HxW)'
   )
 

@@ -51,7 +51,6 @@ words; or a function of the model's values; or a condition (`tables.holds`), as
 of the table that is changed, by their values or keys.
 """
 
-import ast
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -60,6 +59,7 @@ import dataclasses
 import re
 from typing import Any
 
+from vit_jax.config import parts
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
@@ -181,16 +181,9 @@ def unread_keys(text: str) -> dict[str, typed.Kind | None]:
   """
   kinds: dict[str, typed.Kind | None] = {}
   for key, is_limited, words in (x.partition('=') for x in text.split()):
-    values = map(_literal, words.split('|'))
+    values = map(parts.literal, words.split('|'))
     kinds[key] = typed.choice(*values) if is_limited else None
   return kinds
-
-
-def _literal(text: str) -> Any:
-  try:
-    return ast.literal_eval(text)
-  except (SyntaxError, ValueError):
-    return text
 
 
 def table(
@@ -241,7 +234,7 @@ class _Reader:
     """Returns a function, what is a value of Python, or the text itself."""
     if text.endswith('()'):
       return self.names[text[:-2]]
-    return self.choice(text) if '?' in text else _literal(text)
+    return self.choice(text) if '?' in text else parts.literal(text)
 
   def writer(self, text: str, options: Sequence[str] = ()) -> Write:
     if text.endswith('()'):

@@ -138,7 +138,7 @@ class Format:
       if sum(n != 1 for n in positions) <= 2:  # or they do not fit
         tokens = positions[-2] - values_lib.positioned_prefix(model)
     elif table := self._shape(file, *_RELATIVE):
-      return base.relative_size(table[0], patch, file, default)
+      return base.image_size(table[0], patch, file, default, is_relative=True)
     return base.image_size(tokens, patch, file, default)
 
   def _shape(self, file: FileFacts, *paths: str) -> tuple[int, ...]:

@@ -101,7 +101,7 @@ timm_drop timm_drop_path timm_model_name timm_model_pretrained timm_pool
 timm_proj timm_proj_bias
 """)
 _APPROXIMATE = typed.choice('none', 'tanh')
-# timm's names: of a function, of a pool and of how images are resized.
+# timm's names of a pool, and of how images are resized.
 _POOLS = {'tok': 'token', 'token': 'token', 'avg': 'avg', 'map': 'map'}
 _TIMM_POOL = typed.choice('', *_POOLS)
 _MODES = {'shortest': 'center', 'squash': 'squash', 'longest': 'border'}

@@ -84,17 +84,18 @@ relative_mlp/down  {_MLP}.fc2   dense*
 {timm_vit.LAYERS}
 """),
   fields=fields.table(
-    rf"""
+    f"""
 mlp.gelu      =exact
 num_heads     {_LAST}[0]    .num_heads
 last_norm     =True
-block         =~vit_\w+_rpn_?post_norm:block
+block         block()
 positions.relative_mlp_bias             =True
 positions.relative_mlp_bias.hidden_dim  {_LAST}[1]  .rel_pos_dim
 positions.relative_mlp_bias.shared      {_MLP}?     .shared_rel_pos
 >             .rel_pos_type  'mlp'
 -  registers positions.learned positions.learned.tokens
 """,
+    timm_vit.block,
     changes=timm_vit.TOKEN_OR_MEAN,
     below='model_args',
   ),

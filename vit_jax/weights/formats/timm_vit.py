@@ -122,6 +122,22 @@ def mlp(file: FileFacts) -> str:
   return 'swiglu' if is_wide or file.has(B + 'mlp.fc1_g.weight') else 'mlp'
 
 
+def block(file: FileFacts) -> str:
+  """Returns which layers there are.
+
+  No array shows whether norms follow attention and MLP.
+  """
+  if file.has(B + 'in_norm.'):
+    return 'parallel'
+  if file.has(B + 'branch_#.'):
+    return 'branches'
+  given = file.caller_values.get('block')
+  if given in ('block', 'post_norm'):
+    return str(given)
+  is_after = re.match(r'vit_\w+_rpn_', timm_names.architecture(file.config))
+  return 'post_norm' if is_after else 'block'
+
+
 def pool(file: FileFacts) -> str:
   """Returns the pool; a norm cannot follow the class token."""
   said_pool = file.config.get('global_pool', typed.choice(*POOLS))
@@ -247,7 +263,7 @@ mlp_dim              blocks.#.mlp.fc2.weight[1]    -  axes=2
 depth                blocks.#.[#]                  .depth
 >                    .img_size   image_size
 >                    .in_chans   image_channels
-block                {B}in_norm.?parallel:{B}branch_#.?branches:block
+block                block()
 block.count          blocks.0.branch_#.[#]         -  else=None
 mlp                  mlp()
 mlp.hidden_norm      blocks.#.mlp.norm.?           .scale_mlp_norm
@@ -292,7 +308,7 @@ num_classes          num_classes()
 head.pre_logits      pre_logits.fc.weight[0]
 head.distillation    has_two_heads()
 """,
-  *(mlp_ratio, mlp, gelu, norm, heads, epsilon),
+  *(block, mlp_ratio, mlp, gelu, norm, heads, epsilon),
   *(has_mask_token, stages, positioned, pool, pool_width),
   below='model_args',
   gate=fields.check_gate(A + 'act_layer'),
@@ -365,6 +381,8 @@ distillation_token&!positions.learned.tokens=all
 distillation_token&!head.distillation  a distillation token without a head
 distillation_token&head.pre_logits     linear(pre_logits=...) before two heads
 !block=block&!mlp=mlp             mlp={mlp} beside block={block}
+block=post_norm&block.layer_scale
+  post_norm(layer_scale={block.layer_scale})
 !block=block&mlp.hidden_norm      mlp(hidden_norm=True) beside block={block}
 !block=block&attention.out_norm   attention(out_norm=True) beside block={block}
 !block=block&!mlp.bias|!block=block&!attention.out_bias
@@ -417,6 +435,7 @@ patches=hybrid&patches.stages=(3,4,6,3)  vit_large_r50_s32_224
 patches=hybrid                           vit_base_r50_s16_224
 patches=normed                           aimv2_large_patch14_224
 block=parallel&attention=attention       vit_base_patch16_xp_224
+block=post_norm                          vit_base_patch16_rpn_224
 block=parallel                           vit_dpwee_patch16_reg1_gap_256
 block=branches                           vit_base_patch16_18x2_224
 mlp=swiglu&registers                     vit_giant_patch14_reg4_dinov2
