@@ -124,15 +124,25 @@ class Program:
   @functools.cached_property
   def variants(self) -> Sequence['Program']:
     """The programs of all steps, the one with the most memory first."""
-    return self.steps.programs(self)
+    key = f'config.train.variant={self.config.train.variant}'
+    with config_lib.explained(key, ValueError):
+      programs = self.steps.programs(self)
+    if not isinstance(programs, Sequence) or not programs:
+      raise config_lib.UserError(
+        f'{key}: `programs` returned {programs!r}: it must return a list of one'
+        ' program or more'
+      )
+    return programs
 
   def variant(self, step: int) -> 'Program':
     """Returns the program of the step after `step` updates."""
-    number, count = self.steps.choose(self.config, step), len(self.variants)
-    if not 0 <= number < count:
+    key = f'config.train.variant={self.config.train.variant}'
+    with config_lib.explained(key, ValueError):
+      number = self.steps.choose(self.config, step)
+    if number not in range(len(self.variants)):
       raise config_lib.UserError(
-        f'config.train.variant={self.config.train.variant}: `choose` returned'
-        f' {number} for step {step}, but there are {count} programs'
+        f'{key}: `choose` returned {number!r} for step {step}, but there are'
+        f' {len(self.variants)} programs'
       )
     return self.variants[number]
 
