@@ -23,9 +23,9 @@ from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
+from vit_jax.data.host import batches as batches_lib
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
-from vit_jax.data.host import shapes as shapes_lib
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
@@ -358,7 +358,7 @@ class Program:
     views = (
       self.objective.views if is_training else geometry.eval_views(self.config)
     )
-    example = shapes_lib.example_shapes(
+    example = batches_lib.example_shapes(
       self.features if features is None else features,
       views,
       self.config.data.channels,
