@@ -196,7 +196,11 @@ def test_a_step_that_is_not_finite_names_its_patches(tmp_path):
 
 def test_a_plan_is_of_the_size_with_the_most_memory():
   flexible_plan, small, large = (
-    plan.make(tiny.config(model__patch_size=size, train__variant=text))
+    plan.make(
+      tiny.config(
+        model__patch_size=size, model__num_classes=10, train__variant=text
+      )
+    )
     for size, text in ((4, 'patches((4, 2))'), (2, ''), (4, ''))
   )
   activations = flexible_plan.memory['activations']

@@ -14,8 +14,9 @@ of arrays, and `info`, a JSON object:
 Orbax writes into a temporary directory and renames it, so a directory STEP/ is
 always complete. It detects files that are missing or truncated, but not a
 flipped bit in an array; the checksums detect that. They are computed on the
-device, or by NumPy, from the bits of the elements and their positions, so they depend neither
-on the mesh nor on the number of processes. `restoring` reads checkpoints.
+device, or by NumPy, from the bits of the elements and their positions. So they
+depend neither on the mesh nor on the number of processes. `restoring` reads
+checkpoints.
 
 Orbax is imported only in the functions that need it, since its import takes
 half as long as that of JAX.

@@ -64,7 +64,7 @@ def create(
   objective = objectives.create(on_platform, features, lengths)
   if is_own(objective):
     config_lib.wing('vit_jax.train.trunk:check')(objective, config)
-  params = jax.eval_shape(objective.init, jax.random.key(0))
+  params = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
   return Program(
     config=config,
     features=features,

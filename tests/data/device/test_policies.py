@@ -224,7 +224,7 @@ def test_3augment_draws_one_of_three():
     ('rand(m=9, w=0)', "rand has no option 'w'"),
     ('rand(m=9, mmax=12)', "has no option 'mmax': There are m, n, mstd"),
     ('rand(m=9.5)', 'm is 9.5: it must be of the type int'),
-    ('rand(m=9, m=8)', 'keyword argument repeated: m'),
+    ('rand(m=9, m=8)', 'm is there twice'),
     ('rand(m=9, inc=2)', 'inc is 2: choose one of 0, 1'),
     ('rand(p=1.5)', 'p is 1.5: it must be in [0, 1]'),
     ('rand(n=0)', 'n is 0: it must be in [1, 100]'),
