@@ -58,7 +58,7 @@ def get_config(arg: str = 'B/16,runs/beit') -> ml_collections.ConfigDict:
   config.data.std = (0.5,)
   config.data.eval_resize = 256
   config.augment.repeats = 1
-  config.augment.policy = 'rand-m9-mstd0.5-inc1'
+  config.augment.policy = 'rand(m=9, mstd=0.5, inc=1)'
   config.augment.erase = 'erase(0.25)'
   config.objective.label_smoothing = 0.1
 

@@ -86,7 +86,7 @@ def _fine_tune(
   config: ml_collections.ConfigDict, variant: _Variant, path: str
 ) -> None:
   config.init_from.path = path
-  config.augment.policy = 'rand-m9-mstd0.5-inc1'
+  config.augment.policy = 'rand(m=9, mstd=0.5, inc=1)'
   config.augment.repeats = 1
   config.model.stochastic_depth = variant.fine_tuned_depth
   config.objective.label_smoothing = 0.1

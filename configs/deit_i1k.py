@@ -36,7 +36,7 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
   recipes.choose(distilled, ('', 'distilled'), 'a kind')
   config = recipes.deit()
   config.data.eval_resize = 256
-  config.augment.policy = 'rand-m9-mstd0.5-inc1'  # instead of a jitter
+  config.augment.policy = 'rand(m=9, mstd=0.5, inc=1)'  # instead of a jitter
   config.augment.erase = 'erase(0.25)'
 
   config.model.name = f'ViT-{variant}/16'

@@ -83,7 +83,7 @@ def test_the_range_of_the_type_is_warned_of(folder, lines):
   experiment_lib.build(config(folder))
   (line,) = [x for x in lines if '16 bits' in x]
   assert '40 images' in line and 'of 0 to 65535' in line
-  assert "--config.data.intensity='percentiles(0.5,99.5)'" in line
+  assert "--config.data.intensity='percentiles(0.5, 99.5)'" in line
   assert "--config.data.intensity='(0, 4095)'" in line
   lines.clear()
   experiment_lib.build(config(folder, data__intensity=(0, 65535)))
@@ -266,8 +266,10 @@ def test_sample_does_not_depend_on_the_seed(folder):
 @pytest.mark.parametrize(
   'settings, message',
   [
-    ({'intensity': 'percentile(1,99)'}, 'data.intensity is'),
-    ({'intensity': 'percentiles(99,1)'}, 'data.intensity is'),
+    ({'intensity': 'percentile(1,99)'}, "data.intensity is .*'percentiles'"),
+    ({'intensity': 'percentiles(99,1)'}, 'data.intensity=.* less than high'),
+    ({'intensity': 'percentiles(0, 101)'}, 'high is 101.0: it must be in'),
+    ({'intensity': 'percentiles(99)'}, "needs the option 'high'"),
     ({'intensity': 'percentiles(0.5.5,99)'}, 'data.intensity is'),
     ({'intensity': 'percentiles(.,99)'}, 'data.intensity is'),
     ({'intensity': (5, 5)}, 'data.intensity is'),

@@ -565,5 +565,5 @@ def test_a_map_of_a_scan_with_one_class_stops_a_run(tmp_path):
 )
 def test_keys_are_checked(key, value, tmp_path):
   config = make_config(tmp_path, **{key: value})
-  with pytest.raises(UserError, match=rf'config\.data\.volume\.{key} is'):
+  with pytest.raises(UserError, match=rf'config\.data\.volume\.{key}( is|=)'):
     data.check(config)

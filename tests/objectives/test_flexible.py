@@ -13,6 +13,7 @@ import tiny
 
 import vit_jax
 from vit_jax import evaluate
+from vit_jax.ahead import plan
 from vit_jax.config import UserError
 from vit_jax.objectives import flexible
 from vit_jax.rerun import replay
@@ -179,6 +180,33 @@ def test_each_step_can_be_replayed(finished, capsys):
   step = 5 + next(i for i, x in enumerate(draw(config, range(4, 8))) if x)
   assert replay.run(config, str(finished), step) == 0
   assert json.loads(capsys.readouterr().out)['same']
+
+
+def test_a_step_that_is_not_finite_names_its_patches(tmp_path):
+  config = tiny.config(
+    **FLEXIBLE,
+    optim__name='sgd',
+    optim__learning_rate=1e38,
+    optim__warmup='0 steps',
+  )
+  step = r'^step \d+, of patches of \d x \d, was not finite'
+  with pytest.raises(UserError, match=step):
+    loop.run(config, str(tmp_path / 'run'))
+
+
+def test_a_plan_is_of_the_size_with_the_most_memory():
+  flexible_plan, small, large = (
+    plan.make(
+      tiny.config(
+        model__patch_size=size, model__num_classes=10, train__variant=text
+      )
+    )
+    for size, text in ((4, 'patches((4, 2))'), (2, ''), (4, ''))
+  )
+  activations = flexible_plan.memory['activations']
+  assert activations >= small.memory['activations']
+  assert activations > 2 * large.memory['activations']
+  assert flexible_plan.model_flops >= small.model_flops
 
 
 def test_costs_are_the_mean_over_sizes():

@@ -24,8 +24,8 @@ from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import layouts
 from vit_jax.objectives import Purpose
+from vit_jax.optim import parameter_tables
 from vit_jax.optim import rules as rules_lib
-from vit_jax.optim import rules_table
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import flops
 from vit_jax.train import loop
@@ -396,7 +396,7 @@ def test_the_table_says_what_trains_and_how():
   )
   cells = [
     re.split('  +', line)
-    for line in rules_table.table(rules).text().splitlines()
+    for line in parameter_tables.rules_table(rules).text().splitlines()
   ]
   assert ['blocks_0 to blocks_10', '132', '24,464', 'no', '-', '-'] in cells
   assert ['blocks_11: kernel', '4', '2,048', 'yes', 'x 1', '0.1'] in cells

@@ -12,9 +12,9 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import layouts
+from vit_jax.optim import parameter_tables
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
-from vit_jax.parallel import sharding_table
 from vit_jax.runs import checkpoint
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import start
@@ -283,7 +283,7 @@ def test_rules_that_do_not_fit(mesh, rules, message):
 def test_fsdp_splits_what_it_divides(fsdp, tensor, scan):
   """The dimension of the rule, or the largest other one, or none."""
   shardings = place(params_of('ViT-Ti/16', scan), (1, fsdp, tensor), min_size=0)
-  line = sharding_table.unsplit(shardings, sizes((1, fsdp, tensor)))
+  line = parameter_tables.unsplit(shardings, sizes((1, fsdp, tensor)))
   whole = []
   for name, x in shardings.items():
     if not re.search('kernel$|class_token|position', name):
@@ -354,7 +354,7 @@ def test_tensor_leaves_heads_whole_that_it_does_not_divide(scan):
     'mlp/up': ('fsdp', 'tensor'),
     'mlp/down': ('tensor', 'fsdp'),
   }
-  line = sharding_table.unsplit(shardings, sizes(mesh))
+  line = parameter_tables.unsplit(shardings, sizes(mesh))
   assert line.startswith('config.mesh.tensor=2 divides no heads')
   assert f'{layer}/attention/qkv/kernel' in line and 'mlp' not in line
 
@@ -385,7 +385,7 @@ def test_meshes_that_do_not_work(overrides, message):
 
 def test_the_table_says_where_everything_is():
   shardings = place(params_of('ViT-S/16', False), (1, 8, 1))
-  table = sharding_table.table(shardings).text()
+  table = parameter_tables.shardings_table(shardings).text()
   cells = [re.split('  +', row) for row in table.split('\n')]
   rows = {row[0]: row[1:] for row in cells}
   size = 12 * 384 * 1536 * 4 // 8

@@ -204,6 +204,18 @@ def test_checksums_see_every_change() -> None:
   assert checkpoint.checksums({'x': split})['x'] == base
 
 
+@pytest.mark.parametrize('shape', [(), (5,), (3, 4), (2, 3, 4)])
+def test_checksums_of_numpy_are_those_of_devices(shape, monkeypatch) -> None:
+  values = 50 * np.random.default_rng(0).normal(size=shape)
+  arrays = {
+    dtype: jax.numpy.asarray(values).astype(dtype)
+    for dtype in ('float32', 'bfloat16', 'int32', 'uint8', 'bool')
+  }
+  by_numpy = checkpoint.checksums(arrays)
+  monkeypatch.setattr(checkpoint, '_SMALL', -1)
+  assert checkpoint.checksums(arrays) == by_numpy
+
+
 def test_keeps_the_newest_and_one_of_each_period(
   tmp_path: pathlib.Path,
 ) -> None:

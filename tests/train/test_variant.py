@@ -56,3 +56,42 @@ def test_variants_that_do_not_work(changes, message):
   changes = {'train__variant': 'Sharpen'} | changes
   with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
     experiment_lib.check(tiny.config(**changes))
+
+
+BROKEN = """
+from vit_jax.train import variant
+
+class Broken(variant.Variant):
+  def __init__(self, problem):
+    self.problem = problem
+
+  def programs(self, program):
+    if self.problem == 'raises':
+      raise ValueError('two classes\\nare needed')
+    return {'empty': [], 'none': None}.get(self.problem, [program])
+
+  def choose(self, config, step):
+    if self.problem == 'cannot choose':
+      raise ValueError('no class is left')
+    return {'outside': 1, 'text': 'first'}.get(self.problem, 0)
+"""
+
+
+@pytest.mark.parametrize(
+  ('problem', 'message'),
+  [
+    ('raises', 'two classes are needed'),
+    ('empty', r'`programs` returned \[\]: it must return a list of one'),
+    ('none', '`programs` returned None'),
+    ('cannot choose', 'no class is left'),
+    ('outside', '`choose` returned 1 for step 0, but there are 1 programs'),
+    ('text', "`choose` returned 'first' for step 0"),
+  ],
+)
+def test_programs_and_choices_that_do_not_work(problem, message, tmp_path):
+  (tmp_path / 'broken.py').write_text(BROKEN)
+  text = f'broken:Broken({problem!r})'
+  program = experiment_lib.build(tiny.config(train__variant=text)).program
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$') as e:
+    program.variant(0)
+  assert str(e.value).startswith(f'config.train.variant={text}: ')

@@ -214,7 +214,10 @@ def make_program(
   config: 'ml_collections.ConfigDict',
   devices: 'Sequence[jax.Device] | None' = None,
 ) -> 'program_lib.Program':
-  """Returns the program of a complete config, with stand-ins for its data."""
+  """Returns the program of a complete config, with stand-ins for its data.
+
+  Where steps differ by their number, it is of those with the most memory.
+  """
   from vit_jax import optim
   from vit_jax.objectives import stand_in
   from vit_jax.train import experiment
@@ -229,7 +232,7 @@ def make_program(
   features = stand_in.features(config, size)
   # The length of the run only changes constants of the program.
   lengths = optim.Lengths(total=1000)
-  return program_lib.create(config, features, lengths, devices)
+  return program_lib.create(config, features, lengths, devices).variants[0]
 
 
 def parse_mesh(text: str, devices: int | None) -> dict[str, int]:

@@ -216,7 +216,7 @@ def _data() -> ml_collections.ConfigDict:
   data.std = ()
   # The stored values that become 0 and 1, before data.mean and data.std.
   # 'type': the range of the stored type. Or (low, high), or
-  # 'percentiles(0.5,99.5)' of the training split. Values outside are clipped.
+  # 'percentiles(0.5, 99.5)' of the training split. Values outside are clipped.
   data.intensity = config_dict.FieldReference('type', field_type=object)
   # Bits of a pixel that decoding keeps: 8 or 16. None: the headers of some
   # training images decide.
@@ -269,7 +269,7 @@ def _data() -> ml_collections.ConfigDict:
   data.volume.spacing = ()
   # The stored values that become 0 and 1; values outside are clipped. 'type':
   # the range of uint8 or uint16. Or (low, high) in the unit of the files, such
-  # as Hounsfield units; or 'percentiles(0.5,99.5)' of each scan and modality.
+  # as Hounsfield units; or 'percentiles(0.5, 99.5)' of each scan and modality.
   data.volume.window = config_dict.FieldReference('type', field_type=object)
   # Videos; the number of frames of a clip is the first of data.image_size.
   data.video = ml_collections.ConfigDict()
@@ -323,9 +323,9 @@ def _augment() -> ml_collections.ConfigDict:
   augment = ml_collections.ConfigDict()
   # Random changes of colours and geometry, after the crop. 'randaugment(2,10)'
   # has the number of layers and the magnitude, as in AugReg and big_vision.
-  # 'rand-m9-mstd0.5-inc1' has timm's syntax and operations. Also
-  # 'trivialaugment', 'autoaugment' (the policy for CIFAR) and '3augment' (of
-  # DeiT III). '': none.
+  # 'rand(m=9, mstd=0.5, inc=1)' is timm's rand-m9-mstd0.5-inc1, with its
+  # operations. Also 'trivialaugment', 'autoaugment' (the policy for CIFAR) and
+  # '3augment' (of DeiT III). '': none.
   augment.policy = ''
   # Colour jitter: 'jitter(0.4, 0.4, 0.2, 0.1, probability=0.8)' has the largest
   # changes of brightness, contrast, saturation and hue (of hue at most 0.5),

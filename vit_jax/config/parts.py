@@ -4,6 +4,7 @@
     name(1, option=value, ...)
     my_module:Name(option=value, ...)
 
+A name with options begins with a letter.
 Values are Python literals, quotients of numbers, as 4/3, or again things:
 `swiglu`, `swiglu(hidden_dim=512)`.
 Where several go together, a key has their sum, as `learned + rope(base=100.0)`.
@@ -25,6 +26,7 @@ _MOST_LETTERS = 2_000
 _MOST_SHOWN = 100
 _DOTTED = r'[^\W\d]\w*(?:\.[^\W\d]\w*)*'
 _NAME = re.compile(rf'\w+|{_DOTTED}:{_DOTTED}')
+_NUMBERED_NAME = re.compile(r'\d+[^\W\d_]\w+')  # as '3augment', not '3'
 # Strings, which stay as they are, or a name in a module.
 _NAME_IN_MODULE = re.compile(
   r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|"""
@@ -103,6 +105,9 @@ class _Reader:
     self._source = _NAME_IN_MODULE.sub(
       lambda x: x[1].translate(_TO_PYTHON) if x[1] else x[0], text.strip()
     )
+    if _NUMBERED_NAME.fullmatch(self._source):  # no name of Python's
+      self.tree: ast.expr = ast.Name(self._source)
+      return
     try:
       with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # on a backslash that means nothing

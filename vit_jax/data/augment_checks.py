@@ -1,6 +1,7 @@
 """Checks `config.augment`, where it asks for anything."""
 
 from collections.abc import Mapping
+import re
 
 import ml_collections
 
@@ -8,16 +9,13 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import augmentations
 from vit_jax.data import features as features_lib
-from vit_jax.data.device import policies
 from vit_jax.data.host import geometry
 
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks `config.augment`, but for what clips and sounds get."""
   augment = config.augment
-  if augment.policy:
-    with config_lib.explained('config.augment.policy'):
-      policies.make(augment.policy)
+  _check_syntax(augment.policy)
   for key in augmentations.CHOICES:
     augmentations.make(config_lib.value_at(config, key), key)
   for key in ('gray', 'blur', 'solarize'):
@@ -53,6 +51,17 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
 
 
+def _check_syntax(policy: str) -> None:
+  """Raises a UserError that translates a policy in the syntax of timm."""
+  name, *pairs = policy.split('-')
+  if name == 'rand' and pairs:
+    options = ', '.join(re.sub('^[a-z]+', r'\g<0>=', pair) for pair in pairs)
+    raise UserError(
+      f'config.augment.policy is {policy!r}, as timm writes it: write'
+      f" 'rand({options})'"
+    )
+
+
 def check_inputs(
   config: ml_collections.ConfigDict,
   features: features_lib.Features,
@@ -85,12 +94,12 @@ def check_inputs(
         f' crops, but {objective} takes {count} of an image: give at most one'
         ' probability for each'
       )
-  moves = policies.make(augment.policy).moves if maps and augment.policy else ()
-  if moves:
+  policy = augmentations.make(augment.policy, 'augment.policy')
+  if maps and policy and policy.moves:
     raise UserError(
       f'config.augment.policy={augment.policy} moves pixels of images'
-      f' ({", ".join(moves)}), but not of the {", ".join(maps)} of {data_name}:'
-      " set it to '3augment' or ''"
+      f' ({", ".join(policy.moves)}), but not of the {", ".join(maps)} of'
+      f" {data_name}: set it to '3augment' or ''"
     )
   if mixes and not geometry.is_single(views):
     raise UserError(

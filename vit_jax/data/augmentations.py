@@ -7,7 +7,15 @@ import ml_collections
 
 from vit_jax import config as config_lib
 
+_POLICIES = 'vit_jax.data.device.policies'
 CHOICES: Mapping[str, Mapping[str, str]] = {
+  'augment.policy': {
+    'randaugment': f'{_POLICIES}:randaugment',
+    'rand': f'{_POLICIES}:rand',
+    'trivialaugment': f'{_POLICIES}:trivialaugment',
+    'autoaugment': f'{_POLICIES}:autoaugment',
+    '3augment': f'{_POLICIES}:three_augment',
+  },
   'augment.jitter': {'jitter': 'vit_jax.data.device.recolor:Jitter'},
   'augment.erase': {'erase': 'vit_jax.data.device.erasing:Erase'},
 }

@@ -23,8 +23,8 @@ from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data import skipping
 from vit_jax.data import sources
+from vit_jax.data.host import batches as batches_lib
 from vit_jax.data.host import levels as levels_lib
-from vit_jax.data.host import shapes
 from vit_jax.parallel import memory
 from vit_jax.parallel import mesh as mesh_lib
 
@@ -185,7 +185,7 @@ def _read_all(
   assert source.image_shape is not None  # so views do not matter
   start, size = time.perf_counter(), len(source)
   dtype = levels_lib.from_config(config).dtype
-  example = shapes.example_shapes(
+  example = batches_lib.example_shapes(
     source.features, {}, config.data.channels, dtype, is_training=True
   )
   arrays = {

@@ -10,6 +10,7 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import input_kinds
+from vit_jax.data import value_window
 from vit_jax.data.host import batches
 from vit_jax.data.host import clips
 from vit_jax.data.host import decode
@@ -18,6 +19,20 @@ from vit_jax.data.host import levels as levels_lib
 SUGGESTED = (0.5, 99.5)  # percentiles
 _SAMPLE = 256  # maximum number of images to compute percentiles from
 _FEW = 64  # maximum number of images to check the used range on
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.data.intensity` and its measured window."""
+  intensity, window = config.data.intensity, config.data.intensity_window
+  value_window.check(intensity, 'data.intensity', 0, 65535)
+  if not window:
+    return
+  if value_window.percentiles(intensity, 'data.intensity') is None:
+    raise UserError(
+      'config.data.intensity_window is what percentiles come to: set'
+      ' config.data.intensity alone'
+    )
+  value_window.check(window, 'data.intensity_window', 0, 65535)
 
 
 def fill(
@@ -35,7 +50,7 @@ def fill(
       f' {data.split} have {data.bits} bits, 0 to {most}: set'
       ' --config.data.intensity=type, or bring images of 16 bits'
     )
-  part = levels_lib.percentiles(data.intensity)
+  part = value_window.percentiles(data.intensity, 'data.intensity')
   if part is not None and not data.intensity_window:
     value_counts = count_values(
       source, data.bits, data.channels, _SAMPLE, strict=True
@@ -79,7 +94,7 @@ class Histogram:
     return (
       f'99% of the values of {self.images} images of 16 bits are from {low} to'
       f' {high}, of 0 to {range_ - 1}, so that the model sees little contrast:'
-      " try --config.data.intensity='percentiles(0.5,99.5)', or the range of"
+      " try --config.data.intensity='percentiles(0.5, 99.5)', or the range of"
       f" the camera, as --config.data.intensity='(0, {same_bits})'"
     )
 

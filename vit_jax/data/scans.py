@@ -24,7 +24,7 @@ from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data import folder as folder_lib
 from vit_jax.data import preprocess as preprocess_lib
-from vit_jax.data.host import levels
+from vit_jax.data import value_window
 from vit_jax.runs import safe_io
 
 NIFTI = ('.nii', '.nii.gz')
@@ -80,12 +80,13 @@ class Preparation:
         raise UserError(
           f'{file_name} holds {values.dtype}, which has no range: set'
           " config.data.volume.window to (low, high), or to 'percentiles("
-          "0.5,99.5)' of each scan"
+          "0.5, 99.5)' of each scan"
         )
       return _resampled(values, size, order=1)
     wide = _resampled(values.astype(np.float32), size, order=1)
     bounds: Any = self.window
-    if part := levels.percentiles(self.window):  # of each of the C modalities
+    part = value_window.percentiles(self.window, 'data.volume.window')
+    if part is not None:  # of each of the C modalities
       flat = wide.reshape(-1, wide.shape[-1])
       bounds = np.nanpercentile(flat, part, axis=0).astype(np.float32)
     low, high = bounds
@@ -109,12 +110,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.data.volume.spacing is {preparation.spacing}: write three'
       ' distances in mm, or () for that of the files'
     )
-  if not is_window(preparation.window):
-    raise UserError(
-      f"config.data.volume.window is {preparation.window!r}: write 'type' (the"
-      ' range of uint8 or uint16), (low, high) in the unit of the files, or'
-      " 'percentiles(0.5,99.5)' of each scan and modality"
-    )
+  value_window.check(preparation.window, 'data.volume.window', -1e30, 1e30)
 
 
 def is_spacing(value: Any) -> bool:
@@ -125,14 +121,11 @@ def is_spacing(value: Any) -> bool:
 
 def is_window(value: Any) -> bool:
   """Whether a value can be `Preparation.window`."""
-  if value == 'type':
-    return True
-  if isinstance(value, str):
-    part = levels.percentiles(value)
-    return part is not None and 0 <= part[0] < part[1] <= 100
-  pair = isinstance(value, tuple) and len(value) == 2
-  numbers = pair and all(type(x) in (int, float) for x in value)
-  return bool(numbers) and -1e30 < value[0] < value[1] < 1e30
+  try:
+    value_window.check(value, 'data.volume.window', -1e30, 1e30)
+  except UserError:
+    return False
+  return True
 
 
 def stem(path: str) -> str:

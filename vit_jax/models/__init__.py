@@ -311,7 +311,7 @@ def abstract_params(
 ) -> dict[str, Any]:
   """Returns the shapes of the parameters for images (height, width, C)."""
   return jax.eval_shape(
-    lambda key: init_params(model, key, image_shape), jax.random.key(0)
+    lambda: init_params(model, jax.random.key(0), image_shape)
   )
 
 

@@ -6,12 +6,14 @@ The package can be called: `vit_jax.train(config, workdir)` does the same as
 
 from collections.abc import Mapping
 import dataclasses
+import logging as python_logging
 import math
 import sys
 import types
 from typing import Any
 from typing import cast
 
+from absl import logging
 import ml_collections
 
 from vit_jax import config as config_lib
@@ -71,7 +73,8 @@ class _Callable(types.ModuleType):
   ) -> Results:
     """Trains, or resumes, in a work directory: see `vit_jax.train.loop.run`."""
     # A command has an allocator of its own, and other programs are told of it.
-    config_lib.wing('vit_jax.parallel.allocator:hint')()
+    if logging.get_absl_logger().isEnabledFor(python_logging.INFO):
+      config_lib.wing('vit_jax.parallel.allocator:hint')()
     run = config_lib.wing('vit_jax.train.loop:run')  # it imports jax
     return cast(Results, run(config, workdir, dry_run))
 

@@ -14,7 +14,7 @@ from vit_jax import models
 from vit_jax import objectives
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
-from vit_jax.data.host import shapes as shapes_lib
+from vit_jax.data.host import batches as batches_lib
 from vit_jax.optim import rules as rules_lib
 from vit_jax.train import flops as flops_lib
 
@@ -130,8 +130,8 @@ def _count(
 
   # Shapes and types of a microbatch as the objective's loss sees it.
   channels, views = config.data.channels, objective.views
-  images = shapes_lib.image_shapes(None, views, channels)
-  maps = shapes_lib.map_sizes(None, views, objective.features)
+  images = batches_lib.image_shapes(None, views, channels)
+  maps = batches_lib.map_sizes(None, views, objective.features)
   targets = features_lib.targets(objective.features)
   arrays: dict[str, tuple[tuple[int, ...], Any]] = {
     **{name: (shape, jnp.float32) for name, shape in images.items()},

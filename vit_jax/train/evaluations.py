@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -149,7 +148,8 @@ class TrainContext(base.Context):
     A result is fetched while the next one is computed.
     """
     step = self._program.eval_step(function)
-    mesh, signal, last = self._program.mesh, jnp.int32(0), None
+    mesh, last = self._program.mesh, None
+    signal: Any = np.int32(0)
     with self._batches[split]() as batches:
       for batch in batches:
         monitor_lib.hear(self._stop, batches, signal)  # of the previous batch

@@ -88,9 +88,16 @@ def draw(
   rows = range(min(count + count % 2, config.train.batch_size))
   crops = objective.views
   batch = batches.train_rows(source, config, step, rows, crops)
-  rng = Rng(state_lib.step_key(config.seed, step), jnp.asarray(rows, jnp.int32))
   transform = views.train_transform(config, source.features, crops)
-  examples = jax.jit(transform)(batch, rng.fold(base.Purpose.AUGMENTATION))
+
+  @jax.jit
+  def compute(batch: base.Batch) -> tuple[base.Batch, dict[str, jax.Array]]:
+    key = state_lib.step_key(config.seed, step)
+    rng = Rng(key, jnp.asarray(rows, jnp.int32))
+    examples = transform(batch, rng.fold(base.Purpose.AUGMENTATION))
+    return examples, objective.hidden(rng, step)
+
+  examples, masks = compute(batch)
   examples = {name: np.asarray(x)[:count] for name, x in examples.items()}
   mean, std = (
     np.asarray(x, np.float32) for x in config_lib.normalization(config)
@@ -99,7 +106,6 @@ def draw(
     name: crop * std + mean
     for name, crop in _by_crop({view: examples[view] for view in crops}, crops)
   }
-  masks = objective.hidden(rng, step)
   maps = features_lib.maps(source.features)
   return ModelInputs(
     images=images,

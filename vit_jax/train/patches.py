@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import math
 
 import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax.models import inputs
 from vit_jax.objectives import flexible
 from vit_jax.train import program as program_lib
 from vit_jax.train import variant
@@ -34,9 +36,14 @@ class Patches(variant.Variant):
         f'sizes is {self.sizes}: write one or more sizes, and each size once'
       )
 
-  @property
+  @functools.cached_property
   def _pairs(self) -> list[flexible.Patch]:
     return [config_lib.pair(x, 'train.variant: a size') for x in self.sizes]
+
+  @functools.cached_property
+  def _growing(self) -> list[flexible.Patch]:
+    """The sizes in the order of `programs`: the smallest patch is first."""
+    return sorted(self._pairs, key=math.prod)
 
   def check(self, config: ml_collections.ConfigDict) -> None:
     """Checks that the patches divide the image."""
@@ -48,13 +55,13 @@ class Patches(variant.Variant):
     self, program: program_lib.Program
   ) -> Sequence[program_lib.Program]:
     """Returns the program of each size, the one with the most patches first."""
-    return [at_patch(program, x) for x in sorted(self._pairs, key=math.prod)]
+    return [at_patch(program, patch) for patch in self._growing]
 
   def choose(self, config: ml_collections.ConfigDict, step: int) -> int:
     """Returns which of `programs` a step is of."""
     rng = np.random.default_rng((config.seed, _PATCH, step))
     patch = self._pairs[rng.integers(len(self.sizes))]
-    return sorted(self._pairs, key=math.prod).index(patch)
+    return self._growing.index(patch)
 
 
 def at_patch(
@@ -65,7 +72,9 @@ def at_patch(
   with config.model.ignore_type():  # a patch is a number or several
     config.model.patch_size = patch
   objective = flexible.at_patch(program.objective, patch)
-  return program.with_objective(objective, config)
+  resized = program.with_objective(objective, config)
+  resized.label = f'patches of {inputs.times(patch)}'
+  return resized
 
 
 def for_evaluation(

@@ -23,9 +23,9 @@ from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
+from vit_jax.data.host import batches as batches_lib
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
-from vit_jax.data.host import shapes as shapes_lib
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
@@ -64,7 +64,7 @@ def create(
   objective = objectives.create(on_platform, features, lengths)
   if is_own(objective):
     config_lib.wing('vit_jax.train.trunk:check')(objective, config)
-  params = jax.eval_shape(objective.init, jax.random.key(0))
+  params = jax.eval_shape(lambda: objective.init(jax.random.key(0)))
   return Program(
     config=config,
     features=features,
@@ -124,15 +124,25 @@ class Program:
   @functools.cached_property
   def variants(self) -> Sequence['Program']:
     """The programs of all steps, the one with the most memory first."""
-    return self.steps.programs(self)
+    key = f'config.train.variant={self.config.train.variant}'
+    with config_lib.explained(key, ValueError):
+      programs = self.steps.programs(self)
+    if not isinstance(programs, Sequence) or not programs:
+      raise config_lib.UserError(
+        f'{key}: `programs` returned {programs!r}: it must return a list of one'
+        ' program or more'
+      )
+    return programs
 
   def variant(self, step: int) -> 'Program':
     """Returns the program of the step after `step` updates."""
-    number, count = self.steps.choose(self.config, step), len(self.variants)
-    if not 0 <= number < count:
+    key = f'config.train.variant={self.config.train.variant}'
+    with config_lib.explained(key, ValueError):
+      number = self.steps.choose(self.config, step)
+    if number not in range(len(self.variants)):
       raise config_lib.UserError(
-        f'config.train.variant={self.config.train.variant}: `choose` returned'
-        f' {number} for step {step}, but there are {count} programs'
+        f'{key}: `choose` returned {number!r} for step {step}, but there are'
+        f' {len(self.variants)} programs'
       )
     return self.variants[number]
 
@@ -348,7 +358,7 @@ class Program:
     views = (
       self.objective.views if is_training else geometry.eval_views(self.config)
     )
-    example = shapes_lib.example_shapes(
+    example = batches_lib.example_shapes(
       self.features if features is None else features,
       views,
       self.config.data.channels,

@@ -150,18 +150,19 @@ def log_facts(
   """
   e = experiment
   program = e.program
-  for name, parameters in (
-    ('vit_jax.parallel.sharding_table:table', program.param_shardings),
-    ('vit_jax.optim.rules_table:table', program.rules),
+  parameter_tables = config_lib.wing('vit_jax.optim.parameter_tables')
+  for table in (
+    parameter_tables.shardings_table(program.param_shardings),
+    parameter_tables.rules_table(program.rules),
   ):
-    logs.show_details(config_lib.wing(name)(parameters).text(), verbose)
+    logs.show_details(table.text(), verbose)
   facts = [*_facts(e, is_dry=workdir is None)]
   if workdir is not None and logs.can_draw():  # else it was named before
     facts.append(('work directory', str(workdir)))
   logs.show_facts('vit_jax', facts)
   if program.mesh.size > 1:
-    unsplit = config_lib.wing('vit_jax.parallel.sharding_table:unsplit')
-    if line := unsplit(program.param_shardings, program.mesh.shape):
+    line = parameter_tables.unsplit(program.param_shardings, program.mesh.shape)
+    if line:
       logging.warning('warning: %s', line)
   for part in e.parts.values():
     _log_part(part)

@@ -264,6 +264,7 @@ class Tasks(variant.Variant):
             f' config.tasks.{name}.modality to a name of its own'
           )
     program = _Program(
+      steps=_Turns(order),
       config=config,
       features=first.features,
       lengths=first.lengths,
@@ -273,7 +274,6 @@ class Tasks(variant.Variant):
       param_shardings=shardings,
       programs=programs,
       places=places,
-      order=order,
     )
     try:
       for name in programs:
@@ -460,6 +460,27 @@ class _Feed(feed.Feed):
         stack.callback(task_feed.close)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Turns(variant.Variant):
+  """The steps of several tasks.
+
+  Attributes:
+    order: The task of each step, int32 [steps]; None: each step is of all.
+  """
+
+  order: np.ndarray | None
+
+  def programs(self, program: Program) -> Sequence[Program]:
+    if self.order is None:
+      return (program,)
+    joint = cast(_Program, program)
+    return [_OneTask(joint, name) for name in joint.programs]
+
+  def choose(self, config: ml_collections.ConfigDict, step: int) -> int:
+    del config
+    return 0 if self.order is None else int(self.order[step])
+
+
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _Program(Program):
   """The functions of several tasks, each of which is a `Program` of its own.
@@ -470,21 +491,17 @@ class _Program(Program):
   Attributes:
     programs: The program of each task alone.
     places: Where the parameters of each task lie.
-    order: The task of each step, int32 [steps]; None: each step is of all.
+    steps: The task of each step.
   """
 
   programs: dict[str, Program]
   places: Places
-  order: np.ndarray | None
+  steps: _Turns
 
-  @functools.cached_property
-  def variants(self) -> Sequence[Program]:
-    if self.order is None:
-      return (self,)
-    return [_OneTask(self, name) for name in self.programs]
-
-  def variant(self, step: int) -> Program:
-    return self.variants[0 if self.order is None else self.order[step]]
+  @property
+  def order(self) -> np.ndarray | None:
+    """The task of each step, int32 [steps]; None: each step is of all."""
+    return self.steps.order
 
   @functools.cached_property
   def _init(self) -> state_lib.Init:

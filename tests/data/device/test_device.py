@@ -17,7 +17,6 @@ from vit_jax.data import augmentations
 from vit_jax.data import features
 from vit_jax.data.device import crops
 from vit_jax.data.device import mixing
-from vit_jax.data.device import policies
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
@@ -270,12 +269,13 @@ def test_the_order_is_policy_jitter_normalise_erase_mix():
     for n in range(2, 6)
   ]
   keys = [each(ROWS) for each in keys]
+  policy = augmentations.make(config.policy, 'augment.policy')
   jitter = augmentations.make(config.jitter, 'augment.jitter')
   erase = augmentations.make(config.erase, 'augment.erase')
 
   @jax.jit
   def one_by_one(images):
-    images = policies.make(config.policy)(images, keys[0])
+    images = policy(images, keys[0])
     images = jitter(images, keys[1])
     images = (images.astype(jnp.float32) / 255 - 0.4) / 0.2
     images = erase(images, keys[2])

@@ -10,19 +10,25 @@ import jax
 import numpy as np
 import pytest
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.data import augment_checks
+from vit_jax.data import augmentations
 from vit_jax.data.device import operations
-from vit_jax.data.device import policies
 
-TIMM = 'rand-m9-mstd0.5-inc1'
+TIMM = 'rand(m=9, mstd=0.5, inc=1)'
 ALL = ('randaugment(2,10)', TIMM, 'trivialaugment', 'autoaugment', '3augment')
 PHOTOGRAPHS = np.tile(by_pillow.photographs(40, 28), (8, 1, 1, 1))
 KEYS = jax.random.split(jax.random.key(0), 4000)
 
 
+def make(text):
+  return augmentations.make(text, 'augment.policy')
+
+
 @functools.cache
 def policy(text):
-  made = policies.make(text)
+  made = make(text)
   return made, jax.jit(made)
 
 
@@ -33,7 +39,7 @@ def augment(text, images=PHOTOGRAPHS, keys=KEYS) -> np.ndarray:
 @functools.cache
 def draws(text, size=(224, 224)) -> operations.Draw:
   """Returns what is drawn for KEYS, with an array of names as `op`."""
-  found = jax.tree.map(np.asarray, policies.make(text).draw(KEYS, size))
+  found = jax.tree.map(np.asarray, make(text).draw(KEYS, size))
   return found._replace(op=np.array(operations.NAMES)[found.op])
 
 
@@ -122,8 +128,10 @@ def test_randaugment_draws_as_tensorflow(magnitude):
 
 @pytest.mark.parametrize('magnitude', [0, 7, 9, 14])
 def test_timm_draws_as_timm(magnitude):
-  text = f'rand-m{magnitude}-p0.8'
-  found = draws(text)
+  plain_text, increasing_text = (
+    f'rand(m={magnitude}, p=0.8, inc={inc})' for inc in (0, 1)
+  )
+  found = draws(plain_text)
   names, counts = np.unique(found.op, return_counts=True)
   assert found.op.shape == (2, len(KEYS))
   assert len(names) == 16 and 'cutout' not in names
@@ -144,16 +152,16 @@ def test_timm_draws_as_timm(magnitude):
   }
   for name, (plain, increasing) in wanted.items():
     close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
-    close(amounts(text, name, (48, 32)), plain)
-    close(amounts(text + '-inc1', name, (48, 32)), increasing)
+    close(amounts(plain_text, name, (48, 32)), plain)
+    close(amounts(increasing_text, name, (48, 32)), increasing)
 
 
 def test_timm_magnitudes_vary():
-  angles = np.abs(amounts('rand-m9-mstd0.5-inc1', 'rotate')) / 3
+  angles = np.abs(amounts(TIMM, 'rotate')) / 3
   assert angles.max() == pytest.approx(10)  # cut there
   assert abs(np.median(angles) - 9) < 0.1
   assert 0.4 < angles[angles < 9.5].std() < 0.6 or angles.min() > 7
-  assert policies.make('rand').layers == 2
+  assert make('rand').layers == 2
 
 
 def test_trivialaugment_draws_as_torchvision():
@@ -176,7 +184,7 @@ def test_trivialaugment_draws_as_torchvision():
     nearest = np.abs(drawn[:, None] - values.ravel()).min(axis=1)
     assert nearest.max() < 1e-4, name
     assert np.ptp(drawn) > 0.95 * np.ptp(values), name
-  assert policies.make('trivialaugment').fill == 0
+  assert make('trivialaugment').fill == 0
 
 
 def test_autoaugment_draws_pairs():
@@ -207,27 +215,37 @@ def test_3augment_draws_one_of_three():
 @pytest.mark.parametrize(
   ('text', 'words'),
   [
-    ('randaug(2,10)', "'randaug(2,10)' is no policy"),
-    ('randaugment', 'randaugment(LAYERS,MAGNITUDE)'),
-    ('Autoaugment', 'autoaugment'),
-    ('randaugment(0,10)', '1 layer or more'),
-    ('randaugment(2,31)', 'from 0 to 30'),
-    ('rand-m9-w0', "has 'w0'"),
-    ('rand-m9-mmax12', 'mstd'),
-    ('rand-m9.5', "has 'm9.5'"),
-    ('rand-m9-m8', 'once each'),
-    ('rand-m9-inc2', 'inc (0 or 1)'),
-    ('rand-p1.5', 'p (probability, 0 to 1)'),
-    ('rand-n0', 'n (layers)'),
-    ('rand-', "has ''"),
+    ('randaug(2,10)', "is 'randaug': did you mean 'randaugment'? There are"),
+    ('randaugment', "randaugment needs the option 'layers'"),
+    ('Autoaugment', "did you mean 'autoaugment'?"),
+    ('4augment', "did you mean '3augment'?"),
+    ('randaugment(0,10)', 'layers is 0: it must be in [1, 100]'),
+    ('randaugment(2,31)', 'magnitude is 31: it must be in [0, 30]'),
+    ('rand(m=9, w=0)', "rand has no option 'w'"),
+    ('rand(m=9, mmax=12)', "has no option 'mmax': There are m, n, mstd"),
+    ('rand(m=9.5)', 'm is 9.5: it must be of the type int'),
+    ('rand(m=9, m=8)', 'm is there twice'),
+    ('rand(m=9, inc=2)', 'inc is 2: choose one of 0, 1'),
+    ('rand(p=1.5)', 'p is 1.5: it must be in [0, 1]'),
+    ('rand(n=0)', 'n is 0: it must be in [1, 100]'),
+    ('rand-', 'write a name'),
   ],
 )
 def test_errors(text, words):
   with pytest.raises(UserError) as error:
-    policies.make(text)
+    make(text)
   assert words in str(error.value) and '\n' not in str(error.value)
+  assert str(error.value).startswith('config.augment.policy')
+
+
+def test_the_syntax_of_timm_is_translated():
+  config = config_lib.default()
+  config.augment.policy = 'rand-m9-mstd0.5-inc1'
+  message = r"write 'rand\(m=9, mstd=0.5, inc=1\)'$"
+  with pytest.raises(UserError, match=message):
+    augment_checks.check(config)
 
 
 @pytest.mark.parametrize('text', ALL)
 def test_check_takes_what_there_is(text):
-  policies.make(text)
+  make(text)

@@ -6,14 +6,15 @@ Each policy draws like the code it follows; all operations are Pillow's.
 from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
-import math
-import re
+from typing import Annotated
+from typing import Literal
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.config import UserError
+from vit_jax.config.options import Interval
+from vit_jax.config.options import Share
 from vit_jax.data.device import operations
 from vit_jax.data.device import shapes
 from vit_jax.data.device.operations import Draw
@@ -96,30 +97,6 @@ class Policy:
     )
 
 
-def make(text: str) -> Policy:
-  """Returns a policy by its name.
-
-  It is 'randaugment(2,10)' (layers and magnitude), 'rand-m9-mstd0.5-inc1'
-  (timm's syntax), 'trivialaugment', 'autoaugment' or '3augment'.
-  """
-  match = re.fullmatch(r'randaugment\((\d+), *(\d+)\)', text)
-  if match:
-    layers, magnitude = map(int, match.groups())
-    if layers < 1 or magnitude > 30:
-      raise UserError(
-        f'{text!r} must have 1 layer or more and a magnitude from 0 to 30'
-      )
-    return _randaugment(layers, magnitude)
-  if text.split('-')[0] == 'rand':
-    return _timm(**_timm_parts(text))
-  if text not in _NAMED:
-    raise UserError(
-      f"{text!r} is no policy: it must be 'randaugment(LAYERS,MAGNITUDE)',"
-      f" like timm's 'rand-m9-mstd0.5-inc1', or one of {', '.join(_NAMED)}"
-    )
-  return _NAMED[text]()
-
-
 def _uniform(
   amounts: Mapping[str, _Amount],
   level: Callable[[_Chance], jax.Array | float],
@@ -172,7 +149,10 @@ _SOLARIZE_ADD: dict[str, _Amount] = {
 }
 
 
-def _randaugment(layers: int, magnitude: int) -> Policy:
+def randaugment(
+  layers: Annotated[int, Interval('[1, 100]')],
+  magnitude: Annotated[int, Interval('[0, 30]')],
+) -> Policy:
   """RandAugment (arXiv:1909.13719) as in TensorFlow's models and AugReg.
 
   A level is magnitude / 10, which may exceed 1: posterize does nothing from
@@ -199,15 +179,27 @@ def _randaugment(layers: int, magnitude: int) -> Policy:
   return _uniform(amounts, lambda chance: magnitude / 10, layers=layers)
 
 
-def _timm(m: float, n: float, mstd: float, inc: float, p: float) -> Policy:
+def rand(
+  m: Annotated[int, Interval('[0, 1000]')] = 10,
+  n: Annotated[int, Interval('[1, 100]')] = 2,
+  mstd: Annotated[float, Interval('[0, 100]')] = 0.0,
+  inc: Literal[0, 1] = 0,
+  p: Share = 0.5,
+) -> Policy:
   """RandAugment as in timm: magnitudes vary, and layers may be left out.
 
   Interpolation is always bilinear, while timm draws bilinear or bicubic (or
   takes that of the crops). Empty corners are filled with timm's default, grey.
-  `_timm_parts` says what the parameters are; a magnitude is at most 10.
+
+  Args:
+    m: Magnitude, of which at most 10 is used.
+    n: Number of layers.
+    mstd: Standard deviation of the magnitude.
+    inc: Whether all operations grow stronger with the magnitude, 0 or 1.
+    p: Probability that a layer changes an image.
   """
   levels: dict[str, _Amount] = {**_PLAIN, **_PLAIN_ENHANCE}
-  if inc:  # all operations grow stronger with the magnitude
+  if inc:
     levels = {
       'posterize': lambda level, sign, size: 4 - jnp.floor(4 * level),
       'solarize': lambda level, sign, size: 256 - jnp.floor(256 * level),
@@ -227,32 +219,12 @@ def _timm(m: float, n: float, mstd: float, inc: float, p: float) -> Policy:
     amounts,
     lambda chance: jnp.clip(m + mstd * chance.normal, 0, 10) / 10,
     probability=p,
-    layers=int(n),
+    layers=n,
     interpolation='bilinear',
   )
 
 
-def _timm_parts(text: str) -> dict[str, float]:
-  """Reads 'rand-m9-mstd0.5-inc1'; a part that is missing is timm's default."""
-  parts = {'m': 10.0, 'n': 2.0, 'mstd': 0.0, 'inc': 0.0, 'p': 0.5}
-  bounds = {'n': (1, 100), 'mstd': (0, 100), 'inc': (0, 1), 'p': (0, 1)}
-  names = []
-  for part in text.split('-')[1:]:
-    match = re.fullmatch(r'(m|n|inc)(\d+)|(mstd|p)(\d+\.?\d*)', part)
-    name, value = [x for x in match.groups() if x] if match else ('', '0')
-    low, high = bounds.get(name, (0, math.inf))
-    if not match or name in names or not low <= float(value) <= high:
-      raise UserError(
-        f'{text!r} has {part!r}: it may have, once each, m (magnitude) and'
-        ' n (layers), whole numbers; mstd (spread of the magnitude, 0 to 100);'
-        ' inc (0 or 1); p (probability, 0 to 1)'
-      )
-    names.append(name)
-    parts[name] = float(value)
-  return parts
-
-
-def _trivialaugment() -> Policy:
+def trivialaugment() -> Policy:
   """TrivialAugment Wide (arXiv:2103.10158), as in torchvision.
 
   There are 31 levels. Translations are up to 32 pixels for all image sizes.
@@ -279,7 +251,7 @@ def _trivialaugment() -> Policy:
   )
 
 
-def _autoaugment() -> Policy:
+def autoaugment() -> Policy:
   """AutoAugment (arXiv:1805.09501) with torchvision's policy for CIFAR-10."""
   highest = 9
   amounts: dict[str, _Amount] = {
@@ -342,7 +314,7 @@ translate_y .7 9, auto_contrast .9 0
 """
 
 
-def _three_augment() -> Policy:
+def three_augment() -> Policy:
   """3-Augment (DeiT III, arXiv:2204.07118), without its colour jitter."""
   amounts: dict[str, _Amount] = {
     'grayscale': _no_amount,
@@ -350,10 +322,3 @@ def _three_augment() -> Policy:
     'gaussian_blur': lambda level, sign, size: 0.1 + 1.9 * level,
   }
   return _uniform(amounts, lambda chance: chance.level)
-
-
-_NAMED = {
-  'trivialaugment': _trivialaugment,
-  'autoaugment': _autoaugment,
-  '3augment': _three_augment,
-}

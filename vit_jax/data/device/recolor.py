@@ -15,7 +15,6 @@ import ml_collections
 from vit_jax.config import options
 from vit_jax.data import augmentations
 from vit_jax.data.device import operations
-from vit_jax.data.device import policies
 from vit_jax.data.device.rng import for_purpose
 from vit_jax.data.host import levels as levels_lib
 
@@ -77,7 +76,7 @@ def recolor(
   elif images.dtype != jnp.uint8:  # interpolated values in [0, 255]
     images = jnp.round(images).astype(jnp.uint8)
   if augment.policy:
-    policy = policies.make(augment.policy)
+    policy = augmentations.make(augment.policy, 'augment.policy')
     images = policy(images, for_purpose(_POLICY, keys))
   if augment.jitter:
     jitter = augmentations.make(augment.jitter, 'augment.jitter')

@@ -20,12 +20,14 @@ come (`balance.py`).
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
 import dataclasses
 import functools
 import math
 import os
+from typing import Any
 from typing import TypeVar
 
 import ml_collections
@@ -38,13 +40,12 @@ from vit_jax.data.base import ArraySource
 from vit_jax.data.base import Source
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
-from vit_jax.data.host import shapes
 from vit_jax.data.host.prefetch import Batch
 from vit_jax.data.host.prefetch import Batches
 
 Item = TypeVar('Item')
 Result = TypeVar('Result')
-Views = shapes.Views
+Views = Mapping[str, geometry.View]
 # Draws the positions of an epoch, int64 [N], from its random numbers.
 Order = Callable[[np.random.Generator], np.ndarray]
 
@@ -170,8 +171,8 @@ def _start(
   threads = config.data.num_threads or max(
     1, num_cores() // max(1, num_workers)
   )
-  image_shapes = shapes.image_shapes(maker.stored, maker.views, maker.channels)
-  pixels = sum(map(math.prod, image_shapes.values()))
+  shapes = image_shapes(maker.stored, maker.views, maker.channels)
+  pixels = sum(map(math.prod, shapes.values()))
   batch_bytes = len(maker.rows) * pixels * maker.levels.dtype.itemsize
   waiting = max(2, min(2 * threads, _WAITING_BYTES // batch_bytes))
   options = grain.ReadOptions(min(threads, waiting), waiting)
@@ -235,7 +236,7 @@ class BatchMaker:
   @functools.cached_property
   def map_sizes(self) -> dict[str, geometry.Size]:
     """Sizes of an example's maps of classes in a batch, by name."""
-    return shapes.map_sizes(self.stored, self.views, self.source.features)
+    return map_sizes(self.stored, self.views, self.source.features)
 
   def crop_key(self, draw: int) -> tuple[int, ...]:
     """Returns the key of the random numbers that crop an example of a draw."""
@@ -274,7 +275,7 @@ class BatchMaker:
       self.positions(step),
     )
     valid = positions < len(source)
-    example_shapes = shapes.example_shapes(
+    shapes = example_shapes(
       source.features,
       self.views,
       self.channels,
@@ -283,7 +284,7 @@ class BatchMaker:
     )
     batch = {
       name: np.zeros((len(valid), *shape), dtype)
-      for name, (shape, dtype) in example_shapes.items()
+      for name, (shape, dtype) in shapes.items()
     }
     batch |= {'valid': valid, 'index': np.full(len(valid), -1, np.int32)}
     targets = features.targets(source.features)
@@ -322,3 +323,48 @@ def _order(
   # The order depends on (seed, epoch) alone, so all hosts and a resumed run
   # compute the same one. Grain's own shuffle takes 20 us for each example.
   return np.random.default_rng((seed, _ORDER, epoch)).permutation(size)
+
+
+def example_shapes(
+  kinds: features.Features,
+  views: Views,
+  channels: int,
+  dtype: np.dtype,
+  is_training: bool,
+) -> dict[str, tuple[tuple[int, ...], Any]]:
+  """Returns the shape and type of each feature of an example in a batch."""
+  stored = features.image(kinds).whole_size(is_training)
+  images = image_shapes(stored, views, channels)
+  maps, map_kinds = map_sizes(stored, views, kinds), features.maps(kinds)
+  targets = features.targets(kinds)
+  return {
+    **{name: (shape, dtype) for name, shape in images.items()},
+    **{name: (size, map_kinds[name].dtype) for name, size in maps.items()},
+    **{name: (x.shape, x.dtype) for name, x in targets.items()},
+  }
+
+
+def image_shapes(
+  stored: geometry.Size | None, views: Views, channels: int
+) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of images by name: the `stored` one, or of crops."""
+  if stored is not None:
+    return {'image': (*stored, channels)}
+  shapes = {}
+  for name, view in views.items():
+    count = () if view.count is None else (view.count,)
+    shapes[name] = (*count, *view.crop.size, channels)
+  return shapes
+
+
+def map_sizes(
+  stored: geometry.Size | None, views: Views, kinds: features.Features
+) -> dict[str, geometry.Size]:
+  """Returns the sizes of an example's maps of classes in a batch, by name.
+
+  Maps follow the one crop of their image; they are left out of several.
+  """
+  if stored is None and not geometry.is_single(views):
+    return {}
+  size = stored or views['image'].crop.size
+  return dict.fromkeys(features.maps(kinds), size)

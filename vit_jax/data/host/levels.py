@@ -9,8 +9,6 @@ them. Nothing here needs JAX.
 
 import dataclasses
 import functools
-import math
-import re
 from typing import Any
 
 from absl import logging
@@ -23,9 +21,6 @@ from vit_jax.data import base
 
 # Rounded division by 257: 65,535 becomes 255.
 _TO_8_BITS = ((np.arange(2**16) + 128) // 257).astype(np.uint8)
-
-_NUMBER = r'\s*(\d{1,3}(?:\.\d*)?|\.\d+)\s*'
-_PERCENTILES = re.compile(rf'percentiles\({_NUMBER},{_NUMBER}\)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +84,11 @@ def from_config(config: ml_collections.ConfigDict) -> Levels:
   """Returns the levels of a config that `fill` completed."""
   data = config.data
   window = data.intensity
-  if percentiles(window):
-    window = tuple(data.intensity_window) or 'type'
+  if isinstance(window, str):  # of percentiles `fill` measured it
+    window = data.intensity_window
   return Levels(
     data.bits or 8,
-    None if window == 'type' else tuple(window),
+    tuple(window) or None,
     has_alpha=len(config_lib.sides(data.image_size)) == 2,
   )
 
@@ -113,44 +108,13 @@ def fill(
     config_lib.wing('vit_jax.data.intensity:fill')(config, source, resumes)
 
 
-def percentiles(intensity: Any) -> tuple[float, float] | None:
-  """Returns the numbers in 'percentiles(0.5,99.5)', None for anything else."""
-  if not isinstance(intensity, str):
-    return None
-  match = _PERCENTILES.fullmatch(intensity)
-  return (float(match[1]), float(match[2])) if match else None
-
-
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.data.intensity` and what goes with it."""
+  """Checks `config.data.bits`, and `intensity` where it is set."""
   data = config.data
   if data.bits not in (None, 8, 16):
     raise UserError(f'config.data.bits is {data.bits}: choose 8 or 16')
-  part = percentiles(data.intensity)
-  if part is not None and 0 <= part[0] < part[1] <= 100:
-    if data.intensity_window:
-      _check_window('intensity_window', data.intensity_window)
-    return
-  if data.intensity_window:
-    raise UserError(
-      'config.data.intensity_window is what percentiles come to: set'
-      ' config.data.intensity alone'
-    )
-  if data.intensity != 'type':
-    _check_window('intensity', data.intensity)
-
-
-def _check_window(key: str, window: Any) -> None:
-  good = isinstance(window, tuple | list) and len(window) == 2
-  good = good and all(
-    type(x) in (int, float) and math.isfinite(x) for x in window
-  )
-  if not good or not 0 <= window[0] < window[1] <= 65535:
-    raise UserError(
-      f"config.data.{key} is {window!r}: write 'type' (the range of the stored"
-      " type), 'percentiles(0.5,99.5)' of the training split, or (low, high)"
-      ' in stored units, from 0 to 65535'
-    )
+  if data.intensity != 'type' or data.intensity_window:
+    config_lib.wing('vit_jax.data.intensity:check')(config)
 
 
 @functools.cache  # once
