@@ -29,6 +29,8 @@ TEMPERATURE = 0.07
 
 # Numbers of examples that are compared at a time: similarities take 128 MiB.
 _TRAIN, _TEST = 2**15, 2**10
+# Stands for nan while neighbours are compared; -inf is a place without one.
+_NAN = np.finfo(np.float32).min
 
 
 class Knn(probes.Probe):
@@ -143,7 +145,8 @@ def nearest(
 
   Returns:
     float32 [M, k], the largest similarities in descending order; and int32
-    [M, k], their positions in `train`. Ties are in the order of `train`.
+    [M, k], their positions in `train`. Ties are in the order of `train`. A
+    similarity that is not a number, nan, comes after all others.
   """
   # The least norm of `normalised` is 0 in float16.
   train, test = (np.asarray(x, np.float32) for x in (train, test))
@@ -159,7 +162,7 @@ def nearest(
         _merge(test[rows], block, first, similarity[rows], neighbors[rows])
       )
       after_block()
-  return similarity, neighbors
+  return np.where(similarity == _NAN, np.nan, similarity), neighbors
 
 
 @jax.jit
@@ -184,6 +187,8 @@ def _merge(
   """
   k = similarity.shape[1]
   block = jnp.matmul(test, train.T, precision=jax.lax.Precision.HIGHEST)
+  # top_k takes nan for the largest number.
+  block = jnp.where(jnp.isnan(block), _NAN, block)
   block, places = jax.lax.top_k(block, min(k, len(train)))
   candidates = jnp.concatenate([similarity, block], axis=1)
   places = jnp.concatenate([neighbors, first + places], axis=1)

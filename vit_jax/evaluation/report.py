@@ -102,7 +102,7 @@ def probe_as_text(summary: Mapping[str, Any]) -> str:
     for name in summary
     if not name.endswith('_interval')
   ]
-  return tables.Table((), rows).text() + '\n'
+  return tables.Table((), rows).text()
 
 
 def as_text(summary: Mapping[str, Any]) -> str:
@@ -135,7 +135,7 @@ def as_text(summary: Mapping[str, Any]) -> str:
   else:
     head = f'the {_MOST_SHOWN} worst classes (--format=json has all)'
     parts.append(f'{head}\n{table}')
-  return '\n\n'.join(parts) + '\n'
+  return '\n\n'.join(parts)
 
 
 def _measured(summary: Mapping[str, Any], name: str) -> tuple[Any, str]:
@@ -167,7 +167,7 @@ def metrics_as_text(summary: Mapping[str, Any]) -> str:
     parts.append(
       f'the examples with the lowest {name}\n{table.text(tables.room())}'
     )
-  return '\n\n'.join(parts) + '\n'
+  return '\n\n'.join(parts)
 
 
 def _metrics_of_classes(

@@ -9,7 +9,9 @@ largest distance. Places whose label is `ignore` do not count.
 In comments: B or N images, K classes.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -51,12 +53,15 @@ def mean(values: np.ndarray) -> float:
 
 def overlaps(matrix: np.ndarray) -> Overlaps:
   """Returns the measures of a confusion matrix [K, K], label first."""
-  return _overlaps(class_areas(matrix))
+  return area_overlaps(class_areas(matrix))
 
 
-def _overlaps(areas: np.ndarray) -> Overlaps:
-  """Returns the measures of `areas` [..., 3, K], summed over images."""
-  right, labelled, predicted = np.moveaxis(areas.astype(np.float64), -2, 0)
+def area_overlaps(areas: Any) -> Overlaps:
+  """Returns the measures of `areas` [..., 3, K], each perhaps a sum of several.
+
+  Areas of NumPy are divided in float64, and areas of JAX in float32.
+  """
+  right, labelled, predicted = (areas[..., i, :] for i in range(3))
   with np.errstate(invalid='ignore', divide='ignore'):
     return Overlaps(
       right / (labelled + predicted - right),
@@ -66,6 +71,19 @@ def _overlaps(areas: np.ndarray) -> Overlaps:
     )
 
 
+_MEASURES: Mapping[str, Callable[[Overlaps], Any]] = {
+  'miou': lambda values: values.mean_iou,
+  'iou': lambda values: values.iou,
+  'accuracy': lambda values: values.total,
+  'mean_accuracy': lambda values: mean(values.accuracy),
+  'dice': lambda values: mean(values.dice),
+  'class_dice': lambda values: values.dice,
+  'miou_classes': lambda values: int((~np.isnan(values.iou)).sum()),
+  'labelled_classes': lambda values: int((~np.isnan(values.accuracy)).sum()),
+}
+MEASURES = tuple(_MEASURES)
+
+
 def measures(matrix: np.ndarray) -> dict[str, Any]:
   """Returns numbers, and float64 [K] of classes, by the name of the metric.
 
@@ -73,16 +91,7 @@ def measures(matrix: np.ndarray) -> dict[str, Any]:
   prediction, and `mean_accuracy` over the `labelled_classes` classes.
   """
   values = overlaps(matrix)
-  return {
-    'miou': values.mean_iou,
-    'iou': values.iou,
-    'accuracy': values.total,
-    'mean_accuracy': mean(values.accuracy),
-    'dice': mean(values.dice),
-    'class_dice': values.dice,
-    'miou_classes': int((~np.isnan(values.iou)).sum()),
-    'labelled_classes': int((~np.isnan(values.accuracy)).sum()),
-  }
+  return {name: measure(values) for name, measure in _MEASURES.items()}
 
 
 def hausdorff(
@@ -260,7 +269,7 @@ def intervals(
   times = rng.multinomial(count, np.full(count, 1 / count), size=_DRAWS)
   flat = areas.reshape(count, -1).astype(np.float64)
   sums = (times @ flat).reshape(_DRAWS, *areas.shape[1:])
-  drawn = _overlaps(sums)
+  drawn = area_overlaps(sums)
   means = {
     'accuracy': drawn.total,
     'miou': _row_means(drawn.iou),
@@ -369,23 +378,12 @@ def _metric(name: str) -> type[Confusion]:
   @flax.struct.dataclass
   class Measure(Confusion):
     def compute(self) -> Any:
-      return measures(np.asarray(self.counts))[name]
+      return _MEASURES[name](overlaps(np.asarray(self.counts)))
 
   Measure.__name__ = name  # of errors
   return Measure
 
 
-# The keys of `measures`.
-MEASURES = (
-  'miou',
-  'iou',
-  'accuracy',
-  'mean_accuracy',
-  'dice',
-  'class_dice',
-  'miou_classes',
-  'labelled_classes',
-)
 # Takes segments and labels [B, ...], loss [B], mask [B], classes and ignore.
 Segmentation = clu_metrics.Collection.create(
   **{name: _metric(name) for name in MEASURES},

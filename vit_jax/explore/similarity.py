@@ -19,6 +19,7 @@ from vit_jax import weights
 from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.evaluation import knn
+from vit_jax.evaluation import linear
 from vit_jax.explore import tokens
 from vit_jax.weights import features
 
@@ -171,8 +172,6 @@ def decodability(
     test_labels: Classes of the test features, n'.
   """
   from sklearn import linear_model  # here: it takes a second to import
-  from sklearn import pipeline
-  from sklearn import preprocessing
 
   y, test_y = _checked(labels, x), _checked(test_labels, test_x)
   if len(np.unique(y)) < 2:
@@ -181,12 +180,9 @@ def decodability(
     raise UserError('the tokens are not finite: nothing can be read off them')
   accuracies = []
   for train, test in zip(x, test_x, strict=True):
-    classifier = pipeline.make_pipeline(
-      preprocessing.StandardScaler(),
-      linear_model.RidgeClassifierCV(alphas=_PENALTIES),
-    )
-    classifier.fit(train.astype(np.float64), y)
-    accuracies.append(classifier.score(test.astype(np.float64), test_y))
+    model = linear_model.RidgeClassifierCV(alphas=_PENALTIES)
+    classifier = linear.standardised(model, train, y)
+    accuracies.append((linear.predict(classifier, test) == test_y).mean())
   return np.asarray(accuracies, np.float32)
 
 
