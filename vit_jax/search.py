@@ -140,10 +140,14 @@ def main(argv: list[str]) -> int:
 def _answers(
   folder: str, gallery: 'gallery_lib.Gallery', queries: 'np.ndarray'
 ) -> list[Answer]:
+  from vit_jax.evaluation import knn  # imports jax
+
   kinds = [(x, 'text') for x in _TEXT.value]
   kinds += [(x, 'image') for x in _IMAGE.value]
   files = [os.path.join(folder, name) for name in gallery.files]
-  order, similarity = gallery.nearest(queries, _TOP.value)
+  similarity, order = knn.nearest(
+    gallery.features, queries, min(_TOP.value, len(files)), cosine=False
+  )
   return [
     Answer(
       query,

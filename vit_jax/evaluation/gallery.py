@@ -21,7 +21,6 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import folder as folder_lib
-from vit_jax.evaluation import knn
 from vit_jax.runs import safe_io
 
 # Paths -> the paths that could be read, in parts, with embeddings [B, E] each.
@@ -80,24 +79,6 @@ class Gallery:
     with safe_io.replacing_path(path) as temporary:
       with temporary.open('wb') as file:
         np.savez(file, **arrays | {'files': np.array(self.files, np.str_)})
-
-  def nearest(
-    self, queries: np.ndarray, count: int
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the most similar images of each query, the most similar first.
-
-    Args:
-      queries: float32 [Q, E], of unit length.
-      count: Largest number of images for each.
-
-    Returns:
-      Positions in `files`, int [Q, k], and cosine similarities [Q, k]; k is at
-      most N. Of equally similar images, the first in `files` comes first.
-    """
-    similarity, positions = knn.nearest(
-      self.features, queries, min(count, len(self)), cosine=False
-    )
-    return positions, similarity
 
 
 def embed_folder(

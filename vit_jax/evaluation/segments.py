@@ -130,12 +130,10 @@ def hausdorff(
 
 def _around(places: np.ndarray) -> tuple[slice, ...]:
   """Returns the smallest box with all places, bool [...] with some."""
-  slices = []
-  for axis in range(places.ndim):
-    other_axes = tuple(i for i in range(places.ndim) if i != axis)
-    at = np.flatnonzero(places.any(axis=other_axes))
-    slices.append(slice(int(at[0]), int(at[-1]) + 1))
-  return tuple(slices)
+  from scipy import ndimage
+
+  box: tuple[slice, ...] = ndimage.find_objects(places.astype(np.uint8))[0]
+  return box
 
 
 def _present(
