@@ -44,7 +44,6 @@ _MARKS: dict[str, dict[str, Any]] = {
   },
 }
 _COMPLETE = ('complete', 'mean of the seeds, its 95% interval')
-_LOG_RATIO = 10.0  # the axis of a choice is logarithmic above this ratio
 
 
 def draw(
@@ -205,14 +204,6 @@ def _axis(
       cell.set_xlim(dimension.low / 1.2, dimension.high * 1.2)
     return lambda value, _: float(value)
   values = dimension.values
-  if all(type(x) in (int, float) for x in values):
-    low, high = min(values), max(values)
-    if low > 0 and high / low >= _LOG_RATIO:
-      canvas.make_log(cell.xaxis)
-    if len(values) < 8:
-      cell.set_xticks(values, [f'{x:g}' for x in values], minor=False)
-      cell.minorticks_off()
-    return lambda value, _: float(value)
   texts = [space_lib.show_value(x) for x in values]
   turned = sum(map(len, texts)) > _LETTERS
   rotation, align = (20, 'right') if turned else (0, 'center')
