@@ -138,15 +138,9 @@ def accuracies(
 ) -> dict[int, list[float]]:
   """Measures classifiers that are fitted to a few examples of each class.
 
-  Args:
-    train: float [N, D], embeddings to draw from.
-    train_labels: int [N].
-    test: float [M, D].
-    test_labels: int [M].
-    shots: Numbers of examples of each class.
-    seeds: Seeds of the draws. With the same seed, a draw of more shots includes
-      the examples of a draw of fewer shots.
-    after_block: Called between the parts of the work.
+  They are drawn from embeddings [N, D] with labels [N]; `shots` are their
+  numbers. With the same seed, a draw of more shots includes the examples of a
+  draw of fewer shots. `after_block` is called between the parts of the work.
 
   Returns:
     By shots: for each seed, the fraction of the M test examples that are

@@ -86,12 +86,9 @@ def embed_folder(
 ) -> Gallery:
   """Returns the gallery of a folder; embeds only what the cache has not.
 
-  Args:
-    folder: The folder.
-    cache: File of the embeddings of this folder. It is written if something has
-      changed, also the model.
-    model: Digest of the model.
-    embed: Embeds images, and reports which of them cannot be read.
+  The cache is a file of the embeddings of this folder. It is written if
+  something has changed, also the digest of the model. `embed` reports which
+  images cannot be read.
   """
   paths = folder_lib.images_below(folder)
   if not paths:

@@ -74,15 +74,10 @@ def fit(
   labels: np.ndarray,
   after_block: Callable[[], object] = lambda: None,
 ) -> tuple[Any, float]:
-  """Fits a probe, and chooses its penalty.
+  """Fits a probe, and chooses its penalty; returns both.
 
-  Args:
-    features: float [N, D].
-    labels: int [N], of at least two classes.
-    after_block: Called between the parts of the work.
-
-  Returns:
-    The model of scikit-learn, and the penalty.
+  Features are float [N, D], and labels int [N], of at least two classes.
+  `after_block` is called between the parts of the work.
   """
   held = _checked_held_out(labels)
   accuracies: dict[float, float] = {}

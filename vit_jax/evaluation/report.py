@@ -26,10 +26,8 @@ def summarize(
 ) -> dict[str, Any]:
   """Returns what `--format=json` prints.
 
-  Args:
-    results: accuracy and loss, as measured by the objective.
-    predictions: Predicted classes of at least one example.
-    names: Names of the model's classes.
+  The results are accuracy and loss, as measured by the objective, and names are
+  those of the model's classes. There is at least one example.
   """
   total, k = predictions.top.shape
   hits = predictions.top == predictions.label[:, None]
@@ -72,10 +70,7 @@ def summarize_probe(
 ) -> dict[str, Any]:
   """Returns what `--probe` with `--format=json` prints.
 
-  Args:
-    evaluator: The evaluator that was run.
-    train_examples: Number of examples that it learned from, if any.
-    results: Its results, only numbers.
+  The results are numbers. The evaluator learned from `train_examples`, if any.
   """
   summary: dict[str, Any] = {'probe': evaluator.kind}
   if (k := getattr(evaluator, 'k', None)) is not None:

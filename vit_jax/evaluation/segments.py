@@ -193,13 +193,8 @@ def objects(
   An object is a connected part of a class, also across corners. The counts are
   of labelled objects; of labelled objects without any place that is predicted
   so; and of predicted objects without any place that is labelled so. A
-  percentile of distances can miss a small object, and these counts cannot.
-
-  Args:
-    labels: int [B, ...]; places whose label is `ignore` are left out of both.
-    predicted: int [B, ...].
-    classes: K.
-    ignore: Label of places that do not count.
+  percentile of distances can miss a small object, and these counts cannot. The
+  arguments are those of `distances`.
   """
   result = np.zeros((len(labels), 3, classes), np.int64)
   for i, k, label, guess in _present(labels, predicted, ignore):
@@ -222,13 +217,8 @@ def areas(
 ) -> jax.Array:
   """Returns the areas of classes in each image, int32 [B, 3, K].
 
-  They are the areas that are right, labelled and predicted.
-
-  Args:
-    segments: Predictions, int [B, ...].
-    labels: int [B, ...]; places whose label is `ignore` do not count.
-    classes: K.
-    ignore: Label of places that do not count.
+  They are the areas that are right, labelled and predicted, of predictions and
+  labels int [B, ...]. Places whose label is `ignore` do not count.
   """
 
   def image_areas(label: jax.Array, segment: jax.Array) -> jax.Array:
@@ -251,11 +241,8 @@ def intervals(
   """Returns 95% intervals of overlaps, by drawing images with replacement.
 
   They are percentiles of 1,000 draws of as many images (Efron's bootstrap): how
-  much a measure would differ on other images of the same kind.
-
-  Args:
-    areas: `areas` of all images, int [N, 3, K].
-    names: Names of the classes.
+  much a measure would differ on other images of the same kind. The `areas` are
+  those of all images, int [N, 3, K].
 
   Returns:
     Least and greatest value by the name of the measure; {} for one image.
@@ -285,11 +272,8 @@ def mean_distances(
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
   """Returns mean distances of classes, and intervals as `intervals` does.
 
-  The mean over classes, `hausdorff95`, leaves out a class 'background'.
-
-  Args:
-    distances: From `distances`, of all images, [N, K].
-    names: Names of the classes.
+  The `distances` are those of all images, [N, K]. The mean over classes,
+  `hausdorff95`, leaves out a class 'background'.
   """
   foreground = [i for i, name in enumerate(names) if name != 'background']
   rng = np.random.default_rng(0)
@@ -310,11 +294,8 @@ OBJECTS = ('objects', 'missed_objects', 'false_objects')
 def total_objects(counts: np.ndarray, names: Sequence[str]) -> dict[str, int]:
   """Returns sums over images, of all classes and by class.
 
-  The sums over classes leave out a class 'background'.
-
-  Args:
-    counts: From `objects`, of all images, [N, 3, K].
-    names: Names of the classes.
+  The counts are the `objects` of all images, [N, 3, K]. The sums over classes
+  leave out a class 'background'.
   """
   totals: dict[str, int] = {}
   for kind, of_class in zip(OBJECTS, counts.sum(axis=0).tolist(), strict=True):
@@ -356,14 +337,10 @@ class Confusion(metrics.Counts):
     ignore: jax.Array,
     **_: jax.Array,
   ) -> Self:
-    """Counts the places of a batch.
+    """Counts the places of a batch of predictions and labels, int [B, ...].
 
-    Args:
-      segments: Predictions, int [B, ...].
-      labels: int [B, ...].
-      mask: bool [B], False on padding.
-      classes: [K]; only its length matters.
-      ignore: Label of places that do not count.
+    `mask` is bool [B], False on padding. Only the length of `classes`, [K],
+    matters.
     """
     shape = (len(mask), *(1,) * (labels.ndim - 1))
     counted = (labels != ignore) & mask.reshape(shape)

@@ -171,15 +171,8 @@ def labels(
 ) -> np.ndarray:
   """Returns the most likely classes of a large volume, int32 [D, ...].
 
-  They are the same as from `slide` with padding. The logits of a slab as deep
-  as a window are in memory beside the volume, however deep it is.
-
-  Args:
-    apply: The model.
-    volume: [D, ..., C].
-    window: Lengths of a window's axes.
-    stride: Distances of windows, see `strides`.
-    weights: As for `slide`.
+  They are the same as from `slide` of [D, ..., C] with padding. The logits of a
+  slab as deep as a window are in memory beside the volume, however deep it is.
   """
   (padded,), inner = _padded(volume[None], window)
   labels = np.zeros(padded.shape[:-1], np.int32)
@@ -198,15 +191,8 @@ def slide_compiled(
 ) -> jax.Array:
   """Returns logits [B, ..., K] as `slide`, under jit.
 
-  Only the sum of the logits and one window of each image are in memory beside
-  the images.
-
-  Args:
-    apply: The model, of images [B, *window, C].
-    images: [B, ..., C], at least as large as a window.
-    window: Lengths of a window's axes.
-    stride: Distances of windows, see `strides`.
-    weights: As for `slide`.
+  The model gets a window of each image at a time, [B, *window, C]. Images are
+  at least as large as a window.
   """
   b, *size, channels = images.shape
   shape = (b, *window, channels)
@@ -266,13 +252,8 @@ def multi_scale(
   """Returns mean probabilities over sizes and mirror images, [H, W, K].
 
   Logits are resized to the image before the softmax, as in mmsegmentation. The
-  logits of one view are in memory at a time.
-
-  Args:
-    apply: The model, or `slide` of it.
-    image: float32 [H, W, C].
-    ratios: As for `views`.
-    flip: As for `views`.
+  logits of one view are in memory at a time. `apply` is the model, or `slide`
+  of it; the rest is for `views`.
   """
   total: Any = 0
   count = 0
@@ -286,11 +267,8 @@ def multi_scale(
 def most_likely(scores: np.ndarray, size: Sequence[int]) -> np.ndarray:
   """Returns the classes of the greatest scores in another size, int32 [H, W].
 
-  Some rows of the resized scores are in memory at a time.
-
-  Args:
-    scores: Logits or probabilities, float32 [h, w, K].
-    size: (H, W).
+  The scores are float32 [h, w, K]. Some rows of the resized ones are in memory
+  at a time.
   """
   rows = maps.linear_weights(len(scores), size[0])
   columns = maps.linear_weights(scores.shape[1], size[1])
@@ -312,11 +290,7 @@ def view_logits(
 ) -> np.ndarray:
   """Returns the logits of one of `views` in the place of the image, [H, W, K].
 
-  Args:
-    apply: The model.
-    image: float32 [h, w, C].
-    mirrored: Whether it is a mirror image.
-    size: (H, W) of the image itself.
+  `size` is that of the image itself, (H, W).
   """
   logits = np.asarray(apply(image[None]))
   if mirrored:

@@ -326,13 +326,8 @@ def _with_gradients(
 ) -> Any:
   """Returns `reduce` of attention and gradients, batch by batch.
 
-  Args:
-    vit: A ViT or hybrid with a head.
-    images: Input of `vit.preprocess`, or its result.
-    classes: See `class_relevance`.
-    reduce: Maps attention and gradients, each [L, B, H, N, N], to an array or a
-      tree of arrays.
-    axis: Axis of the images in the results of `reduce`.
+  `reduce` maps both, each [L, B, H, N, N], to an array or a tree of arrays,
+  whose axis `axis` is B. For the classes see `class_relevance`.
   """
   model = attentive(vit)
   if not model.num_classes:

@@ -47,15 +47,22 @@ class Choice:
 class Range:
   """A dimension of numbers from `low` to `high`, inclusive."""
 
+  kind: str  # the function that makes it: uniform, log_uniform or integers
   low: float
   high: float
-  log: bool = False  # uniform in the logarithm
-  is_integer: bool = False
+
+  @property
+  def log(self) -> bool:
+    """Whether it is uniform in the logarithm."""
+    return self.kind == 'log_uniform'
+
+  @property
+  def is_integer(self) -> bool:
+    """Whether it has integers alone."""
+    return self.kind == 'integers'
 
   def __str__(self) -> str:
-    kind = {(False, False): 'uniform', (True, False): 'log_uniform'}
-    name = kind.get((self.log, self.is_integer), 'integers')
-    return f'{name}({self.low!r}, {self.high!r})'
+    return f'{self.kind}({self.low!r}, {self.high!r})'
 
 
 Dimension = Choice | Range
@@ -68,17 +75,17 @@ def choice(*values: Any) -> Choice:
 
 def uniform(low: float, high: float) -> Range:
   """Returns a dimension of numbers, uniform between `low` and `high`."""
-  return Range(low, high)
+  return Range('uniform', low, high)
 
 
 def log_uniform(low: float, high: float) -> Range:
   """Returns a dimension of numbers, uniform in the logarithm."""
-  return Range(low, high, log=True)
+  return Range('log_uniform', low, high)
 
 
 def integers(low: int, high: int) -> Range:
   """Returns a dimension of integers from `low` to `high`, inclusive."""
-  return Range(low, high, is_integer=True)
+  return Range('integers', low, high)
 
 
 @dataclasses.dataclass(frozen=True)
