@@ -81,15 +81,14 @@ class ZeroShot(base.Evaluator):
     weights = class_weights(embeddings, labels, len(names))
     right, top, count = 0, 0, 0
     for outputs in context.apply(image_features, self.spec.split):
-      images, own = (
-        outputs[x][outputs['valid']] for x in ('features', 'label')
-      )
+      real = outputs['valid']
+      images, truth = outputs['features'][real], outputs['label'][real]
       most = min(_TOP, len(names))
       _, nearest = knn.nearest(weights, images, most, cosine=False)
-      is_own = nearest == own[:, None]
+      is_own = nearest == truth[:, None]
       right += int(is_own[:, 0].sum())
       top += int(is_own.sum())
-      count += len(own)
+      count += len(truth)
     shares = {'accuracy': right / count, 'top5_accuracy': top / count}
     return shares | {'examples': float(count)}
 

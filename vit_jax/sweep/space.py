@@ -5,29 +5,18 @@ from collections.abc import Sequence
 import dataclasses
 import math
 import re
+import typing
+from typing import Annotated
 from typing import Any
+from typing import Literal
 
 from absl import flags
 import ml_collections
 
 from vit_jax import cli
 from vit_jax import config as config_lib
+from vit_jax.config import options
 from vit_jax.config import UserError
-
-# Values of fields of a sweep.
-_CHOICES = {
-  'sampler': ('grid', 'random', 'tpe'),
-  'pruner': ('none', 'median', 'halving'),
-  'direction': ('maximize', 'minimize'),
-  'pick': ('last', 'best'),
-}
-# The least values of others.
-_LEAST = {
-  'trials': 1,
-  'prune_after_trials': 1,
-  'prune_after_steps': 0,
-  'sampler_seed': 0,
-}
 
 # Values of the keys of a space: {'optim.learning_rate': 3e-4}.
 Point = dict[str, Any]
@@ -116,16 +105,16 @@ class Sweep:
   """
 
   space: Mapping[str, Dimension]
-  sampler: str = 'tpe'
-  trials: int | None = None
+  sampler: Literal['grid', 'random', 'tpe'] = 'tpe'
+  trials: Annotated[int | None, options.Interval('[1, inf)')] = None
   seeds: Sequence[int] = (0,)
   metric: str = 'val/accuracy'
-  direction: str = 'maximize'
-  pick: str = 'last'
-  pruner: str = 'none'
-  prune_after_trials: int = 5
-  prune_after_steps: int = 0
-  sampler_seed: int = 0
+  direction: Literal['maximize', 'minimize'] = 'maximize'
+  pick: Literal['last', 'best'] = 'last'
+  pruner: Literal['none', 'median', 'halving'] = 'none'
+  prune_after_trials: Annotated[int, options.Interval('[1, inf)')] = 5
+  prune_after_steps: Annotated[int, options.Interval('[0, inf)')] = 0
+  sampler_seed: Annotated[int, options.Interval('[0, inf)')] = 0
 
   def total(self) -> int:
     """Returns the number of trials."""
@@ -264,12 +253,13 @@ def _check_config(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_fields(sweep: Sweep) -> None:
-  for name, allowed in _CHOICES.items():
-    if getattr(sweep, name) not in allowed:
-      raise UserError(
-        f'{name} is {getattr(sweep, name)!r}: choose one of'
-        f' {", ".join(allowed)}'
-      )
+  hints = typing.get_type_hints(Sweep, include_extras=True)
+  for field in dataclasses.fields(sweep):
+    try:
+      value = getattr(sweep, field.name)
+      options.converted(field.name, value, hints[field.name])
+    except ValueError as e:
+      raise UserError(str(e)) from None
   if not sweep.space and sweep.sampler != 'grid':
     raise UserError(
       'the space is empty: name keys to vary, as in'
@@ -286,11 +276,6 @@ def _check_fields(sweep: Sweep) -> None:
       f'trials is missing: say how many points {sweep.sampler} is to try, as in'
       ' trials=20 or --trials=20'
     )
-  for name, least in _LEAST.items():
-    value = getattr(sweep, name)
-    is_open = name == 'trials' and value is None
-    if not is_open and (type(value) is not int or value < least):
-      raise UserError(f'{name} is {value!r}: it must be at least {least}')
 
 
 def _check_dimension(key: str, dimension: Any, sampler: str) -> None:
