@@ -82,7 +82,7 @@ _OUT = cli.define_path(
 )
 
 _ROWS = 4096  # rows of a group in a Parquet file
-_NUMBERS = ('label', 'index')  # columns of int32; others are texts
+_NUMBERS = ('label', 'index')  # arrays; other columns are texts
 
 
 def main(argv: list[str]) -> None:
@@ -183,7 +183,7 @@ def _write_npz(
   import numpy as np
 
   width = 0
-  columns: dict[str, list[Any]] = {}
+  parts: dict[str, list[np.ndarray]] = {}
   with zipfile.ZipFile(path, 'w') as archive:
 
     def member(name: str) -> IO[bytes]:
@@ -201,17 +201,16 @@ def _write_npz(
           np.lib.format.write_array_header_1_0(file, header)
         file.write(embeddings.tobytes())
         for name, cells in part.items():
-          columns.setdefault(name, []).extend(cells)
-    columns.pop('label_name', None)  # `classes` has the names
-    if 'file' in columns:
-      columns['file'] = [name or '' for name in columns['file']]
+          array = cells
+          if name not in _NUMBERS:
+            array = np.array([text or '' for text in cells], np.str_)
+          parts.setdefault(name, []).append(array)
+    parts.pop('label_name', None)  # `classes` has the names
+    arrays = {name: np.concatenate(x) for name, x in parts.items()}
+    arrays['checkpoint'] = np.array(checkpoint)
     if classes:
-      columns['classes'] = [*classes]
-    arrays = {
-      name: np.array(cells, np.int32 if name in _NUMBERS else np.str_)
-      for name, cells in columns.items()
-    }
-    for name, array in (arrays | {'checkpoint': np.array(checkpoint)}).items():
+      arrays['classes'] = np.array(classes)
+    for name, array in arrays.items():
       with member(name) as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
   return width

@@ -101,10 +101,8 @@ def _slabs(
         total = np.zeros(shape, np.float32)
       done = place[0].start - first
       if done:
-        yield (
-          slice(first, first + done),
-          total[:done, ..., :-1] / total[:done, ..., -1:],
-        )
+        ready = total[:done]
+        yield slice(first, first + done), ready[..., :-1] / ready[..., -1:]
         total[:-done] = total[done:].copy()
         total[-done:] = 0
         first += done
