@@ -60,11 +60,8 @@ def draw(
   states = ('complete', 'pruned', 'failed')
   counts = {x: sum(row.state == x for row in rows) for x in states}
   by_state = ', '.join(f'{n} {x}' for x, n in counts.items() if n)
-  title, best = f'{counted(len(rows), "trial")}: {by_state}', _best(rows, sweep)
+  title = f'{counted(len(rows), "trial")}: {by_state}'
   if sweep.sampler == 'grid' and len(sweep.space) == 2:
-    title += (
-      f'; {_best_label(best)}, {space_lib.show(best.point)}' if best else ''
-    )
     paper.save(path, matrix.titled(title, _draw_map(rows, sweep)))
     return
   with canvas.style():
@@ -222,6 +219,7 @@ def _draw_map(
   sides = ((key, space_lib.values(x)) for key, x in sweep.space.items())
   (y_key, ys), (x_key, xs) = sorted(sides, key=lambda side: len(side[1]))
   ys = ys[::-1]  # the first row is on top
+  best = _best(rows, sweep)
   means = np.full((len(ys), len(xs)), np.nan)
   texts = np.full(means.shape, '', object)
   for row in rows:
@@ -234,6 +232,8 @@ def _draw_map(
     texts[at] = row.state if value is None else _text(row)
     if row.state == 'pruned' and value is not None:
       texts[at] += ', pruned'
+    if row is best:
+      texts[at] = f'best: {texts[at]}'
   names = (
     [space_lib.show_value(y) for y in ys],
     [*map(space_lib.show_value, xs)],
