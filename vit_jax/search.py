@@ -80,17 +80,11 @@ _BATCH_SIZE = flags.DEFINE_integer(
 
 
 class Answer(NamedTuple):
-  """The images that were found for a query.
+  """The images that were found for a query."""
 
-  Attributes:
-    query: The text, or the path of the image.
-    kind: 'text' or 'image'.
-    matches: Paths with their similarities, the most similar first.
-  """
-
-  query: str
-  kind: str
-  matches: list[tuple[str, float]]
+  query: str  # the text, or the path of the image
+  kind: str  # 'text' or 'image'
+  matches: list[tuple[str, float]]  # similarities of paths, in descending order
 
 
 def main(argv: list[str]) -> int:
