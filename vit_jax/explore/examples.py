@@ -20,9 +20,8 @@ from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.data import features as data_features
 from vit_jax.data.device import views
-from vit_jax.evaluation import predictions as predictions_lib
+from vit_jax.evaluation import predictions as evaluation_predictions
 from vit_jax.plots import tiles
-from vit_jax.weights import batched
 from vit_jax.weights import features as features_lib
 
 _TOP = 5  # most probable classes of each example
@@ -103,24 +102,36 @@ class Examples:
 
   def predictions(
     self, vit: weights.Loaded, same_order: bool
-  ) -> tuple[predictions_lib.Predictions, tuple[str, ...]]:
+  ) -> tuple[evaluation_predictions.Predictions, tuple[str, ...]]:
     """Returns a model's predictions for all examples, and its class names.
 
     `same_order` says whether the classes of the model and of the data have the
     same order, whatever their names.
     """
-    head = predictions_lib.Head.from_loaded(vit, _TOP)
-    label_of = predictions_lib.match_classes(
+    size = self.config.train.batch_size
+    head = evaluation_predictions.Head.from_loaded(vit, _TOP)
+    label_of = evaluation_predictions.match_classes(
       () if same_order else vit.classes, len(head.names), self.classes
     )
     label = label_of[self.label]
-    size = self.config.train.batch_size
-    logits = [
-      batched.apply(vit.model, vit.params, self.inputs(rows), size)
-      for rows in self._parts()
+
+    def batches() -> Any:
+      for start in range(0, len(self), size):
+        rows = np.arange(start, start + size)
+        real = rows < len(self)
+        rows = np.minimum(rows, len(self) - 1)  # one shape for all batches
+        yield real, {'image': self.image[rows], 'label': label[rows]}
+
+    parts = [
+      {key: x[real] for key, x in result.items()}
+      for real, result in evaluation_predictions.predict(
+        vit, head, self.config, batches(), self.image_shape
+      )
     ]
-    ranked = jax.device_get(head.rank(np.concatenate(logits), label))
-    predicted = predictions_lib.Predictions(self.index, label, **ranked)
+    columns = {key: np.concatenate([x[key] for x in parts]) for key in parts[0]}
+    predicted = evaluation_predictions.Predictions(
+      index=self.index, label=label, **columns
+    )
     return predicted, head.names
 
   def thumbnails(self, preprocess: data.Preprocess) -> np.ndarray:
